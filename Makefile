@@ -1,0 +1,44 @@
+# `make` alone lists what there is. Every target that needs .venv makes it first.
+
+PYTHON ?= python3
+BIN := .venv/bin
+PYTEST := $(BIN)/python -m pytest
+export PYTHON
+
+.DEFAULT_GOAL := help
+.PHONY: help setup demo test test-all lint format bench gpu-check clean
+
+help: ## list what make can do here
+	@sed -n 's/^\([a-z-]*\):[^#]*## \(.*\)/make \1\t\2/p' Makefile | expand -t 18
+
+setup: ## put everything that the other targets need into .venv; does nothing the second time
+	@ci/setup
+
+demo: setup ## train a 3D U-Net on a whole brain in less memory than it needs: the table, a report and the proof
+	$(BIN)/python examples/brain_mri/demo.py
+
+test: setup ## the tests, less the slow ones (ARGS="-k NAME" goes to pytest)
+	$(PYTEST) -m "not slow" $(ARGS)
+
+test-all: setup ## every test, and both commands on a fresh Debian (needs root; installs mmdebstrap where it is missing)
+	ci/install_tools
+	$(PYTEST) $(ARGS)
+
+lint: setup ## ruff and a strict type checker over the sources
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	ci/types
+
+format: setup ## write the sources as `make lint` wants them
+	$(BIN)/ruff check --fix .
+	$(BIN)/ruff format .
+
+bench: setup ## measure LMS against plain training, checkpointing and the system's swap; JSON to out/bench/
+	$(BIN)/python lms/bench $(ARGS)
+
+gpu-check: ## the GPU's tests and benchmark with PYTHON's own torch, without .venv; to $OUT, or out/gpu
+	@ci/gpu_check
+
+clean: ## remove .venv and everything else that is not a source
+	rm -rf .venv out .pytest_cache .mypy_cache .ruff_cache .hypothesis lms/dist
+	find . -name .git -prune -o -name __pycache__ -exec rm -rf {} +

@@ -1,0 +1,166 @@
+"""One model measured in every way: the cells, the order of their steps, and what the caps are."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from crew import Worker, WorkerError
+from figures import JUDGED_SHARE, Cell
+
+from lms.cap import Cap, can_swap
+from lms.errors import LMSError
+
+WARM = 3  # steps before the timed ones: LMS records in the first, and follows its plan from the second on
+CAP_ROOM = 1.10  # the cap of both capped cells, times the most that LMS's cgroup counted
+LOOSE = 2**40
+
+
+@dataclass(frozen=True)
+class Settings:
+    """What is the same for every cell."""
+
+    size: str
+    device: str
+    threads: int
+    rounds: int
+    shares: tuple[float, ...]
+    spill_dir: Path
+    swap_dir: Path
+    swap: bool  # whether to try the cells under a cap
+
+
+@dataclass
+class Campaign:
+    """The cells of one model, and the processes behind them."""
+
+    model: str
+    settings: Settings
+    advance: Callable[[str], None]
+    cells: dict[str, Cell] = field(default_factory=dict)
+    memory: str = ""  # what "resident" means on this device
+
+    def run(self) -> dict[str, Cell]:
+        """Start every cell, warm it up, then let all take their timed steps in turn.
+
+        A cell that cannot run gets a note and no timed steps. Raises WorkerError when plain itself cannot.
+        """
+        with ExitStack() as stack:
+            crew: dict[str, Worker] = {}
+
+            def start(cell: Cell, cap: Cap | None = None) -> Worker | None:
+                worker = self._start(cell, cap)
+                if worker is not None:
+                    stack.callback(worker.close)
+                    crew[cell.name] = worker
+                return worker
+
+            self._add(Cell("plain", "plain"), start)
+            self._add(Cell("plain-again", "plain"), start)
+            if "plain" not in crew:
+                raise WorkerError(f"{self.model}, plain: {self.cells['plain'].note}")
+            self._add(Cell("checkpoint", "checkpoint"), start)
+            fits = Cell("lms-fits", "lms")
+            self._add(fits, start)
+            if fits.steps:
+                for share in self.settings.shares:
+                    self._add(managed(share, fits.last("saved")), start)
+                if self.settings.swap:
+                    self._add_capped(fits, start)
+            names = list(crew)
+            for names_in_order in rotations(names, self.settings.rounds):
+                for name in names_in_order:
+                    cell = self.cells[name]
+                    if not cell.note:
+                        self._step(cell, crew[name])
+        return self.cells
+
+    def _add(self, cell: Cell, start: Callable[[Cell], Worker | None]) -> None:
+        """Start the cell and warm it up."""
+        self.cells[cell.name] = cell
+        worker = start(cell)
+        if worker is not None:
+            self.memory = worker.memory
+            self._warm_up(cell, worker)
+
+    def _add_capped(self, fits: Cell, start: Callable[..., Worker | None]) -> None:
+        """LMS at the judged share under a cap a little above its own need, and plain under the same cap with swap."""
+        capped = managed(JUDGED_SHARE, fits.last("saved"))
+        capped.name = "lms-capped"
+        swap = Cell("swap", "plain")
+        self.cells |= {capped.name: capped, swap.name: swap}
+        if reason := can_swap():
+            capped.note = swap.note = f"not run: {reason}"
+            return
+        try:
+            cap = Cap(LOOSE).__enter__()
+            worker = start(capped, cap)
+            if worker is None:
+                swap.note = "not run: the cell whose cap it shares did not run"
+                return
+            self._warm_up(capped, worker)
+            most = cap.peak()
+            if most is None or capped.note:
+                capped.note = capped.note or "not run: this kernel does not report a cgroup's peak"
+                swap.note = "not run: no cap to share"
+                return
+            capped.cap = swap.cap = int(CAP_ROOM * most)
+            cap.tighten(capped.cap)
+            worker = start(swap, Cap(swap.cap, swap=self.settings.swap_dir).__enter__())
+            if worker is not None:
+                self._warm_up(swap, worker)
+        except LMSError as error:
+            swap.note = f"not run: {error}"
+
+    def _start(self, cell: Cell, cap: Cap | None) -> Worker | None:
+        settings = self.settings
+        self.advance(f"{self.model}: {cell.name}")
+        try:
+            return Worker(
+                {
+                    "model": self.model,
+                    "size": settings.size,
+                    "kind": cell.kind,
+                    "budget": cell.budget,
+                    "device": settings.device,
+                    "threads": settings.threads,
+                    "spill_dir": str(settings.spill_dir),
+                },
+                cap,
+            )
+        except WorkerError as error:
+            cell.note = str(error)
+            return None
+
+    def _warm_up(self, cell: Cell, worker: Worker) -> None:
+        cell.warm = WARM
+        for _ in range(WARM):
+            if not cell.note:
+                self._step(cell, worker)
+
+    def _step(self, cell: Cell, worker: Worker) -> None:
+        try:
+            cell.steps.append(worker.step())
+        except WorkerError as error:
+            cell.note = str(error)
+        self.advance(f"{self.model}: {cell.name}")
+
+
+def managed(share: float, saved: float) -> Cell:
+    """The cell of LMS with a budget of that share of the saved bytes."""
+    return Cell(f"lms-{100 * share:.0f}%", "lms", share, int(share * saved))
+
+
+def rotations(names: Sequence[str], rounds: int) -> Iterator[list[str]]:
+    """The order of each round: it begins one cell later each time, so that no cell always follows the same moment."""
+    for number in range(rounds):
+        at = number % len(names)
+        yield [*names[at:], *names[:at]]
+
+
+def steps_to_take(settings: Settings, models: int) -> int:
+    """How often `advance` will be called, for the progress bar."""
+    cells = 4 + len(settings.shares) + (2 if settings.swap else 0)
+    return models * cells * (1 + WARM + settings.rounds)

@@ -1,0 +1,52 @@
+"""What the benchmark reads from a session of LMS."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from lms import Session
+
+
+def forecast(session: Session) -> dict[str, float]:
+    """What the simulator foretells for the pass that comes next; empty while nothing is planned to move."""
+    plan = session.plan
+    if plan is None or not plan.moves:
+        return {}
+    told = plan.forecast
+    return {
+        "seconds": told.seconds,
+        "held_peak": told.held_peak,
+        "busy_out": told.busy_out,
+        "busy_in": told.busy_in,
+        "stall_out": told.stall_out,
+        "stall_in": told.stall_in,
+        "out": told.out,
+        "back": told.back,
+    }
+
+
+def describe(session: Session) -> dict[str, float]:
+    """The session's counters, and what its last pass measured under the names of the forecast."""
+    found = {key: float(value) for key, value in session.stats().items() if value is not None}
+    timeline = session.timeline
+    for key, lane in (("busy_out", "out"), ("busy_in", "back")):
+        spans = timeline.spans if timeline is not None else ()
+        found[key] = sum(span.end - span.start for span in spans if span.lane == lane)
+    last = session._planner.last  # the session's own figure is the most of all passes
+    found["pass_held_peak"] = float(last.counters.held_peak) if last is not None else 0.0
+    found["pass_stall_out"], found["pass_stall_in"] = found["last_stall_out"], found["last_stall_in"]
+    # Asking for the link of a session that moved nothing would make it move something.
+    link = session.link() if found["swapped_out"] else None
+    found["link_out"], found["link_back"] = (link.out, link.back) if link is not None else (0.0, 0.0)
+    return found
+
+
+def before_reset(session: Session, notice: Callable[[], None]) -> None:
+    """Call `notice` before the session begins its measurement of the device's peak anew, which would hide ours."""
+    reset = session.device.reset_peak
+
+    def noticed() -> None:
+        notice()
+        reset()
+
+    session.device.reset_peak = noticed  # type: ignore[method-assign]

@@ -1,0 +1,118 @@
+"""One cell of the benchmark: a process that trains one model in one way, a step whenever it is told to.
+
+It is started with a JSON configuration and reads one JSON command a line: {"do": "step"} or {"do": "end"}. Each gets one
+line of JSON back. It computes only between a command and its answer.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import resource
+import sys
+import time
+from contextlib import nullcontext
+from pathlib import Path
+
+import torch
+from models import Job, build, checkpoint_blocks
+
+
+class Memory:
+    """The most bytes the device held since `reset`: the process's resident set, or what CUDA's allocator gave out."""
+
+    def __init__(self, device: torch.device) -> None:
+        self.cuda = device.type == "cuda"
+        self.name = "allocated bytes (torch.cuda.max_memory_allocated)" if self.cuda else "resident set (VmHWM)"
+
+    def reset(self) -> None:
+        if self.cuda:
+            torch.cuda.reset_peak_memory_stats()
+        else:
+            Path("/proc/self/clear_refs").write_text("5")
+
+    def peak(self) -> int:
+        if self.cuda:
+            return torch.cuda.max_memory_allocated()
+        for line in Path("/proc/self/status").read_text().splitlines():
+            if line.startswith("VmHWM:"):
+                return 1024 * int(line.split()[1])
+        raise RuntimeError("no VmHWM in /proc/self/status: the benchmark needs Linux")
+
+
+def digest(model: torch.nn.Module) -> str:
+    """One hash of every gradient's bits, in the order of the parameters."""
+    total = hashlib.blake2b(digest_size=16)
+    for name, parameter in model.named_parameters():
+        total.update(name.encode())
+        if parameter.grad is not None:
+            total.update(parameter.grad.detach().cpu().contiguous().view(torch.uint8).numpy())
+    return total.hexdigest()
+
+
+def step(job: Job, optimizer: torch.optim.Optimizer, memory: Memory) -> dict[str, object]:
+    """One training step, and what it took."""
+    memory.reset()
+    before = resource.getrusage(resource.RUSAGE_SELF)
+    cpu, start = time.process_time(), time.perf_counter()
+    optimizer.zero_grad()
+    loss = job.loss()
+    loss.backward()  # type: ignore[no-untyped-call]
+    optimizer.step()
+    value = loss.item()  # on a GPU this waits for everything queued
+    del loss
+    if memory.cuda:
+        torch.cuda.synchronize()
+    seconds, cpu = time.perf_counter() - start, time.process_time() - cpu
+    peak = memory.peak()
+    after = resource.getrusage(resource.RUSAGE_SELF)
+    return {
+        "seconds": seconds,
+        "cpu": cpu,
+        "loss": value.hex(),
+        "peak": peak,
+        "minor_faults": after.ru_minflt - before.ru_minflt,
+        "major_faults": after.ru_majflt - before.ru_majflt,
+        "digest": digest(job.model),
+    }
+
+
+def main() -> None:
+    """Answer commands until the input ends."""
+    # Answers go where stdout went; whatever else prints goes to stderr.
+    answers = os.fdopen(os.dup(1), "w", buffering=1)
+    os.dup2(2, 1)
+    config = json.loads(sys.argv[1])
+    device = torch.device(config["device"])
+    torch.set_num_threads(config["threads"])
+    torch.use_deterministic_algorithms(True, warn_only=True)
+    job = build(config["model"], config["size"], device)
+    if config["kind"] == "checkpoint":
+        checkpoint_blocks(job)
+    optimizer = torch.optim.SGD(job.model.parameters(), lr=1e-4, momentum=0.9)
+    memory = Memory(device)
+    if config["kind"] == "lms":
+        from sessions import before_step, describe
+
+        import lms
+
+        managed = lms.LMS(job.model, optimizer, budget=config["budget"], spill_dir=config["spill_dir"])
+    else:
+        managed = nullcontext()
+    with managed as session:
+        print(json.dumps({"memory": memory.name}), file=answers)
+        for line in sys.stdin:
+            if json.loads(line)["do"] != "step":
+                break
+            forecast = before_step(session) if session is not None else None
+            answer = step(job, optimizer, memory)
+            if session is not None:
+                answer["session"] = describe(session)
+                answer["forecast"] = forecast
+            print(json.dumps(answer), file=answers)
+    print(json.dumps({"end": True}), file=answers)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,363 @@
+"""The command `lms`: run a script under a limit, ask what a limit costs, look at a recorded step."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import sys
+from collections.abc import Sequence
+from importlib.util import find_spec
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import lms
+from lms.console import say, warn
+from lms.errors import LMSError, UsageError
+from lms.files import write_aside
+from lms.link import KNOWN, Link, parse_link
+from lms.options import BOUNDS, Options, add_flags, from_flags
+from lms.stats import format_seconds
+from lms.trace import Trace
+from lms.units import format_size
+
+if TYPE_CHECKING:
+    from lms.plan import Plan
+    from lms.torch.launcher import Target
+
+INTERRUPTED = 130  # what shells return for a command that Ctrl-C ended
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run the command line `argv` (sys.argv's when None); return its exit status. A script's SystemExit passes."""
+    arguments = list(sys.argv[1:] if argv is None else argv)
+    try:
+        args = _parser().parse_args(arguments)
+        status: int = args.action(args, arguments)
+        sys.stdout.flush()
+        return status
+    except LMSError as error:
+        say(f"error: {error}")
+        return error.exit_status
+    except KeyboardInterrupt:
+        return INTERRUPTED
+    except BrokenPipeError:
+        # Whoever read our output (a pager, head) has enough. Python would complain again when it flushes at its end.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return 0
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(
+        prog="lms",
+        description="Large model support: train models whose tensors need more memory than the device has.",
+        epilog=_EXAMPLES,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+        allow_abbrev=False,
+    )
+    parser.add_argument("--version", action="version", version=f"lms {lms.__version__}")
+    commands = parser.add_subparsers(metavar="COMMAND", required=True, title="commands")
+    _add_run(commands)
+    _add_plan(commands)
+    _add_simulate(commands)
+    _add_report(commands)
+    return parser
+
+
+_EXAMPLES = """\
+examples:
+  lms plan train.py --batch 8              what limit does my script need, and what would it cost?
+  lms run --limit 12GB train.py --batch 8  train within 12 GB; the script is not changed
+  lms run --limit 12GB --trace step.json train.py
+  lms simulate step.json --limit 8GB       the same step under another limit, without running it
+  lms simulate step.json --link pcie4x16   ... or on another machine's link
+  lms report step.json -o step.html        a page with the picture of that step
+"""
+
+
+def _command(
+    commands: argparse._SubParsersAction[argparse.ArgumentParser], name: str, text: str, description: str, epilog: str
+) -> argparse.ArgumentParser:
+    return commands.add_parser(
+        name,
+        help=text,
+        description=description,
+        epilog=epilog,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+        allow_abbrev=False,
+    )
+
+
+def _add_script(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("script", metavar="SCRIPT", nargs="?", help="the Python script to run")
+    parser.add_argument("args", metavar="ARGS", nargs=argparse.REMAINDER, help="its arguments")
+    parser.add_argument(
+        "-m",
+        dest="module",
+        metavar=("MODULE", "ARGS"),  # type: ignore[arg-type]  # REMAINDER shows the first and dots
+        nargs=argparse.REMAINDER,
+        help="run a module instead, as `python -m MODULE ARGS...` does",
+    )
+
+
+def _add_run(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
+    parser = _command(
+        commands,
+        "run",
+        "run a script with large model support",
+        "Run SCRIPT as python would, with large model support switched on in the process.\n"
+        "Tensors that are saved for the backward pass are swapped out once memory passes the limit.\n"
+        "What LMS has to say goes to stderr; an option in [BRACKETS] can be set in that environment variable.",
+        "examples:\n"
+        "  lms run --limit 12GB train.py --batch 8\n"
+        "  lms run --frac 0.8 --spill-dir /scratch -m mypackage.train --epochs 3\n"
+        "  lms run --budget 0 --trace step.json --report step.html train.py\n"
+        "\n"
+        "exit status: the script's own; 1 after its exception, 2 wrong usage, 3 the limit is below the floor,\n"
+        "4 the disk or host memory refused bytes, 5 bytes came back changed, 130 after Ctrl-C",
+    )
+    add_flags(parser)
+    parser.add_argument("--trace", metavar="FILE", type=Path, help="write the recorded step, for simulate and report")
+    parser.add_argument("--report", metavar="FILE.html", type=Path, help="write a page with the picture of one step")
+    _add_script(parser)
+    parser.set_defaults(action=_run)
+
+
+def _add_plan(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
+    parser = _command(
+        commands,
+        "plan",
+        "run two steps of a script, then say what limit it needs and what each costs",
+        "Run SCRIPT for two complete passes, stop it, and answer: the floor that no limit can go below and the module\n"
+        "it belongs to, the peak of plain training, and a table of limits with the peak, the bytes moved and the step\n"
+        "time that each would have. Options are those of `lms run`: give a limit when the plain script does not fit.",
+        "examples:\n"
+        "  lms plan train.py --batch 8\n"
+        "  lms plan --limit 12GB train.py --batch 64\n"
+        "  lms plan --json limits.json train.py\n",
+    )
+    add_flags(parser)
+    parser.add_argument("--json", metavar="FILE", type=Path, help="write the same as JSON (bytes, seconds)")
+    parser.add_argument("--trace", metavar="FILE", type=Path, help="write the recorded step, for simulate and report")
+    _add_script(parser)
+    parser.set_defaults(action=_plan)
+
+
+def _add_simulate(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
+    parser = _command(
+        commands,
+        "simulate",
+        "predict a recorded step under another limit or on another link",
+        "Plan the step that TRACE recorded and predict its peak and time; nothing is run.\n"
+        "Without a limit, frac or budget: a table of limits.",
+        "examples:\n"
+        "  lms simulate step.json\n"
+        "  lms simulate step.json --limit 8GB --records\n"
+        "  lms simulate step.json --budget 0 --link nvlink-c2c\n",
+    )
+    parser.add_argument("trace", metavar="TRACE", type=Path, help="what `lms run --trace` wrote")
+    _add_bounds(parser)
+    parser.add_argument("--records", action="store_true", help="list every record with its decision and the reason")
+    parser.add_argument("--json", metavar="FILE", type=Path, help="write the table of limits as JSON (bytes, seconds)")
+    parser.set_defaults(action=_simulate)
+
+
+def _add_report(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
+    parser = _command(
+        commands,
+        "report",
+        "make a page with the picture of a recorded step",
+        "Write one HTML page about the step that TRACE recorded: memory over time, what each limit costs, the modules\n"
+        "and records that fill memory. With a limit, frac or budget: also the plan under it.",
+        "examples:\n"
+        "  lms report step.json\n"
+        "  lms report step.json --limit 8GB -o step.html --picture memory.png\n",
+    )
+    parser.add_argument("trace", metavar="TRACE", type=Path, help="what `lms run --trace` wrote")
+    parser.add_argument("-o", "--output", metavar="FILE.html", type=Path, help="the page (default: TRACE with .html)")
+    parser.add_argument("--picture", metavar="FILE.png", type=Path, help="write the picture alone as well")
+    _add_bounds(parser)
+    parser.set_defaults(action=_report)
+
+
+def _add_bounds(parser: argparse.ArgumentParser) -> None:
+    add_flags(parser, names=(*BOUNDS, "prefetch", "write_ahead"))
+    parser.add_argument(
+        "--link",
+        metavar="NAME|OUT/BACK",
+        help="the link to assume instead of the one that was measured with the trace: GB a second out and back, such "
+        f"as 6/2.1, or one of {', '.join(KNOWN)}",
+    )
+
+
+def _run(args: argparse.Namespace, argv: Sequence[str]) -> int:
+    options, target = _prepared(args)
+    _check_output("--trace", args.trace)
+    _check_output("--report", args.report)
+    if args.report is not None:
+        _check_installed("--report", "matplotlib", "jinja2", extra="report")
+    from lms.torch import launcher
+
+    launcher.restart(argv)
+    return launcher.run(target, options, trace=args.trace, report=args.report)
+
+
+def _plan(args: argparse.Namespace, argv: Sequence[str]) -> int:
+    options, target = _prepared(args)
+    _check_output("--trace", args.trace)
+    _check_output("--json", args.json)
+    from lms.torch import launcher
+
+    launcher.restart(argv)
+    status, trace, link = launcher.record(target, options)
+    if trace is None or link is None:
+        return status
+    if args.trace is not None:
+        _write("--trace", args.trace, trace.to_json().encode())
+    _answer(trace, link, args.json)
+    return 0
+
+
+def _simulate(args: argparse.Namespace, argv: Sequence[str]) -> int:
+    options = from_flags(args)
+    trace = Trace.load(args.trace)
+    link = _link(args, trace)
+    if link is None:
+        raise UsageError(f"{str(args.trace)!r} holds no measured link; name one with --link, such as 6/2.1 (GB a second)")
+    if not options.bounded:
+        _answer(trace, link, args.json)
+        return 0
+    if args.json is not None:
+        warn("--json: without effect together with a limit, frac or budget")
+    plan = _planned(trace, link, options)
+    print(_priced(trace, plan, link))
+    if args.records:
+        print(_records(trace, plan))
+    return 0
+
+
+def _report(args: argparse.Namespace, argv: Sequence[str]) -> int:
+    output = args.output if args.output is not None else args.trace.with_suffix(".html")
+    options = from_flags(args)
+    _check_installed("lms report", "matplotlib", "jinja2", extra="report")
+    trace = Trace.load(args.trace)
+    _check_output("--output", output)
+    _check_output("--picture", args.picture)
+    from lms.picture import to_png
+    from lms.report import picture_of, render
+
+    link = _link(args, trace)
+    if link is None and options.bounded:
+        raise UsageError(f"{str(args.trace)!r} holds no measured link; name one with --link, such as 6/2.1 (GB a second)")
+    plan = _planned(trace, link, options) if link is not None and options.bounded else None
+    _write("--output", output, render(trace, link=link, plan=plan, title=args.trace.stem).encode())
+    if args.picture is not None:
+        _write("--picture", args.picture, to_png(picture_of(trace, plan)))
+    print(output)
+    return 0
+
+
+def _prepared(args: argparse.Namespace) -> tuple[Options, Target]:
+    """Everything about `lms run` and `lms plan` that can be refused before a framework is loaded."""
+    from lms.torch.launcher import Target
+
+    if args.module is not None:
+        if not args.module:
+            raise UsageError("-m: expected the name of a module, as in `lms run -m package.train`")
+        target = Target(args.module[0], tuple(args.module[1:]), is_module=True)
+    elif args.script is None:
+        raise UsageError("SCRIPT: none given; expected the path of a Python script, or -m MODULE")
+    else:
+        target = Target(args.script, tuple(args.args))
+        path = Path(args.script)
+        if path.is_dir() and not (path / "__main__.py").is_file():
+            raise UsageError(f"SCRIPT={args.script!r}: a folder without __main__.py; expected the path of a Python script")
+        if not path.exists():
+            raise UsageError(f"SCRIPT={args.script!r}: no such file; expected the path of a Python script, or -m MODULE")
+    options = from_flags(args)
+    _check_installed("lms run", "torch", extra="torch")
+    return options, target
+
+
+def _check_installed(what: str, *modules: str, extra: str) -> None:
+    missing = [module for module in modules if find_spec(module) is None]
+    if missing:
+        raise UsageError(f"{what} needs {' and '.join(missing)}, not installed here: pip install 'bascule-lms[{extra}]'")
+
+
+def _check_output(option: str, path: Path | None) -> None:
+    """Refuse a file that cannot be written before anything is run for it. Folders above it are made when it is written."""
+    if path is None:
+        return
+    if path.is_dir():
+        raise UsageError(f"{option}={str(path)!r}: a folder; expected the path of a file")
+    above = next(folder for folder in path.absolute().parents if folder.exists())
+    if not above.is_dir() or not os.access(above, os.W_OK | os.X_OK):
+        raise UsageError(f"{option}={str(path)!r}: {str(above)!r} cannot be written to; expected a file in a folder that can")
+
+
+def _write(option: str, path: Path, content: bytes) -> None:
+    try:
+        write_aside(path, content)
+    except OSError as error:
+        raise LMSError(f"{option}={str(path)!r}: not written: {error.strerror}") from None
+
+
+def _link(args: argparse.Namespace, trace: Trace) -> Link | None:
+    if args.link is not None:
+        return parse_link(args.link)
+    return Link.from_dict(trace.link) if trace.link else None
+
+
+def _planned(trace: Trace, link: Link, options: Options) -> Plan:
+    from lms.picture import measured
+    from lms.plan import make_plan
+
+    limit, budget = options.limit, options.budget
+    if options.frac is not None:
+        if not trace.capacity:
+            raise UsageError("--frac: the trace does not say what the device holds; give --limit or --budget")
+        limit = int(options.frac * trace.capacity)
+    if limit is not None and not measured(trace):
+        raise UsageError(
+            "--limit bounds all of the device's memory, and this trace measured only the saved bytes "
+            f"({format_size(trace.saved)}); give --budget"
+        )
+    return make_plan(
+        trace, link, limit=limit, budget=budget, prefetch=options.prefetch, write_ahead=options.write_ahead
+    )
+
+
+def _answer(trace: Trace, link: Link, path: Path | None) -> None:
+    """What limit the step needs and what each costs: to stdout, and as JSON to `path`."""
+    from lms.report import limit_document, limits_of, limits_text
+
+    limits = limits_of(trace, link)
+    if path is not None:
+        _write("--json", path, json.dumps(limit_document(trace, link, limits), indent=2).encode() + b"\n")
+    print(limits_text(trace, link, limits))
+
+
+def _priced(trace: Trace, plan: Plan, link: Link) -> str:
+    forecast = plan.forecast
+    bound = f"limit {format_size(plan.limit)}" if plan.limit is not None else f"budget {format_size(plan.budget)}"
+    slower = f" ({forecast.seconds / trace.seconds:.2f} x its computation alone)" if trace.seconds else ""
+    lines = [
+        ("under", f"{bound}, link {link.name}"),
+        ("swapped", f"{len(plan.moved())} of {len(trace.records)} records"),
+        ("out, back", f"{format_size(forecast.out)}, {format_size(forecast.back)} of {format_size(trace.saved)} saved"),
+        ("held at most", format_size(forecast.held_peak)),
+        *([("peak", format_size(forecast.resident_peak))] if forecast.resident_peak else []),
+        *([("floor", f"{format_size(plan.floor)}, {plan.floor_module}")] if plan.floor else []),
+        ("step", f"{format_seconds(forecast.seconds)}{slower}"),
+        ("waiting", f"{format_seconds(forecast.stall_out)} for copies out, {format_seconds(forecast.stall_in)} for copies back"),
+    ]
+    return "\n".join(f"{name:<12}  {text}" for name, text in lines)
+
+
+def _records(trace: Trace, plan: Plan) -> str:
+    width = max((len(record.module) for record in trace.records), default=0)
+    return "\n".join(
+        f"{index:>5}  {format_size(record.nbytes):>8}  {record.module:<{width}}  {plan.reasons.get(index, '')}"
+        for index, record in enumerate(trace.records)
+    )

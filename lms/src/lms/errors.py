@@ -1,0 +1,33 @@
+"""What can go wrong, as a caller sees it: one base, and one class for each thing that he can do about it."""
+
+from __future__ import annotations
+
+
+class LMSError(Exception):
+    """Base of every error that LMS raises on purpose. `exit_status` is what the command line returns for it."""
+
+    exit_status = 1
+
+
+class UsageError(LMSError, ValueError):
+    """An argument is wrong: the message names it, what was given, and what is allowed."""
+
+    exit_status = 2
+
+
+class LimitError(LMSError, MemoryError):
+    """The limit cannot be met: the message names the limit, the floor, and the module whose working set the floor is."""
+
+    exit_status = 3
+
+
+class SpillError(LMSError, OSError):
+    """A tier below the device refused bytes (full, unwritable, gone). Raised in the step that it happens in."""
+
+    exit_status = 4
+
+
+class CorruptionError(SpillError):
+    """Bytes came back from a tier other than they went out: a short read, or a checksum that does not match."""
+
+    exit_status = 5

@@ -1,0 +1,302 @@
+"""Every option once: its name, help, environment variable, default and how its value is read.
+
+The fields of `Options` are that table. Keyword arguments (`lms.LMS`), flags (`lms run`, `add_arguments`) and
+environment variables (`LMS_LIMIT`, ...) are all made from it.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import tempfile
+import warnings
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import Field, dataclass, field, fields
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from lms.errors import UsageError
+from lms.units import parse_size
+
+if TYPE_CHECKING:
+    from torch.nn import Module
+    from torch.optim import Optimizer
+
+    from lms.torch.session import Session
+
+DEFAULT_FRAC = 0.9
+_DEFAULT_WHY = f"frac {DEFAULT_FRAC}, the default"
+BOUNDS = ("limit", "frac", "budget")  # of these at most one is given
+KINDS = ("activations", "optimizer", "gradients", "parameters")
+BUILT = ("activations",)
+
+Reader = Callable[[object, str], object]  # (value as given, the name it was given under) -> value
+
+
+class NotBuiltError(UsageError, NotImplementedError):
+    """A known value of an option that this version does not implement yet."""
+
+
+def _size(value: object, name: str) -> int:
+    return parse_size(_text_or_int(value, name), name)
+
+
+def _size_or_zero(value: object, name: str) -> int:
+    return parse_size(_text_or_int(value, name), name, zero=True)
+
+
+def _text_or_int(value: object, name: str) -> int | str:
+    if isinstance(value, (int, str)):
+        return value
+    raise UsageError(
+        f"{name}={value!r}: expected a whole number of bytes, or a size with a unit such as '12GB' or '12GiB'"
+    )
+
+
+def _share(value: object, name: str) -> float:
+    try:
+        share = float(value) if isinstance(value, (int, float, str)) and not isinstance(value, bool) else -1.0
+    except ValueError:
+        share = -1.0
+    if not 0 < share <= 1:  # NaN fails this too
+        raise UsageError(f"{name}={value!r}: expected a share above 0 and at most 1, such as 0.9")
+    return share
+
+
+def _kinds(value: object, name: str) -> tuple[str, ...]:
+    named = value.split(",") if isinstance(value, str) else list(value) if isinstance(value, Iterable) else [value]
+    kinds = tuple(dict.fromkeys(kind.strip() if isinstance(kind, str) else kind for kind in named))
+    for kind in kinds:
+        if kind not in KINDS:
+            raise UsageError(f"{name}={value!r}: {kind!r} is unknown; expected any of {', '.join(KINDS)}")
+        if kind not in BUILT:
+            raise NotBuiltError(f"{name}={value!r}: {kind!r} is not built yet; this version has {', '.join(BUILT)}")
+    if not kinds:
+        raise UsageError(f"{name}={value!r}: nothing to swap; expected any of {', '.join(KINDS)}")
+    return kinds
+
+
+def _folder(value: object, name: str) -> Path:
+    if not isinstance(value, (str, os.PathLike)) or not os.fspath(value):
+        raise UsageError(f"{name}={value!r}: expected the path of a folder that exists and can be written to")
+    folder = Path(os.fspath(value))
+    if not folder.is_dir():
+        found = "it is not a folder" if folder.exists() else "it does not exist"
+        raise UsageError(f"{name}={str(folder)!r}: {found}; expected a folder that can be written to")
+    try:
+        # Permission bits are not the whole truth (root, read-only mounts, kernel file systems), so try.
+        with tempfile.TemporaryFile(dir=folder):
+            pass
+    except OSError as error:
+        raise UsageError(
+            f"{name}={str(folder)!r}: no file can be made in it ({error.strerror}); expected a folder that can be written to"
+        ) from None
+    return folder
+
+
+def _count(value: object, name: str) -> int:
+    try:
+        count = int(value) if isinstance(value, (int, str)) and not isinstance(value, bool) else -1
+    except ValueError:
+        count = -1
+    if count < 0:
+        raise UsageError(f"{name}={value!r}: expected a whole number of accesses, zero or more")
+    return count
+
+
+_SWITCH = {"1": True, "true": True, "yes": True, "on": True, "0": False, "false": False, "no": False, "off": False}
+
+
+def _switch(value: object, name: str) -> bool:
+    if isinstance(value, bool):
+        return value
+    if isinstance(value, str) and value.strip().lower() in _SWITCH:
+        return _SWITCH[value.strip().lower()]
+    raise UsageError(f"{name}={value!r}: expected one of {', '.join(_SWITCH)}")
+
+
+def _about(read: Reader, metavar: str, text: str) -> dict[str, object]:
+    return {"read": read, "metavar": metavar, "help": text}
+
+
+@dataclass(frozen=True)
+class Options:
+    """What a session is asked to do; sizes in bytes. Exactly one of limit, frac and budget is set after `parse`."""
+
+    limit: int | None = field(
+        default=None,
+        metadata=_about(
+            _size,
+            "SIZE",
+            "most memory the device may hold, such as 12GB or 12GiB (GPU: the allocator's allocated bytes; "
+            "CPU: the process's resident set)",
+        ),
+    )
+    frac: float | None = field(
+        default=None,
+        metadata=_about(
+            _share,
+            "SHARE",
+            "the same as a share of the device's memory, above 0 and at most 1 "
+            f"(default {DEFAULT_FRAC} when none of --limit, --frac, --budget is given)",
+        ),
+    )
+    budget: int | None = field(
+        default=None,
+        metadata=_about(
+            _size_or_zero, "SIZE", "instead of a limit: most bytes saved for the backward pass that may stay; 0 is allowed"
+        ),
+    )
+    min_size: int = field(
+        default=64_000,
+        metadata=_about(_size_or_zero, "SIZE", "tensors smaller than this stay where they are (default 64KB)"),
+    )
+    swap: tuple[str, ...] = field(
+        default=BUILT,
+        metadata=_about(_kinds, "KINDS", f"what may move, separated by commas (default and so far only: {BUILT[0]})"),
+    )
+    spill_dir: Path | None = field(
+        default=None,
+        metadata=_about(
+            _folder,
+            "DIR",
+            "folder of the file tier (CPU: the temporary folder when not given; GPU: no file tier when not given)",
+        ),
+    )
+    host_limit: int | None = field(
+        default=None,
+        metadata=_about(_size, "SIZE", "GPU: most pinned host memory to use; past it the file tier, or an error"),
+    )
+    prefetch: int | None = field(
+        default=None,
+        metadata=_about(
+            _count, "N", "bring a tensor back N accesses before its use, instead of when the plan would (0: at its use)"
+        ),
+    )
+    write_ahead: int | None = field(
+        default=None,
+        metadata=_about(_count, "N", "start a copy out N accesses after the last use in the forward, instead of the plan's"),
+    )
+    verify: bool = field(
+        default=False,
+        metadata=_about(_switch, "", "keep a checksum of everything that is swapped and compare it on the way back"),
+    )
+    why: str = field(default="", compare=False)  # where limit, frac or budget came from, for people
+
+    @classmethod
+    def parse(cls, *, prefix: str = "", environ: Mapping[str, str] | None = None, **given: object) -> Options:
+        """Options from keyword arguments, and from environment variables for what is not given (None).
+
+        `prefix` is how the caller's user spells an option: "" for keywords, "--" or "--lms-" for flags; errors name
+        the option that way, or by its variable. `environ` is os.environ when None.
+
+        Raises UsageError for a wrong value or for two of limit, frac and budget; NotBuiltError (a NotImplementedError
+        too) for a kind of `swap` that is known but not built; TypeError for a keyword that is no option.
+        """
+        table = {option.name: option for option in arguments()}
+        if unknown := [name for name in given if name not in table]:
+            raise TypeError(f"{unknown[0]!r} is no option of LMS; expected any of {', '.join(table)}")
+        environment = os.environ if environ is None else environ
+        found = {name: (spelled(name, prefix), value) for name, value in given.items() if value is not None}
+        bounded = any(name in found for name in BOUNDS)  # a bound that is given overrules every variable for a bound
+        for name in table:
+            value = environment.get(variable(name), "")
+            if value and name not in found and not (bounded and name in BOUNDS):
+                found[name] = (variable(name), value)
+        bounds = [name for name in BOUNDS if name in found]
+        if len(bounds) > 1:
+            names = " and ".join(f"{found[name][0]}={found[name][1]!r}" for name in bounds)
+            raise UsageError(f"{names}: give at most one of {', '.join(spelled(name, prefix) for name in BOUNDS)}")
+        values = {name: _reader(table[name])(value, name_given) for name, (name_given, value) in found.items()}
+        if bounds:
+            name_given = found[bounds[0]][0]
+            why = f"from {name_given}" if name_given == variable(bounds[0]) else f"{bounds[0]} given"
+        else:
+            values["frac"], why = DEFAULT_FRAC, _DEFAULT_WHY
+        return cls(**values, why=why)  # type: ignore[arg-type]  # each reader returns its field's type
+
+    @property
+    def bounded(self) -> bool:
+        """Whether anybody asked for a limit, frac or budget; otherwise the default holds."""
+        return self.why != _DEFAULT_WHY
+
+    def keywords(self) -> dict[str, object]:
+        """The options as the keyword arguments that `lms.LMS` and `lms.enable` take."""
+        return {option.name: getattr(self, option.name) for option in arguments()}
+
+
+def arguments() -> tuple[Field[object], ...]:
+    """The table: one dataclass field for each option, its metadata holding "read", "metavar" and "help"."""
+    return tuple(option for option in fields(Options) if option.metadata)
+
+
+def spelled(name: str, prefix: str) -> str:
+    """How a user writes option `name`: as a keyword when `prefix` is empty, as a flag otherwise."""
+    return prefix + name.replace("_", "-") if prefix else name
+
+
+def variable(name: str) -> str:
+    """The environment variable of option `name`."""
+    return f"LMS_{name.upper()}"
+
+
+def _reader(option: Field[object]) -> Reader:
+    reader: Reader = option.metadata["read"]
+    return reader
+
+
+def add_flags(
+    parser: argparse.ArgumentParser | argparse._ArgumentGroup, prefix: str = "--", names: Sequence[str] | None = None
+) -> None:
+    """Add a flag for each option (or for those in `names`) to `parser`; values stay text until `Options.parse`."""
+    for option in arguments():
+        if names is not None and option.name not in names:
+            continue
+        flag = spelled(option.name, prefix)
+        text = option.metadata["help"].replace("--", prefix) + f" [{variable(option.name)}]"
+        if option.type == "bool":
+            parser.add_argument(flag, action="store_true", default=None, help=text)
+        else:
+            parser.add_argument(flag, metavar=option.metadata["metavar"], default=None, help=text)
+
+
+def from_flags(args: argparse.Namespace, prefix: str = "--") -> Options:
+    """The options that `add_flags` put into `args`. Raises as `Options.parse`."""
+    return Options.parse(prefix=prefix, **_given(args, prefix))
+
+
+def _given(args: argparse.Namespace, prefix: str) -> dict[str, object]:
+    dest = prefix.lstrip("-").replace("-", "_")
+    values = {option.name: getattr(args, dest + option.name, None) for option in arguments()}
+    return {name: value for name, value in values.items() if value is not None}
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Add `--lms` and `--lms-limit`, `--lms-frac`, ... to a script's own parser; `from_args` reads them."""
+    group = parser.add_argument_group(
+        "large model support",
+        "Swap tensors that are saved for the backward pass out of the device's memory. "
+        "An option that is not given is taken from the environment variable in brackets.",
+    )
+    group.add_argument("--lms", action="store_true", help="train with large model support")
+    add_flags(group, prefix="--lms-")
+
+
+def from_args(
+    args: argparse.Namespace,
+    model: Module | Sequence[Module] | None = None,
+    optimizer: Optimizer | Sequence[Optimizer] | None = None,
+) -> AbstractContextManager[Session | None]:
+    """The session that `add_arguments`' flags ask for, to be entered; without `--lms` a context that does nothing.
+
+    Warns of flags that have no effect because `--lms` is missing. Raises as `Options.parse`.
+    """
+    if not args.lms:
+        idle = [spelled(name, "--lms-") for name in _given(args, "--lms-")]
+        if idle:
+            warnings.warn(f"{', '.join(idle)}: without effect, because --lms is not given", stacklevel=2)
+        return nullcontext()
+    from lms.torch.session import LMS
+
+    return LMS(model, optimizer, **from_flags(args, "--lms-").keywords())  # type: ignore[arg-type]

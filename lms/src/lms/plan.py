@@ -1,0 +1,331 @@
+"""Trace + link + limit -> Plan: which records move, when they leave, when they start back, and why. Pure.
+
+The method is greedy over gaps, after the ranking of Capuchin (Peng et al., ASPLOS 2020, section 4.3): a record's gap
+between its last use in the forward pass and its first in the backward is worth the more, the more it frees and the
+longer the link has to hide the copies. Several rankings are tried; the simulator decides between them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+
+import numpy as np
+from numpy.typing import NDArray
+
+from lms.errors import LimitError, UsageError
+from lms.link import Link
+from lms.schedule import Move, Schedule
+from lms.simulate import Forecast, simulate
+from lms.trace import Trace
+from lms.units import format_size
+
+Bytes = NDArray[np.int64]
+
+
+@dataclass(frozen=True)
+class Plan(Schedule):
+    """A schedule with its price and its reasons."""
+
+    limit: int | None = None  # most bytes on the device, as given
+    budget: int = 0  # most bytes of records that may stay
+    floor: int = 0  # the resident peak with nothing kept; 0 when the trace did not measure the rest
+    floor_module: str = ""  # the module whose working set the floor is
+    plain_peak: int = 0  # the resident peak with nothing moved; 0 as above
+    forecast: Forecast = field(default_factory=lambda: Forecast(0, 0, 0, 0, 0, 0, 0, 0, 0, 0))
+    reasons: Mapping[int, str] = field(default_factory=dict)  # for each record: why it stays or goes
+    ranking: str = ""  # the ranking that the simulator found best
+
+    @property
+    def swapped(self) -> int:
+        """Bytes that the plan moves out in one pass."""
+        return self.forecast.out
+
+    def moved(self) -> frozenset[int]:
+        """Indices of the records that leave memory at least once."""
+        return frozenset(move.record for move in self.moves)
+
+
+@dataclass(frozen=True)
+class Gap:
+    """A stretch of a pass in which a record is not needed: absent from `start` up to, not including, `before`."""
+
+    record: int
+    nbytes: int
+    after: int  # its way out can start with this access
+    start: int
+    before: int
+    seconds: float  # computation in it: what the link has to hide the copies
+    write: bool
+    comes_back: bool
+
+
+def make_plan(
+    trace: Trace,
+    link: Link,
+    *,
+    limit: int | None = None,
+    budget: int | None = None,
+    prefetch: int | None = None,
+    write_ahead: int | None = None,
+) -> Plan:
+    """The plan for one pass under `limit` (bytes on the device) or `budget` (bytes of records that may stay).
+
+    `prefetch` is the most accesses that a copy back may start ahead of its use, `write_ahead` the most copies out in
+    flight; None leaves both to the plan. With a limit the trace must have measured the rest of the device's bytes.
+
+    Raises LimitError when the limit lies below the floor, UsageError unless exactly one of limit and budget is given.
+    """
+    if (limit is None) == (budget is None):
+        raise UsageError("give exactly one of limit and budget")
+    gaps = _gaps(trace, link)
+    cap = _caps(trace, limit=limit, budget=budget)
+    lowest, where = floor(trace, link)
+    if limit is not None and lowest > limit:
+        raise LimitError(
+            f"limit {format_size(limit)} is below the floor of {format_size(lowest)}: with every record swapped, "
+            f"{_module(trace, where)} still needs that much. Raise the limit to {format_size(lowest * 1.02)} or more, "
+            "or make that module's working set smaller (batch, resolution, width)"
+        )
+    target = _targets(trace, gaps, cap)
+    choices: list[Plan] = []
+    for name, rank in _RANKINGS.items():
+        chosen = _choose(trace, gaps, target, rank)
+        moves = _schedule(trace, chosen, cap, prefetch)
+        schedule = Schedule(moves, tuple(int(c) for c in cap), write_ahead)
+        choices.append(
+            Plan(
+                moves=schedule.moves,
+                cap=schedule.cap,
+                write_ahead=write_ahead,
+                limit=limit,
+                budget=budget if budget is not None else int(max(0, (cap - trace.largest).min(initial=0))),
+                floor=lowest,
+                floor_module=_module(trace, where) if lowest else "",
+                plain_peak=plain_peak(trace),
+                forecast=simulate(trace, schedule, link),
+                reasons=_reasons(trace, link, chosen, gaps),
+                ranking=name,
+            )
+        )
+        if not chosen:
+            break
+    # A step time within 1% of the best counts as equal: then the plan that moves least is the kinder neighbour.
+    best = min(choice.forecast.seconds for choice in choices)
+    return min(
+        (choice for choice in choices if choice.forecast.seconds <= 1.01 * best),
+        key=lambda choice: (choice.forecast.out + choice.forecast.back, choice.forecast.seconds),
+    )
+
+
+def plain_peak(trace: Trace) -> int:
+    """The resident peak of the pass with nothing moved; 0 when the trace did not measure the rest."""
+    other = _other(trace)
+    return int((other + _before(np.array(trace.live, np.int64))).max(initial=0)) if other.any() else 0
+
+
+def floor(trace: Trace, link: Link) -> tuple[int, int]:
+    """The resident peak with a budget of zero, and the access at which it stands; (0, 0) when not measured."""
+    other = _other(trace)
+    if not other.any():
+        return 0, 0
+    resident = other + _before(_profile(trace, _gaps(trace, link)))
+    where = int(resident.argmax())
+    return int(resident[where]), min(where, len(trace.accesses) - 1)
+
+
+def table(trace: Trace, link: Link, shares: Sequence[float] = (1.0, 0.75, 0.5, 0.35, 0.25, 0.0)) -> list[Plan]:
+    """A plan for each share of the saved bytes that may stay: what a limit costs, before it is paid.
+
+    Each plan's `limit` is the one to ask for: its predicted resident peak and one record of room.
+    """
+    rows = []
+    for share in shares:
+        row = make_plan(trace, link, budget=int(share * trace.saved))
+        peak = row.forecast.resident_peak
+        rows.append(_with_limit(row, peak + trace.largest if peak else None))
+    return rows
+
+
+def _with_limit(row: Plan, limit: int | None) -> Plan:
+    return Plan(**{**row.__dict__, "limit": limit})
+
+
+def _module(trace: Trace, access: int) -> str:
+    if not trace.accesses:
+        return "the model"
+    name = trace.records[trace.accesses[access].record].module
+    return f"module {name!r}" if name else "the model"
+
+
+def _other(trace: Trace) -> Bytes:
+    """Bytes that LMS does not hold, most in the stretch before each access and in the tail: len(accesses) + 1."""
+    return np.array([access.other for access in trace.accesses] + [trace.tail_other], np.int64)
+
+
+def _before(profile: Bytes) -> Bytes:
+    """What is held in the stretch before each access and in the tail: the profile, one access later."""
+    return np.concatenate([np.zeros(1, np.int64), profile])
+
+
+def _gaps(trace: Trace, link: Link) -> list[Gap]:
+    """Every stretch in which a record could be away."""
+    clock = np.concatenate([[0.0], np.cumsum([access.seconds for access in trace.accesses]), [trace.seconds]])
+    gaps: list[Gap] = []
+    end = len(trace.accesses)
+    for index, record in enumerate(trace.records):
+        if record.pinned:
+            continue
+        touches = sorted([(at, "save") for at in record.saves] + [(at, "use") for at in record.uses])
+        written = False
+        for (at, kind), (following, next_kind) in zip(touches, [*touches[1:], (record.freed, "free")], strict=True):
+            if next_kind == "save":
+                continue  # whoever saves it next holds it until then
+            start = max(at + 1, record.let_go or 0) if kind == "save" else at + 1
+            if start >= following:
+                continue
+            seconds = float(clock[following] - clock[start])
+            back = link.seconds_back(record.nbytes)
+            # Between two uses a record may be in the hands of one operation that unpacks several; only a stretch
+            # that is long beside the copy shows that it is not.
+            if kind == "use" and seconds < (2 * back if next_kind == "use" else back):
+                continue
+            gaps.append(
+                Gap(
+                    record=index,
+                    nbytes=record.nbytes,
+                    after=at if written or kind == "use" else record.saves[0],
+                    start=start,
+                    before=min(following, end),
+                    seconds=seconds,
+                    write=not written,
+                    comes_back=next_kind == "use",
+                )
+            )
+            written = True
+    return gaps
+
+
+def _caps(trace: Trace, *, limit: int | None, budget: int | None) -> Bytes:
+    """Most held bytes once each access is done with.
+
+    An operation allocates its result before it saves it, so room for a record is made one access ahead. Under a
+    limit the trace's `other` includes that already.
+    """
+    if limit is not None:
+        return limit - _other(trace)[1:]
+    caps = np.full(len(trace.accesses), (budget or 0) + trace.largest, np.int64)
+    for record in trace.records:
+        if not record.pinned and record.saves[0] > 0:
+            caps[record.saves[0] - 1] -= record.nbytes
+    return caps
+
+
+def _profile(trace: Trace, chosen: Sequence[Gap]) -> Bytes:
+    """Bytes held at each access when the link takes no time and the chosen gaps are used."""
+    change = np.zeros(len(trace.accesses) + 1, np.int64)
+    for gap in chosen:
+        change[gap.start] -= gap.nbytes
+        change[gap.before] += gap.nbytes
+    return np.array(trace.live, np.int64) + np.cumsum(change)[:-1]
+
+
+def _targets(trace: Trace, gaps: Sequence[Gap], cap: Bytes) -> Bytes:
+    """What may stay at each access so that the record in hand fits, and others of its size are in flight."""
+    hand = np.array([trace.records[access.record].nbytes for access in trace.accesses], np.int64)
+    pinned = np.array([trace.records[access.record].pinned for access in trace.accesses], bool)
+    room = cap - np.maximum(trace.largest - np.where(pinned, 0, hand), 0)
+    return np.maximum(_profile(trace, gaps), np.minimum(cap, room))
+
+
+Rank = Callable[[Gap], float]
+_RANKINGS: Mapping[str, Rank] = {
+    "bytes x slack": lambda gap: gap.nbytes * gap.seconds,
+    "slack": lambda gap: gap.seconds,
+    "bytes": lambda gap: gap.nbytes,
+}
+
+
+def _choose(trace: Trace, gaps: Sequence[Gap], target: Bytes, rank: Rank) -> list[Gap]:
+    """The best-ranked gaps that bring the profile under the target everywhere; what proves needless is taken back."""
+    profile = np.array(trace.live, np.int64)
+    waiting = sorted(range(len(gaps)), key=lambda k: (not gaps[k].write, -rank(gaps[k]), gaps[k].after))
+    # A clean drop needs the write of an earlier gap of its record, so only that earlier one can bring it in.
+    written: set[int] = set()
+    chosen: list[int] = []
+    excess = profile - target
+    while len(excess) and excess.max() > 0:
+        worst = int(excess.argmax())
+        pick = next(
+            (
+                k
+                for k in waiting
+                if gaps[k].start <= worst < gaps[k].before and (gaps[k].write or gaps[k].record in written)
+            ),
+            None,
+        )
+        if pick is None:
+            excess[worst] = 0  # nothing that covers this access can leave: the working set itself
+            target = target.copy()
+            target[worst] = profile[worst]
+            continue
+        waiting.remove(pick)
+        chosen.append(pick)
+        written.add(gaps[pick].record)
+        profile[gaps[pick].start : gaps[pick].before] -= gaps[pick].nbytes
+        excess = profile - target
+    # Back come the most costly first: those with the least slack.
+    for k in sorted(chosen, key=lambda k: (gaps[k].write, gaps[k].seconds)):
+        gap = gaps[k]
+        if gap.write and any(gaps[other].record == gap.record for other in chosen if other != k):
+            continue
+        if ((profile + gap.nbytes)[gap.start : gap.before] <= target[gap.start : gap.before]).all():
+            profile[gap.start : gap.before] += gap.nbytes
+            chosen.remove(k)
+    return [gaps[k] for k in sorted(chosen, key=lambda k: (gaps[k].after, gaps[k].record))]
+
+
+def _schedule(trace: Trace, chosen: Sequence[Gap], cap: Bytes, prefetch: int | None) -> tuple[Move, ...]:
+    """Moves for the chosen gaps: each starts back as early as the memory of every access up to its use allows."""
+    profile = _profile(trace, chosen)
+    end = len(trace.accesses)
+    uses = np.array([index for index, access in enumerate(trace.accesses) if access.kind == "use"], np.int64)
+    moves: list[Move] = []
+    earliest = 0
+    for gap in sorted(chosen, key=lambda gap: (gap.before, gap.record)):
+        if not gap.comes_back:
+            moves.append(Move(gap.record, gap.after, gap.before, end, gap.write))
+            continue
+        # Not before the backward: in the forward the profile is only what stays, not what is still on its way out.
+        turn = int(uses[np.searchsorted(uses, gap.start)])
+        first = max(earliest, min(turn, gap.before), gap.start)
+        if prefetch is not None:
+            first = max(first, gap.before - prefetch)
+        first = min(first, gap.before)
+        full = np.flatnonzero(profile[first : gap.before] + gap.nbytes > cap[first : gap.before])
+        fetch = first + int(full[-1]) + 1 if len(full) else first
+        profile[fetch : gap.before] += gap.nbytes
+        earliest = fetch
+        moves.append(Move(gap.record, gap.after, gap.before, fetch, gap.write))
+    return tuple(sorted(moves, key=lambda move: (move.after, move.record)))
+
+
+def _reasons(trace: Trace, link: Link, chosen: Sequence[Gap], gaps: Sequence[Gap]) -> dict[int, str]:
+    """Why each record stays or goes, for people."""
+    slack = {gap.record: gap for gap in reversed(gaps)}
+    going = {gap.record: gap for gap in reversed(chosen)}
+    reasons: dict[int, str] = {}
+    for index, record in enumerate(trace.records):
+        if record.pinned:
+            reasons[index] = "stays: another owner keeps it alive, so swapping it frees nothing"
+        elif index in going:
+            gap = going[index]
+            cost = link.seconds_out(gap.nbytes) + (link.seconds_back(gap.nbytes) if gap.comes_back else 0)
+            reasons[index] = (
+                f"goes: not needed for {gap.seconds * 1e3:.0f} ms of computation; its copies take {cost * 1e3:.0f} ms"
+            )
+        elif index in slack:
+            reasons[index] = f"stays: fits, and is needed again within {slack[index].seconds * 1e3:.0f} ms"
+        else:
+            reasons[index] = "stays: never away from use long enough to move"
+    return reasons

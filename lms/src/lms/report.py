@@ -1,0 +1,343 @@
+"""What a trace, a plan and a measured pass say, for people: one HTML page that needs nothing else, and its table."""
+
+from __future__ import annotations
+
+import platform
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, replace
+
+from lms.errors import UsageError
+from lms.link import Link
+from lms.picture import Picture, managed_curve, measured, plain_curve, to_svg
+from lms.plan import Plan, table
+from lms.stats import format_seconds
+from lms.timeline import Span, Timeline
+from lms.trace import Trace
+from lms.units import format_size
+
+
+_ANY_LINK = Link("any", 1e9, 1e9)  # for what depends on a link only at its edges, such as the floor
+
+
+@dataclass(frozen=True)
+class LimitRow:
+    """What one share of the saved bytes on the device costs. Sizes in bytes, times in seconds."""
+
+    share: float  # of the saved bytes, that may stay
+    budget: int
+    limit: int | None  # what to ask for; None when the trace did not measure the rest of the device
+    held_peak: int
+    peak: int | None  # predicted, on the device, everything included; None as above
+    moved: int  # bytes out, and nearly as many back
+    seconds: float  # predicted step time
+    slowdown: float  # over plain's step time
+
+
+@dataclass(frozen=True)
+class Limits:
+    """The answer to "what limit do I need, and what will it cost?". Sizes in bytes; 0 is what was not measured."""
+
+    floor: int
+    floor_module: str
+    plain_peak: int
+    rows: tuple[LimitRow, ...]
+
+
+def limits_of(trace: Trace, link: Link) -> Limits:
+    """Floor, plain's peak, and a row for each share of the saved bytes that may stay."""
+    plans = table(trace, link)
+    return Limits(
+        floor=plans[-1].floor,
+        floor_module=plans[-1].floor_module,
+        plain_peak=plans[-1].plain_peak,
+        rows=tuple(
+            LimitRow(
+                share=plan.budget / trace.saved if trace.saved else 1.0,
+                budget=plan.budget,
+                limit=plan.limit,
+                held_peak=plan.forecast.held_peak,
+                peak=plan.forecast.resident_peak or None,
+                moved=plan.forecast.out,
+                seconds=plan.forecast.seconds,
+                slowdown=plan.forecast.seconds / trace.seconds if trace.seconds else 1.0,
+            )
+            for plan in plans
+        ),
+    )
+
+
+def limits_text(trace: Trace, link: Link, limits: Limits) -> str:
+    """The answer as text: a few lines, and a table."""
+    whole = limits.plain_peak > 0
+    facts = [
+        ("saved", f"{format_size(trace.saved)} for the backward pass, in {len(trace.records)} records"),
+        *([("plain peak", format_size(limits.plain_peak))] if whole else []),
+        *([("floor", f"{format_size(limits.floor)}, {limits.floor_module}: no limit can be lower")] if whole else []),
+        ("step", f"{format_seconds(trace.seconds)} of computation"),
+        ("link", f"{format_size(link.out)}/s out, {format_size(link.back)}/s back ({link.source or link.name})"),
+    ]
+    head = ["may stay", "budget", *(["limit"] if whole else []), "peak" if whole else "held", "moved out", "step"]
+    lines = [[*head, "x plain"]]
+    for row in limits.rows:
+        lines.append(
+            [
+                f"{row.share:.0%}",
+                format_size(row.budget),
+                *([format_size(row.limit or 0)] if whole else []),
+                format_size(row.peak or row.held_peak),
+                format_size(row.moved),
+                format_seconds(row.seconds),
+                f"{row.slowdown:.2f}",
+            ]
+        )
+    widths = [max(map(len, column)) for column in zip(*lines, strict=True)]
+    return "\n".join(
+        [f"{name:<10}  {text}" for name, text in facts]
+        + [""]
+        + ["  ".join(cell.rjust(width) for cell, width in zip(line, widths, strict=True)) for line in lines]
+    )
+
+
+def limit_document(trace: Trace, link: Link, limits: Limits) -> dict[str, object]:
+    """What `--json` writes. Sizes in bytes, times in seconds; null is what was not measured."""
+    return {
+        "format": "lms-limits-1",
+        "floor": limits.floor or None,
+        "floor_module": limits.floor_module or None,
+        "plain_peak": limits.plain_peak or None,
+        "saved": trace.saved,
+        "largest": trace.largest,
+        "seconds": trace.seconds,
+        "link": link.to_dict(),
+        "device": trace.device,
+        "capacity": trace.capacity or None,
+        "limits": [asdict(row) for row in limits.rows],
+        "machine": dict(trace.machine),
+    }
+
+
+def picture_of(
+    trace: Trace, plan: Plan | None = None, ran: Timeline | None = None, *, peak: int | None = None, title: str = ""
+) -> Picture:
+    """Memory over one step: plain, and LMS as it `ran` or else as `plan` foresees it.
+
+    The whole device is drawn where the trace measured it and a limit bounds it; else the saved bytes and their budget.
+    `peak` is the device's measured one, for the label.
+    """
+    whole = measured(trace) and (plan is None or plan.limit is not None)
+    curves = [plain_curve(trace, whole=whole, label="plain")]
+    spans: tuple[Span, ...] = ()
+    if ran is not None:
+        spans = ran.spans
+        curve = managed_curve(trace, ran, whole=whole, label="LMS, measured")
+        curves.append(replace(curve, peak=peak) if whole and peak else curve)
+    elif plan is not None:
+        spans = plan.forecast.spans
+        curve = managed_curve(trace, Timeline(spans, plan.forecast.held), whole=whole, label="LMS, predicted")
+        curves.append(replace(curve, peak=plan.forecast.resident_peak if whole else plan.forecast.held_peak))
+    return Picture(
+        title=title or "Memory over one step",
+        curves=tuple(curves),
+        spans=spans,
+        limit=None if plan is None else plan.limit if whole else plan.budget,
+        limit_label="limit" if whole else "budget",
+        memory_label=f"memory of the {'process' if trace.device == 'cpu' else 'device'}" if whole else "saved bytes held",
+    )
+
+
+def render(
+    trace: Trace,
+    *,
+    link: Link | None = None,
+    plan: Plan | None = None,
+    ran: Timeline | None = None,
+    stats: Mapping[str, float | int | None] | None = None,
+    title: str = "One training step",
+) -> str:
+    """The page, as one self-contained HTML document; without a link it says nothing of times to come.
+
+    Raises UsageError when jinja2 or matplotlib is not installed.
+    """
+    try:
+        from jinja2 import Environment, StrictUndefined
+    except ImportError:
+        raise UsageError("a report needs jinja2, which is not installed: pip install 'bascule-lms[report]'") from None
+    environment = Environment(autoescape=True, undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True)
+    environment.filters |= {"size": format_size, "time": format_seconds}
+    return environment.from_string(_PAGE).render(
+        title=title,
+        trace=trace,
+        link=link,
+        plan=plan,
+        headline=_headline(trace, plan, stats),
+        svg=to_svg(picture_of(trace, plan, ran, peak=int(peak) if (peak := (stats or {}).get("peak")) else None)),
+        rows=limits_of(trace, link).rows if link else (),
+        modules=_modules(trace, plan),
+        records=_records(trace, plan),
+        stats=stats,
+        machine={"device": trace.device, **dict(trace.machine)} or {"python": platform.python_version()},
+    )
+
+
+def _headline(
+    trace: Trace, plan: Plan | None, stats: Mapping[str, float | int | None] | None
+) -> list[tuple[str, str, str]]:
+    """(figure, name, where it is from) of what to read first."""
+    said: list[tuple[str, str, str]] = [(format_size(trace.saved), "saved for the backward pass", "recorded")]
+    lowest = plan or table(trace, _ANY_LINK, shares=(0.0,))[0]
+    if lowest.plain_peak:
+        said.append((format_size(lowest.plain_peak), "peak of plain training", "recorded"))
+        said.append((format_size(lowest.floor), f"floor: {lowest.floor_module}", "no limit can be lower"))
+    if plan is not None:
+        if plan.limit is not None:
+            said.append((format_size(plan.limit), "limit", "asked for"))
+        else:
+            said.append((format_size(plan.budget), "budget of saved bytes", "asked for"))
+        peak = stats.get("peak") if stats else None
+        if peak:
+            said.append((format_size(peak), "peak with LMS", "measured"))
+        elif plan.forecast.resident_peak:
+            said.append((format_size(plan.forecast.resident_peak), "peak with LMS", "predicted"))
+        said.append((format_size(plan.forecast.held_peak), "saved bytes held at most", "predicted"))
+        moved = f"{format_size(plan.forecast.out)} / {format_size(plan.forecast.back)}"
+        said.append((moved, "out / back in a step", "planned"))
+        seconds = (stats.get("last_seconds") if stats else None) or None
+        ratio = (seconds or plan.forecast.seconds) / trace.seconds if trace.seconds else 1.0
+        shown = f"{format_seconds(seconds or plan.forecast.seconds)} ({ratio:.2f} x)"
+        said.append((shown, "step, over its computation alone", "measured" if seconds else "predicted"))
+    else:
+        said.append((format_seconds(trace.seconds), "computation of one step", "recorded"))
+    return said
+
+
+def _modules(trace: Trace, plan: Plan | None) -> list[dict[str, object]]:
+    """Totals for each module, the one that saved most first."""
+    gone = plan.moved() if plan else frozenset()
+    totals: dict[str, list[int]] = {}
+    for index, record in enumerate(trace.records):
+        total = totals.setdefault(record.module, [0, 0, 0])
+        total[0] += 1
+        total[1] += record.nbytes
+        total[2] += record.nbytes if index in gone else 0
+    ordered = sorted(totals.items(), key=lambda item: (-item[1][1], item[0]))
+    return [
+        {
+            "name": name or "(no module)",
+            "records": count,
+            "saved": saved,
+            "goes": goes,
+            "share": saved / trace.saved if trace.saved else 0.0,
+        }
+        for name, (count, saved, goes) in ordered
+    ]
+
+
+def _records(trace: Trace, plan: Plan | None) -> list[dict[str, object]]:
+    """One row for each record, in the order of first saves."""
+    gone = plan.moved() if plan else frozenset()
+    return [
+        {
+            "index": index,
+            "module": record.module,
+            "what": f"{record.dtype} {'x'.join(map(str, record.shape))}".strip(),
+            "nbytes": record.nbytes,
+            "saved": record.saves[0],
+            "used": ", ".join(map(str, record.uses)) or "never",
+            "goes": index in gone,
+            "reason": plan.reasons.get(index, "") if plan else "",
+        }
+        for index, record in enumerate(trace.records)
+    ]
+
+
+_PAGE = """<!DOCTYPE html>
+<html lang="en">
+<head>
+<meta charset="utf-8">
+<meta name="viewport" content="width=device-width, initial-scale=1">
+<title>{{ title }} · large model support</title>
+<style>
+:root { color-scheme: light; --ink: #1c1c1c; --soft: #5f5f5f; --rule: #dcdcdc; --goes: #0072B2; }
+body { font: 15px/1.5 system-ui, sans-serif; color: var(--ink); background: #fff; max-width: 68rem; margin: 2rem auto;
+       padding: 0 1rem; }
+h1 { font-size: 1.5rem; margin: 0; } h2 { font-size: 1.1rem; margin: 2.2rem 0 .6rem; }
+p.soft, .soft { color: var(--soft); }
+.cards { display: grid; grid-template-columns: repeat(auto-fit, minmax(11rem, 1fr)); gap: .8rem; margin: 1.4rem 0; }
+.card { border: 1px solid var(--rule); border-radius: 6px; padding: .7rem .9rem; }
+.card b { display: block; font-size: 1.25rem; font-variant-numeric: tabular-nums; }
+.card small { color: var(--soft); }
+svg { width: 100%; height: auto; }
+.wide { overflow-x: auto; }
+table { border-collapse: collapse; width: 100%; font-size: .9rem; font-variant-numeric: tabular-nums; }
+th, td { text-align: left; padding: .28rem .7rem .28rem 0; border-bottom: 1px solid var(--rule); vertical-align: top; }
+th { font-weight: 600; } .n { text-align: right; white-space: nowrap; }
+.goes { color: var(--goes); font-weight: 600; }
+summary { cursor: pointer; font-weight: 600; margin: 2.2rem 0 .6rem; font-size: 1.1rem; }
+code { font-size: .92em; }
+</style>
+</head>
+<body>
+<h1>{{ title }}</h1>
+<p class="soft">Large model support on {{ trace.device }}{% if link %}, link {{ link.name }}:
+{{ link.out | size }}/s out, {{ link.back | size }}/s back{% if link.source %} ({{ link.source }}){% endif %}{% endif %}.</p>
+<div class="cards">
+{% for figure, name, origin in headline %}
+<div class="card"><b>{{ figure }}</b>{{ name }}<br><small>{{ origin }}</small></div>
+{% endfor %}
+</div>
+{{ svg | safe }}
+{% if rows %}
+<h2>What a limit costs</h2>
+<p class="soft">Predicted from the recorded step and the link. A share of 100% moves nothing.</p>
+<div class="wide"><table>
+<tr><th class="n">may stay</th><th class="n">budget</th><th class="n">limit to ask for</th><th class="n">peak</th>
+<th class="n">saved bytes held</th><th class="n">moved out</th><th class="n">step</th><th class="n">x plain</th></tr>
+{% for row in rows %}
+<tr><td class="n">{{ "%.0f%%" | format(row.share * 100) }}</td><td class="n">{{ row.budget | size }}</td>
+<td class="n">{{ row.limit | size if row.limit else "not measured" }}</td>
+<td class="n">{{ row.peak | size if row.peak else "not measured" }}</td><td class="n">{{ row.held_peak | size }}</td>
+<td class="n">{{ row.moved | size }}</td><td class="n">{{ row.seconds | time }}</td>
+<td class="n">{{ "%.2f" | format(row.slowdown) }}</td></tr>
+{% endfor %}
+</table></div>
+{% endif %}
+<h2>By module</h2>
+<div class="wide"><table>
+<tr><th>module</th><th class="n">records</th><th class="n">saved</th><th class="n">share</th>
+{% if plan %}<th class="n">goes</th>{% endif %}</tr>
+{% for module in modules %}
+<tr><td><code>{{ module.name }}</code></td><td class="n">{{ module.records }}</td><td class="n">{{ module.saved | size }}</td>
+<td class="n">{{ "%.1f%%" | format(module.share * 100) }}</td>
+{% if plan %}<td class="n">{{ module.goes | size }}</td>{% endif %}</tr>
+{% endfor %}
+</table></div>
+<details{% if records | length <= 60 %} open{% endif %}><summary>Records ({{ records | length }})</summary>
+<p class="soft">A record is one storage at one version, however many views of it were saved. Saved and used are numbers
+of accesses: saves in the forward and uses in the backward, counted together from 0.</p>
+<div class="wide"><table>
+<tr><th class="n">#</th><th>module</th><th>tensor</th><th class="n">size</th><th class="n">saved at</th>
+<th class="n">used at</th>{% if plan %}<th>decision</th>{% endif %}</tr>
+{% for record in records %}
+<tr><td class="n">{{ record.index }}</td><td><code>{{ record.module }}</code></td><td>{{ record.what }}</td>
+<td class="n">{{ record.nbytes | size }}</td><td class="n">{{ record.saved }}</td><td class="n">{{ record.used }}</td>
+{% if plan %}<td{% if record.goes %} class="goes"{% endif %}>{{ record.reason }}</td>{% endif %}</tr>
+{% endfor %}
+</table></div></details>
+{% if stats %}
+<details><summary>Counters of the session</summary>
+<div class="wide"><table>
+{% for name, value in stats.items() %}
+<tr><td><code>{{ name }}</code></td><td class="n">{{ "-" if value is none else value }}</td></tr>
+{% endfor %}
+</table></div></details>
+{% endif %}
+<h2>Machine and versions</h2>
+<div class="wide"><table>
+{% for name, value in machine.items() %}
+<tr><td>{{ name }}</td><td>{{ value }}</td></tr>
+{% endfor %}
+{% if trace.capacity %}<tr><td>capacity</td><td>{{ trace.capacity | size }}</td></tr>{% endif %}
+</table></div>
+</body>
+</html>
+"""

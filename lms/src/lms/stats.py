@@ -1,0 +1,103 @@
+"""Counters of a session, as plain numbers and as text for people."""
+
+from __future__ import annotations
+
+from dataclasses import asdict, dataclass, fields
+
+from lms.units import format_size
+
+_SECONDS = frozenset(
+    {
+        "stall_out",
+        "stall_in",
+        "last_stall_out",
+        "last_stall_in",
+        "last_seconds",
+        "predicted_step_time",
+        "step_time",
+        "hook_time",
+    }
+)
+_COUNTS = frozenset({"steps", "passes", "misses", "replans"})
+
+
+@dataclass
+class Stats:
+    """What a session counted: sizes in bytes, times in seconds; None is what was not measured (yet).
+
+    `last_*` are of the last complete pass; the other sums run over the whole session.
+    """
+
+    steps: int = 0  # optimizer steps seen
+    passes: int = 0  # complete passes: from the first live record until none was live
+    limit: int | None = None  # most bytes the device may hold
+    budget: int | None = None  # most saved bytes that may stay on the device
+    floor: int | None = None  # the device's peak with a budget of zero
+    peak: int | None = None  # most bytes the device held
+    saved: int = 0  # bytes of all records of the last pass, each storage once
+    held_peak: int = 0  # most saved bytes on the device at once, copies in flight included
+    largest: int = 0  # bytes of the largest record
+    swapped_out: int = 0
+    swapped_in: int = 0
+    stall_out: float = 0.0  # computation waited for copies out
+    stall_in: float = 0.0  # computation waited for copies back
+    host_peak: int = 0
+    file_peak: int = 0
+    misses: int = 0  # fetches that no plan had foreseen
+    replans: int = 0
+    predicted_peak: int | None = None
+    predicted_step_time: float | None = None
+    step_time: float | None = None  # seconds from step to step, median
+    hook_time: float = 0.0  # seconds of the processor spent in LMS's own code
+    last_out: int = 0
+    last_in: int = 0
+    last_stall_out: float = 0.0
+    last_stall_in: float = 0.0
+    last_seconds: float = 0.0
+
+    def as_dict(self) -> dict[str, float | int | None]:
+        """The counters as a plain dict, in the order of the fields."""
+        return asdict(self)
+
+    def line(self) -> str:
+        """The session in one line."""
+        parts = [_plural(self.steps, "step"), _plural(self.passes, "pass")]
+        if self.peak is not None:
+            limit = f" of {format_size(self.limit)} allowed" if self.limit is not None else ""
+            parts.append(f"peak {format_size(self.peak)}{limit}")
+        parts.append(f"saved bytes on the device at most {format_size(self.held_peak)} of {format_size(self.saved)}")
+        if self.swapped_out:
+            parts.append(f"swapped {format_size(self.swapped_out)} out, {format_size(self.swapped_in)} back")
+            parts.append(f"waited {format_seconds(self.stall_out + self.stall_in)} for it")
+        else:
+            parts.append("nothing had to be swapped")
+        return ", ".join(parts)
+
+    def table(self) -> str:
+        """The counters one a line, with units."""
+        width = max(len(counter.name) for counter in fields(self))
+        return "\n".join(f"{name:<{width}}  {_value(name, value)}" for name, value in self.as_dict().items())
+
+
+def format_seconds(seconds: float) -> str:
+    """`seconds` for a person: `83 us`, `12.4 ms`, `3.21 s`, `4 min 05 s`."""
+    if abs(seconds) < 0.9995e-3:
+        return f"{seconds * 1e6:.0f} us"
+    if abs(seconds) < 0.9995:
+        return f"{seconds * 1e3:.3g} ms"
+    if abs(seconds) < 99.95:
+        return f"{seconds:.3g} s"
+    minutes, rest = divmod(round(seconds), 60)
+    return f"{minutes} min {rest:02d} s"
+
+
+def _value(name: str, value: float | int | None) -> str:
+    if value is None:
+        return "-"
+    if name in _COUNTS:
+        return str(value)
+    return format_seconds(value) if name in _SECONDS else format_size(value)
+
+
+def _plural(count: int, noun: str) -> str:
+    return f"{count} {noun}" if count == 1 else f"{count} {noun}{'es' if noun.endswith('s') else 's'}"

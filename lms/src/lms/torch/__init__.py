@@ -1,0 +1,1 @@
+"""LMS for PyTorch, on its public hooks."""

@@ -1,0 +1,261 @@
+"""`lms run` and `lms plan`: somebody's script, unchanged, in a process that is set up for it."""
+
+from __future__ import annotations
+
+import os
+import runpy
+import sys
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from importlib.util import find_spec
+from pathlib import Path
+from types import TracebackType
+from typing import TYPE_CHECKING
+
+from lms.console import say, warn
+from lms.errors import LMSError, UsageError
+from lms.files import write_aside
+from lms.link import Link
+from lms.options import Options
+from lms.stats import Stats, format_seconds
+from lms.trace import Trace
+from lms.units import format_size
+
+if TYPE_CHECKING:
+    from lms.plan import Plan
+    from lms.torch.session import Session
+
+# Best set before the process starts.
+ENVIRONMENT = {
+    # Storages come from mmap and go back to the system when they are freed: with glibc's own threshold, which grows,
+    # a 3D U-Net whose tensors were swapped peaked at 490 to 557 MB instead of 291.
+    "MALLOC_MMAP_THRESHOLD_": "65536",
+    # Page-aligns tensors of 2 MB and more, so that O_DIRECT needs no staging. Alone it did nothing for the peak
+    # (517 to 530 MB); together with the line above neither peak nor step time changed.
+    "THP_MEM_ALLOC_ENABLE": "1",
+    # Blocks of any size can be reused for any other, so that what was swapped out is not lost to fragmentation.
+    "PYTORCH_CUDA_ALLOC_CONF": "expandable_segments:True",
+}
+_RESTARTED = "_LMS_RESTARTED"  # the process that restarted itself, so that it does so once
+
+
+PASSES = 2  # complete passes that `lms plan` watches: the first warms caches and allocators up
+
+
+@dataclass(frozen=True)
+class Target:
+    """What to run: a script's path (or a folder or archive with __main__.py) or a module's name, and its arguments."""
+
+    name: str
+    args: tuple[str, ...] = ()
+    is_module: bool = False
+
+
+def missing_environment(environ: Mapping[str, str]) -> dict[str, str]:
+    """The variables of ENVIRONMENT that the user did not set himself."""
+    missing = {name: value for name, value in ENVIRONMENT.items() if name not in environ}
+    if "PYTORCH_ALLOC_CONF" in environ:  # the newer name; not every release with it reads it for CUDA, so not ours
+        missing.pop("PYTORCH_CUDA_ALLOC_CONF", None)
+    return missing
+
+
+def restart(argv: Sequence[str]) -> None:
+    """Replace this process by `python -m lms ARGV...` with ENVIRONMENT set; return when that has been done already."""
+    missing = missing_environment(os.environ)
+    if os.environ.pop(_RESTARTED, "") == str(os.getpid()) or not missing:
+        return
+    # Everything before our own arguments: interpreter options (-X, -W, -O, ...), then `-m lms` or the console script.
+    own = sys.orig_argv[1 : len(sys.orig_argv) - len(argv)]
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os.execve(
+        sys.executable,
+        [sys.executable, *own, *argv],
+        {**os.environ, **missing, _RESTARTED: str(os.getpid())},
+    )
+
+
+def run(target: Target, options: Options, *, trace: Path | None = None, report: Path | None = None) -> int:
+    """Run the target with LMS switched on; write the recorded step to `trace` and a page about it to `report`.
+
+    Both are written when the target fails, too, if a pass was recorded. Returns the exit status: 0, or 1 after an
+    exception, which is shown as python shows it. Raises LMSError, KeyboardInterrupt and SystemExit as the target does.
+    """
+    session = _start(options)
+    status, returned = 1, False
+    try:
+        status = _execute(target)
+        returned = True
+    finally:
+        problems = _finish(session, target, trace, report)
+        if returned and problems:
+            status = status or 1
+    return status
+
+
+def record(target: Target, options: Options) -> tuple[int, Trace | None, Link | None]:
+    """Run the target until it has made PASSES complete passes: the exit status so far, the step and the link.
+
+    Step and link are None when the target failed. Raises as `run`, and LMSError when it ended without one pass.
+    """
+    session = _start(options)
+    stop = _Stop(session)
+    try:
+        try:
+            status = _execute(target)
+        except _Enough:
+            status = 0
+        if status != 0:
+            return status, None, None
+        step = session.trace
+        if step is None:
+            raise LMSError(f"{target.name} ended before one pass was complete: {_NO_PASS}")
+        link = Link.from_dict(step.link) if step.link else session.link()
+        return 0, replace(step, link=link.to_dict()), link
+    finally:
+        stop.remove()
+        session.close()
+
+
+_NO_PASS = (
+    "nothing of min-size or more was saved for a backward pass on the main thread, so there was nothing to swap "
+    "(a script that does not train, trains on another device or thread, or stops before its first backward)"
+)
+
+
+class _Enough(BaseException):
+    """Ends a script that has run for long enough. No Exception, so that no `except Exception` of the script's stops it."""
+
+
+class _Stop:
+    """Raises _Enough from the first module call or optimizer step that follows the last pass to be watched."""
+
+    def __init__(self, session: Session) -> None:
+        from torch.nn.modules.module import register_module_forward_pre_hook
+        from torch.optim.optimizer import register_optimizer_step_post_hook
+
+        self._session = session
+        self._hooks = [register_module_forward_pre_hook(self._check), register_optimizer_step_post_hook(self._check)]
+
+    def remove(self) -> None:
+        """Watch no longer."""
+        for hook in self._hooks:
+            hook.remove()
+
+    def _check(self, *_: object) -> None:
+        passes = self._session.stats()["passes"]
+        if passes is not None and passes >= PASSES:
+            raise _Enough
+
+
+def _start(options: Options) -> Session:
+    from lms.torch.session import enable
+
+    session = enable(**options.keywords(), on_plan=_say_plan)
+    say(f"{session.describe()} ({options.why})")
+    return session
+
+
+def _say_plan(plan: Plan) -> None:
+    forecast = plan.forecast
+    peak = f"peak {format_size(forecast.resident_peak)}, " if forecast.resident_peak else ""
+    if not plan.moves:
+        say(f"plan: {peak}everything fits, nothing will be swapped")
+        return
+    computing = sum(span.end - span.start for span in forecast.spans if span.lane == "compute")
+    slower = f" ({forecast.seconds / computing:.2f} x its computation alone)" if computing else ""
+    say(
+        f"plan: {peak}at most {format_size(forecast.held_peak)} of saved bytes stay, {format_size(forecast.out)} go out "
+        f"and {format_size(forecast.back)} come back in each pass of {format_seconds(forecast.seconds)}{slower}"
+    )
+
+
+def _finish(session: Session, target: Target, trace: Path | None, report: Path | None) -> bool:
+    """Close the session, sum it up, write what was asked for; whether anything of that went wrong.
+
+    Never raises, so that an exception of the script's stays what it was.
+    """
+    problems = False
+    step, timeline, link = session.trace, session.timeline, None
+    if step is not None and (trace is not None or report is not None):
+        try:
+            link = Link.from_dict(step.link) if step.link else session.link()
+            step = replace(step, link=link.to_dict())
+        except LMSError as error:
+            warn(f"the link was not measured: {error}")
+            problems = True
+    try:
+        session.close()
+    except LMSError as error:
+        say(f"error: {error}")
+        problems = True
+    counters = session.stats()
+    if step is None:
+        warn(f"LMS had no effect: {_NO_PASS}")
+        for option, path in (("--trace", trace), ("--report", report)):
+            if path is not None:
+                warn(f"{option}={str(path)!r}: nothing written, because no pass was recorded")
+        return problems
+    say(Stats(**counters).line())  # type: ignore[arg-type]  # the keys of the dict are the fields
+    if trace is not None:
+        problems |= not _write("--trace", trace, step.to_json)
+    if report is not None:
+        from lms.report import render
+
+        title = f"{Path(target.name).name} {' '.join(target.args)}".strip()
+        problems |= not _write(
+            "--report",
+            report,
+            lambda: render(step, link=link, plan=session.plan, ran=timeline, stats=counters, title=title),
+        )
+    return problems
+
+
+def _write(option: str, path: Path, content: Callable[[], str]) -> bool:
+    try:
+        write_aside(path, content().encode())
+    except (OSError, LMSError) as error:
+        say(f"error: {option}={str(path)!r}: not written: {error}")
+        return False
+    say(f"wrote {path}")
+    return True
+
+
+def _execute(target: Target) -> int:
+    """Run the target as python does; 1 when it ended with an exception, which has been shown, else 0."""
+    sys.argv[:] = [target.name, *target.args]
+    if not sys.flags.safe_path:
+        # Our own entry (a console script's folder, or the working directory of `-m lms`) makes way for the target's.
+        del sys.path[0]
+    try:
+        if target.is_module:
+            if not sys.flags.safe_path:
+                sys.path.insert(0, os.getcwd())
+            if not _found(target.name):
+                raise UsageError(f"-m {target.name}: no module of that name; expected one that `python -m` could run")
+            runpy.run_module(target.name, run_name="__main__", alter_sys=True)
+        else:
+            if not sys.flags.safe_path and os.path.isfile(target.name):
+                sys.path.insert(0, os.path.dirname(os.path.realpath(target.name)))
+            runpy.run_path(target.name, run_name="__main__")
+    except LMSError:
+        raise
+    except Exception as error:
+        sys.excepthook(type(error), error, _own(error.__traceback__))
+        return 1
+    return 0
+
+
+def _found(module: str) -> bool:
+    try:
+        return find_spec(module) is not None
+    except ModuleNotFoundError:
+        return False
+
+
+def _own(traceback: TracebackType | None) -> TracebackType | None:
+    """The script's own part of a traceback: what python would show if it had been run without us."""
+    ours = (__file__, runpy.__file__, "<frozen runpy>")
+    while traceback is not None and traceback.tb_frame.f_code.co_filename in ours:
+        traceback = traceback.tb_next
+    return traceback

@@ -1,0 +1,211 @@
+"""From finished passes to guides for the passes to come: keeps the traces, makes the plans, refines them."""
+
+from __future__ import annotations
+
+import platform
+import statistics
+from collections.abc import Callable
+from dataclasses import replace
+
+import torch
+
+from lms.errors import LimitError
+from lms.link import Link
+from lms.plan import Plan, make_plan, plain_peak
+from lms.tiers.device import Device
+from lms.torch.engine import Engine
+from lms.torch.guide import Guide, Key
+from lms.torch.recorder import Recorder
+from lms.torch.swapper import Finished
+from lms.trace import Trace
+
+MOST_GUIDES = 64  # plans kept for as many shapes; the one that was used longest ago goes
+REFINED_AFTER = (1, 3)  # passes that followed a plan, after which it is made anew from better measurements
+CALIBRATION = 256 * 10**6  # bytes written and read when a link must be known before anything was moved
+
+
+class PassPlanner:
+    """Knows one plan for each sequence of accesses seen, and how much may stay while none is known."""
+
+    def __init__(
+        self,
+        device: Device,
+        engine: Engine,
+        *,
+        limit: int | None,
+        budget: int | None,
+        prefetch: int | None,
+        write_ahead: int | None,
+        on_plan: Callable[[Plan], None] | None,
+    ) -> None:
+        self.device = device
+        self.engine = engine
+        self.limit = limit
+        self.fixed_budget = budget
+        self.prefetch = prefetch
+        self.write_ahead = write_ahead
+        self.on_plan = on_plan
+        self.guides: list[Guide] = []  # most recently used last
+        self.current: Guide | None = None  # of the last complete pass
+        self.last: Finished | None = None
+        self.passes = 0
+        self.replans = 0
+        self.peak = 0
+        self.held_peak = 0
+        self._refused: LimitError | None = None
+        self._recorder: Recorder | None = None
+        self._worst = 0  # what LMS does not hold, at most, in the last pass that was measured
+        self._largest = 0
+        self._margin = 0  # what earlier plans' real peaks went over the limit
+
+    # What the swapper asks
+
+    def choose(self, keys: list[Key]) -> Guide | None:
+        """The guide for a pass that begins with `keys`. Raises LimitError when the last pass showed that none can be."""
+        if self._refused is not None:
+            refused, self._refused = self._refused, None
+            raise refused
+        for guide in reversed(self.guides):
+            if guide.began_like(keys):
+                self.guides.remove(guide)
+                self.guides.append(guide)
+                return guide
+        return None
+
+    def budget(self) -> int:
+        """Bytes that may stay in a pass without a plan."""
+        if self.fixed_budget is not None:
+            return self.fixed_budget
+        assert self.limit is not None
+        worst = max(self._worst, self._recorder.worst if self._recorder is not None else 0)
+        # The next operation may make one record and need another's worth of scratch before it can be measured.
+        return max(0, self.limit - self._margin - worst - 2 * self._largest)
+
+    def recorder(self, present: int) -> Recorder:
+        """A recorder for the pass that begins. Early passes measure memory too; later ones only time."""
+        settled = self.current is not None and self.current.passes > max(REFINED_AFTER)
+        self._recorder = Recorder(
+            self.device, measure=not settled, timed=self.device.name == "cpu" or not settled, present=present
+        )
+        return self._recorder
+
+    # What the session asks
+
+    @property
+    def trace(self) -> Trace | None:
+        """The pass that the current plan was made for."""
+        return self.current.trace if self.current is not None else None
+
+    @property
+    def plan(self) -> Plan | None:
+        """The current plan."""
+        return self.current.plan if self.current is not None else None
+
+    def note(self, finished: Finished) -> None:
+        """Learn from a complete pass."""
+        recorder = finished.recorder
+        self.passes += 1
+        self.peak = max(self.peak, recorder.peak)
+        self.held_peak = max(self.held_peak, finished.counters.held_peak)
+        self._largest = max([self._largest, *recorder.nbytes])
+        if recorder.truncated or "use" not in recorder.kinds:
+            return  # it never ended, or nobody went backward: nothing to plan for
+        self._worst = recorder.worst or self._worst
+        self.last = finished
+        if finished.guide is None:
+            self._learn(finished)
+        else:
+            self._refine(finished.guide, finished)
+
+    def link(self) -> Link:
+        """The link to the tier below, measured on what was moved, or else by moving something now."""
+        return self.engine.link() or self.engine.calibrate(CALIBRATION)
+
+    # Plans
+
+    def _learn(self, finished: Finished) -> None:
+        recorder = finished.recorder
+        trace = self._trace(recorder)
+        plan = self._plan(trace)
+        if plan is None:
+            return
+        if self.guides:
+            self.replans += 1
+        self.current = Guide(recorder.keys(), trace, plan)
+        self.guides.append(self.current)
+        del self.guides[:-MOST_GUIDES]
+        if self.on_plan is not None:
+            self.on_plan(plan)
+
+    def _refine(self, guide: Guide, finished: Finished) -> None:
+        recorder = finished.recorder
+        self.current = guide
+        guide.passes += 1
+        if recorder.timed and guide.passes <= max(REFINED_AFTER):
+            guide.samples.append(recorder.gaps())
+        over = recorder.peak - self.limit if self.limit is not None and recorder.measure else 0
+        if over > 0 and guide.plan.moves:
+            self._margin += over
+        elif guide.passes not in REFINED_AFTER:
+            return
+        trace = self._trace(recorder)
+        if guide.samples:
+            gaps = [statistics.median(column) for column in zip(*guide.samples, strict=True)]
+        else:
+            gaps = [*(access.seconds for access in guide.trace.accesses), guide.trace.tail]
+        measured = trace if recorder.measure else guide.trace
+        trace = replace(
+            trace,
+            accesses=tuple(
+                replace(access, seconds=gap, other=seen.other)
+                for access, gap, seen in zip(trace.accesses, gaps, measured.accesses, strict=False)
+            ),
+            tail=gaps[-1],
+            tail_other=measured.tail_other,
+            records=tuple(
+                replace(new, let_go=new.let_go if new.let_go is not None else old.let_go)
+                for new, old in zip(trace.records, guide.trace.records, strict=True)
+            ),
+        )
+        plan = self._plan(trace)
+        if plan is not None:
+            self.replans += plan.moves != guide.plan.moves
+            guide.trace = trace
+            guide.follow(plan)
+
+    def _trace(self, recorder: Recorder) -> Trace:
+        link = self.engine.link()
+        return recorder.trace(self.device.capacity(), link.to_dict() if link is not None else {}, machine())
+
+    def _plan(self, trace: Trace) -> Plan | None:
+        limit = None if self.limit is None else self.limit - self._margin
+        if self.fixed_budget is not None:
+            fits = max(trace.live, default=0) <= self.fixed_budget
+        else:
+            fits = plain_peak(trace) <= (limit or 0)
+        # Nothing will move over it, so its figures do not matter and measuring it would cost the user time.
+        link = Link("none needed", 1e9, 1e9) if fits else self.link()
+        try:
+            return make_plan(
+                trace,
+                link,
+                limit=limit,
+                budget=self.fixed_budget,
+                prefetch=self.prefetch,
+                write_ahead=self.write_ahead,
+            )
+        except LimitError as refused:
+            self._refused = refused
+            return None
+
+
+def machine() -> dict[str, str]:
+    """What the figures were measured on."""
+    return {
+        "system": f"{platform.system()} {platform.release()} {platform.machine()}",
+        "python": platform.python_version(),
+        "torch": torch.__version__,
+        "threads": str(torch.get_num_threads()),
+    }
+
+

@@ -1,0 +1,169 @@
+"""Recording of one pass: cheap appends while it runs, a Trace afterwards."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Literal
+
+from lms.tiers.device import Device, Mark
+from lms.transfer import Copy
+from lms.timeline import Span, Timeline
+from lms.trace import Access, Record, Trace
+
+
+class Recorder:
+    """The accesses of the pass under way, with a mark of the compute's time at the entry and exit of each hook.
+
+    With `measure` the device's peak is read at each access too: what LMS does not hold is then known for every
+    stretch of the pass, scratch memory inside single operations included.
+    """
+
+    MAX_ACCESSES = 1_000_000  # a pass that long never ends, because somebody keeps a graph: its rest is not recorded
+
+    def __init__(self, device: Device, *, measure: bool, timed: bool, present: int = 0) -> None:
+        self.device = device
+        self.measure = measure
+        self.timed = timed
+        self.kinds: list[str] = []
+        self.order: list[int] = []  # the record of each access
+        self.marks: list[Mark] = [device.mark()] if timed else []  # start, then entry and exit of each hook, end
+        self.other: list[int] = []
+        self.held: list[int] = []  # bytes held after each access
+        self.saves: list[list[int]] = []
+        self.uses: list[list[int]] = []
+        self.freed: list[int] = []
+        self.let_go: list[int | None] = []
+        self.nbytes: list[int] = []
+        self.pinned: list[bool] = []
+        self.labels: list[tuple[str, str, tuple[int, ...]]] = []
+        self.copies: list[tuple[Literal["out", "back"], int, Copy]] = []  # direction, record, copy
+        self.peak = device.peak()
+        self.worst = 0  # the largest of `other` so far
+        if measure:
+            device.reset_peak()
+        self._present = present  # bytes of saved storages on the device when the hook before was left
+
+    @property
+    def position(self) -> int:
+        """The number of the next access."""
+        return len(self.order)
+
+    @property
+    def truncated(self) -> bool:
+        """Whether the pass outgrew its recording."""
+        return len(self.order) >= self.MAX_ACCESSES
+
+    def enter(self) -> None:
+        """A hook begins: the computation since the hook before ends here."""
+        if self.truncated:
+            return
+        if self.timed:
+            self.marks.append(self.device.mark())
+        if self.measure:
+            self._note(self.device.peak())
+
+    def _note(self, peak: int) -> None:
+        self.peak = max(self.peak, peak)
+        other = max(1, peak - self._present)  # zero means "not measured"
+        self.worst = max(self.worst, other)
+        self.other.append(other)
+
+    def leave(self, held: int, present: int) -> None:
+        """A hook ends: `held` bytes are held by LMS, `present` bytes of saved storages are on the device."""
+        if self.truncated:
+            return
+        self.held.append(held)
+        if self.measure:
+            self._present = present
+            self.device.reset_peak()
+        if self.timed:
+            self.marks.append(self.device.mark())
+
+    def new(self, nbytes: int, label: tuple[str, str, tuple[int, ...]], *, pinned: bool) -> int:
+        """Number a record that is saved for the first time."""
+        self.nbytes.append(nbytes)
+        self.saves.append([])
+        self.uses.append([])
+        self.freed.append(-1)
+        self.let_go.append(None)
+        self.pinned.append(pinned)
+        self.labels.append(label)
+        return len(self.nbytes) - 1
+
+    def access(self, kind: str, index: int) -> None:
+        """One access of record `index`."""
+        if self.truncated:
+            return
+        (self.saves if kind == "save" else self.uses)[index].append(self.position)
+        self.kinds.append(kind)
+        self.order.append(index)
+
+    def keys(self) -> list[tuple[str, int, int]]:
+        """What identifies each access when a later pass is compared with this one."""
+        return [(kind, index, self.nbytes[index]) for kind, index in zip(self.kinds, self.order, strict=True)]
+
+    def finish(self) -> None:
+        """The pass ends: no record is live."""
+        if self.timed:
+            self.marks.append(self.device.mark())
+        if self.measure:
+            self._note(self.device.peak())
+
+    def gaps(self) -> list[float]:
+        """Seconds of computation before each access, and in the tail, once the pass is finished."""
+        if not self.timed:
+            return [0.0] * (len(self.order) + 1)
+        return self.device.elapsed(self.marks)[::2]
+
+    def timeline(self) -> Timeline:
+        """The pass as it ran. Copies are in it where their engine says when they ran."""
+        seconds = self.device.elapsed(self.marks)
+        spans: list[Span] = []
+        held = [(0.0, 0)]
+        now = 0.0
+        for at, (gap, hook) in enumerate(zip(seconds[::2], [*seconds[1::2], 0.0], strict=True)):
+            spans.append(Span("compute", now, now + gap))
+            now += gap
+            if hook:
+                spans.append(Span("stall", now, now + hook))
+                now += hook
+                held.append((now, self.held[at]))
+        start = self.marks[0]
+        for lane, index, copy in self.copies:
+            if copy.span is not None and isinstance(start, float):
+                spans.append(Span(lane, copy.span[0] - start, copy.span[1] - start, copy.nbytes, index))
+        return Timeline(tuple(spans), tuple(held))
+
+    def trace(self, capacity: int, link: Mapping[str, object], machine: Mapping[str, str]) -> Trace:
+        """The pass as plain data."""
+        gaps = self.gaps()
+        end = len(self.order)
+        other = self.other if self.measure else [0] * (end + 1)
+        records = tuple(
+            Record(
+                nbytes=self.nbytes[index],
+                saves=tuple(self.saves[index]),
+                uses=tuple(self.uses[index]),
+                freed=self.freed[index] if self.freed[index] >= 0 else end,
+                let_go=self.let_go[index],
+                pinned=self.pinned[index],
+                module=module,
+                dtype=dtype,
+                shape=shape,
+            )
+            for index, (module, dtype, shape) in enumerate(self.labels)
+        )
+        accesses = tuple(
+            Access("save" if kind == "save" else "use", index, gaps[at], other[at])
+            for at, (kind, index) in enumerate(zip(self.kinds, self.order, strict=True))
+        )
+        return Trace(
+            records=records,
+            accesses=accesses,
+            device=self.device.name,
+            capacity=capacity,
+            tail=gaps[-1],
+            tail_other=other[end],
+            link=link,
+            machine=machine,
+        )

@@ -1,0 +1,161 @@
+"""Saved tensors as LMS keeps them: a record for each (storage, version), a view for each tensor saved of it."""
+
+from __future__ import annotations
+
+import enum
+import weakref
+from collections import deque
+
+import torch
+
+from lms.transfer import Copy, Slot
+
+
+class State(enum.Enum):
+    """Where a record's bytes are."""
+
+    HERE = enum.auto()  # in the storage that the forward made
+    LEAVING = enum.auto()  # there still, with a copy out in flight
+    OUT = enum.auto()  # in the tier below only
+    COMING = enum.auto()  # a copy back in flight
+    BACK = enum.auto()  # in a storage that LMS made
+    DEAD = enum.auto()
+
+
+class View:
+    """One saved tensor: its geometry, and an alias that shares its version counter.
+
+    While the record is resident the alias shares the storage too. `vacate` takes the storage away and keeps the
+    counter, so that a change in place is noticed however long the bytes have been away.
+    """
+
+    __slots__ = ("alias", "dtype", "offset", "size", "stride", "version")
+
+    def __init__(self, tensor: torch.Tensor) -> None:
+        self.alias = tensor.detach()
+        self.version = tensor._version
+        self.dtype = tensor.dtype
+        self.size = tensor.size()
+        self.stride = tensor.stride()
+        self.offset = tensor.storage_offset()
+
+    def vacate(self) -> None:
+        """Let go of the storage."""
+        self.alias.data = torch.empty(0, dtype=self.dtype, device=self.alias.device)
+
+    def over(self, flat: torch.Tensor) -> torch.Tensor:
+        """The saved tensor again, over the bytes of `flat` (1-D uint8)."""
+        start = flat.storage_offset() // self.dtype.itemsize + self.offset
+        tensor = torch.empty(0, dtype=self.dtype, device=flat.device)
+        return tensor.set_(flat.untyped_storage(), start, self.size, self.stride)  # type: ignore[call-overload, no-any-return]
+
+    def check(self) -> None:
+        """Raise what plain autograd raises when the tensor was changed in place since it was saved.
+
+        Autograd leaves the check to whoever installs saved-tensor hooks.
+        """
+        if self.alias._version != self.version:
+            raise RuntimeError(
+                "one of the variables needed for gradient computation has been modified by an inplace operation: "
+                f"[{self.alias.type()} {list(self.size)}] is at version {self.alias._version}; expected version "
+                f"{self.version} instead. Hint: enable anomaly detection to find the operation that failed to compute "
+                "its gradient, with torch.autograd.set_detect_anomaly(True)."
+            )
+
+
+class LiveRecord:
+    """A record while autograd holds at least one handle on it."""
+
+    __slots__ = (
+        "arrival",
+        "departure",
+        "flat",
+        "held",
+        "index",
+        "key",
+        "nbytes",
+        "origin",
+        "pinned",
+        "slot",
+        "state",
+        "views",
+    )
+
+    def __init__(self, index: int, key: tuple[int, int], storage: torch.UntypedStorage) -> None:
+        self.index = index  # within its pass, in the order of first saves
+        self.key = key
+        self.nbytes = storage.nbytes()
+        self.origin: weakref.ref[torch.UntypedStorage] | None = None  # dies with the storage that the forward made
+        self.state = State.HERE
+        self.views: list[View] = []
+        self.held = 0  # bytes that LMS keeps on the device for it
+        self.pinned = False  # another owner outlives the pass, so there is nothing to gain
+        self.slot: Slot | None = None  # where the tier below holds its bytes, or is about to
+        self.departure: Copy | None = None
+        self.arrival: Copy | None = None
+        self.flat: torch.Tensor | None = None  # its bytes in a storage that LMS made
+
+    @property
+    def clean(self) -> bool:
+        """Whether the tier below holds the bytes, so that memory can be dropped without a copy."""
+        return self.slot is not None and self.departure is None
+
+    def source(self) -> torch.Tensor:
+        """The storage's bytes, 1-D uint8."""
+        alias = self.views[0].alias
+        flat = torch.empty(0, dtype=torch.uint8, device=alias.device)
+        return flat.set_(alias.untyped_storage(), 0, (self.nbytes,), (1,))  # type: ignore[call-overload, no-any-return]
+
+
+class Handle:
+    """What autograd keeps instead of a saved tensor. Its end is the news that the view is not needed any more."""
+
+    __slots__ = ("_ended", "record", "view")
+
+    def __init__(self, record: LiveRecord, view: View, ended: Ended) -> None:
+        self.record = record
+        self.view = view
+        self._ended = ended
+
+    def __del__(self) -> None:
+        self._ended.note(self.record, self.view)
+
+
+class Kept:
+    """What autograd keeps for a tensor that stays where it is: an alias without history, and its version."""
+
+    __slots__ = ("alias", "version")
+
+    def __init__(self, tensor: torch.Tensor) -> None:
+        self.alias = tensor.detach()
+        self.version = tensor._version
+
+
+class Ended:
+    """Ends of handles, noted in destructors that may run on any thread, at any time, even inside the swapper's lock."""
+
+    def __init__(self) -> None:
+        self.queue: deque[tuple[LiveRecord, View]] = deque()
+        self.drain = lambda: None  # set by the swapper
+
+    def note(self, record: LiveRecord, view: View) -> None:
+        """Queue the news, and have it dealt with now if nobody holds the lock."""
+        self.queue.append((record, view))
+        self.drain()
+
+
+def movable(tensor: torch.Tensor, device: torch.device) -> bool:
+    """Whether the tensor is plain bytes on `device`.
+
+    Subclasses, sparse, nested, quantised, meta and fake tensors are not, nor lazily conjugated or negated views.
+    """
+    return (
+        (type(tensor) is torch.Tensor or type(tensor) is torch.nn.Parameter)
+        and tensor.device == device
+        and tensor.layout is torch.strided
+        and not tensor.is_quantized
+        and not tensor.is_nested
+        and not tensor.is_conj()
+        and not tensor.is_neg()
+        and not torch._C._functorch.is_functorch_wrapped_tensor(tensor)
+    )

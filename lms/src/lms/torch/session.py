@@ -1,0 +1,348 @@
+"""A session: LMS switched on for the models of one process, from `with lms.LMS(...)` or `lms.enable(...)`."""
+
+from __future__ import annotations
+
+import os
+import statistics
+import tempfile
+import threading
+import time
+import warnings
+from collections.abc import Callable, Iterable, Sequence
+from pathlib import Path
+from types import TracebackType
+from typing import TypeVar
+
+import torch
+from torch.autograd.graph import saved_tensors_hooks
+from torch.optim.optimizer import Optimizer, register_optimizer_step_post_hook
+
+from lms.errors import UsageError
+from lms.link import Link
+from lms.options import Options
+from lms.plan import Plan
+from lms.stats import Stats
+from lms.timeline import Timeline
+from lms.torch.engine import device_for, make_engine
+from lms.torch.guide import Guide, Key
+from lms.torch.modules import ModuleStack
+from lms.torch.planner import PassPlanner
+from lms.torch.recorder import Recorder
+from lms.torch.swapper import SavedTensorSwapper
+from lms.trace import Trace
+from lms.units import format_size
+
+T = TypeVar("T")
+
+_open: Session | None = None  # hooks are one per thread and the device is one per process, so sessions do not nest
+
+
+class Session:
+    """Large model support for one training run.
+
+    Args:
+        model: the module or modules that train; None finds parameters by what they are (leaves that require grad).
+        optimizer: the optimizer or optimizers whose steps are counted; None counts the first that steps.
+        limit: most bytes that the device may hold, such as 12_000_000_000, "12GB" or "12GiB". On CUDA the allocator's
+            allocated bytes, on a CPU the process's resident set.
+        frac: the same as a share of the device's capacity, in (0, 1]; 0.9 when none of limit, frac and budget is given.
+        budget: most bytes of saved tensors that may stay on the device, whatever else it holds; 0 is allowed.
+        min_size: storages smaller than this stay.
+        swap: what may move; so far "activations" only.
+        spill_dir: folder of the file tier; on a CPU the temporary folder by default.
+        host_limit: most pinned host memory on CUDA; past it the file tier, or an error.
+        prefetch: accesses that a copy back may start ahead of its use; the plan's choice by default.
+        write_ahead: copies out that may be in flight; the plan's choice by default.
+        verify: compare a checksum of everything that is swapped when it comes back.
+        device: where the model trains; by default where its parameters are.
+        on_plan: called with each new plan before it is first followed.
+
+    Acts on the thread that opens it. Raises UsageError for a wrong argument and for a session inside another.
+    """
+
+    def __init__(
+        self,
+        model: torch.nn.Module | Iterable[torch.nn.Module] | None = None,
+        optimizer: Optimizer | Iterable[Optimizer] | None = None,
+        *,
+        limit: int | str | None = None,
+        frac: float | str | None = None,
+        budget: int | str | None = None,
+        min_size: int | str | None = None,
+        swap: Sequence[str] | str | None = None,
+        spill_dir: str | os.PathLike[str] | None = None,
+        host_limit: int | str | None = None,
+        prefetch: int | None = None,
+        write_ahead: int | None = None,
+        verify: bool | None = None,
+        device: str | torch.device | None = None,
+        on_plan: Callable[[Plan], None] | None = None,
+    ) -> None:
+        self.options = Options.parse(
+            limit=limit,
+            frac=frac,
+            budget=budget,
+            min_size=min_size,
+            swap=swap,
+            spill_dir=spill_dir,
+            host_limit=host_limit,
+            prefetch=prefetch,
+            write_ahead=write_ahead,
+            verify=verify,
+        )
+        self._models = _listed(model, torch.nn.Module, "model")
+        self._optimizers = _listed(optimizer, Optimizer, "optimizer")
+        self._torch_device = _device(device, self._models)
+        self._on_plan = on_plan
+        self._is_open = False
+        self._opened = False
+
+    # Life
+
+    def __enter__(self) -> Session:
+        return self.open()
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+    def open(self) -> Session:
+        """Switch LMS on, on this thread."""
+        global _open
+        if _open is not None:
+            raise UsageError("a session is open already, and sessions do not nest: close it first (lms.disable())")
+        if self._opened:
+            raise UsageError("this session was closed: make a new one")
+        self._opened = True
+        self._thread = threading.get_ident()
+        self.device = device_for(self._torch_device)
+        if (warning := self.device.prepare()) is not None:
+            warnings.warn(warning, RuntimeWarning, stacklevel=3)
+        options = self.options
+        cuda = self._torch_device.type == "cuda"
+        if options.host_limit is not None and not cuda:
+            warnings.warn(
+                "host_limit has no effect on a CPU device: host memory is the device", RuntimeWarning, stacklevel=3
+            )
+        spill_dir = options.spill_dir or (None if cuda else Path(tempfile.gettempdir()))
+        self.limit = options.limit
+        if options.frac is not None:
+            self.limit = int(options.frac * self.device.capacity())
+        self.engine = make_engine(
+            self._torch_device, spill_dir=spill_dir, host_limit=options.host_limit, verify=options.verify
+        )
+        self._modules = ModuleStack(self._models)
+        self._planner = PassPlanner(
+            self.device,
+            self.engine,
+            limit=self.limit,
+            budget=options.budget,
+            prefetch=options.prefetch,
+            write_ahead=options.write_ahead,
+            on_plan=self._on_plan,
+        )
+        self._swapper = SavedTensorSwapper(
+            self.device,
+            self._torch_device,
+            self.engine,
+            min_size=options.min_size,
+            budget=self._planner.budget,
+            choose=self._choose,
+            recorder=self._recorder,
+            module=self._modules.name,
+        )
+        self._swapper.write_ahead = options.write_ahead
+        for model in self._models:
+            for tensor in (*model.parameters(), *model.buffers()):
+                if tensor.layout is torch.strided and type(tensor) in (torch.Tensor, torch.nn.Parameter):
+                    self._swapper.stays(tensor.untyped_storage())
+        self.device.reset_peak()
+        self._steps = 0
+        self._step_times: list[float] = []
+        self._stepped: float | None = None
+        self._first_optimizer: int | None = None
+        if self._optimizers:
+            self._step_hooks = [o.register_step_post_hook(self._after_step) for o in self._optimizers]
+        else:
+            self._step_hooks = [register_optimizer_step_post_hook(self._after_step)]
+        self._hooks = saved_tensors_hooks(self._swapper.pack, self._unpack)
+        self._hooks.__enter__()
+        self._modules.watch(True)
+        self._is_open = True
+        _open = self
+        return self
+
+    def close(self) -> None:
+        """Switch LMS off. What is still saved can be used; its memory is given back when the last of it is freed."""
+        global _open
+        if not self._is_open:
+            return
+        if threading.get_ident() != self._thread:
+            raise UsageError("close the session on the thread that opened it: saved-tensor hooks are thread-local")
+        self._is_open = False
+        _open = None
+        self._modules.watch(False)
+        self._hooks.__exit__(None, None, None)
+        for hook in self._step_hooks:
+            hook.remove()
+        self._final_peak = self.device.peak()
+        self._swapper.stop(self.engine.close)
+
+    # What it found out
+
+    def stats(self) -> dict[str, float | int | None]:
+        """The session in figures: seconds and bytes. `docs/python.md` says what each is."""
+        self._learn()
+        planner, counters = self._planner, self._swapper.counters
+        plan, trace, last = planner.plan, planner.trace, planner.last
+        usage = self.engine.usage()
+        stats = Stats(
+            steps=self._steps,
+            passes=planner.passes,
+            limit=self.limit,
+            budget=plan.budget if plan is not None else self.options.budget,
+            floor=(plan.floor or None) if plan is not None else None,
+            peak=max(planner.peak, self.device.peak() if self._is_open else self._final_peak),
+            saved=trace.saved if trace is not None else 0,
+            held_peak=max(planner.held_peak, counters.held_peak),
+            largest=trace.largest if trace is not None else 0,
+            swapped_out=counters.out,
+            swapped_in=counters.back,
+            stall_out=counters.stall_out,
+            stall_in=counters.stall_in,
+            host_peak=usage.get("host_peak", 0),
+            file_peak=usage.get("file_peak", 0),
+            misses=counters.misses,
+            replans=planner.replans,
+            predicted_peak=(plan.forecast.resident_peak or None) if plan is not None else None,
+            predicted_step_time=plan.forecast.seconds if plan is not None else None,
+            step_time=statistics.median(self._step_times) if self._step_times else None,
+            hook_time=counters.hook,
+        )
+        if last is not None:
+            stats.last_out, stats.last_in = last.counters.out, last.counters.back
+            stats.last_stall_out, stats.last_stall_in = last.counters.stall_out, last.counters.stall_in
+            stats.last_seconds = last.seconds
+        return stats.as_dict()
+
+    @property
+    def trace(self) -> Trace | None:
+        """The recorded pass that the current plan was made for; None before the first complete pass."""
+        self._learn()
+        return self._planner.trace
+
+    @property
+    def plan(self) -> Plan | None:
+        """What was decided and why; None before the first complete pass."""
+        self._learn()
+        return self._planner.plan
+
+    @property
+    def timeline(self) -> Timeline | None:
+        """The last complete pass as it ran; None before there is one, and where its times were not taken."""
+        self._learn()
+        last = self._planner.last
+        return last.recorder.timeline() if last is not None and last.recorder.timed else None
+
+    def link(self) -> Link:
+        """The link to the tier below: measured on what was moved, or else by moving something now."""
+        return self._planner.link()
+
+    def describe(self) -> str:
+        """What is swapped, where to, and under which bound: one line."""
+        options = self.options
+        if options.budget is not None:
+            bound = f"{format_size(options.budget)} of saved bytes stay"
+        else:
+            assert self.limit is not None
+            bound = f"limit {format_size(self.limit)} of {format_size(self.device.capacity())}"
+        return f"swapping {', '.join(options.swap)} from {self.device.name} to {self.engine.name}: {bound}"
+
+    # What others call
+
+    def _choose(self, keys: list[Key]) -> Guide | None:
+        self._learn()
+        guide = self._planner.choose(keys)
+        if len(keys) == 1:
+            self._modules.watch(guide is None)
+        return guide
+
+    def _recorder(self, present: int) -> Recorder:
+        return self._planner.recorder(present)
+
+    def _learn(self) -> None:
+        while self._swapper.finished:
+            self._planner.note(self._swapper.finished.popleft())
+
+    def _unpack(self, packed: object) -> torch.Tensor:
+        # A GPU's backward runs on threads of autograd's own; only a thread that Python started was somebody's choice.
+        if threading.get_ident() != self._thread and threading.current_thread() in _started():
+            self._modules.warn_of_thread("a backward")
+        return self._swapper.unpack(packed)  # type: ignore[arg-type]
+
+    def _after_step(self, optimizer: Optimizer, _args: object, _kwargs: object) -> None:
+        if self._first_optimizer is None:
+            self._first_optimizer = id(optimizer)
+        if id(optimizer) != self._first_optimizer:
+            return
+        now = time.perf_counter()
+        if self._stepped is not None:
+            self._step_times.append(now - self._stepped)
+        self._stepped = now
+        self._steps += 1
+
+
+LMS = Session
+
+
+def enable(
+    model: torch.nn.Module | Iterable[torch.nn.Module] | None = None,
+    optimizer: Optimizer | Iterable[Optimizer] | None = None,
+    **options: object,
+) -> Session:
+    """Switch LMS on for the rest of the process, or until `disable`; arguments as for `LMS`. Acts on this thread."""
+    return Session(model, optimizer, **options).open()  # type: ignore[arg-type]
+
+
+def disable() -> None:
+    """Switch LMS off, if it is on."""
+    if _open is not None:
+        _open.close()
+
+
+def _after_fork() -> None:
+    # The copying threads stayed in the parent: a DataLoader's worker must neither swap nor wait for them.
+    if _open is not None:
+        _open._swapper.active = False
+
+
+os.register_at_fork(after_in_child=_after_fork)
+
+
+def _started() -> list[threading.Thread]:
+    return [thread for thread in threading.enumerate() if not isinstance(thread, threading._DummyThread)]
+
+
+def _listed(given: T | Iterable[T] | None, kind: type[T], argument: str) -> list[T]:
+    if given is None:
+        return []
+    items = [given] if isinstance(given, kind) else list(given) if isinstance(given, Iterable) else [given]
+    for item in items:
+        if not isinstance(item, kind):
+            raise UsageError(f"{argument}: expected a {kind.__name__} or several, found {type(item).__name__}")
+    return items  # type: ignore[return-value]
+
+
+def _device(given: str | torch.device | None, models: Sequence[torch.nn.Module]) -> torch.device:
+    """Where the training happens: as given, or where the first parameter is, or the GPU when there is one."""
+    if given is not None:
+        device = torch.device(given)
+    else:
+        parameter = next((p for model in models for p in model.parameters()), None)
+        device = parameter.device if parameter is not None else torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    if device.type not in ("cpu", "cuda"):
+        raise UsageError(f"device={str(device)!r}: expected 'cpu' or 'cuda'")
+    if device.type == "cuda" and device.index is None:
+        device = torch.device("cuda", torch.cuda.current_device())
+    return device

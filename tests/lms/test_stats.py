@@ -1,0 +1,73 @@
+"""Counters of a session."""
+
+import json
+
+import pytest
+
+from lms.stats import Stats, format_seconds
+
+KEYS = """steps passes limit budget floor peak saved held_peak largest swapped_out swapped_in stall_out stall_in host_peak
+file_peak misses replans predicted_peak predicted_step_time step_time hook_time last_out last_in last_stall_out
+last_stall_in last_seconds""".split()
+
+
+def test_the_dict_has_the_documented_keys_and_plain_values() -> None:
+    stats = Stats(steps=3, limit=10**9).as_dict()
+    assert list(stats) == KEYS
+    assert json.loads(json.dumps(stats)) == stats
+    assert stats["steps"] == 3
+
+
+def test_what_was_not_measured_is_none_and_what_was_not_counted_is_zero() -> None:
+    stats = Stats().as_dict()
+    assert stats["peak"] is None
+    assert stats["predicted_step_time"] is None
+    assert stats["swapped_out"] == 0
+
+
+def test_the_dict_is_a_copy() -> None:
+    stats = Stats()
+    stats.as_dict()["steps"] = 99
+    assert stats.steps == 0
+
+
+def test_the_line_says_what_was_swapped_and_what_was_waited_for() -> None:
+    line = Stats(
+        steps=10, passes=11, limit=4 * 10**9, peak=3_900_000_000, saved=2 * 10**9, held_peak=10**9,
+        swapped_out=11 * 10**9, swapped_in=10 * 10**9, stall_out=0.25, stall_in=0.5,
+    ).line()  # fmt: skip
+    assert "\n" not in line
+    for part in ("10 steps", "11 passes", "3.9 GB of 4 GB", "1 GB of 2 GB", "11 GB out", "10 GB back", "750 ms"):
+        assert part in line
+
+
+def test_the_line_says_when_nothing_had_to_be_swapped() -> None:
+    assert "nothing had to be swapped" in Stats(steps=1, passes=1).line()
+    assert Stats(steps=1, passes=1).line().startswith("1 step, 1 pass, ")
+
+
+def test_the_table_has_one_line_a_counter_with_its_unit() -> None:
+    table = Stats(steps=3, limit=10**9, step_time=1.5).table().splitlines()
+    rows = dict(line.split(maxsplit=1) for line in table)
+    assert list(rows) == KEYS
+    assert rows["steps"] == "3"
+    assert rows["limit"] == "1 GB"
+    assert rows["step_time"] == "1.5 s"
+    assert rows["peak"] == "-"
+
+
+@pytest.mark.parametrize(
+    ("seconds", "text"),
+    [
+        (0.0, "0 us"),
+        (83e-6, "83 us"),
+        (0.0124, "12.4 ms"),
+        (0.99949, "999 ms"),
+        (0.9996, "1 s"),
+        (3.214, "3.21 s"),
+        (99.94, "99.9 s"),
+        (245.0, "4 min 05 s"),
+    ],
+)
+def test_a_time_is_shown_in_the_unit_that_suits_it(seconds: float, text: str) -> None:
+    assert format_seconds(seconds) == text

@@ -1,0 +1,49 @@
+import re
+import shutil
+import subprocess
+from pathlib import Path
+
+ROOT = Path(__file__).parents[1]
+TARGETS = ("setup", "demo", "test", "test-all", "lint", "bench", "gpu-check", "clean", "help")
+
+
+def make(*arguments: str) -> str:
+    done = subprocess.run(
+        ["make", "--no-print-directory", *arguments], cwd=ROOT, capture_output=True, text=True, check=True
+    )
+    return done.stdout
+
+
+def test_help_lists_every_target() -> None:
+    rules = re.findall(r"^([a-z][a-z-]*):", (ROOT / "Makefile").read_text(), re.MULTILINE)
+    listed = [line.split()[1] for line in make("help").splitlines()]
+    assert listed == rules
+    assert set(TARGETS) <= set(listed)
+
+
+def test_make_alone_prints_the_help() -> None:
+    assert make() == make("help")
+
+
+def test_every_target_is_phony() -> None:
+    text = (ROOT / "Makefile").read_text()
+    phony = re.search(r"^\.PHONY: (.*)$", text, re.MULTILINE)
+    assert phony
+    assert set(phony[1].split()) == set(re.findall(r"^([a-z][a-z-]*):", text, re.MULTILINE))
+
+
+def test_every_script_that_make_and_ci_call_exists_and_may_be_run() -> None:
+    called = set(re.findall(r"\bci/\w+\b", (ROOT / "Makefile").read_text())) | {".ci/run"}
+    assert len(called) > 3
+    for name in called:
+        assert shutil.which(ROOT / name), f"{name} is missing or not executable"
+
+
+def test_test_leaves_out_what_is_slow_and_test_all_does_not() -> None:
+    assert '-m "not slow"' in make("--dry-run", "test")
+    assert "not slow" not in make("--dry-run", "test-all")
+
+
+def test_ci_runs_the_readmes_command_for_tests() -> None:
+    assert re.search(r"^make test\b", (ROOT / ".ci/run").read_text(), re.MULTILINE)
+    assert re.search(r"^\s*make test\b", (ROOT / "README.md").read_text(), re.MULTILINE)
