@@ -11,7 +11,7 @@ ROOT = Path(__file__).parents[1]
 HIDDEN = {".git", ".venv", "out", ".pytest_cache", ".mypy_cache", ".ruff_cache", ".hypothesis"}
 COMMANDS = ("run", "plan", "simulate", "report")
 
-LINK = re.compile(r"!?\[[^\]\n]*\]\(([^)\s]+)(?: \"[^\"]*\")?\)")
+LINK = re.compile(r"!?\[[^\]]*\]\(([^)\s]+)(?: \"[^\"]*\")?\)")
 FENCE = re.compile(r"^(```+|~~~+).*?^\1[^\n]*$", re.MULTILINE | re.DOTALL)
 
 

@@ -86,6 +86,11 @@ def test_no_file_names_a_path_of_one_machine() -> None:
     assert found == {}
 
 
+def test_the_pre_commit_hooks_are_local() -> None:
+    repos = re.findall(r"^ *- repo: *(.*)$", (ROOT / ".pre-commit-config.yaml").read_text(), re.MULTILINE)
+    assert set(repos) == {"local"}
+
+
 def test_the_package_carries_the_licence_of_the_repository() -> None:
     assert sources()[Path("lms/LICENSE")] == sources()[Path("LICENSE")]
     assert "Apache License" in sources()[Path("LICENSE")]

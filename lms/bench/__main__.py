@@ -121,8 +121,8 @@ def table(one: Measured) -> str:
     plain = one.cells["plain"]
     noise = noise_floor(paired(one.cells["plain-again"], plain))
     lines = [
-        f"\n{one.model}: plain takes {plain.seconds:.2f} s a step, noise floor {100 * noise:.1f}%, memory is {one.memory}",
-        f"  {'cell':<12} {'ratio':>6} {'quartiles':>13} {'peak':>8} {'managed':>8} {'out':>8} {'back':>8} {'waited':>7}",
+        f"\n{one.model}: plain takes {plain.seconds:.2f} s a step, noise floor {100 * noise:.1f}%; peak: {one.memory}",
+        f"  {'cell':<12} {'ratio':>6} {'quartiles':>13} {'peak':>8} {'managed':>8} {'out':>8} {'back':>8} {'wait':>8}",
     ]
     for cell in one.cells.values():
         if not cell.timed:
@@ -131,9 +131,9 @@ def table(one: Measured) -> str:
         found = spread(paired(cell, plain))
         row = f"  {cell.name:<12} {found.median:6.3f} {found.low:6.3f}-{found.high:6.3f} {format_size(cell.peak):>8}"
         if cell.kind == "lms":
-            stall = cell.last("stall_out") + cell.last("stall_in")
+            stall = cell.last("last_stall_out") + cell.last("last_stall_in")
             row += f" {format_size(cell.managed_peak):>8} {format_size(cell.last('last_out')):>8}"
-            row += f" {format_size(cell.last('last_in')):>8} {stall:5.2f} s"
+            row += f" {format_size(cell.last('last_in')):>8} {stall:6.2f} s"
         lines.append(row)
     return "\n".join([*lines, verdict_lines("targets", one.verdicts)])
 

@@ -13,7 +13,9 @@ from figures import JUDGED_SHARE, Cell
 from lms.cap import Cap, can_swap
 from lms.errors import LMSError
 
-WARM = 3  # steps before the timed ones: LMS records in the first, and follows its plan from the second on
+# Steps before the timed ones. LMS records in the first pass, follows its plan from the second on, makes it anew from
+# better measurements after the second and the fourth, and stops measuring memory with the sixth.
+WARM = {"lms": 5, "plain": 2, "checkpoint": 2}
 CAP_ROOM = 1.10  # the cap of both capped cells, times the most that LMS's cgroup counted
 LOOSE = 2**40
 
@@ -135,8 +137,9 @@ class Campaign:
             return None
 
     def _warm_up(self, cell: Cell, worker: Worker) -> None:
-        cell.warm = WARM
-        for _ in range(WARM):
+        # The first plain cell goes as far as any other, because all are compared with it step by step.
+        cell.warm = max(WARM.values()) if cell.name == "plain" else WARM[cell.kind]
+        for _ in range(cell.warm):
             if not cell.note:
                 self._step(cell, worker)
 
@@ -162,5 +165,7 @@ def rotations(names: Sequence[str], rounds: int) -> Iterator[list[str]]:
 
 def steps_to_take(settings: Settings, models: int) -> int:
     """How often `advance` will be called, for the progress bar."""
-    cells = 4 + len(settings.shares) + (2 if settings.swap else 0)
-    return models * cells * (1 + WARM + settings.rounds)
+    managed_cells = 1 + len(settings.shares) + settings.swap
+    others = 2 + settings.swap  # and the first plain cell, which warms up for as long as LMS
+    warm = (managed_cells + 1) * WARM["lms"] + others * WARM["plain"]
+    return models * (warm + (managed_cells + 1 + others) * (1 + settings.rounds))

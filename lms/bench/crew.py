@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import subprocess
@@ -31,7 +32,7 @@ class Worker:
 
     def __init__(self, config: Mapping[str, object], cap: Cap | None = None) -> None:
         self.cap = cap
-        self._errors = tempfile.TemporaryFile("w+")
+        self._errors = tempfile.TemporaryFile("w+")  # noqa: SIM115 - closed in close()
         argv = [sys.executable, str(HERE / "worker.py"), json.dumps(config)]
         path = os.pathsep.join(filter(None, [str(HERE.parent / "src"), os.environ.get("PYTHONPATH")]))
         self._process = subprocess.Popen(
@@ -51,21 +52,17 @@ class Worker:
     def step(self) -> Step:
         """Let it take one step; returns when it has. Raises WorkerError when it dies over it."""
         assert self._process.stdin is not None
-        try:
+        with contextlib.suppress(BrokenPipeError):  # the missing answer says it better
             self._process.stdin.write('{"do": "step"}\n')
             self._process.stdin.flush()
-        except BrokenPipeError:
-            pass  # the missing answer says it better
         return Step(**self._answer())  # type: ignore[arg-type]
 
     def close(self) -> None:
         """End the process and its cap. Idempotent."""
         for pipe in (self._process.stdin, self._process.stdout):
             if pipe is not None and not pipe.closed:
-                try:
+                with contextlib.suppress(BrokenPipeError):
                     pipe.close()
-                except BrokenPipeError:
-                    pass
         try:
             self._process.wait(timeout=60)
         except subprocess.TimeoutExpired:

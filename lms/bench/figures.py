@@ -22,8 +22,8 @@ DEFINITIONS: Mapping[str, str] = {
     "bytes out": "bytes that a timed pass copied to the tier below; the most of any timed pass",
     "bytes back": "bytes that a timed pass copied from the tier below; the most of any timed pass",
     "step time": "the ratio at the share that is judged, 35%",
-    "disk bound": "max(plain's step time, minimum bytes / bandwidth out + minimum bytes / bandwidth back), where minimum "
-    "bytes is saved less budget, and the bandwidths are those the session measured",
+    "disk bound": "max(plain's step time, minimum bytes / bandwidth out + minimum bytes / bandwidth back); minimum "
+    "bytes are saved less budget, the bandwidths those that the session measured",
     "against swap": "step time of plain on the system's swap over that of LMS, in the same round, both under one cap",
     "hook time": "seconds that LMS's own code ran, over the step's CPU time, with everything fitting",
     "predicted peak": "managed peak that the simulator foretold for a pass, less the one measured in that pass",
@@ -230,18 +230,11 @@ def forecasts(cells: Sequence[Cell]) -> list[Verdict]:
         off = max((step.forecast["held_peak"] - step.session["pass_held_peak"] for step in steps), key=abs)
         largest = cell.last("largest")
         peaks.append(Verdict(cell.name, "predicted peak", off, largest, abs(off) <= largest, "bytes"))
-        if errors := [
-            _error(step, "busy_out", "busy_in") for step in steps if _sum(step.session, "busy_out", "busy_in")
-        ]:
+        if errors := [error(*_transfers(step)) for step in steps if _transfers(step)[1]]:
             transfers.append(median(errors))
-        loud = [
-            step
-            for step in steps
-            if max(_sum(step.forecast, "stall_out", "stall_in"), _sum(step.session, "stall_out", "stall_in"))
-            > STALL_MATTERS * step.seconds
-        ]
+        loud = [_stalls(step) for step in steps if max(_stalls(step)) > STALL_MATTERS * step.seconds]
         if loud:
-            stalls.append(median(_error(step, "stall_out", "stall_in") for step in loud))
+            stalls.append(median(error(*pair) for pair in loud))
         else:
             silent += 1
     note = f"median over {len(stalls)} cells; in {silent} more, stalls foretold and measured are below 1% of the step"
@@ -284,14 +277,25 @@ def _at_most(cell: Cell, figure: str, value: float, target: float, unit: str) ->
     return Verdict(cell.name, figure, value, target, value <= target, unit)
 
 
-def _sum(counters: Mapping[str, float], *keys: str) -> float:
-    return sum(counters[key] for key in keys)
+def error(foretold: float, measured: float) -> float:
+    """How far a forecast is from what was measured, as a part of the latter; infinite where nothing was measured."""
+    return abs(foretold - measured) / measured if measured else float("inf")
 
 
-def _error(step: Step, *keys: str) -> float:
-    """How far the forecast is from what was measured, as a part of the latter; infinite where nothing was measured."""
-    measured = _sum(step.session, *keys)
-    return abs(_sum(step.forecast, *keys) - measured) / measured if measured else float("inf")
+def _transfers(step: Step) -> tuple[float, float]:
+    """Seconds that the link was busy, both ways: foretold, measured."""
+    return (
+        step.forecast["busy_out"] + step.forecast["busy_in"],
+        step.session["busy_out"] + step.session["busy_in"],
+    )
+
+
+def _stalls(step: Step) -> tuple[float, float]:
+    """Seconds that the computation waited for copies: foretold, measured."""
+    return (
+        step.forecast["stall_out"] + step.forecast["stall_in"],
+        step.session["last_stall_out"] + step.session["last_stall_in"],
+    )
 
 
 def _forecast(figure: str, errors: Sequence[float], note: str) -> Verdict:

@@ -34,7 +34,6 @@ def describe(session: Session) -> dict[str, float]:
         found[key] = sum(span.end - span.start for span in spans if span.lane == lane)
     last = session._planner.last  # the session's own figure is the most of all passes
     found["pass_held_peak"] = float(last.counters.held_peak) if last is not None else 0.0
-    found["pass_stall_out"], found["pass_stall_in"] = found["last_stall_out"], found["last_stall_in"]
     # Asking for the link of a session that moved nothing would make it move something.
     link = session.link() if found["swapped_out"] else None
     found["link_out"], found["link_back"] = (link.out, link.back) if link is not None else (0.0, 0.0)

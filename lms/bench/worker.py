@@ -1,7 +1,7 @@
 """One cell of the benchmark: a process that trains one model in one way, a step whenever it is told to.
 
-It is started with a JSON configuration and reads one JSON command a line: {"do": "step"} or {"do": "end"}. Each gets one
-line of JSON back. It computes only between a command and its answer.
+It is started with a JSON configuration and reads one JSON command a line: {"do": "step"} or {"do": "end"}. Each gets
+one line of JSON back. It computes only between a command and its answer.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ import os
 import resource
 import sys
 import time
-from contextlib import nullcontext
+from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
 
 import torch
@@ -26,13 +26,25 @@ class Memory:
         self.cuda = device.type == "cuda"
         self.name = "allocated bytes (torch.cuda.max_memory_allocated)" if self.cuda else "resident set (VmHWM)"
 
+        self._before = 0  # the most that was seen before somebody else began the measurement anew
+
+    def notice(self) -> None:
+        """Take the peak so far into account before it is lost."""
+        self._before = max(self._before, self._current())
+
     def reset(self) -> None:
+        """Begin anew."""
+        self._before = 0
         if self.cuda:
             torch.cuda.reset_peak_memory_stats()
         else:
             Path("/proc/self/clear_refs").write_text("5")
 
     def peak(self) -> int:
+        """Bytes."""
+        return max(self._before, self._current())
+
+    def _current(self) -> int:
         if self.cuda:
             return torch.cuda.max_memory_allocated()
         for line in Path("/proc/self/status").read_text().splitlines():
@@ -47,7 +59,7 @@ def digest(model: torch.nn.Module) -> str:
     for name, parameter in model.named_parameters():
         total.update(name.encode())
         if parameter.grad is not None:
-            total.update(parameter.grad.detach().cpu().contiguous().view(torch.uint8).numpy())
+            total.update(parameter.grad.detach().cpu().contiguous().view(torch.uint8).numpy().data)
     return total.hexdigest()
 
 
@@ -58,7 +70,7 @@ def step(job: Job, optimizer: torch.optim.Optimizer, memory: Memory) -> dict[str
     cpu, start = time.process_time(), time.perf_counter()
     optimizer.zero_grad()
     loss = job.loss()
-    loss.backward()  # type: ignore[no-untyped-call]
+    loss.backward()
     optimizer.step()
     value = loss.item()  # on a GPU this waits for everything queued
     del loss
@@ -70,7 +82,7 @@ def step(job: Job, optimizer: torch.optim.Optimizer, memory: Memory) -> dict[str
     return {
         "seconds": seconds,
         "cpu": cpu,
-        "loss": value.hex(),
+        "loss": float(value).hex(),
         "peak": peak,
         "minor_faults": after.ru_minflt - before.ru_minflt,
         "major_faults": after.ru_majflt - before.ru_majflt,
@@ -86,30 +98,35 @@ def main() -> None:
     config = json.loads(sys.argv[1])
     device = torch.device(config["device"])
     torch.set_num_threads(config["threads"])
-    torch.use_deterministic_algorithms(True, warn_only=True)
+    if device.type == "cuda":
+        os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")  # without it cuBLAS may give other bits each time
+        torch.use_deterministic_algorithms(True, warn_only=True)
     job = build(config["model"], config["size"], device)
     if config["kind"] == "checkpoint":
         checkpoint_blocks(job)
     optimizer = torch.optim.SGD(job.model.parameters(), lr=1e-4, momentum=0.9)
     memory = Memory(device)
-    if config["kind"] == "lms":
-        from sessions import before_step, describe
+    if config["kind"] == "lms":  # the other cells never import LMS
+        from sessions import before_reset, describe, forecast
 
-        import lms
+        from lms import Session
 
-        managed = lms.LMS(job.model, optimizer, budget=config["budget"], spill_dir=config["spill_dir"])
+        opening: AbstractContextManager[Session | None] = Session(
+            job.model, optimizer, budget=config["budget"], spill_dir=config["spill_dir"]
+        )
     else:
-        managed = nullcontext()
-    with managed as session:
+        opening = nullcontext()
+    with opening as session:
+        if session is not None:
+            before_reset(session, memory.notice)
         print(json.dumps({"memory": memory.name}), file=answers)
         for line in sys.stdin:
             if json.loads(line)["do"] != "step":
                 break
-            forecast = before_step(session) if session is not None else None
+            told = forecast(session) if session is not None else {}
             answer = step(job, optimizer, memory)
             if session is not None:
-                answer["session"] = describe(session)
-                answer["forecast"] = forecast
+                answer |= {"session": describe(session), "forecast": told}
             print(json.dumps(answer), file=answers)
     print(json.dumps({"end": True}), file=answers)
 

@@ -14,6 +14,7 @@ ROOT = Path(__file__).parents[2]
 FAKE_PYTHON = """#!/usr/bin/env bash
 echo "$*" >>"$FAKE_LOG"
 case "$*" in
+"-c import os, sys"*) echo "${@: -1}" ;;
 "-V") echo "Python ${FAKE_PYTHON:-3.11}" ;;
 *"sys.exit(sys.version_info"*) [[ ${FAKE_PYTHON:-3.11} != 3.[0-9] ]] ;;
 "-c import sys; print("*) echo "Python ${FAKE_PYTHON:-3.11} here" ;;

@@ -25,6 +25,7 @@ if TYPE_CHECKING:
     from lms.plan import Plan
     from lms.torch.launcher import Target
 
+PLANNED = (*BOUNDS, "prefetch", "write_ahead")  # the options that concern the plan alone
 INTERRUPTED = 130  # what shells return for a command that Ctrl-C ended
 
 
@@ -94,7 +95,7 @@ def _add_script(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "-m",
         dest="module",
-        metavar=("MODULE", "ARGS"),  # type: ignore[arg-type]  # REMAINDER shows the first and dots
+        metavar="MODULE",
         nargs=argparse.REMAINDER,
         help="run a module instead, as `python -m MODULE ARGS...` does",
     )
@@ -169,9 +170,7 @@ def _add_report(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -
         "make a page with the picture of a recorded step",
         "Write one HTML page about the step that TRACE recorded: memory over time, what each limit costs, the modules\n"
         "and records that fill memory. With a limit, frac or budget: also the plan under it.",
-        "examples:\n"
-        "  lms report step.json\n"
-        "  lms report step.json --limit 8GB -o step.html --picture memory.png\n",
+        "examples:\n  lms report step.json\n  lms report step.json --limit 8GB -o step.html --picture memory.png\n",
     )
     parser.add_argument("trace", metavar="TRACE", type=Path, help="what `lms run --trace` wrote")
     parser.add_argument("-o", "--output", metavar="FILE.html", type=Path, help="the page (default: TRACE with .html)")
@@ -181,13 +180,16 @@ def _add_report(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -
 
 
 def _add_bounds(parser: argparse.ArgumentParser) -> None:
-    add_flags(parser, names=(*BOUNDS, "prefetch", "write_ahead"))
+    add_flags(parser, names=PLANNED)
     parser.add_argument(
         "--link",
         metavar="NAME|OUT/BACK",
         help="the link to assume instead of the one that was measured with the trace: GB a second out and back, such "
         f"as 6/2.1, or one of {', '.join(KNOWN)}",
     )
+
+
+_NO_LINK = "--link: not given, and {} holds no measured link; name one, such as 6/2.1 (GB a second out and back)"
 
 
 def _run(args: argparse.Namespace, argv: Sequence[str]) -> int:
@@ -223,7 +225,7 @@ def _simulate(args: argparse.Namespace, argv: Sequence[str]) -> int:
     trace = Trace.load(args.trace)
     link = _link(args, trace)
     if link is None:
-        raise UsageError(f"{str(args.trace)!r} holds no measured link; name one with --link, such as 6/2.1 (GB a second)")
+        raise UsageError(_NO_LINK.format(args.trace))
     if not options.bounded:
         _answer(trace, link, args.json)
         return 0
@@ -248,7 +250,7 @@ def _report(args: argparse.Namespace, argv: Sequence[str]) -> int:
 
     link = _link(args, trace)
     if link is None and options.bounded:
-        raise UsageError(f"{str(args.trace)!r} holds no measured link; name one with --link, such as 6/2.1 (GB a second)")
+        raise UsageError(_NO_LINK.format(args.trace))
     plan = _planned(trace, link, options) if link is not None and options.bounded else None
     _write("--output", output, render(trace, link=link, plan=plan, title=args.trace.stem).encode())
     if args.picture is not None:
@@ -270,10 +272,11 @@ def _prepared(args: argparse.Namespace) -> tuple[Options, Target]:
     else:
         target = Target(args.script, tuple(args.args))
         path = Path(args.script)
+        wrong = "no such file" if not path.exists() else ""
         if path.is_dir() and not (path / "__main__.py").is_file():
-            raise UsageError(f"SCRIPT={args.script!r}: a folder without __main__.py; expected the path of a Python script")
-        if not path.exists():
-            raise UsageError(f"SCRIPT={args.script!r}: no such file; expected the path of a Python script, or -m MODULE")
+            wrong = "a folder without __main__.py"
+        if wrong:
+            raise UsageError(f"SCRIPT={args.script!r}: {wrong}; expected the path of a Python script, or -m MODULE")
     options = from_flags(args)
     _check_installed("lms run", "torch", extra="torch")
     return options, target
@@ -282,18 +285,19 @@ def _prepared(args: argparse.Namespace) -> tuple[Options, Target]:
 def _check_installed(what: str, *modules: str, extra: str) -> None:
     missing = [module for module in modules if find_spec(module) is None]
     if missing:
-        raise UsageError(f"{what} needs {' and '.join(missing)}, not installed here: pip install 'bascule-lms[{extra}]'")
+        needed = " and ".join(missing)
+        raise UsageError(f"{what} needs {needed}, which is not installed: pip install 'bascule-lms[{extra}]'")
 
 
 def _check_output(option: str, path: Path | None) -> None:
-    """Refuse a file that cannot be written before anything is run for it. Folders above it are made when it is written."""
+    """Refuse a file that cannot be written, before anything is run for it. Missing folders are made when it is."""
     if path is None:
         return
     if path.is_dir():
         raise UsageError(f"{option}={str(path)!r}: a folder; expected the path of a file")
     above = next(folder for folder in path.absolute().parents if folder.exists())
     if not above.is_dir() or not os.access(above, os.W_OK | os.X_OK):
-        raise UsageError(f"{option}={str(path)!r}: {str(above)!r} cannot be written to; expected a file in a folder that can")
+        raise UsageError(f"{option}={str(path)!r}: {str(above)!r} cannot be written to; expected a file elsewhere")
 
 
 def _write(option: str, path: Path, content: bytes) -> None:
@@ -350,7 +354,10 @@ def _priced(trace: Trace, plan: Plan, link: Link) -> str:
         *([("peak", format_size(forecast.resident_peak))] if forecast.resident_peak else []),
         *([("floor", f"{format_size(plan.floor)}, {plan.floor_module}")] if plan.floor else []),
         ("step", f"{format_seconds(forecast.seconds)}{slower}"),
-        ("waiting", f"{format_seconds(forecast.stall_out)} for copies out, {format_seconds(forecast.stall_in)} for copies back"),
+        (
+            "waiting",
+            f"{format_seconds(forecast.stall_out)} for copies out, {format_seconds(forecast.stall_in)} for back",
+        ),
     ]
     return "\n".join(f"{name:<12}  {text}" for name, text in lines)
 

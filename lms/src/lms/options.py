@@ -66,7 +66,7 @@ def _share(value: object, name: str) -> float:
 
 def _kinds(value: object, name: str) -> tuple[str, ...]:
     named = value.split(",") if isinstance(value, str) else list(value) if isinstance(value, Iterable) else [value]
-    kinds = tuple(dict.fromkeys(kind.strip() if isinstance(kind, str) else kind for kind in named))
+    kinds = tuple(dict.fromkeys(str(kind).strip() for kind in named))
     for kind in kinds:
         if kind not in KINDS:
             raise UsageError(f"{name}={value!r}: {kind!r} is unknown; expected any of {', '.join(KINDS)}")
@@ -90,7 +90,7 @@ def _folder(value: object, name: str) -> Path:
             pass
     except OSError as error:
         raise UsageError(
-            f"{name}={str(folder)!r}: no file can be made in it ({error.strerror}); expected a folder that can be written to"
+            f"{name}={str(folder)!r}: no file can be made in it ({error.strerror}); expected one that can be written to"
         ) from None
     return folder
 
@@ -101,7 +101,7 @@ def _count(value: object, name: str) -> int:
     except ValueError:
         count = -1
     if count < 0:
-        raise UsageError(f"{name}={value!r}: expected a whole number of accesses, zero or more")
+        raise UsageError(f"{name}={value!r}: expected a whole number, zero or more")
     return count
 
 
@@ -145,7 +145,7 @@ class Options:
     budget: int | None = field(
         default=None,
         metadata=_about(
-            _size_or_zero, "SIZE", "instead of a limit: most bytes saved for the backward pass that may stay; 0 is allowed"
+            _size_or_zero, "SIZE", "instead of a limit: most bytes saved for the backward that may stay; 0 is allowed"
         ),
     )
     min_size: int = field(
@@ -171,12 +171,16 @@ class Options:
     prefetch: int | None = field(
         default=None,
         metadata=_about(
-            _count, "N", "bring a tensor back N accesses before its use, instead of when the plan would (0: at its use)"
+            _count,
+            "N",
+            "start copies back at most N accesses ahead of their use (0: at the use); default: the plan's choice",
         ),
     )
     write_ahead: int | None = field(
         default=None,
-        metadata=_about(_count, "N", "start a copy out N accesses after the last use in the forward, instead of the plan's"),
+        metadata=_about(
+            _count, "N", "let at most N copies out be in flight (0: wait for each); default: the plan's choice"
+        ),
     )
     verify: bool = field(
         default=False,
@@ -262,12 +266,13 @@ def add_flags(
 
 
 def from_flags(args: argparse.Namespace, prefix: str = "--") -> Options:
-    """The options that `add_flags` put into `args`. Raises as `Options.parse`."""
-    return Options.parse(prefix=prefix, **_given(args, prefix))
+    """The options that `add_flags` put into `args`, or else the environment. Raises as `Options.parse`."""
+    return Options.parse(prefix=prefix, environ=None, **_given(args, prefix))
 
 
 def _given(args: argparse.Namespace, prefix: str) -> dict[str, object]:
-    dest = prefix.lstrip("-").replace("-", "_")
+    dest = prefix.strip("-").replace("-", "_")
+    dest = f"{dest}_" if dest else ""
     values = {option.name: getattr(args, dest + option.name, None) for option in arguments()}
     return {name: value for name, value in values.items() if value is not None}
 

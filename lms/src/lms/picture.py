@@ -42,13 +42,14 @@ class Curve:
 
 @dataclass(frozen=True)
 class Picture:
-    """All that is drawn. `limit` is in bytes and drawn as a line named `limit_label`."""
+    """All that is drawn. `limit` and `floor` are bytes, drawn as lines, the first under the name `limit_label`."""
 
     title: str
     curves: tuple[Curve, ...]
     spans: tuple[Span, ...] = ()
     limit: int | None = None
     limit_label: str = "limit"
+    floor: int | None = None
     memory_label: str = "memory"
 
 
@@ -90,7 +91,7 @@ def draw(picture: Picture) -> Figure:
     try:
         from matplotlib.figure import Figure
     except ImportError:
-        raise UsageError("a picture needs matplotlib, which is not installed: pip install 'bascule-lms[report]'") from None
+        raise UsageError("a picture needs matplotlib, not installed here: pip install 'bascule-lms[report]'") from None
     figure = Figure(figsize=(10, 6 if picture.spans else 4.2), layout="constrained")
     if picture.spans:
         memory, lanes = figure.subplots(2, 1, sharex=True, height_ratios=(3, 1.25))
@@ -100,8 +101,9 @@ def draw(picture: Picture) -> Figure:
         memory = bottom = figure.subplots(1, 1)
     _draw_memory(memory, picture)
     bottom.set_xlabel("time since the pass began (s)")
-    bottom.set_xlim(0, max([curve.end for curve in picture.curves] + [span.end for span in picture.spans], default=1.0))
-    memory.set_title(picture.title, loc="left", fontsize=11, fontweight="bold")
+    end = max([curve.end for curve in picture.curves] + [span.end for span in picture.spans], default=0.0)
+    bottom.set_xlim(0, end or 1.0)
+    memory.set_title(picture.title, loc="left", fontsize=11, fontweight="bold", pad=26)
     return figure
 
 
@@ -139,12 +141,16 @@ def _draw_memory(axes: Axes, picture: Picture) -> None:
     if picture.limit is not None:
         label = f"{picture.limit_label}: {format_size(picture.limit)}"
         axes.axhline(picture.limit / 1e9, color=LIMIT, linestyle=(0, (6, 3)), linewidth=1.4, label=label)
+    if picture.floor is not None:
+        label = f"floor: {format_size(picture.floor)}"
+        axes.axhline(picture.floor / 1e9, color="black", linestyle=":", linewidth=1.0, label=label)
     axes.set_ylabel(f"{picture.memory_label} (GB)")
     axes.set_ylim(bottom=0)
     axes.margins(y=0.12)
     axes.grid(axis="y", linewidth=0.4, alpha=0.5)
     axes.spines[["top", "right"]].set_visible(False)
-    axes.legend(loc="upper right", framealpha=0.9, fontsize=9)
+    # Above the axes, where it hides nothing.
+    axes.legend(loc="lower left", bbox_to_anchor=(-0.008, 1.0), ncols=4, frameon=False, fontsize=9, borderpad=0.2)
 
 
 def _draw_lanes(axes: Axes, spans: Sequence[Span]) -> None:
@@ -179,13 +185,13 @@ def _level(stairs: Sequence[tuple[float, int]], time: float) -> int:
 
 
 def _thin_steps(points: Sequence[tuple[float, int]], end: float) -> list[tuple[float, int]]:
-    """The staircase with at most two steps in each of DETAIL pieces of time: its highest, so no peak is lost, and its last."""
+    """The staircase with at most two steps in each of DETAIL pieces of time: the highest, for the peak, and the last."""
     if len(points) <= DETAIL or end <= 0:
         return list(points)
     pieces: dict[int, list[tuple[float, int]]] = {}
     for point in points:
         pieces.setdefault(int(point[0] / end * DETAIL), []).append(point)
-    thinned = []
+    thinned: list[tuple[float, int]] = []
     for piece in pieces.values():
         highest = max(range(len(piece)), key=lambda index: piece[index][1])
         thinned.extend(piece[index] for index in sorted({highest, len(piece) - 1}))

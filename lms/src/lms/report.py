@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-import platform
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import asdict, dataclass, replace
 
 from lms.errors import UsageError
@@ -14,7 +13,6 @@ from lms.stats import format_seconds
 from lms.timeline import Span, Timeline
 from lms.trace import Trace
 from lms.units import format_size
-
 
 _ANY_LINK = Link("any", 1e9, 1e9)  # for what depends on a link only at its edges, such as the floor
 
@@ -141,7 +139,12 @@ def picture_of(
         spans=spans,
         limit=None if plan is None else plan.limit if whole else plan.budget,
         limit_label="limit" if whole else "budget",
-        memory_label=f"memory of the {'process' if trace.device == 'cpu' else 'device'}" if whole else "saved bytes held",
+        floor=plan.floor if plan is not None and whole else None,
+        memory_label=(
+            f"memory of the {'process' if trace.device == 'cpu' else 'device'}"
+            if whole
+            else "saved bytes on the device"
+        ),
     )
 
 
@@ -175,7 +178,7 @@ def render(
         modules=_modules(trace, plan),
         records=_records(trace, plan),
         stats=stats,
-        machine={"device": trace.device, **dict(trace.machine)} or {"python": platform.python_version()},
+        machine={"device": trace.device, **dict(trace.machine)},
     )
 
 
@@ -279,7 +282,8 @@ code { font-size: .92em; }
 <body>
 <h1>{{ title }}</h1>
 <p class="soft">Large model support on {{ trace.device }}{% if link %}, link {{ link.name }}:
-{{ link.out | size }}/s out, {{ link.back | size }}/s back{% if link.source %} ({{ link.source }}){% endif %}{% endif %}.</p>
+{{ link.out | size }}/s out, {{ link.back | size }}/s back
+{% if link.source %}({{ link.source }}){% endif %}{% endif %}</p>
 <div class="cards">
 {% for figure, name, origin in headline %}
 <div class="card"><b>{{ figure }}</b>{{ name }}<br><small>{{ origin }}</small></div>
@@ -306,7 +310,8 @@ code { font-size: .92em; }
 <tr><th>module</th><th class="n">records</th><th class="n">saved</th><th class="n">share</th>
 {% if plan %}<th class="n">goes</th>{% endif %}</tr>
 {% for module in modules %}
-<tr><td><code>{{ module.name }}</code></td><td class="n">{{ module.records }}</td><td class="n">{{ module.saved | size }}</td>
+<tr><td><code>{{ module.name }}</code></td><td class="n">{{ module.records }}</td>
+<td class="n">{{ module.saved | size }}</td>
 <td class="n">{{ "%.1f%%" | format(module.share * 100) }}</td>
 {% if plan %}<td class="n">{{ module.goes | size }}</td>{% endif %}</tr>
 {% endfor %}

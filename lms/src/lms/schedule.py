@@ -2,16 +2,18 @@
 
 Both follow the same rules at access `i`, after the computation that leads to it:
 
-1. Records that were freed are gone; copies out that are complete have given their memory back; clean drops whose
-   `after` lies behind take effect.
+1. Records that were freed are gone, once their copies in flight are complete; copies out that are complete have given
+   their memory back; clean drops whose `after` lies behind take effect.
 2. A save makes its record resident. A use waits for its record's copy back; one that nobody started (a miss) is
-   started now.
+   started now, behind as many copies out as it takes to make room for it. A use of a record that is leaving keeps it.
 3. Moves with `after == i` start their write.
 4. While more than `cap[i]` bytes are held, the oldest copy out is waited for.
 5. Copies back whose `fetch` is past start, in the order of their uses, as long as they fit under `cap[i]`. A record
    whose copy out is not complete by then simply stays.
 
-*Held* are the bytes of records that LMS keeps a reference to, copies in flight included.
+*Held* are the bytes of records that LMS keeps a reference to, copies in flight included. What LMS let go of and the
+forward pass still uses *lingers*: it is on the device, is not held, and is gone at the record's `let_go`. Rules 4 and
+5 count it too, since a limit bounds what is there, whoever keeps it.
 """
 
 from __future__ import annotations
@@ -26,7 +28,7 @@ class Move:
     record: int
     after: int  # the access with which the way out starts
     before: int  # the use that it must be back for; the record's `freed` when it need not come back
-    fetch: int  # the access with which the way back may start
+    fetch: int  # the access with which the way back may start; the pass's end when it need not come back
     write: bool  # False: the tier below holds the bytes already, memory is dropped without a copy
 
 

@@ -162,7 +162,7 @@ class CudaDevice:
 
     def mark(self) -> Mark:
         """An event on the stream that is current in this thread."""
-        event = self._cuda.Event(enable_timing=True)  # type: ignore[no-untyped-call]
+        event = self._cuda.Event(enable_timing=True)
         event.record(self._cuda.current_stream(self._device))
         return event
 

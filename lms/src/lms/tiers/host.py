@@ -109,7 +109,7 @@ def cuda_register(address: int, nbytes: int) -> None:
     """Lock pages for the GPU. Raises SpillError that says what to do."""
     import torch
 
-    code = int(torch.cuda.cudart().cudaHostRegister(address, nbytes, 0))  # type: ignore[no-untyped-call]
+    code = int(torch.cuda.cudart().cudaHostRegister(address, nbytes, 0))
     if code:
         raise SpillError(
             f"host memory: locking {format_size(nbytes)} for the GPU failed (cudaHostRegister: error {code}); "
@@ -121,4 +121,4 @@ def cuda_unregister(address: int) -> None:
     """Unlock what `cuda_register` locked."""
     import torch
 
-    torch.cuda.cudart().cudaHostUnregister(address)  # type: ignore[no-untyped-call]
+    torch.cuda.cudart().cudaHostUnregister(address)

@@ -265,7 +265,7 @@ class CudaEngine:
 
     def calibrate(self, nbytes: int) -> Link:
         """Copy `nbytes` to pinned memory and back."""
-        return _calibrate(self, self._streams.empty(0).device, nbytes)
+        return _calibrate(self, self._streams.device, nbytes)
 
     def close(self) -> None:
         """Wait for the copies, unlock the pinned memory, close the file."""
@@ -300,8 +300,8 @@ class CudaEngine:
             limit = format_size(self._host.limit or 0)
             raise SpillError(
                 f"host_limit: {format_size(nbytes)} more do not fit into the {limit} of pinned memory that this "
-                f"process may use ({format_size(self._host.used)} are taken); raise host_limit, give a spill_dir for the rest, "
-                "or raise the limit so that less is swapped"
+                f"process may use ({format_size(self._host.used)} are taken); raise host_limit, give a spill_dir for "
+                "the rest, or raise the limit so that less is swapped"
             )
         return block
 

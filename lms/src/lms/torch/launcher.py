@@ -124,7 +124,7 @@ _NO_PASS = (
 
 
 class _Enough(BaseException):
-    """Ends a script that has run for long enough. No Exception, so that no `except Exception` of the script's stops it."""
+    """Ends a script that has run for long enough. No Exception: a script's `except Exception` lets it pass."""
 
 
 class _Stop:
@@ -151,7 +151,7 @@ class _Stop:
 def _start(options: Options) -> Session:
     from lms.torch.session import enable
 
-    session = enable(**options.keywords(), on_plan=_say_plan)
+    session = enable(None, None, on_plan=_say_plan, **options.keywords())
     say(f"{session.describe()} ({options.why})")
     return session
 
@@ -165,8 +165,8 @@ def _say_plan(plan: Plan) -> None:
     computing = sum(span.end - span.start for span in forecast.spans if span.lane == "compute")
     slower = f" ({forecast.seconds / computing:.2f} x its computation alone)" if computing else ""
     say(
-        f"plan: {peak}at most {format_size(forecast.held_peak)} of saved bytes stay, {format_size(forecast.out)} go out "
-        f"and {format_size(forecast.back)} come back in each pass of {format_seconds(forecast.seconds)}{slower}"
+        f"plan: {peak}at most {format_size(forecast.held_peak)} of saved bytes stay, {format_size(forecast.out)} go out"
+        f" and {format_size(forecast.back)} come back in each pass of {format_seconds(forecast.seconds)}{slower}"
     )
 
 

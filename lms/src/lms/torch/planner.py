@@ -15,8 +15,8 @@ from lms.plan import Plan, make_plan, plain_peak
 from lms.tiers.device import Device
 from lms.torch.engine import Engine
 from lms.torch.guide import Guide, Key
+from lms.torch.passes import Finished
 from lms.torch.recorder import Recorder
-from lms.torch.swapper import Finished
 from lms.trace import Trace
 
 MOST_GUIDES = 64  # plans kept for as many shapes; the one that was used longest ago goes
@@ -207,5 +207,3 @@ def machine() -> dict[str, str]:
         "torch": torch.__version__,
         "threads": str(torch.get_num_threads()),
     }
-
-

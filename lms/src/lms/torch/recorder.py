@@ -6,9 +6,9 @@ from collections.abc import Mapping
 from typing import Literal
 
 from lms.tiers.device import Device, Mark
-from lms.transfer import Copy
 from lms.timeline import Span, Timeline
 from lms.trace import Access, Record, Trace
+from lms.transfer import Copy
 
 
 class Recorder:

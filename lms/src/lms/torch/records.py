@@ -47,7 +47,7 @@ class View:
         """The saved tensor again, over the bytes of `flat` (1-D uint8)."""
         start = flat.storage_offset() // self.dtype.itemsize + self.offset
         tensor = torch.empty(0, dtype=self.dtype, device=flat.device)
-        return tensor.set_(flat.untyped_storage(), start, self.size, self.stride)  # type: ignore[call-overload, no-any-return]
+        return tensor.set_(flat.untyped_storage(), start, self.size, self.stride)
 
     def check(self) -> None:
         """Raise what plain autograd raises when the tensor was changed in place since it was saved.
@@ -78,6 +78,7 @@ class LiveRecord:
         "pinned",
         "slot",
         "state",
+        "stuck",
         "views",
     )
 
@@ -90,6 +91,7 @@ class LiveRecord:
         self.views: list[View] = []
         self.held = 0  # bytes that LMS keeps on the device for it
         self.pinned = False  # another owner outlives the pass, so there is nothing to gain
+        self.stuck = False  # it cannot leave: it was changed in place
         self.slot: Slot | None = None  # where the tier below holds its bytes, or is about to
         self.departure: Copy | None = None
         self.arrival: Copy | None = None
@@ -100,11 +102,15 @@ class LiveRecord:
         """Whether the tier below holds the bytes, so that memory can be dropped without a copy."""
         return self.slot is not None and self.departure is None
 
+    def changed(self) -> bool:
+        """Whether a saved view was changed in place since, so that its use will raise."""
+        return any(view.alias._version != view.version for view in self.views)
+
     def source(self) -> torch.Tensor:
         """The storage's bytes, 1-D uint8."""
         alias = self.views[0].alias
         flat = torch.empty(0, dtype=torch.uint8, device=alias.device)
-        return flat.set_(alias.untyped_storage(), 0, (self.nbytes,), (1,))  # type: ignore[call-overload, no-any-return]
+        return flat.set_(alias.untyped_storage(), 0, (self.nbytes,), (1,))
 
 
 class Handle:
@@ -157,5 +163,5 @@ def movable(tensor: torch.Tensor, device: torch.device) -> bool:
         and not tensor.is_nested
         and not tensor.is_conj()
         and not tensor.is_neg()
-        and not torch._C._functorch.is_functorch_wrapped_tensor(tensor)
+        and not torch._C._functorch.is_functorch_wrapped_tensor(tensor)  # type: ignore[no-untyped-call]
     )

@@ -143,16 +143,15 @@ class Session:
             on_plan=self._on_plan,
         )
         self._swapper = SavedTensorSwapper(
-            self.device,
             self._torch_device,
             self.engine,
             min_size=options.min_size,
+            write_ahead=options.write_ahead,
             budget=self._planner.budget,
             choose=self._choose,
             recorder=self._recorder,
             module=self._modules.name,
         )
-        self._swapper.write_ahead = options.write_ahead
         for model in self._models:
             for tensor in (*model.parameters(), *model.buffers()):
                 if tensor.layout is torch.strided and type(tensor) in (torch.Tensor, torch.nn.Parameter):
@@ -325,24 +324,31 @@ def _started() -> list[threading.Thread]:
 
 
 def _listed(given: T | Iterable[T] | None, kind: type[T], argument: str) -> list[T]:
+    items: list[object]
     if given is None:
-        return []
-    items = [given] if isinstance(given, kind) else list(given) if isinstance(given, Iterable) else [given]
-    for item in items:
-        if not isinstance(item, kind):
-            raise UsageError(f"{argument}: expected a {kind.__name__} or several, found {type(item).__name__}")
-    return items  # type: ignore[return-value]
+        items = []
+    elif isinstance(given, kind) or not isinstance(given, Iterable):
+        items = [given]
+    else:
+        items = list(given)
+    found = [item for item in items if isinstance(item, kind)]
+    if len(found) < len(items):
+        wrong = next(item for item in items if not isinstance(item, kind))
+        raise UsageError(f"{argument}: expected a {kind.__name__} or several, found {type(wrong).__name__}")
+    return found
 
 
 def _device(given: str | torch.device | None, models: Sequence[torch.nn.Module]) -> torch.device:
     """Where the training happens: as given, or where the first parameter is, or the GPU when there is one."""
+    parameter = next((p for model in models for p in model.parameters()), None)
     if given is not None:
         device = torch.device(given)
+    elif parameter is not None:
+        device = parameter.device
     else:
-        parameter = next((p for model in models for p in model.parameters()), None)
-        device = parameter.device if parameter is not None else torch.device("cuda" if torch.cuda.is_available() else "cpu")
+        device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
     if device.type not in ("cpu", "cuda"):
         raise UsageError(f"device={str(device)!r}: expected 'cpu' or 'cuda'")
     if device.type == "cuda" and device.index is None:
-        device = torch.device("cuda", torch.cuda.current_device())
+        return torch.device("cuda", torch.cuda.current_device())
     return device

@@ -27,6 +27,7 @@ Event = object
 class Streams(Protocol):
     """A device's streams and events. Streams compare equal when they are the same one."""
 
+    device: torch.device
     out: Stream  # copies from the device to the host
     back: Stream  # copies from the host to the device
 
@@ -87,7 +88,7 @@ class CudaStreams:
 
     def done(self, event: Event) -> bool:
         """Whether `event` was reached."""
-        return bool(cast(torch.cuda.Event, event).query())  # type: ignore[no-untyped-call]
+        return bool(cast(torch.cuda.Event, event).query())
 
     def synchronize(self, event: Event) -> None:
         """Block until `event` is reached."""

@@ -1,0 +1,196 @@
+"""One record's ways: out, away, back. Counts what is held and what was moved; decides nothing."""
+
+from __future__ import annotations
+
+import time
+import weakref
+from collections import deque
+from dataclasses import dataclass
+from typing import Literal
+
+import torch
+
+from lms.torch.engine import Engine
+from lms.torch.records import LiveRecord, State
+from lms.transfer import Copy
+
+Log = list[tuple[Literal["out", "back"], int, Copy]]  # direction, record, copy
+
+
+@dataclass
+class Counters:
+    """What was moved and waited for. Bytes and seconds."""
+
+    out: int = 0
+    back: int = 0
+    stall_out: float = 0.0
+    stall_in: float = 0.0
+    hook: float = 0.0  # processor time
+    misses: int = 0
+    held_peak: int = 0
+
+    def since(self, before: Counters) -> Counters:
+        """The difference to an earlier state; the peak is not a sum and stays."""
+        return Counters(
+            self.out - before.out,
+            self.back - before.back,
+            self.stall_out - before.stall_out,
+            self.stall_in - before.stall_in,
+            self.hook - before.hook,
+            self.misses - before.misses,
+            self.held_peak,
+        )
+
+    def copy(self) -> Counters:
+        """A snapshot."""
+        return Counters(**self.__dict__)
+
+
+class Mover:
+    """Carries records between the device and the engine's tiers. Called under the swapper's lock."""
+
+    def __init__(self, engine: Engine, device: torch.device) -> None:
+        self.engine = engine
+        self.device = device
+        self.counters = Counters()
+        self.held = 0  # bytes of records that LMS keeps on the device, copies in flight included
+        self.present = 0  # bytes of saved storages on the device, whoever keeps them
+        self.log: Log = []  # copies of the pass under way
+        self._leaving: deque[LiveRecord] = deque()  # oldest first
+        self._abandoned: list[LiveRecord] = []  # freed while their copy back was in flight
+        self._alive: dict[int, weakref.ref[torch.UntypedStorage]] = {}  # saved storages on the device
+
+    @property
+    def leaving(self) -> int:
+        """Bytes on their way out that will be free once they have arrived."""
+        return sum(record.nbytes for record in self._leaving if record.state is State.LEAVING)
+
+    @property
+    def in_flight(self) -> int:
+        """Copies out that have not been waited for."""
+        return len(self._leaving)
+
+    def count_present(self, storage: torch.UntypedStorage) -> None:
+        """Count the storage's bytes for as long as it lives, whoever keeps it."""
+        key, nbytes = storage._cdata, storage.nbytes()
+        known = self._alive.get(key)
+        if known is not None and known() is storage:
+            return
+
+        def died(_: object) -> None:
+            self._alive.pop(key, None)
+            self.present -= nbytes
+
+        self._alive[key] = weakref.ref(storage, died)
+        self.present += nbytes
+
+    def hold(self, record: LiveRecord) -> None:
+        """Count a record as held."""
+        record.held = record.nbytes
+        self.held += record.nbytes
+        self.counters.held_peak = max(self.counters.held_peak, self.held)
+
+    def send(self, record: LiveRecord) -> None:
+        """Start a copy out, of a record that is where the forward made it."""
+        if record.state is not State.HERE or record.pinned or not record.views or record.changed():
+            return  # of a record that was changed in place nothing is worth saving: unpack will say so
+        record.slot, record.departure = self.engine.offload(record.source())
+        record.state = State.LEAVING
+        self._leaving.append(record)
+        self.counters.out += record.nbytes
+        self.log.append(("out", record.index, record.departure))
+
+    def fetch(self, record: LiveRecord) -> None:
+        """Start a copy back of a record that is out; nothing is copied when somebody kept the original after all."""
+        storage = record.origin() if record.origin is not None else None
+        if storage is not None:
+            record.flat = torch.empty(0, dtype=torch.uint8, device=self.device).set_(storage)
+            record.state = State.BACK
+        else:
+            assert record.slot is not None
+            record.flat, record.arrival = self.engine.reload(record.slot)
+            record.state = State.COMING
+            self.counters.back += record.nbytes
+            self.count_present(record.flat.untyped_storage())
+            self.log.append(("back", record.index, record.arrival))
+        self.hold(record)
+
+    def receive(self, record: LiveRecord) -> None:
+        """Wait for the copy back of a record that is coming. Raises what the copy failed of."""
+        assert record.arrival is not None
+        began = time.perf_counter()
+        record.arrival.wait()
+        self.counters.stall_in += time.perf_counter() - began
+        record.arrival = None
+        record.state = State.BACK
+
+    def drop(self, record: LiveRecord) -> None:
+        """Let go of the memory of a record whose bytes the tier below holds."""
+        if record.state is State.HERE:
+            if record.changed():
+                return
+            for view in record.views:
+                view.vacate()
+        elif record.state is not State.BACK:
+            return
+        record.flat = None
+        record.state = State.OUT
+        self._unhold(record)
+
+    def free(self, record: LiveRecord) -> None:
+        """The record's last view is gone."""
+        if record.slot is not None:
+            self.engine.discard(record.slot)
+        if record.state is State.COMING:
+            self._abandoned.append(record)  # its memory is being written to
+        else:
+            record.flat = None
+            if record.departure is None:
+                self._unhold(record)
+        record.state = State.DEAD
+
+    def settle(self) -> None:
+        """Give back what complete copies free. Raises the error of a copy out that failed."""
+        while self._leaving:
+            departure = self._leaving[0].departure
+            if departure is not None and not departure.done():
+                break
+            self._depart(self._leaving.popleft())
+        if self._abandoned:
+            waiting = []
+            for record in self._abandoned:
+                if record.arrival is not None and not record.arrival.done():
+                    waiting.append(record)
+                else:
+                    record.arrival = record.flat = None
+                    self._unhold(record)
+            self._abandoned = waiting
+
+    def wait_for_oldest(self) -> None:
+        """Wait for the oldest copy out, unless its record came back into use meanwhile. Raises what it failed of."""
+        record = self._leaving.popleft()
+        if record.departure is not None and record.state is State.LEAVING:
+            began = time.perf_counter()
+            if not record.departure.failed:
+                record.departure.wait()
+            self.counters.stall_out += time.perf_counter() - began
+        self._depart(record)
+
+    def _unhold(self, record: LiveRecord) -> None:
+        self.held -= record.held
+        record.held = 0
+
+    def _depart(self, record: LiveRecord) -> None:
+        """The record's copy out is complete."""
+        failed = record.departure.failed if record.departure is not None else None
+        record.departure = None
+        if record.state is State.DEAD:
+            self._unhold(record)
+        elif failed is not None:
+            assert record.slot is not None
+            self.engine.discard(record.slot)
+            record.slot, record.state = None, State.HERE
+            raise failed
+        elif record.state is State.LEAVING:
+            record.state = State.HERE
+            self.drop(record)

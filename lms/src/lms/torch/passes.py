@@ -1,0 +1,207 @@
+"""The pass under way: each access in turn, moved by a plan or, while none is known, by a rule.
+
+The rule: evict the oldest record first, bring the newest back first, within the budget. Autograd works as a stack, so
+the oldest record is the one needed last.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from lms.torch.guide import Guide, Key
+from lms.torch.mover import Counters, Mover
+from lms.torch.recorder import Recorder
+from lms.torch.records import LiveRecord, State
+
+AHEAD = 4  # records that the rule brings back ahead of their use
+
+
+@dataclass
+class Finished:
+    """A complete pass, for the planner to learn from."""
+
+    recorder: Recorder
+    guide: Guide | None  # the plan for just this sequence of accesses; None when none is known
+    counters: Counters
+    seconds: float
+
+
+class Pass:
+    """From the first live record until none is live. The steps of an access are those of `lms.schedule`."""
+
+    def __init__(
+        self,
+        mover: Mover,
+        recorder: Recorder,
+        guide: Guide | None,
+        *,
+        budget: Callable[[], int],
+        choose: Callable[[list[Key]], Guide | None],
+        write_ahead: int | None,
+    ) -> None:
+        self.mover = mover
+        self.recorder = recorder
+        self.guide = guide
+        self.records: list[LiveRecord] = []  # by index; the dead ones too
+        self.largest = 0
+        self._budget = budget
+        self._choose = choose
+        self._write_ahead = write_ahead
+        self._late = False  # it diverged from its plan; `guide` is another one, or none
+        self._returned = 0  # into guide.returns
+        self._drops: list[int] = []  # clean records to drop at the next access
+        self._oldest = 0  # while the forward lasts, no record before it is on the device
+        self._forward = True  # no record has been used yet
+        self._started = time.perf_counter()
+        self._before = mover.counters.copy()
+        mover.counters.held_peak = mover.held
+        mover.log = recorder.copies
+
+    def add(self, record: LiveRecord, label: tuple[str, str, tuple[int, ...]]) -> None:
+        """A record is saved for the first time."""
+        position = self.recorder.position
+        guide = self.guide
+        if guide is not None and guide.expects(position, ("save", record.index, record.nbytes)):
+            record.pinned = guide.pinned[record.index]
+        self.records.append(record)
+        self.recorder.new(record.nbytes, label, pinned=record.pinned)
+        if not record.pinned:
+            self.largest = max(self.largest, record.nbytes)
+            self.mover.hold(record)
+
+    def save(self, record: LiveRecord) -> None:
+        """The forward saves a view of `record`."""
+        self._step("save", record)
+
+    def use(self, record: LiveRecord) -> None:
+        """The backward needs `record`: make it resident, whatever it takes."""
+        self._forward = False
+        mover = self.mover
+        if record.state is State.LEAVING:
+            record.state = State.HERE
+        if record.state is State.OUT:
+            guide, position = self.guide, self.recorder.position
+            mover.counters.misses += guide is None or (record.index, position) not in guide.on_demand
+            cap = guide.plan.cap[min(position, len(guide.keys) - 1)] if guide is not None else self._budget()
+            self._make_room(cap - record.nbytes, record, ahead=None)
+            mover.fetch(record)
+        if record.state is State.COMING:
+            mover.receive(record)
+        self._step("use", record)
+
+    def finish(self) -> Finished:
+        """No record is live."""
+        self.recorder.finish()
+        guide = self.guide
+        whole = guide is not None and self.recorder.position == len(guide.keys)
+        return Finished(
+            self.recorder,
+            guide if whole else None,
+            self.mover.counters.since(self._before),
+            time.perf_counter() - self._started,
+        )
+
+    def _step(self, kind: str, record: LiveRecord) -> None:
+        position = self.recorder.position
+        self.recorder.access(kind, record.index)
+        guide = self.guide
+        if guide is not None and not guide.expects(position, (kind, record.index, record.nbytes)):
+            guide = self._diverge(position)
+        for index in self._drops:
+            self.mover.drop(self.records[index])
+        self._drops.clear()
+        if guide is None:
+            self._by_rule(kind, record)
+        else:
+            self._by_plan(guide, position, record)
+
+    def _diverge(self, position: int) -> Guide | None:
+        """Another plan that began as this pass did, with what it would have started by now; or none."""
+        self.guide = guide = self._choose(self.recorder.keys())
+        self._late = True
+        self._returned = 0
+        if guide is not None:
+            for earlier in range(position):
+                for move in guide.starts.get(earlier, ()):
+                    self.mover.send(self.records[move.record])
+        return guide
+
+    def _by_plan(self, guide: Guide, position: int, record: LiveRecord) -> None:
+        mover = self.mover
+        for move in guide.starts.get(position, ()):
+            if move.write and not self.records[move.record].clean:
+                mover.send(self.records[move.record])
+            else:
+                self._drops.append(move.record)
+        cap = guide.plan.cap[position]
+        self._make_room(cap, record, ahead=guide.plan.write_ahead)
+        returns = guide.returns
+        while self._returned < len(returns) and returns[self._returned].fetch <= position:
+            move = returns[self._returned]
+            comer = self.records[move.record]
+            if comer.state is State.LEAVING:
+                comer.state = State.HERE  # not gone yet, so it stays
+            elif comer.state is State.OUT and move.before > position:
+                if mover.held + comer.nbytes > cap:
+                    break
+                mover.fetch(comer)
+            self._returned += 1
+
+    def _by_rule(self, kind: str, record: LiveRecord) -> None:
+        mover, budget = self.mover, self._budget()
+        # What the forward saved just now can leave too: the operation at hand keeps it for as long as it needs it.
+        in_hand = None if kind == "save" else record
+        # Copies out start while some room is left, so that few are waited for.
+        mark = budget - min(budget // 4, 4 * self.largest)
+        going = mover.leaving
+        while mover.held - going > mark:
+            victim = self._victim(in_hand)
+            if victim is None:
+                break
+            going += self._evict(victim)
+        self._make_room(budget, in_hand, ahead=self._write_ahead)
+        if kind == "use":
+            for index in range(record.index - 1, max(-1, record.index - 1 - AHEAD), -1):
+                older = self.records[index]
+                if older.state is State.OUT and not older.pinned:
+                    if mover.held + older.nbytes > mark:
+                        return
+                    mover.fetch(older)
+
+    def _evict(self, victim: LiveRecord) -> int:
+        """Have the victim leave; the bytes that are now on their way."""
+        if victim.clean:
+            self.mover.drop(victim)
+            return 0
+        self.mover.send(victim)
+        if victim.state is State.LEAVING:
+            return victim.nbytes
+        victim.stuck = True
+        return 0
+
+    def _victim(self, in_hand: LiveRecord | None) -> LiveRecord | None:
+        """The oldest record on the device that is not in hand: the one that the backward needs last."""
+        for index in range(self._oldest if self._forward else 0, len(self.records)):
+            record = self.records[index]
+            if record.state in (State.HERE, State.BACK) and record is not in_hand and record.held and not record.stuck:
+                return record
+            if index == self._oldest and record.state is not State.HERE:
+                self._oldest += 1
+        return None
+
+    def _make_room(self, cap: int, in_hand: LiveRecord | None, ahead: int | None) -> None:
+        """Wait for copies out, oldest first, until at most `cap` bytes are held.
+
+        A pass that no plan leads, or that came to its plan late, evicts when none is under way.
+        """
+        mover = self.mover
+        while mover.held > cap or (ahead is not None and mover.in_flight > ahead):
+            if mover.in_flight:
+                mover.wait_for_oldest()
+                continue
+            victim = self._victim(in_hand) if self.guide is None or self._late else None
+            if victim is None:
+                return
+            self._evict(victim)

@@ -1,0 +1,334 @@
+"""The command `lms`: what it prints, what it refuses, and its exit status."""
+
+import json
+import os
+import re
+import subprocess
+import sys
+from importlib.util import find_spec
+from pathlib import Path
+
+import pytest
+
+import lms
+from lms import cli
+from lms.errors import CorruptionError, LimitError, LMSError, SpillError, UsageError
+from lms.link import KNOWN
+from lms.options import arguments
+from lms.trace import Access, Record, Trace
+
+MB = 10**6
+
+
+@pytest.fixture(autouse=True)
+def _no_environment(monkeypatch: pytest.MonkeyPatch) -> None:
+    for option in arguments():
+        monkeypatch.delenv(f"LMS_{option.name.upper()}", raising=False)
+
+
+def write_trace(path: Path, *, other: int = 300 * MB, link: bool = True, capacity: int = 10**9) -> str:
+    """Eight layers that save 100 MB each, on a device that holds 300 MB beside; the path as text."""
+    accesses = [Access("save", at, 1.0, other) for at in range(8)]
+    accesses += [Access("use", at, 1.0, other) for at in reversed(range(8))]
+    records = tuple(
+        Record(100 * MB, (at,), (15 - at,), 16 - at, let_go=at + 1, module=f"layer{at}", dtype="float32", shape=(5, 5))
+        for at in range(8)
+    )
+    measured = {"name": "file", "out": 2e9, "back": 1e9, "latency": 0.0, "source": "measured"}
+    Trace(
+        records, tuple(accesses), capacity=capacity, tail=1.0, tail_other=other, link=measured if link else {}
+    ).save(path)
+    return str(path)
+
+
+@pytest.fixture
+def trace(tmp_path: Path) -> str:
+    return write_trace(tmp_path / "step.json")
+
+
+def refused(capsys: pytest.CaptureFixture[str], *argv: str, status: int = 2) -> str:
+    """Run a command that must be refused in one line; the line."""
+    assert cli.main(argv) == status
+    out, err = capsys.readouterr()
+    assert out == ""
+    assert re.fullmatch(r"lms: error: [^\n]+\n", err)
+    return err
+
+
+def told(capsys: pytest.CaptureFixture[str], *argv: str) -> str:
+    """Run a command that must succeed; what it printed."""
+    assert cli.main(argv) == 0
+    return capsys.readouterr().out
+
+
+# The command line itself
+
+
+def test_python_m_lms_says_its_version_without_any_framework(tmp_path: Path) -> None:
+    for name in ("torch", "numpy", "matplotlib", "jinja2"):
+        (tmp_path / f"{name}.py").write_text("raise ImportError(__name__)")
+    path = os.pathsep.join([str(tmp_path), str(Path(lms.__file__).parents[1])])
+    done = subprocess.run(
+        [sys.executable, "-m", "lms", "--version"],
+        capture_output=True, text=True, check=False, env={"PYTHONPATH": path},
+    )  # fmt: skip
+    assert (done.returncode, done.stderr) == (0, "")
+    assert re.fullmatch(r"lms \d\S*\n", done.stdout)
+
+
+@pytest.mark.parametrize("command", ["run", "plan", "simulate", "report"])
+def test_every_command_has_help_with_examples_of_itself(command: str, capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as done:
+        cli.main([command, "--help"])
+    assert done.value.code == 0
+    text = capsys.readouterr().out
+    assert f"examples:\n  lms {command} " in text
+    assert "--limit" in text
+
+
+def test_every_example_of_the_help_is_a_command_line_that_is_understood(capsys: pytest.CaptureFixture[str]) -> None:
+    examples = []
+    for command in ([], ["run"], ["plan"], ["simulate"], ["report"]):
+        with pytest.raises(SystemExit):
+            cli.main([*command, "--help"])
+        examples += re.findall(r"^  lms (\S.*?)(?:   .*)?$", capsys.readouterr().out, re.MULTILINE)
+    assert len(examples) > 10
+    for example in examples:
+        assert callable(cli._parser().parse_args(example.split()).action)
+
+
+@pytest.mark.parametrize("argv", [[], ["fly"], ["run", "--limits", "1GB", "x.py"], ["simulate"]])
+def test_a_wrong_command_line_is_a_usage_error(argv: list[str], capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as done:
+        cli.main(argv)
+    assert done.value.code == 2
+    assert "usage: lms" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("error", [LMSError, UsageError, LimitError, SpillError, CorruptionError])
+def test_an_error_of_lms_is_one_line_and_its_own_exit_status(
+    error: type[LMSError], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def fail(*_: object) -> int:
+        raise error("what was\nasked, what was found")
+
+    monkeypatch.setattr(cli, "_simulate", fail)
+    assert cli.main(["simulate", "x"]) == error.exit_status
+    assert capsys.readouterr().err == "lms: error: what was asked, what was found\n"
+
+
+def test_an_interrupt_ends_with_the_shells_status_and_no_traceback(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def interrupt(*_: object) -> int:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(cli, "_simulate", interrupt)
+    assert cli.main(["simulate", "x"]) == 130
+    assert "Traceback" not in capsys.readouterr().err
+
+
+# lms run, lms plan: what is refused before anything is run
+
+
+@pytest.mark.parametrize("command", ["run", "plan"])
+@pytest.mark.parametrize(
+    ("argv", "said"),
+    [
+        (["none.py"], "SCRIPT='none.py': no such file"),
+        ([], "SCRIPT: none given"),
+        (["-m"], "-m: expected the name of a module"),
+        (["."], "a folder without __main__.py"),
+        (["--limit", "12XB", "script.py"], "--limit='12XB': expected a size"),
+        (["--limit", "0", "script.py"], "more than zero"),
+        (["--limit=-1GB", "script.py"], "more than zero"),
+        (["--limit", "1GB", "--frac", "0.5", "script.py"], "give at most one of --limit, --frac, --budget"),
+        (["--frac", "1.5", "script.py"], "--frac='1.5': expected a share above 0 and at most 1"),
+        (["--swap", "optimizer", "script.py"], "'optimizer' is not built yet"),
+        (["--spill-dir", "/nowhere", "script.py"], "--spill-dir='/nowhere': it does not exist"),
+        (["--trace", ".", "script.py"], "--trace='.': a folder"),
+        (["--trace", "script.py/x", "script.py"], "cannot be written to"),
+    ],
+)
+def test_what_cannot_work_is_refused_before_the_script_runs(
+    command: str,
+    argv: list[str],
+    said: str,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    Path("script.py").write_text("raise SystemExit('it ran')")
+    assert said in refused(capsys, command, *argv)
+
+
+def test_a_wrong_variable_is_refused_by_its_name(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "script.py").touch()
+    monkeypatch.setenv("LMS_LIMIT", "much")
+    assert "LMS_LIMIT='much'" in refused(capsys, "run", str(tmp_path / "script.py"))
+
+
+def test_a_package_that_is_missing_is_named_with_the_way_to_get_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "script.py").touch()
+    monkeypatch.setattr(cli, "find_spec", lambda name: None if name == "torch" else find_spec(name))
+    line = refused(capsys, "run", str(tmp_path / "script.py"))
+    assert "torch" in line
+    assert "pip install 'bascule-lms[torch]'" in line
+
+
+def test_options_after_the_script_are_the_scripts() -> None:
+    args = cli._parser().parse_args(["run", "--limit", "1GB", "train.py", "--limit", "7", "-m", "x", "--", "--help"])
+    assert (args.script, args.limit) == ("train.py", "1GB")
+    assert args.args == ["--limit", "7", "-m", "x", "--", "--help"]
+
+
+def test_options_after_the_module_are_the_modules() -> None:
+    args = cli._parser().parse_args(["plan", "--budget", "0", "-m", "package.train", "--limit", "7"])
+    assert (args.module, args.script, args.budget, args.limit) == (["package.train", "--limit", "7"], None, "0", None)
+
+
+# lms simulate
+
+
+def test_simulate_without_a_bound_prints_the_table_of_limits(trace: str, capsys: pytest.CaptureFixture[str]) -> None:
+    out = told(capsys, "simulate", trace)
+    assert re.search(r"^plain peak +1\.1 GB$", out, re.MULTILINE)
+    assert re.search(r"^floor +400 MB, module 'layer\d'", out, re.MULTILINE)
+    assert re.search(r"^ +35% ", out, re.MULTILINE)
+
+
+def test_simulate_with_a_limit_prints_what_it_costs(trace: str, capsys: pytest.CaptureFixture[str]) -> None:
+    out = told(capsys, "simulate", trace, "--limit", "700MB")
+    assert "limit 700 MB" in out
+    peak = re.search(r"^peak +(\d+) MB$", out, re.MULTILINE)
+    assert peak is not None
+    assert int(peak[1]) <= 700
+    assert "layer3" not in out
+
+
+def test_simulate_lists_every_record_with_its_reason_when_asked(trace: str, capsys: pytest.CaptureFixture[str]) -> None:
+    lines = told(capsys, "simulate", trace, "--budget", "0", "--records").splitlines()
+    listed = [line for line in lines if re.match(r" +\d+ +100 MB  layer\d  (goes|stays): ", line)]
+    assert len(listed) == 8
+
+
+def test_simulate_takes_a_share_of_the_recorded_device(trace: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert "limit 700 MB" in told(capsys, "simulate", trace, "--frac", "0.7")
+
+
+def test_a_slower_link_costs_more_time(trace: str, capsys: pytest.CaptureFixture[str]) -> None:
+    def slowdown(link: str) -> float:
+        found = re.search(r"\((\S+) x its computation", told(capsys, "simulate", trace, "--budget", "0", "--link", link))
+        assert found is not None
+        return float(found[1])
+
+    assert slowdown("100/100") == 1.0
+    assert slowdown("0.05/0.05") > 1.5
+
+
+@pytest.mark.parametrize("name", KNOWN)
+def test_every_known_link_can_be_named(name: str, trace: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert f"link {name}" in told(capsys, "simulate", trace, "--budget", "0", "--link", name)
+
+
+def test_simulate_writes_the_table_as_json(trace: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    path = tmp_path / "new" / "limits.json"
+    told(capsys, "simulate", trace, "--json", str(path))
+    document = json.loads(path.read_text())
+    assert document["floor"] == 400 * MB
+    assert len(document["limits"]) == 6
+
+
+def test_an_option_without_effect_is_a_warning(trace: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert cli.main(["simulate", trace, "--budget", "0", "--json", str(tmp_path / "x.json")]) == 0
+    assert "lms: warning: --json: without effect" in capsys.readouterr().err
+    assert not (tmp_path / "x.json").exists()
+
+
+@pytest.mark.parametrize("command", ["simulate", "report"])
+def test_a_limit_below_the_floor_is_refused_with_the_floor_and_its_module(
+    command: str, trace: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    line = refused(capsys, command, trace, "--limit", "350MB", status=3)
+    for part in ("350 MB", "400 MB", "'layer"):
+        assert part in line
+
+
+@pytest.mark.parametrize("command", ["simulate", "report"])
+def test_a_trace_that_is_missing_is_a_usage_error(command: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert "TRACE='none.json': No such file" in refused(capsys, command, "none.json")
+
+
+def test_an_unknown_link_is_refused_with_the_known_ones(trace: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert "nvlink-c2c" in refused(capsys, "simulate", trace, "--link", "string")
+
+
+def test_a_trace_without_a_link_needs_one_named(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    trace = write_trace(tmp_path / "step.json", link=False)
+    assert "--link: not given" in refused(capsys, "simulate", trace)
+    assert "--link: not given" in refused(capsys, "report", trace, "--budget", "0")
+    assert "may stay" in told(capsys, "simulate", trace, "--link", "6/2")
+
+
+def test_a_limit_needs_a_trace_that_measured_the_whole_device(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    trace = write_trace(tmp_path / "step.json", other=0)
+    assert "give --budget" in refused(capsys, "simulate", trace, "--limit", "1GB")
+    assert "held at most" in told(capsys, "simulate", trace, "--budget", "0")
+
+
+def test_a_share_needs_a_trace_that_knows_the_device(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    trace = write_trace(tmp_path / "step.json", capacity=0)
+    assert "--frac: the trace does not say" in refused(capsys, "simulate", trace, "--frac", "0.5")
+
+
+def test_a_reader_that_has_seen_enough_is_no_error(trace: str) -> None:
+    command = [sys.executable, "-m", "lms", "simulate", trace, "--budget", "0", "--records"]
+    environment = os.environ | {"PYTHONPATH": str(Path(lms.__file__).parents[1])}
+    read, write = os.pipe()
+    os.close(read)
+    done = subprocess.run(command, stdout=write, stderr=subprocess.PIPE, text=True, check=False, env=environment)
+    os.close(write)
+    assert (done.returncode, done.stderr) == (0, "")
+
+
+# lms report
+
+
+def test_report_writes_a_page_beside_the_trace_and_says_where(trace: str, capsys: pytest.CaptureFixture[str]) -> None:
+    pytest.importorskip("matplotlib")
+    out = told(capsys, "report", trace)
+    page = Path(trace).with_suffix(".html")
+    assert out == f"{page}\n"
+    assert "<svg" in page.read_text()
+    assert "decision" not in page.read_text()
+
+
+def test_report_with_a_limit_shows_the_plan_and_writes_the_picture(
+    trace: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    pytest.importorskip("matplotlib")
+    page, picture = tmp_path / "out" / "page.html", tmp_path / "out" / "memory.png"
+    told(capsys, "report", trace, "--limit", "700MB", "-o", str(page), "--picture", str(picture))
+    assert "decision" in page.read_text()
+    assert picture.read_bytes().startswith(b"\x89PNG")
+
+
+def test_report_refuses_a_place_that_cannot_be_written(trace: str, capsys: pytest.CaptureFixture[str]) -> None:
+    pytest.importorskip("matplotlib")
+    assert "--output=" in refused(capsys, "report", trace, "-o", f"{trace}/below.html")
+
+
+def test_report_names_the_packages_that_it_needs(
+    trace: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(cli, "find_spec", lambda name: None if name == "matplotlib" else find_spec(name))
+    line = refused(capsys, "report", trace)
+    assert "matplotlib" in line
+    assert "bascule-lms[report]" in line

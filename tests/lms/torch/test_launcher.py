@@ -1,0 +1,235 @@
+"""`lms run` and `lms plan`: somebody's script, unchanged, in a process that is set up for it."""
+
+import json
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+import lms
+from lms.torch.launcher import ENVIRONMENT, missing_environment
+from lms.trace import Trace
+
+pytest.importorskip("torch")
+
+SOURCE = str(Path(lms.__file__).parents[1])
+
+# A network that saves 16 records of 1 MB. Its arguments: passes, and what to do after them.
+TRAIN = """
+import sys
+
+import torch
+
+torch.manual_seed(0)
+model = torch.nn.Sequential(*(torch.nn.Sequential(torch.nn.Linear(256, 256), torch.nn.Tanh()) for _ in range(16)))
+optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+batch = torch.randn(1024, 256)
+try:
+    for step in range(int(sys.argv[1])):
+        loss = model(batch).square().mean()
+        loss.backward()
+        optimizer.step()
+        optimizer.zero_grad()
+        print(step, loss.item().hex())
+except Exception:
+    print("the script caught something of ours")
+finally:
+    print("the script's own end")
+exec(" ".join(sys.argv[2:]))
+"""
+
+
+@pytest.fixture
+def train(tmp_path: Path) -> Path:
+    path = tmp_path / "train.py"
+    path.write_text(TRAIN)
+    return path
+
+
+def environment(**extra: str) -> dict[str, str]:
+    """This process's environment, without what a launcher above us may have set."""
+    own = {name: value for name, value in os.environ.items() if name not in ENVIRONMENT and not name.startswith("LMS_")}
+    return own | {"PYTHONPATH": SOURCE, "OMP_NUM_THREADS": "1"} | extra
+
+
+def python(*argv: str | Path, cwd: Path | None = None, **extra: str) -> subprocess.CompletedProcess[str]:
+    """Run python as a user would."""
+    return subprocess.run(
+        [sys.executable, *map(str, argv)],
+        capture_output=True, text=True, check=False, env=environment(**extra), cwd=cwd,
+    )  # fmt: skip
+
+
+def said(done: subprocess.CompletedProcess[str]) -> list[str]:
+    """What LMS said; there must be nothing else on stderr."""
+    lines = done.stderr.splitlines()
+    assert all(line.startswith("lms: ") for line in lines), done.stderr
+    return [line.removeprefix("lms: ") for line in lines]
+
+
+def test_what_the_user_set_in_the_environment_stays() -> None:
+    assert missing_environment({}) == ENVIRONMENT
+    assert missing_environment(ENVIRONMENT) == {}
+    own = missing_environment({"MALLOC_MMAP_THRESHOLD_": "1", "PYTORCH_ALLOC_CONF": "backend:cudaMallocAsync"})
+    assert set(own) == {"THP_MEM_ALLOC_ENABLE"}
+
+
+def test_a_script_prints_what_it_prints_without_lms_and_stderr_says_what_was_done(train: Path, tmp_path: Path) -> None:
+    plain = python(train, "3")
+    trace, report = tmp_path / "out" / "step.json", tmp_path / "out" / "step.html"
+    done = python("-m", "lms", "run", "--budget", "4MB", "--trace", trace, "--report", report, train, "3")
+    assert (done.returncode, done.stdout) == (0, plain.stdout)
+    first, plan, summary, *written = said(done)
+    assert re.fullmatch(r"swapping activations from cpu to file.*4 MB.*\(budget given\)", first)
+    assert re.match(r"plan: .*[1-9]\S* MB go out and \S+ MB come back", plan)
+    assert re.match(r"3 steps, 3 passes, .* swapped \d+\S* MB out", summary)
+    assert written == [f"wrote {trace}", f"wrote {report}"]
+    assert Trace.load(trace).saved >= 15 * 1024 * 1024
+    assert Trace.load(trace).link
+    assert "LMS, measured" in report.read_text()
+    assert "train.py 3" in report.read_text()
+
+
+LOOK = """
+import json, os, sys
+print(json.dumps({
+    "argv": sys.argv, "path": sys.path[0], "name": __name__, "file": __file__, "doc": __doc__, "flags": sys.flags.utf8_mode,
+    "main": sys.modules["__main__"].__dict__ is globals(),
+}))
+"""
+
+
+@pytest.mark.parametrize("form", ["script", "script elsewhere", "link", "module", "folder", "safe path"])
+def test_a_script_sees_what_python_would_have_shown_it(form: str, tmp_path: Path) -> None:
+    elsewhere = tmp_path / "elsewhere"
+    (elsewhere / "package").mkdir(parents=True)
+    for path in ("look.py", "elsewhere/look.py", "elsewhere/__main__.py", "elsewhere/package/__main__.py"):
+        (tmp_path / path).write_text(f'"""doc"""{LOOK}')
+    (elsewhere / "package" / "__init__.py").touch()
+    (tmp_path / "link.py").symlink_to(elsewhere / "look.py")
+    cwd, argv, options = {
+        "script": (tmp_path, ["look.py"], ["-X", "utf8"]),
+        "script elsewhere": (tmp_path, ["elsewhere/look.py"], []),
+        "link": (tmp_path, ["link.py"], []),
+        "module": (elsewhere, ["-m", "package"], []),
+        "folder": (tmp_path, ["elsewhere"], []),
+        "safe path": (tmp_path, ["look.py"], ["-P"]),
+    }[form]
+    given = [*argv, "--limit", "x y", "--", "-m"]
+    plain = python(*options, *given, cwd=cwd)
+    done = python(*options, "-m", "lms", "run", *given, cwd=cwd)
+    assert plain.returncode == done.returncode == 0, done.stderr
+    assert json.loads(done.stdout) == json.loads(plain.stdout)
+
+
+def test_the_process_starts_once_with_the_environment_that_is_best_and_keeps_the_users(tmp_path: Path) -> None:
+    script = tmp_path / "show.py"
+    script.write_text("import os; print(sorted(os.environ.items()))")
+    done = python("-m", "lms", "run", script, THP_MEM_ALLOC_ENABLE="0")
+    shown = dict(eval(done.stdout))
+    assert shown["THP_MEM_ALLOC_ENABLE"] == "0"
+    assert shown["MALLOC_MMAP_THRESHOLD_"] == ENVIRONMENT["MALLOC_MMAP_THRESHOLD_"]
+    assert not [name for name in shown if "LMS" in name]
+
+
+@pytest.mark.parametrize(
+    ("end", "status"),
+    [("sys.exit(7)", 7), ("sys.exit()", 0), ("sys.exit('words')", 1), ("raise KeyboardInterrupt", 130)],
+)
+def test_a_scripts_own_exit_passes(end: str, status: int, train: Path) -> None:
+    done = python("-m", "lms", "run", train, "1", end)
+    assert done.returncode == status
+    assert "1 pass" in done.stderr
+    assert "Traceback" not in done.stderr
+    assert ("words" in done.stderr) == ("words" in end)
+
+
+def test_a_scripts_exception_is_shown_as_python_shows_it_and_what_was_recorded_is_written(
+    train: Path, tmp_path: Path
+) -> None:
+    end = "def fail(): raise RuntimeError('mine')\nfail()"
+    trace = tmp_path / "step.json"
+    plain = python(train, "1", end)
+    done = python("-m", "lms", "run", "--trace", trace, train, "1", end)
+    assert done.returncode == plain.returncode == 1
+    own = [line for line in done.stderr.splitlines() if not line.startswith("lms: ")]
+    assert own == plain.stderr.splitlines()
+    assert Trace.load(trace).records
+
+
+def test_a_script_that_does_not_parse_fails_as_under_python(tmp_path: Path) -> None:
+    script = tmp_path / "broken.py"
+    script.write_text("x = = 1\n")
+    plain, done = python(script), python("-m", "lms", "run", script)
+    assert done.returncode == plain.returncode == 1
+    own = [line for line in done.stderr.splitlines() if not line.startswith("lms: ")]
+    assert own == plain.stderr.splitlines()
+
+
+def test_a_module_that_is_not_there_is_a_usage_error() -> None:
+    done = python("-m", "lms", "run", "-m", "no.such.module")
+    assert done.returncode == 2
+    assert said(done)[-1].startswith("error: -m no.such.module: no module of that name")
+
+
+def test_a_script_that_never_trains_is_told_that_lms_had_no_effect(tmp_path: Path) -> None:
+    script = tmp_path / "hello.py"
+    script.write_text("print('hello')")
+    trace = tmp_path / "step.json"
+    done = python("-m", "lms", "run", "--trace", trace, script)
+    assert (done.returncode, done.stdout) == (0, "hello\n")
+    assert any(line.startswith("warning: LMS had no effect") for line in said(done))
+    assert any(line.startswith(f"warning: --trace={str(trace)!r}: nothing written") for line in said(done))
+    assert not trace.exists()
+
+
+def test_an_error_of_lms_inside_a_script_is_one_line_and_its_exit_status(tmp_path: Path) -> None:
+    script = tmp_path / "nested.py"
+    script.write_text("import lms\nwith lms.LMS(budget=0): pass\n")
+    done = python("-m", "lms", "run", script)
+    assert done.returncode == 2
+    assert re.match(r"error: .*do not nest", said(done)[-1])
+
+
+def test_a_limit_below_the_floor_ends_the_script_before_its_second_step(train: Path) -> None:
+    done = python("-m", "lms", "run", "--limit", "50MB", train, "5")
+    assert done.returncode in (1, 3)
+    assert "step 1" not in done.stdout
+
+
+def test_plan_stops_the_script_after_two_passes_and_answers(train: Path, tmp_path: Path) -> None:
+    document, trace = tmp_path / "limits.json", tmp_path / "step.json"
+    done = python("-m", "lms", "plan", "--json", document, "--trace", trace, train, "1000000")
+    assert done.returncode == 0, done.stderr
+    own = [line for line in done.stdout.splitlines() if re.match(r"\d+ -?0x|the script", line)]
+    assert 2 <= len(own) <= 4
+    assert own[-1] == "the script's own end"  # its finally blocks are run, its except blocks are not
+    for fact in ("plain peak", "floor", "may stay"):
+        assert re.search(rf"^ *{fact}", done.stdout, re.MULTILINE)
+    rows = json.loads(document.read_text())["limits"]
+    assert rows[0]["moved"] == 0
+    assert rows[-1]["moved"] > 0
+    assert rows[-1]["peak"] < rows[0]["peak"]
+    assert Trace.load(trace).link
+    simulated = python("-m", "lms", "simulate", trace)
+    assert simulated.stdout in done.stdout
+
+
+def test_plan_says_so_when_the_script_ends_before_one_pass(tmp_path: Path) -> None:
+    script = tmp_path / "hello.py"
+    script.write_text("print('hello')")
+    done = python("-m", "lms", "plan", script)
+    assert done.returncode == 1
+    assert "ended before one pass was complete" in said(done)[-1]
+
+
+def test_plan_passes_on_the_failure_of_a_script(tmp_path: Path) -> None:
+    script = tmp_path / "fail.py"
+    script.write_text("raise RuntimeError('mine')")
+    done = python("-m", "lms", "plan", script)
+    assert done.returncode == 1
+    assert done.stderr.rstrip().endswith("RuntimeError: mine")
+    assert "may stay" not in done.stdout
