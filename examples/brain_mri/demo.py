@@ -297,7 +297,7 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--steps", type=int, default=4, help="steps of each run (default 4)")
     parser.add_argument("--resolution", type=int, choices=(4, 2, 1), default=2, help="mm a voxel (default 2)")
-    parser.add_argument("--width", type=int, default=12, help="channels at full resolution (default 12)")
+    parser.add_argument("--width", type=int, default=16, help="channels at full resolution (default 16)")
     parser.add_argument("--device", choices=("auto", "cpu", "cuda"), default="auto", help="auto: a GPU if there is one")
     parser.add_argument("--out", type=Path, default=OUT, metavar="DIR", help="where the files go (default out/demo)")
     args = parser.parse_args()

@@ -2,8 +2,7 @@
 
 Two things differ from the paper. Its batch normalisation is instance normalisation here: the batch is one volume, so
 batch statistics would be that volume's statistics in training and something else in evaluation. And an up-convolution
-halves its channels, as in the 2D U-Net (Ronneberger et al. 2015), which keeps the widest tensor, the concatenation at
-full resolution, a third smaller.
+halves its channels, as in the 2D U-Net (Ronneberger et al. 2015).
 """
 
 from __future__ import annotations
@@ -13,15 +12,6 @@ from torch import nn
 from torch.nn import functional
 
 
-def _convolution(inputs: int, outputs: int) -> list[nn.Module]:
-    """Convolution, normalisation, ReLU. The convolution has no bias: the normalisation would take it out."""
-    return [
-        nn.Conv3d(inputs, outputs, kernel_size=3, padding=1, bias=False),
-        nn.InstanceNorm3d(outputs, affine=True),
-        nn.ReLU(inplace=True),  # the backward of the normalisation reads its input, so its output may be overwritten
-    ]
-
-
 class UNet3D(nn.Module):
     """Image (batch, 1, x, y, z) to logits (batch, classes, x, y, z).
 
@@ -29,7 +19,7 @@ class UNet3D(nn.Module):
     image must be a multiple of `multiple`, 2 to the power of `depth`; forward raises ValueError otherwise.
     """
 
-    def __init__(self, classes: int, width: int = 12, depth: int = 3) -> None:
+    def __init__(self, classes: int, width: int = 16, depth: int = 3) -> None:
         super().__init__()
         if width < 2 or width % 2:
             raise ValueError(f"width={width}: expected an even number, 2 or more")
@@ -37,18 +27,8 @@ class UNet3D(nn.Module):
             raise ValueError(f"depth={depth}: expected 1 or more")
         self.multiple = 2**depth
         widths = [width * 2**level for level in range(depth + 1)]
-        # Channels double before the pooling, as the paper has it, so that no pooling is a bottleneck.
-        self.encoder = nn.ModuleList(
-            nn.Sequential(*_convolution(inputs, outputs // 2), *_convolution(outputs // 2, outputs))
-            for inputs, outputs in zip([1, *widths], widths, strict=False)
-        )
-        self.upwards = nn.ModuleList(
-            nn.ConvTranspose3d(2 * outputs, outputs, kernel_size=2, stride=2) for outputs in reversed(widths[:-1])
-        )
-        self.decoder = nn.ModuleList(
-            nn.Sequential(*_convolution(2 * outputs, outputs), *_convolution(outputs, outputs))
-            for outputs in reversed(widths[:-1])
-        )
+        self.encoder = nn.ModuleList(_Encoder(*pair) for pair in zip([1, *widths], widths, strict=False))
+        self.decoder = nn.ModuleList(_Decoder(channels) for channels in reversed(widths[:-1]))
         self.head = nn.Conv3d(width, classes, kernel_size=1)
 
     def forward(self, image: torch.Tensor) -> torch.Tensor:
@@ -63,7 +43,47 @@ class UNet3D(nn.Module):
             features = encode(features)
             skips.append(features)
         skips.pop()  # the lowest level goes straight up
-        for raise_, decode in zip(self.upwards, self.decoder, strict=True):
-            features = decode(torch.cat((skips.pop(), raise_(features)), dim=1))
+        for decode in self.decoder:
+            features = decode(features, skips.pop())
         logits: torch.Tensor = self.head(features)
         return logits
+
+
+class _Encoder(nn.Sequential):
+    """Two convolutions. Channels double before the pooling, as in the paper, so that no pooling is a bottleneck."""
+
+    def __init__(self, inputs: int, outputs: int) -> None:
+        middle = outputs // 2
+        super().__init__(
+            _convolution(inputs, middle), *_normalised(middle), _convolution(middle, outputs), *_normalised(outputs)
+        )
+
+
+class _Decoder(nn.Module):
+    """Up-convolution, concatenation with the encoder's features of that level, two convolutions.
+
+    A convolution of a concatenation is the sum of the convolutions of its parts. Written as that sum, it needs no copy
+    of both parts in one tensor, which would be the largest tensor of all.
+    """
+
+    def __init__(self, channels: int) -> None:
+        super().__init__()
+        self.upwards = nn.ConvTranspose3d(2 * channels, channels, kernel_size=2, stride=2)
+        self.of_below = _convolution(channels, channels)
+        self.of_skip = _convolution(channels, channels)
+        self.rest = nn.Sequential(*_normalised(channels), _convolution(channels, channels), *_normalised(channels))
+
+    def forward(self, below: torch.Tensor, skip: torch.Tensor) -> torch.Tensor:
+        """Features of this level, from those of the level below and the encoder's."""
+        features: torch.Tensor = self.rest(self.of_below(self.upwards(below)).add_(self.of_skip(skip)))
+        return features
+
+
+def _convolution(inputs: int, outputs: int) -> nn.Conv3d:
+    # Without a bias: the normalisation that follows would take it out again.
+    return nn.Conv3d(inputs, outputs, kernel_size=3, padding=1, bias=False)
+
+
+def _normalised(channels: int) -> tuple[nn.Module, nn.Module]:
+    # The backward of the normalisation reads its input, so ReLU may overwrite its output.
+    return nn.InstanceNorm3d(channels, affine=True), nn.ReLU(inplace=True)

@@ -240,7 +240,7 @@ def _parse(arguments: list[str]) -> argparse.Namespace:
         allow_abbrev=False,
     )
     parser.add_argument("--resolution", type=int, choices=RESOLUTIONS, default=4, help="mm a voxel (default 4)")
-    parser.add_argument("--width", type=_even, default=12, metavar="N", help="channels at full resolution (default 12)")
+    parser.add_argument("--width", type=_even, default=16, metavar="N", help="channels at full resolution (default 16)")
     parser.add_argument("--depth", type=_count, default=3, metavar="N", help="number of poolings (default 3)")
     parser.add_argument("--steps", type=_count, default=150, metavar="N", help="steps in all (default 150)")
     parser.add_argument("--lr", type=float, default=0.01, metavar="RATE", help="Adam's learning rate (default 0.01)")

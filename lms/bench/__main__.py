@@ -38,22 +38,7 @@ class Measured:
 def main(argv: Sequence[str] | None = None) -> int:
     """The command line; 1 when a result differs from plain's or a cell failed, 2 for a wrong argument."""
     args = _arguments(argv)
-    import torch
-
-    device = args.device or ("cuda" if torch.cuda.is_available() else "cpu")
-    settings = Settings(
-        size="quick" if args.quick else device,
-        device=device,
-        threads=args.threads or len(os.sched_getaffinity(0)),
-        rounds=args.rounds or (2 if args.quick else 5),
-        shares=args.shares,
-        spill_dir=args.spill_dir or args.output,
-        swap_dir=args.spill_dir or args.output,
-        swap=args.swap and device == "cpu" and can_swap() is None,
-    )
-    args.output.mkdir(parents=True, exist_ok=True)
-    if args.swap and not settings.swap:
-        print(f"without the system's swap: {can_swap() or 'it does not extend a GPU'}", file=sys.stderr)
+    settings = _settings(args)
     progress = Progress(steps_to_take(settings, len(args.models)), sys.stderr)
     measured: list[Measured] = []
     try:
@@ -61,38 +46,72 @@ def main(argv: Sequence[str] | None = None) -> int:
             campaign = Campaign(model, settings, progress.advance)
             cells = campaign.run()
             measured.append(Measured(model, campaign.memory, cells, judge(cells)))
+            _write(args.output, settings, measured)  # what was measured stays, whatever comes next
     except WorkerError as error:
         print(f"\nbench: {error}", file=sys.stderr)
         return 1
     finally:
         progress.close()
-    simulator = forecasts(
-        [cell for one in measured for cell in one.cells.values() if cell.timed and cell.share is not None]
+    for one in measured:
+        print(table(one))
+    print(verdict_lines("simulator, over all models", simulated(measured)))
+    print(f"wrote {', '.join(str(path) for path in _write(args.output, settings, measured))}")
+    return _status(measured)
+
+
+def simulated(measured: Sequence[Measured]) -> list[Verdict]:
+    """The simulator's verdicts, over all LMS cells that had a budget."""
+    return forecasts(
+        {
+            f"{one.model} {cell.name}": cell
+            for one in measured
+            for cell in one.cells.values()
+            if cell.timed and cell.share is not None
+        }
     )
+
+
+def _settings(args: argparse.Namespace) -> Settings:
+    import torch
+
+    device = args.device or ("cuda" if torch.cuda.is_available() else "cpu")
+    refused = "a GPU cannot be capped so" if device != "cpu" else can_swap()
+    if args.swap and refused:
+        print(f"without the cells under a memory cap: {refused}", file=sys.stderr)
+    args.output.mkdir(parents=True, exist_ok=True)
+    folder = (args.spill_dir or args.output).resolve()
+    return Settings(
+        size="quick" if args.quick else device,
+        device=device,
+        threads=args.threads or len(os.sched_getaffinity(0)),
+        rounds=args.rounds or (2 if args.quick else 5),
+        shares=args.shares,
+        spill_dir=folder,
+        swap_dir=folder,
+        swap=args.swap and refused is None,
+    )
+
+
+def _write(folder: Path, settings: Settings, measured: Sequence[Measured]) -> list[Path]:
+    """Write bench.json and, where matplotlib is, bench.png; returns what was written."""
     document = {
         "format": "lms-bench-1",
         "when": datetime.now(UTC).isoformat(timespec="seconds"),
         "machine": machine(),
-        "settings": {key: str(value) if isinstance(value, Path) else value for key, value in asdict(settings).items()},
+        "settings": {key: value for key, value in asdict(settings).items() if not isinstance(value, Path)},
         "definitions": DEFINITIONS,
         "models": {one.model: _document(one) for one in measured},
-        "simulator": [asdict(verdict) for verdict in simulator],
+        "simulator": [asdict(verdict) for verdict in simulated(measured)],
     }
-    target = args.output / "bench.json"
-    write_aside(target, json.dumps(document, indent=1).encode())
-    for one in measured:
-        print(table(one))
-    print(verdict_lines("simulator, over all models", simulator))
-    print(f"wrote {target}", end="")
+    written = [folder / "bench.json"]
+    write_aside(written[0], json.dumps(document, indent=1).encode())
     try:
         from chart import draw
     except ImportError:
-        print("; no chart without matplotlib")
-    else:
-        picture = args.output / "bench.png"
-        write_aside(picture, draw({one.model: one.cells for one in measured}))
-        print(f" and {picture}")
-    return _status(measured)
+        return written
+    written.append(folder / "bench.png")
+    write_aside(written[1], draw({one.model: one.cells for one in measured}))
+    return written
 
 
 def machine() -> dict[str, str | int]:

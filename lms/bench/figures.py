@@ -216,20 +216,20 @@ def fitting(cell: Cell) -> list[Verdict]:
     ]
 
 
-def forecasts(cells: Sequence[Cell]) -> list[Verdict]:
-    """The simulator's targets over all LMS cells with a budget, of all models."""
+def forecasts(cells: Mapping[str, Cell]) -> list[Verdict]:
+    """The simulator's targets over all LMS cells with a budget, of all models, by the names to call them by."""
     peaks: list[Verdict] = []
     transfers: list[float] = []
     stalls: list[float] = []
     silent = 0
-    for cell in cells:
+    for name, cell in cells.items():
         steps = [step for step in cell.timed if step.forecast]
         if not steps:
-            peaks.append(Verdict(cell.name, "predicted peak", None, None, None, "bytes", "no plan was executed"))
+            peaks.append(Verdict(name, "predicted peak", None, None, None, "bytes", "no plan was executed"))
             continue
         off = max((step.forecast["held_peak"] - step.session["pass_held_peak"] for step in steps), key=abs)
         largest = cell.last("largest")
-        peaks.append(Verdict(cell.name, "predicted peak", off, largest, abs(off) <= largest, "bytes"))
+        peaks.append(Verdict(name, "predicted peak", off, largest, abs(off) <= largest, "bytes"))
         if errors := [error(*_transfers(step)) for step in steps if _transfers(step)[1]]:
             transfers.append(median(errors))
         loud = [_stalls(step) for step in steps if max(_stalls(step)) > STALL_MATTERS * step.seconds]

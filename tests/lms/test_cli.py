@@ -35,9 +35,9 @@ def write_trace(path: Path, *, other: int = 300 * MB, link: bool = True, capacit
         for at in range(8)
     )
     measured = {"name": "file", "out": 2e9, "back": 1e9, "latency": 0.0, "source": "measured"}
-    Trace(
-        records, tuple(accesses), capacity=capacity, tail=1.0, tail_other=other, link=measured if link else {}
-    ).save(path)
+    Trace(records, tuple(accesses), capacity=capacity, tail=1.0, tail_other=other, link=measured if link else {}).save(
+        path
+    )
     return str(path)
 
 
@@ -223,7 +223,9 @@ def test_simulate_takes_a_share_of_the_recorded_device(trace: str, capsys: pytes
 
 def test_a_slower_link_costs_more_time(trace: str, capsys: pytest.CaptureFixture[str]) -> None:
     def slowdown(link: str) -> float:
-        found = re.search(r"\((\S+) x its computation", told(capsys, "simulate", trace, "--budget", "0", "--link", link))
+        found = re.search(
+            r"\((\S+) x its computation", told(capsys, "simulate", trace, "--budget", "0", "--link", link)
+        )
         assert found is not None
         return float(found[1])
 

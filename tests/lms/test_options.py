@@ -260,7 +260,9 @@ def without_frameworks(code: str, *argv: str) -> subprocess.CompletedProcess[str
 
 
 def test_the_package_and_its_options_work_without_any_framework() -> None:
-    done = without_frameworks("print(lms.Options.parse(limit='1GB').limit, lms.LimitError.exit_status, lms.__version__)")
+    done = without_frameworks(
+        "print(lms.Options.parse(limit='1GB').limit, lms.LimitError.exit_status, lms.__version__)"
+    )
     assert done.stderr == ""
     assert done.stdout.split()[:2] == ["1000000000", "3"]
 

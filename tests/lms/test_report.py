@@ -56,7 +56,9 @@ class Page(HTMLParser):
             self.open.append(tag)
         if tag in ("script", "link", "img", "iframe"):
             self.loads.append(tag)
-        self.loads += [value for name, value in attrs if name in ("src", "href", "xlink:href") and value and value[0] != "#"]
+        self.loads += [
+            value for name, value in attrs if name in ("src", "href", "xlink:href") and value and value[0] != "#"
+        ]
 
     def handle_endtag(self, tag: str) -> None:
         assert self.open.pop() == tag
@@ -173,7 +175,10 @@ def test_the_picture_shows_the_limit_and_the_floor_where_the_device_was_measured
     trace = chain()
     picture = picture_of(trace, make_plan(trace, LINK, limit=700 * MB))
     assert (picture.limit, picture.limit_label, picture.floor) == (700 * MB, "limit", 400 * MB)
-    assert [curve.peak for curve in picture.curves] == [1100 * MB, make_plan(trace, LINK, limit=700 * MB).forecast.resident_peak]
+    assert [curve.peak for curve in picture.curves] == [
+        1100 * MB,
+        make_plan(trace, LINK, limit=700 * MB).forecast.resident_peak,
+    ]
 
 
 def test_a_page_on_an_empty_trace_can_be_made() -> None:

@@ -33,7 +33,9 @@ def main(argv: Sequence[str] | None = None) -> int:
     """Run the command line `argv` (sys.argv's when None); return its exit status. A script's SystemExit passes."""
     arguments = list(sys.argv[1:] if argv is None else argv)
     try:
-        args = _parser().parse_args(arguments)
+        own, target = _split(arguments)
+        args = _parser().parse_args(own)
+        args.target = target
         status: int = args.action(args, arguments)
         sys.stdout.flush()
         return status
@@ -77,10 +79,16 @@ examples:
 
 
 def _command(
-    commands: argparse._SubParsersAction[argparse.ArgumentParser], name: str, text: str, description: str, epilog: str
+    commands: argparse._SubParsersAction[argparse.ArgumentParser],
+    name: str,
+    text: str,
+    description: str,
+    epilog: str,
+    usage: str | None = None,
 ) -> argparse.ArgumentParser:
     return commands.add_parser(
         name,
+        usage=usage,
         help=text,
         description=description,
         epilog=epilog,
@@ -89,22 +97,30 @@ def _command(
     )
 
 
-def _add_script(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("script", metavar="SCRIPT", nargs="?", help="the Python script to run")
-    parser.add_argument("args", metavar="ARGS", nargs=argparse.REMAINDER, help="its arguments")
-    parser.add_argument(
-        "-m",
-        dest="module",
-        metavar="MODULE",
-        nargs=argparse.REMAINDER,
-        help="run a module instead, as `python -m MODULE ARGS...` does",
-    )
+def _split(argv: list[str]) -> tuple[list[str], list[str]]:
+    """Our own part of the command line, and from SCRIPT or -m on the target's: what looks like an option there is its.
+
+    argparse cannot be asked to stop there: it looks for its options behind every `--`.
+    """
+    if argv[:1] not in (["run"], ["plan"]):
+        return argv, []
+    at = 1
+    while at < len(argv) and argv[at].startswith("-") and not argv[at].startswith("-m"):
+        at += 1 if argv[at] in _SWITCHES or "=" in argv[at] else 2
+    return argv[:at], argv[at:]
+
+
+_SWITCHES = ("-h", "--help", *(spelled(option.name, "--") for option in arguments() if option.type == "bool"))
+
+
+_USAGE = "lms {0} [OPTIONS] SCRIPT [ARGS...]\n       lms {0} [OPTIONS] -m MODULE [ARGS...]"
 
 
 def _add_run(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
     parser = _command(
         commands,
-        "run",
+        usage=_USAGE.format("run"),
+        name="run",
         "run a script with large model support",
         "Run SCRIPT as python would, with large model support switched on in the process.\n"
         "Tensors that are saved for the backward pass are swapped out once memory passes the limit.\n"
@@ -120,14 +136,14 @@ def _add_run(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> N
     add_flags(parser)
     parser.add_argument("--trace", metavar="FILE", type=Path, help="write the recorded step, for simulate and report")
     parser.add_argument("--report", metavar="FILE.html", type=Path, help="write a page with the picture of one step")
-    _add_script(parser)
     parser.set_defaults(action=_run)
 
 
 def _add_plan(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
     parser = _command(
         commands,
-        "plan",
+        usage=_USAGE.format("plan"),
+        name="plan",
         "run two steps of a script, then say what limit it needs and what each costs",
         "Run SCRIPT for two complete passes, stop it, and answer: the floor that no limit can go below and the module\n"
         "it belongs to, the peak of plain training, and a table of limits with the peak, the bytes moved and the step\n"
@@ -140,7 +156,6 @@ def _add_plan(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> 
     add_flags(parser)
     parser.add_argument("--json", metavar="FILE", type=Path, help="write the same as JSON (bytes, seconds)")
     parser.add_argument("--trace", metavar="FILE", type=Path, help="write the recorded step, for simulate and report")
-    _add_script(parser)
     parser.set_defaults(action=_plan)
 
 

@@ -185,7 +185,7 @@ def _level(stairs: Sequence[tuple[float, int]], time: float) -> int:
 
 
 def _thin_steps(points: Sequence[tuple[float, int]], end: float) -> list[tuple[float, int]]:
-    """The staircase with at most two steps in each of DETAIL pieces of time: the highest, for the peak, and the last."""
+    """The staircase with at most two steps in each of DETAIL pieces of time: the highest, for the peak; the last."""
     if len(points) <= DETAIL or end <= 0:
         return list(points)
     pieces: dict[int, list[tuple[float, int]]] = {}

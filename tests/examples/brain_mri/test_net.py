@@ -3,6 +3,7 @@ from __future__ import annotations
 import pytest
 import torch
 from net import UNet3D
+from torch.nn import functional
 
 
 @pytest.mark.parametrize(("width", "depth"), [(2, 1), (4, 2), (4, 3)])
@@ -16,10 +17,10 @@ def test_the_default_net_has_the_parameters_that_its_layers_add_up_to() -> None:
     def convolution(inputs: int, outputs: int) -> int:
         return 27 * inputs * outputs + 2 * outputs  # the normalisation's scale and shift
 
-    encoder = [(1, 6), (6, 12), (12, 12), (12, 24), (24, 24), (24, 48), (48, 48), (48, 96)]
-    decoder = [(96, 48), (48, 48), (48, 24), (24, 24), (24, 12), (12, 12)]
-    upwards = sum(8 * 2 * width * width + width for width in (48, 24, 12))
-    expected = sum(convolution(*pair) for pair in encoder + decoder) + upwards + 12 * 4 + 4
+    encoder = [(1, 8), (8, 16), (16, 16), (16, 32), (32, 32), (32, 64), (64, 64), (64, 128)]
+    decoder = [(128, 64), (64, 64), (64, 32), (32, 32), (32, 16), (16, 16)]
+    upwards = sum(8 * 2 * width * width + width for width in (64, 32, 16))
+    expected = sum(convolution(*pair) for pair in encoder + decoder) + upwards + 16 * 4 + 4
     assert sum(parameter.numel() for parameter in UNet3D(4).parameters()) == expected
 
 
@@ -29,6 +30,15 @@ def test_every_parameter_gets_a_gradient() -> None:
     for name, parameter in net.named_parameters():
         assert parameter.grad is not None, name
         assert parameter.grad.abs().sum() > 0, name
+
+
+def test_the_sum_of_two_convolutions_is_that_of_the_concatenation() -> None:
+    decoder = UNet3D(4, width=4, depth=1).decoder[0]
+    below, skip = torch.randn(1, 8, 4, 4, 4), torch.randn(1, 4, 8, 8, 8)
+    whole = torch.cat((decoder.upwards(below), skip), dim=1)
+    weights = torch.cat((decoder.of_below.weight, decoder.of_skip.weight), dim=1)
+    expected = decoder.rest(functional.conv3d(whole, weights, padding=1))
+    torch.testing.assert_close(decoder(below, skip), expected, rtol=1e-4, atol=1e-5)
 
 
 @pytest.mark.parametrize(("width", "depth", "named"), [(3, 2, "width=3"), (0, 2, "width=0"), (4, 0, "depth=0")])

@@ -186,14 +186,14 @@ def test_with_everything_fitting_nothing_may_move_and_hooks_are_a_part_of_the_cp
 
 
 def test_the_simulator_is_exact_to_one_record() -> None:
-    assert only(figures.forecasts([cell(pass_held_peak=50 * MB)]), "predicted peak").reached
-    missed = only(figures.forecasts([cell(pass_held_peak=51 * MB)]), "predicted peak")
+    assert only(figures.forecasts({"x": cell(pass_held_peak=50 * MB)}), "predicted peak").reached
+    missed = only(figures.forecasts({"x": cell(pass_held_peak=51 * MB)}), "predicted peak")
     assert not missed.reached
     assert missed.value == -11 * MB
 
 
 def test_the_simulator_s_times_are_judged_by_the_median_over_the_cells() -> None:
-    cells = [cell(busy_out=0.5), cell(busy_out=0.6), cell(busy_out=3.5)]
+    cells = {"a": cell(busy_out=0.5), "b": cell(busy_out=0.6), "c": cell(busy_out=3.5)}
     verdict = only(figures.forecasts(cells), "predicted transfers")
     assert verdict.value == pytest.approx(0.1 / 1.1)
     assert verdict.reached
@@ -201,7 +201,7 @@ def test_the_simulator_s_times_are_judged_by_the_median_over_the_cells() -> None
 
 
 def test_a_stall_that_was_measured_and_not_foretold_counts() -> None:
-    verdict = only(figures.forecasts([cell(last_stall_in=0.9)]), "predicted stalls")
+    verdict = only(figures.forecasts({"x": cell(last_stall_in=0.9)}), "predicted stalls")
     assert verdict.value == pytest.approx(0.8)
     assert not verdict.reached
 
@@ -209,7 +209,7 @@ def test_a_stall_that_was_measured_and_not_foretold_counts() -> None:
 def test_stalls_too_short_to_matter_are_left_out_and_counted() -> None:
     quiet = cell(last_stall_out=0.001, last_stall_in=0.0)
     quiet.steps = [replace(s, forecast={**FORECAST, "stall_out": 0.0, "stall_in": 0.0}) for s in quiet.steps]
-    verdict = only(figures.forecasts([quiet]), "predicted stalls")
+    verdict = only(figures.forecasts({"x": quiet}), "predicted stalls")
     assert verdict.reached is None
     assert "1 more" in verdict.note
 
@@ -249,7 +249,7 @@ def test_every_verdict_s_figure_is_defined() -> None:
     verdicts = [
         *figures.memory(cell(), 1),
         *figures.fitting(fits),
-        *figures.forecasts([cell()]),
+        *figures.forecasts({"x": cell()}),
         figures.identical(cell(), plain()),
         figures.step_time(cell(), plain(), 0.0),
         figures.against_swap(plain(), cell()),

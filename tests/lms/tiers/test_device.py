@@ -154,7 +154,9 @@ def test_another_allocator_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
 TOTAL = 32 * 2**30
 MOUNT_V1 = "30 25 0:26 {root} {point} rw,nosuid shared:9 - cgroup cgroup rw,memory\n"
 MOUNT_V2 = "31 25 0:27 {root} {point} rw,nosuid shared:4 - cgroup2 cgroup2 rw,nsdelegate\n"
-OTHER = "32 25 0:28 / /sys/fs/cgroup/cpu rw - cgroup cgroup rw,cpu,cpuacct\n22 1 253:1 / / rw,relatime - ext4 /dev/vda rw\n"
+OTHER = (
+    "32 25 0:28 / /sys/fs/cgroup/cpu rw - cgroup cgroup rw,cpu,cpuacct\n22 1 253:1 / / rw,relatime - ext4 /dev/vda rw\n"
+)
 
 
 def tree(folder: Path, cgroup: str, mountinfo: str, limits: dict[str, str]) -> Path:

@@ -84,7 +84,9 @@ class SlabMachine(RuleBasedStateMachine):
         offset = self.slab.allocate(nbytes)
         need = max(1, -(-nbytes // ALIGNMENT))
         runs = [
-            at for at in range(len(self.blocks) - need + 1) if all(block is None for block in self.blocks[at : at + need])
+            at
+            for at in range(len(self.blocks) - need + 1)
+            if all(block is None for block in self.blocks[at : at + need])
         ]
         if not runs:
             assert offset is None

@@ -133,6 +133,8 @@ class FileSlab:
 
         Raises SpillError that names the folder, what was asked and what is free.
         """
+        if not place.nbytes:
+            return
         if self.verify:
             place.checksum = _checksum(address, place.nbytes)
         segments, keep = _segments(address, place.nbytes)
@@ -155,7 +157,7 @@ class FileSlab:
         Raises CorruptionError when bytes are missing or, with `verify`, not those that were written; SpillError when
         the file system refuses.
         """
-        done, span = 0, place.span
+        done, span = 0, place.span if place.nbytes else 0
         while done < span:
             got = _pread(self.fileno(), address + done, span - done, place.offset + done)
             if got >= 0 and self.direct:
@@ -233,7 +235,7 @@ def _segments(address: int, nbytes: int) -> tuple[list[tuple[int, int]], list[mm
     """
     start, stop = address, address + nbytes
     first, last = round_up(start), stop // ALIGNMENT * ALIGNMENT
-    if first > last or not nbytes:  # all within one page
+    if first > last:  # all within one page
         block = _copy_of(start, nbytes, start % ALIGNMENT)
         return [(address_of(block), ALIGNMENT)], [block]
     segments: list[tuple[int, int]] = []

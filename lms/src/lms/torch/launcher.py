@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import builtins
 import os
 import runpy
 import sys
+import zipfile
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from importlib.machinery import SourceFileLoader
 from importlib.util import find_spec
 from pathlib import Path
-from types import TracebackType
+from types import ModuleType, TracebackType
 from typing import TYPE_CHECKING
 
 from lms.console import say, warn
@@ -109,7 +112,7 @@ def record(target: Target, options: Options) -> tuple[int, Trace | None, Link | 
             return status, None, None
         step = session.trace
         if step is None:
-            raise LMSError(f"{target.name} ended before one pass was complete: {_NO_PASS}")
+            raise LMSError(f"{target.name} ended too early: {_why_no_step(session)}")
         link = Link.from_dict(step.link) if step.link else session.link()
         return 0, replace(step, link=link.to_dict()), link
     finally:
@@ -117,10 +120,13 @@ def record(target: Target, options: Options) -> tuple[int, Trace | None, Link | 
         session.close()
 
 
-_NO_PASS = (
-    "nothing of min-size or more was saved for a backward pass on the main thread, so there was nothing to swap "
-    "(a script that does not train, trains on another device or thread, or stops before its first backward)"
-)
+def _why_no_step(session: Session) -> str:
+    if session.stats()["passes"]:
+        return "no pass with a backward was complete and could be planned for"
+    return (
+        "nothing of min-size or more was saved for a backward pass on the main thread, so there was nothing to swap "
+        "(it does not train, trains on another device or thread, or stops before the end of its first backward)"
+    )
 
 
 class _Enough(BaseException):
@@ -191,10 +197,10 @@ def _finish(session: Session, target: Target, trace: Path | None, report: Path |
         problems = True
     counters = session.stats()
     if step is None:
-        warn(f"LMS had no effect: {_NO_PASS}")
+        warn(f"LMS had no effect: {_why_no_step(session)}")
         for option, path in (("--trace", trace), ("--report", report)):
             if path is not None:
-                warn(f"{option}={str(path)!r}: nothing written, because no pass was recorded")
+                warn(f"{option}={str(path)!r}: nothing written, because no step was recorded")
         return problems
     say(Stats(**counters).line())  # type: ignore[arg-type]  # the keys of the dict are the fields
     if trace is not None:
@@ -229,21 +235,40 @@ def _execute(target: Target) -> int:
         del sys.path[0]
     try:
         if target.is_module:
-            if not sys.flags.safe_path:
-                sys.path.insert(0, os.getcwd())
-            if not _found(target.name):
-                raise UsageError(f"-m {target.name}: no module of that name; expected one that `python -m` could run")
-            runpy.run_module(target.name, run_name="__main__", alter_sys=True)
+            _execute_module(target.name)
+        elif os.path.isfile(target.name) and not target.name.endswith(".pyc") and not zipfile.is_zipfile(target.name):
+            _execute_file(target.name)
         else:
-            if not sys.flags.safe_path and os.path.isfile(target.name):
-                sys.path.insert(0, os.path.dirname(os.path.realpath(target.name)))
-            runpy.run_path(target.name, run_name="__main__")
+            runpy.run_path(os.path.abspath(target.name), run_name="__main__")
     except LMSError:
         raise
     except Exception as error:
-        sys.excepthook(type(error), error, _own(error.__traceback__))
+        error.__traceback__ = _own(error.__traceback__)
+        sys.excepthook(type(error), error, error.__traceback__)
         return 1
     return 0
+
+
+def _execute_file(name: str) -> None:
+    # Not by runpy.run_path: it gives sys.argv[0] and __file__ one spelling, where python makes only the latter
+    # absolute, and it takes the script's module away before exit handlers run.
+    path = os.path.abspath(name)
+    if not sys.flags.safe_path:
+        sys.path.insert(0, os.path.dirname(os.path.realpath(path)))
+    loader = SourceFileLoader("__main__", path)
+    code = loader.source_to_code(loader.get_data(path), path)
+    module = ModuleType("__main__")
+    module.__dict__.update(__file__=path, __loader__=loader, __builtins__=builtins, __cached__=None)
+    sys.modules["__main__"] = module
+    exec(code, module.__dict__)
+
+
+def _execute_module(name: str) -> None:
+    if not sys.flags.safe_path:
+        sys.path.insert(0, os.getcwd())
+    if not _found(name):
+        raise UsageError(f"-m {name}: no module of that name; expected one that `python -m` could run")
+    runpy.run_module(name, run_name="__main__", alter_sys=True)
 
 
 def _found(module: str) -> bool:
@@ -253,9 +278,17 @@ def _found(module: str) -> bool:
         return False
 
 
+_OURS = (
+    __file__,
+    runpy.__file__,
+    "<frozen runpy>",
+    "<frozen importlib._bootstrap>",
+    "<frozen importlib._bootstrap_external>",
+)
+
+
 def _own(traceback: TracebackType | None) -> TracebackType | None:
     """The script's own part of a traceback: what python would show if it had been run without us."""
-    ours = (__file__, runpy.__file__, "<frozen runpy>")
-    while traceback is not None and traceback.tb_frame.f_code.co_filename in ours:
+    while traceback is not None and traceback.tb_frame.f_code.co_filename in _OURS:
         traceback = traceback.tb_next
     return traceback

@@ -61,8 +61,8 @@ class ModuleStack:
         if not self._warned:
             self._warned = True
             warnings.warn(
-                f"{what} runs on thread {threading.current_thread().name!r}, but LMS acts on the thread that enabled it "
-                "(saved-tensor hooks are thread-local): what is saved there stays. Enable LMS on that thread instead.",
+                f"{what} runs on thread {threading.current_thread().name!r}, but LMS acts on the thread that enabled "
+                "it (saved-tensor hooks are thread-local), so what is saved there stays: enable LMS on that thread.",
                 RuntimeWarning,
                 stacklevel=3,
             )

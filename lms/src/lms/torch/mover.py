@@ -56,7 +56,9 @@ class Mover:
         self.held = 0  # bytes of records that LMS keeps on the device, copies in flight included
         self.present = 0  # bytes of saved storages on the device, whoever keeps them
         self.log: Log = []  # copies of the pass under way
+        self.evictable: dict[int, LiveRecord] = {}  # by index: held, not pinned, and not on their way
         self._leaving: deque[LiveRecord] = deque()  # oldest first
+        self._staying: list[LiveRecord] = []  # came back into use while their copy out was in flight
         self._abandoned: list[LiveRecord] = []  # freed while their copy back was in flight
         self._alive: dict[int, weakref.ref[torch.UntypedStorage]] = {}  # saved storages on the device
 
@@ -89,20 +91,41 @@ class Mover:
         record.held = record.nbytes
         self.held += record.nbytes
         self.counters.held_peak = max(self.counters.held_peak, self.held)
+        self.evictable[record.index] = record
 
     def send(self, record: LiveRecord) -> None:
-        """Start a copy out, of a record that is where the forward made it."""
-        if record.state is not State.HERE or record.pinned or not record.views or record.changed():
-            return  # of a record that was changed in place nothing is worth saving: unpack will say so
-        record.slot, record.departure = self.engine.offload(record.source())
-        record.state = State.LEAVING
-        self._leaving.append(record)
-        self.counters.out += record.nbytes
-        self.log.append(("out", record.index, record.departure))
+        """Have a record leave that is where the forward made it: by a copy out, or at once when the tier has its bytes.
+
+        Of one that was changed in place since it was saved nothing needs keeping: its use will raise.
+        """
+        if record.state is not State.HERE or record.pinned or not record.views:
+            return
+        if record.clean:
+            self.drop(record)
+        elif record.departure is not None:
+            self._staying.remove(record)
+            self._leave(record)
+        elif any(view.changed for view in record.views):
+            if all(view.changed for view in record.views):
+                self._vacate(record)
+        else:
+            record.slot, record.departure = self.engine.offload(record.source())
+            self.counters.out += record.nbytes
+            self.log.append(("out", record.index, record.departure))
+            self._leave(record)
+
+    def keep(self, record: LiveRecord) -> None:
+        """A record that was leaving stays; its copy out goes on, so that it can be dropped later."""
+        record.state = State.HERE
+        self._leaving.remove(record)
+        self._staying.append(record)
+        self.evictable[record.index] = record
 
     def fetch(self, record: LiveRecord) -> None:
         """Start a copy back of a record that is out; nothing is copied when somebody kept the original after all."""
         storage = record.origin() if record.origin is not None else None
+        if record.slot is None:
+            return  # it was changed in place, so that nobody can use it
         if storage is not None:
             record.flat = torch.empty(0, dtype=torch.uint8, device=self.device).set_(storage)
             record.state = State.BACK
@@ -116,31 +139,28 @@ class Mover:
         self.hold(record)
 
     def receive(self, record: LiveRecord) -> None:
-        """Wait for the copy back of a record that is coming. Raises what the copy failed of."""
+        """Wait for the copy back of a record that is coming. Raises what the copy failed of.
+
+        On a GPU each stream that uses the record has to wait, so the copy is kept until it is known to be over.
+        """
         assert record.arrival is not None
         began = time.perf_counter()
         record.arrival.wait()
         self.counters.stall_in += time.perf_counter() - began
-        record.arrival = None
+        if record.arrival.done():
+            record.arrival = None
         record.state = State.BACK
 
     def drop(self, record: LiveRecord) -> None:
         """Let go of the memory of a record whose bytes the tier below holds."""
-        if record.state is State.HERE:
-            if record.changed():
-                return
-            for view in record.views:
-                view.vacate()
-        elif record.state is not State.BACK:
-            return
-        record.flat = None
-        record.state = State.OUT
-        self._unhold(record)
+        if record.state in (State.HERE, State.BACK) and record.clean and not any(v.changed for v in record.views):
+            self._vacate(record)
 
     def free(self, record: LiveRecord) -> None:
         """The record's last view is gone."""
         if record.slot is not None:
             self.engine.discard(record.slot)
+        self.evictable.pop(record.index, None)
         if record.state is State.COMING:
             self._abandoned.append(record)  # its memory is being written to
         else:
@@ -153,44 +173,61 @@ class Mover:
         """Give back what complete copies free. Raises the error of a copy out that failed."""
         while self._leaving:
             departure = self._leaving[0].departure
-            if departure is not None and not departure.done():
+            assert departure is not None
+            if not departure.done():
                 break
             self._depart(self._leaving.popleft())
-        if self._abandoned:
-            waiting = []
-            for record in self._abandoned:
-                if record.arrival is not None and not record.arrival.done():
-                    waiting.append(record)
-                else:
-                    record.arrival = record.flat = None
-                    self._unhold(record)
-            self._abandoned = waiting
+        for record in [r for r in self._staying if r.departure is not None and r.departure.done()]:
+            self._staying.remove(record)
+            self._depart(record)
+        for record in [r for r in self._abandoned if r.arrival is None or r.arrival.done()]:
+            self._abandoned.remove(record)
+            record.arrival = record.flat = None
+            self._unhold(record)
 
     def wait_for_oldest(self) -> None:
-        """Wait for the oldest copy out, unless its record came back into use meanwhile. Raises what it failed of."""
+        """Wait for the oldest copy out. Raises what it failed of."""
         record = self._leaving.popleft()
-        if record.departure is not None and record.state is State.LEAVING:
+        assert record.departure is not None
+        if not record.departure.failed:
             began = time.perf_counter()
-            if not record.departure.failed:
-                record.departure.wait()
+            record.departure.wait()
             self.counters.stall_out += time.perf_counter() - began
         self._depart(record)
+
+    def _leave(self, record: LiveRecord) -> None:
+        record.state = State.LEAVING
+        self._leaving.append(record)
+        self.evictable.pop(record.index, None)
+
+    def _vacate(self, record: LiveRecord) -> None:
+        for view in record.views:
+            view.vacate()
+        record.flat = None
+        record.state = State.OUT
+        self._unhold(record)
 
     def _unhold(self, record: LiveRecord) -> None:
         self.held -= record.held
         record.held = 0
+        self.evictable.pop(record.index, None)
 
     def _depart(self, record: LiveRecord) -> None:
-        """The record's copy out is complete."""
-        failed = record.departure.failed if record.departure is not None else None
-        record.departure = None
+        """The record's copy out is over."""
+        assert record.departure is not None
+        failed, record.departure = record.departure.failed, None
         if record.state is State.DEAD:
             self._unhold(record)
         elif failed is not None:
             assert record.slot is not None
             self.engine.discard(record.slot)
-            record.slot, record.state = None, State.HERE
-            raise failed
+            record.slot = None
+            if record.state is State.LEAVING:
+                record.state = State.HERE
+                self.evictable[record.index] = record
         elif record.state is State.LEAVING:
             record.state = State.HERE
+            self.evictable[record.index] = record
             self.drop(record)
+        if failed is not None:
+            raise failed

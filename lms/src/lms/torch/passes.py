@@ -52,7 +52,6 @@ class Pass:
         self._late = False  # it diverged from its plan; `guide` is another one, or none
         self._returned = 0  # into guide.returns
         self._drops: list[int] = []  # clean records to drop at the next access
-        self._oldest = 0  # while the forward lasts, no record before it is on the device
         self._forward = True  # no record has been used yet
         self._started = time.perf_counter()
         self._before = mover.counters.copy()
@@ -80,14 +79,14 @@ class Pass:
         self._forward = False
         mover = self.mover
         if record.state is State.LEAVING:
-            record.state = State.HERE
+            mover.keep(record)
         if record.state is State.OUT:
             guide, position = self.guide, self.recorder.position
             mover.counters.misses += guide is None or (record.index, position) not in guide.on_demand
             cap = guide.plan.cap[min(position, len(guide.keys) - 1)] if guide is not None else self._budget()
             self._make_room(cap - record.nbytes, record, ahead=None)
             mover.fetch(record)
-        if record.state is State.COMING:
+        if record.arrival is not None:
             mover.receive(record)
         self._step("use", record)
 
@@ -131,7 +130,7 @@ class Pass:
     def _by_plan(self, guide: Guide, position: int, record: LiveRecord) -> None:
         mover = self.mover
         for move in guide.starts.get(position, ()):
-            if move.write and not self.records[move.record].clean:
+            if move.write:
                 mover.send(self.records[move.record])
             else:
                 self._drops.append(move.record)
@@ -142,7 +141,7 @@ class Pass:
             move = returns[self._returned]
             comer = self.records[move.record]
             if comer.state is State.LEAVING:
-                comer.state = State.HERE  # not gone yet, so it stays
+                mover.keep(comer)  # not gone yet, so it stays
             elif comer.state is State.OUT and move.before > position:
                 if mover.held + comer.nbytes > cap:
                     break
@@ -155,12 +154,9 @@ class Pass:
         in_hand = None if kind == "save" else record
         # Copies out start while some room is left, so that few are waited for.
         mark = budget - min(budget // 4, 4 * self.largest)
-        going = mover.leaving
-        while mover.held - going > mark:
-            victim = self._victim(in_hand)
-            if victim is None:
+        while mover.held - mover.leaving > mark and (victim := self._victim(in_hand)) is not None:
+            if not self._evict(victim):
                 break
-            going += self._evict(victim)
         self._make_room(budget, in_hand, ahead=self._write_ahead)
         if kind == "use":
             for index in range(record.index - 1, max(-1, record.index - 1 - AHEAD), -1):
@@ -170,26 +166,20 @@ class Pass:
                         return
                     mover.fetch(older)
 
-    def _evict(self, victim: LiveRecord) -> int:
-        """Have the victim leave; the bytes that are now on their way."""
+    def _evict(self, victim: LiveRecord) -> bool:
+        """Have the victim leave; whether it does."""
         if victim.clean:
             self.mover.drop(victim)
-            return 0
-        self.mover.send(victim)
-        if victim.state is State.LEAVING:
-            return victim.nbytes
-        victim.stuck = True
-        return 0
+        else:
+            self.mover.send(victim)
+        return victim.state in (State.LEAVING, State.OUT)
 
     def _victim(self, in_hand: LiveRecord | None) -> LiveRecord | None:
-        """The oldest record on the device that is not in hand: the one that the backward needs last."""
-        for index in range(self._oldest if self._forward else 0, len(self.records)):
-            record = self.records[index]
-            if record.state in (State.HERE, State.BACK) and record is not in_hand and record.held and not record.stuck:
-                return record
-            if index == self._oldest and record.state is not State.HERE:
-                self._oldest += 1
-        return None
+        """The oldest record that can be evicted and is not in hand: the one that the backward needs last."""
+        evictable = self.mover.evictable
+        # In the forward records come in the order of their indices; what the backward brought back lies behind them.
+        indices = iter(evictable) if self._forward else iter(sorted(evictable)[:2])
+        return next((evictable[index] for index in indices if evictable[index] is not in_hand), None)
 
     def _make_room(self, cap: int, in_hand: LiveRecord | None, ahead: int | None) -> None:
         """Wait for copies out, oldest first, until at most `cap` bytes are held.
@@ -202,6 +192,5 @@ class Pass:
                 mover.wait_for_oldest()
                 continue
             victim = self._victim(in_hand) if self.guide is None or self._late else None
-            if victim is None:
+            if victim is None or not self._evict(victim):
                 return
-            self._evict(victim)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import platform
 import statistics
-from collections.abc import Callable
+import warnings
 from dataclasses import replace
 
 import torch
@@ -36,7 +36,6 @@ class PassPlanner:
         budget: int | None,
         prefetch: int | None,
         write_ahead: int | None,
-        on_plan: Callable[[Plan], None] | None,
     ) -> None:
         self.device = device
         self.engine = engine
@@ -44,7 +43,7 @@ class PassPlanner:
         self.fixed_budget = budget
         self.prefetch = prefetch
         self.write_ahead = write_ahead
-        self.on_plan = on_plan
+        self.news: list[Plan] = []  # new plans that nobody was told of yet
         self.guides: list[Guide] = []  # most recently used last
         self.current: Guide | None = None  # of the last complete pass
         self.last: Finished | None = None
@@ -52,6 +51,7 @@ class PassPlanner:
         self.replans = 0
         self.peak = 0
         self.held_peak = 0
+        self._warned = False
         self._refused: LimitError | None = None
         self._recorder: Recorder | None = None
         self._worst = 0  # what LMS does not hold, at most, in the last pass that was measured
@@ -61,7 +61,7 @@ class PassPlanner:
     # What the swapper asks
 
     def choose(self, keys: list[Key]) -> Guide | None:
-        """The guide for a pass that begins with `keys`. Raises LimitError when the last pass showed that none can be."""
+        """The guide for a pass that begins with `keys`. Raises LimitError when the last pass was refused a plan."""
         if self._refused is not None:
             refused, self._refused = self._refused, None
             raise refused
@@ -126,16 +126,17 @@ class PassPlanner:
     def _learn(self, finished: Finished) -> None:
         recorder = finished.recorder
         trace = self._trace(recorder)
-        plan = self._plan(trace)
-        if plan is None:
+        try:
+            plan = self._plan(trace)
+        except LimitError as refused:
+            self._refused = refused
             return
         if self.guides:
             self.replans += 1
         self.current = Guide(recorder.keys(), trace, plan)
         self.guides.append(self.current)
         del self.guides[:-MOST_GUIDES]
-        if self.on_plan is not None:
-            self.on_plan(plan)
+        self.news.append(plan)
 
     def _refine(self, guide: Guide, finished: Finished) -> None:
         recorder = finished.recorder
@@ -167,17 +168,23 @@ class PassPlanner:
                 for new, old in zip(trace.records, guide.trace.records, strict=True)
             ),
         )
-        plan = self._plan(trace)
-        if plan is not None:
-            self.replans += plan.moves != guide.plan.moves
-            guide.trace = trace
-            guide.follow(plan)
+        try:
+            plan = self._plan(trace)
+        except LimitError as refused:
+            # A training that has begun is not ended for a few bytes more than were foreseen.
+            if not self._warned:
+                self._warned = True
+                warnings.warn(f"the plan in use stays, though {refused}", RuntimeWarning, stacklevel=2)
+            return
+        self.replans += plan.moves != guide.plan.moves
+        guide.trace = trace
+        guide.follow(plan)
 
     def _trace(self, recorder: Recorder) -> Trace:
         link = self.engine.link()
         return recorder.trace(self.device.capacity(), link.to_dict() if link is not None else {}, machine())
 
-    def _plan(self, trace: Trace) -> Plan | None:
+    def _plan(self, trace: Trace) -> Plan:
         limit = None if self.limit is None else self.limit - self._margin
         if self.fixed_budget is not None:
             fits = max(trace.live, default=0) <= self.fixed_budget
@@ -185,18 +192,14 @@ class PassPlanner:
             fits = plain_peak(trace) <= (limit or 0)
         # Nothing will move over it, so its figures do not matter and measuring it would cost the user time.
         link = Link("none needed", 1e9, 1e9) if fits else self.link()
-        try:
-            return make_plan(
-                trace,
-                link,
-                limit=limit,
-                budget=self.fixed_budget,
-                prefetch=self.prefetch,
-                write_ahead=self.write_ahead,
-            )
-        except LimitError as refused:
-            self._refused = refused
-            return None
+        return make_plan(
+            trace,
+            link,
+            limit=limit,
+            budget=self.fixed_budget,
+            prefetch=self.prefetch,
+            write_ahead=self.write_ahead,
+        )
 
 
 def machine() -> dict[str, str]:

@@ -5,10 +5,14 @@ from __future__ import annotations
 import enum
 import weakref
 from collections import deque
+from collections.abc import Callable
 
 import torch
 
 from lms.transfer import Copy, Slot
+
+# A tensor of torch.func (vmap, grad) wraps another and has no memory of its own. PyTorch has no public name for this.
+_is_wrapper: Callable[[torch.Tensor], bool] = torch._C._functorch.is_functorch_wrapped_tensor
 
 
 class State(enum.Enum):
@@ -43,24 +47,34 @@ class View:
         """Let go of the storage."""
         self.alias.data = torch.empty(0, dtype=self.dtype, device=self.alias.device)
 
-    def over(self, flat: torch.Tensor) -> torch.Tensor:
-        """The saved tensor again, over the bytes of `flat` (1-D uint8)."""
+    def fill(self, flat: torch.Tensor) -> None:
+        """Lie over the bytes of `flat` (1-D uint8) from now on; the version counter stays."""
         start = flat.storage_offset() // self.dtype.itemsize + self.offset
         tensor = torch.empty(0, dtype=self.dtype, device=flat.device)
-        return tensor.set_(flat.untyped_storage(), start, self.size, self.stride)
+        self.alias.data = tensor.set_(flat.untyped_storage(), start, self.size, self.stride)
+
+    @property
+    def changed(self) -> bool:
+        """Whether the tensor was changed in place since it was saved, so that its use will raise."""
+        return self.alias._version != self.version
 
     def check(self) -> None:
-        """Raise what plain autograd raises when the tensor was changed in place since it was saved.
+        """Raise as plain autograd does when the tensor was changed in place since it was saved."""
+        check_version(self.alias, self.version, self.size)
 
-        Autograd leaves the check to whoever installs saved-tensor hooks.
-        """
-        if self.alias._version != self.version:
-            raise RuntimeError(
-                "one of the variables needed for gradient computation has been modified by an inplace operation: "
-                f"[{self.alias.type()} {list(self.size)}] is at version {self.alias._version}; expected version "
-                f"{self.version} instead. Hint: enable anomaly detection to find the operation that failed to compute "
-                "its gradient, with torch.autograd.set_detect_anomaly(True)."
-            )
+
+def check_version(alias: torch.Tensor, version: int, size: torch.Size) -> None:
+    """Raise what plain autograd raises when a saved tensor's version is another than when it was saved.
+
+    Autograd leaves the check to whoever installs saved-tensor hooks.
+    """
+    if alias._version != version:
+        raise RuntimeError(
+            "one of the variables needed for gradient computation has been modified by an inplace operation: "
+            f"[{alias.type()} {list(size)}] is at version {alias._version}; expected version {version} instead. "
+            "Hint: enable anomaly detection to find the operation that failed to compute its gradient, with "
+            "torch.autograd.set_detect_anomaly(True)."
+        )
 
 
 class LiveRecord:
@@ -78,7 +92,6 @@ class LiveRecord:
         "pinned",
         "slot",
         "state",
-        "stuck",
         "views",
     )
 
@@ -91,7 +104,6 @@ class LiveRecord:
         self.views: list[View] = []
         self.held = 0  # bytes that LMS keeps on the device for it
         self.pinned = False  # another owner outlives the pass, so there is nothing to gain
-        self.stuck = False  # it cannot leave: it was changed in place
         self.slot: Slot | None = None  # where the tier below holds its bytes, or is about to
         self.departure: Copy | None = None
         self.arrival: Copy | None = None
@@ -101,10 +113,6 @@ class LiveRecord:
     def clean(self) -> bool:
         """Whether the tier below holds the bytes, so that memory can be dropped without a copy."""
         return self.slot is not None and self.departure is None
-
-    def changed(self) -> bool:
-        """Whether a saved view was changed in place since, so that its use will raise."""
-        return any(view.alias._version != view.version for view in self.views)
 
     def source(self) -> torch.Tensor:
         """The storage's bytes, 1-D uint8."""
@@ -136,6 +144,10 @@ class Kept:
         self.alias = tensor.detach()
         self.version = tensor._version
 
+    def check(self) -> None:
+        """Raise as plain autograd does when the tensor was changed in place since it was saved."""
+        check_version(self.alias, self.version, self.alias.shape)
+
 
 class Ended:
     """Ends of handles, noted in destructors that may run on any thread, at any time, even inside the swapper's lock."""
@@ -163,5 +175,5 @@ def movable(tensor: torch.Tensor, device: torch.device) -> bool:
         and not tensor.is_nested
         and not tensor.is_conj()
         and not tensor.is_neg()
-        and not torch._C._functorch.is_functorch_wrapped_tensor(tensor)  # type: ignore[no-untyped-call]
+        and not _is_wrapper(tensor)
     )

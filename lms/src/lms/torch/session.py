@@ -140,7 +140,6 @@ class Session:
             budget=options.budget,
             prefetch=options.prefetch,
             write_ahead=options.write_ahead,
-            on_plan=self._on_plan,
         )
         self._swapper = SavedTensorSwapper(
             self._torch_device,
@@ -165,7 +164,7 @@ class Session:
             self._step_hooks = [o.register_step_post_hook(self._after_step) for o in self._optimizers]
         else:
             self._step_hooks = [register_optimizer_step_post_hook(self._after_step)]
-        self._hooks = saved_tensors_hooks(self._swapper.pack, self._unpack)
+        self._hooks = saved_tensors_hooks(self._pack, self._unpack)
         self._hooks.__enter__()
         self._modules.watch(True)
         self._is_open = True
@@ -180,7 +179,8 @@ class Session:
         if threading.get_ident() != self._thread:
             raise UsageError("close the session on the thread that opened it: saved-tensor hooks are thread-local")
         self._is_open = False
-        _open = None
+        if _open is self:
+            _open = None
         self._modules.watch(False)
         self._hooks.__exit__(None, None, None)
         for hook in self._step_hooks:
@@ -196,6 +196,9 @@ class Session:
         planner, counters = self._planner, self._swapper.counters
         plan, trace, last = planner.plan, planner.trace, planner.last
         usage = self.engine.usage()
+        # A stream waits where no thread sees it, so on a GPU the engine's events say how long.
+        on_gpu = self._torch_device.type == "cuda"
+        stall_out, stall_in = self.engine.stalled() if on_gpu else (counters.stall_out, counters.stall_in)
         stats = Stats(
             steps=self._steps,
             passes=planner.passes,
@@ -208,8 +211,8 @@ class Session:
             largest=trace.largest if trace is not None else 0,
             swapped_out=counters.out,
             swapped_in=counters.back,
-            stall_out=counters.stall_out,
-            stall_in=counters.stall_in,
+            stall_out=stall_out,
+            stall_in=stall_in,
             host_peak=usage.get("host_peak", 0),
             file_peak=usage.get("file_peak", 0),
             misses=counters.misses,
@@ -260,8 +263,14 @@ class Session:
 
     # What others call
 
+    def _pack(self, tensor: torch.Tensor) -> object:
+        packed = self._swapper.pack(tensor)
+        if self._planner.news:
+            self._tell()
+        return packed
+
     def _choose(self, keys: list[Key]) -> Guide | None:
-        self._learn()
+        self._note()
         guide = self._planner.choose(keys)
         if len(keys) == 1:
             self._modules.watch(guide is None)
@@ -271,12 +280,23 @@ class Session:
         return self._planner.recorder(present)
 
     def _learn(self) -> None:
+        self._note()
+        self._tell()
+
+    def _note(self) -> None:
         while self._swapper.finished:
             self._planner.note(self._swapper.finished.popleft())
 
+    def _tell(self) -> None:
+        # Outside the swapper's lock: whoever is told may well close the session.
+        while self._planner.news:
+            plan = self._planner.news.pop(0)
+            if self._on_plan is not None:
+                self._on_plan(plan)
+
     def _unpack(self, packed: object) -> torch.Tensor:
         # A GPU's backward runs on threads of autograd's own; only a thread that Python started was somebody's choice.
-        if threading.get_ident() != self._thread and threading.current_thread() in _started():
+        if threading.get_ident() != self._thread and not isinstance(threading.current_thread(), threading._DummyThread):
             self._modules.warn_of_thread("a backward")
         return self._swapper.unpack(packed)  # type: ignore[arg-type]
 
@@ -312,15 +332,13 @@ def disable() -> None:
 
 def _after_fork() -> None:
     # The copying threads stayed in the parent: a DataLoader's worker must neither swap nor wait for them.
+    global _open
     if _open is not None:
         _open._swapper.active = False
+        _open = None
 
 
 os.register_at_fork(after_in_child=_after_fork)
-
-
-def _started() -> list[threading.Thread]:
-    return [thread for thread in threading.enumerate() if not isinstance(thread, threading._DummyThread)]
 
 
 def _listed(given: T | Iterable[T] | None, kind: type[T], argument: str) -> list[T]:
@@ -349,6 +367,6 @@ def _device(given: str | torch.device | None, models: Sequence[torch.nn.Module])
         device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
     if device.type not in ("cpu", "cuda"):
         raise UsageError(f"device={str(device)!r}: expected 'cpu' or 'cuda'")
-    if device.type == "cuda" and device.index is None:
+    if str(device) == "cuda":  # whichever is current
         return torch.device("cuda", torch.cuda.current_device())
     return device

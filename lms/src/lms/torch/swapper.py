@@ -85,7 +85,7 @@ class SavedTensorSwapper:
     def unpack(self, packed: Handle | Kept) -> torch.Tensor:
         """The saved tensor, bit for bit. Raises as plain autograd does when it was changed in place since."""
         if isinstance(packed, Kept):
-            View.check(packed)  # type: ignore[arg-type]
+            packed.check()
             return packed.alias
         began = time.thread_time()
         packed.view.check()
@@ -140,9 +140,10 @@ class SavedTensorSwapper:
         assert run is not None  # a handle is live, so a pass is under way
         run.recorder.enter()
         run.use(record)
-        tensor = view.alias if record.flat is None else view.over(record.flat)
+        if record.flat is not None:
+            view.fill(record.flat)
         run.recorder.leave(self.mover.held, self.mover.present)
-        return tensor
+        return view.alias
 
     def _begin(self, nbytes: int) -> Pass:
         guide = self._choose([("save", 0, nbytes)])
@@ -216,8 +217,9 @@ class SavedTensorSwapper:
             del self._by_key[record.key]
         copying = record.departure is not None
         self.mover.free(record)
-        if not copying and record.origin is not None and record.origin() is not None:
-            recorder.pinned[record.index] = True  # LMS and autograd let go of it, and it is still there
+        if not copying and record.origin is not None:
+            # LMS and autograd have let go of it: if it is still there, somebody else keeps it.
+            recorder.pinned[record.index] = record.origin() is not None
         self.live -= 1
         if self.live == 0:
             self._pass = None
