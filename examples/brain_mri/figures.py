@@ -9,8 +9,8 @@ from lms.files import write_aside
 from lms.link import Link
 from lms.picture import Curve, Picture, to_png
 from lms.plan import make_plan
-from lms.report import Measured, render
-from lms.timeline import Lane, Span
+from lms.report import render
+from lms.timeline import Lane, Span, Timeline
 from lms.trace import Trace
 
 
@@ -59,11 +59,11 @@ def write_figures(out: Path, plain: Report, managed: Report, budget: int, cap: i
 
     `budget` is of saved bytes, `cap` of all bytes. Raises UsageError where matplotlib or jinja2 is missing.
     """
-    spans, held = _timeline(managed)
+    ran = _timeline(managed)
     picture = Picture(
         title="One training step of a 3D U-Net on a whole brain",
         curves=(_curve("plain", plain), _curve("with LMS", managed)),
-        spans=spans,
+        spans=ran.spans if ran else (),
         limit=cap,
         limit_label="hard cap of the proof",
         memory_label="memory of the process" if managed["device"] == "cpu" else "allocated memory of the GPU",
@@ -75,7 +75,7 @@ def write_figures(out: Path, plain: Report, managed: Report, budget: int, cap: i
         trace,
         link=link,
         plan=make_plan(trace, link, budget=budget),
-        pass_=Measured(spans, held) if spans else None,
+        ran=ran,
         stats=managed["lms"],
         title="A 3D U-Net on a whole brain",
     )
@@ -88,9 +88,9 @@ def _curve(label: str, report: Report) -> Curve:
     return Curve(label, points, points[-1][0], max(nbytes for _, nbytes in points))
 
 
-def _timeline(report: Report) -> tuple[tuple[Span, ...], tuple[tuple[float, int], ...]]:
-    """Spans, and saved bytes held over time, of the last pass; both empty where its times were not taken."""
-    timeline = report["timeline"]
-    if timeline is None:
-        return (), ()
-    return tuple(Span(**span) for span in timeline["spans"]), tuple((time, held) for time, held in timeline["held"])
+def _timeline(report: Report) -> Timeline | None:
+    """The last pass as it ran; None where its times were not taken."""
+    ran = report["timeline"]
+    if ran is None:
+        return None
+    return Timeline(tuple(Span(**span) for span in ran["spans"]), tuple((time, held) for time, held in ran["held"]))

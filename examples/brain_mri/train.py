@@ -134,7 +134,7 @@ def _step(
     noise = torch.randn(image.shape).to(image.device)
     logits = model(image + NOISE * noise)
     loss = dice_cross_entropy(logits, goal)
-    loss.backward()  # type: ignore[no-untyped-call]
+    loss.backward()
     optimizer.step()
     value = loss.item()  # on a GPU this waits for the step's end, so the time is the step's
     seconds = time.perf_counter() - began

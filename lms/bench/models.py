@@ -186,4 +186,4 @@ def checkpoint_blocks(job: Job) -> None:
     """Wrap each of the job's blocks in torch.utils.checkpoint, as its user would."""
     for module in job.model.modules():
         if isinstance(module, job.blocks):
-            module.forward = partial(checkpoint, module.forward, use_reentrant=False)  # type: ignore[method-assign]
+            module.forward = partial(checkpoint, module.forward, use_reentrant=False)

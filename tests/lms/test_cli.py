@@ -94,7 +94,7 @@ def test_every_example_of_the_help_is_a_command_line_that_is_understood(capsys: 
         examples += re.findall(r"^  lms (\S.*?)(?:   .*)?$", capsys.readouterr().out, re.MULTILINE)
     assert len(examples) > 10
     for example in examples:
-        assert callable(cli._parser().parse_args(example.split()).action)
+        assert callable(cli._parser().parse_args(cli._split(example.split())[0]).action)
 
 
 @pytest.mark.parametrize("argv", [[], ["fly"], ["run", "--limits", "1GB", "x.py"], ["simulate"]])
@@ -181,15 +181,24 @@ def test_a_package_that_is_missing_is_named_with_the_way_to_get_it(
     assert "pip install 'bascule-lms[torch]'" in line
 
 
-def test_options_after_the_script_are_the_scripts() -> None:
-    args = cli._parser().parse_args(["run", "--limit", "1GB", "train.py", "--limit", "7", "-m", "x", "--", "--help"])
-    assert (args.script, args.limit) == ("train.py", "1GB")
-    assert args.args == ["--limit", "7", "-m", "x", "--", "--help"]
+@pytest.mark.parametrize(
+    ("own", "target"),
+    [
+        (["--limit", "1GB"], ["train.py", "--limit", "7", "-m", "x", "--", "--help"]),
+        (["--limit=1GB", "--verify"], ["train.py", "--verify"]),
+        (["--budget", "0"], ["-m", "package.train", "--limit", "7", "--", "-m"]),
+        ([], ["-mpackage.train", "-h"]),
+        (["--limit"], []),
+        (["--help"], []),
+    ],
+)
+def test_what_stands_behind_the_script_is_the_scripts(own: list[str], target: list[str]) -> None:
+    for command in ("run", "plan"):
+        assert cli._split([command, *own, *target]) == ([command, *own], target)
 
 
-def test_options_after_the_module_are_the_modules() -> None:
-    args = cli._parser().parse_args(["plan", "--budget", "0", "-m", "package.train", "--limit", "7"])
-    assert (args.module, args.script, args.budget, args.limit) == (["package.train", "--limit", "7"], None, "0", None)
+def test_other_commands_have_no_script(trace: str) -> None:
+    assert cli._split(["simulate", trace, "--limit", "1GB"]) == (["simulate", trace, "--limit", "1GB"], [])
 
 
 # lms simulate

@@ -182,7 +182,7 @@ def test_kinds_are_taken_once_and_in_order() -> None:
 
 
 def test_a_keyword_that_is_no_option_is_a_type_error() -> None:
-    with pytest.raises(TypeError, match="'limits' is no option of LMS"):
+    with pytest.raises(TypeError, match=r"^'limits' is no option of LMS"):
         parse(limits=3)
 
 
@@ -236,7 +236,7 @@ def test_with_the_lms_flag_a_script_gets_a_session_with_its_options() -> None:
 def test_with_the_lms_flag_a_wrong_value_is_refused_by_its_flag() -> None:
     parser = argparse.ArgumentParser()
     add_arguments(parser)
-    with pytest.raises(UsageError, match="^--lms-frac='2'"):
+    with pytest.raises(UsageError, match=r"^--lms-frac='2'"):
         from_args(parser.parse_args(["--lms", "--lms-frac", "2"]))
 
 

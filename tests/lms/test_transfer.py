@@ -17,7 +17,7 @@ import lms.transfer
 from lms.errors import CorruptionError, SpillError
 from lms.tiers.file import FileSlab, Place, address_of, page_memory
 from lms.tiers.slab import ALIGNMENT
-from lms.transfer import At, FileEngine, FileSlot, Lane, Meter, ThreadCopy, measured_link
+from lms.transfer import At, FileEngine, FileSlot, Lane, ThreadCopy
 
 SECONDS = 30  # how long a test waits for what must come; never waited out when it comes
 
@@ -449,37 +449,6 @@ engine.close()
 
 def test_nothing_is_known_before_the_first_copy(engine: FileEngine) -> None:
     assert engine.link() is None
-
-
-def test_bandwidth_and_latency_are_those_of_the_copies() -> None:
-    out, back = Meter(), Meter()
-    for nbytes in (10_000, 1_000_000, 50_000_000, 3_000_000):
-        out.add(nbytes, 0.002 + nbytes / 4e9)
-        back.add(nbytes, 0.002 + nbytes / 2e9)
-    link = measured_link("file", out, back)
-    assert link is not None
-    assert link.out == pytest.approx(4e9, rel=1e-6)
-    assert link.back == pytest.approx(2e9, rel=1e-6)
-    assert link.latency == pytest.approx(0.002, rel=1e-6)
-    assert "4 copies out, 4 back" in link.source
-
-
-def test_copies_of_one_size_give_their_own_time_back() -> None:
-    out = Meter()
-    for _ in range(5):
-        out.add(1_000_000, 0.001)
-    link = measured_link("file", out, Meter())
-    assert link is not None
-    assert link.seconds_out(1_000_000) == pytest.approx(0.001)
-    assert link.back == link.out
-
-
-def test_the_latency_is_never_longer_than_the_shortest_copy() -> None:
-    meter = Meter()
-    for nbytes, seconds in ((1000, 0.0001), (1_000_000, 0.01), (2_000_000, 0.01)):
-        meter.add(nbytes, seconds)
-    assert 0 <= meter.latency() <= 0.0001
-    assert meter.bandwidth(meter.latency()) > 0
 
 
 def test_what_was_copied_is_measured(engine: FileEngine, file: GatedFile) -> None:

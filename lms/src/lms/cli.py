@@ -16,7 +16,7 @@ from lms.console import say, warn
 from lms.errors import LMSError, UsageError
 from lms.files import write_aside
 from lms.link import KNOWN, Link, parse_link
-from lms.options import BOUNDS, Options, add_flags, from_flags
+from lms.options import BOUNDS, Options, add_flags, arguments, from_flags, spelled
 from lms.stats import format_seconds
 from lms.trace import Trace
 from lms.units import format_size
@@ -119,8 +119,7 @@ _USAGE = "lms {0} [OPTIONS] SCRIPT [ARGS...]\n       lms {0} [OPTIONS] -m MODULE
 def _add_run(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
     parser = _command(
         commands,
-        usage=_USAGE.format("run"),
-        name="run",
+        "run",
         "run a script with large model support",
         "Run SCRIPT as python would, with large model support switched on in the process.\n"
         "Tensors that are saved for the backward pass are swapped out once memory passes the limit.\n"
@@ -132,6 +131,7 @@ def _add_run(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> N
         "\n"
         "exit status: the script's own; 1 after its exception, 2 wrong usage, 3 the limit is below the floor,\n"
         "4 the disk or host memory refused bytes, 5 bytes came back changed, 130 after Ctrl-C",
+        usage=_USAGE.format("run"),
     )
     add_flags(parser)
     parser.add_argument("--trace", metavar="FILE", type=Path, help="write the recorded step, for simulate and report")
@@ -142,8 +142,7 @@ def _add_run(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> N
 def _add_plan(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
     parser = _command(
         commands,
-        usage=_USAGE.format("plan"),
-        name="plan",
+        "plan",
         "run two steps of a script, then say what limit it needs and what each costs",
         "Run SCRIPT for two complete passes, stop it, and answer: the floor that no limit can go below and the module\n"
         "it belongs to, the peak of plain training, and a table of limits with the peak, the bytes moved and the step\n"
@@ -152,6 +151,7 @@ def _add_plan(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> 
         "  lms plan train.py --batch 8\n"
         "  lms plan --limit 12GB train.py --batch 64\n"
         "  lms plan --json limits.json train.py\n",
+        usage=_USAGE.format("plan"),
     )
     add_flags(parser)
     parser.add_argument("--json", metavar="FILE", type=Path, help="write the same as JSON (bytes, seconds)")
@@ -278,20 +278,22 @@ def _prepared(args: argparse.Namespace) -> tuple[Options, Target]:
     """Everything about `lms run` and `lms plan` that can be refused before a framework is loaded."""
     from lms.torch.launcher import Target
 
-    if args.module is not None:
-        if not args.module:
+    name, *rest = args.target or [""]
+    is_module = name.startswith("-m")
+    if is_module:
+        name, *rest = [name[2:], *rest] if name != "-m" else rest or [""]
+        if not name:
             raise UsageError("-m: expected the name of a module, as in `lms run -m package.train`")
-        target = Target(args.module[0], tuple(args.module[1:]), is_module=True)
-    elif args.script is None:
+    elif not name:
         raise UsageError("SCRIPT: none given; expected the path of a Python script, or -m MODULE")
     else:
-        target = Target(args.script, tuple(args.args))
-        path = Path(args.script)
+        path = Path(name)
         wrong = "no such file" if not path.exists() else ""
         if path.is_dir() and not (path / "__main__.py").is_file():
             wrong = "a folder without __main__.py"
         if wrong:
-            raise UsageError(f"SCRIPT={args.script!r}: {wrong}; expected the path of a Python script, or -m MODULE")
+            raise UsageError(f"SCRIPT={name!r}: {wrong}; expected the path of a Python script, or -m MODULE")
+    target = Target(name, tuple(rest), is_module=is_module)
     options = from_flags(args)
     _check_installed("lms run", "torch", extra="torch")
     return options, target

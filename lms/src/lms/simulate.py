@@ -67,7 +67,7 @@ class _Simulation:
         self.leaving: deque[tuple[int, float]] = deque()  # (record, when its copy is complete), oldest first
         self.copying: set[int] = set()  # the records in it
         self.arrival: dict[int, float] = {}  # of copies back that are not in use yet
-        self.abandoned: list[tuple[int, float]] = []  # freed with a copy back in flight, and when that is complete
+        self.abandoned: dict[int, float] = {}  # freed with a copy back in flight, and when that is complete
         self.spans: list[Span] = []
         self.stairs: list[tuple[float, int]] = [(0.0, 0)]
         self.held_peak = self.resident_peak = 0
@@ -151,12 +151,13 @@ class _Simulation:
         """Give back what complete copies and the forward let go of."""
         while self.leaving and self.leaving[0][1] <= self.now:
             self._depart()
-        for index, done in self.abandoned[:]:
-            if done <= self.now:
+        if self.abandoned:
+            for index in [index for index, done in self.abandoned.items() if done <= self.now]:
+                del self.abandoned[index]
                 self._gone(index)
-                self.abandoned.remove((index, done))
-        for index in [index for index, end in self.lingering.items() if end <= self.position]:
-            self._linger_no_more(index)
+        if self.lingering:
+            for index in [index for index, end in self.lingering.items() if end <= self.position]:
+                self._linger_no_more(index)
 
     def _depart(self) -> None:
         """The oldest copy out is complete. A record that is in use again stays, and is clean from now on."""
@@ -186,7 +187,7 @@ class _Simulation:
     def _free(self, index: int) -> None:
         if self.where[index] == "coming":
             self.where[index] = "dead"
-            self.abandoned.append((index, self.arrival.pop(index)))
+            self.abandoned[index] = self.arrival.pop(index)
         elif index in self.copying:
             self.where[index] = "dead"
         elif self.where[index] == "here":

@@ -151,7 +151,8 @@ def test_a_file_system_without_nameless_files_gets_one_that_is_unlinked_at_once(
 
 def test_a_killed_process_leaves_nothing(tmp_path: Path) -> None:
     script = (
-        "import os, signal, sys; from pathlib import Path; from lms.tiers.file import FileSlab, page_memory, address_of\n"
+        "import os, signal, sys; from pathlib import Path\n"
+        "from lms.tiers.file import FileSlab, page_memory, address_of\n"
         "slab = FileSlab(Path(sys.argv[1])); memory = page_memory(1 << 20)\n"
         "slab.write(slab.allocate(1 << 20, 0), address_of(memory)); os.kill(os.getpid(), signal.SIGKILL)"
     )

@@ -65,10 +65,9 @@ def page_memory(nbytes: int) -> mmap.mmap:
     stay small pages, so that no huge page is shared with a neighbouring mapping, and no byte is resident beside it.
     """
     memory = mmap.mmap(-1, nbytes, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
-    if nbytes >= 2 * _HUGE:
-        address = address_of(memory)
-        start = -address % _HUGE
-        length = (nbytes - start) // _HUGE * _HUGE
+    start = -address_of(memory) % _HUGE
+    length = (nbytes - start) // _HUGE * _HUGE
+    if length > 0:
         with contextlib.suppress(OSError, AttributeError):  # a kernel without them does it the slower way
             memory.madvise(mmap.MADV_HUGEPAGE, start, length)
     return memory

@@ -16,12 +16,13 @@ import torch
 
 from lms.errors import CorruptionError, SpillError, UsageError
 from lms.link import Link
+from lms.meter import Meter, measured_link
 from lms.tiers.device import CpuDevice, CudaDevice, Device, memory_capacity
 from lms.tiers.file import FileSlab, page_memory
 from lms.tiers.host import Block, HostSlab, cuda_register, cuda_unregister
 from lms.tiers.slab import ALIGNMENT, round_up
-from lms.torch.streams import CudaStreams, Event, Stream, StreamCopy, Streams, start
-from lms.transfer import At, Copy, FileEngine, FileSlot, Meter, Slot, measured_link
+from lms.torch.streams import CudaStreams, Event, Staged, StreamCopy, Streams, host_tensor, over, start
+from lms.transfer import At, Copy, FileEngine, FileSlot, Slot
 from lms.units import format_size
 
 STAGE = 16 << 20  # bytes of page-locked memory a direction, through which a GPU reaches the file
@@ -37,7 +38,9 @@ class Engine(Protocol):
     def offload(self, source: torch.Tensor) -> tuple[Slot, Copy]:
         """Start the copy out of `source` (uint8, one dimension, contiguous, on the device).
 
-        The engine keeps `source` alive until the copy is over. Raises SpillError when the tier takes no more.
+        The engine keeps `source` alive until the copy is over. On CUDA `source` must come from the current stream's
+        pool, or its owner must have ordered that pool behind the current stream. Raises SpillError when the tier takes
+        no more.
         """
 
     def reload(self, slot: Slot) -> tuple[torch.Tensor, Copy]:
@@ -119,7 +122,7 @@ class CpuEngine:
         """A tensor over fresh pages, and the copy from the file straight into them."""
         assert isinstance(slot, FileSlot)
         place = slot.places[0]
-        tensor = _over(page_memory(place.span), place.skew, slot.nbytes)
+        tensor = over(page_memory(place.span), place.skew, slot.nbytes)
         return tensor, self._files.read(slot, At(tensor.data_ptr()), keep=tensor)
 
     def discard(self, slot: Slot) -> None:
@@ -200,7 +203,7 @@ class CudaEngine:
             if block is not None:
                 return self._offload(source, block)
         assert self._files is not None
-        memory = _Staged(self._streams, self._streams.out, source, self._stages[0])
+        memory = Staged(self._streams, self._streams.out, source, self._stages[0])
         return self._files.write(memory, source.nbytes, chunk=self._stages[0].nbytes, keep=source)
 
     def reload(self, slot: Slot) -> tuple[torch.Tensor, Copy]:
@@ -209,7 +212,7 @@ class CudaEngine:
         tensor = self._streams.empty(slot.nbytes)
         if isinstance(slot, FileSlot):
             assert self._files is not None
-            memory = _Staged(self._streams, self._streams.back, tensor, self._stages[1])
+            memory = Staged(self._streams, self._streams.back, tensor, self._stages[1])
             return tensor, self._files.read(slot, memory, keep=tensor)
         assert isinstance(slot, HostSlot)
         if slot.dropped:
@@ -221,7 +224,7 @@ class CudaEngine:
                 self._streams,
                 self._streams.back,
                 tensor,
-                _host_tensor(slot.block),
+                host_tensor(slot.block),
                 keep=tensor,
                 after=() if written.done() else (written.marks[1],),
             )
@@ -250,14 +253,12 @@ class CudaEngine:
 
     def link(self) -> Link | None:
         """What the copies between the GPU and pinned memory measured, as far as they are over."""
-        with self._lock:
-            self._poll()
+        self._settle()
         return measured_link(self.name, self._meters["out"], self._meters["back"])
 
     def stalled(self) -> tuple[float, float]:
         """Seconds that streams have waited for copies, as far as their events were reached."""
-        with self._lock:
-            self._poll()
+        self._settle()
         out, back = self._meters["out"].stalled, self._meters["back"].stalled
         if self._files is not None:
             out, back = out + self._files.out.meter.stalled, back + self._files.back.meter.stalled
@@ -279,7 +280,7 @@ class CudaEngine:
             self._poll()
 
     def _offload(self, source: torch.Tensor, block: Block) -> tuple[HostSlot, StreamCopy]:
-        copy = start(self._streams, self._streams.out, _host_tensor(block), source, keep=source)
+        copy = start(self._streams, self._streams.out, host_tensor(block), source, keep=source)
         slot = HostSlot(source.nbytes, block, copy)
         slot.users = 2
         self._flying["out"].append((copy, slot))
@@ -329,6 +330,9 @@ class CudaEngine:
 
     def _leave(self, slot: HostSlot) -> None:
         self._left.append(slot)
+        self._settle()
+
+    def _settle(self) -> None:
         if self._lock.acquire(blocking=False):  # the garbage collector may have come here from inside a method
             try:
                 self._poll()
@@ -353,52 +357,11 @@ class CudaEngine:
             raise SpillError("this process was forked from one that uses LMS on a GPU, which only the parent can")
 
 
-class _Staged:
-    """Device memory as the file's threads see it: each piece goes through one pinned block.
-
-    Made in the thread that computes, so that the copies come behind what its stream was given so far; used by one
-    thread of the file engine, which waits for each piece, so the block is free for the next one.
-    """
-
-    def __init__(self, streams: Streams, stream: Stream, tensor: torch.Tensor, block: Block) -> None:
-        self._streams, self._stream, self._block = streams, stream, block
-        self._tensor: torch.Tensor = tensor
-        self._ready = streams.record(streams.current())
-
-    def fill(self, start: int, stop: int) -> int:
-        """Bring bytes from the device; the block's address."""
-        self._copy(_host_tensor(self._block, stop - start), self._tensor[start:stop])
-        return self._block.address
-
-    def room(self, start: int, stop: int) -> int:
-        """The block's address."""
-        return self._block.address
-
-    def drain(self, start: int, stop: int) -> None:
-        """Bring bytes to the device."""
-        self._copy(self._tensor[start:stop], _host_tensor(self._block, stop - start))
-
-    def _copy(self, destination: torch.Tensor, source: torch.Tensor) -> None:
-        self._streams.wait(self._stream, self._ready)
-        self._streams.copy(self._stream, destination, source)
-        self._streams.synchronize(self._streams.record(self._stream))
-
-
 def _release(pid: int, streams: Streams, host: HostSlab) -> None:
     if os.getpid() == pid:
         for stream in (streams.out, streams.back):
             streams.synchronize(streams.record(stream))
         host.close()
-
-
-def _over(memory: object, offset: int, nbytes: int) -> torch.Tensor:
-    if not nbytes:
-        return torch.empty(0, dtype=torch.uint8, device="cpu")  # frombuffer refuses none
-    return torch.frombuffer(memory, dtype=torch.uint8, count=nbytes, offset=offset)
-
-
-def _host_tensor(block: Block, nbytes: int | None = None) -> torch.Tensor:
-    return _over(block.memory, block.offset, block.nbytes if nbytes is None else nbytes)
 
 
 def _checksum(block: Block) -> int:

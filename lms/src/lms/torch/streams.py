@@ -13,12 +13,14 @@ The rules that keep a copy right, each with the place that keeps it:
 
 from __future__ import annotations
 
+import mmap
 from collections.abc import Iterable
 from typing import Protocol, cast
 
 import torch
 
 from lms.errors import LMSError
+from lms.tiers.host import Block
 
 Stream = object  # opaque to all but the Streams that made it
 Event = object
@@ -167,3 +169,46 @@ def start(
     begin = streams.record(stream)
     streams.copy(stream, destination, source)
     return StreamCopy(streams, source.nbytes, keep, begin, streams.record(stream))
+
+
+class Staged:
+    """Device memory as a thread that writes or reads a file sees it: each piece goes through one pinned block.
+
+    Made in the thread that computes, so that the copies come behind what its stream was given so far; used by one
+    thread, which waits for each piece, so that the block is free for the next one.
+    """
+
+    def __init__(self, streams: Streams, stream: Stream, tensor: torch.Tensor, block: Block) -> None:
+        self._streams, self._stream, self._block = streams, stream, block
+        self._tensor = tensor
+        self._ready = streams.record(streams.current())
+
+    def fill(self, start: int, stop: int) -> int:
+        """Bring bytes from the device; the block's address."""
+        self._copy(host_tensor(self._block, stop - start), self._tensor[start:stop])
+        return self._block.address
+
+    def room(self, start: int, stop: int) -> int:
+        """The block's address."""
+        return self._block.address
+
+    def drain(self, start: int, stop: int) -> None:
+        """Bring bytes to the device."""
+        self._copy(self._tensor[start:stop], host_tensor(self._block, stop - start))
+
+    def _copy(self, destination: torch.Tensor, source: torch.Tensor) -> None:
+        self._streams.wait(self._stream, self._ready)
+        self._streams.copy(self._stream, destination, source)
+        self._streams.synchronize(self._streams.record(self._stream))
+
+
+def host_tensor(block: Block, nbytes: int | None = None) -> torch.Tensor:
+    """The block's first `nbytes`, or all of them, as a uint8 tensor."""
+    return over(block.memory, block.offset, block.nbytes if nbytes is None else nbytes)
+
+
+def over(memory: mmap.mmap, offset: int, nbytes: int) -> torch.Tensor:
+    """A uint8 tensor over a part of a mapping, which lives as long as the tensor does."""
+    if not nbytes:
+        return torch.empty(0, dtype=torch.uint8, device="cpu")  # frombuffer refuses none
+    return torch.frombuffer(memory, dtype=torch.uint8, count=nbytes, offset=offset)

@@ -143,7 +143,8 @@ class SavedTensorSwapper:
         if record.flat is not None:
             view.fill(record.flat)
         run.recorder.leave(self.mover.held, self.mover.present)
-        return view.alias
+        # A tensor of its own: the record may leave, and empty the alias, while the operation still works on this one.
+        return view.alias.detach()
 
     def _begin(self, nbytes: int) -> Pass:
         guide = self._choose([("save", 0, nbytes)])
