@@ -244,7 +244,7 @@ def test_a_slower_link_costs_more_time(trace: str, capsys: pytest.CaptureFixture
 
 @pytest.mark.parametrize("name", KNOWN)
 def test_every_known_link_can_be_named(name: str, trace: str, capsys: pytest.CaptureFixture[str]) -> None:
-    assert f"link {name}" in told(capsys, "simulate", trace, "--budget", "0", "--link", name)
+    assert f"{name}: " in told(capsys, "simulate", trace, "--budget", "0", "--link", name)
 
 
 def test_simulate_writes_the_table_as_json(trace: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -38,3 +38,19 @@ def test_the_latency_is_never_longer_than_the_shortest_copy() -> None:
         meter.add(nbytes, seconds)
     assert 0 <= meter.latency() <= 0.0001
     assert meter.bandwidth(meter.latency()) > 0
+
+
+def test_what_was_copied_lately_counts_most() -> None:
+    meter = Meter()
+    for speed in (1e9, 4e9):
+        for index in range(600):
+            nbytes = 1_000_000 + index * 1000
+            meter.add(nbytes, nbytes / speed)
+    assert meter.bandwidth(0.0) == pytest.approx(4e9, rel=0.2)
+    assert meter.copies == 1200
+
+
+def test_nothing_but_copies_of_no_bytes_is_no_link() -> None:
+    meter = Meter()
+    meter.add(0, 0.001)
+    assert measured_link("file", meter, Meter()) is None

@@ -364,7 +364,8 @@ def _priced(trace: Trace, plan: Plan, link: Link) -> str:
     bound = f"limit {format_size(plan.limit)}" if plan.limit is not None else f"budget {format_size(plan.budget)}"
     slower = f" ({forecast.seconds / trace.seconds:.2f} x its computation alone)" if trace.seconds else ""
     lines = [
-        ("under", f"{bound}, link {link.name}"),
+        ("under", bound),
+        ("link", f"{link.name}: {format_size(link.out)}/s out, {format_size(link.back)}/s back"),
         ("swapped", f"{len(plan.moved())} of {len(trace.records)} records"),
         ("out, back", f"{format_size(forecast.out)}, {format_size(forecast.back)} of {format_size(trace.saved)} saved"),
         ("held at most", format_size(forecast.held_peak)),

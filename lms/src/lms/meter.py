@@ -5,10 +5,14 @@ from __future__ import annotations
 from lms.link import Link
 
 _LATENCY = 1e-4  # seconds; what Link assumes where the copies so far do not tell
+_KEEP = 0.995  # of a copy's weight with each later copy: half of it after 138
 
 
 class Meter:
-    """Bandwidth and latency of one direction, from the copies that it was told of."""
+    """Bandwidth and latency of one direction, from the copies that it was told of, the late ones most.
+
+    The first copies of a process are not like the rest: memory is touched for the first time, a disk's cache is empty.
+    """
 
     def __init__(self) -> None:
         self.copies = 0
@@ -16,7 +20,8 @@ class Meter:
         self.seconds = 0.0
         self.stalled = 0.0  # seconds that the computation waited for these copies
         self._least = float("inf")
-        self._squares = self._products = 0.0
+        # Sums over the copies, each with the weight that is left of it: 1, bytes, seconds, bytes squared, products.
+        self._sums = (0.0, 0.0, 0.0, 0.0, 0.0)
 
     def add(self, nbytes: int, seconds: float) -> None:
         """Count one copy that kept the way busy for `seconds`."""
@@ -24,23 +29,26 @@ class Meter:
         self.nbytes += nbytes
         self.seconds += seconds
         self._least = min(self._least, seconds)
-        self._squares += float(nbytes) * nbytes
-        self._products += nbytes * seconds
+        x, y = float(nbytes), seconds
+        n, sx, sy, sxx, sxy = self._sums
+        self._sums = n * _KEEP + 1, sx * _KEEP + x, sy * _KEEP + y, sxx * _KEEP + x * x, sxy * _KEEP + x * y
 
     def latency(self) -> float:
         """Seconds a copy takes beyond its bytes: a straight line through (bytes, seconds), held to what was seen."""
         if not self.copies:
             return _LATENCY
-        mean = self.nbytes / self.copies
-        spread = self._squares / self.copies - mean * mean
+        n, sx, sy, sxx, sxy = self._sums
+        mean = sx / n
+        spread = sxx / n - mean * mean
         if spread <= (0.1 * mean) ** 2:  # copies of one size say nothing about a second unknown
             return min(_LATENCY, self._least / 2)
-        slope = (self._products / self.copies - mean * self.seconds / self.copies) / spread
-        return min(max(self.seconds / self.copies - slope * mean, 0.0), self._least)
+        slope = (sxy / n - mean * sy / n) / spread
+        return min(max(sy / n - slope * mean, 0.0), self._least)
 
     def bandwidth(self, latency: float) -> float:
-        """Bytes a second of the copies so far, when each took `latency` seconds beyond its bytes."""
-        return self.nbytes / max(self.seconds - latency * self.copies, 1e-9)
+        """Bytes a second of the copies, when each took `latency` seconds beyond its bytes."""
+        n, sx, sy, _, _ = self._sums
+        return sx / max(sy - latency * n, 1e-9)
 
 
 def measured_link(name: str, out: Meter, back: Meter) -> Link | None:

@@ -91,10 +91,10 @@ def make_plan(
     if _fits(trace, cap, budget):
         options[()] = "nothing has to move", []
     else:
-        for room, target in _targets(trace, gaps, cap, bounded=limit is not None).items():
-            for name, rank in _RANKINGS.items():
-                chosen = _choose(trace, gaps, target, rank)
-                options.setdefault(_moves(trace, chosen, cap, prefetch), (f"{name}, {room}", chosen))
+        target = _target(trace, gaps, cap, bounded=limit is not None)
+        for name, rank in _RANKINGS.items():
+            chosen = _choose(trace, gaps, target, rank)
+            options.setdefault(_moves(trace, chosen, cap, prefetch), (name, chosen))
     schedule = _best(trace, [Schedule(moves, caps, write_ahead) for moves in options], link)
     ranking, chosen = options[schedule.moves]
     return Plan(
@@ -164,7 +164,7 @@ def _before(profile: Bytes) -> Bytes:
 
 def _gaps(trace: Trace, link: Link) -> list[Gap]:
     """Every stretch in which a record could be away."""
-    clock = np.concatenate([[0.0], np.cumsum([access.seconds for access in trace.accesses]), [trace.seconds]])
+    clock = np.cumsum([*(access.seconds for access in trace.accesses), trace.tail])  # at each access, and at the end
     gaps: list[Gap] = []
     end = len(trace.accesses)
     for index, record in enumerate(trace.records):
@@ -177,10 +177,11 @@ def _gaps(trace: Trace, link: Link) -> list[Gap]:
                 after = at
             if next_kind == "save":
                 continue  # whoever saves it next holds it until then
-            start = max(at + 1, record.let_go or 0) if kind == "save" else at + 1
+            start = max(at + 1, record.let_go or 0)
             if start >= following:
                 continue
-            seconds = float(clock[following] - clock[start])
+            # What used it has it in hand until the next access; what saved it is what let_go tells of.
+            seconds = float(clock[following] - clock[start - (kind == "save")])
             back = link.seconds_back(record.nbytes)
             # Between two uses a record may be in the hands of one operation that unpacks several; only a stretch
             # that is long beside the copy shows that it is not.
@@ -235,22 +236,20 @@ def _fits(trace: Trace, cap: Bytes, budget: int | None) -> bool:
     return bool((live <= (cap if budget is None else budget)).all())
 
 
-def _targets(trace: Trace, gaps: Sequence[Gap], cap: Bytes, *, bounded: bool) -> dict[str, Bytes]:
-    """What may be there at each access when the link takes no time; the rest of the cap is for copies in flight.
+def _target(trace: Trace, gaps: Sequence[Gap], cap: Bytes, *, bounded: bool) -> Bytes:
+    """What may be there at each access when the link takes no time.
 
-    Under a budget what stays is the budget and the record in hand, and the rest of the tolerance is for copies in
-    flight. A limit leaves the choice of keeping no room for them: then records make it as they are freed, and fewer
-    bytes move.
+    Under a limit that is the cap. Room that is kept free for copies in flight is not worth the bytes that have to
+    move for it: records in hand make it as they are freed. Under a budget, what stays is the budget, the record in
+    hand, and no more; the rest of the tolerance is for copies in flight.
     """
     lowest = _profile(trace, gaps)
+    if bounded:
+        return np.maximum(lowest, cap)
     hand = np.array(
         [0 if (record := trace.records[access.record]).pinned else record.nbytes for access in trace.accesses], np.int64
     )
-    room = np.maximum(trace.largest - hand - _next_new(trace), 0)
-    targets = {"room for copies": np.maximum(lowest, cap - room)}
-    if bounded:
-        targets["no room for copies"] = np.maximum(lowest, cap)
-    return targets
+    return np.maximum(lowest, cap - np.maximum(trace.largest - hand - _next_new(trace), 0))
 
 
 _SLOWER = 0.8  # links vary; of two plans the one is better that is on a link of this share of the bandwidth

@@ -1,9 +1,9 @@
 """The offset allocator behind both slabs."""
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
-from hypothesis.stateful import Bundle, RuleBasedStateMachine, consumes, invariant, rule
+from hypothesis.stateful import Bundle, RuleBasedStateMachine, consumes, invariant, multiple, rule
 
 from lms.tiers.slab import ALIGNMENT, Slab, round_up
 
@@ -79,8 +79,6 @@ class SlabMachine(RuleBasedStateMachine):
 
     @rule(target=extents, nbytes=st.integers(0, 20 * ALIGNMENT))
     def allocate(self, nbytes: int) -> object:
-        from hypothesis.stateful import multiple
-
         offset = self.slab.allocate(nbytes)
         need = max(1, -(-nbytes // ALIGNMENT))
         runs = [
@@ -108,3 +106,4 @@ class SlabMachine(RuleBasedStateMachine):
 
 
 TestAnyOrderOfCalls = SlabMachine.TestCase
+TestAnyOrderOfCalls.settings = settings(max_examples=40, stateful_step_count=40)

@@ -384,6 +384,57 @@ def test_host_memory_is_not_used_again_while_a_copy_back_reads_it() -> None:
         engine.close()
 
 
+def test_a_slot_keeps_its_memory_until_it_is_discarded_and_its_last_copy_is_over() -> None:
+    streams = PaperStreams()
+    engine = engine_on(streams)
+
+    def next_address() -> int:
+        slot, _ = engine.offload(streams.empty(SIZE))
+        assert isinstance(slot, HostSlot)
+        streams.finish()
+        engine.discard(slot)
+        return slot.block.address
+
+    slot, _ = engine.offload(streams.empty(SIZE))
+    assert isinstance(slot, HostSlot)
+    streams.finish()
+    for _ in range(3):
+        engine.reload(slot)
+        streams.finish()
+    assert next_address() != slot.block.address
+    _, copy = engine.reload(slot)
+    engine.discard(slot)
+    other, _ = engine.offload(streams.empty(SIZE))
+    assert isinstance(other, HostSlot)
+    assert not copy.done()
+    assert other.block.address != slot.block.address
+    streams.finish()
+    engine.link()
+    assert next_address() == slot.block.address
+
+
+def test_in_a_forked_child_the_engine_does_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    locked: set[int] = set()
+    streams = PaperStreams()
+    engine = CudaEngine(streams, HostSlab(lambda address, _: locked.add(address), locked.remove), None)
+    slot, copy = engine.offload(streams.empty(SIZE))
+    with monkeypatch.context() as child:
+        child.setattr(os, "getpid", lambda: -1)
+        engine.discard(slot)
+        engine.close()
+        with pytest.raises(SpillError, match="fork"):
+            engine.offload(streams.empty(SIZE))
+        with pytest.raises(SpillError, match="fork"):
+            engine.reload(slot)
+    assert not copy.done()
+    assert locked
+    back, copy = engine.reload(slot)
+    copy.synchronize()
+    assert back.nbytes == SIZE
+    engine.close()
+    assert locked == set()
+
+
 def test_discarding_never_blocks_and_may_be_repeated() -> None:
     streams = PaperStreams()
     engine = engine_on(streams)

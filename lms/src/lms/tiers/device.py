@@ -75,7 +75,7 @@ class CpuDevice:
         return memory_capacity()
 
     def current(self) -> int:
-        """Resident bytes."""
+        """Resident bytes, exact to some pages a core (the kernel counts them by core)."""
         if os.getpid() != self._pid:  # the open files still tell of the parent
             self.__del__()
             self._open()

@@ -90,7 +90,7 @@ def run(target: Target, options: Options, *, trace: Path | None = None, report: 
         status = _execute(target)
         returned = True
     finally:
-        problems = _finish(session, target, trace, report)
+        problems = _finish(session, target, trace, report, returned=returned)
         if returned and problems:
             status = status or 1
     return status
@@ -176,20 +176,21 @@ def _say_plan(plan: Plan) -> None:
     )
 
 
-def _finish(session: Session, target: Target, trace: Path | None, report: Path | None) -> bool:
+def _finish(session: Session, target: Target, trace: Path | None, report: Path | None, *, returned: bool) -> bool:
     """Close the session, sum it up, write what was asked for; whether anything of that went wrong.
 
     Never raises, so that an exception of the script's stays what it was.
     """
     problems = False
-    step, timeline, link = session.trace, session.timeline, None
-    if step is not None and (trace is not None or report is not None):
-        try:
+    step = timeline = link = None
+    try:
+        step, timeline = session.trace, session.timeline
+        if step is not None and (trace is not None or report is not None):
             link = Link.from_dict(step.link) if step.link else session.link()
             step = replace(step, link=link.to_dict())
-        except LMSError as error:
-            warn(f"the link was not measured: {error}")
-            problems = True
+    except LMSError as error:
+        warn(f"no link was measured: {error}")
+        problems = True
     try:
         session.close()
     except LMSError as error:
@@ -197,7 +198,8 @@ def _finish(session: Session, target: Target, trace: Path | None, report: Path |
         problems = True
     counters = session.stats()
     if step is None:
-        warn(f"LMS had no effect: {_why_no_step(session)}")
+        if returned:  # else it had no time to
+            warn(f"LMS had no effect: {_why_no_step(session)}")
         for option, path in (("--trace", trace), ("--report", report)):
             if path is not None:
                 warn(f"{option}={str(path)!r}: nothing written, because no step was recorded")

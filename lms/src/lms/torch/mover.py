@@ -54,13 +54,21 @@ class Mover:
         self.device = device
         self.counters = Counters()
         self.held = 0  # bytes of records that LMS keeps on the device, copies in flight included
-        self.present = 0  # bytes of saved storages on the device, whoever keeps them
         self.log: Log = []  # copies of the pass under way
         self.evictable: dict[int, LiveRecord] = {}  # by index: held, not pinned, and not on their way
         self._leaving: deque[LiveRecord] = deque()  # oldest first
         self._staying: list[LiveRecord] = []  # came back into use while their copy out was in flight
         self._abandoned: list[LiveRecord] = []  # freed while their copy back was in flight
+        self._present = 0
+        self._gone: deque[int] = deque()  # bytes of storages that died, on whatever thread held them last
         self._alive: dict[int, weakref.ref[torch.UntypedStorage]] = {}  # saved storages on the device
+
+    @property
+    def present(self) -> int:
+        """Bytes of saved storages on the device, whoever keeps them."""
+        while self._gone:
+            self._present -= self._gone.popleft()
+        return self._present
 
     @property
     def leaving(self) -> int:
@@ -81,10 +89,10 @@ class Mover:
 
         def died(_: object) -> None:
             self._alive.pop(key, None)
-            self.present -= nbytes
+            self._gone.append(nbytes)
 
         self._alive[key] = weakref.ref(storage, died)
-        self.present += nbytes
+        self._present += nbytes
 
     def hold(self, record: LiveRecord) -> None:
         """Count a record as held."""

@@ -154,7 +154,7 @@ class Ended:
 
     def __init__(self) -> None:
         self.queue: deque[tuple[LiveRecord, View]] = deque()
-        self.drain = lambda: None  # set by the swapper
+        self.drain: Callable[[], None] = lambda: None  # set by the swapper
 
     def note(self, record: LiveRecord, view: View) -> None:
         """Queue the news, and have it dealt with now if nobody holds the lock."""

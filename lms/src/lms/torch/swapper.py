@@ -174,9 +174,10 @@ class SavedTensorSwapper:
         recorder = run.recorder
 
         def died(_: object) -> None:
-            # Before the address can serve another storage, nobody must find this record by it any more.
+            # Runs on whatever thread held the storage last, so without the lock. Before the address can serve another
+            # storage, nobody must find this record by it any more.
             if self._by_key.get(key) is record:
-                del self._by_key[key]
+                self._by_key.pop(key, None)
             if record.state in (State.OUT, State.COMING, State.BACK):  # LMS had let go before
                 recorder.let_go[index] = recorder.position
 
