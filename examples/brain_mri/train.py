@@ -242,7 +242,7 @@ def _parse(arguments: list[str]) -> argparse.Namespace:
     parser.add_argument("--resolution", type=int, choices=RESOLUTIONS, default=4, help="mm a voxel (default 4)")
     parser.add_argument("--width", type=_even, default=16, metavar="N", help="channels at full resolution (default 16)")
     parser.add_argument("--depth", type=_count, default=3, metavar="N", help="number of poolings (default 3)")
-    parser.add_argument("--steps", type=_count, default=150, metavar="N", help="steps in all (default 150)")
+    parser.add_argument("--steps", type=_count, default=120, metavar="N", help="steps in all (default 120)")
     parser.add_argument("--lr", type=float, default=0.01, metavar="RATE", help="Adam's learning rate (default 0.01)")
     parser.add_argument("--seed", type=int, default=0, metavar="N", help="of weights and noise (default 0)")
     parser.add_argument("--device", choices=("auto", "cpu", "cuda"), default="auto", help="auto: a GPU if there is one")

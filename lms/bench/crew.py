@@ -16,6 +16,7 @@ from typing import TextIO
 from figures import Step
 
 from lms.cap import Cap
+from lms.torch.launcher import missing_environment
 
 HERE = Path(__file__).parent
 
@@ -27,6 +28,8 @@ class WorkerError(Exception):
 class Worker:
     """The process of one cell. `cap` is entered already, and closed with the worker.
 
+    LMS's processes start with the environment that `lms run` gives them, the others with the one that is there.
+
     Raises WorkerError when the process does not come up.
     """
 
@@ -35,13 +38,14 @@ class Worker:
         self._errors = tempfile.TemporaryFile("w+")  # noqa: SIM115 - closed in close()
         argv = [sys.executable, str(HERE / "worker.py"), json.dumps(config)]
         path = os.pathsep.join(filter(None, [str(HERE.parent / "src"), os.environ.get("PYTHONPATH")]))
+        environment = missing_environment(os.environ) if config["kind"] == "lms" else {}
         self._process = subprocess.Popen(
             cap.command(argv) if cap is not None else argv,
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=self._errors,
             text=True,
-            env={**os.environ, "PYTHONPATH": path},
+            env={**os.environ, **environment, "PYTHONPATH": path},
         )
         try:
             self.memory = str(self._answer()["memory"])

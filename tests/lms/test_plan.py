@@ -33,7 +33,7 @@ def sides(trace: Trace) -> tuple[float, float]:
 
 
 def hides(trace: Trace, share: float, back: float = 1.0) -> Link:
-    """A link that carries `share` of the saved bytes out in the time of the forward; `back` is its ratio back to out."""
+    """A link that carries `share` of the saved bytes out during the forward, and back at `back` times that rate."""
     out = share * trace.saved / sides(trace)[0]
     return Link("test", out, out * back, 1e-5)
 
@@ -327,9 +327,7 @@ def test_known_networks_are_close_to_what_the_link_allows(
 
 @pytest.mark.parametrize("shape", ["unet", "resnet", "gpt"])
 @pytest.mark.parametrize("budget", SHARES)
-def test_a_plan_stays_good_when_the_link_is_slower_than_measured(
-    shape: str, budget: float, traces: ModuleType
-) -> None:
+def test_a_plan_stays_good_when_the_link_is_slower_than_measured(shape: str, budget: float, traces: ModuleType) -> None:
     trace = getattr(traces, shape)()
     stay = int(budget * trace.saved)
     for share, back in itertools.product((1.3, 1.0, 0.6), (1.0, 0.4)):

@@ -144,9 +144,10 @@ def test_a_page_on_a_measured_pass_says_measured() -> None:
     trace = chain()
     plan = make_plan(trace, LINK, limit=700 * MB)
     ran = Timeline(plan.forecast.spans, plan.forecast.held)
-    stats = Stats(passes=3, peak=650 * MB, last_seconds=20.0).as_dict()
+    stats = Stats(passes=3, limit=710 * MB, peak=650 * MB, last_seconds=20.0).as_dict()
     page = Page(render(trace, link=LINK, plan=plan, ran=ran, stats=stats, title="train.py <4>"))
-    assert "LMS, measured: peak 650 MB" in page.text
+    assert "LMS, measured: peak" in page.text
+    assert "limit: 710 MB" in page.text  # as asked for, though planned for less
     assert "650 MB peak with LMS measured" in page.text
     assert "20 s (1.18 x)" in page.text
     assert "train.py <4>" in page.text

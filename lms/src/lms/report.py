@@ -115,20 +115,19 @@ def limit_document(trace: Trace, link: Link, limits: Limits) -> dict[str, object
 
 
 def picture_of(
-    trace: Trace, plan: Plan | None = None, ran: Timeline | None = None, *, peak: int | None = None, title: str = ""
+    trace: Trace, plan: Plan | None = None, ran: Timeline | None = None, *, limit: int | None = None, title: str = ""
 ) -> Picture:
     """Memory over one step: plain, and LMS as it `ran` or else as `plan` foresees it.
 
     The whole device is drawn where the trace measured it and a limit bounds it; else the saved bytes and their budget.
-    `peak` is the device's measured one, for the label.
+    `limit` is what was asked for, where the plan was made for a little less; None takes the plan's.
     """
     whole = measured(trace) and (plan is None or plan.limit is not None)
     curves = [plain_curve(trace, whole=whole, label="plain")]
     spans: tuple[Span, ...] = ()
     if ran is not None:
         spans = ran.spans
-        curve = managed_curve(trace, ran, whole=whole, label="LMS, measured")
-        curves.append(replace(curve, peak=peak) if whole and peak else curve)
+        curves.append(managed_curve(trace, ran, whole=whole, label="LMS, measured"))
     elif plan is not None:
         spans = plan.forecast.spans
         curve = managed_curve(trace, Timeline(spans, plan.forecast.held), whole=whole, label="LMS, predicted")
@@ -137,7 +136,7 @@ def picture_of(
         title=title or "Memory over one step",
         curves=tuple(curves),
         spans=spans,
-        limit=None if plan is None else plan.limit if whole else plan.budget,
+        limit=None if plan is None else (limit or plan.limit) if whole else plan.budget,
         limit_label="limit" if whole else "budget",
         floor=plan.floor if plan is not None and whole else None,
         memory_label=(
@@ -173,7 +172,7 @@ def render(
         link=link,
         plan=plan,
         headline=_headline(trace, plan, stats),
-        svg=to_svg(picture_of(trace, plan, ran, peak=int(peak) if (peak := (stats or {}).get("peak")) else None)),
+        svg=to_svg(picture_of(trace, plan, ran, limit=int((stats or {}).get("limit") or 0) or None)),
         rows=limits_of(trace, link).rows if link else (),
         modules=_modules(trace, plan),
         records=_records(trace, plan),
@@ -192,13 +191,14 @@ def _headline(
         said.append((format_size(lowest.plain_peak), "peak of plain training", "recorded"))
         said.append((format_size(lowest.floor), f"floor: {lowest.floor_module}", "no limit can be lower"))
     if plan is not None:
-        if plan.limit is not None:
-            said.append((format_size(plan.limit), "limit", "asked for"))
+        limit = (stats or {}).get("limit") or plan.limit
+        if limit is not None:
+            said.append((format_size(limit), "limit", "asked for"))
         else:
             said.append((format_size(plan.budget), "budget of saved bytes", "asked for"))
         peak = stats.get("peak") if stats else None
         if peak:
-            said.append((format_size(peak), "peak with LMS", "measured"))
+            said.append((format_size(peak), "peak with LMS", "measured, all steps"))
         elif plan.forecast.resident_peak:
             said.append((format_size(plan.forecast.resident_peak), "peak with LMS", "predicted"))
         said.append((format_size(plan.forecast.held_peak), "saved bytes held at most", "predicted"))

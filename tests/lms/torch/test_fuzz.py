@@ -172,7 +172,7 @@ class Program:
     def run(self, turn: int | None = None) -> Outcome:
         """One pass; what can be seen of it."""
         rng = random.Random(self.seed + 1)
-        torch.manual_seed(self.seed)
+        torch.default_generator.manual_seed(self.seed)  # without asking all other devices
         self.results: Outcome = []
         for leaf in self.leaves:
             leaf.grad = None
