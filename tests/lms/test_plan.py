@@ -11,7 +11,7 @@ from dataclasses import replace
 from types import ModuleType
 
 import pytest
-from hypothesis import assume, given
+from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
 from lms.errors import LimitError, UsageError
@@ -24,6 +24,7 @@ from lms.units import format_size
 
 SHARES = (0.75, 0.5, 0.35, 0.25, 0.15, 0.0)
 SOME = st.none() | st.integers(0, 4)
+FEWER = settings(max_examples=40)
 
 
 def sides(trace: Trace) -> tuple[float, float]:
@@ -81,6 +82,7 @@ def test_a_limit_that_was_accepted_holds_on_a_slower_link_too(traces: ModuleType
         assert simulate(trace, plan, link.scaled(speed)).resident_peak <= limit
 
 
+@FEWER
 @given(st.data())
 def test_a_budget_of_zero_keeps_the_resident_peak_within_one_record_of_the_floor(
     traces: ModuleType, data: st.DataObject
@@ -92,6 +94,7 @@ def test_a_budget_of_zero_keeps_the_resident_peak_within_one_record_of_the_floor
     assert plan.forecast.resident_peak <= plan.floor + trace.largest
 
 
+@FEWER
 @given(st.data())
 def test_no_plan_is_made_for_a_limit_below_the_floor(traces: ModuleType, data: st.DataObject) -> None:
     trace = data.draw(traces.passes(measured=True))
@@ -121,6 +124,7 @@ def test_exactly_one_of_limit_and_budget_is_asked_for(bounds: dict[str, int], tr
 # No more than must
 
 
+@FEWER
 @given(st.data())
 def test_nothing_moves_when_everything_fits(traces: ModuleType, data: st.DataObject) -> None:
     trace = data.draw(traces.passes(measured=True))
@@ -188,6 +192,7 @@ def test_moves_lie_between_the_accesses_of_their_record(traces: ModuleType, data
             assert move.after >= max(record.uses, default=0)
 
 
+@FEWER
 @given(st.data())
 def test_a_second_backward_drops_what_the_first_one_wrote(traces: ModuleType, data: st.DataObject) -> None:
     tape = traces.Tape([8] * 4)
@@ -205,6 +210,7 @@ def test_a_second_backward_drops_what_the_first_one_wrote(traces: ModuleType, da
 # Overrides
 
 
+@FEWER
 @given(st.data())
 def test_a_copy_back_starts_no_earlier_than_prefetch_allows(traces: ModuleType, data: st.DataObject) -> None:
     trace = data.draw(traces.passes())
@@ -214,6 +220,7 @@ def test_a_copy_back_starts_no_earlier_than_prefetch_allows(traces: ModuleType, 
     assert all(move.before - move.fetch <= ahead for move in plan.moves if move.fetch < len(trace.accesses))
 
 
+@FEWER
 @given(st.data())
 def test_no_more_copies_out_are_in_flight_during_computation_than_write_ahead_allows(
     traces: ModuleType, data: st.DataObject
@@ -232,6 +239,7 @@ def test_no_more_copies_out_are_in_flight_during_computation_than_write_ahead_al
 # The same plan each time, and a good one
 
 
+@FEWER
 @given(st.data())
 def test_plans_are_deterministic(traces: ModuleType, data: st.DataObject) -> None:
     trace = data.draw(traces.passes(measured=True))
@@ -241,6 +249,7 @@ def test_plans_are_deterministic(traces: ModuleType, data: st.DataObject) -> Non
     assert make_plan(trace, link, budget=budget) == make_plan(again, link, budget=budget)
 
 
+@FEWER
 @given(st.data())
 def test_a_faster_link_never_makes_the_planned_pass_slower_than_a_slower_one(
     traces: ModuleType, data: st.DataObject
@@ -291,11 +300,10 @@ def test_the_plan_is_close_to_the_best_subset_of_a_short_chain(traces: ModuleTyp
     print(f"seed {seed}")
     rng = random.Random(seed)
     ratios = [ratio_to_best(traces, rng) for _ in range(60)]
-    for column, (mean, most, worst) in enumerate([(1.01, 1.05, 1.25), (1.02, 1.10, 1.35)]):
-        figures = sorted(pair[column] for pair in ratios)
-        assert sum(figures) / len(figures) <= mean
+    for figures, most in zip(map(sorted, zip(*ratios, strict=True)), (1.05, 1.10), strict=True):
+        assert sum(figures) / len(figures) <= 1.01
         assert figures[int(0.95 * len(figures))] <= most
-        assert figures[-1] <= worst
+        assert figures[-1] <= 1.25  # a few records of very different sizes
 
 
 @pytest.mark.parametrize("shape", ["unet", "resnet", "gpt"])

@@ -4,7 +4,7 @@ import itertools
 from types import ModuleType
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from lms.link import Link
@@ -16,6 +16,7 @@ from lms.trace import Trace
 
 ONE = Link("one byte a second", 1.0, 1.0, 0.0)
 ROOMY = 10**9
+FEWER = settings(max_examples=50)
 
 
 def stack(traces: ModuleType, sizes: list[int], seconds: float = 1.0, **tape: object) -> Trace:
@@ -187,6 +188,7 @@ def test_the_peak_is_never_below_the_bytes_that_must_be_there(traces: ModuleType
     assert plan.forecast.resident_peak >= max(map(lambda n, a, o: n - a + o, needed, absent, others))
 
 
+@FEWER
 @given(st.data())
 def test_over_an_instant_link_the_peak_is_just_what_must_be_there(traces: ModuleType, data: st.DataObject) -> None:
     trace = data.draw(traces.passes())
@@ -195,6 +197,7 @@ def test_over_an_instant_link_the_peak_is_just_what_must_be_there(traces: Module
     assert plan.forecast.seconds == trace.seconds
 
 
+@FEWER
 @given(st.data())
 def test_time_is_computation_and_stalls_and_never_less_than_the_link_needs(
     traces: ModuleType, data: st.DataObject
@@ -212,6 +215,7 @@ def test_time_is_computation_and_stalls_and_never_less_than_the_link_needs(
         assert all(one.end <= other.start for one, other in itertools.pairwise(lane))
 
 
+@FEWER
 @given(st.data())
 def test_the_staircase_of_held_bytes_rises_to_the_peak_and_never_below_zero(
     traces: ModuleType, data: st.DataObject
