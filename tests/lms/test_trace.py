@@ -76,7 +76,6 @@ def test_a_file_that_is_no_trace_is_refused_by_its_name(content: bytes, tmp_path
         Trace.load(path)
 
 
-@pytest.mark.xfail(reason="Trace.load lets KeyError and TypeError of a damaged document through")
 @pytest.mark.parametrize(
     "damage",
     [

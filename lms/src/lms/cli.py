@@ -69,8 +69,8 @@ def _parser() -> argparse.ArgumentParser:
 
 _EXAMPLES = """\
 examples:
-  lms plan train.py --batch 8              what limit does my script need, and what would it cost?
-  lms run --limit 12GB train.py --batch 8  train within 12 GB; the script is not changed
+  lms plan train.py big.toml               what limit does my script need, and what would it cost?
+  lms run --limit 12GB train.py big.toml   train within 12 GB; the script is not changed
   lms run --limit 12GB --trace step.json train.py
   lms simulate step.json --limit 8GB       the same step under another limit, without running it
   lms simulate step.json --link pcie4x16   ... or on another machine's link
@@ -125,8 +125,8 @@ def _add_run(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> N
         "Tensors that are saved for the backward pass are swapped out once memory passes the limit.\n"
         "What LMS has to say goes to stderr; an option in [BRACKETS] can be set in that environment variable.",
         "examples:\n"
-        "  lms run --limit 12GB train.py --batch 8\n"
-        "  lms run --frac 0.8 --spill-dir /scratch -m mypackage.train --epochs 3\n"
+        "  lms run --limit 12GB train.py big.toml\n"
+        "  lms run --frac 0.8 --spill-dir /scratch -m mypackage.train big.toml\n"
         "  lms run --budget 0 --trace step.json --report step.html train.py\n"
         "\n"
         "exit status: the script's own; 1 after its exception, 2 wrong usage, 3 the limit is below the floor,\n"
@@ -148,8 +148,8 @@ def _add_plan(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> 
         "it belongs to, the peak of plain training, and a table of limits with the peak, the bytes moved and the step\n"
         "time that each would have. Options are those of `lms run`: give a limit when the plain script does not fit.",
         "examples:\n"
-        "  lms plan train.py --batch 8\n"
-        "  lms plan --limit 12GB train.py --batch 64\n"
+        "  lms plan train.py big.toml\n"
+        "  lms plan --limit 12GB train.py big.toml\n"
         "  lms plan --json limits.json train.py\n",
         usage=_USAGE.format("plan"),
     )

@@ -70,7 +70,7 @@ def parse_link(text: str) -> Link:
         rates = float(out) * 1e9, float(back or out) * 1e9
     except ValueError:
         rates = 0.0, 0.0
-    if min(rates) <= 0:
+    if not all(0 < rate < float("inf") for rate in rates):
         raise UsageError(
             f"--link {text!r}: expected one of {', '.join(KNOWN)}, or GB a second as OUT/BACK, such as '6/2.1'"
         )

@@ -243,13 +243,13 @@ def _target(trace: Trace, gaps: Sequence[Gap], cap: Bytes, *, bounded: bool) -> 
     move for it: records in hand make it as they are freed. Under a budget, what stays is the budget, the record in
     hand, and no more; the rest of the tolerance is for copies in flight.
     """
-    lowest = _profile(trace, gaps)
-    if bounded:
-        return np.maximum(lowest, cap)
-    hand = np.array(
-        [0 if (record := trace.records[access.record]).pinned else record.nbytes for access in trace.accesses], np.int64
-    )
-    return np.maximum(lowest, cap - np.maximum(trace.largest - hand - _next_new(trace), 0))
+    target = cap.copy()
+    if not bounded:
+        in_hand = [trace.records[access.record] for access in trace.accesses]
+        hand = np.array([0 if record.pinned else record.nbytes for record in in_hand], np.int64)
+        target -= np.maximum(trace.largest - hand - _next_new(trace), 0)
+    lowest: Bytes = _profile(trace, gaps)
+    return np.maximum(target, lowest, out=target)
 
 
 _SLOWER = 0.8  # links vary; of two plans the one is better that is on a link of this share of the bandwidth

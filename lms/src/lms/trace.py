@@ -107,16 +107,12 @@ class Trace:
             raise UsageError(f"TRACE={str(path)!r}: not a JSON file; expected what `lms run --trace` wrote") from None
         if not isinstance(document, dict) or document.pop("format", None) != FORMAT:
             raise UsageError(f"TRACE={str(path)!r}: expected the format {FORMAT!r}; record it again with this version")
-        records = tuple(
-            Record(
-                **{
-                    **record,
-                    "saves": tuple(record["saves"]),
-                    "uses": tuple(record["uses"]),
-                    "shape": tuple(record["shape"]),
-                }
+        try:
+            records = tuple(
+                Record(**(record | {name: tuple(record[name]) for name in ("saves", "uses", "shape")}))
+                for record in document.pop("records")
             )
-            for record in document.pop("records")
-        )
-        accesses = tuple(Access(**access) for access in document.pop("accesses"))
-        return cls(records=records, accesses=accesses, **document)
+            accesses = tuple(Access(**access) for access in document.pop("accesses"))
+            return cls(records=records, accesses=accesses, **document)
+        except (KeyError, TypeError) as error:
+            raise UsageError(f"TRACE={str(path)!r}: damaged ({error}); record it again") from None

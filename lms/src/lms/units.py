@@ -9,6 +9,7 @@ from lms.errors import UsageError
 _DECIMAL = {"": 1, "B": 1, "KB": 10**3, "MB": 10**6, "GB": 10**9, "TB": 10**12}
 _BINARY = {"KIB": 2**10, "MIB": 2**20, "GIB": 2**30, "TIB": 2**40}
 _UNITS = _DECIMAL | _BINARY
+_MOST = 2.0**63  # bytes: beyond any address
 _SIZE = re.compile(r"\s*([0-9]+(?:\.[0-9]*)?|\.[0-9]+)\s*([A-Za-z]*)\s*")
 
 
@@ -19,7 +20,7 @@ def parse_size(value: int | str, argument: str, *, zero: bool = False) -> int:
 
     Raises UsageError for an unknown unit, something that is no number, a negative size, or zero where it is refused.
     """
-    if isinstance(value, bool):
+    if isinstance(value, bool) or not isinstance(value, (int, str)):
         raise _refused(value, argument, zero)
     if isinstance(value, int):
         nbytes = value
@@ -27,7 +28,10 @@ def parse_size(value: int | str, argument: str, *, zero: bool = False) -> int:
         match = _SIZE.fullmatch(value)
         if match is None or match[2].upper() not in _UNITS:
             raise _refused(value, argument, zero)
-        nbytes = int(float(match[1]) * _UNITS[match[2].upper()])
+        size = float(match[1]) * _UNITS[match[2].upper()]
+        if size > _MOST:
+            raise _refused(value, argument, zero)
+        nbytes = int(size)
     if nbytes < 0 or (nbytes == 0 and not zero):
         raise _refused(value, argument, zero)
     return nbytes

@@ -22,12 +22,12 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture(autouse=True)
 def _settings() -> Iterator[None]:
     """Training sets these for its process; the next test must not inherit them."""
-    deterministic = torch.are_deterministic_algorithms_enabled()
+    mode = torch.get_deterministic_debug_mode()
     fill = torch.utils.deterministic.fill_uninitialized_memory  # type: ignore[attr-defined]
     state, threads = torch.get_rng_state(), torch.get_num_threads()
     torch.set_num_threads(1)  # small tensors gain nothing from more, and lose much on a busy machine
     yield
-    torch.use_deterministic_algorithms(deterministic)
+    torch.set_deterministic_debug_mode(mode)
     torch.utils.deterministic.fill_uninitialized_memory = fill  # type: ignore[attr-defined]
     torch.set_rng_state(state)
     torch.set_num_threads(threads)

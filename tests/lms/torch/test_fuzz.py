@@ -9,6 +9,7 @@ import gc
 import os
 import random
 import warnings
+import weakref
 from collections.abc import Callable
 
 import pytest
@@ -240,6 +241,27 @@ def passes(program: Program, turn: int | None) -> list[Outcome]:
     return results
 
 
+class Saved:
+    """What identity hooks keep: its end can be seen."""
+
+    def __init__(self, tensor: Tensor) -> None:
+        self.tensor = tensor.detach()
+
+
+def leaks_by_itself(seed: int, turn: int | None, bits: Callable[[Tensor], object]) -> bool:
+    """Whether PyTorch never frees some of the graph, whoever holds what is saved: some errors and cycles do that."""
+    alive: weakref.WeakSet[Saved] = weakref.WeakSet()
+
+    def pack(tensor: Tensor) -> Saved:
+        alive.add(saved := Saved(tensor))
+        return saved
+
+    with torch.autograd.graph.saved_tensors_hooks(pack, lambda saved: saved.tensor):
+        passes(Program(seed, bits), turn)
+    gc.collect()
+    return len(alive) > 0
+
+
 def check(seed: int, bits: Callable[[Tensor], object]) -> None:
     """Compare one graph with plain. The seed decides everything."""
     rng = random.Random(-1 - seed)
@@ -262,6 +284,8 @@ def check(seed: int, bits: Callable[[Tensor], object]) -> None:
             assert our == their, f"{told}: pass {number}, result {place}"
         assert len(ours) == len(theirs), f"{told}: pass {number}"
     gc.collect()
+    if session._swapper.live and leaks_by_itself(seed, turn, bits):
+        return
     assert session._swapper.live == 0, told
     assert session.engine.usage()["file"] == 0, told
     # An operation may use several records at once; the plan's forecast knows of it.

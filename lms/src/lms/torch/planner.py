@@ -164,7 +164,7 @@ class PassPlanner:
             tail=gaps[-1],
             tail_other=measured.tail_other,
             records=tuple(
-                replace(new, let_go=new.let_go if new.let_go is not None else old.let_go)
+                replace(new, module=old.module, let_go=new.let_go if new.let_go is not None else old.let_go)
                 for new, old in zip(trace.records, guide.trace.records, strict=True)
             ),
         )
