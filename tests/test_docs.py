@@ -75,7 +75,7 @@ def help_of(*arguments: str) -> str:
     """What `lms ARGUMENTS --help` prints."""
     environment = os.environ | {"PYTHONPATH": str(ROOT / "lms/src"), "COLUMNS": "200"}
     command = [sys.executable, "-m", "lms", *arguments, "--help"]
-    return subprocess.run(command, env=environment, capture_output=True, text=True, check=True, timeout=60).stdout
+    return subprocess.run(command, env=environment, capture_output=True, text=True, check=True, timeout=110).stdout
 
 
 def test_every_command_is_in_the_manual() -> None:

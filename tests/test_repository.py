@@ -147,7 +147,7 @@ def test_every_reason_for_a_dependency_is_given() -> None:
 
 def test_the_wheel_holds_the_package_its_licence_and_its_command_and_needs_no_framework(tmp_path: Path) -> None:
     build = [sys.executable, "-m", "hatchling", "build", "--target", "wheel", "--directory", str(tmp_path)]
-    subprocess.run(build, cwd=ROOT / "lms", check=True, capture_output=True, timeout=60)
+    subprocess.run(build, cwd=ROOT / "lms", check=True, capture_output=True, timeout=110)
     (wheel,) = tmp_path.glob("bascule_lms-*-py3-none-any.whl")
     with zipfile.ZipFile(wheel) as archive:
         files = {name: archive.read(name).decode() for name in archive.namelist()}

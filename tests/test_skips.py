@@ -24,7 +24,7 @@ def run(folder: Path, source: str, *, ci: bool) -> subprocess.CompletedProcess[s
         cwd=folder,
         capture_output=True,
         text=True,
-        timeout=60,
+        timeout=110,
     )
 
 

@@ -83,6 +83,12 @@ def _prepared(resolution: int, folder: Path) -> tuple[NDArray[np.float32], NDArr
         raise DataError("the MRI comes with the nilearn package, which is not installed: pip install nilearn") from None
     path = folder / f"mni152-{resolution}mm-format{_FORMAT}-nilearn{version}.npz"
     if not path.exists():
+        try:
+            folder.mkdir(parents=True, exist_ok=True)
+        except OSError as error:
+            raise DataError(
+                f"cannot keep the MRI in {folder} (--data names another folder): {error.strerror}"
+            ) from None
         # In a process of its own: nilearn and what it imports (pandas, scikit-learn) would stay resident in the
         # training process for nothing, a hundred megabytes of the very memory that this example is about.
         command = [sys.executable, __file__, "--resolution", str(resolution), "--write", str(path)]
@@ -115,7 +121,6 @@ def _prepare(resolution: int) -> tuple[NDArray[np.float32], NDArray[np.uint8]]:
 
 def _write(path: Path, image: NDArray[np.float32], truth: NDArray[np.uint8]) -> None:
     """Written aside and renamed: of two processes that prepare the same volume, each reads a whole one."""
-    path.parent.mkdir(parents=True, exist_ok=True)
     descriptor, aside = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
     try:
         with os.fdopen(descriptor, "wb") as file:

@@ -74,7 +74,7 @@ def test_any_pass_keeps_to_a_budget_that_its_working_set_fits_into(traces: Modul
 def test_a_limit_that_was_accepted_holds_on_a_slower_link_too(traces: ModuleType, data: st.DataObject) -> None:
     trace = data.draw(traces.passes(measured=True))
     link = data.draw(traces.LINKS)
-    lowest = floor(trace, link)[0]
+    lowest = floor(trace)[0]
     limit = data.draw(st.integers(lowest, max(lowest, plain_peak(trace))))
     plan = make_plan(trace, link, limit=limit, prefetch=data.draw(SOME), write_ahead=data.draw(SOME))
     assert plan.forecast.resident_peak <= limit
@@ -99,7 +99,7 @@ def test_a_budget_of_zero_keeps_the_resident_peak_within_one_record_of_the_floor
 def test_no_plan_is_made_for_a_limit_below_the_floor(traces: ModuleType, data: st.DataObject) -> None:
     trace = data.draw(traces.passes(measured=True))
     link = data.draw(traces.LINKS)
-    lowest = floor(trace, link)[0]
+    lowest = floor(trace)[0]
     assert make_plan(trace, link, limit=lowest).forecast.resident_peak <= lowest
     with pytest.raises(LimitError):
         make_plan(trace, link, limit=lowest - 1)
@@ -107,7 +107,7 @@ def test_no_plan_is_made_for_a_limit_below_the_floor(traces: ModuleType, data: s
 
 def test_the_refusal_names_the_limit_the_floor_and_the_module_whose_working_set_it_is(traces: ModuleType) -> None:
     trace = traces.chain([10 * traces.MB] * 4, [1.0] * 4, base=100 * traces.MB, scratch=[0, 0, 70 * traces.MB])
-    lowest, where = floor(trace, traces.INSTANT)
+    lowest, where = floor(trace)
     assert (lowest, where) == (190 * traces.MB, 2)  # the base, the scratch, what is made there and what feeds it
     with pytest.raises(LimitError) as refused:
         make_plan(trace, traces.INSTANT, limit=150 * traces.MB)
@@ -399,7 +399,7 @@ def test_an_empty_pass_needs_no_moves(traces: ModuleType) -> None:
     empty = Trace((), ())
     assert make_plan(empty, traces.INSTANT, budget=0).moves == ()
     assert make_plan(empty, traces.INSTANT, limit=1).moves == ()
-    assert floor(empty, traces.INSTANT) == (0, 0)
+    assert floor(empty) == (0, 0)
     assert plain_peak(empty) == 0
 
 

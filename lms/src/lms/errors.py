@@ -16,7 +16,7 @@ class UsageError(LMSError, ValueError):
 
 
 class LimitError(LMSError, MemoryError):
-    """The limit cannot be met: the message names the limit, the floor, and the module whose working set the floor is."""
+    """The limit cannot be met: the message names it, the floor, and the module whose working set the floor is."""
 
     exit_status = 3
 

@@ -10,7 +10,7 @@ from lms.errors import UsageError
 
 @dataclass(frozen=True)
 class Link:
-    """Bandwidth in bytes a second and latency in seconds, for each direction; `source` says where the figures are from."""
+    """Bandwidth (bytes a second) of each direction, and latency (seconds); `source` says where they are from."""
 
     name: str
     out: float  # bytes a second from the device to the tier below

@@ -77,8 +77,8 @@ def make_plan(
     """
     if (limit is None) == (budget is None):
         raise UsageError("give exactly one of limit and budget")
-    gaps = _gaps(trace, link)
-    lowest, where = floor(trace, link)
+    gaps = _gaps(trace)
+    lowest, where = floor(trace)
     if limit is not None and lowest > limit:
         raise LimitError(
             f"limit {format_size(limit)} is below the floor of {format_size(lowest)}: with every record swapped, "
@@ -118,12 +118,12 @@ def plain_peak(trace: Trace) -> int:
     return int((other + _before(np.array(trace.live, np.int64))).max(initial=0)) if other.any() else 0
 
 
-def floor(trace: Trace, link: Link) -> tuple[int, int]:
+def floor(trace: Trace) -> tuple[int, int]:
     """The resident peak with a budget of zero, and the access at which it stands; (0, 0) when not measured."""
     other = _other(trace)
     if not other.any():
         return 0, 0
-    resident = other + _before(_profile(trace, _gaps(trace, link)))
+    resident = other + _before(_profile(trace, _gaps(trace)))
     where = int(resident.argmax())
     return int(resident[where]), min(where, len(trace.accesses) - 1)
 
@@ -162,7 +162,7 @@ def _before(profile: Bytes) -> Bytes:
     return np.concatenate([np.zeros(1, np.int64), profile])
 
 
-def _gaps(trace: Trace, link: Link) -> list[Gap]:
+def _gaps(trace: Trace) -> list[Gap]:
     """Every stretch in which a record could be away."""
     clock = np.cumsum([*(access.seconds for access in trace.accesses), trace.tail])  # at each access, and at the end
     gaps: list[Gap] = []
@@ -182,11 +182,8 @@ def _gaps(trace: Trace, link: Link) -> list[Gap]:
                 continue
             # What used it has it in hand until the next access; what saved it is what let_go tells of.
             seconds = float(clock[following] - clock[start - (kind == "save")])
-            back = link.seconds_back(record.nbytes)
-            # Between two uses a record may be in the hands of one operation that unpacks several; only a stretch
-            # that is long beside the copy shows that it is not.
-            if kind == "use" and seconds < (2 * back if next_kind == "use" else back):
-                continue
+            if kind == "use" and seconds < _ONE_OPERATION:
+                continue  # one operation that unpacks several records has all of them in hand
             gaps.append(
                 Gap(
                     record=index,
@@ -252,6 +249,7 @@ def _target(trace: Trace, gaps: Sequence[Gap], cap: Bytes, *, bounded: bool) -> 
     return np.maximum(target, lowest, out=target)
 
 
+_ONE_OPERATION = 1e-4  # seconds; the accesses of one operation follow each other within microseconds
 _SLOWER = 0.8  # links vary; of two plans the one is better that is on a link of this share of the bandwidth
 
 Rank = Callable[[Gap], float]

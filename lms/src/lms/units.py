@@ -40,13 +40,13 @@ def parse_size(value: int | str, argument: str, *, zero: bool = False) -> int:
 def format_size(nbytes: float) -> str:
     """`nbytes` for a person, in decimal units with three significant digits: `910 MB`, `1.25 GB`."""
     sign, size = ("-" if nbytes < 0 else ""), abs(nbytes)
-    for unit in ("B", "KB", "MB", "GB"):
-        if size < 999.5:
-            break
+    if size < 999.5:
+        return f"{sign}{size:.0f} B"
+    for unit in ("KB", "MB", "GB"):
         size /= 1000
-    else:
-        unit = "TB"
-    return f"{sign}{size:.3g} {unit}" if unit != "B" else f"{sign}{size:.0f} B"
+        if size < 999.5:
+            return f"{sign}{size:.3g} {unit}"
+    return f"{sign}{size / 1000:.3g} TB"
 
 
 def _refused(value: object, argument: str, zero: bool) -> UsageError:

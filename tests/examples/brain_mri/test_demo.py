@@ -91,6 +91,17 @@ def test_what_is_not_permitted_here_is_skipped_with_its_reason(tmp_path: Path, m
     assert "switching swap on takes root" in subject.claims[-1].text
 
 
+def test_swap_that_is_too_slow_is_no_failure_of_lms_but_swap_that_breaks_is(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    late = demo.Attempt(False, killed=False, ending="stopped by us after 99 s", losses=[], seconds=[], late=True)
+    subject = under_the_cap(monkeypatch, tmp_path, plain=KILLED, lms=DONE, swap=late)
+    assert verdicts(subject) == ["ok", "ok", "skipped"]
+    assert "stopped by us after 99 s" in subject.claims[-1].text
+    broken = demo.Attempt(False, killed=False, ending="exit status 1", losses=[], seconds=[])
+    assert verdicts(under_the_cap(monkeypatch, tmp_path, plain=KILLED, lms=DONE, swap=broken))[-1] == "FAILED"
+
+
 def test_the_proof_fails_when_plain_fits_or_ends_for_another_reason(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

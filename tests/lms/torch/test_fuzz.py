@@ -276,8 +276,6 @@ def check(seed: int, bits: Callable[[Tensor], object]) -> None:
     plain = passes(Program(seed, bits), turn)
     with Session(**options) as session:  # type: ignore[arg-type]
         mine = passes(Program(seed, bits), turn)
-        peak, largest = session.stats()["held_peak"], session._planner._largest
-        needed = max((guide.plan.forecast.held_peak for guide in session._planner.guides), default=0)
     told = f"LMS_FUZZ_SEED={seed}: {options}"
     for number, (ours, theirs) in enumerate(zip(mine, plain, strict=True)):
         for place, (our, their) in enumerate(zip(ours, theirs, strict=False)):
@@ -288,8 +286,11 @@ def check(seed: int, bits: Callable[[Tensor], object]) -> None:
         return
     assert session._swapper.live == 0, told
     assert session.engine.usage()["file"] == 0, told
-    # An operation may use several records at once; the plan's forecast knows of it.
-    assert peak <= max(options["budget"] + largest, needed), f"{told}: {peak} held, the largest record has {largest}"
+    # An operation may use several records at once, and save one meanwhile; the plans' forecasts know of it.
+    peak, largest = session.stats()["held_peak"], session._planner._largest
+    needed = max((guide.plan.forecast.held_peak for guide in session._planner.guides), default=0)
+    bound = max(options["budget"] + 2 * largest, needed)
+    assert peak <= bound, f"{told}: {peak} held, more than {bound}; the largest record has {largest}"
 
 
 @pytest.mark.parametrize("first", range(0, GRAPHS, BATCH))
