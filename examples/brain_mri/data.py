@@ -86,9 +86,7 @@ def _prepared(resolution: int, folder: Path) -> tuple[NDArray[np.float32], NDArr
         try:
             folder.mkdir(parents=True, exist_ok=True)
         except OSError as error:
-            raise DataError(
-                f"cannot keep the MRI in {folder} (--data names another folder): {error.strerror}"
-            ) from None
+            raise DataError(f"cannot keep the MRI in {folder}, --data names another folder: {error.strerror}") from None
         # In a process of its own: nilearn and what it imports (pandas, scikit-learn) would stay resident in the
         # training process for nothing, a hundred megabytes of the very memory that this example is about.
         command = [sys.executable, __file__, "--resolution", str(resolution), "--write", str(path)]

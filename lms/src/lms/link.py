@@ -53,7 +53,7 @@ KNOWN: Mapping[str, Link] = {
         _known("pcie5x16", 63.0, "PCI Express 5.0: 32 GT/s x 16 lanes, 128b/130b"),
         _known("nvlink2x3", 75.0, "NVLink 2.0: 25 GB/s a brick and direction, 3 bricks POWER9 to V100 (AC922)"),
         _known("nvlink-c2c", 450.0, "NVLink-C2C: 900 GB/s in both directions together (GH200)"),
-        _known("nvme-pcie4", 7.0, "PCI Express 4.0 x 4 less protocol: what the fastest drives of that generation state"),
+        _known("nvme-pcie4", 7.0, "PCI Express 4.0 x 4 less protocol: what its fastest drives state"),
     )
 }
 
