@@ -239,7 +239,7 @@ class Demo:
             raise DemoError(f"not finished after {timeout:.0f} s: {' '.join(command)}") from None
 
     def _attempt(
-        self, name: str, limit: int, on_gpu: bool, *more: str, swap: Path | None = None, timeout: float = 240
+        self, name: str, limit: int, on_gpu: bool, *more: str, swap: Path | None = None, timeout: float = 600
     ) -> Attempt:
         self._announce(f"{name}, capped", f"{self.steps} steps under the hard cap")
         command = [sys.executable, *self._script(f"capped-{name}", "--steps", str(self.steps), "--quiet", *more)]

@@ -151,6 +151,31 @@ def test_a_stack_pass_moves_out_what_does_not_fit_and_at_most_one_record_more(
     assert plan.forecast.back <= plan.forecast.out
 
 
+@FEWER
+@given(st.data())
+def test_what_stays_of_a_stack_pass_fits_into_the_budget_without_the_tolerance(
+    traces: ModuleType, data: st.DataObject
+) -> None:
+    trace = data.draw(traces.stacks())
+    budget = data.draw(st.integers(0, trace.saved))
+    plan = make_plan(trace, data.draw(traces.LINKS), budget=budget)
+    assert max(traces.kept(trace, plan.moved())) <= budget
+
+
+@FEWER
+@given(st.data())
+def test_no_record_of_a_stack_pass_moves_that_could_have_stayed(traces: ModuleType, data: st.DataObject) -> None:
+    trace = data.draw(traces.stacks())
+    budget = data.draw(st.integers(0, trace.saved))
+    plan = make_plan(trace, data.draw(traces.LINKS), budget=budget)
+    sizes = [trace.records[access.record].nbytes for access in trace.accesses]
+    made_next = [nbytes if access.kind == "save" else 0 for access, nbytes in zip(trace.accesses, sizes, strict=True)]
+    for record in plan.moved():
+        stay = traces.kept(trace, plan.moved() - {record})
+        there = map(sum, zip(stay, sizes, [*made_next[1:], 0], strict=True))
+        assert max(stay) > budget or max(there) > budget + trace.largest
+
+
 @given(st.data())
 def test_a_record_of_a_stack_pass_goes_out_once_and_comes_back_once(traces: ModuleType, data: st.DataObject) -> None:
     trace = data.draw(traces.stacks())

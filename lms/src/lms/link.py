@@ -36,8 +36,11 @@ class Link:
 
     @classmethod
     def from_dict(cls, document: Mapping[str, object]) -> Link:
-        """The link that `to_dict` wrote."""
-        return cls(**document)  # type: ignore[arg-type]
+        """The link that `to_dict` wrote. Raises UsageError for anything else."""
+        try:
+            return cls(**document)  # type: ignore[arg-type]
+        except TypeError as error:
+            raise UsageError(f"no link: {error}; record the trace again") from None
 
 
 def _known(name: str, gigabytes: float, source: str) -> Link:

@@ -86,23 +86,21 @@ def make_plan(
             "or make that module's working set smaller (batch, resolution, width)"
         )
     cap = _caps(trace, limit=limit, budget=budget)
-    caps = tuple(cap.tolist())
-    options: dict[tuple[Move, ...], tuple[str, list[Gap]]] = {}
-    if _fits(trace, cap, budget):
-        options[()] = "nothing has to move", []
-    else:
-        target = _target(trace, gaps, cap, bounded=limit is not None)
-        for name, rank in _RANKINGS.items():
-            chosen = _choose(trace, gaps, target, rank)
-            options.setdefault(_moves(trace, chosen, cap, prefetch), (name, chosen))
-    schedule = _best(trace, [Schedule(moves, caps, write_ahead) for moves in options], link)
-    ranking, chosen = options[schedule.moves]
+    target = _target(trace, gaps, cap, bounded=limit is not None)
+    options: dict[Schedule, tuple[str, list[Gap]]] = {}
+    for name, rank in _RANKINGS.items():
+        chosen = _choose(trace, gaps, target, rank)
+        caps = cap if limit is None else cap - _lingering(trace, chosen)
+        moves = _moves(trace, chosen, cap, prefetch)
+        options.setdefault(Schedule(moves, tuple(caps.tolist()), write_ahead), (name, chosen))
+    schedule = _best(trace, list(options), link)
+    ranking, chosen = options[schedule]
     return Plan(
         moves=schedule.moves,
-        cap=caps,
+        cap=schedule.cap,
         write_ahead=write_ahead,
         limit=limit,
-        budget=budget if budget is not None else max(0, min(caps, default=0) - trace.largest),
+        budget=budget if budget is not None else max(0, min(cap.tolist(), default=0) - trace.largest),
         floor=lowest,
         floor_module=_module(trace, where) if lowest else "",
         plain_peak=plain_peak(trace),
@@ -227,10 +225,13 @@ def _profile(trace: Trace, chosen: Sequence[Gap]) -> Bytes:
     return np.array(trace.live, np.int64) + np.cumsum(change)[:-1]
 
 
-def _fits(trace: Trace, cap: Bytes, budget: int | None) -> bool:
-    """Whether nothing has to move."""
-    live = np.array(trace.live, np.int64)
-    return bool((live <= (cap if budget is None else budget)).all())
+def _lingering(trace: Trace, chosen: Sequence[Gap]) -> Bytes:
+    """Bytes at each access that LMS may have let go of by then while the forward still holds them."""
+    change = np.zeros(len(trace.accesses) + 1, np.int64)
+    for gap in chosen:
+        change[gap.after + 1] += gap.nbytes
+        change[gap.start] -= gap.nbytes
+    return np.cumsum(change)[:-1]
 
 
 def _target(trace: Trace, gaps: Sequence[Gap], cap: Bytes, *, bounded: bool) -> Bytes:

@@ -12,8 +12,8 @@ Both follow the same rules at access `i`, after the computation that leads to it
    whose copy out is not complete by then simply stays.
 
 *Held* are the bytes of records that LMS keeps a reference to, copies in flight included. What LMS let go of and the
-forward pass still uses *lingers*: it is on the device, is not held, and is gone at the record's `let_go`. Rules 4 and
-5 count it too, since a limit bounds what is there, whoever keeps it.
+forward pass still uses *lingers*: it is on the device, is not held, and is gone at the record's `let_go`. No rule
+counts it; under a limit the plan's caps leave room for it.
 """
 
 from __future__ import annotations

@@ -204,9 +204,7 @@ class _Simulation:
 
     def _make_room(self, cap: int) -> None:
         ahead = self.schedule.write_ahead
-        while self.leaving and (
-            self.held + self.lingering_bytes > cap or (ahead is not None and len(self.leaving) > ahead)
-        ):
+        while self.leaving and (self.held > cap or (ahead is not None and len(self.leaving) > ahead)):
             index, done = self.leaving[0]
             if self.where[index] != "here":
                 self.stall_out += self._stall(done, index)
@@ -249,7 +247,7 @@ class _Simulation:
             move = self.due[0]
             state = self.where[move.record]
             if state == "out" and move.before > position:
-                if self.held + self.lingering_bytes + self._nbytes(move.record) > cap:
+                if self.held + self._nbytes(move.record) > cap:
                     return
                 self._come(move.record)
             elif state == "leaving":

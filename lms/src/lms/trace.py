@@ -88,6 +88,17 @@ class Trace:
             live.append(total)
         return tuple(live)
 
+    def check(self) -> None:
+        """Raise ValueError when an access or a position is none of this pass."""
+        end = len(self.accesses)
+        if any(not 0 <= access.record < len(self.records) for access in self.accesses):
+            raise ValueError("an access of a record that is not there")
+        for index, record in enumerate(self.records):
+            if not record.saves or not all(0 <= at < end for at in (*record.saves, *record.uses)):
+                raise ValueError(f"record {index} was saved or used outside the pass")
+            if not record.saves[0] < record.freed <= end:
+                raise ValueError(f"record {index} was freed outside the pass")
+
     def to_json(self) -> str:
         """The trace as one JSON document, with its format named first."""
         return json.dumps({"format": FORMAT, **asdict(self)})
@@ -113,6 +124,8 @@ class Trace:
                 for record in document.pop("records")
             )
             accesses = tuple(Access(**access) for access in document.pop("accesses"))
-            return cls(records=records, accesses=accesses, **document)
-        except (KeyError, TypeError) as error:
+            trace = cls(records=records, accesses=accesses, **document)
+            trace.check()
+            return trace
+        except (KeyError, TypeError, ValueError) as error:
             raise UsageError(f"TRACE={str(path)!r}: damaged ({error}); record it again") from None

@@ -8,6 +8,8 @@ import data
 import pytest
 import torch
 
+pytestmark = pytest.mark.timeout(300)  # the first test of a resolution prepares it, reading nilearn from a cold disk
+
 
 def test_there_are_four_classes_in_the_shares_of_a_brain(folder: Path) -> None:
     volume = data.load(4, folder=folder)

@@ -19,6 +19,7 @@ class Guide:
         self.keys = list(keys)
         self.trace = trace
         self.follow(plan)
+        self.margin = 0  # bytes that the plan was asked to stay under the limit
         self.passes = 0  # complete passes that followed it
         self.samples: list[list[float]] = []  # gaps of the passes that were timed
         self._prefix = _prefixes(self.keys)

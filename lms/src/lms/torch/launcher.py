@@ -121,7 +121,7 @@ def record(target: Target, options: Options) -> tuple[int, Trace | None, Link | 
 
 
 def _why_no_step(session: Session) -> str:
-    if session.stats()["passes"]:
+    if session.passes:
         return "no pass with a backward was complete and could be planned for"
     return (
         "nothing of min-size or more was saved for a backward pass on the main thread, so there was nothing to swap "
@@ -149,8 +149,7 @@ class _Stop:
             hook.remove()
 
     def _check(self, *_: object) -> None:
-        passes = self._session.stats()["passes"]
-        if passes is not None and passes >= PASSES:
+        if self._session.passes >= PASSES:
             raise _Enough
 
 

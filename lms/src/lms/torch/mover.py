@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import time
 import weakref
 from collections import deque
@@ -10,6 +11,7 @@ from typing import Literal
 
 import torch
 
+from lms.errors import SpillError
 from lms.torch.engine import Engine
 from lms.torch.records import LiveRecord, State
 from lms.transfer import Copy
@@ -93,6 +95,11 @@ class Mover:
 
         self._alive[key] = weakref.ref(storage, died)
         self._present += nbytes
+
+    def uncount(self, storage: torch.UntypedStorage) -> None:
+        """The storage turned out to be somebody else's: it counts with everything that LMS does not hold."""
+        if self._alive.pop(storage._cdata, None) is not None:
+            self._present -= storage.nbytes()
 
     def hold(self, record: LiveRecord) -> None:
         """Count a record as held."""
@@ -193,15 +200,26 @@ class Mover:
             record.arrival = record.flat = None
             self._unhold(record)
 
+    def give_up(self) -> None:
+        """Wait for what is in flight and take note of it; a copy out that failed has lost nothing that is needed."""
+        for record in [*self._leaving, *self._staying, *self._abandoned]:
+            copy = record.departure or record.arrival
+            if copy is not None:
+                with contextlib.suppress(SpillError):
+                    copy.synchronize()
+        while self._leaving or self._staying or self._abandoned:
+            with contextlib.suppress(SpillError):
+                self.settle()
+
     def wait_for_oldest(self) -> None:
         """Wait for the oldest copy out. Raises what it failed of."""
-        record = self._leaving.popleft()
+        record = self._leaving[0]
         assert record.departure is not None
-        if not record.departure.failed:
-            began = time.perf_counter()
+        began = time.perf_counter()
+        with contextlib.suppress(SpillError):  # _depart raises it, once the record is where it belongs
             record.departure.wait()
-            self.counters.stall_out += time.perf_counter() - began
-        self._depart(record)
+        self.counters.stall_out += time.perf_counter() - began
+        self._depart(self._leaving.popleft())
 
     def _leave(self, record: LiveRecord) -> None:
         record.state = State.LEAVING

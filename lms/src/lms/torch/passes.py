@@ -37,7 +37,7 @@ class Pass:
         recorder: Recorder,
         guide: Guide | None,
         *,
-        budget: Callable[[], int],
+        budget: Callable[[int], int],
         choose: Callable[[list[Key]], Guide | None],
         write_ahead: int | None,
     ) -> None:
@@ -72,18 +72,20 @@ class Pass:
 
     def save(self, record: LiveRecord) -> None:
         """The forward saves a view of `record`."""
+        self._drop_due()
         self._step("save", record)
 
     def use(self, record: LiveRecord) -> None:
         """The backward needs `record`: make it resident, whatever it takes."""
         self._forward = False
+        self._drop_due()
         mover = self.mover
         if record.state is State.LEAVING:
             mover.keep(record)
         if record.state is State.OUT:
             guide, position = self.guide, self.recorder.position
             mover.counters.misses += guide is None or (record.index, position) not in guide.on_demand
-            cap = guide.plan.cap[min(position, len(guide.keys) - 1)] if guide is not None else self._budget()
+            cap = guide.plan.cap[min(position, len(guide.keys) - 1)] if guide is not None else self._room()
             self._make_room(cap - record.nbytes, record, ahead=None)
             mover.fetch(record)
         if record.arrival is not None:
@@ -108,13 +110,16 @@ class Pass:
         guide = self.guide
         if guide is not None and not guide.expects(position, (kind, record.index, record.nbytes)):
             guide = self._diverge(position)
-        for index in self._drops:
-            self.mover.drop(self.records[index])
-        self._drops.clear()
         if guide is None:
             self._by_rule(kind, record)
         else:
             self._by_plan(guide, position, record)
+
+    def _drop_due(self) -> None:
+        """Clean drops that the access before asked for: its operation is over."""
+        for index in self._drops:
+            self.mover.drop(self.records[index])
+        self._drops.clear()
 
     def _diverge(self, position: int) -> Guide | None:
         """Another plan that began as this pass did, with what it would have started by now; or none."""
@@ -149,7 +154,7 @@ class Pass:
             self._returned += 1
 
     def _by_rule(self, kind: str, record: LiveRecord) -> None:
-        mover, budget = self.mover, self._budget()
+        mover, budget = self.mover, self._room()
         # What the forward saved just now can leave too: the operation at hand keeps it for as long as it needs it.
         in_hand = None if kind == "save" else record
         # Copies out start while some room is left, so that few are waited for.
@@ -165,6 +170,10 @@ class Pass:
                     if mover.held + older.nbytes > mark:
                         return
                     mover.fetch(older)
+
+    def _room(self) -> int:
+        """Bytes that may stay while no plan is known."""
+        return self._budget(self.largest)
 
     def _evict(self, victim: LiveRecord) -> bool:
         """Have the victim leave; whether it does."""

@@ -18,6 +18,7 @@ from lms.torch.guide import Guide, Key
 from lms.torch.passes import Finished
 from lms.torch.recorder import Recorder
 from lms.trace import Trace
+from lms.units import format_size
 
 MOST_GUIDES = 64  # plans kept for as many shapes; the one that was used longest ago goes
 REFINED_AFTER = (1, 3)  # passes that followed a plan, after which it is made anew from better measurements
@@ -72,14 +73,14 @@ class PassPlanner:
                 return guide
         return None
 
-    def budget(self) -> int:
-        """Bytes that may stay in a pass without a plan."""
+    def budget(self, largest: int) -> int:
+        """Bytes that may stay in a pass without a plan whose largest record so far has `largest` bytes."""
         if self.fixed_budget is not None:
             return self.fixed_budget
         assert self.limit is not None
         worst = max(self._worst, self._recorder.worst if self._recorder is not None else 0)
         # The next operation may make one record and need another's worth of scratch before it can be measured.
-        return max(0, self.limit - self._margin - worst - 2 * self._largest)
+        return max(0, self.limit - self._margin - worst - 2 * max(largest, self._largest))
 
     def recorder(self, present: int) -> Recorder:
         """A recorder for the pass that begins. Early passes measure memory too; later ones only time."""
@@ -129,11 +130,14 @@ class PassPlanner:
         try:
             plan = self._plan(trace)
         except LimitError as refused:
-            self._refused = refused
+            if self.guides:
+                self._warn(f"a pass of another shape has no plan: {refused}")
+            else:
+                self._refused = refused
             return
-        if self.guides:
-            self.replans += 1
+        self.replans += bool(self.guides)
         self.current = Guide(recorder.keys(), trace, plan)
+        self.current.margin = self._margin
         self.guides.append(self.current)
         del self.guides[:-MOST_GUIDES]
         self.news.append(plan)
@@ -146,7 +150,7 @@ class PassPlanner:
             guide.samples.append(recorder.gaps())
         over = recorder.peak - self.limit if self.limit is not None and recorder.measure else 0
         if over > 0 and guide.plan.moves:
-            self._margin += over
+            self._margin = max(self._margin, guide.margin + over)
         elif guide.passes not in REFINED_AFTER:
             return
         trace = self._trace(recorder)
@@ -171,14 +175,18 @@ class PassPlanner:
         try:
             plan = self._plan(trace)
         except LimitError as refused:
-            # A training that has begun is not ended for a few bytes more than were foreseen.
-            if not self._warned:
-                self._warned = True
-                warnings.warn(f"the plan in use stays, though {refused}", RuntimeWarning, stacklevel=2)
+            self._warn(f"the plan in use stays, though {refused}")
             return
         self.replans += plan.moves != guide.plan.moves
         guide.trace = trace
+        guide.margin = self._margin
         guide.follow(plan)
+
+    def _warn(self, what: str) -> None:
+        """Say once what a training that has begun is not ended for."""
+        if not self._warned:
+            self._warned = True
+            warnings.warn(what, RuntimeWarning, stacklevel=2)
 
     def _trace(self, recorder: Recorder) -> Trace:
         link = self.engine.link()
@@ -192,14 +200,20 @@ class PassPlanner:
             fits = plain_peak(trace) <= (limit or 0)
         # Nothing will move over it, so its figures do not matter and measuring it would cost the user time.
         link = Link("none needed", 1e9, 1e9) if fits else self.link()
-        return make_plan(
-            trace,
-            link,
-            limit=limit,
-            budget=self.fixed_budget,
-            prefetch=self.prefetch,
-            write_ahead=self.write_ahead,
-        )
+        try:
+            plan = make_plan(
+                trace,
+                link,
+                limit=limit,
+                budget=self.fixed_budget,
+                prefetch=self.prefetch,
+                write_ahead=self.write_ahead,
+            )
+        except LimitError as refused:
+            if self._margin:
+                raise LimitError(f"{refused} (the limit given is {format_size(self.limit or 0)})") from None
+            raise
+        return replace(plan, limit=self.limit)
 
 
 def machine() -> dict[str, str]:

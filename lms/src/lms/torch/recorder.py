@@ -35,6 +35,8 @@ class Recorder:
         self.let_go: list[int | None] = []
         self.nbytes: list[int] = []
         self.pinned: list[bool] = []
+        self.foreseen: list[bool] = []  # pinned, and known to be from the start
+        self.broken = False  # an error in a hook left entries and exits out of step
         self.labels: list[tuple[str, str, tuple[int, ...]]] = []
         self.copies: list[tuple[Literal["out", "back"], int, Copy]] = []  # direction, record, copy
         self.peak = device.peak()
@@ -50,8 +52,8 @@ class Recorder:
 
     @property
     def truncated(self) -> bool:
-        """Whether the pass outgrew its recording."""
-        return len(self.order) >= self.MAX_ACCESSES
+        """Whether the pass outgrew its recording, or an error ended it."""
+        return self.broken or len(self.order) >= self.MAX_ACCESSES
 
     def enter(self) -> None:
         """A hook begins: the computation since the hook before ends here."""
@@ -87,6 +89,7 @@ class Recorder:
         self.freed.append(-1)
         self.let_go.append(None)
         self.pinned.append(pinned)
+        self.foreseen.append(pinned)
         self.labels.append(label)
         return len(self.nbytes) - 1
 
@@ -138,7 +141,12 @@ class Recorder:
         """The pass as plain data."""
         gaps = self.gaps()
         end = len(self.order)
-        other = self.other if self.measure else [0] * (end + 1)
+        other = list(self.other) if self.measure else [0] * (end + 1)
+        for index, nbytes in enumerate(self.nbytes if self.measure else ()):
+            if self.pinned[index] and not self.foreseen[index]:
+                # It was counted as LMS's until its end showed whose it is.
+                for at in range(self.saves[index][0] + 1, end + 1):
+                    other[at] += nbytes
         records = tuple(
             Record(
                 nbytes=self.nbytes[index],

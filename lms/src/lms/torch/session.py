@@ -121,10 +121,6 @@ class Session:
             warnings.warn(warning, RuntimeWarning, stacklevel=3)
         options = self.options
         cuda = self._torch_device.type == "cuda"
-        if options.host_limit is not None and not cuda:
-            warnings.warn(
-                "host_limit has no effect on a CPU device: host memory is the device", RuntimeWarning, stacklevel=3
-            )
         spill_dir = options.spill_dir or (None if cuda else Path(tempfile.gettempdir()))
         self.limit = options.limit
         if options.frac is not None:
@@ -246,6 +242,12 @@ class Session:
         self._learn()
         last = self._planner.last
         return last.recorder.timeline() if last is not None and last.recorder.timed else None
+
+    @property
+    def passes(self) -> int:
+        """Complete passes so far."""
+        self._learn()
+        return self._planner.passes
 
     def link(self) -> Link:
         """The link to the tier below: measured on what was moved, or else by moving something now."""

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
 import threading
 import time
 import weakref
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 
 import torch
 
@@ -21,7 +22,8 @@ from lms.torch.records import Ended, Handle, Kept, LiveRecord, State, View, mova
 class SavedTensorSwapper:
     """Pack and unpack hooks for `torch.autograd.graph.saved_tensors_hooks`.
 
-    `budget` gives the bytes that may stay in a pass without a plan; it is asked at each access. `choose` gives the
+    `budget` gives the bytes that may stay in a pass without a plan, given its largest record so far; it is asked at
+    each access. `choose` gives the
     guide for a pass that begins with the given accesses, `recorder` a new recorder, given the bytes of saved storages
     that are on the device; `module` the name of the module that is running. All four are the session's.
     """
@@ -33,7 +35,7 @@ class SavedTensorSwapper:
         *,
         min_size: int,
         write_ahead: int | None,
-        budget: Callable[[], int],
+        budget: Callable[[int], int],
         choose: Callable[[list[Key]], Guide | None],
         recorder: Callable[[int], Recorder],
         module: Callable[[], str],
@@ -68,15 +70,12 @@ class SavedTensorSwapper:
     def pack(self, tensor: torch.Tensor) -> Handle | Kept:
         """What autograd is to keep instead of `tensor`."""
         began = time.thread_time()
-        if not self.active or not movable(tensor, self.device):
-            return Kept(tensor)
-        try:
-            storage = tensor.untyped_storage()
-        except (NotImplementedError, RuntimeError):
-            return Kept(tensor)  # a wrapper without memory of its own
-        if storage.nbytes() < self.min_size or self._must_stay(tensor, storage):
-            return Kept(tensor)
-        with self._lock:
+        storage = self._movable_storage(tensor) if self.active else None
+        if storage is None:
+            kept = Kept(tensor)
+            self.counters.hook += time.thread_time() - began
+            return kept
+        with self._lock, self._recording():
             handle = self._pack(tensor, storage)
             self.counters.hook += time.thread_time() - began
         self._drain_if_free()
@@ -89,7 +88,7 @@ class SavedTensorSwapper:
             return packed.alias
         began = time.thread_time()
         packed.view.check()
-        with self._lock:
+        with self._lock, self._recording():
             tensor = self._unpack(packed)
             self.counters.hook += time.thread_time() - began
         self._drain_if_free()
@@ -106,6 +105,7 @@ class SavedTensorSwapper:
         self.active = False
         with self._lock:
             self._drain()
+            self.mover.give_up()
             idle = self.live == 0
             if not idle:
                 self._when_idle = then
@@ -146,6 +146,16 @@ class SavedTensorSwapper:
         # A tensor of its own: the record may leave, and empty the alias, while the operation still works on this one.
         return view.alias.detach()
 
+    @contextlib.contextmanager
+    def _recording(self) -> Iterator[None]:
+        """An error inside a hook ends the recording of its pass: entries and exits do not match any more."""
+        try:
+            yield
+        except BaseException:
+            if self._pass is not None:
+                self._pass.recorder.broken = True
+            raise
+
     def _begin(self, nbytes: int) -> Pass:
         guide = self._choose([("save", 0, nbytes)])
         self._pass = Pass(
@@ -157,6 +167,16 @@ class SavedTensorSwapper:
             write_ahead=self._write_ahead,
         )
         return self._pass
+
+    def _movable_storage(self, tensor: torch.Tensor) -> torch.UntypedStorage | None:
+        """The tensor's storage, unless it has to stay."""
+        if not movable(tensor, self.device):
+            return None
+        try:
+            storage = tensor.untyped_storage()
+        except (NotImplementedError, RuntimeError):
+            return None  # a wrapper without memory of its own
+        return None if storage.nbytes() < self.min_size or self._must_stay(tensor, storage) else storage
 
     def _must_stay(self, tensor: torch.Tensor, storage: torch.UntypedStorage) -> bool:
         known = self._stays.get(storage._cdata)
@@ -183,10 +203,11 @@ class SavedTensorSwapper:
 
         record.origin = weakref.ref(storage, died)
         self._by_key[key] = record
-        self.mover.count_present(storage)
         self.live += 1
         dtype = str(tensor.dtype).removeprefix("torch.")
         run.add(record, (self._module(), dtype, tuple(tensor.shape)))
+        if not record.pinned:
+            self.mover.count_present(storage)
         return record
 
     # Ends of handles
@@ -221,10 +242,16 @@ class SavedTensorSwapper:
         self.mover.free(record)
         if not copying and record.origin is not None:
             # LMS and autograd have let go of it: if it is still there, somebody else keeps it.
-            recorder.pinned[record.index] = record.origin() is not None
+            storage = record.origin()
+            recorder.pinned[record.index] = storage is not None
+            if storage is not None:
+                self.mover.uncount(storage)
+                del storage
         self.live -= 1
         if self.live == 0:
             self._pass = None
             self.finished.append(run.finish())
             if self._when_idle is not None:
                 self._when_idle()
+        if not self.active:
+            self.mover.give_up()  # nobody will call again and settle what is in flight

@@ -1,0 +1,402 @@
+"""The life of a session, its promises about memory, and what it says about itself."""
+
+from __future__ import annotations
+
+import gc
+import os
+import resource
+import socket
+import threading
+import warnings
+from collections.abc import Callable, Generator
+from contextlib import contextmanager
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+import lms as package
+from lms.errors import CorruptionError, LimitError, SpillError, UsageError
+from lms.torch.session import Session, disable, enable
+
+Make = Callable[..., Session]
+Live = Callable[[Session], int]
+
+
+def model() -> nn.Sequential:
+    torch.manual_seed(0)
+    return nn.Sequential(nn.Linear(32, 32), nn.Tanh(), nn.Linear(32, 32), nn.Tanh(), nn.Linear(32, 8))
+
+
+def loss_of(net: nn.Module) -> Tensor:
+    torch.manual_seed(1)
+    return net(torch.randn(64, 32)).square().mean()
+
+
+def gradients(net: nn.Module, loss: Tensor | None = None) -> list[Tensor]:
+    return list(torch.autograd.grad(loss_of(net) if loss is None else loss, list(net.parameters())))
+
+
+def identical(ours: list[Tensor], theirs: list[Tensor]) -> bool:
+    return all(torch.equal(a, b) for a, b in zip(ours, theirs, strict=True))
+
+
+# Life
+
+
+def test_sessions_do_not_nest(lms: Make) -> None:
+    with lms() as outer:
+        with pytest.raises(UsageError, match="do not nest"):
+            lms().open()
+        with pytest.raises(UsageError, match="do not nest"):
+            enable(budget=0)
+        net = model()
+        gradients(net)
+        assert outer.stats()["passes"] == 1
+    gradients(net)
+    assert outer.stats()["passes"] == 1, "a closed session sees nothing"
+
+
+def test_a_session_is_opened_once(lms: Make) -> None:
+    session = lms()
+    session.open().close()
+    session.close()
+    with pytest.raises(UsageError, match="make a new one"):
+        session.open()
+
+
+def test_enable_and_disable_in_any_order() -> None:
+    disable()
+    first = enable(budget=0, min_size=0)
+    disable()
+    disable()
+    second = package.enable(budget=0, min_size=0)
+    gradients(model())
+    package.disable()
+    assert first.stats()["passes"] == 0
+    assert second.stats()["passes"] == 1
+
+
+def test_a_session_that_could_not_open_leaves_room_for_another(lms: Make, monkeypatch: pytest.MonkeyPatch) -> None:
+    with monkeypatch.context() as patch:
+        patch.setattr("lms.torch.session.make_engine", lambda *_a, **_k: (_ for _ in ()).throw(SpillError("no disk")))
+        with pytest.raises(SpillError, match="no disk"):
+            lms().open()
+    with lms() as session:
+        gradients(model())
+    assert session.stats()["passes"] == 1
+
+
+def test_what_is_still_saved_at_the_end_can_be_used_and_then_everything_is_given_back(lms: Make, live: Live) -> None:
+    net = model()
+    theirs = gradients(net)
+    session = lms().open()
+    loss = loss_of(net)
+    session.close()
+    assert live(session) > 0
+    assert session.engine.usage()["file"] > 0
+    gradients(net)  # nobody watches
+    assert identical(gradients(net, loss), theirs)
+    assert live(session) == 0
+    assert session.engine.usage()["file"] == 0
+    with pytest.raises(ValueError, match="closed"):
+        session.engine.file.fileno()
+
+
+def test_a_session_is_closed_by_the_thread_that_opened_it(lms: Make) -> None:
+    errors: list[BaseException] = []
+
+    def close(session: Session) -> None:
+        try:
+            session.close()
+        except UsageError as error:
+            errors.append(error)
+
+    with lms() as session:
+        thread = threading.Thread(target=close, args=(session,))
+        thread.start()
+        thread.join()
+        assert "thread" in str(errors[0])
+        gradients(model())
+        assert session.stats()["passes"] == 1, "it is still open"
+
+
+def test_a_closed_session_and_its_graph_may_be_collected_together(lms: Make) -> None:
+    session = lms().open()
+    session.loss = loss_of(model())  # type: ignore[attr-defined]
+    session.itself = session  # type: ignore[attr-defined]
+    session.close()
+    del session
+    gc.collect()  # what a destructor does wrong, pytest reports as unraisable
+
+
+@pytest.mark.timeout(60)
+def test_a_plan_may_be_the_reason_to_stop(lms: Make) -> None:
+    net = model()
+    theirs = gradients(net)
+    plans = []
+
+    def stop(plan: object) -> None:
+        plans.append(plan)
+        disable()
+
+    with lms(on_plan=stop):
+        for _ in range(3):
+            assert identical(gradients(net), theirs)
+    assert len(plans) == 1
+
+
+def test_a_forked_child_trains_plainly_and_may_have_a_session_of_its_own(lms: Make) -> None:
+    net = model()
+    theirs = gradients(net)
+    with lms() as session:
+        assert identical(gradients(net), theirs)
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", DeprecationWarning)
+            child = os.fork()
+        if not child:
+            status = 1
+            try:
+                torch.set_num_threads(1)
+                plain = identical(gradients(net), theirs)
+                with Session(budget=0, min_size=0) as own:
+                    swapped = identical(gradients(net), theirs)
+                status = 0 if plain and swapped and own.stats()["swapped_out"] else 2
+            finally:
+                os._exit(status)
+        assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
+        assert identical(gradients(net), theirs)
+        assert session.stats()["passes"] == 2
+
+
+# Threads
+
+
+def in_thread(action: Callable[[], object]) -> None:
+    thread = threading.Thread(target=action, name="another")
+    thread.start()
+    thread.join()
+
+
+def test_a_forward_on_another_thread_is_warned_of_once(lms: Make) -> None:
+    net = model()
+    with lms(net), pytest.warns(RuntimeWarning, match=r"a forward runs on thread 'another'.*thread that enabled"):
+        in_thread(lambda: loss_of(net))
+
+
+def test_a_backward_on_another_thread_is_warned_of_and_right(lms: Make) -> None:
+    net = model()
+    theirs = gradients(net)
+    ours: list[Tensor] = []
+    with lms(net):
+        loss = loss_of(net)
+        with pytest.warns(RuntimeWarning, match="a backward runs on thread 'another'"):
+            in_thread(lambda: ours.extend(gradients(net, loss)))
+    assert identical(ours, theirs)
+
+
+# Limits
+
+
+def test_a_limit_below_the_floor_is_refused_before_the_second_step() -> None:
+    net = model()
+    with Session(net, limit="1MB", min_size=0) as session:
+        loss_of(net).backward()
+        with pytest.raises(LimitError) as refused:
+            loss_of(net)
+        told = str(refused.value)
+        assert "limit 1" in told
+        assert "floor" in told
+        assert "module '" in told
+        assert session._swapper.live == 0
+
+
+def test_a_limit_that_was_accepted_is_not_refused_later(monkeypatch: pytest.MonkeyPatch) -> None:
+    net = model()
+    with Session(net, frac=0.9, min_size=0) as session:
+        for step in range(6):
+            if step == 2:  # the process grows by something that LMS has nothing to do with
+                peak = session.device.peak
+                monkeypatch.setattr(session.device, "peak", lambda: peak() + session.limit)
+            loss_of(net).backward()
+        assert session.stats()["passes"] == 6
+
+
+def test_frac_is_a_share_of_the_capacity() -> None:
+    with Session(frac=0.5) as session:
+        assert session.stats()["limit"] == int(0.5 * session.device.capacity())
+    with Session() as session:
+        assert session.stats()["limit"] == int(0.9 * session.device.capacity())
+        assert "limit" in session.describe()
+
+
+def test_nothing_moves_when_everything_fits() -> None:
+    net = model()
+    with Session(net, min_size=0) as session:
+        for _ in range(4):
+            loss_of(net).backward()
+        stats = session.stats()
+    assert stats["passes"] == 4
+    assert stats["swapped_out"] == stats["swapped_in"] == stats["file_peak"] == 0
+    assert stats["saved"] > 0
+    assert session.plan.moves == ()
+
+
+# A tier that fails
+
+
+@contextmanager
+def files_of_at_most(nbytes: int) -> Generator[None, None, None]:
+    """What a full disk is, without root: writes past `nbytes` of any file are refused."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (nbytes, hard))
+    try:
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
+
+
+def test_a_full_disk_in_the_middle_of_a_step_is_that_steps_error(lms: Make, live: Live) -> None:
+    net = model()
+    theirs = gradients(net)
+    with lms() as session:
+        assert identical(gradients(net), theirs)
+        for _ in range(2):
+            with files_of_at_most(8192), pytest.raises(SpillError, match="spill_dir=.*free"):
+                gradients(net)
+            assert live(session) == 0
+            assert identical(gradients(net), theirs)
+    assert session.engine.usage()["file"] == 0
+
+
+def test_a_flipped_byte_in_the_slab_is_found(lms: Make, live: Live) -> None:
+    net = model()
+    theirs = gradients(net)
+    with lms(verify=True) as session:
+        loss = loss_of(net)
+        with open(f"/proc/self/fd/{session.engine.file.fileno()}", "r+b", buffering=0) as slab:
+            size = os.fstat(slab.fileno()).st_size
+            content = os.pread(slab.fileno(), size, 0)
+            os.pwrite(slab.fileno(), bytes(byte ^ 1 for byte in content), 0)
+            os.fsync(slab.fileno())
+        with pytest.raises(CorruptionError, match="other than they were written"):
+            gradients(net, loss)
+        del loss
+        assert live(session) == 0
+        assert identical(gradients(net), theirs)
+
+
+def test_the_slab_has_no_name_and_nobody_else_may_read_it(lms: Make, tmp_path: object) -> None:
+    with lms(spill_dir=tmp_path) as session:
+        gradients(model())
+        state = os.fstat(session.engine.file.fileno())
+        assert state.st_nlink == 0
+        assert state.st_mode & 0o777 == 0o600
+        assert list(tmp_path.iterdir()) == []
+
+
+# What it says
+
+
+def test_the_figures_of_a_session(lms: Make) -> None:
+    net = model()
+    optimizer = torch.optim.SGD(net.parameters(), 0.01)
+    told = []
+    with Session(net, optimizer, budget=0, min_size=0, on_plan=told.append) as session:
+        assert session.trace is None
+        assert session.plan is None
+        assert session.timeline is None
+        for _ in range(3):
+            optimizer.zero_grad()
+            loss_of(net).backward()
+            optimizer.step()
+        stats = session.stats()
+        assert session.describe().endswith("0 B of saved bytes stay")
+    assert stats["steps"] == stats["passes"] == 3
+    assert stats["budget"] == 0
+    assert stats["swapped_out"] == stats["swapped_in"] > 0
+    assert stats["last_out"] <= stats["saved"]
+    assert stats["file_peak"] > 0
+    assert 0 < stats["hook_time"] < stats["last_seconds"] * 30
+    assert stats["predicted_step_time"] > 0
+    assert stats["step_time"] > 0
+    assert len(told) == 1
+    assert {record.module for record in session.trace.records} >= {"1", "3"}
+    assert session.timeline.held
+
+
+def test_a_session_without_an_optimizer_counts_the_first_that_steps(lms: Make) -> None:
+    net = model()
+    first, second = (torch.optim.SGD(net.parameters(), 0.01) for _ in range(2))
+    with lms() as session:
+        for _ in range(2):
+            loss_of(net).backward()
+            first.step()
+            second.step()
+        assert session.stats()["steps"] == 2
+    loss_of(net).backward()
+    first.step()
+    assert session.stats()["steps"] == 2
+
+
+def test_models_and_optimizers_that_are_none_are_refused() -> None:
+    with pytest.raises(UsageError, match="model: expected a Module"):
+        Session("resnet")  # type: ignore[arg-type]
+    with pytest.raises(UsageError, match="optimizer: expected an? Optimizer"):
+        Session(None, [model()])  # type: ignore[list-item]
+    with pytest.raises(UsageError, match="'cpu' or 'cuda'"):
+        Session(device="meta")
+
+
+def test_an_option_without_effect_is_a_warning() -> None:
+    with pytest.warns(RuntimeWarning, match="host_limit has no effect"), Session(budget=0, host_limit="1GB"):
+        pass
+
+
+# Several processes
+
+
+def work(rank: int, port: int) -> None:
+    """One of two ranks: the same steps with and without LMS, gradients compared bit for bit."""
+    torch.set_num_threads(1)
+    os.environ.update(MASTER_ADDR="127.0.0.1", MASTER_PORT=str(port))
+    torch.distributed.init_process_group("gloo", rank=rank, world_size=2)
+
+    def steps() -> list[Tensor]:
+        net = nn.parallel.DistributedDataParallel(model())
+        optimizer = torch.optim.SGD(net.parameters(), 0.1, momentum=0.9)
+        shown = []
+        for step in range(4):
+            torch.manual_seed(10 * step + rank)
+            optimizer.zero_grad()
+            net(torch.randn(64, 32)).square().mean().backward()
+            optimizer.step()
+            shown += [p.grad.clone() for p in net.parameters()]
+        return shown
+
+    theirs = steps()
+    with Session(budget=0, min_size=0) as session:
+        ours = steps()
+    assert session.stats()["swapped_out"] > 0
+    assert identical(ours, theirs)
+    torch.distributed.destroy_process_group()
+
+
+def test_two_ranks_train_as_they_do_without_lms() -> None:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port = probe.getsockname()[1]
+    children = []
+    for rank in range(2):
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", DeprecationWarning)
+            child = os.fork()
+        if not child:
+            status = 1
+            try:
+                work(rank, port)
+                status = 0
+            finally:
+                os._exit(status)
+        children.append(child)
+    assert [os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) for child in children] == [0, 0]
