@@ -87,8 +87,10 @@ def train(args: argparse.Namespace, arguments: list[str]) -> None:
     steps: list[Step] = []
     samples: list[tuple[float, int]] = []
 
-    bar = tqdm(total=args.steps, initial=done, unit="step", file=sys.stderr, disable=args.quiet)
-    with bar, _session(args, model, optimizer) as session:
+    with (
+        _session(args, model, optimizer) as session,
+        tqdm(total=args.steps, initial=done, unit="step", file=sys.stderr, disable=args.quiet) as bar,
+    ):
         for number in range(done + 1, args.steps + 1):
             with memory.sampled() as samples:
                 steps.append(_step(number, model, optimizer, image, truth, goal, memory, samples))

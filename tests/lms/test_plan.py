@@ -82,6 +82,19 @@ def test_a_limit_that_was_accepted_holds_on_a_slower_link_too(traces: ModuleType
         assert simulate(trace, plan, link.scaled(speed)).resident_peak <= limit
 
 
+def test_copies_in_flight_do_not_fill_the_room_of_what_the_forward_still_holds(traces: ModuleType) -> None:
+    tape = traces.Tape([10, 5, 1, 1], pinned={2, 3}, let_go={0: 4})
+    for record in (0, 1, 2, 3):
+        tape.access("save", record, 1.0)
+    for record in (1, 0):
+        tape.access("use", record, 1.0)
+    trace = tape.trace(base=100, scratch=[0, 0, 0, 50, 0, 55])
+    assert floor(trace) == (160, 3)  # the base, the scratch, and record 0 in the hands of the forward
+    plan = make_plan(trace, Link("slow out", 5.0, 100.0, 0.0), limit=160)
+    assert plan.moved() == {0, 1}
+    assert plan.forecast.resident_peak == 160
+
+
 @FEWER
 @given(st.data())
 def test_a_budget_of_zero_keeps_the_resident_peak_within_one_record_of_the_floor(

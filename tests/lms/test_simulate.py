@@ -141,11 +141,11 @@ def test_what_the_forward_still_holds_counts_as_resident_after_it_was_let_go_of(
         tape.access("save", record, 4.0)
     for record in (1, 0):
         tape.access("use", record, 4.0)
-    trace = tape.trace(base=100)
+    trace = tape.trace(base=100, scratch=[0, 0, 50])
     forecast = simulate(trace, Schedule((Move(0, 0, 5, 4, True),), (ROOMY,) * 6), ONE)
     assert forecast.held_peak == 5
-    # The base, the record in the forward's hands at accesses 2 and 3, and the other one.
-    assert forecast.resident_peak == 100 + 4 + 1
+    # The base, the scratch ahead of access 2, the record that is in the forward's hands then, and the other one.
+    assert forecast.resident_peak == 100 + 50 + 4 + 1
     known = dict(forecast.held)
     assert known[8.0] == 1  # let go of when its copy out was complete
 

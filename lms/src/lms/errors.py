@@ -31,3 +31,10 @@ class CorruptionError(SpillError):
     """Bytes came back from a tier other than they went out: a short read, or a checksum that does not match."""
 
     exit_status = 5
+
+
+def afresh(error: LMSError) -> LMSError:
+    """The same error anew, to raise in place of one that is kept: that one would then keep the frames on its way."""
+    again = type(error)(*error.args)
+    again.__cause__ = error.__cause__
+    return again

@@ -15,7 +15,7 @@ from queue import SimpleQueue
 from time import perf_counter
 from typing import Protocol
 
-from lms.errors import LMSError, SpillError
+from lms.errors import LMSError, SpillError, afresh
 from lms.link import Link
 from lms.meter import Meter, measured_link
 from lms.tiers.file import FileSlab, Place
@@ -95,7 +95,7 @@ class ThreadCopy:
             stalled = perf_counter() - start
             self._meter.stalled += stalled
         if self.failed is not None:
-            raise self.failed
+            raise afresh(self.failed)
         return stalled
 
     def synchronize(self) -> None:
@@ -291,7 +291,7 @@ class FileEngine:
             if written is not None:
                 written.join()
                 if written.failed is not None:
-                    raise written.failed
+                    raise afresh(written.failed)
             began, start = perf_counter(), 0
             for place in slot.places:
                 stop = start + place.nbytes

@@ -182,3 +182,22 @@ def test_help_says_that_it_is_one_averaged_brain(capsys: pytest.CaptureFixture[s
     assert "one averaged brain" in text
     assert "not that the model generalises" in text
     assert "--lms-limit" in text
+
+
+def test_a_wrong_option_of_lms_is_one_clear_error(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    arguments = ["--width=2", "--depth=1", "--device=cpu", f"--data={folder}", "--lms", "--lms-limit", "5 bananas"]
+    assert train.main(arguments) == 2
+    error = capsys.readouterr().err
+    assert "--lms-limit='5 bananas'" in error
+    assert error.count("\n") == 1
+
+
+def test_under_lms_every_bit_is_that_of_a_plain_run(tmp_path: Path, folder: Path) -> None:
+    trace = tmp_path / "trace.json"
+    plain = run(tmp_path, folder, "--steps", "3")
+    managed = run(tmp_path, folder, "--steps", "3", "--lms", "--lms-budget", "0", "--trace", str(trace))
+    assert losses(managed) == losses(plain)
+    assert managed["sha256"] == plain["sha256"]
+    assert managed["lms"]["swapped_out"] > managed["lms"]["saved"]  # three passes, each of which swapped
+    assert managed["timeline"]["spans"]
+    assert trace.stat().st_size > 1000

@@ -181,9 +181,13 @@ class Program:
         for step in range(self.steps):
             if step == turn:
                 rng = random.Random(self.seed + 2)
-            self._attempt(lambda: self._step(rng, pool))
+            self._attempt(lambda rng=rng: self._step(rng, pool))
         retain = rng.random() < 0.3
-        total = [square(x.float()).mean() for x in pool if x.requires_grad]
+        total: list[Tensor] = []
+        for x in pool:
+            if x.requires_grad:
+                self._attempt(lambda x=x: total.append(square(x.float()).mean()))
+        x = None
         if total and rng.random() < 0.9:
             loss = torch.stack(total).sum()
             pool.clear() if rng.random() < 0.5 else None

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from itertools import pairwise
 
 from lms.torch.recorder import Recorder
 
@@ -33,7 +34,7 @@ class Clock:
         return self.now
 
     def elapsed(self, marks: Sequence[object]) -> list[float]:
-        return [b - a for a, b in zip(marks, marks[1:], strict=False)]  # type: ignore[operator]
+        return [b - a for a, b in pairwise(marks)]  # type: ignore[operator]
 
     def prepare(self) -> str | None:
         return None

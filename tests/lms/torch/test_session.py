@@ -217,7 +217,7 @@ def test_a_limit_that_was_accepted_is_not_refused_later(monkeypatch: pytest.Monk
         for step in range(6):
             if step == 2:  # the process grows by something that LMS has nothing to do with
                 peak = session.device.peak
-                monkeypatch.setattr(session.device, "peak", lambda: peak() + session.limit)
+                monkeypatch.setattr(session.device, "peak", lambda peak=peak: peak() + session.limit)
             loss_of(net).backward()
         assert session.stats()["passes"] == 6
 
@@ -262,7 +262,7 @@ def test_a_full_disk_in_the_middle_of_a_step_is_that_steps_error(lms: Make, live
     with lms() as session:
         assert identical(gradients(net), theirs)
         for _ in range(2):
-            with files_of_at_most(8192), pytest.raises(SpillError, match="spill_dir=.*free"):
+            with files_of_at_most(8192), pytest.raises(SpillError, match=r"spill_dir=.*free"):
                 gradients(net)
             assert live(session) == 0
             assert identical(gradients(net), theirs)
@@ -342,7 +342,7 @@ def test_a_session_without_an_optimizer_counts_the_first_that_steps(lms: Make) -
 def test_models_and_optimizers_that_are_none_are_refused() -> None:
     with pytest.raises(UsageError, match="model: expected a Module"):
         Session("resnet")  # type: ignore[arg-type]
-    with pytest.raises(UsageError, match="optimizer: expected an? Optimizer"):
+    with pytest.raises(UsageError, match=r"optimizer: expected an? Optimizer"):
         Session(None, [model()])  # type: ignore[list-item]
     with pytest.raises(UsageError, match="'cpu' or 'cuda'"):
         Session(device="meta")

@@ -304,7 +304,7 @@ def test_a_read_that_fails_raises_and_the_next_step_works(lms: Make, live: Live,
             assert live(session) == 0
             assert torch.equal(gradient(w, chain(w)), plain_gradient())
         assert session.timeline is not None
-        assert session.stats()["passes"] == 6
+        assert session.stats()["passes"] >= 6
         assert not tier.slots
 
 

@@ -76,6 +76,8 @@ class CpuDevice:
 
     def current(self) -> int:
         """Resident bytes, exact to some pages a core (the kernel counts them by core)."""
+        if "_statm" not in self.__dict__:
+            return 0  # the collector closed it before whoever asks
         if os.getpid() != self._pid:  # the open files still tell of the parent
             self.__del__()
             self._open()
@@ -83,6 +85,8 @@ class CpuDevice:
 
     def peak(self) -> int:
         """Most resident bytes since `reset_peak`, or of the process's life where the kernel refuses a reset."""
+        if "_status" not in self.__dict__:
+            return 0
         if os.getpid() != self._pid:
             self.__del__()
             self._open()

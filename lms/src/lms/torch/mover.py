@@ -11,7 +11,7 @@ from typing import Literal
 
 import torch
 
-from lms.errors import SpillError
+from lms.errors import SpillError, afresh
 from lms.torch.engine import Engine
 from lms.torch.records import LiveRecord, State
 from lms.transfer import Copy
@@ -168,6 +168,8 @@ class Mover:
 
     def drop(self, record: LiveRecord) -> None:
         """Let go of the memory of a record whose bytes the tier below holds."""
+        if record.arrival is not None and record.arrival.done() and not record.arrival.failed:
+            record.arrival, record.state = None, State.BACK  # it was brought ahead, and nobody came for it
         if record.state in (State.HERE, State.BACK) and record.clean and not any(v.changed for v in record.views):
             self._vacate(record)
 
@@ -256,4 +258,4 @@ class Mover:
             self.evictable[record.index] = record
             self.drop(record)
         if failed is not None:
-            raise failed
+            raise afresh(failed)

@@ -76,6 +76,10 @@ class Pass:
         self._step("save", record)
 
     def use(self, record: LiveRecord) -> None:
+        """The backward uses `record`, which was brought. It may leave again."""
+        self._step("use", record)
+
+    def bring(self, record: LiveRecord) -> None:
         """The backward needs `record`: make it resident, whatever it takes."""
         self._forward = False
         self._drop_due()
@@ -90,7 +94,6 @@ class Pass:
             mover.fetch(record)
         if record.arrival is not None:
             mover.receive(record)
-        self._step("use", record)
 
     def finish(self) -> Finished:
         """No record is live."""
@@ -159,9 +162,8 @@ class Pass:
         in_hand = None if kind == "save" else record
         # Copies out start while some room is left, so that few are waited for.
         mark = budget - min(budget // 4, 4 * self.largest)
-        while mover.held - mover.leaving > mark and (victim := self._victim(in_hand)) is not None:
-            if not self._evict(victim):
-                break
+        while mover.held - mover.leaving > mark and self._evict(in_hand):
+            pass
         self._make_room(budget, in_hand, ahead=self._write_ahead)
         if kind == "use":
             for index in range(record.index - 1, max(-1, record.index - 1 - AHEAD), -1):
@@ -175,20 +177,21 @@ class Pass:
         """Bytes that may stay while no plan is known."""
         return self._budget(self.largest)
 
-    def _evict(self, victim: LiveRecord) -> bool:
-        """Have the victim leave; whether it does."""
-        if victim.clean:
-            self.mover.drop(victim)
-        else:
-            self.mover.send(victim)
-        return victim.state in (State.LEAVING, State.OUT)
-
-    def _victim(self, in_hand: LiveRecord | None) -> LiveRecord | None:
-        """The oldest record that can be evicted and is not in hand: the one that the backward needs last."""
+    def _evict(self, in_hand: LiveRecord | None) -> bool:
+        """Have the oldest record leave that can and is not in hand: the backward needs it last. Whether one did."""
         evictable = self.mover.evictable
         # In the forward records come in the order of their indices; what the backward brought back lies behind them.
-        indices = iter(evictable) if self._forward else iter(sorted(evictable)[:2])
-        return next((evictable[index] for index in indices if evictable[index] is not in_hand), None)
+        for index in list(evictable) if self._forward else sorted(evictable):
+            victim = evictable[index]
+            if victim is in_hand:
+                continue
+            if victim.clean:
+                self.mover.drop(victim)
+            else:
+                self.mover.send(victim)
+            if victim.state in (State.LEAVING, State.OUT):
+                return True
+        return False
 
     def _make_room(self, cap: int, in_hand: LiveRecord | None, ahead: int | None) -> None:
         """Wait for copies out, oldest first, until at most `cap` bytes are held.
@@ -200,6 +203,5 @@ class Pass:
             if mover.in_flight:
                 mover.wait_for_oldest()
                 continue
-            victim = self._victim(in_hand) if self.guide is None or self._late else None
-            if victim is None or not self._evict(victim):
+            if (self.guide is not None and not self._late) or not self._evict(in_hand):
                 return

@@ -36,7 +36,8 @@ class Recorder:
         self.nbytes: list[int] = []
         self.pinned: list[bool] = []
         self.foreseen: list[bool] = []  # pinned, and known to be from the start
-        self.broken = False  # an error in a hook left entries and exits out of step
+        self.broken = False  # a hook was left by an error, so that entries and exits are out of step
+        self._inside = False
         self.labels: list[tuple[str, str, tuple[int, ...]]] = []
         self.copies: list[tuple[Literal["out", "back"], int, Copy]] = []  # direction, record, copy
         self.peak = device.peak()
@@ -57,6 +58,8 @@ class Recorder:
 
     def enter(self) -> None:
         """A hook begins: the computation since the hook before ends here."""
+        self.broken |= self._inside
+        self._inside = True
         if self.truncated:
             return
         if self.timed:
@@ -72,6 +75,7 @@ class Recorder:
 
     def leave(self, held: int, present: int) -> None:
         """A hook ends: `held` bytes are held by LMS, `present` bytes of saved storages are on the device."""
+        self._inside = False
         if self.truncated:
             return
         self.held.append(held)
@@ -107,6 +111,7 @@ class Recorder:
 
     def finish(self) -> None:
         """The pass ends: no record is live."""
+        self.broken |= self._inside
         if self.timed:
             self.marks.append(self.device.mark())
         if self.measure:

@@ -19,7 +19,7 @@ from typing import Protocol, cast
 
 import torch
 
-from lms.errors import LMSError
+from lms.errors import LMSError, afresh
 from lms.tiers.host import Block
 
 Stream = object  # opaque to all but the Streams that made it
@@ -126,7 +126,7 @@ class StreamCopy:
     def wait(self) -> float:
         """Let the current stream wait for the copy. The host goes on, so no time is known yet: 0; see `stalls`."""
         if self.failed is not None:
-            raise self.failed
+            raise afresh(self.failed)
         if not self.done():
             current = self._streams.current()
             if current not in self._ordered:
@@ -143,7 +143,7 @@ class StreamCopy:
         self._streams.synchronize(self.marks[1])
         self.done()
         if self.failed is not None:
-            raise self.failed
+            raise afresh(self.failed)
 
     def seconds(self) -> float:
         """How long the copy kept its stream busy; to be asked when it is done."""

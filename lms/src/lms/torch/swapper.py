@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import contextlib
 import threading
 import time
 import weakref
 from collections import deque
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 
 import torch
 
@@ -17,6 +16,8 @@ from lms.torch.mover import Mover
 from lms.torch.passes import Finished, Pass
 from lms.torch.recorder import Recorder
 from lms.torch.records import Ended, Handle, Kept, LiveRecord, State, View, movable
+
+LANES = "lms-"  # how the names of the copying threads begin
 
 
 class SavedTensorSwapper:
@@ -75,7 +76,7 @@ class SavedTensorSwapper:
             kept = Kept(tensor)
             self.counters.hook += time.thread_time() - began
             return kept
-        with self._lock, self._recording():
+        with self._lock:
             handle = self._pack(tensor, storage)
             self.counters.hook += time.thread_time() - began
         self._drain_if_free()
@@ -88,7 +89,7 @@ class SavedTensorSwapper:
             return packed.alias
         began = time.thread_time()
         packed.view.check()
-        with self._lock, self._recording():
+        with self._lock:
             tensor = self._unpack(packed)
             self.counters.hook += time.thread_time() - began
         self._drain_if_free()
@@ -139,22 +140,14 @@ class SavedTensorSwapper:
         run = self._pass
         assert run is not None  # a handle is live, so a pass is under way
         run.recorder.enter()
-        run.use(record)
+        run.bring(record)
         if record.flat is not None:
             view.fill(record.flat)
-        run.recorder.leave(self.mover.held, self.mover.present)
         # A tensor of its own: the record may leave, and empty the alias, while the operation still works on this one.
-        return view.alias.detach()
-
-    @contextlib.contextmanager
-    def _recording(self) -> Iterator[None]:
-        """An error inside a hook ends the recording of its pass: entries and exits do not match any more."""
-        try:
-            yield
-        except BaseException:
-            if self._pass is not None:
-                self._pass.recorder.broken = True
-            raise
+        tensor = view.alias.detach()
+        run.use(record)
+        run.recorder.leave(self.mover.held, self.mover.present)
+        return tensor
 
     def _begin(self, nbytes: int) -> Pass:
         guide = self._choose([("save", 0, nbytes)])
@@ -214,6 +207,8 @@ class SavedTensorSwapper:
 
     def _drain_if_free(self) -> None:
         """Deal with the handles that ended, unless somebody holds the lock: then they will."""
+        if threading.current_thread().name.startswith(LANES):
+            return  # the collector ran on a thread that copies; what it would wait for, only that thread can do
         while self._ended.queue and self._lock.acquire(blocking=False):
             began = time.thread_time()
             try:
