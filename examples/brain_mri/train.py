@@ -267,6 +267,10 @@ def _parse(arguments: list[str]) -> argparse.Namespace:
         try:
             import lms
         except ModuleNotFoundError:
+            if any(argument.startswith("--lms") for argument in arguments):
+                parser.error(
+                    "--lms needs bascule-lms, which is not installed here: `make setup`, or `pip install ./lms`"
+                )
             parser.epilog = f"{parser.epilog}\n\n--lms and its options are there once bascule-lms is installed."
         else:
             lms.add_arguments(parser)

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 import pytest
 import torch
 
-from lms.errors import LMSError, SpillError
+from lms.errors import LMSError, SpillError, afresh
 from lms.link import Link
 from lms.torch import planner
 from lms.torch import session as session_module
@@ -161,7 +161,7 @@ class FakeCopy:
     def wait(self) -> float:
         self.over = True
         if self.failed is not None:
-            raise self.failed
+            raise afresh(self.failed)  # as the real ones do: what is kept must not keep the frames that it passed
         return 0.0
 
     def synchronize(self) -> None:

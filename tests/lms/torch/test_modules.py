@@ -43,9 +43,9 @@ def stack(net: nn.Module) -> Generator[ModuleStack, None, None]:
     for part in net.modules():
         if isinstance(part, Asking):
             part.stack = [stack]
-    stack.watch(True)
+    stack.watch()
     yield stack
-    stack.watch(False)
+    stack.stop()
 
 
 def test_the_innermost_module_has_its_qualified_name(stack: ModuleStack, net: nn.Module, said: list[str]) -> None:
@@ -70,9 +70,9 @@ def test_a_forward_that_raises_leaves_the_stack(stack: ModuleStack, net: nn.Modu
 
 
 def test_who_does_not_watch_costs_nothing(stack: ModuleStack, net: nn.Module, said: list[str]) -> None:
-    stack.watch(True)  # twice is once
-    stack.watch(False)
-    stack.watch(False)
+    stack.watch()  # twice is once
+    stack.stop()
+    stack.stop()
     net["up"](torch.ones(1))
     assert said == [""]
     assert not torch_module._global_forward_hooks
@@ -82,8 +82,8 @@ def test_who_does_not_watch_costs_nothing(stack: ModuleStack, net: nn.Module, sa
 def test_watching_that_ends_in_the_middle_of_a_forward_begins_anew(stack: ModuleStack, net: nn.Module) -> None:
     class Stopping(nn.Module):
         def forward(self, x: Tensor) -> Tensor:
-            stack.watch(False)
-            stack.watch(True)
+            stack.stop()
+            stack.watch()
             return x
 
     Stopping()(torch.ones(1))

@@ -211,6 +211,7 @@ def test_a_limit_below_the_floor_is_refused_before_the_second_step() -> None:
         assert session._swapper.live == 0
 
 
+@pytest.mark.filterwarnings("ignore:the plan in use stays:RuntimeWarning")
 def test_a_limit_that_was_accepted_is_not_refused_later(monkeypatch: pytest.MonkeyPatch) -> None:
     net = model()
     with Session(net, frac=0.9, min_size=0) as session:

@@ -14,7 +14,7 @@ from torch.utils.hooks import RemovableHandle
 class ModuleStack:
     """The modules whose forward is under way, outermost first, while it is watching.
 
-    It watches the passes that are recorded for the first time only: a global hook costs each module's call a little.
+    It watches for as long as its session is open: compiled code is compiled again when global hooks come or go.
     """
 
     def __init__(self, models: Sequence[torch.nn.Module]) -> None:
@@ -24,18 +24,20 @@ class ModuleStack:
         self._handles: list[RemovableHandle] = []
         self._warned = False
 
-    def watch(self, on: bool) -> None:
-        """Begin or stop."""
-        if on and not self._handles:
-            self._handles = [
-                register_module_forward_pre_hook(self._enter),
-                register_module_forward_hook(self._exit, always_call=True),
-            ]
-        elif not on:
-            for handle in self._handles:
-                handle.remove()
-            self._handles.clear()
-            self._stack.clear()
+    def watch(self) -> None:
+        """Begin."""
+        self.stop()
+        self._handles = [
+            register_module_forward_pre_hook(self._enter),
+            register_module_forward_hook(self._exit, always_call=True),
+        ]
+
+    def stop(self) -> None:
+        """End."""
+        for handle in self._handles:
+            handle.remove()
+        self._handles.clear()
+        self._stack.clear()
 
     def name(self) -> str:
         """The innermost module's qualified name, or its class where no model that has it was given."""

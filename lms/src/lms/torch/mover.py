@@ -246,7 +246,8 @@ class Mover:
         failed, record.departure = record.departure.failed, None
         if record.state is State.DEAD:
             self._unhold(record)
-        elif failed is not None:
+            return  # nobody needs what may have failed
+        if failed is not None:
             assert record.slot is not None
             self.engine.discard(record.slot)
             record.slot = None

@@ -53,6 +53,8 @@ class PassPlanner:
         self.peak = 0
         self.held_peak = 0
         self._warned = False
+        self._next: Guide | None = None  # that the pass under way began with
+        self._unmeasured = False  # a pass diverged whose memory was not measured
         self._refused: LimitError | None = None
         self._recorder: Recorder | None = None
         self._worst = 0  # what LMS does not hold, at most, in the last pass that was measured
@@ -66,12 +68,13 @@ class PassPlanner:
         if self._refused is not None:
             refused, self._refused = self._refused, None
             raise refused
-        for guide in reversed(self.guides):
-            if guide.began_like(keys):
-                self.guides.remove(guide)
-                self.guides.append(guide)
-                return guide
-        return None
+        found = next((guide for guide in reversed(self.guides) if guide.began_like(keys)), None)
+        if found is not None:
+            self.guides.remove(found)
+            self.guides.append(found)
+        if len(keys) == 1:
+            self._next = found
+        return found
 
     def budget(self, largest: int) -> int:
         """Bytes that may stay in a pass without a plan whose largest record so far has `largest` bytes."""
@@ -84,7 +87,7 @@ class PassPlanner:
 
     def recorder(self, present: int) -> Recorder:
         """A recorder for the pass that begins. Early passes measure memory too; later ones only time."""
-        settled = self.current is not None and self.current.passes > max(REFINED_AFTER)
+        settled = self._next is not None and self._next.passes > max(REFINED_AFTER) and not self._unmeasured
         self._recorder = Recorder(
             self.device, measure=not settled, timed=self.device.name == "cpu" or not settled, present=present
         )
@@ -126,6 +129,10 @@ class PassPlanner:
 
     def _learn(self, finished: Finished) -> None:
         recorder = finished.recorder
+        # Without knowing what the rest of the device needs, no plan can keep a limit: measure the next one.
+        self._unmeasured = self.limit is not None and not recorder.measure
+        if self._unmeasured:
+            return
         trace = self._trace(recorder)
         try:
             plan = self._plan(trace)

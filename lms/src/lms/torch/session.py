@@ -162,7 +162,7 @@ class Session:
             self._step_hooks = [register_optimizer_step_post_hook(self._after_step)]
         self._hooks = saved_tensors_hooks(self._pack, self._unpack)
         self._hooks.__enter__()
-        self._modules.watch(True)
+        self._modules.watch()
         self._is_open = True
         _open = self
         return self
@@ -177,7 +177,7 @@ class Session:
         self._is_open = False
         if _open is self:
             _open = None
-        self._modules.watch(False)
+        self._modules.stop()
         self._hooks.__exit__(None, None, None)
         for hook in self._step_hooks:
             hook.remove()
@@ -273,10 +273,7 @@ class Session:
 
     def _choose(self, keys: list[Key]) -> Guide | None:
         self._note()
-        guide = self._planner.choose(keys)
-        if len(keys) == 1:
-            self._modules.watch(guide is None)
-        return guide
+        return self._planner.choose(keys)
 
     def _recorder(self, present: int) -> Recorder:
         return self._planner.recorder(present)
