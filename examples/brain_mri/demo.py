@@ -24,7 +24,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
-from figures import write_figures
+from pictures import write_figures
 
 from lms import cap
 from lms.errors import LMSError
@@ -32,7 +32,7 @@ from lms.files import write_aside
 from lms.units import format_size
 
 if TYPE_CHECKING:
-    from figures import Report
+    from pictures import Report
 
 HERE = Path(__file__).resolve().parent
 OUT = HERE.parents[1] / "out" / "demo"

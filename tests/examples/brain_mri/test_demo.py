@@ -8,7 +8,7 @@ from typing import Any
 
 import demo
 import pytest
-from figures import Report
+from pictures import Report
 
 
 def report(held: int = 200) -> Report:
