@@ -143,6 +143,8 @@ class Pass:
             else:
                 self._drops.append(move.record)
         cap = guide.plan.cap[position]
+        if mover.held > max(cap, guide.plan.forecast.held_peak):
+            self._late = True  # records live longer than they did (retain_graph): make room by the rule
         self._make_room(cap, record, ahead=guide.plan.write_ahead)
         returns = guide.returns
         while self._returned < len(returns) and returns[self._returned].fetch <= position:
