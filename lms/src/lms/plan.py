@@ -8,7 +8,7 @@ longer the link has to hide the copies. Several rankings are tried; the simulato
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import numpy as np
 from numpy.typing import NDArray
@@ -135,12 +135,8 @@ def table(trace: Trace, link: Link, shares: Sequence[float] = (1.0, 0.75, 0.5, 0
     for share in shares:
         row = make_plan(trace, link, budget=int(share * trace.saved))
         peak = row.forecast.resident_peak
-        rows.append(_with_limit(row, peak + trace.largest if peak else None))
+        rows.append(replace(row, limit=peak + trace.largest if peak else None))
     return rows
-
-
-def _with_limit(row: Plan, limit: int | None) -> Plan:
-    return Plan(**{**row.__dict__, "limit": limit})
 
 
 def _module(trace: Trace, access: int) -> str:
