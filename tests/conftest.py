@@ -22,6 +22,15 @@ if importlib.util.find_spec("hypothesis"):  # a machine that only runs tests/gpu
     settings.load_profile("bascule")
 
 
+@pytest.fixture(scope="session")
+def needs_testbed() -> None:
+    """Skips what uses a virtual cluster (tests/testbed) where this machine cannot have one; the skip says why."""
+    from testbed import obstacle  # here, because most tests need none
+
+    if reason := obstacle():
+        pytest.skip(reason)
+
+
 def unexpected_skip(report: pytest.TestReport | pytest.CollectReport) -> str | None:
     """The reason of a skip that CI does not accept; None where nothing was skipped or the skip is expected."""
     if not report.skipped or hasattr(report, "wasxfail"):

@@ -40,10 +40,9 @@ MINUTES = 8  # all of it, on two cores
 SHARE = 4  # one part in so many of the saved bytes may stay
 MARGIN = 1.10  # the hard cap, over LMS's own peak
 
-# All runs have these, so that none is better off. glibc keeps freed memory for itself unless it is told not to. And a
-# thread of OpenMP that has nothing to do spins, which on a machine with other work keeps that work from a core.
+# All runs have these, so that none is better off. A thread of OpenMP that has nothing to do spins, which on a machine
+# with other work keeps that work from a core.
 ENVIRONMENT = {
-    "MALLOC_MMAP_THRESHOLD_": "65536",
     "OMP_WAIT_POLICY": "passive",
     "PYTORCH_CUDA_ALLOC_CONF": "expandable_segments:True",
 }

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
 import torch
@@ -49,21 +49,30 @@ class Memory:
             self.resets = False
 
     @contextmanager
-    def sampled(self, interval: float = 0.005) -> Iterator[list[tuple[float, int]]]:
-        """A list that fills, while the block runs, with (time.perf_counter() in seconds, bytes held)."""
+    def sampled(
+        self, in_use: Callable[[], int] | None = None, interval: float = 0.005
+    ) -> Iterator[list[tuple[float, int]]]:
+        """A list that fills, while the block runs, with (time.perf_counter() in seconds, bytes in use).
+
+        `in_use` knows what of the bytes held is only kept for reuse; without it all that is held is in use.
+        """
         samples: list[tuple[float, int]] = []
         over = threading.Event()
 
+        def read() -> None:
+            held = self.current()
+            samples.append((time.perf_counter(), held if in_use is None else in_use()))
+
         def sample() -> None:
             while not over.wait(interval):
-                samples.append((time.perf_counter(), self.current()))
+                read()
 
         thread = threading.Thread(target=sample, daemon=True)
-        samples.append((time.perf_counter(), self.current()))
+        read()
         thread.start()
         try:
             yield samples
         finally:
             over.set()
             thread.join()
-            samples.append((time.perf_counter(), self.current()))
+            read()

@@ -66,7 +66,7 @@ def write_figures(out: Path, plain: Report, managed: Report, budget: int, cap: i
         spans=ran.spans if ran else (),
         limit=cap,
         limit_label="hard cap of the proof",
-        memory_label="memory of the process" if managed["device"] == "cpu" else "allocated memory of the GPU",
+        memory_label="memory in use by the process" if managed["device"] == "cpu" else "allocated memory of the GPU",
     )
     write_aside(out / "memory.png", to_png(picture))
     trace = Trace.load(out / "trace.json")
@@ -83,9 +83,9 @@ def write_figures(out: Path, plain: Report, managed: Report, budget: int, cap: i
 
 
 def _curve(label: str, report: Report) -> Curve:
-    """Memory as it was sampled in the last step."""
+    """Memory in use as it was sampled in the last step, and the most that was held: more, by what is kept for reuse."""
     points = tuple((seconds, nbytes) for seconds, nbytes in report["memory"])
-    return Curve(label, points, points[-1][0], max(nbytes for _, nbytes in points))
+    return Curve(label, points, points[-1][0], max(report["steps"][-1]["peak"], *(nbytes for _, nbytes in points)))
 
 
 def _timeline(report: Report) -> Timeline | None:

@@ -92,7 +92,7 @@ def train(args: argparse.Namespace, arguments: list[str]) -> None:
         tqdm(total=args.steps, initial=done, unit="step", file=sys.stderr, disable=args.quiet) as bar,
     ):
         for number in range(done + 1, args.steps + 1):
-            with memory.sampled() as samples:
+            with memory.sampled(None if session is None else session.device.current) as samples:
                 steps.append(_step(number, model, optimizer, image, truth, goal, memory, samples))
             bar.update()
             bar.set_postfix_str(_progress(steps[-1]))

@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).parents[2]
+BUILD = "lms/src/lms/build.py"
 
 # Plays `python3` and, copied there by "venv", `.venv/bin/python`. FAKE_* variables say how it behaves.
 FAKE_PYTHON = """#!/usr/bin/env bash
@@ -21,6 +22,7 @@ case "$*" in
 "-m pip --version") [[ -n ${FAKE_PIP-23.0.1} ]] && echo "pip ${FAKE_PIP-23.0.1} from there" ;;
 "-m venv "*) [[ -z ${FAKE_NO_VENV:-} ]] && mkdir -p .venv/bin && cp "$0" .venv/bin/python ;;
 "-m virtualenv "*) [[ -z ${FAKE_NO_VIRTUALENV:-} ]] && mkdir -p .venv/bin && cp "$0" .venv/bin/python ;;
+"-m lms.build torch") [[ -z ${FAKE_NO_COMPILER:-} ]] ;;
 "-m pip "*" install "*) [[ -z ${FAKE_FAIL:-} || "$*" != *"$FAKE_FAIL"* ]] ;;
 esac
 """
@@ -31,7 +33,8 @@ class Machine:
 
     def __init__(self, folder: Path) -> None:
         self.tree = folder / "tree"
-        for name in ("ci/setup", "ci/requirements.txt", "ci/constraints.txt", "lms/pyproject.toml"):
+        native = [str(path.relative_to(ROOT)) for path in (ROOT / "lms/src/lms/native").glob("*.[hc]*")]
+        for name in ("ci/setup", "ci/requirements.txt", "ci/constraints.txt", "lms/pyproject.toml", BUILD, *native):
             (self.tree / name).parent.mkdir(parents=True, exist_ok=True)
             shutil.copy(ROOT / name, self.tree / name)
         self.log = folder / "log"
@@ -67,7 +70,7 @@ def test_the_first_installs_pinned_versions_and_the_second_does_nothing(machine:
     assert " install " not in machine.asked
 
 
-@pytest.mark.parametrize("name", ["ci/requirements.txt", "ci/constraints.txt", "lms/pyproject.toml"])
+@pytest.mark.parametrize("name", ["ci/requirements.txt", "ci/constraints.txt", "lms/pyproject.toml", BUILD])
 def test_a_change_of_what_is_asked_for_installs_again_into_the_same_venv(machine: Machine, name: str) -> None:
     machine.setup()
     mine = machine.tree / ".venv/mine"
@@ -91,6 +94,14 @@ def test_a_set_up_that_failed_is_begun_again(machine: Machine, step: str) -> Non
     assert "did not finish" in again.stdout
     assert not debris.exists()
     assert machine.setup().stdout == "setup: .venv is up to date\n"
+
+
+def test_a_page_pool_that_cannot_be_compiled_is_a_set_up_that_failed(machine: Machine) -> None:
+    failed = machine.setup(FAKE_NO_COMPILER="1")
+    assert failed.returncode == 1
+    assert "page pool" in failed.stdout
+    assert machine.setup().returncode == 0
+    assert "-m lms.build torch" in machine.asked
 
 
 def test_a_tree_that_was_moved_gets_a_new_venv(machine: Machine) -> None:

@@ -15,9 +15,10 @@ import torch
 
 from lms.errors import CorruptionError, SpillError
 from lms.tiers.device import CudaDevice
-from lms.tiers.file import FileSlab
+from lms.tiers.file import FileSlab, address_of, page_memory
 from lms.tiers.host import HostSlab, cuda_register, cuda_unregister
-from lms.torch.engine import CudaEngine, HostSlot, device_for, make_engine
+from lms.torch.backend import device_for, make_engine
+from lms.torch.cuda_engine import CudaEngine, HostSlot
 from lms.torch.streams import CudaStreams, StreamCopy
 from lms.transfer import ThreadCopy
 
@@ -275,6 +276,32 @@ def test_the_slab_is_page_locked_and_unlocked_at_the_end() -> None:
     assert bool((host == 1).all())
 
 
+def test_a_lock_that_fails_leaves_no_error_for_the_next_launch() -> None:
+    memory = page_memory(MB)
+    cuda_register(address_of(memory), MB)
+    with pytest.raises(SpillError, match="cudaHostRegister"):
+        cuda_register(address_of(memory), MB)  # it is locked already
+    assert int((torch.zeros(8, device=GPU) + 1).sum()) == 8
+    cuda_unregister(address_of(memory))
+
+
+def test_what_cannot_be_locked_goes_to_the_file(tmp_path: Path) -> None:
+    def register(address: int, nbytes: int) -> None:
+        if nbytes > 40 * MB:
+            raise SpillError(f"locking {nbytes} bytes failed")
+        cuda_register(address, nbytes)
+
+    engine = CudaEngine(CudaStreams(GPU), HostSlab(register, cuda_unregister), FileSlab(tmp_path))
+    x = torch.randint(0, 256, (50 * MB,), dtype=torch.uint8, device=GPU)
+    with pytest.warns(RuntimeWarning, match="could be locked"):
+        slot, out = engine.offload(x)
+    assert isinstance(out, ThreadCopy)
+    y, back = engine.reload(slot)
+    back.wait()
+    assert torch.equal(x, y)
+    engine.close()
+
+
 def test_many_engines_may_come_and_go(tmp_path: Path) -> None:
     for _ in range(5):
         engine = make_engine(GPU, spill_dir=tmp_path, host_limit=256 * MB, verify=False)
@@ -290,8 +317,8 @@ def test_the_device_is_the_allocator() -> None:
     assert device.current() == torch.cuda.memory_allocated(GPU)
     device.reset_peak()
     del x
-    assert device.peak() == torch.cuda.max_memory_allocated(GPU) >= SIZE
-    assert device.prepare() is None
+    assert device.peak().held == torch.cuda.max_memory_allocated(GPU) >= SIZE
+    assert device.prepare(None) is None
 
 
 def test_marks_measure_the_device_and_not_the_host() -> None:

@@ -10,14 +10,32 @@ from types import ModuleType
 import pytest
 
 
-@pytest.fixture(scope="session")
-def traces() -> ModuleType:
-    """The helpers in traces.py: this folder is no package, so nothing can import them by name."""
-    name = "lms_test_traces"
-    if name not in sys.modules:
-        spec = importlib.util.spec_from_file_location(name, Path(__file__).with_name("traces.py"))
+def loaded(name: str) -> ModuleType:
+    """A file of helpers: no folder of tests is a package, so nothing can import them by name."""
+    path = Path(__file__).parent / name
+    module_name = f"lms_test_{path.stem}"
+    if module_name not in sys.modules:
+        spec = importlib.util.spec_from_file_location(module_name, path)
         assert spec is not None
         assert spec.loader is not None
-        sys.modules[name] = module = importlib.util.module_from_spec(spec)
+        sys.modules[module_name] = module = importlib.util.module_from_spec(spec)
         spec.loader.exec_module(module)
-    return sys.modules[name]
+    return sys.modules[module_name]
+
+
+@pytest.fixture(scope="session")
+def traces() -> ModuleType:
+    """Passes for the planner."""
+    return loaded("traces.py")
+
+
+@pytest.fixture(scope="session")
+def paper() -> ModuleType:
+    """Streams of paper, and the CUDA engine on them."""
+    return loaded("torch/paper_streams.py")
+
+
+@pytest.fixture(scope="session")
+def models() -> ModuleType:
+    """Small models of known shapes, and a training step."""
+    return loaded("torch/models.py")

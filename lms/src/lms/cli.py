@@ -36,7 +36,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         own, target = _split(arguments)
         args = _parser().parse_args(own)
         args.target = target
-        status: int = args.action(args, arguments)
+        status: int = args.action(args)
         sys.stdout.flush()
         return status
     except LMSError as error:
@@ -207,7 +207,7 @@ def _add_bounds(parser: argparse.ArgumentParser) -> None:
 _NO_LINK = "--link: not given, and {} holds no measured link; name one, such as 6/2.1 (GB a second out and back)"
 
 
-def _run(args: argparse.Namespace, argv: Sequence[str]) -> int:
+def _run(args: argparse.Namespace) -> int:
     options, target = _prepared(args)
     _check_output("--trace", args.trace)
     _check_output("--report", args.report)
@@ -215,17 +215,15 @@ def _run(args: argparse.Namespace, argv: Sequence[str]) -> int:
         _check_installed("--report", "matplotlib", "jinja2", extra="report")
     from lms.torch import launcher
 
-    launcher.restart(argv)
     return launcher.run(target, options, trace=args.trace, report=args.report)
 
 
-def _plan(args: argparse.Namespace, argv: Sequence[str]) -> int:
+def _plan(args: argparse.Namespace) -> int:
     options, target = _prepared(args)
     _check_output("--trace", args.trace)
     _check_output("--json", args.json)
     from lms.torch import launcher
 
-    launcher.restart(argv)
     status, trace, link = launcher.record(target, options)
     if trace is None or link is None:
         return status
@@ -235,7 +233,7 @@ def _plan(args: argparse.Namespace, argv: Sequence[str]) -> int:
     return 0
 
 
-def _simulate(args: argparse.Namespace, argv: Sequence[str]) -> int:
+def _simulate(args: argparse.Namespace) -> int:
     options = from_flags(args)
     trace = Trace.load(args.trace)
     link = _link(args, trace)
@@ -253,7 +251,7 @@ def _simulate(args: argparse.Namespace, argv: Sequence[str]) -> int:
     return 0
 
 
-def _report(args: argparse.Namespace, argv: Sequence[str]) -> int:
+def _report(args: argparse.Namespace) -> int:
     output = args.output if args.output is not None else args.trace.with_suffix(".html")
     options = from_flags(args)
     _check_installed("lms report", "matplotlib", "jinja2", extra="report")

@@ -1,6 +1,6 @@
 """Copies that run beside the computation: one queue a direction, and a thread for each where there is no GPU.
 
-Framework-free: bytes are named by their addresses. `lms.torch.engine` makes tensors of them.
+Framework-free: bytes are named by their addresses. The engines in `lms.torch` make tensors of them.
 """
 
 from __future__ import annotations
@@ -8,7 +8,6 @@ from __future__ import annotations
 import os
 import threading
 import weakref
-from collections import deque
 from collections.abc import Callable
 from functools import partial
 from queue import SimpleQueue
@@ -18,6 +17,7 @@ from typing import Protocol
 from lms.errors import LMSError, SpillError, afresh
 from lms.link import Link
 from lms.meter import Meter, measured_link
+from lms.slots import Ledger, Slot
 from lms.tiers.file import FileSlab, Place
 
 
@@ -49,17 +49,6 @@ class Copy(Protocol):
 
     def synchronize(self) -> None:
         """Block this thread until the copy is over. Raises what it failed of."""
-
-
-class Slot:
-    """Where the bytes of one tensor went. Opaque but for its size."""
-
-    __slots__ = ("dropped", "nbytes", "users")
-
-    def __init__(self, nbytes: int) -> None:
-        self.nbytes = nbytes
-        self.users = 1  # the caller, until it discards the slot, and each copy until it ends
-        self.dropped = False
 
 
 class ThreadCopy:
@@ -234,8 +223,7 @@ class FileEngine:
         self.file = file
         self.out = Lane("lms-out")
         self.back = Lane("lms-back")
-        self._lock = threading.Lock()  # guards the slab and the slots' users; never held over a copy
-        self._left: deque[FileSlot] = deque()  # a slot for each user that left it and was not yet counted
+        self._slots: Ledger[FileSlot] = Ledger(partial(_free, file))
         self._pid = os.getpid()
         self._closed = False
         self._end = weakref.finalize(self, _end, self._pid, self.out, self.back, file)
@@ -250,8 +238,8 @@ class FileEngine:
         """
         self._check()
         file, total = self.file, max(nbytes, 1)
-        with self._lock:
-            self._count()
+        with self._slots.lock:
+            self._slots.count()
             places = tuple(
                 file.allocate(min(chunk or nbytes, nbytes - start), skew) for start in range(0, total, chunk or total)
             )
@@ -269,7 +257,7 @@ class FileEngine:
                 start += place.nbytes
             lane.moved(copy, began)
 
-        lane.submit(copy, work, partial(self._leave, slot))
+        lane.submit(copy, work, partial(self._slots.leave, slot))
         return slot, copy
 
     def read(self, slot: FileSlot, memory: Memory, *, keep: object = None) -> ThreadCopy:
@@ -279,10 +267,8 @@ class FileEngine:
         ValueError for a slot that was discarded.
         """
         self._check()
-        if slot.dropped:
-            raise ValueError("the slot was discarded: its bytes may be another's by now")
-        with self._lock:
-            slot.users += 1
+        with self._slots.lock:
+            self._slots.use(slot)
         lane = self.back
         copy = ThreadCopy(slot.nbytes, lane.meter, keep)
         file, written = self.file, slot.written
@@ -300,18 +286,17 @@ class FileEngine:
                 start = stop
             lane.moved(copy, began)
 
-        lane.submit(copy, work, partial(self._leave, slot))
+        lane.submit(copy, work, partial(self._slots.leave, slot))
         return copy
 
     def discard(self, slot: FileSlot) -> None:
         """Give the slot's room back, once its copies have ended. Never blocks. Idempotent."""
-        if not slot.dropped and os.getpid() == self._pid:
-            slot.dropped = True
-            self._leave(slot)
+        if os.getpid() == self._pid:
+            self._slots.drop(slot)
 
     def usage(self) -> dict[str, int]:
         """Bytes in the file now and at most, rounded up to pages: `file` and `file_peak`."""
-        self._settle()
+        self._slots.settle()
         return {"file": self.file.slab.used, "file_peak": self.file.slab.peak}
 
     def link(self, name: str = "file") -> Link | None:
@@ -325,28 +310,6 @@ class FileEngine:
             self._end()
             self.back.join()
 
-    def _leave(self, slot: FileSlot) -> None:
-        # The garbage collector may run in the middle of any of this engine's methods and end in a `discard`: then the
-        # lock is taken, by this very thread, and the slab half changed. So what left is noted, and counted by whoever
-        # has the lock next.
-        self._left.append(slot)
-        self._settle()
-
-    def _settle(self) -> None:
-        if self._lock.acquire(blocking=False):
-            try:
-                self._count()
-            finally:
-                self._lock.release()
-
-    def _count(self) -> None:
-        while self._left:
-            slot = self._left.popleft()
-            slot.users -= 1
-            if not slot.users:
-                for place in slot.places:
-                    self.file.free(place)
-
     def _check(self) -> None:
         if self._closed:
             raise SpillError("the engine is closed: its session has ended")
@@ -355,6 +318,11 @@ class FileEngine:
                 "this process was forked from one that uses LMS, and the copying threads stayed there; "
                 "start a session of its own in this process"
             )
+
+
+def _free(file: FileSlab, slot: FileSlot) -> None:
+    for place in slot.places:
+        file.free(place)
 
 
 def _end(pid: int, out: Lane, back: Lane, file: FileSlab) -> None:

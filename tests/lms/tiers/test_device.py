@@ -7,12 +7,11 @@ import subprocess
 import sys
 import time
 import warnings
-from pathlib import Path
 
 import pytest
 
 import lms.tiers.device as module
-from lms.tiers.device import CpuDevice, memory_capacity
+from lms.tiers.device import CpuDevice, Peak, PoolUsage
 
 MB = 1 << 20
 SIZE = 64 * MB
@@ -40,9 +39,9 @@ def test_the_peak_remembers_what_was_given_back_until_it_is_reset() -> None:
         device.reset_peak()
     before = device.current()
     touched(SIZE).close()
-    assert device.peak() - before == pytest.approx(SIZE, abs=8 * MB)
+    assert device.peak().held - before == pytest.approx(SIZE, abs=8 * MB)
     device.reset_peak()
-    assert device.peak() - before == pytest.approx(0, abs=8 * MB)
+    assert device.peak().held - before == pytest.approx(0, abs=8 * MB)
 
 
 def test_a_kernel_that_refuses_the_reset_is_mentioned_once(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -56,7 +55,7 @@ def test_a_kernel_that_refuses_the_reset_is_mentioned_once(monkeypatch: pytest.M
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         device.reset_peak()
-    assert device.peak() >= device.current() - MB
+    assert device.peak().held >= device.current() - MB
 
 
 def test_reading_the_memory_costs_microseconds() -> None:
@@ -94,7 +93,7 @@ child = os.fork()
 if child == 0:
     memory = mmap.mmap(-1, 64 << 20, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
     memory.write(bytes(64 << 20))
-    os._exit(device.current() - before < 48 << 20 or device.peak() - before < 48 << 20)
+    os._exit(device.current() - before < 48 << 20 or device.peak().held - before < 48 << 20)
 assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
 assert device.current() - before < 16 << 20
 """
@@ -110,7 +109,7 @@ from lms.tiers.device import CpuDevice
 device, libc = CpuDevice(), ctypes.CDLL(None)
 libc.malloc.restype = ctypes.c_void_p
 libc.free.argtypes = (ctypes.c_void_p,)
-if PREPARE: assert device.prepare() is None
+if PREPARE: assert "page pool is not there" in device.prepare(None)
 before = device.current()
 blocks = [libc.malloc(100_000) for _ in range(500)]
 for block in blocks: ctypes.memset(block, 1, 100_000)
@@ -138,7 +137,7 @@ def test_a_c_library_that_cannot_be_told_is_a_warning(monkeypatch: pytest.Monkey
         pass
 
     monkeypatch.setattr(ctypes, "CDLL", lambda _: Musl())
-    assert "malloc cannot be told" in (CpuDevice().prepare() or "")
+    assert "malloc cannot be told" in (CpuDevice().prepare(None) or "")
 
 
 def test_another_allocator_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -146,132 +145,72 @@ def test_another_allocator_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
         mallctl = mallopt = staticmethod(lambda *_: 1)
 
     monkeypatch.setattr(ctypes, "CDLL", lambda _: Preloaded())
-    assert "jemalloc" in (CpuDevice().prepare() or "")
+    assert "jemalloc" in (CpuDevice().prepare(None) or "")
 
 
-# Capacity: trees as the kernel shows them
+class FakePool:
+    """A pool that keeps a log and has figures of the test's choice."""
 
-TOTAL = 32 * 2**30
-MOUNT_V1 = "30 25 0:26 {root} {point} rw,nosuid shared:9 - cgroup cgroup rw,memory\n"
-MOUNT_V2 = "31 25 0:27 {root} {point} rw,nosuid shared:4 - cgroup2 cgroup2 rw,nsdelegate\n"
-OTHER = (
-    "32 25 0:28 / /sys/fs/cgroup/cpu rw - cgroup cgroup rw,cpu,cpuacct\n22 1 253:1 / / rw,relatime - ext4 /dev/vda rw\n"
-)
+    def __init__(self, *, gives_way: bool = True) -> None:
+        self.gives_way = gives_way
+        self.log: list[object] = []
+        self.used = self.used_peak = self.idle = self.most = 0
 
+    def install(self) -> bool:
+        self.log.append("install")
+        return self.gives_way
 
-def tree(folder: Path, cgroup: str, mountinfo: str, limits: dict[str, str]) -> Path:
-    files = {
-        "proc/meminfo": f"MemTotal:       {TOTAL // 1024} kB\nMemFree:        1 kB\n",
-        "proc/self/cgroup": cgroup,
-        "proc/self/mountinfo": mountinfo + OTHER,
-        **limits,
-    }
-    for name, text in files.items():
-        path = folder / name
-        path.parent.mkdir(parents=True, exist_ok=True)
-        path.write_text(text)
-    return folder
+    def retire(self) -> None:
+        self.log.append("retire")
 
+    def keep(self, nbytes: int) -> None:
+        self.log.append(nbytes)
 
-def v2(root: str = "/", point: str = "/sys/fs/cgroup") -> str:
-    return MOUNT_V2.format(root=root, point=point)
+    def reset_peak(self) -> None:
+        self.used_peak, self.most = self.used, self.used + self.idle
+
+    def usage(self) -> PoolUsage:
+        return PoolUsage(self.used, self.used_peak, self.idle, self.most, 0, 0, 0, 0, 0)
 
 
-def v1(root: str = "/", point: str = "/sys/fs/cgroup/memory") -> str:
-    return MOUNT_V1.format(root=root, point=point)
+def with_pool(pool: FakePool, resident: list[int], limit: int | None) -> CpuDevice:
+    device = CpuDevice(pool)
+    device._resident = device._resident_peak = lambda: resident[-1]  # type: ignore[method-assign]
+    device.reset_peak = pool.reset_peak  # type: ignore[method-assign]
+    assert device.prepare(limit) is None
+    return device
 
 
-CASES: dict[str, tuple[str, str, dict[str, str], int]] = {
-    "v2, the group itself": (
-        "0::/user/job\n",
-        v2(),
-        {"sys/fs/cgroup/user/job/memory.max": "1000000\n", "sys/fs/cgroup/user/memory.max": "max\n"},
-        1_000_000,
-    ),
-    "v2, a group above": (
-        "0::/user/job\n",
-        v2(),
-        {"sys/fs/cgroup/user/job/memory.max": "max\n", "sys/fs/cgroup/user/memory.max": "2000000\n"},
-        2_000_000,
-    ),
-    "v2, the least of all": (
-        "0::/a/b/c\n",
-        v2(),
-        {
-            "sys/fs/cgroup/a/b/c/memory.max": "5000000\n",
-            "sys/fs/cgroup/a/b/memory.max": "3000000\n",
-            "sys/fs/cgroup/a/memory.max": "4000000\n",
-        },
-        3_000_000,
-    ),
-    "v2, no limit": ("0::/user\n", v2(), {"sys/fs/cgroup/user/memory.max": "max\n"}, TOTAL),
-    "v2, more than the machine has": ("0::/u\n", v2(), {"sys/fs/cgroup/u/memory.max": f"{2 * TOTAL}\n"}, TOTAL),
-    "v2, inside a container's namespace": ("0::/\n", v2(), {"sys/fs/cgroup/memory.max": "7000000\n"}, 7_000_000),
-    "v2, mounted from a part of the tree": (
-        "0::/docker/abc/inner\n",
-        v2(root="/docker/abc"),
-        {"sys/fs/cgroup/inner/memory.max": "max\n", "sys/fs/cgroup/memory.max": "6000000\n"},
-        6_000_000,
-    ),
-    "v2, outside the namespace's root": (
-        "0::/../other\n",
-        v2(),
-        {"sys/fs/cgroup/memory.max": "8000000\n", "sys/fs/other/memory.max": "1\n"},
-        8_000_000,
-    ),
-    "v1, the group itself": (
-        "4:memory:/job\n0::/\n",
-        v1(),
-        {"sys/fs/cgroup/memory/job/memory.limit_in_bytes": "9000000\n"},
-        9_000_000,
-    ),
-    "v1, a group above": (
-        "4:cpu,memory:/a/b\n",
-        v1(),
-        {
-            "sys/fs/cgroup/memory/a/b/memory.limit_in_bytes": "9223372036854771712\n",
-            "sys/fs/cgroup/memory/a/memory.limit_in_bytes": "4000000\n",
-            "sys/fs/cgroup/memory/memory.limit_in_bytes": "9223372036854771712\n",
-        },
-        4_000_000,
-    ),
-    "v1, no limit": (
-        "4:memory:/\n",
-        v1(),
-        {"sys/fs/cgroup/memory/memory.limit_in_bytes": "9223372036854771712\n"},
-        TOTAL,
-    ),
-    "v1, a path told from outside the container": (
-        "4:memory:/host/pod/abc\n",
-        v1(root="/elsewhere"),
-        {"sys/fs/cgroup/memory/memory.limit_in_bytes": "5000000\n"},
-        5_000_000,
-    ),
-    "v1 and v2 side by side": (
-        "4:memory:/job\n0::/job\n",
-        v1() + v2(point="/sys/fs/cgroup/unified"),
-        {
-            "sys/fs/cgroup/memory/job/memory.limit_in_bytes": "3000000\n",
-            "sys/fs/cgroup/unified/job/cgroup.procs": "1\n",
-        },
-        3_000_000,
-    ),
-    "a mount point with a space": (
-        "0::/job\n",
-        v2(point="/mnt/my\\040groups"),
-        {"mnt/my groups/job/memory.max": "2500000\n"},
-        2_500_000,
-    ),
-    "no control groups": ("", "", {}, TOTAL),
-}
+def test_what_is_idle_in_the_pool_is_resident_and_not_in_use() -> None:
+    pool, resident = FakePool(), [100]
+    device = with_pool(pool, resident, None)
+    pool.used, pool.used_peak, pool.idle, pool.most = 30, 45, 20, 50
+    resident.append(150)
+    assert device.peak() == Peak(held=150, in_use=145)
+    assert device.current() == 130
+    assert pool.log == ["install"], "without a limit the pool keeps what it has"
 
 
-@pytest.mark.parametrize("case", CASES)
-def test_capacity_is_the_lesser_of_the_machine_and_the_control_groups(tmp_path: Path, case: str) -> None:
-    cgroup, mountinfo, limits, expected = CASES[case]
-    assert memory_capacity(tree(tmp_path, cgroup, mountinfo, limits)) == expected
+def test_the_pool_keeps_what_the_limit_leaves_it() -> None:
+    pool, resident = FakePool(), [100]
+    device = with_pool(pool, resident, 400)
+    assert pool.log == ["install", 300]
+    pool.used = pool.most = 50
+    resident.append(170)
+    device.peak()
+    assert pool.log[2:] == [280], "20 bytes more are somebody else's"
+    resident.append(160)
+    device.peak()
+    assert pool.log[3:] == [], "the most that others had is what they may need again"
+    device.release()
+    assert pool.log[3:] == ["retire"]
+    assert device.current() == 160
 
 
-def test_this_machine_has_a_capacity() -> None:
-    total = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
-    assert 0 < CpuDevice().capacity() <= total
+def test_a_pool_that_another_allocator_keeps_out_is_done_without() -> None:
+    pool = FakePool(gives_way=False)
+    device = CpuDevice(pool)
+    assert "page pool is not there" in (device.prepare(10**9) or "")
+    assert device.current() > 0
+    device.release()
+    assert pool.log == ["install"]

@@ -1,9 +1,12 @@
 """The pinned slab: what is locked, what it is carved into, and what the limit means."""
 
+from pathlib import Path
+
 import pytest
 
+import lms.tiers.host as module
 from lms.errors import SpillError
-from lms.tiers.host import HostSlab
+from lms.tiers.host import HostSlab, cuda_register
 from lms.tiers.slab import ALIGNMENT
 
 MB = 1 << 20
@@ -15,8 +18,10 @@ class Lock:
     def __init__(self, capacity: int = 1 << 40) -> None:
         self.locked: dict[int, int] = {}
         self.capacity = capacity
+        self.attempts = 0
 
     def register(self, address: int, nbytes: int) -> None:
+        self.attempts += 1
         assert address % ALIGNMENT == 0
         assert address not in self.locked
         if sum(self.locked.values()) + nbytes > self.capacity:
@@ -100,15 +105,40 @@ def test_a_limit_that_is_no_whole_number_of_pages_is_not_passed() -> None:
     assert lock.total == 2 * ALIGNMENT
 
 
-def test_memory_that_the_host_refuses_is_an_error_and_leaves_the_slab_as_it_was() -> None:
-    slab = slab_of(Lock(capacity=4 * MB))
+def test_where_the_host_refuses_a_segment_what_is_needed_is_locked_and_no_more() -> None:
+    lock = Lock(capacity=6 * MB)
+    slab = slab_of(lock)
+    assert slab.allocate(4 * MB) is not None
+    assert slab.refused is None
+    assert slab.allocate(MB) is not None
+    assert slab.reserved == lock.total == 5 * MB
+    assert slab.refused == "host memory: locking failed"
+
+
+def test_what_the_host_refused_is_not_asked_for_again_and_less_is() -> None:
+    lock = Lock(capacity=5 * MB)
+    slab = slab_of(lock)
     block = slab.allocate(4 * MB)
     assert block is not None
-    with pytest.raises(SpillError, match="locking failed"):
-        slab.allocate(1)
-    assert slab.reserved == 4 * MB
+    assert slab.allocate(3 * MB) is None
+    attempts = lock.attempts
+    assert slab.allocate(3 * MB) is None
+    assert slab.allocate(9 * MB) is None
+    assert lock.attempts == attempts
+    assert slab.allocate(MB) is not None
+    assert slab.reserved == 5 * MB
     slab.free(block)
-    assert slab.allocate(4 * MB) is not None
+    assert slab.allocate(3 * MB) is not None, "what is locked can be used again"
+
+
+def test_memory_that_is_not_even_there_is_refused_too(monkeypatch: pytest.MonkeyPatch) -> None:
+    def none(_: int) -> object:
+        raise SpillError("no memory")
+
+    slab = slab_of(Lock())
+    monkeypatch.setattr(module, "page_memory", none)
+    assert slab.allocate(MB) is None
+    assert slab.refused == "no memory"
 
 
 def test_everything_is_unlocked_at_close_and_the_peak_remains_known() -> None:
@@ -120,3 +150,65 @@ def test_everything_is_unlocked_at_close_and_the_peak_remains_known() -> None:
     slab.close()
     assert lock.locked == {}
     assert (slab.reserved, slab.peak) == (0, 12 * MB)
+
+
+# The driver
+
+
+class Driver:
+    """What `torch.cuda.cudart()` gives, without a GPU."""
+
+    def __init__(self, code: int) -> None:
+        self.code = code
+
+    def cudaHostRegister(self, address: int, nbytes: int, flags: int) -> int:
+        return self.code
+
+    def cudaGetErrorString(self, code: int) -> str:
+        return {2: "out of memory"}[code]
+
+
+@pytest.fixture
+def forgotten(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """The libraries that were asked for CUDA's last error."""
+    asked: list[str] = []
+
+    class Library:
+        def __init__(self, path: str) -> None:
+            self.path = path
+
+        def cudaGetLastError(self) -> int:
+            asked.append(self.path)
+            return 2
+
+    monkeypatch.setattr(module, "_mapped_files", lambda prefix: [f"/somewhere/{prefix}.so.13"])
+    monkeypatch.setattr(module.ctypes, "CDLL", Library)
+    return asked
+
+
+def test_a_lock_that_the_driver_refuses_says_so_and_leaves_no_error_for_the_next_launch(
+    forgotten: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("torch.cuda.cudart", lambda: Driver(2))
+    with pytest.raises(SpillError, match=r"locking 1.05 MB .*cudaHostRegister: error 2, out of memory"):
+        cuda_register(0, MB)
+    assert forgotten == ["/somewhere/libcudart.so.13"]
+
+
+def test_after_a_lock_that_worked_nothing_is_cleared(forgotten: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("torch.cuda.cudart", lambda: Driver(0))
+    cuda_register(0, MB)
+    assert forgotten == []
+
+
+def test_the_libraries_of_a_process_are_found_by_name_each_once(tmp_path: Path) -> None:
+    maps = tmp_path / "maps"
+    maps.write_text(
+        "7f00-7f10 r-xp 00000000 08:01 11 /site packages/libcudart-1a2b.so.13.0\n"
+        "7f10-7f20 rw-p 00001000 08:01 11 /site packages/libcudart-1a2b.so.13.0\n"
+        "7f20-7f30 r-xp 00000000 08:01 12 /usr/lib/libcuda.so.1\n"
+        "7f30-7f40 rw-p 00000000 00:00 0 [heap]\n"
+        "7f40-7f50 rw-p 00000000 00:00 0 \n"
+    )
+    assert module._mapped_files("libcudart", maps) == ["/site packages/libcudart-1a2b.so.13.0"]
+    assert module._mapped_files("libc"), "the process's own"

@@ -12,10 +12,10 @@ import torch
 
 from lms.errors import LMSError, SpillError, afresh
 from lms.link import Link
+from lms.slots import Slot
 from lms.torch import planner
 from lms.torch import session as session_module
 from lms.torch.session import Session, disable
-from lms.transfer import Slot
 
 Step = Callable[[int], Iterable[torch.Tensor]]  # one training step; what it returns is compared
 
@@ -211,6 +211,9 @@ class FakeEngine:
 
     def stalled(self) -> tuple[float, float]:
         return 0.0, 0.0
+
+    def stream(self) -> None:
+        return None
 
     def calibrate(self, nbytes: int) -> Link:
         return self.link()

@@ -9,6 +9,7 @@ from itertools import pairwise
 import pytest
 
 from lms.errors import LimitError
+from lms.tiers.device import Peak
 from lms.torch import planner as planner_module
 from lms.torch.guide import Guide
 from lms.torch.mover import Counters
@@ -27,6 +28,7 @@ class Machine:
     def __init__(self) -> None:
         self.now = 0.0
         self.most = 0
+        self.idle = 0
 
     def capacity(self) -> int:
         return 10**6
@@ -34,8 +36,8 @@ class Machine:
     def current(self) -> int:
         return self.most
 
-    def peak(self) -> int:
-        return self.most
+    def peak(self) -> Peak:
+        return Peak(self.most, self.most - self.idle)
 
     def reset_peak(self) -> None:
         pass
@@ -46,8 +48,11 @@ class Machine:
     def elapsed(self, marks: Sequence[object]) -> list[float]:
         return [b - a for a, b in pairwise(marks)]  # type: ignore[operator]
 
-    def prepare(self) -> str | None:
+    def prepare(self, limit: int | None) -> str | None:
         return None
+
+    def release(self) -> None:
+        pass
 
 
 @pytest.fixture

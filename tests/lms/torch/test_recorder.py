@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from itertools import pairwise
 
+from lms.tiers.device import Peak
 from lms.torch.recorder import Recorder
 
 
@@ -16,6 +17,7 @@ class Clock:
     def __init__(self) -> None:
         self.now = 0.0
         self.most = 0
+        self.idle = 0
         self.resets = 0
 
     def capacity(self) -> int:
@@ -24,8 +26,8 @@ class Clock:
     def current(self) -> int:
         return self.most
 
-    def peak(self) -> int:
-        return self.most
+    def peak(self) -> Peak:
+        return Peak(self.most, self.most - self.idle)
 
     def reset_peak(self) -> None:
         self.resets += 1
@@ -36,8 +38,11 @@ class Clock:
     def elapsed(self, marks: Sequence[object]) -> list[float]:
         return [b - a for a, b in pairwise(marks)]  # type: ignore[operator]
 
-    def prepare(self) -> str | None:
+    def prepare(self, limit: int | None) -> str | None:
         return None
+
+    def release(self) -> None:
+        pass
 
 
 LABEL = ("block.1", "float32", (5, 2))
@@ -105,6 +110,17 @@ def test_bytes_that_lms_does_not_hold_are_the_peak_less_what_was_present() -> No
     assert trace.tail_other == 130
     assert recorder.worst == 150
     assert recorder.peak == 190
+
+
+def test_what_the_device_keeps_for_reuse_is_held_and_not_in_use() -> None:
+    clock = Clock()
+    clock.most, clock.idle = 100, 30
+    recorder = Recorder(clock, measure=True, timed=True)
+    recorder.new(40, LABEL, pinned=False)
+    access(clock, recorder, "save", 0, gap=1.0, hook=0.5, held=40)
+    recorder.finish()
+    assert recorder.peak == 100
+    assert recorder.other == [70, 30]
 
 
 def test_a_pass_that_is_not_measured_says_so_with_zeros() -> None:

@@ -17,6 +17,7 @@ from torch import Tensor, nn
 
 import lms as package
 from lms.errors import CorruptionError, LimitError, SpillError, UsageError
+from lms.tiers.device import Peak
 from lms.torch.session import Session, disable, enable
 
 Make = Callable[..., Session]
@@ -218,7 +219,9 @@ def test_a_limit_that_was_accepted_is_not_refused_later(monkeypatch: pytest.Monk
         for step in range(6):
             if step == 2:  # the process grows by something that LMS has nothing to do with
                 peak = session.device.peak
-                monkeypatch.setattr(session.device, "peak", lambda peak=peak: peak() + session.limit)
+                monkeypatch.setattr(
+                    session.device, "peak", lambda peak=peak: Peak(*(n + session.limit for n in peak()))
+                )
             loss_of(net).backward()
         assert session.stats()["passes"] == 6
 

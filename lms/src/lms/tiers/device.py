@@ -11,8 +11,9 @@ import time
 import warnings
 from collections.abc import Sequence
 from itertools import pairwise
-from pathlib import Path
-from typing import TYPE_CHECKING, Protocol, cast
+from typing import TYPE_CHECKING, NamedTuple, Protocol, cast
+
+from lms.tiers.capacity import memory_capacity
 
 if TYPE_CHECKING:
     import torch
@@ -22,6 +23,13 @@ Mark = object  # a point in the computation's time, as its device gave it: for `
 _PAGE = os.sysconf("SC_PAGE_SIZE")
 _M_MMAP_THRESHOLD = -3  # malloc.h
 _THRESHOLD = 65536  # bytes; blocks from here on get a mapping of their own, which goes back when they are freed
+
+
+class Peak(NamedTuple):
+    """Most bytes since the last `reset_peak`."""
+
+    held: int  # what the limit bounds
+    in_use: int  # less what is free and only kept for reuse: what the computation needs
 
 
 class Device(Protocol):
@@ -35,8 +43,8 @@ class Device(Protocol):
     def current(self) -> int:
         """Bytes in use now, LMS's and all others."""
 
-    def peak(self) -> int:
-        """Most bytes in use since `reset_peak`."""
+    def peak(self) -> Peak:
+        """The most bytes since `reset_peak`."""
 
     def reset_peak(self) -> None:
         """Let `peak` begin anew."""
@@ -47,18 +55,65 @@ class Device(Protocol):
     def elapsed(self, marks: Sequence[Mark]) -> list[float]:
         """Seconds between neighbouring marks, one less than there are marks. May block until the last is reached."""
 
-    def prepare(self) -> str | None:
-        """Set what makes freed memory leave the device; a warning for the user where that cannot be done."""
+    def prepare(self, limit: int | None) -> str | None:
+        """Set what makes freed memory count no longer; a warning for the user where that cannot be done.
+
+        What is kept for reuse is kept only while `limit` holds.
+        """
+
+    def release(self) -> None:
+        """Undo what `prepare` set, and return what was kept."""
+
+
+class PoolUsage(NamedTuple):
+    """A page pool in figures: bytes, except the last two."""
+
+    used: int
+    used_peak: int
+    idle: int
+    peak: int
+    fresh: int
+    moved: int
+    returned: int
+    blocks: int
+    stitched: int
+
+
+class Pool(Protocol):
+    """Hands freed pages out again: see `lms.torch.page_pool`."""
+
+    def install(self) -> bool:
+        """Let new tensors come from it."""
+
+    def retire(self) -> None:
+        """No longer."""
+
+    def keep(self, nbytes: int) -> None:
+        """Most bytes, used and idle, up to which it keeps idle ones."""
+
+    def reset_peak(self) -> None:
+        """Let `used_peak` and `peak` begin anew."""
+
+    def usage(self) -> PoolUsage:
+        """Where its pages are."""
 
 
 class CpuDevice:
-    """The resident set of this process. A forked child's object tells of the child."""
+    """The resident set of this process. A forked child's object tells of the child.
+
+    With a `pool` freed tensors stay in it, resident and ready for the next: the step then pays for no page twice. What
+    is idle there is not in use, and is returned as far as the limit needs it.
+    """
 
     name = "cpu"
 
-    def __init__(self) -> None:
+    def __init__(self, pool: Pool | None = None) -> None:
         self._open()
         self._warned = False
+        self._offered = pool
+        self._pool: Pool | None = None  # once it is in use
+        self._limit: int | None = None
+        self._outside = 0  # most resident bytes that were not the pool's
 
     def _open(self) -> None:
         self._pid = os.getpid()
@@ -75,7 +130,10 @@ class CpuDevice:
         return memory_capacity()
 
     def current(self) -> int:
-        """Resident bytes, exact to some pages a core (the kernel counts them by core)."""
+        """Resident bytes in use, exact to some pages a core (the kernel counts them by core)."""
+        return self._resident() - (self._pool.usage().idle if self._pool is not None else 0)
+
+    def _resident(self) -> int:
         if "_statm" not in self.__dict__:
             return 0  # the collector closed it before whoever asks
         if os.getpid() != self._pid:  # the open files still tell of the parent
@@ -83,8 +141,23 @@ class CpuDevice:
             self._open()
         return int(os.pread(self._statm, 128, 0).split(b" ", 2)[1]) * _PAGE
 
-    def peak(self) -> int:
+    def peak(self) -> Peak:
         """Most resident bytes since `reset_peak`, or of the process's life where the kernel refuses a reset."""
+        resident = self._resident_peak()
+        if self._pool is None:
+            return Peak(resident, resident)
+        usage = self._pool.usage()
+        outside = resident - usage.peak
+        if outside > self._outside:
+            self._outside = outside
+            self._bound()
+        return Peak(resident, outside + usage.used_peak)
+
+    def _bound(self) -> None:
+        if self._pool is not None and self._limit is not None:
+            self._pool.keep(self._limit - self._outside)
+
+    def _resident_peak(self) -> int:
         if "_status" not in self.__dict__:
             return 0
         if os.getpid() != self._pid:
@@ -93,11 +166,13 @@ class CpuDevice:
         text = os.pread(self._status, 4096, 0)
         at = text.find(b"VmHWM:")
         if at < 0:  # a kernel that does not count it: what is resident now is the best that is known
-            return self.current()
+            return self._resident()
         return int(text[at + 6 : text.index(b"kB", at)]) * 1024
 
     def reset_peak(self) -> None:
         """Let `peak` begin anew; where the kernel refuses, warn once and go on."""
+        if self._pool is not None:
+            self._pool.reset_peak()
         try:
             with open("/proc/self/clear_refs", "wb", buffering=0) as file:
                 file.write(b"5")
@@ -120,22 +195,25 @@ class CpuDevice:
         times = cast("Sequence[float]", marks)
         return [after - before for before, after in pairwise(times)]
 
-    def prepare(self) -> str | None:
-        """Have the C library return freed tensors to the system at once; the reason where it cannot be told to."""
-        library = ctypes.CDLL(None)
-        for symbol, name in (("mallctl", "jemalloc"), ("tc_version", "tcmalloc"), ("mi_version", "mimalloc")):
-            if hasattr(library, symbol):
-                return (
-                    f"memory comes from {name}, which keeps freed tensors for a while: the resident set may stay above "
-                    "the limit; start Python without it (LD_PRELOAD) to see the savings"
-                )
-        mallopt = getattr(library, "mallopt", None)
-        if mallopt is None or not mallopt(_M_MMAP_THRESHOLD, _THRESHOLD):
-            return (
-                "the C library's malloc cannot be told to return freed tensors to the system: the resident set may "
-                "stay above the limit"
-            )
-        return None
+    def prepare(self, limit: int | None) -> str | None:
+        """Have tensors come from the pool, or else the C library return freed ones at once; what it costs."""
+        self._limit = limit
+        if self._offered is not None and self._offered.install():
+            self._pool = self._offered
+            self.reset_peak()  # the pool's and the kernel's together
+            self._outside = 0
+            self.peak()
+            return None
+        return _return_freed() or (
+            "the page pool is not there, so freed tensors are returned to the system at once, which costs time: "
+            "compile it with `python -m lms.build torch`"
+        )
+
+    def release(self) -> None:
+        """Tensors come from PyTorch's own allocator again; what is idle goes back to the system."""
+        if self._pool is not None:
+            self._pool.retire()
+            self._pool = None
 
 
 class CudaDevice:
@@ -156,9 +234,10 @@ class CudaDevice:
         """Allocated bytes."""
         return self._allocated("current")
 
-    def peak(self) -> int:
-        """Most allocated bytes since `reset_peak`."""
-        return self._allocated("peak")
+    def peak(self) -> Peak:
+        """Most allocated bytes since `reset_peak`. What the allocator has reserved beyond them does not count."""
+        peak = self._allocated("peak")
+        return Peak(peak, peak)
 
     def reset_peak(self) -> None:
         """Let `peak` begin anew."""
@@ -177,9 +256,12 @@ class CudaDevice:
             event.synchronize()
         return [before.elapsed_time(after) / 1e3 for before, after in pairwise(events)]
 
-    def prepare(self) -> str | None:
+    def prepare(self, limit: int | None) -> str | None:
         """Nothing is to be set."""
         return None
+
+    def release(self) -> None:
+        """Nothing was set."""
 
     def _allocated(self, which: str) -> int:
         # What memory_allocated reads, without the flat dictionary of a hundred figures that it sorts first.
@@ -187,66 +269,20 @@ class CudaDevice:
         return int(figures["allocated_bytes"]["all"][which]) if figures else 0
 
 
-def memory_capacity(root: Path = Path("/")) -> int:
-    """Bytes of memory that this process may use: the machine's, or less where a control group says so.
-
-    `root` is where `proc` and the mount points are looked for; tests give a folder.
-    """
-    total = 0
-    for line in (root / "proc/meminfo").read_text().splitlines():
-        if line.startswith("MemTotal:"):
-            total = int(line.split()[1]) * 1024
-    limits = [limit for limit in _group_limits(root) if limit > 0]
-    return min([total, *limits]) if total else min(limits)
-
-
-def _group_limits(root: Path) -> list[int]:
-    """The memory limits of this process's control group and of all groups above it, of versions 1 and 2."""
-    try:
-        groups = (root / "proc/self/cgroup").read_text().splitlines()
-        mounts = (root / "proc/self/mountinfo").read_text().splitlines()
-    except OSError:
-        return []
-    paths: dict[str, str] = {}  # file in which a version keeps its limit -> this process's group
-    for line in groups:
-        _, controllers, path = line.split(":", 2)
-        if not controllers:
-            paths["memory.max"] = path
-        elif "memory" in controllers.split(","):
-            paths["memory.limit_in_bytes"] = path
-    limits: list[int] = []
-    for line in mounts:
-        fields, _, rest = line.partition(" - ")
-        kind, _, options = rest.split(" ", 2)
-        name = {"cgroup2": "memory.max", "cgroup": "memory.limit_in_bytes"}.get(kind)
-        if name not in paths or (kind == "cgroup" and "memory" not in options.split(",")):
-            continue
-        inner, point = (_unescape(field) for field in fields.split()[3:5])
-        path = paths[name]
-        # Inside a container the mount shows only a part of the tree, and the group's path may be told from outside it.
-        below = path[len(inner.rstrip("/")) :] if (path + "/").startswith(inner.rstrip("/") + "/") else ""
-        top = root / point.lstrip("/")
-        group = top / below.strip("/")
-        if ".." in group.parts:  # the process was moved out of its namespace's root
-            group = top
-        for folder in (group, *group.parents):
-            text = _read(folder / name)
-            if text.isdigit():  # "max" is none
-                limits.append(int(text))
-            if folder == top:
-                break
-    return limits
-
-
-def _read(path: Path) -> str:
-    try:
-        return path.read_text().strip()
-    except OSError:
-        return ""
-
-
-def _unescape(field: str) -> str:
-    """A path of mountinfo, where space, tab, newline and backslash stand as octal numbers."""
-    for code, letter in (("\\040", " "), ("\\011", "\t"), ("\\012", "\n"), ("\\134", "\\")):
-        field = field.replace(code, letter)
-    return field
+def _return_freed() -> str | None:
+    """Have the C library return freed tensors to the system at once; the reason where it cannot be told to."""
+    library = ctypes.CDLL(None)
+    for symbol, name in (("mallctl", "jemalloc"), ("tc_version", "tcmalloc"), ("mi_version", "mimalloc")):
+        if hasattr(library, symbol):
+            return (
+                f"memory comes from {name}, which keeps freed tensors for a while: the resident set may stay above "
+                "the limit; start Python without it (LD_PRELOAD), or compile LMS's page pool with "
+                "`python -m lms.build torch`"
+            )
+    mallopt = getattr(library, "mallopt", None)
+    if mallopt is None or not mallopt(_M_MMAP_THRESHOLD, _THRESHOLD):
+        return (
+            "the C library's malloc cannot be told to return freed tensors to the system: the resident set may "
+            "stay above the limit; compile LMS's page pool with `python -m lms.build torch`"
+        )
+    return None

@@ -63,8 +63,17 @@ def page_memory(nbytes: int) -> mmap.mmap:
 
     Huge pages where whole ones fit: the kernel then fills the memory with a third of the processor's time. The ends
     stay small pages, so that no huge page is shared with a neighbouring mapping, and no byte is resident beside it.
+
+    Raises SpillError when the system has no room for it.
     """
-    memory = mmap.mmap(-1, nbytes, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+    try:
+        memory = mmap.mmap(-1, nbytes, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+    except OSError as error:
+        raise SpillError(
+            f"host memory: {format_size(nbytes)} were asked for, and the system refused ({error.strerror}); free some, "
+            "lift what bounds this process (ulimit -v, vm.overcommit_memory), or, where a great many tensors are "
+            "swapped, raise vm.max_map_count or min_size"
+        ) from error
     start = -address_of(memory) % _HUGE
     length = (nbytes - start) // _HUGE * _HUGE
     if length > 0:

@@ -7,9 +7,12 @@ registered in a few large segments, byte for byte what is used, and carved with 
 from __future__ import annotations
 
 import contextlib
+import ctypes
 import mmap
+import os
 from collections.abc import Callable
 from dataclasses import dataclass
+from pathlib import Path
 
 from lms.errors import SpillError
 from lms.tiers.file import address_of, page_memory
@@ -46,6 +49,9 @@ class Block:
 class HostSlab:
     """Page-locked memory of at most `limit` bytes (None: as much as the host gives), that grows by segments.
 
+    When the host refuses a segment, the slab asks for what is needed and no more; what the host refuses then is not
+    asked for again, since each attempt would cost a step its time. `refused` says why; it is None until then.
+
     `register` and `unregister` lock and unlock pages. Not thread-safe. It grows only in `allocate`, before a copy
     begins, and gives memory back only at `close`: locking costs more than a step can spare.
     """
@@ -56,6 +62,8 @@ class HostSlab:
         self.limit = limit
         self.reserved = 0  # bytes registered, which is what the limit bounds
         self.peak = 0  # most of them so far
+        self.refused: str | None = None
+        self._least_refused: int | None = None  # bytes
         self._register, self._unregister = register, unregister
         self._segment = segment
         self._segments: list[_Segment] = []
@@ -66,19 +74,21 @@ class HostSlab:
         return sum(segment.slab.used for segment in self._segments)
 
     def allocate(self, nbytes: int) -> Block | None:
-        """A block of `nbytes`, or None when the limit leaves no room. Raises SpillError when the host has none."""
+        """A block of `nbytes`, or None when the limit or the host leaves no room."""
         for segment in self._segments:
             offset = segment.slab.allocate(nbytes)
             if offset is not None:
                 return self._block(segment, offset, nbytes)
         need = round_up(max(nbytes, 1))
         room = need + self._segment if self.limit is None else self.limit - self.reserved
-        if need > room:
+        if need > room or (self._least_refused is not None and need >= self._least_refused):
             return None
-        segment = self._grow(max(need, min(self._segment, room) // mmap.PAGESIZE * mmap.PAGESIZE))
-        offset = segment.slab.allocate(nbytes)
+        grown = self._grow(max(need, min(self._segment, room) // mmap.PAGESIZE * mmap.PAGESIZE), need)
+        if grown is None:
+            return None
+        offset = grown.slab.allocate(nbytes)
         assert offset is not None
-        return self._block(segment, offset, nbytes)
+        return self._block(grown, offset, nbytes)
 
     def free(self, block: Block) -> None:
         """Give a block back to later ones. No copy may use it any more."""
@@ -93,27 +103,38 @@ class HostSlab:
             self.reserved -= segment.slab.size
         self.reserved = 0
 
-    def _grow(self, nbytes: int) -> _Segment:
-        segment = _Segment(nbytes)
-        self._register(segment.address, nbytes)
-        self._segments.append(segment)
-        self.reserved += nbytes
-        self.peak = max(self.peak, self.reserved)
-        return segment
+    def _grow(self, wanted: int, need: int) -> _Segment | None:
+        """A segment of `wanted` bytes, or else of `need`; None when the host refuses both."""
+        for nbytes in dict.fromkeys((wanted, need)):
+            try:
+                segment = _Segment(nbytes)
+                self._register(segment.address, nbytes)
+            except SpillError as refused:
+                self.refused = str(refused)  # not the error: its frames would keep the segment
+                self._segment = 0
+                continue
+            self._segments.append(segment)
+            self.reserved += nbytes
+            self.peak = max(self.peak, self.reserved)
+            return segment
+        self._least_refused = need
+        return None
 
     def _block(self, segment: _Segment, offset: int, nbytes: int) -> Block:
         return Block(segment.memory, offset, nbytes, segment.address + offset, segment)
 
 
 def cuda_register(address: int, nbytes: int) -> None:
-    """Lock pages for the GPU. Raises SpillError that says what to do."""
+    """Lock pages for the GPU. Raises SpillError when the driver refuses."""
     import torch
 
-    code = int(torch.cuda.cudart().cudaHostRegister(address, nbytes, 0))
-    if code:
+    cudart = torch.cuda.cudart()
+    code = cudart.cudaHostRegister(address, nbytes, 0)
+    if int(code):
+        _forget_last_error()
         raise SpillError(
-            f"host memory: locking {format_size(nbytes)} for the GPU failed (cudaHostRegister: error {code}); "
-            "lower host_limit so that the rest goes to spill_dir, or raise the limit so that less is swapped"
+            f"locking {format_size(nbytes)} of host memory for the GPU failed "
+            f"(cudaHostRegister: error {int(code)}, {cudart.cudaGetErrorString(code)})"
         )
 
 
@@ -122,3 +143,19 @@ def cuda_unregister(address: int) -> None:
     import torch
 
     torch.cuda.cudart().cudaHostUnregister(address)
+
+
+def _forget_last_error() -> None:
+    """Clear CUDA's last error on this thread: the next kernel launch would report it as its own.
+
+    PyTorch does not pass `cudaGetLastError` on, so it is asked of the runtime library that PyTorch has loaded.
+    """
+    for path in _mapped_files("libcudart"):
+        with contextlib.suppress(OSError, AttributeError):  # replaced on the disk meanwhile, or no runtime after all
+            ctypes.CDLL(path).cudaGetLastError()
+
+
+def _mapped_files(prefix: str, maps: Path = Path("/proc/self/maps")) -> list[str]:
+    """The files in this process's memory whose names begin with `prefix`."""
+    paths = (line.split(maxsplit=5)[5].strip() for line in maps.read_text().splitlines() if "/" in line)
+    return sorted({path for path in paths if os.path.basename(path).startswith(prefix)})

@@ -7,7 +7,7 @@ import os
 import runpy
 import sys
 import zipfile
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from importlib.machinery import SourceFileLoader
 from importlib.util import find_spec
@@ -28,19 +28,11 @@ if TYPE_CHECKING:
     from lms.plan import Plan
     from lms.torch.session import Session
 
-# Best set before the process starts.
+# What PyTorch reads when it begins to use a GPU.
 ENVIRONMENT = {
-    # Storages come from mmap and go back to the system when they are freed: with glibc's own threshold, which grows,
-    # a 3D U-Net whose tensors were swapped peaked at 490 to 557 MB instead of 291.
-    "MALLOC_MMAP_THRESHOLD_": "65536",
-    # Page-aligns tensors of 2 MB and more, so that O_DIRECT needs no staging. Alone it did nothing for the peak
-    # (517 to 530 MB); together with the line above the peak is the same (291 MB).
-    "THP_MEM_ALLOC_ENABLE": "1",
     # Blocks of any size can be reused for any other, so that what was swapped out is not lost to fragmentation.
     "PYTORCH_CUDA_ALLOC_CONF": "expandable_segments:True",
 }
-_RESTARTED = "_LMS_RESTARTED"  # the process that restarted itself, so that it does so once
-
 
 PASSES = 2  # complete passes that `lms plan` watches: the first warms caches and allocators up
 
@@ -60,22 +52,6 @@ def missing_environment(environ: Mapping[str, str]) -> dict[str, str]:
     if "PYTORCH_ALLOC_CONF" in environ:  # the newer name; not every release with it reads it for CUDA, so not ours
         missing.pop("PYTORCH_CUDA_ALLOC_CONF", None)
     return missing
-
-
-def restart(argv: Sequence[str]) -> None:
-    """Replace this process by `python -m lms ARGV...` with ENVIRONMENT set; return when that has been done already."""
-    missing = missing_environment(os.environ)
-    if os.environ.pop(_RESTARTED, "") == str(os.getpid()) or not missing:
-        return
-    # Everything before our own arguments: interpreter options (-X, -W, -O, ...), then `-m lms` or the console script.
-    own = sys.orig_argv[1 : len(sys.orig_argv) - len(argv)]
-    sys.stdout.flush()
-    sys.stderr.flush()
-    os.execve(
-        sys.executable,
-        [sys.executable, *own, *argv],
-        {**os.environ, **missing, _RESTARTED: str(os.getpid())},
-    )
 
 
 def run(target: Target, options: Options, *, trace: Path | None = None, report: Path | None = None) -> int:
@@ -154,6 +130,7 @@ class _Stop:
 
 
 def _start(options: Options) -> Session:
+    os.environ.update(missing_environment(os.environ))
     from lms.torch.session import enable
 
     session = enable(None, None, on_plan=_say_plan, **options.keywords())

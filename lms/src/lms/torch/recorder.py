@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Literal
 
-from lms.tiers.device import Device, Mark
+from lms.tiers.device import Device, Mark, Peak
 from lms.timeline import Span, Timeline
 from lms.trace import Access, Record, Trace
 from lms.transfer import Copy
@@ -40,7 +40,7 @@ class Recorder:
         self._inside = False
         self.labels: list[tuple[str, str, tuple[int, ...]]] = []
         self.copies: list[tuple[Literal["out", "back"], int, Copy]] = []  # direction, record, copy
-        self.peak = device.peak()
+        self.peak = device.peak().held
         self.worst = 0  # the largest of `other` so far
         if measure:
             device.reset_peak()
@@ -67,9 +67,9 @@ class Recorder:
         if self.measure:
             self._note(self.device.peak())
 
-    def _note(self, peak: int) -> None:
-        self.peak = max(self.peak, peak)
-        other = max(1, peak - self._present)  # zero means "not measured"
+    def _note(self, peak: Peak) -> None:
+        self.peak = max(self.peak, peak.held)
+        other = max(1, peak.in_use - self._present)  # zero means "not measured"
         self.worst = max(self.worst, other)
         self.other.append(other)
 

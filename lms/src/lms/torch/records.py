@@ -9,7 +9,8 @@ from collections.abc import Callable
 
 import torch
 
-from lms.transfer import Copy, Slot
+from lms.slots import Slot
+from lms.transfer import Copy
 
 # A tensor of torch.func (vmap, grad) wraps another and has no memory of its own. PyTorch has no public name for this.
 _is_wrapper: Callable[[torch.Tensor], bool] = torch._C._functorch.is_functorch_wrapped_tensor

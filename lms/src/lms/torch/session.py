@@ -23,7 +23,7 @@ from lms.options import Options
 from lms.plan import Plan
 from lms.stats import Stats
 from lms.timeline import Timeline
-from lms.torch.engine import device_for, make_engine
+from lms.torch.backend import device_for, make_engine, supported
 from lms.torch.guide import Guide, Key
 from lms.torch.modules import ModuleStack
 from lms.torch.planner import PassPlanner
@@ -117,8 +117,6 @@ class Session:
         self._opened = True
         self._thread = threading.get_ident()
         self.device = device_for(self._torch_device)
-        if (warning := self.device.prepare()) is not None:
-            warnings.warn(warning, RuntimeWarning, stacklevel=3)
         options = self.options
         cuda = self._torch_device.type == "cuda"
         spill_dir = options.spill_dir or (None if cuda else Path(tempfile.gettempdir()))
@@ -128,6 +126,8 @@ class Session:
         self.engine = make_engine(
             self._torch_device, spill_dir=spill_dir, host_limit=options.host_limit, verify=options.verify
         )
+        if (warning := self.device.prepare(self.limit)) is not None:
+            warnings.warn(warning, RuntimeWarning, stacklevel=3)
         self._modules = ModuleStack(self._models)
         self._planner = PassPlanner(
             self.device,
@@ -181,8 +181,9 @@ class Session:
         self._hooks.__exit__(None, None, None)
         for hook in self._step_hooks:
             hook.remove()
-        self._final_peak = self.device.peak()
+        self._final_peak = self.device.peak().held
         self._swapper.stop(self.engine.close)
+        self.device.release()
 
     # What it found out
 
@@ -201,7 +202,7 @@ class Session:
             limit=self.limit,
             budget=plan.budget if plan is not None else self.options.budget,
             floor=(plan.floor or None) if plan is not None else None,
-            peak=max(planner.peak, self.device.peak() if self._is_open else self._final_peak),
+            peak=max(planner.peak, self.device.peak().held if self._is_open else self._final_peak),
             saved=trace.saved if trace is not None else 0,
             held_peak=max(planner.held_peak, counters.held_peak),
             largest=trace.largest if trace is not None else 0,
@@ -364,8 +365,6 @@ def _device(given: str | torch.device | None, models: Sequence[torch.nn.Module])
         device = parameter.device
     else:
         device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
-    if device.type not in ("cpu", "cuda"):
-        raise UsageError(f"device={str(device)!r}: expected 'cpu' or 'cuda'")
-    if str(device) == "cuda":  # whichever is current
+    if str(supported(device)) == "cuda":  # whichever is current
         return torch.device("cuda", torch.cuda.current_device())
     return device

@@ -17,6 +17,8 @@ import mmap
 from collections.abc import Iterable
 from typing import Protocol, cast
 
+import numpy
+import numpy.typing
 import torch
 
 from lms.errors import LMSError, afresh
@@ -207,8 +209,13 @@ def host_tensor(block: Block, nbytes: int | None = None) -> torch.Tensor:
     return over(block.memory, block.offset, block.nbytes if nbytes is None else nbytes)
 
 
-def over(memory: mmap.mmap, offset: int, nbytes: int) -> torch.Tensor:
-    """A uint8 tensor over a part of a mapping, which lives as long as the tensor does."""
+def over(memory: mmap.mmap | numpy.typing.NDArray[numpy.uint8], offset: int, nbytes: int) -> torch.Tensor:
+    """A uint8 tensor over a part of `memory`, which lives as long as the tensor does."""
     if not nbytes:
         return torch.empty(0, dtype=torch.uint8, device="cpu")  # frombuffer refuses none
     return torch.frombuffer(memory, dtype=torch.uint8, count=nbytes, offset=offset)
+
+
+def within(memory: torch.Tensor, offset: int, nbytes: int) -> torch.Tensor:
+    """A uint8 tensor over a part of a host tensor, with a storage of just that part. It keeps `memory` alive."""
+    return over(memory.numpy(), offset, nbytes)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import threading
 import time
+import warnings
 import weakref
 from collections import deque
 from collections.abc import Callable
@@ -16,6 +17,7 @@ from lms.torch.mover import Mover
 from lms.torch.passes import Finished, Pass
 from lms.torch.recorder import Recorder
 from lms.torch.records import Ended, Handle, Kept, LiveRecord, State, View, movable
+from lms.torch.streams import Stream
 
 LANES = "lms-"  # how the names of the copying threads begin
 
@@ -58,6 +60,8 @@ class SavedTensorSwapper:
         self._ended = Ended()
         self._ended.drain = self._drain_if_free
         self._pass: Pass | None = None
+        self._stream: Stream | None = None  # the one that computed when the pass began
+        self._warned = False
         self._by_key: dict[tuple[int, int], LiveRecord] = {}
         self._stays: dict[int, weakref.ref[torch.UntypedStorage]] = {}  # parameters and buffers
 
@@ -77,10 +81,12 @@ class SavedTensorSwapper:
             self.counters.hook += time.thread_time() - began
             return kept
         with self._lock:
-            handle = self._pack(tensor, storage)
+            packed = self._pack(tensor, storage)
             self.counters.hook += time.thread_time() - began
         self._drain_if_free()
-        return handle
+        if isinstance(packed, Kept):
+            self._warn_of_stream()
+        return packed
 
     def unpack(self, packed: Handle | Kept) -> torch.Tensor:
         """The saved tensor, bit for bit. Raises as plain autograd does when it was changed in place since."""
@@ -113,11 +119,25 @@ class SavedTensorSwapper:
         if idle:
             then()
 
+    def _warn_of_stream(self) -> None:
+        """Say once that a pass has one stream."""
+        if not self._warned:
+            self._warned = True
+            warnings.warn(
+                "a tensor was saved on another CUDA stream than the one on which its pass began: LMS swaps what that "
+                "one saves, and the rest stays on the device",
+                RuntimeWarning,
+                stacklevel=4,
+            )
+
     # Inside the lock
 
-    def _pack(self, tensor: torch.Tensor, storage: torch.UntypedStorage) -> Handle:
+    def _pack(self, tensor: torch.Tensor, storage: torch.UntypedStorage) -> Handle | Kept:
         self._drain()
         self.mover.settle()
+        if self._pass is not None and self.mover.engine.stream() != self._stream:
+            # Copies are ordered behind the pass's stream. What another one does with the memory, nobody waits for.
+            return Kept(tensor)
         run = self._pass or self._begin(storage.nbytes())
         run.recorder.enter()
         key = (storage._cdata, tensor._version)
@@ -151,6 +171,7 @@ class SavedTensorSwapper:
 
     def _begin(self, nbytes: int) -> Pass:
         guide = self._choose([("save", 0, nbytes)])
+        self._stream = self.mover.engine.stream()
         self._pass = Pass(
             self.mover,
             self._new_recorder(self.mover.present),

@@ -1,12 +1,13 @@
-"""The CPU engine: tensors to a file and back, and which engine a device gets."""
+"""The CPU engine: tensors to a file and back."""
 
+import errno
 import gc
+import mmap
 import os
 import random
 import subprocess
 import sys
 import threading
-import warnings
 import weakref
 from collections.abc import Iterator
 from pathlib import Path
@@ -14,9 +15,12 @@ from pathlib import Path
 import pytest
 import torch
 
-from lms.errors import CorruptionError, SpillError, UsageError
+from lms.errors import CorruptionError, SpillError
 from lms.tiers.device import CpuDevice
-from lms.torch.engine import CpuEngine, Engine, device_for, make_engine
+from lms.tiers.file import FileSlab, page_memory
+from lms.torch.cpu_engine import CpuEngine
+from lms.torch.engine import Engine
+from lms.torch.streams import over
 from lms.transfer import FileSlot
 
 CPU = torch.device("cpu")
@@ -25,14 +29,17 @@ MB = 1 << 20
 
 @pytest.fixture
 def engine(tmp_path: Path) -> Iterator[CpuEngine]:
-    engine = make_engine(CPU, spill_dir=tmp_path, host_limit=None, verify=False)
-    assert isinstance(engine, CpuEngine)
+    engine = CpuEngine(FileSlab(tmp_path))
     yield engine
     engine.close()
 
 
 def flat(tensor: torch.Tensor) -> torch.Tensor:
     return tensor.reshape(-1).view(torch.uint8)
+
+
+def from_the_system(nbytes: int) -> torch.Tensor:
+    return over(page_memory(nbytes), 0, nbytes)
 
 
 def there_and_back(engine: Engine, source: torch.Tensor) -> torch.Tensor:
@@ -116,10 +123,10 @@ def test_a_copy_takes_no_memory_beside_the_tensors(engine: CpuEngine) -> None:
     before = device.current()
     slot, copy = engine.offload(source)
     copy.wait()
-    assert device.peak() - before < 4 * MB
+    assert device.peak().held - before < 4 * MB
     tensor, back = engine.reload(slot)
     back.wait()
-    assert device.peak() - before < source.nbytes + 4 * MB
+    assert device.peak().held - before < source.nbytes + 4 * MB
     assert tensor.nbytes == source.nbytes
 
 
@@ -216,8 +223,7 @@ def test_a_full_disk_is_raised_by_the_wait_and_the_source_is_whole(engine: CpuEn
 
 
 def test_a_flipped_byte_is_raised_by_the_wait(tmp_path: Path) -> None:
-    engine = make_engine(CPU, spill_dir=tmp_path, host_limit=None, verify=True)
-    assert isinstance(engine, CpuEngine)
+    engine = CpuEngine(FileSlab(tmp_path, verify=True))
     slot, copy = engine.offload(torch.zeros(100_000, dtype=torch.uint8))
     copy.wait()
     assert isinstance(slot, FileSlot)
@@ -227,6 +233,55 @@ def test_a_flipped_byte_is_raised_by_the_wait(tmp_path: Path) -> None:
     _, back = engine.reload(slot)
     with pytest.raises(CorruptionError):
         back.wait()
+    engine.close()
+
+
+@pytest.mark.parametrize("nbytes", [0, 1, 5000, 100_000])
+def test_what_comes_back_lies_in_memory_that_the_caller_chose(tmp_path: Path, nbytes: int) -> None:
+    given: list[weakref.ref[torch.UntypedStorage]] = []
+    asked: list[int] = []
+
+    def memory(nbytes: int) -> torch.Tensor:
+        pages = from_the_system(nbytes)
+        given.append(weakref.ref(pages.untyped_storage()))
+        asked.append(nbytes)
+        return pages
+
+    engine = CpuEngine(FileSlab(tmp_path), memory=memory)
+    source = torch.randint(0, 256, (64 + nbytes,), dtype=torch.uint8)[64:]
+    tensor = there_and_back(engine, source)
+    assert torch.equal(tensor, source)
+    assert tensor.untyped_storage().nbytes() == nbytes, "the record would have another size than the one that left"
+    assert tensor.storage_offset() == 0
+    assert asked[0] % 4096 == 0
+    assert nbytes <= asked[0] < nbytes + 2 * 4096
+    if nbytes:
+        assert given[0]() is not None
+        view = tensor[:1]
+        del tensor
+        assert given[0]() is not None
+        del view
+    assert given[0]() is None
+    engine.close()
+
+
+def test_memory_that_the_system_refuses_is_named_and_the_next_copy_works(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuse(*_: object, **__: object) -> mmap.mmap:
+        raise OSError(errno.ENOMEM, os.strerror(errno.ENOMEM))
+
+    engine = CpuEngine(FileSlab(tmp_path), memory=from_the_system)
+    source = torch.full((100_000,), 3, dtype=torch.uint8)
+    slot, copy = engine.offload(source)
+    copy.wait()
+    with monkeypatch.context() as full:
+        full.setattr("lms.tiers.file.mmap.mmap", refuse)
+        with pytest.raises(SpillError, match=r"host memory: 10\d KB were asked .*Cannot allocate memory.*; free some"):
+            engine.reload(slot)
+    tensor, back = engine.reload(slot)
+    back.wait()
+    assert torch.equal(tensor, source)
     engine.close()
 
 
@@ -242,9 +297,10 @@ def test_workers_of_a_data_loader_come_and_go_while_copies_are_in_flight(tmp_pat
     script = """
 import sys, warnings, torch
 from pathlib import Path
-from lms.torch.engine import make_engine
+from lms.tiers.file import FileSlab
+from lms.torch.cpu_engine import CpuEngine
 warnings.simplefilter("ignore")
-engine = make_engine(torch.device("cpu"), spill_dir=Path(sys.argv[1]), host_limit=None, verify=True)
+engine = CpuEngine(FileSlab(Path(sys.argv[1]), verify=True))
 sources = [torch.full((4 << 20,), index, dtype=torch.uint8) for index in range(8)]
 for epoch in range(2):
     slots = [engine.offload(source)[0] for source in sources]
@@ -263,37 +319,3 @@ print("done")
         [sys.executable, "-c", script, str(tmp_path)], env=environment, timeout=100, capture_output=True, text=True
     )
     assert (done.returncode, done.stdout) == (0, "done\n"), done.stderr
-
-
-# Which engine
-
-
-def test_without_a_folder_the_file_lives_in_the_temporary_one(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
-    engine = make_engine(CPU, spill_dir=None, host_limit=None, verify=False)
-    assert isinstance(engine, CpuEngine)
-    assert engine.file.directory == tmp_path
-    engine.close()
-
-
-def test_a_host_limit_on_a_cpu_is_an_option_without_effect(tmp_path: Path) -> None:
-    with pytest.warns(RuntimeWarning, match="host_limit has no effect on a CPU device"):
-        engine = make_engine(CPU, spill_dir=tmp_path, host_limit=1000, verify=False)
-    engine.close()
-
-
-def test_a_missing_folder_is_named(tmp_path: Path) -> None:
-    with pytest.raises(SpillError, match="spill_dir="):
-        make_engine(CPU, spill_dir=tmp_path / "missing", host_limit=None, verify=False)
-
-
-def test_another_kind_of_device_is_refused() -> None:
-    for make in (device_for, lambda device: make_engine(device, spill_dir=None, host_limit=None, verify=False)):
-        with pytest.raises(UsageError, match=r"device='meta'.*'cpu' or a 'cuda'"):
-            make(torch.device("meta"))
-
-
-def test_the_device_of_a_cpu_is_its_resident_set() -> None:
-    with warnings.catch_warnings():
-        warnings.simplefilter("error")
-        assert isinstance(device_for(CPU), CpuDevice)

@@ -1,0 +1,104 @@
+"""`python -m lms.build torch`: compile the page pool for the PyTorch that is there.
+
+A wheel cannot carry it, because the interface of PyTorch's allocators changes from version to version. The result lies
+beside its sources, under a name that holds PyTorch's version and a checksum of the sources, so that none is ever loaded
+with another PyTorch or after an update.
+"""
+
+from __future__ import annotations
+
+import argparse
+import hashlib
+import os
+import shlex
+import shutil
+import subprocess
+import sys
+import tempfile
+from collections.abc import Sequence
+from pathlib import Path
+
+from lms.errors import LMSError
+
+NATIVE = Path(__file__).with_name("native")
+SOURCES = tuple(NATIVE / name for name in ("page_pool.h", "page_pool.cc", "torch_allocator.cc"))
+_FLAGS = ("-std=c++20", "-O2", "-fPIC", "-shared", "-Wall", "-Wextra", "-Werror")
+
+
+def library_path(torch_version: str) -> Path:
+    """Where the library for that PyTorch lies, once it is built."""
+    checksum = hashlib.sha256(b"".join(source.read_bytes() for source in SOURCES)).hexdigest()
+    return NATIVE / f"page_pool-torch{torch_version}-{checksum[:8]}.so"
+
+
+def compiler() -> list[str]:
+    """The C++ compiler: $CXX, or g++, or c++. Raises LMSError when there is none."""
+    named = os.environ.get("CXX")
+    if named:
+        return shlex.split(named)
+    found = shutil.which("g++") or shutil.which("c++")
+    if found is None:
+        raise LMSError("no C++ compiler: looked for g++ and c++; install one (Debian, Ubuntu: g++), or name it in CXX")
+    return [found]
+
+
+def build() -> Path:
+    """Compile the library for the PyTorch that this Python imports, unless it is there; where it lies.
+
+    Raises LMSError when PyTorch or a compiler is missing, the folder is not writable, or compiling fails.
+    """
+    try:
+        import torch
+    except ImportError as error:
+        raise LMSError(f"the page pool is compiled against PyTorch, which cannot be imported: {error}") from None
+    target = library_path(torch.__version__)
+    if target.exists():
+        return target
+    if not os.access(NATIVE, os.W_OK):
+        raise LMSError(f"{NATIVE} is not writable: run this as the owner of the environment that LMS is installed in")
+    home = Path(torch.__file__).parent
+    with tempfile.TemporaryDirectory(dir=NATIVE, prefix=".build-") as folder:
+        made = Path(folder) / target.name
+        command = [
+            *compiler(),
+            *_FLAGS,
+            f"-D_GLIBCXX_USE_CXX11_ABI={int(torch._C._GLIBCXX_USE_CXX11_ABI)}",
+            *("-isystem", str(home / "include")),
+            *(str(source) for source in SOURCES if source.suffix == ".cc"),
+            *("-o", str(made)),
+            *("-L", str(home / "lib"), "-lc10"),
+        ]
+        try:
+            run = subprocess.run(command, capture_output=True, text=True)
+        except OSError as error:
+            raise LMSError(f"{command[0]!r} does not run: {error.strerror}; name a C++ compiler in CXX") from None
+        if run.returncode:
+            raise LMSError(f"{shlex.join(command)} failed:\n{run.stderr.strip()}")
+        for old in NATIVE.glob("page_pool-*.so"):
+            if old.name.startswith(f"page_pool-torch{torch.__version__}-"):
+                old.unlink(missing_ok=True)
+        made.replace(target)
+    return target
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """The command line; its exit status."""
+    parser = argparse.ArgumentParser(
+        prog="python -m lms.build",
+        description="Compile what LMS has in C++ for a framework: the page pool, from which a CPU's tensors come, so "
+        "that freed memory is reused and not returned to the system. LMS works without it, slower on a CPU and the "
+        "same on a GPU. Needs a C++20 compiler (CXX, g++ or c++); does nothing when the library is there.",
+    )
+    parser.add_argument("framework", choices=["torch"], help="the framework to compile for")
+    parser.parse_args(arguments)
+    try:
+        path = build()
+    except LMSError as error:
+        print(f"lms.build: error: {error}", file=sys.stderr)
+        return 1
+    print(f"lms.build: {path.name} is ready")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

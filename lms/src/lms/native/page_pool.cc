@@ -1,0 +1,186 @@
+#include "page_pool.h"
+
+#include <sys/mman.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <iterator>
+
+namespace lms {
+namespace {
+
+constexpr int kMemory = MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE;
+
+}  // namespace
+
+PagePool::PagePool() : page_(static_cast<std::size_t>(sysconf(_SC_PAGESIZE))) {}
+
+void* PagePool::allocate(std::size_t nbytes) {
+  if (nbytes > std::numeric_limits<std::size_t>::max() - page_) return nullptr;
+  nbytes = (nbytes + page_ - 1) / page_ * page_;
+  const std::lock_guard<std::mutex> guard(mutex_);
+  const Address block = take(nbytes);
+  if (block == nullptr) return nullptr;
+  usage_.used += nbytes;
+  usage_.used_peak = std::max(usage_.used_peak, usage_.used);
+  usage_.peak = std::max(usage_.peak, usage_.used + usage_.idle);
+  usage_.blocks += 1;
+  trim();
+  return block;
+}
+
+bool PagePool::free(void* block) {
+  const std::lock_guard<std::mutex> guard(mutex_);
+  const auto found = blocks_.find(static_cast<Address>(block));
+  if (found == blocks_.end() || found->second.idle) return false;
+  usage_.used -= found->second.nbytes;
+  add_idle(found);
+  trim();
+  return true;
+}
+
+void PagePool::keep(std::size_t nbytes) {
+  const std::lock_guard<std::mutex> guard(mutex_);
+  keep_ = nbytes;
+  trim();
+}
+
+void PagePool::reset_peak() {
+  const std::lock_guard<std::mutex> guard(mutex_);
+  usage_.used_peak = usage_.used;
+  usage_.peak = usage_.used + usage_.idle;
+}
+
+PoolUsage PagePool::usage() const {
+  const std::lock_guard<std::mutex> guard(mutex_);
+  return usage_;
+}
+
+// The idle block that fits best, cut to size, or one made of several.
+PagePool::Address PagePool::take(std::size_t nbytes) {
+  const auto fit = idle_.lower_bound({nbytes, nullptr});
+  if (fit == idle_.end()) return stitch(nbytes);
+  const auto block = blocks_.find(fit->second);
+  remove_idle(block);
+  if (block->second.nbytes > nbytes) add_idle(split(block, nbytes));
+  return block->first;
+}
+
+// A new run of addresses: behind it first the pages of idle blocks, all of which are smaller, then fresh ones.
+PagePool::Address PagePool::stitch(std::size_t nbytes) {
+  // Without access it counts against no limit of the process's (RLIMIT_DATA, overcommitment) while pages move in.
+  void* const run = mmap(nullptr, nbytes, PROT_NONE, kMemory, -1, 0);
+  if (run == MAP_FAILED) return nullptr;
+  const Address start = static_cast<Address>(run);
+  seams_.erase(seams_.lower_bound(start), seams_.lower_bound(start + nbytes));  // of what lay there in former times
+  seams_.insert(start + nbytes);  // what lies behind it may have become one mapping with it, and will not stay so
+  std::size_t done = 0;
+  while (done < nbytes && usage_.idle > 0) {
+    const std::size_t left = nbytes - done;
+    auto best = idle_.lower_bound({left, nullptr});
+    if (best == idle_.end()) --best;  // the largest: the fewest moves
+    const auto block = blocks_.find(best->second);
+    remove_idle(block);
+    if (block->second.nbytes > left) add_idle(split(block, left));
+    const std::size_t part = block->second.nbytes;
+    const bool moved = move(block->first, start + done, part);
+    blocks_.erase(block);
+    done += part;
+    if (!moved) return abandon(start, nbytes, done);
+  }
+  usage_.stitched += done > 0;
+  if (done < nbytes) {
+    seams_.insert(start + done);
+    if (mprotect(start + done, nbytes - done, PROT_READ | PROT_WRITE) != 0) return abandon(start, nbytes, done);
+    usage_.fresh += nbytes - done;
+  }
+  blocks_.emplace(start, Block{nbytes, false});
+  return start;
+}
+
+// Give a run up for which the system has no pages, and those that moved into it.
+PagePool::Address PagePool::abandon(Address start, std::size_t nbytes, std::size_t moved) {
+  munmap(start, nbytes);
+  usage_.returned += moved;
+  return nullptr;
+}
+
+// Move the pages at `from` to `to`, mapping by mapping. Where the system refuses (too many mappings), those pages are
+// returned to it and fresh ones taken, which costs time and nothing else. False when there are none.
+bool PagePool::move(Address from, Address to, std::size_t nbytes) {
+  const Address end = from + nbytes;
+  seams_.insert(end);
+  for (Address piece = from; piece < end;) {
+    const Address next = std::min(*seams_.upper_bound(piece), end);
+    const auto size = static_cast<std::size_t>(next - piece);
+    const Address target = to + (piece - from);
+    if (mremap(piece, size, size, MREMAP_MAYMOVE | MREMAP_FIXED, target) != MAP_FAILED) {
+      usage_.moved += size;
+    } else {
+      munmap(piece, size);
+      usage_.returned += size;
+      if (mmap(target, size, PROT_READ | PROT_WRITE, kMemory | MAP_FIXED, -1, 0) == MAP_FAILED) return false;
+      usage_.fresh += size;
+    }
+    seams_.insert(target);
+    seams_.erase(piece);
+    piece = next;
+  }
+  return true;
+}
+
+// Make the block idle, as one with its idle neighbours.
+void PagePool::add_idle(Blocks::iterator block) {
+  usage_.idle += block->second.nbytes;
+  const auto next = std::next(block);
+  if (next != blocks_.end() && next->second.idle && block->first + block->second.nbytes == next->first) {
+    idle_.erase({next->second.nbytes, next->first});
+    block->second.nbytes += next->second.nbytes;
+    blocks_.erase(next);
+  }
+  if (block != blocks_.begin()) {
+    const auto previous = std::prev(block);
+    if (previous->second.idle && previous->first + previous->second.nbytes == block->first) {
+      idle_.erase({previous->second.nbytes, previous->first});
+      previous->second.nbytes += block->second.nbytes;
+      blocks_.erase(block);
+      block = previous;
+    }
+  }
+  block->second.idle = true;
+  idle_.emplace(block->second.nbytes, block->first);
+}
+
+void PagePool::remove_idle(Blocks::iterator block) {
+  idle_.erase({block->second.nbytes, block->first});
+  block->second.idle = false;
+  usage_.idle -= block->second.nbytes;
+}
+
+// Cut the block to `nbytes`; the rest is a block of its own, in use until its maker says otherwise.
+PagePool::Blocks::iterator PagePool::split(Blocks::iterator block, std::size_t nbytes) {
+  const auto rest = blocks_.emplace(block->first + nbytes, Block{block->second.nbytes - nbytes, false}).first;
+  block->second.nbytes = nbytes;
+  return rest;
+}
+
+// Return idle pages until `keep_` holds, those of the smallest blocks first: large ones are the easiest to reuse.
+void PagePool::trim() {
+  while (usage_.idle > 0 && usage_.used + usage_.idle > keep_) {
+    const std::size_t excess = (usage_.used + usage_.idle - keep_ + page_ - 1) / page_ * page_;
+    const auto block = blocks_.find(idle_.begin()->second);
+    remove_idle(block);
+    if (block->second.nbytes > excess) add_idle(split(block, excess));
+    const Address end = block->first + block->second.nbytes;
+    // A hole makes two mappings of one, which the system may refuse: then the pages go and the addresses stay taken.
+    if (munmap(block->first, block->second.nbytes) != 0) {
+      madvise(block->first, block->second.nbytes, MADV_DONTNEED);
+    }
+    usage_.returned += block->second.nbytes;
+    seams_.erase(seams_.lower_bound(block->first), seams_.lower_bound(end));
+    seams_.insert(end);
+    blocks_.erase(block);
+  }
+}
+
+}  // namespace lms

@@ -1,0 +1,101 @@
+// PyTorch's CPU allocator over a PagePool, and the C functions by which Python reaches it.
+//
+// Blocks of kLeast bytes and more come from the pool: tensors, and the scratch memory that operations ask for. Smaller
+// ones come from PyTorch's own allocator. Once installed it stays: memory that it handed out needs it to be freed.
+
+#include <c10/core/CPUAllocator.h>
+#include <pthread.h>
+
+#include <algorithm>
+#include <atomic>
+#include <cstddef>
+#include <cstdint>
+#include <iterator>
+#include <limits>
+
+#include "page_pool.h"
+
+namespace {
+
+constexpr std::size_t kLeast = 64 << 10;  // bytes; a block of its own wastes half a page, here 3% at most
+constexpr std::uintptr_t kPageMask = 4095;  // of the smallest page there is
+constexpr std::uint8_t kPriority = 255;   // above every other allocator's
+
+// Never destroyed: tensors may be freed later than anything that has a destructor.
+lms::PagePool& pool() {
+  static auto* const pool = new lms::PagePool;
+  return *pool;
+}
+
+std::atomic<bool> active{false};
+
+void release(void* block) {
+  // The pool's blocks begin on a page, nearly all others do not and need no look into it.
+  if (block == nullptr) return;
+  if ((reinterpret_cast<std::uintptr_t>(block) & kPageMask) == 0 && pool().free(block)) {
+    c10::profiledCPUMemoryReporter().Delete(block);
+    return;
+  }
+  c10::GetDefaultCPUAllocator()->raw_deallocate(block);
+}
+
+class PoolAllocator final : public c10::Allocator {
+ public:
+  c10::DataPtr allocate(std::size_t nbytes) override {
+    void* block = nullptr;
+    if (nbytes < kLeast || !active.load(std::memory_order_relaxed)) {
+      block = c10::GetDefaultCPUAllocator()->raw_allocate(nbytes);
+    } else {
+      block = pool().allocate(nbytes);
+      if (block == nullptr) c10::profiledCPUMemoryReporter().OutOfMemory(nbytes);
+      TORCH_CHECK(block != nullptr, "LMS's page pool can't allocate memory: you tried to allocate ", nbytes,
+                  " bytes. Give LMS a lower limit.");
+      c10::profiledCPUMemoryReporter().New(block, nbytes);
+    }
+    return {block, block, &release, c10::Device(c10::DeviceType::CPU)};
+  }
+
+  c10::DeleterFnPtr raw_deleter() const override { return &release; }
+
+  void copy_data(void* to, const void* from, std::size_t nbytes) const override { default_copy_data(to, from, nbytes); }
+};
+
+}  // namespace
+
+extern "C" {
+
+// Make the pool PyTorch's CPU allocator, without a bound on what it keeps; 0, or 1 when another allocator stays.
+int lms_pool_install() {
+  static auto* const allocator = [] {
+    pthread_atfork([] { pool().lock(); }, [] { pool().unlock(); }, [] { pool().unlock(); });
+    return new PoolAllocator;
+  }();
+  c10::SetCPUAllocator(allocator, kPriority);
+  pool().keep(std::numeric_limits<std::size_t>::max());
+  active = c10::GetCPUAllocator() == allocator;
+  return active ? 0 : 1;
+}
+
+// New blocks come from PyTorch's own allocator from now on; the idle pages go back to the system.
+void lms_pool_retire() {
+  active = false;
+  pool().keep(0);
+}
+
+void lms_pool_keep(std::size_t nbytes) { pool().keep(nbytes); }
+
+void lms_pool_reset_peak() { pool().reset_peak(); }
+
+// Figures in the order of PoolUsage.
+void lms_pool_usage(std::uint64_t figures[9]) {
+  const lms::PoolUsage usage = pool().usage();
+  const std::uint64_t all[] = {usage.used,  usage.used_peak, usage.idle,   usage.peak,    usage.fresh,
+                               usage.moved, usage.returned,  usage.blocks, usage.stitched};
+  std::copy(std::begin(all), std::end(all), figures);
+}
+
+// For tests, which have no tensor of a given address.
+void* lms_pool_allocate(std::size_t nbytes) { return pool().allocate(nbytes); }
+int lms_pool_free(void* block) { return pool().free(block) ? 1 : 0; }
+
+}  // extern "C"

@@ -1,0 +1,56 @@
+"""What LMS uses on a device: its memory, as the limit bounds it, and the engine that empties it."""
+
+from __future__ import annotations
+
+import os
+import tempfile
+import warnings
+from pathlib import Path
+
+import torch
+
+from lms.errors import UsageError
+from lms.tiers.capacity import memory_capacity
+from lms.tiers.device import CpuDevice, CudaDevice, Device
+from lms.tiers.file import FileSlab
+from lms.tiers.host import HostSlab, cuda_register, cuda_unregister
+from lms.torch import page_pool
+from lms.torch.cpu_engine import CpuEngine
+from lms.torch.cuda_engine import CudaEngine
+from lms.torch.engine import Engine
+from lms.torch.streams import CudaStreams
+
+_HOST_SHARE = 0.75  # of the host's memory: the pinned slab's limit when none is given
+
+
+def supported(device: torch.device) -> torch.device:
+    """The same device. Raises UsageError when LMS cannot swap its tensors."""
+    if device.type not in ("cpu", "cuda"):
+        raise UsageError(f"device={str(device)!r}: LMS swaps tensors of a device of type 'cpu' or 'cuda'")
+    return device
+
+
+def make_engine(device: torch.device, *, spill_dir: Path | None, host_limit: int | None, verify: bool) -> Engine:
+    """The engine for `device`: RAM to a file on a CPU, GPU to pinned memory (and past `host_limit` a file) on CUDA.
+
+    `host_limit` is the host's, in bytes: the ranks of one host (LOCAL_WORLD_SIZE) share it evenly; None takes three
+    quarters of the host's memory. Raises UsageError for another kind of device, SpillError for a bad `spill_dir`.
+    """
+    if supported(device).type == "cpu":
+        if host_limit is not None:
+            warnings.warn(
+                "host_limit has no effect on a CPU device: its tier is the file in spill_dir, without pinned memory",
+                RuntimeWarning,
+                stacklevel=2,
+            )
+        return CpuEngine(FileSlab(spill_dir or Path(tempfile.gettempdir()), verify=verify))
+    whole = int(memory_capacity() * _HOST_SHARE) if host_limit is None else host_limit
+    ranks = max(1, int(os.environ.get("LOCAL_WORLD_SIZE", "1")))
+    host = HostSlab(cuda_register, cuda_unregister, limit=whole // ranks)
+    file = FileSlab(spill_dir, verify=verify) if spill_dir is not None else None
+    return CudaEngine(CudaStreams(device), host, file, verify=verify)
+
+
+def device_for(device: torch.device) -> Device:
+    """What the limit bounds on `device`. Raises UsageError when it is neither a CPU nor a CUDA device."""
+    return CpuDevice(page_pool.find()) if supported(device).type == "cpu" else CudaDevice(device)

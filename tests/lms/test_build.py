@@ -1,0 +1,71 @@
+from __future__ import annotations
+
+import shutil
+import stat
+from pathlib import Path
+
+import pytest
+
+import lms.build as module
+from lms.build import build, compiler, library_path, main
+from lms.errors import LMSError
+
+
+@pytest.fixture
+def copy(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """The sources in a folder of their own, which nothing was compiled in."""
+    folder = tmp_path / "native"
+    folder.mkdir()
+    for source in module.SOURCES:
+        shutil.copy(source, folder)
+    monkeypatch.setattr(module, "NATIVE", folder)
+    monkeypatch.setattr(module, "SOURCES", tuple(folder / source.name for source in module.SOURCES))
+    return folder
+
+
+def test_a_library_belongs_to_one_pytorch_and_to_one_state_of_the_sources(copy: Path) -> None:
+    first = library_path("2.13.0")
+    assert "2.13.0" in first.name
+    assert library_path("2.14.0") != first
+    (copy / "page_pool.cc").write_text("// other\n")
+    assert library_path("2.13.0") != first
+
+
+def test_it_is_compiled_once_and_an_outdated_one_goes(copy: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    pytest.importorskip("torch")
+    assert main(["torch"]) == 0
+    (made,) = copy.glob("*.so")
+    assert "is ready" in capsys.readouterr().out
+    before = made.stat()
+    assert main(["torch"]) == 0
+    assert made.stat() == before
+    with (copy / "page_pool.h").open("a") as file:
+        file.write("// changed\n")
+    assert build() != made
+    assert len(list(copy.glob("*.so"))) == 1
+    assert not list(copy.glob(".build-*"))
+
+
+def test_what_the_compiler_says_is_shown_and_nothing_is_left(copy: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (copy / "page_pool.cc").write_text("#error no such luck\n")
+    assert main(["torch"]) == 1
+    assert "no such luck" in capsys.readouterr().err
+    assert sorted(path.name for path in copy.iterdir()) == sorted(source.name for source in module.SOURCES)
+
+
+def test_a_missing_compiler_is_named(copy: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("CXX", raising=False)
+    monkeypatch.setenv("PATH", "")
+    with pytest.raises(LMSError, match=r"no C\+\+ compiler.*install one"):
+        compiler()
+    monkeypatch.setenv("CXX", "ccache /no/such/compiler")
+    assert compiler() == ["ccache", "/no/such/compiler"]
+    with pytest.raises(LMSError, match="'ccache' does not run"):
+        build()
+
+
+def test_a_folder_that_cannot_be_written_is_named(copy: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    copy.chmod(stat.S_IRUSR | stat.S_IXUSR)
+    monkeypatch.setattr(module.os, "access", lambda path, mode: False)  # root may write everywhere
+    with pytest.raises(LMSError, match="native is not writable: run this as the owner"):
+        build()

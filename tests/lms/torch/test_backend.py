@@ -1,0 +1,45 @@
+"""Which engine and which device a kind of device gets."""
+
+import warnings
+from pathlib import Path
+
+import pytest
+import torch
+
+from lms.errors import SpillError, UsageError
+from lms.tiers.device import CpuDevice
+from lms.torch.backend import device_for, make_engine
+from lms.torch.cpu_engine import CpuEngine
+
+CPU = torch.device("cpu")
+
+
+def test_without_a_folder_the_file_lives_in_the_temporary_one(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
+    engine = make_engine(CPU, spill_dir=None, host_limit=None, verify=False)
+    assert isinstance(engine, CpuEngine)
+    assert engine.file.directory == tmp_path
+    engine.close()
+
+
+def test_a_host_limit_on_a_cpu_is_an_option_without_effect(tmp_path: Path) -> None:
+    with pytest.warns(RuntimeWarning, match="host_limit has no effect on a CPU device"):
+        engine = make_engine(CPU, spill_dir=tmp_path, host_limit=1000, verify=False)
+    engine.close()
+
+
+def test_a_missing_folder_is_named(tmp_path: Path) -> None:
+    with pytest.raises(SpillError, match="spill_dir="):
+        make_engine(CPU, spill_dir=tmp_path / "missing", host_limit=None, verify=False)
+
+
+def test_another_kind_of_device_is_refused() -> None:
+    for make in (device_for, lambda device: make_engine(device, spill_dir=None, host_limit=None, verify=False)):
+        with pytest.raises(UsageError, match=r"device='meta'.*'cpu' or 'cuda'"):
+            make(torch.device("meta"))
+
+
+def test_the_device_of_a_cpu_is_its_resident_set() -> None:
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        assert isinstance(device_for(CPU), CpuDevice)
