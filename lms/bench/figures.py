@@ -6,7 +6,7 @@ docs/benchmarks.md explains each figure of DEFINITIONS in the same words.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from statistics import median, quantiles
 
 DEFINITIONS: Mapping[str, str] = {
@@ -167,8 +167,13 @@ def memory(cell: Cell, floor: int | None) -> list[Verdict]:
         if resident is None
         else _at_most(cell, "resident peak", cell.peak, resident, "bytes"),
         _at_most(cell, "bytes out", out, room, "bytes"),
-        _at_most(cell, "bytes back", back, room, "bytes"),
+        replace(_at_most(cell, "bytes back", back, room, "bytes"), note=_why_again(cell)),
     ]
+
+
+def _why_again(cell: Cell) -> str:
+    again = cell.last("again")
+    return f"the bound on held bytes makes {again / 1e6:.0f} MB come back twice" if again else ""
 
 
 def disk_bound(plain_seconds: float, minimum: float, out: float, back: float) -> float:

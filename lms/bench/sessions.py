@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from itertools import pairwise
 
 from lms import Session
+from lms.trace import Trace
 
 
 def forecast(session: Session) -> dict[str, float]:
@@ -34,10 +36,28 @@ def describe(session: Session) -> dict[str, float]:
         found[key] = sum(span.end - span.start for span in spans if span.lane == lane)
     last = session._planner.last  # the session's own figure is the most of all passes
     found["pass_held_peak"] = float(last.counters.held_peak) if last is not None else 0.0
+    trace = session.trace
+    budget = session.options.budget
+    found["again"] = float(forced_again(trace, budget + trace.largest)) if trace and budget is not None else 0.0
     # Asking for the link of a session that moved nothing would make it move something.
     link = session.link() if found["swapped_out"] else None
     found["link_out"], found["link_back"] = (link.out, link.back) if link is not None else (0.0, 0.0)
     return found
+
+
+def forced_again(trace: Trace, most: int) -> int:
+    """Bytes that must come back a second time while no more than `most` bytes of records are held.
+
+    Between two uses of a record its bytes cannot stay when another record is used there that has no room beside it.
+    """
+    used = [trace.records[access.record] for access in trace.accesses]
+    total = 0
+    for record in trace.records:
+        for use, following in pairwise(() if record.pinned else record.uses):
+            between = [other for other in used[use + 1 : following] if other is not record and not other.pinned]
+            if any(other.nbytes + record.nbytes > most for other in between):
+                total += record.nbytes
+    return total
 
 
 def before_reset(session: Session, notice: Callable[[], None]) -> None:

@@ -453,3 +453,16 @@ def test_a_pass_of_thousands_of_records_is_planned_in_two_seconds_of_processor_t
     plan = make_plan(trace, hides(trace, 1.0, 0.4), **{bound: stay + (200 * traces.MB if bound == "limit" else 0)})
     assert time.process_time() - began < 2
     assert plan.moves
+
+
+def test_between_two_uses_a_record_stays_while_the_tolerance_has_room(traces: ModuleType) -> None:
+    tape = traces.Tape()
+    twice, large, once = tape.new(10), tape.new(40), tape.new(20)
+    for record in (twice, large, once):
+        tape.access("save", record, 1.0)
+    for record in (twice, once, twice, large):
+        tape.access("use", record, 1.0)
+    trace = tape.trace()
+    plan = make_plan(trace, traces.INSTANT, budget=0)
+    assert [move.before for move in plan.moves if move.record == twice] == [3]
+    assert plan.forecast.held_peak <= trace.largest

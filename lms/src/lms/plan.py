@@ -57,6 +57,7 @@ class Gap:
     before: int
     seconds: float  # computation in it: what the link has to hide the copies
     comes_back: bool
+    used: bool  # it begins with a use: whoever leaves for it has come back once already
 
 
 def make_plan(
@@ -89,7 +90,7 @@ def make_plan(
     target = _target(trace, gaps, cap, bounded=limit is not None)
     options: dict[Schedule, tuple[str, list[Gap]]] = {}
     for name, rank in _RANKINGS.items():
-        chosen = _choose(trace, gaps, target, rank)
+        chosen = _choose(trace, gaps, target, cap, rank)
         caps = cap if limit is None else cap - _lingering(trace, chosen)
         moves = _moves(trace, chosen, cap, prefetch)
         options.setdefault(Schedule(moves, tuple(caps.tolist()), write_ahead), (name, chosen))
@@ -187,6 +188,7 @@ def _gaps(trace: Trace) -> list[Gap]:
                     before=min(following, end),
                     seconds=seconds,
                     comes_back=next_kind == "use",
+                    used=kind == "use",
                 )
             )
     return gaps
@@ -257,11 +259,12 @@ _RANKINGS: Mapping[str, Rank] = {
 }
 
 
-def _choose(trace: Trace, gaps: Sequence[Gap], target: Bytes, rank: Rank) -> list[Gap]:
+def _choose(trace: Trace, gaps: Sequence[Gap], target: Bytes, cap: Bytes, rank: Rank) -> list[Gap]:
     """Gaps that bring the profile under the target everywhere, in the order of their start.
 
     By rank each gap is taken that covers an access with too much; what then proves needless is given back, the gaps
-    with the least slack first.
+    with the least slack first. Between two uses a record may stay up to the cap: room for copies in flight is not worth
+    one more of them.
     """
     profile = np.array(trace.live, np.int64)
     chosen: list[Gap] = []
@@ -271,7 +274,8 @@ def _choose(trace: Trace, gaps: Sequence[Gap], target: Bytes, rank: Rank) -> lis
             chosen.append(gap)
     kept: list[Gap] = []
     for gap in sorted(chosen, key=lambda gap: (gap.seconds, gap.record)):
-        if (profile[gap.start : gap.before] + gap.nbytes <= target[gap.start : gap.before]).all():
+        most = cap if gap.used and gap.comes_back else target
+        if (profile[gap.start : gap.before] + gap.nbytes <= most[gap.start : gap.before]).all():
             profile[gap.start : gap.before] += gap.nbytes
         else:
             kept.append(gap)

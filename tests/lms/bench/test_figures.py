@@ -20,6 +20,7 @@ SESSION = {
     "swapped_out": 200 * MB,
     "swapped_in": 200 * MB,
     "hook_time": 0.0,
+    "again": 0.0,
     "last_stall_out": 0.1,
     "last_stall_in": 0.1,
     "busy_out": 0.5,
@@ -127,6 +128,12 @@ def test_without_a_floor_the_resident_peak_is_not_judged() -> None:
     verdict = only(figures.memory(cell(), None), "resident peak")
     assert verdict.reached is None
     assert "share 0" in verdict.note
+
+
+def test_what_the_memory_bound_makes_come_twice_is_told_beside_the_bytes_back() -> None:
+    told = {verdict.figure: verdict.note for verdict in figures.memory(cell(again=7e6), None)}
+    assert told["bytes back"] == "the bound on held bytes makes 7 MB come back twice"
+    assert not any(verdict.note for verdict in figures.memory(cell(), 0))
 
 
 @pytest.mark.parametrize(("key", "figure"), [("last_out", "bytes out"), ("last_in", "bytes back")])
