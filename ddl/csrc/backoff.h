@@ -1,0 +1,46 @@
+// Waiting that is kind to others: spin briefly, then let other threads run, then sleep for longer and longer.
+#pragma once
+
+#include <algorithm>
+#include <chrono>
+#include <thread>
+
+namespace ddl {
+
+// Seconds of a clock that never goes back.
+inline double seconds_now() {
+    return std::chrono::duration<double>(std::chrono::steady_clock::now().time_since_epoch()).count();
+}
+
+class Backoff {
+  public:
+    // `spins`: pauses that do nothing. More yield (a yield costs little where nobody waits for the core, and lets the
+    // awaited rank run where it does), then each sleeps for longer, up to `nap_seconds`.
+    Backoff(int spins, double nap_seconds) : spins_(spins), longest_(nap_seconds) {}
+
+    void reset() {
+        count_ = 0;
+        nap_ = kFirstNap;
+    }
+
+    void pause() {
+        if (++count_ <= spins_) return;
+        if (count_ <= spins_ * kYields + kYields) {
+            std::this_thread::yield();
+            return;
+        }
+        std::this_thread::sleep_for(std::chrono::duration<double>(nap_));
+        nap_ = std::min(nap_ * 2, longest_);
+    }
+
+  private:
+    static constexpr int kYields = 20;
+    static constexpr double kFirstNap = 10e-6;
+
+    const int spins_;
+    const double longest_;
+    int count_ = 0;
+    double nap_ = kFirstNap;
+};
+
+}  // namespace ddl

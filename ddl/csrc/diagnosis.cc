@@ -1,0 +1,134 @@
+// The engine's side of diagnosis: deaths, stalls, and what ranks tell one another about them.
+#include <algorithm>
+
+#include "backoff.h"
+#include "communicator.h"
+
+namespace ddl {
+
+void Engine::watch(Communicator& comm, double now) {
+    for (int rank = 0; rank < comm.size(); ++rank) {
+        const int member = comm.group.members[static_cast<size_t>(rank)];
+        if (comm.queue.empty() || !transport_->is_dead(member)) continue;
+        const std::string during = " during " + describe(comm.queue.front().header);
+        const std::string text = member == transport_->rank()
+                                     ? name_of_rank(member) + " was cut off from the job" + during
+                                     : name_of_rank(member) + " died" + during + ": see its own output for the cause";
+        return break_comm(comm, {DDL_ERROR_PEER_LOST, text}, true);
+    }
+    // The oldest stalled request is what the others wait behind.
+    for (Active& active : comm.queue) {
+        if (active.request->finished() || !active.operation) continue;
+        const double stalled = now - active.moved;
+        const auto verdict = active.watch.judge(stalled);
+        const auto report = [&] { return active.watch.report(comm.group, comm.rank, active.operation->awaited()); };
+        const std::string what = comm.group.names[static_cast<size_t>(comm.rank)] + " has waited " +
+                                 std::to_string(static_cast<int>(stalled)) + " s in " + describe(active.header);
+        if (verdict == Watch::Verdict::ask) ask(comm, active);
+        if (verdict == Watch::Verdict::warn) warn(what + ": " + report());
+        if (verdict == Watch::Verdict::give_up || active.watch.hopeless()) {
+            const std::string remedy =
+                verdict == Watch::Verdict::give_up ? ". DDL_TIMEOUT sets how many seconds a rank may be late" : "";
+            return break_comm(comm, {DDL_ERROR_TIMEOUT, what + ": " + report() + remedy}, true);
+        }
+        return;
+    }
+}
+
+void Engine::ask(const Communicator& comm, Active& active) {
+    for (const auto& [rank, last] : comm.departed) {  // they answer no more
+        active.watch.answer(rank, last.magic != 0 && last.sequence >= active.header.sequence, last, true);
+    }
+    NoticeContent query;
+    query.kind = NoticeKind::query;
+    query.comm = comm.id;
+    query.sequence = active.header.sequence;
+    for (const int member : comm.group.members) {
+        if (member != transport_->rank()) send_notice(*transport_, member, query);
+    }
+}
+
+void Engine::take_notices() {
+    Notice notice;
+    while (transport_->next_notice(&notice)) {
+        NoticeContent content;
+        if (!read_notice(notice, &content) || content.comm >= kMostCommunicators) continue;
+        switch (content.kind) {
+            case NoticeKind::query: answer(notice.from, content); break;
+            case NoticeKind::answer: hear(notice.from, content); break;
+            case NoticeKind::goodbye:
+                if (const CommPtr comm = find(content.comm); comm && comm->rank_of(notice.from) >= 0) {
+                    comm->departed[comm->rank_of(notice.from)] = content.call;
+                }
+                break;
+            case NoticeKind::abort: {
+                const Status status{static_cast<Code>(content.code), content.text};
+                if (const CommPtr comm = find(content.comm)) {
+                    break_comm(*comm, status, false);
+                } else if (const std::lock_guard lock(table_); used_ids_[content.comm] == 0) {
+                    // This rank is still making it. (Of one that it has freed, it wants to hear no more.)
+                    early_aborts_.emplace(content.comm, status);
+                }
+                break;
+            }
+        }
+    }
+}
+
+void Engine::answer(int from, const NoticeContent& query) {
+    NoticeContent reply = query;
+    reply.kind = NoticeKind::answer;
+    if (const CommPtr comm = find(query.comm)) {
+        reply.arrived = comm->sequence > query.sequence;
+        const bool known = reply.arrived && comm->sequence - query.sequence <= comm->history.size();
+        reply.call = known ? comm->history[query.sequence % comm->history.size()] : Header{};
+        if (!reply.arrived) reply.call = comm->last_call();
+    }
+    send_notice(*transport_, from, reply);
+}
+
+void Engine::hear(int from, const NoticeContent& answer) {
+    const CommPtr comm = find(answer.comm);
+    const int rank = comm ? comm->rank_of(from) : -1;
+    if (rank < 0) return;
+    for (Active& active : comm->queue) {
+        if (active.header.sequence != answer.sequence || active.request->finished()) continue;
+        if (answer.arrived != 0 && answer.call.magic != 0 && !same_call(active.header, answer.call)) {
+            // No data passes between these two, so no header did either.
+            const std::string text =
+                describe_mismatch(comm->group.names[static_cast<size_t>(comm->rank)], active.header,
+                                  comm->group.names[static_cast<size_t>(rank)], answer.call);
+            return break_comm(*comm, {DDL_ERROR_MISMATCH, text}, true);
+        }
+        active.watch.answer(rank, answer.arrived != 0, answer.call, false);
+        return;
+    }
+}
+
+std::string Engine::in_flight() const {
+    std::vector<CommPtr> comms;
+    const std::lock_guard lock(progress_);
+    {
+        const std::lock_guard table(table_);
+        for (const auto& [id, comm] : comms_) comms.push_back(comm);
+    }
+    std::string text;
+    for (const CommPtr& comm : comms) {
+        for (const Active& active : comm->queue) {
+            if (active.request->finished()) continue;
+            text += comm->group.names[static_cast<size_t>(comm->rank)] + ": " + describe(active.header) + ", " +
+                    std::to_string(static_cast<int>(seconds_now() - active.submitted)) + " s";
+            if (!active.operation) {
+                text += ", not begun\n";
+                continue;
+            }
+            text += ", awaiting";
+            for (const int rank : active.operation->awaited())
+                text += " " + comm->group.names[static_cast<size_t>(rank)];
+            text += "\n";
+        }
+    }
+    return text;
+}
+
+}  // namespace ddl

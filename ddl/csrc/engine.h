@@ -1,0 +1,163 @@
+// The engine: executes any number of collectives in flight, over any number of communicators, for one rank.
+//
+// All work is done under one lock by whoever makes progress: the engine's own thread, or a caller that waits (which
+// saves small messages two switches between threads). Collectives of one communicator begin in the order of their
+// submission; several may be in flight, and ranks must submit them in the same order.
+//
+// Errors are Statuses. A collective's error breaks its communicator on this rank, and the other members are told: every
+// request on it, present and future, ends with that error on all of them.
+#pragma once
+
+#include <atomic>
+#include <condition_variable>
+#include <functional>
+#include <map>
+#include <memory>
+#include <mutex>
+#include <string>
+#include <thread>
+#include <vector>
+
+#include "notice.h"
+#include "operation.h"
+#include "plan.h"
+#include "schedule.h"
+#include "status.h"
+#include "transport.h"
+#include "watch.h"
+
+namespace ddl {
+
+using CommId = uint32_t;
+constexpr CommId kWorld = 0;
+constexpr CommId kMostCommunicators = 1024;  // at once; ids of freed ones are used again
+
+struct EngineOptions {
+    Patience patience;
+    Tuning tuning;
+    int window = 16;      // chunks of a collective in flight; at least 8 let the tiers overlap
+    int concurrent = 4;   // collectives of a communicator in flight; later ones wait
+    int spin_polls = 10;  // polls without progress before a waiter yields its core; 0 where ranks outnumber cores
+    double nap_seconds = 200e-6;                   // longest sleep between polls with work in flight
+    std::vector<std::string> hosts;                // host of each rank of the world, for messages; may be empty
+    std::function<void(const std::string&)> warn;  // gets warnings, one line each, on any thread; default: stderr
+};
+
+// A collective: what ddl.h says about the buffers. `broadcast` takes its buffer as `output`.
+struct Call {
+    Task task;
+    const void* input = nullptr;
+    void* output = nullptr;
+};
+
+class Request {
+  public:
+    // True when the result is known and the buffers are the caller's again.
+    bool finished() const { return finished_.load(std::memory_order_acquire); }
+    // The result; only when finished.
+    const Status& status() const { return status_; }
+
+  private:
+    friend class Engine;
+    std::atomic<bool> finished_{false};
+    Status status_;
+};
+using RequestPtr = std::shared_ptr<Request>;
+
+class Engine {
+  public:
+    // `plan` is the world's, over all ranks of the transport. Starts the progress thread. Throws Error where the plan's
+    // size is not the transport's.
+    Engine(std::unique_ptr<Transport> transport, Plan plan, EngineOptions options = {});
+    ~Engine();  // as shutdown()
+    Engine(const Engine&) = delete;
+    Engine& operator=(const Engine&) = delete;
+
+    // Starts a collective; returns at once. On success `request` holds it; otherwise nothing was started:
+    // DDL_ERROR_ARGUMENT (see ddl.h), DDL_ERROR_STATE (no such communicator, or after shutdown()).
+    Status submit(CommId comm, const Call& call, RequestPtr* request);
+    // (test(), wait(), run() and split() throw std::bad_alloc where not even a small allocation succeeds.)
+    // Helps, without blocking, where nobody else does; true where the request is finished.
+    bool test(const RequestPtr& request);
+    // Blocks until the request is finished; returns its result.
+    Status wait(const RequestPtr& request);
+    // submit() and wait().
+    Status run(CommId comm, const Call& call);
+
+    // A communicator of the ranks of `parent` with this rank's `color`, ordered by (key, rank). A negative color joins
+    // none: `comm` becomes `parent`. Collective over `parent`; blocks. Its plan follows the world's where the ranks
+    // fill its groups evenly.
+    Status split(CommId parent, int color, int key, CommId* comm);
+    // DDL_ERROR_STATE where the communicator has requests in flight; DDL_ERROR_ARGUMENT for the world.
+    Status free(CommId comm);
+    // Gives a communicator another plan (after links were measured). Every rank must do so between the same two calls,
+    // with none in flight: DDL_ERROR_STATE otherwise. DDL_ERROR_ARGUMENT where the plan's size differs.
+    Status set_plan(CommId comm, Plan plan);
+    // -1 where there is no such communicator.
+    int rank(CommId comm) const;
+    int size(CommId comm) const;
+
+    // A line for each request in flight: what it is, for how long, whom it waits for. Not for signal handlers.
+    std::string in_flight() const;
+
+    // Ends requests in flight with DDL_ERROR_SHUTDOWN, here and on the other members of their communicators, says
+    // goodbye, and joins the thread. Does not wait for other ranks. Later calls return DDL_ERROR_STATE; doing it twice
+    // does nothing.
+    void shutdown();
+
+  private:
+    struct Active;
+    struct Communicator;
+    struct Submission;
+    class Helper;
+    using CommPtr = std::shared_ptr<Communicator>;
+
+    CommPtr find(CommId comm) const;
+    CommPtr create(CommId id, std::vector<int> members, Plan plan);
+    Status start(CommId comm, const Call& call, RequestPtr* request, bool and_wake);
+    Status split_over(const Communicator& parent, int color, int key, CommId* comm);
+    void serve();  // the progress thread
+
+    // With progress_ held:
+    bool poll();
+    void take_submissions();
+    void accept(Submission& submission);
+    bool poll(Communicator& comm);
+    bool begin(Communicator& comm, Active& active);
+    void watch(Communicator& comm, double now);
+    void ask(const Communicator& comm, Active& active);
+    void break_comm(Communicator& comm, Status status, bool tell);
+    void take_notices();
+    void answer(int from, const NoticeContent& query);
+    void hear(int from, const NoticeContent& answer);
+    void wake();
+    void warn(const std::string& text) const;
+    std::string name_of_rank(int world_rank) const;
+
+    const std::unique_ptr<Transport> transport_;
+    const EngineOptions options_;
+    ScratchPool pool_;
+
+    mutable std::mutex table_;  // guards the next four; taken after progress_ where both are
+    std::map<CommId, CommPtr> comms_;
+    std::vector<Submission> inbox_;
+    std::atomic<bool> inbox_full_{false};  // something is in it: spares each poll the lock
+    std::vector<uint8_t> free_ids_;        // 1: free
+    std::vector<uint8_t> used_ids_;        // 1: has been in use before
+
+    mutable std::mutex progress_;            // guards what communicators do, the transport and the rest
+    std::map<CommId, Status> early_aborts_;  // of communicators that this rank is still making
+    double next_watch_ = 0;
+    std::vector<CommPtr> running_;  // those with a queue
+    size_t active_ = 0;             // requests that are not finished
+
+    std::mutex sleep_;
+    std::condition_variable wake_;
+    std::atomic<int> helpers_{0};
+    std::atomic<bool> busy_{false};  // requests are in flight or in the inbox
+    std::atomic<bool> stopping_{false};
+    std::atomic<bool> shut_{false};
+    std::thread thread_;
+};
+
+}  // namespace ddl

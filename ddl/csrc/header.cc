@@ -1,0 +1,72 @@
+#include "header.h"
+
+namespace ddl {
+namespace {
+
+// FNV-1a, by whole numbers.
+struct Hash {
+    uint64_t value = 0xcbf29ce484222325u;
+    void add(uint64_t number) { value = (value ^ number) * 0x100000001b3u; }
+};
+
+}  // namespace
+
+Header make_header(const Task& task, uint32_t comm, uint64_t sequence, uint64_t layout) {
+    Header header;
+    header.magic = kHeaderMagic;
+    header.comm = comm;
+    header.sequence = sequence;
+    header.count = task.count;
+    header.layout = layout;
+    header.root = task.collective == Collective::broadcast ? task.root : 0;
+    header.collective = static_cast<uint8_t>(task.collective);
+    header.type = static_cast<uint8_t>(task.type);
+    const bool reduces = task.collective == Collective::allreduce || task.collective == Collective::reduce_scatter;
+    header.op = reduces ? static_cast<uint8_t>(task.op) : 0;
+    return header;
+}
+
+uint64_t layout_of(const Plan& plan, const Tuning& tuning) {
+    Hash hash;
+    for (const int dimension : plan.dimensions) hash.add(static_cast<uint64_t>(dimension));
+    for (const char mode : plan.modes) hash.add(static_cast<uint64_t>(mode));
+    for (const int rank : plan.ranks) hash.add(static_cast<uint64_t>(rank));
+    hash.add(static_cast<uint64_t>(plan.chunks));
+    hash.add(static_cast<uint64_t>(tuning.algorithm));
+    hash.add(tuning.small_bytes);
+    hash.add(tuning.chunk_bytes);
+    hash.add(static_cast<uint64_t>(tuning.most_chunks));
+    return hash.value;
+}
+
+bool same_call(const Header& a, const Header& b) {
+    return a.magic == b.magic && a.comm == b.comm && a.sequence == b.sequence && a.collective == b.collective &&
+           a.type == b.type && a.op == b.op && a.count == b.count && a.root == b.root && a.layout == b.layout;
+}
+
+std::string describe(const Header& header) {
+    if (header.magic != kHeaderMagic) return "a message that is none of this library's";
+    const auto collective = static_cast<Collective>(header.collective);
+    std::string text = std::string(name_of(collective)) + " #" + std::to_string(header.sequence) + " of communicator " +
+                       std::to_string(header.comm);
+    if (collective == Collective::barrier) return text;
+    text += std::string(" (") + name_of(static_cast<DataType>(header.type));
+    if (collective == Collective::allreduce || collective == Collective::reduce_scatter) {
+        text += std::string(", ") + name_of(static_cast<ReduceOp>(header.op));
+    }
+    if (collective == Collective::broadcast) text += ", root " + std::to_string(header.root);
+    return text + ", " + std::to_string(header.count) + (header.count == 1 ? " element)" : " elements)");
+}
+
+std::string describe_mismatch(const std::string& one, const Header& its, const std::string& other,
+                              const Header& theirs) {
+    const std::string what = describe(its), whats = describe(theirs);
+    if (what == whats) {
+        return one + " and " + other + " both called " + what +
+               ", but with different plans: give every rank the same DDL_OPTIONS and the same version of ddl";
+    }
+    return one + " called " + what + ", but " + other + " called " + whats +
+           ": every rank must make the same calls in the same order";
+}
+
+}  // namespace ddl

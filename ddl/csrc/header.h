@@ -1,0 +1,45 @@
+// The header of a call: what ranks compare before one writes another's data into its user's buffer. It rides on the
+// first message between two ranks in a collective, so it costs no round.
+#pragma once
+
+#include <cstdint>
+#include <string>
+
+#include "schedule.h"
+
+namespace ddl {
+
+// On the wire as it stands: the ranks of a job have one architecture (ddlrun checks it).
+struct Header {
+    uint32_t magic = 0;
+    uint32_t comm = 0;      // number of the communicator
+    uint64_t sequence = 0;  // calls on it before this one
+    uint64_t count = 0;     // elements
+    uint64_t layout = 0;    // layout_of() the schedule: ranks with other settings cut alike, or it is a mismatch
+    int32_t root = 0;
+    uint8_t collective = 0;
+    uint8_t type = 0;
+    uint8_t op = 0;
+    uint8_t padding = 0;
+    uint64_t reserved[3] = {};  // to 64 bytes: the payload behind it stays aligned
+};
+static_assert(sizeof(Header) == 64);
+
+constexpr uint32_t kHeaderMagic = 0x4c444431;
+
+Header make_header(const Task& task, uint32_t comm, uint64_t sequence, uint64_t layout);
+
+// A number that is the same on ranks which made their schedules from the same plan and tuning.
+uint64_t layout_of(const Plan& plan, const Tuning& tuning);
+
+// True where the two ranks may exchange data.
+bool same_call(const Header& a, const Header& b);
+
+// "allreduce #5 of communicator 0 (float32, sum, 1000 elements)". Never longer than kNoticeBytes allows.
+std::string describe(const Header& header);
+
+// "rank 3 called allreduce #5 ..., but rank 0 called ...: ..."; the names say which rank and host.
+std::string describe_mismatch(const std::string& one, const Header& its, const std::string& other,
+                              const Header& theirs);
+
+}  // namespace ddl

@@ -1,0 +1,245 @@
+#include "operation.h"
+
+#include <algorithm>
+#include <cstring>
+#include <set>
+
+namespace ddl {
+
+Operation::Operation(std::shared_ptr<const Schedule> schedule, const void* input, void* output, const Header& header,
+                     const Group& group, int rank, Tag first_tag, int window, Transport& transport, ScratchPool& pool)
+    : schedule_(std::move(schedule)),
+      input_(static_cast<const std::byte*>(input)),
+      output_(static_cast<std::byte*>(output)),
+      header_(header),
+      group_(group),
+      rank_(rank),
+      first_tag_(first_tag),
+      window_(static_cast<size_t>(std::clamp(window, 1, kChunkSlots))),
+      transport_(transport),
+      pool_(pool),
+      agreed_(group.members.size()) {
+    if (schedule_->work_bytes > 0) work_ = pool_.take(schedule_->work_bytes);
+}
+
+const std::byte* Operation::read(const Place& place) const {
+    return place.buffer == Buffer::input ? input_ + place.offset : write(place);
+}
+
+std::byte* Operation::write(const Place& place) const {
+    return (place.buffer == Buffer::work ? work_.data() : output_) + place.offset;
+}
+
+bool Operation::fail(Code code, std::string message) {
+    if (status_.ok()) status_ = {code, std::move(message)};
+    return true;
+}
+
+bool Operation::poll() {
+    if (!status_.ok()) return false;
+    bool moved = start_chunks();
+    for (Run& run : runs_) {
+        moved |= advance(run);
+        if (!status_.ok()) return true;
+    }
+    const size_t before = runs_.size();
+    const auto is_done = [&](const Run& run) { return run.round == schedule_->chunks[run.chunk].end; };
+    runs_.erase(std::remove_if(runs_.begin(), runs_.end(), is_done), runs_.end());
+    return moved || runs_.size() != before;
+}
+
+bool Operation::start_chunks() {
+    bool started = false;
+    const auto& chunks = schedule_->chunks;
+    // A slot's tag is free again only when the chunk that had it before is complete, or messages would be confused.
+    while (next_chunk_ < chunks.size() && runs_.size() < window_ &&
+           (runs_.empty() || next_chunk_ - runs_.front().chunk < kChunkSlots)) {
+        runs_.emplace_back();
+        Run& run = runs_.back();
+        run.chunk = next_chunk_;
+        run.round = chunks[next_chunk_].begin;
+        ++next_chunk_;
+        post_round(run);
+        started = true;
+    }
+    return started;
+}
+
+void Operation::post_round(Run& run) {
+    const Span round = schedule_->rounds[run.round];
+    run.flights.clear();
+    run.flights.reserve(round.size() * 2);
+    // Receives first: what arrives then finds its place.
+    for (uint32_t i = round.begin; i < round.end; ++i) {
+        const Step& step = schedule_->steps[i];
+        if (!step.is_incoming()) continue;
+        run.flights.emplace_back();
+        run.flights.back().step = &step;
+        post_receive(run, run.flights.back());
+    }
+    for (uint32_t i = round.begin; i < round.end; ++i) {
+        if (schedule_->steps[i].kind == StepKind::send) post_send(run, schedule_->steps[i]);
+    }
+}
+
+void Operation::post_send(Run& run, const Step& step) {
+    const int peer = world(step.peer);
+    const bool inlined = step.first && step.bytes <= kInlineBytes;
+    if (step.first) {
+        run.flights.emplace_back();
+        Flight& flight = run.flights.back();
+        const size_t payload = inlined ? step.bytes : 0;
+        flight.scratch = pool_.take(sizeof header_ + payload);
+        std::memcpy(flight.scratch.data(), &header_, sizeof header_);
+        if (payload > 0) std::memcpy(flight.scratch.data() + sizeof header_, read(step.from), payload);
+        flight.ticket = transport_.isend(peer, tag(run), flight.scratch.data(), sizeof header_ + payload);
+    }
+    if (!inlined) {
+        run.flights.emplace_back();
+        Flight& flight = run.flights.back();
+        flight.step = &step;
+        flight.ticket = transport_.isend(peer, tag(run), read(step.from), step.bytes);
+    }
+}
+
+void Operation::post_receive(Run& run, Flight& flight) {
+    const Step& step = *flight.step;
+    if (step.first) {
+        flight.state = Flight::awaits_header;
+        flight.scratch = pool_.take(sizeof header_ + kInlineBytes);
+        flight.ticket =
+            transport_.irecv(world(step.peer), tag(run), flight.scratch.data(), sizeof header_ + kInlineBytes);
+    } else if (agreed_[static_cast<size_t>(step.peer)]) {
+        post_payload(run, flight);
+    } else {
+        flight.state = Flight::gated;  // until another chunk has seen the peer's header
+    }
+}
+
+void Operation::post_payload(Run& run, Flight& flight) {
+    const Step& step = *flight.step;
+    std::byte* target = nullptr;
+    if (step.kind == StepKind::reduce) {
+        flight.scratch = pool_.take(step.bytes);
+        flight.data = target = flight.scratch.data();
+    } else if (step.bytes > 0) {
+        target = write(step.to);
+    }
+    flight.state = Flight::moving;
+    flight.ticket = transport_.irecv(world(step.peer), tag(run), target, step.bytes);
+}
+
+bool Operation::advance(Run& run) {
+    bool moved = false;
+    const uint32_t end = schedule_->chunks[run.chunk].end;
+    while (run.round < end) {
+        bool complete = true;
+        for (Flight& flight : run.flights) {
+            if (flight.state == Flight::done) continue;
+            moved |= advance(run, flight);
+            if (!status_.ok()) return true;
+            complete = complete && flight.state == Flight::done;
+        }
+        if (!complete) return moved;
+        moved = true;
+        finish_round(run);
+        run.flights.clear();
+        if (++run.round < end) post_round(run);
+    }
+    return moved;
+}
+
+bool Operation::advance(Run& run, Flight& flight) {
+    if (flight.state == Flight::gated) {
+        if (!agreed_[static_cast<size_t>(flight.step->peer)]) return false;
+        post_payload(run, flight);
+    }
+    size_t received = 0;
+    const Progress progress = transport_.test(flight.ticket, &received);
+    if (progress == Progress::pending) return false;
+    flight.ticket = 0;
+    if (progress == Progress::failed) {
+        const std::string peer = flight.step ? group_.names[static_cast<size_t>(flight.step->peer)] : "a rank";
+        return fail(DDL_ERROR_TRANSPORT, "a message between this rank and " + peer + " failed during " +
+                                             describe(header_) + ": the transport dropped or truncated it");
+    }
+    if (flight.state == Flight::awaits_header) return take_header(run, flight, received);
+    if (flight.step && flight.step->is_incoming() && received != flight.step->bytes) {
+        return fail(DDL_ERROR_INTERNAL,
+                    describe(header_) + ": a message from " + group_.names[static_cast<size_t>(flight.step->peer)] +
+                        " has " + std::to_string(received) + " bytes, expected " + std::to_string(flight.step->bytes));
+    }
+    flight.state = Flight::done;
+    return true;
+}
+
+bool Operation::take_header(Run& run, Flight& flight, size_t received) {
+    const Step& step = *flight.step;
+    const auto& names = group_.names;
+    Header theirs;
+    if (received >= sizeof theirs) std::memcpy(&theirs, flight.scratch.data(), sizeof theirs);
+    if (!same_call(header_, theirs)) {
+        return fail(DDL_ERROR_MISMATCH, describe_mismatch(names[static_cast<size_t>(rank_)], header_,
+                                                          names[static_cast<size_t>(step.peer)], theirs));
+    }
+    agreed_[static_cast<size_t>(step.peer)] = true;
+    const bool inlined = step.bytes <= kInlineBytes;
+    const size_t expected = sizeof theirs + (inlined ? step.bytes : 0);
+    if (received != expected) {
+        return fail(DDL_ERROR_INTERNAL, describe(header_) + ": the first message from " +
+                                            names[static_cast<size_t>(step.peer)] + " has " + std::to_string(received) +
+                                            " bytes, expected " + std::to_string(expected));
+    }
+    if (!inlined) {
+        post_payload(run, flight);
+        return true;
+    }
+    flight.data = flight.scratch.data() + sizeof theirs;
+    if (step.kind == StepKind::receive && step.bytes > 0) std::memcpy(write(step.to), flight.data, step.bytes);
+    flight.state = Flight::done;
+    return true;
+}
+
+void Operation::finish_round(const Run& run) {
+    const Task& task = schedule_->task;
+    const size_t element = size_of(task.type);
+    for (const Flight& flight : run.flights) {
+        if (!flight.step || flight.step->kind != StepKind::reduce) continue;
+        const Step& step = *flight.step;
+        const std::byte* mine = read(step.from);
+        combine(write(step.to), step.incoming_first ? flight.data : mine, step.incoming_first ? mine : flight.data,
+                step.bytes / element, task.type, task.op);
+    }
+    const Span round = schedule_->rounds[run.round];
+    for (uint32_t i = round.begin; i < round.end; ++i) {
+        const Step& step = schedule_->steps[i];
+        if (step.kind == StepKind::copy && read(step.from) != write(step.to)) {
+            std::memcpy(write(step.to), read(step.from), step.bytes);
+        } else if (step.kind == StepKind::divide) {
+            divide(write(step.to), step.bytes / element, task.type, schedule_->size);
+        }
+    }
+}
+
+void Operation::cancel() {
+    for (Run& run : runs_) {
+        for (Flight& flight : run.flights) {
+            if (flight.ticket != 0) transport_.cancel(flight.ticket);
+            flight.ticket = 0;
+        }
+    }
+    runs_.clear();
+}
+
+std::vector<int> Operation::awaited() const {
+    std::set<int> ranks;
+    for (const Run& run : runs_) {
+        for (const Flight& flight : run.flights) {
+            if (flight.step && flight.step->is_incoming() && flight.state != Flight::done)
+                ranks.insert(flight.step->peer);
+        }
+    }
+    return {ranks.begin(), ranks.end()};
+}
+
+}  // namespace ddl

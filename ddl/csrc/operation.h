@@ -1,0 +1,96 @@
+// One collective in flight on one rank: executes a schedule over a transport, each chunk a state machine of its own.
+#pragma once
+
+#include <deque>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "header.h"
+#include "schedule.h"
+#include "scratch.h"
+#include "status.h"
+#include "transport.h"
+
+namespace ddl {
+
+constexpr int kChunkSlots = 32;            // chunks that may be in flight at once, and that tags tell apart
+constexpr size_t kInlineBytes = 16 << 10;  // payloads up to this ride behind the header in one message
+
+// What an operation needs of its communicator. Outlives it.
+struct Group {
+    std::vector<int> members;        // world rank of each rank
+    std::vector<std::string> names;  // "rank 3 (host b)", of each rank
+};
+
+// Not thread-safe. Throws nothing but std::bad_alloc; after an error or an exception, call cancel().
+class Operation {
+  public:
+    // `input` and `output` are what ddl.h says for the task. `first_tag` is the first of kChunkSlots tags that are this
+    // operation's alone while it is in flight. `window`: chunks in flight, at most kChunkSlots.
+    Operation(std::shared_ptr<const Schedule> schedule, const void* input, void* output, const Header& header,
+              const Group& group, int rank, Tag first_tag, int window, Transport& transport, ScratchPool& pool);
+    Operation(const Operation&) = delete;
+    Operation& operator=(const Operation&) = delete;
+    ~Operation() { cancel(); }
+
+    // Does what can be done without waiting. True where a message completed or a chunk went on.
+    bool poll();
+    bool finished() const { return next_chunk_ == schedule_->chunks.size() && runs_.empty() && status_.ok(); }
+    const Status& status() const { return status_; }
+    // Takes back what is in flight: the buffers are written no more.
+    void cancel();
+
+    const Header& header() const { return header_; }
+    // Ranks of the communicator that a message is awaited from, ascending.
+    std::vector<int> awaited() const;
+
+  private:
+    // A message of the current round of a chunk.
+    struct Flight {
+        enum State : uint8_t { gated, awaits_header, moving, done };
+        const Step* step = nullptr;  // null: a header that is sent ahead of a long payload
+        State state = moving;
+        Ticket ticket = 0;
+        Scratch scratch;                  // holds header and payload, or a payload to be reduced
+        const std::byte* data = nullptr;  // where the payload to be reduced begins
+    };
+    struct Run {
+        uint32_t chunk = 0, round = 0;
+        std::vector<Flight> flights;
+    };
+
+    const std::byte* read(const Place& place) const;
+    std::byte* write(const Place& place) const;
+    Tag tag(const Run& run) const { return first_tag_ + run.chunk % kChunkSlots; }
+    int world(int rank) const { return group_.members[static_cast<size_t>(rank)]; }
+    bool fail(Code code, std::string message);
+
+    bool start_chunks();
+    void post_round(Run& run);
+    void post_send(Run& run, const Step& step);
+    void post_receive(Run& run, Flight& flight);
+    void post_payload(Run& run, Flight& flight);
+    bool advance(Run& run);                  // true where something happened
+    bool advance(Run& run, Flight& flight);  // the same
+    bool take_header(Run& run, Flight& flight, size_t received);
+    void finish_round(const Run& run);
+
+    const std::shared_ptr<const Schedule> schedule_;
+    const std::byte* const input_;
+    std::byte* const output_;
+    const Header header_;
+    const Group& group_;
+    const int rank_;
+    const Tag first_tag_;
+    const size_t window_;
+    Transport& transport_;
+    ScratchPool& pool_;
+    Scratch work_;
+    std::vector<bool> agreed_;  // by rank: its header was seen and is ours
+    uint32_t next_chunk_ = 0;
+    std::deque<Run> runs_;
+    Status status_;
+};
+
+}  // namespace ddl

@@ -1,0 +1,124 @@
+// Schedules: what one rank sends, receives and reduces in a collective. Pure data: the engine executes a schedule, the
+// simulator times it, tests check it.
+//
+// A schedule is cut into *chunks* that proceed independently of one another; a chunk is a sequence of *rounds*; the
+// messages of a round travel together, and the next round begins when all of them are complete. What changes data in
+// place (reduce, copy, divide) does so after all messages of its round, in order: a round may send what it reduces
+// into. Between two ranks, the messages of one chunk are matched in order. A part of zero elements is not sent; a step
+// of zero bytes (a barrier's) is.
+//
+// Every rank makes its own schedule from the same plan and task, so that nothing needs to be exchanged about it.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <string>
+#include <vector>
+
+#include "plan.h"
+#include "types.h"
+
+namespace ddl {
+
+enum class Collective : uint8_t { allreduce, reduce_scatter, allgather, broadcast, alltoall, barrier };
+
+const char* name_of(Collective collective);
+
+// A call of a collective, without its buffers. `count` means what it means in ddl.h: elements of the allreduce's or the
+// broadcast's buffer, of a rank's block in the others.
+struct Task {
+    Collective collective = Collective::barrier;
+    DataType type = DDL_UINT8;
+    ReduceOp op = DDL_SUM;  // of allreduce and reduce_scatter
+    uint64_t count = 0;
+    int root = 0;  // rank, of broadcast
+
+    bool operator==(const Task& other) const;
+    bool operator!=(const Task& other) const { return !(*this == other); }
+};
+
+// Bytes of the caller's buffers for `task` among `size` ranks. Throws Error(DDL_ERROR_ARGUMENT) where they overflow, or
+// the task's type, operation or root is not valid.
+struct Extent {
+    uint64_t input = 0, output = 0;
+};
+Extent extent_of(const Task& task, int size);
+
+enum class Buffer : uint8_t {
+    input,
+    output,  // the caller's; may be the input too
+    work,    // the engine's, Schedule::work_bytes long
+};
+
+struct Place {
+    Buffer buffer = Buffer::output;
+    uint64_t offset = 0;  // bytes
+};
+
+enum class StepKind : uint8_t {
+    send,     // `from`, to the peer
+    receive,  // into `to`, from the peer
+    reduce,   // receives from the peer, then to = combine(...) of what arrived and `from`
+    copy,     // local: to = from
+    divide,   // local: to /= number of ranks, which makes a sum an average
+};
+
+struct Step {
+    StepKind kind = StepKind::copy;
+    uint8_t dimension = 0;        // of the plan: which tier the message crosses
+    bool first = false;           // the first message of this schedule between the two ranks in this direction
+    bool incoming_first = false;  // of reduce: what arrived is the operation's first operand
+    int peer = -1;                // rank; -1 for local steps
+    uint64_t bytes = 0;
+    Place from, to;
+
+    bool is_message() const { return kind <= StepKind::reduce; }
+    bool is_incoming() const { return kind == StepKind::receive || kind == StepKind::reduce; }
+};
+
+// A run of consecutive steps or rounds: [begin, end).
+struct Span {
+    uint32_t begin = 0, end = 0;
+    uint32_t size() const { return end - begin; }
+};
+
+struct Schedule {
+    Task task;
+    int size = 1;           // ranks
+    std::string algorithm;  // "hierarchy 4x2", "recursive doubling", ...
+    std::string reason;     // why this algorithm
+    std::vector<Step> steps;
+    std::vector<Span> rounds;  // of steps
+    std::vector<Span> chunks;  // of rounds
+    uint64_t work_bytes = 0;
+};
+
+// How an algorithm is chosen. `automatic` goes by size; the others are for tests, benchmarks and `ddlrun plan`.
+enum class Algorithm : uint8_t {
+    automatic,
+    latency,    // fewest rounds: recursive doubling, binomial tree, direct exchange
+    bandwidth,  // fewest bytes: the dimensions of the plan, scatter + allgather, ring
+};
+
+struct Tuning {
+    Algorithm algorithm = Algorithm::automatic;
+    uint64_t small_bytes = 16 << 10;   // up to this many bytes in all, `automatic` means `latency`
+    uint64_t chunk_bytes = 128 << 10;  // a plan without a chunk count cuts buffers into chunks of this size ...
+    int most_chunks = 32;              // ... but into no more than these
+};
+
+// The schedule of `rank` for `task`. Cost: proportional to its steps. Throws Error as extent_of() does, and where
+// `rank` is not in [0, plan.size()).
+//
+//   allreduce       hierarchy: per chunk a reduce-scatter by ring in each dimension, inner first, then the allgathers
+//                   back: BlueConnect (Cho et al., MLSys 2019; arXiv:1708.02188). One dimension makes it the flat ring.
+//                   latency: recursive doubling with a fold where the size is no power of two (Thakur, Rabenseifner,
+//                   Gropp, IJHPCA 2005)
+//   reduce_scatter  ring over the plan's order
+//   allgather       ring over the plan's order; latency: everyone to everyone
+//   broadcast       scatter by a binomial tree, then allgather by ring (van de Geijn); latency: binomial tree
+//   alltoall        a chunk for each distance
+//   barrier         dissemination (Hensgen, Finkel, Manber 1988)
+Schedule make_schedule(const Plan& plan, int rank, const Task& task, const Tuning& tuning = {});
+
+}  // namespace ddl

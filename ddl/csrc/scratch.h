@@ -1,0 +1,55 @@
+// Memory of the engine's own for messages that cannot go straight to or from a user's buffer. Blocks are kept for
+// reuse.
+#pragma once
+
+#include <cstddef>
+#include <map>
+#include <memory>
+#include <vector>
+
+namespace ddl {
+
+class ScratchPool;
+
+// A block of a pool, which goes back when this is destroyed. The pool must live longer.
+class Scratch {
+  public:
+    struct alignas(64) Line {
+        std::byte bytes[64];
+    };
+
+    Scratch() = default;
+    Scratch(Scratch&& other) noexcept;
+    Scratch& operator=(Scratch&& other) noexcept;
+    ~Scratch() { release(); }
+
+    std::byte* data() const { return lines_ ? lines_[0].bytes : nullptr; }
+    explicit operator bool() const { return lines_ != nullptr; }
+    void release();
+
+  private:
+    friend class ScratchPool;
+    ScratchPool* pool_ = nullptr;
+    std::unique_ptr<Line[]> lines_;
+    size_t count_ = 0;
+};
+
+// Not thread-safe: the engine's progress lock guards it.
+class ScratchPool {
+  public:
+    // `keep_bytes`: how much memory it keeps for reuse; what goes beyond is freed when it comes back.
+    explicit ScratchPool(size_t keep_bytes = 256 << 20) : keep_bytes_(keep_bytes) {}
+
+    // At least `bytes` bytes, aligned to 64, with any content. Throws std::bad_alloc.
+    Scratch take(size_t bytes);
+
+  private:
+    friend class Scratch;
+    void give(std::unique_ptr<Scratch::Line[]> lines, size_t count);
+
+    const size_t keep_bytes_;
+    size_t kept_bytes_ = 0;
+    std::map<size_t, std::vector<std::unique_ptr<Scratch::Line[]>>> free_;  // by count of lines, a power of two
+};
+
+}  // namespace ddl

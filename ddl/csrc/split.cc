@@ -1,0 +1,102 @@
+// Making and freeing communicators.
+#include <algorithm>
+#include <set>
+#include <tuple>
+
+#include "communicator.h"
+
+namespace ddl {
+namespace {
+
+// The plan of a part of the world: the world's groups, as far as the part fills them evenly.
+Plan plan_of_part(const Plan& world, const std::vector<int>& members) {
+    std::vector<std::vector<int>> groups;
+    for (size_t i = 1; i <= world.dimensions.size(); ++i) {
+        std::vector<int> level;
+        const int stride = i < world.dimensions.size() ? world.stride(i) : world.size();
+        for (const int member : members) level.push_back(world.positions[static_cast<size_t>(member)] / stride);
+        groups.push_back(std::move(level));
+    }
+    // Levels that are all of one group say nothing; without them the plan has no dimension of size 1.
+    while (groups.size() > 1 && std::set<int>(groups.back().begin(), groups.back().end()).size() == 1)
+        groups.pop_back();
+    return plan_of_groups(groups, "r");
+}
+
+}  // namespace
+
+Status Engine::split(CommId parent, int color, int key, CommId* comm) {
+    const CommPtr over = find(parent);
+    if (!over)
+        return shut_ ? Status{DDL_ERROR_STATE, "the library was finalized"}
+                     : Status{DDL_ERROR_STATE, "there is no communicator " + std::to_string(parent)};
+    try {
+        return split_over(*over, color, key, comm);
+    } catch (const Error& error) {
+        return error.status();
+    } catch (const std::bad_alloc&) {
+        return {DDL_ERROR_MEMORY, "out of memory"};
+    }
+}
+
+Status Engine::split_over(const Communicator& parent, int color, int key, CommId* comm) {
+    const auto size = static_cast<size_t>(parent.size());
+    const int mine[2] = {color, key};
+    std::vector<int> theirs(2 * size);
+    Call gather{{Collective::allgather, DDL_INT32, DDL_SUM, 2, 0}, mine, theirs.data()};
+    if (Status status = run(parent.id, gather); !status.ok()) return status;
+    // One id for all parts: the lowest that is free on every rank. Ranks in different parts never meet under it.
+    std::vector<uint8_t> ids;
+    {
+        const std::lock_guard lock(table_);
+        ids = free_ids_;
+    }
+    Call agree{{Collective::allreduce, DDL_UINT8, DDL_MIN, ids.size(), 0}, ids.data(), ids.data()};
+    if (Status status = run(parent.id, agree); !status.ok()) return status;
+    const auto found = std::find(ids.begin(), ids.end(), 1);
+    if (found == ids.end()) {
+        return {DDL_ERROR_UNSUPPORTED, "there are " + std::to_string(kMostCommunicators) +
+                                           " communicators already: free some with ddl_comm_free"};
+    }
+    const auto id = static_cast<CommId>(found - ids.begin());
+    *comm = parent.id;
+    if (color < 0) return {};
+    std::vector<std::tuple<int, size_t>> order;  // (key, rank) of the ranks with this color
+    for (size_t r = 0; r < size; ++r) {
+        if (theirs[2 * r] == color) order.emplace_back(theirs[2 * r + 1], r);
+    }
+    std::sort(order.begin(), order.end());
+    std::vector<int> members;
+    for (const auto& [its_key, rank] : order) members.push_back(parent.group.members[rank]);
+    const CommPtr world = find(kWorld);
+    if (!world) return {DDL_ERROR_STATE, "the library was finalized"};
+    Plan plan;
+    {
+        const std::lock_guard lock(progress_);
+        plan = plan_of_part(world->plan, members);
+    }
+    create(id, std::move(members), std::move(plan));
+    *comm = id;
+    return {};
+}
+
+Status Engine::free(CommId id) {
+    if (id == kWorld) return {DDL_ERROR_ARGUMENT, "the communicator of all ranks cannot be freed"};
+    const CommPtr comm = find(id);
+    if (!comm) return {DDL_ERROR_STATE, "there is no communicator " + std::to_string(id)};
+    const std::lock_guard lock(progress_);
+    take_submissions();
+    if (!comm->queue.empty()) {
+        return {DDL_ERROR_STATE, "communicator " + std::to_string(id) + " has " + std::to_string(comm->queue.size()) +
+                                     " requests in flight: wait for them before it is freed"};
+    }
+    const std::lock_guard table(table_);
+    comms_.erase(id);
+    // Messages of a broken communicator may still arrive: its id is not used again.
+    free_ids_[id] = comm->broken.ok();
+    // For a submission that another thread is making at this moment.
+    comm->broken = {DDL_ERROR_STATE, "communicator " + std::to_string(id) + " was freed"};
+    return {};
+}
+
+}  // namespace ddl

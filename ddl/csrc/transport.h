@@ -1,0 +1,66 @@
+// Point-to-point messages between the ranks of a job: what the engine stands on. MPI implements it, and
+// transport_local.h for tests.
+//
+// The engine calls one function of a transport at a time (under its progress lock), from changing threads: an MPI
+// implementation needs MPI_THREAD_SERIALIZED where nobody else calls MPI. No function blocks.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <string>
+#include <vector>
+
+namespace ddl {
+
+// Messages of one pair and one tag are matched in the order they were posted in. 21 bits, which every MPI's tags have.
+using Tag = uint32_t;
+constexpr int kTagBits = 21;
+
+// A message in flight. Never 0.
+using Ticket = uint64_t;
+
+enum class Progress : uint8_t { pending, done, failed };
+
+// A small message outside all order, for diagnosis.
+struct Notice {
+    int from = -1;
+    std::vector<std::byte> content;
+};
+constexpr size_t kNoticeBytes = 1024;  // most content of one
+
+class Transport {
+  public:
+    virtual ~Transport() = default;
+
+    virtual int rank() const = 0;
+    virtual int size() const = 0;
+
+    // Begins to send `bytes` bytes from `data`, or to receive at most `capacity` bytes into `data`. `data` must stay
+    // valid, and unchanged by anybody else, until test() says that the ticket is done or failed, or cancel() returned.
+    // A message that is longer than the capacity fails its receiver. `peer` is a rank other than this one.
+    virtual Ticket isend(int peer, Tag tag, const void* data, size_t bytes) = 0;
+    virtual Ticket irecv(int peer, Tag tag, void* data, size_t capacity) = 0;
+
+    // Moves messages along; called before each round of test().
+    virtual void poll() {}
+
+    // Where a message stands; `done` and `failed` end its ticket. For a receive that is done, `received` is its length.
+    virtual Progress test(Ticket ticket, size_t* received) = 0;
+
+    // Ends a ticket, whatever its state. After it, a receive writes its buffer no more. (A send may still be read where
+    // the transport cannot take it back, as MPI cannot: the memory must then stay mapped.) Messages of this pair and
+    // tag may not be matched correctly afterwards.
+    virtual void cancel(Ticket ticket) = 0;
+
+    // Sends at most kNoticeBytes. They are copied; nobody learns whether they arrived.
+    virtual void notify(int peer, const void* data, size_t bytes) = 0;
+
+    // The oldest notice that arrived and was not taken yet; false where there is none.
+    virtual bool next_notice(Notice* notice) = 0;
+
+    // True from when a rank is known to be dead: its process ended or its host is gone. For this rank itself: it is cut
+    // off for good. Must be cheap: it is asked in every poll while requests are in flight.
+    virtual bool is_dead(int rank) const = 0;
+};
+
+}  // namespace ddl

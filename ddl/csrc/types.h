@@ -1,0 +1,44 @@
+// What a collective computes on: data types, operations and the loops that reduce.
+//
+// Numbers. Sums and products of integers wrap around (two's complement). float16 and bfloat16 are computed in float32
+// and rounded to nearest even after each operation: the wire carries the input's type, so each hop rounds. `min` and
+// `max` give NaN where either operand is NaN. `average` is a sum that is divided once, at the end, by the number of
+// ranks: integers are divided towards zero, and a float16 sum may overflow before the division as it would under `sum`.
+//
+// Bits. The result of an operation depends on the order of its operands only where both are NaN (whose payload is kept)
+// and, for `min` and `max`, where they are zeros of different sign. So schedules fix that order too.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+
+#include "ddl.h"
+
+namespace ddl {
+
+using DataType = ddl_type;
+using ReduceOp = ddl_op;
+
+bool is_valid(DataType type);
+bool is_valid(ReduceOp op);
+
+// Bytes of an element.
+size_t size_of(DataType type);
+
+// "float32", "average".
+const char* name_of(DataType type);
+const char* name_of(ReduceOp op);
+
+// out[i] = a[i] op b[i] for `count` elements. `out` may be `a` or `b`, and must not overlap them in any other way.
+// `average` adds: see divide(). Pointers need the alignment of the element.
+void combine(void* out, const void* a, const void* b, size_t count, DataType type, ReduceOp op);
+
+// dst[i] = dst[i] op src[i].
+inline void reduce(void* dst, const void* src, size_t count, DataType type, ReduceOp op) {
+    combine(dst, dst, src, count, type, op);
+}
+
+// values[i] /= divisor, which is what turns a sum over `divisor` ranks into an average.
+void divide(void* values, size_t count, DataType type, int divisor);
+
+}  // namespace ddl

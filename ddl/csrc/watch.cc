@@ -1,0 +1,65 @@
+#include "watch.h"
+
+#include <algorithm>
+
+namespace ddl {
+
+void Watch::progress() {
+    next_ask_ = patience_.ask_seconds;
+    warned_ = false;
+    answers_.clear();  // old answers say nothing about a new stall
+}
+
+Watch::Verdict Watch::judge(double stalled) {
+    if (stalled >= patience_.timeout_seconds) return Verdict::give_up;
+    if (stalled >= next_ask_) {
+        while (next_ask_ <= stalled) next_ask_ *= 2;
+        // Not long before the warning or the end without asking once more: they should rest on fresh answers.
+        for (const double moment : {patience_.warn_seconds * 0.9, patience_.timeout_seconds * 0.9}) {
+            if (stalled < moment) next_ask_ = std::min(next_ask_, moment);
+        }
+        return Verdict::ask;
+    }
+    if (!warned_ && stalled >= patience_.warn_seconds) {
+        warned_ = true;
+        return Verdict::warn;
+    }
+    return Verdict::wait;
+}
+
+void Watch::answer(int rank, bool arrived, const Header& call, bool left) { answers_[rank] = {arrived, left, call}; }
+
+bool Watch::hopeless() const {
+    return std::any_of(answers_.begin(), answers_.end(),
+                       [](const auto& entry) { return entry.second.left && !entry.second.arrived; });
+}
+
+std::string Watch::report(const Group& group, int rank, const std::vector<int>& awaited) const {
+    constexpr int kShown = 8;
+    std::string text;
+    int missing = 0;
+    const auto size = static_cast<int>(group.members.size());
+    for (int other = 0; other < size; ++other) {
+        if (other == rank) continue;
+        const auto found = answers_.find(other);
+        if (found != answers_.end() && found->second.arrived) continue;
+        if (++missing > kShown) continue;
+        text += (text.empty() ? "" : "; ") + group.names[static_cast<size_t>(other)];
+        if (found == answers_.end()) {
+            text += " does not answer (stopped, or its link is cut)";
+            continue;
+        }
+        text += found->second.left ? " has finalized without calling it; " : " has not called it; ";
+        text += found->second.call.magic == 0 ? "it has made no call on this communicator"
+                                              : "its last call was " + describe(found->second.call);
+    }
+    if (missing > kShown) text += "; and " + std::to_string(missing - kShown) + " more";
+    if (missing > 0) return text;
+    text = "every rank has called it, but no data arrives";
+    for (size_t i = 0; i < awaited.size() && i < kShown; ++i) {
+        text += (i == 0 ? " from " : ", ") + group.names[static_cast<size_t>(awaited[i])];
+    }
+    return text + ": check the links between them";
+}
+
+}  // namespace ddl

@@ -1,0 +1,50 @@
+// Watches one collective that makes no progress: when to ask the other ranks, when to warn, when to give up, and in
+// what words. Pure: times come in, decisions go out.
+#pragma once
+
+#include <map>
+#include <string>
+#include <vector>
+
+#include "header.h"
+#include "operation.h"
+
+namespace ddl {
+
+struct Patience {
+    double ask_seconds = 1;    // without progress: ask the others what they do, and again after 2, 4, 8, ... of these
+    double warn_seconds = 10;  // name who is missing in a warning
+    double timeout_seconds = 300;  // end the collective with an error
+};
+
+class Watch {
+  public:
+    enum class Verdict : uint8_t { wait, ask, warn, give_up };
+
+    explicit Watch(const Patience& patience) : patience_(patience), next_ask_(patience.ask_seconds) {}
+
+    // The collective went on.
+    void progress();
+    // What to do after `stalled` seconds without progress. `ask` and `warn` come once for each time they are due.
+    Verdict judge(double stalled);
+
+    // What a rank said about itself; `left`: it has finalized.
+    void answer(int rank, bool arrived, const Header& call, bool left);
+    // True where a rank that has not arrived will not: it has left.
+    bool hopeless() const;
+
+    // Who is waited for and what they last did: "rank 2 (host b) has not called it; its last call was ...".
+    std::string report(const Group& group, int rank, const std::vector<int>& awaited) const;
+
+  private:
+    struct Answer {
+        bool arrived = false, left = false;
+        Header call;
+    };
+    Patience patience_;
+    double next_ask_;
+    bool warned_ = false;
+    std::map<int, Answer> answers_;
+};
+
+}  // namespace ddl

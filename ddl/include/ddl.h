@@ -1,0 +1,177 @@
+/* libddl: collective communication that knows which links are fast.
+ *
+ * A collective is called by every rank of its communicator, with the same type, count, operation and root, and in the
+ * same order of calls; calls on different communicators are independent. Ranks compare their calls before a rank's
+ * buffer is written with another's data; a difference is DDL_ERROR_MISMATCH and names both calls.
+ *
+ * Results. An allreduce gives the same bits on every rank, and from run to run with the same plan.
+ *
+ * Counts are numbers of elements, never bytes; any count is allowed, 0 and odd ones too. Pointers need the alignment of
+ * the element, and may be NULL where no element is read or written through them.
+ *
+ * Buffers belong to the caller. Until a blocking call returns, or until ddl_test or ddl_wait reports an asynchronous
+ * one as finished (with whatever result), the library may read the inputs and write the outputs, and the caller must
+ * leave them alone. After an error the content of the output is undefined, and the library touches it no more.
+ *
+ * Errors. Every function returns a ddl_result; ddl_last_error() has the sentence that goes with it. An error of a
+ * collective breaks its communicator: later calls on it return the same error. Argument errors break nothing.
+ *
+ * Threads. Every function may be called from any thread once ddl_init has returned. Threads that share a communicator
+ * must agree with the other ranks about the order of their calls.
+ */
+#ifndef DDL_H
+#define DDL_H
+
+#include <stddef.h>
+#include <stdint.h>
+
+#define DDL_VERSION_MAJOR 0
+#define DDL_VERSION_MINOR 1
+#define DDL_VERSION_PATCH 0
+
+/* In C++ an enumeration may then hold what a C caller passes, also where that is wrong and has to be refused. */
+#ifdef __cplusplus
+#define DDL_INT : int
+#else
+#define DDL_INT
+#endif
+
+#if defined(__GNUC__)
+#define DDL_API __attribute__((visibility("default")))
+#else
+#define DDL_API
+#endif
+
+#ifdef __cplusplus
+extern "C" {
+#endif
+
+typedef enum ddl_result DDL_INT {
+    DDL_SUCCESS = 0,
+    DDL_ERROR_ARGUMENT = 1,    /* an argument's value is not allowed; nothing was started */
+    DDL_ERROR_STATE = 2,       /* before ddl_init, after ddl_finalize, or on a freed communicator */
+    DDL_ERROR_MISMATCH = 3,    /* ranks called different things */
+    DDL_ERROR_TIMEOUT = 4,     /* nothing arrived for DDL_TIMEOUT seconds */
+    DDL_ERROR_PEER_LOST = 5,   /* a rank died */
+    DDL_ERROR_SHUTDOWN = 6,    /* the library was finalized with the request in flight */
+    DDL_ERROR_MEMORY = 7,      /* out of memory */
+    DDL_ERROR_TRANSPORT = 8,   /* MPI or NCCL reported an error */
+    DDL_ERROR_UNSUPPORTED = 9, /* this build or this machine cannot do it */
+    DDL_ERROR_INTERNAL = 10    /* a defect of the library: please report it */
+} ddl_result;
+
+typedef enum ddl_type DDL_INT {
+    DDL_FLOAT16 = 0,
+    DDL_BFLOAT16 = 1,
+    DDL_FLOAT32 = 2,
+    DDL_FLOAT64 = 3,
+    DDL_INT8 = 4,
+    DDL_INT32 = 5,
+    DDL_INT64 = 6,
+    DDL_UINT8 = 7
+} ddl_type;
+
+/* float16 and bfloat16 are added in float32 and rounded to nearest even at each hop. Integers wrap around. DDL_AVERAGE
+ * is the sum divided once by the number of ranks, for integers towards zero. DDL_MIN and DDL_MAX give NaN where any
+ * operand is NaN. */
+typedef enum ddl_op DDL_INT { DDL_SUM = 0, DDL_AVERAGE = 1, DDL_MIN = 2, DDL_MAX = 3, DDL_PRODUCT = 4 } ddl_op;
+
+/* A group of ranks. DDL_WORLD is every rank; others come from ddl_comm_split. */
+typedef struct ddl_comm_s* ddl_comm;
+#define DDL_WORLD ((ddl_comm)0)
+
+/* A collective in flight. DDL_REQUEST_NULL is none: ddl_test and ddl_wait report it as finished. */
+typedef struct ddl_request_s* ddl_request;
+#define DDL_REQUEST_NULL ((ddl_request)0)
+
+/* ---- The library ------------------------------------------------------------------------------------------------ */
+
+/* Joins the ranks of this job. `options` has the syntax of DDL_OPTIONS ("-mode bnrr:4x2x1x1 -dbg_level 1"); NULL takes
+ * the environment's DDL_OPTIONS, and the library's own choice where that is unset. Collective; blocks until every rank
+ * has called it. A second call while initialised is DDL_ERROR_STATE. DDL_TIMEOUT (seconds, default 300) bounds how
+ * long a rank is waited for. */
+DDL_API ddl_result ddl_init(const char* options);
+
+/* Leaves the job: requests in flight end with DDL_ERROR_SHUTDOWN and every communicator is freed. It does not wait for
+ * the other ranks. MPI itself lives until the process exits, so that ddl_init may be called again. Without a ddl_init
+ * it does nothing and succeeds. */
+DDL_API ddl_result ddl_finalize(void);
+
+/* The version of the library that runs, as major * 10000 + minor * 100 + patch. Needs no ddl_init and cannot fail. */
+DDL_API int ddl_version(void);
+
+/* A code's meaning in a few words, in static memory; "unknown result" for a number that is none. Cannot fail. */
+DDL_API const char* ddl_error_string(ddl_result code);
+
+/* The message of the last error that a function of this library returned to the calling thread: what was asked, what
+ * was found, what to do. "" where there was none. Valid until this thread's next call. */
+DDL_API const char* ddl_last_error(void);
+
+/* ---- Ranks and communicators ------------------------------------------------------------------------------------ */
+
+/* This process's number in `comm`, from 0, and how many there are. DDL_ERROR_ARGUMENT where the pointer is NULL. */
+DDL_API ddl_result ddl_rank(ddl_comm comm, int* rank);
+DDL_API ddl_result ddl_size(ddl_comm comm, int* size);
+
+/* This process's number among those of the whole job on its host, how many these are, and how many hosts there are. */
+DDL_API ddl_result ddl_local_rank(int* rank);
+DDL_API ddl_result ddl_local_size(int* size);
+DDL_API ddl_result ddl_num_hosts(int* hosts);
+
+/* Parts `comm`: ranks with equal `color` get a new communicator together, ordered by (key, rank in comm). A negative
+ * color joins none and stores NULL. Collective over `comm`; blocks. The caller owns the result: ddl_comm_free. */
+DDL_API ddl_result ddl_comm_split(ddl_comm comm, int color, int key, ddl_comm* result);
+
+/* Frees a communicator. Not collective. DDL_ERROR_STATE while it has requests in flight; DDL_WORLD cannot be freed. */
+DDL_API ddl_result ddl_comm_free(ddl_comm comm);
+
+/* ---- Collectives ------------------------------------------------------------------------------------------------ */
+/* Each has a blocking form and one, with an i, that returns at once and stores a request. Whether a call is legal is
+ * checked before anything is started: an unknown type or operation, a NULL buffer with a count above 0, a root that is
+ * not in [0, size), or a size in bytes that overflows is DDL_ERROR_ARGUMENT. An input and an output may be the same
+ * pointer where it says "in place"; otherwise they must not overlap. */
+
+/* output[i] = op over all ranks of input[i], i < count. In place allowed. */
+DDL_API ddl_result ddl_allreduce(const void* input, void* output, size_t count, ddl_type type, ddl_op op,
+                                 ddl_comm comm);
+DDL_API ddl_result ddl_iallreduce(const void* input, void* output, size_t count, ddl_type type, ddl_op op,
+                                  ddl_comm comm, ddl_request* request);
+
+/* output[i] = op over all ranks of input[rank * count + i], i < count: `input` has size * count elements. */
+DDL_API ddl_result ddl_reduce_scatter(const void* input, void* output, size_t count, ddl_type type, ddl_op op,
+                                      ddl_comm comm);
+DDL_API ddl_result ddl_ireduce_scatter(const void* input, void* output, size_t count, ddl_type type, ddl_op op,
+                                       ddl_comm comm, ddl_request* request);
+
+/* output[r * count + i] = rank r's input[i], i < count: `output` has size * count elements. In place allowed: `input`
+ * is then output + rank * count. */
+DDL_API ddl_result ddl_allgather(const void* input, void* output, size_t count, ddl_type type, ddl_comm comm);
+DDL_API ddl_result ddl_iallgather(const void* input, void* output, size_t count, ddl_type type, ddl_comm comm,
+                                  ddl_request* request);
+
+/* buffer[i] = the root's buffer[i], i < count. */
+DDL_API ddl_result ddl_broadcast(void* buffer, size_t count, ddl_type type, int root, ddl_comm comm);
+DDL_API ddl_result ddl_ibroadcast(void* buffer, size_t count, ddl_type type, int root, ddl_comm comm,
+                                  ddl_request* request);
+
+/* output[r * count + i] = rank r's input[rank * count + i], i < count: both have size * count elements. */
+DDL_API ddl_result ddl_alltoall(const void* input, void* output, size_t count, ddl_type type, ddl_comm comm);
+DDL_API ddl_result ddl_ialltoall(const void* input, void* output, size_t count, ddl_type type, ddl_comm comm,
+                                 ddl_request* request);
+
+/* Finishes on no rank before every rank has called it. */
+DDL_API ddl_result ddl_barrier(ddl_comm comm);
+DDL_API ddl_result ddl_ibarrier(ddl_comm comm, ddl_request* request);
+
+/* Stores 1 in `finished` and returns the collective's result where it is finished, and then frees *request and sets it
+ * to DDL_REQUEST_NULL; otherwise stores 0 and returns DDL_SUCCESS. Does not block. */
+DDL_API ddl_result ddl_test(ddl_request* request, int* finished);
+
+/* Blocks until the collective is finished, frees *request, sets it to DDL_REQUEST_NULL and returns the result. */
+DDL_API ddl_result ddl_wait(ddl_request* request);
+
+#ifdef __cplusplus
+}
+#endif
+
+#endif

@@ -1,0 +1,247 @@
+#include <cstring>
+#include <random>
+
+#include "check.h"
+#include "engine.h"
+#include "half.h"
+#include "world.h"
+
+using namespace ddl;
+
+namespace {
+
+using Bytes = std::vector<std::byte>;
+
+double load(const std::byte* at, DataType type) {
+    const auto get = [&](auto value) {
+        std::memcpy(&value, at, sizeof value);
+        return value;
+    };
+    switch (type) {
+        case DDL_FLOAT16: return half_to_float(get(uint16_t{}));
+        case DDL_BFLOAT16: return bfloat_to_float(get(uint16_t{}));
+        case DDL_FLOAT32: return get(float{});
+        case DDL_FLOAT64: return get(double{});
+        case DDL_INT8: return get(int8_t{});
+        case DDL_INT32: return get(int32_t{});
+        case DDL_INT64: return static_cast<double>(get(int64_t{}));
+        case DDL_UINT8: return get(uint8_t{});
+    }
+    return 0;
+}
+
+void store(std::byte* at, DataType type, double number) {
+    const auto put = [&](auto value) { std::memcpy(at, &value, sizeof value); };
+    switch (type) {
+        case DDL_FLOAT16: return put(float_to_half(static_cast<float>(number)));
+        case DDL_BFLOAT16: return put(float_to_bfloat(static_cast<float>(number)));
+        case DDL_FLOAT32: return put(static_cast<float>(number));
+        case DDL_FLOAT64: return put(number);
+        case DDL_INT8: return put(static_cast<int8_t>(number));
+        case DDL_INT32: return put(static_cast<int32_t>(number));
+        case DDL_INT64: return put(static_cast<int64_t>(number));
+        case DDL_UINT8: return put(static_cast<uint8_t>(number));
+    }
+}
+
+// Small whole numbers, whose sums and products over 8 ranks every type holds exactly: any order gives the same.
+double element(int rank, size_t i, ReduceOp op) {
+    if (op == DDL_PRODUCT) return (static_cast<size_t>(rank) + i) % 4 == 0 ? 2 : 1;
+    return static_cast<double>((static_cast<size_t>(rank) * 7 + i * 3) % 13);
+}
+
+double expected(int size, size_t i, ReduceOp op, DataType type) {
+    double result = element(0, i, op);
+    for (int rank = 1; rank < size; ++rank) {
+        const double next = element(rank, i, op);
+        switch (op) {
+            case DDL_SUM:
+            case DDL_AVERAGE: result += next; break;
+            case DDL_MIN: result = std::min(result, next); break;
+            case DDL_MAX: result = std::max(result, next); break;
+            case DDL_PRODUCT: result *= next; break;
+        }
+    }
+    if (op != DDL_AVERAGE) return result;
+    // Through the type, which truncates or rounds.
+    std::byte at[8];
+    store(at, type, result / size);
+    return load(at, type);
+}
+
+std::vector<Plan> plans_of(int size) {
+    std::vector<Plan> plans{flat_plan(size)};
+    if (size % 2 == 0) plans.push_back(make_plan(size, {2, size / 2}, "r"));
+    if (size == 8) plans.push_back(make_plan(size, {2, 2, 2}, "r", {7, 2, 5, 0, 3, 6, 1, 4}));
+    return plans;
+}
+
+Call allreduce(const void* in, void* out, size_t count, DataType type = DDL_FLOAT32, ReduceOp op = DDL_SUM) {
+    return {{Collective::allreduce, type, op, count, 0}, in, out};
+}
+
+void sweep(int size, const Plan& plan, Algorithm algorithm, const std::vector<size_t>& counts) {
+    EngineOptions options = test_options();
+    options.tuning.algorithm = algorithm;
+    options.tuning.chunk_bytes = 4096;
+    World world(size, plan, options);
+    world.run([&](int rank, Engine& engine) {
+        for (int t = DDL_FLOAT16; t <= DDL_UINT8; ++t) {
+            for (int o = DDL_SUM; o <= DDL_PRODUCT; ++o) {
+                for (const size_t count : counts) {
+                    const auto type = static_cast<DataType>(t);
+                    const auto op = static_cast<ReduceOp>(o);
+                    const size_t width = size_of(type);
+                    Bytes in(count * width), out(count * width);
+                    for (size_t i = 0; i < count; ++i) store(&in[i * width], type, element(rank, i, op));
+                    const Bytes before = in;
+                    const bool in_place = (count + static_cast<size_t>(t)) % 2 == 0;
+                    Bytes& result = in_place ? in : out;
+                    const Status status = engine.run(kWorld, allreduce(in.data(), result.data(), count, type, op));
+                    CHECK_EQ(status.message, std::string());
+                    if (!in_place) CHECK(in == before);
+                    for (size_t i = 0; i < count; ++i) {
+                        if (load(&result[i * width], type) == expected(size, i, op, type)) continue;
+                        check::failed(__FILE__, __LINE__,
+                                      std::string(name_of(type)) + " " + name_of(op) + " of " + std::to_string(count) +
+                                          " over " + format_mode(plan) + ": element " + std::to_string(i) + " is " +
+                                          std::to_string(load(&result[i * width], type)) + ", expected " +
+                                          std::to_string(expected(size, i, op, type)));
+                        return;
+                    }
+                }
+            }
+        }
+    });
+    for (auto& engine : world.engines) engine->shutdown();
+    CHECK_EQ(world.network.pending(), size_t{0});
+}
+
+}  // namespace
+
+TEST("allreduce: 1 to 8 ranks, all types and operations, all plans, against a plain loop") {
+    const std::vector<size_t> counts =
+        check::kSanitized ? std::vector<size_t>{0, 1, 37, 5003} : std::vector<size_t>{0, 1, 37, 1024, 20011};
+    for (int size = 1; size <= 8; ++size) {
+        for (const Plan& plan : plans_of(size)) {
+            sweep(size, plan, Algorithm::bandwidth, counts);
+            sweep(size, plan, Algorithm::latency, {0, 1, 37, 9001});
+        }
+    }
+}
+
+TEST("the other collectives: 1 to 8 ranks, small and large, against a plain loop") {
+    for (int size = 1; size <= 8; ++size) {
+        const auto n = static_cast<size_t>(size);
+        World world(size, plans_of(size).back());
+        world.run([&](int rank, Engine& engine) {
+            const auto r = static_cast<size_t>(rank);
+            for (const size_t count : {0, 1, 33, 40000}) {
+                const auto value = [&](size_t from, size_t i) { return static_cast<int32_t>(from * 1000003 + i); };
+                std::vector<int32_t> block(count), blocks(count * n), out(count * n), small(count);
+                for (size_t i = 0; i < count; ++i) block[i] = value(r, i);
+                for (size_t i = 0; i < count * n; ++i) blocks[i] = value(r, i);
+                const auto run = [&](Collective collective, const void* in, void* to, int root = 0) {
+                    const Call call{{collective, DDL_INT32, DDL_SUM, count, root}, in, to};
+                    CHECK_EQ(engine.run(kWorld, call).message, std::string());
+                };
+                run(Collective::allgather, block.data(), out.data());
+                for (size_t i = 0; i < count * n; ++i) CHECK_EQ(out[i], value(i / count, i % count));
+                run(Collective::alltoall, blocks.data(), out.data());
+                for (size_t i = 0; i < count * n; ++i) CHECK_EQ(out[i], value(i / count, r * count + i % count));
+                run(Collective::reduce_scatter, blocks.data(), small.data());
+                for (size_t i = 0; i < count; ++i) {
+                    uint32_t sum = 0;
+                    for (size_t k = 0; k < n; ++k) sum += static_cast<uint32_t>(value(k, r * count + i));
+                    CHECK_EQ(small[i], static_cast<int32_t>(sum));
+                }
+                for (int root = 0; root < size; ++root) {
+                    std::vector<int32_t> buffer = block;
+                    run(Collective::broadcast, nullptr, buffer.data(), root);
+                    for (size_t i = 0; i < count; ++i) CHECK_EQ(buffer[i], value(static_cast<size_t>(root), i));
+                }
+                run(Collective::barrier, nullptr, nullptr);
+            }
+        });
+    }
+}
+
+TEST("an allreduce gives the same bits on every rank and from run to run, NaNs and zeros included") {
+    for (const int size : {2, 3, 5, 8}) {
+        for (const Algorithm algorithm : {Algorithm::latency, Algorithm::bandwidth}) {
+            for (const DataType type : {DDL_FLOAT16, DDL_BFLOAT16, DDL_FLOAT32, DDL_FLOAT64}) {
+                for (const ReduceOp op : {DDL_SUM, DDL_AVERAGE, DDL_MIN, DDL_MAX, DDL_PRODUCT}) {
+                    const size_t count = 1003, width = size_of(type);
+                    std::vector<Bytes> results;
+                    for (int repeat = 0; repeat < 2; ++repeat) {
+                        std::vector<Bytes> out(static_cast<size_t>(size));
+                        EngineOptions options = test_options();
+                        options.tuning.algorithm = algorithm;
+                        options.tuning.chunk_bytes = 1024;
+                        World world(size, plans_of(size).back(), options);
+                        world.run([&](int rank, Engine& engine) {
+                            std::mt19937_64 random(check::seed() + static_cast<uint64_t>(rank));
+                            Bytes& mine = out[static_cast<size_t>(rank)];
+                            mine.resize(count * width);
+                            for (auto& byte : mine) byte = static_cast<std::byte>(random());  // every kind of number
+                            for (size_t i = 0; i < 64; ++i) store(&mine[i * width], type, rank % 2 ? -0.0 : 0.0);
+                            CHECK(engine.run(kWorld, allreduce(mine.data(), mine.data(), count, type, op)).ok());
+                        });
+                        results.insert(results.end(), out.begin(), out.end());
+                    }
+                    for (const Bytes& result : results) CHECK(result == results[0]);
+                }
+            }
+        }
+    }
+}
+
+TEST("many collectives in flight on several communicators finish in any order of waiting") {
+    constexpr int kSize = 4, kCalls = 40;
+    World world(kSize, make_plan(kSize, {2, 2}, "r"));
+    world.run([&](int rank, Engine& engine) {
+        CommId half = 0, again = 0;
+        CHECK_EQ(engine.split(kWorld, rank % 2, -rank, &half).message, std::string());
+        CHECK_EQ(engine.size(half), 2);
+        CHECK_EQ(engine.rank(half), rank < 2 ? 1 : 0);  // the key turns the order round
+        std::vector<std::vector<float>> data;
+        std::vector<RequestPtr> requests;
+        for (int i = 0; i < kCalls; ++i) {
+            data.emplace_back(static_cast<size_t>(1 + i * 531), static_cast<float>(rank + i));
+            requests.emplace_back();
+            CHECK(engine
+                      .submit(i % 2 ? half : kWorld,
+                              allreduce(data.back().data(), data.back().data(), data.back().size()), &requests.back())
+                      .ok());
+        }
+        CHECK_EQ(engine.free(half).code, DDL_ERROR_STATE);
+        while (!engine.test(requests.back())) std::this_thread::yield();
+        for (int i = kCalls; i-- > 0;) {
+            CHECK(engine.wait(requests[static_cast<size_t>(i)]).ok());
+            const int sum = i % 2 ? (rank % 2 ? 4 : 2) + 2 * i : 6 + 4 * i;
+            for (const float x : data[static_cast<size_t>(i)]) CHECK_EQ(x, static_cast<float>(sum));
+        }
+        CHECK(engine.free(half).ok());
+        CHECK_EQ(engine.submit(half, allreduce(nullptr, nullptr, 0), &requests[0]).code, DDL_ERROR_STATE);
+        CHECK(engine.split(kWorld, rank == 3 ? -1 : 0, 0, &again).ok());
+        CHECK_EQ(again, rank == 3 ? kWorld : half);  // the freed id
+    });
+}
+
+TEST("wrong arguments start nothing and break nothing") {
+    World world(2, flat_plan(2));
+    world.run([&](int, Engine& engine) {
+        RequestPtr request;
+        float x = 1;
+        CHECK_EQ(engine.run(kWorld, allreduce(nullptr, &x, 1)).code, DDL_ERROR_ARGUMENT);
+        CHECK_EQ(engine.run(kWorld, allreduce(&x, nullptr, 1)).code, DDL_ERROR_ARGUMENT);
+        CHECK_EQ(engine.run(kWorld, allreduce(&x, &x, SIZE_MAX)).code, DDL_ERROR_ARGUMENT);
+        CHECK_EQ(engine.run(7, allreduce(&x, &x, 1)).code, DDL_ERROR_STATE);
+        CHECK_EQ(engine.free(kWorld).code, DDL_ERROR_ARGUMENT);
+        CHECK_EQ(engine.set_plan(kWorld, flat_plan(3)).code, DDL_ERROR_ARGUMENT);
+        CHECK(engine.run(kWorld, allreduce(&x, &x, 1)).ok());
+        CHECK(engine.set_plan(kWorld, make_plan(2, {2}, "r", {1, 0})).ok());
+        CHECK(engine.run(kWorld, allreduce(&x, &x, 1)).ok());
+        CHECK_EQ(x, 4.0f);
+    });
+}

@@ -1,0 +1,65 @@
+#include "check.h"
+#include "watch.h"
+
+using namespace ddl;
+
+namespace {
+
+using Verdict = Watch::Verdict;
+
+const Group kGroup{{0, 1, 2, 3}, {"rank 0", "rank 1", "rank 2", "rank 3"}};
+
+Header call(uint64_t sequence) {
+    return make_header({Collective::allreduce, DDL_FLOAT32, DDL_SUM, 10, 0}, 0, sequence, 0);
+}
+
+}  // namespace
+
+TEST("a stall is asked about, warned of once and given up, in this order") {
+    Watch watch({1, 10, 30});
+    int asked = 0, warned = 0;
+    double at = 0;
+    for (;; at += 0.01) {
+        const Verdict verdict = watch.judge(at);
+        if (verdict == Verdict::give_up) break;
+        asked += verdict == Verdict::ask;
+        if (verdict == Verdict::warn) {
+            ++warned;
+            CHECK(at >= 10 && at < 10.1);
+            CHECK_EQ(asked, 5);  // after 1, 2, 4, 8 and, so that the warning is up to date, 9 seconds
+        }
+    }
+    CHECK_EQ(warned, 1);
+    CHECK(at >= 29.99 && at < 30.1);
+    CHECK_EQ(asked, 7);  // and after 18 and 27
+}
+
+TEST("progress begins a new stall") {
+    Watch watch({1, 10, 30});
+    CHECK(watch.judge(1) == Verdict::ask);
+    watch.answer(1, false, call(3), true);
+    CHECK(watch.hopeless());
+    watch.progress();
+    CHECK(!watch.hopeless());
+    CHECK(watch.judge(0.5) == Verdict::wait);
+    CHECK(watch.judge(1) == Verdict::ask);
+}
+
+TEST("the report names who is missing, who is silent and who has left, with their last calls") {
+    Watch watch({1, 10, 30});
+    watch.answer(1, true, call(5), false);
+    watch.answer(2, false, call(4), false);
+    const std::string text = watch.report(kGroup, 0, {1});
+    CHECK(!check::contains(text, "rank 1"));
+    CHECK_CONTAINS(text, "rank 2 has not called it; its last call was allreduce #4 of communicator 0");
+    CHECK_CONTAINS(text, "rank 3 does not answer");
+    watch.answer(3, false, Header{}, true);
+    CHECK_CONTAINS(watch.report(kGroup, 0, {1}),
+                   "rank 3 has finalized without calling it; it has made no call on this communicator");
+}
+
+TEST("where all have arrived, the report names whose data is awaited") {
+    Watch watch({1, 10, 30});
+    for (const int rank : {1, 2, 3}) watch.answer(rank, true, call(5), false);
+    CHECK_CONTAINS(watch.report(kGroup, 0, {1, 3}), "no data arrives from rank 1, rank 3: check the links");
+}

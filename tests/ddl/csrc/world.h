@@ -1,0 +1,41 @@
+// Ranks as threads of this process, each with an engine over the in-process network.
+#pragma once
+
+#include <functional>
+#include <memory>
+#include <mutex>
+#include <thread>
+#include <vector>
+
+#include "engine.h"
+#include "transport_local.h"
+
+// Options for tests: short times, and no spinning, as ranks outnumber cores here.
+inline ddl::EngineOptions test_options() {
+    ddl::EngineOptions options;
+    options.spin_polls = 0;
+    options.warn = [](const std::string&) {};
+    options.patience = {30, 60, 100};  // faults set their own; a sanitizer's slowness is none
+    return options;
+}
+
+class World {
+  public:
+    World(int size, ddl::Plan plan, const ddl::EngineOptions& options = test_options()) : network(size) {
+        for (int rank = 0; rank < size; ++rank) {
+            engines.push_back(std::make_unique<ddl::Engine>(network.transport(rank), plan, options));
+        }
+    }
+
+    // Calls body(rank, engine) on a thread for each rank, and joins them.
+    void run(const std::function<void(int, ddl::Engine&)>& body) {
+        std::vector<std::thread> threads;
+        for (size_t rank = 0; rank < engines.size(); ++rank) {
+            threads.emplace_back([&, rank] { body(static_cast<int>(rank), *engines[rank]); });
+        }
+        for (std::thread& thread : threads) thread.join();
+    }
+
+    ddl::LocalNetwork network;
+    std::vector<std::unique_ptr<ddl::Engine>> engines;
+};

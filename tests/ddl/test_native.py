@@ -1,0 +1,79 @@
+"""Builds libddl's core and its C++ tests with CMake, plain and under the sanitizers, and runs them."""
+
+import os
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[2]
+BUILDS = ROOT / "out" / "ddl-build"  # kept: the next run compiles what has changed
+SANITIZERS = {"plain": "", "address-undefined": "address,undefined", "thread": "thread"}
+ENVIRONMENT = {
+    "ASAN_OPTIONS": "detect_leaks=1:strict_string_checks=1",
+    "UBSAN_OPTIONS": "print_stacktrace=1",
+    "TSAN_OPTIONS": "halt_on_error=1:second_deadlock_stack=1",
+}
+
+
+def tool(name: str) -> str:
+    # .venv has cmake and ninja (ci/requirements.txt), whether it is activated or not.
+    path = os.pathsep.join([str(Path(sys.executable).parent), os.environ.get("PATH", os.defpath)])
+    found = shutil.which(name, path=path)
+    assert found, f"{name} is missing: run `make setup`"
+    return found
+
+
+def run(*command: str, timeout: int, **environment: str) -> str:
+    done = subprocess.run(
+        command, env={**os.environ, **environment}, capture_output=True, text=True, errors="replace", timeout=timeout
+    )
+    assert done.returncode == 0, f"{' '.join(command)}: exit status {done.returncode}\n{done.stdout}{done.stderr}"
+    return done.stdout
+
+
+def without_address_randomisation(command: list[str]) -> list[str]:
+    # ThreadSanitizer of g++ 12 does not start where the kernel randomises more bits than it expects.
+    setarch = shutil.which("setarch")
+    if setarch and subprocess.run([setarch, "-R", "true"], capture_output=True).returncode == 0:
+        return [setarch, "-R", *command]
+    return command
+
+
+def built(name: str) -> Path:
+    folder = BUILDS / name
+    run(
+        *(tool("cmake"), "-S", str(ROOT / "ddl"), "-B", str(folder), "-G", "Ninja"),
+        *(f"-DCMAKE_MAKE_PROGRAM={tool('ninja')}", f"-DDDL_SANITIZE={SANITIZERS[name]}"),
+        timeout=60,
+    )
+    run(tool("cmake"), "--build", str(folder), "--target", "ddl_tests", "--parallel", "2", timeout=500)
+    return folder / "ddl_tests"
+
+
+@pytest.mark.timeout(900)  # the first build of three compiles some thirty files each
+@pytest.mark.parametrize("name", SANITIZERS)
+def test_the_native_tests_pass(name: str) -> None:
+    command = [str(built(name))]
+    if name == "thread":
+        command = without_address_randomisation(command)
+    output = run(*command, timeout=300, **ENVIRONMENT)
+    assert "0 failed" in output.splitlines()[-1]
+
+
+@pytest.mark.timeout(900)
+def test_a_run_of_no_test_fails() -> None:
+    done = subprocess.run([str(built("plain")), "no test is called this"], capture_output=True, text=True, timeout=60)
+    assert done.returncode == 1
+    assert done.stdout.splitlines()[-1] == "0 tests, 0 failed"
+
+
+@pytest.mark.timeout(60)
+def test_the_header_is_plain_c(tmp_path: Path) -> None:
+    source = tmp_path / "uses_ddl.c"
+    source.write_text('#include "ddl.h"\nint main(void) { ddl_op op = DDL_SUM; return (int)op + (DDL_WORLD != 0); }\n')
+    include = f"-I{ROOT / 'ddl' / 'include'}"
+    run(tool("gcc"), "-std=c99", "-pedantic", "-Wall", "-Wextra", "-Werror", include, "-c", str(source), "-o",
+        str(tmp_path / "uses_ddl.o"), timeout=30)  # fmt: skip
