@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import shutil
 import stat
+import subprocess
 from pathlib import Path
 
 import pytest
@@ -23,10 +24,18 @@ def copy(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return folder
 
 
-def test_a_library_belongs_to_one_pytorch_and_to_one_state_of_the_sources(copy: Path) -> None:
+def test_a_library_belongs_to_one_pytorch_and_to_one_state_of_the_sources(
+    copy: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     first = library_path("2.13.0")
     assert "2.13.0" in first.name
     assert library_path("2.14.0") != first
+    with monkeypatch.context() as patch:
+        patch.setattr(module.platform, "machine", lambda: "pdp11")
+        assert library_path("2.13.0") != first
+    with monkeypatch.context() as patch:
+        patch.setattr(module, "_FLAGS", ("-O0",))
+        assert library_path("2.13.0") != first
     (copy / "page_pool.cc").write_text("// other\n")
     assert library_path("2.13.0") != first
 
@@ -44,6 +53,23 @@ def test_it_is_compiled_once_and_an_outdated_one_goes(copy: Path, capsys: pytest
     assert build() != made
     assert len(list(copy.glob("*.so"))) == 1
     assert not list(copy.glob(".build-*"))
+
+
+def test_two_builds_at_once_leave_one_library(copy: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    torch = pytest.importorskip("torch")
+    target = library_path(torch.__version__)
+
+    def other(command: list[str], **_: object) -> subprocess.CompletedProcess[str]:
+        Path(command[command.index("-o") + 1]).write_text("mine")
+        target.write_text("theirs, done meanwhile")
+        return subprocess.CompletedProcess(command, 0, "", "")
+
+    unlinked: list[Path] = []
+    monkeypatch.setattr(module.subprocess, "run", other)
+    monkeypatch.setattr(Path, "unlink", lambda path, **_: unlinked.append(path))
+    assert build() == target
+    assert target.read_text() == "mine"
+    assert not unlinked, "somebody may be about to load it"
 
 
 def test_what_the_compiler_says_is_shown_and_nothing_is_left(copy: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -1,8 +1,8 @@
 """`python -m lms.build torch`: compile the page pool for the PyTorch that is there.
 
 A wheel cannot carry it, because the interface of PyTorch's allocators changes from version to version. The result lies
-beside its sources, under a name that holds PyTorch's version and a checksum of the sources, so that none is ever loaded
-with another PyTorch or after an update.
+beside its sources, under a name that holds PyTorch's version, the processor's kind and a checksum of the sources and
+the compiler's flags, so that none is ever loaded with another PyTorch, on another processor or after an update.
 """
 
 from __future__ import annotations
@@ -10,6 +10,7 @@ from __future__ import annotations
 import argparse
 import hashlib
 import os
+import platform
 import shlex
 import shutil
 import subprocess
@@ -27,8 +28,13 @@ _FLAGS = ("-std=c++20", "-O2", "-fPIC", "-shared", "-Wall", "-Wextra", "-Werror"
 
 def library_path(torch_version: str) -> Path:
     """Where the library for that PyTorch lies, once it is built."""
-    checksum = hashlib.sha256(b"".join(source.read_bytes() for source in SOURCES)).hexdigest()
-    return NATIVE / f"page_pool-torch{torch_version}-{checksum[:8]}.so"
+    parts = [" ".join(_FLAGS).encode(), *(source.read_bytes() for source in SOURCES)]
+    checksum = hashlib.sha256(b"".join(parts)).hexdigest()
+    return NATIVE / f"{_stem(torch_version)}{checksum[:8]}.so"
+
+
+def _stem(torch_version: str) -> str:
+    return f"page_pool-torch{torch_version}-{platform.machine()}-"
 
 
 def compiler() -> list[str]:
@@ -74,10 +80,11 @@ def build() -> Path:
             raise LMSError(f"{command[0]!r} does not run: {error.strerror}; name a C++ compiler in CXX") from None
         if run.returncode:
             raise LMSError(f"{shlex.join(command)} failed:\n{run.stderr.strip()}")
-        for old in NATIVE.glob("page_pool-*.so"):
-            if old.name.startswith(f"page_pool-torch{torch.__version__}-"):
-                old.unlink(missing_ok=True)
         made.replace(target)
+    for old in NATIVE.glob("page_pool-*.so"):
+        # Another build may be done meanwhile: what it made is not old.
+        if old != target and old.name.startswith(_stem(torch.__version__)):
+            old.unlink(missing_ok=True)
     return target
 
 

@@ -19,6 +19,7 @@ from lms.torch import page_pool
 
 KB, MB = 1 << 10, 1 << 20
 PAGE = os.sysconf("SC_PAGE_SIZE")
+DONTDUMP = 16  # MADV_DONTDUMP of mman.h: a flag of a mapping, and harmless
 SOURCE = Path(__file__).parents[3] / "lms" / "src"
 
 
@@ -137,6 +138,120 @@ def test_a_block_that_no_machine_has_is_none_and_a_tensor_of_it_an_error(
         torch.empty(2**61, dtype=torch.uint8)
 
 
+def test_a_tensor_that_the_system_would_refuse_is_refused(pool: page_pool.PagePool) -> None:
+    # Reserved without asking, it would be there until it is touched, and then the process would be killed.
+    with pytest.raises(RuntimeError, match="can't allocate memory: you tried to allocate"):
+        torch.empty(2**44, dtype=torch.uint8)
+    assert torch.ones(MB).sum() == MB
+
+
+def test_a_mapping_that_somebody_split_costs_its_pages_at_most(library: ctypes.CDLL, pool: page_pool.PagePool) -> None:
+    blocks = [Block(library, 256 * KB, mark) for mark in range(4)]
+    libc = ctypes.CDLL(None, use_errno=True)
+    assert libc.madvise(ctypes.c_void_p(blocks[0].address + 64 * KB), ctypes.c_size_t(PAGE), DONTDUMP) == 0
+    for block in blocks[::2]:
+        library.lms_pool_free(block.address)
+    before = pool.usage()
+    large = Block(library, 512 * KB, 99)
+    after = pool.usage()
+    replaced = after.fresh - before.fresh
+    assert after.returned - before.returned == replaced
+    assert replaced in (0, 256 * KB), "Linux 6.17 and later move all of it, others refuse"
+    for block in (large, *blocks[1::2]):
+        block.check()
+        library.lms_pool_free(block.address)
+
+
+LIMITS = """
+import os, random, resource, sys
+import torch
+from lms.torch import page_pool
+MB = 1 << 20
+pool = page_pool.find()
+assert pool.install()
+random.seed(7)
+status = dict(line.split(":", 1) for line in open("/proc/self/status"))
+which, field = {"data": (resource.RLIMIT_DATA, "VmData"), "as": (resource.RLIMIT_AS, "VmSize")}[sys.argv[1]]
+resource.setrlimit(which, ((int(status[field].split()[0]) << 10) + 64 * MB, resource.RLIM_INFINITY))
+live, refused = [], 0
+for turn in range(150):
+    if len(live) > 1 and random.random() < 0.5:
+        value, tensor = live.pop(random.randrange(len(live)))
+        assert int(tensor.min()) == int(tensor.max()) == value
+    try:
+        live.append((turn % 251, torch.full((random.randrange(MB, 16 * MB),), turn % 251, dtype=torch.uint8)))
+    except RuntimeError as error:
+        assert "can't allocate memory" in str(error)
+        refused += 1
+        live = live[len(live) // 2 :]
+usage = pool.usage()
+assert refused and usage.stitched, (refused, usage)
+assert usage.fresh - usage.returned == usage.used + usage.idle
+assert all(int(tensor.min()) == int(tensor.max()) == value for value, tensor in live)
+live.clear(); tensor = None
+large = torch.ones(24 * MB, dtype=torch.uint8)  # what is free is free for it; the C library may keep 32 MB of its own
+"""
+
+
+@pytest.mark.parametrize("limit", ["data", "as"])
+def test_a_limit_of_the_process_is_an_error_and_costs_no_bytes(limit: str) -> None:
+    run_alone(LIMITS, limit)
+
+
+MAPPINGS = """
+import ctypes, mmap, random
+import torch
+from lms.torch import page_pool
+MB = 1 << 20
+pool = page_pool.find()
+assert pool.install()
+random.seed(7)
+libc = ctypes.CDLL(None, use_errno=True)
+libc.mmap.restype = ctypes.c_void_p
+libc.mmap.argtypes = (ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int, ctypes.c_int, ctypes.c_int, ctypes.c_long)
+libc.mprotect.argtypes = (ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int)
+live = [torch.full((MB,), value, dtype=torch.uint8) for value in range(48)]
+most = int(open("/proc/sys/vm/max_map_count").read())
+spare = libc.mmap(None, 2 * most * mmap.PAGESIZE, 0, mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS, -1, 0)
+count = len(open("/proc/self/maps").readlines())
+for at in range((most - count - 12) // 2):  # each splits the run once more
+    assert libc.mprotect(spare + 2 * at * mmap.PAGESIZE, mmap.PAGESIZE, mmap.PROT_READ) == 0
+del live[::3]
+before = pool.usage()
+kept = [(value, torch.full((random.randrange(2 * MB, 5 * MB),), value, dtype=torch.uint8)) for value in range(4)]
+after = pool.usage()
+assert after.returned > before.returned, "no move was refused: the test tests nothing"
+assert all(int(tensor.min()) == int(tensor.max()) == value for value, tensor in kept)
+assert all(int(tensor.min()) == int(tensor.max()) for tensor in live)
+def resident():
+    return int(open("/proc/self/statm").read().split()[1]) * mmap.PAGESIZE
+held = resident() - after.used - after.idle
+del live, kept
+pool.retire()
+assert resident() < held + 4 * MB, "pages stayed where the system refused a hole"
+"""
+
+
+def test_pages_of_moves_that_the_system_refuses_are_returned() -> None:
+    run_alone(MAPPINGS)
+
+
+def test_patchwork_is_given_up_before_the_process_runs_out_of_mappings(
+    library: ctypes.CDLL, pool: page_pool.PagePool
+) -> None:
+    pages = [library.lms_pool_allocate(PAGE) for _ in range(20_000)]
+    for page in pages[::2]:
+        library.lms_pool_free(page)
+    before = pool.usage()
+    large = Block(library, 10_000 * PAGE, 1)  # of as many pieces, if nobody cares
+    after = pool.usage()
+    assert after.returned - before.returned == after.fresh - before.fresh == 10_000 * PAGE
+    assert after.idle == 0
+    large.check()
+    for block in (*pages[1::2], large.address):
+        library.lms_pool_free(block)
+
+
 def test_large_tensors_come_from_the_pool_and_small_ones_do_not(pool: page_pool.PagePool) -> None:
     before = pool.usage()
     small, large = torch.ones(page_pool.LEAST - 4, dtype=torch.uint8), torch.ones(page_pool.LEAST, dtype=torch.uint8)
@@ -246,18 +361,30 @@ kept = torch.arange(1 << 20)
 idle = torch.ones(1 << 20); del idle
 child = os.fork()
 if child == 0:
-    new = torch.zeros(3 << 20)  # stitched from the idle pages, in the child alone
+    # The idle pages are the parent's: kept here, each would be there twice once the parent writes to it.
+    ok = not pool.installed and pool.usage().idle == 0
+    new = torch.zeros(3 << 20)
     kept += 1
-    ok = bool((new == 0).all()) and bool((kept == torch.arange(1, (1 << 20) + 1)).all())
+    ok &= pool.install()
+    new = torch.zeros(3 << 20)  # from the child's own
+    ok &= bool((new == 0).all()) and bool((kept == torch.arange(1, (1 << 20) + 1)).all())
     os._exit(0 if ok else 1)
 _, status = os.waitpid(child, 0)
 assert os.waitstatus_to_exitcode(status) == 0
+assert pool.installed and pool.usage().idle == 4 << 20
 assert bool((kept == torch.arange(1 << 20)).all())
 """
 
 
-def test_a_forked_child_has_a_pool_of_its_own() -> None:
+def test_a_forked_child_leaves_the_idle_pages_to_its_parent() -> None:
+    run_alone(FORK)
+
+
+def run_alone(script: str, *arguments: str) -> None:
     done = subprocess.run(
-        [sys.executable, "-c", FORK], capture_output=True, text=True, env={**os.environ, "PYTHONPATH": str(SOURCE)}
+        [sys.executable, "-c", script, *arguments],
+        capture_output=True,
+        text=True,
+        env={**os.environ, "PYTHONPATH": str(SOURCE)},
     )
     assert done.returncode == 0, done.stderr

@@ -17,7 +17,8 @@ from torch import Tensor, nn
 
 import lms as package
 from lms.errors import CorruptionError, LimitError, SpillError, UsageError
-from lms.tiers.device import Peak
+from lms.tiers.device import CpuDevice, Peak
+from lms.torch import page_pool
 from lms.torch.session import Session, disable, enable
 
 Make = Callable[..., Session]
@@ -86,6 +87,35 @@ def test_a_session_that_could_not_open_leaves_room_for_another(lms: Make, monkey
     with lms() as session:
         gradients(model())
     assert session.stats()["passes"] == 1
+
+
+def test_a_session_that_fails_while_it_opens_gives_everything_back(lms: Make, monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(device: CpuDevice) -> None:
+        raise RuntimeWarning("the kernel refuses")  # as python -W error has it
+
+    session = lms()
+    with monkeypatch.context() as patch:
+        patch.setattr(CpuDevice, "reset_peak", refuse)
+        with pytest.raises(RuntimeWarning):
+            session.open()
+    pool = page_pool.find()
+    assert pool is not None
+    assert not pool.installed
+    with pytest.raises(ValueError, match="closed"):
+        session.engine.file.fileno()
+
+
+def test_a_close_that_fails_still_retires_the_pool(lms: Make, monkeypatch: pytest.MonkeyPatch) -> None:
+    def fail(then: object) -> None:
+        raise SpillError("the disk went away")
+
+    session = lms().open()
+    monkeypatch.setattr(session._swapper, "stop", fail)
+    with pytest.raises(SpillError, match="went away"):
+        session.close()
+    pool = page_pool.find()
+    assert pool is not None
+    assert not pool.installed
 
 
 def test_what_is_still_saved_at_the_end_can_be_used_and_then_everything_is_given_back(lms: Make, live: Live) -> None:

@@ -9,7 +9,19 @@
 namespace lms {
 namespace {
 
-constexpr int kMemory = MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE;
+// Each seam may cost a mapping, and a process has 65530 of them by default, for its threads and libraries too.
+constexpr std::size_t kMostSeams = 16384;
+
+void* reserve(std::size_t nbytes) {
+  // Without access it counts against no limit on memory (RLIMIT_DATA, overcommitment) while pages move in.
+  void* const run = mmap(nullptr, nbytes, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+  return run == MAP_FAILED ? nullptr : run;
+}
+
+void give_back(void* start, std::size_t nbytes) {
+  // A hole makes two mappings of one, which the system may refuse: then the pages go and the addresses stay taken.
+  if (munmap(start, nbytes) != 0) madvise(start, nbytes, MADV_DONTNEED);
+}
 
 }  // namespace
 
@@ -25,7 +37,6 @@ void* PagePool::allocate(std::size_t nbytes) {
   usage_.used_peak = std::max(usage_.used_peak, usage_.used);
   usage_.peak = std::max(usage_.peak, usage_.used + usage_.idle);
   usage_.blocks += 1;
-  trim();
   return block;
 }
 
@@ -35,14 +46,14 @@ bool PagePool::free(void* block) {
   if (found == blocks_.end() || found->second.idle) return false;
   usage_.used -= found->second.nbytes;
   add_idle(found);
-  trim();
+  trim(keep_);
   return true;
 }
 
 void PagePool::keep(std::size_t nbytes) {
   const std::lock_guard<std::mutex> guard(mutex_);
   keep_ = nbytes;
-  trim();
+  trim(keep_);
 }
 
 void PagePool::reset_peak() {
@@ -68,14 +79,21 @@ PagePool::Address PagePool::take(std::size_t nbytes) {
 
 // A new run of addresses: behind it first the pages of idle blocks, all of which are smaller, then fresh ones.
 PagePool::Address PagePool::stitch(std::size_t nbytes) {
-  // Without access it counts against no limit of the process's (RLIMIT_DATA, overcommitment) while pages move in.
-  void* const run = mmap(nullptr, nbytes, PROT_NONE, kMemory, -1, 0);
-  if (run == MAP_FAILED) return nullptr;
+  void* run = reserve(nbytes);
+  if (run == nullptr) {  // a limit on addresses (RLIMIT_AS) counts those of idle blocks as well
+    trim(0);
+    run = reserve(nbytes);
+  }
+  if (run == nullptr) return nullptr;
   const Address start = static_cast<Address>(run);
   seams_.erase(seams_.lower_bound(start), seams_.lower_bound(start + nbytes));  // of what lay there in former times
   seams_.insert(start + nbytes);  // what lies behind it may have become one mapping with it, and will not stay so
   std::size_t done = 0;
   while (done < nbytes && usage_.idle > 0) {
+    if (seams_.size() > kMostSeams) {  // too much patchwork: begin anew
+      trim(0);
+      break;
+    }
     const std::size_t left = nbytes - done;
     auto best = idle_.lower_bound({left, nullptr});
     if (best == idle_.end()) --best;  // the largest: the fewest moves
@@ -100,13 +118,14 @@ PagePool::Address PagePool::stitch(std::size_t nbytes) {
 
 // Give a run up for which the system has no pages, and those that moved into it.
 PagePool::Address PagePool::abandon(Address start, std::size_t nbytes, std::size_t moved) {
-  munmap(start, nbytes);
+  give_back(start, nbytes);
   usage_.returned += moved;
   return nullptr;
 }
 
-// Move the pages at `from` to `to`, mapping by mapping. Where the system refuses (too many mappings), those pages are
-// returned to it and fresh ones taken, which costs time and nothing else. False when there are none.
+// Move the pages at `from` to `to`, mapping by mapping. Where the system refuses (too many mappings, or one that a
+// library split by madvise or mlock), those pages are returned to it and fresh ones taken, which costs time and nothing
+// else. False when there are none.
 bool PagePool::move(Address from, Address to, std::size_t nbytes) {
   const Address end = from + nbytes;
   seams_.insert(end);
@@ -114,12 +133,18 @@ bool PagePool::move(Address from, Address to, std::size_t nbytes) {
     const Address next = std::min(*seams_.upper_bound(piece), end);
     const auto size = static_cast<std::size_t>(next - piece);
     const Address target = to + (piece - from);
-    if (mremap(piece, size, size, MREMAP_MAYMOVE | MREMAP_FIXED, target) != MAP_FAILED) {
+    // Asked first whether it is one mapping (nothing moves): a move that fails for that reason has unmapped its target
+    // already, and another thread might get these addresses. Linux 6.17 and later say yes, and move several.
+    const bool whole = mremap(piece, size, size, 0) != MAP_FAILED;
+    if (whole && mremap(piece, size, size, MREMAP_MAYMOVE | MREMAP_FIXED, target) != MAP_FAILED) {
       usage_.moved += size;
     } else {
-      munmap(piece, size);
+      give_back(piece, size);
+      if (mprotect(target, size, PROT_READ | PROT_WRITE) != 0) {
+        if (next < end) give_back(next, static_cast<std::size_t>(end - next));
+        return false;
+      }
       usage_.returned += size;
-      if (mmap(target, size, PROT_READ | PROT_WRITE, kMemory | MAP_FIXED, -1, 0) == MAP_FAILED) return false;
       usage_.fresh += size;
     }
     seams_.insert(target);
@@ -164,18 +189,16 @@ PagePool::Blocks::iterator PagePool::split(Blocks::iterator block, std::size_t n
   return rest;
 }
 
-// Return idle pages until `keep_` holds, those of the smallest blocks first: large ones are the easiest to reuse.
-void PagePool::trim() {
-  while (usage_.idle > 0 && usage_.used + usage_.idle > keep_) {
-    const std::size_t excess = (usage_.used + usage_.idle - keep_ + page_ - 1) / page_ * page_;
+// Return idle pages until all are at most `most`, those of the smallest blocks first: large ones are the easiest to
+// reuse.
+void PagePool::trim(std::size_t most) {
+  while (usage_.idle > 0 && usage_.used + usage_.idle > most) {
+    const std::size_t excess = (usage_.used + usage_.idle - most + page_ - 1) / page_ * page_;
     const auto block = blocks_.find(idle_.begin()->second);
     remove_idle(block);
     if (block->second.nbytes > excess) add_idle(split(block, excess));
     const Address end = block->first + block->second.nbytes;
-    // A hole makes two mappings of one, which the system may refuse: then the pages go and the addresses stay taken.
-    if (munmap(block->first, block->second.nbytes) != 0) {
-      madvise(block->first, block->second.nbytes, MADV_DONTNEED);
-    }
+    give_back(block->first, block->second.nbytes);
     usage_.returned += block->second.nbytes;
     seams_.erase(seams_.lower_bound(block->first), seams_.lower_bound(end));
     seams_.insert(end);

@@ -76,7 +76,7 @@ class PagePool {
   void add_idle(Blocks::iterator block);
   void remove_idle(Blocks::iterator block);
   Blocks::iterator split(Blocks::iterator block, std::size_t nbytes);
-  void trim();
+  void trim(std::size_t most);
 
   mutable std::mutex mutex_;
   Blocks blocks_;                                   // all, by address; they do not overlap

@@ -42,15 +42,13 @@ void release(void* block) {
 class PoolAllocator final : public c10::Allocator {
  public:
   c10::DataPtr allocate(std::size_t nbytes) override {
-    void* block = nullptr;
-    if (nbytes < kLeast || !active.load(std::memory_order_relaxed)) {
-      block = c10::GetDefaultCPUAllocator()->raw_allocate(nbytes);
-    } else {
-      block = pool().allocate(nbytes);
-      if (block == nullptr) c10::profiledCPUMemoryReporter().OutOfMemory(nbytes);
-      TORCH_CHECK(block != nullptr, "LMS's page pool can't allocate memory: you tried to allocate ", nbytes,
-                  " bytes. Give LMS a lower limit.");
+    const bool ours = nbytes >= kLeast && active.load(std::memory_order_relaxed);
+    void* block = ours ? pool().allocate(nbytes) : nullptr;
+    if (block != nullptr) {
       c10::profiledCPUMemoryReporter().New(block, nbytes);
+    } else {
+      // Where the pool has none, the C library may: it keeps free memory too. If not, the error is the usual one.
+      block = c10::GetDefaultCPUAllocator()->raw_allocate(nbytes);
     }
     return {block, block, &release, c10::Device(c10::DeviceType::CPU)};
   }
@@ -64,10 +62,17 @@ class PoolAllocator final : public c10::Allocator {
 
 extern "C" {
 
+void lms_pool_retire();
+
 // Make the pool PyTorch's CPU allocator, without a bound on what it keeps; 0, or 1 when another allocator stays.
 int lms_pool_install() {
   static auto* const allocator = [] {
-    pthread_atfork([] { pool().lock(); }, [] { pool().unlock(); }, [] { pool().unlock(); });
+    // The idle pages are the parent's. A child that kept them would keep what was in them, each page a second time as
+    // soon as the parent has written to it.
+    pthread_atfork([] { pool().lock(); }, [] { pool().unlock(); }, [] {
+      pool().unlock();
+      lms_pool_retire();
+    });
     return new PoolAllocator;
   }();
   c10::SetCPUAllocator(allocator, kPriority);
@@ -75,6 +80,8 @@ int lms_pool_install() {
   active = c10::GetCPUAllocator() == allocator;
   return active ? 0 : 1;
 }
+
+int lms_pool_active() { return active ? 1 : 0; }
 
 // New blocks come from PyTorch's own allocator from now on; the idle pages go back to the system.
 void lms_pool_retire() {

@@ -24,20 +24,22 @@ class PagePool:
     """PyTorch's CPU allocator, once `install` was called. There is one a process."""
 
     def __init__(self, library: ctypes.CDLL) -> None:
-        self.installed = False
         self._library = library
         library.lms_pool_keep.argtypes = (ctypes.c_size_t,)
         library.lms_pool_usage.argtypes = (ctypes.POINTER(ctypes.c_uint64),)
         self._figures = (ctypes.c_uint64 * len(PoolUsage._fields))()
 
+    @property
+    def installed(self) -> bool:
+        """Whether new tensors come from the pool. A forked child's do not, until it calls `install` itself."""
+        return bool(self._library.lms_pool_active())
+
     def install(self) -> bool:
         """Let new tensors come from the pool; False where another allocator will not give way."""
-        self.installed = self._library.lms_pool_install() == 0
-        return self.installed
+        return bool(self._library.lms_pool_install() == 0)
 
     def retire(self) -> None:
         """Let new tensors come from PyTorch's own allocator again, and return what is idle. Tensors live on."""
-        self.installed = False
         self._library.lms_pool_retire()
 
     def keep(self, nbytes: int) -> None:

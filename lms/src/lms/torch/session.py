@@ -126,8 +126,20 @@ class Session:
         self.engine = make_engine(
             self._torch_device, spill_dir=spill_dir, host_limit=options.host_limit, verify=options.verify
         )
+        try:
+            self._switch_on()
+        except BaseException:  # a warning that the user made an error, to begin with
+            self.device.release()
+            self.engine.close()
+            raise
+        self._is_open = True
+        _open = self
+        return self
+
+    def _switch_on(self) -> None:
+        options = self.options
         if (warning := self.device.prepare(self.limit)) is not None:
-            warnings.warn(warning, RuntimeWarning, stacklevel=3)
+            warnings.warn(warning, RuntimeWarning, stacklevel=4)
         self._modules = ModuleStack(self._models)
         self._planner = PassPlanner(
             self.device,
@@ -163,9 +175,6 @@ class Session:
         self._hooks = saved_tensors_hooks(self._pack, self._unpack)
         self._hooks.__enter__()
         self._modules.watch()
-        self._is_open = True
-        _open = self
-        return self
 
     def close(self) -> None:
         """Switch LMS off. What is still saved can be used; its memory is given back when the last of it is freed."""
@@ -182,8 +191,10 @@ class Session:
         for hook in self._step_hooks:
             hook.remove()
         self._final_peak = self.device.peak().held
-        self._swapper.stop(self.engine.close)
-        self.device.release()
+        try:
+            self._swapper.stop(self.engine.close)
+        finally:
+            self.device.release()
 
     # What it found out
 
