@@ -18,7 +18,7 @@ DEFINITIONS: Mapping[str, str] = {
     "identical": "loss and every gradient of every step, warm-up included, have the same bits as plain's",
     "managed peak": "most bytes of records that LMS held at once in any pass, copies in flight included",
     "resident peak": "most bytes on the device in any timed step: VmHWM on a CPU, allocated bytes on a GPU",
-    "floor": "resident peak less managed peak, both of share 0 in the timed steps: what no swapping lowers",
+    "floor": "resident peak of share 0 in the timed steps, less what LMS held in its moment: what no swapping lowers",
     "bytes out": "bytes that a timed pass copied to the tier below; the most of any timed pass",
     "bytes back": "bytes that a timed pass copied from the tier below; the most of any timed pass",
     "step time": "the ratio at the share that is judged, 35%",
@@ -254,7 +254,7 @@ def floor_of(cells: Sequence[Cell]) -> int | None:
     """The floor, from the cell with share 0; None without one."""
     for cell in cells:
         if cell.share == 0 and cell.timed:
-            return cell.peak - max(int(step.session["pass_held_peak"]) for step in cell.timed)
+            return cell.peak - int(cell.last("held_at_floor"))
     return None
 
 

@@ -6,6 +6,7 @@ from collections.abc import Callable
 from itertools import pairwise
 
 from lms import Session
+from lms.plan import floor
 from lms.trace import Trace
 
 
@@ -38,11 +39,18 @@ def describe(session: Session) -> dict[str, float]:
     found["pass_held_peak"] = float(last.counters.held_peak) if last is not None else 0.0
     trace = session.trace
     budget = session.options.budget
+    found["held_at_floor"] = float(held_at_floor(trace)) if trace else 0.0
     found["again"] = float(forced_again(trace, budget + trace.largest)) if trace and budget is not None else 0.0
     # Asking for the link of a session that moved nothing would make it move something.
     link = session.link() if found["swapped_out"] else None
     found["link_out"], found["link_back"] = (link.out, link.back) if link is not None else (0.0, 0.0)
     return found
+
+
+def held_at_floor(trace: Trace) -> int:
+    """Bytes of records that are in hand at the moment in which the floor stands; 0 where memory was not measured."""
+    lowest, where = floor(trace)
+    return max(0, lowest - trace.accesses[where].other) if lowest else 0
 
 
 def forced_again(trace: Trace, most: int) -> int:

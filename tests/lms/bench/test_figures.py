@@ -21,6 +21,7 @@ SESSION = {
     "swapped_in": 200 * MB,
     "hook_time": 0.0,
     "again": 0.0,
+    "held_at_floor": 0.0,
     "last_stall_out": 0.1,
     "last_stall_in": 0.1,
     "busy_out": 0.5,
@@ -227,7 +228,7 @@ def test_a_forecast_without_anything_measured_is_infinitely_wrong() -> None:
 
 
 def test_the_floor_is_what_the_cell_without_a_budget_holds_beside_its_records() -> None:
-    nothing = cell("lms-0%", share=0.0, pass_held_peak=10 * MB)
+    nothing = cell("lms-0%", share=0.0, held_at_floor=10 * MB)
     assert figures.floor_of([cell(), nothing]) == 490 * MB
     assert figures.floor_of([cell()]) is None
 

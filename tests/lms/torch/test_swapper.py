@@ -243,6 +243,19 @@ def test_the_held_peak_is_the_one_foretold(budget: int, lms: Make, tier: object)
         assert measured <= budget + N
 
 
+@pytest.mark.parametrize("budget", [0, N, 3 * N])
+def test_copies_of_freed_records_are_waited_for_before_more_is_held(budget: int, lms: Make, tier: object) -> None:
+    tier.slow = True  # no copy is over until it is waited for
+    w = leaf()
+    with lms(budget=budget) as session:
+        for _ in range(4):
+            loss = chain(w, 12)
+            gradient(w, loss)
+            del loss
+            session.stats()
+            assert session._planner.last.counters.held_peak <= budget + N
+
+
 def test_a_record_brought_ahead_in_vain_can_leave_again(lms: Make, tier: object) -> None:
     w = leaf()
     with lms(budget=8 * N) as session:

@@ -223,6 +223,28 @@ class Mover:
         self.counters.stall_out += time.perf_counter() - began
         self._depart(self._leaving.popleft())
 
+    def wait_for_dead(self) -> bool:
+        """Wait for one copy whose record was freed meanwhile, so that its memory is free; whether there was one."""
+        record = next((r for r in (*self._abandoned, *self._staying) if r.state is State.DEAD), None)
+        if record is None:
+            return False
+        began = time.perf_counter()
+        if record.departure is not None:
+            with contextlib.suppress(SpillError):  # nobody needs what may have failed
+                record.departure.wait()
+            self.counters.stall_out += time.perf_counter() - began
+            self._staying.remove(record)
+            self._depart(record)
+        else:
+            if record.arrival is not None:
+                with contextlib.suppress(SpillError):
+                    record.arrival.wait()
+                self.counters.stall_in += time.perf_counter() - began
+            self._abandoned.remove(record)
+            record.arrival = record.flat = None
+            self._unhold(record)
+        return True
+
     def _leave(self, record: LiveRecord) -> None:
         record.state = State.LEAVING
         self._leaving.append(record)

@@ -196,12 +196,14 @@ class Pass:
         return False
 
     def _make_room(self, cap: int, in_hand: LiveRecord | None, ahead: int | None) -> None:
-        """Wait for copies out, oldest first, until at most `cap` bytes are held.
+        """Wait for copies, of freed records and out of others, oldest first, until at most `cap` bytes are held.
 
         A pass that no plan leads, or that came to its plan late, evicts when none is under way.
         """
         mover = self.mover
         while mover.held > cap or (ahead is not None and mover.in_flight > ahead):
+            if mover.held > cap and mover.wait_for_dead():
+                continue
             if mover.in_flight:
                 mover.wait_for_oldest()
                 continue
