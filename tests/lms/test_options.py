@@ -1,11 +1,9 @@
 """Every option once: keywords, flags and environment variables."""
 
 import argparse
-import re
 import subprocess
 import sys
 from collections.abc import Callable
-from contextlib import nullcontext
 from dataclasses import fields
 from pathlib import Path
 
@@ -13,7 +11,7 @@ import pytest
 
 import lms
 from lms.errors import LMSError, UsageError
-from lms.options import BUILT, DEFAULT_FRAC, KINDS, Options, add_arguments, add_flags, arguments, from_args, from_flags
+from lms.options import BUILT, DEFAULT_FRAC, KINDS, Options, add_flags, arguments, from_flags
 
 NAMES = [option.name for option in arguments()]
 
@@ -194,50 +192,6 @@ def test_a_spill_folder_is_tried_and_left_as_it_was(tmp_path: Path) -> None:
 def test_keywords_give_the_same_options_again(tmp_path: Path) -> None:
     options = parse(budget=0, min_size=1, spill_dir=tmp_path, prefetch=2, verify=True)
     assert parse(**options.keywords()) == options
-
-
-def test_the_help_of_a_script_names_every_flag_and_its_variable() -> None:
-    parser = argparse.ArgumentParser()
-    add_arguments(parser)
-    text = re.sub(r"\s+", " ", parser.format_help())
-    for name in NAMES:
-        assert f"--lms-{name.replace('_', '-')}" in text
-        assert f"[LMS_{name.upper()}]" in text
-    # Cross-references are spelled as this parser spells them.
-    assert "none of --lms-limit, --lms-frac, --lms-budget" in text
-
-
-def test_without_the_lms_flag_a_script_gets_a_context_that_does_nothing() -> None:
-    parser = argparse.ArgumentParser()
-    add_arguments(parser)
-    context = from_args(parser.parse_args([]))
-    assert isinstance(context, nullcontext)
-    with context as session:
-        assert session is None
-
-
-def test_a_flag_without_the_lms_flag_is_warned_of() -> None:
-    parser = argparse.ArgumentParser()
-    add_arguments(parser)
-    args = parser.parse_args(["--lms-limit", "1GB", "--lms-verify"])
-    with pytest.warns(UserWarning, match=r"--lms-limit, --lms-verify: without effect, because --lms is not given"):
-        from_args(args)
-
-
-def test_with_the_lms_flag_a_script_gets_a_session_with_its_options() -> None:
-    pytest.importorskip("torch")
-    parser = argparse.ArgumentParser()
-    add_arguments(parser)
-    context = from_args(parser.parse_args(["--lms", "--lms-budget", "5MB", "--lms-min-size", "1KB"]))
-    assert isinstance(context, lms.Session)
-    assert (context.options.budget, context.options.min_size) == (5_000_000, 1000)
-
-
-def test_with_the_lms_flag_a_wrong_value_is_refused_by_its_flag() -> None:
-    parser = argparse.ArgumentParser()
-    add_arguments(parser)
-    with pytest.raises(UsageError, match=r"^--lms-frac='2'"):
-        from_args(parser.parse_args(["--lms", "--lms-frac", "2"]))
 
 
 BLOCKED = """

@@ -10,7 +10,8 @@ from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from lms.errors import CorruptionError, LimitError, LMSError, SpillError, UsageError
-    from lms.options import Options, add_arguments, from_args
+    from lms.options import Options
+    from lms.script import add_arguments, from_args
     from lms.torch.session import LMS, Session, disable, enable
 
     __version__: str
@@ -21,8 +22,8 @@ _HOMES = {
     "enable": "lms.torch.session",
     "disable": "lms.torch.session",
     "Options": "lms.options",
-    "add_arguments": "lms.options",
-    "from_args": "lms.options",
+    "add_arguments": "lms.script",
+    "from_args": "lms.script",
     "LMSError": "lms.errors",
     "UsageError": "lms.errors",
     "LimitError": "lms.errors",

@@ -9,9 +9,7 @@ from __future__ import annotations
 import argparse
 import os
 import tempfile
-import warnings
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from contextlib import AbstractContextManager, nullcontext
 from dataclasses import Field, dataclass, field, fields
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -20,10 +18,7 @@ from lms.errors import UsageError
 from lms.units import parse_size
 
 if TYPE_CHECKING:
-    from torch.nn import Module
-    from torch.optim import Optimizer
-
-    from lms.torch.session import Session
+    pass
 
 DEFAULT_FRAC = 0.9
 _DEFAULT_WHY = f"frac {DEFAULT_FRAC}, the default"
@@ -267,41 +262,12 @@ def add_flags(
 
 def from_flags(args: argparse.Namespace, prefix: str = "--") -> Options:
     """The options that `add_flags` put into `args`, or else the environment. Raises as `Options.parse`."""
-    return Options.parse(prefix=prefix, environ=None, **_given(args, prefix))
+    return Options.parse(prefix=prefix, environ=None, **given_flags(args, prefix))
 
 
-def _given(args: argparse.Namespace, prefix: str) -> dict[str, object]:
+def given_flags(args: argparse.Namespace, prefix: str) -> dict[str, object]:
+    """The options that were given on the command line, by name."""
     dest = prefix.strip("-").replace("-", "_")
     dest = f"{dest}_" if dest else ""
     values = {option.name: getattr(args, dest + option.name, None) for option in arguments()}
     return {name: value for name, value in values.items() if value is not None}
-
-
-def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Add `--lms` and `--lms-limit`, `--lms-frac`, ... to a script's own parser; `from_args` reads them."""
-    group = parser.add_argument_group(
-        "large model support",
-        "Swap tensors that are saved for the backward pass out of the device's memory. "
-        "An option that is not given is taken from the environment variable in brackets.",
-    )
-    group.add_argument("--lms", action="store_true", help="train with large model support")
-    add_flags(group, prefix="--lms-")
-
-
-def from_args(
-    args: argparse.Namespace,
-    model: Module | Sequence[Module] | None = None,
-    optimizer: Optimizer | Sequence[Optimizer] | None = None,
-) -> AbstractContextManager[Session | None]:
-    """The session that `add_arguments`' flags ask for, to be entered; without `--lms` a context that does nothing.
-
-    Warns of flags that have no effect because `--lms` is missing. Raises as `Options.parse`.
-    """
-    if not args.lms:
-        idle = [spelled(name, "--lms-") for name in _given(args, "--lms-")]
-        if idle:
-            warnings.warn(f"{', '.join(idle)}: without effect, because --lms is not given", stacklevel=2)
-        return nullcontext()
-    from lms.torch.session import LMS
-
-    return LMS(model, optimizer, **from_flags(args, "--lms-").keywords())  # type: ignore[arg-type]
