@@ -40,5 +40,5 @@ gpu-check: ## the GPU's tests and benchmark with PYTHON's own torch, without .ve
 	@ci/gpu_check
 
 clean: ## remove .venv and everything else that is not a source
-	rm -rf .venv out .pytest_cache .mypy_cache .ruff_cache .hypothesis lms/dist
+	rm -rf .venv out .pytest_cache .mypy_cache .ruff_cache .hypothesis lms/dist ddl/dist ddl/build
 	find . -name .git -prune -o -name __pycache__ -exec rm -rf {} +

@@ -43,6 +43,8 @@ std::string Watch::report(const Group& group, int rank, const std::vector<int>& 
         if (other == rank) continue;
         const auto found = answers_.find(other);
         if (found != answers_.end() && found->second.arrived) continue;
+        // Who has left is the cause; the others may not have had the time to answer.
+        if (found == answers_.end() && hopeless()) continue;
         if (++missing > kShown) continue;
         text += (text.empty() ? "" : "; ") + group.names[static_cast<size_t>(other)];
         if (found == answers_.end()) {

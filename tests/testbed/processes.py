@@ -157,9 +157,11 @@ def join(pid: int, kinds: tuple[Kind, ...]) -> None:
 
 
 def reset_signals() -> None:
-    """Before an exec: Python ignores some signals from its start, and what is ignored an exec passes on."""
-    for signo in (signal.SIGPIPE, signal.SIGXFSZ, signal.SIGCHLD):
-        signal.signal(signo, signal.SIG_DFL)
+    """Before an exec: what is ignored it passes on, and Python ignores some signals from its start, nohup and a shell's
+    background others."""
+    for signo in signal.valid_signals() - {signal.SIGKILL, signal.SIGSTOP}:
+        if signal.getsignal(signo) == signal.SIG_IGN:
+            signal.signal(signo, signal.SIG_DFL)
 
 
 def environment(pid: int) -> dict[str, str]:

@@ -211,7 +211,8 @@ class TestWithRoot:
 
     def test_a_command_ignores_no_signal_that_a_login_would_not(self, bed: Testbed) -> None:
         status = bed.run("h0", ["grep", "-E", "^Sig(Blk|Ign)", "/proc/self/status"], check=True).stdout.split()
-        assert [int(status[1], 16), int(status[3], 16)] == [0, 0]
+        ours = sum(1 << signo - 1 for signo in signal.valid_signals())  # the C library keeps two for itself
+        assert [int(mask, 16) & ours for mask in status[1::2]] == [0, 0]
 
 
 def test_without_root_it_says_so_in_one_line(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -1,0 +1,295 @@
+// The C interface: translates, and lets no exception out. What the functions mean is said in ddl.h.
+#include <unistd.h>
+
+#include <memory>
+#include <mutex>
+#include <new>
+#include <string>
+#include <utility>
+
+#include "ddl.h"
+#include "reporter.h"
+#include "session.h"
+
+// What a request's handle points to. It keeps its session alive, so that it can be asked for after ddl_finalize.
+struct ddl_request_s {
+    std::shared_ptr<ddl::Session> session;
+    ddl::RequestPtr request;
+};
+
+namespace ddl {
+namespace {
+
+using SessionPtr = std::shared_ptr<Session>;
+
+// Never destroyed: threads may still use them while the process exits.
+struct Global {
+    std::mutex joining;  // held through a ddl_init
+    std::mutex mutex;    // guards the rest
+    SessionPtr session;
+};
+Global& global() {
+    static auto* made = new Global;
+    return *made;
+}
+
+std::string& last_error() {
+    thread_local std::string text;
+    return text;
+}
+
+ddl_result failed(Code code, const char* text) noexcept {
+    try {
+        last_error() = text;
+    } catch (...) {
+        last_error().clear();  // no memory for the words: the code has to do
+    }
+    return code;
+}
+
+ddl_result result_of(const Status& status) {
+    return status.ok() ? DDL_SUCCESS : failed(status.code, status.message.c_str());
+}
+
+// Runs a body that returns a Status, and turns whatever it throws into a result.
+template <typename Body>
+ddl_result guarded(Body body) noexcept {
+    try {
+        return result_of(body());
+    } catch (const Error& error) {
+        return failed(error.code(), error.what());
+    } catch (const std::bad_alloc&) {
+        return failed(DDL_ERROR_MEMORY, "out of memory");
+    } catch (const std::exception& error) {
+        return failed(DDL_ERROR_INTERNAL, error.what());
+    } catch (...) {
+        return failed(DDL_ERROR_INTERNAL, "an exception of an unknown type");
+    }
+}
+
+SessionPtr current() {
+    const std::lock_guard lock(global().mutex);
+    return global().session;
+}
+
+SessionPtr session() {
+    SessionPtr found = current();
+    if (!found) throw Error(DDL_ERROR_STATE, "ddl is not initialised: call ddl_init first");
+    return found;
+}
+
+void need(const void* pointer, const char* name) {
+    if (!pointer)
+        throw Error(DDL_ERROR_ARGUMENT, std::string(name) + " is NULL: it must point to where the result goes");
+}
+
+template <typename Value>
+ddl_result store(int* target, const char* name, Value value) {
+    return guarded([&]() -> Status {
+        need(target, name);
+        *target = value(*session());
+        return {};
+    });
+}
+
+// Ends the session; `found` may still be in use by other threads, whose calls then end with an error.
+void end_session() {
+    SessionPtr found;
+    {
+        const std::lock_guard lock(global().mutex);
+        found.swap(global().session);
+    }
+    if (found) found->end();
+}
+
+ddl_result run(const Call& call, ddl_comm comm) {
+    return guarded([&] {
+        const SessionPtr its = session();
+        Status status = its->engine().run(its->id_of(comm), call);
+        its->note(status);
+        return status;
+    });
+}
+
+ddl_result start(const Call& call, ddl_comm comm, ddl_request* request) {
+    return guarded([&] {
+        need(request, "request");
+        *request = DDL_REQUEST_NULL;
+        auto made = std::make_unique<ddl_request_s>();
+        made->session = session();
+        Status status = made->session->engine().submit(made->session->id_of(comm), call, &made->request);
+        if (status.ok()) *request = made.release();
+        return status;
+    });
+}
+
+// Frees the request and returns how it ended.
+Status take(ddl_request* request) {
+    const std::unique_ptr<ddl_request_s> owner(std::exchange(*request, DDL_REQUEST_NULL));
+    owner->session->note(owner->request->status());
+    return owner->request->status();
+}
+
+Call reduction(Collective collective, const void* input, void* output, size_t count, ddl_type type, ddl_op op) {
+    return {{collective, type, op, count, 0}, input, output};
+}
+
+Call movement(Collective collective, const void* input, void* output, size_t count, ddl_type type, int root = 0) {
+    return {{collective, type, DDL_SUM, count, root}, input, output};
+}
+
+}  // namespace
+}  // namespace ddl
+
+using ddl::Collective;
+using ddl::Status;
+
+ddl_result ddl_init(const char* options) {
+    return ddl::guarded([&]() -> Status {
+        ddl::Global& global = ddl::global();
+        const std::lock_guard joining(global.joining);
+        if (ddl::current()) {
+            throw ddl::Error(DDL_ERROR_STATE, "ddl is initialised already: call ddl_finalize before the next ddl_init");
+        }
+        auto made = std::make_shared<ddl::Session>(options);
+        made->job().before_finalize(ddl::end_session);
+        ddl::report_on_signal([] {
+            const ddl::SessionPtr found = ddl::current();
+            const std::string text = found ? found->engine().in_flight() : "";
+            return text.empty() ? "ddl: process " + std::to_string(getpid()) + " has no requests in flight\n" : text;
+        });
+        const std::lock_guard lock(global.mutex);
+        global.session = std::move(made);
+        return {};
+    });
+}
+
+ddl_result ddl_finalize() {
+    return ddl::guarded([]() -> Status {
+        ddl::end_session();
+        return {};
+    });
+}
+
+int ddl_version() { return DDL_VERSION_MAJOR * 10000 + DDL_VERSION_MINOR * 100 + DDL_VERSION_PATCH; }
+
+const char* ddl_error_string(ddl_result code) {
+    switch (code) {
+        case DDL_SUCCESS: return "success";
+        case DDL_ERROR_ARGUMENT: return "an argument's value is not allowed";
+        case DDL_ERROR_STATE: return "the library is not in the state for this call";
+        case DDL_ERROR_MISMATCH: return "ranks called different things";
+        case DDL_ERROR_TIMEOUT: return "a rank did not arrive in time";
+        case DDL_ERROR_PEER_LOST: return "a rank died";
+        case DDL_ERROR_SHUTDOWN: return "the library was finalized with the request in flight";
+        case DDL_ERROR_MEMORY: return "out of memory";
+        case DDL_ERROR_TRANSPORT: return "MPI or NCCL reported an error";
+        case DDL_ERROR_UNSUPPORTED: return "this build or this machine cannot do it";
+        case DDL_ERROR_INTERNAL: return "a defect of the library";
+    }
+    return "unknown result";
+}
+
+const char* ddl_last_error() { return ddl::last_error().c_str(); }
+
+ddl_result ddl_rank(ddl_comm comm, int* rank) {
+    return ddl::store(rank, "rank", [&](ddl::Session& its) { return its.engine().rank(its.id_of(comm)); });
+}
+ddl_result ddl_size(ddl_comm comm, int* size) {
+    return ddl::store(size, "size", [&](ddl::Session& its) { return its.engine().size(its.id_of(comm)); });
+}
+ddl_result ddl_local_rank(int* rank) {
+    return ddl::store(rank, "rank", [](ddl::Session& its) { return its.local_rank(); });
+}
+ddl_result ddl_local_size(int* size) {
+    return ddl::store(size, "size", [](ddl::Session& its) { return its.local_size(); });
+}
+ddl_result ddl_num_hosts(int* hosts) {
+    return ddl::store(hosts, "hosts", [](ddl::Session& its) { return its.num_hosts(); });
+}
+
+ddl_result ddl_comm_split(ddl_comm comm, int color, int key, ddl_comm* result) {
+    return ddl::guarded([&] {
+        ddl::need(result, "result");
+        *result = nullptr;
+        const ddl::SessionPtr its = ddl::session();
+        const ddl::CommId parent = its->id_of(comm);
+        ddl::CommId made = parent;
+        Status status = its->engine().split(parent, color, key, &made);
+        its->note(status);
+        if (status.ok() && made != parent) *result = its->handle_of(made);
+        return status;
+    });
+}
+
+ddl_result ddl_comm_free(ddl_comm comm) {
+    return ddl::guarded([&] {
+        const ddl::SessionPtr its = ddl::session();
+        Status status = its->engine().free(its->id_of(comm));
+        if (status.ok()) its->forget(comm);
+        return status;
+    });
+}
+
+ddl_result ddl_allreduce(const void* input, void* output, size_t count, ddl_type type, ddl_op op, ddl_comm comm) {
+    return ddl::run(ddl::reduction(Collective::allreduce, input, output, count, type, op), comm);
+}
+ddl_result ddl_iallreduce(const void* input, void* output, size_t count, ddl_type type, ddl_op op, ddl_comm comm,
+                          ddl_request* request) {
+    return ddl::start(ddl::reduction(Collective::allreduce, input, output, count, type, op), comm, request);
+}
+ddl_result ddl_reduce_scatter(const void* input, void* output, size_t count, ddl_type type, ddl_op op, ddl_comm comm) {
+    return ddl::run(ddl::reduction(Collective::reduce_scatter, input, output, count, type, op), comm);
+}
+ddl_result ddl_ireduce_scatter(const void* input, void* output, size_t count, ddl_type type, ddl_op op, ddl_comm comm,
+                               ddl_request* request) {
+    return ddl::start(ddl::reduction(Collective::reduce_scatter, input, output, count, type, op), comm, request);
+}
+ddl_result ddl_allgather(const void* input, void* output, size_t count, ddl_type type, ddl_comm comm) {
+    return ddl::run(ddl::movement(Collective::allgather, input, output, count, type), comm);
+}
+ddl_result ddl_iallgather(const void* input, void* output, size_t count, ddl_type type, ddl_comm comm,
+                          ddl_request* request) {
+    return ddl::start(ddl::movement(Collective::allgather, input, output, count, type), comm, request);
+}
+ddl_result ddl_broadcast(void* buffer, size_t count, ddl_type type, int root, ddl_comm comm) {
+    return ddl::run(ddl::movement(Collective::broadcast, nullptr, buffer, count, type, root), comm);
+}
+ddl_result ddl_ibroadcast(void* buffer, size_t count, ddl_type type, int root, ddl_comm comm, ddl_request* request) {
+    return ddl::start(ddl::movement(Collective::broadcast, nullptr, buffer, count, type, root), comm, request);
+}
+ddl_result ddl_alltoall(const void* input, void* output, size_t count, ddl_type type, ddl_comm comm) {
+    return ddl::run(ddl::movement(Collective::alltoall, input, output, count, type), comm);
+}
+ddl_result ddl_ialltoall(const void* input, void* output, size_t count, ddl_type type, ddl_comm comm,
+                         ddl_request* request) {
+    return ddl::start(ddl::movement(Collective::alltoall, input, output, count, type), comm, request);
+}
+ddl_result ddl_barrier(ddl_comm comm) {
+    return ddl::run(ddl::movement(Collective::barrier, nullptr, nullptr, 0, DDL_UINT8), comm);
+}
+ddl_result ddl_ibarrier(ddl_comm comm, ddl_request* request) {
+    return ddl::start(ddl::movement(Collective::barrier, nullptr, nullptr, 0, DDL_UINT8), comm, request);
+}
+
+ddl_result ddl_test(ddl_request* request, int* finished) {
+    return ddl::guarded([&]() -> Status {
+        ddl::need(request, "request");
+        ddl::need(finished, "finished");
+        *finished = 1;
+        if (*request == DDL_REQUEST_NULL || (*request)->session->engine().test((*request)->request)) {
+            return *request == DDL_REQUEST_NULL ? Status{} : ddl::take(request);
+        }
+        *finished = 0;
+        return {};
+    });
+}
+
+ddl_result ddl_wait(ddl_request* request) {
+    return ddl::guarded([&]() -> Status {
+        ddl::need(request, "request");
+        if (*request == DDL_REQUEST_NULL) return {};
+        (*request)->session->engine().wait((*request)->request);
+        return ddl::take(request);
+    });
+}

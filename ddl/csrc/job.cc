@@ -1,0 +1,288 @@
+#include "job.h"
+
+#include <pthread.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <chrono>
+#include <condition_variable>
+#include <cstdio>
+#include <cstdlib>
+#include <cstring>
+#include <mutex>
+#include <random>
+#include <sstream>
+#include <thread>
+
+#include "backoff.h"
+
+namespace ddl {
+namespace {
+
+constexpr std::chrono::seconds kReminder{10};  // as the engine's first warning of a rank that is late
+constexpr double kConnectSeconds = 3;  // for which lifelines may take to come up; on a network that works, milliseconds
+constexpr double kDeathSeconds = 1;    // for which MPI_Finalize is given a chance after a rank died
+constexpr double kFailureSeconds = 3;  // and after an error that others may still have to learn of
+
+Job* the_job = nullptr;
+
+void print(const std::string& text) {
+    const std::string line = "ddl: " + text + "\n";
+    static_cast<void>(!write(STDERR_FILENO, line.data(), line.size()));  // one piece: ranks share the terminal
+}
+
+// Says that `who` waits in `what`, unless it is destroyed soon: a call of MPI that blocks cannot say whom it waits for.
+class Reminder {
+  public:
+    Reminder(const std::string& who, const std::string& what)
+        : thread_([this, text = who + " has waited " + std::to_string(kReminder.count()) + " s in " + what] {
+              std::unique_lock lock(mutex_);
+              if (!done_.wait_for(lock, kReminder, [&] { return over_; })) print(text);
+          }) {}
+    ~Reminder() {
+        {
+            const std::lock_guard lock(mutex_);
+            over_ = true;
+        }
+        done_.notify_all();
+        thread_.join();
+    }
+
+  private:
+    std::mutex mutex_;
+    std::condition_variable done_;
+    bool over_ = false;
+    std::thread thread_;
+};
+
+template <size_t size>
+void copy(const std::string& text, char (&target)[size], const char* what) {
+    if (text.size() >= size) {
+        throw Error(DDL_ERROR_ARGUMENT, std::string(what) + " is longer than " + std::to_string(size - 1) + " bytes");
+    }
+    std::memcpy(target, text.c_str(), text.size() + 1);
+}
+
+uint64_t random_number() {
+    std::random_device device;
+    return static_cast<uint64_t>(device()) << 32 | device();
+}
+
+std::vector<std::string> words(const char* text) {
+    std::istringstream stream(text);
+    std::vector<std::string> all;
+    for (std::string word; stream >> word;) all.push_back(word);
+    return all;
+}
+
+}  // namespace
+
+std::string host_name() {
+    char name[256] = "";
+    if (gethostname(name, sizeof name - 1) != 0 || name[0] == '\0') return "unknown";
+    return name;
+}
+
+Job& Job::join() {
+    static std::mutex mutex;
+    const std::lock_guard lock(mutex);
+    if (!the_job) the_job = new Job;  // the process's: there is no later moment at which it could be deleted
+    return *the_job;
+}
+
+Job::Job() : process_(getpid()) {
+    initialise_mpi();
+    check_mpi(MPI_Comm_rank(MPI_COMM_WORLD, &rank_), "MPI_Comm_rank");
+    check_mpi(MPI_Comm_size(MPI_COMM_WORLD, &size_), "MPI_Comm_size");
+    {
+        const Reminder reminder("rank " + std::to_string(rank_), "ddl_init: another rank has not called it");
+        check_mpi(MPI_Comm_dup(MPI_COMM_WORLD, &base_), "MPI_Comm_dup");
+    }
+    check_mpi(MPI_Comm_set_errhandler(base_, MPI_ERRORS_RETURN), "MPI_Comm_set_errhandler");
+    if (size_ > 1) lifelines_ = std::make_unique<Lifelines>();
+    watch_finalize();
+    // on_exit, as atexit does not tell the exit status, by which a process that failed is known.
+    on_exit([](int status, void*) { the_job->leave(status); }, nullptr);
+    pthread_atfork(nullptr, nullptr, [] {
+        if (the_job && the_job->lifelines_) the_job->lifelines_->close_in_child();
+    });
+}
+
+void Job::initialise_mpi() {
+    int initialised = 0, finalized = 0, level = MPI_THREAD_SINGLE;
+    MPI_Initialized(&initialised);
+    MPI_Finalized(&finalized);
+    if (finalized) {
+        throw Error(DDL_ERROR_STATE,
+                    "ddl_init: MPI was finalized in this process and cannot be initialised again: "
+                    "call ddl_init before MPI_Finalize");
+    }
+    if (initialised) {
+        MPI_Query_thread(&level);
+        if (level >= MPI_THREAD_MULTIPLE) return;
+        throw Error(DDL_ERROR_UNSUPPORTED,
+                    "ddl_init: MPI was initialised without MPI_THREAD_MULTIPLE, which is needed where the program and "
+                    "ddl both call it: ask MPI_Init_thread for it, or let ddl_init initialise MPI");
+    }
+    const Reminder reminder("host " + host_name() + ", process " + std::to_string(getpid()),
+                            "MPI_Init: another rank has not called ddl_init, or cannot be reached");
+    check_mpi(MPI_Init_thread(nullptr, nullptr, MPI_THREAD_MULTIPLE, &level), "MPI_Init_thread");
+    initialised_mpi_ = true;
+    // An error that MPI finds on its own then reaches the caller as DDL_ERROR_TRANSPORT instead of ending the process.
+    MPI_Comm_set_errhandler(MPI_COMM_WORLD, MPI_ERRORS_RETURN);
+    MPI_Comm_set_errhandler(MPI_COMM_SELF, MPI_ERRORS_RETURN);
+    if (level < MPI_THREAD_SERIALIZED) {
+        throw Error(DDL_ERROR_UNSUPPORTED,
+                    "ddl_init: this MPI was built without support for threads "
+                    "(MPI_THREAD_SERIALIZED at least): choose one that was built with it");
+    }
+}
+
+// MPI_Finalize begins with freeing MPI_COMM_SELF, and so calls what hangs on it: also where the user calls it himself.
+void Job::watch_finalize() {
+    int key = MPI_KEYVAL_INVALID;
+    const auto on_finalize = [](MPI_Comm, int, void*, void*) -> int {
+        if (the_job->before_finalize_) the_job->before_finalize_();
+        // When the call returns cannot be seen from here, so that it cannot be guarded: only what is known now counts.
+        if (!the_job->exiting_ && the_job->lifelines_ && the_job->lifelines_->any_dead()) {
+            the_job->end_process("a rank is dead");
+        }
+        return MPI_SUCCESS;
+    };
+    check_mpi(MPI_Comm_create_keyval(MPI_COMM_NULL_COPY_FN, on_finalize, &key, nullptr), "MPI_Comm_create_keyval");
+    check_mpi(MPI_Comm_set_attr(MPI_COMM_SELF, key, nullptr), "MPI_Comm_set_attr");
+}
+
+std::vector<Greeting> Job::assemble(const std::string& options, const Patience& patience,
+                                    const std::function<void(const std::string&)>& warn) {
+    int finalized = 0;
+    MPI_Finalized(&finalized);
+    if (finalized) throw Error(DDL_ERROR_STATE, "ddl_init: MPI was finalized in this process: it cannot be used again");
+    if (spoiled_) {
+        throw Error(DDL_ERROR_STATE, "ddl_init failed before in this job, with ranks missing: start the job again");
+    }
+    Greeting mine;
+    mine.token = random_number();
+    mine.version = ddl_version();
+    mine.round = round_++;
+    mine.process = process_;
+    copy(host_name(), mine.host, "the host's name");
+    copy(options, mine.options, "DDL_OPTIONS");
+    if (lifelines_) {
+        mine.port = lifelines_->port();
+        std::string addresses;
+        for (const std::string& address : local_addresses()) {
+            if (addresses.size() + address.size() + 2 < sizeof mine.addresses) addresses += address + " ";
+        }
+        copy(addresses, mine.addresses, "the list of addresses");
+    }
+    std::vector<Greeting> greetings;
+    try {
+        greetings = call_roll(base_, mine, {patience, [this](int rank) { return is_dead(rank); }, warn});
+    } catch (const Error& error) {
+        spoiled_ = error.code() != DDL_ERROR_MISMATCH;  // a mismatch ended in good order
+        if (spoiled_) failed_ = true;
+        throw;
+    }
+    if (lifelines_ && !watching_) connect_lifelines(greetings, warn);
+    return greetings;
+}
+
+void Job::connect_lifelines(const std::vector<Greeting>& greetings,
+                            const std::function<void(const std::string&)>& warn) {
+    std::vector<Contact> contacts;
+    for (size_t rank = 0; rank < greetings.size(); ++rank) {
+        const Greeting& greeting = greetings[rank];
+        names_.push_back("rank " + std::to_string(rank) + " (host " + greeting.host + ", process " +
+                         std::to_string(greeting.process) + ")");
+        Contact contact{words(greeting.addresses), greeting.port};
+        // On the own host there is a way that no cable is part of.
+        const bool same_host = std::strcmp(greeting.host, greetings[static_cast<size_t>(rank_)].host) == 0;
+        if (same_host) contact.addresses.insert(contact.addresses.begin(), "127.0.0.1");
+        contacts.push_back(std::move(contact));
+    }
+    const std::vector<int> missing = lifelines_->connect(rank_, contacts, greetings[0].token, kConnectSeconds,
+                                                         [this](int rank, Death cause) { report_death(rank, cause); });
+    watching_ = true;
+    if (missing.empty()) return;
+    std::string peers;
+    for (const int peer : missing) peers += (peers.empty() ? "" : ", ") + names_[static_cast<size_t>(peer)];
+    warn(names_[static_cast<size_t>(rank_)] + " found no TCP connection to " + peers +
+         ", by which their death would be noticed at once: it may take until DDL_TIMEOUT. Is there a firewall?");
+}
+
+// On the watching thread. One rank speaks for all, and only of the first death: what follows it is no news.
+void Job::report_death(int rank, Death cause) {
+    if (death_reported_.exchange(true)) return;
+    int speaker = (rank + 1) % size_;
+    while (speaker != rank && lifelines_->death_of(speaker) != Death::none) speaker = (speaker + 1) % size_;
+    if (speaker != rank_) return;
+    print(names_[static_cast<size_t>(rank)] +
+          (cause == Death::ended ? " died: its process ended without MPI_Finalize"
+                                 : " is gone: its host, or the link to it, does not answer any more"));
+}
+
+MPI_Comm Job::duplicate() {
+    MPI_Comm made = MPI_COMM_NULL;
+    MPI_Request request = MPI_REQUEST_NULL;
+    check_mpi(MPI_Comm_idup(base_, &made, &request), "MPI_Comm_idup");
+    for (Backoff backoff(0, 1e-3);; backoff.pause()) {
+        int finished = 0;
+        check_mpi(MPI_Test(&request, &finished, MPI_STATUS_IGNORE), "MPI_Test");
+        if (finished) return made;
+        if (lifelines_ && lifelines_->any_dead()) {
+            spoiled_ = failed_ = true;
+            throw Error(DDL_ERROR_PEER_LOST, "ddl_init: a rank died during the call");
+        }
+    }
+}
+
+// At exit, on the thread that exits.
+void Job::leave(int status) {
+    if (getpid() != process_) return;  // in a child that was forked and did not execute another program
+    exit_status_ = status;
+    exiting_ = true;
+    int finalized = 0;
+    MPI_Finalized(&finalized);
+    if (!finalized) {
+        if (before_finalize_) before_finalize_();
+        // With a rank dead MPI_Finalize does not return. Without it the launcher ends the other ranks, as it should.
+        if (initialised_mpi_ && !(lifelines_ && lifelines_->any_dead())) finalize_mpi();
+    }
+    if (lifelines_ && watching_) lifelines_->say_goodbye();
+}
+
+// MPI_Finalize waits for every rank: also for one that dies meanwhile, or never comes to it after an error.
+void Job::finalize_mpi() {
+    std::mutex mutex;
+    std::condition_variable over;
+    bool returned = false;
+    std::thread guard([&] {
+        const double start = seconds_now();
+        double died = 0;
+        std::unique_lock lock(mutex);
+        while (lifelines_ && !over.wait_for(lock, std::chrono::milliseconds(50), [&] { return returned; })) {
+            const double now = seconds_now();
+            if (lifelines_->any_dead() && died == 0) died = now;
+            if (died != 0 && now - died > kDeathSeconds) end_process("a rank is dead");
+            const bool failing = failed_ || exit_status_ != 0;
+            if (failing && now - start > kFailureSeconds) end_process("other ranks do not come to it after an error");
+        }
+    });
+    MPI_Finalize();
+    {
+        const std::lock_guard lock(mutex);
+        returned = true;
+    }
+    over.notify_all();
+    guard.join();
+}
+
+void Job::end_process(const std::string& why) {
+    const int status = exit_status_ == 0 ? 1 : exit_status_.load();
+    print("rank " + std::to_string(rank_) + " ends without MPI_Finalize, which would not return: " + why);
+    std::fflush(nullptr);
+    _exit(status);
+}
+
+}  // namespace ddl

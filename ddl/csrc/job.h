@@ -1,0 +1,73 @@
+// What lives in a process from its first ddl_init until it exits: MPI, the lifelines and an orderly end. MPI cannot be
+// initialised twice, so ddl_finalize leaves it alone.
+#pragma once
+
+#include <sys/types.h>
+
+#include <atomic>
+#include <functional>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "lifelines.h"
+#include "mpi_call.h"
+#include "roll_call.h"
+
+namespace ddl {
+
+class Job {
+  public:
+    // This process's job. The first call initialises MPI, where the user has not, and blocks until every rank of the
+    // job does so. Throws Error. Never destroyed: it is in use until the process ends.
+    static Job& join();
+
+    Job(const Job&) = delete;
+    Job& operator=(const Job&) = delete;
+
+    int rank() const { return rank_; }
+    int size() const { return size_; }
+
+    // Calls the roll, and the first time connects the lifelines. Returns everyone's greeting. Throws Error.
+    std::vector<Greeting> assemble(const std::string& options, const Patience& patience,
+                                   const std::function<void(const std::string&)>& warn);
+
+    // Another communicator of all ranks. Collective; all must have been there in assemble() just before.
+    MPI_Comm duplicate();
+
+    bool is_dead(int rank) const { return lifelines_ && watching_ && lifelines_->death_of(rank) != Death::none; }
+
+    // What is called before MPI is finalized, by whomever: it must leave MPI alone afterwards.
+    void before_finalize(std::function<void()> action) { before_finalize_ = std::move(action); }
+    // A collective failed: others may never come to MPI_Finalize, and this process does not wait for them for ever.
+    void note_failure() { failed_ = true; }
+
+  private:
+    Job();
+    void initialise_mpi();
+    void watch_finalize();
+    void connect_lifelines(const std::vector<Greeting>& greetings, const std::function<void(const std::string&)>& warn);
+    void report_death(int rank, Death cause);
+    void leave(int status);
+    void finalize_mpi();
+    [[noreturn]] void end_process(const std::string& why);
+
+    const pid_t process_;
+    bool initialised_mpi_ = false;
+    MPI_Comm base_ = MPI_COMM_NULL;
+    int rank_ = 0, size_ = 1;
+    int round_ = 0;
+    bool spoiled_ = false;                  // an assembly failed: its messages may still arrive
+    std::unique_ptr<Lifelines> lifelines_;  // none where there is one rank
+    std::atomic<bool> watching_{false};
+    std::vector<std::string> names_;  // "rank 3 (host b)", of each rank
+    std::atomic<bool> death_reported_{false};
+    std::function<void()> before_finalize_;
+    std::atomic<bool> failed_{false}, exiting_{false};
+    std::atomic<int> exit_status_{0};
+};
+
+// The name by which this host is known in messages.
+std::string host_name();
+
+}  // namespace ddl

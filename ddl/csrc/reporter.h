@@ -1,0 +1,13 @@
+// SIGUSR1 prints what this process has in flight, for who wonders why a job stands still.
+#pragma once
+
+#include <functional>
+#include <string>
+
+namespace ddl {
+
+// From now on the signal prints `report`'s text, from a thread of its own; once a process, later calls do nothing. Does
+// nothing either where the program has a use of its own for the signal.
+void report_on_signal(std::function<std::string()> report);
+
+}  // namespace ddl

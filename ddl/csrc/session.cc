@@ -1,0 +1,112 @@
+#include "session.h"
+
+#include <unistd.h>
+
+#include <atomic>
+#include <cerrno>
+#include <cstdio>
+#include <cstdlib>
+
+namespace ddl {
+namespace {
+
+Patience patience_of_environment() {
+    Patience patience;
+    if (const char* text = std::getenv("DDL_TIMEOUT"); text && *text) {
+        char* end = nullptr;
+        const double seconds = std::strtod(text, &end);
+        if (*end != '\0' || !(seconds > 0) || seconds > 1e9) {
+            throw Error(DDL_ERROR_ARGUMENT,
+                        std::string("DDL_TIMEOUT is '") + text + "', but must be a number of seconds above 0");
+        }
+        patience.timeout_seconds = seconds;
+    }
+    // The warning comes before the end, however short that is.
+    patience.warn_seconds = std::min(patience.warn_seconds, patience.timeout_seconds / 2);
+    patience.ask_seconds = std::min(patience.ask_seconds, patience.timeout_seconds / 4);
+    return patience;
+}
+
+std::string text_of(const char* options) {
+    if (!options) options = std::getenv("DDL_OPTIONS");
+    return options ? options : "";
+}
+
+void warn(const std::string& text) {
+    const std::string line = "ddl: warning: " + text + "\n";
+    static_cast<void>(!write(STDERR_FILENO, line.data(), line.size()));
+}
+
+}  // namespace
+
+Session::Session(const char* options_text) : job_(Job::join()) {
+    EngineOptions options;
+    options.patience = patience_of_environment();
+    options.warn = warn;
+    // What is wrong with the options is said on every rank, before anything is waited for.
+    const std::string text = text_of(options_text);
+    const Options asked = parse_options(text);
+    for (const Greeting& greeting : job_.assemble(text, options.patience, warn)) options.hosts.push_back(greeting.host);
+    placement_ = place(options.hosts);
+    Plan plan = plan_of(asked, placement_);
+    if (asked.dbg_level > 0 && job_.rank() == 0) {
+        std::fprintf(stderr, "ddl: %d ranks on %d hosts, plan %s: %s\n", job_.size(), placement_.num_hosts,
+                     format_mode(plan).c_str(), plan.reason.c_str());
+    }
+    // Who spins while another rank waits for its core only delays what it waits for.
+    if (local_size() > sysconf(_SC_NPROCESSORS_ONLN)) options.spin_polls = 0;
+    // A session never meets messages of the one before it: each has communicators of its own. They are not freed, as
+    // what is still under way in them would be delivered to a later one with the same number.
+    const MPI_Comm data = job_.duplicate(), notices = job_.duplicate();
+    MpiTransportOptions transport_options;
+    transport_options.is_dead = [&job = job_](int rank) { return job.is_dead(rank); };
+    auto transport = std::make_unique<MpiTransport>(data, notices, std::move(transport_options));
+    transport_ = transport.get();
+    engine_ = std::make_unique<Engine>(std::move(transport), std::move(plan), std::move(options));
+}
+
+CommId Session::id_of(ddl_comm handle) const {
+    if (handle == DDL_WORLD) return kWorld;
+    const std::lock_guard lock(mutex_);
+    const auto found = handles_.find(handle);
+    if (found != handles_.end()) return found->second;
+    throw Error(DDL_ERROR_STATE, "this communicator was freed, or made before the last ddl_init: use another");
+}
+
+ddl_comm Session::handle_of(CommId id) {
+    static std::atomic<uintptr_t> last{0};
+    // A number, no address: nothing is behind it that a wrong use could damage.
+    const auto handle = reinterpret_cast<ddl_comm>(++last);
+    const std::lock_guard lock(mutex_);
+    handles_[handle] = id;
+    return handle;
+}
+
+void Session::forget(ddl_comm handle) {
+    const std::lock_guard lock(mutex_);
+    handles_.erase(handle);
+}
+
+void Session::note(const Status& status) {
+    switch (status.code) {
+        case DDL_ERROR_MISMATCH:
+        case DDL_ERROR_TIMEOUT:
+        case DDL_ERROR_PEER_LOST:
+        case DDL_ERROR_MEMORY:
+        case DDL_ERROR_TRANSPORT:
+        case DDL_ERROR_INTERNAL: job_.note_failure(); break;
+        default: break;
+    }
+}
+
+void Session::end() {
+    const std::lock_guard lock(ending_);
+    if (!transport_) return;
+    engine_->shutdown();
+    int finalized = 0;
+    MPI_Finalized(&finalized);
+    if (!finalized) transport_->close();
+    transport_ = nullptr;
+}
+
+}  // namespace ddl

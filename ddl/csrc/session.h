@@ -1,0 +1,50 @@
+// What lives from a ddl_init to its ddl_finalize: the engine, the ranks' places, and the communicators' handles.
+#pragma once
+
+#include <map>
+#include <memory>
+#include <mutex>
+#include <string>
+
+#include "engine.h"
+#include "job.h"
+#include "placement.h"
+#include "transport_mpi.h"
+
+namespace ddl {
+
+class Session {
+  public:
+    // Joins the job; `options` as ddl_init takes them. Collective. Throws Error.
+    explicit Session(const char* options);
+    ~Session() { end(); }
+    Session(const Session&) = delete;
+    Session& operator=(const Session&) = delete;
+
+    Job& job() { return job_; }
+    Engine& engine() { return *engine_; }
+    int local_rank() const { return placement_.local_rank(job_.rank()); }
+    int local_size() const { return placement_.local_size(job_.rank()); }
+    int num_hosts() const { return placement_.num_hosts; }
+
+    // The engine's number of a communicator. Throws Error(DDL_ERROR_STATE) where the handle is none of this session's.
+    CommId id_of(ddl_comm handle) const;
+    ddl_comm handle_of(CommId id);
+    void forget(ddl_comm handle);
+
+    // Keeps in mind that a collective failed in a way that may leave other ranks behind.
+    void note(const Status& status);
+    // Ends what is in flight and leaves MPI alone from then on. Doing it twice does nothing.
+    void end();
+
+  private:
+    Job& job_;
+    Placement placement_;
+    MpiTransport* transport_ = nullptr;  // the engine's
+    std::unique_ptr<Engine> engine_;
+    std::mutex ending_;
+    mutable std::mutex mutex_;            // guards the handles
+    std::map<ddl_comm, CommId> handles_;  // never used twice, so that one that was freed is known as such
+};
+
+}  // namespace ddl

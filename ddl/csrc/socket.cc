@@ -1,0 +1,116 @@
+#include "socket.h"
+
+#include <arpa/inet.h>
+#include <ifaddrs.h>
+#include <net/if.h>
+#include <netdb.h>
+#include <netinet/in.h>
+#include <netinet/tcp.h>
+#include <sys/socket.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <cerrno>
+#include <cstring>
+#include <memory>
+
+#include "status.h"
+
+namespace ddl {
+namespace {
+
+constexpr int kFlags = SOCK_STREAM | SOCK_NONBLOCK | SOCK_CLOEXEC;
+constexpr int kBacklog = 256;  // peers connect while this rank still waits for the last one to start
+
+void set(const Socket& socket, int level, int option, int value) {
+    // Without one of these options a death is found later, not never.
+    static_cast<void>(setsockopt(socket.fd(), level, option, &value, sizeof value));
+}
+
+bool listen_on(const Socket& socket, const sockaddr* address, socklen_t length, uint16_t* port) {
+    if (!socket || bind(socket.fd(), address, length) != 0 || listen(socket.fd(), kBacklog) != 0) return false;
+    sockaddr_in6 bound{};  // large enough for both families, whose ports lie at the same place
+    socklen_t bound_length = sizeof bound;
+    if (getsockname(socket.fd(), reinterpret_cast<sockaddr*>(&bound), &bound_length) != 0) return false;
+    *port = ntohs(bound.sin6_port);
+    return true;
+}
+
+}  // namespace
+
+void Socket::close() {
+    if (fd_ >= 0) ::close(fd_);
+    fd_ = -1;
+}
+
+Socket listen_anywhere(uint16_t* port) {
+    Socket both(socket(AF_INET6, kFlags, 0));
+    sockaddr_in6 any6{};
+    any6.sin6_family = AF_INET6;
+    any6.sin6_addr = in6addr_any;
+    if (both) set(both, IPPROTO_IPV6, IPV6_V6ONLY, 0);
+    if (listen_on(both, reinterpret_cast<sockaddr*>(&any6), sizeof any6, port)) return both;
+    Socket four(socket(AF_INET, kFlags, 0));
+    sockaddr_in any4{};
+    any4.sin_family = AF_INET;
+    any4.sin_addr.s_addr = htonl(INADDR_ANY);
+    if (listen_on(four, reinterpret_cast<sockaddr*>(&any4), sizeof any4, port)) return four;
+    throw Error(DDL_ERROR_TRANSPORT,
+                std::string("no TCP port to listen on, by which ranks watch one another: ") + std::strerror(errno));
+}
+
+Socket accept_from(const Socket& listener) {
+    return Socket(accept4(listener.fd(), nullptr, nullptr, SOCK_NONBLOCK | SOCK_CLOEXEC));
+}
+
+Socket connect_to(const std::string& address, uint16_t port) {
+    addrinfo hints{}, *found = nullptr;
+    hints.ai_socktype = SOCK_STREAM;
+    hints.ai_flags = AI_NUMERICHOST | AI_NUMERICSERV;
+    if (getaddrinfo(address.c_str(), std::to_string(port).c_str(), &hints, &found) != 0) return {};
+    const std::unique_ptr<addrinfo, void (*)(addrinfo*)> owner(found, freeaddrinfo);
+    Socket made(socket(found->ai_family, kFlags, 0));
+    if (!made) return {};
+    const bool begun = connect(made.fd(), found->ai_addr, found->ai_addrlen) == 0 || errno == EINPROGRESS;
+    return begun ? std::move(made) : Socket();
+}
+
+int error_of(const Socket& socket) {
+    int error = 0;
+    socklen_t length = sizeof error;
+    return getsockopt(socket.fd(), SOL_SOCKET, SO_ERROR, &error, &length) == 0 ? error : errno;
+}
+
+void keep_alive(const Socket& socket) {
+    set(socket, SOL_SOCKET, SO_KEEPALIVE, 1);
+    set(socket, IPPROTO_TCP, TCP_KEEPIDLE, 2);         // seconds without traffic before the first probe
+    set(socket, IPPROTO_TCP, TCP_KEEPINTVL, 1);        // seconds between probes
+    set(socket, IPPROTO_TCP, TCP_KEEPCNT, 5);          // probes without an answer
+    set(socket, IPPROTO_TCP, TCP_USER_TIMEOUT, 6000);  // milliseconds; where something was sent and is not acknowledged
+    set(socket, IPPROTO_TCP, TCP_NODELAY, 1);
+}
+
+std::vector<std::string> local_addresses() {
+    ifaddrs* found = nullptr;
+    if (getifaddrs(&found) != 0) return {};
+    const std::unique_ptr<ifaddrs, void (*)(ifaddrs*)> owner(found, freeifaddrs);
+    std::vector<std::string> addresses[2];  // of IPv4, of IPv6
+    for (const ifaddrs* entry = found; entry; entry = entry->ifa_next) {
+        if (!entry->ifa_addr || !(entry->ifa_flags & IFF_UP) || (entry->ifa_flags & IFF_LOOPBACK)) continue;
+        char text[INET6_ADDRSTRLEN] = "";
+        if (entry->ifa_addr->sa_family == AF_INET) {
+            const auto* address = reinterpret_cast<const sockaddr_in*>(entry->ifa_addr);
+            inet_ntop(AF_INET, &address->sin_addr, text, sizeof text);
+            addresses[0].emplace_back(text);
+        } else if (entry->ifa_addr->sa_family == AF_INET6) {
+            const auto* address = reinterpret_cast<const sockaddr_in6*>(entry->ifa_addr);
+            if (IN6_IS_ADDR_LINKLOCAL(&address->sin6_addr)) continue;  // means nothing without an interface
+            inet_ntop(AF_INET6, &address->sin6_addr, text, sizeof text);
+            addresses[1].emplace_back(text);
+        }
+    }
+    addresses[0].insert(addresses[0].end(), addresses[1].begin(), addresses[1].end());
+    return addresses[0];
+}
+
+}  // namespace ddl

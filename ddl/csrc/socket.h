@@ -1,0 +1,50 @@
+// TCP sockets, as far as lifelines need them. None of them blocks, and none is inherited by a program that is executed.
+#pragma once
+
+#include <cstdint>
+#include <string>
+#include <utility>
+#include <vector>
+
+namespace ddl {
+
+class Socket {
+  public:
+    Socket() = default;
+    explicit Socket(int fd) : fd_(fd) {}
+    Socket(Socket&& other) noexcept : fd_(std::exchange(other.fd_, -1)) {}
+    Socket& operator=(Socket&& other) noexcept {
+        std::swap(fd_, other.fd_);
+        return *this;
+    }
+    ~Socket() { close(); }
+
+    int fd() const { return fd_; }
+    explicit operator bool() const { return fd_ >= 0; }
+    void close();
+
+  private:
+    int fd_ = -1;
+};
+
+// Listens on all addresses of this host, of IPv6 too where it has that, on a port that the kernel chooses. Throws
+// Error.
+Socket listen_anywhere(uint16_t* port);
+
+// The next connection of a listening socket; none where nobody waits.
+Socket accept_from(const Socket& listener);
+
+// Begins to connect to a numeric address; none where that failed at once.
+Socket connect_to(const std::string& address, uint16_t port);
+
+// The error that a socket has run into since it was last asked for; 0: none.
+int error_of(const Socket& socket);
+
+// Lets the kernel probe the other end while the connection is idle, and end it within some 7 seconds of silence. The
+// other kernel answers, whatever its process does: who is stopped or slow stays connected.
+void keep_alive(const Socket& socket);
+
+// The addresses at which others may reach this host, most useful first; none of them need be routed.
+std::vector<std::string> local_addresses();
+
+}  // namespace ddl

@@ -1,0 +1,233 @@
+#include "transport_mpi.h"
+
+#include <algorithm>
+#include <cstring>
+#include <utility>
+
+#include "backoff.h"
+
+namespace ddl {
+namespace {
+
+constexpr int kNoticeTag = 0;
+constexpr int kNoticeReceives = 16;    // preposted: a burst of notices finds its place without MPI's own buffers
+constexpr double kRetractSeconds = 2;  // for which messages that are half here are waited for when an error ends them
+constexpr double kGoodbyeSeconds = 0.25;  // for which close() gives notices time to leave
+
+size_t count_parts(size_t bytes, size_t part) { return bytes == 0 ? 1 : (bytes - 1) / part + 1; }
+
+}  // namespace
+
+MpiTransport::MpiTransport(MPI_Comm data, MPI_Comm notices, MpiTransportOptions options)
+    : data_(data), notices_(notices), options_(std::move(options)) {
+    for (const MPI_Comm comm : {data_, notices_}) {
+        check_mpi(MPI_Comm_set_errhandler(comm, MPI_ERRORS_RETURN), "MPI_Comm_set_errhandler");
+    }
+    check_mpi(MPI_Comm_rank(data_, &rank_), "MPI_Comm_rank");
+    check_mpi(MPI_Comm_size(data_, &size_), "MPI_Comm_size");
+    void* value = nullptr;
+    int found = 0;
+    check_mpi(MPI_Comm_get_attr(data_, MPI_TAG_UB, &value, &found), "MPI_Comm_get_attr");
+    constexpr int kNeeded = (1 << kTagBits) - 1;
+    const int most = found ? *static_cast<int*>(value) : 32767;
+    if (most < kNeeded) {
+        throw Error(DDL_ERROR_UNSUPPORTED, "this MPI has tags up to " + std::to_string(most) + ", but " +
+                                               std::to_string(kNeeded) +
+                                               " are needed: choose another of its transports, or another MPI");
+    }
+    for (int i = 0; i < kNoticeReceives && size_ > 1; ++i) {
+        Part part;
+        part.kind = Part::notice_in;
+        part.copy = std::make_unique<std::byte[]>(kNoticeBytes);
+        await_notice(add_part(std::move(part)));
+    }
+}
+
+size_t MpiTransport::add_part(Part part) {
+    if (free_parts_.empty()) {
+        free_parts_.push_back(parts_.size());
+        parts_.emplace_back();
+        requests_.push_back(MPI_REQUEST_NULL);
+    }
+    const size_t index = free_parts_.back();
+    free_parts_.pop_back();
+    parts_[index] = std::move(part);
+    return index;
+}
+
+void MpiTransport::await_notice(size_t index) {
+    parts_[index].turn = ++turns_;
+    // Where it fails there is one receive less: notices are help, not data.
+    if (MPI_Irecv(parts_[index].copy.get(), static_cast<int>(kNoticeBytes), MPI_BYTE, MPI_ANY_SOURCE, kNoticeTag,
+                  notices_, &requests_[index]) != MPI_SUCCESS) {
+        requests_[index] = MPI_REQUEST_NULL;
+    }
+}
+
+template <typename Post>
+Ticket MpiTransport::post(int peer, bool is_send, size_t bytes, Post post_part) {
+    if (free_messages_.empty()) {
+        messages_.emplace_back();
+        free_messages_.push_back(messages_.size());
+    }
+    const Ticket ticket = free_messages_.back();
+    free_messages_.pop_back();
+    const size_t parts = count_parts(bytes, options_.part_bytes);
+    message(ticket) = {false, static_cast<int>(parts), 0};
+    for (size_t i = 0; i < parts; ++i) {
+        const size_t offset = i * options_.part_bytes;
+        Part part;
+        part.kind = Part::message;
+        part.is_send = is_send;
+        part.peer = peer;
+        part.ticket = ticket;
+        const size_t index = add_part(std::move(part));
+        const size_t length = std::min(options_.part_bytes, bytes - offset);
+        if (post_part(offset, static_cast<int>(length), &requests_[index]) != MPI_SUCCESS) {
+            // Reported by test(), as a message that failed: nothing throws through the engine's thread.
+            requests_[index] = MPI_REQUEST_NULL;
+            finish_part(index, {}, MPI_ERR_OTHER);
+        }
+    }
+    return ticket;
+}
+
+Ticket MpiTransport::isend(int peer, Tag tag, const void* data, size_t bytes) {
+    return post(peer, true, bytes, [&](size_t offset, int length, MPI_Request* request) {
+        return MPI_Isend(static_cast<const std::byte*>(data) + offset, length, MPI_BYTE, peer, static_cast<int>(tag),
+                         data_, request);
+    });
+}
+
+Ticket MpiTransport::irecv(int peer, Tag tag, void* data, size_t capacity) {
+    return post(peer, false, capacity, [&](size_t offset, int length, MPI_Request* request) {
+        return MPI_Irecv(static_cast<std::byte*>(data) + offset, length, MPI_BYTE, peer, static_cast<int>(tag), data_,
+                         request);
+    });
+}
+
+void MpiTransport::poll() {
+    if (closed_ || requests_.empty()) return;
+    done_.resize(requests_.size());
+    statuses_.resize(requests_.size());
+    int count = 0;
+    const int result =
+        MPI_Testsome(static_cast<int>(requests_.size()), requests_.data(), &count, done_.data(), statuses_.data());
+    if (count == MPI_UNDEFINED) return;
+    for (int i = 0; i < count; ++i) {
+        const MPI_Status& status = statuses_[static_cast<size_t>(i)];
+        finish_part(static_cast<size_t>(done_[static_cast<size_t>(i)]), status,
+                    result == MPI_ERR_IN_STATUS ? status.MPI_ERROR : MPI_SUCCESS);
+    }
+    // Testsome reports in the order of the array; messages are matched in the order in which receives were posted.
+    std::sort(arriving_.begin(), arriving_.end(), [](const auto& a, const auto& b) { return a.first < b.first; });
+    for (auto& [turn, notice] : arriving_) arrived_.push_back(std::move(notice));
+    arriving_.clear();
+}
+
+void MpiTransport::finish_part(size_t index, const MPI_Status& status, int error) {
+    Part& part = parts_[index];
+    int bytes = 0;
+    if (!part.is_send && error == MPI_SUCCESS) MPI_Get_count(&status, MPI_BYTE, &bytes);
+    if (part.kind == Part::notice_in) {
+        if (error == MPI_SUCCESS) {
+            const std::byte* begin = part.copy.get();
+            arriving_.emplace_back(part.turn, Notice{status.MPI_SOURCE, {begin, begin + bytes}});
+        }
+        await_notice(index);
+        return;
+    }
+    if (part.kind == Part::message) {
+        Message& its = message(part.ticket);
+        its.failed |= error != MPI_SUCCESS;
+        its.received += static_cast<size_t>(bytes);
+        --its.parts_left;
+    }
+    part = Part{};
+    free_parts_.push_back(index);
+}
+
+Progress MpiTransport::test(Ticket ticket, size_t* received) {
+    Message& its = message(ticket);
+    if (its.parts_left > 0) return Progress::pending;
+    *received = its.received;
+    free_messages_.push_back(ticket);
+    return its.failed ? Progress::failed : Progress::done;
+}
+
+void MpiTransport::cancel(Ticket ticket) {
+    // One limit for all that an error ends at once: a collective may have dozens of messages in flight.
+    const double now = seconds_now();
+    if (now > retract_until_ + 1) retract_until_ = now + kRetractSeconds;
+    for (size_t index = 0; index < parts_.size(); ++index) {
+        if (parts_[index].kind != Part::message || parts_[index].ticket != ticket) continue;
+        parts_[index].kind = Part::given_up;
+        // MPI cannot take back a send. It stays in the array, so that what the peer waits for still reaches it.
+        if (!parts_[index].is_send) retract(index, retract_until_);
+    }
+    free_messages_.push_back(ticket);
+}
+
+// Ends a receive. MPI cancels only what has not begun to arrive; the rest is waited for, as long as its sender lives:
+// the caller may free the buffer afterwards. False where it was given up.
+bool MpiTransport::retract(size_t index, double deadline) {
+    MPI_Cancel(&requests_[index]);
+    for (Backoff backoff(0, 1e-3);; backoff.pause()) {
+        int finished = 0;
+        MPI_Status status;
+        if (MPI_Test(&requests_[index], &finished, &status) != MPI_SUCCESS || finished) {
+            requests_[index] = MPI_REQUEST_NULL;
+            if (parts_[index].kind == Part::given_up) {
+                parts_[index] = Part{};
+                free_parts_.push_back(index);
+            }
+            return true;
+        }
+        if (is_dead(parts_[index].peer) || seconds_now() > deadline) return false;
+    }
+}
+
+void MpiTransport::notify(int peer, const void* data, size_t bytes) {
+    if (closed_ || is_dead(peer)) return;
+    Part part;
+    part.kind = Part::notice_out;
+    part.is_send = true;
+    part.peer = peer;
+    part.copy = std::make_unique<std::byte[]>(bytes);
+    std::memcpy(part.copy.get(), data, bytes);
+    const size_t index = add_part(std::move(part));
+    if (MPI_Isend(parts_[index].copy.get(), static_cast<int>(bytes), MPI_BYTE, peer, kNoticeTag, notices_,
+                  &requests_[index]) != MPI_SUCCESS) {
+        requests_[index] = MPI_REQUEST_NULL;
+        finish_part(index, {}, MPI_ERR_OTHER);
+    }
+}
+
+bool MpiTransport::next_notice(Notice* notice) {
+    if (arrived_.empty()) return false;
+    *notice = std::move(arrived_.front());
+    arrived_.pop_front();
+    return true;
+}
+
+void MpiTransport::close() {
+    if (std::exchange(closed_, true)) return;
+    const double deadline = seconds_now() + kGoodbyeSeconds;
+    for (size_t index = 0; index < parts_.size(); ++index) {
+        if (parts_[index].kind == Part::notice_in) retract(index, deadline);
+    }
+    for (size_t index = 0; index < parts_.size(); ++index) {
+        if (requests_[index] == MPI_REQUEST_NULL) continue;
+        int finished = 0;
+        for (Backoff backoff(0, 1e-3); parts_[index].kind == Part::notice_out; backoff.pause()) {
+            const bool failed = MPI_Test(&requests_[index], &finished, MPI_STATUS_IGNORE) != MPI_SUCCESS;
+            if (failed || finished || is_dead(parts_[index].peer) || seconds_now() > deadline) break;
+        }
+        if (finished) continue;
+        // MPI may still use the request and its memory: both are left to it.
+        if (requests_[index] != MPI_REQUEST_NULL) MPI_Request_free(&requests_[index]);
+        static_cast<void>(parts_[index].copy.release());
+    }
+}
+
+}  // namespace ddl

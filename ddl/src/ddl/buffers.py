@@ -1,0 +1,83 @@
+"""Arrays and tensors as the library takes them: an address, a number of elements and a type."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import TypeVar, cast
+
+import numpy as np
+
+from ddl import dlpack
+from ddl.dlpack import SupportsDLPack
+from ddl.errors import ArgumentError
+
+ArrayT = TypeVar("ArrayT", bound=SupportsDLPack)
+
+# ddl_type of ddl.h. NumPy has no bfloat16 of its own: ml_dtypes and PyTorch have.
+TYPES = {
+    "float16": 0,
+    "bfloat16": 1,
+    "float32": 2,
+    "float64": 3,
+    "int8": 4,
+    "int32": 5,
+    "int64": 6,
+    "uint8": 7,
+}
+
+
+@dataclass(frozen=True)
+class Buffer:
+    """An array's memory, valid while `owner` lives."""
+
+    address: int
+    shape: tuple[int, ...]
+    type: int  # ddl_type
+    owner: object
+
+    @property
+    def count(self) -> int:
+        """Elements."""
+        return math.prod(self.shape)
+
+
+def buffer_of(array: SupportsDLPack, *, writable: bool, name: str = "array") -> Buffer:
+    """The memory of a NumPy array or of a DLPack tensor on a CPU; no copy. Raises ArgumentError: it cannot be used."""
+    if isinstance(array, np.ndarray):
+        contiguous = array.flags.c_contiguous and array.flags.aligned
+        dtype = array.dtype.name if array.dtype.isnative else f"{array.dtype.name} in foreign byte order"
+        address, shape, read_only = array.ctypes.data, array.shape, not array.flags.writeable
+        owner: object = array
+    elif hasattr(array, "__dlpack__"):
+        memory = dlpack.read(array)
+        contiguous, dtype, address, shape = memory.contiguous, memory.dtype, memory.address, memory.shape
+        read_only, owner = memory.read_only, (array, memory.capsule)
+    else:
+        raise ArgumentError(
+            f"{name} is a {type(array).__name__}: expected a NumPy array, or a tensor that speaks DLPack (PyTorch's)"
+        )
+    if dtype not in TYPES:
+        raise ArgumentError(f"{name} has elements of type {dtype}: allowed are {', '.join(TYPES)}")
+    if not contiguous:
+        raise ArgumentError(
+            f"{name} (shape {shape}) is not contiguous in memory: pass a contiguous copy (numpy.ascontiguousarray, "
+            "Tensor.contiguous)"
+        )
+    if writable and read_only:
+        raise ArgumentError(f"{name} (shape {shape}) is read-only, but the result is written to it: pass a copy")
+    return Buffer(address, shape, TYPES[dtype], owner)
+
+
+def empty_like(array: ArrayT, shape: tuple[int, ...]) -> ArrayT:
+    """A new array of the same kind and type as `array`. Raises ArgumentError where its kind is not known."""
+    if isinstance(array, np.ndarray):
+        return cast("ArrayT", np.empty(shape, array.dtype))
+    new_empty: Callable[[tuple[int, ...]], object] | None = getattr(array, "new_empty", None)  # PyTorch's
+    if new_empty is None:
+        raise ArgumentError(
+            f"array is a {type(array).__name__}, of which no new one can be made here: pass a NumPy array or a PyTorch "
+            "tensor"
+        )
+    return cast("ArrayT", new_empty(shape))

@@ -1,0 +1,181 @@
+"""The collectives, for NumPy arrays and tensors that speak DLPack (PyTorch's on a CPU).
+
+Arrays are contiguous, of float16, bfloat16 (`ml_dtypes`, PyTorch), float32, float64, int8, int32, int64 or uint8; any
+shape and any size, 0 too. Every rank of `comm` (None: all ranks) makes the same calls, with the same shapes, types and
+operations, in the same order.
+
+Each function blocks and lets other Python threads run meanwhile; its `_async` form returns a `Request` at once. They
+raise ArgumentError (an array, operation or root that is not allowed: nothing was started), MismatchError (ranks called
+different things), RankTimeoutError and PeerLostError (another rank is missing, or dead), StateError.
+"""
+
+from __future__ import annotations
+
+from ctypes import byref, c_void_p
+from dataclasses import dataclass
+from typing import Literal, TypeVar
+
+from ddl import library, request
+from ddl.buffers import ArrayT, Buffer, buffer_of, empty_like
+from ddl.communicator import Communicator, handle_of
+from ddl.errors import ArgumentError, DDLError
+from ddl.request import Request
+
+Op = Literal["sum", "average", "min", "max", "product"]
+OPS: dict[Op, int] = {"sum": 0, "average": 1, "min": 2, "max": 3, "product": 4}  # ddl_op of ddl.h
+
+ResultT = TypeVar("ResultT")
+
+
+def allreduce(array: ArrayT, op: Op = "sum", *, comm: Communicator | None = None) -> ArrayT:
+    """Reduce `array` over all ranks, element by element and in place, and return it.
+
+    The result has the same bits on every rank. float16 and bfloat16 are added in float32 and rounded at each hop;
+    integers wrap around; "average" divides the sum once, integers towards zero.
+    """
+    return _run(_allreduce(array, op, comm))
+
+
+def allreduce_async(array: ArrayT, op: Op = "sum", *, comm: Communicator | None = None) -> Request[ArrayT]:
+    """`allreduce` that returns at once."""
+    return _start(_allreduce(array, op, comm))
+
+
+def broadcast(array: ArrayT, root: int = 0, *, comm: Communicator | None = None) -> ArrayT:
+    """Copy the root's `array` over everyone's, in place, and return it."""
+    return _run(_broadcast(array, root, comm))
+
+
+def broadcast_async(array: ArrayT, root: int = 0, *, comm: Communicator | None = None) -> Request[ArrayT]:
+    """`broadcast` that returns at once."""
+    return _start(_broadcast(array, root, comm))
+
+
+def allgather(array: ArrayT, *, comm: Communicator | None = None) -> ArrayT:
+    """Everyone's `array`, stacked: a new array of shape (size, *array.shape) whose row r is rank r's."""
+    return _run(_allgather(array, comm))
+
+
+def allgather_async(array: ArrayT, *, comm: Communicator | None = None) -> Request[ArrayT]:
+    """`allgather` that returns at once."""
+    return _start(_allgather(array, comm))
+
+
+def reduce_scatter(array: ArrayT, op: Op = "sum", *, comm: Communicator | None = None) -> ArrayT:
+    """This rank's row of the reduced `array`: that one has shape (size, ...), the new array that is returned (...)."""
+    return _run(_reduce_scatter(array, op, comm))
+
+
+def reduce_scatter_async(array: ArrayT, op: Op = "sum", *, comm: Communicator | None = None) -> Request[ArrayT]:
+    """`reduce_scatter` that returns at once."""
+    return _start(_reduce_scatter(array, op, comm))
+
+
+def alltoall(array: ArrayT, *, comm: Communicator | None = None) -> ArrayT:
+    """Row r of `array` goes to rank r: from shape (size, ...) to a new array of the same shape, with a row of each."""
+    return _run(_alltoall(array, comm))
+
+
+def alltoall_async(array: ArrayT, *, comm: Communicator | None = None) -> Request[ArrayT]:
+    """`alltoall` that returns at once."""
+    return _start(_alltoall(array, comm))
+
+
+def barrier(*, comm: Communicator | None = None) -> None:
+    """Return when every rank has called it."""
+    _run(_barrier(comm))
+
+
+def barrier_async(*, comm: Communicator | None = None) -> Request[None]:
+    """`barrier` that returns at once."""
+    return _start(_barrier(comm))
+
+
+@dataclass(frozen=True)
+class _Call:
+    """A call of the library that is not made yet."""
+
+    name: str  # without ddl_, and without the i of the asynchronous form
+    arguments: tuple[object, ...]
+    owners: object  # of the memory that it works on
+
+
+def _run(made: tuple[_Call, ResultT]) -> ResultT:
+    call, result = made
+    try:
+        library.call(f"ddl_{call.name}", *call.arguments)
+    except DDLError as error:
+        if not isinstance(error, ArgumentError):  # nothing was started
+            request.retain(call.owners)
+        raise
+    return result
+
+
+def _start(made: tuple[_Call, ResultT]) -> Request[ResultT]:
+    call, result = made
+    request.sweep()
+    handle = c_void_p()
+    library.call(f"ddl_i{call.name}", *call.arguments, byref(handle))
+    return Request(handle, result, call.owners)
+
+
+def _allreduce(array: ArrayT, op: Op, comm: Communicator | None) -> tuple[_Call, ArrayT]:
+    buffer = buffer_of(array, writable=True)
+    address = buffer.address
+    arguments = (address, address, buffer.count, buffer.type, _number_of(op), handle_of(comm))
+    return _Call("allreduce", arguments, buffer), array
+
+
+def _broadcast(array: ArrayT, root: int, comm: Communicator | None) -> tuple[_Call, ArrayT]:
+    buffer = buffer_of(array, writable=True)
+    return _Call("broadcast", (buffer.address, buffer.count, buffer.type, root, handle_of(comm)), buffer), array
+
+
+def _allgather(array: ArrayT, comm: Communicator | None) -> tuple[_Call, ArrayT]:
+    buffer = buffer_of(array, writable=False)
+    return _movement("allgather", array, buffer, buffer.count, (_size_of(comm), *buffer.shape), comm)
+
+
+def _reduce_scatter(array: ArrayT, op: Op, comm: Communicator | None) -> tuple[_Call, ArrayT]:
+    buffer = _rows_of(array, comm)
+    output = empty_like(array, buffer.shape[1:])
+    target = buffer_of(output, writable=True)
+    arguments = (buffer.address, target.address, target.count, buffer.type, _number_of(op), handle_of(comm))
+    return _Call("reduce_scatter", arguments, (buffer, target)), output
+
+
+def _alltoall(array: ArrayT, comm: Communicator | None) -> tuple[_Call, ArrayT]:
+    buffer = _rows_of(array, comm)
+    return _movement("alltoall", array, buffer, buffer.count // buffer.shape[0], buffer.shape, comm)
+
+
+def _barrier(comm: Communicator | None) -> tuple[_Call, None]:
+    return _Call("barrier", (handle_of(comm),), None), None
+
+
+def _movement(
+    name: str, array: ArrayT, buffer: Buffer, count: int, shape: tuple[int, ...], comm: Communicator | None
+) -> tuple[_Call, ArrayT]:
+    output = empty_like(array, shape)
+    target = buffer_of(output, writable=True)
+    arguments = (buffer.address, target.address, count, buffer.type, handle_of(comm))
+    return _Call(name, arguments, (buffer, target)), output
+
+
+def _rows_of(array: ArrayT, comm: Communicator | None) -> Buffer:
+    buffer = buffer_of(array, writable=False)
+    size = _size_of(comm)
+    if not buffer.shape or buffer.shape[0] != size:
+        raise ArgumentError(f"array has shape {buffer.shape}: its first dimension must be {size}, a row for each rank")
+    return buffer
+
+
+def _size_of(comm: Communicator | None) -> int:
+    return library.number("ddl_size", None) if comm is None else comm.size
+
+
+def _number_of(op: Op) -> int:
+    try:
+        return OPS[op]
+    except (KeyError, TypeError):
+        raise ArgumentError(f"op is {op!r}: allowed are {', '.join(OPS)}") from None

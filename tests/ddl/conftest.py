@@ -1,0 +1,97 @@
+"""Runs programs of tests/ddl/programs on several ranks."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import signal
+import subprocess
+import sys
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[2]
+PROGRAMS = Path(__file__).parent / "programs"
+Run = Callable[..., subprocess.CompletedProcess[str]]
+
+
+def environment(**variables: str) -> dict[str, str]:
+    """What a rank needs beside the caller's environment: the source tree, and root's permission to use Open MPI."""
+    return {
+        **{name: value for name, value in os.environ.items() if not name.startswith(("DDL_", "OMPI_MCA_", "PMIX_"))},
+        "PYTHONPATH": str(ROOT / "ddl" / "src"),
+        "OMPI_ALLOW_RUN_AS_ROOT": "1",
+        "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM": "1",
+        **variables,
+    }
+
+
+def beside_python(name: str) -> str:
+    """A tool of .venv, whether it is activated or not, else of the machine."""
+    tool = Path(sys.executable).with_name(name)
+    found = str(tool) if tool.exists() else shutil.which(name)
+    assert found, f"{name} is missing: run `make setup`"
+    return found
+
+
+def run(command: Sequence[str | Path], *, timeout: float, **variables: str) -> subprocess.CompletedProcess[str]:
+    """Run a program; stderr is part of stdout. A hang is a failure, and leaves nothing."""
+    with subprocess.Popen(
+        command,
+        env=environment(**variables),
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        errors="replace",
+        start_new_session=True,
+    ) as process:
+        try:
+            output, _ = process.communicate(timeout=timeout)
+        except subprocess.TimeoutExpired as error:
+            os.killpg(process.pid, signal.SIGKILL)
+            output, _ = process.communicate()
+            raise AssertionError(f"{' '.join(map(str, command))}: no end after {timeout} s\n{output}") from error
+    return subprocess.CompletedProcess(command, process.returncode, output)
+
+
+def run_ranks(
+    size: int, program: str | Path, *arguments: str, timeout: float = 60, **variables: str
+) -> subprocess.CompletedProcess[str]:
+    """Run a program (of `programs`, or any path) on `size` ranks of this host."""
+    path = PROGRAMS / program  # an absolute path stays what it is
+    # Ranks may outnumber cores: they are not bound to one each, and give way while they wait.
+    command = [beside_python("mpirun"), "-np", str(size), "--map-by", ":OVERSUBSCRIBE", "--bind-to", "none"]
+    command += ["--mca", "mpi_yield_when_idle", "1"]
+    command += [sys.executable] if path.suffix == ".py" else []
+    return run([*command, str(path), *arguments], timeout=timeout, **variables)
+
+
+def build(folder: Path, target: str, *definitions: str) -> Path:
+    """Configure ddl in `folder` and build one target; returns the folder."""
+    configure = [beside_python("cmake"), "-S", str(ROOT / "ddl"), "-B", str(folder), "-G", "Ninja"]
+    configure += [f"-DCMAKE_MAKE_PROGRAM={beside_python('ninja')}", "-DDDL_MPI=ON", *definitions]
+    compile_target = [beside_python("cmake"), "--build", str(folder), "--target", target, "--parallel", "2"]
+    for command, timeout in ((configure, 60), (compile_target, 500)):
+        done = run(command, timeout=timeout)
+        assert done.returncode == 0, done.stdout
+    return folder
+
+
+@pytest.fixture
+def native() -> Callable[..., Path]:
+    """`native(folder, target, ...)`: `build`."""
+    return build
+
+
+@pytest.fixture
+def command() -> Run:
+    """`command([...], timeout=...)`: `run`."""
+    return run
+
+
+@pytest.fixture
+def ranks() -> Run:
+    """`ranks(4, "sweep.py", ...)`: `run_ranks`."""
+    return run_ranks

@@ -1,0 +1,111 @@
+"""What calls do beside their results, on two ranks or more: errors, requests, communicators, tensors."""
+
+import gc
+import sys
+from collections.abc import Callable
+
+import numpy as np
+import pytest
+
+import ddl
+
+
+def raises(kind: type[Exception], *parts: str, call: Callable[[], object]) -> None:
+    """Fail unless `call()` raises `kind` with every part in its message."""
+    with pytest.raises(kind) as caught:
+        call()
+    missing = [part for part in parts if part not in str(caught.value)]
+    assert not missing, f"{caught.value} lacks {missing}"
+
+
+def arguments() -> None:
+    """Wrong arguments are ValueErrors, and break nothing."""
+    ones = np.ones((4, 4), np.float32)
+    raises(ddl.ArgumentError, "op is 'mean'", "average", call=lambda: ddl.allreduce(ones, "mean"))
+    raises(ValueError, "root 99 is no rank", call=lambda: ddl.broadcast(ones, 99))
+    raises(ValueError, "not contiguous", call=lambda: ddl.allreduce(ones[:, ::2]))
+    raises(ValueError, "float32", "complex64", call=lambda: ddl.allreduce(ones.astype("complex64")))
+    raises(ValueError, "a row for each rank", call=lambda: ddl.reduce_scatter(np.ones((ddl.size() + 1, 2))))
+    raises(ValueError, "list", call=lambda: ddl.allreduce([1.0]))  # type: ignore[type-var]
+    ones.flags.writeable = False
+    raises(ValueError, "read-only", call=lambda: ddl.allreduce(ones))
+    raises(ddl.StateError, "ddl_finalize", call=ddl.init)
+    assert (ddl.allreduce(np.ones(3)) == ddl.size()).all()
+
+
+def requests() -> None:
+    """Several are in flight at once; dropped ones keep their buffers; waiting twice is allowed."""
+    arrays = [np.full(10_000 + i, i, np.float64) for i in range(12)]
+    flying = [ddl.allreduce_async(array) for array in arrays]
+    for i, request in reversed(list(enumerate(flying))):
+        assert request.wait() is arrays[i]
+        assert request.test()
+        assert (request.wait() == i * ddl.size()).all()
+    for _ in range(5):
+        ddl.allreduce_async(np.ones(300_000, np.float32))
+        gc.collect()
+    done = ddl.barrier_async()
+    while not done.test():
+        pass
+    gathered = ddl.allgather_async(np.array(ddl.rank())).wait()
+    assert gathered.tolist() == list(range(ddl.size()))
+
+
+def communicators() -> None:
+    """Parts of the job compute beside one another, in the order that was asked for."""
+    rank, size = ddl.rank(), ddl.size()
+    part = ddl.split(rank % 2, key=-rank)
+    assert part is not None
+    members = [r for r in reversed(range(size)) if r % 2 == rank % 2]
+    with part:
+        assert (part.rank, part.size) == (members.index(rank), len(members))
+        assert ddl.allgather(np.array(rank), comm=part).tolist() == members
+        assert ddl.allreduce(np.ones(5, np.int32), comm=part).tolist() == [len(members)] * 5
+    raises(ddl.StateError, "freed", call=lambda: ddl.barrier(comm=part))
+    alone = ddl.split(0 if rank == 0 else None)
+    assert (alone is None) == (rank != 0)
+
+
+def tensors() -> None:
+    """PyTorch's are reduced where they lie, bfloat16 too."""
+    import torch
+
+    for dtype in (torch.float32, torch.bfloat16, torch.float16, torch.int64, torch.uint8):
+        tensor = torch.full((3, 5), ddl.rank() + 1).to(dtype)
+        address = tensor.data_ptr()
+        result = ddl.allreduce(tensor, "max")
+        assert result is tensor
+        assert tensor.data_ptr() == address
+        assert (tensor == ddl.size()).all()
+        gathered = ddl.allgather(tensor[0])
+        assert isinstance(gathered, torch.Tensor)
+        assert gathered.shape == (ddl.size(), 5)
+        assert gathered.dtype == dtype
+    raises(ValueError, "contiguous", call=lambda: ddl.allreduce(torch.ones(4, 4).T[1:]))
+    raises(ValueError, "grad", call=lambda: ddl.allreduce(torch.ones(4, requires_grad=True)))
+    raises(ValueError, "bool", call=lambda: ddl.allreduce(torch.ones(4, dtype=torch.bool)))
+
+
+def finalizing() -> None:
+    """What is in flight at the end is told so; afterwards nothing works until the next init."""
+    ddl.barrier()
+    missing = ddl.allreduce_async(np.ones(10)) if ddl.rank() == 0 else None
+    part_of_old = ddl.split  # the name stays; calls need an init
+    ddl.finalize()
+    ddl.finalize()
+    assert not ddl.is_initialized()
+    if missing is not None:
+        raises(ddl.ShutdownError, "was finalized with allreduce", call=missing.wait)
+    raises(ddl.StateError, "call ddl_init first", call=lambda: part_of_old(0))
+    raises(ddl.StateError, "call ddl_init first", call=ddl.rank)
+    ddl.init()
+    assert ddl.allgather(np.array(ddl.rank())).tolist() == list(range(ddl.size()))
+
+
+raises(ddl.StateError, "call ddl_init first", call=lambda: ddl.allreduce(np.ones(1)))
+ddl.init()
+globals()[sys.argv[1]]()
+ddl.barrier()
+if ddl.rank() == 0:
+    print(f"{sys.argv[1]}: right", flush=True)
+# No finalize: leaving is the exit handler's.

@@ -1,0 +1,109 @@
+"""Every collective over sizes, types, operations and plans, against NumPy; the same bits on every rank.
+
+Values are small powers of two, so that sums and products are exact in every type and any order of operands: what is
+expected is compared to the last bit.
+"""
+
+import hashlib
+import sys
+
+import ml_dtypes
+import numpy as np
+
+import ddl
+
+SIZES = (0, 1, 2, 7, 64, 1001, 20_003)
+TYPES = ("float16", ml_dtypes.bfloat16, "float32", "float64", "int8", "int32", "int64", "uint8")
+OPS = ("sum", "average", "min", "max", "product")
+
+
+def values(rank: int, shape: tuple[int, ...], dtype: np.dtype, case: int) -> np.ndarray:
+    """What `rank` contributes to a case: any rank can make any rank's."""
+    choices = np.array([1, 2] if dtype == np.uint8 else [-1, 1, 2])
+    return np.random.default_rng([case, rank]).choice(choices, shape).astype(dtype)
+
+
+def expected(inputs: list[np.ndarray], op: str) -> np.ndarray:
+    """The reduction as ddl.h defines it."""
+    dtype = inputs[0].dtype
+    wide = np.float64 if dtype.kind not in "iu" else np.int64
+    stack = np.array([array.astype(wide) for array in inputs])
+    if op == "min":
+        return stack.min(0).astype(dtype)
+    if op == "max":
+        return stack.max(0).astype(dtype)
+    if op == "product":
+        return stack.prod(0).astype(dtype)
+    total = stack.sum(0)
+    if op == "sum":
+        return total.astype(dtype)
+    if wide == np.int64:
+        return np.trunc(total.astype(dtype) / len(inputs)).astype(dtype)
+    exact = np.float64 if dtype == np.float64 else np.float32
+    return (total.astype(exact) / exact(len(inputs))).astype(dtype)
+
+
+def same(result: np.ndarray, reference: np.ndarray, what: str) -> None:
+    """Fail, naming the case, unless the bits are the same."""
+    assert result.shape == reference.shape, f"{what}: shape {result.shape}, expected {reference.shape}"
+    if result.tobytes() != reference.tobytes():
+        wrong = np.flatnonzero(result.reshape(-1) != reference.reshape(-1))
+        raise AssertionError(f"{what}: rank {ddl.rank()} differs at {wrong[:5]} of {result.size}")
+
+
+def sweep(sizes: tuple[int, ...], types: tuple[object, ...]) -> int:
+    """All cases; returns how many."""
+    rank, size = ddl.rank(), ddl.size()
+    digest = hashlib.sha256()
+    case = 0
+    for count in sizes:
+        for name in types:
+            dtype = np.dtype(name)
+            for op in OPS:
+                case += 1
+                inputs = [values(r, (count,), dtype, case) for r in range(size)]
+                result = ddl.allreduce(inputs[rank].copy(), op)
+                same(result, expected(inputs, op), f"allreduce {dtype} {op} {count}")
+                digest.update(result.tobytes())
+            case += 1
+            what = f"{dtype} {count}"
+            rows = [values(r, (size, count), dtype, case) for r in range(size)]
+            op = OPS[case % len(OPS)]
+            same(
+                ddl.reduce_scatter(rows[rank], op), expected([r[rank] for r in rows], op), f"reduce_scatter {op} {what}"
+            )
+            same(ddl.alltoall(rows[rank]), np.array([r[rank] for r in rows]), f"alltoall {what}")
+            same(ddl.allgather(rows[rank][0]), np.array([r[0] for r in rows]), f"allgather {what}")
+            root = case % size
+            same(ddl.broadcast(rows[rank][0].copy(), root), rows[root][0], f"broadcast {root} {what}")
+    # Sums that are rounded: any order is right to rounding, but every rank must have taken the same.
+    for dtype in (np.float32, np.float64, np.float16):
+        noise = [np.random.default_rng([99, r]).standard_normal(5000).astype(dtype) for r in range(size)]
+        result = ddl.allreduce(noise[rank].copy(), "average")
+        np.testing.assert_allclose(
+            result, np.mean(noise, axis=0, dtype=np.float64), atol=2e-2 if dtype == np.float16 else 1e-6
+        )
+        digest.update(result.tobytes())
+    digests = ddl.allgather(np.frombuffer(digest.digest(), np.uint8))
+    assert (digests == digests[0]).all(), "ranks have different bits"
+    return case
+
+
+def plans(size: int) -> list[str]:
+    """Options to sweep over: flat, and the ways to cut the ranks into dimensions."""
+    shapes = {4: ["2x2"], 6: ["2x3", "3x2x1"], 8: ["2x4", "2x2x2"]}.get(size, [])
+    return ["-mode p", f"-mode r:{size}", *(f"-mode r:{shape}" for shape in shapes)]
+
+
+total = 0
+for index, options in enumerate(plans(int(sys.argv[1]))):
+    ddl.init(options)
+    assert ddl.size() == int(sys.argv[1])
+    # The first plan takes every type; another changes who adds what, for which few types speak.
+    total += sweep(SIZES if index == 0 else (0, 5, 20_003), TYPES if index == 0 else ("float32", "float16", "int64"))
+    large = np.full(1_000_003, ddl.rank() + 1, np.float32)
+    assert (ddl.allreduce(large) == sum(range(1, ddl.size() + 1))).all()
+    ddl.barrier()
+    if ddl.rank() == 0:
+        print(f"{options}: right", flush=True)
+    ddl.finalize()

@@ -1,0 +1,86 @@
+"""A host that loses its power, and a cable that is pulled, in the middle of allreduces between three hosts."""
+
+import re
+import select
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from testbed import AGENT, Testbed, cluster, running
+
+PROGRAM = Path(__file__).parent / "programs" / "faults.py"
+SOURCES = Path(__file__).parents[2] / "ddl" / "src"
+
+
+def lines_of(job: subprocess.Popen[str], done: str, count: int, seconds: float) -> list[str]:
+    """The job's lines until `count` of them match `done`, or the time is over."""
+    assert job.stdout
+    found: list[str] = []
+    deadline = time.monotonic() + seconds
+    while sum(bool(re.search(done, line)) for line in found) < count:
+        left = deadline - time.monotonic()
+        if left <= 0 or not select.select([job.stdout], [], [], left)[0]:
+            break
+        line = job.stdout.readline()
+        if not line:
+            break
+        found.append(line)
+    return found
+
+
+def start(bed: Testbed) -> subprocess.Popen[str]:
+    command = [str(Path(sys.executable).with_name("mpirun")), "-H", "h0:2,h1:2,h2:2", "--bind-to", "none"]
+    command += ["--map-by", ":OVERSUBSCRIBE", "--mca", "mpi_yield_when_idle", "1", "-x", "PYTHONPATH"]
+    variables = {
+        "PRTE_MCA_plm_ssh_agent": str(AGENT),
+        "OMPI_ALLOW_RUN_AS_ROOT": "1",
+        "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM": "1",
+        "PYTHONPATH": str(SOURCES),
+    }
+    command += [sys.executable, "-u", str(PROGRAM), "none"]
+    return bed.popen("h0", ["sh", "-c", 'exec "$@" 2>&1', "sh", *command], env=variables)
+
+
+def ranks_left(bed: Testbed, seconds: float) -> list[str]:
+    """The ranks that still run on any host when so much time is over, or none as soon as there is none."""
+    deadline = time.monotonic() + seconds
+    while True:
+        left = [process.command for process in bed.processes() if process.command.startswith(sys.executable)]
+        if not left or time.monotonic() > deadline:
+            return left
+        time.sleep(0.1)
+
+
+@pytest.mark.root
+@pytest.mark.usefixtures("needs_testbed")
+def test_when_a_link_is_cut_every_rank_on_both_sides_ends_with_an_error_that_names_the_other() -> None:
+    with running(cluster([3], link="200mbit")) as bed:
+        job = start(bed)
+        before = lines_of(job, "begun", 1, 30)
+        assert any("begun" in line for line in before), before
+        begin = time.monotonic()
+        bed.cut("h2")
+        lost = r"rank [45] \(host h2"
+        # (mpirun does not come back from this: it waits for its daemon on h2. ddlrun ends it.)
+        text = "".join(lines_of(job, f"PeerLostError: {lost}", 4, 12))
+        assert time.monotonic() - begin < 10, text
+        assert re.search(f"PeerLostError: {lost}.* during allreduce", text), text
+        assert re.search(f"ddl: {lost}, process \\d+\\) is gone", text), text
+        assert not ranks_left(bed, 10 - (time.monotonic() - begin))
+
+
+@pytest.mark.root
+@pytest.mark.usefixtures("needs_testbed")
+def test_when_a_host_is_killed_every_rank_ends_and_the_host_is_named() -> None:
+    with running(cluster([3], link="200mbit")) as bed:
+        job = start(bed)
+        before = lines_of(job, "begun", 1, 30)
+        assert any("begun" in line for line in before), before
+        bed.kill("h2")
+        # Where mpirun notices that its daemon is gone it ends the ranks before their own probes have told them.
+        text = "".join(lines_of(job, r"(PeerLostError: rank|Remote host:) .*h2", 1, 10))
+        assert re.search(r"(PeerLostError: rank|Remote host:) .*h2", text), text
+        assert not ranks_left(bed, 10)

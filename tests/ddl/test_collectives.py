@@ -1,0 +1,34 @@
+"""The collectives through Python, libddl and MPI, on several ranks of this host."""
+
+import subprocess
+from collections.abc import Callable
+
+import pytest
+
+Run = Callable[..., subprocess.CompletedProcess[str]]
+
+
+def right(done: subprocess.CompletedProcess[str], *lines: str) -> None:
+    assert done.returncode == 0, done.stdout
+    for line in lines:
+        assert line in done.stdout
+
+
+@pytest.mark.parametrize("size", [1, 2, 3, 4, 6, 8])
+def test_every_collective_is_right_and_has_the_same_bits_on_every_rank(ranks: Run, size: int) -> None:
+    right(ranks(size, "sweep.py", str(size)), "-mode p: right", f"-mode r:{size}: right")
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("size", [5, 7])
+def test_so_it_is_on_odd_numbers_of_ranks(ranks: Run, size: int) -> None:
+    right(ranks(size, "sweep.py", str(size)), "-mode p: right")
+
+
+@pytest.mark.parametrize("calls", ["arguments", "requests", "communicators", "finalizing"])
+def test_calls_do_what_they_say(ranks: Run, calls: str) -> None:
+    right(ranks(3, "calls.py", calls), f"{calls}: right")
+
+
+def test_torch_tensors_are_reduced_where_they_lie(ranks: Run) -> None:
+    right(ranks(2, "calls.py", "tensors"), "tensors: right")

@@ -1,0 +1,75 @@
+"""A rank that dies, leaves, is late or calls something else: named by the others, within seconds, and nothing stays."""
+
+import os
+import re
+import subprocess
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+Run = Callable[..., subprocess.CompletedProcess[str]]
+
+
+def left_over(mark: str) -> list[str]:
+    """Processes that have `mark` in their environment."""
+    found = []
+    for entry in Path("/proc").iterdir():
+        try:
+            if entry.name.isdigit() and mark.encode() in (entry / "environ").read_bytes():
+                found.append((entry / "cmdline").read_bytes().replace(b"\0", b" ").decode())
+        except OSError:
+            continue  # it has ended meanwhile, or is somebody else's
+    return found
+
+
+def suffer(ranks: Run, fault: str, **variables: str) -> str:
+    """Run the fault; the job must fail within 10 s beyond its timeout and leave no process."""
+    mark = f"fault-{os.getpid()}-{fault}"
+    begin = time.monotonic()
+    done = ranks(4, "faults.py", fault, timeout=40, DDL_TEST_MARK=mark, **variables)
+    assert done.returncode != 0, done.stdout
+    assert time.monotonic() - begin < 15 + float(variables.get("DDL_TIMEOUT", "0")), done.stdout
+    # mpirun returns when it has told the ranks to end; the kernel takes a moment.
+    deadline = time.monotonic() + 5
+    while left_over(mark) and time.monotonic() < deadline:
+        time.sleep(0.05)
+    assert not left_over(mark)
+    return done.stdout
+
+
+@pytest.mark.parametrize("fault", ["kill", "leave"])
+def test_a_rank_that_dies_is_named_at_once(ranks: Run, fault: str) -> None:
+    output = suffer(ranks, fault)
+    # The launcher may end the others before they have said what they got, but not before one has named the dead.
+    assert re.search(r"ddl: rank 1 \(host \S+, process \d+\) died", output), output
+    for seconds in re.findall(r"after ([\d.]+) s: PeerLostError: rank 1 .* died during allreduce #20", output):
+        assert float(seconds) < 10
+
+
+def test_a_rank_whose_program_fails_is_named(ranks: Run) -> None:
+    output = suffer(ranks, "raise")
+    assert "ValueError: a defect of the program" in output
+    assert re.search(r"RankTimeoutError: .* rank 1 \(host \S+\) has finalized without calling it", output), output
+
+
+def test_a_mismatch_names_both_calls(ranks: Run) -> None:
+    output = suffer(ranks, "other")
+    assert "MismatchError" in output, output
+    assert "allreduce #20 of communicator 0 (float64, max, 7 elements)" in output
+    assert "allreduce #20 of communicator 0 (float32, average, 300000 elements)" in output
+
+
+def test_a_rank_that_does_not_come_is_warned_of_and_then_an_error(ranks: Run) -> None:
+    output = suffer(ranks, "late", DDL_TIMEOUT="3")
+    missing = r"rank 1 \(host \S+\) has not called it; its last call was allreduce #19"
+    assert re.search("ddl: warning: .*" + missing, output), output
+    assert re.search(r"after 3\.\d s: RankTimeoutError: .*" + missing + ".*DDL_TIMEOUT", output), output
+
+
+def test_sigusr1_prints_what_is_in_flight(ranks: Run) -> None:
+    done = ranks(2, "signal_report.py", timeout=40)
+    assert done.returncode == 0, done.stdout
+    assert re.search(r"rank 0 \(host \S+\): allreduce #0 .*, awaiting rank 1", done.stdout), done.stdout
+    assert "has no requests in flight" in done.stdout

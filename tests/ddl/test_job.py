@@ -1,0 +1,42 @@
+"""Joining a job: who is where, and what may be wrong with the options."""
+
+import subprocess
+from collections.abc import Callable
+
+import pytest
+
+Run = Callable[..., subprocess.CompletedProcess[str]]
+
+
+def test_ranks_know_their_places_and_leave_without_finalize(ranks: Run) -> None:
+    done = ranks(3, "init.py", DDL_OPTIONS="-dbg_level 1")
+    assert done.returncode == 0, done.stdout
+    assert {"0/3 0/3 1", "1/3 1/3 1", "2/3 2/3 1"} <= set(done.stdout.splitlines())
+    assert "ddl: 3 ranks on 1 hosts, plan r:3: " in done.stdout
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ("-mode r:2x2", "ArgumentError: dimensions 2x2 multiply to 4, but there are 2 ranks"),
+        ("-mode x", "ArgumentError: DDL_OPTIONS: unknown mode 'x'"),
+        ("-mode n", "UnsupportedError: DDL_OPTIONS: mode 'n' is NCCL's"),
+        ("-mode m", "UnsupportedError: DDL_OPTIONS: mode 'm', MPI's own collectives, is not built"),
+    ],
+)
+def test_options_that_cannot_be_followed_are_errors_on_every_rank(ranks: Run, options: str, message: str) -> None:
+    done = ranks(2, "init.py", DDL_OPTIONS=options)
+    assert done.returncode == 1
+    assert done.stdout.count(message) >= 1, done.stdout
+
+
+def test_options_that_differ_between_ranks_are_named(ranks: Run) -> None:
+    done = ranks(2, "init.py", "-mode r:2", DDL_OPTIONS="-mode p")
+    assert done.returncode == 1
+    assert "have different options, '-mode p' and '-mode r:2'" in done.stdout
+
+
+def test_a_timeout_that_is_no_number_is_an_error(ranks: Run) -> None:
+    done = ranks(1, "init.py", DDL_TIMEOUT="soon")
+    assert done.returncode == 1
+    assert "DDL_TIMEOUT is 'soon', but must be a number of seconds above 0" in done.stdout
