@@ -18,6 +18,7 @@ NOT_SOURCES = {
     ".git",
     ".venv",
     "out",
+    "build",
     "__pycache__",
     ".pytest_cache",
     ".mypy_cache",
