@@ -4,6 +4,8 @@
 #include <cstring>
 #include <set>
 
+#include "float_environment.h"
+
 namespace ddl {
 
 Operation::Operation(std::shared_ptr<const Schedule> schedule, const void* input, void* output, const Header& header,
@@ -201,6 +203,7 @@ bool Operation::take_header(Run& run, Flight& flight, size_t received) {
 }
 
 void Operation::finish_round(const Run& run) {
+    const DefaultFloats floats;  // this may be the user's thread
     const Task& task = schedule_->task;
     const size_t element = size_of(task.type);
     for (const Flight& flight : run.flights) {
