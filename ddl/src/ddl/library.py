@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import ctypes
 import functools
-import importlib.metadata
 import os
 from collections.abc import Iterator
 from ctypes import POINTER, byref, c_char_p, c_int, c_size_t, c_void_p
@@ -56,6 +55,8 @@ def candidates() -> Iterator[Path]:
         return
     here = Path(__file__).resolve().parent
     yield here / NAME
+    import importlib.metadata  # here, because it takes as long as all the rest, and is rarely needed
+
     with contextlib.suppress(importlib.metadata.PackageNotFoundError):
         # An editable install has the library in site-packages and the sources elsewhere.
         yield Path(str(importlib.metadata.distribution(DISTRIBUTION).locate_file(f"ddl/{NAME}")))

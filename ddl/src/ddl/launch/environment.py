@@ -1,0 +1,112 @@
+"""What the ranks find in their environment. Pure.
+
+RANK and its kin differ from rank to rank, and only MPI knows them where the rank starts. A line of `sh` translates
+them, starts the program, and reports its end (`reports`): a millisecond, and nothing to be installed. A wrapper in
+Python would cost each rank a start of the interpreter; a section of the command line for each rank, without any
+wrapper, would be as long as the job is large.
+"""
+
+from __future__ import annotations
+
+import stat
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+
+from ddl.launch.dimensions import Dimensions
+from ddl.launch.mpi import HYDRA, Mpi
+from ddl.launch.options import Export, Mode
+from ddl.launch.reports import BEGAN, VARIABLE
+
+FORWARDED = ("PATH", "LD_LIBRARY_PATH", "PYTHONPATH")
+FORWARDED_PREFIXES = ("DDL_", "NCCL_")
+
+# What torchrun calls it, and where each MPI says it.
+_OPENMPI = {
+    "RANK": "OMPI_COMM_WORLD_RANK",
+    "LOCAL_RANK": "OMPI_COMM_WORLD_LOCAL_RANK",
+    "WORLD_SIZE": "OMPI_COMM_WORLD_SIZE",
+    "LOCAL_WORLD_SIZE": "OMPI_COMM_WORLD_LOCAL_SIZE",
+}
+_HYDRA = {
+    "RANK": "PMI_RANK",
+    "LOCAL_RANK": "MPI_LOCALRANKID",
+    "WORLD_SIZE": "PMI_SIZE",
+    "LOCAL_WORLD_SIZE": "MPI_LOCALNRANKS",
+}
+
+
+def wrapper(mpi: Mpi) -> tuple[str, ...]:
+    """The words before the program that give each rank RANK and its kin, and that report its end (`reports`).
+
+    Without a token there is nothing to report to, and the shell becomes the program. Otherwise it waits for it:
+    - in the foreground, because a shell takes stdin and SIGINT from what it starts in the background;
+    - with a trap, which is not inherited, for what MPI sends: every MPI signals a rank's whole process group, so the
+      program has its signal already, and the shell must live on to report what became of it;
+    - started by `exec` in a subshell, because a program may have the name of one of the shell's own commands;
+    - with the shell's own stderr closed meanwhile, because dash writes "Terminated" for every rank that was ended
+      (`s=$?` stands inside for the same reason). Not under hydra: descriptor 9 may be the rank's way to PMI.
+    """
+    names = _HYDRA if mpi.family == HYDRA else _OPENMPI
+    settings = " ".join(f"{name}=${source}" for name, source in names.items())
+    start = '(exec "$@"); s=$?' if mpi.family == HYDRA else '{ (exec "$@" 2>&9 9>&-); s=$?; } 9>&2 2>/dev/null'
+    script = (
+        f'export {settings}; t=${VARIABLE}; unset {VARIABLE}; [ "$t" ] || exec "$@"; '
+        f'trap : HUP INT QUIT ABRT ALRM TERM USR1 USR2; echo "$t $RANK {BEGAN}" >&2; {start}; '
+        'trap \'\' PIPE; r="$t $RANK $s"; printf \'%s\\n\' "$r" "$r" >&2; exit $s'
+    )
+    return ("/bin/sh", "-c", script, "ddlrun")
+
+
+def exports(given: Sequence[Export], environ: Mapping[str, str], made: Mapping[str, str]) -> tuple[Export, ...]:
+    """The variables that every rank gets: those that go without asking, those of `made`, and the user's, which win."""
+    chosen = {
+        name: Export(name)
+        for name in sorted(environ)
+        if environ[name] and (name in FORWARDED or name.startswith(FORWARDED_PREFIXES))
+    }
+    chosen |= {name: Export(name, value) for name, value in made.items()}
+    chosen |= {one.name: one for one in given}
+    return tuple(chosen.values())
+
+
+def ddl_options(mode: Mode, dimensions: Dimensions, more: Sequence[str]) -> str:
+    """DDL_OPTIONS for libddl; the user's own `more` goes last, and its -mode replaces ours."""
+    words = list(more)
+    if not any(word.lstrip("-") == "mode" for word in words):
+        sizes = f":{'x'.join(map(str, dimensions.sizes))}" if dimensions.sizes else ""
+        words = ["-mode", mode.letters + sizes, *words]
+    return " ".join(words)
+
+
+def threads(counts: Mapping[str, int], cores: Mapping[str, int]) -> int | None:
+    """OMP_NUM_THREADS: the cores that each rank has for itself; None where a host's cores are not known."""
+    if any(host not in cores for host in counts):
+        return None
+    return max(1, min(cores[host] // count for host, count in counts.items()))
+
+
+def program(
+    words: Sequence[str], python: str, which: Callable[[str], str | None], mode: Callable[[str], int | None]
+) -> tuple[tuple[str, ...], str]:
+    """The program as mpirun is to start it, and why; ((), the reason) where there is none such.
+
+    `which` looks a program up on PATH, `mode` gives a file's mode (None: there is no such file). A Python file that is
+    not executable runs with this `python`, and so does `python` where PATH has none.
+    """
+    first, rest = words[0], tuple(words[1:])
+    if first in ("python", "python3") and which(first) is None:
+        return (python, *rest), f"there is no {first} on PATH: {python}"
+    bits = mode(first)
+    is_file = bits is not None and stat.S_ISREG(bits)
+    if first.endswith(".py") and is_file and bits is not None and not bits & 0o111:
+        return (python, *words), f"{first} is a Python file and not executable: {python} runs it"
+    if "/" not in first and which(first) is None:
+        if first.endswith(".py") and is_file:
+            return (python, *words), f"{first} is not on PATH: {python} runs it"
+        hint = f"; there is a file of this name here: say ./{first}" if is_file else ""
+        return (), f"PROGRAM {first!r}: not found on PATH{hint or '; give its path, or the path of a Python file'}"
+    if "/" in first and not is_file:
+        return (), f"PROGRAM {first!r}: no such file (in {Path.cwd()}); give the path of a program or a Python file"
+    if "/" in first and bits is not None and not bits & 0o111:
+        return (), f"PROGRAM {first!r}: it is not executable: chmod +x {first}, or name what runs it"
+    return tuple(words), f"as given: {which(first) or first}"

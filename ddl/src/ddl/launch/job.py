@@ -1,0 +1,141 @@
+"""A job from what was asked and what was found: ranks, places, dimensions, networks, environment. Pure."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from ddl.launch import dimensions, environment, layout, network, rankfile
+from ddl.launch.command import Request
+from ddl.launch.dimensions import Dimensions
+from ddl.launch.errors import CheckError
+from ddl.launch.hosts import Allocation
+from ddl.launch.machine import Machine
+from ddl.launch.mpi import Mpi
+from ddl.launch.network import Network
+from ddl.launch.options import Options
+from ddl.launch.rankfile import Place
+
+
+@dataclass(frozen=True)
+class Found:
+    """What was found on this machine and its hosts: all that a job depends on beside its options."""
+
+    mpi: Mpi
+    allocation: Allocation
+    machines: Mapping[str, Machine]
+    addresses: Mapping[str, str]  # of the hosts' names, as this host resolves them
+    environ: Mapping[str, str]
+    program: tuple[str, ...] = ()
+    rankfile: str = ""  # the text of the user's own
+    agent: str = ""
+    root: bool = False
+    port: int = 0  # for MASTER_PORT where the first host named none
+
+
+@dataclass(frozen=True)
+class Job:
+    """A job that can be launched; `reasons` has a line for each choice that nobody made for us."""
+
+    request: Request
+    places: tuple[Place, ...]
+    dimensions: Dimensions
+    network: Network
+    spares: tuple[str, ...]
+    reasons: tuple[str, ...]
+
+    @property
+    def hosts(self) -> tuple[str, ...]:
+        """The hosts that take part, each once."""
+        return tuple(dict.fromkeys(one.host for one in self.places))
+
+
+def plan(options: Options, found: Found) -> Job:
+    """The job. Raises CheckError where what was asked does not fit what was found."""
+    reasons = [f"hosts: {', '.join(found.allocation.names)} ({found.allocation.source})"]
+    reasons.append(f"mpirun: {found.mpi} ({found.mpi.reason}): {found.mpi.path}")
+    places, spares, why = _places(options, found)
+    reasons.append(f"ranks: {len(places)} ({why})")
+    if spares:
+        reasons.append(f"spare hosts: {', '.join(spares)}")
+    counts = Counter(one.host for one in places)
+    shape = dimensions.choose(
+        list(counts.values()), mode=options.mode, nodes=options.nodes, racks=options.racks, aisles=options.aisles
+    )
+    reasons.append(f"dimensions: {shape} ({shape.reason})")
+    machines = {name: found.machines[name] for name in counts if name in found.machines}
+    net = network.choose(list(counts), machines, found.addresses)
+    reasons.append(f"network: {net.reason}")
+    reasons += [f"network: without {name}: {why}" for name, why in net.dropped]
+    adapters = {name: one.fabrics for name, one in machines.items()}
+    fabric = not options.tcp and len(adapters) == len(counts) and all(adapters.values())
+    reasons.append(f"transport: {_transport(options, fabric, adapters)}")
+    cores = {name: one.cores for name, one in machines.items()}
+    crowded = [name for name, count in counts.items() if count > cores.get(name, count)]
+    if crowded:
+        host = crowded[0]
+        reasons.append(f"ranks yield while they wait: {counts[host]} ranks on {host}'s {cores[host]} cores")
+    made = _variables(options, found, shape, net, counts, cores, reasons)
+    request = Request(
+        mpi=found.mpi,
+        places=places,
+        machines=machines,
+        network=net,
+        program=found.program,
+        exports=environment.exports(options.exports, found.environ, made),
+        fabric=fabric,
+        yield_when_idle=bool(crowded),
+        rank_prefix=options.rank_prefix,
+        more=options.mpiargs,
+        agent=found.agent,
+        root=found.root,
+    )
+    return Job(request, places, shape, net, spares, tuple(reasons))
+
+
+def _places(options: Options, found: Found) -> tuple[tuple[Place, ...], tuple[str, ...], str]:
+    if options.rankfile is not None:
+        places = rankfile.parse(found.rankfile, str(options.rankfile), found.allocation)
+        if options.ranks not in (None, len(places)):
+            raise CheckError(
+                f"ranks: -np asks for {options.ranks}, and {options.rankfile} places {len(places)}; give one of them"
+            )
+        return places, (), f"-rf {options.rankfile}"
+    chosen = layout.choose(found.allocation, found.machines, ranks=options.ranks, accelerators=options.accelerators)
+    places = rankfile.place(chosen.hosts, chosen.counts, found.machines, order=options.order)
+    return places, chosen.spares, chosen.reason
+
+
+def _transport(options: Options, fabric: bool, adapters: Mapping[str, tuple[str, ...]]) -> str:
+    if fabric:
+        return f"MPI's choice, as every host has a fabric ({', '.join(next(iter(adapters.values())))})"
+    if options.tcp:
+        return "shared memory and TCP (--tcp)"
+    return "shared memory and TCP, as not every host shows a fabric"
+
+
+def _variables(
+    options: Options,
+    found: Found,
+    shape: Dimensions,
+    net: Network,
+    counts: Mapping[str, int],
+    cores: Mapping[str, int],
+    reasons: list[str],
+) -> dict[str, str]:
+    """The variables that ddlrun chooses; adds the reasons for them to `reasons`."""
+    first = next(iter(counts))
+    port = found.machines[first].free_port if first in found.machines else 0
+    made = {"MASTER_ADDR": net.address or first, "MASTER_PORT": str(port or found.port)}
+    reasons.append(f"rank 0 is found at {made['MASTER_ADDR']}:{made['MASTER_PORT']}")
+    if not options.no_ddloptions:
+        made["DDL_OPTIONS"] = environment.ddl_options(options.mode, shape, options.ddlargs)
+    given = {one.name for one in options.exports}
+    each = environment.threads(counts, cores)
+    if each is not None and "OMP_NUM_THREADS" not in found.environ and "OMP_NUM_THREADS" not in given:
+        made["OMP_NUM_THREADS"] = str(each)
+        reasons.append(f"OMP_NUM_THREADS={each}: the cores that a rank has for itself")
+    elif "OMP_NUM_THREADS" in found.environ:
+        made["OMP_NUM_THREADS"] = found.environ["OMP_NUM_THREADS"]
+    return made

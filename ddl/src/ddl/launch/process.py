@@ -1,0 +1,222 @@
+"""Processes that end with us: started in a group of their own, signalled through us, and none of them left behind."""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import select
+import signal
+import subprocess
+import sys
+import tempfile
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+from types import FrameType
+from typing import IO, Protocol
+
+ENDING = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT)
+FORWARDED = (*ENDING, signal.SIGUSR1, signal.SIGUSR2)
+TAIL_BYTES = 8192
+GRACE_SECONDS = 10  # for mpirun to end its ranks after a signal that asks it to
+
+_PR_SET_PDEATHSIG, _PR_SET_CHILD_SUBREAPER = 1, 36
+_libc = ctypes.CDLL(None)
+
+
+@dataclass(frozen=True)
+class Ended:
+    """How a command ended: its exit status, or 128 + N after signal N to it or to us; `asked` where it was to us.
+
+    `errors` is the last that it wrote to stderr, at most TAIL_BYTES.
+    """
+
+    status: int
+    asked: bool
+    errors: str = ""
+
+
+class Filter(Protocol):
+    """What a command's stderr passes through: `take` gives what goes on, `rest` what it held back at the end."""
+
+    def take(self, chunk: bytes) -> bytes: ...  # noqa: D102
+    def rest(self) -> bytes: ...  # noqa: D102
+
+
+def run(argv: Sequence[str], environment: Mapping[str, str], errors: Filter | None = None) -> Ended:
+    """Run a command with our own input and output, and wait for its end.
+
+    Signals that reach us go on to it, once each: it is not in the terminal's group, so Ctrl-C reaches it only through
+    us (Open MPI takes a second one as an order to abandon its ranks). It reads no terminal for that reason. Its stderr
+    passes through our hands, and through the filter `errors`: its exit status alone is not to be trusted.
+    """
+    _adopt()
+    asked: list[int] = []
+    stdin = subprocess.DEVNULL if sys.stdin is None or sys.stdin.isatty() else None
+    # Blocked until the handlers know whom to pass a signal on to.
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, FORWARDED)
+    try:
+        process = subprocess.Popen(
+            argv,
+            env=dict(environment),
+            stdin=stdin,
+            stderr=subprocess.PIPE,
+            process_group=0,
+            preexec_fn=lambda: _in_child(before),
+        )
+
+        def forward(number: int, _: FrameType | None) -> None:
+            if number in ENDING and not asked:
+                signal.alarm(GRACE_SECONDS)
+            if number in ENDING:
+                asked.append(number)
+            process.send_signal(number)
+
+        def give_up(_: int, __: FrameType | None) -> None:
+            with suppress(ProcessLookupError):
+                os.killpg(process.pid, signal.SIGKILL)
+
+        old = {number: signal.signal(number, forward) for number in FORWARDED}
+        old[signal.SIGALRM] = signal.signal(signal.SIGALRM, give_up)
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)
+    try:
+        tail = _pass_on(process, errors)
+        status = process.wait()
+    finally:
+        signal.alarm(0)
+        end_children()
+        for number, handler in old.items():
+            signal.signal(number, handler)
+    if asked:
+        return Ended(128 + asked[0], True, tail)
+    return Ended(128 - status if status < 0 else status, False, tail)
+
+
+def _pass_on(process: subprocess.Popen[bytes], errors: Filter | None) -> str:
+    """Copy a process's stderr to ours until it has ended, whoever else may still hold the pipe; the tail of it."""
+    assert process.stderr is not None
+    source = process.stderr.fileno()
+    tail = b""
+    ended = os.pidfd_open(process.pid)
+    try:
+        while True:
+            ready, _, _ = select.select([source, ended], [], [])
+            if source in ready:
+                chunk = os.read(source, 65536)
+                if not chunk:
+                    break
+                chunk = errors.take(chunk) if errors else chunk
+                tail = (tail + chunk)[-TAIL_BYTES:]
+                _write(chunk)
+            elif ended in ready:
+                break
+    finally:
+        os.close(ended)
+        process.stderr.close()
+    if errors:
+        chunk = errors.rest()
+        tail += chunk
+        _write(chunk)
+    return tail.decode(errors="replace")
+
+
+def _write(chunk: bytes) -> None:
+    with suppress(OSError):  # nobody reads our stderr any more: the program goes on
+        while chunk:
+            chunk = chunk[os.write(2, chunk) :]
+
+
+def capture(argv: Sequence[str], environment: Mapping[str, str], seconds: float) -> tuple[int | None, str, str]:
+    """Run a command for at most `seconds`: its exit status (None: it was ended then), its output, its errors.
+
+    What it leaves behind is ended, and not waited for: launch agents may hold its output long after mpirun has failed.
+    """
+    _adopt()
+    status: int | None = None
+    with tempfile.TemporaryFile() as output, tempfile.TemporaryFile() as errors:
+        process = subprocess.Popen(
+            argv,
+            env=dict(environment),
+            stdin=subprocess.DEVNULL,
+            stdout=output,
+            stderr=errors,
+            process_group=0,
+            preexec_fn=_in_child,
+        )
+        try:
+            status = process.wait(seconds)
+        except subprocess.TimeoutExpired:
+            process.terminate()
+            with suppress(subprocess.TimeoutExpired):
+                process.wait(GRACE_SECONDS)
+        finally:
+            if process.returncode is None:
+                os.killpg(process.pid, signal.SIGKILL)
+                process.wait()
+            end_children()
+        texts = [_text(one) for one in (output, errors)]
+    return status, texts[0], texts[1]
+
+
+def _text(file: IO[bytes]) -> str:
+    file.seek(0)
+    return file.read().decode(errors="replace")
+
+
+def capture_plain(argv: Sequence[str], environment: Mapping[str, str], seconds: float) -> tuple[int | None, str, str]:
+    """As `capture`, from any thread: for a command that has no children to be left behind."""
+    try:
+        done = subprocess.run(
+            argv, env=dict(environment), stdin=subprocess.DEVNULL, capture_output=True, text=True, errors="replace",
+            timeout=seconds,
+        )  # fmt: skip
+    except subprocess.TimeoutExpired:
+        return None, "", ""
+    except OSError as error:
+        return 255, "", f"{argv[0]}: {error.strerror}"
+    return done.returncode, done.stdout, done.stderr
+
+
+def end_children() -> None:
+    """End what is left of our children, and of theirs that were orphaned: first asked to, then made to.
+
+    A child that leads a process group is asked with all of it: the shell before a rank's program waits for that.
+    """
+    while children := _children():
+        for pid in children:
+            with suppress(ProcessLookupError):
+                os.kill(-pid if os.getpgid(pid) == pid else pid, signal.SIGTERM)
+        for pid in children:
+            with suppress(ProcessLookupError, ChildProcessError):
+                descriptor = os.pidfd_open(pid)
+                try:
+                    if not select.select([descriptor], [], [], 2)[0]:
+                        os.kill(pid, signal.SIGKILL)
+                finally:
+                    os.close(descriptor)
+                os.waitpid(pid, 0)
+
+
+def _adopt() -> None:
+    """Become the parent of what our descendants leave behind, so that `end_children` finds it."""
+    _libc.prctl(_PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
+
+
+def _in_child(mask: set[signal.Signals] | set[int] | None = None) -> None:
+    """Ask the kernel to end this child when its parent is gone, however that ends; unblock what the parent blocked."""
+    _libc.prctl(_PR_SET_PDEATHSIG, int(signal.SIGTERM), 0, 0, 0)
+    if mask is not None:
+        signal.pthread_sigmask(signal.SIG_SETMASK, mask)
+
+
+def _children() -> list[int]:
+    found = []
+    for entry in Path("/proc").iterdir():
+        if entry.name.isdigit():
+            with suppress(OSError):
+                # The name may hold blanks and brackets; the state and the parent come after its last bracket.
+                if int((entry / "stat").read_text().rpartition(")")[2].split()[1]) == os.getpid():
+                    found.append(int(entry.name))
+    return found

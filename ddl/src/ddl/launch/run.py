@@ -1,0 +1,289 @@
+"""What ddlrun does: look, plan, print, launch, and see to the end."""
+
+from __future__ import annotations
+
+import json
+import os
+import secrets
+import shlex
+import shutil
+import socket
+import sys
+import time
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+import ddl
+from ddl.launch import checks, command, environment, folders, hosts, job, mpi, process, reach, reports
+from ddl.launch.checks import Check
+from ddl.launch.command import Launch
+from ddl.launch.console import echo, say, warn
+from ddl.launch.errors import CheckError, UsageError
+from ddl.launch.hosts import Allocation
+from ddl.launch.job import Found, Job
+from ddl.launch.machine import Machine, free_port
+from ddl.launch.options import Export, Options
+
+LOST = ("A daemon failed to report back", "lost communication with", "daemon has unexpectedly failed")
+KEPT_RUNS = 50  # folders of earlier runs
+
+
+@dataclass(frozen=True)
+class Look:
+    """What looking at the hosts gave: what was found, and a row for each check."""
+
+    found: Found
+    rows: tuple[Check, ...]
+
+
+def run(options: Options, environ: Mapping[str, str] | None = None) -> int:
+    """Run the program as `options` ask; its exit status. Raises LaunchError where it cannot be started."""
+    environ = dict(os.environ if environ is None else environ)
+    words, why = _program(options)
+    look = look_at(options, environ)
+    _tell(look.rows)
+    found = replace(look.found, program=words)
+    made = job.plan(options, found)
+    if options.verbose:
+        for reason in (f"program: {why}", *made.reasons):
+            say(reason)
+    folder = _folder(options.log_dir)
+    if options.dry_run:
+        launch = command.build(made.request, folder)
+        echo(_shown(launch))
+        for name, text in launch.files.items():
+            print(f"# {folder / name}\n{text}", end="")
+        return 0
+    attempt = 0
+    while True:
+        ended, status, seconds = _attempt(folder, made, found, options, environ)
+        if status == 0 or attempt == options.restarts or ended.asked:
+            if status:
+                say(f"the program ended with exit status {status} after {seconds:.0f} s; {folder}")
+            return status
+        attempt += 1
+        say(f"the program ended with exit status {status}; restart {attempt} of {options.restarts}")
+        options, found, made = _again(options, found, made, environ, attempt)
+
+
+def _attempt(
+    folder: Path, made: Job, found: Found, options: Options, environ: Mapping[str, str]
+) -> tuple[process.Ended, int, float]:
+    """Start the job once: how mpirun ended, the exit status that this means, and how many seconds it took."""
+    with folders.readable(folder) as name:
+        launch = command.build(made.request, name)
+        _write(folder, launch, made, found)
+        if options.verbose:
+            say(f"log: {folder}")
+        echo(_shown(launch))
+        started = time.monotonic()
+        ended, status = _launch(launch, made, options, environ)
+        return ended, status, time.monotonic() - started
+
+
+def _launch(launch: Launch, made: Job, options: Options, environ: Mapping[str, str]) -> tuple[process.Ended, int]:
+    """Run mpirun to its end; how it ended, and the exit status that this means (`reports.judge`)."""
+    variables = {**environ, **launch.environment}
+    variables.pop(reports.VARIABLE, None)
+    if word := reports.diverted(options.mpiargs):
+        if options.verbose:
+            say(f"exit status: mpirun's own, because the ranks cannot report theirs past its option {word}")
+        ended = process.run(launch.argv, variables)
+        if ended.status == 0 and _lost_a_host(ended.errors):
+            say("mpirun lost a host, and returned 0 all the same: this counts as exit status 1")
+            return ended, 1
+        return ended, ended.status
+    token = f"ddlrun-{secrets.token_hex(8)}"
+    heard = reports.Reports(token, tagged=options.rank_prefix or bool(options.mpiargs))
+    ended = process.run(launch.argv, {**variables, reports.VARIABLE: token}, heard)
+    if ended.asked:
+        return ended, ended.status
+    verdict = reports.judge(ended.status, heard, made.places)
+    for sentence in verdict.said:
+        say(sentence)
+    return ended, verdict.status
+
+
+def doctor(options: Options, environ: Mapping[str, str] | None = None) -> int:
+    """Run the checks alone and print a table; 0 where none failed, else what a CheckError's exit status is."""
+    environ = dict(os.environ if environ is None else environ)
+    rows: list[Check] = []
+    try:
+        look = look_at(options, environ, rows)
+        if checks.failures(look.rows) is None:
+            rows += _planned(job.plan(options, look.found))
+    except CheckError as error:
+        for line in error.lines:
+            subject, _, text = line.partition(": ")
+            rows.append(Check(checks.FAILED, subject, text))
+    print(checks.table(rows))
+    return CheckError.exit_status if checks.failures(rows) else 0
+
+
+def look_at(options: Options, environ: Mapping[str, str], rows: list[Check] | None = None) -> Look:
+    """Find MPI and the hosts, and check them; each check is added to `rows` as soon as it is made.
+
+    Raises CheckError where there is nothing to check without it (mpirun), UsageError for names that cannot be.
+    """
+    rows = [] if rows is None else rows
+    allocation = hosts.allocation(
+        given=options.hosts,
+        hostfile=options.hostfile,
+        environ=environ,
+        here=socket.gethostname(),
+        read=Path.read_text,
+    )
+    rows.append(Check(checks.OK, "hosts", f"{checks.plural(len(allocation.hosts), 'host')}: {allocation.source}"))
+    found = mpi.find(options.mpirun, path=environ.get("PATH"))
+    rows.append(Check(checks.OK, "mpirun", f"{found}, {found.reason}: {found.path}"))
+    resolved = reach.addresses(allocation.names)
+    if agent_problem := _agent_problem(allocation, found, environ):
+        rows.append(Check(checks.FAILED, "ssh", agent_problem))
+    machines, problems = _machines(options, allocation, found, resolved, environ)
+    if not options.skipchecks:
+        rows += checks.hosts(allocation.names, machines, problems)
+        rows += checks.versions(machines, ddl.__version__)
+        asked = (options.ranks, options.accelerators, options.rankfile) != (None, None, None)
+        rows += checks.hardware(machines, asked=asked)
+    return Look(
+        Found(
+            mpi=found,
+            allocation=allocation,
+            machines=machines,
+            addresses=resolved,
+            environ=environ,
+            rankfile=_text(options.rankfile),
+            agent=command.agent(environ),
+            root=os.geteuid() == 0,
+            port=free_port(),
+        ),
+        tuple(rows),
+    )
+
+
+def _machines(
+    options: Options, allocation: Allocation, found: mpi.Mpi, resolved: Mapping[str, str], environ: Mapping[str, str]
+) -> tuple[dict[str, Machine], dict[str, str]]:
+    if options.skipchecks:
+        return {name: reach.here() for name in allocation.names if reach.is_here(name)}, {}
+    return reach.probe_hosts(found, allocation.names, resolved, environ, options.mpiargs)
+
+
+def _agent_problem(allocation: Allocation, found: mpi.Mpi, environ: Mapping[str, str]) -> str:
+    """Why no other host can be reached at all; "" where nothing speaks against it."""
+    if all(map(reach.is_here, allocation.names)) or allocation.batch == "slurm" or command.agent(environ):
+        return ""
+    if shutil.which("ssh", path=environ.get("PATH")) or shutil.which("rsh", path=environ.get("PATH")):
+        return ""
+    return f"none is on PATH, and mpirun reaches hosts with it; install it, or name another in {found.agent_variable}"
+
+
+def _tell(rows: tuple[Check, ...]) -> None:
+    for row in rows:
+        if row.state == checks.WARNING:
+            warn(str(row))
+    if error := checks.failures(rows):
+        raise error
+
+
+def _planned(made: Job) -> Iterator[Check]:
+    """Rows of the plan: what `ddlrun` would do with these hosts."""
+    for reason in made.reasons:
+        subject, _, text = reason.partition(": ")
+        if text and subject in ("ranks", "spare hosts", "dimensions", "network", "transport"):
+            yield Check(checks.OK, subject, text)
+
+
+def _program(options: Options) -> tuple[tuple[str, ...], str]:
+    def mode(path: str) -> int | None:
+        try:
+            return os.stat(path).st_mode
+        except OSError:
+            return None
+
+    words, why = environment.program(options.program, sys.executable, shutil.which, mode)
+    if not words:
+        raise UsageError(why)
+    path = shutil.which(words[0]) if words[0] in ("python", "python3") else None
+    if path is not None and not os.path.samefile(Path(path).parent, Path(sys.executable).parent):
+        warn(f"{words[0]} is {path}, which may lack ddl: ddlrun runs with {sys.executable}")
+    return words, why
+
+
+def _text(path: Path | None) -> str:
+    if path is None:
+        return ""
+    try:
+        return path.read_text()
+    except (OSError, UnicodeDecodeError) as error:
+        why = error.strerror if isinstance(error, OSError) else "it is no text"
+        raise UsageError(
+            f"-rf={str(path)!r}: cannot be read: {why}; expected lines such as: rank 0=host1 slot=0"
+        ) from None
+
+
+def _shown(launch: Launch) -> str:
+    """The command with the variables that it needs, as a shell would take it."""
+    variables = [f"{name}={shlex.quote(value)}" for name, value in launch.environment.items()]
+    return " ".join([*variables, str(launch)])
+
+
+def _folder(parent: Path | None) -> Path:
+    """Where this run keeps its files: below `parent`, else in the user's folder for state."""
+    if parent is None:
+        state = os.environ.get("XDG_STATE_HOME") or Path.home() / ".local" / "state"
+        parent = Path(state, "ddlrun")
+    return parent.absolute() / f"{time.strftime('%Y-%m-%d_%H%M%S')}_{os.getpid()}"
+
+
+def _write(folder: Path, launch: Launch, made: Job, found: Found) -> None:
+    """Keep what is run and why: the files that mpirun reads, the command, the reasons, the hosts."""
+    files = {
+        **launch.files,
+        "command": _shown(launch) + "\n",
+        "reasons": "".join(f"{reason}\n" for reason in made.reasons),
+        "hosts.json": json.dumps({name: one.to_dict() for name, one in found.machines.items()}, indent=1) + "\n",
+    }
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        for name, text in files.items():
+            aside = folder / f".{name}"
+            aside.write_text(text)
+            aside.rename(folder / name)
+        for old in sorted(one for one in folder.parent.iterdir() if one.is_dir())[:-KEPT_RUNS]:
+            if (old / "rankfile").is_file() and (old / "command").is_file():  # one of ours
+                shutil.rmtree(old, ignore_errors=True)
+    except OSError as error:
+        raise UsageError(
+            f"--log-dir={str(folder.parent)!r}: {error.strerror}: {error.filename}; expected a folder that can be "
+            "written to"
+        ) from None
+
+
+def _lost_a_host(errors: str) -> bool:
+    """Whether mpirun says that a host's daemon is gone: Open MPI 5.0.11 returns 0 then, as seen with a killed host."""
+    said = " ".join(errors.split())
+    return any(words in said for words in LOST)
+
+
+def _again(
+    options: Options, found: Found, made: Job, environ: Mapping[str, str], attempt: int
+) -> tuple[Options, Found, Job]:
+    """The job for another attempt, with as many ranks; a host that is gone is replaced by a spare one.
+
+    Raises CheckError where there is none.
+    """
+    allocation = found.allocation
+    machines, problems = _machines(options, allocation, found.mpi, found.addresses, environ)
+    gone = [] if options.skipchecks else [name for name in made.hosts if name not in machines]
+    if gone:
+        spares = [name for name in made.spares if name in machines]
+        if len(spares) < len(gone) or options.rankfile is not None:
+            why = "it is gone, and no spare host is listed"
+            raise CheckError(*(f"host {name}: {why}: {problems.get(name, '')}".rstrip(": ") for name in gone))
+        allocation = replace(allocation, hosts=tuple(host for host in allocation.hosts if host.name in machines))
+        say(f"without {', '.join(gone)}; {', '.join(spares[: len(gone)])} instead")
+    again = replace(options, ranks=len(made.places), exports=(*options.exports, Export("DDL_RESTART", str(attempt))))
+    found = replace(found, allocation=allocation, machines=machines, port=free_port())
+    return again, found, job.plan(again, found)

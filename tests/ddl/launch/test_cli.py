@@ -1,0 +1,64 @@
+import pytest
+
+from ddl.launch import cli
+from ddl.launch.errors import CheckError, LaunchError
+
+
+def run(capsys: pytest.CaptureFixture[str], *words: str) -> tuple[int, str, str]:
+    status = cli.main(words)
+    printed = capsys.readouterr()
+    return status, printed.out, printed.err
+
+
+def test_help_and_version_go_to_stdout(capsys: pytest.CaptureFixture[str]) -> None:
+    status, out, err = run(capsys, "--help")
+    assert (status, err) == (0, "")
+    assert out.startswith("usage: ddlrun [OPTIONS] PROGRAM")
+    assert run(capsys)[1] == out
+    assert run(capsys, "--version")[1].startswith("ddlrun 0.")
+
+
+def test_a_wrong_command_line_is_one_line_and_status_2(capsys: pytest.CaptureFixture[str]) -> None:
+    status, out, err = run(capsys, "-np", "x", "prog")
+    assert (status, out) == (2, "")
+    assert err == "ddlrun: error: -np='x': expected a whole number, 1 or more\n"
+
+
+def test_a_program_that_is_not_there_is_named_before_anything_is_looked_at(capsys: pytest.CaptureFixture[str]) -> None:
+    status, _, err = run(capsys, "-H", "nowhere", "./no-such-program")
+    assert status == 2
+    assert err.startswith("ddlrun: error: PROGRAM './no-such-program': no such file")
+
+
+@pytest.mark.parametrize("name", ["bench", "plan"])
+def test_what_is_not_built_says_so_or_is_there(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, name: str
+) -> None:
+    monkeypatch.setattr(cli, "find_spec", lambda module: None)
+    status, _, err = run(capsys, name, "--anything")
+    assert status == 2
+    assert f"ddlrun {name}: not built yet" in err
+
+
+def test_each_failed_check_is_a_line(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    def fail(_: list[str]) -> int:
+        raise CheckError("host a: gone", "host b: gone too")
+
+    monkeypatch.setattr(cli, "_dispatch", fail)
+    assert run(capsys) == (3, "", "ddlrun: error: host a: gone\nddlrun: error: host b: gone too\n")
+
+
+def test_ctrl_c_is_no_traceback(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    def interrupted(_: list[str]) -> int:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(cli, "_dispatch", interrupted)
+    assert run(capsys) == (130, "", "")
+
+
+def test_every_error_has_a_status_that_is_not_success() -> None:
+    kinds = [LaunchError]
+    for kind in kinds:
+        kinds += kind.__subclasses__()
+    assert len(kinds) > 3
+    assert all(kind.exit_status > 0 for kind in kinds)

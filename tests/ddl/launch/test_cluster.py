@@ -1,0 +1,165 @@
+"""The launcher on a virtual cluster: several hosts, decoys, faults. It needs root; see docs/testbed.md."""
+
+import os
+import re
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+from testbed import AGENT, Decoy, Testbed, cluster, running
+
+ROOT = Path(__file__).parents[3]
+Run = Callable[..., subprocess.CompletedProcess[str]]
+
+pytestmark = pytest.mark.usefixtures("needs_testbed")
+
+
+@pytest.fixture(scope="module")
+def bed(needs_testbed: None) -> Iterator[Testbed]:
+    decoys = [Decoy(), Decoy("eth1", "10.9.0.0/24", same=False)]
+    with running(cluster([2, 2], link="200mbit", uplink="100mbit", decoys=decoys, shuffle=7)) as one:
+        yield one
+
+
+@pytest.fixture
+def ddlrun(bed: Testbed, tmp_path: Path) -> Run:
+    tmp_path.chmod(0o755)
+
+    def run(*words: str | Path, timeout: float = 100, **more: str) -> subprocess.CompletedProcess[str]:
+        environment = {
+            "PYTHONPATH": str(ROOT / "ddl/src"),
+            "XDG_STATE_HOME": str(tmp_path / "state"),
+            "PRTE_MCA_plm_ssh_agent": str(AGENT),
+            **more,
+        }
+        return bed.run(
+            "h0", [sys.executable, "-m", "ddl.launch", *words], env=environment, cwd=tmp_path, timeout=timeout
+        )
+
+    return run
+
+
+def test_ranks_of_a_host_are_consecutive_and_find_rank_0(ddlrun: Run) -> None:
+    script = "echo $RANK $LOCAL_RANK $(hostname) $MASTER_ADDR $DDL_OPTIONS"
+    done = ddlrun("-H", "h2:2,h0:2,h1:2,h3:2", "sh", "-c", script)
+    assert done.returncode == 0, done.stderr
+    hosts = ["h2", "h2", "h0", "h0", "h1", "h1", "h3", "h3"]
+    lines = [f"{rank} {rank % 2} {host} 10.77.0.3 -mode p:2x4x1x1" for rank, host in enumerate(hosts)]
+    assert sorted(done.stdout.splitlines()) == lines
+
+
+def test_the_original_s_order_is_there_for_those_who_ask(ddlrun: Run) -> None:
+    done = ddlrun("--order", "hosts", "-H", "h0:2,h1:2", "sh", "-c", "echo $RANK $LOCAL_RANK $(hostname)")
+    assert sorted(done.stdout.splitlines()) == ["0 0 h0", "1 0 h1", "2 1 h0", "3 1 h1"], done.stderr
+
+
+def test_interfaces_that_lead_nowhere_are_left_out(ddlrun: Run) -> None:
+    done = ddlrun("doctor", "-H", "h0,h1,h2,h3")
+    assert done.returncode == 0, done.stdout
+    assert "the hosts' names lead to 10.77.0.0/24" in done.stdout
+    assert "without docker0: a bridge without a network card" in done.stdout
+    assert "without eth1: " in done.stdout
+
+
+def test_a_wrong_host_name_is_named_and_only_it(ddlrun: Run) -> None:
+    done = ddlrun("-H", "h0,h9,h1", "true")
+    assert done.returncode == 3
+    (line,) = [line for line in done.stderr.splitlines() if line.startswith("ddlrun: error")]
+    assert line.startswith("ddlrun: error: host h9: it cannot be reached (testbed agent: host 'h9'")
+
+
+def test_a_host_without_ddl_is_named(ddlrun: Run, bed: Testbed) -> None:
+    bed.run("h1", ["mount", "-t", "tmpfs", "none", str(ROOT / "ddl/src/ddl")], check=True)
+    try:
+        done = ddlrun("-H", "h0,h1,h2", "true")
+    finally:
+        bed.run("h1", ["umount", str(ROOT / "ddl/src/ddl")], check=True)
+    assert done.returncode == 3
+    (line,) = [line for line in done.stderr.splitlines() if line.startswith("ddlrun: error")]
+    assert re.match(r"ddlrun: error: host h1: .* has no ddl \(.*\); install it there", line)
+
+
+def test_another_version_on_a_host_is_named_with_both(ddlrun: Run, bed: Testbed, tmp_path: Path) -> None:
+    other = tmp_path / "__init__.py"
+    other.write_text('__version__ = "0.0.9"\n')
+    target = str(ROOT / "ddl/src/ddl/__init__.py")
+    bed.run("h1", ["mount", "--bind", str(other), target], check=True)
+    try:
+        done = ddlrun("-H", "h0,h1,h2", "true", PYTHONDONTWRITEBYTECODE="1")
+    finally:
+        bed.run("h1", ["umount", target], check=True)
+    assert done.returncode == 3
+    (line,) = [line for line in done.stderr.splitlines() if line.startswith("ddlrun: error")]
+    assert line.startswith("ddlrun: error: host h1: it has ddl 0.0.9, and this host has")
+
+
+def test_a_job_in_a_slurm_allocation_starts_with_srun(ddlrun: Run, tmp_path: Path) -> None:
+    srun = tmp_path / "bin/srun"
+    srun.parent.mkdir()
+    srun.write_text(SRUN.format(python=sys.executable, agent=AGENT))
+    srun.chmod(0o755)
+    path = f"{srun.parent}:{Path(sys.executable).parent}:{os.environ['PATH']}"
+    done = ddlrun(
+        "-np", "4", "sh", "-c", "echo $RANK $(hostname)", PATH=path, SLURM_JOB_ID="7", SLURM_JOBID="7",
+        SLURM_JOB_NODELIST="h[1-2]", SLURM_NODELIST="h[1-2]", SLURM_TASKS_PER_NODE="1(x2)", SLURM_NNODES="2",
+        SLURM_JOB_NUM_NODES="2", SLURM_JOB_CPUS_PER_NODE="2(x2)",
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    assert sorted(done.stdout.splitlines()) == ["0 h1", "1 h1", "2 h2", "3 h2"]
+    assert "prted" in (srun.parent / "log").read_text()
+
+
+SRUN = """#!{python}
+# As much of Slurm's srun as Open MPI's launcher uses: a command once on each host of the allocation.
+import os, pathlib, shlex, subprocess, sys
+if "--version" in sys.argv:
+    print("slurm 23.11.4")
+    sys.exit()
+with open(pathlib.Path(__file__).parent / "log", "a") as log:
+    print(*sys.argv, file=log)
+words = sys.argv[1:]
+hosts = ["h1", "h2"]
+while words[0].startswith("-"):
+    word = words.pop(0)
+    if word.startswith("--nodelist="):
+        hosts = word.partition("=")[2].split(",")
+kept = [f"{{k}}={{v}}" for k, v in os.environ.items() if k.startswith(("PRTE_", "PMIX_", "OMPI_", "SLURM_", "PATH"))]
+running = []
+for at, host in enumerate(hosts):
+    mine = ["env", *kept, f"SLURM_NODEID={{at}}", f"SLURM_PROCID={{at}}"]
+    running.append(subprocess.Popen(["{agent}", host, shlex.join(mine) + " " + " ".join(words)]))
+sys.exit(max(one.wait() for one in running))
+"""
+
+
+def test_a_host_that_dies_ends_the_job_and_a_spare_one_takes_its_place(ddlrun: Run, bed: Testbed) -> None:
+    # The last test of this bed: h3 stays dead.
+    import threading
+
+    killer = threading.Event()
+
+    def kill_when_started() -> None:
+        while not killer.is_set():
+            if any("sleep 300" in one.command for one in bed.processes("h3")):
+                bed.kill("h3")
+                return
+
+    thread = threading.Thread(target=kill_when_started)
+    thread.start()
+    try:
+        done = ddlrun(
+            "-np", "4", "-H", "h0:2,h3:2,h1:2", "--restarts", "1", "sh", "-c",
+            'test -z "$DDL_RESTART" && exec sleep 300; echo $RANK $(hostname)',
+        )  # fmt: skip
+    finally:
+        killer.set()
+        thread.join()
+    assert done.returncode == 0, done.stderr
+    assert "ddlrun: the program ended with exit status 1; restart 1 of 1" in done.stderr
+    assert "ddlrun: without h3; h1 instead" in done.stderr
+    ours = [line for line in done.stdout.splitlines() if re.match(r"\d h\d$", line)]  # mpirun writes there, too
+    assert sorted(ours) == ["0 h0", "1 h0", "2 h1", "3 h1"]
+    assert [one for host in ("h0", "h1", "h2") for one in bed.processes(host)] == []

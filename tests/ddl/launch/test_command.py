@@ -1,0 +1,151 @@
+from collections.abc import Callable, Mapping
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from ddl.launch import command
+from ddl.launch.command import Launch, Request, build
+from ddl.launch.machine import Machine
+from ddl.launch.mpi import Mpi
+from ddl.launch.network import Network
+from ddl.launch.options import Export
+from ddl.launch.rankfile import place
+
+FOLDER = Path("/log")
+NETWORK = Network(("10.0.0.0/24",), ("eth0",), (), "")
+
+Builder = Callable[..., Launch]
+
+
+@pytest.fixture
+def built(mpis: Mapping[str, Mpi], machine: Callable[..., Machine]) -> Builder:
+    """The command line of two hosts with two ranks each, for one kind of mpirun, with changes."""
+
+    def build_one(kind: str, order: str = "ranks", **changes: object) -> Launch:
+        machines = {"a": machine("a", number=1), "b": machine("b", number=2)}
+        request = Request(
+            mpi=mpis[kind],
+            places=place(["a", "b"], [2, 2], machines, order=order),
+            machines=machines,
+            network=NETWORK,
+            program=("python", "train.py"),
+            exports=(Export("PATH"), Export("DDL_OPTIONS", "-mode p:2x2x1x1")),
+        )
+        return build(replace(request, **changes), FOLDER)  # type: ignore[arg-type]
+
+    return build_one
+
+
+def words(launch: Launch) -> str:
+    """The line up to the wrapper around the program, which has its own tests."""
+    line = " ".join(launch.argv)
+    assert line.endswith("exit $s ddlrun python train.py")
+    return line.partition(" /bin/sh -c ")[0]
+
+
+def test_open_mpi_5(built: Builder) -> None:
+    launch = built("openmpi5")
+    assert words(launch) == (
+        "/mpi/bin/mpirun --hostfile /log/hostfile -np 4 --map-by rankfile:file=/log/rankfile:oversubscribe"
+        " --bind-to :overload-allowed --prtemca prte_if_include 10.0.0.0/24 --mca btl_tcp_if_include 10.0.0.0/24"
+        " --mca pml ob1 --mca btl self,sm,tcp -x PATH -x DDL_OPTIONS=-mode p:2x2x1x1"
+    )
+    assert launch.files == {
+        "rankfile": "rank 0=a slot=0:*\nrank 1=a slot=1:*\nrank 2=b slot=0:*\nrank 3=b slot=1:*\n",
+        "hostfile": "a slots=2\nb slots=2\n",
+    }
+    assert launch.environment == {}
+
+
+def test_open_mpi_4(built: Builder) -> None:
+    assert words(built("openmpi4")) == (
+        "/mpi/bin/mpirun --hostfile /log/hostfile -np 4 --rankfile /log/rankfile"
+        " --mca oob_tcp_if_include 10.0.0.0/24 --mca btl_tcp_if_include 10.0.0.0/24"
+        " --mca pml ob1 --mca btl self,vader,tcp -x PATH -x DDL_OPTIONS=-mode p:2x2x1x1"
+    )
+
+
+def test_hydra(built: Builder) -> None:
+    launch = built("hydra")
+    assert words(launch) == (
+        "/mpi/bin/mpirun -f /log/hostfile -n 4 -bind-to user:0+1+2+3,4+5+6+7 -iface eth0"
+        " -genv DDL_OPTIONS -mode p:2x2x1x1"
+    )
+    assert launch.files["hostfile"] == "a:2\nb:2\n"
+
+
+def test_hydra_maps_ranks_that_go_round_the_hosts(built: Builder) -> None:
+    assert " -rankmap 0,1,0,1 " in words(built("hydra", order="hosts"))
+
+
+def test_hydra_is_told_no_interface_that_another_host_calls_otherwise(
+    built: Builder, machine: Callable[..., Machine]
+) -> None:
+    other = machine("b", number=2)
+    other = replace(other, nics=tuple(replace(nic, name=f"x{nic.name}") for nic in other.nics))
+    assert "-iface" not in words(built("hydra", machines={"a": machine("a"), "b": other}))
+
+
+@pytest.mark.parametrize(
+    ("kind", "changes", "expected"),
+    [
+        ("openmpi5", {"yield_when_idle": True}, " --mca mpi_yield_when_idle 1 "),
+        ("openmpi4", {"yield_when_idle": True}, " --mca mpi_yield_when_idle 1 "),
+        ("openmpi5", {"rank_prefix": True}, " --output rank "),
+        ("openmpi4", {"rank_prefix": True}, " --tag-output "),
+        ("hydra", {"rank_prefix": True}, " -prepend-rank "),
+        ("openmpi5", {"bind": False}, " --bind-to none "),
+        ("openmpi4", {"bind": False}, " --bind-to none "),
+    ],
+)
+def test_each_mpirun_says_it_in_its_own_way(
+    built: Builder, kind: str, changes: dict[str, object], expected: str
+) -> None:
+    assert expected not in words(built(kind)) + " "
+    assert expected in words(built(kind, **changes)) + " "
+
+
+def test_the_user_s_own_arguments_come_last(built: Builder) -> None:
+    assert words(built("openmpi5", more=("--mca", "btl", "self,sm"))).endswith(" --mca btl self,sm")
+
+
+def test_a_fabric_leaves_mpi_its_choice(built: Builder) -> None:
+    assert "pml" not in words(built("openmpi5", fabric=True))
+
+
+def test_without_a_network_mpi_chooses_interfaces(built: Builder) -> None:
+    line = words(built("openmpi5", network=Network((), (), (), "")))
+    assert "if_include" not in line
+
+
+def test_ranks_on_hosts_that_nothing_is_known_of_are_not_bound(built: Builder) -> None:
+    places = place(["a", "b"], [1, 1], {})
+    assert " --bind-to none" in words(built("openmpi5", places=places))
+    assert "-bind-to" not in words(built("hydra", places=places))
+
+
+def test_root_gets_the_rights_that_open_mpi_wants(built: Builder) -> None:
+    rights = {"OMPI_ALLOW_RUN_AS_ROOT": "1", "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM": "1"}
+    assert built("openmpi5", root=True).environment == rights
+    assert built("openmpi4", root=True).environment == rights
+    assert built("hydra", root=True).environment == {}
+
+
+@pytest.mark.parametrize(
+    ("kind", "variable"),
+    [
+        ("openmpi5", "PRTE_MCA_plm_ssh_agent"),
+        ("openmpi4", "OMPI_MCA_plm_rsh_agent"),
+        ("hydra", "HYDRA_LAUNCHER_EXEC"),
+    ],
+)
+def test_a_launch_agent_is_given_under_the_name_that_each_mpirun_reads(
+    built: Builder, kind: str, variable: str
+) -> None:
+    assert built(kind, agent=command.agent({"OMPI_MCA_plm_rsh_agent": "/agent"})).environment == {variable: "/agent"}
+    assert command.agent({}) == ""
+
+
+def test_the_command_can_be_copied_into_a_shell(built: Builder) -> None:
+    assert "-x 'DDL_OPTIONS=-mode p:2x2x1x1'" in str(built("openmpi5"))

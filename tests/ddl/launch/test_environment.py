@@ -1,0 +1,152 @@
+import os
+import signal
+import stat
+import subprocess
+from collections.abc import Mapping
+
+import pytest
+
+from ddl.launch.dimensions import Dimensions
+from ddl.launch.environment import ddl_options, exports, program, threads, wrapper
+from ddl.launch.mpi import Mpi
+from ddl.launch.options import Export, Mode
+
+
+@pytest.mark.parametrize(
+    ("kind", "given"),
+    [
+        (
+            "openmpi5",
+            "OMPI_COMM_WORLD_RANK=3 OMPI_COMM_WORLD_LOCAL_RANK=1 OMPI_COMM_WORLD_SIZE=4 OMPI_COMM_WORLD_LOCAL_SIZE=2",
+        ),
+        ("hydra", "PMI_RANK=3 MPI_LOCALRANKID=1 PMI_SIZE=4 MPI_LOCALNRANKS=2"),
+    ],
+)
+def test_the_wrapper_says_what_torchrun_says_and_becomes_the_program(
+    mpis: Mapping[str, Mpi], kind: str, given: str
+) -> None:
+    script = 'echo $RANK $LOCAL_RANK $WORLD_SIZE $LOCAL_WORLD_SIZE "$1" $PPID'
+    command = [*wrapper(mpis[kind]), "/bin/sh", "-c", script, "sh", "two  words; $(none)"]
+    environment = dict(word.split("=") for word in given.split())
+    done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=30)
+    # Without a token it is our child itself: no process between, and no word about it.
+    assert (done.stdout, done.stderr) == (f"3 1 4 2 two  words; $(none) {os.getpid()}\n", "")
+
+
+SHELLS = [shell for shell in ("/bin/sh", "/bin/bash", "/bin/dash") if os.access(shell, os.X_OK)]
+
+
+@pytest.fixture(params=["openmpi5", "hydra"])
+def shell_line(request: pytest.FixtureRequest, mpis: Mapping[str, Mpi]) -> tuple[str, ...]:
+    return wrapper(mpis[request.param])
+
+
+@pytest.mark.parametrize("shell", SHELLS)
+@pytest.mark.parametrize(
+    ("program", "status", "said"),
+    [
+        (["sh", "-c", "exit 0"], 0, ""),
+        (["sh", "-c", "exit 7"], 7, ""),
+        (["sh", "-c", "printf partial >&2; kill -9 $$"], 137, "partial"),
+        (["sh", "-c", "exec 2>&-; exit 3"], 3, ""),
+        (["sh", "-c", 'test -z "$OMPI_DDLRUN_TOKEN"'], 0, ""),
+        (["sh", "-c", 'read line; test "$line" = input'], 0, ""),
+        (["test", "a", "=", "b"], 1, ""),
+        (["no-such-program"], 127, None),
+    ],
+)
+def test_with_a_token_it_reports_the_beginning_and_the_end(
+    shell_line: tuple[str, ...], shell: str, program: list[str], status: int, said: str | None
+) -> None:
+    environment = {
+        "PATH": os.environ["PATH"], "OMPI_DDLRUN_TOKEN": "T", "OMPI_COMM_WORLD_RANK": "3", "PMI_RANK": "3",
+    }  # fmt: skip
+    command = [shell, *shell_line[1:], *program]
+    done = subprocess.run(command, env=environment, input="input\n", capture_output=True, text=True, timeout=30)
+    assert done.returncode == status
+    assert done.stderr.startswith("T 3 began\n")
+    assert done.stderr.endswith(f"T 3 {status}\n" * 2)
+    if said is not None:
+        between = done.stderr.removeprefix("T 3 began\n").removesuffix(f"T 3 {status}\n" * 2)
+        # Under hydra the shell may say what ended the program.
+        assert between == said or (between.startswith(said) and "Killed" in between and "9>&" not in shell_line[2])
+
+
+@pytest.mark.parametrize("shell", SHELLS)
+def test_signals_to_the_process_group_reach_the_program_and_its_answer_is_reported(
+    shell_line: tuple[str, ...], shell: str
+) -> None:
+    environment = {**os.environ, "OMPI_DDLRUN_TOKEN": "T", "OMPI_COMM_WORLD_RANK": "0", "PMI_RANK": "0"}
+    program = "trap 'echo got; exit 5' TERM; trap 'echo asked' USR1; echo ready; while :; do sleep 0.02; done"
+    with subprocess.Popen(
+        [shell, *shell_line[1:], "sh", "-c", program],
+        env=environment, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, process_group=0,
+    ) as process:  # fmt: skip
+        assert process.stdout is not None
+        assert process.stdout.readline() == "ready\n"
+        os.killpg(process.pid, signal.SIGUSR1)
+        assert process.stdout.readline() == "asked\n"
+        os.killpg(process.pid, signal.SIGTERM)
+        output, errors = process.communicate(timeout=30)
+    assert (process.returncode, output, errors.count("T 0 5\n")) == (5, "got\n", 2)
+
+
+def test_what_ranks_need_goes_without_asking_and_the_user_s_word_is_the_last() -> None:
+    environ = {"PATH": "/bin", "PYTHONPATH": "", "DDL_TIMEOUT": "9", "NCCL_DEBUG": "INFO", "SECRET": "x"}
+    chosen = exports([Export("FOO", "1"), Export("DDL_OPTIONS", "mine")], environ, {"DDL_OPTIONS": "-mode p"})
+    assert chosen == (
+        Export("DDL_TIMEOUT"),
+        Export("NCCL_DEBUG"),
+        Export("PATH"),
+        Export("DDL_OPTIONS", "mine"),
+        Export("FOO", "1"),
+    )
+
+
+def test_ddl_options_have_the_mode_and_the_dimensions() -> None:
+    assert ddl_options(Mode(), Dimensions((4, 2, 1, 1), ""), ()) == "-mode p:4x2x1x1"
+    assert ddl_options(Mode("r"), Dimensions((), ""), ("-dbg_level", "1")) == "-mode r -dbg_level 1"
+    assert ddl_options(Mode(), Dimensions((2,), ""), ("--mode", "n:2")) == "--mode n:2"
+
+
+def test_threads_are_the_cores_of_a_rank_s_own() -> None:
+    assert threads({"a": 4, "b": 4}, {"a": 32, "b": 16}) == 4
+    assert threads({"a": 4}, {"a": 2}) == 1
+    assert threads({"a": 4}, {}) is None
+
+
+FILES = {"train.py": 0o644, "./train.py": 0o644, "./run.py": 0o755, "./data": 0o644, "tool": 0o755}
+
+
+def chosen(line: str, on_path: str = "python tool2") -> tuple[tuple[str, ...], str]:
+    def mode(path: str) -> int | None:
+        return stat.S_IFREG | FILES[path] if path in FILES else None
+
+    return program(line.split(), "PY", lambda name: f"/bin/{name}" if name in on_path.split() else None, mode)
+
+
+def test_a_python_file_that_is_not_executable_is_run_with_this_python() -> None:
+    assert chosen("train.py --epochs 3")[0] == ("PY", "train.py", "--epochs", "3")
+    assert chosen("./train.py")[0] == ("PY", "./train.py")
+    assert chosen("./run.py a")[0] == ("./run.py", "a")
+
+
+def test_python_is_this_one_where_path_has_none() -> None:
+    assert chosen("python train.py")[0] == ("python", "train.py")
+    assert chosen("python train.py", on_path="")[0] == ("PY", "train.py")
+
+
+@pytest.mark.parametrize(
+    ("line", "message"),
+    [
+        ("gone", "PROGRAM 'gone': not found on PATH; give its path"),
+        ("tool", "PROGRAM 'tool': not found on PATH; there is a file of this name here: say ./tool"),
+        ("./gone", "PROGRAM './gone': no such file"),
+        ("./data", "PROGRAM './data': it is not executable: chmod"),
+        ("gone.py", "PROGRAM 'gone.py': not found on PATH"),
+    ],
+)
+def test_a_program_that_cannot_be_run_is_named(line: str, message: str) -> None:
+    words, why = chosen(line)
+    assert words == ()
+    assert why.startswith(message)

@@ -1,0 +1,115 @@
+import re
+from collections.abc import Callable
+from dataclasses import replace
+
+import pytest
+
+from ddl.launch.errors import CheckError
+from ddl.launch.hosts import Allocation, Host
+from ddl.launch.job import Found, Job, plan
+from ddl.launch.options import Options, parse
+
+Cluster = Callable[..., Found]
+
+
+def options(line: str) -> Options:
+    return parse([*line.split(), "python", "train.py"])
+
+
+def exported(job: Job) -> dict[str, str | None]:
+    return {one.name: one.value for one in job.request.exports}
+
+
+def test_a_cluster_with_gpus_needs_no_flags(found: Cluster) -> None:
+    job = plan(options(""), found(2, gpus=4))
+    assert job.dimensions.sizes == (4, 2, 1, 1)
+    assert job.hosts == ("h0", "h1")
+    assert job.network.networks == ("10.0.0.0/24",)
+    assert exported(job) == {
+        "PATH": None,
+        "DDL_TIMEOUT": None,
+        "MASTER_ADDR": "10.0.0.1",
+        "MASTER_PORT": "4242",
+        "DDL_OPTIONS": "-mode p:4x2x1x1",
+        "OMP_NUM_THREADS": "2",
+    }
+
+
+def test_every_choice_comes_with_its_reason(found: Cluster) -> None:
+    reasons = plan(options(""), found(2, gpus=4)).reasons
+    assert reasons == (
+        "hosts: h0, h1 (-H)",
+        "mpirun: Open MPI 5.0.11 (for the test): /mpi/bin/mpirun",
+        "ranks: 8 (one a GPU)",
+        "dimensions: 4x2x1x1 (4 on each of 2 hosts)",
+        "network: the hosts' names lead to 10.0.0.0/24",
+        "network: without docker0: a bridge without a network card, for this host's own containers",
+        "transport: shared memory and TCP, as not every host shows a fabric",
+        "rank 0 is found at 10.0.0.1:4242",
+        "OMP_NUM_THREADS=2: the cores that a rank has for itself",
+    )
+
+
+def test_more_ranks_than_cores_yield(found: Cluster) -> None:
+    assert not plan(options("-np 8"), found(1)).request.yield_when_idle
+    crowded = plan(options("-np 9"), found(1))
+    assert crowded.request.yield_when_idle
+    assert "ranks yield while they wait: 9 ranks on h0's 8 cores" in crowded.reasons
+
+
+def test_a_fabric_is_used_where_every_host_has_one_unless_tcp_is_asked_for(found: Cluster) -> None:
+    cluster = found(2)
+    both = {name: replace(one, fabrics=("mlx5_0",)) for name, one in cluster.machines.items()}
+    assert plan(options(""), replace(cluster, machines=both)).request.fabric
+    assert not plan(options("-tcp"), replace(cluster, machines=both)).request.fabric
+    one = {**cluster.machines, "h0": both["h0"]}
+    assert not plan(options(""), replace(cluster, machines=one)).request.fabric
+
+
+def test_a_user_s_words_win(found: Cluster) -> None:
+    job = plan(options("-x MASTER_PORT=1 -x OMP_NUM_THREADS=7 -m r --ddlarg=-dbg_level --ddlarg=1"), found(2))
+    variables = exported(job)
+    assert (variables["MASTER_PORT"], variables["OMP_NUM_THREADS"]) == ("1", "7")
+    assert variables["DDL_OPTIONS"] == "-mode r:2x2x1x1 -dbg_level 1"
+    assert "DDL_OPTIONS" not in exported(plan(options("--no_ddloptions"), found(2)))
+
+
+def test_racks_make_dimensions(found: Cluster) -> None:
+    assert plan(options("-racks 2 -np 4"), found(4)).dimensions.sizes == (1, 2, 2, 1)
+
+
+def test_a_user_s_rank_file_is_used_and_checked(found: Cluster) -> None:
+    cluster = replace(found(2), rankfile="rank 0=h1 slot=0\nrank 1=h0 slot=1\n")
+    job = plan(options("-rf f"), cluster)
+    assert [one.host for one in job.places] == ["h1", "h0"]
+    assert exported(job)["MASTER_ADDR"] == "10.0.0.2"
+    with pytest.raises(CheckError, match="-np asks for 3, and f places 2"):
+        plan(options("-rf f -np 3"), cluster)
+
+
+@pytest.mark.parametrize(
+    ("line", "message"),
+    [
+        ("-m p:4x2x1x1 -np 4", "-m p:4x2x1x1 multiplies to 8 ranks, and there are 4"),
+        ("--racks 3", "3 racks x 1 aisles do not part 2 hosts evenly"),
+        ("-np 7", "7 ranks were asked for, 5 of them on h1, and it has 2"),
+    ],
+)
+def test_what_does_not_fit_is_named(found: Cluster, line: str, message: str) -> None:
+    cluster = replace(found(2), allocation=Allocation((Host("h0", 2), Host("h1", 2)), "-H"))
+    with pytest.raises(CheckError, match=re.escape(message)):
+        plan(options(line), cluster)
+
+
+def test_hosts_that_are_left_over_are_spare(found: Cluster) -> None:
+    cluster = replace(found(3), allocation=Allocation(tuple(Host(f"h{at}", 2) for at in range(3)), "-H"))
+    job = plan(options("-np 4"), cluster)
+    assert (job.hosts, job.spares) == (("h0", "h1"), ("h2",))
+
+
+def test_hosts_that_were_not_looked_at_can_still_be_planned(found: Cluster) -> None:
+    job = plan(options("-np 4 --skipchecks"), replace(found(2), machines={}))
+    assert len(job.places) == 4
+    assert job.network.networks == ()
+    assert exported(job)["MASTER_ADDR"] == "10.0.0.1"
+    assert exported(job)["MASTER_PORT"] == "5151"

@@ -1,0 +1,114 @@
+import os
+import select
+import signal
+import subprocess
+import sys
+import textwrap
+from pathlib import Path
+
+import pytest
+
+from ddl.launch import process
+
+ROOT = Path(__file__).parents[3]
+
+
+def supervised(code: str) -> subprocess.Popen[str]:
+    """A program of its own that runs `code` with `process` at hand: signals and adopted children are a process's."""
+    source = "import os, signal, sys\nfrom ddl.launch import process\n" + textwrap.dedent(code)
+    return subprocess.Popen(
+        [sys.executable, "-c", source],
+        env={**os.environ, "PYTHONPATH": str(ROOT / "ddl/src")},
+        stdout=subprocess.PIPE,
+        text=True,
+    )
+
+
+def gone(pid: int, seconds: float = 20) -> bool:
+    try:
+        descriptor = os.pidfd_open(pid)
+    except ProcessLookupError:
+        return True
+    with os.fdopen(descriptor) as opened:
+        return bool(select.select([opened], [], [], seconds)[0])
+
+
+@pytest.mark.parametrize(("script", "status"), [("exit 0", 0), ("exit 3", 3), ("kill -9 $$", 137)])
+def test_the_status_is_the_command_s(script: str, status: int) -> None:
+    code = f"ended = process.run(['/bin/sh', '-c', {script!r}], os.environ)\nprint(ended.status, ended.asked)"
+    with supervised(code) as program:
+        assert program.communicate(timeout=60)[0].split() == [str(status), "False"]
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT, signal.SIGHUP])
+def test_a_signal_goes_on_to_the_command_once(number: signal.Signals) -> None:
+    script = f"n=0; trap 'n=$((n+1))' {number.name[3:]}; echo ready; while [ $n = 0 ]; do sleep 0.02; done; echo $n"
+    code = f"ended = process.run(['/bin/sh', '-c', {script!r}], os.environ)\nprint(ended.status, ended.asked)"
+    with supervised(code) as program:
+        assert program.stdout is not None
+        assert program.stdout.readline() == "ready\n"
+        program.send_signal(number)
+        assert program.communicate(timeout=60)[0].split() == ["1", str(128 + number), "True"]
+
+
+def test_what_the_command_leaves_behind_is_ended() -> None:
+    code = "process.run(['/bin/sh', '-c', 'setsid sleep 300 & echo $!'], os.environ)"
+    with supervised(code) as program:
+        pid = int(program.communicate(timeout=60)[0])
+    assert gone(pid, 0)
+
+
+def test_the_command_ends_when_its_launcher_is_killed() -> None:
+    code = "process.run(['/bin/sh', '-c', 'echo $$; exec sleep 300'], os.environ)"
+    with supervised(code) as program:
+        assert program.stdout is not None
+        pid = int(program.stdout.readline())
+        program.kill()
+        assert gone(pid)
+
+
+def test_a_command_that_takes_too_long_is_ended() -> None:
+    code = """
+    status, output, errors = process.capture(["/bin/sh", "-c", "echo early; exec sleep 300"], os.environ, 0.2)
+    print(status, output.strip())
+    """
+    with supervised(code) as program:
+        assert program.communicate(timeout=60)[0].split() == ["None", "early"]
+
+
+def test_a_command_s_output_is_captured() -> None:
+    code = 'print(process.capture(["/bin/sh", "-c", "echo out; echo err >&2; exit 4"], os.environ, 60))'
+    with supervised(code) as program:
+        assert program.communicate(timeout=60)[0].strip() == "(4, 'out\\n', 'err\\n')"
+
+
+def test_a_program_that_is_missing_has_the_status_of_an_unreachable_host() -> None:
+    status, _, errors = process.capture_plain(["/no/such/agent"], {}, 5)
+    assert (status, errors) == (255, "/no/such/agent: No such file or directory")
+
+
+def test_a_command_s_errors_are_passed_on_and_their_end_is_kept() -> None:
+    code = """
+    ended = process.run(["/bin/sh", "-c", "echo lost >&2; (sleep 300 >&2) & exit 0"], os.environ)
+    print(repr(ended.errors))
+    """
+    with supervised(code) as program:
+        assert program.communicate(timeout=60)[0].strip() == repr("lost\n")
+
+
+def test_what_a_command_leaves_behind_is_not_waited_for() -> None:
+    code = 'print(process.capture(["/bin/sh", "-c", "echo out; setsid sleep 300 & exit 4"], os.environ, 60))'
+    with supervised(code) as program:
+        assert program.communicate(timeout=20)[0].strip() == "(4, 'out\\n', '')"
+
+
+def test_a_filter_stands_in_the_way_of_a_command_s_errors() -> None:
+    code = """
+    class Upper:
+        def take(self, chunk): return chunk.upper()
+        def rest(self): return b"!"
+    ended = process.run(["/bin/sh", "-c", "printf 'oh no' >&2"], os.environ, Upper())
+    print(ended.errors)
+    """
+    with supervised(code) as program:
+        assert program.communicate(timeout=60)[0].strip() == "OH NO!"

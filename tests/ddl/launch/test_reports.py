@@ -1,0 +1,125 @@
+from collections.abc import Sequence
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from ddl.launch.rankfile import Place
+from ddl.launch.reports import Reports, Verdict, diverted, judge
+
+PLACES = (Place(0, "a", 0), Place(1, "a", 0), Place(2, "b", 0), Place(3, "b", 0))
+
+
+def passed(reports: Reports, *chunks: bytes) -> bytes:
+    return b"".join([*map(reports.take, chunks), reports.rest()])
+
+
+def end(rank: int, status: int) -> bytes:
+    return f"T-1 {rank} {status}\n".encode() * 2
+
+
+def heard(*ends: tuple[int, int], began: Sequence[int] = ()) -> Reports:
+    reports = Reports("T-1")
+    passed(reports, *(f"T-1 {rank} began\n".encode() for rank in began), *(end(*one) for one in ends))
+    return reports
+
+
+def test_reports_are_taken_out_and_the_rest_passes_unchanged() -> None:
+    reports = Reports("T-1")
+    text = passed(reports, b"T-1 0 began\nloss 3.1\n\xff\x00 no end of line" + end(0, 0))
+    assert text == b"loss 3.1\n\xff\x00 no end of line"
+    assert (reports.began, reports.ended) == ({0}, {0: 0})
+
+
+@given(st.data())
+def test_it_does_not_matter_where_the_stream_is_cut(data: st.DataObject) -> None:
+    others = st.sampled_from([b"x", b"T", b"T-1", b"T-1 ", b"\n", b"T-1 7 x\n", b"[0] "])
+    pieces = data.draw(st.lists(others, max_size=6))
+    stream = b"T-1 3 began\n" + b"".join(pieces)
+    whole = Reports("T-1")
+    expected = passed(whole, stream + b"|" + end(3, 5))
+    cuts = sorted(data.draw(st.lists(st.integers(0, len(stream)), max_size=8)))
+    reports = Reports("T-1")
+    stream += b"|" + end(3, 5)
+    chunks = [stream[start:stop] for start, stop in zip([0, *cuts], [*cuts, len(stream)], strict=True)]
+    assert passed(reports, *chunks) == expected == b"".join(pieces) + b"|"
+    assert (reports.began, reports.ended) == (whole.began, whole.ended) == ({3}, {3: 5})
+
+
+def test_a_line_without_an_end_is_not_kept_waiting() -> None:
+    assert Reports("T-1").take(b"epoch 3: 40%\r") == b"epoch 3: 40%\r"
+    assert Reports("T-1", tagged=True).take(b"[0] epoch 3: 40% [00:01<00:02, 3it/s]\r") != b""
+
+
+@pytest.mark.parametrize("cut", range(1, 8))
+def test_of_two_copies_one_survives_what_mpi_puts_between_two_pieces(cut: int) -> None:
+    reports = Reports("T-1")
+    passed(reports, end(0, 0)[:cut], b"loss of rank 1\n", end(0, 0)[cut:])
+    assert reports.ended == {0: 0}
+
+
+@pytest.mark.parametrize("tag", [b"[0]<stderr>: ", b"[1,0]<stderr>:", b"[0] ", b"[prterun-h0-17@1,0]<stderr>: "])
+def test_tags_before_reports_are_taken_out_with_them(tag: bytes) -> None:
+    began, ended = b"T-1 0 began\n", b"T-1 0 0\n"
+    for chunks in (
+        [tag + began + tag + b"one\n" + tag + b"two" + tag + ended + tag + ended],
+        [tag, began, tag, b"one\n", tag, b"two", tag, ended, tag, ended],
+        [tag + began, tag + b"one\n", tag + b"two", ended + tag + ended],
+    ):
+        reports = Reports("T-1", tagged=True)
+        assert passed(reports, *chunks) == tag + b"one\n" + tag + b"two\n"
+        assert reports.ended == {0: 0}
+
+
+def test_every_rank_must_report_0() -> None:
+    assert judge(0, heard((0, 0), (1, 0), (2, 0), (3, 0)), PLACES) == Verdict(0)
+
+
+def test_a_silent_rank_is_named_with_its_host() -> None:
+    verdict = judge(0, heard((1, 0), (0, 0), began=[0, 1, 2]), PLACES)
+    assert verdict == Verdict(
+        1,
+        (
+            "mpirun returned 0, and 2 of 4 ranks did not report their end: that is no success",
+            "host b: ranks 2, 3 began, and nothing came after it",
+            "when a host is lost, mpirun abandons the others, too; find it with: ddlrun doctor -H a,b",
+        ),
+    )
+    assert "host b: ranks 2, 3 did not begin" in judge(0, heard((1, 0), (0, 0)), PLACES).said[1]
+
+
+def test_many_silent_hosts_are_not_all_named() -> None:
+    places = tuple(Place(rank, f"h{rank // 16}", 0) for rank in range(320))
+    said = judge(0, heard(), places).said
+    assert len(said) == 11
+    assert said[1].startswith("host h0: ranks 0, 1, 2, 3, 4, 5, 6, 7 and 8 more did not begin")
+    assert said[-2] == "and 12 more hosts"
+
+
+def test_a_reported_failure_counts_where_mpirun_returns_0() -> None:
+    verdict = judge(0, heard((1, 0), (3, 137), (2, 143), (0, 0)), PLACES)
+    said = "rank 3 on b ended with exit status 137 (signal 9), and mpirun returned 0 all the same"
+    assert verdict == Verdict(137, (said,))
+
+
+def test_mpirun_s_failure_stays_and_the_rank_that_it_is_about_is_named() -> None:
+    assert judge(7, heard((1, 143), (3, 7), (2, 143)), PLACES) == Verdict(7, ("rank 3 on b ended with exit status 7",))
+    assert judge(9, heard((0, 0), (1, 0), (2, 0), (3, 0)), PLACES) == Verdict(9)
+
+
+@pytest.mark.parametrize(
+    ("line", "word"),
+    [
+        ("--mca btl self,sm", ""),
+        ("--output rank,tag", ""),
+        ("--mca btl_tcp_if_include 10.0.0.0/24", ""),
+        ("--output file=/tmp/x", "file=/tmp/x"),
+        ("--output tag,dir=/tmp/x:nocopy", "tag,dir=/tmp/x:nocopy"),
+        ("--output=merge", "--output=merge"),
+        ("--output rank,merge-stderr-to-stdout", "rank,merge-stderr-to-stdout"),
+        ("--merge-stderr-to-stdout", "--merge-stderr-to-stdout"),
+        ("-errfile-pattern err.%r", "-errfile-pattern"),
+    ],
+)
+def test_an_option_that_leads_stderr_elsewhere_is_seen(line: str, word: str) -> None:
+    assert diverted(line.split()) == word

