@@ -1,6 +1,6 @@
 """Logistic regression in NumPy on several ranks: each computes on its share of the batch, and all average gradients.
 
-    mpirun -np 4 .venv/bin/python examples/numpy_average/train.py
+    .venv/bin/ddlrun -np 4 python examples/numpy_average/train.py
 
 Rank 0 then trains once more, alone on the whole batches, and prints how far the losses are apart: by rounding only.
 """
@@ -68,7 +68,8 @@ def main() -> None:
     if ddl.rank() == 0:
         alone = train(arguments.steps, arguments.batch, 0, 1, lambda array: array)
         apart = max(abs(a - b) for a, b in zip(losses, alone, strict=True))
-        print(f"{ddl.size()} ranks on {ddl.num_hosts()} hosts: loss {losses[0]:.6f} -> {losses[-1]:.6f}")
+        hosts = "1 host" if ddl.num_hosts() == 1 else f"{ddl.num_hosts()} hosts"
+        print(f"{ddl.size()} ranks on {hosts}: loss {losses[0]:.6f} -> {losses[-1]:.6f}")
         print(f"the same on one rank:  loss {alone[0]:.6f} -> {alone[-1]:.6f}, at most {apart:.1e} apart")
     ddl.finalize()
 

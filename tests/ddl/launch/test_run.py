@@ -67,6 +67,17 @@ def test_a_python_file_runs_with_this_python(ddlrun: Run, tmp_path: Path) -> Non
     assert done.stdout == f"{sys.executable} ['--epochs', '3'] 0\n", done.stderr
 
 
+def test_a_bare_python_of_another_environment_gives_way_to_this_one(
+    ddlrun: Run, environment: dict[str, str], tmp_path: Path
+) -> None:
+    other = script(tmp_path / "other/bin/python", "#!/bin/sh\nexit 9\n")
+    path = f"{other.parent}:{environment['PATH']}"
+    done = ddlrun("-np", "1", "python", "-c", "import sys; print(sys.executable)", PATH=path)
+    assert done.stdout == f"{sys.executable}\n", done.stderr
+    assert f"python is taken to be {sys.executable}, which has ddl, and not {other};" in done.stderr
+    assert ddlrun("-np", "1", other, PATH=path).returncode == 9
+
+
 def test_the_status_is_the_program_s(ddlrun: Run) -> None:
     done = ddlrun("-np", "2", "sh", "-c", "exit 7")
     assert done.returncode == 7

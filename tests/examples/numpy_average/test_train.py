@@ -16,7 +16,7 @@ def test_four_ranks_train_as_one_does_to_rounding() -> None:
     variables = {**os.environ, **root, "PYTHONPATH": str(ROOT / "ddl/src")}
     done = subprocess.run(command, env=variables, capture_output=True, text=True, timeout=60)
     assert done.returncode == 0, done.stdout + done.stderr
-    assert "4 ranks on 1 hosts: loss 0.693147 -> 0.2" in done.stdout
+    assert "4 ranks on 1 host: loss 0.693147 -> 0.2" in done.stdout
     apart = re.search(r"at most ([\d.e+-]+) apart", done.stdout)
     assert apart
     assert float(apart[1]) < 1e-12
