@@ -25,7 +25,7 @@ struct Engine::Submission {
 
 struct Engine::Communicator {
     // Constant once made:
-    CommId id = 0;
+    CommKey key;
     int rank = 0;
     Group group;
 
@@ -33,6 +33,7 @@ struct Engine::Communicator {
     Plan plan;
     uint64_t layout = 0;
     uint64_t sequence = 0;     // of the next call
+    uint64_t past = 0;         // past_of() the calls before it
     std::deque<Active> queue;  // in order; finished ones stay until those before them are
     Status broken;
     std::map<int, Header> departed;                         // ranks that have finalized, and their last call
@@ -46,6 +47,21 @@ struct Engine::Communicator {
             if (group.members[static_cast<size_t>(r)] == world_rank) return r;
         }
         return -1;
+    }
+    // Notice about this communicator.
+    NoticeContent notice(NoticeKind kind) const {
+        NoticeContent content;
+        content.kind = kind;
+        content.comm = key.id;
+        content.birth = key.birth;
+        return content;
+    }
+    // What tells the others that, and why, it is broken.
+    NoticeContent abort() const {
+        NoticeContent content = notice(NoticeKind::abort);
+        content.code = broken.code;
+        content.text = broken.message;
+        return content;
     }
     Header last_call() const { return sequence == 0 ? Header{} : history[(sequence - 1) % history.size()]; }
 

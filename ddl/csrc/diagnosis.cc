@@ -19,6 +19,7 @@ void Engine::watch(Communicator& comm, double now) {
     // The oldest stalled request is what the others wait behind.
     for (Active& active : comm.queue) {
         if (active.request->finished() || !active.operation) continue;
+        if (hear_departed(comm, active)) return;
         const double stalled = now - active.moved;
         const auto verdict = active.watch.judge(stalled);
         const auto report = [&] { return active.watch.report(comm.group, comm.rank, active.operation->awaited()); };
@@ -35,13 +36,23 @@ void Engine::watch(Communicator& comm, double now) {
     }
 }
 
-void Engine::ask(const Communicator& comm, Active& active) {
-    for (const auto& [rank, last] : comm.departed) {  // they answer no more
-        active.watch.answer(rank, last.magic != 0 && last.sequence >= active.header.sequence, last, true);
+// Ranks that have finalized answer no more: what they said last is their answer. True where it broke the communicator.
+bool Engine::hear_departed(Communicator& comm, Active& active) {
+    for (const auto& [rank, last] : comm.departed) {
+        const bool arrived = last.magic != 0 && last.sequence >= active.header.sequence;
+        if (arrived && last.sequence == active.header.sequence && !same_call(active.header, last)) {
+            const std::string text = describe_mismatch(comm.group.names[static_cast<size_t>(comm.rank)], active.header,
+                                                       comm.group.names[static_cast<size_t>(rank)], last);
+            break_comm(comm, {DDL_ERROR_MISMATCH, text}, true);
+            return true;
+        }
+        active.watch.answer(rank, arrived, last, true);
     }
-    NoticeContent query;
-    query.kind = NoticeKind::query;
-    query.comm = comm.id;
+    return false;
+}
+
+void Engine::ask(const Communicator& comm, const Active& active) {
+    NoticeContent query = comm.notice(NoticeKind::query);
     query.sequence = active.header.sequence;
     for (const int member : comm.group.members) {
         if (member != transport_->rank()) send_notice(*transport_, member, query);
@@ -57,38 +68,49 @@ void Engine::take_notices() {
             case NoticeKind::query: answer(notice.from, content); break;
             case NoticeKind::answer: hear(notice.from, content); break;
             case NoticeKind::goodbye:
-                if (const CommPtr comm = find(content.comm); comm && comm->rank_of(notice.from) >= 0) {
-                    comm->departed[comm->rank_of(notice.from)] = content.call;
+            case NoticeKind::abort:
+                if (const CommPtr comm = find(CommKey{content.comm, content.birth})) {
+                    heed(*comm, notice.from, content);
+                } else {
+                    registry_.keep(notice.from, content);  // this rank may still be making it
                 }
                 break;
-            case NoticeKind::abort: {
-                const Status status{static_cast<Code>(content.code), content.text};
-                if (const CommPtr comm = find(content.comm)) {
-                    break_comm(*comm, status, false);
-                } else if (const std::lock_guard lock(table_); used_ids_[content.comm] == 0) {
-                    // This rank is still making it. (Of one that it has freed, it wants to hear no more.)
-                    early_aborts_.emplace(content.comm, status);
-                }
-                break;
-            }
         }
     }
+}
+
+void Engine::heed(Communicator& comm, int from, const NoticeContent& notice) {
+    const int rank = comm.rank_of(from);
+    if (rank < 0) return;
+    if (notice.kind == NoticeKind::goodbye) comm.departed[rank] = notice.call;
+    if (notice.kind == NoticeKind::abort) break_comm(comm, {static_cast<Code>(notice.code), notice.text}, false);
 }
 
 void Engine::answer(int from, const NoticeContent& query) {
     NoticeContent reply = query;
     reply.kind = NoticeKind::answer;
-    if (const CommPtr comm = find(query.comm)) {
+    const CommKey key{query.comm, query.birth};
+    if (const CommPtr comm = find(key)) {
+        // It was told when this happened, but may not have heard it: a link was cut for a while.
+        if (!comm->broken.ok()) return send_notice(*transport_, from, comm->abort());
         reply.arrived = comm->sequence > query.sequence;
         const bool known = reply.arrived && comm->sequence - query.sequence <= comm->history.size();
         reply.call = known ? comm->history[query.sequence % comm->history.size()] : Header{};
         if (!reply.arrived) reply.call = comm->last_call();
+    } else if (const Freed* freed = registry_.freed(key)) {
+        if (!freed->broken.ok()) {
+            reply.kind = NoticeKind::abort;
+            reply.code = freed->broken.code;
+            reply.text = freed->broken.message;
+        }
+        reply.arrived = freed->sequence > query.sequence;
+        if (freed->sequence <= query.sequence + 1) reply.call = freed->last;
     }
     send_notice(*transport_, from, reply);
 }
 
 void Engine::hear(int from, const NoticeContent& answer) {
-    const CommPtr comm = find(answer.comm);
+    const CommPtr comm = find(CommKey{answer.comm, answer.birth});
     const int rank = comm ? comm->rank_of(from) : -1;
     if (rank < 0) return;
     for (Active& active : comm->queue) {

@@ -42,17 +42,14 @@ class Engine::Helper {
 };
 
 Engine::Engine(std::unique_ptr<Transport> transport, Plan plan, EngineOptions options)
-    : transport_(std::move(transport)),
-      options_(std::move(options)),
-      free_ids_(kMostCommunicators, 1),
-      used_ids_(kMostCommunicators) {
+    : transport_(std::move(transport)), options_(std::move(options)), free_ids_(kMostCommunicators, 1) {
     if (plan.size() != transport_->size()) {
         throw Error(DDL_ERROR_ARGUMENT, "the plan is for " + std::to_string(plan.size()) + " ranks, but there are " +
                                             std::to_string(transport_->size()));
     }
     std::vector<int> everyone(static_cast<size_t>(transport_->size()));
     for (size_t i = 0; i < everyone.size(); ++i) everyone[i] = static_cast<int>(i);
-    create(kWorld, std::move(everyone), std::move(plan));
+    create({kWorld, 0}, std::move(everyone), std::move(plan));
     thread_ = std::thread([this] { serve(); });
 }
 
@@ -64,24 +61,24 @@ Engine::CommPtr Engine::find(CommId comm) const {
     return found == comms_.end() ? nullptr : found->second;
 }
 
-Engine::CommPtr Engine::create(CommId id, std::vector<int> members, Plan plan) {
+Engine::CommPtr Engine::find(const CommKey& key) const {
+    const CommPtr comm = find(key.id);
+    return comm && comm->key == key ? comm : nullptr;
+}
+
+Engine::CommPtr Engine::create(const CommKey& key, std::vector<int> members, Plan plan) {
     auto comm = std::make_shared<Communicator>();
-    comm->id = id;
+    comm->key = key;
     comm->group.members = std::move(members);
     for (const int member : comm->group.members) comm->group.names.push_back(name_of_rank(member));
     comm->rank = comm->rank_of(transport_->rank());
     comm->plan = std::move(plan);
     comm->layout = layout_of(comm->plan, options_.tuning);
     const std::lock_guard lock(progress_);
-    const auto abort = early_aborts_.find(id);
-    if (abort != early_aborts_.end()) {
-        comm->broken = abort->second;
-        early_aborts_.erase(abort);
-    }
+    for (const auto& [from, notice] : registry_.take(key)) heed(*comm, from, notice);
     const std::lock_guard table(table_);
-    free_ids_[id] = 0;
-    used_ids_[id] = 1;
-    comms_[id] = comm;
+    free_ids_[key.id] = 0;
+    comms_[key.id] = comm;
     return comm;
 }
 
@@ -211,7 +208,10 @@ void Engine::accept(Submission& submission) {
         {std::move(submission.request), submission.call, {}, seconds_now(), 0, Watch(options_.patience), {}});
     Active& active = comm.queue.back();
     active.moved = active.submitted;
-    active.header = make_header(submission.call.task, comm.id, comm.sequence, comm.layout);
+    active.header =
+        make_header(submission.call.task, comm.key, comm.sequence, comm.layout, comm.past, submission.call.of_split);
+    comm.past = past_of(active.header);
+    active.request->sequence_ = comm.sequence;
     comm.history[comm.sequence++ % comm.history.size()] = active.header;
     if (idle) running_.push_back(submission.comm);
     if (!comm.broken.ok()) break_comm(comm, comm.broken, false);
@@ -222,7 +222,7 @@ bool Engine::begin(Communicator& comm, Active& active) {
     const void* input = task.collective == Collective::broadcast ? active.call.output : active.call.input;
     active.operation = std::make_unique<Operation>(
         comm.schedule(task, options_.tuning), input, active.call.output, active.header, comm.group, comm.rank,
-        first_tag(comm.id, active.header.sequence), options_.window, *transport_, pool_);
+        first_tag(comm.key.id, active.header.sequence), options_.window, *transport_, pool_);
     return true;
 }
 
@@ -265,11 +265,7 @@ void Engine::break_comm(Communicator& comm, Status status, bool tell) {
     const bool news = comm.broken.ok();
     if (news) comm.broken = std::move(status);
     if (news && tell) {
-        NoticeContent notice;
-        notice.kind = NoticeKind::abort;
-        notice.comm = comm.id;
-        notice.code = comm.broken.code;
-        notice.text = comm.broken.message;
+        const NoticeContent notice = comm.abort();
         for (const int member : comm.group.members) {
             if (member != transport_->rank()) send_notice(*transport_, member, notice);
         }
@@ -300,20 +296,19 @@ void Engine::shutdown() {
         comms.swap(comms_);
     }
     for (const auto& [id, comm] : comms) {
-        NoticeContent goodbye;
-        goodbye.kind = NoticeKind::goodbye;
-        goodbye.comm = id;
+        const auto pending = std::find_if(comm->queue.begin(), comm->queue.end(),
+                                          [](const Active& active) { return !active.request->finished(); });
+        if (pending != comm->queue.end()) {
+            break_comm(*comm,
+                       {DDL_ERROR_SHUTDOWN, name_of_rank(transport_->rank()) + " was finalized with " +
+                                                describe(pending->header) + " in flight"},
+                       true);
+        }
+        NoticeContent goodbye = comm->notice(NoticeKind::goodbye);
         goodbye.call = comm->last_call();
         for (const int member : comm->group.members) {
             if (member != transport_->rank()) send_notice(*transport_, member, goodbye);
         }
-        const auto pending = std::find_if(comm->queue.begin(), comm->queue.end(),
-                                          [](const Active& active) { return !active.request->finished(); });
-        if (pending == comm->queue.end()) continue;
-        break_comm(*comm,
-                   {DDL_ERROR_SHUTDOWN, name_of_rank(transport_->rank()) + " was finalized with " +
-                                            describe(pending->header) + " in flight"},
-                   true);
     }
 }
 

@@ -21,6 +21,7 @@
 #include "notice.h"
 #include "operation.h"
 #include "plan.h"
+#include "registry.h"
 #include "schedule.h"
 #include "status.h"
 #include "transport.h"
@@ -48,6 +49,7 @@ struct Call {
     Task task;
     const void* input = nullptr;
     void* output = nullptr;
+    bool of_split = false;  // for messages: the engine makes it itself, as a part of split()
 };
 
 class Request {
@@ -61,6 +63,7 @@ class Request {
     friend class Engine;
     std::atomic<bool> finished_{false};
     Status status_;
+    uint64_t sequence_ = 0;  // of the call, once it was accepted
 };
 using RequestPtr = std::shared_ptr<Request>;
 
@@ -113,7 +116,8 @@ class Engine {
     using CommPtr = std::shared_ptr<Communicator>;
 
     CommPtr find(CommId comm) const;
-    CommPtr create(CommId id, std::vector<int> members, Plan plan);
+    CommPtr find(const CommKey& key) const;
+    CommPtr create(const CommKey& key, std::vector<int> members, Plan plan);
     Status start(CommId comm, const Call& call, RequestPtr* request, bool and_wake);
     Status split_over(const Communicator& parent, int color, int key, CommId* comm);
     void serve();  // the progress thread
@@ -125,9 +129,11 @@ class Engine {
     bool poll(Communicator& comm);
     bool begin(Communicator& comm, Active& active);
     void watch(Communicator& comm, double now);
-    void ask(const Communicator& comm, Active& active);
+    bool hear_departed(Communicator& comm, Active& active);
+    void ask(const Communicator& comm, const Active& active);
     void break_comm(Communicator& comm, Status status, bool tell);
     void take_notices();
+    void heed(Communicator& comm, int from, const NoticeContent& notice);
     void answer(int from, const NoticeContent& query);
     void hear(int from, const NoticeContent& answer);
     void wake();
@@ -143,10 +149,9 @@ class Engine {
     std::vector<Submission> inbox_;
     std::atomic<bool> inbox_full_{false};  // something is in it: spares each poll the lock
     std::vector<uint8_t> free_ids_;        // 1: free
-    std::vector<uint8_t> used_ids_;        // 1: has been in use before
 
-    mutable std::mutex progress_;            // guards what communicators do, the transport and the rest
-    std::map<CommId, Status> early_aborts_;  // of communicators that this rank is still making
+    mutable std::mutex progress_;  // guards what communicators do, the transport and the rest
+    Registry registry_;
     double next_watch_ = 0;
     std::vector<CommPtr> running_;  // those with a queue
     size_t active_ = 0;             // requests that are not finished

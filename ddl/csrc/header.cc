@@ -11,10 +11,31 @@ struct Hash {
 
 }  // namespace
 
-Header make_header(const Task& task, uint32_t comm, uint64_t sequence, uint64_t layout) {
+uint64_t birth_of_child(const CommKey& parent, uint64_t sequence) {
+    Hash hash;
+    hash.add(parent.birth);
+    hash.add(parent.id);
+    hash.add(sequence);
+    return hash.value;
+}
+
+uint64_t past_of(const Header& header) {
+    Hash hash;
+    hash.add(header.past);
+    hash.add(header.collective | uint64_t{header.type} << 8 | uint64_t{header.op} << 16 |
+             uint64_t{header.of_split} << 24 | static_cast<uint64_t>(static_cast<uint32_t>(header.root)) << 32);
+    hash.add(header.count);
+    return hash.value;
+}
+
+Header make_header(const Task& task, const CommKey& comm, uint64_t sequence, uint64_t layout, uint64_t past,
+                   bool of_split) {
     Header header;
     header.magic = kHeaderMagic;
-    header.comm = comm;
+    header.comm = comm.id;
+    header.birth = comm.birth;
+    header.past = past;
+    header.of_split = of_split ? 1 : 0;
     header.sequence = sequence;
     header.count = task.count;
     header.layout = layout;
@@ -40,16 +61,17 @@ uint64_t layout_of(const Plan& plan, const Tuning& tuning) {
 }
 
 bool same_call(const Header& a, const Header& b) {
-    return a.magic == b.magic && a.comm == b.comm && a.sequence == b.sequence && a.collective == b.collective &&
-           a.type == b.type && a.op == b.op && a.count == b.count && a.root == b.root && a.layout == b.layout;
+    return a.magic == b.magic && a.comm == b.comm && a.birth == b.birth && a.sequence == b.sequence &&
+           a.past == b.past && a.of_split == b.of_split && a.collective == b.collective && a.type == b.type &&
+           a.op == b.op && a.count == b.count && a.root == b.root && a.layout == b.layout;
 }
 
 std::string describe(const Header& header) {
     if (header.magic != kHeaderMagic) return "a message that is none of this library's";
     const auto collective = static_cast<Collective>(header.collective);
-    std::string text = std::string(name_of(collective)) + " #" + std::to_string(header.sequence) + " of communicator " +
-                       std::to_string(header.comm);
-    if (collective == Collective::barrier) return text;
+    std::string text = std::string(header.of_split ? "split" : name_of(collective)) + " #" +
+                       std::to_string(header.sequence) + " of communicator " + std::to_string(header.comm);
+    if (collective == Collective::barrier || header.of_split) return text;
     text += std::string(" (") + name_of(static_cast<DataType>(header.type));
     if (collective == Collective::allreduce || collective == Collective::reduce_scatter) {
         text += std::string(", ") + name_of(static_cast<ReduceOp>(header.op));
@@ -61,6 +83,16 @@ std::string describe(const Header& header) {
 std::string describe_mismatch(const std::string& one, const Header& its, const std::string& other,
                               const Header& theirs) {
     const std::string what = describe(its), whats = describe(theirs);
+    if (its.magic == theirs.magic && its.comm == theirs.comm && its.birth != theirs.birth) {
+        return one + " called " + what + ", but a message from " + other +
+               " is of an earlier communicator of this number, where ranks had called different things before it was "
+               "freed: every rank must make the same calls in the same order";
+    }
+    if (what == whats && its.past != theirs.past) {
+        return one + " and " + other + " both called " + what +
+               ", but their calls on this communicator before it differ, where no data passed between them (another "
+               "root of a broadcast, or a count of 0): every rank must make the same calls in the same order";
+    }
     if (what == whats) {
         return one + " and " + other + " both called " + what +
                ", but with different plans: give every rank the same DDL_OPTIONS and the same version of ddl";

@@ -4,10 +4,24 @@
 
 #include <cstdint>
 #include <string>
+#include <utility>
 
 #include "schedule.h"
 
 namespace ddl {
+
+// A communicator of one time. Ids are used again; `birth` tells apart those that had the same one, so that nothing that
+// is still under way for a freed one is taken for its successor's. The world's is 0.
+struct CommKey {
+    uint32_t id = 0;
+    uint64_t birth = 0;
+
+    bool operator==(const CommKey& other) const { return id == other.id && birth == other.birth; }
+    bool operator<(const CommKey& other) const { return std::pair(id, birth) < std::pair(other.id, other.birth); }
+};
+
+// The birth of the communicators that call number `sequence` of `parent` makes.
+uint64_t birth_of_child(const CommKey& parent, uint64_t sequence);
 
 // On the wire as it stands: the ranks of a job have one architecture (ddlrun checks it).
 struct Header {
@@ -20,14 +34,21 @@ struct Header {
     uint8_t collective = 0;
     uint8_t type = 0;
     uint8_t op = 0;
-    uint8_t padding = 0;
-    uint64_t reserved[3] = {};  // to 64 bytes: the payload behind it stays aligned
+    uint8_t of_split = 0;   // 1: the library's own call, a part of a split
+    uint64_t birth = 0;     // of the communicator
+    uint64_t past = 0;      // past_of() all calls on it before this one
+    uint64_t reserved = 0;  // to 64 bytes: the payload behind it stays aligned
 };
 static_assert(sizeof(Header) == 64);
 
 constexpr uint32_t kHeaderMagic = 0x4c444431;
 
-Header make_header(const Task& task, uint32_t comm, uint64_t sequence, uint64_t layout);
+Header make_header(const Task& task, const CommKey& comm, uint64_t sequence, uint64_t layout, uint64_t past = 0,
+                   bool of_split = false);
+
+// A number that stands for a communicator's calls up to `header`'s, so that a call which no data was compared in (a
+// root's broadcast, an empty one) is compared in the next.
+uint64_t past_of(const Header& header);
 
 // A number that is the same on ranks which made their schedules from the same plan and tuning.
 uint64_t layout_of(const Plan& plan, const Tuning& tuning);

@@ -8,7 +8,7 @@ namespace {
 
 struct Fixed {
     uint32_t magic, kind, comm, arrived;
-    uint64_t sequence;
+    uint64_t birth, sequence;
     int32_t code;
     uint32_t text_bytes;
     Header call;
@@ -23,6 +23,7 @@ void send_notice(Transport& transport, int peer, const NoticeContent& content) {
     fixed.magic = kHeaderMagic;
     fixed.kind = static_cast<uint32_t>(content.kind);
     fixed.comm = content.comm;
+    fixed.birth = content.birth;
     fixed.arrived = content.arrived;
     fixed.sequence = content.sequence;
     fixed.code = content.code;
@@ -41,6 +42,7 @@ bool read_notice(const Notice& notice, NoticeContent* content) {
     if (fixed.magic != kHeaderMagic || notice.content.size() < sizeof fixed + fixed.text_bytes) return false;
     content->kind = static_cast<NoticeKind>(fixed.kind);
     content->comm = fixed.comm;
+    content->birth = fixed.birth;
     content->arrived = fixed.arrived;
     content->sequence = fixed.sequence;
     content->code = fixed.code;

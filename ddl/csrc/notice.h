@@ -19,6 +19,7 @@ enum class NoticeKind : uint32_t {
 struct NoticeContent {
     NoticeKind kind = NoticeKind::query;
     uint32_t comm = 0;
+    uint64_t birth = 0;  // of the communicator
     uint64_t sequence = 0;
     uint32_t arrived = 0;
     int32_t code = 0;

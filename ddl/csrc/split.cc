@@ -23,13 +23,13 @@ Plan plan_of_part(const Plan& world, const std::vector<int>& members) {
     return plan_of_groups(groups, "r");
 }
 
+Status no_such(CommId comm) { return {DDL_ERROR_STATE, "there is no communicator " + std::to_string(comm)}; }
+
 }  // namespace
 
 Status Engine::split(CommId parent, int color, int key, CommId* comm) {
     const CommPtr over = find(parent);
-    if (!over)
-        return shut_ ? Status{DDL_ERROR_STATE, "the library was finalized"}
-                     : Status{DDL_ERROR_STATE, "there is no communicator " + std::to_string(parent)};
+    if (!over) return shut_ ? Status{DDL_ERROR_STATE, "the library was finalized"} : no_such(parent);
     try {
         return split_over(*over, color, key, comm);
     } catch (const Error& error) {
@@ -43,23 +43,26 @@ Status Engine::split_over(const Communicator& parent, int color, int key, CommId
     const auto size = static_cast<size_t>(parent.size());
     const int mine[2] = {color, key};
     std::vector<int> theirs(2 * size);
-    Call gather{{Collective::allgather, DDL_INT32, DDL_SUM, 2, 0}, mine, theirs.data()};
-    if (Status status = run(parent.id, gather); !status.ok()) return status;
+    Call gather{{Collective::allgather, DDL_INT32, DDL_SUM, 2, 0}, mine, theirs.data(), true};
+    RequestPtr request;
+    if (Status status = start(parent.key.id, gather, &request, false); !status.ok()) return status;
+    if (Status status = wait(request); !status.ok()) return status;
+    const uint64_t birth = birth_of_child(parent.key, request->sequence_);
     // One id for all parts: the lowest that is free on every rank. Ranks in different parts never meet under it.
     std::vector<uint8_t> ids;
     {
         const std::lock_guard lock(table_);
         ids = free_ids_;
     }
-    Call agree{{Collective::allreduce, DDL_UINT8, DDL_MIN, ids.size(), 0}, ids.data(), ids.data()};
-    if (Status status = run(parent.id, agree); !status.ok()) return status;
+    Call agree{{Collective::allreduce, DDL_UINT8, DDL_MIN, ids.size(), 0}, ids.data(), ids.data(), true};
+    if (Status status = run(parent.key.id, agree); !status.ok()) return status;
     const auto found = std::find(ids.begin(), ids.end(), 1);
     if (found == ids.end()) {
         return {DDL_ERROR_UNSUPPORTED, "there are " + std::to_string(kMostCommunicators) +
                                            " communicators already: free some with ddl_comm_free"};
     }
     const auto id = static_cast<CommId>(found - ids.begin());
-    *comm = parent.id;
+    *comm = parent.key.id;
     if (color < 0) return {};
     std::vector<std::tuple<int, size_t>> order;  // (key, rank) of the ranks with this color
     for (size_t r = 0; r < size; ++r) {
@@ -75,7 +78,7 @@ Status Engine::split_over(const Communicator& parent, int color, int key, CommId
         const std::lock_guard lock(progress_);
         plan = plan_of_part(world->plan, members);
     }
-    create(id, std::move(members), std::move(plan));
+    create({id, birth}, std::move(members), std::move(plan));
     *comm = id;
     return {};
 }
@@ -83,7 +86,7 @@ Status Engine::split_over(const Communicator& parent, int color, int key, CommId
 Status Engine::free(CommId id) {
     if (id == kWorld) return {DDL_ERROR_ARGUMENT, "the communicator of all ranks cannot be freed"};
     const CommPtr comm = find(id);
-    if (!comm) return {DDL_ERROR_STATE, "there is no communicator " + std::to_string(id)};
+    if (!comm) return no_such(id);
     const std::lock_guard lock(progress_);
     take_submissions();
     if (!comm->queue.empty()) {
@@ -91,7 +94,11 @@ Status Engine::free(CommId id) {
                                      " requests in flight: wait for them before it is freed"};
     }
     const std::lock_guard table(table_);
-    comms_.erase(id);
+    // Another thread may have freed it, and even made another of this number, since it was found.
+    const auto found = comms_.find(id);
+    if (found == comms_.end() || found->second != comm) return no_such(id);
+    registry_.bury(comm->key, {comm->sequence, comm->last_call(), comm->broken});
+    comms_.erase(found);
     // Messages of a broken communicator may still arrive: its id is not used again.
     free_ids_[id] = comm->broken.ok();
     // For a submission that another thread is making at this moment.

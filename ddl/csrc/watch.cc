@@ -13,7 +13,8 @@ void Watch::progress() {
 Watch::Verdict Watch::judge(double stalled) {
     if (stalled >= patience_.timeout_seconds) return Verdict::give_up;
     if (stalled >= next_ask_) {
-        while (next_ask_ <= stalled) next_ask_ *= 2;
+        while (next_ask_ <= stalled) next_ask_ = std::max(next_ask_ * 2, 1e-3);
+        next_ask_ = std::min(next_ask_, stalled + std::max(patience_.warn_seconds, 1e-3));
         // Not long before the warning or the end without asking once more: they should rest on fresh answers.
         for (const double moment : {patience_.warn_seconds * 0.9, patience_.timeout_seconds * 0.9}) {
             if (stalled < moment) next_ask_ = std::min(next_ask_, moment);

@@ -12,8 +12,9 @@
 namespace ddl {
 
 struct Patience {
-    double ask_seconds = 1;    // without progress: ask the others what they do, and again after 2, 4, 8, ... of these
-    double warn_seconds = 10;  // name who is missing in a warning
+    double ask_seconds = 1;  // without progress: ask the others what they do, and again after 2, 4, 8, ... of these, at
+                             // least every warn_seconds
+    double warn_seconds = 10;      // name who is missing in a warning
     double timeout_seconds = 300;  // end the collective with an error
 };
 

@@ -2,7 +2,9 @@
  *
  * A collective is called by every rank of its communicator, with the same type, count, operation and root, and in the
  * same order of calls; calls on different communicators are independent. Ranks compare their calls before a rank's
- * buffer is written with another's data; a difference is DDL_ERROR_MISMATCH and names both calls.
+ * buffer is written with another's data; a difference is DDL_ERROR_MISMATCH and names both calls. Where a call awaits
+ * no data from another rank (a broadcast's root, a count of 0) it may return before a difference is known; the next
+ * call on that communicator then fails.
  *
  * Results. An allreduce gives the same bits on every rank, and from run to run with the same plan.
  *

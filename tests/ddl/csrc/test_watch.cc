@@ -10,7 +10,7 @@ using Verdict = Watch::Verdict;
 const Group kGroup{{0, 1, 2, 3}, {"rank 0", "rank 1", "rank 2", "rank 3"}};
 
 Header call(uint64_t sequence) {
-    return make_header({Collective::allreduce, DDL_FLOAT32, DDL_SUM, 10, 0}, 0, sequence, 0);
+    return make_header({Collective::allreduce, DDL_FLOAT32, DDL_SUM, 10, 0}, {}, sequence, 0);
 }
 
 }  // namespace
@@ -32,6 +32,16 @@ TEST("a stall is asked about, warned of once and given up, in this order") {
     CHECK_EQ(warned, 1);
     CHECK(at >= 29.99 && at < 30.1);
     CHECK_EQ(asked, 7);  // and after 18 and 27
+}
+
+TEST("however short the times are, asking ends, and long stalls are asked about every so often") {
+    Watch hasty({0, 0, 30});
+    CHECK(hasty.judge(0.5) == Verdict::ask);
+    CHECK(hasty.judge(0.5) == Verdict::warn);
+    Watch watch({1, 10, 300});
+    int asked = 0;
+    for (double at = 0; at < 200; at += 0.01) asked += watch.judge(at) == Verdict::ask;
+    CHECK(asked >= 20);
 }
 
 TEST("progress begins a new stall") {
