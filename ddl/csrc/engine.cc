@@ -77,7 +77,7 @@ Engine::CommPtr Engine::create(const CommKey& key, std::vector<int> members, Pla
     const std::lock_guard lock(progress_);
     for (const auto& [from, notice] : registry_.take(key)) heed(*comm, from, notice);
     const std::lock_guard table(table_);
-    free_ids_[key.id] = 0;
+    free_ids_[key.id] = 0;  // as a split has done already
     comms_[key.id] = comm;
     return comm;
 }

@@ -113,6 +113,7 @@ class Engine {
     struct Communicator;
     struct Submission;
     class Helper;
+    class Reservation;
     using CommPtr = std::shared_ptr<Communicator>;
 
     CommPtr find(CommId comm) const;
@@ -120,6 +121,7 @@ class Engine {
     CommPtr create(const CommKey& key, std::vector<int> members, Plan plan);
     Status start(CommId comm, const Call& call, RequestPtr* request, bool and_wake);
     Status split_over(const Communicator& parent, int color, int key, CommId* comm);
+    Status reserve_id(const CommKey& parent, uint64_t birth, CommId* id);
     void serve();  // the progress thread
 
     // With progress_ held:

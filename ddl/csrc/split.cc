@@ -39,6 +39,63 @@ Status Engine::split(CommId parent, int color, int key, CommId* comm) {
     }
 }
 
+// An id that this rank has taken for a communicator which may not come to be.
+class Engine::Reservation {
+  public:
+    Reservation(Engine& engine, CommId id) : engine_(engine), id_(id) {}
+    ~Reservation() {
+        if (kept_) return;
+        const std::lock_guard lock(engine_.table_);
+        engine_.free_ids_[id_] = 1;
+    }
+    Reservation(const Reservation&) = delete;
+    Reservation& operator=(const Reservation&) = delete;
+    void keep() { kept_ = true; }
+
+  private:
+    Engine& engine_;
+    const CommId id_;
+    bool kept_ = false;
+};
+
+// Takes one id for all parts, free on every rank of `parent`. Ranks in different parts never meet under it. Another
+// split, of another communicator, may take the same one on some rank meanwhile: then both, or one, try again.
+Status Engine::reserve_id(const CommKey& parent, uint64_t birth, CommId* id) {
+    for (uint64_t attempt = 0;; ++attempt) {
+        std::vector<uint8_t> ids;
+        {
+            const std::lock_guard lock(table_);
+            ids = free_ids_;
+        }
+        Call agree{{Collective::allreduce, DDL_UINT8, DDL_MIN, ids.size(), 0}, ids.data(), ids.data(), true};
+        if (Status status = run(parent.id, agree); !status.ok()) return status;
+        // Splits begin their search at different places, so that they seldom want the same.
+        const auto begin =
+            ids.begin() + static_cast<ptrdiff_t>(birth_of_child({parent.id, birth}, attempt) % ids.size());
+        auto found = std::find(begin, ids.end(), 1);
+        if (found == ids.end()) found = std::find(ids.begin(), begin, 1);
+        if (found == begin && *begin != 1) {
+            return {DDL_ERROR_UNSUPPORTED, "there are " + std::to_string(kMostCommunicators) +
+                                               " communicators already: free some with ddl_comm_free"};
+        }
+        *id = static_cast<CommId>(found - ids.begin());
+        uint8_t mine = 0;
+        {
+            const std::lock_guard lock(table_);
+            std::swap(mine, free_ids_[*id]);
+        }
+        uint8_t everyones = mine;
+        Call check{{Collective::allreduce, DDL_UINT8, DDL_MIN, 1, 0}, &everyones, &everyones, true};
+        const Status status = run(parent.id, check);
+        if (status.ok() && everyones == 1) return {};
+        if (mine == 1) {
+            const std::lock_guard lock(table_);
+            free_ids_[*id] = 1;
+        }
+        if (!status.ok()) return status;
+    }
+}
+
 Status Engine::split_over(const Communicator& parent, int color, int key, CommId* comm) {
     const auto size = static_cast<size_t>(parent.size());
     const int mine[2] = {color, key};
@@ -48,21 +105,10 @@ Status Engine::split_over(const Communicator& parent, int color, int key, CommId
     if (Status status = start(parent.key.id, gather, &request, false); !status.ok()) return status;
     if (Status status = wait(request); !status.ok()) return status;
     const uint64_t birth = birth_of_child(parent.key, request->sequence_);
-    // One id for all parts: the lowest that is free on every rank. Ranks in different parts never meet under it.
-    std::vector<uint8_t> ids;
-    {
-        const std::lock_guard lock(table_);
-        ids = free_ids_;
-    }
-    Call agree{{Collective::allreduce, DDL_UINT8, DDL_MIN, ids.size(), 0}, ids.data(), ids.data(), true};
-    if (Status status = run(parent.key.id, agree); !status.ok()) return status;
-    const auto found = std::find(ids.begin(), ids.end(), 1);
-    if (found == ids.end()) {
-        return {DDL_ERROR_UNSUPPORTED, "there are " + std::to_string(kMostCommunicators) +
-                                           " communicators already: free some with ddl_comm_free"};
-    }
-    const auto id = static_cast<CommId>(found - ids.begin());
+    CommId id = 0;
+    if (Status status = reserve_id(parent.key, birth, &id); !status.ok()) return status;
     *comm = parent.key.id;
+    Reservation reservation(*this, id);
     if (color < 0) return {};
     std::vector<std::tuple<int, size_t>> order;  // (key, rank) of the ranks with this color
     for (size_t r = 0; r < size; ++r) {
@@ -79,6 +125,7 @@ Status Engine::split_over(const Communicator& parent, int color, int key, CommId
         plan = plan_of_part(world->plan, members);
     }
     create({id, birth}, std::move(members), std::move(plan));
+    reservation.keep();
     *comm = id;
     return {};
 }
