@@ -87,12 +87,7 @@ Status Engine::start(CommId id, const Call& call, RequestPtr* request, bool and_
     const CommPtr comm = find(id);
     if (!comm) return no_such(id);
     try {
-        const Extent extent = extent_of(call.task, comm->size());
-        const bool reads = call.task.collective != Collective::broadcast;
-        if ((reads && extent.input > 0 && !call.input) || (extent.output > 0 && !call.output)) {
-            return {DDL_ERROR_ARGUMENT, std::string(name_of(call.task.collective)) +
-                                            ": a buffer is NULL, but count is " + std::to_string(call.task.count)};
-        }
+        if (Status status = check_buffers(call, comm->rank, comm->size()); !status.ok()) return status;
         auto made = std::make_shared<Request>();
         {
             const std::lock_guard lock(table_);
@@ -168,7 +163,7 @@ void Engine::serve() {
 
 bool Engine::poll() {
     if (shut_) return false;
-    take_submissions();
+    if (inbox_full_) take_submissions();  // elsewhere without this look, which may miss what is being put in
     transport_->poll();
     bool moved = false;
     for (const CommPtr& comm : running_) moved |= poll(*comm);
@@ -190,7 +185,6 @@ bool Engine::poll() {
 }
 
 void Engine::take_submissions() {
-    if (!inbox_full_) return;
     std::vector<Submission> taken;
     {
         const std::lock_guard lock(table_);

@@ -18,6 +18,7 @@
 #include <thread>
 #include <vector>
 
+#include "call.h"
 #include "notice.h"
 #include "operation.h"
 #include "plan.h"
@@ -42,14 +43,6 @@ struct EngineOptions {
     double nap_seconds = 200e-6;                   // longest sleep between polls with work in flight
     std::vector<std::string> hosts;                // host of each rank of the world, for messages; may be empty
     std::function<void(const std::string&)> warn;  // gets warnings, one line each, on any thread; default: stderr
-};
-
-// A collective: what ddl.h says about the buffers. `broadcast` takes its buffer as `output`.
-struct Call {
-    Task task;
-    const void* input = nullptr;
-    void* output = nullptr;
-    bool of_split = false;  // for messages: the engine makes it itself, as a part of split()
 };
 
 class Request {

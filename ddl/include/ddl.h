@@ -129,9 +129,9 @@ DDL_API ddl_result ddl_comm_free(ddl_comm comm);
 
 /* ---- Collectives ------------------------------------------------------------------------------------------------ */
 /* Each has a blocking form and one, with an i, that returns at once and stores a request. Whether a call is legal is
- * checked before anything is started: an unknown type or operation, a NULL buffer with a count above 0, a root that is
- * not in [0, size), or a size in bytes that overflows is DDL_ERROR_ARGUMENT. An input and an output may be the same
- * pointer where it says "in place"; otherwise they must not overlap. */
+ * checked before anything is started: an unknown type or operation, a NULL buffer with a count above 0, one that is not
+ * aligned to its elements, a root that is not in [0, size), or a size in bytes that overflows is DDL_ERROR_ARGUMENT. An
+ * input and an output may be the same memory where it says "in place"; any other overlap is DDL_ERROR_ARGUMENT too. */
 
 /* output[i] = op over all ranks of input[i], i < count. In place allowed. */
 DDL_API ddl_result ddl_allreduce(const void* input, void* output, size_t count, ddl_type type, ddl_op op,

@@ -337,6 +337,52 @@ TEST("of two threads that free one communicator, one is told that it is gone") {
     }
 }
 
+TEST("every request that was accepted finishes, also when the library is shut down at that moment") {
+    for (int i = 0; i < (check::kSanitized ? 100 : 1000); ++i) {
+        World world(1, flat_plan(1));
+        Engine& engine = *world.engines[0];
+        std::vector<RequestPtr> requests;
+        std::atomic<bool> begun{false};
+        std::thread submitter([&] {
+            for (;;) {
+                RequestPtr request;
+                if (!engine.submit(kWorld, allreduce(nullptr, nullptr, 0), &request).ok()) return;
+                requests.push_back(std::move(request));
+                begun = true;
+            }
+        });
+        while (!begun) std::this_thread::yield();
+        engine.shutdown();
+        submitter.join();
+        for (const RequestPtr& request : requests) {
+            if (!request->finished()) return check::failed(__FILE__, __LINE__, "a request never finishes");
+        }
+    }
+}
+
+TEST("buffers that overlap or are not aligned are refused") {
+    World world(2, flat_plan(2));
+    world.run([](int rank, Engine& engine) {
+        alignas(8) std::byte bytes[256] = {};
+        const auto code = [&](Collective collective, size_t in, size_t out, DataType type = DDL_FLOAT32) {
+            return engine.run(kWorld, {{collective, type, DDL_SUM, 4, 0}, bytes + in, bytes + out}).code;
+        };
+        CHECK_EQ(code(Collective::allreduce, 1, 64), DDL_ERROR_ARGUMENT);
+        CHECK_EQ(code(Collective::allreduce, 0, 66), DDL_ERROR_ARGUMENT);
+        CHECK_EQ(code(Collective::allreduce, 4, 4, DDL_FLOAT64), DDL_ERROR_ARGUMENT);
+        CHECK_EQ(code(Collective::broadcast, 0, 2), DDL_ERROR_ARGUMENT);
+        CHECK_EQ(code(Collective::allreduce, 0, 4), DDL_ERROR_ARGUMENT);
+        CHECK_EQ(code(Collective::reduce_scatter, 0, 0), DDL_ERROR_ARGUMENT);
+        CHECK_EQ(code(Collective::reduce_scatter, 0, 16), DDL_ERROR_ARGUMENT);
+        CHECK_EQ(code(Collective::alltoall, 0, 0), DDL_ERROR_ARGUMENT);
+        CHECK_EQ(code(Collective::allgather, rank == 0 ? 16 : 0, 0), DDL_ERROR_ARGUMENT);
+        CHECK_EQ(code(Collective::allgather, rank == 0 ? 0 : 16, 0), DDL_SUCCESS);
+        CHECK_EQ(code(Collective::allreduce, 0, 0), DDL_SUCCESS);
+        CHECK_EQ(code(Collective::allreduce, 0, 16), DDL_SUCCESS);
+        CHECK_EQ(code(Collective::reduce_scatter, 0, 32), DDL_SUCCESS);
+    });
+}
+
 TEST("wrong arguments start nothing and break nothing") {
     World world(2, flat_plan(2));
     world.run([&](int, Engine& engine) {
