@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import pickle
 import tempfile
 from collections.abc import Mapping
 from pathlib import Path
@@ -53,11 +52,14 @@ def restore(path: Path, model: nn.Module, optimizer: torch.optim.Optimizer, sett
     or was written with other settings.
     """
     try:
-        state = torch.load(path, map_location="cpu", weights_only=True)
+        file = path.open("rb")
     except FileNotFoundError:
         raise CheckpointError(f"--resume: there is no checkpoint at {path}; leave --resume out to start anew") from None
-    except (RuntimeError, EOFError, pickle.UnpicklingError):
-        state = None
+    with file:
+        try:
+            state = torch.load(file, map_location="cpu", weights_only=True)
+        except Exception:  # of a file that is none of its own, torch takes the bytes for a pickle's: any error may come
+            state = None
     if not isinstance(state, dict) or state.get("format") != _FORMAT:
         raise CheckpointError(f"--resume: {path} is no checkpoint of this example")
     for name, value in settings.items():

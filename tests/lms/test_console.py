@@ -1,0 +1,29 @@
+"""One line at a time, on stderr."""
+
+from __future__ import annotations
+
+import io
+import sys
+
+import pytest
+
+from lms.console import say, warn
+
+
+def test_a_text_is_one_line_on_stderr_and_stdout_stays_the_scripts(capsys: pytest.CaptureFixture[str]) -> None:
+    say("  two lines\n    and\ta tab ")
+    assert capsys.readouterr() == ("", "lms: two lines and a tab\n")
+
+
+def test_a_warning_says_that_it_is_one(capsys: pytest.CaptureFixture[str]) -> None:
+    warn("--json: without\neffect")
+    assert capsys.readouterr() == ("", "lms: warning: --json: without effect\n")
+
+
+def test_a_line_is_out_at_once_though_a_process_that_is_killed_flushes_nothing(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    below = io.BytesIO()
+    monkeypatch.setattr(sys, "stderr", io.TextIOWrapper(io.BufferedWriter(below)))  # type: ignore[type-var]
+    say("now")
+    assert below.getvalue() == b"lms: now\n"
