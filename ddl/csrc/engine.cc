@@ -13,10 +13,10 @@ namespace {
 
 constexpr double kWatchSeconds = 0.01;  // how often deaths and stalls are looked for
 constexpr int kSequenceSlots = 16;      // collectives of a communicator that tags tell apart
-static_assert(kMostCommunicators * kSequenceSlots * kChunkSlots <= 1u << kTagBits);
+static_assert(kMostCommunicators * kSequenceSlots * kOperationTags <= 1u << kTagBits);
 
 Tag first_tag(CommId comm, uint64_t sequence) {
-    return (comm * kSequenceSlots + static_cast<Tag>(sequence % kSequenceSlots)) * kChunkSlots;
+    return (comm * kSequenceSlots + static_cast<Tag>(sequence % kSequenceSlots)) * kOperationTags;
 }
 
 Status no_such(CommId comm) {

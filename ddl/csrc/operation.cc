@@ -94,7 +94,7 @@ void Operation::post_send(Run& run, const Step& step) {
         flight.scratch = pool_.take(sizeof header_ + payload);
         std::memcpy(flight.scratch.data(), &header_, sizeof header_);
         if (payload > 0) std::memcpy(flight.scratch.data() + sizeof header_, read(step.from), payload);
-        flight.ticket = transport_.isend(peer, tag(run), flight.scratch.data(), sizeof header_ + payload);
+        flight.ticket = transport_.isend(peer, header_tag(), flight.scratch.data(), sizeof header_ + payload);
     }
     if (!inlined) {
         run.flights.emplace_back();
@@ -110,7 +110,7 @@ void Operation::post_receive(Run& run, Flight& flight) {
         flight.state = Flight::awaits_header;
         flight.scratch = pool_.take(sizeof header_ + kInlineBytes);
         flight.ticket =
-            transport_.irecv(world(step.peer), tag(run), flight.scratch.data(), sizeof header_ + kInlineBytes);
+            transport_.irecv(world(step.peer), header_tag(), flight.scratch.data(), sizeof header_ + kInlineBytes);
     } else if (agreed_[static_cast<size_t>(step.peer)]) {
         post_payload(run, flight);
     } else {

@@ -14,7 +14,10 @@
 
 namespace ddl {
 
-constexpr int kChunkSlots = 32;            // chunks that may be in flight at once, and that tags tell apart
+constexpr int kChunkSlots = 32;  // chunks that may be in flight at once, and that tags tell apart
+// Of an operation. The first messages between two ranks have one of their own: ranks that called different things,
+// which put them in different chunks, then still find each other's headers.
+constexpr int kOperationTags = 2 * kChunkSlots;
 constexpr size_t kInlineBytes = 16 << 10;  // payloads up to this ride behind the header in one message
 
 // What an operation needs of its communicator. Outlives it.
@@ -26,8 +29,8 @@ struct Group {
 // Not thread-safe. Throws nothing but std::bad_alloc; after an error or an exception, call cancel().
 class Operation {
   public:
-    // `input` and `output` are what ddl.h says for the task. `first_tag` is the first of kChunkSlots tags that are this
-    // operation's alone while it is in flight. `window`: chunks in flight, at most kChunkSlots.
+    // `input` and `output` are what ddl.h says for the task. `first_tag` is the first of kOperationTags tags that are
+    // this operation's alone while it is in flight. `window`: chunks in flight, at most kChunkSlots.
     Operation(std::shared_ptr<const Schedule> schedule, const void* input, void* output, const Header& header,
               const Group& group, int rank, Tag first_tag, int window, Transport& transport, ScratchPool& pool);
     Operation(const Operation&) = delete;
@@ -63,6 +66,7 @@ class Operation {
     const std::byte* read(const Place& place) const;
     std::byte* write(const Place& place) const;
     Tag tag(const Run& run) const { return first_tag_ + run.chunk % kChunkSlots; }
+    Tag header_tag() const { return first_tag_ + kChunkSlots; }
     int world(int rank) const { return group_.members[static_cast<size_t>(rank)]; }
     bool fail(Code code, std::string message);
 

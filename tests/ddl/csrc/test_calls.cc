@@ -168,6 +168,19 @@ TEST("a rank that called and then freed the communicator is not named as missing
     });
 }
 
+TEST("calls whose first messages are in different chunks are a mismatch, not a broken link") {
+    for (int repeat = 0; repeat < 6; ++repeat) {
+        World world(4, make_plan(4, {2, 2}, "r"), impatient());
+        world.run([](int rank, Engine& engine) {
+            std::vector<float> data(1000000, 1), out(1000000);
+            const Call alltoall{{Collective::alltoall, DDL_FLOAT32, DDL_SUM, 250000, 0}, data.data(), out.data()};
+            const Status status = engine.run(kWorld, rank == 2 ? alltoall : allreduce(data));
+            CHECK_EQ(status.code, DDL_ERROR_MISMATCH);
+            CHECK_CONTAINS(status.message, "rank 2 called alltoall #0 of communicator 0 (float32, 250000 elements)");
+        });
+    }
+}
+
 TEST("a split is called so in a message") {
     World world(2, flat_plan(2), impatient());
     world.run([](int rank, Engine& engine) {
