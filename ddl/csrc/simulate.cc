@@ -33,7 +33,8 @@ struct End {  // of a message
 
 struct Message {
     End sender, receiver;
-    double after = 0;  // seconds from the last byte until the receiver goes on
+    double latency = 0;  // seconds from the last byte sent to the last received
+    double reduce = 0;   // seconds that the receiver then reduces for
 };
 
 struct Actor {
@@ -44,6 +45,7 @@ struct Actor {
     Schedule schedule;
     uint32_t next_chunk = 0;
     std::deque<Run> runs;
+    double reduced = 0;  // when it has reduced what it got so far: one thread does so for all chunks
 };
 
 class Simulation {
@@ -51,7 +53,8 @@ class Simulation {
     Simulation(const Network& network, const Plan& plan, const Task& task, const Tuning& tuning, int window, bool one)
         : network_(network), window_(static_cast<size_t>(std::clamp(window, 1, kChunkSlots))), one_(one) {
         const int actors = one ? 1 : plan.size();
-        for (int rank = 0; rank < actors; ++rank) actors_.push_back({make_schedule(plan, rank, task, tuning), 0, {}});
+        for (int rank = 0; rank < actors; ++rank)
+            actors_.push_back({make_schedule(plan, rank, task, tuning), 0, {}, 0});
         first_link_.push_back(0);
         for (size_t t = 0; t < network.tiers.size(); ++t) {
             first_link_.push_back(first_link_.back() + 2 * network.size() / network.stride(t));
@@ -147,9 +150,9 @@ class Simulation {
         const int other = step.peer;
         Path& way = incoming ? path(other, rank) : path(rank, other);
         const auto bytes = static_cast<double>(step.bytes);
-        Message message{posted.sends.front(), posted.receives.front().first, way.latency};
+        Message message{posted.sends.front(), posted.receives.front().first, way.latency, 0};
         if (posted.receives.front().second && network_.reduce_bandwidth > 0) {
-            message.after += bytes / network_.reduce_bandwidth;
+            message.reduce = bytes / network_.reduce_bandwidth;
         }
         posted.sends.pop_front();
         posted.receives.pop_front();
@@ -232,8 +235,12 @@ class Simulation {
         }
         for (const int index : sent) {
             const Message message = messages_[static_cast<size_t>(index)];
-            if (message.after > 0) {
-                arrivals_.emplace(now_ + message.after, index);
+            double& reduced = actors_[static_cast<size_t>(message.receiver.rank)].reduced;
+            if (message.reduce > 0) {
+                reduced = std::max(reduced, now_ + message.latency) + message.reduce;
+                arrivals_.emplace(reduced, index);
+            } else if (message.latency > 0) {
+                arrivals_.emplace(now_ + message.latency, index);
             } else {
                 complete(message.receiver);
             }

@@ -100,6 +100,20 @@ TEST("1,024 ranks in 3 tiers take less than 10 seconds to simulate") {
     CHECK(forecast.seconds >= allreduce_bounds(network, 4 * 25'600'000).cut);
 }
 
+TEST("a rank reduces one message at a time, into however many chunks the buffer is cut") {
+    const Network network{{{4, 0, 1e12}}, 1e9};
+    const uint64_t bytes = 64 << 20;
+    for (const int chunks : {1, 4, 16}) {
+        for (const bool symmetric : {true, false}) {
+            Plan plan = flat_plan(4);
+            plan.chunks = chunks;
+            const double seconds = simulate(network, plan, allreduce(bytes / 4), {}, 16, symmetric).seconds;
+            CHECK(seconds >= 0.75 * static_cast<double>(bytes) / network.reduce_bandwidth);
+            CHECK(seconds < 1.1 * static_cast<double>(bytes) / network.reduce_bandwidth);
+        }
+    }
+}
+
 TEST("a plan of another size than the network is refused") {
     CHECK_CONTAINS(check::message_of<Error>([] { simulate(two_racks(), flat_plan(4), allreduce(1)); }),
                    "the network has 8 ranks, the plan 4");
