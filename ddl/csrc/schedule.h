@@ -102,9 +102,11 @@ enum class Algorithm : uint8_t {
 
 struct Tuning {
     Algorithm algorithm = Algorithm::automatic;
-    uint64_t small_bytes = 16 << 10;   // up to this many bytes in all, `automatic` means `latency`
-    uint64_t chunk_bytes = 128 << 10;  // a plan without a chunk count cuts buffers into chunks of this size ...
-    int most_chunks = 32;              // ... but into no more than these
+    uint64_t small_bytes = 16 << 10;        // up to this many bytes in all, `automatic` means `latency`
+    uint64_t chunk_bytes = 128 << 10;       // a plan without a chunk count cuts buffers into chunks of this size ...
+    int most_chunks = 32;                   // ... but into no more than these, and ...
+    uint64_t message_bytes = 16 << 10;      // ... so that messages in the first dimension are no shorter than this ...
+    uint64_t most_message_bytes = 8 << 20;  // ... nor, whatever the others say, longer: scratch is as large
 };
 
 // The schedule of `rank` for `task`. Cost: proportional to its steps. Throws Error as extent_of() does, and where

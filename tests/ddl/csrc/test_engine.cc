@@ -90,6 +90,7 @@ void sweep(int size, const Plan& plan, Algorithm algorithm, const std::vector<si
     EngineOptions options = test_options();
     options.tuning.algorithm = algorithm;
     options.tuning.chunk_bytes = 4096;
+    options.tuning.message_bytes = 0;
     World world(size, plan, options);
     world.run([&](int rank, Engine& engine) {
         for (int t = DDL_FLOAT16; t <= DDL_UINT8; ++t) {
@@ -184,6 +185,7 @@ TEST("an allreduce gives the same bits on every rank and from run to run, NaNs a
                         EngineOptions options = test_options();
                         options.tuning.algorithm = algorithm;
                         options.tuning.chunk_bytes = 1024;
+                        options.tuning.message_bytes = 0;
                         World world(size, plans_of(size).back(), options);
                         world.run([&](int rank, Engine& engine) {
                             std::mt19937_64 random(check::seed() + static_cast<uint64_t>(rank));
@@ -380,6 +382,17 @@ TEST("buffers that overlap or are not aligned are refused") {
         CHECK_EQ(code(Collective::allreduce, 0, 0), DDL_SUCCESS);
         CHECK_EQ(code(Collective::allreduce, 0, 16), DDL_SUCCESS);
         CHECK_EQ(code(Collective::reduce_scatter, 0, 32), DDL_SUCCESS);
+    });
+}
+
+TEST("more chunks than tags tell apart") {
+    Plan plan = make_plan(4, {2, 2}, "r");
+    plan.chunks = 100;
+    World world(4, plan);
+    world.run([](int rank, Engine& engine) {
+        std::vector<float> data(50000, static_cast<float>(rank));
+        CHECK_EQ(engine.run(kWorld, allreduce(data.data(), data.data(), data.size())).message, std::string());
+        for (const float x : data) CHECK_EQ(x, 6.0f);
     });
 }
 

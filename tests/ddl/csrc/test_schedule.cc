@@ -253,6 +253,7 @@ TEST("both ends of each pair agree on which message is the first") {
             Tuning tuning;
             tuning.algorithm = algorithm;
             tuning.chunk_bytes = 64;
+            tuning.message_bytes = 0;
             // (chunk, number among the pair's messages of that chunk) of the first message, from both ends.
             std::unordered_map<int, std::pair<uint32_t, int>> ends[2];
             for (int rank = 0; rank < plan.size(); ++rank) {
@@ -297,4 +298,18 @@ TEST("tasks that no memory holds, unknown operations and roots are refused") {
     task.op = DDL_SUM;
     task.type = static_cast<DataType>(-1);
     CHECK_CONTAINS(refusal(task), "data type -1");
+}
+
+TEST("messages are neither so short that latency rules, nor so long that scratch grows with the buffer") {
+    for (const int size : {2, 64, 512}) {
+        for (const uint64_t mib : {1, 64, 4096}) {
+            const Task task{Collective::allreduce, DDL_FLOAT32, DDL_SUM, mib << 18, 0};
+            const Schedule schedule = make_schedule(flat_plan(size), 0, task);
+            for (const Step& step : schedule.steps) {
+                if (!step.is_message()) continue;
+                CHECK(step.bytes <= (8 << 20) + 4096);
+                CHECK(step.bytes >= (16 << 10) - 4096 || schedule.chunks.size() == 1);
+            }
+        }
+    }
 }
