@@ -208,7 +208,7 @@ def _program(options: Options) -> tuple[tuple[str, ...], str]:
     path = shutil.which(words[0]) if words[0] in ("python", "python3") else None
     if path is not None and not os.path.samefile(Path(path).parent, Path(sys.executable).parent):
         # An environment that is not activated: the ranks would look for ddl in another one.
-        say(f"{words[0]} is taken to be {sys.executable}, which has ddl, and not {path}; a path would be taken as given")
+        say(f"{words[0]} is taken to be {sys.executable}, which has ddl, and not {path}; a path is taken as given")
         words = (sys.executable, *words[1:])
     return words, why
 
