@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib.util
 import os
+import signal
 from collections.abc import Generator, Mapping
 
 import pytest
@@ -20,6 +21,18 @@ if importlib.util.find_spec("hypothesis"):  # a machine that only runs tests/gpu
     # A shared machine's pauses are no failures; a failing example is printed so that it can be run again.
     settings.register_profile("bascule", deadline=None, print_blob=True)
     settings.load_profile("bascule")
+
+
+@pytest.fixture(scope="session", autouse=True)
+def _signals_of_a_login() -> None:
+    """nohup, and a shell's background, ignore signals, and so would every process that a test starts and signals."""
+    for number, handler in (
+        (signal.SIGINT, signal.default_int_handler),
+        (signal.SIGHUP, signal.SIG_DFL),
+        (signal.SIGQUIT, signal.SIG_DFL),
+    ):
+        if signal.getsignal(number) == signal.SIG_IGN:
+            signal.signal(number, handler)
 
 
 @pytest.fixture(scope="session")
