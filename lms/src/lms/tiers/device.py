@@ -62,7 +62,7 @@ class Device(Protocol):
         """
 
     def release(self) -> None:
-        """Undo what `prepare` set, and return what was kept."""
+        """Return what was kept for reuse, and keep nothing more."""
 
 
 class PoolUsage(NamedTuple):
@@ -120,10 +120,21 @@ class CpuDevice:
         self._statm = os.open("/proc/self/statm", os.O_RDONLY | os.O_CLOEXEC)
         self._status = os.open("/proc/self/status", os.O_RDONLY | os.O_CLOEXEC)
 
-    def __del__(self) -> None:
+    def _close(self) -> None:
         for name in ("_statm", "_status"):
             if name in self.__dict__:
                 os.close(self.__dict__.pop(name))
+
+    __del__ = _close
+
+    def _is_open(self) -> bool:
+        """Whether the files are open still: the collector may have closed them before whoever asks."""
+        if "_status" not in self.__dict__:
+            return False
+        if os.getpid() != self._pid:  # they still tell of the parent
+            self._close()
+            self._open()
+        return True
 
     def capacity(self) -> int:
         """The lesser of what the machine has and what the control group allows."""
@@ -134,11 +145,8 @@ class CpuDevice:
         return self._resident() - (self._pool.usage().idle if self._pool is not None else 0)
 
     def _resident(self) -> int:
-        if "_statm" not in self.__dict__:
-            return 0  # the collector closed it before whoever asks
-        if os.getpid() != self._pid:  # the open files still tell of the parent
-            self.__del__()
-            self._open()
+        if not self._is_open():
+            return 0
         return int(os.pread(self._statm, 128, 0).split(b" ", 2)[1]) * _PAGE
 
     def peak(self) -> Peak:
@@ -158,11 +166,8 @@ class CpuDevice:
             self._pool.keep(self._limit - self._outside)
 
     def _resident_peak(self) -> int:
-        if "_status" not in self.__dict__:
+        if not self._is_open():
             return 0
-        if os.getpid() != self._pid:
-            self.__del__()
-            self._open()
         text = os.pread(self._status, 4096, 0)
         at = text.find(b"VmHWM:")
         if at < 0:  # a kernel that does not count it: what is resident now is the best that is known

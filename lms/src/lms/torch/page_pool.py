@@ -7,6 +7,7 @@ the same limit and costs a page fault for every 4 KB of the next one.
 from __future__ import annotations
 
 import ctypes
+import warnings
 from functools import cache
 
 import torch
@@ -59,9 +60,18 @@ class PagePool:
 @cache
 def find() -> PagePool | None:
     """The pool of this process; None when it was not compiled for this PyTorch, or cannot be loaded."""
+    path = library_path(torch.__version__)
+    if not path.exists():
+        return None
     try:
-        return PagePool(ctypes.CDLL(str(library_path(torch.__version__))))
-    except OSError:
+        return PagePool(ctypes.CDLL(str(path)))
+    except OSError as error:
+        warnings.warn(
+            f"the page pool cannot be loaded ({error}): remove {path.name} and compile it again with "
+            "`python -m lms.build torch`",
+            RuntimeWarning,
+            stacklevel=2,
+        )
         return None
 
 

@@ -4,12 +4,10 @@ from __future__ import annotations
 
 import os
 import statistics
-import tempfile
 import threading
 import time
 import warnings
 from collections.abc import Callable, Iterable, Sequence
-from pathlib import Path
 from types import TracebackType
 from typing import TypeVar
 
@@ -118,13 +116,11 @@ class Session:
         self._thread = threading.get_ident()
         self.device = device_for(self._torch_device)
         options = self.options
-        cuda = self._torch_device.type == "cuda"
-        spill_dir = options.spill_dir or (None if cuda else Path(tempfile.gettempdir()))
         self.limit = options.limit
         if options.frac is not None:
             self.limit = int(options.frac * self.device.capacity())
         self.engine = make_engine(
-            self._torch_device, spill_dir=spill_dir, host_limit=options.host_limit, verify=options.verify
+            self._torch_device, spill_dir=options.spill_dir, host_limit=options.host_limit, verify=options.verify
         )
         try:
             self._switch_on()
