@@ -3,6 +3,7 @@
 PYTHON ?= python3
 BIN := .venv/bin
 PYTEST := $(BIN)/python -m pytest
+CXX_SOURCES = $(shell find ddl/include ddl/csrc lms/src tests -name '*.cc' -o -name '*.h' -o -name '*.c')
 export PYTHON
 
 .DEFAULT_GOAL := help
@@ -24,14 +25,16 @@ test-all: setup ## every test, and both commands on a fresh Debian (needs root; 
 	ci/install_tools
 	$(PYTEST) $(ARGS)
 
-lint: setup ## ruff and a strict type checker over the sources
+lint: setup ## ruff, a strict type checker and clang-format over the sources
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
+	$(BIN)/clang-format --dry-run --Werror $(CXX_SOURCES)
 	ci/types
 
 format: setup ## write the sources as `make lint` wants them
 	$(BIN)/ruff check --fix .
 	$(BIN)/ruff format .
+	$(BIN)/clang-format -i $(CXX_SOURCES)
 
 bench: setup ## measure LMS against plain training, checkpointing and the system's swap; JSON to out/bench/
 	$(BIN)/python lms/bench $(ARGS)

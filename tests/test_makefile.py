@@ -3,6 +3,8 @@ import shutil
 import subprocess
 from pathlib import Path
 
+import pytest
+
 ROOT = Path(__file__).parents[1]
 TARGETS = ("setup", "demo", "test", "test-all", "lint", "bench", "gpu-check", "clean", "help")
 
@@ -47,3 +49,17 @@ def test_test_leaves_out_what_is_slow_and_test_all_does_not() -> None:
 def test_ci_runs_the_readmes_command_for_tests() -> None:
     assert re.search(r"^make test\b", (ROOT / ".ci/run").read_text(), re.MULTILINE)
     assert re.search(r"^\s*make test\b", (ROOT / "README.md").read_text(), re.MULTILINE)
+
+
+@pytest.mark.parametrize("target", ["lint", "format"])
+def test_lint_and_format_reach_every_source_of_c_and_cpp(target: str) -> None:
+    reached = {word for line in make("--dry-run", target).splitlines() if "clang-format" in line for word in line.split()}
+    folders = ("ddl/csrc", "ddl/include", "lms/src", "tests")
+    sources = {
+        str(path.relative_to(ROOT))
+        for folder in folders
+        for path in (ROOT / folder).rglob("*")
+        if path.suffix in (".cc", ".h", ".c", ".cpp", ".hpp")
+    }
+    assert len(sources) > 80
+    assert sources <= reached

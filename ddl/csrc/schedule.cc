@@ -85,7 +85,11 @@ Schedule make_schedule(const Plan& plan, int rank, const Task& task, const Tunin
         case Collective::allreduce: small ? build_doubling(builder) : build_hierarchy(builder); break;
         case Collective::reduce_scatter: build_ring_reduce_scatter(builder); break;
         case Collective::allgather:
-            small&& plan.size() <= kMostDirect ? build_direct_allgather(builder) : build_ring_allgather(builder);
+            if (small && plan.size() <= kMostDirect) {
+                build_direct_allgather(builder);
+            } else {
+                build_ring_allgather(builder);
+            }
             break;
         case Collective::broadcast: small ? build_tree_broadcast(builder) : build_scatter_broadcast(builder); break;
         case Collective::alltoall: build_alltoall(builder); break;

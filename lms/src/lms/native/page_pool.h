@@ -3,8 +3,8 @@
 // An allocator that returns freed memory to the system pays for each page again when the next block touches it (a fault
 // and a page of zeros). One that keeps freed blocks pays with memory: a block's hole serves only blocks that fit into
 // it. This pool keeps the pages and not the holes. When no idle block is large enough, pages of several idle blocks are
-// moved by mremap behind one new run of addresses, without being copied. So the pool never holds more pages than were in
-// use at once, and after the first step of a training it faults no more.
+// moved by mremap behind one new run of addresses, without being copied. So the pool never holds more pages than were
+// in use at once, and after the first step of a training it faults no more.
 //
 // Stitching blocks from the pages of others is the idea of GMLake (Guo et al., ASPLOS 2024), there for a GPU's memory.
 
@@ -22,69 +22,69 @@ namespace lms {
 
 // Everything in bytes, except the counts at the end.
 struct PoolUsage {
-  std::size_t used = 0;       // in blocks that were handed out
-  std::size_t used_peak = 0;  // the most of `used` since `reset_peak`
-  std::size_t idle = 0;       // freed and kept
-  std::size_t peak = 0;       // the most of `used` and `idle` together since `reset_peak`
-  std::uint64_t fresh = 0;    // taken from the system, over the pool's life
-  std::uint64_t moved = 0;    // moved from idle blocks to new ones
-  std::uint64_t returned = 0; // given back to the system
-  std::uint64_t blocks = 0;   // blocks handed out, over the pool's life
-  std::uint64_t stitched = 0; // those of them for which pages were moved
+    std::size_t used = 0;        // in blocks that were handed out
+    std::size_t used_peak = 0;   // the most of `used` since `reset_peak`
+    std::size_t idle = 0;        // freed and kept
+    std::size_t peak = 0;        // the most of `used` and `idle` together since `reset_peak`
+    std::uint64_t fresh = 0;     // taken from the system, over the pool's life
+    std::uint64_t moved = 0;     // moved from idle blocks to new ones
+    std::uint64_t returned = 0;  // given back to the system
+    std::uint64_t blocks = 0;    // blocks handed out, over the pool's life
+    std::uint64_t stitched = 0;  // those of them for which pages were moved
 };
 
 // Blocks of whole pages, page-aligned. Safe to use from several threads.
 class PagePool {
- public:
-  PagePool();
+  public:
+    PagePool();
 
-  PagePool(const PagePool&) = delete;
-  PagePool& operator=(const PagePool&) = delete;
+    PagePool(const PagePool&) = delete;
+    PagePool& operator=(const PagePool&) = delete;
 
-  // A block of at least `nbytes` (more than zero) with undefined contents; null when the system has no more.
-  void* allocate(std::size_t nbytes);
+    // A block of at least `nbytes` (more than zero) with undefined contents; null when the system has no more.
+    void* allocate(std::size_t nbytes);
 
-  // Take a block back, to hand its pages out again. False, and nothing done, for memory that is not the pool's.
-  bool free(void* block);
+    // Take a block back, to hand its pages out again. False, and nothing done, for memory that is not the pool's.
+    bool free(void* block);
 
-  // Keep idle pages only while idle and used pages together are at most `nbytes`; return what is more, now and from
-  // now on.
-  void keep(std::size_t nbytes);
+    // Keep idle pages only while idle and used pages together are at most `nbytes`; return what is more, now and from
+    // now on.
+    void keep(std::size_t nbytes);
 
-  // Let both peaks begin anew.
-  void reset_peak();
+    // Let both peaks begin anew.
+    void reset_peak();
 
-  PoolUsage usage() const;
+    PoolUsage usage() const;
 
-  // Around a fork: no other thread holds the lock in the moment of it, so the child's pool is whole.
-  void lock() { mutex_.lock(); }
-  void unlock() { mutex_.unlock(); }
+    // Around a fork: no other thread holds the lock in the moment of it, so the child's pool is whole.
+    void lock() { mutex_.lock(); }
+    void unlock() { mutex_.unlock(); }
 
- private:
-  using Address = char*;
+  private:
+    using Address = char*;
 
-  struct Block {
-    std::size_t nbytes;
-    bool idle;
-  };
-  using Blocks = std::map<Address, Block>;
+    struct Block {
+        std::size_t nbytes;
+        bool idle;
+    };
+    using Blocks = std::map<Address, Block>;
 
-  Address take(std::size_t nbytes);
-  Address stitch(std::size_t nbytes);
-  Address abandon(Address start, std::size_t nbytes, std::size_t moved);
-  bool move(Address from, Address to, std::size_t nbytes);
-  void add_idle(Blocks::iterator block);
-  void remove_idle(Blocks::iterator block);
-  Blocks::iterator split(Blocks::iterator block, std::size_t nbytes);
-  void trim(std::size_t most);
+    Address take(std::size_t nbytes);
+    Address stitch(std::size_t nbytes);
+    Address abandon(Address start, std::size_t nbytes, std::size_t moved);
+    bool move(Address from, Address to, std::size_t nbytes);
+    void add_idle(Blocks::iterator block);
+    void remove_idle(Blocks::iterator block);
+    Blocks::iterator split(Blocks::iterator block, std::size_t nbytes);
+    void trim(std::size_t most);
 
-  mutable std::mutex mutex_;
-  Blocks blocks_;                                   // all, by address; they do not overlap
-  std::set<std::pair<std::size_t, Address>> idle_;  // the idle ones, by size
-  std::set<Address> seams_;                         // where a mapping may begin: mremap moves no two at once
-  std::size_t keep_ = std::numeric_limits<std::size_t>::max();
-  PoolUsage usage_;
-  std::size_t page_;
+    mutable std::mutex mutex_;
+    Blocks blocks_;                                   // all, by address; they do not overlap
+    std::set<std::pair<std::size_t, Address>> idle_;  // the idle ones, by size
+    std::set<Address> seams_;                         // where a mapping may begin: mremap moves no two at once
+    std::size_t keep_ = std::numeric_limits<std::size_t>::max();
+    PoolUsage usage_;
+    std::size_t page_;
 };
 
 }  // namespace lms

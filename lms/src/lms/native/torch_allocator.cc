@@ -17,45 +17,47 @@
 
 namespace {
 
-constexpr std::size_t kLeast = 64 << 10;  // bytes; a block of its own wastes half a page, here 3% at most
+constexpr std::size_t kLeast = 64 << 10;    // bytes; a block of its own wastes half a page, here 3% at most
 constexpr std::uintptr_t kPageMask = 4095;  // of the smallest page there is
-constexpr std::uint8_t kPriority = 255;   // above every other allocator's
+constexpr std::uint8_t kPriority = 255;     // above every other allocator's
 
 // Never destroyed: tensors may be freed later than anything that has a destructor.
 lms::PagePool& pool() {
-  static auto* const pool = new lms::PagePool;
-  return *pool;
+    static auto* const pool = new lms::PagePool;
+    return *pool;
 }
 
 std::atomic<bool> active{false};
 
 void release(void* block) {
-  // The pool's blocks begin on a page, nearly all others do not and need no look into it.
-  if (block == nullptr) return;
-  if ((reinterpret_cast<std::uintptr_t>(block) & kPageMask) == 0 && pool().free(block)) {
-    c10::profiledCPUMemoryReporter().Delete(block);
-    return;
-  }
-  c10::GetDefaultCPUAllocator()->raw_deallocate(block);
+    // The pool's blocks begin on a page, nearly all others do not and need no look into it.
+    if (block == nullptr) return;
+    if ((reinterpret_cast<std::uintptr_t>(block) & kPageMask) == 0 && pool().free(block)) {
+        c10::profiledCPUMemoryReporter().Delete(block);
+        return;
+    }
+    c10::GetDefaultCPUAllocator()->raw_deallocate(block);
 }
 
 class PoolAllocator final : public c10::Allocator {
- public:
-  c10::DataPtr allocate(std::size_t nbytes) override {
-    const bool ours = nbytes >= kLeast && active.load(std::memory_order_relaxed);
-    void* block = ours ? pool().allocate(nbytes) : nullptr;
-    if (block != nullptr) {
-      c10::profiledCPUMemoryReporter().New(block, nbytes);
-    } else {
-      // Where the pool has none, the C library may: it keeps free memory too. If not, the error is the usual one.
-      block = c10::GetDefaultCPUAllocator()->raw_allocate(nbytes);
+  public:
+    c10::DataPtr allocate(std::size_t nbytes) override {
+        const bool ours = nbytes >= kLeast && active.load(std::memory_order_relaxed);
+        void* block = ours ? pool().allocate(nbytes) : nullptr;
+        if (block != nullptr) {
+            c10::profiledCPUMemoryReporter().New(block, nbytes);
+        } else {
+            // Where the pool has none, the C library may: it keeps free memory too. If not, the error is the usual one.
+            block = c10::GetDefaultCPUAllocator()->raw_allocate(nbytes);
+        }
+        return {block, block, &release, c10::Device(c10::DeviceType::CPU)};
     }
-    return {block, block, &release, c10::Device(c10::DeviceType::CPU)};
-  }
 
-  c10::DeleterFnPtr raw_deleter() const override { return &release; }
+    c10::DeleterFnPtr raw_deleter() const override { return &release; }
 
-  void copy_data(void* to, const void* from, std::size_t nbytes) const override { default_copy_data(to, from, nbytes); }
+    void copy_data(void* to, const void* from, std::size_t nbytes) const override {
+        default_copy_data(to, from, nbytes);
+    }
 };
 
 }  // namespace
@@ -66,27 +68,28 @@ void lms_pool_retire();
 
 // Make the pool PyTorch's CPU allocator, without a bound on what it keeps; 0, or 1 when another allocator stays.
 int lms_pool_install() {
-  static auto* const allocator = [] {
-    // The idle pages are the parent's. A child that kept them would keep what was in them, each page a second time as
-    // soon as the parent has written to it.
-    pthread_atfork([] { pool().lock(); }, [] { pool().unlock(); }, [] {
-      pool().unlock();
-      lms_pool_retire();
-    });
-    return new PoolAllocator;
-  }();
-  c10::SetCPUAllocator(allocator, kPriority);
-  pool().keep(std::numeric_limits<std::size_t>::max());
-  active = c10::GetCPUAllocator() == allocator;
-  return active ? 0 : 1;
+    static auto* const allocator = [] {
+        // The idle pages are the parent's. A child that kept them would keep what was in them, each page a second time
+        // as soon as the parent has written to it.
+        pthread_atfork([] { pool().lock(); }, [] { pool().unlock(); },
+                       [] {
+                           pool().unlock();
+                           lms_pool_retire();
+                       });
+        return new PoolAllocator;
+    }();
+    c10::SetCPUAllocator(allocator, kPriority);
+    pool().keep(std::numeric_limits<std::size_t>::max());
+    active = c10::GetCPUAllocator() == allocator;
+    return active ? 0 : 1;
 }
 
 int lms_pool_active() { return active ? 1 : 0; }
 
 // New blocks come from PyTorch's own allocator from now on; the idle pages go back to the system.
 void lms_pool_retire() {
-  active = false;
-  pool().keep(0);
+    active = false;
+    pool().keep(0);
 }
 
 void lms_pool_keep(std::size_t nbytes) { pool().keep(nbytes); }
@@ -95,10 +98,10 @@ void lms_pool_reset_peak() { pool().reset_peak(); }
 
 // Figures in the order of PoolUsage.
 void lms_pool_usage(std::uint64_t figures[9]) {
-  const lms::PoolUsage usage = pool().usage();
-  const std::uint64_t all[] = {usage.used,  usage.used_peak, usage.idle,   usage.peak,    usage.fresh,
-                               usage.moved, usage.returned,  usage.blocks, usage.stitched};
-  std::copy(std::begin(all), std::end(all), figures);
+    const lms::PoolUsage usage = pool().usage();
+    const std::uint64_t all[] = {usage.used,  usage.used_peak, usage.idle,   usage.peak,    usage.fresh,
+                                 usage.moved, usage.returned,  usage.blocks, usage.stitched};
+    std::copy(std::begin(all), std::end(all), figures);
 }
 
 // For tests, which have no tensor of a given address.
