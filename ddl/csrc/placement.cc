@@ -38,18 +38,6 @@ Placement place(const std::vector<std::string>& hosts) {
 Plan plan_of(const Options& options, const Placement& placement) {
     Options asked = options;
     for (char& mode : asked.modes) {
-        if (mode == 'b' || mode == 'n') {
-            throw Error(DDL_ERROR_UNSUPPORTED,
-                        std::string("DDL_OPTIONS: mode '") + mode +
-                            "' is NCCL's, for buffers in a GPU's memory, which this build does not have yet: take "
-                            "'-mode r' (rings over MPI) or '-mode p' (the library's choice)");
-        }
-        if (mode == 'm') {
-            throw Error(DDL_ERROR_UNSUPPORTED,
-                        "DDL_OPTIONS: mode 'm', MPI's own collectives, is not built: they could neither compare calls "
-                        "nor be ended when a rank dies. Take '-mode r' (rings over MPI) or '-mode p' (the library's "
-                        "choice)");
-        }
         if (mode == 'p') mode = 'r';  // the only one that this build has to choose from
     }
     if (asked.dimensions.empty() && asked.modes.size() == 1 && options.modes == "p") {

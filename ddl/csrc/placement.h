@@ -23,8 +23,7 @@ struct Placement {
 Placement place(const std::vector<std::string>& hosts);
 
 // The world's plan. Dimensions that `options` name are taken, over the ranks in host order; otherwise they are ranks a
-// host x hosts. Throws Error: DDL_ERROR_ARGUMENT where they do not multiply to the number of ranks,
-// DDL_ERROR_UNSUPPORTED for a mode that this build has not.
+// host x hosts. Throws Error(DDL_ERROR_ARGUMENT) where they do not multiply to the number of ranks.
 Plan plan_of(const Options& options, const Placement& placement);
 
 }  // namespace ddl

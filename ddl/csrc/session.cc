@@ -49,6 +49,11 @@ Session::Session(const char* options_text) : job_(Job::join()) {
     for (const Greeting& greeting : job_.assemble(text, options.patience, warn)) options.hosts.push_back(greeting.host);
     placement_ = place(options.hosts);
     Plan plan = plan_of(asked, placement_);
+    if (const size_t other = plan.modes.find_first_not_of('r'); other != std::string::npos) {
+        throw Error(DDL_ERROR_UNSUPPORTED,
+                    std::string("DDL_OPTIONS: mode '") + plan.modes[other] +
+                        "' is not built yet: take '-mode r' (rings over MPI) or '-mode p' (the library's choice)");
+    }
     if (asked.dbg_level > 0 && job_.rank() == 0) {
         std::fprintf(stderr, "ddl: %d ranks on %d hosts, plan %s: %s\n", job_.size(), placement_.num_hosts,
                      format_mode(plan).c_str(), plan.reason.c_str());
