@@ -3,10 +3,10 @@
 
 #include <memory>
 #include <mutex>
-#include <new>
 #include <string>
 #include <utility>
 
+#include "boundary.h"
 #include "ddl.h"
 #include "reporter.h"
 #include "session.h"
@@ -33,40 +33,6 @@ Global& global() {
     return *made;
 }
 
-std::string& last_error() {
-    thread_local std::string text;
-    return text;
-}
-
-ddl_result failed(Code code, const char* text) noexcept {
-    try {
-        last_error() = text;
-    } catch (...) {
-        last_error().clear();  // no memory for the words: the code has to do
-    }
-    return code;
-}
-
-ddl_result result_of(const Status& status) {
-    return status.ok() ? DDL_SUCCESS : failed(status.code, status.message.c_str());
-}
-
-// Runs a body that returns a Status, and turns whatever it throws into a result.
-template <typename Body>
-ddl_result guarded(Body body) noexcept {
-    try {
-        return result_of(body());
-    } catch (const Error& error) {
-        return failed(error.code(), error.what());
-    } catch (const std::bad_alloc&) {
-        return failed(DDL_ERROR_MEMORY, "out of memory");
-    } catch (const std::exception& error) {
-        return failed(DDL_ERROR_INTERNAL, error.what());
-    } catch (...) {
-        return failed(DDL_ERROR_INTERNAL, "an exception of an unknown type");
-    }
-}
-
 SessionPtr current() {
     const std::lock_guard lock(global().mutex);
     return global().session;
@@ -76,11 +42,6 @@ SessionPtr session() {
     SessionPtr found = current();
     if (!found) throw Error(DDL_ERROR_STATE, "ddl is not initialised: call ddl_init first");
     return found;
-}
-
-void need(const void* pointer, const char* name) {
-    if (!pointer)
-        throw Error(DDL_ERROR_ARGUMENT, std::string(name) + " is NULL: it must point to where the result goes");
 }
 
 template <typename Value>
@@ -189,8 +150,6 @@ const char* ddl_error_string(ddl_result code) {
     }
     return "unknown result";
 }
-
-const char* ddl_last_error() { return ddl::last_error().c_str(); }
 
 ddl_result ddl_rank(ddl_comm comm, int* rank) {
     return ddl::store(rank, "rank", [&](ddl::Session& its) { return its.engine().rank(its.id_of(comm)); });

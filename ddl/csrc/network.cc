@@ -5,6 +5,11 @@
 #include "status.h"
 
 namespace ddl {
+namespace {
+
+constexpr int64_t kMostRanks = 1 << 20;  // far beyond any machine, and far from overflow
+
+}  // namespace
 
 int Network::size() const { return stride(tiers.size()); }
 
@@ -20,7 +25,36 @@ size_t Network::meet(int a, int b) const {
     return tier;
 }
 
+void check(const Network& network) {
+    if (network.tiers.empty()) throw Error(DDL_ERROR_ARGUMENT, "a network has at least one tier: the ranks of a host");
+    const auto refuse = [](size_t tier, const std::string& what) {
+        throw Error(DDL_ERROR_ARGUMENT, "tier " + std::to_string(tier) + " of the network: " + what);
+    };
+    int64_t ranks = 1;
+    for (size_t i = 0; i < network.tiers.size(); ++i) {
+        const Tier& tier = network.tiers[i];
+        if (tier.size < 1) refuse(i, "its size is " + std::to_string(tier.size) + ", but must be 1 or more");
+        if (!(tier.bandwidth > 0)) {
+            refuse(i, "its bandwidth is " + std::to_string(tier.bandwidth) + " bytes per second, but must be above 0");
+        }
+        if (!(tier.latency >= 0)) {
+            refuse(i, "its latency is " + std::to_string(tier.latency) + " seconds, but must be 0 or more");
+        }
+        ranks *= tier.size;
+        if (ranks > kMostRanks) {
+            refuse(i,
+                   "up to it there are " + std::to_string(ranks) + " ranks, more than " + std::to_string(kMostRanks));
+        }
+    }
+    if (!(network.reduce_bandwidth >= 0)) {
+        throw Error(DDL_ERROR_ARGUMENT, "the network's reduce bandwidth is " +
+                                            std::to_string(network.reduce_bandwidth) +
+                                            " bytes per second, but must be 0 (takes no time) or more");
+    }
+}
+
 Bounds allreduce_bounds(const Network& network, uint64_t bytes) {
+    check(network);
     const int size = network.size();
     const auto all = static_cast<double>(bytes);
     // What one of n ranks sends of a buffer shared by them.
@@ -29,7 +63,6 @@ Bounds allreduce_bounds(const Network& network, uint64_t bytes) {
     double latency = 0, slowest = 0;  // seconds; seconds per byte
     for (size_t i = 0; i < network.tiers.size(); ++i) {
         const Tier& tier = network.tiers[i];
-        if (tier.bandwidth <= 0) throw Error(DDL_ERROR_ARGUMENT, "a link's bandwidth must be above 0 bytes per second");
         if (tier.size < 2) continue;
         latency = std::max(latency, tier.latency);
         slowest = std::max(slowest, 1 / tier.bandwidth);

@@ -26,6 +26,10 @@ struct Network {
     size_t meet(int a, int b) const;  // the tier at which the ways of two ranks meet; 0 for equal ranks
 };
 
+// Throws Error(DDL_ERROR_ARGUMENT), which names the tier and the value, where a size is below 1, a bandwidth is not
+// above 0, a latency is negative, or there are more ranks than an int counts.
+void check(const Network& network);
+
 // What an allreduce of `bytes` bytes takes at least, in seconds. a and B are latency and bandwidth.
 struct Bounds {
     double ring = 0;          // well-ordered ring over all ranks: 2 (N-1) a + 2 (N-1)/N x S / B, by the slowest tier

@@ -20,8 +20,8 @@ struct Path {
     };
     std::vector<Use> uses;
     double latency = 0;
-    size_t tier = 0;
-    double rate = 0;  // bytes per second
+    std::vector<double> shares;  // of the messages on it, that meet at each tier; one entry a tier
+    double rate = 0;             // bytes per second
     bool fixed = false;
     std::deque<std::pair<double, int>> queue;  // (bytes that are left, message)
 };
@@ -48,11 +48,21 @@ struct Actor {
     double reduced = 0;  // when it has reduced what it got so far: one thread does so for all chunks
 };
 
+// The tiers that a dimension of a plan spans, [first, last]; neither has size 1.
+struct Reach {
+    size_t first = 0, last = 0;
+};
+
 class Simulation {
   public:
-    Simulation(const Network& network, const Plan& plan, const Task& task, const Tuning& tuning, int window, bool one)
-        : network_(network), window_(static_cast<size_t>(std::clamp(window, 1, kChunkSlots))), one_(one) {
-        const int actors = one ? 1 : plan.size();
+    // `reaches`, of each dimension, where one rank is to stand for all; else empty.
+    Simulation(const Network& network, const Plan& plan, const Task& task, const Tuning& tuning, int window,
+               std::vector<Reach> reaches)
+        : network_(network),
+          window_(static_cast<size_t>(std::clamp(window, 1, kChunkSlots))),
+          reaches_(std::move(reaches)),
+          one_(!reaches_.empty()) {
+        const int actors = one_ ? 1 : plan.size();
         for (int rank = 0; rank < actors; ++rank)
             actors_.push_back({make_schedule(plan, rank, task, tuning), 0, {}, 0});
         first_link_.push_back(0);
@@ -68,14 +78,22 @@ class Simulation {
 
     Forecast run() {
         forecast_.tier_bytes.resize(network_.tiers.size());
+        forecast_.tier_messages.resize(network_.tiers.size());
         forecast_.symmetric = one_;
-        forecast_.algorithm = actors_[0].schedule.algorithm;
+        const Schedule& first = actors_[0].schedule;
+        forecast_.algorithm = first.algorithm;
+        forecast_.reason = first.reason;
+        forecast_.chunks = static_cast<uint32_t>(first.chunks.size());
+        for (const Span& chunk : first.chunks) forecast_.rounds = std::max(forecast_.rounds, chunk.size());
         for (size_t rank = 0; rank < actors_.size(); ++rank) start_chunks(static_cast<int>(rank));
         while (!active_.empty() || !arrivals_.empty()) step();
         for (const Actor& actor : actors_) {
             if (!actor.runs.empty()) throw Error(DDL_ERROR_INTERNAL, "the simulated schedule does not come to an end");
         }
-        for (double& bytes : forecast_.tier_bytes) bytes /= static_cast<double>(actors_.size());
+        for (size_t t = 0; t < network_.tiers.size(); ++t) {
+            forecast_.tier_bytes[t] /= static_cast<double>(actors_.size());
+            forecast_.tier_messages[t] /= static_cast<double>(actors_.size());
+        }
         forecast_.seconds = now_;
         return forecast_;
     }
@@ -91,20 +109,41 @@ class Simulation {
         return first_link_[tier] + 2 * (rank / network_.stride(tier)) + (up ? 0 : 1);
     }
 
-    Path& path(int from, int to) {
-        // Of a symmetric schedule only the tier matters.
-        const size_t tier = network_.meet(from, to);
-        const uint64_t key = one_ ? tier : static_cast<uint64_t>(from) << 32 | static_cast<uint32_t>(to);
+    Path& path(int from, int to, size_t dimension) {
+        const uint64_t key = one_ ? dimension : static_cast<uint64_t>(from) << 32 | static_cast<uint32_t>(to);
         const auto [found, added] = path_of_.emplace(key, paths_.size());
         if (!added) return paths_[found->second];
         Path& path = paths_.emplace_back();
+        path.shares.resize(network_.tiers.size());
+        if (one_) {
+            lead(path, reaches_[dimension]);
+            return path;
+        }
+        const size_t tier = network_.meet(from, to);
         path.latency = network_.tiers[tier].latency;
-        path.tier = tier;
+        path.shares[tier] = 1;
         for (size_t t = std::min<size_t>(tier, 1); t <= tier; ++t) {
-            path.uses.push_back({link(t, one_ ? 0 : from, true), one_ ? network_.stride(t) : 1});
-            if (!one_) path.uses.push_back({link(t, to, false), 1});
+            path.uses.push_back({link(t, from, true), 1});
+            path.uses.push_back({link(t, to, false), 1});
         }
         return path;
+    }
+
+    // The way of the rank that stands for all, in a ring over the tiers of `reach`.
+    void lead(Path& path, Reach reach) const {
+        const int rings = network_.stride(reach.first);  // that pass below one child of the ring's first tier
+        const int members = network_.stride(reach.last + 1) / rings;
+        for (size_t t = reach.first == 0 ? 0 : 1; t <= reach.last; ++t) {
+            // Below its first tier every rank sends out of each group; above, the last member of each ring does.
+            path.uses.push_back({link(t, 0, true), t <= reach.first ? network_.stride(t) : rings});
+        }
+        for (size_t t = reach.first; t <= reach.last; ++t) {
+            if (network_.tiers[t].size < 2) continue;
+            path.latency = std::max(path.latency, network_.tiers[t].latency);
+            const int leaving = members * rings / network_.stride(t);  // members that leave their group of this tier
+            const int farther = t == reach.last ? 0 : members * rings / network_.stride(t + 1);
+            path.shares[t] = static_cast<double>(leaving - farther) / members;
+        }
     }
 
     void start_chunks(int rank) {
@@ -114,6 +153,7 @@ class Simulation {
             const uint32_t chunk = actor.next_chunk++;
             actor.runs.push_back({chunk, actor.schedule.chunks[chunk].begin, 0});
             post_round(rank, actor.runs.back());
+            if (actor.runs.back().open == 0) actor.runs.pop_back();  // it has no messages
         }
     }
 
@@ -141,14 +181,17 @@ class Simulation {
             posted.receives.push_back({{rank, chunk}, step.kind == StepKind::reduce});
         } else {
             posted.sends.push_back({rank, chunk});
-            Path& way = path(rank, step.peer);
-            forecast_.tier_bytes[way.tier] += static_cast<double>(step.bytes);
+            const Path& way = path(rank, step.peer, step.dimension);
+            for (size_t t = 0; t < way.shares.size(); ++t) {
+                forecast_.tier_bytes[t] += way.shares[t] * static_cast<double>(step.bytes);
+                forecast_.tier_messages[t] += way.shares[t];
+            }
         }
         // The first send is for the first receive; at most one pair is complete now, and this step is part of it. Its
         // peer tells the way, its bytes the length, whichever end it is.
         if (posted.sends.empty() || posted.receives.empty()) return;
         const int other = step.peer;
-        Path& way = incoming ? path(other, rank) : path(rank, other);
+        Path& way = incoming ? path(other, rank, step.dimension) : path(rank, other, step.dimension);
         const auto bytes = static_cast<double>(step.bytes);
         Message message{posted.sends.front(), posted.receives.front().first, way.latency, 0};
         if (posted.receives.front().second && network_.reduce_bandwidth > 0) {
@@ -158,7 +201,6 @@ class Simulation {
         posted.receives.pop_front();
         if (posted.sends.empty() && posted.receives.empty()) posted_.erase(key);
         messages_.push_back(message);
-        ++forecast_.messages;
         if (way.queue.empty()) {
             active_.push_back(&way);
             stale_ = true;
@@ -266,6 +308,7 @@ class Simulation {
 
     const Network& network_;
     const size_t window_;
+    const std::vector<Reach> reaches_;
     const bool one_;
     std::vector<Actor> actors_;
     std::vector<int> first_link_;  // of each tier
@@ -281,30 +324,44 @@ class Simulation {
     Forecast forecast_;
 };
 
-// Every rank sees the same: the dimensions are the tiers, ranks stand in order, and no part is empty.
-bool is_symmetric(const Network& network, const Plan& plan, const Task& task, const Schedule& schedule) {
-    std::vector<int> tiers, dimensions;
-    for (const Tier& tier : network.tiers) {
-        if (tier.size > 1) tiers.push_back(tier.size);
+// The tiers of each dimension where one rank can stand for all; else empty.
+std::vector<Reach> reaches_of(const Network& network, const Plan& plan, const Task& task, const Schedule& schedule) {
+    // Recursive doubling has no rings; and where parts are empty, ranks differ.
+    if (task.collective != Collective::allreduce || schedule.algorithm.rfind("recursive", 0) == 0 ||
+        !std::is_sorted(plan.ranks.begin(), plan.ranks.end()) ||
+        task.count < schedule.chunks.size() * static_cast<uint64_t>(plan.size())) {
+        return {};
     }
+    std::vector<Reach> reaches;
+    size_t tier = 0;
     for (const int dimension : plan.dimensions) {
-        if (dimension > 1) dimensions.push_back(dimension);
+        while (tier < network.tiers.size() && network.tiers[tier].size == 1) ++tier;
+        Reach reach{tier, tier};
+        int size = 1;
+        for (; tier < network.tiers.size() && size < dimension; ++tier) {
+            size *= network.tiers[tier].size;
+            if (network.tiers[tier].size > 1) reach.last = tier;
+        }
+        if (size != dimension) return {};
+        reaches.push_back(reach);
     }
-    return task.collective == Collective::allreduce && tiers == dimensions &&
-           std::is_sorted(plan.ranks.begin(), plan.ranks.end()) && schedule.algorithm.rfind("recursive", 0) != 0 &&
-           task.count >= schedule.chunks.size() * static_cast<uint64_t>(plan.size());
+    return reaches;
 }
 
 }  // namespace
 
 Forecast simulate(const Network& network, const Plan& plan, const Task& task, const Tuning& tuning, int window,
                   bool use_symmetry) {
+    check(network);
     if (network.size() != plan.size()) {
         throw Error(DDL_ERROR_ARGUMENT, "the network has " + std::to_string(network.size()) + " ranks, the plan " +
                                             std::to_string(plan.size()));
     }
-    const bool one = use_symmetry && is_symmetric(network, plan, task, make_schedule(plan, 0, task, tuning));
-    return Simulation(network, plan, task, tuning, window, one).run();
+    std::vector<Reach> reaches;
+    if (use_symmetry && plan.size() > 1) {
+        reaches = reaches_of(network, plan, task, make_schedule(plan, 0, task, tuning));
+    }
+    return Simulation(network, plan, task, tuning, window, std::move(reaches)).run();
 }
 
 }  // namespace ddl

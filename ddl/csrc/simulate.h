@@ -13,17 +13,22 @@ namespace ddl {
 
 struct Forecast {
     double seconds = 0;
-    uint64_t messages = 0;           // of the ranks that were simulated
-    std::vector<double> tier_bytes;  // what a rank sends whose messages meet at each tier: the mean over ranks
-    bool symmetric = false;          // one rank stood for all
+    std::vector<double> tier_bytes;     // what a rank sends whose messages meet at each tier: the mean over ranks
+    std::vector<double> tier_messages;  // how many messages these are
+    uint32_t chunks = 0;                // of rank 0
+    uint32_t rounds = 0;                // of its longest chunk: messages that wait for one another
+    bool symmetric = false;             // one rank stood for all
     std::string algorithm;
+    std::string reason;  // for the algorithm
 };
 
 // Throws Error(DDL_ERROR_ARGUMENT) where plan and network have different sizes.
 //
-// Where the plan's dimensions are the network's tiers and ranks stand in order, every rank of an allreduce sees the
-// same, and one of them is simulated: that takes milliseconds for any size. Otherwise the cost grows with ranks x
-// messages; hundreds of ranks take seconds. `window`: chunks in flight, as EngineOptions::window.
+// Where ranks stand in order and each dimension of the plan is one tier of the network or several neighbours, an
+// allreduce is the same for every rank, and one of them is simulated: that takes milliseconds for any size. In a
+// dimension of several tiers it is the rank whose neighbour is farthest away, because a ring goes round as fast as its
+// slowest link. Otherwise the cost grows with ranks x messages; hundreds of ranks take seconds. `window`: chunks in
+// flight, as EngineOptions::window.
 Forecast simulate(const Network& network, const Plan& plan, const Task& task, const Tuning& tuning = {},
                   int window = 16, bool use_symmetry = true);
 

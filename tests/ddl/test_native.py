@@ -73,7 +73,9 @@ def test_a_run_of_no_test_fails() -> None:
 @pytest.mark.timeout(60)
 def test_the_header_is_plain_c(tmp_path: Path) -> None:
     source = tmp_path / "uses_ddl.c"
-    source.write_text('#include "ddl.h"\nint main(void) { ddl_op op = DDL_SUM; return (int)op + (DDL_WORLD != 0); }\n')
+    source.write_text(
+        '#include "ddl.h"\n#include "ddl_plan.h"\nint main(void) { ddl_op op = DDL_SUM; return (int)op + (DDL_WORLD != 0); }\n'
+    )
     include = f"-I{ROOT / 'ddl' / 'include'}"
     run(tool("gcc"), "-std=c99", "-pedantic", "-Wall", "-Wextra", "-Werror", include, "-c", str(source), "-o",
         str(tmp_path / "uses_ddl.o"), timeout=30)  # fmt: skip

@@ -1,0 +1,102 @@
+#include "alternatives.h"
+
+#include <algorithm>
+
+#include "options.h"
+
+namespace ddl {
+namespace {
+
+constexpr int kMostSimulated = 64;  // ranks that are simulated one by one where one cannot stand for all
+
+// Each way of joining neighbouring tiers into dimensions; a dimension for each tier comes first, one ring last.
+std::vector<std::vector<int>> joinings(const Network& network) {
+    std::vector<int> sizes;
+    for (const Tier& tier : network.tiers) {
+        if (tier.size > 1) sizes.push_back(tier.size);
+    }
+    if (sizes.empty()) return {{1}};
+    std::vector<std::vector<int>> found;
+    for (unsigned joined = 0; joined < 1u << (sizes.size() - 1); ++joined) {
+        std::vector<int> dimensions{sizes[0]};
+        for (size_t i = 1; i < sizes.size(); ++i) {
+            if (joined >> (i - 1) & 1) {
+                dimensions.back() *= sizes[i];
+            } else {
+                dimensions.push_back(sizes[i]);
+            }
+        }
+        found.push_back(std::move(dimensions));
+    }
+    return found;
+}
+
+Alternative forecast(const Network& network, Plan plan, const Task& task, Tuning tuning, Algorithm algorithm) {
+    tuning.algorithm = algorithm;
+    Forecast made = simulate(network, plan, task, tuning);
+    return {std::move(plan), algorithm, std::move(made)};
+}
+
+bool faster(const Alternative& a, const Alternative& b) { return a.forecast.seconds < b.forecast.seconds; }
+
+// The plans of all joinings, run by rings, with their forecasts; at least one.
+std::vector<Alternative> hierarchies(const Network& network, const Task& task, const Tuning& tuning) {
+    check(network);
+    const int size = network.size();
+    std::vector<Alternative> found;
+    for (const auto& dimensions : joinings(network)) {
+        Plan plan = make_plan(size, dimensions, "r");
+        if (task.count < static_cast<uint64_t>(size) && size > kMostSimulated) continue;
+        found.push_back(forecast(network, std::move(plan), task, tuning, Algorithm::bandwidth));
+    }
+    return found;
+}
+
+std::string name_of(const Plan& plan) {
+    return plan.dimensions.size() == 1 ? "one ring over all ranks" : format_dimensions(plan.dimensions);
+}
+
+Plan fastest(const Network& network, const std::vector<Alternative>& found) {
+    if (found.empty()) return make_plan(network.size(), joinings(network)[0], "r", {}, "a dimension for each tier");
+    const auto best = std::min_element(found.begin(), found.end(), faster);
+    const auto worst = std::max_element(found.begin(), found.end(), faster);
+    Plan plan = best->plan;
+    plan.reason = "the only one on this network";
+    if (found.size() > 1) {
+        char text[160];
+        std::snprintf(text, sizeof text, "the fastest of %zu plans on this network; %s would take %.3g times as long",
+                      found.size(), name_of(worst->plan).c_str(),
+                      worst->forecast.seconds / std::max(best->forecast.seconds, 1e-12));
+        plan.reason = text;
+    }
+    return plan;
+}
+
+}  // namespace
+
+Plan choose_plan(const Network& network, const Task& task, const Tuning& tuning) {
+    return fastest(network, hierarchies(network, task, tuning));
+}
+
+std::vector<Alternative> alternatives(const Network& network, const Task& task, const Tuning& tuning) {
+    std::vector<Alternative> others = hierarchies(network, task, tuning);
+    const Plan plan = fastest(network, others);
+    std::vector<Alternative> found{forecast(network, plan, task, tuning, Algorithm::automatic)};
+    if (network.size() == 1) return found;
+    const bool doubles = found[0].forecast.algorithm.rfind("recursive", 0) == 0;
+    if (!doubles) {
+        others.erase(std::find_if(others.begin(), others.end(),
+                                  [&](const Alternative& other) { return other.plan.dimensions == plan.dimensions; }));
+        others.push_back(forecast(network, plan, task, tuning, Algorithm::latency));
+    }
+    if (found[0].forecast.chunks > 1) {
+        Plan whole = plan;
+        whole.chunks = 1;
+        others.push_back(forecast(network, std::move(whole), task, tuning, Algorithm::bandwidth));
+    }
+    std::sort(others.begin(), others.end(), faster);
+    std::move(others.begin(), others.end(), std::back_inserter(found));
+    return found;
+}
+
+}  // namespace ddl

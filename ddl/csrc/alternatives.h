@@ -1,0 +1,28 @@
+// The plans that make sense on a described network, each with its forecast. Pure.
+#pragma once
+
+#include <string>
+#include <vector>
+
+#include "network.h"
+#include "simulate.h"
+
+namespace ddl {
+
+struct Alternative {
+    Plan plan;
+    Algorithm algorithm = Algorithm::automatic;
+    Forecast forecast;
+};
+
+// The plan that the library takes for an allreduce of `task` on `network`: the one of choices() with the shortest
+// forecast. `reason` says what it was compared with.
+Plan choose_plan(const Network& network, const Task& task, const Tuning& tuning = {});
+
+// What an allreduce could do: each way of joining neighbouring tiers into dimensions, from one ring over all to a
+// dimension for each; the chosen plan in one piece, without chunks; and recursive doubling. First what the library does
+// by itself, then the others by time. Those whose simulation would take minutes are left out (a ring over more ranks
+// than the buffer has elements).
+std::vector<Alternative> alternatives(const Network& network, const Task& task, const Tuning& tuning = {});
+
+}  // namespace ddl

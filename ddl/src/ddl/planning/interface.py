@@ -1,0 +1,236 @@
+"""ddl_plan.h: the library's simulator and planner. Every number comes from libddl.so; nothing is computed here."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Sequence
+from ctypes import POINTER, Structure, byref, c_char, c_char_p, c_double, c_int, c_size_t, c_uint64
+from dataclasses import dataclass
+
+from ddl import library
+from ddl.errors import LibraryError
+
+MOST_TIERS = 8
+ALGORITHMS = ("automatic", "latency", "bandwidth")  # ddl_algorithm
+KINDS = ("send", "receive", "reduce", "copy", "divide")  # ddl_step_kind
+TYPES = {  # ddl_type, and bytes of an element
+    "float16": (0, 2),
+    "bfloat16": (1, 2),
+    "float32": (2, 4),
+    "float64": (3, 8),
+    "int8": (4, 1),
+    "int32": (5, 4),
+    "int64": (6, 8),
+    "uint8": (7, 1),
+}
+
+
+@dataclass(frozen=True)
+class Tier:
+    """A tier of switches: how many children each has, seconds of latency, bytes a second of each child's link."""
+
+    size: int
+    latency: float
+    bandwidth: float
+
+
+@dataclass(frozen=True)
+class Tree:
+    """Tiers, innermost first: ranks of a host, hosts of a rack, ...; `reduce` is bytes a second (0: takes no time)."""
+
+    tiers: tuple[Tier, ...]
+    reduce: float = 0.0
+
+
+@dataclass(frozen=True)
+class Plan:
+    """How an allreduce is done; the default is the library's choice. `ranks`: the rank at each position."""
+
+    mode: str | None = None
+    chunks: int = 0
+    ranks: tuple[int, ...] | None = None
+    algorithm: str = "automatic"
+
+
+@dataclass(frozen=True)
+class Bounds:
+    """The least that an allreduce can take, in seconds: see ddl_bounds."""
+
+    ring: float
+    hierarchical: float
+    pipelined: float
+    cut: float
+
+
+@dataclass(frozen=True)
+class Forecast:
+    """What an allreduce would do: see ddl_forecast. One entry a tier in `tier_bytes` and `tier_messages`."""
+
+    seconds: float
+    tier_bytes: tuple[float, ...]
+    tier_messages: tuple[float, ...]
+    chunks: int
+    rounds: int
+    symmetric: bool
+    plan: str
+    algorithm: str
+    reason: str
+
+
+@dataclass(frozen=True)
+class Step:
+    """A step of one rank: see ddl_step. `peer` and `tier` are None where there is no message."""
+
+    chunk: int
+    round: int
+    kind: str
+    peer: int | None
+    tier: int | None
+    offset: int
+    nbytes: int
+
+
+def bounds(tree: Tree, nbytes: int) -> Bounds:
+    """The bounds of an allreduce of `nbytes` bytes. Raises ArgumentError."""
+    made = _Bounds()
+    _call("ddl_plan_bounds", _network(tree), nbytes, byref(made))
+    return Bounds(made.ring, made.hierarchical, made.pipelined, made.cut)
+
+
+def forecast(tree: Tree, count: int, dtype: str = "float32", plan: Plan | None = None) -> Forecast:
+    """The forecast of an allreduce of `count` elements. Raises ArgumentError."""
+    made = _Forecast()
+    _call("ddl_plan_forecast", _network(tree), _plan(plan), count, TYPES[dtype][0], byref(made))
+    return made.read(len(tree.tiers))
+
+
+def alternatives(tree: Tree, count: int, dtype: str = "float32") -> list[Forecast]:
+    """First what the library does, then the other plans that make sense, by time. Raises ArgumentError."""
+    found = c_size_t()
+    forecasts = (_Forecast * (2 ** (MOST_TIERS - 1) + 2))()  # ways of joining neighbours, and two more
+    _call(
+        "ddl_plan_alternatives", _network(tree), count, TYPES[dtype][0], forecasts, len(forecasts), byref(found)
+    )  # fmt: skip
+    return [one.read(len(tree.tiers)) for one in forecasts[: found.value]]
+
+
+def schedule(tree: Tree, count: int, rank: int, dtype: str = "float32", plan: Plan | None = None) -> list[Step]:
+    """The steps of one rank, in order. Raises ArgumentError."""
+    found = c_size_t()
+    arguments = (_network(tree), _plan(plan), count, TYPES[dtype][0], rank)
+    _call("ddl_plan_schedule", *arguments, None, 0, byref(found))
+    steps = (_Step * found.value)()
+    _call("ddl_plan_schedule", *arguments, steps, len(steps), byref(found))
+    return [one.read() for one in steps]
+
+
+class _Tier(Structure):
+    _fields_ = (("size", c_int), ("latency", c_double), ("bandwidth", c_double))
+
+
+class _Network(Structure):
+    _fields_ = (("tiers", POINTER(_Tier)), ("tier_count", c_int), ("reduce_bandwidth", c_double))
+
+
+class _Plan(Structure):
+    _fields_ = (("mode", c_char_p), ("chunks", c_int), ("ranks", POINTER(c_int)), ("algorithm", c_int))
+
+
+class _Bounds(Structure):
+    _fields_ = (("ring", c_double), ("hierarchical", c_double), ("pipelined", c_double), ("cut", c_double))
+
+
+class _Forecast(Structure):
+    _fields_ = (
+        ("seconds", c_double),
+        ("tier_bytes", c_double * MOST_TIERS),
+        ("tier_messages", c_double * MOST_TIERS),
+        ("chunks", c_int),
+        ("rounds", c_int),
+        ("symmetric", c_int),
+        ("plan", c_char * 64),
+        ("algorithm", c_char * 64),
+        ("reason", c_char * 192),
+    )
+
+    def read(self, tiers: int) -> Forecast:
+        return Forecast(
+            self.seconds,
+            tuple(self.tier_bytes[:tiers]),
+            tuple(self.tier_messages[:tiers]),
+            self.chunks,
+            self.rounds,
+            bool(self.symmetric),
+            self.plan.decode(),
+            self.algorithm.decode(),
+            self.reason.decode(errors="replace"),
+        )
+
+
+class _Step(Structure):
+    _fields_ = (
+        ("chunk", c_int),
+        ("round", c_int),
+        ("kind", c_int),
+        ("peer", c_int),
+        ("tier", c_int),
+        ("offset", c_uint64),
+        ("bytes", c_uint64),
+    )
+
+    def read(self) -> Step:
+        message = self.peer >= 0
+        return Step(
+            self.chunk,
+            self.round,
+            KINDS[self.kind],
+            self.peer if message else None,
+            self.tier if message else None,
+            self.offset,
+            self.bytes,
+        )
+
+
+_TASK = [POINTER(_Network), POINTER(_Plan), c_size_t, c_int]
+_FUNCTIONS = {
+    "ddl_plan_bounds": [POINTER(_Network), c_uint64, POINTER(_Bounds)],
+    "ddl_plan_forecast": [*_TASK, POINTER(_Forecast)],
+    "ddl_plan_alternatives": [
+        POINTER(_Network), c_size_t, c_int, POINTER(_Forecast), c_size_t, POINTER(c_size_t),
+    ],
+    "ddl_plan_schedule": [*_TASK, c_int, POINTER(_Step), c_size_t, POINTER(c_size_t)],
+}  # fmt: skip
+
+
+@functools.cache
+def _declare() -> None:
+    loaded = library.load()
+    for name, arguments in _FUNCTIONS.items():
+        try:
+            getattr(loaded, name).argtypes = arguments
+        except AttributeError:
+            raise LibraryError(
+                f"{library.find()} has no {name}: it is older than this package; run `make setup`, or reinstall "
+                f"{library.DISTRIBUTION}"
+            ) from None
+
+
+def _call(name: str, *arguments: object) -> None:
+    _declare()
+    library.call(name, *arguments)
+
+
+def _network(tree: Tree) -> _Network:
+    tiers = (_Tier * len(tree.tiers))(*(_Tier(tier.size, tier.latency, tier.bandwidth) for tier in tree.tiers))
+    return _Network(tiers, len(tiers), tree.reduce)
+
+
+def _plan(plan: Plan | None) -> _Plan:
+    asked = plan or Plan()
+    ranks: Sequence[int] = asked.ranks or ()
+    return _Plan(
+        asked.mode.encode() if asked.mode else None,
+        asked.chunks,
+        (c_int * len(ranks))(*ranks) if ranks else None,
+        ALGORITHMS.index(asked.algorithm),
+    )

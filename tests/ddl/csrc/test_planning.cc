@@ -1,0 +1,134 @@
+#include <cmath>
+#include <cstdlib>
+#include <ctime>
+#include <vector>
+
+#include "alternatives.h"
+#include "check.h"
+#include "ddl_plan.h"
+#include "simulate.h"
+
+namespace {
+
+// 2 racks of 2 hosts of 2 ranks: links of 200 Mbit/s, uplinks of 100.
+const ddl_tier kRacks[] = {{2, 5e-6, 2e9}, {2, 1e-4, 25e6}, {2, 1e-4, 12.5e6}};
+const ddl_network kTwoRacks{kRacks, 3, 0};
+
+std::vector<ddl_forecast> alternatives_of(const ddl_network& network, size_t count) {
+    size_t found = 0;
+    CHECK_EQ(ddl_plan_alternatives(&network, count, DDL_FLOAT32, nullptr, 0, &found), DDL_SUCCESS);
+    std::vector<ddl_forecast> forecasts(found);
+    CHECK_EQ(ddl_plan_alternatives(&network, count, DDL_FLOAT32, forecasts.data(), found, &found), DDL_SUCCESS);
+    CHECK_EQ(found, forecasts.size());
+    return forecasts;
+}
+
+}  // namespace
+
+TEST("what the library does comes first, and is the fastest of the plans that it has for large buffers") {
+    const auto forecasts = alternatives_of(kTwoRacks, 1 << 24);
+    CHECK_EQ(std::string(forecasts[0].plan), std::string("r:2x2x2"));
+    CHECK(forecasts.size() >= 5);  // the other three joinings, one chunk, recursive doubling
+    for (size_t i = 1; i < forecasts.size(); ++i) CHECK(forecasts[i].seconds >= forecasts[0].seconds);
+    CHECK_CONTAINS(forecasts[0].reason, "the fastest of 4 plans");
+    ddl_forecast chosen;
+    CHECK_EQ(ddl_plan_forecast(&kTwoRacks, nullptr, 1 << 24, DDL_FLOAT32, &chosen), DDL_SUCCESS);
+    CHECK_EQ(chosen.seconds, forecasts[0].seconds);
+    CHECK_EQ(std::string(chosen.plan), std::string(forecasts[0].plan));
+}
+
+TEST("no alternative is below the cut") {
+    ddl_bounds bounds;
+    CHECK_EQ(ddl_plan_bounds(&kTwoRacks, 1 << 26, &bounds), DDL_SUCCESS);
+    for (const auto& forecast : alternatives_of(kTwoRacks, 1 << 24)) CHECK(forecast.seconds >= bounds.cut);
+}
+
+TEST("the bytes of each tier are those of the formula, and a schedule adds up to them") {
+    const size_t count = 1 << 20;
+    const double bytes = 4.0 * count;
+    ddl_plan plan{"r:2x2x2", 3, nullptr, DDL_ALGORITHM_AUTOMATIC};
+    ddl_forecast forecast;
+    CHECK_EQ(ddl_plan_forecast(&kTwoRacks, &plan, count, DDL_FLOAT32, &forecast), DDL_SUCCESS);
+    size_t found = 0;
+    CHECK_EQ(ddl_plan_schedule(&kTwoRacks, &plan, count, DDL_FLOAT32, 5, nullptr, 0, &found), DDL_SUCCESS);
+    std::vector<ddl_step> steps(found);
+    CHECK_EQ(ddl_plan_schedule(&kTwoRacks, &plan, count, DDL_FLOAT32, 5, steps.data(), found, &found), DDL_SUCCESS);
+    double sent[3] = {}, messages[3] = {};
+    int chunks = 0, rounds = 0;
+    for (const ddl_step& step : steps) {
+        chunks = std::max(chunks, step.chunk + 1);
+        rounds = std::max(rounds, step.round + 1);
+        if (step.kind != DDL_STEP_SEND) continue;
+        sent[step.tier] += static_cast<double>(step.bytes);
+        ++messages[step.tier];
+    }
+    CHECK_EQ(chunks, 3);
+    CHECK_EQ(forecast.chunks, 3);
+    CHECK_EQ(rounds, forecast.rounds);
+    CHECK_EQ(rounds, 6);
+    for (int tier = 0; tier < 3; ++tier) {
+        CHECK(std::fabs(sent[tier] - bytes / (1 << tier)) < 64);
+        CHECK(std::fabs(forecast.tier_bytes[tier] - sent[tier]) < 64);
+        CHECK_EQ(forecast.tier_messages[tier], messages[tier]);
+    }
+}
+
+TEST("a small allreduce is recursive doubling, whatever the plan") {
+    ddl_forecast forecast;
+    CHECK_EQ(ddl_plan_forecast(&kTwoRacks, nullptr, 16, DDL_FLOAT32, &forecast), DDL_SUCCESS);
+    CHECK_EQ(std::string(forecast.algorithm), std::string("recursive doubling"));
+    CHECK_EQ(forecast.rounds, 3);
+    const auto forecasts = alternatives_of(kTwoRacks, 16);
+    CHECK_EQ(std::string(forecasts[0].algorithm), std::string("recursive doubling"));
+    CHECK(forecasts[0].seconds <= forecasts[1].seconds);
+}
+
+TEST("1,728 ranks in 4 tiers are planned in seconds, at every size") {
+    const int aisles = check::kSanitized ? 1 : 4;
+    const ddl_tier tiers[] = {{6, 4e-6, 50e9}, {18, 5e-6, 12.5e9}, {4, 6e-6, 225e9}, {aisles, 8e-6, 450e9}};
+    const ddl_network network{tiers, 4, 0};
+    for (const size_t count : {1, 4096, 1 << 18, 1 << 26}) {
+        const std::clock_t begin = std::clock();  // of this process: others may want the cores too
+        const auto forecasts = alternatives_of(network, count);
+        const double took = static_cast<double>(std::clock() - begin) / CLOCKS_PER_SEC;
+        if (std::getenv("DDL_PRINT")) std::printf("%zu: %zu plans in %.2f s\n", count, forecasts.size(), took);
+        CHECK(forecasts.size() > (count > 4096 ? 1 : 0));  // a ring needs an element for each rank
+        CHECK(took < 10 || check::kSanitized);
+    }
+}
+
+TEST("one rank alone has a plan and takes no time on the network") {
+    const ddl_tier tier{1, 0, 1e9};
+    const ddl_network network{&tier, 1, 0};
+    const auto forecasts = alternatives_of(network, 100);
+    CHECK_EQ(forecasts.size(), size_t{1});
+    CHECK_EQ(forecasts[0].seconds, 0.0);
+}
+
+TEST("what is wrong with a described network or plan is named") {
+    ddl_forecast forecast;
+    const auto refusal = [&](const ddl_network& network, const ddl_plan& plan) {
+        CHECK_EQ(ddl_plan_forecast(&network, &plan, 1024, DDL_FLOAT32, &forecast), DDL_ERROR_ARGUMENT);
+        return std::string(ddl_last_error());
+    };
+    const ddl_plan chosen{};
+    const ddl_tier slow[] = {{2, 0, 1e9}, {2, 0, 0}}, none[] = {{0, 0, 1e9}}, back[] = {{2, -1, 1e9}};
+    const ddl_tier many[] = {{1 << 20, 0, 1e9}, {1 << 20, 0, 1e9}};
+    CHECK_CONTAINS(refusal({slow, 2, 0}, chosen), "tier 1 of the network: its bandwidth is 0");
+    CHECK_CONTAINS(refusal({none, 1, 0}, chosen), "tier 0 of the network: its size is 0");
+    CHECK_CONTAINS(refusal({back, 1, 0}, chosen), "its latency is -1");
+    CHECK_CONTAINS(refusal({many, 2, 0}, chosen), "more than 1048576");
+    CHECK_CONTAINS(refusal({kRacks, 9, 0}, chosen), "9 tiers");
+    CHECK_CONTAINS(refusal({nullptr, 1, 0}, chosen), "tiers is NULL");
+    CHECK_CONTAINS(refusal({kRacks, 3, -1}, chosen), "reduce bandwidth");
+    CHECK_CONTAINS(refusal(kTwoRacks, {"r:4x4", 0, nullptr, DDL_ALGORITHM_AUTOMATIC}), "4x4 multiply to 16");
+    CHECK_CONTAINS(refusal(kTwoRacks, {"q", 0, nullptr, DDL_ALGORITHM_AUTOMATIC}), "unknown mode 'q'");
+    CHECK_CONTAINS(refusal(kTwoRacks, {nullptr, -1, nullptr, DDL_ALGORITHM_AUTOMATIC}), "chunks: -1");
+    CHECK_CONTAINS(refusal(kTwoRacks, {nullptr, 0, nullptr, ddl_algorithm(7)}), "algorithm 7");
+    const int twice[] = {0, 0, 1, 2, 3, 4, 5, 6};
+    CHECK_CONTAINS(refusal(kTwoRacks, {"r:8", 0, twice, DDL_ALGORITHM_AUTOMATIC}), "rank 0 twice");
+    size_t found = 0;
+    CHECK_EQ(ddl_plan_schedule(&kTwoRacks, nullptr, 1, DDL_FLOAT32, 8, nullptr, 0, &found), DDL_ERROR_ARGUMENT);
+    CHECK_CONTAINS(std::string(ddl_last_error()), "rank 8 is not in a plan of 8");
+    CHECK_EQ(ddl_plan_alternatives(&kTwoRacks, 1, DDL_FLOAT32, nullptr, 3, &found), DDL_ERROR_ARGUMENT);
+}
