@@ -15,8 +15,8 @@ struct Alternative {
     Forecast forecast;
 };
 
-// The plan that the library takes for an allreduce of `task` on `network`: the one of choices() with the shortest
-// forecast. `reason` says what it was compared with.
+// The plan that suits an allreduce of `task` on `network` best: of those that alternatives() tells of, the one with the
+// fewest rounds among those whose forecasts are within 5% of the shortest. `reason` says what it was compared with.
 Plan choose_plan(const Network& network, const Task& task, const Tuning& tuning = {});
 
 // What an allreduce could do: each way of joining neighbouring tiers into dimensions, from one ring over all to a

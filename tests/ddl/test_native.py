@@ -74,7 +74,8 @@ def test_a_run_of_no_test_fails() -> None:
 def test_the_header_is_plain_c(tmp_path: Path) -> None:
     source = tmp_path / "uses_ddl.c"
     source.write_text(
-        '#include "ddl.h"\n#include "ddl_plan.h"\nint main(void) { ddl_op op = DDL_SUM; return (int)op + (DDL_WORLD != 0); }\n'
+        '#include "ddl.h"\n#include "ddl_plan.h"\n'
+        "int main(void) { ddl_op op = DDL_SUM; return (int)op + (DDL_WORLD != 0); }\n"
     )
     include = f"-I{ROOT / 'ddl' / 'include'}"
     run(tool("gcc"), "-std=c99", "-pedantic", "-Wall", "-Wextra", "-Werror", include, "-c", str(source), "-o",

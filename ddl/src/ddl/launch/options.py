@@ -305,7 +305,7 @@ _TAIL = """\
 commands:
   doctor                  check the hosts and print what was found; run nothing
   bench                   measure collectives against their bound (not built yet)
-  plan                    predict a schedule's time on a described network (not built yet)
+  plan                    simulate an allreduce on a described network (ddlrun plan --help)
 
 examples:
   ddlrun python train.py --epochs 3           every GPU of the batch system's hosts, or of this one

@@ -1,0 +1,219 @@
+"""`ddlrun plan`: what an allreduce would do on a described network, and how long it would take. Nothing is run."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+from collections.abc import Callable, Sequence
+from dataclasses import asdict, replace
+from pathlib import Path
+from typing import NoReturn
+
+from ddl.errors import ArgumentError, DDLError
+from ddl.launch.errors import LaunchError, UsageError
+from ddl.planning import interface, network, picture, report, scaling, units
+from ddl.planning.interface import Plan
+from ddl.planning.network import Network
+
+_DESCRIPTION = """\
+Simulate an allreduce on a network that is described and need not exist; run nothing. The schedules are those that
+libddl would execute, the times are a simulation of them: what processors do beside that is not in it.
+
+A network is a tree: ranks in a host, hosts in a rack, racks in an aisle, aisles. Each has one link to the switch above,
+with a rate in each direction and a latency, and all that is below a link shares it. NETWORK is a file (.toml, .json) or
+a machine of the catalogue; flags change it, or describe a network by themselves.
+"""
+
+_EPILOG = """\
+examples:
+  ddlrun plan --hosts 4 --ranks 2 --racks 2 --link 200mbit --uplink 100mbit --size 64MiB
+  ddlrun plan ac922-4 --hosts 64 --size 100MB       64 hosts of the catalogue, 4 GPUs each
+  ddlrun plan ac922-4 --hosts 64 -m r:256           what would one ring over all do?
+  ddlrun plan network.toml --schedule --rank 3      the steps of rank 3
+  ddlrun plan hgx-h100 --hosts 128 --plot times.svg
+  ddlrun plan --scaling                             ResNet-50 on 4 to 256 GPUs, beside the published figures
+
+Rates are what programs get: of Ethernet with frames of 1500 bytes, TCP delivers 95.6% of the wire's bits. They are
+bits (200mbit, 100 Gbit/s) or bytes a second (12.5GB/s); times are 5us, 0.1ms; sizes 64MiB, 100MB.
+"of the bound": the time that any algorithm needs at least, over the plan's; algorithm bandwidth: size / time;
+bus bandwidth: that times 2 (n-1)/n, what each rank sends.
+"""
+
+
+def main(words: Sequence[str]) -> int:
+    """Run `ddlrun plan WORDS`; returns the exit status. Raises LaunchError."""
+    parser = _parser()
+    if not {"-h", "-help", "--help"}.isdisjoint(words):
+        print(parser.format_help(), end="")
+        return 0
+    asked = parser.parse_args([_two_dashes(word, parser) for word in words])
+    if asked.list:
+        _list_machines()
+        return 0
+    try:
+        if asked.plot:
+            picture.check(asked.plot)
+        if asked.scaling:
+            return _scaling(asked)
+        return _plan(asked)
+    except (network.DescriptionError, picture.PictureError, ArgumentError) as error:
+        raise UsageError(f"plan: {error}") from None
+    except DDLError as error:
+        raise LaunchError(f"plan: {error}") from None
+    except OSError as error:
+        raise LaunchError(f"plan: {asked.plot} could not be written: {error.strerror}") from None
+
+
+def _plan(asked: argparse.Namespace) -> int:
+    described = _network(asked)
+    plan = _asked_plan(asked)
+    made = report.study(described, asked.size, asked.type, plan)
+    steps = None
+    if asked.schedule:
+        # What the library chose by itself, unless a plan was asked for.
+        shown = plan or Plan(mode=made.chosen.plan)
+        count = max(1, asked.size // interface.TYPES[asked.type][1])
+        steps = interface.schedule(described.tree, count, asked.rank, asked.type, shown)
+    if asked.json:
+        document = report.to_dict(made)
+        if steps is not None:
+            document["schedule"] = {"rank": asked.rank, "steps": list(map(asdict, steps))}
+        print(json.dumps(document, indent=2))
+    else:
+        print(report.to_text(made), end="")
+        if steps is not None:
+            print("\n" + report.steps_to_text(steps, asked.rank, described), end="")
+    if asked.plot:
+        picture.write(picture.draw_times(described, asked.type, plan), asked.plot)
+    return 0
+
+
+def _scaling(asked: argparse.Namespace) -> int:
+    table = scaling.study(network.load(asked.network or "minsky"))
+    print(json.dumps(scaling.to_dict(table), indent=2) if asked.json else scaling.to_text(table), end="")
+    if asked.json:
+        print()
+    if asked.plot:
+        picture.write(picture.draw_scaling(scaling.curves(table), scaling.TITLE, scaling.GPUS[0]), asked.plot)
+    return 0
+
+
+def _network(asked: argparse.Namespace) -> Network:
+    described = network.load(asked.network) if asked.network else network.DEFAULT
+    made = network.changed(
+        described,
+        ranks=asked.ranks,
+        hosts=asked.hosts,
+        racks=asked.racks,
+        aisles=asked.aisles,
+        rates=(asked.inside, asked.link, asked.uplink, asked.aisle_link),
+        latencies=asked.latency,
+    )
+    return replace(made, reduce=asked.reduce) if asked.reduce else made
+
+
+def _asked_plan(asked: argparse.Namespace) -> Plan | None:
+    if asked.mode is None and not asked.chunks and asked.algorithm == "automatic":
+        return None
+    return Plan(asked.mode, asked.chunks or 0, None, asked.algorithm)
+
+
+def _list_machines() -> None:
+    names = network.machines()
+    width = max(map(len, names))
+    for name in names:
+        one = network.load(name)
+        print(f"{name:{width}}  {one.name}")
+        for level in one.levels:
+            print(f"{'':{width}}    {level.name}: {level.source}")
+        if one.source:
+            print(f"{'':{width}}    {one.source}")
+
+
+class _Parser(argparse.ArgumentParser):
+    def error(self, message: str) -> NoReturn:
+        raise UsageError(f"plan: {message}; `ddlrun plan --help` explains each option")
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = _Parser(
+        prog="ddlrun plan",
+        description=_DESCRIPTION,
+        epilog=_EPILOG,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+        allow_abbrev=False,
+        add_help=False,
+    )
+    add = parser.add_argument
+    add("network", nargs="?", metavar="NETWORK", help="a file (.toml, .json), or a machine that --list names")
+    add("-h", "--help", action="store_true", help="print this")
+    add("--list", action="store_true", help="list the catalogue of machines with the sources of their figures")
+
+    add = parser.add_argument_group("the network").add_argument
+    add("--ranks", type=_count, metavar="N", help="ranks, or GPUs, in a host (default 1)")
+    add("--hosts", type=_count, metavar="N", help="hosts in all (default 1)")
+    add("--racks", type=_count, metavar="N", help="racks in an aisle (default 1)")
+    add("--aisles", type=_count, metavar="N", help="aisles (default 1)")
+    rate = _read(units.parse_rate)
+    add("--inside", type=rate, metavar="RATE", help="of a rank's link inside its host (default 5GB/s)")
+    add("--link", type=rate, metavar="RATE", help="of a host's link to its rack (default 10gbit)")
+    add("--uplink", type=rate, metavar="RATE", help="of a rack's link (default: all that its hosts can send)")
+    add("--aisle-link", type=rate, metavar="RATE", help="of an aisle's link (default: all that its racks can send)")
+    add(
+        "--latency", type=_read(_latencies), default=(), metavar="T,...",
+        help="of a message inside a host, then between hosts, racks, aisles (default 1us,30us, ...)",
+    )  # fmt: skip
+    add("--reduce", type=rate, metavar="RATE", help="bytes that a rank adds in a second (default: it takes no time)")
+
+    add = parser.add_argument_group("the allreduce").add_argument
+    add("--size", type=_read(units.parse_size), default=64 << 20, metavar="SIZE", help="of the buffer (default 64MiB)")
+    add("--type", choices=list(interface.TYPES), default="float32", help="of its elements (default float32)")
+    add("-m", "--mode", metavar="MODE[:AxBxC]", help="these dimensions, as in DDL_OPTIONS (default: the best)")
+    add("--chunks", type=_count, metavar="N", help="cut the buffer into N pieces (default: by size)")
+    add(
+        "--algorithm", choices=interface.ALGORITHMS, default="automatic",
+        help="latency: the fewest rounds; bandwidth: the fewest bytes (default: by size, as the library does)",
+    )  # fmt: skip
+
+    add = parser.add_argument_group("what is shown").add_argument
+    add("--schedule", action="store_true", help="print the steps of one rank, too")
+    add("--rank", type=int, default=0, metavar="N", help="that rank (default 0)")
+    add("--json", action="store_true", help="print JSON: seconds, bytes, bytes a second")
+    add("--plot", type=Path, metavar="FILE", help="draw time against size for each plan (.png or .svg)")
+    add("--scaling", action="store_true", help="simulate training of ResNet-50 on 4 to 256 GPUs of NETWORK instead")
+    return parser
+
+
+def _two_dashes(word: str, parser: argparse.ArgumentParser) -> str:
+    """Long options may have one dash, as elsewhere in ddlrun."""
+    name = word.partition("=")[0]
+    known = {option for action in parser._actions for option in action.option_strings}
+    return f"-{word}" if name not in known and f"-{name}" in known else word
+
+
+def _read(parse: Callable[[str], object]) -> Callable[[str], object]:
+    def read(text: str) -> object:
+        try:
+            return parse(text)
+        except ValueError as error:
+            raise argparse.ArgumentTypeError(str(error)) from None
+
+    return read
+
+
+def _count(text: str) -> int:
+    if not text.isascii() or not text.isdigit() or int(text) < 1:
+        raise argparse.ArgumentTypeError(f"{text!r}: expected a whole number, 1 or more")
+    return int(text)
+
+
+def _latencies(text: str) -> tuple[float, ...]:
+    times = tuple(units.parse_time(word) for word in text.split(","))
+    if len(times) > len(network.NAMES):
+        raise ValueError(f"{text!r}: expected at most {len(network.NAMES)} times: {', '.join(network.NAMES)}")
+    return times
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

@@ -1,0 +1,222 @@
+"""Networks as people describe them: read from TOML, JSON or the catalogue, changed, and drawn as a tree.
+
+name = "AC922 with 4 V100"
+reduce = "400 GB/s"          # bytes that a rank adds in a second; left out: it takes no time
+
+[[tiers]]                    # innermost first
+name = "GPU"                 # what is plugged in: a rank of a host, then hosts, racks, aisles
+size = 4                     # how many of them below one switch
+bandwidth = "75 GB/s"        # of each one's link, in each direction, as programs get it
+latency = "10 us"            # of a message that turns around at this tier
+source = "where these figures come from"
+"""
+
+from __future__ import annotations
+
+import json
+import tomllib
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict, dataclass, replace
+from math import prod
+from pathlib import Path
+from typing import Any
+
+from ddl.planning import units
+from ddl.planning.interface import MOST_TIERS, Tier, Tree
+
+MACHINES = Path(__file__).with_name("machines")
+SUFFIXES = (".toml", ".json")
+NAMES = ("rank", "host", "rack", "aisle")  # what a tier joins where nobody says
+
+
+class DescriptionError(ValueError):
+    """A description is wrong: the message names the file, the place in it, and what is expected there."""
+
+
+@dataclass(frozen=True)
+class Level:
+    """A tier as described: see the module's docstring; bytes a second and seconds."""
+
+    name: str
+    size: int
+    bandwidth: float
+    latency: float
+    source: str = ""
+
+
+@dataclass(frozen=True)
+class Network:
+    """A described network: its levels, innermost first, and bytes a second that a rank reduces (0: takes no time)."""
+
+    levels: tuple[Level, ...]
+    name: str = ""
+    reduce: float = 0.0
+    source: str = ""
+
+    @property
+    def ranks(self) -> int:
+        """How many ranks there are."""
+        return prod(level.size for level in self.levels)
+
+    @property
+    def tree(self) -> Tree:
+        """What the library simulates."""
+        return Tree(tuple(Tier(one.size, one.latency, one.bandwidth) for one in self.levels), self.reduce)
+
+    def to_dict(self) -> dict[str, object]:
+        """Plain data for JSON, which `from_dict` reads back."""
+        return {
+            "name": self.name,
+            "reduce": self.reduce,
+            "source": self.source,
+            "tiers": list(map(asdict, self.levels)),
+        }
+
+    def picture(self) -> str:
+        """The network as a tree in ASCII; equal branches are one line."""
+        rows = [("all", "")]
+        for depth, level in enumerate(reversed(self.levels)):
+            shared = prod(one.size for one in self.levels[: len(self.levels) - 1 - depth])
+            about = f"link {units.format_bits(level.bandwidth)} ({units.format_bytes(level.bandwidth)}), "
+            about += f"latency {units.format_time(level.latency)}"
+            about += f", shared by {shared} ranks" if shared > 1 else ""
+            rows.append((f"{'    ' * depth}+-- {level.size} x {level.name}", about))
+        width = max(len(left) for left, _ in rows)
+        return "\n".join(f"{left:{width}}  {right}".rstrip() for left, right in rows[1:])
+
+
+# Where nobody says anything: shared memory in the host, 10 Gbit/s Ethernet between hosts.
+DEFAULT = Network(
+    (
+        Level("rank", 1, 5e9, 1e-6, "assumed: shared memory of a server"),
+        Level("host", 1, 1.25e9, 30e-6, "assumed: 10 Gbit/s Ethernet"),
+    )
+)
+
+
+def machines() -> list[str]:
+    """The names of the catalogue."""
+    return sorted(path.stem for path in MACHINES.glob("*.toml"))
+
+
+def load(name: str) -> Network:
+    """The network of a file, or of that name in the catalogue. Raises DescriptionError."""
+    path = Path(name)
+    if path.suffix not in SUFFIXES:
+        if name not in machines():
+            raise DescriptionError(
+                f"{name!r} is no described machine, and no file that ends in .toml or .json; the machines are "
+                f"{', '.join(machines())}"
+            )
+        path = MACHINES / f"{name}.toml"
+    try:
+        text = path.read_text()
+    except OSError as error:
+        raise DescriptionError(f"{name}: it cannot be read: {error.strerror}") from None
+    except UnicodeDecodeError:
+        raise DescriptionError(f"{name}: it is not text") from None
+    try:
+        document = json.loads(text) if path.suffix == ".json" else tomllib.loads(text)
+    except ValueError as error:
+        raise DescriptionError(f"{name}: it is not {path.suffix[1:].upper()}: {error}") from None
+    return from_dict(document, name)
+
+
+def from_dict(document: object, where: str = "network") -> Network:
+    """The network of a parsed file. Raises DescriptionError that begins with `where`."""
+    table = _table(document, where, {"name", "reduce", "source", "tiers"})
+    tiers = table.get("tiers")
+    if not isinstance(tiers, list) or not 1 <= len(tiers) <= MOST_TIERS:
+        raise DescriptionError(f"{where}: tiers: expected a list of 1 to {MOST_TIERS} tables, innermost first")
+    levels = tuple(_level(tier, f"{where}: tiers[{at}]", at) for at, tier in enumerate(tiers))
+    reduce = table.get("reduce", 0)
+    return Network(
+        levels,
+        _text(table, "name", where, ""),
+        0.0 if reduce == 0 else _read(table, "reduce", where, units.parse_rate),
+        _text(table, "source", where, ""),
+    )
+
+
+def changed(
+    network: Network,
+    *,
+    ranks: int | None = None,
+    hosts: int | None = None,
+    racks: int | None = None,
+    aisles: int | None = None,
+    rates: Sequence[float | None] = (),
+    latencies: Sequence[float | None] = (),
+) -> Network:
+    """The network with other numbers: ranks a host, hosts in all, racks an aisle, aisles; rates and latencies by tier.
+
+    A tier that it does not have yet is added above the others; where no rate is given for it, its links carry all that
+    comes from below. Raises DescriptionError where the hosts cannot be parted evenly.
+    """
+    levels = list(network.levels)
+    sizes = (ranks, hosts, racks, aisles)
+    needed = max((at + 1 for given in (sizes, rates, latencies) for at, value in enumerate(given) if value), default=1)
+    added = range(len(levels), needed)
+    for at in added:
+        template = DEFAULT.levels[1] if at == 1 else replace(levels[-1], source="assumed: it carries all from below")
+        levels.append(replace(template, name=NAMES[at], size=1))
+    for at, size in enumerate(sizes):
+        if size and at != 1:
+            levels[at] = replace(levels[at], size=size)
+    if hosts:
+        groups = prod(level.size for level in levels[2:])
+        if hosts % groups:
+            raise DescriptionError(
+                f"{hosts} hosts cannot be parted evenly among {groups} racks; give --hosts (in all), --racks (in an "
+                "aisle) and --aisles that fit"
+            )
+        levels[1] = replace(levels[1], size=hosts // groups)
+    for at in range(len(levels)):
+        rate = rates[at] if at < len(rates) else None
+        if rate:
+            levels[at] = replace(levels[at], bandwidth=rate, source="as given")
+        elif at in added and at > 1:
+            levels[at] = replace(levels[at], bandwidth=levels[at - 1].bandwidth * levels[at - 1].size)
+        latency = latencies[at] if at < len(latencies) else None
+        if latency is not None:
+            levels[at] = replace(levels[at], latency=latency)
+    return replace(network, levels=tuple(levels))
+
+
+def _level(document: object, where: str, at: int) -> Level:
+    table = _table(document, where, {"name", "size", "bandwidth", "latency", "source"})
+    size = table.get("size")
+    if not isinstance(size, int) or isinstance(size, bool) or size < 1:
+        raise DescriptionError(f"{where}: size: {size!r}; expected a whole number, 1 or more")
+    default = NAMES[at] if at < len(NAMES) else f"group {at}"
+    return Level(
+        _text(table, "name", where, default),
+        size,
+        _read(table, "bandwidth", where, units.parse_rate),
+        _read(table, "latency", where, units.parse_time) if "latency" in table else 0.0,
+        _text(table, "source", where, ""),
+    )
+
+
+def _table(document: object, where: str, known: set[str]) -> Mapping[str, Any]:
+    if not isinstance(document, dict):
+        raise DescriptionError(f"{where}: expected a table with {', '.join(sorted(known))}")
+    if unknown := sorted(set(document) - known):
+        raise DescriptionError(f"{where}: {unknown[0]}: unknown; expected {', '.join(sorted(known))}")
+    return document
+
+
+def _text(table: Mapping[str, Any], key: str, where: str, default: str) -> str:
+    value = table.get(key, default)
+    if not isinstance(value, str):
+        raise DescriptionError(f"{where}: {key}: {value!r}; expected text")
+    return value
+
+
+def _read(table: Mapping[str, Any], key: str, where: str, parse: Callable[[Any], float]) -> float:
+    if key not in table:
+        raise DescriptionError(f"{where}: {key}: missing")
+    try:
+        return float(parse(table[key]))
+    except ValueError as error:
+        raise DescriptionError(f"{where}: {key}: {error}") from None

@@ -1,0 +1,126 @@
+"""Forecasts as pictures: time against size for each plan with the bound, and speedup against GPUs. Needs matplotlib.
+
+Colours are those of Okabe and Ito, which people with any kind of colour blindness can tell apart.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from ddl.planning import interface
+from ddl.planning.interface import Plan
+from ddl.planning.network import Network
+from ddl.planning.units import format_size
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
+SUFFIXES = (".png", ".svg")
+COLOURS = ("#0072B2", "#D55E00", "#009E73", "#E69F00", "#CC79A7", "#56B4E9", "#6E6E6E", "#F0E442")
+SMALLEST, LARGEST = 1 << 10, 1 << 30  # bytes, of the picture of a network
+
+
+class PictureError(ValueError):
+    """A picture cannot be made: the message says what to install, or which suffix is expected."""
+
+
+def check(path: Path) -> None:
+    """Raises PictureError where a picture could not be written to `path`, before anything is computed."""
+    if path.suffix not in SUFFIXES:
+        raise PictureError(f"{path}: a picture ends in {' or '.join(SUFFIXES)}")
+    _figure_class()
+
+
+def draw_times(network: Network, dtype: str, plan: Plan | None, largest: int = LARGEST) -> Figure:
+    """Time of an allreduce against its size: the library's choice, each other plan, and the bound."""
+    tree, element = network.tree, interface.TYPES[dtype][1]
+    sizes = [1 << power for power in range(10, max(SMALLEST * 4, largest).bit_length())]
+    curves: dict[str, list[tuple[int, float]]] = {}
+    ours = []
+    for size in sizes:
+        count = max(1, size // element)
+        found = interface.alternatives(tree, count, dtype)
+        mine = interface.forecast(tree, count, dtype, plan) if plan else found[0]
+        ours.append((size, mine.seconds))
+        for one in found:
+            doubling = one.algorithm.startswith("recursive")
+            if doubling or not (one.chunks == 1 and size > 1 << 20):  # the one without chunks, where others have some
+                label = "recursive doubling" if doubling else one.plan
+                curves.setdefault(label, []).append((size, one.seconds))
+    figure = _figure_class()(figsize=(9, 5.5), layout="constrained")
+    axes = figure.subplots()
+    bound = [(size, interface.bounds(tree, size).cut) for size in sizes]
+    axes.plot(*_columns(bound), color="black", linestyle=":", label="bound of any algorithm (cut)")
+    for colour, (label, points) in zip(_cycle(COLOURS[1:], len(curves)), sorted(curves.items()), strict=True):
+        axes.plot(*_columns(sorted(set(points))), color=colour, linewidth=1, label=label)
+    label = "as asked for" if plan else "what the library does"
+    axes.plot(*_columns(ours), color=COLOURS[0], linewidth=3, alpha=0.5, label=label)
+    axes.set_xscale("log", base=2)
+    axes.set_yscale("log")
+    axes.set_xticks(sizes[::2], [format_size(size) for size in sizes[::2]], rotation=45, ha="right")
+    axes.set_xlabel("size of the allreduce")
+    axes.set_ylabel("time (s), simulated")
+    axes.set_title(f"{network.name or 'described network'}, {network.ranks:,} ranks: SIMULATION", loc="left")
+    _finish(axes)
+    return figure
+
+
+def draw_scaling(curves: Mapping[str, Sequence[tuple[int, float]]], title: str, base: int) -> Figure:
+    """Speedup over `base` GPUs against the number of GPUs, and the efficiency below; `curves` by label."""
+    figure = _figure_class()(figsize=(9, 7), layout="constrained")
+    upper, lower = figure.subplots(2, 1, sharex=True, height_ratios=(3, 2))
+    gpus = sorted({count for points in curves.values() for count, _ in points})
+    upper.plot(gpus, [count / base for count in gpus], color="black", linestyle=":", label="linear")
+    for colour, (label, points) in zip(_cycle(COLOURS, len(curves)), curves.items(), strict=True):
+        upper.plot(*_columns(points), "o-", color=colour, markersize=4, label=label)
+        lower.plot([c for c, _ in points], [100 * s * base / c for c, s in points], "o-", color=colour, markersize=4)
+    for axes in (upper, lower):
+        axes.set_xscale("log", base=2)
+        axes.set_xticks(gpus, [str(count) for count in gpus])
+    upper.set_yscale("log", base=2)
+    upper.set_ylabel(f"speedup over {base} GPUs")
+    lower.set_ylabel("efficiency (%)")
+    lower.set_xlabel("GPUs")
+    upper.set_title(title, loc="left")
+    _finish(upper)
+    lower.spines[["top", "right"]].set_visible(False)
+    lower.grid(alpha=0.3)
+    return figure
+
+
+def write(figure: Figure, path: Path) -> None:
+    """Write the picture, aside first; the same picture is the same file."""
+    import matplotlib
+
+    aside = path.with_name(f".{path.name}.part")
+    metadata = {"Date": None} if path.suffix == ".svg" else None
+    # Text stays text: smaller, searchable, read by screen readers.
+    with matplotlib.rc_context({"svg.fonttype": "none", "svg.hashsalt": "ddl"}):
+        figure.savefig(aside, format=path.suffix[1:], dpi=120, metadata=metadata)
+    aside.replace(path)
+
+
+def _finish(axes: object) -> None:
+    axes.spines[["top", "right"]].set_visible(False)  # type: ignore[attr-defined]
+    axes.grid(alpha=0.3)  # type: ignore[attr-defined]
+    axes.legend(frameon=False)  # type: ignore[attr-defined]
+
+
+def _figure_class() -> type[Figure]:
+    try:
+        from matplotlib.figure import Figure
+    except ImportError:
+        raise PictureError(
+            "a picture needs matplotlib, which is not installed here: pip install 'bascule-ddl[plot]'"
+        ) from None
+    return Figure
+
+
+def _columns(points: Sequence[tuple[int, float]]) -> tuple[list[int], list[float]]:
+    return [x for x, _ in points], [y for _, y in points]
+
+
+def _cycle(colours: Sequence[str], count: int) -> list[str]:
+    return [colours[at % len(colours)] for at in range(count)]

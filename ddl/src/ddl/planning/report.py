@@ -1,0 +1,184 @@
+"""What `ddlrun plan` prints: the network, the plans with their times, the tiers of the chosen one, a rank's steps."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+
+from ddl.planning import interface
+from ddl.planning.interface import Bounds, Forecast, Plan, Step
+from ddl.planning.network import Network
+from ddl.planning.units import format_bytes, format_size, format_time
+
+
+@dataclass(frozen=True)
+class Study:
+    """An allreduce on a network: the plan that is looked at, the others, fastest first, and the bounds."""
+
+    network: Network
+    nbytes: int
+    dtype: str
+    chosen: Forecast
+    others: tuple[Forecast, ...]
+    bounds: Bounds
+
+    @property
+    def cut(self) -> float:
+        """The least time of any algorithm, in seconds."""
+        return self.bounds.cut
+
+    def share(self, forecast: Forecast) -> float:
+        """How much of a forecast's time the cut bound is: 1 is perfect."""
+        return self.cut / forecast.seconds if forecast.seconds else 1.0
+
+
+def study(network: Network, nbytes: int, dtype: str, plan: Plan | None) -> Study:
+    """Simulate an allreduce of `nbytes` bytes.
+
+    With a `plan`, that one is looked at, and the library's own is among the others. Raises ddl.ArgumentError for a plan
+    that does not fit.
+    """
+    count = max(1, nbytes // interface.TYPES[dtype][1])
+    found = interface.alternatives(network.tree, count, dtype)
+    chosen, others = found[0], found[1:]
+    if plan is not None:
+        chosen = interface.forecast(network.tree, count, dtype, plan)
+        others = sorted(
+            (one for one in found if (one.plan, one.algorithm, one.chunks) != _key(chosen)),
+            key=lambda one: one.seconds,
+        )
+    return Study(network, nbytes, dtype, chosen, tuple(others), interface.bounds(network.tree, nbytes))
+
+
+def to_text(made: Study) -> str:
+    """The study for people."""
+    network = made.network
+    title = f"{network.name}: " if network.name else ""
+    ranks = "1 rank" if network.ranks == 1 else f"{network.ranks:,} ranks"
+    parts = [f"{title}{ranks}", network.picture(), ""]
+    if network.source:
+        parts[1] += f"\n({network.source})"
+    parts.append(f"allreduce of {format_size(made.nbytes)} of {made.dtype}, simulated")
+    parts.append(f"plan {_name(made.chosen)}: {made.chosen.reason}")
+    parts += ["", _plans(made), "", _bounds(made), "", _tiers(made)]
+    return "\n".join(parts) + "\n"
+
+
+def to_dict(made: Study) -> dict[str, object]:
+    """The study as plain data: seconds, bytes, bytes a second."""
+
+    def row(forecast: Forecast) -> dict[str, object]:
+        nbytes, ranks = made.nbytes, made.network.ranks
+        rate = nbytes / forecast.seconds if forecast.seconds else None
+        return {
+            **asdict(forecast),
+            "share_of_bound": made.share(forecast),
+            "algorithm_bandwidth": rate,
+            "bus_bandwidth": None if rate is None else rate * 2 * (ranks - 1) / ranks,
+        }
+
+    return {
+        "simulation": True,
+        "network": made.network.to_dict(),
+        "ranks": made.network.ranks,
+        "bytes": made.nbytes,
+        "type": made.dtype,
+        "bounds": asdict(made.bounds),
+        "chosen": row(made.chosen),
+        "alternatives": list(map(row, made.others)),
+    }
+
+
+def steps_to_text(steps: Sequence[Step], rank: int, network: Network, most: int = 400) -> str:
+    """A rank's schedule, a line a step, a blank line between chunks; cut after `most` lines, and it says so."""
+    lines = [f"schedule of rank {rank}: {len(steps):,} steps", "chunk round  step"]
+    chunk = -1
+    for at, step in enumerate(steps):
+        if at == most:
+            lines.append(f"... and {len(steps) - most:,} more (--json has them all)")
+            break
+        if step.chunk != chunk and chunk >= 0:
+            lines.append("")
+        chunk = step.chunk
+        where = ""
+        if step.peer is not None and step.tier is not None:
+            way = "to" if step.kind == "send" else "from"
+            where = f" {way} rank {step.peer}, by the {network.levels[step.tier].name} tier"
+        last = step.offset + step.nbytes - 1
+        lines.append(f"{step.chunk:5} {step.round:5}  {step.kind:7} bytes {step.offset}..{last}{where}")
+    return "\n".join(lines) + "\n"
+
+
+def _key(forecast: Forecast) -> tuple[str, str, int]:
+    return forecast.plan, forecast.algorithm, forecast.chunks
+
+
+def _name(forecast: Forecast) -> str:
+    """`r:2x2x2 in 32 chunks`; recursive doubling has no dimensions."""
+    if forecast.algorithm.startswith("recursive"):
+        return forecast.algorithm
+    ring = " (flat ring)" if forecast.algorithm == "flat ring" else ""
+    return f"{forecast.plan}{ring} in {forecast.chunks} {'chunk' if forecast.chunks == 1 else 'chunks'}"
+
+
+def _plans(made: Study) -> str:
+    ranks = made.network.ranks
+    rows = [("", "plan", "time", "of the bound", "alg. bandwidth", "bus bandwidth", "rounds")]
+    for at, one in enumerate((made.chosen, *made.others)):
+        rate = made.nbytes / one.seconds if one.seconds else 0.0
+        rows.append(
+            (
+                "" if at else ">",
+                _name(one),
+                format_time(one.seconds),
+                f"{made.share(one):.1%}",
+                format_bytes(rate) if rate else "-",
+                format_bytes(rate * 2 * (ranks - 1) / ranks) if rate and ranks > 1 else "-",
+                str(one.rounds),
+            )
+        )
+    return _table(rows, left=2)
+
+
+def _bounds(made: Study) -> str:
+    bounds = made.bounds
+    return "\n".join(
+        (
+            f"bound of any algorithm, by cuts (100%)    {format_time(bounds.cut)}",
+            f"one well-ordered ring, by formula         {format_time(bounds.ring)}",
+            f"a dimension a tier, one after the other   {format_time(bounds.hierarchical)}",
+            f"the same with perfect overlap             {format_time(bounds.pipelined)}",
+        )
+    )
+
+
+def _tiers(made: Study) -> str:
+    rows = [("tier", "messages a rank", "bytes a rank sends", "link is busy")]
+    below = 1
+    for at, level in enumerate(made.network.levels):
+        # All that leaves a child of this tier, but tier 0 is only for what stays inside a host.
+        crossing = made.chosen.tier_bytes[at:] if at else made.chosen.tier_bytes[:1]
+        seconds = below * sum(crossing) / level.bandwidth
+        busy = seconds / made.chosen.seconds if made.chosen.seconds else 0.0
+        rows.append(
+            (
+                level.name,
+                f"{made.chosen.tier_messages[at]:,.4g}",
+                format_size(made.chosen.tier_bytes[at]),
+                f"{busy:.0%} of the time",
+            )
+        )
+        below *= level.size
+    return _table(rows, left=1)
+
+
+def _table(rows: Sequence[tuple[str, ...]], left: int) -> str:
+    """Columns as wide as they must be; the first `left` of them flush left, the others flush right."""
+    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+    return "\n".join(
+        "  ".join(
+            cell.ljust(width) if at < left else cell.rjust(width)
+            for at, (cell, width) in enumerate(zip(row, widths, strict=True))
+        ).rstrip()
+        for row in rows
+    )

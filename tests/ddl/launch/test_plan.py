@@ -1,0 +1,175 @@
+import json
+import time
+from pathlib import Path
+
+import pytest
+
+from ddl.launch import cli
+from ddl.planning import picture
+
+RACKS = (
+    "--hosts", "4", "--ranks", "2", "--racks", "2", "--link", "200mbit", "--uplink", "100mbit", "--size", "64MiB",
+)  # fmt: skip
+
+
+def run(capsys: pytest.CaptureFixture[str], *words: str | Path) -> tuple[int, str, str]:
+    status = cli.main(["plan", *map(str, words)])
+    printed = capsys.readouterr()
+    return status, printed.out, printed.err
+
+
+def answer(capsys: pytest.CaptureFixture[str], *words: str | Path) -> dict[str, object]:
+    status, out, err = run(capsys, *words, "--json")
+    assert (status, err) == (0, "")
+    document = json.loads(out)
+    assert isinstance(document, dict)
+    return document
+
+
+def test_a_network_by_flags_is_drawn_with_its_plans_and_their_share_of_the_bound(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    status, out, err = run(capsys, *RACKS)
+    assert (status, err) == (0, "")
+    lines = out.splitlines()
+    assert lines[:2] == [
+        "8 ranks",
+        "+-- 2 x rack          link 100 Mbit/s (12.5 MB/s), latency 30 us, shared by 4 ranks",
+    ]
+    assert "allreduce of 64 MiB of float32, simulated" in lines
+    (chosen,) = [line for line in lines if line.startswith(">")]
+    assert "r:2x2x2 in 32 chunks" in chosen
+    assert "98." in chosen
+    others = [line for line in lines if line.startswith("   r:") or "recursive doubling" in line]
+    assert len(others) == 5
+    assert any(line.startswith("bound of any algorithm, by cuts (100%)    5.37 s") for line in lines)
+    assert "rack               64              16 MiB  98% of the time" in lines
+
+
+def test_json_has_what_the_text_has(capsys: pytest.CaptureFixture[str]) -> None:
+    document = answer(capsys, *RACKS, "--schedule", "--rank", "3")
+    assert document["simulation"] is True
+    chosen, bounds, schedule = document["chosen"], document["bounds"], document["schedule"]
+    assert isinstance(chosen, dict)
+    assert isinstance(bounds, dict)
+    assert isinstance(schedule, dict)
+    assert chosen["share_of_bound"] == pytest.approx(bounds["cut"] / chosen["seconds"])
+    assert chosen["algorithm_bandwidth"] == pytest.approx((64 << 20) / chosen["seconds"])
+    assert chosen["bus_bandwidth"] == pytest.approx(1.75 * (64 << 20) / chosen["seconds"])
+    assert sum(step["nbytes"] for step in schedule["steps"] if step["kind"] == "send") == 2 * 7 / 8 * (64 << 20)
+
+
+def test_a_plan_that_is_asked_for_comes_first_and_the_library_s_is_among_the_others(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    document = answer(capsys, *RACKS, "-m", "r:8", "--chunks", "4")
+    chosen, others = document["chosen"], document["alternatives"]
+    assert isinstance(chosen, dict)
+    assert isinstance(others, list)
+    assert (chosen["plan"], chosen["chunks"], chosen["reason"]) == ("r:8", 4, "as asked for")
+    assert others[0]["plan"] == "r:2x2x2"
+
+
+def test_the_schedule_of_a_rank_is_printed_and_cut_with_a_word(capsys: pytest.CaptureFixture[str]) -> None:
+    status, out, _ = run(capsys, *RACKS, "--schedule", "--rank", "3", "--chunks", "1")
+    assert status == 0
+    assert "    0     0  send    bytes 0..33554431 to rank 2, by the rank tier" in out
+    status, out, _ = run(capsys, *RACKS, "--schedule", "--size", "1GiB")
+    assert "more (--json has them all)" in out.splitlines()[-1]
+
+
+def test_a_described_file_and_a_machine_of_the_catalogue(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    path = tmp_path / "mine.toml"
+    path.write_text('name = "mine"\n[[tiers]]\nsize = 4\nbandwidth = "10 GB/s"\n')
+    assert answer(capsys, path)["ranks"] == 4
+    assert answer(capsys, "ac922-6", "-hosts", "72", "--racks", "4")["ranks"] == 432
+    status, out, _ = run(capsys, "--list")
+    assert status == 0
+    assert "ac922-4" in out
+    assert "REDP-5472" in out
+
+
+def test_1024_ranks_in_three_tiers_are_planned_in_less_than_10_seconds(capsys: pytest.CaptureFixture[str]) -> None:
+    for size in ("4KiB", "1MiB", "256MiB"):
+        before = time.process_time()  # others may want the cores too
+        document = answer(capsys, "hgx-h100", "--hosts", "128", "--racks", "8", "--size", size)
+        assert time.process_time() - before < 10
+        assert document["ranks"] == 1024
+
+
+def test_thousands_of_ranks_work(capsys: pytest.CaptureFixture[str]) -> None:
+    document = answer(capsys, "ac922-6", "--hosts", "512", "--racks", "8", "--aisles", "4", "--size", "100MB")
+    assert document["ranks"] == 3072
+    chosen = document["chosen"]
+    assert isinstance(chosen, dict)
+    assert 0.5 < chosen["share_of_bound"] <= 1
+
+
+@pytest.mark.parametrize("suffix", [".png", ".svg"])
+def test_a_picture_of_time_against_size(capsys: pytest.CaptureFixture[str], tmp_path: Path, suffix: str) -> None:
+    pytest.importorskip("matplotlib")
+    path = tmp_path / f"times{suffix}"
+    assert run(capsys, *RACKS, "--plot", path)[0] == 0
+    content = path.read_bytes()
+    assert content.startswith(b"\x89PNG" if suffix == ".png" else b"<?xml")
+    if suffix == ".svg":
+        assert b"SIMULATION" in content
+        assert b"recursive doubling" in content
+    assert list(tmp_path.iterdir()) == [path]
+
+
+def test_without_matplotlib_a_picture_says_what_to_install_before_anything_is_computed(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    import sys
+
+    monkeypatch.setitem(sys.modules, "matplotlib.figure", None)
+    status, out, err = run(capsys, *RACKS, "--plot", tmp_path / "times.png")
+    assert (status, out) == (2, "")
+    assert "pip install 'bascule-ddl[plot]'" in err
+
+
+def test_the_scaling_table_names_itself_a_simulation(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    status, out, _ = run(capsys, "--scaling")
+    assert status == 0
+    assert "SIMULATION" in out.splitlines()[0]
+    assert out.splitlines()[-1].startswith("  256  60.6 (94.7%)")
+    document = answer(capsys, "--scaling")
+    assert document["simulation"] is True
+    pytest.importorskip("matplotlib")
+    picture.check(tmp_path / "a.svg")
+    run(capsys, "--scaling", "--plot", tmp_path / "scaling.svg")
+    assert b"SIMULATION" in (tmp_path / "scaling.svg").read_bytes()
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (("--hosts", "0"), "argument --hosts: '0': expected a whole number, 1 or more"),
+        (("--link", "200"), "argument --link: '200': expected a rate above 0"),
+        (("--size", "big"), "argument --size: 'big': expected a size"),
+        (("--latency", "1us,2"), "argument --latency: '2': expected a time"),
+        (("--host", "4"), "unrecognized arguments: --host"),
+        (("nowhere",), "plan: 'nowhere' is no described machine"),
+        (("--hosts", "5", "--racks", "2"), "plan: 5 hosts cannot be parted evenly among 2 racks"),
+        (("--hosts", "4", "-m", "r:3"), "plan: dimensions 3 multiply to 3, but there are 4 ranks"),
+        (("--hosts", "4", "--schedule", "--rank", "4"), "plan: rank 4 is not in a plan of 4"),
+        (("--plot", "times.gif"), "plan: times.gif: a picture ends in .png or .svg"),
+    ],
+)
+def test_what_is_wrong_is_one_line_and_status_2(
+    capsys: pytest.CaptureFixture[str], words: tuple[str, ...], message: str
+) -> None:
+    status, out, err = run(capsys, *words)
+    assert (status, out) == (2, "")
+    (line,) = err.splitlines()
+    assert line.startswith("ddlrun: error: ")
+    assert message in line
+
+
+def test_help_teaches(capsys: pytest.CaptureFixture[str]) -> None:
+    status, out, _ = run(capsys, "--help")
+    assert status == 0
+    assert run(capsys, "-h")[1] == out
+    for word in ("examples:", "ddlrun plan --hosts 4 --ranks 2 --racks 2", "of the bound", "95.6%", "--scaling"):
+        assert word in out
