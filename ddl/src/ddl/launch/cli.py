@@ -50,7 +50,7 @@ def _dispatch(words: list[str]) -> int:
 
 def _elsewhere(name: str, words: list[str]) -> int:
     """Hand the rest of the command line to the command's own module: `main(words) -> exit status`."""
-    module = f"ddl.launch.{name}"
+    module = "ddl.bench.cli" if name == "bench" else f"ddl.launch.{name}"
     if find_spec(module) is None:
         raise NotBuiltError(f"ddlrun {name}: not built yet; this version runs programs and `ddlrun doctor`")
     return int(import_module(module).main(words))

@@ -1,0 +1,140 @@
+// A rank that times allreduces for `ddlrun bench`: over libddl, or (-DBENCH_MPI) over any MPI's own MPI_Allreduce.
+//
+//   bench_ddl | bench_mpi ADDRESS PORT TOKEN
+//
+// It connects to the bench's controller, says `rank TOKEN RANK SIZE`, and does what it is told, a line each:
+//
+//   check BYTES          one allreduce whose sum is known; answers `right`, or `wrong` and where
+//   time BYTES REPEATS   that many allreduces back to back; answers `took SECONDS`, of this rank, from a barrier on
+//
+// until the connection ends. Data is float32, the operation is sum, input and output are different buffers. While it
+// waits for a line it sleeps in the kernel: contestants take turns on the same cores.
+#include <netdb.h>
+#include <sys/socket.h>
+#include <unistd.h>
+
+#include <cerrno>
+#include <chrono>
+#include <cstdio>
+#include <cstdlib>
+#include <cstring>
+#include <string>
+#include <vector>
+
+#ifdef BENCH_MPI
+#include <mpi.h>
+#else
+#include <ddl.h>
+#endif
+
+namespace {
+
+[[noreturn]] void die(const std::string& message) {
+    std::fprintf(stderr, "bench: %s\n", message.c_str());
+    std::exit(1);
+}
+
+#ifdef BENCH_MPI
+void must(int code, const char* what) {
+    if (code != MPI_SUCCESS) die(std::string(what) + " failed with MPI's error " + std::to_string(code));
+}
+void begin() { must(MPI_Init(nullptr, nullptr), "MPI_Init"); }
+void end() { MPI_Finalize(); }
+void place(int* rank, int* size) {
+    must(MPI_Comm_rank(MPI_COMM_WORLD, rank), "MPI_Comm_rank");
+    must(MPI_Comm_size(MPI_COMM_WORLD, size), "MPI_Comm_size");
+}
+void barrier() { must(MPI_Barrier(MPI_COMM_WORLD), "MPI_Barrier"); }
+void allreduce(const float* input, float* output, size_t count) {
+    must(MPI_Allreduce(input, output, static_cast<int>(count), MPI_FLOAT, MPI_SUM, MPI_COMM_WORLD), "MPI_Allreduce");
+}
+#else
+void must(ddl_result code, const char* what) {
+    if (code != DDL_SUCCESS) die(std::string(what) + ": " + ddl_last_error());
+}
+void begin() { must(ddl_init(nullptr), "ddl_init"); }
+void end() { ddl_finalize(); }
+void place(int* rank, int* size) {
+    must(ddl_rank(DDL_WORLD, rank), "ddl_rank");
+    must(ddl_size(DDL_WORLD, size), "ddl_size");
+}
+void barrier() { must(ddl_barrier(DDL_WORLD), "ddl_barrier"); }
+void allreduce(const float* input, float* output, size_t count) {
+    must(ddl_allreduce(input, output, count, DDL_FLOAT32, DDL_SUM, DDL_WORLD), "ddl_allreduce");
+}
+#endif
+
+int connect_to(const char* address, const char* port) {
+    addrinfo hints{}, *found = nullptr;
+    hints.ai_socktype = SOCK_STREAM;
+    if (const int code = getaddrinfo(address, port, &hints, &found)) {
+        die(std::string("the controller's address ") + address + " is not found: " + gai_strerror(code));
+    }
+    for (addrinfo* one = found; one; one = one->ai_next) {
+        const int fd = socket(one->ai_family, one->ai_socktype, one->ai_protocol);
+        if (fd >= 0 && connect(fd, one->ai_addr, one->ai_addrlen) == 0) {
+            freeaddrinfo(found);
+            return fd;
+        }
+        if (fd >= 0) close(fd);
+    }
+    die(std::string("the controller at ") + address + ":" + port + " cannot be reached: " + std::strerror(errno));
+}
+
+// Small whole numbers, so that sums are exact in float32 for thousands of ranks.
+float element(int rank, size_t i) { return static_cast<float>(rank % 13 + static_cast<int>(i % 17)); }
+
+std::string check(int rank, int size, size_t count) {
+    std::vector<float> input(count), output(count, -1);
+    for (size_t i = 0; i < count; ++i) input[i] = element(rank, i);
+    allreduce(input.data(), output.data(), count);
+    float ranks = 0;
+    for (int r = 0; r < size; ++r) ranks += element(r, 0);
+    for (size_t i = 0; i < count; ++i) {
+        const float expected = ranks + static_cast<float>(size) * static_cast<float>(i % 17);
+        if (output[i] != expected) {
+            return "wrong: element " + std::to_string(i) + " is " + std::to_string(output[i]) + ", expected " +
+                   std::to_string(expected);
+        }
+    }
+    return "right";
+}
+
+}  // namespace
+
+int main(int argc, char** argv) {
+    if (argc != 4) die("usage: bench_ddl | bench_mpi ADDRESS PORT TOKEN (ddlrun bench starts it)");
+    begin();
+    int rank = 0, size = 1;
+    place(&rank, &size);
+    const int connection = connect_to(argv[1], argv[2]);
+    FILE* const controller = fdopen(connection, "r");
+    const auto say = [&](const std::string& line) { dprintf(connection, "%s\n", line.c_str()); };
+    say(std::string("rank ") + argv[3] + " " + std::to_string(rank) + " " + std::to_string(size));
+    std::vector<float> input, output;
+    char line[128];
+    unsigned long bytes = 0, repeats = 0;
+    while (std::fgets(line, sizeof line, controller)) {
+        if (std::sscanf(line, "check %lu", &bytes) == 1) {
+            say(check(rank, size, bytes / sizeof(float)));
+        } else if (std::sscanf(line, "time %lu %lu", &bytes, &repeats) == 2) {
+            const size_t count = bytes / sizeof(float);
+            if (input.size() != count) {
+                std::vector<float>(count, 1).swap(input);
+                std::vector<float>(count, 0).swap(output);
+            }
+            barrier();
+            const auto start = std::chrono::steady_clock::now();
+            for (unsigned long i = 0; i < repeats; ++i) allreduce(input.data(), output.data(), count);
+            const std::chrono::duration<double> took = std::chrono::steady_clock::now() - start;
+            barrier();  // what MPI has still to send moves on in here: outside of MPI nothing does
+            char answer[64];
+            std::snprintf(answer, sizeof answer, "took %.9f", took.count());
+            say(answer);
+        } else {
+            die(std::string("the controller says what this worker does not know: ") + line);
+        }
+    }
+    end();
+    return 0;
+}

@@ -1,0 +1,89 @@
+"""Who is timed, when, and for how long. Pure but for the clock, which is the crews'.
+
+For each size every contestant first computes a sum that is known, then takes a trial turn; of each family's variants
+the best few by that trial stay. Then all take turns, in another order each round, so that what disturbs the machine
+disturbs all alike and ratios can be taken within a round.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from statistics import median
+from typing import Protocol
+
+STAY = 2  # variants of a family that are timed at each size
+
+
+class Timed(Protocol):
+    """A crew, as far as a contest needs it."""
+
+    def check(self, size: int) -> None:
+        """Raise where a collective of `size` bytes is wrong."""
+
+    def time(self, size: int, repeats: int) -> float:
+        """Seconds of one collective of `size` bytes, of `repeats` back to back."""
+
+
+@dataclass(frozen=True)
+class Entry:
+    """A contestant. Those with the same `family` are variants of one, of which only the best are timed at length."""
+
+    name: str
+    crew: Timed
+    family: str = ""
+
+
+@dataclass(frozen=True)
+class Turns:
+    """What one contestant took at one size: seconds of one collective, a figure for each round (by its number)."""
+
+    name: str
+    size: int
+    repeats: int
+    seconds: dict[int, float]
+    family: str = ""
+
+    @property
+    def median(self) -> float:
+        """The median over rounds, in seconds."""
+        return median(self.seconds.values())
+
+
+def hold(
+    entries: Sequence[Entry],
+    sizes: Sequence[int],
+    rounds: int,
+    seconds: float,
+    tell: Callable[[str], None] = lambda _: None,
+) -> list[Turns]:
+    """Time `entries` at `sizes` (bytes) in `rounds` turns of at least `seconds` each; `tell` hears before each turn."""
+    found = []
+    for size in sizes:
+        trials = {}
+        for entry in entries:
+            tell(f"{entry.name}, {size} B, trial")
+            entry.crew.check(size)
+            trials[entry.name] = entry.crew.time(size, 1 if size > 1 << 20 else 3)
+        stay = [entry for entry in entries if entry.name in _best(entries, trials)]
+        repeats = {}
+        for entry in stay:
+            # A trial of one small collective says little: a longer one says how many fill a turn.
+            trial = entry.crew.time(size, max(1, min(1000, int(0.02 / trials[entry.name]))))
+            repeats[entry.name] = max(1, math.ceil(seconds / trial))
+        turns: dict[str, dict[int, float]] = {entry.name: {} for entry in stay}
+        for at in range(rounds):
+            for entry in (*stay[at % len(stay) :], *stay[: at % len(stay)]):
+                tell(f"{entry.name}, {size} B, round {at + 1}")
+                turns[entry.name][at] = entry.crew.time(size, repeats[entry.name])
+        found += [Turns(one.name, size, repeats[one.name], turns[one.name], one.family) for one in stay]
+    return found
+
+
+def _best(entries: Sequence[Entry], trials: dict[str, float]) -> set[str]:
+    stay = {entry.name for entry in entries if not entry.family}
+    for family in {entry.family for entry in entries if entry.family}:
+        names = sorted((one.name for one in entries if one.family == family), key=trials.__getitem__)
+        stay |= set(names[:STAY])
+    return stay

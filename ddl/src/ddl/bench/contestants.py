@@ -1,0 +1,118 @@
+"""Who takes part: what each contestant runs, and over which MPI it is started.
+
+- DDL, as the job's own options make it, and DDL as one ring over all ranks in host order (what a well-ordered ring
+  without any knowledge of the network can do);
+- the MPI that starts the job: its default, and the settings of Open MPI's collective components that its users tune by;
+- another MPI (MPICH beside Open MPI), through a worker that its own compiler wrapper compiles;
+- gloo, through torch, where torch is installed.
+"""
+
+from __future__ import annotations
+
+import shutil
+import subprocess
+import sys
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from importlib.util import find_spec
+from pathlib import Path
+
+from ddl import library
+from ddl.launch.errors import CheckError
+from ddl.launch.job import Found
+from ddl.launch.mpi import HYDRA, Mpi
+from ddl.launch.options import Export, Mode, Options
+
+HERE = Path(__file__).parent
+DDL, FLAT = "DDL", "DDL, one flat ring"
+
+_TUNED = ("--mca", "coll_tuned_use_dynamic_rules", "1", "--mca", "coll_tuned_allreduce_algorithm")
+# Numbers as `ompi_info --param coll tuned --level 9` lists them; 1 (linear) and 2 (reduce, then broadcast) are left out:
+# at large sizes they take many times as long as any other.
+OPENMPI_SETTINGS = {
+    "recursive doubling": (*_TUNED, "3"),
+    "ring": (*_TUNED, "4"),
+    "segmented ring": (*_TUNED, "5", "--mca", "coll_tuned_allreduce_algorithm_segmentsize", "262144"),
+    "Rabenseifner": (*_TUNED, "6"),
+    "han": ("--mca", "coll_han_priority", "100"),
+}
+
+
+@dataclass(frozen=True)
+class Contestant:
+    """A job to be timed: `program` gets the controller's address, port and token as its last words."""
+
+    name: str
+    program: tuple[str, ...]
+    mpi: Mpi
+    family: str = ""
+    mpiargs: tuple[str, ...] = ()
+    exports: tuple[Export, ...] = ()
+    mode: Mode | None = None  # None: as the options say
+
+    def options(self, asked: Options, mpi: Mpi) -> Options:
+        """The options of its job, where `asked` are those of all, for `mpi`."""
+        theirs = asked.mpiargs if mpi.family == self.mpi.family else ()  # no word of one is known to another
+        return replace(
+            asked,
+            mpiargs=(*theirs, *self.mpiargs),
+            exports=(*asked.exports, *self.exports),
+            mode=asked.mode if self.mode is None else self.mode,
+        )
+
+    def found(self, found: Found) -> Found:
+        """What its job is planned from."""
+        return replace(found, program=self.program, mpi=self.mpi)
+
+
+def of_ddl(mpi: Mpi) -> Contestant:
+    """DDL as the options ask for it. Raises CheckError where its worker was not built."""
+    return Contestant(DDL, (str(_worker("bench_ddl")),), mpi)
+
+
+def peers(mpi: Mpi, ranks: int, interfaces: Sequence[str], folder: Path, others: Sequence[Mpi]) -> list[Contestant]:
+    """All there are to compare with, for `ranks` ranks; `folder` takes what has to be compiled for `others`."""
+    found = [Contestant(FLAT, (str(_worker("bench_ddl")),), mpi, mode=Mode("r", (ranks,)))]
+    found += _of_mpi(mpi, _worker("bench_mpi"))
+    for other in others:
+        found += _of_mpi(other, compiled(other, folder))
+    if find_spec("torch") is not None:
+        exports = [Export("GLOO_SOCKET_IFNAME", interfaces[0])] if len(interfaces) == 1 else []
+        program = (sys.executable, str(HERE / "gloo_worker.py"))
+        found.append(Contestant("gloo", program, mpi, exports=tuple(exports)))
+    return found
+
+
+def compiled(mpi: Mpi, folder: Path) -> Path:
+    """The worker for `mpi`, made by the compiler wrapper beside its launcher. Raises CheckError where that fails."""
+    wrapper = shutil.which(mpi.path.parent / "mpicxx")
+    if wrapper is None:
+        raise CheckError(f"{mpi}: there is no mpicxx beside {mpi.path}, which is needed to time it; install its headers")
+    source, program = _worker("allreduce.cc"), folder / f"bench_{mpi.kind}"
+    words = [wrapper, "-O2", "-std=c++17", "-DBENCH_MPI", str(source), "-o", str(program)]
+    words.append(f"-Wl,-rpath,{mpi.path.parent.parent / 'lib'}")
+    done = subprocess.run(words, stdin=subprocess.DEVNULL, capture_output=True, text=True)
+    if done.returncode:
+        raise CheckError(f"{mpi}: {wrapper} cannot compile {source}: {done.stderr.strip()[:400]}")
+    return program
+
+
+def _of_mpi(mpi: Mpi, worker: Path) -> list[Contestant]:
+    name = "MPICH" if mpi.family == HYDRA else "Open MPI"
+    program = (str(worker),)
+    default = Contestant(f"{name}, default", program, mpi)
+    if mpi.family == HYDRA:
+        return [default]
+    return [default] + [
+        Contestant(f"{name}, {setting}", program, mpi, family=name, mpiargs=words)
+        for setting, words in OPENMPI_SETTINGS.items()
+    ]
+
+
+def _worker(name: str) -> Path:
+    """A file that is installed, or built, with the library."""
+    folder = library.find().resolve().parent
+    for path in (folder / "bench" / name, folder / name):
+        if path.is_file():
+            return path
+    raise CheckError(f"ddlrun bench: {name} is not beside {library.NAME} in {folder}; install ddl again")

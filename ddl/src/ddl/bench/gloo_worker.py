@@ -1,0 +1,49 @@
+"""A rank of torch's gloo for `ddlrun bench`; what it says and hears is described in csrc/bench/allreduce.cc."""
+
+from __future__ import annotations
+
+import socket
+import sys
+import time
+
+import torch
+import torch.distributed as dist
+
+
+def main(address: str, port: str, token: str) -> None:
+    """Join the group of the environment (RANK, MASTER_ADDR, ...) and serve the controller until it hangs up."""
+    torch.set_num_threads(1)
+    dist.init_process_group("gloo")
+    rank, size = dist.get_rank(), dist.get_world_size()
+    with socket.create_connection((address, int(port))) as connection, connection.makefile("rw") as controller:
+        print("rank", token, rank, size, file=controller, flush=True)
+        tensor = torch.empty(0)
+        for line in controller:
+            word, *numbers = line.split()
+            count = int(numbers[0]) // 4
+            if word == "check":
+                print(check(rank, size, count), file=controller, flush=True)
+                continue
+            if tensor.numel() != count:
+                tensor = torch.zeros(count)  # in place: anything else would grow without bound
+            dist.barrier()
+            start = time.perf_counter()
+            for _ in range(int(numbers[1])):
+                dist.all_reduce(tensor)
+            took = time.perf_counter() - start
+            dist.barrier()
+            print(f"took {took:.9f}", file=controller, flush=True)
+    dist.destroy_process_group()
+
+
+def check(rank: int, size: int, count: int) -> str:
+    """An allreduce whose sum is known: "right", or "wrong" and where."""
+    steps = torch.arange(count) % 17
+    tensor = (steps + rank % 13).float()
+    dist.all_reduce(tensor)
+    wrong = tensor != (size * steps + sum(one % 13 for one in range(size))).float()
+    return "right" if not wrong.any() else f"wrong: element {int(wrong.nonzero()[0])}"
+
+
+if __name__ == "__main__":
+    main(*sys.argv[1:])
