@@ -69,8 +69,9 @@ def hold(
         stay = [entry for entry in entries if entry.name in _best(entries, trials)]
         repeats = {}
         for entry in stay:
-            # A trial of one small collective says little: a longer one says how many fill a turn.
-            trial = entry.crew.time(size, max(1, min(1000, int(0.02 / trials[entry.name]))))
+            trial = trials[entry.name]
+            if trial < seconds / 10:  # a few short collectives say little: more of them say how many fill a turn
+                trial = entry.crew.time(size, max(1, min(1000, int(0.02 / trial))))
             repeats[entry.name] = max(1, math.ceil(seconds / trial))
         turns: dict[str, dict[int, float]] = {entry.name: {} for entry in stay}
         for at in range(rounds):
