@@ -67,12 +67,7 @@ def hold(
             entry.crew.check(size)
             trials[entry.name] = entry.crew.time(size, 1 if size > 1 << 20 else 3)
         stay = [entry for entry in entries if entry.name in _best(entries, trials)]
-        repeats = {}
-        for entry in stay:
-            trial = trials[entry.name]
-            if trial < seconds / 10:  # a few short collectives say little: more of them say how many fill a turn
-                trial = entry.crew.time(size, max(1, min(1000, int(0.02 / trial))))
-            repeats[entry.name] = max(1, math.ceil(seconds / trial))
+        repeats = {one.name: _repeats(one.crew, size, trials[one.name], seconds) for one in stay}
         turns: dict[str, dict[int, float]] = {entry.name: {} for entry in stay}
         for at in range(rounds):
             for entry in (*stay[at % len(stay) :], *stay[: at % len(stay)]):
@@ -80,6 +75,15 @@ def hold(
                 turns[entry.name][at] = entry.crew.time(size, repeats[entry.name])
         found += [Turns(one.name, size, repeats[one.name], turns[one.name], one.family) for one in stay]
     return found
+
+
+def _repeats(crew: Timed, size: int, trial: float, seconds: float) -> int:
+    """How many collectives fill a turn. A few short ones say little: they are tried until they take a tenth of it."""
+    count = 1
+    while count * trial < seconds / 10:
+        count = max(2 * count, int(seconds / 10 / trial) + 1)
+        trial = crew.time(size, count)
+    return max(1, math.ceil(seconds / trial))
 
 
 def _best(entries: Sequence[Entry], trials: dict[str, float]) -> set[str]:
