@@ -4,7 +4,7 @@
 //
 // It connects to the bench's controller, says `rank TOKEN RANK SIZE`, and does what it is told, a line each:
 //
-//   check BYTES          one allreduce whose sum is known; answers `right`, or `wrong` and where
+//   check BYTES          one allreduce whose sum is known; answers `took SECONDS`, or `wrong` and where
 //   time BYTES REPEATS   that many allreduces back to back; answers `took SECONDS`, of this rank, from a barrier on
 //
 // until the connection ends. Data is float32, the operation is sum, input and output are different buffers. While it
@@ -84,10 +84,26 @@ int connect_to(const char* address, const char* port) {
 // Small whole numbers, so that sums are exact in float32 for thousands of ranks.
 float element(int rank, size_t i) { return static_cast<float>(rank % 13 + static_cast<int>(i % 17)); }
 
+// Seconds of `repeats` allreduces, from a barrier on.
+double timed(const std::vector<float>& input, std::vector<float>& output, unsigned long repeats) {
+    barrier();
+    const auto start = std::chrono::steady_clock::now();
+    for (unsigned long i = 0; i < repeats; ++i) allreduce(input.data(), output.data(), input.size());
+    const std::chrono::duration<double> seconds = std::chrono::steady_clock::now() - start;
+    barrier();  // what MPI has still to send moves on in here: outside of MPI nothing does
+    return seconds.count();
+}
+
+std::string took(double seconds) {
+    char answer[64];
+    std::snprintf(answer, sizeof answer, "took %.9f", seconds);
+    return answer;
+}
+
 std::string check(int rank, int size, size_t count) {
     std::vector<float> input(count), output(count, -1);
     for (size_t i = 0; i < count; ++i) input[i] = element(rank, i);
-    allreduce(input.data(), output.data(), count);
+    const double seconds = timed(input, output, 1);
     float ranks = 0;
     for (int r = 0; r < size; ++r) ranks += element(r, 0);
     for (size_t i = 0; i < count; ++i) {
@@ -97,7 +113,7 @@ std::string check(int rank, int size, size_t count) {
                    std::to_string(expected);
         }
     }
-    return "right";
+    return took(seconds);
 }
 
 }  // namespace
@@ -123,14 +139,7 @@ int main(int argc, char** argv) {
                 std::vector<float>(count, 1).swap(input);
                 std::vector<float>(count, 0).swap(output);
             }
-            barrier();
-            const auto start = std::chrono::steady_clock::now();
-            for (unsigned long i = 0; i < repeats; ++i) allreduce(input.data(), output.data(), count);
-            const std::chrono::duration<double> took = std::chrono::steady_clock::now() - start;
-            barrier();  // what MPI has still to send moves on in here: outside of MPI nothing does
-            char answer[64];
-            std::snprintf(answer, sizeof answer, "took %.9f", took.count());
-            say(answer);
+            say(took(timed(input, output, repeats)));
         } else {
             die(std::string("the controller says what this worker does not know: ") + line);
         }

@@ -10,40 +10,54 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 from pathlib import Path
 from typing import IO
 
 import ddl
-from ddl.bench import contest, contestants, figures, options
+from ddl.bench import chart, contest, contestants, figures, options
 from ddl.bench.contestants import Contestant
 from ddl.bench.crew import Controller, Crew, CrewError
 from ddl.launch import checks, command, job, mpi, run
 from ddl.launch.console import say, warn
-from ddl.launch.errors import CheckError, LaunchError
+from ddl.launch.errors import CheckError, LaunchError, UsageError
 from ddl.launch.job import Found
+from ddl.planning import interface, picture
+from ddl.planning.network import DescriptionError, Network
+from ddl.planning.picture import PictureError
 
 
 def main(words: Sequence[str]) -> int:
     """Run `ddlrun bench` with `words`; its exit status."""
-    asked = options.parse(words)
+    try:
+        asked = options.parse(words)
+    except (DescriptionError, PictureError) as error:
+        raise UsageError(f"bench: {error}") from None
     if asked is None:
         return 0
     environ = dict(os.environ)
     look = run.look_at(asked.launch, environ)
-    if error := checks.failures(look.rows):
-        raise error
+    if failed := checks.failures(look.rows):
+        raise failed
     with tempfile.TemporaryDirectory(prefix="ddlrun-bench-") as name:
         turns, ranks = _measure(asked, look.found, Path(name), environ)
-    print(figures.table(turns, ranks, contestants.DDL, asked.links))
+    bound = _bound(asked.network, ranks)
+    print(figures.table(turns, ranks, contestants.DDL, bound))
     if asked.output is not None:
         _keep(asked, look.found, turns, ranks)
     if asked.plot is not None:
-        from ddl.bench import chart  # here: matplotlib is an extra
-
-        chart.draw(turns, asked.links, asked.plot)
+        hosts = checks.plural(len(look.found.allocation.hosts), "host")
+        picture.write(chart.draw(turns, bound, f"allreduce, float32, {ranks} ranks on {hosts}"), asked.plot)
     return 0
+
+
+def _bound(described: Network | None, ranks: int) -> figures.Bound | None:
+    if described is None:
+        return None
+    if described.ranks != ranks:
+        raise UsageError(f"bench: --network describes {described.ranks} ranks, and there are {ranks}")
+    return lambda size: interface.bounds(described.tree, size).cut
 
 
 def _measure(
@@ -57,7 +71,7 @@ def _measure(
         others = [mpi.find(path) for path in asked.peer_mpis]
         entered += [
             one
-            for one in contestants.peers(found.mpi, ranks, planned.network.interfaces, folder, others)
+            for one in contestants.peers(found.mpi, ranks, planned.network.interfaces, others)
             if asked.only is None or re.search(asked.only, one.name)
         ]
     say(f"{ranks} ranks on {len(planned.hosts)} hosts: {', '.join(one.name for one in entered)}")
@@ -107,7 +121,7 @@ def _launch(one: Contestant, asked: options.Bench, found: Found, folder: Path) -
     return launch
 
 
-def _progress() -> object:
+def _progress() -> Callable[[str], None]:
     """A line that is written over on a terminal; nothing elsewhere."""
     if not sys.stderr.isatty():
         return lambda text: None
@@ -120,7 +134,7 @@ def _keep(asked: options.Bench, found: Found, turns: Sequence[contest.Turns], ra
         "what": "allreduce, float32, sum",
         "ranks": ranks,
         "hosts": len(found.allocation.hosts),
-        "links": None if asked.links is None else vars(asked.links),
+        "network": None if asked.network is None else asked.network.to_dict(),
         "date": time.strftime("%Y-%m-%d"),
         "machine": {"system": platform.platform(), "processor": platform.machine(), "cores": os.cpu_count()},
         "versions": {"ddl": ddl.__version__, "mpi": str(found.mpi), "python": platform.python_version()},

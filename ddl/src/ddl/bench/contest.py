@@ -19,8 +19,8 @@ STAY = 2  # variants of a family that are timed at each size
 class Timed(Protocol):
     """A crew, as far as a contest needs it."""
 
-    def check(self, size: int) -> None:
-        """Raise where a collective of `size` bytes is wrong."""
+    def check(self, size: int) -> float:
+        """Seconds of one collective of `size` bytes; raises where its result is wrong."""
 
     def time(self, size: int, repeats: int) -> float:
         """Seconds of one collective of `size` bytes, of `repeats` back to back."""
@@ -64,8 +64,8 @@ def hold(
         trials = {}
         for entry in entries:
             tell(f"{entry.name}, {size} B, trial")
-            entry.crew.check(size)
-            trials[entry.name] = entry.crew.time(size, 1 if size > 1 << 20 else 3)
+            trial = entry.crew.check(size)
+            trials[entry.name] = entry.crew.time(size, 3) if trial < seconds else trial
         stay = [entry for entry in entries if entry.name in _best(entries, trials)]
         repeats = {one.name: _repeats(one.crew, size, trials[one.name], seconds) for one in stay}
         turns: dict[str, dict[int, float]] = {entry.name: {} for entry in stay}

@@ -9,6 +9,8 @@
 
 from __future__ import annotations
 
+import hashlib
+import os
 import shutil
 import subprocess
 import sys
@@ -27,8 +29,8 @@ HERE = Path(__file__).parent
 DDL, FLAT = "DDL", "DDL, one flat ring"
 
 _TUNED = ("--mca", "coll_tuned_use_dynamic_rules", "1", "--mca", "coll_tuned_allreduce_algorithm")
-# Numbers as `ompi_info --param coll tuned --level 9` lists them; 1 (linear) and 2 (reduce, then broadcast) are left out:
-# at large sizes they take many times as long as any other.
+# Numbers as `ompi_info --param coll tuned --level 9` lists them. 1 (linear) and 2 (reduce, then broadcast) are left
+# out: at large sizes they take many times as long as any other.
 OPENMPI_SETTINGS = {
     "recursive doubling": (*_TUNED, "3"),
     "ring": (*_TUNED, "4"),
@@ -70,12 +72,12 @@ def of_ddl(mpi: Mpi) -> Contestant:
     return Contestant(DDL, (str(_worker("bench_ddl")),), mpi)
 
 
-def peers(mpi: Mpi, ranks: int, interfaces: Sequence[str], folder: Path, others: Sequence[Mpi]) -> list[Contestant]:
-    """All there are to compare with, for `ranks` ranks; `folder` takes what has to be compiled for `others`."""
+def peers(mpi: Mpi, ranks: int, interfaces: Sequence[str], others: Sequence[Mpi]) -> list[Contestant]:
+    """All there are to compare with, for `ranks` ranks; `others` are further MPIs than the one that starts the job."""
     found = [Contestant(FLAT, (str(_worker("bench_ddl")),), mpi, mode=Mode("r", (ranks,)))]
     found += _of_mpi(mpi, _worker("bench_mpi"))
     for other in others:
-        found += _of_mpi(other, compiled(other, folder))
+        found += _of_mpi(other, compiled(other))
     if find_spec("torch") is not None:
         exports = [Export("GLOO_SOCKET_IFNAME", interfaces[0])] if len(interfaces) == 1 else []
         program = (sys.executable, str(HERE / "gloo_worker.py"))
@@ -83,18 +85,33 @@ def peers(mpi: Mpi, ranks: int, interfaces: Sequence[str], folder: Path, others:
     return found
 
 
-def compiled(mpi: Mpi, folder: Path) -> Path:
+def compiled(mpi: Mpi) -> Path:
     """The worker for `mpi`, made by the compiler wrapper beside its launcher. Raises CheckError where that fails."""
     wrapper = shutil.which(mpi.path.parent / "mpicxx")
     if wrapper is None:
-        raise CheckError(f"{mpi}: there is no mpicxx beside {mpi.path}, which is needed to time it; install its headers")
-    source, program = _worker("allreduce.cc"), folder / f"bench_{mpi.kind}"
-    words = [wrapper, "-O2", "-std=c++17", "-DBENCH_MPI", str(source), "-o", str(program)]
+        raise CheckError(
+            f"{mpi}: there is no mpicxx beside {mpi.path}, which is needed to time it: install its headers"
+        )
+    source = _worker("allreduce.cc")
+    made_of = f"{mpi.path.parent.resolve()} {mpi} {source.read_text()}"
+    program = _cache() / f"bench_{mpi.family}-{hashlib.sha256(made_of.encode()).hexdigest()[:16]}"
+    if program.is_file():
+        return program
+    aside = program.with_name(f"{program.name}.{os.getpid()}")
+    words = [wrapper, "-O2", "-std=c++17", "-DBENCH_MPI", str(source), "-o", str(aside)]
     words.append(f"-Wl,-rpath,{mpi.path.parent.parent / 'lib'}")
     done = subprocess.run(words, stdin=subprocess.DEVNULL, capture_output=True, text=True)
     if done.returncode:
         raise CheckError(f"{mpi}: {wrapper} cannot compile {source}: {done.stderr.strip()[:400]}")
+    aside.replace(program)
     return program
+
+
+def _cache() -> Path:
+    """A folder that all hosts see, as they share the user's home."""
+    folder = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache", "ddlrun")
+    folder.mkdir(parents=True, exist_ok=True)
+    return folder
 
 
 def _of_mpi(mpi: Mpi, worker: Path) -> list[Contestant]:

@@ -129,11 +129,13 @@ class Crew:
         except CrewError as error:
             raise CrewError(f"{self.name}: {error}{self._last_words()}") from None
 
-    def check(self, size: int) -> None:
-        """One collective of `size` bytes with a known result. Raises CrewError where it is wrong."""
-        for rank, answer in enumerate(self._ask(f"check {size}")):
-            if answer != "right":
-                raise CrewError(f"{self.name}: rank {rank}: {size} bytes: {answer or 'no answer'}{self._last_words()}")
+    def check(self, size: int) -> float:
+        """Seconds of one collective of `size` bytes with a known result. Raises CrewError where it is wrong."""
+        answers = self._ask(f"check {size}")
+        for rank, answer in enumerate(answers):
+            if answer.startswith("wrong"):
+                raise CrewError(f"{self.name}: rank {rank}, {size} bytes: {answer}")
+        return max(map(self._seconds_of, answers))
 
     def time(self, size: int, repeats: int) -> float:
         """Seconds of one collective of `size` bytes, of `repeats` back to back, on the slowest rank."""

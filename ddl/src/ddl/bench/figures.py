@@ -3,38 +3,20 @@
 - algorithm bandwidth: bytes of the buffer over the time
 - bus bandwidth: 2 (n - 1) / n x algorithm bandwidth: what each rank's link carries at least, so that it can be compared
   with a link's rate whatever the number of ranks (the definition of nccl-tests)
-- bound: the least time that any algorithm can take: over all cuts that part the network's groups of ranks, the largest
-  of 2 (G - 1) / G x S / C, for G groups behind links that carry C (ForestColl, arXiv:2402.06787)
+- bound: the least time that any algorithm can take on the network that was described (`ddl_bounds.cut`)
 - ratio to DDL: the median over rounds of the other's time over DDL's of the same round
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping, Sequence
 from math import inf
 from statistics import median
 
 from ddl.bench.contest import Turns
+from ddl.planning.units import format_bytes, format_size, format_time
 
-
-@dataclass(frozen=True)
-class Links:
-    """Measured goodput in bytes a second: of each host's link, and of each rack's uplink (None: one rack)."""
-
-    hosts: int
-    link: float
-    racks: int = 1
-    uplink: float | None = None
-
-
-def bound(links: Links, size: int) -> float:
-    """The least seconds that an allreduce of `size` bytes takes; 0 for one host."""
-
-    def term(groups: int, rate: float) -> float:
-        return 2 * (groups - 1) / groups * size / rate
-
-    return max(term(links.hosts, links.link), term(links.racks, links.uplink) if links.uplink else 0.0)
+Bound = Callable[[int], float]  # bytes of the buffer -> seconds
 
 
 def bus_bandwidth(ranks: int, size: int, seconds: float) -> float:
@@ -47,11 +29,6 @@ def ratios(other: Turns, base: Turns) -> list[float]:
     return [seconds / base.seconds[at] for at, seconds in other.seconds.items() if at in base.seconds]
 
 
-def best_of(turns: Iterable[Turns], prefix: str) -> Turns | None:
-    """The fastest, by its median, of those whose name begins with `prefix`."""
-    return min((one for one in turns if one.name.startswith(prefix)), key=lambda one: one.median, default=None)
-
-
 def spread(turns: Turns) -> float:
     """How far a contestant is from itself: half the range of its rounds over their median, without the two ends."""
     values = sorted(turns.seconds.values())
@@ -59,19 +36,20 @@ def spread(turns: Turns) -> float:
     return (inner[-1] - inner[0]) / 2 / turns.median if inner else inf
 
 
-def table(turns: Sequence[Turns], ranks: int, base: str, links: Links | None = None) -> str:
+def table(turns: Sequence[Turns], ranks: int, base: str, bound: Bound | None = None) -> str:
     """A line for each size and contestant: time, bandwidths, share of the bound, ratio to `base`."""
     names = list(dict.fromkeys(one.name for one in turns))
     width = max(map(len, names))
     head = f"{'size':>9}  {'':<{width}}  {'time':>10}  {'algorithm':>12}  {'bus':>12}"
-    head += "  bound/time" if links else ""
+    head += "  bound/time" if bound else ""
     lines = [head + (f"  x {base}'s time" if len(names) > 1 else "")]
     for size in dict.fromkeys(one.size for one in turns):
         here = {one.name: one for one in turns if one.size == size}
         for name, one in sorted(here.items(), key=lambda pair: pair[1].median):
-            line = f"{human(size):>9}  {name:<{width}}  {_seconds(one.median):>10}"
-            line += f"  {_rate(size / one.median):>12}  {_rate(bus_bandwidth(ranks, size, one.median)):>12}"
-            line += f"  {bound(links, size) / one.median:>10.0%}" if links else ""
+            line = f"{format_size(size):>9}  {name:<{width}}  {format_time(one.median):>10}"
+            line += f"  {format_bytes(size / one.median):>12}"
+            line += f"  {format_bytes(bus_bandwidth(ranks, size, one.median)):>12}"
+            line += f"  {bound(size) / one.median:>10.0%}" if bound else ""
             if len(names) > 1 and base in here:
                 line += f"  {median(ratios(one, here[base])):.2f} (± {spread(one):.0%})"
             lines.append(line)
@@ -89,22 +67,3 @@ def to_json(turns: Sequence[Turns]) -> list[Mapping[str, object]]:
         }
         for one in turns
     ]
-
-
-def human(size: int) -> str:
-    """A number of bytes with the largest binary unit that divides it."""
-    for unit, name in ((1 << 30, "GiB"), (1 << 20, "MiB"), (1 << 10, "KiB")):
-        if size >= unit and size % unit == 0:
-            return f"{size // unit} {name}"
-    return f"{size} B"
-
-
-def _seconds(value: float) -> str:
-    for unit, name in ((1.0, "s"), (1e-3, "ms")):
-        if value >= unit:
-            return f"{value / unit:.3g} {name}"
-    return f"{value / 1e-6:.3g} us"
-
-
-def _rate(value: float) -> str:
-    return f"{value / 1e9:.3g} GB/s" if value >= 1e9 else f"{value / 1e6:.3g} MB/s"

@@ -26,23 +26,28 @@ def main(address: str, port: str, token: str) -> None:
                 continue
             if tensor.numel() != count:
                 tensor = torch.zeros(count)  # in place: anything else would grow without bound
-            dist.barrier()
-            start = time.perf_counter()
-            for _ in range(int(numbers[1])):
-                dist.all_reduce(tensor)
-            took = time.perf_counter() - start
-            dist.barrier()
-            print(f"took {took:.9f}", file=controller, flush=True)
+            print(timed(tensor, int(numbers[1])), file=controller, flush=True)
     dist.destroy_process_group()
 
 
+def timed(tensor: torch.Tensor, repeats: int) -> str:
+    """The answer with the seconds of `repeats` allreduces, from a barrier on."""
+    dist.barrier()
+    start = time.perf_counter()
+    for _ in range(repeats):
+        dist.all_reduce(tensor)
+    took = time.perf_counter() - start
+    dist.barrier()
+    return f"took {took:.9f}"
+
+
 def check(rank: int, size: int, count: int) -> str:
-    """An allreduce whose sum is known: "right", or "wrong" and where."""
+    """An allreduce whose sum is known: how long it took, or "wrong" and where."""
     steps = torch.arange(count) % 17
     tensor = (steps + rank % 13).float()
-    dist.all_reduce(tensor)
+    answer = timed(tensor, 1)
     wrong = tensor != (size * steps + sum(one % 13 for one in range(size))).float()
-    return "right" if not wrong.any() else f"wrong: element {int(wrong.nonzero()[0])}"
+    return answer if not wrong.any() else f"wrong: element {int(wrong.nonzero()[0])}"
 
 
 if __name__ == "__main__":

@@ -3,24 +3,24 @@
 from __future__ import annotations
 
 import argparse
-import re
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from math import inf
 from pathlib import Path
+from typing import NoReturn
 
-from ddl.bench.figures import Links
 from ddl.launch import options as launch
 from ddl.launch.errors import UsageError
+from ddl.planning import network, picture, units
+from ddl.planning.network import Network
 
-_UNITS = {"": 1, "b": 1, "k": 10, "kib": 10, "m": 20, "mib": 20, "g": 30, "gib": 30}
-_RATES = {"kbit": 1e3 / 8, "mbit": 1e6 / 8, "gbit": 1e9 / 8}
 SIZES = "1KiB..64MiB"
 
 _TEXT = """\
 Time DDL's allreduce of float32 sums over sizes, and print for each: time, algorithm bandwidth (bytes / time), bus
-bandwidth (2 (n-1)/n x bytes / time) and, where the links are known (--links), the share of the least time that any
-algorithm needs. With --compare the peers that are installed take turns with it in the same run: Open MPI with its
-default and with the settings that its users tune by, MPICH, gloo (torch), and one flat ring.
+bandwidth (2 (n-1)/n x bytes / time) and, where the network is described (--network), the share of the least time that
+any algorithm needs on it. With --compare the peers that are installed take turns with it in the same run: Open MPI with
+its default and with the settings that its users tune by, MPICH, gloo (torch), and one flat ring.
 All other options are those of ddlrun and say where the ranks run: see `ddlrun --help`.
 """
 _EXAMPLES = """\
@@ -40,7 +40,7 @@ class Bench:
     sizes: tuple[int, ...]
     rounds: int
     seconds: float
-    links: Links | None
+    network: Network | None
     peer_mpis: tuple[Path, ...]
     only: str | None
     output: Path | None
@@ -52,20 +52,19 @@ def parse(words: Sequence[str]) -> Bench | None:
     if set(words) & {"-h", "--help", "-help"}:
         _parser().print_help()
         return None
-    try:
-        own, rest = _parser().parse_known_args(list(words))
-    except argparse.ArgumentError as error:
-        raise UsageError(f"ddlrun bench: {error}") from None
+    own, rest = _parser().parse_known_args(list(words))
+    if own.plot is not None:
+        picture.check(own.plot)
     given = launch.parse([*rest, "--", "bench"])
     if given.program != ("bench",):
         raise UsageError(f"ddlrun bench runs no program, and was given {' '.join(given.program[:-1])!r}")
     return Bench(
         launch=given,
         compare=own.compare,
-        sizes=sizes(own.sizes),
+        sizes=own.sizes,
         rounds=own.rounds,
         seconds=own.seconds,
-        links=None if own.links is None else links(own.links),
+        network=None if own.network is None else network.load(own.network),
         peer_mpis=tuple(own.peer_mpi),
         only=own.only,
         output=own.json,
@@ -74,51 +73,34 @@ def parse(words: Sequence[str]) -> Bench | None:
 
 
 def sizes(text: str) -> tuple[int, ...]:
-    """`1KiB..64MiB` (every fourth power of two between) or `1KiB,25MiB`. Raises UsageError."""
-    if ".." in text:
-        first, last = map(_bytes, text.split("..", 1))
-        found = []
-        while first < last:
-            found.append(first)
-            first *= 4
-        return (*found, last)
-    return tuple(map(_bytes, text.split(",")))
+    """`1KiB..64MiB` (every fourth power of two between) or `1KiB,25MiB`, in whole float32. Raises ValueError."""
+    first, between, last = text.partition("..")
+    if not between:
+        return tuple(max(4, units.parse_size(word) // 4 * 4) for word in text.split(","))
+    size, most = max(4, units.parse_size(first) // 4 * 4), units.parse_size(last) // 4 * 4
+    if size > most:
+        raise ValueError(f"{text!r}: expected the smaller size first")
+    found = []
+    while size < most:
+        found.append(size)
+        size *= 4
+    return (*found, most)
 
 
-def links(text: str) -> Links:
-    """`HOSTSxRATE` or `RACKSxHOSTSxRATE/UPLINK`, as in 4x191mbit or 2x2x191mbit/95mbit. Raises UsageError."""
-    found = re.fullmatch(r"(?:(\d+)x)?(\d+)x([\d.]+)([kmg]bit)(?:/([\d.]+)([kmg]bit))?", text.lower())
-    if found is None or (found[1] is None) != (found[5] is None) or not int(found[2]):
-        raise UsageError(
-            f"--links={text!r}: expected HOSTSxRATE, as 4x191mbit, or RACKSxHOSTSxRATE/UPLINK, as 2x2x191mbit/95mbit: "
-            "what a program gets of each host's link, and of each rack's"
-        )
-    racks, hosts = int(found[1] or 1), int(found[2])
-    uplink = float(found[5]) * _RATES[found[6]] if found[5] else None
-    return Links(racks * hosts, float(found[3]) * _RATES[found[4]], racks, uplink)
-
-
-def _bytes(text: str) -> int:
-    found = re.fullmatch(r"(\d+)\s*([a-z]*)", text.strip().lower())
-    if found is None or found[2] not in _UNITS or int(found[1]) < 1:
-        raise UsageError(f"--sizes={text!r}: expected sizes such as 1KiB, 25MiB, or a range 1KiB..64MiB")
-    unit = _UNITS[found[2]]
-    size = int(found[1]) << unit if unit > 1 else int(found[1])
-    return max(4, size // 4 * 4)  # whole float32
-
-
-def _parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(
+def _parser() -> _Parser:
+    parser = _Parser(
         "ddlrun bench", usage="ddlrun bench [OPTIONS] [OPTIONS OF DDLRUN]", description=_TEXT, epilog=_EXAMPLES,
-        formatter_class=argparse.RawDescriptionHelpFormatter, allow_abbrev=False, exit_on_error=False,
+        formatter_class=argparse.RawDescriptionHelpFormatter, allow_abbrev=False,
     )  # fmt: skip
     parser.add_argument("--compare", action="store_true", help="time the peers that are installed, too")
-    parser.add_argument("--sizes", default=SIZES, metavar="A..B|A,B,...", help=f"bytes, in units (default {SIZES})")
-    parser.add_argument("--rounds", type=_positive(int), default=5, metavar="N", help="turns of each (default 5)")
     parser.add_argument(
-        "--seconds", type=_positive(float), default=0.5, metavar="S", help="of a turn, at least (default 0.5)"
+        "--sizes", type=_read(sizes), default=SIZES, metavar="A..B|A,B,...", help=f"in steps of 4 (default {SIZES})"
     )
-    parser.add_argument("--links", metavar="LINKS", help="what the links carry: 4x191mbit, or 2x2x191mbit/95mbit")
+    parser.add_argument("--rounds", type=_read(_rounds), default=5, metavar="N", help="turns of each (default 5)")
+    parser.add_argument(
+        "--seconds", type=_read(_seconds), default=0.5, metavar="S", help="of a turn, at least (default 0.5)"
+    )
+    parser.add_argument("--network", metavar="NETWORK", help="what the links carry: a file, as `ddlrun plan` reads it")
     parser.add_argument(
         "--peer-mpi", type=Path, action="append", default=[], metavar="FILE", help="the mpirun of another MPI to time"
     )
@@ -128,11 +110,28 @@ def _parser() -> argparse.ArgumentParser:
     return parser
 
 
-def _positive(kind: type) -> object:
-    def read(text: str) -> float:
-        if not (value := kind(text)) > 0:
-            raise ValueError
-        return value
+class _Parser(argparse.ArgumentParser):
+    def error(self, message: str) -> NoReturn:
+        raise UsageError(f"bench: {message}; `ddlrun bench --help` explains each option")
 
-    read.__name__ = f"{kind.__name__} above 0"  # argparse says: invalid int above 0 value
+
+def _read(parse: Callable[[str], object]) -> Callable[[str], object]:
+    def read(text: str) -> object:
+        try:
+            return parse(text)
+        except ValueError as error:
+            raise argparse.ArgumentTypeError(str(error)) from None
+
     return read
+
+
+def _rounds(text: str) -> int:
+    if not text.isdecimal() or int(text) < 1:
+        raise ValueError(f"{text!r}: expected a whole number, 1 or more")
+    return int(text)
+
+
+def _seconds(text: str) -> float:
+    if not 0 < float(text) < inf:
+        raise ValueError(f"{text!r}: expected seconds above 0")
+    return float(text)

@@ -30,7 +30,7 @@ def check(path: Path) -> None:
     """Raises PictureError where a picture could not be written to `path`, before anything is computed."""
     if path.suffix not in SUFFIXES:
         raise PictureError(f"{path}: a picture ends in {' or '.join(SUFFIXES)}")
-    _figure_class()
+    figure_class()
 
 
 def draw_times(network: Network, dtype: str, plan: Plan | None, largest: int = LARGEST) -> Figure:
@@ -49,7 +49,7 @@ def draw_times(network: Network, dtype: str, plan: Plan | None, largest: int = L
             if doubling or not (one.chunks == 1 and size > 1 << 20):  # the one without chunks, where others have some
                 label = "recursive doubling" if doubling else one.plan
                 curves.setdefault(label, []).append((size, one.seconds))
-    figure = _figure_class()(figsize=(9, 5.5), layout="constrained")
+    figure = figure_class()(figsize=(9, 5.5), layout="constrained")
     axes = figure.subplots()
     bound = [(size, interface.bounds(tree, size).cut) for size in sizes]
     axes.plot(*_columns(bound), color="black", linestyle=":", label="bound of any algorithm (cut)")
@@ -69,7 +69,7 @@ def draw_times(network: Network, dtype: str, plan: Plan | None, largest: int = L
 
 def draw_scaling(curves: Mapping[str, Sequence[tuple[int, float]]], title: str, base: int) -> Figure:
     """Speedup over `base` GPUs against the number of GPUs, and the efficiency below; `curves` by label."""
-    figure = _figure_class()(figsize=(9, 7), layout="constrained")
+    figure = figure_class()(figsize=(9, 7), layout="constrained")
     upper, lower = figure.subplots(2, 1, sharex=True, height_ratios=(3, 2))
     gpus = sorted({count for points in curves.values() for count, _ in points})
     upper.plot(gpus, [count / base for count in gpus], color="black", linestyle=":", label="linear")
@@ -108,7 +108,8 @@ def _finish(axes: object) -> None:
     axes.legend(frameon=False)  # type: ignore[attr-defined]
 
 
-def _figure_class() -> type[Figure]:
+def figure_class() -> type[Figure]:
+    """Matplotlib's. Raises PictureError where it is missing."""
     try:
         from matplotlib.figure import Figure
     except ImportError:
