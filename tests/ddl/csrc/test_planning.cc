@@ -134,15 +134,19 @@ TEST("what is wrong with a described network or plan is named") {
 }
 
 TEST("of plans that take nearly the same time, the one with the fewest rounds is chosen") {
-    // Ethernet of 10 Gbit/s and switches that carry all of it: one ring is the fastest by some percent.
-    const ddl_tier tiers[] = {{8, 1e-6, 20e9}, {16, 1e-5, 1.25e9}, {8, 1e-5, 20e9}};
+    // Ethernet of 10 Gbit/s: at some sizes rings over several tiers are the fastest, by some percent.
+    const ddl_tier tiers[] = {{8, 1e-6, 20e9}, {16, 1e-5, 1.25e9}, {8, 1e-5, 1.25e9}};
     const ddl_network network{tiers, 3, 0};
-    const auto forecasts = alternatives_of(network, 1 << 26);
-    CHECK_EQ(std::string(forecasts[0].plan), std::string("r:8x16x8"));
-    for (const auto& forecast : forecasts) {
-        const bool ring = std::string(forecast.algorithm) == "flat ring" && forecast.chunks > 1;
-        if (ring) CHECK(forecast.seconds < forecasts[0].seconds);
-        CHECK(forecast.seconds > forecasts[0].seconds / 1.05);
+    int near = 0;
+    for (const size_t count : {1 << 18, 1 << 20, 1 << 22, 1 << 24, 1 << 26}) {
+        const auto forecasts = alternatives_of(network, count);
+        for (const auto& forecast : forecasts) {
+            CHECK(forecast.seconds > forecasts[0].seconds / 1.05);
+            if (forecast.seconds >= forecasts[0].seconds) continue;
+            CHECK(forecast.rounds > forecasts[0].rounds);
+            CHECK_CONTAINS(forecasts[0].reason, "the fewest rounds within 5%");
+            ++near;
+        }
     }
-    CHECK_CONTAINS(forecasts[0].reason, "the fewest rounds within 5%");
+    CHECK(near > 0);
 }

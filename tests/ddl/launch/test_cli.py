@@ -31,13 +31,10 @@ def test_a_program_that_is_not_there_is_named_before_anything_is_looked_at(capsy
 
 
 @pytest.mark.parametrize("name", ["bench", "plan"])
-def test_what_is_not_built_says_so_or_is_there(
-    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, name: str
-) -> None:
-    monkeypatch.setattr(cli, "find_spec", lambda module: None)
-    status, _, err = run(capsys, name, "--anything")
-    assert status == 2
-    assert f"ddlrun {name}: not built yet" in err
+def test_bench_and_plan_have_help_of_their_own(capsys: pytest.CaptureFixture[str], name: str) -> None:
+    status, out, _ = run(capsys, name, "--help")
+    assert status == 0
+    assert out.startswith(f"usage: ddlrun {name}")
 
 
 def test_each_failed_check_is_a_line(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
@@ -60,5 +57,5 @@ def test_every_error_has_a_status_that_is_not_success() -> None:
     kinds = [LaunchError]
     for kind in kinds:
         kinds += kind.__subclasses__()
-    assert len(kinds) > 3
+    assert len(kinds) > 2
     assert all(kind.exit_status > 0 for kind in kinds)

@@ -38,7 +38,7 @@ def test_a_network_by_flags_is_drawn_with_its_plans_and_their_share_of_the_bound
     ]
     assert "allreduce of 64 MiB of float32, simulated" in lines
     (chosen,) = [line for line in lines if line.startswith(">")]
-    assert "r:2x2x2 in 32 chunks" in chosen
+    assert "r:2x2x2 in 512 chunks" in chosen
     assert "98." in chosen
     others = [line for line in lines if line.startswith("   r:") or "recursive doubling" in line]
     assert len(others) == 5

@@ -6,12 +6,11 @@ import os
 import sys
 from collections.abc import Sequence
 from importlib import import_module
-from importlib.util import find_spec
 
 import ddl
 from ddl.launch import options, run
 from ddl.launch.console import say
-from ddl.launch.errors import CheckError, LaunchError, NotBuiltError
+from ddl.launch.errors import CheckError, LaunchError
 
 INTERRUPTED = 130  # what shells return for a command that Ctrl-C ended
 
@@ -50,7 +49,5 @@ def _dispatch(words: list[str]) -> int:
 
 def _elsewhere(name: str, words: list[str]) -> int:
     """Hand the rest of the command line to the command's own module: `main(words) -> exit status`."""
-    module = "ddl.bench.cli" if name == "bench" else f"ddl.launch.{name}"
-    if find_spec(module) is None:
-        raise NotBuiltError(f"ddlrun {name}: not built yet; this version runs programs and `ddlrun doctor`")
-    return int(import_module(module).main(words))
+    module = "ddl.bench.cli" if name == "bench" else "ddl.launch.plan"
+    return int(import_module(module).main(words))  # here: plain runs need neither

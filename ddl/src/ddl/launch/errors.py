@@ -15,10 +15,6 @@ class UsageError(LaunchError, ValueError):
     exit_status = 2
 
 
-class NotBuiltError(UsageError, NotImplementedError):
-    """A command or an option that is known, but that this version does not have yet."""
-
-
 class CheckError(LaunchError):
     """The machine is not fit for what was asked. Each of `lines` is one failure: asked, found, what to do."""
 

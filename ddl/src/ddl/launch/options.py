@@ -304,7 +304,7 @@ A PROGRAM that is a Python file and not executable is run with this python.
 _TAIL = """\
 commands:
   doctor                  check the hosts and print what was found; run nothing
-  bench                   measure collectives against their bound (not built yet)
+  bench                   time allreduces, beside their bound and beside other libraries (ddlrun bench --help)
   plan                    simulate an allreduce on a described network (ddlrun plan --help)
 
 examples:
