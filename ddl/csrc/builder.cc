@@ -26,7 +26,9 @@ int Builder::rank_at(int position) const {
 int Builder::chunks(uint64_t elements) const {
     if (plan_.chunks > 0) return plan_.chunks;
     const uint64_t bytes = elements * element_, parts = static_cast<uint64_t>(plan_.dimensions[0]);
-    const uint64_t by_size = bytes / std::max<uint64_t>({1, tuning_.chunk_bytes, parts * tuning_.message_bytes});
+    const auto ranks = static_cast<uint64_t>(size());
+    const uint64_t by_size = bytes / std::max<uint64_t>({1, tuning_.chunk_bytes, parts * tuning_.message_bytes,
+                                                         ranks * tuning_.least_message_bytes});
     const uint64_t least = bytes / parts / std::max<uint64_t>(1, tuning_.most_message_bytes);
     const auto most = static_cast<uint64_t>(std::max(1, tuning_.most_chunks));
     return static_cast<int>(std::max(std::clamp<uint64_t>(by_size, 1, most), least));

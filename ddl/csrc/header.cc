@@ -57,6 +57,7 @@ uint64_t layout_of(const Plan& plan, const Tuning& tuning) {
     hash.add(tuning.small_bytes);
     hash.add(tuning.chunk_bytes);
     hash.add(tuning.message_bytes);
+    hash.add(tuning.least_message_bytes);
     hash.add(tuning.most_message_bytes);
     hash.add(static_cast<uint64_t>(tuning.most_chunks));
     return hash.value;
