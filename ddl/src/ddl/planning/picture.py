@@ -37,7 +37,7 @@ def draw_times(network: Network, dtype: str, plan: Plan | None, largest: int = L
     """Time of an allreduce against its size: the library's choice, each other plan, and the bound."""
     tree, element = network.tree, interface.TYPES[dtype][1]
     sizes = [1 << power for power in range(10, max(SMALLEST * 4, largest).bit_length())]
-    curves: dict[str, list[tuple[int, float]]] = {}
+    curves: dict[str, dict[int, float]] = {}
     ours = []
     for size in sizes:
         count = max(1, size // element)
@@ -45,16 +45,15 @@ def draw_times(network: Network, dtype: str, plan: Plan | None, largest: int = L
         mine = interface.forecast(tree, count, dtype, plan) if plan else found[0]
         ours.append((size, mine.seconds))
         for one in found:
-            doubling = one.algorithm.startswith("recursive")
-            if doubling or not (one.chunks == 1 and size > 1 << 20):  # the one without chunks, where others have some
-                label = "recursive doubling" if doubling else one.plan
-                curves.setdefault(label, []).append((size, one.seconds))
+            label = "recursive doubling" if one.algorithm.startswith("recursive") else one.plan
+            curve = curves.setdefault(label, {})
+            curve[size] = min(one.seconds, curve.get(size, one.seconds))  # one plan is there without chunks, too
     figure = figure_class()(figsize=(9, 5.5), layout="constrained")
     axes = figure.subplots()
     bound = [(size, interface.bounds(tree, size).cut) for size in sizes]
     axes.plot(*_columns(bound), color="black", linestyle=":", label="bound of any algorithm (cut)")
     for colour, (label, points) in zip(_cycle(COLOURS[1:], len(curves)), sorted(curves.items()), strict=True):
-        axes.plot(*_columns(sorted(set(points))), color=colour, linewidth=1, label=label)
+        axes.plot(*_columns(sorted(points.items())), color=colour, linewidth=1, label=label)
     label = "as asked for" if plan else "what the library does"
     axes.plot(*_columns(ours), color=COLOURS[0], linewidth=3, alpha=0.5, label=label)
     axes.set_xscale("log", base=2)
