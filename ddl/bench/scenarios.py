@@ -1,0 +1,98 @@
+"""What is measured: clusters, ranks, sizes, and what each is to reach. Plain data."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+
+LARGE = 64 << 20
+SMALL = (1 << 10, 4 << 10, 16 << 10, 64 << 10)
+
+
+@dataclass(frozen=True)
+class Target:
+    """A figure and what it is to be at most (`most`) or at least; `about` names what it is compared with."""
+
+    figure: str  # "bound": our time over the bound's; "ratio": the other's over ours; "small"; "order"
+    value: float
+    about: str = ""  # a prefix of contestants' names; the fastest of them counts
+
+
+@dataclass(frozen=True)
+class Scenario:
+    """One run of `ddlrun bench` on one cluster. Without racks: on this host alone, over shared memory."""
+
+    name: str
+    title: str
+    racks: tuple[int, ...]  # hosts in each
+    ranks: int  # on each host
+    sizes: str
+    rounds: int = 5
+    seconds: float = 0.5
+    link: str = "200mbit"
+    uplink: str = "100mbit"
+    compare: bool = True
+    orders: tuple[tuple[int, ...], ...] = ()  # of hosts; one after the other, `rounds` times
+    targets: tuple[Target, ...] = ()
+
+    @property
+    def hosts(self) -> int:
+        """How many hosts there are; 1 without racks."""
+        return sum(self.racks) or 1
+
+
+ALL = (
+    Scenario(
+        "host",
+        "one host, a rank on each of its 2 cores: shared memory",
+        racks=(),
+        ranks=2,
+        sizes="1KiB..64MiB",
+        targets=tuple(Target("small", size, "") for size in SMALL),
+    ),
+    Scenario(
+        "pair",
+        "2 hosts x 1 rank (a rank a core)",
+        racks=(2,),
+        ranks=1,
+        sizes="1KiB..64KiB",
+        rounds=7,
+        seconds=1.0,
+        targets=tuple(Target("small", size, "") for size in SMALL),
+    ),
+    Scenario(
+        "switch",
+        "4 hosts x 2 ranks on one switch",
+        racks=(4,),
+        ranks=2,
+        sizes="1KiB..64MiB",
+        rounds=3,
+        targets=(Target("bound", 1.08), Target("ratio", 1.08, "gloo"), Target("ratio", 1.8, "Open MPI, default")),
+    ),
+    Scenario(
+        "racks",
+        "2 racks x 2 hosts x 2 ranks",
+        racks=(2, 2),
+        ranks=2,
+        sizes="1KiB..64MiB",
+        rounds=3,
+        targets=(Target("bound", 1.08), Target("ratio", 1.5, "gloo"), Target("ratio", 1.5, "Open MPI")),
+    ),
+    Scenario(
+        "order",
+        "2 racks x 2 hosts x 2 ranks, hosts given in the best and in the worst order",
+        racks=(2, 2),
+        ranks=2,
+        sizes="64MiB",
+        rounds=3,
+        compare=False,
+        orders=((0, 1, 2, 3), (0, 2, 1, 3)),
+        targets=(Target("order", 1.05),),
+    ),
+)
+
+
+def quick(scenario: Scenario) -> Scenario:
+    """The scenario in small: it shows that it runs, its figures mean nothing."""
+    largest = "256KiB" if scenario.sizes.endswith("64MiB") else "4KiB"
+    sizes = largest if ".." not in scenario.sizes else f"1KiB..{largest}"
+    return replace(scenario, sizes=sizes, rounds=2, seconds=0.05, link="1gbit", uplink="500mbit", targets=())
