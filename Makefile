@@ -7,7 +7,7 @@ CXX_SOURCES = $(shell find ddl/include ddl/csrc lms/src tests -name '*.cc' -o -n
 export PYTHON
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test test-all lint format bench gpu-check clean
+.PHONY: help setup demo test test-all lint format bench bench-lms bench-ddl gpu-check clean
 
 help: ## list what make can do here
 	@sed -n 's/^\([a-z-]*\):[^#]*## \(.*\)/make \1\t\2/p' Makefile | expand -t 18
@@ -36,8 +36,13 @@ format: setup ## write the sources as `make lint` wants them
 	$(BIN)/ruff format .
 	$(BIN)/clang-format -i $(CXX_SOURCES)
 
-bench: setup ## measure LMS against plain training, checkpointing and the system's swap; JSON to out/bench/
+bench: bench-lms bench-ddl ## both benchmarks (ARGS="--quick" shows that they run)
+
+bench-lms: setup ## measure LMS against plain training, checkpointing and the system's swap; JSON to out/bench/
 	$(BIN)/python lms/bench $(ARGS)
+
+bench-ddl: setup ## measure DDL's allreduce beside gloo, Open MPI and MPICH on a virtual cluster (needs root); JSON to out/bench/
+	$(BIN)/python ddl/bench $(ARGS)
 
 gpu-check: ## the GPU's tests and benchmark with PYTHON's own torch, without .venv; to $OUT, or out/gpu
 	@ci/gpu_check

@@ -11,6 +11,7 @@ import sys
 from collections.abc import Sequence
 from dataclasses import asdict
 from datetime import UTC, datetime
+from functools import partial
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 
@@ -37,11 +38,7 @@ def main(argv: Sequence[str] | None = None) -> int:
             print(f"without {scenario.name}: {reason}", file=sys.stderr)
             continue
         try:
-            made = measured(
-                quick(scenario) if args.quick else scenario,
-                mpich,
-                lambda text, name=scenario.name: print(f"{name}: {text}", file=sys.stderr, flush=True),
-            )
+            made = measured(quick(scenario) if args.quick else scenario, mpich, partial(_tell, scenario.name))
         except BenchError as error:
             print(f"bench: {error}", file=sys.stderr)
             status = 1
@@ -55,6 +52,10 @@ def main(argv: Sequence[str] | None = None) -> int:
             picture.write(figure, args.output / f"ddl_{scenario.name}.svg")
     print(f"\nwrote {args.output / 'ddl.json'}")
     return status
+
+
+def _tell(scenario: str, text: str) -> None:
+    print(f"{scenario}: {text}", file=sys.stderr, flush=True)
 
 
 def report(run: Run) -> list[str]:

@@ -57,7 +57,7 @@ def parse(words: Sequence[str]) -> Bench | None:
         picture.check(own.plot)
     given = launch.parse([*rest, "--", "bench"])
     if given.program != ("bench",):
-        raise UsageError(f"ddlrun bench runs no program, and was given {' '.join(given.program[:-1])!r}")
+        raise UsageError(f"ddlrun bench runs no program, and was given {' '.join(given.program[:-2])!r}")
     return Bench(
         launch=given,
         compare=own.compare,

@@ -1,0 +1,53 @@
+"""Turns are taken by fake crews whose times are chosen."""
+
+import pytest
+
+from ddl.bench.contest import STAY, Entry, hold
+
+
+class Fake:
+    """Takes `seconds` for a collective of any size; keeps what it was asked."""
+
+    def __init__(self, seconds: float, wrong: bool = False) -> None:
+        self.seconds, self.wrong = seconds, wrong
+        self.asked: list[tuple[str, int, int]] = []
+
+    def check(self, size: int) -> float:
+        if self.wrong:
+            raise ValueError("wrong sum")
+        self.asked.append(("check", size, 1))
+        return self.seconds
+
+    def time(self, size: int, repeats: int) -> float:
+        self.asked.append(("time", size, repeats))
+        return self.seconds
+
+
+def test_a_turn_is_as_long_as_asked() -> None:
+    fast, slow = Fake(1e-6), Fake(2.0)
+    turns = hold([Entry("fast", fast), Entry("slow", slow)], [1024], rounds=3, seconds=0.5)
+    assert {one.name: one.repeats for one in turns} == {"fast": 500_000, "slow": 1}
+    assert all(one.seconds == {0: one.median, 1: one.median, 2: one.median} for one in turns)
+    assert slow.asked == [("check", 1024, 1)] + [("time", 1024, 1)] * 3  # a long one needs no further trial
+
+
+def test_only_the_best_of_a_family_stay() -> None:
+    variants = {f"x{at}": Fake(0.1 * at) for at in (5, 1, 4, 2, 3)}
+    entries = [Entry("us", Fake(1.0)), *(Entry(name, fake, family="x") for name, fake in variants.items())]
+    turns = hold(entries, [4096], rounds=1, seconds=0.01)
+    assert [one.name for one in turns] == ["us", "x1", "x2"]
+    assert len(turns) == 1 + STAY
+
+
+def test_turns_go_round_so_that_nobody_is_always_first() -> None:
+    order: list[str] = []
+    entries = [Entry(name, Fake(1.0)) for name in "abc"]
+    hold(entries, [4], rounds=3, seconds=0.1, tell=lambda text: order.append(text.partition(",")[0]))
+    assert order[3:] == ["a", "b", "c", "b", "c", "a", "c", "a", "b"]  # after a trial of each
+
+
+def test_a_wrong_sum_is_never_timed() -> None:
+    wrong = Fake(1.0, wrong=True)
+    with pytest.raises(ValueError, match="wrong sum"):
+        hold([Entry("wrong", wrong)], [4], rounds=1, seconds=0.1)
+    assert wrong.asked == []
