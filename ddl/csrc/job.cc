@@ -19,10 +19,11 @@
 namespace ddl {
 namespace {
 
-constexpr std::chrono::seconds kReminder{10};  // as the engine's first warning of a rank that is late
+constexpr double kReminder = 10;       // as the engine's first warning of a rank that is late
 constexpr double kConnectSeconds = 3;  // for which lifelines may take to come up; on a network that works, milliseconds
 constexpr double kDeathSeconds = 1;    // for which MPI_Finalize is given a chance after a rank died
 constexpr double kFailureSeconds = 3;  // and after an error that others may still have to learn of
+constexpr double kLastWords = 0.5;     // for which a rank that fails alone waits, so that others can say that it left
 
 Job* the_job = nullptr;
 
@@ -31,13 +32,25 @@ void print(const std::string& text) {
     static_cast<void>(!write(STDERR_FILENO, line.data(), line.size()));  // one piece: ranks share the terminal
 }
 
-// Says that `who` waits in `what`, unless it is destroyed soon: a call of MPI that blocks cannot say whom it waits for.
+std::string in_seconds(double seconds) {
+    char text[32];
+    std::snprintf(text, sizeof text, "%.3g s", seconds);
+    return text;
+}
+
+// Says that `who` waits in `what`, and after `seconds` ends the process, unless it is destroyed before: a call of MPI
+// that blocks can neither say whom it waits for nor be given up.
 class Reminder {
   public:
-    Reminder(const std::string& who, const std::string& what)
-        : thread_([this, text = who + " has waited " + std::to_string(kReminder.count()) + " s in " + what] {
-              std::unique_lock lock(mutex_);
-              if (!done_.wait_for(lock, kReminder, [&] { return over_; })) print(text);
+    Reminder(const std::string& who, const std::string& what, double seconds)
+        : thread_([this, who, what, seconds] {
+              const double first = std::min<double>(kReminder, seconds / 2);
+              if (!sleep(first)) return;
+              print(who + " has waited " + in_seconds(first) + " in " + what);
+              if (!sleep(seconds - first)) return;
+              print(who + " ends: it has waited " + in_seconds(seconds) + " in " + what +
+                    ". DDL_TIMEOUT sets how many seconds a rank may be late");
+              _exit(1);
           }) {}
     ~Reminder() {
         {
@@ -49,11 +62,25 @@ class Reminder {
     }
 
   private:
+    // False where it is over.
+    bool sleep(double seconds) {
+        std::unique_lock lock(mutex_);
+        return !done_.wait_for(lock, std::chrono::duration<double>(seconds), [&] { return over_; });
+    }
+
     std::mutex mutex_;
     std::condition_variable done_;
     bool over_ = false;
     std::thread thread_;
 };
+
+// The rank of this process as its launcher names it, for messages before MPI knows.
+std::string rank_of_environment() {
+    for (const char* name : {"OMPI_COMM_WORLD_RANK", "PMIX_RANK", "PMI_RANK", "RANK"}) {
+        if (const char* text = std::getenv(name); text && *text) return text;
+    }
+    return "?";
+}
 
 template <size_t size>
 void copy(const std::string& text, char (&target)[size], const char* what) {
@@ -83,19 +110,21 @@ std::string host_name() {
     return name;
 }
 
-Job& Job::join() {
+Job& Job::join(double timeout_seconds) {
     static std::mutex mutex;
     const std::lock_guard lock(mutex);
-    if (!the_job) the_job = new Job;  // the process's: there is no later moment at which it could be deleted
+    if (!the_job)
+        the_job = new Job(timeout_seconds);  // the process's: there is no later moment at which it could be deleted
     return *the_job;
 }
 
-Job::Job() : process_(getpid()) {
-    initialise_mpi();
+Job::Job(double timeout_seconds) : process_(getpid()) {
+    initialise_mpi(timeout_seconds);
     check_mpi(MPI_Comm_rank(MPI_COMM_WORLD, &rank_), "MPI_Comm_rank");
     check_mpi(MPI_Comm_size(MPI_COMM_WORLD, &size_), "MPI_Comm_size");
     {
-        const Reminder reminder("rank " + std::to_string(rank_), "ddl_init: another rank has not called it");
+        const Reminder reminder("rank " + std::to_string(rank_) + " (host " + host_name() + ")",
+                                "ddl_init: another rank has not called it", timeout_seconds);
         check_mpi(MPI_Comm_dup(MPI_COMM_WORLD, &base_), "MPI_Comm_dup");
     }
     check_mpi(MPI_Comm_set_errhandler(base_, MPI_ERRORS_RETURN), "MPI_Comm_set_errhandler");
@@ -108,7 +137,7 @@ Job::Job() : process_(getpid()) {
     });
 }
 
-void Job::initialise_mpi() {
+void Job::initialise_mpi(double timeout_seconds) {
     int initialised = 0, finalized = 0, level = MPI_THREAD_SINGLE;
     MPI_Initialized(&initialised);
     MPI_Finalized(&finalized);
@@ -124,8 +153,8 @@ void Job::initialise_mpi() {
                     "ddl_init: MPI was initialised without MPI_THREAD_MULTIPLE, which is needed where the program and "
                     "ddl both call it: ask MPI_Init_thread for it, or let ddl_init initialise MPI");
     }
-    const Reminder reminder("host " + host_name() + ", process " + std::to_string(getpid()),
-                            "MPI_Init: another rank has not called ddl_init, or cannot be reached");
+    const Reminder reminder("rank " + rank_of_environment() + " (host " + host_name() + ")",
+                            "MPI_Init: another rank has not called ddl_init, or cannot be reached", timeout_seconds);
     check_mpi(MPI_Init_thread(nullptr, nullptr, MPI_THREAD_MULTIPLE, &level), "MPI_Init_thread");
     initialised_mpi_ = true;
     // An error that MPI finds on its own then reaches the caller as DDL_ERROR_TRANSPORT instead of ending the process.
@@ -246,6 +275,12 @@ void Job::leave(int status) {
     MPI_Finalized(&finalized);
     if (!finalized) {
         if (before_finalize_) before_finalize_();
+        // Who fails on its own is the cause of what others get for it: it ends first, so that its exit status counts.
+        if (initialised_mpi_ && status != 0 && !failed_ && size_ > 1 && watching_ && !lifelines_->any_dead()) {
+            std::this_thread::sleep_for(std::chrono::duration<double>(kLastWords));
+            std::fflush(nullptr);
+            _exit(status);
+        }
         // With a rank dead MPI_Finalize does not return. Without it the launcher ends the other ranks, as it should.
         if (initialised_mpi_ && !(lifelines_ && lifelines_->any_dead())) finalize_mpi();
     }

@@ -19,8 +19,9 @@ namespace ddl {
 class Job {
   public:
     // This process's job. The first call initialises MPI, where the user has not, and blocks until every rank of the
-    // job does so. Throws Error. Never destroyed: it is in use until the process ends.
-    static Job& join();
+    // job does so; after `timeout_seconds` it ends the process, because MPI's calls cannot be given up. Throws Error.
+    // Never destroyed: it is in use until the process ends.
+    static Job& join(double timeout_seconds);
 
     Job(const Job&) = delete;
     Job& operator=(const Job&) = delete;
@@ -43,8 +44,8 @@ class Job {
     void note_failure() { failed_ = true; }
 
   private:
-    Job();
-    void initialise_mpi();
+    explicit Job(double timeout_seconds);
+    void initialise_mpi(double timeout_seconds);
     void watch_finalize();
     void connect_lifelines(const std::vector<Greeting>& greetings, const std::function<void(const std::string&)>& warn);
     void report_death(int rank, Death cause);

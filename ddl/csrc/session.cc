@@ -39,7 +39,7 @@ void warn(const std::string& text) {
 
 }  // namespace
 
-Session::Session(const char* options_text) : job_(Job::join()) {
+Session::Session(const char* options_text) : job_(Job::join(patience_of_environment().timeout_seconds)) {
     EngineOptions options;
     options.patience = patience_of_environment();
     options.warn = warn;

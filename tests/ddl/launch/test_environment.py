@@ -2,7 +2,9 @@ import os
 import signal
 import stat
 import subprocess
+import time
 from collections.abc import Mapping
+from pathlib import Path
 
 import pytest
 
@@ -73,6 +75,29 @@ def test_with_a_token_it_reports_the_beginning_and_the_end(
 
 
 @pytest.mark.parametrize("shell", SHELLS)
+def test_the_first_rank_of_a_host_starts_the_guard_and_the_program_finds_no_trace_of_it(
+    shell_line: tuple[str, ...], shell: str, tmp_path: Path
+) -> None:
+    made = tmp_path / "made"
+    for rank in ("1", "0"):
+        environment = {
+            "PATH": os.environ["PATH"], "OMPI_COMM_WORLD_LOCAL_RANK": rank, "MPI_LOCALRANKID": rank,
+            "OMPI_DDLRUN_GUARD": f'echo "$PPID" "$OMPI_DDLRUN_KEY" >{made}.part; mv {made}.part {made}; sleep 5',
+            "OMPI_DDLRUN_KEY": "secret", "OMPI_DDLRUN_JOB": "mark",
+        }  # fmt: skip
+        begin = time.monotonic()
+        command = [shell, *shell_line[1:], "sh", "-c", "echo $OMPI_DDLRUN_GUARD$OMPI_DDLRUN_KEY $OMPI_DDLRUN_JOB; wait"]
+        done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=30)
+        assert (done.stdout, done.stderr) == ("mark\n", "")
+        assert time.monotonic() - begin < 4  # the guard holds nothing of the program's
+        deadline = time.monotonic() + (5 if rank == "0" else 0.3)
+        while not made.exists() and time.monotonic() < deadline:
+            time.sleep(0.01)
+        assert made.exists() == (rank == "0")
+    assert made.read_text() == f"{os.getpid()} secret\n"
+
+
+@pytest.mark.parametrize("shell", SHELLS)
 def test_signals_to_the_process_group_reach_the_program_and_its_answer_is_reported(
     shell_line: tuple[str, ...], shell: str
 ) -> None:
@@ -88,7 +113,7 @@ def test_signals_to_the_process_group_reach_the_program_and_its_answer_is_report
         assert process.stdout.readline() == "asked\n"
         os.killpg(process.pid, signal.SIGTERM)
         output, errors = process.communicate(timeout=30)
-    assert (process.returncode, output, errors.count("T 0 5\n")) == (5, "got\n", 2)
+    assert (process.returncode, output, errors.count("T 0 5 asked\n")) == (5, "got\n", 2)
 
 
 def test_what_ranks_need_goes_without_asking_and_the_user_s_word_is_the_last() -> None:

@@ -5,7 +5,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from ddl.launch.rankfile import Place
-from ddl.launch.reports import Reports, Verdict, diverted, judge
+from ddl.launch.reports import Reports, Verdict, culprit, diverted, judge
 
 PLACES = (Place(0, "a", 0), Place(1, "a", 0), Place(2, "b", 0), Place(3, "b", 0))
 
@@ -14,13 +14,13 @@ def passed(reports: Reports, *chunks: bytes) -> bytes:
     return b"".join([*map(reports.take, chunks), reports.rest()])
 
 
-def end(rank: int, status: int) -> bytes:
-    return f"T-1 {rank} {status}\n".encode() * 2
+def end(rank: int, status: int, asked: bool = False) -> bytes:
+    return f"T-1 {rank} {status}{' asked' if asked else ''}\n".encode() * 2
 
 
-def heard(*ends: tuple[int, int], began: Sequence[int] = ()) -> Reports:
+def heard(*ends: tuple[int, int], began: Sequence[int] = (), asked: Sequence[int] = ()) -> Reports:
     reports = Reports("T-1")
-    passed(reports, *(f"T-1 {rank} began\n".encode() for rank in began), *(end(*one) for one in ends))
+    passed(reports, *(f"T-1 {rank} began\n".encode() for rank in began), *(end(*one, one[0] in asked) for one in ends))
     return reports
 
 
@@ -97,14 +97,52 @@ def test_many_silent_hosts_are_not_all_named() -> None:
 
 
 def test_a_reported_failure_counts_where_mpirun_returns_0() -> None:
-    verdict = judge(0, heard((1, 0), (3, 137), (2, 143), (0, 0)), PLACES)
+    verdict = judge(0, heard((1, 0), (3, 137), (2, 143), (0, 0), asked=[2]), PLACES)
     said = "rank 3 on b ended with exit status 137 (signal 9), and mpirun returned 0 all the same"
     assert verdict == Verdict(137, (said,))
 
 
-def test_mpirun_s_failure_stays_and_the_rank_that_it_is_about_is_named() -> None:
-    assert judge(7, heard((1, 143), (3, 7), (2, 143)), PLACES) == Verdict(7, ("rank 3 on b ended with exit status 7",))
-    assert judge(9, heard((0, 0), (1, 0), (2, 0), (3, 0)), PLACES) == Verdict(9)
+def test_the_rank_that_the_job_failed_for_is_named_and_gives_the_status() -> None:
+    reports = heard((1, 143), (3, 7), (2, 143), asked=[1, 2])
+    assert judge(7, reports, PLACES) == Verdict(7, ("rank 3 on b ended with exit status 7",))
+    assert judge(1, reports, PLACES).status == 7
+
+
+def test_mpirun_s_own_failure_stays() -> None:
+    said = "mpirun itself ended with exit status 137 (signal 9), and no rank has reported an error"
+    assert judge(137, heard((0, 0), (1, 0), (2, 0), (3, 0)), PLACES) == Verdict(137, (said,))
+
+
+ABORTED = 'prterun has exited due to process rank 0 with PID 0 on node a calling\n"abort". This may have caused other'
+FIRST = "The first process to do so was:\n\n   Process name: [prterun-h0-134@1,2]\n   Exit code:    3\n---"
+
+
+@pytest.mark.parametrize(
+    ("reports", "status", "errors", "cause"),
+    [
+        (heard((1, 143), (2, 137), asked=[1]), 0, "", 2),  # who was not asked to end is it
+        (heard((1, 143), (2, 143), asked=[1, 2]), 0, "", 1),  # else the first
+        (heard((0, 14), (1, 134)), 14, ABORTED, 1),  # MPI ended rank 0 because the connection to the other broke
+        (heard((0, 14)), 14, ABORTED, 0),
+        (heard((0, 1), (1, 1), (3, 139)), 1, "", 3),  # a signal that MPI did not send, before errors that others got
+        (heard((0, 1), (1, 1), (2, 3)), 1, FIRST, 2),  # mpirun names it, and returns another's status
+        (heard((0, 2), (1, 5)), 5, "", 1),
+        (heard((0, 0), (1, 0)), 1, FIRST, None),
+    ],
+)
+def test_the_cause_is_told_from_what_it_caused(reports: Reports, status: int, errors: str, cause: int | None) -> None:
+    assert culprit(status, reports, errors) == cause
+
+
+def test_who_did_not_come_to_ddl_init_is_known_from_those_that_waited() -> None:
+    reports = Reports("T-1")
+    line = "ddl: rank {} (host a) has waited 10 s in MPI_Init: another rank has not called ddl_init\n"
+    text = "".join(line.format(rank) for rank in (0, 1, 3)).encode()
+    assert passed(reports, text, end(0, 1)) == text
+    assert judge(1, reports, PLACES).said == (
+        "rank 0 on a ended with exit status 1",
+        "rank 2 on b did not wait in ddl_init, as the others did",
+    )
 
 
 @pytest.mark.parametrize(

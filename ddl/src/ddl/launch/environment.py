@@ -12,10 +12,11 @@ import stat
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
+from ddl.launch import guard
 from ddl.launch.dimensions import Dimensions
 from ddl.launch.mpi import HYDRA, Mpi
 from ddl.launch.options import Export, Mode
-from ddl.launch.reports import BEGAN, VARIABLE
+from ddl.launch.reports import ASKED, BEGAN, VARIABLE
 
 FORWARDED = ("PATH", "LD_LIBRARY_PATH", "PYTHONPATH")
 FORWARDED_PREFIXES = ("DDL_", "NCCL_")
@@ -38,10 +39,13 @@ _HYDRA = {
 def wrapper(mpi: Mpi) -> tuple[str, ...]:
     """The words before the program that give each rank RANK and its kin, and that report its end (`reports`).
 
-    Without a token there is nothing to report to, and the shell becomes the program. Otherwise it waits for it:
+    The first rank of each host starts its guard (`guard`): as nobody's child, which the program could wait for, and
+    without the rank's output, which MPI would wait for. Without a token there is nothing to report to, and the shell
+    becomes the program. Otherwise it waits for it:
     - in the foreground, because a shell takes stdin and SIGINT from what it starts in the background;
     - with a trap, which is not inherited, for what MPI sends: every MPI signals a rank's whole process group, so the
-      program has its signal already, and the shell must live on to report what became of it;
+      program has its signal already, and the shell must live on to report what became of it, and that it was asked to
+      end: who was not asked is the cause;
     - started by `exec` in a subshell, because a program may have the name of one of the shell's own commands;
     - with the shell's own stderr closed meanwhile, because dash writes "Terminated" for every rank that was ended
       (`s=$?` stands inside for the same reason). Not under hydra: descriptor 9 may be the rank's way to PMI.
@@ -50,9 +54,11 @@ def wrapper(mpi: Mpi) -> tuple[str, ...]:
     settings = " ".join(f"{name}=${source}" for name, source in names.items())
     start = '(exec "$@"); s=$?' if mpi.family == HYDRA else '{ (exec "$@" 2>&9 9>&-); s=$?; } 9>&2 2>/dev/null'
     script = (
-        f'export {settings}; t=${VARIABLE}; unset {VARIABLE}; [ "$t" ] || exec "$@"; '
-        f'trap : HUP INT QUIT ABRT ALRM TERM USR1 USR2; echo "$t $RANK {BEGAN}" >&2; {start}; '
-        'trap \'\' PIPE; r="$t $RANK $s"; printf \'%s\\n\' "$r" "$r" >&2; exit $s'
+        f"export {settings}; t=${VARIABLE} g=${guard.COMMAND}; unset {VARIABLE} {guard.COMMAND}; "
+        'if [ "$g" ] && [ "$LOCAL_RANK" = 0 ]; then (exec </dev/null >/dev/null 2>&1; eval "$g" &) fi; '
+        f'unset {guard.KEY}; [ "$t" ] || exec "$@"; '
+        f'k=; trap "k=\\ {ASKED}" HUP INT QUIT TERM; trap : ABRT ALRM USR1 USR2; echo "$t $RANK {BEGAN}" >&2; {start}; '
+        'trap \'\' PIPE; r="$t $RANK $s$k"; printf \'%s\\n\' "$r" "$r" >&2; exit $s'
     )
     return ("/bin/sh", "-c", script, "ddlrun")
 

@@ -6,9 +6,11 @@ import ctypes
 import os
 import select
 import signal
+import socket
 import subprocess
 import sys
 import tempfile
+import time
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
@@ -19,7 +21,10 @@ from typing import IO, Protocol
 ENDING = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT)
 FORWARDED = (*ENDING, signal.SIGUSR1, signal.SIGUSR2)
 TAIL_BYTES = 8192
-GRACE_SECONDS = 10  # for mpirun to end its ranks after a signal that asks it to
+GRACE_SECONDS = 4  # for mpirun to end its ranks after a signal that asks it to
+GIVEN_UP_SECONDS = 1.5  # and after we have lost patience with it
+GUARD_SECONDS = 5.0  # for the guards to end what is left on their hosts
+TICK_SECONDS = 0.25  # between two looks at whether patience is lost
 
 _PR_SET_PDEATHSIG, _PR_SET_CHILD_SUBREAPER = 1, 36
 _libc = ctypes.CDLL(None)
@@ -29,12 +34,14 @@ _libc = ctypes.CDLL(None)
 class Ended:
     """How a command ended: its exit status, or 128 + N after signal N to it or to us; `asked` where it was to us.
 
-    `errors` is the last that it wrote to stderr, at most TAIL_BYTES.
+    `errors` is the last that it wrote to stderr, at most TAIL_BYTES. `given_up` is why we ended it unasked; None where
+    it ended by itself.
     """
 
     status: int
     asked: bool
     errors: str = ""
+    given_up: str | None = None
 
 
 class Filter(Protocol):
@@ -44,8 +51,23 @@ class Filter(Protocol):
     def rest(self) -> bytes: ...  # noqa: D102
 
 
-def run(argv: Sequence[str], environment: Mapping[str, str], errors: Filter | None = None) -> Ended:
-    """Run a command with our own input and output, and wait for its end.
+class Watcher(Protocol):
+    """Looks on while a command runs, as `watch.Watch` does."""
+
+    def sockets(self) -> Sequence[socket.socket]: ...  # noqa: D102
+    def receive(self, ready: socket.socket, now: float) -> None: ...  # noqa: D102
+    def overdue(self, now: float) -> str | None: ...  # noqa: D102
+    def end(self) -> None: ...  # noqa: D102
+    def wait(self, seconds: float) -> None: ...  # noqa: D102
+
+
+def run(
+    argv: Sequence[str],
+    environment: Mapping[str, str],
+    errors: Filter | None = None,
+    watch: Watcher | None = None,
+) -> Ended:
+    """Run a command with our own input and output, and wait for its end; where `watch` says so, end it.
 
     Signals that reach us go on to it, once each: it is not in the terminal's group, so Ctrl-C reaches it only through
     us (Open MPI takes a second one as an order to abandon its ranks). It reads no terminal for that reason. Its stderr
@@ -77,41 +99,62 @@ def run(argv: Sequence[str], environment: Mapping[str, str], errors: Filter | No
             with suppress(ProcessLookupError):
                 os.killpg(process.pid, signal.SIGKILL)
 
+        given_up = None
         old = {number: signal.signal(number, forward) for number in FORWARDED}
         old[signal.SIGALRM] = signal.signal(signal.SIGALRM, give_up)
     finally:
         signal.pthread_sigmask(signal.SIG_SETMASK, before)
     try:
-        tail = _pass_on(process, errors)
+        tail, given_up = _pass_on(process, errors, watch)
         status = process.wait()
     finally:
         signal.alarm(0)
+        if watch:
+            watch.end()
+            watch.wait(GUARD_SECONDS)
         end_children()
         for number, handler in old.items():
             signal.signal(number, handler)
     if asked:
         return Ended(128 + asked[0], True, tail)
-    return Ended(128 - status if status < 0 else status, False, tail)
+    return Ended(128 - status if status < 0 else status, False, tail, given_up)
 
 
-def _pass_on(process: subprocess.Popen[bytes], errors: Filter | None) -> str:
-    """Copy a process's stderr to ours until it has ended, whoever else may still hold the pipe; the tail of it."""
+def _pass_on(process: subprocess.Popen[bytes], errors: Filter | None, watch: Watcher | None) -> tuple[str, str | None]:
+    """Copy a process's stderr to ours until it has ended, whoever else may still hold the pipe.
+
+    The tail of it, and why `watch` had us end the process; None where it ended by itself.
+    """
     assert process.stderr is not None
     source = process.stderr.fileno()
     tail = b""
+    given_up = None
     ended = os.pidfd_open(process.pid)
+    open_ends = {source, ended}
     try:
         while True:
-            ready, _, _ = select.select([source, ended], [], [])
+            sockets = {one.fileno(): one for one in watch.sockets()} if watch and given_up is None else {}
+            poll = select.poll()  # select() refuses numbers above 1023: a job may have more hosts
+            for descriptor in (*open_ends, *sockets):
+                poll.register(descriptor, select.POLLIN)
+            ready = {descriptor for descriptor, _ in poll.poll(TICK_SECONDS * 1000 if watch else None)}
+            now = time.monotonic()
+            for descriptor in ready & sockets.keys():
+                assert watch is not None
+                watch.receive(sockets[descriptor], now)
             if source in ready:
                 chunk = os.read(source, 65536)
                 if not chunk:
-                    break
+                    open_ends.discard(source)
                 chunk = errors.take(chunk) if errors else chunk
                 tail = (tail + chunk)[-TAIL_BYTES:]
                 _write(chunk)
             elif ended in ready:
                 break
+            if watch and given_up is None and (given_up := watch.overdue(now)) is not None:
+                watch.end()
+                process.terminate()
+                signal.setitimer(signal.ITIMER_REAL, GIVEN_UP_SECONDS)
     finally:
         os.close(ended)
         process.stderr.close()
@@ -119,7 +162,7 @@ def _pass_on(process: subprocess.Popen[bytes], errors: Filter | None) -> str:
         chunk = errors.rest()
         tail += chunk
         _write(chunk)
-    return tail.decode(errors="replace")
+    return tail.decode(errors="replace"), given_up
 
 
 def _write(chunk: bytes) -> None:
@@ -188,15 +231,22 @@ def end_children() -> None:
         for pid in children:
             with suppress(ProcessLookupError):
                 os.kill(-pid if os.getpgid(pid) == pid else pid, signal.SIGTERM)
+        until = time.monotonic() + 2  # for all of them together
         for pid in children:
             with suppress(ProcessLookupError, ChildProcessError):
                 descriptor = os.pidfd_open(pid)
                 try:
-                    if not select.select([descriptor], [], [], 2)[0]:
+                    if not _readable(descriptor, until - time.monotonic()):
                         os.kill(pid, signal.SIGKILL)
                 finally:
                     os.close(descriptor)
                 os.waitpid(pid, 0)
+
+
+def _readable(descriptor: int, seconds: float) -> bool:
+    poll = select.poll()
+    poll.register(descriptor, select.POLLIN)
+    return bool(poll.poll(max(seconds, 0) * 1000))
 
 
 def _adopt() -> None:

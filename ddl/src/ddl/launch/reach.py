@@ -23,6 +23,12 @@ from ddl.launch.rankfile import Place
 PROBE_SECONDS = 60  # for mpirun to start a program on every host
 ALONE_SECONDS = 20  # for a host that is asked alone
 _AT_ONCE = 32
+# The probe has no guards; so that Open MPI's daemons notice a cable that is pulled meanwhile, and not after minutes.
+_ALERT = {
+    f"{prefix}_MCA_oob_tcp_keepalive_{name}": value
+    for prefix in ("PRTE", "OMPI")
+    for name, value in (("time", "2"), ("intvl", "1"), ("probes", "3"))
+}
 _SSH = ("ssh", "-o", "BatchMode=yes", "-o", "ConnectTimeout=5")
 
 
@@ -91,7 +97,7 @@ def probe_hosts(
         launch = command.build(request, folder)
         for name, text in launch.files.items():
             Path(folder, name).write_text(text)
-        _, output, errors = process.capture(launch.argv, {**environ, **launch.environment}, PROBE_SECONDS)
+        _, output, errors = process.capture(launch.argv, {**environ, **launch.environment, **_ALERT}, PROBE_SECONDS)
     found = {names[rank]: one for rank, one in probe.parse(output).items() if rank < len(names)}
     missing = [name for name in names if name not in found]
     if not missing:

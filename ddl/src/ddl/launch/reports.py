@@ -18,9 +18,15 @@ from ddl.launch.rankfile import Place
 # the command line that ddlrun prints, and a copy of that line reports nothing.
 VARIABLE = "OMPI_DDLRUN_TOKEN"
 BEGAN = "began"
+ASKED = "asked"  # after the exit status, where MPI had asked the rank to end
 
 # As MPI writes a rank before a line: "[0]<stderr>: " (Open MPI 5), "[1,0]<stderr>:" (4), "[0] " (hydra); or its start.
 _TAG = re.compile(rb"\[[\w.@,-]{0,60}(?:\](?:<[a-z]{0,6}>?)?:? ?)?\Z")
+# The rank that mpirun names, in the words of Open MPI 4 and 5, and one that ended itself as MPI found an error.
+_FIRST = re.compile(r"Process name: \[[^\n]*,(\d+)\]\n\s*Exit code:")
+_ABORTED = re.compile(r'process rank (\d+) with PID \d+ on node \S+ calling\s+"abort"')
+# A rank that waits in ddl_init, in libddl's words (job.cc).
+_WAITS = re.compile(rb"ddl: rank (\d+) \(host [^)\n]*\) has waited [\d.]+ s in (?:MPI_Init|ddl_init):")
 _LONGEST = 32  # what follows the token in a line
 _SHOWN = 8  # ranks and hosts that a message names
 
@@ -49,8 +55,12 @@ class Reports:
     def __init__(self, token: str, *, tagged: bool = False) -> None:
         self.began: set[int] = set()
         self.ended: dict[int, int] = {}  # exit status of each rank, in the order of their ends
+        self.asked: set[int] = set()  # ranks that MPI had asked to end
+        self.waiting: set[int] = set()  # ranks that said that they wait in ddl_init for others
         self._token = token.encode()
-        self._report = re.compile(re.escape(self._token) + rb" (\d{1,9}) (" + BEGAN.encode() + rb"|\d{1,3})\n")
+        self._report = re.compile(
+            re.escape(self._token) + rb" (\d{1,9}) (%b|\d{1,3})( %b)?\n" % (BEGAN.encode(), ASKED.encode())
+        )
         self._tagged = tagged
         self._held = b""
         self._at_line_start = True
@@ -63,7 +73,7 @@ class Reports:
         for found in self._report.finditer(data):
             out += data[at : found.start()]
             at = found.end()
-            self._note(int(found[1]), found[2].decode())
+            self._note(int(found[1]), found[2].decode(), bool(found[3]))
             self._take_tag(out)
             if self._tagged and self._is_inside_line(out):
                 out += b"\n"  # MPI ended the line with the report's end, and that is gone
@@ -73,6 +83,8 @@ class Reports:
         self._held = self._take_tag(out) + rest[split:]
         if out:
             self._at_line_start = out.endswith(b"\n")
+        if b"has waited" in out:  # written in one piece, so that it seldom is cut
+            self.waiting |= {int(found[1]) for found in _WAITS.finditer(out)}
         return bytes(out)
 
     def rest(self) -> bytes:
@@ -80,10 +92,12 @@ class Reports:
         rest, self._held = self._held, b""
         return rest
 
-    def _note(self, rank: int, word: str) -> None:
+    def _note(self, rank: int, word: str, asked: bool) -> None:
         self.began.add(rank)
-        if word != BEGAN:
-            self.ended.setdefault(rank, int(word))
+        if word != BEGAN and rank not in self.ended:
+            self.ended[rank] = int(word)
+            if asked:
+                self.asked.add(rank)
 
     def _start_of_report(self, data: bytes) -> int:
         """How many bytes at the end may be the start of a report."""
@@ -113,43 +127,81 @@ def diverted(arguments: Sequence[str]) -> str:
     return next((word for word in arguments if _DIVERTING.fullmatch(word)), "")
 
 
-def judge(status: int, reports: Reports, places: Sequence[Place]) -> Verdict:
-    """The job's exit status: mpirun's where that is not 0, and 0 only where every rank reported 0."""
+def culprit(status: int, reports: Reports, errors: str = "") -> int | None:
+    """The rank for which a job failed; None where none has reported an error. `errors` is what mpirun said.
+
+    The others were ended for it, or got an error because of it: those that were asked to end count least, and those
+    that MPI ended because a connection broke little. Whom a signal ended that MPI did not send is the cause, before
+    whoever returned an error. Then comes whom mpirun names, whose status it returned, and who reported first.
+    """
+    failed = {rank: ended for rank, ended in reports.ended.items() if ended}
+    if not failed:
+        return None
+    named_by_mpi = [int(found[1]) for found in _FIRST.finditer(errors)]
+    aborted = {int(found[1]) for found in _ABORTED.finditer(errors)}
+
+    def order(rank: int) -> tuple[bool, bool, bool, bool, bool]:
+        ended = failed[rank]
+        return rank in reports.asked, rank in aborted, ended <= 128, rank not in named_by_mpi, ended != status
+
+    return min(failed, key=order)
+
+
+def judge(status: int, reports: Reports, places: Sequence[Place], errors: str = "") -> Verdict:
+    """The job's exit status: that of the rank for which it failed, else mpirun's; 0 where every rank reported 0."""
     hosts = {one.rank: one.host for one in places}
-    # Where mpirun failed, the rank that made it so: the others were ended for it.
-    failed = [rank for rank, ended in reports.ended.items() if (ended == status if status else ended)]
-    first = (
-        f"rank {failed[0]} on {hosts.get(failed[0], '?')} ended with {_status(reports, failed[0])}" if failed else ""
-    )
+    rank = culprit(status, reports, errors)
+    if rank is not None:
+        said = f"rank {rank} on {hosts.get(rank, '?')} ended with {in_words(reports.ended[rank])}"
+        said += "" if status else ", and mpirun returned 0 all the same"
+        return Verdict(reports.ended[rank], (said, *absent(reports, places)))
+    silent = _silent(reports, hosts)
     if status:
-        return Verdict(status, (first,) if first else ())
-    if failed:
-        return Verdict(reports.ended[failed[0]], (f"{first}, and mpirun returned 0 all the same",))
+        said = f"mpirun itself ended with {in_words(status)}, and no rank has reported an error"
+        return Verdict(status, (said, *silent))
+    if not silent:
+        return Verdict(0)
+    count = len(hosts.keys() - reports.ended.keys())
+    said = f"mpirun returned 0, and {count} of {len(hosts)} ranks did not report their end: that is no success"
+    return Verdict(1, (said, *silent))
+
+
+def _silent(reports: Reports, hosts: Mapping[int, str]) -> list[str]:
+    """A sentence for each host of which not every rank reported its end."""
     silent: dict[str, list[int]] = {}
     for rank in sorted(hosts.keys() - reports.ended.keys()):
         silent.setdefault(hosts[rank], []).append(rank)
-    if not silent:
-        return Verdict(0)
-    count = sum(map(len, silent.values()))
-    lines = [f"mpirun returned 0, and {count} of {len(hosts)} ranks did not report their end: that is no success"]
+    lines = []
     for host, ranks in list(silent.items())[:_SHOWN]:
         began = "began, and nothing came after it" if reports.began.intersection(ranks) else "did not begin"
-        lines.append(f"host {host}: {_named(ranks)} {began}")
+        lines.append(f"host {host}: {named(ranks)} {began}")
     if len(silent) > _SHOWN:
         lines.append(f"and {len(silent) - _SHOWN} more hosts")
-    lines.append(f"when a host is lost, mpirun abandons the others, too; find it with: ddlrun doctor -H {_list(hosts)}")
-    return Verdict(1, tuple(lines))
+    if lines:
+        hint = f"find it with: ddlrun doctor -H {_list(hosts)}"
+        lines.append(f"when a host is lost, mpirun abandons the others, too; {hint}")
+    return lines
 
 
 def _list(hosts: Mapping[int, str]) -> str:
     return ",".join(dict.fromkeys(hosts.values()))
 
 
-def _status(reports: Reports, rank: int) -> str:
-    ended = reports.ended[rank]
+def absent(reports: Reports, places: Sequence[Place]) -> tuple[str, ...]:
+    """Who it was that the others waited for in ddl_init, in a sentence; MPI does not tell, but libddl who waits."""
+    missing = [one for one in places if one.rank not in reports.waiting]
+    if not reports.waiting or not missing:
+        return ()
+    where = ", ".join(dict.fromkeys(one.host for one in missing[:_SHOWN]))
+    return (f"{named([one.rank for one in missing])} on {where} did not wait in ddl_init, as the others did",)
+
+
+def in_words(ended: int) -> str:
+    """An exit status, and the signal that it may stand for."""
     return f"exit status {ended}" + (f" (signal {ended - 128})" if 128 < ended <= 128 + 64 else "")
 
 
-def _named(ranks: Sequence[int]) -> str:
+def named(ranks: Sequence[int]) -> str:
+    """`rank 3`, or `ranks 3, 4`; of many, the first."""
     more = f" and {len(ranks) - _SHOWN} more" if len(ranks) > _SHOWN else ""
     return f"rank{'s' if len(ranks) > 1 else ''} {', '.join(map(str, ranks[:_SHOWN]))}{more}"

@@ -15,7 +15,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 import ddl
-from ddl.launch import checks, command, environment, folders, hosts, job, mpi, process, reach, reports
+from ddl.launch import checks, command, environment, folders, guard, hosts, job, mpi, process, reach, reports, watch
 from ddl.launch.checks import Check
 from ddl.launch.command import Launch
 from ddl.launch.console import echo, say, warn
@@ -85,24 +85,46 @@ def _attempt(
 def _launch(launch: Launch, made: Job, options: Options, environ: Mapping[str, str]) -> tuple[process.Ended, int]:
     """Run mpirun to its end; how it ended, and the exit status that this means (`reports.judge`)."""
     variables = {**environ, **launch.environment}
-    variables.pop(reports.VARIABLE, None)
+    for name in (reports.VARIABLE, *guard.VARIABLES):  # of a job that this one is part of
+        variables.pop(name, None)
+    heard = None
     if word := reports.diverted(options.mpiargs):
         if options.verbose:
             say(f"exit status: mpirun's own, because the ranks cannot report theirs past its option {word}")
-        ended = process.run(launch.argv, variables)
-        if ended.status == 0 and _lost_a_host(ended.errors):
-            say("mpirun lost a host, and returned 0 all the same: this counts as exit status 1")
-            return ended, 1
-        return ended, ended.status
-    token = f"ddlrun-{secrets.token_hex(8)}"
-    heard = reports.Reports(token, tagged=options.rank_prefix or bool(options.mpiargs))
-    ended = process.run(launch.argv, {**variables, reports.VARIABLE: token}, heard)
+    else:
+        token = f"ddlrun-{secrets.token_hex(8)}"
+        heard = reports.Reports(token, tagged=options.rank_prefix or bool(options.mpiargs))
+        variables[reports.VARIABLE] = token
+    guards = watch.Watch(made.places, _own_addresses(made), heard, say)
+    ended = process.run(launch.argv, {**variables, **guards.environment}, heard, guards)
     if ended.asked:
         return ended, ended.status
-    verdict = reports.judge(ended.status, heard, made.places)
-    for sentence in verdict.said:
-        say(sentence)
-    return ended, verdict.status
+    if ended.given_up is not None:
+        if ended.given_up:
+            say(f"{ended.given_up}: ddlrun ended the job")
+        for sentence in reports.absent(heard, made.places) if heard else ():
+            say(sentence)
+        return ended, guards.failure
+    if guards.lost and not any(heard.ended.values() if heard else ()):
+        return ended, 1  # it has been said
+    if heard is not None:
+        verdict = reports.judge(ended.status, heard, made.places, ended.errors)
+        for sentence in verdict.said:
+            say(sentence)
+        return ended, verdict.status
+    if ended.status == 0 and _lost_a_host(ended.errors):
+        say("mpirun lost a host, and returned 0 all the same: this counts as exit status 1")
+        return ended, 1
+    return ended, ended.status
+
+
+def _own_addresses(made: Job) -> tuple[str, ...]:
+    """Where the job's hosts find this one, those in the job's networks first; () where all ranks run here."""
+    if all(map(reach.is_here, made.hosts)):
+        return ()
+    nics = [nic for nic in reach.here().nics if nic.why != "loopback"]
+    nics.sort(key=lambda nic: (nic.network not in made.network.networks, not nic.routes))
+    return tuple(nic.address for nic in nics)
 
 
 def doctor(options: Options, environ: Mapping[str, str] | None = None) -> int:

@@ -1,0 +1,217 @@
+"""ddlrun's side of the guards: which hosts are lost, and when a job must be ended because MPI does not end it.
+
+MPI alone cannot be relied on. Open MPI waits for ever for a daemon whose cable was pulled; hydra lets ranks without MPI
+go on when one has failed; and what runs on a host that was cut off is beyond mpirun's reach.
+"""
+
+from __future__ import annotations
+
+import errno
+import hmac
+import json
+import secrets
+import select
+import shlex
+import socket
+import sys
+import time
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from ddl.launch import guard
+from ddl.launch.rankfile import Place
+from ddl.launch.reports import Reports, culprit, in_words, named
+
+# Seconds that MPI, or the ranks, are given to end the job and to say why, before ddlrun does.
+LOST_SECONDS = 1.5  # after a host was lost: its peers learn of it among themselves 2 s later at most
+FAILED_SECONDS = 2.0  # after the first rank has ended with an error
+OVER_SECONDS = 3.0  # after the last rank has ended
+START_SECONDS = 60.0  # for the next host or rank to begin; as long as the probe may take
+_MOST_HELLO = 1024  # bytes
+
+
+@dataclass(frozen=True)
+class Trouble:
+    """Why the job is to be ended: a sentence for the user, and when, in seconds of the monotonic clock."""
+
+    text: str
+    due: float
+
+
+@dataclass
+class Progress:
+    """What is known of a job that runs, with the moments at which it became known. Pure."""
+
+    places: Sequence[Place]
+    reports: Reports | None  # None: the ranks cannot report
+    lost: dict[str, float] = field(default_factory=dict)
+    _seen: tuple[int, int, int] = (0, 0, 0)
+    _failed_at: float | None = None
+    _moved_at: float = 0.0
+
+    def note(self, now: float, guards: int) -> None:
+        """Look at the reports again; `guards` is how many hosts have answered."""
+        reports = self.reports
+        seen = (guards, len(reports.began) if reports else 0, len(reports.ended) if reports else 0)
+        if seen != self._seen or not self._moved_at:
+            self._seen, self._moved_at = seen, now
+        if self._failed_at is None and reports and any(reports.ended.values()):
+            self._failed_at = now
+
+    def trouble(self) -> Trouble | None:
+        """What will make it necessary to end the job, unless mpirun ends first; None where all is well."""
+        if self.lost:
+            return Trouble("", min(self.lost.values()) + LOST_SECONDS)
+        if self.reports is None:
+            return None
+        hosts = {one.rank: one.host for one in self.places}
+        if self._failed_at is not None and (rank := culprit(0, self.reports)) is not None:
+            ended = in_words(self.reports.ended[rank])
+            text = f"rank {rank} on {hosts.get(rank, '?')} ended with {ended}, and mpirun did not end the others"
+            return Trouble(text, self._failed_at + FAILED_SECONDS)
+        if self.reports.ended.keys() >= hosts.keys():
+            return Trouble("all ranks have ended, and mpirun has not", self._moved_at + OVER_SECONDS)
+        silent = sorted(hosts.keys() - self.reports.began)
+        if silent:
+            where = ", ".join(dict.fromkeys(hosts[rank] for rank in silent[:8]))
+            text = f"{named(silent)} on {where} did not begin, and nothing else has for {START_SECONDS:.0f} s"
+            return Trouble(text, self._moved_at + START_SECONDS)
+        return None
+
+    def failure(self) -> int:
+        """The exit status of the rank for which the job failed; 1 where none has reported an error."""
+        rank = culprit(0, self.reports) if self.reports else None
+        return self.reports.ended[rank] if self.reports and rank is not None else 1
+
+    def has_ended(self, host: str) -> bool:
+        """Whether every rank of a host has reported its end: then nothing there can be lost any more."""
+        ranks = {one.rank for one in self.places if one.host == host}
+        return self.reports is not None and self.reports.ended.keys() >= ranks
+
+
+class Watch:
+    """Listens for the guards of one start of a job, and holds their connections."""
+
+    def __init__(
+        self, places: Sequence[Place], addresses: Sequence[str], reports: Reports | None, say: Callable[[str], None]
+    ) -> None:
+        """`addresses` of this host, by which the job's hosts may reach it, best first; empty: all are on this host."""
+        self._hosts = {one.rank: one.host for one in places}
+        self._reports = reports
+        self._say = say
+        self._key = secrets.token_hex(16)
+        self._mark = secrets.token_hex(8)
+        self._progress = Progress(places, reports)
+        self._guards: dict[socket.socket, str] = {}  # connections, and the host that each is of; "": not known yet
+        self._heard: dict[socket.socket, bytes] = {}
+        self._seen: set[str] = set()  # hosts that have answered
+        self.failure = 1  # the job's exit status, once `overdue` has said that it must be ended
+        self._listener = socket.create_server(("" if addresses else "127.0.0.1", 0), backlog=1024)
+        self._listener.setblocking(False)
+        port = self._listener.getsockname()[1]
+        self._contacts = [f"{address}:{port}" for address in addresses or ("127.0.0.1",)]
+
+    @property
+    def environment(self) -> Mapping[str, str]:
+        """What mpirun is to hand to the ranks."""
+        program = [sys.executable, "-I", "-S", str(Path(guard.__file__).absolute()), ",".join(self._contacts)]
+        return {guard.COMMAND: f'exec {shlex.join(program)} "$PPID"', guard.KEY: self._key, guard.MARK: self._mark}
+
+    def sockets(self) -> list[socket.socket]:
+        """Those on which something may arrive."""
+        return [self._listener, *self._guards]
+
+    def receive(self, ready: socket.socket, now: float) -> None:
+        """Take what has arrived on one of them."""
+        if ready is self._listener:
+            with suppress(OSError):
+                connection, _ = self._listener.accept()
+                connection.setblocking(False)
+                guard.keep_alive(connection)
+                self._guards[connection] = ""
+            return
+        silent = False
+        try:
+            data = ready.recv(_MOST_HELLO)
+        except BlockingIOError:
+            return
+        except OSError as error:
+            data, silent = b"", error.errno != errno.ECONNRESET
+        host = self._guards.get(ready, "")
+        if not data:
+            self._drop(ready)
+            if host:
+                self._lose(host, silent, now)
+        elif not host:
+            self._heard[ready] = self._heard.get(ready, b"") + data
+            self._greet(ready)
+
+    def overdue(self, now: float) -> str | None:
+        """Why the job must be ended now; None where it need not be."""
+        self._progress.note(now, len(self._seen))
+        trouble = self._progress.trouble()
+        if trouble is None or now < trouble.due:
+            return None
+        self.failure = self._progress.failure()
+        return trouble.text
+
+    @property
+    def lost(self) -> tuple[str, ...]:
+        """Hosts that were there, and are gone."""
+        return tuple(self._progress.lost)
+
+    def end(self) -> None:
+        """Let the guards end what is left of the job on their hosts; they are still there."""
+        self._listener.close()
+        for connection in list(self._guards):
+            try:
+                connection.shutdown(socket.SHUT_WR)
+            except OSError:
+                self._drop(connection)
+
+    def wait(self, seconds: float) -> None:
+        """After `end`: until each guard that can be reached has ended its host's processes; at most so long."""
+        until = time.monotonic() + seconds
+        while self._guards and (left := until - time.monotonic()) > 0:
+            for ready in select.select(list(self._guards), [], [], left)[0]:
+                with suppress(OSError):
+                    if ready.recv(_MOST_HELLO):
+                        continue
+                self._drop(ready)
+        for connection in list(self._guards):
+            self._drop(connection)
+
+    def _greet(self, connection: socket.socket) -> None:
+        """Take a guard's first words; whoever says something else is none of ours."""
+        line, end, _ = self._heard[connection].partition(b"\n")
+        if not end and len(line) < _MOST_HELLO:
+            return
+        del self._heard[connection]
+        try:
+            hello = json.loads(line)
+            key, rank = str(hello["key"]), int(hello["rank"])
+        except (ValueError, TypeError, KeyError):
+            return self._drop(connection)
+        if not hmac.compare_digest(key.encode(), self._key.encode()) or rank not in self._hosts:
+            return self._drop(connection)
+        self._guards[connection] = self._hosts[rank]
+        self._seen.add(self._hosts[rank])
+
+    def _drop(self, connection: socket.socket) -> None:
+        self._guards.pop(connection, None)
+        self._heard.pop(connection, None)
+        connection.close()
+
+    def _lose(self, host: str, silent: bool, now: float) -> None:
+        if self._progress.has_ended(host):
+            return
+        self._progress.lost.setdefault(host, now)
+        ranks = named([rank for rank, name in self._hosts.items() if name == host])
+        self._say(
+            f"host {host} ({ranks}) does not answer any more: it lost its power, or its network; the job ends"
+            if silent
+            else f"host {host} ({ranks}) is lost: the process that watches over the job there was ended, by hand "
+            "or with the host; the job ends"
+        )

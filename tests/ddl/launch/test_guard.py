@@ -1,0 +1,87 @@
+"""The guard as a program of its own, with a socket of the test in ddlrun's place."""
+
+import json
+import os
+import select
+import socket
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from ddl.launch import guard
+
+GUARD = Path(guard.__file__)
+
+
+def start(port: int, mark: str, daemon: int = 0) -> subprocess.Popen[bytes]:
+    environment = {**os.environ, guard.KEY: "secret", guard.MARK: mark, "RANK": "3"}
+    return subprocess.Popen(
+        [sys.executable, "-I", "-S", str(GUARD), f"127.0.0.1:1,127.0.0.1:{port}", str(daemon)], env=environment
+    )
+
+
+def sleeper(mark: str, script: str = "exec sleep 300") -> subprocess.Popen[bytes]:
+    return subprocess.Popen(["sh", "-c", script], env={**os.environ, guard.MARK: mark}, start_new_session=True)
+
+
+def gone(process: subprocess.Popen[bytes], seconds: float = 10) -> bool:
+    try:
+        process.wait(seconds)
+    except subprocess.TimeoutExpired:
+        process.kill()
+        process.wait()
+        return False
+    return True
+
+
+@pytest.fixture
+def mark() -> str:
+    return f"test-{os.getpid()}-{os.urandom(4).hex()}"
+
+
+def test_the_end_of_the_connection_ends_the_job_s_processes_and_no_others(mark: str) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        stubborn = sleeper(mark, "trap '' TERM; env -i sleep 300 & echo; while :; do sleep 1; done")
+        ours, other, daemon = sleeper(mark), sleeper(f"{mark}x"), subprocess.Popen(["sleep", "300"])
+        one = start(server.getsockname()[1], mark, daemon.pid)
+        server.settimeout(20)
+        connection, _ = server.accept()
+        with connection, connection.makefile() as lines:
+            hello = json.loads(lines.readline())
+            assert (hello["key"], hello["rank"], hello["process"]) == ("secret", 3, one.pid)
+            assert not select.select([connection], [], [], 0.2)[0]
+            assert ours.poll() is None
+            connection.shutdown(socket.SHUT_WR)
+            # It closes its end when all have ended.
+            assert lines.readline() == ""
+            assert set(guard.marked(mark)) <= {one.pid}
+    assert all(map(gone, (one, ours, stubborn, daemon)))
+    assert other.poll() is None
+    other.kill()
+    other.wait()
+
+
+def test_processes_are_found_whatever_became_of_their_parents_and_their_environment(mark: str) -> None:
+    first = sleeper(mark, "(setsid sleep 300 &); env -i sleep 301 & setsid sleep 302 & wait")
+    deadline = time.monotonic() + 10
+    while len(found := guard.marked(mark)) < 4 and time.monotonic() < deadline:
+        time.sleep(0.02)
+    names = sorted(Path(f"/proc/{pid}/cmdline").read_text().split("\0")[-2] for pid in found if pid != first.pid)
+    assert names == ["300", "301", "302"]
+    guard.end_marked(mark)
+    assert not any(guard._began(pid) == began for pid, began in found.items())
+    assert gone(first)
+
+
+def test_where_ddlrun_cannot_be_reached_the_guard_leaves_everything_alone(mark: str) -> None:
+    ours = sleeper(mark)
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        port = server.getsockname()[1]
+    one = start(port, mark)
+    assert one.wait(20) == 1
+    assert ours.poll() is None
+    ours.kill()
+    ours.wait()

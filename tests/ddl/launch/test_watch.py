@@ -1,0 +1,154 @@
+import json
+import os
+import socket
+import subprocess
+import sys
+import time
+from contextlib import suppress
+from pathlib import Path
+
+import pytest
+
+from ddl.launch import guard
+from ddl.launch.rankfile import Place
+from ddl.launch.reports import Reports
+from ddl.launch.watch import Progress, Trouble, Watch
+
+PLACES = (Place(0, "a", 0), Place(1, "a", 0), Place(2, "b", 0), Place(3, "b", 0))
+
+
+def reports(*ends: tuple[int, int], began: int = 4, asked: str = "") -> Reports:
+    made = Reports("T")
+    made.take("".join(f"T {rank} began\n" for rank in range(began)).encode())
+    made.take("".join(f"T {rank} {status}{asked}\n" * 2 for rank, status in ends).encode())
+    return made
+
+
+def trouble(heard: Reports | None, lost: dict[str, float] | None = None) -> Trouble | None:
+    progress = Progress(PLACES, heard, lost or {})
+    progress.note(100.0, 2)
+    return progress.trouble()
+
+
+def test_while_all_ranks_run_there_is_no_trouble() -> None:
+    assert trouble(reports()) is None
+    assert trouble(reports((1, 0))) is None
+    assert trouble(None) is None
+
+
+@pytest.mark.parametrize(
+    ("heard", "text", "after"),
+    [
+        (reports((2, 3)), "rank 2 on b ended with exit status 3, and mpirun did not end the others", 2),
+        (reports((0, 0), (1, 0), (2, 0), (3, 0)), "all ranks have ended, and mpirun has not", 3),
+        (reports(began=2), "ranks 2, 3 on b did not begin, and nothing else has for 60 s", 60),
+    ],
+)
+def test_mpirun_is_given_time_before_ddlrun_does_its_work(heard: Reports, text: str, after: float) -> None:
+    assert trouble(heard) == Trouble(text, 100 + after)
+
+
+def test_a_start_that_goes_on_is_not_given_up() -> None:
+    heard = reports(began=1)
+    progress = Progress(PLACES, heard)
+    progress.note(100.0, 1)
+    progress.note(150.0, 1)
+    heard.take(b"T 1 began\n")
+    progress.note(151.0, 1)
+    found = progress.trouble()
+    assert found is not None
+    assert found.due == 211
+
+
+def test_a_lost_host_comes_before_everything_else() -> None:
+    found = trouble(reports((0, 1)), {"b": 101.0, "a": 102.0})
+    assert found is not None
+    assert found.due == 102.5
+
+
+def test_the_status_of_a_job_that_ddlrun_ends_is_the_cause_s() -> None:
+    assert Progress(PLACES, reports((2, 137), (1, 3))).failure() == 137
+    assert Progress(PLACES, reports((0, 0))).failure() == 1
+    assert Progress(PLACES, None).failure() == 1
+
+
+def greet(watch: Watch, rank: int, key: str | None = None) -> socket.socket:
+    """A guard's connection."""
+    contact = watch.environment[guard.COMMAND].split()[-2].rpartition(":")
+    made = socket.create_connection(("127.0.0.1", int(contact[2])))
+    key = watch.environment[guard.KEY] if key is None else key
+    made.sendall(json.dumps({"key": key, "rank": rank}).encode() + b"\n")
+    time.sleep(0.05)
+    return made
+
+
+def receive(watch: Watch, now: float) -> None:
+    for _ in range(3):
+        for one in watch.sockets():
+            watch.receive(one, now)
+
+
+def test_a_guard_that_goes_away_is_a_host_that_is_lost() -> None:
+    said: list[str] = []
+    watch = Watch(PLACES, (), reports(), said.append)
+    one, other = greet(watch, 0), greet(watch, 2)
+    receive(watch, 10.0)
+    assert watch.overdue(10.0) is None
+    other.close()
+    receive(watch, 11.0)
+    assert watch.lost == ("b",)
+    assert said[0].startswith("host b (ranks 2, 3) is lost: the process that watches over the job there was ended")
+    assert watch.overdue(12.0) is None
+    assert watch.overdue(12.6) == ""
+    assert watch.failure == 1
+    watch.end()
+    assert one.recv(1) == b""
+    one.close()
+    watch.wait(5)
+
+
+def test_a_host_whose_ranks_have_all_ended_cannot_be_lost() -> None:
+    said: list[str] = []
+    watch = Watch(PLACES, (), reports((2, 0), (3, 0)), said.append)
+    greet(watch, 2).close()
+    receive(watch, 10.0)
+    assert (watch.lost, said) == ((), [])
+    watch.end()
+    watch.wait(5)
+
+
+@pytest.mark.parametrize("line", [b"GET / HTTP/1.1\r\n\r\n", b"x" * 2000, b'{"key": 1}\n', b"[]\n"])
+def test_strangers_are_shown_out(line: bytes) -> None:
+    said: list[str] = []
+    watch = Watch(PLACES, (), reports(), said.append)
+    port = watch.sockets()[0].getsockname()[1]
+    with socket.create_connection(("127.0.0.1", port)) as stranger, greet(watch, 0, "wrong") as wrong:
+        stranger.sendall(line)
+        time.sleep(0.05)
+        receive(watch, 10.0)
+        for one in (stranger, wrong):
+            one.settimeout(5)
+            with suppress(ConnectionResetError):
+                assert one.recv(1) == b""
+    assert (watch.lost, said) == ((), [])
+    watch.end()
+    watch.wait(5)
+
+
+def test_the_command_that_starts_a_guard_reaches_this_host(tmp_path: Path) -> None:
+    watch = Watch(PLACES, (), reports(), lambda _: None)
+    mark = watch.environment[guard.MARK]
+    left = subprocess.Popen(["sleep", "300"], env={**os.environ, guard.MARK: mark})
+    environment = {**os.environ, **watch.environment, "RANK": "2"}
+    # In MPI's daemon's place a shell, which the guard ends.
+    line = f'sh -c "${guard.COMMAND}"; :'
+    started = subprocess.Popen(["sh", "-c", line], env=environment, cwd=tmp_path)
+    deadline = time.monotonic() + 20
+    while len(watch.sockets()) < 2 and time.monotonic() < deadline:
+        receive(watch, 0.0)
+        time.sleep(0.02)
+    watch.end()
+    watch.wait(10)
+    assert left.wait(5) == -15
+    started.wait(10)
+    assert sys.executable in watch.environment[guard.COMMAND]
