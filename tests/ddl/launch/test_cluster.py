@@ -71,6 +71,19 @@ def test_a_wrong_host_name_is_named_and_only_it(ddlrun: Run) -> None:
     assert line.startswith("ddlrun: error: host h9: it cannot be reached (testbed agent: host 'h9'")
 
 
+def test_a_host_without_a_route_to_it_is_named_and_only_it(ddlrun: Run, bed: Testbed) -> None:
+    bed.cut("h3")
+    try:
+        done = ddlrun("-H", "h0,h3,h1", "true")
+    finally:
+        bed.mend("h3")
+    assert done.returncode == 3
+    (line,) = [line for line in done.stderr.splitlines() if line.startswith("ddlrun: error")]
+    assert re.match(r"ddlrun: error: host h3: it cannot be reached .* is cut\); check its name", line), line
+    # Until the hosts find one another again: who was just unreachable is so for a moment more.
+    bed.run("h0", ["sh", "-c", f"until {AGENT} h3 true; do sleep 0.1; done"], timeout=20)
+
+
 def test_a_host_without_ddl_is_named(ddlrun: Run, bed: Testbed) -> None:
     bed.run("h1", ["mount", "-t", "tmpfs", "none", str(ROOT / "ddl/src/ddl")], check=True)
     try:

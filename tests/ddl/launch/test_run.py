@@ -196,6 +196,31 @@ def test_without_ssh_other_hosts_are_out_of_reach(ddlrun: Run, tmp_path: Path) -
     assert "ddlrun: error: ssh: none is on PATH, and mpirun reaches hosts with it" in done.stderr
 
 
+@pytest.mark.parametrize(
+    ("words", "status", "says"),
+    [
+        (("-m", "z"), 2, r".*\bz\b.*\bb, n, r, m or p"),
+        (("-np", "4", "--racks", "3"), 3, r"dimensions: .*3 racks.*\b1\b.*host"),
+        (("-rf", "RANKFILE", "-H", "localhost:2"), 3, r"rankfile .*localhost.*\b3\b.*\b2\b"),
+        (
+            ("--mpirun", "/no/such/mpirun"),
+            3,
+            r"mpirun: --mpirun /no/such/mpirun is no program that can be run; expected",
+        ),
+    ],
+    ids=["an unknown mode", "dimensions that don't multiply", "a rank file with too many slots", "no mpirun"],
+)
+def test_bad_input_is_one_clear_line(
+    ddlrun: Run, tmp_path: Path, words: tuple[str, ...], status: int, says: str
+) -> None:
+    rankfile = tmp_path / "ranks"
+    rankfile.write_text("".join(f"rank {rank}=localhost slot=0\n" for rank in range(3)))
+    done = ddlrun(*[str(rankfile) if word == "RANKFILE" else word for word in words], "true")
+    assert done.returncode == status, done.stderr
+    (line,) = done.stderr.splitlines()
+    assert re.match(rf"ddlrun: error: .*{says}", line), line
+
+
 def test_slots_that_do_not_suffice_are_named(ddlrun: Run) -> None:
     done = ddlrun("-H", "localhost:2", "-np", "3", "true")
     assert done.returncode == 3
