@@ -27,6 +27,14 @@ def sleeper(mark: str, script: str = "exec sleep 300") -> subprocess.Popen[bytes
     return subprocess.Popen(["sh", "-c", script], env={**os.environ, guard.MARK: mark}, start_new_session=True)
 
 
+def last_word(pid: int) -> str:
+    """Of its command line; "" where it has ended."""
+    try:
+        return Path(f"/proc/{pid}/cmdline").read_text().split("\0")[-2]
+    except (OSError, IndexError):
+        return ""
+
+
 def gone(process: subprocess.Popen[bytes], seconds: float = 10) -> bool:
     try:
         process.wait(seconds)
@@ -67,9 +75,10 @@ def test_the_end_of_the_connection_ends_the_job_s_processes_and_no_others(mark: 
 def test_processes_are_found_whatever_became_of_their_parents_and_their_environment(mark: str) -> None:
     first = sleeper(mark, "(setsid sleep 300 &); env -i sleep 301 & setsid sleep 302 & wait")
     deadline = time.monotonic() + 10
-    while len(found := guard.marked(mark)) < 4 and time.monotonic() < deadline:
-        time.sleep(0.02)
-    names = sorted(Path(f"/proc/{pid}/cmdline").read_text().split("\0")[-2] for pid in found if pid != first.pid)
+    names: list[str] = []
+    while names != ["300", "301", "302"] and time.monotonic() < deadline:
+        found = guard.marked(mark)
+        names = sorted(last_word(pid) for pid in found if pid != first.pid)
     assert names == ["300", "301", "302"]
     guard.end_marked(mark)
     assert not any(guard._began(pid) == began for pid, began in found.items())
