@@ -47,6 +47,7 @@ ALL = (
         racks=(),
         ranks=2,
         sizes="1KiB..64MiB",
+        seconds=0.3,
         targets=tuple(Target("small", size, "") for size in SMALL),
     ),
     Scenario(
@@ -55,7 +56,6 @@ ALL = (
         racks=(2,),
         ranks=1,
         sizes="1KiB..64KiB",
-        rounds=7,
         seconds=1.0,
         targets=tuple(Target("small", size, "") for size in SMALL),
     ),
