@@ -77,7 +77,7 @@ def forecast(shape: Shape, link: float, uplink: float) -> float:
 def measured(bed: Testbed, shape: Shape, folder: Path, repetitions: int) -> float:
     """Seconds of the allreduce as ddlrun runs it, the median of some."""
     folder.chmod(0o755)
-    command = [sys.executable, "-m", "ddl.launch", "-H", ",".join(f"{host}:{shape.ranks}" for host in bed.hosts)]
+    command = [sys.executable, "-m", "ddl.ddlrun", "-H", ",".join(f"{host}:{shape.ranks}" for host in bed.hosts)]
     command += ["-m", shape.mode, sys.executable, str(Path(__file__).parent / "programs/timing.py")]
     command += [str(shape.mib << 20), str(repetitions)]
     environment = {"XDG_STATE_HOME": str(folder), "PRTE_MCA_plm_ssh_agent": str(AGENT)}

@@ -10,8 +10,8 @@ from scenarios import ALL, Scenario, Target
 from shaped import Goodput, Run
 from verdicts import judge, lines
 
+from ddl import ddlrun
 from ddl.bench.contestants import DDL, FLAT
-from ddl.launch import cli
 
 ROOT = Path(__file__).parents[3]
 
@@ -70,7 +70,7 @@ def test_every_scenario_has_a_target() -> None:
 def test_ddlrun_bench_times_ddl_beside_mpi_and_gloo(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     output, plot = tmp_path / "a.json", tmp_path / "a.svg"
     words = ["-np", "2", "--compare", "--only", "default|gloo|flat", "--sizes", "1KiB,1MiB"]
-    status = cli.main(
+    status = ddlrun.main(
         ["bench", *words, "--rounds", "2", "--seconds", "0.01", "--json", str(output), "--plot", str(plot)]
     )
     printed = capsys.readouterr()

@@ -136,7 +136,7 @@ def run(fault: Fault, bed: Testbed, folder: Path, words: Sequence[str] = ()) -> 
     what = fault.what if inside else "asleep" if fault.moment == "asleep" else "none"
     if not words:
         words = [sys.executable, str(PROGRAM), what, str(fault.victim), fault.moment if inside else "call"]
-    words = [sys.executable, "-m", "ddl.launch", "-H", slots, "--log-dir", str(folder), *words]
+    words = [sys.executable, "-m", "ddl.ddlrun", "-H", slots, "--log-dir", str(folder), *words]
     variables = {
         "PYTHONPATH": str(ROOT / "ddl/src"),
         "PRTE_MCA_plm_ssh_agent": str(AGENT),

@@ -36,7 +36,7 @@ def ddlrun(bed: Testbed, tmp_path: Path) -> Run:
             **more,
         }
         return bed.run(
-            "h0", [sys.executable, "-m", "ddl.launch", *words], env=environment, cwd=tmp_path, timeout=timeout
+            "h0", [sys.executable, "-m", "ddl.ddlrun", *words], env=environment, cwd=tmp_path, timeout=timeout
         )
 
     return run

@@ -30,7 +30,7 @@ def environment(tmp_path: Path) -> dict[str, str]:
 @pytest.fixture
 def ddlrun(environment: dict[str, str], tmp_path: Path) -> Run:
     def run(*words: str | Path, **more: str) -> subprocess.CompletedProcess[str]:
-        command = [sys.executable, "-m", "ddl.launch", *map(str, words)]
+        command = [sys.executable, "-m", "ddl.ddlrun", *map(str, words)]
         return subprocess.run(
             command, env=environment | more, cwd=tmp_path, capture_output=True, text=True, timeout=100
         )
@@ -150,7 +150,7 @@ def test_a_job_that_keeps_failing_ends_with_its_status(ddlrun: Run) -> None:
 def test_a_signal_ends_the_job_and_leaves_no_process(
     environment: dict[str, str], tmp_path: Path, number: signal.Signals
 ) -> None:
-    command = [sys.executable, "-m", "ddl.launch", "-np", "2", "--restarts", "5", "sh", "-c", "echo $$; exec sleep 300"]
+    command = [sys.executable, "-m", "ddl.ddlrun", "-np", "2", "--restarts", "5", "sh", "-c", "echo $$; exec sleep 300"]
     with subprocess.Popen(
         command, env=environment, cwd=tmp_path, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True
     ) as job:
@@ -162,7 +162,7 @@ def test_a_signal_ends_the_job_and_leaves_no_process(
 
 
 def test_a_job_whose_launcher_is_killed_leaves_no_process(environment: dict[str, str], tmp_path: Path) -> None:
-    command = [sys.executable, "-m", "ddl.launch", "-np", "2", "sh", "-c", "echo $$; exec sleep 300"]
+    command = [sys.executable, "-m", "ddl.ddlrun", "-np", "2", "sh", "-c", "echo $$; exec sleep 300"]
     with subprocess.Popen(
         command, env=environment, cwd=tmp_path, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True
     ) as job:
@@ -325,7 +325,7 @@ def test_an_mpirun_that_loses_a_host_is_not_believed_even_then(ddlrun: Run, tmp_
 
 def test_stderr_is_the_program_s_to_the_last_byte(ddlrun: Run, tmp_path: Path) -> None:
     (tmp_path / "noise.py").write_text("import os; os.write(2, bytes(range(256)) * 64 + b'no end of line')")
-    command = [sys.executable, "-m", "ddl.launch", "-np", "1", "noise.py"]
+    command = [sys.executable, "-m", "ddl.ddlrun", "-np", "1", "noise.py"]
     environment = {**os.environ, "PYTHONPATH": str(ROOT / "ddl/src"), "XDG_STATE_HOME": str(tmp_path / "state")}
     done = subprocess.run(command, env=environment, cwd=tmp_path, capture_output=True, timeout=100)
     assert done.returncode == 0
@@ -368,7 +368,7 @@ def test_a_signal_that_asks_a_program_reaches_it_once(environment: dict[str, str
     print(len(got), flush=True)
     """
     (tmp_path / "wait.py").write_text(textwrap.dedent(program))
-    command = [sys.executable, "-m", "ddl.launch", "-np", "1", "wait.py"]
+    command = [sys.executable, "-m", "ddl.ddlrun", "-np", "1", "wait.py"]
     with subprocess.Popen(
         command, env=environment, cwd=tmp_path, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
     ) as job:

@@ -1,11 +1,10 @@
-"""The command `ddlrun`: run a program on every GPU of some hosts, or check whether these are fit for it."""
+"""The command `ddlrun`, which hands a command line to the launcher, the benchmark or the planner."""
 
 from __future__ import annotations
 
 import os
 import sys
 from collections.abc import Sequence
-from importlib import import_module
 
 import ddl
 from ddl.launch import options, run
@@ -35,8 +34,15 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def _dispatch(words: list[str]) -> int:
-    if words[:1] in (["bench"], ["plan"]):
-        return _elsewhere(words[0], words[1:])
+    # These two are imported here, because plain runs need neither.
+    if words[:1] == ["bench"]:
+        from ddl.bench import cli as bench
+
+        return bench.main(words[1:])
+    if words[:1] == ["plan"]:
+        from ddl.planning import cli as planning
+
+        return planning.main(words[1:])
     asked = options.parse(words or ["--help"])
     if asked.help:
         print(options.usage(), end="")
@@ -47,7 +53,5 @@ def _dispatch(words: list[str]) -> int:
     return run.doctor(asked) if asked.command == "doctor" else run.run(asked)
 
 
-def _elsewhere(name: str, words: list[str]) -> int:
-    """Hand the rest of the command line to the command's own module: `main(words) -> exit status`."""
-    module = "ddl.bench.cli" if name == "bench" else "ddl.launch.plan"
-    return int(import_module(module).main(words))  # here: plain runs need neither
+if __name__ == "__main__":
+    sys.exit(main())

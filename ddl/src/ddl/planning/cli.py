@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import argparse
 import json
-import sys
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, replace
 from pathlib import Path
@@ -213,7 +212,3 @@ def _latencies(text: str) -> tuple[float, ...]:
     if len(times) > len(network.NAMES):
         raise ValueError(f"{text!r}: expected at most {len(network.NAMES)} times: {', '.join(network.NAMES)}")
     return times
-
-
-if __name__ == "__main__":
-    sys.exit(main(sys.argv[1:]))

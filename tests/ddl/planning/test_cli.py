@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from ddl.launch import cli
+from ddl import ddlrun
 from ddl.planning import picture
 
 RACKS = (
@@ -13,7 +13,7 @@ RACKS = (
 
 
 def run(capsys: pytest.CaptureFixture[str], *words: str | Path) -> tuple[int, str, str]:
-    status = cli.main(["plan", *map(str, words)])
+    status = ddlrun.main(["plan", *map(str, words)])
     printed = capsys.readouterr()
     return status, printed.out, printed.err
 

@@ -1,11 +1,11 @@
 import pytest
 
-from ddl.launch import cli
+from ddl import ddlrun
 from ddl.launch.errors import CheckError, LaunchError
 
 
 def run(capsys: pytest.CaptureFixture[str], *words: str) -> tuple[int, str, str]:
-    status = cli.main(words)
+    status = ddlrun.main(words)
     printed = capsys.readouterr()
     return status, printed.out, printed.err
 
@@ -41,7 +41,7 @@ def test_each_failed_check_is_a_line(capsys: pytest.CaptureFixture[str], monkeyp
     def fail(_: list[str]) -> int:
         raise CheckError("host a: gone", "host b: gone too")
 
-    monkeypatch.setattr(cli, "_dispatch", fail)
+    monkeypatch.setattr(ddlrun, "_dispatch", fail)
     assert run(capsys) == (3, "", "ddlrun: error: host a: gone\nddlrun: error: host b: gone too\n")
 
 
@@ -49,7 +49,7 @@ def test_ctrl_c_is_no_traceback(capsys: pytest.CaptureFixture[str], monkeypatch:
     def interrupted(_: list[str]) -> int:
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(cli, "_dispatch", interrupted)
+    monkeypatch.setattr(ddlrun, "_dispatch", interrupted)
     assert run(capsys) == (130, "", "")
 
 
