@@ -345,7 +345,7 @@ def test_a_program_that_closes_its_stderr_succeeds_all_the_same(ddlrun: Run) -> 
 
 
 def test_nothing_of_ours_goes_to_stdout_where_stderr_is_closed(environment: dict[str, str], tmp_path: Path) -> None:
-    line = f"exec {sys.executable} -m ddl.launch -np 2 sh -c 'echo $RANK; echo $RANK >&2' 2>&-"
+    line = f"exec {sys.executable} -m ddl.ddlrun -np 2 sh -c 'echo $RANK; echo $RANK >&2' 2>&-"
     done = subprocess.run(["sh", "-c", line], env=environment, cwd=tmp_path, stdout=subprocess.PIPE, timeout=100)
     assert (done.returncode, sorted(done.stdout.split())) == (0, [b"0", b"1"])
 
