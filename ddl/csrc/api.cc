@@ -33,6 +33,12 @@ Global& global() {
     return *made;
 }
 
+// What ddl_set_stream() was last given on this thread.
+CudaStream& stream() {
+    thread_local CudaStream mine = nullptr;
+    return mine;
+}
+
 SessionPtr current() {
     const std::lock_guard lock(global().mutex);
     return global().session;
@@ -63,21 +69,23 @@ void end_session() {
     if (found) found->end();
 }
 
-ddl_result run(const Call& call, ddl_comm comm) {
+ddl_result run(Call call, ddl_comm comm) {
     return guarded([&] {
         const SessionPtr its = session();
+        its->locate(call, stream());
         Status status = its->engine().run(its->id_of(comm), call);
         its->note(status);
         return status;
     });
 }
 
-ddl_result start(const Call& call, ddl_comm comm, ddl_request* request) {
+ddl_result start(Call call, ddl_comm comm, ddl_request* request) {
     return guarded([&] {
         need(request, "request");
         *request = DDL_REQUEST_NULL;
         auto made = std::make_unique<ddl_request_s>();
         made->session = session();
+        made->session->locate(call, stream());
         Status status = made->session->engine().submit(made->session->id_of(comm), call, &made->request);
         if (status.ok()) *request = made.release();
         return status;
@@ -229,6 +237,11 @@ ddl_result ddl_barrier(ddl_comm comm) {
 }
 ddl_result ddl_ibarrier(ddl_comm comm, ddl_request* request) {
     return ddl::start(ddl::movement(Collective::barrier, nullptr, nullptr, 0, DDL_UINT8), comm, request);
+}
+
+ddl_result ddl_set_stream(void* stream) {
+    ddl::stream() = stream;
+    return DDL_SUCCESS;
 }
 
 ddl_result ddl_test(ddl_request* request, int* finished) {

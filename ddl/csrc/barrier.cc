@@ -4,13 +4,17 @@
 
 namespace ddl {
 
-void build_barrier(Builder& builder) {
-    builder.algorithm("dissemination", "the fewest rounds for any number of ranks");
+void disseminate(Builder& builder) {
     for (int distance = 1; distance < builder.size(); distance *= 2) {
         builder.round();
         builder.signal(builder.position() + distance);
         builder.await(builder.position() - distance);
     }
+}
+
+void build_barrier(Builder& builder) {
+    builder.algorithm("dissemination", "the fewest rounds for any number of ranks");
+    disseminate(builder);
 }
 
 }  // namespace ddl

@@ -4,7 +4,11 @@
 // d-th of what they shared, so dimension i + 1 carries a d-th of the bytes. A rank sends and receives
 // 2 (d_i - 1) / d_i x S / (d_1 ... d_(i-1)) bytes in dimension i, in 2 (d_i - 1) rounds.
 //
-// Each element is reduced along one chain of ranks and then copied: every rank has the same bits by construction.
+// Where a dimension is MPI's or NCCL's, its ring is replaced by their reduce-scatter and allgather, over the same
+// parts.
+//
+// Each element is reduced on one chain of ranks, or by one rank's reduce-scatter, and then copied: every rank has the
+// same bits by construction.
 #include "builder.h"
 #include "options.h"
 
@@ -35,7 +39,9 @@ void build_chunk(Builder& builder, Range range) {
     for (size_t i = 0; i < dimensions; ++i) {
         const Ring ring(builder, i);
         shared[i] = range;
-        for (int k = 0; k + 1 < ring.size; ++k) {  // round k sends what round k - 1 reduced; the last part is mine
+        if (builder.is_grouped(i)) builder.reduce_scatter(i, mine, range);
+        for (int k = 0; k + 1 < ring.size && !builder.is_grouped(i); ++k) {
+            // Round k sends what round k - 1 reduced; the last part is mine.
             builder.round();
             const Range in = range.part(ring.part(k + 2), ring.size);
             builder.send(ring.next, k == 0 ? mine : Buffer::output, range.part(ring.part(k + 1), ring.size));
@@ -47,7 +53,8 @@ void build_chunk(Builder& builder, Range range) {
     builder.finish_average(range);
     for (size_t i = dimensions; i-- > 0;) {
         const Ring ring(builder, i);
-        for (int k = 0; k + 1 < ring.size; ++k) {
+        if (builder.is_grouped(i)) builder.allgather(i, shared[i]);
+        for (int k = 0; k + 1 < ring.size && !builder.is_grouped(i); ++k) {
             builder.round();
             builder.send(ring.next, Buffer::output, shared[i].part(ring.part(k), ring.size));
             builder.receive(ring.previous, Buffer::output, shared[i].part(ring.part(k + 1), ring.size));
@@ -59,9 +66,21 @@ void build_chunk(Builder& builder, Range range) {
 
 void build_hierarchy(Builder& builder) {
     const Range all{0, builder.task().count};
-    const bool flat = builder.plan().dimensions.size() == 1;
-    builder.algorithm(flat ? "flat ring" : "hierarchy " + format_dimensions(builder.plan().dimensions),
+    const size_t dimensions = builder.plan().dimensions.size();
+    std::string modes;
+    bool grouped = false;
+    for (size_t i = 0; i < dimensions; ++i) {
+        modes += mode_of(builder.plan(), i, builder.task().memory);
+        grouped |= builder.is_grouped(i);
+    }
+    const std::string shape = format_dimensions(builder.plan().dimensions);
+    builder.algorithm(grouped           ? "hierarchy " + modes + ":" + shape
+                      : dimensions == 1 ? "flat ring"
+                                        : "hierarchy " + shape,
                       builder.plan().reason);
+    if (all.size() == 0) return;
+    // The roll: everyone has called the same before anyone enters a collective that could not tell.
+    if (grouped) disseminate(builder);
     const int chunks = builder.chunks(all.size());
     for (int c = 0; c < chunks; ++c) {
         builder.chunk();

@@ -4,18 +4,11 @@
 
 namespace ddl {
 
-Range Range::part(int index, int parts) const {
-    // Not size() * index / parts, which overflows for large buffers.
-    const auto n = static_cast<uint64_t>(parts), i = static_cast<uint64_t>(index);
-    const uint64_t each = size() / n, rest = size() % n;
-    const auto at = [&](uint64_t k) { return begin + each * k + std::min(k, rest); };
-    return {at(i), at(i + 1)};
-}
-
 Builder::Builder(const Plan& plan, int rank, const Task& task, const Tuning& tuning)
     : plan_(plan), tuning_(tuning), position_(plan.positions[static_cast<size_t>(rank)]), element_(size_of(task.type)) {
     schedule_.task = task;
     schedule_.size = plan.size();
+    schedule_.rank = rank;
 }
 
 int Builder::rank_at(int position) const {
@@ -30,8 +23,15 @@ int Builder::chunks(uint64_t elements) const {
     const uint64_t by_size = bytes / std::max<uint64_t>({1, tuning_.chunk_bytes, parts * tuning_.message_bytes,
                                                          ranks * tuning_.least_message_bytes});
     const uint64_t least = bytes / parts / std::max<uint64_t>(1, tuning_.most_message_bytes);
-    const auto most = static_cast<uint64_t>(std::max(1, tuning_.most_chunks));
-    return static_cast<int>(std::max(std::clamp<uint64_t>(by_size, 1, most), least));
+    auto most = static_cast<uint64_t>(std::max(1, tuning_.most_chunks));
+    for (size_t i = 0; i < plan_.dimensions.size(); ++i) {
+        // To start a collective of MPI's or NCCL's costs more than to send a message.
+        constexpr uint64_t kMostGrouped = 32;
+        if (is_grouped(i)) most = std::min(most, kMostGrouped);
+    }
+    // MPI counts the elements of a group step in an int.
+    constexpr uint64_t kMostGroupBytes = 1 << 30;
+    return static_cast<int>(std::max({std::clamp<uint64_t>(by_size, 1, most), least, bytes / kMostGroupBytes}));
 }
 
 void Builder::algorithm(std::string name, std::string reason) {
@@ -114,6 +114,50 @@ void Builder::finish_average(Range range) {
     step.bytes = range.size() * element_;
     step.to = place(Buffer::output, range);
     schedule_.steps.push_back(step);
+}
+
+bool Builder::is_grouped(size_t dimension) const {
+    return plan_.dimensions[dimension] > 1 && mode_of(plan_, dimension, task().memory) != 'r';
+}
+
+Step Builder::group_step(StepKind kind, size_t dimension, Range range) {
+    const int size = plan_.dimensions[dimension], stride = plan_.stride(dimension);
+    const int at = plan_.coordinate(position_, dimension);
+    const auto dimensions = static_cast<int>(plan_.dimensions.size());
+    schedule_.groups.resize(plan_.dimensions.size());
+    auto& members = schedule_.groups[dimension];
+    for (int i = static_cast<int>(members.size()); i < size; ++i)
+        members.push_back(rank_at(position_ + (i - at) * stride));
+    schedule_.stages = 2 * dimensions;
+    const auto d = static_cast<int>(dimension);
+    Step step;
+    step.kind = kind;
+    step.dimension = static_cast<uint8_t>(dimension);
+    step.stage = static_cast<uint8_t>(kind == StepKind::reduce_scatter ? d : 2 * dimensions - 1 - d);
+    step.on_device = plan_.modes[dimension] != 'm';
+    step.bytes = range.size() * element_;
+    return step;
+}
+
+void Builder::reduce_scatter(size_t dimension, Buffer from_buffer, Range range) {
+    if (range.size() == 0) return;  // on every rank of the group
+    close_round();
+    Step step = group_step(StepKind::reduce_scatter, dimension, range);
+    const int at = plan_.coordinate(position_, dimension);
+    step.from = place(from_buffer, range);
+    step.to = place(Buffer::output, range.part(at, plan_.dimensions[dimension]));
+    schedule_.steps.push_back(step);
+    close_round();
+}
+
+void Builder::allgather(size_t dimension, Range range) {
+    if (range.size() == 0) return;
+    close_round();
+    Step step = group_step(StepKind::allgather, dimension, range);
+    step.to = place(Buffer::output, range);
+    step.from = step.to;
+    schedule_.steps.push_back(step);
+    close_round();
 }
 
 void Builder::signal(int to) { schedule_.steps.push_back(message(StepKind::send, to, {})); }

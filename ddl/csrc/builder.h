@@ -2,18 +2,10 @@
 // builder turns them into ranks and bytes, and leaves out parts of zero elements.
 #pragma once
 
+#include "range.h"
 #include "schedule.h"
 
 namespace ddl {
-
-// Elements [begin, end) of a buffer.
-struct Range {
-    uint64_t begin = 0, end = 0;
-    uint64_t size() const { return end - begin; }
-    // Part `index` of `parts` nearly equal ones; every rank cuts alike.
-    Range part(int index, int parts) const;
-    Range shifted(uint64_t by) const { return {begin + by, end + by}; }
-};
 
 class Builder {
   public:
@@ -45,6 +37,13 @@ class Builder {
     void copy(Buffer from_buffer, Range from, Buffer to_buffer, Range to);
     // Divides output[range], where the operation is an average.
     void finish_average(Range range);
+    // Group steps among the ranks that differ from this one in `dimension` only, each a round of its own: from_buffer's
+    // `range` is reduced, each rank's part of it goes to the output; or the output's `range` is gathered from its
+    // parts.
+    void reduce_scatter(size_t dimension, Buffer from_buffer, Range range);
+    void allgather(size_t dimension, Range range);
+    // True where the dimension is reduced by group steps.
+    bool is_grouped(size_t dimension) const;
     // A message without content.
     void signal(int to);
     void await(int from);
@@ -53,6 +52,7 @@ class Builder {
 
   private:
     Place place(Buffer buffer, Range range) const { return {buffer, range.begin * element_}; }
+    Step group_step(StepKind kind, size_t dimension, Range range);
     Step message(StepKind kind, int peer_position, Range range) const;
     void close_round();
     void close_chunk();
@@ -75,5 +75,8 @@ void build_tree_broadcast(Builder& builder);
 void build_scatter_broadcast(Builder& builder);
 void build_alltoall(Builder& builder);
 void build_barrier(Builder& builder);
+
+// Rounds of messages without content after which each rank has heard, directly or through others, from all.
+void disseminate(Builder& builder);
 
 }  // namespace ddl

@@ -1,6 +1,9 @@
 // A call of a collective with its buffers, and whether they are what ddl.h asks for.
 #pragma once
 
+#include <memory>
+
+#include "device.h"
 #include "schedule.h"
 #include "status.h"
 
@@ -12,6 +15,9 @@ struct Call {
     const void* input = nullptr;
     void* output = nullptr;
     bool of_split = false;  // for messages: the engine makes it itself, as a part of split()
+    // Of a task in a device's memory:
+    std::shared_ptr<Device> device = nullptr;
+    std::shared_ptr<Fence> after = nullptr;  // nothing is read or written before it has passed
 };
 
 // DDL_ERROR_ARGUMENT where a buffer is NULL with elements in it, is not aligned to them, or overlaps the other in a way

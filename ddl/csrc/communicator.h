@@ -32,9 +32,10 @@ struct Engine::Communicator {
     // Guarded by progress_:
     Plan plan;
     uint64_t layout = 0;
-    uint64_t sequence = 0;     // of the next call
-    uint64_t past = 0;         // past_of() the calls before it
-    std::deque<Active> queue;  // in order; finished ones stay until those before them are
+    std::shared_ptr<Groups> groups;  // null where every dimension is a ring
+    uint64_t sequence = 0;           // of the next call
+    uint64_t past = 0;               // past_of() the calls before it
+    std::deque<Active> queue;        // in order; finished ones stay until those before them are
     Status broken;
     std::map<int, Header> departed;                         // ranks that have finalized, and their last call
     std::array<Header, 64> history;                         // of the last calls, by sequence

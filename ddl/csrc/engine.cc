@@ -202,8 +202,8 @@ void Engine::accept(Submission& submission) {
         {std::move(submission.request), submission.call, {}, seconds_now(), 0, Watch(options_.patience), {}});
     Active& active = comm.queue.back();
     active.moved = active.submitted;
-    active.header =
-        make_header(submission.call.task, comm.key, comm.sequence, comm.layout, comm.past, submission.call.of_split);
+    active.header = make_header(submission.call.task, comm.key, comm.sequence, comm.layout, comm.past,
+                                submission.call.of_split, uses_nccl(comm.plan, submission.call.task));
     comm.past = past_of(active.header);
     active.request->sequence_ = comm.sequence;
     comm.history[comm.sequence++ % comm.history.size()] = active.header;
@@ -214,9 +214,14 @@ void Engine::accept(Submission& submission) {
 bool Engine::begin(Communicator& comm, Active& active) {
     const Task& task = active.call.task;
     const void* input = task.collective == Collective::broadcast ? active.call.output : active.call.input;
-    active.operation = std::make_unique<Operation>(
-        comm.schedule(task, options_.tuning), input, active.call.output, active.header, comm.group, comm.rank,
-        first_tag(comm.key.id, active.header.sequence), options_.window, *transport_, pool_);
+    auto schedule = comm.schedule(task, options_.tuning);
+    if (schedule->stages > 0 && !comm.groups) {
+        throw Error(DDL_ERROR_INTERNAL, "a plan with group steps, " + schedule->algorithm + ", but no groups");
+    }
+    active.operation =
+        std::make_unique<Operation>(std::move(schedule), input, active.call.output, active.header, comm.group,
+                                    comm.rank, first_tag(comm.key.id, active.header.sequence), options_.window,
+                                    *transport_, pool_, Means{comm.groups, active.call.device, active.call.after});
     return true;
 }
 
@@ -334,6 +339,14 @@ int Engine::rank(CommId id) const {
 int Engine::size(CommId id) const {
     const CommPtr comm = find(id);
     return comm ? comm->size() : -1;
+}
+
+Status Engine::set_groups(CommId id, std::shared_ptr<Groups> groups) {
+    const CommPtr comm = find(id);
+    if (!comm) return no_such(id);
+    const std::lock_guard lock(progress_);
+    comm->groups = std::move(groups);
+    return {};
 }
 
 Status Engine::set_plan(CommId id, Plan plan) {

@@ -89,6 +89,9 @@ class Engine {
     // Gives a communicator another plan (after links were measured). Every rank must do so between the same two calls,
     // with none in flight: DDL_ERROR_STATE otherwise. DDL_ERROR_ARGUMENT where the plan's size differs.
     Status set_plan(CommId comm, Plan plan);
+    // Gives a communicator the groups that its plan's modes other than r need; until then collectives that need them
+    // are DDL_ERROR_INTERNAL. Parts that split() makes have rings only.
+    Status set_groups(CommId comm, std::shared_ptr<Groups> groups);
     // -1 where there is no such communicator.
     int rank(CommId comm) const;
     int size(CommId comm) const;

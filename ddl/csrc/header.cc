@@ -29,13 +29,14 @@ uint64_t past_of(const Header& header) {
 }
 
 Header make_header(const Task& task, const CommKey& comm, uint64_t sequence, uint64_t layout, uint64_t past,
-                   bool of_split) {
+                   bool of_split, bool by_nccl) {
     Header header;
     header.magic = kHeaderMagic;
     header.comm = comm.id;
     header.birth = comm.birth;
     header.past = past;
     header.of_split = of_split ? 1 : 0;
+    header.by_nccl = by_nccl ? 1 : 0;
     header.sequence = sequence;
     header.count = task.count;
     header.layout = layout;
@@ -66,7 +67,7 @@ uint64_t layout_of(const Plan& plan, const Tuning& tuning) {
 bool same_call(const Header& a, const Header& b) {
     return a.magic == b.magic && a.comm == b.comm && a.birth == b.birth && a.sequence == b.sequence &&
            a.past == b.past && a.of_split == b.of_split && a.collective == b.collective && a.type == b.type &&
-           a.op == b.op && a.count == b.count && a.root == b.root && a.layout == b.layout;
+           a.op == b.op && a.count == b.count && a.root == b.root && a.layout == b.layout && a.by_nccl == b.by_nccl;
 }
 
 std::string describe(const Header& header) {
@@ -95,6 +96,12 @@ std::string describe_mismatch(const std::string& one, const Header& its, const s
         return one + " and " + other + " both called " + what +
                ", but their calls on this communicator before it differ, where no data passed between them (another "
                "root of a broadcast, or a count of 0): every rank must make the same calls in the same order";
+    }
+    if (what == whats && its.by_nccl != theirs.by_nccl) {
+        const std::string& with = its.by_nccl != 0 ? one : other;
+        return one + " and " + other + " both called " + what + ", but " + with +
+               " with a buffer in a GPU's memory, and the other in host memory: mode b or n wants it in the same kind "
+               "on every rank";
     }
     if (what == whats) {
         return one + " and " + other + " both called " + what +

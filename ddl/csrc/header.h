@@ -34,17 +34,18 @@ struct Header {
     uint8_t collective = 0;
     uint8_t type = 0;
     uint8_t op = 0;
-    uint8_t of_split = 0;   // 1: the library's own call, a part of a split
-    uint64_t birth = 0;     // of the communicator
-    uint64_t past = 0;      // past_of() all calls on it before this one
-    uint64_t reserved = 0;  // to 64 bytes: the payload behind it stays aligned
+    uint8_t of_split = 0;      // 1: the library's own call, a part of a split
+    uint64_t birth = 0;        // of the communicator
+    uint64_t past = 0;         // past_of() all calls on it before this one
+    uint8_t by_nccl = 0;       // 1: dimensions are reduced by NCCL, which they are for buffers in a GPU's memory
+    uint8_t reserved[7] = {};  // to 64 bytes: the payload behind it stays aligned
 };
 static_assert(sizeof(Header) == 64);
 
 constexpr uint32_t kHeaderMagic = 0x4c444431;
 
 Header make_header(const Task& task, const CommKey& comm, uint64_t sequence, uint64_t layout, uint64_t past = 0,
-                   bool of_split = false);
+                   bool of_split = false, bool by_nccl = false);
 
 // A number that stands for a communicator's calls up to `header`'s, so that a call which no data was compared in (a
 // root's broadcast, an empty one) is compared in the next.

@@ -9,7 +9,8 @@
 namespace ddl {
 
 Operation::Operation(std::shared_ptr<const Schedule> schedule, const void* input, void* output, const Header& header,
-                     const Group& group, int rank, Tag first_tag, int window, Transport& transport, ScratchPool& pool)
+                     const Group& group, int rank, Tag first_tag, int window, Transport& transport, ScratchPool& pool,
+                     Means means)
     : schedule_(std::move(schedule)),
       input_(static_cast<const std::byte*>(input)),
       output_(static_cast<std::byte*>(output)),
@@ -20,16 +21,23 @@ Operation::Operation(std::shared_ptr<const Schedule> schedule, const void* input
       window_(static_cast<size_t>(std::clamp(window, 1, kChunkSlots))),
       transport_(transport),
       pool_(pool),
+      means_(std::move(means)),
       agreed_(group.members.size()) {
     if (schedule_->work_bytes > 0) work_ = pool_.take(schedule_->work_bytes);
+    if (schedule_->stages == 0) return;
+    group_order_ = group_order(*schedule_, static_cast<int>(window_));
+    means_.groups->enter(this);
 }
 
-const std::byte* Operation::read(const Place& place) const {
-    return place.buffer == Buffer::input ? input_ + place.offset : write(place);
+const std::byte* Operation::read(const Run& run, const Place& place) const {
+    return place.buffer == Buffer::input ? input_ + place.offset : write(run, place);
 }
 
-std::byte* Operation::write(const Place& place) const {
-    return (place.buffer == Buffer::work ? work_.data() : output_) + place.offset;
+std::byte* Operation::write(const Run& run, const Place& place) const {
+    std::byte* const memory = place.buffer == Buffer::work      ? work_.data()
+                              : place.buffer == Buffer::staging ? run.staging.get()
+                                                                : output_;
+    return memory + place.offset;
 }
 
 bool Operation::fail(Code code, std::string message) {
@@ -39,6 +47,7 @@ bool Operation::fail(Code code, std::string message) {
 
 bool Operation::poll() {
     if (!status_.ok()) return false;
+    if (next_chunk_ == 0 && means_.after && !means_.after->passed()) return false;
     bool moved = start_chunks();
     for (Run& run : runs_) {
         moved |= advance(run);
@@ -46,6 +55,7 @@ bool Operation::poll() {
     }
     const size_t before = runs_.size();
     const auto is_done = [&](const Run& run) { return run.round == schedule_->chunks[run.chunk].end; };
+    if (!rolled_) rolled_ = schedule_->stages > 0 && !runs_.empty() && runs_[0].chunk == 0 && is_done(runs_[0]);
     runs_.erase(std::remove_if(runs_.begin(), runs_.end(), is_done), runs_.end());
     return moved || runs_.size() != before;
 }
@@ -60,6 +70,7 @@ bool Operation::start_chunks() {
         Run& run = runs_.back();
         run.chunk = next_chunk_;
         run.round = chunks[next_chunk_].begin;
+        if (schedule_->staging_bytes > 0) run.staging = means_.device->take(schedule_->staging_bytes);
         ++next_chunk_;
         post_round(run);
         started = true;
@@ -80,7 +91,12 @@ void Operation::post_round(Run& run) {
         post_receive(run, run.flights.back());
     }
     for (uint32_t i = round.begin; i < round.end; ++i) {
-        if (schedule_->steps[i].kind == StepKind::send) post_send(run, schedule_->steps[i]);
+        const Step& step = schedule_->steps[i];
+        if (step.kind == StepKind::send) post_send(run, step);
+        if (!step.is_group() && !step.is_transfer()) continue;
+        run.flights.emplace_back();
+        run.flights.back().step = &step;
+        run.flights.back().state = Flight::gated;
     }
 }
 
@@ -93,14 +109,14 @@ void Operation::post_send(Run& run, const Step& step) {
         const size_t payload = inlined ? step.bytes : 0;
         flight.scratch = pool_.take(sizeof header_ + payload);
         std::memcpy(flight.scratch.data(), &header_, sizeof header_);
-        if (payload > 0) std::memcpy(flight.scratch.data() + sizeof header_, read(step.from), payload);
+        if (payload > 0) std::memcpy(flight.scratch.data() + sizeof header_, read(run, step.from), payload);
         flight.ticket = transport_.isend(peer, header_tag(), flight.scratch.data(), sizeof header_ + payload);
     }
     if (!inlined) {
         run.flights.emplace_back();
         Flight& flight = run.flights.back();
         flight.step = &step;
-        flight.ticket = transport_.isend(peer, tag(run), read(step.from), step.bytes);
+        flight.ticket = transport_.isend(peer, tag(run), read(run, step.from), step.bytes);
     }
 }
 
@@ -125,7 +141,7 @@ void Operation::post_payload(Run& run, Flight& flight) {
         flight.scratch = pool_.take(step.bytes);
         flight.data = target = flight.scratch.data();
     } else if (step.bytes > 0) {
-        target = write(step.to);
+        target = write(run, step.to);
     }
     flight.state = Flight::moving;
     flight.ticket = transport_.irecv(world(step.peer), tag(run), target, step.bytes);
@@ -152,6 +168,45 @@ bool Operation::advance(Run& run) {
 }
 
 bool Operation::advance(Run& run, Flight& flight) {
+    if (flight.step && flight.step->is_group()) return advance_group(run, flight);
+    if (flight.step && flight.step->is_transfer()) return advance_transfer(run, flight);
+    return advance_message(run, flight);
+}
+
+bool Operation::advance_group(Run& run, Flight& flight) {
+    const Step& step = *flight.step;
+    GroupComm* const comm = means_.groups->of(step.dimension);
+    if (flight.state == Flight::gated) {
+        const auto index = static_cast<uint32_t>(&step - schedule_->steps.data());
+        if (!rolled_ || group_order_[next_group_] != index || !means_.groups->has_turn(this)) return false;
+        const Task& task = schedule_->task;
+        flight.ticket = comm->start({step.kind == StepKind::allgather, read(run, step.from), write(run, step.to),
+                                     step.bytes / size_of(task.type), task.type, task.op});
+        flight.state = Flight::moving;
+        if (++next_group_ == group_order_.size()) means_.groups->leave(this);
+        return true;
+    }
+    if (!comm->test(flight.ticket)) return false;
+    flight.ticket = 0;
+    flight.state = Flight::done;
+    return true;
+}
+
+bool Operation::advance_transfer(Run& run, Flight& flight) {
+    if (flight.state == Flight::gated) {
+        const Step& step = *flight.step;
+        flight.ticket = means_.device->copy(write(run, step.to), read(run, step.from), step.bytes,
+                                            step.kind == StepKind::to_device);
+        flight.state = Flight::moving;
+        return true;
+    }
+    if (!means_.device->test(flight.ticket)) return false;
+    flight.ticket = 0;
+    flight.state = Flight::done;
+    return true;
+}
+
+bool Operation::advance_message(Run& run, Flight& flight) {
     if (flight.state == Flight::gated) {
         if (!agreed_[static_cast<size_t>(flight.step->peer)]) return false;
         post_payload(run, flight);
@@ -197,7 +252,7 @@ bool Operation::take_header(Run& run, Flight& flight, size_t received) {
         return true;
     }
     flight.data = flight.scratch.data() + sizeof theirs;
-    if (step.kind == StepKind::receive && step.bytes > 0) std::memcpy(write(step.to), flight.data, step.bytes);
+    if (step.kind == StepKind::receive && step.bytes > 0) std::memcpy(write(run, step.to), flight.data, step.bytes);
     flight.state = Flight::done;
     return true;
 }
@@ -209,39 +264,56 @@ void Operation::finish_round(const Run& run) {
     for (const Flight& flight : run.flights) {
         if (!flight.step || flight.step->kind != StepKind::reduce) continue;
         const Step& step = *flight.step;
-        const std::byte* mine = read(step.from);
-        combine(write(step.to), step.incoming_first ? flight.data : mine, step.incoming_first ? mine : flight.data,
+        const std::byte* mine = read(run, step.from);
+        combine(write(run, step.to), step.incoming_first ? flight.data : mine, step.incoming_first ? mine : flight.data,
                 step.bytes / element, task.type, task.op);
     }
     const Span round = schedule_->rounds[run.round];
     for (uint32_t i = round.begin; i < round.end; ++i) {
         const Step& step = schedule_->steps[i];
-        if (step.kind == StepKind::copy && read(step.from) != write(step.to)) {
-            std::memcpy(write(step.to), read(step.from), step.bytes);
+        if (step.kind == StepKind::copy && read(run, step.from) != write(run, step.to)) {
+            std::memcpy(write(run, step.to), read(run, step.from), step.bytes);
         } else if (step.kind == StepKind::divide) {
-            divide(write(step.to), step.bytes / element, task.type, schedule_->size);
+            divide(write(run, step.to), step.bytes / element, task.type, schedule_->size);
         }
     }
 }
 
 void Operation::cancel() {
     for (Run& run : runs_) {
+        bool sending = false;
         for (Flight& flight : run.flights) {
-            if (flight.ticket != 0) transport_.cancel(flight.ticket);
+            if (flight.ticket == 0) continue;
+            sending |= flight.step && flight.step->kind == StepKind::send;
+            if (flight.step && flight.step->is_group()) {
+                means_.groups->of(flight.step->dimension)->abandon(flight.ticket);
+            } else if (flight.step && flight.step->is_transfer()) {
+                means_.device->finish(flight.ticket);
+            } else {
+                transport_.cancel(flight.ticket);
+            }
             flight.ticket = 0;
         }
+        // What the transport could not take back may still be read. No more than a window of chunks is lost so.
+        if (sending) static_cast<void>(run.staging.release());
     }
     runs_.clear();
+    if (schedule_->stages > 0) means_.groups->leave(this);
 }
 
 std::vector<int> Operation::awaited() const {
     std::set<int> ranks;
     for (const Run& run : runs_) {
         for (const Flight& flight : run.flights) {
-            if (flight.step && flight.step->is_incoming() && flight.state != Flight::done)
-                ranks.insert(flight.step->peer);
+            if (!flight.step || flight.state == Flight::done) continue;
+            if (flight.step->is_incoming()) ranks.insert(flight.step->peer);
+            if (flight.step->is_group() && flight.state == Flight::moving) {
+                const auto& members = schedule_->groups[flight.step->dimension];
+                ranks.insert(members.begin(), members.end());
+            }
         }
     }
+    ranks.erase(rank_);
     return {ranks.begin(), ranks.end()};
 }
 

@@ -6,6 +6,8 @@
 #include <string>
 #include <vector>
 
+#include "device.h"
+#include "group.h"
 #include "header.h"
 #include "schedule.h"
 #include "scratch.h"
@@ -26,13 +28,22 @@ struct Group {
     std::vector<std::string> names;  // "rank 3 (host b)", of each rank
 };
 
-// Not thread-safe. Throws nothing but std::bad_alloc; after an error or an exception, call cancel().
+// What schedules with group steps, or for buffers in a device's memory, are executed with.
+struct Means {
+    std::shared_ptr<Groups> groups;
+    std::shared_ptr<Device> device;
+    std::shared_ptr<Fence> after;  // what the buffers wait for; may be null
+};
+
+// Not thread-safe. Throws Error where MPI's or NCCL's collectives or the device fail, and std::bad_alloc; after an
+// error or an exception, call cancel().
 class Operation {
   public:
     // `input` and `output` are what ddl.h says for the task. `first_tag` is the first of kOperationTags tags that are
     // this operation's alone while it is in flight. `window`: chunks in flight, at most kChunkSlots.
     Operation(std::shared_ptr<const Schedule> schedule, const void* input, void* output, const Header& header,
-              const Group& group, int rank, Tag first_tag, int window, Transport& transport, ScratchPool& pool);
+              const Group& group, int rank, Tag first_tag, int window, Transport& transport, ScratchPool& pool,
+              Means means = {});
     Operation(const Operation&) = delete;
     Operation& operator=(const Operation&) = delete;
     ~Operation() { cancel(); }
@@ -45,13 +56,13 @@ class Operation {
     void cancel();
 
     const Header& header() const { return header_; }
-    // Ranks of the communicator that a message is awaited from, ascending.
+    // Ranks of the communicator that a message, or a part in a group step, is awaited from, ascending.
     std::vector<int> awaited() const;
 
   private:
-    // A message of the current round of a chunk.
+    // A message, a group step or a transfer of the current round of a chunk.
     struct Flight {
-        enum State : uint8_t { gated, awaits_header, moving, done };
+        enum State : uint8_t { gated, awaits_header, moving, done };  // gated: not begun
         const Step* step = nullptr;  // null: a header that is sent ahead of a long payload
         State state = moving;
         Ticket ticket = 0;
@@ -60,11 +71,12 @@ class Operation {
     };
     struct Run {
         uint32_t chunk = 0, round = 0;
+        Device::Staging staging;
         std::vector<Flight> flights;
     };
 
-    const std::byte* read(const Place& place) const;
-    std::byte* write(const Place& place) const;
+    const std::byte* read(const Run& run, const Place& place) const;
+    std::byte* write(const Run& run, const Place& place) const;
     Tag tag(const Run& run) const { return first_tag_ + run.chunk % kChunkSlots; }
     Tag header_tag() const { return first_tag_ + kChunkSlots; }
     int world(int rank) const { return group_.members[static_cast<size_t>(rank)]; }
@@ -77,6 +89,9 @@ class Operation {
     void post_payload(Run& run, Flight& flight);
     bool advance(Run& run);                  // true where something happened
     bool advance(Run& run, Flight& flight);  // the same
+    bool advance_message(Run& run, Flight& flight);
+    bool advance_group(Run& run, Flight& flight);
+    bool advance_transfer(Run& run, Flight& flight);
     bool take_header(Run& run, Flight& flight, size_t received);
     void finish_round(const Run& run);
 
@@ -90,10 +105,14 @@ class Operation {
     const size_t window_;
     Transport& transport_;
     ScratchPool& pool_;
+    const Means means_;
     Scratch work_;
     std::vector<bool> agreed_;  // by rank: its header was seen and is ours
     uint32_t next_chunk_ = 0;
     std::deque<Run> runs_;
+    std::vector<uint32_t> group_order_;  // as group_order() says
+    size_t next_group_ = 0;
+    bool rolled_ = false;  // the roll is complete: every rank has called the same
     Status status_;
 };
 

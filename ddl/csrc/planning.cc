@@ -39,6 +39,18 @@ static_assert(static_cast<int>(StepKind::receive) == DDL_STEP_RECEIVE);
 static_assert(static_cast<int>(StepKind::reduce) == DDL_STEP_REDUCE);
 static_assert(static_cast<int>(StepKind::copy) == DDL_STEP_COPY);
 static_assert(static_cast<int>(StepKind::divide) == DDL_STEP_DIVIDE);
+static_assert(static_cast<int>(StepKind::reduce_scatter) == DDL_STEP_REDUCE_SCATTER);
+static_assert(static_cast<int>(StepKind::allgather) == DDL_STEP_ALLGATHER);
+
+int tier_of(const Step& step, const Schedule& schedule, const Network& network) {
+    if (step.is_message()) return static_cast<int>(network.meet(schedule.rank, step.peer));
+    int tier = -1;
+    if (!step.is_group()) return tier;
+    for (const int member : schedule.groups[step.dimension]) {
+        if (member != schedule.rank) tier = std::max(tier, static_cast<int>(network.meet(schedule.rank, member)));
+    }
+    return tier;
+}
 
 Tuning tuning_of(const ddl_plan* asked) {
     Tuning tuning;
@@ -153,7 +165,7 @@ ddl_result ddl_plan_schedule(const ddl_network* network, const ddl_plan* plan, s
                                  static_cast<int>(round - rounds.begin),
                                  static_cast<ddl_step_kind>(step.kind),
                                  step.peer,
-                                 step.is_message() ? static_cast<int>(described.meet(rank, step.peer)) : -1,
+                                 ddl::tier_of(step, schedule, described),
                                  sends ? step.from.offset : step.to.offset,
                                  step.bytes};
                 }

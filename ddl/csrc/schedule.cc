@@ -1,6 +1,10 @@
 #include "schedule.h"
 
+#include <algorithm>
+#include <tuple>
+
 #include "builder.h"
+#include "staging.h"
 #include "status.h"
 
 namespace ddl {
@@ -18,10 +22,36 @@ uint64_t product(uint64_t a, uint64_t b) {
     return result;
 }
 
+// What was asked for by its letter is not replaced by messages of ours because a buffer is small.
+bool has_groups(const Plan& plan, Memory memory) {
+    for (size_t i = 0; i < plan.dimensions.size(); ++i) {
+        if (plan.dimensions[i] > 1 && mode_of(plan, i, memory) != 'r') return true;
+    }
+    return false;
+}
+
 bool is_small(const Task& task, const Plan& plan, const Tuning& tuning) {
     if (tuning.algorithm != Algorithm::automatic) return tuning.algorithm == Algorithm::latency;
+    if (task.collective == Collective::allreduce && has_groups(plan, task.memory)) return false;
     const Extent extent = extent_of(task, plan.size());
     return std::max(extent.input, extent.output) <= tuning.small_bytes;
+}
+
+void build(Builder& builder, bool small) {
+    switch (builder.task().collective) {
+        case Collective::allreduce: small ? build_doubling(builder) : build_hierarchy(builder); break;
+        case Collective::reduce_scatter: build_ring_reduce_scatter(builder); break;
+        case Collective::allgather:
+            if (small && builder.size() <= kMostDirect) {
+                build_direct_allgather(builder);
+            } else {
+                build_ring_allgather(builder);
+            }
+            break;
+        case Collective::broadcast: small ? build_tree_broadcast(builder) : build_scatter_broadcast(builder); break;
+        case Collective::alltoall: build_alltoall(builder); break;
+        case Collective::barrier: build_barrier(builder); break;
+    }
 }
 
 }  // namespace
@@ -40,7 +70,41 @@ const char* name_of(Collective collective) {
 
 bool Task::operator==(const Task& other) const {
     return collective == other.collective && type == other.type && op == other.op && count == other.count &&
-           root == other.root;
+           root == other.root && memory == other.memory;
+}
+
+char mode_of(const Plan& plan, size_t dimension, Memory memory) {
+    const char mode = plan.modes[dimension];
+    return memory == Memory::host && (mode == 'n' || mode == 'b') ? 'r' : mode;
+}
+
+bool uses_nccl(const Plan& plan, const Task& task) {
+    if (task.collective != Collective::allreduce) return false;
+    for (size_t i = 0; i < plan.dimensions.size(); ++i) {
+        const char mode = mode_of(plan, i, task.memory);
+        if (plan.dimensions[i] > 1 && (mode == 'n' || mode == 'b')) return true;
+    }
+    return false;
+}
+
+// A chunk c is at its stage s in turn c + s * lag. The last stage of chunk c - window comes before the first of chunk
+// c, as (stages - 1) * lag < window: so the chunks that are in flight hold all that comes next. Stages are those of all
+// dimensions, also where a rank has no part in one: that keeps the numbers the same everywhere.
+std::vector<uint32_t> group_order(const Schedule& schedule, int window) {
+    const uint32_t lag = schedule.stages < 2 ? 0 : static_cast<uint32_t>((window - 1) / (schedule.stages - 1));
+    std::vector<std::tuple<uint32_t, uint32_t, uint32_t, uint32_t>> turns;  // turn, chunk, stage, index
+    for (uint32_t chunk = 0; chunk < schedule.chunks.size(); ++chunk) {
+        const Span rounds = schedule.chunks[chunk];
+        for (uint32_t i = schedule.rounds[rounds.begin].begin; i < schedule.rounds[rounds.end - 1].end; ++i) {
+            const Step& step = schedule.steps[i];
+            if (step.is_group()) turns.emplace_back(chunk + step.stage * lag, chunk, step.stage, i);
+        }
+    }
+    std::sort(turns.begin(), turns.end());
+    std::vector<uint32_t> order;
+    order.reserve(turns.size());
+    for (const auto& turn : turns) order.push_back(std::get<3>(turn));
+    return order;
 }
 
 Extent extent_of(const Task& task, int size) {
@@ -79,23 +143,11 @@ Schedule make_schedule(const Plan& plan, int rank, const Task& task, const Tunin
         if (task.collective != Collective::broadcast && task.collective != Collective::barrier) {
             builder.copy(Buffer::input, all, Buffer::output, all);
         }
-        return builder.finish();
+    } else {
+        build(builder, small);
     }
-    switch (task.collective) {
-        case Collective::allreduce: small ? build_doubling(builder) : build_hierarchy(builder); break;
-        case Collective::reduce_scatter: build_ring_reduce_scatter(builder); break;
-        case Collective::allgather:
-            if (small && plan.size() <= kMostDirect) {
-                build_direct_allgather(builder);
-            } else {
-                build_ring_allgather(builder);
-            }
-            break;
-        case Collective::broadcast: small ? build_tree_broadcast(builder) : build_scatter_broadcast(builder); break;
-        case Collective::alltoall: build_alltoall(builder); break;
-        case Collective::barrier: build_barrier(builder); break;
-    }
-    return builder.finish();
+    Schedule schedule = builder.finish();
+    return task.memory == Memory::device ? staged(std::move(schedule)) : schedule;
 }
 
 }  // namespace ddl

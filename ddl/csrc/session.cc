@@ -7,6 +7,8 @@
 #include <cstdio>
 #include <cstdlib>
 
+#include "grouping.h"
+
 namespace ddl {
 namespace {
 
@@ -52,11 +54,6 @@ Session::Session(const char* options_text) : job_(Job::join(patience_of_environm
     for (const Greeting& greeting : job_.assemble(text, options.patience, warn)) options.hosts.push_back(greeting.host);
     placement_ = place(options.hosts);
     Plan plan = plan_of(asked, placement_);
-    if (const size_t other = plan.modes.find_first_not_of('r'); other != std::string::npos) {
-        throw Error(DDL_ERROR_UNSUPPORTED,
-                    std::string("DDL_OPTIONS: mode '") + plan.modes[other] +
-                        "' is not built yet: take '-mode r' (rings over MPI) or '-mode p' (the library's choice)");
-    }
     if (asked.dbg_level > 0 && job_.rank() == 0) {
         std::fprintf(stderr, "ddl: %d ranks on %d hosts, plan %s: %s\n", job_.size(), placement_.num_hosts,
                      format_mode(plan).c_str(), plan.reason.c_str());
@@ -70,7 +67,43 @@ Session::Session(const char* options_text) : job_(Job::join(patience_of_environm
     transport_options.is_dead = [&job = job_](int rank) { return job.is_dead(rank); };
     auto transport = std::make_unique<MpiTransport>(data, notices, std::move(transport_options));
     transport_ = transport.get();
-    engine_ = std::make_unique<Engine>(std::move(transport), std::move(plan), std::move(options));
+    engine_ = std::make_unique<Engine>(std::move(transport), plan, std::move(options));
+    const Grouping grouping = make_grouping(job_, *engine_, plan, local_rank());
+    gpu_ = grouping.device;
+    nccl_gpu_ = grouping.device != nullptr;
+    if (grouping.groups) engine_->set_groups(kWorld, grouping.groups);
+}
+
+void Session::locate(Call& call, CudaStream stream) {
+    const bool is_empty = call.task.count == 0 || call.task.collective == Collective::barrier;
+    const bool reads = call.task.collective != Collective::broadcast;
+    if (is_empty || !call.output || (reads && !call.input)) return;  // refused, or nothing is touched
+    const std::shared_ptr<CudaDevice> device = CudaDevice::holding(call.output);
+    const std::shared_ptr<CudaDevice> other = reads ? CudaDevice::holding(call.input) : device;
+    if (!device && !other) return;
+    const std::string what = name_of(call.task.collective);
+    if (device != other) {
+        const auto where = [](const std::shared_ptr<CudaDevice>& its) {
+            return its ? "in GPU " + std::to_string(its->gpu()) + "'s memory" : "in host memory";
+        };
+        throw Error(DDL_ERROR_ARGUMENT, what + ": the input is " + where(other) + ", the output " + where(device) +
+                                            ": both must be in one memory");
+    }
+    {
+        const std::lock_guard lock(mutex_);
+        if (!gpu_) gpu_ = device;
+        if (gpu_ != device) {
+            throw Error(DDL_ERROR_ARGUMENT,
+                        what + ": the buffers are in GPU " + std::to_string(device->gpu()) +
+                            "'s memory, but this rank uses GPU " + std::to_string(gpu_->gpu()) +
+                            (nccl_gpu_ ? ", which was current in ddl_init, or has the rank's number on its host: call "
+                                         "cudaSetDevice before ddl_init"
+                                       : ", where its buffers were before: a rank has one GPU"));
+        }
+    }
+    call.task.memory = Memory::device;
+    call.device = device;
+    call.after = device->fence(stream);
 }
 
 CommId Session::id_of(ddl_comm handle) const {

@@ -6,6 +6,7 @@
 #include <mutex>
 #include <string>
 
+#include "cuda.h"
 #include "engine.h"
 #include "job.h"
 #include "placement.h"
@@ -32,6 +33,10 @@ class Session {
     ddl_comm handle_of(CommId id);
     void forget(ddl_comm handle);
 
+    // Finds out where the buffers of `call` are. In a GPU's memory they are used once the GPU has done what was given
+    // to `stream` so far. Throws Error where they are in different memories, or in another GPU's than this rank's.
+    void locate(Call& call, CudaStream stream);
+
     // Keeps in mind that a collective failed in a way that may leave other ranks behind.
     void note(const Status& status);
     // Ends what is in flight and leaves MPI alone from then on. Doing it twice does nothing.
@@ -43,7 +48,9 @@ class Session {
     MpiTransport* transport_ = nullptr;  // the engine's
     std::unique_ptr<Engine> engine_;
     std::mutex ending_;
-    mutable std::mutex mutex_;            // guards the handles
+    bool nccl_gpu_ = false;               // gpu_ is NCCL's
+    mutable std::mutex mutex_;            // guards the rest
+    std::shared_ptr<CudaDevice> gpu_;     // null until a buffer was in one, or NCCL wanted one
     std::map<ddl_comm, CommId> handles_;  // never used twice, so that one that was freed is known as such
 };
 

@@ -22,6 +22,8 @@ struct Forecast {
     std::string reason;  // for the algorithm
 };
 
+// A dimension that MPI or NCCL reduces is timed as our ring would be.
+//
 // Throws Error(DDL_ERROR_ARGUMENT) where plan and network have different sizes.
 //
 // Where ranks stand in order and each dimension of the plan is one tier of the network or several neighbours, an

@@ -127,6 +127,19 @@ DDL_API ddl_result ddl_comm_split(ddl_comm comm, int color, int key, ddl_comm* r
 /* Frees a communicator. Not collective. DDL_ERROR_STATE while it has requests in flight; DDL_WORLD cannot be freed. */
 DDL_API ddl_result ddl_comm_free(ddl_comm comm);
 
+/* ---- Buffers in a GPU's memory ----------------------------------------------------------------------------------- */
+/* Buffers may be in host memory or in the memory of one GPU a process, which must be the same GPU in all calls; input
+ * and output of a call are in the same memory. (Managed memory counts as host memory.) The library finds out by itself,
+ * with the CUDA runtime that the process has loaded, or that DDL_CUDA_LIB names. Modes b and n reduce such buffers by
+ * NCCL (libnccl.so.2, or what DDL_NCCL_LIB names), on the GPU that is current in ddl_init, or, where that is GPU 0, on
+ * the one with the rank's local number; everything else goes through pinned host memory.
+ *
+ * A call is ordered behind what its thread's stream was given before it: the legacy default stream, or the one that was
+ * last passed here on this thread (a cudaStream_t; NULL is the default stream again). Its result is in memory when
+ * ddl_wait or ddl_test says that it is finished, or a blocking call has returned: no stream needs to wait for it.
+ * Cannot fail, and needs no ddl_init. */
+DDL_API ddl_result ddl_set_stream(void* stream);
+
 /* ---- Collectives ------------------------------------------------------------------------------------------------ */
 /* Each has a blocking form and one, with an i, that returns at once and stores a request. Whether a call is legal is
  * checked before anything is started: an unknown type or operation, a NULL buffer with a count above 0, one that is not

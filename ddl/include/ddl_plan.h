@@ -77,7 +77,9 @@ typedef enum ddl_step_kind DDL_INT {
     DDL_STEP_RECEIVE = 1,
     DDL_STEP_REDUCE = 2, /* receives, and combines what arrived with what this rank has */
     DDL_STEP_COPY = 3,
-    DDL_STEP_DIVIDE = 4
+    DDL_STEP_DIVIDE = 4,
+    DDL_STEP_REDUCE_SCATTER = 5, /* MPI's own (mode m), among the ranks that differ in one dimension */
+    DDL_STEP_ALLGATHER = 6       /* the same */
 } ddl_step_kind;
 
 /* A step of one rank. Chunks proceed independently of one another; within a chunk a round begins when the one before it
@@ -86,7 +88,7 @@ typedef struct ddl_step {
     int chunk, round; /* from 0; rounds are counted within their chunk */
     ddl_step_kind kind;
     int peer;               /* rank; -1 where there is no message */
-    int tier;               /* at which the message turns around; -1 where there is none */
+    int tier;               /* at which the message turns around, or the collective; -1 where there is none */
     uint64_t offset, bytes; /* the part of the buffer: first byte, and how many */
 } ddl_step;
 

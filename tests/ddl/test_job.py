@@ -20,8 +20,8 @@ def test_ranks_know_their_places_and_leave_without_finalize(ranks: Run) -> None:
     [
         ("-mode r:2x2", "ArgumentError: dimensions 2x2 multiply to 4, but there are 2 ranks"),
         ("-mode x", "ArgumentError: DDL_OPTIONS: unknown mode 'x'"),
-        ("-mode n", "UnsupportedError: DDL_OPTIONS: mode 'n' is NCCL's"),
-        ("-mode m", "UnsupportedError: DDL_OPTIONS: mode 'm', MPI's own collectives, is not built"),
+        ("-mode c", "ArgumentError: DDL_OPTIONS: mode 'c' (RCS) of the original is not built"),
+        ("-mode n", "UnsupportedError: DDL_OPTIONS: modes b and n cannot be used: rank 0"),
     ],
 )
 def test_options_that_cannot_be_followed_are_errors_on_every_rank(ranks: Run, options: str, message: str) -> None:

@@ -7,12 +7,15 @@ again when the capsule is dropped. Source: the DLPack specification, include/dlp
 from __future__ import annotations
 
 import ctypes
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Protocol
 
 from ddl.errors import ArgumentError
 
 _CPU = (1, 3, 11, 13)  # kDLCPU, kDLCUDAHost, kDLROCMHost, kDLCUDAManaged: memory that a CPU may read
+_CUDA = 2  # kDLCUDA
+_DEFAULT_STREAM = 1  # CUDA's legacy one: the tensor's owner puts its own work before it, and libddl goes behind it
 _READ_ONLY = 1
 _CODES = {0: "int", 1: "uint", 2: "float", 4: "bfloat", 5: "complex", 6: "bool"}
 
@@ -71,12 +74,15 @@ _get_pointer.restype = ctypes.c_void_p
 
 
 def read(array: SupportsDLPack) -> TensorMemory:
-    """Where and what `array` is. Raises ArgumentError: it cannot be exported, or is not in a CPU's memory."""
+    """Where and what `array` is. Raises ArgumentError: it cannot be exported, or is in no memory that libddl knows."""
     try:
+        device: Callable[[], tuple[int, int]] | None = getattr(array, "__dlpack_device__", None)
+        options = {"stream": _DEFAULT_STREAM} if device and device()[0] == _CUDA else {}
+        lend: Callable[..., object] = array.__dlpack__
         try:
-            capsule = array.__dlpack__(max_version=(1, 0))  # type: ignore[call-arg]  # since DLPack 1.0
+            capsule = lend(max_version=(1, 0), **options)  # since DLPack 1.0
         except TypeError:
-            capsule = array.__dlpack__()
+            capsule = lend(**options)
     except (BufferError, RuntimeError, ValueError, TypeError) as error:
         raise ArgumentError(f"array: its owner does not lend its memory: {error}") from error
     flags = 0
@@ -89,10 +95,10 @@ def read(array: SupportsDLPack) -> TensorMemory:
         tensor = ctypes.cast(_get_pointer(capsule, b"dltensor"), ctypes.POINTER(_Tensor)).contents
     else:
         raise ArgumentError(f"array: its __dlpack__ gave a {type(capsule).__name__} that is no DLPack capsule")
-    if tensor.device_type not in _CPU:
+    if tensor.device_type not in (*_CPU, _CUDA):
         raise ArgumentError(
-            f"array: it is in a device's memory (DLPack device {tensor.device_type}:{tensor.device_id}), which this "
-            "build cannot reduce yet: copy it to the CPU first"
+            f"array: it is in the memory of a device (DLPack device {tensor.device_type}:{tensor.device_id}) that is "
+            "neither a CPU nor a CUDA GPU: copy it to the CPU first"
         )
     kind = _CODES.get(tensor.code, f"code{tensor.code}_")
     lanes = "" if tensor.lanes == 1 else f"x{tensor.lanes}"

@@ -31,6 +31,7 @@ _FUNCTIONS = {
     "ddl_num_hosts": [POINTER(c_int)],
     "ddl_comm_split": [c_void_p, c_int, c_int, POINTER(c_void_p)],
     "ddl_comm_free": [c_void_p],
+    "ddl_set_stream": [c_void_p],
     "ddl_iallreduce": _REDUCTION + _REQUEST,
     "ddl_ireduce_scatter": _REDUCTION + _REQUEST,
     "ddl_iallgather": _MOVEMENT + _REQUEST,

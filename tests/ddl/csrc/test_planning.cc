@@ -133,6 +133,23 @@ TEST("what is wrong with a described network or plan is named") {
     CHECK_EQ(ddl_plan_alternatives(&kTwoRacks, 1, DDL_FLOAT32, nullptr, 3, &found), DDL_ERROR_ARGUMENT);
 }
 
+TEST("the schedule of a plan with MPI's collectives shows them, and at which tier") {
+    std::vector<ddl_step> steps(10000);
+    size_t found = 0;
+    const ddl_plan plan{"rrm:2x2x2", 3, nullptr, DDL_ALGORITHM_AUTOMATIC};
+    CHECK_EQ(ddl_plan_schedule(&kTwoRacks, &plan, 1 << 20, DDL_FLOAT32, 5, steps.data(), steps.size(), &found),
+             DDL_SUCCESS);
+    CHECK(found <= steps.size());
+    int groups = 0;
+    for (size_t i = 0; i < found; ++i) {
+        if (steps[i].kind != DDL_STEP_REDUCE_SCATTER && steps[i].kind != DDL_STEP_ALLGATHER) continue;
+        CHECK_EQ(steps[i].tier, 2);
+        CHECK_EQ(steps[i].peer, -1);
+        ++groups;
+    }
+    CHECK_EQ(groups, 3 * 2);
+}
+
 TEST("of plans that take nearly the same time, the one with the fewest rounds is chosen") {
     // Ethernet of 10 Gbit/s: at some sizes rings over several tiers are the fastest, by some percent.
     const ddl_tier tiers[] = {{8, 1e-6, 20e9}, {16, 1e-5, 1.25e9}, {8, 1e-5, 1.25e9}};

@@ -1,11 +1,16 @@
-// Schedules are checked without an engine: an executor runs them on numbers that say who contributed.
+// Schedules are checked without an engine: an executor runs them on numbers that say who contributed. For buffers in a
+// device's memory it has input and output there, and staging memory for each chunk, filled with other numbers.
+#include <algorithm>
 #include <deque>
+#include <map>
 #include <numeric>
 #include <random>
+#include <tuple>
 #include <unordered_map>
 
 #include "check.h"
 #include "options.h"
+#include "range.h"
 #include "schedule.h"
 #include "status.h"
 
@@ -29,7 +34,11 @@ class World {
             r.output.resize(extent.output / 8);
             if (task.collective == Collective::broadcast && rank == task.root) r.output = r.input;
             r.work.resize(r.schedule.work_bytes / 8);
-            for (uint32_t c = 0; c < r.schedule.chunks.size(); ++c) r.runs.push_back({c, r.schedule.chunks[c].begin});
+            for (uint32_t c = 0; c < r.schedule.chunks.size(); ++c) {
+                r.runs.push_back({c, r.schedule.chunks[c].begin, false, {}});
+                r.runs.back().staging.resize(r.schedule.staging_bytes / 8, 0xeeee);
+            }
+            r.group_order = group_order(r.schedule, kWindow);
         }
     }
 
@@ -39,8 +48,13 @@ class World {
         while (moved) {
             moved = false;
             for (int rank = 0; rank < plan_.size(); ++rank) {
+                int in_flight = 0;  // a window of chunks, as the engine has
                 for (Run& run : at(rank).runs) {
+                    const uint32_t end = at(rank).schedule.chunks[run.chunk].end;
+                    if (run.round == end) continue;
+                    if (++in_flight > kWindow) break;
                     while (advance(rank, run)) moved = true;
+                    if (run.round == end) --in_flight;
                 }
             }
         }
@@ -51,6 +65,9 @@ class World {
         }
         for (const auto& [key, queue] : wire_) {
             if (!queue.empty()) return false;
+        }
+        for (const auto& [key, meeting] : meetings_) {
+            if (!meeting.from.empty()) return false;
         }
         return true;
     }
@@ -86,17 +103,68 @@ class World {
     struct Run {
         uint32_t chunk, round;
         bool posted = false;
+        std::vector<uint64_t> staging;
+        std::tuple<size_t, int, uint64_t> meeting = {};  // dimension, first rank, number of the call
     };
+    // A group step: what its ranks put in, until all have taken what is theirs.
+    struct Meeting {
+        std::map<int, std::pair<StepKind, std::vector<uint64_t>>> from;
+        size_t taken = 0;
+    };
+    static constexpr int kWindow = 4;
     struct Rank {
         Schedule schedule;
         std::vector<uint64_t> input, output, work;
         std::vector<Run> runs;
+        std::vector<uint32_t> group_order;
+        size_t next_group = 0;
+        std::map<size_t, uint64_t> calls;  // on each dimension's communicator so far
     };
 
     Rank& at(int rank) { return ranks_[static_cast<size_t>(rank)]; }
-    uint64_t* data(Rank& r, const Place& place) {
-        auto& buffer = place.buffer == Buffer::input ? r.input : place.buffer == Buffer::output ? r.output : r.work;
-        return buffer.data() + place.offset / 8;
+    // `on_device`: the step works on the caller's buffers, wherever they are.
+    uint64_t* data(Rank& r, Run& run, const Place& place, bool on_device = false) {
+        if (place.buffer == Buffer::staging) return run.staging.data() + place.offset / 8;
+        if (place.buffer == Buffer::work) return r.work.data() + place.offset / 8;
+        CHECK(on_device || task_.memory == Memory::host);
+        return (place.buffer == Buffer::input ? r.input : r.output).data() + place.offset / 8;
+    }
+    // A group step. Its ranks meet in the order in which they come to the communicator, as MPI's and NCCL's do. True
+    // where it is complete for this rank.
+    bool meet(int rank, Run& run, const Step& step, uint32_t index) {
+        Rank& r = at(rank);
+        const auto& members = r.schedule.groups[step.dimension];
+        const auto size = static_cast<int>(members.size());
+        const auto me = static_cast<int>(std::find(members.begin(), members.end(), rank) - members.begin());
+        const size_t count = step.bytes / 8;
+        const auto part = [&](int i) { return Range{0, count}.part(i, size); };
+        uint64_t* const to = data(r, run, step.to, step.on_device);
+        if (!run.posted) {
+            if (r.group_order[r.next_group] != index) return false;
+            ++r.next_group;
+            run.posted = true;
+            run.meeting = {step.dimension, members[0], r.calls[step.dimension]++};
+            const uint64_t* from = to + part(me).begin;
+            uint64_t length = part(me).size();
+            if (step.kind == StepKind::reduce_scatter) from = data(r, run, step.from, step.on_device), length = count;
+            CHECK(meetings_[run.meeting]
+                      .from.emplace(rank, std::pair(step.kind, std::vector(from, from + length)))
+                      .second);
+        }
+        Meeting& meeting = meetings_[run.meeting];
+        if (meeting.from.size() < members.size()) return false;
+        std::vector<uint64_t> reduced(part(me).size());
+        for (int i = 0; i < size; ++i) {
+            const auto& [kind, numbers] = meeting.from[members[static_cast<size_t>(i)]];
+            CHECK_EQ(kind, step.kind);
+            const bool gathers = step.kind == StepKind::allgather;
+            CHECK_EQ(numbers.size(), gathers ? part(i).size() : count);
+            if (gathers) std::copy(numbers.begin(), numbers.end(), to + part(i).begin);
+            for (size_t k = 0; !gathers && k < reduced.size(); ++k) reduced[k] += numbers[part(me).begin + k];
+        }
+        if (step.kind == StepKind::reduce_scatter) std::copy(reduced.begin(), reduced.end(), to);
+        if (++meeting.taken == members.size()) meetings_.erase(run.meeting);
+        return true;
     }
     std::deque<std::vector<uint64_t>>& wire(int from, int to, uint32_t chunk) {
         const auto size = static_cast<uint64_t>(plan_.size());
@@ -108,11 +176,17 @@ class World {
         if (run.round == r.schedule.chunks[run.chunk].end) return false;
         const Span round = r.schedule.rounds[run.round];
         const auto begin = r.schedule.steps.begin() + round.begin, end = r.schedule.steps.begin() + round.end;
+        if (begin->is_group()) {
+            if (!meet(rank, run, *begin, round.begin)) return false;
+            run.posted = false;
+            ++run.round;
+            return true;
+        }
         if (!run.posted) {
             run.posted = true;
             for (auto step = begin; step != end; ++step) {
                 if (step->kind != StepKind::send) continue;
-                const uint64_t* from = data(r, step->from);
+                const uint64_t* from = step->bytes > 0 ? data(r, run, step->from) : nullptr;
                 wire(rank, step->peer, run.chunk).emplace_back(from, from + step->bytes / 8);
             }
         }
@@ -127,11 +201,12 @@ class World {
                 queue.pop_front();
                 CHECK_EQ(message.size(), count);
                 for (size_t i = 0; i < count; ++i) {
-                    const uint64_t mine = step->kind == StepKind::reduce ? data(r, step->from)[i] : 0;
-                    data(r, step->to)[i] = mine + message[i];
+                    const uint64_t mine = step->kind == StepKind::reduce ? data(r, run, step->from)[i] : 0;
+                    data(r, run, step->to)[i] = mine + message[i];
                 }
-            } else if (step->kind == StepKind::copy) {
-                std::copy_n(data(r, step->from), count, data(r, step->to));
+            } else if (step->kind == StepKind::copy || step->is_transfer()) {
+                const bool transfer = step->is_transfer();
+                std::copy_n(data(r, run, step->from, transfer), count, data(r, run, step->to, transfer));
             }
         }
         run.posted = false;
@@ -143,6 +218,7 @@ class World {
     const Task task_;
     std::vector<Rank> ranks_;
     std::unordered_map<uint64_t, std::deque<std::vector<uint64_t>>> wire_;
+    std::map<std::tuple<size_t, int, uint64_t>, Meeting> meetings_;
 };
 
 Task task_of(Collective collective, uint64_t count, int root = 0) {
@@ -210,6 +286,104 @@ TEST("each collective is right in several dimensions with ranks in any order") {
             }
         }
     }
+}
+
+TEST("dimensions of MPI's and NCCL's collectives, in host and device memory, are right beside rings") {
+    std::mt19937_64 random(check::seed());
+    const std::vector<std::pair<std::string, std::vector<int>>> plans = {
+        {"m", {1}},         {"m", {3}},         {"mr", {2, 3}},
+        {"rm", {3, 2}},     {"mm", {4, 2}},     {"mrm", {2, 2, 3}},
+        {"rmr", {2, 3, 2}}, {"mmm", {2, 2, 2}}, {"mmmm", {2, 2, 2, 2}},
+        {"nr", {4, 2}},     {"rn", {2, 3}},     {"bnrm", {2, 2, 2, 2}},
+        {"nmb", {3, 2, 2}}, {"n", {5}},         {"r", {6}}};
+    for (const auto& [modes, shape] : plans) {
+        const int size = std::accumulate(shape.begin(), shape.end(), 1, std::multiplies<>());
+        std::vector<int> order(static_cast<size_t>(size));
+        std::iota(order.begin(), order.end(), 0);
+        std::shuffle(order.begin(), order.end(), random);
+        Plan plan = make_plan(size, shape, modes, order);
+        for (const int chunks : {1, 11}) {
+            plan.chunks = chunks;
+            for (const Memory memory : {Memory::host, Memory::device}) {
+                for (int c = 0; c <= static_cast<int>(Collective::barrier); ++c) {
+                    for (const uint64_t count : {0, 1, 13, 500}) {
+                        Task task = task_of(static_cast<Collective>(c), count, size - 1);
+                        task.memory = memory;
+                        check_plan(plan, task, Algorithm::automatic);
+                        check_plan(plan, task, Algorithm::latency);
+                    }
+                }
+            }
+        }
+    }
+}
+
+TEST("hundreds of ranks in mixed modes reduce each contribution exactly once") {
+    const std::vector<std::pair<std::string, std::vector<int>>> plans = {
+        {"mrm", {4, 4, 16}}, {"rmr", {8, 6, 8}}, {"nrm", {8, 4, 8}}};
+    for (const auto& [modes, shape] : plans) {
+        const int size = std::accumulate(shape.begin(), shape.end(), 1, std::multiplies<>());
+        Plan plan = make_plan(size, shape, modes);
+        plan.chunks = 6;
+        for (const Memory memory : {Memory::host, Memory::device}) {
+            for (const uint64_t count : {static_cast<uint64_t>(size) - 7, static_cast<uint64_t>(size) * 6 + 5}) {
+                Task task = task_of(Collective::allreduce, count);
+                task.memory = memory;
+                check_plan(plan, task, Algorithm::automatic);
+            }
+        }
+    }
+}
+
+TEST("the order of group steps is the same for all ranks of a group, and pipelines the chunks") {
+    Plan plan = make_plan(8, {2, 2, 2}, "mrm");
+    plan.chunks = 9;
+    const Schedule schedule = make_schedule(plan, 0, task_of(Collective::allreduce, 1000));
+    const auto order = group_order(schedule, 16);
+    CHECK_EQ(order.size(), size_t{9 * 4});
+    const auto chunk_of = [&](uint32_t index) {
+        for (uint32_t c = 0; c < schedule.chunks.size(); ++c) {
+            if (index < schedule.rounds[schedule.chunks[c].end - 1].end) return static_cast<int>(c);
+        }
+        return -1;
+    };
+    // Six chunks begin before the first goes on: five lie between its stages 0 and 2, of 6 stages in a window of 16. A
+    // window of one chunk takes them one by one.
+    for (int i = 0; i < 6; ++i) CHECK_EQ(chunk_of(order[static_cast<size_t>(i)]), i + 1);
+    CHECK_EQ(chunk_of(order[6]), 1);
+    CHECK_EQ(static_cast<int>(schedule.steps[order[6]].stage), 2);
+    const auto serial = group_order(schedule, 1);
+    CHECK(std::is_sorted(serial.begin(), serial.end()));
+}
+
+TEST("staging holds what a chunk touches, and copies it once each way") {
+    for (const char* modes : {"r", "m", "nr", "nm"}) {
+        const std::vector<int> shape = modes[1] ? std::vector<int>{4, 2} : std::vector<int>{8};
+        Plan plan = make_plan(8, shape, modes);
+        plan.chunks = 4;
+        Task task = task_of(Collective::allreduce, 8 * 4 * 100);
+        task.memory = Memory::device;
+        const Schedule schedule = make_schedule(plan, 3, task);
+        // By NCCL inside, a fourth of it remains for the host.
+        const uint64_t bytes = task.count * 8 / (modes[0] == 'n' ? 4 : 1);
+        uint64_t out = 0, back = 0;
+        for (const Step& step : schedule.steps) {
+            if (step.kind == StepKind::to_host) out += step.bytes;
+            if (step.kind == StepKind::to_device) back += step.bytes;
+        }
+        CHECK_EQ(out, bytes);
+        CHECK_EQ(back, bytes);
+        CHECK(schedule.staging_bytes <= 2 * bytes / 4 + 1024);
+        CHECK(schedule.staging_bytes >= bytes / 4);
+    }
+    Task average = task_of(Collective::allreduce, 800);
+    average.op = DDL_AVERAGE;
+    average.memory = Memory::device;
+    uint64_t divided = 0;
+    for (const Step& step : make_schedule(make_plan(8, {8}, "n"), 0, average).steps) {
+        if (step.kind == StepKind::to_host) divided += step.bytes;
+    }
+    CHECK_EQ(divided, uint64_t{800});  // a rank's part of an average is divided on the host
 }
 
 TEST("thousands of ranks reduce each contribution exactly once") {

@@ -154,6 +154,17 @@ TEST("a rank reduces one message at a time, into however many chunks the buffer 
     }
 }
 
+TEST("what MPI or NCCL reduces is timed as its ring would be") {
+    for (const uint64_t count : {uint64_t{100}, uint64_t{1} << 20}) {
+        Tuning rings;
+        rings.algorithm = Algorithm::bandwidth;
+        const Forecast ring = simulate(two_racks(), make_plan(8, {2, 2, 2}, "r"), allreduce(count), rings);
+        const Forecast mixed = simulate(two_racks(), make_plan(8, {2, 2, 2}, "mrm"), allreduce(count));
+        CHECK_EQ(mixed.seconds, ring.seconds);
+        CHECK(mixed.tier_bytes == ring.tier_bytes);
+    }
+}
+
 TEST("a plan of another size than the network is refused") {
     CHECK_CONTAINS(check::message_of<Error>([] { simulate(two_racks(), flat_plan(4), allreduce(1)); }),
                    "the network has 8 ranks, the plan 4");

@@ -1,11 +1,13 @@
 """Every collective over sizes, types, operations and plans, against NumPy; the same bits on every rank.
 
 Values are small powers of two, so that sums and products are exact in every type and any order of operands: what is
-expected is compared to the last bit.
+expected is compared to the last bit. `sweep.py RANKS` takes the plans below; `sweep.py RANKS host|device MODE...` those
+modes, with arrays in host memory or in a GPU's (the stub's: gpu.py).
 """
 
 import hashlib
 import sys
+from collections.abc import Callable
 
 import ml_dtypes
 import numpy as np
@@ -15,6 +17,10 @@ import ddl
 SIZES = (0, 1, 2, 7, 64, 1001, 20_003)
 TYPES = ("float16", ml_dtypes.bfloat16, "float32", "float64", "int8", "int32", "int64", "uint8")
 OPS = ("sum", "average", "min", "max", "product")
+
+
+# How an array is brought to where it is reduced, and its result back.
+Carried = tuple[Callable[[np.ndarray], object], Callable[[object], np.ndarray]]
 
 
 def values(rank: int, shape: tuple[int, ...], dtype: np.dtype, case: int) -> np.ndarray:
@@ -51,8 +57,9 @@ def same(result: np.ndarray, reference: np.ndarray, what: str) -> None:
         raise AssertionError(f"{what}: rank {ddl.rank()} differs at {wrong[:5]} of {result.size}")
 
 
-def sweep(sizes: tuple[int, ...], types: tuple[object, ...]) -> int:
+def sweep(sizes: tuple[int, ...], types: tuple[object, ...], carried: Carried) -> int:
     """All cases; returns how many."""
+    put, get = carried
     rank, size = ddl.rank(), ddl.size()
     digest = hashlib.sha256()
     case = 0
@@ -62,48 +69,77 @@ def sweep(sizes: tuple[int, ...], types: tuple[object, ...]) -> int:
             for op in OPS:
                 case += 1
                 inputs = [values(r, (count,), dtype, case) for r in range(size)]
-                result = ddl.allreduce(inputs[rank].copy(), op)
+                result = get(ddl.allreduce(put(inputs[rank].copy()), op))
                 same(result, expected(inputs, op), f"allreduce {dtype} {op} {count}")
                 digest.update(result.tobytes())
             case += 1
             what = f"{dtype} {count}"
             rows = [values(r, (size, count), dtype, case) for r in range(size)]
             op = OPS[case % len(OPS)]
-            same(
-                ddl.reduce_scatter(rows[rank], op), expected([r[rank] for r in rows], op), f"reduce_scatter {op} {what}"
-            )
-            same(ddl.alltoall(rows[rank]), np.array([r[rank] for r in rows]), f"alltoall {what}")
-            same(ddl.allgather(rows[rank][0]), np.array([r[0] for r in rows]), f"allgather {what}")
+            mine = put(rows[rank])
+            reduced = expected([r[rank] for r in rows], op)
+            same(get(ddl.reduce_scatter(mine, op)), reduced, f"reduce_scatter {op} {what}")
+            same(get(ddl.alltoall(mine)), np.array([r[rank] for r in rows]), f"alltoall {what}")
+            same(get(ddl.allgather(put(rows[rank][0]))), np.array([r[0] for r in rows]), f"allgather {what}")
             root = case % size
-            same(ddl.broadcast(rows[rank][0].copy(), root), rows[root][0], f"broadcast {root} {what}")
-    # Sums that are rounded: any order is right to rounding, but every rank must have taken the same.
+            same(get(ddl.broadcast(put(rows[rank][0].copy()), root)), rows[root][0], f"broadcast {root} {what}")
+    # Sums that are rounded: any order is right to rounding, but every rank must have taken the same, each time.
     for dtype in (np.float32, np.float64, np.float16):
         noise = [np.random.default_rng([99, r]).standard_normal(5000).astype(dtype) for r in range(size)]
-        result = ddl.allreduce(noise[rank].copy(), "average")
+        result = get(ddl.allreduce(put(noise[rank].copy()), "average"))
         np.testing.assert_allclose(
             result, np.mean(noise, axis=0, dtype=np.float64), atol=2e-2 if dtype == np.float16 else 1e-6
         )
+        same(get(ddl.allreduce(put(noise[rank].copy()), "average")), result, f"{np.dtype(dtype)} once more")
         digest.update(result.tobytes())
     digests = ddl.allgather(np.frombuffer(digest.digest(), np.uint8))
     assert (digests == digests[0]).all(), "ranks have different bits"
     return case
 
 
+def in_flight(carried: Carried) -> None:
+    """Several allreduces at once, waited for in another order than they were started in."""
+    put, get = carried
+    counts = (300_000, 10, 70_001, 5, 40_000, 1000)
+    requests = [
+        ddl.allreduce_async(put(np.full(count, ddl.rank() + number, np.int64))) for number, count in enumerate(counts)
+    ]
+    for number in reversed(range(len(counts))):
+        result = get(requests[number].wait())
+        assert (result == sum(r + number for r in range(ddl.size()))).all(), f"{counts[number]} in flight"
+
+
 def plans(size: int) -> list[str]:
-    """Options to sweep over: flat, and the ways to cut the ranks into dimensions."""
+    """Options to sweep over: flat, the ways to cut the ranks into dimensions, and MPI's collectives in some of them."""
     shapes = {4: ["2x2"], 6: ["2x3", "3x2x1"], 8: ["2x4", "2x2x2"]}.get(size, [])
-    return ["-mode p", f"-mode r:{size}", *(f"-mode r:{shape}" for shape in shapes)]
+    modes = {4: ["rm:2x2", "mr:2x2", "m"], 6: ["rm:2x3", "mr:2x3"], 8: ["mrm:2x2x2"]}.get(size, ["m"])
+    return ["p", f"r:{size}", *(f"r:{shape}" for shape in shapes), *modes]
 
 
-total = 0
-for index, options in enumerate(plans(int(sys.argv[1]))):
-    ddl.init(options)
-    assert ddl.size() == int(sys.argv[1])
-    # The first plan takes every type; another changes who adds what, for which few types speak.
-    total += sweep(SIZES if index == 0 else (0, 5, 20_003), TYPES if index == 0 else ("float32", "float16", "int64"))
-    large = np.full(1_000_003, ddl.rank() + 1, np.float32)
-    assert (ddl.allreduce(large) == sum(range(1, ddl.size() + 1))).all()
-    ddl.barrier()
-    if ddl.rank() == 0:
-        print(f"{options}: right", flush=True)
-    ddl.finalize()
+def main(size: int, memory: str = "host", *modes: str) -> None:
+    """Sweep over the modes, each in a session of its own."""
+    carried: Carried = (lambda array: array, lambda array: array)  # type: ignore[assignment, return-value]
+    if memory == "device":
+        import gpu
+
+        carried = (lambda array: gpu.Array(array, late=True), lambda array: array.numpy())  # type: ignore[attr-defined]
+    for index, mode in enumerate(modes or plans(size)):
+        options = f"-mode {mode}"
+        ddl.init(options)
+        assert ddl.size() == size
+        # The first plan takes every type; another changes who adds what, for which few types speak.
+        if index == 0:
+            sweep(SIZES, TYPES, carried)
+        else:
+            sweep((0, 5, 20_003), ("float32", "float16", "int64"), carried)
+        in_flight(carried)
+        put, get = carried
+        large = put(np.full(1_000_003, ddl.rank() + 1, np.float32))
+        assert (get(ddl.allreduce(large)) == sum(range(1, size + 1))).all()
+        ddl.barrier()
+        if ddl.rank() == 0:
+            print(f"{options}: right", flush=True)
+        ddl.finalize()
+
+
+main(int(sys.argv[1]), *sys.argv[2:])

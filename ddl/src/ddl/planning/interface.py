@@ -12,7 +12,7 @@ from ddl.errors import LibraryError
 
 MOST_TIERS = 8
 ALGORITHMS = ("automatic", "latency", "bandwidth")  # ddl_algorithm
-KINDS = ("send", "receive", "reduce", "copy", "divide")  # ddl_step_kind
+KINDS = ("send", "receive", "reduce", "copy", "divide", "reduce_scatter", "allgather")  # ddl_step_kind
 TYPES = {  # ddl_type, and bytes of an element
     "float16": (0, 2),
     "bfloat16": (1, 2),

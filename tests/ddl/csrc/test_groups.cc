@@ -1,0 +1,210 @@
+// Modes other than r, and buffers in a device's memory, through the engine: with groups and devices of this process.
+#include <cmath>
+
+#include "backoff.h"
+#include "check.h"
+#include "late_device.h"
+#include "local_groups.h"
+#include "world.h"
+
+using namespace ddl;
+
+namespace {
+
+// Ranks with the groups of their plan and a device each.
+class GroupWorld : public World {
+  public:
+    GroupWorld(const Plan& plan, const EngineOptions& options) : World(plan.size(), plan, options), groups_(plan) {
+        for (int rank = 0; rank < plan.size(); ++rank) {
+            CHECK(engines[static_cast<size_t>(rank)]->set_groups(kWorld, groups_.of(rank)).ok());
+            devices.push_back(std::make_shared<LateDevice>());
+        }
+    }
+
+    // An allreduce of `rank`; on its device where `memory` says so.
+    Call call(int rank, const void* in, void* out, size_t count, Memory memory, ReduceOp op = DDL_SUM) const {
+        Call call{{Collective::allreduce, DDL_INT32, op, count, 0, memory}, in, out};
+        if (memory == Memory::device) call.device = devices[static_cast<size_t>(rank)];
+        return call;
+    }
+
+    std::vector<std::shared_ptr<LateDevice>> devices;
+
+  private:
+    LocalGroups groups_;
+};
+
+EngineOptions cut_small(int window = 16) {
+    EngineOptions options = test_options();
+    options.tuning.chunk_bytes = 4096;
+    options.tuning.message_bytes = 0;
+    options.window = window;
+    return options;
+}
+
+EngineOptions impatient() {
+    EngineOptions options = cut_small();
+    options.patience = {0.02, 0.2, check::kSanitized ? 20.0 : 5.0};
+    options.hosts = {"a", "b", "c", "d"};
+    return options;
+}
+
+int32_t value(int rank, size_t i, int call) { return static_cast<int32_t>(i) * (rank + 1) + call; }
+
+int32_t sum(int size, size_t i, int call) { return static_cast<int32_t>(i) * size * (size + 1) / 2 + call * size; }
+
+void sweep(const std::string& modes, const std::vector<int>& shape, Memory memory, int window) {
+    int size = 1;
+    for (const int dimension : shape) size *= dimension;
+    GroupWorld world(make_plan(size, shape, modes), cut_small(window));
+    world.run([&](int rank, Engine& engine) {
+        // All in flight at once: what each rank starts, and when, is then up to the threads.
+        const std::vector<size_t> counts = {0, 1, 7, 5000, 30011, 2, 12345, 64};
+        std::vector<std::vector<int32_t>> in, out;
+        std::vector<RequestPtr> requests(counts.size());
+        for (size_t c = 0; c < counts.size(); ++c) {
+            in.emplace_back(counts[c]);
+            out.emplace_back(counts[c], -1);
+            for (size_t i = 0; i < counts[c]; ++i) in[c][i] = value(rank, i, static_cast<int>(c));
+            const ReduceOp op = c % 2 == 0 ? DDL_AVERAGE : DDL_SUM;
+            void* const to = c % 3 == 0 ? in[c].data() : out[c].data();
+            CHECK(engine.submit(kWorld, world.call(rank, in[c].data(), to, counts[c], memory, op), &requests[c]).ok());
+        }
+        for (size_t c = counts.size(); c-- > 0;) {
+            CHECK_EQ(engine.wait(requests[c]).message, std::string());
+            const auto& result = c % 3 == 0 ? in[c] : out[c];
+            for (size_t i = 0; i < counts[c]; ++i) {
+                const int32_t total = sum(size, i, static_cast<int>(c));
+                if (result[i] == (c % 2 == 0 ? total / size : total)) continue;
+                check::failed(__FILE__, __LINE__,
+                              modes + ": element " + std::to_string(i) + " of " + std::to_string(counts[c]));
+                break;
+            }
+        }
+    });
+    CHECK_EQ(world.network.pending(), size_t{0});
+    for (const auto& device : world.devices) {
+        CHECK_EQ(device->pending(), size_t{0});
+        CHECK(memory == Memory::host || modes == "n" || device->count > 0);
+    }
+}
+
+}  // namespace
+
+TEST("allreduces in modes m, n and b beside rings are right, many in flight, in any window") {
+    const std::vector<std::pair<std::string, std::vector<int>>> plans = {{"m", {3}},     {"mr", {2, 2}}, {"rm", {2, 3}},
+                                                                         {"mm", {2, 2}}, {"nr", {2, 2}}, {"bm", {2, 2}},
+                                                                         {"n", {4}},     {"r", {3}}};
+    for (const auto& [modes, shape] : plans) {
+        for (const int window : {1, 2, 16}) {
+            sweep(modes, shape, Memory::host, window);
+            sweep(modes, shape, Memory::device, window);
+        }
+    }
+    sweep("mrm", {2, 2, 2}, Memory::host, 16);
+    sweep("nrm", {2, 2, 2}, Memory::device, 5);
+}
+
+TEST("the other collectives of buffers in a device's memory are staged") {
+    constexpr int kSize = 4;
+    constexpr size_t kCount = 5000;
+    GroupWorld world(make_plan(kSize, {2, 2}, "nr"), cut_small());
+    world.run([&](int rank, Engine& engine) {
+        const auto run = [&](Collective collective, const void* in, void* out, int root = 0) {
+            Call call{{collective, DDL_INT32, DDL_SUM, kCount, root, Memory::device}, in, out};
+            call.device = world.devices[static_cast<size_t>(rank)];
+            CHECK_EQ(engine.run(kWorld, call).message, std::string());
+        };
+        std::vector<int32_t> rows(kSize * kCount), all(kSize * kCount), one(kCount);
+        for (size_t i = 0; i < rows.size(); ++i) rows[i] = value(rank, i, 0);
+        run(Collective::reduce_scatter, rows.data(), one.data());
+        for (size_t i = 0; i < kCount; ++i) CHECK_EQ(one[i], sum(kSize, static_cast<size_t>(rank) * kCount + i, 0));
+        run(Collective::allgather, rows.data(), all.data());
+        for (size_t i = 0; i < all.size(); ++i) CHECK_EQ(all[i], value(static_cast<int>(i / kCount), i % kCount, 0));
+        run(Collective::alltoall, rows.data(), all.data());
+        for (size_t i = 0; i < all.size(); ++i) {
+            const size_t from = i / kCount;
+            CHECK_EQ(all[i], value(static_cast<int>(from), static_cast<size_t>(rank) * kCount + i % kCount, 0));
+        }
+        run(Collective::broadcast, nullptr, rows.data(), 3);
+        for (size_t i = 0; i < kCount; ++i) CHECK_EQ(rows[i], value(3, i, 0));
+        run(Collective::barrier, nullptr, nullptr);
+    });
+}
+
+TEST("a group's collective is entered by nobody before every rank has called the same") {
+    for (int what = 0; what < 3; ++what) {
+        GroupWorld world(make_plan(4, {2, 2}, "mr"), impatient());
+        world.run([&](int rank, Engine& engine) {
+            std::vector<int32_t> data(20001, 1);
+            Call call = world.call(rank, data.data(), data.data(), 20000, Memory::host);
+            if (rank == 3 && what == 0) call.task.count = 20001;
+            if (rank == 3 && what == 1) call.task.op = DDL_MAX;
+            if (rank == 3 && what == 2) call.task.collective = Collective::broadcast, call.task.root = 3;
+            const Status status = engine.run(kWorld, call);
+            // A broadcast's root may be done before it is known.
+            if (rank == 3 && what == 2 && status.ok()) return;
+            CHECK_EQ(status.code, DDL_ERROR_MISMATCH);
+            CHECK_CONTAINS(status.message, "rank 3 (host d) called");
+            CHECK(data == std::vector<int32_t>(20001, 1));
+        });
+    }
+}
+
+TEST("modes b and n want buffers of one kind of memory, and rings do not care") {
+    for (const char* modes : {"n", "r"}) {
+        GroupWorld world(make_plan(2, {2}, modes), impatient());
+        world.run([&](int rank, Engine& engine) {
+            std::vector<int32_t> data(20000, 1);
+            const Memory memory = rank == 0 ? Memory::device : Memory::host;
+            const Status status = engine.run(kWorld, world.call(rank, data.data(), data.data(), data.size(), memory));
+            if (modes[0] == 'r') {
+                CHECK_EQ(status.message, std::string());
+                CHECK(data == std::vector<int32_t>(20000, 2));
+                return;
+            }
+            CHECK_EQ(status.code, DDL_ERROR_MISMATCH);
+            CHECK_CONTAINS(status.message, "rank 0 (host a) with a buffer in a GPU's memory");
+        });
+    }
+}
+
+TEST("a rank that dies in a group's collective ends the others, and no copy is left") {
+    for (const Memory memory : {Memory::host, Memory::device}) {
+        for (const int messages : {0, 5, 40}) {
+            GroupWorld world(make_plan(4, {2, 2}, "mr"), impatient());
+            world.network.kill_after(1, messages);
+            const double begin = seconds_now();
+            world.run([&](int rank, Engine& engine) {
+                Status status;
+                std::vector<int32_t> data(200000, 1);
+                for (int i = 0; i < 50 && status.ok(); ++i) {
+                    status = engine.run(kWorld, world.call(rank, data.data(), data.data(), data.size(), memory));
+                }
+                CHECK_EQ(status.code, DDL_ERROR_PEER_LOST);
+            });
+            CHECK(seconds_now() - begin < 4);
+            for (const auto& device : world.devices) CHECK_EQ(device->pending(), size_t{0});
+        }
+    }
+}
+
+TEST("an operation waits for what its buffers wait for") {
+    struct Gate final : Fence {
+        std::atomic<int> asked{0};
+        bool passed() override { return ++asked > 100; }
+    };
+    GroupWorld world(make_plan(2, {2}, "r"), cut_small());
+    world.run([&](int rank, Engine& engine) {
+        std::vector<int32_t> data(1000, -1);
+        Call call = world.call(rank, data.data(), data.data(), data.size(), Memory::device);
+        const auto gate = std::make_shared<Gate>();
+        call.after = gate;
+        RequestPtr request;
+        CHECK(engine.submit(kWorld, call, &request).ok());
+        while (gate->asked < 10) std::this_thread::yield();
+        CHECK(!request->finished());
+        CHECK(engine.wait(request).ok());
+        CHECK_EQ(data[0], -2);
+    });
+}

@@ -1,0 +1,70 @@
+"""Calls with buffers in the stub's GPUs: which are refused, and what they wait for."""
+
+import ctypes
+import sys
+
+import gpu
+import numpy as np
+import pytest
+
+import ddl
+from ddl import library
+
+SUM, FLOAT32, COUNT = 0, 2, 50_000
+
+
+def allreduce(source: int, target: int) -> None:
+    library.call("ddl_allreduce", source, target, COUNT, FLOAT32, SUM, None)
+
+
+def refused(source: int, target: int, *words: str) -> None:
+    """Fail unless the call is an argument error with these words; nothing is broken by it."""
+    with pytest.raises(ddl.ArgumentError) as caught:
+        allreduce(source, target)
+    missing = [word for word in words if word not in str(caught.value)]
+    assert not missing, f"{caught.value} lacks {missing}"
+
+
+def main() -> None:
+    ddl.init(sys.argv[1])
+    rank, size = ddl.rank(), ddl.size()
+    host = np.full(COUNT, rank + 1, np.float32)
+    total = np.full(COUNT, size * (size + 1) / 2, np.float32)
+    first, second = gpu.Array(host), gpu.Array(np.zeros_like(host))
+
+    refused(host.ctypes.data, first.address, "the input is in host memory", f"the output in GPU {rank}'s memory")
+    refused(first.address, host.ctypes.data, f"the input is in GPU {rank}'s memory", "the output in host memory")
+    allreduce(first.address, second.address)
+    assert (second.numpy() == total).all()
+    assert (first.numpy() == host).all()
+    assert (ddl.allreduce(host.copy()) == total).all()  # host memory, in the same session
+
+    gpu.check(gpu.runtime.cudaSetDevice(size + rank), "cudaSetDevice")
+    elsewhere = gpu.Array(host)
+    gpu.check(gpu.runtime.cudaSetDevice(rank), "cudaSetDevice")
+    refused(elsewhere.address, elsewhere.address, f"GPU {size + rank}'s memory", f"this rank uses GPU {rank}")
+
+    # Work that a stream has still to do: the call waits for it.
+    stream = ctypes.c_void_p()
+    gpu.check(gpu.runtime.cudaStreamCreateWithFlags(ctypes.byref(stream), 1), "cudaStreamCreateWithFlags")
+    pinned = ctypes.c_void_p()
+    gpu.check(gpu.runtime.cudaHostAlloc(ctypes.byref(pinned), host.nbytes, 0), "cudaHostAlloc")
+    for step in range(20):
+        values = np.full(COUNT, (rank + 1) * step, np.float32)
+        ctypes.memmove(pinned, values.ctypes.data, values.nbytes)
+        for _ in range(5):  # so much that it cannot be done when the call is made
+            gpu.runtime.cudaMemcpyAsync(first.address, pinned, values.nbytes, gpu.TO_DEVICE, stream)
+        library.call("ddl_set_stream", stream)
+        allreduce(first.address, first.address)
+        assert (first.numpy() == total * step).all(), step
+    library.call("ddl_set_stream", None)
+
+    with ddl.split(rank % 2) as group:  # by rings, whatever the mode of all ranks
+        part = ddl.allreduce(gpu.Array(host), comm=group).numpy()
+        assert (part == sum(r + 1 for r in range(rank % 2, size, 2))).all()
+    ddl.barrier()
+    if rank == 0:
+        print("device: right", flush=True)
+
+
+main()

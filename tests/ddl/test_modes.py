@@ -1,0 +1,150 @@
+"""Modes m, n and b, and buffers in a GPU's memory: over MPI itself, and over a stub of CUDA and NCCL (nccl_stub)."""
+
+import functools
+import re
+import subprocess
+import sys
+from collections import defaultdict
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+BUILD = Path(__file__).parents[2] / "out" / "ddl-build" / "plain"  # test_native.py's: most of it is compiled already
+MPICXX = Path(sys.executable).with_name("mpicxx")
+Run = Callable[..., subprocess.CompletedProcess[str]]
+
+
+@functools.cache
+def built(native: Callable[..., Path]) -> str:
+    folder = native(BUILD, "ddl_nccl_stub", f"-DMPI_CXX_COMPILER={MPICXX}")
+    return str(folder / "libddl_nccl_stub.so")
+
+
+@pytest.fixture
+def on_stub(ranks: Run, native: Callable[..., Path], tmp_path: Path) -> Run:
+    """`ranks`, with the stub for CUDA and NCCL; calls are written down in `tmp_path`."""
+
+    stub = built(native)
+
+    def run(
+        size: int, program: str, *arguments: str, timeout: float = 60, **variables: str
+    ) -> subprocess.CompletedProcess[str]:
+        places = {"DDL_CUDA_LIB": stub, "DDL_NCCL_LIB": stub, "DDL_STUB_DIR": str(tmp_path)}
+        return ranks(size, program, *arguments, timeout=timeout, **{**places, **variables})
+
+    return run
+
+
+def right(done: subprocess.CompletedProcess[str], *lines: str) -> None:
+    assert done.returncode == 0, done.stdout
+    for line in lines:
+        assert line in done.stdout
+
+
+def check_order(folder: Path, ranks: int) -> set[str]:
+    """That ranks made the same calls on each communicator in the same order; returns the names of the calls."""
+    collectives: dict[str, list[list[str]]] = defaultdict(list)
+    messages: dict[tuple[str, str, int], list[str]] = defaultdict(list)
+    names = set()
+    for rank in range(ranks):
+        mine: dict[str, list[str]] = defaultdict(list)
+        for line in (folder / f"calls.{rank}").read_text().splitlines():
+            comm, call, *rest = line.split()
+            names.add(call)
+            if call in ("Send", "Recv"):
+                count, dtype, _peer = rest
+                messages[comm, call, rank].append(f"{count} {dtype}")
+                mine[comm].append("message")
+            else:
+                mine[comm].append(f"{call} {rest}")
+        for comm, calls in mine.items():
+            # Runs of messages are groups: how many there are in one depends on which parts are empty.
+            collectives[comm].append([c for i, c in enumerate(calls) if c != "message" or calls[i - 1] != "message"])
+    for comm, sequences in collectives.items():
+        assert len(sequences) > 1, f"only one rank used {comm}"
+        without = [[call for call in sequence if call != "message"] for sequence in sequences]
+        assert all(sequence == without[0] for sequence in without), f"ranks differ in what they called on {comm}"
+        sent = sorted(m for (c, call, _), all_ in messages.items() if (c, call) == (comm, "Send") for m in all_)
+        received = sorted(m for (c, call, _), all_ in messages.items() if (c, call) == (comm, "Recv") for m in all_)
+        assert sent == received
+    return names
+
+
+def test_mode_m_is_right_in_every_type(ranks: Run) -> None:
+    right(ranks(4, "sweep.py", "4", "host", "m", "mr:2x2"), "-mode m: right", "-mode mr:2x2: right")
+
+
+def test_buffers_on_a_gpu_are_staged_where_nccl_has_no_part(on_stub: Run) -> None:
+    right(on_stub(3, "sweep.py", "3", "device", "r", "m"), "-mode r: right", "-mode m: right")
+
+
+@pytest.mark.parametrize(
+    ("size", "modes", "calls"),
+    [
+        (4, ("n", "nr:2x2", "bm:2x2"), {"ReduceScatter", "AllGather", "Reduce", "Broadcast", "Send", "Recv"}),
+        pytest.param(2, ("b", "n"), {"ReduceScatter", "AllGather", "Send"}, marks=pytest.mark.slow),
+        pytest.param(6, ("bn:3x2", "rn:2x3"), {"ReduceScatter", "Reduce", "Recv"}, marks=pytest.mark.slow),
+        pytest.param(8, ("nrm:2x2x2", "bnr:2x2x2"), {"ReduceScatter", "AllGather"}, marks=pytest.mark.slow),
+    ],
+)
+def test_nccl_is_called_in_one_order_and_the_numbers_are_right(
+    on_stub: Run, tmp_path: Path, size: int, modes: tuple[str, ...], calls: set[str]
+) -> None:
+    done = on_stub(size, "sweep.py", str(size), "device", *modes, timeout=120)
+    right(done, *(f"-mode {mode}: right" for mode in modes))
+    assert calls <= check_order(tmp_path, size)
+
+
+@pytest.mark.parametrize("options", ["-mode n", "-mode r"])
+def test_calls_with_buffers_on_a_gpu_wait_for_their_stream_and_refuse_what_they_must(
+    on_stub: Run, options: str
+) -> None:
+    right(on_stub(2, "device.py", options), "device: right")
+
+
+def test_host_buffers_in_modes_n_and_b_are_reduced_by_rings(on_stub: Run, tmp_path: Path) -> None:
+    right(on_stub(4, "sweep.py", "4", "host", "nb:2x2"), "-mode nb:2x2: right")
+    assert not list(tmp_path.glob("calls.*"))
+
+
+@pytest.mark.parametrize(
+    ("variables", "words"),
+    [
+        (
+            {"DDL_STUB_NCCL_FAILS": "1"},
+            r"TransportError: .*rank 1 \(host \S+\): ncclCommInitRank failed: unhandled",
+        ),
+        ({"DDL_STUB_GPUS": "0"}, r"UnsupportedError: .*rank 0 \(host \S+\): no GPU is seen .*CUDA_VISIBLE_DEVICES"),
+        ({"DDL_NCCL_LIB": "/nowhere/libnccl.so"}, r"UnsupportedError: .*NCCL.*/nowhere/libnccl.so.*DDL_NCCL_LIB"),
+        ({"DDL_CUDA_LIB": "/nowhere/libcudart.so"}, r"UnsupportedError: .*CUDA runtime.*DDL_CUDA_LIB"),
+    ],
+)
+def test_what_nccl_lacks_is_said_in_ddl_init_with_the_rank(on_stub: Run, variables: dict[str, str], words: str) -> None:
+    done = on_stub(2, "init.py", DDL_OPTIONS="-mode n", **variables)
+    assert done.returncode != 0
+    assert re.search(words, done.stdout), done.stdout
+
+
+@pytest.mark.parametrize("fault", ["kill", "other", "late"])
+@pytest.mark.parametrize("mode", ["m", "mr:2x2"])
+def test_mode_m_ends_with_the_same_errors_as_rings(ranks: Run, mode: str, fault: str) -> None:
+    done = ranks(4, "faults.py", fault, timeout=40, DDL_OPTIONS=f"-mode {mode}", DDL_TIMEOUT="3")
+    assert done.returncode != 0, done.stdout
+    words = {
+        "kill": r"ddl: rank 1 \(host \S+, process \d+\) died",
+        "other": r"MismatchError: .*allreduce #20 of communicator 0 \(float64, max, 7 elements\)",
+        "late": r"RankTimeoutError: .*rank 1 \(host \S+\) has not called it; its last call was allreduce #19",
+    }
+    assert re.search(words[fault], done.stdout), done.stdout
+
+
+@pytest.mark.parametrize("fault", ["kill", "late"])
+def test_a_rank_that_fails_in_nccl_ends_the_others(on_stub: Run, fault: str) -> None:
+    done = on_stub(4, "faults.py", fault, timeout=40, DDL_OPTIONS="-mode nr:2x2", DDL_TIMEOUT="3")
+    assert done.returncode != 0, done.stdout
+    words = {
+        "kill": r"ddl: rank 1 \(host \S+, process \d+\) died",
+        "late": r"RankTimeoutError: .*rank 1 .*not called",
+    }
+    assert re.search(words[fault], done.stdout), done.stdout
