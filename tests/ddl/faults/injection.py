@@ -217,13 +217,13 @@ def inflict(fault: Fault, bed: Testbed) -> str | None:
     elif fault.what == "kill daemon":
         _signal(bed, host, ("prted", "orted", "hydra_pmi_proxy"), signal.SIGKILL)
     elif fault.what == "kill ddlrun":
-        _signal(bed, "h0", ("-m ddl.launch -H ",), signal.SIGKILL)
+        _signal(bed, "h0", ("-m ddl.ddlrun -H ",), signal.SIGKILL)
     elif fault.what == "terminate ddlrun":
-        _signal(bed, "h0", ("-m ddl.launch -H ",), signal.SIGTERM)
+        _signal(bed, "h0", ("-m ddl.ddlrun -H ",), signal.SIGTERM)
     elif fault.what == "interrupt ddlrun twice":
-        _signal(bed, "h0", ("-m ddl.launch -H ",), signal.SIGINT)
+        _signal(bed, "h0", ("-m ddl.ddlrun -H ",), signal.SIGINT)
         time.sleep(0.3)
-        _signal(bed, "h0", ("-m ddl.launch -H ",), signal.SIGINT)
+        _signal(bed, "h0", ("-m ddl.ddlrun -H ",), signal.SIGINT)
     return None
 
 
