@@ -82,7 +82,7 @@ struct Ids {
 
 }  // namespace
 
-Grouping make_grouping(Job& job, Engine& engine, const Plan& plan, int local_rank) {
+Grouping make_grouping(Job& job, Engine& engine, const Plan& plan, int local_rank, double timeout_seconds) {
     Grouping made;
     if (plan.modes.find_first_not_of('r') == std::string::npos) return made;
     const size_t dimensions = plan.dimensions.size();
@@ -91,7 +91,7 @@ Grouping make_grouping(Job& job, Engine& engine, const Plan& plan, int local_ran
     for (size_t i = 0; i < dimensions; ++i) {
         if (plan.modes[i] != 'm' || plan.dimensions[i] == 1) continue;
         const int at = plan.coordinate(position, i);
-        comms[i] = std::make_unique<MpiGroup>(job.split(position - at * plan.stride(i), at));
+        comms[i] = std::make_unique<MpiGroup>(job.split(position - at * plan.stride(i), at, timeout_seconds));
     }
     const auto is_nccl = [&](size_t i) {
         return (plan.modes[i] == 'n' || plan.modes[i] == 'b') && plan.dimensions[i] > 1;

@@ -18,8 +18,8 @@ struct Grouping {
 };
 
 // `plan` is the world's, and `engine` runs it. Collective; blocks. `local_rank` chooses the GPU where the program has
-// not: see ddl.h. Throws Error, the same on every rank where NCCL cannot be used: DDL_ERROR_UNSUPPORTED or
-// DDL_ERROR_TRANSPORT, which name the ranks that cannot.
-Grouping make_grouping(Job& job, Engine& engine, const Plan& plan, int local_rank);
+// not: see ddl.h. `timeout_seconds`: as Patience's. Throws Error, the same on every rank where NCCL cannot be used:
+// DDL_ERROR_UNSUPPORTED or DDL_ERROR_TRANSPORT, which name the ranks that cannot.
+Grouping make_grouping(Job& job, Engine& engine, const Plan& plan, int local_rank, double timeout_seconds);
 
 }  // namespace ddl

@@ -266,9 +266,10 @@ MPI_Comm Job::duplicate() {
     }
 }
 
-MPI_Comm Job::split(int color, int key) {
-    // There is no form of it that does not block: where a rank dies in it, the launcher must end the others.
-    const Reminder reminder("rank " + std::to_string(rank_), "ddl_init: MPI_Comm_split, for mode m, does not return");
+MPI_Comm Job::split(int color, int key, double timeout_seconds) {
+    // There is no form of it that does not block.
+    const Reminder reminder("rank " + std::to_string(rank_) + " (host " + host_name() + ")",
+                            "ddl_init (MPI_Comm_split, for mode m): another rank has not come to it", timeout_seconds);
     MPI_Comm made = MPI_COMM_NULL;
     check_mpi(MPI_Comm_split(base_, color, key, &made), "MPI_Comm_split");
     return made;

@@ -35,8 +35,9 @@ class Job {
 
     // Another communicator of all ranks. Collective; all must have been there in assemble() just before.
     MPI_Comm duplicate();
-    // A communicator of the ranks of this one's color, ordered by key. Collective, and as duplicate().
-    MPI_Comm split(int color, int key);
+    // A communicator of the ranks of this one's color, ordered by key. Collective, and as duplicate(). Ends the process
+    // where it does not return for so many seconds.
+    MPI_Comm split(int color, int key, double timeout_seconds);
 
     bool is_dead(int rank) const { return lifelines_ && watching_ && lifelines_->death_of(rank) != Death::none; }
 

@@ -67,8 +67,9 @@ Session::Session(const char* options_text) : job_(Job::join(patience_of_environm
     transport_options.is_dead = [&job = job_](int rank) { return job.is_dead(rank); };
     auto transport = std::make_unique<MpiTransport>(data, notices, std::move(transport_options));
     transport_ = transport.get();
+    const double timeout_seconds = options.patience.timeout_seconds;
     engine_ = std::make_unique<Engine>(std::move(transport), plan, std::move(options));
-    const Grouping grouping = make_grouping(job_, *engine_, plan, local_rank());
+    const Grouping grouping = make_grouping(job_, *engine_, plan, local_rank(), timeout_seconds);
     gpu_ = grouping.device;
     nccl_gpu_ = grouping.device != nullptr;
     if (grouping.groups) engine_->set_groups(kWorld, grouping.groups);
