@@ -150,7 +150,7 @@ const char* ddl_error_string(ddl_result code) {
         case DDL_ERROR_MISMATCH: return "ranks called different things";
         case DDL_ERROR_TIMEOUT: return "a rank did not arrive in time";
         case DDL_ERROR_PEER_LOST: return "a rank died";
-        case DDL_ERROR_SHUTDOWN: return "the library was finalized with the request in flight";
+        case DDL_ERROR_SHUTDOWN: return "a rank was finalized with the collective unfinished";
         case DDL_ERROR_MEMORY: return "out of memory";
         case DDL_ERROR_TRANSPORT: return "MPI or NCCL reported an error";
         case DDL_ERROR_UNSUPPORTED: return "this build or this machine cannot do it";
@@ -178,7 +178,7 @@ ddl_result ddl_num_hosts(int* hosts) {
 ddl_result ddl_comm_split(ddl_comm comm, int color, int key, ddl_comm* result) {
     return ddl::guarded([&] {
         ddl::need(result, "result");
-        *result = nullptr;
+        *result = DDL_COMM_NULL;
         const ddl::SessionPtr its = ddl::session();
         const ddl::CommId parent = its->id_of(comm);
         ddl::CommId made = parent;

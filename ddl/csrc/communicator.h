@@ -1,26 +1,23 @@
 // What the engine keeps for a communicator and for a request. Internal to engine*.cc.
 #pragma once
 
+#include <algorithm>
 #include <array>
-#include <deque>
 
 #include "engine.h"
+#include "schedule_cache.h"
 
 namespace ddl {
 
+// Made when it is submitted: taking it from the inbox and ending it need no memory.
 struct Engine::Active {
+    CommPtr comm;  // while it is in the inbox
     RequestPtr request;
     Call call;
-    Header header;
-    double submitted = 0, moved = 0;  // seconds of the engine's clock
     Watch watch;
+    Header header;
+    double submitted = 0, moved = 0;       // seconds of the engine's clock
     std::unique_ptr<Operation> operation;  // once it has begun
-};
-
-struct Engine::Submission {
-    CommPtr comm;
-    Call call;
-    RequestPtr request;
 };
 
 struct Engine::Communicator {
@@ -35,11 +32,13 @@ struct Engine::Communicator {
     std::shared_ptr<Groups> groups;  // null where every dimension is a ring
     uint64_t sequence = 0;           // of the next call
     uint64_t past = 0;               // past_of() the calls before it
-    std::deque<Active> queue;        // in order; finished ones stay until those before them are
-    Status broken;
-    std::map<int, Header> departed;                         // ranks that have finalized, and their last call
-    std::array<Header, 64> history;                         // of the last calls, by sequence
-    std::deque<std::shared_ptr<const Schedule>> schedules;  // the last ones: training repeats the same few calls
+    std::list<Active> queue;  // in order; finished ones stay until those before them are, or until they are settled
+    bool listed = false;      // in Engine::running_
+    Cause broken;             // none: it is whole
+    double broken_at = 0;
+    std::map<int, Header> departed;  // ranks that have finalized, and their last call
+    std::array<Header, 64> history;  // of the last calls, by sequence
+    ScheduleCache schedules;
 
     int size() const { return static_cast<int>(group.members.size()); }
     // This communicator's rank of a rank of the world; -1 where it has none.
@@ -60,21 +59,15 @@ struct Engine::Communicator {
     // What tells the others that, and why, it is broken.
     NoticeContent abort() const {
         NoticeContent content = notice(NoticeKind::abort);
-        content.code = broken.code;
-        content.text = broken.message;
+        content.code = broken->code;
+        content.text = broken->message;
         return content;
     }
     Header last_call() const { return sequence == 0 ? Header{} : history[(sequence - 1) % history.size()]; }
-
-    std::shared_ptr<const Schedule> schedule(const Task& task, const Tuning& tuning) {
-        constexpr size_t kKept = 16;
-        for (const auto& known : schedules) {
-            if (known->task == task) return known;
-        }
-        auto made = std::make_shared<const Schedule>(make_schedule(plan, rank, task, tuning));
-        schedules.push_front(made);
-        if (schedules.size() > kKept) schedules.pop_back();
-        return made;
+    // Requests that are not finished.
+    size_t in_flight() const {
+        return static_cast<size_t>(std::count_if(queue.begin(), queue.end(),
+                                                 [](const Active& active) { return !active.request->finished(); }));
     }
 };
 

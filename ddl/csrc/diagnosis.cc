@@ -7,6 +7,7 @@
 namespace ddl {
 
 void Engine::watch(Communicator& comm, double now) {
+    if (comm.broken) return;
     for (int rank = 0; rank < comm.size(); ++rank) {
         const int member = comm.group.members[static_cast<size_t>(rank)];
         if (comm.queue.empty() || !transport_->is_dead(member)) continue;
@@ -14,7 +15,7 @@ void Engine::watch(Communicator& comm, double now) {
         const std::string text = member == transport_->rank()
                                      ? name_of_rank(member) + " was cut off from the job" + during
                                      : name_of_rank(member) + " died" + during + ": see its own output for the cause";
-        return break_comm(comm, {DDL_ERROR_PEER_LOST, text}, true);
+        return break_comm(comm, cause_of(DDL_ERROR_PEER_LOST, text.c_str()), true);
     }
     // The oldest stalled request is what the others wait behind.
     for (Active& active : comm.queue) {
@@ -26,11 +27,13 @@ void Engine::watch(Communicator& comm, double now) {
         const std::string what = comm.group.names[static_cast<size_t>(comm.rank)] + " has waited " +
                                  std::to_string(static_cast<int>(stalled)) + " s in " + describe(active.header);
         if (verdict == Watch::Verdict::ask) ask(comm, active);
-        if (verdict == Watch::Verdict::warn) warn(what + ": " + report());
-        if (verdict == Watch::Verdict::give_up || active.watch.hopeless()) {
-            const std::string remedy =
-                verdict == Watch::Verdict::give_up ? ". DDL_TIMEOUT sets how many seconds a rank may be late" : "";
-            return break_comm(comm, {DDL_ERROR_TIMEOUT, what + ": " + report() + remedy}, true);
+        if (verdict == Watch::Verdict::warn) warnings_.push_back(what + ": " + report());
+        if (active.watch.hopeless()) {
+            return break_comm(comm, cause_of(DDL_ERROR_SHUTDOWN, (what + ": " + report()).c_str()), true);
+        }
+        if (verdict == Watch::Verdict::give_up) {
+            const std::string text = what + ": " + report() + ". DDL_TIMEOUT sets how many seconds a rank may be late";
+            return break_comm(comm, cause_of(DDL_ERROR_TIMEOUT, text.c_str()), true);
         }
         return;
     }
@@ -43,7 +46,7 @@ bool Engine::hear_departed(Communicator& comm, Active& active) {
         if (arrived && last.sequence == active.header.sequence && !same_call(active.header, last)) {
             const std::string text = describe_mismatch(comm.group.names[static_cast<size_t>(comm.rank)], active.header,
                                                        comm.group.names[static_cast<size_t>(rank)], last);
-            break_comm(comm, {DDL_ERROR_MISMATCH, text}, true);
+            break_comm(comm, cause_of(DDL_ERROR_MISMATCH, text.c_str()), true);
             return true;
         }
         active.watch.answer(rank, arrived, last, true);
@@ -51,11 +54,11 @@ bool Engine::hear_departed(Communicator& comm, Active& active) {
     return false;
 }
 
-void Engine::ask(const Communicator& comm, const Active& active) {
+void Engine::ask(const Communicator& comm, Active& active) {
     NoticeContent query = comm.notice(NoticeKind::query);
     query.sequence = active.header.sequence;
-    for (const int member : comm.group.members) {
-        if (member != transport_->rank()) send_notice(*transport_, member, query);
+    for (const int rank : active.watch.to_ask(comm.size(), comm.rank, active.operation->awaited())) {
+        send_notice(*transport_, comm.group.members[static_cast<size_t>(rank)], query);
     }
 }
 
@@ -83,7 +86,9 @@ void Engine::heed(Communicator& comm, int from, const NoticeContent& notice) {
     const int rank = comm.rank_of(from);
     if (rank < 0) return;
     if (notice.kind == NoticeKind::goodbye) comm.departed[rank] = notice.call;
-    if (notice.kind == NoticeKind::abort) break_comm(comm, {static_cast<Code>(notice.code), notice.text}, false);
+    if (notice.kind == NoticeKind::abort) {
+        break_comm(comm, cause_of(static_cast<Code>(notice.code), notice.text.c_str()), false);
+    }
 }
 
 void Engine::answer(int from, const NoticeContent& query) {
@@ -92,7 +97,7 @@ void Engine::answer(int from, const NoticeContent& query) {
     const CommKey key{query.comm, query.birth};
     if (const CommPtr comm = find(key)) {
         // It was told when this happened, but may not have heard it: a link was cut for a while.
-        if (!comm->broken.ok()) return send_notice(*transport_, from, comm->abort());
+        if (comm->broken) return send_notice(*transport_, from, comm->abort());
         reply.arrived = comm->sequence > query.sequence;
         const bool known = reply.arrived && comm->sequence - query.sequence <= comm->history.size();
         reply.call = known ? comm->history[query.sequence % comm->history.size()] : Header{};
@@ -112,7 +117,7 @@ void Engine::answer(int from, const NoticeContent& query) {
 void Engine::hear(int from, const NoticeContent& answer) {
     const CommPtr comm = find(CommKey{answer.comm, answer.birth});
     const int rank = comm ? comm->rank_of(from) : -1;
-    if (rank < 0) return;
+    if (rank < 0 || comm->broken) return;
     for (Active& active : comm->queue) {
         if (active.header.sequence != answer.sequence || active.request->finished()) continue;
         if (answer.arrived != 0 && answer.call.magic != 0 && !same_call(active.header, answer.call)) {
@@ -120,7 +125,7 @@ void Engine::hear(int from, const NoticeContent& answer) {
             const std::string text =
                 describe_mismatch(comm->group.names[static_cast<size_t>(comm->rank)], active.header,
                                   comm->group.names[static_cast<size_t>(rank)], answer.call);
-            return break_comm(*comm, {DDL_ERROR_MISMATCH, text}, true);
+            return break_comm(*comm, cause_of(DDL_ERROR_MISMATCH, text.c_str()), true);
         }
         active.watch.answer(rank, answer.arrived != 0, answer.call, false);
         return;

@@ -4,6 +4,7 @@
 #include <chrono>
 #include <cstdio>
 #include <new>
+#include <utility>
 
 #include "backoff.h"
 #include "communicator.h"
@@ -25,6 +26,8 @@ Status no_such(CommId comm) {
 
 Status shut_down() { return {DDL_ERROR_STATE, "the library was finalized: call ddl_init first"}; }
 
+void print_warning(const std::string& text) { std::fprintf(stderr, "ddl: warning: %s\n", text.c_str()); }
+
 }  // namespace
 
 // A caller that makes progress itself. The thread naps meanwhile.
@@ -42,7 +45,11 @@ class Engine::Helper {
 };
 
 Engine::Engine(std::unique_ptr<Transport> transport, Plan plan, EngineOptions options)
-    : transport_(std::move(transport)), options_(std::move(options)), free_ids_(kMostCommunicators, 1) {
+    : transport_(std::move(transport)),
+      options_(std::move(options)),
+      out_of_memory_(std::make_shared<const Status>(Status{
+          DDL_ERROR_MEMORY, name_of_rank(transport_->rank()) + ": out of memory for the library's own buffers"})),
+      free_ids_(kMostCommunicators, 1) {
     if (plan.size() != transport_->size()) {
         throw Error(DDL_ERROR_ARGUMENT, "the plan is for " + std::to_string(plan.size()) + " ranks, but there are " +
                                             std::to_string(transport_->size()));
@@ -77,8 +84,9 @@ Engine::CommPtr Engine::create(const CommKey& key, std::vector<int> members, Pla
     const std::lock_guard lock(progress_);
     for (const auto& [from, notice] : registry_.take(key)) heed(*comm, from, notice);
     const std::lock_guard table(table_);
-    free_ids_[key.id] = 0;  // as a split has done already
+    running_.reserve(running_.size() + comms_.size() + 1);  // those that were freed with messages on their way included
     comms_[key.id] = comm;
+    free_ids_[key.id] = 0;  // as a split has done already
     return comm;
 }
 
@@ -89,10 +97,12 @@ Status Engine::start(CommId id, const Call& call, RequestPtr* request, bool and_
     try {
         if (Status status = check_buffers(call, comm->rank, comm->size()); !status.ok()) return status;
         auto made = std::make_shared<Request>();
+        std::list<Active> one;
+        one.push_back({comm, made, call, Watch(options_.patience), {}, 0, 0, {}});
         {
             const std::lock_guard lock(table_);
             if (shut_) return shut_down();  // checked again: shutdown() empties the inbox under this lock
-            inbox_.push_back({comm, call, made});
+            inbox_.splice(inbox_.end(), one);
             inbox_full_ = true;
             busy_ = true;
         }
@@ -109,23 +119,15 @@ Status Engine::start(CommId id, const Call& call, RequestPtr* request, bool and_
 Status Engine::submit(CommId comm, const Call& call, RequestPtr* request) { return start(comm, call, request, true); }
 
 bool Engine::test(const RequestPtr& request) {
-    if (!request->finished() && progress_.try_lock()) {
-        const std::lock_guard lock(progress_, std::adopt_lock);
-        poll();
-    }
+    if (!request->finished()) progress(std::unique_lock(progress_, std::try_to_lock));
     return request->finished();
 }
 
-Status Engine::wait(const RequestPtr& request) {
+const Status& Engine::wait(const RequestPtr& request) {
     const Helper helper(*this);
     Backoff backoff(options_.spin_polls, options_.nap_seconds);
     while (!request->finished()) {
-        bool moved = false;
-        if (progress_.try_lock()) {
-            const std::lock_guard lock(progress_, std::adopt_lock);
-            moved = poll();
-        }
-        moved ? backoff.reset() : backoff.pause();
+        progress(std::unique_lock(progress_, std::try_to_lock)) ? backoff.reset() : backoff.pause();
     }
     return request->status();
 }
@@ -147,18 +149,25 @@ void Engine::serve() {
             if (helpers_ > 0) continue;
             backoff.reset();
         }
-        bool moved = false;
-        {
-            const std::lock_guard lock(progress_);
-            try {
-                moved = poll();
-            } catch (const std::bad_alloc&) {
-                // Outside of a collective, whose own are its errors: nothing is lost, and it is tried again.
-                std::fputs("ddl: warning: out of memory in the progress thread\n", stderr);
-            }
-        }
-        moved ? backoff.reset() : backoff.pause();
+        progress(std::unique_lock(progress_)) ? backoff.reset() : backoff.pause();
     }
+}
+
+// Polls, where the lock is held, and releases it. True where something moved.
+bool Engine::progress(std::unique_lock<std::mutex> held) {
+    if (!held) return false;
+    bool moved = false;
+    try {
+        moved = poll();
+    } catch (const std::bad_alloc&) {
+        // Outside of a collective, whose own are its errors: nothing is lost, and it is tried again.
+        if (!std::exchange(said_, true)) std::fputs("ddl: warning: out of memory while ranks are watched\n", stderr);
+    }
+    std::vector<std::string> warnings;
+    warnings.swap(warnings_);
+    held.unlock();  // who reads them may be slow, or ask this engine something
+    for (const std::string& text : warnings) (options_.warn ? options_.warn : print_warning)(text);
+    return moved;
 }
 
 bool Engine::poll() {
@@ -175,7 +184,8 @@ bool Engine::poll() {
             for (const CommPtr& comm : running_) watch(*comm, now);
         }
     }
-    const auto is_idle = [](const CommPtr& comm) { return comm->queue.empty(); };
+    for (const CommPtr& comm : running_) comm->listed = !comm->queue.empty();
+    const auto is_idle = [](const CommPtr& comm) { return !comm->listed; };
     running_.erase(std::remove_if(running_.begin(), running_.end(), is_idle), running_.end());
     if (active_ == 0) {
         const std::lock_guard lock(table_);
@@ -184,37 +194,38 @@ bool Engine::poll() {
     return moved;
 }
 
-void Engine::take_submissions() {
-    std::vector<Submission> taken;
+void Engine::take_submissions() noexcept {
+    std::list<Active> taken;
     {
         const std::lock_guard lock(table_);
         taken.swap(inbox_);
         inbox_full_ = false;
     }
-    for (Submission& submission : taken) accept(submission);
+    while (!taken.empty()) accept(taken);
 }
 
-void Engine::accept(Submission& submission) {
-    Communicator& comm = *submission.comm;
+// The first of `taken`.
+void Engine::accept(std::list<Active>& taken) noexcept {
+    Active& active = taken.front();
+    const CommPtr owner = std::move(active.comm);
+    Communicator& comm = *owner;
+    comm.queue.splice(comm.queue.end(), taken, taken.begin());
     ++active_;
-    const bool idle = comm.queue.empty();
-    comm.queue.push_back(
-        {std::move(submission.request), submission.call, {}, seconds_now(), 0, Watch(options_.patience), {}});
-    Active& active = comm.queue.back();
-    active.moved = active.submitted;
-    active.header = make_header(submission.call.task, comm.key, comm.sequence, comm.layout, comm.past,
-                                submission.call.of_split, uses_nccl(comm.plan, submission.call.task));
+    active.submitted = active.moved = seconds_now();
+    active.header = make_header(active.call.task, comm.key, comm.sequence, comm.layout, comm.past, active.call.of_split,
+                                uses_nccl(comm.plan, active.call.task));
     comm.past = past_of(active.header);
     active.request->sequence_ = comm.sequence;
     comm.history[comm.sequence++ % comm.history.size()] = active.header;
-    if (idle) running_.push_back(submission.comm);
-    if (!comm.broken.ok()) break_comm(comm, comm.broken, false);
+    if (!comm.listed) running_.push_back(owner);
+    comm.listed = true;
+    if (comm.broken) settle(comm);
 }
 
-bool Engine::begin(Communicator& comm, Active& active) {
+void Engine::begin(Communicator& comm, Active& active) {
     const Task& task = active.call.task;
     const void* input = task.collective == Collective::broadcast ? active.call.output : active.call.input;
-    auto schedule = comm.schedule(task, options_.tuning);
+    auto schedule = comm.schedules.get(comm.plan, comm.rank, task, options_.tuning);
     if (schedule->stages > 0 && !comm.groups) {
         throw Error(DDL_ERROR_INTERNAL, "a plan with group steps, " + schedule->algorithm + ", but no groups");
     }
@@ -222,37 +233,39 @@ bool Engine::begin(Communicator& comm, Active& active) {
         std::make_unique<Operation>(std::move(schedule), input, active.call.output, active.header, comm.group,
                                     comm.rank, first_tag(comm.key.id, active.header.sequence), options_.window,
                                     *transport_, pool_, Means{comm.groups, active.call.device, active.call.after});
-    return true;
 }
 
-bool Engine::poll(Communicator& comm) {
+bool Engine::poll(Communicator& comm) noexcept {
+    if (comm.broken) return settle(comm);
     bool moved = false;
-    Status failure;
+    Cause failure;
     try {
-        const auto most = static_cast<size_t>(std::clamp(options_.concurrent, 1, kSequenceSlots));
-        for (size_t i = 0; i < std::min(most, comm.queue.size()) && failure.ok(); ++i) {
-            Active& active = comm.queue[i];
-            if (active.request->finished()) continue;
-            if (!active.operation) moved |= begin(comm, active);
-            if (active.operation->poll()) {
+        int left = std::clamp(options_.concurrent, 1, kSequenceSlots);
+        for (auto active = comm.queue.begin(); active != comm.queue.end() && left-- > 0 && !failure; ++active) {
+            if (active->request->finished()) continue;
+            if (!active->operation) {
+                begin(comm, *active);
                 moved = true;
-                active.moved = seconds_now();
-                active.watch.progress();
             }
-            failure = active.operation->status();
-            if (active.operation->finished()) {
-                active.operation.reset();
-                --active_;
-                active.request->finished_.store(true, std::memory_order_release);
+            if (active->operation->poll()) {
+                moved = true;
+                active->moved = seconds_now();
+                active->watch.progress();
+            }
+            const Status& failed = active->operation->status();
+            if (!failed.ok()) failure = cause_of(failed.code, failed.message.c_str());
+            if (active->operation->finished()) {
+                active->operation.reset();
+                finish(*active, nullptr);
                 moved = true;
             }
         }
     } catch (const Error& error) {
-        failure = error.status();
+        failure = cause_of(error.code(), error.what());
     } catch (const std::bad_alloc&) {
-        failure = {DDL_ERROR_MEMORY, "out of memory for the library's own buffers"};
+        failure = out_of_memory_;
     }
-    if (!failure.ok()) {
+    if (failure) {
         break_comm(comm, std::move(failure), true);
         return true;
     }
@@ -260,23 +273,73 @@ bool Engine::poll(Communicator& comm) {
     return moved;
 }
 
-void Engine::break_comm(Communicator& comm, Status status, bool tell) {
-    const bool news = comm.broken.ok();
-    if (news) comm.broken = std::move(status);
-    if (news && tell) {
-        const NoticeContent notice = comm.abort();
+void Engine::finish(Active& active, Cause error) noexcept {
+    --active_;
+    active.request->error_ = std::move(error);
+    active.request->finished_.store(true, std::memory_order_release);
+}
+
+Cause Engine::cause_of(Code code, const char* text) const noexcept {
+    try {
+        return std::make_shared<const Status>(Status{code, text});
+    } catch (const std::bad_alloc&) {
+        return out_of_memory_;
+    }
+}
+
+void Engine::break_comm(Communicator& comm, Cause cause, bool tell_others) noexcept {
+    if (comm.broken) return;
+    comm.broken = std::move(cause);
+    comm.broken_at = seconds_now();
+    try {
+        if (tell_others) tell(comm, comm.abort());
+    } catch (const std::bad_alloc&) {
+        // They hear of it when they ask.
+    }
+    for (Active& active : comm.queue) {
+        if (active.operation) active.operation->cancel();
+    }
+    settle(comm);
+}
+
+// Ends the requests of a broken communicator as soon as their buffers are the callers' again, and keeps each operation
+// until the transport has done with its memory. True where something ended.
+bool Engine::settle(Communicator& comm) noexcept {
+    const bool late = seconds_now() - comm.broken_at >= options_.settle_seconds;
+    bool moved = false;
+    for (auto active = comm.queue.begin(); active != comm.queue.end();) {
+        const auto& operation = active->operation;
+        if (operation) operation->settle();
+        if (!active->request->finished() && (late || !operation || !operation->is_written())) {
+            finish(*active, comm.broken);
+            moved = true;
+        }
+        const bool over = active->request->finished() && (!operation || operation->settled());
+        active = over ? comm.queue.erase(active) : std::next(active);
+    }
+    return moved;
+}
+
+// Ends the requests that are left, and leaves to the transport the memory that it still uses: for ever.
+void Engine::abandon() noexcept {
+    for (const CommPtr& comm : running_) {
+        for (Active& active : comm->queue) {
+            if (!active.request->finished()) finish(active, comm->broken);
+            if (active.operation && !active.operation->settled()) static_cast<void>(active.operation.release());
+        }
+        comm->queue.clear();
+    }
+    running_.clear();
+}
+
+void Engine::tell(const Communicator& comm, const NoticeContent& notice) noexcept {
+    try {
         for (const int member : comm.group.members) {
             if (member != transport_->rank()) send_notice(*transport_, member, notice);
         }
+    } catch (const std::bad_alloc&) {
+        // Notices may be lost: those who miss one ask.
     }
-    for (Active& active : comm.queue) {
-        if (active.request->finished()) continue;
-        active.operation.reset();  // takes its messages back before the buffers are the caller's again
-        --active_;
-        active.request->status_ = comm.broken;
-        active.request->finished_.store(true, std::memory_order_release);
-    }
-    comm.queue.clear();
 }
 
 void Engine::shutdown() {
@@ -297,17 +360,25 @@ void Engine::shutdown() {
     for (const auto& [id, comm] : comms) {
         const auto pending = std::find_if(comm->queue.begin(), comm->queue.end(),
                                           [](const Active& active) { return !active.request->finished(); });
-        if (pending != comm->queue.end()) {
-            break_comm(*comm,
-                       {DDL_ERROR_SHUTDOWN, name_of_rank(transport_->rank()) + " was finalized with " +
-                                                describe(pending->header) + " in flight"},
-                       true);
-        }
+        if (pending != comm->queue.end()) break_comm(*comm, finalized_with(*pending), true);
         NoticeContent goodbye = comm->notice(NoticeKind::goodbye);
         goodbye.call = comm->last_call();
-        for (const int member : comm->group.members) {
-            if (member != transport_->rank()) send_notice(*transport_, member, goodbye);
-        }
+        tell(*comm, goodbye);
+    }
+    for (Backoff backoff(0, 1e-3); active_ > 0; backoff.pause()) {
+        transport_->poll();
+        for (const CommPtr& comm : running_) settle(*comm);
+    }
+    abandon();
+}
+
+Cause Engine::finalized_with(const Active& pending) const noexcept {
+    try {
+        return std::make_shared<const Status>(Status{
+            DDL_ERROR_SHUTDOWN,
+            name_of_rank(transport_->rank()) + " was finalized with " + describe(pending.header) + " in flight"});
+    } catch (const std::bad_alloc&) {
+        return out_of_memory_;
     }
 }
 
@@ -315,14 +386,6 @@ void Engine::wake() {
     // Under the lock, so that it does not fall between the thread's look at its work and its sleep.
     const std::lock_guard lock(sleep_);
     wake_.notify_one();
-}
-
-void Engine::warn(const std::string& text) const {
-    if (options_.warn) {
-        options_.warn(text);
-    } else {
-        std::fprintf(stderr, "ddl: warning: %s\n", text.c_str());
-    }
 }
 
 std::string Engine::name_of_rank(int world_rank) const {
@@ -358,7 +421,9 @@ Status Engine::set_plan(CommId id, Plan plan) {
     }
     const std::lock_guard lock(progress_);
     take_submissions();
-    if (!comm->queue.empty()) return {DDL_ERROR_STATE, "the plan cannot change with requests in flight: wait for them"};
+    if (comm->in_flight() > 0) {
+        return {DDL_ERROR_STATE, "the plan cannot change with requests in flight: wait for them"};
+    }
     comm->plan = std::move(plan);
     comm->layout = layout_of(comm->plan, options_.tuning);
     comm->schedules.clear();

@@ -11,6 +11,7 @@
 #include <atomic>
 #include <condition_variable>
 #include <functional>
+#include <list>
 #include <map>
 #include <memory>
 #include <mutex>
@@ -40,22 +41,31 @@ struct EngineOptions {
     int window = 16;      // chunks of a collective in flight; at least 8 let the tiers overlap
     int concurrent = 4;   // collectives of a communicator in flight; later ones wait
     int spin_polls = 10;  // polls without progress before a waiter yields its core; 0 where ranks outnumber cores
-    double nap_seconds = 200e-6;                   // longest sleep between polls with work in flight
+    double nap_seconds = 200e-6;  // longest sleep between polls with work in flight
+    // After an error, how long a request is held back for messages that are half in its buffers and cannot be taken
+    // back, where their senders are not dead. What comes later may still write there.
+    double settle_seconds = 2;
     std::vector<std::string> hosts;                // host of each rank of the world, for messages; may be empty
     std::function<void(const std::string&)> warn;  // gets warnings, one line each, on any thread; default: stderr
 };
+
+// Why something failed: shared, so that many can be told without memory.
+using Cause = std::shared_ptr<const Status>;
 
 class Request {
   public:
     // True when the result is known and the buffers are the caller's again.
     bool finished() const { return finished_.load(std::memory_order_acquire); }
     // The result; only when finished.
-    const Status& status() const { return status_; }
+    const Status& status() const {
+        static const Status kSuccess;
+        return error_ ? *error_ : kSuccess;
+    }
 
   private:
     friend class Engine;
     std::atomic<bool> finished_{false};
-    Status status_;
+    Cause error_;            // none: success
     uint64_t sequence_ = 0;  // of the call, once it was accepted
 };
 using RequestPtr = std::shared_ptr<Request>;
@@ -70,14 +80,13 @@ class Engine {
     Engine& operator=(const Engine&) = delete;
 
     // Starts a collective; returns at once. On success `request` holds it; otherwise nothing was started:
-    // DDL_ERROR_ARGUMENT (see ddl.h), DDL_ERROR_STATE (no such communicator, or after shutdown()).
+    // DDL_ERROR_ARGUMENT (see ddl.h), DDL_ERROR_STATE (no such communicator, or after shutdown()), DDL_ERROR_MEMORY.
     Status submit(CommId comm, const Call& call, RequestPtr* request);
-    // (test(), wait(), run() and split() throw std::bad_alloc where not even a small allocation succeeds.)
-    // Helps, without blocking, where nobody else does; true where the request is finished.
+    // Helps, without blocking, where nobody else does; true where the request is finished. Throws nothing.
     bool test(const RequestPtr& request);
-    // Blocks until the request is finished; returns its result.
-    Status wait(const RequestPtr& request);
-    // submit() and wait().
+    // Blocks until the request is finished; returns its result. Throws nothing.
+    const Status& wait(const RequestPtr& request);
+    // submit() and wait(). Throws std::bad_alloc where there is no memory for the words of an error.
     Status run(CommId comm, const Call& call);
 
     // A communicator of the ranks of `parent` with this rank's `color`, ordered by (key, rank). A negative color joins
@@ -107,7 +116,6 @@ class Engine {
   private:
     struct Active;
     struct Communicator;
-    struct Submission;
     class Helper;
     class Reservation;
     using CommPtr = std::shared_ptr<Communicator>;
@@ -119,40 +127,49 @@ class Engine {
     Status split_over(const Communicator& parent, int color, int key, CommId* comm);
     Status reserve_id(const CommKey& parent, uint64_t birth, CommId* id);
     void serve();  // the progress thread
+    bool progress(std::unique_lock<std::mutex> held);
 
     // With progress_ held:
     bool poll();
-    void take_submissions();
-    void accept(Submission& submission);
-    bool poll(Communicator& comm);
-    bool begin(Communicator& comm, Active& active);
+    void take_submissions() noexcept;
+    void accept(std::list<Active>& taken) noexcept;
+    bool poll(Communicator& comm) noexcept;
+    void begin(Communicator& comm, Active& active);
+    void finish(Active& active, Cause error) noexcept;
     void watch(Communicator& comm, double now);
     bool hear_departed(Communicator& comm, Active& active);
-    void ask(const Communicator& comm, const Active& active);
-    void break_comm(Communicator& comm, Status status, bool tell);
+    void ask(const Communicator& comm, Active& active);
+    void tell(const Communicator& comm, const NoticeContent& notice) noexcept;
+    void break_comm(Communicator& comm, Cause cause, bool tell_others) noexcept;
+    bool settle(Communicator& comm) noexcept;
+    void abandon() noexcept;
+    Cause cause_of(Code code, const char* text) const noexcept;
+    Cause finalized_with(const Active& pending) const noexcept;
     void take_notices();
     void heed(Communicator& comm, int from, const NoticeContent& notice);
     void answer(int from, const NoticeContent& query);
     void hear(int from, const NoticeContent& answer);
     void wake();
-    void warn(const std::string& text) const;
     std::string name_of_rank(int world_rank) const;
 
+    ScratchPool pool_;
     const std::unique_ptr<Transport> transport_;
     const EngineOptions options_;
-    ScratchPool pool_;
+    const Cause out_of_memory_;  // made while there is some
 
     mutable std::mutex table_;  // guards the next four; taken after progress_ where both are
     std::map<CommId, CommPtr> comms_;
-    std::vector<Submission> inbox_;
+    std::list<Active> inbox_;
     std::atomic<bool> inbox_full_{false};  // something is in it: spares each poll the lock
     std::vector<uint8_t> free_ids_;        // 1: free
 
-    mutable std::mutex progress_;  // guards what communicators do, the transport and the rest
+    mutable std::mutex progress_;  // guards what communicators do, the transport and the next six
     Registry registry_;
     double next_watch_ = 0;
-    std::vector<CommPtr> running_;  // those with a queue
-    size_t active_ = 0;             // requests that are not finished
+    std::vector<CommPtr> running_;       // those with a queue; create() keeps room for all
+    size_t active_ = 0;                  // requests that are not finished
+    std::vector<std::string> warnings_;  // said when the lock is released
+    bool said_ = false;                  // that memory is short: once is enough
 
     std::mutex sleep_;
     std::condition_variable wake_;

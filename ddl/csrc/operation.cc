@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <cstring>
 #include <set>
+#include <utility>
 
 #include "float_environment.h"
 
@@ -140,8 +141,9 @@ void Operation::post_payload(Run& run, Flight& flight) {
     if (step.kind == StepKind::reduce) {
         flight.scratch = pool_.take(step.bytes);
         flight.data = target = flight.scratch.data();
-    } else if (step.bytes > 0) {
-        target = write(run, step.to);
+    } else {
+        flight.scratch.release();  // the header's
+        if (step.bytes > 0) target = write(run, step.to);
     }
     flight.state = Flight::moving;
     flight.ticket = transport_.irecv(world(step.peer), tag(run), target, step.bytes);
@@ -279,26 +281,49 @@ void Operation::finish_round(const Run& run) {
     }
 }
 
-void Operation::cancel() {
+void Operation::cancel() noexcept {
+    if (std::exchange(cancelled_, true)) return;
     for (Run& run : runs_) {
-        bool sending = false;
         for (Flight& flight : run.flights) {
             if (flight.ticket == 0) continue;
-            sending |= flight.step && flight.step->kind == StepKind::send;
+            bool over = true;
             if (flight.step && flight.step->is_group()) {
                 means_.groups->of(flight.step->dimension)->abandon(flight.ticket);
             } else if (flight.step && flight.step->is_transfer()) {
                 means_.device->finish(flight.ticket);
             } else {
-                transport_.cancel(flight.ticket);
+                over = transport_.cancel(flight.ticket);
             }
-            flight.ticket = 0;
+            if (over) flight.ticket = 0;
         }
-        // What the transport could not take back may still be read. No more than a window of chunks is lost so.
-        if (sending) static_cast<void>(run.staging.release());
     }
-    runs_.clear();
     if (schedule_->stages > 0) means_.groups->leave(this);
+}
+
+void Operation::settle() noexcept {
+    for (Run& run : runs_) {
+        for (Flight& flight : run.flights) {
+            size_t received = 0;
+            if (flight.ticket != 0 && transport_.test(flight.ticket, &received) != Progress::pending) flight.ticket = 0;
+        }
+    }
+}
+
+bool Operation::is_written() const {
+    const auto writes = [&](const Flight& flight) {
+        if (flight.ticket == 0 || flight.state != Flight::moving || !flight.step) return false;
+        const Step& step = *flight.step;
+        const bool to_caller = step.kind == StepKind::receive && step.to.buffer == Buffer::output;
+        return to_caller && !transport_.is_dead(world(step.peer));
+    };
+    return std::any_of(runs_.begin(), runs_.end(),
+                       [&](const Run& run) { return std::any_of(run.flights.begin(), run.flights.end(), writes); });
+}
+
+bool Operation::settled() const {
+    return std::all_of(runs_.begin(), runs_.end(), [](const Run& run) {
+        return std::all_of(run.flights.begin(), run.flights.end(), [](const Flight& f) { return f.ticket == 0; });
+    });
 }
 
 std::vector<int> Operation::awaited() const {

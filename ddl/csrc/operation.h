@@ -36,7 +36,8 @@ struct Means {
 };
 
 // Not thread-safe. Throws Error where MPI's or NCCL's collectives or the device fail, and std::bad_alloc; after an
-// error or an exception, call cancel().
+// error or an exception, call cancel(). What then cannot be taken back still uses its memory: an operation is to be
+// destroyed only where it is settled().
 class Operation {
   public:
     // `input` and `output` are what ddl.h says for the task. `first_tag` is the first of kOperationTags tags that are
@@ -52,10 +53,15 @@ class Operation {
     bool poll();
     bool finished() const { return next_chunk_ == schedule_->chunks.size() && runs_.empty() && status_.ok(); }
     const Status& status() const { return status_; }
-    // Takes back what is in flight: the buffers are written no more.
-    void cancel();
+    // Takes back what is in flight, as far as it can be; the last call but those below. Doing it twice does nothing.
+    void cancel() noexcept;
+    // Looks after what could not be taken back.
+    void settle() noexcept;
+    // True where a rank that lives may still write into the caller's buffer.
+    bool is_written() const;
+    // True where nothing is in flight.
+    bool settled() const;
 
-    const Header& header() const { return header_; }
     // Ranks of the communicator that a message, or a part in a group step, is awaited from, ascending.
     std::vector<int> awaited() const;
 
@@ -113,6 +119,7 @@ class Operation {
     std::vector<uint32_t> group_order_;  // as group_order() says
     size_t next_group_ = 0;
     bool rolled_ = false;  // the roll is complete: every rank has called the same
+    bool cancelled_ = false;
     Status status_;
 };
 

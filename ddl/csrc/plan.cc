@@ -3,7 +3,7 @@
 #include <algorithm>
 #include <map>
 #include <numeric>
-#include <tuple>
+#include <set>
 
 #include "options.h"
 #include "status.h"
@@ -90,16 +90,18 @@ Plan make_plan(int size, std::vector<int> dimensions, const std::string& modes, 
                std::string reason) {
     if (size < 1) throw wrong("a plan is for at least 1 rank, not " + std::to_string(size));
     if (dimensions.empty()) throw wrong("a plan needs at least one dimension");
+    constexpr int64_t kMost = INT32_MAX;
     int64_t product = 1;
     for (const int dimension : dimensions) {
         if (dimension < 1) {
             throw wrong("dimensions " + format_dimensions(dimensions) + ": each must be at least 1");
         }
-        product = std::min<int64_t>(product * dimension, INT32_MAX);  // saturates: it is only compared
+        product = std::min(product * dimension, kMost + 1);
     }
     if (product != size) {
-        throw wrong("dimensions " + format_dimensions(dimensions) + " multiply to " + std::to_string(product) +
-                    ", but there are " + std::to_string(size) + " ranks");
+        const std::string many = product > kMost ? "more than " + std::to_string(kMost) : std::to_string(product);
+        throw wrong("dimensions " + format_dimensions(dimensions) + " multiply to " + many + ", but there are " +
+                    std::to_string(size) + " ranks");
     }
     if (ranks.empty()) {
         ranks.resize(static_cast<size_t>(size));
@@ -170,6 +172,34 @@ Plan plan_of_groups(const std::vector<std::vector<int>>& groups, const std::stri
     if (reason.empty()) reason = "the same number of ranks on each host, and of groups in each group";
     return make_plan(static_cast<int>(size), dimensions, modes.size() == dimensions.size() ? modes : modes.substr(0, 1),
                      std::move(ranks), reason);
+}
+
+Plan plan_of_part(const Plan& world, const std::vector<int>& members) {
+    const auto position = [&](int rank) {
+        return world.positions[static_cast<size_t>(members[static_cast<size_t>(rank)])];
+    };
+    std::vector<int> order(members.size());  // the part's ranks as the world's plan has them
+    std::iota(order.begin(), order.end(), 0);
+    std::sort(order.begin(), order.end(), [&](int a, int b) { return position(a) < position(b); });
+    std::vector<std::vector<int>> groups;
+    size_t units = members.size();  // of the level before
+    for (size_t i = 1; i <= world.dimensions.size(); ++i) {
+        std::vector<int> level;
+        const int stride = i < world.dimensions.size() ? world.stride(i) : world.size();
+        for (const int rank : order) level.push_back(position(rank) / stride);
+        const size_t count = std::set<int>(level.begin(), level.end()).size();
+        // Levels whose groups have one unit, or that are one group, say nothing: the plan has no dimension of size 1.
+        if (count == units || (count == 1 && !groups.empty())) continue;
+        units = count;
+        groups.push_back(std::move(level));
+    }
+    if (groups.empty()) groups.emplace_back(members.size(), 0);
+    Plan plan = plan_of_groups(groups, "r");
+    for (int& rank : plan.ranks) rank = order[static_cast<size_t>(rank)];
+    for (size_t i = 0; i < plan.ranks.size(); ++i) {
+        plan.positions[static_cast<size_t>(plan.ranks[i])] = static_cast<int>(i);
+    }
+    return plan;
 }
 
 std::string format_mode(const Plan& plan) {

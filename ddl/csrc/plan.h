@@ -46,6 +46,10 @@ Plan make_plan(int size, std::vector<int> dimensions, const std::string& modes, 
 // group lies in two of the next level.
 Plan plan_of_groups(const std::vector<std::vector<int>>& groups, const std::string& modes = "r");
 
+// The plan of a part of the ranks, `members` of `world`, by their numbers in the part: the world's groups as far as the
+// part fills them evenly, and the world's order.
+Plan plan_of_part(const Plan& world, const std::vector<int>& members);
+
 // "bnrr:4x2x1x1"; a single letter where all dimensions have the same mode.
 std::string format_mode(const Plan& plan);
 

@@ -1,5 +1,6 @@
 #include "scratch.h"
 
+#include <new>
 #include <utility>
 
 namespace ddl {
@@ -43,8 +44,12 @@ Scratch ScratchPool::take(size_t bytes) {
 void ScratchPool::give(std::unique_ptr<Scratch::Line[]> lines, size_t count) {
     const size_t bytes = count * sizeof(Scratch::Line);
     if (kept_bytes_ + bytes > keep_bytes_) return;
-    kept_bytes_ += bytes;
-    free_[count].push_back(std::move(lines));
+    try {
+        free_[count].push_back(std::move(lines));
+        kept_bytes_ += bytes;
+    } catch (const std::bad_alloc&) {
+        // A destructor's call: the block is freed, as if there were enough of them.
+    }
 }
 
 }  // namespace ddl

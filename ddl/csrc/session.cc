@@ -109,6 +109,11 @@ void Session::locate(Call& call, CudaStream stream) {
 
 CommId Session::id_of(ddl_comm handle) const {
     if (handle == DDL_WORLD) return kWorld;
+    if (handle == DDL_COMM_NULL) {
+        throw Error(
+            DDL_ERROR_ARGUMENT,
+            "this communicator is DDL_COMM_NULL: ddl_comm_split gave this rank none, as its color was negative");
+    }
     const std::lock_guard lock(mutex_);
     const auto found = handles_.find(handle);
     if (found != handles_.end()) return found->second;
@@ -137,18 +142,20 @@ void Session::note(const Status& status) {
         case DDL_ERROR_MEMORY:
         case DDL_ERROR_TRANSPORT:
         case DDL_ERROR_INTERNAL: job_.note_failure(); break;
+        case DDL_ERROR_SHUTDOWN:
+            if (!ended_) job_.note_failure();  // another rank's: an end of our own leaves nobody behind
+            break;
         default: break;
     }
 }
 
 void Session::end() {
     const std::lock_guard lock(ending_);
-    if (!transport_) return;
+    if (ended_.exchange(true)) return;
     engine_->shutdown();
     int finalized = 0;
     MPI_Finalized(&finalized);
     if (!finalized) transport_->close();
-    transport_ = nullptr;
 }
 
 }  // namespace ddl

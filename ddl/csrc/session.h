@@ -1,6 +1,7 @@
 // What lives from a ddl_init to its ddl_finalize: the engine, the ranks' places, and the communicators' handles.
 #pragma once
 
+#include <atomic>
 #include <map>
 #include <memory>
 #include <mutex>
@@ -48,6 +49,7 @@ class Session {
     MpiTransport* transport_ = nullptr;  // the engine's
     std::unique_ptr<Engine> engine_;
     std::mutex ending_;
+    std::atomic<bool> ended_{false};
     bool nccl_gpu_ = false;               // gpu_ is NCCL's
     mutable std::mutex mutex_;            // guards the rest
     std::shared_ptr<CudaDevice> gpu_;     // null until a buffer was in one, or NCCL wanted one

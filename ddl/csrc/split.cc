@@ -1,27 +1,11 @@
 // Making and freeing communicators.
 #include <algorithm>
-#include <set>
 #include <tuple>
 
 #include "communicator.h"
 
 namespace ddl {
 namespace {
-
-// The plan of a part of the world: the world's groups, as far as the part fills them evenly.
-Plan plan_of_part(const Plan& world, const std::vector<int>& members) {
-    std::vector<std::vector<int>> groups;
-    for (size_t i = 1; i <= world.dimensions.size(); ++i) {
-        std::vector<int> level;
-        const int stride = i < world.dimensions.size() ? world.stride(i) : world.size();
-        for (const int member : members) level.push_back(world.positions[static_cast<size_t>(member)] / stride);
-        groups.push_back(std::move(level));
-    }
-    // Levels that are all of one group say nothing; without them the plan has no dimension of size 1.
-    while (groups.size() > 1 && std::set<int>(groups.back().begin(), groups.back().end()).size() == 1)
-        groups.pop_back();
-    return plan_of_groups(groups, "r");
-}
 
 Status no_such(CommId comm) { return {DDL_ERROR_STATE, "there is no communicator " + std::to_string(comm)}; }
 
@@ -136,20 +120,22 @@ Status Engine::free(CommId id) {
     if (!comm) return no_such(id);
     const std::lock_guard lock(progress_);
     take_submissions();
-    if (!comm->queue.empty()) {
-        return {DDL_ERROR_STATE, "communicator " + std::to_string(id) + " has " + std::to_string(comm->queue.size()) +
+    if (const size_t in_flight = comm->in_flight()) {
+        return {DDL_ERROR_STATE, "communicator " + std::to_string(id) + " has " + std::to_string(in_flight) +
                                      " requests in flight: wait for them before it is freed"};
     }
+    // For a submission that another thread is making at this moment.
+    const Cause freed =
+        std::make_shared<const Status>(Status{DDL_ERROR_STATE, "communicator " + std::to_string(id) + " was freed"});
     const std::lock_guard table(table_);
     // Another thread may have freed it, and even made another of this number, since it was found.
     const auto found = comms_.find(id);
     if (found == comms_.end() || found->second != comm) return no_such(id);
-    registry_.bury(comm->key, {comm->sequence, comm->last_call(), comm->broken});
+    registry_.bury(comm->key, {comm->sequence, comm->last_call(), comm->broken ? *comm->broken : Status{}});
     comms_.erase(found);
     // Messages of a broken communicator may still arrive: its id is not used again.
-    free_ids_[id] = comm->broken.ok();
-    // For a submission that another thread is making at this moment.
-    comm->broken = {DDL_ERROR_STATE, "communicator " + std::to_string(id) + " was freed"};
+    free_ids_[id] = !comm->broken;
+    comm->broken = freed;
     return {};
 }
 

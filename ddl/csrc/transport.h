@@ -2,7 +2,8 @@
 // transport_local.h for tests.
 //
 // The engine calls one function of a transport at a time (under its progress lock), from changing threads: an MPI
-// implementation needs MPI_THREAD_SERIALIZED where nobody else calls MPI. No function blocks.
+// implementation needs MPI_THREAD_SERIALIZED where nobody else calls MPI. No function blocks. None throws anything but
+// std::bad_alloc, and one that does has changed nothing; poll(), test() and cancel() throw nothing.
 #pragma once
 
 #include <cstddef>
@@ -36,8 +37,8 @@ class Transport {
     virtual int size() const = 0;
 
     // Begins to send `bytes` bytes from `data`, or to receive at most `capacity` bytes into `data`. `data` must stay
-    // valid, and unchanged by anybody else, until test() says that the ticket is done or failed, or cancel() returned.
-    // A message that is longer than the capacity fails its receiver. `peer` is a rank other than this one.
+    // valid, and unchanged by anybody else, until test() says that the ticket is done or failed, or cancel() that it is
+    // taken back. A message that is longer than the capacity fails its receiver. `peer` is a rank other than this one.
     virtual Ticket isend(int peer, Tag tag, const void* data, size_t bytes) = 0;
     virtual Ticket irecv(int peer, Tag tag, void* data, size_t capacity) = 0;
 
@@ -47,10 +48,11 @@ class Transport {
     // Where a message stands; `done` and `failed` end its ticket. For a receive that is done, `received` is its length.
     virtual Progress test(Ticket ticket, size_t* received) = 0;
 
-    // Ends a ticket, whatever its state. After it, a receive writes its buffer no more. (A send may still be read where
-    // the transport cannot take it back, as MPI cannot: the memory must then stay mapped.) Messages of this pair and
-    // tag may not be matched correctly afterwards.
-    virtual void cancel(Ticket ticket) = 0;
+    // Takes a message back, whatever its state: its ticket has ended, and its memory is used no more. False where that
+    // cannot be done (MPI takes back no send, and no receive that has begun to arrive): the memory is in use and the
+    // ticket lives on until test() says otherwise, which may be never. Messages of this pair and tag may not be matched
+    // correctly afterwards.
+    virtual bool cancel(Ticket ticket) = 0;
 
     // Sends at most kNoticeBytes. They are copied; nobody learns whether they arrived.
     virtual void notify(int peer, const void* data, size_t bytes) = 0;
@@ -59,7 +61,7 @@ class Transport {
     virtual bool next_notice(Notice* notice) = 0;
 
     // True from when a rank is known to be dead: its process ended or its host is gone. For this rank itself: it is cut
-    // off for good. Must be cheap: it is asked in every poll while requests are in flight.
+    // off for good. Must be cheap: it is asked about every member, a hundred times a second while requests wait.
     virtual bool is_dead(int rank) const = 0;
 };
 

@@ -24,7 +24,6 @@ struct Message {
     void* target = nullptr;        // of a receive
     std::vector<std::byte> copy;
     Clock::time_point arrives;
-    bool cancelled = false;
 };
 using MessagePtr = std::shared_ptr<Message>;
 
@@ -102,30 +101,19 @@ class LocalTransport final : public Transport {
             if (bytes > 0) message->copy.assign(begin, begin + bytes);
             message->source = message->copy.data();
         }
+        const Ticket ticket = keep(peer, rank_, tag, message);
         // What does not pass is posted nowhere: an eager one looks sent, a long one stays pending.
-        if (!shared_->passes(rank_, peer)) return keep(peer, rank_, tag, std::move(message));
-        Mailbox& box = shared_->at(peer).mailbox;
-        {
-            const std::lock_guard lock(box.mutex);
-            Queues& queues = box.queues[{rank_, tag}];
-            queues.sends.push_back(message);
-            Mailbox::match(queues);
-        }
-        return keep(peer, rank_, tag, std::move(message));
+        if (shared_->passes(rank_, peer)) post(ticket, [&](Queues& queues) { queues.sends.push_back(message); });
+        return ticket;
     }
 
     Ticket irecv(int peer, Tag tag, void* data, size_t capacity) override {
         auto message = std::make_shared<Message>();
         message->bytes = capacity;
         message->target = data;
-        Mailbox& box = shared_->at(rank_).mailbox;
-        {
-            const std::lock_guard lock(box.mutex);
-            Queues& queues = box.queues[{peer, tag}];
-            queues.receives.push_back(message);
-            Mailbox::match(queues);
-        }
-        return keep(rank_, peer, tag, std::move(message));
+        const Ticket ticket = keep(rank_, peer, tag, message);
+        post(ticket, [&](Queues& queues) { queues.receives.push_back(message); });
+        return ticket;
     }
 
     Progress test(Ticket ticket, size_t* received) override {
@@ -135,7 +123,9 @@ class LocalTransport final : public Transport {
         Progress state;
         {
             const std::lock_guard lock(box.mutex);
-            if (flight.message->state == Progress::pending) Mailbox::match(box.queues[{flight.sender, flight.tag}]);
+            const auto queues = box.queues.find({flight.sender, flight.tag});
+            if (queues != box.queues.end() && flight.message->state == Progress::pending)
+                Mailbox::match(queues->second);
             state = flight.message->state;
             *received = flight.message->bytes;
         }
@@ -146,15 +136,17 @@ class LocalTransport final : public Transport {
         return state;
     }
 
-    void cancel(Ticket ticket) override {
+    bool cancel(Ticket ticket) override {
         const auto found = flights_.find(ticket);
         const Flight flight = std::move(found->second);
         flights_.erase(found);
         Mailbox& box = shared_->at(flight.mailbox).mailbox;
         const std::lock_guard lock(box.mutex);
-        Queues& queues = box.queues[{flight.sender, flight.tag}];
-        auto& queue = flight.sender == rank_ ? queues.sends : queues.receives;
+        const auto queues = box.queues.find({flight.sender, flight.tag});
+        if (queues == box.queues.end()) return true;  // it was posted nowhere
+        auto& queue = flight.sender == rank_ ? queues->second.sends : queues->second.receives;
         queue.erase(std::remove(queue.begin(), queue.end(), flight.message), queue.end());
+        return true;
     }
 
     void notify(int peer, const void* data, size_t bytes) override {
@@ -186,6 +178,23 @@ class LocalTransport final : public Transport {
     Ticket keep(int mailbox, int sender, Tag tag, MessagePtr message) {
         flights_.emplace(++last_ticket_, Flight{mailbox, sender, tag, std::move(message)});
         return last_ticket_;
+    }
+
+    // Puts the message of a ticket into its queues; where there is no memory for that, the ticket is gone.
+    template <typename Put>
+    void post(Ticket ticket, Put put) {
+        const auto found = flights_.find(ticket);
+        const Flight& flight = found->second;
+        Mailbox& box = shared_->at(flight.mailbox).mailbox;
+        const std::lock_guard lock(box.mutex);
+        try {
+            Queues& queues = box.queues[{flight.sender, flight.tag}];
+            put(queues);
+            Mailbox::match(queues);
+        } catch (const std::bad_alloc&) {
+            flights_.erase(found);
+            throw;
+        }
     }
 
     std::shared_ptr<LocalNetwork::Shared> shared_;

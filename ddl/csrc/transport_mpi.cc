@@ -10,11 +10,16 @@ namespace ddl {
 namespace {
 
 constexpr int kNoticeTag = 0;
-constexpr int kNoticeReceives = 16;    // preposted: a burst of notices finds its place without MPI's own buffers
-constexpr double kRetractSeconds = 2;  // for which messages that are half here are waited for when an error ends them
+constexpr int kNoticeReceives = 16;       // preposted: a burst of notices finds its place without MPI's own buffers
 constexpr double kGoodbyeSeconds = 0.25;  // for which close() gives notices time to leave
 
 size_t count_parts(size_t bytes, size_t part) { return bytes == 0 ? 1 : (bytes - 1) / part + 1; }
+
+// So that the next push_back()s up to `size` elements cannot fail.
+template <typename T>
+void make_room(std::vector<T>& elements, size_t size) {
+    if (elements.capacity() < size) elements.reserve(2 * size);
+}
 
 }  // namespace
 
@@ -43,12 +48,22 @@ MpiTransport::MpiTransport(MPI_Comm data, MPI_Comm notices, MpiTransportOptions 
     }
 }
 
-size_t MpiTransport::add_part(Part part) {
-    if (free_parts_.empty()) {
+void MpiTransport::make_parts(size_t count) {
+    while (free_parts_.size() < count) {
+        const size_t size = parts_.size() + 1;
+        make_room(parts_, size);
+        make_room(requests_, size);
+        make_room(free_parts_, size);  // all of them may be free
+        make_room(done_, size);
+        make_room(statuses_, size);
         free_parts_.push_back(parts_.size());
         parts_.emplace_back();
         requests_.push_back(MPI_REQUEST_NULL);
     }
+}
+
+size_t MpiTransport::add_part(Part part) {
+    make_parts(1);
     const size_t index = free_parts_.back();
     free_parts_.pop_back();
     parts_[index] = std::move(part);
@@ -65,21 +80,24 @@ void MpiTransport::await_notice(size_t index) {
 }
 
 template <typename Post>
-Ticket MpiTransport::post(int peer, bool is_send, size_t bytes, Post post_part) {
+Ticket MpiTransport::post(bool is_send, size_t bytes, Post post_part) {
+    // All memory first: what is posted is known.
+    const size_t parts = count_parts(bytes, options_.part_bytes);
+    make_parts(parts);
     if (free_messages_.empty()) {
+        make_room(messages_, messages_.size() + 1);
+        make_room(free_messages_, messages_.size() + 1);
         messages_.emplace_back();
         free_messages_.push_back(messages_.size());
     }
     const Ticket ticket = free_messages_.back();
     free_messages_.pop_back();
-    const size_t parts = count_parts(bytes, options_.part_bytes);
     message(ticket) = {false, static_cast<int>(parts), 0};
     for (size_t i = 0; i < parts; ++i) {
         const size_t offset = i * options_.part_bytes;
         Part part;
         part.kind = Part::message;
         part.is_send = is_send;
-        part.peer = peer;
         part.ticket = ticket;
         const size_t index = add_part(std::move(part));
         const size_t length = std::min(options_.part_bytes, bytes - offset);
@@ -93,14 +111,14 @@ Ticket MpiTransport::post(int peer, bool is_send, size_t bytes, Post post_part) 
 }
 
 Ticket MpiTransport::isend(int peer, Tag tag, const void* data, size_t bytes) {
-    return post(peer, true, bytes, [&](size_t offset, int length, MPI_Request* request) {
+    return post(true, bytes, [&](size_t offset, int length, MPI_Request* request) {
         return MPI_Isend(static_cast<const std::byte*>(data) + offset, length, MPI_BYTE, peer, static_cast<int>(tag),
                          data_, request);
     });
 }
 
 Ticket MpiTransport::irecv(int peer, Tag tag, void* data, size_t capacity) {
-    return post(peer, false, capacity, [&](size_t offset, int length, MPI_Request* request) {
+    return post(false, capacity, [&](size_t offset, int length, MPI_Request* request) {
         return MPI_Irecv(static_cast<std::byte*>(data) + offset, length, MPI_BYTE, peer, static_cast<int>(tag), data_,
                          request);
     });
@@ -121,7 +139,11 @@ void MpiTransport::poll() {
     }
     // Testsome reports in the order of the array; messages are matched in the order in which receives were posted.
     std::sort(arriving_.begin(), arriving_.end(), [](const auto& a, const auto& b) { return a.first < b.first; });
-    for (auto& [turn, notice] : arriving_) arrived_.push_back(std::move(notice));
+    try {
+        for (auto& [turn, notice] : arriving_) arrived_.push_back(std::move(notice));
+    } catch (const std::bad_alloc&) {
+        // Lost, as notices may be.
+    }
     arriving_.clear();
 }
 
@@ -130,9 +152,13 @@ void MpiTransport::finish_part(size_t index, const MPI_Status& status, int error
     int bytes = 0;
     if (!part.is_send && error == MPI_SUCCESS) MPI_Get_count(&status, MPI_BYTE, &bytes);
     if (part.kind == Part::notice_in) {
-        if (error == MPI_SUCCESS) {
-            const std::byte* begin = part.copy.get();
-            arriving_.emplace_back(part.turn, Notice{status.MPI_SOURCE, {begin, begin + bytes}});
+        const std::byte* begin = part.copy.get();
+        try {
+            if (error == MPI_SUCCESS) {
+                arriving_.emplace_back(part.turn, Notice{status.MPI_SOURCE, {begin, begin + bytes}});
+            }
+        } catch (const std::bad_alloc&) {
+            // Lost, as notices may be.
         }
         await_notice(index);
         return;
@@ -155,36 +181,23 @@ Progress MpiTransport::test(Ticket ticket, size_t* received) {
     return its.failed ? Progress::failed : Progress::done;
 }
 
-void MpiTransport::cancel(Ticket ticket) {
-    // One limit for all that an error ends at once: a collective may have dozens of messages in flight.
-    const double now = seconds_now();
-    if (now > retract_until_ + 1) retract_until_ = now + kRetractSeconds;
+bool MpiTransport::cancel(Ticket ticket) {
+    if (closed_) return false;
     for (size_t index = 0; index < parts_.size(); ++index) {
         if (parts_[index].kind != Part::message || parts_[index].ticket != ticket) continue;
-        parts_[index].kind = Part::given_up;
-        // MPI cannot take back a send. It stays in the array, so that what the peer waits for still reaches it.
-        if (!parts_[index].is_send) retract(index, retract_until_);
-    }
-    free_messages_.push_back(ticket);
-}
-
-// Ends a receive. MPI cancels only what has not begun to arrive; the rest is waited for, as long as its sender lives:
-// the caller may free the buffer afterwards. False where it was given up.
-bool MpiTransport::retract(size_t index, double deadline) {
-    MPI_Cancel(&requests_[index]);
-    for (Backoff backoff(0, 1e-3);; backoff.pause()) {
+        // MPI takes back no send, and a receive only where it has not begun to arrive. What it does not take back stays
+        // in the array: a send, so that what the peer waits for still reaches it.
+        if (!parts_[index].is_send) MPI_Cancel(&requests_[index]);
         int finished = 0;
         MPI_Status status;
-        if (MPI_Test(&requests_[index], &finished, &status) != MPI_SUCCESS || finished) {
-            requests_[index] = MPI_REQUEST_NULL;
-            if (parts_[index].kind == Part::given_up) {
-                parts_[index] = Part{};
-                free_parts_.push_back(index);
-            }
-            return true;
-        }
-        if (is_dead(parts_[index].peer) || seconds_now() > deadline) return false;
+        const int error = MPI_Test(&requests_[index], &finished, &status);
+        if (error == MPI_SUCCESS && !finished) continue;
+        requests_[index] = MPI_REQUEST_NULL;
+        finish_part(index, status, error);
     }
+    if (message(ticket).parts_left > 0) return false;
+    free_messages_.push_back(ticket);
+    return true;
 }
 
 void MpiTransport::notify(int peer, const void* data, size_t bytes) {
@@ -192,7 +205,6 @@ void MpiTransport::notify(int peer, const void* data, size_t bytes) {
     Part part;
     part.kind = Part::notice_out;
     part.is_send = true;
-    part.peer = peer;
     part.copy = std::make_unique<std::byte[]>(bytes);
     std::memcpy(part.copy.get(), data, bytes);
     const size_t index = add_part(std::move(part));
@@ -214,14 +226,15 @@ void MpiTransport::close() {
     if (std::exchange(closed_, true)) return;
     const double deadline = seconds_now() + kGoodbyeSeconds;
     for (size_t index = 0; index < parts_.size(); ++index) {
-        if (parts_[index].kind == Part::notice_in) retract(index, deadline);
+        if (parts_[index].kind == Part::notice_in && requests_[index] != MPI_REQUEST_NULL)
+            MPI_Cancel(&requests_[index]);
     }
     for (size_t index = 0; index < parts_.size(); ++index) {
         if (requests_[index] == MPI_REQUEST_NULL) continue;
         int finished = 0;
-        for (Backoff backoff(0, 1e-3); parts_[index].kind == Part::notice_out; backoff.pause()) {
+        for (Backoff backoff(0, 1e-3); parts_[index].kind != Part::message; backoff.pause()) {
             const bool failed = MPI_Test(&requests_[index], &finished, MPI_STATUS_IGNORE) != MPI_SUCCESS;
-            if (failed || finished || is_dead(parts_[index].peer) || seconds_now() > deadline) break;
+            if (failed || finished || seconds_now() > deadline) break;
         }
         if (finished) continue;
         // MPI may still use the request and its memory: both are left to it.

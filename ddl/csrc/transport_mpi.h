@@ -36,7 +36,7 @@ class MpiTransport final : public Transport {
     Ticket irecv(int peer, Tag tag, void* data, size_t capacity) override;
     void poll() override;
     Progress test(Ticket ticket, size_t* received) override;
-    void cancel(Ticket ticket) override;
+    bool cancel(Ticket ticket) override;
     void notify(int peer, const void* data, size_t bytes) override;
     bool next_notice(Notice* notice) override;
     bool is_dead(int rank) const override { return options_.is_dead && options_.is_dead(rank); }
@@ -48,10 +48,9 @@ class MpiTransport final : public Transport {
   private:
     // What a part of a message or a notice is, beside its MPI_Request at the same index.
     struct Part {
-        enum Kind : uint8_t { unused, message, given_up, notice_in, notice_out };
+        enum Kind : uint8_t { unused, message, notice_in, notice_out };
         Kind kind = unused;
         bool is_send = false;
-        int peer = -1;
         Ticket ticket = 0;
         std::unique_ptr<std::byte[]> copy;  // of a notice
         uint64_t turn = 0;                  // of a receive of a notice: the order in which they were posted
@@ -64,11 +63,11 @@ class MpiTransport final : public Transport {
     };
 
     template <typename Post>
-    Ticket post(int peer, bool is_send, size_t bytes, Post post_part);
+    Ticket post(bool is_send, size_t bytes, Post post_part);
+    void make_parts(size_t count);
     size_t add_part(Part part);
     void finish_part(size_t index, const MPI_Status& status, int error);
     void await_notice(size_t index);
-    bool retract(size_t index, double deadline);
     Message& message(Ticket ticket) { return messages_[static_cast<size_t>(ticket) - 1]; }
 
     const MPI_Comm data_, notices_;
@@ -86,7 +85,6 @@ class MpiTransport final : public Transport {
     std::deque<Notice> arrived_;
     std::vector<int> done_;  // scratch of poll()
     std::vector<MPI_Status> statuses_;
-    double retract_until_ = 0;  // see cancel()
 };
 
 }  // namespace ddl

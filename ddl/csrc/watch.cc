@@ -1,12 +1,13 @@
 #include "watch.h"
 
 #include <algorithm>
+#include <utility>
 
 namespace ddl {
 
 void Watch::progress() {
     next_ask_ = patience_.ask_seconds;
-    warned_ = false;
+    asked_ = warned_ = false;
     answers_.clear();  // old answers say nothing about a new stall
 }
 
@@ -26,6 +27,16 @@ Watch::Verdict Watch::judge(double stalled) {
         return Verdict::warn;
     }
     return Verdict::wait;
+}
+
+std::vector<int> Watch::to_ask(int size, int rank, const std::vector<int>& awaited) {
+    if (!std::exchange(asked_, true)) return awaited;
+    std::vector<int> ranks;
+    for (int other = 0; other < size; ++other) {
+        const auto known = answers_.find(other);
+        if (other != rank && (known == answers_.end() || !known->second.arrived)) ranks.push_back(other);
+    }
+    return ranks;
 }
 
 void Watch::answer(int rank, bool arrived, const Header& call, bool left) { answers_[rank] = {arrived, left, call}; }

@@ -29,6 +29,10 @@ class Watch {
     // What to do after `stalled` seconds without progress. `ask` and `warn` come once for each time they are due.
     Verdict judge(double stalled);
 
+    // Which ranks to ask, of `size`, less `rank` itself. At first those that a message is awaited from, who are most
+    // often the cause; then all that have not said that they called it, as the cause may stand far behind.
+    std::vector<int> to_ask(int size, int rank, const std::vector<int>& awaited);
+
     // What a rank said about itself; `left`: it has finalized.
     void answer(int rank, bool arrived, const Header& call, bool left);
     // True where a rank that has not arrived will not: it has left.
@@ -44,7 +48,7 @@ class Watch {
     };
     Patience patience_;
     double next_ask_;
-    bool warned_ = false;
+    bool asked_ = false, warned_ = false;
     std::map<int, Answer> answers_;
 };
 

@@ -13,7 +13,9 @@
  *
  * Buffers belong to the caller. Until a blocking call returns, or until ddl_test or ddl_wait reports an asynchronous
  * one as finished (with whatever result), the library may read the inputs and write the outputs, and the caller must
- * leave them alone. After an error the content of the output is undefined, and the library touches it no more.
+ * leave them alone. After an error the content of the output is undefined. Both must then stay mapped until the process
+ * ends, as MPI cannot take back what is half under way: it may still read an input; and it may still write an output
+ * where a rank has sent a part of a message and neither dies nor sends the rest, for which the call waits 2 seconds.
  *
  * Errors. Every function returns a ddl_result; ddl_last_error() has the sentence that goes with it. An error of a
  * collective breaks its communicator: later calls on it return the same error. Argument errors break nothing.
@@ -55,7 +57,7 @@ typedef enum ddl_result DDL_INT {
     DDL_ERROR_MISMATCH = 3,    /* ranks called different things */
     DDL_ERROR_TIMEOUT = 4,     /* nothing arrived for DDL_TIMEOUT seconds */
     DDL_ERROR_PEER_LOST = 5,   /* a rank died */
-    DDL_ERROR_SHUTDOWN = 6,    /* the library was finalized with the request in flight */
+    DDL_ERROR_SHUTDOWN = 6,    /* a rank, maybe this one, called ddl_finalize with the collective unfinished */
     DDL_ERROR_MEMORY = 7,      /* out of memory */
     DDL_ERROR_TRANSPORT = 8,   /* MPI or NCCL reported an error */
     DDL_ERROR_UNSUPPORTED = 9, /* this build or this machine cannot do it */
@@ -78,9 +80,11 @@ typedef enum ddl_type DDL_INT {
  * operand is NaN. */
 typedef enum ddl_op DDL_INT { DDL_SUM = 0, DDL_AVERAGE = 1, DDL_MIN = 2, DDL_MAX = 3, DDL_PRODUCT = 4 } ddl_op;
 
-/* A group of ranks. DDL_WORLD is every rank; others come from ddl_comm_split. */
+/* A group of ranks. DDL_WORLD is every rank; others come from ddl_comm_split. DDL_COMM_NULL is none, and
+ * DDL_ERROR_ARGUMENT wherever it is passed. */
 typedef struct ddl_comm_s* ddl_comm;
 #define DDL_WORLD ((ddl_comm)0)
+#define DDL_COMM_NULL ((ddl_comm)(intptr_t)-1)
 
 /* A collective in flight. DDL_REQUEST_NULL is none: ddl_test and ddl_wait report it as finished. */
 typedef struct ddl_request_s* ddl_request;
@@ -121,7 +125,8 @@ DDL_API ddl_result ddl_local_size(int* size);
 DDL_API ddl_result ddl_num_hosts(int* hosts);
 
 /* Parts `comm`: ranks with equal `color` get a new communicator together, ordered by (key, rank in comm). A negative
- * color joins none and stores NULL. Collective over `comm`; blocks. The caller owns the result: ddl_comm_free. */
+ * color joins none and stores DDL_COMM_NULL, as does an error. Collective over `comm`; blocks. The caller owns the
+ * result: ddl_comm_free. */
 DDL_API ddl_result ddl_comm_split(ddl_comm comm, int color, int key, ddl_comm* result);
 
 /* Frees a communicator. Not collective. DDL_ERROR_STATE while it has requests in flight; DDL_WORLD cannot be freed. */

@@ -51,7 +51,7 @@ def test_a_rank_that_dies_is_named_at_once(ranks: Run, fault: str) -> None:
 def test_a_rank_whose_program_fails_is_named(ranks: Run) -> None:
     output = suffer(ranks, "raise")
     assert "ValueError: a defect of the program" in output
-    assert re.search(r"RankTimeoutError: .* rank 1 \(host \S+\) has finalized without calling it", output), output
+    assert re.search(r"ShutdownError: .* rank 1 \(host \S+\) has finalized without calling it", output), output
 
 
 def test_a_mismatch_names_both_calls(ranks: Run) -> None:

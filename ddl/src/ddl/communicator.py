@@ -3,20 +3,32 @@
 from __future__ import annotations
 
 from ctypes import byref, c_void_p
+from operator import index
 from types import TracebackType
 
 from ddl import library
-from ddl.errors import StateError
+from ddl.errors import ArgumentError, StateError
+
+_NULL = c_void_p(-1).value  # DDL_COMM_NULL
 
 
 class Communicator:
-    """A group of ranks, in which collectives run beside those of others. Made by `split`; `free` it, or `with` it."""
+    """A group of ranks, in which collectives run beside those of others. Made by `split`; `free` it, or `with` it.
+
+    That of a rank which joined no group is false, has rank -1 and size 0, and every call that it is passed to raises
+    ArgumentError.
+    """
 
     def __init__(self, handle: int | None) -> None:
         self._handle = handle
         self._freed = False
-        self.rank = library.number("ddl_rank", handle)  #: this process's number in the group, from 0
-        self.size = library.number("ddl_size", handle)  #: how many ranks it has
+        null = handle == _NULL
+        self.rank = -1 if null else library.number("ddl_rank", handle)  #: this process's number in the group, from 0
+        self.size = 0 if null else library.number("ddl_size", handle)  #: how many ranks it has
+
+    def __bool__(self) -> bool:
+        """Whether this rank is part of the group."""
+        return self._handle != _NULL
 
     @property
     def handle(self) -> int | None:
@@ -27,7 +39,7 @@ class Communicator:
 
     def free(self) -> None:
         """Free it; not collective. Raises StateError while it has requests in flight."""
-        if not self._freed:
+        if self and not self._freed:
             library.call("ddl_comm_free", self._handle)
             self._freed = True
 
@@ -42,19 +54,25 @@ class Communicator:
             self.free()
 
     def __repr__(self) -> str:
+        if not self:
+            return "<ddl.Communicator: none>"
         return f"<ddl.Communicator: rank {self.rank} of {self.size}{', freed' if self._freed else ''}>"
 
 
-def split(color: int | None, key: int = 0, *, comm: Communicator | None = None) -> Communicator | None:
+def split(color: int | None, key: int = 0, *, comm: Communicator | None = None) -> Communicator:
     """Part `comm` (None: all ranks): those with equal `color` get a communicator together, ordered by (key, rank).
 
-    Collective; blocks. With `color` None, or below 0, this rank joins none and gets None. Raises StateError,
+    Collective; blocks. With `color` None, or below 0, this rank joins none: what it gets is false, and raises
+    ArgumentError wherever it is used (it is not None, which would be all ranks). Raises ArgumentError, StateError,
     UnsupportedError (some thousand communicators exist already), and what collectives raise.
     """
-    joins = color is not None and color >= 0
+    numbers = {"color": -1 if color is None else index(color), "key": index(key)}
+    for name, value in numbers.items():
+        if not -(2**31) <= value < 2**31:
+            raise ArgumentError(f"{name} is {value}, but must be a number of 32 bits")
     made = c_void_p()
-    library.call("ddl_comm_split", handle_of(comm), color if joins else -1, key, byref(made))
-    return Communicator(made.value) if joins else None
+    library.call("ddl_comm_split", handle_of(comm), *numbers.values(), byref(made))
+    return Communicator(made.value)
 
 
 def handle_of(comm: Communicator | None) -> int | None:

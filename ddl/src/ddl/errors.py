@@ -28,7 +28,7 @@ class PeerLostError(DDLError, ConnectionError):
 
 
 class ShutdownError(DDLError):
-    """The library was finalized with the request in flight."""
+    """A rank, maybe this one, called `finalize` with the collective unfinished; the message names it."""
 
 
 class OutOfMemoryError(DDLError, MemoryError):

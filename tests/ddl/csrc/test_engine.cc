@@ -18,6 +18,21 @@ namespace {
 
 using Bytes = std::vector<std::byte>;
 
+// The processor's floating-point settings of this thread: kFlush takes and gives zeros for denormals.
+#if defined(__x86_64__)
+constexpr unsigned int kFlush = 0x8040, kSettings = 0xffc0;  // the rest are flags of what happened
+unsigned int float_settings() { return _mm_getcsr(); }
+void set_float_settings(unsigned int word) { _mm_setcsr(word); }
+#elif defined(__aarch64__)
+constexpr uint64_t kFlush = 1 << 24, kSettings = ~uint64_t{0};
+uint64_t float_settings() {
+    uint64_t word;
+    __asm__ volatile("mrs %0, fpcr" : "=r"(word)::"memory");
+    return word;
+}
+void set_float_settings(uint64_t word) { __asm__ volatile("msr fpcr, %0" ::"r"(word) : "memory"); }
+#endif
+
 double load(const std::byte* at, DataType type) {
     const auto get = [&](auto value) {
         std::memcpy(&value, at, sizeof value);
@@ -214,11 +229,9 @@ TEST("the bits do not depend on how a caller's thread rounds, or on whether it f
             world.run([&](int rank, Engine& engine) {
                 const int rounding = std::fegetround();
                 if (rank == 1) std::fesetround(FE_UPWARD);
-#if defined(__x86_64__)
-                const unsigned int settings = _mm_getcsr();
-                if (rank == 0) _mm_setcsr(settings | 0x8040);  // flush to zero, denormals are zero
-                const unsigned int set = _mm_getcsr();
-#endif
+                const auto settings = float_settings();
+                if (rank == 0) set_float_settings(settings | kFlush);
+                const auto set = float_settings();
                 for (int repeat = 0; repeat < 20; ++repeat) {  // whoever polls does the work: here mostly the caller
                     std::vector<float> data(301, 1e-40f);
                     for (size_t i = 0; i < 100; ++i) data[i] = 1.0f / static_cast<float>(3 + i + 7 * (rank + 1));
@@ -226,10 +239,8 @@ TEST("the bits do not depend on how a caller's thread rounds, or on whether it f
                     auto& all = out[static_cast<size_t>(rank)];
                     all.insert(all.end(), data.begin(), data.end());
                 }
-#if defined(__x86_64__)
-                CHECK_EQ(_mm_getcsr() & 0xffc0u, set & 0xffc0u);  // left as it was
-                _mm_setcsr(settings);
-#endif
+                CHECK_EQ(float_settings() & kSettings, set & kSettings);  // left as they were
+                set_float_settings(settings);
                 std::fesetround(rounding);
             });
             for (size_t rank = 0; rank < 3; ++rank) {

@@ -128,6 +128,23 @@ TEST("a rank that does not arrive is named in a warning and then in an error, wi
     for (const std::string& text : warnings) CHECK_CONTAINS(text, "rank 2 (host b) has not called it");
 }
 
+TEST("a warning may be slow, and may ask the engine") {
+    std::atomic<bool> warned{false};
+    Engine* asked = nullptr;
+    EngineOptions options = impatient();
+    options.warn = [&](const std::string&) {
+        CHECK_CONTAINS(asked->in_flight(), "awaiting rank 1 (host a)");
+        warned = true;
+    };
+    World world(2, flat_plan(2), options);
+    asked = world.engines[0].get();
+    std::vector<float> data(10);
+    RequestPtr request;
+    CHECK(asked->submit(kWorld, allreduce(data), &request).ok());
+    while (!warned) std::this_thread::yield();
+    asked->shutdown();
+}
+
 TEST("a rank that is late but alive costs no error") {
     World world(3, flat_plan(3), impatient());
     const auto found = results(world, [](int rank, Engine& engine) {
@@ -154,6 +171,7 @@ TEST("a rank that has finalized is named before the timeout") {
     });
     CHECK(seconds_now() - begin < 10);
     CHECK_EQ(found[1].code, DDL_ERROR_STATE);
+    CHECK_EQ(found[0].code, DDL_ERROR_SHUTDOWN);
     CHECK_CONTAINS(found[0].message, "rank 1 (host a) has finalized without calling it");
     CHECK_CONTAINS(found[2].message, "rank 1 (host a) has finalized without calling it");
 }

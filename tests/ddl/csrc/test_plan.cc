@@ -99,3 +99,31 @@ TEST("the plan that options ask for has no dimension of size 1") {
     CHECK_EQ(format_mode(plan_of_options(parse_options("-mode r"), 6)), std::string("r:6"));
     CHECK_CONTAINS(refusal([] { plan_of_options(parse_options("-mode r:4x2x1x1"), 12); }), "4x2x1x1 multiply to 8");
 }
+
+TEST("a part of the ranks has the world's order, and its groups where it fills them evenly") {
+    const auto ranks_of = [](const Plan& plan) { return plan.ranks; };
+    const Plan reordered = make_plan(4, {4}, "r", {3, 1, 2, 0});
+    CHECK(ranks_of(plan_of_part(reordered, {0, 1, 2, 3})) == std::vector<int>({3, 1, 2, 0}));
+    // Numbers in the part: its rank 0 is the world's 3, its rank 1 the world's 0, ...
+    CHECK(ranks_of(plan_of_part(reordered, {3, 0, 2})) == std::vector<int>({0, 2, 1}));
+    const Plan two_hosts = make_plan(8, {4, 2}, "r", {7, 5, 3, 1, 6, 4, 2, 0});
+    const Plan half = plan_of_part(two_hosts, {0, 1, 2, 3});
+    CHECK(half.dimensions == std::vector<int>({2, 2}));
+    CHECK(half.ranks == std::vector<int>({3, 1, 2, 0}));
+    for (int rank = 0; rank < 4; ++rank) {
+        CHECK_EQ(half.ranks[static_cast<size_t>(half.positions[static_cast<size_t>(rank)])], rank);
+    }
+    const Plan one_a_host = plan_of_part(two_hosts, {0, 7});
+    CHECK(one_a_host.dimensions == std::vector<int>({2}));
+    CHECK(one_a_host.ranks == std::vector<int>({1, 0}));
+    CHECK(plan_of_part(two_hosts, {0, 2, 7}).dimensions == std::vector<int>({3}));
+    CHECK(plan_of_part(two_hosts, {5}).dimensions == std::vector<int>({1}));
+    const Plan racks = make_plan(8, {2, 2, 2}, "r");
+    CHECK(plan_of_part(racks, {0, 2, 4, 6}).dimensions == std::vector<int>({2, 2}));
+    CHECK(plan_of_part(racks, {0, 4}).dimensions == std::vector<int>({2}));
+}
+
+TEST("dimensions whose product is beyond all numbers are refused without a wrong one") {
+    const auto message = check::message_of<Error>([] { make_plan(8, {1 << 20, 1 << 20, 1 << 20}, "r"); });
+    CHECK_CONTAINS(message, "multiply to more than 2147483647, but there are 8 ranks");
+}

@@ -81,3 +81,14 @@ TEST("where all have arrived, the report names whose data is awaited") {
     for (const int rank : {1, 2, 3}) watch.answer(rank, true, call(5), false);
     CHECK_CONTAINS(watch.report(kGroup, 0, {1, 3}), "no data arrives from rank 1, rank 3: check the links");
 }
+
+TEST("those that a message is awaited from are asked first, then whoever has not said that it came") {
+    Watch watch({1, 10, 30});
+    CHECK(watch.to_ask(4, 1, {0}) == std::vector<int>({0}));
+    watch.answer(0, true, call(0), false);
+    CHECK(watch.to_ask(4, 1, {0}) == std::vector<int>({2, 3}));
+    watch.answer(2, false, call(0), false);
+    CHECK(watch.to_ask(4, 1, {0}) == std::vector<int>({2, 3}));
+    watch.progress();
+    CHECK(watch.to_ask(4, 1, {3}) == std::vector<int>({3}));
+}

@@ -88,8 +88,38 @@ void notices_arrive_from_everyone(MpiTransport& transport) {
 void a_cancelled_receive_writes_no_more(MpiTransport& transport) {
     std::vector<char> target(1 << 20, 1);
     const int other = (transport.rank() + 1) % transport.size();
-    transport.cancel(transport.irecv(other, 7, target.data(), target.size()));
+    CHECK(transport.cancel(transport.irecv(other, 7, target.data(), target.size())));
     CHECK(std::accumulate(target.begin(), target.end(), 0) == 1 << 20);
+}
+
+// MPI takes back no send: its memory is in use, and its ticket lives, until the receiver has it.
+void a_send_that_cannot_be_taken_back_is_known_to_be_in_use(MpiTransport& transport) {
+    const int next = (transport.rank() + 1) % transport.size();
+    const int previous = (transport.rank() + transport.size() - 1) % transport.size();
+    const auto data = pattern(32 << 20);  // in parts, so long that none is copied
+    std::vector<unsigned char> target(data.size());
+    size_t received = 0;
+    const Ticket out = transport.isend(next, 8, data.data(), data.size());
+    CHECK(!transport.cancel(out));
+    CHECK(transport.test(out, &received) == Progress::pending);
+    MPI_Barrier(MPI_COMM_WORLD);
+    const Ticket in = transport.irecv(previous, 8, target.data(), target.size());
+    CHECK(finish(transport, in, &received) == Progress::done);
+    CHECK(target == data);
+    CHECK(finish(transport, out, &received) == Progress::done);
+}
+
+// Calls body(transport) with one that nobody has used.
+template <typename Body>
+void with_transport(size_t part_bytes, Body body) {
+    MPI_Comm data, notices;
+    MPI_Comm_dup(MPI_COMM_WORLD, &data);
+    MPI_Comm_dup(MPI_COMM_WORLD, &notices);
+    MpiTransportOptions options;
+    options.part_bytes = part_bytes;
+    MpiTransport transport(data, notices, std::move(options));
+    body(transport);
+    MPI_Barrier(MPI_COMM_WORLD);  // nobody closes while another still waits for its messages
 }
 
 }  // namespace
@@ -97,20 +127,13 @@ void a_cancelled_receive_writes_no_more(MpiTransport& transport) {
 int main() {
     int level = 0;
     MPI_Init_thread(nullptr, nullptr, MPI_THREAD_MULTIPLE, &level);
-    MPI_Comm data, notices;
-    MPI_Comm_dup(MPI_COMM_WORLD, &data);
-    MPI_Comm_dup(MPI_COMM_WORLD, &notices);
-    {
-        constexpr size_t kPart = 1000;
-        MpiTransportOptions options;
-        options.part_bytes = kPart;
-        MpiTransport transport(data, notices, std::move(options));
-        parts_arrive_in_order(transport, kPart);
+    with_transport(1000, [](MpiTransport& transport) {
+        parts_arrive_in_order(transport, 1000);
         a_message_that_is_too_long_fails_its_receiver(transport);
         notices_arrive_from_everyone(transport);
         a_cancelled_receive_writes_no_more(transport);
-        MPI_Barrier(MPI_COMM_WORLD);  // nobody closes while another still waits for its messages
-    }
+    });
+    with_transport(10 << 20, a_send_that_cannot_be_taken_back_is_known_to_be_in_use);
     MPI_Finalize();
     return failures == 0 ? 0 : 1;
 }

@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 
 import ddl
+from ddl import library
 
 
 def raises(kind: type[Exception], *parts: str, call: Callable[[], object]) -> None:
@@ -55,15 +56,29 @@ def communicators() -> None:
     """Parts of the job compute beside one another, in the order that was asked for."""
     rank, size = ddl.rank(), ddl.size()
     part = ddl.split(rank % 2, key=-rank)
-    assert part is not None
+    assert part
     members = [r for r in reversed(range(size)) if r % 2 == rank % 2]
     with part:
         assert (part.rank, part.size) == (members.index(rank), len(members))
         assert ddl.allgather(np.array(rank), comm=part).tolist() == members
         assert ddl.allreduce(np.ones(5, np.int32), comm=part).tolist() == [len(members)] * 5
     raises(ddl.StateError, "freed", call=lambda: ddl.barrier(comm=part))
-    alone = ddl.split(0 if rank == 0 else None)
-    assert (alone is None) == (rank != 0)
+    raises(ValueError, "color is 2147483648", call=lambda: ddl.split(2**31))
+    with ddl.split(0 if rank == 0 else None) as alone:
+        assert bool(alone) == (rank == 0)
+        assert (alone.rank, alone.size) == ((0, 1) if rank == 0 else (-1, 0))
+        ones = np.ones(3)
+        if rank == 0:
+            assert ddl.allreduce(ones, comm=alone).tolist() == [1, 1, 1]
+        else:  # it is not the group of all ranks
+            for call in (
+                lambda: ddl.allreduce(ones, comm=alone),
+                lambda: ddl.barrier_async(comm=alone),
+                lambda: ddl.split(0, comm=alone),
+                lambda: library.number("ddl_size", alone.handle),
+                lambda: library.call("ddl_comm_free", alone.handle),
+            ):
+                raises(ddl.ArgumentError, "DDL_COMM_NULL", call=call)
 
 
 def tensors() -> None:
