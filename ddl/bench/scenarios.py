@@ -47,7 +47,7 @@ ALL = (
         racks=(),
         ranks=2,
         sizes="1KiB..64MiB",
-        seconds=0.3,
+        seconds=1.0,
         targets=tuple(Target("small", size, "") for size in SMALL),
     ),
     Scenario(

@@ -45,9 +45,6 @@ Session::Session(const char* options_text) : job_(Job::join(patience_of_environm
     EngineOptions options;
     options.patience = patience_of_environment();
     options.warn = warn;
-    if (const char* v = std::getenv("DDL_X_CHUNK")) options.tuning.chunk_bytes = std::strtoull(v, nullptr, 10);
-    if (const char* v = std::getenv("DDL_X_MOST")) options.tuning.most_chunks = std::atoi(v);
-    if (const char* v = std::getenv("DDL_X_WINDOW")) options.window = std::atoi(v);
     // What is wrong with the options is said on every rank, before anything is waited for.
     const std::string text = text_of(options_text);
     const Options asked = parse_options(text);

@@ -28,7 +28,7 @@ def test_a_turn_is_as_long_as_asked() -> None:
     turns = hold([Entry("fast", fast), Entry("slow", slow)], [1024], rounds=3, seconds=0.5)
     assert {one.name: one.repeats for one in turns} == {"fast": 500_000, "slow": 1}
     assert all(one.seconds == {0: one.median, 1: one.median, 2: one.median} for one in turns)
-    assert slow.asked == [("check", 1024, 1)] + [("time", 1024, 1)] * 3  # a long one needs no further trial
+    assert slow.asked == [("check", 1024, 1)] + [("time", 1024, 1)] * 4  # one trial more, and three rounds
 
 
 def test_only_the_best_of_a_family_stay() -> None:
@@ -43,7 +43,7 @@ def test_turns_go_round_so_that_nobody_is_always_first() -> None:
     order: list[str] = []
     entries = [Entry(name, Fake(1.0)) for name in "abc"]
     hold(entries, [4], rounds=3, seconds=0.1, tell=lambda text: order.append(text.partition(",")[0]))
-    assert order[3:] == ["a", "b", "c", "b", "c", "a", "c", "a", "b"]  # after a trial of each
+    assert order[6:] == ["a", "b", "c", "b", "c", "a", "c", "a", "b"]  # after two trials of each
 
 
 def test_a_wrong_sum_is_never_timed() -> None:
@@ -51,3 +51,29 @@ def test_a_wrong_sum_is_never_timed() -> None:
     with pytest.raises(ValueError, match="wrong sum"):
         hold([Entry("wrong", wrong)], [4], rounds=1, seconds=0.1)
     assert wrong.asked == []
+
+
+class Broken(Fake):
+    """Breaks down in its third turn."""
+
+    def time(self, size: int, repeats: int) -> float:
+        if len(self.asked) == 3:
+            raise RuntimeError("a rank ended")
+        return super().time(size, repeats)
+
+
+def test_a_peer_that_breaks_down_is_left_out_and_keeps_its_turns() -> None:
+    dropped: list[str] = []
+    entries = [Entry("us", Fake(1.0)), Entry("them", Broken(1.0))]
+    turns = hold(entries, [4, 16], 2, 0.1, drop=lambda entry, error: dropped.append(f"{entry.name}: {error}"))
+    assert dropped == ["them: a rank ended"]
+    assert [(one.name, one.size, sorted(one.seconds)) for one in turns] == [
+        ("us", 4, [0, 1]),
+        ("them", 4, [0]),
+        ("us", 16, [0, 1]),
+    ]
+
+
+def test_two_of_one_name_are_refused() -> None:
+    with pytest.raises(ValueError, match="two entries of one name"):
+        hold([Entry("a", Fake(1.0)), Entry("a", Fake(2.0))], [4], rounds=1, seconds=0.1)

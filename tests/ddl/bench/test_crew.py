@@ -1,5 +1,6 @@
 """Crews of small programs in place of workers: what a rank says, and what becomes of one that ends or lies."""
 
+import socket
 import subprocess
 import sys
 from collections.abc import Callable, Iterator, Sequence
@@ -70,6 +71,15 @@ def test_a_job_that_never_comes_up_says_why(controller: Controller, tmp_path: Pa
     with pytest.raises(CrewError, match=r"(?s)them: its job ended before all ranks were there.*no such MPI"):
         crew.assemble()
     crew.close()
+
+
+@pytest.mark.parametrize("said", [b"rank x y z\n", b"\xff\xfe\n", b"rank FOO 0 1\n", b""])
+def test_strangers_disturb_nobody(controller: Controller, tmp_path: Path, said: bytes) -> None:
+    with socket.create_connection(("127.0.0.1", controller.port)) as stranger:
+        stranger.sendall(said)
+        crew = assembled(controller, tmp_path, "works")
+        assert crew.check(1024) == 2.5
+        crew.close()
 
 
 def test_ranks_that_are_missing_are_counted(controller: Controller, tmp_path: Path) -> None:

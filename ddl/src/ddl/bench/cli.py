@@ -40,9 +40,10 @@ def main(words: Sequence[str]) -> int:
     look = run.look_at(asked.launch, environ)
     if failed := checks.failures(look.rows):
         raise failed
-    with tempfile.TemporaryDirectory(prefix="ddlrun-bench-") as name:
-        turns, ranks = _measure(asked, look.found, Path(name), environ)
+    ranks = len(job.plan(asked.launch, contestants.of_ddl(look.found.mpi).found(look.found)).places)
     bound = _bound(asked.network, ranks)
+    with tempfile.TemporaryDirectory(prefix="ddlrun-bench-") as name:
+        turns = _measure(asked, look.found, Path(name), environ)
     print(figures.table(turns, ranks, contestants.DDL, bound))
     if asked.output is not None:
         _keep(asked, look.found, turns, ranks)
@@ -60,9 +61,7 @@ def _bound(described: Network | None, ranks: int) -> figures.Bound | None:
     return lambda size: interface.bounds(described.tree, size).cut
 
 
-def _measure(
-    asked: options.Bench, found: Found, folder: Path, environ: dict[str, str]
-) -> tuple[list[contest.Turns], int]:
+def _measure(asked: options.Bench, found: Found, folder: Path, environ: dict[str, str]) -> list[contest.Turns]:
     ours = contestants.of_ddl(found.mpi)
     planned = job.plan(asked.launch, ours.found(found))
     ranks = len(planned.places)
@@ -105,11 +104,16 @@ def _measure(
             except CrewError as error:
                 if one is ours:
                     raise LaunchError(f"ddlrun bench: {error}") from None
+                crew.close()  # ranks of it may be there, and would disturb the others
                 warn(f"left out: {error}")
-        try:
-            return contest.hold(entries, asked.sizes, asked.rounds, asked.seconds, _progress()), ranks
-        except CrewError as error:
-            raise LaunchError(f"ddlrun bench: {error}") from None
+
+        def drop(entry: contest.Entry, error: Exception) -> None:
+            if entry.name == ours.name:
+                raise LaunchError(f"ddlrun bench: {error}") from None
+            next(crew for crew in crews if crew is entry.crew).close()
+            warn(f"left out from here on: {error}")
+
+        return contest.hold(entries, asked.sizes, asked.rounds, asked.seconds, _progress(), drop)
 
 
 def _launch(one: Contestant, asked: options.Bench, found: Found, folder: Path) -> command.Launch:

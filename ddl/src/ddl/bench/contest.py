@@ -10,6 +10,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from statistics import median
 from typing import Protocol
 
@@ -57,24 +58,57 @@ def hold(
     rounds: int,
     seconds: float,
     tell: Callable[[str], None] = lambda _: None,
+    drop: Callable[[Entry, Exception], None] | None = None,
 ) -> list[Turns]:
-    """Time `entries` at `sizes` (bytes) in `rounds` turns of at least `seconds` each; `tell` hears before each turn."""
+    """Time `entries` at `sizes` (bytes) in `rounds` turns of at least `seconds` each; `tell` hears before each turn.
+
+    `drop` hears of an entry whose crew raised a RuntimeError, which is then left out from there on; what it raises ends
+    the contest. Without it every error does.
+    """
+    if len({entry.name for entry in entries}) < len(entries):
+        raise ValueError(f"two entries of one name: {', '.join(entry.name for entry in entries)}")
+    left = list(entries)
     found = []
+
+    def turn(entry: Entry, what: str, take: Callable[[], float]) -> float | None:
+        tell(f"{entry.name}, {size} B, {what}")
+        try:
+            return take()
+        except RuntimeError as error:
+            if drop is None:
+                raise
+            drop(entry, error)
+            left.remove(entry)
+            return None
+
     for size in sizes:
-        trials = {}
-        for entry in entries:
-            tell(f"{entry.name}, {size} B, trial")
-            trial = entry.crew.check(size)
-            trials[entry.name] = entry.crew.time(size, 3) if trial < seconds else trial
-        stay = [entry for entry in entries if entry.name in _best(entries, trials)]
-        repeats = {one.name: _repeats(one.crew, size, trials[one.name], seconds) for one in stay}
+        trials: dict[str, float] = {}
+        for entry in tuple(left):
+            trial = turn(entry, "trial", partial(_trial, entry.crew, size, seconds))
+            if trial is not None:
+                trials[entry.name] = trial
+        stay = [entry for entry in left if entry.name in _best(left, trials)]
+        repeats: dict[str, int] = {}
+        for entry in stay:
+            count = turn(entry, "trial", partial(_repeats, entry.crew, size, trials[entry.name], seconds))
+            repeats[entry.name] = int(count or 0)
         turns: dict[str, dict[int, float]] = {entry.name: {} for entry in stay}
         for at in range(rounds):
             for entry in (*stay[at % len(stay) :], *stay[: at % len(stay)]):
-                tell(f"{entry.name}, {size} B, round {at + 1}")
-                turns[entry.name][at] = entry.crew.time(size, repeats[entry.name])
-        found += [Turns(one.name, size, repeats[one.name], turns[one.name], one.family) for one in stay]
+                if entry in left:
+                    took = turn(entry, f"round {at + 1}", partial(entry.crew.time, size, repeats[entry.name]))
+                    if took is not None:
+                        turns[entry.name][at] = took
+        found += [
+            Turns(one.name, size, repeats[one.name], turns[one.name], one.family) for one in stay if turns[one.name]
+        ]
     return found
+
+
+def _trial(crew: Timed, size: int, seconds: float) -> float:
+    """The better of a first collective, whose sum is checked, and of one or a few more."""
+    first = crew.check(size)
+    return min(first, crew.time(size, 3 if first < seconds else 1))
 
 
 def _repeats(crew: Timed, size: int, trial: float, seconds: float) -> int:

@@ -22,21 +22,24 @@ from pathlib import Path
 from ddl import library
 from ddl.launch.errors import CheckError
 from ddl.launch.job import Found
-from ddl.launch.mpi import HYDRA, Mpi
+from ddl.launch.mpi import HYDRA, OPENMPI, Mpi
 from ddl.launch.options import Export, Mode, Options
 
 HERE = Path(__file__).parent
 DDL, FLAT = "DDL", "DDL, one flat ring"
+_NAMES = {HYDRA: "MPICH", OPENMPI: "Open MPI"}
 
-_TUNED = ("--mca", "coll_tuned_use_dynamic_rules", "1", "--mca", "coll_tuned_allreduce_algorithm")
+# On several hosts han goes before tuned, whose settings then mean nothing for the ranks of all hosts: it is left out.
+_WITHOUT_HAN = ("--mca", "coll", "^han")
+_ALGORITHM = (*_WITHOUT_HAN, "--mca", "coll_tuned_use_dynamic_rules", "1", "--mca", "coll_tuned_allreduce_algorithm")
 # Numbers as `ompi_info --param coll tuned --level 9` lists them. 1 (linear) and 2 (reduce, then broadcast) are left
 # out: at large sizes they take many times as long as any other.
 OPENMPI_SETTINGS = {
-    "recursive doubling": (*_TUNED, "3"),
-    "ring": (*_TUNED, "4"),
-    "segmented ring": (*_TUNED, "5", "--mca", "coll_tuned_allreduce_algorithm_segmentsize", "262144"),
-    "Rabenseifner": (*_TUNED, "6"),
-    "han": ("--mca", "coll_han_priority", "100"),
+    "tuned without han": _WITHOUT_HAN,
+    "recursive doubling": (*_ALGORITHM, "3"),
+    "ring": (*_ALGORITHM, "4"),
+    "segmented ring": (*_ALGORITHM, "5", "--mca", "coll_tuned_allreduce_algorithm_segmentsize", "262144"),
+    "Rabenseifner": (*_ALGORITHM, "6"),
 }
 
 
@@ -75,9 +78,14 @@ def of_ddl(mpi: Mpi) -> Contestant:
 def peers(mpi: Mpi, ranks: int, interfaces: Sequence[str], others: Sequence[Mpi]) -> list[Contestant]:
     """All there are to compare with, for `ranks` ranks; `others` are further MPIs than the one that starts the job."""
     found = [Contestant(FLAT, (str(_worker("bench_ddl")),), mpi, mode=Mode("r", (ranks,)))]
-    found += _of_mpi(mpi, _worker("bench_mpi"))
+    found += _of_mpi(mpi, _worker("bench_mpi"), _NAMES[mpi.family])
+    names = {_NAMES[mpi.family]}
     for other in others:
-        found += _of_mpi(other, compiled(other))
+        name = _NAMES[other.family]
+        if name in names:  # Open MPI 4 beside 5
+            name = str(other)
+        names.add(name)
+        found += _of_mpi(other, compiled(other), name)
     if find_spec("torch") is not None:
         exports = [Export("GLOO_SOCKET_IFNAME", interfaces[0])] if len(interfaces) == 1 else []
         program = (sys.executable, str(HERE / "gloo_worker.py"))
@@ -114,8 +122,7 @@ def _cache() -> Path:
     return folder
 
 
-def _of_mpi(mpi: Mpi, worker: Path) -> list[Contestant]:
-    name = "MPICH" if mpi.family == HYDRA else "Open MPI"
+def _of_mpi(mpi: Mpi, worker: Path, name: str) -> list[Contestant]:
     program = (str(worker),)
     default = Contestant(f"{name}, default", program, mpi)
     if mpi.family == HYDRA:

@@ -19,6 +19,8 @@ from typing import IO
 Start = Callable[[Sequence[str], IO[bytes]], "subprocess.Popen[bytes]"]
 
 ANSWER_SECONDS = 600  # for one line: the slowest peer's largest message
+GREETING_SECONDS = 5  # for a rank's first line
+LINE_BYTES = 512  # most of a line
 
 
 class CrewError(RuntimeError):
@@ -33,6 +35,11 @@ class Controller:
         self._lock = threading.Condition()
         self._found: dict[str, dict[int, _Line]] = {}
         threading.Thread(target=self._accept, daemon=True).start()
+
+    def expect(self, token: str) -> None:
+        """From now on ranks that say `token` are welcome."""
+        with self._lock:
+            self._found[token] = {}
 
     @property
     def port(self) -> int:
@@ -71,16 +78,22 @@ class Controller:
                 connection, _ = self._listener.accept()
             except OSError:
                 return  # closed
-            connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-            connection.settimeout(ANSWER_SECONDS)
-            line = _Line(connection)
-            words = line.read().split()
-            if len(words) != 4 or words[0] != "rank":  # somebody else
-                line.close()
-                continue
-            with self._lock:
-                self._found.setdefault(words[1], {})[int(words[2])] = line
-                self._lock.notify_all()
+            # In a thread of its own: a stranger that says nothing keeps nobody waiting.
+            threading.Thread(target=self._greet, args=(connection,), daemon=True).start()
+
+    def _greet(self, connection: socket.socket) -> None:
+        connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        connection.settimeout(GREETING_SECONDS)
+        line = _Line(connection)
+        words = line.read().split()
+        known = len(words) == 4 and words[0] == "rank" and words[1] in self._found and words[2].isdecimal()
+        if not known:  # somebody else
+            line.close()
+            return
+        connection.settimeout(ANSWER_SECONDS)
+        with self._lock:
+            self._found[words[1]][int(words[2])] = line
+            self._lock.notify_all()
 
 
 class _Line:
@@ -88,7 +101,7 @@ class _Line:
 
     def __init__(self, connection: socket.socket) -> None:
         self._connection = connection
-        self._reader = connection.makefile("r", encoding="utf-8")
+        self._reader = connection.makefile("r", encoding="utf-8", errors="replace")
 
     def write(self, text: str) -> None:
         self._connection.sendall(f"{text}\n".encode())
@@ -96,7 +109,7 @@ class _Line:
     def read(self) -> str:
         """The next line; "" at the end, or after ANSWER_SECONDS."""
         try:
-            return self._reader.readline().strip()
+            return self._reader.readline(LINE_BYTES).strip()
         except OSError:
             return ""
 
@@ -117,6 +130,7 @@ class Crew:
         self._token = secrets.token_hex(8)
         self._lines: list[_Line] = []
         self._log = log
+        controller.expect(self._token)
         with log.open("wb") as output:
             self._process = start([address, str(controller.port), self._token], output)
 
@@ -159,7 +173,12 @@ class Crew:
         with suppress(OSError):  # the missing answer says it better
             for line in self._lines:
                 line.write(text)
-        return [line.read() for line in self._lines]
+        answers = []
+        for line in self._lines:
+            answers.append(line.read())
+            if not answers[-1]:
+                break  # it ended, or hangs: the others would be waited for as long again
+        return answers
 
     def _seconds_of(self, answer: str) -> float:
         word, _, seconds = answer.partition(" ")
@@ -168,5 +187,7 @@ class Crew:
         return float(seconds)
 
     def _last_words(self) -> str:
+        with suppress(subprocess.TimeoutExpired):
+            self._process.wait(timeout=1)  # what ends says why last
         lines = self._log.read_text(errors="replace").splitlines()[-12:]
         return "\n  ".join(["", *lines]) if lines else ""
