@@ -55,7 +55,7 @@ def sources() -> dict[Path, str]:
             folders[:] = sorted(set(folders) - NOT_SOURCES)
             for name in names:
                 path = Path(folder, name)
-                if path.is_file() and not path.is_symlink():
+                if name not in NOT_SOURCES and path.is_file() and not path.is_symlink():  # a worktree's .git is a file
                     try:
                         yield path.relative_to(ROOT), path.read_text()
                     except UnicodeDecodeError:
