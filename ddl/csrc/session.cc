@@ -4,13 +4,16 @@
 
 #include <atomic>
 #include <cerrno>
-#include <cstdio>
 #include <cstdlib>
 
+#include "decision.h"
 #include "grouping.h"
 
 namespace ddl {
 namespace {
+
+// Of the decision's messages. All of them are received, or taken back, before the engine's begin: it may use the tags.
+constexpr Tag kFirstTag = 0;
 
 Patience patience_of_environment() {
     Patience patience;
@@ -34,10 +37,12 @@ std::string text_of(const char* options) {
     return options ? options : "";
 }
 
-void warn(const std::string& text) {
-    const std::string line = "ddl: warning: " + text + "\n";
+void say(const std::string& text) {
+    const std::string line = "ddl: " + text + "\n";
     static_cast<void>(!write(STDERR_FILENO, line.data(), line.size()));
 }
+
+void warn(const std::string& text) { say("warning: " + text); }
 
 }  // namespace
 
@@ -51,10 +56,6 @@ Session::Session(const char* options_text) : job_(Job::join(patience_of_environm
     for (const Greeting& greeting : job_.assemble(text, options.patience, warn)) options.hosts.push_back(greeting.host);
     placement_ = place(options.hosts);
     Plan plan = plan_of(asked, placement_);
-    if (asked.dbg_level > 0 && job_.rank() == 0) {
-        std::fprintf(stderr, "ddl: %d ranks on %d hosts, plan %s: %s\n", job_.size(), placement_.num_hosts,
-                     format_mode(plan).c_str(), plan.reason.c_str());
-    }
     // Who spins while another rank waits for its core only delays what it waits for.
     if (local_size() > sysconf(_SC_NPROCESSORS_ONLN)) options.spin_polls = 0;
     // A session never meets messages of the one before it: each has communicators of its own. They are not freed, as
@@ -64,6 +65,25 @@ Session::Session(const char* options_text) : job_(Job::join(patience_of_environm
     transport_options.is_dead = [&job = job_](int rank) { return job.is_dead(rank); };
     auto transport = std::make_unique<MpiTransport>(data, notices, std::move(transport_options));
     transport_ = transport.get();
+    if (needs_links(asked, placement_)) {
+        ConversationOptions talk;
+        talk.what = "ddl_init, measuring links";
+        talk.patience = options.patience;
+        talk.hosts = options.hosts;
+        talk.warn = warn;
+        talk.spins = options.spin_polls;
+        Conversation conversation(*transport, std::move(talk));
+        try {
+            plan = decide(conversation, asked, placement_, kFirstTag, say);
+        } catch (const Error& error) {
+            note(error.status());
+            throw;
+        }
+    }
+    if (asked.dbg_level > 0 && job_.rank() == 0) {
+        say(std::to_string(job_.size()) + " ranks on " + std::to_string(placement_.num_hosts) + " hosts, plan " +
+            format_mode(plan) + ": " + plan.reason);
+    }
     const double timeout_seconds = options.patience.timeout_seconds;
     engine_ = std::make_unique<Engine>(std::move(transport), plan, std::move(options));
     const Grouping grouping = make_grouping(job_, *engine_, plan, local_rank(), timeout_seconds);

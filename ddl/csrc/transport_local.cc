@@ -206,6 +206,8 @@ class LocalTransport final : public Transport {
 LocalNetwork::LocalNetwork(int size, size_t eager_bytes) : shared_(std::make_shared<Shared>(size, eager_bytes)) {}
 LocalNetwork::~LocalNetwork() = default;
 
+int LocalNetwork::size() const { return shared_->size; }
+
 std::unique_ptr<Transport> LocalNetwork::transport(int rank) { return std::make_unique<LocalTransport>(shared_, rank); }
 
 void LocalNetwork::kill(int rank) { shared_->at(rank).dead = true; }

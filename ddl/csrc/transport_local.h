@@ -18,6 +18,7 @@ class LocalNetwork {
     LocalNetwork(const LocalNetwork&) = delete;
     LocalNetwork& operator=(const LocalNetwork&) = delete;
 
+    int size() const;
     // The transport of `rank`; one for each rank. It may outlive the network object.
     std::unique_ptr<Transport> transport(int rank);
 

@@ -47,7 +47,7 @@ def test_ranks_of_a_host_are_consecutive_and_find_rank_0(ddlrun: Run) -> None:
     done = ddlrun("-H", "h2:2,h0:2,h1:2,h3:2", "sh", "-c", script)
     assert done.returncode == 0, done.stderr
     hosts = ["h2", "h2", "h0", "h0", "h1", "h1", "h3", "h3"]
-    lines = [f"{rank} {rank % 2} {host} 10.77.0.3 -mode p:2x4x1x1" for rank, host in enumerate(hosts)]
+    lines = [f"{rank} {rank % 2} {host} 10.77.0.3 -mode p" for rank, host in enumerate(hosts)]
     assert sorted(done.stdout.splitlines()) == lines
 
 

@@ -10,16 +10,25 @@ from ddl.launch.errors import CheckError
 from ddl.launch.options import Mode
 
 
-def test_hosts_are_one_rack_where_nobody_says_more() -> None:
-    assert choose([4, 4]).sizes == (4, 2, 1, 1)
+def test_mode_p_leaves_the_dimensions_to_libddl_where_nobody_says_more() -> None:
+    left = choose([4, 4])
+    assert left.sizes == ()
+    assert str(left) == "libddl's choice"
+    assert left.reason == "4 on each of 2 hosts; it measures the links between the hosts"
+    assert choose([4]).reason == "4 on each of 1 host; the ranks share a host"
+
+
+def test_hosts_are_one_rack_in_other_modes() -> None:
+    assert choose([4, 4], mode=Mode("r")).sizes == (4, 2, 1, 1)
 
 
 def test_racks_are_counted_in_an_aisle() -> None:
+    assert choose([4] * 6, racks=2).sizes == (4, 3, 2, 1)
     assert choose([6] * 144, nodes=18, racks=4, aisles=2).sizes == (6, 18, 4, 2)
     assert choose([6] * 144, racks=4, aisles=2).sizes == (6, 18, 4, 2)
 
 
-def test_hosts_with_different_numbers_of_ranks_are_one_flat_ring() -> None:
+def test_hosts_with_different_numbers_of_ranks_have_no_dimensions() -> None:
     flat = choose([4, 3])
     assert flat.sizes == ()
     assert "4 + 3" in flat.reason
@@ -49,3 +58,4 @@ def test_sizes_that_do_not_multiply_name_both_numbers(
 def test_the_dimensions_multiply_to_the_ranks(ranks: int, nodes: int, racks: int, aisles: int) -> None:
     counts = [ranks] * (nodes * racks * aisles)
     assert prod(choose(counts, racks=racks, aisles=aisles).sizes) == sum(counts)
+    assert prod(choose(counts, mode=Mode("r")).sizes) == sum(counts)

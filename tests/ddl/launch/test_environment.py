@@ -134,6 +134,11 @@ def test_ddl_options_have_the_mode_and_the_dimensions() -> None:
     assert ddl_options(Mode(), Dimensions((2,), ""), ("--mode", "n:2")) == "--mode n:2"
 
 
+def test_libddl_says_what_it_measured_where_ddlrun_is_verbose() -> None:
+    assert ddl_options(Mode(), Dimensions((), ""), (), verbose=True) == "-mode p -dbg_level 1"
+    assert ddl_options(Mode(), Dimensions((), ""), ("-dbg_level", "2"), verbose=True) == "-mode p -dbg_level 2"
+
+
 def test_threads_are_the_cores_of_a_rank_s_own() -> None:
     assert threads({"a": 4, "b": 4}, {"a": 32, "b": 16}) == 4
     assert threads({"a": 4}, {"a": 2}) == 1

@@ -22,7 +22,7 @@ def exported(job: Job) -> dict[str, str | None]:
 
 def test_a_cluster_with_gpus_needs_no_flags(found: Cluster) -> None:
     job = plan(options(""), found(2, gpus=4))
-    assert job.dimensions.sizes == (4, 2, 1, 1)
+    assert job.dimensions.sizes == ()
     assert job.hosts == ("h0", "h1")
     assert job.network.networks == ("10.0.0.0/24",)
     assert exported(job) == {
@@ -30,7 +30,7 @@ def test_a_cluster_with_gpus_needs_no_flags(found: Cluster) -> None:
         "DDL_TIMEOUT": None,
         "MASTER_ADDR": "10.0.0.1",
         "MASTER_PORT": "4242",
-        "DDL_OPTIONS": "-mode p:4x2x1x1",
+        "DDL_OPTIONS": "-mode p",
         "OMP_NUM_THREADS": "2",
     }
 
@@ -41,7 +41,7 @@ def test_every_choice_comes_with_its_reason(found: Cluster) -> None:
         "hosts: h0, h1 (-H)",
         "mpirun: Open MPI 5.0.11 (for the test): /mpi/bin/mpirun",
         "ranks: 8 (one a GPU)",
-        "dimensions: 4x2x1x1 (4 on each of 2 hosts)",
+        "dimensions: libddl's choice (4 on each of 2 hosts; it measures the links between the hosts)",
         "network: the hosts' names lead to 10.0.0.0/24",
         "network: without docker0: a bridge without a network card, for this host's own containers",
         "transport: shared memory and TCP, as not every host shows a fabric",

@@ -57,7 +57,7 @@ def gone(pid: int, seconds: float = 20) -> bool:
 def test_ranks_find_what_torchrun_would_tell_them(ddlrun: Run) -> None:
     done = ddlrun("-np", "3", "sh", "-c", SHOW)
     assert done.returncode == 0, done.stderr
-    assert sorted(done.stdout.splitlines()) == [f"{at} {at} 3 3 127.0.0.1 -mode p:3x1x1x1" for at in range(3)]
+    assert sorted(done.stdout.splitlines()) == [f"{at} {at} 3 3 127.0.0.1 -mode p" for at in range(3)]
     assert re.search(r"^\+ .*mpirun .* -np 3 .*ddlrun sh -c ", done.stderr, re.MULTILINE)
 
 
@@ -273,7 +273,7 @@ def test_hydra_is_started_with_its_own_options(ddlrun: Run, tmp_path: Path) -> N
     assert Path(line[1]).read_text() == f"{os.uname().nodename}:2\n"
     assert line[2:4] == ["-n", "2"]
     assert line[line.index("A") - 1 : line.index("A") + 2] == ["-genv", "A", "b c"]
-    assert "-mode p:2x1x1x1" in line
+    assert "-mode p" in line
 
 
 # Open MPI 5.0.11 where a host dies: it starts some of the ranks, says little or nothing, and returns 0.
@@ -391,4 +391,4 @@ def test_another_mpi_from_the_package_index_works(ddlrun: Run, tmp_path: Path, p
     done = ddlrun("-v", "--mpirun", venv / "bin/mpirun", "-np", "3", "sh", "-c", SHOW)
     assert done.returncode == 0, done.stderr
     assert kind in done.stderr
-    assert sorted(done.stdout.splitlines()) == [f"{at} {at} 3 3 127.0.0.1 -mode p:3x1x1x1" for at in range(3)]
+    assert sorted(done.stdout.splitlines()) == [f"{at} {at} 3 3 127.0.0.1 -mode p -dbg_level 1" for at in range(3)]

@@ -14,13 +14,13 @@ _MEASURED = Mode()
 
 @dataclass(frozen=True)
 class Dimensions:
-    """Sizes from the inside out: (ranks a host, hosts a rack, racks an aisle, aisles); empty: one flat ring."""
+    """Sizes from the inside out: (ranks a host, hosts a rack, racks an aisle, aisles); empty: libddl finds them."""
 
     sizes: tuple[int, ...]
     reason: str
 
     def __str__(self) -> str:
-        return "x".join(map(str, self.sizes)) or "flat"
+        return "x".join(map(str, self.sizes)) or "libddl's choice"
 
 
 def choose(
@@ -34,8 +34,8 @@ def choose(
     """The dimensions of a job with `counts` ranks on each of its hosts.
 
     The mode's own dimensions go first; else hosts are parted into `aisles` of `racks` (default 1 of 1) of `nodes`
-    hosts. Hosts with different counts fall back to a flat plan. Raises CheckError where sizes do not multiply to the
-    number of ranks or hosts; it names both.
+    hosts. Mode p is left to libddl where nobody says how: it measures the links. Hosts with different counts have none.
+    Raises CheckError where sizes do not multiply to the number of ranks or hosts; it names both.
     """
     ranks, hosts = sum(counts), len(counts)
     if mode.dimensions:
@@ -61,15 +61,18 @@ def choose(
                 f"dimensions: -m {mode} has a mode for each of {len(mode.letters)} dimensions, and hosts with "
                 f"different numbers of ranks ({_spread(counts)}) have only one; give one mode, or as many ranks on each"
             )
-        return Dimensions((), f"the hosts run different numbers of ranks ({_spread(counts)}): one flat ring")
+        return Dimensions((), f"the hosts run different numbers of ranks ({_spread(counts)})")
+    if mode.letters == "p" and (nodes, racks, aisles) == (None, None, None):
+        found = "the ranks share a host" if hosts == 1 else "it measures the links between the hosts"
+        return Dimensions((), f"{_spread(counts)}; {found}")
     sizes = (counts[0], per_rack, racks or 1, aisles or 1)
     asked = [f"--{name} {value}" for name, value in (("nodes", nodes), ("racks", racks), ("aisles", aisles)) if value]
     by = f", by {' '.join(asked)}" if asked else ""
-    return Dimensions(sizes, f"{counts[0]} on each of {hosts} {'host' if hosts == 1 else 'hosts'}{by}")
+    return Dimensions(sizes, f"{_spread(counts)}{by}")
 
 
 def _spread(counts: Sequence[int]) -> str:
     if len(set(counts)) == 1:
-        return f"{counts[0]} on each of {len(counts)}"
+        return f"{counts[0]} on each of {len(counts)} {'host' if len(counts) == 1 else 'hosts'}"
     shown = " + ".join(map(str, counts[:8]))
     return shown if len(counts) <= 8 else f"{shown} + ..."

@@ -75,13 +75,16 @@ def exports(given: Sequence[Export], environ: Mapping[str, str], made: Mapping[s
     return tuple(chosen.values())
 
 
-def ddl_options(mode: Mode, dimensions: Dimensions, more: Sequence[str]) -> str:
-    """DDL_OPTIONS for libddl; the user's own `more` goes last, and its -mode replaces ours."""
-    words = list(more)
-    if not any(word.lstrip("-") == "mode" for word in words):
-        sizes = f":{'x'.join(map(str, dimensions.sizes))}" if dimensions.sizes else ""
-        words = ["-mode", mode.letters + sizes, *words]
-    return " ".join(words)
+def ddl_options(mode: Mode, dimensions: Dimensions, more: Sequence[str], *, verbose: bool = False) -> str:
+    """DDL_OPTIONS for libddl; the user's own `more` goes last, and its options replace ours.
+
+    With `verbose` libddl says what it measured and which plan it chose.
+    """
+    sizes = f":{'x'.join(map(str, dimensions.sizes))}" if dimensions.sizes else ""
+    ours = {"mode": mode.letters + sizes} | ({"dbg_level": "1"} if verbose else {})
+    given = {word.lstrip("-") for word in more if word.startswith("-")}
+    words = [word for name, value in ours.items() if name not in given for word in (f"-{name}", value)]
+    return " ".join([*words, *more])
 
 
 def threads(counts: Mapping[str, int], cores: Mapping[str, int]) -> int | None:

@@ -130,7 +130,7 @@ def _variables(
     made = {"MASTER_ADDR": net.address or first, "MASTER_PORT": str(port or found.port)}
     reasons.append(f"rank 0 is found at {made['MASTER_ADDR']}:{made['MASTER_PORT']}")
     if not options.no_ddloptions:
-        made["DDL_OPTIONS"] = environment.ddl_options(options.mode, shape, options.ddlargs)
+        made["DDL_OPTIONS"] = environment.ddl_options(options.mode, shape, options.ddlargs, verbose=options.verbose)
     given = {one.name for one in options.exports}
     each = environment.threads(counts, cores)
     if each is not None and "OMP_NUM_THREADS" not in found.environ and "OMP_NUM_THREADS" not in given:

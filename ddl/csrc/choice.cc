@@ -1,0 +1,162 @@
+#include "choice.h"
+
+#include <algorithm>
+#include <cmath>
+#include <cstdio>
+#include <cstring>
+#include <numeric>
+
+#include "alternatives.h"
+#include "simulate.h"
+#include "status.h"
+
+namespace ddl {
+namespace {
+
+// Bytes per second between ranks of a host where they were not measured: nobody asks, as there is one rank a host.
+constexpr double kUnknown = 1e10;
+
+// "191 Mbit/s" of bytes per second.
+std::string bits(double bytes) {
+    const double rate = 8 * bytes;
+    const bool giga = rate >= 1e9;
+    char text[40];
+    std::snprintf(text, sizeof text, rate >= 1e10 || (!giga && rate >= 1e7) ? "%.0f %s" : "%.3g %s",
+                  rate / (giga ? 1e9 : 1e6), giga ? "Gbit/s" : "Mbit/s");
+    return text;
+}
+
+std::string plural(size_t count, const char* word) {
+    return std::to_string(count) + " " + word + (count == 1 ? "" : "s");
+}
+
+// "2 racks: links 191 Mbit/s, uplinks 95 Mbit/s".
+std::string measured(const Tiers& tiers) {
+    std::string text = plural(tiers.racks.size(), "rack") + ": links " + bits(tiers.link);
+    if (tiers.uplinks.empty()) return text;
+    const auto [least, most] = std::minmax_element(tiers.uplinks.begin(), tiers.uplinks.end());
+    const bool same = *most < 1.1 * *least;
+    const double mean =
+        std::accumulate(tiers.uplinks.begin(), tiers.uplinks.end(), 0.0) / static_cast<double>(tiers.uplinks.size());
+    return text + ", uplinks " + (same ? bits(mean) : bits(*least) + " to " + bits(*most));
+}
+
+std::vector<int> rack_of_ranks(const Placement& placement, const Racks& racks) {
+    std::vector<int> rack_of_host(static_cast<size_t>(placement.num_hosts), 0);
+    for (size_t rack = 0; rack < racks.size(); ++rack) {
+        for (const int host : racks[rack]) rack_of_host[static_cast<size_t>(host)] = static_cast<int>(rack);
+    }
+    std::vector<int> found;
+    for (const int host : placement.host_of) found.push_back(rack_of_host[static_cast<size_t>(host)]);
+    return found;
+}
+
+bool same_size(const Racks& racks) {
+    return std::all_of(racks.begin(), racks.end(), [&](const auto& rack) { return rack.size() == racks[0].size(); });
+}
+
+double least(const std::vector<double>& values) { return *std::min_element(values.begin(), values.end()); }
+
+// Ranks a host, hosts a rack, racks; without tiers of one. Racks of different sizes are no tier: a ring over the hosts
+// then meets the slowest uplink.
+Network network_of(const Links& links, int local_size) {
+    const Tiers& tiers = links.tiers;
+    Network network;
+    const double local = links.local_bandwidth > 0 ? links.local_bandwidth : kUnknown;
+    network.tiers.push_back({local_size, links.local_latency, local});
+    int hosts = 0;
+    for (const auto& rack : tiers.racks) hosts += static_cast<int>(rack.size());
+    const auto racks = static_cast<int>(tiers.racks.size());
+    if (racks > 1 && same_size(tiers.racks)) {
+        network.tiers.push_back({hosts / racks, tiers.near, tiers.link});
+        network.tiers.push_back({racks, tiers.far, least(tiers.uplinks)});
+    } else {
+        const double slowest = racks > 1 ? std::min(tiers.link, least(tiers.uplinks)) : tiers.link;
+        network.tiers.push_back({hosts, std::max(tiers.near, tiers.far), slowest});
+    }
+    return network;
+}
+
+std::string times(double ratio) {
+    char text[16];
+    std::snprintf(text, sizeof text, "%.1fx", ratio);
+    return text;
+}
+
+}  // namespace
+
+bool needs_links(const Options& options, const Placement& placement) {
+    return placement.num_hosts > 1 && options.modes.find('p') != std::string::npos;
+}
+
+Plan choose(const Options& options, const Placement& placement, const Links& links) {
+    const Plan unmeasured = plan_of(options, placement);
+    const Tiers& tiers = links.tiers;
+    const auto size = static_cast<int>(placement.host_of.size());
+    // Gives the order of ranks, and the reasons why a level is no dimension.
+    const Plan grouped = plan_of_groups({placement.host_of, rack_of_ranks(placement, tiers.racks)});
+    const auto planned = [&](const std::vector<int>& dimensions, const std::string& modes, const std::string& reason) {
+        return make_plan(size, dimensions, modes, grouped.ranks, measured(tiers) + "; " + reason);
+    };
+    if (!options.dimensions.empty()) {
+        return planned(unmeasured.dimensions, unmeasured.modes,
+                       format_dimensions(options.dimensions) + " as DDL_OPTIONS asks, laid over ranks in rack order");
+    }
+    const std::string modes = unmeasured.modes.substr(0, 1);
+    const int local_size = placement.local_size(0);
+    for (int rank = 0; rank < size; ++rank) {
+        if (placement.local_size(rank) == local_size) continue;
+        return planned({size}, modes, grouped.reason);
+    }
+    const Network network = network_of(links, local_size);
+    const Task task{Collective::allreduce, DDL_FLOAT32, DDL_SUM, kChoiceBytes / 4, 0};
+    const std::vector<int> dimensions = choose_plan(network, task).dimensions;
+    std::string reason;
+    if (tiers.racks.size() > 1 && !same_size(tiers.racks)) reason = grouped.reason + "; ";
+    if (dimensions.size() == 1) {
+        reason += "one ring over all ranks, as no dimensions are predicted to be faster";
+    } else {
+        const auto seconds = [&](const std::vector<int>& sizes) {
+            return simulate(network, make_plan(size, sizes, modes), task).seconds;
+        };
+        const double gain = seconds({size}) / seconds(dimensions);
+        reason += format_dimensions(dimensions) + " predicted " + times(gain) + " faster than a flat ring";
+    }
+    return planned(dimensions, modes, reason);
+}
+
+std::vector<std::byte> pack(const Plan& plan) {
+    std::vector<int32_t> numbers{plan.chunks, static_cast<int32_t>(plan.dimensions.size()), plan.size()};
+    numbers.insert(numbers.end(), plan.dimensions.begin(), plan.dimensions.end());
+    numbers.insert(numbers.end(), plan.ranks.begin(), plan.ranks.end());
+    const std::string text = plan.modes + plan.reason;
+    std::vector<std::byte> data(numbers.size() * sizeof numbers[0] + text.size());
+    std::memcpy(data.data(), numbers.data(), numbers.size() * sizeof numbers[0]);
+    std::memcpy(data.data() + numbers.size() * sizeof numbers[0], text.data(), text.size());
+    return data;
+}
+
+Plan unpack(const std::vector<std::byte>& data) {
+    constexpr size_t kWord = sizeof(int32_t);
+    const auto* at = data.data();
+    const auto* const end = at + data.size();
+    const auto take = [&](size_t count) {
+        if (static_cast<size_t>(end - at) / kWord < count) {
+            throw Error(DDL_ERROR_INTERNAL, "the plan that rank 0 sent is too short");
+        }
+        std::vector<int> numbers(count);
+        std::memcpy(numbers.data(), at, count * kWord);
+        at += count * kWord;
+        return numbers;
+    };
+    const std::vector<int> head = take(3);
+    const std::vector<int> dimensions = take(static_cast<size_t>(head[1]));
+    std::vector<int> ranks = take(static_cast<size_t>(head[2]));
+    const std::string text(reinterpret_cast<const char*>(at), static_cast<size_t>(end - at));
+    Plan plan = make_plan(head[2], dimensions, text.substr(0, dimensions.size()), std::move(ranks),
+                          text.substr(std::min(text.size(), dimensions.size())));
+    plan.chunks = head[0];
+    return plan;
+}
+
+}  // namespace ddl

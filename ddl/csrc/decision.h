@@ -1,0 +1,15 @@
+// One decision for all ranks: rank 0 takes it from what all of them measured, and the others are told.
+#pragma once
+
+#include "choice.h"
+#include "probe.h"
+
+namespace ddl {
+
+// The plan for measured links; collective. `say` gets lines about what was measured on rank 0, as many as the options'
+// dbg_level asks for. Uses tags from `tag` to tag + kDecisionTags - 1. Throws Error on every rank where one fails.
+constexpr Tag kDecisionTags = kProbeTags + 2;
+Plan decide(Conversation& conversation, const Options& options, const Placement& placement, Tag tag,
+            const std::function<void(const std::string&)>& say, const ProbeOptions& probe_options = {});
+
+}  // namespace ddl

@@ -1,0 +1,150 @@
+"""Mode p on the virtual cluster: libddl finds the racks of freshly drawn topologies. The seed of each is printed.
+
+Drawn are 2 to 8 hosts in 1 to 3 racks, links of 200 Mbit/s, an uplink for each rack that carries 10% to 50% of what its
+hosts send together, a docker0 that leads nowhere on every host, names dealt at random, 1 or 2 ranks a host.
+
+Found means the same partition of the hosts into racks. What the racks cannot change the schedule by counts as one rack
+(ddl/csrc/tiers.h): where every rack has one host, there is no link within a rack, and the uplinks, drawn equal then,
+are the hosts' links. With one rack there is no uplink.
+"""
+
+import random
+import re
+import statistics
+import subprocess
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+
+from ddl.library import find as library
+from testbed import AGENT, Decoy, Host, Rack, Rates, Testbed, Topology, running
+
+PROGRAM = Path(__file__).parent / "programs" / "start.py"
+LINK = 200_000_000  # bits a second
+MOST_SECONDS = 3  # for ddl_init to take with 8 hosts
+
+pytestmark = [pytest.mark.root, pytest.mark.usefixtures("needs_testbed")]
+
+
+@dataclass(frozen=True)
+class Joined:
+    """What the ranks said: the racks and the plan as rank 0 did, and the longest time that one took to join."""
+
+    racks: frozenset[frozenset[str]]
+    plan: str
+    measuring: float
+    joining: float
+    said: str
+
+
+def draw(seed: int) -> tuple[Topology, int]:
+    """A topology, and how many ranks a host."""
+    chance = random.Random(seed)
+    hosts = chance.randint(2, 8)
+    racks = chance.randint(1, min(3, hosts))
+    cuts = sorted(chance.sample(range(1, hosts), racks - 1))
+    sizes = [end - start for start, end in zip([0, *cuts], [*cuts, hosts], strict=True)]
+    shares = [chance.uniform(0.1, 0.5) for _ in sizes]
+    if max(sizes) == 1:
+        shares = shares[:1] * len(shares)
+    return built(sizes, shares).shuffled(seed), chance.randint(1, 2)
+
+
+def built(sizes: list[int], shares: list[float]) -> Topology:
+    """Racks of so many hosts, whose uplinks carry so large a share of what the hosts send together."""
+    numbers = iter(range(sum(sizes)))
+    link = Rates(LINK, LINK)
+    return Topology(
+        tuple(
+            Rack(
+                f"rack{at}",
+                tuple(Host(f"h{next(numbers)}", link, (Decoy(),)) for _ in range(size)),
+                Rates(rate := round(share * size * LINK), rate),
+            )
+            for at, (size, share) in enumerate(zip(sizes, shares, strict=True))
+        )
+    )
+
+
+def truth(topology: Topology) -> frozenset[frozenset[str]]:
+    if all(len(rack.hosts) == 1 for rack in topology.racks):
+        return frozenset([frozenset(topology.names)])
+    return frozenset(frozenset(host.name for host in rack.hosts) for rack in topology.racks)
+
+
+def join(bed: Testbed, ranks: int, options: str = "-mode p -dbg_level 2", times: int = 1) -> list[Joined]:
+    """Start `ranks` ranks on each host, which join so many times."""
+    command = [Path(sys.executable).with_name("mpirun"), "-H", ",".join(f"{host}:{ranks}" for host in bed.hosts)]
+    command += ["--bind-to", "none", "--map-by", ":OVERSUBSCRIBE", "--mca", "mpi_yield_when_idle", "1"]
+    command += ["--mca", "pml", "ob1", "--mca", "btl", "self,sm,tcp", "--mca", "btl_tcp_if_include", "10.77.0.0/24"]
+    command += ["--prtemca", "prte_if_include", "10.77.0.0/24", "-x", "DDL_OPTIONS"]
+    command += [sys.executable, "-S", PROGRAM, library(), str(times)]
+    variables = {
+        "PRTE_MCA_plm_ssh_agent": str(AGENT),
+        "OMPI_ALLOW_RUN_AS_ROOT": "1",
+        "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM": "1",
+        "DDL_OPTIONS": options,
+    }
+    try:
+        done = bed.run(bed.hosts[0], command, env=variables, timeout=60)
+    except subprocess.TimeoutExpired as error:
+        left = [f"{one.pid}: {one.command}" for one in bed.processes()]
+        pytest.fail(f"no end after 60 s; it said {error.stdout!r} {error.stderr!r}; what runs: {left}")
+    assert done.returncode == 0, done.stdout + done.stderr
+    each = [float(took) for took in re.findall(r"joined after (\S+) s", done.stdout)]
+    assert len(each) == times * ranks * len(bed.hosts), done.stdout
+    said = re.split(r"(?=ddl: links were measured)", done.stderr)[1:]
+    assert len(said) == times, done.stderr
+    first = [float(took) for took in re.findall(r"rank 0 joined after (\S+) s", done.stdout)]
+    found = []
+    for one, joining in zip(said, first, strict=True):
+        racks = [frozenset(line.split()) for line in re.findall(r"^ddl: rack \d+: ([^,]*),", one, re.MULTILINE)]
+        plan = re.search(r"^ddl: .* plan (.*)$", one, re.MULTILINE)
+        measuring = re.search(r"measured in (\S+) s", one)
+        assert plan, one
+        assert measuring, one
+        found.append(Joined(frozenset(racks or [frozenset(bed.hosts)]), plan[1], float(measuring[1]), joining, one))
+    return found
+
+
+def expect_found(seed: int) -> Joined:
+    topology, ranks = draw(seed)
+    print(f"seed {seed}, {ranks} ranks a host\n{topology.picture()}")
+    with running(topology) as bed:
+        (found,) = join(bed, ranks)
+    print(found.said)
+    assert found.racks == truth(topology), f"seed {seed}\n{topology.picture()}\n{found.said}"
+    return found
+
+
+@pytest.mark.parametrize("seed", random.SystemRandom().sample(range(10**6), 3), ids=["one", "another", "a third"])
+def test_the_racks_of_a_drawn_topology_are_found(seed: int) -> None:
+    expect_found(seed)
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(1800)
+def test_the_racks_of_50_of_50_drawn_topologies_are_found() -> None:
+    missed = []
+    for seed in random.SystemRandom().sample(range(10**6), 50):
+        try:
+            expect_found(seed)
+        except (AssertionError, pytest.fail.Exception) as error:
+            missed.append(f"seed {seed}: {error}")
+    assert not missed, f"{len(missed)} of 50 were missed:\n" + "\n".join(missed)
+
+
+@pytest.mark.timeout(240)
+def test_8_hosts_start_within_3_seconds_and_their_plan_has_a_dimension_for_the_racks() -> None:
+    with running(built([4, 4], [0.15, 0.15]).shuffled(3)) as bed:
+        found = join(bed, 1, times=5)
+        (given,) = join(bed, 1, "-mode p:2x2x2 -dbg_level 1")
+    joining = statistics.median(one.joining for one in found)
+    measuring = statistics.median(one.measuring for one in found)
+    print(f"ddl_init: {[one.joining for one in found]}; median {joining} s, of which {measuring} s measuring")
+    for one in found:
+        assert one.plan.startswith("r:4x2: 2 racks: links "), one.said
+    assert joining < MOST_SECONDS
+    assert re.match(r"r:2x2x2: 2 racks: links .*; 2x2x2 as DDL_OPTIONS asks", given.plan), given.said
