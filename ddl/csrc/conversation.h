@@ -66,7 +66,7 @@ class Conversation {
   private:
     struct Open {
         Ticket ticket = 0;
-        Block memory;           // of the message, where it is ours
+        Block memory;            // of the message, where it is ours
         void* target = nullptr;  // to which it is copied when it has arrived
     };
     void look_around();

@@ -138,13 +138,17 @@ def test_the_racks_of_50_of_50_drawn_topologies_are_found() -> None:
 
 @pytest.mark.timeout(240)
 def test_8_hosts_start_within_3_seconds_and_their_plan_has_a_dimension_for_the_racks() -> None:
-    with running(built([4, 4], [0.15, 0.15]).shuffled(3)) as bed:
+    topology = built([4, 4], [0.15, 0.15]).shuffled(3)
+    with running(topology) as bed:
         found = join(bed, 1, times=5)
         (given,) = join(bed, 1, "-mode p:2x2x2 -dbg_level 1")
     joining = statistics.median(one.joining for one in found)
     measuring = statistics.median(one.measuring for one in found)
     print(f"ddl_init: {[one.joining for one in found]}; median {joining} s, of which {measuring} s measuring")
     for one in found:
-        assert one.plan.startswith("r:4x2: 2 racks: links "), one.said
+        assert one.racks == truth(topology), one.said
+    # A machine that does other things meanwhile measures links as too slow, and then sees nothing to be won.
+    deep = [one for one in found if one.plan.startswith("r:4x2: 2 racks: links ")]
+    assert len(deep) > len(found) / 2, [one.plan for one in found]
     assert joining < MOST_SECONDS
     assert re.match(r"r:2x2x2: 2 racks: links .*; 2x2x2 as DDL_OPTIONS asks", given.plan), given.said
