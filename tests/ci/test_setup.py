@@ -43,7 +43,7 @@ class Machine:
 
     def __init__(self, folder: Path) -> None:
         self.tree = folder / "tree"
-        compiled = [*(ROOT / "lms/src/lms/native").glob("*.[hc]*"), *(ROOT / "ddl/csrc").glob("*.[hc]*")]
+        compiled = [*(ROOT / "lms/src/lms/native").glob("*.[hc]*"), *(ROOT / "ddl/csrc").rglob("*.[hc]*")]
         for name in (*READ, *(str(path.relative_to(ROOT)) for path in compiled)):
             (self.tree / name).parent.mkdir(parents=True, exist_ok=True)
             shutil.copy(ROOT / name, self.tree / name)
