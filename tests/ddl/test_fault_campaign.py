@@ -84,7 +84,7 @@ def test_200_faults_leave_no_hang_and_no_orphan(capsys: pytest.CaptureFixture[st
 ALONE = 'echo now >&2; [ "$1" = "$RANK" ] && exit 3; [ "$DDL_RESTART" ] && exit 0; sleep 600'
 
 
-@pytest.mark.parametrize("what", ["kill host", "cut host"])
+@pytest.mark.parametrize("what", [pytest.param("kill host", marks=pytest.mark.slow), "cut host"])
 def test_a_job_that_lost_a_host_starts_again_on_a_spare_one(what: str, tmp_path: Path) -> None:
     with running(cluster([3], link="200mbit")) as one:
         fault = Fault(what, "asleep", (3,), 1, 1, 0.1)

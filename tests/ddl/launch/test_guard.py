@@ -85,12 +85,19 @@ def test_processes_are_found_whatever_became_of_their_parents_and_their_environm
     assert gone(first)
 
 
-def test_where_ddlrun_cannot_be_reached_the_guard_leaves_everything_alone(mark: str) -> None:
-    ours = sleeper(mark)
+@pytest.mark.parametrize("reachable", [True, False])
+def test_the_end_of_mpi_s_daemon_ends_the_job_s_processes_too(mark: str, reachable: bool) -> None:
+    ours, daemon = sleeper(mark), subprocess.Popen(["sleep", "300"])
     with socket.create_server(("127.0.0.1", 0)) as server:
-        port = server.getsockname()[1]
-    one = start(port, mark)
-    assert one.wait(20) == 1
-    assert ours.poll() is None
-    ours.kill()
-    ours.wait()
+        one = start(server.getsockname()[1] if reachable else 1, mark, daemon.pid)
+        time.sleep(1)
+        assert ours.poll() is None
+        daemon.kill()
+        daemon.wait()
+        assert all(map(gone, (one, ours)))
+
+
+def test_with_nothing_to_watch_there_is_no_job_any_more(mark: str) -> None:
+    ours, daemon = sleeper(mark), subprocess.Popen(["true"])
+    daemon.wait()
+    assert all(map(gone, (start(1, mark, daemon.pid), ours)))

@@ -36,7 +36,11 @@ _DAEMON_SECONDS = 2.0  # for MPI's daemon to end by itself when its ranks have
 
 
 def main(contacts: Sequence[str], daemon: int) -> int:
-    """Watch until the connection ends, then end the job's processes here; `contacts` are HOST:PORT of ddlrun."""
+    """Watch until the connection or MPI's daemon ends, then end the job's processes here.
+
+    `contacts` are HOST:PORT of ddlrun. Where none answers (a firewall, or ddlrun has just ended) the daemon is all that
+    there is to watch.
+    """
     mark, key = os.environ[MARK], os.environ[KEY]
     os.setsid()  # MPI ends a rank with its whole process group
     os.closerange(3, 256)
@@ -44,12 +48,12 @@ def main(contacts: Sequence[str], daemon: int) -> int:
     with suppress(ProcessLookupError):
         held = os.pidfd_open(daemon) if daemon > 1 else None  # its number may be another's one day
     connection = connect(contacts)
-    if connection is None:
-        return 1  # a firewall; ddlrun says so
     hello = {"key": key, "rank": int(os.environ["RANK"]), "host": socket.gethostname(), "process": os.getpid()}
     with suppress(OSError):  # an error is the end, too
-        connection.sendall(json.dumps(hello).encode() + b"\n")
-        connection.recv(1)
+        if connection is not None:
+            connection.sendall(json.dumps(hello).encode() + b"\n")
+        if held is not None:
+            select.select([held, *([connection.fileno()] if connection else [])], [], [])
     end_marked(mark)
     if held is not None:
         end_daemon(held)

@@ -255,8 +255,11 @@ def _adopt() -> None:
 
 
 def _in_child(mask: set[signal.Signals] | set[int] | None = None) -> None:
-    """Ask the kernel to end this child when its parent is gone, however that ends; unblock what the parent blocked."""
-    _libc.prctl(_PR_SET_PDEATHSIG, int(signal.SIGTERM), 0, 0, 0)
+    """Have the kernel kill this child when its parent is gone, however that ends; unblock what the parent blocked.
+
+    It is not asked first: an mpirun that still starts its daemons does not end for that.
+    """
+    _libc.prctl(_PR_SET_PDEATHSIG, int(signal.SIGKILL), 0, 0, 0)
     if mask is not None:
         signal.pthread_sigmask(signal.SIG_SETMASK, mask)
 

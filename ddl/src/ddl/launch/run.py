@@ -99,6 +99,7 @@ def _launch(launch: Launch, made: Job, options: Options, environ: Mapping[str, s
     ended = process.run(launch.argv, {**variables, **guards.environment}, heard, guards)
     if ended.asked:
         return ended, ended.status
+    guards.settle()
     if ended.given_up is not None:
         if ended.given_up:
             say(f"{ended.given_up}: ddlrun ended the job")

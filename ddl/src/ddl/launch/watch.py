@@ -25,6 +25,7 @@ from ddl.launch.rankfile import Place
 from ddl.launch.reports import Reports, culprit, in_words, named
 
 # Seconds that MPI, or the ranks, are given to end the job and to say why, before ddlrun does.
+SETTLE_SECONDS = 0.3  # after a guard has gone: the reports of its host's ranks may still be on their way
 LOST_SECONDS = 1.5  # after a host was lost: its peers learn of it among themselves 2 s later at most
 FAILED_SECONDS = 2.0  # after the first rank has ended with an error
 OVER_SECONDS = 3.0  # after the last rank has ended
@@ -106,6 +107,7 @@ class Watch:
         self._progress = Progress(places, reports)
         self._guards: dict[socket.socket, str] = {}  # connections, and the host that each is of; "": not known yet
         self._heard: dict[socket.socket, bytes] = {}
+        self._gone: dict[str, tuple[float, bool]] = {}  # hosts whose guard has gone: when, and whether in silence
         self._seen: set[str] = set()  # hosts that have answered
         self.failure = 1  # the job's exit status, once `overdue` has said that it must be ended
         self._listener = socket.create_server(("" if addresses else "127.0.0.1", 0), backlog=1024)
@@ -143,13 +145,14 @@ class Watch:
         if not data:
             self._drop(ready)
             if host:
-                self._lose(host, silent, now)
+                self._gone[host] = (now, silent)
         elif not host:
             self._heard[ready] = self._heard.get(ready, b"") + data
             self._greet(ready)
 
     def overdue(self, now: float) -> str | None:
         """Why the job must be ended now; None where it need not be."""
+        self._settle(now - SETTLE_SECONDS)
         self._progress.note(now, len(self._seen))
         trouble = self._progress.trouble()
         if trouble is None or now < trouble.due:
@@ -204,14 +207,21 @@ class Watch:
         self._heard.pop(connection, None)
         connection.close()
 
-    def _lose(self, host: str, silent: bool, now: float) -> None:
-        if self._progress.has_ended(host):
-            return
-        self._progress.lost.setdefault(host, now)
-        ranks = named([rank for rank, name in self._hosts.items() if name == host])
-        self._say(
-            f"host {host} ({ranks}) does not answer any more: it lost its power, or its network; the job ends"
-            if silent
-            else f"host {host} ({ranks}) is lost: the process that watches over the job there was ended, by hand "
-            "or with the host; the job ends"
-        )
+    def settle(self) -> None:
+        """When mpirun has ended: say which hosts were lost, where that was not said yet."""
+        self._settle(float("inf"))
+
+    def _settle(self, before: float) -> None:
+        for host, (moment, silent) in list(self._gone.items()):
+            if moment > before:
+                continue
+            del self._gone[host]
+            # A guard ends with MPI's daemon. Where ranks cannot report, that is no news.
+            if self._progress.has_ended(host) or (self._reports is None and not silent):
+                continue
+            self._progress.lost[host] = moment
+            ranks = named([rank for rank, name in self._hosts.items() if name == host])
+            why = "does not answer any more: it lost its power, or its network"
+            if not silent:
+                why = "is lost: MPI's daemon there, or the guard of the job, was ended"
+            self._say(f"host {host} ({ranks}) {why}; the job ends")
