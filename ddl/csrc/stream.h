@@ -15,7 +15,7 @@ namespace ddl {
 
 struct Box {
     double warm_seconds = 0.015;   // at the start, which are not counted: TCP looks for its rate
-    double count_seconds = 0.045;  // then
+    double count_seconds = 0.055;  // then
     double queue_seconds = 0.004;  // by which an acknowledgement may be late before no more is put under way
     size_t most_bytes = 16 << 20;  // under way at most
 };

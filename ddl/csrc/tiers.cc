@@ -17,16 +17,20 @@ constexpr int kExtraRounds = 14;  // at least, beyond those in which every pair 
 constexpr int kUsualRounds = 20;  // ... up to so many in all
 // What a further rack must make likelier, in logarithms: the more hosts, the more partitions are tried, one of which
 // explains noise by chance; and noise is not always normal.
-constexpr double kHostPrice = 2, kFlowPrice = 0.1;
-constexpr double kManyFlows = 170;   // what 8 hosts have: more would make it dear to search from many small racks
-constexpr double kWide = 0.85;       // of what a rack's hosts can send: an uplink that carries more holds nobody up
-constexpr double kLoose = 1.05;      // times what was seen over an uplink: one that held nobody up must not seem to
-constexpr int kRefinements = 3;      // of the rates of uplinks
-constexpr double kQuiet = 0.1;       // noise below which nothing is explained by racks: logarithms of ratios
-constexpr double kFar = 0.3;         // a logarithm of a ratio beyond which it counts linearly: see misfit()
-constexpr int kExhaustive = 8;       // up to so many hosts every partition is tried: 4,140 of them
-constexpr double kMostEffort = 3e8;  // steps of the innermost loops of a search: about two seconds
-constexpr int kKicks = 30;           // that lead nowhere end a search
+constexpr double kHostPrice = 2, kFlowPrice = 0.05;
+constexpr double kManyFlows = 170;    // what 8 hosts have: more would make it dear to search from many small racks
+constexpr double kWide = 0.85;        // of what a rack's hosts can send: an uplink that carries more holds nobody up
+constexpr double kLoose = 1.05;       // times what was seen over an uplink: one that held nobody up must not seem to
+constexpr int kRefinements = 3;       // of the rates of uplinks
+constexpr double kQuiet = 0.1;        // noise below which nothing is explained by racks: logarithms of ratios
+constexpr double kFar = 0.3;          // a logarithm of a ratio beyond which it counts linearly: see misfit()
+constexpr double kHopeless = 1.5;     // one beyond which slower flows count alike
+constexpr double kFasterWeight = 3;   // of a flow that is faster than predicted
+constexpr double kLinkShare = 0.75;   // of the flows within racks are taken for disturbed: the rest show a link's rate
+constexpr double kUplinkShare = 0.7;  // likewise of those that an uplink holds up
+constexpr int kExhaustive = 8;        // up to so many hosts every partition is tried: 4,140 of them
+constexpr double kMostEffort = 3e8;   // steps of the innermost loops of a search: about two seconds
+constexpr int kKicks = 30;            // that lead nowhere end a search
 // Of the fastest flow: what is below is taken for one that an uplink held up. Several, as a start for each.
 constexpr double kSlow[] = {0.5, 0.7, 0.85};
 constexpr double kUnexplained = 0.3;  // of what one rack leaves: racks of many hosts that leave more are not believed
@@ -61,17 +65,21 @@ std::vector<Pairs> tournament(int hosts) {
     return rounds;
 }
 
-double median(std::vector<double>& values) {
-    const auto middle = values.begin() + static_cast<std::ptrdiff_t>(values.size() / 2);
-    std::nth_element(values.begin(), middle, values.end());
-    if (values.size() % 2 == 1) return *middle;
-    return (*middle + *std::max_element(values.begin(), middle)) / 2;
+// The value that a share of all are not above; reorders them.
+double quantile(std::vector<double>& values, double share) {
+    const double last = static_cast<double>(values.size() - 1);
+    const auto at = values.begin() + std::lround(share * last);
+    std::nth_element(values.begin(), at, values.end());
+    return *at;
 }
 
-// Squares of small deviations, lines of large ones: Huber's loss (Ann. Math. Statist. 35, 1964).
+// What a flow costs that has `ratio` of the rate that was predicted. What disturbs a measurement makes flows slower: a
+// rank that waits for its core, a lost packet. So one that is faster speaks louder, and one that is slower by far no
+// louder than another. Squares of small deviations, lines of large ones: Huber's loss (Ann. Math. Statist. 35, 1964).
 double misfit(double ratio) {
-    const double x = std::fabs(std::log(ratio));
-    return x < kFar ? x * x : kFar * (2 * x - kFar);
+    const double deviation = std::log(ratio);
+    const double x = deviation > 0 ? deviation : std::min(-deviation, kHopeless);
+    return (deviation > 0 ? kFasterWeight : 1) * (x < kFar ? x * x : kFar * (2 * x - kFar));
 }
 
 // A partition: the rack of each host. Racks are numbered from 0 in the order of their first hosts.
@@ -143,9 +151,9 @@ class Explanation {
         return wide;
     }
 
-    // The rates of links and uplinks that explain the flows best, once the racks are given. A link's is the median
-    // within racks. An uplink carries at least what was ever seen over it at once; from somewhat above that, the flows
-    // that it holds up say by how much it was wrong.
+    // The rates of links and uplinks that explain the flows best, once the racks are given. A link's is the upper
+    // quartile within racks. An uplink carries at least what was ever seen over it at once; from somewhat above that,
+    // the flows that it holds up say by how much it was wrong.
     void fit(const Partition& partition) {
         const auto& rack_of = partition.rack_of;
         values_.clear();
@@ -163,7 +171,7 @@ class Explanation {
             }
             for (size_t at = 0; at < sums.size(); ++at) seen[at / 2] = std::max(seen[at / 2], sums[at]);
         }
-        link = values_.empty() ? fastest_ : median(values_);
+        link = values_.empty() ? fastest_ : quantile(values_, kLinkShare);
         for (double& rate : seen) {
             rate = rate == 0 ? link : rate * kLoose;
         }
@@ -177,7 +185,7 @@ class Explanation {
                 }
             }
             for (size_t rack = 0; rack < wrong.size(); ++rack) {
-                if (!wrong[rack].empty()) uplinks[rack] *= median(wrong[rack]);
+                if (!wrong[rack].empty()) uplinks[rack] *= quantile(wrong[rack], kUplinkShare);
                 wrong[rack].clear();
             }
         }
