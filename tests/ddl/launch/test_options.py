@@ -49,7 +49,7 @@ def test_every_option_is_read() -> None:
     line = (
         "-H a:2,b -np 4 -m bnrr:2x2x1x1 --accelerators 2 --nodes 1 --racks 2 --aisles 1 -rf r -tcp --mpiarg='--foo bar'"
         " --mpiarg=-q --ddlarg '-dbg_level 1' --no_ddloptions -x A -x B=c=d --skipchecks -v --dry-run --rank-prefix"
-        " --restarts 3 --order hosts --log-dir logs --mpirun /m prog a"
+        " --restarts 3 --order hosts --log-dir logs --mpirun /m --start-timeout 900 prog a"
     )
     words = [word.strip("'") for word in re.findall(r"(?:[^\s']|'[^']*')+", line)]
     words = [word.replace("'", "") for word in words]
@@ -75,6 +75,7 @@ def test_every_option_is_read() -> None:
         order="hosts",
         log_dir=Path("logs"),
         mpirun=Path("/m"),
+        start_timeout=900,
         program=("prog", "a"),
     )
 

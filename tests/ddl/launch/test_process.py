@@ -112,3 +112,27 @@ def test_a_filter_stands_in_the_way_of_a_command_s_errors() -> None:
     """
     with supervised(code) as program:
         assert program.communicate(timeout=60)[0].strip() == "OH NO!"
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT, signal.SIGHUP])
+def test_what_is_worked_with_is_put_back_and_ended_when_a_signal_comes(number: signal.Signals, tmp_path: Path) -> None:
+    code = f"""
+    import subprocess, tempfile, time
+    kept = subprocess.Popen(["sleep", "300"])
+    with process.unwinding(), tempfile.TemporaryDirectory(dir={str(tmp_path)!r}) as folder:
+        with open(folder + "/log", "wb") as log:
+            job = process.start(["/bin/sh", "-c", "trap '' TERM; setsid sleep 300 & echo $!; wait"], os.environ, log)
+        while not os.path.getsize(folder + "/log"):
+            time.sleep(0.01)
+        print(kept.pid, job.pid, open(folder + "/log").read(), flush=True)
+        time.sleep(300)
+    """
+    with supervised(code) as program:
+        assert program.stdout is not None
+        kept, job, orphan = map(int, program.stdout.readline().split())
+        program.send_signal(number)
+        assert program.wait(20) == 128 + number
+    assert gone(job, 0)
+    assert gone(orphan, 0)
+    assert list(tmp_path.iterdir()) == []
+    os.kill(kept, signal.SIGKILL)  # it was there before

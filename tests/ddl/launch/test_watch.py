@@ -1,5 +1,5 @@
-import json
 import os
+import resource
 import socket
 import subprocess
 import sys
@@ -11,6 +11,7 @@ import pytest
 
 from ddl.launch import guard
 from ddl.launch.rankfile import Place
+from ddl.launch.reception import STRANGERS
 from ddl.launch.reports import Reports
 from ddl.launch.watch import Progress, Trouble, Watch
 
@@ -24,9 +25,9 @@ def reports(*ends: tuple[int, int], began: int = 4, asked: str = "") -> Reports:
     return made
 
 
-def trouble(heard: Reports | None, lost: dict[str, float] | None = None) -> Trouble | None:
-    progress = Progress(PLACES, heard, lost or {})
-    progress.note(100.0, 2)
+def trouble(heard: Reports | None, lost: dict[str, float] | None = None, guards: int = 1) -> Trouble | None:
+    progress = Progress(PLACES, heard, lost=lost or {})
+    progress.note(100.0, guards)
     return progress.trouble()
 
 
@@ -41,7 +42,7 @@ def test_while_all_ranks_run_there_is_no_trouble() -> None:
     [
         (reports((2, 3)), "rank 2 on b ended with exit status 3, and mpirun did not end the others", 2),
         (reports((0, 0), (1, 0), (2, 0), (3, 0)), "all ranks have ended, and mpirun has not", 3),
-        (reports(began=2), "ranks 2, 3 on b did not begin, and nothing else has for 60 s", 60),
+        (reports(began=2), "ranks 2, 3 on b did not begin, and nothing else has for 60 s (--start-timeout)", 60),
     ],
 )
 def test_mpirun_is_given_time_before_ddlrun_does_its_work(heard: Reports, text: str, after: float) -> None:
@@ -58,6 +59,19 @@ def test_a_start_that_goes_on_is_not_given_up() -> None:
     found = progress.trouble()
     assert found is not None
     assert found.due == 211
+
+
+def test_a_rank_on_a_host_whose_guard_has_answered_has_not_failed_to_begin() -> None:
+    assert trouble(reports(began=2), guards=2) is None
+
+
+def test_a_start_takes_as_long_as_it_may() -> None:
+    progress = Progress(PLACES, reports(began=2), 900)
+    progress.note(100.0, 1)
+    found = progress.trouble()
+    assert found is not None
+    assert found.due == 1000
+    assert "nothing else has for 900 s" in found.text
 
 
 def test_a_lost_host_comes_before_everything_else() -> None:
@@ -77,7 +91,7 @@ def greet(watch: Watch, rank: int, key: str | None = None) -> socket.socket:
     contact = watch.environment[guard.COMMAND].split()[-2].rpartition(":")
     made = socket.create_connection(("127.0.0.1", int(contact[2])))
     key = watch.environment[guard.KEY] if key is None else key
-    made.sendall(json.dumps({"key": key, "rank": rank}).encode() + b"\n")
+    made.sendall(f"{key} {rank}\n".encode())
     time.sleep(0.05)
     return made
 
@@ -119,13 +133,29 @@ def test_a_host_whose_ranks_have_all_ended_cannot_be_lost() -> None:
     watch.wait(5)
 
 
-@pytest.mark.parametrize("line", [b"GET / HTTP/1.1\r\n\r\n", b"x" * 2000, b'{"key": 1}\n', b"[]\n"])
+STRANGE = [
+    b"GET / HTTP/1.1\r\n\r\n",
+    b"x" * 2000,
+    b"[" * 2000 + b"\n",
+    b'{"key": "a", "rank": 1e999}\n',
+    b'{"key": "\\ud800", "rank": 0}\n',
+    b"\xff\xfe \n",
+    b"\n",
+    b"KEY\n",
+    b"KEY 99\n",
+    b"KEY x\n",
+    b"KEY 1e9\n",
+    b"KEY -1\n",
+]
+
+
+@pytest.mark.parametrize("line", STRANGE)
 def test_strangers_are_shown_out(line: bytes) -> None:
     said: list[str] = []
     watch = Watch(PLACES, (), reports(), said.append)
     port = watch.sockets()[0].getsockname()[1]
     with socket.create_connection(("127.0.0.1", port)) as stranger, greet(watch, 0, "wrong") as wrong:
-        stranger.sendall(line)
+        stranger.sendall(line.replace(b"KEY", watch.environment[guard.KEY].encode()))
         time.sleep(0.05)
         receive(watch, 10.0)
         for one in (stranger, wrong):
@@ -135,6 +165,91 @@ def test_strangers_are_shown_out(line: bytes) -> None:
     assert (watch.lost, said) == ((), [])
     watch.end()
     watch.wait(5)
+
+
+def test_who_connects_and_says_nothing_is_shown_out_after_a_while_and_never_waited_for() -> None:
+    watch = Watch(PLACES, (), reports(), lambda _: None)
+    port = watch.sockets()[0].getsockname()[1]
+    with socket.create_connection(("127.0.0.1", port)) as early, socket.create_connection(("127.0.0.1", port)) as late:
+        watch.receive(watch.sockets()[0], 10.0)
+        watch.receive(watch.sockets()[0], 14.0)
+        early.settimeout(5)
+        late.settimeout(0)
+        watch.overdue(15.5)
+        assert early.recv(1) == b""
+        with pytest.raises(BlockingIOError):
+            late.recv(1)
+        watch.end()
+        assert watch.sockets() == []
+        late.settimeout(5)
+        assert late.recv(1) == b""
+
+
+def test_a_guard_that_has_just_said_its_key_is_waited_for() -> None:
+    watch = Watch(PLACES, (), reports(), lambda _: None)
+    one = greet(watch, 0)
+    watch.receive(watch.sockets()[0], 10.0)  # accepted, and not read yet
+    watch.end()
+    assert len(watch.sockets()) == 1
+    one.close()
+    watch.wait(5)
+    assert watch.sockets() == []
+
+
+def test_of_many_strangers_the_oldest_go_and_guards_still_get_in() -> None:
+    watch = Watch(PLACES, (), reports(), lambda _: None)
+    listener = watch.sockets()[0]
+    many = [socket.create_connection(("127.0.0.1", listener.getsockname()[1])) for _ in range(STRANGERS + 10)]
+    one = greet(watch, 0)
+    for _ in range(len(many) + 1):
+        watch.receive(listener, 10.0)
+    assert len(watch.sockets()) == 1 + STRANGERS + 2
+    receive(watch, 10.0)
+    one.close()
+    receive(watch, 11.0)
+    watch.settle()
+    assert watch.lost == ("a",)
+    for stranger in many:
+        stranger.close()
+    watch.end()
+
+
+def test_without_a_descriptor_left_the_listener_rests_until_the_next_look() -> None:
+    watch = Watch(PLACES, (), reports(), lambda _: None)
+    listener = watch.sockets()[0]
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    with socket.create_connection(("127.0.0.1", listener.getsockname()[1])):
+        resource.setrlimit(resource.RLIMIT_NOFILE, (3, hard))
+        try:
+            watch.receive(listener, 10.0)
+        finally:
+            resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
+        assert watch.sockets() == []
+        watch.overdue(10.0)
+        assert watch.sockets() == [listener]
+    watch.end()
+
+
+def test_connections_above_the_1024th_descriptor_are_waited_for() -> None:
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    if hard < 2048:
+        pytest.skip(f"needs 2048 descriptors, and the limit is {hard}")
+    watch = Watch(PLACES, (), reports(), lambda _: None)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (max(soft, 2048), hard))
+    held = []
+    try:
+        held = [os.open("/dev/null", os.O_RDONLY) for _ in range(1100)]
+        one = greet(watch, 0)
+        receive(watch, 10.0)
+        assert max(connection.fileno() for connection in watch.sockets()) > 1023
+        watch.end()
+        one.close()
+        watch.wait(5)
+        assert watch.sockets() == []
+    finally:
+        for descriptor in held:
+            os.close(descriptor)
+        resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
 
 
 def test_the_command_that_starts_a_guard_reaches_this_host(tmp_path: Path) -> None:

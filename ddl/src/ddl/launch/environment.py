@@ -57,7 +57,8 @@ def wrapper(mpi: Mpi) -> tuple[str, ...]:
         f"export {settings}; t=${VARIABLE} g=${guard.COMMAND}; unset {VARIABLE} {guard.COMMAND}; "
         'if [ "$g" ] && [ "$LOCAL_RANK" = 0 ]; then (exec </dev/null >/dev/null 2>&1; eval "$g" &) fi; '
         f'unset {guard.KEY}; [ "$t" ] || exec "$@"; '
-        f'k=; trap "k=\\ {ASKED}" HUP INT QUIT TERM; trap : ABRT ALRM USR1 USR2; echo "$t $RANK {BEGAN}" >&2; {start}; '
+        f'k=; trap "k=\\ {ASKED}" HUP INT QUIT TERM; trap : ABRT ALRM USR1 USR2; '
+        f'r="$t $RANK {BEGAN}"; printf \'%s\\n\' "$r" "$r" >&2; {start}; '
         'trap \'\' PIPE; r="$t $RANK $s$k"; printf \'%s\\n\' "$r" "$r" >&2; exit $s'
     )
     return ("/bin/sh", "-c", script, "ddlrun")

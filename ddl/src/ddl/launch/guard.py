@@ -9,7 +9,6 @@ It makes no difference what the processes are doing, and whether they ever call 
 
 from __future__ import annotations
 
-import json
 import os
 import select
 import signal
@@ -48,10 +47,9 @@ def main(contacts: Sequence[str], daemon: int) -> int:
     with suppress(ProcessLookupError):
         held = os.pidfd_open(daemon) if daemon > 1 else None  # its number may be another's one day
     connection = connect(contacts)
-    hello = {"key": key, "rank": int(os.environ["RANK"]), "host": socket.gethostname(), "process": os.getpid()}
     with suppress(OSError):  # an error is the end, too
         if connection is not None:
-            connection.sendall(json.dumps(hello).encode() + b"\n")
+            connection.sendall(f"{key} {os.environ['RANK']}\n".encode())
         if held is not None:
             select.select([held, *([connection.fileno()] if connection else [])], [], [])
     end_marked(mark)

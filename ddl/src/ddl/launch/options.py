@@ -18,6 +18,7 @@ COMMANDS = ("doctor",)  # those that take these options; bench and plan have the
 MODES = "bnrmp"
 DIMENSIONS = 4  # ranks a host, hosts a rack, racks, aisles: what ddlrun chooses where nobody gives any
 ORDERS = ("ranks", "hosts")
+START_SECONDS = 60  # for mpirun to start the next program on a host
 
 Reader = Callable[[str, str], object]  # (value as given, the option as it was spelled) -> value
 
@@ -200,6 +201,13 @@ class Options:
         default=0,
         metadata=_about("restarts", _count_or_zero, "N", "start a job that failed again, N times", group=WHAT),
     )
+    start_timeout: int = field(
+        default=START_SECONDS,
+        metadata=_about(
+            "start-timeout", _count, "SECONDS", "for the next host or rank to begin, before the start is given up "
+            f"(default {START_SECONDS})", group=WHAT,
+        ),
+    )  # fmt: skip
     skipchecks: bool = field(
         default=False, metadata=_about("skipchecks", None, "", "look at no other host first", group=SHOWN)
     )

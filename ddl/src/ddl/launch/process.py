@@ -11,8 +11,8 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Mapping, Sequence
-from contextlib import suppress
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from types import FrameType
@@ -222,12 +222,50 @@ def capture_plain(argv: Sequence[str], environment: Mapping[str, str], seconds: 
     return done.returncode, done.stdout, done.stderr
 
 
-def end_children() -> None:
-    """End what is left of our children, and of theirs that were orphaned: first asked to, then made to.
+@contextmanager
+def unwinding() -> Iterator[None]:
+    """Have signals that ask us to end raise SystemExit inside, so that all is put back; and leave no child behind.
+
+    For a job that is worked with and not only waited for; children are started by `start`.
+    """
+    _adopt()
+    before = _children()
+
+    def leave(number: int, _: FrameType | None) -> None:
+        for one in ENDING:
+            signal.signal(one, signal.SIG_IGN)  # once is enough
+        raise SystemExit(128 + number)
+
+    old = {number: signal.signal(number, leave) for number in ENDING}
+    try:
+        yield
+    finally:
+        for number in ENDING:
+            signal.signal(number, signal.SIG_IGN)
+        end_children(before)
+        for number, handler in old.items():
+            signal.signal(number, handler)
+
+
+def start(argv: Sequence[str], environment: Mapping[str, str], output: IO[bytes]) -> subprocess.Popen[bytes]:
+    """Start a command without input in a group of its own; the kernel kills it when this process is gone."""
+    return subprocess.Popen(
+        argv,
+        env=dict(environment),
+        stdin=subprocess.DEVNULL,
+        stdout=output,
+        stderr=subprocess.STDOUT,
+        process_group=0,
+        preexec_fn=_in_child,
+    )
+
+
+def end_children(but: Collection[int] = ()) -> None:
+    """End what is left of our children, and of theirs that were orphaned, without `but`: first asked to, then made to.
 
     A child that leads a process group is asked with all of it: the shell before a rank's program waits for that.
     """
-    while children := _children():
+    while children := [pid for pid in _children() if pid not in but]:
         for pid in children:
             with suppress(ProcessLookupError):
                 os.kill(-pid if os.getpgid(pid) == pid else pid, signal.SIGTERM)

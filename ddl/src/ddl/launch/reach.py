@@ -18,9 +18,9 @@ from ddl.launch.command import Request
 from ddl.launch.machine import Machine
 from ddl.launch.mpi import Mpi
 from ddl.launch.network import Network
+from ddl.launch.options import START_SECONDS
 from ddl.launch.rankfile import Place
 
-PROBE_SECONDS = 60  # for mpirun to start a program on every host
 ALONE_SECONDS = 20  # for a host that is asked alone
 _AT_ONCE = 32
 # The probe has no guards; so that Open MPI's daemons notice a cable that is pulled meanwhile, and not after minutes.
@@ -70,12 +70,29 @@ def networks_to(found: Sequence[str], own: Machine) -> tuple[str, ...]:
     return tuple(networks)
 
 
+def own_addresses(hosts: Sequence[str], networks: Sequence[str]) -> tuple[str, ...]:
+    """Where `hosts` find this one, those in `networks` first; () where they are all this one.
+
+    A list, because only they can tell which leads here; the name of this host may lead to 127.0.1.1 (Debian).
+    """
+    if all(map(is_here, hosts)):
+        return ()
+    nics = [nic for nic in here().nics if nic.why != "loopback"]
+    nics.sort(key=lambda nic: (nic.network not in networks, not nic.routes))
+    return tuple(nic.address for nic in nics)
+
+
 def probe_hosts(
-    mpi: Mpi, names: Sequence[str], resolved: Mapping[str, str], environ: Mapping[str, str], more: tuple[str, ...] = ()
+    mpi: Mpi,
+    names: Sequence[str],
+    resolved: Mapping[str, str],
+    environ: Mapping[str, str],
+    more: tuple[str, ...] = (),
+    seconds: float = START_SECONDS,
 ) -> tuple[dict[str, Machine], dict[str, str]]:
     """What each host has, by its name, and what is wrong with those that could not be asked.
 
-    `more` are the user's own arguments of mpirun. On this host alone nothing is launched.
+    `more` are the user's own arguments of mpirun, `seconds` what it may take. On this host alone nothing is launched.
     """
     if len(names) == 1 and is_here(names[0]):
         return {names[0]: here()}, {}
@@ -97,7 +114,7 @@ def probe_hosts(
         launch = command.build(request, folder)
         for name, text in launch.files.items():
             Path(folder, name).write_text(text)
-        _, output, errors = process.capture(launch.argv, {**environ, **launch.environment, **_ALERT}, PROBE_SECONDS)
+        _, output, errors = process.capture(launch.argv, {**environ, **launch.environment, **_ALERT}, seconds)
     found = {names[rank]: one for rank, one in probe.parse(output).items() if rank < len(names)}
     missing = [name for name in names if name not in found]
     if not missing:

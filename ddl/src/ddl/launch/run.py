@@ -95,7 +95,8 @@ def _launch(launch: Launch, made: Job, options: Options, environ: Mapping[str, s
         token = f"ddlrun-{secrets.token_hex(8)}"
         heard = reports.Reports(token, tagged=options.rank_prefix or bool(options.mpiargs))
         variables[reports.VARIABLE] = token
-    guards = watch.Watch(made.places, _own_addresses(made), heard, say)
+    addresses = reach.own_addresses(made.hosts, made.network.networks)
+    guards = watch.Watch(made.places, addresses, heard, say, options.start_timeout)
     ended = process.run(launch.argv, {**variables, **guards.environment}, heard, guards)
     if ended.asked:
         return ended, ended.status
@@ -117,15 +118,6 @@ def _launch(launch: Launch, made: Job, options: Options, environ: Mapping[str, s
         say("mpirun lost a host, and returned 0 all the same: this counts as exit status 1")
         return ended, 1
     return ended, ended.status
-
-
-def _own_addresses(made: Job) -> tuple[str, ...]:
-    """Where the job's hosts find this one, those in the job's networks first; () where all ranks run here."""
-    if all(map(reach.is_here, made.hosts)):
-        return ()
-    nics = [nic for nic in reach.here().nics if nic.why != "loopback"]
-    nics.sort(key=lambda nic: (nic.network not in made.network.networks, not nic.routes))
-    return tuple(nic.address for nic in nics)
 
 
 def doctor(options: Options, environ: Mapping[str, str] | None = None) -> int:
@@ -190,7 +182,7 @@ def _machines(
 ) -> tuple[dict[str, Machine], dict[str, str]]:
     if options.skipchecks:
         return {name: reach.here() for name in allocation.names if reach.is_here(name)}, {}
-    return reach.probe_hosts(found, allocation.names, resolved, environ, options.mpiargs)
+    return reach.probe_hosts(found, allocation.names, resolved, environ, options.mpiargs, options.start_timeout)
 
 
 def _agent_problem(allocation: Allocation, found: mpi.Mpi, environ: Mapping[str, str]) -> str:

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import errno
 import hmac
-import json
 import secrets
 import select
 import shlex
@@ -21,7 +20,9 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from ddl.launch import guard
+from ddl.launch.options import START_SECONDS
 from ddl.launch.rankfile import Place
+from ddl.launch.reception import Reception
 from ddl.launch.reports import Reports, culprit, in_words, named
 
 # Seconds that MPI, or the ranks, are given to end the job and to say why, before ddlrun does.
@@ -29,8 +30,6 @@ SETTLE_SECONDS = 0.3  # after a guard has gone: the reports of its host's ranks 
 LOST_SECONDS = 1.5  # after a host was lost: its peers learn of it among themselves 2 s later at most
 FAILED_SECONDS = 2.0  # after the first rank has ended with an error
 OVER_SECONDS = 3.0  # after the last rank has ended
-START_SECONDS = 60.0  # for the next host or rank to begin; as long as the probe may take
-_MOST_HELLO = 1024  # bytes
 
 
 @dataclass(frozen=True)
@@ -47,6 +46,7 @@ class Progress:
 
     places: Sequence[Place]
     reports: Reports | None  # None: the ranks cannot report
+    start_seconds: float = START_SECONDS  # for the next host or rank to begin
     lost: dict[str, float] = field(default_factory=dict)
     _seen: tuple[int, int, int] = (0, 0, 0)
     _failed_at: float | None = None
@@ -75,10 +75,12 @@ class Progress:
         if self.reports.ended.keys() >= hosts.keys():
             return Trouble("all ranks have ended, and mpirun has not", self._moved_at + OVER_SECONDS)
         silent = sorted(hosts.keys() - self.reports.began)
-        if silent:
+        # A host whose guard has answered has begun: what is missing then is a line, and no reason to end the job.
+        if silent and self._seen[0] < len(set(hosts.values())):
             where = ", ".join(dict.fromkeys(hosts[rank] for rank in silent[:8]))
-            text = f"{named(silent)} on {where} did not begin, and nothing else has for {START_SECONDS:.0f} s"
-            return Trouble(text, self._moved_at + START_SECONDS)
+            text = f"{named(silent)} on {where} did not begin, and nothing else has for {self.start_seconds:.0f} s"
+            text += " (--start-timeout)"
+            return Trouble(text, self._moved_at + self.start_seconds)
         return None
 
     def failure(self) -> int:
@@ -96,7 +98,12 @@ class Watch:
     """Listens for the guards of one start of a job, and holds their connections."""
 
     def __init__(
-        self, places: Sequence[Place], addresses: Sequence[str], reports: Reports | None, say: Callable[[str], None]
+        self,
+        places: Sequence[Place],
+        addresses: Sequence[str],
+        reports: Reports | None,
+        say: Callable[[str], None],
+        start_seconds: float = START_SECONDS,
     ) -> None:
         """`addresses` of this host, by which the job's hosts may reach it, best first; empty: all are on this host."""
         self._hosts = {one.rank: one.host for one in places}
@@ -104,16 +111,13 @@ class Watch:
         self._say = say
         self._key = secrets.token_hex(16)
         self._mark = secrets.token_hex(8)
-        self._progress = Progress(places, reports)
-        self._guards: dict[socket.socket, str] = {}  # connections, and the host that each is of; "": not known yet
-        self._heard: dict[socket.socket, bytes] = {}
+        self._progress = Progress(places, reports, start_seconds)
+        self._guards: dict[socket.socket, str] = {}  # connections, and the host that each is of
         self._gone: dict[str, tuple[float, bool]] = {}  # hosts whose guard has gone: when, and whether in silence
         self._seen: set[str] = set()  # hosts that have answered
         self.failure = 1  # the job's exit status, once `overdue` has said that it must be ended
-        self._listener = socket.create_server(("" if addresses else "127.0.0.1", 0), backlog=1024)
-        self._listener.setblocking(False)
-        port = self._listener.getsockname()[1]
-        self._contacts = [f"{address}:{port}" for address in addresses or ("127.0.0.1",)]
+        self._reception = Reception("" if addresses else "127.0.0.1", len(set(self._hosts.values())))
+        self._contacts = [f"{address}:{self._reception.port}" for address in addresses or ("127.0.0.1",)]
 
     @property
     def environment(self) -> Mapping[str, str]:
@@ -123,35 +127,28 @@ class Watch:
 
     def sockets(self) -> list[socket.socket]:
         """Those on which something may arrive."""
-        return [self._listener, *self._guards]
+        return [*self._reception.sockets(), *self._guards]
 
     def receive(self, ready: socket.socket, now: float) -> None:
         """Take what has arrived on one of them."""
-        if ready is self._listener:
-            with suppress(OSError):
-                connection, _ = self._listener.accept()
-                connection.setblocking(False)
-                guard.keep_alive(connection)
-                self._guards[connection] = ""
+        host = self._guards.get(ready)
+        if host is None:
+            if came := self._reception.receive(ready, now):
+                self._greet(*came)
             return
-        silent = False
         try:
-            data = ready.recv(_MOST_HELLO)
+            gone, silent = not ready.recv(64), False
         except BlockingIOError:
             return
         except OSError as error:
-            data, silent = b"", error.errno != errno.ECONNRESET
-        host = self._guards.get(ready, "")
-        if not data:
+            gone, silent = True, error.errno != errno.ECONNRESET
+        if gone:
             self._drop(ready)
-            if host:
-                self._gone[host] = (now, silent)
-        elif not host:
-            self._heard[ready] = self._heard.get(ready, b"") + data
-            self._greet(ready)
+            self._gone[host] = (now, silent)
 
     def overdue(self, now: float) -> str | None:
         """Why the job must be ended now; None where it need not be."""
+        self._reception.look(now)
         self._settle(now - SETTLE_SECONDS)
         self._progress.note(now, len(self._seen))
         trouble = self._progress.trouble()
@@ -167,7 +164,9 @@ class Watch:
 
     def end(self) -> None:
         """Let the guards end what is left of the job on their hosts; they are still there."""
-        self._listener.close()
+        for connection in self._reception.sockets():
+            self.receive(connection, time.monotonic())  # a guard's first words may be there, unread
+        self._reception.close()
         for connection in list(self._guards):
             try:
                 connection.shutdown(socket.SHUT_WR)
@@ -177,34 +176,36 @@ class Watch:
     def wait(self, seconds: float) -> None:
         """After `end`: until each guard that can be reached has ended its host's processes; at most so long."""
         until = time.monotonic() + seconds
-        while self._guards and (left := until - time.monotonic()) > 0:
-            for ready in select.select(list(self._guards), [], [], left)[0]:
+        left = {connection.fileno(): connection for connection in self._guards}
+        poll = select.poll()  # select() refuses numbers above 1023
+        for descriptor in left:
+            poll.register(descriptor, select.POLLIN)
+        while left and (wait := until - time.monotonic()) > 0:
+            for descriptor, _ in poll.poll(wait * 1000):
                 with suppress(OSError):
-                    if ready.recv(_MOST_HELLO):
+                    if left[descriptor].recv(64):
                         continue
-                self._drop(ready)
+                poll.unregister(descriptor)
+                self._drop(left.pop(descriptor))
         for connection in list(self._guards):
             self._drop(connection)
 
-    def _greet(self, connection: socket.socket) -> None:
-        """Take a guard's first words; whoever says something else is none of ours."""
-        line, end, _ = self._heard[connection].partition(b"\n")
-        if not end and len(line) < _MOST_HELLO:
+    def _greet(self, connection: socket.socket, line: bytes) -> None:
+        """Take a guard's first line, `KEY RANK`; whoever says something else is none of ours."""
+        key, _, rank = line.partition(b" ")
+        # Nothing is made of what somebody says who does not know the key.
+        right = hmac.compare_digest(key, self._key.encode())
+        host = self._hosts.get(int(rank)) if right and rank.isdigit() else None
+        if host is None:
+            connection.close()
             return
-        del self._heard[connection]
-        try:
-            hello = json.loads(line)
-            key, rank = str(hello["key"]), int(hello["rank"])
-        except (ValueError, TypeError, KeyError):
-            return self._drop(connection)
-        if not hmac.compare_digest(key.encode(), self._key.encode()) or rank not in self._hosts:
-            return self._drop(connection)
-        self._guards[connection] = self._hosts[rank]
-        self._seen.add(self._hosts[rank])
+        with suppress(OSError):  # it may have ended already
+            guard.keep_alive(connection)
+        self._guards[connection] = host
+        self._seen.add(host)
 
     def _drop(self, connection: socket.socket) -> None:
         self._guards.pop(connection, None)
-        self._heard.pop(connection, None)
         connection.close()
 
     def settle(self) -> None:
