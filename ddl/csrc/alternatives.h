@@ -21,8 +21,9 @@ Plan choose_plan(const Network& network, const Task& task, const Tuning& tuning 
 
 // What an allreduce could do: each way of joining neighbouring tiers into dimensions, from one ring over all to a
 // dimension for each; the chosen plan in one piece, without chunks; and recursive doubling. First what the library does
-// by itself, then the others by time. Those whose simulation would take minutes are left out (a ring over more ranks
-// than the buffer has elements).
+// by itself, then the others by time. Those whose simulation would take minutes are left out: rings over more ranks
+// than the buffer has elements. Where the library would run these, recursive doubling stands first, and its reason says
+// so.
 std::vector<Alternative> alternatives(const Network& network, const Task& task, const Tuning& tuning = {});
 
 }  // namespace ddl

@@ -11,7 +11,8 @@
  * A forecast is a simulation of the schedules that the library would execute. A message travels when both its ends have
  * posted it, messages that share a link share its bandwidth fairly, and a rank reduces one message at a time. What
  * processors have to do beside that, and what a protocol puts around the data, is not in it: bandwidths are those that
- * programs get.
+ * programs get. A dimension that MPI or NCCL reduces (modes m, n and b) is timed as our ring would be, because what
+ * they do in it is theirs to know.
  *
  * Errors are as in ddl.h: DDL_ERROR_ARGUMENT with ddl_last_error(), which names the tier or the number that is wrong.
  */
@@ -102,7 +103,9 @@ DDL_API ddl_result ddl_plan_forecast(const ddl_network* network, const ddl_plan*
                                      ddl_forecast* forecast);
 
 /* Stores up to `capacity` forecasts in `forecasts`, and in `found` how many there are: first what the library does,
- * then the alternatives by time. `forecasts` may be NULL where `capacity` is 0. */
+ * then the alternatives by time. Rings over more ranks than there are elements would take minutes and are left out;
+ * where the library would run these, recursive doubling stands first, and its reason says so. `forecasts` may be NULL
+ * where `capacity` is 0. */
 DDL_API ddl_result ddl_plan_alternatives(const ddl_network* network, size_t count, ddl_type type,
                                          ddl_forecast* forecasts, size_t capacity, size_t* found);
 

@@ -97,6 +97,18 @@ TEST("1,728 ranks in 4 tiers are planned in seconds, at every size") {
     }
 }
 
+TEST("rings over more ranks than elements are not simulated, and recursive doubling that takes their place says so") {
+    const ddl_tier few{100, 3e-5, 1.25e9}, many{8192, 3e-5, 1.25e9};
+    CHECK_CONTAINS(alternatives_of({&few, 1, 0}, 50)[0].reason, "few bytes");  // what the library does
+    if (check::kSanitized) return;                                             // it would take minutes
+    const std::clock_t begin = std::clock();
+    const auto forecasts = alternatives_of({&many, 1, 0}, 8000);  // 32,000 bytes: the library would run a ring
+    CHECK_EQ(forecasts.size(), size_t{1});
+    CHECK_EQ(std::string(forecasts[0].algorithm), std::string("recursive doubling"));
+    CHECK_CONTAINS(forecasts[0].reason, "not what the library does");
+    CHECK(static_cast<double>(std::clock() - begin) / CLOCKS_PER_SEC < 10);
+}
+
 TEST("one rank alone has a plan and takes no time on the network") {
     const ddl_tier tier{1, 0, 1e9};
     const ddl_network network{&tier, 1, 0};

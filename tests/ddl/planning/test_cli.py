@@ -97,6 +97,42 @@ def test_1024_ranks_in_three_tiers_are_planned_in_less_than_10_seconds(capsys: p
         assert document["ranks"] == 1024
 
 
+def test_more_ranks_than_elements_are_planned_in_seconds_and_it_says_what_is_left_out(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    before = time.process_time()
+    status, out, _ = run(capsys, "--hosts", "8192", "--size", "32000")
+    assert time.process_time() - before < 10
+    assert status == 0
+    assert "plan recursive doubling: not what the library does" in out
+
+
+def test_what_mpi_does_is_said_to_be_timed_as_rings_and_its_steps_have_their_tier(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    status, out, _ = run(capsys, *RACKS, "-m", "rrm:2x2x2", "--chunks", "1", "--schedule")
+    assert status == 0
+    assert "(timed as rings, in each dimension" in out
+    assert "allgather" in out
+    assert ", among ranks of the rack tier" in out
+    flat = run(capsys, "--hosts", "4", "-m", "m:4", "--size", "1MiB")[1]
+    assert "m:4 (flat ring)" not in flat
+    assert "timed as rings" not in run(capsys, "--hosts", "4", "--size", "1MiB")[1]
+
+
+@pytest.mark.parametrize(("size", "dtype", "nbytes"), [("6", "float32", 4), ("1", "float64", 8), ("7", "int8", 7)])
+def test_only_whole_elements_are_counted(
+    capsys: pytest.CaptureFixture[str], size: str, dtype: str, nbytes: int
+) -> None:
+    document = answer(capsys, "--hosts", "2", "--link", "1GB/s", "--size", size, "--type", dtype)
+    assert document["bytes"] == nbytes
+    bounds, chosen = document["bounds"], document["chosen"]
+    assert isinstance(bounds, dict)
+    assert isinstance(chosen, dict)
+    assert bounds["cut"] == pytest.approx(nbytes / 1e9)
+    assert chosen["algorithm_bandwidth"] == pytest.approx(nbytes / chosen["seconds"])
+
+
 def test_thousands_of_ranks_work(capsys: pytest.CaptureFixture[str]) -> None:
     document = answer(capsys, "ac922-6", "--hosts", "512", "--racks", "8", "--aisles", "4", "--size", "100MB")
     assert document["ranks"] == 3072
@@ -150,6 +186,11 @@ def test_the_scaling_table_names_itself_a_simulation(capsys: pytest.CaptureFixtu
         (("--size", "big"), "argument --size: 'big': expected a size"),
         (("--latency", "1us,2"), "argument --latency: '2': expected a time"),
         (("--host", "4"), "unrecognized arguments: --host"),
+        (("--hosts", "4294967298"), "size of tier 1 of the network: 4,294,967,298; expected less than 2,147,483,648"),
+        (("--hosts", "4", "--chunks", "4294967297"), "chunks: 4,294,967,297; expected less than"),
+        (("--hosts", "4", "--schedule", "--rank", "4294967296"), "rank: 4,294,967,296; expected less than"),
+        (("--plot", "/no/such/a.svg"), "argument --plot: '/no/such/a.svg': there is no folder /no/such"),
+        (("--plot", "/tmp"), "argument --plot: '/tmp' is a folder; expected a file"),
         (("nowhere",), "plan: 'nowhere' is no described machine"),
         (("--hosts", "5", "--racks", "2"), "plan: 5 hosts cannot be parted evenly among 2 racks"),
         (("--hosts", "4", "-m", "r:3"), "plan: dimensions 3 multiply to 3, but there are 4 ranks"),

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import argparse
 import json
-from collections.abc import Callable, Sequence
+import re
+from collections.abc import Sequence
 from dataclasses import asdict, replace
-from pathlib import Path
-from typing import NoReturn
 
 from ddl.errors import ArgumentError, DDLError
+from ddl.launch import arguments
+from ddl.launch.arguments import read
 from ddl.launch.errors import LaunchError, UsageError
 from ddl.planning import interface, network, picture, report, scaling, units
 from ddl.planning.interface import Plan
@@ -39,6 +40,8 @@ bits (200mbit, 100 Gbit/s) or bytes a second (12.5GB/s); times are 5us, 0.1ms; s
 bus bandwidth: that times 2 (n-1)/n, what each rank sends.
 """
 
+_LONG = re.compile(r"-[a-z][a-z-]+(=.*)?", re.DOTALL)  # an option of more than one letter with one dash
+
 
 def main(words: Sequence[str]) -> int:
     """Run `ddlrun plan WORDS`; returns the exit status. Raises LaunchError."""
@@ -46,7 +49,8 @@ def main(words: Sequence[str]) -> int:
     if not {"-h", "-help", "--help"}.isdisjoint(words):
         print(parser.format_help(), end="")
         return 0
-    asked = parser.parse_args([_two_dashes(word, parser) for word in words])
+    # Long options may have one dash, as elsewhere in ddlrun.
+    asked = parser.parse_args([f"-{word}" if _LONG.fullmatch(word) else word for word in words])
     if asked.list:
         _list_machines()
         return 0
@@ -130,13 +134,8 @@ def _list_machines() -> None:
             print(f"{'':{width}}    {one.source}")
 
 
-class _Parser(argparse.ArgumentParser):
-    def error(self, message: str) -> NoReturn:
-        raise UsageError(f"plan: {message}; `ddlrun plan --help` explains each option")
-
-
 def _parser() -> argparse.ArgumentParser:
-    parser = _Parser(
+    parser = arguments.Parser(
         prog="ddlrun plan",
         description=_DESCRIPTION,
         epilog=_EPILOG,
@@ -149,27 +148,27 @@ def _parser() -> argparse.ArgumentParser:
     add("-h", "--help", action="store_true", help="print this")
     add("--list", action="store_true", help="list the catalogue of machines with the sources of their figures")
 
+    rate, count = read(units.parse_rate), read(arguments.count)
     add = parser.add_argument_group("the network").add_argument
-    add("--ranks", type=_count, metavar="N", help="ranks, or GPUs, in a host (default 1)")
-    add("--hosts", type=_count, metavar="N", help="hosts in all (default 1)")
-    add("--racks", type=_count, metavar="N", help="racks in an aisle (default 1)")
-    add("--aisles", type=_count, metavar="N", help="aisles (default 1)")
-    rate = _read(units.parse_rate)
+    add("--ranks", type=count, metavar="N", help="ranks, or GPUs, in a host (default 1)")
+    add("--hosts", type=count, metavar="N", help="hosts in all (default 1)")
+    add("--racks", type=count, metavar="N", help="racks in an aisle (default 1)")
+    add("--aisles", type=count, metavar="N", help="aisles (default 1)")
     add("--inside", type=rate, metavar="RATE", help="of a rank's link inside its host (default 5GB/s)")
     add("--link", type=rate, metavar="RATE", help="of a host's link to its rack (default 10gbit)")
     add("--uplink", type=rate, metavar="RATE", help="of a rack's link (default: all that its hosts can send)")
     add("--aisle-link", type=rate, metavar="RATE", help="of an aisle's link (default: all that its racks can send)")
     add(
-        "--latency", type=_read(_latencies), default=(), metavar="T,...",
+        "--latency", type=read(_latencies), default=(), metavar="T,...",
         help="of a message inside a host, then between hosts, racks, aisles (default 1us,30us, ...)",
     )  # fmt: skip
     add("--reduce", type=rate, metavar="RATE", help="bytes that a rank adds in a second (default: it takes no time)")
 
     add = parser.add_argument_group("the allreduce").add_argument
-    add("--size", type=_read(units.parse_size), default=64 << 20, metavar="SIZE", help="of the buffer (default 64MiB)")
+    add("--size", type=read(units.parse_size), default=64 << 20, metavar="SIZE", help="of the buffer (default 64MiB)")
     add("--type", choices=list(interface.TYPES), default="float32", help="of its elements (default float32)")
     add("-m", "--mode", metavar="MODE[:AxBxC]", help="these dimensions, as in DDL_OPTIONS (default: the best)")
-    add("--chunks", type=_count, metavar="N", help="cut the buffer into N pieces (default: by size)")
+    add("--chunks", type=count, metavar="N", help="cut the buffer into N pieces (default: by size)")
     add(
         "--algorithm", choices=interface.ALGORITHMS, default="automatic",
         help="latency: the fewest rounds; bandwidth: the fewest bytes (default: by size, as the library does)",
@@ -179,32 +178,12 @@ def _parser() -> argparse.ArgumentParser:
     add("--schedule", action="store_true", help="print the steps of one rank, too")
     add("--rank", type=int, default=0, metavar="N", help="that rank (default 0)")
     add("--json", action="store_true", help="print JSON: seconds, bytes, bytes a second")
-    add("--plot", type=Path, metavar="FILE", help="draw time against size for each plan (.png or .svg)")
+    add(
+        "--plot", type=read(arguments.output_file), metavar="FILE",
+        help="draw time against size for each plan (.png or .svg)",
+    )  # fmt: skip
     add("--scaling", action="store_true", help="simulate training of ResNet-50 on 4 to 256 GPUs of NETWORK instead")
     return parser
-
-
-def _two_dashes(word: str, parser: argparse.ArgumentParser) -> str:
-    """Long options may have one dash, as elsewhere in ddlrun."""
-    name = word.partition("=")[0]
-    known = {option for action in parser._actions for option in action.option_strings}
-    return f"-{word}" if name not in known and f"-{name}" in known else word
-
-
-def _read(parse: Callable[[str], object]) -> Callable[[str], object]:
-    def read(text: str) -> object:
-        try:
-            return parse(text)
-        except ValueError as error:
-            raise argparse.ArgumentTypeError(str(error)) from None
-
-    return read
-
-
-def _count(text: str) -> int:
-    if not text.isascii() or not text.isdigit() or int(text) < 1:
-        raise argparse.ArgumentTypeError(f"{text!r}: expected a whole number, 1 or more")
-    return int(text)
 
 
 def _latencies(text: str) -> tuple[float, ...]:

@@ -8,7 +8,7 @@ from ctypes import POINTER, Structure, byref, c_char, c_char_p, c_double, c_int,
 from dataclasses import dataclass
 
 from ddl import library
-from ddl.errors import LibraryError
+from ddl.errors import ArgumentError, LibraryError
 
 MOST_TIERS = 8
 ALGORITHMS = ("automatic", "latency", "bandwidth")  # ddl_algorithm
@@ -79,7 +79,7 @@ class Forecast:
 
 @dataclass(frozen=True)
 class Step:
-    """A step of one rank: see ddl_step. `peer` and `tier` are None where there is no message."""
+    """A step of one rank: see ddl_step. `peer` is None where there is no message, `tier` where nothing is sent."""
 
     chunk: int
     round: int
@@ -117,7 +117,7 @@ def alternatives(tree: Tree, count: int, dtype: str = "float32") -> list[Forecas
 def schedule(tree: Tree, count: int, rank: int, dtype: str = "float32", plan: Plan | None = None) -> list[Step]:
     """The steps of one rank, in order. Raises ArgumentError."""
     found = c_size_t()
-    arguments = (_network(tree), _plan(plan), count, TYPES[dtype][0], rank)
+    arguments = (_network(tree), _plan(plan), count, TYPES[dtype][0], _whole(rank, "rank"))
     _call("ddl_plan_schedule", *arguments, None, 0, byref(found))
     steps = (_Step * found.value)()
     _call("ddl_plan_schedule", *arguments, steps, len(steps), byref(found))
@@ -179,13 +179,12 @@ class _Step(Structure):
     )
 
     def read(self) -> Step:
-        message = self.peer >= 0
         return Step(
             self.chunk,
             self.round,
             KINDS[self.kind],
-            self.peer if message else None,
-            self.tier if message else None,
+            self.peer if self.peer >= 0 else None,
+            self.tier if self.tier >= 0 else None,
             self.offset,
             self.bytes,
         )
@@ -220,9 +219,19 @@ def _call(name: str, *arguments: object) -> None:
     library.call(name, *arguments)
 
 
+def _whole(value: int, what: str) -> int:
+    """What fits in a C int; ctypes would drop the upper bits of others in silence. Raises ArgumentError."""
+    if not -(2**31) <= value < 2**31:
+        raise ArgumentError(f"{what}: {value:,}; expected less than {2**31:,}")
+    return value
+
+
 def _network(tree: Tree) -> _Network:
-    tiers = (_Tier * len(tree.tiers))(*(_Tier(tier.size, tier.latency, tier.bandwidth) for tier in tree.tiers))
-    return _Network(tiers, len(tiers), tree.reduce)
+    made = [
+        _Tier(_whole(tier.size, f"size of tier {at} of the network"), tier.latency, tier.bandwidth)
+        for at, tier in enumerate(tree.tiers)
+    ]
+    return _Network((_Tier * len(made))(*made), len(made), tree.reduce)
 
 
 def _plan(plan: Plan | None) -> _Plan:
@@ -230,7 +239,7 @@ def _plan(plan: Plan | None) -> _Plan:
     ranks: Sequence[int] = asked.ranks or ()
     return _Plan(
         asked.mode.encode() if asked.mode else None,
-        asked.chunks,
-        (c_int * len(ranks))(*ranks) if ranks else None,
+        _whole(asked.chunks, "chunks"),
+        (c_int * len(ranks))(*(_whole(rank, "ranks") for rank in ranks)) if ranks else None,
         ALGORITHMS.index(asked.algorithm),
     )

@@ -13,7 +13,10 @@ from ddl.planning.units import format_bytes, format_size, format_time
 
 @dataclass(frozen=True)
 class Study:
-    """An allreduce on a network: the plan that is looked at, the others, fastest first, and the bounds."""
+    """An allreduce on a network: the plan that is looked at, the others, fastest first, and the bounds.
+
+    `nbytes` is what its whole elements have.
+    """
 
     network: Network
     nbytes: int
@@ -33,12 +36,13 @@ class Study:
 
 
 def study(network: Network, nbytes: int, dtype: str, plan: Plan | None) -> Study:
-    """Simulate an allreduce of `nbytes` bytes.
+    """Simulate an allreduce of as many elements as `nbytes` bytes have, but at least one.
 
     With a `plan`, that one is looked at, and the library's own is among the others. Raises ddl.ArgumentError for a plan
     that does not fit.
     """
-    count = max(1, nbytes // interface.TYPES[dtype][1])
+    element = interface.TYPES[dtype][1]
+    count = max(1, nbytes // element)
     found = interface.alternatives(network.tree, count, dtype)
     chosen, others = found[0], found[1:]
     if plan is not None:
@@ -47,7 +51,8 @@ def study(network: Network, nbytes: int, dtype: str, plan: Plan | None) -> Study
             (one for one in found if (one.plan, one.algorithm, one.chunks) != _key(chosen)),
             key=lambda one: one.seconds,
         )
-    return Study(network, nbytes, dtype, chosen, tuple(others), interface.bounds(network.tree, nbytes))
+    bounds = interface.bounds(network.tree, count * element)
+    return Study(network, count * element, dtype, chosen, tuple(others), bounds)
 
 
 def to_text(made: Study) -> str:
@@ -60,6 +65,8 @@ def to_text(made: Study) -> str:
         parts[1] += f"\n({network.source})"
     parts.append(f"allreduce of {format_size(made.nbytes)} of {made.dtype}, simulated")
     parts.append(f"plan {_name(made.chosen)}: {made.chosen.reason}")
+    if _is_timed_as_rings(made.chosen):
+        parts.append("(timed as rings, in each dimension: what MPI or NCCL do there is theirs to know)")
     parts += ["", _plans(made), "", _bounds(made), "", _tiers(made)]
     return "\n".join(parts) + "\n"
 
@@ -72,6 +79,7 @@ def to_dict(made: Study) -> dict[str, object]:
         rate = nbytes / forecast.seconds if forecast.seconds else None
         return {
             **asdict(forecast),
+            "timed_as_rings": _is_timed_as_rings(forecast),
             "share_of_bound": made.share(forecast),
             "algorithm_bandwidth": rate,
             "bus_bandwidth": None if rate is None else rate * 2 * (ranks - 1) / ranks,
@@ -93,6 +101,7 @@ def steps_to_text(steps: Sequence[Step], rank: int, network: Network, most: int 
     """A rank's schedule, a line a step, a blank line between chunks; cut after `most` lines, and it says so."""
     lines = [f"schedule of rank {rank}: {len(steps):,} steps", "chunk round  step"]
     chunk = -1
+    width = max([7, *(len(step.kind) for step in steps)])
     for at, step in enumerate(steps):
         if at == most:
             lines.append(f"... and {len(steps) - most:,} more (--json has them all)")
@@ -104,8 +113,10 @@ def steps_to_text(steps: Sequence[Step], rank: int, network: Network, most: int 
         if step.peer is not None and step.tier is not None:
             way = "to" if step.kind == "send" else "from"
             where = f" {way} rank {step.peer}, by the {network.levels[step.tier].name} tier"
+        elif step.tier is not None:
+            where = f", among ranks of the {network.levels[step.tier].name} tier"
         last = step.offset + step.nbytes - 1
-        lines.append(f"{step.chunk:5} {step.round:5}  {step.kind:7} bytes {step.offset}..{last}{where}")
+        lines.append(f"{step.chunk:5} {step.round:5}  {step.kind:{width}} bytes {step.offset}..{last}{where}")
     return "\n".join(lines) + "\n"
 
 
@@ -114,11 +125,17 @@ def _key(forecast: Forecast) -> tuple[str, str, int]:
 
 
 def _name(forecast: Forecast) -> str:
-    """`r:2x2x2 in 32 chunks`; recursive doubling has no dimensions."""
+    """`r:2x2x2 in 32 chunks`; recursive doubling has no dimensions, and MPI or NCCL may run no ring."""
     if forecast.algorithm.startswith("recursive"):
         return forecast.algorithm
-    ring = " (flat ring)" if forecast.algorithm == "flat ring" else ""
+    flat = forecast.algorithm == "flat ring" and not _is_timed_as_rings(forecast)
+    ring = " (flat ring)" if flat else ""
     return f"{forecast.plan}{ring} in {forecast.chunks} {'chunk' if forecast.chunks == 1 else 'chunks'}"
+
+
+def _is_timed_as_rings(forecast: Forecast) -> bool:
+    """Whether a dimension of it is run by MPI or NCCL, which the simulator does not know."""
+    return not set(forecast.plan.partition(":")[0]) <= {"r"}
 
 
 def _plans(made: Study) -> str:
