@@ -6,6 +6,7 @@ import argparse
 import json
 import platform
 import shutil
+import signal
 import subprocess
 import sys
 from collections.abc import Sequence
@@ -17,7 +18,7 @@ from pathlib import Path
 
 from scenarios import ALL, Scenario, quick
 from shaped import ROOT, BenchError, Run, measured
-from verdicts import judge, lines, turns_of
+from verdicts import judge, left_out_of, lines, turns_of
 
 from ddl.bench import chart, figures
 from ddl.bench.contestants import DDL
@@ -70,6 +71,7 @@ def report(run: Run) -> list[str]:
         if len(run.records) > 1:
             said.append(f"hosts {' '.join(map(str, order))}:")
         said.append(figures.table(turns_of(record), ranks, DDL, _bound(run)))
+        said += [figures.words(one) for one in left_out_of(record)]
     return [*said, *lines(judge(run))]
 
 
@@ -165,4 +167,5 @@ def _arguments(argv: Sequence[str] | None) -> argparse.Namespace:
 
 
 if __name__ == "__main__":
+    signal.signal(signal.SIGTERM, lambda number, _: sys.exit(128 + number))  # what runs is ended, and put back
     sys.exit(main())

@@ -25,6 +25,7 @@ from testbed import AGENT, Testbed, cluster, running  # noqa: E402
 APART = 0.05  # how far two calibrations may be from one another
 TRIES = 3
 SECONDS = 2.0  # of a calibration's window
+END_SECONDS = 30  # for `ddlrun bench` to put all back when it was asked to end
 SHARED_MEMORY = 5e9  # bytes a second: of a rank's link inside its host; no bound comes from it
 
 
@@ -119,8 +120,25 @@ def _bench(scenario: Scenario, order: Sequence[int], mpich: Path | None, bed: Te
             words += ["--compare", *(["--peer-mpi", str(mpich)] if mpich else [])]
         if bed is not None:
             words = bed.command("h0", words, env={"PRTE_MCA_plm_ssh_agent": str(AGENT)}, cwd=ROOT)
-        done = subprocess.run(words, stdin=subprocess.DEVNULL, capture_output=True, text=True)
-        if done.returncode:
-            raise BenchError(f"{scenario.name}: ddlrun bench failed: {done.stderr.strip()[-2000:]}")
-        found: dict[str, object] = json.loads(record.read_text())
+        status, errors = _run(words)
+        found: dict[str, object] = json.loads(record.read_text()) if record.is_file() else {"error": "it wrote nothing"}
+        if found["error"] or (status and not found["left_out"]):  # a peer's wrong sum is in the record, and said
+            raise BenchError(f"{scenario.name}: ddlrun bench ended with {status}: {errors.strip()[-2000:]}")
         return found
+
+
+def _run(words: Sequence[str]) -> tuple[int, str]:
+    """Run a command; its exit status and errors. When this program is ended, so is the command, which puts all back."""
+    with subprocess.Popen(
+        words, stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True, errors="replace"
+    ) as process:
+        try:
+            _, errors = process.communicate()
+            return process.returncode, errors
+        except BaseException:
+            process.terminate()
+            try:
+                process.wait(END_SECONDS)
+            except subprocess.TimeoutExpired:
+                process.kill()
+            raise

@@ -9,30 +9,42 @@ from statistics import median
 from scenarios import LARGE, Target
 from shaped import Run
 
-from ddl.bench.contest import Turns
+from ddl.bench.contest import LeftOut, Turns
 from ddl.bench.contestants import DDL, FLAT
 from ddl.bench.figures import ratios, spread
 from ddl.planning import interface, network
 from ddl.planning.units import format_size
 
 MARGIN = 0.05  # of small messages, beyond the best peer's own spread
+NOISE = 0.10  # a spread beyond this is the machine's: whoever is let off by it has proved nothing
 
 
 @dataclass(frozen=True)
 class Verdict:
-    """A target and what came out; `reached` None: nothing to judge it by was there."""
+    """A target and what came out; `reached` None: there was nothing to judge it by, or only noise (`why`)."""
 
     what: str
     value: float | None
     target: str
     reached: bool | None
+    why: str = ""
 
 
 def turns_of(record: dict[str, object]) -> list[Turns]:
     """The turns in a record of `ddlrun bench --json`."""
     entries = record["turns"]
     assert isinstance(entries, list)
-    return [Turns(one["contestant"], one["bytes"], one["repeats"], dict(enumerate(one["seconds"]))) for one in entries]
+    return [
+        Turns(one["contestant"], one["bytes"], one["repeats"], dict(enumerate(one["seconds"])), one.get("family", ""))
+        for one in entries
+    ]
+
+
+def left_out_of(record: dict[str, object]) -> list[LeftOut]:
+    """Who was left out, in a record of `ddlrun bench --json`."""
+    entries = record["left_out"]
+    assert isinstance(entries, list)
+    return [LeftOut(**one) for one in entries]
 
 
 def judge(run: Run) -> list[Verdict]:
@@ -58,13 +70,27 @@ def _judge(run: Run, by_order: dict[tuple[int, ...], list[Turns]], target: Targe
     peers = [one for one in here if one.name.startswith(target.about) and one.name not in (DDL, FLAT)]
     best = min(peers, key=lambda one: one.median, default=None)
     if best is None:
-        return Verdict(f"{format_size(size)}: {target.about or 'the best peer'}", None, "", None)
+        what = f"{format_size(size)}: {target.about or 'the best peer'}"
+        return Verdict(what, None, "", None, "the peer is not installed, or was left out")
     value = median(ratios(best, ours))
     what = f"{format_size(size)}: time of {best.name} over ours"
     if target.figure == "small":
-        least = 1 - MARGIN - spread(best)
-        return Verdict(what, value, f">= {least:.2f} (its own spread is {spread(best):.0%})", value >= least)
+        return _small(what, value, spread(best))
     return Verdict(what, value, f">= {target.value}", value >= target.value)
+
+
+def _small(what: str, value: float, apart: float | None) -> Verdict:
+    """A small message: not slower by more than MARGIN beyond `apart`, the best peer's own spread.
+
+    Noise excuses nobody: with a spread beyond NOISE, who is not slower than it lets him be is not judged.
+    """
+    if apart is None:
+        return Verdict(what, value, "", None, "one round says nothing about the peer's own spread")
+    least = 1 - MARGIN - apart
+    target = f">= {least:.2f} (its own spread is {apart:.0%})"
+    if apart > NOISE and value >= least:
+        return Verdict(what, value, target, None, "noise")
+    return Verdict(what, value, target, value >= least)
 
 
 def _order(by_order: dict[tuple[int, ...], list[Turns]], target: Target) -> Verdict:
@@ -77,8 +103,10 @@ def _order(by_order: dict[tuple[int, ...], list[Turns]], target: Target) -> Verd
 def lines(verdicts: Sequence[Verdict]) -> list[str]:
     """One line for each."""
     words = {True: "reached", False: "MISSED", None: "not judged"}
-    return [
-        f"{words[one.reached]:<10} {one.what}: "
-        + ("the peer is not installed" if one.value is None else f"{one.value:.3f}, target {one.target}")
-        for one in verdicts
-    ]
+    said = []
+    for one in verdicts:
+        parts = [] if one.value is None else [f"{one.value:.3f}"]
+        parts += [f"target {one.target}"] if one.target else []
+        parts += [one.why] if one.why else []
+        said.append(f"{words[one.reached]:<10} {one.what}: {', '.join(parts)}")
+    return said

@@ -1,8 +1,9 @@
 // A rank that times allreduces for `ddlrun bench`: over libddl, or (-DBENCH_MPI) over any MPI's own MPI_Allreduce.
 //
-//   bench_ddl | bench_mpi ADDRESS PORT TOKEN
+//   bench_ddl | bench_mpi HOST:PORT,...
 //
-// It connects to the bench's controller, says `rank TOKEN RANK SIZE`, and does what it is told, a line each:
+// It connects to the bench's controller, at the first of the addresses that answers, says `TOKEN RANK SIZE` (the token
+// is in OMPI_DDLRUN_BENCH), and does what it is told, a line each:
 //
 //   check BYTES          one allreduce whose sum is known; answers `took SECONDS`, or `wrong` and where
 //   time BYTES REPEATS   that many allreduces back to back; answers `took SECONDS`, of this rank, from a barrier on
@@ -11,6 +12,7 @@
 // waits for a line it sleeps in the kernel: contestants take turns on the same cores.
 #include <netdb.h>
 #include <sys/socket.h>
+#include <sys/time.h>
 #include <unistd.h>
 
 #include <cerrno>
@@ -64,21 +66,42 @@ void allreduce(const float* input, float* output, size_t count) {
 }
 #endif
 
-int connect_to(const char* address, const char* port) {
+// A connection to HOST:PORT; -1 where there is none within 5 seconds, and then `why`.
+int connect_to(const std::string& contact, std::string& why) {
+    const size_t colon = contact.rfind(':');
+    if (colon == std::string::npos) die("expected HOST:PORT,..., found " + contact);
     addrinfo hints{}, *found = nullptr;
     hints.ai_socktype = SOCK_STREAM;
-    if (const int code = getaddrinfo(address, port, &hints, &found)) {
-        die(std::string("the controller's address ") + address + " is not found: " + gai_strerror(code));
+    if (const int code = getaddrinfo(contact.substr(0, colon).c_str(), contact.c_str() + colon + 1, &hints, &found)) {
+        why = gai_strerror(code);
+        return -1;
     }
-    for (addrinfo* one = found; one; one = one->ai_next) {
+    int connected = -1;
+    for (addrinfo* one = found; one && connected < 0; one = one->ai_next) {
         const int fd = socket(one->ai_family, one->ai_socktype, one->ai_protocol);
-        if (fd >= 0 && connect(fd, one->ai_addr, one->ai_addrlen) == 0) {
-            freeaddrinfo(found);
-            return fd;
+        if (fd < 0) continue;
+        const timeval patience{5, 0}, none{};
+        setsockopt(fd, SOL_SOCKET, SO_SNDTIMEO, &patience, sizeof patience);  // connect's, too: socket(7)
+        if (connect(fd, one->ai_addr, one->ai_addrlen) == 0) {
+            setsockopt(fd, SOL_SOCKET, SO_SNDTIMEO, &none, sizeof none);
+            connected = fd;
+        } else {
+            why = errno == EINPROGRESS ? "no answer" : std::strerror(errno);
+            close(fd);
         }
-        if (fd >= 0) close(fd);
     }
-    die(std::string("the controller at ") + address + ":" + port + " cannot be reached: " + std::strerror(errno));
+    freeaddrinfo(found);
+    return connected;
+}
+
+int connect_to_any(const std::string& contacts) {
+    std::string why;
+    for (size_t begin = 0, end = 0; end != std::string::npos; begin = end + 1) {
+        end = contacts.find(',', begin);
+        const int fd = connect_to(contacts.substr(begin, end - begin), why);
+        if (fd >= 0) return fd;
+    }
+    die("the controller at " + contacts + " cannot be reached: " + why);
 }
 
 // Small whole numbers, so that sums are exact in float32 for thousands of ranks.
@@ -119,14 +142,15 @@ std::string check(int rank, int size, size_t count) {
 }  // namespace
 
 int main(int argc, char** argv) {
-    if (argc != 4) die("usage: bench_ddl | bench_mpi ADDRESS PORT TOKEN (ddlrun bench starts it)");
+    const char* const token = std::getenv("OMPI_DDLRUN_BENCH");
+    if (argc != 2 || !token) die("usage: bench_ddl | bench_mpi HOST:PORT,... (ddlrun bench starts it)");
     begin();
     int rank = 0, size = 1;
     place(&rank, &size);
-    const int connection = connect_to(argv[1], argv[2]);
+    const int connection = connect_to_any(argv[1]);
     FILE* const controller = fdopen(connection, "r");
     const auto say = [&](const std::string& line) { dprintf(connection, "%s\n", line.c_str()); };
-    say(std::string("rank ") + argv[3] + " " + std::to_string(rank) + " " + std::to_string(size));
+    say(std::string(token) + " " + std::to_string(rank) + " " + std::to_string(size));
     std::vector<float> input, output;
     char line[128];
     unsigned long bytes = 0, repeats = 0;

@@ -1,8 +1,12 @@
 """The whole: on this host with real peers, and on the virtual cluster in small."""
 
 import json
+import os
+import signal
 import subprocess
 import sys
+import time
+from contextlib import suppress
 from pathlib import Path
 
 import pytest
@@ -11,14 +15,16 @@ from shaped import Goodput, Run
 from verdicts import judge, lines
 
 from ddl import ddlrun
-from ddl.bench.contestants import DDL, FLAT
+from ddl.bench import chart
+from ddl.bench.contest import Turns
+from ddl.bench.contestants import DDL, FLAT, peers
+from ddl.launch import mpi
 
 ROOT = Path(__file__).parents[3]
 
 
-def record(**seconds: list[float]) -> dict[str, object]:
+def record(size: int = 64 << 20, **seconds: list[float]) -> dict[str, object]:
     names = {"ours": DDL, "flat": FLAT}
-    size = 64 << 20
     turns = [
         {"contestant": names.get(name, name), "bytes": size, "repeats": 1, "seconds": found}
         for name, found in seconds.items()
@@ -52,6 +58,26 @@ def test_a_peer_that_is_not_there_is_not_judged() -> None:
     assert verdict.reached is None
 
 
+@pytest.mark.parametrize(
+    ("ours", "peer", "line"),
+    [
+        ([1.0, 1.0, 1.0], [0.96, 0.96, 0.96], "reached    1 KiB: time of gloo over ours: 0.960, target >= 0.95"),
+        ([1.0, 1.0, 1.0], [0.94, 0.94, 0.94], "MISSED     1 KiB: time of gloo over ours: 0.940, target >= 0.95"),
+        ([1.0, 1.0, 1.0], [0.8, 0.91, 0.95], "reached    1 KiB: time of gloo over ours: 0.910, target >= 0.91"),
+        ([1.0, 1.0, 1.0], [0.6, 0.9, 1.2], "not judged 1 KiB: time of gloo over ours: 0.900, target >= 0.78"),
+        ([1.0, 1.0, 1.0], [0.2, 0.5, 0.8], "MISSED     1 KiB: time of gloo over ours: 0.500, target >= 0.65"),
+        ([1.0], [1.0], "not judged 1 KiB: time of gloo over ours: 1.000, one round says nothing"),
+    ],
+)
+def test_the_best_peers_own_spread_excuses_what_is_small_and_never_noise(
+    ours: list[float], peer: list[float], line: str
+) -> None:
+    made = run_of(Target("small", 1024), records=[record(1024, ours=ours, gloo=peer)])
+    (said,) = lines(judge(made))
+    assert said.startswith(line)
+    assert said.endswith(", noise") == ("0.78" in line)
+
+
 def test_the_worst_order_is_compared_with_the_best() -> None:
     orders = ((0, 1, 2, 3), (0, 2, 1, 3))
     made = run_of(Target("order", 1.05), orders=orders, records=[record(ours=[2.0]), record(ours=[2.2])])
@@ -67,6 +93,47 @@ def test_every_scenario_has_a_target() -> None:
     assert all(scenario.targets for scenario in ALL)
 
 
+def test_a_picture_draws_no_line_over_a_size_at_which_one_was_not_timed() -> None:
+    pytest.importorskip("matplotlib")
+    turns = [Turns("a", size, 1, {0: 1.0}) for size in (1024, 4096, 16384)]
+    turns += [Turns("b", size, 1, {0: 2.0}) for size in (1024, 16384)]
+    (axes,) = chart.draw(turns, None, "t").axes
+    drawn = next(line for line in axes.get_lines() if line.get_label() == "b").get_ydata()
+    assert [str(value) for value in drawn] == ["2.0", "nan", "2.0"]
+
+
+def test_nothing_is_made_for_a_peer_that_is_not_wanted(tmp_path: Path) -> None:
+    other = mpi.Mpi(tmp_path / "mpirun", mpi.HYDRA, (9, 0))  # there is no compiler beside it
+    found = peers(mpi.find(), 2, [], [other], lambda name: "ring" in name and "Open MPI" in name)
+    assert [one.name for one in found] == ["Open MPI, ring", "Open MPI, segmented ring"]
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+def test_a_bench_that_is_ended_leaves_nothing_behind(tmp_path: Path, number: signal.Signals) -> None:
+    words = [Path(sys.executable).with_name("ddlrun"), "bench", "-np", "2", "--sizes", "4MiB", "--seconds", "300"]
+    with subprocess.Popen(words, env={**os.environ, "TMPDIR": str(tmp_path)}, stderr=subprocess.PIPE) as bench:
+        deadline = time.monotonic() + 60
+        while len(ranks := workers(tmp_path)) < 2 and time.monotonic() < deadline:
+            time.sleep(0.05)
+        assert len(ranks) == 2
+        time.sleep(1)  # they are being timed
+        bench.send_signal(number)
+        assert bench.wait(30) == 128 + number
+    assert list(tmp_path.glob("ddlrun-bench-*")) == []
+    assert workers(tmp_path) == []
+
+
+def workers(folder: Path) -> list[int]:
+    """The processes that are workers with this TMPDIR."""
+    found = []
+    for process in Path("/proc").glob("[0-9]*"):
+        with suppress(OSError):
+            words, variables = (process / "cmdline").read_bytes(), (process / "environ").read_bytes()
+            if words.partition(b"\0")[0].endswith(b"/bench_ddl") and f"TMPDIR={folder}".encode() in variables:
+                found.append(int(process.name))
+    return found
+
+
 def test_ddlrun_bench_times_ddl_beside_mpi_and_gloo(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     output, plot = tmp_path / "a.json", tmp_path / "a.svg"
     words = ["-np", "2", "--compare", "--only", "default|gloo|flat", "--sizes", "1KiB,1MiB"]
@@ -75,10 +142,15 @@ def test_ddlrun_bench_times_ddl_beside_mpi_and_gloo(tmp_path: Path, capsys: pyte
     )
     printed = capsys.readouterr()
     assert status == 0, printed.err
-    turns = json.loads(output.read_text())["turns"]
+    found = json.loads(output.read_text())
+    turns = found["turns"]
     assert {one["contestant"] for one in turns} == {DDL, FLAT, "Open MPI, default", "gloo"}
     assert all(len(one["seconds"]) == 2 and min(one["seconds"]) > 0 for one in turns)
     assert "1 MiB" in printed.out
+    assert (found["rounds"], found["seconds"], found["ddl"]["mode"], found["error"]) == (2, 0.01, "p", "")
+    assert "2 ranks on 1 hosts, plan" in " ".join(found["ddl"]["said"])
+    assert {"ddl", "mpi", "python", "torch"} <= found["versions"].keys()
+    assert found["left_out"] == []
     assert plot.read_text().startswith("<?xml")
 
 

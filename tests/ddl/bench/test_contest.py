@@ -1,8 +1,11 @@
 """Turns are taken by fake crews whose times are chosen."""
 
+from collections import Counter
+from itertools import pairwise
+
 import pytest
 
-from ddl.bench.contest import STAY, Entry, hold
+from ddl.bench.contest import STAY, Entry, hold, order
 
 
 class Fake:
@@ -39,11 +42,22 @@ def test_only_the_best_of_a_family_stay() -> None:
     assert len(turns) == 1 + STAY
 
 
-def test_turns_go_round_so_that_nobody_is_always_first() -> None:
-    order: list[str] = []
-    entries = [Entry(name, Fake(1.0)) for name in "abc"]
-    hold(entries, [4], rounds=3, seconds=0.1, tell=lambda text: order.append(text.partition(",")[0]))
-    assert order[6:] == ["a", "b", "c", "b", "c", "a", "c", "a", "b"]  # after two trials of each
+def test_turns_go_round_so_that_nobody_is_always_first_or_after_the_same_other() -> None:
+    heard: list[str] = []
+    entries = [Entry(name, Fake(1.0)) for name in "abcd"]
+    hold(entries, [4], rounds=4, seconds=0.1, tell=lambda text: heard.append(text.partition(",")[0]))
+    rounds = ["".join(heard[at : at + 4]) for at in range(8, 24, 4)]  # after two trials of each
+    assert rounds == ["abdc", "bcad", "cdba", "dacb"]
+
+
+@pytest.mark.parametrize("count", range(2, 11))
+def test_each_comes_right_after_each_other_equally_often(count: int) -> None:
+    orders = [order(count, at) for at in range(2 * count)]
+    assert all(sorted(one) == list(range(count)) for one in orders)
+    pairs = Counter(pair for one in orders for pair in pairwise(one))
+    assert len(pairs) == count * (count - 1)
+    assert set(pairs.values()) == {2}
+    assert set(Counter(one[0] for one in orders).values()) == {2}
 
 
 def test_a_wrong_sum_is_never_timed() -> None:
@@ -64,14 +78,33 @@ class Broken(Fake):
 
 def test_a_peer_that_breaks_down_is_left_out_and_keeps_its_turns() -> None:
     dropped: list[str] = []
-    entries = [Entry("us", Fake(1.0)), Entry("them", Broken(1.0))]
-    turns = hold(entries, [4, 16], 2, 0.1, drop=lambda entry, error: dropped.append(f"{entry.name}: {error}"))
-    assert dropped == ["them: a rank ended"]
+
+    def drop(entry: Entry, size: int, error: RuntimeError) -> bool:
+        dropped.append(f"{entry.name}, {size}: {error}")
+        return True
+
+    turns = hold([Entry("us", Fake(1.0)), Entry("them", Broken(1.0))], [4, 16], 2, 0.1, drop=drop)
+    assert dropped == ["them, 4: a rank ended"]
     assert [(one.name, one.size, sorted(one.seconds)) for one in turns] == [
         ("us", 4, [0, 1]),
         ("them", 4, [0]),
         ("us", 16, [0, 1]),
     ]
+
+
+def test_what_was_measured_stays_when_the_contest_ends_early() -> None:
+    entries = [Entry("us", Broken(1.0)), Entry("them", Fake(1.0))]
+    turns = hold(entries, [4, 16], 2, 0.1, drop=lambda entry, size, error: False)
+    assert [(one.name, one.size, sorted(one.seconds)) for one in turns] == [("us", 4, [0]), ("them", 4, [0, 1])]
+
+
+def test_who_never_gets_beyond_the_trial_ends_it_too() -> None:
+    class Dead(Fake):
+        def check(self, size: int) -> float:
+            raise RuntimeError("gone")
+
+    entries = [Entry("them", Fake(1.0)), Entry("us", Dead(1.0)), Entry("others", Fake(1.0))]
+    assert hold(entries, [4, 16], 2, 0.1, drop=lambda entry, size, error: False) == []
 
 
 def test_two_of_one_name_are_refused() -> None:

@@ -1,7 +1,7 @@
 import pytest
 
-from ddl.bench.contest import Turns
-from ddl.bench.figures import bus_bandwidth, ratios, spread, table
+from ddl.bench.contest import LeftOut, Turns
+from ddl.bench.figures import bus_bandwidth, ratios, spread, table, words
 
 MIB = 1 << 20
 
@@ -19,9 +19,20 @@ def test_ratios_are_taken_within_a_round() -> None:
     assert ratios(turns("other", 2.0, 6.0), turns("ours", 1.0, 2.0)) == [2.0, 3.0]
 
 
-def test_the_spread_leaves_out_the_two_ends_where_there_are_enough() -> None:
-    assert spread(turns("a", 1.0, 3.0)) == pytest.approx(0.5)
+def test_the_spread_is_that_of_the_middle_half_however_many_rounds_there_are() -> None:
+    assert spread(turns("a", 1.0, 3.0)) == pytest.approx(0.25)
+    assert spread(turns("a", 1.0, 1.1, 0.9)) == pytest.approx(0.05)
     assert spread(turns("a", 0.1, 1.0, 1.1, 0.9, 50.0)) == pytest.approx(0.1)
+
+
+def test_one_round_has_no_spread() -> None:
+    assert spread(turns("a", 1.0)) is None
+    assert table([turns("DDL", 2.0), turns("gloo", 3.0)], 4, "DDL").splitlines()[2].endswith("1.50 (one round)")
+
+
+def test_who_was_left_out_is_said_in_a_line() -> None:
+    assert words(LeftOut("gloo", None, "gloo: its job ended\n  why")) == "left out: gloo: its job ended"
+    assert words(LeftOut("gloo", 1 << 16, "gloo: a rank ended")) == "left out from 64 KiB on: gloo: a rank ended"
 
 
 def test_the_table_has_the_fastest_first_and_the_share_of_the_bound() -> None:
@@ -31,7 +42,7 @@ def test_the_table_has_the_fastest_first_and_the_share_of_the_bound() -> None:
     assert "x DDL's time" in lines[0]
     assert lines[1].split()[:3] == ["1", "MiB", "DDL"]
     assert "50%" in lines[1]
-    assert lines[2].endswith("2.00 (± 25%)")
+    assert lines[2].endswith("2.00 (± 12%)")
 
 
 def test_alone_there_is_no_ratio() -> None:

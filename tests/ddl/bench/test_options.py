@@ -33,6 +33,11 @@ def test_sizes(text: str, sizes: tuple[int, ...]) -> None:
         (["--rounds", "0"], "a whole number, 1 or more"),
         (["--seconds", "-1"], "seconds above 0"),
         (["--nonsense"], "--nonsense: unknown option"),
+        (["--compare", "--only", "["], r"argument --only: '\[': expected a regular expression"),
+        (["--only", "gloo"], "--only is about the peers, which are timed with --compare; add it"),
+        (["--peer-mpi", "/mpirun"], "--peer-mpi is about the peers"),
+        (["--json", "/no/such/a.json"], "argument --json: '/no/such/a.json': there is no folder /no/such"),
+        (["--plot", "/no/such/a.svg"], "argument --plot: '/no/such/a.svg': there is no folder /no/such"),
         (["train.py", "x"], "runs no program, and was given 'train.py x'"),
     ],
 )

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from math import nan
 from typing import TYPE_CHECKING
 
 from ddl.bench.contest import Turns
@@ -18,15 +19,16 @@ def draw(turns: Sequence[Turns], bound: Bound | None, title: str) -> Figure:
     """The picture. Raises PictureError where matplotlib is missing."""
     names = list(dict.fromkeys(one.name for one in turns))
     sizes = sorted({one.size for one in turns})
+    timed = {(one.name, one.size): one for one in turns}
     figure = figure_class()(figsize=(9, 5.2), layout="constrained")
     axes = figure.subplots()
     for at, name in enumerate(names):
-        theirs = sorted((one for one in turns if one.name == name), key=lambda one: one.size)
-        where = [one.size for one in theirs]
+        theirs = [timed.get((name, size)) for size in sizes]  # no line leads over a size at which it was not timed
         colour = COLOURS[at % len(COLOURS)]
-        axes.plot(where, [one.median for one in theirs], "o-", label=name, color=colour, linewidth=2.2 - 1.2 * (at > 0))
-        low, high = ([edge(one.seconds.values()) for one in theirs] for edge in (min, max))
-        axes.fill_between(where, low, high, color=colour, alpha=0.15, linewidth=0)
+        middle = [one.median if one else nan for one in theirs]
+        axes.plot(sizes, middle, "o-", label=name, color=colour, linewidth=2.2 - 1.2 * (at > 0))
+        low, high = ([edge(one.seconds.values()) if one else nan for one in theirs] for edge in (min, max))
+        axes.fill_between(sizes, low, high, color=colour, alpha=0.15, linewidth=0)
     if bound is not None:
         axes.plot(sizes, [bound(size) for size in sizes], "k:", label="bound: no algorithm is faster")
     axes.set_xscale("log", base=2)

@@ -5,31 +5,45 @@ from __future__ import annotations
 import json
 import os
 import platform
-import re
 import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
+from dataclasses import asdict, dataclass
+from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import IO
 
 import ddl
 from ddl.bench import chart, contest, contestants, figures, options
+from ddl.bench.contest import Entry, LeftOut, Turns
 from ddl.bench.contestants import Contestant
-from ddl.bench.crew import Controller, Crew, CrewError
-from ddl.launch import checks, command, job, mpi, run
+from ddl.bench.controller import Controller, CrewError
+from ddl.bench.crew import END_SECONDS, Crew, WrongSum, disband
+from ddl.launch import checks, command, job, mpi, process, reach, run
 from ddl.launch.console import say, warn
-from ddl.launch.errors import CheckError, LaunchError, UsageError
-from ddl.launch.job import Found
+from ddl.launch.errors import LaunchError, UsageError
+from ddl.launch.job import Found, Job
 from ddl.planning import interface, picture
 from ddl.planning.network import DescriptionError, Network
 from ddl.planning.picture import PictureError
 
 
+@dataclass(frozen=True)
+class Outcome:
+    """Who took part, what was measured, who was left out, and what ended the whole; "" where nothing did."""
+
+    entered: tuple[Contestant, ...]
+    turns: Sequence[Turns]
+    left_out: Sequence[LeftOut]
+    said: Sequence[str]  # by libddl: what it measured and chose
+    error: str
+
+
 def main(words: Sequence[str]) -> int:
-    """Run `ddlrun bench` with `words`; its exit status."""
+    """Run `ddlrun bench` with `words`; its exit status: 1 where a sum was wrong. Raises LaunchError."""
     try:
         asked = options.parse(words)
     except (DescriptionError, PictureError) as error:
@@ -40,17 +54,25 @@ def main(words: Sequence[str]) -> int:
     look = run.look_at(asked.launch, environ)
     if failed := checks.failures(look.rows):
         raise failed
-    ranks = len(job.plan(asked.launch, contestants.of_ddl(look.found.mpi).found(look.found)).places)
+    planned = job.plan(asked.launch, contestants.of_ddl(look.found.mpi).found(look.found))
+    ranks = len(planned.places)
     bound = _bound(asked.network, ranks)
-    with tempfile.TemporaryDirectory(prefix="ddlrun-bench-") as name:
-        turns = _measure(asked, look.found, Path(name), environ)
-    print(figures.table(turns, ranks, contestants.DDL, bound))
+    entered = _entered(asked, look.found, planned)
+    with process.unwinding(), tempfile.TemporaryDirectory(prefix="ddlrun-bench-") as name:
+        outcome = _measure(asked, look.found, planned, entered, Path(name), environ)
+    if outcome.turns:
+        print(figures.table(outcome.turns, ranks, contestants.DDL, bound))
+    for one in outcome.left_out:
+        print(figures.words(one))
     if asked.output is not None:
-        _keep(asked, look.found, turns, ranks)
-    if asked.plot is not None:
-        hosts = checks.plural(len(look.found.allocation.hosts), "host")
-        picture.write(chart.draw(turns, bound, f"allreduce, float32, {ranks} ranks on {hosts}"), asked.plot)
-    return 0
+        _write(asked.output, "--json", lambda path: _keep(path, asked, look.found, planned, outcome))
+    if asked.plot is not None and outcome.turns:
+        hosts = checks.plural(len(planned.hosts), "host")
+        drawn = chart.draw(outcome.turns, bound, f"allreduce, float32, {checks.plural(ranks, 'rank')} on {hosts}")
+        _write(asked.plot, "--plot", lambda path: picture.write(drawn, path))
+    if outcome.error:
+        raise LaunchError(f"ddlrun bench: {outcome.error}")
+    return 1 if any(one.wrong for one in outcome.left_out) else 0
 
 
 def _bound(described: Network | None, ranks: int) -> figures.Bound | None:
@@ -61,59 +83,72 @@ def _bound(described: Network | None, ranks: int) -> figures.Bound | None:
     return lambda size: interface.bounds(described.tree, size).cut
 
 
-def _measure(asked: options.Bench, found: Found, folder: Path, environ: dict[str, str]) -> list[contest.Turns]:
+def _entered(asked: options.Bench, found: Found, planned: Job) -> tuple[Contestant, ...]:
+    """DDL, and with --compare its peers. Raises CheckError where a worker cannot be made."""
     ours = contestants.of_ddl(found.mpi)
-    planned = job.plan(asked.launch, ours.found(found))
+    if not asked.compare:
+        return (ours,)
+    others = [mpi.find(path) for path in asked.peer_mpis]
+
+    def wanted(name: str) -> bool:
+        return asked.only is None or asked.only.search(name) is not None
+
+    return ours, *contestants.peers(found.mpi, len(planned.places), planned.network.interfaces, others, wanted)
+
+
+def _measure(
+    asked: options.Bench,
+    found: Found,
+    planned: Job,
+    entered: Sequence[Contestant],
+    folder: Path,
+    environ: Mapping[str, str],
+) -> Outcome:
     ranks = len(planned.places)
-    entered = [ours]
-    if asked.compare:
-        others = [mpi.find(path) for path in asked.peer_mpis]
-        entered += [
-            one
-            for one in contestants.peers(found.mpi, ranks, planned.network.interfaces, others)
-            if asked.only is None or re.search(asked.only, one.name)
-        ]
-    say(f"{ranks} ranks on {len(planned.hosts)} hosts: {', '.join(one.name for one in entered)}")
-    controller = Controller()
-    address = controller.address_towards(found.addresses.get(planned.hosts[0]) or "127.0.0.1")
+    where = f"{checks.plural(ranks, 'rank')} on {checks.plural(len(planned.hosts), 'host')}"
+    say(f"{where}: {', '.join(one.name for one in entered)}")
+    tell = _progress()
+    crews: list[Crew] = []
+    left_out: list[LeftOut] = []
+    errors: list[str] = []  # one, of DDL, at most
+
+    def leave_out(name: str, crew: Crew, size: int | None, error: RuntimeError) -> bool:
+        """Whether the others go on: not without DDL."""
+        if name == contestants.DDL:
+            errors.append(str(error))
+            return False
+        crew.close()  # ranks of it may be there, and would disturb the others
+        left_out.append(LeftOut(name, size, str(error), isinstance(error, WrongSum)))
+        tell("")
+        warn(f"left out{'' if size is None else ' from here on'}: {error}")
+        return True
+
     with ExitStack() as running:
+        addresses = reach.own_addresses(planned.hosts, planned.network.networks)
+        controller = Controller(addresses, ranks * len(entered))
         running.callback(controller.close)
-        crews: list[Crew] = []
+        # Who was asked to end does not wait for a turn to be over.
+        running.push(lambda kind, *_: disband(crews, END_SECONDS if kind is None else 0.0))
         for at, one in enumerate(entered):  # mpirun takes no folder whose name has a comma or a space
             launch = _launch(one, asked, found, folder / str(at))
-
-            def start(
-                last: Sequence[str], output: IO[bytes], launch: command.Launch = launch
-            ) -> subprocess.Popen[bytes]:
-                return subprocess.Popen(
-                    [*launch.argv, *last],
-                    env={**environ, **launch.environment},
-                    stdin=subprocess.DEVNULL,
-                    stdout=output,
-                    stderr=subprocess.STDOUT,
-                )
-
-            crew = Crew(one.name, ranks, controller, address, start, folder / f"{at}.log")
-            running.callback(crew.close)
-            crews.append(crew)
-        entries = []
+            crews.append(Crew(one.name, ranks, controller, _starter(launch, environ), folder / f"{at}.log"))
+        entries: list[Entry] = []
         for one, crew in zip(entered, crews, strict=True):
             try:
                 crew.assemble()
-                entries.append(contest.Entry(one.name, crew, one.family))
+                entries.append(Entry(one.name, crew, one.family))
             except CrewError as error:
-                if one is ours:
-                    raise LaunchError(f"ddlrun bench: {error}") from None
-                crew.close()  # ranks of it may be there, and would disturb the others
-                warn(f"left out: {error}")
+                if not leave_out(one.name, crew, None, error):
+                    return Outcome(tuple(entered), [], left_out, crew.said("ddl"), errors[0])
+        controller.close()  # nobody else is expected
+        by_name = {crew.name: crew for crew in crews}
 
-        def drop(entry: contest.Entry, error: Exception) -> None:
-            if entry.name == ours.name:
-                raise LaunchError(f"ddlrun bench: {error}") from None
-            next(crew for crew in crews if crew is entry.crew).close()
-            warn(f"left out from here on: {error}")
+        def drop(entry: Entry, size: int, error: RuntimeError) -> bool:
+            return leave_out(entry.name, by_name[entry.name], size, error)
 
-        return contest.hold(entries, asked.sizes, asked.rounds, asked.seconds, _progress(), drop)
+        running.callback(tell, "")
+        turns = contest.hold(entries, asked.sizes, asked.rounds, asked.seconds, tell, drop)
+        return Outcome(tuple(entered), turns, left_out, crews[0].said("ddl"), "".join(errors))
 
 
 def _launch(one: Contestant, asked: options.Bench, found: Found, folder: Path) -> command.Launch:
@@ -125,26 +160,61 @@ def _launch(one: Contestant, asked: options.Bench, found: Found, folder: Path) -
     return launch
 
 
+def _starter(
+    launch: command.Launch, environ: Mapping[str, str]
+) -> Callable[[Sequence[str], Mapping[str, str], IO[bytes]], subprocess.Popen[bytes]]:
+    def start(last: Sequence[str], added: Mapping[str, str], output: IO[bytes]) -> subprocess.Popen[bytes]:
+        return process.start([*launch.argv, *last], {**environ, **launch.environment, **added}, output)
+
+    return start
+
+
 def _progress() -> Callable[[str], None]:
-    """A line that is written over on a terminal; nothing elsewhere."""
-    if not sys.stderr.isatty():
+    """A line that is written over on a terminal, and goes with ""; nothing elsewhere."""
+    if sys.stderr is None or not sys.stderr.isatty():
         return lambda text: None
     return lambda text: print(f"\r{text}\x1b[K", end="", file=sys.stderr, flush=True)
 
 
-def _keep(asked: options.Bench, found: Found, turns: Sequence[contest.Turns], ranks: int) -> None:
-    assert asked.output is not None
+def _write(path: Path, option: str, write: Callable[[Path], None]) -> None:
+    try:
+        write(path)
+    except OSError as error:
+        raise LaunchError(f"ddlrun bench: {option} {path}: it could not be written: {error.strerror}") from None
+
+
+def _keep(path: Path, asked: options.Bench, found: Found, planned: Job, outcome: Outcome) -> None:
     record = {
         "what": "allreduce, float32, sum",
-        "ranks": ranks,
-        "hosts": len(found.allocation.hosts),
+        "ranks": len(planned.places),
+        "hosts": len(planned.hosts),
+        "host_names": planned.hosts,
         "network": None if asked.network is None else asked.network.to_dict(),
         "date": time.strftime("%Y-%m-%d"),
         "machine": {"system": platform.platform(), "processor": platform.machine(), "cores": os.cpu_count()},
-        "versions": {"ddl": ddl.__version__, "mpi": str(found.mpi), "python": platform.python_version()},
-        "turns": figures.to_json(turns),
+        "versions": {
+            "ddl": ddl.__version__,
+            "mpi": str(found.mpi),
+            "python": platform.python_version(),
+            **{f"MPI of {one.name}": str(one.mpi) for one in outcome.entered if one.mpi != found.mpi},
+            **({"torch": _version("torch")} if any(one.name == "gloo" for one in outcome.entered) else {}),
+        },
+        "ddl": {"mode": str(asked.launch.mode), "dimensions": str(planned.dimensions), "said": outcome.said},
+        "rounds": asked.rounds,
+        "seconds": asked.seconds,
+        "contestants": [
+            {"name": one.name, "family": one.family, "mpi": str(one.mpi), "mpiargs": one.mpiargs}
+            for one in outcome.entered
+        ],
+        "turns": figures.to_json(outcome.turns),
+        "left_out": [asdict(one) for one in outcome.left_out],
+        "error": outcome.error,
     }
+    path.write_text(json.dumps(record, indent=1) + "\n")
+
+
+def _version(name: str) -> str:
     try:
-        asked.output.write_text(json.dumps(record, indent=1) + "\n")
-    except OSError as error:
-        raise CheckError(f"--json {asked.output}: {error.strerror}; expected a file that can be written") from None
+        return version(name)
+    except PackageNotFoundError:
+        return "unknown"

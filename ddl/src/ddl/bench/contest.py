@@ -2,7 +2,7 @@
 
 For each size every contestant first computes a sum that is known, then takes a trial turn; of each family's variants
 the best few by that trial stay. Then all take turns, in another order each round, so that what disturbs the machine
-disturbs all alike and ratios can be taken within a round.
+disturbs all alike, nobody always comes after the same other, and ratios can be taken within a round.
 """
 
 from __future__ import annotations
@@ -52,18 +52,28 @@ class Turns:
         return median(self.seconds.values())
 
 
+@dataclass(frozen=True)
+class LeftOut:
+    """Who was left out, from which size on in bytes (None: it never came up), and why."""
+
+    name: str
+    size: int | None
+    why: str
+    wrong: bool = False  # it computed a wrong sum
+
+
 def hold(
     entries: Sequence[Entry],
     sizes: Sequence[int],
     rounds: int,
     seconds: float,
     tell: Callable[[str], None] = lambda _: None,
-    drop: Callable[[Entry, Exception], None] | None = None,
+    drop: Callable[[Entry, int, RuntimeError], bool] | None = None,
 ) -> list[Turns]:
     """Time `entries` at `sizes` (bytes) in `rounds` turns of at least `seconds` each; `tell` hears before each turn.
 
-    `drop` hears of an entry whose crew raised a RuntimeError, which is then left out from there on; what it raises ends
-    the contest. Without it every error does.
+    `drop` hears of an entry whose crew raised a RuntimeError, and at which size; the entry is left out from there on,
+    and the contest ends where `drop` returns False. Without `drop` the error goes on to the caller.
     """
     if len({entry.name for entry in entries}) < len(entries):
         raise ValueError(f"two entries of one name: {', '.join(entry.name for entry in entries)}")
@@ -77,24 +87,28 @@ def hold(
         except RuntimeError as error:
             if drop is None:
                 raise
-            drop(entry, error)
             left.remove(entry)
+            if not drop(entry, size, error):
+                left.clear()
             return None
 
     for size in sizes:
         trials: dict[str, float] = {}
         for entry in tuple(left):
+            if entry not in left:
+                break
             trial = turn(entry, "trial", partial(_trial, entry.crew, size, seconds))
             if trial is not None:
                 trials[entry.name] = trial
         stay = [entry for entry in left if entry.name in _best(left, trials)]
         repeats: dict[str, int] = {}
         for entry in stay:
-            count = turn(entry, "trial", partial(_repeats, entry.crew, size, trials[entry.name], seconds))
-            repeats[entry.name] = int(count or 0)
+            if entry in left:
+                count = turn(entry, "trial", partial(_repeats, entry.crew, size, trials[entry.name], seconds))
+                repeats[entry.name] = int(count or 0)
         turns: dict[str, dict[int, float]] = {entry.name: {} for entry in stay}
         for at in range(rounds):
-            for entry in (*stay[at % len(stay) :], *stay[: at % len(stay)]):
+            for entry in (stay[place] for place in order(len(stay), at)):
                 if entry in left:
                     took = turn(entry, f"round {at + 1}", partial(entry.crew.time, size, repeats[entry.name]))
                     if took is not None:
@@ -103,6 +117,17 @@ def hold(
             Turns(one.name, size, repeats[one.name], turns[one.name], one.family) for one in stay if turns[one.name]
         ]
     return found
+
+
+def order(count: int, at: int) -> list[int]:
+    """Who comes when in round `at`, of 0 to `count` - 1: a row of Williams' square (Aust. J. Sci. Res. A 2, 1949).
+
+    Where `count` is even, in so many rounds each comes first once, and right after each other once. Where it is odd,
+    every other round goes backwards, and twice as many rounds do the same.
+    """
+    row = [(place + 1) // 2 if place % 2 else (count - place // 2) % count for place in range(count)]
+    turned = [(place + at) % count for place in row]
+    return turned[::-1] if count % 2 and at % 2 else turned
 
 
 def _trial(crew: Timed, size: int, seconds: float) -> float:

@@ -14,8 +14,9 @@ import os
 import shutil
 import subprocess
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from importlib.util import find_spec
 from pathlib import Path
 
@@ -45,7 +46,7 @@ OPENMPI_SETTINGS = {
 
 @dataclass(frozen=True)
 class Contestant:
-    """A job to be timed: `program` gets the controller's address, port and token as its last words."""
+    """A job to be timed: `program` gets the controller's contacts as its last word."""
 
     name: str
     program: tuple[str, ...]
@@ -63,6 +64,7 @@ class Contestant:
             mpiargs=(*theirs, *self.mpiargs),
             exports=(*asked.exports, *self.exports),
             mode=asked.mode if self.mode is None else self.mode,
+            verbose=True,  # for libddl to say what it measured and chose
         )
 
     def found(self, found: Found) -> Found:
@@ -75,22 +77,29 @@ def of_ddl(mpi: Mpi) -> Contestant:
     return Contestant(DDL, (str(_worker("bench_ddl")),), mpi)
 
 
-def peers(mpi: Mpi, ranks: int, interfaces: Sequence[str], others: Sequence[Mpi]) -> list[Contestant]:
-    """All there are to compare with, for `ranks` ranks; `others` are further MPIs than the one that starts the job."""
+def peers(
+    mpi: Mpi, ranks: int, interfaces: Sequence[str], others: Sequence[Mpi], wanted: Callable[[str], bool]
+) -> list[Contestant]:
+    """All there are to compare with whose name is `wanted`, for `ranks` ranks.
+
+    `others` are further MPIs than the one that starts the job. Raises CheckError where a worker cannot be made.
+    """
     found = [Contestant(FLAT, (str(_worker("bench_ddl")),), mpi, mode=Mode("r", (ranks,)))]
-    found += _of_mpi(mpi, _worker("bench_mpi"), _NAMES[mpi.family])
+    found += _of_mpi(mpi, lambda: _worker("bench_mpi"), _NAMES[mpi.family], wanted)
     names = {_NAMES[mpi.family]}
     for other in others:
         name = _NAMES[other.family]
         if name in names:  # Open MPI 4 beside 5
             name = str(other)
+        if name in names:
+            raise CheckError(f"--peer-mpi {other.path}: {other} takes part already; name each MPI once")
         names.add(name)
-        found += _of_mpi(other, compiled(other), name)
+        found += _of_mpi(other, partial(compiled, other), name, wanted)
     if find_spec("torch") is not None:
         exports = [Export("GLOO_SOCKET_IFNAME", interfaces[0])] if len(interfaces) == 1 else []
         program = (sys.executable, str(HERE / "gloo_worker.py"))
         found.append(Contestant("gloo", program, mpi, exports=tuple(exports)))
-    return found
+    return [one for one in found if wanted(one.name)]
 
 
 def compiled(mpi: Mpi) -> Path:
@@ -122,14 +131,16 @@ def _cache() -> Path:
     return folder
 
 
-def _of_mpi(mpi: Mpi, worker: Path, name: str) -> list[Contestant]:
-    program = (str(worker),)
-    default = Contestant(f"{name}, default", program, mpi)
-    if mpi.family == HYDRA:
-        return [default]
-    return [default] + [
-        Contestant(f"{name}, {setting}", program, mpi, family=name, mpiargs=words)
-        for setting, words in OPENMPI_SETTINGS.items()
+def _of_mpi(mpi: Mpi, worker: Callable[[], Path], name: str, wanted: Callable[[str], bool]) -> list[Contestant]:
+    """An MPI's default and, of Open MPI, its settings; nothing is compiled for those that are not `wanted`."""
+    settings = {"default": (), **({} if mpi.family == HYDRA else OPENMPI_SETTINGS)}
+    chosen = {setting: words for setting, words in settings.items() if wanted(f"{name}, {setting}")}
+    if not chosen:
+        return []
+    program = (str(worker()),)
+    return [
+        Contestant(f"{name}, {setting}", program, mpi, family=name if words else "", mpiargs=words)
+        for setting, words in chosen.items()
     ]
 
 

@@ -1,4 +1,4 @@
-"""The ranks of the jobs that are timed, and the line to each of them.
+"""The jobs that are timed.
 
 Every contestant is a job of its own, started once; between their turns its ranks sleep in a read from the controller.
 So contestants can take turns many times without being started again, and do not disturb each other.
@@ -7,183 +7,107 @@ So contestants can take turns many times without being started again, and do not
 from __future__ import annotations
 
 import secrets
-import socket
+import signal
 import subprocess
-import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import IO
 
-Start = Callable[[Sequence[str], IO[bytes]], "subprocess.Popen[bytes]"]
+from ddl.bench.controller import TOKEN, Controller, CrewError, Line, answers
 
-ANSWER_SECONDS = 600  # for one line: the slowest peer's largest message
-GREETING_SECONDS = 5  # for a rank's first line
-LINE_BYTES = 512  # most of a line
+# The worker's last words, what its environment has beside, and the file for its output.
+Start = Callable[[Sequence[str], Mapping[str, str], IO[bytes]], "subprocess.Popen[bytes]"]
 
-
-class CrewError(RuntimeError):
-    """A contestant did not come up, ended, or computed a wrong sum; the message has the last lines of its output."""
-
-
-class Controller:
-    """Listens for ranks and gives each connection to the crew whose token it says."""
-
-    def __init__(self) -> None:
-        self._listener = socket.create_server(("", 0))
-        self._lock = threading.Condition()
-        self._found: dict[str, dict[int, _Line]] = {}
-        threading.Thread(target=self._accept, daemon=True).start()
-
-    def expect(self, token: str) -> None:
-        """From now on ranks that say `token` are welcome."""
-        with self._lock:
-            self._found[token] = {}
-
-    @property
-    def port(self) -> int:
-        """Where the ranks connect to, on every address of this host."""
-        return int(self._listener.getsockname()[1])
-
-    def address_towards(self, address: str) -> str:
-        """This host's own address, as a host at `address` sees it."""
-        with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
-            probe.connect((address, self.port))  # sends nothing
-            return str(probe.getsockname()[0])
-
-    def lines(self, token: str, count: int, seconds: float, alive: Callable[[], bool]) -> list[_Line]:
-        """The lines to all `count` ranks that say `token`, by rank, as soon as they are there.
-
-        Raises CrewError after `seconds`, or when the job is not `alive` any more.
-        """
-        deadline = time.monotonic() + seconds
-        with self._lock:
-            while len(self._found.get(token, {})) < count:
-                if not alive():
-                    raise CrewError("its job ended before all ranks were there")
-                if time.monotonic() > deadline:
-                    there = sorted(self._found.get(token, {}))
-                    raise CrewError(f"after {seconds:.0f} s only ranks {there} of {count} were there")
-                self._lock.wait(0.1)
-            return [line for _, line in sorted(self._found.pop(token).items())]
-
-    def close(self) -> None:
-        """Stop listening."""
-        self._listener.close()
-
-    def _accept(self) -> None:
-        while True:
-            try:
-                connection, _ = self._listener.accept()
-            except OSError:
-                return  # closed
-            # In a thread of its own: a stranger that says nothing keeps nobody waiting.
-            threading.Thread(target=self._greet, args=(connection,), daemon=True).start()
-
-    def _greet(self, connection: socket.socket) -> None:
-        connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-        connection.settimeout(GREETING_SECONDS)
-        line = _Line(connection)
-        words = line.read().split()
-        known = len(words) == 4 and words[0] == "rank" and words[1] in self._found and words[2].isdecimal()
-        if not known:  # somebody else
-            line.close()
-            return
-        connection.settimeout(ANSWER_SECONDS)
-        with self._lock:
-            self._found[words[1]][int(words[2])] = line
-            self._lock.notify_all()
+ASSEMBLE_SECONDS = 120  # for all ranks to be there
+ANSWER_SECONDS = 600  # for all ranks' answers: the slowest peer's turn
+END_SECONDS = 10  # for a job to end when its lines have ended
 
 
-class _Line:
-    """A connection that carries a line at a time."""
-
-    def __init__(self, connection: socket.socket) -> None:
-        self._connection = connection
-        self._reader = connection.makefile("r", encoding="utf-8", errors="replace")
-
-    def write(self, text: str) -> None:
-        self._connection.sendall(f"{text}\n".encode())
-
-    def read(self) -> str:
-        """The next line; "" at the end, or after ANSWER_SECONDS."""
-        try:
-            return self._reader.readline(LINE_BYTES).strip()
-        except OSError:
-            return ""
-
-    def close(self) -> None:
-        self._reader.close()
-        self._connection.close()
+class WrongSum(CrewError):
+    """A contestant computed a wrong sum."""
 
 
 class Crew:
     """A running job of `ranks` ranks that does collectives when it is told to."""
 
     def __init__(
-        self, name: str, ranks: int, controller: Controller, address: str, start: Start, log: Path, seconds: float = 120
+        self,
+        name: str,
+        ranks: int,
+        controller: Controller,
+        start: Start,
+        log: Path,
+        *,
+        assemble_seconds: float = ASSEMBLE_SECONDS,
+        answer_seconds: float = ANSWER_SECONDS,
     ) -> None:
-        """Begin the job: `start` gets the worker's three last arguments and the file for its output."""
+        """Begin the job."""
         self.name, self.ranks = name, ranks
-        self._controller, self._seconds = controller, seconds
-        self._token = secrets.token_hex(8)
-        self._lines: list[_Line] = []
+        self._controller = controller
+        self._assemble_seconds, self._answer_seconds = assemble_seconds, answer_seconds
+        self._token = secrets.token_hex(16)
+        self._lines: list[Line] = []
         self._log = log
-        controller.expect(self._token)
+        controller.expect(self._token, ranks)
         with log.open("wb") as output:
-            self._process = start([address, str(controller.port), self._token], output)
+            self._process = start([controller.contacts], {TOKEN: self._token}, output)
 
     def assemble(self) -> None:
         """Wait until all ranks are there. Raises CrewError."""
         try:
             self._lines = self._controller.lines(
-                self._token, self.ranks, self._seconds, lambda: self._process.poll() is None
+                self._token, self._assemble_seconds, lambda: self._process.poll() is None
             )
         except CrewError as error:
             raise CrewError(f"{self.name}: {error}{self._last_words()}") from None
 
+    def said(self, prefix: str) -> list[str]:
+        """The lines of its output so far that begin with `prefix`."""
+        return [line for line in self._log.read_text(errors="replace").splitlines() if line.startswith(prefix)]
+
     def check(self, size: int) -> float:
-        """Seconds of one collective of `size` bytes with a known result. Raises CrewError where it is wrong."""
-        answers = self._ask(f"check {size}")
-        for rank, answer in enumerate(answers):
+        """Seconds of one collective of `size` bytes with a known result. Raises WrongSum, CrewError."""
+        said = self._ask(f"check {size}")
+        for rank, answer in enumerate(said):
             if answer.startswith("wrong"):
-                raise CrewError(f"{self.name}: rank {rank}, {size} bytes: {answer}")
-        return max(map(self._seconds_of, answers))
+                raise WrongSum(f"{self.name}: rank {rank}, {size} bytes: {answer}")
+        return max(map(self._seconds_of, said))
 
     def time(self, size: int, repeats: int) -> float:
         """Seconds of one collective of `size` bytes, of `repeats` back to back, on the slowest rank."""
         return max(map(self._seconds_of, self._ask(f"time {size} {repeats}"))) / repeats
 
-    def close(self) -> None:
-        """End the job: its ranks end with their lines, and it is killed when that takes too long."""
+    def hang_up(self) -> None:
+        """End the lines to its ranks, which end with them."""
         for line in self._lines:
             line.close()
-        try:
-            self._process.wait(timeout=10 if self._lines else 0)
-        except subprocess.TimeoutExpired:
-            self._process.terminate()
+
+    def close(self, seconds: float = END_SECONDS) -> None:
+        """End the job, and wait for it `seconds`; then it is asked to end, and then it is made to."""
+        self.hang_up()
+        waits = seconds if self._lines else 0.0
+        for number in (signal.SIGTERM, signal.SIGKILL):
             with suppress(subprocess.TimeoutExpired):
-                self._process.wait(timeout=10)
-            if self._process.poll() is None:
-                self._process.kill()
-                self._process.wait()
+                self._process.wait(waits)
+            if self._process.poll() is not None:
+                return
+            self._process.send_signal(number)
+            waits = END_SECONDS
+        self._process.wait()
 
     def _ask(self, text: str) -> list[str]:
         with suppress(OSError):  # the missing answer says it better
             for line in self._lines:
                 line.write(text)
-        answers = []
-        for line in self._lines:
-            answers.append(line.read())
-            if not answers[-1]:
-                break  # it ended, or hangs: the others would be waited for as long again
-        return answers
+        return answers(self._lines, self._answer_seconds)
 
     def _seconds_of(self, answer: str) -> float:
         word, _, seconds = answer.partition(" ")
         if word != "took":
-            raise CrewError(f"{self.name}: a rank ended or did not answer{self._last_words()}")
+            limit = f"{self._answer_seconds:.0f} s"
+            raise CrewError(f"{self.name}: a rank ended, or did not answer within {limit}{self._last_words()}")
         return float(seconds)
 
     def _last_words(self) -> str:
@@ -191,3 +115,12 @@ class Crew:
             self._process.wait(timeout=1)  # what ends says why last
         lines = self._log.read_text(errors="replace").splitlines()[-12:]
         return "\n  ".join(["", *lines]) if lines else ""
+
+
+def disband(crews: Sequence[Crew], seconds: float = END_SECONDS) -> None:
+    """End all jobs, together."""
+    for crew in crews:
+        crew.hang_up()
+    until = time.monotonic() + seconds
+    for crew in crews:
+        crew.close(max(0.0, until - time.monotonic()))

@@ -10,10 +10,9 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from math import inf
-from statistics import median
+from statistics import median, quantiles
 
-from ddl.bench.contest import Turns
+from ddl.bench.contest import LeftOut, Turns
 from ddl.planning.units import format_bytes, format_size, format_time
 
 Bound = Callable[[int], float]  # bytes of the buffer -> seconds
@@ -29,11 +28,15 @@ def ratios(other: Turns, base: Turns) -> list[float]:
     return [seconds / base.seconds[at] for at, seconds in other.seconds.items() if at in base.seconds]
 
 
-def spread(turns: Turns) -> float:
-    """How far a contestant is from itself: half the range of its rounds over their median, without the two ends."""
-    values = sorted(turns.seconds.values())
-    inner = values[1:-1] if len(values) > 4 else values
-    return (inner[-1] - inner[0]) / 2 / turns.median if inner else inf
+def spread(turns: Turns) -> float | None:
+    """How far a contestant is from itself: half the distance of the quartiles of its rounds, over their median.
+
+    None with a single round, which says nothing about it.
+    """
+    if len(turns.seconds) < 2:
+        return None
+    low, _, high = quantiles(turns.seconds.values(), n=4, method="inclusive")
+    return (high - low) / 2 / turns.median
 
 
 def table(turns: Sequence[Turns], ranks: int, base: str, bound: Bound | None = None) -> str:
@@ -51,9 +54,17 @@ def table(turns: Sequence[Turns], ranks: int, base: str, bound: Bound | None = N
             line += f"  {format_bytes(bus_bandwidth(ranks, size, one.median)):>12}"
             line += f"  {bound(size) / one.median:>10.0%}" if bound else ""
             if len(names) > 1 and base in here:
-                line += f"  {median(ratios(one, here[base])):.2f} (± {spread(one):.0%})"
+                apart = spread(one)
+                line += f"  {median(ratios(one, here[base])):.2f}"
+                line += " (one round)" if apart is None else f" (± {apart:.0%})"
             lines.append(line)
     return "\n".join(lines)
+
+
+def words(one: LeftOut) -> str:
+    """That one was left out, in a line."""
+    since = "" if one.size is None else f" from {format_size(one.size)} on"
+    return f"left out{since}: {one.why.splitlines()[0]}"
 
 
 def to_json(turns: Sequence[Turns]) -> list[Mapping[str, object]]:
@@ -61,6 +72,7 @@ def to_json(turns: Sequence[Turns]) -> list[Mapping[str, object]]:
     return [
         {
             "contestant": one.name,
+            "family": one.family,
             "bytes": one.size,
             "repeats": one.repeats,
             "seconds": [one.seconds[at] for at in sorted(one.seconds)],

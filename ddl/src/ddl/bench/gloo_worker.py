@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import socket
 import sys
 import time
@@ -10,13 +11,13 @@ import torch
 import torch.distributed as dist
 
 
-def main(address: str, port: str, token: str) -> None:
+def main(contacts: str) -> None:
     """Join the group of the environment (RANK, MASTER_ADDR, ...) and serve the controller until it hangs up."""
     torch.set_num_threads(1)
     dist.init_process_group("gloo")
     rank, size = dist.get_rank(), dist.get_world_size()
-    with socket.create_connection((address, int(port))) as connection, connection.makefile("rw") as controller:
-        print("rank", token, rank, size, file=controller, flush=True)
+    with connect(contacts.split(",")) as connection, connection.makefile("rw") as controller:
+        print(os.environ["OMPI_DDLRUN_BENCH"], rank, size, file=controller, flush=True)
         tensor = torch.empty(0)
         for line in controller:
             word, *numbers = line.split()
@@ -28,6 +29,21 @@ def main(address: str, port: str, token: str) -> None:
                 tensor = torch.zeros(count)  # in place: anything else would grow without bound
             print(timed(tensor, int(numbers[1])), file=controller, flush=True)
     dist.destroy_process_group()
+
+
+def connect(contacts: list[str]) -> socket.socket:
+    """A connection to the first HOST:PORT that answers. Raises OSError where none does."""
+    why = OSError()
+    for contact in contacts:
+        host, _, port = contact.rpartition(":")
+        try:
+            connection = socket.create_connection((host, int(port)), 5)
+        except OSError as error:
+            why = error
+            continue
+        connection.settimeout(None)
+        return connection
+    raise OSError(f"the controller at {','.join(contacts)} cannot be reached: {why}")
 
 
 def timed(tensor: torch.Tensor, repeats: int) -> str:

@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import argparse
-from collections.abc import Callable, Sequence
+import re
+from collections.abc import Sequence
 from dataclasses import dataclass
 from math import inf
 from pathlib import Path
-from typing import NoReturn
 
+from ddl.launch import arguments
 from ddl.launch import options as launch
+from ddl.launch.arguments import read
 from ddl.launch.errors import UsageError
 from ddl.planning import network, picture, units
 from ddl.planning.network import Network
@@ -42,7 +44,7 @@ class Bench:
     seconds: float
     network: Network | None
     peer_mpis: tuple[Path, ...]
-    only: str | None
+    only: re.Pattern[str] | None
     output: Path | None
     plot: Path | None
 
@@ -53,6 +55,9 @@ def parse(words: Sequence[str]) -> Bench | None:
         _parser().print_help()
         return None
     own, rest = _parser().parse_known_args(list(words))
+    for option, value in (("--only", own.only), ("--peer-mpi", own.peer_mpi)):
+        if value and not own.compare:
+            raise UsageError(f"bench: {option} is about the peers, which are timed with --compare; add it")
     if own.plot is not None:
         picture.check(own.plot)
     given = launch.parse([*rest, "--", "bench"])
@@ -87,48 +92,37 @@ def sizes(text: str) -> tuple[int, ...]:
     return (*found, most)
 
 
-def _parser() -> _Parser:
-    parser = _Parser(
+def _parser() -> arguments.Parser:
+    parser = arguments.Parser(
         "ddlrun bench", usage="ddlrun bench [OPTIONS] [OPTIONS OF DDLRUN]", description=_TEXT, epilog=_EXAMPLES,
         formatter_class=argparse.RawDescriptionHelpFormatter, allow_abbrev=False,
     )  # fmt: skip
     parser.add_argument("--compare", action="store_true", help="time the peers that are installed, too")
     parser.add_argument(
-        "--sizes", type=_read(sizes), default=SIZES, metavar="A..B|A,B,...", help=f"in steps of 4 (default {SIZES})"
+        "--sizes", type=read(sizes), default=SIZES, metavar="A..B|A,B,...", help=f"in steps of 4 (default {SIZES})"
     )
-    parser.add_argument("--rounds", type=_read(_rounds), default=5, metavar="N", help="turns of each (default 5)")
     parser.add_argument(
-        "--seconds", type=_read(_seconds), default=0.5, metavar="S", help="of a turn, at least (default 0.5)"
+        "--rounds", type=read(arguments.count), default=5, metavar="N", help="turns of each (default 5)"
+    )
+    parser.add_argument(
+        "--seconds", type=read(_seconds), default=0.5, metavar="S", help="of a turn, at least (default 0.5)"
     )
     parser.add_argument("--network", metavar="NETWORK", help="what the links carry: a file, as `ddlrun plan` reads it")
     parser.add_argument(
         "--peer-mpi", type=Path, action="append", default=[], metavar="FILE", help="the mpirun of another MPI to time"
     )
-    parser.add_argument("--only", metavar="REGEX", help="of the peers, those whose name matches")
-    parser.add_argument("--json", type=Path, metavar="FILE", help="every figure, with machine and versions")
-    parser.add_argument("--plot", type=Path, metavar="FILE", help="a picture (.png or .svg): time against size")
+    parser.add_argument("--only", type=read(_pattern), metavar="REGEX", help="of the peers, those whose name matches")
+    file = read(arguments.output_file)
+    parser.add_argument("--json", type=file, metavar="FILE", help="every figure, with machine and versions")
+    parser.add_argument("--plot", type=file, metavar="FILE", help="a picture (.png or .svg): time against size")
     return parser
 
 
-class _Parser(argparse.ArgumentParser):
-    def error(self, message: str) -> NoReturn:
-        raise UsageError(f"bench: {message}; `ddlrun bench --help` explains each option")
-
-
-def _read(parse: Callable[[str], object]) -> Callable[[str], object]:
-    def read(text: str) -> object:
-        try:
-            return parse(text)
-        except ValueError as error:
-            raise argparse.ArgumentTypeError(str(error)) from None
-
-    return read
-
-
-def _rounds(text: str) -> int:
-    if not text.isdecimal() or int(text) < 1:
-        raise ValueError(f"{text!r}: expected a whole number, 1 or more")
-    return int(text)
+def _pattern(text: str) -> re.Pattern[str]:
+    try:
+        return re.compile(text)
+    except re.error as error:
+        raise ValueError(f"{text!r}: expected a regular expression: {error}") from None
 
 
 def _seconds(text: str) -> float:

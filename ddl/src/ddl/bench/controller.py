@@ -1,0 +1,157 @@
+"""Where the ranks of the jobs that are timed report for work, and the line to each of them.
+
+A rank's first line is `TOKEN RANK SIZE`. The token is its job's, and stands in its environment, because every user of a
+host can read command lines.
+"""
+
+from __future__ import annotations
+
+import hmac
+import re
+import select
+import socket
+import time
+from collections.abc import Callable, Sequence
+from contextlib import suppress
+
+from ddl.launch.reception import Reception
+
+TOKEN = "OMPI_DDLRUN_BENCH"  # Open MPI hands variables that begin with OMPI_ to every rank unasked, hydra all of them
+LINE_BYTES = 512  # most of an answer
+
+_HELLO = re.compile(rb"([0-9a-f]{1,32}) (\d{1,9}) (\d{1,9})")
+
+
+class CrewError(RuntimeError):
+    """A contestant did not come up or ended; the message has the last lines of its output."""
+
+
+class Controller:
+    """Listens for ranks and gives each connection to the job whose token it says."""
+
+    def __init__(self, addresses: Sequence[str] = (), ranks: int = 0) -> None:
+        """`addresses` of this host, by which `ranks` ranks may reach it, best first; empty: all are on this host."""
+        self._reception = Reception("" if addresses else "127.0.0.1", ranks)
+        self._addresses = addresses or ("127.0.0.1",)
+        self._expected: dict[str, int] = {}  # tokens, and how many ranks say each
+        self._found: dict[str, dict[int, Line]] = {}
+        self._odd: dict[str, int] = {}  # tokens that ranks said who are of another number
+
+    @property
+    def contacts(self) -> str:
+        """Where ranks find it: HOST:PORT, or several, one of which leads here."""
+        return ",".join(f"{address}:{self._reception.port}" for address in self._addresses)
+
+    def expect(self, token: str, ranks: int) -> None:
+        """From now on `ranks` ranks that say `token` are welcome."""
+        self._expected[token] = ranks
+        self._found[token] = {}
+
+    def lines(self, token: str, seconds: float, alive: Callable[[], bool]) -> list[Line]:
+        """The lines to all ranks that say `token`, by rank, as soon as they are there.
+
+        Raises CrewError after `seconds`, when the job is not `alive` any more, or when its ranks are of another number.
+        """
+        deadline = time.monotonic() + seconds
+        found, count = self._found[token], self._expected[token]
+        while len(found) < count:
+            living = alive()
+            self._receive(0.1 if living else 0.0)
+            if token in self._odd:
+                raise CrewError(
+                    f"its ranks say that they are {self._odd[token]}, and {count} were started: the worker and mpirun "
+                    "are not of one MPI"
+                )
+            if not living and len(found) < count:
+                raise CrewError("its job ended before all ranks were there")
+            if time.monotonic() > deadline:
+                raise CrewError(f"after {seconds:.0f} s only ranks {sorted(found)} of {count} were there")
+        del self._expected[token], self._found[token]
+        return [line for _, line in sorted(found.items())]
+
+    def close(self) -> None:
+        """Stop listening."""
+        self._reception.close()
+
+    def _receive(self, seconds: float) -> None:
+        sockets = {one.fileno(): one for one in self._reception.sockets()}
+        poll = select.poll()
+        for descriptor in sockets:
+            poll.register(descriptor, select.POLLIN)
+        ready = poll.poll(seconds * 1000)
+        now = time.monotonic()
+        for descriptor, _ in ready:
+            if came := self._reception.receive(sockets[descriptor], now):
+                self._greet(*came)
+        self._reception.look(now)
+
+    def _greet(self, connection: socket.socket, line: bytes) -> None:
+        hello = _HELLO.fullmatch(line)
+        tokens = [one for one in self._expected if hello and hmac.compare_digest(hello[1], one.encode())]
+        if hello is None or not tokens:  # somebody else
+            connection.close()
+            return
+        (token,), rank, size = tokens, int(hello[2]), int(hello[3])
+        if size != self._expected[token] or rank >= size:
+            self._odd[token] = size
+            connection.close()
+            return
+        self._found[token][rank] = Line(connection)
+
+
+class Line:
+    """A connection that carries a line at a time."""
+
+    def __init__(self, connection: socket.socket) -> None:
+        connection.setblocking(True)
+        connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        self._connection = connection
+        self._heard = b""
+
+    def fileno(self) -> int:
+        """For poll."""
+        return self._connection.fileno()
+
+    def write(self, text: str) -> None:
+        """Say a line."""
+        self._connection.sendall(f"{text}\n".encode())
+
+    def read(self) -> str | None:
+        """The line that is there; None where it is not complete, "" at the end."""
+        try:
+            data = self._connection.recv(LINE_BYTES, socket.MSG_DONTWAIT)
+        except BlockingIOError:
+            return None
+        except OSError:
+            data = b""
+        line, end, rest = (self._heard + data).partition(b"\n")
+        if end:
+            self._heard = rest
+            return line.decode(errors="replace").strip()
+        self._heard = line
+        return None if data and len(line) <= LINE_BYTES else ""
+
+    def close(self) -> None:
+        """Hang up."""
+        with suppress(OSError):
+            self._connection.close()
+
+
+def answers(lines: Sequence[Line], seconds: float) -> list[str]:
+    """A line from each, all within `seconds`; "" from those that did not say one until then, or until one has ended."""
+    deadline = time.monotonic() + seconds
+    found = dict.fromkeys(range(len(lines)), "")
+    left = {line.fileno(): at for at, line in enumerate(lines)}
+    poll = select.poll()
+    for descriptor in left:
+        poll.register(descriptor, select.POLLIN)
+    while left and (wait := deadline - time.monotonic()) > 0:
+        for descriptor, _ in poll.poll(wait * 1000):
+            said = lines[left[descriptor]].read()
+            if said is None:
+                continue
+            if not said:
+                return list(found.values())  # the others would wait for it for ever
+            found[left.pop(descriptor)] = said
+            poll.unregister(descriptor)
+    return list(found.values())
