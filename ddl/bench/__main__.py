@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import os
 import platform
 import shutil
 import signal
@@ -72,6 +73,8 @@ def report(run: Run) -> list[str]:
             said.append(f"hosts {' '.join(map(str, order))}:")
         said.append(figures.table(turns_of(record), ranks, DDL, _bound(run)))
         said += [figures.words(one) for one in left_out_of(record)]
+        if ranks > (os.cpu_count() or 1) and any(one.name.startswith("MPICH") for one in turns_of(record)):
+            said.append("MPICH's ranks poll, and are more than the cores: its rows measure that, too")
     return [*said, *lines(judge(run))]
 
 

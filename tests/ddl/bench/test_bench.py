@@ -15,9 +15,11 @@ from shaped import Goodput, Run
 from verdicts import judge, lines
 
 from ddl import ddlrun
-from ddl.bench import chart
-from ddl.bench.contest import Turns
+from ddl.bench import chart, cli
+from ddl.bench.contest import Entry, Turns
 from ddl.bench.contestants import DDL, FLAT, peers
+from ddl.bench.controller import CrewError
+from ddl.bench.crew import WrongSum
 from ddl.launch import mpi
 
 ROOT = Path(__file__).parents[3]
@@ -152,6 +154,40 @@ def test_ddlrun_bench_times_ddl_beside_mpi_and_gloo(tmp_path: Path, capsys: pyte
     assert {"ddl", "mpi", "python", "torch"} <= found["versions"].keys()
     assert found["left_out"] == []
     assert plot.read_text().startswith("<?xml")
+
+
+@pytest.mark.parametrize(
+    ("broken", "error", "goes_on", "printed"),
+    [
+        (DDL, CrewError("DDL: a rank ended"), False, "ddlrun: error: ddlrun bench: DDL: a rank ended"),
+        (FLAT, WrongSum(f"{FLAT}: wrong"), True, f"left out from 4 KiB on: {FLAT}: wrong"),
+    ],
+)
+def test_what_was_measured_is_printed_and_kept_when_a_job_breaks_down(
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+    broken: str,
+    error: RuntimeError,
+    goes_on: bool,
+    printed: str,
+) -> None:
+    def hold(entries: list[Entry], *args: object) -> list[Turns]:
+        drop = args[-1]
+        assert callable(drop)
+        assert drop(next(one for one in entries if one.name == broken), 4096, error) is goes_on
+        return [Turns(DDL, 1024, 1, {0: 0.5, 1: 0.25})]
+
+    monkeypatch.setattr(cli.contest, "hold", hold)
+    output = tmp_path / "a.json"
+    status = ddlrun.main(["bench", "-np", "1", "--compare", "--only", "flat", "--json", str(output)])
+    said = capsys.readouterr()
+    assert status == 1
+    assert "1 KiB  DDL" in said.out
+    assert printed in said.out + said.err
+    found = json.loads(output.read_text())
+    assert (len(found["turns"]), found["error"]) == (1, "" if goes_on else "DDL: a rank ended")
+    assert [one["wrong"] for one in found["left_out"]] == [True] * goes_on
 
 
 @pytest.mark.slow
