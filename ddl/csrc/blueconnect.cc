@@ -70,7 +70,7 @@ void build_hierarchy(Builder& builder) {
     std::string modes;
     bool grouped = false;
     for (size_t i = 0; i < dimensions; ++i) {
-        modes += mode_of(builder.plan(), i, builder.task().memory);
+        modes += mode_of(builder.plan(), i, builder.task());
         grouped |= builder.is_grouped(i);
     }
     const std::string shape = format_dimensions(builder.plan().dimensions);

@@ -16,8 +16,14 @@ int Builder::rank_at(int position) const {
     return plan_.ranks[static_cast<size_t>(wrapped)];
 }
 
-int Builder::chunks(uint64_t elements) const {
-    if (plan_.chunks > 0) return plan_.chunks;
+int Builder::chunks(uint64_t elements) {
+    const int count = plan_.chunks > 0 ? plan_.chunks : chunks_by_size(elements);
+    const auto parts = static_cast<uint64_t>(count);
+    schedule_.chunk_bytes = (elements + parts - 1) / parts * element_;
+    return count;
+}
+
+int Builder::chunks_by_size(uint64_t elements) const {
     const uint64_t bytes = elements * element_, parts = static_cast<uint64_t>(plan_.dimensions[0]);
     const auto ranks = static_cast<uint64_t>(size());
     const uint64_t by_size = bytes / std::max<uint64_t>({1, tuning_.chunk_bytes, parts * tuning_.message_bytes,
@@ -117,7 +123,7 @@ void Builder::finish_average(Range range) {
 }
 
 bool Builder::is_grouped(size_t dimension) const {
-    return plan_.dimensions[dimension] > 1 && mode_of(plan_, dimension, task().memory) != 'r';
+    return plan_.dimensions[dimension] > 1 && mode_of(plan_, dimension, task()) != 'r';
 }
 
 Step Builder::group_step(StepKind kind, size_t dimension, Range range) {

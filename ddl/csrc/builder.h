@@ -19,7 +19,8 @@ class Builder {
     // The rank at `position`, which may lie outside [0, size): positions are a ring.
     int rank_at(int position) const;
     // How many chunks a buffer of `elements` is cut into, where `parts` parts of each chunk travel in a message each.
-    int chunks(uint64_t elements) const;
+    // The schedule says how large one then is.
+    int chunks(uint64_t elements);
 
     void algorithm(std::string name, std::string reason);
     // Asks for room of `elements` in Buffer::work.
@@ -51,6 +52,7 @@ class Builder {
     Schedule finish();
 
   private:
+    int chunks_by_size(uint64_t elements) const;
     Place place(Buffer buffer, Range range) const { return {buffer, range.begin * element_}; }
     Step group_step(StepKind kind, size_t dimension, Range range);
     Step message(StepKind kind, int peer_position, Range range) const;

@@ -4,6 +4,7 @@
 #include <memory>
 
 #include "device.h"
+#include "header.h"
 #include "schedule.h"
 #include "status.h"
 
@@ -14,7 +15,7 @@ struct Call {
     Task task;
     const void* input = nullptr;
     void* output = nullptr;
-    bool of_split = false;  // for messages: the engine makes it itself, as a part of split()
+    Purpose purpose = Purpose::user;
     // Of a task in a device's memory:
     std::shared_ptr<Device> device = nullptr;
     std::shared_ptr<Fence> after = nullptr;  // nothing is read or written before it has passed

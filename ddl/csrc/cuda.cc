@@ -1,8 +1,6 @@
 #include "cuda.h"
 
 #include <atomic>
-#include <cstdio>
-#include <cstdlib>
 #include <map>
 
 #include "shared_library.h"
@@ -11,11 +9,14 @@
 namespace ddl {
 namespace {
 
-constexpr int kSuccess = 0, kMemoryAllocation = 2, kNotReady = 600;
-constexpr int kDeviceMemory = 2;                     // cudaMemoryTypeDevice
-constexpr int kHostToDevice = 1, kDeviceToHost = 2;  // cudaMemcpyKind
-constexpr unsigned kStreamNonBlocking = 1;           // cudaStreamNonBlocking
+// cudaError_t
+constexpr int kSuccess = 0, kInvalidValue = 1, kMemoryAllocation = 2, kNoDevice = 100, kInvalidHandle = 400,
+              kNotReady = 600;
+constexpr int kDeviceMemory = 2, kManagedMemory = 3;  // cudaMemoryType
+constexpr int kHostToDevice = 1, kDeviceToHost = 2;   // cudaMemcpyKind
+constexpr unsigned kStreamNonBlocking = 1;            // cudaStreamNonBlocking
 constexpr unsigned kEventDisableTiming = 2;
+constexpr int kCaptureModeRelaxed = 2;  // cudaStreamCaptureModeRelaxed
 
 // cudaPointerAttributes; later versions have fields behind these.
 struct PointerAttributes {
@@ -28,7 +29,7 @@ struct PointerAttributes {
 
 CudaApi load() {
     std::vector<std::string> names;
-    if (const char* chosen = std::getenv("DDL_CUDA_LIB"); chosen && *chosen) {
+    if (const std::string chosen = chosen_library("DDL_CUDA_LIB"); !chosen.empty()) {
         names = {chosen};
     } else {
         // The one that the program uses knows its buffers; a second one works too, but costs memory.
@@ -42,6 +43,7 @@ CudaApi load() {
     CudaApi api{};
     library.find("cudaGetErrorString", &api.error_string);
     library.find("cudaGetLastError", &api.get_last_error);
+    library.find("cudaPeekAtLastError", &api.peek_last_error);
     library.find("cudaGetDeviceCount", &api.get_device_count);
     library.find("cudaGetDevice", &api.get_device);
     library.find("cudaSetDevice", &api.set_device);
@@ -51,12 +53,68 @@ CudaApi load() {
     library.find("cudaMemcpyAsync", &api.memcpy_async);
     library.find("cudaStreamCreateWithFlags", &api.stream_create);
     library.find("cudaStreamSynchronize", &api.stream_synchronize);
+    library.find("cudaStreamDestroy", &api.stream_destroy);
+    library.find("cudaThreadExchangeStreamCaptureMode", &api.exchange_capture_mode);
     library.find("cudaEventCreateWithFlags", &api.event_create);
     library.find("cudaEventDestroy", &api.event_destroy);
     library.find("cudaEventRecord", &api.event_record);
     library.find("cudaEventQuery", &api.event_query);
     library.find("cudaEventSynchronize", &api.event_synchronize);
     return api;
+}
+
+// What only the driver knows, as its documentation gives it (CUDA Driver API).
+struct CudaDriver {
+    int (*pointer_attribute)(void* data, int attribute, unsigned long long pointer);
+    int (*primary_context)(int gpu, unsigned* flags, int* active);
+};
+
+// Null where the process has not loaded it.
+const CudaDriver* cuda_driver() {
+    static std::atomic<const CudaDriver*> found{nullptr};
+    if (const CudaDriver* driver = found.load(std::memory_order_acquire)) return driver;
+    const std::string name = loaded_library("libcuda.so");
+    if (name.empty()) return nullptr;
+    const SharedLibrary library({name}, "CUDA's driver", "it was loaded before");
+    CudaDriver driver{};
+    library.find("cuPointerGetAttribute", &driver.pointer_attribute);
+    library.find("cuDevicePrimaryCtxGetState", &driver.primary_context);
+    static const CudaDriver made = driver;
+    found.store(&made, std::memory_order_release);
+    return &made;
+}
+
+// True where something in the process has used the GPU, and where nobody can say.
+bool is_begun(int gpu) {
+    const CudaDriver* const driver = cuda_driver();
+    unsigned flags = 0;
+    int active = 0;
+    return !driver || driver->primary_context(gpu, &flags, &active) != kSuccess || active != 0;
+}
+
+// Where the runtime cannot say: whether the driver knows `pointer` as a GPU's memory. Throws Error where it cannot say
+// either.
+bool is_in_gpu(const void* pointer) {
+    constexpr int kMemoryTypeAttribute = 2;  // CU_POINTER_ATTRIBUTE_MEMORY_TYPE
+    const CudaDriver* const driver = cuda_driver();
+    if (!driver) return false;
+    unsigned type = 0;
+    const int code =
+        driver->pointer_attribute(&type, kMemoryTypeAttribute, reinterpret_cast<unsigned long long>(pointer));
+    switch (code) {
+        case kSuccess: return type == kDeviceMemory;
+        case 1:    // CUDA_ERROR_INVALID_VALUE: no memory of CUDA's
+        case 3:    // CUDA_ERROR_NOT_INITIALIZED, by nobody: no memory of it is in use
+        case 4:    // CUDA_ERROR_DEINITIALIZED
+        case 100:  // CUDA_ERROR_NO_DEVICE
+        case 101:  // CUDA_ERROR_INVALID_DEVICE
+        case 201:  // CUDA_ERROR_INVALID_CONTEXT: there is none
+            return false;
+        default:
+            throw Error(DDL_ERROR_TRANSPORT, "whether a buffer is in a GPU's memory cannot be found out: CUDA error " +
+                                                 std::to_string(code) +
+                                                 ", which an earlier call of the program may have caused");
+    }
 }
 
 class CudaFence final : public Fence {
@@ -81,6 +139,10 @@ void CudaApi::check(int code, const char* call) const {
                 std::string(call) + " failed: " + error_string(code) + " (CUDA error " + std::to_string(code) + ")");
 }
 
+void CudaApi::forget(int code) const {
+    if (peek_last_error() == code) static_cast<void>(get_last_error());
+}
+
 const CudaApi& cuda_api() {
     static const auto* made = new CudaApi(load());  // until the process ends
     return *made;
@@ -89,7 +151,7 @@ const CudaApi& cuda_api() {
 const CudaApi* cuda_api_in_use() {
     static std::atomic<const CudaApi*> found{nullptr};
     static std::atomic<unsigned long long> looked{0};  // loaded_count() when it was not in use
-    static const bool is_chosen = std::getenv("DDL_CUDA_LIB") != nullptr;
+    static const bool is_chosen = !chosen_library("DDL_CUDA_LIB").empty();
     if (const CudaApi* api = found.load(std::memory_order_acquire)) return api;
     const unsigned long long count = loaded_count();
     if (looked == count) return nullptr;
@@ -99,24 +161,26 @@ const CudaApi* cuda_api_in_use() {
     }
     try {
         found.store(&cuda_api(), std::memory_order_release);
-    } catch (const Error& error) {
+    } catch (const Error&) {
         if (is_chosen) throw;
         looked = loaded_count();
-        std::fprintf(stderr, "ddl: warning: buffers in a GPU's memory would not be recognised: %s\n", error.what());
     }
     return found.load(std::memory_order_acquire);
 }
 
-CurrentGpu::CurrentGpu(const CudaApi& api, int gpu) : api_(api) {
+CurrentGpu::CurrentGpu(const CudaApi& api, int gpu) : api_(api), capture_mode_(kCaptureModeRelaxed) {
     int current = 0;
     api_.check(api_.get_device(&current), "cudaGetDevice");
-    if (current == gpu) return;
-    api_.check(api_.set_device(gpu), "cudaSetDevice");
-    before_ = current;
+    if (current != gpu) {
+        api_.check(api_.set_device(gpu), "cudaSetDevice");
+        before_ = current;
+    }
+    static_cast<void>(api_.exchange_capture_mode(&capture_mode_));
 }
 
 CurrentGpu::~CurrentGpu() {
-    if (before_ >= 0) static_cast<void>(api_.set_device(before_));
+    static_cast<void>(api_.exchange_capture_mode(&capture_mode_));
+    if (before_ >= 0 && is_begun(before_)) static_cast<void>(api_.set_device(before_));
 }
 
 CudaEvent CudaEvents::record(CudaStream stream) {
@@ -132,7 +196,10 @@ CudaEvent CudaEvents::record(CudaStream stream) {
     if (!event) api_.check(api_.event_create(&event, kEventDisableTiming), "cudaEventCreateWithFlags");
     if (const int code = api_.event_record(event, stream); code != kSuccess) {
         give(event);
-        api_.check(code, "cudaEventRecord");
+        if (code != kInvalidHandle) api_.check(code, "cudaEventRecord");
+        api_.forget(code);
+        throw Error(DDL_ERROR_ARGUMENT, "the stream of ddl_set_stream is none of GPU " + std::to_string(gpu_) +
+                                            "'s, where the buffers are: it belongs to another, or was destroyed");
     }
     return event;
 }
@@ -143,9 +210,10 @@ void CudaEvents::give(CudaEvent event) {
 }
 
 bool CudaEvents::passed(CudaEvent event) const {
+    const CurrentGpu current(api_, gpu_);
     const int code = api_.event_query(event);
     if (code == kNotReady) {
-        static_cast<void>(api_.get_last_error());  // no error, but kept as the thread's last by some versions
+        api_.forget(code);  // no error, but kept as the thread's last by some versions
         return false;
     }
     api_.check(code, "cudaEventQuery");
@@ -169,16 +237,29 @@ std::shared_ptr<CudaDevice> CudaDevice::of(int gpu) {
     return device;
 }
 
-std::shared_ptr<CudaDevice> CudaDevice::holding(const void* pointer) {
-    const CudaApi* api = pointer ? cuda_api_in_use() : nullptr;
-    if (!api) return nullptr;
-    PointerAttributes attributes;
-    if (api->pointer_attributes(&attributes, pointer) != kSuccess) {
-        // Before CUDA 11 memory that it does not know is an error. It would be another function's otherwise.
-        static_cast<void>(api->get_last_error());
-        return nullptr;
+CudaPlace CudaDevice::place_of(const void* pointer) {
+    if (!pointer) return {};
+    const CudaApi* api = cuda_api_in_use();
+    if (!api) {
+        if (!is_in_gpu(pointer)) return {};
+        api = &cuda_api();  // says why it cannot be used
     }
-    return attributes.type == kDeviceMemory ? of(attributes.device) : nullptr;
+    PointerAttributes attributes;
+    const int code = api->pointer_attributes(&attributes, pointer);
+    if (code != kSuccess) {
+        api->forget(code);
+        // Before CUDA 11, memory that it does not know; without a GPU, any. A runtime that is too new for the driver
+        // has other errors, and the program may use another that works.
+        if (code == kInvalidValue || code == kNoDevice || !is_in_gpu(pointer)) return {};
+        throw Error(DDL_ERROR_UNSUPPORTED,
+                    std::string("a buffer is in a GPU's memory, but the CUDA runtime cannot be used: ") +
+                        api->error_string(code) + " (CUDA error " + std::to_string(code) +
+                        "): an earlier call of the program has failed, or it uses another runtime, whose file "
+                        "DDL_CUDA_LIB has to name");
+    }
+    const bool managed = attributes.type == kManagedMemory;
+    if (!managed && attributes.type != kDeviceMemory) return {};
+    return {of(attributes.device), managed};
 }
 
 CudaDevice::CudaDevice(const CudaApi& api, int gpu)
@@ -211,7 +292,12 @@ bool CudaDevice::test(Ticket ticket) {
 
 void CudaDevice::finish(Ticket ticket) noexcept {
     const auto found = copies_.find(ticket);
-    static_cast<void>(api_.event_synchronize(found->second));
+    try {
+        const CurrentGpu current(api_, gpu_);
+        static_cast<void>(api_.event_synchronize(found->second));
+    } catch (const Error&) {
+        // The GPU is lost: nothing is copied any more.
+    }
     events_.give(found->second);
     copies_.erase(found);
 }
@@ -223,6 +309,13 @@ std::byte* CudaDevice::allocate(size_t bytes) {
     return static_cast<std::byte*>(block);
 }
 
-void CudaDevice::release(std::byte* block) noexcept { static_cast<void>(api_.free_host(block)); }
+void CudaDevice::release(std::byte* block) noexcept {
+    try {
+        const CurrentGpu current(api_, gpu_);
+        static_cast<void>(api_.free_host(block));
+    } catch (const Error&) {
+        // The GPU is lost, and the block with it.
+    }
+}
 
 }  // namespace ddl

@@ -19,6 +19,7 @@ using CudaEvent = void*;   // cudaEvent_t
 struct CudaApi {
     const char* (*error_string)(int);
     int (*get_last_error)();  // and forgets it
+    int (*peek_last_error)();
     int (*get_device_count)(int*);
     int (*get_device)(int*);
     int (*set_device)(int);
@@ -28,6 +29,8 @@ struct CudaApi {
     int (*memcpy_async)(void* to, const void* from, size_t, int kind, CudaStream);
     int (*stream_create)(CudaStream*, unsigned flags);
     int (*stream_synchronize)(CudaStream);
+    int (*stream_destroy)(CudaStream);
+    int (*exchange_capture_mode)(int*);  // of the calling thread
     int (*event_create)(CudaEvent*, unsigned flags);
     int (*event_destroy)(CudaEvent);
     int (*event_record)(CudaEvent, CudaStream);
@@ -36,17 +39,21 @@ struct CudaApi {
 
     // Throws Error(DDL_ERROR_TRANSPORT) that names the call, where `code` is none of success.
     void check(int code, const char* call) const;
+    // Forgets the calling thread's last error where it is this one: another is the program's own.
+    void forget(int code) const;
 };
 
 // The runtime of this process: $DDL_CUDA_LIB, else the one that is loaded, else libcudart.so of the system. Never
 // unloaded. Throws Error(DDL_ERROR_UNSUPPORTED) where it cannot be loaded.
 const CudaApi& cuda_api();
 
-// The same; null where $DDL_CUDA_LIB is not set and CUDA's driver is not loaded: no buffer can then be a GPU's, and
-// nothing of CUDA's is begun. Null with a warning where the driver is there and the runtime is not.
+// The same; null where $DDL_CUDA_LIB is not set and CUDA's driver is not loaded, as no buffer can then be a GPU's and
+// nothing of CUDA's is begun, and where the runtime is not found.
 const CudaApi* cuda_api_in_use();
 
-// Makes a GPU the calling thread's for a while.
+// Makes a GPU the calling thread's for a while, whatever streams are being captured by others. The one that the thread
+// had before is its own again, unless nobody has used that: to make it current would begin it (hundreds of MiB of its
+// memory, of each process of a host).
 class CurrentGpu {
   public:
     CurrentGpu(const CudaApi& api, int gpu);
@@ -57,13 +64,14 @@ class CurrentGpu {
   private:
     const CudaApi& api_;
     int before_ = -1;
+    int capture_mode_;
 };
 
 // Events of one GPU that are used again. Thread-safe.
 class CudaEvents {
   public:
     CudaEvents(const CudaApi& api, int gpu) : api_(api), gpu_(gpu) {}
-    // An event that is recorded in `stream`. Throws Error.
+    // An event that is recorded in `stream`. Throws Error: DDL_ERROR_ARGUMENT where the stream is none of this GPU's.
     CudaEvent record(CudaStream stream);
     // Takes it back.
     void give(CudaEvent event);
@@ -77,14 +85,24 @@ class CudaEvents {
     std::vector<CudaEvent> free_;
 };
 
+class CudaDevice;
+
+// Where a buffer is. In host memory `gpu` is null, and in managed memory the GPU that it was allocated for.
+struct CudaPlace {
+    std::shared_ptr<CudaDevice> gpu;
+    bool managed = false;
+
+    // The GPU that it is in the memory of; null for what the host reads and writes.
+    std::shared_ptr<CudaDevice> device() const { return managed ? nullptr : gpu; }
+};
+
 // A GPU of this process, used through streams of our own. Lives until the process ends.
 class CudaDevice final : public Device {
   public:
     // The GPU with this number, as CUDA counts. Throws Error.
     static std::shared_ptr<CudaDevice> of(int gpu);
-    // The GPU that `pointer` is in the memory of; null for memory that the host reads (managed memory included), and
-    // where CUDA is not in use. Throws Error.
-    static std::shared_ptr<CudaDevice> holding(const void* pointer);
+    // Throws Error: DDL_ERROR_UNSUPPORTED for a GPU's memory where the CUDA runtime does not work.
+    static CudaPlace place_of(const void* pointer);
 
     CudaDevice(const CudaApi& api, int gpu);
 

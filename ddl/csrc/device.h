@@ -3,7 +3,6 @@
 #pragma once
 
 #include <cstddef>
-#include <map>
 #include <memory>
 #include <vector>
 
@@ -33,7 +32,8 @@ class Device {
 
     virtual ~Device() = default;
 
-    // At least `bytes` bytes of pinned host memory, aligned to 64, with any content. Blocks are kept for reuse.
+    // At least `bytes` bytes of pinned host memory, aligned to 64, with any content. Blocks are kept for reuse: to get
+    // or to free one may have to wait for all that the device does.
     Staging take(size_t bytes);
 
     // Begins to copy from the device's memory to host memory of take(), or the other way.
@@ -50,11 +50,18 @@ class Device {
     void clear() noexcept;
 
   private:
-    void give(std::byte* block, size_t bytes);
+    struct Block {
+        std::byte* memory = nullptr;
+        size_t bytes = 0;
+    };
 
-    static constexpr size_t kKeepBytes = size_t{256} << 20;  // as ScratchPool
+    void give(std::byte* block, size_t bytes) noexcept;
+
+    // What the operations of a communicator, four at once, stage at most: what is used again is then never freed.
+    static constexpr size_t kKeepBytes = size_t{1} << 30;
+    size_t made_ = 0;  // blocks that there are
     size_t kept_bytes_ = 0;
-    std::map<size_t, std::vector<std::byte*>> free_;  // by size, a power of two
+    std::vector<Block> kept_;  // those that came back last at the end
 };
 
 }  // namespace ddl

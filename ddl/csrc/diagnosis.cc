@@ -23,7 +23,10 @@ void Engine::watch(Communicator& comm, double now) {
         if (hear_departed(comm, active)) return;
         const double stalled = now - active.moved;
         const auto verdict = active.watch.judge(stalled);
-        const auto report = [&] { return active.watch.report(comm.group, comm.rank, active.operation->awaited()); };
+        const Operation& operation = *active.operation;
+        const auto report = [&] {
+            return active.watch.report(comm.group, comm.rank, operation.awaited(), operation.own_wait());
+        };
         const std::string what = comm.group.names[static_cast<size_t>(comm.rank)] + " has waited " +
                                  std::to_string(static_cast<int>(stalled)) + " s in " + describe(active.header);
         if (verdict == Watch::Verdict::ask) ask(comm, active);
@@ -31,7 +34,8 @@ void Engine::watch(Communicator& comm, double now) {
         if (active.watch.hopeless()) {
             return break_comm(comm, cause_of(DDL_ERROR_SHUTDOWN, (what + ": " + report()).c_str()), true);
         }
-        if (verdict == Watch::Verdict::give_up) {
+        // A rank whose own GPU is busy is late to others; to itself it is not.
+        if (verdict == Watch::Verdict::give_up && !operation.is_held_back()) {
             const std::string text = what + ": " + report() + ". DDL_TIMEOUT sets how many seconds a rank may be late";
             return break_comm(comm, cause_of(DDL_ERROR_TIMEOUT, text.c_str()), true);
         }
@@ -102,6 +106,10 @@ void Engine::answer(int from, const NoticeContent& query) {
         const bool known = reply.arrived && comm->sequence - query.sequence <= comm->history.size();
         reply.call = known ? comm->history[query.sequence % comm->history.size()] : Header{};
         if (!reply.arrived) reply.call = comm->last_call();
+        for (const Active& active : comm->queue) {
+            const bool is_it = active.header.sequence == query.sequence && active.operation != nullptr;
+            if (is_it && !active.request->finished()) reply.text = active.operation->own_wait();
+        }
     } else if (const Freed* freed = registry_.freed(key)) {
         if (!freed->broken.ok()) {
             reply.kind = NoticeKind::abort;
@@ -127,7 +135,7 @@ void Engine::hear(int from, const NoticeContent& answer) {
                                   comm->group.names[static_cast<size_t>(rank)], answer.call);
             return break_comm(*comm, cause_of(DDL_ERROR_MISMATCH, text.c_str()), true);
         }
-        active.watch.answer(rank, answer.arrived != 0, answer.call, false);
+        active.watch.answer(rank, answer.arrived != 0, answer.call, false, answer.text);
         return;
     }
 }
@@ -149,7 +157,8 @@ std::string Engine::in_flight() const {
                 text += ", not begun\n";
                 continue;
             }
-            text += ", awaiting";
+            const std::string own_wait = active.operation->own_wait();
+            text += ", awaiting" + (own_wait.empty() ? "" : " " + own_wait);
             for (const int rank : active.operation->awaited())
                 text += " " + comm->group.names[static_cast<size_t>(rank)];
             text += "\n";

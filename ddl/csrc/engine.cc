@@ -212,7 +212,7 @@ void Engine::accept(std::list<Active>& taken) noexcept {
     comm.queue.splice(comm.queue.end(), taken, taken.begin());
     ++active_;
     active.submitted = active.moved = seconds_now();
-    active.header = make_header(active.call.task, comm.key, comm.sequence, comm.layout, comm.past, active.call.of_split,
+    active.header = make_header(active.call.task, comm.key, comm.sequence, comm.layout, comm.past, active.call.purpose,
                                 uses_nccl(comm.plan, active.call.task));
     comm.past = past_of(active.header);
     active.request->sequence_ = comm.sequence;
@@ -412,6 +412,20 @@ Status Engine::set_groups(CommId id, std::shared_ptr<Groups> groups) {
     return {};
 }
 
+void Engine::fail(CommId id, const Status& cause) {
+    const CommPtr comm = find(id);
+    if (!comm) return;
+    const std::lock_guard lock(progress_);
+    break_comm(*comm, cause_of(cause.code, cause.message.c_str()), true);
+}
+
+Status Engine::state(CommId id) const {
+    const CommPtr comm = find(id);
+    if (!comm) return no_such(id);
+    const std::lock_guard lock(progress_);
+    return comm->broken ? *comm->broken : Status{};
+}
+
 Status Engine::set_plan(CommId id, Plan plan) {
     const CommPtr comm = find(id);
     if (!comm) return no_such(id);
@@ -427,6 +441,7 @@ Status Engine::set_plan(CommId id, Plan plan) {
     comm->plan = std::move(plan);
     comm->layout = layout_of(comm->plan, options_.tuning);
     comm->schedules.clear();
+    comm->groups.reset();
     return {};
 }
 

@@ -96,11 +96,16 @@ class Engine {
     // DDL_ERROR_STATE where the communicator has requests in flight; DDL_ERROR_ARGUMENT for the world.
     Status free(CommId comm);
     // Gives a communicator another plan (after links were measured). Every rank must do so between the same two calls,
-    // with none in flight: DDL_ERROR_STATE otherwise. DDL_ERROR_ARGUMENT where the plan's size differs.
+    // with none in flight: DDL_ERROR_STATE otherwise. DDL_ERROR_ARGUMENT where the plan's size differs. Its groups,
+    // which were the old plan's, are gone.
     Status set_plan(CommId comm, Plan plan);
     // Gives a communicator the groups that its plan's modes other than r need; until then collectives that need them
     // are DDL_ERROR_INTERNAL. Parts that split() makes have rings only.
     Status set_groups(CommId comm, std::shared_ptr<Groups> groups);
+    // Breaks a communicator as an error of a collective would: here and on the other members.
+    void fail(CommId comm, const Status& cause);
+    // What broke it; success where nothing did.
+    Status state(CommId comm) const;
     // -1 where there is no such communicator.
     int rank(CommId comm) const;
     int size(CommId comm) const;

@@ -10,15 +10,28 @@
 
 namespace ddl {
 
-// The stream and the communicators of this process's NCCL groups. All of their collectives run on the one stream: the
+// The stream and the communicators of a session's NCCL groups. All of their collectives run on the one stream: the
 // engine starts them in one order on all ranks, and a GPU that ran some out of it could wait for another for ever.
+//
+// They live until abort(): NCCL's own way of freeing them waits for the other ranks.
 class NcclJob {
   public:
     NcclJob(const NcclApi& api, std::shared_ptr<CudaDevice> device);
 
-    // Joins a communicator; blocks until its `size` ranks have. Throws Error.
+    // Begins to join a communicator of `size` ranks. Throws Error.
     NcclComm join(const NcclId& id, int size, int rank);
-    // Ends what is under way on all communicators: they are not to be used again, and no buffer is touched afterwards.
+    // True when every communicator that was asked for is joined. Throws Error where one failed.
+    bool joined() const;
+
+    // True while NCCL prepares what was called on `comm`: its first collectives connect the GPUs. Throws Error where
+    // something failed, of whatever kind: NCCL finds on its own that a peer is gone.
+    bool is_busy(NcclComm comm) const;
+    // One collective is prepared at a time: what NCCL launches later would come into the stream in another order.
+    bool preparing() const { return preparing_; }
+    void set_preparing(bool preparing) { preparing_ = preparing; }
+
+    // Ends what is under way on all communicators and frees them: they are not to be used again, and no buffer is
+    // touched afterwards, unless NCCL or the GPU needs more than 3 seconds. Doing it twice does nothing.
     void abort() noexcept;
     bool aborted() const { return aborted_; }
 
@@ -31,12 +44,10 @@ class NcclJob {
     const std::shared_ptr<CudaDevice> device_;
     const CudaStream stream_;
     std::vector<NcclComm> comms_;
-    bool aborted_ = false;
+    bool preparing_ = false, aborted_ = false;
 };
 
-// One dimension's. Communicators are left to the end of the process: NCCL's own way of freeing them waits for the other
-// ranks.
-std::unique_ptr<GroupComm> make_nccl_group(std::shared_ptr<NcclJob> job, const NcclId& id, int size, int rank,
-                                           char mode);
+// One dimension's, over a communicator of `size` ranks that is joined.
+std::unique_ptr<GroupComm> make_nccl_group(std::shared_ptr<NcclJob> job, NcclComm comm, int size, int rank, char mode);
 
 }  // namespace ddl

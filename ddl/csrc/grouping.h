@@ -1,7 +1,10 @@
 // Makes the groups that a plan's modes ask for.
 #pragma once
 
+#include <functional>
 #include <memory>
+#include <string>
+#include <vector>
 
 #include "cuda.h"
 #include "engine.h"
@@ -11,15 +14,26 @@
 
 namespace ddl {
 
-// What a session gives to its engine; both null where every dimension is a ring.
-struct Grouping {
-    std::shared_ptr<Groups> groups;
-    std::shared_ptr<CudaDevice> device;  // the one that NCCL uses; null without modes b and n
+// By dimension; null where it is a ring.
+using GroupComms = std::vector<std::unique_ptr<GroupComm>>;
+
+// The groups of mode m. Collective; blocks. `timeout_seconds`: as Patience's. It calls MPI, which nobody else may do
+// meanwhile: there is no engine yet. Throws Error.
+GroupComms make_mpi_groups(Job& job, const Plan& plan, double timeout_seconds);
+
+struct NcclGroupsOptions {
+    int local_rank = 0;  // chooses the GPU where the program has not: see ddl.h
+    Patience patience;
+    std::function<void(const std::string&)> warn;
 };
 
-// `plan` is the world's, and `engine` runs it. Collective; blocks. `local_rank` chooses the GPU where the program has
-// not: see ddl.h. `timeout_seconds`: as Patience's. Throws Error, the same on every rank where NCCL cannot be used:
-// DDL_ERROR_UNSUPPORTED or DDL_ERROR_TRANSPORT, which name the ranks that cannot.
-Grouping make_grouping(Job& job, Engine& engine, const Plan& plan, int local_rank, double timeout_seconds);
+// Adds those of modes b and n, and returns the GPU that they use; null where there are none. `plan` is the world's, and
+// `engine` runs it. Collective; blocks. Throws Error, on every rank, which names the ranks that cannot.
+std::shared_ptr<CudaDevice> make_nccl_groups(Job& job, Engine& engine, const Plan& plan,
+                                             const NcclGroupsOptions& options, GroupComms* comms);
+
+// Frees the NCCL communicators of the session before. Not sooner than every rank has left it: what a rank has sent may
+// be on its way to another whose collective is not complete.
+void free_former_nccl();
 
 }  // namespace ddl

@@ -23,19 +23,19 @@ uint64_t past_of(const Header& header) {
     Hash hash;
     hash.add(header.past);
     hash.add(header.collective | uint64_t{header.type} << 8 | uint64_t{header.op} << 16 |
-             uint64_t{header.of_split} << 24 | static_cast<uint64_t>(static_cast<uint32_t>(header.root)) << 32);
+             uint64_t{header.purpose} << 24 | static_cast<uint64_t>(static_cast<uint32_t>(header.root)) << 32);
     hash.add(header.count);
     return hash.value;
 }
 
 Header make_header(const Task& task, const CommKey& comm, uint64_t sequence, uint64_t layout, uint64_t past,
-                   bool of_split, bool by_nccl) {
+                   Purpose purpose, bool by_nccl) {
     Header header;
     header.magic = kHeaderMagic;
     header.comm = comm.id;
     header.birth = comm.birth;
     header.past = past;
-    header.of_split = of_split ? 1 : 0;
+    header.purpose = static_cast<uint8_t>(purpose);
     header.by_nccl = by_nccl ? 1 : 0;
     header.sequence = sequence;
     header.count = task.count;
@@ -66,16 +66,20 @@ uint64_t layout_of(const Plan& plan, const Tuning& tuning) {
 
 bool same_call(const Header& a, const Header& b) {
     return a.magic == b.magic && a.comm == b.comm && a.birth == b.birth && a.sequence == b.sequence &&
-           a.past == b.past && a.of_split == b.of_split && a.collective == b.collective && a.type == b.type &&
+           a.past == b.past && a.purpose == b.purpose && a.collective == b.collective && a.type == b.type &&
            a.op == b.op && a.count == b.count && a.root == b.root && a.layout == b.layout && a.by_nccl == b.by_nccl;
 }
 
 std::string describe(const Header& header) {
     if (header.magic != kHeaderMagic) return "a message that is none of this library's";
     const auto collective = static_cast<Collective>(header.collective);
-    std::string text = std::string(header.of_split ? "split" : name_of(collective)) + " #" +
-                       std::to_string(header.sequence) + " of communicator " + std::to_string(header.comm);
-    if (collective == Collective::barrier || header.of_split) return text;
+    const auto purpose = static_cast<Purpose>(header.purpose);
+    const char* const name = purpose == Purpose::split  ? "split"
+                             : purpose == Purpose::init ? "ddl_init's own call"
+                                                        : name_of(collective);
+    std::string text =
+        std::string(name) + " #" + std::to_string(header.sequence) + " of communicator " + std::to_string(header.comm);
+    if (collective == Collective::barrier || purpose != Purpose::user) return text;
     text += std::string(" (") + name_of(static_cast<DataType>(header.type));
     if (collective == Collective::allreduce || collective == Collective::reduce_scatter) {
         text += std::string(", ") + name_of(static_cast<ReduceOp>(header.op));

@@ -23,6 +23,9 @@ struct CommKey {
 // The birth of the communicators that call number `sequence` of `parent` makes.
 uint64_t birth_of_child(const CommKey& parent, uint64_t sequence);
 
+// Whose call it is: the library makes some itself, which messages must not show as the program's.
+enum class Purpose : uint8_t { user, split, init };
+
 // On the wire as it stands: the ranks of a job have one architecture (ddlrun checks it).
 struct Header {
     uint32_t magic = 0;
@@ -34,7 +37,7 @@ struct Header {
     uint8_t collective = 0;
     uint8_t type = 0;
     uint8_t op = 0;
-    uint8_t of_split = 0;      // 1: the library's own call, a part of a split
+    uint8_t purpose = 0;       // Purpose
     uint64_t birth = 0;        // of the communicator
     uint64_t past = 0;         // past_of() all calls on it before this one
     uint8_t by_nccl = 0;       // 1: dimensions are reduced by NCCL, which they are for buffers in a GPU's memory
@@ -45,7 +48,7 @@ static_assert(sizeof(Header) == 64);
 constexpr uint32_t kHeaderMagic = 0x4c444431;
 
 Header make_header(const Task& task, const CommKey& comm, uint64_t sequence, uint64_t layout, uint64_t past = 0,
-                   bool of_split = false, bool by_nccl = false);
+                   Purpose purpose = Purpose::user, bool by_nccl = false);
 
 // A number that stands for a communicator's calls up to `header`'s, so that a call which no data was compared in (a
 // root's broadcast, an empty one) is compared in the next.

@@ -1,19 +1,17 @@
 #include "nccl.h"
 
-#include <cstdlib>
-
 #include "shared_library.h"
 #include "status.h"
 
 namespace ddl {
 namespace {
 
-constexpr int kOldest = 21000;
+constexpr int kOldest = 21400;
+constexpr int kInProgress = 7;
 
 NcclApi load() {
-    std::string name = "libnccl.so.2";
-    if (const char* chosen = std::getenv("DDL_NCCL_LIB"); chosen && *chosen) name = chosen;
-    const SharedLibrary library({name}, "NCCL, which modes b and n are,",
+    const std::string chosen = chosen_library("DDL_NCCL_LIB");
+    const SharedLibrary library({chosen.empty() ? "libnccl.so.2" : chosen}, "NCCL, which modes b and n are,",
                                 "install it (pip: nvidia-nccl-cu12 or -cu13), name its file in DDL_NCCL_LIB, or take "
                                 "'-mode r'");
     NcclApi api{};
@@ -21,7 +19,6 @@ NcclApi load() {
     library.find("ncclGetVersion", &api.get_version);
     library.find("ncclGetErrorString", &api.error_string);
     library.find("ncclGetUniqueId", &api.get_unique_id);
-    library.find("ncclCommInitRank", &api.init_rank);
     library.find("ncclCommAbort", &api.abort);
     library.find("ncclCommGetAsyncError", &api.async_error);
     library.find("ncclGroupStart", &api.group_start);
@@ -32,13 +29,13 @@ NcclApi load() {
     library.find("ncclBroadcast", &api.broadcast);
     library.find("ncclSend", &api.send);
     library.find("ncclRecv", &api.receive);
-    api.check(api.get_version(&api.version), "ncclGetVersion");
+    static_cast<void>(api.get_version(&api.version));
     if (api.version < kOldest) {
         throw Error(DDL_ERROR_UNSUPPORTED, api.library + " is NCCL " + std::to_string(api.version) +
-                                               ", but 2.10 (21000) or later is needed: install a later one");
+                                               ", but 2.14 (21400) or later is needed: install a later one");
     }
-    constexpr int kHasLastError = 21300;
-    if (api.version >= kHasLastError) library.find("ncclGetLastError", &api.last_error);
+    library.find("ncclGetLastError", &api.last_error);
+    library.find("ncclCommInitRankConfig", &api.init_rank);
     return api;
 }
 
@@ -47,8 +44,13 @@ NcclApi load() {
 void NcclApi::check(int code, const char* call, NcclComm comm) const {
     if (code == 0) return;
     std::string text = std::string(call) + " failed: " + error_string(code);
-    if (const char* more = last_error ? last_error(comm) : nullptr; more && *more) text += ": " + std::string(more);
+    if (const char* more = last_error(comm); more && *more) text += ": " + std::string(more);
     throw Error(DDL_ERROR_TRANSPORT, text + ". NCCL_DEBUG=WARN says more");
+}
+
+bool NcclApi::in_progress(int code, const char* call, NcclComm comm) const {
+    if (code != kInProgress) check(code, call, comm);
+    return code == kInProgress;
 }
 
 const NcclApi& nccl_api() {

@@ -19,7 +19,7 @@ Operation::Operation(std::shared_ptr<const Schedule> schedule, const void* input
       group_(group),
       rank_(rank),
       first_tag_(first_tag),
-      window_(static_cast<size_t>(std::clamp(window, 1, kChunkSlots))),
+      window_(static_cast<size_t>(window_of(*schedule_, std::clamp(window, 1, kChunkSlots)))),
       transport_(transport),
       pool_(pool),
       means_(std::move(means)),
@@ -48,7 +48,7 @@ bool Operation::fail(Code code, std::string message) {
 
 bool Operation::poll() {
     if (!status_.ok()) return false;
-    if (next_chunk_ == 0 && means_.after && !means_.after->passed()) return false;
+    if (is_held_back() && !means_.after->passed()) return false;
     bool moved = start_chunks();
     for (Run& run : runs_) {
         moved |= advance(run);
@@ -181,6 +181,7 @@ bool Operation::advance_group(Run& run, Flight& flight) {
     if (flight.state == Flight::gated) {
         const auto index = static_cast<uint32_t>(&step - schedule_->steps.data());
         if (!rolled_ || group_order_[next_group_] != index || !means_.groups->has_turn(this)) return false;
+        if (!comm->ready()) return false;
         const Task& task = schedule_->task;
         flight.ticket = comm->start({step.kind == StepKind::allgather, read(run, step.from), write(run, step.to),
                                      step.bytes / size_of(task.type), task.type, task.op});
@@ -340,6 +341,15 @@ std::vector<int> Operation::awaited() const {
     }
     ranks.erase(rank_);
     return {ranks.begin(), ranks.end()};
+}
+
+std::string Operation::own_wait() const {
+    if (is_held_back()) return "its GPU, whose stream has not done what it was given before this call";
+    const auto copies = [](const Flight& f) { return f.state == Flight::moving && f.step && f.step->is_transfer(); };
+    const bool any = std::any_of(runs_.begin(), runs_.end(), [&](const Run& run) {
+        return std::any_of(run.flights.begin(), run.flights.end(), copies);
+    });
+    return any && awaited().empty() ? "copies between its GPU's memory and the host's" : "";
 }
 
 }  // namespace ddl

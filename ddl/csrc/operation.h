@@ -64,6 +64,10 @@ class Operation {
 
     // Ranks of the communicator that a message, or a part in a group step, is awaited from, ascending.
     std::vector<int> awaited() const;
+    // True while the device has not done what its caller gave it before the call.
+    bool is_held_back() const { return next_chunk_ == 0 && means_.after != nullptr; }
+    // What of this rank's own it waits for, in words; "" where that is nothing, or others are awaited as well.
+    std::string own_wait() const;
 
   private:
     // A message, a group step or a transfer of the current round of a chunk.

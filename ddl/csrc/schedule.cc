@@ -23,16 +23,16 @@ uint64_t product(uint64_t a, uint64_t b) {
 }
 
 // What was asked for by its letter is not replaced by messages of ours because a buffer is small.
-bool has_groups(const Plan& plan, Memory memory) {
+bool has_groups(const Plan& plan, const Task& task) {
     for (size_t i = 0; i < plan.dimensions.size(); ++i) {
-        if (plan.dimensions[i] > 1 && mode_of(plan, i, memory) != 'r') return true;
+        if (plan.dimensions[i] > 1 && mode_of(plan, i, task) != 'r') return true;
     }
     return false;
 }
 
 bool is_small(const Task& task, const Plan& plan, const Tuning& tuning) {
     if (tuning.algorithm != Algorithm::automatic) return tuning.algorithm == Algorithm::latency;
-    if (task.collective == Collective::allreduce && has_groups(plan, task.memory)) return false;
+    if (task.collective == Collective::allreduce && has_groups(plan, task)) return false;
     const Extent extent = extent_of(task, plan.size());
     return std::max(extent.input, extent.output) <= tuning.small_bytes;
 }
@@ -73,15 +73,17 @@ bool Task::operator==(const Task& other) const {
            root == other.root && memory == other.memory;
 }
 
-char mode_of(const Plan& plan, size_t dimension, Memory memory) {
+char mode_of(const Plan& plan, size_t dimension, const Task& task) {
     const char mode = plan.modes[dimension];
-    return memory == Memory::host && (mode == 'n' || mode == 'b') ? 'r' : mode;
+    if (mode != 'n' && mode != 'b') return mode;
+    const bool orders = task.op == DDL_MIN || task.op == DDL_MAX;
+    return task.memory == Memory::host || (orders && is_float(task.type)) ? 'r' : mode;
 }
 
 bool uses_nccl(const Plan& plan, const Task& task) {
     if (task.collective != Collective::allreduce) return false;
     for (size_t i = 0; i < plan.dimensions.size(); ++i) {
-        const char mode = mode_of(plan, i, task.memory);
+        const char mode = mode_of(plan, i, task);
         if (plan.dimensions[i] > 1 && (mode == 'n' || mode == 'b')) return true;
     }
     return false;
@@ -105,6 +107,15 @@ std::vector<uint32_t> group_order(const Schedule& schedule, int window) {
     order.reserve(turns.size());
     for (const auto& turn : turns) order.push_back(std::get<3>(turn));
     return order;
+}
+
+int window_of(const Schedule& schedule, int most) {
+    constexpr uint64_t kMostBytes = uint64_t{256} << 20;
+    // Whether buffers are staged differs from rank to rank, and a chunk has no more in staging memory than it has in
+    // all.
+    const uint64_t bytes = schedule.stages > 0 ? schedule.chunk_bytes : schedule.staging_bytes;
+    return static_cast<int>(
+        std::clamp<uint64_t>(kMostBytes / std::max<uint64_t>(1, bytes), 1, static_cast<uint64_t>(most)));
 }
 
 Extent extent_of(const Task& task, int size) {

@@ -107,6 +107,7 @@ struct Schedule {
     std::vector<Span> rounds;  // of steps
     std::vector<Span> chunks;  // of rounds
     uint64_t work_bytes = 0, staging_bytes = 0;
+    uint64_t chunk_bytes = 0;  // of the buffer in one chunk, at most, the same on every rank; 0: it was not cut by size
     std::vector<std::vector<int>> groups;  // by dimension: the ranks of its group steps, in their order; empty: none
     int stages = 0;  // of a chunk's group steps; 0: there are none, and the first chunk is no roll
 };
@@ -116,8 +117,13 @@ struct Schedule {
 // overlaps step k + 1 of earlier ones.
 std::vector<uint32_t> group_order(const Schedule& schedule, int window);
 
-// How `dimension` of the plan is reduced for buffers in `memory`: NCCL's modes stand for rings in host memory.
-char mode_of(const Plan& plan, size_t dimension, Memory memory);
+// How many chunks may be in flight, of at most `most`: as many as take 256 MiB of staging memory together, and one at
+// least. Where there are group steps, whose order goes by it, it is the same on every rank.
+int window_of(const Schedule& schedule, int most);
+
+// How `dimension` of the plan is reduced in an allreduce. NCCL's modes stand for rings in host memory, which NCCL does
+// not know, and for the minimum and the maximum of floating point numbers, of which it drops NaNs (fminf, fmaxf).
+char mode_of(const Plan& plan, size_t dimension, const Task& task);
 
 // True where NCCL reduces dimensions of the task.
 bool uses_nccl(const Plan& plan, const Task& task);

@@ -54,6 +54,7 @@ Session::Session(const char* options_text) : job_(Job::join(patience_of_environm
     const std::string text = text_of(options_text);
     const Options asked = parse_options(text);
     for (const Greeting& greeting : job_.assemble(text, options.patience, warn)) options.hosts.push_back(greeting.host);
+    free_former_nccl();
     placement_ = place(options.hosts);
     Plan plan = plan_of(asked, placement_);
     // Who spins while another rank waits for its core only delays what it waits for.
@@ -84,21 +85,28 @@ Session::Session(const char* options_text) : job_(Job::join(patience_of_environm
         say(std::to_string(job_.size()) + " ranks on " + std::to_string(placement_.num_hosts) + " hosts, plan " +
             format_mode(plan) + ": " + plan.reason);
     }
-    const double timeout_seconds = options.patience.timeout_seconds;
+    const NcclGroupsOptions groups_options{local_rank(), options.patience, warn};
+    GroupComms groups = make_mpi_groups(job_, plan, options.patience.timeout_seconds);
     engine_ = std::make_unique<Engine>(std::move(transport), plan, std::move(options));
-    const Grouping grouping = make_grouping(job_, *engine_, plan, local_rank(), timeout_seconds);
-    gpu_ = grouping.device;
-    nccl_gpu_ = grouping.device != nullptr;
-    if (grouping.groups) engine_->set_groups(kWorld, grouping.groups);
+    try {
+        gpu_ = make_nccl_groups(job_, *engine_, plan, groups_options, &groups);
+    } catch (const Error& error) {
+        // Others may still be in it; where NCCL has failed, they are not.
+        if (error.code() == DDL_ERROR_TIMEOUT || error.code() == DDL_ERROR_PEER_LOST) note(error.status());
+        throw;
+    }
+    nccl_gpu_ = gpu_ != nullptr;
+    engine_->set_groups(kWorld, std::make_shared<Groups>(std::move(groups)));
 }
 
 void Session::locate(Call& call, CudaStream stream) {
     const bool is_empty = call.task.count == 0 || call.task.collective == Collective::barrier;
     const bool reads = call.task.collective != Collective::broadcast;
     if (is_empty || !call.output || (reads && !call.input)) return;  // refused, or nothing is touched
-    const std::shared_ptr<CudaDevice> device = CudaDevice::holding(call.output);
-    const std::shared_ptr<CudaDevice> other = reads ? CudaDevice::holding(call.input) : device;
-    if (!device && !other) return;
+    const CudaPlace output = CudaDevice::place_of(call.output);
+    const CudaPlace input = reads ? CudaDevice::place_of(call.input) : output;
+    if (!output.gpu && !input.gpu) return;
+    const std::shared_ptr<CudaDevice> device = output.device(), other = input.device();
     const std::string what = name_of(call.task.collective);
     if (device != other) {
         const auto where = [](const std::shared_ptr<CudaDevice>& its) {
@@ -106,6 +114,15 @@ void Session::locate(Call& call, CudaStream stream) {
         };
         throw Error(DDL_ERROR_ARGUMENT, what + ": the input is " + where(other) + ", the output " + where(device) +
                                             ": both must be in one memory");
+    }
+    if (!device) {
+        if (output.gpu && input.gpu && output.gpu != input.gpu) {
+            throw Error(DDL_ERROR_ARGUMENT, what + ": the input is in managed memory of GPU " +
+                                                std::to_string(input.gpu->gpu()) + ", the output in that of GPU " +
+                                                std::to_string(output.gpu->gpu()) + ": a rank has one GPU");
+        }
+        call.after = (output.gpu ? output.gpu : input.gpu)->fence(stream);
+        return;
     }
     {
         const std::lock_guard lock(mutex_);

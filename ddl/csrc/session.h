@@ -34,8 +34,9 @@ class Session {
     ddl_comm handle_of(CommId id);
     void forget(ddl_comm handle);
 
-    // Finds out where the buffers of `call` are. In a GPU's memory they are used once the GPU has done what was given
-    // to `stream` so far. Throws Error where they are in different memories, or in another GPU's than this rank's.
+    // Finds out where the buffers of `call` are. In a GPU's memory, and in managed memory, they are used once the GPU
+    // has done what was given to `stream` so far. Throws Error where they are in different memories, or in another
+    // GPU's than this rank's.
     void locate(Call& call, CudaStream stream);
 
     // Keeps in mind that a collective failed in a way that may leave other ranks behind.

@@ -3,6 +3,8 @@
 #include <dlfcn.h>
 #include <link.h>
 
+#include <cstdlib>
+
 #include "status.h"
 
 namespace ddl {
@@ -30,6 +32,11 @@ void* SharedLibrary::address_of(const char* name) const {
                                                "library knows");
     }
     return address;
+}
+
+std::string chosen_library(const char* variable) {
+    const char* chosen = std::getenv(variable);
+    return chosen ? chosen : "";
 }
 
 std::string loaded_library(const std::string& prefix) {

@@ -27,6 +27,9 @@ class SharedLibrary {
     void* handle_ = nullptr;
 };
 
+// The file that an environment variable names; "" where it names none.
+std::string chosen_library(const char* variable);
+
 // The file of a library that this process has loaded, whose name begins with `prefix` ("libcudart.so"); "" where there
 // is none.
 std::string loaded_library(const std::string& prefix);

@@ -51,7 +51,7 @@ Status Engine::reserve_id(const CommKey& parent, uint64_t birth, CommId* id) {
             const std::lock_guard lock(table_);
             ids = free_ids_;
         }
-        Call agree{{Collective::allreduce, DDL_UINT8, DDL_MIN, ids.size(), 0}, ids.data(), ids.data(), true};
+        Call agree{{Collective::allreduce, DDL_UINT8, DDL_MIN, ids.size(), 0}, ids.data(), ids.data(), Purpose::split};
         if (Status status = run(parent.id, agree); !status.ok()) return status;
         // Splits begin their search at different places, so that they seldom want the same.
         const auto begin =
@@ -69,7 +69,7 @@ Status Engine::reserve_id(const CommKey& parent, uint64_t birth, CommId* id) {
             std::swap(mine, free_ids_[*id]);
         }
         uint8_t everyones = mine;
-        Call check{{Collective::allreduce, DDL_UINT8, DDL_MIN, 1, 0}, &everyones, &everyones, true};
+        Call check{{Collective::allreduce, DDL_UINT8, DDL_MIN, 1, 0}, &everyones, &everyones, Purpose::split};
         const Status status = run(parent.id, check);
         if (status.ok() && everyones == 1) return {};
         if (mine == 1) {
@@ -84,7 +84,7 @@ Status Engine::split_over(const Communicator& parent, int color, int key, CommId
     const auto size = static_cast<size_t>(parent.size());
     const int mine[2] = {color, key};
     std::vector<int> theirs(2 * size);
-    Call gather{{Collective::allgather, DDL_INT32, DDL_SUM, 2, 0}, mine, theirs.data(), true};
+    Call gather{{Collective::allgather, DDL_INT32, DDL_SUM, 2, 0}, mine, theirs.data(), Purpose::split};
     RequestPtr request;
     if (Status status = start(parent.key.id, gather, &request, false); !status.ok()) return status;
     if (Status status = wait(request); !status.ok()) return status;

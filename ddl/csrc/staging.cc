@@ -87,7 +87,8 @@ Access access_of(const Step& step, const Schedule& schedule) {
 // Rewrites one chunk after the other.
 class Stager {
   public:
-    explicit Stager(Schedule schedule) : old_(std::move(schedule)), made_(old_) {
+    explicit Stager(Schedule schedule)
+        : old_(std::move(schedule)), made_(old_), shares_(old_.task.collective == Collective::allreduce) {
         made_.steps.clear();
         made_.rounds.clear();
         made_.chunks.clear();
@@ -109,6 +110,9 @@ class Stager {
     }
 
   private:
+    // Where in staging memory a place of the caller's has its own: the output's region, or the input's.
+    size_t region_of(const Place& place) const { return shares_ ? 1 : index_of(place); }
+
     bool is_on_device(uint32_t round) const { return old_.steps[old_.rounds[round].begin].on_device; }
 
     void close_round(uint32_t begin) {
@@ -136,13 +140,13 @@ class Stager {
             const size_t b = index_of(place);
             const Range range{place.offset, place.offset + bytes};
             for (const Range& part : touches.written[b].missing(range)) touches.needed[b].add(part);
-            touches.all[b].add(range);
+            touches.all[region_of(place)].add(range);
         }
         for (const auto& [place, bytes] : access.writes) {
             if (!is_callers(place)) continue;
             const Range range{place.offset, place.offset + bytes};
             touches.written[index_of(place)].add(range);
-            touches.all[index_of(place)].add(range);
+            touches.all[region_of(place)].add(range);
         }
     }
 
@@ -201,7 +205,7 @@ class Stager {
 
     Place mirror(const Place& place) const {
         if (!is_callers(place)) return place;
-        for (const auto& [range, at] : staged_[index_of(place)]) {
+        for (const auto& [range, at] : staged_[region_of(place)]) {
             if (place.offset >= range.begin && place.offset < range.end) {
                 return {Buffer::staging, at + place.offset - range.begin};
             }
@@ -210,7 +214,8 @@ class Stager {
     }
 
     Schedule old_, made_;
-    std::array<std::vector<std::pair<Range, uint64_t>>, kBuffers> staged_;  // where ranges lie in staging memory
+    const bool shares_;  // the input and the output are staged in one place
+    std::array<std::vector<std::pair<Range, uint64_t>>, kBuffers> staged_;  // by region: where ranges lie
 };
 
 }  // namespace

@@ -121,6 +121,8 @@ auto visit(DataType type, F&& f) {
 bool is_valid(DataType type) { return type >= DDL_FLOAT16 && type <= DDL_UINT8; }
 bool is_valid(ReduceOp op) { return op >= DDL_SUM && op <= DDL_PRODUCT; }
 
+bool is_float(DataType type) { return type >= DDL_FLOAT16 && type <= DDL_FLOAT64; }
+
 size_t size_of(DataType type) {
     return visit(type, [](auto element) { return sizeof(typename decltype(element)::Stored); });
 }

@@ -22,6 +22,9 @@ using ReduceOp = ddl_op;
 bool is_valid(DataType type);
 bool is_valid(ReduceOp op);
 
+// Floating point, of whatever width: what has NaNs.
+bool is_float(DataType type);
+
 // Bytes of an element.
 size_t size_of(DataType type);
 

@@ -34,20 +34,25 @@ std::vector<int> Watch::to_ask(int size, int rank, const std::vector<int>& await
     std::vector<int> ranks;
     for (int other = 0; other < size; ++other) {
         const auto known = answers_.find(other);
-        if (other != rank && (known == answers_.end() || !known->second.arrived)) ranks.push_back(other);
+        const bool is_clear = known != answers_.end() && known->second.arrived && known->second.waits.empty();
+        if (other != rank && !is_clear) ranks.push_back(other);
     }
     return ranks;
 }
 
-void Watch::answer(int rank, bool arrived, const Header& call, bool left) { answers_[rank] = {arrived, left, call}; }
+void Watch::answer(int rank, bool arrived, const Header& call, bool left, const std::string& waits) {
+    answers_[rank] = {arrived, left, call, waits};
+}
 
 bool Watch::hopeless() const {
     return std::any_of(answers_.begin(), answers_.end(),
                        [](const auto& entry) { return entry.second.left && !entry.second.arrived; });
 }
 
-std::string Watch::report(const Group& group, int rank, const std::vector<int>& awaited) const {
+std::string Watch::report(const Group& group, int rank, const std::vector<int>& awaited,
+                          const std::string& own_wait) const {
     constexpr int kShown = 8;
+    if (!own_wait.empty()) return "it waits for " + own_wait;
     std::string text;
     int missing = 0;
     const auto size = static_cast<int>(group.members.size());
@@ -68,6 +73,12 @@ std::string Watch::report(const Group& group, int rank, const std::vector<int>& 
                                               : "its last call was " + describe(found->second.call);
     }
     if (missing > kShown) text += "; and " + std::to_string(missing - kShown) + " more";
+    if (missing > 0) return text;
+    for (const auto& [other, answer] : answers_) {
+        if (answer.waits.empty() || ++missing > kShown) continue;
+        text += (text.empty() ? "" : "; ") + group.names[static_cast<size_t>(other)] +
+                " has called it, and waits for " + answer.waits;
+    }
     if (missing > 0) return text;
     text = "every rank has called it, but no data arrives";
     for (size_t i = 0; i < awaited.size() && i < kShown; ++i) {

@@ -30,21 +30,25 @@ class Watch {
     Verdict judge(double stalled);
 
     // Which ranks to ask, of `size`, less `rank` itself. At first those that a message is awaited from, who are most
-    // often the cause; then all that have not said that they called it, as the cause may stand far behind.
+    // often the cause; then all that have not said that they called it, or that they wait for something of their own:
+    // the cause may stand far behind.
     std::vector<int> to_ask(int size, int rank, const std::vector<int>& awaited);
 
-    // What a rank said about itself; `left`: it has finalized.
-    void answer(int rank, bool arrived, const Header& call, bool left);
+    // What a rank said about itself; `left`: it has finalized. `waits`: as Operation::own_wait().
+    void answer(int rank, bool arrived, const Header& call, bool left, const std::string& waits = "");
     // True where a rank that has not arrived will not: it has left.
     bool hopeless() const;
 
-    // Who is waited for and what they last did: "rank 2 (host b) has not called it; its last call was ...".
-    std::string report(const Group& group, int rank, const std::vector<int>& awaited) const;
+    // Who is waited for and what they last did: "rank 2 (host b) has not called it; its last call was ...". `own_wait`:
+    // this rank's.
+    std::string report(const Group& group, int rank, const std::vector<int>& awaited,
+                       const std::string& own_wait = "") const;
 
   private:
     struct Answer {
         bool arrived = false, left = false;
         Header call;
+        std::string waits;
     };
     Patience patience_;
     double next_ask_;

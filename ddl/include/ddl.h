@@ -99,8 +99,8 @@ typedef struct ddl_request_s* ddl_request;
 DDL_API ddl_result ddl_init(const char* options);
 
 /* Leaves the job: requests in flight end with DDL_ERROR_SHUTDOWN and every communicator is freed. It does not wait for
- * the other ranks. MPI itself lives until the process exits, so that ddl_init may be called again. Without a ddl_init
- * it does nothing and succeeds. */
+ * the other ranks. MPI itself lives until the process exits, so that ddl_init may be called again; NCCL's communicators
+ * (modes b and n) until the next ddl_init, if there is one. Without a ddl_init it does nothing and succeeds. */
 DDL_API ddl_result ddl_finalize(void);
 
 /* The version of the library that runs, as major * 10000 + minor * 100 + patch. Needs no ddl_init and cannot fail. */
@@ -134,15 +134,20 @@ DDL_API ddl_result ddl_comm_free(ddl_comm comm);
 
 /* ---- Buffers in a GPU's memory ----------------------------------------------------------------------------------- */
 /* Buffers may be in host memory or in the memory of one GPU a process, which must be the same GPU in all calls; input
- * and output of a call are in the same memory. (Managed memory counts as host memory.) The library finds out by itself,
- * with the CUDA runtime that the process has loaded, or that DDL_CUDA_LIB names. Modes b and n reduce such buffers by
- * NCCL (libnccl.so.2, or what DDL_NCCL_LIB names), on the GPU that is current in ddl_init, or, where that is GPU 0, on
- * the one with the rank's local number; everything else goes through pinned host memory.
+ * and output of a call are in the same memory. (Managed memory counts as host memory, which the GPU may be writing.)
+ * The library finds out by itself, with the CUDA runtime that the process has loaded, or that DDL_CUDA_LIB names. Modes
+ * b and n reduce such buffers by NCCL (libnccl.so.2, or what DDL_NCCL_LIB names), on the GPU that is current in
+ * ddl_init, or, where that is GPU 0, on the one with the rank's local number; everything else goes through pinned host
+ * memory, and so do minima and maxima of floating point numbers, of which NCCL would drop NaNs.
+ *
+ * A thread's current GPU is what it was after each call, unless the process has never used that one: it would be begun
+ * by making it current. The buffers' GPU is then current.
  *
  * A call is ordered behind what its thread's stream was given before it: the legacy default stream, or the one that was
- * last passed here on this thread (a cudaStream_t; NULL is the default stream again). Its result is in memory when
- * ddl_wait or ddl_test says that it is finished, or a blocking call has returned: no stream needs to wait for it.
- * Cannot fail, and needs no ddl_init. */
+ * last passed here on this thread (a cudaStream_t; NULL is the default stream again). That stream belongs to the
+ * buffers' GPU, or the call is DDL_ERROR_ARGUMENT, and lives until another is passed. Calls cannot be captured into a
+ * CUDA graph. A result is in memory when ddl_wait or ddl_test says that it is finished, or a blocking call has
+ * returned: no stream needs to wait for it. Cannot fail, and needs no ddl_init. */
 DDL_API ddl_result ddl_set_stream(void* stream);
 
 /* ---- Collectives ------------------------------------------------------------------------------------------------ */

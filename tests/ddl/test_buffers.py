@@ -57,3 +57,16 @@ def test_a_new_array_is_of_the_same_kind() -> None:
     assert empty_like(np.zeros(2, np.int8), (3, 4)).dtype == np.int8
     made = empty_like(torch.zeros(2, dtype=torch.bfloat16), (3, 4))
     assert (made.dtype, made.shape) == (torch.bfloat16, (3, 4))
+
+
+@pytest.mark.parametrize(("device", "stream"), [(1, None), (2, 1), (13, 1)])
+def test_what_a_gpu_may_still_write_is_ordered_behind_the_default_stream(device: int, stream: int | None) -> None:
+    class Tensor:
+        def __dlpack_device__(self) -> tuple[int, int]:
+            return device, 0
+
+        def __dlpack__(self, **options: object) -> object:
+            assert options.get("stream") == stream
+            return np.zeros(3).__dlpack__()
+
+    assert buffer_of(Tensor(), writable=True).shape == (3,)  # type: ignore[arg-type]

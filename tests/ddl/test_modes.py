@@ -25,12 +25,14 @@ def built(native: Callable[..., Path]) -> str:
 def on_stub(ranks: Run, native: Callable[..., Path], tmp_path: Path) -> Run:
     """`ranks`, with the stub for CUDA and NCCL; calls are written down in `tmp_path`."""
 
-    stub = built(native)
+    # libddl knows the driver by its name.
+    stub = tmp_path / "libcuda.so.1"
+    stub.symlink_to(built(native))
 
     def run(
         size: int, program: str, *arguments: str, timeout: float = 60, **variables: str
     ) -> subprocess.CompletedProcess[str]:
-        places = {"DDL_CUDA_LIB": stub, "DDL_NCCL_LIB": stub, "DDL_STUB_DIR": str(tmp_path)}
+        places = {"DDL_CUDA_LIB": str(stub), "DDL_NCCL_LIB": str(stub), "DDL_STUB_DIR": str(tmp_path)}
         return ranks(size, program, *arguments, timeout=timeout, **{**places, **variables})
 
     return run
@@ -113,7 +115,11 @@ def test_host_buffers_in_modes_n_and_b_are_reduced_by_rings(on_stub: Run, tmp_pa
     [
         (
             {"DDL_STUB_NCCL_FAILS": "1"},
-            r"TransportError: .*rank 1 \(host \S+\): ncclCommInitRank failed: unhandled",
+            r"TransportError: .*rank 1 \(host \S+\): ncclCommInitRankConfig failed: unhandled cuda error",
+        ),
+        (
+            {"DDL_STUB_NCCL_STUCK": "1", "DDL_TIMEOUT": "3"},
+            r"RankTimeoutError: .*rank \d \(host \S+\): it has waited 3 s in ddl_init for NCCL.*NCCL_DEBUG=INFO",
         ),
         ({"DDL_STUB_GPUS": "0"}, r"UnsupportedError: .*rank 0 \(host \S+\): no GPU is seen .*CUDA_VISIBLE_DEVICES"),
         ({"DDL_NCCL_LIB": "/nowhere/libnccl.so"}, r"UnsupportedError: .*NCCL.*/nowhere/libnccl.so.*DDL_NCCL_LIB"),
@@ -123,7 +129,32 @@ def test_host_buffers_in_modes_n_and_b_are_reduced_by_rings(on_stub: Run, tmp_pa
 def test_what_nccl_lacks_is_said_in_ddl_init_with_the_rank(on_stub: Run, variables: dict[str, str], words: str) -> None:
     done = on_stub(2, "init.py", DDL_OPTIONS="-mode n", **variables)
     assert done.returncode != 0
-    assert re.search(words, done.stdout), done.stdout
+    assert len(re.findall(words, done.stdout)) == 2, done.stdout  # each rank says it
+
+
+@pytest.mark.parametrize("memory", ["host", "device"])
+def test_a_session_leaves_no_communicator_and_no_context_behind(on_stub: Run, memory: str) -> None:
+    right(on_stub(2, "sessions.py", memory), "2 ranks: right")
+
+
+@pytest.mark.parametrize(
+    ("arguments", "variables", "words"),
+    [
+        (["missing"], {}, "UnsupportedError: .*CUDA runtime.*(was not found|cannot be used).*DDL_CUDA_LIB"),
+        ([], {"DDL_STUB_POINTER_ERROR": "35"}, "UnsupportedError: .*driver version is insufficient.*DDL_CUDA_LIB"),
+        ([], {"DDL_STUB_POINTER_ERROR": "700"}, "UnsupportedError: .*illegal memory access"),
+    ],
+)
+def test_gpu_memory_is_never_taken_for_host_memory(
+    on_stub: Run, arguments: list[str], variables: dict[str, str], words: str
+) -> None:
+    done = on_stub(2, "memory.py", *arguments, **variables)
+    right(done, "host: right")
+    assert len(re.findall(words, done.stdout)) == 2, done.stdout
+
+
+def test_an_empty_variable_names_no_library(ranks: Run) -> None:
+    right(ranks(2, "sweep.py", "2", "host", "m", DDL_CUDA_LIB="", DDL_NCCL_LIB=""), "-mode m: right")
 
 
 @pytest.mark.parametrize("fault", ["kill", "other", "late"])
@@ -148,3 +179,11 @@ def test_a_rank_that_fails_in_nccl_ends_the_others(on_stub: Run, fault: str) -> 
         "late": r"RankTimeoutError: .*rank 1 .*not called",
     }
     assert re.search(words[fault], done.stdout), done.stdout
+
+
+@pytest.mark.parametrize("step", [88, 100])  # in the first dimension, and in the second
+def test_a_gpu_that_stops_in_one_of_several_nccl_dimensions_ends_all_of_them(on_stub: Run, step: int) -> None:
+    hangs = f"1:{step}"
+    done = on_stub(4, "faults.py", "hang", DDL_OPTIONS="-mode nn:2x2", DDL_TIMEOUT="3", DDL_STUB_NCCL_HANGS=hangs)
+    assert done.returncode != 0, done.stdout
+    assert len(re.findall(r"rank \d after .* s: RankTimeoutError", done.stdout)) == 4, done.stdout

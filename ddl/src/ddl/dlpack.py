@@ -13,8 +13,8 @@ from typing import Protocol
 
 from ddl.errors import ArgumentError
 
-_CPU = (1, 3, 11, 13)  # kDLCPU, kDLCUDAHost, kDLROCMHost, kDLCUDAManaged: memory that a CPU may read
-_CUDA = 2  # kDLCUDA
+_CPU = (1, 3, 11)  # kDLCPU, kDLCUDAHost, kDLROCMHost: memory that a CPU may read
+_CUDA = (2, 13)  # kDLCUDA, kDLCUDAManaged: a GPU may still be at work on it
 _DEFAULT_STREAM = 1  # CUDA's legacy one: the tensor's owner puts its own work before it, and libddl goes behind it
 _READ_ONLY = 1
 _CODES = {0: "int", 1: "uint", 2: "float", 4: "bfloat", 5: "complex", 6: "bool"}
@@ -77,7 +77,7 @@ def read(array: SupportsDLPack) -> TensorMemory:
     """Where and what `array` is. Raises ArgumentError: it cannot be exported, or is in no memory that libddl knows."""
     try:
         device: Callable[[], tuple[int, int]] | None = getattr(array, "__dlpack_device__", None)
-        options = {"stream": _DEFAULT_STREAM} if device and device()[0] == _CUDA else {}
+        options = {"stream": _DEFAULT_STREAM} if device and device()[0] in _CUDA else {}
         lend: Callable[..., object] = array.__dlpack__
         try:
             capsule = lend(max_version=(1, 0), **options)  # since DLPack 1.0
@@ -95,7 +95,7 @@ def read(array: SupportsDLPack) -> TensorMemory:
         tensor = ctypes.cast(_get_pointer(capsule, b"dltensor"), ctypes.POINTER(_Tensor)).contents
     else:
         raise ArgumentError(f"array: its __dlpack__ gave a {type(capsule).__name__} that is no DLPack capsule")
-    if tensor.device_type not in (*_CPU, _CUDA):
+    if tensor.device_type not in _CPU + _CUDA:
         raise ArgumentError(
             f"array: it is in the memory of a device (DLPack device {tensor.device_type}:{tensor.device_id}) that is "
             "neither a CPU nor a CUDA GPU: copy it to the CPU first"

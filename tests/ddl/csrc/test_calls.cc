@@ -191,3 +191,13 @@ TEST("a split is called so in a message") {
         CHECK_CONTAINS(status.message, "rank 0 called split #0 of communicator 0");
     });
 }
+
+TEST("messages do not show the library's own calls as the program's") {
+    const Task task{Collective::allgather, DDL_UINT8, DDL_SUM, 2048, 0};
+    CHECK_EQ(describe(make_header(task, {}, 3, 0)),
+             std::string("allgather #3 of communicator 0 (uint8, 2048 elements)"));
+    CHECK_EQ(describe(make_header(task, {}, 3, 0, 0, Purpose::split)), std::string("split #3 of communicator 0"));
+    CHECK_EQ(describe(make_header(task, {}, 3, 0, 0, Purpose::init)),
+             std::string("ddl_init's own call #3 of communicator 0"));
+    CHECK(!same_call(make_header(task, {}, 3, 0), make_header(task, {}, 3, 0, 0, Purpose::init)));
+}

@@ -3,6 +3,7 @@
 #include <cstring>
 #include <random>
 
+#include "backoff.h"
 #include "check.h"
 #include "engine.h"
 #include "half.h"
@@ -373,5 +374,17 @@ TEST("wrong arguments start nothing and break nothing") {
         CHECK(engine.set_plan(kWorld, make_plan(2, {2}, "r", {1, 0})).ok());
         CHECK(engine.run(kWorld, allreduce(&x, &x, 1)).ok());
         CHECK_EQ(x, 4.0f);
+    });
+}
+
+TEST("what breaks a communicator from outside is every member's error") {
+    World world(3, flat_plan(3));
+    world.run([&](int rank, Engine& engine) {
+        if (rank == 1) engine.fail(kWorld, {DDL_ERROR_TRANSPORT, "rank 1 has no GPU"});
+        const double begin = seconds_now();
+        while (engine.state(kWorld).ok() && seconds_now() - begin < 20) std::this_thread::yield();
+        CHECK_EQ(engine.state(kWorld).code, DDL_ERROR_TRANSPORT);
+        float x = 1;
+        CHECK_EQ(engine.run(kWorld, allreduce(&x, &x, 1)).message, std::string("rank 1 has no GPU"));
     });
 }

@@ -189,6 +189,59 @@ TEST("a rank that dies in a group's collective ends the others, and no copy is l
     }
 }
 
+TEST("a rank whose GPU is busy is named by those who wait for it, and does not time out itself") {
+    struct Gate final : Fence {
+        std::atomic<bool> open{false};
+        bool passed() override { return open; }
+    };
+    EngineOptions options = impatient();
+    options.patience = {0.02, 0.2, check::kSanitized ? 2.0 : 0.5};
+    std::mutex mutex;
+    std::string warnings;
+    options.warn = [&](const std::string& text) {
+        const std::lock_guard lock(mutex);
+        warnings += text + "\n";
+    };
+    for (const bool all : {false, true}) {
+        GroupWorld world(make_plan(2, {2}, "r"), options);
+        world.run([&](int rank, Engine& engine) {
+            std::vector<int32_t> data(1000, 1);
+            Call call = world.call(rank, data.data(), data.data(), data.size(), Memory::device);
+            const auto gate = std::make_shared<Gate>();
+            if (rank == 1 || all) call.after = gate;
+            RequestPtr request;
+            CHECK(engine.submit(kWorld, call, &request).ok());
+            // Longer than a rank may be late.
+            if (all) std::this_thread::sleep_for(std::chrono::duration<double>(2 * options.patience.timeout_seconds));
+            gate->open = all;
+            const Status status = engine.wait(request);
+            if (all) {
+                CHECK_EQ(status.message, std::string());
+                return;
+            }
+            CHECK_EQ(status.code, DDL_ERROR_TIMEOUT);
+            CHECK_CONTAINS(status.message, "rank 0 (host a) has waited");
+            CHECK_CONTAINS(status.message, "rank 1 (host b) has called it, and waits for its GPU, whose stream");
+        });
+        CHECK_CONTAINS(warnings, "(int32, sum, 1000 elements): it waits for its GPU, whose stream has not done");
+    }
+}
+
+TEST("a plan that is changed has no groups of the old one") {
+    GroupWorld world(make_plan(4, {2, 2}, "mr"), cut_small());
+    const auto allreduce = [&](int rank, Engine& engine) {
+        std::vector<int32_t> data(1000, 1);
+        return engine.run(kWorld, world.call(rank, data.data(), data.data(), data.size(), Memory::host));
+    };
+    world.run([&](int rank, Engine& engine) { CHECK(allreduce(rank, engine).ok()); });
+    world.run([&](int rank, Engine& engine) {
+        CHECK(engine.set_plan(kWorld, make_plan(4, {2, 2}, "mr", {3, 1, 0, 2})).ok());
+        const Status status = allreduce(rank, engine);
+        CHECK_EQ(status.code, DDL_ERROR_INTERNAL);
+        CHECK_CONTAINS(status.message, "no groups");
+    });
+}
+
 TEST("an operation waits for what its buffers wait for") {
     struct Gate final : Fence {
         std::atomic<int> asked{0};

@@ -373,7 +373,7 @@ TEST("staging holds what a chunk touches, and copies it once each way") {
         }
         CHECK_EQ(out, bytes);
         CHECK_EQ(back, bytes);
-        CHECK(schedule.staging_bytes <= 2 * bytes / 4 + 1024);
+        CHECK(schedule.staging_bytes <= bytes / 4 + 1024);  // the input and the output share it
         CHECK(schedule.staging_bytes >= bytes / 4);
     }
     Task average = task_of(Collective::allreduce, 800);
@@ -384,6 +384,42 @@ TEST("staging holds what a chunk touches, and copies it once each way") {
         if (step.kind == StepKind::to_host) divided += step.bytes;
     }
     CHECK_EQ(divided, uint64_t{800});  // a rank's part of an average is divided on the host
+}
+
+TEST("minima and maxima of floating point numbers, of which NCCL drops NaNs, are left to rings") {
+    for (const char* modes : {"n", "b"}) {
+        const Plan plan = make_plan(4, {4}, modes);
+        for (const DataType type : {DDL_FLOAT16, DDL_BFLOAT16, DDL_FLOAT32, DDL_FLOAT64, DDL_INT32, DDL_UINT8}) {
+            for (const ReduceOp op : {DDL_SUM, DDL_AVERAGE, DDL_MIN, DDL_MAX, DDL_PRODUCT}) {
+                const Task task{Collective::allreduce, type, op, 100'000, 0, Memory::device};
+                const bool by_nccl = op == DDL_SUM || op == DDL_AVERAGE || op == DDL_PRODUCT || !is_float(type);
+                CHECK_EQ(uses_nccl(plan, task), by_nccl);
+                CHECK_EQ(make_schedule(plan, 1, task).stages > 0, by_nccl);
+            }
+        }
+    }
+}
+
+TEST("so few chunks are in flight that staging memory stays within bounds, and as many on every rank") {
+    Task task{Collective::allreduce, DDL_FLOAT32, DDL_SUM, 0, 0, Memory::device};
+    for (const char* modes : {"m", "mr", "nr", "r"}) {
+        const Plan plan = make_plan(4, modes[1] ? std::vector<int>{2, 2} : std::vector<int>{4}, modes);
+        for (const uint64_t count : {1ull << 10, 3ull << 20, (1ull << 28) + 3, 1ull << 31}) {
+            task.count = count;
+            task.memory = Memory::device;
+            const Schedule schedule = make_schedule(plan, 0, task);
+            const int window = window_of(schedule, 16);
+            CHECK(window >= 1 && window <= 16);
+            CHECK(window == 1 || static_cast<uint64_t>(window) * schedule.staging_bytes <= uint64_t{257} << 20);
+            CHECK(count > (1ull << 27) || window == 16);
+            for (int rank = 1; rank < 4 && schedule.stages > 0; ++rank) {
+                CHECK_EQ(window_of(make_schedule(plan, rank, task), 16), window);
+                if (modes[0] == 'n') continue;
+                task.memory = rank % 2 == 0 ? Memory::device : Memory::host;
+                CHECK_EQ(window_of(make_schedule(plan, rank, task), 16), window);
+            }
+        }
+    }
 }
 
 TEST("thousands of ranks reduce each contribution exactly once") {

@@ -82,6 +82,16 @@ TEST("where all have arrived, the report names whose data is awaited") {
     CHECK_CONTAINS(watch.report(kGroup, 0, {1, 3}), "no data arrives from rank 1, rank 3: check the links");
 }
 
+TEST("a rank that waits for its own GPU says so, and is named by the others, who ask it again") {
+    Watch watch({1, 10, 30});
+    CHECK_EQ(watch.report(kGroup, 0, {}, "its GPU"), std::string("it waits for its GPU"));
+    for (const int rank : {1, 2, 3}) watch.answer(rank, true, call(5), false, rank == 2 ? "its GPU" : "");
+    const std::string text = watch.report(kGroup, 0, {1});
+    CHECK_EQ(text, std::string("rank 2 has called it, and waits for its GPU"));
+    watch.to_ask(4, 0, {1});
+    CHECK(watch.to_ask(4, 0, {1}) == std::vector<int>({2}));
+}
+
 TEST("those that a message is awaited from are asked first, then whoever has not said that it came") {
     Watch watch({1, 10, 30});
     CHECK(watch.to_ask(4, 1, {0}) == std::vector<int>({0}));

@@ -13,6 +13,7 @@
 #include <random>
 #include <string>
 #include <thread>
+#include <utility>
 #include <vector>
 
 #include "half.h"
@@ -22,10 +23,16 @@ using namespace stub;
 
 namespace {
 
-enum { kSuccess = 0, kUnhandledCuda = 1, kSystem = 2, kInvalidArgument = 4, kInvalidUsage = 5 };
+enum { kSuccess = 0, kUnhandledCuda = 1, kSystem = 2, kInvalidArgument = 4, kInvalidUsage = 5, kInProgress = 7 };
 
 struct Id {
     char bytes[128];
+};
+
+struct Config {
+    size_t size;
+    unsigned magic, version;
+    int blocking;
 };
 
 struct Comm {
@@ -33,7 +40,11 @@ struct Comm {
     int size = 0, rank = 0;
     std::string name;
     std::atomic<bool> aborted{false};
+    std::atomic<int> state{kInProgress};
+    int launches = 0;
 };
+
+std::atomic<int> live{0};  // communicators that were made and not freed
 
 std::string folder() {
     const char* text = std::getenv("DDL_STUB_DIR");
@@ -112,23 +123,84 @@ void reduce(std::byte* into, const std::byte* from, size_t count, int type, int 
     }
 }
 
+// Waits for all ranks of the communicator, however long they take.
+int join(Comm* comm, int tag) {
+    const auto file = [&](int r) { return folder() + "/" + comm->name + "." + std::to_string(r); };
+    {
+        std::ofstream(file(comm->rank) + ".part") << world_rank() << std::endl;
+        std::rename((file(comm->rank) + ".part").c_str(), file(comm->rank).c_str());
+    }
+    std::vector<int> members;
+    while (static_cast<int>(members.size()) < comm->size) {
+        if (comm->aborted) return kSystem;
+        std::ifstream stream(file(static_cast<int>(members.size())));
+        int member = -1;
+        if (stream >> member) {
+            members.push_back(member);
+        } else {
+            std::this_thread::sleep_for(std::chrono::milliseconds(1));
+        }
+    }
+    MPI_Group world, group;
+    MPI_Comm_group(MPI_COMM_WORLD, &world);
+    MPI_Group_incl(world, comm->size, members.data(), &group);
+    if (MPI_Comm_create_group(MPI_COMM_WORLD, group, tag, &comm->mpi) != MPI_SUCCESS) return kSystem;
+    return kSuccess;
+}
+
+// Where the environment says so, what this process's GPU does once and for all.
+std::function<void()> or_hang(Comm* comm, std::function<void()> work) {
+    static std::atomic<int> count{0};
+    const char* text = std::getenv("DDL_STUB_NCCL_HANGS");
+    const char* at = text ? std::strchr(text, ':') : nullptr;
+    if (!at || std::atoi(text) != world_rank() || ++count != std::atoi(at + 1)) return work;
+    return [comm] {
+        while (!comm->aborted) std::this_thread::sleep_for(std::chrono::milliseconds(1));
+    };
+}
+
+// The first collectives of a communicator connect its ranks, which waits for all of them, on a thread of NCCL's.
+int start(Comm* comm, std::vector<std::pair<void*, std::function<void()>>> work) {
+    for (auto& [stream, body] : work) body = or_hang(comm, std::move(body));
+    constexpr int kConnecting = 3;
+    if (comm->launches++ >= kConnecting) {
+        for (auto& [stream, body] : work) stream_of(stream).give(std::move(body));
+        return kSuccess;
+    }
+    comm->state = kInProgress;
+    std::thread([comm, work = std::move(work)]() mutable {
+        constexpr int kConnectTag = 1;  // ncclSend takes 0
+        for (int peer = 0; peer < comm->size; ++peer) {
+            MPI_Request sent, received;
+            MPI_Isend(nullptr, 0, MPI_BYTE, peer, kConnectTag, comm->mpi, &sent);
+            MPI_Irecv(nullptr, 0, MPI_BYTE, peer, kConnectTag, comm->mpi, &received);
+            finish(*comm, &received);
+            finish(*comm, &sent);
+        }
+        if (comm->aborted) return;
+        for (auto& [stream, body] : work) stream_of(stream).give(std::move(body));
+        comm->state = kSuccess;
+    }).detach();
+    return kInProgress;
+}
+
 // What a group of calls does, together; outside of ncclGroupStart a group is one call.
 thread_local int depth = 0;
-thread_local std::vector<std::pair<void*, std::function<void()>>> grouped;   // collectives, in order
+thread_local std::vector<std::pair<void*, std::function<void()>>> grouped;  // collectives, in order
+thread_local Comm* grouped_on = nullptr;
 thread_local std::vector<std::function<std::vector<MPI_Request>()>> posted;  // sends and receives: all at once
 thread_local Comm* posted_on = nullptr;
 thread_local void* posted_to = nullptr;
 
-int launch(void* stream, std::function<void()> work) {
-    if (depth > 0) {
-        grouped.emplace_back(stream, std::move(work));
-    } else {
-        stream_of(stream).give(std::move(work));
-    }
+int launch(Comm* comm, void* stream, std::function<void()> work) {
+    if (depth == 0) return start(comm, {{stream, std::move(work)}});
+    grouped_on = comm;
+    grouped.emplace_back(stream, std::move(work));
     return kSuccess;
 }
 
 bool is_right(const Comm* comm, int type, int root) {
+    if (comm && comm->state == kInProgress) fail("a communicator is used while an earlier call is in progress");
     return comm && !comm->aborted && width(type) > 0 && root >= 0 && root < comm->size;
 }
 
@@ -160,10 +232,14 @@ int ncclGetUniqueId(Id* id) {
     return kSuccess;
 }
 
-int ncclCommInitRank(Comm** made, int size, Id id, int rank) {
-    const int me = world_rank();
-    if (const char* fails = std::getenv("DDL_STUB_NCCL_FAILS"); fails && std::atoi(fails) == me) return kUnhandledCuda;
-    auto comm = std::make_unique<Comm>();
+int ncclCommInitRankConfig(Comm** made, int size, Id id, int rank, Config* config) {
+    if (config->magic != 0xcafebeef || config->size < sizeof(Config) || config->blocking != 0) return kInvalidArgument;
+    const auto is_me = [](const char* variable) {
+        const char* text = std::getenv(variable);
+        return text && std::atoi(text) == world_rank();
+    };
+    auto* const comm = new Comm;  // never freed: threads may look at it
+    ++live;
     for (int i = 0; i < 8; ++i) {
         char hex[3];
         std::snprintf(hex, sizeof hex, "%02x", static_cast<unsigned char>(id.bytes[i]));
@@ -171,40 +247,30 @@ int ncclCommInitRank(Comm** made, int size, Id id, int rank) {
     }
     comm->size = size;
     comm->rank = rank;
-    const auto file = [&](int r) { return folder() + "/" + comm->name + "." + std::to_string(r); };
-    {
-        std::ofstream(file(rank) + ".part") << me << std::endl;
-        std::rename((file(rank) + ".part").c_str(), file(rank).c_str());
-    }
-    std::vector<int> members;
-    const auto limit = std::chrono::steady_clock::now() + std::chrono::seconds(5);
-    while (static_cast<int>(members.size()) < size) {
-        std::ifstream stream(file(static_cast<int>(members.size())));
-        int member = -1;
-        if (stream >> member) {
-            members.push_back(member);
-        } else if (std::chrono::steady_clock::now() > limit) {
-            return kSystem;  // NCCL finds that a peer is gone by its connection
-        } else {
-            std::this_thread::sleep_for(std::chrono::milliseconds(1));
-        }
-    }
-    MPI_Group world, group;
-    MPI_Comm_group(MPI_COMM_WORLD, &world);
-    MPI_Group_incl(world, size, members.data(), &group);
+    *made = comm;
+    if (is_me("DDL_STUB_NCCL_STUCK")) return kInProgress;
+    const bool fails = is_me("DDL_STUB_NCCL_FAILS");
     const int tag = static_cast<unsigned char>(id.bytes[0]) << 6 | (static_cast<unsigned char>(id.bytes[1]) & 63);
-    if (MPI_Comm_create_group(MPI_COMM_WORLD, group, tag, &comm->mpi) != MPI_SUCCESS) return kSystem;
-    *made = comm.release();
-    return kSuccess;
+    std::thread([=] {
+        std::this_thread::sleep_for(std::chrono::milliseconds(20));
+        comm->state = fails ? static_cast<int>(kUnhandledCuda) : join(comm, tag);
+    }).detach();
+    return kInProgress;
 }
 
 int ncclCommAbort(Comm* comm) {
-    comm->aborted = true;  // never freed: the stream's thread may look at it
+    if (comm->aborted.exchange(true)) fail("a communicator is freed twice");
+    synchronize_device();
+    --live;
     return kSuccess;
 }
 
-int ncclCommGetAsyncError(Comm*, int* error) {
-    *error = kSuccess;
+// For test programs.
+int stub_communicators() { return live; }
+
+int ncclCommGetAsyncError(Comm* comm, int* error) {
+    if (comm->aborted) fail("a communicator is used that was freed");
+    *error = comm->state;
     return kSuccess;
 }
 
@@ -215,25 +281,22 @@ int ncclGroupStart() {
 
 int ncclGroupEnd() {
     if (--depth > 0) return kSuccess;
-    for (auto& [stream, work] : grouped) stream_of(stream).give(std::move(work));
-    grouped.clear();
-    if (!posted.empty()) {
-        stream_of(posted_to).give([comm = posted_on, calls = std::move(posted)] {
-            std::vector<MPI_Request> requests;
-            for (const auto& call : calls) {
-                for (const MPI_Request request : call()) requests.push_back(request);
-            }
-            for (MPI_Request& request : requests) finish(*comm, &request);
-        });
-        posted.clear();
-    }
-    return kSuccess;
+    if (!grouped.empty()) return start(grouped_on, std::exchange(grouped, {}));
+    if (posted.empty()) return kSuccess;
+    const auto exchange = [comm = posted_on, calls = std::exchange(posted, {})] {
+        std::vector<MPI_Request> requests;
+        for (const auto& call : calls) {
+            for (const MPI_Request request : call()) requests.push_back(request);
+        }
+        for (MPI_Request& request : requests) finish(*comm, &request);
+    };
+    return start(posted_on, {{posted_to, exchange}});
 }
 
 int ncclReduceScatter(const void* from, void* to, size_t count, int type, int op, Comm* comm, void* stream) {
     if (!is_right(comm, type, 0) || op < 0 || op > 3) return kInvalidArgument;
     note(*comm, "ReduceScatter", count, type, op);
-    return launch(stream, [=] {
+    return launch(comm, stream, [=] {
         const size_t bytes = count * width(type), all = bytes * static_cast<size_t>(comm->size);
         // A copy of what goes in: it may be the memory of what comes out.
         std::vector<std::byte> mine(behind(from, all), behind(from, all) + all), theirs(all);
@@ -252,7 +315,7 @@ int ncclReduceScatter(const void* from, void* to, size_t count, int type, int op
 int ncclAllGather(const void* from, void* to, size_t count, int type, Comm* comm, void* stream) {
     if (!is_right(comm, type, 0)) return kInvalidArgument;
     note(*comm, "AllGather", count, type, 0);
-    return launch(stream, [=] {
+    return launch(comm, stream, [=] {
         const size_t bytes = count * width(type), all = bytes * static_cast<size_t>(comm->size);
         const std::vector<std::byte> mine(behind(from, bytes), behind(from, bytes) + bytes);
         MPI_Request request;
@@ -265,7 +328,7 @@ int ncclAllGather(const void* from, void* to, size_t count, int type, Comm* comm
 int ncclReduce(const void* from, void* to, size_t count, int type, int op, int root, Comm* comm, void* stream) {
     if (!is_right(comm, type, root) || op < 0 || op > 3) return kInvalidArgument;
     note(*comm, "Reduce", count, type, root);
-    return launch(stream, [=] {
+    return launch(comm, stream, [=] {
         const size_t bytes = count * width(type);
         const std::vector<std::byte> mine(behind(from, bytes), behind(from, bytes) + bytes);
         std::vector<std::byte> theirs(comm->rank == root ? bytes * static_cast<size_t>(comm->size) : 0);
@@ -284,7 +347,7 @@ int ncclReduce(const void* from, void* to, size_t count, int type, int op, int r
 int ncclBroadcast(const void* from, void* to, size_t count, int type, int root, Comm* comm, void* stream) {
     if (!is_right(comm, type, root)) return kInvalidArgument;
     note(*comm, "Broadcast", count, type, root);
-    return launch(stream, [=] {
+    return launch(comm, stream, [=] {
         const size_t bytes = count * width(type);
         if (from != to) fail("ncclBroadcast: libddl calls it in place");
         MPI_Request request;

@@ -1,15 +1,25 @@
-// A stub of the CUDA runtime and of NCCL on host memory, for machines without a GPU: what libddl asks of them, in one
-// library that DDL_CUDA_LIB and DDL_NCCL_LIB name. Written from their documentation, and strict:
+// A stub of the CUDA runtime, of the part of its driver that libddl asks, and of NCCL, on host memory, for machines
+// without a GPU: one library that DDL_CUDA_LIB and DDL_NCCL_LIB name, by a name that begins with libcuda.so, by which
+// libddl knows the driver. Written from their documentation, and strict:
 //
 // - "device memory" cannot be touched by the CPU (it is mapped without any right; the stub has a mapping of its own),
 // so
 //   that whoever takes a device pointer for a host one is killed at once;
 // - what is given to a stream happens later, on a thread of the stream, so that what does not wait reads wrong numbers;
-// - asynchronous copies want pinned host memory.
+// - asynchronous copies want pinned host memory, and an event the stream of its own GPU;
+// - what needs a context makes one on the GPU that is current (stub_contexts());
+// - NCCL's communicators are non-blocking: to join one waits for ever for its ranks, the first collectives wait for
+// them
+//   once more, and whoever calls anything else meanwhile is killed;
+// - ncclCommAbort waits for all that the GPU has been given.
 //
-// NCCL's collectives run over MPI. $DDL_STUB_DIR is a folder where ranks meet, and where each writes down its calls in
-// calls.RANK: "COMMUNICATOR NAME COUNT TYPE ARGUMENT". DDL_STUB_GPUS: GPUs that each process sees (8).
-// DDL_STUB_NCCL_FAILS: the rank whose ncclCommInitRank fails, as it does without a GPU.
+// NCCL's collectives run over MPI, and their minima and maxima drop NaNs, as NCCL's do. $DDL_STUB_DIR is a folder where
+// ranks meet, and where each writes down its calls in calls.RANK: "COMMUNICATOR NAME COUNT TYPE ARGUMENT". Environment:
+// DDL_STUB_GPUS            GPUs that each process sees (8)
+// DDL_STUB_POINTER_ERROR   what cudaPointerGetAttributes returns
+// DDL_STUB_NCCL_FAILS      the rank that fails to join, as it does without a GPU
+// DDL_STUB_NCCL_STUCK      the rank that never joins
+// DDL_STUB_NCCL_HANGS      RANK:N: the GPU of the rank stops in its Nth collective, until that is aborted
 #pragma once
 
 #include <condition_variable>
@@ -23,21 +33,27 @@ namespace stub {
 // Work in order, each piece some time after it was given.
 class Stream {
   public:
-    Stream();  // and its thread, which lives for as long as the process
+    explicit Stream(int gpu);  // and its thread, which lives for as long as the process
     void give(std::function<void()> work);
     void synchronize();
+    void destroy();  // nothing may be given to it any more
+    int gpu() const { return gpu_; }
 
   private:
     void serve();
 
+    const int gpu_;
     std::mutex mutex_;
     std::condition_variable changed_;
     std::deque<std::function<void()>> work_;
-    bool busy_ = false;
+    bool busy_ = false, destroyed_ = false;
 };
 
 // The stream behind a cudaStream_t.
 Stream& stream_of(void* stream);
+
+// Waits until all streams are idle, as a call does that waits for its device.
+void synchronize_device();
 
 // Where the stub itself can read and write device memory. Ends the process where [pointer, pointer + bytes) is none.
 std::byte* behind(const void* pointer, size_t bytes);

@@ -59,10 +59,36 @@ def main() -> None:
         assert (first.numpy() == total * step).all(), step
     library.call("ddl_set_stream", None)
 
+    # Managed memory counts as host memory, which the GPU may still be writing.
+    managed = ctypes.c_void_p()
+    gpu.check(gpu.runtime.cudaMallocManaged(ctypes.byref(managed), host.nbytes, 1), "cudaMallocManaged")
+    view = np.ctypeslib.as_array(ctypes.cast(managed, ctypes.POINTER(ctypes.c_float)), (COUNT,))
+    library.call("ddl_set_stream", stream)
+    for step in range(1, 6):
+        values = np.full(COUNT, (rank + 1) * step, np.float32)
+        ctypes.memmove(pinned, values.ctypes.data, values.nbytes)
+        for _ in range(5):
+            gpu.check(
+                gpu.runtime.cudaMemcpyAsync(managed, pinned, host.nbytes, gpu.TO_DEVICE, stream), "cudaMemcpyAsync"
+            )
+        allreduce(managed.value or 0, managed.value or 0)
+        assert (view == total * step).all(), step
+
+    # A stream of another GPU.
+    foreign = ctypes.c_void_p()
+    gpu.check(gpu.runtime.cudaSetDevice(size + rank), "cudaSetDevice")
+    gpu.check(gpu.runtime.cudaStreamCreateWithFlags(ctypes.byref(foreign), 1), "cudaStreamCreateWithFlags")
+    gpu.check(gpu.runtime.cudaSetDevice(rank), "cudaSetDevice")
+    library.call("ddl_set_stream", foreign)
+    refused(first.address, first.address, f"the stream of ddl_set_stream is none of GPU {rank}'s")
+    library.call("ddl_set_stream", None)
+
     with ddl.split(rank % 2) as group:  # by rings, whatever the mode of all ranks
         part = ddl.allreduce(gpu.Array(host), comm=group).numpy()
         assert (part == sum(r + 1 for r in range(rank % 2, size, 2))).all()
     ddl.barrier()
+    # On no GPU but those that the program has used, whichever thread did the work.
+    assert gpu.runtime.stub_contexts() == 1 << rank | 1 << (size + rank), f"{gpu.runtime.stub_contexts():b}"
     if rank == 0:
         print("device: right", flush=True)
 

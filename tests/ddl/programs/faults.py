@@ -42,4 +42,6 @@ try:
             print("begun", flush=True)
 except ddl.DDLError as error:
     print(f"rank {ddl.rank()} after {time.monotonic() - last:.1f} s: {type(error).__name__}: {error}", flush=True)
+    if FAULT == "hang":  # of a GPU: every rank is to say what it got before mpirun ends those that are left
+        time.sleep(4)
     sys.exit(1)

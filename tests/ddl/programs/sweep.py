@@ -83,6 +83,13 @@ def sweep(sizes: tuple[int, ...], types: tuple[object, ...], carried: Carried) -
             same(get(ddl.allgather(put(rows[rank][0]))), np.array([r[0] for r in rows]), f"allgather {what}")
             root = case % size
             same(get(ddl.broadcast(put(rows[rank][0].copy()), root)), rows[root][0], f"broadcast {root} {what}")
+    # A NaN survives minimum and maximum, wherever it comes from: of one rank, and of another.
+    for name in TYPES[:4]:
+        for op, number in ((o, n) for o in ("min", "max") for n in range(size)):
+            mine = np.array([1, -1, np.nan if rank == number else 2] * 700, np.dtype(name))
+            result = get(ddl.allreduce(put(mine), op)).astype(np.float64).reshape(-1, 3)
+            assert (result[:, :2] == [1, -1]).all(), f"{op} {name} beside NaN"
+            assert np.isnan(result[:, 2]).all(), f"{op} {name} lost the NaN of rank {number}"
     # Sums that are rounded: any order is right to rounding, but every rank must have taken the same, each time.
     for dtype in (np.float32, np.float64, np.float16):
         noise = [np.random.default_rng([99, r]).standard_normal(5000).astype(dtype) for r in range(size)]
