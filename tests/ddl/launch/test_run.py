@@ -5,11 +5,14 @@ import os
 import re
 import select
 import signal
+import socket
 import stat
 import subprocess
 import sys
 import textwrap
+import time
 from collections.abc import Callable
+from contextlib import ExitStack
 from pathlib import Path
 
 import pytest
@@ -175,6 +178,47 @@ def test_a_job_whose_launcher_is_killed_leaves_no_process(environment: dict[str,
 def test_a_rank_that_is_killed_ends_the_others(ddlrun: Run) -> None:
     done = ddlrun("-np", "2", "sh", "-c", "test $RANK = 0 && kill -9 $$; exec sleep 300")
     assert done.returncode == 137
+
+
+def listening_port(pid: int) -> int:
+    """Where a process listens; 0 where it does not."""
+    links = [os.readlink(path) for path in Path(f"/proc/{pid}/fd").iterdir()]
+    for row in Path("/proc/net/tcp").read_text().splitlines()[1:]:
+        fields = row.split()
+        if fields[3] == "0A" and f"socket:[{fields[9]}]" in links:
+            return int(fields[1].partition(":")[2], 16)
+    return 0
+
+
+def test_strangers_neither_end_a_job_nor_delay_its_end(environment: dict[str, str], tmp_path: Path) -> None:
+    command = [
+        sys.executable,
+        "-m",
+        "ddl.ddlrun",
+        "-np",
+        "2",
+        "sh",
+        "-c",
+        "echo up; until [ -e go ]; do sleep 0.05; done",
+    ]
+    with (
+        ExitStack() as strangers,
+        subprocess.Popen(
+            command, env=environment, cwd=tmp_path, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+        ) as job,
+    ):
+        assert job.stdout is not None
+        assert [job.stdout.readline() for _ in range(2)] == ["up\n", "up\n"]
+        port = listening_port(job.pid)
+        assert port
+        for line in (b"[" * 1024 + b"\n", b'{"key": "a", "rank": 1e999}\n', b"\xff\n", *[b""] * 200):
+            stranger = strangers.enter_context(socket.create_connection(("127.0.0.1", port)))
+            stranger.sendall(line)
+        assert job.poll() is None
+        before = time.monotonic()
+        (tmp_path / "go").touch()
+        assert job.wait(30) == 0
+        assert time.monotonic() - before < 3  # 5 s more where silent ones are waited for
 
 
 def test_a_wrong_host_name_is_one_line(ddlrun: Run, tmp_path: Path) -> None:
