@@ -42,7 +42,7 @@ def turns_of(record: dict[str, object]) -> list[Turns]:
 
 def left_out_of(record: dict[str, object]) -> list[LeftOut]:
     """Who was left out, in a record of `ddlrun bench --json`."""
-    entries = record["left_out"]
+    entries = record.get("left_out", [])  # older records have none
     assert isinstance(entries, list)
     return [LeftOut(**one) for one in entries]
 
