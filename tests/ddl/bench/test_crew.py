@@ -1,11 +1,13 @@
 """Crews of small programs in place of workers: what a rank says, and what becomes of one that ends, hangs or lies."""
 
+import os
+import signal
 import socket
 import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from pathlib import Path
 from typing import IO
 
@@ -32,6 +34,19 @@ with socket.create_connection((host, int(port))) as line, line.makefile("rw") as
 TWO = f"for rank in 0 1; do {sys.executable} -c '{RANK.replace(chr(39), chr(34))}' $rank 2 $0 $1 & done; wait"
 
 
+STARTED: list["subprocess.Popen[bytes]"] = []
+
+
+@pytest.fixture(autouse=True)
+def _nothing_is_left() -> Iterator[None]:
+    """End the ranks that hang, which no longer have the parent that a crew could end."""
+    yield
+    while STARTED:
+        with suppress(ProcessLookupError):
+            os.killpg(STARTED[-1].pid, signal.SIGKILL)
+        STARTED.pop().wait()
+
+
 @pytest.fixture
 def controller() -> Iterator[Controller]:
     made = Controller()
@@ -43,8 +58,11 @@ def starter(
     mode: str, script: str = TWO
 ) -> Callable[[Sequence[str], Mapping[str, str], IO[bytes]], "subprocess.Popen[bytes]"]:
     def start(last: Sequence[str], added: Mapping[str, str], output: IO[bytes]) -> "subprocess.Popen[bytes]":
-        words = ["sh", "-c", f"trap 'kill $(jobs -p); exit 1' TERM; {script}", mode, *last]
-        return subprocess.Popen(words, env=dict(added), stdout=output, stderr=subprocess.STDOUT)
+        words = ["sh", "-c", script, mode, *last]
+        STARTED.append(
+            subprocess.Popen(words, env=dict(added), stdout=output, stderr=subprocess.STDOUT, start_new_session=True)
+        )
+        return STARTED[-1]
 
     return start
 
