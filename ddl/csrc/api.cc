@@ -1,6 +1,7 @@
 // The C interface: translates, and lets no exception out. What the functions mean is said in ddl.h.
 #include <unistd.h>
 
+#include <algorithm>
 #include <memory>
 #include <mutex>
 #include <string>
@@ -99,6 +100,43 @@ Status take(ddl_request* request) {
     return owner->request->status();
 }
 
+ddl_result post(Mail mail, int peer, ddl_comm comm, ddl_request* request) {
+    return guarded([&] {
+        need(request, "request");
+        *request = DDL_REQUEST_NULL;
+        auto made = std::make_unique<ddl_request_s>();
+        made->session = session();
+        Status status = made->session->engine().post(made->session->id_of(comm), peer, std::move(mail), &made->request);
+        if (status.ok()) *request = made.release();
+        return status;
+    });
+}
+
+Mail outgoing(const void* data, size_t count, ddl_type type, int64_t tag) {
+    Mail mail;
+    mail.tag = tag;
+    mail.type = type;
+    mail.count = count;
+    mail.from = data;
+    return mail;
+}
+
+Mail incoming(void* data, size_t count, ddl_type type, int64_t tag, int* source) {
+    Mail mail = outgoing(nullptr, count, type, tag);
+    mail.incoming = true;
+    mail.to = data;
+    mail.source = source;
+    return mail;
+}
+
+// The blocking form.
+template <typename Start>
+ddl_result finish(Start start) {
+    ddl_request request = DDL_REQUEST_NULL;
+    const ddl_result result = start(&request);
+    return result == DDL_SUCCESS ? ddl_wait(&request) : result;
+}
+
 Call reduction(Collective collective, const void* input, void* output, size_t count, ddl_type type, ddl_op op) {
     return {{collective, type, op, count, 0}, input, output};
 }
@@ -189,6 +227,27 @@ ddl_result ddl_comm_split(ddl_comm comm, int color, int key, ddl_comm* result) {
     });
 }
 
+ddl_result ddl_comm_create_group(const int* ranks, int count, uint64_t tag, ddl_comm* result) {
+    return ddl::guarded([&] {
+        ddl::need(ranks, "ranks");
+        ddl::need(result, "result");
+        *result = nullptr;
+        const ddl::SessionPtr its = ddl::session();
+        ddl::CommId made = ddl::kWorld;
+        Status status = its->engine().create_group({ranks, ranks + std::max(count, 0)}, tag, &made);
+        its->note(status);
+        if (status.ok()) *result = its->handle_of(made);
+        return status;
+    });
+}
+
+ddl_result ddl_comm_set_timeout(ddl_comm comm, double seconds) {
+    return ddl::guarded([&] {
+        const ddl::SessionPtr its = ddl::session();
+        return its->engine().set_timeout(its->id_of(comm), seconds);
+    });
+}
+
 ddl_result ddl_comm_free(ddl_comm comm) {
     return ddl::guarded([&] {
         const ddl::SessionPtr its = ddl::session();
@@ -242,6 +301,21 @@ ddl_result ddl_ibarrier(ddl_comm comm, ddl_request* request) {
 ddl_result ddl_set_stream(void* stream) {
     ddl::stream() = stream;
     return DDL_SUCCESS;
+}
+
+ddl_result ddl_send(const void* data, size_t count, ddl_type type, int peer, int64_t tag, ddl_comm comm) {
+    return ddl::finish([&](ddl_request* made) { return ddl_isend(data, count, type, peer, tag, comm, made); });
+}
+ddl_result ddl_isend(const void* data, size_t count, ddl_type type, int peer, int64_t tag, ddl_comm comm,
+                     ddl_request* request) {
+    return ddl::post(ddl::outgoing(data, count, type, tag), peer, comm, request);
+}
+ddl_result ddl_recv(void* data, size_t count, ddl_type type, int peer, int64_t tag, ddl_comm comm, int* source) {
+    return ddl::finish([&](ddl_request* made) { return ddl_irecv(data, count, type, peer, tag, comm, source, made); });
+}
+ddl_result ddl_irecv(void* data, size_t count, ddl_type type, int peer, int64_t tag, ddl_comm comm, int* source,
+                     ddl_request* request) {
+    return ddl::post(ddl::incoming(data, count, type, tag, source), peer, comm, request);
 }
 
 ddl_result ddl_test(ddl_request* request, int* finished) {

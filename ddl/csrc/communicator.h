@@ -34,7 +34,8 @@ struct Engine::Communicator {
     uint64_t past = 0;               // past_of() the calls before it
     std::list<Active> queue;  // in order; finished ones stay until those before them are, or until they are settled
     bool listed = false;      // in Engine::running_
-    Cause broken;             // none: it is whole
+    Patience patience;
+    Cause broken;  // none: it is whole
     double broken_at = 0;
     std::map<int, Header> departed;  // ranks that have finalized, and their last call
     std::array<Header, 64> history;  // of the last calls, by sequence

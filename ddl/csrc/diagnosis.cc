@@ -164,7 +164,7 @@ std::string Engine::in_flight() const {
             text += "\n";
         }
     }
-    return text;
+    return text + messages_in_flight();
 }
 
 }  // namespace ddl

@@ -14,7 +14,8 @@ namespace {
 
 constexpr double kWatchSeconds = 0.01;  // how often deaths and stalls are looked for
 constexpr int kSequenceSlots = 16;      // collectives of a communicator that tags tell apart
-static_assert(kMostCommunicators * kSequenceSlots * kOperationTags <= 1u << kTagBits);
+static_assert(kMostCommunicators * kSequenceSlots * kOperationTags <=
+              1u << (kTagBits - 1));  // the upper half is the mailbox's
 
 Tag first_tag(CommId comm, uint64_t sequence) {
     return (comm * kSequenceSlots + static_cast<Tag>(sequence % kSequenceSlots)) * kOperationTags;
@@ -49,7 +50,8 @@ Engine::Engine(std::unique_ptr<Transport> transport, Plan plan, EngineOptions op
       options_(std::move(options)),
       out_of_memory_(std::make_shared<const Status>(Status{
           DDL_ERROR_MEMORY, name_of_rank(transport_->rank()) + ": out of memory for the library's own buffers"})),
-      free_ids_(kMostCommunicators, 1) {
+      free_ids_(kMostCommunicators, 1),
+      mailbox_(*transport_, pool_, options_.settle_seconds) {
     if (plan.size() != transport_->size()) {
         throw Error(DDL_ERROR_ARGUMENT, "the plan is for " + std::to_string(plan.size()) + " ranks, but there are " +
                                             std::to_string(transport_->size()));
@@ -81,6 +83,7 @@ Engine::CommPtr Engine::create(const CommKey& key, std::vector<int> members, Pla
     comm->rank = comm->rank_of(transport_->rank());
     comm->plan = std::move(plan);
     comm->layout = layout_of(comm->plan, options_.tuning);
+    comm->patience = options_.patience;
     const std::lock_guard lock(progress_);
     for (const auto& [from, notice] : registry_.take(key)) heed(*comm, from, notice);
     const std::lock_guard table(table_);
@@ -176,12 +179,14 @@ bool Engine::poll() {
     transport_->poll();
     bool moved = false;
     for (const CommPtr& comm : running_) moved |= poll(*comm);
+    moved |= poll_messages();
     if (!moved) {
         take_notices();
         const double now = seconds_now();
         if (now >= next_watch_) {
             next_watch_ = now + kWatchSeconds;
             for (const CommPtr& comm : running_) watch(*comm, now);
+            watch_messages(now);
         }
     }
     for (const CommPtr& comm : running_) comm->listed = !comm->queue.empty();
@@ -214,6 +219,7 @@ void Engine::accept(std::list<Active>& taken) noexcept {
     active.submitted = active.moved = seconds_now();
     active.header = make_header(active.call.task, comm.key, comm.sequence, comm.layout, comm.past, active.call.purpose,
                                 uses_nccl(comm.plan, active.call.task));
+    active.watch = Watch(comm.patience);
     comm.past = past_of(active.header);
     active.request->sequence_ = comm.sequence;
     comm.history[comm.sequence++ % comm.history.size()] = active.header;
@@ -299,6 +305,7 @@ void Engine::break_comm(Communicator& comm, Cause cause, bool tell_others) noexc
     for (Active& active : comm.queue) {
         if (active.operation) active.operation->cancel();
     }
+    mailbox_.withdraw(comm.key, comm.broken);
     settle(comm);
 }
 
@@ -361,6 +368,8 @@ void Engine::shutdown() {
         const auto pending = std::find_if(comm->queue.begin(), comm->queue.end(),
                                           [](const Active& active) { return !active.request->finished(); });
         if (pending != comm->queue.end()) break_comm(*comm, finalized_with(*pending), true);
+        const Letter* letter = mailbox_.first_of(comm->key);
+        if (letter) break_comm(*comm, finalized_with(*letter), true);
         NoticeContent goodbye = comm->notice(NoticeKind::goodbye);
         goodbye.call = comm->last_call();
         tell(*comm, goodbye);
@@ -368,7 +377,9 @@ void Engine::shutdown() {
     for (Backoff backoff(0, 1e-3); active_ > 0; backoff.pause()) {
         transport_->poll();
         for (const CommPtr& comm : running_) settle(*comm);
+        poll_messages();
     }
+    mailbox_.close();
     abandon();
 }
 

@@ -20,6 +20,7 @@
 #include <vector>
 
 #include "call.h"
+#include "mailbox.h"
 #include "notice.h"
 #include "operation.h"
 #include "plan.h"
@@ -33,6 +34,7 @@ namespace ddl {
 
 using CommId = uint32_t;
 constexpr CommId kWorld = 0;
+constexpr int kAnyRank = -1;
 constexpr CommId kMostCommunicators = 1024;  // at once; ids of freed ones are used again
 
 struct EngineOptions {
@@ -82,6 +84,9 @@ class Engine {
     // Starts a collective; returns at once. On success `request` holds it; otherwise nothing was started:
     // DDL_ERROR_ARGUMENT (see ddl.h), DDL_ERROR_STATE (no such communicator, or after shutdown()), DDL_ERROR_MEMORY.
     Status submit(CommId comm, const Call& call, RequestPtr* request);
+    // Starts to send a message to `peer` of the communicator, or to receive one from it, or from kAnyRank; returns at
+    // once, as submit() does. `mail` without its communicator and peers.
+    Status post(CommId comm, int peer, Mail mail, RequestPtr* request);
     // Helps, without blocking, where nobody else does; true where the request is finished. Throws nothing.
     bool test(const RequestPtr& request);
     // Blocks until the request is finished; returns its result. Throws nothing.
@@ -93,8 +98,13 @@ class Engine {
     // none: `comm` becomes `parent`. Collective over `parent`; blocks. Its plan follows the world's where the ranks
     // fill its groups evenly.
     Status split(CommId parent, int color, int key, CommId* comm);
+    // A communicator of `members` of the world, in this order, which they alone call; blocks. `tag`: creations by the
+    // same ranks that are under way at once have different ones. Errors break the world's communicator.
+    Status create_group(const std::vector<int>& members, uint64_t tag, CommId* comm);
     // DDL_ERROR_STATE where the communicator has requests in flight; DDL_ERROR_ARGUMENT for the world.
     Status free(CommId comm);
+    // How long calls on it that are submitted from now on wait for a rank.
+    Status set_timeout(CommId comm, double seconds);
     // Gives a communicator another plan (after links were measured). Every rank must do so between the same two calls,
     // with none in flight: DDL_ERROR_STATE otherwise. DDL_ERROR_ARGUMENT where the plan's size differs. Its groups,
     // which were the old plan's, are gone.
@@ -130,6 +140,9 @@ class Engine {
     CommPtr create(const CommKey& key, std::vector<int> members, Plan plan);
     Status start(CommId comm, const Call& call, RequestPtr* request, bool and_wake);
     Status split_over(const Communicator& parent, int color, int key, CommId* comm);
+    Status create_part(const CommKey& key, std::vector<int> members);
+    Status exchange(bool incoming, const std::vector<int>& peers, int64_t tag, std::byte* first, size_t stride,
+                    size_t bytes);
     Status reserve_id(const CommKey& parent, uint64_t birth, CommId* id);
     void serve();  // the progress thread
     bool progress(std::unique_lock<std::mutex> held);
@@ -150,6 +163,12 @@ class Engine {
     void abandon() noexcept;
     Cause cause_of(Code code, const char* text) const noexcept;
     Cause finalized_with(const Active& pending) const noexcept;
+    bool poll_messages();
+    void watch_messages(double now);
+    void finish(Letter& letter, Cause error) noexcept;
+    Cause finalized_with(const Letter& letter) const noexcept;
+    std::string name_of(const Letter& letter) const;
+    std::string messages_in_flight() const;
     void take_notices();
     void heed(Communicator& comm, int from, const NoticeContent& notice);
     void answer(int from, const NoticeContent& query);
@@ -162,13 +181,15 @@ class Engine {
     const EngineOptions options_;
     const Cause out_of_memory_;  // made while there is some
 
-    mutable std::mutex table_;  // guards the next four; taken after progress_ where both are
+    mutable std::mutex table_;  // guards the next five; taken after progress_ where both are
     std::map<CommId, CommPtr> comms_;
     std::list<Active> inbox_;
     std::atomic<bool> inbox_full_{false};  // something is in it: spares each poll the lock
     std::vector<uint8_t> free_ids_;        // 1: free
+    uint64_t groups_ = 0;                  // that create_group() was led for by this rank
 
-    mutable std::mutex progress_;  // guards what communicators do, the transport and the next six
+    mutable std::mutex progress_;  // guards what communicators do, the transport and the next seven
+    Mailbox mailbox_;
     Registry registry_;
     double next_watch_ = 0;
     std::vector<CommPtr> running_;       // those with a queue; create() keeps room for all

@@ -101,6 +101,13 @@ Status Engine::split_over(const Communicator& parent, int color, int key, CommId
     std::sort(order.begin(), order.end());
     std::vector<int> members;
     for (const auto& [its_key, rank] : order) members.push_back(parent.group.members[rank]);
+    if (Status status = create_part({id, birth}, std::move(members)); !status.ok()) return status;
+    reservation.keep();
+    *comm = id;
+    return {};
+}
+
+Status Engine::create_part(const CommKey& key, std::vector<int> members) {
     const CommPtr world = find(kWorld);
     if (!world) return {DDL_ERROR_STATE, "the library was finalized"};
     Plan plan;
@@ -108,9 +115,7 @@ Status Engine::split_over(const Communicator& parent, int color, int key, CommId
         const std::lock_guard lock(progress_);
         plan = plan_of_part(world->plan, members);
     }
-    create({id, birth}, std::move(members), std::move(plan));
-    reservation.keep();
-    *comm = id;
+    create(key, std::move(members), std::move(plan));
     return {};
 }
 
@@ -120,7 +125,7 @@ Status Engine::free(CommId id) {
     if (!comm) return no_such(id);
     const std::lock_guard lock(progress_);
     take_submissions();
-    if (const size_t in_flight = comm->in_flight()) {
+    if (const size_t in_flight = comm->in_flight() + mailbox_.count_of(comm->key)) {
         return {DDL_ERROR_STATE, "communicator " + std::to_string(id) + " has " + std::to_string(in_flight) +
                                      " requests in flight: wait for them before it is freed"};
     }
@@ -133,6 +138,7 @@ Status Engine::free(CommId id) {
     if (found == comms_.end() || found->second != comm) return no_such(id);
     registry_.bury(comm->key, {comm->sequence, comm->last_call(), comm->broken ? *comm->broken : Status{}});
     comms_.erase(found);
+    mailbox_.forget(comm->key);
     // Messages of a broken communicator may still arrive: its id is not used again.
     free_ids_[id] = !comm->broken;
     comm->broken = freed;

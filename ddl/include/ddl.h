@@ -129,6 +129,15 @@ DDL_API ddl_result ddl_num_hosts(int* hosts);
  * result: ddl_comm_free. */
 DDL_API ddl_result ddl_comm_split(ddl_comm comm, int color, int key, ddl_comm* result);
 
+/* A communicator of `count` ranks of DDL_WORLD, in the order of `ranks`, all of which make this call with the same
+ * list; no other rank takes part. Blocks. Of calls by the same ranks that are under way at once, on several threads,
+ * each has a `tag` of its own. An error breaks DDL_WORLD. The caller owns the result: ddl_comm_free. */
+DDL_API ddl_result ddl_comm_create_group(const int* ranks, int count, uint64_t tag, ddl_comm* result);
+
+/* Bounds how long calls on `comm` that are made from now on wait for a rank, in seconds above 0. It is DDL_TIMEOUT
+ * before. Not collective. */
+DDL_API ddl_result ddl_comm_set_timeout(ddl_comm comm, double seconds);
+
 /* Frees a communicator. Not collective. DDL_ERROR_STATE while it has requests in flight; DDL_WORLD cannot be freed. */
 DDL_API ddl_result ddl_comm_free(ddl_comm comm);
 
@@ -187,6 +196,22 @@ DDL_API ddl_result ddl_ialltoall(const void* input, void* output, size_t count, 
 /* Finishes on no rank before every rank has called it. */
 DDL_API ddl_result ddl_barrier(ddl_comm comm);
 DDL_API ddl_result ddl_ibarrier(ddl_comm comm, ddl_request* request);
+
+/* ---- Messages between two ranks --------------------------------------------------------------------------------- */
+/* `peer` is another rank of `comm`. A receive takes the oldest message of its communicator, sender and tag that no
+ * earlier receive has taken; type and count must be the sender's, else both get DDL_ERROR_MISMATCH. A send may return
+ * before its message is received. Buffers are in host memory. Messages and collectives of a communicator pass one another freely. */
+
+#define DDL_ANY_RANK (-1) /* as the peer of a receive: whoever sends first */
+
+DDL_API ddl_result ddl_send(const void* data, size_t count, ddl_type type, int peer, int64_t tag, ddl_comm comm);
+DDL_API ddl_result ddl_isend(const void* data, size_t count, ddl_type type, int peer, int64_t tag, ddl_comm comm,
+                             ddl_request* request);
+
+/* `source`, where it is not NULL, gets the sender's rank, before the receive is reported as finished. */
+DDL_API ddl_result ddl_recv(void* data, size_t count, ddl_type type, int peer, int64_t tag, ddl_comm comm, int* source);
+DDL_API ddl_result ddl_irecv(void* data, size_t count, ddl_type type, int peer, int64_t tag, ddl_comm comm, int* source,
+                             ddl_request* request);
 
 /* Stores 1 in `finished` and returns the collective's result where it is finished, and then frees *request and sets it
  * to DDL_REQUEST_NULL; otherwise stores 0 and returns DDL_SUCCESS. Does not block. */

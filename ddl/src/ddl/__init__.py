@@ -25,7 +25,7 @@ if TYPE_CHECKING:
         reduce_scatter,
         reduce_scatter_async,
     )
-    from ddl.communicator import Communicator, split
+    from ddl.communicator import Communicator, create_group, split
     from ddl.errors import (
         ArgumentError,
         DDLError,
@@ -71,6 +71,7 @@ __all__ = [
     "barrier_async",
     "broadcast",
     "broadcast_async",
+    "create_group",
     "finalize",
     "init",
     "is_initialized",
@@ -111,6 +112,7 @@ _HOMES = {
     "barrier_async": "ddl.collectives",
     "broadcast": "ddl.collectives",
     "broadcast_async": "ddl.collectives",
+    "create_group": "ddl.communicator",
     "finalize": "ddl.job",
     "init": "ddl.job",
     "is_initialized": "ddl.job",

@@ -11,7 +11,6 @@ different things), RankTimeoutError and PeerLostError (another rank is missing, 
 
 from __future__ import annotations
 
-from ctypes import byref, c_void_p
 from dataclasses import dataclass
 from typing import Literal, TypeVar
 
@@ -113,10 +112,7 @@ def _run(made: tuple[_Call, ResultT]) -> ResultT:
 
 def _start(made: tuple[_Call, ResultT]) -> Request[ResultT]:
     call, result = made
-    request.sweep()
-    handle = c_void_p()
-    library.call(f"ddl_i{call.name}", *call.arguments, byref(handle))
-    return Request(handle, result, call.owners)
+    return request.start(f"ddl_i{call.name}", *call.arguments, result=result, buffers=call.owners)
 
 
 def _allreduce(array: ArrayT, op: Op, comm: Communicator | None) -> tuple[_Call, ArrayT]:

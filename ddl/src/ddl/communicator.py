@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from ctypes import byref, c_void_p
+from collections.abc import Sequence
+from ctypes import byref, c_int, c_void_p
 from operator import index
 from types import TracebackType
 
@@ -36,6 +37,10 @@ class Communicator:
         if self._freed:
             raise StateError("this communicator was freed: make another with ddl.split")
         return self._handle
+
+    def set_timeout(self, seconds: float) -> None:
+        """Bound how long calls that are made from now on wait for a rank. Not collective."""
+        library.call("ddl_comm_set_timeout", self.handle, seconds)
 
     def free(self) -> None:
         """Free it; not collective. Raises StateError while it has requests in flight."""
@@ -72,6 +77,18 @@ def split(color: int | None, key: int = 0, *, comm: Communicator | None = None) 
             raise ArgumentError(f"{name} is {value}, but must be a number of 32 bits")
     made = c_void_p()
     library.call("ddl_comm_split", handle_of(comm), *numbers.values(), byref(made))
+    return Communicator(made.value)
+
+
+def create_group(ranks: Sequence[int], tag: int = 0) -> Communicator:
+    """A communicator of some of all ranks, in this order, which they alone call, with the same list; blocks.
+
+    Calls by the same ranks that are under way at once, on several threads, have a `tag` each. Raises ArgumentError (a
+    rank that there is not, or this one is not among them), UnsupportedError (some thousand communicators exist
+    already), and what collectives raise.
+    """
+    made = c_void_p()
+    library.call("ddl_comm_create_group", (c_int * len(ranks))(*ranks), len(ranks), tag, byref(made))
     return Communicator(made.value)
 
 

@@ -7,7 +7,7 @@ import ctypes
 import functools
 import os
 from collections.abc import Iterator
-from ctypes import POINTER, byref, c_char_p, c_int, c_size_t, c_void_p
+from ctypes import POINTER, byref, c_char_p, c_double, c_int, c_int64, c_size_t, c_uint64, c_void_p
 from pathlib import Path
 
 from ddl.errors import LibraryError, error_of
@@ -20,6 +20,7 @@ VERSION = (0, 1)  # major and minor of the interface that this package is writte
 _REDUCTION = [c_void_p, c_void_p, c_size_t, c_int, c_int, c_void_p]
 _MOVEMENT = [c_void_p, c_void_p, c_size_t, c_int, c_void_p]
 _BROADCAST = [c_void_p, c_size_t, c_int, c_int, c_void_p]
+_MESSAGE = [c_void_p, c_size_t, c_int, c_int, c_int64, c_void_p]
 _REQUEST = [POINTER(c_void_p)]
 _FUNCTIONS = {
     "ddl_init": [c_char_p],
@@ -30,8 +31,12 @@ _FUNCTIONS = {
     "ddl_local_size": [POINTER(c_int)],
     "ddl_num_hosts": [POINTER(c_int)],
     "ddl_comm_split": [c_void_p, c_int, c_int, POINTER(c_void_p)],
+    "ddl_comm_create_group": [POINTER(c_int), c_int, c_uint64, POINTER(c_void_p)],
+    "ddl_comm_set_timeout": [c_void_p, c_double],
     "ddl_comm_free": [c_void_p],
     "ddl_set_stream": [c_void_p],
+    "ddl_isend": _MESSAGE + _REQUEST,
+    "ddl_irecv": [*_MESSAGE, POINTER(c_int), *_REQUEST],
     "ddl_iallreduce": _REDUCTION + _REQUEST,
     "ddl_ireduce_scatter": _REDUCTION + _REQUEST,
     "ddl_iallgather": _MOVEMENT + _REQUEST,

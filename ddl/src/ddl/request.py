@@ -74,6 +74,14 @@ class Request(Generic[ResultT]):
             _dropped.append((self._handle, (self._result, self._buffers)))
 
 
+def start(name: str, *arguments: object, result: ResultT, buffers: object) -> Request[ResultT]:
+    """Call an asynchronous function of the library, whose last argument the request is. Raises DDLError."""
+    sweep()
+    handle = c_void_p()
+    library.call(name, *arguments, byref(handle))
+    return Request(handle, result, buffers)
+
+
 def retain(buffers: object) -> None:
     """Keep the buffers of a collective that failed until the process ends."""
     if buffers is not None:

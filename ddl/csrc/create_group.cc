@@ -1,0 +1,131 @@
+// Makes a communicator of some ranks of the world without the others. MPI knows this as MPI_Comm_create_group.
+#include <algorithm>
+#include <string>
+
+#include "communicator.h"
+
+namespace ddl {
+namespace {
+
+constexpr int32_t kNone = -1;
+
+// What the first member, which leads, tells the others.
+struct Proposal {
+    int32_t id = kNone;
+    int32_t reserved = 0;
+    uint64_t birth = 0;
+};
+
+}  // namespace
+
+// One piece of bytes with each of `peers`; blocks. The memory is the caller's again whatever happens.
+Status Engine::exchange(bool incoming, const std::vector<int>& peers, int64_t tag, std::byte* first, size_t stride,
+                        size_t bytes) {
+    std::vector<RequestPtr> requests;
+    Status status;
+    for (size_t i = 0; i < peers.size() && status.ok(); ++i) {
+        Mail mail;
+        mail.incoming = incoming;
+        mail.channel = Channel::library;
+        mail.tag = tag;
+        mail.count = bytes;
+        mail.from = mail.to = first + i * stride;
+        RequestPtr request;
+        status = post(kWorld, peers[i], std::move(mail), &request);
+        if (status.ok()) requests.push_back(std::move(request));
+    }
+    for (const RequestPtr& request : requests) {
+        Status its = wait(request);
+        if (status.ok()) status = std::move(its);
+    }
+    return status;
+}
+
+Status Engine::create_group(const std::vector<int>& members, uint64_t tag, CommId* comm) {
+    const CommPtr world = find(kWorld);
+    if (!world || shut_) return {DDL_ERROR_STATE, "the library was finalized"};
+    std::vector<int> sorted = members;
+    std::sort(sorted.begin(), sorted.end());
+    const auto mine = std::find(members.begin(), members.end(), world->rank);
+    const bool valid = !sorted.empty() && sorted.front() >= 0 && sorted.back() < world->size() &&
+                       std::adjacent_find(sorted.begin(), sorted.end()) == sorted.end();
+    if (!valid || mine == members.end()) {
+        return {DDL_ERROR_ARGUMENT, "create_group: the ranks must be different ones of [0, " +
+                                        std::to_string(world->size()) + ") with this one, " +
+                                        std::to_string(world->rank) + ", among them"};
+    }
+    uint64_t name = birth_of_child({static_cast<uint32_t>(members.size()), tag}, tag);
+    for (const int member : members) name = birth_of_child({static_cast<uint32_t>(member), name}, tag);
+    const bool leads = mine == members.begin();
+    const std::vector<int> others =
+        leads ? std::vector<int>(members.begin() + 1, members.end()) : std::vector{members[0]};
+    const auto channel = static_cast<int64_t>(name);
+    const auto send = [&](void* data, size_t bytes) {
+        return exchange(false, others, channel, static_cast<std::byte*>(data), 0, bytes);
+    };
+    const auto receive = [&](void* data, size_t stride, size_t bytes) {
+        return exchange(true, others, channel, static_cast<std::byte*>(data), stride, bytes);
+    };
+    // Other splits and groups may take the id that is chosen here on some rank meanwhile: then it is tried again.
+    for (;;) {
+        std::vector<uint8_t> ids;
+        Proposal proposal;
+        {
+            const std::lock_guard lock(table_);
+            ids = free_ids_;
+            // No parent has this birth, and no two groups that a rank leads have the same number.
+            if (leads) proposal.birth = birth_of_child({static_cast<uint32_t>(world->rank), ~uint64_t{0}}, groups_++);
+        }
+        if (leads) {
+            std::vector<uint8_t> theirs(others.size() * ids.size());
+            if (Status status = receive(theirs.data(), ids.size(), ids.size()); !status.ok()) return status;
+            for (size_t i = 0; i < theirs.size(); ++i) ids[i % ids.size()] &= theirs[i];
+            const auto begin = ids.begin() + static_cast<ptrdiff_t>(proposal.birth % ids.size());
+            auto found = std::find(begin, ids.end(), 1);
+            if (found == ids.end()) found = std::find(ids.begin(), begin, 1);
+            if (*found == 1 && found != ids.end()) proposal.id = static_cast<int32_t>(found - ids.begin());
+            if (Status status = send(&proposal, sizeof proposal); !status.ok()) return status;
+        } else {
+            if (Status status = send(ids.data(), ids.size()); !status.ok()) return status;
+            if (Status status = receive(&proposal, 0, sizeof proposal); !status.ok()) return status;
+        }
+        if (proposal.id == kNone) {
+            return {DDL_ERROR_UNSUPPORTED, "there are " + std::to_string(kMostCommunicators) +
+                                               " communicators already: free some with ddl_comm_free"};
+        }
+        const auto id = static_cast<CommId>(proposal.id);
+        uint8_t taken = 0;
+        {
+            const std::lock_guard lock(table_);
+            std::swap(taken, free_ids_[id]);
+        }
+        const auto give_back = [&] {
+            const std::lock_guard lock(table_);
+            free_ids_[id] |= taken;
+        };
+        uint8_t verdict = taken;
+        Status status;
+        if (leads) {
+            std::vector<uint8_t> theirs(others.size());
+            status = receive(theirs.data(), 1, 1);
+            for (const uint8_t its : theirs) verdict &= its;
+            if (status.ok()) status = send(&verdict, 1);
+        } else {
+            status = send(&verdict, 1);
+            if (status.ok()) status = receive(&verdict, 0, 1);
+        }
+        if (status.ok() && verdict == 1) {
+            try {
+                status = create_part({id, proposal.birth}, members);
+            } catch (...) {
+                give_back();
+                throw;
+            }
+            if (status.ok()) *comm = id;
+        }
+        if (!status.ok() || verdict != 1) give_back();
+        if (!status.ok() || verdict == 1) return status;
+    }
+}
+
+}  // namespace ddl

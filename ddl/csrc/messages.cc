@@ -1,0 +1,165 @@
+// The engine's side of messages between two ranks: see mailbox.h.
+#include <algorithm>
+#include <string>
+
+#include "backoff.h"
+#include "communicator.h"
+
+namespace ddl {
+namespace {
+
+Status refuse(const std::string& why) { return {DDL_ERROR_ARGUMENT, why}; }
+
+Status check(const Mail& mail, int peer, int rank, int size) {
+    const std::string what = mail.incoming ? "receive: " : "send: ";
+    if (!is_valid(mail.type)) {
+        return refuse(what + "type " + std::to_string(static_cast<int>(mail.type)) + " is none of ddl_type");
+    }
+    const bool any = mail.incoming && peer == kAnyRank;
+    if (!any && (peer < 0 || peer >= size)) {
+        return refuse(what + "peer " + std::to_string(peer) + " is no rank of the communicator: it has " +
+                      std::to_string(size));
+    }
+    if (peer == rank || (any && size == 1)) return refuse(what + "a rank cannot exchange messages with itself");
+    const void* buffer = mail.incoming ? mail.to : mail.from;
+    if (mail.count == 0) return {};
+    if (!buffer) return refuse(what + "the buffer is NULL, but count is " + std::to_string(mail.count));
+    const size_t element = size_of(mail.type);
+    if (mail.count > static_cast<uint64_t>(PTRDIFF_MAX) / element) {
+        return refuse(what + "count " + std::to_string(mail.count) + " is more than memory can be addressed");
+    }
+    if (reinterpret_cast<uintptr_t>(buffer) % element != 0) {
+        return refuse(what + "the buffer is not aligned to its elements: the address of a " + name_of(mail.type) +
+                      " must be a multiple of " + std::to_string(element));
+    }
+    return {};
+}
+
+}  // namespace
+
+Status Engine::post(CommId id, int peer, Mail mail, RequestPtr* request) {
+    const Status shut{DDL_ERROR_STATE, "the library was finalized: call ddl_init first"};
+    if (shut_) return shut;
+    const CommPtr comm = find(id);
+    if (!comm) return {DDL_ERROR_STATE, "there is no communicator " + std::to_string(id)};
+    if (Status status = check(mail, peer, comm->rank, comm->size()); !status.ok()) return status;
+    mail.comm = comm->key;
+    for (int rank = 0; rank < comm->size(); ++rank) {
+        if (rank == comm->rank || (peer != kAnyRank && peer != rank)) continue;
+        mail.ranks.push_back(rank);
+        mail.peers.push_back(comm->group.members[static_cast<size_t>(rank)]);
+    }
+    auto made = std::make_shared<Request>();
+    Letter letter;
+    letter.mail = std::move(mail);
+    letter.request = made;
+    letter.posted = seconds_now();
+    {
+        const std::lock_guard lock(progress_);
+        if (shut_) return shut;  // checked again: shutdown() empties the mailbox under this lock
+        if (comm->broken) {
+            made->error_ = comm->broken;
+            made->finished_ = true;
+        } else {
+            mailbox_.post(std::move(letter));
+            ++active_;
+            busy_ = true;
+        }
+    }
+    *request = std::move(made);
+    wake();
+    return {};
+}
+
+bool Engine::poll_messages() {
+    if (mailbox_.empty()) return false;
+    std::list<Letter> over;
+    const bool moved = mailbox_.poll(&over);
+    for (Letter& letter : over) {
+        Cause error = std::move(letter.cause);
+        if (!letter.withdrawn && !letter.status.ok()) {
+            const std::string text = name_of_rank(transport_->rank()) + " called " + name_of(letter) + ": ";
+            error = cause_of(letter.status.code, (text + letter.status.message).c_str());
+            if (const CommPtr comm = find(letter.mail.comm)) break_comm(*comm, error, true);
+        }
+        finish(letter, std::move(error));
+    }
+    return moved;
+}
+
+void Engine::finish(Letter& letter, Cause error) noexcept {
+    --active_;
+    letter.request->error_ = std::move(error);
+    letter.request->finished_.store(true, std::memory_order_release);
+}
+
+std::string Engine::name_of(const Letter& letter) const {
+    std::vector<std::string> names;
+    for (int rank = 0; rank < transport_->size(); ++rank) names.push_back(name_of_rank(rank));
+    return describe(letter.mail, names);
+}
+
+Cause Engine::finalized_with(const Letter& letter) const noexcept {
+    try {
+        const std::string text = name_of_rank(transport_->rank()) + " was finalized with " + name_of(letter);
+        return cause_of(DDL_ERROR_SHUTDOWN, (text + " in flight").c_str());
+    } catch (const std::bad_alloc&) {
+        return out_of_memory_;
+    }
+}
+
+void Engine::watch_messages(double now) {
+    for (Letter& letter : mailbox_.letters()) {
+        const CommPtr comm = find(letter.mail.comm);
+        if (!comm || letter.withdrawn) continue;
+        for (const int member : comm->group.members) {
+            if (!transport_->is_dead(member)) continue;
+            const std::string text = name_of_rank(member) + " died during " + name_of(letter) + " of " +
+                                     name_of_rank(transport_->rank()) + ": see its own output for the cause";
+            return break_comm(*comm, cause_of(DDL_ERROR_PEER_LOST, text.c_str()), true);
+        }
+        const Patience& patience = comm->patience;
+        const double waited = now - letter.posted;
+        if (letter.matched || waited < std::min(patience.warn_seconds, patience.timeout_seconds)) continue;
+        std::string text = name_of_rank(transport_->rank()) + " has waited " +
+                           std::to_string(static_cast<int>(waited)) + " s in " + name_of(letter);
+        const auto& peers = letter.mail.peers;
+        if (peers.size() > 1) {
+            text += ": nobody has sent it";
+        } else if (comm->departed.count(comm->rank_of(peers[0])) > 0) {
+            text += ": " + name_of_rank(peers[0]) + " has finalized";
+            return break_comm(*comm, cause_of(DDL_ERROR_SHUTDOWN, text.c_str()), true);
+        } else {
+            text += ": " + name_of_rank(peers[0]);
+            text += letter.mail.incoming ? " has not sent it" : " has not asked for it";
+        }
+        if (waited >= patience.timeout_seconds) {
+            text += ". DDL_TIMEOUT sets how many seconds a rank may be late";
+            return break_comm(*comm, cause_of(DDL_ERROR_TIMEOUT, text.c_str()), true);
+        }
+        if (!letter.warned) warnings_.push_back(text);
+        letter.warned = true;
+    }
+}
+
+std::string Engine::messages_in_flight() const {
+    std::string text;
+    for (const Letter& letter : mailbox_.letters()) {
+        text += name_of_rank(transport_->rank()) + ": " + name_of(letter) + ", " +
+                std::to_string(static_cast<int>(seconds_now() - letter.posted)) + " s\n";
+    }
+    return text;
+}
+
+Status Engine::set_timeout(CommId id, double seconds) {
+    const CommPtr comm = find(id);
+    if (!comm) return {DDL_ERROR_STATE, "there is no communicator " + std::to_string(id)};
+    if (!(seconds > 0)) {
+        return refuse("a timeout of " + std::to_string(seconds) + " s: it must be more than 0");
+    }
+    const std::lock_guard lock(progress_);
+    comm->patience.timeout_seconds = seconds;
+    return {};
+}
+
+}  // namespace ddl

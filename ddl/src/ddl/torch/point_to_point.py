@@ -1,0 +1,84 @@
+"""Messages between two ranks of a communicator, and the collectives that are made of them.
+
+gather, scatter and alltoall exchange blocks that may be of different sizes, of which no rank knows all: each block is a
+message of its own, and a rank's own block is copied.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from ctypes import byref, c_int
+
+from torch import Tensor
+
+from ddl import request
+from ddl.communicator import Communicator
+from ddl.errors import ArgumentError
+from ddl.request import Request
+from ddl.torch.tensors import movable, overlap
+
+ANY_RANK = -1
+
+# Tags of the library's own messages; torch.distributed's are ints of 32 bits.
+GATHER, SCATTER, ALLTOALL = (1 << 40, 1 << 41, 1 << 42)
+
+
+def send(memory: Tensor, peer: int, tag: int, comm: Communicator) -> Request[None]:
+    """Begin to send a contiguous tensor."""
+    it = movable(memory)
+    return request.start(
+        "ddl_isend", it.address, it.count, it.type, peer, tag, comm.handle, result=None, buffers=memory
+    )
+
+
+def receive(memory: Tensor, peer: int, tag: int, comm: Communicator, source: c_int | None = None) -> Request[None]:
+    """Begin to receive into a contiguous tensor; `source` gets the sender's rank, before it is finished."""
+    it = movable(memory)
+    where = None if source is None else byref(source)
+    return request.start(
+        *("ddl_irecv", it.address, it.count, it.type, peer, tag, comm.handle, where),
+        result=None,
+        buffers=(memory, source),
+    )
+
+
+def gather(mine: Tensor, blocks: Sequence[Tensor], root: int, comm: Communicator) -> list[Request[None]]:
+    """Each rank's `mine` to the root's `blocks`, which are empty elsewhere."""
+    if comm.rank != root:
+        return [send(mine, root, GATHER, comm)]
+    _need_one_for_each(blocks, comm, "gather: the root's list of outputs")
+    blocks[root].copy_(mine.view(blocks[root].shape))
+    return [receive(block, rank, GATHER, comm) for rank, block in enumerate(blocks) if rank != root]
+
+
+def scatter(mine: Tensor, blocks: Sequence[Tensor], root: int, comm: Communicator) -> list[Request[None]]:
+    """The root's `blocks`, which are empty elsewhere, to each rank's `mine`."""
+    if comm.rank != root:
+        return [receive(mine, root, SCATTER, comm)]
+    _need_one_for_each(blocks, comm, "scatter: the root's list of inputs")
+    mine.copy_(blocks[root].view(mine.shape))
+    return [send(block, rank, SCATTER, comm) for rank, block in enumerate(blocks) if rank != root]
+
+
+def alltoall(outputs: Sequence[Tensor], inputs: Sequence[Tensor], comm: Communicator) -> list[Request[None]]:
+    """`inputs[r]` to rank r, `outputs[r]` from it. An output may not share memory with an input."""
+    _need_one_for_each(inputs, comm, "alltoall: the list of inputs")
+    _need_one_for_each(outputs, comm, "alltoall: the list of outputs")
+    if any(overlap(one, other) for one in inputs for other in outputs):
+        raise ArgumentError("alltoall: inputs and outputs overlap: it cannot work in place, give it two buffers")
+    own, its = inputs[comm.rank], outputs[comm.rank]
+    if own.numel() != its.numel():
+        raise ArgumentError(
+            f"alltoall: rank {comm.rank} sends itself {own.numel()} elements, but expects {its.numel()}: give both the "
+            "same size"
+        )
+    its.copy_(own.view(its.shape))
+    # Every rank begins with its next neighbour, so that not all of them send to the same one.
+    order = [(comm.rank + distance) % comm.size for distance in range(1, comm.size)]
+    requests = [receive(outputs[rank], rank, ALLTOALL, comm) for rank in reversed(order)]
+    return requests + [send(inputs[rank], rank, ALLTOALL, comm) for rank in order]
+
+
+def _need_one_for_each(tensors: Sequence[Tensor], comm: Communicator, what: str) -> None:
+    if len(tensors) != comm.size:
+        raise ArgumentError(f"{what} has {len(tensors)} tensors: it must have {comm.size}, one for each rank")

@@ -1,0 +1,149 @@
+"""Tensors as libddl takes them: an address, a number of elements and a type; and what reductions there are of which."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+from torch.distributed import ReduceOp
+
+from ddl.buffers import TYPES
+from ddl.errors import ArgumentError, UnsupportedError
+
+_BYTE = TYPES["uint8"]
+_OF_TORCH = {
+    torch.float16: TYPES["float16"],
+    torch.bfloat16: TYPES["bfloat16"],
+    torch.float32: TYPES["float32"],
+    torch.float64: TYPES["float64"],
+    torch.int8: TYPES["int8"],
+    torch.int32: TYPES["int32"],
+    torch.int64: TYPES["int64"],
+    torch.uint8: TYPES["uint8"],
+}
+_SUM, _AVERAGE, _MIN, _MAX, _PRODUCT = range(5)  # ddl_op of ddl.h
+_OPERATIONS = {
+    ReduceOp.SUM: _SUM,
+    ReduceOp.AVG: _AVERAGE,
+    ReduceOp.MIN: _MIN,
+    ReduceOp.MAX: _MAX,
+    ReduceOp.PRODUCT: _PRODUCT,
+}
+# Booleans are bytes of 0 and 1: "or" is their greatest, "and" their least.
+_OF_BOOL = {
+    ReduceOp.SUM: _MAX,
+    ReduceOp.MAX: _MAX,
+    ReduceOp.BOR: _MAX,
+    ReduceOp.MIN: _MIN,
+    ReduceOp.PRODUCT: _MIN,
+    ReduceOp.BAND: _MIN,
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Elements:
+    """Memory of a contiguous tensor, valid while that lives."""
+
+    address: int
+    count: int
+    type: int  # ddl_type
+
+
+def check(tensor: Tensor) -> None:
+    """Raises UnsupportedError where libddl cannot reach the tensor's memory."""
+    if tensor.layout != torch.strided:
+        raise UnsupportedError(
+            f"backend ddl: a tensor of layout {tensor.layout} (shape {tuple(tensor.shape)}): only dense ones can be "
+            "exchanged: pass Tensor.to_dense(), or make the gradients dense (Embedding(sparse=False))"
+        )
+    if tensor.device.type != "cpu":
+        raise UnsupportedError(
+            f"backend ddl: a tensor on {tensor.device} (shape {tuple(tensor.shape)}): this build exchanges tensors in "
+            "host memory only: copy it to the CPU, or use the backend nccl for it"
+        )
+
+
+def movable(tensor: Tensor, part: int = 1) -> Elements:
+    """A contiguous tensor's memory, for collectives that move bits. `part`: of as many equal ones, the first."""
+    kind = _OF_TORCH.get(tensor.dtype)
+    count = tensor.numel() // part
+    return (
+        Elements(tensor.data_ptr(), count * tensor.element_size(), _BYTE)
+        if kind is None
+        else Elements(tensor.data_ptr(), count, kind)
+    )
+
+
+def reducible(tensor: Tensor, op: ReduceOp | ReduceOp.RedOpType, part: int = 1) -> tuple[Elements, int]:
+    """A contiguous tensor's memory, and the ddl_op for `op`. Raises UnsupportedError: there is no such reduction."""
+    name = getattr(op, "op", op)  # a ReduceOp holds the enumeration's member
+    count = tensor.numel() // part
+    if tensor.dtype == torch.bool and name in _OF_BOOL:
+        return Elements(tensor.data_ptr(), count, _BYTE), _OF_BOOL[name]
+    if tensor.is_complex() and name in (ReduceOp.SUM, ReduceOp.AVG):
+        real = _OF_TORCH.get(tensor.dtype.to_real())
+        if real is not None:
+            return Elements(tensor.data_ptr(), 2 * count, real), _OPERATIONS[name]
+    kind = _OF_TORCH.get(tensor.dtype)
+    if kind is None or name not in _OPERATIONS:
+        operations = ", ".join(str(known).rpartition(".")[2] for known in _OPERATIONS)
+        types = ", ".join(str(known).rpartition(".")[2] for known in _OF_TORCH)
+        raise UnsupportedError(
+            f"backend ddl: a reduction by {str(name).rpartition('.')[2]} of {tensor.dtype} (shape "
+            f"{tuple(tensor.shape)}): there are {operations} of {types}, those but AVG of bool, and SUM and AVG of "
+            "complex: convert the tensor first"
+        )
+    return Elements(tensor.data_ptr(), count, kind), _OPERATIONS[name]
+
+
+def same_size(tensors: Sequence[Tensor]) -> bool:
+    """Whether all have as many elements as the first."""
+    return all(tensor.numel() == tensors[0].numel() for tensor in tensors)
+
+
+def same_type(tensors: Sequence[Tensor], what: str) -> None:
+    """Raises ArgumentError where two have different types."""
+    for tensor in tensors:
+        if tensor.dtype != tensors[0].dtype:
+            raise ArgumentError(f"{what}: tensors of {tensors[0].dtype} and {tensor.dtype}: give all the same type")
+
+
+def overlap(one: Tensor, other: Tensor) -> bool:
+    """Whether two contiguous tensors share memory."""
+    first, second = one.data_ptr(), other.data_ptr()
+    return first < second + other.nbytes and second < first + one.nbytes and one.nbytes > 0 and other.nbytes > 0
+
+
+def flat(tensors: Sequence[Tensor]) -> Tensor:
+    """One after the other, in a new tensor of one dimension."""
+    return torch.cat([tensor.detach().reshape(-1) for tensor in tensors])
+
+
+def unflatten(source: Tensor, targets: Sequence[Tensor]) -> None:
+    """Copies consecutive pieces of `source` (one dimension) to `targets`, whatever their strides."""
+    offset = 0
+    for target in targets:
+        target.detach().copy_(source[offset : offset + target.numel()].view(target.shape))
+        offset += target.numel()
+
+
+def packed(tensor: Tensor) -> Tensor:
+    """The tensor itself where its elements lie one after the other, else a copy of it that does."""
+    check(tensor)
+    return tensor.detach().resolve_conj().resolve_neg().contiguous()
+
+
+def target_of(tensor: Tensor) -> Tensor:
+    """Like `packed`, of a tensor that is only written: the copy's content is not the tensor's."""
+    check(tensor)
+    if tensor.is_contiguous() and not tensor.is_conj() and not tensor.is_neg():
+        return tensor.detach()
+    return torch.empty(tensor.shape, dtype=tensor.dtype)
+
+
+def copy_back(memory: Tensor, tensor: Tensor) -> None:
+    """Bring what was written to the tensor, where `memory` is a copy of it."""
+    if memory.data_ptr() != tensor.data_ptr():
+        tensor.detach().copy_(memory.view(tensor.shape))

@@ -1,0 +1,214 @@
+"""Collectives in flight, as torch.distributed knows them, and the threads that see to those nobody waits for."""
+
+from __future__ import annotations
+
+import queue
+import threading
+import time
+from collections.abc import Callable, Sequence
+from datetime import timedelta
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+from ddl.errors import DDLError, RankTimeoutError
+from ddl.request import Request
+
+_SHORTEST_NAP = 20e-6  # seconds between two looks at requests
+_LONGEST_NAP = 1e-3
+
+
+class Work(dist.Work):
+    """Requests of the library that make up one call of torch.distributed, and what is left to do after them."""
+
+    def __init__(
+        self,
+        name: str,
+        requests: Sequence[Request[None]],
+        results: list[Tensor],
+        finish: Callable[[], None] | None,
+        reaper: Reaper,
+        source: Callable[[], int] | None = None,
+    ) -> None:
+        super().__init__()
+        self._name = name
+        self._requests = requests
+        self._results = results
+        self._finish = finish
+        self._reaper = reaper
+        self._source = source
+        self._lock = threading.Lock()
+        self._done = False
+        self._error: Exception | None = None
+        self._future: torch.futures.Future[list[Tensor]] | None = None
+        self._reaped = False
+
+    def wait(self, timeout: timedelta = timedelta(0)) -> bool:
+        """Block until the results are there; `timeout` 0 is the group's. Raises the error that ended the call."""
+        limit = timeout.total_seconds()
+        if limit > 0 and not self._done:
+            self._await(limit)
+        self.settle()
+        if self._error is not None:
+            raise self._error
+        return True
+
+    def _await(self, limit: float) -> None:
+        deadline = time.monotonic() + limit
+        nap = _SHORTEST_NAP
+        while not self.test():
+            if time.monotonic() > deadline:
+                raise RankTimeoutError(
+                    f"{self._name} was not finished {limit:g} s after it was waited for: the ranks that it waits for "
+                    "are named in a warning after 10 s, and in an error after the group's timeout"
+                )
+            time.sleep(nap)
+            nap = min(2 * nap, _LONGEST_NAP)
+
+    def test(self) -> bool:
+        """Whether `settle` would return at once."""
+        return self._done or all(request.test() for request in self._requests)
+
+    def settle(self) -> None:
+        """Block until the call is over, in whatever way, and do what is left to do. Raises nothing."""
+        error: Exception | None = None
+        if not self._done:
+            for request in self._requests:
+                try:
+                    request.wait()
+                except DDLError as its:  # the others end soon, too: their communicator is broken
+                    error = error or its
+        with self._lock:
+            if not self._done:
+                if error is None and self._finish is not None:
+                    try:
+                        self._finish()
+                    except Exception as its:
+                        error = its
+                self._error = error
+                self._finish = None
+                self._requests = ()
+                self._done = True
+            future, self._future = self._future, None
+        if future is not None:
+            self._complete(future)
+
+    def _complete(self, future: torch.futures.Future[list[Tensor]]) -> None:
+        if self._error is None:
+            future.set_result(self._results)
+        else:
+            future.set_exception(self._error)  # type: ignore[arg-type]  # any exception, says its documentation
+
+    def reap(self) -> None:
+        """Have the reaper settle it, and keep it alive until then."""
+        with self._lock:
+            if self._reaped or self._done:
+                return
+            self._reaped = True
+        self._reaper.add(self)
+
+    def get_future(self) -> torch.futures.Future[list[Tensor]]:
+        """A new future of the results (a list of tensors), which is completed also where nobody waits."""
+        future: torch.futures.Future[list[Tensor]] = torch.futures.Future()
+        with self._lock:
+            waits = not self._done
+            if waits and self._future is None:
+                self._future = future
+            elif waits:
+                # A second one follows the first.
+                first = self._future
+                assert first is not None
+                first.add_done_callback(lambda _: self._complete(future))
+        if waits:
+            self.reap()
+        else:
+            self._complete(future)
+        return future
+
+    def is_completed(self) -> bool:
+        """Whether the call is over, in whatever way."""
+        if not self._done and self.test():
+            self.settle()
+        return self._done
+
+    def is_success(self) -> bool:
+        """Whether it is over and the results are there."""
+        return self.is_completed() and self._error is None
+
+    def exception(self) -> Exception | None:
+        """The error that ended it; None where it goes on, or has succeeded."""
+        return self._error if self.is_completed() else None
+
+    def result(self) -> list[Tensor]:
+        """The output tensors."""
+        return self._results
+
+    def synchronize(self) -> None:
+        """As `wait`: results in host memory are not ordered by streams."""
+        self.wait()
+
+    def block_current_stream(self) -> None:
+        """As `wait`."""
+        self.wait()
+
+    def source_rank(self) -> int:
+        """The rank in the group that a message came from. Raises RuntimeError: it is no receive."""
+        if self._source is None:
+            raise RuntimeError(f"{self._name} has no source rank: only receives have")
+        self.wait()
+        return self._source()
+
+    def _source_rank(self) -> int:
+        return self.source_rank()
+
+
+class Reaper:
+    """A thread that settles works: in their order, or, `any_order`, as they end. It starts with the first."""
+
+    def __init__(self, name: str, *, any_order: bool) -> None:
+        self._name = name
+        self._any_order = any_order
+        self._queue: queue.SimpleQueue[Work | None] = queue.SimpleQueue()
+        self._thread: threading.Thread | None = None
+        self._lock = threading.Lock()
+
+    def add(self, work: Work) -> None:
+        """Settle this one, too."""
+        self._queue.put(work)
+        with self._lock:
+            if self._thread is None:
+                run = self._settle_any if self._any_order else self._settle_in_order
+                self._thread = threading.Thread(target=run, name=self._name, daemon=True)
+                self._thread.start()
+
+    def stop(self) -> None:
+        """End the thread once the works that it has are over."""
+        with self._lock:
+            thread, self._thread = self._thread, None
+        if thread is not None:
+            self._queue.put(None)
+            if thread is not threading.current_thread():
+                thread.join()
+
+    def _settle_in_order(self) -> None:
+        while (work := self._queue.get()) is not None:
+            work.settle()
+
+    def _settle_any(self) -> None:
+        works: list[Work] = []
+        nap = _SHORTEST_NAP
+        stopping = False
+        while works or not stopping:
+            try:
+                work = self._queue.get(timeout=nap if works else None)
+                nap = _SHORTEST_NAP
+                stopping = stopping or work is None
+                if work is not None:
+                    works.append(work)
+            except queue.Empty:
+                nap = min(2 * nap, _LONGEST_NAP)
+            over = [work for work in works if work.test()]
+            for work in over:
+                works.remove(work)
+                work.settle()

@@ -1,0 +1,119 @@
+"""The entry point: `import torch` finds the backend, at no cost and no risk."""
+
+from __future__ import annotations
+
+import re
+import sys
+from collections.abc import Callable
+from datetime import timedelta
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+import torch.distributed as dist
+
+import ddl
+from ddl.torch import backend, groups, rendezvous
+
+SCRIPT = "import torch.distributed as dist; dist.init_process_group('ddl')"
+ALONE = {"RANK": "0", "WORLD_SIZE": "1", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "0"}
+
+
+def test_import_torch_knows_the_backend(command: Callable[..., object]) -> None:
+    code = "import sys, torch.distributed as d; print('ddl' in d.Backend.backend_list, 'ddl.job' in sys.modules)"
+    done = command([sys.executable, "-c", code], timeout=60)
+    assert done.stdout.split() == ["True", "False"]
+
+
+def test_the_entry_point_takes_less_than_5_ms_and_loads_no_mpi(command: Callable[..., object]) -> None:
+    code = """
+import sys, time, torch
+before = set(sys.modules)
+start = time.process_time()
+from ddl.torch.backend import register
+register()
+print(1e3 * (time.process_time() - start), "libmpi" in open("/proc/self/maps").read())
+print(sorted(name for name in set(sys.modules) - before if not name.startswith("ddl")))
+"""
+    # Without torch's own call of it, which would have done the work already.
+    run = [sys.executable, "-c", code]
+    found = [command(run, timeout=60, TORCH_DEVICE_BACKEND_AUTOLOAD="0").stdout.splitlines() for _ in range(2)]
+    assert min(float(lines[0].split()[0]) for lines in found) < 5, found
+    assert all(lines[0].split()[1] == "False" for lines in found)
+    assert found[0][1] == "[]"
+
+
+def test_what_goes_wrong_at_import_is_raised_when_a_group_is_made(monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(*arguments: object, **options: object) -> None:
+        raise TypeError("another signature")
+
+    monkeypatch.setattr(dist.Backend, "register_backend", refuse)
+    monkeypatch.setattr(dist.Backend, "_plugins", {})
+    monkeypatch.setattr(backend, "_failure", None)
+    backend.register()
+    with pytest.raises(RuntimeError, match="could not be registered at `import torch`: another signature"):
+        backend.create(None, None)
+
+
+def test_a_missing_library_is_raised_when_a_group_is_made_and_not_before(command: Callable[..., object]) -> None:
+    code = f"import torch; print('imported'); {SCRIPT}"
+    done = command([sys.executable, "-c", code], timeout=60, DDL_LIBRARY="/nowhere/libddl.so", **ALONE)
+    assert done.returncode == 1
+    assert done.stdout.startswith("imported")
+    assert "LibraryError: libddl.so was not found (/nowhere/libddl.so)" in done.stdout
+
+
+def test_under_torchrun_the_error_names_the_ddlrun_command(command: Callable[..., object], tmp_path: Path) -> None:
+    script = tmp_path / "train.py"
+    script.write_text(SCRIPT)
+    torchrun = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
+    done = command([*torchrun, str(script)], timeout=100)
+    assert done.returncode != 0
+    assert re.search(r"rank \d of 2 was started by torchrun, so there is no MPI to join", done.stdout), done.stdout
+    assert "ddlrun -np 2 python SCRIPT ARGUMENTS" in done.stdout
+
+
+def test_processes_of_no_launcher_are_told_so() -> None:
+    with pytest.raises(groups.LaunchError, match="started by something other than ddlrun or mpirun"):
+        groups.check_launch(1, 4, {})
+    groups.check_launch(0, 1, {})  # one process needs none
+    groups.check_launch(1, 4, {"OMPI_COMM_WORLD_RANK": "1"})
+
+
+def test_another_place_than_mpis_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(ddl, "rank", lambda: 1, raising=False)
+    monkeypatch.setattr(ddl, "size", lambda: 4, raising=False)
+    groups.check_place(1, 4)
+    with pytest.raises(groups.LaunchError, match=r"rank 1 of 5, but MPI knows this process as rank 1 of 4"):
+        groups.check_place(1, 5)
+
+
+def test_a_timeout_is_the_scripts_and_no_longer_than_the_environments() -> None:
+    assert groups.seconds_of(timedelta(minutes=30), {}) == 1800
+    assert groups.seconds_of(timedelta(minutes=30), {"DDL_TIMEOUT": "60"}) == 60
+    assert groups.seconds_of(timedelta(seconds=5), {"DDL_TIMEOUT": "60"}) == 5
+
+
+def test_the_rendezvous_of_others_stays_as_it_was(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("RANK", "WORLD_SIZE", "OMPI_COMM_WORLD_RANK", "PMI_RANK", "PMIX_RANK"):
+        monkeypatch.delenv(name, raising=False)
+    handlers = sys.modules["torch.distributed.rendezvous"]._rendezvous_handlers
+    rendezvous.install()
+    installed = handlers["env"]
+    rendezvous.install()
+    assert handlers["env"] is installed
+    with pytest.raises(ValueError, match="environment variable RANK expected, but not set"):
+        next(installed("env://"))
+
+
+def test_new_group_needs_a_default_group_of_the_same_backend() -> None:
+    options = SimpleNamespace(global_ranks_in_group=[0], group_id="1", store=None, timeout=timedelta(seconds=1))
+    with pytest.raises(ddl.StateError, match="the default group is not of it"):
+        groups.create(options)
+
+
+def test_one_process_alone_needs_no_launcher(command: Callable[..., object]) -> None:
+    code = f"{SCRIPT}; import torch; t = torch.ones(3); dist.all_reduce(t); dist.barrier(); print(t.sum().item())"
+    done = command([sys.executable, "-c", code], timeout=60, **ALONE)
+    assert done.returncode == 0, done.stdout
+    assert "3.0" in done.stdout

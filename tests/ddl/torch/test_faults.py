@@ -1,0 +1,53 @@
+"""What goes wrong on one rank is said on the others, by name and in time."""
+
+from __future__ import annotations
+
+import re
+import subprocess
+from collections.abc import Callable
+
+import pytest
+
+PROGRAM = "torch_faults.py"
+Run = Callable[..., subprocess.CompletedProcess[str]]
+
+
+@pytest.mark.parametrize(
+    ("fault", "parts"),
+    [
+        (
+            "another call",
+            ["MismatchError", "rank 1 (host ", "called broadcast", "called allreduce", "(float32, sum, 4 elements)"],
+        ),
+        ("raises", ["ValueError: this rank's own error", "rank 1 (host ", " died"]),
+    ],
+)
+def test_a_rank_that_goes_astray_is_named(ranks: Run, fault: str, parts: list[str]) -> None:
+    check(ranks(3, PROGRAM, fault, timeout=110), parts)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("fault", "parts"),
+    [
+        ("another shape", ["MismatchError", "35 elements", "28 elements"]),
+        ("another type", ["MismatchError", "float64", "float32"]),
+        ("dies", ["rank 1 (host ", " died"]),
+        ("late", ["RankTimeoutError", "rank 1 (host ", "has not called it"]),
+        ("late in a group", ["RankTimeoutError", "rank 1 (host ", "has not called it"]),
+        ("silent", ["RankTimeoutError", "rank 1 (host ", "has not sent it"]),
+        ("short", ["MismatchError", "receive from rank 1", "it was sent with float32, 3 elements"]),
+        ("waited for", ["RankTimeoutError", "recv of group", "was not finished 1 s after it was waited for"]),
+    ],
+)
+def test_so_is_one_in_each_other_way(ranks: Run, fault: str, parts: list[str]) -> None:
+    done = ranks(3, PROGRAM, fault, timeout=110)
+    check(done, parts)
+    waited = [float(seconds) for seconds in re.findall(r"^rank 0 after ([\d.]+) s", done.stdout, re.MULTILINE)]
+    assert all(seconds < 12 for seconds in waited), done.stdout
+
+
+def check(done: subprocess.CompletedProcess[str], parts: list[str]) -> None:
+    assert done.returncode != 0
+    for part in parts:
+        assert part in done.stdout, f"{part!r} is not in: {done.stdout}"
