@@ -200,7 +200,8 @@ DDL_API ddl_result ddl_ibarrier(ddl_comm comm, ddl_request* request);
 /* ---- Messages between two ranks --------------------------------------------------------------------------------- */
 /* `peer` is another rank of `comm`. A receive takes the oldest message of its communicator, sender and tag that no
  * earlier receive has taken; type and count must be the sender's, else both get DDL_ERROR_MISMATCH. A send may return
- * before its message is received. Buffers are in host memory. Messages and collectives of a communicator pass one another freely. */
+ * before its message is received. Buffers are in host memory. Messages and collectives of a communicator pass one
+ * another freely. */
 
 #define DDL_ANY_RANK (-1) /* as the peer of a receive: whoever sends first */
 
