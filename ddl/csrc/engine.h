@@ -166,6 +166,7 @@ class Engine {
     bool poll_messages();
     void watch_messages(double now);
     void finish(Letter& letter, Cause error) noexcept;
+    Cause failure_of(const Letter& letter) const noexcept;
     Cause finalized_with(const Letter& letter) const noexcept;
     std::string name_of(const Letter& letter) const;
     std::string messages_in_flight() const;

@@ -14,6 +14,7 @@
 #include "scratch.h"
 #include "status.h"
 #include "transport.h"
+#include "watch.h"
 
 namespace ddl {
 
@@ -43,6 +44,7 @@ class Letter {
     Mail mail;
     std::shared_ptr<Request> request;
     double posted = 0;  // seconds of the engine's clock
+    Patience patience;
     bool warned = false;
     bool matched = false;  // of an incoming one: its envelope is here
     Status status;

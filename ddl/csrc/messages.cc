@@ -61,6 +61,7 @@ Status Engine::post(CommId id, int peer, Mail mail, RequestPtr* request) {
             made->error_ = comm->broken;
             made->finished_ = true;
         } else {
+            letter.patience = comm->patience;
             mailbox_.post(std::move(letter));
             ++active_;
             busy_ = true;
@@ -78,8 +79,7 @@ bool Engine::poll_messages() {
     for (Letter& letter : over) {
         Cause error = std::move(letter.cause);
         if (!letter.withdrawn && !letter.status.ok()) {
-            const std::string text = name_of_rank(transport_->rank()) + " called " + name_of(letter) + ": ";
-            error = cause_of(letter.status.code, (text + letter.status.message).c_str());
+            error = failure_of(letter);
             if (const CommPtr comm = find(letter.mail.comm)) break_comm(*comm, error, true);
         }
         finish(letter, std::move(error));
@@ -97,6 +97,15 @@ std::string Engine::name_of(const Letter& letter) const {
     std::vector<std::string> names;
     for (int rank = 0; rank < transport_->size(); ++rank) names.push_back(name_of_rank(rank));
     return describe(letter.mail, names);
+}
+
+Cause Engine::failure_of(const Letter& letter) const noexcept {
+    try {
+        const std::string text = name_of_rank(transport_->rank()) + " called " + name_of(letter) + ": ";
+        return cause_of(letter.status.code, (text + letter.status.message).c_str());
+    } catch (const std::bad_alloc&) {
+        return out_of_memory_;
+    }
 }
 
 Cause Engine::finalized_with(const Letter& letter) const noexcept {
@@ -118,7 +127,7 @@ void Engine::watch_messages(double now) {
                                      name_of_rank(transport_->rank()) + ": see its own output for the cause";
             return break_comm(*comm, cause_of(DDL_ERROR_PEER_LOST, text.c_str()), true);
         }
-        const Patience& patience = comm->patience;
+        const Patience& patience = letter.patience;
         const double waited = now - letter.posted;
         if (letter.matched || waited < std::min(patience.warn_seconds, patience.timeout_seconds)) continue;
         std::string text = name_of_rank(transport_->rank()) + " has waited " +

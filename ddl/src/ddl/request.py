@@ -13,6 +13,7 @@ ResultT = TypeVar("ResultT")
 
 # Requests whose handle was dropped before they were finished: their buffers must outlive them.
 _dropped: list[tuple[c_void_p, object]] = []
+_sweeping = threading.Lock()  # one thread tests a request: the library frees it as soon as it is finished
 
 # Buffers of collectives that failed: MPI cannot take back a message that it has begun to send, and may still read them.
 _retained: list[object] = []
@@ -90,11 +91,17 @@ def retain(buffers: object) -> None:
 
 def sweep() -> None:
     """Let go of the buffers of dropped requests that are finished by now."""
-    done = c_int()
-    for entry in list(_dropped):
-        try:
-            library.call("ddl_test", byref(entry[0]), byref(done))
-        except DDLError:
-            done.value = 1  # nobody asks how it ended
-        if done.value:
-            _dropped.remove(entry)
+    if not _dropped or not _sweeping.acquire(blocking=False):
+        return
+    try:
+        done = c_int()
+        for entry in list(_dropped):
+            try:
+                library.call("ddl_test", byref(entry[0]), byref(done))
+            except DDLError:  # nobody asks how it ended
+                retain(entry[1])
+                done.value = 1
+            if done.value:
+                _dropped.remove(entry)
+    finally:
+        _sweeping.release()

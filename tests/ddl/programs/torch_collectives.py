@@ -146,6 +146,16 @@ def scatters() -> None:
     part = torch.empty(RANK + 1)
     dist.reduce_scatter(part, uneven)
     same(part, totals[RANK], "reduce_scatter of different sizes")
+    if SIZE > 2:
+        # On rank 0 one tensor stands for all blocks but the last.
+        one = numbers(3, seed=5)
+        blocks = [one if RANK == 0 else numbers(3, seed=10 + rank) for rank in range(SIZE - 1)] + [numbers(2, seed=6)]
+        totals = [block.clone() for block in blocks]
+        for tensor in totals:
+            dist.all_reduce(tensor, group=GLOO)
+        part = torch.empty_like(blocks[RANK])
+        dist.reduce_scatter(part, blocks)
+        same(part, totals[RANK], "reduce_scatter of different sizes, of one tensor for several ranks")
     empty = torch.empty(0)
     dist.reduce_scatter_tensor(empty, torch.empty(0))
     for root in range(SIZE):
@@ -331,6 +341,20 @@ def overlap() -> None:
     future = dist.all_reduce(data, async_op=True).get_future().then(lambda done: seen.append(done.value()[0].clone()))
     future.wait()
     same(seen[0], torch.full((3,), float(sum(range(SIZE)))), "a future's value")
+    # A callback may call, and wait.
+    data, more = torch.full((3,), float(RANK)), torch.full((2,), float(RANK))
+    future = dist.all_reduce(data, async_op=True).get_future()
+    future = future.then(lambda _: dist.all_reduce(more, async_op=True).get_future().wait()[0])
+    same(future.wait(), torch.full((2,), float(sum(range(SIZE)))), "what a future's callback waited for")
+    # A batch says that it is not over, and does not wait for it.
+    got = torch.zeros(3, 2)[:, 0]
+    with dist.distributed_c10d._coalescing_manager(device=torch.device("cpu"), async_ops=True) as batch:
+        dist.irecv(got, (RANK + 1) % SIZE)
+    assert not batch.works[0].is_completed()
+    dist.barrier()
+    dist.send(torch.full((3,), 2.0), (RANK - 1) % SIZE)
+    batch.wait()
+    assert (got == 2).all()
     # A posted receive is not in the way of a collective's future.
     waiting = torch.zeros(1)
     work = dist.irecv(waiting, (RANK + 1) % SIZE, tag=5)

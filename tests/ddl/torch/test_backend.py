@@ -74,10 +74,12 @@ def test_under_torchrun_the_error_names_the_ddlrun_command(command: Callable[...
 
 
 def test_processes_of_no_launcher_are_told_so() -> None:
-    with pytest.raises(groups.LaunchError, match="started by something other than ddlrun or mpirun"):
-        groups.check_launch(1, 4, {})
-    groups.check_launch(0, 1, {})  # one process needs none
-    groups.check_launch(1, 4, {"OMPI_COMM_WORLD_RANK": "1"})
+    with pytest.raises(
+        groups.LaunchError, match=r"^hvd.init\(\): rank 1 of 4 was started by something other than ddlrun or mpirun"
+    ):
+        groups.check_launch(1, 4, {}, "hvd.init()")
+    groups.check_launch(0, 1, {}, "hvd.init()")  # one process needs none
+    groups.check_launch(1, 4, {"OMPI_COMM_WORLD_RANK": "1"}, "hvd.init()")
 
 
 def test_another_place_than_mpis_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:

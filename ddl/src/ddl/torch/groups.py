@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from torch._C._distributed_c10d import Store
 
 _joined = False  # by us: the script has not called ddl.init itself
+_members = 0  # that need the job: the default group of torch.distributed, and Horovod's names
 
 
 class LaunchError(DDLError, RuntimeError):
@@ -46,9 +47,10 @@ def create(options: object) -> ProcessGroup:
             raise StateError("new_group of backend ddl: the default group is not of it: init_process_group('ddl')")
         communicator = create_group(ranks, zlib.crc32(asked.group_id.encode()))
     else:
-        check_launch(asked.group_rank, asked.group_size, os.environ)
+        check_launch(asked.group_rank, asked.group_size, os.environ, "init_process_group('ddl')")
         join()
         check_place(asked.group_rank, asked.group_size)
+        enter()
         communicator = Communicator(None)
     communicator.set_timeout(seconds_of(asked.timeout, os.environ))
     return ProcessGroup(asked.store, communicator, asked.group_id, leave=None if ranks else leave)
@@ -63,13 +65,13 @@ def seconds_of(timeout: timedelta, environment: Mapping[str, str]) -> float:
         return seconds
 
 
-def check_launch(rank: int, size: int, environment: Mapping[str, str]) -> None:
-    """Raises LaunchError where there is certainly no MPI to join."""
+def check_launch(rank: int, size: int, environment: Mapping[str, str], call: str) -> None:
+    """Raises LaunchError, which begins with `call`, where there is certainly no MPI to join."""
     if size == 1 or under_mpi(environment):
         return
     by = "torchrun" if "TORCHELASTIC_RUN_ID" in environment else "something other than ddlrun or mpirun"
     raise LaunchError(
-        f"init_process_group('ddl'): rank {rank} of {size} was started by {by}, so there is no MPI to join, and "
+        f"{call}: rank {rank} of {size} was started by {by}, so there is no MPI to join, and "
         f"processes that MPI did not start together cannot connect to one another. {_REMEDY.format(size=size)}"
     )
 
@@ -97,9 +99,17 @@ def join() -> None:
         _joined = True
 
 
+def enter() -> None:
+    """Join the job, and stay in it until `leave`."""
+    global _members
+    join()
+    _members += 1
+
+
 def leave() -> None:
-    """Leave the job where `join` has joined it."""
-    global _joined
-    if _joined:
+    """Leave the job, unless another member needs it, or the script has joined it itself."""
+    global _joined, _members
+    _members -= 1
+    if _joined and _members == 0:
         _joined = False
         ddl.finalize()

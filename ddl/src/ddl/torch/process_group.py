@@ -48,18 +48,17 @@ Finish = Callable[[], None]
 
 
 class Options(Protocol):
-    """What torch.distributed passes with a call (AllreduceOptions and others); each has some of these."""
+    """What torch.distributed passes with a call (AllreduceOptions and others). Some have reduceOp, some rootRank."""
 
-    reduceOp: ReduceOp
-    rootRank: int
-    rootTensor: int
     asyncOp: bool
 
 
 class ProcessGroup(dist.ProcessGroup):
     """`leave` is called when the group is destroyed, in the place of freeing its communicator."""
 
-    def __init__(self, store: Store, comm: Communicator, name: str, leave: Callable[[], None] | None = None) -> None:
+    def __init__(
+        self, store: Store | None, comm: Communicator, name: str, leave: Callable[[], None] | None = None
+    ) -> None:
         # The form with the store makes no group that Python may override.
         super().__init__(comm.rank, comm.size)  # type: ignore[call-arg]
         self._store = store
@@ -69,6 +68,7 @@ class ProcessGroup(dist.ProcessGroup):
         self._description = "undefined"
         self._sequence = 0
         self._coalescing: list[Work] | None = None
+        self._ended = False
         self._in_order = Reaper(f"ddl-group-{name}", any_order=False)
         self._in_any_order = Reaper(f"ddl-group-{name}-messages", any_order=True)
 
@@ -113,7 +113,7 @@ class ProcessGroup(dist.ProcessGroup):
     def _device_types(self) -> list[torch.device]:
         return [torch.device("cpu")]
 
-    def get_group_store(self) -> Store:
+    def get_group_store(self) -> Store | None:
         """The store that torch.distributed made for it."""
         return self._store
 
@@ -128,13 +128,16 @@ class ProcessGroup(dist.ProcessGroup):
         self._comm.set_timeout(timeout.total_seconds())
 
     def shutdown(self) -> None:
-        """End the group: calls in flight end, for the group of all ranks with ShutdownError."""
+        """End the group, without waiting for calls in flight. With that of all ranks they end with ShutdownError."""
+        if self._ended:
+            return
+        self._ended = True
         if self._leave is not None:
             self._leave()
         self._in_order.stop()
         self._in_any_order.stop()
         if self._leave is None:
-            with contextlib.suppress(StateError):  # the job is left already, or a message is still awaited
+            with contextlib.suppress(StateError):  # the job is left already, or something is still awaited
                 self._comm.free()
 
     def abort(self) -> None:
@@ -191,7 +194,11 @@ class ProcessGroup(dist.ProcessGroup):
                 f"reduce_scatter: this rank's input has {own.numel()} elements, and its output {output.numel()}: give "
                 "both the same size"
             )
-        return [self._contribute(block, opts, output if block is own else None) for block in blocks]
+        # By number: one tensor may stand for several blocks.
+        return [
+            self._contribute(block, opts, output if rank == self._comm.rank else None)
+            for rank, block in enumerate(blocks)
+        ]
 
     def reduce_scatter_single(self, output: Tensor, input: Tensor, opts: Options | None = None) -> Work:
         """Reduce `input`, and keep this rank's part of as many as there are ranks."""
@@ -397,7 +404,7 @@ class ProcessGroup(dist.ProcessGroup):
         self,
         name: str,
         opts: Options | None,
-        requests: list[Request[None]],
+        requests: Sequence[Request[None]],
         results: list[Tensor],
         finish: Finish | None,
         reaper: Reaper,
@@ -422,8 +429,9 @@ class ProcessGroup(dist.ProcessGroup):
             for work in works:
                 work.wait()
 
+        requests = [request for work in works for request in work.requests]
         results = [tensor for work in works for tensor in work.result()]
-        return self._begin("coalesced calls", None, [], results, finish, self._in_any_order, None)
+        return self._begin("coalesced calls", None, requests, results, finish, self._in_any_order, None)
 
     def _need_one_for_each(self, tensors: Sequence[Tensor], what: str) -> None:
         if len(tensors) != self._comm.size:
@@ -450,11 +458,11 @@ class Start:
 
 
 def _op(opts: Options | None) -> ReduceOp:
-    return cast("ReduceOp", ReduceOp.SUM) if opts is None else opts.reduceOp
+    return cast(ReduceOp, getattr(opts, "reduceOp", ReduceOp.SUM))
 
 
 def _root(opts: Options | None) -> int:
-    return 0 if opts is None else opts.rootRank
+    return cast(int, getattr(opts, "rootRank", 0))
 
 
 def _back(memory: Tensor, tensor: Tensor) -> Finish | None:

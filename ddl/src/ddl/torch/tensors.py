@@ -65,19 +65,19 @@ def check(tensor: Tensor) -> None:
         )
 
 
-def movable(tensor: Tensor, part: int = 1) -> Elements:
-    """A contiguous tensor's memory, for collectives that move bits. `part`: of as many equal ones, the first."""
+def movable(tensor: Tensor) -> Elements:
+    """A contiguous tensor's memory, for collectives that move bits."""
     kind = _OF_TORCH.get(tensor.dtype)
-    count = tensor.numel() // part
-    return (
-        Elements(tensor.data_ptr(), count * tensor.element_size(), _BYTE)
-        if kind is None
-        else Elements(tensor.data_ptr(), count, kind)
-    )
+    if kind is None:
+        return Elements(tensor.data_ptr(), tensor.nbytes, _BYTE)
+    return Elements(tensor.data_ptr(), tensor.numel(), kind)
 
 
 def reducible(tensor: Tensor, op: ReduceOp | ReduceOp.RedOpType, part: int = 1) -> tuple[Elements, int]:
-    """A contiguous tensor's memory, and the ddl_op for `op`. Raises UnsupportedError: there is no such reduction."""
+    """A contiguous tensor's memory, and the ddl_op for `op`. `part`: of as many equal parts, the first.
+
+    Raises UnsupportedError: there is no such reduction.
+    """
     name = getattr(op, "op", op)  # a ReduceOp holds the enumeration's member
     count = tensor.numel() // part
     if tensor.dtype == torch.bool and name in _OF_BOOL:

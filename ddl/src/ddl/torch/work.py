@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import atexit
 import queue
 import threading
 import time
+import weakref
 from collections.abc import Callable, Sequence
 from datetime import timedelta
 
@@ -12,6 +14,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
+from ddl import job
 from ddl.errors import DDLError, RankTimeoutError
 from ddl.request import Request
 
@@ -43,6 +46,11 @@ class Work(dist.Work):
         self._error: Exception | None = None
         self._future: torch.futures.Future[list[Tensor]] | None = None
         self._reaped = False
+
+    @property
+    def requests(self) -> Sequence[Request[None]]:
+        """The library's, which are over when the call is; none of a call that is over."""
+        return self._requests
 
     def wait(self, timeout: timedelta = timedelta(0)) -> bool:
         """Block until the results are there; `timeout` 0 is the group's. Raises the error that ended the call."""
@@ -163,6 +171,22 @@ class Work(dist.Work):
         return self.source_rank()
 
 
+_threads: weakref.WeakSet[threading.Thread] = weakref.WeakSet()
+_reapers: weakref.WeakSet[Reaper] = weakref.WeakSet()
+
+
+@atexit.register
+def _end_threads() -> None:
+    """Nothing may touch futures while the interpreter goes down."""
+    threads = list(_threads)
+    if threads:
+        job.finalize()  # ends what is in flight
+    for reaper in list(_reapers):
+        reaper.stop()
+    for thread in threads:
+        thread.join()
+
+
 class Reaper:
     """A thread that settles works: in their order, or, `any_order`, as they end. It starts with the first."""
 
@@ -172,24 +196,31 @@ class Reaper:
         self._queue: queue.SimpleQueue[Work | None] = queue.SimpleQueue()
         self._thread: threading.Thread | None = None
         self._lock = threading.Lock()
+        _reapers.add(self)
 
     def add(self, work: Work) -> None:
         """Settle this one, too."""
-        self._queue.put(work)
         with self._lock:
+            if self._thread is threading.current_thread():
+                # A callback of a future has made this call, and may wait for it: not by the thread that it keeps busy.
+                self._start(work.settle)
+                return
+            self._queue.put(work)
             if self._thread is None:
-                run = self._settle_any if self._any_order else self._settle_in_order
-                self._thread = threading.Thread(target=run, name=self._name, daemon=True)
-                self._thread.start()
+                self._thread = self._start(self._settle_any if self._any_order else self._settle_in_order)
 
     def stop(self) -> None:
-        """End the thread once the works that it has are over."""
+        """Have the thread end once the works that it has are over."""
         with self._lock:
-            thread, self._thread = self._thread, None
-        if thread is not None:
-            self._queue.put(None)
-            if thread is not threading.current_thread():
-                thread.join()
+            if self._thread is not None:
+                self._queue.put(None)
+            self._thread = None
+
+    def _start(self, run: Callable[[], None]) -> threading.Thread:
+        thread = threading.Thread(target=run, name=self._name, daemon=True)
+        _threads.add(thread)
+        thread.start()
+        return thread
 
     def _settle_in_order(self) -> None:
         while (work := self._queue.get()) is not None:
