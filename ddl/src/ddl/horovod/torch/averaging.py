@@ -1,0 +1,176 @@
+"""Reduces the gradients of a set of parameters over all ranks while the backward pass goes on.
+
+Buckets start in one fixed order, the same on every rank, however autograd orders its work: a bucket waits for those
+before it.
+"""
+
+from __future__ import annotations
+
+import weakref
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+from torch.nn import Parameter
+
+from ddl.errors import UnsupportedError
+from ddl.horovod.torch import starting
+from ddl.horovod.torch.buckets import plan
+from ddl.horovod.torch.compression import Compressor
+from ddl.horovod.torch.handle import Handle
+from ddl.horovod.torch.ops import Op
+from ddl.horovod.torch.process_sets import ProcessSet
+
+
+@dataclass(frozen=True)
+class Method:
+    """How gradients are reduced."""
+
+    op: Op
+    prescale: float
+    postscale: float
+    compression: type[Compressor]
+    sparse_as_dense: bool
+    process_set: ProcessSet
+
+
+class Averager:
+    """`passes`: how many backward passes add up to a gradient. `limit`: the most bytes of a bucket."""
+
+    def __init__(
+        self,
+        named: Sequence[tuple[str, Parameter]],
+        method: Method,
+        passes: int,
+        limit: int,
+        groups: Sequence[Sequence[int]] = (),
+    ) -> None:
+        self.passes = passes
+        self._method = method
+        self._limit = limit
+        self._buckets: list[_Bucket] = []
+        self._bucket_of: dict[Parameter, _Bucket] = {}
+        self._started = 0  # buckets in flight: the first ones
+        self.synchronized = False  #: no gradient has come since the last `synchronize`
+        self.skips = False  #: the next step takes the gradients as they are
+        self.add(named, groups)
+
+    def add(self, named: Sequence[tuple[str, Parameter]], groups: Sequence[Sequence[int]] = ()) -> None:
+        """Reduce these parameters' gradients, too. Every rank adds the same."""
+        if not named:
+            return
+        # An optimizer that is forgotten, with this, leaves its parameters to the next one.
+        reference = weakref.WeakMethod(self._accumulated)
+
+        def accumulated(parameter: Tensor) -> None:
+            method = reference()
+            if method is not None:
+                method(parameter)
+
+        parameters = [parameter for _, parameter in named]
+        nbytes = [parameter.numel() * parameter.element_size() for parameter in parameters]
+        kinds = [(parameter.dtype, parameter.device) for parameter in parameters]
+        for numbers in plan(nbytes, kinds, self._limit, groups):
+            bucket = _Bucket([named[number][0] for number in numbers], [parameters[number] for number in numbers])
+            self._buckets.append(bucket)
+            for parameter in bucket.parameters:
+                self._bucket_of[parameter] = bucket
+                parameter.register_post_accumulate_grad_hook(accumulated)
+
+    def knows(self, parameter: Parameter) -> bool:
+        """Whether it was added."""
+        return parameter in self._bucket_of
+
+    @property
+    def in_flight(self) -> bool:
+        """Whether gradients are on their way."""
+        return self._started > 0
+
+    def _accumulated(self, parameter: Tensor) -> None:
+        assert isinstance(parameter, Parameter)
+        bucket = self._bucket_of[parameter]
+        self.synchronized = False
+        bucket.counts[parameter] = count = bucket.counts.get(parameter, 0) + 1
+        if count > self.passes or bucket.handle is not None:
+            raise RuntimeError(
+                f"{bucket.name_of(parameter)} got a gradient in {count} backward passes without step() or "
+                f"synchronize(), but backward_passes_per_step is {self.passes}: raise that to add up more of them"
+            )
+        while self._started < len(self._buckets) and self._buckets[self._started].is_ready(self.passes):
+            self._start_next()
+
+    def _start_next(self) -> None:
+        bucket = self._buckets[self._started]
+        method = self._method
+        small, bucket.context = method.compression.compress(bucket.gather(method.sparse_as_dense))
+        bucket.handle = starting.reduce_in_place(
+            [small], method.op, method.prescale, method.postscale, method.process_set
+        )
+        self._started += 1
+
+    def synchronize(self) -> None:
+        """Start what is left, with zeros where there is no gradient; wait, and put the results into the gradients."""
+        while self._started < len(self._buckets):
+            self._start_next()
+        try:
+            for bucket in self._buckets:
+                assert bucket.handle is not None
+                bucket.scatter(self._method.compression.decompress(bucket.handle.wait()[0], bucket.context))
+        finally:
+            for bucket in self._buckets:
+                bucket.reset()
+            self._started = 0
+        self.synchronized = True
+
+
+class _Bucket:
+    """Parameters whose gradients travel as one tensor."""
+
+    def __init__(self, names: list[str], parameters: list[Parameter]) -> None:
+        self.parameters = parameters
+        self.handle: Handle[list[Tensor]] | None = None
+        self.context: object = None
+        self.counts: dict[Parameter, int] = {}  # backward passes since the last reset
+        self._names = names
+
+    def name_of(self, parameter: Parameter) -> str:
+        return next(name for name, its in zip(self._names, self.parameters, strict=True) if its is parameter)
+
+    def is_ready(self, passes: int) -> bool:
+        return all(self.counts.get(parameter, 0) >= passes for parameter in self.parameters)
+
+    def gather(self, sparse_as_dense: bool) -> Tensor:
+        """The gradients, one after the other, in memory of their own."""
+        parts = []
+        for parameter in self.parameters:
+            gradient = parameter.grad
+            if gradient is None:
+                # Another rank may have one.
+                gradient = torch.zeros_like(parameter)
+            elif gradient.layout != torch.strided:
+                if not sparse_as_dense:
+                    raise UnsupportedError(
+                        f"{self.name_of(parameter)} has a sparse gradient, and only dense ones are reduced: pass "
+                        "sparse_as_dense=True to DistributedOptimizer, or make it dense (Embedding(sparse=False))"
+                    )
+                gradient = parameter.grad = gradient.to_dense()
+            parts.append(gradient.detach().reshape(-1))
+        return torch.cat(parts)
+
+    def scatter(self, results: Tensor) -> None:
+        """The other way."""
+        offset = 0
+        for parameter in self.parameters:
+            part = results[offset : offset + parameter.numel()].view(parameter.shape)
+            offset += parameter.numel()
+            if parameter.grad is not None:
+                with torch.no_grad():
+                    parameter.grad.copy_(part)
+            elif parameter.requires_grad:  # one that was frozen meanwhile stays without
+                parameter.grad = part.clone()
+
+    def reset(self) -> None:
+        self.handle = None
+        self.context = None
+        self.counts.clear()

@@ -1,0 +1,125 @@
+"""Sets of ranks that call collectives among themselves."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import ddl
+from ddl.communicator import Communicator, create_group
+from ddl.errors import StateError
+from ddl.torch import groups
+from ddl.torch.process_group import ProcessGroup
+
+
+class ProcessSet:
+    """The ranks that take part in a call; `ProcessSet([0, 2])`. It works after `add_process_set`, or `init`."""
+
+    def __init__(self, ranks: Sequence[int]) -> None:
+        self.ranks: list[int] = sorted(ranks)  #: numbers among all ranks
+        self.process_set_id: int | None = None  #: from 0, the set of all; None where it is not added
+        self._group: ProcessGroup | None = None
+
+    @property
+    def group(self) -> ProcessGroup:
+        """What its calls go through. Raises StateError: it was not added; ValueError: this rank is not in it."""
+        if self.process_set_id is None:
+            hint = "call init() first" if self is global_process_set else "call add_process_set first"
+            raise StateError(f"{self} is not in use: {hint}")
+        if self._group is None:
+            raise ValueError(f"rank {ddl.rank()} is not in {self}: only its ranks may call with it")
+        return self._group
+
+    def included(self) -> bool:
+        """Whether this rank is in it. Raises StateError: it was not added."""
+        if self.process_set_id is None:
+            return self.group is not None  # raises
+        return self._group is not None
+
+    def rank(self) -> int:
+        """This rank's number in the set. Raises StateError and ValueError as `group`."""
+        return int(self.group.rank())
+
+    def size(self) -> int:
+        """How many ranks it has. Raises StateError: it was not added."""
+        self.included()
+        return len(self.ranks)
+
+    def number_of(self, rank: int) -> int:
+        """The number in the set of one of all ranks. Raises ValueError."""
+        if rank not in self.ranks:
+            raise ValueError(f"root_rank is {rank}, which is not in {self}")
+        return self.ranks.index(rank)
+
+    def __repr__(self) -> str:
+        return f"ProcessSet({self.ranks})"
+
+
+global_process_set = ProcessSet([])
+
+_sets: dict[int, ProcessSet] = {}
+
+
+def begin() -> None:
+    """Join the job, and make the set of all ranks."""
+    groups.enter()
+    global_process_set.ranks = list(range(ddl.size()))
+    group = ProcessGroup(None, Communicator(None), "horovod", leave=groups.leave)
+    _register(global_process_set, 0, group)
+
+
+def end() -> None:
+    """Remove all sets, and leave the job."""
+    for number in sorted(_sets, reverse=True):
+        _forget(_sets[number])
+
+
+def add_process_set(process_set: ProcessSet | Sequence[int]) -> ProcessSet:
+    """Put a set to use. Every rank calls it with the same ranks, in the same order of calls.
+
+    Raises ValueError: a rank that there is not, or twice; or the same set was added before.
+    """
+    made = process_set if isinstance(process_set, ProcessSet) else ProcessSet(process_set)
+    size = global_process_set.size()
+    if not made.ranks or made.ranks[0] < 0 or made.ranks[-1] >= size or len(set(made.ranks)) != len(made.ranks):
+        raise ValueError(f"{made}: a set has one or more different ranks of [0, {size})")
+    for known in _sets.values():
+        if known.ranks == made.ranks:
+            raise ValueError(f"{made} was added before: use that one, or remove it first")
+    number = _count()
+    group = None
+    if ddl.rank() in made.ranks:
+        group = ProcessGroup(None, create_group(made.ranks, number), f"horovod-{number}")
+    _register(made, number, group)
+    return made
+
+
+def remove_process_set(process_set: ProcessSet) -> bool:
+    """Every rank calls it: the set is of no use from then on. False where it was not in use, or is the set of all."""
+    if process_set is global_process_set or process_set.process_set_id is None:
+        return False
+    _forget(process_set)
+    return True
+
+
+_made = 0  # numbers of sets are not used again
+
+
+def _count() -> int:
+    global _made
+    _made += 1
+    return _made
+
+
+def _register(process_set: ProcessSet, number: int, group: ProcessGroup | None) -> None:
+    process_set.process_set_id = number
+    process_set._group = group
+    _sets[number] = process_set
+
+
+def _forget(process_set: ProcessSet) -> None:
+    assert process_set.process_set_id is not None
+    del _sets[process_set.process_set_id]
+    group, process_set._group = process_set._group, None
+    process_set.process_set_id = None
+    if group is not None:
+        group.shutdown()

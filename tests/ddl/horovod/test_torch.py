@@ -1,0 +1,59 @@
+"""Horovod's names for PyTorch."""
+
+from __future__ import annotations
+
+import re
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+Run = Callable[..., subprocess.CompletedProcess[str]]
+
+
+def test_collectives_and_the_optimizer_do_what_horovods_do(ranks: Run) -> None:
+    done = ranks(4, "horovod_torch.py", timeout=110)
+    assert done.returncode == 0, done.stdout
+    for rank in range(4):
+        assert f"rank {rank}: " in done.stdout
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("size", [2, 3])
+def test_so_they_do_on_other_numbers_of_ranks(ranks: Run, size: int) -> None:
+    done = ranks(size, "horovod_torch.py", timeout=110)
+    assert done.returncode == 0, done.stdout
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        pytest.param([], marks=pytest.mark.slow),
+        ["--fp16-allreduce", "--clip", "2", "--gradient-predivide-factor", "2"],
+        pytest.param(["--batches-per-allreduce", "2"], marks=pytest.mark.slow),
+    ],
+)
+def test_a_script_written_from_horovods_documentation_trains(ranks: Run, options: list[str]) -> None:
+    done = ranks(2, "horovod_digits.py", *options, timeout=110)
+    assert done.returncode == 0, done.stdout
+    accuracies = [float(text) for text in re.findall(r"accuracy ([\d.]+)", done.stdout)]
+    assert len(accuracies) == 3, done.stdout
+    assert accuracies[-1] > 0.7, done.stdout
+
+
+@pytest.mark.slow
+def test_adasum_is_refused_by_name(ranks: Run) -> None:
+    done = ranks(1, "horovod_digits.py", "--use-adasum", timeout=110)
+    assert done.returncode != 0
+    assert "DDL has no Adasum; use op=Average" in done.stdout
+
+
+def test_processes_that_mpi_did_not_start_are_told_so(command: Run, tmp_path: Path) -> None:
+    script = tmp_path / "train.py"
+    script.write_text("import ddl.horovod.torch as hvd\nhvd.init()\n")
+    done = command([sys.executable, str(script)], timeout=60, HOROVOD_SIZE="2", HOROVOD_RANK="1")
+    assert done.returncode == 1
+    assert "hvd.init(): rank 1 of 2 was started by something other than ddlrun or mpirun" in done.stdout
+    assert "ddlrun -np 2 python SCRIPT" in done.stdout

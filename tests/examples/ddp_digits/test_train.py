@@ -1,0 +1,68 @@
+"""Digits on several ranks: the losses of one process, and the same bits on every rank, by either front end."""
+
+from __future__ import annotations
+
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[3]
+EXAMPLE = ROOT / "examples" / "ddp_digits"
+
+
+def run(*command: str | Path, **variables: str) -> str:
+    root = {"OMPI_ALLOW_RUN_AS_ROOT": "1", "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM": "1"}
+    environment = {**os.environ, **root, "PYTHONPATH": str(ROOT / "ddl/src"), **variables}
+    done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=110)
+    assert done.returncode == 0, done.stdout + done.stderr
+    return done.stdout
+
+
+def ranks(size: int, *program: str | Path) -> str:
+    mpirun = [Path(sys.executable).with_name("mpirun"), "-np", str(size), "--map-by", ":OVERSUBSCRIBE"]
+    return run(*mpirun, "--bind-to", "none", "--mca", "mpi_yield_when_idle", "1", sys.executable, *program)
+
+
+@pytest.mark.parametrize("script", ["train.py", "train_horovod.py"])
+def test_two_ranks_train_as_one_process_does(script: str) -> None:
+    output = ranks(2, EXAMPLE / script, "--epochs", "3")
+    assert "parameters: the same bits on every rank" in output
+    apart = re.search(r"at most ([\d.e+-]+) of it apart", output)
+    assert apart, output
+    assert 0 <= float(apart[1]) < 1e-4
+    losses = [float(text) for text in re.findall(r"^epoch \d: loss ([\d.]+)", output, re.MULTILINE)]
+    assert len(losses) == 3
+    assert losses[-1] < 0.5 * losses[0], output
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(300)
+def test_a_job_that_lost_a_rank_goes_on_from_its_checkpoint(tmp_path: Path) -> None:
+    fails = tmp_path / "fails.py"  # rank 1 dies in the third epoch of the first attempt
+    fails.write_text(
+        f"""
+import os, runpy, sys
+sys.path.insert(0, {str(EXAMPLE)!r})
+import digits
+its, calls = digits.epoch, []
+def epoch(*arguments):
+    calls.append(1)
+    if os.environ["RANK"] == "1" and "DDL_RESTART" not in os.environ and len(calls) == 3:
+        os._exit(9)
+    return its(*arguments)
+digits.epoch = epoch
+runpy.run_path({str(EXAMPLE / "train.py")!r}, run_name="__main__")
+"""
+    )
+    ddlrun = [sys.executable, "-m", "ddl.ddlrun", "-np", "2"]
+    plain = run(*ddlrun, sys.executable, EXAMPLE / "train.py", "--epochs", "4")
+    checkpoint = tmp_path / "digits.pt"
+    output = run(*ddlrun, "--restarts", "1", sys.executable, fails, "--epochs", "4", "--checkpoint", checkpoint)
+    assert "going on after epoch 2" in output
+    pattern = re.compile(r"^epoch (\d): loss ([\d.]+)", re.MULTILINE)
+    assert pattern.findall(output) == pattern.findall(plain)
+    assert output.splitlines()[-1] == plain.splitlines()[-1]
