@@ -35,6 +35,8 @@ _FUNCTIONS = {
     "ddl_comm_set_timeout": [c_void_p, c_double],
     "ddl_comm_free": [c_void_p],
     "ddl_set_stream": [c_void_p],
+    "ddl_send": _MESSAGE,
+    "ddl_recv": [*_MESSAGE, POINTER(c_int)],
     "ddl_isend": _MESSAGE + _REQUEST,
     "ddl_irecv": [*_MESSAGE, POINTER(c_int), *_REQUEST],
     "ddl_iallreduce": _REDUCTION + _REQUEST,
