@@ -114,8 +114,8 @@ int window_of(const Schedule& schedule, int most) {
     // Whether buffers are staged differs from rank to rank, and a chunk has no more in staging memory than it has in
     // all.
     const uint64_t bytes = schedule.stages > 0 ? schedule.chunk_bytes : schedule.staging_bytes;
-    return static_cast<int>(
-        std::clamp<uint64_t>(kMostBytes / std::max<uint64_t>(1, bytes), 1, static_cast<uint64_t>(most)));
+    if (bytes == 0) return most;
+    return static_cast<int>(std::clamp<uint64_t>(kMostBytes / bytes, 1, static_cast<uint64_t>(most)));
 }
 
 Extent extent_of(const Task& task, int size) {

@@ -96,6 +96,7 @@ Session::Session(const char* options_text) : job_(Job::join(patience_of_environm
         throw;
     }
     nccl_gpu_ = gpu_ != nullptr;
+    if (plan.modes.find_first_not_of('r') == std::string::npos) return;
     engine_->set_groups(kWorld, std::make_shared<Groups>(std::move(groups)));
 }
 

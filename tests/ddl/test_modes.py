@@ -181,6 +181,13 @@ def test_a_rank_that_fails_in_nccl_ends_the_others(on_stub: Run, fault: str) -> 
     assert re.search(words[fault], done.stdout), done.stdout
 
 
+def test_what_nccl_leaves_undone_is_no_result(on_stub: Run) -> None:
+    # The allgather of the first allreduce: nothing that comes after it could tell.
+    done = on_stub(2, "device.py", "-mode n", DDL_STUB_NCCL_GIVES_UP="1:2")
+    assert done.returncode != 0, done.stdout
+    assert "TransportError: an NCCL collective failed: unhandled system error" in done.stdout, done.stdout
+
+
 @pytest.mark.parametrize("step", [88, 100])  # in the first dimension, and in the second
 def test_a_gpu_that_stops_in_one_of_several_nccl_dimensions_ends_all_of_them(on_stub: Run, step: int) -> None:
     hangs = f"1:{step}"

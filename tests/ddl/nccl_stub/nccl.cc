@@ -148,26 +148,36 @@ int join(Comm* comm, int tag) {
     return kSuccess;
 }
 
-// Where the environment says so, what this process's GPU does once and for all.
-std::function<void()> or_hang(Comm* comm, std::function<void()> work) {
-    static std::atomic<int> count{0};
-    const char* text = std::getenv("DDL_STUB_NCCL_HANGS");
+// True where the variable, "RANK:N", names this rank and `number`.
+bool is_chosen(const char* variable, int number) {
+    const char* text = std::getenv(variable);
     const char* at = text ? std::strchr(text, ':') : nullptr;
-    if (!at || std::atoi(text) != world_rank() || ++count != std::atoi(at + 1)) return work;
+    return at && std::atoi(text) == world_rank() && std::atoi(at + 1) == number;
+}
+
+// What a GPU does in a collective, unless the environment wants it to fail.
+std::function<void()> or_fail(Comm* comm, std::function<void()> work) {
+    static std::atomic<int> count{0};
+    const int number = ++count;
+    if (is_chosen("DDL_STUB_NCCL_GIVES_UP", number)) return [comm] { comm->state = kSystem; };
+    if (!is_chosen("DDL_STUB_NCCL_HANGS", number)) return work;
     return [comm] {
         while (!comm->aborted) std::this_thread::sleep_for(std::chrono::milliseconds(1));
     };
 }
 
-// The first collectives of a communicator connect its ranks, which waits for all of them, on a thread of NCCL's.
+// The first collectives of a communicator connect its ranks, which waits for all of them, on a thread of NCCL's. Later
+// ones may do so again: algorithms that are taken for other sizes have connections of their own.
 int start(Comm* comm, std::vector<std::pair<void*, std::function<void()>>> work) {
-    for (auto& [stream, body] : work) body = or_hang(comm, std::move(body));
-    constexpr int kConnecting = 3;
-    if (comm->launches++ >= kConnecting) {
+    for (auto& [stream, body] : work) body = or_fail(comm, std::move(body));
+    constexpr int kFirst = 3, kEvery = 7;
+    const int launch = comm->launches++;
+    if (launch >= kFirst && launch % kEvery != 0) {
         for (auto& [stream, body] : work) stream_of(stream).give(std::move(body));
         return kSuccess;
     }
-    comm->state = kInProgress;
+    int idle = kSuccess;
+    if (!comm->state.compare_exchange_strong(idle, kInProgress)) return idle;
     std::thread([comm, work = std::move(work)]() mutable {
         constexpr int kConnectTag = 1;  // ncclSend takes 0
         for (int peer = 0; peer < comm->size; ++peer) {
@@ -179,7 +189,8 @@ int start(Comm* comm, std::vector<std::pair<void*, std::function<void()>>> work)
         }
         if (comm->aborted) return;
         for (auto& [stream, body] : work) stream_of(stream).give(std::move(body));
-        comm->state = kSuccess;
+        int connecting = kInProgress;
+        comm->state.compare_exchange_strong(connecting, kSuccess);
     }).detach();
     return kInProgress;
 }

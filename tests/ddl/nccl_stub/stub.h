@@ -2,15 +2,13 @@
 // without a GPU: one library that DDL_CUDA_LIB and DDL_NCCL_LIB name, by a name that begins with libcuda.so, by which
 // libddl knows the driver. Written from their documentation, and strict:
 //
-// - "device memory" cannot be touched by the CPU (it is mapped without any right; the stub has a mapping of its own),
-// so
+// - "device memory" cannot be touched by the CPU (it is mapped without any right, and the stub has another mapping), so
 //   that whoever takes a device pointer for a host one is killed at once;
 // - what is given to a stream happens later, on a thread of the stream, so that what does not wait reads wrong numbers;
 // - asynchronous copies want pinned host memory, and an event the stream of its own GPU;
 // - what needs a context makes one on the GPU that is current (stub_contexts());
-// - NCCL's communicators are non-blocking: to join one waits for ever for its ranks, the first collectives wait for
-// them
-//   once more, and whoever calls anything else meanwhile is killed;
+// - NCCL's communicators are non-blocking: to join one waits for ever for its ranks, the first collectives (and some
+//   later ones) wait for them once more, and whoever calls anything else meanwhile is killed;
 // - ncclCommAbort waits for all that the GPU has been given.
 //
 // NCCL's collectives run over MPI, and their minima and maxima drop NaNs, as NCCL's do. $DDL_STUB_DIR is a folder where
@@ -20,6 +18,7 @@
 // DDL_STUB_NCCL_FAILS      the rank that fails to join, as it does without a GPU
 // DDL_STUB_NCCL_STUCK      the rank that never joins
 // DDL_STUB_NCCL_HANGS      RANK:N: the GPU of the rank stops in its Nth collective, until that is aborted
+// DDL_STUB_NCCL_GIVES_UP   RANK:N: NCCL leaves the rank's Nth collective undone, and says so when it is asked
 #pragma once
 
 #include <condition_variable>
