@@ -21,10 +21,24 @@ def test_collectives_and_the_optimizer_do_what_horovods_do(ranks: Run) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("size", [2, 3])
-def test_so_they_do_on_other_numbers_of_ranks(ranks: Run, size: int) -> None:
-    done = ranks(size, "horovod_torch.py", timeout=110)
+def test_so_they_do_on_an_odd_number_of_ranks(ranks: Run) -> None:
+    done = ranks(3, "horovod_torch.py", timeout=110)
     assert done.returncode == 0, done.stdout
+
+
+@pytest.mark.slow
+def test_a_rank_that_goes_on_after_another_has_joined_is_named(ranks: Run, tmp_path: Path) -> None:
+    script = tmp_path / "uneven.py"
+    script.write_text(
+        "import torch\n"
+        "import ddl.horovod.torch as hvd\n"
+        "hvd.init()\n"
+        "hvd.join() if hvd.rank() == 0 else hvd.allreduce(torch.ones(3))\n"
+    )
+    done = ranks(2, script, timeout=60)
+    assert done.returncode != 0
+    for part in ("MismatchError", "rank 1 (host ", "called allreduce", "called allgather"):
+        assert part in done.stdout, done.stdout
 
 
 @pytest.mark.parametrize(
