@@ -41,12 +41,13 @@ def test_a_rank_that_goes_on_after_another_has_joined_is_named(ranks: Run, tmp_p
         assert part in done.stdout, done.stdout
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "options",
     [
-        pytest.param([], marks=pytest.mark.slow),
+        [],
         ["--fp16-allreduce", "--clip", "2", "--gradient-predivide-factor", "2"],
-        pytest.param(["--batches-per-allreduce", "2"], marks=pytest.mark.slow),
+        ["--batches-per-allreduce", "2"],
     ],
 )
 def test_a_script_written_from_horovods_documentation_trains(ranks: Run, options: list[str]) -> None:
