@@ -4,6 +4,7 @@
 #include <cstdio>
 #include <iterator>
 
+#include "crossover.h"
 #include "options.h"
 
 namespace ddl {
@@ -87,12 +88,15 @@ Plan fastest(const Network& network, const std::vector<Alternative>& found) {
 }  // namespace
 
 Plan choose_plan(const Network& network, const Task& task, const Tuning& tuning) {
-    return fastest(network, hierarchies(network, task, tuning));
+    Plan plan = fastest(network, hierarchies(network, task, tuning));
+    plan.small_bytes = crossover(network, plan, tuning);
+    return plan;
 }
 
 std::vector<Alternative> alternatives(const Network& network, const Task& task, const Tuning& tuning) {
     std::vector<Alternative> others = hierarchies(network, task, tuning);
-    const Plan plan = fastest(network, others);
+    Plan plan = fastest(network, others);
+    plan.small_bytes = crossover(network, plan, tuning);
     const bool doubles = make_schedule(plan, 0, task, tuning).algorithm.rfind("recursive", 0) == 0;
     const bool replaced = others.empty() && !doubles;
     std::vector<Alternative> found{

@@ -7,6 +7,7 @@
 #include <numeric>
 
 #include "alternatives.h"
+#include "crossover.h"
 #include "simulate.h"
 #include "status.h"
 
@@ -49,6 +50,13 @@ std::vector<int> rack_of_ranks(const Placement& placement, const Racks& racks) {
     std::vector<int> found;
     for (const int host : placement.host_of) found.push_back(rack_of_host[static_cast<size_t>(host)]);
     return found;
+}
+
+bool is_even_over_hosts(const Placement& placement) {
+    for (size_t rank = 1; rank < placement.host_of.size(); ++rank) {
+        if (placement.local_size(static_cast<int>(rank)) != placement.local_size(0)) return false;
+    }
+    return true;
 }
 
 bool same_size(const Racks& racks) {
@@ -98,19 +106,21 @@ Plan choose(const Options& options, const Placement& placement, const Links& lin
     const auto planned = [&](const std::vector<int>& dimensions, const std::string& modes, const std::string& reason) {
         return make_plan(size, dimensions, modes, grouped.ranks, measured(tiers) + "; " + reason);
     };
-    if (!options.dimensions.empty()) {
-        return planned(unmeasured.dimensions, unmeasured.modes,
-                       format_dimensions(options.dimensions) + " as DDL_OPTIONS asks, laid over ranks in rack order");
-    }
     const std::string modes = unmeasured.modes.substr(0, 1);
     const int local_size = placement.local_size(0);
-    for (int rank = 0; rank < size; ++rank) {
-        if (placement.local_size(rank) == local_size) continue;
-        return planned({size}, modes, grouped.reason);
+    const bool is_even = is_even_over_hosts(placement);
+    const Network network = is_even ? network_of(links, local_size) : Network{};
+    if (!options.dimensions.empty()) {
+        Plan plan =
+            planned(unmeasured.dimensions, unmeasured.modes,
+                    format_dimensions(options.dimensions) + " as DDL_OPTIONS asks, laid over ranks in rack order");
+        if (is_even) plan.small_bytes = crossover(network, make_plan(size, plan.dimensions, "r"));
+        return plan;
     }
-    const Network network = network_of(links, local_size);
+    if (!is_even) return planned({size}, modes, grouped.reason);
     const Task task{Collective::allreduce, DDL_FLOAT32, DDL_SUM, kChoiceBytes / 4, 0};
-    const std::vector<int> dimensions = choose_plan(network, task).dimensions;
+    const Plan chosen = choose_plan(network, task);
+    const std::vector<int>& dimensions = chosen.dimensions;
     std::string reason;
     if (tiers.racks.size() > 1 && !same_size(tiers.racks)) reason = grouped.reason + "; ";
     if (dimensions.size() == 1) {
@@ -122,11 +132,17 @@ Plan choose(const Options& options, const Placement& placement, const Links& lin
         const double gain = seconds({size}) / seconds(dimensions);
         reason += format_dimensions(dimensions) + " predicted " + times(gain) + " faster than a flat ring";
     }
-    return planned(dimensions, modes, reason);
+    if (chosen.small_bytes > 0) {
+        reason += "; up to " + std::to_string(chosen.small_bytes) + " bytes by recursive doubling";
+    }
+    Plan plan = planned(dimensions, modes, reason);
+    plan.small_bytes = chosen.small_bytes;
+    return plan;
 }
 
 std::vector<std::byte> pack(const Plan& plan) {
-    std::vector<int32_t> numbers{plan.chunks, static_cast<int32_t>(plan.dimensions.size()), plan.size()};
+    std::vector<int32_t> numbers{plan.chunks, static_cast<int32_t>(plan.small_bytes),
+                                 static_cast<int32_t>(plan.dimensions.size()), plan.size()};
     numbers.insert(numbers.end(), plan.dimensions.begin(), plan.dimensions.end());
     numbers.insert(numbers.end(), plan.ranks.begin(), plan.ranks.end());
     const std::string text = plan.modes + plan.reason;
@@ -149,13 +165,14 @@ Plan unpack(const std::vector<std::byte>& data) {
         at += count * kWord;
         return numbers;
     };
-    const std::vector<int> head = take(3);
-    const std::vector<int> dimensions = take(static_cast<size_t>(head[1]));
-    std::vector<int> ranks = take(static_cast<size_t>(head[2]));
+    const std::vector<int> head = take(4);
+    const std::vector<int> dimensions = take(static_cast<size_t>(head[2]));
+    std::vector<int> ranks = take(static_cast<size_t>(head[3]));
     const std::string text(reinterpret_cast<const char*>(at), static_cast<size_t>(end - at));
-    Plan plan = make_plan(head[2], dimensions, text.substr(0, dimensions.size()), std::move(ranks),
+    Plan plan = make_plan(head[3], dimensions, text.substr(0, dimensions.size()), std::move(ranks),
                           text.substr(std::min(text.size(), dimensions.size())));
     plan.chunks = head[0];
+    plan.small_bytes = static_cast<uint64_t>(head[1]);
     return plan;
 }
 

@@ -15,9 +15,12 @@ struct Engine::Active {
     RequestPtr request;
     Call call;
     Watch watch;
-    Header header;
-    double submitted = 0, moved = 0;       // seconds of the engine's clock
     std::unique_ptr<Operation> operation;  // once it has begun
+    Header header;
+    // Seconds of the engine's clock, of when the watch next looked: a look at a clock costs what a small message cannot
+    // afford.
+    double submitted = 0, moved = 0;  // 0: the watch has not looked yet
+    bool has_moved = true;            // since the watch looked
 };
 
 struct Engine::Communicator {

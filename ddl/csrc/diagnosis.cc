@@ -1,5 +1,6 @@
 // The engine's side of diagnosis: deaths, stalls, and what ranks tell one another about them.
 #include <algorithm>
+#include <utility>
 
 #include "backoff.h"
 #include "communicator.h"
@@ -8,6 +9,12 @@ namespace ddl {
 
 void Engine::watch(Communicator& comm, double now) {
     if (comm.broken) return;
+    for (Active& active : comm.queue) {
+        if (!std::exchange(active.has_moved, false)) continue;
+        if (active.submitted == 0) active.submitted = now;
+        active.moved = now;
+        active.watch.progress();
+    }
     for (int rank = 0; rank < comm.size(); ++rank) {
         const int member = comm.group.members[static_cast<size_t>(rank)];
         if (comm.queue.empty() || !transport_->is_dead(member)) continue;
@@ -151,8 +158,9 @@ std::string Engine::in_flight() const {
     for (const CommPtr& comm : comms) {
         for (const Active& active : comm->queue) {
             if (active.request->finished()) continue;
+            const double seconds = active.submitted == 0 ? 0 : seconds_now() - active.submitted;
             text += comm->group.names[static_cast<size_t>(comm->rank)] + ": " + describe(active.header) + ", " +
-                    std::to_string(static_cast<int>(seconds_now() - active.submitted)) + " s";
+                    std::to_string(static_cast<int>(seconds)) + " s";
             if (!active.operation) {
                 text += ", not begun\n";
                 continue;

@@ -13,6 +13,7 @@ namespace ddl {
 namespace {
 
 constexpr double kWatchSeconds = 0.01;  // how often deaths and stalls are looked for
+constexpr unsigned kIdlePolls = 8;      // polls without progress before the clock is looked at
 constexpr int kSequenceSlots = 16;      // collectives of a communicator that tags tell apart
 static_assert(kMostCommunicators * kSequenceSlots * kOperationTags <=
               1u << (kTagBits - 1));  // the upper half is the mailbox's
@@ -36,7 +37,7 @@ class Engine::Helper {
   public:
     explicit Helper(Engine& engine) : engine_(engine) { ++engine_.helpers_; }
     ~Helper() {
-        if (--engine_.helpers_ == 0 && engine_.busy_) engine_.wake();
+        if (--engine_.helpers_ == 0 && engine_.is_busy()) engine_.wake();
     }
     Helper(const Helper&) = delete;
     Helper& operator=(const Helper&) = delete;
@@ -94,20 +95,20 @@ Engine::CommPtr Engine::create(const CommKey& key, std::vector<int> members, Pla
 }
 
 Status Engine::start(CommId id, const Call& call, RequestPtr* request, bool and_wake) {
-    if (shut_) return shut_down();
-    const CommPtr comm = find(id);
-    if (!comm) return no_such(id);
     try {
-        if (Status status = check_buffers(call, comm->rank, comm->size()); !status.ok()) return status;
         auto made = std::make_shared<Request>();
         std::list<Active> one;
-        one.push_back({comm, made, call, Watch(options_.patience), {}, 0, 0, {}});
+        one.push_back({{}, made, call, Watch(options_.patience), {}, {}});
         {
             const std::lock_guard lock(table_);
-            if (shut_) return shut_down();  // checked again: shutdown() empties the inbox under this lock
+            if (shut_) return shut_down();  // under the lock with which shutdown() empties the inbox
+            const auto found = comms_.find(id);
+            if (found == comms_.end()) return no_such(id);
+            const CommPtr& comm = found->second;
+            if (Status status = check_buffers(call, comm->rank, comm->size()); !status.ok()) return status;
+            one.front().comm = comm;
             inbox_.splice(inbox_.end(), one);
             inbox_full_ = true;
-            busy_ = true;
         }
         *request = std::move(made);
     } catch (const Error& error) {
@@ -145,9 +146,9 @@ void Engine::serve() {
     constexpr auto kIdle = std::chrono::milliseconds(5);  // others' queries wait this long for an answer
     Backoff backoff(options_.spin_polls, options_.nap_seconds);
     while (!stopping_) {
-        if (helpers_ > 0 || !busy_) {
+        if (helpers_ > 0 || !is_busy()) {
             std::unique_lock lock(sleep_);
-            wake_.wait_for(lock, kIdle, [&] { return stopping_ || (helpers_ == 0 && busy_); });
+            wake_.wait_for(lock, kIdle, [&] { return stopping_ || (helpers_ == 0 && is_busy()); });
             if (stopping_) return;
             if (helpers_ > 0) continue;
             backoff.reset();
@@ -175,12 +176,12 @@ bool Engine::progress(std::unique_lock<std::mutex> held) {
 
 bool Engine::poll() {
     if (shut_) return false;
+    bool moved = inbox_full_;
     if (inbox_full_) take_submissions();  // elsewhere without this look, which may miss what is being put in
     transport_->poll();
-    bool moved = false;
     for (const CommPtr& comm : running_) moved |= poll(*comm);
     moved |= poll_messages();
-    if (!moved) {
+    if (!moved && (active_ == 0 || idle_polls_++ % kIdlePolls == 0)) {
         take_notices();
         const double now = seconds_now();
         if (now >= next_watch_) {
@@ -192,10 +193,6 @@ bool Engine::poll() {
     for (const CommPtr& comm : running_) comm->listed = !comm->queue.empty();
     const auto is_idle = [](const CommPtr& comm) { return !comm->listed; };
     running_.erase(std::remove_if(running_.begin(), running_.end(), is_idle), running_.end());
-    if (active_ == 0) {
-        const std::lock_guard lock(table_);
-        busy_ = !inbox_.empty();
-    }
     return moved;
 }
 
@@ -204,6 +201,7 @@ void Engine::take_submissions() noexcept {
     {
         const std::lock_guard lock(table_);
         taken.swap(inbox_);
+        active_ += taken.size();  // before the inbox is empty: is_busy() reads the two without the lock
         inbox_full_ = false;
     }
     while (!taken.empty()) accept(taken);
@@ -215,8 +213,6 @@ void Engine::accept(std::list<Active>& taken) noexcept {
     const CommPtr owner = std::move(active.comm);
     Communicator& comm = *owner;
     comm.queue.splice(comm.queue.end(), taken, taken.begin());
-    ++active_;
-    active.submitted = active.moved = seconds_now();
     active.header = make_header(active.call.task, comm.key, comm.sequence, comm.layout, comm.past, active.call.purpose,
                                 uses_nccl(comm.plan, active.call.task));
     active.watch = Watch(comm.patience);
@@ -254,9 +250,7 @@ bool Engine::poll(Communicator& comm) noexcept {
                 moved = true;
             }
             if (active->operation->poll()) {
-                moved = true;
-                active->moved = seconds_now();
-                active->watch.progress();
+                moved = active->has_moved = true;
             }
             const Status& failed = active->operation->status();
             if (!failed.ok()) failure = cause_of(failed.code, failed.message.c_str());

@@ -145,6 +145,7 @@ class Engine {
                     size_t bytes);
     Status reserve_id(const CommKey& parent, uint64_t birth, CommId* id);
     void serve();  // the progress thread
+    bool is_busy() const { return inbox_full_ || active_ > 0; }
     bool progress(std::unique_lock<std::mutex> held);
 
     // With progress_ held:
@@ -194,14 +195,14 @@ class Engine {
     Registry registry_;
     double next_watch_ = 0;
     std::vector<CommPtr> running_;       // those with a queue; create() keeps room for all
-    size_t active_ = 0;                  // requests that are not finished
+    unsigned idle_polls_ = 0;            // that moved nothing
     std::vector<std::string> warnings_;  // said when the lock is released
     bool said_ = false;                  // that memory is short: once is enough
 
     std::mutex sleep_;
     std::condition_variable wake_;
     std::atomic<int> helpers_{0};
-    std::atomic<bool> busy_{false};  // requests are in flight or in the inbox
+    std::atomic<size_t> active_{0};  // requests out of the inbox that are not finished; written under progress_
     std::atomic<bool> stopping_{false};
     std::atomic<bool> shut_{false};
     std::thread thread_;

@@ -1,13 +1,30 @@
 #include "header.h"
 
+#include <cstring>
+
 namespace ddl {
 namespace {
+
+// In PackedHeader::collective.
+constexpr uint8_t kByNccl = 0x20;
+constexpr int kPurposeShift = 6;
 
 // FNV-1a, by whole numbers.
 struct Hash {
     uint64_t value = 0xcbf29ce484222325u;
     void add(uint64_t number) { value = (value ^ number) * 0x100000001b3u; }
+    // Every bit of `value` has a part in each: multiplication alone carries none downwards.
+    uint32_t word() const {
+        uint64_t mixed = (value ^ value >> 32) * 0x9e3779b97f4a7c15u;
+        return static_cast<uint32_t>(mixed >> 32);
+    }
 };
+
+uint8_t byte_of(uint64_t number) {
+    Hash hash;
+    hash.add(number);
+    return static_cast<uint8_t>(hash.word());
+}
 
 }  // namespace
 
@@ -54,6 +71,7 @@ uint64_t layout_of(const Plan& plan, const Tuning& tuning) {
     for (const char mode : plan.modes) hash.add(static_cast<uint64_t>(mode));
     for (const int rank : plan.ranks) hash.add(static_cast<uint64_t>(rank));
     hash.add(static_cast<uint64_t>(plan.chunks));
+    hash.add(plan.small_bytes);
     hash.add(static_cast<uint64_t>(tuning.algorithm));
     hash.add(tuning.small_bytes);
     hash.add(tuning.chunk_bytes);
@@ -68,6 +86,50 @@ bool same_call(const Header& a, const Header& b) {
     return a.magic == b.magic && a.comm == b.comm && a.birth == b.birth && a.sequence == b.sequence &&
            a.past == b.past && a.purpose == b.purpose && a.collective == b.collective && a.type == b.type &&
            a.op == b.op && a.count == b.count && a.root == b.root && a.layout == b.layout && a.by_nccl == b.by_nccl;
+}
+
+PackedHeader pack(const Header& header) {
+    Hash hash;
+    for (const uint64_t number :
+         {uint64_t{header.magic}, uint64_t{header.comm}, header.sequence, header.count, header.layout,
+          uint64_t{static_cast<uint32_t>(header.root)}, header.birth, header.past,
+          uint64_t{header.collective} | uint64_t{header.type} << 8 | uint64_t{header.op} << 16 |
+              uint64_t{header.purpose} << 24 | uint64_t{header.by_nccl} << 32}) {
+        hash.add(number);
+    }
+    PackedHeader packed;
+    packed.count = header.count;
+    packed.digest = hash.word();
+    packed.root = header.root;
+    packed.sequence = static_cast<uint16_t>(header.sequence);
+    packed.birth = byte_of(header.birth);
+    packed.past = byte_of(header.past);
+    packed.layout = byte_of(header.layout);
+    packed.collective =
+        static_cast<uint8_t>(header.collective | (header.by_nccl ? kByNccl : 0) | header.purpose << kPurposeShift);
+    packed.type = header.type;
+    packed.op = header.op;
+    return packed;
+}
+
+Header unpack(const PackedHeader& packed, const Header& mine) {
+    const PackedHeader ours = pack(mine);
+    Header header = mine;
+    if (std::memcmp(&packed, &ours, sizeof ours) == 0) return header;
+    header.count = packed.count;
+    header.root = packed.root;
+    // Messages are told apart by their calls' sequences: theirs is near to ours.
+    header.sequence += static_cast<uint64_t>(static_cast<int16_t>(packed.sequence - ours.sequence));
+    header.collective = packed.collective & (kByNccl - 1);
+    header.purpose = packed.collective >> kPurposeShift;
+    header.by_nccl = packed.collective & kByNccl ? 1 : 0;
+    header.type = packed.type;
+    header.op = packed.op;
+    if (packed.birth != ours.birth) header.birth = ~mine.birth;
+    if (packed.past != ours.past) header.past = ~mine.past;
+    // Also where only the digests differ: what two ranks have for layouts is the least that is said otherwise.
+    if (packed.layout != ours.layout || same_call(header, mine)) header.layout = ~mine.layout;
+    return header;
 }
 
 std::string describe(const Header& header) {

@@ -64,7 +64,6 @@ Status Engine::post(CommId id, int peer, Mail mail, RequestPtr* request) {
             letter.patience = comm->patience;
             mailbox_.post(std::move(letter));
             ++active_;
-            busy_ = true;
         }
     }
     *request = std::move(made);

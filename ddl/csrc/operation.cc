@@ -16,6 +16,7 @@ Operation::Operation(std::shared_ptr<const Schedule> schedule, const void* input
       input_(static_cast<const std::byte*>(input)),
       output_(static_cast<std::byte*>(output)),
       header_(header),
+      packed_(pack(header)),
       group_(group),
       rank_(rank),
       first_tag_(first_tag),
@@ -24,6 +25,7 @@ Operation::Operation(std::shared_ptr<const Schedule> schedule, const void* input
       pool_(pool),
       means_(std::move(means)),
       agreed_(group.members.size()) {
+    runs_.reserve(std::min(window_, schedule_->chunks.size()));
     if (schedule_->work_bytes > 0) work_ = pool_.take(schedule_->work_bytes);
     if (schedule_->stages == 0) return;
     group_order_ = group_order(*schedule_, static_cast<int>(window_));
@@ -108,10 +110,10 @@ void Operation::post_send(Run& run, const Step& step) {
         run.flights.emplace_back();
         Flight& flight = run.flights.back();
         const size_t payload = inlined ? step.bytes : 0;
-        flight.scratch = pool_.take(sizeof header_ + payload);
-        std::memcpy(flight.scratch.data(), &header_, sizeof header_);
-        if (payload > 0) std::memcpy(flight.scratch.data() + sizeof header_, read(run, step.from), payload);
-        flight.ticket = transport_.isend(peer, header_tag(), flight.scratch.data(), sizeof header_ + payload);
+        flight.scratch = pool_.take(sizeof packed_ + payload);
+        std::memcpy(flight.scratch.data(), &packed_, sizeof packed_);
+        if (payload > 0) std::memcpy(flight.scratch.data() + sizeof packed_, read(run, step.from), payload);
+        flight.ticket = transport_.isend(peer, header_tag(), flight.scratch.data(), sizeof packed_ + payload);
     }
     if (!inlined) {
         run.flights.emplace_back();
@@ -125,9 +127,9 @@ void Operation::post_receive(Run& run, Flight& flight) {
     const Step& step = *flight.step;
     if (step.first) {
         flight.state = Flight::awaits_header;
-        flight.scratch = pool_.take(sizeof header_ + kInlineBytes);
+        flight.scratch = pool_.take(sizeof packed_ + kInlineBytes);
         flight.ticket =
-            transport_.irecv(world(step.peer), header_tag(), flight.scratch.data(), sizeof header_ + kInlineBytes);
+            transport_.irecv(world(step.peer), header_tag(), flight.scratch.data(), sizeof packed_ + kInlineBytes);
     } else if (agreed_[static_cast<size_t>(step.peer)]) {
         post_payload(run, flight);
     } else {
@@ -236,15 +238,16 @@ bool Operation::advance_message(Run& run, Flight& flight) {
 bool Operation::take_header(Run& run, Flight& flight, size_t received) {
     const Step& step = *flight.step;
     const auto& names = group_.names;
-    Header theirs;
-    if (received >= sizeof theirs) std::memcpy(&theirs, flight.scratch.data(), sizeof theirs);
-    if (!same_call(header_, theirs)) {
+    PackedHeader packed;
+    if (received >= sizeof packed) std::memcpy(&packed, flight.scratch.data(), sizeof packed);
+    if (std::memcmp(&packed, &packed_, sizeof packed) != 0) {
+        const Header theirs = received >= sizeof packed ? unpack(packed, header_) : Header{};
         return fail(DDL_ERROR_MISMATCH, describe_mismatch(names[static_cast<size_t>(rank_)], header_,
                                                           names[static_cast<size_t>(step.peer)], theirs));
     }
     agreed_[static_cast<size_t>(step.peer)] = true;
     const bool inlined = step.bytes <= kInlineBytes;
-    const size_t expected = sizeof theirs + (inlined ? step.bytes : 0);
+    const size_t expected = sizeof packed + (inlined ? step.bytes : 0);
     if (received != expected) {
         return fail(DDL_ERROR_INTERNAL, describe(header_) + ": the first message from " +
                                             names[static_cast<size_t>(step.peer)] + " has " + std::to_string(received) +
@@ -254,7 +257,7 @@ bool Operation::take_header(Run& run, Flight& flight, size_t received) {
         post_payload(run, flight);
         return true;
     }
-    flight.data = flight.scratch.data() + sizeof theirs;
+    flight.data = flight.scratch.data() + sizeof packed;
     if (step.kind == StepKind::receive && step.bytes > 0) std::memcpy(write(run, step.to), flight.data, step.bytes);
     flight.state = Flight::done;
     return true;

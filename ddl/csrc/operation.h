@@ -1,7 +1,6 @@
 // One collective in flight on one rank: executes a schedule over a transport, each chunk a state machine of its own.
 #pragma once
 
-#include <deque>
 #include <memory>
 #include <string>
 #include <vector>
@@ -109,6 +108,7 @@ class Operation {
     const std::byte* const input_;
     std::byte* const output_;
     const Header header_;
+    const PackedHeader packed_;  // header_
     const Group& group_;
     const int rank_;
     const Tag first_tag_;
@@ -119,7 +119,7 @@ class Operation {
     Scratch work_;
     std::vector<bool> agreed_;  // by rank: its header was seen and is ours
     uint32_t next_chunk_ = 0;
-    std::deque<Run> runs_;
+    std::vector<Run> runs_;              // chunks in flight, ascending
     std::vector<uint32_t> group_order_;  // as group_order() says
     size_t next_group_ = 0;
     bool rolled_ = false;  // the roll is complete: every rank has called the same

@@ -18,6 +18,7 @@ struct Plan {
     std::vector<int> dimensions;  // sizes, innermost first; at least one, each at least 1
     std::string modes;            // a letter of kModes for each dimension
     int chunks = 0;               // pieces that a large buffer is cut into; 0: by size
+    uint64_t small_bytes = 0;     // allreduces up to this long go by recursive doubling; 0: as Tuning says
     std::vector<int> ranks;       // rank at each position
     std::vector<int> positions;   // position of each rank: the inverse
     std::string reason;           // why this plan: one sentence, for people

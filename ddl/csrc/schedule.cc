@@ -34,7 +34,8 @@ bool is_small(const Task& task, const Plan& plan, const Tuning& tuning) {
     if (tuning.algorithm != Algorithm::automatic) return tuning.algorithm == Algorithm::latency;
     if (task.collective == Collective::allreduce && has_groups(plan, task)) return false;
     const Extent extent = extent_of(task, plan.size());
-    return std::max(extent.input, extent.output) <= tuning.small_bytes;
+    const bool is_measured = task.collective == Collective::allreduce && plan.small_bytes > 0;
+    return std::max(extent.input, extent.output) <= (is_measured ? plan.small_bytes : tuning.small_bytes);
 }
 
 void build(Builder& builder, bool small) {

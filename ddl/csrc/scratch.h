@@ -2,8 +2,8 @@
 // reuse.
 #pragma once
 
+#include <array>
 #include <cstddef>
-#include <map>
 #include <memory>
 #include <vector>
 
@@ -31,7 +31,7 @@ class Scratch {
     friend class ScratchPool;
     ScratchPool* pool_ = nullptr;
     std::unique_ptr<Line[]> lines_;
-    size_t count_ = 0;
+    unsigned power_ = 0;  // it has 2 to this of lines
 };
 
 // Not thread-safe: the engine's progress lock guards it.
@@ -45,11 +45,12 @@ class ScratchPool {
 
   private:
     friend class Scratch;
-    void give(std::unique_ptr<Scratch::Line[]> lines, size_t count);
+    void give(std::unique_ptr<Scratch::Line[]> lines, unsigned power);
+    static size_t bytes_of(unsigned power) { return sizeof(Scratch::Line) << power; }
 
     const size_t keep_bytes_;
     size_t kept_bytes_ = 0;
-    std::map<size_t, std::vector<std::unique_ptr<Scratch::Line[]>>> free_;  // by count of lines, a power of two
+    std::array<std::vector<std::unique_ptr<Scratch::Line[]>>, 58> free_;  // by power
 };
 
 }  // namespace ddl

@@ -11,6 +11,7 @@ namespace {
 
 constexpr int kNoticeTag = 0;
 constexpr int kNoticeReceives = 16;       // preposted: a burst of notices finds its place without MPI's own buffers
+constexpr unsigned kNoticePolls = 16;     // polls, with messages in flight, for each look for notices
 constexpr double kGoodbyeSeconds = 0.25;  // for which close() gives notices time to leave
 
 size_t count_parts(size_t bytes, size_t part) { return bytes == 0 ? 1 : (bytes - 1) / part + 1; }
@@ -19,6 +20,11 @@ size_t count_parts(size_t bytes, size_t part) { return bytes == 0 ? 1 : (bytes -
 template <typename T>
 void make_room(std::vector<T>& elements, size_t size) {
     if (elements.capacity() < size) elements.reserve(2 * size);
+}
+
+// MPI may still use a request and its memory.
+void leave_to_mpi(MPI_Request& request) {
+    if (request != MPI_REQUEST_NULL) MPI_Request_free(&request);
 }
 
 }  // namespace
@@ -41,41 +47,9 @@ MpiTransport::MpiTransport(MPI_Comm data, MPI_Comm notices, MpiTransportOptions 
                                                " are needed: choose another of its transports, or another MPI");
     }
     for (int i = 0; i < kNoticeReceives && size_ > 1; ++i) {
-        Part part;
-        part.kind = Part::notice_in;
+        NoticePart part;
         part.copy = std::make_unique<std::byte[]>(kNoticeBytes);
-        await_notice(add_part(std::move(part)));
-    }
-}
-
-void MpiTransport::make_parts(size_t count) {
-    while (free_parts_.size() < count) {
-        const size_t size = parts_.size() + 1;
-        make_room(parts_, size);
-        make_room(requests_, size);
-        make_room(free_parts_, size);  // all of them may be free
-        make_room(done_, size);
-        make_room(statuses_, size);
-        free_parts_.push_back(parts_.size());
-        parts_.emplace_back();
-        requests_.push_back(MPI_REQUEST_NULL);
-    }
-}
-
-size_t MpiTransport::add_part(Part part) {
-    make_parts(1);
-    const size_t index = free_parts_.back();
-    free_parts_.pop_back();
-    parts_[index] = std::move(part);
-    return index;
-}
-
-void MpiTransport::await_notice(size_t index) {
-    parts_[index].turn = ++turns_;
-    // Where it fails there is one receive less: notices are help, not data.
-    if (MPI_Irecv(parts_[index].copy.get(), static_cast<int>(kNoticeBytes), MPI_BYTE, MPI_ANY_SOURCE, kNoticeTag,
-                  notices_, &requests_[index]) != MPI_SUCCESS) {
-        requests_[index] = MPI_REQUEST_NULL;
+        await_notice(notice_parts_.add(std::move(part)));
     }
 }
 
@@ -83,7 +57,7 @@ template <typename Post>
 Ticket MpiTransport::post(bool is_send, size_t bytes, Post post_part) {
     // All memory first: what is posted is known.
     const size_t parts = count_parts(bytes, options_.part_bytes);
-    make_parts(parts);
+    parts_.make_room(parts);
     if (free_messages_.empty()) {
         make_room(messages_, messages_.size() + 1);
         make_room(free_messages_, messages_.size() + 1);
@@ -95,15 +69,10 @@ Ticket MpiTransport::post(bool is_send, size_t bytes, Post post_part) {
     message(ticket) = {false, static_cast<int>(parts), 0};
     for (size_t i = 0; i < parts; ++i) {
         const size_t offset = i * options_.part_bytes;
-        Part part;
-        part.kind = Part::message;
-        part.is_send = is_send;
-        part.ticket = ticket;
-        const size_t index = add_part(std::move(part));
+        const size_t index = parts_.add({is_send, ticket});
         const size_t length = std::min(options_.part_bytes, bytes - offset);
-        if (post_part(offset, static_cast<int>(length), &requests_[index]) != MPI_SUCCESS) {
+        if (post_part(offset, static_cast<int>(length), &parts_.request(index)) != MPI_SUCCESS) {
             // Reported by test(), as a message that failed: nothing throws through the engine's thread.
-            requests_[index] = MPI_REQUEST_NULL;
             finish_part(index, {}, MPI_ERR_OTHER);
         }
     }
@@ -125,18 +94,26 @@ Ticket MpiTransport::irecv(int peer, Tag tag, void* data, size_t capacity) {
 }
 
 void MpiTransport::poll() {
-    if (closed_ || requests_.empty()) return;
-    done_.resize(requests_.size());
-    statuses_.resize(requests_.size());
-    int count = 0;
-    const int result =
-        MPI_Testsome(static_cast<int>(requests_.size()), requests_.data(), &count, done_.data(), statuses_.data());
-    if (count == MPI_UNDEFINED) return;
-    for (int i = 0; i < count; ++i) {
-        const MPI_Status& status = statuses_[static_cast<size_t>(i)];
-        finish_part(static_cast<size_t>(done_[static_cast<size_t>(i)]), status,
-                    result == MPI_ERR_IN_STATUS ? status.MPI_ERROR : MPI_SUCCESS);
-    }
+    if (closed_) return;
+    parts_.test_some([this](size_t index, const MPI_Status& status, int error) { finish_part(index, status, error); });
+    if (parts_.empty() || ++polls_ % kNoticePolls == 0) poll_notices();
+}
+
+void MpiTransport::finish_part(size_t index, const MPI_Status& status, int error) {
+    const Part part = parts_.part(index);
+    int bytes = 0;
+    if (!part.is_send && error == MPI_SUCCESS) MPI_Get_count(&status, MPI_BYTE, &bytes);
+    Message& its = message(part.ticket);
+    its.failed |= error != MPI_SUCCESS;
+    its.received += static_cast<size_t>(bytes);
+    --its.parts_left;
+    parts_.remove(index);
+}
+
+void MpiTransport::poll_notices() {
+    notice_parts_.test_some(
+        [this](size_t index, const MPI_Status& status, int error) { finish_notice(index, status, error); });
+    if (arriving_.empty()) return;
     // Testsome reports in the order of the array; messages are matched in the order in which receives were posted.
     std::sort(arriving_.begin(), arriving_.end(), [](const auto& a, const auto& b) { return a.first < b.first; });
     try {
@@ -147,30 +124,29 @@ void MpiTransport::poll() {
     arriving_.clear();
 }
 
-void MpiTransport::finish_part(size_t index, const MPI_Status& status, int error) {
-    Part& part = parts_[index];
+void MpiTransport::finish_notice(size_t index, const MPI_Status& status, int error) {
+    const NoticePart& part = notice_parts_.part(index);
+    if (part.is_send) return notice_parts_.remove(index);
     int bytes = 0;
-    if (!part.is_send && error == MPI_SUCCESS) MPI_Get_count(&status, MPI_BYTE, &bytes);
-    if (part.kind == Part::notice_in) {
-        const std::byte* begin = part.copy.get();
-        try {
-            if (error == MPI_SUCCESS) {
-                arriving_.emplace_back(part.turn, Notice{status.MPI_SOURCE, {begin, begin + bytes}});
-            }
-        } catch (const std::bad_alloc&) {
-            // Lost, as notices may be.
+    if (error == MPI_SUCCESS) MPI_Get_count(&status, MPI_BYTE, &bytes);
+    const std::byte* begin = part.copy.get();
+    try {
+        if (error == MPI_SUCCESS) {
+            arriving_.emplace_back(part.turn, Notice{status.MPI_SOURCE, {begin, begin + bytes}});
         }
-        await_notice(index);
-        return;
+    } catch (const std::bad_alloc&) {
+        // Lost, as notices may be.
     }
-    if (part.kind == Part::message) {
-        Message& its = message(part.ticket);
-        its.failed |= error != MPI_SUCCESS;
-        its.received += static_cast<size_t>(bytes);
-        --its.parts_left;
+    await_notice(index);
+}
+
+void MpiTransport::await_notice(size_t index) {
+    notice_parts_.part(index).turn = ++turns_;
+    // Where it fails there is one receive less: notices are help, not data.
+    if (MPI_Irecv(notice_parts_.part(index).copy.get(), static_cast<int>(kNoticeBytes), MPI_BYTE, MPI_ANY_SOURCE,
+                  kNoticeTag, notices_, &notice_parts_.request(index)) != MPI_SUCCESS) {
+        notice_parts_.remove(index);
     }
-    part = Part{};
-    free_parts_.push_back(index);
 }
 
 Progress MpiTransport::test(Ticket ticket, size_t* received) {
@@ -183,16 +159,15 @@ Progress MpiTransport::test(Ticket ticket, size_t* received) {
 
 bool MpiTransport::cancel(Ticket ticket) {
     if (closed_) return false;
-    for (size_t index = 0; index < parts_.size(); ++index) {
-        if (parts_[index].kind != Part::message || parts_[index].ticket != ticket) continue;
+    for (size_t index = 0; index < parts_.end(); ++index) {
+        if (!parts_.is_used(index) || parts_.part(index).ticket != ticket) continue;
         // MPI takes back no send, and a receive only where it has not begun to arrive. What it does not take back stays
         // in the array: a send, so that what the peer waits for still reaches it.
-        if (!parts_[index].is_send) MPI_Cancel(&requests_[index]);
+        if (!parts_.part(index).is_send) MPI_Cancel(&parts_.request(index));
         int finished = 0;
         MPI_Status status;
-        const int error = MPI_Test(&requests_[index], &finished, &status);
+        const int error = MPI_Test(&parts_.request(index), &finished, &status);
         if (error == MPI_SUCCESS && !finished) continue;
-        requests_[index] = MPI_REQUEST_NULL;
         finish_part(index, status, error);
     }
     if (message(ticket).parts_left > 0) return false;
@@ -202,16 +177,14 @@ bool MpiTransport::cancel(Ticket ticket) {
 
 void MpiTransport::notify(int peer, const void* data, size_t bytes) {
     if (closed_ || is_dead(peer)) return;
-    Part part;
-    part.kind = Part::notice_out;
+    NoticePart part;
     part.is_send = true;
     part.copy = std::make_unique<std::byte[]>(bytes);
     std::memcpy(part.copy.get(), data, bytes);
-    const size_t index = add_part(std::move(part));
-    if (MPI_Isend(parts_[index].copy.get(), static_cast<int>(bytes), MPI_BYTE, peer, kNoticeTag, notices_,
-                  &requests_[index]) != MPI_SUCCESS) {
-        requests_[index] = MPI_REQUEST_NULL;
-        finish_part(index, {}, MPI_ERR_OTHER);
+    const size_t index = notice_parts_.add(std::move(part));
+    if (MPI_Isend(notice_parts_.part(index).copy.get(), static_cast<int>(bytes), MPI_BYTE, peer, kNoticeTag, notices_,
+                  &notice_parts_.request(index)) != MPI_SUCCESS) {
+        notice_parts_.remove(index);
     }
 }
 
@@ -225,21 +198,24 @@ bool MpiTransport::next_notice(Notice* notice) {
 void MpiTransport::close() {
     if (std::exchange(closed_, true)) return;
     const double deadline = seconds_now() + kGoodbyeSeconds;
-    for (size_t index = 0; index < parts_.size(); ++index) {
-        if (parts_[index].kind == Part::notice_in && requests_[index] != MPI_REQUEST_NULL)
-            MPI_Cancel(&requests_[index]);
+    for (size_t index = 0; index < notice_parts_.end(); ++index) {
+        if (notice_parts_.is_used(index) && !notice_parts_.part(index).is_send)
+            MPI_Cancel(&notice_parts_.request(index));
     }
-    for (size_t index = 0; index < parts_.size(); ++index) {
-        if (requests_[index] == MPI_REQUEST_NULL) continue;
+    for (size_t index = 0; index < notice_parts_.end(); ++index) {
+        if (!notice_parts_.is_used(index)) continue;
         int finished = 0;
-        for (Backoff backoff(0, 1e-3); parts_[index].kind != Part::message; backoff.pause()) {
-            const bool failed = MPI_Test(&requests_[index], &finished, MPI_STATUS_IGNORE) != MPI_SUCCESS;
+        for (Backoff backoff(0, 1e-3);; backoff.pause()) {
+            MPI_Request& request = notice_parts_.request(index);
+            const bool failed = MPI_Test(&request, &finished, MPI_STATUS_IGNORE) != MPI_SUCCESS;
             if (failed || finished || seconds_now() > deadline) break;
         }
         if (finished) continue;
-        // MPI may still use the request and its memory: both are left to it.
-        if (requests_[index] != MPI_REQUEST_NULL) MPI_Request_free(&requests_[index]);
-        static_cast<void>(parts_[index].copy.release());
+        leave_to_mpi(notice_parts_.request(index));
+        static_cast<void>(notice_parts_.part(index).copy.release());
+    }
+    for (size_t index = 0; index < parts_.end(); ++index) {
+        if (parts_.is_used(index)) leave_to_mpi(parts_.request(index));
     }
 }
 

@@ -1,7 +1,7 @@
 // The transport over MPI's point-to-point messages.
 //
-// Data and notices travel on two communicators that nobody else uses. All requests stand in one array, so that one
-// MPI_Testsome moves everything along: test() is then a look at what it found.
+// Data and notices travel on two communicators that nobody else uses. The requests of each stand in an array, which
+// poll() tests as a whole: test() is then a look at what it found. Notices are looked for less often: they can wait.
 #pragma once
 
 #include <deque>
@@ -11,6 +11,7 @@
 #include <vector>
 
 #include "mpi_call.h"
+#include "request_array.h"
 #include "transport.h"
 
 namespace ddl {
@@ -46,14 +47,14 @@ class MpiTransport final : public Transport {
     void close();
 
   private:
-    // What a part of a message or a notice is, beside its MPI_Request at the same index.
-    struct Part {
-        enum Kind : uint8_t { unused, message, notice_in, notice_out };
-        Kind kind = unused;
+    struct Part {  // of a message
         bool is_send = false;
         Ticket ticket = 0;
-        std::unique_ptr<std::byte[]> copy;  // of a notice
-        uint64_t turn = 0;                  // of a receive of a notice: the order in which they were posted
+    };
+    struct NoticePart {
+        bool is_send = false;
+        std::unique_ptr<std::byte[]> copy;
+        uint64_t turn = 0;  // of a receive: the order in which they were posted
     };
     // A message: as many parts as it takes.
     struct Message {
@@ -64,9 +65,9 @@ class MpiTransport final : public Transport {
 
     template <typename Post>
     Ticket post(bool is_send, size_t bytes, Post post_part);
-    void make_parts(size_t count);
-    size_t add_part(Part part);
     void finish_part(size_t index, const MPI_Status& status, int error);
+    void poll_notices();
+    void finish_notice(size_t index, const MPI_Status& status, int error);
     void await_notice(size_t index);
     Message& message(Ticket ticket) { return messages_[static_cast<size_t>(ticket) - 1]; }
 
@@ -75,16 +76,14 @@ class MpiTransport final : public Transport {
     int rank_ = -1, size_ = 0;
     bool closed_ = false;
 
-    std::vector<MPI_Request> requests_;  // MPI_REQUEST_NULL where a part is not in use
-    std::vector<Part> parts_;
-    std::vector<size_t> free_parts_;
+    RequestArray<Part> parts_;
     std::vector<Message> messages_;
     std::vector<Ticket> free_messages_;  // a ticket is the message's index, from 1
+    unsigned polls_ = 0;
+    RequestArray<NoticePart> notice_parts_;
     uint64_t turns_ = 0;
     std::vector<std::pair<uint64_t, Notice>> arriving_;  // in this poll(), with their turns
     std::deque<Notice> arrived_;
-    std::vector<int> done_;  // scratch of poll()
-    std::vector<MPI_Status> statuses_;
 };
 
 }  // namespace ddl

@@ -60,7 +60,7 @@ struct HalfReceived {
         EngineOptions options = test_options();
         options.settle_seconds = settle_seconds;
         engine = std::make_unique<Engine>(std::make_unique<Stubborn>(network.transport(0), control), plan, options);
-        const Header header = make_header(kBroadcast, {}, 0, layout_of(plan, options.tuning));
+        const PackedHeader header = pack(make_header(kBroadcast, {}, 0, layout_of(plan, options.tuning)));
         peer->isend(0, kHeaderTag, &header, sizeof header);
         CHECK(engine->submit(kWorld, {kBroadcast, nullptr, buffer.data()}, &request).ok());
         while (control.receives < 2) std::this_thread::yield();  // the header's, and the payload's into the buffer
@@ -101,7 +101,7 @@ TEST("an operation keeps its own memory for as long as the transport may read it
     CHECK(!operation->is_written());  // what it still receives goes to its own memory first
     const void* const block = control.sent_from;
     CHECK(block != data.data());
-    CHECK(pool.take(sizeof(Header) + sizeof(float) * 100).data() != block);
+    CHECK(pool.take(sizeof(PackedHeader) + sizeof(float) * 100).data() != block);
     control.holds = false;
     operation->settle();
     CHECK(operation->settled());

@@ -1,0 +1,21 @@
+// Where recursive doubling stops being the faster allreduce on a network. Pure.
+#pragma once
+
+#include <cstdint>
+
+#include "network.h"
+#include "plan.h"
+#include "schedule.h"
+
+namespace ddl {
+
+// Seconds of an allreduce of `bytes` by recursive doubling, where ranks stand in the network's order: in each round all
+// ranks below a link send all bytes through it at once.
+double doubling_seconds(const Network& network, uint64_t bytes);
+
+// Up to how many bytes recursive doubling is not slower than `plan`'s dimensions, a power of two; at most
+// kMostDoubled. 0 where the network's latencies are not known, or there is but one rank.
+constexpr uint64_t kMostDoubled = 1 << 20;
+uint64_t crossover(const Network& network, const Plan& plan, const Tuning& tuning = {});
+
+}  // namespace ddl
