@@ -32,7 +32,8 @@ void describe(const Conversation& conversation, const Placement& placement, cons
     }
     if (level < 2) return;
     say("within a host: " + format("%.3g MB/s, ", seen.local_bandwidth * 1e-6) +
-        format("%.1f us", seen.local_latency * 1e6));
+        format("%.1f us; ", seen.local_latency * 1e6) + format("between hosts: %.1f us", tiers.near * 1e6) +
+        (tiers.far > 0 ? format(", between racks: %.1f us", tiers.far * 1e6) : ""));
     for (size_t round = 0; round < seen.between.rounds.size(); ++round) {
         std::string line = "round " + std::to_string(round) + ":";
         for (const Flow& flow : seen.between.rounds[round]) {

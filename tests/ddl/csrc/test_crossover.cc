@@ -39,7 +39,8 @@ TEST("the crossover is where the dimensions become faster") {
     const Plan plan = make_plan(8, {2, 4}, "r");
     const uint64_t small = crossover(switched(), plan);
     CHECK(small >= 512 && small <= 4096);
-    CHECK(doubling_seconds(switched(), small) <= 1.3 * simulated(switched(), plan, small, Algorithm::bandwidth));
+    CHECK(doubling_seconds(switched(), small / 2) <=
+          1.3 * simulated(switched(), plan, small / 2, Algorithm::bandwidth));
     CHECK(doubling_seconds(switched(), 4 * small) > simulated(switched(), plan, 4 * small, Algorithm::bandwidth));
     CHECK(crossover(switched(300e-6), plan) > small);  // rounds cost more
     CHECK(crossover(racked(), make_plan(8, {2, 2, 2}, "r")) <= small);

@@ -2,6 +2,7 @@
 
 import gc
 import sys
+import time
 from collections.abc import Callable
 
 import numpy as np
@@ -104,6 +105,7 @@ def tensors() -> None:
 def finalizing() -> None:
     """What is in flight at the end is told so; afterwards nothing works until the next init."""
     ddl.barrier()
+    time.sleep(0.5)  # for who is still in the barrier: an error ends all calls on its communicator
     missing = ddl.allreduce_async(np.ones(10)) if ddl.rank() == 0 else None
     part_of_old = ddl.split  # the name stays; calls need an init
     ddl.finalize()
