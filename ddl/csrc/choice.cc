@@ -85,6 +85,11 @@ Network network_of(const Links& links, int local_size) {
     return network;
 }
 
+std::string doubled(uint64_t small_bytes) {
+    if (small_bytes == 0) return "";
+    return "; up to " + std::to_string(small_bytes) + " bytes by recursive doubling";
+}
+
 std::string times(double ratio) {
     char text[16];
     std::snprintf(text, sizeof text, "%.1fx", ratio);
@@ -114,7 +119,9 @@ Plan choose(const Options& options, const Placement& placement, const Links& lin
         Plan plan =
             planned(unmeasured.dimensions, unmeasured.modes,
                     format_dimensions(options.dimensions) + " as DDL_OPTIONS asks, laid over ranks in rack order");
-        if (is_even) plan.small_bytes = crossover(network, make_plan(size, plan.dimensions, "r"));
+        if (!is_even) return plan;
+        plan.small_bytes = crossover(network, make_plan(size, plan.dimensions, "r"));
+        plan.reason += doubled(plan.small_bytes);
         return plan;
     }
     if (!is_even) return planned({size}, modes, grouped.reason);
@@ -132,10 +139,7 @@ Plan choose(const Options& options, const Placement& placement, const Links& lin
         const double gain = seconds({size}) / seconds(dimensions);
         reason += format_dimensions(dimensions) + " predicted " + times(gain) + " faster than a flat ring";
     }
-    if (chosen.small_bytes > 0) {
-        reason += "; up to " + std::to_string(chosen.small_bytes) + " bytes by recursive doubling";
-    }
-    Plan plan = planned(dimensions, modes, reason);
+    Plan plan = planned(dimensions, modes, reason + doubled(chosen.small_bytes));
     plan.small_bytes = chosen.small_bytes;
     return plan;
 }

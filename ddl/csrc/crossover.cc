@@ -12,7 +12,8 @@ namespace {
 // What rides on a message beside its payload, in bytes: Ethernet's, IP's, TCP's and MPI's headers, and ours. Neither
 // the simulation nor the bounds know of it, but here it decides: more rounds pay it more often.
 constexpr uint64_t kFraming = 125;
-constexpr double kMargin = 1.1;  // each round more is a chance more to wait for a rank that is late
+constexpr int kMostSimulated = 64;  // ranks that are simulated one by one, where one cannot stand for all
+constexpr double kMargin = 1.1;     // each round more is a chance more to wait for a rank that is late
 
 // Seconds of a round in which each of `positions` sends `bytes` to the one of them whose index differs in `bit`.
 double round_seconds(const Network& network, const std::vector<int>& positions, size_t bit, uint64_t bytes) {
@@ -48,6 +49,17 @@ double framing_seconds(const Network& network, const Plan& plan) {
     return seconds;
 }
 
+// True where each dimension is a tier or several neighbours: one rank then stands for all.
+bool is_of_tiers(const Network& network, const Plan& plan) {
+    size_t tier = 0;
+    for (const int dimension : plan.dimensions) {
+        int reached = 1;
+        while (tier < network.tiers.size() && reached < dimension) reached *= network.tiers[tier++].size;
+        if (reached != dimension) return false;
+    }
+    return true;
+}
+
 }  // namespace
 
 double doubling_seconds(const Network& network, uint64_t bytes) {
@@ -70,6 +82,7 @@ uint64_t crossover(const Network& network, const Plan& plan, const Tuning& tunin
     check(network);
     const auto unknown = [](const Tier& tier) { return tier.size > 1 && tier.latency <= 0; };
     if (network.size() < 2 || std::any_of(network.tiers.begin(), network.tiers.end(), unknown)) return 0;
+    if (network.size() > kMostSimulated && !is_of_tiers(network, plan)) return 0;
     Tuning by_dimensions = tuning;
     by_dimensions.algorithm = Algorithm::bandwidth;
     const auto is_faster = [&](uint64_t bytes) {

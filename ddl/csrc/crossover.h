@@ -14,7 +14,8 @@ namespace ddl {
 double doubling_seconds(const Network& network, uint64_t bytes);
 
 // Up to how many bytes recursive doubling is not slower than `plan`'s dimensions, a power of two; at most
-// kMostDoubled. 0 where the network's latencies are not known, or there is but one rank.
+// kMostDoubled. 0 where that cannot be told: latencies are not known, there is but one rank, or there are so many whose
+// dimensions are no tiers that their simulation would take minutes.
 constexpr uint64_t kMostDoubled = 1 << 20;
 uint64_t crossover(const Network& network, const Plan& plan, const Tuning& tuning = {});
 

@@ -143,7 +143,8 @@ Status Engine::run(CommId comm, const Call& call) {
 }
 
 void Engine::serve() {
-    constexpr auto kIdle = std::chrono::milliseconds(5);  // others' queries wait this long for an answer
+    // Others' queries wait this long for an answer, and 16 times as long where receives are posted (transport_mpi.cc).
+    constexpr auto kIdle = std::chrono::milliseconds(5);
     Backoff backoff(options_.spin_polls, options_.nap_seconds);
     while (!stopping_) {
         if (helpers_ > 0 || !is_busy()) {

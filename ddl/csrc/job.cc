@@ -102,11 +102,11 @@ std::vector<std::string> words(const char* text) {
     return all;
 }
 
-// Where the user has not said otherwise. Inside a host, Open MPI asks the receiver before it sends more than 4 KiB;
-// what carries a header and its payload in one message (kInlineBytes) goes at once then. Others ignore the variables.
+// Where the environment does not say otherwise. Inside a host, Open MPI asks the receiver before it sends more than 4
+// KiB. Other MPIs ignore the variables.
 void tune_openmpi() {
     for (const char* name : {"OMPI_MCA_btl_sm_eager_limit", "OMPI_MCA_btl_vader_eager_limit"}) {  // of versions 5 and 4
-        setenv(name, "20480", 0);
+        setenv(name, std::to_string(kEagerBytes).c_str(), 0);
     }
 }
 

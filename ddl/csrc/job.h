@@ -16,6 +16,8 @@
 
 namespace ddl {
 
+constexpr size_t kEagerBytes = 20 << 10;  // that Open MPI sends at once inside a host, where we initialise it
+
 class Job {
   public:
     // This process's job. The first call initialises MPI, where the user has not, and blocks until every rank of the

@@ -199,6 +199,7 @@ Plan plan_of_part(const Plan& world, const std::vector<int>& members) {
     for (size_t i = 0; i < plan.ranks.size(); ++i) {
         plan.positions[static_cast<size_t>(plan.ranks[i])] = static_cast<int>(i);
     }
+    if (plan.size() == world.size()) plan.small_bytes = world.small_bytes;  // of fewer ranks it was not measured
     return plan;
 }
 

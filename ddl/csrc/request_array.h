@@ -20,6 +20,7 @@ class RequestArray {
         grow(done_, slots);
         grow(statuses_, slots);
         grow(requests_, slots);
+        grow(is_used_, slots);
         parts_.resize(slots);
         done_.resize(slots);
         statuses_.resize(slots);

@@ -12,6 +12,9 @@
 namespace ddl {
 namespace {
 
+// A header and its payload in one message go at once inside a host, with room for MPI's own header.
+static_assert(sizeof(PackedHeader) + kInlineBytes + 256 <= kEagerBytes);
+
 // Of the decision's messages. All of them are received, or taken back, before the engine's begin: it may use the tags.
 constexpr Tag kFirstTag = 0;
 
