@@ -196,6 +196,22 @@ def test_a_guard_that_has_just_said_its_key_is_waited_for() -> None:
     assert watch.sockets() == []
 
 
+def test_all_guards_that_wait_in_the_backlog_are_told_and_waited_for() -> None:
+    places = [Place(rank, f"h{rank}", 0) for rank in range(6)]
+    watch = Watch(places, (), reports(), lambda _: None)
+    port = watch.sockets()[0].getsockname()[1]
+    with socket.create_connection(("127.0.0.1", port)):  # a stranger before them
+        guards = [greet(watch, rank) for rank in range(6)]
+        watch.end()
+        assert len(watch.sockets()) == 6
+        for one in guards:
+            one.settimeout(5)
+            assert one.recv(1) == b""
+            one.close()
+        watch.wait(5)
+    assert watch.sockets() == []
+
+
 def test_of_many_strangers_the_oldest_go_and_guards_still_get_in() -> None:
     watch = Watch(PLACES, (), reports(), lambda _: None)
     listener = watch.sockets()[0]

@@ -11,6 +11,7 @@ import socket
 
 GREETING_SECONDS = 5.0  # for whoever connects to say the first line
 STRANGERS = 64  # at most so many beyond those who are expected may be about to say it
+BACKLOG = 1024  # connections that the kernel holds until they are taken
 LINE_BYTES = 64  # at most, of the first line
 
 
@@ -19,7 +20,7 @@ class Reception:
 
     def __init__(self, address: str, expected: int) -> None:
         """Listen at `address` ("": all of this host's) for `expected` connections that may come at once."""
-        self._listener = socket.create_server((address, 0), backlog=1024)
+        self._listener = socket.create_server((address, 0), backlog=BACKLOG)
         self._listener.setblocking(False)
         self._most = expected + STRANGERS
         self._strangers: dict[socket.socket, tuple[float, bytes]] = {}  # oldest first: since when, what they have said

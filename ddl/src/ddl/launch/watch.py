@@ -22,7 +22,7 @@ from pathlib import Path
 from ddl.launch import guard
 from ddl.launch.options import START_SECONDS
 from ddl.launch.rankfile import Place
-from ddl.launch.reception import Reception
+from ddl.launch.reception import BACKLOG, Reception
 from ddl.launch.reports import Reports, culprit, in_words, named
 
 # Seconds that MPI, or the ranks, are given to end the job and to say why, before ddlrun does.
@@ -164,8 +164,7 @@ class Watch:
 
     def end(self) -> None:
         """Let the guards end what is left of the job on their hosts; they are still there."""
-        for connection in self._reception.sockets():
-            self.receive(connection, time.monotonic())  # a guard's first words may be there, unread
+        self._take_waiting()
         self._reception.close()
         for connection in list(self._guards):
             try:
@@ -189,6 +188,15 @@ class Watch:
                 self._drop(left.pop(descriptor))
         for connection in list(self._guards):
             self._drop(connection)
+
+    def _take_waiting(self) -> None:
+        """Take what has arrived: connections, one in each pass, and the first lines that guards have said on them."""
+        for _ in range(BACKLOG + 1):  # strangers who go on connecting do not hold it up
+            before = set(self._reception.sockets())
+            for connection in self._reception.sockets():
+                self.receive(connection, time.monotonic())
+            if set(self._reception.sockets()) == before:
+                return
 
     def _greet(self, connection: socket.socket, line: bytes) -> None:
         """Take a guard's first line, `KEY RANK`; whoever says something else is none of ours."""
