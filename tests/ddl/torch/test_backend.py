@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import socket
 import sys
 from collections.abc import Callable
 from datetime import timedelta
@@ -106,6 +107,36 @@ def test_the_rendezvous_of_others_stays_as_it_was(monkeypatch: pytest.MonkeyPatc
     assert handlers["env"] is installed
     with pytest.raises(ValueError, match="environment variable RANK expected, but not set"):
         next(installed("env://"))
+
+
+def test_ranks_of_several_hosts_find_the_store_by_addresses(ranks: Callable[..., object], tmp_path: Path) -> None:
+    script = tmp_path / "train.py"
+    script.write_text(
+        "import socket, sys, torch, ddl, torch.distributed as dist\n"
+        "from ddl.launch import reach\n"
+        "ddl.num_hosts = lambda: 2\n"
+        "socket.gethostname = lambda: 'no-such-host.invalid'\n"
+        "reach.outer_addresses = lambda: sys.argv[1:]\n"
+        "dist.init_process_group('ddl')\n"
+        "t = torch.ones(3); dist.all_reduce(t); print('sum', t.sum().item())\n"
+    )
+    # Rank 0's store listens at all addresses of the loopback; 0.0.0.1 is nobody's.
+    done = ranks(2, script, "0.0.0.1", "127.0.0.5", timeout=60)
+    assert done.returncode == 0, done.stdout
+    assert done.stdout.count("sum 6.0") == 2
+    done = ranks(2, script, "0.0.0.1", timeout=60)
+    assert done.returncode != 0
+    assert "LaunchError: rank 1 on host no-such-host.invalid cannot reach the store of rank 0, port " in done.stdout
+
+
+def test_a_store_is_described_by_the_hosts_there_is_space_for() -> None:
+    assert rendezvous.described(80, ["10.0.0.1", "h0"]) == b"80 10.0.0.1 h0"
+    many = [f"10.0.0.{number}" for number in range(256)]
+    text = rendezvous.described(80, many).decode()
+    assert 900 < len(text) <= 1024
+    assert text.split() == ["80", *many[: len(text.split()) - 1]]
+    assert rendezvous.own_hosts(1) == ["127.0.0.1"]
+    assert rendezvous.own_hosts(2)[-1] == socket.gethostname()
 
 
 def test_new_group_needs_a_default_group_of_the_same_backend() -> None:

@@ -75,8 +75,11 @@ def own_addresses(hosts: Sequence[str], networks: Sequence[str]) -> tuple[str, .
 
     A list, because only they can tell which leads here; the name of this host may lead to 127.0.1.1 (Debian).
     """
-    if all(map(is_here, hosts)):
-        return ()
+    return () if all(map(is_here, hosts)) else outer_addresses(networks)
+
+
+def outer_addresses(networks: Sequence[str] = ()) -> tuple[str, ...]:
+    """This host's IPv4 addresses but for the loopback's: those in `networks` first, then those that lead elsewhere."""
     nics = [nic for nic in here().nics if nic.why != "loopback"]
     nics.sort(key=lambda nic: (nic.network not in networks, not nic.routes))
     return tuple(nic.address for nic in nics)

@@ -15,7 +15,7 @@ from ddl import request
 from ddl.communicator import Communicator
 from ddl.errors import ArgumentError
 from ddl.request import Request
-from ddl.torch.tensors import movable, overlap
+from ddl.torch.tensors import any_overlap, movable
 
 ANY_RANK = -1
 
@@ -64,7 +64,7 @@ def alltoall(outputs: Sequence[Tensor], inputs: Sequence[Tensor], comm: Communic
     """`inputs[r]` to rank r, `outputs[r]` from it. An output may not share memory with an input."""
     _need_one_for_each(inputs, comm, "alltoall: the list of inputs")
     _need_one_for_each(outputs, comm, "alltoall: the list of outputs")
-    if any(overlap(one, other) for one in inputs for other in outputs):
+    if any_overlap(inputs, outputs):
         raise ArgumentError("alltoall: inputs and outputs overlap: it cannot work in place, give it two buffers")
     own, its = inputs[comm.rank], outputs[comm.rank]
     if own.numel() != its.numel():

@@ -6,7 +6,7 @@ from __future__ import annotations
 
 import os
 import socket
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from datetime import timedelta
 from importlib import import_module
 from typing import TYPE_CHECKING, cast
@@ -16,7 +16,8 @@ if TYPE_CHECKING:
 
     Handler = Callable[..., Iterator[tuple[Store, int, int]]]
 
-_ADDRESS_BYTES = 256
+_CONTACTS_BYTES = 1024  # of the text in which rank 0 says where its store is
+_CONNECT_SECONDS = 5.0
 
 # What MPI's launchers set: Open MPI's, MPICH's (Hydra), and Slurm's and others' through PMIx.
 _MPI = ("OMPI_COMM_WORLD_RANK", "PMI_RANK", "PMIX_RANK")
@@ -60,16 +61,49 @@ def join_mpi(timeout: timedelta | None) -> tuple[Store, int, int]:
     groups.join()
     rank, size = ddl.rank(), ddl.size()
     patience = timeout or default_pg_timeout
-    address = np.zeros(_ADDRESS_BYTES, np.uint8)
+    text = np.zeros(_CONTACTS_BYTES, np.uint8)
     store = None
     if rank == 0:
-        host = "127.0.0.1" if ddl.num_hosts() == 1 else socket.gethostname()
-        # Port 0: the system chooses a free one.
-        store = TCPStore(host, 0, size, True, timeout=patience, wait_for_workers=False)
-        text = f"{host}:{store.port}".encode()
-        address[: len(text)] = np.frombuffer(text, np.uint8)
-    ddl.broadcast(address, 0)
-    host, port = address.tobytes().rstrip(b"\0").decode().rsplit(":", 1)
+        # It listens at all of the host's addresses. Port 0: the system chooses a free one.
+        store = TCPStore("127.0.0.1", 0, size, True, timeout=patience, wait_for_workers=False)
+        said = described(store.port, own_hosts(ddl.num_hosts()))
+        text[: len(said)] = np.frombuffer(said, np.uint8)
+    ddl.broadcast(text, 0)
     if store is None:
+        port, *hosts = text.tobytes().rstrip(b"\0").decode().split()
+        host = first_that_answers(hosts, int(port))
+        if host is None:
+            raise groups.LaunchError(
+                f"rank {rank} on host {socket.gethostname()} cannot reach the store of rank 0, port {port} of "
+                f"{', '.join(hosts)}: let the hosts connect to one another over TCP (a firewall?), or start the job "
+                "with ddlrun, or with MASTER_ADDR, MASTER_PORT, RANK and WORLD_SIZE set"
+            )
         store = TCPStore(host, int(port), size, False, timeout=patience, wait_for_workers=False)
     return cast("Store", store), rank, size
+
+
+def own_hosts(num_hosts: int) -> list[str]:
+    """Where a job's ranks may find this host, best first."""
+    if num_hosts == 1:
+        return ["127.0.0.1"]
+    from ddl.launch.reach import outer_addresses
+
+    # The name may lead to 127.0.1.1, or nowhere; but a host may have IPv6 addresses only.
+    return [*outer_addresses(), socket.gethostname()]
+
+
+def described(port: int, hosts: Sequence[str]) -> bytes:
+    """The port and the first of the hosts, as many as there is space for."""
+    text = f"{port} {' '.join(hosts)}"
+    return (text if len(text) <= _CONTACTS_BYTES else text[:_CONTACTS_BYTES].rpartition(" ")[0]).encode()
+
+
+def first_that_answers(hosts: Sequence[str], port: int) -> str | None:
+    """The first of the hosts at which something listens; None where nothing does."""
+    for host in hosts:
+        try:
+            socket.create_connection((host, port), _CONNECT_SECONDS).close()
+        except OSError:
+            continue
+        return host
+    return None

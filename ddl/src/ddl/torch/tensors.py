@@ -116,6 +116,19 @@ def overlap(one: Tensor, other: Tensor) -> bool:
     return first < second + other.nbytes and second < first + one.nbytes and one.nbytes > 0 and other.nbytes > 0
 
 
+def any_overlap(ones: Sequence[Tensor], others: Sequence[Tensor]) -> bool:
+    """Whether one of `ones` shares memory with one of `others`; all are contiguous."""
+    parts = [(its.data_ptr(), its.nbytes, kind) for kind, those in enumerate((ones, others)) for its in those]
+    ends = [0, 0]  # of each kind, the furthest so far
+    for start, nbytes, kind in sorted(parts):
+        if nbytes == 0:
+            continue
+        if start < ends[1 - kind]:
+            return True
+        ends[kind] = max(ends[kind], start + nbytes)
+    return False
+
+
 def flat(tensors: Sequence[Tensor]) -> Tensor:
     """One after the other, in a new tensor of one dimension."""
     return torch.cat([tensor.detach().reshape(-1) for tensor in tensors])
