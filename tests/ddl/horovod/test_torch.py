@@ -21,6 +21,12 @@ def test_collectives_and_the_optimizer_do_what_horovods_do(ranks: Run) -> None:
 
 
 @pytest.mark.slow
+def test_the_scripts_calls_do_not_stand_in_the_order_of_the_optimizers(ranks: Run) -> None:
+    done = ranks(2, "horovod_torch.py", "orders", timeout=60)
+    assert done.returncode == 0, done.stdout
+
+
+@pytest.mark.slow
 def test_so_they_do_on_an_odd_number_of_ranks(ranks: Run) -> None:
     done = ranks(3, "horovod_torch.py", timeout=110)
     assert done.returncode == 0, done.stdout

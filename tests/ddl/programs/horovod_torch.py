@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import sys
 
 import pytest
@@ -160,6 +161,7 @@ def process_sets() -> None:
     assert not hvd.remove_process_set(hvd.global_process_set)
     with pytest.raises(ddl.StateError, match="call add_process_set first"):
         hvd.allreduce(of(RANK, 3), process_set=pair)
+    hvd.remove_process_set(rest)
 
 
 def refused() -> None:
@@ -243,6 +245,49 @@ def optimizers() -> None:
         assert torch.allclose(one, two, rtol=1e-12, atol=1e-12)
 
 
+def orders() -> None:
+    """The script's calls between backward and step, when a bucket starts on one rank before them, on others after."""
+    used = [parameter(0.0), parameter(0.0), parameter(0.0)]
+    optimizer = torch.optim.SGD(used, lr=1.0)
+    # Three buckets, each of the loss's type and count.
+    optimizer = hvd.DistributedOptimizer(optimizer, groups=[[one] for one in used])
+    for step in range(1, 4):
+        optimizer.zero_grad()
+        loss = 1.0 * used[0] + 100.0 * used[2]
+        if RANK == 0:
+            loss = loss + SIZE * 10.0 * used[1]
+        loss.backward()
+        average = hvd.allreduce(torch.tensor([7.0 + 2 * RANK * step]))
+        optimizer.step()
+        same(average, torch.tensor([7.0 + (SIZE - 1) * step]), "the loss, between backward and step")
+        for one, gradient in zip(used, (1.0, 10.0, 100.0), strict=True):
+            same(one.detach(), torch.tensor([-gradient * step]), f"a step with an average of {gradient}")
+    group = optimizer._averager.group
+    assert group is not None
+    assert not group.has_ended
+    del optimizer, loss, one
+    gc.collect()
+    assert group.has_ended, "the group of a forgotten optimizer"
+    # In a set of a part of the ranks, whose ranks alone make the optimizer.
+    rest = hvd.add_process_set(range(1, SIZE))
+    if rest.included():
+        own = parameter(0.0)
+        optimizer = hvd.DistributedOptimizer(torch.optim.SGD([own], lr=1.0), process_set=rest)
+        (float(RANK) * own).backward()
+        optimizer.step()
+        same(own.detach(), torch.tensor([-SIZE / 2]), "a step in a set")
+    hvd.remove_process_set(rest)
+    if RANK in rest.ranks:
+        own.grad = None
+        with pytest.raises(ddl.StateError, match="call add_process_set first"):
+            own.sum().backward()
+    hvd.barrier()
+
+
+def parameter(value: float) -> nn.Parameter:
+    return nn.Parameter(torch.tensor([value]))
+
+
 def misuse() -> None:
     net = model()
     optimizer = torch.optim.SGD(net.parameters(), lr=0.1)
@@ -310,7 +355,7 @@ def states() -> None:
         same(state["exp_avg"], hvd.broadcast(state["exp_avg"], 0), "Adam's state")
 
 
-parts = [places, reductions, movements, gradients, process_sets, refused, optimizers, misuse, states]
+parts = [places, reductions, movements, gradients, process_sets, refused, optimizers, orders, misuse, states]
 for part in parts:
     if sys.argv[1:] in ([], [part.__name__]):
         part()

@@ -127,6 +127,16 @@ class ProcessGroup(dist.ProcessGroup):
         """How long calls from now on wait for a rank."""
         self._comm.set_timeout(timeout.total_seconds())
 
+    @property
+    def communicator(self) -> Communicator:
+        """What its calls go through."""
+        return self._comm
+
+    @property
+    def has_ended(self) -> bool:
+        """Whether it was shut down."""
+        return self._ended
+
     def shutdown(self) -> None:
         """End the group, without waiting for calls in flight. With that of all ranks they end with ShutdownError."""
         if self._ended:

@@ -1,7 +1,8 @@
 """Reduces the gradients of a set of parameters over all ranks while the backward pass goes on.
 
 Buckets start in one fixed order, the same on every rank, however autograd orders its work: a bucket waits for those
-before it.
+before it. When a bucket starts differs from rank to rank, so an Averager's calls go through a group of its own: the
+script's calls between backward() and step() do not stand in their order.
 """
 
 from __future__ import annotations
@@ -14,13 +15,14 @@ import torch
 from torch import Tensor
 from torch.nn import Parameter
 
-from ddl.errors import UnsupportedError
+from ddl.errors import StateError, UnsupportedError
 from ddl.horovod.torch import starting
 from ddl.horovod.torch.buckets import plan
 from ddl.horovod.torch.compression import Compressor
 from ddl.horovod.torch.handle import Handle
 from ddl.horovod.torch.ops import Op
 from ddl.horovod.torch.process_sets import ProcessSet
+from ddl.torch.process_group import ProcessGroup
 
 
 @dataclass(frozen=True)
@@ -36,7 +38,10 @@ class Method:
 
 
 class Averager:
-    """`passes`: how many backward passes add up to a gradient. `limit`: the most bytes of a bucket."""
+    """`passes`: how many backward passes add up to a gradient. `limit`: the most bytes of a bucket.
+
+    Making one is collective over the process set, of which it has a group until it is forgotten.
+    """
 
     def __init__(
         self,
@@ -55,6 +60,10 @@ class Averager:
         self.synchronized = False  #: no gradient has come since the last `synchronize`
         self.skips = False  #: the next step takes the gradients as they are
         self.add(named, groups)
+        self.group: ProcessGroup | None = None  # a rank that is not in the set may make one, but not use it
+        if method.process_set.included():
+            self.group = method.process_set.add_group("horovod-gradients")
+            weakref.finalize(self, method.process_set.end_group, self.group).atexit = False  # leaving the job does it
 
     def add(self, named: Sequence[tuple[str, Parameter]], groups: Sequence[Sequence[int]] = ()) -> None:
         """Reduce these parameters' gradients, too. Every rank adds the same."""
@@ -103,11 +112,21 @@ class Averager:
     def _start_next(self) -> None:
         bucket = self._buckets[self._started]
         method = self._method
+        group = self._usable_group()
         small, bucket.context = method.compression.compress(bucket.gather(method.sparse_as_dense))
         bucket.handle = starting.reduce_in_place(
-            [small], method.op, method.prescale, method.postscale, method.process_set
+            [small], method.op, method.prescale, method.postscale, method.process_set, group
         )
         self._started += 1
+
+    def _usable_group(self) -> ProcessGroup:
+        its = self._method.process_set.group  # raises where this rank is not in the set, or the set not in use
+        if self.group is None or self.group.has_ended:
+            raise StateError(
+                f"rank {its.rank()} of {self._method.process_set}: the optimizer is from before shutdown() or "
+                "remove_process_set(): make another with DistributedOptimizer"
+            )
+        return self.group
 
     def synchronize(self) -> None:
         """Start what is left, with zeros where there is no gradient; wait, and put the results into the gradients."""

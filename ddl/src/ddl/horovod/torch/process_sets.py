@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 import ddl
-from ddl.communicator import Communicator, create_group
+from ddl.communicator import Communicator, create_group, split
 from ddl.errors import StateError
 from ddl.torch import groups
 from ddl.torch.process_group import ProcessGroup
@@ -18,6 +18,7 @@ class ProcessSet:
         self.ranks: list[int] = sorted(ranks)  #: numbers among all ranks
         self.process_set_id: int | None = None  #: from 0, the set of all; None where it is not added
         self._group: ProcessGroup | None = None
+        self._more: list[ProcessGroup] = []
 
     @property
     def group(self) -> ProcessGroup:
@@ -28,6 +29,21 @@ class ProcessSet:
         if self._group is None:
             raise ValueError(f"rank {ddl.rank()} is not in {self}: only its ranks may call with it")
         return self._group
+
+    def add_group(self, name: str) -> ProcessGroup:
+        """Another group of these ranks, with an order of calls of its own, until `end_group` or the set's end.
+
+        Collective over the set; blocks. Raises as `group`.
+        """
+        made = ProcessGroup(None, split(0, comm=self.group.communicator), name)
+        self._more.append(made)
+        return made
+
+    def end_group(self, group: ProcessGroup) -> None:
+        """End one that `add_group` made; not collective. Doing it twice does nothing."""
+        if group in self._more:
+            self._more.remove(group)
+            group.shutdown()
 
     def included(self) -> bool:
         """Whether this rank is in it. Raises StateError: it was not added."""
@@ -119,6 +135,9 @@ def _register(process_set: ProcessSet, number: int, group: ProcessGroup | None) 
 def _forget(process_set: ProcessSet) -> None:
     assert process_set.process_set_id is not None
     del _sets[process_set.process_set_id]
+    # Before the job is left, which the last group does: their communicators are of that job.
+    for more in list(process_set._more):
+        process_set.end_group(more)
     group, process_set._group = process_set._group, None
     process_set.process_set_id = None
     if group is not None:

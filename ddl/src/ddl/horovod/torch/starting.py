@@ -16,17 +16,23 @@ from torch.distributed import ReduceOp
 from ddl.horovod.torch.handle import Handle
 from ddl.horovod.torch.ops import Op, of_torch
 from ddl.horovod.torch.process_sets import ProcessSet
+from ddl.torch.process_group import ProcessGroup
 
 _DIMENSIONS = 8  # of a shape, that ranks compare
 
 
 def reduce_in_place(
-    tensors: Sequence[Tensor], op: Op, prescale: float, postscale: float, process_set: ProcessSet
+    tensors: Sequence[Tensor],
+    op: Op,
+    prescale: float,
+    postscale: float,
+    process_set: ProcessSet,
+    group: ProcessGroup | None = None,
 ) -> Handle[list[Tensor]]:
-    """Reduce each tensor over the ranks. The factors are applied before and after."""
+    """Reduce each tensor over the ranks. The factors are applied before and after. `group`: another one of the set."""
     options = dist.AllreduceOptions()
     options.reduceOp = ReduceOp(of_torch(op))
-    group = process_set.group
+    group = group or process_set.group
     results = list(tensors)
     for tensor in results:
         scale(tensor, prescale, "prescale_factor")
