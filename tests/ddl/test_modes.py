@@ -158,7 +158,7 @@ def test_an_empty_variable_names_no_library(ranks: Run) -> None:
 
 
 @pytest.mark.parametrize("fault", ["kill", "other", "late"])
-@pytest.mark.parametrize("mode", ["m", "mr:2x2"])
+@pytest.mark.parametrize("mode", ["m", pytest.param("mr:2x2", marks=pytest.mark.slow)])
 def test_mode_m_ends_with_the_same_errors_as_rings(ranks: Run, mode: str, fault: str) -> None:
     done = ranks(4, "faults.py", fault, timeout=40, DDL_OPTIONS=f"-mode {mode}", DDL_TIMEOUT="3")
     assert done.returncode != 0, done.stdout
@@ -188,7 +188,8 @@ def test_what_nccl_leaves_undone_is_no_result(on_stub: Run) -> None:
     assert "TransportError: an NCCL collective failed: unhandled system error" in done.stdout, done.stdout
 
 
-@pytest.mark.parametrize("step", [88, 100])  # in the first dimension, and in the second
+# In the first dimension, and in the second.
+@pytest.mark.parametrize("step", [88, pytest.param(100, marks=pytest.mark.slow)])
 def test_a_gpu_that_stops_in_one_of_several_nccl_dimensions_ends_all_of_them(on_stub: Run, step: int) -> None:
     hangs = f"1:{step}"
     done = on_stub(4, "faults.py", "hang", DDL_OPTIONS="-mode nn:2x2", DDL_TIMEOUT="3", DDL_STUB_NCCL_HANGS=hangs)
