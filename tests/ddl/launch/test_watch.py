@@ -122,6 +122,16 @@ def test_a_guard_that_goes_away_is_a_host_that_is_lost() -> None:
     watch.wait(5)
 
 
+def test_a_host_that_cannot_be_asked_to_end_its_processes_is_named() -> None:
+    said: list[str] = []
+    watch = Watch(PLACES, (), reports(), said.append)
+    with greet(watch, 2):  # a cable is cut: nothing more comes
+        receive(watch, 10.0)
+        watch.end()
+        watch.wait(0.2)
+    assert said == ["host b (ranks 2, 3) does not answer: whether its processes have ended is not known"]
+
+
 def test_a_host_whose_ranks_have_all_ended_cannot_be_lost() -> None:
     said: list[str] = []
     watch = Watch(PLACES, (), reports((2, 0), (3, 0)), said.append)

@@ -173,7 +173,7 @@ class Watch:
                 self._drop(connection)
 
     def wait(self, seconds: float) -> None:
-        """After `end`: until each guard that can be reached has ended its host's processes; at most so long."""
+        """After `end`: until each guard has ended its host's processes; at most so long. Says which ones did not."""
         until = time.monotonic() + seconds
         left = {connection.fileno(): connection for connection in self._guards}
         poll = select.poll()  # select() refuses numbers above 1023
@@ -186,7 +186,10 @@ class Watch:
                         continue
                 poll.unregister(descriptor)
                 self._drop(left.pop(descriptor))
-        for connection in list(self._guards):
+        for connection, host in list(self._guards.items()):
+            self._say(
+                f"host {host} ({self._ranks_of(host)}) does not answer: whether its processes have ended is not known"
+            )
             self._drop(connection)
 
     def _take_waiting(self) -> None:
@@ -229,8 +232,10 @@ class Watch:
             if self._progress.has_ended(host) or (self._reports is None and not silent):
                 continue
             self._progress.lost[host] = moment
-            ranks = named([rank for rank, name in self._hosts.items() if name == host])
             why = "does not answer any more: it lost its power, or its network"
             if not silent:
                 why = "is lost: MPI's daemon there, or the guard of the job, was ended"
-            self._say(f"host {host} ({ranks}) {why}; the job ends")
+            self._say(f"host {host} ({self._ranks_of(host)}) {why}; the job ends")
+
+    def _ranks_of(self, host: str) -> str:
+        return named([rank for rank, name in self._hosts.items() if name == host])
