@@ -1,3 +1,4 @@
+import ctypes
 import os
 import select
 import signal
@@ -136,3 +137,18 @@ def test_what_is_worked_with_is_put_back_and_ended_when_a_signal_comes(number: s
     assert gone(orphan, 0)
     assert list(tmp_path.iterdir()) == []
     os.kill(kept, signal.SIGKILL)  # it was there before
+
+
+def test_the_caller_is_no_longer_parent_of_others_children_afterwards() -> None:
+    """A program that calls ddlrun as a library may not look after processes that it did not start."""
+
+    def adopts() -> int:
+        is_subreaper = ctypes.c_int()
+        ctypes.CDLL(None).prctl(37, ctypes.byref(is_subreaper), 0, 0, 0)  # PR_GET_CHILD_SUBREAPER
+        return is_subreaper.value
+
+    before = adopts()
+    with process.unwinding():
+        assert adopts() == 1
+    process.capture(["true"], {}, 5)
+    assert adopts() == before

@@ -26,7 +26,7 @@ GIVEN_UP_SECONDS = 1.5  # and after we have lost patience with it
 GUARD_SECONDS = 5.0  # for the guards to end what is left on their hosts
 TICK_SECONDS = 0.25  # between two looks at whether patience is lost
 
-_PR_SET_PDEATHSIG, _PR_SET_CHILD_SUBREAPER = 1, 36
+_PR_SET_PDEATHSIG, _PR_SET_CHILD_SUBREAPER, _PR_GET_CHILD_SUBREAPER = 1, 36, 37
 _libc = ctypes.CDLL(None)
 
 
@@ -61,6 +61,20 @@ class Watcher(Protocol):
     def wait(self, seconds: float) -> None: ...  # noqa: D102
 
 
+@contextmanager
+def _adopting() -> Iterator[None]:
+    """Be the parent of what our descendants leave behind meanwhile, so that `end_children` finds it."""
+    before = ctypes.c_int()
+    _libc.prctl(_PR_GET_CHILD_SUBREAPER, ctypes.byref(before), 0, 0, 0)
+    _libc.prctl(_PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
+    try:
+        yield
+    finally:
+        # Whoever calls us as a library has no eye for the dead of others.
+        _libc.prctl(_PR_SET_CHILD_SUBREAPER, before.value, 0, 0, 0)
+
+
+@_adopting()
 def run(
     argv: Sequence[str],
     environment: Mapping[str, str],
@@ -73,7 +87,6 @@ def run(
     us (Open MPI takes a second one as an order to abandon its ranks). It reads no terminal for that reason. Its stderr
     passes through our hands, and through the filter `errors`: its exit status alone is not to be trusted.
     """
-    _adopt()
     asked: list[int] = []
     stdin = subprocess.DEVNULL if sys.stdin is None or sys.stdin.isatty() else None
     # Blocked until the handlers know whom to pass a signal on to.
@@ -171,12 +184,12 @@ def _write(chunk: bytes) -> None:
             chunk = chunk[os.write(2, chunk) :]
 
 
+@_adopting()
 def capture(argv: Sequence[str], environment: Mapping[str, str], seconds: float) -> tuple[int | None, str, str]:
     """Run a command for at most `seconds`: its exit status (None: it was ended then), its output, its errors.
 
     What it leaves behind is ended, and not waited for: launch agents may hold its output long after mpirun has failed.
     """
-    _adopt()
     status: int | None = None
     with tempfile.TemporaryFile() as output, tempfile.TemporaryFile() as errors:
         process = subprocess.Popen(
@@ -228,7 +241,6 @@ def unwinding() -> Iterator[None]:
 
     For a job that is worked with and not only waited for; children are started by `start`.
     """
-    _adopt()
     before = _children()
 
     def leave(number: int, _: FrameType | None) -> None:
@@ -237,14 +249,15 @@ def unwinding() -> Iterator[None]:
         raise SystemExit(128 + number)
 
     old = {number: signal.signal(number, leave) for number in ENDING}
-    try:
-        yield
-    finally:
-        for number in ENDING:
-            signal.signal(number, signal.SIG_IGN)
-        end_children(before)
-        for number, handler in old.items():
-            signal.signal(number, handler)
+    with _adopting():
+        try:
+            yield
+        finally:
+            for number in ENDING:
+                signal.signal(number, signal.SIG_IGN)
+            end_children(before)
+            for number, handler in old.items():
+                signal.signal(number, handler)
 
 
 def start(argv: Sequence[str], environment: Mapping[str, str], output: IO[bytes]) -> subprocess.Popen[bytes]:
@@ -285,11 +298,6 @@ def _readable(descriptor: int, seconds: float) -> bool:
     poll = select.poll()
     poll.register(descriptor, select.POLLIN)
     return bool(poll.poll(max(seconds, 0) * 1000))
-
-
-def _adopt() -> None:
-    """Become the parent of what our descendants leave behind, so that `end_children` finds it."""
-    _libc.prctl(_PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
 
 
 def _in_child(mask: set[signal.Signals] | set[int] | None = None) -> None:
