@@ -106,6 +106,12 @@ ddl_result post(Mail mail, int peer, ddl_comm comm, ddl_request* request) {
         *request = DDL_REQUEST_NULL;
         auto made = std::make_unique<ddl_request_s>();
         made->session = session();
+        const void* const buffer = mail.incoming ? mail.to : mail.from;
+        if (const auto gpu = mail.count > 0 ? CudaDevice::place_of(buffer).gpu : nullptr) {
+            throw Error(DDL_ERROR_ARGUMENT, std::string(mail.incoming ? "receive" : "send") +
+                                                ": the buffer is in memory of GPU " + std::to_string(gpu->gpu()) +
+                                                ": copy it to host memory first");
+        }
         Status status = made->session->engine().post(made->session->id_of(comm), peer, std::move(mail), &made->request);
         if (status.ok()) *request = made.release();
         return status;

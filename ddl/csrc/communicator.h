@@ -9,6 +9,11 @@
 
 namespace ddl {
 
+inline Status no_such(CommId comm) {
+    return {DDL_ERROR_STATE, "there is no communicator " + std::to_string(comm) + ": it was freed or never made"};
+}
+inline Status shut_down() { return {DDL_ERROR_STATE, "the library was finalized: call ddl_init first"}; }
+
 // Made when it is submitted: taking it from the inbox and ending it need no memory.
 struct Engine::Active {
     CommPtr comm;  // while it is in the inbox
@@ -40,6 +45,7 @@ struct Engine::Communicator {
     Patience patience;
     Cause broken;  // none: it is whole
     double broken_at = 0;
+    double watched = 0;              // when its members were last looked at for its messages' sake
     std::map<int, Header> departed;  // ranks that have finalized, and their last call
     std::array<Header, 64> history;  // of the last calls, by sequence
     ScheduleCache schedules;

@@ -22,6 +22,7 @@ struct Proposal {
 Status Engine::exchange(bool incoming, const std::vector<int>& peers, int64_t tag, std::byte* first, size_t stride,
                         size_t bytes) {
     std::vector<RequestPtr> requests;
+    requests.reserve(peers.size());
     Status status;
     for (size_t i = 0; i < peers.size() && status.ok(); ++i) {
         Mail mail;
@@ -31,19 +32,26 @@ Status Engine::exchange(bool incoming, const std::vector<int>& peers, int64_t ta
         mail.count = bytes;
         mail.from = mail.to = first + i * stride;
         RequestPtr request;
-        status = post(kWorld, peers[i], std::move(mail), &request);
+        try {
+            status = post(kWorld, peers[i], std::move(mail), &request);
+        } catch (const std::bad_alloc&) {
+            status = {DDL_ERROR_MEMORY, "out of memory"};
+        }
         if (status.ok()) requests.push_back(std::move(request));
     }
+    if (!status.ok()) fail(kWorld, status);  // nobody may wait for what is not posted: neither this rank nor the others
+    const Status* failed = nullptr;
     for (const RequestPtr& request : requests) {
-        Status its = wait(request);
-        if (status.ok()) status = std::move(its);
+        const Status& its = wait(request);
+        if (!its.ok() && !failed) failed = &its;
     }
+    if (status.ok() && failed) status = *failed;
     return status;
 }
 
 Status Engine::create_group(const std::vector<int>& members, uint64_t tag, CommId* comm) {
     const CommPtr world = find(kWorld);
-    if (!world || shut_) return {DDL_ERROR_STATE, "the library was finalized"};
+    if (!world || shut_) return shut_down();
     std::vector<int> sorted = members;
     std::sort(sorted.begin(), sorted.end());
     const auto mine = std::find(members.begin(), members.end(), world->rank);

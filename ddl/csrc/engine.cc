@@ -22,12 +22,6 @@ Tag first_tag(CommId comm, uint64_t sequence) {
     return (comm * kSequenceSlots + static_cast<Tag>(sequence % kSequenceSlots)) * kOperationTags;
 }
 
-Status no_such(CommId comm) {
-    return {DDL_ERROR_STATE, "there is no communicator " + std::to_string(comm) + ": it was freed or never made"};
-}
-
-Status shut_down() { return {DDL_ERROR_STATE, "the library was finalized: call ddl_init first"}; }
-
 void print_warning(const std::string& text) { std::fprintf(stderr, "ddl: warning: %s\n", text.c_str()); }
 
 }  // namespace

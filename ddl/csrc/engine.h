@@ -166,6 +166,8 @@ class Engine {
     Cause finalized_with(const Active& pending) const noexcept;
     bool poll_messages();
     void watch_messages(double now);
+    static bool is_left(const Communicator& comm, const Letter& letter);
+    std::string hindrance_of(const Letter& letter) const;
     void finish(Letter& letter, Cause error) noexcept;
     Cause failure_of(const Letter& letter) const noexcept;
     Cause finalized_with(const Letter& letter) const noexcept;

@@ -9,7 +9,10 @@
 namespace ddl {
 namespace {
 
+constexpr const char* kNoMemory = "out of memory";  // short: the text of a Status that itself needs none
 constexpr uint32_t kEnvelopeMagic = 0x4c444d31;
+// What moves at all moves this much long before anybody warns.
+constexpr size_t kPieceBytes = 8 << 20;
 // Collectives have the lower half of the tags. Numbers of payloads come round after a million messages.
 constexpr Tag kEnvelopeTag = Tag{1} << (kTagBits - 1);
 constexpr uint64_t kPayloadTags = kEnvelopeTag - 1;
@@ -58,20 +61,29 @@ void Mailbox::listen(int peer) {
     Line& line = lines_[static_cast<size_t>(peer)];
     if (line.ticket != 0 || line.broken) return;
     const size_t capacity = sizeof(Envelope) + kInlineBytes;
-    if (!line.scratch) line.scratch = pool_.take(capacity);
-    line.ticket = transport_.irecv(peer, kEnvelopeTag, line.scratch.data(), capacity);
+    if (line.next.empty()) line.next.emplace_back();
+    Scratch& content = line.next.front().content;
+    if (!content) content = pool_.take(capacity);
+    line.ticket = transport_.irecv(peer, kEnvelopeTag, content.data(), capacity);
+    line.deaf = false;
+}
+
+void Mailbox::listen_on(int peer) noexcept {
+    try {
+        if (wanted(peer)) listen(peer);
+    } catch (const std::bad_alloc&) {
+        lines_[static_cast<size_t>(peer)].deaf = true;  // tried again with the next poll
+    }
 }
 
 void Mailbox::post(Letter letter) {
+    letter.flight.emplace_back();
     letters_.push_back(std::move(letter));
     Letter& mine = letters_.back();
     try {
         mine.mail.incoming ? receive(mine) : send(mine);
     } catch (...) {
-        mine.withdrawn = true;
-        unsettled_.splice(unsettled_.end(), letters_, std::prev(letters_.end()));
-        take_back(mine.envelope);
-        take_back(mine.payload);
+        letters_.pop_back();  // nothing of it is under way
         throw;
     }
 }
@@ -80,9 +92,9 @@ void Mailbox::receive(Letter& letter) {
     const auto found = std::find_if(arrivals_.begin(), arrivals_.end(),
                                     [&](const Arrival& arrival) { return matches(letter.mail, arrival); });
     if (found != arrivals_.end()) {
-        const Arrival arrival = std::move(*found);
+        deliver(letter, *found);
         arrivals_.erase(found);
-        return deliver(letter, arrival);
+        return;
     }
     for (const int peer : letter.mail.peers) listen(peer);
 }
@@ -101,37 +113,72 @@ void Mailbox::send(Letter& letter) {
     envelope.channel = static_cast<uint8_t>(mail.channel);
     const size_t bytes = mail.count * size_of(mail.type);
     const size_t riding = inlines(envelope) ? bytes : 0;
-    letter.scratch = pool_.take(sizeof envelope + riding);
-    std::memcpy(letter.scratch.data(), &envelope, sizeof envelope);
-    if (riding > 0) std::memcpy(letter.scratch.data() + sizeof envelope, mail.from, riding);
-    letter.envelope = transport_.isend(peer, kEnvelopeTag, letter.scratch.data(), sizeof envelope + riding);
-    if (!inlines(envelope)) letter.payload = transport_.isend(peer, payload_tag(envelope.number), mail.from, bytes);
+    Flight& flight = letter.flight.front();
+    flight.scratch = pool_.take(sizeof envelope + riding);
+    std::memcpy(flight.scratch.data(), &envelope, sizeof envelope);
+    if (riding > 0) std::memcpy(flight.scratch.data() + sizeof envelope, mail.from, riding);
+    flight.envelope = transport_.isend(peer, kEnvelopeTag, flight.scratch.data(), sizeof envelope + riding);
+    letter.peer = peer;
+    letter.tag = payload_tag(envelope.number);
+    letter.payload = bytes - riding;
+    begin_pieces(letter);
 }
 
-void Mailbox::deliver(Letter& letter, const Arrival& arrival) {
+// Gives to the transport as much of the payload as may be under way. Where there is no memory for that the letter has
+// failed: its envelope is out.
+void Mailbox::begin_pieces(Letter& letter) noexcept {
+    const Mail& mail = letter.mail;
+    try {
+        for (Letter::Piece& piece : letter.flight.front().pieces) {
+            if (piece.ticket != 0 || letter.begun == letter.payload) continue;
+            const size_t bytes = std::min(kPieceBytes, letter.payload - letter.begun);
+            piece.ticket =
+                mail.incoming
+                    ? transport_.irecv(letter.peer, letter.tag, static_cast<std::byte*>(mail.to) + letter.begun, bytes)
+                    : transport_.isend(letter.peer, letter.tag, static_cast<const std::byte*>(mail.from) + letter.begun,
+                                       bytes);
+            piece.bytes = bytes;
+            letter.begun += bytes;
+        }
+    } catch (const std::bad_alloc&) {
+        letter.status = {DDL_ERROR_MEMORY, kNoMemory};
+    }
+}
+
+void Mailbox::deliver(Letter& letter, const Arrival& arrival) noexcept {
     const Mail& mail = letter.mail;
     const Envelope& envelope = arrival.envelope;
     letter.matched = true;
+    letter.peer = arrival.from;
+    letter.moved = seconds_now();
+    letter.warned = false;
     if (mail.source) {
         *mail.source = mail.ranks[static_cast<size_t>(std::find(mail.peers.begin(), mail.peers.end(), arrival.from) -
                                                       mail.peers.begin())];
     }
     const auto type = static_cast<DataType>(envelope.type);
     if (type != mail.type || envelope.count != mail.count) {
-        letter.status = {DDL_ERROR_MISMATCH, "it was sent with " + content(type, envelope.count) +
-                                                 ": give both sides the same type and count"};
+        letter.status.code = DDL_ERROR_MISMATCH;
+        try {
+            letter.status.message =
+                "it was sent with " + content(type, envelope.count) + ": give both sides the same type and count";
+        } catch (const std::bad_alloc&) {
+            // The code has to do.
+        }
         return;
     }
     const size_t bytes = mail.count * size_of(mail.type);
     if (inlines(envelope)) {
         if (bytes > 0) std::memcpy(mail.to, arrival.content.data() + sizeof envelope, bytes);
     } else {
-        letter.payload = transport_.irecv(arrival.from, payload_tag(envelope.number), mail.to, bytes);
+        letter.tag = payload_tag(envelope.number);
+        letter.payload = bytes;
+        begin_pieces(letter);
     }
 }
 
 // Takes what has arrived from a rank. True where something has.
-bool Mailbox::hear(int peer) {
+bool Mailbox::hear(int peer) noexcept {
     Line& line = lines_[static_cast<size_t>(peer)];
     bool heard = false;
     while (line.ticket != 0) {
@@ -140,9 +187,10 @@ bool Mailbox::hear(int peer) {
         if (progress == Progress::pending) break;
         heard = true;
         line.ticket = 0;
-        Arrival arrival;
+        Arrival& arrival = line.next.front();
         arrival.from = peer;
-        if (received >= sizeof(Envelope)) std::memcpy(&arrival.envelope, line.scratch.data(), sizeof(Envelope));
+        arrival.envelope = {};
+        if (received >= sizeof(Envelope)) std::memcpy(&arrival.envelope, arrival.content.data(), sizeof(Envelope));
         const Envelope& envelope = arrival.envelope;
         if (progress == Progress::failed || envelope.magic != kEnvelopeMagic ||
             !is_valid(static_cast<DataType>(envelope.type)) ||
@@ -151,49 +199,81 @@ bool Mailbox::hear(int peer) {
             line.broken = true;  // nothing after it can be told apart
             break;
         }
-        arrival.content = std::move(line.scratch);
         const auto found = std::find_if(letters_.begin(), letters_.end(), [&](const Letter& letter) {
             return letter.mail.incoming && !letter.matched && !letter.withdrawn && matches(letter.mail, arrival);
         });
         if (found != letters_.end()) {
             deliver(*found, arrival);
         } else {
-            arrivals_.push_back(std::move(arrival));
+            arrivals_.splice(arrivals_.end(), line.next);
         }
-        if (wanted(peer)) listen(peer);
+        listen_on(peer);
     }
     return heard;
 }
 
 // True where the letter is over: its buffer is its caller's.
-bool Mailbox::advance(Letter& letter) {
+bool Mailbox::advance(Letter& letter) noexcept {
     const Mail& mail = letter.mail;
-    if (letter.withdrawn) {
-        const bool is_written = mail.incoming && !is_over(letter.payload);
-        return !is_written || seconds_now() - letter.withdrawn_at >= settle_seconds_;
-    }
-    if (!letter.status.ok()) return true;
+    Flight& flight = letter.flight.front();
+    const auto fail = [&] {
+        letter.status.code = DDL_ERROR_TRANSPORT;
+        try {
+            letter.status.message = "the transport dropped or truncated a message";
+        } catch (const std::bad_alloc&) {
+            // The code has to do.
+        }
+        return is_free(letter);
+    };
+    if (letter.withdrawn || !letter.status.ok()) return is_free(letter);
     if (mail.incoming && !letter.matched) {
         const auto is_broken = [&](int peer) { return lines_[static_cast<size_t>(peer)].broken; };
-        if (std::none_of(mail.peers.begin(), mail.peers.end(), is_broken)) return false;
-        letter.status = {DDL_ERROR_TRANSPORT, "the transport dropped or truncated a message"};
-        return true;
+        return std::any_of(mail.peers.begin(), mail.peers.end(), is_broken) && fail();
     }
-    for (Ticket* ticket : {&letter.envelope, &letter.payload}) {
-        if (*ticket == 0) continue;
-        size_t received = 0;
-        const Progress progress = transport_.test(*ticket, &received);
-        if (progress == Progress::pending) return false;
-        *ticket = 0;
-        if (progress == Progress::failed || (mail.incoming && received != mail.count * size_of(mail.type))) {
-            letter.status = {DDL_ERROR_TRANSPORT, "the transport dropped or truncated a message"};
-            return true;
-        }
+    size_t received = 0;
+    if (flight.envelope != 0) {
+        const Progress progress = transport_.test(flight.envelope, &received);
+        if (progress != Progress::pending) flight.envelope = 0;
+        if (progress == Progress::failed) return fail();
     }
-    return true;
+    for (Letter::Piece& piece : flight.pieces) {
+        if (piece.ticket == 0) continue;
+        const Progress progress = transport_.test(piece.ticket, &received);
+        if (progress == Progress::pending) continue;
+        piece.ticket = 0;
+        if (progress == Progress::failed || (mail.incoming && received != piece.bytes)) return fail();
+        letter.passed += piece.bytes;
+        letter.moved = seconds_now();
+        letter.warned = false;
+    }
+    begin_pieces(letter);
+    return letter.status.ok() ? is_over(flight) : is_free(letter);
 }
 
-bool Mailbox::is_over(Ticket& ticket) {
+// The same of one that has failed or was withdrawn.
+bool Mailbox::is_free(Letter& letter) noexcept {
+    Flight& flight = letter.flight.front();
+    if (letter.ended_at == 0) {
+        letter.ended_at = seconds_now();
+        take_back(flight);
+    }
+    const bool is_written = letter.mail.incoming && !settle(flight);
+    return !is_written || seconds_now() - letter.ended_at >= settle_seconds_;
+}
+
+bool Mailbox::is_over(const Flight& flight) {
+    return flight.envelope == 0 && std::all_of(flight.pieces.begin(), flight.pieces.end(),
+                                               [](const Letter::Piece& piece) { return piece.ticket == 0; });
+}
+
+// True where the transport has done with it, whatever came of it.
+bool Mailbox::settle(Flight& flight) noexcept {
+    is_over(flight.envelope);
+    for (Letter::Piece& piece : flight.pieces) is_over(piece.ticket);
+    return is_over(flight);
+}
+
+bool Mailbox::is_over(Ticket& ticket) noexcept {
     size_t received = 0;
     if (ticket != 0 && transport_.test(ticket, &received) != Progress::pending) ticket = 0;
     return ticket == 0;
@@ -203,32 +283,28 @@ void Mailbox::take_back(Ticket& ticket) noexcept {
     if (ticket != 0 && transport_.cancel(ticket)) ticket = 0;
 }
 
-bool Mailbox::poll(std::list<Letter>* over) {
+void Mailbox::take_back(Flight& flight) noexcept {
+    take_back(flight.envelope);
+    for (Letter::Piece& piece : flight.pieces) take_back(piece.ticket);
+}
+
+bool Mailbox::poll(std::list<Letter>* over) noexcept {
     bool moved = false;
     for (size_t peer = 0; peer < lines_.size(); ++peer) {
+        if (lines_[peer].deaf) listen_on(static_cast<int>(peer));
         if (lines_[peer].ticket != 0) moved |= hear(static_cast<int>(peer));
     }
     for (auto letter = letters_.begin(); letter != letters_.end();) {
         const auto next = std::next(letter);
         if (advance(*letter)) {
             moved = true;
-            take_back(letter->envelope);
-            take_back(letter->payload);
-            if (letter->envelope != 0 || letter->payload != 0) {
-                Letter rest;
-                std::swap(rest.envelope, letter->envelope);
-                std::swap(rest.payload, letter->payload);
-                std::swap(rest.scratch, letter->scratch);
-                unsettled_.push_back(std::move(rest));
-            }
+            take_back(letter->flight.front());
+            if (!is_over(letter->flight.front())) unsettled_.splice(unsettled_.end(), letter->flight);
             over->splice(over->end(), letters_, letter);
         }
         letter = next;
     }
-    unsettled_.remove_if([&](Letter& letter) {
-        const bool envelope = is_over(letter.envelope);
-        return is_over(letter.payload) && envelope;
-    });
+    unsettled_.remove_if([&](Flight& flight) { return settle(flight); });
     return moved;
 }
 
@@ -237,9 +313,8 @@ void Mailbox::withdraw(const CommKey& comm, const std::shared_ptr<const Status>&
         if (!(letter.mail.comm == comm) || letter.withdrawn) continue;
         letter.withdrawn = true;
         letter.cause = cause;
-        letter.withdrawn_at = seconds_now();
-        take_back(letter.envelope);
-        take_back(letter.payload);
+        letter.ended_at = seconds_now();
+        take_back(letter.flight.front());
     }
 }
 
@@ -260,17 +335,17 @@ const Letter* Mailbox::first_of(const CommKey& comm) const {
 }
 
 void Mailbox::close() {
-    letters_.splice(letters_.end(), unsettled_);
-    for (Letter& letter : letters_) {
-        take_back(letter.envelope);
-        take_back(letter.payload);
-        if (letter.envelope != 0) leave(std::move(letter.scratch));
+    for (Letter& letter : letters_) unsettled_.splice(unsettled_.end(), letter.flight);
+    for (Flight& flight : unsettled_) {
+        take_back(flight);
+        if (flight.envelope != 0) leave(std::move(flight.scratch));
     }
     letters_.clear();
+    unsettled_.clear();
     arrivals_.clear();
     for (Line& line : lines_) {
         take_back(line.ticket);
-        if (line.ticket != 0) leave(std::move(line.scratch));
+        if (line.ticket != 0) leave(std::move(line.next.front().content));
         line.ticket = 0;
     }
 }

@@ -2,9 +2,10 @@
 // which nobody has asked yet. Matched by communicator, sender and tag, in the order in which they were sent.
 //
 // An envelope goes ahead of each message, on one tag for all; a payload of few bytes rides in it. A longer one waits at
-// its sender until it is asked for.
+// its sender until it is asked for, and comes in pieces, so that both sides see it move.
 #pragma once
 
+#include <array>
 #include <cstdint>
 #include <list>
 #include <memory>
@@ -44,18 +45,34 @@ class Letter {
     Mail mail;
     std::shared_ptr<Request> request;
     double posted = 0;  // seconds of the engine's clock
+    double moved = 0;   // likewise: when it was posted or matched, or a piece of it last arrived at its receiver
+    double left = 0;    // likewise: since when all whom it waits for are known to have finalized; 0: they have not
     Patience patience;
-    bool warned = false;
+    bool warned = false;   // since it moved
     bool matched = false;  // of an incoming one: its envelope is here
+    int peer = -1;         // with whom it is exchanged: the receiver; of an incoming one that is matched, its sender
+    size_t payload = 0;    // bytes that do not ride in the envelope
+    size_t passed = 0;     // those of them that have reached the receiver
     Status status;
     bool withdrawn = false;  // its communicator broke, for this reason:
     std::shared_ptr<const Status> cause;
 
   private:
     friend class Mailbox;
-    double withdrawn_at = 0;
-    Ticket envelope = 0, payload = 0;
-    Scratch scratch;  // the envelope that is sent
+    struct Piece {
+        Ticket ticket = 0;  // 0: there is none
+        size_t bytes = 0;
+    };
+    // What the transport uses, which may be for longer than the letter lives.
+    struct Flight {
+        Ticket envelope = 0;
+        Scratch scratch;              // the envelope that is sent
+        std::array<Piece, 2> pieces;  // under way at once: the next one begins while the last one ends
+    };
+    std::list<Flight> flight;  // one: to hand it on needs no memory
+    Tag tag = 0;               // of the pieces
+    size_t begun = 0;          // bytes of the payload
+    double ended_at = 0;       // when it failed or was withdrawn
 };
 
 // Not thread-safe: the engine's progress lock guards it. Throws nothing but std::bad_alloc. Receives of envelopes stay
@@ -73,7 +90,7 @@ class Mailbox {
 
     void post(Letter letter);
     // Moves messages along, and takes out those that are finished, or failed, into `over`. True where one moved.
-    bool poll(std::list<Letter>* over);
+    bool poll(std::list<Letter>* over) noexcept;
     // Takes back what is under way on a communicator. Each letter is over as soon as its buffer is the caller's again.
     void withdraw(const CommKey& comm, const std::shared_ptr<const Status>& cause) noexcept;
     // Forgets what arrived for a communicator that was freed.
@@ -108,30 +125,38 @@ class Mailbox {
     };
     // From one other rank, and to it.
     struct Line {
-        Ticket ticket = 0;  // of the next envelope; 0: not awaited
-        Scratch scratch;
+        Ticket ticket = 0;        // of the next envelope; 0: not awaited
+        std::list<Arrival> next;  // where it goes, while it is awaited: one, so that to take it needs no memory
         uint64_t sent = 0;
         bool broken = false;
+        bool deaf = false;  // there was no memory to await the next one
     };
+    using Flight = Letter::Flight;
 
     static bool matches(const Mail& mail, const Arrival& arrival);
     static bool inlines(const Envelope& envelope);
     bool wanted(int peer) const;
     void listen(int peer);
-    bool hear(int peer);
+    void listen_on(int peer) noexcept;
+    bool hear(int peer) noexcept;
     void receive(Letter& letter);
-    void deliver(Letter& letter, const Arrival& arrival);
+    void deliver(Letter& letter, const Arrival& arrival) noexcept;
     void send(Letter& letter);
-    bool advance(Letter& letter);
+    void begin_pieces(Letter& letter) noexcept;
+    bool advance(Letter& letter) noexcept;
+    bool is_free(Letter& letter) noexcept;
+    void take_back(Flight& flight) noexcept;
     void take_back(Ticket& ticket) noexcept;
-    bool is_over(Ticket& ticket);
+    static bool is_over(const Flight& flight);
+    bool settle(Flight& flight) noexcept;
+    bool is_over(Ticket& ticket) noexcept;
 
     Transport& transport_;
     ScratchPool& pool_;
     const double settle_seconds_;
     std::vector<Line> lines_;  // by rank of the world
     std::list<Letter> letters_;
-    std::list<Letter> unsettled_;  // over for their callers, but the transport still uses their memory
+    std::list<Flight> unsettled_;  // of letters that are over for their callers, while the transport uses their memory
     std::list<Arrival> arrivals_;
 };
 

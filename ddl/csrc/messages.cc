@@ -1,6 +1,7 @@
 // The engine's side of messages between two ranks: see mailbox.h.
 #include <algorithm>
 #include <string>
+#include <utility>
 
 #include "backoff.h"
 #include "communicator.h"
@@ -38,10 +39,9 @@ Status check(const Mail& mail, int peer, int rank, int size) {
 }  // namespace
 
 Status Engine::post(CommId id, int peer, Mail mail, RequestPtr* request) {
-    const Status shut{DDL_ERROR_STATE, "the library was finalized: call ddl_init first"};
-    if (shut_) return shut;
+    if (shut_) return shut_down();
     const CommPtr comm = find(id);
-    if (!comm) return {DDL_ERROR_STATE, "there is no communicator " + std::to_string(id)};
+    if (!comm) return no_such(id);
     if (Status status = check(mail, peer, comm->rank, comm->size()); !status.ok()) return status;
     mail.comm = comm->key;
     for (int rank = 0; rank < comm->size(); ++rank) {
@@ -53,10 +53,10 @@ Status Engine::post(CommId id, int peer, Mail mail, RequestPtr* request) {
     Letter letter;
     letter.mail = std::move(mail);
     letter.request = made;
-    letter.posted = seconds_now();
+    letter.posted = letter.moved = seconds_now();
     {
         const std::lock_guard lock(progress_);
-        if (shut_) return shut;  // checked again: shutdown() empties the mailbox under this lock
+        if (shut_) return shut_down();  // checked again: shutdown() empties the mailbox under this lock
         if (comm->broken) {
             made->error_ = comm->broken;
             made->finished_ = true;
@@ -116,36 +116,65 @@ Cause Engine::finalized_with(const Letter& letter) const noexcept {
     }
 }
 
+// True where all who could move the letter on have finalized.
+bool Engine::is_left(const Communicator& comm, const Letter& letter) {
+    const auto& departed = comm.departed;
+    const auto& ranks = letter.mail.ranks;
+    if (departed.empty()) return false;
+    if (letter.matched) return departed.count(comm.rank_of(letter.peer)) > 0;
+    return std::all_of(ranks.begin(), ranks.end(), [&](int rank) { return departed.count(rank) > 0; });
+}
+
+// Why the letter does not move.
+std::string Engine::hindrance_of(const Letter& letter) const {
+    const bool alone = letter.left != 0;
+    if (letter.mail.incoming && !letter.matched) {
+        if (letter.mail.peers.size() == 1) {
+            return name_of_rank(letter.mail.peers[0]) + (alone ? " has finalized" : " has not sent it");
+        }
+        return alone ? "every rank that could send it has finalized" : "nobody has sent it";
+    }
+    const std::string peer = name_of_rank(letter.peer);
+    const std::string part = std::to_string(letter.passed) + " of " + std::to_string(letter.payload) + " bytes";
+    if (alone) return peer + " has finalized";
+    if (letter.mail.incoming) return peer + " has sent it, but its data does not arrive: " + part + " are here";
+    return peer + (letter.passed == 0 ? " has not taken it" : " has taken only " + part + " of it");
+}
+
 void Engine::watch_messages(double now) {
+    constexpr double kGrace = 2;  // seconds in which what a rank sent before it finalized may still come
     for (Letter& letter : mailbox_.letters()) {
         const CommPtr comm = find(letter.mail.comm);
-        if (!comm || letter.withdrawn) continue;
-        for (const int member : comm->group.members) {
-            if (!transport_->is_dead(member)) continue;
-            const std::string text = name_of_rank(member) + " died during " + name_of(letter) + " of " +
-                                     name_of_rank(transport_->rank()) + ": see its own output for the cause";
-            return break_comm(*comm, cause_of(DDL_ERROR_PEER_LOST, text.c_str()), true);
+        if (!comm || letter.withdrawn || !letter.status.ok()) continue;
+        if (std::exchange(comm->watched, now) != now) {
+            for (const int member : comm->group.members) {
+                if (!transport_->is_dead(member)) continue;
+                const std::string text = name_of_rank(member) + " died during " + name_of(letter) + " of " +
+                                         name_of_rank(transport_->rank()) + ": see its own output for the cause";
+                return break_comm(*comm, cause_of(DDL_ERROR_PEER_LOST, text.c_str()), true);
+            }
         }
         const Patience& patience = letter.patience;
-        const double waited = now - letter.posted;
-        if (letter.matched || waited < std::min(patience.warn_seconds, patience.timeout_seconds)) continue;
-        std::string text = name_of_rank(transport_->rank()) + " has waited " +
-                           std::to_string(static_cast<int>(waited)) + " s in " + name_of(letter);
-        const auto& peers = letter.mail.peers;
-        if (peers.size() > 1) {
-            text += ": nobody has sent it";
-        } else if (comm->departed.count(comm->rank_of(peers[0])) > 0) {
-            text += ": " + name_of_rank(peers[0]) + " has finalized";
-            return break_comm(*comm, cause_of(DDL_ERROR_SHUTDOWN, text.c_str()), true);
-        } else {
-            text += ": " + name_of_rank(peers[0]);
-            text += letter.mail.incoming ? " has not sent it" : " has not asked for it";
+        const double waited = now - letter.moved;
+        if (!is_left(*comm, letter)) {
+            letter.left = 0;
+        } else if (letter.left == 0) {
+            letter.left = now;
         }
-        if (waited >= patience.timeout_seconds) {
-            text += ". DDL_TIMEOUT sets how many seconds a rank may be late";
-            return break_comm(*comm, cause_of(DDL_ERROR_TIMEOUT, text.c_str()), true);
+        const bool hopeless =
+            letter.left != 0 && std::min(waited, now - letter.left) >= std::min(kGrace, patience.warn_seconds);
+        const bool late = waited >= patience.timeout_seconds;
+        const bool warns = !letter.warned && waited >= patience.warn_seconds;
+        if (!hopeless && !late && !warns) continue;
+        const std::string text = name_of_rank(transport_->rank()) + " has waited " +
+                                 std::to_string(static_cast<int>(waited)) + " s in " + name_of(letter) + ": " +
+                                 hindrance_of(letter);
+        if (hopeless) return break_comm(*comm, cause_of(DDL_ERROR_SHUTDOWN, text.c_str()), true);
+        if (late) {
+            const std::string end = text + ". DDL_TIMEOUT sets how many seconds a rank may be late";
+            return break_comm(*comm, cause_of(DDL_ERROR_TIMEOUT, end.c_str()), true);
         }
-        if (!letter.warned) warnings_.push_back(text);
+        warnings_.push_back(text);
         letter.warned = true;
     }
 }
@@ -161,12 +190,13 @@ std::string Engine::messages_in_flight() const {
 
 Status Engine::set_timeout(CommId id, double seconds) {
     const CommPtr comm = find(id);
-    if (!comm) return {DDL_ERROR_STATE, "there is no communicator " + std::to_string(id)};
+    if (!comm) return no_such(id);
     if (!(seconds > 0)) {
         return refuse("a timeout of " + std::to_string(seconds) + " s: it must be more than 0");
     }
     const std::lock_guard lock(progress_);
-    comm->patience.timeout_seconds = seconds;
+    take_submissions();  // they were made before
+    comm->patience = within(options_.patience, seconds);
     return {};
 }
 

@@ -19,7 +19,8 @@ static_assert(sizeof(PackedHeader) + kInlineBytes + 256 <= kEagerBytes);
 constexpr Tag kFirstTag = 0;
 
 Patience patience_of_environment() {
-    Patience patience;
+    const Patience patience;
+    double timeout = patience.timeout_seconds;
     if (const char* text = std::getenv("DDL_TIMEOUT"); text && *text) {
         char* end = nullptr;
         const double seconds = std::strtod(text, &end);
@@ -27,12 +28,9 @@ Patience patience_of_environment() {
             throw Error(DDL_ERROR_ARGUMENT,
                         std::string("DDL_TIMEOUT is '") + text + "', but must be a number of seconds above 0");
         }
-        patience.timeout_seconds = seconds;
+        timeout = seconds;
     }
-    // The warning comes before the end, however short that is.
-    patience.warn_seconds = std::min(patience.warn_seconds, patience.timeout_seconds / 2);
-    patience.ask_seconds = std::min(patience.ask_seconds, patience.timeout_seconds / 4);
-    return patience;
+    return within(patience, timeout);
 }
 
 std::string text_of(const char* options) {

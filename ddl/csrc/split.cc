@@ -5,15 +5,10 @@
 #include "communicator.h"
 
 namespace ddl {
-namespace {
-
-Status no_such(CommId comm) { return {DDL_ERROR_STATE, "there is no communicator " + std::to_string(comm)}; }
-
-}  // namespace
 
 Status Engine::split(CommId parent, int color, int key, CommId* comm) {
     const CommPtr over = find(parent);
-    if (!over) return shut_ ? Status{DDL_ERROR_STATE, "the library was finalized"} : no_such(parent);
+    if (!over) return shut_ ? shut_down() : no_such(parent);
     try {
         return split_over(*over, color, key, comm);
     } catch (const Error& error) {
@@ -109,7 +104,7 @@ Status Engine::split_over(const Communicator& parent, int color, int key, CommId
 
 Status Engine::create_part(const CommKey& key, std::vector<int> members) {
     const CommPtr world = find(kWorld);
-    if (!world) return {DDL_ERROR_STATE, "the library was finalized"};
+    if (!world) return shut_down();
     Plan plan;
     {
         const std::lock_guard lock(progress_);

@@ -18,6 +18,9 @@ struct Patience {
     double timeout_seconds = 300;  // end the collective with an error
 };
 
+// The same with another timeout. Questions and the warning come before the end, however short that is.
+Patience within(Patience patience, double timeout_seconds);
+
 class Watch {
   public:
     enum class Verdict : uint8_t { wait, ask, warn, give_up };

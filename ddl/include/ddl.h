@@ -199,9 +199,11 @@ DDL_API ddl_result ddl_ibarrier(ddl_comm comm, ddl_request* request);
 
 /* ---- Messages between two ranks --------------------------------------------------------------------------------- */
 /* `peer` is another rank of `comm`. A receive takes the oldest message of its communicator, sender and tag that no
- * earlier receive has taken; type and count must be the sender's, else both get DDL_ERROR_MISMATCH. A send may return
- * before its message is received. Buffers are in host memory. Messages and collectives of a communicator pass one
- * another freely. */
+ * earlier receive has taken; type and count must be the sender's, else the receiver gets DDL_ERROR_MISMATCH, and so
+ * does what is in flight on the communicator elsewhere, and what comes later. A send of up to 16 KiB may have returned
+ * success by then: it need not wait for its receiver. Buffers are in host memory, not in a GPU's and not managed by
+ * CUDA (DDL_ERROR_ARGUMENT). A rank that waits for one that has finalized gets DDL_ERROR_SHUTDOWN. Messages and
+ * collectives of a communicator pass one another freely. */
 
 #define DDL_ANY_RANK (-1) /* as the peer of a receive: whoever sends first */
 

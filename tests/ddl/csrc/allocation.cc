@@ -37,6 +37,7 @@ void fail_allocations(int64_t after, int64_t count) {
 }
 
 bool stop_failing() {
+    failing = 0;  // first: a thread that is in allocate() at this moment may still write `passing`
     passing = -1;
     return failed;
 }

@@ -1,4 +1,6 @@
 // Out of memory: allocations fail one after the other, and no request is lost.
+#include <atomic>
+
 #include "allocation.h"
 #include "check.h"
 #include "world.h"
@@ -47,7 +49,79 @@ bool suffers(size_t count, int64_t after, int64_t failures) {
     return failed;
 }
 
+// A message goes from one rank to another while allocations fail; true where one did.
+bool message_suffers(size_t count, int64_t after, int64_t failures) {
+    EngineOptions options = test_options();
+    options.patience = {0.01, 0.1, 1};  // who was not told of an error notices
+    World world(2, flat_plan(2), options);
+    const std::vector<uint8_t> sent(count, 7);
+    std::vector<uint8_t> got(count, 0);
+    RequestPtr requests[2];
+    bool begun[2] = {false, false};
+    fail_allocations(after, failures);
+    for (size_t rank = 0; rank < 2; ++rank) {
+        try {
+            Mail mail;
+            mail.count = count;
+            mail.from = sent.data();
+            mail.to = got.data();
+            mail.incoming = rank == 1;
+            begun[rank] = world.engines[rank]->post(kWorld, rank == 0 ? 1 : 0, std::move(mail), &requests[rank]).ok();
+        } catch (const std::bad_alloc&) {
+            CHECK(!requests[rank]);
+        }
+    }
+    const bool all_begun = begun[0] && begun[1];
+    bool failed = !all_begun && stop_failing();
+    for (size_t rank = 0; rank < 2; ++rank) {
+        if (!begun[rank]) world.engines[rank]->shutdown();
+    }
+    for (size_t rank = 0; rank < 2; ++rank) {
+        if (begun[rank]) world.engines[rank]->wait(requests[rank]);
+    }
+    failed |= stop_failing();
+    if (begun[1] && requests[1]->status().ok()) CHECK(got == sent);
+    if (!failed) CHECK(all_begun && requests[0]->status().ok() && requests[1]->status().ok());
+    return failed;
+}
+
+// Three ranks make a communicator while allocations fail; true where one did.
+bool group_suffers(int64_t after) {
+    EngineOptions options = test_options();
+    options.patience = {0.01, 0.1, 0.3};
+    World world(3, flat_plan(3), options);
+    std::atomic<int> here{0};
+    world.run([&](int rank, Engine& engine) {
+        CommId comm = 0;
+        ++here;
+        while (here < 3) std::this_thread::yield();
+        if (rank == 0) fail_allocations(after, 1);
+        try {
+            static_cast<void>(engine.create_group({0, 1, 2}, 0, &comm));
+        } catch (const std::bad_alloc&) {
+            // Others wait for this rank until their timeout.
+        }
+    });
+    return stop_failing();
+}
+
 }  // namespace
+
+TEST("whichever allocation fails, a message ends, and is never half received") {
+    for (const size_t count : {100, 200000}) {
+        for (const int64_t failures : {1, 5}) {
+            int64_t after = 0;
+            while (after < 200 && message_suffers(count, after, failures)) after += check::kSanitized ? 4 : 1;
+            CHECK(after > 10);
+        }
+    }
+}
+
+TEST("whichever allocation fails, the making of a group ends on every rank") {
+    int64_t after = 0;
+    while (after < 100 && group_suffers(after)) after += check::kSanitized ? 8 : 4;
+    CHECK(after > 10);
+}
 
 TEST("whichever allocation fails, every request that was accepted ends, right or with an error") {
     for (const size_t count : {100, 200000}) {

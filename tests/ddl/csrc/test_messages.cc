@@ -148,6 +148,78 @@ TEST("a message that nobody sends ends in time, and names who should have") {
     }
 }
 
+TEST("a long message that moves takes longer than the timeout, and is as it was sent") {
+    EngineOptions options = test_options();
+    options.patience = {0.1, 1, 1.5};
+    std::mutex mutex;
+    std::vector<std::string> warnings;
+    options.warn = [&](const std::string& text) {
+        const std::lock_guard lock(mutex);
+        warnings.push_back(text);
+    };
+    World world(2, flat_plan(2), options);
+    constexpr size_t kCount = 25000000;  // 12 pieces, of which two are under way at once
+    world.network.delay(0, 0.35);
+    const auto expected = numbers(kCount, 3);
+    world.run([&](int rank, Engine& engine) {
+        const double start = seconds_now();
+        if (rank == 0) CHECK_EQ(finish(engine, 1, send_of(expected)).message, std::string());
+        if (rank == 0) return;
+        std::vector<float> got(kCount);
+        CHECK_EQ(finish(engine, 0, receive_of(got)).message, std::string());
+        CHECK(seconds_now() - start > 1.5);
+        CHECK(got == expected);
+    });
+    for (const std::string& text : warnings) CHECK_EQ(text, std::string());
+}
+
+TEST("a message whose sender falls silent on the way ends on both sides, and says how much came") {
+    World world(2, flat_plan(2), impatient());
+    world.network.delay(0, 0.3);
+    world.run([&](int rank, Engine& engine) {
+        std::vector<float> data(10000000);
+        RequestPtr request;
+        CHECK(engine.post(kWorld, 1 - rank, rank == 0 ? send_of(data) : receive_of(data), &request).ok());
+        if (rank == 0) world.network.silence(0);  // the envelope and two pieces are out
+        const Status& status = engine.wait(request);
+        CHECK_EQ(status.code, DDL_ERROR_TIMEOUT);
+        CHECK_CONTAINS(status.message, rank == 0 ? "rank 1 (host a) has taken only 16777216 of 40000000 bytes of it"
+                                                 : "rank 0 (host a) has sent it, but its data does not arrive: "
+                                                   "16777216 of 40000000 bytes are here");
+    });
+}
+
+TEST("a message that nobody asks for ends in time, and says so") {
+    World world(2, flat_plan(2), impatient());
+    std::vector<float> data(10000);
+    const Status status = finish(*world.engines[0], 1, send_of(data));
+    CHECK_EQ(status.code, DDL_ERROR_TIMEOUT);
+    CHECK_CONTAINS(status.message, "rank 1 (host a) has not taken it");
+}
+
+TEST("who waits for ranks that have all finalized is told, long before the timeout") {
+    for (const int peer : {1, kAnyRank}) {
+        EngineOptions options = test_options();
+        options.patience.warn_seconds = 0.5;
+        World world(3, flat_plan(3), options);
+        std::vector<float> data(10), early(10);
+        RequestPtr first, second;
+        CHECK(world.engines[0]->post(kWorld, peer, receive_of(data), &first).ok());
+        CHECK(world.engines[0]->post(kWorld, peer, receive_of(early), &second).ok());
+        // What was sent before still arrives.
+        world.network.delay(1, 0.2);
+        CHECK(finish(*world.engines[1], 0, send_of(numbers(10, 5))).ok());
+        world.network.delay(1, 0);
+        world.engines[1]->shutdown();
+        world.engines[2]->shutdown();
+        CHECK(world.engines[0]->wait(first).ok());
+        CHECK(data == numbers(10, 5));
+        const Status& status = world.engines[0]->wait(second);
+        CHECK_EQ(status.code, DDL_ERROR_SHUTDOWN);
+        CHECK_CONTAINS(status.message, peer == 1 ? "rank 1 has finalized" : "every rank that could send it has");
+    }
+}
+
 TEST("a timeout of a communicator's own holds for its messages and its collectives") {
     EngineOptions options = test_options();  // 100 s
     World world(2, flat_plan(2), options);
@@ -161,7 +233,10 @@ TEST("a timeout of a communicator's own holds for its messages and its collectiv
     World other(2, flat_plan(2), options);
     other.run([&](int rank, Engine& engine) {
         CHECK(engine.set_timeout(kWorld, 0.5).ok());
-        if (rank == 0) CHECK_EQ(engine.run(kWorld, {}).code, DDL_ERROR_TIMEOUT);
+        if (rank != 0) return;
+        const Status status = engine.run(kWorld, {});
+        CHECK_EQ(status.code, DDL_ERROR_TIMEOUT);
+        CHECK_CONTAINS(status.message, "rank 1 has not called it");  // it was asked in time
     });
 }
 

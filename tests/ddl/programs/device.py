@@ -44,6 +44,15 @@ def main() -> None:
     gpu.check(gpu.runtime.cudaSetDevice(rank), "cudaSetDevice")
     refused(elsewhere.address, elsewhere.address, f"GPU {size + rank}'s memory", f"this rank uses GPU {rank}")
 
+    # Messages between two ranks are host memory's.
+    managed = ctypes.c_void_p()
+    gpu.check(gpu.runtime.cudaMallocManaged(ctypes.byref(managed), host.nbytes, 1), "cudaMallocManaged")
+    for address in (first.address, managed.value):
+        arguments = (address, COUNT, FLOAT32, 1 - rank, 0, None)
+        for call in (("ddl_send", *arguments), ("ddl_recv", *arguments, None)):
+            with pytest.raises(ddl.ArgumentError, match="copy it to host memory first"):
+                library.call(*call)
+
     # Work that a stream has still to do: the call waits for it.
     stream = ctypes.c_void_p()
     gpu.check(gpu.runtime.cudaStreamCreateWithFlags(ctypes.byref(stream), 1), "cudaStreamCreateWithFlags")
