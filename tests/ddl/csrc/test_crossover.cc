@@ -46,6 +46,12 @@ TEST("the crossover is where the dimensions become faster") {
     CHECK(crossover(racked(), make_plan(8, {2, 2, 2}, "r")) <= small);
 }
 
+TEST("long messages never go by recursive doubling, however long a round takes") {
+    const Plan plan = make_plan(8, {2, 4}, "r");
+    CHECK_EQ(crossover(switched(1), plan), kMostDoubled);
+    CHECK_EQ(crossover({{{2, 30e-6, kFast}}}, flat_plan(2)), kMostDoubled);
+}
+
 TEST("without latencies or other ranks there is no crossover") {
     CHECK_EQ(crossover(switched(0), make_plan(8, {2, 4}, "r")), 0u);
     CHECK_EQ(crossover({{{1, 1e-6, 1e9}}}, flat_plan(1)), 0u);
