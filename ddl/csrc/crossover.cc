@@ -101,7 +101,7 @@ uint64_t crossover(const Network& network, const Plan& plan, const Tuning& tunin
         const int middle = (below + beyond) / 2;
         (is_faster(small << middle) ? below : beyond) = middle;
     }
-    return std::min(small << below, kMostDoubled);
+    return std::clamp(small << below, kLeastDoubled, kMostDoubled);
 }
 
 }  // namespace ddl
