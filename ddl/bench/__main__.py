@@ -17,13 +17,14 @@ from functools import partial
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 
+from page import bound_of, page
 from scenarios import ALL, Scenario, quick
 from shaped import ROOT, BenchError, Run, measured
 from verdicts import judge, left_out_of, lines, turns_of
 
 from ddl.bench import chart, figures
 from ddl.bench.contestants import DDL
-from ddl.planning import interface, network, picture
+from ddl.planning import picture
 from ddl.planning.units import format_bits
 from testbed import obstacle
 
@@ -50,9 +51,9 @@ def main(argv: Sequence[str] | None = None) -> int:
         _write(args.output, runs)  # what was measured stays, whatever comes next
         if len(made.records) == 1:
             title = f"allreduce, float32: {scenario.title}"
-            figure = chart.draw(turns_of(made.records[0][1]), _bound(made), title)
+            figure = chart.draw(turns_of(made.records[0][1]), bound_of(made), title)
             picture.write(figure, args.output / f"ddl_{scenario.name}.svg")
-    print(f"\nwrote {args.output / 'ddl.json'}")
+    print(f"\nwrote {args.output / 'ddl.json'} and ddl.md, its tables")
     return status
 
 
@@ -71,18 +72,11 @@ def report(run: Run) -> list[str]:
     for order, record in run.records:
         if len(run.records) > 1:
             said.append(f"hosts {' '.join(map(str, order))}:")
-        said.append(figures.table(turns_of(record), ranks, DDL, _bound(run)))
+        said.append(figures.table(turns_of(record), ranks, DDL, bound_of(run)))
         said += [figures.words(one) for one in left_out_of(record)]
         if ranks > (os.cpu_count() or 1) and any(one.name.startswith("MPICH") for one in turns_of(record)):
             said.append("MPICH's ranks poll, and are more than the cores: its rows measure that, too")
     return [*said, *lines(judge(run))]
-
-
-def _bound(run: Run) -> figures.Bound | None:
-    if run.network is None:
-        return None
-    tree = network.from_dict(run.network).tree
-    return lambda size: interface.bounds(tree, size).cut
 
 
 def _write(folder: Path, runs: Sequence[Run]) -> None:
@@ -104,9 +98,10 @@ def _write(folder: Path, runs: Sequence[Run]) -> None:
             for run in runs
         ],
     }
-    aside = folder / ".ddl.json"
-    aside.write_text(json.dumps(document, indent=1) + "\n")
-    aside.replace(folder / "ddl.json")
+    for name, text in (("ddl.json", json.dumps(document, indent=1) + "\n"), ("ddl.md", page(runs))):
+        aside = folder / f".{name}"
+        aside.write_text(text)
+        aside.replace(folder / name)
 
 
 def _mpich() -> Path | None:
@@ -164,7 +159,7 @@ def _arguments(argv: Sequence[str] | None) -> argparse.Namespace:
     parser.add_argument("--quick", action="store_true", help="in small: shows that it runs, its figures mean nothing")
     parser.add_argument("--scenarios", type=read, default=list(ALL), metavar="NAME,...", help="some of them")
     parser.add_argument(
-        "--output", type=Path, default=ROOT / "out" / "bench", metavar="DIR", help="for ddl.json, *.svg"
+        "--output", type=Path, default=ROOT / "out" / "bench", metavar="DIR", help="for ddl.json, ddl.md, *.svg"
     )
     return parser.parse_args(argv)
 

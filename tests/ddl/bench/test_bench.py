@@ -10,6 +10,7 @@ from contextlib import suppress
 from pathlib import Path
 
 import pytest
+from page import page
 from scenarios import ALL, Scenario, Target
 from shaped import Goodput, Run
 from verdicts import judge, lines
@@ -53,6 +54,23 @@ def test_the_fastest_peer_counts_and_never_our_own_ring() -> None:
     (verdict,) = judge(run_of(Target("ratio", 1.5, "Open MPI"), records=[found]))
     assert (verdict.value, verdict.reached) == (pytest.approx(1.4), False)
     assert lines([verdict])[0].startswith("MISSED")
+
+
+def test_the_page_has_links_targets_and_the_best_setting_of_each_size() -> None:
+    found = record(ours=[1.0, 2.0], gloo=[1.5, 3.5], **{"Open MPI, a": [3.0, 6.0], "Open MPI, b": [1.4, 2.8]})
+    for one in found["turns"]:
+        one["family"] = "Open MPI" if one["contestant"].startswith("Open") else ""
+    text = page([run_of(Target("ratio", 1.7, "gloo"), records=[found])])
+    assert "Links of 200mbit, uplinks of 100mbit; a link 192 Mbit/s, an uplink 96 Mbit/s before" in text
+    assert "| 64 MiB: time of gloo over ours | 1.625 | >= 1.7 | **missed** |" in text
+    assert "| size | DDL | of the bound | gloo | best setting |" in text
+    assert "| 64 MiB | 1.5 s | 373% | 1.62 | 1.40 (Open MPI, b) |" in text
+
+
+def test_a_page_of_orders_has_each_run() -> None:
+    orders = ((0, 1, 2, 3), (0, 2, 1, 3))
+    text = page([run_of(orders=orders, records=[record(ours=[1.0]), record(ours=[1.25])])])
+    assert "| 0 1 2 3 | 1 s |\n| 0 2 1 3 | 1.25 s |" in text
 
 
 def test_a_peer_that_is_not_there_is_not_judged() -> None:
@@ -198,6 +216,7 @@ def test_the_bench_on_the_virtual_cluster_runs_in_small(tmp_path: Path) -> None:
         [sys.executable, ROOT / "ddl" / "bench", "--quick", "--output", tmp_path], capture_output=True, text=True
     )
     assert done.returncode == 0, done.stderr
+    assert (tmp_path / "ddl.md").read_text().startswith("## ")
     found = json.loads((tmp_path / "ddl.json").read_text())
     assert [run["scenario"]["name"] for run in found["runs"]] == [scenario.name for scenario in ALL]
     assert "MPICH, default" in done.stdout
