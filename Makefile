@@ -7,7 +7,7 @@ CXX_SOURCES = $(shell find ddl/include ddl/csrc lms/src tests -name '*.cc' -o -n
 export PYTHON
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test test-all lint format bench bench-lms bench-ddl gpu-check clean
+.PHONY: help setup demo test test-all lint format bench bench-lms bench-ddl chart gpu-check clean
 
 help: ## list what make can do here
 	@sed -n 's/^\([a-z-]*\):[^#]*## \(.*\)/make \1\t\2/p' Makefile | expand -t 18
@@ -23,6 +23,7 @@ test: setup ## the tests, less the slow ones (ARGS="-k NAME" goes to pytest)
 
 test-all: setup ## every test, and both commands on a fresh Debian (needs root; installs mmdebstrap where it is missing)
 	ci/install_tools
+	ci/chart_tools
 	$(PYTEST) $(ARGS)
 
 lint: setup ## ruff, a strict type checker and clang-format over the sources
@@ -43,6 +44,9 @@ bench-lms: setup ## measure LMS against plain training, checkpointing and the sy
 
 bench-ddl: setup ## measure DDL's allreduce beside gloo, Open MPI and MPICH on a virtual cluster (needs root); JSON to out/bench/
 	$(BIN)/python ddl/bench $(ARGS)
+
+chart: setup ## lint the Helm chart with helm 3 and 4, and pack it into out/chart
+	ci/chart
 
 gpu-check: ## the GPU's tests and benchmark with PYTHON's own torch, without .venv; to $OUT, or out/gpu
 	@ci/gpu_check

@@ -41,7 +41,8 @@ REGISTRIES = [
         ("repo.anaconda", "com"),
     )
 ]
-MACHINE_PATHS = re.compile(r"(?<![\w.~/-])/(?:" + "|".join(("work", "opt", "root", "Users")) + r")/\w")
+# /opt/conda is where the images have their environment.
+MACHINE_PATHS = re.compile(r"(?<![\w.~/-])/(?:" + "|".join(("work", r"opt(?!/conda\b)", "root", "Users")) + r")/\w")
 
 OF_A_GPU_BUILD = ("nvidia-", "cuda-", "triton")  # torch itself asks for exact versions of these
 

@@ -1,0 +1,93 @@
+"""What the chart makes of bad values: an error that names the value, and nothing else."""
+
+import pytest
+
+from charts import MPIJOB, ONE_POD, PLAIN, Helm, Object, merged
+
+ON_GPUS = merged(PLAIN, {"gpus": 8, "ddl": {"hosts": 0, "gpusPerHost": 4}})
+
+# Found by the schema: the value, and what its error names.
+MALFORMED = {
+    "a misspelt option": ({"gpu": 2}, "gpu"),
+    "a misspelt option of ddl": ({"ddl": {"gpuPerHost": 2}}, "gpuPerHost"),
+    "a number of GPUs in words": ({"gpus": "two"}, "gpus"),
+    "half a GPU": ({"gpus": 0.5}, "gpus"),
+    "less than no GPU": ({"gpus": -1}, "gpus"),
+    "no GPU a host": ({"ddl": {"gpusPerHost": 0}}, "gpusPerHost"),
+    "an unknown mode": ({"mode": "operator"}, "mode"),
+    "DDL by a word": ({"ddl": {"enabled": "yes"}}, "enabled"),
+    "a port that needs privileges": ({"ddl": {"sshPort": 22}}, "sshPort"),
+    "a port that cannot be": ({"ddl": {"sshPort": 70000}}, "sshPort"),
+    "a key in place of its secret's name": ({"ddl": {"sshKeySecret": "-----BEGIN KEY"}}, "sshKeySecret"),
+    "the end of ddlrun's options": ({"ddl": {"options": ["-v", "--"]}}, "options"),
+    "a command in one string": ({"command": "python train.py"}, "command"),
+    "a number among the words of the command": ({"command": ["sleep", 3]}, "command"),
+    "a variable without a name": ({"env": [{"value": "1"}]}, "env"),
+    "a variable with two values": ({"env": [{"name": "A", "value": "1", "valueFrom": {}}]}, "env"),
+    "an image with its tag in its name": ({"image": {"repository": "registry.example/a:b/c:1"}}, "repository"),
+    "a tag that is a number": ({"image": {"tag": 1.0}}, "tag"),
+    "a size without a number": ({"data": {"size": "Gi"}}, "size"),
+    "an unknown access mode": ({"data": {"size": "1Gi", "accessMode": "ReadWrite"}}, "accessMode"),
+    "a relative mount path": ({"data": {"mountPath": "data"}}, "mountPath"),
+    "a mount path over the environment": ({"data": {"mountPath": "/opt/conda"}}, "mountPath"),
+    "resources without limits": ({"resources": None}, "resources"),
+    "limits without memory": ({"resources": {"limits": {"memory": None}}}, "memory"),
+    "memory in words": ({"resources": {"limits": {"memory": "16 GB"}}}, "memory"),
+    "a label that is a number": ({"podLabels": {"team": 1}}, "podLabels"),
+}
+
+# Right each, and wrong together or missing: the values, and what the error says was asked, found and to be done.
+CONTRADICTING: dict[str, tuple[Object, tuple[str, ...]]] = {
+    "no image": ({"command": ["true"]}, ("image.repository is empty", "make image")),
+    "no tag": (merged(ONE_POD, {"image": {"tag": ""}}), ("image.tag is empty",)),
+    "no command": (merged(ONE_POD, {"command": []}), ("command is empty", "--set")),
+    "no secret": (
+        merged(PLAIN, {"ddl": {"sshKeySecret": ""}}),
+        ("ddl.sshKeySecret is empty", "ssh-keygen", "kubectl create secret"),
+    ),
+    "a secret for the operator": (merged(MPIJOB, {"ddl": {"sshKeySecret": "keys"}}), ('"keys"', "leave it empty")),
+    "no number of hosts": (merged(PLAIN, {"ddl": {"hosts": 0}}), ("neither gpus nor ddl.hosts",)),
+    "GPUs that do not divide": (merged(ON_GPUS, {"gpus": 6}), ("gpus is 6", "ddl.gpusPerHost is 4")),
+    "hosts that GPUs deny": (merged(ON_GPUS, {"ddl": {"hosts": 3}}), ("ddl.hosts is 3", "makes 2")),
+    "ranks that share a GPU": (merged(ON_GPUS, {"ddl": {"ranksPerHost": 2}}), ("ddl.ranksPerHost is 2",)),
+    "two volumes": (merged(ONE_POD, {"data": {"claim": "a", "size": "1Gi"}}), ('data.claim is "a"', '"1Gi"')),
+    "a class of no volume": (merged(ONE_POD, {"data": {"storageClass": "fast"}}), ("data.size is empty",)),
+    "a variable of the chart's own": (
+        merged(ONE_POD, {"env": [{"name": "BASCULE_SSH_PORT", "value": "1"}]}),
+        ("BASCULE_SSH_PORT", "ddl.sshPort"),
+    ),
+    "a label of the chart's own": (
+        merged(ONE_POD, {"podLabels": {"app.kubernetes.io/name": "x"}}),
+        ("podLabels names app.kubernetes.io/name",),
+    ),
+    "a GPU among the limits": (
+        merged(ONE_POD, {"resources": {"limits": {"nvidia.com/gpu": 1}}}),
+        ("resources.limits names nvidia.com/gpu", "ddl.gpusPerHost"),
+    ),
+}
+
+
+@pytest.mark.parametrize("what", MALFORMED)
+def test_a_malformed_value_is_rejected_by_its_name(helm: Helm, what: str) -> None:
+    values, name = MALFORMED[what]
+    done = helm.template(merged(ONE_POD, values))
+    assert done.returncode != 0
+    assert done.stdout == ""
+    assert "values don't meet the specifications of the schema" in done.stderr
+    assert name in done.stderr
+
+
+@pytest.mark.parametrize("what", CONTRADICTING)
+def test_values_that_contradict_each_other_are_rejected_with_what_to_do(helm: Helm, what: str) -> None:
+    values, words = CONTRADICTING[what]
+    done = helm.template(values)
+    assert done.returncode != 0
+    assert done.stdout == ""
+    assert all(word in done.stderr for word in words), done.stderr
+    assert "schema" not in done.stderr
+
+
+def test_a_cluster_that_is_too_old_is_refused(helm: Helm) -> None:
+    done = helm.template(ONE_POD, "--kube-version", "1.20.0")
+    assert done.returncode != 0
+    assert ">=1.25.0" in done.stderr
