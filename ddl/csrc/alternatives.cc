@@ -13,7 +13,6 @@ namespace {
 // A plan with fewer rounds is taken for one that is a little faster: each round is one more chance to wait for a rank
 // that is late, which the simulation does not know of.
 constexpr double kNear = 1.05;
-constexpr int kMostSimulated = 64;  // ranks that are simulated one by one where one cannot stand for all
 
 // Each way of joining neighbouring tiers into dimensions; a dimension for each tier comes first, one ring last.
 std::vector<std::vector<int>> joinings(const Network& network) {
@@ -48,11 +47,12 @@ bool faster(const Alternative& a, const Alternative& b) { return a.forecast.seco
 // The plans of all joinings, run by rings, with their forecasts; none where simulating them would take minutes.
 std::vector<Alternative> hierarchies(const Network& network, const Task& task, const Tuning& tuning) {
     check(network);
-    const int size = network.size();
+    Tuning by_rings = tuning;
+    by_rings.algorithm = Algorithm::bandwidth;
     std::vector<Alternative> found;
     for (const auto& dimensions : joinings(network)) {
-        Plan plan = make_plan(size, dimensions, "r");
-        if (task.count < static_cast<uint64_t>(size) && size > kMostSimulated) continue;
+        Plan plan = make_plan(network.size(), dimensions, "r");
+        if (!is_quick(network, plan, task, by_rings)) continue;
         found.push_back(forecast(network, std::move(plan), task, tuning, Algorithm::bandwidth));
     }
     return found;

@@ -90,10 +90,14 @@ std::string doubled(uint64_t small_bytes) {
     return "; up to " + std::to_string(small_bytes) + " bytes by recursive doubling";
 }
 
-std::string times(double ratio) {
-    char text[16];
-    std::snprintf(text, sizeof text, "%.1fx", ratio);
-    return text;
+// What the dimensions of `plan` are predicted to gain.
+std::string compared_with_ring(const Network& network, const Plan& plan, const Task& task) {
+    if (plan.dimensions.size() == 1) return "one ring over all ranks, as no dimensions are predicted to be faster";
+    const double ring = simulate(network, flat_plan(plan.size()), task).seconds;
+    char text[40];
+    std::snprintf(text, sizeof text, " predicted %.1fx faster than a flat ring",
+                  ring / simulate(network, plan, task).seconds);
+    return format_dimensions(plan.dimensions) + text;
 }
 
 }  // namespace
@@ -103,45 +107,28 @@ bool needs_links(const Options& options, const Placement& placement) {
 }
 
 Plan choose(const Options& options, const Placement& placement, const Links& links) {
-    const Plan unmeasured = plan_of(options, placement);
     const Tiers& tiers = links.tiers;
-    const auto size = static_cast<int>(placement.host_of.size());
     // Gives the order of ranks, and the reasons why a level is no dimension.
     const Plan grouped = plan_of_groups({placement.host_of, rack_of_ranks(placement, tiers.racks)});
-    const auto planned = [&](const std::vector<int>& dimensions, const std::string& modes, const std::string& reason) {
-        return make_plan(size, dimensions, modes, grouped.ranks, measured(tiers) + "; " + reason);
-    };
-    const std::string modes = unmeasured.modes.substr(0, 1);
-    const int local_size = placement.local_size(0);
     const bool is_even = is_even_over_hosts(placement);
-    const Network network = is_even ? network_of(links, local_size) : Network{};
-    if (!options.dimensions.empty()) {
-        Plan plan =
-            planned(unmeasured.dimensions, unmeasured.modes,
-                    format_dimensions(options.dimensions) + " as DDL_OPTIONS asks, laid over ranks in rack order");
-        if (!is_even) return plan;
-        plan.small_bytes = crossover(network, make_plan(size, plan.dimensions, "r"));
-        plan.reason += doubled(plan.small_bytes);
-        return plan;
-    }
-    if (!is_even) return planned({size}, modes, grouped.reason);
-    const Task task{Collective::allreduce, DDL_FLOAT32, DDL_SUM, kChoiceBytes / 4, 0};
-    const Plan chosen = choose_plan(network, task);
-    const std::vector<int>& dimensions = chosen.dimensions;
+    const Network network = is_even ? network_of(links, placement.local_size(0)) : Network{};
+    Plan plan;
     std::string reason;
-    if (tiers.racks.size() > 1 && !same_size(tiers.racks)) reason = grouped.reason + "; ";
-    if (dimensions.size() == 1) {
-        reason += "one ring over all ranks, as no dimensions are predicted to be faster";
+    if (!options.dimensions.empty()) {
+        plan = plan_of(options, placement);
+        reason = format_dimensions(options.dimensions) + " as DDL_OPTIONS asks, laid over ranks in rack order";
+        if (is_even) plan.small_bytes = crossover(network, make_plan(plan.size(), plan.dimensions, "r"));
+    } else if (!is_even) {
+        plan = flat_plan(grouped.size());
+        reason = grouped.reason;
     } else {
-        const auto seconds = [&](const std::vector<int>& sizes) {
-            return simulate(network, make_plan(size, sizes, modes), task).seconds;
-        };
-        const double gain = seconds({size}) / seconds(dimensions);
-        reason += format_dimensions(dimensions) + " predicted " + times(gain) + " faster than a flat ring";
+        const Task task{Collective::allreduce, DDL_FLOAT32, DDL_SUM, kChoiceBytes / 4, 0};
+        plan = choose_plan(network, task);
+        if (tiers.racks.size() > 1 && !same_size(tiers.racks)) reason = grouped.reason + "; ";
+        reason += compared_with_ring(network, plan, task);
     }
-    Plan plan = planned(dimensions, modes, reason + doubled(chosen.small_bytes));
-    plan.small_bytes = chosen.small_bytes;
-    return plan;
+    plan.reason = measured(tiers) + "; " + reason + doubled(plan.small_bytes);
+    return reordered(std::move(plan), grouped.ranks);
 }
 
 std::vector<std::byte> pack(const Plan& plan) {

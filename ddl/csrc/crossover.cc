@@ -12,8 +12,7 @@ namespace {
 // What rides on a message beside its payload, in bytes: Ethernet's, IP's, TCP's and MPI's headers, and ours. Neither
 // the simulation nor the bounds know of it, but here it decides: more rounds pay it more often.
 constexpr uint64_t kFraming = 125;
-constexpr int kMostSimulated = 64;  // ranks that are simulated one by one, where one cannot stand for all
-constexpr double kMargin = 1.1;     // each round more is a chance more to wait for a rank that is late
+constexpr double kMargin = 1.1;  // each round more is a chance more to wait for a rank that is late
 
 // Seconds of a round in which each of `positions` sends `bytes` to the one of them whose index differs in `bit`.
 double round_seconds(const Network& network, const std::vector<int>& positions, size_t bit, uint64_t bytes) {
@@ -49,17 +48,6 @@ double framing_seconds(const Network& network, const Plan& plan) {
     return seconds;
 }
 
-// True where each dimension is a tier or several neighbours: one rank then stands for all.
-bool is_of_tiers(const Network& network, const Plan& plan) {
-    size_t tier = 0;
-    for (const int dimension : plan.dimensions) {
-        int reached = 1;
-        while (tier < network.tiers.size() && reached < dimension) reached *= network.tiers[tier++].size;
-        if (reached != dimension) return false;
-    }
-    return true;
-}
-
 }  // namespace
 
 double doubling_seconds(const Network& network, uint64_t bytes) {
@@ -82,17 +70,20 @@ uint64_t crossover(const Network& network, const Plan& plan, const Tuning& tunin
     check(network);
     const auto unknown = [](const Tier& tier) { return tier.size > 1 && tier.latency <= 0; };
     if (network.size() < 2 || std::any_of(network.tiers.begin(), network.tiers.end(), unknown)) return 0;
-    if (network.size() > kMostSimulated && !is_of_tiers(network, plan)) return 0;
     Tuning by_dimensions = tuning;
     by_dimensions.algorithm = Algorithm::bandwidth;
+    const auto allreduce = [](uint64_t bytes) {
+        return Task{Collective::allreduce, DDL_FLOAT32, DDL_SUM, bytes / size_of(DDL_FLOAT32), 0};
+    };
     const auto is_faster = [&](uint64_t bytes) {
-        const Task task{Collective::allreduce, DDL_FLOAT32, DDL_SUM, bytes / size_of(DDL_FLOAT32), 0};
-        const double others = simulate(network, plan, task, by_dimensions).seconds + framing_seconds(network, plan);
+        const double others =
+            simulate(network, plan, allreduce(bytes), by_dimensions).seconds + framing_seconds(network, plan);
         return doubling_seconds(network, bytes + kFraming) <= kMargin * others;
     };
     // Below an element a rank there is nothing to divide among the dimensions.
     uint64_t small = 128;
     while (2 * small < static_cast<uint64_t>(network.size()) * size_of(DDL_FLOAT32)) small *= 2;
+    if (!is_quick(network, plan, allreduce(2 * small), by_dimensions)) return 0;
     // More bytes favour the dimensions ever more: a search by halves, as simulations of thousands of ranks take a
     // while.
     int below = 0, beyond = 1;  // powers: doubling is faster at `small` times 2 to `below`, but not to `beyond`

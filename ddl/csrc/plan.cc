@@ -107,16 +107,21 @@ Plan make_plan(int size, std::vector<int> dimensions, const std::string& modes, 
         ranks.resize(static_cast<size_t>(size));
         std::iota(ranks.begin(), ranks.end(), 0);
     }
-    if (ranks.size() != static_cast<size_t>(size)) {
-        throw wrong("the order of ranks has " + std::to_string(ranks.size()) + " entries, but there are " +
-                    std::to_string(size) + " ranks");
-    }
     Plan plan;
     plan.modes = one_for_each(modes, dimensions.size());
     plan.dimensions = std::move(dimensions);
+    plan.reason = std::move(reason);
+    plan.ranks.resize(static_cast<size_t>(size));
+    return reordered(std::move(plan), std::move(ranks));
+}
+
+Plan reordered(Plan plan, std::vector<int> ranks) {
+    if (ranks.size() != plan.ranks.size()) {
+        throw wrong("the order of ranks has " + std::to_string(ranks.size()) + " entries, but there are " +
+                    std::to_string(plan.size()) + " ranks");
+    }
     plan.positions = inverse_of(ranks);
     plan.ranks = std::move(ranks);
-    plan.reason = std::move(reason);
     return plan;
 }
 
@@ -195,10 +200,9 @@ Plan plan_of_part(const Plan& world, const std::vector<int>& members) {
     }
     if (groups.empty()) groups.emplace_back(members.size(), 0);
     Plan plan = plan_of_groups(groups, "r");
-    for (int& rank : plan.ranks) rank = order[static_cast<size_t>(rank)];
-    for (size_t i = 0; i < plan.ranks.size(); ++i) {
-        plan.positions[static_cast<size_t>(plan.ranks[i])] = static_cast<int>(i);
-    }
+    std::vector<int> ranks;
+    for (const int rank : plan.ranks) ranks.push_back(order[static_cast<size_t>(rank)]);
+    plan = reordered(std::move(plan), std::move(ranks));
     if (plan.size() == world.size()) plan.small_bytes = world.small_bytes;  // of fewer ranks it was not measured
     return plan;
 }

@@ -71,8 +71,10 @@ Plan plan_of(const Network& network, const ddl_plan* asked, const Task& task) {
     Plan plan;
     if (options.dimensions.empty()) {
         plan = choose_plan(network, task, tuning_of(asked));
-        const std::string letters = options.modes == "p" ? plan.modes : options.modes;
-        plan = make_plan(size, plan.dimensions, letters, std::move(ranks), plan.reason);
+        if (!ranks.empty()) plan = reordered(std::move(plan), std::move(ranks));
+        if (options.modes != "p") {
+            plan.modes = make_plan(size, plan.dimensions, options.modes).modes;  // one for each, checked
+        }
     } else {
         Options measured = options;
         std::replace(measured.modes.begin(), measured.modes.end(), 'p', 'r');

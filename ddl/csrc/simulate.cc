@@ -324,8 +324,32 @@ class Simulation {
     Forecast forecast_;
 };
 
+// What MPI and NCCL do in a dimension is theirs to know: it is timed as the ring that it replaces.
+struct Rings {
+    Plan plan;
+    Tuning tuning;
+};
+
+Rings rings_of(const Network& network, const Plan& plan, const Task& task, const Tuning& tuning) {
+    check(network);
+    if (network.size() != plan.size()) {
+        throw Error(DDL_ERROR_ARGUMENT, "the network has " + std::to_string(network.size()) + " ranks, the plan " +
+                                            std::to_string(plan.size()));
+    }
+    Rings rings{plan, tuning};
+    std::fill(rings.plan.modes.begin(), rings.plan.modes.end(), 'r');
+    if (const Schedule asked = make_schedule(plan, 0, task, tuning); asked.stages > 0) {
+        rings.tuning.algorithm = Algorithm::bandwidth;
+        rings.plan.chunks = static_cast<int>(asked.chunks.size()) - 1;  // less the roll
+    }
+    return rings;
+}
+
 // The tiers of each dimension where one rank can stand for all; else empty.
-std::vector<Reach> reaches_of(const Network& network, const Plan& plan, const Task& task, const Schedule& schedule) {
+std::vector<Reach> reaches_of(const Network& network, const Rings& rings, const Task& task) {
+    const Plan& plan = rings.plan;
+    if (plan.size() == 1) return {};
+    const Schedule schedule = make_schedule(plan, 0, task, rings.tuning);
     // Recursive doubling has no rings; and where parts are empty, ranks differ.
     if (task.collective != Collective::allreduce || schedule.algorithm.rfind("recursive", 0) == 0 ||
         !std::is_sorted(plan.ranks.begin(), plan.ranks.end()) ||
@@ -350,26 +374,18 @@ std::vector<Reach> reaches_of(const Network& network, const Plan& plan, const Ta
 
 }  // namespace
 
+bool is_quick(const Network& network, const Plan& plan, const Task& task, const Tuning& tuning) {
+    constexpr int kFew = 64;
+    const Rings rings = rings_of(network, plan, task, tuning);
+    return plan.size() <= kFew || !reaches_of(network, rings, task).empty();
+}
+
 Forecast simulate(const Network& network, const Plan& plan, const Task& task, const Tuning& tuning, int window,
                   bool use_symmetry) {
-    check(network);
-    if (network.size() != plan.size()) {
-        throw Error(DDL_ERROR_ARGUMENT, "the network has " + std::to_string(network.size()) + " ranks, the plan " +
-                                            std::to_string(plan.size()));
-    }
-    // What MPI and NCCL do in a dimension is theirs to know: it is timed as the ring that it replaces.
-    Plan rings = plan;
-    std::fill(rings.modes.begin(), rings.modes.end(), 'r');
-    Tuning as_rings = tuning;
-    if (const Schedule asked = make_schedule(plan, 0, task, tuning); asked.stages > 0) {
-        as_rings.algorithm = Algorithm::bandwidth;
-        rings.chunks = static_cast<int>(asked.chunks.size()) - 1;  // less the roll
-    }
+    const Rings rings = rings_of(network, plan, task, tuning);
     std::vector<Reach> reaches;
-    if (use_symmetry && plan.size() > 1) {
-        reaches = reaches_of(network, rings, task, make_schedule(rings, 0, task, as_rings));
-    }
-    return Simulation(network, rings, task, as_rings, window, std::move(reaches)).run();
+    if (use_symmetry) reaches = reaches_of(network, rings, task);
+    return Simulation(network, rings.plan, task, rings.tuning, window, std::move(reaches)).run();
 }
 
 }  // namespace ddl

@@ -29,9 +29,12 @@ struct Forecast {
 // Where ranks stand in order and each dimension of the plan is one tier of the network or several neighbours, an
 // allreduce is the same for every rank, and one of them is simulated: that takes milliseconds for any size. In a
 // dimension of several tiers it is the rank whose neighbour is farthest away, because a ring goes round as fast as its
-// slowest link. Otherwise the cost grows with ranks x messages; hundreds of ranks take seconds. `window`: chunks in
-// flight, as EngineOptions::window.
+// slowest link. Otherwise the cost grows with ranks x messages, and thousands of ranks would take minutes. `window`:
+// chunks in flight, as EngineOptions::window.
 Forecast simulate(const Network& network, const Plan& plan, const Task& task, const Tuning& tuning = {},
                   int window = 16, bool use_symmetry = true);
+
+// True where that is soon done: one rank stands for all, or there are few. Throws as simulate() does.
+bool is_quick(const Network& network, const Plan& plan, const Task& task, const Tuning& tuning = {});
 
 }  // namespace ddl

@@ -100,6 +100,21 @@ TEST("the plan that options ask for has no dimension of size 1") {
     CHECK_CONTAINS(refusal([] { plan_of_options(parse_options("-mode r:4x2x1x1"), 12); }), "4x2x1x1 multiply to 8");
 }
 
+TEST("another order of the ranks leaves the rest of a plan as it was") {
+    Plan plan = make_plan(4, {2, 2}, "mr", {}, "because");
+    plan.small_bytes = 512;
+    plan.chunks = 3;
+    const Plan other = reordered(plan, {2, 3, 1, 0});
+    CHECK(other.ranks == std::vector<int>({2, 3, 1, 0}));
+    CHECK(other.positions == std::vector<int>({3, 2, 0, 1}));
+    CHECK_EQ(format_mode(other), std::string("mr:2x2"));
+    CHECK_EQ(other.small_bytes, uint64_t{512});
+    CHECK_EQ(other.chunks, 3);
+    CHECK_EQ(other.reason, std::string("because"));
+    CHECK_CONTAINS(refusal([&] { reordered(plan, {0, 1, 2}); }), "has 3 entries, but there are 4 ranks");
+    CHECK_CONTAINS(refusal([&] { reordered(plan, {0, 1, 2, 2}); }), "names rank 2 twice");
+}
+
 TEST("a part of the ranks has the world's order, and its groups where it fills them evenly") {
     const auto ranks_of = [](const Plan& plan) { return plan.ranks; };
     const Plan reordered = make_plan(4, {4}, "r", {3, 1, 2, 0});

@@ -37,6 +37,16 @@ TEST("what the library does comes first, and is the fastest of the plans that it
     CHECK_EQ(std::string(chosen.plan), std::string(forecasts[0].plan));
 }
 
+TEST("of every length, a plan that is not named is forecast as what the library does") {
+    for (size_t bytes = 256; bytes <= 64 << 10; bytes *= 2) {
+        const ddl_forecast first = alternatives_of(kTwoRacks, bytes / 4)[0];
+        ddl_forecast chosen;
+        CHECK_EQ(ddl_plan_forecast(&kTwoRacks, nullptr, bytes / 4, DDL_FLOAT32, &chosen), DDL_SUCCESS);
+        CHECK_EQ(std::string(chosen.algorithm), std::string(first.algorithm));
+        CHECK_EQ(chosen.seconds, first.seconds);
+    }
+}
+
 TEST("no alternative is below the cut") {
     ddl_bounds bounds;
     CHECK_EQ(ddl_plan_bounds(&kTwoRacks, 1 << 26, &bounds), DDL_SUCCESS);

@@ -105,6 +105,18 @@ TEST("one rank stands for all where a dimension joins tiers") {
     }
 }
 
+TEST("many ranks are quick to simulate only where one stands for all") {
+    const Network network{{{4, 1e-6, 1e9}, {32, 2e-5, 1e8}}, 0};
+    const Task task = allreduce(1 << 20);
+    CHECK(is_quick(network, make_plan(128, {4, 32}, "r"), task));
+    CHECK(is_quick(network, make_plan(128, {4, 32}, "m"), task));
+    CHECK(is_quick(network, flat_plan(128), task));
+    CHECK(!is_quick(network, make_plan(128, {8, 16}, "r"), task));
+    CHECK(!is_quick(network, make_plan(128, {4, 32}, "r"), allreduce(64)));  // by recursive doubling
+    CHECK(is_quick(two_racks(), make_plan(8, {4, 2}, "r", {7, 6, 5, 4, 3, 2, 1, 0}), task));
+    CHECK_CONTAINS(check::message_of<Error>([&] { is_quick(network, flat_plan(4), task); }), "128 ranks, the plan 4");
+}
+
 TEST("a badly ordered ring is slower than a well ordered one") {
     const Network network = two_racks();
     Plan good = make_plan(8, {8}, "r"), bad = make_plan(8, {8}, "r", {0, 4, 2, 6, 1, 5, 3, 7});
