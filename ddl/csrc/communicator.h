@@ -19,7 +19,7 @@ struct Engine::Active {
     CommPtr comm;  // while it is in the inbox
     RequestPtr request;
     Call call;
-    Watch watch;
+    Watch watch;                           // with its communicator's patience, once it is out of the inbox
     std::unique_ptr<Operation> operation;  // once it has begun
     Header header;
     // Seconds of the engine's clock, of when the watch next looked: a look at a clock costs what a small message cannot

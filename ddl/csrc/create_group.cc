@@ -3,6 +3,7 @@
 #include <string>
 
 #include "communicator.h"
+#include "reservation.h"
 
 namespace ddl {
 namespace {
@@ -52,19 +53,45 @@ Status Engine::exchange(bool incoming, const std::vector<int>& peers, int64_t ta
 Status Engine::create_group(const std::vector<int>& members, uint64_t tag, CommId* comm) {
     const CommPtr world = find(kWorld);
     if (!world || shut_) return shut_down();
-    std::vector<int> sorted = members;
-    std::sort(sorted.begin(), sorted.end());
-    const auto mine = std::find(members.begin(), members.end(), world->rank);
-    const bool valid = !sorted.empty() && sorted.front() >= 0 && sorted.back() < world->size() &&
-                       std::adjacent_find(sorted.begin(), sorted.end()) == sorted.end();
-    if (!valid || mine == members.end()) {
-        return {DDL_ERROR_ARGUMENT, "create_group: the ranks must be different ones of [0, " +
-                                        std::to_string(world->size()) + ") with this one, " +
-                                        std::to_string(world->rank) + ", among them"};
+    try {
+        std::vector<int> sorted = members;
+        std::sort(sorted.begin(), sorted.end());
+        const bool valid = !sorted.empty() && sorted.front() >= 0 && sorted.back() < world->size() &&
+                           std::adjacent_find(sorted.begin(), sorted.end()) == sorted.end();
+        if (!valid || std::find(members.begin(), members.end(), world->rank) == members.end()) {
+            return {DDL_ERROR_ARGUMENT, "create_group: the ranks must be different ones of [0, " +
+                                            std::to_string(world->size()) + ") with this one, " +
+                                            std::to_string(world->rank) + ", among them"};
+        }
+        return agree_on_group(world->rank, members, tag, comm);
+    } catch (const Error& error) {
+        return error.status();
+    } catch (const std::bad_alloc&) {
+        return {DDL_ERROR_MEMORY, "out of memory"};
     }
+}
+
+// The others wait for what this rank has yet to say: where it cannot, they are told.
+Status Engine::agree_on_group(int rank, const std::vector<int>& members, uint64_t tag, CommId* comm) {
+    Reservation reservation(*this);
+    try {
+        uint64_t birth = 0;
+        if (Status status = reserve_group_id(rank, members, tag, &reservation, &birth); !status.ok()) return status;
+        if (Status status = create_part({reservation.id(), birth}, members); !status.ok()) return status;
+    } catch (const std::bad_alloc&) {
+        fail(kWorld, *out_of_memory_);
+        throw;
+    }
+    *comm = reservation.keep();
+    return {};
+}
+
+// Takes an id that is free on every member, and its first user's birth.
+Status Engine::reserve_group_id(int rank, const std::vector<int>& members, uint64_t tag, Reservation* reservation,
+                                uint64_t* birth) {
     uint64_t name = birth_of_child({static_cast<uint32_t>(members.size()), tag}, tag);
     for (const int member : members) name = birth_of_child({static_cast<uint32_t>(member), name}, tag);
-    const bool leads = mine == members.begin();
+    const bool leads = members[0] == rank;
     const std::vector<int> others =
         leads ? std::vector<int>(members.begin() + 1, members.end()) : std::vector{members[0]};
     const auto channel = static_cast<int64_t>(name);
@@ -75,14 +102,14 @@ Status Engine::create_group(const std::vector<int>& members, uint64_t tag, CommI
         return exchange(true, others, channel, static_cast<std::byte*>(data), stride, bytes);
     };
     // Other splits and groups may take the id that is chosen here on some rank meanwhile: then it is tried again.
-    for (;;) {
+    for (;; reservation->give_back()) {
         std::vector<uint8_t> ids;
         Proposal proposal;
         {
             const std::lock_guard lock(table_);
             ids = free_ids_;
             // No parent has this birth, and no two groups that a rank leads have the same number.
-            if (leads) proposal.birth = birth_of_child({static_cast<uint32_t>(world->rank), ~uint64_t{0}}, groups_++);
+            if (leads) proposal.birth = birth_of_child({static_cast<uint32_t>(rank), ~uint64_t{0}}, groups_++);
         }
         if (leads) {
             std::vector<uint8_t> theirs(others.size() * ids.size());
@@ -101,38 +128,18 @@ Status Engine::create_group(const std::vector<int>& members, uint64_t tag, CommI
             return {DDL_ERROR_UNSUPPORTED, "there are " + std::to_string(kMostCommunicators) +
                                                " communicators already: free some with ddl_comm_free"};
         }
-        const auto id = static_cast<CommId>(proposal.id);
-        uint8_t taken = 0;
-        {
-            const std::lock_guard lock(table_);
-            std::swap(taken, free_ids_[id]);
-        }
-        const auto give_back = [&] {
-            const std::lock_guard lock(table_);
-            free_ids_[id] |= taken;
-        };
-        uint8_t verdict = taken;
-        Status status;
+        uint8_t verdict = reservation->take(static_cast<CommId>(proposal.id)) ? 1 : 0;
         if (leads) {
             std::vector<uint8_t> theirs(others.size());
-            status = receive(theirs.data(), 1, 1);
+            if (Status status = receive(theirs.data(), 1, 1); !status.ok()) return status;
             for (const uint8_t its : theirs) verdict &= its;
-            if (status.ok()) status = send(&verdict, 1);
+            if (Status status = send(&verdict, 1); !status.ok()) return status;
         } else {
-            status = send(&verdict, 1);
-            if (status.ok()) status = receive(&verdict, 0, 1);
+            if (Status status = send(&verdict, 1); !status.ok()) return status;
+            if (Status status = receive(&verdict, 0, 1); !status.ok()) return status;
         }
-        if (status.ok() && verdict == 1) {
-            try {
-                status = create_part({id, proposal.birth}, members);
-            } catch (...) {
-                give_back();
-                throw;
-            }
-            if (status.ok()) *comm = id;
-        }
-        if (!status.ok() || verdict != 1) give_back();
-        if (!status.ok() || verdict == 1) return status;
+        *birth = proposal.birth;
+        if (verdict == 1) return {};
     }
 }
 

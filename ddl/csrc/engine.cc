@@ -92,7 +92,9 @@ Status Engine::start(CommId id, const Call& call, RequestPtr* request, bool and_
     try {
         auto made = std::make_shared<Request>();
         std::list<Active> one;
-        one.push_back({{}, made, call, Watch(options_.patience), {}, {}});
+        one.emplace_back();
+        one.front().request = made;
+        one.front().call = call;
         {
             const std::lock_guard lock(table_);
             if (shut_) return shut_down();  // under the lock with which shutdown() empties the inbox
@@ -392,6 +394,18 @@ std::string Engine::name_of_rank(int world_rank) const {
     const auto index = static_cast<size_t>(world_rank);
     const std::string name = "rank " + std::to_string(world_rank);
     return index < options_.hosts.size() ? name + " (host " + options_.hosts[index] + ")" : name;
+}
+
+size_t Engine::free_communicators() const {
+    const std::lock_guard lock(table_);
+    return static_cast<size_t>(std::count(free_ids_.begin(), free_ids_.end(), 1));
+}
+
+Plan Engine::plan(CommId id) const {
+    const CommPtr comm = find(id);
+    if (!comm) return {};
+    const std::lock_guard lock(progress_);
+    return comm->plan;
 }
 
 int Engine::rank(CommId id) const {

@@ -47,6 +47,8 @@ struct EngineOptions {
     // After an error, how long a request is held back for messages that are half in its buffers and cannot be taken
     // back, where their senders are not dead. What comes later may still write there.
     double settle_seconds = 2;
+    // Plans a communicator of some of the world's ranks, on any thread; default: plan_of_part().
+    std::function<Plan(const Plan& world, const std::vector<int>& members)> plan_part;
     std::vector<std::string> hosts;                // host of each rank of the world, for messages; may be empty
     std::function<void(const std::string&)> warn;  // gets warnings, one line each, on any thread; default: stderr
 };
@@ -95,8 +97,7 @@ class Engine {
     Status run(CommId comm, const Call& call);
 
     // A communicator of the ranks of `parent` with this rank's `color`, ordered by (key, rank). A negative color joins
-    // none: `comm` becomes `parent`. Collective over `parent`; blocks. Its plan follows the world's where the ranks
-    // fill its groups evenly.
+    // none: `comm` becomes `parent`. Collective over `parent`; blocks. Its plan is EngineOptions::plan_part's.
     Status split(CommId parent, int color, int key, CommId* comm);
     // A communicator of `members` of the world, in this order, which they alone call; blocks. `tag`: creations by the
     // same ranks that are under way at once have different ones. Errors break the world's communicator.
@@ -110,12 +111,16 @@ class Engine {
     // which were the old plan's, are gone.
     Status set_plan(CommId comm, Plan plan);
     // Gives a communicator the groups that its plan's modes other than r need; until then collectives that need them
-    // are DDL_ERROR_INTERNAL. Parts that split() makes have rings only.
+    // are DDL_ERROR_INTERNAL. Communicators other than the world have rings only.
     Status set_groups(CommId comm, std::shared_ptr<Groups> groups);
     // Breaks a communicator as an error of a collective would: here and on the other members.
     void fail(CommId comm, const Status& cause);
     // What broke it; success where nothing did.
     Status state(CommId comm) const;
+    // For how many more communicators this rank has numbers.
+    size_t free_communicators() const;
+    // Its plan; an empty one where there is no such communicator.
+    Plan plan(CommId comm) const;
     // -1 where there is no such communicator.
     int rank(CommId comm) const;
     int size(CommId comm) const;
@@ -143,7 +148,10 @@ class Engine {
     Status create_part(const CommKey& key, std::vector<int> members);
     Status exchange(bool incoming, const std::vector<int>& peers, int64_t tag, std::byte* first, size_t stride,
                     size_t bytes);
-    Status reserve_id(const CommKey& parent, uint64_t birth, CommId* id);
+    Status reserve_id(const CommKey& parent, uint64_t birth, Reservation* reservation);
+    Status agree_on_group(int rank, const std::vector<int>& members, uint64_t tag, CommId* comm);
+    Status reserve_group_id(int rank, const std::vector<int>& members, uint64_t tag, Reservation* reservation,
+                            uint64_t* birth);
     void serve();  // the progress thread
     bool is_busy() const { return inbox_full_ || active_ > 0; }
     bool progress(std::unique_lock<std::mutex> held);

@@ -3,6 +3,7 @@
 #include <tuple>
 
 #include "communicator.h"
+#include "reservation.h"
 
 namespace ddl {
 
@@ -18,28 +19,9 @@ Status Engine::split(CommId parent, int color, int key, CommId* comm) {
     }
 }
 
-// An id that this rank has taken for a communicator which may not come to be.
-class Engine::Reservation {
-  public:
-    Reservation(Engine& engine, CommId id) : engine_(engine), id_(id) {}
-    ~Reservation() {
-        if (kept_) return;
-        const std::lock_guard lock(engine_.table_);
-        engine_.free_ids_[id_] = 1;
-    }
-    Reservation(const Reservation&) = delete;
-    Reservation& operator=(const Reservation&) = delete;
-    void keep() { kept_ = true; }
-
-  private:
-    Engine& engine_;
-    const CommId id_;
-    bool kept_ = false;
-};
-
 // Takes one id for all parts, free on every rank of `parent`. Ranks in different parts never meet under it. Another
 // split, of another communicator, may take the same one on some rank meanwhile: then both, or one, try again.
-Status Engine::reserve_id(const CommKey& parent, uint64_t birth, CommId* id) {
+Status Engine::reserve_id(const CommKey& parent, uint64_t birth, Reservation* reservation) {
     for (uint64_t attempt = 0;; ++attempt) {
         std::vector<uint8_t> ids;
         {
@@ -57,21 +39,11 @@ Status Engine::reserve_id(const CommKey& parent, uint64_t birth, CommId* id) {
             return {DDL_ERROR_UNSUPPORTED, "there are " + std::to_string(kMostCommunicators) +
                                                " communicators already: free some with ddl_comm_free"};
         }
-        *id = static_cast<CommId>(found - ids.begin());
-        uint8_t mine = 0;
-        {
-            const std::lock_guard lock(table_);
-            std::swap(mine, free_ids_[*id]);
-        }
-        uint8_t everyones = mine;
+        uint8_t everyones = reservation->take(static_cast<CommId>(found - ids.begin())) ? 1 : 0;
         Call check{{Collective::allreduce, DDL_UINT8, DDL_MIN, 1, 0}, &everyones, &everyones, Purpose::split};
-        const Status status = run(parent.id, check);
-        if (status.ok() && everyones == 1) return {};
-        if (mine == 1) {
-            const std::lock_guard lock(table_);
-            free_ids_[*id] = 1;
-        }
-        if (!status.ok()) return status;
+        if (Status status = run(parent.id, check); !status.ok()) return status;
+        if (everyones == 1) return {};
+        reservation->give_back();
     }
 }
 
@@ -84,10 +56,9 @@ Status Engine::split_over(const Communicator& parent, int color, int key, CommId
     if (Status status = start(parent.key.id, gather, &request, false); !status.ok()) return status;
     if (Status status = wait(request); !status.ok()) return status;
     const uint64_t birth = birth_of_child(parent.key, request->sequence_);
-    CommId id = 0;
-    if (Status status = reserve_id(parent.key, birth, &id); !status.ok()) return status;
+    Reservation reservation(*this);
+    if (Status status = reserve_id(parent.key, birth, &reservation); !status.ok()) return status;
     *comm = parent.key.id;
-    Reservation reservation(*this, id);
     if (color < 0) return {};
     std::vector<std::tuple<int, size_t>> order;  // (key, rank) of the ranks with this color
     for (size_t r = 0; r < size; ++r) {
@@ -96,21 +67,18 @@ Status Engine::split_over(const Communicator& parent, int color, int key, CommId
     std::sort(order.begin(), order.end());
     std::vector<int> members;
     for (const auto& [its_key, rank] : order) members.push_back(parent.group.members[rank]);
-    if (Status status = create_part({id, birth}, std::move(members)); !status.ok()) return status;
-    reservation.keep();
-    *comm = id;
+    if (Status status = create_part({reservation.id(), birth}, std::move(members)); !status.ok()) return status;
+    *comm = reservation.keep();
     return {};
 }
 
 Status Engine::create_part(const CommKey& key, std::vector<int> members) {
     const CommPtr world = find(kWorld);
     if (!world) return shut_down();
-    Plan plan;
-    {
-        const std::lock_guard lock(progress_);
-        plan = plan_of_part(world->plan, members);
-    }
-    create(key, std::move(members), std::move(plan));
+    // Without the lock, as it may take a while, in which others' messages are waited for.
+    const Plan all = plan(kWorld);
+    Plan part = options_.plan_part ? options_.plan_part(all, members) : plan_of_part(all, members);
+    create(key, std::move(members), std::move(part));
     return {};
 }
 

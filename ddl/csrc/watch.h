@@ -25,7 +25,7 @@ class Watch {
   public:
     enum class Verdict : uint8_t { wait, ask, warn, give_up };
 
-    explicit Watch(const Patience& patience) : patience_(patience), next_ask_(patience.ask_seconds) {}
+    explicit Watch(const Patience& patience = {}) : patience_(patience), next_ask_(patience.ask_seconds) {}
 
     // The collective went on.
     void progress();
