@@ -3,7 +3,6 @@
 #include <algorithm>
 #include <cmath>
 #include <cstdio>
-#include <cstring>
 #include <numeric>
 
 #include "alternatives.h"
@@ -42,14 +41,15 @@ std::string measured(const Tiers& tiers) {
     return text + ", uplinks " + (same ? bits(mean) : bits(*least) + " to " + bits(*most));
 }
 
-std::vector<int> rack_of_ranks(const Placement& placement, const Racks& racks) {
+// Ranks in the order of racks, hosts and their numbers, and why a level's groups are no dimension.
+Plan grouped(const Placement& placement, const Racks& racks) {
     std::vector<int> rack_of_host(static_cast<size_t>(placement.num_hosts), 0);
     for (size_t rack = 0; rack < racks.size(); ++rack) {
         for (const int host : racks[rack]) rack_of_host[static_cast<size_t>(host)] = static_cast<int>(rack);
     }
-    std::vector<int> found;
-    for (const int host : placement.host_of) found.push_back(rack_of_host[static_cast<size_t>(host)]);
-    return found;
+    std::vector<int> rack_of;
+    for (const int host : placement.host_of) rack_of.push_back(rack_of_host[static_cast<size_t>(host)]);
+    return plan_of_groups({placement.host_of, rack_of});
 }
 
 bool is_even_over_hosts(const Placement& placement) {
@@ -107,64 +107,33 @@ bool needs_links(const Options& options, const Placement& placement) {
 }
 
 Plan choose(const Options& options, const Placement& placement, const Links& links) {
-    const Tiers& tiers = links.tiers;
-    // Gives the order of ranks, and the reasons why a level is no dimension.
-    const Plan grouped = plan_of_groups({placement.host_of, rack_of_ranks(placement, tiers.racks)});
-    const bool is_even = is_even_over_hosts(placement);
-    const Network network = is_even ? network_of(links, placement.local_size(0)) : Network{};
+    const Racks& racks = links.tiers.racks;
     Plan plan;
-    std::string reason;
     if (!options.dimensions.empty()) {
         plan = plan_of(options, placement);
-        reason = format_dimensions(options.dimensions) + " as DDL_OPTIONS asks, laid over ranks in rack order";
-        if (is_even) plan.small_bytes = crossover(network, make_plan(plan.size(), plan.dimensions, "r"));
-    } else if (!is_even) {
-        plan = flat_plan(grouped.size());
-        reason = grouped.reason;
+        plan.reason = format_dimensions(options.dimensions) + " as DDL_OPTIONS asks, laid over ranks in rack order";
+        return laid_over(std::move(plan), placement, links);
+    }
+    const std::string grouping = grouped(placement, racks).reason;  // why a level is no dimension
+    if (!is_even_over_hosts(placement)) {
+        plan = flat_plan(static_cast<int>(placement.host_of.size()), grouping);
     } else {
+        const Network network = network_of(links, placement.local_size(0));
         const Task task{Collective::allreduce, DDL_FLOAT32, DDL_SUM, kChoiceBytes / 4, 0};
         plan = choose_plan(network, task);
-        if (tiers.racks.size() > 1 && !same_size(tiers.racks)) reason = grouped.reason + "; ";
-        reason += compared_with_ring(network, plan, task);
+        plan.reason = racks.size() > 1 && !same_size(racks) ? grouping + "; " : "";
+        plan.reason += compared_with_ring(network, plan, task);
     }
-    plan.reason = measured(tiers) + "; " + reason + doubled(plan.small_bytes);
-    return reordered(std::move(plan), grouped.ranks);
+    return laid_over(std::move(plan), placement, links);
 }
 
-std::vector<std::byte> pack(const Plan& plan) {
-    std::vector<int32_t> numbers{plan.chunks, static_cast<int32_t>(plan.small_bytes),
-                                 static_cast<int32_t>(plan.dimensions.size()), plan.size()};
-    numbers.insert(numbers.end(), plan.dimensions.begin(), plan.dimensions.end());
-    numbers.insert(numbers.end(), plan.ranks.begin(), plan.ranks.end());
-    const std::string text = plan.modes + plan.reason;
-    std::vector<std::byte> data(numbers.size() * sizeof numbers[0] + text.size());
-    std::memcpy(data.data(), numbers.data(), numbers.size() * sizeof numbers[0]);
-    std::memcpy(data.data() + numbers.size() * sizeof numbers[0], text.data(), text.size());
-    return data;
-}
-
-Plan unpack(const std::vector<std::byte>& data) {
-    constexpr size_t kWord = sizeof(int32_t);
-    const auto* at = data.data();
-    const auto* const end = at + data.size();
-    const auto take = [&](size_t count) {
-        if (static_cast<size_t>(end - at) / kWord < count) {
-            throw Error(DDL_ERROR_INTERNAL, "the plan that rank 0 sent is too short");
-        }
-        std::vector<int> numbers(count);
-        std::memcpy(numbers.data(), at, count * kWord);
-        at += count * kWord;
-        return numbers;
-    };
-    const std::vector<int> head = take(4);
-    const std::vector<int> dimensions = take(static_cast<size_t>(head[2]));
-    std::vector<int> ranks = take(static_cast<size_t>(head[3]));
-    const std::string text(reinterpret_cast<const char*>(at), static_cast<size_t>(end - at));
-    Plan plan = make_plan(head[3], dimensions, text.substr(0, dimensions.size()), std::move(ranks),
-                          text.substr(std::min(text.size(), dimensions.size())));
-    plan.chunks = head[0];
-    plan.small_bytes = static_cast<uint64_t>(head[1]);
-    return plan;
+Plan laid_over(Plan plan, const Placement& placement, const Links& links) {
+    if (plan.small_bytes == 0 && is_even_over_hosts(placement)) {
+        const Network network = network_of(links, placement.local_size(0));
+        plan.small_bytes = crossover(network, make_plan(plan.size(), plan.dimensions, "r"));
+    }
+    plan.reason = measured(links.tiers) + "; " + plan.reason + doubled(plan.small_bytes);
+    return reordered(std::move(plan), grouped(placement, links.tiers.racks).ranks);
 }
 
 }  // namespace ddl

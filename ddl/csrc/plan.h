@@ -40,7 +40,8 @@ Plan flat_plan(int size, std::string reason = "one ring over all ranks");
 Plan make_plan(int size, std::vector<int> dimensions, const std::string& modes, std::vector<int> ranks = {},
                std::string reason = "as asked for");
 
-// The same plan with `ranks` at its positions. Throws Error(DDL_ERROR_ARGUMENT) where they are not its ranks, each once.
+// The same plan with `ranks` at its positions. Throws Error(DDL_ERROR_ARGUMENT) where they are not its ranks, each
+// once.
 Plan reordered(Plan plan, std::vector<int> ranks);
 
 // The plan for ranks on known hosts. `groups[k][r]` is the number of the group of level k (0: host, 1: rack, 2: aisle,

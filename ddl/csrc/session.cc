@@ -8,6 +8,7 @@
 
 #include "decision.h"
 #include "grouping.h"
+#include "part.h"
 
 namespace ddl {
 namespace {
@@ -67,6 +68,7 @@ Session::Session(const char* options_text) : job_(Job::join(patience_of_environm
     transport_options.is_dead = [&job = job_](int rank) { return job.is_dead(rank); };
     auto transport = std::make_unique<MpiTransport>(data, notices, std::move(transport_options));
     transport_ = transport.get();
+    Basis basis{asked, placement_, {}};
     if (needs_links(asked, placement_)) {
         ConversationOptions talk;
         talk.what = "ddl_init, measuring links";
@@ -76,7 +78,9 @@ Session::Session(const char* options_text) : job_(Job::join(patience_of_environm
         talk.spins = options.spin_polls;
         Conversation conversation(*transport, std::move(talk));
         try {
-            plan = decide(conversation, asked, placement_, kFirstTag, say);
+            Decision decision = decide(conversation, asked, placement_, kFirstTag, say);
+            plan = std::move(decision.plan);
+            basis.links = std::move(decision.links);
         } catch (const Error& error) {
             note(error.status());
             throw;
@@ -87,6 +91,15 @@ Session::Session(const char* options_text) : job_(Job::join(patience_of_environm
             format_mode(plan) + ": " + plan.reason);
     }
     const NcclGroupsOptions groups_options{local_rank(), options.patience, warn};
+    options.plan_part = [basis = std::move(basis), rank = job_.rank()](const Plan& world,
+                                                                       const std::vector<int>& members) {
+        Plan part = plan_of_part(basis, world, members);
+        if (basis.options.dbg_level > 0 && members[0] == rank) {
+            say("communicator of " + std::to_string(part.size()) + " ranks, rank " + std::to_string(rank) +
+                " of the job first, plan " + format_mode(part) + ": " + part.reason);
+        }
+        return part;
+    };
     GroupComms groups = make_mpi_groups(job_, plan, options.patience.timeout_seconds);
     engine_ = std::make_unique<Engine>(std::move(transport), plan, std::move(options));
     try {

@@ -25,6 +25,12 @@ def test_so_it_is_on_odd_numbers_of_ranks(ranks: Run, size: int) -> None:
     right(ranks(size, "sweep.py", str(size)), "-mode p: right")
 
 
+@pytest.mark.parametrize("options", ["", "-mode r:2x2"])
+def test_communicators_of_some_ranks_are_right_and_have_the_same_bits_on_each(ranks: Run, options: str) -> None:
+    parts = ["all", "hosts", "a rank of each host", "halves", "odd and even", "all but one"]
+    right(ranks(4, "parts.py", DDL_OPTIONS=options), *(f"{part}: right" for part in parts))
+
+
 @pytest.mark.parametrize("calls", ["arguments", "requests", "communicators", "finalizing"])
 def test_calls_do_what_they_say(ranks: Run, calls: str) -> None:
     right(ranks(3, "calls.py", calls), f"{calls}: right")

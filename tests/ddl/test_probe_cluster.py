@@ -21,7 +21,8 @@ import pytest
 from ddl.library import find as library
 from testbed import AGENT, Decoy, Host, Rack, Rates, Testbed, Topology, running
 
-PROGRAM = Path(__file__).parent / "programs" / "start.py"
+PROGRAMS = Path(__file__).parent / "programs"
+SOURCES = Path(__file__).parents[2] / "ddl" / "src"
 LINK = 200_000_000  # bits a second
 MOST_SECONDS = 3  # for ddl_init to take with 8 hosts
 
@@ -74,25 +75,34 @@ def truth(topology: Topology) -> frozenset[frozenset[str]]:
     return frozenset(frozenset(host.name for host in rack.hosts) for rack in topology.racks)
 
 
-def join(bed: Testbed, ranks: int, options: str = "-mode p -dbg_level 2", times: int = 1) -> list[Joined]:
-    """Start `ranks` ranks on each host, which join so many times."""
+def start(
+    bed: Testbed, ranks: int, options: str, *arguments: str | Path, timeout: float = 60
+) -> subprocess.CompletedProcess[str]:
+    """Run Python with these arguments on `ranks` ranks of each host."""
     command = [Path(sys.executable).with_name("mpirun"), "-H", ",".join(f"{host}:{ranks}" for host in bed.hosts)]
     command += ["--bind-to", "none", "--map-by", ":OVERSUBSCRIBE", "--mca", "mpi_yield_when_idle", "1"]
     command += ["--mca", "pml", "ob1", "--mca", "btl", "self,sm,tcp", "--mca", "btl_tcp_if_include", "10.77.0.0/24"]
-    command += ["--prtemca", "prte_if_include", "10.77.0.0/24", "-x", "DDL_OPTIONS"]
-    command += [sys.executable, "-S", PROGRAM, library(), str(times)]
+    command += ["--prtemca", "prte_if_include", "10.77.0.0/24", "-x", "DDL_OPTIONS", "-x", "PYTHONPATH"]
+    command += [sys.executable, *arguments]
     variables = {
         "PRTE_MCA_plm_ssh_agent": str(AGENT),
         "OMPI_ALLOW_RUN_AS_ROOT": "1",
         "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM": "1",
         "DDL_OPTIONS": options,
+        "PYTHONPATH": str(SOURCES),
     }
     try:
-        done = bed.run(bed.hosts[0], command, env=variables, timeout=60)
+        done = bed.run(bed.hosts[0], command, env=variables, timeout=timeout)
     except subprocess.TimeoutExpired as error:
         left = [f"{one.pid}: {one.command}" for one in bed.processes()]
-        pytest.fail(f"no end after 60 s; it said {error.stdout!r} {error.stderr!r}; what runs: {left}")
+        pytest.fail(f"no end after {timeout} s; it said {error.stdout!r} {error.stderr!r}; what runs: {left}")
     assert done.returncode == 0, done.stdout + done.stderr
+    return done
+
+
+def join(bed: Testbed, ranks: int, options: str = "-mode p -dbg_level 2", times: int = 1) -> list[Joined]:
+    """Start `ranks` ranks on each host, which join so many times."""
+    done = start(bed, ranks, options, "-S", PROGRAMS / "start.py", library(), str(times))
     each = [float(took) for took in re.findall(r"joined after (\S+) s", done.stdout)]
     assert len(each) == times * ranks * len(bed.hosts), done.stdout
     said = re.split(r"(?=ddl: links were measured)", done.stderr)[1:]
@@ -152,3 +162,29 @@ def test_8_hosts_start_within_3_seconds_and_their_plan_has_a_dimension_for_the_r
     assert len(deep) > len(found) / 2, [one.plan for one in found]
     assert joining < MOST_SECONDS
     assert re.match(r"r:2x2x2: 2 racks: links .*; 2x2x2 as DDL_OPTIONS asks", given.plan), given.said
+
+
+@pytest.mark.timeout(240)
+def test_communicators_of_some_ranks_are_planned_on_what_was_measured_and_are_right() -> None:
+    topology = built([2, 2], [0.25, 0.25]).shuffled(5)
+    with running(topology) as bed:
+        done = start(bed, 2, "-mode p -dbg_level 1", PROGRAMS / "parts.py", timeout=150)
+    print(done.stderr)
+    for part in ("all", "hosts", "a rank of each host", "halves", "odd and even", "all but one"):
+        assert f"{part}: right" in done.stdout
+    world = re.search(r"^ddl: 8 ranks on 4 hosts, plan (.*)$", done.stderr, re.MULTILINE)
+    assert world, done.stderr
+    mode, reason = world[1].split(": ", 1)
+    said = re.findall(
+        r"^ddl: communicator of (\d) ranks, rank \d of the job first, plan (.*)$", done.stderr, re.MULTILINE
+    )
+    assert {plan for size, plan in said if size == "8"} == {f"{mode}: all ranks: {reason}"}
+    assert all(plan.startswith("r:2: ranks of one host") for size, plan in said if size == "2"), said
+    hosts = [plan for size, plan in said if size == "4"]
+    assert len(hosts) == 12, said  # a rank of each host, halves, odd and even: two of each, made in two ways
+    racks = reason.split(" rack")[0]
+    for plan in hosts:
+        assert re.match(r"r:[\dx]+: [12] racks?: links ", plan), plan
+        assert racks == "2" or " 1 rack: " in plan, plan
+    assert [plan for size, plan in said if size == "7"], said
+    assert all("hosts are uneven" in plan for size, plan in said if size == "7"), said

@@ -111,17 +111,3 @@ TEST("a thousand hosts are decided on in seconds") {
     CHECK_EQ(plan.dimensions[0], 4);
     CHECK_CONTAINS(plan.reason, "32 racks: links 200 Mbit/s, uplinks 100 Mbit/s; ");
 }
-
-TEST("a plan survives the wire, and half of one is refused") {
-    Plan plan = make_plan(6, {2, 3}, "rr", {5, 4, 3, 2, 1, 0}, "because");
-    plan.chunks = 9;
-    const auto data = pack(plan);
-    const Plan read = unpack(data);
-    CHECK(read.dimensions == plan.dimensions);
-    CHECK(read.ranks == plan.ranks);
-    CHECK(read.positions == plan.positions);
-    CHECK_EQ(read.modes, plan.modes);
-    CHECK_EQ(read.reason, plan.reason);
-    CHECK_EQ(read.chunks, 9);
-    CHECK_CONTAINS(check::message_of<Error>([&] { unpack({data.begin(), data.begin() + 20}); }), "too short");
-}

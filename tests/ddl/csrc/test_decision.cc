@@ -3,6 +3,7 @@
 
 #include "check.h"
 #include "decision.h"
+#include "status.h"
 #include "talk.h"
 
 using namespace ddl;
@@ -20,6 +21,7 @@ ProbeOptions quick() {
 struct Outcome {
     std::vector<Status> ends;
     std::vector<Plan> plans;
+    std::vector<Links> links;
     std::string said;
 };
 
@@ -31,6 +33,7 @@ Outcome decide_all(LocalNetwork& network, const std::vector<std::string>& hosts,
     const Options asked = parse_options(options);
     Outcome outcome;
     outcome.plans.resize(hosts.size());
+    outcome.links.resize(hosts.size());
     outcome.ends = talk(
         network,
         [&](Conversation& conversation) {
@@ -39,7 +42,9 @@ Outcome decide_all(LocalNetwork& network, const std::vector<std::string>& hosts,
                 CHECK_EQ(rank, size_t{0});
                 outcome.said += text + "\n";
             };
-            outcome.plans[rank] = decide(conversation, asked, placement, 0, say, quick());
+            const Decision decision = decide(conversation, asked, placement, 0, say, quick());
+            outcome.plans[rank] = decision.plan;
+            outcome.links[rank] = decision.links;
         },
         talking);
     return outcome;
@@ -47,7 +52,34 @@ Outcome decide_all(LocalNetwork& network, const std::vector<std::string>& hosts,
 
 }  // namespace
 
-TEST("every rank gets the plan that rank 0 chose, and nothing is left in the network") {
+TEST("a decision survives the wire, and a part of one is refused") {
+    Decision decision{make_plan(6, {2, 3}, "rr", {5, 4, 3, 2, 1, 0}, "because"),
+                      {{{{0, 2}, {1}}, 25e6, {12e6, 25e6}, 1e-4, 2e-4, ""}, 2e9, 5e-6}};
+    decision.plan.chunks = 9;
+    decision.plan.small_bytes = 4096;
+    const auto data = pack(decision);
+    const Decision read = unpack(data);
+    CHECK(read.plan.dimensions == decision.plan.dimensions);
+    CHECK(read.plan.ranks == decision.plan.ranks);
+    CHECK(read.plan.positions == decision.plan.positions);
+    CHECK_EQ(read.plan.modes, decision.plan.modes);
+    CHECK_EQ(read.plan.reason, decision.plan.reason);
+    CHECK_EQ(read.plan.chunks, 9);
+    CHECK_EQ(read.plan.small_bytes, uint64_t{4096});
+    CHECK(read.links.tiers.racks == decision.links.tiers.racks);
+    CHECK(read.links.tiers.uplinks == decision.links.tiers.uplinks);
+    CHECK_EQ(read.links.tiers.link, 25e6);
+    CHECK_EQ(read.links.tiers.near, 1e-4);
+    CHECK_EQ(read.links.tiers.far, 2e-4);
+    CHECK_EQ(read.links.local_bandwidth, 2e9);
+    CHECK_EQ(read.links.local_latency, 5e-6);
+    for (size_t length = 0; length < data.size(); ++length) {
+        const std::vector<std::byte> part(data.begin(), data.begin() + static_cast<std::ptrdiff_t>(length));
+        CHECK_CONTAINS(check::message_of<Error>([&] { unpack(part); }), "too short");
+    }
+}
+
+TEST("every rank gets the plan that rank 0 chose and the links that it knows, and nothing is left in the network") {
     const std::vector<std::vector<std::string>> jobs{{"a", "b"},
                                                      {"a", "b", "a", "b"},
                                                      {"a", "b", "c"},
@@ -62,6 +94,10 @@ TEST("every rank gets the plan that rank 0 chose, and nothing is left in the net
             CHECK(plan.ranks == outcome.plans[0].ranks);
             CHECK_EQ(plan.reason, outcome.plans[0].reason);
             CHECK_CONTAINS(plan.reason, "links ");
+        }
+        for (const Links& links : outcome.links) {
+            CHECK(links.tiers.link > 0);
+            CHECK(pack({outcome.plans[0], links}) == pack({outcome.plans[0], outcome.links[0]}));
         }
         CHECK_EQ(network.pending(), size_t{0});
         CHECK_CONTAINS(outcome.said, "links were measured in ");

@@ -1,9 +1,108 @@
 #include <atomic>
+#include <cmath>
+#include <cstring>
+#include <map>
+#include <random>
 
 #include "check.h"
+#include "part.h"
 #include "world.h"
 
 using namespace ddl;
+
+namespace {
+
+// 4 hosts of 2 ranks, dealt in turn, in 2 racks behind slow uplinks.
+Basis measured() {
+    const Links links{{{{0, 2}, {1, 3}}, 25e6, {12.5e6, 12.5e6}, 1e-4, 2e-4, ""}, 2e9, 5e-6};
+    return {parse_options(""), place({"a", "b", "c", "d", "a", "b", "c", "d"}), links};
+}
+
+}  // namespace
+
+TEST("communicators of some ranks have a plan of their own, and the same sums to the bit on all of theirs") {
+    constexpr int kSize = 8;
+    const Basis basis = measured();
+    const Plan all = choose(basis.options, basis.placement, *basis.links);
+    EngineOptions options = test_options();
+    options.plan_part = [&](const Plan& world, const std::vector<int>& members) {
+        return plan_of_part(basis, world, members);
+    };
+    World world(kSize, all, options);
+    const struct {
+        const char* name;
+        int (*color)(int rank);
+        const char* plans;  // of color 0
+    } splits[] = {{"all", [](int) { return 0; }, "r:2x2x2"},
+                  {"a rank of each host", [](int rank) { return rank / 4; }, "r:2x2"},
+                  {"racks", [](int rank) { return rank % 2; }, "r:2x2"},
+                  {"hosts", [](int rank) { return rank % 4; }, "r:2"},
+                  {"uneven hosts", [](int rank) { return rank < 5 ? 0 : 1; }, "r:5"},
+                  {"some", [](int rank) { return rank % 3 == 0 ? -1 : 0; }, "r:5"}};
+    for (const auto& split : splits) {
+        for (const int turn : {1, -1}) {  // of the order of their numbers
+            for (const size_t count : {0, 1, 7, 513, 6000, 70001}) {
+                std::vector<std::vector<float>> inputs(kSize), outputs(kSize);
+                for (int rank = 0; rank < kSize; ++rank) {
+                    std::mt19937_64 random(check::seed() + static_cast<uint64_t>(rank));
+                    std::normal_distribution<float> normal;
+                    for (size_t i = 0; i < count; ++i) inputs[static_cast<size_t>(rank)].push_back(normal(random));
+                }
+                world.run([&](int rank, Engine& engine) {
+                    const auto me = static_cast<size_t>(rank);
+                    CommId comm = 0;
+                    CHECK_EQ(engine.split(kWorld, split.color(rank), turn * rank, &comm).message, std::string());
+                    if (split.color(rank) < 0) return;
+                    if (split.color(rank) == 0) CHECK_EQ(format_mode(engine.plan(comm)), std::string(split.plans));
+                    outputs[me].resize(count);
+                    const Call call{
+                        {Collective::allreduce, DDL_FLOAT32, DDL_SUM, count, 0}, inputs[me].data(), outputs[me].data()};
+                    CHECK_EQ(engine.run(comm, call).message, std::string());
+                    CHECK(engine.free(comm).ok());
+                });
+                std::map<int, std::vector<size_t>> members;
+                for (int rank = 0; rank < kSize; ++rank) {
+                    if (split.color(rank) >= 0) members[split.color(rank)].push_back(static_cast<size_t>(rank));
+                }
+                for (const auto& [color, ranks] : members) {
+                    for (const size_t rank : ranks) {
+                        CHECK(count == 0 ||
+                              std::memcmp(outputs[rank].data(), outputs[ranks[0]].data(), count * sizeof(float)) == 0);
+                    }
+                    for (size_t i = 0; i < count; ++i) {
+                        double sum = 0, size = 0;
+                        for (const size_t rank : ranks) {
+                            sum += static_cast<double>(inputs[rank][i]);
+                            size += std::fabs(static_cast<double>(inputs[rank][i]));
+                        }
+                        if (std::fabs(static_cast<double>(outputs[ranks[0]][i]) - sum) <= 1e-6 * size) continue;
+                        CHECK_EQ(std::string(split.name) + ": element " + std::to_string(i), std::string("the sum"));
+                        break;
+                    }
+                }
+            }
+        }
+    }
+}
+
+TEST("a group that its members make alone is planned as a part is") {
+    const Basis basis = measured();
+    EngineOptions options = test_options();
+    options.plan_part = [&](const Plan& world, const std::vector<int>& members) {
+        return plan_of_part(basis, world, members);
+    };
+    World world(8, choose(basis.options, basis.placement, *basis.links), options);
+    world.run([&](int rank, Engine& engine) {
+        if (rank >= 4) return;
+        CommId comm = 0;
+        CHECK_EQ(engine.create_group({3, 2, 1, 0}, 7, &comm).message, std::string());
+        const Plan plan = engine.plan(comm);
+        CHECK_EQ(format_mode(plan), std::string("r:2x2"));
+        CHECK(plan.ranks == std::vector<int>({3, 1, 2, 0}));
+        CHECK_CONTAINS(plan.reason, "2 racks: ");
+        CHECK_EQ(engine.plan(999).size(), 0);
+    });
+}
 
 TEST("threads that split communicators at once get different ones, also where few numbers are left") {
     EngineOptions options = test_options();
