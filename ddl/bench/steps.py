@@ -1,0 +1,102 @@
+"""What the times of training steps mean. Pure.
+
+- compute: the step under `no_sync`, on the slowest rank; the median over rounds
+- communication: the step less the same step under `no_sync` in the same round, on the slowest rank each; the median
+  over rounds. What the backward pass hides of it is not in it.
+- ratio: the other's communication over DDL's in the same round; the median over rounds
+- bound: the least time that any algorithm needs for all gradients in one allreduce, over all cuts of the network
+- floor: the larger of compute and bound. No step is faster, and none that DistributedDataParallel makes is as fast: the
+  forward pass has no gradients yet, and the optimizer waits for all of them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from statistics import median
+
+from ddl.planning.units import format_time
+
+DDL, GLOO, ALONE = "ddl", "gloo", "no_sync"
+APART = 1e-4  # most that losses may differ by, relatively: the order of additions, through a few steps
+
+
+@dataclass(frozen=True)
+class Steps:
+    """What a contestant's steps gave."""
+
+    name: str
+    losses: list[float]  # the mean over all ranks, of the steps before the clock
+    same_bits: bool  # parameters after those, on all ranks; not those of ALONE
+    buckets: list[int]  # bytes that DistributedDataParallel reduces at once, in their order
+    seconds: list[float]  # of each round's step, on the slowest rank
+
+
+@dataclass(frozen=True)
+class Row:
+    """A contestant's figures, in seconds; `ratio` None where there is no communication to compare."""
+
+    name: str
+    step: float
+    communication: float
+    ratio: float | None
+    over_floor: float
+
+
+def steps_of(record: Mapping[str, object]) -> dict[str, Steps]:
+    """The contestants of a trainee's record, by name."""
+    entries = record["steps"]
+    assert isinstance(entries, list)
+    return {one["name"]: Steps(**one) for one in entries}
+
+
+def rows(steps: Mapping[str, Steps], bound: float) -> list[Row]:
+    """The figures of all but ALONE; `bound` is in seconds, 0 where there is none."""
+    alone = steps[ALONE].seconds
+    ours = [its - base for its, base in zip(steps[DDL].seconds, alone, strict=True)]
+    found = []
+    for one in steps.values():
+        if one.name == ALONE:
+            continue
+        theirs = [its - base for its, base in zip(one.seconds, alone, strict=True)]
+        # With nothing left to see beside the noise of a step, a ratio would be one of noise.
+        visible = min(median(ours), median(theirs)) > 0.1 * median(alone) and min(ours) > 0
+        over = median(its / max(base, bound) for its, base in zip(one.seconds, alone, strict=True))
+        ratio = median(its / base for its, base in zip(theirs, ours, strict=True)) if visible else None
+        found.append(Row(one.name, median(one.seconds), median(theirs), ratio, over))
+    return found
+
+
+def faults(steps: Mapping[str, Steps]) -> list[str]:
+    """What is wrong with the training itself; nothing is to be timed that computes something else."""
+    found = []
+    ours = steps[DDL].losses
+    for one in steps.values():
+        if one.name == ALONE:
+            if abs(one.losses[0] - ours[0]) > APART * abs(ours[0]):
+                found.append(f"{one.name}: the first loss is {one.losses[0]!r}, and {DDL}'s {ours[0]!r}")
+            continue
+        apart = max(abs(its - base) / abs(base) for its, base in zip(one.losses, ours, strict=True))
+        if not apart <= APART:  # a NaN is no number that is small enough
+            found.append(f"{one.name}: losses {one.losses}, and {DDL}'s {ours}: {apart:.1e} apart")
+        if not one.same_bits:
+            found.append(f"{one.name}: the ranks' parameters have different bits after {len(one.losses)} steps")
+        if not one.losses[-1] < one.losses[0]:
+            found.append(f"{one.name}: it learns nothing, its losses are {one.losses}")
+    return found
+
+
+def table(steps: Mapping[str, Steps], bound: float) -> str:
+    """A line for each contestant, and one for the step without communication."""
+    width = max(len(name) for name in steps)
+    lines = [f"{'':<{width}}  {'step':>10}  {'communication':>13}  {'x ddl':>6}" + ("  step/floor" if bound else "")]
+    for row in sorted(rows(steps, bound), key=lambda row: row.step):
+        line = f"{row.name:<{width}}  {format_time(row.step):>10}  {_signed(row.communication):>13}"
+        line += f"  {'' if row.ratio is None else format(row.ratio, '.2f'):>6}"
+        lines.append(line + (f"  {row.over_floor:>10.3f}" if bound else ""))
+    lines.append(f"{ALONE:<{width}}  {format_time(median(steps[ALONE].seconds)):>10}")
+    return "\n".join(line.rstrip() for line in lines)
+
+
+def _signed(seconds: float) -> str:
+    return f"-{format_time(-seconds)}" if seconds < 0 else format_time(seconds)

@@ -1,0 +1,218 @@
+"""Measure a training step over ddl and gloo: `make bench-training`, or `python ddl/bench/training.py --quick`."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import signal
+import sys
+import tempfile
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict, dataclass, replace
+from functools import partial
+from pathlib import Path
+
+import machine
+import step_chart
+from shaped import ROOT, BenchError, Goodput, ddlrun, describe, run, steady
+from steps import DDL, GLOO, Steps, faults, steps_of, table
+from verdicts import Verdict, judge_steps, lines
+
+from ddl.planning import interface, network, picture
+from ddl.planning.units import format_bits, format_size, format_time
+from testbed import Testbed, obstacle
+
+TRAINEE = Path(__file__).with_name("trainee.py")
+
+
+@dataclass(frozen=True)
+class Training:
+    """Training steps on one cluster. Without racks: on this host alone, over shared memory."""
+
+    name: str
+    title: str
+    racks: tuple[int, ...]  # hosts in each
+    ranks: int  # on each host
+    link: str = "200mbit"
+    uplink: str = "100mbit"
+    contestants: tuple[str, ...] = (DDL, GLOO)
+    batch: int = 2  # images a rank and step
+    width: int = 64  # channels of the first stage
+    rounds: int = 12  # a multiple of twice the contestants, ALONE included: each follows each other equally often
+    judged: bool = False
+
+    @property
+    def size(self) -> int:
+        """How many ranks there are."""
+        return self.ranks * (sum(self.racks) or 1)
+
+
+ALL = (
+    Training("host", "one host, a rank on each of its 2 cores: shared memory", racks=(), ranks=2, batch=8),
+    Training("racks", "2 racks x 2 hosts x 1 rank", racks=(2, 2), ranks=1, judged=True),
+)
+
+
+@dataclass(frozen=True)
+class Trained:
+    """A training's record, and its links' goodput where they are shaped."""
+
+    training: Training
+    record: Mapping[str, object]
+    before: Goodput | None = None
+    after: Goodput | None = None
+    tries: int = 1
+
+    @property
+    def steps(self) -> dict[str, Steps]:
+        """Of each contestant, by name."""
+        return steps_of(self.record)
+
+    @property
+    def bound(self) -> float:
+        """Seconds that an allreduce of all gradients takes at least; 0 where links are not shaped."""
+        if self.before is None or self.after is None:
+            return 0.0
+        it = self.training
+        described = describe(it.title, it.racks, it.ranks, self.before.mid(self.after))
+        return interface.bounds(network.from_dict(described).tree, self.nbytes).cut
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of the gradients."""
+        nbytes = self.record["bytes"]
+        assert isinstance(nbytes, int)
+        return nbytes
+
+    @property
+    def verdicts(self) -> list[Verdict]:
+        """On what is to be reached."""
+        return judge_steps(self.steps, self.bound) if self.training.judged else []
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """The command line; 1 where a training could not be run, or computed something wrong."""
+    args = _arguments(argv)
+    args.output.mkdir(parents=True, exist_ok=True)
+    (ROOT / "out").mkdir(exist_ok=True)
+    done: list[Trained] = []
+    status = 0
+    for training in args.scenarios:
+        if training.racks and (reason := obstacle()):
+            print(f"without {training.name}: {reason}", file=sys.stderr)
+            continue
+        try:
+            made = trained(_quick(training) if args.quick else training, partial(_tell, training.name))
+        except BenchError as error:
+            print(f"bench: {error}", file=sys.stderr)
+            status = 1
+            continue
+        done.append(made)
+        print("\n" + "\n".join(report(made)), flush=True)
+        status = status or (1 if faults(made.steps) else 0)
+        _write(args.output / "training.json", done)  # what was measured stays, whatever comes next
+        title = f"a training step, {format_size(made.nbytes)} of gradients: {training.title}"
+        picture.write(step_chart.draw(made.steps, made.bound, title), args.output / f"training_{training.name}.svg")
+    print(f"\nwrote {args.output / 'training.json'}")
+    return status
+
+
+def trained(training: Training, tell: Callable[[str], None]) -> Trained:
+    """Train; on a virtual cluster until its calibrations agree. Raises BenchError."""
+
+    def work(bed: Testbed | None) -> Mapping[str, object]:
+        tell(f"{training.rounds} rounds of {', '.join(training.contestants)}")
+        return _train(training, bed)
+
+    if not training.racks:
+        return Trained(training, work(None))
+    held = steady(training.name, training.racks, training.link, training.uplink, work, tell)
+    return Trained(training, held.result, held.before, held.after, held.tries)
+
+
+def _train(training: Training, bed: Testbed | None) -> Mapping[str, object]:
+    with tempfile.TemporaryDirectory(prefix="ddl-bench-", dir=ROOT / "out") as folder:  # the hosts see this one
+        file = Path(folder, "record.json")
+        words = [sys.executable, str(TRAINEE), "--json", str(file), "--contestants", ",".join(training.contestants)]
+        for option in ("batch", "width", "rounds"):
+            words += [f"--{option}", str(getattr(training, option))]
+        status, errors = run(ddlrun([], training.size, words, bed))
+        if status or not file.is_file():
+            raise BenchError(f"{training.name}: ddlrun ended with {status}: {errors.strip()[-2000:]}")
+        record: dict[str, object] = json.loads(file.read_text())
+        return record
+
+
+def report(made: Trained) -> list[str]:
+    """A training's table and verdicts, as text."""
+    it = made.training
+    images = f"{it.batch} image{'' if it.batch == 1 else 's'}"
+    said = [f"{it.title}: {images} a rank, {format_size(made.nbytes)} of gradients"]
+    if made.before is not None and made.after is not None:
+        for name, one in (("before", made.before), ("after", made.after)):
+            said.append(f"calibrated {name}: a link {format_bits(one.link)}, an uplink {format_bits(one.uplink)}")
+        said.append(f"bound of one allreduce of all gradients: {format_time(made.bound)}")
+    said.append(table(made.steps, made.bound))
+    wrong = [f"WRONG      {one}" for one in faults(made.steps)]
+    return [*said, *(wrong or ["right      the losses of all contestants, and the parameters on all ranks"]),
+            *lines(made.verdicts)]  # fmt: skip
+
+
+def _quick(training: Training) -> Training:
+    return replace(training, width=8, rounds=2, link="1gbit", uplink="500mbit", judged=False)
+
+
+def _tell(name: str, text: str) -> None:
+    print(f"{name}: {text}", file=sys.stderr, flush=True)
+
+
+def _write(path: Path, done: Sequence[Trained]) -> None:
+    document = {
+        "format": "ddl-training-1",
+        "when": machine.now(),
+        "machine": machine.described(),
+        "versions": machine.versions(),
+        "runs": [
+            {
+                "training": asdict(one.training),
+                "before": one.before and asdict(one.before),
+                "after": one.after and asdict(one.after),
+                "tries": one.tries,
+                "bound": one.bound,
+                "record": one.record,
+                "faults": faults(one.steps),
+                "verdicts": [asdict(verdict) for verdict in one.verdicts],
+            }
+            for one in done
+        ],
+    }
+    aside = path.with_name(f".{path.name}")
+    aside.write_text(json.dumps(document, indent=1) + "\n")
+    aside.replace(path)
+
+
+def _arguments(argv: Sequence[str] | None) -> argparse.Namespace:
+    names = {training.name: training for training in ALL}
+
+    def read(text: str) -> list[Training]:
+        if unknown := set(text.split(",")) - set(names):
+            raise argparse.ArgumentTypeError(f"unknown: {min(unknown)}; expected some of {','.join(names)}")
+        return [names[name] for name in text.split(",")]
+
+    listed = "\n".join(f"  {training.name:8} {training.title}" for training in ALL)
+    parser = argparse.ArgumentParser(
+        prog="ddl/bench/training.py",
+        description=f"Time a training step over ddl and gloo, in one run each:\n{listed}\nAll but the first need root.",
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    parser.add_argument("--quick", action="store_true", help="in small: shows that it runs, its figures mean nothing")
+    parser.add_argument("--scenarios", type=read, default=list(ALL), metavar="NAME,...", help="some of them")
+    parser.add_argument(
+        "--output", type=Path, default=ROOT / "out" / "bench", metavar="DIR", help="for training.json, *.svg"
+    )
+    return parser.parse_args(argv)
+
+
+if __name__ == "__main__":
+    signal.signal(signal.SIGTERM, lambda number, _: sys.exit(128 + number))  # what runs is ended, and put back
+    sys.exit(main())
