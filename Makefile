@@ -7,10 +7,10 @@ CXX_SOURCES = $(shell find ddl/include ddl/csrc lms/src tests -name '*.cc' -o -n
 export PYTHON
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test test-all lint format bench bench-lms bench-ddl chart gpu-check clean
+.PHONY: help setup demo test test-all lint format bench bench-lms bench-ddl bench-training chart gpu-check clean
 
 help: ## list what make can do here
-	@sed -n 's/^\([a-z-]*\):[^#]*## \(.*\)/make \1\t\2/p' Makefile | expand -t 18
+	@sed -n 's/^\([a-z-]*\):[^#]*## \(.*\)/make \1\t\2/p' Makefile | expand -t 20
 
 setup: ## put everything that the other targets need into .venv; does nothing the second time
 	@ci/setup
@@ -37,13 +37,16 @@ format: setup ## write the sources as `make lint` wants them
 	$(BIN)/ruff format .
 	$(BIN)/clang-format -i $(CXX_SOURCES)
 
-bench: bench-lms bench-ddl ## both benchmarks (ARGS="--quick" shows that they run)
+bench: bench-lms bench-ddl bench-training ## all benchmarks (ARGS="--quick" shows that they run)
 
 bench-lms: setup ## measure LMS against plain training, checkpointing and the system's swap; JSON to out/bench/
 	$(BIN)/python lms/bench $(ARGS)
 
 bench-ddl: setup ## measure DDL's allreduce beside gloo, Open MPI and MPICH on a virtual cluster (needs root); JSON to out/bench/
 	$(BIN)/python ddl/bench $(ARGS)
+
+bench-training: setup ## measure a training step over DDL beside gloo on a virtual cluster (needs root); JSON to out/bench/
+	$(BIN)/python ddl/bench/training.py $(ARGS)
 
 chart: setup ## lint the Helm chart with helm 3 and 4, and pack it into out/chart
 	ci/chart

@@ -1,8 +1,8 @@
 """The model whose training step is measured: a ResNet of basic blocks for images of 32 x 32 pixels.
 
 With its default width it is the ResNet-18 of He et al. (arXiv:1512.03385) with the stem that the paper takes for
-CIFAR (section 4.2): a 3x3 convolution without pooling. 11.2 million parameters, 44.7 MB of gradients, most of them in the
-last stage, whose gradients the backward pass makes first.
+CIFAR (section 4.2): a 3x3 convolution without pooling. 11.2 million parameters, 44.7 MB of gradients, most of them in
+the last stage, whose gradients the backward pass makes first.
 """
 
 from __future__ import annotations

@@ -7,6 +7,7 @@ training works, not that the model generalises to other brains.
     python examples/brain_mri/train.py --resolution 4                         # some minutes on two cores
     python examples/brain_mri/train.py --resolution 2 --lms --lms-limit 1GB    # 8 x the voxels, less memory
     lms run --limit 1GB examples/brain_mri/train.py --resolution 2             # the same again, from outside
+    ddlrun -np 2 lms run --limit 1GB examples/brain_mri/train.py --resolution 2     # two ranks, 1 GB each
 """
 
 from __future__ import annotations
@@ -31,6 +32,7 @@ from data import CLASSES, FOLDER, RESOLUTIONS, DataError, Volume, load
 from loss import dice_cross_entropy, dice_scores, foreground, one_hot
 from memory import Memory
 from net import UNet3D
+from ranks import Ranks, joined
 from torch import nn
 from tqdm import tqdm
 
@@ -45,7 +47,7 @@ class Step:
     """One step of training, as it goes into the JSON file."""
 
     step: int  # from 1
-    loss: float
+    loss: float  # the mean over all ranks
     dice: list[float]  # of CLASSES, of the prediction that the loss is of
     seconds: float
     peak: int  # most bytes held in the step: GPU: allocated; CPU: resident set
@@ -71,7 +73,12 @@ def main(arguments: list[str] | None = None) -> int:
 
 def train(args: argparse.Namespace, arguments: list[str]) -> None:
     """Train, and write whatever `args` asks for. Raises CheckpointError, DataError, and what a session raises."""
-    device = _device(args.device)
+    with joined() as ranks:
+        _train(args, arguments, ranks)
+
+
+def _train(args: argparse.Namespace, arguments: list[str], ranks: Ranks) -> None:
+    device = _device(args.device, ranks.local_rank)
     if args.memory_fraction is not None:
         torch.cuda.set_per_process_memory_fraction(args.memory_fraction, device)
     _deterministic(args.seed)
@@ -84,38 +91,50 @@ def train(args: argparse.Namespace, arguments: list[str]) -> None:
     optimizer = torch.optim.Adam(model.parameters(), lr=args.lr)
     settings = {name: getattr(args, name) for name in ("resolution", "width", "depth", "seed")}
     done = restore(args.checkpoint, model, optimizer, settings) if args.resume else 0
+    trained = ranks.wrap(model)
     steps: list[Step] = []
     samples: list[tuple[float, int]] = []
 
     with (
         _session(args, model, optimizer) as session,
-        tqdm(total=args.steps, initial=done, unit="step", file=sys.stderr, disable=args.quiet) as bar,
+        tqdm(
+            total=args.steps, initial=done, unit="step", file=sys.stderr, disable=args.quiet or not ranks.leads
+        ) as bar,
     ):
         for number in range(done + 1, args.steps + 1):
             with memory.sampled(None if session is None else session.device.current) as samples:
-                steps.append(_step(number, model, optimizer, image, truth, goal, memory, samples))
+                steps.append(_step(number, trained, optimizer, image, truth, goal, memory, samples, ranks))
+            if not ranks.leads:
+                continue
             bar.update()
             bar.set_postfix_str(_progress(steps[-1]))
             # Every digit of the loss: runs are compared by it.
             print(f"step {number} loss {steps[-1].loss!r} seconds {steps[-1].seconds:.2f}", flush=True)
             if args.checkpoint and (number == args.steps or number % args.checkpoint_every == 0):
                 save(args.checkpoint, model, optimizer, number, settings)
-        if session is not None:
+        if session is not None and ranks.leads:
             print(session.describe())
             if args.trace and session.trace is not None:
                 session.trace.save(args.trace)
 
+    digests = _digests(model)
+    same_bits = ranks.agree(json.dumps(digests))
+    if not ranks.leads:
+        return
     prediction = _predict(model, image)
     scores = dice_scores(prediction, truth, len(CLASSES))
     print(f"after {max(args.steps, done)} steps: mean foreground Dice {foreground(scores):.3f}", end="  ")
     print(*(f"{name} {score:.3f}" for name, score in zip(CLASSES, scores, strict=True)))
+    if ranks.size > 1:
+        print(f"{ranks.size} ranks: {'the same bits of all parameters' if same_bits else 'DIFFERENT parameters'}")
     if args.plot:
         from slices import plot
 
         title = f"{args.resolution} mm, {max(args.steps, done)} steps: mean foreground Dice {foreground(scores):.3f}"
         plot(args.plot, volume, prediction, title)
     if args.json:
-        _write_json(args.json, _report(args, arguments, device, volume, model, memory, steps, samples, scores, session))
+        report = _report(args, arguments, device, volume, model, memory, steps, samples, scores, session)
+        _write_json(args.json, report | {"ranks": ranks.size, "same_bits": same_bits, "sha256": digests})
 
 
 def _step(
@@ -127,18 +146,19 @@ def _step(
     goal: torch.Tensor,
     memory: Memory,
     samples: list[tuple[float, int]],
+    ranks: Ranks,
 ) -> Step:
     """One step. Its tensors die with it: none of them is there when the next forward starts."""
     memory.reset()
     began = time.perf_counter()
     optimizer.zero_grad()
     # Drawn on the CPU, so that every device sees the same; without it, the net could learn the one image by heart.
-    noise = torch.randn(image.shape).to(image.device)
+    noise = ranks.own(lambda: torch.randn(image.shape)).to(image.device)
     logits = model(image + NOISE * noise)
     loss = dice_cross_entropy(logits, goal)
     loss.backward()
     optimizer.step()
-    value = loss.item()  # on a GPU this waits for the step's end, so the time is the step's
+    value = ranks.mean(loss)  # on a GPU this waits for the step's end, so the time is the step's
     seconds = time.perf_counter() - began
     scores = dice_scores(logits.detach().argmax(dim=1)[0], truth, len(CLASSES))
     # A session of LMS starts the kernel's count of the peak anew all through the step, so the samples have a say too.
@@ -162,10 +182,10 @@ def _session(
     return lms.from_args(args, model, optimizer)
 
 
-def _device(name: str) -> torch.device:
+def _device(name: str, local_rank: int = 0) -> torch.device:
     if name == "auto":
         name = "cuda" if torch.cuda.is_available() else "cpu"
-    return torch.device(name, 0) if name == "cuda" else torch.device(name)
+    return torch.device(name, local_rank) if name == "cuda" else torch.device(name)
 
 
 def _deterministic(seed: int) -> None:
@@ -207,7 +227,6 @@ def _report(
         "steps": [asdict(step) for step in steps],
         "dice": scores,
         "mean_foreground_dice": foreground(scores),
-        "sha256": _digests(model),
         "memory": [[seconds - began, nbytes] for seconds, nbytes in samples],  # of the last step
         "mapped_peak": memory.mapped_peak,
         "lms": None if session is None else session.stats(),

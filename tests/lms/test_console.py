@@ -20,6 +20,15 @@ def test_a_warning_says_that_it_is_one(capsys: pytest.CaptureFixture[str]) -> No
     assert capsys.readouterr() == ("", "lms: warning: --json: without effect\n")
 
 
+def test_of_several_ranks_each_says_which_it_is(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("RANK", "1")
+    monkeypatch.setenv("WORLD_SIZE", "2")
+    say("here")
+    assert capsys.readouterr() == ("", "lms: rank 1: here\n")
+
+
 def test_a_line_is_out_at_once_though_a_process_that_is_killed_flushes_nothing(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:

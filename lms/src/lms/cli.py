@@ -17,6 +17,7 @@ from lms.errors import LMSError, UsageError
 from lms.files import write_aside
 from lms.link import KNOWN, Link, parse_link
 from lms.options import BOUNDS, Options, add_flags, arguments, from_flags, spelled
+from lms.ranks import own_file, rank_of
 from lms.stats import format_seconds
 from lms.trace import Trace
 from lms.units import format_size
@@ -316,6 +317,7 @@ def _check_output(option: str, path: Path | None) -> None:
 
 
 def _write(option: str, path: Path, content: bytes) -> None:
+    path = own_file(path, rank_of(os.environ))
     try:
         write_aside(path, content)
     except OSError as error:

@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
+import os
 import sys
+
+from lms.ranks import rank_of
 
 
 def say(text: str) -> None:
-    """Print `text` as one line from lms."""
-    print(f"lms: {' '.join(text.split())}", file=sys.stderr, flush=True)
+    """Print `text` as one line from lms; of several ranks, each says which it is."""
+    rank = rank_of(os.environ)
+    who = "lms: " if rank is None else f"lms: rank {rank}: "
+    print(f"{who}{' '.join(text.split())}", file=sys.stderr, flush=True)
 
 
 def warn(text: str) -> None:

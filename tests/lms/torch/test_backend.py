@@ -6,6 +6,7 @@ from pathlib import Path
 import pytest
 import torch
 
+import lms
 from lms.errors import SpillError, UsageError
 from lms.tiers.device import CpuDevice
 from lms.torch.backend import device_for, make_engine
@@ -43,3 +44,18 @@ def test_the_device_of_a_cpu_is_its_resident_set() -> None:
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         assert isinstance(device_for(CPU), CpuDevice)
+
+
+def test_the_ranks_of_a_host_share_its_memory(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("LOCAL_WORLD_SIZE", raising=False)
+    whole = device_for(CPU).capacity()
+    monkeypatch.setenv("LOCAL_WORLD_SIZE", "4")
+    assert device_for(CPU).capacity() == whole // 4
+
+
+def test_a_session_says_what_its_rank_has_of_the_host(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("LOCAL_WORLD_SIZE", "2")
+    with lms.LMS(torch.nn.Linear(1, 1), frac=0.5) as session:
+        said = session.describe()
+    assert said.endswith(", which each of 2 ranks has of this host")
+    assert session.limit == session.device.capacity() // 2

@@ -102,13 +102,15 @@ class CpuDevice:
     """The resident set of this process. A forked child's object tells of the child.
 
     With a `pool` freed tensors stay in it, resident and ready for the next: the step then pays for no page twice. What
-    is idle there is not in use, and is returned as far as the limit needs it.
+    is idle there is not in use, and is returned as far as the limit needs it. `sharing` processes use the machine's
+    memory alike, this one included: the ranks of one host.
     """
 
     name = "cpu"
 
-    def __init__(self, pool: Pool | None = None) -> None:
+    def __init__(self, pool: Pool | None = None, sharing: int = 1) -> None:
         self._open()
+        self._sharing = sharing
         self._warned = False
         self._offered = pool
         self._pool: Pool | None = None  # once it is in use
@@ -137,8 +139,8 @@ class CpuDevice:
         return True
 
     def capacity(self) -> int:
-        """The lesser of what the machine has and what the control group allows."""
-        return memory_capacity()
+        """The lesser of what the machine has and what the control group allows, or this process's part of it."""
+        return memory_capacity() // self._sharing
 
     def current(self) -> int:
         """Resident bytes in use, exact to some pages a core (the kernel counts them by core)."""

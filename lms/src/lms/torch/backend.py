@@ -10,6 +10,7 @@ from pathlib import Path
 import torch
 
 from lms.errors import UsageError
+from lms.ranks import sharing
 from lms.tiers.capacity import memory_capacity
 from lms.tiers.device import CpuDevice, CudaDevice, Device
 from lms.tiers.file import FileSlab
@@ -33,8 +34,8 @@ def supported(device: torch.device) -> torch.device:
 def make_engine(device: torch.device, *, spill_dir: Path | None, host_limit: int | None, verify: bool) -> Engine:
     """The engine for `device`: RAM to a file on a CPU, GPU to pinned memory (and past `host_limit` a file) on CUDA.
 
-    `host_limit` is the host's, in bytes: the ranks of one host (LOCAL_WORLD_SIZE) share it evenly; None takes three
-    quarters of the host's memory. Raises UsageError for another kind of device, SpillError for a bad `spill_dir`.
+    `host_limit` is the host's, in bytes: the ranks of one host share it evenly; None takes three quarters of the host's
+    memory. Raises UsageError for another kind of device, SpillError for a bad `spill_dir`.
     """
     if supported(device).type == "cpu":
         if host_limit is not None:
@@ -45,12 +46,16 @@ def make_engine(device: torch.device, *, spill_dir: Path | None, host_limit: int
             )
         return CpuEngine(FileSlab(spill_dir or Path(tempfile.gettempdir()), verify=verify))
     whole = int(memory_capacity() * _HOST_SHARE) if host_limit is None else host_limit
-    ranks = max(1, int(os.environ.get("LOCAL_WORLD_SIZE", "1")))
-    host = HostSlab(cuda_register, cuda_unregister, limit=whole // ranks)
+    host = HostSlab(cuda_register, cuda_unregister, limit=whole // sharing(os.environ))
     file = FileSlab(spill_dir, verify=verify) if spill_dir is not None else None
     return CudaEngine(CudaStreams(device), host, file, verify=verify)
 
 
 def device_for(device: torch.device) -> Device:
-    """What the limit bounds on `device`. Raises UsageError when it is neither a CPU nor a CUDA device."""
-    return CpuDevice(page_pool.find()) if supported(device).type == "cpu" else CudaDevice(device)
+    """What the limit bounds on `device`. Raises UsageError when it is neither a CPU nor a CUDA device.
+
+    The ranks of one host share its memory evenly, where that is the device; a GPU is each rank's own.
+    """
+    if supported(device).type == "cpu":
+        return CpuDevice(page_pool.find(), sharing(os.environ))
+    return CudaDevice(device)

@@ -20,6 +20,7 @@ from lms.errors import LMSError, UsageError
 from lms.files import write_aside
 from lms.link import Link
 from lms.options import Options
+from lms.ranks import own_file, rank_of
 from lms.stats import Stats, format_seconds
 from lms.trace import Trace
 from lms.units import format_size
@@ -196,6 +197,7 @@ def _finish(session: Session, target: Target, trace: Path | None, report: Path |
 
 
 def _write(option: str, path: Path, content: Callable[[], str]) -> bool:
+    path = own_file(path, rank_of(os.environ))
     try:
         write_aside(path, content().encode())
     except (OSError, LMSError) as error:

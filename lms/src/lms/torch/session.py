@@ -19,6 +19,7 @@ from lms.errors import UsageError
 from lms.link import Link
 from lms.options import Options
 from lms.plan import Plan
+from lms.ranks import sharing
 from lms.stats import Stats
 from lms.timeline import Timeline
 from lms.torch.backend import device_for, make_engine, supported
@@ -269,6 +270,9 @@ class Session:
         else:
             assert self.limit is not None
             bound = f"limit {format_size(self.limit)} of {format_size(self.device.capacity())}"
+            ranks = sharing(os.environ)
+            if ranks > 1 and self._torch_device.type == "cpu":
+                bound += f", which each of {ranks} ranks has of this host"
         return f"swapping {', '.join(options.swap)} from {self.device.name} to {self.engine.name}: {bound}"
 
     # What others call
