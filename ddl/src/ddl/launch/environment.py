@@ -101,7 +101,8 @@ def program(
     """The program as mpirun is to start it, and why; ((), the reason) where there is none such.
 
     `which` looks a program up on PATH, `mode` gives a file's mode (None: there is no such file). A Python file that is
-    not executable runs with this `python`, and so does `python` where PATH has none.
+    not executable runs with this `python`, and so does `python` where PATH has none. What is not on PATH may lie beside
+    this `python`, such as the command lms in an environment that is not activated.
     """
     first, rest = words[0], tuple(words[1:])
     if first in ("python", "python3") and which(first) is None:
@@ -113,6 +114,10 @@ def program(
     if "/" not in first and which(first) is None:
         if first.endswith(".py") and is_file:
             return (python, *words), f"{first} is not on PATH: {python} runs it"
+        beside = str(Path(python).with_name(first))
+        of_its = mode(beside)
+        if of_its is not None and stat.S_ISREG(of_its) and of_its & 0o111:
+            return (beside, *rest), f"{first} is not on PATH, but beside the python that runs ddlrun: {beside}"
         hint = f"; there is a file of this name here: say ./{first}" if is_file else ""
         return (), f"PROGRAM {first!r}: not found on PATH{hint or '; give its path, or the path of a Python file'}"
     if "/" in first and not is_file:
