@@ -8,6 +8,7 @@
 
 #include "conversation.h"
 #include "placement.h"
+#include "rounds.h"
 #include "stream.h"
 #include "tiers.h"
 

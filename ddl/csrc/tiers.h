@@ -1,11 +1,6 @@
-// Which hosts share a rack, from measured bandwidths. Pure: the plan of the measurement, and what follows from it.
+// Which hosts share a rack, from the bandwidths that were measured by the rounds of rounds.h. Pure.
 //
-// A rack's uplink is slower than its hosts together, which a single pair of hosts cannot see: it has the uplink to
-// itself. So the probe lets pairs talk at once. In a round every host talks to at most one other, both ways; over the
-// rounds the pairs are shuffled, so that in some rounds many of a rack's hosts talk to other racks, and share its
-// uplink.
-//
-// What was seen is then explained: a partition of the hosts into racks predicts each flow of each round (links of one
+// What was seen is explained: a partition of the hosts into racks predicts each flow of each round (links of one
 // rate, an uplink a rack, shared fairly by the flows that cross it), and the partition that explains the flows best,
 // with few racks, is the answer. A single flow that is off by 10% decides nothing, because all flows of all rounds have
 // a say; one that is off by far (a packet was lost) counts less than by its square.
@@ -35,14 +30,7 @@ struct Measurement {
     std::vector<std::vector<Flow>> rounds;
 };
 
-using Pairs = std::vector<std::pair<int, int>>;  // (lower, higher) number of a host
-using Racks = std::vector<std::vector<int>>;     // hosts by their numbers, ascending; racks by their first host
-
-// Which pairs talk at once, round by round: first every pair once, as far as there are rounds, then shuffled pairs. The
-// same on every rank, without a word between them. With an odd number of hosts one rests in each round. At most
-// kMostRounds; none for one host.
-constexpr int kMostRounds = 24;
-std::vector<Pairs> probe_rounds(int hosts);
+using Racks = std::vector<std::vector<int>>;  // hosts by their numbers, ascending; racks by their first host
 
 struct Tiers {
     Racks racks;
