@@ -193,7 +193,8 @@ class Reaper:
     def __init__(self, name: str, *, any_order: bool) -> None:
         self._name = name
         self._any_order = any_order
-        self._queue: queue.SimpleQueue[Work | None] = queue.SimpleQueue()
+        # No SimpleQueue: where its time-out is over before it begins to wait, it waits for ever (CPython 3.11).
+        self._queue: queue.Queue[Work | None] = queue.Queue()
         self._thread: threading.Thread | None = None
         self._lock = threading.Lock()
         _reapers.add(self)
