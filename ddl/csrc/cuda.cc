@@ -72,9 +72,16 @@ struct CudaDriver {
 // Null where the process has not loaded it.
 const CudaDriver* cuda_driver() {
     static std::atomic<const CudaDriver*> found{nullptr};
+    static std::atomic<unsigned long long> looked{0};  // loaded_count() when it was not there
     if (const CudaDriver* driver = found.load(std::memory_order_acquire)) return driver;
+    // Each call of a collective asks. To read all libraries' names takes longer than a small message.
+    const unsigned long long count = loaded_count();
+    if (looked == count) return nullptr;
     const std::string name = loaded_library("libcuda.so");
-    if (name.empty()) return nullptr;
+    if (name.empty()) {
+        looked = count;
+        return nullptr;
+    }
     const SharedLibrary library({name}, "CUDA's driver", "it was loaded before");
     CudaDriver driver{};
     library.find("cuPointerGetAttribute", &driver.pointer_attribute);

@@ -5,7 +5,8 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import TypeVar, cast
+from functools import lru_cache
+from typing import Any, TypeVar, cast
 
 import numpy as np
 
@@ -47,7 +48,7 @@ def buffer_of(array: SupportsDLPack, *, writable: bool, name: str = "array") -> 
     """The memory of a NumPy array or of a DLPack tensor on a CPU; no copy. Raises ArgumentError: it cannot be used."""
     if isinstance(array, np.ndarray):
         contiguous = array.flags.c_contiguous and array.flags.aligned
-        dtype = array.dtype.name if array.dtype.isnative else f"{array.dtype.name} in foreign byte order"
+        dtype = _name_of(array.dtype)
         address, shape, read_only = array.ctypes.data, array.shape, not array.flags.writeable
         owner: object = array
     elif hasattr(array, "__dlpack__"):
@@ -68,6 +69,11 @@ def buffer_of(array: SupportsDLPack, *, writable: bool, name: str = "array") -> 
     if writable and read_only:
         raise ArgumentError(f"{name} (shape {shape}) is read-only, but the result is written to it: pass a copy")
     return Buffer(address, shape, TYPES[dtype], owner)
+
+
+@lru_cache
+def _name_of(dtype: np.dtype[Any]) -> str:
+    return dtype.name if dtype.isnative else f"{dtype.name} in foreign byte order"
 
 
 def empty_like(array: ArrayT, shape: tuple[int, ...]) -> ArrayT:
