@@ -17,7 +17,7 @@ from typing import Literal, TypeVar
 from ddl import library, request
 from ddl.buffers import ArrayT, Buffer, buffer_of, empty_like
 from ddl.communicator import Communicator, handle_of
-from ddl.errors import ArgumentError, DDLError
+from ddl.errors import ArgumentError
 from ddl.request import Request
 
 Op = Literal["sum", "average", "min", "max", "product"]
@@ -101,12 +101,7 @@ class _Call:
 
 def _run(made: tuple[_Call, ResultT]) -> ResultT:
     call, result = made
-    try:
-        library.call(f"ddl_{call.name}", *call.arguments)
-    except DDLError as error:
-        if not isinstance(error, ArgumentError):  # nothing was started
-            request.retain(call.owners)
-        raise
+    request.run(f"ddl_{call.name}", *call.arguments, buffers=call.owners)
     return result
 
 

@@ -7,7 +7,7 @@ from ctypes import byref, c_int, c_void_p
 from typing import Generic, TypeVar
 
 from ddl import library
-from ddl.errors import DDLError
+from ddl.errors import ArgumentError, DDLError
 
 ResultT = TypeVar("ResultT")
 
@@ -81,6 +81,17 @@ def start(name: str, *arguments: object, result: ResultT, buffers: object) -> Re
     handle = c_void_p()
     library.call(name, *arguments, byref(handle))
     return Request(handle, result, buffers)
+
+
+def run(name: str, *arguments: object, buffers: object) -> None:
+    """Call a blocking function of the library. Raises DDLError."""
+    try:
+        library.call(name, *arguments)
+    except ArgumentError:  # nothing was started
+        raise
+    except DDLError:
+        retain(buffers)
+        raise
 
 
 def retain(buffers: object) -> None:

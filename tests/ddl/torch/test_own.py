@@ -28,10 +28,10 @@ FAIL = {
 @pytest.mark.timeout(900)
 @pytest.mark.parametrize(("backend", "passes"), [("gloo", 100), ("mpi", 90)])
 def test_pytorchs_own_tests_pass_but_for_those_that_are_listed(
-    ranks: Callable[..., subprocess.CompletedProcess[str]], tmp_path: Path, backend: str, passes: int
+    either: Callable[..., subprocess.CompletedProcess[str]], tmp_path: Path, backend: str, passes: int
 ) -> None:
     pytest.importorskip("expecttest", reason="PyTorch's tests import expecttest: run `make setup`")
-    done = ranks(4, "torch_own_tests.py", backend, timeout=800, TORCH_TESTS_FOLDER=str(tmp_path))
+    done = either(4, "torch_own_tests.py", backend, timeout=800, TORCH_TESTS_FOLDER=str(tmp_path))
     assert done.returncode == 0, done.stdout
     outcomes = dict(re.findall(r"^(test_\w+): (passed|failed|skipped)", done.stdout, re.MULTILINE))
     failed = {name for name, outcome in outcomes.items() if outcome == "failed"}

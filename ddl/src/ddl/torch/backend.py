@@ -8,7 +8,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from torch.distributed import ProcessGroup
+    from torch.distributed import Backend, ProcessGroup
 
 NAME = "ddl"
 DEVICES = ["cpu", "cuda"]
@@ -36,7 +36,7 @@ def register() -> None:
         _failure = _failure or error
 
 
-def create(options: object, backend_options: object) -> ProcessGroup:
+def create(options: object, backend_options: object) -> ProcessGroup | Backend:
     """What torch.distributed calls to make a group; `options` is its DistributedBackendOptions. Raises DDLError."""
     if _failure is not None:
         raise RuntimeError(f"the backend ddl could not be registered at `import torch`: {_failure}") from _failure

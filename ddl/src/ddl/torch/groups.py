@@ -11,6 +11,7 @@ import ddl
 from ddl import library
 from ddl.communicator import Communicator, create_group
 from ddl.errors import DDLError, StateError
+from ddl.torch.fast_path import wrapped
 from ddl.torch.process_group import ProcessGroup
 from ddl.torch.rendezvous import under_mpi
 
@@ -18,6 +19,7 @@ if TYPE_CHECKING:
     from datetime import timedelta
 
     from torch._C._distributed_c10d import Store
+    from torch.distributed import Backend
 
 _joined = False  # by us: the script has not called ddl.init itself
 _members = 0  # that need the job: the default group of torch.distributed, and Horovod's names
@@ -38,7 +40,7 @@ class Options(Protocol):
     global_ranks_in_group: list[int]  # empty: all
 
 
-def create(options: object) -> ProcessGroup:
+def create(options: object) -> ProcessGroup | Backend:
     """A process group. Collective over its ranks. Raises LaunchError and other DDLErrors."""
     asked: Options = options  # type: ignore[assignment]
     ranks = list(asked.global_ranks_in_group)
@@ -53,7 +55,7 @@ def create(options: object) -> ProcessGroup:
         enter()
         communicator = Communicator(None)
     communicator.set_timeout(seconds_of(asked.timeout, os.environ))
-    return ProcessGroup(asked.store, communicator, asked.group_id, leave=None if ranks else leave)
+    return wrapped(ProcessGroup(asked.store, communicator, asked.group_id, leave=None if ranks else leave))
 
 
 def seconds_of(timeout: timedelta, environment: Mapping[str, str]) -> float:

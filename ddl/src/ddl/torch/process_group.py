@@ -10,8 +10,8 @@ go through a copy. torch.distributed calls most methods by two names, an older (
 
 from __future__ import annotations
 
-import contextlib
 from collections.abc import Callable, Sequence
+from contextlib import nullcontext, suppress
 from ctypes import c_int
 from datetime import timedelta
 from typing import TYPE_CHECKING, Protocol, cast
@@ -26,6 +26,7 @@ from ddl.communicator import Communicator
 from ddl.errors import ArgumentError, StateError
 from ddl.request import Request
 from ddl.torch import point_to_point
+from ddl.torch.streams import Order, order_of
 from ddl.torch.tensors import (
     check,
     copy_back,
@@ -33,10 +34,12 @@ from ddl.torch.tensors import (
     movable,
     overlap,
     packed,
+    packed_on_host,
     reducible,
     same_size,
     same_type,
     target_of,
+    target_on_host,
     unflatten,
 )
 from ddl.torch.work import Reaper, Work
@@ -111,7 +114,7 @@ class ProcessGroup(dist.ProcessGroup):
 
     @property
     def _device_types(self) -> list[torch.device]:
-        return [torch.device("cpu")]
+        return [torch.device("cpu"), *([torch.device("cuda")] if torch.cuda.is_available() else [])]
 
     def get_group_store(self) -> Store | None:
         """The store that torch.distributed made for it."""
@@ -147,7 +150,7 @@ class ProcessGroup(dist.ProcessGroup):
         self._in_order.stop()
         self._in_any_order.stop()
         if self._leave is None:
-            with contextlib.suppress(StateError):  # the job is left already, or something is still awaited
+            with suppress(StateError):  # the job is left already, or something is still awaited
                 self._comm.free()
 
     def abort(self) -> None:
@@ -168,7 +171,7 @@ class ProcessGroup(dist.ProcessGroup):
         memory = packed(tensor)
         it, op = reducible(memory, _op(opts))
         arguments = (it.address, it.address, it.count, it.type, op, self._comm.handle)
-        return Start("ddl_iallreduce", arguments, memory, _back(memory, tensor))
+        return Start("allreduce", arguments, memory, _back(memory, tensor))
 
     def reduce(self, tensors: list[Tensor], opts: Options | None = None) -> Work:
         """Reduce each tensor to the root's; the others' stay as they are."""
@@ -181,7 +184,7 @@ class ProcessGroup(dist.ProcessGroup):
         scratch = torch.empty_like(memory)
         it, op = reducible(memory, _op(opts))
         arguments = (it.address, scratch.data_ptr(), it.count, it.type, op, self._comm.handle)
-        return Start("ddl_iallreduce", arguments, (memory, scratch), None if result is None else _back(scratch, result))
+        return Start("allreduce", arguments, (memory, scratch), None if result is None else _back(scratch, result))
 
     def reduce_scatter(self, outputs: list[Tensor], inputs: list[list[Tensor]], opts: Options | None = None) -> Work:
         """Reduce each list of tensors, one for each rank, and keep this rank's."""
@@ -232,7 +235,7 @@ class ProcessGroup(dist.ProcessGroup):
             target = torch.empty_like(target)
         it, op = reducible(memory, _op(opts), self._comm.size)
         arguments = (it.address, target.data_ptr(), it.count, it.type, op, self._comm.handle)
-        return Start("ddl_ireduce_scatter", arguments, (memory, target), _back(target, output))
+        return Start("reduce_scatter", arguments, (memory, target), _back(target, output))
 
     _reduce_scatter_base = reduce_scatter_single
     reduce_scatter_tensor_coalesced = reduce_scatter_single_coalesced
@@ -249,7 +252,7 @@ class ProcessGroup(dist.ProcessGroup):
         memory = packed(tensor) if sends else target_of(tensor)
         it = movable(memory)
         arguments = (it.address, it.count, it.type, root, self._comm.handle)
-        return Start("ddl_ibroadcast", arguments, memory, None if sends else _back(memory, tensor))
+        return Start("broadcast", arguments, memory, None if sends else _back(memory, tensor))
 
     def allgather(self, outputs: list[list[Tensor]], inputs: list[Tensor], opts: Options | None = None) -> Work:
         """Everyone's tensor to a list of one for each rank; of different sizes where the list says so."""
@@ -279,7 +282,7 @@ class ProcessGroup(dist.ProcessGroup):
         if not same_size(targets):
             targets[self._comm.rank].detach().copy_(memory.view(targets[self._comm.rank].shape))
             return [self._broadcast(target, rank) for rank, target in enumerate(targets)]
-        gathered = torch.empty(memory.numel() * self._comm.size, dtype=memory.dtype)
+        gathered = memory.new_empty(memory.numel() * self._comm.size)
         start = self._allgather(gathered, memory)
         return [Start(start.name, start.arguments, start.buffers, lambda: unflatten(gathered, targets))]
 
@@ -306,7 +309,7 @@ class ProcessGroup(dist.ProcessGroup):
     def _allgather(self, target: Tensor, memory: Tensor) -> Start:
         it = movable(memory)
         arguments = (it.address, target.data_ptr(), it.count, it.type, self._comm.handle)
-        return Start("ddl_iallgather", arguments, (memory, target), None)
+        return Start("allgather", arguments, (memory, target), None)
 
     _allgather_base = all_gather_single
     allgather_into_tensor_coalesced = all_gather_single_coalesced
@@ -315,15 +318,15 @@ class ProcessGroup(dist.ProcessGroup):
         """Everyone's tensor to the root's list."""
         targets = outputs[0] if outputs else []
         same_type([*inputs, *targets], "gather")
-        blocks = [target_of(target) for target in targets]
-        requests = point_to_point.gather(packed(inputs[0]), blocks, _root(opts), self._comm)
+        blocks = [target_on_host(target) for target in targets]
+        requests = point_to_point.gather(packed_on_host(inputs[0]), blocks, _root(opts), self._comm)
         return self._messages("gather", opts, requests, targets, _all_back(blocks, targets))
 
     def scatter(self, outputs: list[Tensor], inputs: list[list[Tensor]], opts: Options | None = None) -> Work:
         """The root's list, a tensor to each rank."""
-        blocks = [packed(block) for block in inputs[0]] if inputs else []
+        blocks = [packed_on_host(block) for block in inputs[0]] if inputs else []
         same_type([*outputs, *blocks], "scatter")
-        target = target_of(outputs[0])
+        target = target_on_host(outputs[0])
         requests = point_to_point.scatter(target, blocks, _root(opts), self._comm)
         return self._messages("scatter", opts, requests, outputs, _all_back([target], outputs))
 
@@ -337,7 +340,7 @@ class ProcessGroup(dist.ProcessGroup):
     ) -> Work:
         """Parts of `input`'s first dimension to each rank, and theirs to `output`; in equal parts without splits."""
         same_type([output, input], "all_to_all_single")
-        memory, target = packed(input), target_of(output)
+        memory, target = packed_on_host(input), target_on_host(output)
         outputs = self._parts_of(target, output_splits, "output")
         inputs = self._parts_of(memory, input_splits, "input")
         requests = point_to_point.alltoall(outputs, inputs, self._comm)
@@ -346,8 +349,8 @@ class ProcessGroup(dist.ProcessGroup):
     def alltoall(self, outputs: list[Tensor], inputs: list[Tensor], opts: Options | None = None) -> Work:
         """A tensor to each rank, and one of each; all may be of different sizes."""
         same_type([*outputs, *inputs], "alltoall")
-        targets = [target_of(output) for output in outputs]
-        requests = point_to_point.alltoall(targets, [packed(input) for input in inputs], self._comm)
+        targets = [target_on_host(output) for output in outputs]
+        requests = point_to_point.alltoall(targets, [packed_on_host(input) for input in inputs], self._comm)
         return self._messages("alltoall", opts, requests, outputs, _all_back(targets, outputs))
 
     alltoall_base = all_to_all_single
@@ -373,7 +376,7 @@ class ProcessGroup(dist.ProcessGroup):
 
     def send(self, tensors: list[Tensor], peer: int, tag: int) -> Work:
         """A tensor to another rank of the group."""
-        requests = [point_to_point.send(packed(tensor), peer, tag, self._comm) for tensor in tensors]
+        requests = [point_to_point.send(packed_on_host(tensor), peer, tag, self._comm) for tensor in tensors]
         return self._messages("send", None, requests, tensors, None)
 
     def recv(self, tensors: list[Tensor], peer: int, tag: int) -> Work:
@@ -385,19 +388,27 @@ class ProcessGroup(dist.ProcessGroup):
         return self._receive(tensors, point_to_point.ANY_RANK, tag, c_int(point_to_point.ANY_RANK))
 
     def _receive(self, tensors: list[Tensor], peer: int, tag: int, source: c_int) -> Work:
-        targets = [target_of(tensor) for tensor in tensors]
+        targets = [target_on_host(tensor) for tensor in tensors]
         requests = [point_to_point.receive(target, peer, tag, self._comm, source) for target in targets]
         return self._messages("recv", None, requests, tensors, _all_back(targets, tensors), lambda: source.value)
 
     def barrier(self, opts: Options | None = None) -> Work:
         """Finished on no rank before every rank has called it."""
-        return self._each("barrier", opts, [], [Start("ddl_ibarrier", (self._comm.handle,), None, None)])
+        return self._each("barrier", opts, [], [Start("barrier", (self._comm.handle,), None, None)])
 
     # ---- Starting ------------------------------------------------------------------------------------------------
 
     def _each(self, name: str, opts: Options | None, results: list[Tensor], starts: Sequence[Start]) -> Work:
-        requests = [request.start(it.name, *it.arguments, result=None, buffers=it.buffers) for it in starts]
-        return self._begin(name, opts, requests, results, _all([it.finish for it in starts]), self._in_order, None)
+        order = order_of(results)
+        with nullcontext() if order is None else order.told():
+            if len(starts) == 1 and self._coalescing is None and not getattr(opts, "asyncOp", True):
+                # The caller waits at once: by itself it is faster than with libddl's thread awake beside it.
+                starts[0].run()
+                requests = []
+            else:
+                requests = [it.start() for it in starts]
+        finish = _all([it.finish for it in starts])
+        return self._begin(name, opts, requests, results, finish, self._in_order, None, order)
 
     def _messages(
         self,
@@ -408,7 +419,7 @@ class ProcessGroup(dist.ProcessGroup):
         finish: Finish | None,
         source: Callable[[], int] | None = None,
     ) -> Work:
-        return self._begin(name, opts, requests, results, finish, self._in_any_order, source)
+        return self._begin(name, opts, requests, results, finish, self._in_any_order, source, order_of(results))
 
     def _begin(
         self,
@@ -419,9 +430,10 @@ class ProcessGroup(dist.ProcessGroup):
         finish: Finish | None,
         reaper: Reaper,
         source: Callable[[], int] | None,
+        order: Order | None,
     ) -> Work:
         self._sequence += 1
-        work = Work(f"{name} of group {self._name!r}", requests, results, finish, reaper, source)
+        work = Work(f"{name} of group {self._name!r}", requests, results, finish, reaper, source, order)
         if self._coalescing is not None:
             self._coalescing.append(work)
         # A caller that waits itself is faster; where it may not, the copies that are left to do must be done.
@@ -429,10 +441,10 @@ class ProcessGroup(dist.ProcessGroup):
             work.reap()
         return work
 
-    def _start_coalescing(self, device: torch.device) -> None:
+    def _start_coalescing(self, device: torch.device | None = None) -> None:
         self._coalescing = []
 
-    def _end_coalescing(self, device: torch.device) -> Work:
+    def _end_coalescing(self, device: torch.device | None = None) -> Work:
         works, self._coalescing = self._coalescing or [], None
 
         def finish() -> None:
@@ -441,7 +453,8 @@ class ProcessGroup(dist.ProcessGroup):
 
         requests = [request for work in works for request in work.requests]
         results = [tensor for work in works for tensor in work.result()]
-        return self._begin("coalesced calls", None, requests, results, finish, self._in_any_order, None)
+        order = next((work.order for work in works if work.order is not None), None)
+        return self._begin("coalesced calls", None, requests, results, finish, self._in_any_order, None, order)
 
     def _need_one_for_each(self, tensors: Sequence[Tensor], what: str) -> None:
         if len(tensors) != self._comm.size:
@@ -465,6 +478,14 @@ class Start:
         self.arguments = arguments
         self.buffers = buffers
         self.finish = finish
+
+    def start(self) -> Request[None]:
+        """Begin it. Raises DDLError."""
+        return request.start(f"ddl_i{self.name}", *self.arguments, result=None, buffers=self.buffers)
+
+    def run(self) -> None:
+        """Make it, to its end. Raises DDLError."""
+        request.run(f"ddl_{self.name}", *self.arguments, buffers=self.buffers)
 
 
 def _op(opts: Options | None) -> ReduceOp:

@@ -13,7 +13,7 @@ from ddl.buffers import TYPES
 from ddl.errors import ArgumentError, UnsupportedError
 
 _BYTE = TYPES["uint8"]
-_OF_TORCH = {
+TYPES_OF_TORCH = {
     torch.float16: TYPES["float16"],
     torch.bfloat16: TYPES["bfloat16"],
     torch.float32: TYPES["float32"],
@@ -24,7 +24,7 @@ _OF_TORCH = {
     torch.uint8: TYPES["uint8"],
 }
 _SUM, _AVERAGE, _MIN, _MAX, _PRODUCT = range(5)  # ddl_op of ddl.h
-_OPERATIONS = {
+OPERATIONS = {
     ReduceOp.SUM: _SUM,
     ReduceOp.AVG: _AVERAGE,
     ReduceOp.MIN: _MIN,
@@ -58,16 +58,16 @@ def check(tensor: Tensor) -> None:
             f"backend ddl: a tensor of layout {tensor.layout} (shape {tuple(tensor.shape)}): only dense ones can be "
             "exchanged: pass Tensor.to_dense(), or make the gradients dense (Embedding(sparse=False))"
         )
-    if tensor.device.type != "cpu":
+    if not (tensor.is_cpu or tensor.is_cuda):
         raise UnsupportedError(
-            f"backend ddl: a tensor on {tensor.device} (shape {tuple(tensor.shape)}): this build exchanges tensors in "
-            "host memory only: copy it to the CPU, or use the backend nccl for it"
+            f"backend ddl: a tensor on {tensor.device} (shape {tuple(tensor.shape)}): only those in host memory and on "
+            "CUDA's GPUs can be exchanged: copy it to the CPU"
         )
 
 
 def movable(tensor: Tensor) -> Elements:
     """A contiguous tensor's memory, for collectives that move bits."""
-    kind = _OF_TORCH.get(tensor.dtype)
+    kind = TYPES_OF_TORCH.get(tensor.dtype)
     if kind is None:
         return Elements(tensor.data_ptr(), tensor.nbytes, _BYTE)
     return Elements(tensor.data_ptr(), tensor.numel(), kind)
@@ -83,19 +83,19 @@ def reducible(tensor: Tensor, op: ReduceOp | ReduceOp.RedOpType, part: int = 1) 
     if tensor.dtype == torch.bool and name in _OF_BOOL:
         return Elements(tensor.data_ptr(), count, _BYTE), _OF_BOOL[name]
     if tensor.is_complex() and name in (ReduceOp.SUM, ReduceOp.AVG):
-        real = _OF_TORCH.get(tensor.dtype.to_real())
+        real = TYPES_OF_TORCH.get(tensor.dtype.to_real())
         if real is not None:
-            return Elements(tensor.data_ptr(), 2 * count, real), _OPERATIONS[name]
-    kind = _OF_TORCH.get(tensor.dtype)
-    if kind is None or name not in _OPERATIONS:
-        operations = ", ".join(str(known).rpartition(".")[2] for known in _OPERATIONS)
-        types = ", ".join(str(known).rpartition(".")[2] for known in _OF_TORCH)
+            return Elements(tensor.data_ptr(), 2 * count, real), OPERATIONS[name]
+    kind = TYPES_OF_TORCH.get(tensor.dtype)
+    if kind is None or name not in OPERATIONS:
+        operations = ", ".join(str(known).rpartition(".")[2] for known in OPERATIONS)
+        types = ", ".join(str(known).rpartition(".")[2] for known in TYPES_OF_TORCH)
         raise UnsupportedError(
             f"backend ddl: a reduction by {str(name).rpartition('.')[2]} of {tensor.dtype} (shape "
             f"{tuple(tensor.shape)}): there are {operations} of {types}, those but AVG of bool, and SUM and AVG of "
             "complex: convert the tensor first"
         )
-    return Elements(tensor.data_ptr(), count, kind), _OPERATIONS[name]
+    return Elements(tensor.data_ptr(), count, kind), OPERATIONS[name]
 
 
 def same_size(tensors: Sequence[Tensor]) -> bool:
@@ -153,7 +153,17 @@ def target_of(tensor: Tensor) -> Tensor:
     check(tensor)
     if tensor.is_contiguous() and not tensor.is_conj() and not tensor.is_neg():
         return tensor.detach()
-    return torch.empty(tensor.shape, dtype=tensor.dtype)
+    return torch.empty(tensor.shape, dtype=tensor.dtype, device=tensor.device)
+
+
+def packed_on_host(tensor: Tensor) -> Tensor:
+    """Like `packed`, in host memory: that of messages. Waits for a GPU."""
+    return packed(tensor).cpu()
+
+
+def target_on_host(tensor: Tensor) -> Tensor:
+    """Like `target_of`, in host memory."""
+    return target_of(tensor) if tensor.is_cpu else torch.empty_like(packed(tensor), device="cpu")
 
 
 def copy_back(memory: Tensor, tensor: Tensor) -> None:

@@ -17,9 +17,23 @@ from torch import Tensor
 from ddl import job
 from ddl.errors import DDLError, RankTimeoutError
 from ddl.request import Request
+from ddl.torch.streams import Order
 
 _SHORTEST_NAP = 20e-6  # seconds between two looks at requests
 _LONGEST_NAP = 1e-3
+
+
+def late(name: str, seconds: float) -> RankTimeoutError:
+    """What is raised where a call is waited for, and not finished in that time."""
+    return RankTimeoutError(
+        f"{name} was not finished {seconds:g} s after it was waited for: the ranks that it waits for are named in a "
+        "warning after 10 s, and in an error after the group's timeout"
+    )
+
+
+def sourceless(name: str) -> RuntimeError:
+    """What is raised where a call that is no receive is asked for its sender."""
+    return RuntimeError(f"{name} has no source rank: only receives have")
 
 
 class Work(dist.Work):
@@ -33,6 +47,7 @@ class Work(dist.Work):
         finish: Callable[[], None] | None,
         reaper: Reaper,
         source: Callable[[], int] | None = None,
+        order: Order | None = None,
     ) -> None:
         super().__init__()
         self._name = name
@@ -41,8 +56,9 @@ class Work(dist.Work):
         self._finish = finish
         self._reaper = reaper
         self._source = source
+        self._order = order
         self._lock = threading.Lock()
-        self._done = False
+        self._done = not requests and finish is None
         self._error: Exception | None = None
         self._future: torch.futures.Future[list[Tensor]] | None = None
         self._reaped = False
@@ -52,6 +68,11 @@ class Work(dist.Work):
         """The library's, which are over when the call is; none of a call that is over."""
         return self._requests
 
+    @property
+    def order(self) -> Order | None:
+        """Its place in the order of a GPU's work; None: it has none."""
+        return self._order
+
     def wait(self, timeout: timedelta = timedelta(0)) -> bool:
         """Block until the results are there; `timeout` 0 is the group's. Raises the error that ended the call."""
         limit = timeout.total_seconds()
@@ -60,6 +81,8 @@ class Work(dist.Work):
         self.settle()
         if self._error is not None:
             raise self._error
+        if self._order is not None:
+            self._order.follow()
         return True
 
     def _await(self, limit: float) -> None:
@@ -67,10 +90,7 @@ class Work(dist.Work):
         nap = _SHORTEST_NAP
         while not self.test():
             if time.monotonic() > deadline:
-                raise RankTimeoutError(
-                    f"{self._name} was not finished {limit:g} s after it was waited for: the ranks that it waits for "
-                    "are named in a warning after 10 s, and in an error after the group's timeout"
-                )
+                raise late(self._name, limit)
             time.sleep(nap)
             nap = min(2 * nap, _LONGEST_NAP)
 
@@ -91,7 +111,7 @@ class Work(dist.Work):
             if not self._done:
                 if error is None and self._finish is not None:
                     try:
-                        self._finish()
+                        self._finish() if self._order is None else self._order.finish(self._finish)
                     except Exception as its:
                         error = its
                 self._error = error
@@ -104,7 +124,10 @@ class Work(dist.Work):
 
     def _complete(self, future: torch.futures.Future[list[Tensor]]) -> None:
         if self._error is None:
-            future.set_result(self._results)
+            if self._order is None:
+                future.set_result(self._results)
+            else:
+                self._order.run(lambda: future.set_result(self._results))
         else:
             future.set_exception(self._error)  # type: ignore[arg-type]  # any exception, says its documentation
 
@@ -118,7 +141,8 @@ class Work(dist.Work):
 
     def get_future(self) -> torch.futures.Future[list[Tensor]]:
         """A new future of the results (a list of tensors), which is completed also where nobody waits."""
-        future: torch.futures.Future[list[Tensor]] = torch.futures.Future()
+        devices: list[int | str | torch.device] | None = None if self._order is None else [self._order.device]
+        future: torch.futures.Future[list[Tensor]] = torch.futures.Future(devices=devices)
         with self._lock:
             waits = not self._done
             if waits and self._future is None:
@@ -153,7 +177,7 @@ class Work(dist.Work):
         return self._results
 
     def synchronize(self) -> None:
-        """As `wait`: results in host memory are not ordered by streams."""
+        """As `wait`."""
         self.wait()
 
     def block_current_stream(self) -> None:
@@ -163,7 +187,7 @@ class Work(dist.Work):
     def source_rank(self) -> int:
         """The rank in the group that a message came from. Raises RuntimeError: it is no receive."""
         if self._source is None:
-            raise RuntimeError(f"{self._name} has no source rank: only receives have")
+            raise sourceless(self._name)
         self.wait()
         return self._source()
 
