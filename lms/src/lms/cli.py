@@ -16,6 +16,7 @@ from lms.console import say, warn
 from lms.errors import LMSError, UsageError
 from lms.files import write_aside
 from lms.link import KNOWN, Link, parse_link
+from lms.link import cli as link_cli
 from lms.options import BOUNDS, Options, add_flags, arguments, from_flags, spelled
 from lms.ranks import own_file, rank_of
 from lms.stats import format_seconds
@@ -65,6 +66,7 @@ def _parser() -> argparse.ArgumentParser:
     _add_plan(commands)
     _add_simulate(commands)
     _add_report(commands)
+    link_cli.add(commands)
     return parser
 
 
@@ -76,6 +78,7 @@ examples:
   lms simulate step.json --limit 8GB       the same step under another limit, without running it
   lms simulate step.json --link pcie4x16   ... or on another machine's link
   lms report step.json -o step.html        a page with the picture of that step
+  lms link measure                         what do this machine's links carry?
 """
 
 
@@ -210,8 +213,8 @@ _NO_LINK = "--link: not given, and {} holds no measured link; name one, such as 
 
 def _run(args: argparse.Namespace) -> int:
     options, target = _prepared(args)
-    _check_output("--trace", args.trace)
-    _check_output("--report", args.report)
+    check_output("--trace", args.trace)
+    check_output("--report", args.report)
     if args.report is not None:
         _check_installed("--report", "matplotlib", "jinja2", extra="report")
     from lms.torch import launcher
@@ -221,8 +224,8 @@ def _run(args: argparse.Namespace) -> int:
 
 def _plan(args: argparse.Namespace) -> int:
     options, target = _prepared(args)
-    _check_output("--trace", args.trace)
-    _check_output("--json", args.json)
+    check_output("--trace", args.trace)
+    check_output("--json", args.json)
     from lms.torch import launcher
 
     status, trace, link = launcher.record(target, options)
@@ -257,8 +260,8 @@ def _report(args: argparse.Namespace) -> int:
     options = from_flags(args)
     _check_installed("lms report", "matplotlib", "jinja2", extra="report")
     trace = Trace.load(args.trace)
-    _check_output("--output", output)
-    _check_output("--picture", args.picture)
+    check_output("--output", output)
+    check_output("--picture", args.picture)
     from lms.picture import to_png
     from lms.report import picture_of, render
 
@@ -305,7 +308,7 @@ def _check_installed(what: str, *modules: str, extra: str) -> None:
         raise UsageError(f"{what} needs {needed}, which is not installed: pip install 'bascule-lms[{extra}]'")
 
 
-def _check_output(option: str, path: Path | None) -> None:
+def check_output(option: str, path: Path | None) -> None:
     """Refuse a file that cannot be written, before anything is run for it. Missing folders are made when it is."""
     if path is None:
         return

@@ -1,0 +1,112 @@
+"""Copies between a GPU and its host, and between GPUs, timed by events on their streams as nvbandwidth does.
+
+What is asked of the GPU is `lms.torch.streams.Streams`, so that a test can imitate it.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
+
+import torch
+
+from lms.errors import SpillError
+from lms.link.series import Direction
+from lms.link.sweep import MB, Copy
+from lms.tiers.host import HostSlab, cuda_register, cuda_unregister
+from lms.torch.streams import Event, Stream, Streams, host_tensor
+
+_SETTLED = 4 * MB  # bytes between two events at least: a single small copy is lost in the time of its launch
+
+
+class Pinned:
+    """Two runs of page-locked host memory, `largest` bytes each, near some processors: what `both` needs at once.
+
+    Raises SpillError when the host does not lock so much.
+    """
+
+    def __init__(
+        self,
+        largest: int,
+        *,
+        near: Sequence[int] = (),
+        register: Callable[[int, int], None] = cuda_register,
+        unregister: Callable[[int], None] = cuda_unregister,
+    ) -> None:
+        self._slab = HostSlab(register, unregister, segment=largest)
+        # Pages lie with the processor that touches them first, and locking touches them.
+        with ThreadPoolExecutor(1, initializer=_stay, initargs=(near,)) as there:
+            blocks = there.submit(lambda: [self._slab.allocate(largest) for _ in range(2)]).result()
+        if None in blocks:
+            refused = self._slab.refused or "the host has no room for it"
+            self._slab.close()
+            raise SpillError(f"host memory: {2 * largest} bytes to be locked for the GPU: {refused}")
+        self.tensors = tuple(host_tensor(block).fill_(1) for block in blocks if block is not None)
+
+    def close(self) -> None:
+        """Unlock it. No copy may be in flight."""
+        self.tensors = ()
+        self._slab.close()
+
+
+@contextmanager
+def gpu_copies(streams: Streams, host: Sequence[torch.Tensor], direction: Direction) -> Iterator[Copy]:
+    """A function that copies so many bytes between the GPU of `streams` and the two host tensors.
+
+    `out` is from the GPU to the host, `back` the other way, `both` so many each way at once.
+    """
+    device = [streams.empty(len(tensor)) for tensor in host[: 2 if direction == "both" else 1]]
+
+    def queue(nbytes: int) -> list[tuple[Stream, torch.Tensor, torch.Tensor]]:
+        """What is to be copied: stream, destination, source."""
+        out = (streams.out, host[0][:nbytes], device[0][:nbytes])
+        back = (streams.back, device[-1][:nbytes], host[len(device) - 1][:nbytes])
+        return {"out": [out], "back": [back], "both": [out, back]}[direction]
+
+    yield lambda nbytes: timed(streams, queue(nbytes))
+    streams.synchronize(streams.record(streams.out))
+    streams.synchronize(streams.record(streams.back))
+
+
+@contextmanager
+def peer_copies(here: Streams, there: Streams, nbytes: int, direction: Direction) -> Iterator[Copy]:
+    """A function that copies up to `nbytes` between two GPUs; `out` is from `here` to `there`."""
+    ours = [here.empty(nbytes) for _ in range(2)]
+    theirs = [there.empty(nbytes) for _ in range(2)]
+
+    def queue(count: int) -> list[tuple[Stream, torch.Tensor, torch.Tensor]]:
+        out = (here.out, theirs[0][:count], ours[0][:count])
+        # Of this GPU's streams too, so that one clock times both ways.
+        back = (here.back, ours[1][:count], theirs[1][:count])
+        return {"out": [out], "back": [back], "both": [out, back]}[direction]
+
+    yield lambda count: timed(here, queue(count))
+    here.synchronize(here.record(here.out))
+    here.synchronize(here.record(here.back))
+
+
+def timed(streams: Streams, copies: Sequence[tuple[Stream, torch.Tensor, torch.Tensor]]) -> float:
+    """Seconds that the copies take, which begin at once, each on a stream of its own. Waits for them.
+
+    Small copies are repeated and the mean is taken. The clock is the GPU's: what the host does meanwhile costs nothing.
+    """
+    turns = max(1, _SETTLED // copies[0][1].nbytes)
+    first, *others = [stream for stream, _, _ in copies]
+    begin = streams.record(first)
+    for stream in others:
+        streams.wait(stream, begin)
+    ends: list[Event] = []
+    for stream, destination, source in copies:
+        for _ in range(turns):
+            streams.copy(stream, destination, source)
+        ends.append(streams.record(stream))
+    for end in ends:
+        streams.synchronize(end)
+    return max(streams.seconds(begin, end) for end in ends) / turns
+
+
+def _stay(cpus: Sequence[int]) -> None:
+    if cpus:
+        os.sched_setaffinity(0, cpus)

@@ -1,0 +1,101 @@
+"""Links that are about to be measured: the tasks of each, and how the time is shared among them."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from contextlib import AbstractContextManager
+from dataclasses import dataclass, field, replace
+
+from lms.errors import LMSError
+from lms.link.profile import Absence, MeasuredLink
+from lms.link.progress import Progress
+from lms.link.series import Direction, Series
+from lms.link.sweep import Copy, sweep
+from lms.units import format_size
+
+_LATE = 0.1  # of the time is still given to what comes when all of it is over
+_AT_LEAST = 1 / 3  # of a task's share of the time is for copying, however long the preparation took
+
+Tell = Callable[[float], None]
+Open = Callable[[], AbstractContextManager[Copy]]
+
+
+@dataclass
+class Task:
+    """One series to measure. `weight` is its share of the time.
+
+    `via` and `sizes` are asked for when its turn comes: what was measured before it may decide them.
+    """
+
+    direction: Direction
+    via: Callable[[], str]
+    open: Open
+    sizes: Callable[[], tuple[int, ...]]
+    weight: float = 1.0
+    done: Callable[[Series], None] = lambda series: None
+
+
+@dataclass
+class Draft:
+    """A link whose series are still to come."""
+
+    link: MeasuredLink
+    tasks: list[Task] = field(default_factory=list)
+    close: Callable[[], None] = lambda: None
+
+
+def run(
+    drafts: list[Draft],
+    available: float,
+    absent: list[Absence],
+    progress: Progress,
+    clock: Callable[[], float] = time.monotonic,
+) -> list[MeasuredLink]:
+    """Measure the drafts one after the other, each task for its share of what is left of `available` seconds.
+
+    What fails is named in `absent`; the series that were complete are kept.
+    """
+    whole = sum(task.weight for draft in drafts for task in draft.tasks) or 1.0
+    begun = 0.0
+    deadline = clock() + available
+    links = []
+    with progress:
+        for draft in drafts:
+            link = draft.link
+            title = ""
+            try:
+                for task in draft.tasks:
+                    title = f"{link.name}, {task.direction}"
+
+                    def tell(share: float, begun: float = begun, task: Task = task, title: str = title) -> None:
+                        progress.show((begun + share * task.weight) / whole, title)
+
+                    tell(0.0)
+                    left = max(deadline - clock(), _LATE * available)
+                    seconds = left * task.weight / (whole - begun)
+                    link = _with(link, task, seconds, clock, tell)
+                    begun += task.weight
+            except (LMSError, RuntimeError, OSError) as error:  # RuntimeError is what PyTorch makes of CUDA's errors
+                absent.append(Absence(title or link.name, " ".join(str(error).split())))
+                begun += sum(task.weight for task in draft.tasks[len(link.series) :])
+            finally:
+                draft.close()
+            if link.series:
+                links.append(link)
+    return links
+
+
+def _with(link: MeasuredLink, task: Task, seconds: float, clock: Callable[[], float], tell: Tell) -> MeasuredLink:
+    sizes, end = task.sizes(), clock() + seconds
+    with task.open() as copy:  # which takes some of the time itself: memory is filled, files are written
+        swept = sweep(copy, sizes, max(end - clock(), _AT_LEAST * seconds), tell)
+    ways = 2 if task.direction == "both" else 1
+    points = [replace(point, nbytes=point.nbytes * ways) for point in swept.points]
+    series = Series.of(task.direction, task.via(), points)
+    task.done(series)
+    notes = link.notes
+    if swept.left_out:
+        note = f"{task.direction}: sizes above {format_size(swept.points[-1].nbytes)} left out, for want of time"
+        notes = (*notes, note)
+    return replace(link, series=(*link.series, series), notes=notes)

@@ -1,0 +1,109 @@
+"""What this machine is: processor, memory, NUMA nodes, kernel, versions, as the kernel tells it.
+
+`root` is where `proc` and `sys` are looked for; tests give a folder.
+"""
+
+from __future__ import annotations
+
+import os
+import platform
+import re
+import sys
+from dataclasses import dataclass
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+
+import lms
+
+ROOT = Path("/")
+
+
+@dataclass(frozen=True)
+class Node:
+    """A NUMA node: the processors and the memory that are near each other."""
+
+    index: int
+    cpus: tuple[int, ...]  # none for a node that is memory alone
+    memory: int  # bytes
+    distances: tuple[int, ...]  # to each node, in their order, as the firmware states them: 10 is its own
+
+
+def nodes(root: Path = ROOT) -> tuple[Node, ...]:
+    """The NUMA nodes, in order; a kernel without them has one, without a memory of its own to tell of."""
+    folder = root / "sys/devices/system/node"
+    found = []
+    for path in sorted(folder.glob("node[0-9]*"), key=lambda path: int(path.name[4:])):
+        memory = re.search(r"MemTotal:\s+(\d+) kB", _read(path / "meminfo"))
+        distances = tuple(int(word) for word in _read(path / "distance").split())
+        found.append(
+            Node(
+                int(path.name[4:]),
+                tuple(_ranges(_read(path / "cpulist"))),
+                int(memory[1]) * 1024 if memory else 0,
+                distances,
+            )
+        )
+    return tuple(found) or (Node(0, tuple(sorted(os.sched_getaffinity(0))), 0, (10,)),)
+
+
+def available_memory(root: Path = ROOT) -> int:
+    """Bytes that could be taken now without pushing anything out; 0 where the kernel does not say."""
+    match = re.search(r"^MemAvailable:\s+(\d+) kB", _read(root / "proc/meminfo"), re.MULTILINE)
+    return int(match[1]) * 1024 if match else 0
+
+
+def processor(root: Path = ROOT) -> str:
+    """The processor's name, as /proc/cpuinfo spells it on x86, POWER and (where it does) on Arm."""
+    text = _read(root / "proc/cpuinfo")
+    for key in ("model name", "cpu", "Processor"):
+        if match := re.search(rf"^{key}\s*:\s*(.+)$", text, re.MULTILINE):
+            return match[1].strip()
+    return platform.machine()
+
+
+def hypervisor(root: Path = ROOT) -> bool:
+    """Whether this is a virtual machine, as far as its processor admits it."""
+    return bool(re.search(r"^flags\s*:.*\bhypervisor\b", _read(root / "proc/cpuinfo"), re.MULTILINE))
+
+
+def machine(root: Path = ROOT) -> dict[str, str]:
+    """What a reader of the figures must know of the machine, and the versions that measured it."""
+    facts = {
+        "host": platform.node(),
+        "processor": f"{len(os.sched_getaffinity(0))} x {processor(root)}",
+        "virtual": "yes" if hypervisor(root) else "no",
+        "NUMA nodes": str(len(nodes(root))),
+        "kernel": platform.release(),
+        "Python": platform.python_version(),
+        "lms": lms.__version__,
+        "numpy": _version("numpy"),
+    }
+    if torch := _version("torch"):
+        facts["torch"] = torch
+    return facts
+
+
+def _version(package: str) -> str:
+    module = sys.modules.get(package)
+    if module is not None and isinstance(getattr(module, "__version__", None), str):
+        return str(module.__version__)
+    try:
+        return version(package)
+    except PackageNotFoundError:
+        return ""
+
+
+def _ranges(text: str) -> list[int]:
+    """The numbers of a list as the kernel writes it: `0-3,8`."""
+    numbers: list[int] = []
+    for part in filter(None, text.strip().split(",")):
+        first, _, last = part.partition("-")
+        numbers += range(int(first), int(last or first) + 1)
+    return numbers
+
+
+def _read(path: Path) -> str:
+    try:
+        return path.read_text()
+    except OSError:
+        return ""

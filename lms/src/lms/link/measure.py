@@ -1,0 +1,207 @@
+"""What `lms link measure` does: finds this machine's links, shares the time among them, copies, keeps the figures.
+
+Bounds, which `docs/links.md` states: SECONDS in all, a quarter of the memory that is available, a tenth of what is free
+on the disk, a quarter of a GPU's free memory.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import warnings
+from collections.abc import Collection
+from contextlib import AbstractContextManager
+from datetime import UTC, datetime
+from importlib.util import find_spec
+from pathlib import Path
+
+from lms.errors import LMSError, UsageError
+from lms.link import host, nvml
+from lms.link.disk import disk_of
+from lms.link.draft import Draft, Task, run
+from lms.link.file import FileProbe
+from lms.link.gpu import Gpu
+from lms.link.memory import host_copies
+from lms.link.profile import KINDS, Absence, Kind, MeasuredLink, Profile
+from lms.link.progress import Progress
+from lms.link.series import Direction
+from lms.link.sweep import MB, QUICK_SIZES, SIZES, Copy
+from lms.tiers.capacity import memory_capacity
+from lms.units import format_size
+
+SECONDS, QUICK_SECONDS = 50.0, 6.5  # from the first link to the last; what stands around it takes a second or two
+MEMORY_SHARE, DISK_SHARE = 0.25, 0.10
+_WORTH = MB  # bytes of the largest copy: below it a sweep would say nothing
+
+
+def measure(
+    folder: Path, *, quick: bool = False, kinds: Collection[Kind] = (), name: str = "", progress: Progress | None = None
+) -> Profile:
+    """Measure the links of this machine; `kinds` alone, where some are given. The file link is that of `folder`.
+
+    What cannot be measured is named in `absent` with the reason. Raises UsageError when `folder` is none, and when
+    nothing at all could be measured.
+    """
+    sizes = QUICK_SIZES if quick else SIZES
+    seen = nvml.look()
+    gpus, absent = list(seen.gpus), list(seen.absent)
+    drafts: list[Draft] = []
+    wanted = set(kinds or KINDS)
+    if "memory" in wanted:
+        drafts += memory_drafts(sizes, absent)
+    if "file" in wanted:
+        drafts += file_drafts(folder, sizes, absent)
+    if wanted & {"gpu", "peer"}:
+        drafts += [draft for draft in cuda_drafts(gpus, sizes, absent) if draft.link.kind in wanted]
+    links = run(drafts, QUICK_SECONDS if quick else SECONDS, absent, progress or Progress())
+    if not links:
+        raise UsageError(f"nothing could be measured: {'; '.join(f'{one.what}: {one.why}' for one in absent)}")
+    facts = host.machine()
+    return Profile(
+        name=name or facts["host"],
+        origin="measured",
+        links=tuple(links),
+        absent=tuple(one for one in absent if _concerns(one, kinds)),
+        machine=facts | _gpu_facts(seen),
+        capacity=_capacity(folder, gpus),
+        when=datetime.now(UTC).isoformat(timespec="seconds"),
+    )
+
+
+# What there is to measure
+
+
+def memory_drafts(sizes: tuple[int, ...], absent: list[Absence]) -> list[Draft]:
+    """Copies in memory: by one thread and by all of each NUMA node, and from each node's memory to each other's."""
+    room = int(host.available_memory() * MEMORY_SHARE) // 2
+    fitting = _fitting(sizes, room)
+    if not fitting:
+        absent.append(Absence("memory", f"{format_size(2 * room)}, a quarter of what is available, is too little"))
+        return []
+    notes = _cut(fitting, sizes, "a quarter of the memory that is available")
+    allowed = os.sched_getaffinity(0)
+    numa = [(node.index, tuple(sorted(allowed & set(node.cpus)))) for node in host.nodes() if allowed & set(node.cpus)]
+    drafts = []
+    for here, cpus in numa:
+        alone = len(numa) == 1
+        draft = Draft(MeasuredLink("memory" if alone else f"node{here}", "memory", _within(here, alone), notes=notes))
+        for threads in sorted({1, len(cpus)}):
+            draft.tasks.append(_memory_task(fitting, threads, () if alone else cpus, ()))
+        drafts.append(draft)
+        for there, far in numa:
+            if there != here and len(numa) <= 4:  # sixteen pairs are what the time allows
+                what = f"copies by node {here} of what lies with node {there}"
+                far_draft = Draft(MeasuredLink(f"node{there}-node{here}", "memory", what, notes=notes))
+                far_draft.tasks.append(_memory_task(fitting, 1, cpus, far, weight=0.5))
+                drafts.append(far_draft)
+    return drafts
+
+
+def _within(node: int, alone: bool) -> str:
+    return "copies in host memory" if alone else f"copies within the memory of node {node}"
+
+
+def _memory_task(
+    sizes: tuple[int, ...], threads: int, near: tuple[int, ...], far: tuple[int, ...], weight: float = 1.0
+) -> Task:
+    via = f"{threads} thread{'s' if threads > 1 else ''}"
+
+    def opened() -> AbstractContextManager[Copy]:
+        return host_copies(sizes[-1], threads=threads, near=near, far=far)
+
+    return Task("copy", lambda: via, opened, lambda: sizes, weight)
+
+
+def file_drafts(folder: Path, sizes: tuple[int, ...], absent: list[Absence]) -> list[Draft]:
+    """A file in `folder`, written, read, and both at once. Raises UsageError when `folder` is none."""
+    if not folder.is_dir():
+        found = "a file" if folder.exists() else "no such folder"
+        raise UsageError(f"--dir={str(folder)!r}: {found}; expected a folder on the disk that is to be measured")
+    disk = disk_of(folder)
+    name = f"file {folder}"
+    state = os.statvfs(folder)
+    free = state.f_bavail * state.f_frsize
+    # A disk writes less than memory could give: what is read and written at once must both be there.
+    room = min(int(free * DISK_SHARE), int(host.available_memory() * MEMORY_SHARE) // 2)
+    fitting = _fitting(sizes, room)
+    if not fitting or fitting[-1] < _WORTH:
+        why = f"{format_size(free)} are free there, and a tenth of it is less than the {format_size(_WORTH)} of a sweep"
+        absent.append(Absence(name, f"{why}: free some, or name another folder with --dir"))
+        return []
+    notes = (*disk.notes(), *_cut(fitting, sizes, "a tenth of what is free there, or a quarter of the memory"))
+    try:
+        with warnings.catch_warnings(record=True) as heard:
+            warnings.simplefilter("always")
+            probe = FileProbe(folder, fitting[-1])
+    except LMSError as error:
+        absent.append(Absence(name, str(error)))
+        return []
+    if heard and not disk.memory:
+        notes = (*notes, "through the page cache, since this file system refuses O_DIRECT: memory has its part in it")
+    draft = Draft(MeasuredLink(name, "file", disk.what(), notes=notes), close=probe.close)
+
+    def task(direction: Direction) -> Task:
+        half = 2 if direction == "both" else 1
+        return Task(
+            direction,
+            lambda: probe.via,
+            lambda: probe.copies(direction),
+            lambda: tuple(one for one in fitting if one * half <= probe.largest),
+            weight=2.0,
+            # What could not be written in the time cannot be read in it.
+            done=(lambda series: probe.shrink(series.points[-1].nbytes)) if direction == "out" else lambda series: None,
+        )
+
+    draft.tasks += [task("out"), task("back"), task("both")]
+    return [draft]
+
+
+def cuda_drafts(gpus: list[Gpu], sizes: tuple[int, ...], absent: list[Absence]) -> list[Draft]:
+    """The GPUs' links to their host and to each other, as far as PyTorch reaches them."""
+    if find_spec("torch") is None:
+        absent.append(Absence("GPU copies", "PyTorch is not installed: pip install 'bascule-lms[torch]'"))
+        return []
+    if not _driver_is_here():
+        return []  # NVML has said so already
+    from lms.link import gpu_drafts
+
+    return gpu_drafts.of(gpus, sizes, absent)
+
+
+def _driver_is_here() -> bool:
+    """Whether a CUDA driver could be loaded: where not, PyTorch need not be asked, which takes seconds to load."""
+    try:
+        ctypes.CDLL("libcuda.so.1")
+    except OSError:
+        return False
+    return True
+
+
+def _fitting(sizes: tuple[int, ...], room: int) -> tuple[int, ...]:
+    return tuple(one for one in sizes if one <= room)
+
+
+def _cut(fitting: tuple[int, ...], sizes: tuple[int, ...], why: str) -> tuple[str, ...]:
+    """A note where the sweep ends earlier than it should."""
+    if len(fitting) == len(sizes):
+        return ()
+    return (f"a smaller sweep, up to {format_size(fitting[-1])}: more would have been more than {why}",)
+
+
+def _capacity(folder: Path, gpus: list[Gpu]) -> dict[str, int]:
+    state = os.statvfs(folder) if folder.is_dir() else None
+    memory = memory_capacity()
+    found = {"device": min((gpu.memory for gpu in gpus if gpu.memory), default=memory), "host": memory}
+    if state is not None and state.f_bavail:
+        found["file"] = state.f_bavail * state.f_frsize
+    return found
+
+
+def _gpu_facts(seen: nvml.Seen) -> dict[str, str]:
+    facts = {f"GPU {gpu.index}": gpu.name for gpu in seen.gpus}
+    return facts | ({"NVIDIA driver": seen.driver} if seen.driver else {})
+
+
+def _concerns(absence: Absence, kinds: Collection[Kind]) -> bool:
+    """Whether somebody who asked for `kinds` alone should hear of it."""
+    return not kinds or "gpu" in kinds or "peer" in kinds or not absence.what.startswith("GPU")

@@ -1,0 +1,96 @@
+"""Copies within host memory, on one or several threads, from one NUMA node's memory to another's."""
+
+from __future__ import annotations
+
+import os
+import threading
+import time
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import contextmanager
+
+import numpy
+from numpy.lib.stride_tricks import as_strided
+from numpy.typing import NDArray
+
+from lms.link.sweep import MB, Copy
+from lms.tiers.file import page_memory
+
+_SETTLED = 4 * MB  # bytes of one measurement at least: smaller copies are repeated, as a clock is too coarse for them
+
+Bytes = NDArray[numpy.uint8]
+
+
+@contextmanager
+def host_copies(largest: int, *, threads: int = 1, near: Sequence[int] = (), far: Sequence[int] = ()) -> Iterator[Copy]:
+    """A function that copies so many bytes, `largest` at most, in memory.
+
+    The copying threads keep to the processors `near`, and what they read lies with the processors `far` (by default
+    both where the system puts them). Several threads copy a part each. Raises SpillError when there is no memory.
+    """
+    share = -(-largest // threads)
+    with _Crew(threads, near) as crew:
+        pairs = [(_array(share), _array(share)) for _ in range(threads)]
+        # Pages lie with the processor that touches them first.
+        with _Crew(1, far or near) as there:
+            there.all(lambda _: _fill([source for source, _ in pairs]))
+        crew.all(lambda at: _fill(pairs[at][1:]))
+
+        def copy(nbytes: int) -> float:
+            size = max(1, nbytes // threads)
+            turns = max(1, _SETTLED // nbytes)
+            views = [(_turns(source, size, turns), _turns(target, size, turns)) for source, target in pairs]
+            start = time.perf_counter()
+            crew.all(lambda at: numpy.copyto(views[at][1], views[at][0]))
+            return (time.perf_counter() - start) / turns
+
+        yield copy
+        pairs.clear()
+
+
+def _fill(arrays: Iterable[Bytes]) -> None:
+    for array in arrays:
+        array.fill(1)
+
+
+def _array(nbytes: int) -> Bytes:
+    return numpy.frombuffer(page_memory(nbytes), numpy.uint8)
+
+
+def _turns(array: Bytes, nbytes: int, turns: int) -> NDArray[numpy.void] | Bytes:
+    """The first bytes of `array`, `turns` times over: one copy of it copies them so often, without Python between.
+
+    Each turn is one element, so that NumPy copies it as the C library does, whole.
+    """
+    if turns == 1:
+        return array[:nbytes]
+    whole = array[:nbytes].view(numpy.dtype((numpy.void, nbytes)))
+    return as_strided(whole, (turns,), (0,))
+
+
+class _Crew:
+    """Threads that keep to some processors and do one thing at the same time."""
+
+    def __init__(self, threads: int, cpus: Sequence[int]) -> None:
+        self._threads = threads
+        # One at a time: an executor reuses a thread that is idle, and each must be moved once.
+        gate = threading.Barrier(threads)
+
+        def settle() -> None:
+            if cpus:
+                os.sched_setaffinity(0, cpus)  # of this thread alone, on Linux
+            gate.wait()
+
+        self._pool = ThreadPoolExecutor(threads, initializer=settle)
+
+    def __enter__(self) -> _Crew:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._pool.shutdown()
+
+    def all(self, work: Callable[[int], object]) -> None:
+        """Let each thread do `work` with its number; wait for all."""
+        done: list[Future[object]] = [self._pool.submit(work, at) for at in range(self._threads)]
+        for one in done:
+            one.result()

@@ -1,0 +1,153 @@
+"""A machine's links as one document: measured here, or described from what its makers published."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import asdict, dataclass, field, replace
+from pathlib import Path
+from typing import Literal, get_args
+
+from lms.errors import UsageError
+from lms.files import write_aside
+from lms.link.link import Link
+from lms.link.series import Direction, Series
+
+FORMAT = "lms-link-1"
+
+Kind = Literal["gpu", "file", "memory", "peer", "network"]
+KINDS: Mapping[Kind, str] = {
+    "gpu": "GPU to host memory",
+    "file": "host memory to a file",
+    "memory": "copies in host memory",
+    "peer": "GPU to GPU",
+    "network": "host to host",
+}
+Origin = Literal["measured", "described"]
+
+_USED = ("pinned", "O_DIRECT")  # by which LMS itself copies: preferred where a link was measured by several means
+
+
+@dataclass(frozen=True)
+class Ceiling:
+    """What a link could carry at most, bytes a second in each direction, and where that figure is from."""
+
+    out: float
+    back: float
+    source: str
+
+    def of(self, direction: Direction) -> float:
+        """Bytes a second of a direction; both directions at once could have both."""
+        return {"out": self.out, "back": self.back, "both": self.out + self.back, "copy": self.out}[direction]
+
+
+@dataclass(frozen=True)
+class MeasuredLink:
+    """One link with what was measured (or published) of it, and what has to be known to read the figures."""
+
+    name: str  # unique in its profile: "gpu0", "file /scratch", "gpu0-gpu1"
+    kind: Kind
+    what: str  # in words: "NVIDIA H100 over PCIe 5 x16"
+    series: tuple[Series, ...] = ()
+    ceiling: Ceiling | None = None
+    notes: tuple[str, ...] = ()
+
+    def best(self, direction: Direction) -> Series | None:
+        """The series of a direction by the means that LMS uses, or else the fastest; None where there is none."""
+        found = [one for one in self.series if one.direction == direction]
+        used = [one for one in found if one.via in _USED]
+        return max(used or found, key=lambda one: one.rate, default=None)
+
+    def link(self) -> Link | None:
+        """The link as the planner knows it; None where a direction is missing."""
+        out, back = self.best("out"), self.best("back")
+        if out is None or back is None:
+            return None
+        return Link(self.name, out.rate, back.rate, max(out.latency, back.latency), self.what)
+
+
+@dataclass(frozen=True)
+class Absence:
+    """Something that could have been measured or shown, and why it was not."""
+
+    what: str
+    why: str
+
+
+@dataclass(frozen=True)
+class Profile:
+    """A machine's links. `capacity` is in bytes: `device` the memory that training must fit, `host`, `file`."""
+
+    name: str
+    origin: Origin
+    links: tuple[MeasuredLink, ...] = ()
+    absent: tuple[Absence, ...] = ()
+    machine: Mapping[str, str] = field(default_factory=dict)  # processor, GPUs, driver, versions
+    capacity: Mapping[str, int] = field(default_factory=dict)
+    when: str = ""  # ISO 8601
+
+    def of(self, kind: Kind) -> list[MeasuredLink]:
+        """The links of a kind, in order."""
+        return [one for one in self.links if one.kind == kind]
+
+    def to_json(self) -> str:
+        """The profile as one JSON document, with its format named first."""
+        return json.dumps({"format": FORMAT, **asdict(self)}, indent=1) + "\n"
+
+    def save(self, path: Path) -> None:
+        """Write it to `path`, whole or not at all. Raises OSError."""
+        write_aside(path, self.to_json().encode())
+
+    @classmethod
+    def from_dict(cls, document: Mapping[str, object], where: str) -> Profile:
+        """The profile in `document`, which was read from `where`. Raises UsageError for anything else."""
+        found = document.get("format")
+        if found != FORMAT:
+            raise UsageError(
+                f"{where}: expected the format {FORMAT!r}, found {found!r}; "
+                "measure again with this version (`lms link measure -o FILE.json`)"
+            )
+        try:
+            return _read(dict(document))
+        except (KeyError, TypeError, ValueError, AttributeError) as error:
+            raise UsageError(f"{where}: damaged ({error}); measure again (`lms link measure -o FILE.json`)") from None
+
+    def with_links(self, links: Iterable[MeasuredLink]) -> Profile:
+        """The same machine with other links."""
+        return replace(self, links=tuple(links))
+
+
+def _read(document: dict[str, object]) -> Profile:
+    document.pop("format")
+    links = tuple(_read_link(dict(one)) for one in _items(document.pop("links")))
+    names = [one.name for one in links]
+    if len(set(names)) < len(names):
+        raise ValueError("two links of one name")
+    absent = tuple(Absence(str(one["what"]), str(one["why"])) for one in _items(document.pop("absent", ())))
+    profile = Profile(links=links, absent=absent, **document)  # type: ignore[arg-type]
+    if profile.origin not in get_args(Origin) or not isinstance(profile.name, str):
+        raise ValueError(f"origin {profile.origin!r} of {profile.name!r}: expected {' or '.join(get_args(Origin))}")
+    if not all(isinstance(value, int) and value > 0 for value in profile.capacity.values()):
+        raise ValueError("capacity: expected bytes")
+    return profile
+
+
+def _read_link(document: dict[str, object]) -> MeasuredLink:
+    series = tuple(Series.from_dict(one) for one in _items(document.pop("series")))
+    ceiling = document.pop("ceiling", None)
+    notes = tuple(str(note) for note in _items(document.pop("notes", ())))
+    link = MeasuredLink(
+        series=series,
+        ceiling=Ceiling(**ceiling) if isinstance(ceiling, dict) else None,
+        notes=notes,
+        **document,  # type: ignore[arg-type]
+    )
+    if link.kind not in KINDS:
+        raise ValueError(f"kind {link.kind!r}: expected one of {', '.join(KINDS)}")
+    return link
+
+
+def _items(value: object) -> Sequence[Mapping[str, object]]:
+    if not isinstance(value, (list, tuple)):
+        raise TypeError(f"expected a list, found {type(value).__name__}")
+    return value

@@ -1,0 +1,91 @@
+"""What copies of several sizes took: the median and the spread at each size, and the rate and latency of the whole."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass
+from statistics import median, quantiles
+from typing import Literal, get_args
+
+# out: from the device to the tier below it (a GPU to its host, memory to a file, one host to another). back: the other
+# way. both: the two at once. copy: within one memory.
+Direction = Literal["out", "back", "both", "copy"]
+DIRECTIONS: tuple[Direction, ...] = get_args(Direction)
+
+_SUSTAINED = 16  # sizes from this part of the largest on count for the rate
+
+
+@dataclass(frozen=True)
+class Point:
+    """Copies of one size. `low` and `high` are the quartiles: half of the copies took a time between them."""
+
+    nbytes: int  # that one copy moves; with `both`, the two ways together
+    seconds: float  # median
+    low: float
+    high: float
+    count: int
+
+    @property
+    def rate(self) -> float:
+        """Bytes a second of the median copy."""
+        return self.nbytes / self.seconds
+
+
+def point(nbytes: int, seconds: Sequence[float]) -> Point:
+    """The copies of `nbytes` that took `seconds` each."""
+    low, _, high = quantiles(seconds, n=4, method="inclusive") if len(seconds) > 1 else (seconds[0],) * 3
+    return Point(nbytes, median(seconds), low, high, len(seconds))
+
+
+@dataclass(frozen=True)
+class Series:
+    """One way over a link, by one means, at several sizes.
+
+    A described link has no points, and its rate is the nominal one.
+    """
+
+    direction: Direction
+    via: str  # by which means: pinned, pageable, O_DIRECT, 1 thread
+    rate: float  # bytes a second, sustained
+    latency: float  # seconds that a copy takes beyond its bytes
+    points: tuple[Point, ...] = ()  # sizes ascending
+
+    @classmethod
+    def of(cls, direction: Direction, via: str, points: Sequence[Point]) -> Series:
+        """The series that `points` are; at least one, sizes ascending.
+
+        The rate is that of the large copies together, so that neither what one size happened to meet nor the burst
+        that a throttled disk lets pass decides it. The latency is what the smallest copy took beyond its bytes.
+        """
+        large = [one for one in points if one.nbytes * _SUSTAINED >= points[-1].nbytes]
+        rate = sum(one.nbytes for one in large) / sum(one.seconds for one in large)
+        return cls(direction, via, rate, max(0.0, points[0].seconds - points[0].nbytes / rate), tuple(points))
+
+    @property
+    def spread(self) -> float:
+        """How far the copies of the largest size lie apart: half the distance of their quartiles over the median."""
+        if not self.points:
+            return 0.0
+        last = self.points[-1]
+        return (last.high - last.low) / 2 / last.seconds
+
+    def to_dict(self) -> dict[str, object]:
+        """Plain data for JSON."""
+        return asdict(self)
+
+    @classmethod
+    def from_dict(cls, document: Mapping[str, object]) -> Series:
+        """The series that `to_dict` wrote. Raises ValueError, KeyError or TypeError for anything else."""
+        fields = dict(document)
+        points = fields.pop("points", ())
+        if not isinstance(points, (list, tuple)):
+            raise TypeError("points: expected a list")
+        series = cls(points=tuple(Point(**one) for one in points), **fields)  # type: ignore[arg-type]
+        if series.direction not in DIRECTIONS:
+            raise ValueError(f"direction {series.direction!r}: expected one of {', '.join(DIRECTIONS)}")
+        for number, name in ((series.rate, "rate"), *((one.seconds, "seconds") for one in series.points)):
+            if not isinstance(number, (int, float)) or not 0 < number < float("inf"):
+                raise ValueError(f"{name} {number!r}: expected a number above 0")
+        if not isinstance(series.latency, (int, float)) or not 0 <= series.latency < float("inf"):
+            raise ValueError(f"latency {series.latency!r}: expected seconds")
+        return series

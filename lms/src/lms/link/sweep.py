@@ -1,0 +1,62 @@
+"""Which sizes are copied how often, within a time. Pure: the clock is the copy's own."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+from lms.link.series import Point, point
+
+KB, MB, GB = 1 << 10, 1 << 20, 1 << 30
+
+SIZES = tuple(4 * KB * 4**step for step in range(10))  # 4 KiB to 1 GiB, each four times the one before
+QUICK_SIZES = tuple(4 * KB * 16**step for step in range(5))  # 4 KiB to 256 MiB
+
+LEAST = 3  # copies of a size, so that there is a median that one bad copy does not decide
+MOST = 31  # copies of a size: more would not move the median
+
+_SURE = MB  # bytes up to which a size is copied when time is short
+_LONG = 1.0  # seconds of a copy from which on not even then
+
+Copy = Callable[[int], float]  # copy so many bytes once; the seconds that it took
+
+
+@dataclass(frozen=True)
+class Swept:
+    """The sizes that were copied, and those for which the time was too short."""
+
+    points: tuple[Point, ...]
+    left_out: tuple[int, ...]
+
+
+def sweep(copy: Copy, sizes: Sequence[int], seconds: float, tell: Callable[[float], None] = lambda done: None) -> Swept:
+    """Copy each of `sizes` (ascending) LEAST times or more, in about `seconds`.
+
+    The first copy of a size warms up and does not count. A size of which LEAST copies would not fit into the time is
+    left out, and with it all larger ones; those up to a MB are copied all the same, as long as none takes a second,
+    because what smaller ones take says little of a link. Sizes take turns, so that a disturbance meets
+    all of them a little and none wholly. `tell` is called with the share of the time that is over.
+    """
+    spent = planned = last = 0.0
+    chosen: list[int] = []
+    for nbytes in sizes:
+        # What a copy of this size will take, as far as the one before tells: it is not tried when it cannot fit.
+        if nbytes > _SURE and spent + planned + (1 + LEAST) * last * nbytes / chosen[-1] > seconds:
+            break
+        last = copy(nbytes)
+        spent += last
+        if chosen and (nbytes > _SURE or last > _LONG) and spent + planned + LEAST * last > seconds:
+            break
+        planned += LEAST * last
+        chosen.append(nbytes)
+        tell(min(1.0, spent / seconds))
+    times: dict[int, list[float]] = {nbytes: [] for nbytes in chosen}
+    for turn in range(MOST):
+        for nbytes in chosen:
+            took = copy(nbytes)
+            times[nbytes].append(took)
+            spent += took
+            tell(min(1.0, spent / seconds))
+        if turn + 1 >= LEAST and spent * (turn + 2) / (turn + 1) > seconds:
+            break
+    return Swept(tuple(point(nbytes, times[nbytes]) for nbytes in chosen), tuple(sizes[len(chosen) :]))

@@ -1,0 +1,77 @@
+"""What lies under a folder: on kernels that tests made up, and on this one's tmpfs."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import pytest
+
+from lms.link.disk import disk_of
+
+
+def kernel(root: Path, folder: Path, *, device: str, filesystem: str, name: str, model: str = "", at: str = "") -> None:
+    """/proc and /sys of a machine on which `folder` lies on block device `name`."""
+    number = f"{os.major(folder.stat().st_dev)}:{os.minor(folder.stat().st_dev)}"
+    (root / "proc/self").mkdir(parents=True)
+    (root / "proc/self/mountinfo").write_text(
+        f"1 0 {number} / / rw - other none rw\n2 1 {number} / {folder} rw shared:1 - {filesystem} {device} rw\n"
+    )
+    if name:
+        real = root / "sys/devices" / (at or "pci0000:00") / "block" / name
+        (real / "device").mkdir(parents=True)
+        (real / "dev").write_text("8:0\n")
+        (real / "device/model").write_text(f"{model}\n")
+        (real / "device/vendor").write_text("0x1af4\n")
+        (root / "sys/dev/block").mkdir(parents=True)
+        (root / "sys/dev/block" / number).symlink_to(real)
+
+
+@pytest.mark.parametrize(
+    ("name", "model", "at", "words", "note"),
+    [
+        ("nvme0n1", "SAMSUNG MZ7", "", "ext4 on disk nvme0n1 (SAMSUNG MZ7)", ""),
+        ("nvme1n1", "Amazon Elastic Block Store", "", "ext4 on virtual disk nvme1n1", "possibly cached"),
+        ("vda", "", "pci0000:00/virtio1", "ext4 on virtual disk vda", "possibly cached"),
+        ("sda", "QEMU HARDDISK", "", "ext4 on virtual disk sda", "possibly cached"),
+        ("loop3", "", "", "ext4 on device loop3", "possibly cached"),
+    ],
+)
+def test_a_disk_is_named_and_what_others_may_cache_is_said(
+    tmp_path: Path, name: str, model: str, at: str, words: str, note: str
+) -> None:
+    kernel(tmp_path, tmp_path, device=f"/dev/{name}", filesystem="ext4", name=name, model=model, at=at)
+    disk = disk_of(tmp_path, tmp_path)
+    assert disk.what().startswith(words)
+    assert disk.number == "8:0"
+    assert " ".join(disk.notes()).startswith(note)
+    assert bool(disk.notes()) == bool(note)
+
+
+def test_the_disk_of_a_partition_is_the_whole_disk(tmp_path: Path) -> None:
+    kernel(tmp_path, tmp_path, device="/dev/sda1", filesystem="xfs", name="sda")
+    part = tmp_path / "sys/devices/pci0000:00/block/sda/sda1"
+    part.mkdir()
+    (part / "partition").write_text("1\n")
+    (link,) = (tmp_path / "sys/dev/block").iterdir()
+    link.unlink()
+    link.symlink_to(part)
+    assert disk_of(tmp_path, tmp_path).device == "sda"
+
+
+@pytest.mark.parametrize(("filesystem", "words"), [("tmpfs", "tmpfs, which is memory"), ("nfs4", "over a network")])
+def test_memory_and_networks_are_no_disks(tmp_path: Path, filesystem: str, words: str) -> None:
+    kernel(tmp_path, tmp_path, device="none", filesystem=filesystem, name="")
+    disk = disk_of(tmp_path, tmp_path)
+    assert words in disk.what()
+    assert disk.notes()
+    assert (disk.device, disk.number) == ("", "")
+
+
+def test_tmpfs_is_found_out_here() -> None:
+    folder = Path("/dev/shm")
+    if not os.path.ismount(folder):
+        pytest.skip("no tmpfs at /dev/shm")
+    disk = disk_of(folder)
+    assert disk.memory
+    assert "that is memory" in disk.notes()[0]

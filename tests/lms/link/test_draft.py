@@ -1,0 +1,107 @@
+"""How the time is shared among links, and what becomes of a link that fails."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+
+from lms.errors import SpillError
+from lms.link.draft import Draft, Task, run
+from lms.link.profile import Absence, MeasuredLink
+from lms.link.progress import Progress
+from lms.link.sweep import SIZES, Copy
+
+GB = 1 << 30
+
+
+class Clock:
+    """A clock that copies move."""
+
+    def __init__(self) -> None:
+        self.now = 0.0
+
+    def __call__(self) -> float:
+        return self.now
+
+    def link(self, rate: float, *, prepare: float = 0.0, fail: Exception | None = None) -> Callable[[], object]:
+        @contextmanager
+        def opened() -> Iterator[Copy]:
+            self.now += prepare
+
+            def copy(nbytes: int) -> float:
+                if fail is not None:
+                    raise fail
+                self.now += nbytes / rate
+                return nbytes / rate
+
+            yield copy
+
+        return opened
+
+
+def task(direction: str, opened: object, weight: float = 1.0) -> Task:
+    return Task(direction, lambda: "O_DIRECT", opened, lambda: SIZES, weight)  # type: ignore[arg-type]
+
+
+def draft(name: str, *tasks: Task) -> Draft:
+    return Draft(MeasuredLink(name, "file", "a disk"), list(tasks))
+
+
+def test_all_is_measured_in_the_time() -> None:
+    clock = Clock()
+    drafts = [draft("a", *(task(way, clock.link(1e9)) for way in ("out", "back", "both"))), draft("b", task("copy", clock.link(10e9)))]  # noqa: E501  # fmt: skip
+    absent: list[Absence] = []
+    one, other = run(drafts, 40.0, absent, Progress(), clock)
+    assert [series.direction for series in one.series] == ["out", "back", "both"]
+    assert len(other.series) == 1
+    assert clock.now < 45
+    assert absent == []
+
+
+def test_both_ways_count_the_bytes_of_both() -> None:
+    clock = Clock()
+    (link,) = run(
+        [draft("a", task("out", clock.link(1e9)), task("both", clock.link(1e9)))], 20.0, [], Progress(), clock
+    )
+    out, both = link.series
+    assert both.rate == 2 * out.rate
+    assert both.points[0].nbytes == 2 * out.points[0].nbytes
+
+
+def test_time_that_preparation_takes_is_the_tasks_own() -> None:
+    clock = Clock()
+    run(
+        [draft("a", task("out", clock.link(1e9, prepare=5.0)), task("back", clock.link(1e9)))],
+        20.0,
+        [],
+        Progress(),
+        clock,
+    )
+    assert clock.now < 24
+
+
+def test_a_link_that_fails_is_named_and_the_others_are_measured() -> None:
+    clock = Clock()
+    absent: list[Absence] = []
+    broken = task("back", clock.link(1e9, fail=SpillError("the disk\nis full")))
+    closed: list[str] = []
+    drafts = [draft("a", task("out", clock.link(1e9)), broken, task("both", clock.link(1e9))), draft("b", task("copy", clock.link(1e9)))]  # noqa: E501  # fmt: skip
+    for one in drafts:
+        one.close = lambda name=one.link.name: closed.append(name)  # type: ignore[misc]
+    links = run(drafts, 20.0, absent, Progress(), clock)
+    assert [(link.name, len(link.series)) for link in links] == [("a", 1), ("b", 1)]
+    assert absent == [Absence("a, back", "the disk is full")]
+    assert closed == ["a", "b"]
+
+
+def test_a_link_of_which_nothing_was_measured_is_none() -> None:
+    clock = Clock()
+    absent: list[Absence] = []
+    assert run([draft("a", task("out", clock.link(1.0, fail=RuntimeError("CUDA error"))))], 1.0, absent, Progress(), clock) == []  # noqa: E501  # fmt: skip
+    assert absent[0].why == "CUDA error"
+
+
+def test_sizes_that_were_left_out_are_said() -> None:
+    clock = Clock()
+    (link,) = run([draft("a", task("out", clock.link(0.1e9)))], 10.0, [], Progress(), clock)
+    assert "out: sizes above 67.1 MB left out, for want of time" in link.notes

@@ -1,0 +1,112 @@
+"""`lms link measure` on this machine, and what it refuses."""
+
+from __future__ import annotations
+
+import json
+import os
+from pathlib import Path
+
+import pytest
+
+from lms import cli
+from lms.errors import UsageError
+from lms.link import host, measure, nvml
+from lms.link.profile import Absence, Profile
+from lms.link.sweep import MB
+
+
+@pytest.fixture(autouse=True)
+def _brief(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(measure, "QUICK_SECONDS", 0.5)
+    monkeypatch.setattr(measure, "QUICK_SIZES", (4096, 65536, MB))
+
+
+def test_a_machine_without_a_gpu_measures_what_there_is_and_says_what_is_absent(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(nvml, "look", lambda: nvml.Seen((), {}, (Absence("GPU", "no NVIDIA driver is installed"),)))
+    output = tmp_path / "here.json"
+    assert cli.main(["link", "measure", "--quick", "--dir", str(tmp_path), "-o", str(output), "--name", "box"]) == 0
+    printed = capsys.readouterr().out
+    profile = Profile.from_dict(json.loads(output.read_text()), "x")
+    assert (profile.name, profile.origin) == ("box", "measured")
+    assert {"memory", "file"} <= {link.kind for link in profile.links}
+    assert "not here: GPU: no NVIDIA driver is installed" in printed
+    (file,) = profile.of("file")
+    assert [series.direction for series in file.series] == ["out", "back", "both"]
+    assert all(series.rate > 0 and series.points for series in file.series)
+    assert profile.capacity["host"] > 0
+    assert file.name in printed
+
+
+def test_one_kind_alone(tmp_path: Path) -> None:
+    profile = measure.measure(tmp_path, quick=True, kinds=("file",))
+    assert {link.kind for link in profile.links} == {"file"}
+    assert profile.absent == ()
+
+
+def test_a_folder_that_is_none_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(UsageError, match=r"--dir=.*no such folder; expected a folder"):
+        measure.measure(tmp_path / "none", quick=True)
+    (tmp_path / "file").touch()
+    with pytest.raises(UsageError, match=r"--dir=.*a file; expected"):
+        measure.measure(tmp_path / "file", quick=True)
+
+
+def test_memory_is_shared_and_a_smaller_sweep_is_said(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(host, "available_memory", lambda: MB)
+    absent: list[Absence] = []
+    (draft, *_) = measure.memory_drafts((4096, 65536, MB), absent)
+    assert draft.tasks[0].sizes() == (4096, 65536)
+    assert "smaller sweep, up to 65.5 KB" in draft.link.notes[0]
+
+
+def test_a_disk_too_small_for_the_sweep_gets_a_smaller_one_and_it_is_said(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    state = os.statvfs(tmp_path)
+    fields = list(state)
+
+    def small(blocks: int) -> object:
+        fields[1], fields[4] = 4096, blocks  # f_frsize, f_bavail
+        return os.statvfs_result(fields)
+
+    monkeypatch.setattr(measure.os, "statvfs", lambda _: small(5000))  # 20 MB: a tenth holds a MB
+    absent: list[Absence] = []
+    (draft,) = measure.file_drafts(tmp_path, (4096, MB, 16 * MB), absent)
+    assert draft.tasks[0].sizes() == (4096, MB)
+    assert any("smaller sweep, up to 1.05 MB" in note for note in draft.link.notes)
+    draft.close()
+    monkeypatch.setattr(measure.os, "statvfs", lambda _: small(500))
+    assert measure.file_drafts(tmp_path, (4096, MB, 16 * MB), absent) == []
+    assert "free some, or name another folder with --dir" in absent[-1].why
+
+
+def test_a_folder_in_memory_is_measured_and_called_what_it_is() -> None:
+    folder = Path("/dev/shm")
+    if not os.path.ismount(folder):
+        pytest.skip("no tmpfs at /dev/shm")
+    (link,) = measure.measure(folder, quick=True, kinds=("file",)).links
+    assert "which is memory" in link.what
+    assert any("that is memory" in note for note in link.notes)
+
+
+@pytest.mark.parametrize(
+    ("argv", "words"),
+    [
+        (["--only", "network"], "expected some of memory, file, gpu, peer"),
+        (["--only", ""], "expected some of memory"),
+        (["-o", "/"], "a folder; expected the path of a file"),
+    ],
+)
+def test_wrong_usage_is_named(argv: list[str], words: str, capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as exit_:
+        raise SystemExit(cli.main(["link", "measure", *argv]))
+    assert exit_.value.code == 2
+    assert words in capsys.readouterr().err
+
+
+def test_nothing_to_measure_is_an_error_that_says_why(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(nvml, "look", lambda: nvml.Seen((), {}, (Absence("GPU", "no driver"),)))
+    with pytest.raises(UsageError, match="nothing could be measured: GPU: no driver"):
+        measure.measure(tmp_path, quick=True, kinds=("gpu",))

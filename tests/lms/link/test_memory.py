@@ -1,0 +1,59 @@
+"""Copies in memory: that bytes are copied at all, in every size, by every thread."""
+
+from __future__ import annotations
+
+import os
+import time
+
+import pytest
+
+from lms.link import memory
+from lms.link.memory import host_copies
+
+MB = 1 << 20
+
+
+@pytest.mark.parametrize("threads", [1, 2])
+@pytest.mark.parametrize("nbytes", [4096, 65536, 4 * MB, 16 * MB])
+def test_a_copy_takes_time_that_its_bytes_explain(threads: int, nbytes: int) -> None:
+    with host_copies(16 * MB, threads=threads) as copy:
+        copy(nbytes)
+        rate = nbytes / min(copy(nbytes) for _ in range(5))
+    assert 1e8 < rate < 1e13
+
+
+def test_the_bytes_of_small_copies_arrive() -> None:
+    source, target = memory._array(MB), memory._array(MB)
+    source[:] = 7
+    target[:] = 0
+    memory.numpy.copyto(memory._turns(target, 4096, 10), memory._turns(source, 4096, 10))
+    assert (target[:4096] == 7).all()
+    assert (target[4096:] == 0).all()
+
+
+def test_small_copies_are_whole_ones_and_no_bytes_by_themselves() -> None:
+    # One by one they would take a hundred times as long, and the figure would be of NumPy's loop.
+    source, target = memory._array(MB), memory._array(MB)
+    whole, many = memory._turns(source, 65536, 64), memory._turns(target, 65536, 64)
+
+    def best(copy: object) -> float:
+        times = []
+        for _ in range(5):
+            start = time.perf_counter()
+            copy()  # type: ignore[operator]
+            times.append(time.perf_counter() - start)
+        return min(times)
+
+    turns = best(lambda: memory.numpy.copyto(many, whole))
+    single = best(lambda: [memory.numpy.copyto(target[:65536], source[:65536]) for _ in range(64)])
+    assert turns < 5 * single
+
+
+def test_threads_keep_to_their_processors_and_the_caller_to_his() -> None:
+    mine = os.sched_getaffinity(0)
+    one = min(mine)
+    seen: list[set[int]] = []
+    with memory._Crew(2, [one]) as crew:
+        crew.all(lambda _: seen.append(os.sched_getaffinity(0)))
+    assert seen == [{one}, {one}]
+    assert os.sched_getaffinity(0) == mine
