@@ -39,3 +39,9 @@ def paper() -> ModuleType:
 def models() -> ModuleType:
     """Small models of known shapes, and a training step."""
     return loaded("torch/models.py")
+
+
+@pytest.fixture(scope="session")
+def replay() -> ModuleType:
+    """NVML of machines that are described in files."""
+    return loaded("link/nvml_replay.py")

@@ -49,7 +49,10 @@ def draft(name: str, *tasks: Task) -> Draft:
 
 def test_all_is_measured_in_the_time() -> None:
     clock = Clock()
-    drafts = [draft("a", *(task(way, clock.link(1e9)) for way in ("out", "back", "both"))), draft("b", task("copy", clock.link(10e9)))]  # noqa: E501  # fmt: skip
+    drafts = [
+        draft("a", *(task(way, clock.link(1e9)) for way in ("out", "back", "both"))),
+        draft("b", task("copy", clock.link(10e9))),
+    ]
     absent: list[Absence] = []
     one, other = run(drafts, 40.0, absent, Progress(), clock)
     assert [series.direction for series in one.series] == ["out", "back", "both"]
@@ -85,7 +88,10 @@ def test_a_link_that_fails_is_named_and_the_others_are_measured() -> None:
     absent: list[Absence] = []
     broken = task("back", clock.link(1e9, fail=SpillError("the disk\nis full")))
     closed: list[str] = []
-    drafts = [draft("a", task("out", clock.link(1e9)), broken, task("both", clock.link(1e9))), draft("b", task("copy", clock.link(1e9)))]  # noqa: E501  # fmt: skip
+    drafts = [
+        draft("a", task("out", clock.link(1e9)), broken, task("both", clock.link(1e9))),
+        draft("b", task("copy", clock.link(1e9))),
+    ]
     for one in drafts:
         one.close = lambda name=one.link.name: closed.append(name)  # type: ignore[misc]
     links = run(drafts, 20.0, absent, Progress(), clock)
@@ -97,7 +103,10 @@ def test_a_link_that_fails_is_named_and_the_others_are_measured() -> None:
 def test_a_link_of_which_nothing_was_measured_is_none() -> None:
     clock = Clock()
     absent: list[Absence] = []
-    assert run([draft("a", task("out", clock.link(1.0, fail=RuntimeError("CUDA error"))))], 1.0, absent, Progress(), clock) == []  # noqa: E501  # fmt: skip
+    assert (
+        run([draft("a", task("out", clock.link(1.0, fail=RuntimeError("CUDA error"))))], 1.0, absent, Progress(), clock)
+        == []
+    )
     assert absent[0].why == "CUDA error"
 
 

@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import argparse
+import json
 import tempfile
 from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, cast
 
-from lms.errors import LMSError
+from lms.errors import LMSError, UsageError
+from lms.files import write_aside
 from lms.link.profile import Kind
+from lms.trace import Trace
 
 if TYPE_CHECKING:
     Commands = argparse._SubParsersAction[argparse.ArgumentParser]
@@ -28,6 +31,8 @@ def add(commands: Commands) -> None:
     )
     below = parser.add_subparsers(metavar="COMMAND", required=True, title="commands")
     _add_measure(below)
+    _add_show(below)
+    _add_compare(below)
 
 
 def _add_measure(commands: Commands) -> None:
@@ -51,6 +56,61 @@ def _add_measure(commands: Commands) -> None:
     parser.add_argument("--only", metavar="KINDS", type=_kinds, default=(), help=f"some of {','.join(MEASURED)}")
     parser.add_argument("--name", default="", help="what the machine is called in comparisons (default: its host name)")
     parser.set_defaults(action=_measure)
+
+
+def _add_show(commands: Commands) -> None:
+    parser = _command(
+        commands,
+        "show",
+        "show this machine's links, or those in a file",
+        "Each link by name: what it is, the most that it could carry, what was measured of it, and what stands in its\n"
+        "way (a slot of 8 lanes, a link that is down, a slowed GPU), from the NVIDIA driver and the kernel.\n"
+        "With PROFILE: what that file, or a machine of the catalogue, says.",
+        "examples:\n  lms link show\n  lms link show --measured here.json --picture gpus.svg\n  lms link show gh200\n",
+    )
+    parser.add_argument("profile", metavar="PROFILE", nargs="?", help="what `measure -o` wrote, or a described machine")
+    parser.add_argument("--json", action="store_true", help="as JSON (bytes, bytes a second)")
+    parser.add_argument("--gpu", metavar="N", type=int, help="this GPU alone, by the driver's number")
+    parser.add_argument("--dir", metavar="DIR", type=Path, help="folder whose disk is shown (default: temporary)")
+    parser.add_argument("--measured", metavar="FILE.json", help="what `measure -o` wrote here: adds its figures")
+    parser.add_argument("--picture", metavar="FILE", type=Path, help="draw the GPUs and what joins them (.svg or .png)")
+    parser.set_defaults(action=_show)
+
+
+def _add_compare(commands: Commands) -> None:
+    from lms.link import catalogue
+
+    parser = _command(
+        commands,
+        "compare",
+        "compare two machines, and a recorded step on each",
+        "The links of two machines side by side and, with the trace of a step, what that step would take on each, how\n"
+        "long it would wait, and the largest batch. A and B are files that `lms link measure -o` wrote, records of\n"
+        "`ddlrun bench --json`, or described machines:\n"
+        f"  {', '.join(catalogue.names())}",
+        "examples:\n"
+        "  lms link compare ac922-4 pcie-3\n"
+        "  lms link compare here.json gh200 --trace step.json --speedup 200 --picture compare.svg\n",
+    )
+    parser.add_argument("one", metavar="A", help="a file, or a described machine")
+    parser.add_argument("other", metavar="B", help="the same")
+    parser.add_argument("--trace", metavar="STEP.json", type=Path, help="a step that `lms run --trace` recorded")
+    parser.add_argument(
+        "--speedup", metavar="X", type=_factor, default=1.0, help="compute X times as fast as recorded (default 1)"
+    )
+    parser.add_argument("--json", metavar="FILE.json", type=Path, help="write the comparison as JSON")
+    parser.add_argument("--picture", metavar="FILE", type=Path, help="draw it (.svg or .png)")
+    parser.set_defaults(action=_compare)
+
+
+def _factor(text: str) -> float:
+    try:
+        factor = float(text)
+    except ValueError:
+        factor = 0.0
+    if not 0 < factor < float("inf"):
+        raise argparse.ArgumentTypeError(f"{text!r}: expected a number above 0")
+    return factor
 
 
 def _command(commands: Commands, name: str, text: str, description: str, epilog: str) -> argparse.ArgumentParser:
@@ -82,6 +142,62 @@ def _measure(args: argparse.Namespace) -> int:
     if args.output is not None:
         write("--output", args.output, profile.save)
     print(table.text(profile))
+    return 0
+
+
+def _show(args: argparse.Namespace) -> int:
+    from lms.cli import check_output
+    from lms.link import catalogue, show, table
+
+    if args.profile is not None:
+        for option, given in (("--gpu", args.gpu), ("--measured", args.measured), ("--picture", args.picture)):
+            if given is not None:
+                raise UsageError(f"{option}: about this machine; without effect on PROFILE={args.profile!r}")
+        profile = catalogue.load(args.profile)
+        print(profile.to_json() if args.json else table.text(profile))
+        return 0
+    if args.picture is not None:
+        from lms.link import chart
+
+        chart.check(args.picture)
+        check_output("--picture", args.picture)
+    folder = args.dir if args.dir is not None else Path(tempfile.gettempdir())
+    measured = catalogue.load(args.measured) if args.measured is not None else None
+    shown = show.this_machine(folder, only=args.gpu, measured=measured)
+    if args.picture is not None:
+        if not shown.gpus:
+            why = "; ".join(one.why for one in shown.profile.absent)
+            raise UsageError(f"--picture={str(args.picture)!r}: there is no GPU to draw ({why})")
+        figure = chart.draw_topology(shown.gpus, shown.matrix, f"GPUs of {shown.profile.name}")
+        write("--picture", args.picture, lambda path: write_aside(path, chart.encoded(figure, path.suffix)))
+    print(show.document(shown) if args.json else show.text(shown))
+    return 0
+
+
+def _compare(args: argparse.Namespace) -> int:
+    from lms.cli import check_output
+    from lms.link import catalogue, chart, comparison_text
+    from lms.link.comparison import compare
+
+    one, other = catalogue.load(args.one), catalogue.load(args.other)
+    if args.trace is None and args.speedup != 1.0:
+        raise UsageError("--speedup: about a recorded step; without effect without --trace")
+    trace = Trace.load(args.trace) if args.trace is not None else None
+    check_output("--json", args.json)
+    check_output("--picture", args.picture)
+    if args.picture is not None:
+        chart.check(args.picture)
+    try:
+        found = compare(one, other, trace, speedup=args.speedup)
+    except ValueError as error:
+        raise UsageError(str(error)) from None
+    if args.json is not None:
+        text = json.dumps(found.to_dict(), indent=1) + "\n"
+        write("--json", args.json, lambda path: write_aside(path, text.encode()))
+    if args.picture is not None:
+        figure = chart.draw_comparison(found, speedup=args.speedup)
+        write("--picture", args.picture, lambda path: write_aside(path, chart.encoded(figure, path.suffix)))
+    print(comparison_text.text(found, speedup=args.speedup))
     return 0
 
 

@@ -1,0 +1,206 @@
+"""The pictures of links: two machines side by side, and the GPUs of one with what joins them.
+
+Colours are those of Okabe and Ito; what they tell apart is also told by hatches or words.
+"""
+
+from __future__ import annotations
+
+import io
+from collections.abc import Sequence
+from math import cos, pi, sin
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from lms.errors import UsageError
+from lms.link.comparison import Comparison, Prediction, Row
+from lms.link.gpu import Gpu
+from lms.link.profile import KINDS
+from lms.link.series import Series
+from lms.units import format_size
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
+
+ONE, OTHER, PLAIN = "#0072B2", "#E69F00", "#6E6E6E"
+SUFFIXES = (".png", ".svg")
+
+
+def check(path: Path) -> None:
+    """Raise UsageError where a picture cannot be written to `path` by its suffix."""
+    if path.suffix not in SUFFIXES:
+        raise UsageError(f"--picture={str(path)!r}: expected a name that ends with {' or '.join(SUFFIXES)}")
+
+
+def encoded(figure: Figure, suffix: str) -> bytes:
+    """The figure as a PNG or an SVG file; the same figure is the same file."""
+    import matplotlib
+
+    buffer = io.BytesIO()
+    with matplotlib.rc_context({"svg.fonttype": "none", "svg.hashsalt": "lms"}):
+        figure.savefig(buffer, format=suffix[1:], dpi=150, metadata={"Date": None} if suffix == ".svg" else {})
+    return buffer.getvalue()
+
+
+def svg(figure: Figure) -> str:
+    """The figure as an SVG element, to stand in an HTML page."""
+    text = encoded(figure, ".svg").decode()
+    return text[text.index("<svg") :]
+
+
+def draw_comparison(comparison: Comparison, *, speedup: float = 1.0) -> Figure:
+    """Left: what each kind of link carries on both machines. Right, with a trace: what its step takes on each."""
+    figure = _figure((11.5 if comparison.step else 6.5, 4.6))
+    axes = figure.subplots(
+        1, 2 if comparison.step else 1, squeeze=False, width_ratios=(1.15, 1)[: 1 + bool(comparison.step)]
+    )[0]
+    _draw_rates(axes[0], comparison)
+    if comparison.step is not None:
+        _draw_step(axes[1], comparison, comparison.step, speedup)
+    return figure
+
+
+def _draw_rates(axes: Axes, comparison: Comparison) -> None:
+    rows = _merged([row for row in comparison.rows if row.direction != "both"])
+    labels = []
+    for at, (label, row) in enumerate(rows):
+        ratio = row.ratio
+        labels.append(label if ratio is None else f"{label}\n{_ratio(ratio)}")
+        found = [side.rate / 1e9 for side in (row.one, row.other) if side is not None]
+        axes.plot([min(found), max(found)], [at, at], color=PLAIN, linewidth=0.8, zorder=1)
+        for side, colour, marker, shift in ((row.one, ONE, "o", 8), (row.other, OTHER, "s", -9)):
+            if side is None:
+                continue
+            face = colour if side.points else "white"  # hollow: described, not measured
+            axes.scatter(
+                [side.rate / 1e9],
+                [at],
+                s=52,
+                marker=marker,
+                facecolors=face,
+                edgecolors=colour,
+                linewidths=1.8,
+                zorder=2,
+            )
+            axes.annotate(
+                _tag(side),
+                (side.rate / 1e9, at),
+                xytext=(0, shift),
+                textcoords="offset points",
+                ha="center",
+                va="bottom" if shift > 0 else "top",
+                fontsize=8,
+                color="#1c1c1c",
+            )
+    axes.set_xscale("log")
+    axes.margins(x=0.25)
+    axes.set_yticks(range(len(rows)), labels, fontsize=9)
+    axes.set_ylim(len(rows) - 0.4, -0.6)
+    axes.set_xlabel("GB/s, each way (log)")
+    axes.xaxis.set_major_formatter(lambda value, _: f"{value:g}")
+    axes.grid(axis="x", linewidth=0.4, alpha=0.5)
+    axes.spines[["top", "right"]].set_visible(False)
+    axes.set_title("What the links carry", loc="left", fontsize=11, fontweight="bold", pad=24)
+    for name, colour, marker in ((comparison.one.name, ONE, "o"), (comparison.other.name, OTHER, "s")):
+        axes.plot([], [], color=colour, marker=marker, linestyle="", label=name)
+    axes.legend(loc="lower left", bbox_to_anchor=(-0.01, 1.0), ncols=2, frameon=False, fontsize=8.5, borderpad=0.1)
+
+
+def _merged(rows: Sequence[Row]) -> list[tuple[str, Row]]:
+    """The rows with their labels; out and back are one row where they are the same on both machines."""
+    found: list[tuple[str, Row]] = []
+    for row in rows:
+        label = KINDS[row.kind]
+        if row.direction == "back" and found and found[-1][1].kind == row.kind and _same(found[-1][1], row):
+            found[-1] = (label, found[-1][1])
+        else:
+            found.append((label if row.direction == "copy" else f"{label}, {row.direction}", row))
+    return found
+
+
+def _same(one: Row, other: Row) -> bool:
+    pairs = ((one.one, other.one), (one.other, other.other))
+    return all((a is None) == (b is None) and (a is None or b is None or a.rate == b.rate) for a, b in pairs)
+
+
+def _tag(series: Series) -> str:
+    return f"{format_size(series.rate)}/s{'' if series.points else f', {series.via}'}"
+
+
+def _ratio(ratio: float) -> str:
+    return f"{ratio:.2g} : 1" if ratio >= 1 else f"1 : {1 / ratio:.2g}"
+
+
+def _draw_step(axes: Axes, comparison: Comparison, step: tuple[Prediction, Prediction], speedup: float) -> None:
+    names = comparison.one.name, comparison.other.name
+    for side, name, colour, marker in zip(step, names, (ONE, OTHER), "os", strict=True):
+        shares = [100 * one.share for one in side.shares]
+        axes.plot(shares, [one.slowdown for one in side.shares], color=colour, marker=marker, label=name, linewidth=1.8)
+    axes.axhline(1.0, color=PLAIN, linestyle=":", linewidth=1.2)
+    axes.invert_xaxis()
+    axes.set_ylim(bottom=0)
+    axes.set_xlabel("saved bytes that may stay in the device (%)")
+    axes.set_ylabel("step time over its computation")
+    axes.grid(axis="y", linewidth=0.4, alpha=0.5)
+    axes.spines[["top", "right"]].set_visible(False)
+    faster = "" if speedup == 1.0 else f", computing {speedup:g} x as fast as recorded"
+    axes.set_title(f"What a recorded step takes{faster}", loc="left", fontsize=11, fontweight="bold", pad=24)
+    axes.legend(loc="upper left", frameon=False, fontsize=8.5)
+
+
+def draw_topology(gpus: Sequence[Gpu], matrix: Sequence[Sequence[str]], title: str) -> Figure:
+    """The GPUs in a ring, each pair's line as thick as what joins it, and under each GPU its link to its host."""
+    figure = _figure((7.5, 6.5))
+    axes = figure.subplots(1, 1)
+    count = len(gpus)
+    places = [(sin(2 * pi * at / count), cos(2 * pi * at / count)) if count > 1 else (0.0, 0.0) for at in range(count)]
+    for one in range(count):
+        for other in range(one + 1, count):
+            words = matrix[one][other]
+            (x0, y0), (x1, y1) = places[one], places[other]
+            links = int(words[2:]) if words.startswith("NV") else 0
+            axes.plot(
+                [x0, x1],
+                [y0, y1],
+                color=ONE if links else PLAIN,
+                linewidth=1 + links / 4 if links else 0.8,
+                linestyle="-" if links else ":",
+                zorder=1,
+            )
+            axes.text(
+                (x0 + x1) / 2,
+                (y0 + y1) / 2,
+                words,
+                fontsize=8,
+                ha="center",
+                va="center",
+                color=ONE if links else PLAIN,
+                bbox={"facecolor": "white", "edgecolor": "none", "pad": 1},
+            )
+    for gpu, (x, y) in zip(gpus, places, strict=True):
+        words, ceiling = gpu.host()
+        most = f"\nat most {format_size(ceiling.out)}/s each way" if ceiling is not None else ""
+        node = f", node {gpu.node}" if gpu.node is not None else ""
+        axes.text(
+            x,
+            y,
+            f"GPU {gpu.index}: {gpu.name}\n{words}{node}{most}",
+            fontsize=8,
+            ha="center",
+            va="center",
+            zorder=2,
+            bbox={"boxstyle": "round", "facecolor": "#F4F8FB", "edgecolor": ONE},
+        )
+    axes.set_xlim(-1.6, 1.6)
+    axes.set_ylim(-1.35, 1.35)
+    axes.axis("off")
+    axes.set_title(title, loc="left", fontsize=11, fontweight="bold")
+    return figure
+
+
+def _figure(size: tuple[float, float]) -> Figure:
+    try:
+        from matplotlib.figure import Figure
+    except ImportError:
+        raise UsageError("a picture needs matplotlib, not installed here: pip install 'bascule-lms[report]'") from None
+    return Figure(figsize=size, layout="constrained")

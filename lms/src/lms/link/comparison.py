@@ -1,0 +1,219 @@
+"""Two machines side by side: each kind of link, and what a recorded step would cost on both. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import asdict, dataclass, replace
+
+from lms.errors import LimitError
+from lms.link.link import Link
+from lms.link.profile import KINDS, Kind, MeasuredLink, Profile
+from lms.link.series import DIRECTIONS, Direction, Series
+from lms.picture import measured
+from lms.plan import Plan, make_plan, plain_peak, table
+from lms.trace import Trace
+
+FRAC = 0.9  # of the device's memory that a step may fill, as `lms run` has it by default
+SLOWER = 1.10  # what a step may take over its computation alone and still count as hidden
+_MOST = 4096.0  # times as large a batch: beyond any that anybody trains
+
+
+@dataclass(frozen=True)
+class Row:
+    """One way over one kind of link on both machines; None where a machine has none, or nobody measured it."""
+
+    kind: Kind
+    direction: Direction
+    one: Series | None
+    other: Series | None
+
+    @property
+    def ratio(self) -> float | None:
+        """The first machine's rate over the second's."""
+        return self.one.rate / self.other.rate if self.one is not None and self.other is not None else None
+
+
+@dataclass(frozen=True)
+class Largest:
+    """Batches, as multiples of the recorded one, that fit a machine; 0: not even a thousandth of it does."""
+
+    plain: float  # with nothing swapped
+    hidden: float  # swapped, in at most SLOWER times the computation alone
+    most: float  # swapped, however long it takes
+
+
+@dataclass(frozen=True)
+class Share:
+    """A step of which so much may stay on the device. Seconds and bytes."""
+
+    share: float  # of the saved bytes
+    seconds: float
+    stall: float  # waiting for copies, both ways
+    moved: int  # bytes out
+    slowdown: float  # over its computation alone
+
+
+@dataclass(frozen=True)
+class Prediction:
+    """A recorded step on one machine."""
+
+    link: Link
+    kind: Kind
+    shares: tuple[Share, ...]  # the most that stays first
+    largest: Largest | None  # None where the machine's memory is not known
+
+
+@dataclass(frozen=True)
+class Comparison:
+    """What `lms link compare` found out. `step` is there with a trace."""
+
+    one: Profile
+    other: Profile
+    rows: tuple[Row, ...]
+    step: tuple[Prediction, Prediction] | None = None
+    notes: tuple[str, ...] = ()
+
+    def to_dict(self) -> dict[str, object]:
+        """Plain data for JSON: rates in bytes a second, times in seconds, sizes in bytes."""
+        return {
+            "format": "lms-link-comparison-1",
+            "machines": [self.one.name, self.other.name],
+            "rows": [
+                {
+                    "kind": row.kind,
+                    "direction": row.direction,
+                    "rates": [None if side is None else side.rate for side in (row.one, row.other)],
+                    "by": [None if side is None else side.via for side in (row.one, row.other)],
+                    "ratio": row.ratio,
+                }
+                for row in self.rows
+            ],
+            "step": None if self.step is None else [asdict(side) for side in self.step],
+            "notes": list(self.notes),
+        }
+
+
+def compare(one: Profile, other: Profile, trace: Trace | None = None, *, speedup: float = 1.0) -> Comparison:
+    """The two machines, and with `trace` its step on each, computing `speedup` times as fast as it was recorded.
+
+    Raises ValueError where a machine has no link that a step could be swapped over.
+    """
+    pairs = [(kind, way, _typical(one, kind, way), _typical(other, kind, way)) for kind in KINDS for way in DIRECTIONS]
+    rows = tuple(Row(*pair) for pair in pairs if pair[2] is not None or pair[3] is not None)
+    if trace is None:
+        return Comparison(one, other, rows)
+    faster = at_speed(trace, speedup)
+    kinds, notes = _swapped_over(one, other, trace)
+    step = tuple(predict(profile, kind, faster) for profile, kind in zip((one, other), kinds, strict=True))
+    return Comparison(one, other, rows, (step[0], step[1]), notes)
+
+
+def predict(profile: Profile, kind: Kind, trace: Trace) -> Prediction:
+    """The step on a machine, swapped over its slowest link of `kind`: where several train, all wait for that one."""
+    links = [link for one in profile.of(kind) if (link := one.link()) is not None]
+    link = min(links, key=lambda link: min(link.out, link.back))
+    plans = table(trace, link)
+    return Prediction(link, kind, tuple(_share(trace, plan) for plan in plans), _largest(profile, kind, trace, link))
+
+
+def at_speed(trace: Trace, factor: float) -> Trace:
+    """The step with its computation `factor` times as fast."""
+    accesses = tuple(replace(access, seconds=access.seconds / factor) for access in trace.accesses)
+    return replace(trace, accesses=accesses, tail=trace.tail / factor)
+
+
+def batch(trace: Trace, times: float) -> Trace:
+    """The step with a batch `times` as large.
+
+    Saved bytes and computation grow with it. Of what else the device holds, the least of the step is taken for what
+    does not grow (parameters, interpreter), the rest for what does (the scratch of operations).
+    """
+    others = [access.other for access in trace.accesses] + [trace.tail_other]
+    fixed = min(others)
+
+    def grown(other: int) -> int:
+        return fixed + round((other - fixed) * times)
+
+    return replace(
+        trace,
+        records=tuple(replace(record, nbytes=max(1, round(record.nbytes * times))) for record in trace.records),
+        accesses=tuple(
+            replace(access, seconds=access.seconds * times, other=grown(access.other)) for access in trace.accesses
+        ),
+        tail=trace.tail * times,
+        tail_other=grown(trace.tail_other),
+    )
+
+
+def _typical(profile: Profile, kind: Kind, direction: Direction) -> Series | None:
+    """What every link of the kind gives: that of the slowest. In memory the most that all threads together get."""
+    found = [series for link in profile.of(kind) if (series := link.best(direction)) is not None]
+    return min(found, key=lambda series: series.rate, default=None)
+
+
+def _swapped_over(one: Profile, other: Profile, trace: Trace) -> tuple[tuple[Kind, Kind], tuple[str, ...]]:
+    order: tuple[Kind, ...] = ("file", "gpu") if trace.device == "cpu" else ("gpu", "file")
+    have = [[kind for kind in order if _whole(profile.of(kind))] for profile in (one, other)]
+    for profile, kinds in zip((one, other), have, strict=True):
+        if not kinds:
+            raise ValueError(f"{profile.name}: no link to swap over was measured there, neither GPU to host nor file")
+    both = [kind for kind in order if kind in have[0] and kind in have[1]]
+    if both:
+        return (both[0], both[0]), ()
+    ours, theirs = have[0][0], have[1][0]
+    words = f"{KINDS[ours]} on {one.name} and {KINDS[theirs]} on {other.name}"
+    return (ours, theirs), (f"they have no link of one kind to swap over: compared are {words}",)
+
+
+def _whole(links: Sequence[MeasuredLink]) -> bool:
+    return any(link.link() is not None for link in links)
+
+
+def _share(trace: Trace, plan: Plan) -> Share:
+    forecast = plan.forecast
+    return Share(
+        share=plan.budget / trace.saved if trace.saved else 1.0,
+        seconds=forecast.seconds,
+        stall=forecast.stall_out + forecast.stall_in,
+        moved=forecast.out,
+        slowdown=forecast.seconds / trace.seconds if trace.seconds else 1.0,
+    )
+
+
+def _largest(profile: Profile, kind: Kind, trace: Trace, link: Link) -> Largest | None:
+    device = profile.capacity.get("device" if kind == "gpu" else "host", 0)
+    below = profile.capacity.get("host" if kind == "gpu" else "file", 0)
+    if not device or not trace.saved:
+        return None
+    limit = int(FRAC * device)
+
+    def plan(times: float) -> tuple[Trace, Plan] | None:
+        larger = batch(trace, times)
+        try:
+            planned = make_plan(larger, link, limit=limit) if measured(trace) else make_plan(larger, link, budget=limit)
+        except LimitError:
+            return None
+        return (larger, planned) if not below or planned.forecast.out <= below else None
+
+    def plain(times: float) -> bool:
+        larger = batch(trace, times)
+        return (plain_peak(larger) if measured(trace) else larger.saved) <= limit
+
+    def hidden(times: float) -> bool:
+        found = plan(times)
+        return found is not None and found[1].forecast.seconds <= SLOWER * found[0].seconds
+
+    return Largest(_most(plain), _most(hidden), _most(lambda times: plan(times) is not None))
+
+
+def _most(fits: Callable[[float], bool]) -> float:
+    """The largest batch that fits, to a hundredth of itself, up to _MOST; 0 where not a thousandth does."""
+    low, high = 1e-3, _MOST
+    if not fits(low):
+        return 0.0
+    if fits(high):
+        return high
+    while high / low > 1.01:
+        middle = (low * high) ** 0.5
+        low, high = (middle, high) if fits(middle) else (low, middle)
+    return low

@@ -1,0 +1,159 @@
+"""What `lms link show` tells of this machine: its links by name, what each could carry, what stands in their way."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass, replace
+from datetime import UTC, datetime
+from pathlib import Path
+
+from lms.errors import UsageError
+from lms.link import host, nvml, table
+from lms.link.disk import disk_of
+from lms.link.gpu import LEGEND, Gpu, matrix, pair_ceiling
+from lms.link.host import Node
+from lms.link.profile import MeasuredLink, Profile
+
+FORMAT = "lms-link-show-1"
+
+
+@dataclass(frozen=True)
+class Shown:
+    """The machine: its links as a profile (measured as far as somebody has measured), GPUs, and NUMA nodes."""
+
+    profile: Profile
+    gpus: tuple[Gpu, ...]
+    matrix: tuple[tuple[str, ...], ...]  # GPUs by GPUs, as `gpu.matrix`
+    nodes: tuple[Node, ...]
+
+
+def this_machine(folder: Path, *, only: int | None = None, measured: Profile | None = None) -> Shown:
+    """This machine now. `only` is the index of the one GPU to tell of; `measured` are figures of its links.
+
+    Raises UsageError when there is no GPU `only`, and when `folder` is none.
+    """
+    if not folder.is_dir():
+        raise UsageError(f"--dir={str(folder)!r}: expected a folder that is there")
+    seen = nvml.look()
+    if only is not None and only not in (gpu.index for gpu in seen.gpus):
+        there = ", ".join(str(gpu.index) for gpu in seen.gpus) or "none"
+        why = "; ".join(f"{one.what}: {one.why}" for one in seen.absent)
+        raise UsageError(f"--gpu={only}: no such GPU; there are: {there}{f' ({why})' if why else ''}")
+    facts = host.machine()
+    profile = Profile(
+        name=facts["host"],
+        origin="measured",
+        links=tuple(_links(seen, folder)),
+        absent=seen.absent,
+        machine=facts | ({"NVIDIA driver": seen.driver} if seen.driver else {}),
+        when=datetime.now(UTC).isoformat(timespec="seconds"),
+    )
+    if measured is not None:
+        profile = _with_figures(profile, measured)
+    found = matrix(seen.gpus, seen.ancestors)
+    keep = [at for at, gpu in enumerate(seen.gpus) if only is None or gpu.index == only]
+    if only is not None:
+        profile = profile.with_links(link for link in profile.links if link.name == f"gpu{only}")
+    return Shown(profile, tuple(seen.gpus[at] for at in keep), tuple(tuple(found[at]) for at in keep), host.nodes())
+
+
+def text(shown: Shown, count: int | None = None) -> str:
+    """The machine for people."""
+    profile = shown.profile
+    lines = [f"{profile.name}: {', '.join(f'{name} {value}' for name, value in profile.machine.items() if value)}", ""]
+    if shown.gpus:
+        lines += _gpu_lines(shown.gpus)
+        if len(shown.matrix[0]) > 1:
+            lines += ["", *_matrix_lines(shown)]
+    if len(shown.nodes) > 1:
+        lines += ["", *_node_lines(shown.nodes)]
+    lines += ["", *_link_lines(profile.links)]
+    if profile.absent:
+        lines += ["", *(f"not here: {one.what}: {one.why}" for one in profile.absent)]
+    if not any(link.series for link in profile.links):
+        lines += ["", "Nothing of it is measured yet: lms link measure -o here.json, then lms link show here.json"]
+    return "\n".join(lines)
+
+
+def document(shown: Shown) -> str:
+    """The machine as JSON: rates in bytes a second, sizes in bytes; null is what the driver does not tell."""
+    content = {
+        "format": FORMAT,
+        "machine": dict(shown.profile.machine),
+        "links": [asdict(link) for link in shown.profile.links],
+        "gpus": [gpu.to_dict() | {"warnings": gpu.warnings()} for gpu in shown.gpus],
+        "matrix": shown.matrix,
+        "nodes": [asdict(node) for node in shown.nodes],
+        "absent": [asdict(one) for one in shown.profile.absent],
+    }
+    return json.dumps(content, indent=1)
+
+
+def _links(seen: nvml.Seen, folder: Path) -> list[MeasuredLink]:
+    links = []
+    for gpu in seen.gpus:
+        words, ceiling = gpu.host()
+        links.append(MeasuredLink(f"gpu{gpu.index}", "gpu", f"{gpu.name}, {words}", (), ceiling, tuple(gpu.warnings())))
+    for at, one in enumerate(seen.gpus):
+        for other in seen.gpus[at + 1 :]:
+            if (ceiling := pair_ceiling(one, other)) is not None:
+                name = f"gpu{one.index}-gpu{other.index}"
+                links.append(MeasuredLink(name, "peer", f"{one.name} to {other.name}", (), ceiling))
+    disk = disk_of(folder)
+    links.append(MeasuredLink(f"file {folder}", "file", disk.what(), notes=disk.notes()))
+    return links
+
+
+def _with_figures(profile: Profile, measured: Profile) -> Profile:
+    """The profile with the series that were measured of links of the same names, and links that only `measured` has."""
+    theirs = {link.name: link for link in measured.links}
+    links = [replace(link, series=theirs[link.name].series if link.name in theirs else ()) for link in profile.links]
+    known = {link.name for link in links}
+    return profile.with_links([*links, *(link for link in measured.links if link.name not in known)])
+
+
+def _gpu_lines(gpus: Sequence[Gpu]) -> list[str]:
+    rows = [("GPU", "name", "to its host", "at most each way", "NVLinks up", "NUMA node")]
+    for gpu in gpus:
+        words, ceiling = gpu.host()
+        up = sum(link.up for link in gpu.nvlinks)
+        nvlinks = f"{up} of {len(gpu.nvlinks)}" if gpu.nvlinks else "-"
+        node = "-" if gpu.node is None else str(gpu.node)
+        rows.append((str(gpu.index), gpu.name, words, table.rate(ceiling.out) if ceiling else "?", nvlinks, node))
+    return table.columns(rows, 3)
+
+
+def _matrix_lines(shown: Shown) -> list[str]:
+    others = range(len(shown.matrix[0]))
+    rows = [("", *(f"GPU{at}" for at in others))]
+    rows += [(f"GPU{gpu.index}", *row) for gpu, row in zip(shown.gpus, shown.matrix, strict=True)]
+    words = {word.rstrip("0123456789") for row in shown.matrix for word in row}
+    legend = [f"{name}{'#' if name == 'NV' else ''}: {words_of}" for name, words_of in LEGEND.items() if name in words]
+    return [*table.columns(rows, 1), *(["  ".join(legend)] if legend else [])]
+
+
+def _node_lines(nodes: Sequence[Node]) -> list[str]:
+    rows = [("NUMA distance", *(f"node{node.index}" for node in nodes))]
+    rows += [(f"node{node.index}", *map(str, node.distances)) for node in nodes]
+    width = max(map(len, rows))
+    return table.columns([(*row, *[""] * (width - len(row))) for row in rows], 1)
+
+
+def _link_lines(links: Sequence[MeasuredLink]) -> list[str]:
+    rows = [("link", "what", "at most each way", "measured out", "back")]
+    for link in links:
+        most = table.rate(link.ceiling.out) if link.ceiling is not None else "not known"
+        rows.append((link.name, link.what, most, _measured(link, "out"), _measured(link, "back")))
+    lines = table.columns(rows, 2)
+    for link in links:
+        lines += [f"{link.name}: {note}" for note in link.notes]
+    return lines
+
+
+def _measured(link: MeasuredLink, direction: str) -> str:
+    series = link.best(direction)  # type: ignore[arg-type]
+    if series is None:
+        return "-"
+    share = f" ({series.rate / link.ceiling.of(series.direction):.0%})" if link.ceiling is not None else ""
+    return f"{table.rate(series.rate)}{share}"

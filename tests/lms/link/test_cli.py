@@ -1,0 +1,87 @@
+"""`lms link compare`: what it prints, writes and refuses."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from lms import cli
+from lms.trace import Access, Record, Trace
+
+MB = 10**6
+
+
+@pytest.fixture
+def trace(tmp_path: Path) -> str:
+    accesses = [Access("save", at, 1.0, 300 * MB) for at in range(8)]
+    accesses += [Access("use", at, 1.0, 300 * MB) for at in reversed(range(8))]
+    records = tuple(Record(100 * MB, (at,), (15 - at,), 16 - at, let_go=at + 1) for at in range(8))
+    Trace(records, tuple(accesses), capacity=10**9, tail=1.0, tail_other=300 * MB).save(tmp_path / "step.json")
+    return str(tmp_path / "step.json")
+
+
+def run(capsys: pytest.CaptureFixture[str], *argv: str, status: int = 0) -> str:
+    assert cli.main(["link", "compare", *argv]) == status
+    out, err = capsys.readouterr()
+    return err if status else out
+
+
+def test_links_stand_side_by_side(capsys: pytest.CaptureFixture[str]) -> None:
+    lines = run(capsys, "ac922-4", "pcie-3").splitlines()
+    line = next(line for line in lines if line.startswith("GPU to host memory") and " out " in line)
+    assert line.split()[-1] == "5.67"
+    assert "(published)" in line
+
+
+def test_a_step_is_priced_on_both(trace: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    output = tmp_path / "c.json"
+    text = run(capsys, "ac922-4", "pcie-3", "--trace", trace, "--speedup", "2000", "--json", str(output))
+    assert "its computation 2000 times as fast as recorded, over GPU to host memory" in text
+    assert "largest batch, times the recorded one" in text
+    one, other = json.loads(output.read_text())["step"]
+    assert one["shares"][-1]["seconds"] < other["shares"][-1]["seconds"]
+    assert one["shares"][-1]["stall"] < other["shares"][-1]["stall"]
+
+
+@pytest.mark.parametrize("suffix", ["svg", "png"])
+@pytest.mark.parametrize("with_trace", [True, False])
+def test_it_is_drawn(
+    trace: str, suffix: str, with_trace: bool, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    pytest.importorskip("matplotlib")
+    path = tmp_path / f"c.{suffix}"
+    more = ["--trace", trace] if with_trace else []
+    run(capsys, "ac922-4", "pcie-3", *more, "--picture", str(path))
+    content = path.read_bytes()
+    assert content.startswith(b"\x89PNG") if suffix == "png" else b"68 GB/s, published" in content
+
+
+def test_the_same_comparison_is_the_same_picture(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    pytest.importorskip("matplotlib")
+    for name in ("a.svg", "b.svg"):
+        run(capsys, "ac922-4", "pcie-3", "--picture", str(tmp_path / name))
+    assert (tmp_path / "a.svg").read_bytes() == (tmp_path / "b.svg").read_bytes()
+
+
+@pytest.mark.parametrize(
+    ("argv", "words"),
+    [
+        (("ac922-4", "nowhere.json"), "No such file"),
+        (("ac922-4", "pcie-3", "--speedup", "2"), "without effect without --trace"),
+        (("ac922-4", "pcie-3", "--trace", "none.json"), "TRACE='none.json'"),
+        (("ac922-4", "pcie-3", "--picture", "a.gif"), "ends with .png or .svg"),
+        (("ac922-4", "pcie-3", "--json", "/"), "a folder"),
+    ],
+)
+def test_what_is_wrong_is_named(argv: tuple[str, ...], words: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert words in run(capsys, *argv, status=2)
+
+
+@pytest.mark.parametrize("bad", ["0", "-1", "x", "inf"])
+def test_a_speedup_that_is_none_is_refused(bad: str, capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as exit_:
+        cli.main(["link", "compare", "ac922-4", "pcie-3", f"--speedup={bad}"])
+    assert exit_.value.code == 2
+    assert "expected a number above 0" in capsys.readouterr().err

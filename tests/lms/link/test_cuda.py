@@ -1,0 +1,116 @@
+"""Copies between a GPU and its host: on streams of paper, whose clock is exact."""
+
+from __future__ import annotations
+
+import mmap
+from types import ModuleType
+
+import pytest
+
+torch = pytest.importorskip("torch")
+
+from lms.errors import SpillError  # noqa: E402
+from lms.link import cuda  # noqa: E402
+from lms.link.cuda import Pinned, gpu_copies, peer_copies, timed  # noqa: E402
+
+SIZE = 65536
+
+
+@pytest.fixture(autouse=True)
+def _settled_soon(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(cuda, "_SETTLED", 4 * SIZE)
+
+
+@pytest.fixture
+def streams(paper: ModuleType):
+    return paper.PaperStreams(block=SIZE)
+
+
+def host(count: int = 2):
+    return [torch.zeros(SIZE, dtype=torch.uint8) for _ in range(count)]
+
+
+@pytest.mark.parametrize("direction", ["out", "back", "both"])
+@pytest.mark.parametrize("nbytes", [4096, SIZE])
+def test_a_copy_takes_the_gpus_time_however_often_it_is_repeated(
+    paper: ModuleType, streams, direction: str, nbytes: int
+) -> None:
+    with gpu_copies(streams, host(), direction) as copy:
+        for _ in range(3):
+            assert copy(nbytes) == pytest.approx(nbytes / paper.BANDWIDTH)
+
+
+def test_out_moves_bytes_from_the_gpu_and_back_to_it(streams) -> None:
+    memory = host()
+    with gpu_copies(streams, memory, "back") as copy:
+        memory[0].fill_(7)
+        copy(SIZE)
+        assert bytes(streams._arena[:SIZE]) == b"\x07" * SIZE
+    streams._arena[:] = b"\x09" * len(streams._arena)
+    with gpu_copies(streams, memory, "out") as copy:
+        copy(4096)
+    assert set(memory[0][:4096].tolist()) == {9}
+    assert set(memory[0][4096:].tolist()) == {7}
+
+
+def test_both_ways_use_memory_of_their_own(streams) -> None:
+    memory = host()
+    with gpu_copies(streams, memory, "both") as copy:
+        memory[1].fill_(5)
+        streams._arena[:SIZE] = b"\x03" * SIZE
+        copy(SIZE)
+    assert set(memory[0].tolist()) == {3}
+    assert bytes(streams._arena[SIZE : 2 * SIZE]) == b"\x05" * SIZE
+
+
+def test_the_second_way_begins_with_the_first_and_not_before(paper: ModuleType, streams) -> None:
+    streams.out.clock = 100.0  # the other stream's clock lags behind, and must wait for the beginning
+    with gpu_copies(streams, host(), "both") as copy:
+        assert copy(SIZE) == pytest.approx(SIZE / paper.BANDWIDTH)
+
+
+@pytest.mark.parametrize("direction", ["out", "back", "both"])
+def test_gpus_copy_to_each_other(paper: ModuleType, streams, direction: str) -> None:
+    other = paper.PaperStreams(block=SIZE)
+    streams._arena[:] = b"\x01" * len(streams._arena)
+    other._arena[:] = b"\x02" * len(other._arena)
+    with peer_copies(streams, other, SIZE, direction) as copy:
+        assert copy(SIZE) == pytest.approx(SIZE / paper.BANDWIDTH)
+    arrived = bytes(other._arena[:SIZE]), bytes(streams._arena[SIZE : 2 * SIZE])
+    assert (
+        arrived
+        == {
+            "out": (b"\x01" * SIZE, b"\x01" * SIZE),
+            "back": (b"\x02" * SIZE, b"\x02" * SIZE),
+            "both": (b"\x01" * SIZE, b"\x02" * SIZE),
+        }[direction]
+    )
+
+
+def test_timing_waits_for_all_copies(streams) -> None:
+    memory = host()
+    device = streams.empty(SIZE)
+    timed(streams, [(streams.out, memory[0], device)])
+    assert not streams.all["out"].queue
+
+
+def test_pinned_memory_is_locked_once_and_unlocked_at_the_end() -> None:
+    locked: dict[int, int] = {}
+    pinned = Pinned(2 * mmap.PAGESIZE, register=locked.__setitem__, unregister=locked.__delitem__)
+    assert [len(tensor) for tensor in pinned.tensors] == [2 * mmap.PAGESIZE] * 2
+    assert sum(locked.values()) >= 4 * mmap.PAGESIZE
+    pinned.close()
+    assert locked == {}
+
+
+def test_a_host_that_locks_no_more_is_named_and_nothing_stays_locked() -> None:
+    locked: dict[int, int] = {}
+
+    def register(address: int, nbytes: int) -> None:
+        if locked:
+            raise SpillError("locking failed (RLIMIT_MEMLOCK)")
+        locked[address] = nbytes
+
+    with pytest.raises(SpillError, match=r"to be locked for the GPU: locking failed"):
+        Pinned(2 * mmap.PAGESIZE, register=register, unregister=locked.__delitem__)
+    assert locked == {}
