@@ -7,6 +7,7 @@ from dataclasses import asdict, dataclass, replace
 
 from lms.errors import UsageError
 from lms.link import Link
+from lms.link.watch import Watched
 from lms.picture import Picture, managed_curve, measured, plain_curve, to_svg
 from lms.plan import Plan, table
 from lms.stats import format_seconds
@@ -154,9 +155,13 @@ def render(
     plan: Plan | None = None,
     ran: Timeline | None = None,
     stats: Mapping[str, float | int | None] | None = None,
+    watched: Watched | None = None,
+    unwatched: str = "",
     title: str = "One training step",
 ) -> str:
     """The page, as one self-contained HTML document; without a link it says nothing of times to come.
+
+    `watched` is what the machine counted while the session ran; `unwatched` says why it counted nothing.
 
     Raises UsageError when jinja2 or matplotlib is not installed.
     """
@@ -164,6 +169,8 @@ def render(
         from jinja2 import Environment, StrictUndefined
     except ImportError:
         raise UsageError("a report needs jinja2, which is not installed: pip install 'bascule-lms[report]'") from None
+    from lms.link.page import section
+
     environment = Environment(autoescape=True, undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True)
     environment.filters |= {"size": format_size, "time": format_seconds}
     return environment.from_string(_PAGE).render(
@@ -174,6 +181,7 @@ def render(
         headline=_headline(trace, plan, stats),
         svg=to_svg(picture_of(trace, plan, ran, limit=int((stats or {}).get("limit") or 0) or None)),
         rows=limits_of(trace, link).rows if link else (),
+        links=section(trace, link, watched, stats, unwatched),
         modules=_modules(trace, plan),
         records=_records(trace, plan),
         stats=stats,
@@ -305,6 +313,7 @@ code { font-size: .92em; }
 {% endfor %}
 </table></div>
 {% endif %}
+{{ links }}
 <h2>By module</h2>
 <div class="wide"><table>
 <tr><th>module</th><th class="n">records</th><th class="n">saved</th><th class="n">share</th>

@@ -16,6 +16,7 @@ from lms.link.comparison import Comparison, Prediction, Row
 from lms.link.gpu import Gpu
 from lms.link.profile import KINDS
 from lms.link.series import Series
+from lms.link.watch import Watched
 from lms.units import format_size
 
 if TYPE_CHECKING:
@@ -146,6 +147,26 @@ def _draw_step(axes: Axes, comparison: Comparison, step: tuple[Prediction, Predi
     faster = "" if speedup == 1.0 else f", computing {speedup:g} x as fast as recorded"
     axes.set_title(f"What a recorded step takes{faster}", loc="left", fontsize=11, fontweight="bold", pad=24)
     axes.legend(loc="upper left", frameon=False, fontsize=8.5)
+
+
+def draw_watched(watched: Watched) -> Figure:
+    """What the machine counted over time: bytes a second out and back."""
+    figure = _figure((10, 2.6))
+    axes = figure.subplots(1, 1)
+    edges = [sample.start for sample in watched.samples] + [watched.samples[-1].end]
+    for way, colour, style in (("out", ONE, "-"), ("back", OTHER, "--")):
+        rates = []
+        for sample in watched.samples:
+            nbytes = sample.out if way == "out" else sample.back
+            rates.append(float("nan") if nbytes is None else nbytes / max(sample.end - sample.start, 1e-9) / 1e9)
+        axes.stairs(rates, edges, color=colour, linestyle=style, linewidth=1.3, label=way)
+    axes.set_ylabel("counted (GB/s)")
+    axes.set_xlabel("time since the session began (s)")
+    axes.set_ylim(bottom=0)
+    axes.grid(axis="y", linewidth=0.4, alpha=0.5)
+    axes.spines[["top", "right"]].set_visible(False)
+    axes.legend(loc="lower left", bbox_to_anchor=(-0.01, 1.0), ncols=2, frameon=False, fontsize=9, borderpad=0.1)
+    return figure
 
 
 def draw_topology(gpus: Sequence[Gpu], matrix: Sequence[Sequence[str]], title: str) -> Figure:

@@ -6,6 +6,7 @@ import builtins
 import os
 import runpy
 import sys
+import tempfile
 import zipfile
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
@@ -19,6 +20,7 @@ from lms.console import say, warn
 from lms.errors import LMSError, UsageError
 from lms.files import write_aside
 from lms.link import Link
+from lms.link.watch import Watch
 from lms.options import Options
 from lms.ranks import own_file, rank_of
 from lms.stats import Stats, format_seconds
@@ -62,12 +64,13 @@ def run(target: Target, options: Options, *, trace: Path | None = None, report: 
     exception, which is shown as python shows it. Raises LMSError, KeyboardInterrupt and SystemExit as the target does.
     """
     session = _start(options)
+    watch, unwatched = watch_link(session) if report is not None else (None, "")
     status, returned = 1, False
     try:
         status = _execute(target)
         returned = True
     finally:
-        problems = _finish(session, target, trace, report, returned=returned)
+        problems = _finish(session, target, trace, report, watch, unwatched, returned=returned)
         if returned and problems:
             status = status or 1
     return status
@@ -153,7 +156,34 @@ def _say_plan(plan: Plan) -> None:
     )
 
 
-def _finish(session: Session, target: Target, trace: Path | None, report: Path | None, *, returned: bool) -> bool:
+def watch_link(session: Session) -> tuple[Watch | None, str]:
+    """Begin to read what the machine counts of the session's link; or why it cannot be read."""
+    from lms.link.counters import Counters, DiskCounters, NvmlCounters
+
+    device = session.torch_device
+    try:
+        counters: Counters
+        if device.type == "cuda":
+            import torch
+
+            counters = NvmlCounters(str(getattr(torch.cuda.get_device_properties(device), "uuid", "")))
+        else:
+            counters = DiskCounters(session.options.spill_dir or Path(tempfile.gettempdir()))
+    except (LMSError, OSError) as error:
+        return None, str(error)
+    return Watch(counters), ""
+
+
+def _finish(
+    session: Session,
+    target: Target,
+    trace: Path | None,
+    report: Path | None,
+    watch: Watch | None,
+    unwatched: str,
+    *,
+    returned: bool,
+) -> bool:
     """Close the session, sum it up, write what was asked for; whether anything of that went wrong.
 
     Never raises, so that an exception of the script's stays what it was.
@@ -173,6 +203,7 @@ def _finish(session: Session, target: Target, trace: Path | None, report: Path |
     except LMSError as error:
         say(f"error: {error}")
         problems = True
+    watched = watch.stop() if watch is not None else None
     counters = session.stats()
     if step is None:
         if returned:  # else it had no time to
@@ -191,7 +222,16 @@ def _finish(session: Session, target: Target, trace: Path | None, report: Path |
         problems |= not _write(
             "--report",
             report,
-            lambda: render(step, link=link, plan=session.plan, ran=timeline, stats=counters, title=title),
+            lambda: render(
+                step,
+                link=link,
+                plan=session.plan,
+                ran=timeline,
+                stats=counters,
+                watched=watched,
+                unwatched=unwatched,
+                title=title,
+            ),
         )
     return problems
 

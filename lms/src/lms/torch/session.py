@@ -258,6 +258,11 @@ class Session:
         self._learn()
         return self._planner.passes
 
+    @property
+    def torch_device(self) -> torch.device:
+        """Where the training happens."""
+        return self._torch_device
+
     def link(self) -> Link:
         """The link to the tier below: measured on what was moved, or else by moving something now."""
         return self._planner.link()

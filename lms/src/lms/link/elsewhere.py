@@ -1,0 +1,63 @@
+"""What a recorded step would take on the links of described machines. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+from lms.link.comparison import SLOWER
+from lms.link.link import Link
+from lms.plan import Plan, make_plan
+from lms.simulate import simulate
+from lms.trace import Trace
+
+SHARE = 0.25  # of the saved bytes that stay
+FASTEST = 1e6  # times: beyond it computation takes no time
+
+
+@dataclass(frozen=True)
+class Elsewhere:
+    """The step with SHARE of its saved bytes on the device, over one link. Seconds and bytes a second."""
+
+    name: str
+    out: float
+    back: float
+    seconds: float
+    slowdown: float  # over its computation alone
+    headroom: float  # computation could be so many times as fast before the step takes SLOWER times as long as it
+
+
+def elsewhere(trace: Trace, links: Sequence[tuple[str, Link]]) -> list[Elsewhere]:
+    """The step over each of the links, under the names given."""
+    found = []
+    for name, link in links:
+        plan = make_plan(trace, link, budget=int(SHARE * trace.saved))
+        seconds = plan.forecast.seconds
+        slowdown = seconds / trace.seconds if trace.seconds else 1.0
+        found.append(Elsewhere(name, link.out, link.back, seconds, slowdown, headroom(trace, plan, link)))
+    return found
+
+
+def headroom(trace: Trace, plan: Plan, link: Link) -> float:
+    """How many times as fast the computation may become until `plan` costs SLOWER times as much as it alone.
+
+    0 where it does so now; infinity where nothing is moved.
+    """
+    if not plan.moves or not trace.seconds:
+        return float("inf")
+
+    def hides(factor: float) -> bool:
+        # A link that is slower by the factor, in time that is longer by it, is the same step: simulated without a copy
+        # of the trace.
+        slower = replace(link.scaled(1 / factor), latency=link.latency * factor)
+        return simulate(trace, plan, slower).seconds <= SLOWER * trace.seconds
+
+    low, high = 1.0, FASTEST
+    if not hides(low):
+        return 0.0
+    if hides(high):
+        return high
+    while high / low > 1.05:
+        middle = (low * high) ** 0.5
+        low, high = (middle, high) if hides(middle) else (low, middle)
+    return low
