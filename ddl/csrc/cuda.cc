@@ -244,6 +244,15 @@ std::shared_ptr<CudaDevice> CudaDevice::of(int gpu) {
     return device;
 }
 
+bool CudaDevice::is_absent() {
+    static std::atomic<unsigned long long> looked{0};  // loaded_count() when there was none
+    const unsigned long long count = loaded_count();
+    if (looked == count) return true;
+    if (cuda_api_in_use() || cuda_driver()) return false;
+    looked = count;
+    return true;
+}
+
 CudaPlace CudaDevice::place_of(const void* pointer) {
     if (!pointer) return {};
     const CudaApi* api = cuda_api_in_use();

@@ -101,6 +101,9 @@ class CudaDevice final : public Device {
   public:
     // The GPU with this number, as CUDA counts. Throws Error.
     static std::shared_ptr<CudaDevice> of(int gpu);
+    // True where nothing of CUDA's is in the process, and so no buffer in a GPU's memory: cheap, for each call. Throws
+    // Error as place_of() does.
+    static bool is_absent();
     // Throws Error: DDL_ERROR_UNSUPPORTED for a GPU's memory where the CUDA runtime does not work.
     static CudaPlace place_of(const void* pointer);
 

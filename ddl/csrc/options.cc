@@ -60,7 +60,8 @@ Options parse_options(const std::string& text) {
     } numbers[] = {{"dump_iter", &options.dump_iter, kMany},
                    {"dev_sync", &options.dev_sync, 2},
                    {"rebind_iter", &options.rebind_iter, kMany},
-                   {"dbg_level", &options.dbg_level, 2}};
+                   {"dbg_level", &options.dbg_level, 2},
+                   {"shared_memory", &options.shared_memory, 1}};
     std::istringstream words(text);
     for (std::string word; words >> word;) {
         const size_t dashes = word.rfind("--", 0) == 0 ? 2 : word.rfind('-', 0) == 0 ? 1 : 0;
@@ -77,7 +78,7 @@ Options parse_options(const std::string& text) {
         }
         if (!known) {
             throw wrong("unknown option '" + word +
-                        "': known are -mode, -dump_iter, -dev_sync, -rebind_iter and -dbg_level");
+                        "': known are -mode, -dump_iter, -dev_sync, -rebind_iter, -dbg_level and -shared_memory");
         }
     }
     return options;
@@ -99,6 +100,7 @@ std::string format_options(const Options& options) {
     for (const auto& [name, value] : numbers) {
         if (value != 0) text += std::string(" ") + name + " " + std::to_string(value);
     }
+    if (options.shared_memory == 0) text += " -shared_memory 0";
     return text;
 }
 

@@ -2,6 +2,7 @@
 //
 //   -mode MODES[:AxBxC...]   MODES: one of b n r m p for all dimensions, or one letter for each
 //   -dump_iter N  -dev_sync 0|1|2  -rebind_iter N  -dbg_level 0|1|2
+//   -shared_memory 0|1 (ours)
 #pragma once
 
 #include <string>
@@ -18,6 +19,7 @@ struct Options {
     int dev_sync = 0;
     int rebind_iter = 0;
     int dbg_level = 0;
+    int shared_memory = 1;  // between the ranks of a host; 0: everything goes through MPI
 };
 
 // Options may begin with one dash or two. Throws Error(DDL_ERROR_ARGUMENT) that names the word and what is allowed.

@@ -8,7 +8,9 @@
 
 #include "decision.h"
 #include "grouping.h"
+#include "host_memory.h"
 #include "part.h"
+#include "transport_shared.h"
 
 namespace ddl {
 namespace {
@@ -66,25 +68,28 @@ Session::Session(const char* options_text) : job_(Job::join(patience_of_environm
     const MPI_Comm data = job_.duplicate(), notices = job_.duplicate();
     MpiTransportOptions transport_options;
     transport_options.is_dead = [&job = job_](int rank) { return job.is_dead(rank); };
-    auto transport = std::make_unique<MpiTransport>(data, notices, std::move(transport_options));
-    transport_ = transport.get();
+    auto mpi = std::make_unique<MpiTransport>(data, notices, std::move(transport_options));
+    transport_ = mpi.get();
+    std::unique_ptr<Transport> transport = std::move(mpi);
+    ConversationOptions talk;
+    talk.patience = options.patience;
+    talk.hosts = options.hosts;
+    talk.warn = warn;
+    talk.spins = options.spin_polls;
     Basis basis{asked, placement_, {}};
-    if (needs_links(asked, placement_)) {
-        ConversationOptions talk;
-        talk.what = "ddl_init, measuring links";
-        talk.patience = options.patience;
-        talk.hosts = options.hosts;
-        talk.warn = warn;
-        talk.spins = options.spin_polls;
-        Conversation conversation(*transport, std::move(talk));
-        try {
+    try {
+        talk.what = "ddl_init, sharing memory";
+        transport = within_host(std::move(transport), talk, asked);
+        if (needs_links(asked, placement_)) {
+            talk.what = "ddl_init, measuring links";
+            Conversation conversation(*transport, talk);
             Decision decision = decide(conversation, asked, placement_, kFirstTag, say);
             plan = std::move(decision.plan);
             basis.links = std::move(decision.links);
-        } catch (const Error& error) {
-            note(error.status());
-            throw;
         }
+    } catch (const Error& error) {
+        note(error.status());
+        throw;
     }
     if (asked.dbg_level > 0 && job_.rank() == 0) {
         say(std::to_string(job_.size()) + " ranks on " + std::to_string(placement_.num_hosts) + " hosts, plan " +
@@ -114,10 +119,26 @@ Session::Session(const char* options_text) : job_(Job::join(patience_of_environm
     engine_->set_groups(kWorld, std::make_shared<Groups>(std::move(groups)));
 }
 
+// With a way through shared memory to the other ranks of this host, where there are some and it can be had.
+std::unique_ptr<Transport> Session::within_host(std::unique_ptr<Transport> transport, const ConversationOptions& talk,
+                                                const Options& asked) {
+    if (local_size() == 1 || asked.shared_memory == 0) return transport;
+    Conversation conversation(*transport, talk);
+    HostMemory memory = share_memory(conversation, placement_, kFirstTag);
+    const bool speaks = job_.rank() == 0 || (local_rank() == 0 && !memory.memory);
+    if (asked.dbg_level > 0 && speaks) {
+        say("shared memory " + std::string(memory.memory ? "on host " : "is not used on host ") +
+            talk.hosts[static_cast<size_t>(job_.rank())] + ": " + memory.reason);
+    }
+    if (!memory.memory) return transport;
+    return std::make_unique<SharedTransport>(std::move(transport), std::move(memory));
+}
+
 void Session::locate(Call& call, CudaStream stream) {
     const bool is_empty = call.task.count == 0 || call.task.collective == Collective::barrier;
     const bool reads = call.task.collective != Collective::broadcast;
     if (is_empty || !call.output || (reads && !call.input)) return;  // refused, or nothing is touched
+    if (CudaDevice::is_absent()) return;
     const CudaPlace output = CudaDevice::place_of(call.output);
     const CudaPlace input = reads ? CudaDevice::place_of(call.input) : output;
     if (!output.gpu && !input.gpu) return;

@@ -7,6 +7,7 @@
 #include <mutex>
 #include <string>
 
+#include "conversation.h"
 #include "cuda.h"
 #include "engine.h"
 #include "job.h"
@@ -45,9 +46,12 @@ class Session {
     void end();
 
   private:
+    std::unique_ptr<Transport> within_host(std::unique_ptr<Transport> transport, const ConversationOptions& talk,
+                                           const Options& asked);
+
     Job& job_;
     Placement placement_;
-    MpiTransport* transport_ = nullptr;  // the engine's
+    MpiTransport* transport_ = nullptr;  // the engine's, or wrapped in it
     std::unique_ptr<Engine> engine_;
     std::mutex ending_;
     std::atomic<bool> ended_{false};

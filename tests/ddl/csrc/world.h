@@ -8,6 +8,7 @@
 #include <vector>
 
 #include "engine.h"
+#include "hosts.h"
 #include "transport_local.h"
 
 // Options for tests: short times, and no spinning, as ranks outnumber cores here.
@@ -24,6 +25,14 @@ class World {
     World(int size, ddl::Plan plan, const ddl::EngineOptions& options = test_options()) : network(size) {
         for (int rank = 0; rank < size; ++rank) {
             engines.push_back(std::make_unique<ddl::Engine>(network.transport(rank), plan, options));
+        }
+    }
+    // Ranks that share memory with those of their host.
+    World(const std::vector<int>& host_of, ddl::Plan plan, const ddl::EngineOptions& options = test_options(),
+          size_t pipe_bytes = 0)
+        : network(static_cast<int>(host_of.size())) {
+        for (auto& transport : shared_transports(network, host_of, pipe_bytes)) {
+            engines.push_back(std::make_unique<ddl::Engine>(std::move(transport), plan, options));
         }
     }
 
