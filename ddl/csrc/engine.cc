@@ -139,7 +139,8 @@ Status Engine::run(CommId comm, const Call& call) {
 }
 
 void Engine::serve() {
-    // Others' queries wait this long for an answer, and 16 times as long where receives are posted (transport_mpi.cc).
+    // Others' queries wait this long for an answer, and 32 times as long where receives are posted (transport_mpi.cc,
+    // transport_shared.cc).
     constexpr auto kIdle = std::chrono::milliseconds(5);
     Backoff backoff(options_.spin_polls, options_.nap_seconds);
     while (!stopping_) {

@@ -42,7 +42,7 @@ struct EngineOptions {
     Tuning tuning;
     int window = 16;      // chunks of a collective in flight; at least 8 let the tiers overlap
     int concurrent = 4;   // collectives of a communicator in flight; later ones wait
-    int spin_polls = 10;  // polls without progress before a waiter yields its core; 0 where ranks outnumber cores
+    int spin_polls = 50;  // polls without progress before a waiter yields its core; 0 where ranks outnumber cores
     double nap_seconds = 200e-6;  // longest sleep between polls with work in flight
     // After an error, how long a request is held back for messages that are half in its buffers and cannot be taken
     // back, where their senders are not dead. What comes later may still write there.

@@ -106,10 +106,11 @@ void Operation::post_round(Run& run) {
 void Operation::post_send(Run& run, const Step& step) {
     const int peer = world(step.peer);
     const bool inlined = step.first && step.bytes <= kInlineBytes;
-    if (step.first) {
+    const size_t payload = inlined ? step.bytes : 0;
+    if (step.first && !transport_.send_now(peer, header_tag(), &packed_, sizeof packed_,
+                                           payload > 0 ? read(run, step.from) : nullptr, payload)) {
         run.flights.emplace_back();
         Flight& flight = run.flights.back();
-        const size_t payload = inlined ? step.bytes : 0;
         flight.scratch = pool_.take(sizeof packed_ + payload);
         std::memcpy(flight.scratch.data(), &packed_, sizeof packed_);
         if (payload > 0) std::memcpy(flight.scratch.data() + sizeof packed_, read(run, step.from), payload);

@@ -26,14 +26,20 @@ void PipeWriter::publish(Kind kind, Tag tag, size_t bytes, size_t lines) {
     mine.kind.store(kind, std::memory_order_release);  // with all that is written above
 }
 
-bool PipeWriter::write(Tag tag, const void* payload, size_t bytes) {
-    const size_t lines = lines_for(bytes);
+void PipeWriter::copy_in(size_t offset, const void* from, size_t bytes) {
+    if (bytes == 0) return;
+    const size_t until_end = straight();
+    const size_t first = offset < until_end ? std::min(bytes, until_end - offset) : 0;
+    if (first > 0) std::memcpy(ring_ + at_ * kPipeLine + sizeof(Envelope) + offset, from, first);
+    if (first == bytes) return;
+    std::memcpy(ring_ + (offset + first - until_end), static_cast<const std::byte*>(from) + first, bytes - first);
+}
+
+bool PipeWriter::write(Tag tag, const Payload& payload) {
+    const size_t bytes = payload.head_bytes + payload.rest_bytes, lines = lines_for(bytes);
     if (!has_room(lines)) return false;
-    if (bytes > 0) {
-        const size_t first = std::min(bytes, straight());
-        std::memcpy(ring_ + at_ * kPipeLine + sizeof(Envelope), payload, first);
-        if (first < bytes) std::memcpy(ring_, static_cast<const std::byte*>(payload) + first, bytes - first);
-    }
+    copy_in(0, payload.head, payload.head_bytes);
+    copy_in(payload.head_bytes, payload.rest, payload.rest_bytes);
     publish(rides, tag, bytes, lines);
     return true;
 }

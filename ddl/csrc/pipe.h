@@ -1,10 +1,10 @@
 // A pipe for messages from one rank to another, in memory that both have, without locks: one writes, one reads.
 //
-// Messages lie in a ring of lines of 64 bytes (a processor's cache line), each from a line's start on: an envelope, then
-// its payload, which goes on at the ring's begin where it meets the end. The envelope's first word says that it is
+// Messages lie in a ring of lines of 64 bytes (a processor's cache line), each from a line's start on: an envelope,
+// then its payload, which goes on at the ring's begin where it meets the end. The envelope's first word says that it is
 // complete: to look for a message is to look at the line in which it begins, and no counter travels between the
-// processors' caches beside it. So that old bytes are not taken for an envelope, the writer clears the first word of the
-// line behind a message before the message can be seen; that line is therefore always kept free.
+// processors' caches beside it. So that old bytes are not taken for an envelope, the writer clears the first word of
+// the line behind a message before the message can be seen; that line is therefore always kept free.
 //
 // What the reader has taken is one counter, in a line of its own, at which the writer looks only where the room that it
 // knows of is too little.
@@ -48,27 +48,34 @@ class PipeMemory {
     std::byte* memory_ = nullptr;
     std::byte* ring_ = nullptr;
     size_t lines_ = 0;
-    size_t at_ = 0;       // the line of the next envelope
+    size_t at_ = 0;        // the line of the next envelope
     uint64_t passed_ = 0;  // lines, since the begin of time
 
   public:
     static constexpr size_t kLeastPipe = kControlBytes + 2 * kPipeLine;
     // The longest payload that a pipe of `bytes` can carry.
-    static constexpr size_t most_riding(size_t bytes) {
-        return bytes - kControlBytes - kPipeLine - sizeof(Envelope);
-    }
+    static constexpr size_t most_riding(size_t bytes) { return bytes - kControlBytes - kPipeLine - sizeof(Envelope); }
 };
 
 class PipeWriter : public PipeMemory {
   public:
     using PipeMemory::PipeMemory;
-    // A message and its payload of `bytes`; false where there is no room for it now.
-    bool write(Tag tag, const void* payload, size_t bytes);
+    // In two pieces, of which the second may be empty.
+    struct Payload {
+        const void* head = nullptr;
+        size_t head_bytes = 0;
+        const void* rest = nullptr;
+        size_t rest_bytes = 0;
+    };
+    // A message and its payload; false where there is no room for it now.
+    bool write(Tag tag, const Payload& payload);
     // The envelope alone of a message of `bytes`, whose payload goes another way.
     bool announce(Tag tag, size_t bytes);
 
   private:
     bool has_room(size_t lines);
+    // `offset`: in the payload of the next message.
+    void copy_in(size_t offset, const void* from, size_t bytes);
     void publish(Kind kind, Tag tag, size_t bytes, size_t lines);
 
     uint64_t known_taken_ = 0;

@@ -2,6 +2,7 @@
 
 #include <fcntl.h>
 #include <sys/mman.h>
+#include <sys/resource.h>
 #include <sys/stat.h>
 #include <unistd.h>
 
@@ -31,6 +32,12 @@ int make_file() {
 }  // namespace
 
 std::unique_ptr<SharedMemory> SharedMemory::create(size_t bytes) {
+    // Beyond this limit a file does not only fail to grow: the process gets a signal that ends it.
+    rlimit limit{};
+    if (getrlimit(RLIMIT_FSIZE, &limit) == 0 && limit.rlim_cur < bytes) {
+        throw Error(DDL_ERROR_UNSUPPORTED, "a file of " + std::to_string(bytes) + " bytes is over the limit of " +
+                                               std::to_string(limit.rlim_cur) + " (ulimit -f)");
+    }
     const int file = make_file();
     if (file < 0) throw failed("memfd_create", errno);
     std::unique_ptr<SharedMemory> memory(new SharedMemory(file, bytes));
@@ -51,7 +58,7 @@ std::unique_ptr<SharedMemory> SharedMemory::open(pid_t process, int descriptor, 
     const int file = ::open(path.c_str(), O_RDWR | O_CLOEXEC);
     if (file < 0) throw failed(path, errno);
     std::unique_ptr<SharedMemory> memory(new SharedMemory(file, bytes));
-    struct stat found {};
+    struct stat found{};
     if (fstat(file, &found) != 0) throw failed("fstat", errno);
     const int seals = fcntl(file, F_GET_SEALS);
     if (static_cast<size_t>(found.st_size) != bytes || seals < 0 || (seals & kSeals) != kSeals) {

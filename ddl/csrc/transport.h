@@ -42,6 +42,13 @@ class Transport {
     virtual Ticket isend(int peer, Tag tag, const void* data, size_t bytes) = 0;
     virtual Ticket irecv(int peer, Tag tag, void* data, size_t capacity) = 0;
 
+    // Sends a message of two parts, `head` before `rest`, where it can be copied at once: nothing of it is used later,
+    // and there is no ticket. False where it cannot, and then nothing was done.
+    virtual bool send_now(int /*peer*/, Tag /*tag*/, const void* /*head*/, size_t /*head_bytes*/, const void* /*rest*/,
+                          size_t /*rest_bytes*/) {
+        return false;
+    }
+
     // Moves messages along; called before each round of test().
     virtual void poll() {}
 

@@ -14,7 +14,7 @@ constexpr Ticket kSent = kOwn;  // of a send that is over: there is nothing to r
 
 // Polls, with messages of this host alone in flight, for each of the wrapped transport, which then has only notices to
 // find: asking MPI takes longer than a message through a pipe.
-constexpr unsigned kOtherPolls = 16;
+constexpr unsigned kOtherPolls = 32;
 
 }  // namespace
 
@@ -62,7 +62,7 @@ void SharedTransport::attend(Neighbour& its) {
 
 // False where there is no room.
 bool SharedTransport::send(Neighbour& its, const Message& message) {
-    return rides(message.bytes) ? its.out.write(message.tag, message.from, message.bytes)
+    return rides(message.bytes) ? its.out.write(message.tag, {message.from, message.bytes})
                                 : its.out.announce(message.tag, message.bytes);
 }
 
@@ -89,6 +89,13 @@ Ticket SharedTransport::isend(int peer, Tag tag, const void* data, size_t bytes)
     send_unsent(*its);
     if (!its->unsent.empty()) attend(*its);
     return kOwn | (slot + Ticket{1});
+}
+
+bool SharedTransport::send_now(int peer, Tag tag, const void* head, size_t head_bytes, const void* rest,
+                               size_t rest_bytes) {
+    Neighbour* const its = neighbour(peer);
+    return its && rides(head_bytes + rest_bytes) && its->unsent.empty() &&
+           its->out.write(tag, {head, head_bytes, rest, rest_bytes});
 }
 
 Ticket SharedTransport::irecv(int peer, Tag tag, void* data, size_t capacity) {

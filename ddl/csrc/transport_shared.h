@@ -1,13 +1,15 @@
-// The transport of a rank whose host has other ranks of the job: to them through memory that they share (host_memory.h),
-// to all others, and for notices and deaths, through another transport, which it wraps.
+// The transport of a rank whose host has other ranks of the job: to them through memory that they share
+// (host_memory.h), to all others, and for notices and deaths, through another transport, which it wraps.
 //
 // One pipe leads from each rank of the host to each other. The envelope of EVERY message between them goes through it;
 // what is short rides behind its envelope, what is longer goes through the wrapped transport. Which of the two is
 // decided by the message's length, which the envelope tells the receiver, and not by how much a receive has room for:
-// - Messages of a pair and a tag are matched in the order they were posted in, as envelopes are, whatever their lengths.
+// - Messages of a pair and a tag are matched in the order they were posted in, as envelopes are, whatever their
+// lengths.
 //   The wrapped transport is asked to receive a message when its envelope has been matched, and to send it when it is
 //   posted: of those of one tag, both sides give it the same messages in the same order, so that it matches them right.
-// - Nothing is received ahead, so that nothing has to be taken back when another message than expected comes. That costs
+// - Nothing is received ahead, so that nothing has to be taken back when another message than expected comes. That
+// costs
 //   nothing: MPI asks the receiver about long messages anyhow, and the envelope is there before that question.
 //
 // A message goes straight from the sender's memory into the pipe, and from there to the receiver's, where it is awaited
@@ -38,6 +40,7 @@ class SharedTransport final : public Transport {
     int size() const override { return others_->size(); }
     Ticket isend(int peer, Tag tag, const void* data, size_t bytes) override;
     Ticket irecv(int peer, Tag tag, void* data, size_t capacity) override;
+    bool send_now(int peer, Tag tag, const void* head, size_t head_bytes, const void* rest, size_t rest_bytes) override;
     void poll() override;
     Progress test(Ticket ticket, size_t* received) override;
     bool cancel(Ticket ticket) override;
@@ -59,8 +62,8 @@ class SharedTransport final : public Transport {
         Tag tag = 0;
         const void* from = nullptr;
         void* to = nullptr;
-        size_t bytes = 0;    // of a send: its length; of a receive: its capacity, then what it received
-        Ticket passed = 0;   // to the wrapped transport; 0: it was not
+        size_t bytes = 0;   // of a send: its length; of a receive: its capacity, then what it received
+        Ticket passed = 0;  // to the wrapped transport; 0: it was not
     };
     using Slot = uint32_t;  // of messages_
     // A message that nobody awaits yet.

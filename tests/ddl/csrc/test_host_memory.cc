@@ -1,5 +1,3 @@
-#include "host_memory.h"
-
 #include <fcntl.h>
 #include <unistd.h>
 
@@ -7,6 +5,7 @@
 #include <set>
 
 #include "check.h"
+#include "host_memory.h"
 #include "pipe.h"
 #include "status.h"
 #include "talk.h"
@@ -43,7 +42,7 @@ TEST("the ranks of a host share memory, and no others") {
     const auto passes = [&](size_t one, size_t from, size_t other, size_t to) {
         PipeWriter writer(shared[one].pipe(from, to), shared[one].pipe_bytes);
         PipeReader reader(shared[other].pipe(from, to), shared[other].pipe_bytes);
-        CHECK(writer.write(5, "hello", 5));
+        CHECK(writer.write(5, {"hello", 5}));
         PipeReader::Message message;
         return reader.peek(&message) && message.tag == 5;
     };

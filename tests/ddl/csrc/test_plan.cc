@@ -77,6 +77,8 @@ TEST("options are parsed and formatted") {
     CHECK((options.dimensions == std::vector<int>{4, 2, 1, 1}));
     CHECK_EQ(options.dbg_level, 1);
     CHECK_EQ(format_options(options), std::string("-mode bnrr:4x2x1x1 -dev_sync 2 -dbg_level 1"));
+    CHECK_EQ(options.shared_memory, 1);
+    CHECK_EQ(format_options(parse_options("-shared_memory 0")), std::string("-mode p -shared_memory 0"));
     CHECK_EQ(parse_options("").modes, std::string("p"));
     CHECK_EQ(format_options(parse_options("-mode p:6x2x1x1")), std::string("-mode p:6x2x1x1"));
 }

@@ -1,5 +1,3 @@
-#include "transport_shared.h"
-
 #include <cstring>
 #include <functional>
 #include <random>
@@ -8,6 +6,7 @@
 #include "allocation.h"
 #include "check.h"
 #include "hosts.h"
+#include "transport_shared.h"
 
 using namespace ddl;
 
@@ -100,6 +99,24 @@ void keeps_the_contract(const std::function<Transports(LocalNetwork&)>& make) {
         CHECK(finish(a, b, right) == Progress::done);
     }
     CHECK_EQ(network.pending(), size_t{0});
+    // In two parts, behind what has to wait: at once or not at all.
+    const auto data = content(11, 250);
+    std::vector<Ticket> open;
+    size_t now = 0;
+    for (int i = 0; i < 30; ++i) {
+        if (a.send_now(1, 5, data.data(), 24, data.data() + 24, 226)) {
+            ++now;
+        } else {
+            open.push_back(a.isend(1, 5, data.data(), 250));
+        }
+    }
+    for (int i = 0; i < 30; ++i) {
+        std::vector<std::byte> room(250);
+        CHECK(finish(b, a, b.irecv(0, 5, room.data(), 250)) == Progress::done);
+        CHECK(room == data);
+    }
+    CHECK_EQ(now + open.size(), size_t{30});
+    for (const Ticket ticket : open) CHECK(finish(a, b, ticket) == Progress::done);
 }
 
 }  // namespace
@@ -228,12 +245,11 @@ TEST("many ranks on uneven hosts exchange random messages with all others") {
                     for (int peer = 0; peer < size; ++peer) {
                         if (peer == rank) continue;
                         open.push_back({0, peer, i, true, std::vector<std::byte>(30'000)});
-                        open.back().ticket =
-                            mine.irecv(peer, static_cast<Tag>(i % 2), open.back().data.data(), 30'000);
+                        open.back().ticket = mine.irecv(peer, static_cast<Tag>(i % 2), open.back().data.data(), 30'000);
                         const auto number = static_cast<size_t>(rank + i);
                         open.push_back({0, peer, i, false, content(number, bytes_of(rank, peer, i))});
-                        open.back().ticket = mine.isend(peer, static_cast<Tag>(i % 2), open.back().data.data(),
-                                                        open.back().data.size());
+                        open.back().ticket =
+                            mine.isend(peer, static_cast<Tag>(i % 2), open.back().data.data(), open.back().data.size());
                     }
                     // Some stay in flight while the next ones are posted.
                     const size_t left = i + 1 == count ? 0 : static_cast<size_t>(4 * size);

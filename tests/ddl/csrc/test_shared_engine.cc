@@ -1,0 +1,187 @@
+// Engines whose ranks share memory with those of their host: what test_engine.cc, test_messages.cc, test_faults.cc and
+// test_memory.cc check over the in-process network, where it may differ.
+#include <numeric>
+
+#include "allocation.h"
+#include "check.h"
+#include "world.h"
+
+using namespace ddl;
+
+namespace {
+
+// Hosts of ranks: one, two that are even, and several that are not.
+const std::vector<std::vector<int>> kPlacements = {{0, 0}, {0, 0, 0}, {0, 0, 1, 1}, {0, 1, 0, 2, 1, 0, 0, 3}};
+constexpr size_t kSmallPipe = 1024;  // which few messages fit into
+
+Call allreduce(std::vector<int32_t>& data) {
+    return {{Collective::allreduce, DDL_INT32, DDL_SUM, data.size(), 0}, data.data(), data.data()};
+}
+
+// What `rank` gives to call number `call`; the sum over ranks is known.
+std::vector<int32_t> numbers(size_t count, int rank, int call) {
+    std::vector<int32_t> made(count);
+    for (size_t i = 0; i < count; ++i) made[i] = static_cast<int32_t>(i % 1000) * (rank + 1) + call;
+    return made;
+}
+
+std::vector<int32_t> sum(size_t count, int size, int call) {
+    std::vector<int32_t> made(count);
+    for (int rank = 0; rank < size; ++rank) {
+        const auto its = numbers(count, rank, call);
+        for (size_t i = 0; i < count; ++i) made[i] += its[i];
+    }
+    return made;
+}
+
+std::vector<Status> results(World& world, const std::function<Status(int, Engine&)>& body) {
+    std::vector<Status> found(world.engines.size());
+    world.run([&](int rank, Engine& engine) { found[static_cast<size_t>(rank)] = body(rank, engine); });
+    return found;
+}
+
+EngineOptions impatient(double timeout) {
+    EngineOptions options = test_options();
+    options.patience = {timeout / 10, timeout / 3, timeout};
+    return options;
+}
+
+}  // namespace
+
+TEST("over shared memory: allreduces of all lengths, one by one and several in flight") {
+    for (const auto& host_of : kPlacements) {
+        for (const size_t pipe_bytes : {size_t{0}, kSmallPipe}) {
+            const int size = static_cast<int>(host_of.size());
+            World world(host_of, flat_plan(size), test_options(), pipe_bytes);
+            world.run([&](int rank, Engine& engine) {
+                const std::vector<size_t> counts = {0, 1, 10, 61, 1000, 4096, 4097, 5200, 20'000, 100'000};
+                std::vector<std::vector<int32_t>> data;
+                std::vector<RequestPtr> requests(counts.size());
+                for (size_t i = 0; i < counts.size(); ++i) {
+                    auto one = numbers(counts[i], rank, static_cast<int>(i));
+                    CHECK_EQ(engine.run(kWorld, allreduce(one)).message, std::string());
+                    CHECK(one == sum(counts[i], size, static_cast<int>(i)));
+                    data.push_back(numbers(counts[i], rank, 7));
+                }
+                for (size_t i = 0; i < counts.size(); ++i) {
+                    CHECK(engine.submit(kWorld, allreduce(data[i]), &requests[i]).ok());
+                }
+                for (size_t i = counts.size(); i-- > 0;) {
+                    CHECK_EQ(engine.wait(requests[i]).message, std::string());
+                    CHECK(data[i] == sum(counts[i], size, 7));
+                }
+                CHECK(engine.run(kWorld, {{Collective::barrier, DDL_UINT8, DDL_SUM, 0, 0}, nullptr, nullptr}).ok());
+            });
+            for (auto& engine : world.engines) engine->shutdown();
+            CHECK_EQ(world.network.pending(), size_t{0});
+        }
+    }
+}
+
+TEST("over shared memory: messages between two ranks, more than a pipe has room for, in any order of tags") {
+    for (const size_t pipe_bytes : {size_t{0}, kSmallPipe}) {
+        World world({0, 0}, flat_plan(2), test_options(), pipe_bytes);
+        world.run([&](int rank, Engine& engine) {
+            constexpr int kMessages = 60;
+            const auto count = [](int i) { return static_cast<size_t>(i % 3 == 0 ? 9000 : i % 50); };
+            std::vector<std::vector<int32_t>> data;
+            std::vector<RequestPtr> requests(kMessages);
+            for (int i = 0; i < kMessages; ++i) {
+                data.push_back(rank == 0 ? numbers(count(i), 0, i) : std::vector<int32_t>(count(i)));
+            }
+            for (int i = 0; i < kMessages; ++i) {
+                const int mine = rank == 0 ? i : kMessages - 1 - i;
+                auto& its = data[static_cast<size_t>(mine)];
+                Mail mail;
+                mail.tag = mine;
+                mail.type = DDL_INT32;
+                mail.count = its.size();
+                mail.incoming = rank == 1;
+                mail.from = its.data();
+                mail.to = its.data();
+                CHECK(engine.post(kWorld, 1 - rank, mail, &requests[static_cast<size_t>(mine)]).ok());
+            }
+            for (int i = 0; i < kMessages; ++i) {
+                CHECK_EQ(engine.wait(requests[static_cast<size_t>(i)]).message, std::string());
+                CHECK(data[static_cast<size_t>(i)] == numbers(count(i), 0, i));
+            }
+        });
+    }
+}
+
+TEST("over shared memory: a mismatch names both calls, and writes nothing") {
+    for (const size_t count : {10, 4000, 100'000}) {
+        for (const size_t more : {1, 60'000}) {
+            World world({0, 0}, flat_plan(2), impatient(10));
+            const auto found = results(world, [&](int rank, Engine& engine) {
+                std::vector<int32_t> data(count + (rank == 1 ? more : 0), 1);
+                const Status status = engine.run(kWorld, allreduce(data));
+                CHECK(data == std::vector<int32_t>(data.size(), 1));
+                return status;
+            });
+            for (const Status& status : found) {
+                CHECK_EQ(status.code, DDL_ERROR_MISMATCH);
+                CHECK_CONTAINS(status.message, "rank 1 called");
+            }
+        }
+    }
+}
+
+TEST("over shared memory: a rank that dies in the middle ends the others, with its name") {
+    for (const size_t count : {100, 4096, 100'000}) {
+        World world({0, 0, 0, 0}, flat_plan(4), impatient(60));
+        const auto found = results(world, [&](int rank, Engine& engine) {
+            for (int call = 0;; ++call) {
+                if (rank == 2 && call == 20) {
+                    world.network.kill(2);  // and calls nothing more
+                    return Status{};
+                }
+                auto data = numbers(count, rank, call);
+                const Status status = engine.run(kWorld, allreduce(data));
+                if (!status.ok()) return status;
+                CHECK(data == sum(count, 4, call));
+            }
+        });
+        for (const size_t rank : {0, 1, 3}) {
+            CHECK_EQ(found[rank].code, DDL_ERROR_PEER_LOST);
+            CHECK_CONTAINS(found[rank].message, "rank 2 died");
+        }
+    }
+}
+
+TEST("over shared memory: a rank that does not come is an error after its time, and nothing is written any more") {
+    World world({0, 0}, flat_plan(2), impatient(0.5));
+    std::vector<int32_t> data(100'000, 1);
+    CHECK_EQ(world.engines[0]->run(kWorld, allreduce(data)).code, DDL_ERROR_TIMEOUT);
+    CHECK(data == std::vector<int32_t>(100'000, 1));
+}
+
+TEST("over shared memory: whichever allocation fails, every request that was accepted ends, right or with an error") {
+    for (const size_t count : {100, 200'000}) {
+        bool failed = true;
+        for (int64_t after = 0; failed && after < 3000; after += 1 + after / (check::kSanitized ? 3 : 8)) {
+            EngineOptions options = test_options();
+            options.patience = {0.01, 60, 100};  // who was not told of an error asks
+            World world({0, 0}, flat_plan(2), options, kSmallPipe);
+            std::vector<int32_t> data[] = {numbers(count, 0, 1), numbers(count, 1, 1)};
+            RequestPtr requests[2];
+            fail_allocations(after, 2);
+            for (size_t rank = 0; rank < 2; ++rank) {
+                if (world.engines[rank]->submit(kWorld, allreduce(data[rank]), &requests[rank]).ok()) continue;
+                world.engines[rank]->shutdown();
+                stop_failing();  // its goodbye, by which the other learns of it, is given a chance
+            }
+            if (!requests[0] || !requests[1]) continue;
+            for (size_t rank = 0; rank < 2; ++rank) world.engines[rank]->wait(requests[rank]);
+            failed = stop_failing();
+            for (size_t rank = 0; rank < 2; ++rank) {
+                const Status& status = requests[rank]->status();
+                if (status.ok()) {
+                    CHECK(data[rank] == sum(count, 2, 1));
+                } else {
+                    CHECK_EQ(status.code, DDL_ERROR_MEMORY);
+                }
+            }
+        }
+    }
+}
