@@ -24,11 +24,11 @@ def left_over(mark: str) -> list[str]:
     return found
 
 
-def suffer(ranks: Run, fault: str, **variables: str) -> str:
+def suffer(ranks: Run, fault: str, *arguments: str, **variables: str) -> str:
     """Run the fault; the job must fail within 10 s beyond its timeout and leave no process."""
     mark = f"fault-{os.getpid()}-{fault}"
     begin = time.monotonic()
-    done = ranks(4, "faults.py", fault, timeout=40, DDL_TEST_MARK=mark, **variables)
+    done = ranks(4, "faults.py", fault, *arguments, timeout=40, DDL_TEST_MARK=mark, **variables)
     assert done.returncode != 0, done.stdout
     assert time.monotonic() - begin < 15 + float(variables.get("DDL_TIMEOUT", "0")), done.stdout
     # mpirun returns when it has told the ranks to end; the kernel takes a moment.
@@ -39,9 +39,10 @@ def suffer(ranks: Run, fault: str, **variables: str) -> str:
     return done.stdout
 
 
+@pytest.mark.parametrize("count", ["300000", "1000"])  # by MPI, and by shared memory alone
 @pytest.mark.parametrize("fault", ["kill", "leave"])
-def test_a_rank_that_dies_is_named_at_once(ranks: Run, fault: str) -> None:
-    output = suffer(ranks, fault)
+def test_a_rank_that_dies_is_named_at_once(ranks: Run, fault: str, count: str) -> None:
+    output = suffer(ranks, fault, count)
     # The launcher may end the others before they have said what they got, but not before one has named the dead.
     assert re.search(r"ddl: rank 1 \(host \S+, process \d+\) died", output), output
     for seconds in re.findall(r"after ([\d.]+) s: PeerLostError: rank 1 .* died during allreduce #20", output):

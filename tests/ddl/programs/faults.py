@@ -9,6 +9,7 @@ import numpy as np
 import ddl
 
 FAULT, VICTIM, AT = sys.argv[1], 1, 20
+COUNT = int(sys.argv[2]) if len(sys.argv) > 2 else 300_000  # elements
 
 
 def misbehave() -> None:
@@ -26,7 +27,7 @@ def misbehave() -> None:
 
 
 ddl.init()
-data = np.ones(300_000, np.float32)
+data = np.ones(COUNT, np.float32)
 if "DDL_CUDA_LIB" in os.environ:  # the stub's
     import gpu
 
