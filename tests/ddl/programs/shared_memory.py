@@ -16,6 +16,9 @@ rank = int(os.environ["OMPI_COMM_WORLD_RANK"])
 without = sys.argv[1] if len(sys.argv) > 1 else ""
 if without == "files" and rank == 0:
     resource.setrlimit(resource.RLIMIT_FSIZE, (0, resource.RLIM_INFINITY))
+if without == "proc":
+    ddl.init()  # MPI, which may need /proc for more; what follows is the second session's
+    ddl.finalize()
 if without == "proc" and rank == 1:
     libc = ctypes.CDLL(None, use_errno=True)
     CLONE_NEWNS, MS_REC_PRIVATE = 0x20000, 0x44000
