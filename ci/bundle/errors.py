@@ -1,0 +1,33 @@
+"""What can go wrong, in words for the person at the command line."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+
+class BundleError(Exception):
+    """The base of all errors here. The message says what was asked, what was found, what to do."""
+
+
+class RecipeError(BundleError):
+    """A recipe, a variant file or an environment file that is not understood, at a line of a file."""
+
+    def __init__(self, path: Path, line: int, message: str) -> None:
+        super().__init__(f"{path}:{line}: {message}")
+        self.path, self.line = path, line
+
+
+class BuildError(BundleError):
+    """A package that could not be built or whose tests failed."""
+
+
+class SolveError(BundleError):
+    """No set of packages fits what was asked. The message holds the solver's explanation."""
+
+
+class InstallError(BundleError):
+    """Packages that could not be installed: what was there before is unchanged, or the message says what is not."""
+
+
+class ToolError(BundleError):
+    """Something of this machine that is needed is not there, or failed."""

@@ -1,0 +1,47 @@
+"""conda_build_config.yaml: which variants there are, and what each is."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+
+import yaml
+
+from bundle.errors import RecipeError
+
+
+def read(path: Path) -> dict[str, list[str]]:
+    """The values of each variant, in the order of the file. Raises RecipeError.
+
+    Every value is text: an unquoted 3.10 would be the number 3.1.
+    """
+    try:
+        root = yaml.compose(path.read_text(), Loader=yaml.SafeLoader)
+    except OSError as error:
+        raise RecipeError(path, 0, f"cannot be read: {error.strerror}") from None
+    except yaml.MarkedYAMLError as error:
+        mark = error.problem_mark or error.context_mark
+        raise RecipeError(path, mark.line + 1 if mark else 0, f"no YAML: {error.problem}") from None
+    if not isinstance(root, yaml.MappingNode):
+        raise RecipeError(path, 1, "expected variants, each a name with a block list of values")
+    found: dict[str, list[str]] = {}
+    for key, value in root.value:
+        name, line = str(key.value), key.start_mark.line + 1
+        if name in found:
+            raise RecipeError(path, line, f"{name!r} stands here for the second time")
+        if not isinstance(value, yaml.SequenceNode) or value.flow_style or not value.value:
+            raise RecipeError(
+                path, line, f"{name}: expected a block list of values; conda-build drops a list in brackets"
+            )
+        found[name] = []
+        for item in value.value:
+            at = item.start_mark.line + 1
+            if not isinstance(item, yaml.ScalarNode) or item.tag != "tag:yaml.org,2002:str":
+                raise RecipeError(path, at, f"{name}: expected text, found {item.value!r}: put it in quotes")
+            found[name].append(item.value)
+    return found
+
+
+def restricted(variants: Mapping[str, list[str]], name: str, values: list[str]) -> dict[str, list[str]]:
+    """`variants` with only those values of `name` that are among `values`, in their order."""
+    return {key: [one for one in all_ if key != name or one in values] for key, all_ in variants.items()}

@@ -1,0 +1,52 @@
+"""Which licences need care before an environment is used for a product or passed on, and why."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+
+from bascule.inventory import Package
+
+# The package itself, where what it says of its licence is not all. Sources: the licence files of these packages.
+_BY_NAME = {
+    "snapml": (
+        "International License Agreement for Non-Warranted Programs (IBM): not to be passed on; it is installed by "
+        "your own pip step"
+    ),
+    "cudatoolkit": "NVIDIA's CUDA EULA: passed on only as part of a program",
+    "cudnn": "NVIDIA's cuDNN licence: passed on only as part of a program",
+    "mkl": "Intel Simplified Software License: free of charge, not open",
+}
+# Otherwise by what it says. The first that fits holds.
+_BY_LICENSE = (
+    (re.compile(r"\bAGPL", re.I), "AGPL: whoever uses it over a network may ask for the source"),
+    (re.compile(r"(?<!L)\bGPL[- v]?[23].*exception", re.I), None),
+    (re.compile(r"(?<![AL])\bGPL|(?<!Lesser )General Public License", re.I),
+     "GPL: a program that contains it and is passed on is under the GPL"),
+    (re.compile(r"EULA|propriet|commercial|nvidia|cuda|\bIBM\b|non-warranted", re.I),
+     "not an open licence: read it before you pass the environment on"),
+    (re.compile(r"\bLGPL|Lesser General Public", re.I), None),
+)  # fmt: skip
+
+
+@dataclass(frozen=True)
+class Judged:
+    """A package with what is to be minded; "" where nothing is."""
+
+    package: Package
+    care: str
+
+
+def judge(package: Package) -> Judged:
+    """What is to be minded about a package's licence. A rule of thumb, no legal advice."""
+    name = package.name.lower()
+    if name in _BY_NAME:
+        return Judged(package, _BY_NAME[name])
+    if name.startswith(("nvidia-", "cuda-", "libcu", "libnv")):
+        return Judged(package, _BY_NAME["cudatoolkit"])
+    if not package.license.strip():
+        return Judged(package, "it does not say: look into the package")
+    for pattern, care in _BY_LICENSE:
+        if pattern.search(package.license):
+            return Judged(package, care or "")
+    return Judged(package, "")

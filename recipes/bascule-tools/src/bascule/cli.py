@@ -1,0 +1,125 @@
+"""The command line of `bascule`."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import platform
+import shutil
+import subprocess
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+import bascule
+from bascule import care, inventory, sbom
+
+_BUNDLES = ("bascule", "bascule-tensorflow", "bascule-pytorch", "bascule-base")
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Run a command; its exit status: 0, 1 for an error, 2 for a wrong command line."""
+    args = _parser().parse_args(arguments)
+    try:
+        packages = inventory.read(args.prefix)
+        return int(args.run(args, packages))
+    except inventory.InventoryError as error:
+        print(f"bascule: error: {error}", file=sys.stderr)
+        return 1
+    except BrokenPipeError:  # `bascule licenses | head`
+        sys.stderr.close()
+        return 0
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(
+        prog="bascule",
+        description="Says what is in an environment of Bascule, under which licences, and makes its bill of materials. "
+        "It reads what conda and pip have recorded, and changes nothing.",
+        epilog="examples:\n"
+        "  bascule info                      the tested set, and what is installed of it\n"
+        "  bascule licenses --care           the packages whose licence needs care\n"
+        "  bascule sbom > environment.json   CycloneDX, for a scanner\n",
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    parser.add_argument("--version", action="version", version=f"bascule {bascule.__version__}")
+    commands = parser.add_subparsers(required=True, metavar="COMMAND")
+    for name, function, summary in (
+        ("info", _info, "print the tested set, beside what is installed, and the machine"),
+        ("licenses", _licenses, "list the licence of every package, and mark those that need care"),
+        ("sbom", _sbom, "print the bill of materials (CycloneDX 1.6, JSON)"),
+    ):
+        command = commands.add_parser(name, help=summary, description=summary[0].upper() + summary[1:] + ".")
+        command.add_argument(
+            "--prefix", type=Path, default=inventory.here(), metavar="DIR",
+            help="the environment (default: the one of this command)",
+        )  # fmt: skip
+        command.set_defaults(run=function)
+        if name == "licenses":
+            command.add_argument("--care", action="store_true", help="only those that need care")
+            command.add_argument("--json", action="store_true", help="for a program")
+        if name == "sbom":
+            command.add_argument("--name", help="of the environment (default: its folder's)")
+    return parser
+
+
+def _info(args: argparse.Namespace, packages: Sequence[inventory.Package]) -> int:
+    installed = {package.name: package for package in packages if package.manager == "conda"}
+    print(f"environment   {args.prefix}")
+    print(f"machine       {platform.machine()}, {platform.system()} {platform.release()}, {_gpu()}")
+    bundles = [installed[name] for name in _BUNDLES if name in installed]
+    if not bundles:
+        print("bundle        none of bascule-base, -pytorch, -tensorflow or bascule is installed here")
+    seen: set[str] = set()
+    for bundle in bundles:
+        print(f"bundle        {bundle.name} {bundle.version}")
+        for requirement in bundle.depends:
+            name, _, pin = requirement.partition(" ")
+            if name in seen or name in _BUNDLES:
+                continue
+            seen.add(name)
+            there = installed.get(name)
+            print(f"  {name:<18} {pin or 'any':<22} {there.version + ' ' + there.build if there else 'MISSING'}")
+    for name in ("openmpi", "mpich", "libddl"):
+        if name in installed and name not in seen:
+            print(f"  {name:<18} {'':<22} {installed[name].version} {installed[name].build}")
+    return 0
+
+
+def _gpu() -> str:
+    """What the driver says of the GPUs, in a few words."""
+    tool = shutil.which("nvidia-smi")
+    if tool is None:
+        return "no NVIDIA driver"
+    try:
+        done = subprocess.run([tool, "-L"], capture_output=True, text=True, timeout=20)
+    except (OSError, subprocess.TimeoutExpired):
+        return "an NVIDIA driver that does not answer"
+    return f"{done.stdout.count('GPU ')} NVIDIA GPUs" if not done.returncode else "an NVIDIA driver without a GPU"
+
+
+def _licenses(args: argparse.Namespace, packages: Sequence[inventory.Package]) -> int:
+    judged = [one for one in map(care.judge, packages) if one.care or not args.care]
+    if args.json:
+        rows = [
+            {"name": one.package.name, "version": one.package.version, "manager": one.package.manager,
+             "license": one.package.license, "care": one.care}
+            for one in judged
+        ]  # fmt: skip
+        print(json.dumps(rows, indent=1))
+        return 0
+    for one in judged:
+        mark = "!" if one.care else " "
+        named = f"{one.package.name} {one.package.version}"
+        print(f"{mark} {named:<40} {one.package.license[:60] or 'says nothing'}")
+        if one.care:
+            print(f"      {one.care}")
+    count = sum(bool(one.care) for one in judged)
+    print(f"{len(packages)} packages, {count} need care (!). This is a help for reading, no legal advice.")
+    return 0
+
+
+def _sbom(args: argparse.Namespace, packages: Sequence[inventory.Package]) -> int:
+    json.dump(sbom.document(args.name or args.prefix.resolve().name, packages), sys.stdout, indent=1)
+    print()
+    return 0

@@ -1,0 +1,100 @@
+"""What an environment holds: the packages of conda by conda-meta, those of pip beside them by their metadata."""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Iterator
+from dataclasses import dataclass
+from importlib import metadata
+from pathlib import Path
+
+
+class InventoryError(RuntimeError):
+    """The environment cannot be read. The message says what to do."""
+
+
+@dataclass(frozen=True)
+class Package:
+    """One installed package."""
+
+    name: str
+    version: str
+    build: str  # of conda; "" for pip
+    manager: str  # "conda" or "pip"
+    license: str  # as the package says it; "" where it says nothing
+    channel: str  # where it came from; "" for pip
+    depends: tuple[str, ...]  # requirements as the package writes them
+    sha256: str  # of the file that it came in; "" where it is not recorded
+    file: str  # of that file; "" for pip
+
+
+def read(prefix: Path) -> list[Package]:
+    """All packages of the environment at `prefix`, by name. Raises InventoryError where there is none."""
+    records = prefix / "conda-meta"
+    if not records.is_dir():
+        raise InventoryError(
+            f"{prefix} is no conda environment (it has no conda-meta): name one with --prefix, or activate one"
+        )
+    found = [_of_conda(path) for path in sorted(records.glob("*.json"))]
+    found += _of_pip(prefix)
+    return sorted(found, key=lambda package: (package.name, package.manager))
+
+
+def _of_conda(path: Path) -> Package:
+    try:
+        record = json.loads(path.read_text())
+        return Package(
+            name=record["name"],
+            version=record["version"],
+            build=record.get("build", ""),
+            manager="conda",
+            license=str(record.get("license") or ""),
+            channel=str(record.get("channel") or ""),
+            depends=tuple(record.get("depends", ())),
+            sha256=str(record.get("sha256") or ""),
+            file=str(record.get("fn") or ""),
+        )
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        raise InventoryError(f"{path} is no record of a package ({error}): reinstall that package") from None
+
+
+def _of_pip(prefix: Path) -> Iterator[Package]:
+    folders = [str(path) for path in sorted(prefix.glob("lib/python3.*/site-packages"))]
+    for distribution in metadata.distributions(path=folders):
+        if (distribution.read_text("INSTALLER") or "").strip() != "pip" or _conda_owns(prefix, distribution):
+            continue
+        said = distribution.metadata
+        yield Package(
+            name=str(said["Name"]),
+            version=distribution.version,
+            build="",
+            manager="pip",
+            license=_license(said),
+            channel="",
+            depends=tuple(distribution.requires or ()),
+            sha256="",
+            file="",
+        )
+
+
+def _conda_owns(prefix: Path, distribution: metadata.Distribution) -> bool:
+    """Whether the distribution's metadata came in a conda package, whose build ran pip."""
+    folder = getattr(distribution, "_path", None)
+    if folder is None:
+        return False
+    wanted = str(Path(folder).relative_to(prefix) / "METADATA")
+    return any(wanted in path.read_text() for path in (prefix / "conda-meta").glob("*.json"))
+
+
+def _license(said: metadata.PackageMetadata) -> str:
+    for key in ("License-Expression", "License"):
+        if first := str((said.get_all(key) or [""])[0]).strip().partition("\n")[0]:
+            return first
+    classified = [str(line) for line in said.get_all("Classifier") or []]
+    return " AND ".join(line.rpartition("::")[2].strip() for line in classified if line.startswith("License ::"))
+
+
+def here() -> Path:
+    """The environment that this Python is in."""
+    return Path(sys.prefix)

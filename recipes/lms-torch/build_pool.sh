@@ -1,0 +1,6 @@
+#!/usr/bin/env bash
+# The page pool, into the package lms that lies in $PREFIX: the one file that is new is this package.
+set -euxo pipefail
+
+# conda's flags say where its PyTorch has headers and libraries.
+CXX="$CXX ${CXXFLAGS:-} ${LDFLAGS:-}" "$PYTHON" -m lms.build torch
