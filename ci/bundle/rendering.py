@@ -94,7 +94,7 @@ class _Rendering:
         made: dict[str, Value] = {}
         requirements: dict[str, Value] = {}
         if "source" in node.entries:
-            made["source"] = self.source(self.map(node, "source"))
+            made["source"] = self.source(node)
         if "build" in node.entries:
             made["build"] = self.build(self.map(node, "build"), requirements)
         if "requirements" in node.entries:
@@ -113,10 +113,20 @@ class _Rendering:
         return made
 
     def source(self, node: Map) -> Value:
-        """Only folders beside the recipe: nothing that we build is downloaded."""
-        self.known(node, ("path",), "source")
-        # conda-build copies all that is there. What git ignores is kept out of the folder that this path comes to name.
-        return {"path": self.text(node, "path"), "use_gitignore": False}
+        """Only files and folders of the tree: nothing that we build is downloaded."""
+        value = node.entries["source"]
+        items = value.items if isinstance(value, List) else (value,)
+        made: list[Value] = []
+        for item in items:
+            if not isinstance(item, Map):
+                self.fail(item.line, "source: expected a mapping with path:, or a list of such")
+            self.known(item, ("path", "folder"), "source")
+            # conda-build copies all that is there. What git ignores is kept out of what this path comes to name.
+            one: dict[str, Value] = {"path": self.text(item, "path"), "use_gitignore": False}
+            if "folder" in item.entries:
+                one["target_directory"] = self.text(item, "folder")
+            made.append(one)
+        return made
 
     def build(self, node: Map, requirements: dict[str, Value]) -> Value:
         """build:, of which run_exports belongs to the requirements there."""

@@ -1,5 +1,6 @@
 """Finding and loading libddl.so."""
 
+import os
 import re
 import shutil
 import subprocess
@@ -74,3 +75,18 @@ def test_importing_ddl_does_not_load_it() -> None:
     variables = {"PYTHONPATH": str(ROOT / "ddl/src")}
     done = subprocess.run([sys.executable, "-c", code], env=variables, capture_output=True, text=True, timeout=30)
     assert done.stdout == "False\n", done.stderr
+
+
+def test_a_link_to_the_library_loads_it_from_where_it_lies(tmp_path: Path) -> None:
+    """Its own place says where MPI is: a conda package of this one holds a link to it (recipes/ddl)."""
+    link = tmp_path / "libddl.so"
+    link.symlink_to(library.find())
+    program = "from ddl import library; print(library.load()._name)"
+    done = subprocess.run(
+        [sys.executable, "-c", program],
+        env=os.environ | {"DDL_LIBRARY": str(link), "PYTHONPATH": str(ROOT / "ddl/src")},
+        capture_output=True,
+        text=True,
+        timeout=60,
+    )
+    assert done.stdout.strip() == str(library.find().resolve()), done.stderr

@@ -91,8 +91,9 @@ def load() -> ctypes.CDLL:
     """The library, loaded once. Raises LibraryError."""
     path = find()
     try:
-        # Global: some MPIs load plug-ins that expect MPI's own symbols there.
-        library = ctypes.CDLL(str(path), mode=ctypes.RTLD_GLOBAL)
+        # Global: some MPIs load plug-ins that expect MPI's own symbols there. By its own name: where the library looks
+        # for MPI is said relative to where it lies, and a conda package of this one holds a link to it.
+        library = ctypes.CDLL(str(path.resolve()), mode=ctypes.RTLD_GLOBAL)
         library.ddl_version.argtypes = []
         library.ddl_last_error.argtypes = []
         library.ddl_last_error.restype = c_char_p

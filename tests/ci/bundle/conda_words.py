@@ -15,10 +15,12 @@ def translated(document: Mapping[str, Any], variant: Mapping[str, str], build_ha
     document = {key: value for key, value in document.items() if key not in ("schema_version", "context")}
     made: dict[str, Any] = {"package": document.pop("package")}
     sources = document.pop("source", [])
-    if sources:
-        (source,) = sources
+    for source in sources:
         assert source.pop("use_gitignore") is False  # conda-build copies all
-        made["source"] = source
+        if "target_directory" in source:
+            source["folder"] = source.pop("target_directory")
+    if sources:
+        made["source"] = sources if len(sources) > 1 else sources[0]
     build = document.pop("build")
     requirements = document.pop("requirements", {})
     if build.get("script") == []:  # nothing is run for an output without a script

@@ -1,19 +1,17 @@
 import copy
-import sys
 from pathlib import Path
 from typing import Any
 
 import pytest
 import rattler_build
 import yaml
+from conda_words import translated
 
 from bundle import rendering, variants
 from bundle.errors import RecipeError
 
 ROOT = Path(__file__).parents[3]
 GOLDEN = sorted(Path(__file__).with_name("golden").glob("*.yaml"))
-sys.path.insert(0, str(Path(__file__).parent))
-from conda_words import translated  # noqa: E402 (a helper beside this file)
 
 
 def recipe_of(name: str) -> Path:
