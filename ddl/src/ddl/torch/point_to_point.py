@@ -15,7 +15,7 @@ from ddl import request
 from ddl.communicator import Communicator
 from ddl.errors import ArgumentError
 from ddl.request import Request
-from ddl.torch.tensors import any_overlap, movable
+from ddl.torch.tensors import any_overlap, movable, need_one_for_each
 
 ANY_RANK = -1
 
@@ -46,7 +46,7 @@ def gather(mine: Tensor, blocks: Sequence[Tensor], root: int, comm: Communicator
     """Each rank's `mine` to the root's `blocks`, which are empty elsewhere."""
     if comm.rank != root:
         return [send(mine, root, GATHER, comm)]
-    _need_one_for_each(blocks, comm, "gather: the root's list of outputs")
+    need_one_for_each(blocks, comm.size, "gather: the root's list of outputs")
     blocks[root].copy_(mine.view(blocks[root].shape))
     return [receive(block, rank, GATHER, comm) for rank, block in enumerate(blocks) if rank != root]
 
@@ -55,15 +55,15 @@ def scatter(mine: Tensor, blocks: Sequence[Tensor], root: int, comm: Communicato
     """The root's `blocks`, which are empty elsewhere, to each rank's `mine`."""
     if comm.rank != root:
         return [receive(mine, root, SCATTER, comm)]
-    _need_one_for_each(blocks, comm, "scatter: the root's list of inputs")
+    need_one_for_each(blocks, comm.size, "scatter: the root's list of inputs")
     mine.copy_(blocks[root].view(mine.shape))
     return [send(block, rank, SCATTER, comm) for rank, block in enumerate(blocks) if rank != root]
 
 
 def alltoall(outputs: Sequence[Tensor], inputs: Sequence[Tensor], comm: Communicator) -> list[Request[None]]:
     """`inputs[r]` to rank r, `outputs[r]` from it. An output may not share memory with an input."""
-    _need_one_for_each(inputs, comm, "alltoall: the list of inputs")
-    _need_one_for_each(outputs, comm, "alltoall: the list of outputs")
+    need_one_for_each(inputs, comm.size, "alltoall: the list of inputs")
+    need_one_for_each(outputs, comm.size, "alltoall: the list of outputs")
     if any_overlap(inputs, outputs):
         raise ArgumentError("alltoall: inputs and outputs overlap: it cannot work in place, give it two buffers")
     own, its = inputs[comm.rank], outputs[comm.rank]
@@ -79,6 +79,19 @@ def alltoall(outputs: Sequence[Tensor], inputs: Sequence[Tensor], comm: Communic
     return requests + [send(inputs[rank], rank, ALLTOALL, comm) for rank in order]
 
 
-def _need_one_for_each(tensors: Sequence[Tensor], comm: Communicator, what: str) -> None:
-    if len(tensors) != comm.size:
-        raise ArgumentError(f"{what} has {len(tensors)} tensors: it must have {comm.size}, one for each rank")
+def parts_of(tensor: Tensor, splits: Sequence[int], what: str, comm: Communicator) -> list[Tensor]:
+    """A part of the tensor's first dimension for each rank: of as many rows as `splits` says, or all of the same."""
+    rows = tensor.shape[0] if tensor.dim() > 0 else 1
+    if not splits:
+        if rows % comm.size != 0:
+            raise ArgumentError(
+                f"all_to_all_single: {what} has {rows} rows, which cannot be parted equally over {comm.size} ranks: "
+                f"give {what}_split_sizes"
+            )
+        splits = [rows // comm.size] * comm.size
+    if len(splits) != comm.size or sum(splits) != rows or min(splits) < 0:
+        raise ArgumentError(
+            f"all_to_all_single: {what}_split_sizes is {list(splits)}: it must have {comm.size} sizes, one for each "
+            f"rank, whose sum is {rows}, the rows of {what}"
+        )
+    return list(tensor.split(list(splits))) if tensor.dim() > 0 else [tensor]

@@ -1,8 +1,8 @@
 """A process group of torch.distributed over a communicator of libddl.
 
-Collectives start at once and run in libddl's own thread. Tensors are used where they lie; those that are not contiguous
-go through a copy. torch.distributed calls most methods by two names, an older (`_allgather_base`) and one since 2.13
-(`all_gather_single`).
+Collectives start at once and run in libddl's own thread; which calls of libddl they are is said in `calls`, and in
+`point_to_point` for those that are made of messages. torch.distributed calls most methods by two names, an older
+(`_allgather_base`) and one since 2.13 (`all_gather_single`).
 """
 
 # The base declares each method also by forms that torch.distributed and PyTorch's C++ never call.
@@ -21,33 +21,17 @@ import torch.distributed as dist
 from torch import Tensor
 from torch.distributed import ReduceOp
 
-from ddl import request
 from ddl.communicator import Communicator
-from ddl.errors import ArgumentError, StateError
+from ddl.errors import StateError
 from ddl.request import Request
-from ddl.torch import point_to_point
+from ddl.torch import calls, point_to_point
+from ddl.torch.calls import Call, Step, all_back, all_of
 from ddl.torch.streams import Order, order_of
-from ddl.torch.tensors import (
-    check,
-    copy_back,
-    flat,
-    movable,
-    overlap,
-    packed,
-    packed_on_host,
-    reducible,
-    same_size,
-    same_type,
-    target_of,
-    target_on_host,
-    unflatten,
-)
+from ddl.torch.tensors import packed_on_host, same_type, target_on_host
 from ddl.torch.work import Reaper, Work
 
 if TYPE_CHECKING:
     from torch._C._distributed_c10d import Store
-
-Finish = Callable[[], None]
 
 
 class Options(Protocol):
@@ -161,81 +145,36 @@ class ProcessGroup(dist.ProcessGroup):
 
     def allreduce(self, tensors: list[Tensor], opts: Options | None = None) -> Work:
         """Reduce each tensor over all ranks, in place."""
-        return self._each("allreduce", opts, tensors, [self._allreduce(tensor, opts) for tensor in tensors])
+        op = _op(opts)
+        return self._make("allreduce", opts, tensors, [calls.allreduce(tensor, op, self._comm) for tensor in tensors])
 
     def allreduce_coalesced(self, tensors: list[Tensor], opts: Options | None = None) -> Work:
         """The same."""
         return self.allreduce(tensors, opts)
 
-    def _allreduce(self, tensor: Tensor, opts: Options | None) -> Start:
-        memory = packed(tensor)
-        it, op = reducible(memory, _op(opts))
-        arguments = (it.address, it.address, it.count, it.type, op, self._comm.handle)
-        return Start("allreduce", arguments, memory, _back(memory, tensor))
-
     def reduce(self, tensors: list[Tensor], opts: Options | None = None) -> Work:
         """Reduce each tensor to the root's; the others' stay as they are."""
-        keeps = _root(opts) == self._comm.rank
-        starts = [self._allreduce(tensor, opts) if keeps else self._contribute(tensor, opts) for tensor in tensors]
-        return self._each("reduce", opts, tensors, starts)
-
-    def _contribute(self, tensor: Tensor, opts: Options | None, result: Tensor | None = None) -> Start:
-        memory = packed(tensor)
-        scratch = torch.empty_like(memory)
-        it, op = reducible(memory, _op(opts))
-        arguments = (it.address, scratch.data_ptr(), it.count, it.type, op, self._comm.handle)
-        return Start("allreduce", arguments, (memory, scratch), None if result is None else _back(scratch, result))
+        call = calls.allreduce if _root(opts) == self._comm.rank else calls.contribute
+        return self._make("reduce", opts, tensors, [call(tensor, _op(opts), self._comm) for tensor in tensors])
 
     def reduce_scatter(self, outputs: list[Tensor], inputs: list[list[Tensor]], opts: Options | None = None) -> Work:
         """Reduce each list of tensors, one for each rank, and keep this rank's."""
-        starts = []
+        made = []
         for output, blocks in zip(outputs, inputs, strict=True):
-            self._need_one_for_each(blocks, "reduce_scatter: a list of inputs")
-            same_type([*blocks, output], "reduce_scatter")
-            for block in blocks:
-                check(block)
-            if same_size(blocks):
-                starts.append(self._reduce_scatter(output, flat(blocks), opts))
-            else:
-                starts += self._reduce_to_each(output, blocks, opts)
-        return self._each("reduce_scatter", opts, outputs, starts)
-
-    def _reduce_to_each(self, output: Tensor, blocks: list[Tensor], opts: Options | None) -> list[Start]:
-        own = blocks[self._comm.rank]
-        if own.numel() != output.numel():
-            raise ArgumentError(
-                f"reduce_scatter: this rank's input has {own.numel()} elements, and its output {output.numel()}: give "
-                "both the same size"
-            )
-        # By number: one tensor may stand for several blocks.
-        return [
-            self._contribute(block, opts, output if rank == self._comm.rank else None)
-            for rank, block in enumerate(blocks)
-        ]
+            made += calls.reduce_scatter_list(output, blocks, _op(opts), self._comm)
+        return self._make("reduce_scatter", opts, outputs, made)
 
     def reduce_scatter_single(self, output: Tensor, input: Tensor, opts: Options | None = None) -> Work:
         """Reduce `input`, and keep this rank's part of as many as there are ranks."""
-        same_type([input, output], "reduce_scatter")
-        return self._each("reduce_scatter", opts, [output], [self._reduce_scatter(output, packed(input), opts)])
+        return self.reduce_scatter_single_coalesced([output], [input], opts)
 
     def reduce_scatter_single_coalesced(
         self, outputs: list[Tensor], inputs: list[Tensor], opts: Options | None = None
     ) -> Work:
         """The same of several tensors."""
-        starts = []
-        for output, input in zip(outputs, inputs, strict=True):
-            same_type([input, output], "reduce_scatter")
-            starts.append(self._reduce_scatter(output, packed(input), opts))
-        return self._each("reduce_scatter", opts, outputs, starts)
-
-    def _reduce_scatter(self, output: Tensor, memory: Tensor, opts: Options | None) -> Start:
-        self._need_multiple(memory, output, "reduce_scatter: input", "output")
-        target = target_of(output)
-        if overlap(memory, target):
-            target = torch.empty_like(target)
-        it, op = reducible(memory, _op(opts), self._comm.size)
-        arguments = (it.address, target.data_ptr(), it.count, it.type, op, self._comm.handle)
-        return Start("reduce_scatter", arguments, (memory, target), _back(target, output))
+        pairs = zip(outputs, inputs, strict=True)
+        made = [calls.reduce_scatter(output, input, _op(opts), self._comm) for output, input in pairs]
+        return self._make("reduce_scatter", opts, outputs, made)
 
     _reduce_scatter_base = reduce_scatter_single
     reduce_scatter_tensor_coalesced = reduce_scatter_single_coalesced
@@ -244,22 +183,15 @@ class ProcessGroup(dist.ProcessGroup):
 
     def broadcast(self, tensors: list[Tensor], opts: Options | None = None) -> Work:
         """The root's tensors over everyone's."""
-        starts = [self._broadcast(tensor, _root(opts)) for tensor in tensors]
-        return self._each("broadcast", opts, tensors, starts)
-
-    def _broadcast(self, tensor: Tensor, root: int) -> Start:
-        sends = root == self._comm.rank
-        memory = packed(tensor) if sends else target_of(tensor)
-        it = movable(memory)
-        arguments = (it.address, it.count, it.type, root, self._comm.handle)
-        return Start("broadcast", arguments, memory, None if sends else _back(memory, tensor))
+        made = [calls.broadcast(tensor, _root(opts), self._comm) for tensor in tensors]
+        return self._make("broadcast", opts, tensors, made)
 
     def allgather(self, outputs: list[list[Tensor]], inputs: list[Tensor], opts: Options | None = None) -> Work:
         """Everyone's tensor to a list of one for each rank; of different sizes where the list says so."""
-        starts = []
+        made = []
         for targets, input in zip(outputs, inputs, strict=True):
-            starts += self._gather_to_list(targets, input)
-        return self._each("allgather", opts, [target for targets in outputs for target in targets], starts)
+            made += calls.allgather_list(targets, input, self._comm)
+        return self._make("allgather", opts, [target for targets in outputs for target in targets], made)
 
     def allgather_coalesced(
         self, outputs: list[list[Tensor]], inputs: list[Tensor], opts: Options | None = None
@@ -267,24 +199,6 @@ class ProcessGroup(dist.ProcessGroup):
         """Several tensors of everyone; `outputs[r][i]` is tensor i of rank r."""
         by_input = [[its[index] for its in outputs] for index in range(len(inputs))]
         return self.allgather(by_input, inputs, opts)
-
-    def _gather_to_list(self, targets: list[Tensor], input: Tensor) -> list[Start]:
-        self._need_one_for_each(targets, "allgather: the list of outputs")
-        same_type([input, *targets], "allgather")
-        for target in targets:
-            check(target)
-        if input.numel() != targets[self._comm.rank].numel():
-            raise ArgumentError(
-                f"allgather: this rank, {self._comm.rank}, gives {input.numel()} elements, but its own output has "
-                f"{targets[self._comm.rank].numel()}: give both the same size"
-            )
-        memory = packed(input)
-        if not same_size(targets):
-            targets[self._comm.rank].detach().copy_(memory.view(targets[self._comm.rank].shape))
-            return [self._broadcast(target, rank) for rank, target in enumerate(targets)]
-        gathered = memory.new_empty(memory.numel() * self._comm.size)
-        start = self._allgather(gathered, memory)
-        return [Start(start.name, start.arguments, start.buffers, lambda: unflatten(gathered, targets))]
 
     def all_gather_single(self, output: Tensor, input: Tensor, opts: Options | None = None) -> Work:
         """Everyone's tensor to one, in the order of ranks."""
@@ -294,22 +208,9 @@ class ProcessGroup(dist.ProcessGroup):
         self, outputs: list[Tensor], inputs: list[Tensor], opts: Options | None = None
     ) -> Work:
         """The same of several tensors."""
-        starts = []
-        for output, input in zip(outputs, inputs, strict=True):
-            same_type([input, output], "allgather")
-            self._need_multiple(output, input, "allgather: output", "input")
-            memory, target = packed(input), target_of(output)
-            place = target.data_ptr() + self._comm.rank * memory.nbytes
-            if overlap(memory, target) and memory.data_ptr() != place:
-                memory = memory.clone()
-            start = self._allgather(target, memory)
-            starts.append(Start(start.name, start.arguments, start.buffers, _back(target, output)))
-        return self._each("allgather", opts, outputs, starts)
-
-    def _allgather(self, target: Tensor, memory: Tensor) -> Start:
-        it = movable(memory)
-        arguments = (it.address, target.data_ptr(), it.count, it.type, self._comm.handle)
-        return Start("allgather", arguments, (memory, target), None)
+        pairs = zip(outputs, inputs, strict=True)
+        made = [calls.allgather(output, input, self._comm) for output, input in pairs]
+        return self._make("allgather", opts, outputs, made)
 
     _allgather_base = all_gather_single
     allgather_into_tensor_coalesced = all_gather_single_coalesced
@@ -320,7 +221,7 @@ class ProcessGroup(dist.ProcessGroup):
         same_type([*inputs, *targets], "gather")
         blocks = [target_on_host(target) for target in targets]
         requests = point_to_point.gather(packed_on_host(inputs[0]), blocks, _root(opts), self._comm)
-        return self._messages("gather", opts, requests, targets, _all_back(blocks, targets))
+        return self._exchange("gather", opts, requests, targets, all_back(blocks, targets))
 
     def scatter(self, outputs: list[Tensor], inputs: list[list[Tensor]], opts: Options | None = None) -> Work:
         """The root's list, a tensor to each rank."""
@@ -328,7 +229,7 @@ class ProcessGroup(dist.ProcessGroup):
         same_type([*outputs, *blocks], "scatter")
         target = target_on_host(outputs[0])
         requests = point_to_point.scatter(target, blocks, _root(opts), self._comm)
-        return self._messages("scatter", opts, requests, outputs, _all_back([target], outputs))
+        return self._exchange("scatter", opts, requests, outputs, all_back([target], outputs))
 
     def all_to_all_single(
         self,
@@ -341,43 +242,26 @@ class ProcessGroup(dist.ProcessGroup):
         """Parts of `input`'s first dimension to each rank, and theirs to `output`; in equal parts without splits."""
         same_type([output, input], "all_to_all_single")
         memory, target = packed_on_host(input), target_on_host(output)
-        outputs = self._parts_of(target, output_splits, "output")
-        inputs = self._parts_of(memory, input_splits, "input")
+        outputs = point_to_point.parts_of(target, output_splits, "output", self._comm)
+        inputs = point_to_point.parts_of(memory, input_splits, "input", self._comm)
         requests = point_to_point.alltoall(outputs, inputs, self._comm)
-        return self._messages("alltoall", opts, requests, [output], _all_back([target], [output]))
+        return self._exchange("alltoall", opts, requests, [output], all_back([target], [output]))
 
     def alltoall(self, outputs: list[Tensor], inputs: list[Tensor], opts: Options | None = None) -> Work:
         """A tensor to each rank, and one of each; all may be of different sizes."""
         same_type([*outputs, *inputs], "alltoall")
         targets = [target_on_host(output) for output in outputs]
         requests = point_to_point.alltoall(targets, [packed_on_host(input) for input in inputs], self._comm)
-        return self._messages("alltoall", opts, requests, outputs, _all_back(targets, outputs))
+        return self._exchange("alltoall", opts, requests, outputs, all_back(targets, outputs))
 
     alltoall_base = all_to_all_single
-
-    def _parts_of(self, tensor: Tensor, splits: Sequence[int], what: str) -> list[Tensor]:
-        size = self._comm.size
-        rows = tensor.shape[0] if tensor.dim() > 0 else 1
-        if not splits:
-            if rows % size != 0:
-                raise ArgumentError(
-                    f"all_to_all_single: {what} has {rows} rows, which cannot be parted equally over {size} ranks: "
-                    f"give {what}_split_sizes"
-                )
-            splits = [rows // size] * size
-        if len(splits) != size or sum(splits) != rows or min(splits) < 0:
-            raise ArgumentError(
-                f"all_to_all_single: {what}_split_sizes is {list(splits)}: it must have {size} sizes, one for each "
-                f"rank, whose sum is {rows}, the rows of {what}"
-            )
-        return list(tensor.split(list(splits))) if tensor.dim() > 0 else [tensor]
 
     # ---- Messages and the barrier --------------------------------------------------------------------------------
 
     def send(self, tensors: list[Tensor], peer: int, tag: int) -> Work:
         """A tensor to another rank of the group."""
         requests = [point_to_point.send(packed_on_host(tensor), peer, tag, self._comm) for tensor in tensors]
-        return self._messages("send", None, requests, tensors, None)
+        return self._exchange("send", None, requests, tensors, None)
 
     def recv(self, tensors: list[Tensor], peer: int, tag: int) -> Work:
         """A tensor from another rank of the group."""
@@ -390,33 +274,33 @@ class ProcessGroup(dist.ProcessGroup):
     def _receive(self, tensors: list[Tensor], peer: int, tag: int, source: c_int) -> Work:
         targets = [target_on_host(tensor) for tensor in tensors]
         requests = [point_to_point.receive(target, peer, tag, self._comm, source) for target in targets]
-        return self._messages("recv", None, requests, tensors, _all_back(targets, tensors), lambda: source.value)
+        return self._exchange("recv", None, requests, tensors, all_back(targets, tensors), lambda: source.value)
 
     def barrier(self, opts: Options | None = None) -> Work:
         """Finished on no rank before every rank has called it."""
-        return self._each("barrier", opts, [], [Start("barrier", (self._comm.handle,), None, None)])
+        return self._make("barrier", opts, [], [calls.barrier(self._comm)])
 
     # ---- Starting ------------------------------------------------------------------------------------------------
 
-    def _each(self, name: str, opts: Options | None, results: list[Tensor], starts: Sequence[Start]) -> Work:
+    def _make(self, name: str, opts: Options | None, results: list[Tensor], made: Sequence[Call]) -> Work:
         order = order_of(results)
+        requests: list[Request[None]] = []
         with nullcontext() if order is None else order.told():
-            if len(starts) == 1 and self._coalescing is None and not getattr(opts, "asyncOp", True):
+            if len(made) == 1 and self._coalescing is None and not _returns_at_once(opts):
                 # The caller waits at once: by itself it is faster than with libddl's thread awake beside it.
-                starts[0].run()
-                requests = []
+                made[0].run()
             else:
-                requests = [it.start() for it in starts]
-        finish = _all([it.finish for it in starts])
+                requests = [call.start() for call in made]
+        finish = all_of([call.finish for call in made])
         return self._begin(name, opts, requests, results, finish, self._in_order, None, order)
 
-    def _messages(
+    def _exchange(
         self,
         name: str,
         opts: Options | None,
         requests: list[Request[None]],
         results: list[Tensor],
-        finish: Finish | None,
+        finish: Step | None,
         source: Callable[[], int] | None = None,
     ) -> Work:
         return self._begin(name, opts, requests, results, finish, self._in_any_order, source, order_of(results))
@@ -427,7 +311,7 @@ class ProcessGroup(dist.ProcessGroup):
         opts: Options | None,
         requests: Sequence[Request[None]],
         results: list[Tensor],
-        finish: Finish | None,
+        finish: Step | None,
         reaper: Reaper,
         source: Callable[[], int] | None,
         order: Order | None,
@@ -437,7 +321,7 @@ class ProcessGroup(dist.ProcessGroup):
         if self._coalescing is not None:
             self._coalescing.append(work)
         # A caller that waits itself is faster; where it may not, the copies that are left to do must be done.
-        if finish is not None and getattr(opts, "asyncOp", True):
+        if finish is not None and _returns_at_once(opts):
             work.reap()
         return work
 
@@ -456,37 +340,6 @@ class ProcessGroup(dist.ProcessGroup):
         order = next((work.order for work in works if work.order is not None), None)
         return self._begin("coalesced calls", None, requests, results, finish, self._in_any_order, None, order)
 
-    def _need_one_for_each(self, tensors: Sequence[Tensor], what: str) -> None:
-        if len(tensors) != self._comm.size:
-            raise ArgumentError(f"{what} has {len(tensors)} tensors: it must have {self._comm.size}, one for each rank")
-
-    def _need_multiple(self, large: Tensor, small: Tensor, what: str, other: str) -> None:
-        if large.numel() != small.numel() * self._comm.size:
-            raise ArgumentError(
-                f"{what} has {large.numel()} elements (shape {tuple(large.shape)}), and {other} {small.numel()} (shape "
-                f"{tuple(small.shape)}): it must have {self._comm.size} times as many, a part for each rank"
-            )
-
-
-class Start:
-    """A call of the library that is not made yet: where one argument is wrong, none is started."""
-
-    __slots__ = ("arguments", "buffers", "finish", "name")
-
-    def __init__(self, name: str, arguments: tuple[object, ...], buffers: object, finish: Finish | None) -> None:
-        self.name = name
-        self.arguments = arguments
-        self.buffers = buffers
-        self.finish = finish
-
-    def start(self) -> Request[None]:
-        """Begin it. Raises DDLError."""
-        return request.start(f"ddl_i{self.name}", *self.arguments, result=None, buffers=self.buffers)
-
-    def run(self) -> None:
-        """Make it, to its end. Raises DDLError."""
-        request.run(f"ddl_{self.name}", *self.arguments, buffers=self.buffers)
-
 
 def _op(opts: Options | None) -> ReduceOp:
     return cast(ReduceOp, getattr(opts, "reduceOp", ReduceOp.SUM))
@@ -496,23 +349,5 @@ def _root(opts: Options | None) -> int:
     return cast(int, getattr(opts, "rootRank", 0))
 
 
-def _back(memory: Tensor, tensor: Tensor) -> Finish | None:
-    if memory.data_ptr() == tensor.data_ptr():
-        return None
-    return lambda: copy_back(memory, tensor)
-
-
-def _all_back(memories: Sequence[Tensor], tensors: Sequence[Tensor]) -> Finish | None:
-    return _all([_back(memory, tensor) for memory, tensor in zip(memories, tensors, strict=True)])
-
-
-def _all(steps: Sequence[Finish | None]) -> Finish | None:
-    wanted = [step for step in steps if step is not None]
-    if len(wanted) < 2:
-        return wanted[0] if wanted else None
-
-    def finish() -> None:
-        for step in wanted:
-            step()
-
-    return finish
+def _returns_at_once(opts: Options | None) -> bool:
+    return cast(bool, getattr(opts, "asyncOp", True))

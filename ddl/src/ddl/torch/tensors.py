@@ -110,6 +110,12 @@ def same_type(tensors: Sequence[Tensor], what: str) -> None:
             raise ArgumentError(f"{what}: tensors of {tensors[0].dtype} and {tensor.dtype}: give all the same type")
 
 
+def need_one_for_each(tensors: Sequence[Tensor], size: int, what: str) -> None:
+    """Raises ArgumentError where there is not one tensor for each of `size` ranks."""
+    if len(tensors) != size:
+        raise ArgumentError(f"{what} has {len(tensors)} tensors: it must have {size}, one for each rank")
+
+
 def overlap(one: Tensor, other: Tensor) -> bool:
     """Whether two contiguous tensors share memory."""
     first, second = one.data_ptr(), other.data_ptr()
@@ -145,15 +151,19 @@ def unflatten(source: Tensor, targets: Sequence[Tensor]) -> None:
 def packed(tensor: Tensor) -> Tensor:
     """The tensor itself where its elements lie one after the other, else a copy of it that does."""
     check(tensor)
+    if _lies_plain(tensor):
+        return tensor.detach()
     return tensor.detach().resolve_conj().resolve_neg().contiguous()
 
 
 def target_of(tensor: Tensor) -> Tensor:
     """Like `packed`, of a tensor that is only written: the copy's content is not the tensor's."""
     check(tensor)
-    if tensor.is_contiguous() and not tensor.is_conj() and not tensor.is_neg():
-        return tensor.detach()
-    return torch.empty(tensor.shape, dtype=tensor.dtype, device=tensor.device)
+    return tensor.detach() if _lies_plain(tensor) else tensor.new_empty(tensor.shape)
+
+
+def _lies_plain(tensor: Tensor) -> bool:
+    return tensor.is_contiguous() and not tensor.is_conj() and not tensor.is_neg()
 
 
 def packed_on_host(tensor: Tensor) -> Tensor:
@@ -163,7 +173,8 @@ def packed_on_host(tensor: Tensor) -> Tensor:
 
 def target_on_host(tensor: Tensor) -> Tensor:
     """Like `target_of`, in host memory."""
-    return target_of(tensor) if tensor.is_cpu else torch.empty_like(packed(tensor), device="cpu")
+    check(tensor)
+    return target_of(tensor) if tensor.is_cpu else tensor.new_empty(tensor.shape, device="cpu")
 
 
 def copy_back(memory: Tensor, tensor: Tensor) -> None:
