@@ -22,6 +22,7 @@ from ddl.horovod.torch.compression import Compressor
 from ddl.horovod.torch.handle import Handle
 from ddl.horovod.torch.ops import Op
 from ddl.horovod.torch.process_sets import ProcessSet
+from ddl.horovod.torch.starting import Reduction
 from ddl.torch.process_group import ProcessGroup
 
 
@@ -114,9 +115,8 @@ class Averager:
         method = self._method
         group = self._usable_group()
         small, bucket.context = method.compression.compress(bucket.gather(method.sparse_as_dense))
-        bucket.handle = starting.reduce_in_place(
-            [small], method.op, method.prescale, method.postscale, method.process_set, group
-        )
+        how = Reduction(method.op, method.prescale, method.postscale, method.process_set)
+        bucket.handle = starting.reduce_in_place([small], how, group)
         self._started += 1
 
     def _usable_group(self) -> ProcessGroup:

@@ -12,6 +12,7 @@ from ddl.horovod.torch.compression import Compression, Compressor
 from ddl.horovod.torch.handle import Handle
 from ddl.horovod.torch.ops import Op, chosen
 from ddl.horovod.torch.process_sets import ProcessSet, global_process_set
+from ddl.horovod.torch.starting import Reduction
 
 
 def grouped_allreduce(
@@ -74,7 +75,8 @@ def grouped_allreduce_async_(
     process_set: ProcessSet = global_process_set,
 ) -> Handle[list[Tensor]]:
     """`grouped_allreduce_` that returns at once."""
-    return starting.reduce_in_place(tensors, chosen(average, op), prescale_factor, postscale_factor, process_set)
+    how = Reduction(chosen(average, op), prescale_factor, postscale_factor, process_set)
+    return starting.reduce_in_place(tensors, how)
 
 
 def grouped_allgather(
@@ -116,4 +118,4 @@ def grouped_reducescatter_async(
     postscale_factor: float = 1.0,
 ) -> Handle[list[Tensor]]:
     """`grouped_reducescatter` that returns at once."""
-    return starting.scatter_reduced(tensors, op, prescale_factor, postscale_factor, process_set)
+    return starting.scatter_reduced(tensors, Reduction(op, prescale_factor, postscale_factor, process_set))

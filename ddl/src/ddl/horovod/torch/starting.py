@@ -7,6 +7,7 @@ rank. `name` is of no use here: calls are matched by their order, and libddl say
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import NamedTuple
 
 import torch
 import torch.distributed as dist
@@ -21,55 +22,57 @@ from ddl.torch.process_group import ProcessGroup
 _DIMENSIONS = 8  # of a shape, that ranks compare
 
 
+class Reduction(NamedTuple):
+    """How tensors are reduced over the ranks of a set. They are multiplied by the factors before and after."""
+
+    op: Op
+    prescale: float
+    postscale: float
+    process_set: ProcessSet
+
+
 def reduce_in_place(
-    tensors: Sequence[Tensor],
-    op: Op,
-    prescale: float,
-    postscale: float,
-    process_set: ProcessSet,
-    group: ProcessGroup | None = None,
+    tensors: Sequence[Tensor], how: Reduction, group: ProcessGroup | None = None
 ) -> Handle[list[Tensor]]:
-    """Reduce each tensor over the ranks. The factors are applied before and after. `group`: another one of the set."""
+    """Reduce each tensor over the ranks. `group`: another one of the set."""
     options = dist.AllreduceOptions()
-    options.reduceOp = ReduceOp(of_torch(op))
-    group = group or process_set.group
+    options.reduceOp = ReduceOp(of_torch(how.op))
+    group = group or how.process_set.group
     results = list(tensors)
     for tensor in results:
-        scale(tensor, prescale, "prescale_factor")
-    _check_scale(results, postscale, "postscale_factor")
+        scale(tensor, how.prescale, "prescale_factor")
+    _check_scale(results, how.postscale, "postscale_factor")
     with torch.no_grad():
         work = group.allreduce([tensor.detach() for tensor in results], options)
 
     def finish() -> list[Tensor]:
         for tensor in results:
-            scale(tensor, postscale, "postscale_factor")
+            scale(tensor, how.postscale, "postscale_factor")
         return results
 
     return Handle(work, finish)
 
 
-def scatter_reduced(
-    tensors: Sequence[Tensor], op: Op, prescale: float, postscale: float, process_set: ProcessSet
-) -> Handle[list[Tensor]]:
+def scatter_reduced(tensors: Sequence[Tensor], how: Reduction) -> Handle[list[Tensor]]:
     """Reduce each tensor, and keep this rank's rows: as many as the others', the first ranks one more."""
     options = dist.ReduceScatterOptions()
-    options.reduceOp = ReduceOp(of_torch(op))
-    group = process_set.group
+    options.reduceOp = ReduceOp(of_torch(how.op))
+    group, size = how.process_set.group, how.process_set.size()
     inputs, outputs = [], []
     for tensor in tensors:
         rows = _rows_of(tensor, "reducescatter")
-        each, more = divmod(rows, process_set.size())
-        parts = [each + (rank < more) for rank in range(process_set.size())]
+        each, more = divmod(rows, size)
+        parts = [each + (rank < more) for rank in range(size)]
         copy = tensor.detach().clone(memory_format=torch.contiguous_format)
-        scale(copy, prescale, "prescale_factor")
+        scale(copy, how.prescale, "prescale_factor")
         inputs.append(list(copy.split(parts)))
         outputs.append(tensor.new_empty((parts[group.rank()], *tensor.shape[1:])))
-    _check_scale(outputs, postscale, "postscale_factor")
+    _check_scale(outputs, how.postscale, "postscale_factor")
     work = group.reduce_scatter(outputs, inputs, options)
 
     def finish() -> list[Tensor]:
         for tensor in outputs:
-            scale(tensor, postscale, "postscale_factor")
+            scale(tensor, how.postscale, "postscale_factor")
         return outputs
 
     return Handle(work, finish)
