@@ -7,7 +7,7 @@ CXX_SOURCES = $(shell find ddl/include ddl/csrc ddl/src lms/src tests -name '*.c
 export PYTHON
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test test-all lint format bench bench-lms bench-ddl bench-training chart gpu-check clean
+.PHONY: help setup demo test test-all lint format bench bench-lms bench-links bench-ddl bench-training chart gpu-check clean
 
 help: ## list what make can do here
 	@sed -n 's/^\([a-z-]*\):[^#]*## \(.*\)/make \1\t\2/p' Makefile | expand -t 20
@@ -37,10 +37,14 @@ format: setup ## write the sources as `make lint` wants them
 	$(BIN)/ruff format .
 	$(BIN)/clang-format -i $(CXX_SOURCES)
 
-bench: bench-lms bench-ddl bench-training ## all benchmarks (ARGS="--quick" shows that they run)
+bench: bench-lms bench-links bench-ddl bench-training ## all benchmarks (ARGS="--quick" shows that they run)
 
 bench-lms: setup ## measure LMS against plain training, checkpointing and the system's swap; JSON to out/bench/
 	$(BIN)/python lms/bench $(ARGS)
+
+bench-links: setup ## measure `lms link` beside fio, a memcpy in C++ and a disk that the kernel throttles (needs root); JSON to out/bench/
+	ci/install_tools fio
+	$(BIN)/python lms/bench/links $(ARGS)
 
 bench-ddl: setup ## measure DDL's allreduce beside gloo, Open MPI and MPICH on a virtual cluster (needs root); JSON to out/bench/
 	$(BIN)/python ddl/bench $(ARGS)

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 import lms
 from lms.console import say, warn
 from lms.errors import LMSError, UsageError
-from lms.files import write_aside
+from lms.files import check_output, write_aside
 from lms.link import KNOWN, Link, parse_link
 from lms.link import cli as link_cli
 from lms.options import BOUNDS, Options, add_flags, arguments, from_flags, spelled
@@ -306,17 +306,6 @@ def _check_installed(what: str, *modules: str, extra: str) -> None:
     if missing:
         needed = " and ".join(missing)
         raise UsageError(f"{what} needs {needed}, which is not installed: pip install 'bascule-lms[{extra}]'")
-
-
-def check_output(option: str, path: Path | None) -> None:
-    """Refuse a file that cannot be written, before anything is run for it. Missing folders are made when it is."""
-    if path is None:
-        return
-    if path.is_dir():
-        raise UsageError(f"{option}={str(path)!r}: a folder; expected the path of a file")
-    above = next(folder for folder in path.absolute().parents if folder.exists())
-    if not above.is_dir() or not os.access(above, os.W_OK | os.X_OK):
-        raise UsageError(f"{option}={str(path)!r}: {str(above)!r} cannot be written to; expected a file elsewhere")
 
 
 def _write(option: str, path: Path, content: bytes) -> None:

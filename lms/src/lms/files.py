@@ -6,6 +6,8 @@ import os
 import tempfile
 from pathlib import Path
 
+from lms.errors import UsageError
+
 
 def write_aside(path: Path, content: bytes) -> None:
     """Put `content` at `path`: written beside it, then renamed, so that no reader ever sees a part.
@@ -22,3 +24,17 @@ def write_aside(path: Path, content: bytes) -> None:
     except BaseException:
         os.unlink(aside)
         raise
+
+
+def check_output(option: str, path: Path | None) -> None:
+    """Refuse a file that cannot be written, before anything is run for it. Missing folders are made when it is.
+
+    Raises UsageError that names `option`.
+    """
+    if path is None:
+        return
+    if path.is_dir():
+        raise UsageError(f"{option}={str(path)!r}: a folder; expected the path of a file")
+    above = next(folder for folder in path.absolute().parents if folder.exists())
+    if not above.is_dir() or not os.access(above, os.W_OK | os.X_OK):
+        raise UsageError(f"{option}={str(path)!r}: {str(above)!r} cannot be written to; expected a file elsewhere")

@@ -66,12 +66,3 @@ def test_memory_and_networks_are_no_disks(tmp_path: Path, filesystem: str, words
     assert words in disk.what()
     assert disk.notes()
     assert (disk.device, disk.number) == ("", "")
-
-
-def test_tmpfs_is_found_out_here() -> None:
-    folder = Path("/dev/shm")
-    if not os.path.ismount(folder):
-        pytest.skip("no tmpfs at /dev/shm")
-    disk = disk_of(folder)
-    assert disk.memory
-    assert "that is memory" in disk.notes()[0]

@@ -5,6 +5,8 @@ from __future__ import annotations
 import os
 from pathlib import Path
 
+import pytest
+
 from lms.link import host
 
 
@@ -57,3 +59,11 @@ def test_this_machine_is_described_with_the_versions_that_measure() -> None:
     facts = host.machine()
     assert {"processor", "kernel", "Python", "lms", "numpy"} <= facts.keys()
     assert all(isinstance(value, str) and value for value in facts.values())
+
+
+def test_a_control_group_that_allows_less_counts(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(host, "available_memory", lambda: 100)
+    monkeypatch.setattr(host, "memory_capacity", lambda: 40)
+    assert host.memory_room(0.25) == 10
+    monkeypatch.setattr(host, "memory_capacity", lambda: 400)
+    assert host.memory_room(0.25) == 25

@@ -11,6 +11,7 @@ import pytest
 from lms import cli
 from lms.errors import UsageError
 from lms.link import host, measure, nvml
+from lms.link.disk import Disk
 from lms.link.profile import Absence, Profile
 from lms.link.sweep import MB
 
@@ -54,7 +55,7 @@ def test_a_folder_that_is_none_is_refused(tmp_path: Path) -> None:
 
 
 def test_memory_is_shared_and_a_smaller_sweep_is_said(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(host, "available_memory", lambda: MB)
+    monkeypatch.setattr(host, "available_memory", lambda *_: MB)
     absent: list[Absence] = []
     (draft, *_) = measure.memory_drafts((4096, 65536, MB), absent)
     assert draft.tasks[0].sizes() == (4096, 65536)
@@ -82,11 +83,10 @@ def test_a_disk_too_small_for_the_sweep_gets_a_smaller_one_and_it_is_said(
     assert "free some, or name another folder with --dir" in absent[-1].why
 
 
-def test_a_folder_in_memory_is_measured_and_called_what_it_is() -> None:
-    folder = Path("/dev/shm")
-    if not os.path.ismount(folder):
-        pytest.skip("no tmpfs at /dev/shm")
-    (link,) = measure.measure(folder, quick=True, kinds=("file",)).links
+def test_a_folder_in_memory_is_measured_and_called_what_it_is(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    tmpfs = Disk(str(tmp_path), "tmpfs", "", "", "", memory=True, remote=False, virtual=False, layered=False)
+    monkeypatch.setattr(measure, "disk_of", lambda _: tmpfs)
+    (link,) = measure.measure(tmp_path, quick=True, kinds=("file",)).links
     assert "which is memory" in link.what
     assert any("that is memory" in note for note in link.notes)
 

@@ -37,6 +37,7 @@ def test_links_have_names_and_ceilings(on, capsys: pytest.CaptureFixture[str]) -
     text = printed(capsys)
     assert "NVLink 2.0 to the processor, 3 links up" in text
     assert "77.3 GB/s" in text
+    assert "6 of 6 (2.0)" in text
     assert "NV#: so many NVLinks that are up" in text
     assert "SYS: " in text
     assert "Nothing of it is measured yet: lms link measure" in text
@@ -57,7 +58,10 @@ def test_measured_shares_stand_beside_the_ceilings(on, tmp_path: Path, capsys: p
 
 def test_a_slot_of_eight_lanes_is_warned_of(on, capsys: pytest.CaptureFixture[str]) -> None:
     on("t4_x8")
-    assert "gpu0: x8 lanes at most" in printed(capsys)
+    text = printed(capsys)
+    assert "gpu0: x8 lanes at most" in text
+    (line,) = [line for line in text.splitlines() if line.startswith("0 ")]
+    assert line.split()[-6:] == ["1", "x8", "3", "x8", "-", "-"]
 
 
 def test_one_gpu_alone(on, capsys: pytest.CaptureFixture[str]) -> None:

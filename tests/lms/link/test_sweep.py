@@ -85,3 +85,16 @@ def test_progress_only_grows_and_ends_at_the_whole() -> None:
     sweep(Paper(1e9), SIZES, 1.0, told.append)
     assert told == sorted(told)
     assert 0 < told[0] < told[-1] <= 1.0
+
+
+def test_a_figure_that_takes_longer_than_it_says_is_paid_by_the_clock() -> None:
+    now = 0.0
+
+    def copy(nbytes: int) -> float:
+        nonlocal now
+        now += 0.01  # many copies, of which the figure tells one
+        return 1e-6
+
+    swept = sweep(copy, (4096, 65536), 1.0, clock=lambda: now)
+    assert now <= 1.1
+    assert swept.points[0].seconds == 1e-6

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, cast
 
 from lms.errors import LMSError, UsageError
-from lms.files import write_aside
+from lms.files import check_output, write_aside
 from lms.link.profile import Kind
 from lms.trace import Trace
 
@@ -132,7 +132,6 @@ def _kinds(text: str) -> tuple[Kind, ...]:
 
 
 def _measure(args: argparse.Namespace) -> int:
-    from lms.cli import check_output
     from lms.link import table
     from lms.link.measure import measure
 
@@ -146,7 +145,6 @@ def _measure(args: argparse.Namespace) -> int:
 
 
 def _show(args: argparse.Namespace) -> int:
-    from lms.cli import check_output
     from lms.link import catalogue, show, table
 
     if args.profile is not None:
@@ -175,7 +173,6 @@ def _show(args: argparse.Namespace) -> int:
 
 
 def _compare(args: argparse.Namespace) -> int:
-    from lms.cli import check_output
     from lms.link import catalogue, chart, comparison_text
     from lms.link.comparison import compare
 

@@ -33,8 +33,9 @@ def _rate(series: Series | None) -> str:
 def _step(comparison: Comparison, one: Prediction, other: Prediction, speedup: float) -> list[str]:
     faster = "" if speedup == 1.0 else f", its computation {speedup:g} times as fast as recorded"
     lines = [f"the recorded step{faster}, over {KINDS[one.kind]}" + _and(one, other)]
+    lines += [f"{letter}: {name}" for letter, name in zip("AB", _names(comparison), strict=True)]
     rows: list[tuple[str, ...]] = [
-        ("may stay", *(f"{name}: {word}" for name in _names(comparison) for word in ("step", "waiting", "x plain"))),
+        ("may stay", *(f"{letter}: {word}" for letter in "AB" for word in ("step", "waiting", "x plain"))),
     ]
     for ours, theirs in zip(one.shares, other.shares, strict=True):
         cells = [f"{ours.share:.0%}"]
@@ -42,7 +43,7 @@ def _step(comparison: Comparison, one: Prediction, other: Prediction, speedup: f
             cells += [format_seconds(side.seconds), format_seconds(side.stall), f"{side.slowdown:.2f}"]
         rows.append(tuple(cells))
     lines += [*table.columns(rows, 0), ""]
-    rows = [("largest batch, times the recorded one", *_names(comparison))]
+    rows = [("largest batch, times the recorded one", "A", "B")]
     words = ("nothing swapped", f"swapped, at most {SLOWER:.2f} x plain", "swapped, however long it takes")
     for word, name in zip(words, ("plain", "hidden", "most"), strict=True):
         rows.append((word, *(_times(side, name) for side in (one, other))))

@@ -89,7 +89,7 @@ def run(
 def _with(link: MeasuredLink, task: Task, seconds: float, clock: Callable[[], float], tell: Tell) -> MeasuredLink:
     sizes, end = task.sizes(), clock() + seconds
     with task.open() as copy:  # which takes some of the time itself: memory is filled, files are written
-        swept = sweep(copy, sizes, max(end - clock(), _AT_LEAST * seconds), tell)
+        swept = sweep(copy, sizes, max(end - clock(), _AT_LEAST * seconds), tell, clock)
     ways = 2 if task.direction == "both" else 1
     points = [replace(point, nbytes=point.nbytes * ways) for point in swept.points]
     series = Series.of(task.direction, task.via(), points)

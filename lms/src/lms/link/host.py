@@ -14,6 +14,7 @@ from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 
 import lms
+from lms.tiers.capacity import memory_capacity
 
 ROOT = Path("/")
 
@@ -50,6 +51,11 @@ def available_memory(root: Path = ROOT) -> int:
     """Bytes that could be taken now without pushing anything out; 0 where the kernel does not say."""
     match = re.search(r"^MemAvailable:\s+(\d+) kB", _read(root / "proc/meminfo"), re.MULTILINE)
     return int(match[1]) * 1024 if match else 0
+
+
+def memory_room(share: float) -> int:
+    """`share` of the memory that could be taken now, or of what the control group allows where that is less; bytes."""
+    return int(min(available_memory(), memory_capacity()) * share)
 
 
 def processor(root: Path = ROOT) -> str:

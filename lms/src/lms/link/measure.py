@@ -73,7 +73,7 @@ def measure(
 
 def memory_drafts(sizes: tuple[int, ...], absent: list[Absence]) -> list[Draft]:
     """Copies in memory: by one thread and by all of each NUMA node, and from each node's memory to each other's."""
-    room = int(host.available_memory() * MEMORY_SHARE) // 2
+    room = host.memory_room(MEMORY_SHARE) // 2
     fitting = _fitting(sizes, room)
     if not fitting:
         absent.append(Absence("memory", f"{format_size(2 * room)}, a quarter of what is available, is too little"))
@@ -122,7 +122,7 @@ def file_drafts(folder: Path, sizes: tuple[int, ...], absent: list[Absence]) -> 
     state = os.statvfs(folder)
     free = state.f_bavail * state.f_frsize
     # A disk writes less than memory could give: what is read and written at once must both be there.
-    room = min(int(free * DISK_SHARE), int(host.available_memory() * MEMORY_SHARE) // 2)
+    room = min(int(free * DISK_SHARE), host.memory_room(MEMORY_SHARE) // 2)
     fitting = _fitting(sizes, room)
     if not fitting or fitting[-1] < _WORTH:
         why = f"{format_size(free)} are free there, and a tenth of it is less than the {format_size(_WORTH)} of a sweep"

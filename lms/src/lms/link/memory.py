@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 from lms.link.sweep import MB, Copy
 from lms.tiers.file import page_memory
 
-_SETTLED = 4 * MB  # bytes of one measurement at least: smaller copies are repeated, as a clock is too coarse for them
+_SETTLED = 64 * MB  # bytes of one measurement at least: smaller copies are repeated, as waking a thread takes its time
 
 Bytes = NDArray[numpy.uint8]
 

@@ -58,7 +58,7 @@ def this_machine(folder: Path, *, only: int | None = None, measured: Profile | N
     return Shown(profile, tuple(seen.gpus[at] for at in keep), tuple(tuple(found[at]) for at in keep), host.nodes())
 
 
-def text(shown: Shown, count: int | None = None) -> str:
+def text(shown: Shown) -> str:
     """The machine for people."""
     profile = shown.profile
     lines = [f"{profile.name}: {', '.join(f'{name} {value}' for name, value in profile.machine.items() if value)}", ""]
@@ -114,13 +114,19 @@ def _with_figures(profile: Profile, measured: Profile) -> Profile:
 
 
 def _gpu_lines(gpus: Sequence[Gpu]) -> list[str]:
-    rows = [("GPU", "name", "to its host", "at most each way", "NVLinks up", "NUMA node")]
+    head = ("GPU", "name", "to its host", "at most each way", "PCIe now", "at most", "NVLinks up", "NUMA node")
+    rows: list[tuple[str, ...]] = [head]
     for gpu in gpus:
         words, ceiling = gpu.host()
-        up = sum(link.up for link in gpu.nvlinks)
-        nvlinks = f"{up} of {len(gpu.nvlinks)}" if gpu.nvlinks else "-"
+        pcie = gpu.pcie
+        now = "?" if pcie is None else f"{pcie.generation} x{pcie.width}"
+        most = "?" if pcie is None else f"{pcie.most_generation} x{pcie.most_width}"
+        up = [link for link in gpu.nvlinks if link.up]
+        version = f" ({up[0].version})" if up and up[0].version else ""
+        nvlinks = f"{len(up)} of {len(gpu.nvlinks)}{version}" if gpu.nvlinks else "-"
         node = "-" if gpu.node is None else str(gpu.node)
-        rows.append((str(gpu.index), gpu.name, words, table.rate(ceiling.out) if ceiling else "?", nvlinks, node))
+        rate = table.rate(ceiling.out) if ceiling else "?"
+        rows.append((str(gpu.index), gpu.name, words, rate, now, most, nvlinks, node))
     return table.columns(rows, 3)
 
 

@@ -1,4 +1,4 @@
-"""Which sizes are copied how often, within a time. Pure: the clock is the copy's own."""
+"""Which sizes are copied how often, within a time. Pure: the clock is given."""
 
 from __future__ import annotations
 
@@ -29,34 +29,49 @@ class Swept:
     left_out: tuple[int, ...]
 
 
-def sweep(copy: Copy, sizes: Sequence[int], seconds: float, tell: Callable[[float], None] = lambda done: None) -> Swept:
+def sweep(
+    copy: Copy,
+    sizes: Sequence[int],
+    seconds: float,
+    tell: Callable[[float], None] = lambda done: None,
+    clock: Callable[[], float] | None = None,
+) -> Swept:
     """Copy each of `sizes` (ascending) LEAST times or more, in about `seconds`.
 
     The first copy of a size warms up and does not count. A size of which LEAST copies would not fit into the time is
     left out, and with it all larger ones; those up to a MB are copied all the same, as long as none takes a second,
-    because what smaller ones take says little of a link. Sizes take turns, so that a disturbance meets
-    all of them a little and none wholly. `tell` is called with the share of the time that is over.
+    because what smaller ones take says little of a link. Sizes take turns, so that a disturbance meets all of them a
+    little and none wholly. `tell` is called with the share of the time that is over.
+
+    Time is the `clock`'s, since a small copy may be repeated for one figure; without one it is the copies' own.
     """
+    begun = clock() if clock is not None else 0.0
     spent = planned = last = 0.0
     chosen: list[int] = []
+    times: dict[int, list[float]] = {}
+
+    def timed(nbytes: int) -> tuple[float, float]:
+        """What a copy took by its own word, and in all."""
+        nonlocal spent
+        before = spent
+        took = copy(nbytes)
+        spent = clock() - begun if clock is not None else spent + took
+        tell(min(1.0, spent / seconds))
+        return took, spent - before
+
     for nbytes in sizes:
         # What a copy of this size will take, as far as the one before tells: it is not tried when it cannot fit.
         if nbytes > _SURE and spent + planned + (1 + LEAST) * last * nbytes / chosen[-1] > seconds:
             break
-        last = copy(nbytes)
-        spent += last
+        _, last = timed(nbytes)
         if chosen and (nbytes > _SURE or last > _LONG) and spent + planned + LEAST * last > seconds:
             break
         planned += LEAST * last
         chosen.append(nbytes)
-        tell(min(1.0, spent / seconds))
-    times: dict[int, list[float]] = {nbytes: [] for nbytes in chosen}
+        times[nbytes] = []
     for turn in range(MOST):
         for nbytes in chosen:
-            took = copy(nbytes)
-            times[nbytes].append(took)
-            spent += took
-            tell(min(1.0, spent / seconds))
+            times[nbytes].append(timed(nbytes)[0])
         if turn + 1 >= LEAST and spent * (turn + 2) / (turn + 1) > seconds:
             break
     return Swept(tuple(point(nbytes, times[nbytes]) for nbytes in chosen), tuple(sizes[len(chosen) :]))

@@ -1,0 +1,197 @@
+"""The parts of the benchmark: each measures in turns and gives its verdicts with the figures behind them."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import partial
+from pathlib import Path
+from statistics import median
+from typing import Literal
+
+from links import fio, throttle
+from links.figures import Verdict, foreseen, inside, near, ordered, overhead, rates_of
+
+from lms.link.counters import DiskCounters
+from lms.link.file import FileProbe
+from lms.link.memory import host_copies
+from lms.link.watch import Watch
+
+HERE = Path(__file__).resolve().parent
+MB, GB = 1 << 20, 1 << 30
+
+SHARE = 0.25  # of the saved bytes that stay; one of the shares that `lms link compare` tells of
+RATES = (0.2e9, 0.5e9, 1.0e9)  # bytes a second
+
+HUGE = "fio, huge pages"
+
+Tell = Callable[[str], None]
+Entry = Callable[[], float]  # one turn: bytes a second
+
+
+@dataclass(frozen=True)
+class Result:
+    """A part's verdicts, and what was measured for them."""
+
+    verdicts: list[Verdict]
+    measured: dict[str, object]
+
+
+def files(folder: Path, nbytes: int, blocks: Sequence[int], rounds: int, tell: Tell) -> Result:
+    """Our copies and fio's, on one file, by turns."""
+    probe = FileProbe(folder, nbytes)
+    same = Path(f"/proc/{os.getpid()}/fd/{probe.file.fileno()}")  # it has no name of its own
+    verdicts: list[Verdict] = []
+    rates: dict[str, dict[str, list[float]]] = {}
+    ways: tuple[tuple[Literal["out", "back"], Literal["write", "read"]], ...] = (("out", "write"), ("back", "read"))
+    try:
+        with fio.huge_pages(max(blocks)) as without:
+            for ours, theirs in ways:
+                with probe.copies(ours) as copy:
+                    if ours == "out":
+                        _whole(copy, nbytes, 16 * MB)  # blocks are given out once, and not to the first contestant
+                    for block in blocks:
+                        name = f"file, {theirs}, blocks of {block >> 10} KiB"
+                        entries: dict[str, Entry] = {
+                            "ours": partial(_whole, copy, nbytes, block),
+                            "fio": partial(fio.rate, same, nbytes, block, theirs, huge=False),
+                        }
+                        if without is None:
+                            entries[HUGE] = partial(fio.rate, same, nbytes, block, theirs, huge=True)
+                        rates[name] = by_turns(name, entries, rounds, tell)
+                        verdicts.append(_beside_fio(name, theirs, rates[name], without))
+    finally:
+        probe.close()
+    return Result(verdicts, {"bytes": nbytes, "rates": rates, "huge pages": without or "reserved"})
+
+
+def by_turns(what: str, entries: Mapping[str, Entry], rounds: int, tell: Tell) -> dict[str, list[float]]:
+    """What each entry gives in each round; the order rotates, and a round before the first warms up."""
+    names = list(entries)
+    found: dict[str, list[float]] = {name: [] for name in names}
+    for turn in range(rounds + 1):
+        tell(f"{what}, round {turn} of {rounds}")
+        for at in range(len(names)):
+            name = names[(at + turn) % len(names)]
+            value = entries[name]()
+            if turn:
+                found[name].append(value)
+    return found
+
+
+def _beside_fio(name: str, way: str, rates: Mapping[str, list[float]], without: str | None) -> Verdict:
+    judge = near if way == "read" else inside
+    if without is None:
+        found = judge(f"{name}: ours beside fio in huge pages", rates["ours"], rates[HUGE])
+        return replace(found, note=f"ours {rates_of(rates['ours'])}; fio as it comes {rates_of(rates['fio'])}")
+    return judge(f"{name}: ours beside fio ({without})", rates["ours"], rates["fio"])
+
+
+def _whole(copy: Callable[[int], float], nbytes: int, block: int) -> float:
+    """Bytes a second of copying the whole file once in such blocks."""
+    return nbytes / sum(copy(block) for _ in range(nbytes // block))
+
+
+def memory(sizes: Sequence[int], rounds: int, tell: Tell) -> Result:
+    """Our copies and a loop of memcpy in C++, by turns."""
+    verdicts: list[Verdict] = []
+    measured: dict[str, dict[str, list[float]]] = {}
+    with tempfile.TemporaryDirectory() as folder:
+        program = Path(folder) / "copy"
+        subprocess.run(["g++", "-O2", "-o", str(program), str(HERE / "copy.cc")], check=True)
+        for size in sizes:
+            copies = max(5, min(50, GB // size))
+            name = f"memory, copies of {size >> 20} MiB"
+            with host_copies(size) as copy:
+                entries: dict[str, Entry] = {
+                    "ours": partial(_median_rate, copy, size, copies),
+                    "memcpy": partial(_compiled_rate, program, size, copies),
+                }
+                measured[name] = by_turns(name, entries, rounds, tell)
+            rates = measured[name]
+            verdicts.append(near(f"{name}: ours beside memcpy in C++", rates["ours"], rates["memcpy"]))
+    return Result(verdicts, {"rates": measured})
+
+
+def _median_rate(copy: Callable[[int], float], size: int, copies: int) -> float:
+    return size / median(copy(size) for _ in range(copies))
+
+
+def _compiled_rate(program: Path, size: int, copies: int) -> float:
+    done = subprocess.run([str(program), str(size), str(copies)], capture_output=True, text=True, check=True)
+    return size / median(float(line) for line in done.stdout.split())
+
+
+def steps(steps_each: int, rounds: int, tell: Tell, *, quick: bool = False) -> Result:
+    """A step on throttled disks: predicted from `lms link measure` and a trace, and measured."""
+    predicted: dict[str, float] = {}
+    measured: dict[str, list[float]] = {}
+    with throttle.disk(3 * GB) as (folder, number), tempfile.TemporaryDirectory() as name:
+        kept = Path(name)
+        trace = kept / "step.json"
+        tell("the step, recorded without throttle")
+        _train([], folder, steps_each, str(trace))
+        disks: list[tuple[str, float | None]] = [(f"{rate / 1e9:g} GB/s", rate) for rate in RATES]
+        disks.append(("not throttled", None))
+        for disk, rate in disks:
+            tell(f"lms link measure, disk of {disk}")
+            with throttle.throttled(number, rate) as prefix:
+                profile = kept / f"{len(predicted)}.json"
+                words = ["--only", "file", "--dir", str(folder), "-o", str(profile), "--name", disk]
+                _lms(prefix, "measure", *words, *(["--quick"] if quick else []))
+            predicted[disk] = _predicted(profile, trace, kept / "compared.json")
+            measured[disk] = []
+        for turn in range(rounds):
+            for disk, rate in disks:
+                tell(f"steps on a disk of {disk}, round {turn + 1} of {rounds}")
+                with throttle.throttled(number, rate) as prefix:
+                    measured[disk] += _train(prefix, folder, steps_each, "-")
+    verdicts = [
+        foreseen(f"step on a disk of {disk}: predicted beside measured", predicted[disk], measured[disk])
+        for disk, rate in disks
+        if rate is not None
+    ]
+    verdicts.append(ordered(predicted, measured))
+    return Result(verdicts, {"share": SHARE, "predicted": predicted, "measured": measured})
+
+
+def _predicted(profile: Path, trace: Path, output: Path) -> float:
+    """Seconds of the step, by the command that a user would give."""
+    _lms([], "compare", str(profile), str(profile), "--trace", str(trace), "--json", str(output))
+    side, _ = json.loads(output.read_text())["step"]
+    return float(min(side["shares"], key=lambda one: abs(one["share"] - SHARE))["seconds"])
+
+
+def _lms(prefix: Sequence[str], *words: str) -> None:
+    _finished(throttle.wrapped(prefix, [sys.executable, "-m", "lms", "link", *words]))
+
+
+def _train(prefix: Sequence[str], folder: Path, count: int, trace: str) -> list[float]:
+    command = [sys.executable, str(HERE / "step.py"), str(folder), str(count), str(SHARE), trace]
+    found: list[float] = json.loads(_finished(throttle.wrapped(prefix, command)))["seconds"]
+    return found
+
+
+def _finished(command: Sequence[str]) -> str:
+    environment = {**os.environ, "OMP_WAIT_POLICY": "passive", "PYTHONPATH": str(HERE.parents[1] / "src")}
+    done = subprocess.run(command, capture_output=True, text=True, check=False, env=environment)
+    if done.returncode:
+        raise RuntimeError(f"{' '.join(command)}: {done.stderr.strip()[-1000:]}")
+    return done.stdout
+
+
+def sampling(folder: Path, seconds: float, tell: Tell) -> Result:
+    """What sampling counters takes of a core, by the whole process's time."""
+    tell(f"sampling counters for {seconds:.0f} s")
+    watch = Watch(DiskCounters(folder))
+    start, cpu = time.perf_counter(), time.process_time()
+    time.sleep(seconds)
+    share = (time.process_time() - cpu) / (time.perf_counter() - start)
+    watched = watch.stop()
+    return Result([overhead(share)], {"share": share, "readings": watched.readings, "seconds": watched.seconds})
