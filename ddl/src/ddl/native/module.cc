@@ -1,6 +1,5 @@
 // What Python sees of the backend in C++; ddl/torch/fast_path.py is who looks.
 #include <pybind11/stl.h>
-#include <torch/version.h>
 
 #include "backend.h"
 #include "errors.h"
@@ -8,7 +7,6 @@
 
 PYBIND11_MODULE(_backend, module) {
     using ddl_torch::Backend;
-    module.attr("TORCH_VERSION") = TORCH_VERSION;
     module.attr("DDL_VERSION") = py::make_tuple(DDL_VERSION_MAJOR, DDL_VERSION_MINOR);
     module.def("translate", &ddl_torch::translate, py::arg("exception_of_code"));
     module.def("end_threads", &ddl_torch::Reaper::end_threads, py::call_guard<py::gil_scoped_release>());

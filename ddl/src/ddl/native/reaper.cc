@@ -135,9 +135,8 @@ void Reaper::add(std::unique_ptr<Awaited> it) {
         return start([its = std::shared_ptr<Awaited>(std::move(it))] { its->settle(); });
     }
     queue_->waiting.push_back(std::move(it));
-    if (!std::exchange(queue_->started, true)) {
-        start([queue = queue_] { queue->serve(); });
-    }
+    if (!queue_->started) start([queue = queue_] { queue->serve(); });
+    queue_->started = true;
     queue_->changed.notify_all();
 }
 

@@ -1,0 +1,6 @@
+#include "/work/wt/torch/ddl/src/ddl/native/reaper.cc"
+#include "/work/wt/torch/ddl/src/ddl/native/errors.cc"
+#include "/work/wt/torch/ddl/src/ddl/native/work.cc"
+#include "/work/wt/torch/ddl/src/ddl/native/delegated.cc"
+#include "/work/wt/torch/ddl/src/ddl/native/backend.cc"
+#include "/work/wt/torch/ddl/src/ddl/native/module.cc"
