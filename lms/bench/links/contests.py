@@ -129,36 +129,40 @@ def _compiled_rate(program: Path, size: int, copies: int) -> float:
 
 
 def steps(steps_each: int, rounds: int, tell: Tell, *, quick: bool = False) -> Result:
-    """A step on throttled disks: predicted from `lms link measure` and a trace, and measured."""
-    predicted: dict[str, float] = {}
-    measured: dict[str, list[float]] = {}
+    """A step on throttled disks: predicted from `lms link measure` and a trace, and measured, in the same round."""
+    disks: dict[str, float | None] = {f"{rate / 1e9:g} GB/s": rate for rate in RATES}
+    disks["not throttled"] = None
+    predicted: dict[str, list[float]] = {disk: [] for disk in disks}
+    measured: dict[str, list[float]] = {disk: [] for disk in disks}  # the median of each round
     with throttle.disk(3 * GB) as (folder, number), tempfile.TemporaryDirectory() as name:
         kept = Path(name)
-        trace = kept / "step.json"
-        tell("the step, recorded without throttle")
-        _train([], folder, steps_each, str(trace))
-        disks: list[tuple[str, float | None]] = [(f"{rate / 1e9:g} GB/s", rate) for rate in RATES]
-        disks.append(("not throttled", None))
-        for disk, rate in disks:
+        for disk, rate in disks.items():
             tell(f"lms link measure, disk of {disk}")
+            words = ["--only", "file", "--dir", str(folder), "-o", str(_profile(kept, disk)), "--name", disk]
             with throttle.throttled(number, rate) as prefix:
-                profile = kept / f"{len(predicted)}.json"
-                words = ["--only", "file", "--dir", str(folder), "-o", str(profile), "--name", disk]
                 _lms(prefix, "measure", *words, *(["--quick"] if quick else []))
-            predicted[disk] = _predicted(profile, trace, kept / "compared.json")
-            measured[disk] = []
         for turn in range(rounds):
-            for disk, rate in disks:
+            trace = kept / f"step{turn}.json"
+            order = list(disks)
+            order = order[turn % len(order) :] + order[: turn % len(order)]
+            tell(f"the step, recorded without throttle, round {turn + 1} of {rounds}")
+            _train([], folder, steps_each, str(trace))
+            for disk in order:
                 tell(f"steps on a disk of {disk}, round {turn + 1} of {rounds}")
-                with throttle.throttled(number, rate) as prefix:
-                    measured[disk] += _train(prefix, folder, steps_each, "-")
+                with throttle.throttled(number, disks[disk]) as prefix:
+                    measured[disk].append(median(_train(prefix, folder, steps_each, "-")))
+                predicted[disk].append(_predicted(_profile(kept, disk), trace, kept / "compared.json"))
     verdicts = [
         foreseen(f"step on a disk of {disk}: predicted beside measured", predicted[disk], measured[disk])
-        for disk, rate in disks
+        for disk, rate in disks.items()
         if rate is not None
     ]
     verdicts.append(ordered(predicted, measured))
     return Result(verdicts, {"share": SHARE, "predicted": predicted, "measured": measured})
+
+
+def _profile(folder: Path, disk: str) -> Path:
+    return folder / f"{disk.replace('/', ' a ')}.json"
 
 
 def _predicted(profile: Path, trace: Path, output: Path) -> float:
