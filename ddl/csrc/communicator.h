@@ -1,4 +1,4 @@
-// What the engine keeps for a communicator and for a request. Internal to engine*.cc.
+// What the engine keeps for a communicator and for a request. Internal to the engine.
 #pragma once
 
 #include <algorithm>

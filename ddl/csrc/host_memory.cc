@@ -5,6 +5,7 @@
 #include <algorithm>
 #include <cstdio>
 #include <cstring>
+#include <exception>
 #include <random>
 
 #include "pipe.h"
@@ -106,7 +107,7 @@ HostMemory share_memory(Conversation& conversation, const Placement& placement, 
             try {
                 memory = make();
                 word.ok = 1;
-            } catch (const Error& error) {
+            } catch (const std::exception& error) {  // also of no memory: the others wait for a word
                 refuse(word, "rank " + std::to_string(rank), error.what());
             }
         };

@@ -34,7 +34,9 @@ class PipeMemory {
         Tag tag;
         uint64_t bytes;
     };
-    static_assert(sizeof(Envelope) == 16 && std::atomic<uint32_t>::is_always_lock_free);
+    static_assert(sizeof(Envelope) == 16);
+    // A lock would be each process's own.
+    static_assert(std::atomic<uint32_t>::is_always_lock_free && std::atomic<uint64_t>::is_always_lock_free);
     enum Kind : uint32_t { none = 0, rides, follows };
     static constexpr size_t kControlBytes = 2 * kPipeLine;  // two, as processors fetch lines in pairs
 

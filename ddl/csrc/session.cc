@@ -18,7 +18,8 @@ namespace {
 // A header and its payload in one message go at once inside a host, with room for MPI's own header.
 static_assert(sizeof(PackedHeader) + kInlineBytes + 256 <= kEagerBytes);
 
-// Of the decision's messages. All of them are received, or taken back, before the engine's begin: it may use the tags.
+// Of the messages before the engine's: to share memory, then to decide. All of them are received, or taken back, before
+// the next ones begin, which may use the tags again.
 constexpr Tag kFirstTag = 0;
 
 Patience patience_of_environment() {

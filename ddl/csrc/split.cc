@@ -75,8 +75,12 @@ Status Engine::split_over(const Communicator& parent, int color, int key, CommId
 Status Engine::create_part(const CommKey& key, std::vector<int> members) {
     const CommPtr world = find(kWorld);
     if (!world) return shut_down();
+    Plan all;
+    {
+        const std::lock_guard lock(progress_);
+        all = world->plan;  // of what was found: another thread may shut the engine down meanwhile
+    }
     // Without the lock, as it may take a while, in which others' messages are waited for.
-    const Plan all = plan(kWorld);
     Plan part = options_.plan_part ? options_.plan_part(all, members) : plan_of_part(all, members);
     create(key, std::move(members), std::move(part));
     return {};

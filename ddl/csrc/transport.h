@@ -17,7 +17,7 @@ namespace ddl {
 using Tag = uint32_t;
 constexpr int kTagBits = 21;
 
-// A message in flight. Never 0.
+// A message in flight. Never 0. Sends that are over at once may share one: as many calls of test() or cancel() end it.
 using Ticket = uint64_t;
 
 enum class Progress : uint8_t { pending, done, failed };

@@ -3,14 +3,13 @@
 //
 // One pipe leads from each rank of the host to each other. The envelope of EVERY message between them goes through it;
 // what is short rides behind its envelope, what is longer goes through the wrapped transport. Which of the two is
-// decided by the message's length, which the envelope tells the receiver, and not by how much a receive has room for:
-// - Messages of a pair and a tag are matched in the order they were posted in, as envelopes are, whatever their
-// lengths.
-//   The wrapped transport is asked to receive a message when its envelope has been matched, and to send it when it is
-//   posted: of those of one tag, both sides give it the same messages in the same order, so that it matches them right.
-// - Nothing is received ahead, so that nothing has to be taken back when another message than expected comes. That
-// costs
-//   nothing: MPI asks the receiver about long messages anyhow, and the envelope is there before that question.
+// decided by the message's length, which the envelope tells the receiver, and not by how much a receive has room for.
+//
+// Messages of a pair and a tag are matched in the order they were posted in, as envelopes are, whatever their lengths.
+// The wrapped transport is asked to send a message when it is posted, and to receive it when its envelope has been
+// matched: of those of one tag, both sides give it the same messages in the same order, so that it matches them right.
+// Nothing is received ahead, so that nothing has to be taken back when another message than expected comes. That costs
+// nothing: MPI asks the receiver about long messages anyhow, and the envelope is there before that question.
 //
 // A message goes straight from the sender's memory into the pipe, and from there to the receiver's, where it is awaited
 // by then. One that comes before it is awaited stays in the pipe while this rank awaits nothing from its sender;
