@@ -45,7 +45,14 @@ SessionPtr current() {
     return global().session;
 }
 
+void refuse_child() {
+    if (!Job::is_in_child()) return;
+    throw Error(DDL_ERROR_STATE,
+                "this process was forked by a rank, and is none itself: use ddl in the rank, or start another job");
+}
+
 SessionPtr session() {
+    refuse_child();
     SessionPtr found = current();
     if (!found) throw Error(DDL_ERROR_STATE, "ddl is not initialised: call ddl_init first");
     return found;
@@ -62,6 +69,7 @@ ddl_result store(int* target, const char* name, Value value) {
 
 // Ends the session; `found` may still be in use by other threads, whose calls then end with an error.
 void end_session() {
+    if (Job::is_in_child()) return;  // as at the child's exit
     SessionPtr found;
     {
         const std::lock_guard lock(global().mutex);
@@ -159,6 +167,7 @@ using ddl::Status;
 
 ddl_result ddl_init(const char* options) {
     return ddl::guarded([&]() -> Status {
+        ddl::refuse_child();
         ddl::Global& global = ddl::global();
         const std::lock_guard joining(global.joining);
         if (ddl::current()) {
@@ -328,6 +337,7 @@ ddl_result ddl_test(ddl_request* request, int* finished) {
     return ddl::guarded([&]() -> Status {
         ddl::need(request, "request");
         ddl::need(finished, "finished");
+        ddl::refuse_child();
         *finished = 1;
         if (*request == DDL_REQUEST_NULL || (*request)->session->engine().test((*request)->request)) {
             return *request == DDL_REQUEST_NULL ? Status{} : ddl::take(request);
@@ -341,6 +351,7 @@ ddl_result ddl_wait(ddl_request* request) {
     return ddl::guarded([&]() -> Status {
         ddl::need(request, "request");
         if (*request == DDL_REQUEST_NULL) return {};
+        ddl::refuse_child();
         (*request)->session->engine().wait((*request)->request);
         return ddl::take(request);
     });

@@ -26,6 +26,7 @@ constexpr double kFailureSeconds = 3;  // and after an error that others may sti
 constexpr double kLastWords = 0.5;     // for which a rank that fails alone waits, so that others can say that it left
 
 Job* the_job = nullptr;
+std::atomic<bool> in_child{false};
 
 void print(const std::string& text) {
     const std::string line = "ddl: " + text + "\n";
@@ -126,6 +127,8 @@ Job& Job::join(double timeout_seconds) {
     return *the_job;
 }
 
+bool Job::is_in_child() { return in_child; }
+
 Job::Job(double timeout_seconds) : process_(getpid()) {
     initialise_mpi(timeout_seconds);
     check_mpi(MPI_Comm_rank(MPI_COMM_WORLD, &rank_), "MPI_Comm_rank");
@@ -141,6 +144,7 @@ Job::Job(double timeout_seconds) : process_(getpid()) {
     // on_exit, as atexit does not tell the exit status, by which a process that failed is known.
     on_exit([](int status, void*) { the_job->leave(status); }, nullptr);
     pthread_atfork(nullptr, nullptr, [] {
+        in_child = true;
         if (the_job && the_job->lifelines_) the_job->lifelines_->close_in_child();
     });
 }

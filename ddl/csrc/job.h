@@ -24,6 +24,9 @@ class Job {
     // job does so; after `timeout_seconds` it ends the process, because MPI's calls cannot be given up. Throws Error.
     // Never destroyed: it is in use until the process ends.
     static Job& join(double timeout_seconds);
+    // True in a child that a rank has forked: nothing of the job is its own. Others would take for its parent's what it
+    // sends, and a lock may be held by a thread that it does not have.
+    static bool is_in_child();
 
     Job(const Job&) = delete;
     Job& operator=(const Job&) = delete;

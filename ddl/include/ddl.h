@@ -22,6 +22,9 @@
  *
  * Threads. Every function may be called from any thread once ddl_init has returned. Threads that share a communicator
  * must agree with the other ranks about the order of their calls.
+ *
+ * Forks. A child that a rank forks is no rank. In it ddl_finalize does nothing, and what needs a ddl_init, and ddl_init
+ * itself, is DDL_ERROR_STATE.
  */
 #ifndef DDL_H
 #define DDL_H

@@ -15,6 +15,12 @@ def test_ranks_know_their_places_and_leave_without_finalize(ranks: Run) -> None:
     assert "ddl: 3 ranks on 1 hosts, plan r:3: " in done.stdout
 
 
+def test_a_child_that_a_rank_forks_is_no_rank_and_disturbs_none(ranks: Run) -> None:
+    done = ranks(2, "fork.py")
+    assert done.returncode == 0, done.stdout
+    assert "right" in done.stdout.splitlines()
+
+
 @pytest.mark.parametrize(
     ("options", "message"),
     [
