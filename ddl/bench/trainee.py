@@ -21,7 +21,7 @@ from pathlib import Path
 import torch
 import torch.distributed as dist
 from resnet import PIXELS, ResNet
-from steps import ALONE, GLOO, Steps
+from steps import ALONE, DDL, Steps
 from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
@@ -37,7 +37,7 @@ class Trainee:
         self.name = name
         backend, _, cap = name.partition(":")
         torch.manual_seed(0)
-        group = dist.new_group(backend=backend) if backend == GLOO else None
+        group = None if backend in (DDL, ALONE) else dist.new_group(backend=backend)
         self.model = DistributedDataParallel(
             ResNet(width, CLASSES), process_group=group, bucket_cap_mb=float(cap) if cap else None
         )
