@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import re
 import signal
 import sys
 import tempfile
@@ -101,6 +102,8 @@ def main(argv: Sequence[str] | None = None) -> int:
         if training.racks and (reason := obstacle()):
             print(f"without {training.name}: {reason}", file=sys.stderr)
             continue
+        if args.contestants:
+            training = replace(training, contestants=args.contestants, rounds=2 * (len(args.contestants) + 1))
         try:
             made = trained(_quick(training) if args.quick else training, partial(_tell, training.name))
         except BenchError as error:
@@ -199,6 +202,12 @@ def _arguments(argv: Sequence[str] | None) -> argparse.Namespace:
             raise argparse.ArgumentTypeError(f"unknown: {min(unknown)}; expected some of {','.join(names)}")
         return [names[name] for name in text.split(",")]
 
+    def contestants(text: str) -> tuple[str, ...]:
+        names = tuple(text.split(","))
+        if DDL not in names or not all(re.fullmatch(r"(ddl|gloo)(:[\d.]+)?", name) for name in names):
+            raise argparse.ArgumentTypeError(f"{text!r}: expected ddl and others, such as ddl,gloo,ddl:5,gloo:100")
+        return names
+
     listed = "\n".join(f"  {training.name:8} {training.title}" for training in ALL)
     parser = argparse.ArgumentParser(
         prog="ddl/bench/training.py",
@@ -207,6 +216,9 @@ def _arguments(argv: Sequence[str] | None) -> argparse.Namespace:
     )
     parser.add_argument("--quick", action="store_true", help="in small: shows that it runs, its figures mean nothing")
     parser.add_argument("--scenarios", type=read, default=list(ALL), metavar="NAME,...", help="some of them")
+    parser.add_argument(
+        "--contestants", type=contestants, metavar="NAME[:MB],...", help="these; MB: of a bucket (default: ddl,gloo)"
+    )
     parser.add_argument(
         "--output", type=Path, default=ROOT / "out" / "bench", metavar="DIR", help="for training.json, *.svg"
     )
