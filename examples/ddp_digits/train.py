@@ -2,8 +2,8 @@
 
     .venv/bin/ddlrun -np 4 python examples/ddp_digits/train.py
 
-Written as for torchrun, but for the name of the backend. With --checkpoint FILE it goes on where it was ended:
-`ddlrun --restarts 1` then outlives a rank that dies.
+Written as for torchrun, which starts it with `--backend gloo`: the name of the backend is all that differs. With
+--checkpoint FILE it goes on where it was ended: `ddlrun --restarts 1` then outlives a rank that dies.
 """
 
 from __future__ import annotations
@@ -20,8 +20,9 @@ def main() -> None:
     """Train on all ranks, then on one, and compare."""
     parser = digits.parser_of("Train on handwritten digits with DistributedDataParallel over DDL.")
     parser.add_argument("--checkpoint", help="a file to go on from, written after each epoch")
+    parser.add_argument("--backend", default="ddl", help="of torch.distributed (default ddl)")
     options = parser.parse_args()
-    dist.init_process_group("ddl")
+    dist.init_process_group(options.backend)
     rank, size = dist.get_rank(), dist.get_world_size()
     model = DistributedDataParallel(digits.net())
     optimizer = torch.optim.SGD(model.parameters(), lr=options.lr, momentum=0.9)
@@ -39,8 +40,8 @@ def main() -> None:
     for number in range(first, options.epochs):
         sampler.set_epoch(number)
         loss = digits.epoch(model, optimizer, share)
-        dist.all_reduce(loss, dist.ReduceOp.AVG)
-        losses.append(float(loss))
+        dist.all_reduce(loss)  # gloo has no average
+        losses.append(float(loss) / size)
         if rank == 0:
             print(f"epoch {number + 1}: loss {losses[-1]:.6f}", flush=True)
         if options.checkpoint and rank == 0:

@@ -40,6 +40,21 @@ def test_two_ranks_train_as_one_process_does(script: str) -> None:
 
 
 @pytest.mark.slow
+@pytest.mark.timeout(400)
+def test_a_script_for_torchrun_changes_its_launcher_and_then_its_backend() -> None:
+    script = [EXAMPLE / "train.py", "--epochs", "2"]
+    torchrun = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
+    ddlrun = [sys.executable, "-m", "ddl.ddlrun", "-np", "2", sys.executable]
+    as_it_was = run(*torchrun, *script, "--backend", "gloo")
+    launched = run(*ddlrun, *script, "--backend", "gloo")
+    changed = run(*ddlrun, *script)
+    assert as_it_was.splitlines()[0].startswith("epoch 1: loss ")
+    assert launched.splitlines() == as_it_was.splitlines()
+    assert changed.splitlines()[:2] == as_it_was.splitlines()[:2]  # what follows has one more digit
+    assert changed.splitlines()[-1] == "parameters: the same bits on every rank"
+
+
+@pytest.mark.slow
 @pytest.mark.timeout(300)
 def test_a_job_that_lost_a_rank_goes_on_from_its_checkpoint(tmp_path: Path) -> None:
     fails = tmp_path / "fails.py"  # rank 1 dies in the third epoch of the first attempt
