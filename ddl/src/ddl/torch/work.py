@@ -123,13 +123,15 @@ class Work(dist.Work):
             self._complete(future)
 
     def _complete(self, future: torch.futures.Future[list[Tensor]]) -> None:
-        if self._error is None:
-            if self._order is None:
-                future.set_result(self._results)
-            else:
-                self._order.run(lambda: future.set_result(self._results))
+        if self._order is None:
+            future.set_result(self._results)
         else:
-            future.set_exception(self._error)  # type: ignore[arg-type]  # any exception, says its documentation
+            self._order.run(lambda: future.set_result(self._results))
+
+    def _result_or_raise(self, done: torch.futures.Future[list[Tensor]]) -> list[Tensor]:
+        if self._error is not None:
+            raise self._error
+        return self._results
 
     def reap(self) -> None:
         """Have the reaper settle it, and keep it alive until then."""
@@ -152,11 +154,14 @@ class Work(dist.Work):
                 first = self._future
                 assert first is not None
                 first.add_done_callback(lambda _: self._complete(future))
+        # Its set_exception() stores a result that only Python takes for an error: DistributedDataParallel would read
+        # tensors out of it, and crash. What a callback raises is an error for all.
+        result = future.then(self._result_or_raise)
         if waits:
             self.reap()
         else:
             self._complete(future)
-        return future
+        return result
 
     def is_completed(self) -> bool:
         """Whether the call is over, in whatever way."""
