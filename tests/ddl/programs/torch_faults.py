@@ -52,6 +52,9 @@ def run() -> None:
         dist.all_reduce(tensor.double() if RANK == 1 else tensor)
     if fault in ("raises", "dies"):
         step()
+    if fault == "another model":
+        width = 5 if RANK == 1 else 4
+        DistributedDataParallel(nn.Linear(width, 3))
     if fault == "late":
         if RANK == 1:
             time.sleep(8)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sys
 import tempfile
+import time
 from pathlib import Path
 
 import torch
@@ -11,6 +12,7 @@ import torch.distributed as dist
 import torch.distributed.checkpoint as checkpoint
 from torch import nn
 from torch.distributed.algorithms.ddp_comm_hooks.default_hooks import fp16_compress_hook
+from torch.distributed.checkpoint.state_dict import get_state_dict, set_state_dict
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
 from torch.distributed.tensor import DTensor, Partial, Replicate, Shard, distribute_tensor
@@ -76,11 +78,80 @@ def ddp() -> None:
     train(hooked, DataLoader(dataset, 2, sampler=sampler))
     for parameter in hooked.parameters():
         same_on_all_ranks(parameter)
+    odd = DistributedDataParallel(Odd())
+    odd(torch.randn(2, 3, 4, 4) + RANK).sum().backward()
+    for parameter in odd.parameters():
+        same_on_all_ranks(parameter.grad)
     norm = DistributedDataParallel(nn.BatchNorm1d(12), broadcast_buffers=True)
     for _ in range(2):  # the second call begins with rank 0's buffers
         norm(torch.randn(4, 12) + RANK)
     norm.eval()
     norm(torch.zeros(1, 12))
+
+
+class Odd(nn.Module):
+    """Parameters of no elements, of one, and of another layout than the usual."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.none = nn.Parameter(torch.zeros(0, 3))
+        self.one = nn.Parameter(torch.ones(()))
+        self.channels_last = nn.Conv2d(3, 5, 3).to(memory_format=torch.channels_last)
+
+    def forward(self, image):
+        return self.channels_last(image) * self.one + self.none.sum()
+
+
+class Waits(torch.autograd.Function):
+    """Its backward goes on once the first bucket was reduced: which it must be while backward is under way."""
+
+    @staticmethod
+    def forward(context, tensor, reduced):
+        context.reduced = reduced
+        return tensor.clone()
+
+    @staticmethod
+    def backward(context, gradient):
+        assert len(context.reduced) == 1, f"{len(context.reduced)} buckets were given to reduce before this gradient"
+        deadline = time.monotonic() + 60
+        while not context.reduced[0].done():
+            assert time.monotonic() < deadline, "the first bucket waits for the end of backward"
+            time.sleep(0.001)
+        return gradient, None
+
+
+class Early(nn.Module):
+    """Two layers, a bucket each; backward waits between them."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.below, self.above = nn.Linear(64, 64), nn.Linear(64, 64)
+        self.reduced = []
+        self.waits = False
+
+    def forward(self, inputs):
+        features = self.below(inputs)
+        return self.above(Waits.apply(features, self.reduced) if self.waits else features)
+
+
+def buckets_in_flight() -> None:
+    net = Early()
+    ddp = DistributedDataParallel(net, bucket_cap_mb=0.01)
+
+    def hook(_, bucket):
+        future = dist.all_reduce(bucket.buffer(), dist.ReduceOp.AVG, async_op=True).get_future()
+        net.reduced.append(future)
+        return future.then(lambda done: done.value()[0])
+
+    ddp.register_comm_hook(None, hook)
+    for step in range(3):
+        net.reduced.clear()
+        net.waits = step > 0  # in the first, one bucket has all; then they are made in the order of the gradients
+        ddp.zero_grad()
+        ddp(torch.ones(2, 64) * (RANK + 1)).sum().backward()
+        assert len(net.reduced) == 1 + net.waits
+        assert torch.allclose(net.below.bias.grad, 2 * net.above.weight.sum(0), atol=1e-5)
+        same_on_all_ranks(net.above.weight.grad)
 
 
 def same_on_all_ranks(tensor: torch.Tensor) -> None:
@@ -115,6 +186,49 @@ def fsdp() -> None:
     hybrid = train(sharded(mesh, policies[0]), batches)
     first = train(sharded(init_device_mesh("cpu", (SIZE,)), policies[0]), batches)
     assert torch.allclose(torch.tensor(hybrid), torch.tensor(first), rtol=1e-4), (hybrid, first)
+
+
+def resume() -> None:
+    """FSDP2 with AdamW over both: gloo's losses; and from a checkpoint of half of the steps on, the same bits."""
+    folder = [tempfile.mkdtemp() if RANK == 0 else None]
+    dist.broadcast_object_list(folder, 0)
+    batches = list(DataLoader(data(), 2, sampler=DistributedSampler(data(), shuffle=False)))[:STEPS]
+    half = len(batches) // 2
+
+    def made(mesh: DeviceMesh) -> tuple[nn.Module, torch.optim.Optimizer]:
+        net = sharded(mesh, MixedPrecisionPolicy())
+        return net, torch.optim.AdamW(net.parameters(), lr=0.05)
+
+    def trained(net: nn.Module, optimiser: torch.optim.Optimizer, its) -> list[float]:
+        losses = []
+        for inputs, targets in its:
+            optimiser.zero_grad()
+            loss = nn.functional.cross_entropy(net(inputs), targets)
+            loss.backward()
+            nn.utils.clip_grad_norm_(net.parameters(), 1.0)
+            optimiser.step()
+            losses.append(float(loss.detach()))
+        return losses
+
+    mesh = init_device_mesh("cpu", (SIZE,))
+    whole, its_optimiser = made(mesh)
+    expected = trained(whole, its_optimiser, batches)
+    of_gloo = trained(*made(DeviceMesh.from_group(GLOO, "cpu")), batches)
+    assert torch.allclose(torch.tensor(expected), torch.tensor(of_gloo), rtol=1e-4), (expected, of_gloo)
+
+    first = made(mesh)
+    losses = trained(*first, batches[:half])
+    model_state, optimiser_state = get_state_dict(*first)
+    checkpoint.save({"model": model_state, "optimiser": optimiser_state}, checkpoint_id=folder[0])
+    second = made(mesh)
+    model_state, optimiser_state = get_state_dict(*second)
+    state = {"model": model_state, "optimiser": optimiser_state}
+    checkpoint.load(state, checkpoint_id=folder[0])
+    set_state_dict(*second, model_state_dict=state["model"], optim_state_dict=state["optimiser"])
+    losses += trained(*second, batches[half:])
+    assert losses == expected, (losses, expected)
+    for one, two in zip(whole.parameters(), second[0].parameters(), strict=True):
+        assert torch.equal(one.to_local(), two.to_local())
 
 
 def save_and_load() -> None:
@@ -163,7 +277,7 @@ def dtensor() -> None:
     assert torch.equal(product.full_tensor(), full @ full)
 
 
-parts = {part.__name__: part for part in (ddp, fsdp, save_and_load, dtensor)}
+parts = {part.__name__: part for part in (ddp, buckets_in_flight, fsdp, resume, save_and_load, dtensor)}
 for name in sys.argv[1:] or parts:
     parts[name]()
     dist.barrier()

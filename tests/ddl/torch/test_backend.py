@@ -91,6 +91,47 @@ def test_another_place_than_mpis_is_refused(monkeypatch: pytest.MonkeyPatch) -> 
         groups.check_place(1, 5)
 
 
+@pytest.mark.parametrize(
+    ("environment", "odd"),
+    [
+        ({"WORLD_SIZE": "3", "OMPI_COMM_WORLD_SIZE": "2"}, True),
+        ({"WORLD_SIZE": "3", "PMI_SIZE": "4"}, True),
+        ({"WORLD_SIZE": "2", "OMPI_COMM_WORLD_SIZE": "2"}, False),
+        ({"WORLD_SIZE": "", "OMPI_COMM_WORLD_SIZE": "2"}, False),
+        ({"OMPI_COMM_WORLD_SIZE": "2"}, False),
+        ({"WORLD_SIZE": "8", "OMPI_COMM_WORLD_SIZE": "2", "TORCHELASTIC_RUN_ID": "a"}, False),
+        ({"WORLD_SIZE": "3"}, False),
+    ],
+)
+def test_another_size_than_mpis_is_noticed_before_ranks_are_waited_for(environment: dict[str, str], odd: bool) -> None:
+    assert (rendezvous.odd_size(environment) is not None) == odd
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("world", "turned", "said"),
+    [
+        (3, False, "WORLD_SIZE is 3, but MPI started 2 processes"),
+        (2, True, "was asked for rank 0 of 2, but MPI knows this process as rank 1 of 2"),
+    ],
+)
+def test_numbers_that_are_not_mpis_end_in_words(
+    ranks: Callable[..., object], tmp_path: Path, world: int, turned: bool, said: str
+) -> None:
+    script = tmp_path / "train.py"
+    script.write_text(
+        "import datetime, os, torch.distributed as dist\n"
+        "rank = int(os.environ['OMPI_COMM_WORLD_RANK'])\n"
+        f"os.environ['RANK'] = str({'1 - rank' if turned else 'rank'})\n"
+        "dist.init_process_group('ddl', timeout=datetime.timedelta(seconds=5))\n"
+    )
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        port = str(server.getsockname()[1])
+    done = ranks(2, script, timeout=100, WORLD_SIZE=str(world), MASTER_ADDR="127.0.0.1", MASTER_PORT=port)
+    assert done.returncode != 0
+    assert said in done.stdout, done.stdout
+
+
 def test_a_timeout_is_the_scripts_and_no_longer_than_the_environments() -> None:
     assert groups.seconds_of(timedelta(minutes=30), {}) == 1800
     assert groups.seconds_of(timedelta(minutes=30), {"DDL_TIMEOUT": "60"}) == 60

@@ -32,6 +32,7 @@ def test_a_rank_that_goes_astray_is_named(either: Run, fault: str, parts: list[s
     [
         ("another shape", ["MismatchError", "35 elements", "28 elements"]),
         ("another type", ["MismatchError", "float64", "float32"]),
+        ("another model", ["params[0] in this process with sizes [3, 5] appears not to match"]),
         ("dies", ["rank 1 (host ", " died"]),
         ("late", ["RankTimeoutError", "rank 1 (host ", "has not called it"]),
         ("late in a group", ["RankTimeoutError", "rank 1 (host ", "has not called it"]),

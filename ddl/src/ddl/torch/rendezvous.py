@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import os
 import socket
+import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from datetime import timedelta
 from importlib import import_module
@@ -21,11 +22,26 @@ _CONNECT_SECONDS = 5.0
 
 # What MPI's launchers set: Open MPI's, MPICH's (Hydra), and Slurm's and others' through PMIx.
 _MPI = ("OMPI_COMM_WORLD_RANK", "PMI_RANK", "PMIX_RANK")
+_MPI_SIZE = ("OMPI_COMM_WORLD_SIZE", "PMI_SIZE")
 
 
 def under_mpi(environment: Mapping[str, str]) -> bool:
     """Whether a launcher of MPI's started this process."""
     return any(name in environment for name in _MPI)
+
+
+def odd_size(environment: Mapping[str, str]) -> str | None:
+    """What is odd about WORLD_SIZE where MPI started another number of processes; None where nothing is known to be."""
+    started = next((environment[name] for name in _MPI_SIZE if name in environment), None)
+    asked = environment.get("WORLD_SIZE") or started
+    # A torchrun on each host may well be started by MPI.
+    if started in (None, asked) or "TORCHELASTIC_RUN_ID" in environment:
+        return None
+    return (
+        f"init_process_group: WORLD_SIZE is {asked}, but MPI started {started} processes: the backend ddl needs the "
+        "same number, and any backend waits for ranks that do not come until its timeout. ddlrun sets it; without it, "
+        "and without RANK, MPI is asked"
+    )
 
 
 def install() -> None:
@@ -39,6 +55,8 @@ def install() -> None:
     def env_or_mpi(url: str, timeout: timedelta | None = None, **others: object) -> Iterator[tuple[Store, int, int]]:
         known = "rank=" in url or any(os.environ.get(name) for name in ("RANK", "WORLD_SIZE"))
         if known or not under_mpi(os.environ):
+            if odd := odd_size(os.environ):
+                warnings.warn(odd, RuntimeWarning, stacklevel=3)  # no error: another backend may have its reasons
             times = {} if timeout is None else {"timeout": timeout}
             yield from original(url, **times, **others)
             return
