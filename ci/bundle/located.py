@@ -19,7 +19,8 @@ from bundle.errors import RecipeError
 _SET = re.compile(r"\{%-?\s*set\s+(\w+)\s*=\s*(.*?)\s*-?%\}\s*(?:#.*)?$")
 _EXPRESSION = re.compile(r"\{\{(.*?)\}\}")
 _SELECTOR = re.compile(r"#\s*\[([^\[\]]+)\]\s*$")
-_OLD_SELECTOR = re.compile(r"^[^#]*:\s+\[[^\]]*\]\s*(?:#.*)?$")
+# What conda-build would take for a selector, too: brackets that end a line, or that stand anywhere in its comment.
+_TAKEN_FOR_ONE = re.compile(r"\[[^\[\]]+\]\s*$|\s#.*\[[^\[\]]+\]")
 
 
 @dataclass(frozen=True)
@@ -110,11 +111,13 @@ def _line(
         constant = expression.constant(value)
         context[name] = "${{ " + translated + " }}" if constant is None else constant
         return ""
-    if _OLD_SELECTOR.match(line):
-        raise ValueError("a list in brackets at the end of a line is a selector to conda-build: write a block list")
     if found := _SELECTOR.search(line):
         conditions[number] = selector.translate(found[1], variants)
         line = line[: found.start()].rstrip()
+    if _TAKEN_FOR_ONE.search(line):
+        raise ValueError(
+            "conda-build takes brackets at the end of a line for a selector, and drops it: write a block list"
+        )
     line = _EXPRESSION.sub(lambda match: "${{ " + expression.translate(match[1].strip(), names) + " }}", line)
     if "{{" in line.replace("${{", "") or "{#" in line:
         raise ValueError("a Jinja expression must begin and end on one line")

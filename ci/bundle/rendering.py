@@ -31,7 +31,7 @@ _REQUIREMENTS = {"build": "build", "host": "host", "run": "run", "run_constraine
 _NOARCH = ("python", "generic")
 _TOP = ("package", "source", "build", "requirements", "test", "outputs", "about", "extra")
 _OUTPUT = ("name", "version", "script", "build", "requirements", "test", "about")
-_BUILD = ("number", "string", "script", "noarch", "skip", "entry_points", "run_exports")
+_BUILD = ("number", "string", "script", "noarch", "skip", "entry_points", "run_exports", "include_recipe")
 _TEST = ("imports", "commands", "requires", "files")
 
 
@@ -142,6 +142,10 @@ class _Rendering:
                     made["noarch"] = self.text(node, key)
                     if made["noarch"] not in _NOARCH:
                         self.fail(node.lines[key], f"noarch: expected one of {', '.join(_NOARCH)}, found {made[key]!r}")
+                case "include_recipe":
+                    # The builder gets a copy of the recipe without the tree around it: there is nothing to leave out.
+                    if self.text(node, key) != "false":
+                        self.fail(node.lines[key], "include_recipe: expected false, or no such line")
                 case "skip":
                     made["skip"] = self.skip(node)
                 case "entry_points":
