@@ -4,10 +4,12 @@ PYTHON ?= python3
 BIN := .venv/bin
 PYTEST := $(BIN)/python -m pytest
 CXX_SOURCES = $(shell find ddl/include ddl/csrc ddl/src lms/src tests -name '*.cc' -o -name '*.h' -o -name '*.c')
+BUNDLE = PYTHONPATH=ci:recipes/bascule-tools/src $(BIN)/python -m bundle
+BUNDLE_OPTIONS = $(if $(BASE),--base "$(BASE)") $(ARGS)
 export PYTHON
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test test-all lint format bench bench-lms bench-links bench-ddl bench-training chart gpu-check clean
+.PHONY: help setup demo test test-all lint format bench bench-lms bench-links bench-ddl bench-training channel env mirror chart gpu-check clean
 
 help: ## list what make can do here
 	@sed -n 's/^\([a-z-]*\):[^#]*## \(.*\)/make \1\t\2/p' Makefile | expand -t 20
@@ -51,6 +53,15 @@ bench-ddl: setup ## measure DDL's allreduce beside gloo, Open MPI and MPICH on a
 
 bench-training: setup ## measure a training step over DDL beside gloo on a virtual cluster (needs root); JSON to out/bench/
 	$(BIN)/python ddl/bench/training.py $(ARGS)
+
+channel: setup ## build, test and index the conda packages: out/channel (FRAMEWORKS="pytorch tensorflow", BASE=conda-forge)
+	$(BUNDLE) channel $(if $(FRAMEWORKS),--frameworks $(FRAMEWORKS)) $(BUNDLE_OPTIONS)
+
+env: setup ## install ENV=pytorch (a file of envs/) from out/channel into PREFIX=out/envs/pytorch, without conda, and try it
+	$(BUNDLE) env $(or $(ENV),pytorch) $(if $(PREFIX),--prefix "$(PREFIX)") $(BUNDLE_OPTIONS)
+
+mirror: setup ## copy out/channel and all that ENVS="base pytorch" need to out/mirror and a tar, for machines without a network
+	$(BUNDLE) mirror $(or $(ENVS),base pytorch) $(BUNDLE_OPTIONS)
 
 chart: setup ## lint the Helm chart with helm 3 and 4, and pack it into out/chart
 	ci/chart

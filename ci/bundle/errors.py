@@ -14,7 +14,11 @@ class RecipeError(BundleError):
 
     def __init__(self, path: Path, line: int, message: str) -> None:
         super().__init__(f"{path}:{line}: {message}")
-        self.path, self.line = path, line
+        self.path, self.line, self.message = path, line, message
+
+    def __reduce__(self) -> tuple[type[RecipeError], tuple[Path, int, str]]:
+        """From the process that builds to the one that reports."""
+        return type(self), (self.path, self.line, self.message)
 
 
 class BuildError(BundleError):

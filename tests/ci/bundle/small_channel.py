@@ -1,0 +1,42 @@
+"""What the tests of channels share; the fixture `small` is in conftest.py."""
+
+from __future__ import annotations
+
+import os
+from dataclasses import dataclass
+from pathlib import Path
+
+from rattler import Subdir
+
+from bundle.base import Base
+from bundle.folders import Folders
+
+PLATFORM = str(Subdir.current())
+
+
+@dataclass(frozen=True)
+class Small:
+    """A tree with recipes, the channel that was built from it, and what it was built on."""
+
+    where: Folders
+    base: Base
+
+    @property
+    def channels(self) -> list[str]:
+        """Ours first."""
+        return [self.where.channel.as_uri(), *self.base.channels]
+
+
+def tree(prefix: Path) -> dict[str, tuple[int, bytes | str | None]]:
+    """Every path below `prefix` with its kind, and its content where it is a file."""
+    found: dict[str, tuple[int, bytes | str | None]] = {}
+    for root, folders, names in os.walk(prefix):
+        for name in (*folders, *names):
+            path = Path(root, name)
+            content: bytes | str | None = None
+            if path.is_symlink():
+                content = os.readlink(path)
+            elif path.is_file():
+                content = path.read_bytes()
+            found[str(path.relative_to(prefix))] = (path.lstat().st_mode & 0o170111, content)
+    return found

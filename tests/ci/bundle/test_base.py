@@ -1,0 +1,62 @@
+import json
+from pathlib import Path
+
+import pytest
+
+from bundle import base, stand_in
+from bundle.errors import ToolError
+from bundle.folders import Folders
+
+
+@pytest.fixture
+def where(tmp_path: Path) -> Folders:
+    (tmp_path / "out/bundle").mkdir(parents=True)
+    return Folders(tmp_path, tmp_path / "out")
+
+
+def test_what_the_channel_was_built_against_is_remembered(where: Folders) -> None:
+    base.remember(base.Base("stand-in", ("file:///a",), "a reason"), where)
+    found = base.remembered(where, None)
+    assert (found.name, found.channels) == ("stand-in", ("file:///a",))
+    assert base.remembered(where, "conda-forge").channels == ("conda-forge",)
+
+
+def test_a_folder_that_is_asked_for_is_found_whatever_its_name(where: Folders) -> None:
+    base.remember(base.Base("stand-in", ("file:///a",), "a reason"), where)
+    folder = where.tree / "a channel"
+    folder.mkdir()
+    assert base.remembered(where, str(folder)).channels == (folder.as_uri(),)
+    assert "%20" in folder.as_uri()
+
+
+def test_without_a_channel_the_error_says_what_makes_one(where: Folders) -> None:
+    with pytest.raises(ToolError, match="run `make channel` first"):
+        base.remembered(where, None)
+
+
+def test_the_content_of_a_folder_is_known(tmp_path: Path) -> None:
+    records = {
+        "python-3.11.7-0.conda": {"name": "python", "version": "3.11.7", "sha256": "a"},
+        "python-3.12.1-0.conda": {"name": "python", "version": "3.12.1", "sha256": "b"},
+        "numpy-2.4-0.conda": {"name": "numpy", "version": "2.4", "sha256": "c"},
+    }
+    index = tmp_path / "linux-64/repodata.json"
+    index.parent.mkdir()
+    index.write_text(json.dumps({"packages.conda": records}))
+    found = base.of_folder("mine", tmp_path, "linux-64", "a test")
+    assert found.pythons == ["3.11", "3.12"]
+    assert set(found.checksums) == {"python", "numpy"}
+    records["numpy-2.4-0.conda"]["sha256"] = "d"
+    index.write_text(json.dumps({"packages.conda": records}))
+    changed = base.of_folder("mine", tmp_path, "linux-64", "a test").checksums
+    assert {name for name in changed if changed[name] != found.checksums[name]} == {"numpy"}
+
+
+def test_a_channel_that_does_not_answer_is_given_with_the_reason() -> None:
+    reason = base.unreachable("http://127.0.0.1:9/nothing")
+    assert reason is not None
+    assert "refused" in reason.lower()
+
+
+def test_every_framework_of_the_stand_in_has_its_packages_name() -> None:
+    assert set(stand_in.CONDA_NAMES) | {stand_in.BASE} == set(stand_in.GROUPS)

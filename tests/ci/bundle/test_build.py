@@ -1,0 +1,106 @@
+"""Real builds of the small channel."""
+
+import shutil
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from small_channel import PLATFORM, Small
+
+from bundle import build
+from bundle.errors import BuildError, RecipeError
+from bundle.folders import Folders
+
+pytestmark = pytest.mark.timeout(600)  # the first test makes the small channel
+
+TOOLS = "bascule-tools-0.1.0-pyh"
+
+
+def reasons(small: Small, where: Folders) -> dict[str, str | None]:
+    done = build.build(where, small.base, PLATFORM)
+    return {step.package.name: step.reason for step in done}
+
+
+@pytest.fixture
+def copied(small: Small, tmp_path: Path) -> Folders:
+    """The small tree and its finished channel, for a test to change."""
+    shutil.copytree(small.where.tree, tmp_path / "copy", symlinks=True)
+    return Folders(tmp_path / "copy", tmp_path / "copy/out")
+
+
+def test_what_was_built_and_tested_is_in_the_channel_with_an_index(small: Small) -> None:
+    found = sorted(str(path.relative_to(small.where.channel)) for path in small.where.channel.glob("*/*.conda"))
+    assert [name.partition("-0.1.0-")[0] for name in found] == ["noarch/bascule-tools", "noarch/small"]
+    index = (small.where.channel / "noarch/repodata.json").read_text()
+    assert all(Path(name).name in index for name in found)
+
+
+def test_a_second_run_builds_nothing(small: Small, copied: Folders) -> None:
+    assert reasons(small, copied) == {"bascule-tools": None, "small": None}
+
+
+@pytest.mark.slow
+def test_a_changed_source_builds_it_again_and_what_needs_it(small: Small, copied: Folders) -> None:
+    with (copied.tree / "recipes/bascule-tools/src/bascule/care.py").open("a") as file:
+        file.write("# a change\n")
+    changed = "what it is made from has changed"
+    assert reasons(small, copied) == {"bascule-tools": changed, "small": changed}
+
+
+@pytest.mark.slow
+def test_a_package_whose_recipe_is_gone_leaves_the_channel(small: Small, copied: Folders) -> None:
+    meta = copied.tree / "meta.yaml"
+    meta.write_text(meta.read_text().replace("- name: small", "- name: other"))
+    assert set(reasons(small, copied)) == {"bascule-tools", "other"}
+    assert list(copied.channel.glob("noarch/small-*")) == []
+    assert '"small-0.1.0' not in (copied.channel / "noarch/repodata.json").read_text()
+
+
+@pytest.mark.slow
+def test_a_test_that_fails_keeps_the_package_out_and_shows_what_it_said(small: Small, copied: Folders) -> None:
+    path = copied.tree / "recipes/bascule-tools/meta.yaml"
+    path.write_text(path.read_text().replace("    - bascule info\n", "    - bascule inof\n    - bascule info\n"))
+    before = {one: one.read_bytes() for one in copied.channel.glob("noarch/*.conda")}
+    with pytest.raises(BuildError, match="its test fails") as caught:
+        build.build(copied, small.base, PLATFORM)
+    assert "invalid choice: 'inof'" in str(caught.value)
+    assert {one: one.read_bytes() for one in copied.channel.glob("noarch/*.conda")} == before
+    path.write_text(path.read_text().replace("    - bascule inof\n", ""))
+    assert reasons(small, copied) == {"bascule-tools": None, "small": None}
+
+
+def test_a_script_that_fails_shows_the_end_of_its_log(small: Small, copied: Folders) -> None:
+    path = copied.tree / "recipes/bascule-tools/meta.yaml"
+    path.write_text(path.read_text().replace("script: {{ PYTHON }}", "script: echo its words; exit 3; {{ PYTHON }}"))
+    with pytest.raises(BuildError, match="could not be built") as caught:
+        build.build(copied, small.base, PLATFORM)
+    assert "its words" in str(caught.value)
+
+
+def test_a_requirement_that_no_channel_has_is_explained_by_the_solver(small: Small, copied: Folders) -> None:
+    path = copied.tree / "recipes/bascule-tools/meta.yaml"
+    path.write_text(path.read_text().replace("hatchling >=1.27", "hatchling >=99"))
+    with pytest.raises(BuildError) as caught:
+        build.build(copied, small.base, PLATFORM)
+    assert "hatchling >=99" in str(caught.value)
+
+
+def test_a_compiler_that_is_missing_is_named(
+    small: Small, copied: Folders, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    path = copied.tree / "recipes/bascule-tools/meta.yaml"
+    text = path.read_text().replace("  host:\n", '  build:\n    - {{ compiler("cxx") }}\n  host:\n', 1)
+    path.write_text(text.replace("script: {{ PYTHON }}", "script: $CXX --version && {{ PYTHON }}"))
+    programs = tmp_path / "programs"
+    programs.mkdir()
+    for name in ("bash", "env", "cat", "rm", "mkdir", "ls", "dirname", "readlink", "uname", "sh"):
+        (programs / name).symlink_to(shutil.which(name) or name)
+    monkeypatch.setenv("PATH", str(programs))
+    with pytest.raises(BuildError) as caught:
+        build.build(copied, small.base, PLATFORM)
+    assert "no C++ compiler: looked for g++ c++; install one" in str(caught.value)
+
+
+def test_a_python_that_the_base_lacks_is_an_error_that_says_which_it_has(small: Small, copied: Folders) -> None:
+    with pytest.raises(RecipeError, match=r"python: none of them is in stand-in, which has \['2.7'\]"):
+        build.build(copied, replace(small.base, pythons=["2.7"]), PLATFORM)

@@ -1,0 +1,122 @@
+"""Real installs from the small channel."""
+
+import os
+import shutil
+import subprocess
+from pathlib import Path
+
+import pytest
+from small_channel import Small, tree
+
+from bundle import index, install
+from bundle.errors import InstallError, SolveError
+
+pytestmark = pytest.mark.timeout(600)  # the first test makes the small channel
+
+# 254 bytes with the longest name below it: what a binary's placeholder holds.
+LONG = "a" * 60
+
+
+def run(prefix: Path, *command: str) -> str:
+    variables = {"PATH": f"{prefix / 'bin'}:/usr/bin:/bin", "PYTHONDONTWRITEBYTECODE": "1"}
+    return subprocess.run(command, env=variables, capture_output=True, text=True, check=True, timeout=60).stdout
+
+
+def test_an_environment_is_installed_and_its_command_runs(small: Small, tmp_path: Path) -> None:
+    prefix = tmp_path / "with a space"
+    install.install(install.solve(["small"], small.channels), prefix)
+    said = run(prefix, str(prefix / "bin/bascule"), "info")
+    assert f"environment   {prefix}" in said
+    assert "bascule-tools 0.1.0" in run(prefix, str(prefix / "bin/bascule"), "licenses")
+    assert install.clobbered(prefix) == []
+
+
+def test_installing_removing_and_installing_again_leaves_no_trace(small: Small, tmp_path: Path) -> None:
+    prefix = tmp_path / "env"
+    python, all_ = (install.solve([spec], small.channels) for spec in ("python", "small"))
+    install.install(python, prefix)
+    before = tree(prefix)
+    install.install(all_, prefix)
+    first = tree(prefix)
+    assert any("bascule" in path for path in first)
+    install.install(python, prefix)
+    after = tree(prefix)
+    assert sorted(set(after) ^ set(before)) == []
+    changed = [path for path in before if before[path] != after[path] and not path.startswith("conda-meta")]
+    assert changed == []
+    install.install(all_, prefix)
+    again = tree(prefix)
+    assert sorted(set(again) ^ set(first)) == []
+
+
+def test_an_environment_works_below_a_long_path(small: Small, tmp_path: Path) -> None:
+    prefix = tmp_path
+    while len(str(prefix)) < 180:
+        prefix = prefix / LONG
+    prefix.parent.mkdir(parents=True)
+    install.install(install.solve(["small"], small.channels), prefix)
+    assert str(prefix) in run(prefix, str(prefix / "bin/bascule"), "info")
+
+
+def test_a_pin_that_nothing_satisfies_shows_the_solvers_explanation(small: Small) -> None:
+    with pytest.raises(SolveError) as caught:
+        install.solve(["small", "bascule-tools >=7"], small.channels)
+    assert "no set of packages has small, bascule-tools >=7" in str(caught.value)
+    assert "bascule-tools" in str(caught.value).partition(":\n")[2]
+
+
+@pytest.fixture
+def damaged(small: Small, tmp_path: Path) -> Path:
+    """A copy of the small channel."""
+    shutil.copytree(small.where.channel, tmp_path / "channel")
+    return tmp_path / "channel"
+
+
+@pytest.mark.parametrize("damage", ["truncated", "its last bytes are gone", "corrupted"])
+def test_a_package_that_is_damaged_is_refused_and_nothing_is_left(
+    small: Small, damaged: Path, tmp_path: Path, damage: str
+) -> None:
+    (path,) = damaged.glob("noarch/bascule-tools-*.conda")
+    content = bytearray(path.read_bytes())
+    if damage == "truncated":
+        del content[len(content) // 2 :]
+    elif damage == "its last bytes are gone":  # an unpacker may never look at them
+        del content[-100:]
+    else:
+        content[len(content) // 2] ^= 0xFF
+    path.write_bytes(content)
+    prefix = tmp_path / "env"
+    records = install.solve(["small"], [damaged.as_uri(), *small.base.channels])
+    with pytest.raises(InstallError, match="nothing was left behind") as caught:
+        install.install(records, prefix)
+    assert "bascule-tools" in str(caught.value)
+    assert not prefix.exists()
+
+
+def test_a_file_of_two_packages_is_found(small: Small, tmp_path: Path) -> None:
+    prefix = tmp_path / "env"
+    install.install(install.solve(["small"], small.channels), prefix)
+    record = next((prefix / "conda-meta").glob("small-*.json"))
+    text = record.read_text().replace('"files": []', '"files": ["bin/bascule"]')
+    assert text != record.read_text()
+    record.write_text(text)
+    assert install.clobbered(prefix) == ["bin/bascule (bascule-tools and small)"]
+
+
+def test_an_index_is_written_for_a_folder_without_packages(tmp_path: Path) -> None:
+    index.index(tmp_path)
+    assert (tmp_path / "noarch/repodata.json").is_file()
+
+
+@pytest.mark.root
+def test_a_full_disk_leaves_nothing_behind(small: Small, tmp_path: Path) -> None:
+    full = tmp_path / "full"
+    full.mkdir()
+    if os.geteuid() != 0 or subprocess.run(["mount", "-t", "tmpfs", "-o", "size=12m", "tmpfs", full]).returncode:
+        pytest.skip("only root can make a small file system")
+    try:
+        with pytest.raises(InstallError, match="No space left on device"):
+            install.install(install.solve(["small"], small.channels), full / "env")
+        assert not (full / "env").exists()
+    finally:
+        subprocess.run(["umount", full], check=True)

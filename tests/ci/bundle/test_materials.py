@@ -1,0 +1,25 @@
+import json
+from pathlib import Path
+
+import pytest
+from small_channel import Small
+
+from bascule import inventory, sbom
+from bundle import install, materials
+
+pytestmark = pytest.mark.timeout(600)  # the first test makes the small channel
+
+
+def test_the_bill_of_what_was_solved_is_that_of_what_is_installed(small: Small, tmp_path: Path) -> None:
+    records = install.solve(["small"], small.channels)
+    prefix = tmp_path / "env"
+    install.install(records, prefix)
+    materials.write("mine", records, tmp_path / "mine.cdx.json")
+    before = json.loads((tmp_path / "mine.cdx.json").read_text())
+    after = json.loads(json.dumps(sbom.document("mine", inventory.read(prefix))))
+    for document in (before, after):
+        del document["metadata"]["timestamp"]
+    assert before == after
+    assert {one["name"] for one in before["components"]} == {"small", "bascule-tools", "python"}
+    assert all(len(one["hashes"][0]["content"]) == 64 for one in before["components"])
+    assert str(tmp_path) not in json.dumps(before)

@@ -1,0 +1,198 @@
+"""A mirror of the small channel, and installs from it where there is no network."""
+
+import hashlib
+import json
+import os
+import shutil
+import subprocess
+import sys
+import threading
+from collections.abc import Iterator
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+
+import pytest
+from small_channel import Small
+
+from bundle import mirror, wheels
+from bundle.errors import ToolError
+
+pytestmark = pytest.mark.timeout(600)  # the first test makes the small channel
+
+CONTENT = bytes(range(256)) * 4000
+NO_NETWORK = ("unshare", "--net", "--")
+
+
+class Server(ThreadingHTTPServer):
+    """Serves CONTENT, and notes what it was asked for. The first answer breaks off where `breaks` says."""
+
+    breaks = 0
+    whole = False  # answers a request for a part with everything
+
+    def __init__(self) -> None:
+        super().__init__(("127.0.0.1", 0), Handler)
+        self.asked: list[str | None] = []
+
+
+class Handler(BaseHTTPRequestHandler):
+    server: Server
+
+    def do_GET(self) -> None:
+        wanted = self.headers.get("Range")
+        self.server.asked.append(wanted)
+        start = 0 if wanted is None or self.server.whole else int(wanted.removeprefix("bytes=").rstrip("-"))
+        if start >= len(CONTENT):
+            self.send_error(416)
+            return
+        self.send_response(200 if start == 0 else 206)
+        self.send_header("Content-Length", str(len(CONTENT) - start))
+        self.end_headers()
+        end = self.server.breaks or len(CONTENT)
+        self.server.breaks = 0
+        self.wfile.write(CONTENT[start:end])
+
+    def log_message(self, *_: object) -> None:
+        pass
+
+
+@pytest.fixture
+def server() -> Iterator[Server]:
+    with Server() as one:
+        thread = threading.Thread(target=one.serve_forever)
+        thread.start()
+        yield one
+        one.shutdown()
+        thread.join()
+
+
+def wanted(server: Server, content: bytes = CONTENT) -> mirror.File:
+    url = f"http://127.0.0.1:{server.server_port}/noarch/thing-1.0-0.conda"
+    return mirror.File(url, "channel/noarch/thing-1.0-0.conda", hashlib.sha256(content).hexdigest(), len(content), {})
+
+
+def test_a_download_that_broke_off_goes_on_where_it_was(server: Server, tmp_path: Path) -> None:
+    server.breaks = 300_000
+    file = wanted(server)
+    with pytest.raises(ToolError, match="run this again, and it goes on"):
+        mirror.fetch([file], tmp_path)
+    part = tmp_path / f"{file.place}.part"
+    assert part.stat().st_size == 300_000
+    assert not (tmp_path / file.place).exists()
+    mirror.fetch([file], tmp_path)
+    assert (tmp_path / file.place).read_bytes() == CONTENT
+    assert server.asked == [None, "bytes=300000-"]
+    assert not part.exists()
+    mirror.fetch([file], tmp_path)
+    assert len(server.asked) == 2
+
+
+def test_a_server_that_knows_no_parts_begins_again(server: Server, tmp_path: Path) -> None:
+    file = wanted(server)
+    part = tmp_path / f"{file.place}.part"
+    part.parent.mkdir(parents=True)
+    part.write_bytes(CONTENT[:1000])
+    server.whole = True
+    mirror.fetch([file], tmp_path)
+    assert (tmp_path / file.place).read_bytes() == CONTENT
+
+
+def test_a_part_that_is_all_there_is_only_checked(server: Server, tmp_path: Path) -> None:
+    file = wanted(server)
+    part = tmp_path / f"{file.place}.part"
+    part.parent.mkdir(parents=True)
+    part.write_bytes(CONTENT)
+    mirror.fetch([file], tmp_path)
+    assert (tmp_path / file.place).read_bytes() == CONTENT
+
+
+def test_a_file_with_another_checksum_is_refused_and_not_kept(server: Server, tmp_path: Path) -> None:
+    file = wanted(server, b"another")
+    with pytest.raises(ToolError, match="Nothing of it was kept"):
+        mirror.fetch([file], tmp_path)
+    assert [path for path in tmp_path.rglob("*") if path.is_file()] == []
+
+
+@pytest.fixture(scope="module")
+def made(small: Small, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A mirror of the small environment."""
+    patch = pytest.MonkeyPatch()
+    patch.setattr(mirror, "MPIS", ())  # the small channel has none
+    wheels.download(["py-rattler"], small.where.tree / "ci/constraints.txt", small.where.work / "wheels")
+    folder = mirror.make(
+        small.where, small.base, ["small"], tmp_path_factory.mktemp("with space") / "the mirror", tar=True
+    )
+    patch.undo()
+    assert folder.name == "the mirror.tar"
+    return folder.with_suffix("")
+
+
+def test_a_mirror_passes_its_own_check(made: Path) -> None:
+    subprocess.run([sys.executable, made / "verify_mirror"], check=True, timeout=60)
+
+
+def test_its_tar_holds_the_same(made: Path, tmp_path: Path) -> None:
+    subprocess.run(["tar", "--extract", "--file", f"{made}.tar", "--directory", tmp_path], check=True, timeout=60)
+    subprocess.run([sys.executable, tmp_path / made.name / "verify_mirror"], check=True, timeout=60)
+
+
+def test_it_holds_what_the_environment_needs_and_names_only_itself(made: Path) -> None:
+    names = {path.name.split("-0")[0].split("-3")[0] for path in made.glob("channel/*/*.conda")}
+    assert {"small", "bascule-tools", "python"} <= names
+    assert "hatchling" not in " ".join(names)  # needed to build, not to run
+    assert (made / "envs/small.yaml").read_text().splitlines()[1:3] == ["channels:", "  - ./channel"]
+    assert "conda-forge" not in (made / "envs/small.yaml").read_text()
+
+
+def test_a_second_run_fetches_nothing(small: Small, made: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(mirror, "MPIS", ())
+    before = {path: path.stat().st_mtime_ns for path in made.glob("channel/*/*.conda")}
+    mirror.make(small.where, small.base, ["small"], made, tar=False)
+    assert {path: path.stat().st_mtime_ns for path in made.glob("channel/*/*.conda")} == before
+
+
+@pytest.mark.root
+def test_an_environment_is_installed_from_it_where_there_is_no_network(made: Path, tmp_path: Path) -> None:
+    if os.geteuid() != 0 or subprocess.run([*NO_NETWORK, "true"]).returncode:
+        pytest.skip("only root can leave the network")
+    # Without our packages: as on a machine that has nothing but a Python.
+    base = getattr(sys, "_base_executable", sys.executable)
+    text = (made / "tools/install_env").read_text()
+    assert "MPIS" in text
+    prefix = tmp_path / "env"
+    command = [*NO_NETWORK, base, "-I", made / "tools/install_env", "small", prefix, "--mpi", "none"]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=110)
+    assert done.returncode == 0, done.stderr
+    ask = [*NO_NETWORK, prefix / "bin/bascule", "licenses"]
+    said = subprocess.run(ask, capture_output=True, text=True, timeout=60)
+    assert "bascule-tools" in said.stdout
+    again = subprocess.run(command, capture_output=True, text=True, timeout=110)
+    assert again.returncode == 1
+    assert f"{prefix} exists already" in again.stderr
+
+
+def test_an_installation_from_a_damaged_mirror_leaves_nothing(made: Path, tmp_path: Path) -> None:
+    shutil.copytree(made, tmp_path / "mirror")
+    (package,) = (tmp_path / "mirror").glob("channel/noarch/bascule-tools-*.conda")
+    package.write_bytes(package.read_bytes()[:-100])
+    prefix = tmp_path / "env"
+    command = [sys.executable, tmp_path / "mirror/tools/install_env", "small", prefix, "--mpi", "none"]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=110)
+    assert done.returncode == 1
+    assert "nothing was left behind" in done.stderr
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["mirror"]
+
+
+def test_an_environment_that_the_mirror_lacks_is_named_with_those_it_has(made: Path, tmp_path: Path) -> None:
+    command = [sys.executable, made / "tools/install_env", "tensorflow", tmp_path / "env"]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=60)
+    assert done.returncode == 1
+    assert "there is no environment 'tensorflow'" in done.stderr
+    assert "there are small" in done.stderr
+
+
+def test_the_index_is_what_the_channel_said_and_not_what_the_packages_say(small: Small, tmp_path: Path) -> None:
+    record = {"name": "thing", "depends": ["mended >=2"], "sha256": "0" * 64}
+    file = mirror.File("", "channel/noarch/thing-1.0-0.conda", "0" * 64, 1, record)
+    mirror.write_index([file], tmp_path / "channel")
+    index = json.loads((tmp_path / "channel/noarch/repodata.json").read_text())
+    assert index["packages.conda"]["thing-1.0-0.conda"] == record

