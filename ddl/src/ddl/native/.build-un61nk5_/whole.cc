@@ -1,6 +1,0 @@
-#include "/work/wt/torch/ddl/src/ddl/native/reaper.cc"
-#include "/work/wt/torch/ddl/src/ddl/native/errors.cc"
-#include "/work/wt/torch/ddl/src/ddl/native/work.cc"
-#include "/work/wt/torch/ddl/src/ddl/native/delegated.cc"
-#include "/work/wt/torch/ddl/src/ddl/native/backend.cc"
-#include "/work/wt/torch/ddl/src/ddl/native/module.cc"
