@@ -235,6 +235,7 @@ void Job::connect_lifelines(const std::vector<Greeting>& greetings,
     std::vector<Contact> contacts;
     for (size_t rank = 0; rank < greetings.size(); ++rank) {
         const Greeting& greeting = greetings[rank];
+        hosts_.emplace_back(greeting.host);
         names_.push_back("rank " + std::to_string(rank) + " (host " + greeting.host + ", process " +
                          std::to_string(greeting.process) + ")");
         Contact contact{words(greeting.addresses), greeting.port};
@@ -256,8 +257,15 @@ void Job::connect_lifelines(const std::vector<Greeting>& greetings,
 // On the watching thread. One rank speaks for all, and only of the first death: what follows it is no news.
 void Job::report_death(int rank, Death cause) {
     if (death_reported_.exchange(true)) return;
+    // A host that does not answer has lost all its ranks, though of some of them it is not known yet: none of them
+    // speaks.
+    const auto is_lost = [&](int other) {
+        const bool with_it =
+            cause != Death::ended && hosts_[static_cast<size_t>(other)] == hosts_[static_cast<size_t>(rank)];
+        return with_it || lifelines_->death_of(other) != Death::none;
+    };
     int speaker = (rank + 1) % size_;
-    while (speaker != rank && lifelines_->death_of(speaker) != Death::none) speaker = (speaker + 1) % size_;
+    while (speaker != rank && is_lost(speaker)) speaker = (speaker + 1) % size_;
     if (speaker != rank_) return;
     print(names_[static_cast<size_t>(rank)] +
           (cause == Death::ended ? " died: its process ended without MPI_Finalize"

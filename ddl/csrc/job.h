@@ -70,6 +70,7 @@ class Job {
     std::unique_ptr<Lifelines> lifelines_;  // none where there is one rank
     std::atomic<bool> watching_{false};
     std::vector<std::string> names_;  // "rank 3 (host b)", of each rank
+    std::vector<std::string> hosts_;  // of each rank
     std::atomic<bool> death_reported_{false};
     std::function<void()> before_finalize_;
     std::atomic<bool> failed_{false}, exiting_{false};
