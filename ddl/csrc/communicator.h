@@ -12,20 +12,23 @@ namespace ddl {
 inline Status no_such(CommId comm) {
     return {DDL_ERROR_STATE, "there is no communicator " + std::to_string(comm) + ": it was freed or never made"};
 }
+inline Status out_of_memory() { return {DDL_ERROR_MEMORY, "out of memory"}; }
 inline Status shut_down() { return {DDL_ERROR_STATE, "the library was finalized: call ddl_init first"}; }
 
 // Made when it is submitted: taking it from the inbox and ending it need no memory.
 struct Engine::Active {
-    CommPtr comm;  // while it is in the inbox
-    RequestPtr request;
+    CommPtr comm;        // while it is in the inbox
+    RequestPtr request;  // until it is finished: who waits for it may then take its memory back
     Call call;
-    Watch watch;                           // with its communicator's patience, once it is out of the inbox
+    Watch watch{};                         // with its communicator's patience, once it is out of the inbox
     std::unique_ptr<Operation> operation;  // once it has begun
     Header header;
     // Seconds of the engine's clock, of when the watch next looked: a look at a clock costs what a small message cannot
     // afford.
     double submitted = 0, moved = 0;  // 0: the watch has not looked yet
     bool has_moved = true;            // since the watch looked
+
+    bool finished() const { return !request; }
 };
 
 struct Engine::Communicator {
@@ -76,8 +79,8 @@ struct Engine::Communicator {
     Header last_call() const { return sequence == 0 ? Header{} : history[(sequence - 1) % history.size()]; }
     // Requests that are not finished.
     size_t in_flight() const {
-        return static_cast<size_t>(std::count_if(queue.begin(), queue.end(),
-                                                 [](const Active& active) { return !active.request->finished(); }));
+        return static_cast<size_t>(
+            std::count_if(queue.begin(), queue.end(), [](const Active& active) { return !active.finished(); }));
     }
 };
 

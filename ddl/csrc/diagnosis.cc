@@ -26,7 +26,7 @@ void Engine::watch(Communicator& comm, double now) {
     }
     // The oldest stalled request is what the others wait behind.
     for (Active& active : comm.queue) {
-        if (active.request->finished() || !active.operation) continue;
+        if (active.finished() || !active.operation) continue;
         if (hear_departed(comm, active)) return;
         const double stalled = now - active.moved;
         const auto verdict = active.watch.judge(stalled);
@@ -115,7 +115,7 @@ void Engine::answer(int from, const NoticeContent& query) {
         if (!reply.arrived) reply.call = comm->last_call();
         for (const Active& active : comm->queue) {
             const bool is_it = active.header.sequence == query.sequence && active.operation != nullptr;
-            if (is_it && !active.request->finished()) reply.text = active.operation->own_wait();
+            if (is_it && !active.finished()) reply.text = active.operation->own_wait();
         }
     } else if (const Freed* freed = registry_.freed(key)) {
         if (!freed->broken.ok()) {
@@ -134,7 +134,7 @@ void Engine::hear(int from, const NoticeContent& answer) {
     const int rank = comm ? comm->rank_of(from) : -1;
     if (rank < 0 || comm->broken) return;
     for (Active& active : comm->queue) {
-        if (active.header.sequence != answer.sequence || active.request->finished()) continue;
+        if (active.header.sequence != answer.sequence || active.finished()) continue;
         if (answer.arrived != 0 && answer.call.magic != 0 && !same_call(active.header, answer.call)) {
             // No data passes between these two, so no header did either.
             const std::string text =
@@ -157,7 +157,7 @@ std::string Engine::in_flight() const {
     std::string text;
     for (const CommPtr& comm : comms) {
         for (const Active& active : comm->queue) {
-            if (active.request->finished()) continue;
+            if (active.finished()) continue;
             const double seconds = active.submitted == 0 ? 0 : seconds_now() - active.submitted;
             text += comm->group.names[static_cast<size_t>(comm->rank)] + ": " + describe(active.header) + ", " +
                     std::to_string(static_cast<int>(seconds)) + " s";

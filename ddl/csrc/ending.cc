@@ -39,11 +39,11 @@ bool Engine::settle(Communicator& comm) noexcept {
     for (auto active = comm.queue.begin(); active != comm.queue.end();) {
         const auto& operation = active->operation;
         if (operation) operation->settle();
-        if (!active->request->finished() && (late || !operation || !operation->is_written())) {
+        if (!active->finished() && (late || !operation || !operation->is_written())) {
             finish(*active, comm.broken);
             moved = true;
         }
-        const bool over = active->request->finished() && (!operation || operation->settled());
+        const bool over = active->finished() && (!operation || operation->settled());
         active = over ? comm.queue.erase(active) : std::next(active);
     }
     return moved;
@@ -76,7 +76,7 @@ void Engine::shutdown() {
     }
     for (const auto& [id, comm] : comms) {
         const auto pending = std::find_if(comm->queue.begin(), comm->queue.end(),
-                                          [](const Active& active) { return !active.request->finished(); });
+                                          [](const Active& active) { return !active.finished(); });
         if (pending != comm->queue.end()) break_comm(*comm, finalized_with(*pending), true);
         const Letter* letter = mailbox_.first_of(comm->key);
         if (letter) break_comm(*comm, finalized_with(*letter), true);
@@ -107,7 +107,7 @@ Cause Engine::finalized_with(const Active& pending) const noexcept {
 void Engine::abandon() noexcept {
     for (const CommPtr& comm : running_) {
         for (Active& active : comm->queue) {
-            if (!active.request->finished()) finish(active, comm->broken);
+            if (!active.finished()) finish(active, comm->broken);
             if (active.operation && !active.operation->settled()) static_cast<void>(active.operation.release());
         }
         comm->queue.clear();

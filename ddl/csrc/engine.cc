@@ -14,6 +14,7 @@ namespace {
 
 constexpr double kWatchSeconds = 0.01;  // how often deaths and stalls are looked for
 constexpr unsigned kIdlePolls = 8;      // polls without progress before the clock is looked at
+constexpr int kHeldPolls = 16;          // polls of a blocking call before it lets others have the lock
 constexpr int kSequenceSlots = 16;      // collectives of a communicator that tags tell apart
 static_assert(kMostCommunicators * kSequenceSlots * kOperationTags <=
               1u << (kTagBits - 1));  // the upper half is the mailbox's
@@ -88,35 +89,41 @@ Engine::CommPtr Engine::create(const CommKey& key, std::vector<int> members, Pla
     return comm;
 }
 
-Status Engine::start(CommId id, const Call& call, RequestPtr* request, bool and_wake) {
+Status Engine::start(CommId id, const Call& call, const RequestPtr& request) {
     try {
-        auto made = std::make_shared<Request>();
         std::list<Active> one;
         one.emplace_back();
-        one.front().request = made;
+        one.front().request = request;
         one.front().call = call;
-        {
-            const std::lock_guard lock(table_);
-            if (shut_) return shut_down();  // under the lock with which shutdown() empties the inbox
-            const auto found = comms_.find(id);
-            if (found == comms_.end()) return no_such(id);
-            const CommPtr& comm = found->second;
-            if (Status status = check_buffers(call, comm->rank, comm->size()); !status.ok()) return status;
-            one.front().comm = comm;
-            inbox_.splice(inbox_.end(), one);
-            inbox_full_ = true;
-        }
-        *request = std::move(made);
+        const std::lock_guard lock(table_);
+        if (shut_) return shut_down();  // under the lock with which shutdown() empties the inbox
+        const auto found = comms_.find(id);
+        if (found == comms_.end()) return no_such(id);
+        const CommPtr& comm = found->second;
+        if (Status status = check_buffers(call, comm->rank, comm->size()); !status.ok()) return status;
+        one.front().comm = comm;
+        inbox_.splice(inbox_.end(), one);
+        inbox_full_ = true;
     } catch (const Error& error) {
         return error.status();
     } catch (const std::bad_alloc&) {
-        return {DDL_ERROR_MEMORY, "out of memory"};
+        return out_of_memory();
     }
-    if (and_wake) this->wake();
     return {};
 }
 
-Status Engine::submit(CommId comm, const Call& call, RequestPtr* request) { return start(comm, call, request, true); }
+Status Engine::submit(CommId comm, const Call& call, RequestPtr* request) {
+    try {
+        auto made = std::make_shared<Request>();
+        Status status = start(comm, call, made);
+        if (!status.ok()) return status;
+        *request = std::move(made);
+    } catch (const std::bad_alloc&) {
+        return out_of_memory();
+    }
+    wake();
+    return {};
+}
 
 bool Engine::test(const RequestPtr& request) {
     if (!request->finished()) progress(std::unique_lock(progress_, std::try_to_lock));
@@ -124,6 +131,7 @@ bool Engine::test(const RequestPtr& request) {
 }
 
 const Status& Engine::wait(const RequestPtr& request) {
+    if (request->finished()) return request->status();
     const Helper helper(*this);
     Backoff backoff(options_.spin_polls, options_.nap_seconds);
     while (!request->finished()) {
@@ -133,9 +141,39 @@ const Status& Engine::wait(const RequestPtr& request) {
 }
 
 Status Engine::run(CommId comm, const Call& call) {
-    RequestPtr request;
-    const Status status = start(comm, call, &request, false);
-    return status.ok() ? wait(request) : status;
+    Request mine;
+    const RequestPtr request(RequestPtr(), &mine);  // shared with nobody who outlives this call: there is no count
+    if (!run_alone(comm, call, request)) {
+        Status status = start(comm, call, request);
+        if (!status.ok()) return status;
+    }
+    return wait(request);
+}
+
+// Begins a call, and moves it on for a moment, under one hold of the lock: one small message between the ranks of a
+// host takes no longer than a dozen locks. Only where nobody else is at work, and nothing was given to the communicator
+// before; false where it began nothing, which start() then does, or says why not.
+bool Engine::run_alone(CommId id, const Call& call, const RequestPtr& request) {
+    std::unique_lock held(progress_, std::try_to_lock);
+    if (!held || inbox_full_) return false;
+    const auto found = comms_.find(id);
+    if (found == comms_.end() || !found->second->queue.empty()) return false;
+    Communicator& comm = *found->second;
+    try {
+        if (!check_buffers(call, comm.rank, comm.size()).ok()) return false;
+        if (spare_.empty()) spare_.emplace_back();
+    } catch (const std::exception&) {
+        return false;
+    }
+    spare_.front().request = request;
+    spare_.front().call = call;
+    add_active(1);
+    accept(found->second, spare_);
+    poll(comm);
+    const int polls = std::min(options_.spin_polls, kHeldPolls);
+    for (int i = 0; i < polls && !request->finished(); ++i) poll_all();
+    release(std::move(held));
+    return true;
 }
 
 void Engine::serve() {
@@ -158,18 +196,27 @@ void Engine::serve() {
 // Polls, where the lock is held, and releases it. True where something moved.
 bool Engine::progress(std::unique_lock<std::mutex> held) {
     if (!held) return false;
-    bool moved = false;
-    try {
-        moved = poll();
-    } catch (const std::bad_alloc&) {
-        // Outside of a collective, whose own are its errors: nothing is lost, and it is tried again.
-        if (!std::exchange(said_, true)) std::fputs("ddl: warning: out of memory while ranks are watched\n", stderr);
-    }
+    const bool moved = poll_all();
+    release(std::move(held));
+    return moved;
+}
+
+// Says what was to be said meanwhile.
+void Engine::release(std::unique_lock<std::mutex> held) {
     std::vector<std::string> warnings;
     warnings.swap(warnings_);
     held.unlock();  // who reads them may be slow, or ask this engine something
     for (const std::string& text : warnings) (options_.warn ? options_.warn : print_warning)(text);
-    return moved;
+}
+
+bool Engine::poll_all() noexcept {
+    try {
+        return poll();
+    } catch (const std::bad_alloc&) {
+        // Outside of a collective, whose own are its errors: nothing is lost, and it is tried again.
+        if (!std::exchange(said_, true)) std::fputs("ddl: warning: out of memory while ranks are watched\n", stderr);
+        return false;
+    }
 }
 
 bool Engine::poll() {
@@ -186,11 +233,11 @@ bool Engine::poll() {
             next_watch_ = now + kWatchSeconds;
             for (const CommPtr& comm : running_) watch(*comm, now);
             watch_messages(now);
+            for (const CommPtr& comm : running_) comm->listed = !comm->queue.empty();
+            const auto is_idle = [](const CommPtr& comm) { return !comm->listed; };
+            running_.erase(std::remove_if(running_.begin(), running_.end(), is_idle), running_.end());
         }
     }
-    for (const CommPtr& comm : running_) comm->listed = !comm->queue.empty();
-    const auto is_idle = [](const CommPtr& comm) { return !comm->listed; };
-    running_.erase(std::remove_if(running_.begin(), running_.end(), is_idle), running_.end());
     return moved;
 }
 
@@ -199,16 +246,18 @@ void Engine::take_submissions() noexcept {
     {
         const std::lock_guard lock(table_);
         taken.swap(inbox_);
-        active_ += taken.size();  // before the inbox is empty: is_busy() reads the two without the lock
+        add_active(static_cast<ptrdiff_t>(taken.size()));  // first: is_busy() reads the two without the lock
         inbox_full_ = false;
     }
-    while (!taken.empty()) accept(taken);
+    while (!taken.empty()) {
+        const CommPtr comm = std::move(taken.front().comm);
+        accept(comm, taken);
+    }
 }
 
 // The first of `taken`.
-void Engine::accept(std::list<Active>& taken) noexcept {
+void Engine::accept(const CommPtr& owner, std::list<Active>& taken) noexcept {
     Active& active = taken.front();
-    const CommPtr owner = std::move(active.comm);
     Communicator& comm = *owner;
     comm.queue.splice(comm.queue.end(), taken, taken.begin());
     active.header = make_header(active.call.task, comm.key, comm.sequence, comm.layout, comm.past, active.call.purpose,
@@ -242,7 +291,7 @@ bool Engine::poll(Communicator& comm) noexcept {
     try {
         int left = std::clamp(options_.concurrent, 1, kSequenceSlots);
         for (auto active = comm.queue.begin(); active != comm.queue.end() && left-- > 0 && !failure; ++active) {
-            if (active->request->finished()) continue;
+            if (active->finished()) continue;
             if (!active->operation) {
                 begin(comm, *active);
                 moved = true;
@@ -267,14 +316,27 @@ bool Engine::poll(Communicator& comm) noexcept {
         break_comm(comm, std::move(failure), true);
         return true;
     }
-    while (!comm.queue.empty() && comm.queue.front().request->finished()) comm.queue.pop_front();
+    while (!comm.queue.empty() && comm.queue.front().finished()) retire(comm);
     return moved;
 }
 
 void Engine::finish(Active& active, Cause error) noexcept {
-    --active_;
-    active.request->error_ = std::move(error);
-    active.request->finished_.store(true, std::memory_order_release);
+    add_active(-1);
+    const RequestPtr request = std::move(active.request);
+    request->error_ = std::move(error);
+    request->finished_.store(true, std::memory_order_release);  // the last that is done with it
+}
+
+// Takes the first of its queue, which is finished, out of it.
+void Engine::retire(Communicator& comm) noexcept {
+    if (!spare_.empty()) return comm.queue.pop_front();
+    spare_.splice(spare_.begin(), comm.queue, comm.queue.begin());
+    spare_.front() = Active{};
+}
+
+// Not an addition of the processor's, which would take as long as a lock: all who write hold one.
+void Engine::add_active(ptrdiff_t number) noexcept {
+    active_.store(active_.load(std::memory_order_relaxed) + static_cast<size_t>(number), std::memory_order_release);
 }
 
 Cause Engine::cause_of(Code code, const char* text) const noexcept {

@@ -143,7 +143,8 @@ class Engine {
     CommPtr find(CommId comm) const;
     CommPtr find(const CommKey& key) const;
     CommPtr create(const CommKey& key, std::vector<int> members, Plan plan);
-    Status start(CommId comm, const Call& call, RequestPtr* request, bool and_wake);
+    Status start(CommId comm, const Call& call, const RequestPtr& request);
+    bool run_alone(CommId comm, const Call& call, const RequestPtr& request);
     Status split_over(const Communicator& parent, int color, int key, CommId* comm);
     Status create_part(const CommKey& key, std::vector<int> members);
     Status exchange(bool incoming, const std::vector<int>& peers, int64_t tag, std::byte* first, size_t stride,
@@ -155,11 +156,15 @@ class Engine {
     void serve();  // the progress thread
     bool is_busy() const { return inbox_full_ || active_ > 0; }
     bool progress(std::unique_lock<std::mutex> held);
+    void release(std::unique_lock<std::mutex> held);
 
     // With progress_ held:
+    bool poll_all() noexcept;
     bool poll();
     void take_submissions() noexcept;
-    void accept(std::list<Active>& taken) noexcept;
+    void accept(const CommPtr& comm, std::list<Active>& taken) noexcept;
+    void add_active(ptrdiff_t number) noexcept;
+    void retire(Communicator& comm) noexcept;
     bool poll(Communicator& comm) noexcept;
     void begin(Communicator& comm, Active& active);
     void finish(Active& active, Cause error) noexcept;
@@ -193,18 +198,19 @@ class Engine {
     const EngineOptions options_;
     const Cause out_of_memory_;  // made while there is some
 
-    mutable std::mutex table_;  // guards the next five; taken after progress_ where both are
-    std::map<CommId, CommPtr> comms_;
+    mutable std::mutex table_;         // guards the next five; taken after progress_ where both are
+    std::map<CommId, CommPtr> comms_;  // changed with progress_ held as well: either lock is enough to read it
     std::list<Active> inbox_;
     std::atomic<bool> inbox_full_{false};  // something is in it: spares each poll the lock
     std::vector<uint8_t> free_ids_;        // 1: free
     uint64_t groups_ = 0;                  // that create_group() was led for by this rank
 
-    mutable std::mutex progress_;  // guards what communicators do, the transport and the next seven
+    mutable std::mutex progress_;  // guards what communicators do, the transport and the next eight
     Mailbox mailbox_;
     Registry registry_;
     double next_watch_ = 0;
-    std::vector<CommPtr> running_;       // those with a queue; create() keeps room for all
+    std::vector<CommPtr> running_;       // those that had a queue lately; create() keeps room for all
+    std::list<Active> spare_;            // at most one, for the next call
     unsigned idle_polls_ = 0;            // that moved nothing
     std::vector<std::string> warnings_;  // said when the lock is released
     bool said_ = false;                  // that memory is short: once is enough

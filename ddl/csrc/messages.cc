@@ -63,7 +63,7 @@ Status Engine::post(CommId id, int peer, Mail mail, RequestPtr* request) {
         } else {
             letter.patience = comm->patience;
             mailbox_.post(std::move(letter));
-            ++active_;
+            add_active(1);
         }
     }
     *request = std::move(made);
@@ -87,7 +87,7 @@ bool Engine::poll_messages() {
 }
 
 void Engine::finish(Letter& letter, Cause error) noexcept {
-    --active_;
+    add_active(-1);
     letter.request->error_ = std::move(error);
     letter.request->finished_.store(true, std::memory_order_release);
 }

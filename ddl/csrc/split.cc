@@ -53,7 +53,7 @@ Status Engine::split_over(const Communicator& parent, int color, int key, CommId
     std::vector<int> theirs(2 * size);
     Call gather{{Collective::allgather, DDL_INT32, DDL_SUM, 2, 0}, mine, theirs.data(), Purpose::split};
     RequestPtr request;
-    if (Status status = start(parent.key.id, gather, &request, false); !status.ok()) return status;
+    if (Status status = submit(parent.key.id, gather, &request); !status.ok()) return status;
     if (Status status = wait(request); !status.ok()) return status;
     const uint64_t birth = birth_of_child(parent.key, request->sequence_);
     Reservation reservation(*this);

@@ -283,6 +283,39 @@ TEST("many collectives in flight on several communicators finish in any order of
     });
 }
 
+TEST(
+    "blocking calls of several threads, each on its communicator, go on beside one another and behind what was begun") {
+    constexpr int kSize = 2, kThreads = 3;
+    const int calls = check::kSanitized ? 100 : 500;
+    for (const int spins : {0, 50}) {
+        EngineOptions options = test_options();
+        options.spin_polls = spins;
+        World world(kSize, flat_plan(kSize), options);
+        world.run([&](int rank, Engine& engine) {
+            std::vector<CommId> comms(kThreads);
+            for (CommId& comm : comms) CHECK(engine.split(kWorld, 0, rank, &comm).ok());
+            std::vector<std::thread> threads;
+            for (const CommId comm : comms) {
+                threads.emplace_back([&engine, comm, rank, calls] {
+                    for (int i = 0; i < calls; ++i) {
+                        float begun = static_cast<float>(rank + i), mine = static_cast<float>(2 * rank - i);
+                        RequestPtr request;
+                        if (i % 3 == 0) CHECK(engine.submit(comm, allreduce(&begun, &begun, 1), &request).ok());
+                        CHECK(engine.run(comm, allreduce(&mine, &mine, 1)).ok());
+                        CHECK_EQ(mine, static_cast<float>(2 - 2 * i));
+                        if (!request) continue;
+                        CHECK(request->finished() || engine.wait(request).ok());
+                        CHECK_EQ(begun, static_cast<float>(1 + 2 * i));
+                    }
+                });
+            }
+            for (std::thread& thread : threads) thread.join();
+        });
+        for (auto& engine : world.engines) engine->shutdown();
+        CHECK_EQ(world.network.pending(), size_t{0});
+    }
+}
+
 TEST("a communicator with a request in flight cannot be freed") {
     std::atomic<bool> tried{false};
     World world(2, flat_plan(2));
