@@ -9,29 +9,39 @@ from ddl.bench.contest import STAY, Entry, hold, order
 
 
 class Fake:
-    """Takes `seconds` for a collective of any size; keeps what it was asked."""
+    """Takes `seconds` for a collective of any size, and `slow` times as long in its first `disturbed` answers; keeps
+    what it was asked."""
 
-    def __init__(self, seconds: float, wrong: bool = False) -> None:
-        self.seconds, self.wrong = seconds, wrong
+    def __init__(self, seconds: float, wrong: bool = False, slow: float = 1, disturbed: int = 0) -> None:
+        self.seconds, self.wrong, self.slow, self.disturbed = seconds, wrong, slow, disturbed
         self.asked: list[tuple[str, int, int]] = []
 
     def check(self, size: int) -> float:
         if self.wrong:
             raise ValueError("wrong sum")
         self.asked.append(("check", size, 1))
-        return self.seconds
+        return self._seconds()
 
     def time(self, size: int, repeats: int) -> float:
         self.asked.append(("time", size, repeats))
-        return self.seconds
+        return self._seconds()
+
+    def _seconds(self) -> float:
+        return self.seconds * (self.slow if len(self.asked) <= self.disturbed else 1)
 
 
 def test_a_turn_is_as_long_as_asked() -> None:
     fast, slow = Fake(1e-6), Fake(2.0)
     turns = hold([Entry("fast", fast), Entry("slow", slow)], [1024], rounds=3, seconds=0.5)
-    assert {one.name: one.repeats for one in turns} == {"fast": 500_000, "slow": 1}
+    assert {one.name: one.repeats for one in turns} == {"fast": 525_000, "slow": 1}
     assert all(one.seconds == {0: one.median, 1: one.median, 2: one.median} for one in turns)
     assert slow.asked == [("check", 1024, 1)] + [("time", 1024, 1)] * 4  # one trial more, and three rounds
+
+
+def test_trials_that_were_disturbed_do_not_shorten_the_turns() -> None:
+    late = Fake(1e-5, slow=1000, disturbed=4)
+    (turns,) = hold([Entry("late", late)], [1024], rounds=3, seconds=0.5)
+    assert turns.repeats * 1e-5 >= 0.5
 
 
 def test_only_the_best_of_a_family_stay() -> None:

@@ -15,6 +15,8 @@ from statistics import median
 from typing import Protocol
 
 STAY = 2  # variants of a family that are timed at each size
+TRIAL = 0.1  # of a turn: how long a trial is by which the best of a family are chosen
+MARGIN = 1.05  # of a turn's length, as a turn may be quicker than its trials
 
 
 class Timed(Protocol):
@@ -131,18 +133,24 @@ def order(count: int, at: int) -> list[int]:
 
 
 def _trial(crew: Timed, size: int, seconds: float) -> float:
-    """The better of a first collective, whose sum is checked, and of one or a few more."""
+    """Seconds of a collective, the first of which is checked: the best of trials up to a share of a turn."""
     first = crew.check(size)
-    return min(first, crew.time(size, 3 if first < seconds else 1))
+    trial = min(first, crew.time(size, 3 if first < seconds else 1))
+    return _filled(crew, size, trial, TRIAL * seconds)[1]
 
 
 def _repeats(crew: Timed, size: int, trial: float, seconds: float) -> int:
-    """How many collectives fill a turn. A few short ones say little: they are tried until they take a tenth of it."""
+    return _filled(crew, size, trial, seconds)[0]
+
+
+def _filled(crew: Timed, size: int, trial: float, seconds: float) -> tuple[int, float]:
+    """How many collectives take `seconds`, and how long one takes: by the quickest of ever longer trials, as a few of
+    them, or disturbed ones, say little."""
     count = 1
-    while count * trial < seconds / 10:
-        count = max(2 * count, int(seconds / 10 / trial) + 1)
-        trial = crew.time(size, count)
-    return max(1, math.ceil(seconds / trial))
+    while count * trial < seconds:
+        count = min(8 * count, math.ceil(MARGIN * seconds / trial))
+        trial = min(trial, crew.time(size, count))
+    return count, trial
 
 
 def _best(entries: Sequence[Entry], trials: dict[str, float]) -> set[str]:

@@ -33,11 +33,15 @@ _NAMES = {HYDRA: "MPICH", OPENMPI: "Open MPI"}
 # On several hosts han goes before tuned, whose settings then mean nothing for the ranks of all hosts: it is left out.
 _WITHOUT_HAN = ("--mca", "coll", "^han")
 _ALGORITHM = (*_WITHOUT_HAN, "--mca", "coll_tuned_use_dynamic_rules", "1", "--mca", "coll_tuned_allreduce_algorithm")
+# Through shared memory; its component has another name in Open MPI 4.
+_EAGER = ("--mca", "btl_sm_eager_limit", "20480", "--mca", "btl_vader_eager_limit", "20480")
 # Numbers as `ompi_info --param coll tuned --level 9` lists them. 1 (linear) and 2 (reduce, then broadcast) are left
 # out: at large sizes they take many times as long as any other.
 OPENMPI_SETTINGS = {
     "tuned without han": _WITHOUT_HAN,
     "recursive doubling": (*_ALGORITHM, "3"),
+    # The messages that DDL sends at once inside a host, which Open MPI by itself asks the receiver about from 4 KiB on.
+    "recursive doubling, eager to 20 KiB": (*_ALGORITHM, "3", *_EAGER),
     "ring": (*_ALGORITHM, "4"),
     "segmented ring": (*_ALGORITHM, "5", "--mca", "coll_tuned_allreduce_algorithm_segmentsize", "262144"),
     "Rabenseifner": (*_ALGORITHM, "6"),
