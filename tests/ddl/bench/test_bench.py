@@ -5,6 +5,7 @@ import os
 import signal
 import subprocess
 import sys
+import tempfile
 import time
 from contextlib import suppress
 from pathlib import Path
@@ -172,6 +173,21 @@ def test_ddlrun_bench_times_ddl_beside_mpi_and_gloo(tmp_path: Path, capsys: pyte
     assert {"ddl", "mpi", "python", "torch"} <= found["versions"].keys()
     assert found["left_out"] == []
     assert plot.read_text().startswith("<?xml")
+
+
+def test_a_temporary_folder_whose_name_open_mpi_misreads_is_hidden_from_it(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder = tmp_path / "Experiments"
+    folder.mkdir()
+    monkeypatch.setenv("TMPDIR", str(folder))
+    monkeypatch.setattr(tempfile, "tempdir", None)  # it is read anew
+    status = ddlrun.main(["bench", "-v", "-np", "2", "--sizes", "1KiB", "--rounds", "1", "--seconds", "0.01"])
+    printed = capsys.readouterr()
+    assert status == 0, printed.err
+    assert "1 KiB" in printed.out
+    assert "ddlrun: ranks: 2 (-np 2)" in printed.err
+    assert list(folder.glob("ddlrun-bench-*")) == []
 
 
 @pytest.mark.parametrize(

@@ -38,6 +38,10 @@ def test_sizes(text: str, sizes: tuple[int, ...]) -> None:
         (["--peer-mpi", "/mpirun"], "--peer-mpi is about the peers"),
         (["--json", "/no/such/a.json"], "argument --json: '/no/such/a.json': there is no folder /no/such"),
         (["--plot", "/no/such/a.svg"], "argument --plot: '/no/such/a.svg': there is no folder /no/such"),
+        (["--dry-run"], "--dry-run is not for the benchmark: a benchmark runs"),
+        (["--restarts", "2"], "--restarts is not for the benchmark"),
+        (["-rank-prefix"], "--rank-prefix is not for the benchmark"),
+        (["--log-dir", "logs"], "--log-dir is not for the benchmark: .* --json FILE keeps every figure"),
         (["train.py", "x"], "runs no program, and was given 'train.py x'"),
     ],
 )

@@ -172,6 +172,10 @@ def test_the_scaling_table_names_itself_a_simulation(capsys: pytest.CaptureFixtu
     assert out.splitlines()[-1].startswith("  256  60.6 (94.7%)")
     document = answer(capsys, "--scaling")
     assert document["simulation"] is True
+    slower = answer(capsys, "--scaling", "--link", "25gbit", "--latency", "1us,50us")
+    (inside, link) = slower["network"]["tiers"]  # type: ignore[index]
+    assert (inside["latency"], link["bandwidth"], link["latency"]) == (1e-6, 25e9 / 8, 50e-6)
+    assert slower["rows"][-1]["after"] > 1.2 * document["rows"][-1]["after"]  # type: ignore[index]
     pytest.importorskip("matplotlib")
     picture.check(tmp_path / "a.svg")
     run(capsys, "--scaling", "--plot", tmp_path / "scaling.svg")
@@ -195,6 +199,10 @@ def test_the_scaling_table_names_itself_a_simulation(capsys: pytest.CaptureFixtu
         (("--hosts", "5", "--racks", "2"), "plan: 5 hosts cannot be parted evenly among 2 racks"),
         (("--hosts", "4", "-m", "r:3"), "plan: dimensions 3 multiply to 3, but there are 4 ranks"),
         (("--hosts", "4", "--schedule", "--rank", "4"), "plan: rank 4 is not in a plan of 4"),
+        (("--scaling", "--size", "64MiB"), "plan: --size is not for --scaling, whose table sets"),
+        (("--scaling", "-m", "r:4"), "plan: --mode is not for --scaling"),
+        (("--scaling", "--aisle-link", "1gbit"), "plan: --aisle-link is not for --scaling"),
+        (("--scaling", "--schedule"), "plan: --schedule is not for --scaling"),
         (("--plot", "times.gif"), "plan: times.gif: a picture ends in .png or .svg"),
     ],
 )

@@ -22,7 +22,7 @@ from ddl.bench.contest import Entry, LeftOut, Turns
 from ddl.bench.contestants import Contestant
 from ddl.bench.controller import Controller, CrewError
 from ddl.bench.crew import END_SECONDS, Crew, WrongSum, disband
-from ddl.launch import checks, command, job, mpi, process, reach, run
+from ddl.launch import checks, command, folders, job, mpi, process, reach, run
 from ddl.launch.console import say, warn
 from ddl.launch.errors import LaunchError, UsageError
 from ddl.launch.job import Found, Job
@@ -55,6 +55,9 @@ def main(words: Sequence[str]) -> int:
     if failed := checks.failures(look.rows):
         raise failed
     planned = job.plan(asked.launch, contestants.of_ddl(look.found.mpi).found(look.found))
+    if asked.launch.verbose:
+        for reason in planned.reasons:
+            say(reason)
     ranks = len(planned.places)
     bound = _bound(asked.network, ranks)
     entered = _entered(asked, look.found, planned)
@@ -124,6 +127,7 @@ def _measure(
         return True
 
     with ExitStack() as running:
+        folder = running.enter_context(folders.readable(folder))
         addresses = reach.own_addresses(planned.hosts, planned.network.networks)
         controller = Controller(addresses, ranks * len(entered))
         running.callback(controller.close)

@@ -17,13 +17,20 @@ from ddl.planning import network, picture, units
 from ddl.planning.network import Network
 
 SIZES = "1KiB..64MiB"
+REFUSED = {  # of ddlrun's options: those that mean nothing here, by the field that each sets
+    "dry_run": ("--dry-run", "a benchmark runs; `ddlrun --dry-run PROGRAM` prints the command of a job"),
+    "restarts": ("--restarts", "a job that fails is left out, and never started again"),
+    "rank_prefix": ("--rank-prefix", "what the ranks print is not shown"),
+    "log_dir": ("--log-dir", "no run's folder is kept; --json FILE keeps every figure, with what libddl said"),
+}
 
 _TEXT = """\
 Time DDL's allreduce of float32 sums over sizes, and print for each: time, algorithm bandwidth (bytes / time), bus
 bandwidth (2 (n-1)/n x bytes / time) and, where the network is described (--network), the share of the least time that
 any algorithm needs on it. With --compare the peers that are installed take turns with it in the same run: Open MPI with
 its default and with the settings that its users tune by, MPICH, gloo (torch), and one flat ring.
-All other options are those of ddlrun and say where the ranks run: see `ddlrun --help`.
+All other options are those of ddlrun and say where the ranks run: see `ddlrun --help`. Not for the benchmark are
+--dry-run, --restarts, --rank-prefix and --log-dir.
 """
 _EXAMPLES = """\
 examples:
@@ -63,6 +70,9 @@ def parse(words: Sequence[str]) -> Bench | None:
     given = launch.parse([*rest, "--", "bench"])
     if given.program != ("bench",):
         raise UsageError(f"ddlrun bench runs no program, and was given {' '.join(given.program[:-2])!r}")
+    for field, (option, why) in REFUSED.items():
+        if getattr(given, field) != getattr(launch.Options, field):
+            raise UsageError(f"bench: {option} is not for the benchmark: {why}")
     return Bench(
         launch=given,
         compare=own.compare,

@@ -40,6 +40,10 @@ bits (200mbit, 100 Gbit/s) or bytes a second (12.5GB/s); times are 5us, 0.1ms; s
 bus bandwidth: that times 2 (n-1)/n, what each rank sends.
 """
 
+UNSCALED = (  # what --scaling has no use for
+    *("ranks", "hosts", "racks", "aisles", "uplink", "aisle_link"),
+    *("size", "type", "mode", "chunks", "algorithm", "schedule", "rank"),
+)
 _LONG = re.compile(r"-[a-z][a-z-]+(=.*)?", re.DOTALL)  # an option of more than one letter with one dash
 
 
@@ -50,7 +54,8 @@ def main(words: Sequence[str]) -> int:
         print(parser.format_help(), end="")
         return 0
     # Long options may have one dash, as elsewhere in ddlrun.
-    asked = parser.parse_args([f"-{word}" if _LONG.fullmatch(word) else word for word in words])
+    words = [f"-{word}" if _LONG.fullmatch(word) else word for word in words]
+    asked = parser.parse_args(words)
     if asked.list:
         _list_machines()
         return 0
@@ -58,6 +63,7 @@ def main(words: Sequence[str]) -> int:
         if asked.plot:
             picture.check(asked.plot)
         if asked.scaling:
+            _refuse(parser.parse_args(words, argparse.Namespace(**dict.fromkeys(UNSCALED))))
             return _scaling(asked)
         return _plan(asked)
     except (network.DescriptionError, picture.PictureError, ArgumentError) as error:
@@ -66,6 +72,16 @@ def main(words: Sequence[str]) -> int:
         raise LaunchError(f"plan: {error}") from None
     except OSError as error:
         raise LaunchError(f"plan: {asked.plot} could not be written: {error.strerror}") from None
+
+
+def _refuse(asked: argparse.Namespace) -> None:
+    """Raises UsageError for an option that --scaling has no use for; `asked` has None where one was not given."""
+    for field in UNSCALED:
+        if getattr(asked, field) is not None:
+            raise UsageError(
+                f"plan: --{field.replace('_', '-')} is not for --scaling, whose table sets hosts, gradients and plans "
+                "by itself; NETWORK, --inside, --link, --latency and --reduce describe its machine"
+            )
 
 
 def _plan(asked: argparse.Namespace) -> int:
@@ -93,7 +109,7 @@ def _plan(asked: argparse.Namespace) -> int:
 
 
 def _scaling(asked: argparse.Namespace) -> int:
-    table = scaling.study(network.load(asked.network or "minsky"))
+    table = scaling.study(_network(asked, network.load("minsky")))
     print(json.dumps(scaling.to_dict(table), indent=2) if asked.json else scaling.to_text(table), end="")
     if asked.json:
         print()
@@ -102,10 +118,9 @@ def _scaling(asked: argparse.Namespace) -> int:
     return 0
 
 
-def _network(asked: argparse.Namespace) -> Network:
-    described = network.load(asked.network) if asked.network else network.DEFAULT
+def _network(asked: argparse.Namespace, default: Network = network.DEFAULT) -> Network:
     made = network.changed(
-        described,
+        network.load(asked.network) if asked.network else default,
         ranks=asked.ranks,
         hosts=asked.hosts,
         racks=asked.racks,
