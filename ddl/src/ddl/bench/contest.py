@@ -144,8 +144,10 @@ def _repeats(crew: Timed, size: int, trial: float, seconds: float) -> int:
 
 
 def _filled(crew: Timed, size: int, trial: float, seconds: float) -> tuple[int, float]:
-    """How many collectives take `seconds`, and how long one takes: by the quickest of ever longer trials, as a few of
-    them, or disturbed ones, say little."""
+    """How many collectives take `seconds`, and how long one takes.
+
+    By the quickest of ever longer trials, as a few of them, or disturbed ones, say little.
+    """
     count = 1
     while count * trial < seconds:
         count = min(8 * count, math.ceil(MARGIN * seconds / trial))
