@@ -16,8 +16,9 @@ from pathlib import Path
 
 import machine
 from page import bound_of, page
+from runs import Run
 from scenarios import ALL, Scenario, quick
-from shaped import ROOT, BenchError, Run, measured
+from shaped import ROOT, BenchError, measured
 from verdicts import judge, left_out_of, lines, turns_of
 
 from ddl.bench import chart, figures

@@ -2,10 +2,27 @@
 
 from __future__ import annotations
 
+import json
+import os
 import platform
+from collections.abc import Mapping
 from datetime import UTC, datetime
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
+
+OUT = Path(__file__).resolve().parents[2] / "out" / "bench"
+
+
+def keep(name: str, figures: Mapping[str, object], folder: Path = OUT) -> None:
+    """Write `figures` to NAME.json, with when, on which machine and with which versions they were measured.
+
+    `load` is the load average of the minute before: what else the machine had to do, and the measurement itself.
+    """
+    document = {"when": now(), "machine": described(), "versions": versions(), "load": os.getloadavg()[0], **figures}
+    folder.mkdir(parents=True, exist_ok=True)
+    aside = folder / f".{name}.json"
+    aside.write_text(json.dumps(document, indent=1) + "\n")
+    aside.replace(folder / f"{name}.json")
 
 
 def now() -> str:

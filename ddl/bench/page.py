@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from statistics import median
 
-from shaped import Goodput, Run
+from runs import Goodput, Run
 from verdicts import Verdict, judge, left_out_of, turns_of
 
 from ddl.bench.contest import Turns
@@ -55,7 +55,7 @@ def _verdicts(verdicts: Sequence[Verdict]) -> str:
         (one.what, "" if one.value is None else f"{one.value:.3f}", one.target, one.why or _WORDS[one.reached])
         for one in verdicts
     ]
-    return _rows(("target", "figure", "aim", ""), rows)
+    return table(("target", "figure", "aim", ""), rows)
 
 
 def _times(turns: Sequence[Turns], bound: Bound | None) -> str:
@@ -73,7 +73,7 @@ def _times(turns: Sequence[Turns], bound: Bound | None) -> str:
         best = min((here[name] for name in settings if name in here), key=lambda one: one.median, default=None)
         row += [f"{_ratio(best, ours)}" + (f" ({best.name})" if best else "")] if settings else []
         rows.append(row)
-    return _rows(head, rows)
+    return table(head, rows)
 
 
 def _ratio(other: Turns | None, ours: Turns) -> str:
@@ -85,9 +85,10 @@ def _orders(run: Run) -> str:
     for order, record in run.records:
         by_order.setdefault(order, []).extend(one.median for one in turns_of(record))
     rows = [(" ".join(map(str, order)), ", ".join(map(format_time, times))) for order, times in by_order.items()]
-    return _rows(("order of hosts", f"time of {run.scenario.sizes}, a run each"), rows)
+    return table(("order of hosts", f"time of {run.scenario.sizes}, a run each"), rows)
 
 
-def _rows(head: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
+def table(head: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
+    """Markdown's."""
     lines = [head, ["---"] * len(head), *rows]
     return "\n".join("| " + " | ".join(cells) + " |" for cells in lines)

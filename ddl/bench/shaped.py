@@ -10,61 +10,26 @@ import subprocess
 import sys
 import tempfile
 from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from pathlib import Path
-from statistics import mean
 from typing import Generic, TypeVar
 
 ROOT = Path(__file__).resolve().parents[2]
 sys.path.insert(0, str(ROOT / "tests" / "testbed"))
 
+from runs import Goodput, Run  # noqa: E402
 from scenarios import Scenario  # noqa: E402
 
 from goodput import measure  # noqa: E402 - of the testbed, which is no package
-from testbed import AGENT, Testbed, cluster, running  # noqa: E402
+from testbed import AGENT, Testbed, Topology, cluster, running  # noqa: E402
 
 APART = 0.05  # how far two calibrations may be from one another
 TRIES = 3
 SECONDS = 2.0  # of a calibration's window
 END_SECONDS = 30  # for `ddlrun bench` to put all back when it was asked to end
-SHARED_MEMORY = 5e9  # bytes a second: of a rank's link inside its host; no bound comes from it
 
 T = TypeVar("T")
-
-
-@dataclass(frozen=True)
-class Goodput:
-    """What a program gets of a host's link and of a rack's uplink (0: one rack), in bytes a second."""
-
-    link: float
-    uplink: float = 0.0
-
-    def mid(self, other: Goodput) -> Goodput:
-        """Halfway between the two."""
-        return Goodput(mean([self.link, other.link]), mean([self.uplink, other.uplink]))
-
-    def apart(self, other: Goodput) -> float:
-        """The largest relative distance between the two."""
-        pairs = [(self.link, other.link)] + ([(self.uplink, other.uplink)] if self.uplink else [])
-        return max(abs(one - two) / max(one, two) for one, two in pairs)
-
-
-@dataclass(frozen=True)
-class Run:
-    """The records of a scenario, one for each `ddlrun bench`, by the order of hosts that it was given."""
-
-    scenario: Scenario
-    before: Goodput | None
-    after: Goodput | None
-    records: tuple[tuple[tuple[int, ...], dict[str, object]], ...]
-    tries: int = 1
-
-    @property
-    def network(self) -> dict[str, object] | None:
-        """As `ddlrun plan` reads it, with the mean of the two calibrations."""
-        if self.before is None or self.after is None:
-            return None
-        return describe(self.scenario.title, self.scenario.racks, self.scenario.ranks, self.before.mid(self.after))
 
 
 @dataclass(frozen=True)
@@ -79,17 +44,6 @@ class Steady(Generic[T]):
 
 class BenchError(RuntimeError):
     """A job of ddlrun's failed, or the links would not hold still; the message has its last words."""
-
-
-def describe(title: str, racks: Sequence[int], ranks: int, goodput: Goodput) -> dict[str, object]:
-    """A network of `racks` with so many hosts, and `ranks` on each host, as `ddlrun plan` reads it."""
-    tiers = [
-        {"name": "rank", "size": ranks, "bandwidth": SHARED_MEMORY},
-        {"name": "host", "size": racks[0], "bandwidth": goodput.link},
-    ]
-    if len(racks) > 1:
-        tiers.append({"name": "rack", "size": len(racks), "bandwidth": goodput.uplink})
-    return {"name": title, "tiers": tiers}
 
 
 def measured(scenario: Scenario, mpich: Path | None, tell: Callable[[str], None]) -> Run:
@@ -109,6 +63,15 @@ def measured(scenario: Scenario, mpich: Path | None, tell: Callable[[str], None]
     return Run(scenario, held.before, held.after, tuple(held.result), held.tries)
 
 
+def calibrate(bed: Testbed) -> Goodput:
+    """The goodput of a host's link within its rack, and of an uplink with a flow from each host of a rack."""
+    racks = [[host.name for host in rack.hosts] for rack in bed.topology.racks]
+    (link,) = measure(bed, [(racks[0][0], racks[0][1])], SECONDS)
+    if len(racks) == 1:
+        return Goodput(link / 8)
+    return Goodput(link / 8, sum(measure(bed, list(zip(racks[0], racks[1], strict=True)), SECONDS)) / 8)
+
+
 def steady(
     name: str,
     racks: Sequence[int],
@@ -116,8 +79,14 @@ def steady(
     uplink: str,
     work: Callable[[Testbed], T],
     tell: Callable[[str], None],
+    *,
+    running: Callable[[Topology], AbstractContextManager[Testbed]] = running,
+    calibrate: Callable[[Testbed], Goodput] = calibrate,
 ) -> Steady[T]:
-    """Do `work` on a virtual cluster until the calibrations before and after it agree. Raises BenchError."""
+    """Do `work` on a virtual cluster until the calibrations before and after it agree. Raises BenchError.
+
+    `running` makes the cluster, a new one for each try; `calibrate` measures its links.
+    """
     for tried in range(1, TRIES + 1):
         with running(cluster(racks, link=link, uplink=uplink if len(racks) > 1 else None)) as bed:
             tell("calibration")
@@ -129,15 +98,6 @@ def steady(
             return Steady(before, after, result, tried)
         tell(f"the links' goodput changed by {before.apart(after):.0%} meanwhile: once more")
     raise BenchError(f"{name}: the links' goodput was never the same within {APART:.0%} before and after")
-
-
-def calibrate(bed: Testbed) -> Goodput:
-    """The goodput of a host's link within its rack, and of an uplink with a flow from each host of a rack."""
-    racks = [[host.name for host in rack.hosts] for rack in bed.topology.racks]
-    (link,) = measure(bed, [(racks[0][0], racks[0][1])], SECONDS)
-    if len(racks) == 1:
-        return Goodput(link / 8)
-    return Goodput(link / 8, sum(measure(bed, list(zip(racks[0], racks[1], strict=True)), SECONDS)) / 8)
 
 
 def ddlrun(

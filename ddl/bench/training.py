@@ -15,7 +15,8 @@ from pathlib import Path
 
 import machine
 import step_chart
-from shaped import ROOT, BenchError, Goodput, ddlrun, describe, run, steady
+from runs import Goodput, describe
+from shaped import ROOT, BenchError, ddlrun, run, steady
 from steps import DDL, GLOO, Steps, faults, steps_of, table
 from verdicts import Verdict, judge_steps, lines
 

@@ -6,8 +6,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from statistics import median
 
+from runs import Run
 from scenarios import LARGE, Target
-from shaped import Run
 from steps import DDL as OURS
 from steps import GLOO, Steps, rows
 

@@ -7,20 +7,26 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from math import inf
 
-from goodput import measure
+from goodput import expect_ready, measure
 from testbed import Testbed, TestbedError
 from topology import PAYLOAD, Rack, Topology, format_rate
 
 TOLERANCE = 0.05  # of the goodput that a shaped rate gives after headers
 
-# Exits with 0 when a connection comes about. The decoy's name binds it to that interface, so that no other is tried.
+# Says what became of a connection over one interface, and no other.
 _CONNECT = """
 import socket, sys
-address, interface = sys.argv[1:]
+address, interface, seconds = sys.argv[1:]
 with socket.socket() as one:
-    one.settimeout(0.3)
+    one.settimeout(float(seconds))
     one.setsockopt(socket.SOL_SOCKET, socket.SO_BINDTODEVICE, interface.encode())
-    one.connect((address, 5000))
+    try:
+        one.connect((address, 5000))
+        print("connected")
+    except ConnectionRefusedError:
+        print("refused")
+    except TimeoutError:
+        print("no answer")
 """
 _LISTEN = """
 import socket, sys
@@ -119,19 +125,35 @@ def _uplinks(bed: Testbed, seconds: float) -> Iterator[Check]:
 
 
 def _decoys(bed: Testbed) -> Iterator[Check]:
+    """Each host's decoys lead not even to a host that listens, and that is reached over eth0."""
     hosts = bed.topology.hosts
     for index, host in enumerate(hosts):
-        other = (index + 1) % len(hosts)
-        for decoy in host.decoys if len(hosts) > 1 else ():
-            address = decoy.address(other).partition("/")[0]
-            with bed.popen(hosts[other].name, [sys.executable, "-ES", "-c", _LISTEN]) as listener:
-                assert listener.stdout is not None
-                listener.stdout.readline()
-                tried = bed.run(host.name, [sys.executable, "-ES", "-c", _CONNECT, address, decoy.name])
+        number = (index + 1) % len(hosts)
+        other = hosts[number].name
+        if not host.decoys or len(hosts) == 1:
+            continue
+        with bed.popen(other, [sys.executable, "-ES", "-c", _LISTEN]) as listener:
+            try:
+                expect_ready(listener, f"decoys, who listens on {other}")
+                honest = _connected(bed, host.name, bed.topology.address(other), "eth0", 5)
+                tried = {
+                    decoy.name: _connected(bed, host.name, decoy.address(number).partition("/")[0], decoy.name, 0.3)
+                    for decoy in host.decoys
+                }
+            finally:
                 listener.kill()
-            said = tried.stderr.strip().splitlines()[-1] if tried.returncode else "connected"
-            what = f"decoy {decoy.name} {host.name} -> {hosts[other].name}"
-            yield Check(what, "no connection", said, tried.returncode != 0)
+        for name, said in tried.items():
+            passed = honest == "connected" and said in ("refused", "no answer")
+            expected = "refused or no answer, and over eth0 connected"
+            yield Check(f"decoy {name} {host.name} -> {other}", expected, f"{said}, and over eth0 {honest}", passed)
+
+
+def _connected(bed: Testbed, host: str, address: str, interface: str, seconds: float) -> str:
+    """What becomes of a connection: "connected", "refused", "no answer", or why none could be tried."""
+    words = [sys.executable, "-ES", "-c", _CONNECT, address, interface, str(seconds)]
+    tried = bed.run(host, words)
+    said = (tried.stdout or tried.stderr).strip().splitlines()
+    return said[-1] if said else f"status {tried.returncode}"
 
 
 def _rate(what: str, expected: float, found: float) -> Check:

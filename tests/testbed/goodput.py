@@ -39,7 +39,7 @@ def measure(bed: Testbed, flows: Sequence[tuple[str, str]], seconds: float = 1.0
         def started(host: str, *words: object) -> subprocess.Popen[str]:
             process = running.enter_context(bed.popen(host, [sys.executable, "-E", "-S", __file__, *map(str, words)]))
             running.callback(process.kill)
-            _expect_ready(process, f"goodput, {host} {' '.join(map(str, words))}")
+            expect_ready(process, f"goodput, {host} {' '.join(map(str, words))}")
             return process
 
         ends: list[tuple[subprocess.Popen[str], subprocess.Popen[str]]] = []
@@ -55,7 +55,8 @@ def measure(bed: Testbed, flows: Sequence[tuple[str, str]], seconds: float = 1.0
         return [8 * int(count) / seconds for count in counts]
 
 
-def _expect_ready(process: subprocess.Popen[str], what: str) -> None:
+def expect_ready(process: subprocess.Popen[str], what: str) -> None:
+    """Wait until a program on a host says "ready". Raises TestbedError, with its last words, where it does not."""
     from testbed import TestbedError  # it knows us too: it is imported when both are complete
 
     assert process.stdout is not None

@@ -15,7 +15,7 @@ import shutil
 import subprocess
 import sys
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import ExitStack, contextmanager, suppress
 from functools import cache
 from pathlib import Path
 
@@ -67,6 +67,24 @@ ip link add name probe2 type bridge
 tc qdisc add dev probe0 root tbf rate 100mbit burst 32kb latency 50ms
 mount -t tmpfs tmpfs /dev/shm
 mount -t sysfs sysfs /sys
+"""
+
+# Ends when each address has answered, which refusing a connection is; else prints the one that did not in time.
+_ASK = """
+import socket, sys, time
+until = time.monotonic() + float(sys.argv[1])
+for address in sys.argv[2:]:
+    while True:
+        try:
+            socket.create_connection((address, 9), 0.2).close()
+            break
+        except ConnectionRefusedError:
+            break
+        except OSError:
+            if time.monotonic() > until:
+                print(address)
+                sys.exit(1)
+            time.sleep(0.02)
 """
 
 
@@ -187,8 +205,27 @@ class Testbed:
         self._ip("link", "set", "dev", self._port(name), "down")
 
     def mend(self, name: str) -> None:
-        """Put the cable back that `cut` pulled. Raises as `cut` does."""
+        """Put the cable back that `cut` pulled; see `settle`. Raises as `cut` does."""
         self._ip("link", "set", "dev", self._port(name), "up")
+
+    def settle(self, seconds: float = 20) -> None:
+        """Wait until every host that lives answers every other: for a moment after `mend` a link still carries nothing.
+
+        Raises TestbedError, which names one that does not answer another within `seconds`.
+        """
+        dead = self.state()
+        alive = {name: self.topology.address(name) for name in self.hosts if dead.get(name) != "killed"}
+        with ExitStack() as running:
+            asking = {
+                name: running.enter_context(self.popen(name, [*_PYTHON, "-c", _ASK, str(seconds), *alive.values()]))
+                for name in alive
+            }
+            for name, process in asking.items():
+                address, complaint = process.communicate()
+                if process.returncode != 0:
+                    silent = [other for other, its in alive.items() if its == address.strip()]
+                    why = f"{silent[0]} does not answer within {seconds:g} s" if silent else complaint.strip()
+                    raise TestbedError(f"testbed {self.name!r}: on host {name}: {why}")
 
     def state(self) -> dict[str, str]:
         """Hosts and racks that are not as they were made: "killed" or "cut". Raises TestbedError when it is down."""

@@ -7,7 +7,7 @@ import pytest
 
 from checks import TOLERANCE, check
 from goodput import measure
-from testbed import AGENT, Rates, Testbed, cluster, running
+from testbed import AGENT, Rates, Testbed, TestbedError, cluster, running
 from topology import PAYLOAD
 
 pytestmark = [pytest.mark.root, pytest.mark.usefixtures("needs_testbed", "untouched")]
@@ -101,6 +101,20 @@ def test_a_cut_link_is_silence_and_no_error(bed: Testbed) -> None:
         assert "TimeoutError" in silent.stderr
     finally:
         bed.mend("h0")
+
+
+def test_hosts_answer_each_other_at_once_when_a_bed_has_settled(bed: Testbed) -> None:
+    bed.cut("h1")
+    try:
+        with pytest.raises(TestbedError, match=r"on host h\d: h\d does not answer within 0\.5 s"):
+            bed.settle(0.5)
+    finally:
+        bed.mend("h1")
+    bed.settle()
+    connect = "import socket, sys; socket.create_connection((sys.argv[1], 22), timeout=0.1)"
+    for source, target in (("h0", "h1"), ("h1", "h2")):
+        refused = bed.run(source, [*PYTHON, connect, bed.topology.address(target)])
+        assert "ConnectionRefusedError" in refused.stderr
 
 
 def test_cutting_what_does_not_exist_names_what_does(bed: Testbed) -> None:

@@ -10,23 +10,14 @@ from typing import Any, TypeVar, cast
 
 import numpy as np
 
-from ddl import dlpack
+from ddl import dlpack, elements
 from ddl.dlpack import SupportsDLPack
 from ddl.errors import ArgumentError
 
 ArrayT = TypeVar("ArrayT", bound=SupportsDLPack)
 
 # ddl_type of ddl.h. NumPy has no bfloat16 of its own: ml_dtypes and PyTorch have.
-TYPES = {
-    "float16": 0,
-    "bfloat16": 1,
-    "float32": 2,
-    "float64": 3,
-    "int8": 4,
-    "int32": 5,
-    "int64": 6,
-    "uint8": 7,
-}
+TYPES = {name: one.number for name, one in elements.TYPES.items()}
 
 
 @dataclass(frozen=True)

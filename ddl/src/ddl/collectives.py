@@ -156,6 +156,8 @@ def _movement(
 def _rows_of(array: ArrayT, comm: Communicator | None) -> Buffer:
     buffer = buffer_of(array, writable=False)
     size = _size_of(comm)
+    if size == 0:
+        raise ArgumentError("this communicator is DDL_COMM_NULL: this rank joined no group in ddl.split")
     if not buffer.shape or buffer.shape[0] != size:
         raise ArgumentError(f"array has shape {buffer.shape}: its first dimension must be {size}, a row for each rank")
     return buffer

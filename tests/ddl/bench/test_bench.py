@@ -12,8 +12,8 @@ from pathlib import Path
 
 import pytest
 from page import page
+from runs import Goodput, Run
 from scenarios import ALL, Scenario, Target
-from shaped import Goodput, Run
 from verdicts import judge, lines
 
 from ddl import ddlrun
@@ -108,6 +108,12 @@ def test_the_worst_order_is_compared_with_the_best() -> None:
 
 def test_two_calibrations_are_apart_by_their_worst_link() -> None:
     assert Goodput(100.0, 50.0).apart(Goodput(99.0, 45.0)) == pytest.approx(0.1)
+
+
+def test_a_record_is_judged_without_a_virtual_cluster() -> None:
+    program = "import sys, page, verdicts; sys.exit('testbed' in sys.modules)"
+    folders = [str(ROOT / "ddl" / "bench"), str(ROOT / "ddl" / "src")]
+    subprocess.run([sys.executable, "-c", program], env={**os.environ, "PYTHONPATH": ":".join(folders)}, check=True)
 
 
 def test_every_scenario_has_a_target() -> None:

@@ -8,7 +8,7 @@ import sys
 from pathlib import Path
 
 import pytest
-from shaped import Goodput
+from runs import Goodput
 from steps import ALONE, Steps, faults, rows, table
 from training import ALL, Trained, Training, report
 from verdicts import judge_steps, lines

@@ -183,7 +183,6 @@ def run(fault: Fault, bed: Testbed, folder: Path, words: Sequence[str] = ()) -> 
     finally:
         if cut:
             bed.mend(cut)
-            time.sleep(1)  # until the hosts find one another again
         for one in strangers(bed):
             with suppress(ProcessLookupError):
                 os.kill(one.pid, signal.SIGKILL)
@@ -192,6 +191,8 @@ def run(fault: Fault, bed: Testbed, folder: Path, words: Sequence[str] = ()) -> 
         for pipe in (job.stdout, job.stderr):
             if pipe:
                 pipe.close()
+        if cut:
+            bed.settle()
     outcome.output = "".join(lines)
     outcome.problems += problems(outcome)
     return outcome

@@ -74,6 +74,9 @@ def communicators() -> None:
         else:  # it is not the group of all ranks
             for call in (
                 lambda: ddl.allreduce(ones, comm=alone),
+                lambda: ddl.allgather(ones, comm=alone),
+                lambda: ddl.alltoall(np.zeros((0, 3)), comm=alone),
+                lambda: ddl.reduce_scatter(np.zeros((0, 3)), comm=alone),
                 lambda: ddl.barrier_async(comm=alone),
                 lambda: ddl.split(0, comm=alone),
                 lambda: library.number("ddl_size", alone.handle),

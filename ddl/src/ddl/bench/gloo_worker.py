@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import os
-import socket
 import sys
 import time
 
 import torch
 import torch.distributed as dist
+
+from ddl.bench.controller import TOKEN
+from ddl.launch import guard
 
 
 def main(contacts: str) -> None:
@@ -16,8 +18,11 @@ def main(contacts: str) -> None:
     torch.set_num_threads(1)
     dist.init_process_group("gloo")
     rank, size = dist.get_rank(), dist.get_world_size()
-    with connect(contacts.split(",")) as connection, connection.makefile("rw") as controller:
-        print(os.environ["OMPI_DDLRUN_BENCH"], rank, size, file=controller, flush=True)
+    connection = guard.connect(contacts.split(","))
+    if connection is None:
+        raise OSError(f"the controller at {contacts} cannot be reached: nobody answers there")
+    with connection, connection.makefile("rw") as controller:
+        print(os.environ[TOKEN], rank, size, file=controller, flush=True)
         tensor = torch.empty(0)
         for line in controller:
             word, *numbers = line.split()
@@ -29,21 +34,6 @@ def main(contacts: str) -> None:
                 tensor = torch.zeros(count)  # in place: anything else would grow without bound
             print(timed(tensor, int(numbers[1])), file=controller, flush=True)
     dist.destroy_process_group()
-
-
-def connect(contacts: list[str]) -> socket.socket:
-    """A connection to the first HOST:PORT that answers. Raises OSError where none does."""
-    why = OSError()
-    for contact in contacts:
-        host, _, port = contact.rpartition(":")
-        try:
-            connection = socket.create_connection((host, int(port)), 5)
-        except OSError as error:
-            why = error
-            continue
-        connection.settimeout(None)
-        return connection
-    raise OSError(f"the controller at {','.join(contacts)} cannot be reached: {why}")
 
 
 def timed(tensor: torch.Tensor, repeats: int) -> str:

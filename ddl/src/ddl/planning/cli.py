@@ -7,7 +7,10 @@ import json
 import re
 from collections.abc import Sequence
 from dataclasses import asdict, replace
+from pathlib import Path
+from typing import TYPE_CHECKING
 
+from ddl import elements
 from ddl.errors import ArgumentError, DDLError
 from ddl.launch import arguments
 from ddl.launch.arguments import read
@@ -15,6 +18,9 @@ from ddl.launch.errors import LaunchError, UsageError
 from ddl.planning import interface, network, picture, report, scaling, units
 from ddl.planning.interface import Plan
 from ddl.planning.network import Network
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
 
 _DESCRIPTION = """\
 Simulate an allreduce on a network that is described and need not exist; run nothing. The schedules are those that
@@ -70,8 +76,6 @@ def main(words: Sequence[str]) -> int:
         raise UsageError(f"plan: {error}") from None
     except DDLError as error:
         raise LaunchError(f"plan: {error}") from None
-    except OSError as error:
-        raise LaunchError(f"plan: {asked.plot} could not be written: {error.strerror}") from None
 
 
 def _refuse(asked: argparse.Namespace) -> None:
@@ -92,7 +96,7 @@ def _plan(asked: argparse.Namespace) -> int:
     if asked.schedule:
         # What the library chose by itself, unless a plan was asked for.
         shown = plan or Plan(mode=made.chosen.plan)
-        count = max(1, asked.size // interface.TYPES[asked.type][1])
+        count = max(1, asked.size // elements.TYPES[asked.type].nbytes)
         steps = interface.schedule(described.tree, count, asked.rank, asked.type, shown)
     if asked.json:
         document = report.to_dict(made)
@@ -104,7 +108,7 @@ def _plan(asked: argparse.Namespace) -> int:
         if steps is not None:
             print("\n" + report.steps_to_text(steps, asked.rank, described), end="")
     if asked.plot:
-        picture.write(picture.draw_times(described, asked.type, plan), asked.plot)
+        _write(picture.draw_times(described, asked.type, plan), asked.plot)
     return 0
 
 
@@ -114,8 +118,15 @@ def _scaling(asked: argparse.Namespace) -> int:
     if asked.json:
         print()
     if asked.plot:
-        picture.write(picture.draw_scaling(scaling.curves(table), scaling.TITLE, scaling.GPUS[0]), asked.plot)
+        _write(picture.draw_scaling(scaling.curves(table), scaling.TITLE, scaling.GPUS[0]), asked.plot)
     return 0
+
+
+def _write(figure: Figure, path: Path) -> None:
+    try:
+        picture.write(figure, path)
+    except OSError as error:
+        raise LaunchError(f"plan: {path} could not be written: {error.strerror}") from None
 
 
 def _network(asked: argparse.Namespace, default: Network = network.DEFAULT) -> Network:
@@ -181,7 +192,7 @@ def _parser() -> argparse.ArgumentParser:
 
     add = parser.add_argument_group("the allreduce").add_argument
     add("--size", type=read(units.parse_size), default=64 << 20, metavar="SIZE", help="of the buffer (default 64MiB)")
-    add("--type", choices=list(interface.TYPES), default="float32", help="of its elements (default float32)")
+    add("--type", choices=list(elements.TYPES), default="float32", help="of its elements (default float32)")
     add("-m", "--mode", metavar="MODE[:AxBxC]", help="these dimensions, as in DDL_OPTIONS (default: the best)")
     add("--chunks", type=count, metavar="N", help="cut the buffer into N pieces (default: by size)")
     add(

@@ -7,22 +7,12 @@ from collections.abc import Sequence
 from ctypes import POINTER, Structure, byref, c_char, c_char_p, c_double, c_int, c_size_t, c_uint64
 from dataclasses import dataclass
 
-from ddl import library
+from ddl import elements, library
 from ddl.errors import ArgumentError, LibraryError
 
 MOST_TIERS = 8
 ALGORITHMS = ("automatic", "latency", "bandwidth")  # ddl_algorithm
 KINDS = ("send", "receive", "reduce", "copy", "divide", "reduce_scatter", "allgather")  # ddl_step_kind
-TYPES = {  # ddl_type, and bytes of an element
-    "float16": (0, 2),
-    "bfloat16": (1, 2),
-    "float32": (2, 4),
-    "float64": (3, 8),
-    "int8": (4, 1),
-    "int32": (5, 4),
-    "int64": (6, 8),
-    "uint8": (7, 1),
-}
 
 
 @dataclass(frozen=True)
@@ -100,7 +90,7 @@ def bounds(tree: Tree, nbytes: int) -> Bounds:
 def forecast(tree: Tree, count: int, dtype: str = "float32", plan: Plan | None = None) -> Forecast:
     """The forecast of an allreduce of `count` elements. Raises ArgumentError."""
     made = _Forecast()
-    _call("ddl_plan_forecast", _network(tree), _plan(plan), count, TYPES[dtype][0], byref(made))
+    _call("ddl_plan_forecast", _network(tree), _plan(plan), count, elements.TYPES[dtype].number, byref(made))
     return made.read(len(tree.tiers))
 
 
@@ -108,16 +98,15 @@ def alternatives(tree: Tree, count: int, dtype: str = "float32") -> list[Forecas
     """First what the library does, then the other plans that make sense, by time. Raises ArgumentError."""
     found = c_size_t()
     forecasts = (_Forecast * (2 ** (MOST_TIERS - 1) + 2))()  # ways of joining neighbours, and two more
-    _call(
-        "ddl_plan_alternatives", _network(tree), count, TYPES[dtype][0], forecasts, len(forecasts), byref(found)
-    )  # fmt: skip
+    arguments = (_network(tree), count, elements.TYPES[dtype].number)
+    _call("ddl_plan_alternatives", *arguments, forecasts, len(forecasts), byref(found))
     return [one.read(len(tree.tiers)) for one in forecasts[: found.value]]
 
 
 def schedule(tree: Tree, count: int, rank: int, dtype: str = "float32", plan: Plan | None = None) -> list[Step]:
     """The steps of one rank, in order. Raises ArgumentError."""
     found = c_size_t()
-    arguments = (_network(tree), _plan(plan), count, TYPES[dtype][0], _whole(rank, "rank"))
+    arguments = (_network(tree), _plan(plan), count, elements.TYPES[dtype].number, _whole(rank, "rank"))
     _call("ddl_plan_schedule", *arguments, None, 0, byref(found))
     steps = (_Step * found.value)()
     _call("ddl_plan_schedule", *arguments, steps, len(steps), byref(found))

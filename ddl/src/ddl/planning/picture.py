@@ -9,6 +9,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from ddl import elements
 from ddl.planning import interface
 from ddl.planning.interface import Plan
 from ddl.planning.network import Network
@@ -35,7 +36,7 @@ def check(path: Path) -> None:
 
 def draw_times(network: Network, dtype: str, plan: Plan | None, largest: int = LARGEST) -> Figure:
     """Time of an allreduce against its size: the library's choice, each other plan, and the bound."""
-    tree, element = network.tree, interface.TYPES[dtype][1]
+    tree, element = network.tree, elements.TYPES[dtype].nbytes
     sizes = [1 << power for power in range(10, max(SMALLEST * 4, largest).bit_length())]
     curves: dict[str, dict[int, float]] = {}
     ours = []

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 
+from ddl import elements
 from ddl.planning import interface
 from ddl.planning.interface import Bounds, Forecast, Plan, Step
 from ddl.planning.network import Network
@@ -41,7 +42,7 @@ def study(network: Network, nbytes: int, dtype: str, plan: Plan | None) -> Study
     With a `plan`, that one is looked at, and the library's own is among the others. Raises ddl.ArgumentError for a plan
     that does not fit.
     """
-    element = interface.TYPES[dtype][1]
+    element = elements.TYPES[dtype].nbytes
     count = max(1, nbytes // element)
     found = interface.alternatives(network.tree, count, dtype)
     chosen, others = found[0], found[1:]
