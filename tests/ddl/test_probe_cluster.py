@@ -8,6 +8,7 @@ Found means the same partition of the hosts into racks. What the racks cannot ch
 are the hosts' links. With one rack there is no uplink.
 """
 
+import os
 import random
 import re
 import statistics
@@ -16,6 +17,7 @@ import sys
 from dataclasses import dataclass
 from pathlib import Path
 
+import machine
 import pytest
 
 from ddl.library import find as library
@@ -137,13 +139,25 @@ def test_the_racks_of_a_drawn_topology_are_found(seed: int) -> None:
 @pytest.mark.slow
 @pytest.mark.timeout(1800)
 def test_the_racks_of_50_of_50_drawn_topologies_are_found() -> None:
-    missed = []
-    for seed in random.SystemRandom().sample(range(10**6), 50):
+    seed = int(os.environ.get("DDL_TOPOLOGIES_SEED", random.randrange(1 << 30)))
+    count = int(os.environ.get("DDL_TOPOLOGIES", 50))
+    print(f"seed {seed} (DDL_TOPOLOGIES_SEED), {count} topologies (DDL_TOPOLOGIES)")
+    drawn: list[dict[str, object]] = []
+    for its in random.Random(seed).sample(range(10**6), count):
+        topology, ranks = draw(its)
+        uplinks = [rack.uplink.up for rack in topology.racks if rack.uplink]
+        one = {"seed": its, "racks": [len(rack.hosts) for rack in topology.racks], "uplinks": uplinks, "ranks": ranks}
         try:
-            expect_found(seed)
+            found = expect_found(its)
+            drawn.append(
+                {**one, "found": True, "plan": found.plan, "measuring": found.measuring, "joining": found.joining}
+            )
         except (AssertionError, pytest.fail.Exception) as error:
-            missed.append(f"seed {seed}: {error}")
-    assert not missed, f"{len(missed)} of 50 were missed:\n" + "\n".join(missed)
+            drawn.append({**one, "found": False, "why": str(error)})
+        # What was measured stays, whatever comes next.
+        machine.keep("topologies", {"seed": seed, "link": LINK, "topologies": drawn})
+    missed = [f"seed {one['seed']}: {one['why']}" for one in drawn if not one["found"]]
+    assert not missed, f"{len(missed)} of {count} were missed:\n" + "\n".join(missed)
 
 
 @pytest.mark.timeout(240)
@@ -155,6 +169,8 @@ def test_8_hosts_start_within_3_seconds_and_their_plan_has_a_dimension_for_the_r
     joining = statistics.median(one.joining for one in found)
     measuring = statistics.median(one.measuring for one in found)
     print(f"ddl_init: {[one.joining for one in found]}; median {joining} s, of which {measuring} s measuring")
+    times = {"joining": [one.joining for one in found], "measuring": [one.measuring for one in found]}
+    machine.keep("init", {"racks": [4, 4], "ranks": 1, "plans": [one.plan for one in found], **times})
     for one in found:
         assert one.racks == truth(topology), one.said
     # A machine that does other things meanwhile measures links as too slow, and then sees nothing to be won.
@@ -162,6 +178,16 @@ def test_8_hosts_start_within_3_seconds_and_their_plan_has_a_dimension_for_the_r
     assert len(deep) > len(found) / 2, [one.plan for one in found]
     assert joining < MOST_SECONDS
     assert re.match(r"r:2x2x2: 2 racks: links .*; 2x2x2 as DDL_OPTIONS asks", given.plan), given.said
+
+
+@pytest.mark.timeout(150)
+def test_every_collective_is_right_between_racks() -> None:
+    with running(built([2, 2], [0.25, 0.25]).shuffled(5)) as bed:
+        # Whatever a busy machine's links seem to carry, the second session reduces in a dimension for the racks.
+        words = ["--most", "1001", "4", "host", "p", "p:2x2"]
+        done = start(bed, 1, "", PROGRAMS / "sweep.py", *words, timeout=100)
+    assert "-mode p: right" in done.stdout
+    assert "-mode p:2x2: right" in done.stdout
 
 
 @pytest.mark.timeout(240)

@@ -80,8 +80,7 @@ def test_a_host_without_a_route_to_it_is_named_and_only_it(ddlrun: Run, bed: Tes
     assert done.returncode == 3
     (line,) = [line for line in done.stderr.splitlines() if line.startswith("ddlrun: error")]
     assert re.match(r"ddlrun: error: host h3: it cannot be reached .* is cut\); check its name", line), line
-    # Until the hosts find one another again: who was just unreachable is so for a moment more.
-    bed.run("h0", ["sh", "-c", f"until {AGENT} h3 true; do sleep 0.1; done"], timeout=20)
+    bed.settle()
 
 
 def test_a_host_without_ddl_is_named(ddlrun: Run, bed: Testbed) -> None:
@@ -107,6 +106,44 @@ def test_another_version_on_a_host_is_named_with_both(ddlrun: Run, bed: Testbed,
     assert done.returncode == 3
     (line,) = [line for line in done.stderr.splitlines() if line.startswith("ddlrun: error")]
     assert line.startswith("ddlrun: error: host h1: it has ddl 0.0.9, and this host has")
+
+
+# NVML, as Python sees it, of a host with two GPUs.
+PYNVML = """
+from types import SimpleNamespace as Some
+class NVMLError(Exception): pass
+def nvmlInit(): pass
+def nvmlShutdown(): pass
+def nvmlDeviceGetCount(): return 2
+def nvmlDeviceGetHandleByIndex(index): return index
+def nvmlDeviceGetCpuAffinity(handle, words): return [1]
+def nvmlDeviceGetName(handle): return "V100"
+def nvmlDeviceGetPciInfo(handle): return Some(busId=f"00:{handle:02}")
+def nvmlDeviceGetMemoryInfo(handle): return Some(total=32 << 30)
+"""
+
+
+def test_a_host_with_other_hardware_is_named_and_taken_only_where_the_ranks_are_counted(
+    ddlrun: Run, bed: Testbed, tmp_path: Path
+) -> None:
+    nvml, other = tmp_path / "python/pynvml.py", tmp_path / "nvml_of_h1"
+    nvml.parent.mkdir()
+    nvml.write_text("raise ImportError\n")
+    other.write_text(PYNVML)
+    path = f"{nvml.parent}:{ROOT / 'ddl/src'}"
+    bed.run("h1", ["mount", "--bind", str(other), str(nvml)], check=True)
+    try:
+        refused = ddlrun("-H", "h0,h1,h2", "true", PYTHONPATH=path, PYTHONDONTWRITEBYTECODE="1")
+        counted = ddlrun("-np", "3", "-H", "h0,h1,h2", "hostname", PYTHONPATH=path, PYTHONDONTWRITEBYTECODE="1")
+    finally:
+        bed.run("h1", ["umount", str(nvml)], check=True)
+    said = "host h1: it has 2 GPUs (V100), and h0, h2 have no GPU; leave it out, or say what you want of its GPUs"
+    assert refused.returncode == 3, refused.stderr
+    (line,) = [line for line in refused.stderr.splitlines() if line.startswith("ddlrun: error")]
+    assert line.startswith(f"ddlrun: error: {said}")
+    assert counted.returncode == 0, counted.stderr
+    assert f"ddlrun: warning: {said}" in counted.stderr
+    assert sorted(counted.stdout.splitlines()) == ["h0", "h1", "h2"]
 
 
 def test_a_job_in_a_slurm_allocation_starts_with_srun(ddlrun: Run, tmp_path: Path) -> None:

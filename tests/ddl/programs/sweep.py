@@ -2,11 +2,11 @@
 
 Values are small powers of two, so that sums and products are exact in every type and any order of operands: what is
 expected is compared to the last bit. `sweep.py RANKS` takes the plans below; `sweep.py RANKS host|device MODE...` those
-modes, with arrays in host memory or in a GPU's (the stub's: gpu.py).
+modes, with arrays in host memory or in a GPU's (the stub's: gpu.py). `--most N`: smaller arrays, for slow links.
 """
 
+import argparse
 import hashlib
-import sys
 from collections.abc import Callable
 
 import ml_dtypes
@@ -104,10 +104,10 @@ def sweep(sizes: tuple[int, ...], types: tuple[object, ...], carried: Carried) -
     return case
 
 
-def in_flight(carried: Carried) -> None:
+def in_flight(most: int, carried: Carried) -> None:
     """Several allreduces at once, waited for in another order than they were started in."""
     put, get = carried
-    counts = (300_000, 10, 70_001, 5, 40_000, 1000)
+    counts = [min(count, 15 * most) for count in (300_000, 10, 70_001, 5, 40_000, 1000)]
     requests = [
         ddl.allreduce_async(put(np.full(count, ddl.rank() + number, np.int64))) for number, count in enumerate(counts)
     ]
@@ -123,8 +123,9 @@ def plans(size: int) -> list[str]:
     return ["p", f"r:{size}", *(f"r:{shape}" for shape in shapes), *modes]
 
 
-def main(size: int, memory: str = "host", *modes: str) -> None:
-    """Sweep over the modes, each in a session of its own."""
+def main(size: int, memory: str, modes: list[str], most: int) -> None:
+    """Sweep over the modes, each in a session of its own, with up to `most` elements, in one call some more."""
+    sizes = tuple(count for count in SIZES if count <= most)
     carried: Carried = (lambda array: array, lambda array: array)  # type: ignore[assignment, return-value]
     if memory == "device":
         import gpu
@@ -136,12 +137,12 @@ def main(size: int, memory: str = "host", *modes: str) -> None:
         assert ddl.size() == size
         # The first plan takes every type; another changes who adds what, for which few types speak.
         if index == 0:
-            sweep(SIZES, TYPES, carried)
+            sweep(sizes, TYPES, carried)
         else:
-            sweep((0, 5, 20_003), ("float32", "float16", "int64"), carried)
-        in_flight(carried)
+            sweep((0, 5, sizes[-1]), ("float32", "float16", "int64"), carried)
+        in_flight(most, carried)
         put, get = carried
-        large = put(np.full(1_000_003, ddl.rank() + 1, np.float32))
+        large = put(np.full(min(1_000_003, 50 * most), ddl.rank() + 1, np.float32))
         assert (get(ddl.allreduce(large)) == sum(range(1, size + 1))).all()
         ddl.barrier()
         if ddl.rank() == 0:
@@ -149,4 +150,10 @@ def main(size: int, memory: str = "host", *modes: str) -> None:
         ddl.finalize()
 
 
-main(int(sys.argv[1]), *sys.argv[2:])
+parser = argparse.ArgumentParser()
+parser.add_argument("ranks", type=int)
+parser.add_argument("memory", nargs="?", default="host")
+parser.add_argument("modes", nargs="*")
+parser.add_argument("--most", type=int, default=SIZES[-1])
+given = parser.parse_args()
+main(given.ranks, given.memory, given.modes, given.most)
