@@ -29,6 +29,8 @@ TEST("communicators of some ranks have a plan of their own, and the same sums to
         return plan_of_part(basis, world, members);
     };
     World world(kSize, all, options);
+    const std::vector<size_t> counts =
+        check::kSanitized ? std::vector<size_t>{0, 513, 6000} : std::vector<size_t>{0, 1, 7, 513, 6000, 70001};
     const struct {
         const char* name;
         int (*color)(int rank);
@@ -41,7 +43,7 @@ TEST("communicators of some ranks have a plan of their own, and the same sums to
                   {"some", [](int rank) { return rank % 3 == 0 ? -1 : 0; }, "r:5"}};
     for (const auto& split : splits) {
         for (const int turn : {1, -1}) {  // of the order of their numbers
-            for (const size_t count : {0, 1, 7, 513, 6000, 70001}) {
+            for (const size_t count : counts) {
                 std::vector<std::vector<float>> inputs(kSize), outputs(kSize);
                 for (int rank = 0; rank < kSize; ++rank) {
                     std::mt19937_64 random(check::seed() + static_cast<uint64_t>(rank));

@@ -12,6 +12,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
+from bundle import interpreter
 from images.engine import Engine
 
 Done = subprocess.CompletedProcess[str]
@@ -51,7 +52,7 @@ def obstacle() -> str | None:
         return "containers: this needs root"
     if missing := [package for program, package in PROGRAMS.items() if not shutil.which(program)]:
         return f"{', '.join(missing)} missing: ci/install_tools {' '.join(missing)} installs it"
-    return None
+    return interpreter.obstacle()
 
 
 def podman(*arguments: str | Path, timeout: float = 110) -> Done:

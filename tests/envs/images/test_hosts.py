@@ -8,7 +8,7 @@ import pytest
 import containers
 from containers import ALLREDUCE, Built, new_key, podman
 
-pytestmark = [pytest.mark.slow, pytest.mark.root, pytest.mark.timeout(1800)]
+pytestmark = [pytest.mark.root, pytest.mark.timeout(1800)]
 
 # What the Helm chart's pods may do, in podman's words.
 RESTRICTED = (

@@ -12,7 +12,7 @@ from containers import Built, new_key, podman, run
 from images.engine import Engine
 from images.errors import ImageError
 
-pytestmark = [pytest.mark.slow, pytest.mark.root, pytest.mark.timeout(1800)]
+pytestmark = [pytest.mark.root, pytest.mark.timeout(1800)]
 CONTAINERFILE = containers.ROOT / "envs/images/Containerfile"
 EXAMPLE = containers.ROOT / "examples/numpy_average"
 
