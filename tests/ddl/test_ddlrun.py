@@ -1,3 +1,5 @@
+import os
+
 import pytest
 
 from ddl import ddlrun
@@ -39,10 +41,23 @@ def test_bench_and_plan_have_help_of_their_own(capsys: pytest.CaptureFixture[str
 
 def test_each_failed_check_is_a_line(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
     def fail(_: list[str]) -> int:
-        raise CheckError("host a: gone", "host b: gone too")
+        raise CheckError(("host a", "gone"), ("host b", "gone too"))
 
     monkeypatch.setattr(ddlrun, "_dispatch", fail)
     assert run(capsys) == (3, "", "ddlrun: error: host a: gone\nddlrun: error: host b: gone too\n")
+
+
+@pytest.mark.parametrize(("command", "status"), [("plan", 0), ("bench", 1)])
+def test_an_output_that_is_read_no_further_is_enough_for_a_plan_and_no_end_of_a_measurement(
+    monkeypatch: pytest.MonkeyPatch, command: str, status: int
+) -> None:
+    def stopped(_: list[str]) -> int:
+        raise BrokenPipeError
+
+    monkeypatch.setattr(ddlrun, "_dispatch", stopped)
+    monkeypatch.setattr(ddlrun.os, "dup2", lambda *_: None)
+    monkeypatch.setattr(ddlrun.sys, "stdout", open(os.devnull))  # noqa: SIM115
+    assert ddlrun.main([command]) == status
 
 
 def test_ctrl_c_is_no_traceback(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:

@@ -100,8 +100,10 @@ def test_a_job_that_lost_a_host_and_has_no_spare_one_says_so_and_stops(tmp_path:
     with running(cluster([2], link="200mbit")) as one:
         words = ["--restarts", "2", "sh", "-c", ALONE, "sh", "none"]
         outcome = run(Fault("kill host", "asleep", (2,), 1, 1, 0.1), one, tmp_path, words)
-        assert outcome.status == 3, outcome.output
-        assert re.search(r"error: host h1: it is gone, and no spare host is listed", outcome.output), outcome.output
+        assert outcome.status == 1, outcome.output
+        assert re.search(r"no restart: host h1: it is gone, and no spare host is listed", outcome.output), (
+            outcome.output
+        )
         assert not outcome.left
 
 

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 
 import ddl
 from ddl.launch import options, run
-from ddl.launch.console import say
+from ddl.launch.console import say, show
 from ddl.launch.errors import CheckError, LaunchError
 
 INTERRUPTED = 130  # what shells return for a command that Ctrl-C ended
@@ -17,9 +17,12 @@ INTERRUPTED = 130  # what shells return for a command that Ctrl-C ended
 def main(argv: Sequence[str] | None = None) -> int:
     """Run the command line `argv` (sys.argv's when None); return its exit status."""
     words = list(sys.argv[1:] if argv is None else argv)
+    # Where our output is not read to its end: `plan` has done what it was asked for, `bench` may still have to.
+    status = 0 if words[:1] == ["plan"] else LaunchError.exit_status
     try:
         status = _dispatch(words)
-        sys.stdout.flush()
+        if sys.stdout is not None:
+            sys.stdout.flush()
         return status
     except LaunchError as error:
         for line in error.lines if isinstance(error, CheckError) else (str(error),):
@@ -30,7 +33,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     except BrokenPipeError:
         # Whoever read our output (a pager, head) has enough. Python would complain again when it flushes at its end.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        return 0
+        return status
 
 
 def _dispatch(words: list[str]) -> int:
@@ -45,10 +48,10 @@ def _dispatch(words: list[str]) -> int:
         return planning.main(words[1:])
     asked = options.parse(words or ["--help"])
     if asked.help:
-        print(options.usage(), end="")
+        show(options.usage().rstrip("\n"))
         return 0
     if asked.version:
-        print(f"ddlrun {ddl.__version__}")
+        show(f"ddlrun {ddl.__version__}")
         return 0
     return run.doctor(asked) if asked.command == "doctor" else run.run(asked)
 

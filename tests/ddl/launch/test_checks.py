@@ -6,6 +6,7 @@ import pytest
 from ddl.launch import checks
 from ddl.launch.checks import FAILED, OK, WARNING
 from ddl.launch.machine import Machine
+from ddl.launch.routes import Gap
 
 Make = Callable[..., Machine]
 
@@ -52,6 +53,34 @@ def test_every_failure_is_a_line_of_one_error(machine: Make) -> None:
     error = checks.failures(checks.hosts(["a", "b"], {}, {"a": "x", "b": "y"}))
     assert error is not None
     assert error.lines == ("host a: x", "host b: y")
+    assert error.failures == (("host a", "x"), ("host b", "y"))
+
+
+def test_a_gpu_that_cannot_be_used_is_named_with_its_host(machine: Make) -> None:
+    broken = machine(gpus=2)
+    fault = "GPU 1 cannot be used: NVML says: GPU is lost"
+    broken = replace(broken, gpus=(broken.gpus[0], replace(broken.gpus[1], fault=fault)))
+    (row,) = checks.gpus({"a": machine(gpus=2), "b": broken})
+    assert row.state == FAILED
+    assert str(row) == f"host b: {fault}; mend it, or leave it out with CUDA_VISIBLE_DEVICES or the host"
+
+
+def test_hosts_that_do_not_reach_each_other_are_one_line() -> None:
+    gaps = {"a": (Gap(1, "No route to host", False),), "b": (Gap(0, "no answer within 1.5 s", False),)}
+    (row,) = checks.routes(gaps, ["a", "b"], {"a": "127.0.1.1", "b": "10.0.1.2"})
+    assert row.state == FAILED
+    assert str(row).startswith("host a: no route to host b (10.0.1.2): No route to host; mend what is between the two")
+
+
+def test_a_firewall_that_lets_ssh_through_is_a_warning() -> None:
+    (row,) = checks.routes({"b": (Gap(0, "no answer within 1.5 s", True),)}, ["a", "b"], {"a": "10.0.0.1"})
+    assert row.state == WARNING
+    assert str(row).startswith("host b: host a (10.0.0.1) answers it at ssh's port alone (no answer within 1.5 s); ")
+
+
+def test_of_many_hosts_that_do_not_reach_each_other_some_are_named() -> None:
+    gaps = {f"h{at}": (Gap(20, "x", False),) for at in range(20)}
+    assert len(checks.routes(gaps, [f"h{at}" for at in range(21)], {})) == checks.ROUTES
 
 
 def test_the_table_is_aligned() -> None:

@@ -83,6 +83,32 @@ def test_a_host_without_a_route_to_it_is_named_and_only_it(ddlrun: Run, bed: Tes
     bed.settle()
 
 
+@pytest.mark.parametrize("kind", ["unreachable", "blackhole"])
+def test_two_hosts_without_a_route_between_them_are_one_clear_line(ddlrun: Run, bed: Testbed, kind: str) -> None:
+    route = [kind, "10.77.0.3/32"]  # to h2
+    bed.run("h1", ["ip", "route", "add", *route], check=True)
+    try:
+        done = ddlrun("-H", "h0,h1,h2", "true")
+        apart = ddlrun("-H", "h0,h1", "true")
+    finally:
+        bed.run("h1", ["ip", "route", "del", *route], check=True)
+    assert done.returncode == 3
+    (line,) = [line for line in done.stderr.splitlines() if line.startswith("ddlrun: ")]
+    assert line == (
+        "ddlrun: error: host h1: no route to host h2 (10.77.0.3): No route to host; mend what is between the two, or "
+        "leave one of them out"
+    )
+    assert apart.returncode == 0, apart.stderr
+
+
+def test_hosts_whose_ranks_end_slowly_are_not_called_lost_when_another_rank_fails(ddlrun: Run) -> None:
+    script = "trap '' TERM; [ $RANK = 0 ] && { sleep 0.5; exit 3; }; while :; do sleep 1; done"
+    done = ddlrun("-H", "h0,h1,h2,h3", "sh", "-c", script)
+    assert done.returncode == 3, done.stderr
+    assert "ddlrun: rank 0 on h0 ended with exit status 3" in done.stderr
+    assert "is lost" not in done.stderr
+
+
 def test_a_host_without_ddl_is_named(ddlrun: Run, bed: Testbed) -> None:
     bed.run("h1", ["mount", "-t", "tmpfs", "none", str(ROOT / "ddl/src/ddl")], check=True)
     try:
@@ -183,6 +209,21 @@ for at, host in enumerate(hosts):
     running.append(subprocess.Popen(["{agent}", host, shlex.join(mine) + " " + " ".join(words)]))
 sys.exit(max(one.wait() for one in running))
 """
+
+
+def test_a_host_that_srun_does_not_reach_is_named_by_srun(ddlrun: Run, tmp_path: Path) -> None:
+    srun = tmp_path / "bin/srun"
+    srun.parent.mkdir()
+    srun.write_text(SRUN.format(python=sys.executable, agent=AGENT))
+    srun.chmod(0o755)
+    path = f"{srun.parent}:{Path(sys.executable).parent}:{os.environ['PATH']}"
+    done = ddlrun(
+        "true", PATH=path, PRTE_MCA_plm_ssh_agent="", SLURM_JOB_ID="7", SLURM_JOBID="7", SLURM_JOB_NODELIST="h[1,9]",
+        SLURM_NODELIST="h[1,9]", SLURM_TASKS_PER_NODE="1(x2)", SLURM_NNODES="2", SLURM_JOB_NUM_NODES="2",
+    )  # fmt: skip
+    assert done.returncode == 3
+    assert "ddlrun: error: host h9: it cannot be reached (testbed agent: host 'h9'" in done.stderr
+    assert "try: srun --nodes=1 --ntasks=1 --nodelist=h9 true" in done.stderr
 
 
 def test_a_host_that_dies_ends_the_job_and_a_spare_one_takes_its_place(ddlrun: Run, bed: Testbed) -> None:

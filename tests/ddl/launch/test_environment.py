@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from ddl.launch.dimensions import Dimensions
-from ddl.launch.environment import ddl_options, exports, program, threads, wrapper
+from ddl.launch.environment import ddl_options, exports, program, threads, visible, wrapper
 from ddl.launch.mpi import Mpi
 from ddl.launch.options import Export, Mode
 
@@ -126,6 +126,15 @@ def test_what_ranks_need_goes_without_asking_and_the_user_s_word_is_the_last() -
         Export("DDL_OPTIONS", "mine"),
         Export("FOO", "1"),
     )
+
+
+def test_an_empty_list_of_visible_gpus_hides_them_from_ranks_too() -> None:
+    environ = {"CUDA_VISIBLE_DEVICES": "", "PATH": ""}
+    assert exports((), environ, {}) == (Export("CUDA_VISIBLE_DEVICES", ""),)
+    assert visible((), environ) == ""
+    assert visible((), {"CUDA_VISIBLE_DEVICES": "1"}) == "1"
+    assert visible([Export("CUDA_VISIBLE_DEVICES", "0")], environ) == "0"
+    assert visible((), {}) is None
 
 
 def test_ddl_options_have_the_mode_and_the_dimensions() -> None:

@@ -6,6 +6,7 @@ import socket
 import subprocess
 import sys
 import time
+from contextlib import suppress
 from pathlib import Path
 
 import pytest
@@ -15,11 +16,21 @@ from ddl.launch import guard
 GUARD = Path(guard.__file__)
 
 
-def start(port: int, mark: str, daemon: int = 0) -> subprocess.Popen[bytes]:
+def start(port: int, mark: str, daemon: int = 0, rank: int = 0) -> subprocess.Popen[bytes]:
     environment = {**os.environ, guard.KEY: "secret", guard.MARK: mark, "RANK": "3"}
-    return subprocess.Popen(
-        [sys.executable, "-I", "-S", str(GUARD), f"127.0.0.1:1,127.0.0.1:{port}", str(daemon)], env=environment
-    )
+    contacts = f"127.0.0.1:1,127.0.0.1:{port}"
+    return subprocess.Popen([sys.executable, "-I", "-S", str(GUARD), contacts, str(daemon), str(rank)], env=environment)
+
+
+def watches(process: subprocess.Popen[bytes]) -> bool:
+    """Wait until a guard holds its daemon: what comes next is that it waits for its end."""
+    deadline = time.monotonic() + 20
+    while time.monotonic() < deadline:
+        with suppress(OSError):
+            if any("[pidfd]" in os.readlink(one) for one in Path(f"/proc/{process.pid}/fd").iterdir()):
+                return True
+        time.sleep(0.005)
+    return False
 
 
 def sleeper(mark: str, script: str = "exec sleep 300") -> subprocess.Popen[bytes]:
@@ -88,10 +99,29 @@ def test_the_end_of_mpi_s_daemon_ends_the_job_s_processes_too(mark: str, reachab
     ours, daemon = sleeper(mark), subprocess.Popen(["sleep", "300"])
     with socket.create_server(("127.0.0.1", 0)) as server:
         one = start(server.getsockname()[1] if reachable else 1, mark, daemon.pid)
-        time.sleep(1)
+        assert watches(one)
         assert ours.poll() is None
         daemon.kill()
         daemon.wait()
+        assert all(map(gone, (one, ours)))
+
+
+@pytest.mark.parametrize("in_order", [True, False])
+def test_a_daemon_that_ends_before_the_rank_that_it_started_is_told_to_ddlrun(mark: str, in_order: bool) -> None:
+    ours, daemon = sleeper(mark), subprocess.Popen(["sleep", "300"])
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        one = start(server.getsockname()[1], mark, daemon.pid, ours.pid)
+        server.settimeout(20)
+        connection, _ = server.accept()
+        with connection, connection.makefile("rb") as lines:
+            assert lines.readline() == b"secret 3\n"
+            assert watches(one)
+            if in_order:
+                ours.kill()
+                ours.wait()
+            daemon.kill()
+            daemon.wait()
+            assert lines.readline() == (b"" if in_order else guard.ALONE)
         assert all(map(gone, (one, ours)))
 
 

@@ -37,7 +37,7 @@ def test_a_cluster_with_gpus_needs_no_flags(found: Cluster) -> None:
 
 def test_every_choice_comes_with_its_reason(found: Cluster) -> None:
     reasons = plan(options(""), found(2, gpus=4)).reasons
-    assert reasons == (
+    assert [": ".join(one) for one in reasons] == [
         "hosts: h0, h1 (-H)",
         "mpirun: Open MPI 5.0.11 (for the test): /mpi/bin/mpirun",
         "ranks: 8 (one a GPU)",
@@ -45,16 +45,16 @@ def test_every_choice_comes_with_its_reason(found: Cluster) -> None:
         "network: the hosts' names lead to 10.0.0.0/24",
         "network: without docker0: a bridge without a network card, for this host's own containers",
         "transport: shared memory and TCP, as not every host shows a fabric",
-        "rank 0 is found at 10.0.0.1:4242",
-        "OMP_NUM_THREADS=2: the cores that a rank has for itself",
-    )
+        "rank 0: found at 10.0.0.1:4242",
+        "OMP_NUM_THREADS: 2 (the cores that a rank has for itself)",
+    ]
 
 
 def test_more_ranks_than_cores_yield(found: Cluster) -> None:
     assert not plan(options("-np 8"), found(1)).request.yield_when_idle
     crowded = plan(options("-np 9"), found(1))
     assert crowded.request.yield_when_idle
-    assert "ranks yield while they wait: 9 ranks on h0's 8 cores" in crowded.reasons
+    assert ("ranks yield while they wait", "9 ranks on h0's 8 cores") in crowded.reasons
 
 
 def test_a_fabric_is_used_where_every_host_has_one_unless_tcp_is_asked_for(found: Cluster) -> None:
@@ -72,6 +72,35 @@ def test_a_user_s_words_win(found: Cluster) -> None:
     assert (variables["MASTER_PORT"], variables["OMP_NUM_THREADS"]) == ("1", "7")
     assert variables["DDL_OPTIONS"] == "-mode r:2x2x1x1 -dbg_level 1"
     assert "DDL_OPTIONS" not in exported(plan(options("--no_ddloptions"), found(2)))
+
+
+@pytest.mark.parametrize(
+    ("line", "mine", "made"),
+    [
+        ("", "-dbg_level 1", "-mode p -dbg_level 1"),
+        ("", "-mode m -dump_iter 5", "-mode m -dump_iter 5"),
+        ("-m p", "-mode m -dump_iter 5", "-mode p -dump_iter 5"),
+        ("-m r", "--mode m", "-mode r:2x2x1x1"),
+        ("--racks 2", "-mode m", "-mode p:2x1x2x1"),
+        ("-v --ddlarg=-dbg_level --ddlarg=2", "-dbg_level 1 -mode m", "-mode m -dbg_level 2"),
+        ("-v", "-dbg_level 0", "-mode p -dbg_level 0"),
+        ("", "-mode m stray", "-mode m stray"),  # libddl says what is wrong with it
+    ],
+)
+def test_a_user_s_ddl_options_count_unless_the_command_line_says_otherwise(
+    found: Cluster, line: str, mine: str, made: str
+) -> None:
+    cluster = found(2)
+    theirs = replace(cluster, environ={**cluster.environ, "DDL_OPTIONS": mine})
+    job = plan(options(line), theirs)
+    assert exported(job)["DDL_OPTIONS"] == made
+    assert ("DDL_OPTIONS", f"{made} (with those of the environment: {mine})") in job.reasons
+
+
+def test_the_ddl_options_of_a_job_that_starts_another_are_not_the_user_s(found: Cluster) -> None:
+    cluster = found(2)
+    inside = {**cluster.environ, "DDL_OPTIONS": "-mode r:2x2", "OMPI_DDLRUN_JOB": "mark"}
+    assert exported(plan(options(""), replace(cluster, environ=inside)))["DDL_OPTIONS"] == "-mode p"
 
 
 def test_racks_make_dimensions(found: Cluster) -> None:

@@ -58,13 +58,25 @@ def test_ranks_fill_hosts_where_they_do_not_divide_and_leave_spares(machine: Mak
     assert (chosen.hosts, chosen.counts, chosen.spares) == (("h0", "h1"), (2, 2), ("h2",))
 
 
+def test_a_host_that_could_take_all_ranks_takes_them_where_they_do_not_divide(machine: Make) -> None:
+    chosen = choose(hosts(4, 4, 4), {}, ranks=4)
+    assert (chosen.hosts, chosen.counts, chosen.spares) == (("h0",), (4,), ("h1", "h2"))
+    assert choose(hosts(8, None), {}, ranks=5).counts == (5,)
+    gpus = {f"h{at}": machine(gpus=8) for at in range(2)}
+    assert choose(hosts(None, None), gpus, ranks=5).spares == ("h1",)
+    assert choose(hosts(None, None), {}, ranks=5, accelerators=8).counts == (5,)
+
+
 def test_hosts_that_nothing_is_known_of_share_the_ranks() -> None:
     assert choose(hosts(None, None), {}, ranks=5).counts == (3, 2)
+    assert choose(hosts(16, 16, asked=False), {}, ranks=5).counts == (3, 2)
     assert choose(hosts(None), {}, ranks=8).counts == (8,)
 
 
 def test_more_ranks_than_gpus_share_them(machine: Make) -> None:
     assert choose(hosts(None), {"h0": machine(gpus=2)}, ranks=4).counts == (4,)
+    gpus = {f"h{at}": machine(gpus=2) for at in range(2)}
+    assert choose(hosts(None, None), gpus, ranks=7).counts == (4, 3)
 
 
 @pytest.mark.parametrize(

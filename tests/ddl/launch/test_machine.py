@@ -79,7 +79,12 @@ def test_interfaces_that_lead_nowhere_are_told_from_those_that_do(tmp_path: Path
         (bridge / "brif" / port).mkdir(parents=True)
         interface(tmp_path, port)
     (tmp_path / "sys/class/net/eth2/device").mkdir()
-    names = ["eth0", "eth1", "lo", "docker0", "br0"]
+    for name, below in (("eth2.100", "eth2"), ("veth1.7", "veth1")):  # a VLAN of each
+        bridge = interface(tmp_path, f"br-{below}")
+        (bridge / "bridge").mkdir()
+        (bridge / "brif" / name).mkdir(parents=True)
+        (interface(tmp_path, name) / f"lower_{below}").symlink_to(f"../{below}")
+    names = ["eth0", "eth1", "lo", "docker0", "br0", "br-eth2", "br-veth1"]
     found = read_at(tmp_path, 1, {name: f"10.{at}.0.1/16" for at, name in enumerate(names)})
     assert {nic.name: nic.routes for nic in found.nics} == {
         "eth0": True,
@@ -87,8 +92,10 @@ def test_interfaces_that_lead_nowhere_are_told_from_those_that_do(tmp_path: Path
         "lo": False,
         "docker0": False,
         "br0": True,
+        "br-eth2": True,
+        "br-veth1": False,
     }
-    assert found.nics[2].network == "10.0.0.0/16"
+    assert found.nics[4].network == "10.0.0.0/16"
 
 
 def test_a_fabric_s_adapters_are_seen(tmp_path: Path) -> None:
@@ -128,9 +135,13 @@ class FakeNvml(SimpleNamespace):
     class NVMLError(Exception):
         pass
 
-    def __init__(self, *, driver: bool) -> None:
+    def __init__(self, *, driver: bool, lost: Collection[int] = (), knows: bool = True) -> None:
         super().__init__()
-        self.driver, self.open = driver, 0
+        self.driver, self.open, self.lost, self.knows = driver, 0, lost, knows
+
+    def _needs(self, knows: bool) -> None:
+        if not knows:
+            raise self.NVMLError("Not Supported")
 
     def nvmlInit(self) -> None:
         if not self.driver:
@@ -144,20 +155,24 @@ class FakeNvml(SimpleNamespace):
         return 2
 
     def nvmlDeviceGetHandleByIndex(self, index: int) -> int:
+        if index in self.lost:
+            raise self.NVMLError("GPU is lost")
         return index
 
     def nvmlDeviceGetName(self, handle: int) -> str | bytes:
+        self._needs(self.knows)
         return "NVIDIA H100" if handle else b"NVIDIA H100"
 
     def nvmlDeviceGetPciInfo(self, handle: int) -> SimpleNamespace:
+        self._needs(self.knows)
         return SimpleNamespace(busId=f"0000000{handle}:00:00.0".encode())
 
     def nvmlDeviceGetMemoryInfo(self, handle: int) -> SimpleNamespace:
+        self._needs(self.knows)
         return SimpleNamespace(total=80 << 30)
 
     def nvmlDeviceGetCpuAffinity(self, handle: int, words: int) -> list[int]:
-        if handle:
-            raise self.NVMLError("Not Supported")
+        self._needs(handle == 0)
         return [0b11] + [0] * (words - 1)
 
 
@@ -170,6 +185,33 @@ def test_gpus_are_asked_of_nvml(monkeypatch: pytest.MonkeyPatch) -> None:
         (Gpu("NVIDIA H100", 80 << 10, "00000001:00:00.0"), set()),
     ]
     assert nvml.open == 0
+
+
+def test_what_nvml_does_not_know_of_a_gpu_is_left_open(monkeypatch: pytest.MonkeyPatch) -> None:
+    nvml = FakeNvml(driver=True, knows=False)
+    monkeypatch.setitem(machine.importlib.sys.modules, "pynvml", nvml)  # type: ignore[attr-defined]
+    assert machine._nvml_gpus() == [
+        (Gpu("of an unknown kind", 0, ""), {0, 1}),
+        (Gpu("of an unknown kind", 0, ""), set()),
+    ]
+    assert nvml.open == 0
+
+
+def test_a_gpu_that_nvml_cannot_open_is_there_with_its_fault(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    nvml = FakeNvml(driver=True, lost=[1])
+    monkeypatch.setitem(machine.importlib.sys.modules, "pynvml", nvml)  # type: ignore[attr-defined]
+    gpus = machine._nvml_gpus()
+    assert [gpu.fault for gpu, _ in gpus] == ["", "GPU 1 cannot be used: NVML says: GPU is lost"]
+    assert nvml.open == 0
+    system(tmp_path, [0])
+    assert [gpu.fault for gpu in read_at(tmp_path, 1, gpus=gpus, visible="0").gpus] == [""]  # it is left out
+
+
+def test_gpus_that_cannot_be_counted_are_one_with_a_fault(monkeypatch: pytest.MonkeyPatch) -> None:
+    nvml = FakeNvml(driver=True)
+    monkeypatch.setattr(nvml, "nvmlDeviceGetCount", lambda: nvml._needs(False))
+    monkeypatch.setitem(machine.importlib.sys.modules, "pynvml", nvml)  # type: ignore[attr-defined]
+    assert [gpu.fault for gpu, _ in machine._nvml_gpus()] == ["GPUs cannot be counted: NVML says: Not Supported"]
 
 
 def test_no_driver_means_no_gpu(monkeypatch: pytest.MonkeyPatch) -> None:

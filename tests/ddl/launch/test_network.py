@@ -44,6 +44,16 @@ def test_a_second_card_is_left_out_until_it_is_measured(machine: Make) -> None:
     assert dict(chosen.dropped)["eth1"] == "no host's name leads to 10.9.0.0/24"
 
 
+def test_an_address_that_a_host_s_name_leads_to_is_trusted_whatever_kind_of_interface_has_it(machine: Make) -> None:
+    bridge = "a bridge without a network card, for this host's own containers"
+    cards = (Nic("br0", "10.1.0.1", 24, False, bridge), Nic("br0", "10.1.0.2", 24, False, bridge))
+    machines, _ = pair(machine, cards)
+    chosen = choose(["a", "b"], machines, {"a": "10.1.0.1", "b": "10.1.0.2"})
+    assert (chosen.networks, chosen.address) == (("10.1.0.0/24",), "10.1.0.1")
+    both = choose(["a", "b"], machines, {"a": "172.17.0.1", "b": "10.0.0.2"})  # docker0's, which both have
+    assert both.networks == ("10.0.0.0/24",)
+
+
 def test_hosts_in_two_networks_use_both(machine: Make) -> None:
     machines, addresses = pair(machine)
     far = Nic("eth0", "10.0.1.2", 24, True, "it is up")

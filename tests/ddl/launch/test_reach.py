@@ -1,12 +1,18 @@
+import shlex
 import socket
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 
-from ddl.launch import probe, reach
+from ddl.launch import probe, process, reach
 from ddl.launch.machine import Machine
+from ddl.launch.mpi import Mpi
+from ddl.launch.options import Export
+from ddl.launch.probe import Answer
+from ddl.launch.reach import Reached
 
 
 def test_this_host_is_known_by_its_names() -> None:
@@ -45,6 +51,7 @@ def test_other_hosts_find_this_one_by_a_list_that_begins_with_the_jobs_network(
         (127, "sh: 1: /x/python: not found\n", f"there is no {sys.executable} on it"),
         (1, "Traceback ...\nValueError: x\n", "the probe failed there with exit status 1 (ValueError: x)"),
         (0, "", "the probe failed there with exit status 0 (it printed nothing)"),
+        (1, "srun: error: Unable to create step: No\n", "Slurm does not reach it (srun: error: Unable to create step"),
     ],
 )
 def test_a_host_that_is_asked_alone_says_what_is_wrong(status: int | None, errors: str, message: str) -> None:
@@ -54,4 +61,109 @@ def test_a_host_that_is_asked_alone_says_what_is_wrong(status: int | None, error
 
 
 def test_a_host_that_answers_is_fine(machine: Callable[..., Machine]) -> None:
-    assert reach.alone("a", 0, f"motd\n{probe.line(machine(), 0)}\n", "") == machine()
+    assert reach.alone("a", 0, f"motd\n{probe.line(Answer(machine()), 0)}\n", "") == machine()
+
+
+def program(folder: Path, name: str, text: str) -> Path:
+    folder.mkdir(exist_ok=True)
+    made = folder / name
+    made.write_text(f"#!/bin/sh\n{text}\n")
+    made.chmod(0o755)
+    return made
+
+
+Probe = Callable[..., Reached]
+
+
+@pytest.fixture
+def fallback(
+    tmp_path: Path, mpis: Mapping[str, Mpi], machine: Callable[..., Machine], monkeypatch: pytest.MonkeyPatch
+) -> Probe:
+    """Looking at hosts with an mpirun that runs `mpirun`, and an ssh and srun that note their words and `answer`."""
+    monkeypatch.setattr(process, "end_children", lambda: None)  # some may be other tests'
+    answer = shlex.quote(probe.line(Answer(machine("b")), 0))
+
+    def look(mpirun: str = "exit 1", answers: str = f"echo {answer}", *names: str, **more: object) -> Reached:
+        path = program(tmp_path / "bin", "mpirun", mpirun)
+        for name in ("ssh", "srun"):
+            program(tmp_path / "bin", name, f'printf "%s\\n" "$@" >{tmp_path}/{name}\n{answers}')
+        environ = {"PATH": f"{tmp_path}/bin:/usr/bin:/bin", "PYTHONPATH": "/x y"}
+        names = names or ("b",)
+        resolved = dict.fromkeys(names, "10.0.0.9")
+        return reach.probe_hosts(replace(mpis["openmpi5"], path=path), names, resolved, environ, **more)  # type: ignore[arg-type]
+
+    return look
+
+
+def test_where_each_host_answers_alone_it_is_mpirun_s_words_that_count(fallback: Probe, tmp_path: Path) -> None:
+    found = fallback("echo ----- >&2; echo 'No network interfaces were found' >&2; exit 1")
+    assert found.machines == {}
+    assert found.problems["b"].startswith("it can be logged in to, but mpirun did not start the probe there; check")
+    assert found.problems["b"].endswith(". mpirun said: No network interfaces were found")
+    words = (tmp_path / "ssh").read_text().splitlines()
+    assert words[-2] == "b"
+    assert words[-1] == f"env 'PYTHONPATH=/x y' {sys.executable} -m ddl.launch.probe"
+
+
+def test_mpirun_s_words_stand_beside_those_of_a_host_that_does_not_answer(fallback: Probe) -> None:
+    found = fallback("echo 'PRTE has lost communication' >&2; exit 1", "echo 'Connection refused' >&2; exit 255")
+    assert found.problems == {
+        "b": "it cannot be reached (Connection refused); check its name, and that you can log in without a password; "
+        "try: ssh b true (mpirun said: PRTE has lost communication)"
+    }
+
+
+def test_what_mpirun_passes_on_of_the_agent_s_words_is_said_once(fallback: Probe) -> None:
+    refused = "echo 'ssh: Connection refused' >&2; exit 255"
+    assert "mpirun said" not in fallback(refused, refused).problems["b"]
+
+
+def test_a_probe_that_is_cut_off_is_no_mpirun_that_said_nothing(fallback: Probe) -> None:
+    found = fallback("exec sleep 60", seconds=0.3)
+    assert found.problems["b"].endswith(". mpirun did not finish within 0 s (--start-timeout), and said nothing")
+
+
+def test_in_a_slurm_allocation_hosts_are_asked_with_srun(fallback: Probe, tmp_path: Path) -> None:
+    found = fallback(batch="slurm")
+    assert found.problems["b"].endswith(". mpirun said nothing")
+    assert not (tmp_path / "ssh").exists()
+    assert (tmp_path / "srun").read_text().splitlines() == [
+        "--nodes=1", "--ntasks=1", "--nodelist=b", "env", "PYTHONPATH=/x y", sys.executable, "-m", "ddl.launch.probe",
+    ]  # fmt: skip
+    failed = fallback("exit 1", "echo 'srun: error: Node b is down' >&2; exit 1", batch="slurm").problems["b"]
+    assert (
+        "Slurm does not reach it (srun: error: Node b is down); see: scontrol show node b; try: srun --nodes=1"
+        in failed
+    )
+
+
+def test_a_user_s_visible_gpus_reach_the_probe(fallback: Probe, tmp_path: Path) -> None:
+    mpirun = f'printf "%s\\n" "$@" >{tmp_path}/mpirun; exit 1'
+    fallback(mpirun, exports=(Export("CUDA_VISIBLE_DEVICES", "0,1"),))
+    words = (tmp_path / "mpirun").read_text().splitlines()
+    assert words[words.index("CUDA_VISIBLE_DEVICES=0,1") - 1] == "-x"
+    assert f"env 'PYTHONPATH=/x y' CUDA_VISIBLE_DEVICES=0,1 {sys.executable}" in (tmp_path / "ssh").read_text()
+
+
+def test_a_user_s_visible_gpus_count_on_this_host(
+    fallback: Probe, machine: Callable[..., Machine], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked: list[str | None] = []
+
+    def here(visible: str | None = None) -> Machine:
+        asked.append(visible)
+        return machine()
+
+    monkeypatch.setattr(reach, "here", here)
+    fallback("exit 1", "exit 1", "localhost", exports=(Export("CUDA_VISIBLE_DEVICES", "1"),))
+    fallback("exit 1", "exit 1", "localhost")
+    assert asked == ["1", None]
+
+
+def test_hosts_are_told_where_the_others_are(machine: Callable[..., Machine]) -> None:
+    names = ["localhost", "b", "c", "d"]
+    resolved = {"localhost": "127.0.0.1", "b": "10.0.0.2", "c": "", "d": "127.0.1.1"}
+    one = list(reach._targets(names, resolved, ["10.0.0.0/24"], machine()))
+    assert one == ["10.0.0.1", "10.0.0.2", "", ""]
+    several = list(reach._targets(names, resolved, ["10.0.0.0/24", "172.17.0.0/16"], machine()))
+    assert several[0] == ""  # which of the two it is differs from host to host

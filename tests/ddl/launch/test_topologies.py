@@ -10,6 +10,7 @@ import pytest
 from ddl.launch import dimensions, layout, probe, rankfile
 from ddl.launch.hosts import Allocation, Host
 from ddl.launch.machine import Machine
+from ddl.launch.probe import Answer
 
 
 def _machines() -> ModuleType:
@@ -61,9 +62,9 @@ def test_sockets_cores_and_gpus_are_found(kind: object, host: Machine) -> None:
 
 
 def test_a_probe_s_line_carries_the_host_through_a_pipe(host: Machine) -> None:
-    line = probe.line(host, 3)
+    line = probe.line(Answer(host), 3)
     assert len(line) < 4096
-    assert probe.parse(f"noise\n{line}\nnoise\n") == {3: host}
+    assert probe.parse(f"noise\n{line}\nnoise\n") == {3: Answer(host)}
 
 
 def test_there_is_a_rank_for_each_gpu_or_else_each_socket(kind: object, host: Machine) -> None:

@@ -1,8 +1,11 @@
+import fcntl
 import os
 import resource
 import socket
+import struct
 import subprocess
 import sys
+import termios
 import time
 from contextlib import suppress
 from pathlib import Path
@@ -40,9 +43,19 @@ def test_while_all_ranks_run_there_is_no_trouble() -> None:
 @pytest.mark.parametrize(
     ("heard", "text", "after"),
     [
-        (reports((2, 3)), "rank 2 on b ended with exit status 3, and mpirun did not end the others", 2),
+        (
+            reports((2, 3)),
+            "rank 2 on b ended with exit status 3, and mpirun did not end the others; see what it wrote above; "
+            "--rank-prefix puts the rank before each line",
+            2,
+        ),
         (reports((0, 0), (1, 0), (2, 0), (3, 0)), "all ranks have ended, and mpirun has not", 3),
-        (reports(began=2), "ranks 2, 3 on b did not begin, and nothing else has for 60 s (--start-timeout)", 60),
+        (
+            reports(began=2),
+            "ranks 2, 3 on b did not begin, and nothing else has for 60 s; try: ddlrun doctor -H b; or give it more: "
+            "--start-timeout",
+            60,
+        ),
     ],
 )
 def test_mpirun_is_given_time_before_ddlrun_does_its_work(heard: Reports, text: str, after: float) -> None:
@@ -81,19 +94,39 @@ def test_a_lost_host_comes_before_everything_else() -> None:
 
 
 def test_the_status_of_a_job_that_ddlrun_ends_is_the_cause_s() -> None:
-    assert Progress(PLACES, reports((2, 137), (1, 3))).failure() == 137
-    assert Progress(PLACES, reports((0, 0))).failure() == 1
-    assert Progress(PLACES, None).failure() == 1
+    assert Progress(PLACES, reports((2, 137), (1, 3))).status() == 137
+    assert Progress(PLACES, reports((0, 0))).status() == 1
+    assert Progress(PLACES, None).status() == 1
+    # MPI ended the others because a host was lost.
+    assert Progress(PLACES, reports((0, 143), asked=" asked"), lost={"b": 9.0}).status() == 1
+    assert Progress(PLACES, reports((0, 3)), lost={"b": 9.0}).status() == 3
+
+
+def test_a_job_whose_ranks_have_all_succeeded_has_succeeded_whatever_becomes_of_mpirun() -> None:
+    progress = Progress(PLACES, reports((0, 0), (1, 0), (2, 0), (3, 0)))
+    assert progress.status() == 0
+    watch = Watch(PLACES, (), progress.reports, lambda _: None)
+    assert watch.overdue(10.0) is None
+    assert watch.overdue(13.1) == "all ranks have ended, and mpirun has not"
+    assert watch.status == 0
+    watch.end()
 
 
 def greet(watch: Watch, rank: int, key: str | None = None) -> socket.socket:
     """A guard's connection."""
-    contact = watch.environment[guard.COMMAND].split()[-2].rpartition(":")
+    contact = watch.environment[guard.COMMAND].split()[-3].rpartition(":")
     made = socket.create_connection(("127.0.0.1", int(contact[2])))
     key = watch.environment[guard.KEY] if key is None else key
-    made.sendall(f"{key} {rank}\n".encode())
-    time.sleep(0.05)
+    send(made, f"{key} {rank}\n".encode())
     return made
+
+
+def send(connection: socket.socket, data: bytes) -> None:
+    """Send, and wait until the kernel at the other end has it."""
+    connection.sendall(data)
+    deadline = time.monotonic() + 10
+    while struct.unpack("i", fcntl.ioctl(connection, termios.TIOCOUTQ, bytes(4)))[0] and time.monotonic() < deadline:
+        time.sleep(0.001)
 
 
 def receive(watch: Watch, now: float) -> None:
@@ -112,10 +145,11 @@ def test_a_guard_that_goes_away_is_a_host_that_is_lost() -> None:
     receive(watch, 11.0)
     assert (watch.overdue(11.1), watch.lost) == (None, ())  # the ranks' reports may be on their way
     assert (watch.overdue(11.5), watch.lost) == (None, ("b",))
-    assert said == ["host b (ranks 2, 3) is lost: MPI's daemon there, or the guard of the job, was ended; the job ends"]
+    lost = "host b (ranks 2, 3) is lost: MPI's daemon there, or the guard of the job, was ended; the job ends"
+    assert said == [f"{lost}; try: ddlrun doctor -H b"]
     assert watch.overdue(12.0) is None
     assert watch.overdue(12.6) == ""
-    assert watch.failure == 1
+    assert watch.status == 1
     watch.end()
     assert one.recv(1) == b""
     one.close()
@@ -129,7 +163,72 @@ def test_a_host_that_cannot_be_asked_to_end_its_processes_is_named() -> None:
         receive(watch, 10.0)
         watch.end()
         watch.wait(0.2)
-    assert said == ["host b (ranks 2, 3) does not answer: whether its processes have ended is not known"]
+    assert said == [
+        "host b (ranks 2, 3) does not answer: whether its processes have ended is not known; look there for those with "
+        f"OMPI_DDLRUN_JOB={watch.environment[guard.MARK]} in their environment"
+    ]
+
+
+def test_when_mpirun_ends_before_its_ranks_its_host_is_not_lost() -> None:
+    said: list[str] = []
+    watch = Watch(PLACES, (), reports(), said.append, own="a")
+    with greet(watch, 0) as one:
+        receive(watch, 10.0)
+        send(one, guard.ALONE)
+        receive(watch, 10.1)
+        watch.settle()
+        assert (watch.lost, said) == ((), [])
+        watch.end()
+    watch.wait(5)
+
+
+@pytest.mark.parametrize("asked", ["", " asked"])
+def test_a_host_whose_ranks_mpi_killed_because_another_failed_is_not_lost(asked: str) -> None:
+    said: list[str] = []
+    heard = reports()
+    watch = Watch(PLACES, (), heard, said.append)
+    with greet(watch, 0), greet(watch, 2) as other:
+        receive(watch, 10.0)
+        heard.take(f"T 0 3{asked}\n".encode())
+        watch.overdue(10.1)
+        other.close()  # MPI has killed the ranks of b, and ends its daemon
+        receive(watch, 10.4)
+        watch.overdue(10.8)
+        watch.settle()
+        assert (watch.lost, said) == ((), [])
+        watch.end()
+    watch.wait(5)
+
+
+def test_a_host_whose_daemon_ended_before_its_ranks_is_lost_whatever_others_reported_meanwhile() -> None:
+    said: list[str] = []
+    heard = reports()
+    watch = Watch(PLACES, (), heard, said.append)
+    with greet(watch, 0), greet(watch, 2) as other:
+        receive(watch, 10.0)
+        send(other, guard.ALONE)
+        receive(watch, 10.1)
+        heard.take(b"T 0 1\n")  # because it has lost its peers
+        watch.overdue(10.2)
+        watch.settle()  # mpirun has ended, and the guard still ends what is left
+        assert watch.lost == ("b",)
+        other.close()
+        receive(watch, 11.3)
+        watch.settle()
+        assert len(said) == 1
+        watch.end()
+    watch.wait(5)
+
+
+def test_what_a_guard_says_is_heard_though_mpirun_ends_at_the_same_moment() -> None:
+    watch = Watch(PLACES, (), reports(), lambda _: None, own="a")
+    with greet(watch, 2) as other:
+        receive(watch, 10.0)
+        watch.end()
+        send(other, guard.ALONE)
+    watch.wait(5)
+    watch.settle()
+    assert watch.lost == ("b",)
 
 
 def test_a_host_whose_ranks_have_all_ended_cannot_be_lost() -> None:
@@ -165,8 +264,7 @@ def test_strangers_are_shown_out(line: bytes) -> None:
     watch = Watch(PLACES, (), reports(), said.append)
     port = watch.sockets()[0].getsockname()[1]
     with socket.create_connection(("127.0.0.1", port)) as stranger, greet(watch, 0, "wrong") as wrong:
-        stranger.sendall(line.replace(b"KEY", watch.environment[guard.KEY].encode()))
-        time.sleep(0.05)
+        send(stranger, line.replace(b"KEY", watch.environment[guard.KEY].encode()))
         receive(watch, 10.0)
         for one in (stranger, wrong):
             one.settimeout(5)

@@ -57,7 +57,7 @@ def main(words: Sequence[str]) -> int:
     planned = job.plan(asked.launch, contestants.of_ddl(look.found.mpi).found(look.found))
     if asked.launch.verbose:
         for reason in planned.reasons:
-            say(reason)
+            say(": ".join(reason))
     ranks = len(planned.places)
     bound = _bound(asked.network, ranks)
     entered = _entered(asked, look.found, planned)

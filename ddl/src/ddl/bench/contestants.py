@@ -96,7 +96,7 @@ def peers(
         if name in names:  # Open MPI 4 beside 5
             name = str(other)
         if name in names:
-            raise CheckError(f"--peer-mpi {other.path}: {other} takes part already; name each MPI once")
+            raise CheckError((f"--peer-mpi {other.path}", f"{other} takes part already; name each MPI once"))
         names.add(name)
         found += _of_mpi(other, partial(compiled, other), name, wanted)
     if find_spec("torch") is not None:
@@ -110,9 +110,8 @@ def compiled(mpi: Mpi) -> Path:
     """The worker for `mpi`, made by the compiler wrapper beside its launcher. Raises CheckError where that fails."""
     wrapper = shutil.which(mpi.path.parent / "mpicxx")
     if wrapper is None:
-        raise CheckError(
-            f"{mpi}: there is no mpicxx beside {mpi.path}, which is needed to time it: install its headers"
-        )
+        why = f"there is no mpicxx beside {mpi.path}, which is needed to time it: install its headers"
+        raise CheckError((str(mpi), why))
     source = _worker("allreduce.cc")
     made_of = f"{mpi.path.parent.resolve()} {mpi} {source.read_text()}"
     program = _cache() / f"bench_{mpi.family}-{hashlib.sha256(made_of.encode()).hexdigest()[:16]}"
@@ -123,7 +122,7 @@ def compiled(mpi: Mpi) -> Path:
     words.append(f"-Wl,-rpath,{mpi.path.parent.parent / 'lib'}")
     done = subprocess.run(words, stdin=subprocess.DEVNULL, capture_output=True, text=True)
     if done.returncode:
-        raise CheckError(f"{mpi}: {wrapper} cannot compile {source}: {done.stderr.strip()[:400]}")
+        raise CheckError((str(mpi), f"{wrapper} cannot compile {source}: {done.stderr.strip()[:400]}"))
     aside.replace(program)
     return program
 
@@ -154,4 +153,4 @@ def _worker(name: str) -> Path:
     for path in (folder / "bench" / name, folder / name):
         if path.is_file():
             return path
-    raise CheckError(f"ddlrun bench: {name} is not beside {library.NAME} in {folder}; install ddl again")
+    raise CheckError(("ddlrun bench", f"{name} is not beside {library.NAME} in {folder}; install ddl again"))

@@ -7,9 +7,10 @@ from dataclasses import dataclass
 
 from ddl.launch.errors import CheckError
 from ddl.launch.machine import Gpu, Machine
-from ddl.launch.network import Network
+from ddl.launch.routes import Gap
 
 OK, WARNING, FAILED = "ok", "warning", "FAILED"
+ROUTES = 8  # pairs of hosts that are named
 
 
 @dataclass(frozen=True)
@@ -50,6 +51,40 @@ def versions(machines: Mapping[str, Machine], here: str) -> list[Check]:
     ]  # fmt: skip
 
 
+def gpus(machines: Mapping[str, Machine]) -> list[Check]:
+    """A row for each GPU that cannot be used."""
+    return [
+        Check(FAILED, f"host {name}", f"{gpu.fault}; mend it, or leave it out with CUDA_VISIBLE_DEVICES or the host")
+        for name, one in machines.items()
+        for gpu in one.gpus
+        if gpu.fault
+    ]
+
+
+def routes(gaps: Mapping[str, Sequence[Gap]], names: Sequence[str], addresses: Mapping[str, str]) -> list[Check]:
+    """A row for each two hosts, up to ROUTES, that do not reach each other; `gaps` count in the list of `names`.
+
+    Where ssh's port is open, a firewall may be so for those that MPI is told to take: that is a warning.
+    """
+    rows: dict[frozenset[str], Check] = {}
+    for name in names:
+        for gap in gaps.get(name, ()):
+            other = names[gap.to]
+            where = f"host {other}" + (f" ({addresses[other]})" if addresses.get(other) else "")
+            row = Check(
+                FAILED, f"host {name}",
+                f"no route to {where}: {gap.why}; mend what is between the two, or leave one of them out",
+            )  # fmt: skip
+            if gap.filtered:
+                row = Check(
+                    WARNING, f"host {name}",
+                    f"{where} answers it at ssh's port alone ({gap.why}); where no others are open between the two, "
+                    "MPI will fail: let them through, or have MPI use those that are open, with --mpiarg",
+                )  # fmt: skip
+            rows.setdefault(frozenset((name, other)), row)
+    return list(rows.values())[:ROUTES]
+
+
 def hardware(machines: Mapping[str, Machine], *, asked: bool) -> list[Check]:
     """Hosts that differ from the most common kind, named with what differs.
 
@@ -76,12 +111,6 @@ def hardware(machines: Mapping[str, Machine], *, asked: bool) -> list[Check]:
     return rows or [Check(OK, "hardware", f"the same on {_hosts(machines)}")]
 
 
-def network(found: Network) -> list[Check]:
-    """What MPI will use between hosts, and what it is kept from."""
-    left = "".join(f"; without {name}: {why}" for name, why in found.dropped)
-    return [Check(OK, "network", found.reason + left)]
-
-
 def describe(machine: Machine) -> str:
     """A host in one line."""
     parts = [_cores(machine), _gpus(machine.gpus)]
@@ -93,8 +122,8 @@ def describe(machine: Machine) -> str:
 
 def failures(rows: Iterable[Check]) -> CheckError | None:
     """The error of all rows that failed; None where none did."""
-    lines = [str(row) for row in rows if row.state == FAILED]
-    return CheckError(*lines) if lines else None
+    failed = [(row.subject, row.text) for row in rows if row.state == FAILED]
+    return CheckError(*failed) if failed else None
 
 
 def table(rows: Sequence[Check]) -> str:

@@ -18,7 +18,8 @@ from ddl.launch.mpi import HYDRA, Mpi
 from ddl.launch.options import Export, Mode
 from ddl.launch.reports import ASKED, BEGAN, VARIABLE
 
-FORWARDED = ("PATH", "LD_LIBRARY_PATH", "PYTHONPATH")
+VISIBLE = "CUDA_VISIBLE_DEVICES"
+FORWARDED = ("PATH", "LD_LIBRARY_PATH", "PYTHONPATH", VISIBLE)
 FORWARDED_PREFIXES = ("DDL_", "NCCL_")
 
 # What torchrun calls it, and where each MPI says it.
@@ -71,21 +72,58 @@ def exports(given: Sequence[Export], environ: Mapping[str, str], made: Mapping[s
         for name in sorted(environ)
         if environ[name] and (name in FORWARDED or name.startswith(FORWARDED_PREFIXES))
     }
+    if environ.get(VISIBLE) == "":  # which says something: there is no GPU
+        chosen[VISIBLE] = Export(VISIBLE, "")
     chosen |= {name: Export(name, value) for name, value in made.items()}
     chosen |= {one.name: one for one in given}
     return tuple(chosen.values())
 
 
-def ddl_options(mode: Mode, dimensions: Dimensions, more: Sequence[str], *, verbose: bool = False) -> str:
-    """DDL_OPTIONS for libddl; the user's own `more` goes last, and its options replace ours.
+def values(exported: Sequence[Export], environ: Mapping[str, str]) -> dict[str, str]:
+    """The variables that `exported` stands for, as the ranks find them."""
+    found = {one.name: environ.get(one.name) if one.value is None else one.value for one in exported}
+    return {name: value for name, value in found.items() if value is not None}
 
-    With `verbose` libddl says what it measured and which plan it chose.
+
+def visible(given: Sequence[Export], environ: Mapping[str, str]) -> str | None:
+    """CUDA_VISIBLE_DEVICES as the ranks find it; None where it is not set."""
+    return values(exports(given, environ, {}), environ).get(VISIBLE)
+
+
+def inherited_options(environ: Mapping[str, str]) -> str:
+    """The user's own DDL_OPTIONS; "" where a job that this one is part of has made them for its own ranks."""
+    return "" if guard.MARK in environ else environ.get("DDL_OPTIONS", "")
+
+
+def ddl_options(
+    mode: Mode,
+    dimensions: Dimensions,
+    more: Sequence[str],
+    *,
+    inherited: str = "",
+    chosen: bool = True,
+    verbose: bool = False,
+) -> str:
+    """DDL_OPTIONS for libddl: ours, those that were `inherited` and, of the command line, `more`.
+
+    Each option once: what the command line says goes before what is inherited, and that before what ddlrun chose; it is
+    `chosen` where the command line said mode or dimensions. With `verbose` libddl says what it measured and which plan
+    it chose.
     """
     sizes = f":{'x'.join(map(str, dimensions.sizes))}" if dimensions.sizes else ""
     ours = {"mode": mode.letters + sizes} | ({"dbg_level": "1"} if verbose else {})
-    given = {word.lstrip("-") for word in more if word.startswith("-")}
-    words = [word for name, value in ours.items() if name not in given for word in (f"-{name}", value)]
-    return " ".join([*words, *more])
+    given = _names(more)
+    words = inherited.split()
+    pairs = [words[at : at + 2] for at in range(0, len(words), 2)]  # as libddl reads them: a name and its value
+    asked = given | {"mode"} if chosen else given
+    theirs = [word for pair in pairs if not asked & _names(pair) for word in pair]
+    given |= _names(theirs)
+    first = [word for name, value in ours.items() if name not in given for word in (f"-{name}", value)]
+    return " ".join([*first, *theirs, *more])
+
+
+def _names(words: Sequence[str]) -> set[str]:
+    return {word.lstrip("-") for word in words if word.startswith("-")}
 
 
 def threads(counts: Mapping[str, int], cores: Mapping[str, int]) -> int | None:

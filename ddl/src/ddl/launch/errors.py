@@ -16,10 +16,14 @@ class UsageError(LaunchError, ValueError):
 
 
 class CheckError(LaunchError):
-    """The machine is not fit for what was asked. Each of `lines` is one failure: asked, found, what to do."""
+    """The machine is not fit for what was asked.
+
+    Each of `failures` is a subject (what was looked at) and a text: asked, found, what to do. `lines` are both in one.
+    """
 
     exit_status = 3
 
-    def __init__(self, *lines: str) -> None:
-        super().__init__("\n".join(lines))
-        self.lines = lines
+    def __init__(self, *failures: tuple[str, str]) -> None:
+        self.failures = failures
+        self.lines = tuple(f"{subject}: {text}" for subject, text in failures)
+        super().__init__("\n".join(self.lines))

@@ -1,10 +1,11 @@
 """The guard: one process on each host of a job, by which the host and ddlrun know of each other's end.
 
 The line of `sh` before the first rank of a host starts it (`environment.wrapper`), as a program of its own that needs
-the standard library alone. It holds a TCP connection to ddlrun over which nothing passes; `watch` is the other end.
-When that ends, in order or because ddlrun, its host or a cable is gone, the guard ends what is left of the job on its
-host: every process that carries the job's mark in its environment, and all that those have started; then MPI's daemon.
-It makes no difference what the processes are doing, and whether they ever call MPI or ddl again.
+the standard library alone. It holds a TCP connection to ddlrun over which nothing passes after its first line, but for
+a last one where MPI's daemon did not end in order; `watch` is the other end. When that ends, in order or because
+ddlrun, its host or a cable is gone, the guard ends what is left of the job on its host: every process that carries the
+job's mark in its environment, and all that those have started; then MPI's daemon. It makes no difference what the
+processes are doing, and whether they ever call MPI or ddl again.
 """
 
 from __future__ import annotations
@@ -25,6 +26,8 @@ KEY = "OMPI_DDLRUN_KEY"  # by which ddlrun knows its guards
 MARK = "OMPI_DDLRUN_JOB"  # by which the guard knows the job's processes
 VARIABLES = (COMMAND, KEY, MARK)
 
+ALONE = b"alone\n"  # MPI's daemon has ended before the rank that it started: somebody else ended it
+
 # The kernel answers probes also for a process that is stopped or starved, so silence means that a host or a link is
 # gone. Found 4 to 6 s after that; ranks find it among themselves after 4 to 7 s.
 IDLE_SECONDS, PROBE_SECONDS, SILENT_SECONDS = 1, 1, 5
@@ -34,28 +37,39 @@ _ASKED_SECONDS = 1.0  # between asking the processes to end and making them
 _DAEMON_SECONDS = 2.0  # for MPI's daemon to end by itself when its ranks have
 
 
-def main(contacts: Sequence[str], daemon: int) -> int:
+def main(contacts: Sequence[str], daemon: int, rank: int) -> int:
     """Watch until the connection or MPI's daemon ends, then end the job's processes here.
 
     `contacts` are HOST:PORT of ddlrun. Where none answers (a firewall, or ddlrun has just ended) the daemon is all that
-    there is to watch.
+    there is to watch. `rank` is the shell that started us, a child of the daemon's.
     """
     mark, key = os.environ[MARK], os.environ[KEY]
     os.setsid()  # MPI ends a rank with its whole process group
     os.closerange(3, 256)
-    held = None
-    with suppress(ProcessLookupError):
-        held = os.pidfd_open(daemon) if daemon > 1 else None  # its number may be another's one day
+    held, started_by = _hold(daemon), _hold(rank)
     connection = connect(contacts)
     with suppress(OSError):  # an error is the end, too
         if connection is not None:
             connection.sendall(f"{key} {os.environ['RANK']}\n".encode())
         if held is not None:
-            select.select([held, *([connection.fileno()] if connection else [])], [], [])
+            ended, _, _ = select.select([held, *([connection.fileno()] if connection else [])], [], [])
+            if connection is not None and held in ended and started_by is not None and not _has_ended(started_by):
+                connection.sendall(ALONE)
     end_marked(mark)
     if held is not None:
         end_daemon(held)
     return 0
+
+
+def _hold(pid: int) -> int | None:
+    """A process, by a descriptor: its number may be another's one day. None where it has ended."""
+    with suppress(ProcessLookupError):
+        return os.pidfd_open(pid) if pid > 1 else None
+    return None
+
+
+def _has_ended(held: int, seconds: float = 0) -> bool:
+    return bool(select.select([held], [], [], seconds)[0])
 
 
 def connect(contacts: Sequence[str]) -> socket.socket | None:
@@ -100,7 +114,7 @@ def end_marked(mark: str) -> None:
 def end_daemon(held: int) -> None:
     """End MPI's daemon, if it does not by itself."""
     for number in (signal.SIGTERM, signal.SIGKILL):
-        if select.select([held], [], [], _DAEMON_SECONDS)[0]:
+        if _has_ended(held, _DAEMON_SECONDS):
             return
         try:
             signal.pidfd_send_signal(held, number)
@@ -163,4 +177,4 @@ def _send(pid: int, number: int) -> None:
 
 
 if __name__ == "__main__":
-    sys.exit(main(sys.argv[1].split(","), int(sys.argv[2])))
+    sys.exit(main(sys.argv[1].split(","), int(sys.argv[2]), int(sys.argv[3])))

@@ -14,7 +14,7 @@ from ddl.launch.hosts import Allocation
 from ddl.launch.machine import Machine
 from ddl.launch.mpi import Mpi
 from ddl.launch.network import Network
-from ddl.launch.options import Options
+from ddl.launch.options import MEASURED, Options
 from ddl.launch.rankfile import Place
 
 
@@ -36,14 +36,14 @@ class Found:
 
 @dataclass(frozen=True)
 class Job:
-    """A job that can be launched; `reasons` has a line for each choice that nobody made for us."""
+    """A job that can be launched; `reasons` has a subject and a text for each choice that nobody made for us."""
 
     request: Request
     places: tuple[Place, ...]
     dimensions: Dimensions
     network: Network
     spares: tuple[str, ...]
-    reasons: tuple[str, ...]
+    reasons: tuple[tuple[str, str], ...]
 
     @property
     def hosts(self) -> tuple[str, ...]:
@@ -53,29 +53,29 @@ class Job:
 
 def plan(options: Options, found: Found) -> Job:
     """The job. Raises CheckError where what was asked does not fit what was found."""
-    reasons = [f"hosts: {', '.join(found.allocation.names)} ({found.allocation.source})"]
-    reasons.append(f"mpirun: {found.mpi} ({found.mpi.reason}): {found.mpi.path}")
+    reasons = [("hosts", f"{', '.join(found.allocation.names)} ({found.allocation.source})")]
+    reasons.append(("mpirun", f"{found.mpi} ({found.mpi.reason}): {found.mpi.path}"))
     places, spares, why = _places(options, found)
-    reasons.append(f"ranks: {len(places)} ({why})")
+    reasons.append(("ranks", f"{len(places)} ({why})"))
     if spares:
-        reasons.append(f"spare hosts: {', '.join(spares)}")
+        reasons.append(("spare hosts", ", ".join(spares)))
     counts = Counter(one.host for one in places)
     shape = dimensions.choose(
         list(counts.values()), mode=options.mode, nodes=options.nodes, racks=options.racks, aisles=options.aisles
     )
-    reasons.append(f"dimensions: {shape} ({shape.reason})")
+    reasons.append(("dimensions", f"{shape} ({shape.reason})"))
     machines = {name: found.machines[name] for name in counts if name in found.machines}
     net = network.choose(list(counts), machines, found.addresses)
-    reasons.append(f"network: {net.reason}")
-    reasons += [f"network: without {name}: {why}" for name, why in net.dropped]
+    reasons.append(("network", net.reason))
+    reasons += [("network", f"without {name}: {why}") for name, why in net.dropped]
     adapters = {name: one.fabrics for name, one in machines.items()}
     fabric = not options.tcp and len(adapters) == len(counts) and all(adapters.values())
-    reasons.append(f"transport: {_transport(options, fabric, adapters)}")
+    reasons.append(("transport", _transport(options, fabric, adapters)))
     cores = {name: one.cores for name, one in machines.items()}
     crowded = [name for name, count in counts.items() if count > cores.get(name, count)]
     if crowded:
         host = crowded[0]
-        reasons.append(f"ranks yield while they wait: {counts[host]} ranks on {host}'s {cores[host]} cores")
+        reasons.append(("ranks yield while they wait", f"{counts[host]} ranks on {host}'s {cores[host]} cores"))
     made = _variables(options, found, shape, net, counts, cores, reasons)
     request = Request(
         mpi=found.mpi,
@@ -98,9 +98,8 @@ def _places(options: Options, found: Found) -> tuple[tuple[Place, ...], tuple[st
     if options.rankfile is not None:
         places = rankfile.parse(found.rankfile, str(options.rankfile), found.allocation)
         if options.ranks not in (None, len(places)):
-            raise CheckError(
-                f"ranks: -np asks for {options.ranks}, and {options.rankfile} places {len(places)}; give one of them"
-            )
+            text = f"-np asks for {options.ranks}, and {options.rankfile} places {len(places)}; give one of them"
+            raise CheckError(("ranks", text))
         return places, (), f"-rf {options.rankfile}"
     chosen = layout.choose(found.allocation, found.machines, ranks=options.ranks, accelerators=options.accelerators)
     places = rankfile.place(chosen.hosts, chosen.counts, found.machines, order=options.order)
@@ -122,20 +121,30 @@ def _variables(
     net: Network,
     counts: Mapping[str, int],
     cores: Mapping[str, int],
-    reasons: list[str],
+    reasons: list[tuple[str, str]],
 ) -> dict[str, str]:
     """The variables that ddlrun chooses; adds the reasons for them to `reasons`."""
     first = next(iter(counts))
     port = found.machines[first].free_port if first in found.machines else 0
     made = {"MASTER_ADDR": net.address or first, "MASTER_PORT": str(port or found.port)}
-    reasons.append(f"rank 0 is found at {made['MASTER_ADDR']}:{made['MASTER_PORT']}")
+    reasons.append(("rank 0", f"found at {made['MASTER_ADDR']}:{made['MASTER_PORT']}"))
     if not options.no_ddloptions:
-        made["DDL_OPTIONS"] = environment.ddl_options(options.mode, shape, options.ddlargs, verbose=options.verbose)
+        inherited = environment.inherited_options(found.environ)
+        made["DDL_OPTIONS"] = environment.ddl_options(
+            options.mode,
+            shape,
+            options.ddlargs,
+            inherited=inherited,
+            chosen=options.mode is not MEASURED or any((options.nodes, options.racks, options.aisles)),
+            verbose=options.verbose,
+        )
+        if inherited:
+            reasons.append(("DDL_OPTIONS", f"{made['DDL_OPTIONS']} (with those of the environment: {inherited})"))
     given = {one.name for one in options.exports}
     each = environment.threads(counts, cores)
     if each is not None and "OMP_NUM_THREADS" not in found.environ and "OMP_NUM_THREADS" not in given:
         made["OMP_NUM_THREADS"] = str(each)
-        reasons.append(f"OMP_NUM_THREADS={each}: the cores that a rank has for itself")
+        reasons.append(("OMP_NUM_THREADS", f"{each} (the cores that a rank has for itself)"))
     elif "OMP_NUM_THREADS" in found.environ:
         made["OMP_NUM_THREADS"] = found.environ["OMP_NUM_THREADS"]
     return made

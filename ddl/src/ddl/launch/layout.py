@@ -45,8 +45,11 @@ def choose(
         most = tuple(accelerators for _ in hosts)
         if ranks > sum(most):
             raise CheckError(
-                f"ranks: -np asks for {ranks}, and --accelerators {accelerators} on {len(hosts)} hosts makes "
-                f"{sum(most)}; lower -np or raise --accelerators"
+                (
+                    "ranks",
+                    f"-np asks for {ranks}, and --accelerators {accelerators} on {len(hosts)} hosts makes {sum(most)}; "
+                    "lower -np or raise --accelerators",
+                )
             )
         return _made(allocation, _dealt(ranks, most), f"-np {ranks}, at most {accelerators} on each host")
     if ranks is not None:
@@ -55,7 +58,7 @@ def choose(
     if any(gpus):
         if 0 in gpus:
             without = ", ".join(host.name for host, count in zip(hosts, gpus, strict=True) if not count)
-            raise CheckError(f"GPUs: other hosts have some, and {without} has none; leave it out, or say -np N")
+            raise CheckError(("GPUs", f"other hosts have some, and {without} has none; leave it out, or say -np N"))
         counts = tuple(min(count, host.slots or count) for host, count in zip(hosts, gpus, strict=True))
         return _made(allocation, counts, "one a GPU" if counts == gpus else "one a GPU, as far as the slots go")
     if allocation.asked and all(host.slots is not None for host in hosts):
@@ -69,25 +72,29 @@ def _sockets(machines: Mapping[str, Machine], host: Host) -> int:
     return len(machines[host.name].sockets) if host.name in machines else 1
 
 
-def _capacity(allocation: Allocation, machines: Mapping[str, Machine], ranks: int) -> tuple[int, ...]:
-    """How many ranks each host takes: its slots, else its GPUs where these suffice for all, else any number."""
+def _capacity(allocation: Allocation, machines: Mapping[str, Machine], ranks: int) -> tuple[int | None, ...]:
+    """How many ranks each host takes: its slots, else its GPUs where these suffice for all, else any number (None)."""
     gpus = [len(machines[host.name].gpus) if host.name in machines else 0 for host in allocation.hosts]
-    soft = [count if sum(gpus) >= ranks else ranks for count in gpus]
+    soft = [count if sum(gpus) >= ranks else None for count in gpus]
     return tuple(
         soft[at] if host.slots is None or not allocation.asked else host.slots
         for at, host in enumerate(allocation.hosts)
     )
 
 
-def _dealt(ranks: int, most: tuple[int, ...]) -> tuple[int, ...]:
-    """`ranks` over hosts: as many on each where that is possible, else host after host until they are placed."""
+def _dealt(ranks: int, most: tuple[int | None, ...]) -> tuple[int, ...]:
+    """`ranks` over hosts: as many on each where that is possible, else host after host until they are placed.
+
+    Where nothing bounds any host (None), each takes as many as another, or one more.
+    """
     even, rest = divmod(ranks, len(most))
-    if not rest and even <= min(most):
-        return (even,) * len(most)
-    if min(most) >= ranks:  # nothing bounds a host
+    if all(count is None for count in most):
         return tuple(even + (at < rest) for at in range(len(most)))
+    bounds = [ranks if count is None else count for count in most]
+    if not rest and even <= min(bounds):
+        return (even,) * len(most)
     counts: list[int] = []
-    for count in most:
+    for count in bounds:
         counts.append(min(count, ranks - sum(counts)))
     return tuple(counts) if sum(counts) == ranks else (*counts[:-1], counts[-1] + ranks - sum(counts))
 
@@ -97,12 +104,15 @@ def _made(allocation: Allocation, counts: tuple[int, ...], reason: str) -> Layou
     for host, count in zip(hosts, counts, strict=True):
         if host.slots is not None and count > host.slots:
             raise CheckError(
-                f"slots: {sum(counts)} ranks were asked for, {count} of them on {host.name}, and it has {host.slots} "
-                f"(of {sum(one.slots or 0 for one in hosts)} in {allocation.source}); lower -np, or give the host more "
-                f"slots, as in -H {host.name}:{count}"
+                (
+                    "slots",
+                    f"{sum(counts)} ranks were asked for, {count} of them on {host.name}, and it has {host.slots} (of "
+                    f"{sum(one.slots or 0 for one in hosts)} in {allocation.source}); lower -np, or give the host more "
+                    f"slots, as in -H {host.name}:{count}",
+                )
             )
     used = [(host.name, count) for host, count in zip(hosts, counts, strict=True) if count]
     spares = tuple(host.name for host, count in zip(hosts, counts, strict=True) if not count)
     if not used:
-        raise CheckError("ranks: there would be none; say -np N")
+        raise CheckError(("ranks", "there would be none; say -np N"))
     return Layout(tuple(name for name, _ in used), tuple(count for _, count in used), spares, reason)

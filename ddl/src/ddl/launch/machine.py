@@ -31,12 +31,16 @@ class Socket:
 
 @dataclass(frozen=True)
 class Gpu:
-    """A GPU; `socket` indexes Machine.sockets, None where NVML does not say. Memory in MiB."""
+    """A GPU; `socket` indexes Machine.sockets, None where NVML does not say. Memory in MiB, 0 where it does not say.
+
+    `fault` is what NVML says of one that cannot be used; "" where it can.
+    """
 
     name: str
     memory: int
     bus: str
     socket: int | None = None
+    fault: str = ""
 
 
 @dataclass(frozen=True)
@@ -192,11 +196,17 @@ def _leads(folder: Path, name: str) -> tuple[bool, str]:
         return False, "loopback"
     if _text(here / "operstate") in ("down", "lowerlayerdown", "notpresent"):
         return False, "it is down"
-    if (here / "bridge").is_dir():
-        ports = _names(here / "brif")
-        if not any((folder / port / "device").exists() or (folder / port / "bonding").is_dir() for port in ports):
-            return False, "a bridge without a network card, for this host's own containers"
+    if (here / "bridge").is_dir() and not any(_is_card(folder / port) for port in _names(here / "brif")):
+        return False, "a bridge without a network card, for this host's own containers"
     return True, "it is up"
+
+
+def _is_card(port: Path) -> bool:
+    """Whether it is a network card, or something that stands on one: a bond, a VLAN."""
+    if (port / "device").exists() or (port / "bonding").is_dir():
+        return True
+    below = [name.removeprefix("lower_") for name in _names(port) if name.startswith("lower_")]
+    return any(_is_card(port.with_name(name)) for name in below)
 
 
 def _addresses(root: Path) -> dict[str, str]:
@@ -225,21 +235,37 @@ def _nvml_gpus() -> list[tuple[Gpu, Collection[int]]]:
     except nvml.NVMLError:  # NVMLError_LibraryNotFound: no driver; others: a driver without a GPU
         return []
     try:
-        return [_nvml_gpu(nvml, nvml.nvmlDeviceGetHandleByIndex(index)) for index in range(nvml.nvmlDeviceGetCount())]
+        return [_nvml_gpu(nvml, index) for index in range(nvml.nvmlDeviceGetCount())]
+    except nvml.NVMLError as error:
+        return [_faulty(f"GPUs cannot be counted: NVML says: {error}")]
     finally:
         nvml.nvmlShutdown()
 
 
-def _nvml_gpu(nvml: Any, handle: Any) -> tuple[Gpu, Collection[int]]:
-    words = (os.cpu_count() or 1) // 64 + 1
+def _faulty(fault: str) -> tuple[Gpu, Collection[int]]:
+    return Gpu("of an unknown kind", 0, "", fault=fault), ()
+
+
+def _nvml_gpu(nvml: Any, index: int) -> tuple[Gpu, Collection[int]]:
     try:
-        masks = nvml.nvmlDeviceGetCpuAffinity(handle, words)
-        near = {64 * at + bit for at, mask in enumerate(masks) for bit in range(64) if mask >> bit & 1}
-    except nvml.NVMLError:
-        near = set()  # a virtual machine may hide it
-    name, bus = nvml.nvmlDeviceGetName(handle), nvml.nvmlDeviceGetPciInfo(handle).busId
-    name, bus = (text.decode() if isinstance(text, bytes) else str(text) for text in (name, bus))
-    return Gpu(name, int(nvml.nvmlDeviceGetMemoryInfo(handle).total) // _MEGABYTE, bus), near
+        handle = nvml.nvmlDeviceGetHandleByIndex(index)
+    except nvml.NVMLError as error:  # it has fallen off its bus, or needs another driver, or other rights
+        return _faulty(f"GPU {index} cannot be used: NVML says: {error}")
+
+    def ask(what: str, *more: int) -> Any:
+        try:
+            return getattr(nvml, what)(handle, *more)
+        except nvml.NVMLError:  # this kind does not know, or a virtual machine hides it
+            return None
+
+    masks = ask("nvmlDeviceGetCpuAffinity", (os.cpu_count() or 1) // 64 + 1) or ()
+    near = {64 * at + bit for at, mask in enumerate(masks) for bit in range(64) if mask >> bit & 1}
+    name, place, memory = (ask(f"nvmlDeviceGet{what}") for what in ("Name", "PciInfo", "MemoryInfo"))
+    name, bus = (
+        text.decode() if isinstance(text, bytes) else str(text)
+        for text in (name or "of an unknown kind", place.busId if place else "")
+    )
+    return Gpu(name, int(memory.total) // _MEGABYTE if memory else 0, bus), near
 
 
 def _visible(count: int, text: str | None) -> list[int]:

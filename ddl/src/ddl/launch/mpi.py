@@ -48,11 +48,6 @@ class Mpi:
             HYDRA: "HYDRA_LAUNCHER_EXEC",
         }[self.kind]
 
-    @property
-    def rank_variable(self) -> str:
-        """The environment variable in which a process finds its rank."""
-        return "PMI_RANK" if self.family == HYDRA else "OMPI_COMM_WORLD_RANK"
-
 
 def parse_version(text: str, path: Path, reason: str = "") -> Mpi:
     """The mpirun at `path` by what its --version printed. Raises CheckError: too old, or nobody that we know."""
@@ -60,12 +55,15 @@ def parse_version(text: str, path: Path, reason: str = "") -> Mpi:
         if found := pattern.search(text):
             version = tuple(map(int, found[1].split(".")))
             if family == OPENMPI and version[0] < 4:
-                raise CheckError(f"mpirun: {path} is Open MPI {found[1]}, and 4 or later is needed; {_INSTALL}")
+                raise CheckError(("mpirun", f"{path} is Open MPI {found[1]}, and 4 or later is needed; {_INSTALL}"))
             return Mpi(path, family, version, reason)
     first = text.strip().splitlines()[0] if text.strip() else "nothing"
     raise CheckError(
-        f"mpirun: {path} --version prints {first[:80]!r}, which is neither Open MPI nor MPICH's hydra; "
-        "name another with --mpirun FILE"
+        (
+            "mpirun",
+            f"{path} --version prints {first[:80]!r}, which is neither Open MPI nor MPICH's hydra; name another with "
+            "--mpirun FILE",
+        )
     )
 
 
@@ -78,13 +76,14 @@ def find(given: Path | None = None, *, beside: Path | None = None, path: str | N
     if given is not None:
         found, reason = shutil.which(given), "--mpirun"
         if found is None:
-            raise CheckError(f"mpirun: --mpirun {given} is no program that can be run; expected the path of an mpirun")
+            why = f"--mpirun {given} is no program that can be run; expected the path of an mpirun"
+            raise CheckError(("mpirun", why))
     elif found := shutil.which(folder / "mpirun"):
         reason = "beside this python"
     elif found := shutil.which("mpirun", path=path):
         reason = "the first on PATH"
     else:
-        raise CheckError(f"mpirun: there is none in {folder} and none on PATH; {_INSTALL}")
+        raise CheckError(("mpirun", f"there is none in {folder} and none on PATH; {_INSTALL}"))
     environment = {name: value for name, value in os.environ.items() if not name.startswith(("OMPI_", "PMIX_"))}
     try:
         done = subprocess.run(
@@ -92,5 +91,6 @@ def find(given: Path | None = None, *, beside: Path | None = None, path: str | N
             timeout=30, env=environment,
         )  # fmt: skip
     except (OSError, subprocess.TimeoutExpired) as error:
-        raise CheckError(f"mpirun: {found} --version does not run: {error}; name another with --mpirun FILE") from None
+        why = f"{found} --version does not run: {error}; name another with --mpirun FILE"
+        raise CheckError(("mpirun", why)) from None
     return parse_version(done.stdout + done.stderr, Path(found).absolute(), reason)

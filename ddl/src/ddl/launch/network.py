@@ -7,6 +7,7 @@ launcher has just reached every host over them. Others are left out until somebo
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
@@ -32,9 +33,12 @@ def choose(hosts: Sequence[str], machines: Mapping[str, Machine], addresses: Map
     if unknown:
         return Network((), (), (), f"nothing is known of {unknown[0]}: MPI's own choice", addresses.get(hosts[0], ""))
     networks: list[str] = []
+    owners = Counter(nic.address for host in hosts for nic in machines[host].nics)
     for host in hosts:
         for nic in machines[host].nics:
-            if nic.address == addresses.get(host) and nic.routes and nic.network not in networks:
+            # Whatever kind of interface it is, if no other host has its address: this one has been reached there.
+            leads = nic.routes or (nic.why != "loopback" and owners[nic.address] == 1)
+            if leads and nic.address == addresses.get(host) and nic.network not in networks:
                 networks.append(nic.network)
     first = machines[hosts[0]]
     used = [nic for nic in first.nics if nic.network in networks]

@@ -42,6 +42,9 @@ class Export:
     value: str | None = None
 
 
+MEASURED = Mode()  # where nobody chooses; who says `-m p` has chosen an equal one, and not this
+
+
 def parse_mode(text: str, name: str) -> Mode:
     """`MODES[:AxBxC...]` as in DDL_OPTIONS. Raises UsageError, which names the option `name`."""
     letters, colon, sizes = text.partition(":")
@@ -174,7 +177,7 @@ class Options:
         metadata=_about("rf rankfile", _path, "FILE", "place the ranks as FILE says: rank N=HOST slot=S", group=SHAPE),
     )
     mode: Mode = field(
-        default=Mode(),
+        default=MEASURED,
         metadata=_about(
             "m mode", parse_mode, "MODE[:AxBxC]", "how DDL reduces: b, n, r, m or p; one for all dimensions or one "
             "for each (default p: measured)", group=WHAT,
@@ -193,8 +196,8 @@ class Options:
     exports: tuple[Export, ...] = field(
         default=(),
         metadata=_about(
-            "x", _export, "VAR[=VALUE]", "give the ranks this variable (PATH, LD_LIBRARY_PATH, PYTHONPATH, DDL_* and "
-            "NCCL_* go without asking)", group=WHAT, add=True,
+            "x", _export, "VAR[=VALUE]", "give the ranks this variable (PATH, LD_LIBRARY_PATH, PYTHONPATH, "
+            "CUDA_VISIBLE_DEVICES, DDL_* and NCCL_* go without asking)", group=WHAT, add=True,
         ),
     )  # fmt: skip
     restarts: int = field(
@@ -322,7 +325,8 @@ examples:
   ddlrun -H host1,host2 --dry-run train.py    the mpirun command that this would be
   ddlrun doctor -hostfile hosts.txt           are these hosts fit for it?
 
-exit status: the program's own; 2 wrong usage, 3 a check failed (nothing was run), 128 + N ended by signal N
+exit status: the program's own; 1 a host was lost or a rank did not report its end, 2 wrong usage, 3 a check failed
+(2 and 3: nothing was run), 128 + N ended by signal N
 """
 
 

@@ -1,25 +1,37 @@
-"""`python -m ddl.launch.probe`: print what this host has as one line of JSON. ddlrun starts it once on each host."""
+"""`python -m ddl.launch.probe [ADDRESSES]`: print what this host has as one line of JSON. ddlrun starts it on each."""
 
 from __future__ import annotations
 
 import json
 import os
 import sys
+from collections.abc import Sequence
 from contextlib import suppress
-from dataclasses import replace
+from dataclasses import asdict, dataclass, replace
 
-from ddl.launch import machine
+from ddl.launch import machine, routes
+from ddl.launch.machine import Machine
+from ddl.launch.routes import Gap
 
 MARK = "ddl-probe "  # MPI and login scripts print lines of their own
 RANKS = ("OMPI_COMM_WORLD_RANK", "PMI_RANK")
 
 
-def line(found: machine.Machine, rank: int) -> str:
+@dataclass(frozen=True)
+class Answer:
+    """What a host says of itself: what it has, and to which others it finds no way."""
+
+    machine: Machine
+    gaps: tuple[Gap, ...] = ()
+
+
+def line(answer: Answer, rank: int) -> str:
     """The line for a host, which the launcher listed at `rank`."""
-    return MARK + json.dumps({"rank": rank, "machine": found.to_dict()}, separators=(",", ":"))
+    data = {"rank": rank, "machine": answer.machine.to_dict(), "gaps": [asdict(one) for one in answer.gaps]}
+    return MARK + json.dumps(data, separators=(",", ":"))
 
 
-def parse(text: str) -> dict[int, machine.Machine]:
+def parse(text: str) -> dict[int, Answer]:
     """The hosts by their place in the launcher's list, from all that the probes printed; torn lines are left out."""
     found = {}
     for row in text.splitlines():
@@ -27,17 +39,19 @@ def parse(text: str) -> dict[int, machine.Machine]:
         if mark:
             with suppress(ValueError, KeyError, TypeError):
                 data = json.loads(document)
-                found[int(data["rank"])] = machine.Machine.from_dict(data["machine"])
+                gaps = tuple(Gap(**one) for one in data["gaps"])
+                found[int(data["rank"])] = Answer(Machine.from_dict(data["machine"]), gaps)
     return found
 
 
-def main() -> int:
-    """Print this host's line."""
+def main(addresses: Sequence[str] = ()) -> int:
+    """Print this host's line; it tries to reach others at `addresses`, a place for each host of the list."""
     # mpirun may have bound this process to a core. The kernel keeps from "all CPUs" those that the job may use.
     with suppress(OSError):
         os.sched_setaffinity(0, range(os.cpu_count() or 1))
     rank = next((int(os.environ[name]) for name in RANKS if os.environ.get(name, "").isdigit()), 0)
-    found = replace(machine.read(), free_port=machine.free_port())
+    port = machine.free_port()
+    found = Answer(replace(machine.read(), free_port=port), routes.gaps(addresses, rank, port) if addresses else ())
     # In one write: lines of several hosts meet in one pipe.
     sys.stdout.write(line(found, rank) + "\n")
     sys.stdout.flush()
@@ -45,4 +59,4 @@ def main() -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(main(sys.argv[1].split(",") if sys.argv[1:] else ()))

@@ -118,7 +118,7 @@ def run(
     finally:
         signal.pthread_sigmask(signal.SIG_SETMASK, before)
     try:
-        tail, given_up = _pass_on(process, errors, watch)
+        tail, given_up = _pass_on(process, errors, watch, asked)
         status = process.wait()
     finally:
         signal.alarm(0)
@@ -133,10 +133,13 @@ def run(
     return Ended(128 - status if status < 0 else status, False, tail, given_up)
 
 
-def _pass_on(process: subprocess.Popen[bytes], errors: Filter | None, watch: Watcher | None) -> tuple[str, str | None]:
+def _pass_on(
+    process: subprocess.Popen[bytes], errors: Filter | None, watch: Watcher | None, asked: Sequence[int]
+) -> tuple[str, str | None]:
     """Copy a process's stderr to ours until it has ended, whoever else may still hold the pipe.
 
-    The tail of it, and why `watch` had us end the process; None where it ended by itself.
+    The tail of it, and why `watch` had us end the process; None where it ended by itself, or because we were `asked`
+    to end: what goes then is not lost.
     """
     assert process.stderr is not None
     source = process.stderr.fileno()
@@ -146,15 +149,16 @@ def _pass_on(process: subprocess.Popen[bytes], errors: Filter | None, watch: Wat
     open_ends = {source, ended}
     try:
         while True:
-            sockets = {one.fileno(): one for one in watch.sockets()} if watch and given_up is None else {}
+            watches = watch if given_up is None and not asked else None
+            sockets = {one.fileno(): one for one in watches.sockets()} if watches else {}
             poll = select.poll()  # select() refuses numbers above 1023: a job may have more hosts
             for descriptor in (*open_ends, *sockets):
                 poll.register(descriptor, select.POLLIN)
             ready = {descriptor for descriptor, _ in poll.poll(TICK_SECONDS * 1000 if watch else None)}
             now = time.monotonic()
             for descriptor in ready & sockets.keys():
-                assert watch is not None
-                watch.receive(sockets[descriptor], now)
+                assert watches is not None
+                watches.receive(sockets[descriptor], now)
             if source in ready:
                 chunk = os.read(source, 65536)
                 if not chunk:
@@ -164,8 +168,8 @@ def _pass_on(process: subprocess.Popen[bytes], errors: Filter | None, watch: Wat
                 _write(chunk)
             elif ended in ready:
                 break
-            if watch and given_up is None and (given_up := watch.overdue(now)) is not None:
-                watch.end()
+            if watches and not asked and (given_up := watches.overdue(now)) is not None:
+                watches.end()
                 process.terminate()
                 signal.setitimer(signal.ITIMER_REAL, GIVEN_UP_SECONDS)
     finally:

@@ -104,30 +104,34 @@ def parse(text: str, path: str, allocation: Allocation) -> tuple[Place, ...]:
             continue
         match = _LINE.fullmatch(line)
         if not match:
-            raise CheckError(f"rankfile: {path}, line {number}: {line!r}; expected: rank N=HOST slot=CORES")
+            raise _wrong(f"{path}, line {number}: {line!r}; expected: rank N=HOST slot=CORES")
         rank = int(match[1])
         if rank in found:
-            raise CheckError(f"rankfile: {path}, line {number}: rank {rank} is there twice; expected each rank once")
+            raise _wrong(f"{path}, line {number}: rank {rank} is there twice; expected each rank once")
         found[rank] = (match[2], match[3])
     if missing := [rank for rank in range(max(found, default=0) + 1) if rank not in found]:
-        raise CheckError(f"rankfile: {path}: rank {missing[0]} is missing; expected every rank from 0 on")
+        raise _wrong(f"{path}: rank {missing[0]} is missing; expected every rank from 0 on")
     local: Counter[str] = Counter()
     places = []
     slots = {host.name: host.slots for host in allocation.hosts}
     for rank in sorted(found):
         host, slot = found[rank]
         if host not in slots:
-            raise CheckError(
-                f"rankfile: {path}: rank {rank} is on {host!r}, and the hosts are {', '.join(slots)} "
-                f"({allocation.source}); name that host with -H, or change the file"
+            raise _wrong(
+                f"{path}: rank {rank} is on {host!r}, and the hosts are {', '.join(slots)} ({allocation.source}); name "
+                "that host with -H, or change the file"
             )
         places.append(Place(rank, host, local[host], slot=slot))
         local[host] += 1
     for host, count in local.items():
         most = slots[host]
         if most is not None and count > most:
-            raise CheckError(
-                f"rankfile: {path}: it puts {count} ranks on {host}, which has {most} slots ({allocation.source}); "
-                "take ranks away, or give the host more slots"
+            raise _wrong(
+                f"{path}: it puts {count} ranks on {host}, which has {most} slots ({allocation.source}); take ranks "
+                "away, or give the host more slots"
             )
     return tuple(places)
+
+
+def _wrong(text: str) -> CheckError:
+    return CheckError(("rankfile", text))

@@ -8,9 +8,9 @@ import shlex
 import socket
 import sys
 import tempfile
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from ddl.launch import command, environment, folders, machine, probe, process
@@ -18,8 +18,9 @@ from ddl.launch.command import Request
 from ddl.launch.machine import Machine
 from ddl.launch.mpi import Mpi
 from ddl.launch.network import Network
-from ddl.launch.options import START_SECONDS
+from ddl.launch.options import START_SECONDS, Export
 from ddl.launch.rankfile import Place
+from ddl.launch.routes import Gap
 
 ALONE_SECONDS = 20  # for a host that is asked alone
 _AT_ONCE = 32
@@ -30,6 +31,24 @@ _ALERT = {
     for name, value in (("time", "2"), ("intvl", "1"), ("probes", "3"))
 }
 _SSH = ("ssh", "-o", "BatchMode=yes", "-o", "ConnectTimeout=5")
+_PROBE = (sys.executable, "-m", "ddl.launch.probe")
+_CANNOT_START = (
+    "it can be logged in to, but mpirun did not start the probe there; check that MPI is installed at the same path, "
+    "and that no firewall is between the hosts"
+)
+
+
+@dataclass(frozen=True)
+class Reached:
+    """What came of looking at hosts, by their names.
+
+    What each has; what is wrong with those that could not be asked; and the others to which a host finds no way, by
+    their numbers in the list.
+    """
+
+    machines: Mapping[str, Machine]
+    problems: Mapping[str, str] = field(default_factory=dict)
+    gaps: Mapping[str, tuple[Gap, ...]] = field(default_factory=dict)
 
 
 def is_here(name: str) -> bool:
@@ -38,9 +57,9 @@ def is_here(name: str) -> bool:
     return name in ("localhost", "127.0.0.1", own, own.partition(".")[0]) or own == name.partition(".")[0]
 
 
-def here() -> Machine:
-    """This host."""
-    return replace(machine.read(), free_port=machine.free_port())
+def here(visible: str | None = None) -> Machine:
+    """This host, with the GPUs that `visible` leaves of it: CUDA_VISIBLE_DEVICES where that is None."""
+    return replace(machine.read(visible=visible), free_port=machine.free_port())
 
 
 def addresses(names: Sequence[str]) -> dict[str, str]:
@@ -90,24 +109,32 @@ def probe_hosts(
     names: Sequence[str],
     resolved: Mapping[str, str],
     environ: Mapping[str, str],
+    *,
+    exports: Sequence[Export] = (),
     more: tuple[str, ...] = (),
     seconds: float = START_SECONDS,
-) -> tuple[dict[str, Machine], dict[str, str]]:
-    """What each host has, by its name, and what is wrong with those that could not be asked.
+    batch: str = "",
+) -> Reached:
+    """Look at each host. On this one alone nothing is launched.
 
-    `more` are the user's own arguments of mpirun, `seconds` what it may take. On this host alone nothing is launched.
+    `exports` and `more` are the user's own variables and arguments of mpirun, `seconds` what it may take, and `batch`
+    the system that the hosts are from.
     """
+    exported = environment.exports(exports, environ, {})
+    values = environment.values(exported, environ)
+    own = here(environment.visible(exports, environ))
     if len(names) == 1 and is_here(names[0]):
-        return {names[0]: here()}, {}
-    networks = networks_to([resolved[name] for name in names if not is_here(name)], here())
+        return Reached({names[0]: own})
+    networks = networks_to([resolved[name] for name in names if not is_here(name)], own)
     agent = command.agent(environ)
+    targets = ",".join(_targets(names, resolved, networks, own))
     request = Request(
         mpi=mpi,
         places=tuple(Place(rank, name, 0) for rank, name in enumerate(names)),
         machines={},
         network=Network(networks, (), (), ""),
-        program=(sys.executable, "-m", "ddl.launch.probe"),
-        exports=environment.exports((), environ, {}),
+        program=(*_PROBE, targets),
+        exports=exported,
         bind=False,
         more=more,
         agent=agent,
@@ -117,43 +144,94 @@ def probe_hosts(
         launch = command.build(request, folder)
         for name, text in launch.files.items():
             Path(folder, name).write_text(text)
-        _, output, errors = process.capture(launch.argv, {**environ, **launch.environment, **_ALERT}, seconds)
-    found = {names[rank]: one for rank, one in probe.parse(output).items() if rank < len(names)}
-    missing = [name for name in names if name not in found]
+        status, output, errors = process.capture(launch.argv, {**environ, **launch.environment, **_ALERT}, seconds)
+    found = probe.parse(output)
+    answers = {name: found[rank] for rank, name in enumerate(names) if rank in found}  # in the list's order
+    machines = {name: one.machine for name, one in answers.items()}
+    gaps = {name: one.gaps for name, one in answers.items() if one.gaps}
+    missing = [name for name in names if name not in answers]
     if not missing:
-        return found, {}
-    machines, problems = _ask_alone(missing, agent, environ)
-    if not problems:  # each host answers, so it is mpirun that cannot
-        return found, {name: _mpirun_failed(errors) for name in machines}
-    return {**found, **machines}, problems
+        return Reached(machines, {}, gaps)
+    asked = _ask_alone(missing, agent or ("srun" if batch == "slurm" else ""), own, values, environ)
+    said = mpirun_said(status, errors, seconds)
+    if not asked.problems:  # each host answers, so it is mpirun that cannot
+        return Reached(machines, dict.fromkeys(missing, f"{_CANNOT_START}. {said}"), gaps)
+    # Its words may be the cause, where it reaches hosts in another way than we do; often they are the agent's again.
+    heard = _first_line(errors)
+    problems = {
+        name: problem if (heard in problem and status is not None) else f"{problem} ({said})"
+        for name, problem in asked.problems.items()
+    }
+    return Reached({**machines, **asked.machines}, problems, gaps)
+
+
+def mpirun_said(status: int | None, errors: str, seconds: float) -> str:
+    """What became of an mpirun that did not start the probe everywhere: a sentence. `status` None: it was cut off."""
+    line = _first_line(errors)
+    said = f"said: {line}" if line else "said nothing"
+    if status is None:
+        return f"mpirun did not finish within {seconds:.0f} s (--start-timeout), and {said}"
+    return f"mpirun {said}"
+
+
+def _first_line(errors: str) -> str:
+    return next((line.strip() for line in errors.splitlines() if line.strip(" -=*\t")), "")
+
+
+def _targets(names: Sequence[str], resolved: Mapping[str, str], networks: Sequence[str], own: Machine) -> Iterator[str]:
+    """Where the hosts find each other, as far as this one can tell; "" where it cannot."""
+    mine = [nic.address for nic in own.nics if nic.network in networks]
+    for name in names:
+        if is_here(name):  # its name may lead to the loopback
+            yield mine[0] if len(mine) == 1 else ""
+        else:
+            yield "" if resolved[name].startswith("127.") else resolved[name]
 
 
 def _ask_alone(
-    names: Sequence[str], agent: str, environ: Mapping[str, str]
-) -> tuple[dict[str, Machine], dict[str, str]]:
+    names: Sequence[str], agent: str, own: Machine, values: Mapping[str, str], environ: Mapping[str, str]
+) -> Reached:
+    """Ask each host by itself, by the launch `agent` ("" is ssh, "srun" Slurm's), with the variables of the probe."""
+    kept = [f"{name}={values[name]}" for name in environment.FORWARDED if name != "PATH" and name in values]
+    program = [*(["env", *kept] if kept else []), *_PROBE]
+
     def ask(name: str) -> Machine | str:
         if is_here(name):
-            return here()
-        words = [*(shlex.split(agent) or _SSH), name]
-        path = [f"PYTHONPATH={environ['PYTHONPATH']}"] if environ.get("PYTHONPATH") else []
-        # The agent's words go through a shell on the other side.
-        words.append(shlex.join([*(["env", *path] if path else []), sys.executable, "-m", "ddl.launch.probe"]))
-        return alone(name, *process.capture_plain(words, environ, ALONE_SECONDS))
+            return own
+        words, shown = way(name, agent)
+        # Other agents than srun hand the words to a shell on the other side.
+        words += program if agent == "srun" else [shlex.join(program)]
+        return alone(name, *process.capture_plain(words, environ, ALONE_SECONDS), by=shown)
 
-    with ThreadPoolExecutor(_AT_ONCE) as pool:
+    pool = ThreadPoolExecutor(_AT_ONCE)
+    try:
         answers = dict(zip(names, pool.map(ask, names), strict=True))
-    return (
+    finally:
+        # Where a signal ends us (`process.unwinding`), they are ended and not waited for.
+        pool.shutdown(wait=False, cancel_futures=True)
+    return Reached(
         {name: one for name, one in answers.items() if isinstance(one, Machine)},
         {name: one for name, one in answers.items() if isinstance(one, str)},
     )
 
 
-def alone(name: str, status: int | None, output: str, errors: str) -> Machine | str:
-    """A host's answer when it was asked alone: what it has, or a sentence about what is wrong and what to do."""
+def way(name: str, agent: str) -> tuple[list[str], str]:
+    """The words before a command that is to run on a host, and how a person would say them."""
+    if agent == "srun":
+        words = ["srun", "--nodes=1", "--ntasks=1", f"--nodelist={name}"]
+        return words, shlex.join(words)
+    return [*(shlex.split(agent) or _SSH), name], shlex.join([*(shlex.split(agent) or ["ssh"]), name])
+
+
+def alone(name: str, status: int | None, output: str, errors: str, by: str = "") -> Machine | str:
+    """A host's answer when it was asked alone: what it has, or a sentence about what is wrong and what to do.
+
+    It was asked `by` such words before the command.
+    """
     if found := probe.parse(output):
-        return next(iter(found.values()))
+        return next(iter(found.values())).machine
     last = next((line.strip() for line in reversed(errors.splitlines()) if line.strip()), "it printed nothing")
-    try_it = f"; try: ssh {name} true"
+    try_it = f"; try: {by or f'ssh {name}'} true"
     if status is None:
         return f"it did not answer within {ALONE_SECONDS} s{try_it}"
     if "No module named" in errors or re.search(r"No such file or directory: '[^']*/ddl/", last):  # a lost editable one
@@ -162,15 +240,8 @@ def alone(name: str, status: int | None, output: str, errors: str) -> Machine | 
         return (
             f"there is no {sys.executable} on it ({last}); install this environment at the same path there, or share it"
         )
+    if last.startswith("srun: "):
+        return f"Slurm does not reach it ({last}); see: scontrol show node {name}{try_it}"
     if status == 255:
         return f"it cannot be reached ({last}); check its name, and that you can log in without a password{try_it}"
     return f"the probe failed there with exit status {status} ({last})"
-
-
-def _mpirun_failed(errors: str) -> str:
-    lines = [line.strip() for line in errors.splitlines() if line.strip(" -=\t")]
-    said = f": {lines[0]}" if lines else ""
-    return (
-        "it can be logged in to, but mpirun could not start the probe there; check that MPI is installed at the same "
-        f"path, and that no firewall is between the hosts. mpirun said{said or ' nothing'}"
-    )

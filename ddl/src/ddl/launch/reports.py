@@ -65,6 +65,11 @@ class Reports:
         self._held = b""
         self._at_line_start = True
 
+    @property
+    def failed(self) -> set[int]:
+        """Ranks that ended with an error, and that MPI had not asked to end."""
+        return {rank for rank, ended in self.ended.items() if ended} - self.asked
+
     def take(self, chunk: bytes) -> bytes:
         """What of `chunk`, and of what was held back before it, goes on; the start of a report is held back."""
         data = self._held + chunk
@@ -152,12 +157,14 @@ def judge(status: int, reports: Reports, places: Sequence[Place], errors: str = 
     hosts = {one.rank: one.host for one in places}
     rank = culprit(status, reports, errors)
     if rank is not None:
-        said = f"rank {rank} on {hosts.get(rank, '?')} ended with {in_words(reports.ended[rank])}"
+        host = hosts.get(rank, "?")
+        said = f"rank {rank} on {host} ended with {in_words(reports.ended[rank])}"
         said += "" if status else ", and mpirun returned 0 all the same"
+        said += f"; {remedy(reports.ended[rank], host)}"
         return Verdict(reports.ended[rank], (said, *absent(reports, places)))
     silent = _silent(reports, hosts)
     if status:
-        said = f"mpirun itself ended with {in_words(status)}, and no rank has reported an error"
+        said = f"mpirun itself ended with {in_words(status)}, and no rank has reported an error; see its words above"
         return Verdict(status, (said, *silent))
     if not silent:
         return Verdict(0)
@@ -199,6 +206,13 @@ def absent(reports: Reports, places: Sequence[Place]) -> tuple[str, ...]:
 def in_words(ended: int) -> str:
     """An exit status, and the signal that it may stand for."""
     return f"exit status {ended}" + (f" (signal {ended - 128})" if 128 < ended <= 128 + 64 else "")
+
+
+def remedy(ended: int, host: str) -> str:
+    """Where to look for what made a rank on `host` end so."""
+    if ended == 128 + 9:
+        return f"where nobody killed it, the kernel did, for want of memory: see dmesg on {host}"
+    return "see what it wrote above; --rank-prefix puts the rank before each line"
 
 
 def named(ranks: Sequence[int]) -> str:

@@ -18,12 +18,13 @@ import ddl
 from ddl.launch import checks, command, environment, folders, guard, hosts, job, mpi, process, reach, reports, watch
 from ddl.launch.checks import Check
 from ddl.launch.command import Launch
-from ddl.launch.console import echo, say, warn
+from ddl.launch.console import echo, say, show, warn
 from ddl.launch.errors import CheckError, UsageError
 from ddl.launch.hosts import Allocation
 from ddl.launch.job import Found, Job
-from ddl.launch.machine import Machine, free_port
+from ddl.launch.machine import free_port
 from ddl.launch.options import Export, Options
+from ddl.launch.reach import Reached
 
 LOST = ("A daemon failed to report back", "lost communication with", "daemon has unexpectedly failed")
 KEPT_RUNS = 50  # folders of earlier runs
@@ -38,7 +39,10 @@ class Look:
 
 
 def run(options: Options, environ: Mapping[str, str] | None = None) -> int:
-    """Run the program as `options` ask; its exit status. Raises LaunchError where it cannot be started."""
+    """Run the program as `options` ask; the exit status of its last attempt.
+
+    Raises LaunchError where it cannot be started.
+    """
     environ = dict(os.environ if environ is None else environ)
     words, why = _program(options)
     look = look_at(options, environ)
@@ -46,14 +50,14 @@ def run(options: Options, environ: Mapping[str, str] | None = None) -> int:
     found = replace(look.found, program=words)
     made = job.plan(options, found)
     if options.verbose:
-        for reason in (f"program: {why}", *made.reasons):
-            say(reason)
+        for reason in (("program", why), *made.reasons):
+            say(": ".join(reason))
     folder = _folder(options.log_dir)
     if options.dry_run:
         launch = command.build(made.request, folder)
         echo(_shown(launch))
         for name, text in launch.files.items():
-            print(f"# {folder / name}\n{text}", end="")
+            show(f"# {folder / name}\n{text.rstrip()}")
         return 0
     attempt = 0
     while True:
@@ -64,7 +68,12 @@ def run(options: Options, environ: Mapping[str, str] | None = None) -> int:
             return status
         attempt += 1
         say(f"the program ended with exit status {status}; restart {attempt} of {options.restarts}")
-        options, found, made = _again(options, found, made, environ, attempt)
+        try:
+            options, found, made = _again(options, found, made, environ, attempt)
+        except CheckError as error:
+            for line in error.lines:
+                say(f"no restart: {line}")
+            return status
 
 
 def _attempt(
@@ -96,18 +105,19 @@ def _launch(launch: Launch, made: Job, options: Options, environ: Mapping[str, s
         heard = reports.Reports(token, tagged=options.rank_prefix or bool(options.mpiargs))
         variables[reports.VARIABLE] = token
     addresses = reach.own_addresses(made.hosts, made.network.networks)
-    guards = watch.Watch(made.places, addresses, heard, say, options.start_timeout)
+    own = next(filter(reach.is_here, made.hosts), "")
+    guards = watch.Watch(made.places, addresses, heard, say, options.start_timeout, own)
     ended = process.run(launch.argv, {**variables, **guards.environment}, heard, guards)
     if ended.asked:
         return ended, ended.status
     guards.settle()
     if ended.given_up is not None:
         if ended.given_up:
-            say(f"{ended.given_up}: ddlrun ended the job")
+            say(f"the job is ended: {ended.given_up}")
         for sentence in reports.absent(heard, made.places) if heard else ():
             say(sentence)
-        return ended, guards.failure
-    if guards.lost and not any(heard.ended.values() if heard else ()):
+        return ended, guards.status
+    if guards.lost and not (heard and heard.failed):
         return ended, 1  # it has been said
     if heard is not None:
         verdict = reports.judge(ended.status, heard, made.places, ended.errors)
@@ -129,10 +139,8 @@ def doctor(options: Options, environ: Mapping[str, str] | None = None) -> int:
         if checks.failures(look.rows) is None:
             rows += _planned(job.plan(options, look.found))
     except CheckError as error:
-        for line in error.lines:
-            subject, _, text = line.partition(": ")
-            rows.append(Check(checks.FAILED, subject, text))
-    print(checks.table(rows))
+        rows += [Check(checks.FAILED, subject, text) for subject, text in error.failures]
+    show(checks.table(rows))
     return CheckError.exit_status if checks.failures(rows) else 0
 
 
@@ -155,9 +163,12 @@ def look_at(options: Options, environ: Mapping[str, str], rows: list[Check] | No
     resolved = reach.addresses(allocation.names)
     if agent_problem := _agent_problem(allocation, found, environ):
         rows.append(Check(checks.FAILED, "ssh", agent_problem))
-    machines, problems = _machines(options, allocation, found, resolved, environ)
+    reached = _reached(options, allocation, found, resolved, environ)
+    machines = reached.machines
     if not options.skipchecks:
-        rows += checks.hosts(allocation.names, machines, problems)
+        rows += checks.hosts(allocation.names, machines, reached.problems)
+        rows += checks.routes(reached.gaps, allocation.names, resolved)
+        rows += checks.gpus(machines)
         rows += checks.versions(machines, ddl.__version__)
         asked = (options.ranks, options.accelerators, options.rankfile) != (None, None, None)
         rows += checks.hardware(machines, asked=asked)
@@ -177,12 +188,23 @@ def look_at(options: Options, environ: Mapping[str, str], rows: list[Check] | No
     )
 
 
-def _machines(
+@process.unwinding()  # it has files and children
+def _reached(
     options: Options, allocation: Allocation, found: mpi.Mpi, resolved: Mapping[str, str], environ: Mapping[str, str]
-) -> tuple[dict[str, Machine], dict[str, str]]:
+) -> Reached:
     if options.skipchecks:
-        return {name: reach.here() for name in allocation.names if reach.is_here(name)}, {}
-    return reach.probe_hosts(found, allocation.names, resolved, environ, options.mpiargs, options.start_timeout)
+        own = reach.here(environment.visible(options.exports, environ))
+        return Reached({name: own for name in allocation.names if reach.is_here(name)})
+    return reach.probe_hosts(
+        found,
+        allocation.names,
+        resolved,
+        environ,
+        exports=options.exports,
+        more=options.mpiargs,
+        seconds=options.start_timeout,
+        batch=allocation.batch,
+    )
 
 
 def _agent_problem(allocation: Allocation, found: mpi.Mpi, environ: Mapping[str, str]) -> str:
@@ -204,9 +226,8 @@ def _tell(rows: tuple[Check, ...]) -> None:
 
 def _planned(made: Job) -> Iterator[Check]:
     """Rows of the plan: what `ddlrun` would do with these hosts."""
-    for reason in made.reasons:
-        subject, _, text = reason.partition(": ")
-        if text and subject in ("ranks", "spare hosts", "dimensions", "network", "transport"):
+    for subject, text in made.reasons:
+        if subject in ("ranks", "spare hosts", "dimensions", "network", "transport"):
             yield Check(checks.OK, subject, text)
 
 
@@ -259,7 +280,7 @@ def _write(folder: Path, launch: Launch, made: Job, found: Found) -> None:
     files = {
         **launch.files,
         "command": _shown(launch) + "\n",
-        "reasons": "".join(f"{reason}\n" for reason in made.reasons),
+        "reasons": "".join(f"{subject}: {text}\n" for subject, text in made.reasons),
         "hosts.json": json.dumps({name: one.to_dict() for name, one in found.machines.items()}, indent=1) + "\n",
     }
     try:
@@ -289,16 +310,18 @@ def _again(
 ) -> tuple[Options, Found, Job]:
     """The job for another attempt, with as many ranks; a host that is gone is replaced by a spare one.
 
-    Raises CheckError where there is none.
+    Raises CheckError where there is none, which says so for each host that is gone.
     """
     allocation = found.allocation
-    machines, problems = _machines(options, allocation, found.mpi, found.addresses, environ)
+    reached = _reached(options, allocation, found.mpi, found.addresses, environ)
+    machines = reached.machines
     gone = [] if options.skipchecks else [name for name in made.hosts if name not in machines]
     if gone:
         spares = [name for name in made.spares if name in machines]
         if len(spares) < len(gone) or options.rankfile is not None:
             why = "it is gone, and no spare host is listed"
-            raise CheckError(*(f"host {name}: {why}: {problems.get(name, '')}".rstrip(": ") for name in gone))
+            problems = reached.problems
+            raise CheckError(*((f"host {name}", f"{why}: {problems.get(name, '')}".rstrip(": ")) for name in gone))
         allocation = replace(allocation, hosts=tuple(host for host in allocation.hosts if host.name in machines))
         say(f"without {', '.join(gone)}; {', '.join(spares[: len(gone)])} instead")
     again = replace(options, ranks=len(made.places), exports=(*options.exports, Export("DDL_RESTART", str(attempt))))

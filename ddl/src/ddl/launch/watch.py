@@ -23,7 +23,7 @@ from ddl.launch import guard
 from ddl.launch.options import START_SECONDS
 from ddl.launch.rankfile import Place
 from ddl.launch.reception import BACKLOG, Reception
-from ddl.launch.reports import Reports, culprit, in_words, named
+from ddl.launch.reports import Reports, culprit, in_words, named, remedy
 
 # Seconds that MPI, or the ranks, are given to end the job and to say why, before ddlrun does.
 SETTLE_SECONDS = 0.3  # after a guard has gone: the reports of its host's ranks may still be on their way
@@ -42,7 +42,7 @@ class Trouble:
 
 @dataclass
 class Progress:
-    """What is known of a job that runs, with the moments at which it became known. Pure."""
+    """What is known of a job that runs, with the moments at which it became known. It has no clock: it is told."""
 
     places: Sequence[Place]
     reports: Reports | None  # None: the ranks cannot report
@@ -50,6 +50,7 @@ class Progress:
     lost: dict[str, float] = field(default_factory=dict)
     _seen: tuple[int, int, int] = (0, 0, 0)
     _failed_at: float | None = None
+    _ending_since: float = float("inf")  # a rank has failed, or MPI has asked one to end
     _moved_at: float = 0.0
 
     def note(self, now: float, guards: int) -> None:
@@ -60,6 +61,8 @@ class Progress:
             self._seen, self._moved_at = seen, now
         if self._failed_at is None and reports and any(reports.ended.values()):
             self._failed_at = now
+        if reports and (reports.asked or self._failed_at is not None):
+            self._ending_since = min(self._ending_since, now)
 
     def trouble(self) -> Trouble | None:
         """What will make it necessary to end the job, unless mpirun ends first; None where all is well."""
@@ -70,23 +73,36 @@ class Progress:
         hosts = {one.rank: one.host for one in self.places}
         if self._failed_at is not None and (rank := culprit(0, self.reports)) is not None:
             ended = in_words(self.reports.ended[rank])
-            text = f"rank {rank} on {hosts.get(rank, '?')} ended with {ended}, and mpirun did not end the others"
+            host = hosts.get(rank, "?")
+            text = f"rank {rank} on {host} ended with {ended}, and mpirun did not end the others; "
+            text += remedy(self.reports.ended[rank], host)
             return Trouble(text, self._failed_at + FAILED_SECONDS)
         if self.reports.ended.keys() >= hosts.keys():
             return Trouble("all ranks have ended, and mpirun has not", self._moved_at + OVER_SECONDS)
         silent = sorted(hosts.keys() - self.reports.began)
         # A host whose guard has answered has begun: what is missing then is a line, and no reason to end the job.
         if silent and self._seen[0] < len(set(hosts.values())):
-            where = ", ".join(dict.fromkeys(hosts[rank] for rank in silent[:8]))
-            text = f"{named(silent)} on {where} did not begin, and nothing else has for {self.start_seconds:.0f} s"
-            text += " (--start-timeout)"
+            where = dict.fromkeys(hosts[rank] for rank in silent[:8])
+            text = f"{named(silent)} on {', '.join(where)} did not begin, and nothing else has for "
+            text += (
+                f"{self.start_seconds:.0f} s; try: ddlrun doctor -H {','.join(where)}; or give it more: --start-timeout"
+            )
             return Trouble(text, self._moved_at + self.start_seconds)
         return None
 
-    def failure(self) -> int:
-        """The exit status of the rank for which the job failed; 1 where none has reported an error."""
-        rank = culprit(0, self.reports) if self.reports else None
-        return self.reports.ended[rank] if self.reports and rank is not None else 1
+    def status(self) -> int:
+        """The exit status of the rank for which the job failed; 0 where all have reported 0; else, or for a host, 1."""
+        if self.reports is None:
+            return 1
+        ended = self.reports.ended
+        if ended.keys() >= {one.rank for one in self.places} and not any(ended.values()):
+            return 0
+        rank = culprit(0, self.reports)
+        return 1 if rank is None or (self.lost and not self.reports.failed) else ended[rank]
+
+    def was_ending(self, moment: float) -> bool:
+        """Whether MPI was about to end the job then: its daemons end with it, and no host is lost for that."""
+        return self._ending_since <= moment
 
     def has_ended(self, host: str) -> bool:
         """Whether every rank of a host has reported its end: then nothing there can be lost any more."""
@@ -104,18 +120,24 @@ class Watch:
         reports: Reports | None,
         say: Callable[[str], None],
         start_seconds: float = START_SECONDS,
+        own: str = "",
     ) -> None:
-        """`addresses` of this host, by which the job's hosts may reach it, best first; empty: all are on this host."""
+        """`addresses` of this host, by which the job's hosts may reach it, best first; empty: all are on this host.
+
+        `own` is this host's name among those of the job, where it is one: MPI's daemon on it is mpirun itself.
+        """
         self._hosts = {one.rank: one.host for one in places}
+        self._own = own
         self._reports = reports
         self._say = say
         self._key = secrets.token_hex(16)
         self._mark = secrets.token_hex(8)
         self._progress = Progress(places, reports, start_seconds)
         self._guards: dict[socket.socket, str] = {}  # connections, and the host that each is of
+        self._alone: set[str] = set()  # hosts whose guard has said that MPI's daemon did not end in order
         self._gone: dict[str, tuple[float, bool]] = {}  # hosts whose guard has gone: when, and whether in silence
         self._seen: set[str] = set()  # hosts that have answered
-        self.failure = 1  # the job's exit status, once `overdue` has said that it must be ended
+        self.status = 1  # the job's, once `overdue` has said that it must be ended
         self._reception = Reception("" if addresses else "127.0.0.1", len(set(self._hosts.values())))
         self._contacts = [f"{address}:{self._reception.port}" for address in addresses or ("127.0.0.1",)]
 
@@ -123,7 +145,7 @@ class Watch:
     def environment(self) -> Mapping[str, str]:
         """What mpirun is to hand to the ranks."""
         program = [sys.executable, "-I", "-S", str(Path(guard.__file__).absolute()), ",".join(self._contacts)]
-        return {guard.COMMAND: f'exec {shlex.join(program)} "$PPID"', guard.KEY: self._key, guard.MARK: self._mark}
+        return {guard.COMMAND: f'exec {shlex.join(program)} "$PPID" "$$"', guard.KEY: self._key, guard.MARK: self._mark}
 
     def sockets(self) -> list[socket.socket]:
         """Those on which something may arrive."""
@@ -138,13 +160,22 @@ class Watch:
             return
         try:
             gone, silent = not ready.recv(64), False
+            if not gone:
+                self._is_alone(host, now)
         except BlockingIOError:
             return
         except OSError as error:
             gone, silent = True, error.errno != errno.ECONNRESET
         if gone:
             self._drop(ready)
-            self._gone[host] = (now, silent)
+            if host not in self._alone:
+                self._gone[host] = (now, silent)
+
+    def _is_alone(self, host: str, now: float) -> None:
+        """Note a guard's last line. It is still there, and ends what is left."""
+        if host != self._own:
+            self._alone.add(host)
+            self._gone[host] = (now, False)
 
     def overdue(self, now: float) -> str | None:
         """Why the job must be ended now; None where it need not be."""
@@ -154,7 +185,7 @@ class Watch:
         trouble = self._progress.trouble()
         if trouble is None or now < trouble.due:
             return None
-        self.failure = self._progress.failure()
+        self.status = self._progress.status()
         return trouble.text
 
     @property
@@ -183,12 +214,14 @@ class Watch:
             for descriptor, _ in poll.poll(wait * 1000):
                 with suppress(OSError):
                     if left[descriptor].recv(64):
+                        self._is_alone(self._guards[left[descriptor]], time.monotonic())
                         continue
                 poll.unregister(descriptor)
                 self._drop(left.pop(descriptor))
         for connection, host in list(self._guards.items()):
             self._say(
-                f"host {host} ({self._ranks_of(host)}) does not answer: whether its processes have ended is not known"
+                f"host {host} ({self._ranks_of(host)}) does not answer: whether its processes have ended is not known; "
+                f"look there for those with {guard.MARK}={self._mark} in their environment"
             )
             self._drop(connection)
 
@@ -228,14 +261,16 @@ class Watch:
             if moment > before:
                 continue
             del self._gone[host]
-            # A guard ends with MPI's daemon. Where ranks cannot report, that is no news.
-            if self._progress.has_ended(host) or (self._reports is None and not silent):
+            # A guard ends with MPI's daemon, and that when a job has failed: ranks that are slow to end then report
+            # nothing, because MPI kills them with their shells. Where ranks cannot report, it is no news at all.
+            in_order = host not in self._alone and self._progress.was_ending(moment)
+            if self._progress.has_ended(host) or (not silent and (in_order or self._reports is None)):
                 continue
             self._progress.lost[host] = moment
             why = "does not answer any more: it lost its power, or its network"
             if not silent:
                 why = "is lost: MPI's daemon there, or the guard of the job, was ended"
-            self._say(f"host {host} ({self._ranks_of(host)}) {why}; the job ends")
+            self._say(f"host {host} ({self._ranks_of(host)}) {why}; the job ends; try: ddlrun doctor -H {host}")
 
     def _ranks_of(self, host: str) -> str:
         return named([rank for rank, name in self._hosts.items() if name == host])
