@@ -8,12 +8,12 @@ import re
 import shutil
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
 
-from injection import INSIDE, MOMENTS_OUTSIDE, OUTSIDE, Fault, Outcome, campaign, draw, run, table
+from injection import INSIDE, MOMENTS_OUTSIDE, OUTSIDE, PROGRAM, Fault, Outcome, campaign, draw, run, table
 from testbed import Testbed, cluster, running
 
 pytestmark = [pytest.mark.root, pytest.mark.usefixtures("needs_testbed")]
@@ -141,3 +141,18 @@ def test_other_launchers_jobs_end_as_well(other_mpi: Path, fault: Fault, status:
         outcome = run(fault, one, tmp_path, ["--mpirun", str(other_mpi), "sh", "-c", ALONE, "sh", victim])
     assert not outcome.problems, outcome.output
     assert status in (None, outcome.status), outcome.output
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(900)
+def test_other_launchers_jobs_of_libddl_name_the_rank_that_is_lost(
+    other_mpi: Path, native: Callable[..., Path], tmp_path: Path
+) -> None:
+    library = native(
+        tmp_path / "build", "ddl", f"-DMPI_CXX_COMPILER={other_mpi.with_name('mpicxx')}", "-DDDL_TESTS=OFF"
+    )
+    options = ["--mpirun", str(other_mpi), "-x", f"DDL_LIBRARY={library / 'libddl.so'}", sys.executable, str(PROGRAM)]
+    with running(cluster([3], link="200mbit")) as one:
+        for fault in (Fault("kill", "call", (3,), 1, 1, 0), Fault("exit", "finalize", (3,), 1, 2, 0)):
+            outcome = run(fault, one, tmp_path, [*options, fault.what, str(fault.victim), fault.moment])
+            assert not outcome.problems, outcome.output

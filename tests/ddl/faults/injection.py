@@ -230,15 +230,19 @@ def inflict(fault: Fault, bed: Testbed) -> str | None:
 
 
 def _signal(bed: Testbed, host: str, names: Iterable[str], number: int) -> None:
-    """Signal the first such process of a host, as soon as there is one."""
+    """Signal such processes of a host, as soon as there are any: a daemon of Open MPI 5 has a parent of its name."""
     deadline = time.monotonic() + PATIENT_SECONDS
     while time.monotonic() < deadline:
+        found = []
         for one in bed.processes(host):
             program, _, rest = one.command.partition(" ")
             if program.rpartition("/")[2] in names or rest.startswith(tuple(names)):
-                with suppress(ProcessLookupError):
-                    os.kill(one.pid, number)
-                return
+                found.append(one.pid)
+        for pid in reversed(found):  # the youngest first
+            with suppress(ProcessLookupError):
+                os.kill(pid, number)
+        if found:
+            return
         time.sleep(0.01)
     raise RuntimeError(f"there is no {names} on {host}")
 
