@@ -67,6 +67,30 @@ ddl_result store(int* target, const char* name, Value value) {
     });
 }
 
+// What the engine knows of a communicator that was there when it was looked up: another thread may have freed it since,
+// or finalized.
+int known(int number) {
+    if (number < 0) throw Error(DDL_ERROR_STATE, "this communicator was freed, or the library finalized, meanwhile");
+    return number;
+}
+
+// Makes a communicator by `make(session, &id)`, from `comm`, which `id` stays where there is none for this rank.
+template <typename Make>
+ddl_result make_comm(ddl_comm comm, ddl_comm* result, Make make) {
+    return guarded([&] {
+        need(result, "result");
+        *result = DDL_COMM_NULL;
+        const SessionPtr its = session();
+        const CommId from = its->id_of(comm);
+        CommId made = from;
+        auto handle = Session::new_handle();  // before there is what it stands for, which the others have then
+        Status status = make(*its, from, &made);
+        its->note(status);
+        if (status.ok() && made != from) *result = its->bind(std::move(handle), made);
+        return status;
+    });
+}
+
 // Ends the session; `found` may still be in use by other threads, whose calls then end with an error.
 void end_session() {
     if (Job::is_in_child()) return;  // as at the child's exit
@@ -213,10 +237,10 @@ const char* ddl_error_string(ddl_result code) {
 }
 
 ddl_result ddl_rank(ddl_comm comm, int* rank) {
-    return ddl::store(rank, "rank", [&](ddl::Session& its) { return its.engine().rank(its.id_of(comm)); });
+    return ddl::store(rank, "rank", [&](ddl::Session& its) { return ddl::known(its.engine().rank(its.id_of(comm))); });
 }
 ddl_result ddl_size(ddl_comm comm, int* size) {
-    return ddl::store(size, "size", [&](ddl::Session& its) { return its.engine().size(its.id_of(comm)); });
+    return ddl::store(size, "size", [&](ddl::Session& its) { return ddl::known(its.engine().size(its.id_of(comm))); });
 }
 ddl_result ddl_local_rank(int* rank) {
     return ddl::store(rank, "rank", [](ddl::Session& its) { return its.local_rank(); });
@@ -229,30 +253,15 @@ ddl_result ddl_num_hosts(int* hosts) {
 }
 
 ddl_result ddl_comm_split(ddl_comm comm, int color, int key, ddl_comm* result) {
-    return ddl::guarded([&] {
-        ddl::need(result, "result");
-        *result = DDL_COMM_NULL;
-        const ddl::SessionPtr its = ddl::session();
-        const ddl::CommId parent = its->id_of(comm);
-        ddl::CommId made = parent;
-        Status status = its->engine().split(parent, color, key, &made);
-        its->note(status);
-        if (status.ok() && made != parent) *result = its->handle_of(made);
-        return status;
+    return ddl::make_comm(comm, result, [&](ddl::Session& its, ddl::CommId parent, ddl::CommId* made) {
+        return its.engine().split(parent, color, key, made);
     });
 }
 
 ddl_result ddl_comm_create_group(const int* ranks, int count, uint64_t tag, ddl_comm* result) {
-    return ddl::guarded([&] {
+    return ddl::make_comm(DDL_WORLD, result, [&](ddl::Session& its, ddl::CommId, ddl::CommId* made) {
         ddl::need(ranks, "ranks");
-        ddl::need(result, "result");
-        *result = nullptr;
-        const ddl::SessionPtr its = ddl::session();
-        ddl::CommId made = ddl::kWorld;
-        Status status = its->engine().create_group({ranks, ranks + std::max(count, 0)}, tag, &made);
-        its->note(status);
-        if (status.ok()) *result = its->handle_of(made);
-        return status;
+        return its.engine().create_group({ranks, ranks + std::max(count, 0)}, tag, made);
     });
 }
 
@@ -337,13 +346,11 @@ ddl_result ddl_test(ddl_request* request, int* finished) {
     return ddl::guarded([&]() -> Status {
         ddl::need(request, "request");
         ddl::need(finished, "finished");
-        ddl::refuse_child();
-        *finished = 1;
-        if (*request == DDL_REQUEST_NULL || (*request)->session->engine().test((*request)->request)) {
-            return *request == DDL_REQUEST_NULL ? Status{} : ddl::take(request);
-        }
         *finished = 0;
-        return {};
+        ddl::refuse_child();
+        if (*request != DDL_REQUEST_NULL && !(*request)->session->engine().test((*request)->request)) return {};
+        *finished = 1;
+        return *request == DDL_REQUEST_NULL ? Status{} : ddl::take(request);
     });
 }
 

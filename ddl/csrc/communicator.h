@@ -3,6 +3,7 @@
 
 #include <algorithm>
 #include <array>
+#include <optional>
 
 #include "engine.h"
 #include "schedule_cache.h"
@@ -12,10 +13,18 @@ namespace ddl {
 inline Status no_such(CommId comm) {
     return {DDL_ERROR_STATE, "there is no communicator " + std::to_string(comm) + ": it was freed or never made"};
 }
-inline Status out_of_memory() { return {DDL_ERROR_MEMORY, "out of memory"}; }
+inline Status no_memory() { return {DDL_ERROR_MEMORY, "out of memory"}; }  // to say so needs none
+inline Status no_numbers_left() {
+    return {DDL_ERROR_UNSUPPORTED,
+            "there are " + std::to_string(kMostCommunicators) + " communicators already: free some with ddl_comm_free"};
+}
 inline Status shut_down() { return {DDL_ERROR_STATE, "the library was finalized: call ddl_init first"}; }
 
-// Made when it is submitted: taking it from the inbox and ending it need no memory.
+// An id that is free (1), the first from a place on that `from` chooses; none where none is. Splits and groups begin
+// their search at different places, so that they seldom want the same.
+std::optional<CommId> first_free(const std::vector<uint8_t>& ids, uint64_t from);
+
+// Made when it is submitted, or before (Engine::spare_): taking it from the inbox and ending it need no memory.
 struct Engine::Active {
     CommPtr comm;        // while it is in the inbox
     RequestPtr request;  // until it is finished: who waits for it may then take its memory back
@@ -36,10 +45,10 @@ struct Engine::Communicator {
     CommKey key;
     int rank = 0;
     Group group;
-
-    // Guarded by progress_:
     Plan plan;
     uint64_t layout = 0;
+
+    // Guarded by progress_:
     std::shared_ptr<Groups> groups;  // null where every dimension is a ring
     uint64_t sequence = 0;           // of the next call
     uint64_t past = 0;               // past_of() the calls before it

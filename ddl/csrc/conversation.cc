@@ -2,9 +2,11 @@
 
 #include <algorithm>
 #include <cmath>
+#include <cstdio>
 #include <cstring>
 #include <memory>
 #include <mutex>
+#include <new>
 #include <utility>
 
 #include "status.h"
@@ -55,22 +57,39 @@ void Conversation::run(const std::function<void()>& body) {
     try {
         body();
     } catch (const Error& error) {
-        Failure failure;
-        failure.code = error.code();
-        std::strncpy(failure.text, error.what(), sizeof failure.text - 1);
-        for (int peer = 0; peer < size(); ++peer) {
-            if (peer != rank()) transport_.notify(peer, &failure, sizeof failure);
-        }
+        give_up(error.code(), error.what());
         throw;
+    } catch (const std::bad_alloc&) {
+        char text[128];
+        std::snprintf(text, sizeof text, "%s: rank %d is out of memory", options_.what.c_str(), rank());
+        give_up(DDL_ERROR_MEMORY, text);
+        throw;
+    }
+}
+
+// Ends the others' waits.
+void Conversation::give_up(int code, const char* text) noexcept {
+    Failure failure;
+    failure.code = code;
+    std::strncpy(failure.text, text, sizeof failure.text - 1);
+    for (int peer = 0; peer < size(); ++peer) {
+        if (peer == rank()) continue;
+        try {
+            transport_.notify(peer, &failure, sizeof failure);
+        } catch (const std::bad_alloc&) {
+            // That peer's wait ends in time.
+        }
     }
 }
 
 void Conversation::look_around() {
     for (Notice notice; transport_.next_notice(&notice);) {
         Failure failure;
-        if (notice.content.size() != sizeof failure) continue;
-        std::memcpy(&failure, notice.content.data(), sizeof failure);
-        if (failure.magic != kMagic) continue;
+        if (notice.content.size() == sizeof failure) std::memcpy(&failure, notice.content.data(), sizeof failure);
+        if (notice.content.size() != sizeof failure || failure.magic != kMagic) {
+            foreign_.push_back(std::move(notice));
+            continue;
+        }
         failure.text[sizeof failure.text - 1] = '\0';
         throw Error(static_cast<Code>(failure.code), failure.text);
     }
@@ -99,9 +118,7 @@ void Conversation::await(int peer, const std::function<bool()>& done, double gra
             if (options_.warn) options_.warn(text);
         }
         if (waited <= options_.patience.timeout_seconds + grace_seconds) continue;
-        throw Error(DDL_ERROR_TIMEOUT, text +
-                                           ": it is stopped, or the link to it is down. DDL_TIMEOUT sets how many "
-                                           "seconds a rank may be late");
+        throw Error(DDL_ERROR_TIMEOUT, text + ": it is stopped, or the link to it is down. " + kPatienceOfInit);
     }
 }
 

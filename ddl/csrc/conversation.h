@@ -37,7 +37,7 @@ class Conversation {
     std::string name(int rank) const;  // "rank 3 (host b)"
     std::string host(int rank) const;  // "b"; "" where it is not known
 
-    // Runs `body`. Where it throws on one rank, the others' waits end with its error.
+    // Runs `body`. Where it throws Error or std::bad_alloc on one rank, the others' waits end with its error.
     void run(const std::function<void()>& body);
 
     // Moves messages along until done() is true; `peer` is the rank that it depends on, for messages. Throws Error:
@@ -58,6 +58,10 @@ class Conversation {
     void say(int peer, Tag tag, const void* data, size_t bytes);
     size_t hear(int peer, Tag tag, void* data, size_t capacity, double grace_seconds = 0);
 
+    // Notices that came meanwhile and are none of a conversation's, in their order: of ranks that are further, whose
+    // engines say goodbye already.
+    std::vector<Notice> take_foreign() { return std::move(foreign_); }
+
     // Returns when all of `members`, this rank among them, have called it. Uses one tag.
     void barrier(const std::vector<int>& members, Tag tag);
     // Gives rank 0's bytes to every rank; the others wait `grace_seconds` longer than usual. Uses two tags.
@@ -69,12 +73,14 @@ class Conversation {
         Block memory;            // of the message, where it is ours
         void* target = nullptr;  // to which it is copied when it has arrived
     };
+    void give_up(int code, const char* text) noexcept;
     void look_around();
     std::vector<Open>::iterator find(Ticket ticket);
 
     Transport& transport_;
     const ConversationOptions options_;
     std::vector<Open> open_;
+    std::vector<Notice> foreign_;
     double next_look_ = 0;
     bool moved_ = false;  // a message came to its end: more may follow soon
 };

@@ -36,7 +36,7 @@ Status Engine::exchange(bool incoming, const std::vector<int>& peers, int64_t ta
         try {
             status = post(kWorld, peers[i], std::move(mail), &request);
         } catch (const std::bad_alloc&) {
-            status = {DDL_ERROR_MEMORY, "out of memory"};
+            status = no_memory();
         }
         if (status.ok()) requests.push_back(std::move(request));
     }
@@ -63,27 +63,15 @@ Status Engine::create_group(const std::vector<int>& members, uint64_t tag, CommI
                                             std::to_string(world->size()) + ") with this one, " +
                                             std::to_string(world->rank) + ", among them"};
         }
-        return agree_on_group(world->rank, members, tag, comm);
+        const auto reserve = [&](Reservation* reservation, uint64_t* birth) {
+            return reserve_group_id(world->rank, members, tag, reservation, birth);
+        };
+        return make_part(world, members, reserve, comm);
     } catch (const Error& error) {
         return error.status();
     } catch (const std::bad_alloc&) {
-        return {DDL_ERROR_MEMORY, "out of memory"};
+        return no_memory();
     }
-}
-
-// The others wait for what this rank has yet to say: where it cannot, they are told.
-Status Engine::agree_on_group(int rank, const std::vector<int>& members, uint64_t tag, CommId* comm) {
-    Reservation reservation(*this);
-    try {
-        uint64_t birth = 0;
-        if (Status status = reserve_group_id(rank, members, tag, &reservation, &birth); !status.ok()) return status;
-        if (Status status = create_part({reservation.id(), birth}, members); !status.ok()) return status;
-    } catch (const std::bad_alloc&) {
-        fail(kWorld, *out_of_memory_);
-        throw;
-    }
-    *comm = reservation.keep();
-    return {};
 }
 
 // Takes an id that is free on every member, and its first user's birth.
@@ -115,19 +103,14 @@ Status Engine::reserve_group_id(int rank, const std::vector<int>& members, uint6
             std::vector<uint8_t> theirs(others.size() * ids.size());
             if (Status status = receive(theirs.data(), ids.size(), ids.size()); !status.ok()) return status;
             for (size_t i = 0; i < theirs.size(); ++i) ids[i % ids.size()] &= theirs[i];
-            const auto begin = ids.begin() + static_cast<ptrdiff_t>(proposal.birth % ids.size());
-            auto found = std::find(begin, ids.end(), 1);
-            if (found == ids.end()) found = std::find(ids.begin(), begin, 1);
-            if (*found == 1 && found != ids.end()) proposal.id = static_cast<int32_t>(found - ids.begin());
+            if (const auto found = first_free(ids, proposal.birth)) proposal.id = static_cast<int32_t>(*found);
             if (Status status = send(&proposal, sizeof proposal); !status.ok()) return status;
         } else {
             if (Status status = send(ids.data(), ids.size()); !status.ok()) return status;
             if (Status status = receive(&proposal, 0, sizeof proposal); !status.ok()) return status;
         }
-        if (proposal.id == kNone) {
-            return {DDL_ERROR_UNSUPPORTED, "there are " + std::to_string(kMostCommunicators) +
-                                               " communicators already: free some with ddl_comm_free"};
-        }
+        if (proposal.id == kNone) return no_numbers_left();
+        *birth = proposal.birth;
         uint8_t verdict = reservation->take(static_cast<CommId>(proposal.id)) ? 1 : 0;
         if (leads) {
             std::vector<uint8_t> theirs(others.size());
@@ -138,7 +121,6 @@ Status Engine::reserve_group_id(int rank, const std::vector<int>& members, uint6
             if (Status status = send(&verdict, 1); !status.ok()) return status;
             if (Status status = receive(&verdict, 0, 1); !status.ok()) return status;
         }
-        *birth = proposal.birth;
         if (verdict == 1) return {};
     }
 }

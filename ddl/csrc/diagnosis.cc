@@ -43,7 +43,7 @@ void Engine::watch(Communicator& comm, double now) {
         }
         // A rank whose own GPU is busy is late to others; to itself it is not.
         if (verdict == Watch::Verdict::give_up && !operation.is_held_back()) {
-            const std::string text = what + ": " + report() + ". DDL_TIMEOUT sets how many seconds a rank may be late";
+            const std::string text = what + ": " + report() + ". " + kPatienceOfCalls;
             return break_comm(comm, cause_of(DDL_ERROR_TIMEOUT, text.c_str()), true);
         }
         return;
@@ -74,22 +74,23 @@ void Engine::ask(const Communicator& comm, Active& active) {
 }
 
 void Engine::take_notices() {
-    Notice notice;
-    while (transport_->next_notice(&notice)) {
-        NoticeContent content;
-        if (!read_notice(notice, &content) || content.comm >= kMostCommunicators) continue;
-        switch (content.kind) {
-            case NoticeKind::query: answer(notice.from, content); break;
-            case NoticeKind::answer: hear(notice.from, content); break;
-            case NoticeKind::goodbye:
-            case NoticeKind::abort:
-                if (const CommPtr comm = find(CommKey{content.comm, content.birth})) {
-                    heed(*comm, notice.from, content);
-                } else {
-                    registry_.keep(notice.from, content);  // this rank may still be making it
-                }
-                break;
-        }
+    for (Notice notice; transport_->next_notice(&notice);) take(notice);
+}
+
+void Engine::take(const Notice& notice) {
+    NoticeContent content;
+    if (!read_notice(notice, &content) || content.comm >= kMostCommunicators) return;
+    switch (content.kind) {
+        case NoticeKind::query: answer(notice.from, content); break;
+        case NoticeKind::answer: hear(notice.from, content); break;
+        case NoticeKind::goodbye:
+        case NoticeKind::abort:
+            if (const CommPtr comm = find(CommKey{content.comm, content.birth})) {
+                heed(*comm, notice.from, content);
+            } else {
+                registry_.keep(notice.from, content);  // this rank may still be making it
+            }
+            break;
     }
 }
 

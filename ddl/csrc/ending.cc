@@ -20,7 +20,7 @@ void Engine::break_comm(Communicator& comm, Cause cause, bool tell_others) noexc
     comm.broken = std::move(cause);
     comm.broken_at = seconds_now();
     try {
-        if (tell_others) tell(comm, comm.abort());
+        if (tell_others) tell(comm.group.members, comm.abort());
     } catch (const std::bad_alloc&) {
         // They hear of it when they ask.
     }
@@ -49,9 +49,9 @@ bool Engine::settle(Communicator& comm) noexcept {
     return moved;
 }
 
-void Engine::tell(const Communicator& comm, const NoticeContent& notice) noexcept {
+void Engine::tell(const std::vector<int>& members, const NoticeContent& notice) noexcept {
     try {
-        for (const int member : comm.group.members) {
+        for (const int member : members) {
             if (member != transport_->rank()) send_notice(*transport_, member, notice);
         }
     } catch (const std::bad_alloc&) {
@@ -82,7 +82,7 @@ void Engine::shutdown() {
         if (letter) break_comm(*comm, finalized_with(*letter), true);
         NoticeContent goodbye = comm->notice(NoticeKind::goodbye);
         goodbye.call = comm->last_call();
-        tell(*comm, goodbye);
+        tell(comm->group.members, goodbye);
     }
     for (Backoff backoff(0, 1e-3); active_ > 0; backoff.pause()) {
         transport_->poll();

@@ -25,6 +25,11 @@ Tag first_tag(CommId comm, uint64_t sequence) {
 
 void print_warning(const std::string& text) { std::fprintf(stderr, "ddl: warning: %s\n", text.c_str()); }
 
+EngineOptions complete(EngineOptions options) {
+    if (!options.warn) options.warn = print_warning;
+    return options;
+}
+
 }  // namespace
 
 // A caller that makes progress itself. The thread naps meanwhile.
@@ -43,7 +48,7 @@ class Engine::Helper {
 
 Engine::Engine(std::unique_ptr<Transport> transport, Plan plan, EngineOptions options)
     : transport_(std::move(transport)),
-      options_(std::move(options)),
+      options_(complete(std::move(options))),
       out_of_memory_(std::make_shared<const Status>(Status{
           DDL_ERROR_MEMORY, name_of_rank(transport_->rank()) + ": out of memory for the library's own buffers"})),
       free_ids_(kMostCommunicators, 1),
@@ -55,6 +60,7 @@ Engine::Engine(std::unique_ptr<Transport> transport, Plan plan, EngineOptions op
     std::vector<int> everyone(static_cast<size_t>(transport_->size()));
     for (size_t i = 0; i < everyone.size(); ++i) everyone[i] = static_cast<int>(i);
     create({kWorld, 0}, std::move(everyone), std::move(plan));
+    for (const Notice& notice : options_.early) take(notice);
     thread_ = std::thread([this] { serve(); });
 }
 
@@ -81,6 +87,7 @@ Engine::CommPtr Engine::create(const CommKey& key, std::vector<int> members, Pla
     comm->layout = layout_of(comm->plan, options_.tuning);
     comm->patience = options_.patience;
     const std::lock_guard lock(progress_);
+    if (shut_) throw Error(DDL_ERROR_STATE, shut_down().message);  // nobody would end what is called on it
     for (const auto& [from, notice] : registry_.take(key)) heed(*comm, from, notice);
     const std::lock_guard table(table_);
     running_.reserve(running_.size() + comms_.size() + 1);  // those that were freed with messages on their way included
@@ -107,7 +114,7 @@ Status Engine::start(CommId id, const Call& call, const RequestPtr& request) {
     } catch (const Error& error) {
         return error.status();
     } catch (const std::bad_alloc&) {
-        return out_of_memory();
+        return no_memory();
     }
     return {};
 }
@@ -119,7 +126,7 @@ Status Engine::submit(CommId comm, const Call& call, RequestPtr* request) {
         if (!status.ok()) return status;
         *request = std::move(made);
     } catch (const std::bad_alloc&) {
-        return out_of_memory();
+        return no_memory();
     }
     wake();
     return {};
@@ -155,7 +162,7 @@ Status Engine::run(CommId comm, const Call& call) {
 // before; false where it began nothing, which start() then does, or says why not.
 bool Engine::run_alone(CommId id, const Call& call, const RequestPtr& request) {
     std::unique_lock held(progress_, std::try_to_lock);
-    if (!held || inbox_full_) return false;
+    if (!held || shut_ || inbox_full_) return false;
     const auto found = comms_.find(id);
     if (found == comms_.end() || !found->second->queue.empty()) return false;
     Communicator& comm = *found->second;
@@ -171,8 +178,8 @@ bool Engine::run_alone(CommId id, const Call& call, const RequestPtr& request) {
     accept(found->second, spare_);
     poll(comm);
     const int polls = std::min(options_.spin_polls, kHeldPolls);
-    for (int i = 0; i < polls && !request->finished(); ++i) poll_all();
-    release(std::move(held));
+    for (int i = 0; i < polls && !request->finished(); ++i) poll();
+    unlock_and_warn(std::move(held));
     return true;
 }
 
@@ -193,52 +200,56 @@ void Engine::serve() {
     }
 }
 
-// Polls, where the lock is held, and releases it. True where something moved.
-bool Engine::progress(std::unique_lock<std::mutex> held) {
+// Polls, where the lock is held, and lets it go. True where something moved.
+bool Engine::progress(std::unique_lock<std::mutex> held) noexcept {
     if (!held) return false;
-    const bool moved = poll_all();
-    release(std::move(held));
+    const bool moved = poll();
+    unlock_and_warn(std::move(held));
     return moved;
 }
 
-// Says what was to be said meanwhile.
-void Engine::release(std::unique_lock<std::mutex> held) {
+// Says what was to be said meanwhile, without the lock: who hears it may be slow, or ask this engine something.
+void Engine::unlock_and_warn(std::unique_lock<std::mutex> held) noexcept {
     std::vector<std::string> warnings;
     warnings.swap(warnings_);
-    held.unlock();  // who reads them may be slow, or ask this engine something
-    for (const std::string& text : warnings) (options_.warn ? options_.warn : print_warning)(text);
-}
-
-bool Engine::poll_all() noexcept {
-    try {
-        return poll();
-    } catch (const std::bad_alloc&) {
-        // Outside of a collective, whose own are its errors: nothing is lost, and it is tried again.
-        if (!std::exchange(said_, true)) std::fputs("ddl: warning: out of memory while ranks are watched\n", stderr);
-        return false;
+    held.unlock();
+    for (const std::string& text : warnings) {
+        try {
+            options_.warn(text);
+        } catch (...) {
+            print_warning(text);  // no reason to leave the call, which is still under way
+        }
     }
 }
 
-bool Engine::poll() {
+bool Engine::poll() noexcept {
     if (shut_) return false;
     bool moved = inbox_full_;
     if (inbox_full_) take_submissions();  // elsewhere without this look, which may miss what is being put in
-    transport_->poll();
-    for (const CommPtr& comm : running_) moved |= poll(*comm);
-    moved |= poll_messages();
-    if (!moved && (active_ == 0 || idle_polls_++ % kIdlePolls == 0)) {
+    try {
+        transport_->poll();
+        for (const CommPtr& comm : running_) moved |= poll(*comm);
+        moved |= poll_messages();
+        if (moved || (active_ > 0 && idle_polls_++ % kIdlePolls != 0)) return moved;
         take_notices();
         const double now = seconds_now();
-        if (now >= next_watch_) {
-            next_watch_ = now + kWatchSeconds;
-            for (const CommPtr& comm : running_) watch(*comm, now);
-            watch_messages(now);
-            for (const CommPtr& comm : running_) comm->listed = !comm->queue.empty();
-            const auto is_idle = [](const CommPtr& comm) { return !comm->listed; };
-            running_.erase(std::remove_if(running_.begin(), running_.end(), is_idle), running_.end());
-        }
+        if (now < next_watch_) return false;
+        next_watch_ = now + kWatchSeconds;
+        for (const CommPtr& comm : running_) watch(*comm, now);
+        watch_messages(now);
+        drop_idle();
+    } catch (const std::bad_alloc&) {
+        // Outside of a collective, whose own are its errors: nothing is lost, and it is tried again.
+        if (!std::exchange(said_, true)) std::fputs("ddl: warning: out of memory while ranks are watched\n", stderr);
     }
     return moved;
+}
+
+// Polls no more those that had no call lately. Not as soon as they have none: most get the next one at once.
+void Engine::drop_idle() noexcept {
+    for (const CommPtr& comm : running_) comm->listed = !comm->queue.empty();
+    const auto is_idle = [](const CommPtr& comm) { return !comm->listed; };
+    running_.erase(std::remove_if(running_.begin(), running_.end(), is_idle), running_.end());
 }
 
 void Engine::take_submissions() noexcept {
@@ -366,9 +377,7 @@ size_t Engine::free_communicators() const {
 
 Plan Engine::plan(CommId id) const {
     const CommPtr comm = find(id);
-    if (!comm) return {};
-    const std::lock_guard lock(progress_);
-    return comm->plan;
+    return comm ? comm->plan : Plan{};
 }
 
 int Engine::rank(CommId id) const {
@@ -394,25 +403,6 @@ Status Engine::state(CommId id) const {
     if (!comm) return no_such(id);
     const std::lock_guard lock(progress_);
     return comm->broken ? *comm->broken : Status{};
-}
-
-Status Engine::set_plan(CommId id, Plan plan) {
-    const CommPtr comm = find(id);
-    if (!comm) return no_such(id);
-    if (plan.size() != comm->size()) {
-        return {DDL_ERROR_ARGUMENT, "the plan is for " + std::to_string(plan.size()) +
-                                        " ranks, but the communicator has " + std::to_string(comm->size())};
-    }
-    const std::lock_guard lock(progress_);
-    take_submissions();
-    if (comm->in_flight() > 0) {
-        return {DDL_ERROR_STATE, "the plan cannot change with requests in flight: wait for them"};
-    }
-    comm->plan = std::move(plan);
-    comm->layout = layout_of(comm->plan, options_.tuning);
-    comm->schedules.clear();
-    comm->groups.reset();
-    return {};
 }
 
 }  // namespace ddl

@@ -51,6 +51,7 @@ struct EngineOptions {
     std::function<Plan(const Plan& world, const std::vector<int>& members)> plan_part;
     std::vector<std::string> hosts;                // host of each rank of the world, for messages; may be empty
     std::function<void(const std::string&)> warn;  // gets warnings, one line each, on any thread; default: stderr
+    std::vector<Notice> early;  // notices that others' engines have sent before there was this one, in their order
 };
 
 // Why something failed: shared, so that many can be told without memory.
@@ -97,19 +98,17 @@ class Engine {
     Status run(CommId comm, const Call& call);
 
     // A communicator of the ranks of `parent` with this rank's `color`, ordered by (key, rank). A negative color joins
-    // none: `comm` becomes `parent`. Collective over `parent`; blocks. Its plan is EngineOptions::plan_part's.
+    // none: `comm` becomes `parent`. Collective over `parent`; blocks. Its plan is EngineOptions::plan_part's. To be
+    // out of memory breaks `parent`, as the others wait in it.
     Status split(CommId parent, int color, int key, CommId* comm);
     // A communicator of `members` of the world, in this order, which they alone call; blocks. `tag`: creations by the
-    // same ranks that are under way at once have different ones. Errors break the world's communicator.
+    // same ranks that are under way at once have different ones. Errors break the world's communicator, but
+    // DDL_ERROR_ARGUMENT and DDL_ERROR_UNSUPPORTED (there are too many).
     Status create_group(const std::vector<int>& members, uint64_t tag, CommId* comm);
     // DDL_ERROR_STATE where the communicator has requests in flight; DDL_ERROR_ARGUMENT for the world.
     Status free(CommId comm);
     // How long calls on it that are submitted from now on wait for a rank.
     Status set_timeout(CommId comm, double seconds);
-    // Gives a communicator another plan (after links were measured). Every rank must do so between the same two calls,
-    // with none in flight: DDL_ERROR_STATE otherwise. DDL_ERROR_ARGUMENT where the plan's size differs. Its groups,
-    // which were the old plan's, are gone.
-    Status set_plan(CommId comm, Plan plan);
     // Gives a communicator the groups that its plan's modes other than r need; until then collectives that need them
     // are DDL_ERROR_INTERNAL. Communicators other than the world have rings only.
     Status set_groups(CommId comm, std::shared_ptr<Groups> groups);
@@ -145,22 +144,24 @@ class Engine {
     CommPtr create(const CommKey& key, std::vector<int> members, Plan plan);
     Status start(CommId comm, const Call& call, const RequestPtr& request);
     bool run_alone(CommId comm, const Call& call, const RequestPtr& request);
-    Status split_over(const Communicator& parent, int color, int key, CommId* comm);
-    Status create_part(const CommKey& key, std::vector<int> members);
+    Status split_over(const CommPtr& parent, int color, int key, CommId* comm);
+    Status make_part(const CommPtr& parent, const std::vector<int>& members,
+                     const std::function<Status(Reservation*, uint64_t* birth)>& reserve, CommId* comm);
+    Status create_part(const CommKey& key, const std::vector<int>& members);
+    void renounce(const Communicator& parent, const CommKey& key, const std::vector<int>& members) noexcept;
     Status exchange(bool incoming, const std::vector<int>& peers, int64_t tag, std::byte* first, size_t stride,
                     size_t bytes);
     Status reserve_id(const CommKey& parent, uint64_t birth, Reservation* reservation);
-    Status agree_on_group(int rank, const std::vector<int>& members, uint64_t tag, CommId* comm);
     Status reserve_group_id(int rank, const std::vector<int>& members, uint64_t tag, Reservation* reservation,
                             uint64_t* birth);
     void serve();  // the progress thread
     bool is_busy() const { return inbox_full_ || active_ > 0; }
-    bool progress(std::unique_lock<std::mutex> held);
-    void release(std::unique_lock<std::mutex> held);
+    bool progress(std::unique_lock<std::mutex> held) noexcept;
 
     // With progress_ held:
-    bool poll_all() noexcept;
-    bool poll();
+    void unlock_and_warn(std::unique_lock<std::mutex> held) noexcept;
+    bool poll() noexcept;
+    void drop_idle() noexcept;
     void take_submissions() noexcept;
     void accept(const CommPtr& comm, std::list<Active>& taken) noexcept;
     void add_active(ptrdiff_t number) noexcept;
@@ -171,7 +172,7 @@ class Engine {
     void watch(Communicator& comm, double now);
     bool hear_departed(Communicator& comm, Active& active);
     void ask(const Communicator& comm, Active& active);
-    void tell(const Communicator& comm, const NoticeContent& notice) noexcept;
+    void tell(const std::vector<int>& members, const NoticeContent& notice) noexcept;
     void break_comm(Communicator& comm, Cause cause, bool tell_others) noexcept;
     bool settle(Communicator& comm) noexcept;
     void abandon() noexcept;
@@ -187,6 +188,7 @@ class Engine {
     std::string name_of(const Letter& letter) const;
     std::string messages_in_flight() const;
     void take_notices();
+    void take(const Notice& notice);
     void heed(Communicator& comm, int from, const NoticeContent& notice);
     void answer(int from, const NoticeContent& query);
     void hear(int from, const NoticeContent& answer);

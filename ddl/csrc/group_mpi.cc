@@ -99,17 +99,15 @@ Ticket MpiGroup::start(const GroupCall& call) {
     const void* const from = call.gathers ? static_cast<const std::byte*>(call.to) + offset : call.from;
     const size_t bytes = call.gathers ? own : call.count * element;
     if (bytes > 0) std::memcpy(flight->in.data(), from, bytes);
-    if (call.gathers) {
-        check_mpi(
-            MPI_Iallgatherv(flight->in.data(), flight->counts[static_cast<size_t>(rank_)], type, flight->out.data(),
-                            flight->counts.data(), flight->offsets.data(), type, comm_, &flight->request),
-            "MPI_Iallgatherv");
-    } else {
-        check_mpi(MPI_Ireduce_scatter(flight->in.data(), flight->out.data(), flight->counts.data(), type,
-                                      vocabulary().ops[type_index][op_index], comm_, &flight->request),
-                  "MPI_Ireduce_scatter");
-    }
-    flights_.emplace(++last_, std::move(flight));
+    // All memory first: MPI uses the flight's from here on.
+    Flight& mine = *flights_.emplace(++last_, std::move(flight)).first->second;
+    const int error =
+        call.gathers ? MPI_Iallgatherv(mine.in.data(), mine.counts[static_cast<size_t>(rank_)], type, mine.out.data(),
+                                       mine.counts.data(), mine.offsets.data(), type, comm_, &mine.request)
+                     : MPI_Ireduce_scatter(mine.in.data(), mine.out.data(), mine.counts.data(), type,
+                                           vocabulary().ops[type_index][op_index], comm_, &mine.request);
+    if (error != MPI_SUCCESS) flights_.erase(last_);
+    check_mpi(error, call.gathers ? "MPI_Iallgatherv" : "MPI_Ireduce_scatter");
     return last_;
 }
 

@@ -91,7 +91,7 @@ void await_joined(Job& job, Engine& engine, const NcclJob& nccl, const NcclGroup
                    "NCCL_SOCKET_IFNAME which network it takes";
         };
         if (waited >= options.patience.timeout_seconds) {
-            throw Error(DDL_ERROR_TIMEOUT, text() + ". DDL_TIMEOUT sets how many seconds a rank may be late");
+            throw Error(DDL_ERROR_TIMEOUT, text() + ". " + kPatienceOfInit);
         }
         if (waited >= options.patience.warn_seconds && !std::exchange(warned, true)) {
             options.warn(name_of(job) + ": " + text());

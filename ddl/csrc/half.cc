@@ -8,14 +8,6 @@
 
 namespace ddl {
 
-void halves_to_floats_portable(float* out, const uint16_t* in, size_t count) {
-    for (size_t i = 0; i < count; ++i) out[i] = half_to_float(in[i]);
-}
-
-void floats_to_halves_portable(uint16_t* out, const float* in, size_t count) {
-    for (size_t i = 0; i < count; ++i) out[i] = float_to_half(in[i]);
-}
-
 void add_halves_portable(uint16_t* out, const uint16_t* a, const uint16_t* b, size_t count) {
 #pragma GCC ivdep
     for (size_t i = 0; i < count; ++i) out[i] = float_to_half(half_to_float(a[i]) + half_to_float(b[i]));
@@ -56,18 +48,6 @@ DDL_F16C inline void store8(uint16_t* out, __m256 values) {
 
 }  // namespace
 
-DDL_F16C void halves_to_floats_f16c(float* out, const uint16_t* in, size_t count) {
-    size_t i = 0;
-    for (; i + 8 <= count; i += 8) _mm256_storeu_ps(out + i, load8(in + i));
-    for (; i < count; ++i) out[i] = half_to_float(in[i]);
-}
-
-DDL_F16C void floats_to_halves_f16c(uint16_t* out, const float* in, size_t count) {
-    size_t i = 0;
-    for (; i + 8 <= count; i += 8) store8(out + i, _mm256_loadu_ps(in + i));
-    for (; i < count; ++i) out[i] = float_to_half(in[i]);
-}
-
 DDL_F16C void add_halves_f16c(uint16_t* out, const uint16_t* a, const uint16_t* b, size_t count) {
     size_t i = 0;
     for (; i + 16 <= count; i += 16) {  // two at a time hide the conversions' latency
@@ -87,8 +67,6 @@ void add_bfloats_avx2(uint16_t* out, const uint16_t* a, const uint16_t* b, size_
 }
 
 bool has_f16c() { return false; }
-void halves_to_floats_f16c(float* out, const uint16_t* in, size_t n) { halves_to_floats_portable(out, in, n); }
-void floats_to_halves_f16c(uint16_t* out, const float* in, size_t n) { floats_to_halves_portable(out, in, n); }
 void add_halves_f16c(uint16_t* out, const uint16_t* a, const uint16_t* b, size_t n) {
     add_halves_portable(out, a, b, n);
 }

@@ -68,10 +68,4 @@ void add_bfloats_portable(uint16_t* out, const uint16_t* a, const uint16_t* b, s
 void add_bfloats_avx2(uint16_t* out, const uint16_t* a, const uint16_t* b, size_t count);
 void add_bfloats(uint16_t* out, const uint16_t* a, const uint16_t* b, size_t count);
 
-// Arrays; the F16C versions may only be called where has_f16c().
-void halves_to_floats_portable(float* out, const uint16_t* in, size_t count);
-void halves_to_floats_f16c(float* out, const uint16_t* in, size_t count);
-void floats_to_halves_portable(uint16_t* out, const float* in, size_t count);
-void floats_to_halves_f16c(uint16_t* out, const float* in, size_t count);
-
 }  // namespace ddl

@@ -132,6 +132,8 @@ Header unpack(const PackedHeader& packed, const Header& mine) {
     return header;
 }
 
+std::string elements(uint64_t count) { return std::to_string(count) + (count == 1 ? " element" : " elements"); }
+
 std::string describe(const Header& header) {
     if (header.magic != kHeaderMagic) return "a message that is none of this library's";
     const auto collective = static_cast<Collective>(header.collective);
@@ -147,7 +149,7 @@ std::string describe(const Header& header) {
         text += std::string(", ") + name_of(static_cast<ReduceOp>(header.op));
     }
     if (collective == Collective::broadcast) text += ", root " + std::to_string(header.root);
-    return text + ", " + std::to_string(header.count) + (header.count == 1 ? " element)" : " elements)");
+    return text + ", " + elements(header.count) + ")";
 }
 
 std::string describe_mismatch(const std::string& one, const Header& its, const std::string& other,

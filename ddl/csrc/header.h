@@ -80,6 +80,9 @@ PackedHeader pack(const Header& header);
 // only where the two are packed alike.
 Header unpack(const PackedHeader& packed, const Header& mine);
 
+// "1 element", "1000 elements".
+std::string elements(uint64_t count);
+
 // "allreduce #5 of communicator 0 (float32, sum, 1000 elements)". Never longer than kNoticeBytes allows.
 std::string describe(const Header& header);
 

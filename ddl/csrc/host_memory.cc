@@ -6,15 +6,15 @@
 #include <cstdio>
 #include <cstring>
 #include <exception>
-#include <random>
 
 #include "pipe.h"
+#include "random_number.h"
 
 namespace ddl {
 namespace {
 
 constexpr size_t kMostPipe = 128 << 10;
-constexpr size_t kLeastPipe = 1 << 10;
+constexpr size_t kLeastUsefulPipe = 1 << 10;
 constexpr size_t kPage = 4 << 10;  // before the pipes; holds the token
 
 // What the ranks of a host tell one another. On the wire as it stands.
@@ -28,11 +28,6 @@ struct Word {
 void refuse(Word& word, const std::string& who, const std::string& why) {
     word.ok = 0;
     std::snprintf(word.reason, sizeof word.reason, "%s: %s", who.c_str(), why.c_str());
-}
-
-uint64_t random_number() {
-    std::random_device device;
-    return static_cast<uint64_t>(device()) << 32 | device();
 }
 
 size_t inbox_bytes(const HostMemory& host) { return (host.ranks.size() - 1) * host.pipe_bytes; }
@@ -67,12 +62,12 @@ std::unique_ptr<SharedMemory> take(const HostMemory& host, const Word& word, siz
 size_t pipe_bytes_for(size_t ranks) {
     if (ranks < 2) return 0;
     size_t bytes = kMostPipe;
-    while (bytes >= kLeastPipe && ranks * (ranks - 1) * bytes > kMostHostMemory) bytes /= 2;
-    return bytes >= kLeastPipe ? bytes : 0;
+    while (bytes >= kLeastUsefulPipe && ranks * (ranks - 1) * bytes > kMostHostMemory) bytes /= 2;
+    return bytes >= kLeastUsefulPipe ? bytes : 0;
 }
 
-size_t most_riding(size_t pipe_bytes) {
-    return std::min(kMostRiding, PipeMemory::most_riding(pipe_bytes) / 3 / kPipeLine * kPipeLine);
+size_t longest_riding(size_t pipe_bytes) {
+    return std::min(kMostRiding, PipeMemory::longest_payload(pipe_bytes) / 3 / kPipeLine * kPipeLine);
 }
 
 size_t HostMemory::bytes() const { return kPage + ranks.size() * inbox_bytes(*this); }
@@ -136,7 +131,7 @@ HostMemory share_memory(Conversation& conversation, const Placement& placement, 
     host.memory = std::move(memory);
     char text[120];
     std::snprintf(text, sizeof text, "%zu ranks have %.3g MiB, messages up to %zu bytes pass through it",
-                  host.ranks.size(), static_cast<double>(host.bytes()) / (1 << 20), most_riding(host.pipe_bytes));
+                  host.ranks.size(), static_cast<double>(host.bytes()) / (1 << 20), longest_riding(host.pipe_bytes));
     host.reason = text;
     return host;
 }

@@ -20,7 +20,7 @@ constexpr size_t kMostRiding = 20 << 10;
 // Bytes of a pipe between two of `ranks`, a power of two; 0 where there are too many for pipes of a use.
 size_t pipe_bytes_for(size_t ranks);
 // How long a message may be that rides in such a pipe: so that three find room.
-size_t most_riding(size_t pipe_bytes);
+size_t longest_riding(size_t pipe_bytes);
 
 struct HostMemory {
     std::shared_ptr<SharedMemory> memory;  // null: there is none

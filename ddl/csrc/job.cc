@@ -10,11 +10,11 @@
 #include <cstdlib>
 #include <cstring>
 #include <mutex>
-#include <random>
 #include <sstream>
 #include <thread>
 
 #include "backoff.h"
+#include "random_number.h"
 
 namespace ddl {
 namespace {
@@ -27,6 +27,7 @@ constexpr double kLastWords = 0.5;     // for which a rank that fails alone wait
 
 Job* the_job = nullptr;
 std::atomic<bool> in_child{false};
+thread_local Lifelines* forking = nullptr;  // those that this thread holds while it forks
 
 void print(const std::string& text) {
     const std::string line = "ddl: " + text + "\n";
@@ -49,8 +50,7 @@ class Reminder {
               if (!sleep(first)) return;
               print(who + " has waited " + in_seconds(first) + " in " + what);
               if (!sleep(seconds - first)) return;
-              print(who + " ends: it has waited " + in_seconds(seconds) + " in " + what +
-                    ". DDL_TIMEOUT sets how many seconds a rank may be late");
+              print(who + " ends: it has waited " + in_seconds(seconds) + " in " + what + ". " + kPatienceOfInit);
               _exit(1);
           }) {}
     ~Reminder() {
@@ -89,11 +89,6 @@ void copy(const std::string& text, char (&target)[size], const char* what) {
         throw Error(DDL_ERROR_ARGUMENT, std::string(what) + " is longer than " + std::to_string(size - 1) + " bytes");
     }
     std::memcpy(target, text.c_str(), text.size() + 1);
-}
-
-uint64_t random_number() {
-    std::random_device device;
-    return static_cast<uint64_t>(device()) << 32 | device();
 }
 
 std::vector<std::string> words(const char* text) {
@@ -143,10 +138,18 @@ Job::Job(double timeout_seconds) : process_(getpid()) {
     watch_finalize();
     // on_exit, as atexit does not tell the exit status, by which a process that failed is known.
     on_exit([](int status, void*) { the_job->leave(status); }, nullptr);
-    pthread_atfork(nullptr, nullptr, [] {
-        in_child = true;
-        if (the_job && the_job->lifelines_) the_job->lifelines_->close_in_child();
-    });
+    pthread_atfork(
+        [] {
+            forking = the_job ? the_job->lifelines_.get() : nullptr;
+            if (forking) forking->before_fork();
+        },
+        [] {
+            if (forking) forking->after_fork();
+        },
+        [] {
+            in_child = true;
+            if (forking) forking->close_in_child();
+        });
 }
 
 void Job::initialise_mpi(double timeout_seconds) {
@@ -208,6 +211,7 @@ std::vector<Greeting> Job::assemble(const std::string& options, const Patience& 
     mine.version = ddl_version();
     mine.round = round_++;
     mine.process = process_;
+    mine.cores = own_cores();
     copy(host_name(), mine.host, "the host's name");
     copy(options, mine.options, "DDL_OPTIONS");
     if (lifelines_) {
@@ -273,17 +277,23 @@ void Job::report_death(int rank, Death cause) {
 }
 
 MPI_Comm Job::duplicate() {
-    MPI_Comm made = MPI_COMM_NULL;
+    // It stays where the call is given up: MPI may write to it later.
+    auto made = std::make_unique<MPI_Comm>(MPI_COMM_NULL);
     MPI_Request request = MPI_REQUEST_NULL;
-    check_mpi(MPI_Comm_idup(base_, &made, &request), "MPI_Comm_idup");
-    for (Backoff backoff(0, 1e-3);; backoff.pause()) {
-        int finished = 0;
-        check_mpi(MPI_Test(&request, &finished, MPI_STATUS_IGNORE), "MPI_Test");
-        if (finished) return made;
-        if (lifelines_ && lifelines_->any_dead()) {
-            spoiled_ = failed_ = true;
-            throw Error(DDL_ERROR_PEER_LOST, "ddl_init: a rank died during the call");
+    try {
+        check_mpi(MPI_Comm_idup(base_, made.get(), &request), "MPI_Comm_idup");
+        for (Backoff backoff(0, 1e-3);; backoff.pause()) {
+            int finished = 0;
+            check_mpi(MPI_Test(&request, &finished, MPI_STATUS_IGNORE), "MPI_Test");
+            if (finished) return *made;
+            if (lifelines_ && lifelines_->any_dead()) {
+                spoiled_ = failed_ = true;
+                throw Error(DDL_ERROR_PEER_LOST, "ddl_init: a rank died during the call");
+            }
         }
+    } catch (...) {
+        static_cast<void>(made.release());
+        throw;
     }
 }
 

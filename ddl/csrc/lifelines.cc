@@ -108,6 +108,7 @@ std::vector<int> Lifelines::connect(int rank, const std::vector<Contact>& contac
     peers_ = lifeline_peers(rank, size_);
     deaths_ = std::make_unique<std::atomic<uint8_t>[]>(contacts.size());
     deadline_ = seconds_now() + seconds;
+    std::unique_lock lock(mutex_);
     for (const int peer : peers_) {
         if (peer < rank_) continue;  // the lower one of two connects
         const Contact& contact = contacts[static_cast<size_t>(peer)];
@@ -121,7 +122,6 @@ std::vector<int> Lifelines::connect(int rank, const std::vector<Contact>& contac
         }
     }
     thread_ = std::thread([this] { serve(); });
-    std::unique_lock lock(mutex_);
     const auto all_linked = [&] {
         return std::all_of(peers_.begin(), peers_.end(), [&](int peer) { return is_linked(peer); });
     };
@@ -140,17 +140,19 @@ bool Lifelines::is_linked(int peer) const {
 }
 
 void Lifelines::serve() {
+    constexpr double kRest = 1;  // seconds for which the listener is left alone where descriptors have run out
     std::vector<pollfd> waits;
-    for (bool connecting = true;;) {
-        waits.assign({{wake_[0], POLLIN, 0}, {listener_.fd(), POLLIN, 0}});
-        connecting = false;
+    for (double listens_from = 0;;) {
+        const bool rests = seconds_now() < listens_from;
+        waits.assign({{wake_[0], POLLIN, 0}, {rests ? -1 : listener_.fd(), POLLIN, 0}});
+        bool connecting = false;
         for (const auto& link : links_) {
             const bool begins = link->state == Link::connecting;
             waits.push_back({link->socket.fd(), static_cast<short>(begins ? POLLOUT : POLLIN), 0});
             connecting |= link->ours && link->state != Link::up;
         }
         // Only this thread changes `links_` itself; what others read of it is guarded below.
-        poll(waits.data(), waits.size(), connecting ? 100 : -1);
+        poll(waits.data(), waits.size(), connecting || rests ? 100 : -1);
         if (waits[0].revents != 0) return;
         const std::lock_guard lock(mutex_);
         const bool late = seconds_now() > deadline_;
@@ -159,18 +161,19 @@ void Lifelines::serve() {
             const bool expired = late && links_[i]->ours && links_[i]->state != Link::up;
             if (!keep || expired) links_.erase(links_.begin() + static_cast<std::ptrdiff_t>(i));
         }
-        if (waits[1].revents != 0) take_guests();
+        if (waits[1].revents != 0 && !take_guests()) listens_from = seconds_now() + kRest;
         linked_.notify_all();
     }
 }
 
-void Lifelines::take_guests() {
+bool Lifelines::take_guests() {
     // It goes on after connect() has returned: a peer that believes it is connected must not find the line closed.
     while (Socket socket = accept_from(listener_)) {
         auto link = std::make_unique<Link>();
         link->socket = std::move(socket);
         links_.push_back(std::move(link));
     }
+    return errno != EMFILE && errno != ENFILE && errno != ENOBUFS && errno != ENOMEM;
 }
 
 bool Lifelines::advance(Link& link) {
@@ -254,9 +257,9 @@ void Lifelines::say_goodbye() {
 }
 
 void Lifelines::close_in_child() {
-    // No lock: after a fork its owner may not exist. At worst a line that comes up at this moment stays open.
     ::close(listener_.fd());
     for (const auto& link : links_) ::close(link->socket.fd());
+    after_fork();
 }
 
 }  // namespace ddl

@@ -57,7 +57,10 @@ class Lifelines {
 
     // Tells the peers that this process ends in good order.
     void say_goodbye();
-    // In the child of a fork: the child's copies would keep the connections open beyond the parent's death.
+    // Around a fork, on the thread that forks: no line is made or dropped meanwhile. In the child close_in_child()
+    // takes the place of after_fork(): the child's copies would keep the connections open beyond the parent's death.
+    void before_fork() { mutex_.lock(); }
+    void after_fork() { mutex_.unlock(); }
     void close_in_child();
 
   private:
@@ -65,7 +68,7 @@ class Lifelines {
     struct Frame;
 
     void serve();
-    void take_guests();
+    bool take_guests();        // false: there are no descriptors for more
     bool advance(Link& link);  // false: it is to be dropped
     bool shake_hands(Link& link);
     bool take_frames(Link& link);

@@ -19,14 +19,9 @@ constexpr uint64_t kPayloadTags = kEnvelopeTag - 1;
 
 Tag payload_tag(uint64_t number) { return kEnvelopeTag + 1 + static_cast<Tag>(number % kPayloadTags); }
 
-std::string plural(uint64_t count) { return std::to_string(count) + (count == 1 ? " element" : " elements"); }
-
 std::string content(DataType type, uint64_t count) {
-    return (is_valid(type) ? std::string(name_of(type)) : "an unknown type") + ", " + plural(count);
+    return (is_valid(type) ? std::string(name_of(type)) : "an unknown type") + ", " + elements(count);
 }
-
-// To the transport, which may still use it: for ever.
-void leave(Scratch scratch) { static_cast<void>(new Scratch(std::move(scratch))); }
 
 }  // namespace
 
@@ -223,9 +218,9 @@ bool Mailbox::advance(Letter& letter) noexcept {
         } catch (const std::bad_alloc&) {
             // The code has to do.
         }
-        return is_free(letter);
+        return end(letter);
     };
-    if (letter.withdrawn || !letter.status.ok()) return is_free(letter);
+    if (letter.withdrawn || !letter.status.ok()) return end(letter);
     if (mail.incoming && !letter.matched) {
         const auto is_broken = [&](int peer) { return lines_[static_cast<size_t>(peer)].broken; };
         return std::any_of(mail.peers.begin(), mail.peers.end(), is_broken) && fail();
@@ -247,11 +242,11 @@ bool Mailbox::advance(Letter& letter) noexcept {
         letter.warned = false;
     }
     begin_pieces(letter);
-    return letter.status.ok() ? is_over(flight) : is_free(letter);
+    return letter.status.ok() ? is_over(flight) : end(letter);
 }
 
-// The same of one that has failed or was withdrawn.
-bool Mailbox::is_free(Letter& letter) noexcept {
+// Takes back one that has failed or was withdrawn. True where it is over.
+bool Mailbox::end(Letter& letter) noexcept {
     Flight& flight = letter.flight.front();
     if (letter.ended_at == 0) {
         letter.ended_at = seconds_now();
@@ -268,15 +263,14 @@ bool Mailbox::is_over(const Flight& flight) {
 
 // True where the transport has done with it, whatever came of it.
 bool Mailbox::settle(Flight& flight) noexcept {
-    is_over(flight.envelope);
-    for (Letter::Piece& piece : flight.pieces) is_over(piece.ticket);
+    settle(flight.envelope);
+    for (Letter::Piece& piece : flight.pieces) settle(piece.ticket);
     return is_over(flight);
 }
 
-bool Mailbox::is_over(Ticket& ticket) noexcept {
+void Mailbox::settle(Ticket& ticket) noexcept {
     size_t received = 0;
     if (ticket != 0 && transport_.test(ticket, &received) != Progress::pending) ticket = 0;
-    return ticket == 0;
 }
 
 void Mailbox::take_back(Ticket& ticket) noexcept {
@@ -338,14 +332,14 @@ void Mailbox::close() {
     for (Letter& letter : letters_) unsettled_.splice(unsettled_.end(), letter.flight);
     for (Flight& flight : unsettled_) {
         take_back(flight);
-        if (flight.envelope != 0) leave(std::move(flight.scratch));
+        if (flight.envelope != 0) flight.scratch.leave();
     }
     letters_.clear();
     unsettled_.clear();
     arrivals_.clear();
     for (Line& line : lines_) {
         take_back(line.ticket);
-        if (line.ticket != 0) leave(std::move(line.next.front().content));
+        if (line.ticket != 0) line.next.front().content.leave();
         line.ticket = 0;
     }
 }

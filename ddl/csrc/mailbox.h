@@ -144,12 +144,12 @@ class Mailbox {
     void send(Letter& letter);
     void begin_pieces(Letter& letter) noexcept;
     bool advance(Letter& letter) noexcept;
-    bool is_free(Letter& letter) noexcept;
+    bool end(Letter& letter) noexcept;
     void take_back(Flight& flight) noexcept;
     void take_back(Ticket& ticket) noexcept;
     static bool is_over(const Flight& flight);
     bool settle(Flight& flight) noexcept;
-    bool is_over(Ticket& ticket) noexcept;
+    void settle(Ticket& ticket) noexcept;
 
     Transport& transport_;
     ScratchPool& pool_;

@@ -171,7 +171,7 @@ void Engine::watch_messages(double now) {
                                  hindrance_of(letter);
         if (hopeless) return break_comm(*comm, cause_of(DDL_ERROR_SHUTDOWN, text.c_str()), true);
         if (late) {
-            const std::string end = text + ". DDL_TIMEOUT sets how many seconds a rank may be late";
+            const std::string end = text + ". " + kPatienceOfCalls;
             return break_comm(*comm, cause_of(DDL_ERROR_TIMEOUT, end.c_str()), true);
         }
         warnings_.push_back(text);

@@ -50,7 +50,10 @@ bool Operation::fail(Code code, std::string message) {
 
 bool Operation::poll() {
     if (!status_.ok()) return false;
-    if (is_held_back() && !means_.after->passed()) return false;
+    if (is_held_back()) {
+        if (!means_.after->passed()) return false;
+        means_.after.reset();
+    }
     bool moved = start_chunks();
     for (Run& run : runs_) {
         moved |= advance(run);

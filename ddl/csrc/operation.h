@@ -50,7 +50,9 @@ class Operation {
 
     // Does what can be done without waiting. True where a message completed or a chunk went on.
     bool poll();
-    bool finished() const { return next_chunk_ == schedule_->chunks.size() && runs_.empty() && status_.ok(); }
+    bool finished() const {
+        return next_chunk_ == schedule_->chunks.size() && runs_.empty() && status_.ok() && !is_held_back();
+    }
     const Status& status() const { return status_; }
     // Takes back what is in flight, as far as it can be; the last call but those below. Doing it twice does nothing.
     void cancel() noexcept;
@@ -64,7 +66,7 @@ class Operation {
     // Ranks of the communicator that a message, or a part in a group step, is awaited from, ascending.
     std::vector<int> awaited() const;
     // True while the device has not done what its caller gave it before the call.
-    bool is_held_back() const { return next_chunk_ == 0 && means_.after != nullptr; }
+    bool is_held_back() const { return means_.after != nullptr; }
     // What of this rank's own it waits for, in words; "" where that is nothing, or others are awaited as well.
     std::string own_wait() const;
 
@@ -115,7 +117,7 @@ class Operation {
     const size_t window_;
     Transport& transport_;
     ScratchPool& pool_;
-    const Means means_;
+    Means means_;  // without what has passed
     Scratch work_;
     std::vector<bool> agreed_;  // by rank: its header was seen and is ours
     uint32_t next_chunk_ = 0;

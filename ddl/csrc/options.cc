@@ -90,6 +90,16 @@ std::string format_dimensions(const std::vector<int>& dimensions) {
     return text;
 }
 
+std::string idle_options(const Options& options) {
+    std::string idle;
+    const std::pair<const char*, int> numbers[] = {
+        {"-dump_iter", options.dump_iter}, {"-dev_sync", options.dev_sync}, {"-rebind_iter", options.rebind_iter}};
+    for (const auto& [name, value] : numbers) {
+        if (value != 0) idle += (idle.empty() ? "" : ", ") + std::string(name) + " " + std::to_string(value);
+    }
+    return idle.empty() ? "" : "DDL_OPTIONS: " + idle + ": of the original, has no effect here";
+}
+
 std::string format_options(const Options& options) {
     std::string text = "-mode " + options.modes;
     if (!options.dimensions.empty()) text += ":" + format_dimensions(options.dimensions);

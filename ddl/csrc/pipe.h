@@ -24,7 +24,7 @@ constexpr size_t kPipeLine = 64;
 class PipeMemory {
   public:
     PipeMemory() = default;
-    // `bytes`: a multiple of kPipeLine, at least kLeastPipe.
+    // `bytes`: a multiple of kPipeLine, at least kLeastBytes.
     PipeMemory(std::byte* memory, size_t bytes);
 
   protected:
@@ -54,9 +54,11 @@ class PipeMemory {
     uint64_t passed_ = 0;  // lines, since the begin of time
 
   public:
-    static constexpr size_t kLeastPipe = kControlBytes + 2 * kPipeLine;
+    static constexpr size_t kLeastBytes = kControlBytes + 2 * kPipeLine;
     // The longest payload that a pipe of `bytes` can carry.
-    static constexpr size_t most_riding(size_t bytes) { return bytes - kControlBytes - kPipeLine - sizeof(Envelope); }
+    static constexpr size_t longest_payload(size_t bytes) {
+        return bytes - kControlBytes - kPipeLine - sizeof(Envelope);
+    }
 };
 
 class PipeWriter : public PipeMemory {

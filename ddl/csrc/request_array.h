@@ -64,6 +64,7 @@ class RequestArray {
         int count = 0;
         const int result =
             MPI_Testsome(static_cast<int>(end_), requests_.data(), &count, done_.data(), statuses_.data());
+        if (result != MPI_SUCCESS && result != MPI_ERR_IN_STATUS) return test_each(result, finished);
         if (count == MPI_UNDEFINED) return;
         for (int i = 0; i < count; ++i) {
             const MPI_Status& status = statuses_[static_cast<size_t>(i)];
@@ -73,6 +74,18 @@ class RequestArray {
     }
 
   private:
+    // After MPI_Testsome failed as a whole with `error`, so that nothing it said counts.
+    template <typename Finished>
+    void test_each(int error, Finished finished) {
+        for (size_t index = 0; index < end_; ++index) {
+            if (!is_used_[index]) continue;
+            MPI_Status status{};
+            int is_over = 1, found = error;  // of a request that it has ended nobody learns how
+            if (requests_[index] != MPI_REQUEST_NULL) found = MPI_Test(&requests_[index], &is_over, &status);
+            if (is_over || found != MPI_SUCCESS) finished(index, status, found);
+        }
+    }
+
     template <typename Element>
     static void grow(std::vector<Element>& elements, size_t size) {
         if (elements.capacity() < size) elements.reserve(2 * size);

@@ -22,6 +22,7 @@ class Engine::Reservation {
         return taken_;
     }
     CommId id() const { return id_; }
+    bool is_taken() const { return taken_; }
     // For the others to take.
     void give_back() {
         const std::lock_guard lock(engine_.table_);

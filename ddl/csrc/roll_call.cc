@@ -83,7 +83,7 @@ void gather(MPI_Comm base, Board& board, const RollCallOptions& options) {
             warned = true;
             continue;
         }
-        return set(&board.verdict, DDL_ERROR_TIMEOUT, text + ". DDL_TIMEOUT sets how many seconds a rank may be late");
+        return set(&board.verdict, DDL_ERROR_TIMEOUT, text + ". " + kPatienceOfInit);
     }
 }
 

@@ -6,6 +6,7 @@
 #include <string>
 #include <vector>
 
+#include "cores.h"
 #include "mpi_call.h"
 #include "watch.h"
 
@@ -21,6 +22,7 @@ struct Greeting {
     char host[256] = "";
     char options[512] = "";
     char addresses[768] = "";  // by spaces; as many as there is room for
+    CoreSet cores;
 };
 
 struct RollCallOptions {

@@ -13,8 +13,6 @@ constexpr int kUsualRounds = 20;  // ... up to so many in all
 
 size_t index(int number) { return static_cast<size_t>(number); }
 
-std::pair<int, int> sorted(int one, int other) { return {std::min(one, other), std::max(one, other)}; }
-
 // Numbers whose sequence the standard fixes; its std::shuffle differs between libraries.
 void shuffle(std::vector<int>& items, std::mt19937_64& random) {
     for (size_t i = items.size(); i > 1; --i) std::swap(items[i - 1], items[random() % i]);
@@ -31,7 +29,7 @@ std::vector<Pairs> tournament(int hosts) {
         Pairs pairs;
         for (size_t at = 0; at < ring.size() / 2; ++at) {
             const int one = ring[at], other = ring[ring.size() - 1 - at];
-            if (one != kNobody && other != kNobody) pairs.push_back(sorted(one, other));
+            if (one != kNobody && other != kNobody) pairs.push_back(std::minmax(one, other));
         }
         std::sort(pairs.begin(), pairs.end());
         rounds.push_back(std::move(pairs));
@@ -66,7 +64,7 @@ std::vector<Pairs> probe_rounds(int hosts) {
     for (int i = 0; i < extra; ++i) {
         shuffle(order, random);
         Pairs pairs;
-        for (size_t at = 0; at + 1 < order.size(); at += 2) pairs.push_back(sorted(order[at], order[at + 1]));
+        for (size_t at = 0; at + 1 < order.size(); at += 2) pairs.push_back(std::minmax(order[at], order[at + 1]));
         std::sort(pairs.begin(), pairs.end());
         rounds.push_back(std::move(pairs));
     }

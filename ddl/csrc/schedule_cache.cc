@@ -25,9 +25,4 @@ std::shared_ptr<const Schedule> ScheduleCache::get(const Plan& plan, int rank, c
     return kept_.front();
 }
 
-void ScheduleCache::clear() {
-    kept_.clear();
-    steps_ = 0;
-}
-
 }  // namespace ddl

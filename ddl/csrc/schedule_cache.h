@@ -15,10 +15,8 @@ class ScheduleCache {
     // used last is always kept.
     explicit ScheduleCache(size_t most_steps = 1 << 20) : most_steps_(most_steps) {}
 
-    // As make_schedule(); all calls must have the same plan, rank and tuning until clear().
+    // As make_schedule(); all calls must have the same plan, rank and tuning.
     std::shared_ptr<const Schedule> get(const Plan& plan, int rank, const Task& task, const Tuning& tuning);
-
-    void clear();
 
   private:
     const size_t most_steps_;

@@ -26,6 +26,8 @@ class Scratch {
     std::byte* data() const { return lines_ ? lines_[0].bytes : nullptr; }
     explicit operator bool() const { return lines_ != nullptr; }
     void release();
+    // Leaves it to a transport that may still use it: for ever.
+    void leave() noexcept { static_cast<void>(lines_.release()); }
 
   private:
     friend class ScratchPool;

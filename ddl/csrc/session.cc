@@ -49,21 +49,34 @@ void say(const std::string& text) {
 
 void warn(const std::string& text) { say("warning: " + text); }
 
+// Processors that the ranks of `host` may run on: each of them may be bound to its own.
+int cores_of_host(const std::vector<Greeting>& greetings, const std::string& host) {
+    std::vector<CoreSet> sets;
+    for (const Greeting& greeting : greetings) {
+        if (greeting.host == host) sets.push_back(greeting.cores);
+    }
+    return count_cores(sets);
+}
+
 }  // namespace
 
 Session::Session(const char* options_text) : job_(Job::join(patience_of_environment().timeout_seconds)) {
     EngineOptions options;
     options.patience = patience_of_environment();
     options.warn = warn;
-    // What is wrong with the options is said on every rank, before anything is waited for.
+    // What is wrong with the options is said on every rank, before the roll call, in which they wait for one another.
     const std::string text = text_of(options_text);
     const Options asked = parse_options(text);
-    for (const Greeting& greeting : job_.assemble(text, options.patience, warn)) options.hosts.push_back(greeting.host);
+    const std::vector<Greeting> greetings = job_.assemble(text, options.patience, warn);
+    for (const Greeting& greeting : greetings) options.hosts.push_back(greeting.host);
+    const std::string idle = idle_options(asked);
+    if (!idle.empty() && job_.rank() == 0) warn(idle);
     free_former_nccl();
     placement_ = place(options.hosts);
     Plan plan = plan_of(asked, placement_);
     // Who spins while another rank waits for its core only delays what it waits for.
-    if (local_size() > sysconf(_SC_NPROCESSORS_ONLN)) options.spin_polls = 0;
+    if (local_size() > cores_of_host(greetings, options.hosts[static_cast<size_t>(job_.rank())]))
+        options.spin_polls = 0;
     // A session never meets messages of the one before it: each has communicators of its own. They are not freed, as
     // what is still under way in them would be delivered to a later one with the same number.
     const MPI_Comm data = job_.duplicate(), notices = job_.duplicate();
@@ -80,16 +93,20 @@ Session::Session(const char* options_text) : job_(Job::join(patience_of_environm
     Basis basis{asked, placement_, {}};
     try {
         talk.what = "ddl_init, sharing memory";
-        transport = within_host(std::move(transport), talk, asked);
+        transport = within_host(std::move(transport), talk, asked, &options.early);
         if (needs_links(asked, placement_)) {
             talk.what = "ddl_init, measuring links";
             Conversation conversation(*transport, talk);
             Decision decision = decide(conversation, asked, placement_, kFirstTag, say);
             plan = std::move(decision.plan);
             basis.links = std::move(decision.links);
+            for (Notice& notice : conversation.take_foreign()) options.early.push_back(std::move(notice));
         }
     } catch (const Error& error) {
         note(error.status());
+        throw;
+    } catch (const std::bad_alloc&) {
+        note({DDL_ERROR_MEMORY, {}});
         throw;
     }
     if (asked.dbg_level > 0 && job_.rank() == 0) {
@@ -122,10 +139,11 @@ Session::Session(const char* options_text) : job_(Job::join(patience_of_environm
 
 // With a way through shared memory to the other ranks of this host, where there are some and it can be had.
 std::unique_ptr<Transport> Session::within_host(std::unique_ptr<Transport> transport, const ConversationOptions& talk,
-                                                const Options& asked) {
+                                                const Options& asked, std::vector<Notice>* early) {
     if (local_size() == 1 || asked.shared_memory == 0) return transport;
     Conversation conversation(*transport, talk);
     HostMemory memory = share_memory(conversation, placement_, kFirstTag);
+    *early = conversation.take_foreign();
     const bool speaks = job_.rank() == 0 || (local_rank() == 0 && !memory.memory);
     if (asked.dbg_level > 0 && speaks) {
         say("shared memory " + std::string(memory.memory ? "on host " : "is not used on host ") +
@@ -183,7 +201,8 @@ CommId Session::id_of(ddl_comm handle) const {
     if (handle == DDL_COMM_NULL) {
         throw Error(
             DDL_ERROR_ARGUMENT,
-            "this communicator is DDL_COMM_NULL: ddl_comm_split gave this rank none, as its color was negative");
+            "this communicator is DDL_COMM_NULL: ddl_comm_split gave this rank none, as its color was negative, or the "
+            "call that was to make it failed");
     }
     const std::lock_guard lock(mutex_);
     const auto found = handles_.find(handle);
@@ -191,13 +210,18 @@ CommId Session::id_of(ddl_comm handle) const {
     throw Error(DDL_ERROR_STATE, "this communicator was freed, or made before the last ddl_init: use another");
 }
 
-ddl_comm Session::handle_of(CommId id) {
+Session::Handle Session::new_handle() {
     static std::atomic<uintptr_t> last{0};
+    std::map<ddl_comm, CommId> one;
     // A number, no address: nothing is behind it that a wrong use could damage.
-    const auto handle = reinterpret_cast<ddl_comm>(++last);
+    one[reinterpret_cast<ddl_comm>(++last)] = kWorld;
+    return one.extract(one.begin());
+}
+
+ddl_comm Session::bind(Handle handle, CommId id) {
+    handle.mapped() = id;
     const std::lock_guard lock(mutex_);
-    handles_[handle] = id;
-    return handle;
+    return handles_.insert(std::move(handle)).position->first;
 }
 
 void Session::forget(ddl_comm handle) {

@@ -32,7 +32,10 @@ class Session {
 
     // The engine's number of a communicator. Throws Error(DDL_ERROR_STATE) where the handle is none of this session's.
     CommId id_of(ddl_comm handle) const;
-    ddl_comm handle_of(CommId id);
+    // A handle that stands for nothing yet; bind() makes it a communicator's, and needs no memory.
+    using Handle = std::map<ddl_comm, CommId>::node_type;
+    static Handle new_handle();
+    ddl_comm bind(Handle handle, CommId id);
     void forget(ddl_comm handle);
 
     // Finds out where the buffers of `call` are. In a GPU's memory, and in managed memory, they are used once the GPU
@@ -47,7 +50,7 @@ class Session {
 
   private:
     std::unique_ptr<Transport> within_host(std::unique_ptr<Transport> transport, const ConversationOptions& talk,
-                                           const Options& asked);
+                                           const Options& asked, std::vector<Notice>* early);
 
     Job& job_;
     Placement placement_;

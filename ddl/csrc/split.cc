@@ -7,16 +7,27 @@
 
 namespace ddl {
 
+std::optional<CommId> first_free(const std::vector<uint8_t>& ids, uint64_t from) {
+    const auto begin = ids.begin() + static_cast<ptrdiff_t>(from % ids.size());
+    auto found = std::find(begin, ids.end(), 1);
+    if (found == ids.end()) found = std::find(ids.begin(), begin, 1);
+    if (*found != 1) return std::nullopt;
+    return static_cast<CommId>(found - ids.begin());
+}
+
 Status Engine::split(CommId parent, int color, int key, CommId* comm) {
     const CommPtr over = find(parent);
     if (!over) return shut_ ? shut_down() : no_such(parent);
+    Status status;
     try {
-        return split_over(*over, color, key, comm);
+        status = split_over(over, color, key, comm);
     } catch (const Error& error) {
         return error.status();
     } catch (const std::bad_alloc&) {
-        return {DDL_ERROR_MEMORY, "out of memory"};
+        status = no_memory();
     }
+    if (status.code == DDL_ERROR_MEMORY) fail(parent, *out_of_memory_);  // the others wait in it for this rank
+    return status;
 }
 
 // Takes one id for all parts, free on every rank of `parent`. Ranks in different parts never meet under it. Another
@@ -30,16 +41,9 @@ Status Engine::reserve_id(const CommKey& parent, uint64_t birth, Reservation* re
         }
         Call agree{{Collective::allreduce, DDL_UINT8, DDL_MIN, ids.size(), 0}, ids.data(), ids.data(), Purpose::split};
         if (Status status = run(parent.id, agree); !status.ok()) return status;
-        // Splits begin their search at different places, so that they seldom want the same.
-        const auto begin =
-            ids.begin() + static_cast<ptrdiff_t>(birth_of_child({parent.id, birth}, attempt) % ids.size());
-        auto found = std::find(begin, ids.end(), 1);
-        if (found == ids.end()) found = std::find(ids.begin(), begin, 1);
-        if (found == begin && *begin != 1) {
-            return {DDL_ERROR_UNSUPPORTED, "there are " + std::to_string(kMostCommunicators) +
-                                               " communicators already: free some with ddl_comm_free"};
-        }
-        uint8_t everyones = reservation->take(static_cast<CommId>(found - ids.begin())) ? 1 : 0;
+        const auto found = first_free(ids, birth_of_child({parent.id, birth}, attempt));
+        if (!found) return no_numbers_left();
+        uint8_t everyones = reservation->take(*found) ? 1 : 0;
         Call check{{Collective::allreduce, DDL_UINT8, DDL_MIN, 1, 0}, &everyones, &everyones, Purpose::split};
         if (Status status = run(parent.id, check); !status.ok()) return status;
         if (everyones == 1) return {};
@@ -47,42 +51,74 @@ Status Engine::reserve_id(const CommKey& parent, uint64_t birth, Reservation* re
     }
 }
 
-Status Engine::split_over(const Communicator& parent, int color, int key, CommId* comm) {
-    const auto size = static_cast<size_t>(parent.size());
+Status Engine::split_over(const CommPtr& parent, int color, int key, CommId* comm) {
+    const auto size = static_cast<size_t>(parent->size());
     const int mine[2] = {color, key};
     std::vector<int> theirs(2 * size);
     Call gather{{Collective::allgather, DDL_INT32, DDL_SUM, 2, 0}, mine, theirs.data(), Purpose::split};
     RequestPtr request;
-    if (Status status = submit(parent.key.id, gather, &request); !status.ok()) return status;
+    if (Status status = submit(parent->key.id, gather, &request); !status.ok()) return status;
     if (Status status = wait(request); !status.ok()) return status;
-    const uint64_t birth = birth_of_child(parent.key, request->sequence_);
-    Reservation reservation(*this);
-    if (Status status = reserve_id(parent.key, birth, &reservation); !status.ok()) return status;
-    *comm = parent.key.id;
-    if (color < 0) return {};
     std::vector<std::tuple<int, size_t>> order;  // (key, rank) of the ranks with this color
     for (size_t r = 0; r < size; ++r) {
-        if (theirs[2 * r] == color) order.emplace_back(theirs[2 * r + 1], r);
+        if (color >= 0 && theirs[2 * r] == color) order.emplace_back(theirs[2 * r + 1], r);
     }
     std::sort(order.begin(), order.end());
     std::vector<int> members;
-    for (const auto& [its_key, rank] : order) members.push_back(parent.group.members[rank]);
-    if (Status status = create_part({reservation.id(), birth}, std::move(members)); !status.ok()) return status;
-    *comm = reservation.keep();
-    return {};
+    for (const auto& [its_key, rank] : order) members.push_back(parent->group.members[rank]);
+    *comm = parent->key.id;
+    const auto reserve = [&](Reservation* reservation, uint64_t* birth) {
+        *birth = birth_of_child(parent->key, request->sequence_);
+        return reserve_id(parent->key, *birth, reservation);
+    };
+    return make_part(parent, members, reserve, comm);
 }
 
-Status Engine::create_part(const CommKey& key, std::vector<int> members) {
+// Makes the communicator of `members`, where there are some, under the number and the birth that `reserve` agrees on
+// with the other ranks of `parent`.
+Status Engine::make_part(const CommPtr& parent, const std::vector<int>& members,
+                         const std::function<Status(Reservation*, uint64_t* birth)>& reserve, CommId* comm) {
+    Reservation reservation(*this);
+    uint64_t birth = 0;
+    Status status;
+    try {
+        status = reserve(&reservation, &birth);
+        if (status.ok() && !members.empty()) status = create_part({reservation.id(), birth}, members);
+    } catch (const std::bad_alloc&) {
+        status = no_memory();
+    }
+    if (status.ok()) {
+        if (!members.empty()) *comm = reservation.keep();
+        return status;
+    }
+    if (status.code == DDL_ERROR_MEMORY) fail(parent->key.id, *out_of_memory_);
+    if (reservation.is_taken()) renounce(*parent, {reservation.id(), birth}, members);
+    return status;
+}
+
+// What broke `parent` while a part of it was made may have come too late for some, who have the part: they are told
+// that it is broken too, now and when they ask.
+void Engine::renounce(const Communicator& parent, const CommKey& key, const std::vector<int>& members) noexcept {
+    const std::lock_guard lock(progress_);
+    if (shut_ || !parent.broken) return;
+    try {
+        NoticeContent abort = parent.abort();
+        abort.comm = key.id;
+        abort.birth = key.birth;
+        tell(members, abort);
+        registry_.bury(key, {0, {}, *parent.broken});
+    } catch (const std::bad_alloc&) {
+        // Without memory they cannot be told.
+    }
+}
+
+Status Engine::create_part(const CommKey& key, const std::vector<int>& members) {
     const CommPtr world = find(kWorld);
     if (!world) return shut_down();
-    Plan all;
-    {
-        const std::lock_guard lock(progress_);
-        all = world->plan;  // of what was found: another thread may shut the engine down meanwhile
-    }
+    const Plan& all = world->plan;
     // Without the lock, as it may take a while, in which others' messages are waited for.
     Plan part = options_.plan_part ? options_.plan_part(all, members) : plan_of_part(all, members);
-    create(key, std::move(members), std::move(part));
+    create(key, members, std::move(part));
     return {};
 }
 

@@ -19,8 +19,6 @@ constexpr int kKicks = 30;           // that lead nowhere end a search
 constexpr double kSlow[] = {0.5, 0.7, 0.85};
 constexpr double kUnexplained = 0.3;  // of what one rack leaves: racks of many hosts that leave more are not believed
 
-std::pair<int, int> sorted(int one, int other) { return {std::min(one, other), std::max(one, other)}; }
-
 Partition one_rack(int hosts) { return Partition(std::vector<int>(index(hosts), 0)); }
 
 Partition single_hosts(int hosts) {
@@ -51,7 +49,7 @@ std::vector<Meeting> meetings(const Measurement& measured) {
     std::vector<Meeting> all;
     for (const auto& flows : measured.rounds) {
         for (const Flow& flow : flows) {
-            const auto [one, other] = sorted(flow.source, flow.target);
+            const auto [one, other] = std::minmax(flow.source, flow.target);
             all.push_back({one, other, flow.bandwidth, flow.bandwidth});
         }
     }

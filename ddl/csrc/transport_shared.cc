@@ -20,7 +20,7 @@ constexpr unsigned kOtherPolls = 32;
 
 SharedTransport::SharedTransport(std::unique_ptr<Transport> others, HostMemory memory)
     : memory_(std::move(memory)),
-      most_riding_(most_riding(memory_.pipe_bytes)),
+      longest_riding_(longest_riding(memory_.pipe_bytes)),
       neighbours_(memory_.ranks.size()),
       by_rank_(static_cast<size_t>(others->size()), nullptr),
       others_(std::move(others)) {

@@ -81,7 +81,7 @@ class SharedTransport final : public Transport {
     };
 
     Neighbour* neighbour(int peer) { return by_rank_[static_cast<size_t>(peer)]; }
-    bool rides(size_t bytes) const { return bytes <= most_riding_; }
+    bool rides(size_t bytes) const { return bytes <= longest_riding_; }
     Slot take_slot(const Message& message);
     void free_slot(Slot slot);
     Ticket pass(Ticket ticket);
@@ -97,7 +97,7 @@ class SharedTransport final : public Transport {
     static void remove(Slots& slots, Slot slot);
 
     const HostMemory memory_;
-    const size_t most_riding_;
+    const size_t longest_riding_;
     std::vector<Neighbour> neighbours_;
     std::vector<Neighbour*> by_rank_;  // null: not of this host
     std::vector<Neighbour*> busy_;     // those with something unsent or awaited

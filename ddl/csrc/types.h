@@ -36,11 +36,6 @@ const char* name_of(ReduceOp op);
 // `average` adds: see divide(). Pointers need the alignment of the element.
 void combine(void* out, const void* a, const void* b, size_t count, DataType type, ReduceOp op);
 
-// dst[i] = dst[i] op src[i].
-inline void reduce(void* dst, const void* src, size_t count, DataType type, ReduceOp op) {
-    combine(dst, dst, src, count, type, op);
-}
-
 // values[i] /= divisor, which is what turns a sum over `divisor` ranks into an average.
 void divide(void* values, size_t count, DataType type, int divisor);
 

@@ -11,6 +11,11 @@
 
 namespace ddl {
 
+// What to do about a rank that is late: said by ddl_init, and by calls on a communicator.
+constexpr const char* kPatienceOfInit = "DDL_TIMEOUT sets how many seconds a rank may be late";
+constexpr const char* kPatienceOfCalls =
+    "DDL_TIMEOUT, or ddl_comm_set_timeout for one communicator, sets how many seconds a rank may be late";
+
 struct Patience {
     double ask_seconds = 1;  // without progress: ask the others what they do, and again after 2, 4, 8, ... of these, at
                              // least every warn_seconds

@@ -58,7 +58,7 @@ typedef enum ddl_result DDL_INT {
     DDL_ERROR_ARGUMENT = 1,    /* an argument's value is not allowed; nothing was started */
     DDL_ERROR_STATE = 2,       /* before ddl_init, after ddl_finalize, or on a freed communicator */
     DDL_ERROR_MISMATCH = 3,    /* ranks called different things */
-    DDL_ERROR_TIMEOUT = 4,     /* nothing arrived for DDL_TIMEOUT seconds */
+    DDL_ERROR_TIMEOUT = 4,     /* nothing arrived for DDL_TIMEOUT, or ddl_comm_set_timeout's, seconds */
     DDL_ERROR_PEER_LOST = 5,   /* a rank died */
     DDL_ERROR_SHUTDOWN = 6,    /* a rank, maybe this one, called ddl_finalize with the collective unfinished */
     DDL_ERROR_MEMORY = 7,      /* out of memory */
@@ -83,8 +83,8 @@ typedef enum ddl_type DDL_INT {
  * operand is NaN. */
 typedef enum ddl_op DDL_INT { DDL_SUM = 0, DDL_AVERAGE = 1, DDL_MIN = 2, DDL_MAX = 3, DDL_PRODUCT = 4 } ddl_op;
 
-/* A group of ranks. DDL_WORLD is every rank; others come from ddl_comm_split. DDL_COMM_NULL is none, and
- * DDL_ERROR_ARGUMENT wherever it is passed. */
+/* A group of ranks. DDL_WORLD is every rank; others come from ddl_comm_split and ddl_comm_create_group. DDL_COMM_NULL
+ * is none, and DDL_ERROR_ARGUMENT wherever it is passed. */
 typedef struct ddl_comm_s* ddl_comm;
 #define DDL_WORLD ((ddl_comm)0)
 #define DDL_COMM_NULL ((ddl_comm)(intptr_t)-1)
@@ -128,13 +128,15 @@ DDL_API ddl_result ddl_local_size(int* size);
 DDL_API ddl_result ddl_num_hosts(int* hosts);
 
 /* Parts `comm`: ranks with equal `color` get a new communicator together, ordered by (key, rank in comm). A negative
- * color joins none and stores DDL_COMM_NULL, as does an error. Collective over `comm`; blocks. The caller owns the
- * result: ddl_comm_free. */
+ * color joins none and stores DDL_COMM_NULL, as does an error. Collective over `comm`; blocks. DDL_ERROR_UNSUPPORTED
+ * (there are too many) comes on every rank and breaks nothing. The caller owns the result: ddl_comm_free. */
 DDL_API ddl_result ddl_comm_split(ddl_comm comm, int color, int key, ddl_comm* result);
 
 /* A communicator of `count` ranks of DDL_WORLD, in the order of `ranks`, all of which make this call with the same
  * list; no other rank takes part. Blocks. Of calls by the same ranks that are under way at once, on several threads,
- * each has a `tag` of its own. An error breaks DDL_WORLD. The caller owns the result: ddl_comm_free. */
+ * each has a `tag` of its own. An error stores DDL_COMM_NULL; one that the ranks do not all find, as they do
+ * DDL_ERROR_ARGUMENT and DDL_ERROR_UNSUPPORTED (there are too many), breaks DDL_WORLD. The caller owns the result:
+ * ddl_comm_free. */
 DDL_API ddl_result ddl_comm_create_group(const int* ranks, int count, uint64_t tag, ddl_comm* result);
 
 /* Bounds how long calls on `comm` that are made from now on wait for a rank, in seconds above 0. It is DDL_TIMEOUT

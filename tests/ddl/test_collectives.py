@@ -31,7 +31,7 @@ def test_communicators_of_some_ranks_are_right_and_have_the_same_bits_on_each(ra
     right(ranks(4, "parts.py", DDL_OPTIONS=options), *(f"{part}: right" for part in parts))
 
 
-@pytest.mark.parametrize("calls", ["arguments", "requests", "communicators", "finalizing"])
+@pytest.mark.parametrize("calls", ["arguments", "requests", "communicators", "failures", "finalizing"])
 def test_calls_do_what_they_say(ranks: Run, calls: str) -> None:
     right(ranks(3, "calls.py", calls), f"{calls}: right")
 

@@ -87,7 +87,7 @@ class LocalGroups {
                 } else if (i == 0) {
                     std::memcpy(to, part.data.data() + range.begin * element, bytes);
                 } else {
-                    ddl::reduce(to, part.data.data() + range.begin * element, range.size(), mine.type, mine.op);
+                    ddl::combine(to, to, part.data.data() + range.begin * element, range.size(), mine.type, mine.op);
                 }
             }
             return true;

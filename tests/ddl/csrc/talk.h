@@ -2,6 +2,7 @@
 #pragma once
 
 #include <functional>
+#include <new>
 #include <thread>
 #include <vector>
 
@@ -34,6 +35,8 @@ inline std::vector<ddl::Status> talk(ddl::LocalNetwork& network, const std::func
                 conversation.run([&] { body(conversation); });
             } catch (const ddl::Error& error) {
                 ends[rank] = error.status();
+            } catch (const std::bad_alloc&) {
+                ends[rank].code = DDL_ERROR_MEMORY;
             }
         });
     }

@@ -2,10 +2,13 @@
 #include <mutex>
 #include <set>
 
+#include "backoff.h"
 #include "check.h"
 #include "conversation.h"
+#include "notice.h"
 #include "status.h"
 #include "talk.h"
+#include "world.h"
 
 using namespace ddl;
 
@@ -60,6 +63,44 @@ TEST("where one rank fails, the others' waits end with its error") {
         CHECK_EQ(error.code, DDL_ERROR_MEMORY);
         CHECK_EQ(error.message, std::string("rank 2 has no room"));
     }
+}
+
+TEST("where one rank is out of memory, the others are told") {
+    LocalNetwork network(3);
+    ConversationOptions options = talk_options();
+    options.patience = {1, 2, 4};
+    const auto ends = talk(
+        network,
+        [](Conversation& conversation) {
+            if (conversation.rank() == 2) throw std::bad_alloc();
+            conversation.hear(2, 0, nullptr, 0);
+        },
+        options);
+    for (const Status& end : ends) CHECK_EQ(end.code, DDL_ERROR_MEMORY);
+    CHECK_EQ(ends[0].message, std::string("the test: rank 2 is out of memory"));
+    CHECK_EQ(ends[1].message, ends[0].message);
+}
+
+TEST("what the engine of a rank that is further says meanwhile is for this rank's engine") {
+    LocalNetwork network(2);
+    std::unique_ptr<Transport> transport = network.transport(0);
+    EngineOptions options = test_options();
+    {
+        NoticeContent goodbye;
+        goodbye.kind = NoticeKind::goodbye;
+        send_notice(*network.transport(1), 0, goodbye);
+        Conversation conversation(*transport, talk_options());
+        int looks = 0;
+        conversation.await(1, [&] { return ++looks > 2; });
+        options.early = conversation.take_foreign();
+    }
+    CHECK_EQ(options.early.size(), size_t{1});
+    Engine engine(std::move(transport), flat_plan(2), options);
+    const double begin = seconds_now();
+    const Status status = engine.run(kWorld, {{Collective::barrier, DDL_UINT8, DDL_SUM, 0, 0}, nullptr, nullptr});
+    CHECK_EQ(status.code, DDL_ERROR_SHUTDOWN);
+    CHECK_CONTAINS(status.message, "rank 1 has finalized without calling it");
+    CHECK(seconds_now() - begin < 10);
 }
 
 TEST("a rank that is dead is named, whomever one waits for") {

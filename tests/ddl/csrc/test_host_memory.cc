@@ -76,12 +76,12 @@ TEST("pipes do not overlap, and lie within the memory") {
 TEST("many ranks get smaller pipes, of a bounded size together, and too many none") {
     CHECK_EQ(pipe_bytes_for(1), size_t{0});
     size_t before = pipe_bytes_for(2);
-    CHECK(most_riding(before) >= (16 << 10) + 64);
+    CHECK(longest_riding(before) >= (16 << 10) + 64);
     for (size_t ranks = 3; ranks < 1000; ++ranks) {
         const size_t bytes = pipe_bytes_for(ranks);
         CHECK(bytes <= before);
         CHECK(ranks * (ranks - 1) * bytes <= kMostHostMemory);
-        if (bytes > 0) CHECK(most_riding(bytes) >= 128);
+        if (bytes > 0) CHECK(longest_riding(bytes) >= 128);
         before = bytes;
     }
     CHECK(pipe_bytes_for(128) >= 4096);

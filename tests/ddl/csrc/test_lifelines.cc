@@ -1,5 +1,13 @@
 // Lifelines between ranks that are objects of one process, over the loopback interface. A rank dies by being destroyed.
+#include <netinet/in.h>
+#include <sys/resource.h>
+#include <sys/socket.h>
+#include <sys/time.h>
+#include <unistd.h>
+
+#include <cerrno>
 #include <chrono>
+#include <ctime>
 #include <set>
 #include <thread>
 
@@ -96,4 +104,44 @@ TEST("another job's rank is not taken for one of this") {
     ring.ranks[1].reset();
     std::this_thread::sleep_for(std::chrono::milliseconds(50));
     CHECK(!ring.ranks[0]->any_dead());
+}
+
+TEST("while a rank forks, its lines stay as they are") {
+    Ring ring(2);
+    ring.ranks[0]->before_fork();
+    ring.ranks[1].reset();
+    std::this_thread::sleep_for(std::chrono::milliseconds(50));
+    CHECK(ring.ranks[0]->death_of(1) == Death::none);
+    ring.ranks[0]->after_fork();
+    CHECK(ring.all_know(1));
+}
+
+TEST("where descriptors have run out, who connects waits, and the watching thread does not spin") {
+    Lifelines lifelines;
+    CHECK(lifelines.connect(1, {{{}, 0}, {{}, lifelines.port()}}, kToken, 0.01, {}) == std::vector<int>({0}));
+    const int guest = socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0);
+    const timeval patience{20, 0};
+    setsockopt(guest, SOL_SOCKET, SO_RCVTIMEO, &patience, sizeof patience);
+    sockaddr_in address{};
+    address.sin_family = AF_INET;
+    address.sin_port = htons(lifelines.port());
+    address.sin_addr.s_addr = htonl(INADDR_LOOPBACK);
+    const int next = dup(guest);  // the lowest that is free
+    close(next);
+    rlimit before{};
+    CHECK_EQ(getrlimit(RLIMIT_NOFILE, &before), 0);
+    rlimit few = before;
+    few.rlim_cur = static_cast<rlim_t>(next);
+    CHECK_EQ(setrlimit(RLIMIT_NOFILE, &few), 0);
+    CHECK_EQ(connect(guest, reinterpret_cast<const sockaddr*>(&address), sizeof address), 0);
+    const std::clock_t busy = std::clock();
+    std::this_thread::sleep_for(std::chrono::milliseconds(300));
+    CHECK(static_cast<double>(std::clock() - busy) / CLOCKS_PER_SEC < 0.05);
+    CHECK_EQ(setrlimit(RLIMIT_NOFILE, &before), 0);
+    // It is listened to again: what it says is no hello, so that it is sent away.
+    char nonsense[64] = {};
+    CHECK_EQ(send(guest, nonsense, sizeof nonsense, MSG_NOSIGNAL), ssize_t{sizeof nonsense});
+    const ssize_t received = recv(guest, nonsense, sizeof nonsense, 0);
+    CHECK(received == 0 || (received < 0 && errno == ECONNRESET));
+    close(guest);
 }

@@ -3,6 +3,7 @@
 
 #include "allocation.h"
 #include "backoff.h"
+#include "calls_suffer.h"
 #include "check.h"
 #include "world.h"
 
@@ -86,6 +87,48 @@ bool message_suffers(size_t count, int64_t after, int64_t failures) {
     return failed;
 }
 
+bool ended_by_memory(const Status& status) {
+    return status.code == DDL_ERROR_MEMORY || status.code == DDL_ERROR_SHUTDOWN;  // a rank's that shut down for it
+}
+
+// Who has a communicator uses it: nobody waits there for one that could not make it.
+void meet(Engine& engine, CommId comm) {
+    try {
+        const Status status = engine.run(comm, {{Collective::barrier, DDL_UINT8, DDL_SUM, 0, 0}, nullptr, nullptr});
+        CHECK(status.ok() || ended_by_memory(status));
+    } catch (const std::bad_alloc&) {
+        // No memory for the words of its error.
+    }
+}
+
+// Three ranks split their communicator, two of them into one, while an allocation fails; true where one did. `agreed`:
+// one that comes when a rank knows the others to agree.
+bool split_suffers(int64_t after, int spins, bool agreed) {
+    EngineOptions options = test_options(spins);
+    options.patience = {0.01, 5, 10};  // who was not told of an error asks
+    std::atomic<bool> first{true};
+    options.plan_part = [&](const Plan& all, const std::vector<int>& members) {
+        if (agreed && first.exchange(false)) fail_allocations(after, 1);
+        return plan_of_part(all, members);
+    };
+    World world(3, flat_plan(3), options);
+    const double begin = seconds_now();
+    std::atomic<int> here{0};
+    world.run([&](int rank, Engine& engine) {
+        CommId comm = 0;
+        ++here;
+        while (here < 3) std::this_thread::yield();
+        if (rank == 0 && !agreed) fail_allocations(after, 1);
+        const Status status = engine.split(kWorld, rank == 1 ? -1 : 0, -rank, &comm);
+        CHECK(status.ok() || status.code == DDL_ERROR_MEMORY);
+        const bool has_one = status.ok() && rank != 1;
+        CHECK_EQ(engine.free_communicators(), kMostCommunicators - (has_one ? 2 : 1));
+        if (has_one) meet(engine, comm);
+    });
+    CHECK(seconds_now() - begin < 5);
+    return stop_failing();
+}
+
 // Three ranks make a communicator while an allocation fails; true where one did.
 bool group_suffers(int64_t after) {
     EngineOptions options = test_options();
@@ -100,10 +143,11 @@ bool group_suffers(int64_t after) {
         while (here < 3) std::this_thread::yield();
         if (rank == 0) fail_allocations(after, 1);
         const Status status = engine.create_group(everyone, 0, &comm);
-        CHECK(status.ok() || status.code == DDL_ERROR_MEMORY || status.code == DDL_ERROR_SHUTDOWN);
+        CHECK(status.ok() || ended_by_memory(status));
         CHECK_EQ(engine.free_communicators(), kMostCommunicators - (status.ok() ? 2 : 1));
         // Before it has said anything, a rank may try again: nobody is told.
-        if (status.code == DDL_ERROR_MEMORY) engine.shutdown();
+        if (status.code == DDL_ERROR_MEMORY) return engine.shutdown();
+        if (status.ok()) meet(engine, comm);
     });
     CHECK(seconds_now() - begin < 5);
     return stop_failing();
@@ -125,6 +169,31 @@ TEST("whichever allocation fails, the making of a group ends on every rank at on
     int64_t after = 0;
     while (after < 200 && group_suffers(after)) after += check::kSanitized ? 4 : 1;
     CHECK(after > 10);
+}
+
+TEST_WITH_SPINS(
+    "whichever allocation fails, a split ends on every rank at once, and so does what is called on the part") {
+    for (const bool agreed : {true, false}) {
+        int64_t after = 0;
+        while (after < 3000 && split_suffers(after, spins, agreed)) after += agreed ? 1 : 1 + after / 20;
+        CHECK(after > 20);
+    }
+}
+
+TEST("whichever allocation fails, blocking calls end, right or with an error") {
+    for (const size_t count : {100, 20000}) {
+        for (const int64_t failures : {1, 3}) {
+            const auto suffers = [&](int64_t after) {
+                EngineOptions options = test_options(50);
+                options.patience = {0.01, 60, 100};  // who was not told of an error asks
+                World world(2, flat_plan(2), options);
+                return calls_suffer(world, count, after, failures);
+            };
+            int64_t after = 0;
+            while (after < 2000 && suffers(after)) after += 1 + after / (check::kSanitized ? 4 : 10);
+            CHECK(after > 10);
+        }
+    }
 }
 
 TEST("whichever allocation fails, every request that was accepted ends, right or with an error") {

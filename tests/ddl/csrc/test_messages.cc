@@ -229,7 +229,9 @@ TEST("a timeout of a communicator's own holds for its messages and its collectiv
         CHECK(engine.set_timeout(kWorld, 0.5).ok());
         if (rank == 1) return;
         std::vector<float> data(10);
-        CHECK_EQ(finish(engine, 1, receive_of(data)).code, DDL_ERROR_TIMEOUT);
+        const Status status = finish(engine, 1, receive_of(data));
+        CHECK_EQ(status.code, DDL_ERROR_TIMEOUT);
+        CHECK_CONTAINS(status.message, "DDL_TIMEOUT, or ddl_comm_set_timeout for one communicator, sets");
     });
     World other(2, flat_plan(2), options);
     other.run([&](int rank, Engine& engine) {
@@ -238,6 +240,7 @@ TEST("a timeout of a communicator's own holds for its messages and its collectiv
         const Status status = engine.run(kWorld, {});
         CHECK_EQ(status.code, DDL_ERROR_TIMEOUT);
         CHECK_CONTAINS(status.message, "rank 1 has not called it");  // it was asked in time
+        CHECK_CONTAINS(status.message, "DDL_TIMEOUT, or ddl_comm_set_timeout for one communicator, sets");
     });
 }
 

@@ -1,55 +1,18 @@
 // What an operation, and a request, do with messages that the transport cannot take back.
+#include <algorithm>
 #include <thread>
 
 #include "backoff.h"
 #include "check.h"
 #include "engine.h"
 #include "notice.h"
+#include "stubborn.h"
 #include "transport_local.h"
 #include "world.h"
 
 using namespace ddl;
 
 namespace {
-
-// A transport that takes nothing back until it is told to, as MPI does with what is half under way.
-class Stubborn final : public Transport {
-  public:
-    struct Control {
-        std::atomic<bool> holds{true};
-        std::atomic<int> receives{0};  // posted
-        const void* sent_from = nullptr;
-    };
-
-    Stubborn(std::unique_ptr<Transport> inner, Control& control) : inner_(std::move(inner)), control_(control) {}
-
-    int rank() const override { return inner_->rank(); }
-    int size() const override { return inner_->size(); }
-    Ticket isend(int peer, Tag tag, const void* data, size_t bytes) override {
-        control_.sent_from = data;
-        return inner_->isend(peer, tag, data, bytes);
-    }
-    Ticket irecv(int peer, Tag tag, void* data, size_t capacity) override {
-        ++control_.receives;
-        return inner_->irecv(peer, tag, data, capacity);
-    }
-    Progress test(Ticket ticket, size_t* received) override {
-        if (cancelled_ && !control_.holds) return inner_->cancel(ticket), Progress::done;
-        return inner_->test(ticket, received);
-    }
-    bool cancel(Ticket ticket) override {
-        cancelled_ = true;
-        return !control_.holds && inner_->cancel(ticket);
-    }
-    void notify(int peer, const void* data, size_t bytes) override { inner_->notify(peer, data, bytes); }
-    bool next_notice(Notice* notice) override { return inner_->next_notice(notice); }
-    bool is_dead(int rank) const override { return inner_->is_dead(rank); }
-
-  private:
-    const std::unique_ptr<Transport> inner_;
-    Control& control_;
-    bool cancelled_ = false;
-};
 
 constexpr Tag kHeaderTag = kChunkSlots;  // of the world's first collective
 const Task kBroadcast{Collective::broadcast, DDL_UINT8, DDL_SUM, 100000, 1};
@@ -133,5 +96,43 @@ TEST("but not for ever, and not where the sender is dead") {
         CHECK_EQ(half.engine->wait(later).message, std::string("a fault"));
         half.control.holds = false;  // for the sanitizers: what is never taken back is never freed
         while (half.network.pending() > 0) half.engine->test(later), std::this_thread::yield();
+    }
+}
+
+TEST("a message that has failed is its caller's at once, and its envelope the transport's until that is done with it") {
+    LocalNetwork network(2, 0);  // no message is copied when it is sent
+    const auto peer = network.transport(1);
+    Stubborn::Control control;
+    const std::vector<std::byte> data(100, std::byte{7});
+    static const void* volatile left = nullptr;  // where leak checkers find it
+    for (const bool closes : {false, true}) {
+        auto engine = std::make_unique<Engine>(std::make_unique<Stubborn>(network.transport(0), control), flat_plan(2),
+                                               test_options());
+        RequestPtr request;
+        Mail mail;
+        mail.count = data.size();
+        mail.from = data.data();
+        CHECK(engine->post(kWorld, 1, mail, &request).ok());
+        left = control.sent_from;
+        CHECK(left != data.data());
+        if (closes) {
+            engine.reset();  // the memory is left to the transport for ever
+            CHECK_EQ(request->status().code, DDL_ERROR_SHUTDOWN);
+        } else {
+            engine->fail(kWorld, {DDL_ERROR_TRANSPORT, "a fault"});
+            CHECK_EQ(engine->wait(request).message, std::string("a fault"));
+        }
+        constexpr size_t kEnvelope = 64;
+        std::vector<std::byte> got(kEnvelope + data.size());
+        const int over = control.over;
+        const Ticket ticket = peer->irecv(0, Tag{1} << (kTagBits - 1), got.data(), got.size());
+        size_t received = 0;
+        CHECK(peer->test(ticket, &received) == Progress::done);
+        CHECK_EQ(received, got.size());
+        CHECK(std::equal(data.begin(), data.end(), got.begin() + kEnvelope));
+        const double begin = seconds_now();
+        while (!closes && control.over == over && seconds_now() - begin < 20) std::this_thread::yield();
+        CHECK_EQ(control.over - over, closes ? 0 : 1);
+        CHECK_EQ(network.pending(), size_t{0});
     }
 }

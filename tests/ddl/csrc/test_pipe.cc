@@ -88,7 +88,7 @@ TEST("a full pipe takes nothing until something was taken from it") {
     CHECK(!message.rides);
     pair.reader.drop();
     CHECK(!pair.reader.peek(&message));
-    const size_t most = PipeMemory::most_riding(1024);
+    const size_t most = PipeMemory::longest_payload(1024);
     CHECK(write(pair.writer, 79, most));
     expect(pair.reader, 79, most);
     CHECK(!write(pair.writer, 80, most + 1));

@@ -83,6 +83,14 @@ TEST("options are parsed and formatted") {
     CHECK_EQ(format_options(parse_options("-mode p:6x2x1x1")), std::string("-mode p:6x2x1x1"));
 }
 
+TEST("options of the original that do nothing here are named") {
+    CHECK_EQ(idle_options(parse_options("-mode r:4 -dbg_level 1 -dump_iter 0")), std::string());
+    CHECK_EQ(idle_options(parse_options("-rebind_iter 3")),
+             std::string("DDL_OPTIONS: -rebind_iter 3: of the original, has no effect here"));
+    CHECK_CONTAINS(idle_options(parse_options("-dev_sync 2 -dump_iter 5")),
+                   "-dump_iter 5, -dev_sync 2: of the original");
+}
+
 TEST("wrong options are named with what is allowed") {
     CHECK_CONTAINS(refusal([] { parse_options("-mode q:2"); }), "unknown mode 'q'");
     CHECK_CONTAINS(refusal([] { parse_options("-mode c:2"); }), "RCS");

@@ -3,6 +3,7 @@
 #include <numeric>
 
 #include "allocation.h"
+#include "calls_suffer.h"
 #include "check.h"
 #include "world.h"
 
@@ -40,19 +41,19 @@ std::vector<Status> results(World& world, const std::function<Status(int, Engine
     return found;
 }
 
-EngineOptions impatient(double timeout) {
-    EngineOptions options = test_options();
+EngineOptions impatient(double timeout, int spins) {
+    EngineOptions options = test_options(spins);
     options.patience = {timeout / 10, timeout / 3, timeout};
     return options;
 }
 
 }  // namespace
 
-TEST("over shared memory: allreduces of all lengths, one by one and several in flight") {
+TEST_WITH_SPINS("over shared memory: allreduces of all lengths, one by one and several in flight") {
     for (const auto& host_of : kPlacements) {
         for (const size_t pipe_bytes : {size_t{0}, kSmallPipe}) {
             const int size = static_cast<int>(host_of.size());
-            World world(host_of, flat_plan(size), test_options(), pipe_bytes);
+            World world(host_of, flat_plan(size), test_options(spins), pipe_bytes);
             world.run([&](int rank, Engine& engine) {
                 const std::vector<size_t> counts = {0, 1, 10, 61, 1000, 4096, 4097, 5200, 20'000, 100'000};
                 std::vector<std::vector<int32_t>> data;
@@ -109,10 +110,10 @@ TEST("over shared memory: messages between two ranks, more than a pipe has room 
     }
 }
 
-TEST("over shared memory: a mismatch names both calls, and writes nothing") {
+TEST_WITH_SPINS("over shared memory: a mismatch names both calls, and writes nothing") {
     for (const size_t count : {10, 4000, 100'000}) {
         for (const size_t more : {1, 60'000}) {
-            World world({0, 0}, flat_plan(2), impatient(10));
+            World world({0, 0}, flat_plan(2), impatient(10, spins));
             const auto found = results(world, [&](int rank, Engine& engine) {
                 std::vector<int32_t> data(count + (rank == 1 ? more : 0), 1);
                 const Status status = engine.run(kWorld, allreduce(data));
@@ -127,9 +128,9 @@ TEST("over shared memory: a mismatch names both calls, and writes nothing") {
     }
 }
 
-TEST("over shared memory: a rank that dies in the middle ends the others, with its name") {
+TEST_WITH_SPINS("over shared memory: a rank that dies in the middle ends the others, with its name") {
     for (const size_t count : {100, 4096, 100'000}) {
-        World world({0, 0, 0, 0}, flat_plan(4), impatient(60));
+        World world({0, 0, 0, 0}, flat_plan(4), impatient(60, spins));
         const auto found = results(world, [&](int rank, Engine& engine) {
             for (int call = 0;; ++call) {
                 if (rank == 2 && call == 20) {
@@ -149,8 +150,9 @@ TEST("over shared memory: a rank that dies in the middle ends the others, with i
     }
 }
 
-TEST("over shared memory: a rank that does not come is an error after its time, and nothing is written any more") {
-    World world({0, 0}, flat_plan(2), impatient(0.5));
+TEST_WITH_SPINS(
+    "over shared memory: a rank that does not come is an error after its time, and nothing is written any more") {
+    World world({0, 0}, flat_plan(2), impatient(0.5, spins));
     std::vector<int32_t> data(100'000, 1);
     CHECK_EQ(world.engines[0]->run(kWorld, allreduce(data)).code, DDL_ERROR_TIMEOUT);
     CHECK(data == std::vector<int32_t>(100'000, 1));
@@ -187,4 +189,16 @@ TEST("over shared memory: whichever allocation fails, every request that was acc
             }
         }
     }
+}
+
+TEST("over shared memory: whichever allocation fails, blocking calls end, right or with an error") {
+    const auto suffers = [](int64_t after) {
+        EngineOptions options = test_options(50);
+        options.patience = {0.01, 60, 100};  // who was not told of an error asks
+        World world({0, 0}, flat_plan(2), options, kSmallPipe);
+        return calls_suffer(world, 20'000, after, 2);
+    };
+    int64_t after = 0;
+    while (after < 1000 && suffers(after)) after += 1 + after / (check::kSanitized ? 3 : 8);
+    CHECK(after > 10);
 }

@@ -6,6 +6,7 @@
 #include "allocation.h"
 #include "check.h"
 #include "hosts.h"
+#include "stubborn.h"
 #include "transport_shared.h"
 
 using namespace ddl;
@@ -216,6 +217,43 @@ TEST("what is cancelled is used no more, and the others arrive") {
     CHECK(finish(b, a, b.irecv(0, 5, got.data(), kShort)) == Progress::done);
     CHECK(std::memcmp(got.data(), data.data(), kShort) == 0);
     CHECK(untouched == zeros);
+}
+
+TEST("a message that the wrapped transport does not take back still arrives: its envelope finds room") {
+    LocalNetwork network(2);
+    Stubborn::Control control;
+    const Transports made = shared_transports(network, {0, 0}, kSmallPipe, [&](std::unique_ptr<Transport> transport) {
+        return std::make_unique<Stubborn>(std::move(transport), control);
+    });
+    Transport &a = *made[0], &b = *made[1];
+    const auto short_one = content(1, kShort), long_one = content(2, kLong);
+    std::vector<Ticket> before;
+    for (int i = 0; i < 20; ++i) before.push_back(a.isend(1, 1, short_one.data(), kShort));
+    CHECK(look(a, before.back()) == Progress::pending);  // the pipe is full
+    const Ticket kept = a.isend(1, 2, long_one.data(), kLong), behind = a.isend(1, 2, short_one.data(), kShort);
+    CHECK(!a.cancel(kept));
+    CHECK(look(a, kept) == Progress::pending);
+    std::vector<std::byte> got(kLong), next(kShort);
+    const Ticket first = b.irecv(0, 2, got.data(), kLong), second = b.irecv(0, 2, next.data(), kShort);
+    CHECK(finish(b, a, first) == Progress::done);
+    CHECK(finish(b, a, second) == Progress::done);
+    CHECK(got == long_one && next == short_one);
+    CHECK(finish(a, b, kept) == Progress::done);
+    CHECK(finish(a, b, behind) == Progress::done);
+    for (const Ticket ticket : before) {
+        CHECK(finish(b, a, b.irecv(0, 1, next.data(), kShort)) == Progress::done);
+        CHECK(finish(a, b, ticket) == Progress::done);
+    }
+    // A receive whose message the wrapped transport has begun is not taken back either.
+    const Ticket send = a.isend(1, 3, long_one.data(), kLong);
+    std::fill(got.begin(), got.end(), std::byte{0});
+    const Ticket receive = b.irecv(0, 3, got.data(), kLong);
+    b.poll();
+    CHECK(!b.cancel(receive));
+    CHECK(finish(b, a, receive) == Progress::done);
+    CHECK(got == long_one);
+    CHECK(finish(a, b, send) == Progress::done);
+    CHECK_EQ(network.pending(), size_t{0});
 }
 
 TEST("many ranks on uneven hosts exchange random messages with all others") {

@@ -7,14 +7,24 @@
 #include <thread>
 #include <vector>
 
+#include "check.h"
 #include "engine.h"
 #include "hosts.h"
 #include "transport_local.h"
 
+// A test for waiters that do not spin, as where ranks outnumber cores, and for some that do: only they stay in the
+// engine for a moment when a blocking call begins (Engine::run_alone). TEST_WITH_SPINS("a sentence") { ... spins ... }
+#define TEST_WITH_SPINS(name)                                                                  \
+    static void CHECK_NAME_(test_, __LINE__)(int spins);                                       \
+    static const check::Registration CHECK_NAME_(registration_, __LINE__)(__FILE__, name, [] { \
+        for (const int spins : {0, 50}) CHECK_NAME_(test_, __LINE__)(spins);                   \
+    });                                                                                        \
+    static void CHECK_NAME_(test_, __LINE__)(int spins)
+
 // Options for tests: short times, and no spinning, as ranks outnumber cores here.
-inline ddl::EngineOptions test_options() {
+inline ddl::EngineOptions test_options(int spins = 0) {
     ddl::EngineOptions options;
-    options.spin_polls = 0;
+    options.spin_polls = spins;
     options.warn = [](const std::string&) {};
     options.patience = {30, 60, 100};  // faults set their own; a sanitizer's slowness is none
     return options;

@@ -1,11 +1,13 @@
-// ddl_mpi_tests: the transport over MPI between two ranks or more, below the engine. Exit status 1 where a check
-// failed.
+// ddl_mpi_tests: what stands on MPI below the engine, the transport and mode m's groups, between two ranks or more.
+// Exit status 1 where a check failed.
 #include <cstdio>
 #include <cstring>
 #include <numeric>
 #include <thread>
 #include <vector>
 
+#include "allocation.h"
+#include "group_mpi.h"
 #include "transport_mpi.h"
 
 using namespace ddl;
@@ -20,6 +22,9 @@ void check(bool condition, int line) {
     std::fprintf(stderr, "csrc_mpi/main.cc:%d: a check failed\n", line);
 }
 #define CHECK(condition) check(condition, __LINE__)
+
+// What MPI_Testsome does: its work; nothing but to fail; or its work, and then to fail all the same.
+enum class Testsome { works, fails, fails_late } testsome = Testsome::works;
 
 Progress finish(MpiTransport& transport, Ticket ticket, size_t* received) {
     for (;;) {
@@ -109,6 +114,59 @@ void a_send_that_cannot_be_taken_back_is_known_to_be_in_use(MpiTransport& transp
     CHECK(finish(transport, out, &received) == Progress::done);
 }
 
+// A test of all messages that fails as a whole says nothing of any: what is on its way arrives, and what is wrong is
+// found.
+void a_test_of_all_messages_that_fails_is_no_result_of_one(MpiTransport& transport) {
+    const int next = (transport.rank() + 1) % transport.size();
+    const int previous = (transport.rank() + transport.size() - 1) % transport.size();
+    const auto data = pattern(100);
+    for (const Testsome kind : {Testsome::fails, Testsome::fails_late}) {
+        const bool fits = kind == Testsome::fails;
+        std::vector<unsigned char> target(fits ? data.size() : data.size() - 1);
+        size_t received = 0;
+        testsome = kind;
+        const Ticket in = transport.irecv(previous, 9, target.data(), target.size());
+        const Ticket out = transport.isend(next, 9, data.data(), data.size());
+        CHECK(finish(transport, in, &received) == (fits ? Progress::done : Progress::failed));
+        finish(transport, out, &received);
+        testsome = Testsome::works;
+        CHECK(!fits || target == data);
+    }
+}
+
+// Whichever allocation fails, what was not started on one rank is no part of what MPI matches.
+void a_collective_that_was_not_started_is_none() {
+    MPI_Comm comm;
+    MPI_Comm_dup(MPI_COMM_WORLD, &comm);
+    MpiGroup group(comm);
+    int rank = 0, size = 0, failed = 1;
+    MPI_Comm_rank(comm, &rank);
+    MPI_Comm_size(comm, &size);
+    for (int after = 0; failed; ++after) {
+        std::vector<int32_t> all(static_cast<size_t>(size), -1);
+        all[static_cast<size_t>(rank)] = 100 * after + rank;
+        GroupCall call;
+        call.gathers = true;
+        call.to = all.data();
+        call.count = all.size();
+        call.type = DDL_INT32;
+        Ticket ticket = 0;
+        if (rank == 0) fail_allocations(after, 1);
+        try {
+            ticket = group.start(call);
+            stop_failing();
+            failed = 0;
+        } catch (const std::bad_alloc&) {
+            stop_failing();
+            ticket = group.start(call);
+        }
+        while (!group.test(ticket)) std::this_thread::yield();
+        for (int i = 0; i < size; ++i) CHECK(all[static_cast<size_t>(i)] == 100 * after + i);
+        MPI_Bcast(&failed, 1, MPI_INT, 0, MPI_COMM_WORLD);
+        CHECK(failed || after > 3);
+    }
+}
+
 // Calls body(transport) with one that nobody has used.
 template <typename Body>
 void with_transport(size_t part_bytes, Body body) {
@@ -124,6 +182,13 @@ void with_transport(size_t part_bytes, Body body) {
 
 }  // namespace
 
+extern "C" int MPI_Testsome(int count, MPI_Request requests[], int* over, int indices[], MPI_Status statuses[]) {
+    *over = 0;
+    if (testsome == Testsome::fails) return MPI_ERR_OTHER;
+    const int result = PMPI_Testsome(count, requests, over, indices, statuses);
+    return testsome == Testsome::works ? result : MPI_ERR_OTHER;
+}
+
 int main() {
     int level = 0;
     MPI_Init_thread(nullptr, nullptr, MPI_THREAD_MULTIPLE, &level);
@@ -132,7 +197,9 @@ int main() {
         a_message_that_is_too_long_fails_its_receiver(transport);
         notices_arrive_from_everyone(transport);
         a_cancelled_receive_writes_no_more(transport);
+        a_test_of_all_messages_that_fails_is_no_result_of_one(transport);
     });
+    a_collective_that_was_not_started_is_none();
     with_transport(10 << 20, a_send_that_cannot_be_taken_back_is_known_to_be_in_use);
     MPI_Finalize();
     return failures == 0 ? 0 : 1;

@@ -4,6 +4,7 @@ import gc
 import sys
 import time
 from collections.abc import Callable
+from ctypes import byref, c_int, c_void_p
 
 import numpy as np
 import pytest
@@ -83,6 +84,43 @@ def communicators() -> None:
                 lambda: library.call("ddl_comm_free", alone.handle),
             ):
                 raises(ddl.ArgumentError, "DDL_COMM_NULL", call=call)
+
+
+def made(name: str, *arguments: object) -> tuple[int, int | None]:
+    """The result of a call that makes a communicator, and what it stores."""
+    handle = c_void_p(12345)
+    return getattr(library.load(), name)(*arguments, byref(handle)), handle.value
+
+
+def failures() -> None:
+    """Who does not look at the result of a call that made no communicator has none, and not that of all ranks."""
+    null, rank = c_void_p(-1).value, ddl.rank()
+    argument, state, unsupported = 1, 2, 9
+    freed = ddl.split(rank)
+    handle = freed.handle
+    freed.free()
+
+    def group(*ranks: int) -> tuple[int, int | None]:
+        return made("ddl_comm_create_group", (c_int * len(ranks))(*ranks), len(ranks), 0)
+
+    assert group() == group(rank, rank) == group(rank, 99) == group((rank + 1) % ddl.size()) == (argument, null)
+    assert made("ddl_comm_create_group", None, 1, 0) == (argument, null)
+    assert made("ddl_comm_split", null, 0, 0) == (argument, null)
+    assert made("ddl_comm_split", handle, 0, 0) == (state, null)
+    assert made("ddl_comm_split", None, -1, 0) == (0, null)
+    held: list[int | None] = []
+    while (last := group(rank))[0] == 0:
+        held.append(last[1])
+    assert last == (unsupported, null)
+    assert len(held) > 1000
+    assert made("ddl_comm_split", None, 0, 0) == (unsupported, null)
+    for one in held:
+        library.call("ddl_comm_free", one)
+    assert (ddl.allreduce(np.ones(3)) == ddl.size()).all()
+    ddl.barrier()
+    ddl.finalize()
+    assert group(rank) == made("ddl_comm_split", None, 0, 0) == (state, null)
+    ddl.init()
 
 
 def tensors() -> None:

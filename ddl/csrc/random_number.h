@@ -1,0 +1,14 @@
+// Numbers that nobody guesses, by which what belongs together is known.
+#pragma once
+
+#include <cstdint>
+#include <random>
+
+namespace ddl {
+
+inline uint64_t random_number() {
+    std::random_device device;
+    return static_cast<uint64_t>(device()) << 32 | device();
+}
+
+}  // namespace ddl
