@@ -54,6 +54,7 @@ def test_a_rank_that_goes_on_after_another_has_joined_is_named(ranks: Run, tmp_p
         [],
         ["--fp16-allreduce", "--clip", "2", "--gradient-predivide-factor", "2"],
         ["--batches-per-allreduce", "2"],
+        ["--use-mixed-precision"],
     ],
 )
 def test_a_script_written_from_horovods_documentation_trains(ranks: Run, options: list[str]) -> None:
@@ -62,6 +63,16 @@ def test_a_script_written_from_horovods_documentation_trains(ranks: Run, options
     accuracies = [float(text) for text in re.findall(r"accuracy ([\d.]+)", done.stdout)]
     assert len(accuracies) == 3, done.stdout
     assert accuracies[-1] > 0.7, done.stdout
+
+
+@pytest.mark.slow
+def test_so_it_does_where_it_starts_its_own_ranks(command: Run) -> None:
+    script = Path(__file__).parents[1] / "programs" / "horovod_digits.py"
+    done = command([sys.executable, script, "--num-proc", "2", "--communication", "mpi"], timeout=110)
+    assert done.returncode == 0, done.stdout
+    accuracies = re.search(r"of each rank: \[([\d.]+), ([\d.]+)\]", done.stdout)
+    assert accuracies, done.stdout
+    assert float(accuracies[1]) == float(accuracies[2]) > 0.7
 
 
 @pytest.mark.slow

@@ -10,6 +10,7 @@ from datetime import timedelta
 import pytest
 import torch
 import torch.distributed as dist
+import torch.distributed._functional_collectives as functional
 from torch import Tensor
 
 dist.init_process_group("ddl", timeout=timedelta(seconds=60))
@@ -118,6 +119,54 @@ def reductions() -> None:
     for result, group in zip(results, GROUPS, strict=True):
         dist.all_reduce_coalesced(result, group=group)
     same(*results, "all_reduce_coalesced")
+
+
+def coalesced() -> None:
+    """Forms of several tensors, as FSDP2 and DTensor call them; and all by the names that older versions call."""
+    inputs = [numbers(SIZE * 4), numbers(SIZE * 2, 3, seed=1)]
+    gathered = [torch.zeros(SIZE * its.shape[0], *its.shape[1:]) for its in inputs]
+    totals = [its.clone() for its in inputs]
+    for out, total, its in zip(gathered, totals, inputs, strict=True):
+        dist.all_gather_into_tensor(out, its, group=GLOO)
+        dist.all_reduce(total, group=GLOO)
+    parts = [total.chunk(SIZE)[RANK] for total in totals]
+    manager = dist.distributed_c10d._coalescing_manager
+    for wait in (False, True):
+        outputs = [[torch.zeros_like(its) for its in expected] for expected in (gathered, parts)]
+        reduced = [its.clone() for its in inputs]
+        with manager(async_ops=wait) as first:
+            for out, its in zip(outputs[0], inputs, strict=True):
+                dist.all_gather_into_tensor(out, its)
+        with manager(async_ops=wait) as second:
+            for out, its in zip(outputs[1], inputs, strict=True):
+                dist.reduce_scatter_tensor(out, its)
+        with manager(async_ops=wait) as third:
+            for its in reduced:
+                dist.all_reduce(its)
+        for batch in (first, second, third) if wait else ():
+            batch.wait()
+        same([*outputs, reduced], [gathered, parts, totals], f"coalesced calls, waited for: {wait}")
+    same(functional.all_gather_into_tensor_coalesced(inputs, dist.group.WORLD), gathered, "functional gather")
+    scattered = functional.reduce_scatter_tensor_coalesced(inputs, "sum", [0] * len(inputs), dist.group.WORLD)
+    same(scattered, parts, "functional reduce_scatter")
+    same(functional.all_reduce_coalesced(inputs, "sum", dist.group.WORLD), totals, "functional all_reduce")
+
+    group = dist.group.WORLD
+    swapped = torch.empty_like(inputs[0])
+    dist.all_to_all_single(swapped, inputs[0], group=GLOO)
+    for names, arguments, expected in (
+        (("_allgather_base", "all_gather_single"), (inputs[0],), gathered[0]),
+        (("allgather_into_tensor_coalesced", "all_gather_single_coalesced"), (inputs,), gathered),
+        (("_reduce_scatter_base", "reduce_scatter_single"), (inputs[0],), parts[0]),
+        (("reduce_scatter_tensor_coalesced", "reduce_scatter_single_coalesced"), (inputs,), parts),
+        (("alltoall_base", "all_to_all_single"), (inputs[0], [], []), swapped),
+    ):
+        for name in names:
+            if os.environ["DDL_TORCH_BACKEND"] != "python" and not hasattr(group, name):
+                continue  # the group is PyTorch's own class, with the names of its version
+            made = [torch.zeros_like(its) for its in tensors_of(expected)]
+            getattr(group, name)(made if isinstance(expected, list) else made[0], *arguments).wait()
+            same(made, expected, name)
 
 
 def scatters() -> None:
@@ -395,7 +444,10 @@ def refused() -> None:
     dist.barrier()  # nothing was started
 
 
-parts = {part.__name__: part for part in (reductions, scatters, gathers, exchanges, messages, groups, overlap, refused)}
+parts = {
+    part.__name__: part
+    for part in (reductions, coalesced, scatters, gathers, exchanges, messages, groups, overlap, refused)
+}
 for name in sys.argv[1:] or parts:
     parts[name]()
     dist.barrier()

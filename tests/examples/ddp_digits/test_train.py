@@ -57,17 +57,17 @@ def test_a_script_for_torchrun_changes_its_launcher_and_then_its_backend() -> No
 @pytest.mark.slow
 @pytest.mark.timeout(300)
 def test_a_job_that_lost_a_rank_goes_on_from_its_checkpoint(tmp_path: Path) -> None:
-    fails = tmp_path / "fails.py"  # rank 1 dies in the third epoch of the first attempt
+    fails = tmp_path / "fails.py"  # rank 1 is killed in the third epoch of the first attempt
     fails.write_text(
         f"""
-import os, runpy, sys
+import os, runpy, signal, sys
 sys.path.insert(0, {str(EXAMPLE)!r})
 import digits
 its, calls = digits.epoch, []
 def epoch(*arguments):
     calls.append(1)
     if os.environ["RANK"] == "1" and "DDL_RESTART" not in os.environ and len(calls) == 3:
-        os._exit(9)
+        os.kill(os.getpid(), signal.SIGKILL)
     return its(*arguments)
 digits.epoch = epoch
 runpy.run_path({str(EXAMPLE / "train.py")!r}, run_name="__main__")
