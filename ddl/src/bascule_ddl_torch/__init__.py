@@ -7,28 +7,30 @@ module `ddl` of its own, too, `import torch` must work.
 from __future__ import annotations
 
 import sys
+from contextlib import suppress
 
 
 def register() -> None:
-    """Have `ddl.torch.backend` register it; where that cannot be, what is wrong is raised when a group is made."""
+    """Make "ddl" known. Never raises: what goes wrong is raised where a group is made."""
     try:
-        from ddl.torch.backend import register as its_own
+        from ddl.torch import backend
 
-        its_own()
+        backend.register()
     except Exception as error:
         _refuse(error)
 
 
 def _refuse(failure: Exception) -> None:
-    def create(options: object, backend_options: object) -> None:
+    def create(*_: object) -> None:
         file = getattr(sys.modules.get("ddl"), "__file__", None)
-        found = f"; `ddl` is {file} here" if file else ""
+        found = f"; `ddl` is {file} here, and must be the package of bascule-ddl" if file else ""
         raise RuntimeError(f"the backend ddl could not be loaded at `import torch`: {failure}{found}") from failure
 
-    try:
+    # The second form is for a PyTorch whose first one is another. Where that fails, too, "ddl" is an unknown name.
+    with suppress(Exception):
         import torch.distributed as dist
 
-        if dist.is_available():
+        try:
             dist.Backend.register_backend("ddl", create, extended_api=True, devices=["cpu", "cuda"])
-    except Exception:
-        return  # then "ddl" is a name that torch.distributed does not know, and says so
+        except Exception:
+            dist.Backend.register_backend("ddl", create)

@@ -69,6 +69,9 @@ def run() -> None:
         time.sleep(8)
     if fault == "short" and RANK < 2:
         dist.recv(tensor, 1) if RANK == 0 else dist.send(tensor[:3], 0)
+    if fault == "another block":
+        blocks = [torch.zeros(4) for _ in range(SIZE)] if RANK == 0 else None
+        dist.gather(torch.zeros(3 if RANK == 1 else 4), blocks)
     if fault == "waited for" and RANK == 0:
         work = dist.irecv(tensor, 1)
         work.wait(timedelta(seconds=1))

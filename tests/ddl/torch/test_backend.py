@@ -12,11 +12,10 @@ from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
-import torch.distributed as dist
 
 import ddl
 from ddl import library
-from ddl.torch import backend, groups, rendezvous
+from ddl.torch import groups, rendezvous
 
 SCRIPT = "import torch.distributed as dist; dist.init_process_group('ddl')"
 ALONE = {"RANK": "0", "WORLD_SIZE": "1", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "0"}
@@ -54,21 +53,35 @@ def test_a_module_ddl_of_somebody_elses_does_not_break_import_torch(command: Cal
     assert done.returncode == 1
     assert re.search(
         r"RuntimeError: the backend ddl could not be loaded at `import torch`: No module named 'ddl\.torch'.*"
-        r"; `ddl` is /home/sql/ddl\.py here",
+        r"; `ddl` is /home/sql/ddl\.py here, and must be the package of bascule-ddl",
         done.stdout,
     ), done.stdout
 
 
-def test_what_goes_wrong_at_import_is_raised_when_a_group_is_made(monkeypatch: pytest.MonkeyPatch) -> None:
-    def refuse(*arguments: object, **options: object) -> None:
-        raise TypeError("another signature")
-
-    monkeypatch.setattr(dist.Backend, "register_backend", refuse)
-    monkeypatch.setattr(dist.Backend, "_plugins", {})
-    monkeypatch.setattr(backend, "_failure", None)
-    backend.register()
-    with pytest.raises(RuntimeError, match="could not be registered at `import torch`: another signature"):
-        backend.create(None, None)
+@pytest.mark.parametrize(
+    ("change", "said"),
+    [
+        ("sys.modules['torch.distributed.rendezvous']._rendezvous_handlers.clear()", "KeyError: 'env'"),
+        ("dist.Backend.register_backend = lambda name, creator: its(name, creator, True)", "TypeError: "),
+    ],
+)
+def test_what_goes_wrong_at_import_is_raised_when_a_group_is_made(
+    command: Callable[..., object], change: str, said: str
+) -> None:
+    code = f"""
+import sys, torch.distributed as dist
+its = dist.Backend.register_backend
+{change}
+import bascule_ddl_torch
+bascule_ddl_torch.register()
+print("imported")
+dist.init_process_group("ddl", store=dist.HashStore(), rank=0, world_size=1)
+"""
+    done = command([sys.executable, "-c", code], timeout=60, TORCH_DEVICE_BACKEND_AUTOLOAD="0")
+    assert done.returncode == 1
+    assert "imported" in done.stdout, done.stdout
+    assert said in done.stdout, done.stdout  # the cause
+    assert "RuntimeError: the backend ddl could not be loaded at `import torch`: " in done.stdout
 
 
 def test_a_missing_library_is_raised_when_a_group_is_made_and_not_before(command: Callable[..., object]) -> None:

@@ -38,6 +38,10 @@ def test_a_rank_that_goes_astray_is_named(either: Run, fault: str, parts: list[s
         ("late in a group", ["RankTimeoutError", "rank 1 (host ", "has not called it"]),
         ("silent", ["RankTimeoutError", "rank 1 (host ", "has not sent it"]),
         ("short", ["MismatchError", "receive from rank 1", "it was sent with float32, 3 elements"]),
+        (
+            "another block",
+            ["MismatchError", "receive from rank 1", "4 elements", "it was sent with float32, 3 elements"],
+        ),
         ("waited for", ["RankTimeoutError", "recv of group", "was not finished 1 s after it was waited for"]),
     ],
 )
