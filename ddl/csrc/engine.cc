@@ -301,15 +301,20 @@ bool Engine::poll(Communicator& comm) noexcept {
     Cause failure;
     try {
         int left = std::clamp(options_.concurrent, 1, kSequenceSlots);
+        // The window is that of all calls together, earlier ones first: a later call fills it up while the tiers of an
+        // earlier one run dry. What an earlier one may have in flight never depends on a later one, or ranks that
+        // begin them at different times would wait for one another.
+        int room = options_.window;
         for (auto active = comm.queue.begin(); active != comm.queue.end() && left-- > 0 && !failure; ++active) {
             if (active->finished()) continue;
             if (!active->operation) {
                 begin(comm, *active);
                 moved = true;
             }
-            if (active->operation->poll()) {
+            if (active->operation->poll(room)) {
                 moved = active->has_moved = true;
             }
+            room -= active->operation->chunks_in_flight();
             const Status& failed = active->operation->status();
             if (!failed.ok()) failure = cause_of(failed.code, failed.message.c_str());
             if (active->operation->finished()) {

@@ -48,13 +48,13 @@ bool Operation::fail(Code code, std::string message) {
     return true;
 }
 
-bool Operation::poll() {
+bool Operation::poll(int room) {
     if (!status_.ok()) return false;
     if (is_held_back()) {
         if (!means_.after->passed()) return false;
         means_.after.reset();
     }
-    bool moved = start_chunks();
+    bool moved = start_chunks(std::min(static_cast<size_t>(std::max(room, 1)), window_));
     for (Run& run : runs_) {
         moved |= advance(run);
         if (!status_.ok()) return true;
@@ -66,11 +66,11 @@ bool Operation::poll() {
     return moved || runs_.size() != before;
 }
 
-bool Operation::start_chunks() {
+bool Operation::start_chunks(size_t most) {
     bool started = false;
     const auto& chunks = schedule_->chunks;
     // A slot's tag is free again only when the chunk that had it before is complete, or messages would be confused.
-    while (next_chunk_ < chunks.size() && runs_.size() < window_ &&
+    while (next_chunk_ < chunks.size() && runs_.size() < most &&
            (runs_.empty() || next_chunk_ - runs_.front().chunk < kChunkSlots)) {
         runs_.emplace_back();
         Run& run = runs_.back();

@@ -48,8 +48,11 @@ class Operation {
     Operation& operator=(const Operation&) = delete;
     ~Operation() { cancel(); }
 
-    // Does what can be done without waiting. True where a message completed or a chunk went on.
-    bool poll();
+    // Does what can be done without waiting. True where a message completed or a chunk went on. `room`: chunks that may
+    // be in flight, of those of the window; one always may.
+    bool poll(int room = kChunkSlots);
+    // Chunks that are.
+    int chunks_in_flight() const { return static_cast<int>(runs_.size()); }
     bool finished() const {
         return next_chunk_ == schedule_->chunks.size() && runs_.empty() && status_.ok() && !is_held_back();
     }
@@ -93,7 +96,7 @@ class Operation {
     int world(int rank) const { return group_.members[static_cast<size_t>(rank)]; }
     bool fail(Code code, std::string message);
 
-    bool start_chunks();
+    bool start_chunks(size_t most);
     void post_round(Run& run);
     void post_send(Run& run, const Step& step);
     void post_receive(Run& run, Flight& flight);

@@ -12,6 +12,7 @@ class Stubborn final : public ddl::Transport {
     struct Control {
         std::atomic<bool> holds{true};
         std::atomic<int> receives{0};  // posted
+        std::atomic<int> sends{0};     // posted
         std::atomic<int> over{0};      // messages that came to their end
         const void* sent_from = nullptr;
     };
@@ -22,6 +23,7 @@ class Stubborn final : public ddl::Transport {
     int size() const override { return inner_->size(); }
     ddl::Ticket isend(int peer, ddl::Tag tag, const void* data, size_t bytes) override {
         control_.sent_from = data;
+        ++control_.sends;
         return inner_->isend(peer, tag, data, bytes);
     }
     ddl::Ticket irecv(int peer, ddl::Tag tag, void* data, size_t capacity) override {

@@ -70,6 +70,36 @@ TEST("an operation keeps its own memory for as long as the transport may read it
     CHECK(operation->settled());
 }
 
+TEST("the window is that of all calls together: the first has it whole, and those behind it a chunk each") {
+    constexpr int kWindow = 8, kCalls = 3;
+    LocalNetwork network(2);
+    Stubborn::Control control;
+    EngineOptions options = test_options();
+    options.window = kWindow;
+    Plan plan = flat_plan(2);
+    plan.chunks = 64;
+    std::vector<std::vector<float>> data(2 * kCalls, std::vector<float>(1 << 20, 1.0f));
+    std::vector<RequestPtr> requests(2 * kCalls);
+    const auto call = [&](Engine& engine, size_t from) {
+        for (size_t i = from; i < from + kCalls; ++i) {
+            const Task task{Collective::allreduce, DDL_FLOAT32, DDL_SUM, data[i].size(), 0};
+            CHECK(engine.submit(kWorld, {task, data[i].data(), data[i].data()}, &requests[i]).ok());
+        }
+    };
+    Engine first(std::make_unique<Stubborn>(network.transport(0), control), plan, options);
+    call(first, 0);
+    constexpr int kSends = kCalls + kWindow + kCalls - 1;  // a header each, and the chunks
+    while (control.sends < kSends) std::this_thread::yield();
+    std::this_thread::sleep_for(std::chrono::milliseconds(20));
+    CHECK_EQ(control.sends.load(), kSends);
+    Engine second(network.transport(1), plan, options);
+    call(second, kCalls);
+    for (size_t i = 0; i < data.size(); ++i) {
+        CHECK((i < kCalls ? first : second).wait(requests[i]).ok());
+        CHECK(std::count(data[i].begin(), data[i].end(), 2.0f) == 1 << 20);
+    }
+}
+
 TEST("after an error a request is held back while a message may still be written into its buffer") {
     HalfReceived half(60);
     const double begin = seconds_now();
