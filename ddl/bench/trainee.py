@@ -41,7 +41,7 @@ class Trainee:
         self.model = DistributedDataParallel(
             ResNet(width, CLASSES), process_group=group, bucket_cap_mb=float(cap) if cap else None
         )
-        self.optimizer = torch.optim.SGD(self.model.parameters(), lr=0.02, momentum=0.9)
+        self.optimizer = torch.optim.SGD(self.model.parameters(), lr=0.005, momentum=0.9)
         generator = torch.Generator().manual_seed(1 + dist.get_rank())
         self.images = torch.randn(batch, 3, PIXELS, PIXELS, generator=generator)
         self.targets = torch.randint(0, CLASSES, (batch,), generator=generator)
