@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import ctypes
 import json
+import mmap
 import os
 import subprocess
 import sys
 import tempfile
 import time
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import ExitStack
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
@@ -22,6 +25,7 @@ from lms.link.counters import DiskCounters
 from lms.link.file import FileProbe
 from lms.link.memory import host_copies
 from lms.link.watch import Watch
+from lms.tiers.file import address_of, page_memory
 
 HERE = Path(__file__).resolve().parent
 MB, GB = 1 << 20, 1 << 30
@@ -29,7 +33,7 @@ MB, GB = 1 << 20, 1 << 30
 SHARE = 0.25  # of the saved bytes that stay; one of the shares that `lms link compare` tells of
 RATES = (0.2e9, 0.5e9, 1.0e9)  # bytes a second
 
-HUGE = "fio, huge pages"
+SAME, AS_IT_COMES = "fio", "fio as it comes"  # in the memory that ours has; in its own
 
 Tell = Callable[[str], None]
 Entry = Callable[[], float]  # one turn: bytes a second
@@ -44,31 +48,31 @@ class Result:
 
 
 def files(folder: Path, nbytes: int, blocks: Sequence[int], rounds: int, tell: Tell) -> Result:
-    """Our copies and fio's, on one file, by turns."""
-    probe = FileProbe(folder, nbytes)
-    same = Path(f"/proc/{os.getpid()}/fd/{probe.file.fileno()}")  # it has no name of its own
+    """Our copies and fio's, on one file and in the same memory, by turns."""
     verdicts: list[Verdict] = []
     rates: dict[str, dict[str, list[float]]] = {}
     ways: tuple[tuple[Literal["out", "back"], Literal["write", "read"]], ...] = (("out", "write"), ("back", "read"))
-    try:
-        with fio.huge_pages(max(blocks)) as without:
+    with fio.SharedMemory(2 * nbytes) as shared:
+        probe = FileProbe(folder, nbytes, shared.part)
+        same = Path(f"/proc/{os.getpid()}/fd/{probe.file.fileno()}")  # it has no name of its own
+        try:
             for ours, theirs in ways:
                 with probe.copies(ours) as copy:
                     if ours == "out":
                         _whole(copy, nbytes, 16 * MB)  # blocks are given out once, and not to the first contestant
                     for block in blocks:
                         name = f"file, {theirs}, blocks of {block >> 10} KiB"
+                        beside = partial(fio.rate, same, nbytes, block, theirs)
                         entries: dict[str, Entry] = {
                             "ours": partial(_whole, copy, nbytes, block),
-                            "fio": partial(fio.rate, same, nbytes, block, theirs, huge=False),
+                            SAME: partial(beside, memory=shared.paths[theirs == "read"]),
+                            AS_IT_COMES: beside,
                         }
-                        if without is None:
-                            entries[HUGE] = partial(fio.rate, same, nbytes, block, theirs, huge=True)
                         rates[name] = by_turns(name, entries, rounds, tell)
-                        verdicts.append(_beside_fio(name, theirs, rates[name], without))
-    finally:
-        probe.close()
-    return Result(verdicts, {"bytes": nbytes, "rates": rates, "huge pages": without or "reserved"})
+                        verdicts.append(_beside_fio(name, theirs, rates[name]))
+        finally:
+            probe.close()
+    return Result(verdicts, {"bytes": nbytes, "rates": rates, "huge pages": shared.huge})
 
 
 def by_turns(what: str, entries: Mapping[str, Entry], rounds: int, tell: Tell) -> dict[str, list[float]]:
@@ -85,12 +89,10 @@ def by_turns(what: str, entries: Mapping[str, Entry], rounds: int, tell: Tell) -
     return found
 
 
-def _beside_fio(name: str, way: str, rates: Mapping[str, list[float]], without: str | None) -> Verdict:
+def _beside_fio(name: str, way: str, rates: Mapping[str, list[float]]) -> Verdict:
     judge = near if way == "read" else inside
-    if without is None:
-        found = judge(f"{name}: ours beside fio in huge pages", rates["ours"], rates[HUGE])
-        return replace(found, note=f"ours {rates_of(rates['ours'])}; fio as it comes {rates_of(rates['fio'])}")
-    return judge(f"{name}: ours beside fio ({without})", rates["ours"], rates["fio"])
+    found = judge(f"{name}: ours beside fio", rates["ours"], rates[SAME])
+    return replace(found, note=f"ours {rates_of(rates['ours'])}; fio as it comes {rates_of(rates[AS_IT_COMES])}")
 
 
 def _whole(copy: Callable[[int], float], nbytes: int, block: int) -> float:
@@ -99,19 +101,30 @@ def _whole(copy: Callable[[int], float], nbytes: int, block: int) -> float:
 
 
 def memory(sizes: Sequence[int], rounds: int, tell: Tell) -> Result:
-    """Our copies and a loop of memcpy in C++, by turns."""
+    """Our copies and a loop of memcpy in C++, in the same memory and on one processor, by turns."""
     verdicts: list[Verdict] = []
     measured: dict[str, dict[str, list[float]]] = {}
-    with tempfile.TemporaryDirectory() as folder:
-        program = Path(folder) / "copy"
-        subprocess.run(["g++", "-O2", "-o", str(program), str(HERE / "copy.cc")], check=True)
+    with ExitStack() as stack:
+        library = Path(stack.enter_context(tempfile.TemporaryDirectory())) / "copy.so"
+        subprocess.run(["g++", "-O2", "-shared", "-fPIC", "-o", str(library), str(HERE / "copy.cc")], check=True)
+        copy_times = ctypes.CDLL(str(library)).copy_times
+        cpus = os.sched_getaffinity(0)
+        stack.callback(os.sched_setaffinity, 0, cpus)
+        os.sched_setaffinity(0, {min(cpus)})
         for size in sizes:
             copies = max(5, min(50, GB // size))
             name = f"memory, copies of {size >> 20} MiB"
-            with host_copies(size) as copy:
+            given: list[mmap.mmap] = []
+
+            def allocate(nbytes: int, given: list[mmap.mmap] = given) -> mmap.mmap:
+                given.append(page_memory(nbytes))
+                return given[-1]
+
+            with host_copies(size, near=[min(cpus)], memory=allocate) as copy:
+                source, target = given
                 entries: dict[str, Entry] = {
                     "ours": partial(_median_rate, copy, size, copies),
-                    "memcpy": partial(_compiled_rate, program, size, copies),
+                    "memcpy": partial(_compiled_rate, copy_times, target, source, copies),
                 }
                 measured[name] = by_turns(name, entries, rounds, tell)
             rates = measured[name]
@@ -123,9 +136,12 @@ def _median_rate(copy: Callable[[int], float], size: int, copies: int) -> float:
     return size / median(copy(size) for _ in range(copies))
 
 
-def _compiled_rate(program: Path, size: int, copies: int) -> float:
-    done = subprocess.run([str(program), str(size), str(copies)], capture_output=True, text=True, check=True)
-    return size / median(float(line) for line in done.stdout.split())
+def _compiled_rate(copy_times: Callable[..., int], target: mmap.mmap, source: mmap.mmap, copies: int) -> float:
+    seconds = (ctypes.c_double * copies)()
+    addresses = [ctypes.c_void_p(address_of(memory)) for memory in (target, source)]
+    if copy_times(*addresses, ctypes.c_size_t(len(source)), ctypes.c_size_t(copies), seconds):
+        raise RuntimeError(f"a copy of {len(source)} bytes did not arrive")
+    return len(source) / median(seconds)
 
 
 def steps(steps_each: int, rounds: int, tell: Tell, *, quick: bool = False) -> Result:

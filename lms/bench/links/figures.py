@@ -17,13 +17,18 @@ DEFINITIONS: Mapping[str, str] = {
         "bytes of the whole file over the sum of its copies' times, at one block size, O_DIRECT, one copy at a time; "
         "fio with ioengine=psync, direct=1 on the same file, by the time that fio states"
     ),
-    "huge": (
-        "fio with memory in huge pages (iomem=shmhuge), as LMS's own memory is: the kernel then hands the disk fewer "
-        "and longer pieces; this is the fio that counts. fio as it comes, with memory in small pages, stands beside it"
+    "same": (
+        "fio copies to and from the memory that ours does (iomem=mmapshared, in huge pages where the kernel reserves "
+        "them), and does not change it between writes (scramble_buffers=0): a copy's speed depends on where its pages "
+        "lie. fio as it comes stands beside it"
     ),
     "read": "median over rounds of our rate over fio's; must be within 5% of 1",
     "write": "our median rate; must lie between fio's slowest and fastest round",
-    "memory": "median over rounds of our rate over that of a loop of memcpy in C++ (g++ -O2); must be within 5% of 1",
+    "memory": (
+        "median over rounds of our rate over that of a loop of memcpy in C++ (g++ -O2) in the same memory and on the same "
+        "processor; must be "
+        "within 5% of 1"
+    ),
     "step": (
         "seconds of a pass (forward and backward) with a quarter of its saved bytes on the device and the rest in a "
         "file on a disk that the kernel throttles (blkio, of a loop device over memory): predicted by `lms link "

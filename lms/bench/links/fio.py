@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 import json
+import mmap
+import os
 import shutil
 import subprocess
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 from typing import Literal
 
 HUGE = 2 << 20  # bytes of a huge page on x86-64, and on arm64 with 4 KiB pages
+_RESERVED = Path("/proc/sys/vm/nr_hugepages")
 
 
 class FioError(RuntimeError):
@@ -24,33 +25,57 @@ def version() -> str:
     return subprocess.run(["fio", "--version"], capture_output=True, text=True, check=True).stdout.strip()
 
 
-@contextmanager
-def huge_pages(nbytes: int) -> Iterator[str | None]:
-    """Huge pages for so many bytes, reserved by the kernel: None where it did so, else the reason why not."""
-    setting = Path("/proc/sys/vm/nr_hugepages")
-    try:
-        before = setting.read_text()
-        wanted = int(before) + -(-nbytes // HUGE) + 2
-        setting.write_text(str(wanted))
-    except OSError as error:
-        yield f"huge pages cannot be reserved here: {error.strerror}"
-        return
-    try:
-        found = int(setting.read_text())
-        yield None if found >= wanted else f"{found} of {wanted} huge pages could be reserved"
-    finally:
-        setting.write_text(before)
+class SharedMemory:
+    """Memory that this process and fio can map, `nbytes` in all, in huge pages where the kernel reserves them.
+
+    On a virtual machine a copy's speed depends on where its pages lie: contestants that each have their own are not
+    compared, their pages are.
+    """
+
+    def __init__(self, nbytes: int) -> None:
+        self.paths: list[Path] = []  # of the parts, for other processes, in the order in which they were asked for
+        self._descriptors: list[int] = []
+        self._before: str | None = None
+        self.huge = self._reserve(nbytes)
+
+    def __enter__(self) -> SharedMemory:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        for descriptor in self._descriptors:
+            os.close(descriptor)
+        if self._before is not None:
+            _RESERVED.write_text(self._before)
+
+    def part(self, nbytes: int) -> mmap.mmap:
+        """So many of them, zeros."""
+        descriptor = os.memfd_create("bench-links", os.MFD_CLOEXEC | (os.MFD_HUGETLB if self.huge else 0))
+        self._descriptors.append(descriptor)
+        os.ftruncate(descriptor, -(-nbytes // HUGE) * HUGE)
+        self.paths.append(Path(f"/proc/{os.getpid()}/fd/{descriptor}"))
+        return mmap.mmap(descriptor, nbytes)
+
+    def _reserve(self, nbytes: int) -> bool:
+        """Whether the kernel has reserved huge pages for so many bytes, in two parts."""
+        try:
+            self._before = _RESERVED.read_text()
+            wanted = int(self._before) + nbytes // HUGE + 2
+            _RESERVED.write_text(str(wanted))
+            return int(_RESERVED.read_text()) >= wanted
+        except OSError:
+            return False
 
 
-def rate(file: Path, nbytes: int, block: int, way: Literal["read", "write"], *, huge: bool) -> float:
+def rate(file: Path, nbytes: int, block: int, way: Literal["read", "write"], memory: Path | None = None) -> float:
     """Bytes a second of one run over the first `nbytes` of `file`, in blocks of `block`. Raises FioError.
 
-    `huge`: its memory lies in huge pages that are reserved.
+    `memory`: a part of SharedMemory to copy from and to, in place of fio's own. It then writes what lies there, without
+    touching it between two blocks (scramble_buffers), as we do.
     """
     command = [
         "fio", "--name=turn", f"--filename={file}", f"--rw={way}", f"--bs={block}", f"--size={nbytes}",
         "--ioengine=psync", "--direct=1", "--iodepth=1", "--numjobs=1", "--thread", "--refill_buffers=0",
-        "--overwrite=1", "--allow_file_create=0", "--output-format=json", *(["--iomem=shmhuge"] if huge else []),
+        "--overwrite=1", "--allow_file_create=0", "--output-format=json", *([f"--iomem=mmapshared:{memory}", "--scramble_buffers=0"] if memory else []),
     ]  # fmt: skip
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     if done.returncode:

@@ -13,7 +13,9 @@ import torch
 
 import lms
 
-LAYERS, SIZE = 16, 4 << 20  # tensors of 16 MiB
+# Tensors of 16 MiB. The kernel lets a disk that it throttles to R bytes a second first have some 0.04 R at once, each time
+# that it was idle: a step's copies must take much longer.
+LAYERS, SIZE = 64, 4 << 20
 WARM = 3  # passes that warm up, record, and follow the first plan
 
 

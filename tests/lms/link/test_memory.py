@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import time
 
+import numpy
 import pytest
 
 from lms.link import memory
@@ -23,17 +24,17 @@ def test_a_copy_takes_time_that_its_bytes_explain(threads: int, nbytes: int) -> 
 
 
 def test_the_bytes_of_small_copies_arrive() -> None:
-    source, target = memory._array(MB), memory._array(MB)
+    source, target = numpy.zeros(MB, numpy.uint8), numpy.zeros(MB, numpy.uint8)
     source[:] = 7
     target[:] = 0
-    memory.numpy.copyto(memory._turns(target, 4096, 10), memory._turns(source, 4096, 10))
+    numpy.copyto(memory._turns(target, 4096, 10), memory._turns(source, 4096, 10))
     assert (target[:4096] == 7).all()
     assert (target[4096:] == 0).all()
 
 
 def test_small_copies_are_whole_ones_and_no_bytes_by_themselves() -> None:
     # One by one they would take a hundred times as long, and the figure would be of NumPy's loop.
-    source, target = memory._array(MB), memory._array(MB)
+    source, target = numpy.zeros(MB, numpy.uint8), numpy.zeros(MB, numpy.uint8)
     whole, many = memory._turns(source, 65536, 64), memory._turns(target, 65536, 64)
 
     def best(copy: object) -> float:
@@ -44,8 +45,8 @@ def test_small_copies_are_whole_ones_and_no_bytes_by_themselves() -> None:
             times.append(time.perf_counter() - start)
         return min(times)
 
-    turns = best(lambda: memory.numpy.copyto(many, whole))
-    single = best(lambda: [memory.numpy.copyto(target[:65536], source[:65536]) for _ in range(64)])
+    turns = best(lambda: numpy.copyto(many, whole))
+    single = best(lambda: [numpy.copyto(target[:65536], source[:65536]) for _ in range(64)])
     assert turns < 5 * single
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import mmap
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from pathlib import Path
@@ -22,13 +22,15 @@ _PIECE = 32 << 20  # bytes of one write where no time is taken
 class FileProbe:
     """A slab file of at most `largest` bytes in `folder`, and copies to and from it.
 
-    One thread each way, one copy at a time, each at the place behind the one before: what the runtime does. Raises
-    SpillError when no file can be made there, and from a copy when the disk refuses it.
+    One thread each way, one copy at a time, each at the place behind the one before: what the runtime does. `memory`
+    gives so many bytes that start on a page. Raises SpillError when no file can be made there, and from a copy when the
+    disk refuses it.
     """
 
-    def __init__(self, folder: Path, largest: int) -> None:
+    def __init__(self, folder: Path, largest: int, memory: Callable[[int], mmap.mmap] = page_memory) -> None:
         self.file = FileSlab(folder)
         self.largest = largest
+        self._allocate = memory
         self._written = 0  # bytes from the file's start that hold something
         self._memory: tuple[mmap.mmap, mmap.mmap] | None = None  # what is written, and what is read into
 
@@ -82,7 +84,7 @@ class FileProbe:
     def _ready(self) -> tuple[mmap.mmap, mmap.mmap]:
         """The memory, filled: pages that are there already, as those of a pool."""
         if self._memory is None:
-            self._memory = page_memory(self.largest), page_memory(self.largest)
+            self._memory = self._allocate(self.largest), self._allocate(self.largest)
             _noise(self._memory[0])
             numpy.frombuffer(self._memory[1], numpy.uint8).fill(0)
         return self._memory

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import mmap
 import os
 import threading
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
+from typing import TypeVar
 
 import numpy
 from numpy.lib.stride_tricks import as_strided
@@ -16,21 +18,30 @@ from numpy.typing import NDArray
 from lms.link.sweep import MB, Copy
 from lms.tiers.file import page_memory
 
-_SETTLED = 64 * MB  # bytes of one measurement at least: smaller copies are repeated, as waking a thread takes its time
+_SETTLED = 64 * MB  # bytes of one measurement at least: smaller copies are repeated, behind one that fills the caches
 
 Bytes = NDArray[numpy.uint8]
+T = TypeVar("T")
 
 
 @contextmanager
-def host_copies(largest: int, *, threads: int = 1, near: Sequence[int] = (), far: Sequence[int] = ()) -> Iterator[Copy]:
+def host_copies(
+    largest: int,
+    *,
+    threads: int = 1,
+    near: Sequence[int] = (),
+    far: Sequence[int] = (),
+    memory: Callable[[int], mmap.mmap] = page_memory,
+) -> Iterator[Copy]:
     """A function that copies so many bytes, `largest` at most, in memory.
 
     The copying threads keep to the processors `near`, and what they read lies with the processors `far` (by default
-    both where the system puts them). Several threads copy a part each. Raises SpillError when there is no memory.
+    both where the system puts them). Several threads copy a part each. `memory` is asked for so many bytes twice a thread:
+    the source, then the target. Raises SpillError when there is no memory.
     """
     share = -(-largest // threads)
     with _Crew(threads, near) as crew:
-        pairs = [(_array(share), _array(share)) for _ in range(threads)]
+        pairs = [(_array(memory(share)), _array(memory(share))) for _ in range(threads)]
         # Pages lie with the processor that touches them first.
         with _Crew(1, far or near) as there:
             there.all(lambda _: _fill([source for source, _ in pairs]))
@@ -40,9 +51,18 @@ def host_copies(largest: int, *, threads: int = 1, near: Sequence[int] = (), far
             size = max(1, nbytes // threads)
             turns = max(1, _SETTLED // nbytes)
             views = [(_turns(source, size, turns), _turns(target, size, turns)) for source, target in pairs]
-            start = time.perf_counter()
-            crew.all(lambda at: numpy.copyto(views[at][1], views[at][0]))
-            return (time.perf_counter() - start) / turns
+
+            def timed(at: int) -> tuple[float, float]:
+                source, target = views[at]
+                if turns > 1:
+                    numpy.copyto(target[:1], source[:1])
+                crew.gate.wait()
+                start = time.perf_counter()
+                numpy.copyto(target, source)
+                return start, time.perf_counter()
+
+            starts, ends = zip(*crew.all(timed), strict=True)
+            return (max(ends) - min(starts)) / turns
 
         yield copy
         pairs.clear()
@@ -53,8 +73,8 @@ def _fill(arrays: Iterable[Bytes]) -> None:
         array.fill(1)
 
 
-def _array(nbytes: int) -> Bytes:
-    return numpy.frombuffer(page_memory(nbytes), numpy.uint8)
+def _array(memory: mmap.mmap) -> Bytes:
+    return numpy.frombuffer(memory, numpy.uint8)
 
 
 def _turns(array: Bytes, nbytes: int, turns: int) -> NDArray[numpy.void] | Bytes:
@@ -73,13 +93,12 @@ class _Crew:
 
     def __init__(self, threads: int, cpus: Sequence[int]) -> None:
         self._threads = threads
-        # One at a time: an executor reuses a thread that is idle, and each must be moved once.
-        gate = threading.Barrier(threads)
+        self.gate = threading.Barrier(threads)  # they pass it together
 
         def settle() -> None:
             if cpus:
                 os.sched_setaffinity(0, cpus)  # of this thread alone, on Linux
-            gate.wait()
+            self.gate.wait()  # an executor reuses a thread that is idle, and each must be moved once
 
         self._pool = ThreadPoolExecutor(threads, initializer=settle)
 
@@ -89,8 +108,7 @@ class _Crew:
     def __exit__(self, *_: object) -> None:
         self._pool.shutdown()
 
-    def all(self, work: Callable[[int], object]) -> None:
-        """Let each thread do `work` with its number; wait for all."""
-        done: list[Future[object]] = [self._pool.submit(work, at) for at in range(self._threads)]
-        for one in done:
-            one.result()
+    def all(self, work: Callable[[int], T]) -> list[T]:
+        """Let each thread do `work` with its number; what each gave."""
+        done = [self._pool.submit(work, at) for at in range(self._threads)]
+        return [one.result() for one in done]

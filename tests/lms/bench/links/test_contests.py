@@ -39,17 +39,31 @@ def test_sampling_is_cheap_by_the_processes_own_time(tmp_path: Path) -> None:
 def test_fio_that_fails_is_an_error_with_its_words(tmp_path: Path) -> None:
     fio.version()
     with pytest.raises(fio.FioError, match=r"fio ended with"):
-        fio.rate(tmp_path / "none", MB, 4096, "read", huge=False)
+        fio.rate(tmp_path / "none", MB, 4096, "read")
 
 
 @pytest.mark.slow
 def test_fio_reads_a_file_that_is_there(tmp_path: Path) -> None:
     (tmp_path / "a").write_bytes(bytes(4 * MB))
     try:
-        assert fio.rate(tmp_path / "a", 4 * MB, MB, "read", huge=False) > 1e6
+        assert fio.rate(tmp_path / "a", 4 * MB, MB, "read") > 1e6
     except fio.FioError as error:
         if "Invalid argument" not in str(error):  # no O_DIRECT on this file system
             raise
+
+
+@pytest.mark.slow
+def test_fio_and_we_have_the_same_memory(tmp_path: Path) -> None:
+    (tmp_path / "a").write_bytes(b"\7" * 4 * MB)
+    with fio.SharedMemory(4 * MB) as shared:
+        memory = shared.part(4 * MB)
+        try:
+            fio.rate(tmp_path / "a", 4 * MB, MB, "read", shared.paths[0])
+        except fio.FioError as error:
+            if "Invalid argument" not in str(error):  # no O_DIRECT on this file system
+                raise
+        else:
+            assert memory[:MB] == b"\7" * MB
 
 
 @pytest.mark.root

@@ -58,4 +58,4 @@ def test_what_was_missed_is_printed_with_its_target() -> None:
 
 
 def test_every_figure_is_defined() -> None:
-    assert {"file", "read", "write", "memory", "step", "order", "overhead", "turns", "huge"} == DEFINITIONS.keys()
+    assert {"file", "read", "write", "memory", "step", "order", "overhead", "turns", "same"} == DEFINITIONS.keys()
