@@ -1,4 +1,5 @@
-// ddl_tests [--seed N] [WORD]: runs the tests whose file or name contains WORD. Exit status 1 where one failed.
+// ddl_tests [--seed N] [--part K/N] [WORD]: runs the tests whose file or name contains WORD; of those every Nth, from the
+// Kth on. Exit status 1 where one failed, or there was none.
 #include <chrono>
 #include <cstdio>
 #include <cstdlib>
@@ -36,17 +37,24 @@ uint64_t seed() { return the_seed; }
 int main(int argc, char** argv) {
     check::the_seed = std::random_device{}();
     const char* word = "";
+    int part = 1, parts = 1;
     for (int i = 1; i < argc; ++i) {
         if (std::strcmp(argv[i], "--seed") == 0 && i + 1 < argc) {
             check::the_seed = std::strtoull(argv[++i], nullptr, 10);
+        } else if (std::strcmp(argv[i], "--part") == 0 && i + 1 < argc) {
+            if (std::sscanf(argv[++i], "%d/%d", &part, &parts) != 2 || part < 1 || part > parts) {
+                std::fprintf(stderr, "--part %s: expected K/N, from 1/N to N/N\n", argv[i]);
+                return EXIT_FAILURE;
+            }
         } else {
             word = argv[i];
         }
     }
     std::printf("seed %llu\n", static_cast<unsigned long long>(check::the_seed));
-    int ran = 0, bad = 0;
+    int found = 0, ran = 0, bad = 0;
     for (const check::Test& test : check::tests()) {
         if (!check::contains(test.file, word) && !check::contains(test.name, word)) continue;
+        if (found++ % parts != part - 1) continue;
         const int before = check::failures;
         const auto begin = std::chrono::steady_clock::now();
         try {
