@@ -25,9 +25,8 @@ DEFINITIONS: Mapping[str, str] = {
     "read": "median over rounds of our rate over fio's; must be within 5% of 1",
     "write": "our median rate; must lie between fio's slowest and fastest round",
     "memory": (
-        "median over rounds of our rate over that of a loop of memcpy in C++ (g++ -O2) in the same memory and on the same "
-        "processor; must be "
-        "within 5% of 1"
+        "median over rounds of our rate over that of a loop of memcpy in C++ (g++ -O2) in the same memory and on the "
+        "same processor; must be within 5% of 1"
     ),
     "step": (
         "seconds of a pass (forward and backward) with a quarter of its saved bytes on the device and the rest in a "

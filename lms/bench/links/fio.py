@@ -75,8 +75,10 @@ def rate(file: Path, nbytes: int, block: int, way: Literal["read", "write"], mem
     command = [
         "fio", "--name=turn", f"--filename={file}", f"--rw={way}", f"--bs={block}", f"--size={nbytes}",
         "--ioengine=psync", "--direct=1", "--iodepth=1", "--numjobs=1", "--thread", "--refill_buffers=0",
-        "--overwrite=1", "--allow_file_create=0", "--output-format=json", *([f"--iomem=mmapshared:{memory}", "--scramble_buffers=0"] if memory else []),
+        "--overwrite=1", "--allow_file_create=0", "--output-format=json",
     ]  # fmt: skip
+    if memory is not None:
+        command += [f"--iomem=mmapshared:{memory}", "--scramble_buffers=0"]
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     if done.returncode:
         raise FioError(f"fio ended with {done.returncode}: {done.stderr.strip() or done.stdout.strip()}")

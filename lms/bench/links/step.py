@@ -13,8 +13,8 @@ import torch
 
 import lms
 
-# Tensors of 16 MiB. The kernel lets a disk that it throttles to R bytes a second first have some 0.04 R at once, each time
-# that it was idle: a step's copies must take much longer.
+# Tensors of 16 MiB. The kernel lets a disk that it throttles to R bytes a second first have some 0.04 R at once, each
+# time that it was idle: a step's copies must take much longer.
 LAYERS, SIZE = 64, 4 << 20
 WARM = 3  # passes that warm up, record, and follow the first plan
 
