@@ -65,11 +65,13 @@ def sources() -> dict[Path, str]:
     return dict(texts())
 
 
-def requirements(name: str) -> dict[str, str]:
+def requirements(name: str) -> list[Requirement]:
     lines = (re.sub(r"#.*", "", line).strip() for line in (ROOT / name).read_text().splitlines())
-    return {
-        canonicalize_name(found.name): str(found.specifier) for line in lines if line and (found := Requirement(line))
-    }
+    return [Requirement(line) for line in lines if line]
+
+
+def constraints() -> dict[str, str]:
+    return {canonicalize_name(one.name): str(one.specifier) for one in requirements("ci/constraints.txt")}
 
 
 def test_the_sources_are_found() -> None:
@@ -109,32 +111,26 @@ def dependencies() -> list[str]:
 
 
 def test_every_pin_is_one_exact_version() -> None:
-    assert {
-        name: pin for name, pin in requirements("ci/constraints.txt").items() if not re.fullmatch(r"==[\d.]+", pin)
-    } == {}
+    assert {name: pin for name, pin in constraints().items() if not re.fullmatch(r"==[\d.]+", pin)} == {}
 
 
 def test_everything_that_set_up_installs_is_pinned() -> None:
-    pins = requirements("ci/constraints.txt")
-    todo = [
-        *requirements("ci/requirements.txt"),
-        *(canonicalize_name(Requirement(line).name) for line in dependencies()),
-    ]
-    needed: set[str] = set()
+    todo = [*requirements("ci/requirements.txt"), *map(Requirement, dependencies())]
+    needed: set[tuple[str, str]] = set()  # names, each with each of its extras
     while todo:
-        name = todo.pop()
-        if name not in needed and not name.startswith(OF_A_GPU_BUILD):
-            needed.add(name)
-            lines = map(Requirement, importlib.metadata.requires(name) or [])
-            todo += [
-                canonicalize_name(line.name) for line in lines if not line.marker or line.marker.evaluate({"extra": ""})
-            ]
+        one = todo.pop()
+        name = canonicalize_name(one.name)
+        for extra in {"", *one.extras}:
+            if (name, extra) not in needed and not name.startswith(OF_A_GPU_BUILD):
+                needed.add((name, extra))
+                lines = map(Requirement, importlib.metadata.requires(name) or [])
+                todo += [line for line in lines if not line.marker or line.marker.evaluate({"extra": extra})]
     assert len(needed) > 20
-    assert sorted(needed - set(pins)) == []
+    assert sorted({name for name, _ in needed} - set(constraints())) == []
 
 
 def test_what_is_installed_is_what_is_pinned() -> None:
-    pins = requirements("ci/constraints.txt")
+    pins = constraints()
     found = {canonicalize_name(package.name): package.version for package in importlib.metadata.distributions()}
     differing = {
         name: found[name] for name in set(pins) & set(found) if f"=={found[name].partition('+')[0]}" != pins[name]
@@ -144,7 +140,7 @@ def test_what_is_installed_is_what_is_pinned() -> None:
 
 def test_every_reason_for_a_dependency_is_given() -> None:
     lines = (ROOT / "ci/requirements.txt").read_text().splitlines()
-    assert [line for line in lines if not re.match(r"#|[\w.-]+ +# \w", line)] == []
+    assert [line for line in lines if not re.match(r"#|[\w.-]+(\[[\w,-]+\])? +# \w", line)] == []
 
 
 def test_the_wheel_holds_the_package_its_licence_and_its_command_and_needs_no_framework(tmp_path: Path) -> None:

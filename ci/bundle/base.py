@@ -37,16 +37,17 @@ class Base:
 def choose(asked: str, where: Folders, frameworks: Sequence[str], variants: Mapping[str, list[str]]) -> Base:
     """The base for `asked`: "auto", "conda-forge", "stand-in", or another channel's address or folder.
 
-    The stand-in is made here, with `frameworks`. Raises ToolError where it cannot be.
+    Says which it is, and why. The stand-in is made here, with `frameworks`. Raises ToolError where it cannot be.
     """
     reason = "asked for"
     if asked == AUTO:
         asked, reason = CONDA_FORGE, "it answers"
         if trouble := unreachable(CONDA_FORGE):
             asked, reason = STAND_IN, f"conda-forge does not answer: {trouble}"
+    named = "a stand-in for conda-forge" if asked == STAND_IN else asked
+    say(f"the packages are built against {named} ({reason})")
     if asked != STAND_IN:
         return _elsewhere(asked, reason)
-    say(f"against the stand-in channel ({reason})")
     groups = [stand_in.BASE, *frameworks]
     names = [name for group in groups for name in stand_in.GROUPS[group]]
     channel = stand_in.make(where.stand_in, names, variants, where.tree / "ci/constraints.txt")

@@ -1,7 +1,8 @@
 """How long the bundle takes, from nothing: one JSON with the machine, and each figure beside what it must reach.
 
-A figure is the wall time of a command, from its start to its end, once. Wheels that pip has to fetch are fetched in
-"channel, from nothing"; how long that takes is said apart, because it is the network's.
+A figure is the wall time of a command, from its start to its end, once, with the processor's time of all that it
+started, which neighbours on the machine change less. "Channel, from nothing" fetches its wheels; how long that took is
+said apart, as each of its other parts is: the network's time is nobody's merit.
 """
 
 from __future__ import annotations
@@ -9,12 +10,14 @@ from __future__ import annotations
 import json
 import os
 import platform
+import re
+import resource
 import shutil
 import subprocess
 import sys
 import time
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from importlib import metadata
 from pathlib import Path
 
@@ -23,14 +26,19 @@ from bundle.errors import ToolError
 from bundle.folders import Folders
 from bundle.progress import say
 
-_REDUCE = """
+REDUCE = """
 import ddl, numpy
 ddl.init()
 values = numpy.full(1_000_003, ddl.rank() + 1.0)
 ddl.allreduce(values)
 assert (values == 3).all()
+if ddl.rank() == 0:
+    print(ddl.size(), "ranks: right")
 """
 
+
+# What the commands say about a part that has ended: a package, or a stage.
+_PART = re.compile(r"^bundle: (?:channel: )?(\S.*?): (?:done|built|built and tested) in ([\d.]+) s", re.MULTILINE)
 
 # Without any network but the loopback, through which MPI's daemons talk to their own host.
 OFFLINE = ("unshare", "--net", "--", "sh", "-c", 'PATH=$PATH:/usr/sbin:/sbin ip link set lo up && exec "$@"', "offline")
@@ -38,15 +46,17 @@ OFFLINE = ("unshare", "--net", "--", "sh", "-c", 'PATH=$PATH:/usr/sbin:/sbin ip 
 
 @dataclass(frozen=True)
 class Figure:
-    """One command: its wall time, and how long it may take where that was promised."""
+    """One command: its wall time, its processor time, and how long it may take where that was promised."""
 
     name: str
     seconds: float
+    processor_seconds: float
     limit: float | None = None
+    parts: Mapping[str, float] = field(default_factory=dict)  # seconds of what it says about itself
 
     def __str__(self) -> str:
         promised = f", at most {self.limit:g} promised" if self.limit else ""
-        return f"{self.name}: {self.seconds:.1f} s{promised}"
+        return f"{self.name}: {self.seconds:.1f} s, {self.processor_seconds:.1f} s of processors{promised}"
 
 
 def run(where: Folders, asked: Sequence[str]) -> Path:
@@ -59,12 +69,17 @@ def run(where: Folders, asked: Sequence[str]) -> Path:
     shutil.rmtree(where.out, ignore_errors=True)
     bundle = [sys.executable, "-m", "bundle", "--out", str(where.out)]
     prefix = where.out / "envs" / "pytorch"
+    env = [*bundle, "env", "pytorch", "--no-smoke", "--prefix"]
+    unpacked = where.out / "first"
     figures = [
         _timed("channel, from nothing", [*bundle, "channel", *asked], where, limit=300),
         _timed("channel, nothing changed", [*bundle, "channel", *asked], where, limit=15),
-        _timed("bascule-pytorch and the example's needs into a new prefix",
-               [*bundle, "env", "pytorch", "--prefix", str(prefix), "--no-smoke"], where, limit=30),
+        # As on a machine that has the channel and nothing else: every package is unpacked first.
+        _timed("bascule-pytorch and the example's needs, the first time", [*env, str(unpacked / "prefix")], where,
+               {**os.environ, "RATTLER_CACHE_DIR": str(unpacked / "cache")}, limit=30),
+        _timed("bascule-pytorch and the example's needs into another prefix", [*env, str(prefix)], where, limit=30),
     ]  # fmt: skip
+    shutil.rmtree(unpacked)
     inside = smoke.environment(prefix)
     offline = list(OFFLINE) if os.geteuid() == 0 else []
     say("the rest runs without a network" if offline else "the rest runs with a network: only root can leave it")
@@ -73,7 +88,7 @@ def run(where: Folders, asked: Sequence[str]) -> Path:
     figures += [
         _timed("two steps of examples/brain_mri under lms run", [*offline, *train, "--data", str(data)], where, inside),
         _timed("an allreduce of two ranks under ddlrun",
-               [*offline, "ddlrun", "-np", "2", "python", "-c", _REDUCE], where, inside),
+               [*offline, "ddlrun", "-np", "2", "python", "-c", REDUCE], where, inside),
         _timed("mirror of pytorch", [*bundle, "mirror", "pytorch"], where),
         _timed("verify_mirror", [str(where.out / "mirror" / "verify_mirror")], where),
     ]  # fmt: skip
@@ -103,7 +118,7 @@ def _timed(
     limit: float | None = None,
 ) -> Figure:
     program = shutil.which(command[0], path=variables.get("PATH")) or command[0]
-    begun = time.monotonic()
+    begun, used = time.monotonic(), _processor_seconds()
     done = subprocess.run(
         [program, *command[1:]],
         cwd=where.tree,
@@ -112,11 +127,19 @@ def _timed(
         capture_output=True,
         text=True,
     )
-    figure = Figure(name, time.monotonic() - begun, limit)
+    seconds = time.monotonic() - begun
+    parts = {part: float(taken) for part, taken in _PART.findall(done.stderr)}
+    figure = Figure(name, seconds, _processor_seconds() - used, limit, parts)
     if done.returncode:
         raise ToolError(f"{name} fails with status {done.returncode}:\n{(done.stdout + done.stderr)[-3000:]}")
     say(str(figure))
     return figure
+
+
+def _processor_seconds() -> float:
+    """Of all processes that this one has started and that have ended."""
+    used = resource.getrusage(resource.RUSAGE_CHILDREN)
+    return used.ru_utime + used.ru_stime
 
 
 def _processor() -> str:

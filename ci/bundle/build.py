@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import shutil
+import time
 from collections.abc import Mapping, Sequence
 from concurrent.futures import FIRST_COMPLETED, BrokenExecutor, Future, ProcessPoolExecutor, wait
 from dataclasses import dataclass
@@ -94,7 +95,7 @@ def _work(
 ) -> None:
     """All `tasks`, those side by side that do not need each other. Raises the first error when the rest has ended."""
     waiting = list(tasks)
-    running: dict[Future[Path], _Task] = {}
+    running: dict[Future[Path], tuple[_Task, float]] = {}  # with the time when it began
     failed: BundleError | None = None
     workers = max(1, min(_AT_ONCE, os.cpu_count() or 1, len(tasks)))
     # Spawned, and not forked: the builder has threads.
@@ -103,16 +104,16 @@ def _work(
         steps("channel", len(tasks), "package") as step,
     ):
         while running or (waiting and failed is None):
-            unfinished = {task.step.package.name for task in (*waiting, *running.values())}
+            unfinished = {task.step.package.name for task in (*waiting, *(task for task, _ in running.values()))}
             ready = [task for task in waiting if not plan.needs(task.step.package) & unfinished]
             for task in ready[: workers - len(running)] if failed is None else ():
                 waiting.remove(task)
                 file = task.step.package.file
                 future = pool.submit(workbench.make, where, base, platform, task.recipe, file, tested=task.tested)
-                running[future] = task
+                running[future] = task, time.monotonic()
             done, _ = wait(running, return_when=FIRST_COMPLETED)
             for future in done:
-                task = running.pop(future)
+                task, begun = running.pop(future)
                 try:
                     made = future.result()
                 except BundleError as error:
@@ -128,7 +129,7 @@ def _work(
                 state[task.place] = task.step.key
                 _write(state_file, state)
                 words = "built and tested" if task.tested else "built"
-                step(f"{task.step.package.file} {words} ({task.step.reason})", 1)
+                step(f"{task.step.package.file}: {words} in {time.monotonic() - begun:.1f} s ({task.step.reason})", 1)
         if failed is not None:
             raise failed
 

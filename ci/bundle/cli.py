@@ -11,8 +11,22 @@ from pathlib import Path
 import yaml
 from rattler import Subdir
 
-from bundle import base, bench, build, environment_file, install, lock, materials, mirror, rendering, smoke, variants
-from bundle.errors import BundleError
+from bundle import (
+    base,
+    bench,
+    build,
+    environment_file,
+    explicit,
+    install,
+    lock,
+    materials,
+    mirror,
+    rendering,
+    smoke,
+    variants,
+)
+from bundle.environment_file import Environment
+from bundle.errors import BundleError, words
 from bundle.folders import Folders
 from bundle.progress import say
 
@@ -31,8 +45,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         print(f"bundle: error: {error}", file=sys.stderr)
         return 1
     except OSError as error:  # a full disk, a folder that may not be written
-        named = f" {error.filename}" if error.filename else ""
-        print(f"bundle: error: {error.strerror}:{named}; mend that and run this again", file=sys.stderr)
+        print(f"bundle: error: {words(error)}; mend that and run this again", file=sys.stderr)
         return 1
     except KeyboardInterrupt:
         print("bundle: interrupted; run this again to go on", file=sys.stderr)
@@ -99,7 +112,6 @@ def _channel(args: argparse.Namespace, where: Folders) -> None:
     with lock.held(where.work):
         frameworks = [one for one in args.frameworks if one != "none"]
         below = base.choose(args.base, where, frameworks, variants.read(where.variants))
-        say(f"{below.name} is what the packages are built against ({below.reason})")
         done = build.build(where, below, str(Subdir.current()))
         base.remember(below, where)
     fresh = sum(step.reason is not None for step in done)
@@ -111,12 +123,24 @@ def _env(args: argparse.Namespace, where: Folders) -> None:
     if path.suffix != ".yaml":
         path = where.tree / "envs" / f"{args.name}.yaml"
     asked = environment_file.read(path)
-    channels = mirror.channels_of(asked, where, base.remembered(where, args.base))
-    prefix = (args.prefix or where.out / "envs" / path.stem).absolute()
+    below = base.remembered(where, args.base)
+    with lock.held(where.out / "envs"):
+        _install(args, where, asked, below)
+
+
+def _install(args: argparse.Namespace, where: Folders, asked: Environment, below: base.Base) -> None:
+    folder, name = where.out / "envs", asked.path.stem
+    prefix = (args.prefix or folder / name).absolute()
     specs = [spec for spec in asked.specs if not (spec == "pip" and not args.pip)]
-    records = install.solve(specs, channels)
+    records = install.solve(specs, mirror.channels_of(asked, where, below))
     install.install(records, prefix)
-    materials.write(asked.name, records, where.out / "envs" / f"{path.stem}.cdx.json")
+    materials.write(asked.name, records, folder / f"{name}.cdx.json")
+    locked = folder / f"{name}-{Subdir.current()}.lock.txt"
+    if below.name == base.STAND_IN:
+        locked.unlink(missing_ok=True)  # one of another channel is not of this environment
+    else:
+        explicit.write(asked.name, str(Subdir.current()), records, locked)
+        say(f"{locked} names every package by its address and checksum")
     if asked.pip and not args.pip:
         say(f"left to you, with its licence: {prefix / 'bin/python'} -m pip install {' '.join(asked.pip)}   (or --pip)")
     elif asked.pip:

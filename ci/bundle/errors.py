@@ -2,7 +2,17 @@
 
 from __future__ import annotations
 
+import shutil
 from pathlib import Path
+
+
+def words(error: OSError) -> str:
+    """What the system says of it, and of which file."""
+    if isinstance(error, shutil.Error) and error.args and isinstance(error.args[0], list):
+        # A tree that could not be copied: an entry (source, target, words) for each file. The first says enough.
+        _, target, said = error.args[0][0]
+        return f"{target}: {said}"
+    return f"{error.filename}: {error.strerror}" if error.filename else str(error.strerror or error)
 
 
 class BundleError(Exception):

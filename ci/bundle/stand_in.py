@@ -11,6 +11,7 @@ import json
 import os
 import shutil
 import tempfile
+import zipfile
 from collections.abc import Iterable, Mapping
 from concurrent.futures import ProcessPoolExecutor, as_completed
 from dataclasses import dataclass
@@ -20,7 +21,7 @@ from pathlib import Path
 import rattler_build
 
 from bundle import index, interpreter, lock, stubs, wheel, wheels
-from bundle.errors import ToolError
+from bundle.errors import ToolError, words
 from bundle.progress import steps
 
 # The wheels that recipes, their tests and the environments name; what these need comes along.
@@ -140,7 +141,19 @@ def _pack(items: list[Item], target: Path, platform: str, folder: Path) -> None:
 
 
 def _pack_one(item: Item, stages: Path, target: Path, platform: str) -> None:
-    """Stage and pack one; the finished file is renamed into `target`, so that none is ever there in part."""
+    """Stage and pack one; the finished file is renamed into `target`, so that none is ever there in part.
+
+    Raises ToolError: a full disk, a wheel that is damaged.
+    """
+    try:
+        _stage_and_pack(item, stages, target, platform)
+    except OSError as error:
+        raise ToolError(f"{item.file} could not be packed: {words(error)}; mend that and run this again") from None
+    except (rattler_build.RattlerBuildError, zipfile.BadZipFile) as error:
+        raise ToolError(f"{item.file} could not be packed: {error}; mend that and run this again") from None
+
+
+def _stage_and_pack(item: Item, stages: Path, target: Path, platform: str) -> None:
     stage = stages / item.file
     files, made = stage / "files", stage / "made"
     files.mkdir(parents=True)

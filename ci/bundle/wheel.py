@@ -173,10 +173,11 @@ def _metadata(path: Path) -> Message:
 
 
 def _license(metadata: Message) -> str:
-    for key in ("License-Expression", "License"):
-        value = str(metadata[key] or "").strip()
-        if value and "\n" not in value and len(value) < 80 and value.upper() != "UNKNOWN":
-            return value
+    if expression := str(metadata["License-Expression"] or "").strip():
+        return expression
+    value = str(metadata["License"] or "").strip()
+    if value and "\n" not in value and len(value) < 80 and value.upper() != "UNKNOWN":  # a name, and not the text
+        return value
     classified = [
         line.rpartition("::")[2].strip()
         for line in metadata.get_all("Classifier") or []

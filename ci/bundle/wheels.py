@@ -6,6 +6,7 @@ import hashlib
 import json
 import subprocess
 import sys
+import time
 from collections.abc import Iterable
 from pathlib import Path
 
@@ -13,6 +14,7 @@ from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
 
 from bundle.errors import ToolError
+from bundle.progress import say
 
 
 def download(names: Iterable[str], constraints: Path, folder: Path) -> list[Path]:
@@ -32,6 +34,7 @@ def download(names: Iterable[str], constraints: Path, folder: Path) -> list[Path
         same = old.get("python") == python and old["pins"] == {name: pins.get(name) for name in old["pins"]}
         if same and all(file.exists() for file in files):
             return files
+    begun = time.monotonic()
     report = record.with_suffix(".report")
     command = [*_pip(), "install", "--dry-run", "--ignore-installed", "--quiet", "--report", str(report)]
     _run([*command, "--only-binary", ":all:", "--constraint", str(constraints), *wanted])
@@ -49,6 +52,7 @@ def download(names: Iterable[str], constraints: Path, folder: Path) -> list[Path
     noted = {"python": python, "pins": {name: pins.get(name) for name in named}, "files": [file.name for file in files]}
     aside.write_text(json.dumps(noted, indent=1))
     aside.replace(record)
+    say(f"wheels: done in {time.monotonic() - begun:.1f} s")
     return files
 
 

@@ -6,12 +6,10 @@ import shutil
 from pathlib import Path
 
 import pytest
-from small_channel import PLATFORM, Small
+from small_channel import PLATFORM, ROOT, SHARED, STAND_IN, Small
 
 from bundle import base, build, interpreter, stand_in, variants
 from bundle.folders import Folders
-
-ROOT = Path(__file__).parents[3]
 
 # A bundle of one metapackage, in place of the real one, which needs all of ours.
 META = """\
@@ -43,12 +41,13 @@ ENVIRONMENT = (
 
 @pytest.fixture(scope="session")
 def stand_in_channel(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A channel in place of conda-forge with what bascule-tools needs."""
+    """A channel in place of conda-forge with what needs no framework, below a folder with a space in its name."""
     if reason := interpreter.obstacle():
         pytest.skip(reason)
-    folder = tmp_path_factory.mktemp("stand in")
-    known = variants.read(ROOT / "conda_build_config.yaml")
-    return stand_in.make(folder, ["pip", "hatchling"], known, ROOT / "ci/constraints.txt")
+    SHARED.stand_in.mkdir(parents=True, exist_ok=True)
+    folder = tmp_path_factory.mktemp("shared") / "stand in"
+    folder.symlink_to(SHARED.stand_in)
+    return stand_in.make(folder, STAND_IN, variants.read(SHARED.variants), ROOT / "ci/constraints.txt")
 
 
 @pytest.fixture(scope="session")

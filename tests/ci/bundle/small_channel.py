@@ -8,10 +8,16 @@ from pathlib import Path
 
 from rattler import Subdir
 
+from bundle import stand_in
 from bundle.base import Base
 from bundle.folders import Folders
 
+ROOT = Path(__file__).parents[3]
 PLATFORM = str(Subdir.current())
+# Where the tests of the bundle and those of the images share a stand-in channel with what needs no framework: it is
+# made once in a run, and kept.
+SHARED = Folders(ROOT, ROOT / "out/test-channel")
+STAND_IN = stand_in.GROUPS[stand_in.BASE]
 
 
 @dataclass(frozen=True)

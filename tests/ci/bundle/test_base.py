@@ -2,10 +2,13 @@ import json
 from pathlib import Path
 
 import pytest
+from rattler import Subdir
 
-from bundle import base, stand_in
+from bundle import base, stand_in, variants
 from bundle.errors import ToolError
 from bundle.folders import Folders
+
+ROOT = Path(__file__).parents[3]
 
 
 @pytest.fixture
@@ -56,6 +59,49 @@ def test_a_channel_that_does_not_answer_is_given_with_the_reason() -> None:
     reason = base.unreachable("http://127.0.0.1:9/nothing")
     assert reason is not None
     assert "refused" in reason.lower()
+
+
+def choose(where: Folders, asked: str) -> base.Base:
+    return base.choose(asked, where, ["pytorch"], variants.read(ROOT / "conda_build_config.yaml"))
+
+
+def test_conda_forge_is_built_against_where_it_answers(
+    where: Folders, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(base, "unreachable", lambda channel: None)
+    found = choose(where, base.AUTO)
+    assert (found.name, found.channels, found.pythons, found.reason) == (
+        "conda-forge", ("conda-forge",), None, "it answers",
+    )  # fmt: skip
+    assert found.left_out == frozenset()
+    assert capsys.readouterr().err == "bundle: the packages are built against conda-forge (it answers)\n"
+
+
+def test_where_it_does_not_the_stand_in_is_made_and_the_reason_is_kept(
+    where: Folders, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    asked: list[list[str]] = []
+
+    def make(folder: Path, names: list[str], *_: object) -> Path:
+        asked.append(names)
+        index = folder / f"channel/{Subdir.current()}/repodata.json"
+        index.parent.mkdir(parents=True)
+        index.write_text('{"packages.conda": {}}')
+        return folder / "channel"
+
+    monkeypatch.setattr(base, "unreachable", lambda channel: "no route")
+    monkeypatch.setattr(stand_in, "make", make)
+    found = choose(where, base.AUTO)
+    assert (found.name, found.reason) == ("stand-in", "conda-forge does not answer: no route")
+    assert found.left_out == {"tensorflow"}
+    assert "built against a stand-in for conda-forge (conda-forge does not answer: no route)" in capsys.readouterr().err
+    assert "torch" in asked[0]
+    assert "tensorflow" not in asked[0]
+
+
+def test_conda_forge_that_is_asked_for_is_not_replaced(where: Folders, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(stand_in, "make", lambda *_: pytest.fail("a stand-in was made"))
+    assert choose(where, "conda-forge").channels == ("conda-forge",)
 
 
 def test_every_framework_of_the_stand_in_has_its_packages_name() -> None:

@@ -7,8 +7,8 @@ from pathlib import Path
 import pytest
 from small_channel import PLATFORM, Small
 
-from bundle import build
-from bundle.errors import BuildError, RecipeError
+from bundle import build, install
+from bundle.errors import BuildError, RecipeError, ToolError
 from bundle.folders import Folders
 
 pytestmark = pytest.mark.timeout(600)  # the first test makes the small channel
@@ -99,6 +99,48 @@ def test_a_compiler_that_is_missing_is_named(
     with pytest.raises(BuildError) as caught:
         build.build(copied, small.base, PLATFORM)
     assert "no C++ compiler: looked for g++ c++; install one" in str(caught.value)
+
+
+# Its folder in a file of text, and between zeros as a program's constant.
+MARKED = """\
+package:
+  name: marked
+  version: 0.1.0
+build:
+  number: 0
+  script: bash $RECIPE_DIR/mark.sh
+about:
+  license: Apache-2.0
+"""
+MARK = r"""
+mkdir -p "$PREFIX/share/marked"
+echo "$PREFIX/share" >"$PREFIX/share/marked/text"
+printf 'a\0%s/share\0b' "$PREFIX" >"$PREFIX/share/marked/binary"
+"""
+
+
+def test_the_folder_that_a_program_was_built_for_becomes_a_long_prefix_and_nothing_moves(
+    small: Small, copied: Folders, tmp_path: Path
+) -> None:
+    folder = copied.tree / "recipes/marked"
+    folder.mkdir()
+    (folder / "meta.yaml").write_text(MARKED)
+    (folder / "mark.sh").write_text(MARK)
+    assert reasons(small, copied)["marked"] == "it is not in the channel"
+    prefix = tmp_path / ("a" * 60) / ("b" * 60)
+    prefix.parent.mkdir()
+    install.install(install.solve(["marked"], [copied.channel.as_uri()]), prefix)
+    assert (prefix / "share/marked/text").read_text() == f"{prefix}/share\n"
+    binary = (prefix / "share/marked/binary").read_bytes()
+    assert binary.startswith(f"a\0{prefix}/share\0".encode())
+    assert binary.endswith(b"\0b")
+    assert len(binary) == 255 + len(b"a\0/share\0b")  # as long as with conda's longest prefix
+
+
+def test_a_folder_with_a_space_is_refused_before_anything_is_done(small: Small, tmp_path: Path) -> None:
+    with pytest.raises(ToolError, match="with spaces in its name; name another with --out"):
+        build.build(Folders(small.where.tree, tmp_path / "my out"), small.base, PLATFORM)
+    assert not (tmp_path / "my out").exists()
 
 
 def test_a_python_that_the_base_lacks_is_an_error_that_says_which_it_has(small: Small, copied: Folders) -> None:

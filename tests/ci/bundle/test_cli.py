@@ -1,12 +1,16 @@
 import os
+import shutil
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
 import yaml
+from small_channel import PLATFORM, Small
 
+from bundle import base, lock
 from bundle.cli import main
+from bundle.folders import Folders
 
 ROOT = Path(__file__).parents[3]
 
@@ -53,3 +57,65 @@ def test_an_environment_that_is_not_there_is_answered_with_those_that_are(
 def test_the_bench_does_not_empty_the_folder_of_the_channel(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["bench"]) == 1
     assert "name one of its own" in capsys.readouterr().err
+
+
+@pytest.fixture
+def out(small: Small, tmp_path: Path) -> Path:
+    """A folder as a run of `make channel` leaves it."""
+    shutil.copytree(small.where.channel, tmp_path / "out/channel")
+    (tmp_path / "out/bundle").mkdir()
+    base.remember(small.base, Folders(small.where.tree, tmp_path / "out"))
+    return tmp_path / "out"
+
+
+def env(small: Small, out: Path, *more: str) -> list[str]:
+    return ["--out", str(out), "env", str(small.where.tree / "envs/small.yaml"), "--no-smoke", *more]
+
+
+@pytest.mark.timeout(600)  # it may make the small channel
+def test_a_lock_file_is_of_a_real_channel_and_never_of_the_stand_in(
+    small: Small, out: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    elsewhere = str(out.parent / "elsewhere")
+    shutil.copytree(small.base.channels[0].removeprefix("file://").replace("%20", " "), elsewhere)
+    locked = out / f"envs/small-{PLATFORM}.lock.txt"
+    assert main(env(small, out, "--base", elsewhere)) == 0
+    assert f"{locked} names every package" in capsys.readouterr().err
+    head, mark, *lines = locked.read_text().splitlines()
+    assert (head[0], mark) == ("#", "@EXPLICIT")
+    assert [line.rpartition("/")[2].partition("-")[0] for line in lines] == ["python", "bascule", "small"]
+    assert main(env(small, out)) == 0
+    assert not locked.exists()
+
+
+def begun(*arguments: str) -> subprocess.Popen[str]:
+    variables = os.environ | {"PYTHONPATH": f"{ROOT}/ci:{ROOT}/recipes/bascule-tools/src"}
+    command = [sys.executable, "-m", "bundle", *arguments]
+    return subprocess.Popen(command, env=variables, stdin=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True)
+
+
+def first_words(process: subprocess.Popen[str]) -> str:
+    assert process.stderr is not None
+    return process.stderr.readline()
+
+
+@pytest.mark.parametrize("command", [("channel", "--base", "stand-in"), ("mirror", "base")])
+def test_a_second_run_waits_before_it_touches_anything(tmp_path: Path, command: tuple[str, ...]) -> None:
+    folder = tmp_path / {"channel": "bundle", "mirror": "mirror"}[command[0]]
+    (tmp_path / "bundle").mkdir()
+    (tmp_path / "bundle/base.json").write_text('{"name": "stand-in", "channels": []}')
+    with lock.held(folder), begun("--out", str(tmp_path), *command) as second:
+        assert f"another run (process {os.getpid()}) works in {folder}" in first_words(second)
+        second.kill()
+    assert {path.name for path in tmp_path.rglob("*")} <= {"bundle", "base.json", "mirror", ".lock"}
+
+
+@pytest.mark.timeout(600)
+def test_two_installations_at_once_take_turns(small: Small, out: Path) -> None:
+    with lock.held(out / "envs"):
+        second = begun(*env(small, out))
+        assert f"another run (process {os.getpid()}) works in {out / 'envs'}" in first_words(second)
+        assert not (out / "envs/small").exists()
+    said, _ = second.communicate(timeout=100)
+    assert second.returncode == 0, said
+    assert (out / "envs/small/bin/bascule").exists()

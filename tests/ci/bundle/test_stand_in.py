@@ -1,14 +1,15 @@
 import json
+import os
 import subprocess
 from pathlib import Path
 
 import pytest
+from small_channel import ROOT, STAND_IN
 
-from bundle import stand_in, stubs, variants
+from bundle import stand_in, stubs, variants, wheels
+from bundle.errors import ToolError
 
 pytestmark = pytest.mark.timeout(600)  # the first test makes the small channel
-
-ROOT = Path(__file__).parents[3]
 
 
 def test_the_stand_in_holds_what_was_asked_for_and_what_that_needs(stand_in_channel: Path) -> None:
@@ -22,9 +23,25 @@ def test_the_stand_in_holds_what_was_asked_for_and_what_that_needs(stand_in_chan
 def test_a_second_run_packs_nothing(stand_in_channel: Path) -> None:
     before = {path: path.stat().st_mtime_ns for path in stand_in_channel.rglob("*.conda")}
     known = variants.read(ROOT / "conda_build_config.yaml")
-    again = stand_in.make(stand_in_channel.parent, ["pip", "hatchling"], known, ROOT / "ci/constraints.txt")
+    again = stand_in.make(stand_in_channel.parent, STAND_IN, known, ROOT / "ci/constraints.txt")
     assert again == stand_in_channel
     assert {path: path.stat().st_mtime_ns for path in stand_in_channel.rglob("*.conda")} == before
+
+
+@pytest.mark.root
+def test_a_full_disk_is_named_and_leaves_no_package_in_part(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    full = tmp_path / "full"
+    full.mkdir()
+    if os.geteuid() != 0 or subprocess.run(["mount", "-t", "tmpfs", "-o", "size=12m", "tmpfs", full]).returncode:
+        pytest.skip("only root can make a small file system")
+    monkeypatch.setattr(wheels, "download", lambda *_: [])
+    try:
+        with pytest.raises(ToolError, match=r"^python-.*could not be packed: .*No space left on device"):
+            stand_in.make(full, [], variants.read(ROOT / "conda_build_config.yaml"), ROOT / "ci/constraints.txt")
+        left = {str(path.relative_to(full)) for path in full.rglob("*") if path.is_file()}
+        assert {name for name in left if "python" in name or name.startswith(".stage")} == set()
+    finally:
+        subprocess.run(["umount", full], check=True)
 
 
 def test_the_versions_of_compilers_are_those_that_recipes_ask_for() -> None:

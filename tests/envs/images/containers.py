@@ -12,13 +12,15 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
+from small_channel import SHARED
+
 from bundle import interpreter
 from images.engine import Engine
 
 Done = subprocess.CompletedProcess[str]
 
 ROOT = Path(__file__).parents[3]
-OUT = ROOT / "out/test-images"  # the small channel, and what is built from it
+OUT = SHARED.out  # the channel without frameworks, and what is built from it
 OUT_ALL = ROOT / "out/test-images-all"  # the one with all frameworks
 # What is needed, with the Debian package that it is in.
 PROGRAMS = {
