@@ -40,7 +40,8 @@ constexpr CommId kMostCommunicators = 1024;  // at once; ids of freed ones are u
 struct EngineOptions {
     Patience patience;
     Tuning tuning;
-    int window = 16;      // chunks of a communicator in flight; at least 8 let the tiers overlap
+    // Chunks of a communicator in flight, beside one of each later call; at least 8 let the tiers overlap.
+    int window = 16;
     int concurrent = 4;   // collectives of a communicator in flight; later ones wait
     int spin_polls = 50;  // polls without progress before a waiter yields its core; 0 where ranks outnumber cores
     double nap_seconds = 200e-6;  // longest sleep between polls with work in flight

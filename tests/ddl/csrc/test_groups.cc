@@ -1,5 +1,6 @@
 // Modes other than r, and buffers in a device's memory, through the engine: with groups and devices of this process.
 #include <cmath>
+#include <random>
 
 #include "backoff.h"
 #include "check.h"
@@ -109,6 +110,41 @@ TEST("allreduces in modes m, n and b beside rings are right, many in flight, in 
     }
     sweep("mrm", {2, 2, 2}, Memory::host, 16);
     sweep("nrm", {2, 2, 2}, Memory::device, 5);
+}
+
+TEST("ranks that begin their calls at different times do not wait for one another in a circle, in any window") {
+    constexpr int kCalls = 12;
+    const std::vector<std::pair<std::string, std::vector<int>>> plans = {
+        {"r", {3}}, {"rr", {2, 2}}, {"mr", {2, 2}}, {"rm", {3, 2}}, {"nr", {2, 2}}};
+    for (const auto& [modes, shape] : plans) {
+        const Memory memory = modes == "nr" ? Memory::device : Memory::host;
+        for (const int window : {1, 4, 16}) {
+            const Plan plan = make_plan(shape.size() > 1 ? shape[0] * shape[1] : shape[0], shape, modes);
+            GroupWorld world(plan, cut_small(window));
+            world.run([&](int rank, Engine& engine) {
+                std::mt19937_64 sizes(check::seed()), pauses(check::seed() + static_cast<uint64_t>(rank) + 1);
+                std::vector<std::vector<int32_t>> data;
+                std::vector<RequestPtr> requests(kCalls);
+                for (int c = 0; c < kCalls; ++c) {
+                    data.emplace_back(sizes() % 20000);
+                    for (size_t i = 0; i < data.back().size(); ++i) data.back()[i] = value(rank, i, c);
+                    const Call call =
+                        world.call(rank, data.back().data(), data.back().data(), data.back().size(), memory);
+                    CHECK(engine.submit(kWorld, call, &requests[static_cast<size_t>(c)]).ok());
+                    for (uint64_t polls = pauses() % 300; polls > 0; --polls) engine.test(requests[pauses() % (c + 1)]);
+                    if (pauses() % 4 == 0) std::this_thread::sleep_for(std::chrono::microseconds(pauses() % 500));
+                }
+                for (int c = 0; c < kCalls; ++c) {
+                    CHECK_EQ(engine.wait(requests[static_cast<size_t>(c)]).message, std::string());
+                    for (size_t i = 0; i < data[static_cast<size_t>(c)].size(); ++i) {
+                        if (data[static_cast<size_t>(c)][i] == sum(plan.size(), i, c)) continue;
+                        check::failed(__FILE__, __LINE__, modes + ": call " + std::to_string(c));
+                        break;
+                    }
+                }
+            });
+        }
+    }
 }
 
 TEST("the other collectives of buffers in a device's memory are staged") {
