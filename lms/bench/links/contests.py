@@ -145,7 +145,7 @@ def _compiled_rate(copy_times: Callable[..., int], target: mmap.mmap, source: mm
 
 
 def steps(steps_each: int, rounds: int, tell: Tell, *, quick: bool = False) -> Result:
-    """A step on throttled disks: predicted from `lms link measure` and a trace, and measured, in the same round."""
+    """A step on throttled disks: measured, and predicted from `lms link measure` and a trace of the same round."""
     disks: dict[str, float | None] = {f"{rate / 1e9:g} GB/s": rate for rate in RATES}
     disks["not throttled"] = None
     predicted: dict[str, list[float]] = {disk: [] for disk in disks}

@@ -33,12 +33,14 @@ class SharedMemory:
     """
 
     def __init__(self, nbytes: int) -> None:
+        self._nbytes = nbytes
         self.paths: list[Path] = []  # of the parts, for other processes, in the order in which they were asked for
         self._descriptors: list[int] = []
         self._before: str | None = None
-        self.huge = self._reserve(nbytes)
+        self.huge = False  # once it is entered: whether the kernel has reserved huge pages
 
     def __enter__(self) -> SharedMemory:
+        self.huge = self._reserve(self._nbytes)
         return self
 
     def __exit__(self, *_: object) -> None:

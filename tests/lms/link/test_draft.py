@@ -113,4 +113,4 @@ def test_a_link_of_which_nothing_was_measured_is_none() -> None:
 def test_sizes_that_were_left_out_are_said() -> None:
     clock = Clock()
     (link,) = run([draft("a", task("out", clock.link(0.1e9)))], 10.0, [], Progress(), clock)
-    assert "out: sizes above 67.1 MB left out, for want of time" in link.notes
+    assert "out, O_DIRECT: sizes above 67.1 MB left out, for want of time" in link.notes

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import threading
 import time
 
 import numpy
@@ -58,3 +59,33 @@ def test_threads_keep_to_their_processors_and_the_caller_to_his() -> None:
         crew.all(lambda _: seen.append(os.sched_getaffinity(0)))
     assert seen == [{one}, {one}]
     assert os.sched_getaffinity(0) == mine
+
+
+def test_a_thread_that_cannot_be_started_leaves_nobody_waiting(monkeypatch: pytest.MonkeyPatch) -> None:
+    started = 0
+    start = threading.Thread.start
+
+    def refuse(thread: threading.Thread) -> None:
+        nonlocal started
+        started += 1
+        if started > 2:
+            raise RuntimeError("can't start new thread")
+        start(thread)
+
+    with memory._Crew(3, []) as crew, pytest.raises(RuntimeError, match="can't start"):
+        monkeypatch.setattr(threading.Thread, "start", refuse)
+        try:
+            crew.all(lambda at: at)
+        finally:
+            monkeypatch.undo()
+            crew.__exit__()
+
+
+def test_a_thread_that_fails_leaves_nobody_waiting() -> None:
+    def work(at: int) -> None:
+        if at == 0:
+            raise ValueError("mine")
+        crew.gate.wait()
+
+    with memory._Crew(2, []) as crew, pytest.raises(ValueError, match="mine"):
+        crew.all(work)

@@ -98,3 +98,17 @@ def test_a_figure_that_takes_longer_than_it_says_is_paid_by_the_clock() -> None:
     swept = sweep(copy, (4096, 65536), 1.0, clock=lambda: now)
     assert now <= 1.1
     assert swept.points[0].seconds == 1e-6
+
+
+@pytest.mark.parametrize("rate", [5e9, 10e9])
+def test_a_small_copy_that_is_repeated_does_not_make_a_larger_one_seem_long(rate: float) -> None:
+    repeated = 64 << 20  # bytes of one figure at least, as copies in memory have it
+    elapsed = 0.0
+
+    def copy(nbytes: int) -> float:
+        nonlocal elapsed
+        elapsed += max(nbytes, repeated) / rate
+        return nbytes / rate
+
+    needed = sum((1 + LEAST) * max(nbytes, repeated) / rate for nbytes in QUICK_SIZES)
+    assert sweep(copy, QUICK_SIZES, 1.4 * needed, clock=lambda: elapsed).left_out == ()

@@ -96,6 +96,7 @@ def _with(link: MeasuredLink, task: Task, seconds: float, clock: Callable[[], fl
     task.done(series)
     notes = link.notes
     if swept.left_out:
-        note = f"{task.direction}: sizes above {format_size(swept.points[-1].nbytes)} left out, for want of time"
+        above = format_size(swept.points[-1].nbytes)
+        note = f"{task.direction}, {series.via}: sizes above {above} left out, for want of time"
         notes = (*notes, note)
     return replace(link, series=(*link.series, series), notes=notes)

@@ -93,12 +93,13 @@ class _Crew:
 
     def __init__(self, threads: int, cpus: Sequence[int]) -> None:
         self._threads = threads
-        self.gate = threading.Barrier(threads)  # they pass it together
+        self._started = threading.Barrier(threads)
+        self.gate = threading.Barrier(threads)  # for `work` of all()
 
         def settle() -> None:
             if cpus:
                 os.sched_setaffinity(0, cpus)  # of this thread alone, on Linux
-            self.gate.wait()  # an executor reuses a thread that is idle, and each must be moved once
+            self._started.wait()  # an executor reuses a thread that is idle, and each must be moved once
 
         self._pool = ThreadPoolExecutor(threads, initializer=settle)
 
@@ -106,9 +107,18 @@ class _Crew:
         return self
 
     def __exit__(self, *_: object) -> None:
+        self._started.abort()  # for those that wait for a thread which could not be started
         self._pool.shutdown()
 
     def all(self, work: Callable[[int], T]) -> list[T]:
         """Let each thread do `work` with its number; what each gave."""
-        done = [self._pool.submit(work, at) for at in range(self._threads)]
+
+        def guarded(at: int) -> T:
+            try:
+                return work(at)
+            except BaseException:
+                self.gate.abort()  # the others do not wait for it
+                raise
+
+        done = [self._pool.submit(guarded, at) for at in range(self._threads)]
         return [one.result() for one in done]

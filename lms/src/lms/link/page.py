@@ -73,7 +73,7 @@ _SECTION = """{% if watched or why %}
 {% if why %}
 <p class="soft">Not counted: {{ why }}.</p>
 {% else %}
-<p class="soft">LMS's own bytes beside those of {{ watched.what }}, from the first step's beginning to the last's end.
+<p class="soft">LMS's own bytes beside those of {{ watched.what }}, from the script's beginning to its end.
 {{ watched.readings }} readings in {{ watched.seconds | time }} took {{ watched.cost | time }} of one processor
 {% if watched.seconds %}({{ "%.2f%%" | format(100 * watched.cost / watched.seconds) }} of it){% endif %}.</p>
 {% if watched.error %}<p>{{ watched.error }}</p>{% endif %}

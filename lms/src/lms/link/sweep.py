@@ -46,7 +46,7 @@ def sweep(
     Time is the `clock`'s, since a small copy may be repeated for one figure; without one it is the copies' own.
     """
     begun = clock() if clock is not None else 0.0
-    spent = planned = last = 0.0
+    spent = planned = last = own = 0.0
     chosen: list[int] = []
     times: dict[int, list[float]] = {}
 
@@ -60,10 +60,11 @@ def sweep(
         return took, spent - before
 
     for nbytes in sizes:
-        # What a copy of this size will take, as far as the one before tells: it is not tried when it cannot fit.
-        if nbytes > _SURE and spent + planned + (1 + LEAST) * last * nbytes / chosen[-1] > seconds:
+        # What a copy of this size will take, as far as the one before tells: it is not tried when it cannot fit. One that
+        # was repeated for its figure has taken what a larger one takes that is repeated less often.
+        if nbytes > _SURE and spent + planned + (1 + LEAST) * max(last, own * nbytes / chosen[-1]) > seconds:
             break
-        _, last = timed(nbytes)
+        own, last = timed(nbytes)
         if chosen and (nbytes > _SURE or last > _LONG) and spent + planned + LEAST * last > seconds:
             break
         planned += LEAST * last

@@ -59,6 +59,8 @@ def remarks(profile: Profile) -> list[str]:
             most = f"; at most {rates} each way ({ceiling.source})"
         lines.append(f"{link.name}: {link.what}{most}")
         lines += [f"  {note}" for note in link.notes]
+    if profile.origin != "measured" and (source := profile.machine.get("source")):
+        lines += ["", f"capacity: {source}"]
     if profile.absent:
         lines.append("")
         lines += [f"not here: {one.what}: {one.why}" for one in profile.absent]
