@@ -11,7 +11,7 @@ BUNDLE_OPTIONS = $(if $(BASE),--base "$(BASE)") $(ARGS)
 export PYTHON
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test test-all lint format bench bench-lms bench-links bench-ddl bench-training channel env mirror image images chart gpu-check clean
+.PHONY: help setup demo test test-all lint format bench bench-lms bench-links bench-ddl bench-training bench-images channel env mirror image images context chart gpu-check clean
 
 help: ## list what make can do here
 	@sed -n 's/^\([a-z-]*\):[^#]*## \(.*\)/make \1\t\2/p' Makefile | expand -t 20
@@ -56,6 +56,9 @@ bench-ddl: setup ## measure DDL's allreduce beside gloo, Open MPI and MPICH on a
 bench-training: setup ## measure a training step over DDL beside gloo on a virtual cluster (needs root); JSON to out/bench/
 	$(BIN)/python ddl/bench/training.py $(ARGS)
 
+bench-images: setup ## measure images and containers: sizes, and what a user waits for (needs root and podman); JSON to out/bench-images/
+	PYTHONPATH=ci:recipes/bascule-tools/src $(BIN)/python -m images.bench $(ARGS)
+
 channel: setup ## build, test and index the conda packages: out/channel (FRAMEWORKS="pytorch tensorflow", BASE=conda-forge)
 	$(BUNDLE) channel $(if $(FRAMEWORKS),--frameworks $(FRAMEWORKS)) $(BUNDLE_OPTIONS)
 
@@ -70,6 +73,9 @@ image: setup ## build the container image of ENV=pytorch (BASE_IMAGE=debian:book
 
 images: setup ## build the images ENVS="base pytorch tensorflow"
 	$(IMAGES) $(or $(ENVS),base pytorch tensorflow) $(IMAGE_OPTIONS)
+
+context: setup ## lay out what goes into the image of ENV=pytorch, and leave its build to you: out/images/pytorch/context
+	$(IMAGES) $(or $(ENV),pytorch) --context-only $(IMAGE_OPTIONS)
 
 chart: setup ## lint the Helm chart with helm 3 and 4, and pack it into out/chart
 	ci/chart

@@ -14,7 +14,7 @@ from pathlib import Path
 from bundle import base, environment_file, install, lock, mirror
 from bundle.errors import BundleError
 from bundle.folders import Folders
-from images import bill, engine, environment, names, root
+from images import bill, containerfile, engine, environment, names, root
 from images.environment import Environment
 from images.errors import ImageError
 
@@ -30,11 +30,16 @@ def main(arguments: Sequence[str] | None = None) -> int:
     where = Folders(_TREE, args.out.resolve())
     os.environ.setdefault("RATTLER_CACHE_DIR", str(where.work / "cache"))
     try:
-        chosen = engine.choose(args.engine)
-        say(f"{chosen.name} builds ({chosen.reason})")
+        chosen = None if args.context_only else engine.choose(args.engine)
+        if chosen:
+            say(f"{chosen.name} builds ({chosen.reason})")
         with lock.held(where.out / "images"):
             for name in args.names:
-                _image(name, args, where, chosen)
+                described, context = _lay_out(name, args, where)
+                if chosen:
+                    _image(described, context, args, chosen)
+                else:
+                    _tell_how(described, context, args.base_image)
     except (BundleError, ImageError) as error:
         print(f"images: error: {error}", file=sys.stderr)
         return 1
@@ -65,23 +70,41 @@ def _parser() -> argparse.ArgumentParser:
         f"a Debian on the spot (default: {DEFAULT_BASE})",
     )  # fmt: skip
     parser.add_argument("--engine", metavar="PROGRAM", help="docker, podman or buildah (default: the first that works)")
+    parser.add_argument(
+        "--context-only", action="store_true", help="lay out what goes into an image, and leave its build to you"
+    )
+    parser.add_argument("--no-cache", action="store_true", help="make every layer anew, with Debian's newest packages")
     parser.add_argument("--base", metavar="CHANNEL", help="in the place of what the channel was built against")
     parser.add_argument("--out", type=Path, default=_TREE / "out", metavar="DIR", help="where all goes (default: out)")
     return parser
 
 
-def _image(name: str, args: argparse.Namespace, where: Folders, chosen: engine.Engine) -> None:
+def _lay_out(name: str, args: argparse.Namespace, where: Folders) -> tuple[names.Description, Path]:
     begin = time.monotonic()
     solved = solve(name, args, where)
     packages = [names.Package(one.name.normalized, str(one.version), str(one.build)) for one in solved.records]
     described = names.describe(name, packages, solved.pip)
     if solved.pip:
         say(f"{name}: {', '.join(solved.pip)} goes in by your own pip step; its licence forbids passing the image on")
-    folder = where.out / "images" / name
-    context = environment.lay_out(solved, folder, Path(os.environ["RATTLER_CACHE_DIR"]))
-    laid_out = time.monotonic()
+    context = environment.lay_out(solved, where.out / "images" / name, Path(os.environ["RATTLER_CACHE_DIR"]))
+    say(f"{name} is laid out in {context} ({time.monotonic() - begin:.1f} s)")
+    return described, context
+
+
+def _tell_how(described: names.Description, context: Path, base_image: str) -> None:
+    """Complete the context, so that an engine elsewhere builds the image from it alone."""
+    if base_image == MADE_HERE:
+        raise ImageError(f"BASE_IMAGE={MADE_HERE}: whoever builds from a context fetches its base; name an image")
+    file = context / "Containerfile"
+    file.write_text(containerfile.filled(CONTAINERFILE.read_text(), arguments(described, base_image)))
+    say(f"build it: podman build --format docker --tag {described.reference} {os.path.relpath(context)}")
+    say(f"      or: docker build --file {os.path.relpath(file)} --tag {described.reference} {os.path.relpath(context)}")
+
+
+def _image(described: names.Description, context: Path, args: argparse.Namespace, chosen: engine.Engine) -> None:
+    begin = time.monotonic()
     made_here = args.base_image == MADE_HERE
-    base_image = root.make(chosen) if made_here else args.base_image
+    base_image = root.make(chosen, cache=not args.no_cache) if made_here else args.base_image
     if not made_here:
         try:
             chosen.pull(base_image)
@@ -92,15 +115,20 @@ def _image(name: str, args: argparse.Namespace, where: Folders, chosen: engine.E
             ) from None
     engine.check_architecture(chosen, base_image)
     image = chosen.build(
-        CONTAINERFILE, context, described.reference, arguments(described, base_image), network=not made_here
+        CONTAINERFILE,
+        context,
+        described.reference,
+        arguments(described, base_image),
+        network=not made_here,
+        cache=not args.no_cache,
     )
-    materials = folder / f"bascule-{name}-{described.tag}.cdx.json"
+    materials = context.parent / f"{described.title}-{described.tag}.cdx.json"
     materials.write_text(json.dumps(bill.make(chosen, described.reference, described.title), indent=1) + "\n")
     size = chosen.size(described.reference)
     megabytes = f", {size / 1e6:.0f} MB with its operating system" if size else ""
     say(
-        f"{described.reference} is {image[:12]}{megabytes}; laid out in {laid_out - begin:.1f} s, built in "
-        f"{time.monotonic() - laid_out:.1f} s; what is in it: {materials}"
+        f"{described.reference} is {image[:12]}{megabytes}; built in {time.monotonic() - begin:.1f} s; "
+        f"what is in it: {materials}"
     )
 
 

@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
+import json
 import os
 import platform
 import re
 import resource
 import shutil
 import subprocess
+import tempfile
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from images import canonical
 from images.errors import ImageError
 
 NAMES = ("docker", "podman", "buildah")
@@ -66,10 +69,22 @@ class Engine:
             self.run("pull", name)
 
     def build(
-        self, containerfile: Path, context: Path, name: str, arguments: Mapping[str, str], *, network: bool
+        self,
+        containerfile: Path,
+        context: Path,
+        name: str,
+        arguments: Mapping[str, str],
+        *,
+        network: bool,
+        cache: bool = True,
     ) -> str:
-        """Build an image; its id. Without `network` the build proves that it needs none. Raises ImageError."""
+        """Build an image; its id. Raises ImageError.
+
+        Without `network` the build proves that it needs none; without `cache` every layer is made anew.
+        """
         words: list[str | Path] = ["build", "--file", containerfile, "--tag", name]
+        if not cache:
+            words.append("--no-cache")
         for key, value in arguments.items():
             words += ["--build-arg", f"{key}={value}"]
         if self.name != "docker":  # docker keeps the health check anyway, and has no such flag
@@ -84,22 +99,34 @@ class Engine:
             if said := re.search(r"^bascule: (.*)$", str(error), re.MULTILINE):  # the Containerfile's own words
                 raise ImageError(f"{name}: {said[1]}") from None
             raise
+        if self.name != "docker":
+            self._canonical(name)
         made = self.image_id(name)
         if made is None:
             raise ImageError(f"{self.name} built {name} and does not find it")
         return made
 
+    def _canonical(self, name: str) -> None:
+        """Put in the image's place the same one with an id that follows from its content alone."""
+        if self.name == "buildah":
+            files = canonical.of_buildah(json.loads(self.run("inspect", "--type", "image", name)))
+        else:
+            files = canonical.of_podman(json.loads(self.run("image", "inspect", name))[0])
+        with tempfile.TemporaryDirectory(prefix="bascule-image.") as folder:
+            for file, content in files.items():
+                Path(folder, file).write_bytes(content)
+            made = self.run("pull", "--quiet", f"dir:{folder}").strip()
+        self.run("tag", made, name)
+
     def import_root(self, archive: Path, name: str) -> None:
         """Make an image of a root file system in a tar. Raises ImageError."""
-        if self.name == "buildah":
-            container = self.run("from", "scratch").strip()
-            try:
-                self.run("add", container, archive, "/")
-                self.run("commit", "--timestamp", str(TIMESTAMP), container, name)
-            finally:
-                self.run("rm", container)
-        else:
+        if self.name == "docker":
             self.run("import", archive, name)
+            return
+        # `podman import` would write the hour into the image.
+        containerfile = archive.with_name("Containerfile")
+        containerfile.write_text(f"FROM scratch\nADD {archive.name} /\n")
+        self.build(containerfile, archive.parent, name, {}, network=False, cache=False)
 
     def output(self, name: str, *command: str) -> str:
         """What a command prints in a new container of an image, without a network. Raises ImageError."""

@@ -12,7 +12,7 @@ import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 
-from images.engine import Engine
+from images.engine import TIMESTAMP, Engine
 from images.errors import ImageError
 
 SUITE = "bookworm"
@@ -28,17 +28,20 @@ _KEPT = ("/usr/share/doc/*/copyright",)
 _SETTINGS = ("Acquire::http", "Acquire::https", "Acquire::Retries", "Acquire::Check-Date", "Acquire::Check-Valid-Until")
 # Debian's own marks of one installation, and what only apt reads.
 _CLEAN = 'rm -rf "$1"/var/lib/apt/lists/* "$1"/var/cache/* "$1"/var/log/* "$1"/etc/ssh/ssh_host_* "$1"/etc/machine-id'
+# What an engine mounts over while it builds: this machine's own is not kept, and none is left where there was no file.
+_MOUNTED_OVER = 'cd "$1"/etc && for file in hosts hostname resolv.conf; do rm -f $file && : >$file; done'
 
 
-def make(engine: Engine) -> str:
-    """The name of the image, which is made where it is not there yet. Raises ImageError."""
+def make(engine: Engine, *, cache: bool = True) -> str:
+    """The name of the image, which is made where it is not there yet or `cache` is false. Raises ImageError."""
     options = ["--variant=essential", f"--include={','.join(_PACKAGES + _OF_PYTHON)}"]
     options += [f"--dpkgopt=path-exclude={path}" for path in _LEFT_OUT]
     options += [f"--dpkgopt=path-include={path}" for path in _KEPT]
-    options += [f"--customize-hook={_CLEAN}"]
+    options += [f"--customize-hook={hook}" for hook in (_CLEAN, _MOUNTED_OVER)]
     # Another list of packages makes another image, and the old one is not taken for it.
-    name = f"localhost/bascule-os:{SUITE}-{hashlib.sha256(' '.join(options).encode()).hexdigest()[:12]}"
-    if engine.image_id(name) is not None:
+    of = " ".join([*options, str(TIMESTAMP)])
+    name = f"localhost/bascule-os:{SUITE}-{hashlib.sha256(of.encode()).hexdigest()[:12]}"
+    if cache and engine.image_id(name) is not None:
         return name
     if os.geteuid() != 0:
         raise ImageError(
@@ -50,7 +53,8 @@ def make(engine: Engine) -> str:
         archive = Path(folder, "root.tar")
         settings = [f"--aptopt={setting}" for setting in _apt_settings()]
         command = ["mmdebstrap", "--quiet", *options, *settings, SUITE, str(archive), *_sources()]
-        done = subprocess.run(command, stdin=subprocess.DEVNULL, capture_output=True, text=True)
+        dated = os.environ | {"SOURCE_DATE_EPOCH": str(TIMESTAMP)}  # so that the same packages make the same image
+        done = subprocess.run(command, stdin=subprocess.DEVNULL, capture_output=True, text=True, env=dated)
         if done.returncode:
             raise ImageError(f"{shlex.join(command[:3])} ... could not make Debian {SUITE}:\n{done.stderr[-2000:]}")
         engine.import_root(archive, name)

@@ -1,5 +1,6 @@
 """The engines' names on PATH are scripts here, which note what they are asked for."""
 
+import json
 from pathlib import Path
 
 import pytest
@@ -51,13 +52,22 @@ def test_an_engine_that_is_asked_for_is_taken_or_refused_and_never_replaced(prog
 
 @pytest.mark.parametrize("name", engine.NAMES)
 def test_a_build_gets_its_arguments_and_no_network_where_it_needs_none(programs: Path, name: str) -> None:
-    put(programs, name, "[ $2 != inspect ] && [ $1 != inspect ] || echo sha256:0123")
+    config: dict[str, object] = dict.fromkeys(("architecture", "os", "created", "Architecture", "Os", "Created"), "x")
+    config |= {"config": {}, "Config": {}, "history": [], "History": []}
+    config |= {"rootfs": {"diff_ids": []}, "RootFS": {"Layers": []}}
+    told = json.dumps({"Docker": config} if name == "buildah" else [config])
+    put(
+        programs,
+        name,
+        f"case \"$*\" in *--format\\ {{*) echo sha256:0123;; *inspect*) echo '{told}';; pull*) echo 9;; esac",
+    )
     made = engine.Engine(name, "").build(Path("F"), Path("context"), "tag", {"A": "b c"}, network=False)
     assert made == "0123"
     (build,) = [call for call in calls(programs) if call.startswith(f"{name} build")]
     assert "--build-arg A=b c" in build
     assert build.endswith(" context")
     assert ("--timestamp" in build) == (name != "docker")
+    assert (f"{name} tag 9 tag" in calls(programs)) == (name != "docker")  # with the id of its content
     assert ("--network none" in build) == (name != "buildah")  # its isolation by chroot has the machine's network
 
 

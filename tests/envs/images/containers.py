@@ -111,10 +111,12 @@ def network() -> Generator[str]:
         podman("network", "rm", "--force", name)
 
 
-def build(*environments: str, out: Path, base_image: str = "mmdebstrap", timeout: float = 1800) -> Done:
-    """`make image` in all but make's own checks, from the channel in `out`."""
-    options = ("--out", out, "--engine", "podman", "--base-image", base_image)
-    return _in_ci(("images", *environments, *options), timeout)
+def build(
+    *words: str, out: Path, base_image: str = "mmdebstrap", engine: str = "podman", timeout: float = 1800
+) -> Done:
+    """`make image` in all but make's own checks, from the channel in `out`; `words` are names and options."""
+    options = ("--out", out, "--engine", engine, "--base-image", base_image)
+    return _in_ci(("images", *words, *options), timeout)
 
 
 def channel(*frameworks: str, out: Path, timeout: float = 1800) -> None:

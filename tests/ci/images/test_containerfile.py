@@ -1,0 +1,32 @@
+"""What `make context` writes for an engine elsewhere."""
+
+import re
+
+import pytest
+
+from images.cli import CONTAINERFILE, arguments
+from images.containerfile import filled
+from images.names import Description
+
+
+def test_a_value_becomes_the_default_of_its_argument_and_nothing_else_changes() -> None:
+    text = "ARG A=old\nFROM ${A}\nARG B\nARG AB\nRUN echo ${B}\nARG A\n"
+    assert filled(text, {"A": "new:1", "B": "b, c"}) == (
+        'ARG A="new:1"\nFROM ${A}\nARG B="b, c"\nARG AB\nRUN echo ${B}\nARG A\n'
+    )
+
+
+def test_quotes_dollars_and_backslashes_come_through() -> None:
+    assert filled("ARG A", {"A": 'a "$b" \\1'}) == 'ARG A="a \\"\\$b\\" \\\\1"'
+
+
+def test_an_argument_that_the_containerfile_does_not_have_is_an_error() -> None:
+    with pytest.raises(KeyError, match="NONE"):
+        filled("ARG A", {"NONE": "1"})
+
+
+def test_the_containerfile_has_every_argument_that_it_is_given() -> None:
+    described = Description("toy", "localhost/bascule-toy", "1-cpu-py311", "bascule-toy", "as allowed")
+    text = filled(CONTAINERFILE.read_text(), arguments(described, "debian:12"))
+    assert re.findall(r"^ARG BASE_IMAGE.*$", text, re.MULTILINE) == ['ARG BASE_IMAGE="debian:12"', "ARG BASE_IMAGE"]
+    assert 'ARG ENV_NAME="toy"' in text
