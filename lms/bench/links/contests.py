@@ -141,7 +141,8 @@ def _compiled_rate(copy_times: Callable[..., int], target: mmap.mmap, source: mm
     addresses = [ctypes.c_void_p(address_of(memory)) for memory in (target, source)]
     if copy_times(*addresses, ctypes.c_size_t(len(source)), ctypes.c_size_t(copies), seconds):
         raise RuntimeError(f"a copy of {len(source)} bytes did not arrive")
-    return len(source) / median(seconds)
+    each: list[float] = list(seconds)
+    return len(source) / median(each)
 
 
 def steps(steps_each: int, rounds: int, tell: Tell, *, quick: bool = False) -> Result:

@@ -72,13 +72,10 @@ def test_a_thread_that_cannot_be_started_leaves_nobody_waiting(monkeypatch: pyte
             raise RuntimeError("can't start new thread")
         start(thread)
 
-    with memory._Crew(3, []) as crew, pytest.raises(RuntimeError, match="can't start"):
+    with memory._Crew(3, []) as crew:
         monkeypatch.setattr(threading.Thread, "start", refuse)
-        try:
+        with pytest.raises(RuntimeError, match="can't start"):
             crew.all(lambda at: at)
-        finally:
-            monkeypatch.undo()
-            crew.__exit__()
 
 
 def test_a_thread_that_fails_leaves_nobody_waiting() -> None:

@@ -60,8 +60,8 @@ def sweep(
         return took, spent - before
 
     for nbytes in sizes:
-        # What a copy of this size will take, as far as the one before tells: it is not tried when it cannot fit. One that
-        # was repeated for its figure has taken what a larger one takes that is repeated less often.
+        # What a copy of this size will take, as far as the one before tells: it is not tried when it cannot fit. One
+        # that was repeated for its figure has taken what a larger one takes that is repeated less often.
         if nbytes > _SURE and spent + planned + (1 + LEAST) * max(last, own * nbytes / chosen[-1]) > seconds:
             break
         own, last = timed(nbytes)
