@@ -6,6 +6,7 @@ import argparse
 import os
 import sys
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 
 import yaml
@@ -66,6 +67,7 @@ def _parser() -> argparse.ArgumentParser:
 
     channel = commands.add_parser("channel", help="build and test what has changed, and index the channel")
     _add_frameworks(channel)
+    channel.add_argument("--mpi", choices=mirror.MPIS, help="for one of them only, which a mirror cannot be made of")
     channel.set_defaults(run=_channel)
 
     env = commands.add_parser("env", help="install one of envs/ into a folder and try it")
@@ -109,6 +111,7 @@ def _add_frameworks(parser: argparse.ArgumentParser) -> None:
 
 
 def _channel(args: argparse.Namespace, where: Folders) -> None:
+    where = replace(where, mpi=args.mpi)
     with lock.held(where.work):
         frameworks = [one for one in args.frameworks if one != "none"]
         below = base.choose(args.base, where, frameworks, variants.read(where.variants))

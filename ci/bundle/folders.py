@@ -17,10 +17,11 @@ _DEBRIS_ENDS = (".so", ".egg-info", ".pyc")
 
 @dataclass(frozen=True)
 class Folders:
-    """The tree that is built, and where what is made of it goes."""
+    """The tree that is built, where what is made of it goes, and the one MPI that it is built for, if not for all."""
 
     tree: Path
     out: Path
+    mpi: str | None = None
 
     @property
     def channel(self) -> Path:

@@ -58,8 +58,10 @@ def again(
 
 
 def restricted(where: Folders, base: Base) -> Mapping[str, list[str]]:
-    """The variants, of which Pythons only those that `base` has. Raises RecipeError where it has none."""
+    """The variants that are asked for, of which Pythons only those that `base` has. Raises RecipeError: it has none."""
     known = variants.read(where.variants)
+    if where.mpi is not None:
+        known = variants.restricted(known, "mpi", [where.mpi])
     if base.pythons is None:
         return known
     known = variants.restricted(known, "python", base.pythons)

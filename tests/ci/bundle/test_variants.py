@@ -2,8 +2,10 @@ from pathlib import Path
 
 import pytest
 
-from bundle import variants
+from bundle import rendered, variants
+from bundle.base import Base
 from bundle.errors import RecipeError
+from bundle.folders import Folders
 
 ROOT = Path(__file__).parents[3]
 
@@ -53,3 +55,9 @@ def test_no_other_file_names_a_frameworks_version() -> None:
 def test_the_pinned_pytorch_is_the_one_that_the_tests_run_on() -> None:
     (version,) = variants.read(ROOT / "conda_build_config.yaml")["pytorch"]
     assert f"\ntorch=={version}." in (ROOT / "ci/constraints.txt").read_text()
+
+
+def test_a_channel_for_one_mpi_has_no_variant_for_another(tmp_path: Path) -> None:
+    base = Base("conda-forge", ("conda-forge",), "a test")
+    assert rendered.restricted(Folders(ROOT, tmp_path), base)["mpi"] == ["openmpi", "mpich"]
+    assert rendered.restricted(Folders(ROOT, tmp_path, mpi="mpich"), base)["mpi"] == ["mpich"]
