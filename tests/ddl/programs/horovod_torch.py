@@ -46,6 +46,7 @@ def places() -> None:
     assert hvd.mpi_built()
     assert hvd.mpi_enabled()
     assert not hvd.nccl_built()
+    assert hvd.cuda_built() == torch.backends.cuda.is_built()
     assert not hvd.mpi_threads_supported()
 
 
@@ -108,9 +109,13 @@ def movements() -> None:
     same(counts, torch.full((SIZE,), RANK + 1, dtype=torch.int32), "alltoall's received splits")
     even = torch.cat([of(rank, SIZE)[RANK : RANK + 1] for rank in range(SIZE)])
     same(hvd.alltoall(of(RANK, SIZE)), even, "alltoall in equal parts")
+    received, counts = hvd.synchronize(hvd.alltoall_async(of(RANK, SIZE)))
+    same(received, even, "alltoall_async in equal parts")
+    same(counts, torch.ones(SIZE, dtype=torch.int32), "alltoall_async's received splits")
     assert hvd.broadcast_object({"rank": RANK, "text": "x" * 100000}, root) == {"rank": root, "text": "x" * 100000}
     assert hvd.allgather_object("y" * RANK) == ["y" * rank for rank in range(SIZE)]
     assert hvd.join() in range(SIZE)
+    assert hvd.join(hvd.local_rank()) in range(SIZE)
     hvd.barrier()
 
 
@@ -129,14 +134,16 @@ def gradients() -> None:
     same(gradient_of(lambda x: hvd.grouped_allreduce([x], op=hvd.Sum)[0], 3), weights.sum(0), "through a group")
     rows = SIZE * (SIZE + 1) // 2
     total = torch.stack([of(10 + rank, rows) for rank in range(SIZE)]).sum(0)
-    mine = total[RANK * (RANK + 1) // 2 :][: RANK + 1]
+    mine = total[RANK * (RANK + 1) // 2 :][: RANK + 1] / SIZE
     same(gradient_of(hvd.allgather, RANK + 1), mine, "through allgather")
-    expected = weights.sum(0) if RANK == 1 else torch.zeros(3)
+    same(gradient_of(lambda x: hvd.grouped_allgather([x])[0], RANK + 1), mine, "through grouped_allgather")
+    expected = weights.sum(0) / SIZE if RANK == 1 else torch.zeros(3)
     same(gradient_of(lambda x: hvd.broadcast(x, 1), 3), expected, "through broadcast")
     back = torch.cat([of(10 + rank, SIZE)[RANK : RANK + 1] for rank in range(SIZE)])
     same(gradient_of(hvd.alltoall, SIZE), back, "through alltoall")
     parts = torch.cat([of(10 + rank, 1) for rank in range(SIZE)])
-    same(gradient_of(lambda x: hvd.reducescatter(x, op=hvd.Sum), SIZE), parts, "through reducescatter")
+    same(gradient_of(lambda x: hvd.reducescatter(x, op=hvd.Sum), SIZE), SIZE * parts, "through reducescatter")
+    same(gradient_of(hvd.reducescatter, SIZE), parts, "through an average's reducescatter")
     with pytest.raises(RuntimeError, match="no gradient flows through a reduction by Max"):
         gradient_of(lambda x: hvd.allreduce(x, op=hvd.Max), 3)
 
@@ -268,14 +275,16 @@ def orders() -> None:
     del optimizer, loss, one
     gc.collect()
     assert group.has_ended, "the group of a forgotten optimizer"
-    # In a set of a part of the ranks, whose ranks alone make the optimizer.
+    # In a set of a part of the ranks: the others keep their own gradients.
     rest = hvd.add_process_set(range(1, SIZE))
-    if rest.included():
-        own = parameter(0.0)
-        optimizer = hvd.DistributedOptimizer(torch.optim.SGD([own], lr=1.0), process_set=rest)
-        (float(RANK) * own).backward()
+    own = parameter(0.0)
+    optimizer = hvd.DistributedOptimizer(torch.optim.SGD([own], lr=1.0), process_set=rest)
+    for step in range(1, 3):
+        optimizer.zero_grad()
+        (float(RANK + 7 * (RANK == 0)) * own).backward()
+        optimizer.synchronize()
         optimizer.step()
-        same(own.detach(), torch.tensor([-SIZE / 2]), "a step in a set")
+        same(own.detach(), torch.tensor([-SIZE / 2 if RANK else -7.0]) * step, "a step in a set")
     hvd.remove_process_set(rest)
     if RANK in rest.ranks:
         own.grad = None
@@ -348,6 +357,15 @@ def states() -> None:
         optimizer.step()
     hvd.broadcast_parameters(net.state_dict(), 0)
     hvd.broadcast_optimizer_state(optimizer, 0)
+    # Parameters without names, of two rows each: no pairs.
+    for listed in (list, iter):
+        pair = nn.Linear(3, 2, bias=False), nn.Linear(4, 2, bias=False)
+        for number, layer in enumerate(pair):
+            nn.init.constant_(layer.weight, 10.0 * RANK + number)
+        hvd.broadcast_parameters(listed([layer.weight for layer in pair]), SIZE - 1)
+        for number, layer in enumerate(pair):
+            expected = torch.full_like(layer.weight, 10.0 * (SIZE - 1) + number)
+            same(layer.weight.detach(), expected, "broadcast_parameters of a list")
     assert optimizer.param_groups[0]["lr"] == 0.1
     for parameter in net.parameters():
         state = optimizer.state[parameter]

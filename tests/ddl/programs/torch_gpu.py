@@ -9,6 +9,8 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
+import ddl.horovod.torch as hvd
+
 DELAY = 50_000_000  # cycles: some 25 to 50 ms
 
 dist.init_process_group("ddl")
@@ -75,6 +77,19 @@ def calls(*, strided: bool) -> None:
         same(got, (RANK - 1) % SIZE + 1, "a message")
 
 
+def horovods_names() -> None:
+    same(hvd.allreduce(late(RANK + 1.0), op=hvd.Sum), TOTAL, "hvd.allreduce")
+    every = hvd.allgather(late(RANK + 1.0))
+    for rank in range(SIZE):
+        same(every.view(SIZE, -1)[rank], rank + 1, "hvd.allgather")
+    same(hvd.broadcast(late(RANK + 1.0), 0), 1, "hvd.broadcast")
+    weight = torch.nn.Parameter(late(1.0))
+    optimizer = hvd.DistributedOptimizer(torch.optim.SGD([weight], lr=1.0), op=hvd.Sum)
+    (weight * late(RANK + 1.0)).sum().backward()
+    optimizer.step()
+    same(weight.detach(), 1 - TOTAL, "a step of hvd.DistributedOptimizer")
+
+
 def on(stream: torch.cuda.Stream | None, run: Callable[[], None]) -> None:
     with torch.cuda.stream(stream) if stream else contextlib.nullcontext():
         run()
@@ -84,6 +99,10 @@ def on(stream: torch.cuda.Stream | None, run: Callable[[], None]) -> None:
 for stream in (None, torch.cuda.Stream()):
     for strided in (False, True):
         on(stream, lambda strided=strided: calls(strided=strided))
+hvd.init()
+for stream in (None, torch.cuda.Stream()):
+    on(stream, horovods_names)
+hvd.shutdown()
 dist.barrier()
 dist.destroy_process_group()
 print(f"rank {RANK}: {checks} checks")

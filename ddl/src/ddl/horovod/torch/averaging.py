@@ -41,7 +41,8 @@ class Method:
 class Averager:
     """`passes`: how many backward passes add up to a gradient. `limit`: the most bytes of a bucket.
 
-    Making one is collective over the process set, of which it has a group until it is forgotten.
+    Making one is collective over the process set, of which it has a group until it is forgotten. On a rank that is not
+    in the set it does nothing: such a rank keeps its own gradients.
     """
 
     def __init__(
@@ -60,15 +61,15 @@ class Averager:
         self._started = 0  # buckets in flight: the first ones
         self.synchronized = False  #: no gradient has come since the last `synchronize`
         self.skips = False  #: the next step takes the gradients as they are
-        self.add(named, groups)
-        self.group: ProcessGroup | None = None  # a rank that is not in the set may make one, but not use it
+        self.group: ProcessGroup | None = None  # of a rank that is in the set
         if method.process_set.included():
             self.group = method.process_set.add_group("horovod-gradients")
             weakref.finalize(self, method.process_set.end_group, self.group).atexit = False  # leaving the job does it
+        self.add(named, groups)
 
     def add(self, named: Sequence[tuple[str, Parameter]], groups: Sequence[Sequence[int]] = ()) -> None:
         """Reduce these parameters' gradients, too. Every rank adds the same."""
-        if not named:
+        if not named or self.group is None:
             return
         # An optimizer that is forgotten, with this, leaves its parameters to the next one.
         reference = weakref.WeakMethod(self._accumulated)

@@ -199,11 +199,12 @@ def alltoall_async(
     splits: Tensor | Sequence[int] | None = None,
     name: str | None = None,
     process_set: ProcessSet = global_process_set,
-) -> Handle[Tensor] | Handle[tuple[Tensor, Tensor]]:
-    """`alltoall` that returns as soon as every rank has said how much it sends."""
+) -> Handle[tuple[Tensor, Tensor]]:
+    """`alltoall` that returns as soon as every rank has said how much it sends.
+
+    Its result are the rows and how many of them each rank has sent, without `splits`, too.
+    """
     handle = starting.exchange_rows(tensor, _numbers(splits), process_set)
-    if splits is None:
-        return Handle(handle.work, lambda: handle.wait()[0])
 
     def both() -> tuple[Tensor, Tensor]:
         received, rows = handle.wait()
@@ -217,11 +218,12 @@ def barrier(process_set: ProcessSet = global_process_set) -> None:
     process_set.group.barrier().wait()
 
 
-def join() -> int:
+def join(device: int = -1) -> int:
     """Wait until every rank has called it; returns the one that was the last (by its host's clock).
 
     Every rank must have made as many calls before: where one goes on with an allreduce, both get a MismatchError that
-    names them. Horovod lets ranks with less data answer the others' calls with zeros; here, share the data evenly.
+    names them. Horovod lets ranks with less data answer the others' calls with zeros, on `device`; here, share the
+    data evenly, and the device is ignored.
     """
     now = torch.tensor([time.time_ns()])
     handle = starting.gather([now], global_process_set)

@@ -1,4 +1,7 @@
-"""Collectives of one tensor through which gradients flow: forward and backward, as PyTorch's autograd calls them."""
+"""Collectives of one tensor through which gradients flow: forward and backward, as PyTorch's autograd calls them.
+
+The scale is Horovod's, not always that of the derivative of the sum of all ranks' losses.
+"""
 
 from __future__ import annotations
 
@@ -19,17 +22,17 @@ def allreduce(tensor: Tensor, how: Reduction) -> Tensor:
 
 
 def reduce_scatter(tensor: Tensor, how: Reduction) -> Tensor:
-    """This rank's rows of the reduced tensor; the gradient is everyone's gradients, gathered."""
+    """This rank's rows of the reduced tensor; the gradient is everyone's gradients, gathered; of a sum, times size."""
     return _applied(_ReduceScatter, tensor, how)
 
 
 def allgather(tensor: Tensor, process_set: ProcessSet) -> Tensor:
-    """Everyone's rows; the gradient is this rank's rows of the sum of everyone's gradients."""
+    """Everyone's rows; the gradient is this rank's rows of the average of everyone's gradients."""
     return _applied(_Allgather, tensor, process_set)
 
 
 def broadcast(tensor: Tensor, root_rank: int, process_set: ProcessSet) -> Tensor:
-    """The root's tensor; its gradient is the sum of everyone's gradients, and the others' is 0."""
+    """The root's tensor; its gradient is the average of everyone's gradients, and the others' is 0."""
     return _applied(_Broadcast, tensor, root_rank, process_set)
 
 
@@ -66,7 +69,7 @@ class _ReduceScatter(torch.autograd.Function):
     def backward(context: Any, gradient: Tensor) -> tuple[Tensor | None, ...]:
         how = context.how
         _need_linear(how.op)
-        factor = how.prescale * how.postscale / (how.process_set.size() if how.op is Op.Average else 1)
+        factor = how.prescale * how.postscale * (how.process_set.size() if how.op is Op.Sum else 1)
         return starting.gather([gradient], how.process_set).wait()[0] * factor, None
 
 
@@ -81,9 +84,9 @@ class _Allgather(torch.autograd.Function):
     def backward(context: Any, gradient: Tensor) -> tuple[Tensor | None, ...]:
         process_set = context.process_set
         rows = starting.gather([torch.tensor([context.rows])], process_set).wait()[0].tolist()
-        total = starting.reduce_in_place([copy_of(gradient)], _sum_over(process_set)).wait()[0]
+        average = starting.reduce_in_place([copy_of(gradient)], _average_over(process_set)).wait()[0]
         first = sum(rows[: process_set.rank()])
-        return (total[first : first + context.rows], None)
+        return (average[first : first + context.rows], None)
 
 
 class _Broadcast(torch.autograd.Function):
@@ -95,9 +98,9 @@ class _Broadcast(torch.autograd.Function):
     @staticmethod
     def backward(context: Any, gradient: Tensor) -> tuple[Tensor | None, ...]:
         root, process_set = context.arguments
-        total = starting.reduce_in_place([copy_of(gradient)], _sum_over(process_set)).wait()[0]
+        average = starting.reduce_in_place([copy_of(gradient)], _average_over(process_set)).wait()[0]
         keeps = process_set.number_of(root) == process_set.rank()
-        return (total if keeps else torch.zeros_like(total), None, None)
+        return (average if keeps else torch.zeros_like(average), None, None)
 
 
 class _Alltoall(torch.autograd.Function):
@@ -121,8 +124,8 @@ def _need_linear(op: Op) -> None:
         raise RuntimeError(f"no gradient flows through a reduction by {op.name}: only through Average and Sum")
 
 
-def _sum_over(process_set: ProcessSet) -> Reduction:
-    return Reduction(Op.Sum, 1, 1, process_set)
+def _average_over(process_set: ProcessSet) -> Reduction:
+    return Reduction(Op.Average, 1, 1, process_set)
 
 
 def _applied(function: type[torch.autograd.Function], *arguments: object) -> Tensor:

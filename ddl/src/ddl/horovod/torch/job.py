@@ -6,6 +6,7 @@ import os
 from collections.abc import Sequence
 
 import numpy as np
+import torch
 
 import ddl
 from ddl.errors import UnsupportedError
@@ -113,7 +114,7 @@ def gloo_built() -> bool:
 
 
 def nccl_built() -> int:
-    """NCCL's version for tensors on GPUs: 0, there is none, as these are refused."""
+    """The version of NCCL that it was built with: 0, as libddl finds one at run time."""
     return 0
 
 
@@ -128,10 +129,10 @@ def ccl_built() -> bool:
 
 
 def cuda_built() -> bool:
-    """Whether tensors on GPUs can be reduced: not yet."""
-    return False
+    """Whether tensors on GPUs can be reduced: where PyTorch was built with CUDA."""
+    return torch.version.cuda is not None
 
 
 def rocm_built() -> bool:
-    """The same for AMD's GPUs."""
+    """Whether tensors on AMD's GPUs can be reduced: no."""
     return False

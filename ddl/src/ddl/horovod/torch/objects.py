@@ -16,16 +16,18 @@ ObjectT = TypeVar("ObjectT")
 
 
 def broadcast_parameters(
-    params: Mapping[str, Tensor] | Iterable[tuple[str, Tensor]],
+    params: Mapping[str, Tensor] | Iterable[tuple[str, Tensor] | Tensor],
     root_rank: int,
     prefix: str | None = None,
     process_set: ProcessSet = global_process_set,
 ) -> None:
-    """Copy the root's parameters over everyone's: a `state_dict()`, or `named_parameters()`. `prefix` is ignored.
+    """Copy the root's parameters over everyone's: a model's `state_dict()`, `named_parameters()` or `parameters()`.
 
-    Raises ValueError: something in it is no tensor.
+    `prefix` is ignored. Raises ValueError: something in it is no tensor.
     """
-    named = sorted(params.items()) if isinstance(params, Mapping) else list(params)
+    listed = sorted(params.items()) if isinstance(params, Mapping) else list(params)
+    # A parameter could be unpacked, too: into its rows.
+    named = [its if isinstance(its, tuple) else (f"parameter {number}", its) for number, its in enumerate(listed)]
     for name, tensor in named:
         if tensor is not None and not isinstance(tensor, Tensor):
             raise ValueError(f"{name} is a {type(tensor).__name__}, not a tensor: use broadcast_object for it")

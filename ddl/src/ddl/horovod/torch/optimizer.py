@@ -34,7 +34,8 @@ def DistributedOptimizer(
     Reductions begin while the backward pass goes on, in buckets of up to HOROVOD_FUSION_THRESHOLD bytes (default 25
     MiB), or in `groups`: as many, or lists of parameters. Gradients of `backward_passes_per_step` passes add up before.
     With `gradient_predivide_factor` f an average is f / size times the sum of gradients over f. A parameter without a
-    gradient on this rank counts as zeros. Every rank passes the same arguments.
+    gradient on this rank counts as zeros. Every rank passes the same arguments; one that is not in `process_set` steps
+    by its own gradients.
 
     Raises ValueError: an argument is wrong, or a parameter's name stands twice or is missing.
     """

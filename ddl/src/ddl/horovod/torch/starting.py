@@ -39,9 +39,10 @@ def reduce_in_place(
     options.reduceOp = ReduceOp(of_torch(how.op))
     group = group or how.process_set.group
     results = list(tensors)
+    _check_scale(results, how.prescale, "prescale_factor")  # all of them, before the first is changed
+    _check_scale(results, how.postscale, "postscale_factor")
     for tensor in results:
         scale(tensor, how.prescale, "prescale_factor")
-    _check_scale(results, how.postscale, "postscale_factor")
     with torch.no_grad():
         work = group.allreduce([tensor.detach() for tensor in results], options)
 
