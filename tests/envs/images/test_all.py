@@ -3,6 +3,7 @@
 import json
 import re
 
+import bill_schema
 import pytest
 
 import containers
@@ -40,6 +41,7 @@ def test_the_image_has_what_its_name_says_and_says_whether_it_may_be_passed_on(c
     (found,) = json.loads(podman("image", "inspect", image.reference).stdout)
     says = found["Labels"]["bascule.redistribution"]
     assert says.startswith("forbidden: snapml") == (name in ("snapml", "all")), says
+    assert bill_schema.fault(image.bill) is None
     bill = {one["name"] for one in json.loads(image.bill.read_text())["components"]}
     assert {"lms", "libc6"} <= bill
     assert ("snapml" in bill) == (name in ("snapml", "all"))

@@ -7,6 +7,7 @@ import shutil
 import subprocess
 from pathlib import Path
 
+import bill_schema
 import pytest
 
 import containers
@@ -204,6 +205,7 @@ def config_label(image: str, name: str) -> str:
 
 
 def test_the_bill_of_materials_names_our_packages_their_needs_and_debians(base: Built) -> None:
+    assert bill_schema.fault(base.bill) is None
     bill = json.loads(base.bill.read_text())
     assert (bill["bomFormat"], bill["specVersion"]) == ("CycloneDX", "1.6")
     found = {one["name"] for one in bill["components"]}
