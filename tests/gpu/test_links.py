@@ -5,17 +5,20 @@ They run from a bare source tree: `PYTHONPATH=lms/src python3 -m pytest tests/gp
 
 from __future__ import annotations
 
+import os
 import time
+from collections.abc import Iterator
 from pathlib import Path
 from statistics import median
 
 import pytest
 import torch
 
-from lms.link import nvml
+from lms.link import host, nvml
 from lms.link.counters import NvmlCounters
 from lms.link.cuda import Pinned, gpu_copies, peer_copies
 from lms.link.measure import measure
+from lms.link.watch import Watch
 from lms.torch.streams import CudaStreams
 
 if not torch.cuda.is_available():
@@ -31,9 +34,9 @@ NEAR = 0.03  # what `lms link measure` may be away from nvbandwidth's way of tim
 
 def as_nvbandwidth(direction: str, nbytes: int) -> float:
     """Seconds of a copy as nvbandwidth times it: cudaHostAlloc'ed memory, a stream held back, 16 copies, two events."""
-    host = torch.empty(nbytes, dtype=torch.uint8, pin_memory=True)
+    pinned = torch.empty(nbytes, dtype=torch.uint8, pin_memory=True)
     device = torch.empty(nbytes, dtype=torch.uint8, device=GPU)
-    source, target = (device, host) if direction == "out" else (host, device)
+    source, target = (device, pinned) if direction == "out" else (pinned, device)
     stream = torch.cuda.Stream(GPU)
     start, end = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
     with torch.cuda.stream(stream):
@@ -46,6 +49,16 @@ def as_nvbandwidth(direction: str, nbytes: int) -> float:
     return start.elapsed_time(end) / 1e3 / 16
 
 
+@pytest.fixture
+def _one_node() -> Iterator[None]:
+    """On the processors of one node: two allocators' memory lies where the thread that touches it first runs."""
+    before = os.sched_getaffinity(0)
+    os.sched_setaffinity(0, before & set(next(node.cpus for node in host.nodes() if before & set(node.cpus))))
+    yield
+    os.sched_setaffinity(0, before)
+
+
+@pytest.mark.usefixtures("_one_node")
 @pytest.mark.parametrize("direction", ["out", "back"])
 def test_pinned_copies_are_timed_as_nvbandwidth_times_them(direction: str) -> None:
     pinned = Pinned(SIZE)
@@ -72,7 +85,7 @@ def test_the_events_tell_what_the_hosts_clock_tells() -> None:
     assert told <= took <= 1.2 * told + 0.01
 
 
-def test_both_ways_at_once_are_no_slower_than_one_after_the_other() -> None:
+def test_both_ways_go_at_once() -> None:
     pinned = Pinned(SIZE)
     streams = CudaStreams(GPU)
     seconds = {}
@@ -82,18 +95,32 @@ def test_both_ways_at_once_are_no_slower_than_one_after_the_other() -> None:
             seconds[direction] = median(copy(SIZE) for _ in range(5))
     pinned.close()
     assert max(seconds["out"], seconds["back"]) * 0.95 <= seconds["both"]
-    assert seconds["both"] <= 1.1 * (seconds["out"] + seconds["back"])
+    assert seconds["both"] <= 0.8 * (seconds["out"] + seconds["back"])  # one after the other would be 1.0
 
 
 @pytest.mark.skipif(torch.cuda.device_count() < 2, reason="one GPU alone has no peer")
-def test_peers_copy_their_bytes() -> None:
+def test_peers_copy_their_bytes_both_ways_at_once() -> None:
     here, there = CudaStreams(GPU), CudaStreams(torch.device("cuda", 1))
-    with peer_copies(here, there, 64 * MB, "both") as copy:
-        assert 1e9 < 64 * MB / copy(64 * MB) < 1e13
+    seconds = {}
+    for direction in ("out", "back", "both"):
+        with peer_copies(here, there, SIZE, direction) as copy:  # type: ignore[arg-type]
+            copy(SIZE)
+            seconds[direction] = median(copy(SIZE) for _ in range(5))
+        assert 1e9 < SIZE / seconds[direction] < 1e13
+    if torch.cuda.can_device_access_peer(0, 1):  # else through host memory, whose bandwidth the ways share
+        assert seconds["both"] <= 1.2 * max(seconds["out"], seconds["back"])
 
 
 def test_a_whole_measurement_stays_below_the_ceilings(tmp_path: Path) -> None:
+    pytest.importorskip("pynvml")  # which tells the ceilings
     profile = measure(tmp_path, quick=True, kinds=("gpu", "peer"))
+    gpus = profile.of("gpu")
+    assert gpus, profile.absent
+    for link in gpus:
+        found = {(series.direction, series.via) for series in link.series}
+        assert {("out", "pinned"), ("back", "pinned"), ("both", "pinned")} <= found
+        assert {("out", "pageable"), ("back", "pageable")} <= found
+        assert link.ceiling is not None, link.what
     for link in profile.links:
         for series in link.series:
             print(f"{link.name} {series.direction} {series.via}: {series.rate / 1e9:.2f} GB/s ({link.what})")
@@ -115,17 +142,26 @@ def test_the_drivers_counter_sees_the_bytes_that_were_copied() -> None:
     pytest.importorskip("pynvml")
     uuid = str(getattr(torch.cuda.get_device_properties(GPU), "uuid", ""))
     counters = NvmlCounters(uuid)
-    before = counters.read()
-    if before.back is None:
+    first = counters.read()
+    if first.back is None:
         pytest.skip("this driver counts no bytes of this GPU's link")
+    watch = Watch(counters)
     pinned = Pinned(SIZE)
     with gpu_copies(CudaStreams(GPU), pinned.tensors, "back") as copy:
         for _ in range(8):
             copy(SIZE)
     time.sleep(1.0)  # the driver's counter is brought up to date by and by
-    after = counters.read()
-    counters.close()
+    watched = watch.stop()
     pinned.close()
-    assert after.back is not None
-    print(f"copied {8 * SIZE}, the driver counted {after.back - before.back}")
-    assert after.back - before.back >= 0.9 * 8 * SIZE
+    print(f"a count of {first.back} at first, {watched.readings} readings; copied {8 * SIZE}, counted {watched.back}")
+    assert watched.back is not None, watched.error
+    assert watched.back >= 0.9 * 8 * SIZE
+
+
+def test_reading_the_drivers_counters_costs_a_hundredth_of_a_core_at_most() -> None:
+    pytest.importorskip("pynvml")
+    watch = Watch(NvmlCounters(str(getattr(torch.cuda.get_device_properties(GPU), "uuid", ""))))
+    time.sleep(3.0)
+    watched = watch.stop()
+    print(f"{watched.readings} readings cost {watched.cost:.4f} s of {watched.seconds:.2f} s")
+    assert watched.cost <= 0.01 * watched.seconds

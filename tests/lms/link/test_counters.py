@@ -119,3 +119,23 @@ def test_a_gpu_that_nvml_does_not_know_is_refused_and_nvml_is_closed(replay: Mod
     with pytest.raises(LMSError, match="knows of no GPU"):
         NvmlCounters("GPU-nowhere", library)
     assert library.open == 0
+
+
+def test_another_gpu_that_is_lost_does_not_concern_the_one_that_trains(replay: ModuleType) -> None:
+    library = replay.Replay("h100")
+    library.machine["gpus"][0]["lost_after"] = 0
+    assert NvmlCounters(uuid(1), library).read().out == 3 * 10**9
+    with pytest.raises(nvml.GpuLost, match="fell off the bus"):
+        NvmlCounters(uuid(0), library)
+
+
+def test_other_gpus_are_asked_for_nothing_but_who_they_are(replay: ModuleType) -> None:
+    library = replay.Replay("h100")
+    NvmlCounters(uuid(1), library)
+    assert library._asked[0] == 1
+
+
+def test_of_several_gpus_none_is_taken_by_chance(replay: ModuleType) -> None:
+    with pytest.raises(LMSError, match="PyTorch does not tell which of the 2 GPUs it uses"):
+        NvmlCounters("", replay.Replay("h100"))
+    assert NvmlCounters("", replay.Replay("t4_x8")).read().busy == 0.0

@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import mmap
+from collections import defaultdict
+from collections.abc import Iterator
+from contextlib import AbstractContextManager, contextmanager
 from types import ModuleType
 
 import pytest
@@ -85,6 +88,81 @@ def test_gpus_copy_to_each_other(paper: ModuleType, streams, direction: str) -> 
             "both": (b"\x01" * SIZE, b"\x02" * SIZE),
         }[direction]
     )
+
+
+class Clocked:
+    """Two GPUs whose copies to each other are queued as PyTorch queues them; all work runs at once, on paper clocks."""
+
+    def __init__(self, gpu: int, current: dict[int, str], clocks: dict[tuple[int, str], float], owner: dict[int, int]):
+        self.gpu, self.out, self.back = gpu, "out", "back"
+        self._current, self._clocks, self._owner = current, clocks, owner
+
+    @contextmanager
+    def using(self, stream: str) -> Iterator[None]:
+        before, self._current[self.gpu] = self._current[self.gpu], stream
+        yield
+        self._current[self.gpu] = before
+
+    def copy(self, stream: str, destination, source) -> None:
+        with self.using(stream):
+            one, other = self._owner[source.data_ptr()], self._owner[destination.data_ptr()]
+            here, there = (one, self._current[one]), (other, self._current[other])
+            self._clocks[here] = max(self._clocks[here], self._clocks[there]) + source.nbytes
+            self._clocks[there] = max(self._clocks[here], self._clocks[there])
+
+    def empty(self, nbytes: int):
+        tensor = torch.empty(nbytes, dtype=torch.uint8)
+        self._owner[tensor.data_ptr()] = self.gpu
+        return tensor
+
+    def record(self, stream: str) -> float:
+        return self._clocks[self.gpu, stream]
+
+    def wait(self, stream: str, event: float) -> None:
+        self._clocks[self.gpu, stream] = max(self._clocks[self.gpu, stream], event)
+
+    def synchronize(self, event: float) -> None:
+        pass
+
+    def seconds(self, start: float, end: float) -> float:
+        return end - start
+
+
+@pytest.mark.parametrize("nbytes", [4096, SIZE])
+@pytest.mark.parametrize("direction", ["out", "back", "both"])
+def test_the_two_ways_between_gpus_do_not_wait_for_each_other(direction: str, nbytes: int) -> None:
+    clocks: dict[tuple[int, str], float] = defaultdict(float)
+    current, owner = {0: "default", 1: "default"}, {}
+    here, there = (Clocked(gpu, current, clocks, owner) for gpu in (0, 1))
+    with peer_copies(here, there, SIZE, direction) as copy:  # type: ignore[arg-type]
+        for _ in range(3):
+            assert copy(nbytes) == nbytes
+    assert current == {0: "default", 1: "default"}
+
+
+def test_small_copies_of_both_ways_are_queued_in_turns(streams, monkeypatch: pytest.MonkeyPatch) -> None:
+    queued: list[object] = []
+    real = streams.copy
+    monkeypatch.setattr(streams, "copy", lambda stream, *sides: (queued.append(stream.name), real(stream, *sides)))
+    with gpu_copies(streams, host(), "both") as copy:
+        copy(SIZE // 2)
+    assert queued == ["out", "back"] * 8
+
+
+def test_copies_in_flight_are_waited_for_whatever_interrupts(streams, paper: ModuleType) -> None:
+    memory, other = host(), paper.PaperStreams(block=SIZE)
+
+    def interrupted(copies: AbstractContextManager[object], stream: object) -> None:
+        with copies:
+            streams.copy(stream, memory[0], memory[1])
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        interrupted(gpu_copies(streams, memory, "out"), streams.out)
+    assert not streams.all["out"].queue
+    with pytest.raises(KeyboardInterrupt):
+        interrupted(peer_copies(streams, other, SIZE, "back"), streams.back)
+    assert not streams.all["back"].queue
 
 
 def test_timing_waits_for_all_copies(streams) -> None:

@@ -95,9 +95,17 @@ def test_a_link_that_fails_is_named_and_the_others_are_measured() -> None:
     for one in drafts:
         one.close = lambda name=one.link.name: closed.append(name)  # type: ignore[misc]
     links = run(drafts, 20.0, absent, Progress(), clock)
-    assert [(link.name, len(link.series)) for link in links] == [("a", 1), ("b", 1)]
+    assert [(link.name, len(link.series)) for link in links] == [("a", 2), ("b", 1)]
     assert absent == [Absence("a, back", "the disk is full")]
     assert closed == ["a", "b"]
+
+
+def test_what_fails_in_each_task_is_named_once() -> None:
+    clock = Clock()
+    absent: list[Absence] = []
+    lost = [task(way, clock.link(1.0, fail=RuntimeError("the GPU is lost"))) for way in ("out", "back", "both")]
+    assert run([draft("a", *lost)], 1.0, absent, Progress(), clock) == []
+    assert absent == [Absence("a, out", "the GPU is lost")]
 
 
 def test_a_link_of_which_nothing_was_measured_is_none() -> None:

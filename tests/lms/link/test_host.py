@@ -52,7 +52,11 @@ def test_the_processor_is_named_on_x86_and_on_power(tmp_path: Path) -> None:
     assert host.hypervisor(tmp_path)
     put(tmp_path, "proc/cpuinfo", "processor\t: 0\ncpu\t\t: POWER9, altivec supported\n")
     assert host.processor(tmp_path) == "POWER9, altivec supported"
-    assert not host.hypervisor(tmp_path)
+    assert host.hypervisor(tmp_path) is None
+    assert host.machine(tmp_path)["virtual"] == "not known"
+    put(tmp_path, "proc/cpuinfo", "flags\t\t: fpu sse\n")
+    assert host.hypervisor(tmp_path) is False
+    assert host.machine(tmp_path)["virtual"] == "no"
 
 
 def test_this_machine_is_described_with_the_versions_that_measure() -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import os
 from pathlib import Path
@@ -12,8 +13,10 @@ from lms import cli
 from lms.errors import UsageError
 from lms.link import host, measure, nvml
 from lms.link.disk import Disk
+from lms.link.file import FileProbe
 from lms.link.profile import Absence, Profile
 from lms.link.sweep import MB
+from lms.tiers import file as files
 
 
 @pytest.fixture(autouse=True)
@@ -54,6 +57,58 @@ def test_a_folder_that_is_none_is_refused(tmp_path: Path) -> None:
         measure.measure(tmp_path / "file", quick=True)
 
 
+def test_a_folder_that_may_not_be_looked_into_is_refused_in_a_line(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    closed, real = tmp_path / "closed", os.stat
+
+    def stat(path: object, **keywords: object) -> os.stat_result:
+        if str(path) == str(closed):
+            raise PermissionError(13, "Permission denied", str(path))
+        return real(path, **keywords)  # type: ignore[arg-type]
+
+    monkeypatch.setattr(os, "stat", stat)
+    for command in ("measure", "show"):
+        assert cli.main(["link", command, "--dir", str(closed)]) == 2
+        assert f"--dir={str(closed)!r}: Permission denied; expected a folder" in capsys.readouterr().err
+
+
+def test_a_folder_that_takes_no_file_and_a_disk_that_is_full_are_named_by_the_option_that_was_given(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(files, "_open_unlinked", lambda _: os.open(tmp_path / "none" / "x", os.O_RDWR))
+    absent: list[Absence] = []
+    assert measure.file_drafts(tmp_path, (4096, MB), absent) == []
+    assert absent[0].why.startswith(f"--dir={str(tmp_path)!r}: no file can be made there (No such file or directory);")
+    monkeypatch.undo()
+
+    def refuse(self: files.FileSlab, place: files.Place, address: int) -> None:
+        raise self._refused(place, errno.ENOSPC)
+
+    monkeypatch.setattr(files.FileSlab, "write", refuse)
+    with pytest.raises(UsageError, match="nothing could be measured") as found:
+        measure.measure(tmp_path, quick=True, kinds=("file",))
+    assert f"--dir={str(tmp_path)!r}: writing" in str(found.value)
+    assert "No space left on device" in str(found.value)
+    assert "spill_dir" not in str(found.value)
+    assert "raise the limit" not in str(found.value)
+
+
+def test_the_memory_of_the_file_is_let_go_with_the_file(tmp_path: Path) -> None:
+    probe = FileProbe(tmp_path, MB)
+    with probe.copies("out") as copy:
+        copy(MB)
+    probe.close()
+    assert probe._memory is None
+
+
+def test_pairs_of_nodes_are_links_of_a_kind_of_their_own(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(measure.os, "sched_getaffinity", lambda _: {0, 1})
+    monkeypatch.setattr(host, "nodes", lambda: (host.Node(0, (0,), 1, ()), host.Node(1, (1,), 1, ())))
+    found = [(draft.link.name, draft.link.kind) for draft in measure.memory_drafts((4096,), [])]
+    assert found == [("node0", "memory"), ("node1-node0", "numa"), ("node1", "memory"), ("node0-node1", "numa")]
+
+
 def test_memory_is_shared_and_a_smaller_sweep_is_said(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(host, "available_memory", lambda *_: MB)
     absent: list[Absence] = []
@@ -85,7 +140,7 @@ def test_a_disk_too_small_for_the_sweep_gets_a_smaller_one_and_it_is_said(
 
 def test_a_folder_in_memory_is_measured_and_called_what_it_is(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     tmpfs = Disk(str(tmp_path), "tmpfs", "", "", "", memory=True, remote=False, virtual=False, layered=False)
-    monkeypatch.setattr(measure, "disk_of", lambda _: tmpfs)
+    monkeypatch.setattr(measure, "disk_at", lambda _: tmpfs)
     (link,) = measure.measure(tmp_path, quick=True, kinds=("file",)).links
     assert "which is memory" in link.what
     assert any("that is memory" in note for note in link.notes)

@@ -10,7 +10,7 @@ from types import ModuleType
 import pytest
 
 from lms.link import nvml
-from lms.link.gpu import matrix
+from lms.link.gpu import matrix, pair_ceiling
 
 FOLDER = Path(__file__).parent / "nvml"
 FILES = sorted(FOLDER.glob("*.json"))
@@ -182,3 +182,68 @@ def test_the_deprecated_counters_are_not_asked(replay: ModuleType, name: str) ->
 def test_a_gpu_survives_json(replay: ModuleType) -> None:
     (gpu,) = look(replay, "gh200").gpus
     assert json.loads(json.dumps(gpu.to_dict()))["c2c"] == {"up": 10, "count": 10, "rate": 450e9}
+
+
+def test_nvlinks_whose_far_end_a_virtual_machine_hides_go_to_switches(replay: ModuleType) -> None:
+    library = replay.Replay("h100")
+    for gpu in library.machine["gpus"]:
+        for link in gpu["nvlinks"]:
+            link["end"], link["bus"] = None, "FFFFFFFF:FFFF:FF.0"
+    seen = nvml.look(library, Path("/nowhere"))
+    assert matrix(seen.gpus, seen.ancestors)[0][1] == "NV18"
+    assert pair_ceiling(*seen.gpus) is not None
+
+
+def test_a_pair_could_carry_what_the_gpu_with_fewer_links_could(replay: ModuleType) -> None:
+    library = replay.Replay("h100")
+    for link in library.machine["gpus"][1]["nvlinks"][12:]:
+        link["state"] = 0
+    one, other = nvml.look(library, Path("/nowhere")).gpus
+    ceilings = pair_ceiling(one, other), pair_ceiling(other, one)
+    assert ceilings[0] == ceilings[1]
+    assert ceilings[0] is not None
+    assert ceilings[0].source.startswith("12 NVLinks")
+
+
+@pytest.mark.parametrize(
+    ("kind", "member", "value"),
+    [
+        ("DOUBLE", "dVal", 7.0),
+        ("UNSIGNED_INT", "uiVal", 2**32 - 1),
+        ("UNSIGNED_LONG", "ulVal", 2**63),
+        ("UNSIGNED_LONG_LONG", "ullVal", 2**64 - 1),
+        ("SIGNED_LONG_LONG", "sllVal", -(2**40)),
+        ("SIGNED_INT", "siVal", -5),
+        ("UNSIGNED_SHORT", "usVal", 65535),
+    ],
+)
+def test_a_field_is_read_as_the_type_that_the_driver_says(
+    replay: ModuleType, kind: str, member: str, value: float, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    import pynvml
+
+    def answer(handle: object, wanted: list[tuple[int, int]]) -> object:
+        values = (pynvml.c_nvmlFieldValue_t * len(wanted))()
+        values[0].value.ullVal = 0xAAAA_AAAA_AAAA_AAAA  # what is left of something else
+        values[0].valueType = getattr(pynvml, f"NVML_VALUE_TYPE_{kind}")
+        setattr(values[0].value, member, value)
+        return values
+
+    library = replay.Replay("h100")
+    monkeypatch.setattr(library, "nvmlDeviceGetFieldValues", answer, raising=False)
+    with nvml.opened(library) as opened:
+        assert opened.fields(opened.handle(0), [(1, 0)]) == [int(value)]
+
+
+def test_a_field_of_a_type_that_is_not_known_is_not_there(replay: ModuleType, monkeypatch: pytest.MonkeyPatch) -> None:
+    import pynvml
+
+    def answer(handle: object, wanted: list[tuple[int, int]]) -> object:
+        values = (pynvml.c_nvmlFieldValue_t * len(wanted))()
+        values[0].valueType = 99
+        return values
+
+    library = replay.Replay("h100")
+    monkeypatch.setattr(library, "nvmlDeviceGetFieldValues", answer, raising=False)
+    with nvml.opened(library) as opened:
+        assert opened.fields(opened.handle(0), [(1, 0)]) == [None]

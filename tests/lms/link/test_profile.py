@@ -53,12 +53,45 @@ def test_another_version_is_refused_with_what_to_do() -> None:
         {"capacity": {"host": -1}},
         {"surprise": 1},
         {"absent": [{"what": "x"}]},
+        {"absent": [3]},
+        {"machine": {"host": 3}},
+        {"machine": []},
+        {"capacity": {"host": True}},
+        {"when": 3},
     ],
 )
 def test_a_damaged_one_is_refused_in_a_line(damage: dict[str, object]) -> None:
     document = json.loads(make().to_json()) | damage
     with pytest.raises(UsageError, match=r"^FILE: damaged \([^\n]*\); measure again"):
         Profile.from_dict(document, "FILE")
+
+
+@pytest.mark.parametrize(
+    ("path", "value", "where"),
+    [
+        (("ceiling", "out"), 0, "links[0].ceiling.out: expected bytes a second, found 0"),
+        (("ceiling", "back"), "fast", "links[0].ceiling.back: expected bytes a second"),
+        (("ceiling", "source"), 3, "links[0].ceiling.source: expected a text"),
+        (("ceiling",), [1, 2], "links[0].ceiling: expected an object"),
+        (("name",), 3, "links[0].name: expected a text, found 3"),
+        (("what",), None, "links[0].what: expected a text"),
+        (("kind",), ["gpu"], "links[0].kind: expected one of"),
+        (("series", 0, "via"), None, "links[0].series[0]: via None: expected a text"),
+        (("series", 1, "points", 0, "low"), "x", "links[0].series[1]: points[0].low 'x': expected a number above 0"),
+        (("series", 0, "points", 1, "nbytes"), 0, "links[0].series[0]: points[1].nbytes 0: expected a number above 0"),
+    ],
+)
+def test_a_value_of_another_type_is_named_with_its_place(
+    path: tuple[str | int, ...], value: object, where: str
+) -> None:
+    document = json.loads(make().to_json())
+    place = document["links"][0]
+    for key in path[:-1]:
+        place = place[key]
+    place[path[-1]] = value
+    with pytest.raises(UsageError) as found:
+        Profile.from_dict(document, "FILE")
+    assert where in str(found.value)
 
 
 def test_two_links_of_one_name_are_refused() -> None:

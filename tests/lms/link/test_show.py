@@ -90,12 +90,61 @@ def test_the_json_is_whole(on, capsys: pytest.CaptureFixture[str]) -> None:
     assert document["nodes"]
 
 
-@pytest.mark.parametrize("name", ["no_driver", "no_library", "no_permission", "falls_off", "mig", "unknown_gpu"])
-def test_a_machine_with_a_fault_is_shown_as_far_as_it_goes(on, name: str, capsys: pytest.CaptureFixture[str]) -> None:
+@pytest.mark.parametrize(
+    ("name", "words"),
+    [
+        ("no_driver", "not here: GPU: the NVIDIA driver is installed and not loaded"),
+        ("no_library", "not here: GPU: no NVIDIA driver is installed here"),
+        ("no_permission", "the NVIDIA driver refuses this user"),
+        ("version_mismatch", "not here: GPU: the NVIDIA driver and its library differ in version"),
+        ("falls_off", "it fell off the bus"),
+        ("mig", "gpu0: cut into MIG instances"),
+        ("unknown_gpu", "gpu0 "),
+    ],
+)
+def test_a_machine_with_a_fault_is_shown_as_far_as_it_goes(
+    on, name: str, words: str, capsys: pytest.CaptureFixture[str]
+) -> None:
     on(name)
     text = printed(capsys)
     assert "file /" in text
-    assert "not here: GPU" in text or "gpu0" in text
+    assert words in text
+
+
+def test_columns_bear_the_drivers_numbers_when_a_gpu_is_lost(
+    replay: ModuleType, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    library, real = replay.Replay("v100_power9"), nvml.look
+    library.machine["gpus"][0]["lost_after"] = 0
+    monkeypatch.setattr(nvml, "look", lambda: real(library))
+    lines = printed(capsys).splitlines()
+    at = next(at for at, line in enumerate(lines) if line.split() == ["GPU1", "GPU2", "GPU3"])
+    assert lines[at + 2].split() == ["GPU2", "SYS", "X", "NV3"]
+
+
+def test_what_was_measured_in_memory_is_shown(on, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    on("no_library")
+    memory = MeasuredLink("memory", "memory", "copies", (Series("copy", "2 threads", 9e9, 0.0),))
+    Profile("x", "measured", (memory,), machine={"host": show.host.machine()["host"]}).save(tmp_path / "a.json")
+    text = printed(capsys, "--measured", str(tmp_path / "a.json"))
+    (line,) = [line for line in text.splitlines() if line.startswith("memory ")]
+    assert line.split()[-4:] == ["-", "-", "9", "GB/s"]
+    assert "measured on" not in text
+
+
+def test_figures_of_another_machine_are_said_to_be_so(on, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    on("h100")
+    link = MeasuredLink("gpu0", "gpu", "", (Series("out", "pinned", 31.5e9, 0.0),))
+    Profile("theirs", "measured", (link,), machine={"host": "elsewhere"}).save(tmp_path / "a.json")
+    text = printed(capsys, "--measured", str(tmp_path / "a.json"))
+    assert "gpu0: measured on elsewhere, which is not this machine's name" in text
+
+
+def test_what_to_do_next_shows_the_measured_beside_the_ceilings(on, capsys: pytest.CaptureFixture[str]) -> None:
+    on("no_library")
+    text = printed(capsys)
+    assert text.rstrip().endswith("lms link measure -o here.json, then lms link show --measured here.json")
+    assert "\n\n\n" not in text
 
 
 def test_numa_distances_are_a_table(monkeypatch: pytest.MonkeyPatch, on, capsys: pytest.CaptureFixture[str]) -> None:

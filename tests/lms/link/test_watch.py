@@ -9,7 +9,7 @@ import pytest
 
 from lms.errors import LMSError
 from lms.link.counters import Reading
-from lms.link.watch import SHARE, Watch, summary
+from lms.link.watch import SHARE, Course, Watch, Watched
 
 GB = 10**9
 
@@ -86,6 +86,13 @@ def test_dear_readings_are_read_the_less_often() -> None:
     assert took > (counters.count - 3) * 0.002 / SHARE / 2
 
 
+def summary(what: str, readings: list[tuple[float, Reading]], *, wraps: int = 1 << 64, most: float = 0.0) -> Watched:
+    course = Course(wraps, most)
+    for at, reading in readings:
+        course.add(at, reading)
+    return course.watched(what)
+
+
 def test_a_counter_that_begins_anew_goes_on() -> None:
     readings = [(0.0, Reading(out=(1 << 32) - 100, back=5)), (0.1, Reading(out=50, back=6))]
     watched = summary("x", readings, wraps=1 << 32, most=1e9)
@@ -97,6 +104,32 @@ def test_a_counter_that_may_have_begun_anew_twice_is_not_told() -> None:
     watched = summary("x", readings, wraps=1 << 32, most=25e9)
     assert (watched.out, watched.back) == (None, None)
     assert "began anew, and may have done so more than once" in watched.error
+
+
+def test_a_counter_of_32_bits_keeps_its_sum_however_long_the_run(monkeypatch: pytest.MonkeyPatch) -> None:
+    step = 3 * GB  # in 0.05 s, as over PCIe 5: all but every reading sees it begin anew
+    readings = [(0.05 * at, Reading(out=at * step % (1 << 32), back=0)) for at in range(2100)]
+    watched = summary("x", readings, wraps=1 << 32, most=63e9)
+    assert watched.out == 2099 * step
+    assert watched.back == 0
+    assert watched.error == ""
+    assert len(watched.samples) < 2000
+
+
+def test_a_counter_is_read_as_often_as_it_may_begin_anew() -> None:
+    counters = Steps()
+    counters.wraps, counters.most = 1 << 32, 1e14  # every 43 us
+    start = time.perf_counter()
+    watch = Watch(counters, interval=60.0)
+    assert counters.enough.wait(60)
+    watch.stop()
+    assert time.perf_counter() - start < 60
+
+
+def test_one_late_reading_among_many_does_not_take_the_figure() -> None:
+    readings = [(0.05 * at, Reading(out=at * 3 * GB % (1 << 32), back=at)) for at in range(1000)]
+    late = [*readings, (readings[-1][0] + 0.1, Reading(out=(999 * 3 * GB + 1) % (1 << 32), back=1001))]
+    assert summary("x", late, wraps=1 << 32, most=63e9).out == 999 * 3 * GB + 1
 
 
 def test_large_counters_wrap_at_64_bits() -> None:

@@ -89,6 +89,15 @@ class PaperStreams:
         with self._lock:
             stream.queue.append(("run", copy, source.nbytes / BANDWIDTH))
 
+    @contextmanager
+    def using(self, stream: Stream) -> Iterator[None]:
+        assert isinstance(stream, PaperStream)
+        before, self._current = self._current, stream.name
+        try:
+            yield
+        finally:
+            self._current = before
+
     def empty(self, nbytes: int) -> torch.Tensor:
         assert nbytes <= self._block
         at = min(self._free)

@@ -146,7 +146,10 @@ def batch(trace: Trace, times: float) -> Trace:
 
 
 def _typical(profile: Profile, kind: Kind, direction: Direction) -> Series | None:
-    """What every link of the kind gives: that of the slowest. In memory the most that all threads together get."""
+    """What every link of the kind gives: that of the slowest.
+
+    In memory that is the most that all threads of one NUMA node together get, on the slowest node.
+    """
     found = [series for link in profile.of(kind) if (series := link.best(direction)) is not None]
     return min(found, key=lambda series: series.rate, default=None)
 

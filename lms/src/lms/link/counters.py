@@ -109,12 +109,20 @@ class NvmlCounters:
         self.what = f"all that went over {way} of {found.name}, by this process and others"
 
     def _find(self, uuid: str) -> tuple[object, Gpu]:
-        for index in range(self._nvml.count()):
-            handle = self._nvml.handle(index)
-            gpu = nvml.gpu(self._nvml, index, handle)
-            if not uuid or gpu.uuid.removeprefix("GPU-").lower() == uuid:
-                return handle, gpu
-        raise LMSError(f"NVML knows of no GPU {uuid!r}: its counters are not shown")
+        count = self._nvml.count()
+        if not uuid and count != 1:
+            raise LMSError(f"PyTorch does not tell which of the {count} GPUs it uses: its counters are not shown")
+        lost: nvml.GpuLost | None = None
+        for index in range(count):
+            try:
+                handle = self._nvml.handle(index)
+                theirs = str(self._nvml.ask("nvmlDeviceGetUUID", handle) or "").removeprefix("GPU-").lower()
+            except nvml.GpuLost as error:  # another one's fault, if the GPU is found
+                lost = error
+                continue
+            if not uuid or theirs == uuid:
+                return handle, nvml.gpu(self._nvml, index, handle)
+        raise lost or LMSError(f"NVML knows of no GPU {uuid!r}: its counters are not shown")
 
     def read(self) -> Reading:
         """The counters now. Raises GpuLost when the GPU has fallen off the bus."""

@@ -16,7 +16,7 @@ from lms.errors import SpillError
 from lms.link.series import Direction
 from lms.link.sweep import MB, Copy
 from lms.tiers.host import HostSlab, cuda_register, cuda_unregister
-from lms.torch.streams import Event, Stream, Streams, host_tensor
+from lms.torch.streams import Stream, Streams, host_tensor
 
 _SETTLED = 4 * MB  # bytes between two events at least: a single small copy is lost in the time of its launch
 
@@ -65,43 +65,61 @@ def gpu_copies(streams: Streams, host: Sequence[torch.Tensor], direction: Direct
         back = (streams.back, device[-1][:nbytes], host[len(device) - 1][:nbytes])
         return {"out": [out], "back": [back], "both": [out, back]}[direction]
 
-    yield lambda nbytes: timed(streams, queue(nbytes))
-    streams.synchronize(streams.record(streams.out))
-    streams.synchronize(streams.record(streams.back))
+    try:
+        yield lambda nbytes: timed(streams, queue(nbytes))
+    finally:  # whatever interrupts: the caller may let the memory go then
+        streams.synchronize(streams.record(streams.out))
+        streams.synchronize(streams.record(streams.back))
 
 
 @contextmanager
 def peer_copies(here: Streams, there: Streams, nbytes: int, direction: Direction) -> Iterator[Copy]:
-    """A function that copies up to `nbytes` between two GPUs; `out` is from `here` to `there`."""
+    """A function that copies up to `nbytes` between two GPUs; `out` is from `here` to `there`.
+
+    PyTorch queues such a copy on the current stream of the source's GPU, between two waits that bind it to the current
+    stream of the other (copy_device_to_device in aten/src/ATen/native/cuda/Copy.cu). So each way has a stream of its
+    own on both GPUs: the default stream of `there` would let `both` go one after the other. The clock is that of
+    `here`, whose stream begins before the copy and ends behind it, whichever way it goes.
+    """
     ours = [here.empty(nbytes) for _ in range(2)]
     theirs = [there.empty(nbytes) for _ in range(2)]
 
     def queue(count: int) -> list[tuple[Stream, torch.Tensor, torch.Tensor]]:
         out = (here.out, theirs[0][:count], ours[0][:count])
-        # Of this GPU's streams too, so that one clock times both ways.
         back = (here.back, ours[1][:count], theirs[1][:count])
         return {"out": [out], "back": [back], "both": [out, back]}[direction]
 
-    yield lambda count: timed(here, queue(count))
-    here.synchronize(here.record(here.out))
-    here.synchronize(here.record(here.back))
+    def copy(stream: Stream, destination: torch.Tensor, source: torch.Tensor) -> None:
+        with there.using(there.out if stream is here.out else there.back):
+            here.copy(stream, destination, source)
+
+    try:
+        yield lambda count: timed(here, queue(count), copy)
+    finally:
+        here.synchronize(here.record(here.out))
+        here.synchronize(here.record(here.back))
 
 
-def timed(streams: Streams, copies: Sequence[tuple[Stream, torch.Tensor, torch.Tensor]]) -> float:
+def timed(
+    streams: Streams,
+    copies: Sequence[tuple[Stream, torch.Tensor, torch.Tensor]],
+    copy: Callable[[Stream, torch.Tensor, torch.Tensor], None] | None = None,
+) -> float:
     """Seconds that the copies take, which begin at once, each on a stream of its own. Waits for them.
 
-    Small copies are repeated and the mean is taken. The clock is the GPU's: what the host does meanwhile costs nothing.
+    `copy` queues one (by default `streams.copy`). Small copies are repeated, the ways in turns, and the mean is taken.
+    The clock is the GPU's; how long PyTorch takes to launch a copy is in it where the stream is idle meanwhile, as with
+    small ones.
     """
     turns = max(1, _SETTLED // copies[0][1].nbytes)
     first, *others = [stream for stream, _, _ in copies]
     begin = streams.record(first)
     for stream in others:
         streams.wait(stream, begin)
-    ends: list[Event] = []
-    for stream, destination, source in copies:
-        for _ in range(turns):
-            streams.copy(stream, destination, source)
-        ends.append(streams.record(stream))
+    for _ in range(turns):
+        for stream, destination, source in copies:
+            (copy or streams.copy)(stream, destination, source)
+    ends = [streams.record(stream) for stream, _, _ in copies]
     for end in ends:
         streams.synchronize(end)
     return max(streams.seconds(begin, end) for end in ends) / turns

@@ -6,13 +6,17 @@
 from __future__ import annotations
 
 import os
+import stat
 from dataclasses import dataclass
 from pathlib import Path
+
+from lms.errors import UsageError
+from lms.link import host
 
 _MEMORY = ("tmpfs", "ramfs", "devtmpfs", "hugetlbfs")
 _REMOTE = ("nfs", "nfs4", "cifs", "smb3", "lustre", "gpfs", "beegfs", "ceph", "9p", "virtiofs", "fuse.sshfs")
 # By vendor or model, as these hypervisors and clouds name the disks that they make up.
-_VIRTUAL = ("qemu", "virtio", "vmware", "vbox", "msft", "amazon elastic", "persistentdisk", "google")
+_VIRTUAL = ("qemu", "virtio", "vmware", "vbox", "msft", "amazon elastic", "persistentdisk", "google", "nvme_card")
 
 
 @dataclass(frozen=True)
@@ -28,6 +32,7 @@ class Disk:
     remote: bool
     virtual: bool  # a hypervisor made it up
     layered: bool  # a loop or a device-mapper device: the disk is below
+    guest: bool = False  # the machine itself is virtual
 
     def what(self) -> str:
         """It in words."""
@@ -49,7 +54,24 @@ class Disk:
             return ("possibly cached: a virtual disk's host may keep bytes in its memory, and does not tell",)
         if self.layered:
             return (f"possibly cached: {self.device} lies on something else, which may keep bytes in memory",)
+        if not self.device:
+            return (f"possibly cached: what lies below {self.filesystem} is not known here",)
+        if self.guest:
+            return ("possibly cached: this machine is virtual, and its host may keep bytes of any disk in its memory",)
         return ()
+
+
+def disk_at(folder: Path) -> Disk:
+    """What the folder that `--dir` named lies on. Raises UsageError when it is none, or may not be looked into."""
+    expected = "expected a folder on the disk that is to be measured"
+    try:
+        if not stat.S_ISDIR(os.stat(folder).st_mode):
+            raise UsageError(f"--dir={str(folder)!r}: a file; {expected}")
+        return disk_of(folder)
+    except FileNotFoundError:
+        raise UsageError(f"--dir={str(folder)!r}: no such folder; {expected}") from None
+    except OSError as error:
+        raise UsageError(f"--dir={str(folder)!r}: {error.strerror}; {expected}") from None
 
 
 def disk_of(folder: Path, root: Path = Path("/")) -> Disk:
@@ -68,7 +90,7 @@ def disk_of(folder: Path, root: Path = Path("/")) -> Disk:
     if not block.exists():
         return Disk(
             str(folder), filesystem, "", "", "", filesystem in _MEMORY, filesystem in _REMOTE, virtual=False,
-            layered=False,
+            layered=False, guest=bool(host.hypervisor(root)),
         )  # fmt: skip
     real = block.resolve()
     if (real / "partition").exists():
@@ -85,12 +107,17 @@ def disk_of(folder: Path, root: Path = Path("/")) -> Disk:
         remote=filesystem in _REMOTE,
         virtual="virtio" in str(real) or name.startswith("xvd") or any(one in model.lower() for one in _VIRTUAL),
         layered=name.startswith(("loop", "dm-", "md", "nbd")),
+        guest=bool(host.hypervisor(root)),
     )
 
 
 def _mount(number: str, folder: Path, root: Path) -> tuple[str, str]:
-    """Type and source of the file system: of the mount with this device number that is nearest above the folder."""
-    best, found = -1, ("unknown", "")
+    """Type and source of the file system: of the mount that is nearest above the folder.
+
+    One with the folder's device number goes before others, which it may hide. A subvolume of btrfs has a number that no
+    mount has.
+    """
+    best, found = (False, -1), ("unknown", "")
     try:
         lines = (root / "proc/self/mountinfo").read_text().splitlines()
     except OSError:
@@ -99,8 +126,9 @@ def _mount(number: str, folder: Path, root: Path) -> tuple[str, str]:
         left, _, right = line.partition(" - ")
         fields, (kind, source, *_) = left.split(), right.split()
         point = fields[4].replace("\\040", " ")
-        if fields[2] == number and folder.is_relative_to(point) and len(point) > best:
-            best, found = len(point), (kind, source)
+        rank = (fields[2] == number, len(point))
+        if folder.is_relative_to(point) and rank >= best:  # of two at one point the later one is on top
+            best, found = rank, (kind, source)
     return found
 
 

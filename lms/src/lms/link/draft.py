@@ -63,7 +63,7 @@ def run(
     with progress:
         for draft in drafts:
             link = draft.link
-            title = ""
+            failed = set()
             try:
                 for task in draft.tasks:
                     title = f"{link.name}, {task.direction}"
@@ -74,11 +74,14 @@ def run(
                     tell(0.0)
                     left = max(deadline - clock(), _LATE * available)
                     seconds = left * task.weight / (whole - begun)
-                    link = _with(link, task, seconds, clock, tell)
                     begun += task.weight
-            except (LMSError, RuntimeError, OSError) as error:  # RuntimeError is what PyTorch makes of CUDA's errors
-                absent.append(Absence(title or link.name, " ".join(str(error).split())))
-                begun += sum(task.weight for task in draft.tasks[len(link.series) :])
+                    try:
+                        link = _with(link, task, seconds, clock, tell)
+                    except (LMSError, RuntimeError, OSError) as error:  # RuntimeError: PyTorch's of CUDA's errors
+                        why = " ".join(str(error).split())
+                        if why not in failed:  # a GPU that is gone fails in each task, and is named once
+                            absent.append(Absence(title, why))
+                        failed.add(why)
             finally:
                 draft.close()
             if link.series:

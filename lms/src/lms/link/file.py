@@ -40,8 +40,9 @@ class FileProbe:
         return "O_DIRECT" if self.file.direct else "page cache"
 
     def close(self) -> None:
-        """Close the file, which frees its room. Idempotent."""
+        """Close the file, which frees its room, and let the memory go. Idempotent."""
         self.file.close()
+        self._memory = None
 
     def shrink(self, largest: int) -> None:
         """Use no more than the file's first `largest` bytes, or _LEAST, from now on: the disk is too slow for more."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from typing import Literal
 
 from lms.link.profile import Ceiling
@@ -125,12 +125,13 @@ class Gpu:
             pcie, pcie, f"{self.pcie.words()}, after its line code and before its headers"
         )
 
-    def warnings(self) -> list[str]:
-        """What makes it, or its links, slower than they could be."""
+    def warnings(self, *, awake: bool = False) -> list[str]:
+        """What makes it, or its links, slower than they could be; with `awake` not that PCIe rests at the moment."""
         found = []
         by_pcie = not (self.to("cpu") or (self.c2c is not None and self.c2c.up))
         if self.pcie is not None and by_pcie:  # else bytes take another way than PCIe
-            found += self.pcie.warnings()
+            pcie = replace(self.pcie, generation=self.pcie.most_generation) if awake else self.pcie
+            found += pcie.warnings()
         down = [link.index for link in self.nvlinks if not link.up]
         if down and len(down) < len(self.nvlinks):
             found.append(
@@ -161,8 +162,9 @@ def pair_words(one: Gpu, other: Gpu, ancestor: str = "") -> str:
 
 def pair_ceiling(one: Gpu, other: Gpu) -> Ceiling | None:
     """What two GPUs could exchange over NVLink; None where they have none, or its rate is not known."""
-    links = [link for link in one.to("gpu") if link.bus.lower() == other.bus.lower()] or one.to("switch")
-    if not links or (not one.to("gpu") and not other.to("switch")):
+    direct = [link for link in one.to("gpu") if link.bus.lower() == other.bus.lower()]
+    links = direct or min(one.to("switch"), other.to("switch"), key=len)
+    if not links:
         return None
     speeds = [link.speed() for link in links]
     if None in speeds:

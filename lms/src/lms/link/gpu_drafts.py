@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 
@@ -15,50 +15,62 @@ from lms.link.draft import Draft, Open, Task
 from lms.link.gpu import Gpu, pair_ceiling, pair_words
 from lms.link.profile import Absence, MeasuredLink
 from lms.link.series import Direction
-from lms.link.sweep import Copy
+from lms.link.sweep import MB, Copy
 from lms.torch.streams import CudaStreams
 from lms.units import format_size
 
 MEMORY_SHARE, GPU_SHARE = 0.25, 0.25
+_WORTH = MB  # bytes of the largest copy: below it a sweep would say nothing
 _DIRECTIONS: tuple[Direction, ...] = ("out", "back", "both")
 
 
 def of(gpus: Sequence[Gpu], sizes: tuple[int, ...], absent: list[Absence]) -> list[Draft]:
-    """The drafts; what PyTorch does not reach is named in `absent`."""
+    """The drafts; what PyTorch does not reach, and each GPU that refuses, is named in `absent`."""
     if not torch.cuda.is_available():
         if gpus:
             why = f"PyTorch {torch.__version__} sees no GPU: a CPU build, or CUDA_VISIBLE_DEVICES hides them"
             absent.append(Absence("GPU copies", why))
         return []
-    count = torch.cuda.device_count()
-    room = host.memory_room(MEMORY_SHARE) // 2
-    free = min(torch.cuda.mem_get_info(index)[0] for index in range(count))
-    fitting = tuple(size for size in sizes if size <= min(room, int(free * GPU_SHARE) // 2))
-    if not fitting:
-        absent.append(
-            Absence("GPU copies", f"a quarter of the {format_size(free)} that are free on a GPU is too little")
-        )
-        return []
-    notes: tuple[str, ...] = ()
-    if len(fitting) < len(sizes):
-        notes = (
-            f"a smaller sweep, up to {format_size(fitting[-1])}: more would have been more than a quarter of memory",
-        )
-    known = [described(index, torch.cuda.get_device_properties(index), gpus) for index in range(count)]
-    pinned = _Pinned(fitting[-1])
-    drafts = [_host_draft(gpu, fitting, notes, pinned) for gpu in known]
-    drafts[-1].close = pinned.close
-    drafts += [_peer_draft(one, other, fitting, notes) for at, one in enumerate(known) for other in known[at + 1 :]]
-    return drafts
+    allowed = os.sched_getaffinity(0)
+    nodes = [node for node in host.nodes() if allowed & set(node.cpus)]
+    # Two runs of pinned memory are kept on each node, and pageable memory stands beside them.
+    room = host.memory_room(MEMORY_SHARE) // (2 * len(nodes) + 1)
+    known = []
+    for index in range(torch.cuda.device_count()):
+        try:
+            found = described(index, torch.cuda.get_device_properties(index), gpus)
+            free = torch.cuda.mem_get_info(index)[0]
+        except RuntimeError as error:  # full, exclusive to another process, or fallen off the bus
+            absent.append(Absence(f"GPU copies of PyTorch's GPU {index}", " ".join(str(error).split())))
+            continue
+        fitting = tuple(size for size in sizes if size <= min(room, int(free * GPU_SHARE) // 2))
+        if not fitting or fitting[-1] < _WORTH:
+            what = f"the {format_size(free)} that are free on it, or of the memory that is available, is too little"
+            absent.append(Absence(f"GPU copies of {found.name}", f"a quarter of {what}"))
+            continue
+        known.append(replace(found, sizes=fitting, notes=_cut(fitting, sizes)))
+    pinned = _Pinned(max((gpu.sizes[-1] for gpu in known), default=0))
+    drafts = [_host_draft(gpu, nodes, pinned) for gpu in known]
+    if drafts:
+        drafts[-1].close = pinned.close
+    return drafts + [_peer_draft(one, other) for at, one in enumerate(known) for other in known[at + 1 :]]
+
+
+def _cut(fitting: tuple[int, ...], sizes: tuple[int, ...]) -> tuple[str, ...]:
+    if len(fitting) == len(sizes):
+        return ()
+    return (f"a smaller sweep, up to {format_size(fitting[-1])}: more would have been more than a quarter of memory",)
 
 
 @dataclass(frozen=True)
 class Known:
-    """A GPU by PyTorch's number, its name among links, and what NVML tells of it."""
+    """A GPU by PyTorch's number, its name among links, what NVML tells of it, and the sizes that it has room for."""
 
     index: int
     name: str
     gpu: Gpu
+    sizes: tuple[int, ...] = ()
+    notes: tuple[str, ...] = ()
 
 
 def described(index: int, properties: object, gpus: Sequence[Gpu]) -> Known:
@@ -74,29 +86,34 @@ def described(index: int, properties: object, gpus: Sequence[Gpu]) -> Known:
     return Known(index, f"cuda{index}" if gpus else f"gpu{index}", Gpu(index, name, memory=memory))
 
 
-def _host_draft(known: Known, sizes: tuple[int, ...], notes: tuple[str, ...], pinned: _Pinned) -> Draft:
-    gpu = known.gpu
+def _host_draft(known: Known, nodes: Sequence[host.Node], pinned: _Pinned) -> Draft:
+    gpu, sizes = known.gpu, known.sizes
     way, ceiling = gpu.host()
     what = f"{gpu.name}, {way}"
-    draft = Draft(MeasuredLink(known.name, "gpu", what, ceiling=ceiling, notes=(*notes, *gpu.warnings())))
+    # That a link sleeps was so before the copies, which wake it.
+    notes = (*known.notes, *gpu.warnings(awake=True))
+    draft = Draft(MeasuredLink(known.name, "gpu", what, ceiling=ceiling, notes=notes))
     device = torch.device("cuda", known.index)
     allowed = os.sched_getaffinity(0)
-    nodes = [node for node in host.nodes() if allowed & set(node.cpus)]
     near = next((node for node in nodes if node.index == gpu.node), None)
     for node in [near] if near else nodes:
         cpus = tuple(sorted(allowed & set(node.cpus))) if len(nodes) > 1 else ()
         via = "pinned" if near or len(nodes) == 1 else f"pinned, node {node.index}"
-        draft.tasks += [_task(one, via, pinned.task(device, cpus, one), sizes) for one in _DIRECTIONS]
+        draft.tasks += [_task(one, via, pinned.task(device, cpus, one, sizes[-1]), sizes) for one in _DIRECTIONS]
     for node in nodes:
         if near and node is not near:
             cpus, via = tuple(sorted(allowed & set(node.cpus))), f"pinned, node {node.index}"
-            draft.tasks += [_task(one, via, pinned.task(device, cpus, one), sizes, 0.5) for one in _DIRECTIONS[:2]]
+            draft.tasks += [
+                _task(one, via, pinned.task(device, cpus, one, sizes[-1]), sizes, 0.5) for one in _DIRECTIONS[:2]
+            ]
     draft.tasks += [_task(one, "pageable", _pageable(device, sizes[-1], one), sizes, 0.5) for one in _DIRECTIONS[:2]]
     return draft
 
 
-def _peer_draft(one: Known, other: Known, sizes: tuple[int, ...], notes: tuple[str, ...]) -> Draft:
+def _peer_draft(one: Known, other: Known) -> Draft:
     ours, theirs = one.gpu, other.gpu
+    less = min(one, other, key=lambda gpu: len(gpu.sizes))
+    sizes = less.sizes
     direct = torch.cuda.can_device_access_peer(one.index, other.index)
     words = pair_words(ours, theirs, "PCIe") if direct else "through host memory: neither may reach the other's"
     link = MeasuredLink(
@@ -105,7 +122,7 @@ def _peer_draft(one: Known, other: Known, sizes: tuple[int, ...], notes: tuple[s
         f"{ours.name} to {theirs.name}, {words}",
         (),
         pair_ceiling(ours, theirs),
-        notes,
+        less.notes,
     )
 
     def opened(direction: Direction) -> Open:
@@ -123,32 +140,32 @@ def _task(direction: Direction, via: str, opened: Open, sizes: tuple[int, ...], 
 
 
 class _Pinned:
-    """The pinned memory of the task at hand, kept for the next near the same processors: locking it takes a while."""
+    """Pinned memory near some processors, kept for all tasks near the same ones: locking it takes a while."""
 
     def __init__(self, largest: int) -> None:
         self._largest = largest
-        self._kept: tuple[tuple[int, ...], Pinned] | None = None
+        self._kept: dict[tuple[int, ...], Pinned] = {}
 
     def near(self, cpus: tuple[int, ...]) -> Pinned:
         """Two runs of it. Raises SpillError."""
-        if self._kept is None or self._kept[0] != cpus:
-            self.close()
-            self._kept = cpus, Pinned(self._largest, near=cpus)
-        return self._kept[1]
+        if cpus not in self._kept:
+            self._kept[cpus] = Pinned(self._largest, near=cpus)
+        return self._kept[cpus]
 
     def close(self) -> None:
         """Unlock it. Idempotent."""
-        if self._kept is not None:
-            self._kept[1].close()
-            self._kept = None
+        while self._kept:
+            self._kept.popitem()[1].close()
 
-    def task(self, device: torch.device, cpus: tuple[int, ...], direction: Direction) -> Open:
-        """Copies between it and a GPU."""
+    def task(self, device: torch.device, cpus: tuple[int, ...], direction: Direction, largest: int) -> Open:
+        """Copies of at most `largest` bytes between it and a GPU."""
 
         @contextmanager
         def opened() -> Iterator[Copy]:
-            with gpu_copies(CudaStreams(device), self.near(cpus).tensors, direction) as copy:
+            memory = [tensor[:largest] for tensor in self.near(cpus).tensors]
+            with gpu_copies(CudaStreams(device), memory, direction) as copy:
                 yield copy
+            del memory
             torch.cuda.empty_cache()
 
         return opened

@@ -67,9 +67,10 @@ def processor(root: Path = ROOT) -> str:
     return platform.machine()
 
 
-def hypervisor(root: Path = ROOT) -> bool:
-    """Whether this is a virtual machine, as far as its processor admits it."""
-    return bool(re.search(r"^flags\s*:.*\bhypervisor\b", _read(root / "proc/cpuinfo"), re.MULTILINE))
+def hypervisor(root: Path = ROOT) -> bool | None:
+    """Whether this is a virtual machine, as far as its processor admits it; None where none would (Arm, POWER)."""
+    flags = re.search(r"^flags\s*:(.*)$", _read(root / "proc/cpuinfo"), re.MULTILINE)
+    return None if flags is None else "hypervisor" in flags[1].split()
 
 
 def machine(root: Path = ROOT) -> dict[str, str]:
@@ -77,7 +78,7 @@ def machine(root: Path = ROOT) -> dict[str, str]:
     facts = {
         "host": platform.node(),
         "processor": f"{len(os.sched_getaffinity(0))} x {processor(root)}",
-        "virtual": "yes" if hypervisor(root) else "no",
+        "virtual": {True: "yes", False: "no", None: "not known"}[hypervisor(root)],
         "NUMA nodes": str(len(nodes(root))),
         "kernel": platform.release(),
         "Python": platform.python_version(),

@@ -8,16 +8,17 @@ from __future__ import annotations
 
 import ctypes
 import os
+import time
 import warnings
-from collections.abc import Collection
-from contextlib import AbstractContextManager
+from collections.abc import Collection, Iterator
+from contextlib import AbstractContextManager, contextmanager
 from datetime import UTC, datetime
 from importlib.util import find_spec
 from pathlib import Path
 
-from lms.errors import LMSError, UsageError
+from lms.errors import LMSError, SpillError, UsageError
 from lms.link import host, nvml
-from lms.link.disk import disk_of
+from lms.link.disk import disk_at
 from lms.link.draft import Draft, Task, run
 from lms.link.file import FileProbe
 from lms.link.gpu import Gpu
@@ -29,7 +30,8 @@ from lms.link.sweep import MB, QUICK_SIZES, SIZES, Copy
 from lms.tiers.capacity import memory_capacity
 from lms.units import format_size
 
-SECONDS, QUICK_SECONDS = 50.0, 6.5  # from the first link to the last; what stands around it takes a second or two
+SECONDS, QUICK_SECONDS = 50.0, 6.5  # from the beginning to the last link; what stands around it takes a second or two
+_AT_LEAST = 0.5  # of these are for the links, however long PyTorch and the GPUs' contexts took
 MEMORY_SHARE, DISK_SHARE = 0.25, 0.10
 _WORTH = MB  # bytes of the largest copy: below it a sweep would say nothing
 
@@ -42,6 +44,7 @@ def measure(
     What cannot be measured is named in `absent` with the reason. Raises UsageError when `folder` is none, and when
     nothing at all could be measured.
     """
+    begun = time.monotonic()
     sizes = QUICK_SIZES if quick else SIZES
     seen = nvml.look()
     gpus, absent = list(seen.gpus), list(seen.absent)
@@ -53,7 +56,9 @@ def measure(
         drafts += file_drafts(folder, sizes, absent)
     if wanted & {"gpu", "peer"}:
         drafts += [draft for draft in cuda_drafts(gpus, sizes, absent) if draft.link.kind in wanted]
-    links = run(drafts, QUICK_SECONDS if quick else SECONDS, absent, progress or Progress())
+    seconds = QUICK_SECONDS if quick else SECONDS
+    left = max(seconds - (time.monotonic() - begun), _AT_LEAST * seconds)
+    links = run(drafts, left, absent, progress or Progress())
     if not links:
         raise UsageError(f"nothing could be measured: {'; '.join(f'{one.what}: {one.why}' for one in absent)}")
     facts = host.machine()
@@ -91,7 +96,7 @@ def memory_drafts(sizes: tuple[int, ...], absent: list[Absence]) -> list[Draft]:
         for there, far in numa:
             if there != here and len(numa) <= 4:  # sixteen pairs are what the time allows
                 what = f"copies by node {here} of what lies with node {there}"
-                far_draft = Draft(MeasuredLink(f"node{there}-node{here}", "memory", what, notes=notes))
+                far_draft = Draft(MeasuredLink(f"node{there}-node{here}", "numa", what, notes=notes))
                 far_draft.tasks.append(_memory_task(fitting, 1, cpus, far, weight=0.5))
                 drafts.append(far_draft)
     return drafts
@@ -114,10 +119,7 @@ def _memory_task(
 
 def file_drafts(folder: Path, sizes: tuple[int, ...], absent: list[Absence]) -> list[Draft]:
     """A file in `folder`, written, read, and both at once. Raises UsageError when `folder` is none."""
-    if not folder.is_dir():
-        found = "a file" if folder.exists() else "no such folder"
-        raise UsageError(f"--dir={str(folder)!r}: {found}; expected a folder on the disk that is to be measured")
-    disk = disk_of(folder)
+    disk = disk_at(folder)
     name = f"file {folder}"
     state = os.statvfs(folder)
     free = state.f_bavail * state.f_frsize
@@ -134,18 +136,26 @@ def file_drafts(folder: Path, sizes: tuple[int, ...], absent: list[Absence]) -> 
             warnings.simplefilter("always")
             probe = FileProbe(folder, fitting[-1])
     except LMSError as error:
-        absent.append(Absence(name, str(error)))
+        absent.append(Absence(name, _of_dir(folder, error)))
         return []
     if heard and not disk.memory:
         notes = (*notes, "through the page cache, since this file system refuses O_DIRECT: memory has its part in it")
     draft = Draft(MeasuredLink(name, "file", disk.what(), notes=notes), close=probe.close)
+
+    @contextmanager
+    def copies(direction: Direction) -> Iterator[Copy]:
+        try:
+            with probe.copies(direction) as copy:
+                yield copy
+        except SpillError as error:
+            raise SpillError(_of_dir(folder, error)) from error
 
     def task(direction: Direction) -> Task:
         half = 2 if direction == "both" else 1
         return Task(
             direction,
             lambda: probe.via,
-            lambda: probe.copies(direction),
+            lambda: copies(direction),
             lambda: tuple(one for one in fitting if one * half <= probe.largest),
             weight=2.0,
             # What could not be written in the time cannot be read in it.
@@ -154,6 +164,12 @@ def file_drafts(folder: Path, sizes: tuple[int, ...], absent: list[Absence]) -> 
 
     draft.tasks += [task("out"), task("back"), task("both")]
     return [draft]
+
+
+def _of_dir(folder: Path, error: LMSError) -> str:
+    """A refusal in the words of this command: the file tier speaks of options of `lms run`."""
+    found = str(error).removeprefix(f"spill_dir={str(folder)!r}: ").split(";")[0]
+    return f"--dir={str(folder)!r}: {found}; name a folder on a local disk with room that this user may write to"
 
 
 def cuda_drafts(gpus: list[Gpu], sizes: tuple[int, ...], absent: list[Absence]) -> list[Draft]:
@@ -189,10 +205,13 @@ def _cut(fitting: tuple[int, ...], sizes: tuple[int, ...], why: str) -> tuple[st
 
 
 def _capacity(folder: Path, gpus: list[Gpu]) -> dict[str, int]:
-    state = os.statvfs(folder) if folder.is_dir() else None
     memory = memory_capacity()
     found = {"device": min((gpu.memory for gpu in gpus if gpu.memory), default=memory), "host": memory}
-    if state is not None and state.f_bavail:
+    try:
+        state = os.statvfs(folder)
+    except OSError:  # of no interest where the file was not asked for
+        return found
+    if state.f_bavail:
         found["file"] = state.f_bavail * state.f_frsize
     return found
 

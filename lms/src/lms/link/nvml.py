@@ -219,15 +219,19 @@ def _nvlinks(nvml: Nvml, handle: Handle) -> tuple[NvLink, ...]:
         if index < len(FI_NVLINK_SPEED):
             wanted.append((FI_NVLINK_SPEED[index], 0))
         speed = next((value for value in (*nvml.fields(handle, wanted), common) if value), None)
-        end = nvml.ask("nvmlDeviceGetNvLinkRemoteDeviceType", handle, index)
+        kind = nvml.ask("nvmlDeviceGetNvLinkRemoteDeviceType", handle, index)
+        bus = _bus(nvml.ask("nvmlDeviceGetNvLinkRemotePciInfo", handle, index))
+        end = _ENDS.get(_number(kind), "unknown") if kind is not None else "unknown"
+        if end == "unknown" and bus and set(bus.lower().partition(".")[0]) <= set("f:"):
+            end = "switch"  # a virtual machine is not shown its NVSwitches (as NCCL takes it, src/graph/xml.cc)
         links.append(
             NvLink(
                 index,
                 up=True,
                 version=NVLINK_VERSIONS.get(version, ""),
                 rate=speed * 1e6 if speed else None,
-                end=_ENDS.get(_number(end), "unknown") if end is not None else "unknown",
-                bus=_bus(nvml.ask("nvmlDeviceGetNvLinkRemotePciInfo", handle, index)),
+                end=end,
+                bus=bus,
             )
         )
     return tuple(links)

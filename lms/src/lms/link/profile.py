@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Literal, get_args
@@ -15,11 +15,12 @@ from lms.link.series import Direction, Series
 
 FORMAT = "lms-link-1"
 
-Kind = Literal["gpu", "file", "memory", "peer", "network"]
+Kind = Literal["gpu", "file", "memory", "numa", "peer", "network"]
 KINDS: Mapping[Kind, str] = {
     "gpu": "GPU to host memory",
     "file": "host memory to a file",
     "memory": "copies in host memory",
+    "numa": "memory of another NUMA node",
     "peer": "GPU to GPU",
     "network": "host to host",
 }
@@ -119,35 +120,69 @@ class Profile:
 
 def _read(document: dict[str, object]) -> Profile:
     document.pop("format")
-    links = tuple(_read_link(dict(one)) for one in _items(document.pop("links")))
+    links = tuple(_read_link(_map(one, f"links[{at}]"), f"links[{at}]") for at, one in _items(document, "links"))
     names = [one.name for one in links]
     if len(set(names)) < len(names):
         raise ValueError("two links of one name")
-    absent = tuple(Absence(str(one["what"]), str(one["why"])) for one in _items(document.pop("absent", ())))
-    profile = Profile(links=links, absent=absent, **document)  # type: ignore[arg-type]
-    if profile.origin not in get_args(Origin) or not isinstance(profile.name, str):
-        raise ValueError(f"origin {profile.origin!r} of {profile.name!r}: expected {' or '.join(get_args(Origin))}")
-    if not all(isinstance(value, int) and value > 0 for value in profile.capacity.values()):
-        raise ValueError("capacity: expected bytes")
-    return profile
+    absent = [_map(one, f"absent[{at}]") for at, one in _items(document, "absent")]
+    origin = document.get("origin")
+    if origin not in get_args(Origin):
+        raise ValueError(f"origin: expected {' or '.join(get_args(Origin))}, found {origin!r}")
+    _text(document, "name")
+    _text({"when": ""} | document, "when")
+    for name, value in _map(document.get("machine", {}), "machine").items():
+        if not isinstance(value, str):
+            raise ValueError(f"machine.{name}: expected a text, found {value!r}")
+    for name, value in _map(document.get("capacity", {}), "capacity").items():
+        if not isinstance(value, int) or isinstance(value, bool) or value <= 0:
+            raise ValueError(f"capacity.{name}: expected bytes, found {value!r}")
+    fields = document | {"links": links, "absent": tuple(Absence(str(one["what"]), str(one["why"])) for one in absent)}
+    return Profile(**fields)  # type: ignore[arg-type]
 
 
-def _read_link(document: dict[str, object]) -> MeasuredLink:
-    series = tuple(Series.from_dict(one) for one in _items(document.pop("series")))
-    ceiling = document.pop("ceiling", None)
-    notes = tuple(str(note) for note in _items(document.pop("notes", ())))
-    link = MeasuredLink(
-        series=series,
-        ceiling=Ceiling(**ceiling) if isinstance(ceiling, dict) else None,
-        notes=notes,
-        **document,  # type: ignore[arg-type]
-    )
-    if link.kind not in KINDS:
-        raise ValueError(f"kind {link.kind!r}: expected one of {', '.join(KINDS)}")
-    return link
+def _read_link(document: dict[str, object], where: str) -> MeasuredLink:
+    for key in ("name", "what"):
+        _text(document, key, where)
+    if document.get("kind") not in list(KINDS):
+        raise ValueError(f"{where}.kind: expected one of {', '.join(KINDS)}, found {document.get('kind')!r}")
+    series = []
+    for at, one in _items(document, "series", where):
+        place = f"{where}.series[{at}]"
+        try:
+            series.append(Series.from_dict(_map(one, place)))
+        except (KeyError, TypeError, ValueError) as error:
+            raise ValueError(f"{place}: {error}") from None
+    ceiling = document.get("ceiling")
+    if ceiling is not None:
+        ceiling = _read_ceiling(_map(ceiling, f"{where}.ceiling"), f"{where}.ceiling")
+    notes = tuple(str(note) for _, note in _items(document, "notes", where))
+    fields = document | {"series": tuple(series), "ceiling": ceiling, "notes": notes}
+    return MeasuredLink(**fields)  # type: ignore[arg-type]
 
 
-def _items(value: object) -> Sequence[Mapping[str, object]]:
-    if not isinstance(value, (list, tuple)):
-        raise TypeError(f"expected a list, found {type(value).__name__}")
+def _read_ceiling(document: dict[str, object], where: str) -> Ceiling:
+    for way in ("out", "back"):
+        rate = document.get(way)
+        if not isinstance(rate, (int, float)) or not 0 < rate < float("inf"):
+            raise ValueError(f"{where}.{way}: expected bytes a second, found {rate!r}")
+    _text(document, "source", where)
+    return Ceiling(**document)  # type: ignore[arg-type]
+
+
+def _text(document: Mapping[str, object], key: str, where: str = "") -> None:
+    if not isinstance(document.get(key), str):
+        raise ValueError(f"{where}{'.' if where else ''}{key}: expected a text, found {document.get(key)!r}")
+
+
+def _map(value: object, where: str) -> dict[str, object]:
+    if not isinstance(value, dict):
+        raise ValueError(f"{where}: expected an object, found {value!r}")
     return value
+
+
+def _items(document: Mapping[str, object], key: str, where: str = "") -> list[tuple[int, object]]:
+    """The list at `key` with its places; only `links` and `series` must be there."""
+    value = document.get(key, None if key in ("links", "series") else ())
+    if not isinstance(value, (list, tuple)):
+        raise ValueError(f"{where}{'.' if where else ''}{key}: expected a list, found {value!r}")
+    return list(enumerate(value))

@@ -83,7 +83,12 @@ class Series:
         series = cls(points=tuple(Point(**one) for one in points), **fields)  # type: ignore[arg-type]
         if series.direction not in DIRECTIONS:
             raise ValueError(f"direction {series.direction!r}: expected one of {', '.join(DIRECTIONS)}")
-        for number, name in ((series.rate, "rate"), *((one.seconds, "seconds") for one in series.points)):
+        if not isinstance(series.via, str):
+            raise ValueError(f"via {series.via!r}: expected a text")
+        numbers = [("rate", series.rate)]
+        for at, one in enumerate(series.points):
+            numbers += [(f"points[{at}].{name}", number) for name, number in asdict(one).items()]
+        for name, number in numbers:
             if not isinstance(number, (int, float)) or not 0 < number < float("inf"):
                 raise ValueError(f"{name} {number!r}: expected a number above 0")
         if not isinstance(series.latency, (int, float)) or not 0 <= series.latency < float("inf"):

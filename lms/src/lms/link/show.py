@@ -10,10 +10,11 @@ from pathlib import Path
 
 from lms.errors import UsageError
 from lms.link import host, nvml, table
-from lms.link.disk import disk_of
+from lms.link.disk import Disk, disk_at
 from lms.link.gpu import LEGEND, Gpu, matrix, pair_ceiling
 from lms.link.host import Node
 from lms.link.profile import MeasuredLink, Profile
+from lms.link.series import Direction
 
 FORMAT = "lms-link-show-1"
 
@@ -26,6 +27,7 @@ class Shown:
     gpus: tuple[Gpu, ...]
     matrix: tuple[tuple[str, ...], ...]  # GPUs by GPUs, as `gpu.matrix`
     nodes: tuple[Node, ...]
+    columns: tuple[int, ...] = ()  # the driver's numbers of the GPUs that are the matrix's columns
 
 
 def this_machine(folder: Path, *, only: int | None = None, measured: Profile | None = None) -> Shown:
@@ -33,8 +35,7 @@ def this_machine(folder: Path, *, only: int | None = None, measured: Profile | N
 
     Raises UsageError when there is no GPU `only`, and when `folder` is none.
     """
-    if not folder.is_dir():
-        raise UsageError(f"--dir={str(folder)!r}: expected a folder that is there")
+    disk = disk_at(folder)
     seen = nvml.look()
     if only is not None and only not in (gpu.index for gpu in seen.gpus):
         there = ", ".join(str(gpu.index) for gpu in seen.gpus) or "none"
@@ -44,7 +45,7 @@ def this_machine(folder: Path, *, only: int | None = None, measured: Profile | N
     profile = Profile(
         name=facts["host"],
         origin="measured",
-        links=tuple(_links(seen, folder)),
+        links=tuple(_links(seen, disk)),
         absent=seen.absent,
         machine=facts | ({"NVIDIA driver": seen.driver} if seen.driver else {}),
         when=datetime.now(UTC).isoformat(timespec="seconds"),
@@ -55,16 +56,22 @@ def this_machine(folder: Path, *, only: int | None = None, measured: Profile | N
     keep = [at for at, gpu in enumerate(seen.gpus) if only is None or gpu.index == only]
     if only is not None:
         profile = profile.with_links(link for link in profile.links if link.name == f"gpu{only}")
-    return Shown(profile, tuple(seen.gpus[at] for at in keep), tuple(tuple(found[at]) for at in keep), host.nodes())
+    return Shown(
+        profile,
+        tuple(seen.gpus[at] for at in keep),
+        tuple(tuple(found[at]) for at in keep),
+        host.nodes(),
+        tuple(gpu.index for gpu in seen.gpus),
+    )
 
 
 def text(shown: Shown) -> str:
     """The machine for people."""
     profile = shown.profile
-    lines = [f"{profile.name}: {', '.join(f'{name} {value}' for name, value in profile.machine.items() if value)}", ""]
+    lines = [f"{profile.name}: {', '.join(f'{name} {value}' for name, value in profile.machine.items() if value)}"]
     if shown.gpus:
-        lines += _gpu_lines(shown.gpus)
-        if len(shown.matrix[0]) > 1:
+        lines += ["", *_gpu_lines(shown.gpus)]
+        if len(shown.columns) > 1:
             lines += ["", *_matrix_lines(shown)]
     if len(shown.nodes) > 1:
         lines += ["", *_node_lines(shown.nodes)]
@@ -72,7 +79,10 @@ def text(shown: Shown) -> str:
     if profile.absent:
         lines += ["", *(f"not here: {one.what}: {one.why}" for one in profile.absent)]
     if not any(link.series for link in profile.links):
-        lines += ["", "Nothing of it is measured yet: lms link measure -o here.json, then lms link show here.json"]
+        lines += [
+            "",
+            "Nothing of it is measured yet: lms link measure -o here.json, then lms link show --measured here.json",
+        ]
     return "\n".join(lines)
 
 
@@ -90,7 +100,7 @@ def document(shown: Shown) -> str:
     return json.dumps(content, indent=1)
 
 
-def _links(seen: nvml.Seen, folder: Path) -> list[MeasuredLink]:
+def _links(seen: nvml.Seen, disk: Disk) -> list[MeasuredLink]:
     links = []
     for gpu in seen.gpus:
         words, ceiling = gpu.host()
@@ -100,17 +110,23 @@ def _links(seen: nvml.Seen, folder: Path) -> list[MeasuredLink]:
             if (ceiling := pair_ceiling(one, other)) is not None:
                 name = f"gpu{one.index}-gpu{other.index}"
                 links.append(MeasuredLink(name, "peer", f"{one.name} to {other.name}", (), ceiling))
-    disk = disk_of(folder)
-    links.append(MeasuredLink(f"file {folder}", "file", disk.what(), notes=disk.notes()))
+    links.append(MeasuredLink(f"file {disk.folder}", "file", disk.what(), notes=disk.notes()))
     return links
 
 
 def _with_figures(profile: Profile, measured: Profile) -> Profile:
-    """The profile with the series that were measured of links of the same names, and links that only `measured` has."""
-    theirs = {link.name: link for link in measured.links}
-    links = [replace(link, series=theirs[link.name].series if link.name in theirs else ()) for link in profile.links]
-    known = {link.name for link in links}
-    return profile.with_links([*links, *(link for link in measured.links if link.name not in known)])
+    """The profile with the series that were measured of links of the same names, and links that only `measured` has.
+
+    Figures of another machine are said to be so. They are no error: a container may have another name at each start.
+    """
+    host = measured.machine.get("host", measured.name)
+    notes = () if host == profile.machine["host"] else (f"measured on {host}, which is not this machine's name",)
+    theirs = {link.name: replace(link, notes=(*link.notes, *notes)) for link in measured.links}
+    links = []
+    for link in profile.links:
+        found = theirs.pop(link.name, None)
+        links.append(link if found is None else replace(link, series=found.series, notes=(*link.notes, *notes)))
+    return profile.with_links([*links, *theirs.values()])
 
 
 def _gpu_lines(gpus: Sequence[Gpu]) -> list[str]:
@@ -131,8 +147,7 @@ def _gpu_lines(gpus: Sequence[Gpu]) -> list[str]:
 
 
 def _matrix_lines(shown: Shown) -> list[str]:
-    others = range(len(shown.matrix[0]))
-    rows = [("", *(f"GPU{at}" for at in others))]
+    rows = [("", *(f"GPU{index}" for index in shown.columns))]
     rows += [(f"GPU{gpu.index}", *row) for gpu, row in zip(shown.gpus, shown.matrix, strict=True)]
     words = {word.rstrip("0123456789") for row in shown.matrix for word in row}
     legend = [f"{name}{'#' if name == 'NV' else ''}: {words_of}" for name, words_of in LEGEND.items() if name in words]
@@ -147,18 +162,21 @@ def _node_lines(nodes: Sequence[Node]) -> list[str]:
 
 
 def _link_lines(links: Sequence[MeasuredLink]) -> list[str]:
-    rows = [("link", "what", "at most each way", "measured out", "back")]
+    ways: tuple[Direction, ...] = ("out", "back")
+    if any(link.best("copy") for link in links):
+        ways = (*ways, "copy")
+    rows = [("link", "what", "at most each way", "measured out", *ways[1:])]
     for link in links:
         most = table.rate(link.ceiling.out) if link.ceiling is not None else "not known"
-        rows.append((link.name, link.what, most, _measured(link, "out"), _measured(link, "back")))
+        rows.append((link.name, link.what, most, *(_measured(link, way) for way in ways)))
     lines = table.columns(rows, 2)
     for link in links:
         lines += [f"{link.name}: {note}" for note in link.notes]
     return lines
 
 
-def _measured(link: MeasuredLink, direction: str) -> str:
-    series = link.best(direction)  # type: ignore[arg-type]
+def _measured(link: MeasuredLink, direction: Direction) -> str:
+    series = link.best(direction)
     if series is None:
         return "-"
     share = f" ({series.rate / link.ceiling.of(series.direction):.0%})" if link.ceiling is not None else ""

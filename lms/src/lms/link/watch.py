@@ -15,6 +15,7 @@ from lms.link.counters import Counters, Reading
 INTERVAL = 0.1  # seconds between readings
 SHARE = 0.005  # of a core that the readings may take: half of what is promised, for what the thread's own waking costs
 _KEEP = 2000  # readings; every second one goes when there are more, so that a long run keeps its whole course
+_DOUBT = 0.01  # of all bytes may be in doubt, and the figure is still told
 
 
 @dataclass(frozen=True)
@@ -51,11 +52,11 @@ class Watch:
         self, counters: Counters, *, interval: float = INTERVAL, clock: Callable[[], float] = time.perf_counter
     ) -> None:
         self._counters = counters
-        self._interval = interval
+        # Twice as often as a counter may begin anew, so that a reading may come late.
+        self._interval = min(interval, counters.wraps / counters.most / 2) if counters.most else interval
         self._clock = clock
         self._begun = clock()
-        self._readings: list[tuple[float, Reading]] = []
-        self._count = 0
+        self._course = Course(counters.wraps, counters.most)
         self._cost = 0.0
         self._error = ""
         self._stopped = threading.Event()
@@ -70,15 +71,7 @@ class Watch:
             self._thread.join()
             self._add()
             self._counters.close()
-        return summary(
-            self._counters.what,
-            [(at - self._begun, reading) for at, reading in self._readings],
-            wraps=self._counters.wraps,
-            most=self._counters.most,
-            cost=self._cost,
-            count=self._count,
-            error=self._error,
-        )
+        return self._course.watched(self._counters.what, cost=self._cost, error=self._error)
 
     def _run(self) -> None:
         cpu = time.thread_time()
@@ -94,73 +87,100 @@ class Watch:
 
     def _add(self) -> None:
         try:
-            self._readings.append((self._clock(), self._counters.read()))
+            self._course.add(self._clock() - self._begun, self._counters.read())
         except (LMSError, OSError) as error:
             self._error = self._error or str(error)
-            return
-        self._count += 1
-        if len(self._readings) > _KEEP:
-            self._readings = self._readings[::2]
 
 
-def summary(
-    what: str,
-    readings: Sequence[tuple[float, Reading]],
-    *,
-    wraps: int = 1 << 64,
-    most: float = 0.0,
-    cost: float = 0.0,
-    count: int = 0,
-    error: str = "",
-) -> Watched:
-    """What the readings (seconds, counters) say together. Pure.
+class Course:
+    """What the readings of counters say together, however many they are: bytes are added up as they are read.
 
-    Counters that began anew between readings that lie so far apart that they may have done so twice (at `most` bytes a
-    second) are not told at all: a figure that may be wrong is none.
+    `wraps` and `most` are those of the counters. Pure.
     """
-    samples = [
-        Sample(
-            start, end, _between(before.out, after.out, wraps), _between(before.back, after.back, wraps), after.memory
+
+    def __init__(self, wraps: int = 1 << 64, most: float = 0.0) -> None:
+        self._totals = _Total(wraps, most), _Total(wraps, most)
+        self._kept: list[tuple[float, Reading]] = []  # with the totals in place of the counters
+        self._count = 0
+        self._last = 0.0
+        self._longest = 0.0
+
+    def add(self, at: float, reading: Reading) -> None:
+        """A reading, `at` seconds."""
+        took = at - self._last if self._count else 0.0
+        self._last, self._longest = at, max(self._longest, took)
+        out, back = (
+            total.add(took, count) for total, count in zip(self._totals, (reading.out, reading.back), strict=True)
         )
-        for (start, before), (end, after) in pairwise(readings)
-    ]
-    longest = max((sample.end - sample.start for sample in samples), default=0.0)
-    if longest * most >= wraps and _began_anew([reading for _, reading in readings]):
-        samples = [replace(sample, out=None, back=None) for sample in samples]
-        error = error or (
-            f"the counters began anew, and may have done so more than once in {longest:.2f} s: their bytes are not told"
+        self._kept.append((at, replace(reading, out=out, back=back)))
+        self._count += 1
+        if len(self._kept) > _KEEP:
+            self._kept = self._kept[::2]
+
+    def watched(self, what: str, *, cost: float = 0.0, error: str = "") -> Watched:
+        """All of it.
+
+        Where counters that begin anew were read so late that they may have done so unseen, and the bytes that would be
+        missing are more than a hundredth of all, none are told: a figure that may be wrong is none.
+        """
+        readings = self._kept
+        samples = [
+            Sample(start, end, _less(after.out, before.out), _less(after.back, before.back), after.memory)
+            for (start, before), (end, after) in pairwise(readings)
+        ]
+        if any(total.doubtful() for total in self._totals):
+            samples = [replace(sample, out=None, back=None) for sample in samples]
+            error = error or (
+                "the counters began anew, and may have done so more than once in "
+                f"{self._longest:.2f} s: their bytes are not told"
+            )
+        memory = [reading.memory for _, reading in readings if reading.memory is not None]
+        busy = [reading.busy for _, reading in readings if reading.busy is not None]
+        return Watched(
+            what,
+            readings[-1][0] - readings[0][0] if readings else 0.0,
+            _sum([sample.out for sample in samples]),
+            _sum([sample.back for sample in samples]),
+            max(memory, default=None),
+            fmean(busy) if busy else None,
+            tuple(samples),
+            cost,
+            self._count,
+            error,
         )
-    memory = [reading.memory for _, reading in readings if reading.memory is not None]
-    busy = [reading.busy for _, reading in readings if reading.busy is not None]
-    return Watched(
-        what,
-        readings[-1][0] - readings[0][0] if readings else 0.0,
-        _sum([sample.out for sample in samples]),
-        _sum([sample.back for sample in samples]),
-        max(memory, default=None),
-        fmean(busy) if busy else None,
-        tuple(samples),
-        cost,
-        count,
-        error,
-    )
 
 
-def _between(before: int | None, after: int | None, wraps: int) -> int | None:
-    """Bytes from one count to the next, which may have begun anew once."""
-    if before is None or after is None:
-        return None
-    if after >= before:
-        return after - before
-    return after - before + (wraps if before < wraps else 1 << 64)
+class _Total:
+    """A counter as the bytes since its first reading, which go on where it begins anew."""
+
+    def __init__(self, wraps: int, most: float) -> None:
+        self._wraps, self._most = wraps, most
+        self._before: int | None = None
+        self._bytes: int | None = 0
+        self._doubt = 0  # bytes that may have passed unseen
+        self._anew = False
+
+    def add(self, took: float, count: int | None) -> int | None:
+        """The bytes now, `took` seconds after the reading before; None once a reading had no count."""
+        before, self._before = self._before, count
+        if count is None:
+            self._bytes = None
+        if before is None or count is None or self._bytes is None:
+            return self._bytes
+        wraps = self._wraps if before < self._wraps else 1 << 64  # a count beyond 32 bits has more of them
+        self._anew = self._anew or count < before
+        counted = (count - before) % wraps
+        self._doubt += max(0, int((self._most * took - counted) // wraps)) * wraps
+        self._bytes += counted
+        return self._bytes
+
+    def doubtful(self) -> bool:
+        """Whether too many bytes may have passed unseen. One that was never seen to begin anew did not unseen."""
+        return self._anew and self._bytes is not None and self._doubt > _DOUBT * self._bytes
 
 
-def _began_anew(readings: Sequence[Reading]) -> bool:
-    return any(
-        before is not None and after is not None and after < before
-        for one, other in pairwise(readings)
-        for before, after in ((one.out, other.out), (one.back, other.back))
-    )
+def _less(after: int | None, before: int | None) -> int | None:
+    return after - before if after is not None and before is not None else None
 
 
 def _sum(values: Sequence[int | None]) -> int | None:

@@ -15,6 +15,7 @@ from __future__ import annotations
 
 import mmap
 from collections.abc import Iterable
+from contextlib import AbstractContextManager
 from typing import Protocol, cast
 
 import numpy
@@ -46,6 +47,9 @@ class Streams(Protocol):
 
     def copy(self, stream: Stream, destination: torch.Tensor, source: torch.Tensor) -> None:
         """Queue a copy on `stream`. Never blocks the host."""
+
+    def using(self, stream: Stream) -> AbstractContextManager[object]:
+        """Make `stream` the current one of this thread."""
 
     def empty(self, nbytes: int) -> torch.Tensor:
         """Device bytes from the current stream's pool."""
@@ -83,8 +87,12 @@ class CudaStreams:
 
     def copy(self, stream: Stream, destination: torch.Tensor, source: torch.Tensor) -> None:
         """Queue the copy; the host's side must be page-locked, or the driver makes the host wait."""
-        with torch.cuda.stream(cast(torch.cuda.Stream, stream)):
+        with self.using(stream):
             destination.copy_(source, non_blocking=True)
+
+    def using(self, stream: Stream) -> AbstractContextManager[object]:
+        """Current on the stream's own GPU; what is current on others stays so."""
+        return torch.cuda.stream(cast(torch.cuda.Stream, stream))
 
     def empty(self, nbytes: int) -> torch.Tensor:
         """Uninitialised bytes on the GPU."""
