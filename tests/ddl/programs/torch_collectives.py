@@ -52,7 +52,7 @@ def tensors_of(it: object):
 
 
 def layouts(tensor: Tensor):
-    """The same numbers, in other memory: as they are, with strides, in a part of a larger tensor, transposed."""
+    """The same numbers, in other memory: as they are, with strides, at an odd address, transposed, ..."""
     yield "contiguous", tensor.clone()
     wide = torch.zeros((*tensor.shape, 2), dtype=tensor.dtype)
     wide[..., 0] = tensor
@@ -60,6 +60,9 @@ def layouts(tensor: Tensor):
     padded = torch.zeros(tensor.numel() + 3, dtype=tensor.dtype)
     padded[3:] = tensor.reshape(-1)
     yield "a view", padded[3:].view(tensor.shape)
+    if tensor.numel() > 0:
+        odd = torch.frombuffer(bytearray(1 + tensor.nbytes), dtype=tensor.dtype, offset=1)
+        yield "at an odd address", odd.copy_(tensor.reshape(-1)).view(tensor.shape)
     if tensor.dim() == 2:
         yield "transposed", tensor.t().contiguous().t()
 
@@ -396,6 +399,23 @@ def overlap() -> None:
     future = dist.all_reduce(data, async_op=True).get_future()
     future = future.then(lambda _: dist.all_reduce(more, async_op=True).get_future().wait()[0])
     same(future.wait(), torch.full((2,), float(sum(range(SIZE)))), "what a future's callback waited for")
+    # It may wait for a call that was made before it, too: a collective or a message. None is over when it is attached.
+    data, tag = [torch.full((3,), float(RANK)) for _ in range(3)], 9
+    if RANK > 0:
+        dist.recv(torch.zeros(1), 0, tag=tag)
+    first, second, third = (dist.all_reduce(its, async_op=True).get_future() for its in data)
+    chain = first.then(lambda one: second.then(lambda two: third.wait()[0] + two.value()[0]).wait() + one.value()[0])
+    if RANK == 0:
+        for rank in range(1, SIZE):
+            dist.send(torch.zeros(1), rank, tag=tag)
+    same(chain.wait(), torch.full((3,), 3.0 * sum(range(SIZE))), "what a callback waited for, begun before")
+    got = [torch.zeros(1), torch.zeros(1)]
+    one, two = (dist.irecv(its, (RANK + 1) % SIZE, tag=tag + 1).get_future() for its in got)
+    chain = one.then(lambda done: done.value()[0] + two.wait()[0])
+    dist.barrier()
+    for value in (1.0, 2.0):
+        dist.send(torch.tensor([value]), (RANK - 1) % SIZE, tag=tag + 1)
+    same(chain.wait(), torch.tensor([3.0]), "what a message's callback waited for")
     # A batch says that it is not over, and does not wait for it.
     got = torch.zeros(3, 2)[:, 0]
     with dist.distributed_c10d._coalescing_manager(device=torch.device("cpu"), async_ops=True) as batch:

@@ -35,3 +35,40 @@ def test_a_message_is_looked_for_again_however_late_its_thread_is(monkeypatch: p
         reaper.add(work)  # type: ignore[arg-type]
         work.settled.result(timeout=10)
     reaper.stop()
+
+
+class Chained:
+    """Is over; a callback of its future waits for the next one's."""
+
+    def __init__(self, after: Chained | None) -> None:
+        self.after = after
+        self.settled: Future[None] = Future()
+
+    def test(self) -> bool:
+        return True
+
+    def end(self) -> None:
+        pass
+
+    def settle(self) -> None:
+        if self.after is not None:
+            self.after.settled.result(timeout=10)
+        self.settled.set_result(None)
+
+
+@pytest.mark.parametrize("any_order", [False, True])
+def test_a_callback_may_wait_for_a_work_that_was_given_later(any_order: bool) -> None:
+    reaper = Reaper("test", any_order=any_order)
+    works = [Chained(None)]
+    for _ in range(20):
+        works.insert(0, Chained(works[0]))
+    for work in works:
+        reaper.add(work)  # type: ignore[arg-type]
+    works[0].settled.result(timeout=10)
+    later = Chained(None)
+    reaper.add(later)  # type: ignore[arg-type]
+    later.settled.result(timeout=10)
+    reaper.stop()
+    last = Chained(None)  # what comes after stop() is seen to all the same
+    reaper.add(last)  # type: ignore[arg-type]
+    last.settled.result(timeout=10)

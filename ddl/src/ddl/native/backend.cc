@@ -4,6 +4,7 @@
 #include <pybind11/chrono.h>
 #include <pybind11/stl.h>
 
+#include <cstdint>
 #include <utility>
 
 #include "errors.h"
@@ -14,7 +15,8 @@ namespace {
 // In memory that libddl takes as it lies.
 bool is_plain(const at::Tensor& tensor) {
     return tensor.layout() == at::kStrided && (tensor.is_cpu() || tensor.is_cuda()) && tensor.is_contiguous() &&
-           !tensor.is_conj() && !tensor.is_neg();
+           !tensor.is_conj() && !tensor.is_neg() &&
+           reinterpret_cast<uintptr_t>(tensor.data_ptr()) % tensor.element_size() == 0;
 }
 
 bool is_plain(const at::Tensor& one, const at::Tensor& other) {

@@ -1,4 +1,4 @@
-// A thread that sees to what nobody waits for. Knows no framework.
+// Threads that see to what nobody waits for. Knows no framework.
 #pragma once
 
 #include <memory>
@@ -9,12 +9,16 @@ namespace ddl_torch {
 class Awaited {
   public:
     virtual ~Awaited() = default;
-    virtual bool test() = 0;    // does what is left, where it is over; whether it is
-    virtual void settle() = 0;  // blocks until it is over, and does what is left
+    virtual bool test() = 0;    // whether it is over
+    virtual void wait() = 0;    // blocks until it is
+    virtual void settle() = 0;  // does what is left then
 };
 
-// Settles what it is given: in that order, or, `any_order`, as each ends. Its thread starts with the first, and ends
-// after the last that was given before stop(), which the destructor calls too.
+// Settles what it is given: in that order, or, `any_order`, as each ends. Its threads start when they are needed, and
+// end after the last that was given before stop(), which the destructor calls too.
+//
+// What is left to do may take long: a callback of a future may wait for another work's. So one thread waits at a time,
+// and settles nothing while it does; who settles leaves the waiting to another.
 class Reaper {
   public:
     explicit Reaper(bool any_order);

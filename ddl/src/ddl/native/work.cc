@@ -47,8 +47,9 @@ std::vector<c10::Device> devices_of(const std::vector<at::Tensor>& tensors) {
 class Work::Kept final : public Awaited {
   public:
     explicit Kept(c10::intrusive_ptr<Work> work) : work_(std::move(work)) {}
-    bool test() override { return work_->test(); }
-    void settle() override { work_->settle(); }
+    bool test() override { return work_->ended(); }
+    void wait() override { work_->wait_for_end(); }
+    void settle() override { work_->complete_futures(); }
 
   private:
     const c10::intrusive_ptr<Work> work_;
@@ -114,7 +115,7 @@ void Work::await(std::chrono::milliseconds limit) {
 }
 
 // Whether it is over, in whatever way.
-bool Work::test() {
+bool Work::ended() {
     if (over_) return true;
     std::unique_lock lock(requesting_, std::try_to_lock);
     if (!lock) return false;  // another thread waits for it
@@ -125,27 +126,44 @@ bool Work::test() {
     return finished != 0;
 }
 
-void Work::settle() {
+void Work::wait_for_end() {
     if (over_) return;
     std::unique_lock lock(requesting_);
     if (!over_) end(ddl_wait(&request_), std::move(lock));
 }
 
-// By the thread that was told the result, which holds `requesting`.
+bool Work::test() {
+    const bool is_over = ended();
+    if (is_over) complete_futures();
+    return is_over;
+}
+
+void Work::settle() {
+    wait_for_end();
+    complete_futures();
+}
+
+// By the thread that was told the result, which holds `requesting`. Completes no future: callbacks may do anything.
 void Work::end(ddl_result result, std::unique_lock<std::mutex> requesting) {
     source_ = held_->source;
     if (result != DDL_SUCCESS) {
         error_ = error_of(result);
         retain(std::move(held_));
     }
-    const std::unique_ptr<Held> held = std::move(held_);
-    std::vector<Future> futures;
+    const std::unique_ptr<Held> held = std::move(held_);  // freed without the lock: a tensor's end may call anything
     {
         const std::lock_guard lock(futures_mutex_);
         over_ = true;
+    }
+    requesting.unlock();
+}
+
+void Work::complete_futures() {
+    std::vector<Future> futures;
+    {
+        const std::lock_guard lock(futures_mutex_);
         futures.swap(futures_);
     }
-    requesting.unlock();  // callbacks may do anything
     for (const Future& future : futures) complete(future);
 }
 

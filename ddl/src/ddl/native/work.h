@@ -68,6 +68,9 @@ class Work final : public c10d::Work {
     static void sweep();
     void begun(ddl_result result);
     std::string name() const { return std::string(name_) + " of group '" + group_->name + "'"; }
+    bool ended();
+    void wait_for_end();
+    void complete_futures();
     bool test();
     void settle();
     void await(std::chrono::milliseconds limit);

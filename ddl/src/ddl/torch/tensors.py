@@ -149,11 +149,11 @@ def unflatten(source: Tensor, targets: Sequence[Tensor]) -> None:
 
 
 def packed(tensor: Tensor) -> Tensor:
-    """The tensor itself where its elements lie one after the other, else a copy of it that does."""
+    """The tensor itself where its elements lie one after the other, at their natural addresses, else a copy."""
     check(tensor)
     if _lies_plain(tensor):
         return tensor.detach()
-    return tensor.detach().resolve_conj().resolve_neg().contiguous()
+    return tensor.detach().resolve_conj().resolve_neg().clone(memory_format=torch.contiguous_format)
 
 
 def target_of(tensor: Tensor) -> Tensor:
@@ -163,7 +163,8 @@ def target_of(tensor: Tensor) -> Tensor:
 
 
 def _lies_plain(tensor: Tensor) -> bool:
-    return tensor.is_contiguous() and not tensor.is_conj() and not tensor.is_neg()
+    aligned = tensor.data_ptr() % tensor.element_size() == 0  # what a file's header shifts is not
+    return aligned and tensor.is_contiguous() and not tensor.is_conj() and not tensor.is_neg()
 
 
 def packed_on_host(tensor: Tensor) -> Tensor:

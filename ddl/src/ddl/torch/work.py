@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import atexit
-import queue
 import threading
 import time
 import weakref
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from datetime import timedelta
 
 import torch
@@ -99,7 +99,15 @@ class Work(dist.Work):
         return self._done or all(request.test() for request in self._requests)
 
     def settle(self) -> None:
-        """Block until the call is over, in whatever way, and do what is left to do. Raises nothing."""
+        """As `end`, and complete its future, whose callbacks this thread runs. Raises nothing."""
+        self.end()
+        with self._lock:
+            future, self._future = self._future, None
+        if future is not None:
+            self._complete(future)
+
+    def end(self) -> None:
+        """Block until the call is over, in whatever way, and have the results where they belong. Raises nothing."""
         error: Exception | None = None
         if not self._done:
             for request in self._requests:
@@ -118,9 +126,6 @@ class Work(dist.Work):
                 self._finish = None
                 self._requests = ()
                 self._done = True
-            future, self._future = self._future, None
-        if future is not None:
-            self._complete(future)
 
     def _complete(self, future: torch.futures.Future[list[Tensor]]) -> None:
         if self._order is None:
@@ -207,69 +212,97 @@ _reapers: weakref.WeakSet[Reaper] = weakref.WeakSet()
 @atexit.register
 def _end_threads() -> None:
     """Nothing may touch futures while the interpreter goes down."""
-    threads = list(_threads)
-    if threads:
+    if _threads:
         job.finalize()  # ends what is in flight
     for reaper in list(_reapers):
         reaper.stop()
-    for thread in threads:
-        thread.join()
+    while threads := [thread for thread in list(_threads) if thread.is_alive()]:  # one may begin another
+        for thread in threads:
+            thread.join()
 
 
 class Reaper:
-    """A thread that settles works: in their order, or, `any_order`, as they end. It starts with the first."""
+    """Threads that settle works: in their order, or, `any_order`, as they end.
+
+    What is left to do after a work may take long: a callback of its future may wait for another work's. So one thread
+    waits for works at a time, and does not run callbacks while it does; who runs them leaves the waiting to another.
+    """
 
     def __init__(self, name: str, *, any_order: bool) -> None:
         self._name = name
-        self._any_order = any_order
-        # No SimpleQueue: where its time-out is over before it begins to wait, it waits for ever (CPython 3.11).
-        self._queue: queue.Queue[Work | None] = queue.Queue()
-        self._thread: threading.Thread | None = None
-        self._lock = threading.Lock()
+        self._next = self._next_that_ends if any_order else self._next_in_order
+        self._turn = threading.Lock()  # of the thread that waits for works
+        self._changed = threading.Condition()  # guards the rest
+        self._works: list[Work] = []
+        self._free = 0  # threads that run no callbacks
+        self._stopping = False
         _reapers.add(self)
 
     def add(self, work: Work) -> None:
         """Settle this one, too."""
-        with self._lock:
-            if self._thread is threading.current_thread():
-                # A callback of a future has made this call, and may wait for it: not by the thread that it keeps busy.
-                self._start(work.settle)
-                return
-            self._queue.put(work)
-            if self._thread is None:
-                self._thread = self._start(self._settle_any if self._any_order else self._settle_in_order)
+        with self._changed:
+            self._works.append(work)
+            self._changed.notify_all()
+            self._need_thread()
 
     def stop(self) -> None:
-        """Have the thread end once the works that it has are over."""
-        with self._lock:
-            if self._thread is not None:
-                self._queue.put(None)
-            self._thread = None
+        """Have the threads end once the works that they have are over."""
+        with self._changed:
+            self._stopping = True
+            self._changed.notify_all()
 
-    def _start(self, run: Callable[[], None]) -> threading.Thread:
-        thread = threading.Thread(target=run, name=self._name, daemon=True)
-        _threads.add(thread)
-        thread.start()
-        return thread
+    def _need_thread(self) -> None:
+        """With the lock held."""
+        if self._works and self._free == 0:
+            thread = threading.Thread(target=self._serve, name=self._name, daemon=True)
+            _threads.add(thread)
+            thread.start()
+            self._free = 1
 
-    def _settle_in_order(self) -> None:
-        while (work := self._queue.get()) is not None:
+    def _serve(self) -> None:
+        while True:
+            with self._turn:
+                work = self._next()
+            with self._changed:
+                if work is None and self._works:  # it came just now
+                    continue
+                self._free -= 1
+                if work is None:
+                    return
+                with suppress(RuntimeError):  # no more threads can be started: then the others wait
+                    self._need_thread()
             work.settle()
+            del work
+            with self._changed:
+                if self._free > 1:  # enough, until the next callback that takes long
+                    return
+                self._free += 1
 
-    def _settle_any(self) -> None:
-        works: list[Work] = []
-        nap = _SHORTEST_NAP
-        stopping = False
-        while works or not stopping:
-            try:
-                work = self._queue.get(timeout=nap if works else None)
-                nap = _SHORTEST_NAP
-                stopping = stopping or work is None
+    def _next_in_order(self) -> Work | None:
+        """The first work, once it is over; None: there is none, and stop() was called."""
+        with self._changed:
+            self._changed.wait_for(lambda: self._works or self._stopping)
+            if not self._works:
+                return None
+            work = self._works.pop(0)
+        work.end()
+        return work
+
+    def _next_that_ends(self) -> Work | None:
+        """The first that is over; None as above."""
+        nap, known = _SHORTEST_NAP, 0
+        while True:
+            with self._changed:
+                self._changed.wait_for(lambda: self._works or self._stopping)
+                if not self._works:
+                    return None
+                works = list(self._works)
+            work = next((work for work in works if work.test()), None)
+            with self._changed:
                 if work is not None:
-                    works.append(work)
-            except queue.Empty:
-                nap = min(2 * nap, _LONGEST_NAP)
-            over = [work for work in works if work.test()]
-            for work in over:
-                works.remove(work)
-                work.settle()
+                    self._works.remove(work)
+                    return work
+                nap = _SHORTEST_NAP if len(works) > known else min(2 * nap, _LONGEST_NAP)
+                known = len(works)
+                if len(self._works) == known:
+                    self._changed.wait(nap)
