@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import hashlib
 import json
 import os
 import subprocess
@@ -20,6 +21,7 @@ from images.errors import ImageError
 
 _TREE = Path(__file__).parents[2]
 CONTAINERFILE = _TREE / "envs/images/Containerfile"
+STAGE = "framework"  # of the Containerfile: what is the same from commit to commit
 MADE_HERE = "mmdebstrap"  # in the place of a base image
 DEFAULT_BASE = "debian:bookworm-slim"
 
@@ -114,14 +116,7 @@ def _image(described: names.Description, context: Path, args: argparse.Namespace
                 f"on the spot. {error}"
             ) from None
     engine.check_architecture(chosen, base_image)
-    image = chosen.build(
-        CONTAINERFILE,
-        context,
-        described.reference,
-        arguments(described, base_image),
-        network=not made_here,
-        cache=not args.no_cache,
-    )
+    image = _build(described, context, base_image, chosen, network=not made_here, cache=not args.no_cache)
     materials = context.parent / f"{described.title}-{described.tag}.cdx.json"
     materials.write_text(json.dumps(bill.make(chosen, described.reference, described.title), indent=1) + "\n")
     size = chosen.size(described.reference)
@@ -130,6 +125,27 @@ def _image(described: names.Description, context: Path, args: argparse.Namespace
         f"{described.reference} is {image[:12]}{megabytes}; built in {time.monotonic() - begin:.1f} s; "
         f"what is in it: {materials}"
     )
+
+
+def _build(
+    described: names.Description, context: Path, base_image: str, chosen: engine.Engine, *, network: bool, cache: bool
+) -> str:
+    """Build the image, from its framework where that is there from an earlier build; its id."""
+    given, name = arguments(described, base_image), described.reference
+    if chosen.name == "docker":  # it notices by itself, and fast, that a gigabyte is the same
+        return chosen.build(CONTAINERFILE, context, name, given, network=network, cache=cache)
+    first, second = containerfile.halves(CONTAINERFILE.read_text(), STAGE)
+    parts = (first, (context / "framework.lock").read_text(), str(chosen.image_id(base_image)), given["ENV_ARCH"])
+    key = hashlib.sha256("\0".join(parts).encode()).hexdigest()
+    kept = context.parent / "framework.image"
+    found = kept.read_text().split() if kept.is_file() else []
+    if not (cache and found[:1] == [key] and chosen.image_id(found[1])):
+        made = chosen.build_stage(STAGE, CONTAINERFILE, context, name, given, network=network, cache=cache)
+        found = [key, made]
+        kept.write_text(" ".join(found))
+    file = context.parent / "Containerfile"
+    file.write_text(f"FROM {found[1]}\n{second}")
+    return chosen.build(file, context, name, given, network=network, cache=False, layers=False)
 
 
 def solve(name: str, args: argparse.Namespace, where: Folders) -> Environment:

@@ -77,18 +77,60 @@ class Engine:
         *,
         network: bool,
         cache: bool = True,
+        layers: bool = True,
     ) -> str:
         """Build an image; its id. Raises ImageError.
 
-        Without `network` the build proves that it needs none; without `cache` every layer is made anew.
+        Without `network` the build proves that it needs none; without `cache` every layer is made anew; without
+        `layers` all steps make one, of which nothing is kept for another build.
         """
-        words: list[str | Path] = ["build", "--file", containerfile, "--tag", name]
+        words = ["--tag", name, "--layers" if layers else "--layers=false"]
+        self._build(containerfile, context, name, words, arguments, network=network, cache=cache)
+        if self.name != "docker":
+            self._canonical(name)
+        made = self.image_id(name)
+        if made is None:
+            raise ImageError(f"{self.name} built {name} and does not find it")
+        return made
+
+    def build_stage(
+        self,
+        target: str,
+        containerfile: Path,
+        context: Path,
+        name: str,
+        arguments: Mapping[str, str],
+        *,
+        network: bool,
+        cache: bool,
+    ) -> str:
+        """Build the stage `target` of what is to become the image `name`; its id. Raises ImageError."""
+        with tempfile.TemporaryDirectory(prefix="bascule-image.") as folder:
+            made = Path(folder, "id")
+            words = ["--target", target, "--iidfile", str(made), "--layers"]
+            self._build(containerfile, context, name, words, arguments, network=network, cache=cache)
+            return made.read_text().strip().removeprefix("sha256:")
+
+    def _build(
+        self,
+        containerfile: Path,
+        context: Path,
+        name: str,
+        options: Sequence[str],
+        arguments: Mapping[str, str],
+        *,
+        network: bool,
+        cache: bool,
+    ) -> None:
+        words: list[str | Path] = ["build", "--file", containerfile, *options]
         if not cache:
             words.append("--no-cache")
         for key, value in arguments.items():
             words += ["--build-arg", f"{key}={value}"]
-        if self.name != "docker":  # docker keeps the health check anyway, and has no such flag
-            words += ["--format", "docker", "--timestamp", str(TIMESTAMP), "--layers"]
+        if self.name == "docker":  # it keeps the health check anyway, and has neither these flags nor that of layers
+            words = [word for word in words if not str(word).startswith("--layers")]
+        else:
+            words += ["--format", "docker", "--timestamp", str(TIMESTAMP)]
         if self.name == "buildah":
             words += ["--isolation", "chroot"]
         elif not network:
@@ -99,12 +141,6 @@ class Engine:
             if said := re.search(r"^bascule: (.*)$", str(error), re.MULTILINE):  # the Containerfile's own words
                 raise ImageError(f"{name}: {said[1]}") from None
             raise
-        if self.name != "docker":
-            self._canonical(name)
-        made = self.image_id(name)
-        if made is None:
-            raise ImageError(f"{self.name} built {name} and does not find it")
-        return made
 
     def _canonical(self, name: str) -> None:
         """Put in the image's place the same one with an id that follows from its content alone."""

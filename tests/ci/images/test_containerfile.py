@@ -4,8 +4,8 @@ import re
 
 import pytest
 
-from images.cli import CONTAINERFILE, arguments
-from images.containerfile import filled
+from images.cli import CONTAINERFILE, STAGE, arguments
+from images.containerfile import filled, halves
 from images.names import Description
 
 
@@ -30,3 +30,14 @@ def test_the_containerfile_has_every_argument_that_it_is_given() -> None:
     text = filled(CONTAINERFILE.read_text(), arguments(described, "debian:12"))
     assert re.findall(r"^ARG BASE_IMAGE.*$", text, re.MULTILINE) == ['ARG BASE_IMAGE="debian:12"', "ARG BASE_IMAGE"]
     assert 'ARG ENV_NAME="toy"' in text
+
+
+def test_the_halves_are_the_whole_and_what_changes_with_a_commit_is_in_the_second() -> None:
+    text = CONTAINERFILE.read_text()
+    first, second = halves(text, STAGE)
+    assert f"{first}FROM {STAGE}\n{second}" == text
+    assert "COPY framework " in first
+    assert "COPY ours " in second
+    assert "ARG REVISION" not in first
+    with pytest.raises(ValueError, match="'none'"):
+        halves(text, "none")
