@@ -14,7 +14,7 @@ from lms.errors import UsageError
 from lms.link import host, measure, nvml
 from lms.link.disk import Disk
 from lms.link.file import FileProbe
-from lms.link.profile import Absence, Profile
+from lms.link.profile import Absence, MeasuredLink, Profile
 from lms.link.sweep import MB
 from lms.tiers import file as files
 
@@ -47,6 +47,28 @@ def test_one_kind_alone(tmp_path: Path) -> None:
     profile = measure.measure(tmp_path, quick=True, kinds=("file",))
     assert {link.kind for link in profile.links} == {"file"}
     assert profile.absent == ()
+
+
+def test_what_it_takes_to_find_the_links_is_a_part_of_the_time(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """PyTorch and the GPUs' contexts take seconds to load, before anything is copied."""
+    given: list[float] = []
+    now = [0.0]
+
+    def find(took: float) -> object:
+        now[0] += took
+        return nvml.Seen((), {}, ())
+
+    def run(drafts: object, seconds: float, *_: object) -> list[MeasuredLink]:
+        given.append(seconds)
+        return [MeasuredLink("x", "memory", "")]
+
+    monkeypatch.setattr(measure, "QUICK_SECONDS", 6.0)
+    monkeypatch.setattr(measure, "run", run)
+    monkeypatch.setattr(measure.time, "monotonic", lambda: now[0])
+    for took in (0.0, 2.0, 5.0):
+        monkeypatch.setattr(nvml, "look", lambda took=took: find(took))
+        measure.measure(tmp_path, quick=True, kinds=("memory",))
+    assert given == [6.0, 4.0, 3.0]  # half of it at least
 
 
 def test_a_folder_that_is_none_is_refused(tmp_path: Path) -> None:

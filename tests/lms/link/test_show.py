@@ -129,7 +129,7 @@ def test_what_was_measured_in_memory_is_shown(on, tmp_path: Path, capsys: pytest
     text = printed(capsys, "--measured", str(tmp_path / "a.json"))
     (line,) = [line for line in text.splitlines() if line.startswith("memory ")]
     assert line.split()[-4:] == ["-", "-", "9", "GB/s"]
-    assert "measured on" not in text
+    assert "figures of" not in text
 
 
 def test_figures_of_another_machine_are_said_to_be_so(on, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -137,7 +137,7 @@ def test_figures_of_another_machine_are_said_to_be_so(on, tmp_path: Path, capsys
     link = MeasuredLink("gpu0", "gpu", "", (Series("out", "pinned", 31.5e9, 0.0),))
     Profile("theirs", "measured", (link,), machine={"host": "elsewhere"}).save(tmp_path / "a.json")
     text = printed(capsys, "--measured", str(tmp_path / "a.json"))
-    assert "gpu0: measured on elsewhere, which is not this machine's name" in text
+    assert "gpu0: figures of elsewhere, which is not this machine's name" in text
 
 
 def test_what_to_do_next_shows_the_measured_beside_the_ceilings(on, capsys: pytest.CaptureFixture[str]) -> None:

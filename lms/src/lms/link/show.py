@@ -120,7 +120,7 @@ def _with_figures(profile: Profile, measured: Profile) -> Profile:
     Figures of another machine are said to be so. They are no error: a container may have another name at each start.
     """
     host = measured.machine.get("host", measured.name)
-    notes = () if host == profile.machine["host"] else (f"measured on {host}, which is not this machine's name",)
+    notes = () if host == profile.machine["host"] else (f"figures of {host}, which is not this machine's name",)
     theirs = {link.name: replace(link, notes=(*link.notes, *notes)) for link in measured.links}
     links = []
     for link in profile.links:
