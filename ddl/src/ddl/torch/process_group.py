@@ -100,6 +100,14 @@ class ProcessGroup(dist.ProcessGroup):
     def _device_types(self) -> list[torch.device]:
         return [torch.device("cpu"), *([torch.device("cuda")] if torch.cuda.is_available() else [])]
 
+    # What torch.distributed asks of the backend that a group has for a device: this group is its own.
+    supports_coalescing = False
+    supports_splitting = False
+    supports_time_estimate = False
+
+    def _get_backend(self, device: torch.device) -> ProcessGroup:
+        return self
+
     def get_group_store(self) -> Store | None:
         """The store that torch.distributed made for it."""
         return self._store
