@@ -7,6 +7,7 @@ module `ddl` of its own, too, `import torch` must work.
 from __future__ import annotations
 
 import sys
+import warnings
 from contextlib import suppress
 
 
@@ -26,11 +27,16 @@ def _refuse(failure: Exception) -> None:
         found = f"; `ddl` is {file} here, and must be the package of bascule-ddl" if file else ""
         raise RuntimeError(f"the backend ddl could not be loaded at `import torch`: {failure}{found}") from failure
 
-    # The second form is for a PyTorch whose first one is another. Where that fails, too, "ddl" is an unknown name.
+    # The second form is for a PyTorch whose first one is another. Where that fails, too, "ddl" is an unknown name, and
+    # nothing can be raised later; where warnings are errors, this one is none.
     with suppress(Exception):
         import torch.distributed as dist
 
         try:
             dist.Backend.register_backend("ddl", create, extended_api=True, devices=["cpu", "cuda"])
         except Exception:
-            dist.Backend.register_backend("ddl", create)
+            try:
+                dist.Backend.register_backend("ddl", create)
+            except Exception:
+                text = f"torch.distributed does not take the backend ddl: {type(failure).__name__}: {failure}"
+                warnings.warn(text, RuntimeWarning, stacklevel=2)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import atexit
 import os
 import sys
 import time
@@ -13,8 +14,18 @@ from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
 fault = sys.argv[1]
+
+
+def outlive_the_others() -> None:
+    """The end of a rank ends the job, with ranks that have not said yet what they were told."""
+    store.wait([f"told {rank}" for rank in range(SIZE) if rank != 1], timedelta(seconds=60))
+
+
+if fault == "raises":
+    atexit.register(outlive_the_others)  # before all others, and so called after all others
 dist.init_process_group("ddl", timeout=timedelta(seconds=3 if fault in ("late", "silent") else 60))
 RANK, SIZE = dist.get_rank(), dist.get_world_size()
+store = dist.distributed_c10d._get_default_store()
 pair = dist.new_group([0, 1], timeout=timedelta(seconds=2))
 
 
@@ -34,12 +45,17 @@ class Breaks(torch.autograd.Function):
         return gradient
 
 
+class Middle(nn.Module):
+    """Between layers whose gradients are on their way and others that have none yet."""
+
+    def forward(self, tensor):
+        return Breaks.apply(tensor)
+
+
 def step() -> None:
-    net = DistributedDataParallel(nn.Sequential(nn.Linear(50, 50), nn.Linear(50, 50)), bucket_cap_mb=0.001)
-    net(Breaks.apply(torch.ones(4, 50, requires_grad=True))).sum().backward()
-    middle = nn.Linear(50, 50)
-    net = DistributedDataParallel(middle)
-    Breaks.apply(net(torch.ones(4, 50))).sum().backward()
+    net = nn.Sequential(nn.Linear(50, 50), nn.Linear(50, 50), Middle(), nn.Linear(50, 50))
+    parallel = DistributedDataParallel(net, bucket_cap_mb=0.001)
+    parallel(torch.ones(4, 50)).sum().backward()
 
 
 def run() -> None:
@@ -81,6 +97,10 @@ start = time.monotonic()
 try:
     run()
 except Exception as error:
+    if RANK == 1 and fault == "raises":
+        raise  # and leaves as any program does
     print(f"rank {RANK} after {time.monotonic() - start:.1f} s: {type(error).__name__}: {error}", flush=True)
-    sys.stdout.flush()
+    if fault == "raises":
+        store.set(f"told {RANK}", "")
+        outlive_the_others()
     os._exit(1)

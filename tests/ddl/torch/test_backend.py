@@ -58,17 +58,7 @@ def test_a_module_ddl_of_somebody_elses_does_not_break_import_torch(command: Cal
     ), done.stdout
 
 
-@pytest.mark.parametrize(
-    ("change", "said"),
-    [
-        ("sys.modules['torch.distributed.rendezvous']._rendezvous_handlers.clear()", "KeyError: 'env'"),
-        ("dist.Backend.register_backend = lambda name, creator: its(name, creator, True)", "TypeError: "),
-    ],
-)
-def test_what_goes_wrong_at_import_is_raised_when_a_group_is_made(
-    command: Callable[..., object], change: str, said: str
-) -> None:
-    code = f"""
+CHANGED = """
 import sys, torch.distributed as dist
 its = dist.Backend.register_backend
 {change}
@@ -76,12 +66,42 @@ import bascule_ddl_torch
 bascule_ddl_torch.register()
 print("imported")
 dist.init_process_group("ddl", store=dist.HashStore(), rank=0, world_size=1)
+print("made")
 """
+
+
+def test_what_goes_wrong_at_import_is_raised_when_a_group_is_made(command: Callable[..., object]) -> None:
+    code = CHANGED.format(change="dist.Backend.register_backend = lambda name, creator: its(name, creator, True)")
     done = command([sys.executable, "-c", code], timeout=60, TORCH_DEVICE_BACKEND_AUTOLOAD="0")
     assert done.returncode == 1
     assert "imported" in done.stdout, done.stdout
-    assert said in done.stdout, done.stdout  # the cause
+    assert "TypeError: " in done.stdout, done.stdout  # the cause
     assert "RuntimeError: the backend ddl could not be loaded at `import torch`: " in done.stdout
+
+
+def test_where_nothing_can_be_registered_a_warning_says_why(command: Callable[..., object]) -> None:
+    code = CHANGED.format(change="dist.Backend.register_backend = None")
+    for options in ([], ["-W", "error"]):
+        done = command([sys.executable, *options, "-c", code], timeout=60, TORCH_DEVICE_BACKEND_AUTOLOAD="0")
+        assert done.returncode == 1
+        assert "imported" in done.stdout, done.stdout
+        said = (
+            "RuntimeWarning: torch.distributed does not take the backend ddl: TypeError: 'NoneType' object is not call"
+        )
+        assert (said in done.stdout) == (not options), done.stdout
+
+
+@pytest.mark.parametrize("mpirun", [False, True])
+def test_another_rendezvous_than_expected_stands_only_in_mpiruns_way(
+    command: Callable[..., object], mpirun: bool
+) -> None:
+    code = CHANGED.format(change="sys.modules['torch.distributed.rendezvous']._rendezvous_handlers.clear()")
+    variables = {"PMI_RANK": "0"} if mpirun else {}
+    done = command([sys.executable, "-c", code], timeout=60, TORCH_DEVICE_BACKEND_AUTOLOAD="0", **variables)
+    assert "imported" in done.stdout, done.stdout
+    assert ("which therefore does not know what mpirun knows (KeyError: 'env')" in done.stdout) == mpirun, done.stdout
+    assert done.returncode == 0, done.stdout
+    assert "made" in done.stdout
 
 
 def test_a_missing_library_is_raised_when_a_group_is_made_and_not_before(command: Callable[..., object]) -> None:

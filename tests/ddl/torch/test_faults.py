@@ -19,7 +19,17 @@ Run = Callable[..., subprocess.CompletedProcess[str]]
             "another call",
             ["MismatchError", "rank 1 (host ", "called broadcast", "called allreduce", "(float32, sum, 4 elements)"],
         ),
-        ("raises", ["ValueError: this rank's own error", "rank 1 (host ", " died"]),
+        (
+            "raises",
+            [
+                "ValueError: this rank's own error",
+                "rank 0 after ",
+                "rank 2 after ",
+                "ShutdownError",
+                "rank 1 (host ",
+                "has finalized without calling it",
+            ],
+        ),
     ],
 )
 def test_a_rank_that_goes_astray_is_named(either: Run, fault: str, parts: list[str]) -> None:

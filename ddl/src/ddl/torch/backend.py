@@ -5,6 +5,8 @@
 
 from __future__ import annotations
 
+import os
+import warnings
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
@@ -20,10 +22,20 @@ def register() -> None:
 
     if not dist.is_available() or NAME.upper() in dist.Backend._plugins:
         return
-    from ddl.torch.rendezvous import install
+    from ddl.torch.rendezvous import asks_mpi, install
 
-    install()
     dist.Backend.register_backend(NAME, create, extended_api=True, devices=DEVICES)
+    try:
+        install()
+    except Exception as error:  # ddlrun and torchrun's scripts do without it
+        if asks_mpi(os.environ):
+            warnings.warn(
+                "the backend ddl cannot put its part into this PyTorch's env:// rendezvous, which therefore does not "
+                f"know what mpirun knows ({type(error).__name__}: {error}): start with ddlrun, or set RANK, "
+                "WORLD_SIZE, MASTER_ADDR and MASTER_PORT",
+                RuntimeWarning,
+                stacklevel=2,
+            )
 
 
 def create(options: object, backend_options: object) -> ProcessGroup | Backend:

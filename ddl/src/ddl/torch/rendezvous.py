@@ -30,6 +30,11 @@ def under_mpi(environment: Mapping[str, str]) -> bool:
     return any(name in environment for name in _MPI)
 
 
+def asks_mpi(environment: Mapping[str, str]) -> bool:
+    """Whether MPI started this process, and nobody has set the numbers that env:// reads."""
+    return under_mpi(environment) and not any(environment.get(name) for name in ("RANK", "WORLD_SIZE"))
+
+
 def odd_size(environment: Mapping[str, str]) -> str | None:
     """What is odd about WORLD_SIZE where MPI started another number of processes; None where nothing is known to be."""
     started = next((environment[name] for name in _MPI_SIZE if name in environment), None)
@@ -53,8 +58,7 @@ def install() -> None:
         return
 
     def env_or_mpi(url: str, timeout: timedelta | None = None, **others: object) -> Iterator[tuple[Store, int, int]]:
-        known = "rank=" in url or any(os.environ.get(name) for name in ("RANK", "WORLD_SIZE"))
-        if known or not under_mpi(os.environ):
+        if "rank=" in url or not asks_mpi(os.environ):
             if odd := odd_size(os.environ):
                 warnings.warn(odd, RuntimeWarning, stacklevel=3)  # no error: another backend may have its reasons
             times = {} if timeout is None else {"timeout": timeout}
