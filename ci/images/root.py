@@ -17,10 +17,10 @@ from images.errors import ImageError
 
 SUITE = "bookworm"
 _PACKAGES = ("openssh-client", "openssh-server", "passwd", "tini")
-# The stand-in for conda-forge packs this machine's python, which looks for these in the system.
+# The stand-in for conda-forge packs this machine's python and pip's wheels, which look for these in the system.
 _OF_PYTHON = (
     *("libbz2-1.0", "libexpat1", "libffi8", "liblzma5", "libncursesw6", "libnsl2", "libreadline8", "libsqlite3-0"),
-    *("libssl3", "libstdc++6", "libuuid1", "zlib1g"),
+    *("libssl3", "libstdc++6", "libuuid1", "zlib1g", "libgomp1"),
 )
 # Nobody reads a manual in there; licences stay.
 _LEFT_OUT = ("/usr/share/man/*", "/usr/share/doc/*", "/usr/share/locale/*", "/usr/share/i18n/*", "/usr/share/info/*")
