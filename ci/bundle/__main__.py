@@ -1,8 +1,7 @@
 """`python -m bundle`."""
 
-import sys
-
 from bundle.cli import main
+from bundle.ending import leave
 
 if __name__ == "__main__":  # and not where a process is spawned
-    sys.exit(main())
+    leave(main())

@@ -1,7 +1,7 @@
 """`python -m images`."""
 
-import sys
-
+from bundle.ending import leave
 from images.cli import main
 
-sys.exit(main())
+if __name__ == "__main__":
+    leave(main())

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import os
+import signal
+import threading
 from concurrent.futures import Future
 
 import pytest
@@ -72,3 +75,25 @@ def test_a_callback_may_wait_for_a_work_that_was_given_later(any_order: bool) ->
     last = Chained(None)  # what comes after stop() is seen to all the same
     reaper.add(last)  # type: ignore[arg-type]
     last.settled.result(timeout=10)
+
+
+def test_a_forks_child_ends_though_a_thread_of_its_parent_held_a_lock() -> None:
+    reaper = Reaper("held", any_order=False)
+    held, forked = threading.Event(), threading.Event()
+
+    def hold() -> None:
+        with reaper._changed:
+            held.set()
+            forked.wait()
+
+    holder = threading.Thread(target=hold)
+    holder.start()
+    held.wait()
+    child = os.fork()
+    if child == 0:
+        signal.alarm(20)
+        module._end_threads()
+        os._exit(0)
+    forked.set()
+    holder.join()
+    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import atexit
+import os
 import threading
 import time
 import weakref
@@ -219,6 +220,15 @@ def _end_threads() -> None:
     while threads := [thread for thread in list(_threads) if thread.is_alive()]:  # one may begin another
         for thread in threads:
             thread.join()
+
+
+def _forget_threads() -> None:
+    """In a fork's child, which has none of them, and may find their locks held for ever."""
+    _threads.clear()
+    _reapers.clear()
+
+
+os.register_at_fork(after_in_child=_forget_threads)
 
 
 class Reaper:
