@@ -23,7 +23,7 @@ from pathlib import Path
 
 from bundle import smoke
 from bundle.errors import ToolError
-from bundle.folders import Folders
+from bundle.folders import Folders, is_ours
 from bundle.progress import say
 
 REDUCE = """
@@ -38,6 +38,7 @@ if ddl.rank() == 0:
 
 
 # What the commands say about a part that has ended: a package, or a stage.
+_MARK = ".bench"  # in a folder that a bench may empty
 _PART = re.compile(r"^bundle: (?:channel: )?(\S.*?): (?:done|built|built and tested) in ([\d.]+) s", re.MULTILINE)
 
 # Without any network but the loopback, through which MPI's daemons talk to their own host.
@@ -66,7 +67,11 @@ def run(where: Folders, asked: Sequence[str]) -> Path:
     """
     if where.out == where.tree / "out":
         raise ToolError("bench empties its folder: name one of its own, `--out out/bench-bundle`")
+    if not is_ours(where.out, _MARK, "bundle.json"):
+        raise ToolError(f"{where.out} would be emptied, and holds what no bench made: name an empty or a new folder")
     shutil.rmtree(where.out, ignore_errors=True)
+    where.out.mkdir(parents=True)
+    (where.out / _MARK).touch()
     bundle = [sys.executable, "-m", "bundle", "--out", str(where.out)]
     prefix = where.out / "envs" / "pytorch"
     env = [*bundle, "env", "pytorch", "--no-smoke", "--prefix"]

@@ -48,6 +48,13 @@ class Folders:
         return self.tree / "conda_build_config.yaml"
 
 
+def is_ours(folder: Path, *marks: str) -> bool:
+    """Whether what lies in `folder` may be replaced: it is missing, empty, or holds one of `marks`, which we left."""
+    if not folder.is_dir():
+        return not folder.exists()
+    return not any(folder.iterdir()) or any((folder / mark).exists() for mark in marks)
+
+
 def sources(folder: Path) -> Iterator[Path]:
     """The files below `folder` that are sources, sorted."""
     for root, folders, names in os.walk(folder):

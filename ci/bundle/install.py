@@ -16,6 +16,7 @@ from rattler import ChannelPriority, Gateway, PrefixRecord, RepoDataRecord, Subd
 from rattler.install import InstallerReporter
 
 from bundle.errors import InstallError, SolveError
+from bundle.folders import is_ours
 from bundle.progress import steps
 
 
@@ -51,6 +52,8 @@ def install(records: Sequence[RepoDataRecord], prefix: Path, cache: Path | None 
     damaged = [name for record in records if (name := _damage(record))]
     if damaged:
         raise InstallError(f"{prefix} was not touched, nothing was left behind: {'; '.join(damaged)}")
+    if not is_ours(prefix, "conda-meta"):
+        raise InstallError(f"{prefix} is no environment, and holds other things: name an empty or a new folder")
     new = not prefix.exists()
     try:
         with steps(f"install into {prefix}", len(records), "package", lines=False) as step:

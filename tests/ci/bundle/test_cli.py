@@ -59,6 +59,26 @@ def test_the_bench_does_not_empty_the_folder_of_the_channel(capsys: pytest.Captu
     assert "name one of its own" in capsys.readouterr().err
 
 
+@pytest.mark.timeout(600)  # it may make the small channel
+def test_folders_with_files_of_others_are_left_alone(
+    small: Small, out: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    home = tmp_path / "home"
+    (home / "envs").mkdir(parents=True)
+    (home / "envs/mine").write_text("dear to me")
+    commands = [
+        ["--out", str(home), "bench"],
+        ["--out", str(out), "mirror", "base", "--target", str(home)],
+        env(small, out, "--prefix", str(home)),
+    ]
+    for command in commands:
+        assert main(command) == 1
+        said = capsys.readouterr().err
+        assert f"{home} " in said
+        assert "name an empty or a new folder" in said
+        assert [str(path.relative_to(home)) for path in sorted(home.rglob("*"))] == ["envs", "envs/mine"]
+
+
 @pytest.fixture
 def out(small: Small, tmp_path: Path) -> Path:
     """A folder as a run of `make channel` leaves it."""
