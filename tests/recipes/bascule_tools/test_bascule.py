@@ -86,6 +86,10 @@ def test_info_shows_the_pins_of_the_bundle_beside_what_is_there(
         ("nvidia-cublas", "LicenseRef-NVIDIA", "CUDA"),
         ("thing", "LicenseRef-Proprietary", "not an open licence"),
         ("thing", "  ", "does not say"),
+        ("thing", "GPL-2.0-only AND (Apache-2.0 WITH LLVM-exception)", "GPL"),
+        ("thing", "MIT AND BUSL-1.1", "not an open licence"),
+        ("thing", "CC-BY-NC-4.0", "not an open licence"),
+        ("libcublas", "MIT", "NVIDIA"),
     ],
 )
 def test_a_licence_that_needs_care_is_marked_with_the_reason(name: str, license_: str, word: str) -> None:
@@ -98,6 +102,7 @@ def test_a_licence_that_needs_care_is_marked_with_the_reason(name: str, license_
      "GPL-3.0-only WITH GCC-exception-3.1", "MPL-2.0", "LicenseRef-OpenMPI"],
 )  # fmt: skip
 def test_a_licence_that_needs_none_is_not(license_: str) -> None:
+    assert care.judge(package("libcurl", license_)).care == ""
     assert care.judge(package("thing", license_)).care == ""
 
 

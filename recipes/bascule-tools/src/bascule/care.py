@@ -17,13 +17,20 @@ _BY_NAME = {
     "cudnn": "NVIDIA's cuDNN licence: passed on only as part of a program",
     "mkl": "Intel Simplified Software License: free of charge, not open",
 }
-# Otherwise by what it says. The first that fits holds.
+_NVIDIAS = (
+    "nvidia-", "cuda-", "libnv", "libcublas", "libcudnn", "libcufft", "libcufile", "libcupti", "libcurand",
+    "libcusolver", "libcusparse",
+)  # fmt: skip
+# Otherwise by what it says, each part of an expression for itself. The first that fits holds.
+_BETWEEN_PARTS = re.compile(r"\bAND\b|\bOR\b|[()]")
 _BY_LICENSE = (
     (re.compile(r"\bAGPL", re.I), "AGPL: whoever uses it over a network may ask for the source"),
     (re.compile(r"(?<!L)\bGPL[- v]?[23].*exception", re.I), None),
     (re.compile(r"(?<![AL])\bGPL|(?<!Lesser )General Public License", re.I),
      "GPL: a program that contains it and is passed on is under the GPL"),
-    (re.compile(r"EULA|propriet|commercial|nvidia|cuda|\bIBM\b|non-warranted", re.I),
+    (re.compile(r"EULA|propriet|commercial|nvidia|cuda|\bIBM\b|non-warranted|Intel-?Simplified", re.I),
+     "not an open licence: read it before you pass the environment on"),
+    (re.compile(r"\bBUSL|\bSSPL|-NC-|\bElastic-"),
      "not an open licence: read it before you pass the environment on"),
     (re.compile(r"\bLGPL|Lesser General Public", re.I), None),
 )  # fmt: skip
@@ -42,11 +49,13 @@ def judge(package: Package) -> Judged:
     name = package.name.lower()
     if name in _BY_NAME:
         return Judged(package, _BY_NAME[name])
-    if name.startswith(("nvidia-", "cuda-", "libcu", "libnv")):
+    if name.startswith(_NVIDIAS):
         return Judged(package, _BY_NAME["cudatoolkit"])
     if not package.license.strip():
         return Judged(package, "it does not say: look into the package")
-    for pattern, care in _BY_LICENSE:
-        if pattern.search(package.license):
-            return Judged(package, care or "")
-    return Judged(package, "")
+    cares = (_care_of(part) for part in _BETWEEN_PARTS.split(package.license))
+    return Judged(package, next(filter(None, cares), ""))
+
+
+def _care_of(license_: str) -> str:
+    return next((care or "" for pattern, care in _BY_LICENSE if pattern.search(license_)), "")
