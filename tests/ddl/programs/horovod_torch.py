@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import copy
 import gc
+import pickle
 import sys
 
 import pytest
@@ -313,6 +315,9 @@ def misuse() -> None:
     optimizer = hvd.DistributedOptimizer(optimizer, net.named_parameters())
     with pytest.raises(ValueError, match="reduced twice"):
         hvd.DistributedOptimizer(optimizer)
+    for copied in (copy.copy, copy.deepcopy, pickle.dumps):
+        with pytest.raises(TypeError, match=r"take its state_dict\(\)"):
+            copied(optimizer)
     inputs, _ = images(0)
     net(inputs).sum().backward()
     with pytest.raises(RuntimeError, match="between backward"):

@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import os
 from collections.abc import Iterable, Iterator, Sequence
-from typing import Any, cast
+from typing import Any, NoReturn, SupportsIndex, cast
 
 import torch
 from torch.nn import Parameter
@@ -93,6 +93,13 @@ class Distributed(torch.optim.Optimizer):
                 "step() or synchronize() first"
             )
         super().zero_grad(set_to_none)
+
+    def __reduce_ex__(self, protocol: SupportsIndex) -> NoReturn:
+        # A copy would have the parameters' hooks of the one that was copied, and step by gradients that nobody reduces.
+        raise TypeError(
+            "an optimizer of DistributedOptimizer belongs to this job's ranks, and cannot be copied or pickled: "
+            "take its state_dict(), and load that into an optimizer made the same way"
+        )
 
 
 def _before_step(
