@@ -37,8 +37,8 @@ if ddl.rank() == 0:
 """
 
 
-# What the commands say about a part that has ended: a package, or a stage.
 _MARK = ".bench"  # in a folder that a bench may empty
+# What the commands say about a part that has ended: a package, or a stage.
 _PART = re.compile(r"^bundle: (?:channel: )?(\S.*?): (?:done|built|built and tested) in ([\d.]+) s", re.MULTILINE)
 
 # Without any network but the loopback, through which MPI's daemons talk to their own host.
@@ -103,7 +103,7 @@ def run(where: Folders, asked: Sequence[str]) -> Path:
         for name in ("channel", "stand-in/channel", "envs/pytorch", "mirror")
     }
     document = {
-        "machine": {"cores": os.cpu_count(), "system": platform.platform(), "processor": _processor()},
+        "machine": {"cores": os.cpu_count(), "system": platform.platform(), "processor": processor()},
         "versions": {name: metadata.version(name) for name in ("py-rattler", "py-rattler-build", "torch")},
         "python": platform.python_version(),
         "load_before": os.getloadavg(),
@@ -147,7 +147,8 @@ def _processor_seconds() -> float:
     return used.ru_utime + used.ru_stime
 
 
-def _processor() -> str:
+def processor() -> str:
+    """Its name, as far as the system tells."""
     try:
         lines = Path("/proc/cpuinfo").read_text().splitlines()
     except OSError:

@@ -25,6 +25,7 @@ from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
+from bundle.bench import REDUCE, processor
 from bundle.folders import copy
 from images.engine import Engine
 from images.errors import ImageError
@@ -32,13 +33,6 @@ from images.errors import ImageError
 _TREE = Path(__file__).parents[2]
 _CHANGED = "lms/src/lms/plan.py"  # of the source change: packages of it, over it and beside it are built again
 _RUNS = 3
-_REDUCE = """
-import ddl, numpy
-ddl.init()
-values = numpy.full(1_000_003, ddl.rank() + 1.0)
-ddl.allreduce(values)
-assert (values == 3).all()
-"""
 _TRAIN = ("lms", "run", "--budget", "20MB", "examples/brain_mri/train.py", "--resolution", "4", "--steps", "1")
 _DATA = ("--data", "/data")
 
@@ -128,7 +122,7 @@ def measure(bench: Bench) -> dict[str, object]:
     for figure in figures:
         say(str(figure))
     return {
-        "machine": {"cores": os.cpu_count(), "system": platform.platform(), "processor": _processor()},
+        "machine": {"cores": os.cpu_count(), "system": platform.platform(), "processor": processor()},
         "versions": {
             "podman": bench.engine.run("version", "--format", "{{.Client.Version}}").strip(),
             "base_image": bench.base_image,
@@ -172,7 +166,7 @@ def times(bench: Bench, base: str, pytorch: str) -> list[Figure]:
     first_line(plain, "step 1 ")
     step = bench.run(*mounted, pytorch, "lms", "run", "--budget", "2MB", "recipes/lms/step.py")
     with hosts(bench, base) as first:
-        reduce = [bench.engine.name, "exec", first, "ddlrun", "-H", "c1,c2", "python", "-c", _REDUCE]
+        reduce = [bench.engine.name, "exec", first, "ddlrun", "-H", "c1,c2", "python", "-c", REDUCE]
         both = _timed("ddlrun -H c1,c2 in one of two containers: an allreduce of 8 MB", lambda: _done(reduce))
     return [
         _timed("podman run lms --version", lambda: _done(bench.run(base, "lms", "--version"))),
@@ -282,11 +276,6 @@ def _until(true: Callable[[], bool], seconds: float = 30) -> None:
         if time.monotonic() > end:
             raise ImageError(f"the two containers were not ready within {seconds:g} s")
         time.sleep(0.1)
-
-
-def _processor() -> str:
-    lines = Path("/proc/cpuinfo").read_text().splitlines()
-    return next((line.partition(":")[2].strip() for line in lines if line.startswith("model name")), "")
 
 
 if __name__ == "__main__":

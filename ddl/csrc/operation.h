@@ -48,8 +48,8 @@ class Operation {
     Operation& operator=(const Operation&) = delete;
     ~Operation() { cancel(); }
 
-    // Does what can be done without waiting. True where a message completed or a chunk went on. None is begun while
-    // `room` or more are in flight, but one where there is none.
+    // Does what can be done without waiting. True where a message completed or a chunk went on. No chunk is
+    // begun while `room` or more are in flight, but for one where none is.
     bool poll(int room = kChunkSlots);
     // Chunks that are.
     int chunks_in_flight() const { return static_cast<int>(runs_.size()); }

@@ -91,10 +91,9 @@ bool uses_nccl(const Plan& plan, const Task& task) {
 }
 
 // A chunk c is at its stage s in turn c + s * lag. The last stage of chunk c - window comes before the first of chunk
-// c, as (stages - 1) * lag < window: so the chunks that are in flight hold all that comes next, once this
-// call has the window to itself; with less room it may stand still until calls before it, which never wait for it, have
-// finished. Stages are those of all
-// dimensions, also where a rank has no part in one: that keeps the numbers the same everywhere.
+// c, as (stages - 1) * lag < window: so the chunks that are in flight hold all that comes next, once this call has the
+// window to itself; with less room it may stand still until calls before it, which never wait for it, have finished.
+// Stages are those of all dimensions, also where a rank has no part in one: that keeps the numbers the same everywhere.
 std::vector<uint32_t> group_order(const Schedule& schedule, int window) {
     const uint32_t lag = schedule.stages < 2 ? 0 : static_cast<uint32_t>((window - 1) / (schedule.stages - 1));
     std::vector<std::tuple<uint32_t, uint32_t, uint32_t, uint32_t>> turns;  // turn, chunk, stage, index

@@ -172,12 +172,17 @@ def test_a_host_with_other_hardware_is_named_and_taken_only_where_the_ranks_are_
     assert sorted(counted.stdout.splitlines()) == ["h0", "h1", "h2"]
 
 
-def test_a_job_in_a_slurm_allocation_starts_with_srun(ddlrun: Run, tmp_path: Path) -> None:
-    srun = tmp_path / "bin/srun"
+def path_with_srun(folder: Path) -> str:
+    """A PATH on which a stand-in for Slurm's srun comes first; it leaves what it was asked in `folder`/bin/log."""
+    srun = folder / "bin/srun"
     srun.parent.mkdir()
     srun.write_text(SRUN.format(python=sys.executable, agent=AGENT))
     srun.chmod(0o755)
-    path = f"{srun.parent}:{Path(sys.executable).parent}:{os.environ['PATH']}"
+    return f"{srun.parent}:{Path(sys.executable).parent}:{os.environ['PATH']}"
+
+
+def test_a_job_in_a_slurm_allocation_starts_with_srun(ddlrun: Run, tmp_path: Path) -> None:
+    path = path_with_srun(tmp_path)
     done = ddlrun(
         "-np", "4", "sh", "-c", "echo $RANK $(hostname)", PATH=path, SLURM_JOB_ID="7", SLURM_JOBID="7",
         SLURM_JOB_NODELIST="h[1-2]", SLURM_NODELIST="h[1-2]", SLURM_TASKS_PER_NODE="1(x2)", SLURM_NNODES="2",
@@ -185,7 +190,7 @@ def test_a_job_in_a_slurm_allocation_starts_with_srun(ddlrun: Run, tmp_path: Pat
     )  # fmt: skip
     assert done.returncode == 0, done.stderr
     assert sorted(done.stdout.splitlines()) == ["0 h1", "1 h1", "2 h2", "3 h2"]
-    assert "prted" in (srun.parent / "log").read_text()
+    assert "prted" in (tmp_path / "bin/log").read_text()
 
 
 SRUN = """#!{python}
@@ -212,11 +217,7 @@ sys.exit(max(one.wait() for one in running))
 
 
 def test_a_host_that_srun_does_not_reach_is_named_by_srun(ddlrun: Run, tmp_path: Path) -> None:
-    srun = tmp_path / "bin/srun"
-    srun.parent.mkdir()
-    srun.write_text(SRUN.format(python=sys.executable, agent=AGENT))
-    srun.chmod(0o755)
-    path = f"{srun.parent}:{Path(sys.executable).parent}:{os.environ['PATH']}"
+    path = path_with_srun(tmp_path)
     done = ddlrun(
         "true", PATH=path, PRTE_MCA_plm_ssh_agent="", SLURM_JOB_ID="7", SLURM_JOBID="7", SLURM_JOB_NODELIST="h[1,9]",
         SLURM_NODELIST="h[1,9]", SLURM_TASKS_PER_NODE="1(x2)", SLURM_NNODES="2", SLURM_JOB_NUM_NODES="2",

@@ -15,12 +15,11 @@ from lms.link.draft import Draft, Open, Task
 from lms.link.gpu import Gpu, pair_ceiling, pair_words
 from lms.link.profile import Absence, MeasuredLink
 from lms.link.series import Direction
-from lms.link.sweep import MB, Copy
+from lms.link.sweep import WORTH, Copy, cut
 from lms.torch.streams import CudaStreams
 from lms.units import format_size
 
 MEMORY_SHARE, GPU_SHARE = 0.25, 0.25
-_WORTH = MB  # bytes of the largest copy: below it a sweep would say nothing
 _DIRECTIONS: tuple[Direction, ...] = ("out", "back", "both")
 
 
@@ -44,22 +43,16 @@ def of(gpus: Sequence[Gpu], sizes: tuple[int, ...], absent: list[Absence]) -> li
             absent.append(Absence(f"GPU copies of PyTorch's GPU {index}", " ".join(str(error).split())))
             continue
         fitting = tuple(size for size in sizes if size <= min(room, int(free * GPU_SHARE) // 2))
-        if not fitting or fitting[-1] < _WORTH:
+        if not fitting or fitting[-1] < WORTH:
             what = f"the {format_size(free)} that are free on it, or of the memory that is available, is too little"
             absent.append(Absence(f"GPU copies of {found.name}", f"a quarter of {what}"))
             continue
-        known.append(replace(found, sizes=fitting, notes=_cut(fitting, sizes)))
+        known.append(replace(found, sizes=fitting, notes=cut(fitting, sizes, "a quarter of memory")))
     pinned = _Pinned(max((gpu.sizes[-1] for gpu in known), default=0))
     drafts = [_host_draft(gpu, nodes, pinned) for gpu in known]
     if drafts:
         drafts[-1].close = pinned.close
     return drafts + [_peer_draft(one, other) for at, one in enumerate(known) for other in known[at + 1 :]]
-
-
-def _cut(fitting: tuple[int, ...], sizes: tuple[int, ...]) -> tuple[str, ...]:
-    if len(fitting) == len(sizes):
-        return ()
-    return (f"a smaller sweep, up to {format_size(fitting[-1])}: more would have been more than a quarter of memory",)
 
 
 @dataclass(frozen=True)

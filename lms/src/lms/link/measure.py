@@ -26,14 +26,13 @@ from lms.link.memory import host_copies
 from lms.link.profile import KINDS, Absence, Kind, MeasuredLink, Profile
 from lms.link.progress import Progress
 from lms.link.series import Direction
-from lms.link.sweep import MB, QUICK_SIZES, SIZES, Copy
+from lms.link.sweep import QUICK_SIZES, SIZES, WORTH, Copy, cut
 from lms.tiers.capacity import memory_capacity
 from lms.units import format_size
 
 SECONDS, QUICK_SECONDS = 50.0, 6.5  # from the beginning to the last link; what stands around it takes a second or two
 _AT_LEAST = 0.5  # of these are for the links, however long PyTorch and the GPUs' contexts took
 MEMORY_SHARE, DISK_SHARE = 0.25, 0.10
-_WORTH = MB  # bytes of the largest copy: below it a sweep would say nothing
 
 
 def measure(
@@ -83,7 +82,7 @@ def memory_drafts(sizes: tuple[int, ...], absent: list[Absence]) -> list[Draft]:
     if not fitting:
         absent.append(Absence("memory", f"{format_size(2 * room)}, a quarter of what is available, is too little"))
         return []
-    notes = _cut(fitting, sizes, "a quarter of the memory that is available")
+    notes = cut(fitting, sizes, "a quarter of the memory that is available")
     allowed = os.sched_getaffinity(0)
     numa = [(node.index, tuple(sorted(allowed & set(node.cpus)))) for node in host.nodes() if allowed & set(node.cpus)]
     drafts = []
@@ -126,11 +125,11 @@ def file_drafts(folder: Path, sizes: tuple[int, ...], absent: list[Absence]) -> 
     # A disk writes less than memory could give: what is read and written at once must both be there.
     room = min(int(free * DISK_SHARE), host.memory_room(MEMORY_SHARE) // 2)
     fitting = _fitting(sizes, room)
-    if not fitting or fitting[-1] < _WORTH:
-        why = f"{format_size(free)} are free there, and a tenth of it is less than the {format_size(_WORTH)} of a sweep"
+    if not fitting or fitting[-1] < WORTH:
+        why = f"{format_size(free)} are free there, and a tenth of it is less than the {format_size(WORTH)} of a sweep"
         absent.append(Absence(name, f"{why}: free some, or name another folder with --dir"))
         return []
-    notes = (*disk.notes(), *_cut(fitting, sizes, "a tenth of what is free there, or a quarter of the memory"))
+    notes = (*disk.notes(), *cut(fitting, sizes, "a tenth of what is free there, or a quarter of the memory"))
     try:
         with warnings.catch_warnings(record=True) as heard:
             warnings.simplefilter("always")
@@ -195,13 +194,6 @@ def _driver_is_here() -> bool:
 
 def _fitting(sizes: tuple[int, ...], room: int) -> tuple[int, ...]:
     return tuple(one for one in sizes if one <= room)
-
-
-def _cut(fitting: tuple[int, ...], sizes: tuple[int, ...], why: str) -> tuple[str, ...]:
-    """A note where the sweep ends earlier than it should."""
-    if len(fitting) == len(sizes):
-        return ()
-    return (f"a smaller sweep, up to {format_size(fitting[-1])}: more would have been more than {why}",)
 
 
 def _capacity(folder: Path, gpus: list[Gpu]) -> dict[str, int]:

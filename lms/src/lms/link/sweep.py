@@ -6,11 +6,14 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from lms.link.series import Point, point
+from lms.units import format_size
 
 KB, MB, GB = 1 << 10, 1 << 20, 1 << 30
 
 SIZES = tuple(4 * KB * 4**step for step in range(10))  # 4 KiB to 1 GiB, each four times the one before
 QUICK_SIZES = tuple(4 * KB * 16**step for step in range(5))  # 4 KiB to 256 MiB
+
+WORTH = MB  # bytes of the largest copy: below it a sweep would say nothing
 
 LEAST = 3  # copies of a size, so that there is a median that one bad copy does not decide
 MOST = 31  # copies of a size: more would not move the median
@@ -19,6 +22,13 @@ _SURE = MB  # bytes up to which a size is copied when time is short
 _LONG = 1.0  # seconds of a copy from which on not even then
 
 Copy = Callable[[int], float]  # copy so many bytes once; the seconds that it took
+
+
+def cut(fitting: Sequence[int], sizes: Sequence[int], why: str) -> tuple[str, ...]:
+    """A note where only the `fitting` ones of `sizes` have room: more would have been more than `why`."""
+    if len(fitting) == len(sizes):
+        return ()
+    return (f"a smaller sweep, up to {format_size(fitting[-1])}: more would have been more than {why}",)
 
 
 @dataclass(frozen=True)
