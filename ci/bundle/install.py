@@ -44,10 +44,13 @@ def solve(specs: Sequence[str], channels: Sequence[str]) -> list[RepoDataRecord]
         ) from None
 
 
-def install(records: Sequence[RepoDataRecord], prefix: Path, cache: Path | None = None) -> None:
+def install(
+    records: Sequence[RepoDataRecord], prefix: Path, cache: Path | None = None, target: Path | None = None
+) -> None:
     """Make `prefix` hold `records` and no other package; nothing is done where it does. Raises InstallError.
 
-    A prefix that was not there before is there whole or not at all.
+    A prefix that was not there before is there whole or not at all. It works where it lies, or only where it was moved
+    to `target`.
     """
     damaged = [name for record in records if (name := _damage(record))]
     if damaged:
@@ -66,6 +69,7 @@ def install(records: Sequence[RepoDataRecord], prefix: Path, cache: Path | None 
                     execute_link_scripts=False,
                     show_progress=False,
                     reporter=_Reporter(step),  # type: ignore[abstract] # the base's other methods do nothing
+                    alternative_target_prefix=target,
                 )
             )
     except Exception as error:  # as above
@@ -94,11 +98,13 @@ def _damage(record: RepoDataRecord) -> str | None:
 
 
 def clobbered(prefix: Path) -> list[str]:
-    """The files that two packages of `prefix` both claim: whichever was installed last has the other's overwritten."""
+    """The files that two packages of `prefix` both claim: one has its own in place, the other's was moved aside."""
     owners: dict[str, list[str]] = {}
     for record in installed(prefix):
-        for path in record.files:
-            owners.setdefault(str(path), []).append(record.name.normalized)
+        for path in map(Path, record.files):
+            # rattler puts what loses into __clobbers__/PACKAGE/, and writes that into the package's record.
+            place = Path(*path.parts[2:]) if path.parts[0] == "__clobbers__" else path
+            owners.setdefault(str(place), []).append(record.name.normalized)
     return [f"{path} ({' and '.join(names)})" for path, names in sorted(owners.items()) if len(names) > 1]
 
 
@@ -124,10 +130,11 @@ class _Reporter(InstallerReporter):
         self.step(self.names.pop(index, ""), 1)
 
 
-def pip(prefix: Path, requirements: Sequence[str]) -> None:
-    """The user's own pip step of an environment file. Raises InstallError with pip's words."""
+def pip(prefix: Path, requirements: Sequence[str], *options: str) -> None:
+    """The user's own pip step of an environment file; `options` go to pip. Raises InstallError with its words."""
     base = getattr(sys, "_base_executable", sys.executable)
-    command = [base, "-m", "pip", "--python", str(prefix / "bin/python"), "--no-input", "install", *requirements]
+    command = [base, "-m", "pip", "--python", str(prefix / "bin/python"), "--no-input", "install", *options]
+    command += requirements
     done = subprocess.run(command, stdin=subprocess.DEVNULL, capture_output=True, text=True)
     if done.returncode:
         raise InstallError(f"pip could not install {', '.join(requirements)}:\n{done.stderr.strip()[-2000:]}")
