@@ -27,7 +27,7 @@ something includes this first.
 {{- end -}}
 {{- end -}}
 {{- range $name, $value := .Values.podLabels -}}
-{{- if or (hasPrefix "app.kubernetes.io/" $name) (hasPrefix "helm.sh/" $name) -}}
+{{- if or (hasPrefix "app.kubernetes.io/" $name) (hasPrefix "helm.sh/" $name) (hasPrefix "bascule." $name) -}}
 {{- fail (printf "podLabels names %s: the chart finds its pods by its own labels of that kind; choose another name" $name) -}}
 {{- end -}}
 {{- end -}}
@@ -60,7 +60,7 @@ something includes this first.
 {{- fail (printf "ddl.ranksPerHost is %d and gpus is %d: on GPUs each has one rank; set ddl.gpusPerHost instead" (int .Values.ddl.ranksPerHost) $gpus) -}}
 {{- end -}}
 {{- if and (eq .Values.mode "plain") (not .Values.ddl.sshKeySecret) -}}
-{{- fail "ddl.enabled is true, mode is plain and ddl.sshKeySecret is empty: the hosts need a key to log in to each other. Make one: ssh-keygen -t ed25519 -N '' -f key; kubectl create secret generic NAME --type kubernetes.io/ssh-auth --from-file ssh-privatekey=key; then --set ddl.sshKeySecret=NAME" -}}
+{{- fail "ddl.enabled is true, mode is plain and ddl.sshKeySecret is empty: the hosts need a key to log in to each other. Make one: ssh-keygen -t ed25519 -N '' -f key; kubectl create secret generic NAME --type kubernetes.io/ssh-auth --from-file ssh-privatekey=key; rm key key.pub; then --set ddl.sshKeySecret=NAME" -}}
 {{- end -}}
 {{- if and (eq .Values.mode "mpijob") .Values.ddl.sshKeySecret -}}
 {{- fail (printf "ddl.sshKeySecret is %q and mode is mpijob: the MPI Operator makes the job's keys itself and would not use it; leave it empty" .Values.ddl.sshKeySecret) -}}

@@ -1,18 +1,34 @@
-{{/* Names and labels. Hosts are called NAME-worker-N, so the name leaves room below the 63 characters of a label. */}}
+{{/*
+Names and labels. What is longer than 36 letters is cut and gets a hash of the whole, so that two releases never share
+a name; hosts are called NAME-REVISION-worker-N, which stays below the 63 characters of a label.
+*/}}
 
 {{- define "bascule.name" -}}
-{{- printf "%s-bascule" .Release.Name | trunc 40 | trimSuffix "-" -}}
+{{- $name := printf "%s-bascule" .Release.Name -}}
+{{- if gt (len $name) 36 -}}
+{{- $name = printf "%s-%s" ($name | trunc 27 | trimSuffix "-") (sha256sum $name | trunc 8) -}}
+{{- end -}}
+{{- $name -}}
+{{- end -}}
+
+{{/*
+The name of what a revision makes. An upgrade thus makes everything anew, and helm takes the old away: a Job cannot be
+changed, and a StatefulSet would replace its hosts one by one below a job that runs on them already.
+*/}}
+{{- define "bascule.job" -}}
+{{- include "bascule.name" . }}-{{ .Release.Revision -}}
 {{- end -}}
 
 {{- define "bascule.image" -}}
 {{- printf "%s:%s" .Values.image.repository .Values.image.tag -}}
 {{- end -}}
 
-{{/* What a selector selects by: it never changes from version to version. Takes (dict "root" $ "component" "worker"). */}}
+{{/* What a selector selects by: the pods of one revision. Takes (dict "root" $ "component" "worker"). */}}
 {{- define "bascule.selector" -}}
 app.kubernetes.io/name: bascule
 app.kubernetes.io/instance: {{ .root.Release.Name }}
 app.kubernetes.io/component: {{ .component }}
+bascule.revision: {{ .root.Release.Revision | quote }}
 {{- end -}}
 
 {{- define "bascule.labels" -}}

@@ -1,12 +1,8 @@
 {{/*
-A pod's metadata and spec, the same for every part of a job. Takes a dict:
+A pod's metadata and spec, for every part of a job. Takes a dict:
   root       the chart's context
-  component  trainer (the one pod without DDL), worker (a host), launcher or test
-  hosts      whether it logs in to the job's hosts, or is one
+  component  trainer (the one pod without DDL), worker (a host), launcher (where ddlrun runs) or test
   args       the container's arguments, after the image's entry point
-  gpus       how many GPUs it takes
-  resources  limits and requests
-  restart    the restart policy
 */}}
 {{- define "bascule.podTemplate" -}}
 metadata:
@@ -25,12 +21,17 @@ spec:
 
 {{- define "bascule.podSpec" -}}
 {{- $values := .root.Values -}}
-{{- $host := eq .component "worker" -}}
-{{- $key := and .hosts (eq $values.mode "plain") -}}
-restartPolicy: {{ .restart }}
+{{- $worker := eq .component "worker" -}}
+{{- $logsIn := include "bascule.logsIn" . -}}
+{{- $key := and $logsIn (eq $values.mode "plain") -}}
+{{- $claim := "" -}}
+{{- if ne .component "test" }}{{ $claim = include "bascule.claim" .root }}{{ end -}}
 automountServiceAccountToken: false
+{{- if not (and $logsIn (eq $values.mode "mpijob")) }}{{/* there the MPIJob says it */}}
+restartPolicy: {{ ternary "Always" "Never" $worker }}
+{{- end }}
 enableServiceLinks: false
-{{- if and .hosts $values.ddl.hostNetwork }}
+{{- if and $logsIn $values.ddl.hostNetwork }}
 hostNetwork: true
 dnsPolicy: ClusterFirstWithHostNet
 {{- end }}
@@ -55,10 +56,16 @@ containers:
     imagePullPolicy: {{ $values.image.pullPolicy }}
     args:
       {{- toYaml .args | nindent 6 }}
-    workingDir: {{ if include "bascule.claim" .root }}{{ $values.data.mountPath }}{{ else }}/home/bascule{{ end }}
-    {{- if or .hosts $values.env }}
+    workingDir: {{ ternary $values.data.mountPath "/home/bascule" (ne $claim "") }}
+    {{- $gpus := int (include "bascule.gpus" .) }}
+    {{- if or $logsIn $values.env (not $gpus) }}
     env:
-      {{- if .hosts }}
+      {{- if not $gpus }}
+      # Images of CUDA ask for all GPUs, and where NVIDIA's runtime is the node's default they would get them uncounted.
+      - name: NVIDIA_VISIBLE_DEVICES
+        value: void
+      {{- end }}
+      {{- if $logsIn }}
       - name: BASCULE_SSH_PORT
         value: {{ $values.ddl.sshPort | quote }}
       - name: BASCULE_WAIT_SECONDS
@@ -68,18 +75,27 @@ containers:
         value: "true"
       - name: OMPI_MCA_orte_keep_fqdn_hostnames
         value: "true"
+      {{- if $values.ddl.hostNetwork }}
+      # A host on the launcher's node has the launcher's own address, by which Open MPI would start its ranks here.
+      - name: PRTE_MCA_prte_do_not_resolve
+        value: "true"
+      - name: OMPI_MCA_orte_do_not_resolve
+        value: "true"
+      {{- end }}
       {{- end }}
       {{- with $values.env }}
       {{- toYaml . | nindent 6 }}
       {{- end }}
     {{- end }}
-    {{- if $host }}
+    {{- if $worker }}
     ports:
       - name: ssh
         containerPort: {{ $values.ddl.sshPort }}
     readinessProbe:
-      tcpSocket:
-        port: ssh
+      # It is written before sshd starts, with whose end the container's comes. sshd takes a connection without a login,
+      # such as a probe's by TCP, for an error and writes it into the log.
+      exec:
+        command: [test, -e, /run/bascule/ssh/sshd_config]
       periodSeconds: 5
     {{- end }}
     resources:
@@ -101,7 +117,7 @@ containers:
         mountPath: /run/bascule
       - name: shared-memory
         mountPath: /dev/shm
-      {{- if include "bascule.claim" .root }}
+      {{- if $claim }}
       - name: data
         mountPath: {{ $values.data.mountPath }}
       {{- end }}
@@ -109,7 +125,7 @@ containers:
       - name: ssh-key
         mountPath: /etc/bascule/ssh
         readOnly: true
-      {{- if not $host }}
+      {{- if not $worker }}
       - name: hosts
         mountPath: /etc/mpi
         readOnly: true
@@ -127,20 +143,20 @@ volumes:
     emptyDir:
       medium: Memory
       sizeLimit: {{ $values.sharedMemory }}
-  {{- if include "bascule.claim" .root }}
+  {{- if $claim }}
   - name: data
     persistentVolumeClaim:
-      claimName: {{ include "bascule.claim" .root }}
+      claimName: {{ $claim }}
   {{- end }}
   {{- if $key }}
   - name: ssh-key
     secret:
       secretName: {{ $values.ddl.sshKeySecret }}
       defaultMode: 0440
-  {{- if not $host }}
+  {{- if not $worker }}
   - name: hosts
     configMap:
-      name: {{ include "bascule.name" .root }}-hosts
+      name: {{ include "bascule.job" .root }}-hosts
   {{- end }}
   {{- end }}
 {{- with $values.nodeSelector }}
@@ -157,13 +173,30 @@ affinity:
 {{- end }}
 {{- end -}}
 
+{{/* Whether a pod is one of a job's hosts or logs in to them; empty where not. The operator's keys are for its own. */}}
+{{- define "bascule.logsIn" -}}
+{{- $test := and (eq .component "test") .root.Values.ddl.enabled (eq .root.Values.mode "plain") -}}
+{{- if or $test (has .component (list "worker" "launcher")) }}true{{ end -}}
+{{- end -}}
+
+{{/* How many GPUs a pod takes. */}}
+{{- define "bascule.gpus" -}}
+{{- if eq .component "trainer" -}}
+{{- int .root.Values.gpus -}}
+{{- else -}}
+{{- ternary (int .root.Values.ddl.gpusPerHost) 0 (and (eq .component "worker") (gt (int .root.Values.gpus) 0)) -}}
+{{- end -}}
+{{- end -}}
+
 {{/* A GPU is asked for by its limit, and its request is the same. */}}
 {{- define "bascule.resources" -}}
-{{- $limits := deepCopy .resources.limits -}}
-{{- $requests := deepCopy (.resources.requests | default .resources.limits) -}}
-{{- if .gpus -}}
-{{- $_ := set $limits "nvidia.com/gpu" (int .gpus) -}}
-{{- $_ := set $requests "nvidia.com/gpu" (int .gpus) -}}
+{{- $trains := has .component (list "trainer" "worker") -}}
+{{- $amounts := ternary .root.Values.resources .root.Values.launcherResources $trains -}}
+{{- $limits := deepCopy $amounts.limits -}}
+{{- $requests := deepCopy ($amounts.requests | default $amounts.limits) -}}
+{{- with int (include "bascule.gpus" .) -}}
+{{- $_ := set $limits "nvidia.com/gpu" . -}}
+{{- $_ := set $requests "nvidia.com/gpu" . -}}
 {{- end -}}
 limits:
   {{- toYaml $limits | nindent 2 }}
@@ -176,7 +209,14 @@ requests:
 {{- if .Values.data.size -}}{{- include "bascule.name" . }}-data{{- else -}}{{- .Values.data.claim -}}{{- end -}}
 {{- end -}}
 
-{{/* What the launcher runs: the image's entry point waits for the hosts of /etc/mpi/hostfile, then ddlrun reads it. */}}
+{{/*
+What the launcher runs: the image's entry point waits for the hosts of /etc/mpi/hostfile, then ddlrun reads it. Ranks
+get variables from ddlrun and not from their pods: of each the name stands here, and the launcher has the value.
+*/}}
 {{- define "bascule.launchArgs" -}}
-{{- toYaml (concat (list "launch" "ddlrun") .Values.ddl.options (list "--") .Values.command) -}}
+{{- $exports := list -}}
+{{- range .Values.env -}}
+{{- $exports = concat $exports (list "-x" .name) -}}
+{{- end -}}
+{{- toYaml (concat (list "launch" "ddlrun") $exports .Values.ddl.options (list "--") .Values.command) -}}
 {{- end -}}

@@ -35,18 +35,32 @@ class Helm:
         command = [self.program, *arguments]
         return subprocess.run(command, env=environment, input=stdin, capture_output=True, text=True, timeout=100)
 
-    def template(self, values: Object, *arguments: str, release: str = "job") -> subprocess.CompletedProcess[str]:
+    def template(
+        self, values: Object, *arguments: str, release: str = "job", chart: Path = CHART
+    ) -> subprocess.CompletedProcess[str]:
         """`helm template` with these values (JSON is YAML)."""
-        return self.run("template", release, CHART, "--values", "-", *arguments, stdin=json.dumps(values))
+        return self.run("template", release, chart, "--values", "-", *arguments, stdin=json.dumps(values))
 
-    def render(self, values: Object, release: str = "job") -> dict[str, Object]:
+    def render(self, values: Object, release: str = "job", revision: int = 1) -> dict[str, Object]:
         """The objects that the chart makes of these values, by "KIND/NAME"."""
-        done = self.template(values, release=release)
+        done = self.template(values, release=release, chart=self._of_revision(revision))
         assert done.returncode == 0, done.stderr
         objects = self.parse(done.stdout)
         named = {f"{one['kind']}/{one['metadata']['name']}": one for one in objects}
         assert len(named) == len(objects), "two objects have the same name"
         return named
+
+    def _of_revision(self, revision: int) -> Path:
+        """The chart, or a copy whose templates say a later revision: `helm template` renders the first alone."""
+        if revision == 1:
+            return CHART
+        chart = self.folder / f"revision-{revision}"
+        shutil.rmtree(chart, ignore_errors=True)
+        shutil.copytree(CHART, chart)
+        said, later = ".Release.Revision", f".Release.Revision | add {revision - 1}"
+        for path in (chart / "templates").rglob("*.*"):
+            path.write_text(path.read_text().replace(said, later))
+        return chart
 
     def notes(self, values: Object) -> str:
         """What `helm install` would print, rendered as a ConfigMap: helm itself prints it only where a cluster is."""

@@ -1,6 +1,7 @@
 """What the chart makes of good values, in every mode: judged by Kubernetes' own schemas."""
 
 import itertools
+import re
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -24,6 +25,9 @@ OPTIONS: dict[str, Object] = {
         ],
         "ddl": {"options": ["-m", "r", "-v"], "waitSeconds": 60},
         "resources": {"requests": {"cpu": 0.5, "memory": "1G"}},
+        "launcherResources": {"limits": {"cpu": "500m"}, "requests": {"memory": "512Mi"}},
+        "sharedMemory": "8Gi",
+        "scratch": "200G",
         "nodeSelector": {"disk": "nvme"},
         "tolerations": [{"key": "gpu", "operator": "Exists", "effect": "NoSchedule"}],
         "affinity": {"nodeAffinity": {}},
@@ -92,15 +96,15 @@ def test_without_ddl_there_is_one_pod_whatever_the_mode(helm: Helm) -> None:
 def test_plain_makes_named_hosts_and_a_launcher_that_knows_them(helm: Helm) -> None:
     rendered = helm.render(merged(PLAIN, {"ddl": {"hosts": 3, "ranksPerHost": 2, "options": ["-m", "r"]}}))
     assert set(rendered) == {
-        "Service/job-bascule-workers",
-        "ConfigMap/job-bascule-hosts",
-        "StatefulSet/job-bascule-worker",
-        "Job/job-bascule-launcher-1",
+        "Service/job-bascule-1-workers",
+        "ConfigMap/job-bascule-1-hosts",
+        "StatefulSet/job-bascule-1-worker",
+        "Job/job-bascule-1-launcher",
         "Pod/job-bascule-test",
     }
-    hosts = rendered["StatefulSet/job-bascule-worker"]
-    service = rendered["Service/job-bascule-workers"]
-    assert rendered["ConfigMap/job-bascule-hosts"]["data"]["hostfile"].splitlines() == [
+    hosts = rendered["StatefulSet/job-bascule-1-worker"]
+    service = rendered["Service/job-bascule-1-workers"]
+    assert rendered["ConfigMap/job-bascule-1-hosts"]["data"]["hostfile"].splitlines() == [
         f"{hosts['metadata']['name']}-{number}.{service['metadata']['name']} slots=2" for number in range(3)
     ]
     assert hosts["spec"]["replicas"] == 3
@@ -119,8 +123,8 @@ def test_plain_makes_named_hosts_and_a_launcher_that_knows_them(helm: Helm) -> N
 def test_the_hosts_of_a_job_on_gpus_follow_from_their_number(helm: Helm) -> None:
     values = {**PLAIN, "gpus": 8, "ddl": {"enabled": True, "gpusPerHost": 4, "sshKeySecret": "keys"}}
     rendered = helm.render(values)
-    assert rendered["StatefulSet/job-bascule-worker"]["spec"]["replicas"] == 2
-    assert rendered["ConfigMap/job-bascule-hosts"]["data"]["hostfile"].count("slots=4") == 2
+    assert rendered["StatefulSet/job-bascule-1-worker"]["spec"]["replicas"] == 2
+    assert rendered["ConfigMap/job-bascule-1-hosts"]["data"]["hostfile"].count("slots=4") == 2
     pods = pod_templates(rendered)
     for kind in ("limits", "requests"):
         assert resources(pods["worker"])[kind]["nvidia.com/gpu"] == 4
@@ -129,8 +133,8 @@ def test_the_hosts_of_a_job_on_gpus_follow_from_their_number(helm: Helm) -> None
 
 def test_mpijob_leaves_hosts_and_keys_to_the_operator(helm: Helm) -> None:
     rendered = helm.render({**MPIJOB, "gpus": 8, "ddl": {"enabled": True, "gpusPerHost": 4}})
-    assert set(rendered) == {"MPIJob/job-bascule", "Pod/job-bascule-test"}
-    spec = rendered["MPIJob/job-bascule"]["spec"]
+    assert set(rendered) == {"MPIJob/job-bascule-1", "Pod/job-bascule-test"}
+    spec = rendered["MPIJob/job-bascule-1"]["spec"]
     assert spec["slotsPerWorker"] == 4
     assert spec["mpiReplicaSpecs"]["Worker"]["replicas"] == 2
     pods = pod_templates(rendered)
@@ -147,23 +151,70 @@ def test_the_port_and_the_network_reach_every_host_and_the_launcher(helm: Helm, 
         assert {"name": "BASCULE_SSH_PORT", "value": "2022"} in container(pods[name])["env"]
         assert pods[name]["spec"]["hostNetwork"] is True
         assert pods[name]["spec"]["dnsPolicy"] == "ClusterFirstWithHostNet"
+        # Else Open MPI starts the ranks of a host on the launcher's node in the launcher (test_hosts.py shows it).
+        assert {"name": "PRTE_MCA_prte_do_not_resolve", "value": "true"} in container(pods[name])["env"]
     # Declared, so that no two hosts are put on one node, where they would want the same port.
     assert container(pods["worker"])["ports"] == [{"name": "ssh", "containerPort": 2022}]
 
 
+@pytest.mark.parametrize("values", [PLAIN, MPIJOB], ids=["plain", "mpijob"])
+def test_variables_reach_the_ranks_which_get_none_of_their_pods(helm: Helm, values: Object) -> None:
+    given = OPTIONS["all the rest"]["env"]
+    pods = pod_templates(helm.render(merged(values, {"env": given, "ddl": {"options": ["-v"]}})))
+    words = ["launch", "ddlrun", "-x", "EPOCHS", "-x", "TOKEN", "-v", "--", "python", "train.py"]
+    assert args(pods["launcher"]) == words  # by their names: a value may be a secret
+    assert all(one in container(pods["launcher"])["env"] for one in given)
+
+
+@pytest.mark.parametrize("mode", MODES)
+@pytest.mark.parametrize("gpus", [0, 2])
+def test_a_pod_that_asks_for_no_gpu_sees_none_whatever_its_image_asks_for(helm: Helm, mode: str, gpus: int) -> None:
+    values = merged(MODES[mode], {"gpus": gpus})
+    for name, template in pod_templates(helm.render(values)).items():
+        taken = "nvidia.com/gpu" in resources(template)["limits"]
+        assert taken == (gpus > 0 and name in ("trainer", "worker")), name
+        hidden = {"name": "NVIDIA_VISIBLE_DEVICES", "value": "void"} in container(template).get("env", [])
+        assert hidden != taken, name
+
+
+def test_the_probe_of_a_host_does_not_connect_which_sshd_would_log_as_an_error(helm: Helm) -> None:
+    assert list(container(pod_templates(helm.render(PLAIN))["worker"])["readinessProbe"]) == ["exec", "periodSeconds"]
+
+
+@pytest.mark.parametrize("mode", MODES)
+def test_an_upgrade_makes_everything_anew_but_the_volume(helm: Helm, mode: str) -> None:
+    values = merged(MODES[mode], {"data": {"size": "10Gi"}})
+    first, second = (helm.render(values, revision=number) for number in (1, 2))
+    validate(second)
+    assert set(first) & set(second) == {"PersistentVolumeClaim/job-bascule-data", "Pod/job-bascule-test"}
+    # Nothing that is new selects, names or mounts what is old.
+    old = {name.partition("/")[2] for name in first} - {"job-bascule-data", "job-bascule-test"}
+    told = str({name: one for name, one in second.items() if one["kind"] != "Pod"})
+    assert not [name for name in old if re.search(rf"\b{name}\b", told)]
+    for one in second.values():
+        selector = one.get("spec", {}).get("selector", {})
+        assert selector.get("matchLabels", selector).get("bascule.revision", "2") == "2"
+    if mode == "plain":
+        assert second["Service/job-bascule-2-workers"]["spec"]["selector"]["bascule.revision"] == "2"
+
+
 @pytest.mark.parametrize(
     ("values", "mode"),
-    [(ONE_POD, "ReadWriteOnce"), (PLAIN, "ReadWriteMany"), (merged(PLAIN, {"ddl": {"hosts": 1}}), "ReadWriteOnce")],
-    ids=["one pod", "two hosts", "one host"],
+    [(ONE_POD, "ReadWriteOnce"), (PLAIN, "ReadWriteMany"), (merged(PLAIN, {"ddl": {"hosts": 1}}), "ReadWriteMany")],
+    ids=["one pod", "two hosts", "a host and the launcher"],
 )
-def test_a_new_volume_can_be_mounted_by_all_hosts_and_outlives_the_release(
+def test_a_new_volume_can_be_mounted_by_all_pods_of_the_job_and_outlives_the_release(
     helm: Helm, values: Object, mode: str
 ) -> None:
     rendered = helm.render(merged(values, {"data": {"size": "10Gi"}}))
     claim = rendered["PersistentVolumeClaim/job-bascule-data"]
     assert claim["spec"]["accessModes"] == [mode]
     assert claim["metadata"]["annotations"]["helm.sh/resource-policy"] == "keep"
-    for template in pod_templates(rendered).values():
+    pods = pod_templates(rendered)
+    test = pods.pop("test")  # it would hang where the volume can be mounted only by the job
+    assert not [one for one in test["spec"]["volumes"] if one["name"] == "data"]
+    assert container(test)["workingDir"] == "/home/bascule"
+    for template in pods.values():
         (volume,) = (one for one in template["spec"]["volumes"] if one["name"] == "data")
         assert volume["persistentVolumeClaim"]["claimName"] == "job-bascule-data"
         assert container(template)["workingDir"] == "/data"
@@ -171,17 +222,23 @@ def test_a_new_volume_can_be_mounted_by_all_hosts_and_outlives_the_release(
 
 def test_the_longest_release_name_leaves_every_name_within_its_bound(helm: Helm) -> None:
     for values in (PLAIN, MPIJOB):
-        rendered = helm.render(values, release="r" * 53)
+        rendered = helm.render(values, release="r" * 53, revision=1000)
         validate(rendered)
         names = [name.partition("/")[2] for name in rendered]
         assert max(map(len, names)) + len("-4294967296") <= 63
 
 
+def test_two_releases_with_long_names_share_no_name(helm: Helm) -> None:
+    one, other = (helm.render(PLAIN, release="r" * 52 + end) for end in "ab")
+    assert not set(one) & set(other)
+
+
 def test_the_notes_say_how_to_follow_to_end_and_to_test(helm: Helm) -> None:
     for values, words in (
-        (ONE_POD, ("logs -f job/job-bascule-1", "helm -n default test job")),
-        (merged(PLAIN, {"data": {"size": "1Gi"}}), ("job/job-bascule-launcher-1", "uninstall job", "delete pvc")),
-        (MPIJOB, ("get mpijob job-bascule",)),
+        (ONE_POD, ("logs -f job/job-bascule-1", "helm -n default test job", "helm upgrade", "describe pod")),
+        (merged(PLAIN, {"data": {"size": "1Gi"}}), ("job/job-bascule-1-launcher", "uninstall job", "delete pvc")),
+        (merged(PLAIN, {"ddl": {"waitSeconds": 900}}), ("--timeout 1200s",)),  # helm's own is shorter than the wait
+        (MPIJOB, ("get mpijob job-bascule-1",)),
     ):
         notes = helm.notes(values)
         assert all(word in notes for word in words), notes
