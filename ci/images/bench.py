@@ -33,8 +33,8 @@ from images.errors import ImageError
 _TREE = Path(__file__).parents[2]
 _CHANGED = "lms/src/lms/plan.py"  # of the source change: packages of it, over it and beside it are built again
 _RUNS = 3
-_TRAIN = ("lms", "run", "--budget", "20MB", "examples/brain_mri/train.py", "--resolution", "4", "--steps", "1")
-_DATA = ("--data", "/data")
+_UNDER_LMS = ("lms", "run", "--budget", "20MB")
+_TRAIN = ("examples/brain_mri/train.py", "--resolution", "4", "--steps", "1", "--data", "/data")
 
 
 @dataclass(frozen=True)
@@ -157,13 +157,13 @@ def sizes(bench: Bench, base: str, pytorch: str) -> list[Figure]:
 
 def times(bench: Bench, base: str, pytorch: str) -> list[Figure]:
     """What a user waits for."""
-    data = bench.out / "brain"  # the example's own preparation of its data is done by the first run
+    data = bench.out / "brain"
     data.mkdir(exist_ok=True)
     shutil.chown(data, 1000, 1000)
     mounted = ("--volume", f"{bench.tree}:/workspace:ro", "--volume", f"{data}:/data", "--env", "PYTHONUNBUFFERED=1")
-    train = bench.run(*mounted, pytorch, *_TRAIN, *_DATA)
-    plain = bench.run(*mounted, pytorch, "python", *_TRAIN[4:], *_DATA)
-    first_line(plain, "step 1 ")
+    train = bench.run(*mounted, pytorch, *_UNDER_LMS, *_TRAIN)
+    plain = bench.run(*mounted, pytorch, "python", *_TRAIN)
+    first_line(plain, "step 1 ")  # the example prepares its data, which is not measured
     step = bench.run(*mounted, pytorch, "lms", "run", "--budget", "2MB", "recipes/lms/step.py")
     with hosts(bench, base) as first:
         reduce = [bench.engine.name, "exec", first, "ddlrun", "-H", "c1,c2", "python", "-c", REDUCE]

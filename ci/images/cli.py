@@ -10,10 +10,11 @@ import subprocess
 import sys
 import time
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 
 from bundle import base, environment_file, install, lock, mirror
-from bundle.errors import BundleError
+from bundle.errors import BundleError, SolveError
 from bundle.folders import Folders
 from images import bill, containerfile, engine, environment, names, root
 from images.environment import Environment
@@ -46,7 +47,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         print(f"images: error: {error}", file=sys.stderr)
         return 1
     except OSError as error:
-        print(f"images: error: {error.strerror}: {error.filename}; mend that and run this again", file=sys.stderr)
+        print(f"images: error: {error}; mend that and run this again", file=sys.stderr)
         return 1
     except KeyboardInterrupt:
         print("images: interrupted; run this again to go on", file=sys.stderr)
@@ -131,29 +132,38 @@ def _build(
     described: names.Description, context: Path, base_image: str, chosen: engine.Engine, *, network: bool, cache: bool
 ) -> str:
     """Build the image, from its framework where that is there from an earlier build; its id."""
-    given, name = arguments(described, base_image), described.reference
+    given = arguments(described, base_image)
+    whole = engine.Build(CONTAINERFILE, context, described.reference, given, network=network, cache=cache)
     if chosen.name == "docker":  # it notices by itself, and fast, that a gigabyte is the same
-        return chosen.build(CONTAINERFILE, context, name, given, network=network, cache=cache)
+        return chosen.build(whole)
     first, second = containerfile.halves(CONTAINERFILE.read_text(), STAGE)
     parts = (first, (context / "framework.lock").read_text(), str(chosen.image_id(base_image)), given["ENV_ARCH"])
     key = hashlib.sha256("\0".join(parts).encode()).hexdigest()
     kept = context.parent / "framework.image"
     found = kept.read_text().split() if kept.is_file() else []
     if not (cache and found[:1] == [key] and chosen.image_id(found[1])):
-        made = chosen.build_stage(STAGE, CONTAINERFILE, context, name, given, network=network, cache=cache)
-        found = [key, made]
+        found = [key, chosen.build_stage(STAGE, whole)]
         kept.write_text(" ".join(found))
     file = context.parent / "Containerfile"
     file.write_text(f"FROM {found[1]}\n{second}")
-    return chosen.build(file, context, name, given, network=network, cache=False, layers=False)
+    return chosen.build(replace(whole, containerfile=file, cache=False), layers=False)
 
 
 def solve(name: str, args: argparse.Namespace, where: Folders) -> Environment:
     """The environment of envs/NAME.yaml from our channel and the one below it. Raises BundleError."""
     asked = environment_file.read(where.tree / "envs" / f"{name}.yaml")
     own = where.channel.as_uri()
-    channels = mirror.channels_of(asked, where, base.remembered(where, args.base))
-    records = install.solve(asked.specs, channels)
+    below = base.remembered(where, args.base)
+    channels = mirror.channels_of(asked, where, below)
+    try:
+        records = install.solve(asked.specs, channels)
+    except SolveError as error:
+        if below.name != base.STAND_IN:
+            raise
+        raise SolveError(
+            f"{error}\nThe stand-in for conda-forge has only the frameworks that it was made with: make channel "
+            'FRAMEWORKS="pytorch tensorflow" makes one with both'
+        ) from None
     ours = frozenset(one.name.normalized for one in records if str(one.channel or "").rstrip("/") == own)
     if not ours:
         raise ImageError(f"envs/{name}.yaml names no package of {where.channel}: an image would hold nothing of ours")
@@ -174,6 +184,11 @@ def arguments(described: names.Description, base_image: str) -> dict[str, str]:
 
 
 def _revision() -> str:
-    """The commit that is built, with a mark where files differ from it; empty outside a repository."""
-    command = ["git", "-C", str(_TREE), "describe", "--always", "--dirty", "--abbrev=12", "--exclude=*"]
-    return subprocess.run(command, capture_output=True, text=True).stdout.strip()
+    """The commit that is built, with a mark where files differ from it; "unknown" outside a repository."""
+    # In a container git takes a repository of another owner for a trap, and this one is what we run already.
+    command = ["git", "-c", "safe.directory=*", "-C", str(_TREE), "describe", "--always", "--dirty", "--abbrev=12"]
+    try:
+        done = subprocess.run([*command, "--exclude=*"], capture_output=True, text=True)
+    except FileNotFoundError:  # a tree that was copied to where no git is
+        return "unknown"
+    return done.stdout.strip() or "unknown"

@@ -9,6 +9,7 @@ import re
 import resource
 import shutil
 import subprocess
+import sys
 import tempfile
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -23,6 +24,24 @@ NAMES = ("docker", "podman", "buildah")
 TIMESTAMP = 315532800
 _ARCHITECTURES = {"x86_64": "amd64", "aarch64": "arm64", "ppc64le": "ppc64le"}
 _SYS_RESOURCE = 24  # the number of the capability by which root may raise limits
+# What the Containerfile says where it refuses; docker's BuildKit puts the step and the seconds before it.
+_OWN_WORDS = re.compile(r"^(?:#\d+ )?(?:\d+\.\d+ )?bascule: (.*)$", re.MULTILINE)
+
+
+@dataclass(frozen=True)
+class Build:
+    """What is built: the image `name`, from a Containerfile with its `arguments` and a folder.
+
+    Without `network` the build proves that it needs none (buildah's, by chroot, has the machine's all the same);
+    without `cache` every layer is made anew.
+    """
+
+    containerfile: Path
+    context: Path
+    name: str
+    arguments: Mapping[str, str]
+    network: bool
+    cache: bool = True
 
 
 @dataclass(frozen=True)
@@ -32,15 +51,13 @@ class Engine:
     name: str
     reason: str
 
-    def run(self, *arguments: str | Path, quiet: bool = True) -> str:
+    def run(self, *arguments: str | Path) -> str:
         """Run it with `arguments`; what it printed. Raises ImageError with its own last words."""
         command = [self.name, *map(str, arguments)]
-        output = subprocess.PIPE if quiet else None
-        done = subprocess.run(command, stdin=subprocess.DEVNULL, stdout=output, stderr=subprocess.PIPE, text=True)
+        done = subprocess.run(command, stdin=subprocess.DEVNULL, capture_output=True, text=True)
         if done.returncode:
-            said = _last_words(done.stderr)
-            raise ImageError(f"{' '.join(command[:2])} failed with status {done.returncode}:\n{said}")
-        return done.stdout or ""
+            raise ImageError(_failure(command, done.returncode, done.stderr))
+        return done.stdout
 
     def image_id(self, name: str) -> str | None:
         """The id of a local image; None where there is none of this name."""
@@ -68,79 +85,45 @@ class Engine:
         if self.image_id(name) is None:
             self.run("pull", name)
 
-    def build(
-        self,
-        containerfile: Path,
-        context: Path,
-        name: str,
-        arguments: Mapping[str, str],
-        *,
-        network: bool,
-        cache: bool = True,
-        layers: bool = True,
-    ) -> str:
-        """Build an image; its id. Raises ImageError.
+    def build(self, build: Build, *, layers: bool = True) -> str:
+        """Build an image; its id. Without `layers` all steps make one, of which nothing is kept for another build.
 
-        Without `network` the build proves that it needs none; without `cache` every layer is made anew; without
-        `layers` all steps make one, of which nothing is kept for another build.
+        Raises ImageError: with the Containerfile's own words where it refuses, else with the engine's last ones.
         """
-        words = ["--tag", name, "--layers" if layers else "--layers=false"]
-        self._build(containerfile, context, name, words, arguments, network=network, cache=cache)
+        kept = () if self.name == "docker" else (f"--layers={str(layers).lower()}",)
+        self._build(build, "--tag", build.name, *kept)
         if self.name != "docker":
-            self._canonical(name)
-        made = self.image_id(name)
+            self._canonical(build.name)
+        made = self.image_id(build.name)
         if made is None:
-            raise ImageError(f"{self.name} built {name} and does not find it")
+            remedy = "; if its builder keeps images to itself (docker buildx ls): docker buildx use default"
+            raise ImageError(f"{self.name} built {build.name} and does not find it{remedy * (self.name == 'docker')}")
         return made
 
-    def build_stage(
-        self,
-        target: str,
-        containerfile: Path,
-        context: Path,
-        name: str,
-        arguments: Mapping[str, str],
-        *,
-        network: bool,
-        cache: bool,
-    ) -> str:
-        """Build the stage `target` of what is to become the image `name`; its id. Raises ImageError."""
+    def build_stage(self, target: str, build: Build) -> str:
+        """Build the stage `target` of what is to become an image; its id. Raises ImageError."""
         with tempfile.TemporaryDirectory(prefix="bascule-image.") as folder:
             made = Path(folder, "id")
-            words = ["--target", target, "--iidfile", str(made), "--layers"]
-            self._build(containerfile, context, name, words, arguments, network=network, cache=cache)
+            self._build(build, "--target", target, "--iidfile", made, "--layers=true")
             return made.read_text().strip().removeprefix("sha256:")
 
-    def _build(
-        self,
-        containerfile: Path,
-        context: Path,
-        name: str,
-        options: Sequence[str],
-        arguments: Mapping[str, str],
-        *,
-        network: bool,
-        cache: bool,
-    ) -> None:
-        words: list[str | Path] = ["build", "--file", containerfile, *options]
-        if not cache:
+    def _build(self, build: Build, *options: str | Path) -> None:
+        words: list[str | Path] = [self.name, "build", "--file", build.containerfile, *options]
+        if not build.cache:
             words.append("--no-cache")
-        for key, value in arguments.items():
+        for key, value in build.arguments.items():
             words += ["--build-arg", f"{key}={value}"]
-        if self.name == "docker":  # it keeps the health check anyway, and has neither these flags nor that of layers
-            words = [word for word in words if not str(word).startswith("--layers")]
-        else:
+        if self.name != "docker":  # which keeps the health check anyway, and sets its own dates
             words += ["--format", "docker", "--timestamp", str(TIMESTAMP)]
         if self.name == "buildah":
             words += ["--isolation", "chroot"]
-        elif not network:
+        elif not build.network:
             words += ["--network", "none"]
-        try:
-            self.run(*words, *self.limits(), context)
-        except ImageError as error:
-            if said := re.search(r"^bascule: (.*)$", str(error), re.MULTILINE):  # the Containerfile's own words
-                raise ImageError(f"{name}: {said[1]}") from None
-            raise
+        command = [*map(str, words), *self.limits(), str(build.context)]
+        status, said = _watched(command)
+        if status:
+            own = _OWN_WORDS.search(said)
+            raise ImageError(f"{build.name}: {own[1]}" if own else _failure(command, status, said))
 
     def _canonical(self, name: str) -> None:
         """Put in the image's place the same one with an id that follows from its content alone."""
@@ -162,10 +145,13 @@ class Engine:
         # `podman import` would write the hour into the image.
         containerfile = archive.with_name("Containerfile")
         containerfile.write_text(f"FROM scratch\nADD {archive.name} /\n")
-        self.build(containerfile, archive.parent, name, {}, network=False, cache=False)
+        self.build(Build(containerfile, archive.parent, name, {}, network=False, cache=False))
 
     def output(self, name: str, *command: str) -> str:
-        """What a command prints in a new container of an image, without a network. Raises ImageError."""
+        """What a command prints in a new container of an image. Raises ImageError.
+
+        Without a network, but for buildah's, which by chroot has the machine's.
+        """
         if self.name != "buildah":
             return self.run(
                 *("run", "--rm", "--network", "none", *self.limits(), "--entrypoint", command[0]), name, *command[1:]
@@ -200,11 +186,13 @@ def choose(asked: str | None) -> Engine:
 def _obstacle(name: str) -> str | None:
     if shutil.which(name) is None:
         return "not installed"
-    if name == "docker":
-        done = subprocess.run([name, "version", "--format", "{{.Server.Version}}"], capture_output=True, text=True)
-        if done.returncode:
-            return f"its daemon does not answer ({_last_words(done.stderr, 1)})"
-    return None
+    if name != "docker":
+        done = subprocess.run([name, "info"], capture_output=True, text=True)
+        return f"it does not work here ({_last_words(done.stderr, 1)})" if done.returncode else None
+    if "podman" in subprocess.run([name, "--version"], capture_output=True, text=True).stdout:
+        return "it is podman under docker's name: ENGINE=podman"
+    done = subprocess.run([name, "version", "--format", "{{.Server.Version}}"], capture_output=True, text=True)
+    return f"its daemon does not answer ({_last_words(done.stderr, 1)})" if done.returncode else None
 
 
 def check_architecture(engine: Engine, base: str) -> None:
@@ -215,6 +203,26 @@ def check_architecture(engine: Engine, base: str) -> None:
         raise ImageError(
             f"BASE_IMAGE {base} is for {found}, and the environment for this machine's {wanted}: choose another"
         )
+
+
+def _watched(command: Sequence[str]) -> tuple[int, str]:
+    """Run a build, which takes minutes: who sits at a terminal sees what it says. Its status, and its stderr."""
+    watched = sys.stderr.isatty()
+    output = sys.stderr if watched else subprocess.DEVNULL
+    said = []
+    with subprocess.Popen(
+        command, stdin=subprocess.DEVNULL, stdout=output, stderr=subprocess.PIPE, text=True, errors="replace"
+    ) as job:
+        assert job.stderr is not None
+        for line in job.stderr:
+            said.append(line)
+            if watched:
+                sys.stderr.write(line)
+    return job.returncode, "".join(said)
+
+
+def _failure(command: Sequence[str], status: int, said: str) -> str:
+    return f"{' '.join(command[:2])} failed with status {status}:\n{_last_words(said)}"
 
 
 def _may_raise_limits() -> bool:

@@ -6,21 +6,20 @@ The parts are two layers: what comes from elsewhere (framework/: gigabytes, chan
 
 from __future__ import annotations
 
-import asyncio
 import contextlib
 import json
 import os
 import shutil
 import subprocess
-import sys
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import rattler
 from rattler import RepoDataRecord
 
+from bundle import install
+from bundle.errors import InstallError
 from images.errors import ImageError
 
 PREFIX = Path("/opt/conda")  # where the environment lies in the image
@@ -38,34 +37,40 @@ class Environment:
     ours: frozenset[str]
     pip: tuple[str, ...]
 
-    def lock(self) -> str:
-        """What framework/ follows from: when it is the same, so is the layer."""
+    def lock(self, by_pip: Iterable[str]) -> str:
+        """What framework/ follows from, with what the pip step installed: when it is the same, so is the layer."""
         foreign = (record for record in self.records if record.name.normalized not in self.ours)
         lines = sorted(f"{one.name.normalized} {one.version} {one.build} {one.sha256!r}" for one in foreign)
-        return "\n".join([f"layout {_VERSION}", *lines, *(f"pip {requirement}" for requirement in self.pip), ""])
+        return "\n".join([f"layout {_VERSION}", *lines, *(f"pip {name}" for name in sorted(by_pip)), ""])
 
 
 def lay_out(environment: Environment, folder: Path, cache: Path) -> Path:
-    """The context of the image's build, in `folder`; `cache` keeps unpacked packages. Raises ImageError.
+    """The context of the image's build, in `folder`; `cache` keeps unpacked packages.
+
+    Raises InstallError: a package is damaged, two claim one file, or pip fails; ImageError: Python files do not
+    compile.
 
     framework/ is left as it is while its lock is the same, so that an engine finds its layer made already.
     """
     context, whole = folder / "context", folder / "whole"
-    lock = context / "framework.lock"
+    locked = context / "framework.lock"
     for path in (whole, context / "ours", context / "files"):
         shutil.rmtree(path, ignore_errors=True)
     context.mkdir(parents=True, exist_ok=True)
-    _install(environment.records, whole, cache)
-    _pip(environment.pip, whole)
+    install.install(environment.records, whole, cache, target=PREFIX)
+    if both := install.clobbered(whole):
+        raise InstallError(f"environment {environment.name!r}: files of two packages: {'; '.join(both[:5])}")
+    by_pip = _pip(environment.pip, whole)
     _forget_this_machine(whole)
     _split(whole, context / "ours", environment.ours)
     framework = context / "framework"
-    if not (lock.is_file() and lock.read_text() == environment.lock()):
-        lock.unlink(missing_ok=True)
+    lock = environment.lock(by_pip)
+    if not (locked.is_file() and locked.read_text() == lock):
+        locked.unlink(missing_ok=True)
         shutil.rmtree(framework, ignore_errors=True)
         _compile(whole, whole)
         whole.rename(framework)
-        lock.write_text(environment.lock())
+        locked.write_text(lock)
     _compile(context / "ours", framework)
     shutil.rmtree(whole, ignore_errors=True)
     shutil.copytree(FILES, context / "files")
@@ -75,31 +80,17 @@ def lay_out(environment: Environment, folder: Path, cache: Path) -> Path:
     return context
 
 
-def _install(records: Sequence[RepoDataRecord], prefix: Path, cache: Path) -> None:
-    try:
-        asyncio.run(
-            rattler.install(
-                list(records),
-                target_prefix=prefix,
-                cache_dir=cache,
-                execute_link_scripts=False,
-                show_progress=False,
-                alternative_target_prefix=PREFIX,
-            )
-        )
-    except Exception as error:  # rattler's have no common base
-        shutil.rmtree(prefix, ignore_errors=True)
-        raise ImageError(f"the environment could not be installed into {prefix}: {str(error).strip()}") from None
-
-
-def _pip(requirements: Sequence[str], prefix: Path) -> None:
+def _pip(requirements: Sequence[str], prefix: Path) -> set[str]:
+    """The environment's own pip step; what it installed, as NAME-VERSION. Raises InstallError."""
     if not requirements:
-        return
-    base = getattr(sys, "_base_executable", sys.executable)  # .venv has no pip
-    command = [base, "-m", "pip", "--python", str(prefix / "bin/python"), "--no-input", "install", "--no-compile"]
-    done = subprocess.run([*command, *requirements], stdin=subprocess.DEVNULL, capture_output=True, text=True)
-    if done.returncode:
-        raise ImageError(f"pip could not install {', '.join(requirements)}:\n{done.stderr.strip()[-2000:]}")
+        return set()
+
+    def there() -> set[str]:
+        return {path.name.removesuffix(".dist-info") for path in prefix.glob("lib/python3*/site-packages/*.dist-info")}
+
+    before = there()
+    install.pip(prefix, requirements, "--no-compile")
+    return there() - before
 
 
 def _forget_this_machine(whole: Path) -> None:
@@ -109,20 +100,21 @@ def _forget_this_machine(whole: Path) -> None:
         record = json.loads(path.read_text())
         for key in _LOCAL:
             record.pop(key, None)
-        for entry in record.get("paths_data", {}).get(
-            "paths", []
-        ):  # where it was built, which is replaced in its files
-            entry.pop("prefix_placeholder", None)
+        for entry in record.get("paths_data", {}).get("paths", []):
+            entry.pop("prefix_placeholder", None)  # where it was built, which is replaced in its files
             entry.pop("file_mode", None)
         if str(record.get("url", "")).startswith("file:"):
             # Only its name is left: the channel is a folder here.
             record["channel"] = "bascule"
             record["url"] = f"https://localhost/bascule/{record['subdir']}/{record['fn']}"
         _replace(path, json.dumps(record, indent=2, sort_keys=True))
-    old, new = f"#!{whole}/bin/", f"#!{PREFIX}/bin/"  # pip's scripts
+    # pip's scripts: the first line names python, or where that has a blank or is long, the second, which sh reads.
+    old = f"{whole}/bin/"
     for path in (whole / "bin").iterdir():
-        if path.is_file() and not path.is_symlink() and path.read_bytes()[:1024].startswith(old.encode()):
-            _replace(path, path.read_text().replace(old, new, 1))
+        if path.is_file() and not path.is_symlink():
+            head = path.read_bytes()[:1024].split(b"\n")[:2]
+            if head[0].startswith(b"#!") and any(old.encode() in line for line in head):
+                _replace(path, path.read_text().replace(old, f"{PREFIX}/bin/", 1))
     for path in whole.glob("lib/python*/site-packages/*.dist-info/direct_url.json"):
         if json.loads(path.read_text()).get("url", "").startswith("file:"):  # where it was built
             path.unlink()

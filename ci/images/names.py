@@ -6,12 +6,14 @@ import re
 from collections.abc import Iterable
 from dataclasses import dataclass
 
+from images.errors import ImageError
+
 REGISTRY = "localhost"  # where engines look for what was never pushed
 
 
 @dataclass(frozen=True)
 class Package:
-    """What names an image by: one package of its environment."""
+    """A package of an environment: its name, version and build."""
 
     name: str
     version: str
@@ -37,10 +39,15 @@ class Description:
 def describe(environment: str, packages: Iterable[Package], pip: Iterable[str]) -> Description:
     """The description of an environment's image.
 
-    `pip` are the requirements of its own pip step: only what may not be passed on is installed so. Raises KeyError
+    `pip` are the requirements of its own pip step: only what may not be passed on is installed so. Raises ImageError
     where the environment has no python or no lms.
     """
     by_name = {package.name: package for package in packages}
+    if missing := {"python", "lms"} - by_name.keys():
+        raise ImageError(
+            f"environment {environment!r} has no {' and no '.join(sorted(missing))}, after whose version its image is "
+            f"named: add it to envs/{environment}.yaml"
+        )
     python = "py" + "".join(by_name["python"].version.split(".")[:2])
     restricted = [re.split(r"[ =<>!~\[]", requirement)[0] for requirement in pip]
     return Description(

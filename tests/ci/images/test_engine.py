@@ -1,6 +1,9 @@
 """The engines' names on PATH are scripts here, which note what they are asked for."""
 
 import json
+import os
+import pty
+import sys
 from pathlib import Path
 
 import pytest
@@ -24,6 +27,11 @@ def put(folder: Path, name: str, script: str = "") -> None:
     path.chmod(0o755)
 
 
+def wanted(**more: object) -> engine.Build:
+    return engine.Build(**{"containerfile": Path("F"), "context": Path("context"), "name": "tag", "arguments": {},
+                           "network": True} | more)  # type: ignore[arg-type] # fmt: skip
+
+
 def calls(folder: Path) -> list[str]:
     return (folder / "log").read_text().replace(f"{folder}/", "").splitlines()
 
@@ -34,6 +42,22 @@ def test_a_docker_without_its_daemon_gives_way_to_podman_which_is_said(programs:
     chosen = engine.choose(None)
     assert chosen.name == "podman"
     assert "Cannot connect to the Docker daemon" in chosen.reason
+
+
+def test_an_engine_that_does_not_work_gives_way_to_the_next(programs: Path) -> None:
+    put(programs, "podman", "echo 'no subuid ranges found' >&2; exit 125")
+    put(programs, "buildah")
+    chosen = engine.choose(None)
+    assert chosen.name == "buildah"
+    assert "podman: it does not work here (no subuid ranges found)" in chosen.reason
+
+
+def test_podman_under_dockers_name_is_not_taken_for_docker(programs: Path) -> None:
+    put(programs, "docker", "echo 'podman version 4.9.4'")
+    put(programs, "podman")
+    assert engine.choose(None).name == "podman"
+    with pytest.raises(ImageError, match="docker: it is podman under docker's name: ENGINE=podman"):
+        engine.choose("docker")
 
 
 def test_without_any_engine_the_error_says_what_each_lacks_and_what_to_install(programs: Path) -> None:
@@ -61,7 +85,7 @@ def test_a_build_gets_its_arguments_and_no_network_where_it_needs_none(programs:
         name,
         f"case \"$*\" in *--format\\ {{*) echo sha256:0123;; *inspect*) echo '{told}';; pull*) echo 9;; esac",
     )
-    made = engine.Engine(name, "").build(Path("F"), Path("context"), "tag", {"A": "b c"}, network=False)
+    made = engine.Engine(name, "").build(wanted(arguments={"A": "b c"}, network=False))
     assert made == "0123"
     (build,) = [call for call in calls(programs) if call.startswith(f"{name} build")]
     assert "--build-arg A=b c" in build
@@ -71,20 +95,55 @@ def test_a_build_gets_its_arguments_and_no_network_where_it_needs_none(programs:
     assert ("--network none" in build) == (name != "buildah")  # its isolation by chroot has the machine's network
 
 
-def test_the_containerfiles_own_words_are_the_error(programs: Path) -> None:
-    put(
-        programs,
-        "podman",
-        "echo 'bascule: the base image has no glibc' >&2; echo 'Error: 1' >&2; exit 1",
-    )
+# What the end of a build that fails looks like: docker's BuildKit puts the step and the seconds before each line, and
+# says at the end again what failed, with the part of the Containerfile that it is in.
+BUILDKIT = """\
+#6 [framework 2/3] RUN set -eu;     found=$(uname -m);     if ...
+#6 0.301 bascule: the base image has no glibc
+#6 ERROR: process "/bin/sh -c set -eu; ..." did not complete successfully: exit code: 1
+------
+ > [framework 2/3] RUN set -eu;     found=$(uname -m);     if ...:
+0.301 bascule: the base image has no glibc
+------
+Containerfile:21
+--------------------
+  20 |     # hadolint ignore=DL3008
+""" + "".join(f'  {number} | >>>         echo "bascule: line {number}" >&2; exit 1; \\\n' for number in range(21, 44))
+FAILURES = {
+    "docker": BUILDKIT + "ERROR: failed to solve: process ... did not complete successfully: exit code: 1\n",
+    "podman": "bascule: the base image has no glibc\nError: building at STEP: exit status 1\n",
+    "buildah": "bascule: the base image has no glibc\nerror building at STEP: exit status 1\n",
+}
+
+
+@pytest.mark.parametrize("name", engine.NAMES)
+def test_the_containerfiles_own_words_are_the_error(programs: Path, name: str) -> None:
+    (programs / "said").write_text(FAILURES[name])
+    put(programs, name, f'while read -r line; do echo "$line"; done <{programs}/said >&2; exit 1')
     with pytest.raises(ImageError, match=r"^tag: the base image has no glibc$"):
-        engine.Engine("podman", "").build(Path("F"), Path("context"), "tag", {}, network=True)
+        engine.Engine(name, "").build(wanted())
+
+
+def test_a_docker_that_keeps_what_it_built_to_itself_is_an_error_that_says_what_to_do(programs: Path) -> None:
+    put(programs, "docker", "[ $1 = build ]")
+    with pytest.raises(ImageError, match=r"built tag and does not find it.*docker buildx use default"):
+        engine.Engine("docker", "").build(wanted())
+
+
+def test_who_sits_at_a_terminal_sees_the_build(programs: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    put(programs, "docker", "case $1 in build) echo STEP 1; echo fetching >&2;; *) echo sha256:0123;; esac")
+    terminal, end = pty.openpty()
+    with os.fdopen(terminal, "rb") as seen, os.fdopen(end, "w") as stderr:
+        monkeypatch.setattr(sys, "stderr", stderr)
+        engine.Engine("docker", "").build(wanted())
+        stderr.flush()
+        assert seen.read1() in (b"STEP 1\r\nfetching\r\n", b"STEP 1\r\n")
 
 
 def test_any_other_failure_shows_the_engines_last_words(programs: Path) -> None:
     put(programs, "podman", "echo 'no space left on device' >&2; exit 125")
     with pytest.raises(ImageError, match="podman build failed with status 125:\nno space left on device"):
-        engine.Engine("podman", "").build(Path("F"), Path("context"), "tag", {}, network=True)
+        engine.Engine("podman", "").build(wanted())
 
 
 def test_a_base_image_for_another_processor_is_refused(programs: Path, monkeypatch: pytest.MonkeyPatch) -> None:

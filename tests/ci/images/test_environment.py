@@ -10,9 +10,10 @@ from pathlib import Path
 
 import pytest
 
+from bundle import install
+from bundle.errors import InstallError
 from images import environment
 from images.environment import Environment
-from images.errors import ImageError
 
 rattler = pytest.importorskip("rattler")
 
@@ -77,8 +78,8 @@ def own(folder: Path, text: str = "y = 1\n") -> "rattler.RepoDataRecord":
     return package(folder, "lms", files, version=str(len(text)))
 
 
-def solved(*records: "rattler.RepoDataRecord") -> Environment:
-    return Environment("toy", records, frozenset({"lms"}), ())
+def solved(*records: "rattler.RepoDataRecord", pip: tuple[str, ...] = ()) -> Environment:
+    return Environment("toy", records, frozenset({"lms"}), pip)
 
 
 def files(folder: Path) -> set[str]:
@@ -90,8 +91,8 @@ def channel(tmp_path: Path) -> Path:
     return tmp_path / "channel"
 
 
-def lay_out(tmp_path: Path, *records: "rattler.RepoDataRecord") -> Path:
-    return environment.lay_out(solved(*records), tmp_path / "toy", tmp_path / "cache")
+def lay_out(tmp_path: Path, *records: "rattler.RepoDataRecord", pip: tuple[str, ...] = ()) -> Path:
+    return environment.lay_out(solved(*records, pip=pip), tmp_path / "toy", tmp_path / "cache")
 
 
 def test_every_file_is_in_one_of_the_two_layers_by_whose_package_it_is_of(tmp_path: Path, channel: Path) -> None:
@@ -170,19 +171,51 @@ def test_what_was_interrupted_is_begun_again(tmp_path: Path, channel: Path) -> N
     assert (context / "framework/etc/library.conf").exists()
 
 
+def test_what_the_pip_step_brought_along_makes_the_frameworks_layer_anew(
+    tmp_path: Path, channel: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    versions = {"tool": "1", "what_it_needs": "1"}  # the second is nowhere pinned
+
+    def pip(prefix: Path, requirements: tuple[str, ...], *options: str) -> None:
+        assert (requirements, options) == (("tool ==1",), ("--no-compile",))
+        for name, version in versions.items():
+            (prefix / MODULE / f"{name}-{version}.dist-info").mkdir()
+
+    monkeypatch.setattr(install, "pip", pip)
+    records = [*foreign(channel), own(channel)]
+    context = lay_out(tmp_path, *records, pip=("tool ==1",))
+    assert (context / "framework.lock").read_text().splitlines()[-2:] == ["pip tool-1", "pip what_it_needs-1"]
+    versions["what_it_needs"] = "2"
+    lay_out(tmp_path, *records, pip=("tool ==1",))
+    assert (context / f"framework/{MODULE}/what_it_needs-2.dist-info").is_dir()
+
+
 def test_a_damaged_package_is_an_error_that_names_what_was_to_be_made(tmp_path: Path, channel: Path) -> None:
     records = [*foreign(channel), own(channel)]
-    (channel / "linux-64/library-1-0.tar.bz2").write_bytes(b"damaged")
-    with pytest.raises(ImageError, match="the environment could not be installed into"):
+    # It unpacks as well as the right one: only its checksum tells.
+    other = foreign(tmp_path / "other", version="2")[1]
+    file = tmp_path / "other/linux-64" / other.file_name
+    file.replace(channel / "linux-64/library-1-0.tar.bz2")
+    with pytest.raises(InstallError, match=r"library-1-0\.tar\.bz2 has checksum .*damaged"):
         lay_out(tmp_path, *records)
     assert not (tmp_path / "toy/whole").exists()
 
 
+def test_two_packages_that_claim_one_file_are_an_error(tmp_path: Path, channel: Path) -> None:
+    greedy = package(channel, "greedy", {f"{MODULE}/library/__init__.py": "mine\n"})
+    with pytest.raises(InstallError, match=r"library/__init__\.py \(greedy and library\)"):
+        lay_out(tmp_path, *foreign(channel), own(channel), greedy)
+
+
 def test_scripts_of_the_pip_step_run_the_images_python(tmp_path: Path) -> None:
-    whole = tmp_path / "whole"
+    whole = tmp_path / "whole of it"
     (whole / "bin").mkdir(parents=True)
     (whole / "bin/tool").write_text(f"#!{whole}/bin/python3\nprint(1)\n")
-    (whole / "bin/other").write_text("#!/bin/sh\n")
+    # As pip writes it where the first line would have a blank or be too long for the kernel.
+    second = "'''exec' \"{}/bin/python3\" \"$0\" \"$@\"\n' '''\nprint(1)\n"
+    (whole / "bin/long").write_text("#!/bin/sh\n" + second.format(whole))
+    (whole / "bin/other").write_text(f"#!/bin/sh\n# no python\n# {whole}/bin/\n")
     environment._forget_this_machine(whole)
     assert (whole / "bin/tool").read_text() == "#!/opt/conda/bin/python3\nprint(1)\n"
-    assert (whole / "bin/other").read_text() == "#!/bin/sh\n"
+    assert (whole / "bin/long").read_text() == "#!/bin/sh\n" + second.format("/opt/conda")
+    assert (whole / "bin/other").read_text() == f"#!/bin/sh\n# no python\n# {whole}/bin/\n"

@@ -1,5 +1,6 @@
 import pytest
 
+from images.errors import ImageError
 from images.names import Package, describe
 
 PYTHON = Package("python", "3.11.7", "0_cpython")
@@ -31,5 +32,5 @@ def test_what_comes_by_the_pip_step_may_not_be_passed_on_and_is_named() -> None:
 
 
 def test_an_environment_without_our_own_package_has_no_name() -> None:
-    with pytest.raises(KeyError, match="lms"):
-        describe("base", (PYTHON,), ())
+    with pytest.raises(ImageError, match=r"'mine' has no lms, .*: add it to envs/mine\.yaml"):
+        describe("mine", (PYTHON,), ())

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import shutil
+import subprocess
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
 import containers
-from containers import Built, new_key
+from containers import Built, new_key, podman
 
 
 @pytest.fixture(scope="session")
@@ -26,6 +28,17 @@ def base(needs_podman: None) -> Built:
     assert done.returncode == 0, done.stdout[-4000:] + done.stderr[-4000:]
     ((reference, short, bill),) = containers.made(done)
     return Built(reference, short, bill)
+
+
+@pytest.fixture
+def place(needs_podman: None, tmp_path: Path) -> Iterator[Path]:
+    """A folder with the programs and the compose file, all UID 1000's, in which commands are given."""
+    folder = tmp_path / "bascule"
+    for name in ("examples", "envs/images"):
+        shutil.copytree(containers.ROOT / name, folder / name, ignore=shutil.ignore_patterns("__pycache__"))
+    subprocess.run(["chown", "-R", "1000:1000", folder], check=True)
+    yield folder
+    podman("rm", "--force", "--ignore", "--time", "0", "c1", "c2", "host1", "host2")
 
 
 @pytest.fixture

@@ -89,6 +89,21 @@ def logs(name: str) -> str:
     return done.stdout + done.stderr
 
 
+def heard(name: str, words: str) -> str:
+    """What a container has said by the time that a line of it has `words`; all of it where it ends without."""
+    with subprocess.Popen(
+        ["podman", "logs", "--follow", name], stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True
+    ) as job:
+        assert job.stdout is not None
+        said = ""
+        for line in job.stdout:
+            said += line
+            if words in line:
+                job.kill()
+                break
+    return said
+
+
 def new_key(folder: Path, passphrase: str = "") -> Path:
     """`folder`, made with a key in it that UID 1000 owns."""
     folder.mkdir()
@@ -97,6 +112,19 @@ def new_key(folder: Path, passphrase: str = "") -> Path:
     for path in (folder, *folder.iterdir()):
         shutil.chown(path, 1000, 1000)
     return folder
+
+
+@contextmanager
+def odd_base(folder: Path, containerfile: str, *options: str) -> Generator[str]:
+    """A base image as `containerfile` makes it, in a folder that holds nothing else; its name."""
+    (folder / "Containerfile").write_text(containerfile)
+    name = f"localhost/bascule-test-base:{os.getpid()}"
+    made = podman("build", "--network", "none", *LIMITS(), *options, "--tag", name, folder)
+    assert made.returncode == 0, made.stderr
+    try:
+        yield name
+    finally:
+        podman("rmi", "--force", name)
 
 
 @contextmanager

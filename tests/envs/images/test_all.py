@@ -2,12 +2,14 @@
 
 import json
 import re
+from pathlib import Path
 
 import bill_schema
 import pytest
 
 import containers
 from containers import podman, run
+from manual import blocks, follow
 
 pytestmark = [pytest.mark.slow, pytest.mark.root, pytest.mark.timeout(3600)]
 
@@ -45,6 +47,15 @@ def test_the_image_has_what_its_name_says_and_says_whether_it_may_be_passed_on(c
     bill = {one["name"] for one in json.loads(image.bill.read_text())["components"]}
     assert {"lms", "libc6"} <= bill
     assert ("snapml" in bill) == (name in ("snapml", "all"))
+
+
+def test_run_it_as_the_manual_says(channel: None, place: Path) -> None:
+    image = built("pytorch").reference
+    (commands,) = blocks("Run it")
+    assert commands.startswith(f"IMAGE={image}\n")  # what the manual calls it
+    done = follow(commands, place)
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert re.search(r"^step 5 ", done.stdout, re.MULTILINE), done.stdout
 
 
 def test_a_step_under_lms_loses_nothing_and_ranks_reduce_without_a_network(channel: None) -> None:

@@ -1,6 +1,8 @@
 """Containers as hosts of one job: what `ddlrun -H c1,c2` needs is in the image, less the key."""
 
 import re
+import subprocess
+import time
 from pathlib import Path
 
 import pytest
@@ -10,6 +12,7 @@ from containers import ALLREDUCE, Built, new_key, podman
 
 pytestmark = [pytest.mark.root, pytest.mark.timeout(1800)]
 
+EPOCHS = "import os; print('EPOCHS is', os.environ['EPOCHS'])"
 # What the Helm chart's pods may do, in podman's words.
 RESTRICTED = (
     "--read-only", "--read-only-tmpfs=false", "--tmpfs", "/tmp", "--tmpfs", "/run/bascule", "--env", "HOME=/tmp",
@@ -39,7 +42,7 @@ def test_a_rank_that_fails_leaves_no_process_on_either_host(two_hosts: tuple[str
 def test_a_launcher_waits_for_restricted_hosts_with_long_names_on_another_port(
     base: Built, keys: Path, tmp_path: Path
 ) -> None:
-    """As the Helm chart runs it: three pods, a host file, a read-only file system, names with a dot."""
+    """As the Helm chart runs it: three pods, a host file, a read-only file system, names with a dot, a variable."""
     (tmp_path / "hostfile").write_text("job-worker-0.job-workers slots=1\njob-worker-1.job-workers slots=2\n")
     shared = (
         *RESTRICTED, "--env", "BASCULE_SSH_PORT=2022", "--volume", f"{keys}:/etc/bascule/ssh:ro",
@@ -53,7 +56,8 @@ def test_a_launcher_waits_for_restricted_hosts_with_long_names_on_another_port(
 
         launcher = containers.container(
             base.reference, "--network", net, "--volume", f"{tmp_path}/hostfile:/etc/mpi/hostfile:ro", *shared,
-            "--env", "BASCULE_WAIT_SECONDS=60", command=("launch", "ddlrun", "--", "python", "-c", ALLREDUCE),
+            "--env", "BASCULE_WAIT_SECONDS=60", "--env", "EPOCHS=5",
+            command=("launch", "ddlrun", "-x", "EPOCHS", "--", "python", "-c", f"{ALLREDUCE}; {EPOCHS}"),
         )  # fmt: skip
         with (
             launcher as begun,  # before there are any hosts
@@ -65,6 +69,37 @@ def test_a_launcher_waits_for_restricted_hosts_with_long_names_on_another_port(
     assert status == "0", said
     ranks = sorted(line for line in said.splitlines() if re.match(r"job-worker-\d \d 3$", line))
     assert ranks == ["job-worker-0 0 3", "job-worker-1 1 3", "job-worker-1 2 3"]
+    assert said.splitlines().count("EPOCHS is 5") == 3
+
+
+def test_ranks_run_in_their_host_though_the_launcher_has_its_address(base: Built, keys: Path, tmp_path: Path) -> None:
+    """As the Helm chart runs it with `ddl.hostNetwork` where a host and the launcher are on one node."""
+    (tmp_path / "hostfile").write_text("job-worker-0.job-workers slots=2\n")
+    address = machines_address()
+    shared = (
+        *RESTRICTED, "--env", "BASCULE_SSH_PORT=2299", "--volume", f"{keys}:/etc/bascule/ssh:ro",
+        "--env", "PRTE_MCA_prte_keep_fqdn_hostnames=true", "--env", "PRTE_MCA_prte_do_not_resolve=true",
+        "--network", "host", "--add-host", f"job-worker-0.job-workers:{address}",
+    )  # fmt: skip
+    where = "import ddl; ddl.init(); print(open('/proc/1/cmdline').read())"
+    command = ("launch", "ddlrun", "--", "python", "-c", where)
+    mounted = ("--volume", f"{tmp_path}/hostfile:/etc/mpi/hostfile:ro")
+    with (
+        containers.container(base.reference, *shared),
+        containers.container(base.reference, *mounted, *shared, command=command) as launcher,
+    ):
+        status = podman("wait", launcher).stdout.strip()
+        said = containers.logs(launcher)
+    assert status == "0", said
+    assert said.count("/usr/local/bin/bascule-host\0serve\0") == 2, said
+
+
+def machines_address() -> str:
+    """This machine's address on a network; skips where it has none but the loopback's."""
+    found = subprocess.run(["hostname", "-I"], capture_output=True, text=True, timeout=10).stdout.split()
+    if not found:
+        pytest.skip("this machine has no address but the loopback's")
+    return found[0]
 
 
 def test_a_host_that_does_not_answer_in_time_is_named(base: Built, keys: Path, tmp_path: Path) -> None:
@@ -107,6 +142,15 @@ def test_a_host_with_another_key_is_neither_trusted_nor_let_in(base: Built, keys
         ),
     ):  # fmt: skip
         done = podman("exec", one, "ddlrun", "-H", "c1,c2", "true")
+        (tmp_path / "hostfile").write_text("c2\n")
+        began = time.monotonic()
+        with containers.container(
+            base.reference, "--network", net, "--volume", f"{keys}:/etc/bascule/ssh:ro",
+            "--volume", f"{tmp_path}/hostfile:/etc/mpi/hostfile:ro", command=("launch", "true"),
+        ) as launcher:  # fmt: skip
+            assert podman("wait", launcher).stdout.strip() == "1"
+            assert "host c2 has another key than this container (Host key" in containers.logs(launcher)
+        assert time.monotonic() - began < 100  # it waits 600 s for a host that may still come
         trusting = ("-o", "StrictHostKeyChecking=no", "-o", "UserKnownHostsFile=/dev/null")
         let_in = podman("exec", one, "ssh", *trusting, "c2", "true")
     assert done.returncode == 3
@@ -120,7 +164,11 @@ def test_sshd_lets_nobody_in_by_a_password_or_forward_anything(two_hosts: tuple[
     settings = dict(line.split(" ", 1) for line in config.splitlines() if " " in line)
     assert settings["authenticationmethods"] == "publickey"
     assert settings["allowusers"] == "bascule"
-    for key in ("x11forwarding", "allowtcpforwarding", "allowagentforwarding", "permittunnel"):
+    assert settings["disableforwarding"] == "yes"  # every kind, a socket's too, but for two in OpenSSH before 10
+    for key in ("x11forwarding", "allowagentforwarding", "permittunnel"):
         assert settings[key] == "no"
+    through = podman("exec", two_hosts[0], "ssh", "-o", "LogLevel=INFO", "-W", "127.0.0.1:2222", "c2")
+    assert through.returncode != 0
+    assert "administratively prohibited" in through.stderr
     modes = podman("exec", two_hosts[0], "stat", "-c", "%a", "/run/bascule/ssh", "/run/bascule/ssh/key").stdout
     assert modes.split() == ["700", "600"]

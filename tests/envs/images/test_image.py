@@ -12,7 +12,7 @@ import pytest
 
 import containers
 from containers import Built, new_key, podman, run
-from images.engine import TIMESTAMP, Engine
+from images.engine import TIMESTAMP, Build, Engine
 from images.errors import ImageError
 
 pytestmark = [pytest.mark.root, pytest.mark.timeout(1800)]
@@ -87,7 +87,7 @@ def test_no_key_cache_or_channel_is_in_it_and_no_path_of_this_machine(base: Buil
         "ls -d /etc/ssh/ssh_host_* /etc/machine-id /opt/conda/pkgs /opt/conda/*.TAG 2>/dev/null; "
         "find /var/lib/apt/lists /var/cache -type f -size +0; "
         "find / -xdev -name '*.conda' -o -xdev -name 'repodata*' -o -xdev -name id_ed25519 2>/dev/null; "
-        f"grep -rlIF {containers.ROOT} /opt/conda /etc /usr/local 2>/dev/null",
+        f"grep -rlF {containers.ROOT} /opt/conda /etc /usr/local 2>/dev/null",
     )  # fmt: skip
     assert listing.stdout == ""
 
@@ -99,10 +99,11 @@ def test_nothing_is_compiled_again_when_a_program_starts(base: Built) -> None:
     assert re.findall(r"code object from '/opt/conda/[^']*\.py'", done.stderr) == []
 
 
-def test_the_same_content_gives_the_same_image(base: Built) -> None:
+def test_where_nothing_changed_the_image_stays_and_its_size_is_said(base: Built) -> None:
     again = containers.build("base", out=containers.OUT)
     ((_, short, _),) = containers.made(again)
     assert short == base.id
+    assert re.search(r", \d+ MB with its operating system; built in [\d.]+ s", again.stderr)
     built = containers.podman("image", "inspect", "--format", "{{.Created}}", base.reference)
     assert built.stdout.startswith("1980-01-01")
 
@@ -178,11 +179,11 @@ def test_a_change_of_ours_makes_one_small_layer_anew(base: Built, tmp_path: Path
     changed.write_text("raise SystemExit('changed')\n")
     name = "localhost/bascule-test-changed:1"
     try:
-        engine = Engine("podman", "")
+        engine, wanted = Engine("podman", ""), Build(CONTAINERFILE, context, name, arguments(base), network=False)
         with pytest.raises(ImageError, match="changed"):  # the build looks whether the environment works
-            engine.build(CONTAINERFILE, context, name, arguments(base), network=False)
+            engine.build(wanted)
         changed.write_text("changed = True\n")
-        engine.build(CONTAINERFILE, context, name, arguments(base), network=False)
+        engine.build(wanted)
         (new,), (old,) = (json.loads(podman("image", "inspect", one).stdout) for one in (name, base.reference))
     finally:
         podman("rmi", "--force", name)
@@ -221,11 +222,6 @@ def test_the_environment_takes_no_more_than_it_may(base: Built) -> None:
     assert sum(layer["size"] for layer in layers[:-1]) < 250e6, [layer["size"] for layer in layers]
 
 
-def test_the_size_of_the_base_is_said(base: Built) -> None:
-    again = containers.build("base", out=containers.OUT)
-    assert re.search(r", \d+ MB with its operating system; built in [\d.]+ s", again.stderr)
-
-
 def test_without_a_key_sshd_is_off_and_the_container_still_serves_one_host(base: Built) -> None:
     with containers.container(base.reference, "--network", "none") as name:
         done = podman("exec", name, "ddlrun", "-np", "2", "python", "-c", containers.ALLREDUCE)
@@ -250,7 +246,13 @@ def test_a_key_that_cannot_be_used_is_named_with_what_to_do(base: Built, tmp_pat
     for path in foreign.iterdir():
         path.chmod(0o600)
         subprocess.run(["chown", "4321", path], check=True)
-    assert "cannot be read by UID 1000 (it has UID 4321, mode 600)" in said(foreign)
+    assert "id_ed25519 cannot be read by UID 1000 (it has UID 4321, mode 600)" in said(foreign)
+    foreign.chmod(0o700)
+    subprocess.run(["chown", "4321", foreign], check=True)
+    assert "/etc/bascule/ssh cannot be read by UID 1000 (it has UID 4321, mode 700)" in said(foreign)
+    guarded = new_key(tmp_path / "guarded")  # as SELinux would: nobody else's, and not readable all the same
+    (guarded / "id_ed25519").chmod(0)
+    assert re.search(r"id_ed25519 cannot be read, though it is UID 1000's.*SELinux.* mount it with :z", said(guarded))
     text = tmp_path / "text"
     text.mkdir()
     (text / "ssh-privatekey").write_text("none")
@@ -258,6 +260,24 @@ def test_a_key_that_cannot_be_used_is_named_with_what_to_do(base: Built, tmp_pat
     assert "is no private key" in said(text)
     mine = new_key(tmp_path / "mine")
     assert "the container runs as UID 1234" in said(mine, "--user", "1234")
+
+
+def test_a_copy_of_the_key_in_the_containers_layer_is_said(base: Built, keys: Path) -> None:
+    mounted = ("--network", "none", "--volume", f"{keys}:/etc/bascule/ssh:ro")
+    with containers.container(base.reference, *mounted) as name:
+        assert "a copy of the key lies in this container's layer" in containers.heard(name, "listens")
+    with containers.container(base.reference, *mounted, "--tmpfs", "/run/bascule") as name:
+        assert "layer" not in containers.heard(name, "listens")
+
+
+def test_a_container_that_is_started_again_forgets_the_key_that_it_had(base: Built, keys: Path) -> None:
+    with containers.container(base.reference, "--network", "none", "--volume", f"{keys}:/etc/bascule/ssh:ro") as name:
+        assert "listens" in containers.heard(name, "listens")
+        locked = new_key(keys.parent / "locked", passphrase="secret")
+        (locked / "id_ed25519").replace(keys / "id_ed25519")
+        assert podman("restart", "--time", "0", name).returncode == 0
+        assert "it has a passphrase" in containers.heard(name, "it has a passphrase")
+        assert podman("exec", name, "ls", "-A", "/run/bascule").stdout == ""
 
 
 def test_a_volume_that_cannot_be_written_is_said_at_the_start(base: Built, tmp_path: Path) -> None:
@@ -268,6 +288,10 @@ def test_a_volume_that_cannot_be_written_is_said_at_the_start(base: Built, tmp_p
     assert done.returncode == 0
     assert "/workspace cannot be written by UID 1000 (it has UID 0, mode 755)" in done.stderr
     assert "chown 1000" in done.stderr
+    volume.chmod(0o555)
+    shutil.chown(volume, 1000, 1000)
+    done = run(base.reference, "true", options=("--volume", f"{volume}:/workspace"))
+    assert re.search(r"/workspace cannot be written, though it is UID 1000's: .*SELinux.* :z", done.stderr)
     volume.chmod(0o777)
     assert run(base.reference, "true", options=("--volume", f"{volume}:/workspace")).stderr == ""
 
@@ -282,33 +306,37 @@ def test_a_wrong_setting_is_an_error_that_names_it(base: Built, variable: str, v
 
 
 def test_a_base_image_without_glibc_is_refused_in_a_sentence(base: Built, tmp_path: Path) -> None:
-    (tmp_path / "Containerfile").write_text(
-        # getconf of musl knows no GNU_LIBC_VERSION; nothing else is needed of it here.
-        f"FROM {base.reference}\nUSER 0\nRUN printf '#!/bin/sh\\nexit 1\\n' >/usr/bin/getconf\n"
-    )
-    name = "localhost/bascule-test-musl:1"
-    made = podman("build", "--network", "none", *containers.LIMITS(), "--tag", name, tmp_path)
-    assert made.returncode == 0, made.stderr
-    try:
+    # getconf of musl knows no GNU_LIBC_VERSION; nothing else is needed of it here.
+    without = f"FROM {base.reference}\nUSER 0\nRUN printf '#!/bin/sh\\nexit 1\\n' >/usr/bin/getconf\n"
+    with containers.odd_base(tmp_path, without) as name:
         done = containers.build("base", out=containers.OUT, base_image=name)
-    finally:
-        podman("rmi", name)
     assert done.returncode == 1
     assert re.search(r"images: error: .*: the base image has no glibc.*choose a Debian or Ubuntu", done.stderr)
 
 
 def test_a_base_image_for_another_processor_is_refused_by_its_name(base: Built, tmp_path: Path) -> None:
-    (tmp_path / "Containerfile").write_text("FROM scratch\nCOPY Containerfile /\n")
-    name = "localhost/bascule-test-foreign:1"
     foreign = "arm64" if platform.machine() == "x86_64" else "amd64"
-    made = podman("build", "--platform", f"linux/{foreign}", "--tag", name, tmp_path)
-    assert made.returncode == 0, made.stderr
-    try:
+    empty = "FROM scratch\nCOPY Containerfile /\n"
+    with containers.odd_base(tmp_path, empty, "--platform", f"linux/{foreign}") as name:
         done = containers.build("base", out=containers.OUT, base_image=name)
-    finally:
-        podman("rmi", name)
     assert done.returncode == 1
     assert f"BASE_IMAGE {name} is for {foreign}, and the environment for this machine's" in done.stderr
+
+
+@pytest.mark.slow
+def test_a_base_images_own_user_and_group_1000_make_place(base: Built, tmp_path: Path) -> None:
+    below = config_label(base.reference, "org.opencontainers.image.base.name")
+    (out := tmp_path / "out").mkdir()
+    (tmp_path / "base").mkdir()
+    users = "groupadd --gid 1000 staff && useradd --uid 1000 --gid 100 --create-home ubuntu"
+    with containers.odd_base(tmp_path / "base", f"FROM {below}\nRUN groupdel staff; {users}\n") as name:
+        try:
+            done = containers.build("base", out=another_place(out), base_image=name)
+            assert done.returncode == 0, done.stderr
+            said = run(base.reference, "sh", "-c", "id; ls /home").stdout
+        finally:
+            podman("tag", base.id, base.reference)  # the other has the same name
+    assert said.split() == ["uid=1000(bascule)", "gid=1000(bascule)", "groups=1000(bascule)", "bascule"]
 
 
 def test_a_base_image_that_is_nowhere_is_refused_with_what_to_do(base: Built) -> None:
@@ -325,7 +353,8 @@ def test_an_environment_that_does_not_exist_is_refused_with_those_that_do(base: 
     assert all(name in done.stderr for name in ("base", "pytorch", "tensorflow"))
 
 
-def test_a_gpu_that_is_asked_for_and_not_there_is_an_error_of_the_engine_and_of_the_launcher(base: Built) -> None:
+def test_a_gpu_that_is_asked_for_and_not_there_is_an_error_of_the_engine_and_none_is_said_inside(base: Built) -> None:
     done = run(base.reference, "true", options=("--device", "nvidia.com/gpu=all"))
     assert done.returncode != 0
-    assert "nvidia.com/gpu=all" in done.stderr
+    assert re.search(r"^Error: .*unresolvable .*nvidia\.com/gpu=all", done.stderr, re.MULTILINE), done.stderr
+    assert re.search(r"^ok +host .*, no GPU, ", run(base.reference, "ddlrun", "doctor").stdout, re.MULTILINE)
