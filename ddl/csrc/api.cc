@@ -342,6 +342,20 @@ ddl_result ddl_irecv(void* data, size_t count, ddl_type type, int peer, int64_t 
     return ddl::post(ddl::incoming(data, count, type, tag, source), peer, comm, request);
 }
 
+ddl_result ddl_probe(int peer, int64_t tag, ddl_comm comm, int* found, int* source) {
+    return ddl::guarded([&] {
+        ddl::need(found, "found");
+        *found = 0;
+        const ddl::SessionPtr its = ddl::session();
+        bool is_here = false;
+        int from = -1;
+        Status status = its->engine().probe(its->id_of(comm), peer, tag, &is_here, &from);
+        if (is_here) *found = 1;
+        if (is_here && source) *source = from;
+        return status;
+    });
+}
+
 ddl_result ddl_test(ddl_request* request, int* finished) {
     return ddl::guarded([&]() -> Status {
         ddl::need(request, "request");

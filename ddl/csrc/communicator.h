@@ -59,6 +59,7 @@ struct Engine::Communicator {
     double broken_at = 0;
     double watched = 0;              // when its members were last looked at for its messages' sake
     std::map<int, Header> departed;  // ranks that have finalized, and their last call
+    double departed_at = 0;          // when this rank heard of the last of them
     std::array<Header, 64> history;  // of the last calls, by sequence
     ScheduleCache schedules;
 

@@ -97,7 +97,10 @@ void Engine::take(const Notice& notice) {
 void Engine::heed(Communicator& comm, int from, const NoticeContent& notice) {
     const int rank = comm.rank_of(from);
     if (rank < 0) return;
-    if (notice.kind == NoticeKind::goodbye) comm.departed[rank] = notice.call;
+    if (notice.kind == NoticeKind::goodbye) {
+        comm.departed[rank] = notice.call;
+        comm.departed_at = seconds_now();
+    }
     if (notice.kind == NoticeKind::abort) {
         break_comm(comm, cause_of(static_cast<Code>(notice.code), notice.text.c_str()), false);
     }

@@ -91,6 +91,10 @@ class Engine {
     // Starts to send a message to `peer` of the communicator, or to receive one from it, or from kAnyRank; returns at
     // once, as submit() does. `mail` without its communicator and peers.
     Status post(CommId comm, int peer, Mail mail, RequestPtr* request);
+    // Whether a message is here that a receive from `peer`, or from kAnyRank, with `tag` would take; `source` gets its
+    // sender. Does not block. Where none is: DDL_ERROR_PEER_LOST, a rank of the communicator died; DDL_ERROR_SHUTDOWN,
+    // all who could send it have finalized. They break nothing.
+    Status probe(CommId comm, int peer, int64_t tag, bool* found, int* source);
     // Helps, without blocking, where nobody else does; true where the request is finished. Throws nothing.
     bool test(const RequestPtr& request);
     // Blocks until the request is finished; returns its result. Throws nothing.
@@ -182,6 +186,8 @@ class Engine {
     bool poll_messages();
     void watch_messages(double now);
     static bool is_left(const Communicator& comm, const Letter& letter);
+    static void address(const Communicator& comm, int peer, Mail* mail);
+    Status loss_of(const Communicator& comm, const Mail& mail) const;
     std::string hindrance_of(const Letter& letter) const;
     void finish(Letter& letter, Cause error) noexcept;
     Cause failure_of(const Letter& letter) const noexcept;

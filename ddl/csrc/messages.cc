@@ -9,6 +9,8 @@
 namespace ddl {
 namespace {
 
+constexpr double kGrace = 2;  // seconds in which what a rank sent before it finalized may still come
+
 Status refuse(const std::string& why) { return {DDL_ERROR_ARGUMENT, why}; }
 
 Status check(const Mail& mail, int peer, int rank, int size) {
@@ -43,12 +45,7 @@ Status Engine::post(CommId id, int peer, Mail mail, RequestPtr* request) {
     const CommPtr comm = find(id);
     if (!comm) return no_such(id);
     if (Status status = check(mail, peer, comm->rank, comm->size()); !status.ok()) return status;
-    mail.comm = comm->key;
-    for (int rank = 0; rank < comm->size(); ++rank) {
-        if (rank == comm->rank || (peer != kAnyRank && peer != rank)) continue;
-        mail.ranks.push_back(rank);
-        mail.peers.push_back(comm->group.members[static_cast<size_t>(rank)]);
-    }
+    address(*comm, peer, &mail);
     auto made = std::make_shared<Request>();
     Letter letter;
     letter.mail = std::move(mail);
@@ -68,6 +65,52 @@ Status Engine::post(CommId id, int peer, Mail mail, RequestPtr* request) {
     }
     *request = std::move(made);
     wake();
+    return {};
+}
+
+void Engine::address(const Communicator& comm, int peer, Mail* mail) {
+    mail->comm = comm.key;
+    for (int rank = 0; rank < comm.size(); ++rank) {
+        if (rank == comm.rank || (peer != kAnyRank && peer != rank)) continue;
+        mail->ranks.push_back(rank);
+        mail->peers.push_back(comm.group.members[static_cast<size_t>(rank)]);
+    }
+}
+
+Status Engine::probe(CommId id, int peer, int64_t tag, bool* found, int* source) {
+    *found = false;
+    if (shut_) return shut_down();
+    const CommPtr comm = find(id);
+    if (!comm) return no_such(id);
+    Mail mail;
+    mail.incoming = true;
+    mail.tag = tag;
+    if (Status status = check(mail, peer, comm->rank, comm->size()); !status.ok()) return status;
+    address(*comm, peer, &mail);
+    std::unique_lock held(progress_);
+    if (shut_) return shut_down();
+    poll();
+    int from = -1;
+    *found = mailbox_.probe(mail, &from);
+    if (*found) *source = comm->rank_of(from);
+    Status loss = *found ? Status{} : loss_of(*comm, mail);
+    unlock_and_warn(std::move(held));
+    return loss;
+}
+
+// Why a message that has not arrived will not; success where it may.
+Status Engine::loss_of(const Communicator& comm, const Mail& mail) const {
+    if (comm.broken) return *comm.broken;
+    for (const int member : comm.group.members) {
+        if (transport_->is_dead(member)) {
+            return {DDL_ERROR_PEER_LOST, name_of_rank(member) + " died: see its own output for the cause"};
+        }
+    }
+    const auto has_left = [&](int rank) { return comm.departed.count(rank) > 0; };
+    if (std::all_of(mail.ranks.begin(), mail.ranks.end(), has_left) && seconds_now() - comm.departed_at >= kGrace) {
+        const std::string who = mail.peers.size() == 1 ? name_of_rank(mail.peers[0]) : "every other rank";
+        return {DDL_ERROR_SHUTDOWN, who + " has finalized: no message will come any more"};
+    }
     return {};
 }
 
@@ -142,7 +185,6 @@ std::string Engine::hindrance_of(const Letter& letter) const {
 }
 
 void Engine::watch_messages(double now) {
-    constexpr double kGrace = 2;  // seconds in which what a rank sent before it finalized may still come
     for (Letter& letter : mailbox_.letters()) {
         const CommPtr comm = find(letter.mail.comm);
         if (!comm || letter.withdrawn || !letter.status.ok()) continue;

@@ -221,6 +221,12 @@ DDL_API ddl_result ddl_recv(void* data, size_t count, ddl_type type, int peer, i
 DDL_API ddl_result ddl_irecv(void* data, size_t count, ddl_type type, int peer, int64_t tag, ddl_comm comm, int* source,
                              ddl_request* request);
 
+/* Stores 1 in `found` where a message is here that a receive with this peer and tag would take, and its sender in
+ * `source` where that is not NULL; otherwise 0. Takes nothing, and does not block: a message that was sent is found
+ * some calls later. Where none is here and none will come: DDL_ERROR_PEER_LOST (a rank of `comm` died),
+ * DDL_ERROR_SHUTDOWN (all who could send it have finalized), or what broke `comm`. */
+DDL_API ddl_result ddl_probe(int peer, int64_t tag, ddl_comm comm, int* found, int* source);
+
 /* Stores 1 in `finished` and returns the collective's result where it is finished, and then frees *request and sets it
  * to DDL_REQUEST_NULL; otherwise stores 0 and returns DDL_SUCCESS. Does not block. */
 DDL_API ddl_result ddl_test(ddl_request* request, int* finished);

@@ -255,6 +255,69 @@ TEST("a rank that dies ends the messages that are awaited from it") {
     });
 }
 
+TEST("a probe finds what a receive would take, leaves it there, and says from whom") {
+    World world(3, flat_plan(3));
+    const auto probe = [](Engine& engine, int peer, int64_t tag) {
+        bool found = false;
+        int source = -1;
+        for (Backoff backoff(0, 1e-3); !found; backoff.pause())
+            CHECK(engine.probe(kWorld, peer, tag, &found, &source).ok());
+        return source;
+    };
+    bool found = true;
+    int source = -1;
+    CHECK(world.engines[2]->probe(kWorld, kAnyRank, 4, &found, &source).ok());
+    CHECK(!found);
+    for (const size_t count : {10, 100000}) {
+        world.run([&](int rank, Engine& engine) {
+            if (rank == 0) CHECK(finish(engine, 2, send_of(numbers(count, 7), 4)).ok());
+            if (rank != 2) return;
+            CHECK_EQ(probe(engine, kAnyRank, 4), 0);
+            CHECK_EQ(probe(engine, 0, 4), 0);
+            CHECK(engine.probe(kWorld, 0, 5, &found, &source).ok());
+            CHECK(!found);
+            CHECK(engine.probe(kWorld, 1, 4, &found, &source).ok());
+            CHECK(!found);
+            std::vector<float> got(count);
+            CHECK(finish(engine, 0, receive_of(got, 4)).ok());
+            CHECK(got == numbers(count, 7));
+            CHECK(engine.probe(kWorld, kAnyRank, 4, &found, &source).ok());
+            CHECK(!found);
+        });
+    }
+    CHECK_EQ(world.engines[0]->probe(kWorld, 3, 4, &found, &source).code, DDL_ERROR_ARGUMENT);
+    CHECK_EQ(world.engines[0]->probe(kWorld, 0, 4, &found, &source).code, DDL_ERROR_ARGUMENT);
+    CHECK_EQ(world.engines[0]->probe(9, 1, 4, &found, &source).code, DDL_ERROR_STATE);
+}
+
+TEST("a probe says that nothing will come from ranks that have died or finalized, after what they have sent") {
+    EngineOptions options = impatient();
+    World world(3, flat_plan(3), options);
+    Engine& engine = *world.engines[0];
+    bool found = false;
+    int source = -1;
+    const auto ends_with = [&](int peer, int64_t tag) {
+        for (Backoff backoff(0, 1e-3);; backoff.pause()) {
+            Status status = engine.probe(kWorld, peer, tag, &found, &source);
+            if (!status.ok() || found) return status;
+        }
+    };
+    world.network.delay(1, 0.2);
+    CHECK(finish(*world.engines[1], 0, send_of(numbers(10, 5), 1)).ok());
+    world.network.delay(1, 0);
+    world.engines[1]->shutdown();
+    CHECK(ends_with(1, 1).ok());
+    CHECK(found);
+    Status status = ends_with(1, 2);
+    CHECK_EQ(status.code, DDL_ERROR_SHUTDOWN);
+    CHECK_CONTAINS(status.message, "rank 1 (host a) has finalized");
+    CHECK(engine.probe(kWorld, kAnyRank, 2, &found, &source).ok());  // rank 2 may
+    world.network.kill(2);
+    status = ends_with(kAnyRank, 2);
+    CHECK_EQ(status.code, DDL_ERROR_PEER_LOST);
+    CHECK_CONTAINS(status.message, "rank 2 (host b) died");
+}
+
 TEST("what a message cannot be is refused") {
     World world(2, flat_plan(2));
     Engine& engine = *world.engines[0];
