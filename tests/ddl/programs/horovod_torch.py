@@ -6,6 +6,7 @@ import copy
 import gc
 import pickle
 import sys
+import time
 
 import pytest
 import torch
@@ -116,8 +117,6 @@ def movements() -> None:
     same(counts, torch.ones(SIZE, dtype=torch.int32), "alltoall_async's received splits")
     assert hvd.broadcast_object({"rank": RANK, "text": "x" * 100000}, root) == {"rank": root, "text": "x" * 100000}
     assert hvd.allgather_object("y" * RANK) == ["y" * rank for rank in range(SIZE)]
-    assert hvd.join() in range(SIZE)
-    assert hvd.join(hvd.local_rank()) in range(SIZE)
     hvd.barrier()
 
 
@@ -353,6 +352,84 @@ def misuse() -> None:
     assert torch.allclose(start - embedding.weight, touched)
 
 
+def joins() -> None:
+    """Ranks with different numbers of batches, in several rounds: those that have joined add nothing."""
+    assert hvd.join() in range(SIZE)
+    assert hvd.join(hvd.local_rank()) in range(SIZE)
+    for first in (0, SIZE - 1, 1):  # the rank with no batch; the one before it has the most
+        batches = {rank: (rank - first) % SIZE for rank in range(SIZE)}
+        for step in range(batches[RANK]):
+            present = [rank for rank in range(SIZE) if batches[rank] > step]
+            data = torch.stack([of(rank + step, 5) for rank in present])
+            mine = of(RANK + step, 5)
+            same(hvd.allreduce(mine, op=hvd.Sum), data.sum(0), f"a sum, {present}")
+            same(hvd.allreduce(mine), data.sum(0) / SIZE, f"an average over all, {present}")
+            same(hvd.allreduce(mine - 9, op=hvd.Max), (data - 9).amax(0), f"a maximum, {present}")
+            same(hvd.allreduce(mine + 9, op=hvd.Min), (data + 9).amin(0), f"a minimum, {present}")
+            same(hvd.allreduce(mine, op=hvd.Product), data.prod(0), f"a product, {present}")
+            kinds = (torch.float16, torch.int32, torch.uint8)
+            handle = hvd.grouped_allreduce_async([mine.abs().to(kind) for kind in kinds], op=hvd.Max)
+            later = hvd.allreduce_async(mine.double(), op=hvd.Sum)
+            for kind, result in zip(kinds, hvd.synchronize(handle), strict=True):
+                same(result, data.abs().amax(0).to(kind), f"a group, {kind}, {present}")
+            same(hvd.synchronize(later), data.sum(0).double(), f"one of two at once, {present}")
+            if step == 1:
+                time.sleep(0.3)  # the others wait for a rank that has not joined, but computes
+        last = hvd.join()
+        assert last == (first - 1) % SIZE, f"rank {RANK}: {last} was the last, but {first} had no batch"
+        same(hvd.allreduce(of(RANK, 3), op=hvd.Sum), every(3).sum(0), "after a round")
+    # Calls that a rank does not wait for before it joins.
+    handles = [hvd.allreduce_async(of(RANK + step, 3), op=hvd.Sum) for step in range(RANK)]
+    assert hvd.join() == SIZE - 1
+    for step, handle in enumerate(handles):
+        total = torch.stack([of(rank + step, 3) for rank in range(step + 1, SIZE)]).sum(0)
+        same(hvd.synchronize(handle), total, "after all have joined")
+    joins_of_optimizers()
+    joins_in_sets()
+
+
+def joins_of_optimizers() -> None:
+    """Rank r has r + 1 batches: a step's gradient is the sum of those that have one, over all ranks."""
+    net, other = model(), model()
+    options = {"lr": 0.1, "momentum": 0.9}
+    wrapped = torch.optim.SGD(net.parameters(), **options)
+    wrapped = hvd.DistributedOptimizer(wrapped, net.named_parameters(), groups=2)
+    alone = torch.optim.SGD(other.parameters(), **options)
+    for step in range(SIZE):
+        present = [rank for rank in range(SIZE) if rank >= step]
+        inputs, targets = images(step)
+        alone.zero_grad()
+        for rank in present:
+            share = slice(rank, None, SIZE)
+            (nn.functional.mse_loss(other(inputs[share]), targets[share]) / SIZE).backward()
+        alone.step()
+        if RANK in present:
+            share = slice(RANK, None, SIZE)
+            wrapped.zero_grad()
+            nn.functional.mse_loss(net(inputs[share]), targets[share]).backward()
+            loss = hvd.allreduce(torch.tensor([1.0]), op=hvd.Sum)  # between two calls of the optimizer
+            wrapped.step()
+            same(loss, torch.tensor([float(len(present))]), "how many have a batch")
+    last = hvd.join()
+    assert last == SIZE - 1, last
+    hvd.broadcast_parameters(net.state_dict(), last)
+    for one, two in zip(net.parameters(), other.parameters(), strict=True):
+        assert torch.allclose(one, two, rtol=1e-12, atol=1e-12), (one - two).abs().max()
+
+
+def joins_in_sets() -> None:
+    """In a set whose first rank has joined, and which rank 0 is not in."""
+    rest = hvd.add_process_set(range(1, SIZE))
+    gone = 1
+    if gone < RANK:
+        for step in range(3):
+            expected = torch.stack([of(rank + step, 4) for rank in range(gone + 1, SIZE)]).sum(0)
+            same(hvd.allreduce(of(RANK + step, 4), op=hvd.Sum, process_set=rest), expected, "in a set")
+    assert hvd.join() in range(SIZE)
+    hvd.remove_process_set(rest)
+    hvd.barrier()
+
+
 def states() -> None:
     """Rank 0's state of an optimizer, wherever it was trained."""
     net = model()
@@ -378,7 +455,7 @@ def states() -> None:
         same(state["exp_avg"], hvd.broadcast(state["exp_avg"], 0), "Adam's state")
 
 
-parts = [places, reductions, movements, gradients, process_sets, refused, optimizers, orders, misuse, states]
+parts = [places, reductions, movements, gradients, process_sets, refused, optimizers, orders, misuse, joins, states]
 for part in parts:
     if sys.argv[1:] in ([], [part.__name__]):
         part()

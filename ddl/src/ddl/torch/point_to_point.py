@@ -11,7 +11,7 @@ from ctypes import byref, c_int
 
 from torch import Tensor
 
-from ddl import request
+from ddl import library, request
 from ddl.communicator import Communicator
 from ddl.errors import ArgumentError
 from ddl.request import Request
@@ -40,6 +40,16 @@ def receive(memory: Tensor, peer: int, tag: int, comm: Communicator, source: c_i
         result=None,
         buffers=(memory, source),
     )
+
+
+def probe(peer: int, tag: int, comm: Communicator) -> int | None:
+    """Who has sent a message that a receive would take; None: nobody yet. Does not block.
+
+    Raises PeerLostError and ShutdownError where none is here and none will come, and what broke `comm`.
+    """
+    found, source = c_int(), c_int()
+    library.call("ddl_probe", peer, tag, comm.handle, byref(found), byref(source))
+    return source.value if found.value else None
 
 
 def gather(mine: Tensor, blocks: Sequence[Tensor], root: int, comm: Communicator) -> list[Request[None]]:

@@ -18,12 +18,12 @@ from torch.nn import Parameter
 from ddl.errors import StateError, UnsupportedError
 from ddl.horovod.torch import starting
 from ddl.horovod.torch.buckets import plan
+from ddl.horovod.torch.call_log import LoggedGroup
 from ddl.horovod.torch.compression import Compressor
 from ddl.horovod.torch.handle import Handle
 from ddl.horovod.torch.ops import Op
 from ddl.horovod.torch.process_sets import ProcessSet
 from ddl.horovod.torch.starting import Reduction
-from ddl.torch.process_group import ProcessGroup
 
 
 @dataclass(frozen=True)
@@ -61,7 +61,7 @@ class Averager:
         self._started = 0  # buckets in flight: the first ones
         self.synchronized = False  #: no gradient has come since the last `synchronize`
         self.skips = False  #: the next step takes the gradients as they are
-        self.group: ProcessGroup | None = None  # of a rank that is in the set
+        self.group: LoggedGroup | None = None  # of a rank that is in the set
         if method.process_set.included():
             self.group = method.process_set.add_group("horovod-gradients")
             weakref.finalize(self, method.process_set.end_group, self.group).atexit = False  # leaving the job does it
@@ -120,7 +120,7 @@ class Averager:
         bucket.handle = starting.reduce_in_place([small], how, group)
         self._started += 1
 
-    def _usable_group(self) -> ProcessGroup:
+    def _usable_group(self) -> LoggedGroup:
         its = self._method.process_set.group  # raises where this rank is not in the set, or the set not in use
         if self.group is None or self.group.has_ended:
             raise StateError(

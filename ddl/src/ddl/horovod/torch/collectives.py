@@ -7,14 +7,13 @@ of `process_set` makes the same calls in the same order; `name` is accepted and 
 
 from __future__ import annotations
 
-import time
 from collections.abc import Sequence
 from typing import overload
 
 import torch
 from torch import Tensor
 
-from ddl.horovod.torch import gradients, starting
+from ddl.horovod.torch import gradients, process_sets, starting
 from ddl.horovod.torch.compression import Compression, Compressor
 from ddl.horovod.torch.gradients import copy_of
 from ddl.horovod.torch.handle import Handle, poll, synchronize
@@ -219,15 +218,14 @@ def barrier(process_set: ProcessSet = global_process_set) -> None:
 
 
 def join(device: int = -1) -> int:
-    """Wait until every rank has called it; returns the one that was the last (by its host's clock).
+    """Say that this rank has run out of data, and wait until every rank has; returns the one that was the last to.
 
-    Every rank must have made as many calls before: where one goes on with an allreduce, both get a MismatchError that
-    names them. Horovod lets ranks with less data answer the others' calls with zeros, on `device`; here, share the
-    data evenly, and the device is ignored.
+    Until then it takes part in the others' allreduces, and in steps of their optimizers, with zeros (in a minimum,
+    maximum or product with what leaves that as it is); an average is still over all ranks. `device` is the GPU of these
+    zeros where the others' tensors are on one; below 0 the current one. Raises UnsupportedError where a rank calls
+    anything else before it joins.
     """
-    now = torch.tensor([time.time_ns()])
-    handle = starting.gather([now], global_process_set)
-    return int(torch.argmax(handle.wait()[0]))
+    return process_sets.join(device)
 
 
 def _first(handle: Handle[list[Tensor]]) -> Handle[Tensor]:

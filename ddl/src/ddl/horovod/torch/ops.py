@@ -50,3 +50,8 @@ def of_torch(op: Op) -> ReduceOp.RedOpType:
     if op not in _OF_TORCH:
         raise ValueError(f"op is {op!r}: allowed are {', '.join(known.name for known in _OF_TORCH)} of this module")
     return _OF_TORCH[op]
+
+
+def from_torch(op: ReduceOp | ReduceOp.RedOpType) -> Op:
+    """The other way."""
+    return next(known for known, its in _OF_TORCH.items() if op == its)

@@ -1,0 +1,35 @@
+"""What a rank that has joined is told of the others' calls."""
+
+from __future__ import annotations
+
+import pickle
+
+import pytest
+import torch
+
+from ddl.horovod.torch.call_log import Call
+from ddl.horovod.torch.ops import Op
+
+TYPES = (torch.float16, torch.float64, torch.int32, torch.uint8, torch.bool, torch.complex64)
+
+
+@pytest.mark.parametrize("op", [Op.Average, Op.Sum, Op.Min, Op.Max, Op.Product])
+@pytest.mark.parametrize("dtype", TYPES)
+def test_a_rank_without_data_changes_no_result(op: Op, dtype: torch.dtype) -> None:
+    if dtype is torch.complex64 and op not in (Op.Sum, Op.Average):
+        pytest.skip("complex numbers have no order, and libddl does not multiply them")
+    told: Call = pickle.loads(pickle.dumps(Call("allreduce", op, ((dtype, 4), (torch.int64, 0)))))
+    neutral, empty = told.neutral(torch.device("cpu"))
+    assert (neutral.dtype, neutral.shape, empty.shape) == (dtype, (4,), (0,))
+    data = torch.tensor([0, 1, 1, 0], dtype=dtype) if dtype is torch.bool else torch.tensor([0, 1, 5, 100]).to(dtype)
+    if dtype.is_floating_point:
+        data = torch.cat([-data[1:2], data[:3]])
+    together = torch.stack([data, neutral])
+    reduced = {
+        Op.Average: lambda: together.sum(0),
+        Op.Sum: lambda: together.sum(0),
+        Op.Min: lambda: together.amin(0),
+        Op.Max: lambda: together.amax(0),
+        Op.Product: lambda: together.prod(0),
+    }[op]()
+    assert torch.equal(reduced.to(dtype), data)
