@@ -64,6 +64,11 @@ def reductions() -> None:
     same(hvd.allreduce(data, op=hvd.Max), every(5, 3).amax(0), "allreduce, Max")
     same(hvd.allreduce(data, op=hvd.Product), every(5, 3).prod(0), "allreduce, Product")
     same(hvd.allreduce(data, op=hvd.Sum, prescale_factor=0.5, postscale_factor=4.0), 2 * total, "allreduce, scaled")
+    whole = of(RANK, 5, 3, dtype=torch.int32)
+    halves = torch.stack([(its / 2).trunc() for its in every(5, 3)]).sum(0).int()
+    same(hvd.allreduce(whole, op=hvd.Sum, prescale_factor=0.5), halves, "allreduce, whole numbers, scaled before")
+    result = hvd.allreduce(whole, op=hvd.Sum, postscale_factor=0.5)
+    same(result, (total / 2).trunc().int(), "allreduce, whole numbers, scaled after")
     same(hvd.allreduce(data, op=hvd.Sum, compression=hvd.Compression.fp16), total, "allreduce, compressed")
     same(hvd.allreduce(data.t(), op=hvd.Sum), total.t(), "allreduce, transposed")
     for dtype in (torch.int64, torch.uint8, torch.float64, torch.bfloat16):
@@ -177,7 +182,7 @@ def refused() -> None:
     cases = [
         (lambda: hvd.allreduce(tensor, op=hvd.Adasum), "DDL has no Adasum"),
         (lambda: hvd.allreduce(tensor, average=True, op=hvd.Sum), "both given"),
-        (lambda: hvd.allreduce(tensor.int(), prescale_factor=0.5), r"torch\.int32 cannot be scaled"),
+        (lambda: hvd.allreduce(tensor.bool(), prescale_factor=0.5), r"torch\.bool cannot be scaled"),
         (lambda: hvd.allgather(torch.tensor(1.0)), "without dimensions"),
         (lambda: hvd.alltoall(torch.zeros(SIZE + 1)), "cannot be parted equally"),
         (lambda: hvd.alltoall(tensor, [1]), "one for each rank"),
@@ -339,17 +344,39 @@ def misuse() -> None:
     same(net[0].weight.detach(), torch.full((2, 2), -2.0 / SIZE), "used by rank 0 alone")
     same(net[1].weight.detach(), torch.full((2, 2), -2.0 * (SIZE - 1) / SIZE), "used by the others")
     same(net[2].weight.detach(), torch.full((2, 2), -1.0), "thawed after a step")
-    embedding = nn.Embedding(4, 2, sparse=True)
-    hvd.broadcast_parameters(embedding.named_parameters(), 0)
-    optimizer = torch.optim.SGD(embedding.parameters(), lr=1.0)
-    optimizer = hvd.DistributedOptimizer(optimizer, sparse_as_dense=True)
-    start = embedding.weight.detach().clone()
-    embedding(torch.tensor([RANK % 4])).sum().backward()
-    optimizer.step()
-    touched = torch.zeros(4, 2)
+
+
+def sparse() -> None:
+    mine = torch.sparse_coo_tensor([[RANK, 1, RANK]], [1.0, 2.0, 3.0], (SIZE + 2,), check_invariants=True)
+    whole = torch.zeros(SIZE + 2)
     for rank in range(SIZE):
-        touched[rank % 4] += 1 / SIZE
-    assert torch.allclose(start - embedding.weight, touched)
+        whole[rank] += 4.0
+        whole[1] += 2.0
+    same(hvd.synchronize(hvd.sparse_allreduce_async(mine, op=hvd.Sum)).to_dense(), whole, "a sparse sum")
+    same(hvd.synchronize(hvd.sparse_allreduce_async(mine, "it")).to_dense(), whole / SIZE, "a sparse average")
+    for wrong, part in (({"op": hvd.Max}, "only Sum and Average"), ({"tensor": torch.ones(2)}, "use allreduce")):
+        with pytest.raises(ValueError, match=part):
+            hvd.sparse_allreduce_async(**{"tensor": mine, **wrong})
+    for options in ({"sparse_as_dense": True}, {}, {"gradient_predivide_factor": 2.0}, {"groups": 1}):
+        net = nn.Sequential(nn.Embedding(SIZE + 2, 2, sparse=True), nn.Linear(2, 1))
+        hvd.broadcast_parameters(net.named_parameters(), 0)
+        other = copy.deepcopy(net)
+        optimizer = hvd.DistributedOptimizer(torch.optim.SGD(net.parameters(), lr=0.5), **options)
+        alone = torch.optim.SGD(other.parameters(), lr=0.5)
+        for step in range(3):
+            for its in (optimizer, alone):
+                its.zero_grad()
+            used = range(SIZE) if step != 1 else range(1, SIZE)  # then rank 0 uses no word
+            if RANK in used:
+                net(torch.tensor([RANK, 1])).sum().backward()
+            for rank in used:
+                (other(torch.tensor([rank, 1])).sum() / SIZE).backward()
+            optimizer.step()
+            alone.step()
+            assert options or net[0].weight.grad.is_sparse
+        for one, two in zip(net.parameters(), other.parameters(), strict=True):
+            assert torch.allclose(one, two, rtol=1e-5, atol=1e-6), (options, one, two)
+            same(one.detach(), hvd.broadcast(one.detach(), 0), f"the same bits on every rank, {options}")
 
 
 def joins() -> None:
@@ -455,7 +482,20 @@ def states() -> None:
         same(state["exp_avg"], hvd.broadcast(state["exp_avg"], 0), "Adam's state")
 
 
-parts = [places, reductions, movements, gradients, process_sets, refused, optimizers, orders, misuse, joins, states]
+parts = [
+    places,
+    reductions,
+    movements,
+    gradients,
+    process_sets,
+    refused,
+    optimizers,
+    orders,
+    misuse,
+    sparse,
+    joins,
+    states,
+]
 for part in parts:
     if sys.argv[1:] in ([], [part.__name__]):
         part()

@@ -15,7 +15,7 @@ import pytest
 
 import ddl
 from ddl import library
-from ddl.torch import groups, rendezvous
+from ddl.torch import groups, process_group, rendezvous
 
 SCRIPT = "import torch.distributed as dist; dist.init_process_group('ddl')"
 ALONE = {"RANK": "0", "WORLD_SIZE": "1", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "0"}
@@ -198,9 +198,9 @@ def test_numbers_that_are_not_mpis_end_in_words(
 
 
 def test_a_timeout_is_the_scripts_and_no_longer_than_the_environments() -> None:
-    assert groups.seconds_of(timedelta(minutes=30), {}) == 1800
-    assert groups.seconds_of(timedelta(minutes=30), {"DDL_TIMEOUT": "60"}) == 60
-    assert groups.seconds_of(timedelta(seconds=5), {"DDL_TIMEOUT": "60"}) == 5
+    assert process_group.seconds_of(timedelta(minutes=30), {}) == 1800
+    assert process_group.seconds_of(timedelta(minutes=30), {"DDL_TIMEOUT": "60"}) == 60
+    assert process_group.seconds_of(timedelta(seconds=5), {"DDL_TIMEOUT": "60"}) == 5
 
 
 def test_the_rendezvous_of_others_stays_as_it_was(monkeypatch: pytest.MonkeyPatch) -> None:

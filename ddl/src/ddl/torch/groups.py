@@ -50,21 +50,17 @@ def create(options: object) -> ProcessGroup | Backend:
         communicator = create_group(ranks, zlib.crc32(asked.group_id.encode()))
     else:
         check_launch(asked.group_rank, asked.group_size, os.environ, "init_process_group('ddl')")
-        join()
-        check_place(asked.group_rank, asked.group_size)
         enter()
         communicator = Communicator(None)
-    communicator.set_timeout(seconds_of(asked.timeout, os.environ))
-    return wrapped(ProcessGroup(asked.store, communicator, asked.group_id, leave=None if ranks else leave))
-
-
-def seconds_of(timeout: timedelta, environment: Mapping[str, str]) -> float:
-    """How long a rank is waited for: what the script says, but no longer than DDL_TIMEOUT where that is set."""
-    seconds = timeout.total_seconds()
+    made = ProcessGroup(asked.store, communicator, asked.group_id, leave=None if ranks else leave)
     try:
-        return min(seconds, float(environment["DDL_TIMEOUT"]))
-    except (KeyError, ValueError):  # ddl_init has refused what is no number
-        return seconds
+        if not ranks:
+            check_place(asked.group_rank, asked.group_size)
+        made.set_timeout(asked.timeout)
+        return wrapped(made)
+    except BaseException:
+        made.shutdown()
+        raise
 
 
 def check_launch(rank: int, size: int, environment: Mapping[str, str], call: str) -> None:

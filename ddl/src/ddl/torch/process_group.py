@@ -10,7 +10,8 @@ Collectives start at once and run in libddl's own thread; which calls of libddl 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+import os
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import nullcontext, suppress
 from ctypes import c_int
 from datetime import timedelta
@@ -119,8 +120,8 @@ class ProcessGroup(dist.ProcessGroup):
         self._sequence = 0
 
     def set_timeout(self, timeout: timedelta) -> None:
-        """How long calls from now on wait for a rank."""
-        self._comm.set_timeout(timeout.total_seconds())
+        """How long calls from now on wait for a rank; no longer than DDL_TIMEOUT, where that is set."""
+        self._comm.set_timeout(seconds_of(timeout, os.environ))
 
     @property
     def communicator(self) -> Communicator:
@@ -347,6 +348,15 @@ class ProcessGroup(dist.ProcessGroup):
         results = [tensor for work in works for tensor in work.result()]
         order = next((work.order for work in works if work.order is not None), None)
         return self._begin("coalesced calls", None, requests, results, finish, self._in_any_order, None, order)
+
+
+def seconds_of(timeout: timedelta, environment: Mapping[str, str]) -> float:
+    """How long a rank is waited for: what the script says, but no longer than DDL_TIMEOUT where that is set."""
+    seconds = timeout.total_seconds()
+    try:
+        return min(seconds, float(environment["DDL_TIMEOUT"]))
+    except (KeyError, ValueError):  # ddl_init has refused what is no number
+        return seconds
 
 
 def _op(opts: Options | None) -> ReduceOp:

@@ -66,6 +66,7 @@ from ddl.horovod.torch.objects import (
 from ddl.horovod.torch.ops import Adasum, Average, Max, Min, Product, Sum
 from ddl.horovod.torch.optimizer import DistributedOptimizer
 from ddl.horovod.torch.process_sets import ProcessSet, add_process_set, global_process_set, remove_process_set
+from ddl.horovod.torch.sparse import sparse_allreduce_async
 
 __all__ = [
     "Adasum",
@@ -130,5 +131,6 @@ __all__ = [
     "rocm_built",
     "shutdown",
     "size",
+    "sparse_allreduce_async",
     "synchronize",
 ]

@@ -15,8 +15,8 @@ import torch
 from torch import Tensor
 from torch.nn import Parameter
 
-from ddl.errors import StateError, UnsupportedError
-from ddl.horovod.torch import starting
+from ddl.errors import StateError
+from ddl.horovod.torch import sparse, starting
 from ddl.horovod.torch.buckets import plan
 from ddl.horovod.torch.call_log import LoggedGroup
 from ddl.horovod.torch.compression import Compressor
@@ -115,10 +115,15 @@ class Averager:
         bucket = self._buckets[self._started]
         method = self._method
         group = self._usable_group()
-        small, bucket.context = method.compression.compress(bucket.gather(method.sparse_as_dense))
-        how = Reduction(method.op, method.prescale, method.postscale, method.process_set)
-        bucket.handle = starting.reduce_in_place([small], how, group)
+        bucket.begin(method.sparse_as_dense)
+        small, bucket.context = method.compression.compress(bucket.gather())
+        bucket.handle = starting.reduce_in_place([small], self._how, group)
         self._started += 1
+
+    @property
+    def _how(self) -> Reduction:
+        method = self._method
+        return Reduction(method.op, method.prescale, method.postscale, method.process_set)
 
     def _usable_group(self) -> LoggedGroup:
         its = self._method.process_set.group  # raises where this rank is not in the set, or the set not in use
@@ -137,6 +142,10 @@ class Averager:
             for bucket in self._buckets:
                 assert bucket.handle is not None
                 bucket.scatter(self._method.compression.decompress(bucket.handle.wait()[0], bucket.context))
+            # Not while the backward pass goes on: to gather them is to wait for every rank.
+            for bucket in self._buckets:
+                for parameter in filter(bucket.sparse.__contains__, bucket.parameters):
+                    parameter.grad = sparse.reduce(bucket.sparse_gradient(parameter), self._how, self.group).wait()
         finally:
             for bucket in self._buckets:
                 bucket.reset()
@@ -152,6 +161,7 @@ class _Bucket:
         self.handle: Handle[list[Tensor]] | None = None
         self.context: object = None
         self.counts: dict[Parameter, int] = {}  # backward passes since the last reset
+        self.sparse: dict[Parameter, int] = {}  # whose gradients are, once one was seen; how many dimensions are
         self._names = names
 
     def name_of(self, parameter: Parameter) -> str:
@@ -160,28 +170,31 @@ class _Bucket:
     def is_ready(self, passes: int) -> bool:
         return all(self.counts.get(parameter, 0) >= passes for parameter in self.parameters)
 
-    def gather(self, sparse_as_dense: bool) -> Tensor:
-        """The gradients, one after the other, in memory of their own."""
-        parts = []
+    def begin(self, sparse_as_dense: bool) -> None:
+        """Find the sparse gradients, and make them dense where that is wanted."""
         for parameter in self.parameters:
             gradient = parameter.grad
-            if gradient is None:
-                # Another rank may have one.
-                gradient = torch.zeros_like(parameter)
-            elif gradient.layout != torch.strided:
-                if not sparse_as_dense:
-                    raise UnsupportedError(
-                        f"{self.name_of(parameter)} has a sparse gradient, and only dense ones are reduced: pass "
-                        "sparse_as_dense=True to DistributedOptimizer, or make it dense (Embedding(sparse=False))"
-                    )
-                gradient = parameter.grad = gradient.to_dense()
-            parts.append(gradient.detach().reshape(-1))
-        return torch.cat(parts)
+            if gradient is None or gradient.layout == torch.strided:
+                continue
+            if sparse_as_dense:
+                parameter.grad = gradient.to_dense()
+            else:
+                self.sparse.setdefault(parameter, gradient.sparse_dim())
+
+    @property
+    def _dense(self) -> list[Parameter]:
+        return [parameter for parameter in self.parameters if parameter not in self.sparse]
+
+    def gather(self) -> Tensor:
+        """The dense gradients, one after the other, in memory of their own."""
+        # Another rank may have one where this one has none.
+        parts = [torch.zeros_like(its) if its.grad is None else its.grad.detach() for its in self._dense]
+        return torch.cat([part.reshape(-1) for part in parts]) if parts else self.parameters[0].new_empty(0)
 
     def scatter(self, results: Tensor) -> None:
         """The other way."""
         offset = 0
-        for parameter in self.parameters:
+        for parameter in self._dense:
             part = results[offset : offset + parameter.numel()].view(parameter.shape)
             offset += parameter.numel()
             if parameter.grad is not None:
@@ -189,6 +202,15 @@ class _Bucket:
                     parameter.grad.copy_(part)
             elif parameter.requires_grad:  # one that was frozen meanwhile stays without
                 parameter.grad = part.clone()
+
+    def sparse_gradient(self, parameter: Parameter) -> Tensor:
+        """One of a parameter in `sparse`: without elements where this rank has none."""
+        if parameter.grad is not None:
+            return parameter.grad
+        dimensions = self.sparse[parameter]
+        indices = torch.empty(dimensions, 0, dtype=torch.int64, device=parameter.device)
+        values = parameter.new_empty(0, *parameter.shape[dimensions:])
+        return torch.sparse_coo_tensor(indices, values, parameter.shape, check_invariants=True)
 
     def reset(self) -> None:
         self.handle = None

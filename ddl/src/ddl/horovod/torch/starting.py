@@ -79,13 +79,15 @@ def scatter_reduced(tensors: Sequence[Tensor], how: Reduction) -> Handle[list[Te
     return Handle(work, finish)
 
 
-def gather(tensors: Sequence[Tensor], process_set: ProcessSet) -> Handle[list[Tensor]]:
-    """Everyone's rows of each tensor; waits until every rank has said how many it has."""
-    group = process_set.group
+def gather(
+    tensors: Sequence[Tensor], process_set: ProcessSet, group: ProcessGroup | None = None
+) -> Handle[list[Tensor]]:
+    """Everyone's rows of each tensor; waits until every rank has said how many it has. `group`: as above."""
+    group = group or process_set.group
     outputs, counts = [], []
     for tensor in tensors:
         _rows_of(tensor, "allgather")
-    described = _exchange([number for tensor in tensors for number in _shape(tensor)], process_set)
+    described = _exchange([number for tensor in tensors for number in _shape(tensor)], group)
     for index, tensor in enumerate(tensors):
         shapes = [its[index * (_DIMENSIONS + 1) : (index + 1) * (_DIMENSIONS + 1)] for its in described]
         _need_same_rows(shapes, "allgather", process_set)
@@ -124,7 +126,7 @@ def exchange_rows(
             f"alltoall: splits is {list(splits)}: it must have {size} sizes, one for each rank, whose sum is {rows}, "
             "the rows of the tensor"
         )
-    described = _exchange([*_shape(tensor), *splits], process_set)
+    described = _exchange([*_shape(tensor), *splits], group)
     _need_same_rows([its[: _DIMENSIONS + 1] for its in described], "alltoall", process_set)
     received = [its[_DIMENSIONS + 1 + group.rank()] for its in described]
     output = tensor.new_empty((sum(received), *tensor.shape[1:]))
@@ -133,16 +135,20 @@ def exchange_rows(
 
 
 def scale(tensor: Tensor, factor: float, what: str) -> None:
-    """Multiply in place. Raises ValueError: a factor of numbers that cannot be scaled."""
+    """Multiply in place, whole numbers in double precision and rounded towards zero. Raises ValueError for bool."""
     _check_scale([tensor], factor, what)
-    if factor != 1:
-        with torch.no_grad():
+    if factor == 1:
+        return
+    with torch.no_grad():
+        if tensor.is_floating_point() or tensor.is_complex():
             tensor.mul_(factor)
+        else:
+            tensor.copy_(tensor.double().mul_(factor))
 
 
 def _check_scale(tensors: Sequence[Tensor], factor: float, what: str) -> None:
     for tensor in tensors:
-        if factor != 1 and not (tensor.is_floating_point() or tensor.is_complex()):
+        if factor != 1 and tensor.dtype is torch.bool:
             raise ValueError(f"{what} is {factor}, but a tensor of {tensor.dtype} cannot be scaled: convert it first")
 
 
@@ -167,8 +173,8 @@ def _need_same_rows(shapes: list[list[int]], what: str, process_set: ProcessSet)
             )
 
 
-def _exchange(numbers: list[int], process_set: ProcessSet) -> list[list[int]]:
+def _exchange(numbers: list[int], group: ProcessGroup) -> list[list[int]]:
     """Everyone's numbers; as many on each rank. Blocks."""
-    every = torch.empty(process_set.size(), len(numbers), dtype=torch.int64)
-    process_set.group.all_gather_single(every, torch.tensor(numbers, dtype=torch.int64)).wait()
+    every = torch.empty(group.size(), len(numbers), dtype=torch.int64)
+    group.all_gather_single(every, torch.tensor(numbers, dtype=torch.int64)).wait()
     return [[int(number) for number in row] for row in every.tolist()]
