@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import pickle
 
 import pytest
@@ -10,14 +11,14 @@ import torch
 from ddl.horovod.torch.call_log import Call
 from ddl.horovod.torch.ops import Op
 
-TYPES = (torch.float16, torch.float64, torch.int32, torch.uint8, torch.bool, torch.complex64)
+OPS = (Op.Average, Op.Sum, Op.Min, Op.Max, Op.Product)
+TYPES = (torch.float16, torch.float64, torch.int32, torch.uint8, torch.bool)
 
 
-@pytest.mark.parametrize("op", [Op.Average, Op.Sum, Op.Min, Op.Max, Op.Product])
-@pytest.mark.parametrize("dtype", TYPES)
+@pytest.mark.parametrize(
+    ("op", "dtype"), [*itertools.product(OPS, TYPES), (Op.Average, torch.complex64), (Op.Sum, torch.complex64)]
+)
 def test_a_rank_without_data_changes_no_result(op: Op, dtype: torch.dtype) -> None:
-    if dtype is torch.complex64 and op not in (Op.Sum, Op.Average):
-        pytest.skip("complex numbers have no order, and libddl does not multiply them")
     told: Call = pickle.loads(pickle.dumps(Call("allreduce", op, ((dtype, 4), (torch.int64, 0)))))
     neutral, empty = told.neutral(torch.device("cpu"))
     assert (neutral.dtype, neutral.shape, empty.shape) == (dtype, (4,), (0,))
