@@ -27,6 +27,8 @@ from pathlib import Path
 
 from bundle.bench import REDUCE, processor
 from bundle.folders import copy
+from images import root
+from images.cli import MADE_HERE
 from images.engine import Engine
 from images.errors import ImageError
 
@@ -136,7 +138,11 @@ def measure(bench: Bench) -> dict[str, object]:
 
 
 def sizes(bench: Bench, base: str, pytorch: str) -> list[Figure]:
-    """What images take over the operating system's layer, and beside their environment."""
+    """What images take over the operating system's layer, and beside their environment.
+
+    That layer has OpenSSH, tini and the libraries that packages look for in a system; an operating system of Debian's
+    essential packages alone, with what is put on it, is the other way to count, where one can be made.
+    """
 
     def over_system(reference: str) -> float:
         layers = json.loads(bench.engine.run("history", "--format", "json", reference))
@@ -147,8 +153,13 @@ def sizes(bench: Bench, base: str, pytorch: str) -> list[Figure]:
         return int(said.split()[0]) / 1e6
 
     whole, inside = over_system(pytorch), environment(pytorch)
+    essential = []
+    if bench.base_image == MADE_HERE:
+        over = (bench.engine.size(base) or 0) - (bench.engine.size(root.make(bench.engine, ())) or 0)
+        essential.append(Figure("base: over Debian's essential packages alone", over / 1e6, "MB"))
     return [
         Figure("base: over its operating system", over_system(base), "MB", 250),
+        *essential,
         Figure("pytorch: over its operating system", whole, "MB"),
         Figure("pytorch: its environment", inside, "MB"),
         Figure("pytorch: beside its environment", whole - inside, "MB", 60),

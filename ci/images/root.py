@@ -9,19 +9,20 @@ import shlex
 import shutil
 import subprocess
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 from images.engine import TIMESTAMP, Engine
 from images.errors import ImageError
 
 SUITE = "bookworm"
-_PACKAGES = ("openssh-client", "openssh-server", "passwd", "tini")
+_OF_HOSTS = ("openssh-client", "openssh-server", "passwd", "tini")
 # The stand-in for conda-forge packs this machine's python and pip's wheels, which look for these in the system.
 _OF_PYTHON = (
     *("libbz2-1.0", "libexpat1", "libffi8", "liblzma5", "libncursesw6", "libnsl2", "libreadline8", "libsqlite3-0"),
     *("libssl3", "libstdc++6", "libuuid1", "zlib1g", "libgomp1"),
 )
+PACKAGES = (*_OF_HOSTS, *_OF_PYTHON)
 # Nobody reads a manual in there; licences stay.
 _LEFT_OUT = ("/usr/share/man/*", "/usr/share/doc/*", "/usr/share/locale/*", "/usr/share/i18n/*", "/usr/share/info/*")
 _KEPT = ("/usr/share/doc/*/copyright",)
@@ -32,9 +33,12 @@ _CLEAN = 'rm -rf "$1"/var/lib/apt/lists/* "$1"/var/cache/* "$1"/var/log/* "$1"/e
 _MOUNTED_OVER = 'cd "$1"/etc && for file in hosts hostname resolv.conf; do rm -f $file && : >$file; done'
 
 
-def make(engine: Engine, *, cache: bool = True) -> str:
-    """The name of the image, which is made where it is not there yet or `cache` is false. Raises ImageError."""
-    options = ["--variant=essential", f"--include={','.join(_PACKAGES + _OF_PYTHON)}"]
+def make(engine: Engine, packages: Sequence[str] = PACKAGES, *, cache: bool = True) -> str:
+    """The name of the image, with `packages` and what they need over Debian's essential ones.
+
+    It is made where it is not there yet or `cache` is false. Raises ImageError.
+    """
+    options = ["--variant=essential", *([f"--include={','.join(packages)}"] if packages else [])]
     options += [f"--dpkgopt=path-exclude={path}" for path in _LEFT_OUT]
     options += [f"--dpkgopt=path-include={path}" for path in _KEPT]
     options += [f"--customize-hook={hook}" for hook in (_CLEAN, _MOUNTED_OVER)]

@@ -216,7 +216,7 @@ def test_the_bill_of_materials_names_our_packages_their_needs_and_debians(base: 
     assert str(containers.ROOT) not in base.bill.read_text()
 
 
-def test_the_environment_takes_no_more_than_it_may(base: Built) -> None:
+def test_over_a_system_with_ssh_and_pythons_libraries_it_takes_no_more_than_it_may(base: Built) -> None:
     layers = json.loads(podman("history", "--format", "json", base.reference).stdout)
     # Podman lists the newest first; the base is the one that was imported.
     assert sum(layer["size"] for layer in layers[:-1]) < 250e6, [layer["size"] for layer in layers]
