@@ -4,14 +4,14 @@ PYTHON ?= python3
 BIN := .venv/bin
 PYTEST := $(BIN)/python -m pytest
 IMAGES = PYTHONPATH=ci:recipes/bascule-tools/src $(BIN)/python -m images
-IMAGE_OPTIONS = $(if $(BASE),--base "$(BASE)") $(if $(BASE_IMAGE),--base-image "$(BASE_IMAGE)") $(if $(ENGINE),--engine "$(ENGINE)") $(ARGS)
+IMAGE_OPTIONS = $(if $(BASE),--base "$(BASE)") $(if $(BASE_IMAGE),--base-image "$(BASE_IMAGE)") $(if $(ENGINE),--engine "$(ENGINE)") $(if $(OUT),--out "$(OUT)") $(ARGS)
 CXX_SOURCES = $(shell find ddl/include ddl/csrc ddl/src lms/src tests -name '*.cc' -o -name '*.h' -o -name '*.c')
-BUNDLE = PYTHONPATH=ci:recipes/bascule-tools/src $(BIN)/python -m bundle
+BUNDLE = PYTHONPATH=ci:recipes/bascule-tools/src $(BIN)/python -m bundle $(if $(OUT),--out "$(OUT)")
 BUNDLE_OPTIONS = $(if $(BASE),--base "$(BASE)") $(ARGS)
 export PYTHON
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test test-all lint format bench bench-lms bench-links bench-ddl bench-training bench-images channel env mirror image images context chart gpu-check clean
+.PHONY: help setup demo test test-all lint format bench bench-lms bench-links bench-ddl bench-training bench-bundle bench-images channel render env mirror image images context chart gpu-check clean
 
 help: ## list what make can do here
 	@sed -n 's/^\([a-z-]*\):[^#]*## \(.*\)/make \1\t\2/p' Makefile | expand -t 20
@@ -56,11 +56,17 @@ bench-ddl: setup ## measure DDL's allreduce beside gloo, Open MPI and MPICH on a
 bench-training: setup ## measure a training step over DDL beside gloo on a virtual cluster (needs root); JSON to out/bench/
 	$(BIN)/python ddl/bench/training.py $(ARGS)
 
+bench-bundle: setup ## measure the conda side from nothing: channel, environment, training, mirror; JSON to out/bench-bundle/
+	PYTHONPATH=ci:recipes/bascule-tools/src $(BIN)/python -m bundle --out $(or $(OUT),out/bench-bundle) bench $(if $(FRAMEWORKS),--frameworks $(FRAMEWORKS)) $(BUNDLE_OPTIONS)
+
 bench-images: setup ## measure images and containers: sizes, and what a user waits for (needs root and podman); JSON to out/bench-images/
 	PYTHONPATH=ci:recipes/bascule-tools/src $(BIN)/python -m images.bench $(ARGS)
 
 channel: setup ## build, test and index the conda packages: out/channel (FRAMEWORKS="pytorch tensorflow", BASE=conda-forge)
 	$(BUNDLE) channel $(if $(FRAMEWORKS),--frameworks $(FRAMEWORKS)) $(BUNDLE_OPTIONS)
+
+render: setup ## print RECIPE=recipes/ddl/meta.yaml as rattler-build reads it
+	@$(BUNDLE) render $(or $(RECIPE),meta.yaml)
 
 env: setup ## install ENV=pytorch (a file of envs/) from out/channel into PREFIX=out/envs/pytorch, without conda, and try it
 	$(BUNDLE) env $(or $(ENV),pytorch) $(if $(PREFIX),--prefix "$(PREFIX)") $(BUNDLE_OPTIONS)

@@ -6,14 +6,15 @@ import asyncio
 import hashlib
 import json
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
+from urllib.parse import unquote, urlsplit
 
 from rattler import Channel, Gateway, Subdir
 
 from bundle import stand_in
 from bundle.errors import ToolError
-from bundle.folders import Folders
+from bundle.folders import Folders, write
 from bundle.progress import say
 
 AUTO = "auto"
@@ -31,7 +32,13 @@ class Base:
     reason: str
     pythons: list[str] | None = None  # those that it has; None: all
     checksums: Mapping[str, str] = field(default_factory=dict)  # by package; empty: not looked at
-    left_out: frozenset[str] = frozenset()  # packages that it could hold and that nobody asked for
+    left_out: frozenset[str] = frozenset()  # frameworks that nobody asked for: what needs one is not tested
+
+    @property
+    def is_stand_in(self) -> bool:
+        """Whether its packages are good for this machine only, wherever they lie."""
+        folders = (unquote(urlsplit(channel).path) for channel in self.channels if channel.startswith("file:"))
+        return any(Path(folder, stand_in.MARK).is_file() for folder in folders)
 
 
 def choose(asked: str, where: Folders, frameworks: Sequence[str], variants: Mapping[str, list[str]]) -> Base:
@@ -46,29 +53,36 @@ def choose(asked: str, where: Folders, frameworks: Sequence[str], variants: Mapp
             asked, reason = STAND_IN, f"conda-forge does not answer: {trouble}"
     named = "a stand-in for conda-forge" if asked == STAND_IN else asked
     say(f"the packages are built against {named} ({reason})")
+    left_out = frozenset(stand_in.CONDA_NAMES[group] for group in set(stand_in.CONDA_NAMES) - set(frameworks))
     if asked != STAND_IN:
-        return _elsewhere(asked, reason)
+        return replace(_elsewhere(asked, reason), left_out=left_out)
     groups = [stand_in.BASE, *frameworks]
     names = [name for group in groups for name in stand_in.GROUPS[group]]
     channel = stand_in.make(where.stand_in, names, variants, where.tree / "ci/constraints.txt")
-    left_out = {stand_in.CONDA_NAMES[group] for group in set(stand_in.CONDA_NAMES) - set(frameworks)}
-    return of_folder(STAND_IN, channel, str(Subdir.current()), reason, frozenset(left_out))
+    return of_folder(STAND_IN, channel, str(Subdir.current()), reason, left_out)
 
 
 def remember(base: Base, where: Folders) -> None:
     """So that environments and mirrors are made from what the channel was built against."""
-    (where.work / "base.json").write_text(json.dumps({"name": base.name, "channels": base.channels}))
+    write(where.work / "base.json", json.dumps({"name": base.name, "channels": base.channels}))
 
 
 def remembered(where: Folders, asked: str | None) -> Base:
-    """What the channel was built against, or what is asked for in its place. Raises ToolError: there is no channel."""
+    """What the channel was built against, or another channel that is asked for in its place.
+
+    Raises ToolError: there is no channel, or it was not built against the stand-in that is asked for.
+    """
     try:
         noted = json.loads((where.work / "base.json").read_text())
-    except OSError:
+        built = Base(noted["name"], tuple(noted["channels"]), "the channel was built against it")
+    except (OSError, ValueError, KeyError, TypeError):
         raise ToolError(f"{where.channel} is no finished channel yet: run `make channel` first") from None
-    if asked is not None and asked != STAND_IN:
-        return _elsewhere(asked, "asked for")
-    return Base(noted["name"], tuple(noted["channels"]), "the channel was built against it")
+    if asked in (None, AUTO, built.name):
+        return built
+    if asked == STAND_IN:
+        raise ToolError(f"{where.channel} was built against {built.name}: `make channel BASE={STAND_IN}` first")
+    say(f"the packages were built against {built.name}, and get what they need from {asked}")
+    return _elsewhere(asked, "asked for")
 
 
 def _elsewhere(asked: str, reason: str) -> Base:

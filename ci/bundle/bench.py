@@ -39,7 +39,9 @@ if ddl.rank() == 0:
 
 _MARK = ".bench"  # in a folder that a bench may empty
 # What the commands say about a part that has ended: a package, or a stage.
-_PART = re.compile(r"^bundle: (?:channel: )?(\S.*?): (?:done|built|built and tested) in ([\d.]+) s", re.MULTILINE)
+_PART = re.compile(
+    r"^bundle: (?:channel: (?!done))?(\S.*?(?:: built|: tested)?)(?:: done)? in ([\d.]+) s", re.MULTILINE
+)
 
 # Without any network but the loopback, through which MPI's daemons talk to their own host.
 OFFLINE = ("unshare", "--net", "--", "sh", "-c", 'PATH=$PATH:/usr/sbin:/sbin ip link set lo up && exec "$@"', "offline")
@@ -69,6 +71,7 @@ def run(where: Folders, asked: Sequence[str]) -> Path:
         raise ToolError("bench empties its folder: name one of its own, `--out out/bench-bundle`")
     if not is_ours(where.out, _MARK, "bundle.json"):
         raise ToolError(f"{where.out} would be emptied, and holds what no bench made: name an empty or a new folder")
+    load = os.getloadavg()
     shutil.rmtree(where.out, ignore_errors=True)
     where.out.mkdir(parents=True)
     (where.out / _MARK).touch()
@@ -106,7 +109,8 @@ def run(where: Folders, asked: Sequence[str]) -> Path:
         "machine": {"cores": os.cpu_count(), "system": platform.platform(), "processor": processor()},
         "versions": {name: metadata.version(name) for name in ("py-rattler", "py-rattler-build", "torch")},
         "python": platform.python_version(),
-        "load_before": os.getloadavg(),
+        "load_before": load,
+        "offline": bool(offline),  # training, the allreduce
         "figures": [asdict(figure) for figure in figures],
         "bytes": sizes,
     }

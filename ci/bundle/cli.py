@@ -12,6 +12,7 @@ from pathlib import Path
 import yaml
 from rattler import Subdir
 
+from bascule import inventory
 from bundle import (
     base,
     bench,
@@ -106,7 +107,8 @@ def _add_frameworks(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--base", default=base.AUTO, metavar="CHANNEL", help=f"what is not ours comes from: {_BASES}")
     parser.add_argument(
         "--frameworks", nargs="+", default=["pytorch"], choices=["none", "pytorch", "tensorflow"],
-        help="which of them the stand-in holds (default: pytorch); what needs another is built and not tested",
+        help="those that packages are tested with, and that the stand-in holds (default: pytorch); what runs with "
+        "another is built and not tested, what is compiled for another is not built",
     )  # fmt: skip
 
 
@@ -116,9 +118,11 @@ def _channel(args: argparse.Namespace, where: Folders) -> None:
         frameworks = [one for one in args.frameworks if one != "none"]
         below = base.choose(args.base, where, frameworks, variants.read(where.variants))
         done = build.build(where, below, str(Subdir.current()))
-        base.remember(below, where)
-    fresh = sum(step.reason is not None for step in done)
-    say(f"{where.channel} has {len(done)} packages; {fresh or 'none'} had to be built")
+    left = sum(bool(step.builds and step.unbuilt) for step in done)
+    built = sum(step.builds is not None for step in done) - left
+    tested = sum(step.tests is not None for step in done)
+    did = f"{built or 'none'} had to be built, {tested or 'none'} to be tested"
+    say(f"{where.channel} has {len(done) - left} packages; {did}")
 
 
 def _env(args: argparse.Namespace, where: Folders) -> None:
@@ -127,7 +131,7 @@ def _env(args: argparse.Namespace, where: Folders) -> None:
         path = where.tree / "envs" / f"{args.name}.yaml"
     asked = environment_file.read(path)
     below = base.remembered(where, args.base)
-    with lock.held(where.out / "envs"):
+    with lock.held(where.out / "envs"), lock.held(where.channel, shared=True):
         _install(args, where, asked, below)
 
 
@@ -137,17 +141,18 @@ def _install(args: argparse.Namespace, where: Folders, asked: Environment, below
     specs = [spec for spec in asked.specs if not (spec == "pip" and not args.pip)]
     records = install.solve(specs, mirror.channels_of(asked, where, below))
     install.install(records, prefix)
-    materials.write(asked.name, records, folder / f"{name}.cdx.json")
     locked = folder / f"{name}-{Subdir.current()}.lock.txt"
-    if below.name == base.STAND_IN:
+    if below.is_stand_in:
         locked.unlink(missing_ok=True)  # one of another channel is not of this environment
     else:
         explicit.write(asked.name, str(Subdir.current()), records, locked)
-        say(f"{locked} names every package by its address and checksum")
+        say(f"{locked} names every package by its address and checksum, ours as files of {where.channel}")
     if asked.pip and not args.pip:
         say(f"left to you, with its licence: {prefix / 'bin/python'} -m pip install {' '.join(asked.pip)}   (or --pip)")
     elif asked.pip:
         install.pip(prefix, asked.pip)
+    # With what pip has installed; what its step would bring stands there as optional.
+    materials.write(asked.name, inventory.read(prefix), folder / f"{name}.cdx.json", materials.of_pip(asked.pip))
     if not args.no_smoke:
         smoke.run(prefix, [record.name.normalized for record in records])
     say(f"{asked.name} is in {prefix}; use it: PATH={prefix / 'bin'}:$PATH")
@@ -158,7 +163,7 @@ def _mirror(args: argparse.Namespace, where: Folders) -> None:
     target = (args.target or where.out / "mirror").absolute()
     if not is_ours(target, ".lock", "SHA256SUMS"):
         raise ToolError(f"{target} holds what is no mirror's, and may be overwritten: name an empty or a new folder")
-    with lock.held(target):
+    with lock.held(target), lock.held(where.channel, shared=True):
         made = mirror.make(where, below, args.names, target, tar=not args.no_tar)
     say(f"{made} holds {', '.join(args.names)}; check it: {target / 'verify_mirror'}")
 

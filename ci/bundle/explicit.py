@@ -11,6 +11,7 @@ from pathlib import Path
 
 from rattler import RepoDataRecord
 
+from bundle import folders
 from bundle.errors import ToolError
 
 
@@ -31,6 +32,4 @@ def text(name: str, platform: str, records: Sequence[RepoDataRecord]) -> str:
 
 def write(name: str, platform: str, records: Sequence[RepoDataRecord], path: Path) -> None:
     """The same as the file `path`. Raises ToolError."""
-    aside = path.with_name(f".{path.name}.new")
-    aside.write_text(text(name, platform, records))
-    aside.replace(path)
+    folders.write(path, text(name, platform, records))

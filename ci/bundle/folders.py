@@ -29,6 +29,11 @@ class Folders:
         return self.out / "channel"
 
     @property
+    def staged(self) -> Path:
+        """The channel as it is being made, which users do not see."""
+        return self.work / "channel"
+
+    @property
     def work(self) -> Path:
         """What lies there between two runs, and may be removed."""
         return self.out / "bundle"
@@ -42,6 +47,10 @@ class Folders:
         """All recipes, that of the metapackages last."""
         return [*sorted(self.tree.glob("recipes/*/meta.yaml")), self.tree / "meta.yaml"]
 
+    def is_bundle(self, recipe: Path) -> bool:
+        """Whether `recipe` is that of the metapackages, whose folder is the whole tree."""
+        return recipe.parent == self.tree
+
     @property
     def variants(self) -> Path:
         """The variants."""
@@ -53,6 +62,13 @@ def is_ours(folder: Path, *marks: str) -> bool:
     if not folder.is_dir():
         return not folder.exists()
     return not any(folder.iterdir()) or any((folder / mark).exists() for mark in marks)
+
+
+def write(path: Path, text: str) -> None:
+    """`text` as the file `path`: written aside and renamed, so that a full disk leaves the old one."""
+    aside = path.with_name(f".{path.name}.new")
+    aside.write_text(text)
+    aside.replace(path)
 
 
 def sources(folder: Path) -> Iterator[Path]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import shutil
 import subprocess
 import sys
@@ -13,20 +14,32 @@ from bundle.errors import ToolError
 _PROGRAM = """
 import asyncio, os, sys
 from rattler.index import index_fs
-asyncio.run(index_fs(sys.argv[1], write_zst=True, write_shards=False, force=sys.argv[2] == "force"))
+asyncio.run(index_fs(sys.argv[1], write_zst=True, write_shards=False, force=True))
 sys.stdout.flush()
 os._exit(0)
 """
 
 
-def index(channel: Path, *, force: bool = False) -> None:
+def index(channel: Path) -> None:
     """Write the index of `channel`, a folder of folders (linux-64, noarch). Raises ToolError.
 
-    With `force` every package is read anew; else those that are in the index already are believed.
+    Every package is read anew: one of the same name may have another content.
     """
     (channel / "noarch").mkdir(parents=True, exist_ok=True)  # a channel without one is none to conda
-    command = [sys.executable, "-c", _PROGRAM, str(channel), "force" if force else ""]
+    command = [sys.executable, "-c", _PROGRAM, str(channel)]
     done = subprocess.run(command, stdin=subprocess.DEVNULL, capture_output=True, text=True)
     shutil.rmtree(channel / ".tmp", ignore_errors=True)  # where the indexer writes what it then renames
     if done.returncode:
         raise ToolError(f"{channel} could not be indexed: {done.stderr.strip()[-1000:]}")
+
+
+def indexed(channel: Path) -> dict[str, str]:
+    """The packages that the index of `channel` names, by their places, with their checksums; none where it has none."""
+    found: dict[str, str] = {}
+    for path in channel.glob("*/repodata.json"):
+        try:
+            records = json.loads(path.read_text())["packages.conda"]
+            found |= {f"{path.parent.name}/{name}": record["sha256"] for name, record in records.items()}
+        except (ValueError, KeyError, TypeError):  # of a run that was interrupted, or no index: it is written anew
+            continue
+    return found

@@ -72,9 +72,11 @@ def install(
                     alternative_target_prefix=target,
                 )
             )
-    except Exception as error:  # as above
+    except BaseException as error:  # as above, or an interrupt
         if new:
             shutil.rmtree(prefix, ignore_errors=True)
+        if not isinstance(error, Exception):
+            raise
         state = "nothing was left behind" if new else f"{prefix} may hold some of it: run this again, or remove it"
         raise InstallError(f"{prefix} could not be installed ({state}): {str(error).strip()}") from None
 
@@ -93,7 +95,8 @@ def _damage(record: RepoDataRecord) -> str | None:
     if found == record.sha256.hex():
         return None
     return (
-        f"{path} has checksum {found}, but its index says {record.sha256.hex()}: it is damaged, make or copy it again"
+        f"{path} has checksum {found}, but its index says {record.sha256.hex()}: it is damaged. `make channel` "
+        "mends its own; else make or copy it again"
     )
 
 

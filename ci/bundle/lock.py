@@ -12,19 +12,24 @@ from bundle.progress import say
 
 
 @contextmanager
-def held(folder: Path) -> Generator[None]:
-    """Holds the lock of `folder`, which is made where it is missing. Ends with the process, however that ends."""
+def held(folder: Path, *, shared: bool = False) -> Generator[None]:
+    """Holds the lock of `folder`, which is made where it is missing. Ends with the process, however that ends.
+
+    Any number may hold it `shared`, to read; one alone holds it to write.
+    """
+    kind = fcntl.LOCK_SH if shared else fcntl.LOCK_EX
     folder.mkdir(parents=True, exist_ok=True)
     path = folder / ".lock"
     with path.open("a+") as file:
         try:
-            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            fcntl.flock(file, kind | fcntl.LOCK_NB)
         except BlockingIOError:
             file.seek(0)
             say(f"another run (process {file.read().strip() or 'unknown'}) works in {folder}: waiting for it")
-            fcntl.flock(file, fcntl.LOCK_EX)
-        file.seek(0)
-        file.truncate()
-        file.write(str(os.getpid()))
-        file.flush()
+            fcntl.flock(file, kind)
+        if not shared:
+            file.seek(0)
+            file.truncate()
+            file.write(str(os.getpid()))
+            file.flush()
         yield

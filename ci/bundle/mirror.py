@@ -16,6 +16,7 @@ from __future__ import annotations
 import hashlib
 import http.client
 import json
+import re
 import shutil
 import tarfile
 import urllib.error
@@ -29,11 +30,12 @@ from urllib.parse import unquote, urlsplit
 from bundle import environment_file, install, materials, wheels
 from bundle.base import CONDA_FORGE, Base
 from bundle.errors import BundleError, ToolError
-from bundle.folders import Folders
+from bundle.folders import Folders, write
 from bundle.progress import steps
 
 SUMS = "SHA256SUMS"
 MPIS: tuple[str, ...] = ("openmpi", "mpich")
+_VARIANTS = tuple(f"ddl * mpi_{mpi}_*" for mpi in MPIS)
 _CHUNK = 1 << 20
 _SECONDS = 60  # without a byte, a download is given up
 
@@ -49,19 +51,32 @@ class File:
     record: Mapping[str, object]  # of the index
 
 
-def make(where: Folders, base: Base, names: Sequence[str], target: Path, *, tar: bool) -> Path:
-    """Bring the mirror for the environments `names` up to date; its folder, or its tar. Raises BundleError."""
+def make(
+    where: Folders,
+    base: Base,
+    names: Sequence[str],
+    target: Path,
+    *,
+    tar: bool,
+    variants: Sequence[str] = _VARIANTS,
+) -> Path:
+    """Bring the mirror for the environments `names` up to date; its folder, or its tar. Raises BundleError.
+
+    Every environment is to be had from it with each of `variants` in turn; one that does not exist is the solver's
+    error.
+    """
     target.mkdir(parents=True, exist_ok=True)
     shutil.rmtree(target / "sbom", ignore_errors=True)
     files: dict[str, File] = {}
     for name in names:
         asked = environment_file.read(where.tree / "envs" / f"{name}.yaml")
         channels = channels_of(asked, where, base)
-        # Either MPI is to be had from the mirror; a variant that does not exist would be the solver's error.
         specs = [spec for spec in asked.specs if spec != "pip"]
-        for mpi in MPIS or ("",):
-            records = install.solve([*specs, f"ddl * mpi_{mpi}_*"] if mpi else specs, channels)
-            materials.write(name, records, target / "sbom" / f"{'-'.join(filter(None, (name, mpi)))}.cdx.json")
+        for variant in variants:
+            records = install.solve([*specs, variant], channels)
+            chosen = variant.partition("mpi_")[2].rstrip("_*") or variant
+            bill = target / "sbom" / f"{name}-{chosen}.cdx.json"
+            materials.write(name, materials.of_records(records), bill, materials.of_pip(asked.pip))
             for record in records:
                 if record.sha256 is None:
                     raise BundleError(f"{record.url} has no SHA-256 in its channel's index: it cannot be mirrored")
@@ -96,7 +111,8 @@ def fetch(files: Sequence[File], target: Path) -> None:
     """Every file at its place with its checksum, and no other package. Raises ToolError."""
     wanted = {file.place for file in files}
     for path in (target / "channel").glob("*/*"):
-        if path.name.endswith((".conda", ".tar.bz2")) and str(path.relative_to(target)) not in wanted:
+        place = str(path.relative_to(target))
+        if place.removesuffix(".part") not in wanted and path.name != "repodata.json":
             path.unlink()
     with steps("mirror", sum(file.nbytes for file in files), "B", lines=False) as step:
         for file in files:
@@ -172,7 +188,7 @@ def write_index(files: Sequence[File], channel: Path) -> None:
             "packages.conda": {name: one for name, one in sorted(records.items()) if name.endswith(".conda")},
             "repodata_version": 1,
         }
-        _replace(folder / "repodata.json", json.dumps(document, indent=1, sort_keys=True) + "\n")
+        write(folder / "repodata.json", json.dumps(document, indent=1, sort_keys=True) + "\n")
 
 
 def _texts(where: Folders, names: Sequence[str], target: Path) -> None:
@@ -181,17 +197,30 @@ def _texts(where: Folders, names: Sequence[str], target: Path) -> None:
         shutil.rmtree(target / folder, ignore_errors=True)
         (target / folder).mkdir()
     for name in names:
-        text = (where.tree / "envs" / f"{name}.yaml").read_text()
-        lines = [line for line in text.splitlines() if not line.startswith("#") and "- conda-forge" not in line]
-        body = "\n".join("  - ./channel" if "./out/channel" in line else line for line in lines)
-        _replace(target / "envs" / f"{name}.yaml", body + "\n")
+        write(target / "envs" / f"{name}.yaml", _described((where.tree / "envs" / f"{name}.yaml").read_text()))
     here = where.tree / "ci"
     for script, place in (("install_env", "tools/install_env"), ("verify_mirror", "verify_mirror")):
         shutil.copy2(here / script, target / place)
     for wheel in wheels.download(["py-rattler"], where.tree / "ci/constraints.txt", where.work / "wheels"):
         if wheel.name.startswith("py_rattler-"):
             shutil.copy2(wheel, target / "tools" / wheel.name)
-    _replace(target / "README.txt", _PAGE.format(names=", ".join(names), first=names[0]))
+    write(target / "README.txt", _PAGE.format(names=", ".join(names), first=names[0]))
+
+
+def _described(text: str) -> str:
+    """An environment file that names the mirror's channel only, and no pip step, which would need a network."""
+    lines: list[str] = []
+    left_out: list[str] = []
+    for line in text.splitlines():
+        if line.startswith("#") or line.strip().startswith("- conda-forge"):
+            continue
+        if re.match(r"  - pip:?\s*(#.*)?$", line) or (left_out and line.startswith("    ")):
+            left_out.append(line.strip().removeprefix("- ").partition("#")[0].strip())
+        else:
+            lines.append("  - ./channel" if "./out/channel" in line else line)
+    if requirements := [one for one in left_out if one not in ("pip", "pip:")]:
+        lines.insert(0, f"# Left out, because it is on no channel: {', '.join(requirements)}, by your own pip step.")
+    return "\n".join(lines) + "\n"
 
 
 def write_sums(target: Path) -> None:
@@ -200,7 +229,7 @@ def write_sums(target: Path) -> None:
         path for path in target.rglob("*") if path.is_file() and path.name != SUMS and path.suffix != ".part"
     )
     lines = [f"{sha256(path)}  {path.relative_to(target)}" for path in paths if path != target / ".lock"]
-    _replace(target / SUMS, "\n".join(lines) + "\n")
+    write(target / SUMS, "\n".join(lines) + "\n")
 
 
 def _tar(target: Path) -> Path:
@@ -215,12 +244,6 @@ def _tar(target: Path) -> Path:
                 step(path.name, path.stat().st_size)
     aside.replace(made)
     return made
-
-
-def _replace(path: Path, text: str) -> None:
-    aside = path.with_name(f".{path.name}.new")
-    aside.write_text(text)
-    aside.replace(path)
 
 
 _PAGE = """A mirror of Bascule's channel, with all that it depends on: {names}.

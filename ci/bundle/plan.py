@@ -1,4 +1,4 @@
-"""What is to be built, in which order, and whether it is there already. Knows no builder and no channel."""
+"""What is to be built and tested, and in which order; or whether it is there already. Knows no builder, no channel."""
 
 from __future__ import annotations
 
@@ -18,9 +18,9 @@ class Package:
     version: str
     build: str  # the build string
     subdir: str
-    python: str | None  # the variant's, where it has one
     builds_with: tuple[str, ...]  # the names of what it is built with
-    runs_with: tuple[str, ...]  # of what it and its tests run with
+    runs_with: tuple[str, ...]  # of what it runs with
+    tests_with: tuple[str, ...]  # of what its tests run with besides
     content: str  # a checksum of the rendered recipe and its sources
 
     @property
@@ -28,19 +28,42 @@ class Package:
         """The name of its file."""
         return f"{self.name}-{self.version}-{self.build}.conda"
 
+    @property
+    def place(self) -> str:
+        """Its file's, in a channel."""
+        return f"{self.subdir}/{self.file}"
+
+
+@dataclass(frozen=True)
+class Finished:
+    """A file that was made: checksums of what it was built from, of what it passed its tests with, and of itself."""
+
+    built: str
+    tested: str  # "" where it was not
+    sha256: str
+
 
 @dataclass(frozen=True)
 class Step:
-    """A package in its turn: `key` is a checksum of all that it is made from, `reason` why it is built, if it is."""
+    """A package in its turn, with the reasons why it is built and why it is tested, if it is."""
 
     package: Package
-    key: str
-    reason: str | None
+    built: str  # as a finished one's
+    tested: str
+    builds: str | None
+    tests: str | None
+    unbuilt: tuple[str, ...] = ()  # what it lacks to be built
+    untested: tuple[str, ...] = ()  # to be tested
+
+    @property
+    def reason(self) -> str | None:
+        """Why something is to be done."""
+        return self.builds or self.tests
 
 
 def needs(package: Package) -> set[str]:
     """The names of what it is built and tested with, itself left out."""
-    return {*package.builds_with, *package.runs_with} - {package.name}
+    return {*package.builds_with, *package.runs_with, *package.tests_with} - {package.name}
 
 
 def order(packages: Sequence[Package]) -> list[Package]:
@@ -57,53 +80,72 @@ def order(packages: Sequence[Package]) -> list[Package]:
     return done
 
 
-def lacking(package: Package, packages: Sequence[Package], left_out: Set[str]) -> tuple[list[str], list[str]]:
-    """Which of `left_out`, that the channel below does not hold, `package` lacks to be built, and to be tested.
-
-    Through our own packages too: what needs a metapackage needs what that needs.
-    """
+def closure(names: Iterable[str], packages: Sequence[Package]) -> set[str]:
+    """`names` and what they run with, through our own packages too: a metapackage needs what its packages need."""
     runs: dict[str, set[str]] = {}
     for one in packages:
         runs.setdefault(one.name, set()).update(one.runs_with)
+    found: set[str] = set()
+    waiting = list(names)
+    while waiting:
+        name = waiting.pop()
+        if name not in found:
+            found.add(name)
+            waiting += runs.get(name, ())
+    return found
 
-    def closure(names: Iterable[str]) -> set[str]:
-        found: set[str] = set()
-        waiting = list(names)
-        while waiting:
-            name = waiting.pop()
-            if name not in found:
-                found.add(name)
-                waiting += runs.get(name, ())
-        return found
 
-    return sorted(closure(package.builds_with) & left_out), sorted(closure(package.runs_with) & left_out)
+def lacking(package: Package, packages: Sequence[Package], left_out: Set[str]) -> tuple[list[str], list[str]]:
+    """Which of `left_out`, that the channel below is to be used without, `package` lacks to be built, to be tested."""
+    unbuilt = closure(package.builds_with, packages) & left_out
+    return sorted(unbuilt), sorted(closure((*package.runs_with, *package.tests_with), packages) & left_out)
 
 
 def steps(
-    packages: Sequence[Package], tools: str, base: Mapping[str, str], state: Mapping[str, str], there: Iterable[str]
+    packages: Sequence[Package],
+    tools: str,
+    base: Mapping[str, str],
+    state: Mapping[str, Finished],
+    there: Mapping[str, str],
+    left_out: Set[str] = frozenset(),
 ) -> list[Step]:
-    """All packages in their order, each with its key and with the reason why it is to be built.
+    """All packages in their order, each with the reasons why it is to be built and to be tested.
 
-    `tools` is a checksum of what builds; `base` holds, for each name in the channel below ours, one of its packages;
-    `state` the keys of finished packages by file, `there` the files of the channel.
+    `tools` is a checksum of what builds; `base` holds, for each name in the channel below ours, one of its packages,
+    but for those `left_out`; `state` what is known of finished packages by place, `there` the checksums of the files.
+    A package is built again when something changed that it is built from: what it merely runs with changes no byte of
+    it, and has it tested again.
     """
-    there = set(there)
-    keys: dict[str, str] = {}  # by name: of all variants of ours together
+    runs: dict[str, str] = {}  # by name, of all variants of ours together: what comes along with it
+    absent: set[str] = set()  # ours that cannot be built and are not there
     made: list[Step] = []
-    ordered = order(packages)
-    for package in ordered:
-        needs = {
-            name: keys.get(name) or base.get(name, "") for name in sorted({*package.builds_with, *package.runs_with})
-        }
-        parts = [tools, package.file, package.content, needs]
-        key = hashlib.sha256(json.dumps(parts).encode()).hexdigest()
-        keys[package.name] = hashlib.sha256((keys.get(package.name, "") + key).encode()).hexdigest()
-        path = f"{package.subdir}/{package.file}"
-        if path not in there:
-            reason: str | None = "it is not in the channel"
-        elif state.get(path) != key:
-            reason = "what it is made from has changed"
-        else:
-            reason = None
-        made.append(Step(package, key, reason))
+    for package in order(packages):
+
+        def of(names: Iterable[str]) -> dict[str, str]:
+            return {name: runs.get(name) or base.get(name, "") for name in sorted(names)}
+
+        unbuilt, untested = lacking(package, packages, left_out | absent)
+        built = _checksum(tools, package.file, package.content, of(package.builds_with))
+        with_it = _checksum(built, of(package.runs_with))
+        tested = "" if untested else _checksum(with_it, of(package.tests_with))
+        old = state.get(package.place)
+        builds = tests = None
+        if package.place not in there:
+            builds = "it is not in the channel"
+        elif old is None or old.built != built:
+            builds = "what it is made from has changed"
+        elif old.sha256 != there[package.place]:
+            builds = "its file is damaged"
+        elif tested and old.tested != tested:
+            tests = "what it runs with has changed" if old.tested else "it has not passed its tests yet"
+        if builds and tested:
+            tests = builds
+        made.append(Step(package, built, tested, builds, tests, tuple(unbuilt), tuple(untested)))
+        runs[package.name] = _checksum(runs.get(package.name, ""), with_it)
+        if builds and unbuilt:
+            absent.add(package.name)
     return made
+
+
+def _checksum(*parts: object) -> str:
+    return hashlib.sha256(json.dumps(parts, sort_keys=True).encode()).hexdigest()

@@ -30,12 +30,18 @@ def render(where: Folders, base: Base, platform: str) -> list[Rendered]:
     """All variants of all recipes that can be built on `base`. Copies what they are made from. Raises RecipeError."""
     known = restricted(where, base)
     found: list[Rendered] = []
+    used: set[str] = set()
     for path in where.recipes():
+        other = path.with_name("conda_build_config.yaml")
+        if other.exists() and not where.is_bundle(path):
+            raise RecipeError(other, 1, f"is not read: the variants of all recipes are in {where.variants}")
         document = rendering.render(path, known)
         recipe, sources = _places(where, path)
-        content = _stage(document, path, recipe, sources)
+        content = _stage(document, path, recipe, sources, whole_tree=where.is_bundle(path))
         variants_ = _variants(document, path, recipe, known, platform)
         found += [Rendered(path, _package(variant, content, platform), variant) for variant in variants_]
+        used.update(*(variant.variant for variant in variants_))
+    variants.refuse_unused(where.variants, used)
     return found
 
 
@@ -72,7 +78,7 @@ def restricted(where: Folders, base: Base) -> Mapping[str, list[str]]:
 
 def _places(where: Folders, path: Path) -> tuple[Path, Path]:
     """Where the copies of a recipe and of its sources lie."""
-    name = path.parent.name if path.parent != where.tree else "bundle"
+    name = "bundle" if where.is_bundle(path) else path.parent.name
     return where.work / "recipes" / name, where.work / "sources" / name
 
 
@@ -87,10 +93,10 @@ def _variants(
         raise RecipeError(path, 1, f"rattler-build refuses it: {error}") from None
 
 
-def _stage(document: dict[str, rendering.Value], path: Path, recipe: Path, sources: Path) -> str:
+def _stage(document: dict[str, rendering.Value], path: Path, recipe: Path, sources: Path, *, whole_tree: bool) -> str:
     """A copy of the recipe and of its sources for the builder, which writes beside both; a checksum of them."""
     parts: list[str] = []
-    if (path.parent / "conda_build_config.yaml").exists():  # the tree's own, in no folder of its own
+    if whole_tree:  # around the recipe, of which the builder needs nothing else
         shutil.rmtree(recipe, ignore_errors=True)
         recipe.mkdir(parents=True)
         shutil.copy2(path.parent / "LICENSE", recipe / "LICENSE")
@@ -158,9 +164,9 @@ def _package(variant: rattler_build.RenderedVariant, sources: str, platform: str
         version=recipe.package.version,
         build=str(recipe.build.string),
         subdir="noarch" if recipe.build.noarch else platform,
-        python=variant.variant.get("python"),
         builds_with=names(needs.get("build", []), needs.get("host", [])),
-        runs_with=names(needs.get("run", []), *(test.get("run", []) for test in tests)),
+        runs_with=names(needs.get("run", [])),
+        tests_with=names(*(test.get("run", []) for test in tests)),
         content=hashlib.sha256(content.encode()).hexdigest(),
     )
 

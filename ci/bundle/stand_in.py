@@ -19,9 +19,11 @@ from multiprocessing import get_context
 from pathlib import Path
 
 import rattler_build
+from rattler import Subdir
 
 from bundle import index, interpreter, lock, stubs, wheel, wheels
 from bundle.errors import ToolError, words
+from bundle.folders import write
 from bundle.progress import steps
 
 # The wheels that recipes, their tests and the environments name; what these need comes along.
@@ -36,6 +38,8 @@ GROUPS: Mapping[str, tuple[str, ...]] = {
 BASE = "base"
 # The frameworks among them, each with its package's name.
 CONDA_NAMES: Mapping[str, str] = {"pytorch": "pytorch", "tensorflow": "tensorflow"}
+MARK = "STAND-IN.txt"  # in the channel's folder: no lock file names its packages
+_MARKED = "A stand-in for conda-forge, made of one machine's Python and pip's wheels: good on that machine only.\n"
 _COMPRESSION = 1  # it lives on this disk only: a byte costs less than the time to save it
 
 
@@ -64,28 +68,44 @@ def make(folder: Path, names: Iterable[str], variants: Mapping[str, list[str]], 
 
     `folder` gets `channel` and `wheels`. Raises ToolError.
     """
-    channel, platform = folder / "channel", _platform()
+    channel, platform = folder / "channel", str(Subdir.current())
     with lock.held(folder):
         files = wheels.download(names, constraints, folder / "wheels")
         items = plan(files, variants, platform)
         state_file = folder / "state.json"
-        state = json.loads(state_file.read_text()) if state_file.exists() else {}
+        state = _read(state_file)
         target = channel / platform
         target.mkdir(parents=True, exist_ok=True)
-        todo = [item for item in items if state.get(item.file) != item.key or not (target / item.file).exists()]
+        todo = [item for item in items if state.get(item.file) != _seen(item, target)]
         wanted = {item.file for item in items}
         gone = [path for path in target.glob("*.conda") if path.name not in wanted]
-        if not todo and not gone and (target / "repodata.json").exists():
+        if not todo and not gone and (target / "repodata.json").exists() and (channel / MARK).exists():
             return channel
         for path in gone:
             path.unlink()
         if todo:
             _pack(todo, target, platform, folder)
-        index.index(channel, force=True)
-        aside = state_file.with_suffix(".new")
-        aside.write_text(json.dumps({item.file: item.key for item in items}, indent=1))
-        aside.replace(state_file)
+        index.index(channel)
+        write(channel / MARK, _MARKED)
+        write(state_file, json.dumps({item.file: _seen(item, target) for item in items}, indent=1))
     return channel
+
+
+def _read(state_file: Path) -> Mapping[str, object]:
+    try:
+        found = json.loads(state_file.read_text())
+    except (OSError, ValueError):
+        return {}
+    return found if isinstance(found, dict) else {}
+
+
+def _seen(item: Item, target: Path) -> list[object]:
+    """What is noted of a package: what it was made from, and its file's size and date, which damage changes."""
+    try:
+        status = (target / item.file).stat()
+    except OSError:
+        return [item.key]
+    return [item.key, status.st_size, status.st_mtime_ns]
 
 
 def plan(files: Iterable[Path], variants: Mapping[str, list[str]], platform: str) -> list[Item]:
@@ -176,9 +196,3 @@ def _stage_and_pack(item: Item, stages: Path, target: Path, platform: str) -> No
     )  # fmt: skip
     packed.path.replace(target / item.file)
     shutil.rmtree(stage)
-
-
-def _platform() -> str:
-    from rattler import Subdir
-
-    return str(Subdir.current())

@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import re
+from collections.abc import Collection, Mapping
 from pathlib import Path
 
 import yaml
 
 from bundle.errors import RecipeError
+
+# Those that conda-build looks up by itself, whether a recipe names them or not.
+_IMPLICIT = re.compile(r"python|[a-z]+_compiler(_version)?|c_stdlib(_version)?")
 
 
 def read(path: Path) -> dict[str, list[str]]:
@@ -45,3 +49,13 @@ def read(path: Path) -> dict[str, list[str]]:
 def restricted(variants: Mapping[str, list[str]], name: str, values: list[str]) -> dict[str, list[str]]:
     """`variants` with only those values of `name` that are among `values`, in their order."""
     return {key: [one for one in all_ if key != name or one in values] for key, all_ in variants.items()}
+
+
+def refuse_unused(path: Path, used: Collection[str]) -> None:
+    """Raises RecipeError for a variant of the file `path` that no recipe uses: a misspelt one would change nothing."""
+    for name in read(path):
+        if name not in used and not _IMPLICIT.fullmatch(name):
+            (line,) = [at for at, text in enumerate(path.read_text().splitlines(), 1) if text.startswith(f"{name}:")]
+            raise RecipeError(
+                path, line, f"no recipe uses the variant {name!r}; those used are {', '.join(sorted(used))}"
+            )

@@ -5,7 +5,10 @@ Source: the binary distribution format and the core metadata of PyPA's specifica
 
 from __future__ import annotations
 
+import compileall
 import configparser
+import py_compile
+import re
 import shutil
 import sys
 import zipfile
@@ -127,6 +130,19 @@ def stage(path: Path, folder: Path) -> None:
     for information in site.glob("*.dist-info"):
         (information / "INSTALLER").write_text("conda\n")
     _launchers(site, folder / "bin")
+    compiled(folder)
+
+
+def compiled(folder: Path) -> None:
+    """Compile the modules below `folder`, as conda's builders do: else each new prefix would compile them once more.
+
+    Whatever a file's date comes to be, its compiled form holds: an installer does not change one alone. Tests that come
+    with packages are left out; some bring what no compiler takes.
+    """
+    compileall.compile_dir(
+        folder / SITE_PACKAGES.parent, quiet=2, maxlevels=100, rx=re.compile("/tests?/"), stripdir=str(folder),
+        invalidation_mode=py_compile.PycInvalidationMode.UNCHECKED_HASH,
+    )  # fmt: skip
 
 
 def _head(script: Path) -> None:

@@ -14,6 +14,7 @@ from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
 
 from bundle.errors import ToolError
+from bundle.folders import write
 from bundle.progress import say
 
 
@@ -47,11 +48,9 @@ def download(names: Iterable[str], constraints: Path, folder: Path) -> list[Path
     for file in files:
         if not file.is_file():
             raise ToolError(f"pip was asked for {file.name} and reported no error, but it is not in {folder}")
-    aside = record.with_suffix(".new")
     named = sorted(canonicalize_name(item["metadata"]["name"]) for item in installed)
     noted = {"python": python, "pins": {name: pins.get(name) for name in named}, "files": [file.name for file in files]}
-    aside.write_text(json.dumps(noted, indent=1))
-    aside.replace(record)
+    write(record, json.dumps(noted, indent=1))
     say(f"wheels: done in {time.monotonic() - begun:.1f} s")
     return files
 

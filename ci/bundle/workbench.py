@@ -1,4 +1,4 @@
-"""One package is built and tested, in a process of its own, with all that is said in a log of its own."""
+"""One package is built, or tested, in a process of its own, with all that is said in a log of its own."""
 
 from __future__ import annotations
 
@@ -23,29 +23,42 @@ from bundle.folders import Folders
 _TAIL = 40  # lines of a log that are shown where something failed
 
 
-def make(where: Folders, base: Base, platform: str, recipe: Path, file: str, *, tested: bool) -> Path:
-    """Build `file` of `recipe`, and run its tests; where it lies. Raises BuildError with the end of the log.
+def make(where: Folders, base: Base, platform: str, recipe: Path, file: str) -> Path:
+    """Build `file` of `recipe`, without its tests; where it lies. Raises BuildError with the end of the log.
 
-    What the builder, compilers and tests print goes to the log: in this process nothing else is printed.
+    What the builder and compilers print goes to the log: in this process nothing else is printed.
     """
     log = _Log(where.work / "logs" / f"{file}.txt")
     folder = where.work / "made" / file
     shutil.rmtree(folder, ignore_errors=True)
     folder.mkdir(parents=True)
-    for stream in (1, 2):
-        os.dup2(log.file.fileno(), stream)
     variant = rendered.again(where, base, platform, recipe, file, folder / "recipe")
-    channels = [where.channel.as_uri(), *base.channels]
     try:
-        result = variant.run_build(output_dir=folder / "built", channels=channels, progress_callback=log)
+        result = variant.run_build(output_dir=folder / "built", channels=_channels(where, base), progress_callback=log)
     except rattler_build.RattlerBuildError as error:
         raise BuildError(f"{file} could not be built: {error}\n{log.tail()}\n(all of it: {log.path})") from None
     (made,) = [Path(path) for path in result.packages]
     if made.name != file:
         raise BuildError(f"{file} was to be built, but the builder made {made.name}")
-    if tested:
-        _test(made, channels, log)
     return made
+
+
+def test(where: Folders, base: Base, made: Path) -> Path:
+    """Run the tests of the package `made`, each in an environment of its own; `made`. Raises BuildError as above."""
+    log = _Log(where.work / "logs" / f"{made.name}.tests.txt")
+    package = rattler_build.Package.from_file(made)
+    try:
+        results = package.run_tests(channel=_channels(where, base), progress_callback=log)
+    except rattler_build.RattlerBuildError as error:
+        raise BuildError(f"{made.name}: its tests do not run: {error}\n{log.tail()}") from None
+    for result in results:
+        if not result.success:
+            raise BuildError(f"{made.name}: its test fails:\n{log.tail()}\n(all of it: {log.path})")
+    return made
+
+
+def _channels(where: Folders, base: Base) -> list[str]:
+    return [where.staged.as_uri(), *base.channels]
 
 
 class _Log:
@@ -55,6 +68,8 @@ class _Log:
         path.parent.mkdir(parents=True, exist_ok=True)
         self.path = path
         self.file = path.open("w")
+        for stream in (1, 2):
+            os.dup2(self.file.fileno(), stream)
         self.lines: list[str] = []
 
     def on_log(self, event: LogEvent) -> None:
@@ -84,15 +99,3 @@ class _Log:
     def tail(self) -> str:
         """The last lines."""
         return "\n".join(self.lines[-_TAIL:])
-
-
-def _test(made: Path, channels: list[str], log: _Log) -> None:
-    try:
-        results = rattler_build.Package.from_file(made).run_tests(channel=channels, progress_callback=log)
-    except rattler_build.RattlerBuildError as error:
-        raise BuildError(f"{made.name}: its tests do not run: {error}\n{log.tail()}") from None
-    for result in results:
-        for line in result.output:
-            log.line(line)
-        if not result.success:
-            raise BuildError(f"{made.name}: its test fails:\n{log.tail()}\n(all of it: {log.path})")

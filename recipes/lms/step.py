@@ -3,6 +3,7 @@
 import torch
 
 torch.manual_seed(0)
+torch.set_num_threads(1)  # the tests of other packages run beside it
 layers = [torch.nn.Conv2d(1, 16, 3, padding=1)]
 for _ in range(6):
     layers += [torch.nn.GELU(), torch.nn.Conv2d(16, 16, 3, padding=1)]

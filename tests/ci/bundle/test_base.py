@@ -19,9 +19,34 @@ def where(tmp_path: Path) -> Folders:
 
 def test_what_the_channel_was_built_against_is_remembered(where: Folders) -> None:
     base.remember(base.Base("stand-in", ("file:///a",), "a reason"), where)
-    found = base.remembered(where, None)
-    assert (found.name, found.channels) == ("stand-in", ("file:///a",))
+    for asked in (None, "auto", "stand-in"):  # `make channel BASE=auto`, then `make env BASE=auto`
+        found = base.remembered(where, asked)
+        assert (found.name, found.channels) == ("stand-in", ("file:///a",))
     assert base.remembered(where, "conda-forge").channels == ("conda-forge",)
+
+
+def test_a_stand_in_that_the_channel_was_not_built_against_is_an_error(where: Folders) -> None:
+    base.remember(base.Base("conda-forge", ("conda-forge",), "a reason"), where)
+    with pytest.raises(ToolError, match="was built against conda-forge: `make channel BASE=stand-in` first"):
+        base.remembered(where, "stand-in")
+    assert base.remembered(where, "auto").channels == ("conda-forge",)
+
+
+@pytest.mark.parametrize("text", ["", '{"name": "stand', "[]", '{"name": "stand-in"}'])
+def test_a_note_that_was_written_in_part_is_none(where: Folders, text: str) -> None:
+    (where.work / "base.json").write_text(text)
+    with pytest.raises(ToolError, match="run `make channel` first"):
+        base.remembered(where, None)
+
+
+def test_a_stand_in_is_known_by_what_lies_in_it_and_not_by_its_name(where: Folders) -> None:
+    folder = where.tree / "a channel"
+    folder.mkdir()
+    base.remember(base.Base("conda-forge", ("conda-forge",), "a reason"), where)
+    assert not base.remembered(where, str(folder)).is_stand_in
+    (folder / stand_in.MARK).touch()
+    assert base.remembered(where, str(folder)).is_stand_in
+    assert not base.remembered(where, None).is_stand_in
 
 
 def test_a_folder_that_is_asked_for_is_found_whatever_its_name(where: Folders) -> None:
@@ -73,7 +98,7 @@ def test_conda_forge_is_built_against_where_it_answers(
     assert (found.name, found.channels, found.pythons, found.reason) == (
         "conda-forge", ("conda-forge",), None, "it answers",
     )  # fmt: skip
-    assert found.left_out == frozenset()
+    assert found.left_out == {"tensorflow"}  # nobody asked for it
     assert capsys.readouterr().err == "bundle: the packages are built against conda-forge (it answers)\n"
 
 

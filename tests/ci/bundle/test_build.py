@@ -7,7 +7,8 @@ from pathlib import Path
 import pytest
 from small_channel import PLATFORM, Small
 
-from bundle import build, install
+from bundle import build, index, install, published
+from bundle.base import Base
 from bundle.errors import BuildError, RecipeError, ToolError
 from bundle.folders import Folders
 
@@ -35,6 +36,60 @@ def test_what_was_built_and_tested_is_in_the_channel_with_an_index(small: Small)
     assert all(Path(name).name in index for name in found)
 
 
+def test_a_package_that_is_damaged_in_the_channel_is_there_again_after_the_next_run(
+    small: Small, copied: Folders
+) -> None:
+    for channel, reason in ((copied.channel, None), (copied.staged, "its file is damaged")):
+        (path,) = channel.glob("noarch/bascule-tools-*.conda")
+        content = bytearray(path.read_bytes())
+        content[len(content) // 2] ^= 0xFF
+        path.write_bytes(content)
+        assert reasons(small, copied)["bascule-tools"] == reason
+        records = install.solve(["small"], [copied.channel.as_uri(), *small.base.channels])
+        install.install(records, copied.tree / "env")  # which looks at checksums
+        shutil.rmtree(copied.tree / "env")
+
+
+def test_an_index_that_names_what_is_gone_is_written_anew(small: Small, copied: Folders) -> None:
+    for channel in (copied.channel, copied.staged):
+        path = channel / "noarch/repodata.json"
+        path.write_text(path.read_text().replace('"small-0.1.0', '"gone-0.1.0'))
+    assert set(reasons(small, copied).values()) == {None}
+    assert set(index.indexed(copied.channel)) == set(published.files(copied.channel))
+
+
+@pytest.mark.parametrize("content", ["", "{", '{"noarch/small": "of an older version"}'])
+def test_a_state_that_cannot_be_read_is_none(tmp_path: Path, content: str) -> None:
+    (tmp_path / "state.json").write_text(content)
+    assert build._State(tmp_path / "state.json").finished == {}
+
+
+def test_another_channel_below_whose_content_is_not_known_builds_everything() -> None:
+    first, second = (Base(name, (name,), "a test") for name in ("conda-forge", "https://our.mirror/conda-forge"))
+    assert build.tools(first) != build.tools(second)
+    known = replace(first, checksums={"python": "a"}), replace(second, checksums={"python": "a"})
+    assert build.tools(known[0]) == build.tools(known[1])
+
+
+def test_a_recipe_with_variants_of_its_own_is_refused(small: Small, copied: Folders) -> None:
+    path = copied.tree / "recipes/bascule-tools/conda_build_config.yaml"
+    path.write_text('python:\n  - "3.11"\n')
+    with pytest.raises(RecipeError, match=rf"^{path}:1: is not read"):
+        build.build(copied, small.base, PLATFORM)
+
+
+def test_what_cannot_be_built_any_more_does_not_stay_beside_newer_packages(small: Small, copied: Folders) -> None:
+    (copied.tree / "LICENSE").write_text("Another text.\n")  # of which the metapackage is made
+    without = replace(small.base, left_out=frozenset({"hatchling"}))
+    (step,) = (one for one in build.build(copied, without, PLATFORM) if one.package.name == "bascule-tools")
+    assert (step.reason, step.unbuilt) == (None, ("hatchling",))  # it is as it was
+    source = copied.tree / "recipes/bascule-tools/src/bascule/care.py"
+    source.write_text(f"{source.read_text()}# a change\n")
+    (step,) = (one for one in build.build(copied, without, PLATFORM) if one.package.name == "small")
+    assert step.untested == ("bascule-tools",)
+    assert list(copied.channel.glob("noarch/bascule-tools-*")) == []
+
+
 def test_a_second_run_builds_nothing(small: Small, copied: Folders) -> None:
     assert reasons(small, copied) == {"bascule-tools": None, "small": None}
 
@@ -43,8 +98,10 @@ def test_a_second_run_builds_nothing(small: Small, copied: Folders) -> None:
 def test_a_changed_source_builds_it_again_and_what_needs_it(small: Small, copied: Folders) -> None:
     with (copied.tree / "recipes/bascule-tools/src/bascule/care.py").open("a") as file:
         file.write("# a change\n")
-    changed = "what it is made from has changed"
-    assert reasons(small, copied) == {"bascule-tools": changed, "small": changed}
+    assert reasons(small, copied) == {
+        "bascule-tools": "what it is made from has changed",
+        "small": "what it runs with has changed",
+    }
 
 
 @pytest.mark.slow
@@ -66,7 +123,7 @@ def test_a_test_that_fails_keeps_the_package_out_and_shows_what_it_said(small: S
     assert "invalid choice: 'inof'" in str(caught.value)
     assert {one: one.read_bytes() for one in copied.channel.glob("noarch/*.conda")} == before
     path.write_text(path.read_text().replace("    - bascule inof\n", ""))
-    assert reasons(small, copied) == {"bascule-tools": None, "small": None}
+    assert reasons(small, copied)["bascule-tools"] == "what it is made from has changed"
 
 
 def test_a_script_that_fails_shows_the_end_of_its_log(small: Small, copied: Folders) -> None:
@@ -138,7 +195,7 @@ def test_the_folder_that_a_program_was_built_for_becomes_a_long_prefix_and_nothi
 
 
 def test_a_folder_with_a_space_is_refused_before_anything_is_done(small: Small, tmp_path: Path) -> None:
-    with pytest.raises(ToolError, match="with spaces in its name; name another with --out"):
+    with pytest.raises(ToolError, match="with spaces in its name; name another: `make channel OUT=DIR`"):
         build.build(Folders(small.where.tree, tmp_path / "my out"), small.base, PLATFORM)
     assert not (tmp_path / "my out").exists()
 

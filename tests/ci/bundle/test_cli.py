@@ -1,4 +1,5 @@
 import os
+import shlex
 import shutil
 import subprocess
 import sys
@@ -8,7 +9,7 @@ import pytest
 import yaml
 from small_channel import PLATFORM, Small
 
-from bundle import base, lock
+from bundle import base, lock, stand_in
 from bundle.cli import main
 from bundle.folders import Folders
 
@@ -98,6 +99,7 @@ def test_a_lock_file_is_of_a_real_channel_and_never_of_the_stand_in(
 ) -> None:
     elsewhere = str(out.parent / "elsewhere")
     shutil.copytree(small.base.channels[0].removeprefix("file://").replace("%20", " "), elsewhere)
+    (Path(elsewhere) / stand_in.MARK).unlink()  # as a channel of real packages is
     locked = out / f"envs/small-{PLATFORM}.lock.txt"
     assert main(env(small, out, "--base", elsewhere)) == 0
     assert f"{locked} names every package" in capsys.readouterr().err
@@ -105,6 +107,9 @@ def test_a_lock_file_is_of_a_real_channel_and_never_of_the_stand_in(
     assert (head[0], mark) == ("#", "@EXPLICIT")
     assert [line.rpartition("/")[2].partition("-")[0] for line in lines] == ["python", "bascule", "small"]
     assert main(env(small, out)) == 0
+    assert not locked.exists()
+    (Path(elsewhere) / stand_in.MARK).touch()
+    assert main(env(small, out, "--base", elsewhere)) == 0
     assert not locked.exists()
 
 
@@ -128,6 +133,26 @@ def test_a_second_run_waits_before_it_touches_anything(tmp_path: Path, command: 
         assert f"another run (process {os.getpid()}) works in {folder}" in first_words(second)
         second.kill()
     assert {path.name for path in tmp_path.rglob("*")} <= {"bundle", "base.json", "mirror", ".lock"}
+
+
+@pytest.mark.timeout(600)
+def test_an_installation_waits_while_the_channel_is_published(small: Small, out: Path) -> None:
+    with lock.held(out / "channel"):
+        second = begun(*env(small, out))
+        assert f"another run (process {os.getpid()}) works in {out / 'channel'}" in first_words(second)
+        assert not (out / "envs/small").exists()
+    said, _ = second.communicate(timeout=100)
+    assert second.returncode == 0, said
+
+
+def test_make_says_where_all_goes_as_the_message_about_spaces_tells(tmp_path: Path) -> None:
+    for target in ("channel", "env", "mirror", "image"):
+        command = ["make", "--no-print-directory", "--dry-run", target, f"OUT={tmp_path}", "ARGS=--help"]
+        said = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=True).stdout.splitlines()
+        called = shlex.split(said[-1])
+        assert called[called.index("--out") + 1] == str(tmp_path)
+        if target != "image":  # the bundle's is an option before the command
+            assert called.index("--out") < called.index(target)
 
 
 @pytest.mark.timeout(600)

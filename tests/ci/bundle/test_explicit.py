@@ -29,7 +29,7 @@ def test_it_names_every_package_after_what_it_needs_with_its_checksum(small: Sma
 
 def test_a_package_whose_channel_says_no_checksum_cannot_be_named(small: Small) -> None:
     (record,) = install.solve(["python"], small.channels)
-    (path,) = (Path(unquote(urlsplit(str(record.url)).path)),)
+    path = Path(unquote(urlsplit(str(record.url)).path))
     bare = RepoDataRecord(record, record.file_name, record.url, record.channel or "")
     bare.md5 = None
     with pytest.raises(ToolError, match=f"{path.name} has no MD5"):

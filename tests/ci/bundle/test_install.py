@@ -65,6 +65,20 @@ def test_a_pin_that_nothing_satisfies_shows_the_solvers_explanation(small: Small
     assert "bascule-tools" in str(caught.value).partition(":\n")[2]
 
 
+def test_an_installation_that_is_interrupted_leaves_nothing(
+    small: Small, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def interrupted(*_: object, target_prefix: Path, **__: object) -> None:
+        (target_prefix / "bin").mkdir(parents=True)
+        raise KeyboardInterrupt
+
+    records = install.solve(["small"], small.channels)
+    monkeypatch.setattr("rattler.install", interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        install.install(records, tmp_path / "env")
+    assert not (tmp_path / "env").exists()
+
+
 @pytest.fixture
 def damaged(small: Small, tmp_path: Path) -> Path:
     """A copy of the small channel."""

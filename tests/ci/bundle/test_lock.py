@@ -38,6 +38,11 @@ def test_a_second_run_waits_for_the_first_and_says_so(tmp_path: Path, capsys: py
     assert capsys.readouterr().err == ""
 
 
+def test_readers_share_a_lock(tmp_path: Path) -> None:
+    with lock.held(tmp_path, shared=True), lock.held(tmp_path, shared=True):
+        assert (tmp_path / ".lock").read_text() == ""
+
+
 def test_the_lock_of_a_run_that_was_killed_is_free(tmp_path: Path) -> None:
     command = [sys.executable, "-c", HOLDER, str(tmp_path)]
     with subprocess.Popen(command, cwd=ROOT / "ci", stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as first:

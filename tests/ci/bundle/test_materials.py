@@ -14,7 +14,7 @@ def test_the_bill_of_what_was_solved_is_that_of_what_is_installed(small: Small, 
     records = install.solve(["small"], small.channels)
     prefix = tmp_path / "env"
     install.install(records, prefix)
-    materials.write("mine", records, tmp_path / "mine.cdx.json")
+    materials.write("mine", materials.of_records(records), tmp_path / "mine.cdx.json")
     before = json.loads((tmp_path / "mine.cdx.json").read_text())
     after = json.loads(json.dumps(sbom.document("mine", inventory.read(prefix))))
     for document in (before, after):
@@ -23,3 +23,14 @@ def test_the_bill_of_what_was_solved_is_that_of_what_is_installed(small: Small, 
     assert {one["name"] for one in before["components"]} == {"small", "bascule-tools", "python"}
     assert all(len(one["hashes"][0]["content"]) == 64 for one in before["components"])
     assert str(tmp_path) not in json.dumps(before)
+
+
+def test_what_a_pip_step_would_bring_is_optional_until_it_has_brought_it(tmp_path: Path) -> None:
+    path = tmp_path / "mine.cdx.json"
+    (named,) = materials.of_pip(["snapml ==1.17.2"])
+    materials.write("mine", [], path, [named])
+    (found,) = json.loads(path.read_text())["components"]
+    assert (found["purl"], found["scope"]) == ("pkg:pypi/snapml@1.17.2", "optional")
+    materials.write("mine", [named], path, [named])
+    (found,) = json.loads(path.read_text())["components"]
+    assert "scope" not in found

@@ -12,14 +12,15 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 
 import pytest
-from small_channel import Small
+from small_channel import ROOT, Small
 
-from bundle import mirror, wheels
+from bundle import environment_file, mirror, wheels
 from bundle.errors import ToolError
 
 pytestmark = pytest.mark.timeout(600)  # the first test makes the small channel
 
 CONTENT = bytes(range(256)) * 4000
+VARIANTS = ("small",)  # the small channel has no ddl
 NO_NETWORK = ("unshare", "--net", "--")
 
 
@@ -105,6 +106,26 @@ def test_a_part_that_is_all_there_is_only_checked(server: Server, tmp_path: Path
     assert (tmp_path / file.place).read_bytes() == CONTENT
 
 
+def test_what_an_earlier_run_left_of_another_package_goes(server: Server, tmp_path: Path) -> None:
+    folder = tmp_path / "channel/noarch"
+    folder.mkdir(parents=True)
+    for name in ("thing-0.9-0.conda.part", "thing-0.9-0.conda", "repodata.json"):
+        (folder / name).write_text("of the day before")
+    mirror.fetch([wanted(server)], tmp_path)
+    assert sorted(path.name for path in folder.iterdir()) == ["repodata.json", "thing-1.0-0.conda"]
+
+
+@pytest.mark.parametrize("name", ["all", "snapml"])
+def test_an_environment_file_of_the_mirror_needs_no_pip(name: str, tmp_path: Path) -> None:
+    path = tmp_path / f"{name}.yaml"
+    path.write_text(mirror._described((ROOT / f"envs/{name}.yaml").read_text()))
+    found, original = environment_file.read(path), environment_file.read(ROOT / f"envs/{name}.yaml")
+    assert found.channels == ("./channel", "nodefaults")
+    assert found.specs == tuple(spec for spec in original.specs if spec != "pip")
+    assert found.pip == ()
+    assert path.read_text().startswith("# Left out, because it is on no channel: snapml ==1.17.2,")
+
+
 def test_a_file_with_another_checksum_is_refused_and_not_kept(server: Server, tmp_path: Path) -> None:
     file = wanted(server, b"another")
     with pytest.raises(ToolError, match="Nothing of it was kept"):
@@ -115,13 +136,9 @@ def test_a_file_with_another_checksum_is_refused_and_not_kept(server: Server, tm
 @pytest.fixture(scope="module")
 def made(small: Small, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A mirror of the small environment."""
-    patch = pytest.MonkeyPatch()
-    patch.setattr(mirror, "MPIS", ())  # the small channel has none
     wheels.download(["py-rattler"], small.where.tree / "ci/constraints.txt", small.where.work / "wheels")
-    folder = mirror.make(
-        small.where, small.base, ["small"], tmp_path_factory.mktemp("with space") / "the mirror", tar=True
-    )
-    patch.undo()
+    target = tmp_path_factory.mktemp("with space") / "the mirror"
+    folder = mirror.make(small.where, small.base, ["small"], target, tar=True, variants=VARIANTS)
     assert folder.name == "the mirror.tar"
     return folder.with_suffix("")
 
@@ -143,10 +160,9 @@ def test_it_holds_what_the_environment_needs_and_names_only_itself(made: Path) -
     assert "conda-forge" not in (made / "envs/small.yaml").read_text()
 
 
-def test_a_second_run_fetches_nothing(small: Small, made: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(mirror, "MPIS", ())
+def test_a_second_run_fetches_nothing(small: Small, made: Path) -> None:
     before = {path: path.stat().st_mtime_ns for path in made.glob("channel/*/*.conda")}
-    mirror.make(small.where, small.base, ["small"], made, tar=False)
+    mirror.make(small.where, small.base, ["small"], made, tar=False, variants=VARIANTS)
     assert {path: path.stat().st_mtime_ns for path in made.glob("channel/*/*.conda")} == before
 
 
@@ -156,8 +172,6 @@ def test_an_environment_is_installed_from_it_where_there_is_no_network(made: Pat
         pytest.skip("only root can leave the network")
     # Without our packages: as on a machine that has nothing but a Python.
     base = getattr(sys, "_base_executable", sys.executable)
-    text = (made / "tools/install_env").read_text()
-    assert "MPIS" in text
     prefix = tmp_path / "env"
     command = [*NO_NETWORK, base, "-I", made / "tools/install_env", "small", prefix, "--mpi", "none"]
     done = subprocess.run(command, capture_output=True, text=True, timeout=110)

@@ -6,9 +6,13 @@ from bundle import plan
 from bundle.errors import BundleError
 
 
-def package(name: str, builds_with: tuple[str, ...] = (), runs_with: tuple[str, ...] = (), **more: str) -> plan.Package:
-    made = plan.Package(name, "1.0", "h0_0", "linux-64", None, builds_with, runs_with, f"content of {name}")
-    return replace(made, **more)
+def package(
+    name: str,
+    builds_with: tuple[str, ...] = (),
+    runs_with: tuple[str, ...] = (),
+    tests_with: tuple[str, ...] = (),
+) -> plan.Package:
+    return plan.Package(name, "1.0", "h0_0", "linux-64", builds_with, runs_with, tests_with, f"content of {name}")
 
 
 LIBRARY = package("library", builds_with=("cmake",))
@@ -16,13 +20,29 @@ BOTH = (package("meta", runs_with=("program",)), package("program", ("library",)
 BASE = {"cmake": "c1", "numpy": "n1"}
 
 
-def built(packages: tuple[plan.Package, ...], state: dict[str, str], tools: str = "t", **base: str) -> list[str]:
-    there = [f"linux-64/{one.file}" for one in packages]
-    return [one.package.name for one in plan.steps(packages, tools, BASE | base, state, there) if one.reason]
+State = dict[str, plan.Finished]
 
 
-def finished(packages: tuple[plan.Package, ...]) -> dict[str, str]:
-    return {f"linux-64/{one.package.file}": one.key for one in plan.steps(packages, "t", BASE, {}, [])}
+def finished(packages: tuple[plan.Package, ...]) -> State:
+    """As a run leaves it that has built and tested all."""
+    steps = plan.steps(packages, "t", BASE, {}, {})
+    return {one.package.place: plan.Finished(one.built, one.tested, f"sum of {one.package.name}") for one in steps}
+
+
+def files(packages: tuple[plan.Package, ...]) -> dict[str, str]:
+    return {one.place: f"sum of {one.name}" for one in packages}
+
+
+def steps(packages: tuple[plan.Package, ...], state: State, tools: str = "t", **base: str) -> list[plan.Step]:
+    return plan.steps(packages, tools, BASE | base, state, files(packages))
+
+
+def built(*arguments: object, **more: str) -> list[str]:
+    return [one.package.name for one in steps(*arguments, **more) if one.builds]  # type: ignore[arg-type]
+
+
+def only_tested(*arguments: object, **more: str) -> list[str]:
+    return [one.package.name for one in steps(*arguments, **more) if one.tests and not one.builds]  # type: ignore[arg-type]
 
 
 def test_a_package_comes_after_what_it_is_built_and_tested_with() -> None:
@@ -35,27 +55,41 @@ def test_packages_that_need_each_other_are_named() -> None:
         plan.order(circle)
 
 
-def test_at_first_all_are_built_because_none_is_there() -> None:
-    steps = plan.steps(BOTH, "t", BASE, {}, [])
-    assert [one.reason for one in steps] == ["it is not in the channel"] * 3
+def test_at_first_all_are_built_and_tested_because_none_is_there() -> None:
+    steps = plan.steps(BOTH, "t", BASE, {}, {})
+    assert [(one.builds, one.tests) for one in steps] == [("it is not in the channel",) * 2] * 3
 
 
-def test_nothing_is_built_again_whose_inputs_did_not_change() -> None:
-    assert built(BOTH, finished(BOTH)) == []
+def test_nothing_is_done_again_whose_inputs_did_not_change() -> None:
+    assert [one.reason for one in steps(BOTH, finished(BOTH))] == [None] * 3
 
 
 @pytest.mark.parametrize(
-    ("changed", "expected"),
-    [("library", ["library", "program", "meta"]), ("program", ["program", "meta"]), ("meta", ["meta"])],
+    ("changed", "builds", "tests"),
+    [
+        ("library", ["library", "program"], ["meta"]),  # what merely runs with it is tested with it
+        ("program", ["program"], ["meta"]),
+        ("meta", ["meta"], []),
+    ],
 )
-def test_a_change_builds_what_is_made_of_it_and_nothing_else(changed: str, expected: list[str]) -> None:
+def test_a_change_builds_what_is_made_of_it_and_tests_what_runs_with_it(
+    changed: str, builds: list[str], tests: list[str]
+) -> None:
     now = tuple(replace(one, content="new") if one.name == changed else one for one in BOTH)
-    assert built(now, finished(BOTH)) == expected
+    assert built(now, finished(BOTH)) == builds
+    assert only_tested(now, finished(BOTH)) == tests
 
 
-def test_another_package_below_builds_what_uses_it() -> None:
-    assert built(BOTH, finished(BOTH), numpy="n2") == ["program", "meta"]
-    assert built(BOTH, finished(BOTH), unused="x") == []
+def test_another_package_below_has_what_runs_with_it_tested_and_what_is_built_with_it_built() -> None:
+    assert built(BOTH, finished(BOTH), numpy="n2") == []
+    assert only_tested(BOTH, finished(BOTH), numpy="n2") == ["program", "meta"]
+    assert built(BOTH, finished(BOTH), cmake="c2") == ["library", "program"]
+    assert [one.reason for one in steps(BOTH, finished(BOTH), unused="x")] == [None] * 3
+
+
+def test_what_only_the_tests_of_a_package_need_is_nothing_to_those_who_run_with_it() -> None:
+    packages = (package("program", (), (), ("numpy",)), package("meta", (), ("program",)))
+    assert only_tested(packages, finished(packages), numpy="n2") == ["program"]
 
 
 def test_other_tools_build_everything() -> None:
@@ -63,16 +97,28 @@ def test_other_tools_build_everything() -> None:
 
 
 def test_a_file_that_is_gone_is_built_again() -> None:
+    there = {place: one for place, one in files(BOTH).items() if "program" not in place}
+    found = plan.steps(BOTH, "t", BASE, finished(BOTH), there)
+    assert [one.package.name for one in found if one.reason] == ["program"]
+
+
+def test_a_file_that_is_damaged_is_built_again_with_that_reason() -> None:
+    there = files(BOTH) | {"linux-64/program-1.0-h0_0.conda": "another"}
+    found = plan.steps(BOTH, "t", BASE, finished(BOTH), there)
+    assert {one.package.name: one.reason for one in found if one.reason} == {"program": "its file is damaged"}
+
+
+def test_what_was_built_and_never_passed_is_tested() -> None:
     state = finished(BOTH)
-    there = [path for path in state if "program" not in path]
-    assert [one.package.name for one in plan.steps(BOTH, "t", BASE, state, there) if one.reason] == ["program"]
+    state["linux-64/program-1.0-h0_0.conda"] = replace(state["linux-64/program-1.0-h0_0.conda"], tested="")
+    assert built(BOTH, state) == []
+    assert only_tested(BOTH, state) == ["program"]
 
 
 def test_a_change_of_one_variant_builds_what_is_made_of_any() -> None:
     packages = (LIBRARY, replace(LIBRARY, build="h1_0"), package("program", ("library",)))
     now = (LIBRARY, replace(LIBRARY, build="h1_0", content="new"), packages[2])
-    state = finished(packages)
-    again = [one.package.file for one in plan.steps(now, "t", BASE, state, state) if one.reason]
+    again = [one.package.file for one in steps(now, finished(packages)) if one.builds]
     assert again == ["library-1.0-h1_0.conda", "program-1.0-h0_0.conda"]
 
 
@@ -80,13 +126,22 @@ FRAMEWORK = (
     package("compiled", ("torch",), ("torch",)),
     package("meta-torch", (), ("compiled",)),
     package("all", (), ("meta-torch", "library")),
+    package("planner", (), (), ("torch",)),
+    package("meta-base", (), ("planner",)),
     LIBRARY,
 )
 
 
 @pytest.mark.parametrize(
     ("name", "unbuilt", "untested"),
-    [("compiled", ["torch"], ["torch"]), ("meta-torch", [], ["torch"]), ("all", [], ["torch"]), ("library", [], [])],
+    [
+        ("compiled", ["torch"], ["torch"]),
+        ("meta-torch", [], ["torch"]),
+        ("all", [], ["torch"]),
+        ("library", [], []),
+        ("planner", [], ["torch"]),  # whose own test needs it
+        ("meta-base", [], []),  # and nobody else
+    ],
 )
 def test_what_a_base_was_made_without_is_lacking_through_our_own_packages_too(
     name: str, unbuilt: list[str], untested: list[str]
@@ -95,3 +150,27 @@ def test_what_a_base_was_made_without_is_lacking_through_our_own_packages_too(
     assert plan.lacking(one, FRAMEWORK, {"torch", "tensorflow"}) == (unbuilt, untested)
     assert plan.lacking(one, FRAMEWORK, {"tensorflow"}) == ([], [])
     assert plan.lacking(one, FRAMEWORK, set()) == ([], [])
+
+
+def test_what_cannot_be_tested_is_built_and_tested_as_soon_as_it_can_be() -> None:
+    without = plan.steps(FRAMEWORK, "t", BASE, {}, {}, {"torch"})
+    assert [one.package.name for one in without if one.builds and one.tests] == ["library", "meta-base"]
+    state = {one.package.place: plan.Finished(one.built, one.tested, f"sum of {one.package.name}") for one in without}
+    there = files(FRAMEWORK)
+    again = plan.steps(FRAMEWORK, "t", BASE, state, there, {"torch"})
+    assert [one.reason for one in again] == [None] * len(FRAMEWORK)
+    later = plan.steps(FRAMEWORK, "t", BASE, state, there)
+    assert [one.package.name for one in later if one.builds] == []
+    assert [one.package.name for one in later if one.tests] == ["compiled", "planner", "meta-torch", "all"]
+    # And who leaves the framework out again loses nothing.
+    full = {one.package.place: plan.Finished(one.built, one.tested, f"sum of {one.package.name}") for one in later}
+    assert [one.reason for one in plan.steps(FRAMEWORK, "t", BASE, full, there, {"torch"})] == [None] * len(FRAMEWORK)
+
+
+def test_what_runs_with_a_package_that_cannot_be_built_is_not_tested() -> None:
+    packages = (package("compiled", ("torch",), ()), package("meta", (), ("compiled",)))
+    steps = plan.steps(packages, "t", BASE, {}, {}, {"torch"})
+    assert [(one.package.name, one.unbuilt, one.untested) for one in steps] == [
+        ("compiled", ("torch",), ()),
+        ("meta", (), ("compiled",)),
+    ]

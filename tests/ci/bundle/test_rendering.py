@@ -1,4 +1,5 @@
 import copy
+import re
 from pathlib import Path
 from typing import Any
 
@@ -38,6 +39,9 @@ def rendered(path: Path, folder: Path) -> list[dict[str, Any]]:
 
 # What only conda-build is told: it copies the recipe's folder into each package, which our copies of recipes are not.
 ONLY_CONDA_BUILDS = {"include_recipe": False}
+# conda-build writes no hash where a package uses no variant (metadata.py: get_hash_contents, build_id); rattler-build
+# always does.
+WITH_A_HASH = {"0": "hHASH_0", "py_0": "pyhHASH_0"}
 
 
 def by_build(documents: list[dict[str, Any]]) -> dict[str, dict[str, Any]]:
@@ -53,7 +57,10 @@ def test_every_recipe_has_its_golden_rendering() -> None:
 
 @pytest.mark.parametrize("golden", GOLDEN, ids=lambda path: str(path.stem))
 def test_a_recipe_renders_key_for_key_as_conda_build_documents_it(golden: Path, tmp_path: Path) -> None:
-    expected = by_build(yaml.safe_load(golden.read_text()))
+    documents = yaml.safe_load(golden.read_text())
+    for one in documents:
+        one["build"]["string"] = WITH_A_HASH.get(one["build"]["string"], one["build"]["string"])
+    expected = by_build(documents)
     found = by_build(rendered(recipe_of(golden.stem), tmp_path))
     assert sorted(found) == sorted(expected)
     for name, one in expected.items():
@@ -145,6 +152,48 @@ def test_a_bare_python_of_run_is_pinned_to_the_one_of_host(tmp_path: Path) -> No
     made = rendering.render(path, {"python"})["requirements"]
     assert isinstance(made, dict)
     assert made["run"] == ["python"]
+
+
+def test_a_name_that_conda_build_takes_for_the_variant_python_is_refused(tmp_path: Path) -> None:
+    path = tmp_path / "meta.yaml"
+    path.write_text('{% set python_least = "3.11" %}\n' + RECIPE)
+    with pytest.raises(RecipeError, match=r":1: 'python_least' begins with python"):
+        rendering.render(path, {"python"})
+
+
+def test_both_places_that_tell_how_conda_build_is_called_name_recipes_before_what_needs_them() -> None:
+    told = [
+        re.findall(r"conda build (?:-m \S+ )?([^\n`]*?)(?:  |\n)", (ROOT / name).read_text())
+        for name in ("meta.yaml", "docs/conda.md")
+    ]
+    assert told == [["recipes/* ."], ["recipes/* ."]]
+
+
+def test_skip_becomes_the_condition_under_which_nothing_is_built(tmp_path: Path) -> None:
+    path = tmp_path / "meta.yaml"
+    path.write_text(RECIPE.replace("  number: 0", "  number: 0\n  skip: true  # [win or osx]"))
+    assert rendering.render(path, {"python"})["build"] == {"number": 0, "skip": ["(win) or (osx)"]}
+    for name in ("libddl", "ddl", "ddl-torch", "lms-torch"):  # those that are compiled
+        build = rendering.render(recipe_of(name), variants.read(ROOT / "conda_build_config.yaml"))["build"]
+        assert isinstance(build, dict)
+        assert build["skip"] == ["(win) or (osx)"]
+
+
+def test_what_a_package_is_compiled_against_is_in_its_hash(tmp_path: Path) -> None:
+    """Golden renderings have HASH in its place: here it is looked at."""
+    known = variants.read(ROOT / "conda_build_config.yaml")
+
+    def strings(known: dict[str, list[str]]) -> set[str]:
+        document = rendering.render(recipe_of("lms-torch"), known)
+        recipe = rattler_build.Stage0Recipe.from_dict(document, recipe_dir=tmp_path)
+        target = rattler_build.RenderConfig(platform=rattler_build.PlatformConfig(target_platform="linux-64"))
+        return {str(one.recipe.build.string) for one in recipe.render(rattler_build.VariantConfig(known), target)}
+
+    first = strings(known)
+    assert strings(known) == first
+    assert not strings({**known, "pytorch": ["2.14"]}) & first
+    assert not strings({**known, "c_stdlib_version": ["2.34"]}) & first
+    assert strings({**known, "tensorflow": ["9"]}) == first
 
 
 def test_lines_of_an_error_count_the_files_own(tmp_path: Path) -> None:

@@ -38,6 +38,16 @@ def test_what_conda_build_would_misread_is_an_error_with_its_line(
     assert str(caught.value).startswith(f"{path}:{line}: {message}")
 
 
+def test_a_variant_that_no_recipe_uses_is_an_error_with_its_line(tmp_path: Path) -> None:
+    path = tmp_path / "conda_build_config.yaml"
+    path.write_text('python:\n  - "3.11"\nmpi:\n  - mpich\nc_stdlib_verison:\n  - "2.28"\n')
+    with pytest.raises(RecipeError) as caught:
+        variants.refuse_unused(path, {"mpi"})
+    assert str(caught.value) == f"{path}:5: no recipe uses the variant 'c_stdlib_verison'; those used are mpi"
+    path.write_text(path.read_text().replace("verison", "version"))
+    variants.refuse_unused(path, {"mpi"})
+
+
 def test_a_variant_is_restricted_to_what_a_channel_has() -> None:
     known = {"python": ["3.11", "3.12"], "mpi": ["mpich"]}
     assert variants.restricted(known, "python", ["3.12", "3.9"]) == {"python": ["3.12"], "mpi": ["mpich"]}

@@ -49,7 +49,7 @@ def with_tensorflow(whole: Folders) -> Folders:
     )
     assert done.returncode == 0, done.stdout + done.stderr
     for package in ("bascule-tensorflow", "bascule"):
-        assert re.search(rf"channel: {package}-0.1.0-\S+: built and tested", done.stderr), done.stderr
+        assert re.search(rf"channel: {package}-0.1.0-\S+: tested", done.stderr), done.stderr
     assert "not tested" not in done.stderr
     assert "libddl" not in done.stderr  # whose inputs did not change
     return whole
@@ -88,17 +88,29 @@ def test_the_figures_are_there_with_the_machine(whole: Folders) -> None:
     assert all(figure["seconds"] > 0 for figure in figures.values())
     assert {"wheels", "stand-in channel", "channel"} <= set(figures["channel, from nothing"]["parts"])
     assert document["machine"]["cores"] == os.cpu_count()
+    assert document["offline"] is (os.geteuid() == 0)  # only root can leave the network
+    assert len(document["load_before"]) == 3
 
 
 def test_nothing_takes_longer_than_was_promised(whole: Folders) -> None:
     document = json.loads((whole.out / "bundle.json").read_text())
     promised = {figure["name"]: figure for figure in document["figures"] if figure["limit"] is not None}
     assert [figure["limit"] for figure in promised.values()] == [300, 15, 30, 30]
-    # Neighbours on the machine make a command wait, which its processor time does not show.
-    cores = document["machine"]["cores"]
-    needed = {name: min(one["seconds"], one["processor_seconds"] / cores) for name, one in promised.items()}
-    late = {name: seconds for name, seconds in needed.items() if seconds > promised[name]["limit"]}
+    # Neighbours on the machine make a command wait, which its processor time does not show: a budget for each, and a
+    # wait that no neighbours explain is a failure, too. The promises are of a machine of two cores.
+    dear = {name: one for name, one in promised.items() if one["processor_seconds"] > 2 * one["limit"]}
+    assert dear == {}
+    busy = max(1.0, *document["load_before"], *os.getloadavg())
+    late = {name: one for name, one in promised.items() if one["seconds"] > one["limit"] * busy}
     assert late == {}
+
+
+def test_packages_are_built_and_tested_side_by_side(whole: Folders) -> None:
+    document = json.loads((whole.out / "bundle.json").read_text())
+    (first,) = (figure for figure in document["figures"] if figure["name"] == "channel, from nothing")
+    alone = sum(seconds for name, seconds in first["parts"].items() if ".conda" in name)
+    at_once = 1.2 if document["machine"]["cores"] > 1 else 0.8  # one core does one thing at a time
+    assert alone > at_once * first["parts"]["channel"]
 
 
 @pytest.mark.root
@@ -127,6 +139,8 @@ def test_each_environment_is_sound_and_its_bills_are_valid(
     assert bill_schema.fault(made) is None
     of_pip = {one["name"] for one in json.loads(made.read_text())["components"] if one["purl"].startswith("pkg:pypi/")}
     assert set(ENVIRONMENTS[name]) <= of_pip
+    ours = json.loads((out / f"envs/{name}.cdx.json").read_text())["components"]
+    assert {one["purl"] for one in ours} == {one["purl"] for one in json.loads(made.read_text())["components"]}
     assert bool(of_pip) == bool(ENVIRONMENTS[name])
     said = subprocess.run([prefix / "bin/bascule", "licenses"], env=inside, capture_output=True, text=True, timeout=60)
     assert said.returncode == 0, said.stderr
@@ -148,7 +162,7 @@ def test_programs_of_a_long_prefix_run(whole: Folders, tmp_path: Path) -> None:
     while len(str(prefix)) < 200:
         prefix = prefix / ("a" * 40)
     prefix.parent.mkdir(parents=True)
-    install.install(install.solve(["bascule-base"], channels(whole)), prefix)
+    install.install(install.solve(["bascule-pytorch"], channels(whole)), prefix)
     smoke.run(prefix, [record.name.normalized for record in install.installed(prefix)])
     # No file of it still names the folder that it was built in. (Python itself puts a module's place into what it loads
     # of compiled ones, and conda's builders leave these as they are.)
@@ -165,7 +179,9 @@ def test_removing_our_packages_and_installing_them_again_leaves_no_trace(whole: 
     install.install(all_, prefix)
     first = tree(prefix)
     install.install(below, prefix)
-    assert sorted(set(tree(prefix)) ^ set(before)) == []
+    after = tree(prefix)
+    assert sorted(set(after) ^ set(before)) == []
+    assert [path for path in before if before[path] != after[path] and not path.startswith("conda-meta")] == []
     install.install(all_, prefix)
     assert sorted(set(tree(prefix)) ^ set(first)) == []
 

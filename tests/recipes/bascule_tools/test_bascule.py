@@ -135,7 +135,35 @@ def test_a_bill_of_materials_names_every_package_once_and_what_each_needs(prefix
     assert needs[references[0]] == [references[1]]  # ddl is not installed
     (lms,) = (one for one in document["components"] if one["name"] == "lms")
     assert lms["hashes"] == [{"alg": "SHA-256", "content": "ab" * 32}]
-    assert lms["licenses"] == [{"license": {"name": "Apache-2.0"}}]
+    assert lms["licenses"] == [{"expression": "Apache-2.0"}]
+    assert not any("scope" in one for one in document["components"])
+    document = sbom.document("mine", found[:3], optional=[package("snapml", "", version="1.17.2", manager="pip")])
+    assert [one.get("scope") for one in document["components"]] == [None, None, None, "optional"]
+    assert document["components"][3]["purl"] == "pkg:pypi/snapml@1.17.2"
+
+
+@pytest.mark.parametrize(
+    ("said", "expected"),
+    [
+        (
+            "MIT AND (GPL-3.0-only WITH GCC-exception-3.1)",
+            {"expression": "MIT AND (GPL-3.0-only WITH GCC-exception-3.1)"},
+        ),
+        ("LicenseRef-OpenMPI", {"expression": "LicenseRef-OpenMPI"}),
+        ("GNU General Public License v3", {"license": {"name": "GNU General Public License v3"}}),
+        ("BSD", {"license": {"name": "BSD"}}),  # which of them?
+    ],
+)
+def test_a_licence_of_spdx_is_an_expression_and_any_other_a_name(said: str, expected: dict[str, Any]) -> None:
+    (component,) = sbom.document("mine", [package("thing", said)])["components"]  # type: ignore[misc]
+    assert component["licenses"] == [expected]  # type: ignore[call-overload,index]
+
+
+def test_a_second_name_of_the_library_folder_brings_no_package_twice(prefix: Path) -> None:
+    """conda-forge's Pythons have lib/python3.1 as a link."""
+    (prefix / "lib/python3.1").symlink_to("python3.11")
+    found = inventory.read(prefix)
+    assert [one.name for one in found] == ["bascule-base", "lms", "readline", "snapml"]
 
 
 def test_a_bill_of_materials_names_no_folder_of_this_machine(prefix: Path) -> None:

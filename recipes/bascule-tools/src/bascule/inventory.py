@@ -60,7 +60,9 @@ def _of_conda(path: Path) -> Package:
 
 
 def _of_pip(prefix: Path) -> Iterator[Package]:
-    folders = [str(path) for path in sorted(prefix.glob("lib/python3.*/site-packages"))]
+    # conda-forge's Pythons have lib/python3.1 as a link to their folder: each is read once, by its own name.
+    libraries = [path for path in sorted(prefix.glob("lib/python3.*")) if not path.is_symlink()]
+    folders = [str(path / "site-packages") for path in libraries if (path / "site-packages").is_dir()]
     for distribution in metadata.distributions(path=folders):
         if (distribution.read_text("INSTALLER") or "").strip() != "pip" or _conda_owns(prefix, distribution):
             continue

@@ -13,16 +13,34 @@ from bascule.inventory import Package
 
 Json = str | int | Sequence["Json"] | Mapping[str, "Json"]
 _PIP_NAME = re.compile(r"[-_.]+")
+# Those that a scanner reads; of SPDX's list (https://spdx.org/licenses) what environments here are likely to hold.
+_SPDX = frozenset(
+    (
+        "0BSD", "AGPL-3.0-only", "AGPL-3.0-or-later", "Apache-2.0", "Artistic-2.0", "BSD-2-Clause", "BSD-3-Clause",
+        "BSD-3-Clause-LBNL", "BSL-1.0", "CC-BY-4.0", "CC0-1.0", "EPL-2.0", "FTL", "GPL-2.0-only", "GPL-2.0-or-later",
+        "GPL-3.0-only", "GPL-3.0-or-later", "HPND", "IJG", "ISC", "LGPL-2.0-or-later", "LGPL-2.1-only",
+        "LGPL-2.1-or-later", "LGPL-3.0-only", "LGPL-3.0-or-later", "MIT", "MIT-0", "MIT-CMU", "MPL-1.1", "MPL-2.0",
+        "NCSA", "OFL-1.1", "OpenSSL", "PSF-2.0", "Python-2.0", "UPL-1.0", "Unlicense", "ZPL-2.1", "Zlib",
+        "bzip2-1.0.6", "libpng-2.0",
+        "Classpath-exception-2.0", "GCC-exception-3.1", "LLVM-exception",
+    )
+)  # fmt: skip
+_OPERATORS = re.compile(r"\bAND\b|\bOR\b|\bWITH\b|[()]")
 _FIRST_WORD = re.compile(r"[^\s=<>!~;\[(@]+")
 
 
-def document(name: str, packages: Sequence[Package], when: datetime | None = None) -> dict[str, Json]:
-    """The document for an environment called `name`; `when` it was made, in UTC, is now where nobody says."""
+def document(
+    name: str, packages: Sequence[Package], when: datetime | None = None, optional: Sequence[Package] = ()
+) -> dict[str, Json]:
+    """The document for an environment called `name`; `when` it was made, in UTC, is now where nobody says.
+
+    `optional` are packages that a user may add, and that are not in it.
+    """
     moment = (when or datetime.now(UTC)).strftime("%Y-%m-%dT%H:%M:%SZ")
-    references = {_key(package): purl(package) for package in packages}
+    references = {_key(package): purl(package) for package in (*packages, *optional)}
     components: list[Json] = []
     dependencies: list[Json] = []
-    for package in packages:
+    for package in (*packages, *optional):
         reference = purl(package)
         component: dict[str, Json] = {
             "type": "library",
@@ -31,8 +49,10 @@ def document(name: str, packages: Sequence[Package], when: datetime | None = Non
             "version": package.version,
             "purl": reference,
         }
+        if package in optional:
+            component["scope"] = "optional"
         if package.license:
-            component["licenses"] = [{"license": {"name": package.license}}]
+            component["licenses"] = [_license(package.license)]
         if package.sha256:
             component["hashes"] = [{"alg": "SHA-256", "content": package.sha256}]
         components.append(component)
@@ -55,6 +75,14 @@ def document(name: str, packages: Sequence[Package], when: datetime | None = Non
         "components": components,
         "dependencies": dependencies,
     }
+
+
+def _license(said: str) -> Json:
+    """What a package says of its licence: as an expression where all its parts are SPDX's, else as a name."""
+    parts = [part.strip() for part in _OPERATORS.split(said)]
+    if all(part in _SPDX or part.startswith("LicenseRef-") for part in parts if part) and any(parts):
+        return {"expression": said.strip()}
+    return {"license": {"name": said}}
 
 
 def purl(package: Package) -> str:
