@@ -24,8 +24,9 @@ NAMES = ("docker", "podman", "buildah")
 TIMESTAMP = 315532800
 _ARCHITECTURES = {"x86_64": "amd64", "aarch64": "arm64", "ppc64le": "ppc64le"}
 _SYS_RESOURCE = 24  # the number of the capability by which root may raise limits
-# What the Containerfile says where it refuses; docker's BuildKit puts the step and the seconds before it.
-_OWN_WORDS = re.compile(r"^(?:#\d+ )?(?:\d+\.\d+ )?bascule: (.*)$", re.MULTILINE)
+# What the Containerfile says where it refuses. docker's BuildKit puts the step and the seconds before it, and docker's
+# builder before that paints it red.
+_OWN_WORDS = re.compile(r"^(?:\x1b\[\d+m)?(?:#\d+ )?(?:\d+\.\d+ )?bascule: (.*)$", re.MULTILINE)
 
 
 @dataclass(frozen=True)
@@ -206,15 +207,15 @@ def check_architecture(engine: Engine, base: str) -> None:
 
 
 def _watched(command: Sequence[str]) -> tuple[int, str]:
-    """Run a build, which takes minutes: who sits at a terminal sees what it says. Its status, and its stderr."""
+    """Run a build, which takes minutes: who sits at a terminal sees what it says. Its status, and what it said."""
     watched = sys.stderr.isatty()
-    output = sys.stderr if watched else subprocess.DEVNULL
     said = []
     with subprocess.Popen(
-        command, stdin=subprocess.DEVNULL, stdout=output, stderr=subprocess.PIPE, text=True, errors="replace"
-    ) as job:
-        assert job.stderr is not None
-        for line in job.stderr:
+        # Together: what a step says on stderr comes from docker's older builder on stdout.
+        command, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, errors="replace"
+    ) as job:  # fmt: skip
+        assert job.stdout is not None
+        for line in job.stdout:
             said.append(line)
             if watched:
                 sys.stderr.write(line)
