@@ -44,6 +44,9 @@ something includes this first.
 {{- end -}}
 
 {{- define "bascule.checkDdl" -}}
+{{- if not (regexMatch "^[a-z][-a-z0-9]*$" .Release.Name) -}}
+{{- fail (printf "the release is called %q: its hosts and a Service are named after it, so choose a name of lower-case letters, digits and - that begins with a letter" .Release.Name) -}}
+{{- end -}}
 {{- $gpus := int .Values.gpus -}}
 {{- $each := int .Values.ddl.gpusPerHost -}}
 {{- $hosts := int .Values.ddl.hosts -}}

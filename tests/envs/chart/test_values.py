@@ -87,6 +87,15 @@ def test_values_that_contradict_each_other_are_rejected_with_what_to_do(helm: He
     assert "schema" not in done.stderr
 
 
+@pytest.mark.parametrize("release", ["2nd", "one.two"])
+def test_a_release_whose_hosts_could_not_be_named_after_it_is_rejected(helm: Helm, release: str) -> None:
+    assert helm.template(ONE_POD, release=release).returncode == 0
+    for values in (PLAIN, MPIJOB):
+        done = helm.template(values, release=release)
+        assert done.returncode != 0
+        assert f'the release is called "{release}"' in done.stderr
+
+
 def test_a_cluster_that_is_too_old_is_refused(helm: Helm) -> None:
     done = helm.template(ONE_POD, "--kube-version", "1.20.0")
     assert done.returncode != 0
