@@ -86,3 +86,25 @@ def test_a_thread_that_fails_leaves_nobody_waiting() -> None:
 
     with memory._Crew(2, []) as crew, pytest.raises(ValueError, match="mine"):
         crew.all(work)
+
+
+def test_a_thread_that_learns_late_that_all_have_started_ends_too() -> None:
+    class Late(threading.Barrier):
+        """Lets the last one pass, and the others only when it is broken."""
+
+        def wait(self, timeout: float | None = None) -> int:
+            with late:
+                waiting.append(None)
+                if len(waiting) == self.parties:
+                    return 0
+            return super().wait(timeout)
+
+    def work(at: int) -> None:
+        raise ValueError("mine")
+
+    waiting: list[None] = []
+    late = threading.Lock()
+    with memory._Crew(2, []) as crew:
+        crew._started = Late(2)
+        with pytest.raises(ValueError, match="mine"):
+            crew.all(work)

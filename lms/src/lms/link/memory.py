@@ -8,7 +8,7 @@ import threading
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from typing import TypeVar
 
 import numpy
@@ -99,7 +99,10 @@ class _Crew:
         def settle() -> None:
             if cpus:
                 os.sched_setaffinity(0, cpus)  # of this thread alone, on Linux
-            self._started.wait()  # an executor reuses a thread that is idle, and each must be moved once
+            # An executor reuses a thread that is idle, and each must be moved once. A failure here would throw away the
+            # word that ends the executor's other threads.
+            with suppress(threading.BrokenBarrierError):
+                self._started.wait()
 
         self._pool = ThreadPoolExecutor(threads, initializer=settle)
 
@@ -107,6 +110,7 @@ class _Crew:
         return self
 
     def __exit__(self, *_: object) -> None:
+        self._pool.shutdown(wait=False, cancel_futures=True)
         self._started.abort()  # for those that wait for a thread which could not be started
         self._pool.shutdown()
 
