@@ -22,8 +22,8 @@ setup: ## put everything that the other targets need into .venv; does nothing th
 demo: setup ## train a 3D U-Net on a whole brain in less memory than it needs: the table, a report and the proof
 	$(BIN)/python examples/brain_mri/demo.py
 
-test: setup ## the tests, less the slow ones (ARGS="-k NAME" goes to pytest)
-	$(PYTEST) -m "not slow" $(ARGS)
+test: setup ## the tests, less the slow ones, two at a time (ARGS="-k NAME" goes to pytest)
+	$(PYTEST) -m "not slow" -n 2 $(ARGS)
 
 test-all: setup ## every test, and both commands on a fresh Debian (needs root; installs mmdebstrap where it is missing)
 	ci/install_tools

@@ -1,11 +1,15 @@
-"""What holds for every test: which skips are expected, and how random tests behave."""
+"""What holds for every test: which skips are expected, how random tests behave, and what may run beside what."""
 
 from __future__ import annotations
 
+import fcntl
 import importlib.util
 import os
 import signal
+from collections import defaultdict
 from collections.abc import Generator, Mapping
+from contextlib import ExitStack, contextmanager
+from pathlib import Path
 
 import pytest
 
@@ -77,3 +81,80 @@ def pytest_make_collect_report() -> Generator[None, pytest.CollectReport, pytest
     report = yield
     _fail_if_unexpected(report)
     return report
+
+
+# What follows is for several workers (pytest-xdist, `make test`); one process runs the tests as they are collected.
+HERE = Path(__file__).parent
+
+# A file of tests runs on one worker, so that its fixtures are made once. So does what shares more.
+TOGETHER: Mapping[str, tuple[str, ...]] = {
+    "a channel, an image, and containers by their names": ("tests/ci/bundle/", "tests/envs/images/"),
+    "builds of C++": ("tests/ddl/test_native.py", "tests/ddl/test_modes.py", "tests/ddl/test_mpi_transport.py"),
+}
+
+
+def scope(nodeid: str) -> str:
+    """What a test shares its worker with: the tests for which this is the same."""
+    shared = (name for name, folders in TOGETHER.items() if nodeid.startswith(folders))
+    return next(shared, nodeid.split("::")[0])
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_xdist_make_scheduler(config: pytest.Config, log: object) -> object:
+    """The scheduler of `--dist loadfile`, less its order, with scopes of our own."""
+    from xdist.scheduler import LoadScopeScheduling
+
+    class Scheduling(LoadScopeScheduling):  # type: ignore[misc]
+        def _split_scope(self, nodeid: str) -> str:
+            return scope(nodeid)
+
+    config.option.loadscopereorder = False  # it begins with what has the most tests, not with what takes longest
+    return Scheduling(config, log)
+
+
+def is_worker(config: pytest.Config) -> bool:
+    """True in a process that runs tests beside others."""
+    return hasattr(config, "workerinput")
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_configure(config: pytest.Config) -> None:
+    """A worker's temporary folders are not in `popen-gw0`: Open MPI takes a "pe" in a path for a word of its own."""
+    if is_worker(config):
+        config.option.basetemp = str(Path(config.option.basetemp).with_name(config.workerinput["workerid"]))
+
+
+@pytest.hookimpl(trylast=True)
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """A worker begins with what is allowed the longest time, and ends with what needs the machine for itself."""
+    if not is_worker(config):
+        return
+    allowed: dict[str, float] = defaultdict(float)
+    for item in items:
+        for mark in item.iter_markers("timeout"):
+            allowed[scope(item.nodeid)] = max(allowed[scope(item.nodeid)], mark.args[0])
+    items.sort(key=lambda item: (item.get_closest_marker("alone") is not None, -allowed[scope(item.nodeid)]))
+
+
+@contextmanager
+def _held(path: Path, how: int) -> Generator[None, None, None]:
+    """A lock on something that is there anyway, which ends with this process if not before."""
+    descriptor = os.open(path, os.O_RDONLY)
+    try:
+        fcntl.flock(descriptor, how)
+        yield
+    finally:
+        fcntl.flock(descriptor, fcntl.LOCK_UN)  # a child that was forked meanwhile has the descriptor too
+        os.close(descriptor)
+
+
+@pytest.hookimpl(wrapper=True, tryfirst=True)
+def pytest_runtest_protocol(item: pytest.Item) -> Generator[None, object, object]:
+    """No worker runs another test while one that is marked `alone` runs; its timeout begins when it has the machine."""
+    if not is_worker(item.config):
+        return (yield)
+    alone = item.get_closest_marker("alone") is not None
+    with ExitStack() as held:
+        with _held(Path(__file__), fcntl.LOCK_EX):  # the queue: who waits for the machine is passed by nobody
+            held.enter_context(_held(HERE, fcntl.LOCK_EX if alone else fcntl.LOCK_SH))
+        return (yield)

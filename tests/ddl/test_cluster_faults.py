@@ -15,6 +15,8 @@ from testbed import AGENT, Testbed, cluster, running
 PROGRAM = Path(__file__).parent / "programs" / "faults.py"
 SOURCES = Path(__file__).parents[2] / "ddl" / "src"
 
+pytestmark = pytest.mark.alone
+
 
 def said(job: subprocess.Popen[str], seconds: float, counts: dict[str, int]) -> str:
     """What the job says from now on, until each of the patterns was found as often as asked, or the time is over."""

@@ -1,6 +1,7 @@
 """Builds libddl's core and its C++ tests with CMake, plain and under the sanitizers, and runs them."""
 
 import os
+import re
 import shutil
 import subprocess
 import sys
@@ -69,6 +70,24 @@ def test_the_native_tests_pass(name: str) -> None:
         outputs = list(pool.map(lambda part: run(*part, timeout=300, **ENVIRONMENT), parts))
     for output in outputs:
         assert "0 failed" in output.splitlines()[-1]
+
+
+def test_what_is_left_out_under_the_thread_sanitizer_starts_no_thread() -> None:
+    listed = re.search(r"set\(DDL_TESTS_OF_ONE_THREAD ([^)]*)\)", (ROOT / "ddl/CMakeLists.txt").read_text())
+    assert listed
+    folders = (ROOT / "tests/ddl/csrc", ROOT / "ddl/csrc", ROOT / "ddl/include")
+    unread = [f"test_{name}.cc" for name in listed[1].split()]
+    assert len(unread) > 10
+    read = set()
+    while unread:  # each of them, its headers, theirs, and the sources to these
+        name = unread.pop()
+        for path in (folder / name for folder in folders):
+            if path.exists() and path not in read:
+                read.add(path)
+                text = path.read_text()
+                assert not re.search(r"std::j?thread|std::async|pthread_create", text), path
+                unread += (included := re.findall(r'^#include "([\w.]+)"', text, re.MULTILINE))
+                unread += [header.removesuffix(".h") + ".cc" for header in included]
 
 
 @pytest.mark.timeout(900)

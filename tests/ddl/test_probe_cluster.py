@@ -28,7 +28,7 @@ SOURCES = Path(__file__).parents[2] / "ddl" / "src"
 LINK = 200_000_000  # bits a second
 MOST_SECONDS = 3  # for ddl_init to take with 8 hosts
 
-pytestmark = [pytest.mark.root, pytest.mark.usefixtures("needs_testbed")]
+pytestmark = [pytest.mark.root, pytest.mark.alone, pytest.mark.usefixtures("needs_testbed")]
 
 
 @dataclass(frozen=True)

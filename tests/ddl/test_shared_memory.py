@@ -15,6 +15,7 @@ def shared_files() -> set[str]:
     return {entry.name for entry in Path("/dev/shm").iterdir() if "ddl" in entry.name}
 
 
+@pytest.mark.alone
 @pytest.mark.parametrize("size", [2, 3, 6])
 def test_it_is_used_and_the_results_are_numpys(ranks: Run, size: int) -> None:
     before = shared_files()

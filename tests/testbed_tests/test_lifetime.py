@@ -24,7 +24,7 @@ print("up", flush=True)
 sys.stdin.read()
 """
 
-root = [pytest.mark.root, pytest.mark.usefixtures("needs_testbed", "untouched")]
+root = [pytest.mark.root, pytest.mark.alone, pytest.mark.usefixtures("needs_testbed", "untouched")]
 
 
 class TestWithRoot:

@@ -10,7 +10,7 @@ from goodput import measure
 from testbed import AGENT, Rates, Testbed, TestbedError, cluster, running
 from topology import PAYLOAD
 
-pytestmark = [pytest.mark.root, pytest.mark.usefixtures("needs_testbed", "untouched")]
+pytestmark = [pytest.mark.root, pytest.mark.alone, pytest.mark.usefixtures("needs_testbed", "untouched")]
 
 PYTHON = [sys.executable, "-E", "-S", "-c"]
 

@@ -36,7 +36,7 @@ def test_a_full_disk_is_named_and_leaves_no_package_in_part(tmp_path: Path, monk
         pytest.skip("only root can make a small file system")
     monkeypatch.setattr(wheels, "download", lambda *_: [])
     try:
-        with pytest.raises(ToolError, match=r"^python-.*could not be packed: .*No space left on device"):
+        with pytest.raises(ToolError, match=r"^\S+ could not be packed: .*No space left on device"):
             stand_in.make(full, [], variants.read(ROOT / "conda_build_config.yaml"), ROOT / "ci/constraints.txt")
         left = {str(path.relative_to(full)) for path in full.rglob("*") if path.is_file()}
         assert {name for name in left if "python" in name or name.startswith(".stage")} == set()

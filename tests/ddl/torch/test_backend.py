@@ -27,6 +27,7 @@ def test_import_torch_knows_the_backend(command: Callable[..., object]) -> None:
     assert done.stdout.split() == ["True", "False"]
 
 
+@pytest.mark.alone
 def test_the_entry_point_takes_less_than_5_ms_and_loads_no_mpi(command: Callable[..., object]) -> None:
     code = """
 import sys, time, torch
