@@ -2,7 +2,8 @@
 
 A figure is the wall time of a command, from its start to its end, once, with the processor's time of all that it
 started, which neighbours on the machine change less. "Channel, from nothing" fetches its wheels; how long that took is
-said apart, as each of its other parts is: the network's time is nobody's merit.
+said apart, as each of its other parts is: the network's time is nobody's merit. "Nothing" is an empty folder in place
+of out/: .venv is there, and so is what pip keeps of earlier downloads in the user's cache.
 """
 
 from __future__ import annotations

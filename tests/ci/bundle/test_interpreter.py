@@ -1,6 +1,7 @@
 import os
 import subprocess
 import sys
+import sysconfig
 from pathlib import Path
 
 import pytest
@@ -26,6 +27,7 @@ def test_the_interpreter_runs_where_it_is_moved_with_the_library_of_its_own(tmp_
         [moved / "bin/python", "-c", maps], env=variables, capture_output=True, text=True, timeout=60
     )
     libraries = [line for line in loaded.stdout.splitlines() if "libpython" in line]
+    assert bool(libraries) == bool(sysconfig.get_config_var("Py_ENABLE_SHARED"))
     assert all(str(moved) in line for line in libraries)
     assert not any((moved / f"lib/python{PYTHON}/site-packages").iterdir())
 

@@ -96,6 +96,17 @@ def test_files_lie_as_in_a_prefix_and_a_command_finds_the_python_beside_it_where
         assert (done.stdout, done.returncode) == (words, 0), done.stderr
 
 
+def test_modules_are_compiled_for_good_and_name_no_folder_of_this_machine(tmp_path: Path) -> None:
+    wheel.stage(make(tmp_path, **{"some_thing/tests/no_python.py": "this is none"}), tmp_path / "stage")
+    (compiled,) = (tmp_path / "stage").rglob("*.pyc")
+    assert compiled.name.startswith("__init__.")
+    content = compiled.read_bytes()
+    assert (
+        content[4:8] == b"\x01\0\0\0"
+    )  # PEP 552: by a hash of the source, which nobody checks; dates are of no account
+    assert str(tmp_path).encode() not in content
+
+
 def test_a_member_that_would_lie_outside_the_prefix_is_refused(tmp_path: Path) -> None:
     with pytest.raises(ToolError, match="would lie outside the prefix"):
         wheel.stage(make(tmp_path, **{"../../outside": ""}), tmp_path / "stage")

@@ -149,8 +149,10 @@ def _of_mpi(mpi: Mpi, worker: Callable[[], Path], name: str, wanted: Callable[[s
 
 def _worker(name: str) -> Path:
     """A file that is installed, or built, with the library."""
-    folder = library.find().resolve().parent
-    for path in (folder / "bench" / name, folder / name):
+    # conda's package has a link to libddl's own library, and its programs beside that link.
+    found = library.find()
+    folders = (found.parent, found.resolve().parent)
+    for path in (place for folder in folders for place in (folder / "bench" / name, folder / name)):
         if path.is_file():
             return path
-    raise CheckError(("ddlrun bench", f"{name} is not beside {library.NAME} in {folder}; install ddl again"))
+    raise CheckError(("ddlrun bench", f"{name} is not beside {library.NAME} in {folders[-1]}; install ddl again"))
