@@ -350,7 +350,7 @@ ddl_result ddl_probe(int peer, int64_t tag, ddl_comm comm, int* found, int* sour
         bool is_here = false;
         int from = -1;
         Status status = its->engine().probe(its->id_of(comm), peer, tag, &is_here, &from);
-        if (is_here) *found = 1;
+        *found = is_here;
         if (is_here && source) *source = from;
         return status;
     });

@@ -85,8 +85,8 @@ void Mailbox::post(Letter letter) {
 
 bool Mailbox::probe(const Mail& mail, int* from) {
     for (const int peer : mail.peers) {
-        listen(peer);
-        hear(peer);
+        do listen(peer);
+        while (hear(peer));
     }
     const auto found = std::find_if(arrivals_.begin(), arrivals_.end(),
                                     [&](const Arrival& arrival) { return matches(mail, arrival); });

@@ -107,7 +107,8 @@ Status Engine::loss_of(const Communicator& comm, const Mail& mail) const {
         }
     }
     const auto has_left = [&](int rank) { return comm.departed.count(rank) > 0; };
-    if (std::all_of(mail.ranks.begin(), mail.ranks.end(), has_left) && seconds_now() - comm.departed_at >= kGrace) {
+    if (std::all_of(mail.ranks.begin(), mail.ranks.end(), has_left) &&
+        seconds_now() - comm.departed_at >= std::min(kGrace, comm.patience.warn_seconds)) {
         const std::string who = mail.peers.size() == 1 ? name_of_rank(mail.peers[0]) : "every other rank";
         return {DDL_ERROR_SHUTDOWN, who + " has finalized: no message will come any more"};
     }

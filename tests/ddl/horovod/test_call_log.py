@@ -8,11 +8,14 @@ import pickle
 import pytest
 import torch
 
-from ddl.horovod.torch.call_log import Call
+from ddl.horovod.torch.call_log import Call, CallLog
 from ddl.horovod.torch.ops import Op
 
 OPS = (Op.Average, Op.Sum, Op.Min, Op.Max, Op.Product)
-TYPES = (torch.float16, torch.float64, torch.int32, torch.uint8, torch.bool)
+TYPES = (
+    *(torch.float16, torch.bfloat16, torch.float32, torch.float64),
+    *(torch.int8, torch.uint8, torch.int32, torch.int64, torch.bool),
+)
 
 
 @pytest.mark.parametrize(
@@ -34,3 +37,12 @@ def test_a_rank_without_data_changes_no_result(op: Op, dtype: torch.dtype) -> No
         Op.Product: lambda: together.prod(0),
     }[op]()
     assert torch.equal(reduced.to(dtype), data)
+
+
+def test_the_last_calls_are_remembered_with_their_numbers() -> None:
+    log = CallLog(remembered=3)
+    calls = [Call(str(number)) for number in range(5)]
+    assert [log.add(call) for call in calls] == list(range(5))
+    assert log.since(3) == [(3, calls[3]), (4, calls[4])]
+    assert log.since(0) == [(number, calls[number]) for number in (2, 3, 4)]  # two are forgotten: the asker sees it
+    assert log.since(5) == []

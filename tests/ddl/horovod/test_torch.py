@@ -37,14 +37,19 @@ def test_so_they_do_on_an_odd_number_of_ranks(ranks: Run) -> None:
     ("first", "second", "words"),
     [
         ("hvd.join()", "hvd.broadcast(torch.ones(3), 1)", "rank 1 called broadcast after rank 0 had joined"),
-        ("hvd.join()", "hvd.allgather(torch.ones(3))", "rank 1 called allgather after rank 0 had joined"),
+        ("hvd.join()", "hvd.allgather(torch.ones(3))", "go on without it; sparse gradients need sparse_as_dense=True"),
+        ("hvd.join()", "hvd.alltoall(torch.ones(2))", "rank 1 called allgather after rank 0 had joined"),
+        ("hvd.join()", "hvd.reducescatter(torch.ones(2))", "rank 1 called reduce_scatter after rank 0 had joined"),
+        ("hvd.join()", "hvd.barrier()", "rank 1 called barrier after rank 0 had joined"),
         ("hvd.join()", "hvd.add_process_set([1])", "rank 1 called add_process_set after rank 0 had joined"),
         ("hvd.join()", "wrap()", "rank 1 called DistributedOptimizer after rank 0 had joined"),
-        ("hvd.join()", "sys.exit(0)", "rank 1 (host "),  # died, or has finalized
+        ("hvd.join()", "sys.exit(0)", "rank 1 (host "),
+        ("hvd.join()", "hvd.shutdown(); sys.exit(0)", "rank 1 has called shutdown(), and not join() as rank 0 has"),
+        ("it = wrap(); del it; hvd.join()", "step(wrap())", "rank 1 called allreduce in a group that rank 0 has ended"),
         (
-            "it = wrap(); del it; hvd.join()",
-            "it = wrap(); step(it)",
-            "rank 1 called allreduce in a group that rank 0 has",
+            "it = wrap(); hvd.join()",
+            "it = wrap(); weight.sum().backward(); del it",
+            "ended its optimizer",
         ),
     ],
 )
@@ -64,6 +69,23 @@ def test_what_does_not_go_on_without_a_rank_that_has_joined_is_named(
     done = ranks(2, script, timeout=60)
     assert done.returncode != 0
     assert words in done.stdout, done.stdout
+    if "sys.exit" in second:
+        assert re.search("died|finalized|shutdown", done.stdout), done.stdout
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("seed", [1, 2])
+def test_ranks_may_join_at_any_time(ranks: Run, seed: int) -> None:
+    done = ranks(4, "horovod_joins.py", str(seed), "8", timeout=170)
+    assert done.returncode == 0, done.stdout
+    assert done.stdout.count("all right") == 4
+
+
+def test_one_rank_joins_alone(ranks: Run, tmp_path: Path) -> None:
+    script = tmp_path / "alone.py"
+    script.write_text("import ddl.horovod.torch as hvd\nhvd.init()\nprint('the last:', hvd.join())\n")
+    done = ranks(1, script, timeout=60)
+    assert "the last: 0" in done.stdout, done.stdout
 
 
 @pytest.mark.slow

@@ -141,16 +141,31 @@ class Averager:
         try:
             for bucket in self._buckets:
                 assert bucket.handle is not None
-                bucket.scatter(self._method.compression.decompress(bucket.handle.wait()[0], bucket.context))
+                results = bucket.handle.wait()[0]
+                if bucket.sparse:
+                    self._need_the_same_sparse_ones(bucket)
+                bucket.scatter(self._method.compression.decompress(results, bucket.context))
             # Not while the backward pass goes on: to gather them is to wait for every rank.
             for bucket in self._buckets:
-                for parameter in filter(bucket.sparse.__contains__, bucket.parameters):
+                for parameter in bucket.sparse_parameters:
                     parameter.grad = sparse.reduce(bucket.sparse_gradient(parameter), self._how, self.group).wait()
         finally:
             for bucket in self._buckets:
                 bucket.reset()
             self._started = 0
         self.synchronized = True
+
+    def _need_the_same_sparse_ones(self, bucket: _Bucket) -> None:
+        """Raises ValueError where another rank has other ones: its elements would be added to another parameter's."""
+        flags = [int(parameter in bucket.sparse) for parameter in bucket.parameters]
+        for rank, its in enumerate(starting.exchange(flags, self._usable_group())):
+            for parameter, here, there in zip(bucket.parameters, flags, its, strict=True):
+                if here != there:
+                    ranks = self._method.process_set.ranks
+                    raise ValueError(
+                        f"{bucket.name_of(parameter)}: its gradient is {'sparse' if here else 'dense or None'} here, "
+                        f"but not on rank {ranks[rank]}: pass sparse_as_dense=True to DistributedOptimizer"
+                    )
 
 
 class _Bucket:
@@ -180,6 +195,11 @@ class _Bucket:
                 parameter.grad = gradient.to_dense()
             else:
                 self.sparse.setdefault(parameter, gradient.sparse_dim())
+
+    @property
+    def sparse_parameters(self) -> list[Parameter]:
+        """Those with sparse gradients, in the same order on every rank."""
+        return [parameter for parameter in self.parameters if parameter in self.sparse]
 
     @property
     def _dense(self) -> list[Parameter]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections import deque
 from collections.abc import Callable, Sequence
 from typing import NamedTuple
@@ -34,39 +35,53 @@ class Call(NamedTuple):
         ]
 
 
+_call = functools.lru_cache(1024)(Call)  # a training's calls come again: each is kept once
+
 Listener = Callable[[int, Call], None]
 
 
+class CallLog:
+    """The last calls of a group, numbered from 0."""
+
+    def __init__(self, remembered: int = _REMEMBERED) -> None:
+        self._count = 0
+        self._last: deque[tuple[int, Call]] = deque(maxlen=remembered)
+
+    def add(self, call: Call) -> int:
+        """Returns the call's number."""
+        number, self._count = self._count, self._count + 1
+        self._last.append((number, call))
+        return number
+
+    def since(self, number: int) -> list[tuple[int, Call]]:
+        """The calls from this one on, with their numbers; without those that are forgotten. Any thread may ask."""
+        return [(at, call) for at, call in list(self._last) if at >= number]  # the copy is made in one go
+
+
 class LoggedGroup(ProcessGroup):
-    """`listener` is given each call and its number in the group, from 0, in their order."""
+    """`listener` is given each call and its number, in their order."""
 
     def __init__(
         self, comm: Communicator, name: str, listener: Listener, leave: Callable[[], None] | None = None
     ) -> None:
         super().__init__(None, comm, name, leave)
-        self.calls = 0  #: how many were made
-        self._last: deque[Call] = deque(maxlen=_REMEMBERED)
+        self.calls = CallLog()  #: of this rank
         self._listener = listener
 
     def log(self, call: Call) -> None:
         """Add one that this class does not make itself."""
-        number, self.calls = self.calls, self.calls + 1
-        self._last.append(call)
-        self._listener(number, call)
-
-    def since(self, number: int) -> list[tuple[int, Call]]:
-        """The calls from this one on, with their numbers; without those that are forgotten."""
-        first = self.calls - len(self._last)
-        return [(at, self._last[at - first]) for at in range(max(first, number), self.calls)]
+        self._listener(self.calls.add(call), call)
 
     def _begin(
         self, name: str, opts: Options | None, requests: Sequence[Request[None]], results: list[Tensor], *rest: object
     ) -> Work:
+        # Every call comes here when it is begun, and before anybody waits for it: none of Horovod's names asks for the
+        # form (asyncOp=False) that waits first.
         work = super()._begin(name, opts, requests, results, *rest)  # type: ignore[arg-type]
         its = getattr(opts, "reduceOp", None)
         op = None if its is None else from_torch(its)
         kinds = tuple((tensor.dtype, tensor.numel()) for tensor in results)
-        self.log(Call(name, op, kinds, any(tensor.is_cuda for tensor in results)))
+        self.log(_call(name, op, kinds, any(tensor.is_cuda for tensor in results)))
         return work
 
 

@@ -22,6 +22,10 @@ class Handle(Generic[ResultT]):
         """Whether `wait` would return at once."""
         return self.work.is_completed()
 
+    def __call__(self) -> ResultT:
+        """As `wait`: what Horovod's sparse_allreduce_async returns is called."""
+        return self.wait()
+
     def wait(self) -> ResultT:
         """Block until the call is over; returns its result, however often it is asked for. Raises DDLError."""
         self.work.wait()

@@ -6,7 +6,7 @@ The joined rank makes the same calls, with tensors that change no result, until 
 a call that it lacks.
 
 A rank that has not joined may be computing, or waiting in a call for the one that has: a thread listens for it, ten
-times a second. Ranks join again and again; what they say carries the number of the round.
+times a second. Ranks join again and again; their messages carry the number of the round.
 """
 
 from __future__ import annotations
@@ -25,10 +25,10 @@ from torch.distributed import ReduceOp
 
 from ddl.collectives import barrier
 from ddl.communicator import Communicator
-from ddl.errors import DDLError, StateError, UnsupportedError
+from ddl.errors import DDLError, ShutdownError, StateError, UnsupportedError
 from ddl.horovod.torch.call_log import Call, Listener, LoggedGroup
+from ddl.horovod.torch.messages import Messages
 from ddl.horovod.torch.ops import of_torch
-from ddl.horovod.torch.words import Words
 from ddl.torch.work import Work
 
 _PERIOD = 0.1  # seconds between two looks of a rank that has not joined
@@ -62,21 +62,29 @@ class Told(NamedTuple):
     call: Call
 
 
+class Left(NamedTuple):
+    """A rank has left the job, or is about to."""
+
+
+_ENDED = Call("a collective, and ended its optimizer or process set while that was in flight")
+
+
 class Joining:
     """This rank's part. `comm`: of all ranks, for nothing else."""
 
     def __init__(self, comm: Communicator) -> None:
         self._comm = comm
-        self._words = Words(comm)
-        self._lock = threading.RLock()  # guards the rest, and keeps what is said in its order
+        self._messages = Messages(comm)
+        self._lock = threading.RLock()  # guards the rest, and keeps messages in their order
         self._round = 0
         self._has_joined = False
         self._sets: dict[int, Sequence[int]] = {}  # their ranks
         self._groups: dict[Key, LoggedGroup] = {}
         self._calls: dict[Key, int] = {}  # that were made, also in groups that are forgotten
         self._joined: dict[tuple[int, int], Joined] = {}  # by round and rank
+        self._left: set[int] = set()  # ranks
         self._asks: list[tuple[int, Ask]] = []  # of a round that this rank has not reached, and who asks
-        self._hearers: dict[int, list[int]] = {}  # ranks that are told of a set's calls
+        self._subscribers: dict[int, list[int]] = {}  # ranks that are told a set's calls
         self._told: list[tuple[int, Told]] = []
         self._stopping = threading.Event()
         self._listener = threading.Thread(target=self._listen, name="horovod-join", daemon=True)
@@ -85,14 +93,17 @@ class Joining:
         atexit.register(self._stop)  # nothing may run while the interpreter goes down
 
     def _stop(self) -> None:
-        self._stopping.set()
-        if self._listener.is_alive():
+        if self._listener.is_alive():  # not in a fork's child
+            self._stopping.set()
             self._listener.join()
 
     def end(self) -> None:
-        """Stop listening. What this rank has said is still heard."""
+        """Leave. What this rank has sent still arrives."""
         atexit.unregister(self._stop)
         self._stop()
+        with suppress(DDLError):  # the job may be broken
+            self._send_all(Left())
+            self._messages.flush()  # else those who await them would hear of the end of the job first
         with suppress(StateError):  # the job is left already, or something is still awaited
             self._comm.free()
 
@@ -103,7 +114,7 @@ class Joining:
         self._sets[number] = ranks
 
     def forget_set(self, number: int) -> None:
-        """The other way."""
+        """Answer for it no longer."""
         self._sets.pop(number, None)
 
     def listener(self, key: Key) -> Listener:
@@ -115,49 +126,58 @@ class Joining:
         self._groups[key] = group
 
     def forget_group(self, key: Key) -> None:
-        """The other way."""
+        """Tell of its calls no longer."""
         self._groups.pop(key, None)
 
     def _made(self, key: Key, number: int, call: Call) -> None:
         with self._lock:
             self._calls[key] = number + 1
-            for rank in self._hearers.get(key[0], ()):
-                self._words.send(rank, Told(key, number, call))
+            for rank in self._subscribers.get(key[0], ()):
+                self._messages.send(rank, Told(key, number, call))
 
     # ---- Listening -----------------------------------------------------------------------------------------------
 
     def _listen(self) -> None:
-        with suppress(DDLError):  # what ends the words ends the calls, too, which say so
+        with suppress(DDLError):  # what ends the messages ends the calls, too, which say so
             while not self._stopping.wait(_PERIOD):
                 while self._hear():
                     pass
 
     def _hear(self) -> bool:
-        """Heed a word, where there is one."""
+        """Heed a message, where one is here."""
         with self._lock:
-            heard = self._words.take()
+            heard = self._messages.receive()
             if heard is None:
                 return False
-            rank, word = heard
-            if isinstance(word, Joined):
-                self._joined[word.round, rank] = word
-            elif isinstance(word, Told):
-                self._told.append((rank, word))
-            elif isinstance(word, Ask):
-                self._heed(rank, word)
+            rank, message = heard
+            if isinstance(message, Left):
+                self._left.add(rank)
+            elif isinstance(message, Joined):
+                self._joined[message.round, rank] = message
+            elif isinstance(message, Told):
+                self._told.append((rank, message))
+            elif isinstance(message, Ask):
+                self._heed(rank, message)
         return True
+
+    def _send_all(self, message: object) -> None:
+        for rank in range(self._comm.size):
+            if rank != self._comm.rank:
+                self._messages.send(rank, message)
 
     def _heed(self, rank: int, ask: Ask) -> None:
         if ask.round > self._round:
             self._asks.append((rank, ask))
         if ask.round != self._round:
             return
-        for (set_number, index), group in list(self._groups.items()):
-            if set_number == ask.set_number:
-                for number, call in group.since(ask.calls.get(index, 0)):
-                    self._words.send(rank, Told((set_number, index), number, call))
+        for index, calls in self._of_set(ask.set_number).items():
+            key, first = (ask.set_number, index), ask.calls.get(index, 0)
+            group = self._groups.get(key)
+            missed = group.calls.since(first) if group is not None else [(first, _ENDED)] if calls > first else []
+            for number, call in missed:
+                self._messages.send(rank, Told(key, number, call))
         if not self._has_joined:
-            self._hearers.setdefault(ask.set_number, []).append(rank)
+            self._subscribers.setdefault(ask.set_number, []).append(rank)
 
     # ---- Joining -------------------------------------------------------------------------------------------------
 
@@ -168,12 +188,10 @@ class Joining:
         """
         with self._lock:
             self._has_joined = True
-            self._hearers.clear()  # who is told by this rank now asks another
+            self._subscribers.clear()  # who is told by this rank now asks another
             mine = Joined(self._round, dict(self._calls), time.time_ns())
             self._joined[self._round, self._comm.rank] = mine
-            for rank in range(self._comm.size):
-                if rank != self._comm.rank:
-                    self._words.send(rank, mine)
+            self._send_all(mine)
         self._follow(device)
         barrier(comm=self._comm)  # nobody may make further calls, or leave, while another still asks
         return self._end_round()
@@ -184,20 +202,22 @@ class Joining:
         nap, checked = _SHORTEST_NAP, time.monotonic()
         while True:
             heard = self._hear()
-            works = [work for work in works if not _is_over(work)] + self._answers(device)
+            works = _in_flight(works) + self._answers(device)
             missing = self._missing(range(self._comm.size))
             tellers = self._tellers()
             if not missing and not tellers:
                 break
+            for rank in self._left.intersection(missing):
+                raise ShutdownError(f"join(): rank {rank} has called shutdown(), and not join() as {self._me} has")
             with self._lock:
                 for number, teller in tellers:
                     if (number, teller) not in asked:
                         asked.add((number, teller))
-                        self._words.send(teller, Ask(self._round, number, self._of_set(number)))
+                        self._messages.send(teller, Ask(self._round, number, self._of_set(number)))
             if time.monotonic() - checked > _LOSS_PERIOD:
                 checked = time.monotonic()
                 for rank in missing:
-                    self._words.check(rank)
+                    self._messages.check(rank)
             nap = _SHORTEST_NAP if heard else min(2 * nap, _LONGEST_NAP)
             if not heard:
                 time.sleep(nap)
@@ -241,22 +261,24 @@ class Joining:
 
     def _answer(self, teller: int, told: Told, device: int) -> Work | None:
         group, call = self._groups.get(told.key), told.call
+        made = self._calls.get(told.key, 0)
+        if told.number < made:  # two tellers told it
+            return None
         if group is None:
             raise StateError(
                 f"join(): rank {teller} called {call.name} in a group that {self._me} has ended: keep optimizers and "
                 "process sets until every rank has joined"
             )
-        if told.number < group.calls:  # two tellers told it
-            return None
         if call.op is None or call.name != "allreduce":
+            hint = "; sparse gradients need sparse_as_dense=True" if call.name == "allgather" else ""
             raise UnsupportedError(
                 f"join(): rank {teller} called {call.name} after {self._me} had joined, but until all have joined only "
-                "allreduce, and an optimizer's steps, go on without it"
+                f"allreduce, and an optimizer's steps, go on without it{hint}"
             )
-        if told.number > group.calls:
+        if told.number > made:
             raise StateError(
-                f"join(): rank {teller} was {told.number - group.calls} more calls ahead of {self._me} than it "
-                "remembers: call synchronize() more often"
+                f"join(): rank {teller} was {told.number - made} more calls ahead of {self._me} than it remembers: "
+                "call synchronize() more often"
             )
         options = dist.AllreduceOptions()
         options.reduceOp = ReduceOp(of_torch(call.op))
@@ -287,5 +309,10 @@ def _of_all(calls: Mapping[Key, int]) -> int:
     return sum(its for (set_number, _), its in calls.items() if set_number == 0)
 
 
-def _is_over(work: Work) -> bool:
-    return work.is_completed() and work.wait()  # raises the error that ended it
+def _in_flight(works: Sequence[Work]) -> list[Work]:
+    """Those that go on. Raises the error that ended one."""
+    left = [work for work in works if not work.is_completed()]
+    for work in works:
+        if work not in left:
+            work.wait()
+    return left

@@ -81,8 +81,6 @@ class ProcessSet:
 global_process_set = ProcessSet([])
 
 _sets: dict[int, ProcessSet] = {}
-
-
 _joining: Joining | None = None  # of the job
 
 

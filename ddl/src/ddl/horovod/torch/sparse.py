@@ -32,12 +32,15 @@ def reduce(tensor: Tensor, how: Reduction, group: ProcessGroup | None = None) ->
         raise ValueError(f"a sparse tensor is needed (torch.sparse_coo), but this is {tensor.layout}: use allreduce")
     own = tensor.detach().coalesce()
     handle = starting.gather([own.indices().t().contiguous(), own.values()], how.process_set, group)
-    size = how.process_set.size() if how.op is Op.Average else 1
 
     def finish() -> Tensor:
         indices, values = handle.wait()
         # Checked: another rank's indices may lie outside of this one's shape.
-        every = torch.sparse_coo_tensor(indices.t(), values, tensor.shape, check_invariants=True)
-        return every.coalesce() * (how.prescale * how.postscale) / size
+        total = torch.sparse_coo_tensor(indices.t(), values, tensor.shape, check_invariants=True).coalesce()
+        if how.op is Op.Average:
+            whole = not (values.is_floating_point() or values.is_complex())
+            total.values().div_(how.process_set.size(), rounding_mode="trunc" if whole else None)
+        starting.scale(total.values(), how.prescale * how.postscale, "the factor")
+        return total
 
     return Handle(handle.work, finish)

@@ -87,7 +87,7 @@ def gather(
     outputs, counts = [], []
     for tensor in tensors:
         _rows_of(tensor, "allgather")
-    described = _exchange([number for tensor in tensors for number in _shape(tensor)], group)
+    described = exchange([number for tensor in tensors for number in _shape(tensor)], group)
     for index, tensor in enumerate(tensors):
         shapes = [its[index * (_DIMENSIONS + 1) : (index + 1) * (_DIMENSIONS + 1)] for its in described]
         _need_same_rows(shapes, "allgather", process_set)
@@ -126,7 +126,7 @@ def exchange_rows(
             f"alltoall: splits is {list(splits)}: it must have {size} sizes, one for each rank, whose sum is {rows}, "
             "the rows of the tensor"
         )
-    described = _exchange([*_shape(tensor), *splits], group)
+    described = exchange([*_shape(tensor), *splits], group)
     _need_same_rows([its[: _DIMENSIONS + 1] for its in described], "alltoall", process_set)
     received = [its[_DIMENSIONS + 1 + group.rank()] for its in described]
     output = tensor.new_empty((sum(received), *tensor.shape[1:]))
@@ -173,7 +173,7 @@ def _need_same_rows(shapes: list[list[int]], what: str, process_set: ProcessSet)
             )
 
 
-def _exchange(numbers: list[int], group: ProcessGroup) -> list[list[int]]:
+def exchange(numbers: list[int], group: ProcessGroup) -> list[list[int]]:
     """Everyone's numbers; as many on each rank. Blocks."""
     every = torch.empty(group.size(), len(numbers), dtype=torch.int64)
     group.all_gather_single(every, torch.tensor(numbers, dtype=torch.int64)).wait()
