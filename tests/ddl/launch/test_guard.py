@@ -2,6 +2,7 @@
 
 import os
 import select
+import signal
 import socket
 import subprocess
 import sys
@@ -104,6 +105,31 @@ def test_the_end_of_mpi_s_daemon_ends_the_job_s_processes_too(mark: str, reachab
         daemon.kill()
         daemon.wait()
         assert all(map(gone, (one, ours)))
+
+
+@pytest.mark.parametrize("in_order", [True, False])
+def test_mpirun_ends_by_itself_where_its_daemon_has_ended_in_order(mark: str, in_order: bool) -> None:
+    # As hydra's: it goes on for a moment after its daemon, and would die of being asked to end meanwhile.
+    mpirun = sleeper(mark, "trap 'exit 7' TERM; sleep 300 & echo $!; wait $!; sleep 0.5; exit 0")
+    rank = subprocess.Popen(["sleep", "300"])
+    deadline = time.monotonic() + 10
+    while not (children := Path(f"/proc/{mpirun.pid}/task/{mpirun.pid}/children").read_text().split()):
+        assert time.monotonic() < deadline
+    daemon = int(children[0])
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        one = start(server.getsockname()[1], mark, daemon, rank.pid)
+        assert watches(one)
+        server.settimeout(20)
+        connection, _ = server.accept()
+        if in_order:
+            rank.kill()
+            rank.wait()
+        os.kill(daemon, signal.SIGKILL)
+        with connection:
+            assert all(map(gone, (one, mpirun)))
+    assert mpirun.returncode == (0 if in_order else 7)
+    rank.kill()
+    rank.wait()
 
 
 @pytest.mark.parametrize("in_order", [True, False])

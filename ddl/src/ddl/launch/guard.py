@@ -46,14 +46,18 @@ def main(contacts: Sequence[str], daemon: int, rank: int) -> int:
     mark, key = os.environ[MARK], os.environ[KEY]
     os.setsid()  # MPI ends a rank with its whole process group
     os.closerange(3, 256)
-    held, started_by = _hold(daemon), _hold(rank)
+    held, started_by, mpirun = _hold(daemon), _hold(rank), _mpirun_of(daemon, mark)
     connection = connect(contacts)
     with suppress(OSError):  # an error is the end, too
         if connection is not None:
             connection.sendall(f"{key} {os.environ['RANK']}\n".encode())
         if held is not None:
             ended, _, _ = select.select([held, *([connection.fileno()] if connection else [])], [], [])
-            if connection is not None and held in ended and started_by is not None and not _has_ended(started_by):
+            if held in ended and (started_by is None or _has_ended(started_by)):
+                # In order. mpirun, asked to end while it does so by itself, would die of it with its last lines unsaid.
+                if mpirun is not None:
+                    select.select([mpirun, *([connection] if connection else [])], [], [], _DAEMON_SECONDS)
+            elif connection is not None and held in ended:
                 connection.sendall(ALONE)
     end_marked(mark)
     if held is not None:
@@ -66,6 +70,13 @@ def _hold(pid: int) -> int | None:
     with suppress(ProcessLookupError):
         return os.pidfd_open(pid) if pid > 1 else None
     return None
+
+
+def _mpirun_of(daemon: int, mark: str) -> int | None:
+    """mpirun, where it runs on this host and is not the daemon itself."""
+    fields = _fields(daemon)
+    parent = int(fields[1]) if fields else 0
+    return _hold(parent) if _has_mark(parent, mark) else None
 
 
 def _has_ended(held: int, seconds: float = 0) -> bool:
@@ -127,7 +138,6 @@ def marked(mark: str) -> dict[int, int]:
 
     They are those with its mark, and those that descend from them: a program may have written over its environment.
     """
-    entry = f"{MARK}={mark}".encode()
     here = _namespace(os.getpid())
     parents: dict[int, int] = {}
     found: set[int] = set()
@@ -137,15 +147,23 @@ def marked(mark: str) -> dict[int, int]:
         if (fields := _fields(int(name))) is None:
             continue
         parents[int(name)] = int(fields[1])
-        with suppress(OSError), open(f"/proc/{name}/environ", "rb") as file:  # it may have ended, or be another user's
-            if entry in file.read().split(b"\0"):
-                found.add(int(name))
+        if _has_mark(int(name), mark):
+            found.add(int(name))
     new = set(found)
     while new:
         new = {pid for pid, parent in parents.items() if parent in new} - found
         found |= new
     # Hosts that are containers of one machine may see each other's processes.
     return {pid: began for pid in found if _namespace(pid) == here and (began := _began(pid))}
+
+
+def _has_mark(pid: int, mark: str) -> bool:
+    """Whether a process was started with the mark."""
+    try:
+        with open(f"/proc/{pid}/environ", "rb") as file:
+            return f"{MARK}={mark}".encode() in file.read().split(b"\0")
+    except OSError:  # it has ended, or is another user's
+        return False
 
 
 def _fields(pid: int) -> list[bytes] | None:
