@@ -138,7 +138,8 @@ def _timed(
         text=True,
     )
     seconds = time.monotonic() - begun
-    parts = {part: float(taken) for part, taken in _PART.findall(done.stderr)}
+    # Where the folder lies is nobody's business but the machine's.
+    parts = {part.replace(f"{where.out}/", ""): float(taken) for part, taken in _PART.findall(done.stderr)}
     figure = Figure(name, seconds, _processor_seconds() - used, limit, parts)
     if done.returncode:
         raise ToolError(f"{name} fails with status {done.returncode}:\n{(done.stdout + done.stderr)[-3000:]}")

@@ -52,11 +52,12 @@ def main(contacts: Sequence[str], daemon: int, rank: int) -> int:
         if connection is not None:
             connection.sendall(f"{key} {os.environ['RANK']}\n".encode())
         if held is not None:
-            ended, _, _ = select.select([held, *([connection.fileno()] if connection else [])], [], [])
+            ddlrun = [connection.fileno()] if connection else []
+            ended, _, _ = select.select([held, *ddlrun], [], [])
             if held in ended and (started_by is None or _has_ended(started_by)):
                 # In order. mpirun, asked to end while it does so by itself, would die of it with its last lines unsaid.
                 if mpirun is not None:
-                    select.select([mpirun, *([connection] if connection else [])], [], [], _DAEMON_SECONDS)
+                    select.select([mpirun, *ddlrun], [], [], _DAEMON_SECONDS)
             elif connection is not None and held in ended:
                 connection.sendall(ALONE)
     end_marked(mark)
