@@ -55,9 +55,10 @@ def main(contacts: Sequence[str], daemon: int, rank: int) -> int:
             ddlrun = [connection.fileno()] if connection else []
             ended, _, _ = select.select([held, *ddlrun], [], [])
             if held in ended and (started_by is None or _has_ended(started_by)):
-                # In order. mpirun, asked to end while it does so by itself, would die of it with its last lines unsaid.
+                # In order. mpirun may wait for other hosts' ranks; asked to end while it does so by itself, it would die
+                # with its last lines unsaid. Where it hangs ddlrun ends it, and the connection.
                 if mpirun is not None:
-                    select.select([mpirun, *ddlrun], [], [], _DAEMON_SECONDS)
+                    select.select([mpirun, *ddlrun], [], [])
             elif connection is not None and held in ended:
                 connection.sendall(ALONE)
     end_marked(mark)
