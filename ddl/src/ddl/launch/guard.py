@@ -55,7 +55,7 @@ def main(contacts: Sequence[str], daemon: int, rank: int) -> int:
             ddlrun = [connection.fileno()] if connection else []
             ended, _, _ = select.select([held, *ddlrun], [], [])
             if held in ended and (started_by is None or _has_ended(started_by)):
-                # In order. mpirun may wait for other hosts' ranks; asked to end while it does so by itself, it would die
+                # In order. mpirun may wait for other hosts' ranks; asked to end while it ends by itself, it would die
                 # with its last lines unsaid. Where it hangs ddlrun ends it, and the connection.
                 if mpirun is not None:
                     select.select([mpirun, *ddlrun], [], [])
