@@ -21,10 +21,18 @@ something includes this first.
 {{- if and (not .Values.data.size) (or .Values.data.storageClass .Values.data.accessMode) -}}
 {{- fail "data.storageClass and data.accessMode say how a volume is made, and data.size is empty: give its size, or leave them empty" -}}
 {{- end -}}
+{{- $given := list -}}
 {{- range .Values.env -}}
 {{- if hasPrefix "BASCULE_" .name -}}
 {{- fail (printf "env names %s: variables that begin with BASCULE_ are the chart's own; ddl.sshPort and ddl.waitSeconds set them" .name) -}}
 {{- end -}}
+{{- if has .name (include "bascule.ownVariables" $ | fromYamlArray) -}}
+{{- fail (printf "env names %s: the chart sets it itself, for GPUs by gpus and for the hosts' network by ddl.hostNetwork; leave it out" .name) -}}
+{{- end -}}
+{{- if has .name $given -}}
+{{- fail (printf "env names %s twice: leave one of them out" .name) -}}
+{{- end -}}
+{{- $given = append $given .name -}}
 {{- end -}}
 {{- range $name, $value := .Values.podLabels -}}
 {{- if or (hasPrefix "app.kubernetes.io/" $name) (hasPrefix "helm.sh/" $name) (hasPrefix "bascule." $name) -}}
@@ -41,6 +49,15 @@ something includes this first.
 {{- if .Values.ddl.enabled -}}
 {{- include "bascule.checkDdl" . -}}
 {{- end -}}
+{{- end -}}
+
+{{/* Those that a pod template sets, in some mode or for some pod; what is given twice, helm refuses or takes the last of. */}}
+{{- define "bascule.ownVariables" -}}
+- NVIDIA_VISIBLE_DEVICES
+- PRTE_MCA_prte_keep_fqdn_hostnames
+- OMPI_MCA_orte_keep_fqdn_hostnames
+- PRTE_MCA_prte_do_not_resolve
+- OMPI_MCA_orte_do_not_resolve
 {{- end -}}
 
 {{- define "bascule.checkDdl" -}}

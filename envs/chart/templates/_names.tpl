@@ -6,7 +6,7 @@ a name; hosts are called NAME-REVISION-worker-N, which stays below the 63 charac
 {{- define "bascule.name" -}}
 {{- $name := printf "%s-bascule" .Release.Name -}}
 {{- if gt (len $name) 36 -}}
-{{- $name = printf "%s-%s" ($name | trunc 27 | trimSuffix "-") (sha256sum $name | trunc 8) -}}
+{{- $name = printf "%s-%s" ($name | trunc 27 | trimAll "-.") (sha256sum $name | trunc 8) -}}
 {{- end -}}
 {{- $name -}}
 {{- end -}}
@@ -15,7 +15,7 @@ a name; hosts are called NAME-REVISION-worker-N, which stays below the 63 charac
 The name of what a revision makes. An upgrade thus makes everything anew, and helm takes the old away: a Job cannot be
 changed, and a StatefulSet would replace its hosts one by one below a job that runs on them already.
 */}}
-{{- define "bascule.job" -}}
+{{- define "bascule.revisionName" -}}
 {{- include "bascule.name" . }}-{{ .Release.Revision -}}
 {{- end -}}
 
@@ -26,7 +26,7 @@ changed, and a StatefulSet would replace its hosts one by one below a job that r
 {{/* What a selector selects by: the pods of one revision. Takes (dict "root" $ "component" "worker"). */}}
 {{- define "bascule.selector" -}}
 app.kubernetes.io/name: bascule
-app.kubernetes.io/instance: {{ .root.Release.Name }}
+app.kubernetes.io/instance: {{ .root.Release.Name | quote }}
 app.kubernetes.io/component: {{ .component }}
 bascule.revision: {{ .root.Release.Revision | quote }}
 {{- end -}}

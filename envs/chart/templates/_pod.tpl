@@ -47,7 +47,7 @@ securityContext:
 {{- with $values.image.pullSecrets }}
 imagePullSecrets:
   {{- range . }}
-  - name: {{ . }}
+  - name: {{ . | quote }}
   {{- end }}
 {{- end }}
 containers:
@@ -146,17 +146,17 @@ volumes:
   {{- if $claim }}
   - name: data
     persistentVolumeClaim:
-      claimName: {{ $claim }}
+      claimName: {{ $claim | quote }}
   {{- end }}
   {{- if $key }}
   - name: ssh-key
     secret:
-      secretName: {{ $values.ddl.sshKeySecret }}
+      secretName: {{ $values.ddl.sshKeySecret | quote }}
       defaultMode: 0440
   {{- if not $worker }}
   - name: hosts
     configMap:
-      name: {{ include "bascule.job" .root }}-hosts
+      name: {{ include "bascule.revisionName" .root }}-hosts
   {{- end }}
   {{- end }}
 {{- with $values.nodeSelector }}
@@ -211,12 +211,15 @@ requests:
 
 {{/*
 What the launcher runs: the image's entry point waits for the hosts of /etc/mpi/hostfile, then ddlrun reads it. Ranks
-get variables from ddlrun and not from their pods: of each the name stands here, and the launcher has the value.
+get variables from ddlrun and not from their pods: of each the name stands here, and the launcher has the value. Those of
+DDL ddlrun passes on by itself, DDL_OPTIONS with what its own options add, which -x would take away.
 */}}
 {{- define "bascule.launchArgs" -}}
 {{- $exports := list -}}
 {{- range .Values.env -}}
+{{- if not (hasPrefix "DDL_" .name) -}}
 {{- $exports = concat $exports (list "-x" .name) -}}
+{{- end -}}
 {{- end -}}
 {{- toYaml (concat (list "launch" "ddlrun") $exports .Values.ddl.options (list "--") .Values.command) -}}
 {{- end -}}

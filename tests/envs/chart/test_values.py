@@ -2,7 +2,7 @@
 
 import pytest
 
-from charts import MPIJOB, ONE_POD, PLAIN, Helm, Object, merged
+from charts import MPIJOB, ONE_POD, PLAIN, Helm, Object, merged, validate
 
 ON_GPUS = merged(PLAIN, {"gpus": 8, "ddl": {"hosts": 0, "gpusPerHost": 4}})
 
@@ -56,6 +56,14 @@ CONTRADICTING: dict[str, tuple[Object, tuple[str, ...]]] = {
         merged(ONE_POD, {"env": [{"name": "BASCULE_SSH_PORT", "value": "1"}]}),
         ("BASCULE_SSH_PORT", "ddl.sshPort"),
     ),
+    "a variable that the chart sets": (
+        merged(ONE_POD, {"env": [{"name": "NVIDIA_VISIBLE_DEVICES", "value": "all"}]}),
+        ("NVIDIA_VISIBLE_DEVICES", "by gpus", "leave it out"),
+    ),
+    "a variable given twice": (
+        merged(ONE_POD, {"env": [{"name": "EPOCHS", "value": value} for value in "13"]}),
+        ("env names EPOCHS twice",),
+    ),
     "a label of the chart's own": (
         merged(ONE_POD, {"podLabels": {"app.kubernetes.io/name": "x"}}),
         ("podLabels names app.kubernetes.io/name",),
@@ -87,13 +95,21 @@ def test_values_that_contradict_each_other_are_rejected_with_what_to_do(helm: He
     assert "schema" not in done.stderr
 
 
-@pytest.mark.parametrize("release", ["2nd", "one.two"])
+@pytest.mark.parametrize("release", ["2nd", "one.two", "2024", f"{'a' * 26}.{'b' * 15}"])
 def test_a_release_whose_hosts_could_not_be_named_after_it_is_rejected(helm: Helm, release: str) -> None:
-    assert helm.template(ONE_POD, release=release).returncode == 0
+    validate(helm.render(ONE_POD, release=release))  # one pod can, also where the name is cut at its dot
     for values in (PLAIN, MPIJOB):
         done = helm.template(values, release=release)
         assert done.returncode != 0
         assert f'the release is called "{release}"' in done.stderr
+
+
+@pytest.mark.parametrize("name", ["true", "456"])
+def test_a_name_that_yaml_takes_for_something_else_stays_a_name(helm: Helm, name: str) -> None:
+    release = name if name == "true" else "job"
+    named = {"image": {"pullSecrets": [name]}, "ddl": {"sshKeySecret": name}, "data": {"claim": name}}
+    validate(helm.render(merged(PLAIN, named), release))
+    validate(helm.render(merged(ONE_POD, {"data": {"size": "1Gi", "storageClass": name}}), release))
 
 
 def test_a_cluster_that_is_too_old_is_refused(helm: Helm) -> None:
