@@ -12,7 +12,15 @@ from pathlib import Path
 from urllib.parse import unquote, urlsplit
 
 import rattler
-from rattler import ChannelPriority, Gateway, PrefixRecord, RepoDataRecord, Subdir, VirtualPackage
+from rattler import (
+    ChannelPriority,
+    Gateway,
+    PrefixRecord,
+    RepoDataRecord,
+    Subdir,
+    VirtualPackage,
+    VirtualPackageOverrides,
+)
 from rattler.install import InstallerReporter
 
 from bundle.errors import InstallError, SolveError
@@ -32,7 +40,7 @@ def solve(specs: Sequence[str], channels: Sequence[str]) -> list[RepoDataRecord]
             list(specs),
             gateway=Gateway(show_progress=False),
             platforms=[Subdir.current(), Subdir("noarch")],
-            virtual_packages=VirtualPackage.detect(),
+            virtual_packages=VirtualPackage.detect(VirtualPackageOverrides.from_env()),
             channel_priority=ChannelPriority.Strict,
         )
 

@@ -36,7 +36,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         chosen = None if args.context_only else engine.choose(args.engine)
         if chosen:
             say(f"{chosen.name} builds ({chosen.reason})")
-        with lock.held(where.out / "images"):
+        with lock.held(where.out / "images"), lock.held(where.channel, shared=True):
             for name in args.names:
                 described, context = _lay_out(name, args, where)
                 if chosen:

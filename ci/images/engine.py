@@ -97,8 +97,9 @@ class Engine:
             self._canonical(build.name)
         made = self.image_id(build.name)
         if made is None:
-            remedy = "; if its builder keeps images to itself (docker buildx ls): docker buildx use default"
-            raise ImageError(f"{self.name} built {build.name} and does not find it{remedy * (self.name == 'docker')}")
+            kept_to_itself = "; if its builder keeps images to itself (docker buildx ls): docker buildx use default"
+            remedy = kept_to_itself if self.name == "docker" else ""
+            raise ImageError(f"{self.name} built {build.name} and does not find it{remedy}")
         return made
 
     def build_stage(self, target: str, build: Build) -> str:

@@ -139,7 +139,7 @@ def test_who_sits_at_a_terminal_sees_the_build(programs: Path, monkeypatch: pyte
         monkeypatch.setattr(sys, "stderr", stderr)
         engine.Engine("docker", "").build(wanted())
         stderr.flush()
-        assert seen.read1() == b"STEP 1\r\nfetching\r\n"
+        assert seen.readline() + seen.readline() == b"STEP 1\r\nfetching\r\n"
 
 
 def test_any_other_failure_shows_the_engines_last_words(programs: Path) -> None:

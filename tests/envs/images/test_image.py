@@ -246,7 +246,9 @@ def test_a_key_that_cannot_be_used_is_named_with_what_to_do(base: Built, tmp_pat
     for path in foreign.iterdir():
         path.chmod(0o600)
         subprocess.run(["chown", "4321", path], check=True)
-    assert "id_ed25519 cannot be read by UID 1000 (it has UID 4321, mode 600)" in said(foreign)
+    words = said(foreign)
+    assert "id_ed25519 cannot be read by UID 1000 (it has UID 4321, mode 600)" in words
+    assert "--userns=keep-id" in words
     foreign.chmod(0o700)
     subprocess.run(["chown", "4321", foreign], check=True)
     assert "/etc/bascule/ssh cannot be read by UID 1000 (it has UID 4321, mode 700)" in said(foreign)
@@ -287,7 +289,7 @@ def test_a_volume_that_cannot_be_written_is_said_at_the_start(base: Built, tmp_p
     done = run(base.reference, "true", options=("--volume", f"{volume}:/workspace"))
     assert done.returncode == 0
     assert "/workspace cannot be written by UID 1000 (it has UID 0, mode 755)" in done.stderr
-    assert "chown 1000" in done.stderr
+    assert "chown -R 1000" in done.stderr
     volume.chmod(0o555)
     shutil.chown(volume, 1000, 1000)
     done = run(base.reference, "true", options=("--volume", f"{volume}:/workspace"))
