@@ -70,7 +70,7 @@ def run(where: Folders, asked: Sequence[str]) -> Path:
     """
     if where.out == where.tree / "out":
         raise ToolError("bench empties its folder: name one of its own, `--out out/bench-bundle`")
-    if not is_ours(where.out, _MARK, "bundle.json"):
+    if not is_ours(where.out, _MARK):
         raise ToolError(f"{where.out} would be emptied, and holds what no bench made: name an empty or a new folder")
     load = os.getloadavg()
     shutil.rmtree(where.out, ignore_errors=True)

@@ -28,8 +28,8 @@ from bundle import (
     variants,
 )
 from bundle.environment_file import Environment
-from bundle.errors import BundleError, ToolError, words
-from bundle.folders import Folders, is_ours
+from bundle.errors import BundleError, words
+from bundle.folders import Folders
 from bundle.progress import say
 
 _TREE = Path(__file__).parents[2]
@@ -161,8 +161,7 @@ def _install(args: argparse.Namespace, where: Folders, asked: Environment, below
 def _mirror(args: argparse.Namespace, where: Folders) -> None:
     below = base.remembered(where, args.base)
     target = (args.target or where.out / "mirror").absolute()
-    if not is_ours(target, ".lock", "SHA256SUMS"):
-        raise ToolError(f"{target} holds what is no mirror's, and may be overwritten: name an empty or a new folder")
+    mirror.claim(target, where)
     with lock.held(target), lock.held(where.channel, shared=True):
         made = mirror.make(where, below, args.names, target, tar=not args.no_tar)
     say(f"{made} holds {', '.join(args.names)}; check it: {target / 'verify_mirror'}")

@@ -30,10 +30,11 @@ from urllib.parse import unquote, urlsplit
 from bundle import environment_file, install, materials, wheels
 from bundle.base import CONDA_FORGE, Base
 from bundle.errors import BundleError, ToolError
-from bundle.folders import Folders, write
+from bundle.folders import Folders, is_ours, write
 from bundle.progress import steps
 
 SUMS = "SHA256SUMS"
+_MARK = ".mirror"  # in a folder that a mirror may be written to, before anything else is there
 MPIS: tuple[str, ...] = ("openmpi", "mpich")
 _VARIANTS = tuple(f"ddl * mpi_{mpi}_*" for mpi in MPIS)
 _CHUNK = 1 << 20
@@ -49,6 +50,20 @@ class File:
     sha256: str
     nbytes: int
     record: Mapping[str, object]  # of the index
+
+
+def claim(target: Path, where: Folders) -> None:
+    """Mark `target` as a mirror's. Raises ToolError where it holds, or lies in, what is none."""
+    # One that came out of a tar has the checker and no mark.
+    if not is_ours(target, _MARK, "verify_mirror"):
+        raise ToolError(f"{target} holds what is no mirror's, and may be overwritten: name an empty or a new folder")
+    place = target.resolve()
+    for folder in (where.channel, where.work, where.stand_in):
+        other = folder.resolve()
+        if place.is_relative_to(other) or other.is_relative_to(place):
+            raise ToolError(f"{target} is no place for a mirror, which would overwrite {folder}: name another folder")
+    target.mkdir(parents=True, exist_ok=True)
+    (target / _MARK).touch()
 
 
 def make(
@@ -225,23 +240,26 @@ def _described(text: str) -> str:
 
 def write_sums(target: Path) -> None:
     """Checksums of every file below `target`, in the form of sha256sum."""
-    paths = sorted(
-        path for path in target.rglob("*") if path.is_file() and path.name != SUMS and path.suffix != ".part"
-    )
-    lines = [f"{sha256(path)}  {path.relative_to(target)}" for path in paths if path != target / ".lock"]
+    paths = sorted(path for path in target.rglob("*") if _is_content(path) and path.name != SUMS)
+    lines = [f"{sha256(path)}  {path.relative_to(target)}" for path in paths]
     write(target / SUMS, "\n".join(lines) + "\n")
+
+
+def _is_content(path: Path) -> bool:
+    """And no lock or mark, nor what a run that was killed has left."""
+    return path.is_file() and not path.name.startswith(".") and path.suffix != ".part"
 
 
 def _tar(target: Path) -> Path:
     """Not compressed: the packages are."""
     made = target.with_name(f"{target.name}.tar")
     aside = made.with_suffix(".new")
-    total = sum(path.stat().st_size for path in target.rglob("*") if path.is_file())
+    paths = sorted(path for path in target.rglob("*") if _is_content(path))
+    total = sum(path.stat().st_size for path in paths)
     with steps(f"{made.name}", total, "B", lines=False) as step, tarfile.open(aside, "w") as archive:
-        for path in sorted(target.rglob("*")):
-            if path.is_file() and path.name != ".lock" and path.suffix != ".part":
-                archive.add(path, f"{target.name}/{path.relative_to(target)}")
-                step(path.name, path.stat().st_size)
+        for path in paths:
+            archive.add(path, f"{target.name}/{path.relative_to(target)}")
+            step(path.name, path.stat().st_size)
     aside.replace(made)
     return made
 

@@ -9,8 +9,9 @@ import pytest
 import yaml
 from small_channel import PLATFORM, Small
 
-from bundle import base, lock, stand_in
+from bundle import base, lock, mirror, stand_in
 from bundle.cli import main
+from bundle.errors import ToolError
 from bundle.folders import Folders
 
 ROOT = Path(__file__).parents[3]
@@ -113,6 +114,26 @@ def test_a_lock_file_is_of_a_real_channel_and_never_of_the_stand_in(
     assert not locked.exists()
 
 
+@pytest.mark.parametrize("name", ["bundle.json", ".lock", "SHA256SUMS"])
+def test_a_folder_is_not_taken_for_ours_by_a_name_that_others_use(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], name: str
+) -> None:
+    (tmp_path / "mine").mkdir()
+    (tmp_path / "mine" / name).touch()
+    assert main(["--out", str(tmp_path / "mine"), "bench"]) == 1
+    assert "name an empty or a new folder" in capsys.readouterr().err
+    with pytest.raises(ToolError, match="name an empty or a new folder"):
+        mirror.claim(tmp_path / "mine", Folders(tmp_path, tmp_path / "out"))
+    assert [path.name for path in (tmp_path / "mine").iterdir()] == [name]
+
+
+@pytest.mark.parametrize("name", ["", "channel", "channel/noarch", "bundle/new", "stand-in"])
+def test_a_mirror_is_not_written_over_what_it_is_made_of(tmp_path: Path, name: str) -> None:
+    with pytest.raises(ToolError, match="is no place for a mirror"):
+        mirror.claim(tmp_path / "out" / name, Folders(tmp_path, tmp_path / "out"))
+    assert not (tmp_path / "out").exists()
+
+
 def begun(*arguments: str) -> subprocess.Popen[str]:
     variables = os.environ | {"PYTHONPATH": f"{ROOT}/ci:{ROOT}/recipes/bascule-tools/src"}
     command = [sys.executable, "-m", "bundle", *arguments]
@@ -129,10 +150,12 @@ def test_a_second_run_waits_before_it_touches_anything(tmp_path: Path, command: 
     folder = tmp_path / {"channel": "bundle", "mirror": "mirror"}[command[0]]
     (tmp_path / "bundle").mkdir()
     (tmp_path / "bundle/base.json").write_text('{"name": "stand-in", "channels": []}')
+    folder.mkdir(exist_ok=True)
+    (folder / ".mirror").touch()
     with lock.held(folder), begun("--out", str(tmp_path), *command) as second:
         assert f"another run (process {os.getpid()}) works in {folder}" in first_words(second)
         second.kill()
-    assert {path.name for path in tmp_path.rglob("*")} <= {"bundle", "base.json", "mirror", ".lock"}
+    assert {path.name for path in tmp_path.rglob("*")} <= {"bundle", "base.json", "mirror", ".mirror", ".lock"}
 
 
 @pytest.mark.timeout(600)
