@@ -67,8 +67,12 @@ def is_ours(folder: Path, *marks: str) -> bool:
 def write(path: Path, text: str) -> None:
     """`text` as the file `path`: written aside and renamed, so that a full disk leaves the old one."""
     aside = path.with_name(f".{path.name}.new")
-    aside.write_text(text)
-    aside.replace(path)
+    try:
+        aside.write_text(text)
+        aside.replace(path)
+    except BaseException:
+        aside.unlink(missing_ok=True)
+        raise
 
 
 def sources(folder: Path) -> Iterator[Path]:

@@ -81,8 +81,8 @@ def make(
     error.
     """
     target.mkdir(parents=True, exist_ok=True)
-    shutil.rmtree(target / "sbom", ignore_errors=True)
     files: dict[str, File] = {}
+    bills: list[Callable[[], None]] = []
     for name in names:
         asked = environment_file.read(where.tree / "envs" / f"{name}.yaml")
         channels = channels_of(asked, where, base)
@@ -91,7 +91,8 @@ def make(
             records = install.solve([*specs, variant], channels)
             chosen = variant.partition("mpi_")[2].rstrip("_*") or variant
             bill = target / "sbom" / f"{name}-{chosen}.cdx.json"
-            materials.write(name, materials.of_records(records), bill, materials.of_pip(asked.pip))
+            of_pip = materials.of_pip(asked.pip)
+            bills.append(partial(materials.write, name, materials.of_records(records), bill, of_pip))
             for record in records:
                 if record.sha256 is None:
                     raise BundleError(f"{record.url} has no SHA-256 in its channel's index: it cannot be mirrored")
@@ -99,7 +100,12 @@ def make(
                 text = json.loads(record.to_json())
                 files[place] = File(str(record.url), place, record.sha256.hex(), record.size or 0, text)
     fetch(list(files.values()), target)
+    # Only what is complete takes the place of what an earlier run left.
     write_index(list(files.values()), target / "channel")
+    clear(list(files.values()), target)
+    shutil.rmtree(target / "sbom", ignore_errors=True)
+    for write_bill in bills:
+        write_bill()
     _texts(where, names, target)
     write_sums(target)
     if not tar:
@@ -123,12 +129,7 @@ def channels_of(asked: environment_file.Environment, where: Folders, base: Base)
 
 
 def fetch(files: Sequence[File], target: Path) -> None:
-    """Every file at its place with its checksum, and no other package. Raises ToolError."""
-    wanted = {file.place for file in files}
-    for path in (target / "channel").glob("*/*"):
-        place = str(path.relative_to(target))
-        if place.removesuffix(".part") not in wanted and path.name != "repodata.json":
-            path.unlink()
+    """Every file at its place with its checksum. Raises ToolError."""
     with steps("mirror", sum(file.nbytes for file in files), "B", lines=False) as step:
         for file in files:
             path = target / file.place
@@ -137,6 +138,14 @@ def fetch(files: Sequence[File], target: Path) -> None:
                 step(path.name, file.nbytes)
                 continue
             _fetch_one(file, path, partial(step, path.name))
+
+
+def clear(files: Sequence[File], target: Path) -> None:
+    """Remove every other package, with what was fetched of one in part."""
+    wanted = {file.place for file in files}
+    for path in (target / "channel").glob("*/*"):
+        if str(path.relative_to(target)) not in wanted and path.name != "repodata.json":
+            path.unlink()
 
 
 def _fetch_one(file: File, path: Path, step: Callable[[int], None]) -> None:

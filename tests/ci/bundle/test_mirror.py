@@ -112,6 +112,7 @@ def test_what_an_earlier_run_left_of_another_package_goes(server: Server, tmp_pa
     for name in ("thing-0.9-0.conda.part", "thing-0.9-0.conda", "repodata.json"):
         (folder / name).write_text("of the day before")
     mirror.fetch([wanted(server)], tmp_path)
+    mirror.clear([wanted(server)], tmp_path)
     assert sorted(path.name for path in folder.iterdir()) == ["repodata.json", "thing-1.0-0.conda"]
 
 
@@ -164,6 +165,28 @@ def test_a_second_run_fetches_nothing(small: Small, made: Path) -> None:
     before = {path: path.stat().st_mtime_ns for path in made.glob("channel/*/*.conda")}
     mirror.make(small.where, small.base, ["small"], made, tar=False, variants=VARIANTS)
     assert {path: path.stat().st_mtime_ns for path in made.glob("channel/*/*.conda")} == before
+
+
+def test_a_run_that_fails_leaves_what_an_earlier_one_made(
+    small: Small, made: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    before = {path: path.read_bytes() for path in made.rglob("*") if path.is_file()}
+
+    def fail(*_: object) -> None:
+        raise ToolError("no route")
+
+    monkeypatch.setattr(mirror, "fetch", fail)
+    with pytest.raises(ToolError, match="no route"):
+        mirror.make(small.where, small.base, ["small"], made, tar=False, variants=VARIANTS)
+    assert {path: path.read_bytes() for path in made.rglob("*") if path.is_file()} == before
+
+
+def test_what_a_killed_run_left_beside_the_checksums_is_not_among_them(made: Path, tmp_path: Path) -> None:
+    shutil.copytree(made, tmp_path / "mirror")
+    (tmp_path / "mirror/.SHA256SUMS.new").write_text("in part")
+    mirror.write_sums(tmp_path / "mirror")
+    subprocess.run([sys.executable, tmp_path / "mirror/verify_mirror"], check=True, timeout=60)
+    assert (tmp_path / "mirror/SHA256SUMS").read_text() == (made / "SHA256SUMS").read_text()
 
 
 @pytest.mark.root
