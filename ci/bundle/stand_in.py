@@ -79,7 +79,8 @@ def make(folder: Path, names: Iterable[str], variants: Mapping[str, list[str]], 
         todo = [item for item in items if state.get(item.file) != _seen(item, target)]
         wanted = {item.file for item in items}
         gone = [path for path in target.glob("*.conda") if path.name not in wanted]
-        if not todo and not gone and (target / "repodata.json").exists() and (channel / MARK).exists():
+        indexed = set(state) == wanted  # else a run was killed between a package and the index
+        if not todo and not gone and indexed and (target / "repodata.json").exists() and (channel / MARK).exists():
             return channel
         for path in gone:
             path.unlink()
@@ -129,7 +130,10 @@ def plan(files: Iterable[Path], variants: Mapping[str, list[str]], platform: str
             )
         )
     for file in files:
-        said, status = wheel.describe(file), file.stat()
+        try:
+            said, status = wheel.describe(file), file.stat()
+        except zipfile.BadZipFile as error:
+            raise ToolError(f"{file} is damaged ({error}): remove it and run this again, which fetches it") from None
         build = (
             f"py{wheel.PYTHON.replace('.', '')}_0" if said.depends and said.depends[0].startswith("python ") else "0"
         )

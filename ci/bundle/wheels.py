@@ -7,8 +7,9 @@ import json
 import subprocess
 import sys
 import time
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from pathlib import Path
+from typing import Any
 
 from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
@@ -39,9 +40,9 @@ def download(names: Iterable[str], constraints: Path, folder: Path) -> list[Path
     report = record.with_suffix(".report")
     command = [*_pip(), "install", "--dry-run", "--ignore-installed", "--quiet", "--report", str(report)]
     _run([*command, "--only-binary", ":all:", "--constraint", str(constraints), *wanted])
-    # By address and without resolving again; what is in the folder already is not fetched.
+    # By address and without resolving again; what is in the folder already is not fetched, if it has its checksum.
     installed = json.loads(report.read_text())["install"]
-    resolved = [item["download_info"]["url"] for item in installed]
+    resolved = [_address(item["download_info"]) for item in installed]
     _run([*_pip(), "download", "--quiet", "--no-deps", "--dest", str(folder), *resolved])
     report.unlink()
     files = [folder / url.partition("#")[0].rpartition("/")[2].replace("%2B", "+") for url in resolved]
@@ -53,6 +54,13 @@ def download(names: Iterable[str], constraints: Path, folder: Path) -> list[Path
     write(record, json.dumps(noted, indent=1))
     say(f"wheels: done in {time.monotonic() - begun:.1f} s")
     return files
+
+
+def _address(download: Mapping[str, Any]) -> str:
+    """Of a wheel in pip's report, with its checksum where the index has told it."""
+    address = str(download["url"]).partition("#")[0]
+    checksum = download.get("archive_info", {}).get("hashes", {}).get("sha256")
+    return f"{address}#sha256={checksum}" if checksum else address
 
 
 def _pins(constraints: Path) -> dict[str, str]:

@@ -28,6 +28,47 @@ def test_a_second_run_packs_nothing(stand_in_channel: Path) -> None:
     assert {path: path.stat().st_mtime_ns for path in stand_in_channel.rglob("*.conda")} == before
 
 
+def test_an_index_of_what_a_killed_run_has_removed_is_written_anew(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def pack(todo: list[stand_in.Item], target: Path, *_: object) -> None:
+        for item in todo:
+            (target / item.file).touch()
+
+    indexed: list[Path] = []
+
+    def index(channel: Path) -> None:
+        indexed.append(channel)
+        for path in channel.glob("linux-*"):
+            (path / "repodata.json").touch()
+
+    monkeypatch.setattr(wheels, "download", lambda *_: [])
+    monkeypatch.setattr(stand_in, "_pack", pack)
+    monkeypatch.setattr(stand_in.index, "index", index)
+    for compilers, times in ((["14", "13"], 1), (["14"], 2), (["14"], 2)):
+        if times == 2 and len(indexed) == 1:  # as a run does that is killed before the index
+            next(tmp_path.glob("channel/*/gxx_linux-64-13-0.conda")).unlink()
+        stand_in.make(tmp_path, [], {"cxx_compiler_version": compilers}, ROOT / "ci/constraints.txt")
+        assert len(indexed) == times
+
+
+def test_a_wheel_that_was_cut_off_is_named_with_what_to_do(tmp_path: Path) -> None:
+    path = tmp_path / "thing-1.0-py3-none-any.whl"
+    path.write_bytes(b"PK")
+    with pytest.raises(ToolError, match=rf"^{path} is damaged .*: remove it and run this again"):
+        stand_in.plan([path], {}, "linux-64")
+
+
+def test_a_wheel_that_was_cut_off_is_fetched_again(tmp_path: Path) -> None:
+    (file,) = (one for one in wheels.download(["tqdm"], ROOT / "ci/constraints.txt", tmp_path))
+    whole = file.read_bytes()
+    file.write_bytes(whole[:1000])
+    for record in tmp_path.glob("*.json"):  # a full disk comes before it
+        record.unlink()
+    assert wheels.download(["tqdm"], ROOT / "ci/constraints.txt", tmp_path) == [file]
+    assert file.read_bytes() == whole
+
+
 @pytest.mark.root
 def test_a_full_disk_is_named_and_leaves_no_package_in_part(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     full = tmp_path / "full"
