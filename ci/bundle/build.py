@@ -63,7 +63,8 @@ def build(where: Folders, base: Base, platform: str) -> list[plan.Step]:
     packages = [one.package for one in all_]
     state = _State(where.work / "state.json")
     there = published.files(where.staged)
-    todo = plan.steps(packages, tools(base), base.checksums, state.finished, there, base.left_out)
+    state.see(base)
+    todo = plan.steps(packages, tools(base), state.below, state.finished, there, base.left_out)
     wanted = {step.package.place for step in todo if not (step.builds and step.unbuilt)}
     for place in sorted(set(there) - {package.place for package in packages}):
         say(f"{place} is removed: no recipe makes it any more")
@@ -91,9 +92,24 @@ class _State:
     def __init__(self, path: Path) -> None:
         self.path = path
         self.finished: dict[str, plan.Finished] = {}
-        with contextlib.suppress(OSError, ValueError, TypeError, AttributeError):
+        self.below: dict[str, str] = {}  # checksums of the channel below; empty: not looked at
+        with contextlib.suppress(OSError, ValueError, TypeError, AttributeError, KeyError):
             # Where there is none, or one of another version, all is built again.
-            self.finished = {place: plan.Finished(**one) for place, one in json.loads(path.read_text()).items()}
+            noted = json.loads(path.read_text())
+            self.finished = {place: plan.Finished(**one) for place, one in noted["finished"].items()}
+            self.below = dict(noted["below"])
+
+    def see(self, base: Base) -> None:
+        """Take the checksums of `base`, and keep those of what is left out of it.
+
+        What was made with that is as good as before.
+        """
+        if not base.checksums:
+            self.below = {}
+            return
+        kept = {name: self.below[name] for name in base.left_out & self.below.keys()}
+        self.below = kept | dict(base.checksums)
+        self._write()
 
     def keep(self, places: set[str]) -> None:
         """Forget the others."""
@@ -102,7 +118,12 @@ class _State:
     def note(self, place: str, one: plan.Finished) -> None:
         """Keep what is known of one."""
         self.finished[place] = one
-        write(self.path, json.dumps({name: asdict(known) for name, known in self.finished.items()}, indent=1))
+        self._write()
+
+    def _write(self) -> None:
+        self.path.parent.mkdir(parents=True, exist_ok=True)
+        finished = {place: asdict(one) for place, one in self.finished.items()}
+        write(self.path, json.dumps({"finished": finished, "below": self.below}, indent=1))
 
 
 def _tasks(todo: Sequence[plan.Step], packages: Sequence[plan.Package]) -> list[_Task]:

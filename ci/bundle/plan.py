@@ -112,7 +112,9 @@ def steps(
     """All packages in their order, each with the reasons why it is to be built and to be tested.
 
     `tools` is a checksum of what builds; `base` holds, for each name in the channel below ours, one of its packages,
-    but for those `left_out`; `state` what is known of finished packages by place, `there` the checksums of the files.
+    and of those `left_out` the last that was known; `state` what is known of finished packages by place, `there` the
+    checksums of the files.
+
     A package is built again when something changed that it is built from: what it merely runs with changes no byte of
     it, and has it tested again.
     """

@@ -64,6 +64,30 @@ def test_a_state_that_cannot_be_read_is_none(tmp_path: Path, content: str) -> No
     assert build._State(tmp_path / "state.json").finished == {}
 
 
+def test_the_last_checksum_of_what_is_left_out_is_kept(tmp_path: Path) -> None:
+    full = Base("stand-in", (), "a test", checksums={"python": "a", "torch": "b", "tqdm": "c"})
+    less = replace(full, checksums={"python": "d"}, left_out=frozenset({"torch", "tensorflow"}))
+    for below, known in (
+        (full, full.checksums),
+        (less, {"python": "d", "torch": "b"}),
+        (less, {"python": "d", "torch": "b"}),
+    ):
+        state = build._State(tmp_path / "state.json")
+        state.see(below)
+        assert state.below == known
+        assert build._State(tmp_path / "state.json").below == known
+    state.see(Base("conda-forge", ("conda-forge",), "a test"))  # of which nothing is known
+    assert state.below == {}
+
+
+def test_leaving_out_what_it_was_built_with_removes_no_package(small: Small, copied: Folders) -> None:
+    checksums = {name: one for name, one in small.base.checksums.items() if name != "hatchling"}
+    without = replace(small.base, checksums=checksums, left_out=frozenset({"hatchling"}))
+    done = build.build(copied, without, PLATFORM)
+    assert {step.package.name: step.reason for step in done} == {"bascule-tools": None, "small": None}
+    assert list(copied.channel.glob("noarch/bascule-tools-*"))
+
+
 def test_another_channel_below_whose_content_is_not_known_builds_everything() -> None:
     first, second = (Base(name, (name,), "a test") for name in ("conda-forge", "https://our.mirror/conda-forge"))
     assert build.tools(first) != build.tools(second)

@@ -167,6 +167,15 @@ def test_what_cannot_be_tested_is_built_and_tested_as_soon_as_it_can_be() -> Non
     assert [one.reason for one in plan.steps(FRAMEWORK, "t", BASE, full, there, {"torch"})] == [None] * len(FRAMEWORK)
 
 
+def test_what_was_compiled_for_a_framework_stays_where_that_is_left_out_and_its_last_checksum_is_known() -> None:
+    first = plan.steps(FRAMEWORK, "t", BASE | {"torch": "t1"}, {}, {})
+    state = {one.package.place: plan.Finished(one.built, one.tested, f"sum of {one.package.name}") for one in first}
+    there = files(FRAMEWORK)
+    for torch, lost in (("t1", []), ("t2", ["compiled"])):
+        now = plan.steps(FRAMEWORK, "t", BASE | {"torch": torch}, state, there, {"torch"})
+        assert [one.package.name for one in now if one.builds and one.unbuilt] == lost
+
+
 def test_what_runs_with_a_package_that_cannot_be_built_is_not_tested() -> None:
     packages = (package("compiled", ("torch",), ()), package("meta", (), ("compiled",)))
     steps = plan.steps(packages, "t", BASE, {}, {}, {"torch"})
