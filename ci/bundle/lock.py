@@ -32,4 +32,9 @@ def held(folder: Path, *, shared: bool = False) -> Generator[None]:
             file.truncate()
             file.write(str(os.getpid()))
             file.flush()
-        yield
+        try:
+            yield
+        finally:
+            if not shared:  # who comes after readers, which write nothing, is not to name this process
+                file.seek(0)
+                file.truncate()

@@ -1,3 +1,4 @@
+import os
 import subprocess
 import sys
 from pathlib import Path
@@ -41,6 +42,12 @@ def test_a_second_run_waits_for_the_first_and_says_so(tmp_path: Path, capsys: py
 def test_readers_share_a_lock(tmp_path: Path) -> None:
     with lock.held(tmp_path, shared=True), lock.held(tmp_path, shared=True):
         assert (tmp_path / ".lock").read_text() == ""
+
+
+def test_a_lock_that_was_released_names_nobody(tmp_path: Path) -> None:
+    with lock.held(tmp_path):
+        assert (tmp_path / ".lock").read_text() == str(os.getpid())
+    assert (tmp_path / ".lock").read_text() == ""
 
 
 def test_the_lock_of_a_run_that_was_killed_is_free(tmp_path: Path) -> None:
