@@ -14,7 +14,7 @@ from importlib import metadata
 from multiprocessing import get_context
 from pathlib import Path
 
-from bundle import base, index, lock, plan, published, rendered, workbench
+from bundle import base, ending, index, lock, plan, published, rendered, workbench
 from bundle.base import Base
 from bundle.errors import BuildError, BundleError, ToolError
 from bundle.folders import Folders, checksum_of, write
@@ -137,6 +137,9 @@ def _tasks(todo: Sequence[plan.Step], packages: Sequence[plan.Package]) -> list[
             continue
         if step.builds and step.untested:
             say(f"{package.file} is built, but not tested, for lack of {', '.join(step.untested)} (see FRAMEWORKS)")
+        if step.overdue:
+            lack = ", ".join(step.untested)
+            say(f"{package.file} is not tested with what changed, for lack of {lack} (see FRAMEWORKS)")
         if step.builds:
             after = plan.closure(package.builds_with, packages) & ours - {package.name}
             found.append(_Task(step, False, step.builds, frozenset(after)))
@@ -165,7 +168,7 @@ def _work(
     workers = max(1, min(_AT_ONCE, os.cpu_count() or 1, len(tasks)))
     # Spawned, and not forked: the builder has threads.
     with (
-        ProcessPoolExecutor(workers, mp_context=get_context("spawn")) as pool,
+        ProcessPoolExecutor(workers, get_context("spawn"), ending.end_with, (os.getpid(),)) as pool,
         steps("channel", len(tasks), "step") as step,
     ):
         while running or (waiting and not failed):
@@ -198,8 +201,11 @@ def _work(
                     continue
                 _take(made, task, where, state)
                 step(f"{task} in {time.monotonic() - begun:.1f} s ({task.reason})", 1)
-    if failed:
-        raise failed[min(failed, key=tasks.index)]
+        if failed:
+            first, *others = sorted(failed, key=tasks.index)
+            for task in others:
+                say(f"{task.step.package.file} fails, too: {str(failed[task]).partition(chr(10))[0]}")
+            raise failed[first]
 
 
 def _take(made: Path, task: _Task, where: Folders, state: _State) -> None:

@@ -54,6 +54,7 @@ class Step:
     tests: str | None
     unbuilt: tuple[str, ...] = ()  # what it lacks to be built
     untested: tuple[str, ...] = ()  # to be tested
+    overdue: bool = False  # it is there, did not pass its tests with what is there now, and cannot be tested
 
     @property
     def reason(self) -> str | None:
@@ -129,7 +130,8 @@ def steps(
         unbuilt, untested = lacking(package, packages, left_out | absent)
         built = _checksum(tools, package.file, package.content, of(package.builds_with))
         with_it = _checksum(built, of(package.runs_with))
-        tested = "" if untested else _checksum(with_it, of(package.tests_with))
+        now = _checksum(with_it, of(package.tests_with))
+        tested = "" if untested else now
         old = state.get(package.place)
         builds = tests = None
         if package.place not in there:
@@ -142,7 +144,8 @@ def steps(
             tests = "what it runs with has changed" if old.tested else "it has not passed its tests yet"
         if builds and tested:
             tests = builds
-        made.append(Step(package, built, tested, builds, tests, tuple(unbuilt), tuple(untested)))
+        overdue = bool(untested) and not builds and old is not None and old.tested != now
+        made.append(Step(package, built, tested, builds, tests, tuple(unbuilt), tuple(untested), overdue))
         runs[package.name] = _checksum(runs.get(package.name, ""), with_it)
         if builds and unbuilt:
             absent.add(package.name)

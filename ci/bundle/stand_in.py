@@ -21,7 +21,7 @@ from pathlib import Path
 import rattler_build
 from rattler import Subdir
 
-from bundle import index, interpreter, lock, stubs, wheel, wheels
+from bundle import ending, index, interpreter, lock, stubs, wheel, wheels
 from bundle.errors import ToolError, words
 from bundle.folders import write
 from bundle.progress import steps
@@ -152,7 +152,9 @@ def _pack(items: list[Item], target: Path, platform: str, folder: Path) -> None:
     stages = Path(tempfile.mkdtemp(dir=folder, prefix=".stage-"))
     try:
         with (
-            ProcessPoolExecutor(min(len(items), os.cpu_count() or 1), mp_context=get_context("spawn")) as pool,
+            ProcessPoolExecutor(
+                min(len(items), os.cpu_count() or 1), get_context("spawn"), ending.end_with, (os.getpid(),)
+            ) as pool,
             steps("stand-in channel", len(items), "package") as step,
         ):
             ordered = sorted(items, key=lambda item: -item.nbytes)

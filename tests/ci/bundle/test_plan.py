@@ -176,6 +176,16 @@ def test_what_was_compiled_for_a_framework_stays_where_that_is_left_out_and_its_
         assert [one.package.name for one in now if one.builds and one.unbuilt] == lost
 
 
+def test_what_would_have_to_be_tested_with_a_framework_that_is_left_out_is_overdue() -> None:
+    def overdue(packages: tuple[plan.Package, ...]) -> list[str]:
+        made = plan.steps(packages, "t", BASE, finished(FRAMEWORK), files(FRAMEWORK), {"torch"})
+        return [one.package.name for one in made if one.overdue]
+
+    changed = tuple(replace(one, content="new") if one.name == "library" else one for one in FRAMEWORK)
+    assert overdue(FRAMEWORK) == []
+    assert overdue(changed) == ["all"]
+
+
 def test_what_runs_with_a_package_that_cannot_be_built_is_not_tested() -> None:
     packages = (package("compiled", ("torch",), ()), package("meta", (), ("compiled",)))
     steps = plan.steps(packages, "t", BASE, {}, {}, {"torch"})
