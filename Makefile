@@ -57,7 +57,7 @@ bench-training: setup ## measure a training step over DDL beside gloo on a virtu
 	$(BIN)/python ddl/bench/training.py $(ARGS)
 
 bench-bundle: setup ## measure the conda side from nothing: channel, environment, training, mirror; JSON to out/bench-bundle/
-	PYTHONPATH=ci:recipes/bascule-tools/src $(BIN)/python -m bundle --out $(or $(OUT),out/bench-bundle) bench $(if $(FRAMEWORKS),--frameworks $(FRAMEWORKS)) $(BUNDLE_OPTIONS)
+	PYTHONPATH=ci:recipes/bascule-tools/src $(BIN)/python -m bundle --out "$(or $(OUT),out/bench-bundle)" bench $(if $(FRAMEWORKS),--frameworks $(FRAMEWORKS)) $(BUNDLE_OPTIONS)
 
 bench-images: setup ## measure images and containers: sizes, and what a user waits for (needs root and podman); JSON to out/bench-images/
 	PYTHONPATH=ci:recipes/bascule-tools/src $(BIN)/python -m images.bench $(ARGS)

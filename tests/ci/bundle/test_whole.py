@@ -100,7 +100,7 @@ def test_nothing_takes_longer_than_was_promised(whole: Folders) -> None:
     # wait that no neighbours explain is a failure, too. The promises are of a machine of two cores.
     dear = {name: one for name, one in promised.items() if one["processor_seconds"] > 2 * one["limit"]}
     assert dear == {}
-    busy = max(1.0, *document["load_before"], *os.getloadavg())
+    busy = max(1.0, *document["load_before"])  # and not after it, when it is its own
     late = {name: one for name, one in promised.items() if one["seconds"] > one["limit"] * busy}
     assert late == {}
 
