@@ -5,7 +5,8 @@ from __future__ import annotations
 import argparse
 import os
 import sys
-from collections.abc import Sequence
+from collections.abc import Generator, Sequence
+from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 
@@ -130,9 +131,18 @@ def _env(args: argparse.Namespace, where: Folders) -> None:
     if path.suffix != ".yaml":
         path = where.tree / "envs" / f"{args.name}.yaml"
     asked = environment_file.read(path)
-    below = base.remembered(where, args.base)
-    with lock.held(where.out / "envs"), lock.held(where.channel, shared=True):
-        _install(args, where, asked, below)
+    with lock.held(where.out / "envs"), _read(where):
+        _install(args, where, asked, base.remembered(where, args.base))
+
+
+@contextmanager
+def _read(where: Folders) -> Generator[None]:
+    """Neither the channel nor the stand-in that it may have been built against changes meanwhile.
+
+    Whoever writes one of them holds no lock of the other: nobody waits in a circle.
+    """
+    with lock.held(where.channel, shared=True), lock.held(where.stand_in, shared=True):
+        yield
 
 
 def _install(args: argparse.Namespace, where: Folders, asked: Environment, below: base.Base) -> None:
@@ -159,11 +169,12 @@ def _install(args: argparse.Namespace, where: Folders, asked: Environment, below
 
 
 def _mirror(args: argparse.Namespace, where: Folders) -> None:
-    below = base.remembered(where, args.base)
     target = (args.target or where.out / "mirror").absolute()
-    mirror.claim(target, where)
-    with lock.held(target), lock.held(where.channel, shared=True):
-        made = mirror.make(where, below, args.names, target, tar=not args.no_tar)
+    with _read(where):
+        below = base.remembered(where, args.base)
+        mirror.claim(target, where)
+        with lock.held(target):
+            made = mirror.make(where, below, args.names, target, tar=not args.no_tar)
     say(f"{made} holds {', '.join(args.names)}; check it: {target / 'verify_mirror'}")
 
 

@@ -155,14 +155,18 @@ def test_a_second_run_waits_before_it_touches_anything(tmp_path: Path, command: 
     with lock.held(folder), begun("--out", str(tmp_path), *command) as second:
         assert f"another run (process {os.getpid()}) works in {folder}" in first_words(second)
         second.kill()
-    assert {path.name for path in tmp_path.rglob("*")} <= {"bundle", "base.json", "mirror", ".mirror", ".lock"}
+    there = {path.name for path in tmp_path.rglob("*")}
+    assert there <= {"bundle", "base.json", "mirror", ".mirror", ".lock", "channel", "stand-in"}
 
 
 @pytest.mark.timeout(600)
-def test_an_installation_waits_while_the_channel_is_published(small: Small, out: Path) -> None:
-    with lock.held(out / "channel"):
+@pytest.mark.parametrize("name", ["channel", "stand-in"])
+def test_an_installation_waits_while_the_channel_is_published_or_the_stand_in_is_made(
+    small: Small, out: Path, name: str
+) -> None:
+    with lock.held(out / name):
         second = begun(*env(small, out))
-        assert f"another run (process {os.getpid()}) works in {out / 'channel'}" in first_words(second)
+        assert f"another run (process {os.getpid()}) works in {out / name}" in first_words(second)
         assert not (out / "envs/small").exists()
     said, _ = second.communicate(timeout=100)
     assert second.returncode == 0, said
