@@ -127,7 +127,8 @@ def test_mpirun_ends_by_itself_where_its_daemon_has_ended_in_order(mark: str, in
         os.kill(daemon, signal.SIGKILL)
         with connection:
             assert all(map(gone, (one, mpirun)))
-    assert mpirun.returncode == (0 if in_order else 7)
+    # Asked to end, or made to, where a busy machine lets it answer too late.
+    assert mpirun.returncode in ((0,) if in_order else (7, -signal.SIGKILL))
     rank.kill()
     rank.wait()
 
