@@ -12,7 +12,7 @@ from urllib.parse import unquote, urlsplit
 
 from rattler import Channel, Gateway, Subdir
 
-from bundle import stand_in
+from bundle import plan, stand_in
 from bundle.errors import ToolError
 from bundle.folders import Folders, write
 from bundle.progress import say
@@ -31,7 +31,8 @@ class Base:
     channels: tuple[str, ...]
     reason: str
     pythons: list[str] | None = None  # those that it has; None: all
-    checksums: Mapping[str, str] = field(default_factory=dict)  # by package; empty: not looked at
+    # By name: of its packages and of all that they run with. Empty: not looked at.
+    checksums: Mapping[str, str] = field(default_factory=dict)
     left_out: frozenset[str] = frozenset()  # frameworks that nobody asked for: what needs one is not tested
 
     @property
@@ -94,14 +95,21 @@ def of_folder(name: str, channel: Path, platform: str, reason: str, left_out: fr
     """A base whose whole content is known."""
     records = json.loads((channel / platform / "repodata.json").read_text())["packages.conda"].values()
     sums: dict[str, list[str]] = {}
+    runs_with: dict[str, set[str]] = {}
     for record in records:
         sums.setdefault(record["name"], []).append(record["sha256"])
+        runs_with.setdefault(record["name"], set()).update(one.split()[0] for one in record["depends"])
+
+    def reached(name: str) -> str:
+        found = (one for reached in plan.closure([name], runs_with) for one in sums.get(reached, ()))
+        return hashlib.sha256("".join(sorted(found)).encode()).hexdigest()
+
     return Base(
         name,
         (channel.as_uri(),),
         reason,
         pythons=sorted({".".join(one["version"].split(".")[:2]) for one in records if one["name"] == "python"}),
-        checksums={key: hashlib.sha256("".join(sorted(all_)).encode()).hexdigest() for key, all_ in sums.items()},
+        checksums={name: reached(name) for name in sums},
         left_out=left_out,
     )
 

@@ -6,35 +6,24 @@ import contextlib
 import json
 import os
 import shutil
-import time
-from collections.abc import Mapping, Sequence
-from concurrent.futures import FIRST_COMPLETED, BrokenExecutor, Future, ProcessPoolExecutor, wait
-from dataclasses import asdict, dataclass, replace
+from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import ProcessPoolExecutor
+from dataclasses import asdict, replace
+from functools import partial
 from importlib import metadata
 from multiprocessing import get_context
 from pathlib import Path
 
-from bundle import base, ending, index, lock, plan, published, rendered, workbench
+from bundle import base, ending, index, lock, plan, published, rendered, tasks, workbench
 from bundle.base import Base
-from bundle.errors import BuildError, BundleError, ToolError
+from bundle.errors import ToolError
 from bundle.folders import Folders, checksum_of, write
-from bundle.progress import say, steps
+from bundle.progress import say
+from bundle.rendered import Recipe
+from bundle.tasks import Task
 
 _FORMAT = 2  # counted up whenever this program makes other packages of the same recipes
 _AT_ONCE = 4  # packages that are built side by side, where there are as many cores
-
-
-@dataclass(frozen=True)
-class _Task:
-    """One thing to do for a package; `after` are the names of those that must have been built before it."""
-
-    step: plan.Step
-    test: bool  # or build
-    reason: str
-    after: frozenset[str]
-
-    def __str__(self) -> str:
-        return f"{self.step.package.file}: {'tested' if self.test else 'built'}"
 
 
 def tools(base: Base) -> str:
@@ -67,15 +56,16 @@ def build(where: Folders, base: Base, platform: str) -> list[plan.Step]:
     todo = plan.steps(packages, tools(base), state.below, state.finished, there, base.left_out)
     wanted = {step.package.place for step in todo if not (step.builds and step.unbuilt)}
     for place in sorted(set(there) - {package.place for package in packages}):
-        say(f"{place} is removed: no recipe makes it any more")
+        why = f"no recipe makes it for {where.mpi}" if where.mpi else "no recipe makes it any more"
+        say(f"{place} is removed: {why}")
     for place in sorted(set(there) - wanted):  # what cannot be built again would be of older sources than the rest
         (where.staged / place).unlink()
     state.keep(wanted)
     named = {place: there[place] for place in wanted & set(there)}
     if not (where.staged / "noarch/repodata.json").is_file() or index.indexed(where.staged) != named:
         index.index(where.staged)
-    if tasks := _tasks(todo, packages):
-        _work(tasks, where, base, platform, {one.package.place: one.recipe for one in all_}, state)
+    if work := tasks.of(todo, packages):
+        _work(work, where, base, platform, {one.package.place: one.recipe for one in all_}, state)
     _publish(where, base)
     return todo
 
@@ -126,97 +116,35 @@ class _State:
         write(self.path, json.dumps({"finished": finished, "below": self.below}, indent=1))
 
 
-def _tasks(todo: Sequence[plan.Step], packages: Sequence[plan.Package]) -> list[_Task]:
-    """What is to be done and can be, in the order of the packages; says what cannot."""
-    ours = {package.name for package in packages}
-    found: list[_Task] = []
-    for step in todo:
-        package = step.package
-        if step.builds and step.unbuilt:
-            say(f"{package.file} is not built, for lack of {', '.join(step.unbuilt)} (see FRAMEWORKS)")
-            continue
-        if step.builds and step.untested:
-            say(f"{package.file} is built, but not tested, for lack of {', '.join(step.untested)} (see FRAMEWORKS)")
-        if step.overdue:
-            lack = ", ".join(step.untested)
-            say(f"{package.file} is not tested with what changed, for lack of {lack} (see FRAMEWORKS)")
-        if step.builds:
-            after = plan.closure(package.builds_with, packages) & ours - {package.name}
-            found.append(_Task(step, False, step.builds, frozenset(after)))
-        if step.tests:
-            after = plan.closure([package.name, *package.tests_with], packages) & ours
-            found.append(_Task(step, True, step.tests, frozenset(after)))
-    return found
-
-
 def _work(
-    tasks: Sequence[_Task],
+    todo: Sequence[Task],
     where: Folders,
     base: Base,
     platform: str,
-    recipes: Mapping[str, Path],
+    recipes: Mapping[str, Recipe],
     state: _State,
 ) -> None:
-    """All `tasks`, side by side where one does not wait for another's package to be built.
+    """Do all of it on as many processes as are of use, and keep what was made. Raises as `tasks.run`."""
 
-    A package's tests do not keep others waiting that need it: all of them must pass before anything is published.
-    Raises the error of the first package that fails, in their order, when what was begun has ended.
-    """
-    waiting = list(tasks)
-    running: dict[Future[Path], tuple[_Task, float]] = {}  # with the time when it began
-    failed: dict[_Task, BundleError] = {}
-    workers = max(1, min(_AT_ONCE, os.cpu_count() or 1, len(tasks)))
+    def job(task: Task) -> Callable[[], Path]:
+        package = task.step.package
+        if task.test:
+            return partial(workbench.test, where, base, where.staged / package.place)
+        return partial(workbench.make, where, base, platform, recipes[package.place], package.file)
+
+    def take(task: Task, made: Path) -> None:
+        place = task.step.package.place
+        if task.test:
+            state.note(place, replace(state.finished[place], tested=task.step.tested))
+            return
+        target = where.staged / place
+        target.parent.mkdir(parents=True, exist_ok=True)
+        made.replace(target)
+        shutil.rmtree(where.work / "made" / target.name, ignore_errors=True)
+        index.index(where.staged)
+        state.note(place, plan.Finished(task.step.built, "", checksum_of(target)))
+
+    at_once = max(1, min(_AT_ONCE, os.cpu_count() or 1, len(todo)))
     # Spawned, and not forked: the builder has threads.
-    with (
-        ProcessPoolExecutor(workers, get_context("spawn"), ending.end_with, (os.getpid(),)) as pool,
-        steps("channel", len(tasks), "step") as step,
-    ):
-        while running or (waiting and not failed):
-            unbuilt = {
-                one.step.package.name for one in (*waiting, *(one for one, _ in running.values())) if not one.test
-            }
-            ready = [] if failed else [task for task in waiting if not task.after & unbuilt]
-            ready.sort(key=lambda task: task.test)  # others may wait for what is built
-            for task in ready[: workers - len(running)]:
-                waiting.remove(task)
-                package = task.step.package
-                if task.test:
-                    future = pool.submit(workbench.test, where, base, where.staged / package.place)
-                else:
-                    future = pool.submit(workbench.make, where, base, platform, recipes[package.place], package.file)
-                running[future] = task, time.monotonic()
-            done, _ = wait(running, return_when=FIRST_COMPLETED)
-            for future in done:
-                task, begun = running.pop(future)
-                try:
-                    made = future.result()
-                except BundleError as error:
-                    failed[task] = error
-                    continue
-                except BrokenExecutor:
-                    failed[task] = BuildError(
-                        f"{task.step.package.file}: the process that worked on it died, as one does that needs more "
-                        "memory than there is; run this again"
-                    )
-                    continue
-                _take(made, task, where, state)
-                step(f"{task} in {time.monotonic() - begun:.1f} s ({task.reason})", 1)
-        if failed:
-            first, *others = sorted(failed, key=tasks.index)
-            for task in others:
-                say(f"{task.step.package.file} fails, too: {str(failed[task]).partition(chr(10))[0]}")
-            raise failed[first]
-
-
-def _take(made: Path, task: _Task, where: Folders, state: _State) -> None:
-    """Keep what was made, or that it has passed."""
-    place = task.step.package.place
-    if task.test:
-        state.note(place, replace(state.finished[place], tested=task.step.tested))
-        return
-    target = where.staged / place
-    target.parent.mkdir(parents=True, exist_ok=True)
-    made.replace(target)
-    shutil.rmtree(where.work / "made" / target.name, ignore_errors=True)
-    index.index(where.staged)
-    state.note(place, plan.Finished(task.step.built, "", checksum_of(target)))
+    with ProcessPoolExecutor(at_once, get_context("spawn"), ending.end_with, (os.getpid(),)) as pool:
+        tasks.run(todo, pool, at_once, job, take)

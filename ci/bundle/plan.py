@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Iterable, Mapping, Sequence, Set
-from dataclasses import dataclass
+from collections.abc import Collection, Iterable, Mapping, Sequence, Set
+from dataclasses import dataclass, field
 
 from bundle.errors import BundleError
 
@@ -22,6 +22,7 @@ class Package:
     runs_with: tuple[str, ...]  # of what it runs with
     tests_with: tuple[str, ...]  # of what its tests run with besides
     content: str  # a checksum of the rendered recipe and its sources
+    variant: Mapping[str, str] = field(default_factory=dict, hash=False)  # what it chooses of conda_build_config.yaml
 
     @property
     def file(self) -> str:
@@ -32,6 +33,10 @@ class Package:
     def place(self) -> str:
         """Its file's, in a channel."""
         return f"{self.subdir}/{self.file}"
+
+    def goes_with(self, other: Package) -> bool:
+        """Whether one environment can hold both, as far as variants go: of what both choose, they choose the same."""
+        return all(other.variant.get(key, value) == value for key, value in self.variant.items())
 
 
 @dataclass(frozen=True)
@@ -81,25 +86,34 @@ def order(packages: Sequence[Package]) -> list[Package]:
     return done
 
 
-def closure(names: Iterable[str], packages: Sequence[Package]) -> set[str]:
-    """`names` and what they run with, through our own packages too: a metapackage needs what its packages need."""
-    runs: dict[str, set[str]] = {}
+def dependencies(packages: Sequence[Package]) -> dict[str, set[str]]:
+    """By name, the names of what any variant of it runs with."""
+    found: dict[str, set[str]] = {}
     for one in packages:
-        runs.setdefault(one.name, set()).update(one.runs_with)
+        found.setdefault(one.name, set()).update(one.runs_with)
+    return found
+
+
+def closure(names: Iterable[str], runs_with: Mapping[str, Collection[str]]) -> set[str]:
+    """`names`, what they run with, what that runs with, and so on."""
     found: set[str] = set()
     waiting = list(names)
     while waiting:
         name = waiting.pop()
         if name not in found:
             found.add(name)
-            waiting += runs.get(name, ())
+            waiting += runs_with.get(name, ())
     return found
 
 
 def lacking(package: Package, packages: Sequence[Package], left_out: Set[str]) -> tuple[list[str], list[str]]:
-    """Which of `left_out`, that the channel below is to be used without, `package` lacks to be built, to be tested."""
-    unbuilt = closure(package.builds_with, packages) & left_out
-    return sorted(unbuilt), sorted(closure((*package.runs_with, *package.tests_with), packages) & left_out)
+    """Which of `left_out`, that the channel below is to be used without, `package` lacks to be built, to be tested.
+
+    A metapackage lacks what its packages lack.
+    """
+    runs_with = dependencies(packages)
+    unbuilt = closure(package.builds_with, runs_with) & left_out
+    return sorted(unbuilt), sorted(closure((*package.runs_with, *package.tests_with), runs_with) & left_out)
 
 
 def steps(
@@ -112,20 +126,24 @@ def steps(
 ) -> list[Step]:
     """All packages in their order, each with the reasons why it is to be built and to be tested.
 
-    `tools` is a checksum of what builds; `base` holds, for each name in the channel below ours, one of its packages,
-    and of those `left_out` the last that was known; `state` what is known of finished packages by place, `there` the
-    checksums of the files.
+    `tools` is a checksum of what builds; `base` holds, for each name in the channel below ours, one of its packages and
+    of all that come along with them, and of those `left_out` the last that was known; `state` what is known of finished
+    packages by place, `there` the checksums of the files.
 
     A package is built again when something changed that it is built from: what it merely runs with changes no byte of
     it, and has it tested again.
     """
-    runs: dict[str, str] = {}  # by name, of all variants of ours together: what comes along with it
+    runs: dict[str, list[tuple[Package, str]]] = {}  # ours by name, with checksums of all that comes along with each
     absent: set[str] = set()  # ours that cannot be built and are not there
     made: list[Step] = []
     for package in order(packages):
 
-        def of(names: Iterable[str]) -> dict[str, str]:
-            return {name: runs.get(name) or base.get(name, "") for name in sorted(names)}
+        def of(names: Iterable[str], package: Package = package) -> dict[str, list[str] | str]:
+            found: dict[str, list[str] | str] = {}
+            for name in sorted(names):
+                ours = [with_it for other, with_it in runs.get(name, ()) if other.goes_with(package)]
+                found[name] = ours or base.get(name, "")
+            return found
 
         unbuilt, untested = lacking(package, packages, left_out | absent)
         built = _checksum(tools, package.file, package.content, of(package.builds_with))
@@ -146,7 +164,7 @@ def steps(
             tests = builds
         overdue = bool(untested) and not builds and old is not None and old.tested != now
         made.append(Step(package, built, tested, builds, tests, tuple(unbuilt), tuple(untested), overdue))
-        runs[package.name] = _checksum(runs.get(package.name, ""), with_it)
+        runs.setdefault(package.name, []).append((package, with_it))
         if builds and unbuilt:
             absent.add(package.name)
     return made

@@ -18,12 +18,34 @@ from bundle.folders import Folders
 
 
 @dataclass(frozen=True)
-class Rendered:
-    """One variant of one package."""
+class Recipe:
+    """A recipe with copies of all that it is made from, on which later changes of the tree have no influence.
 
-    recipe: Path  # its meta.yaml
+    Plain data, which another process can be handed; what the builder makes of it cannot.
+    """
+
+    path: Path  # its meta.yaml, for messages
+    folder: Path  # the copy of its folder
+    document: dict[str, rendering.Value]  # whose sources are copies
+    variants: Mapping[str, list[str]]  # of conda_build_config.yaml
+    content: str  # a checksum of what was copied
+
+    def outputs(self, folder: Path, platform: str) -> list[rattler_build.RenderedVariant]:
+        """All variants of all packages that it makes, when it is built in `folder`. Raises RecipeError."""
+        target = rattler_build.RenderConfig(platform=rattler_build.PlatformConfig(target_platform=platform))
+        try:
+            stage0 = rattler_build.Stage0Recipe.from_dict(self.document, recipe_dir=folder)
+            return stage0.render(rattler_build.VariantConfig(dict(self.variants)), target)
+        except rattler_build.RattlerBuildError as error:
+            raise RecipeError(self.path, 1, f"rattler-build refuses it: {error}") from None
+
+
+@dataclass(frozen=True)
+class Rendered:
+    """One variant of one package, with the recipe that makes it."""
+
+    recipe: Recipe
     package: plan.Package
-    variant: rattler_build.RenderedVariant
 
 
 def render(where: Folders, base: Base, platform: str) -> list[Rendered]:
@@ -35,32 +57,25 @@ def render(where: Folders, base: Base, platform: str) -> list[Rendered]:
         other = path.with_name("conda_build_config.yaml")
         if other.exists() and not where.is_bundle(path):
             raise RecipeError(other, 1, f"is not read: the variants of all recipes are in {where.variants}")
-        document = rendering.render(path, known)
-        recipe, sources = _places(where, path)
-        content = _stage(document, path, recipe, sources, whole_tree=where.is_bundle(path))
-        variants_ = _variants(document, path, recipe, known, platform)
-        found += [Rendered(path, _package(variant, content, platform), variant) for variant in variants_]
-        used.update(*(variant.variant for variant in variants_))
+        recipe = _copied(where, path, known)
+        for output in recipe.outputs(recipe.folder, platform):
+            package = _package(output, recipe, platform)
+            if not output.recipe.to_dict().get("tests"):
+                raise RecipeError(
+                    path, 1, f"{package.name} has no tests, and would count as tested: give it test/commands, at least"
+                )
+            found.append(Rendered(recipe, package))
+            used.update(output.variant)
     variants.refuse_unused(where.variants, used)
     return found
 
 
-def again(
-    where: Folders, base: Base, platform: str, path: Path, file: str, recipe: Path
-) -> rattler_build.RenderedVariant:
-    """The variant of `path` whose package is `file`, from what `render` has copied, with the recipe's copy in `recipe`.
-
-    For another process, which cannot be handed the one that `render` gave.
-    """
-    known = restricted(where, base)
-    document = rendering.render(path, known)
-    staged, sources = _places(where, path)
-    shutil.copytree(staged, recipe, symlinks=True)
-    _point(document, path, sources)
-    for variant in _variants(document, path, recipe, known, platform):
-        if _package(variant, "", platform).file == file:
-            return variant
-    raise RecipeError(path, 1, f"it makes no {file} any more: it was changed while it was built; run this again")
+def again(recipe: Recipe, file: str, folder: Path, platform: str) -> rattler_build.RenderedVariant:
+    """The variant whose package is `file`, to be built in `folder`, which is made: a copy of the recipe's."""
+    shutil.copytree(recipe.folder, folder, symlinks=True)
+    outputs = recipe.outputs(folder, platform)
+    (found,) = [one for one in outputs if _package(one, recipe, platform).file == file]
+    return found
 
 
 def restricted(where: Folders, base: Base) -> Mapping[str, list[str]]:
@@ -76,21 +91,14 @@ def restricted(where: Folders, base: Base) -> Mapping[str, list[str]]:
     return known
 
 
-def _places(where: Folders, path: Path) -> tuple[Path, Path]:
-    """Where the copies of a recipe and of its sources lie."""
-    name = "bundle" if where.is_bundle(path) else path.parent.name
-    return where.work / "recipes" / name, where.work / "sources" / name
-
-
-def _variants(
-    document: dict[str, rendering.Value], path: Path, recipe: Path, known: Mapping[str, list[str]], platform: str
-) -> list[rattler_build.RenderedVariant]:
-    target = rattler_build.RenderConfig(platform=rattler_build.PlatformConfig(target_platform=platform))
-    try:
-        stage0 = rattler_build.Stage0Recipe.from_dict(document, recipe_dir=recipe)
-        return stage0.render(rattler_build.VariantConfig(dict(known)), target)
-    except rattler_build.RattlerBuildError as error:
-        raise RecipeError(path, 1, f"rattler-build refuses it: {error}") from None
+def _copied(where: Folders, path: Path, known: Mapping[str, list[str]]) -> Recipe:
+    """The recipe at `path`, with copies of what it is made from in the work folder."""
+    document = rendering.render(path, known)
+    is_bundle = where.is_bundle(path)
+    name = "bundle" if is_bundle else path.parent.name
+    folder, sources = where.work / "recipes" / name, where.work / "sources" / name
+    content = _stage(document, path, folder, sources, whole_tree=is_bundle)
+    return Recipe(path, folder, document, known, content)
 
 
 def _stage(document: dict[str, rendering.Value], path: Path, recipe: Path, sources: Path, *, whole_tree: bool) -> str:
@@ -146,9 +154,9 @@ def _license(document: dict[str, rendering.Value]) -> str | None:
     return named if isinstance(named, str) and named.startswith("..") else None
 
 
-def _package(variant: rattler_build.RenderedVariant, sources: str, platform: str) -> plan.Package:
-    recipe = variant.recipe
-    document = recipe.to_dict()
+def _package(output: rattler_build.RenderedVariant, recipe: Recipe, platform: str) -> plan.Package:
+    made = output.recipe
+    document = made.to_dict()
     needs = document.get("requirements", {})
     tests = [test.get("requirements", {}) for test in document.get("tests", [])]
 
@@ -156,18 +164,19 @@ def _package(variant: rattler_build.RenderedVariant, sources: str, platform: str
         found = {_name(item) for one in lists for item in one}
         return tuple(sorted(found - {""}))
 
-    # Where the copy of the sources lies is of no account; what is in them is in `sources`.
+    # Where the copy of the sources lies is of no account; what is in them is in the recipe's checksum.
     said = {key: value for key, value in document.items() if key != "source"}
-    content = json.dumps([said, variant.variant, sources], sort_keys=True, default=str)
+    content = json.dumps([said, output.variant, recipe.content], sort_keys=True, default=str)
     return plan.Package(
-        name=recipe.package.name,
-        version=recipe.package.version,
-        build=str(recipe.build.string),
-        subdir="noarch" if recipe.build.noarch else platform,
+        name=made.package.name,
+        version=made.package.version,
+        build=str(made.build.string),
+        subdir="noarch" if made.build.noarch else platform,
         builds_with=names(needs.get("build", []), needs.get("host", [])),
         runs_with=names(needs.get("run", [])),
         tests_with=names(*(test.get("run", []) for test in tests)),
         content=hashlib.sha256(content.encode()).hexdigest(),
+        variant={key: str(value) for key, value in output.variant.items() if key in recipe.variants},
     )
 
 

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import platform as machine
+import shutil
+import subprocess
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -41,7 +44,11 @@ class Stub:
 
 
 def stubs(cxx_versions: list[str], stdlib_versions: list[str], platform: str) -> list[Stub]:
-    """All of them; the versions are the variants' that recipes ask for. `platform` is conda's, as linux-64."""
+    """All of them; the versions are the variants' that recipes ask for. `platform` is conda's, as linux-64.
+
+    What the system has in their place is said in their summaries, which makes them other packages when it changes: what
+    was compiled is then compiled again.
+    """
     made = [
         Stub("mpi", "1.0", family, summary=f"stand-in: the MPI of this environment is {family}")
         for family in ("openmpi", "mpich")
@@ -54,10 +61,19 @@ def stubs(cxx_versions: list[str], stdlib_versions: list[str], platform: str) ->
             script = _ACTIVATE.format(
                 candidates=candidates, variable=variable, language=language, package=candidates.split()[0]
             )
-            summary = f"stand-in: the system's own {language} compiler, whatever its version"
+            summary = f"stand-in: the system's own {language} compiler, {_compiler(candidates)}"
             made.append(Stub(package, version, "0", summary=summary, activate=script))
+    c_library = " ".join(machine.libc_ver())
     made += [
-        Stub(f"sysroot_{platform}", version, "0", summary="stand-in: the system's own C library, whatever its version")
+        Stub(f"sysroot_{platform}", version, "0", summary=f"stand-in: the system's own C library, {c_library}")
         for version in stdlib_versions
     ]
     return made
+
+
+def _compiler(candidates: str) -> str:
+    """The first of `candidates` that is there, as it names itself with its version."""
+    for path in filter(None, map(shutil.which, candidates.split())):
+        said = subprocess.run([path, "--version"], stdin=subprocess.DEVNULL, capture_output=True, text=True).stdout
+        return said.partition("\n")[0].strip() or path
+    return "which is not there"

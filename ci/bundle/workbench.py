@@ -19,11 +19,12 @@ from bundle import rendered
 from bundle.base import Base
 from bundle.errors import BuildError
 from bundle.folders import Folders
+from bundle.rendered import Recipe
 
 _TAIL = 40  # lines of a log that are shown where something failed
 
 
-def make(where: Folders, base: Base, platform: str, recipe: Path, file: str) -> Path:
+def make(where: Folders, base: Base, platform: str, recipe: Recipe, file: str) -> Path:
     """Build `file` of `recipe`, without its tests; where it lies. Raises BuildError with the end of the log.
 
     What the builder and compilers print goes to the log: in this process nothing else is printed.
@@ -32,7 +33,7 @@ def make(where: Folders, base: Base, platform: str, recipe: Path, file: str) -> 
     folder = where.work / "made" / file
     shutil.rmtree(folder, ignore_errors=True)
     folder.mkdir(parents=True)
-    variant = rendered.again(where, base, platform, recipe, file, folder / "recipe")
+    variant = rendered.again(recipe, file, folder / "recipe", platform)
     try:
         result = variant.run_build(output_dir=folder / "built", channels=_channels(where, base), progress_callback=log)
     except rattler_build.RattlerBuildError as error:

@@ -30,7 +30,7 @@ DEFAULT_BASE = "debian:bookworm-slim"
 def main(arguments: Sequence[str] | None = None) -> int:
     """Build images; the exit status: 0, 1 for an error, 2 for a wrong command line, 130 for an interrupt."""
     args = _parser().parse_args(arguments)
-    where = Folders(_TREE, args.out.resolve())
+    where = Folders(_TREE, Path(os.path.abspath(args.out)))  # by the name that the user gave, be it a link
     os.environ.setdefault("RATTLER_CACHE_DIR", str(where.work / "cache"))
     try:
         chosen = None if args.context_only else engine.choose(args.engine)

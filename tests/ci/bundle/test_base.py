@@ -64,20 +64,23 @@ def test_without_a_channel_the_error_says_what_makes_one(where: Folders) -> None
 
 def test_the_content_of_a_folder_is_known(tmp_path: Path) -> None:
     records = {
-        "python-3.11.7-0.conda": {"name": "python", "version": "3.11.7", "sha256": "a"},
-        "python-3.12.1-0.conda": {"name": "python", "version": "3.12.1", "sha256": "b"},
-        "numpy-2.4-0.conda": {"name": "numpy", "version": "2.4", "sha256": "c"},
+        "python-3.11.7-0.conda": {"name": "python", "version": "3.11.7", "sha256": "a", "depends": []},
+        "python-3.12.1-0.conda": {"name": "python", "version": "3.12.1", "sha256": "b", "depends": []},
+        "blas-1.0-0.conda": {"name": "blas", "version": "1.0", "sha256": "d", "depends": []},
+        "numpy-2.4-0.conda": {"name": "numpy", "version": "2.4", "sha256": "c", "depends": ["blas >=1", "python"]},
+        "scipy-1.9-0.conda": {"name": "scipy", "version": "1.9", "sha256": "e", "depends": ["numpy"]},
     }
     index = tmp_path / "linux-64/repodata.json"
     index.parent.mkdir()
     index.write_text(json.dumps({"packages.conda": records}))
     found = base.of_folder("mine", tmp_path, "linux-64", "a test")
     assert found.pythons == ["3.11", "3.12"]
-    assert set(found.checksums) == {"python", "numpy"}
-    records["numpy-2.4-0.conda"]["sha256"] = "d"
-    index.write_text(json.dumps({"packages.conda": records}))
-    changed = base.of_folder("mine", tmp_path, "linux-64", "a test").checksums
-    assert {name for name in changed if changed[name] != found.checksums[name]} == {"numpy"}
+    assert set(found.checksums) == {"python", "blas", "numpy", "scipy"}
+    for package, others in (("numpy-2.4", {"numpy", "scipy"}), ("blas-1.0", {"blas", "numpy", "scipy"})):
+        now = records | {f"{package}-0.conda": records[f"{package}-0.conda"] | {"sha256": "another"}}
+        index.write_text(json.dumps({"packages.conda": now}))
+        changed = base.of_folder("mine", tmp_path, "linux-64", "a test").checksums
+        assert {name for name in changed if changed[name] != found.checksums[name]} == others
 
 
 def test_a_channel_that_does_not_answer_is_given_with_the_reason() -> None:

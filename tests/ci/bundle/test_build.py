@@ -190,6 +190,9 @@ package:
 build:
   number: 0
   script: bash $RECIPE_DIR/mark.sh
+test:
+  commands:
+    - grep "^$PREFIX/share$" $PREFIX/share/marked/text
 about:
   license: Apache-2.0
 """
@@ -200,13 +203,25 @@ printf 'a\0%s/share\0b' "$PREFIX" >"$PREFIX/share/marked/binary"
 """
 
 
+def add_marked(where: Folders, recipe: str) -> Path:
+    folder = where.tree / "recipes/marked"
+    folder.mkdir()
+    (folder / "meta.yaml").write_text(recipe)
+    (folder / "mark.sh").write_text(MARK)
+    return folder / "meta.yaml"
+
+
+def test_a_package_without_tests_is_refused(small: Small, copied: Folders) -> None:
+    start, end = MARKED.index("test:"), MARKED.index("about:")
+    path = add_marked(copied, MARKED[:start] + MARKED[end:])
+    with pytest.raises(RecipeError, match=rf"^{path}:1: marked has no tests, and would count as tested: give it"):
+        build.build(copied, small.base, PLATFORM)
+
+
 def test_the_folder_that_a_program_was_built_for_becomes_a_long_prefix_and_nothing_moves(
     small: Small, copied: Folders, tmp_path: Path
 ) -> None:
-    folder = copied.tree / "recipes/marked"
-    folder.mkdir()
-    (folder / "meta.yaml").write_text(MARKED)
-    (folder / "mark.sh").write_text(MARK)
+    add_marked(copied, MARKED)
     assert reasons(small, copied)["marked"] == "it is not in the channel"
     prefix = tmp_path / ("a" * 60) / ("b" * 60)
     prefix.parent.mkdir()

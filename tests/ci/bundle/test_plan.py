@@ -115,11 +115,28 @@ def test_what_was_built_and_never_passed_is_tested() -> None:
     assert only_tested(BOTH, state) == ["program"]
 
 
-def test_a_change_of_one_variant_builds_what_is_made_of_any() -> None:
-    packages = (LIBRARY, replace(LIBRARY, build="h1_0"), package("program", ("library",)))
-    now = (LIBRARY, replace(LIBRARY, build="h1_0", content="new"), packages[2])
-    again = [one.package.file for one in steps(now, finished(packages)) if one.builds]
-    assert again == ["library-1.0-h1_0.conda", "program-1.0-h0_0.conda"]
+OPENMPI, MPICH = ({"mpi": name, "cxx_compiler_version": "14"} for name in ("openmpi", "mpich"))
+VARIANTS = (
+    replace(LIBRARY, build="openmpi_0", variant=OPENMPI),
+    replace(LIBRARY, build="mpich_0", variant=MPICH),
+    replace(package("program", ("library",)), build="openmpi_py311_0", variant={"mpi": "openmpi", "python": "3.11"}),
+    replace(package("program", ("library",)), build="mpich_py311_0", variant={"mpi": "mpich", "python": "3.11"}),
+    package("backend", ("library",)),  # made of whichever there is
+    package("meta", (), ("program",)),
+)
+
+
+def test_a_change_of_one_variant_builds_what_is_made_of_it_and_nothing_of_another() -> None:
+    now = tuple(replace(one, content="new") if one.build == "mpich_0" else one for one in VARIANTS)
+    again = [(one.package.name, one.package.build) for one in steps(now, finished(VARIANTS)) if one.builds]
+    assert again == [("library", "mpich_0"), ("backend", "h0_0"), ("program", "mpich_py311_0")]
+    assert only_tested(now, finished(VARIANTS)) == ["meta"]
+
+
+def test_leaving_one_variant_out_builds_nothing_of_another() -> None:
+    left = tuple(one for one in VARIANTS if one.variant != MPICH and one.name != "backend" and "mpich" not in one.build)
+    assert built(left, finished(VARIANTS)) == []
+    assert only_tested(left, finished(VARIANTS)) == ["meta"]  # which now runs with the other only
 
 
 FRAMEWORK = (

@@ -91,6 +91,25 @@ def test_the_versions_of_compilers_are_those_that_recipes_ask_for() -> None:
     assert {("gxx_linux-64", "14", "0"), ("sysroot_linux-64", "2.28", "0"), ("mpi", "1.0", "mpich")} <= named
 
 
+def test_another_compiler_of_the_systems_is_another_package(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    compiler = tmp_path / "g++"
+    monkeypatch.setenv("PATH", str(tmp_path))
+
+    def keys() -> dict[str, str]:
+        known = {"cxx_compiler_version": ["14"], "c_stdlib_version": ["2.28"]}
+        return {item.name: item.key for item in stand_in.plan([], known, "linux-64")}
+
+    found = [keys()]
+    for version in ("12.2.0", "12.2.0", "14.1.0"):
+        compiler.write_text(f"#!/bin/sh\necho 'g++ {version}'\necho 'more words'\n")
+        compiler.chmod(0o755)
+        found.append(keys())
+    none, first, same, other = found
+    assert same == first
+    for one in (none, other):
+        assert {name for name in first if one[name] != first[name]} == {"gxx_linux-64"}
+
+
 def test_an_activated_compiler_is_the_systems(tmp_path: Path) -> None:
     (stub,) = (one for one in stubs.stubs(["14"], [], "linux-64") if one.name == "gxx_linux-64")
     stub.stage(tmp_path)
