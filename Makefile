@@ -1,6 +1,19 @@
 # `make` alone lists what there is. Every target that needs .venv makes it first.
 
 PYTHON ?= python3
+# These are what the command line says, and nothing that happens to be in the environment: ENV is a variable of sh's own,
+# PREFIX one of many builds'. PYTHON is taken from there, and so is gpu-check's OUT.
+GPU_OUT := $(OUT)
+ARGS =
+BASE =
+BASE_IMAGE =
+ENGINE =
+ENV =
+ENVS =
+FRAMEWORKS =
+OUT =
+PREFIX =
+RECIPE =
 BIN := .venv/bin
 PYTEST := $(BIN)/python -m pytest
 IMAGES = PYTHONPATH=ci:recipes/bascule-tools/src $(BIN)/python -m images
@@ -87,7 +100,7 @@ chart: setup ## lint the Helm chart with helm 3 and 4, and pack it into out/char
 	ci/chart
 
 gpu-check: ## the GPU's tests and benchmark with PYTHON's own torch, without .venv; to $OUT, or out/gpu
-	@ci/gpu_check
+	@OUT="$(GPU_OUT)" ci/gpu_check
 
 clean: ## remove .venv and everything else that is not a source
 	rm -rf .venv out .pytest_cache .mypy_cache .ruff_cache .hypothesis lms/dist ddl/dist ddl/build

@@ -1,3 +1,4 @@
+import os
 import re
 import shutil
 import subprocess
@@ -9,10 +10,10 @@ ROOT = Path(__file__).parents[1]
 TARGETS = ("setup", "demo", "test", "test-all", "lint", "bench", "gpu-check", "clean", "help")
 
 
-def make(*arguments: str) -> str:
-    done = subprocess.run(
-        ["make", "--no-print-directory", *arguments], cwd=ROOT, capture_output=True, text=True, check=True
-    )
+def make(*arguments: str, **variables: str) -> str:
+    command = ["make", "--no-print-directory", *arguments]
+    environment = os.environ | variables
+    done = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True, check=True)
     return done.stdout
 
 
@@ -64,3 +65,20 @@ def test_lint_and_format_reach_every_source_of_c_and_cpp(target: str) -> None:
     }
     assert len(sources) > 80
     assert sources <= reached
+
+
+@pytest.mark.parametrize("target", ["channel", "render", "env", "mirror", "image", "images", "context", "bench-bundle"])
+def test_what_happens_to_be_in_the_environment_is_not_asked_for(target: str) -> None:
+    """A shell's own ENV, a build's PREFIX."""
+    text = (ROOT / "Makefile").read_text()
+    named = set(re.findall(r"\$\((?:if |or )?\$?\(?([A-Z_]+)", text)) - {"PYTHON", "BIN"}
+    asked = {name for name in named if not re.search(rf"^{name} :?= ?\S", text, re.MULTILINE)}
+    assert {"ENV", "ENVS", "PREFIX", "BASE", "BASE_IMAGE", "ENGINE", "OUT", "ARGS", "FRAMEWORKS", "RECIPE"} == asked
+    assert make("--dry-run", target, **dict.fromkeys(asked, "surprise")) == make("--dry-run", target)
+    assert "surprise" in make("--dry-run", target, *(f"{name}=surprise" for name in sorted(asked)))
+
+
+def test_the_results_of_a_gpu_check_go_where_the_environment_says() -> None:
+    """A machine with a GPU brings back what lies in its OUT."""
+    assert 'OUT="/results" ci/gpu_check' in make("--dry-run", "gpu-check", OUT="/results")
+    assert 'OUT="/results" ci/gpu_check' in make("--dry-run", "gpu-check", "OUT=/results")

@@ -1,7 +1,7 @@
 """Expressions of a recipe's Jinja, from conda-build's names to rattler-build's.
 
-Only what the recipes need is understood: names, constants, `+ - ~ ==`, `A if B else C`, and four functions. All else is
-an error, because whatever passed through unchanged would mean something else, or nothing, to the other builder.
+Only what the recipes need is understood: names, constants, `+ - ~ == !=`, `A if B else C`, and four functions. All else
+is an error, because whatever passed through unchanged would mean something else, or nothing, to the other builder.
 Sources: conda-build's documentation ("Defining metadata", "Build variants") and rattler-build's ("Jinja").
 """
 
@@ -37,7 +37,7 @@ def translate(expression: str, names: Collection[str]) -> str:
     Raises ValueError that says what was not understood.
     """
     try:
-        template = _ENVIRONMENT.parse("{{" + expression + "}}")
+        template = _ENVIRONMENT.parse("{{ " + expression + " }}")  # "{{-" would be another mark
     except jinja2.TemplateSyntaxError as error:
         raise ValueError(f"{{{{{expression}}}}} is no Jinja expression: {error.message}") from None
     match template.body:
@@ -58,6 +58,11 @@ def _write(node: nodes.Expr, names: Collection[str]) -> str:
             raise ValueError("expected `A if B else C`, found no else")
         return _write(part, names)
 
+    def operand(part: nodes.Node | None) -> str:
+        # The tree has no parentheses any more, and the other builder's operators may bind otherwise.
+        written = inner(part)
+        return written if isinstance(part, nodes.Const | nodes.Call) or written.isidentifier() else f"({written})"
+
     match node:
         case nodes.Name(name=name):
             return _name(name, names)
@@ -70,13 +75,13 @@ def _write(node: nodes.Expr, names: Collection[str]) -> str:
         case nodes.Const(value=int() | float() as value):
             return repr(value)
         case nodes.Add() | nodes.Sub():
-            return f"{inner(node.left)} {_OPERATORS[type(node)]} {inner(node.right)}"
+            return f"{operand(node.left)} {_OPERATORS[type(node)]} {operand(node.right)}"
         case nodes.Concat(nodes=parts):
-            return " ~ ".join(map(inner, parts))
+            return " ~ ".join(map(operand, parts))
         case nodes.Compare(expr=left, ops=[nodes.Operand(op=op, expr=right)]) if op in _COMPARISONS:
-            return f"{inner(left)} {_COMPARISONS[op]} {inner(right)}"
+            return f"{operand(left)} {_COMPARISONS[op]} {operand(right)}"
         case nodes.CondExpr(test=test, expr1=then, expr2=other):
-            return f"{inner(then)} if {inner(test)} else {inner(other)}"
+            return f"{operand(then)} if {operand(test)} else {operand(other)}"
         case nodes.Call(node=nodes.Name(name=function)):
             return _call(node, function, inner)
     raise ValueError(f"{type(node).__name__.lower()} is not in the subset of Jinja that recipes here are written in")

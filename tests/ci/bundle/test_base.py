@@ -134,3 +134,14 @@ def test_conda_forge_that_is_asked_for_is_not_replaced(where: Folders, monkeypat
 
 def test_every_framework_of_the_stand_in_has_its_packages_name() -> None:
     assert set(stand_in.CONDA_NAMES) | {stand_in.BASE} == set(stand_in.GROUPS)
+
+
+def test_nobody_is_told_to_install_with_conda_from_what_may_be_built_against_the_stand_in() -> None:
+    told = 0
+    for path in (ROOT / "README.md", ROOT / "docs/conda.md", *ROOT.glob("envs/*.yaml")):
+        for block in path.read_text().split("\n\n"):
+            if "conda env create -f envs/" in block.partition("dependencies:")[0]:
+                before = block.partition("conda env create -f envs/")[0]
+                assert "make channel BASE=conda-forge" in before, (path, block)
+                told += 1
+    assert told == 7
