@@ -11,7 +11,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import yaml
-from rattler import Subdir
+from rattler import RepoDataRecord, Subdir
 
 from bascule import inventory
 from bundle import (
@@ -26,10 +26,11 @@ from bundle import (
     mirror,
     rendering,
     smoke,
+    solving,
     variants,
 )
 from bundle.environment_file import Environment
-from bundle.errors import BundleError, words
+from bundle.errors import BundleError, ToolError, words
 from bundle.folders import Folders
 from bundle.progress import say
 
@@ -148,31 +149,41 @@ def _read(where: Folders) -> Generator[None]:
 def _install(args: argparse.Namespace, where: Folders, asked: Environment, below: base.Base) -> None:
     folder, name = where.out / "envs", asked.path.stem
     prefix = (args.prefix or folder / name).absolute()
-    specs = [spec for spec in asked.specs if not (spec == "pip" and not args.pip)]
-    records = install.solve(specs, mirror.channels_of(asked, where, below))
-    install.install(records, prefix)
-    locked = folder / f"{name}-{Subdir.current()}.lock.txt"
-    if below.is_stand_in:
-        locked.unlink(missing_ok=True)  # one of another channel is not of this environment
-    else:
-        explicit.write(asked.name, str(Subdir.current()), records, locked)
-        say(f"{locked} names every package by its address and checksum, ours as files of {where.channel}")
-    if asked.pip and not args.pip:
-        say(f"left to you, with its licence: {prefix / 'bin/python'} -m pip install {' '.join(asked.pip)}   (or --pip)")
-    elif asked.pip:
-        install.pip(prefix, asked.pip)
-    # With what pip has installed; what its step would bring stands there as optional.
-    materials.write(asked.name, inventory.read(prefix), folder / f"{name}.cdx.json", materials.of_pip(asked.pip))
-    if not args.no_smoke:
-        smoke.run(prefix, [record.name.normalized for record in records])
+    specs = [spec for spec in asked.specs if not (spec == "pip" and asked.pip and not args.pip)]
+    records = solving.solve(asked, specs, where, below)
+    with install.claimed(prefix):
+        install.put(records, prefix)
+        _lock_file(asked, where, below, records)
+        if asked.pip and not args.pip:
+            step = f"{prefix / 'bin/python'} -m pip install {' '.join(asked.pip)}"
+            say(f"left to you, with its licence: {step}   (or --pip)")
+        elif asked.pip:
+            install.pip(prefix, asked.pip)
+        # With what pip has installed; what its step would bring stands there as optional.
+        materials.write(asked.name, inventory.read(prefix), folder / f"{name}.cdx.json", materials.of_pip(asked.pip))
+        if not args.no_smoke:
+            smoke.run(prefix, [record.name.normalized for record in records])
     say(f"{asked.name} is in {prefix}; use it: PATH={prefix / 'bin'}:$PATH")
+
+
+def _lock_file(asked: Environment, where: Folders, below: base.Base, records: Sequence[RepoDataRecord]) -> None:
+    """Beside the environments, where it is worth something. Without it nothing is wrong with the environment."""
+    path = where.out / "envs" / f"{asked.path.stem}-{Subdir.current()}.lock.txt"
+    path.unlink(missing_ok=True)  # one of another channel is not of this environment
+    if below.is_stand_in:
+        return
+    try:
+        explicit.write(asked.name, str(Subdir.current()), records, path)
+        say(f"{path} names every package by its address and checksum, ours as files of {where.channel}")
+    except ToolError as error:
+        say(f"no lock file was made: {error}")
 
 
 def _mirror(args: argparse.Namespace, where: Folders) -> None:
     target = (args.target or where.out / "mirror").absolute()
     with _read(where):
         below = base.remembered(where, args.base)
-        mirror.claim(target, where)
+        mirror.claim(target, where, tar=not args.no_tar)
         with lock.held(target):
             made = mirror.make(where, below, args.names, target, tar=not args.no_tar)
     say(f"{made} holds {', '.join(args.names)}; check it: {target / 'verify_mirror'}")

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import yaml
+from packaging.requirements import InvalidRequirement, Requirement
 
 from bundle.errors import RecipeError
 
@@ -50,13 +51,25 @@ def read(path: Path) -> Environment:
         if isinstance(item, yaml.ScalarNode):
             specs.append(item.value)
         elif isinstance(item, yaml.MappingNode) and [key.value for key, _ in item.value] == ["pip"]:
-            pip += [str(one.value) for one in _items(path, item.value[0][1], "pip")]
+            pip += [_requirement(path, one) for one in _items(path, item.value[0][1], "pip")]
         else:
             raise RecipeError(
                 path, item.start_mark.line + 1, "dependencies: expected a package, or one mapping with pip:"
             )
     channels = tuple(str(item.value) for item in _items(path, found["channels"], "channels"))
     return Environment(path, str(found["name"].value), channels, tuple(specs), tuple(pip))
+
+
+def _requirement(path: Path, item: yaml.Node) -> str:
+    """A line of the pip step: nothing that pip would read elsewhere, so that it is known before what it brings."""
+    try:
+        Requirement(str(item.value))
+    except InvalidRequirement as error:
+        raise RecipeError(
+            path, item.start_mark.line + 1, f"pip: expected a package's name, with its version or not, found "
+            f"{str(item.value)!r} ({str(error).splitlines()[0]}); leave pip's options to PIP_* in the environment",
+        ) from None  # fmt: skip
+    return str(item.value)
 
 
 def _items(path: Path, node: yaml.Node, key: str) -> list[yaml.Node]:

@@ -8,6 +8,7 @@ import shutil
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
+from urllib.parse import unquote, urlsplit
 
 # What builds leave beside sources; git ignores the same (.gitignore).
 _DEBRIS_FOLDERS = {".venv", "out", "__pycache__", ".hypothesis", ".pytest_cache", ".mypy_cache", ".ruff_cache", "dist"}
@@ -94,8 +95,15 @@ def checksum(folder: Path) -> str:
 
 
 def checksum_of(path: Path) -> str:
-    """Of a file's content."""
-    return hashlib.sha256(path.read_bytes()).hexdigest()
+    """Of a file's content, whatever its size: SHA-256, in hexadecimal."""
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
+
+
+def path_of(address: str) -> Path | None:
+    """The file or folder that an address names; None for one of another machine."""
+    parts = urlsplit(address)
+    return Path(unquote(parts.path)) if parts.scheme == "file" else None
 
 
 def copy(folder: Path, target: Path) -> None:

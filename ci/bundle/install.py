@@ -3,13 +3,11 @@
 from __future__ import annotations
 
 import asyncio
-import hashlib
 import shutil
 import subprocess
-import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Generator, Sequence
+from contextlib import contextmanager, suppress
 from pathlib import Path
-from urllib.parse import unquote, urlsplit
 
 import rattler
 from rattler import (
@@ -23,9 +21,13 @@ from rattler import (
 )
 from rattler.install import InstallerReporter
 
+from bundle import lock
 from bundle.errors import InstallError, SolveError
-from bundle.folders import is_ours
+from bundle.folders import checksum_of, is_ours, path_of
+from bundle.pip import command
 from bundle.progress import steps
+
+MARK = "conda-meta/bascule"  # in an environment that was made here, and may be changed; its lock, too
 
 
 def solve(specs: Sequence[str], channels: Sequence[str]) -> list[RepoDataRecord]:
@@ -55,17 +57,65 @@ def solve(specs: Sequence[str], channels: Sequence[str]) -> list[RepoDataRecord]
 def install(
     records: Sequence[RepoDataRecord], prefix: Path, cache: Path | None = None, target: Path | None = None
 ) -> None:
-    """Make `prefix` hold `records` and no other package; nothing is done where it does. Raises InstallError.
+    """Claim `prefix`, and make it hold `records` and no other package. Raises InstallError.
 
-    A prefix that was not there before is there whole or not at all. It works where it lies, or only where it was moved
-    to `target`.
+    It works where it lies, or only where it was moved to `target`: then it bears no mark, and is not changed again.
+    """
+    with claimed(prefix):
+        put(records, prefix, cache, target)
+        if target:
+            (prefix / MARK).unlink()
+
+
+@contextmanager
+def claimed(prefix: Path) -> Generator[None]:
+    """Mark `prefix` as made here; no other run changes it meanwhile. Raises InstallError where it is another's.
+
+    Where nothing was put into it, it is gone again.
+    """
+    # Another run may be about to mark what it has just made.
+    if not is_ours(prefix, MARK) and not (prefix.is_dir() and _is_bare(prefix)):
+        raise InstallError(_whose(prefix))
+    there = prefix.is_dir()
+    with lock.held(prefix, name=MARK):
+        try:
+            yield
+        finally:
+            if _is_bare(prefix):
+                shutil.rmtree(prefix / "conda-meta", ignore_errors=True)
+                if not there:
+                    with suppress(OSError):  # the user's own folder may be where nobody may remove it
+                        prefix.rmdir()
+
+
+def _whose(prefix: Path) -> str:
+    """Why it is left alone, and what to do."""
+    if not (prefix / "conda-meta").is_dir():
+        return f"{prefix} is no environment, and holds other things: name an empty or a new folder"
+    names = sorted(path.stem for path in prefix.glob("conda-meta/*.json"))
+    shown = ", ".join(names[:3] + ["..."] * (len(names) > 3)) or "nothing"
+    return (
+        f"{prefix} is an environment that was not made here, and would be emptied of its {len(names)} packages "
+        f"({shown}): name an empty or a new folder (PREFIX=DIR). One that an earlier `make env` made has no mark yet: "
+        "if it is that, remove it"
+    )
+
+
+def _is_bare(prefix: Path) -> bool:
+    """Whether there is nothing but our mark."""
+    mark = prefix / MARK
+    return not any(path not in (mark, mark.parent) for path in (*prefix.glob("*"), *mark.parent.glob("*")))
+
+
+def put(records: Sequence[RepoDataRecord], prefix: Path, cache: Path | None = None, target: Path | None = None) -> None:
+    """Make a prefix that was claimed hold `records` and no other package; nothing is done where it does.
+
+    What was empty before holds all of it, or, where InstallError is raised, nothing.
     """
     damaged = [name for record in records if (name := _damage(record))]
     if damaged:
         raise InstallError(f"{prefix} was not touched, nothing was left behind: {'; '.join(damaged)}")
-    if not is_ours(prefix, "conda-meta"):
-        raise InstallError(f"{prefix} is no environment, and holds other things: name an empty or a new folder")
-    new = not prefix.exists()
+    new = _is_bare(prefix)
     try:
         with steps(f"install into {prefix}", len(records), "package", lines=False) as step:
             asyncio.run(
@@ -82,22 +132,31 @@ def install(
             )
     except BaseException as error:  # as above, or an interrupt
         if new:
-            shutil.rmtree(prefix, ignore_errors=True)
+            _empty(prefix)
         if not isinstance(error, Exception):
             raise
         state = "nothing was left behind" if new else f"{prefix} may hold some of it: run this again, or remove it"
         raise InstallError(f"{prefix} could not be installed ({state}): {str(error).strip()}") from None
 
 
+def _empty(prefix: Path) -> None:
+    """Remove all but our mark, by which others wait."""
+    mark = prefix / MARK
+    for path in (*prefix.glob("*"), *mark.parent.glob("*")):
+        if path.is_dir() and not path.is_symlink():
+            if path != mark.parent:
+                shutil.rmtree(path, ignore_errors=True)
+        elif path != mark:
+            path.unlink(missing_ok=True)
+
+
 def _damage(record: RepoDataRecord) -> str | None:
     """What is wrong with a package's file in a local channel, which rattler reads without a look at its checksum."""
-    address = urlsplit(record.url)
-    if address.scheme != "file" or record.sha256 is None:
+    path = path_of(record.url)
+    if path is None or record.sha256 is None:
         return None
-    path = Path(unquote(address.path))
     try:
-        with path.open("rb") as file:
-            found = hashlib.file_digest(file, "sha256").hexdigest()
+        found = checksum_of(path)
     except OSError as error:
         return f"{path} cannot be read: {error.strerror}"
     if found == record.sha256.hex():
@@ -143,9 +202,7 @@ class _Reporter(InstallerReporter):
 
 def pip(prefix: Path, requirements: Sequence[str], *options: str) -> None:
     """The user's own pip step of an environment file; `options` go to pip. Raises InstallError with its words."""
-    base = getattr(sys, "_base_executable", sys.executable)
-    command = [base, "-m", "pip", "--python", str(prefix / "bin/python"), "--no-input", "install", *options]
-    command += requirements
-    done = subprocess.run(command, stdin=subprocess.DEVNULL, capture_output=True, text=True)
+    arguments = [*command(prefix / "bin/python"), "install", *options, *requirements]
+    done = subprocess.run(arguments, stdin=subprocess.DEVNULL, capture_output=True, text=True)
     if done.returncode:
         raise InstallError(f"pip could not install {', '.join(requirements)}:\n{done.stderr.strip()[-2000:]}")

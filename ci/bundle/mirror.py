@@ -13,10 +13,9 @@ a package was made (patches of dependencies) holds in the mirror too.
 
 from __future__ import annotations
 
-import hashlib
 import http.client
 import json
-import re
+import os
 import shutil
 import tarfile
 import urllib.error
@@ -25,13 +24,16 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from urllib.parse import unquote, urlsplit
 
-from bundle import environment_file, install, materials, wheels
-from bundle.base import CONDA_FORGE, Base
+import yaml
+
+from bundle import environment_file, materials, solving, wheels
+from bundle.base import Base
+from bundle.environment_file import Environment
 from bundle.errors import BundleError, ToolError
-from bundle.folders import Folders, is_ours, write
+from bundle.folders import Folders, checksum_of, is_ours, path_of, write
 from bundle.progress import steps
+from bundle.solving import channels_of as channels_of
 
 SUMS = "SHA256SUMS"
 _MARK = ".mirror"  # in a folder that a mirror may be written to, before anything else is there
@@ -52,8 +54,8 @@ class File:
     record: Mapping[str, object]  # of the index
 
 
-def claim(target: Path, where: Folders) -> None:
-    """Mark `target` as a mirror's. Raises ToolError where it holds, or lies in, what is none."""
+def claim(target: Path, where: Folders, *, tar: bool) -> None:
+    """Mark `target` as a mirror's. Raises ToolError where it, or its `tar`, is or lies in what is none."""
     # One that came out of a tar has the checker and no mark.
     if not is_ours(target, _MARK, "verify_mirror"):
         raise ToolError(f"{target} holds what is no mirror's, and may be overwritten: name an empty or a new folder")
@@ -62,8 +64,28 @@ def claim(target: Path, where: Folders) -> None:
         other = folder.resolve()
         if place.is_relative_to(other) or other.is_relative_to(place):
             raise ToolError(f"{target} is no place for a mirror, which would overwrite {folder}: name another folder")
+    if tar and not _is_mirror(_tar_of(target), target.name):
+        raise ToolError(
+            f"{_tar_of(target)} is there and is no mirror's, and would be replaced: name another folder, move the file "
+            "away, or ask for no tar (--no-tar)"
+        )
     target.mkdir(parents=True, exist_ok=True)
     (target / _MARK).touch()
+
+
+def _tar_of(target: Path) -> Path:
+    return target.with_name(f"{target.name}.tar")
+
+
+def _is_mirror(tar: Path, name: str) -> bool:
+    """Whether it may be replaced: it is missing, or the tar of a mirror that is called `name`."""
+    if not os.path.lexists(tar):
+        return True
+    try:
+        with tarfile.open(tar, "r:") as archive:
+            return f"{name}/verify_mirror" in archive.getnames()
+    except (OSError, tarfile.TarError):
+        return False
 
 
 def make(
@@ -81,17 +103,16 @@ def make(
     error.
     """
     target.mkdir(parents=True, exist_ok=True)
+    asked = [environment_file.read(where.tree / "envs" / f"{name}.yaml") for name in names]
     files: dict[str, File] = {}
     bills: list[Callable[[], None]] = []
-    for name in names:
-        asked = environment_file.read(where.tree / "envs" / f"{name}.yaml")
-        channels = channels_of(asked, where, base)
-        specs = [spec for spec in asked.specs if spec != "pip"]
+    for one in asked:
+        name = one.path.stem
         for variant in variants:
-            records = install.solve([*specs, variant], channels)
+            records = solving.solve(one, [*_specs(one), variant], where, base)
             chosen = variant.partition("mpi_")[2].rstrip("_*") or variant
             bill = target / "sbom" / f"{name}-{chosen}.cdx.json"
-            of_pip = materials.of_pip(asked.pip)
+            of_pip = materials.of_pip(one.pip)
             bills.append(partial(materials.write, name, materials.of_records(records), bill, of_pip))
             for record in records:
                 if record.sha256 is None:
@@ -100,32 +121,18 @@ def make(
                 text = json.loads(record.to_json())
                 files[place] = File(str(record.url), place, record.sha256.hex(), record.size or 0, text)
     fetch(list(files.values()), target)
+    installer = _installer(where)
     # Only what is complete takes the place of what an earlier run left.
     write_index(list(files.values()), target / "channel")
     clear(list(files.values()), target)
     shutil.rmtree(target / "sbom", ignore_errors=True)
     for write_bill in bills:
         write_bill()
-    _texts(where, names, target)
+    _texts(where, asked, installer, target)
     write_sums(target)
     if not tar:
         return target
     return _tar(target)
-
-
-def channels_of(asked: environment_file.Environment, where: Folders, base: Base) -> list[str]:
-    """The addresses behind the channels of an environment file: ours, and what stands for conda-forge."""
-    found: list[str] = []
-    for channel in asked.channels:
-        if channel == "nodefaults":
-            continue  # a word of conda's: there are no others than these here
-        if channel.startswith("./out/"):
-            found.append(where.channel.as_uri())
-        elif channel == CONDA_FORGE:
-            found += base.channels
-        else:
-            found.append(channel)
-    return found
 
 
 def fetch(files: Sequence[File], target: Path) -> None:
@@ -134,7 +141,7 @@ def fetch(files: Sequence[File], target: Path) -> None:
         for file in files:
             path = target / file.place
             path.parent.mkdir(parents=True, exist_ok=True)
-            if path.exists() and sha256(path) == file.sha256:
+            if path.exists() and checksum_of(path) == file.sha256:
                 step(path.name, file.nbytes)
                 continue
             _fetch_one(file, path, partial(step, path.name))
@@ -157,7 +164,7 @@ def _fetch_one(file: File, path: Path, step: Callable[[int], None]) -> None:
         raise ToolError(f"{file.url} could not be fetched: {error}; run this again, and it goes on") from None
     if (there := aside.stat().st_size) < file.nbytes:  # a connection that is cut looks like an end
         raise ToolError(f"{file.url} ended after {there} of {file.nbytes} bytes; run this again, and it goes on")
-    found = sha256(aside)
+    found = checksum_of(aside)
     if found != file.sha256:
         aside.unlink()
         raise ToolError(
@@ -169,9 +176,8 @@ def _fetch_one(file: File, path: Path, step: Callable[[int], None]) -> None:
 
 def _append(url: str, aside: Path, step: Callable[[int], None]) -> None:
     there = aside.stat().st_size if aside.exists() else 0
-    address = urlsplit(url)
-    if address.scheme == "file":
-        source = open(unquote(address.path), "rb")  # noqa: SIM115 (closed below)
+    if local := path_of(url):
+        source = local.open("rb")
         source.seek(there)
     else:
         request = urllib.request.Request(url, headers={"Range": f"bytes={there}-"} if there else {})
@@ -189,12 +195,6 @@ def _append(url: str, aside: Path, step: Callable[[int], None]) -> None:
         while chunk := source.read(_CHUNK):
             file.write(chunk)
             step(len(chunk))
-
-
-def sha256(path: Path) -> str:
-    """Of a file's content, in hexadecimal."""
-    with path.open("rb") as file:
-        return hashlib.file_digest(file, "sha256").hexdigest()
 
 
 def write_index(files: Sequence[File], channel: Path) -> None:
@@ -215,42 +215,56 @@ def write_index(files: Sequence[File], channel: Path) -> None:
         write(folder / "repodata.json", json.dumps(document, indent=1, sort_keys=True) + "\n")
 
 
-def _texts(where: Folders, names: Sequence[str], target: Path) -> None:
-    """Environment files that name the mirror's channel, bills of materials, the installer, the checker, a page."""
+def _installer(where: Folders) -> Path:
+    """The wheel of py-rattler. Raises ToolError."""
+    found = wheels.download(["py-rattler"], where.tree / "ci/constraints.txt", where.work / "wheels")
+    return next(wheel for wheel in found if wheel.name.startswith("py_rattler-"))
+
+
+def _texts(where: Folders, environments: Sequence[Environment], installer: Path, target: Path) -> None:
+    """Environment files that name the mirror's channel, the installer, the checker, a page."""
     for folder in ("envs", "tools"):
         shutil.rmtree(target / folder, ignore_errors=True)
         (target / folder).mkdir()
-    for name in names:
-        write(target / "envs" / f"{name}.yaml", _described((where.tree / "envs" / f"{name}.yaml").read_text()))
+    for one in environments:
+        write(target / "envs" / one.path.name, described(one))
     here = where.tree / "ci"
     for script, place in (("install_env", "tools/install_env"), ("verify_mirror", "verify_mirror")):
         shutil.copy2(here / script, target / place)
-    for wheel in wheels.download(["py-rattler"], where.tree / "ci/constraints.txt", where.work / "wheels"):
-        if wheel.name.startswith("py_rattler-"):
-            shutil.copy2(wheel, target / "tools" / wheel.name)
+    shutil.copy2(installer, target / "tools" / installer.name)
+    names = [one.path.stem for one in environments]
     write(target / "README.txt", _PAGE.format(names=", ".join(names), first=names[0]))
 
 
-def _described(text: str) -> str:
+def described(asked: Environment) -> str:
     """An environment file that names the mirror's channel only, and no pip step, which would need a network."""
-    lines: list[str] = []
-    left_out: list[str] = []
-    for line in text.splitlines():
-        if line.startswith("#") or line.strip().startswith("- conda-forge"):
-            continue
-        if re.match(r"  - pip:?\s*(#.*)?$", line) or (left_out and line.startswith("    ")):
-            left_out.append(line.strip().removeprefix("- ").partition("#")[0].strip())
-        else:
-            lines.append("  - ./channel" if "./out/channel" in line else line)
-    if requirements := [one for one in left_out if one not in ("pip", "pip:")]:
-        lines.insert(0, f"# Left out, because it is on no channel: {', '.join(requirements)}, by your own pip step.")
+    # Which channel a package is from is settled: there is one here.
+    specs = [spec.rpartition("::")[2] for spec in _specs(asked)]
+    lines = [f"name: {_scalar(asked.name)}", "channels:", "  - ./channel", "  - nodefaults", "dependencies:"]
+    lines += [f"  - {_scalar(spec)}" for spec in specs]
+    if asked.pip:
+        lines.insert(0, f"# Left out, because it is on no channel: {', '.join(asked.pip)}, by your own pip step.")
     return "\n".join(lines) + "\n"
+
+
+def _specs(asked: Environment) -> list[str]:
+    """What is asked of conda, without the pip of a step that is left out."""
+    return [spec for spec in asked.specs if not (spec == "pip" and asked.pip)]
+
+
+def _scalar(text: str) -> str:
+    """In YAML: as it is where that says the same, else in quotes."""
+    try:
+        plain = yaml.safe_load(f"- {text}") == [text]
+    except yaml.YAMLError:
+        plain = False
+    return text if plain else json.dumps(text)
 
 
 def write_sums(target: Path) -> None:
     """Checksums of every file below `target`, in the form of sha256sum."""
     paths = sorted(path for path in target.rglob("*") if _is_content(path) and path.name != SUMS)
-    lines = [f"{sha256(path)}  {path.relative_to(target)}" for path in paths]
+    lines = [f"{checksum_of(path)}  {path.relative_to(target)}" for path in paths]
     write(target / SUMS, "\n".join(lines) + "\n")
 
 
@@ -261,15 +275,19 @@ def _is_content(path: Path) -> bool:
 
 def _tar(target: Path) -> Path:
     """Not compressed: the packages are."""
-    made = target.with_name(f"{target.name}.tar")
-    aside = made.with_suffix(".new")
+    made = _tar_of(target)
+    aside = made.with_name(f".{made.name}.new")
     paths = sorted(path for path in target.rglob("*") if _is_content(path))
     total = sum(path.stat().st_size for path in paths)
-    with steps(f"{made.name}", total, "B", lines=False) as step, tarfile.open(aside, "w") as archive:
-        for path in paths:
-            archive.add(path, f"{target.name}/{path.relative_to(target)}")
-            step(path.name, path.stat().st_size)
-    aside.replace(made)
+    try:
+        with steps(f"{made.name}", total, "B", lines=False) as step, tarfile.open(aside, "w") as archive:
+            for path in paths:
+                archive.add(path, f"{target.name}/{path.relative_to(target)}")
+                step(path.name, path.stat().st_size)
+        aside.replace(made)
+    except BaseException:
+        aside.unlink(missing_ok=True)
+        raise
     return made
 
 

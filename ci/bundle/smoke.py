@@ -6,12 +6,11 @@ import os
 import shlex
 import shutil
 import subprocess
-import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from bundle import install
+from bundle import install, pip
 from bundle.errors import InstallError
 from bundle.progress import say
 
@@ -63,8 +62,7 @@ def run(prefix: Path, names: Sequence[str]) -> None:
     for check in CHECKS:
         if check.needs in names:
             _must(check.says, check.command, prefix)
-    base = getattr(sys, "_base_executable", sys.executable)
-    _must("pip check", (base, "-m", "pip", "--python", str(prefix / "bin/python"), "check"), prefix)
+    _must("pip check", [*pip.command(prefix / "bin/python"), "check"], prefix)
 
 
 def environment(prefix: Path) -> Mapping[str, str]:

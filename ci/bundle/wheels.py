@@ -14,20 +14,25 @@ from typing import Any
 from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
 
+from bundle import lock
 from bundle.errors import ToolError
 from bundle.folders import write
+from bundle.pip import command
 from bundle.progress import say
 
 
 def download(names: Iterable[str], constraints: Path, folder: Path) -> list[Path]:
     """The wheels of `names` and of all they need, in `folder`; nothing is asked of an index while the request is old.
 
-    Raises ToolError with pip's own words where pip cannot serve it.
+    Two runs on one folder take turns. Raises ToolError with pip's own words where pip cannot serve it.
     """
-    wanted = sorted(names)
+    with lock.held(folder):
+        return _download(sorted(names), constraints, folder)
+
+
+def _download(wanted: list[str], constraints: Path, folder: Path) -> list[Path]:
     pins = _pins(constraints)
     python = f"{sys.implementation.cache_tag} {sys.base_prefix}"
-    folder.mkdir(parents=True, exist_ok=True)
     record = folder / f"{hashlib.sha256(' '.join(wanted).encode()).hexdigest()[:16]}.json"
     if record.exists():
         old = json.loads(record.read_text())
@@ -38,12 +43,13 @@ def download(names: Iterable[str], constraints: Path, folder: Path) -> list[Path
             return files
     begun = time.monotonic()
     report = record.with_suffix(".report")
-    command = [*_pip(), "install", "--dry-run", "--ignore-installed", "--quiet", "--report", str(report)]
-    _run([*command, "--only-binary", ":all:", "--constraint", str(constraints), *wanted])
+    pip = command(Path(sys.executable))
+    resolve = [*pip, "install", "--dry-run", "--ignore-installed", "--quiet", "--report", str(report)]
+    _run([*resolve, "--only-binary", ":all:", "--constraint", str(constraints), *wanted])
     # By address and without resolving again; what is in the folder already is not fetched, if it has its checksum.
     installed = json.loads(report.read_text())["install"]
     resolved = [_address(item["download_info"]) for item in installed]
-    _run([*_pip(), "download", "--quiet", "--no-deps", "--dest", str(folder), *resolved])
+    _run([*pip, "download", "--quiet", "--no-deps", "--dest", str(folder), *resolved])
     report.unlink()
     files = [folder / url.partition("#")[0].rpartition("/")[2].replace("%2B", "+") for url in resolved]
     for file in files:
@@ -70,14 +76,8 @@ def _pins(constraints: Path) -> dict[str, str]:
     return {str(canonicalize_name(one.name)): str(one.specifier) for one in found}
 
 
-def _pip() -> list[str]:
-    """The pip of the Python that .venv was made with, working for .venv's."""
-    base = getattr(sys, "_base_executable", sys.executable)
-    return [base, "-m", "pip", "--python", sys.executable, "--disable-pip-version-check", "--no-input"]
-
-
-def _run(command: list[str]) -> None:
-    done = subprocess.run(command, stdin=subprocess.DEVNULL, capture_output=True, text=True)
+def _run(arguments: list[str]) -> None:
+    done = subprocess.run(arguments, stdin=subprocess.DEVNULL, capture_output=True, text=True)
     if done.returncode:
         lines = [line for line in done.stderr.splitlines() if not line.startswith("WARNING")]
         raise ToolError("pip could not get the wheels of the stand-in channel:\n" + "\n".join(lines[-20:]))

@@ -41,6 +41,11 @@ def test_a_mirror_that_is_right_passes(mirror: Path) -> None:
     assert (done.returncode, done.stdout) == (0, "verify_mirror: 3 files are as they were made\n"), done.stderr
 
 
+def test_a_lock_or_a_mark_is_no_file_of_the_mirror(mirror: Path) -> None:
+    (mirror / ".lock").touch()
+    assert verify(mirror).returncode == 0
+
+
 def test_the_checksums_are_those_of_sha256sum(mirror: Path) -> None:
     subprocess.run(["sha256sum", "--check", "--quiet", "SHA256SUMS"], cwd=mirror, check=True, timeout=60)
 
@@ -48,6 +53,8 @@ def test_the_checksums_are_those_of_sha256sum(mirror: Path) -> None:
 def test_its_copy_in_a_mirror_checks_that_mirror(mirror: Path) -> None:
     copy = mirror / "verify_mirror"
     copy.write_bytes(VERIFY.read_bytes())
+    with (mirror / "SHA256SUMS").open("a") as file:
+        file.write(f"{digest(copy)}  {copy.name}\n")
     done = subprocess.run([sys.executable, copy], capture_output=True, text=True, timeout=60, cwd="/")
     assert done.returncode == 0, done.stderr
 
@@ -68,6 +75,7 @@ PACKAGE = "channel/noarch/thing-1.0-0.conda"
         (lambda m: (m / PACKAGE).write_bytes(b"Content" + b"content" * 999), f"{PACKAGE}: has checksum"),
         (lambda m: (m / PACKAGE).unlink(), f"{PACKAGE}: is missing"),
         (lambda m: (m / "channel/noarch/other-1.0-0.conda").touch(), "other-1.0-0.conda: is not in SHA256SUMS"),
+        (lambda m: (m / "more.yaml").touch(), "more.yaml: is not in SHA256SUMS"),
         (lambda m: edit(m / "README.txt", "page", "pagé"), "README.txt: has checksum"),
         (lambda m: edit(m / "SHA256SUMS", "  README", "  ../README"), "is no checksum of a file below this folder"),
         (lambda m: edit(m / "SHA256SUMS", "  ", " "), "line 1 is no checksum of a file"),

@@ -46,3 +46,11 @@ def tree(prefix: Path) -> dict[str, tuple[int, bytes | str | None]]:
                 content = path.read_bytes()
             found[str(path.relative_to(prefix))] = (path.lstat().st_mode & 0o170111, content)
     return found
+
+
+def differences(
+    before: dict[str, tuple[int, bytes | str | None]], after: dict[str, tuple[int, bytes | str | None]]
+) -> list[str]:
+    """The paths that are in one of two trees only, or differ; what conda-meta notes of a package is not compared."""
+    changed = {path for path in before.keys() & after.keys() if before[path] != after[path]}
+    return sorted(before.keys() ^ after.keys() | {path for path in changed if not path.startswith("conda-meta")})

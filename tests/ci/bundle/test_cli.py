@@ -9,7 +9,7 @@ import pytest
 import yaml
 from small_channel import PLATFORM, Small
 
-from bundle import base, lock, mirror, stand_in
+from bundle import base, explicit, lock, mirror, stand_in
 from bundle.cli import main
 from bundle.errors import ToolError
 from bundle.folders import Folders
@@ -114,6 +114,33 @@ def test_a_lock_file_is_of_a_real_channel_and_never_of_the_stand_in(
     assert not locked.exists()
 
 
+@pytest.mark.timeout(600)  # it may make the small channel
+def test_a_lock_file_that_cannot_be_made_takes_nothing_from_the_environment(
+    small: Small, out: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def no_md5(*_: object) -> None:
+        raise ToolError("python has no MD5 in its channel's index")
+
+    monkeypatch.setattr(explicit, "write", no_md5)
+    monkeypatch.setattr(base.Base, "is_stand_in", False)
+    assert main(env(small, out)) == 0
+    assert "no lock file was made: python has no MD5" in capsys.readouterr().err
+    assert (out / "envs/small.cdx.json").exists()
+
+
+@pytest.mark.timeout(600)  # it may make the small channel
+def test_a_framework_that_the_stand_in_lacks_comes_with_the_command_that_adds_it(
+    small: Small, out: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path = tmp_path / "mine.yaml"
+    for spec, says in (("tensorflow", True), ("bascule-tools >=7", False)):
+        path.write_text(f"{(small.where.tree / 'envs/small.yaml').read_text()}  - {spec}\n")
+        assert main(["--out", str(out), "env", str(path)]) == 1
+        said = capsys.readouterr().err
+        assert "no set of packages has" in said
+        assert ('and not tensorflow: `make channel FRAMEWORKS="pytorch tensorflow"`' in said) == says
+
+
 @pytest.mark.parametrize("name", ["bundle.json", ".lock", "SHA256SUMS"])
 def test_a_folder_is_not_taken_for_ours_by_a_name_that_others_use(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], name: str
@@ -123,14 +150,14 @@ def test_a_folder_is_not_taken_for_ours_by_a_name_that_others_use(
     assert main(["--out", str(tmp_path / "mine"), "bench"]) == 1
     assert "name an empty or a new folder" in capsys.readouterr().err
     with pytest.raises(ToolError, match="name an empty or a new folder"):
-        mirror.claim(tmp_path / "mine", Folders(tmp_path, tmp_path / "out"))
+        mirror.claim(tmp_path / "mine", Folders(tmp_path, tmp_path / "out"), tar=True)
     assert [path.name for path in (tmp_path / "mine").iterdir()] == [name]
 
 
 @pytest.mark.parametrize("name", ["", "channel", "channel/noarch", "bundle/new", "stand-in"])
 def test_a_mirror_is_not_written_over_what_it_is_made_of(tmp_path: Path, name: str) -> None:
     with pytest.raises(ToolError, match="is no place for a mirror"):
-        mirror.claim(tmp_path / "out" / name, Folders(tmp_path, tmp_path / "out"))
+        mirror.claim(tmp_path / "out" / name, Folders(tmp_path, tmp_path / "out"), tar=True)
     assert not (tmp_path / "out").exists()
 
 

@@ -50,6 +50,13 @@ def test_a_file_is_read_with_its_pip_step(tmp_path: Path) -> None:
         ("  - pip:\n      - c ==2\n", "  - npm:\n      - c\n", ":7: dependencies: expected a package"),
         ("  - a\n", "  a\n", ":3: channels: expected a list"),
         ("name: x", "name: [x", ":2: no YAML"),
+        (
+            "- c ==2",
+            "- -r more.txt",
+            ":8: pip: expected a package's name, with its version or not, found '-r more.txt'",
+        ),
+        ("- c ==2", "- --extra-index-url https://a/b", ":8: pip: expected a package's name"),
+        ("- c ==2", "- c: 2", ":8: pip: expected a package's name"),
     ],
 )
 def test_what_conda_would_ignore_or_refuse_is_an_error_with_its_line(

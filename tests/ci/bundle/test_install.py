@@ -3,10 +3,12 @@
 import os
 import shutil
 import subprocess
+import sys
 from pathlib import Path
 
 import pytest
-from small_channel import Small, tree
+import rattler_build
+from small_channel import PLATFORM, ROOT, Small, differences, tree
 
 from bundle import index, install
 from bundle.errors import InstallError, SolveError
@@ -40,13 +42,55 @@ def test_installing_removing_and_installing_again_leaves_no_trace(small: Small, 
     first = tree(prefix)
     assert any("bascule" in path for path in first)
     install.install(python, prefix)
-    after = tree(prefix)
-    assert sorted(set(after) ^ set(before)) == []
-    changed = [path for path in before if before[path] != after[path] and not path.startswith("conda-meta")]
-    assert changed == []
+    assert differences(before, tree(prefix)) == []
     install.install(all_, prefix)
-    again = tree(prefix)
-    assert sorted(set(again) ^ set(first)) == []
+    assert differences(first, tree(prefix)) == []
+
+
+def test_an_environment_that_was_not_made_here_is_left_alone(small: Small, tmp_path: Path) -> None:
+    prefix = tmp_path / "miniconda3"
+    install.install(install.solve(["small"], small.channels), prefix)
+    (prefix / install.MARK).unlink()  # as one that conda has made
+    before = tree(prefix)
+    with pytest.raises(InstallError) as caught:
+        install.install(install.solve(["python"], small.channels), prefix)
+    said = str(caught.value)
+    assert "was not made here, and would be emptied of its 3 packages (bascule-tools-0.1.0-" in said
+    assert "name an empty or a new folder (PREFIX=DIR)" in said
+    assert "remove it" in said
+    assert tree(prefix) == before
+
+
+def test_an_environment_for_another_place_bears_no_mark(small: Small, tmp_path: Path) -> None:
+    records = install.solve(["python"], small.channels)
+    install.install(records, tmp_path / "whole", tmp_path / "cache", target=Path("/opt/conda"))
+    assert (tmp_path / "whole/bin/python").exists()
+    assert not (tmp_path / "whole" / install.MARK).exists()
+
+
+@pytest.mark.parametrize("there", [False, True])
+def test_a_claim_without_an_installation_leaves_what_was_there(tmp_path: Path, there: bool) -> None:
+    prefix = tmp_path / "env"
+    if there:
+        prefix.mkdir()
+    with install.claimed(prefix):
+        assert (prefix / install.MARK).exists()
+    assert [path.name for path in tmp_path.rglob("*")] == ["env"] * there
+
+
+def test_a_second_run_waits_for_the_prefix_also_where_the_first_has_removed_it(tmp_path: Path) -> None:
+    prefix = tmp_path / "env"
+    program = "import sys; from pathlib import Path; from bundle import install\n"
+    program += "with install.claimed(Path(sys.argv[1])):\n    Path(sys.argv[1], 'mine').touch()"
+    command = [sys.executable, "-c", program, str(prefix)]
+    with install.claimed(prefix):
+        second = subprocess.Popen(command, cwd=ROOT / "ci", stderr=subprocess.PIPE, text=True)
+        assert second.stderr is not None
+        assert f"another run (process {os.getpid()}) works in {prefix}: waiting" in second.stderr.readline()
+        assert not (prefix / "mine").exists()
+    second.communicate(timeout=60)
+    assert second.returncode == 0
+    assert sorted(path.name for path in prefix.rglob("*")) == ["bascule", "conda-meta", "mine"]
 
 
 def test_an_environment_works_below_a_long_path(small: Small, tmp_path: Path) -> None:
@@ -107,14 +151,22 @@ def test_a_package_that_is_damaged_is_refused_and_nothing_is_left(
     assert not prefix.exists()
 
 
-def test_a_file_of_two_packages_is_found(small: Small, tmp_path: Path) -> None:
+def test_a_file_of_two_packages_is_found(tmp_path: Path) -> None:
+    folder = tmp_path / "channel" / PLATFORM
+    folder.mkdir(parents=True)
+    for name in ("one", "two"):
+        stage = tmp_path / name
+        (stage / "etc").mkdir(parents=True)
+        (stage / "etc/both").write_text(f"of {name}\n")
+        (stage / "etc" / name).touch()
+        files = rattler_build.collect_files(stage)
+        rattler_build.assemble_package(name, "1.0", PLATFORM, "0", folder, files=files)
+    index.index(folder.parent)
     prefix = tmp_path / "env"
-    install.install(install.solve(["small"], small.channels), prefix)
-    record = next((prefix / "conda-meta").glob("small-*.json"))
-    text = record.read_text().replace('"files": []', '"files": ["bin/bascule"]')
-    assert text != record.read_text()
-    record.write_text(text)
-    assert install.clobbered(prefix) == ["bin/bascule (bascule-tools and small)"]
+    install.install(install.solve(["one", "two"], [folder.parent.as_uri()]), prefix)
+    assert (prefix / "etc/both").read_text() in ("of one\n", "of two\n")
+    assert len(list(prefix.glob("__clobbers__/*/etc/both"))) == 1
+    assert install.clobbered(prefix) == ["etc/both (one and two)"]
 
 
 def test_an_index_is_written_for_a_folder_without_packages(tmp_path: Path) -> None:

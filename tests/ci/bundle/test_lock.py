@@ -1,4 +1,5 @@
 import os
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -37,6 +38,26 @@ def test_a_second_run_waits_for_the_first_and_says_so(tmp_path: Path, capsys: py
     with lock.held(tmp_path):
         assert (tmp_path / "done").exists()
     assert capsys.readouterr().err == ""
+
+
+def test_a_lock_that_its_holder_removes_with_its_folder_is_made_anew(tmp_path: Path) -> None:
+    folder = tmp_path / "gone"
+    command = [sys.executable, "-c", HOLDER, str(folder)]
+    with lock.held(folder):
+        waiting = subprocess.Popen(
+            command,
+            cwd=ROOT / "ci",
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+        )
+        assert waiting.stderr is not None
+        assert "waiting for it" in waiting.stderr.readline()
+        shutil.rmtree(folder)
+    said, _ = waiting.communicate(timeout=60)
+    assert (waiting.returncode, said) == (0, "held\n")
+    assert sorted(path.name for path in folder.iterdir()) == [".lock", "done"]
 
 
 def test_readers_share_a_lock(tmp_path: Path) -> None:

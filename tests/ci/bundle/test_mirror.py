@@ -1,5 +1,6 @@
 """A mirror of the small channel, and installs from it where there is no network."""
 
+import errno
 import hashlib
 import json
 import os
@@ -9,7 +10,10 @@ import sys
 import threading
 from collections.abc import Iterator
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from importlib.machinery import SourceFileLoader
+from importlib.util import module_from_spec, spec_from_loader
 from pathlib import Path
+from types import ModuleType
 
 import pytest
 from small_channel import ROOT, Small
@@ -119,12 +123,80 @@ def test_what_an_earlier_run_left_of_another_package_goes(server: Server, tmp_pa
 @pytest.mark.parametrize("name", ["all", "snapml"])
 def test_an_environment_file_of_the_mirror_needs_no_pip(name: str, tmp_path: Path) -> None:
     path = tmp_path / f"{name}.yaml"
-    path.write_text(mirror._described((ROOT / f"envs/{name}.yaml").read_text()))
-    found, original = environment_file.read(path), environment_file.read(ROOT / f"envs/{name}.yaml")
+    original = environment_file.read(ROOT / f"envs/{name}.yaml")
+    path.write_text(mirror.described(original))
+    found = environment_file.read(path)
     assert found.channels == ("./channel", "nodefaults")
     assert found.specs == tuple(spec for spec in original.specs if spec != "pip")
     assert found.pip == ()
     assert path.read_text().startswith("# Left out, because it is on no channel: snapml ==1.17.2,")
+
+
+DEPENDENCIES = """\
+name: mine
+channels:
+  - ./out/channel
+  - conda-forge
+dependencies:  # of mine
+- conda-forge::nilearn >=0.10  # the brain
+- "ddl * mpi_mpich_*"
+- numpy[version='>=1.26']
+- 'mpich'
+- pip
+- pip:
+  - snapml ==1.17.2
+"""
+
+
+def test_no_dependency_is_lost_on_the_way_to_the_machine_without_a_network(tmp_path: Path) -> None:
+    path, made = tmp_path / "mine.yaml", tmp_path / "made.yaml"
+    path.write_text(DEPENDENCIES)
+    made.write_text(mirror.described(environment_file.read(path)))
+    specs = ["nilearn >=0.10", "ddl * mpi_mpich_*", "numpy[version='>=1.26']", "mpich"]
+    assert list(environment_file.read(made).specs) == specs
+    assert install_env().requirements(made) == specs
+
+
+def test_the_installer_reads_what_it_understands_and_refuses_the_rest(tmp_path: Path) -> None:
+    path = tmp_path / "mine.yaml"
+    specs = ["conda-forge::nilearn >=0.10", "ddl * mpi_mpich_*", "numpy[version='>=1.26']"]
+    whole = DEPENDENCIES.replace("- 'mpich'\n", "")
+    for text, more in ((whole, []), (whole.partition("- pip:")[0], ["pip"])):
+        path.write_text(text)
+        assert install_env().requirements(path) == specs + more
+    others = ("- 'mpich'", "-\n    b", "- a\n      b", "- a: b", "- a\n    - b", '- "a')
+    for text in ("dependencies: [numpy]", *(f"dependencies:\n  - numpy\n  {other}" for other in others)):
+        path.write_text(f"name: mine\n{text}\n")
+        with pytest.raises(ValueError, match=rf"^{path}:\d: .* is not understood: write a package a line"):
+            install_env().requirements(path)
+
+
+def install_env() -> ModuleType:
+    """The program as a module."""
+    loader = SourceFileLoader("install_env", str(ROOT / "ci/install_env"))
+    spec = spec_from_loader(loader.name, loader)
+    assert spec is not None
+    module = module_from_spec(spec)
+    loader.exec_module(module)
+    return module
+
+
+def test_the_installers_folder_is_its_own_until_it_fails(tmp_path: Path) -> None:
+    claimed = install_env().claimed
+    prefix = tmp_path / "some/new/prefix"
+    with claimed(prefix), pytest.raises(ValueError, match="exists already: name another folder"), claimed(prefix):
+        raise AssertionError
+    assert prefix.is_dir()
+    shutil.rmtree(tmp_path / "some")
+
+    def interrupted() -> None:
+        with claimed(prefix):
+            (prefix / "bin").mkdir()
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        interrupted()
+    assert list(tmp_path.iterdir()) == []
 
 
 def test_a_file_with_another_checksum_is_refused_and_not_kept(server: Server, tmp_path: Path) -> None:
@@ -167,18 +239,46 @@ def test_a_second_run_fetches_nothing(small: Small, made: Path) -> None:
     assert {path: path.stat().st_mtime_ns for path in made.glob("channel/*/*.conda")} == before
 
 
+@pytest.mark.parametrize("what", [(mirror, "fetch"), (wheels, "download")])
 def test_a_run_that_fails_leaves_what_an_earlier_one_made(
-    small: Small, made: Path, monkeypatch: pytest.MonkeyPatch
+    small: Small, made: Path, monkeypatch: pytest.MonkeyPatch, what: tuple[ModuleType, str]
 ) -> None:
     before = {path: path.read_bytes() for path in made.rglob("*") if path.is_file()}
 
     def fail(*_: object) -> None:
         raise ToolError("no route")
 
-    monkeypatch.setattr(mirror, "fetch", fail)
+    monkeypatch.setattr(*what, fail)
     with pytest.raises(ToolError, match="no route"):
         mirror.make(small.where, small.base, ["small"], made, tar=False, variants=VARIANTS)
     assert {path: path.read_bytes() for path in made.rglob("*") if path.is_file()} == before
+
+
+def test_a_tar_that_could_not_be_written_leaves_the_old_one(made: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    tar = made.with_name(f"{made.name}.tar")
+    before = (tar.stat(), sorted(made.parent.iterdir()))
+
+    def full(*_: object, **__: object) -> None:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    monkeypatch.setattr("tarfile.TarFile.add", full)
+    with pytest.raises(OSError, match="No space left"):
+        mirror._tar(made)
+    assert (tar.stat(), sorted(made.parent.iterdir())) == before
+
+
+def test_a_tar_that_is_no_mirrors_is_left_alone(small: Small, made: Path, tmp_path: Path) -> None:
+    target, tar = tmp_path / made.name, tmp_path / f"{made.name}.tar"
+    for content in (b"", b"mine", b"mine" * 5000):
+        tar.write_bytes(content)
+        with pytest.raises(ToolError, match="is no mirror's, and would be replaced: name another folder"):
+            mirror.claim(target, small.where, tar=True)
+        assert not target.exists()
+    mirror.claim(target, small.where, tar=False)
+    with pytest.raises(ToolError, match="would be replaced"):
+        mirror.claim(target, small.where, tar=True)  # although the folder is a mirror's now
+    shutil.copy(made.with_name(f"{made.name}.tar"), tar)
+    mirror.claim(target, small.where, tar=True)
 
 
 def test_what_a_killed_run_left_beside_the_checksums_is_not_among_them(made: Path, tmp_path: Path) -> None:
@@ -211,7 +311,7 @@ def test_an_installation_from_a_damaged_mirror_leaves_nothing(made: Path, tmp_pa
     shutil.copytree(made, tmp_path / "mirror")
     (package,) = (tmp_path / "mirror").glob("channel/noarch/bascule-tools-*.conda")
     package.write_bytes(package.read_bytes()[:-100])
-    prefix = tmp_path / "env"
+    prefix = tmp_path / "a/new/env"
     command = [sys.executable, tmp_path / "mirror/tools/install_env", "small", prefix, "--mpi", "none"]
     done = subprocess.run(command, capture_output=True, text=True, timeout=110)
     assert done.returncode == 1

@@ -11,9 +11,9 @@ from pathlib import Path
 import bill_schema
 import pytest
 import rattler_build
-from small_channel import ROOT, tree
+from small_channel import ROOT, differences, tree
 
-from bundle import base, bench, environment_file, install, interpreter, mirror, smoke
+from bundle import base, bench, environment_file, install, interpreter, smoke, solving
 from bundle.cli import main
 from bundle.folders import Folders
 
@@ -57,7 +57,7 @@ def with_tensorflow(whole: Folders) -> Folders:
 
 def channels(where: Folders) -> list[str]:
     asked = environment_file.read(ROOT / "envs/pytorch.yaml")
-    return mirror.channels_of(asked, where, base.remembered(where, None))
+    return solving.channels_of(asked, where, base.remembered(where, None))
 
 
 def test_every_recipe_is_in_the_channel_and_ddl_for_both_mpis(whole: Folders) -> None:
@@ -179,11 +179,9 @@ def test_removing_our_packages_and_installing_them_again_leaves_no_trace(whole: 
     install.install(all_, prefix)
     first = tree(prefix)
     install.install(below, prefix)
-    after = tree(prefix)
-    assert sorted(set(after) ^ set(before)) == []
-    assert [path for path in before if before[path] != after[path] and not path.startswith("conda-meta")] == []
+    assert differences(before, tree(prefix)) == []
     install.install(all_, prefix)
-    assert sorted(set(tree(prefix)) ^ set(first)) == []
+    assert differences(first, tree(prefix)) == []
 
 
 @pytest.mark.root

@@ -1,0 +1,12 @@
+"""The pip that works for another Python: .venv and most environments have none of their own."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+
+def command(python: Path) -> list[str]:
+    """The pip of the Python that .venv was made with, working for `python`; its command and what goes to it follow."""
+    base = str(getattr(sys, "_base_executable", sys.executable))
+    return [base, "-m", "pip", "--python", str(python), "--disable-pip-version-check", "--no-input"]
