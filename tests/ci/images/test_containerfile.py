@@ -4,8 +4,11 @@ import re
 
 import pytest
 
-from images.cli import CONTAINERFILE, STAGE, arguments
+from images import system
+from images.cli import CONTAINERFILE, arguments
 from images.containerfile import filled, halves
+from images.environment import Environment
+from images.framework import STAGE
 from images.names import Description
 
 
@@ -27,9 +30,15 @@ def test_an_argument_that_the_containerfile_does_not_have_is_an_error() -> None:
 
 def test_the_containerfile_has_every_argument_that_it_is_given() -> None:
     described = Description("toy", "localhost/bascule-toy", "1-cpu-py311", "bascule-toy", "as allowed")
-    text = filled(CONTAINERFILE.read_text(), arguments(described, "debian:12"))
+    needy = Environment("toy", (), frozenset(), system=("libone", "libtwo"))
+    text = filled(CONTAINERFILE.read_text(), arguments(described, needy, "debian:12"))
     assert re.findall(r"^ARG BASE_IMAGE.*$", text, re.MULTILINE) == ['ARG BASE_IMAGE="debian:12"', "ARG BASE_IMAGE"]
     assert 'ARG ENV_NAME="toy"' in text
+    assert f'ARG PACKAGES="{" ".join(system.HOST)} libone libtwo"' in text
+
+
+def test_what_hosts_need_of_debian_is_what_the_containerfile_says_by_itself() -> None:
+    assert f'\nARG PACKAGES="{" ".join(system.HOST)}"\n' in CONTAINERFILE.read_text()
 
 
 def test_the_halves_are_the_whole_and_what_changes_with_a_commit_is_in_the_second() -> None:

@@ -21,9 +21,19 @@ def programs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return folder
 
 
+# What is built has the id 9.
+IIDFILE = """
+last=
+for word in "$@"; do
+    [ "$last" != --iidfile ] || echo sha256:9 >"$word"
+    last=$word
+done
+"""
+
+
 def put(folder: Path, name: str, script: str = "") -> None:
     path = folder / name
-    path.write_text(f'#!/bin/sh\necho "$0 $*" >>{folder}/log\n{script}\n')
+    path.write_text(f'#!/bin/sh\necho "$0 $*" >>{folder}/log\n{IIDFILE}{script}\n')
     path.chmod(0o755)
 
 
@@ -52,6 +62,13 @@ def test_an_engine_that_does_not_work_gives_way_to_the_next(programs: Path) -> N
     assert "podman: it does not work here (no subuid ranges found)" in chosen.reason
 
 
+def test_a_daemon_that_hangs_gives_way_too(programs: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    put(programs, "docker", "case $1 in version) while :; do :; done;; esac")
+    put(programs, "podman")
+    monkeypatch.setattr(engine, "_PATIENCE", 0.5)
+    assert engine.choose(None).reason == "docker: its daemon does not answer (nothing in 0.5 s); this one works"
+
+
 def test_podman_under_dockers_name_is_not_taken_for_docker(programs: Path) -> None:
     put(programs, "docker", "echo 'podman version 4.9.4'")
     put(programs, "podman")
@@ -74,7 +91,7 @@ def test_an_engine_that_is_asked_for_is_taken_or_refused_and_never_replaced(prog
         engine.choose("kaniko")
 
 
-@pytest.mark.parametrize("name", engine.NAMES)
+@pytest.mark.parametrize("name", engine.ENGINES)
 def test_a_build_gets_its_arguments_and_no_network_where_it_needs_none(programs: Path, name: str) -> None:
     config: dict[str, object] = dict.fromkeys(("architecture", "os", "created", "Architecture", "Os", "Created"), "x")
     config |= {"config": {}, "Config": {}, "history": [], "History": []}
@@ -83,15 +100,20 @@ def test_a_build_gets_its_arguments_and_no_network_where_it_needs_none(programs:
     put(
         programs,
         name,
-        f"case \"$*\" in *--format\\ {{*) echo sha256:0123;; *inspect*) echo '{told}';; pull*) echo 9;; esac",
+        f"case \"$*\" in *--format\\ {{*) echo sha256:0123;; *inspect*) echo '{told}';; pull*) echo 0123;; esac",
     )
-    made = engine.Engine(name, "").build(wanted(arguments={"A": "b c"}, network=False))
+    made = engine.ENGINES[name]("").build(wanted(arguments={"A": "b c"}, network=False))
     assert made == "0123"
     (build,) = [call for call in calls(programs) if call.startswith(f"{name} build")]
     assert "--build-arg A=b c" in build
     assert build.endswith(" context")
     assert ("--timestamp" in build) == (name != "docker")
-    assert (f"{name} tag 9 tag" in calls(programs)) == (name != "docker")  # with the id of its content
+    if name == "docker":
+        assert "--tag tag" in build
+    else:  # which has its name when it has the id of its content, and not before
+        assert "--tag" not in build
+        assert f"{name} tag 0123 tag" in calls(programs)
+    assert (f"{name} rmi --no-prune 9" in calls(programs)) == (name == "podman")
     assert ("--network none" in build) == (name != "buildah")  # its isolation by chroot has the machine's network
 
 
@@ -123,13 +145,13 @@ def test_the_containerfiles_own_words_are_the_error(programs: Path, name: str, s
     (programs / "said").write_text(said)
     put(programs, name, f'while read -r line; do echo "$line"; done <{programs}/said >&{stream}; exit 1')
     with pytest.raises(ImageError, match=r"^tag: the base image has no glibc$"):
-        engine.Engine(name, "").build(wanted())
+        engine.ENGINES[name]("").build(wanted())
 
 
 def test_a_docker_that_keeps_what_it_built_to_itself_is_an_error_that_says_what_to_do(programs: Path) -> None:
     put(programs, "docker", "[ $1 = build ]")
     with pytest.raises(ImageError, match=r"built tag and does not find it.*docker buildx use default"):
-        engine.Engine("docker", "").build(wanted())
+        engine.Docker("").build(wanted())
 
 
 def test_who_sits_at_a_terminal_sees_the_build(programs: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -137,30 +159,39 @@ def test_who_sits_at_a_terminal_sees_the_build(programs: Path, monkeypatch: pyte
     terminal, end = pty.openpty()
     with os.fdopen(terminal, "rb") as seen, os.fdopen(end, "w") as stderr:
         monkeypatch.setattr(sys, "stderr", stderr)
-        engine.Engine("docker", "").build(wanted())
+        engine.Docker("").build(wanted())
         stderr.flush()
         assert seen.readline() + seen.readline() == b"STEP 1\r\nfetching\r\n"
+
+
+def test_an_image_whose_id_cannot_be_made_its_contents_is_named_all_the_same(
+    programs: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    put(programs, "podman", "case $1 in image) echo 'no such layer' >&2; exit 125;; esac")
+    assert engine.Podman("").build(wanted()) == "9"
+    assert calls(programs)[-1] == "podman tag 9 tag"
+    assert capsys.readouterr().err == "images: tag keeps the id of this one build: no such layer\n"
 
 
 def test_any_other_failure_shows_the_engines_last_words(programs: Path) -> None:
     put(programs, "podman", "echo 'no space left on device' >&2; exit 125")
     with pytest.raises(ImageError, match="podman build failed with status 125:\nno space left on device"):
-        engine.Engine("podman", "").build(wanted())
+        engine.Podman("").build(wanted())
 
 
 def test_a_base_image_for_another_processor_is_refused(programs: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("platform.machine", lambda: "x86_64")
     put(programs, "podman", "echo arm64")
     with pytest.raises(ImageError, match=r"BASE_IMAGE debian:12 is for arm64.*amd64"):
-        engine.check_architecture(engine.Engine("podman", ""), "debian:12")
+        engine.check_architecture(engine.Podman(""), "debian:12")
     put(programs, "podman", "echo amd64")
-    engine.check_architecture(engine.Engine("podman", ""), "debian:12")
+    engine.check_architecture(engine.Podman(""), "debian:12")
 
 
 def test_an_image_that_is_here_is_not_fetched(programs: Path) -> None:
     put(programs, "podman", "echo sha256:0123")
-    engine.Engine("podman", "").pull("debian:12")
+    engine.Podman("").pull("debian:12")
     assert not [call for call in calls(programs) if "pull" in call]
     put(programs, "podman", "[ $1 = pull ]")
-    engine.Engine("podman", "").pull("debian:12")
+    engine.Podman("").pull("debian:12")
     assert calls(programs)[-1] == "podman pull debian:12"

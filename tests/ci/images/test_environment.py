@@ -3,6 +3,7 @@
 import io
 import json
 import os
+import shutil
 import sys
 import tarfile
 from hashlib import sha256
@@ -136,12 +137,25 @@ def test_compiled_files_do_not_depend_on_dates_which_the_layers_set_anew(tmp_pat
         assert f"/opt/conda/{MODULE}/{module[1]}.py".encode() in data  # what tracebacks name
 
 
-def test_root_owns_everything_and_everyone_may_read_it(tmp_path: Path, channel: Path) -> None:
-    context = lay_out(tmp_path, *foreign(channel), own(channel))
-    for path in (*(context / "framework").rglob("*"), *(context / "ours").rglob("*")):
-        if not path.is_symlink():
-            wanted = 0o555 if path.is_dir() or path.parent.name == "bin" else 0o444
-            assert path.stat().st_mode & 0o777 & wanted == wanted, path
+@pytest.mark.parametrize("mask", [0o002, 0o022, 0o077])
+def test_root_owns_everything_and_everyone_may_read_it_whoever_lays_it_out(
+    tmp_path: Path, channel: Path, monkeypatch: pytest.MonkeyPatch, mask: int
+) -> None:
+    sources = tmp_path / "files"  # as git checks them out with this mask
+    shutil.copytree(environment.FILES, sources)
+    for path in (sources, *sources.rglob("*")):
+        path.chmod((0o777 if path.stat().st_mode & 0o100 else 0o666) & ~mask)
+    monkeypatch.setattr(environment, "FILES", sources)
+    before = os.umask(mask)
+    try:
+        context = lay_out(tmp_path, *foreign(channel), own(channel))
+    finally:
+        os.umask(before)
+    for part in ("framework", "ours", "files"):
+        for path in (context / part, *(context / part).rglob("*")):
+            if not path.is_symlink():
+                run = path.is_dir() or path.parent.name == "bin"
+                assert path.stat().st_mode & 0o777 == (0o755 if run else 0o644), path
 
 
 def test_a_change_of_ours_leaves_the_frameworks_layer_untouched(tmp_path: Path, channel: Path) -> None:

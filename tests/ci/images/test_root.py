@@ -5,11 +5,11 @@ from pathlib import Path
 import pytest
 
 from images import root
-from images.engine import Build, Engine
+from images.engine import Build, Podman
 from images.errors import ImageError
 
 
-class Fake(Engine):
+class Fake(Podman):
     """An engine without images, or with all; `built` holds what it was given to build."""
 
     here = False
@@ -39,7 +39,7 @@ def machine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 def test_what_is_in_it_is_in_its_name_and_its_dates_are_the_layers(machine: Path) -> None:
-    engine = Fake("podman", "")
+    engine = Fake("")
     whole, essential = root.make(engine), root.make(engine, ())
     assert whole != essential
     assert root.make(engine) == whole
@@ -56,9 +56,9 @@ def test_one_that_is_there_is_taken_unless_it_is_to_be_made_anew(
     machine: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(Fake, "here", True)
-    root.make(Fake("podman", ""))
+    root.make(Fake(""))
     assert not machine.exists()
-    root.make(Fake("podman", ""), cache=False)
+    root.make(Fake(""), cache=False)
     assert len(machine.read_text().splitlines()) == 1
 
 
@@ -81,4 +81,4 @@ def test_what_it_lacks_is_an_error_with_what_to_do(
     else:
         program.write_text("#!/bin/sh\necho no mirror answers >&2; exit 1\n")
     with pytest.raises(ImageError, match=words):
-        root.make(Fake("podman", ""))
+        root.make(Fake(""))

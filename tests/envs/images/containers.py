@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import re
 import shutil
 import subprocess
 import sys
@@ -15,7 +14,8 @@ from pathlib import Path
 from small_channel import SHARED
 
 from bundle import interpreter
-from images.engine import Engine
+from images.cli import MADE
+from images.engine import Podman
 
 Done = subprocess.CompletedProcess[str]
 
@@ -29,7 +29,7 @@ PROGRAMS = {
     "/usr/lib/podman/netavark": "netavark",
     "/usr/lib/podman/aardvark-dns": "aardvark-dns",
 }
-LIMITS = Engine("podman", "").limits
+LIMITS = Podman("").limits
 PRIVATE = ("--cap-drop", "all", "--security-opt", "no-new-privileges")
 
 # One allreduce over all ranks: each says where it runs and the sum.
@@ -154,10 +154,18 @@ def channel(*frameworks: str, out: Path, timeout: float = 1800) -> None:
     assert done.returncode == 0, done.stdout[-4000:] + done.stderr[-4000:]
 
 
+def another_place(folder: Path) -> Path:
+    """A folder with a channel and nothing that was made of it."""
+    (folder / "bundle").mkdir(parents=True)
+    shutil.copytree(OUT / "channel", folder / "channel")
+    shutil.copy(OUT / "bundle/base.json", folder / "bundle")
+    return folder
+
+
 def made(done: Done) -> Iterator[tuple[str, str, Path]]:
     """Reference, id and bill of materials of each image that a build made."""
-    for found in re.finditer(r"^images: (\S+) is ([0-9a-f]+).*; what is in it: (.*)$", done.stderr, re.MULTILINE):
-        yield found[1], found[2], Path(found[3])
+    for reference, short, materials in MADE.findall(done.stderr):
+        yield reference, short, Path(materials)
 
 
 def _in_ci(words: tuple[str | Path, ...], timeout: float) -> Done:

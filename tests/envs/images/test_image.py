@@ -12,7 +12,7 @@ import pytest
 
 import containers
 from containers import Built, new_key, podman, run
-from images.engine import TIMESTAMP, Build, Engine
+from images.engine import TIMESTAMP, Build, Podman
 from images.errors import ImageError
 
 pytestmark = [pytest.mark.root, pytest.mark.timeout(1800)]
@@ -126,17 +126,9 @@ def test_the_day_of_the_build_is_nowhere_in_it(base: Built) -> None:
     assert line.stdout.split(":")[2] == str(TIMESTAMP // 86400)  # the day of the last change of its password
 
 
-def another_place(folder: Path) -> Path:
-    """A folder with a channel and nothing that was made of it."""
-    (folder / "bundle").mkdir(parents=True)
-    shutil.copytree(containers.OUT / "channel", folder / "channel")
-    shutil.copy(containers.OUT / "bundle/base.json", folder / "bundle")
-    return folder
-
-
 def test_everything_over_the_system_made_anew_elsewhere_is_the_same_image(base: Built, tmp_path: Path) -> None:
     below = config_label(base.reference, "org.opencontainers.image.base.name")
-    again = containers.build("base", "--no-cache", out=another_place(tmp_path / "a b"), base_image=below)
+    again = containers.build("base", "--no-cache", out=containers.another_place(tmp_path / "a b"), base_image=below)
     assert again.returncode == 0, again.stderr
     ((_, short, bill),) = containers.made(again)
     assert short == base.id
@@ -147,7 +139,7 @@ def test_everything_over_the_system_made_anew_elsewhere_is_the_same_image(base: 
 @pytest.mark.slow
 def test_with_its_system_too_it_is_the_same_image(base: Built, tmp_path: Path) -> None:
     first, second = (
-        containers.build("base", "--no-cache", out=another_place(tmp_path / name)) for name in ("one", "two")
+        containers.build("base", "--no-cache", out=containers.another_place(tmp_path / name)) for name in ("one", "two")
     )
     ((_, one, _),), ((_, two, _),) = containers.made(first), containers.made(second)
     assert one == two
@@ -179,7 +171,7 @@ def test_a_change_of_ours_makes_one_small_layer_anew(base: Built, tmp_path: Path
     changed.write_text("raise SystemExit('changed')\n")
     name = "localhost/bascule-test-changed:1"
     try:
-        engine, wanted = Engine("podman", ""), Build(CONTAINERFILE, context, name, arguments(base), network=False)
+        engine, wanted = Podman(""), Build(CONTAINERFILE, context, name, arguments(base), network=False)
         with pytest.raises(ImageError, match="changed"):  # the build looks whether the environment works
             engine.build(wanted)
         changed.write_text("changed = True\n")
@@ -333,7 +325,7 @@ def test_a_base_images_own_user_and_group_1000_make_place(base: Built, tmp_path:
     users = "groupadd --gid 1000 staff && useradd --uid 1000 --gid 100 --create-home ubuntu"
     with containers.odd_base(tmp_path / "base", f"FROM {below}\nRUN groupdel staff; {users}\n") as name:
         try:
-            done = containers.build("base", out=another_place(out), base_image=name)
+            done = containers.build("base", out=containers.another_place(out), base_image=name)
             assert done.returncode == 0, done.stderr
             said = run(base.reference, "sh", "-c", "id; ls /home").stdout
         finally:
