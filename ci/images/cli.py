@@ -12,8 +12,8 @@ import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-from bundle import base, environment_file, install, lock, mirror
-from bundle.errors import BundleError, SolveError
+from bundle import base, environment_file, lock, solving
+from bundle.errors import BundleError
 from bundle.folders import Folders, write
 from images import bill, containerfile, engine, environment, framework, names, root, system
 from images.environment import Environment
@@ -157,18 +157,9 @@ def _image(
 def solve(name: str, args: argparse.Namespace, where: Folders) -> Environment:
     """The environment of envs/NAME.yaml from our channel and the one below it. Raises BundleError."""
     asked = environment_file.read(where.tree / "envs" / f"{name}.yaml")
-    own = where.channel.as_uri()
     below = base.remembered(where, args.base)
-    channels = mirror.channels_of(asked, where, below)
-    try:
-        records = install.solve(asked.specs, channels)
-    except SolveError as error:
-        if below.name != base.STAND_IN:
-            raise
-        raise SolveError(
-            f"{error}\nThe stand-in for conda-forge has only the frameworks that it was made with: make channel "
-            'FRAMEWORKS="pytorch tensorflow" makes one with both'
-        ) from None
+    records = solving.solve(asked, asked.specs, where, below)
+    own = where.channel.as_uri()
     ours = frozenset(one.name.normalized for one in records if str(one.channel or "").rstrip("/") == own)
     if not ours:
         raise ImageError(f"envs/{name}.yaml names no package of {where.channel}: an image would hold nothing of ours")

@@ -1,14 +1,10 @@
 """The command line, with an environment that is not solved and an engine that builds nothing."""
 
-import argparse
 import subprocess
 from pathlib import Path
 
 import pytest
 
-from bundle import base
-from bundle.errors import SolveError
-from bundle.folders import Folders
 from images import cli, engine
 from images.engine import Engine
 from images.environment import Environment
@@ -51,22 +47,6 @@ def test_the_revision_is_the_commit_and_unknown_outside_a_repository(
     assert len(cli._revision()) == 12
     monkeypatch.setenv("PATH", "")
     assert cli._revision() == "unknown"
-
-
-@pytest.mark.parametrize(("below", "told"), [("stand-in", True), ("conda-forge", False)])
-def test_a_framework_that_the_stand_in_lacks_is_an_error_that_says_how_to_have_it(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, below: str, told: bool
-) -> None:
-    def solve(specs: object, channels: object) -> None:
-        raise SolveError("no set of packages has tensorflow")
-
-    monkeypatch.setattr(cli.install, "solve", solve)
-    where = Folders(cli._TREE, tmp_path)
-    where.work.mkdir()
-    base.remember(base.Base(below, (tmp_path.as_uri(),), ""), where)
-    with pytest.raises(SolveError, match="no set of packages has tensorflow") as caught:
-        cli.solve("tensorflow", argparse.Namespace(base=None), where)
-    assert ('make channel FRAMEWORKS="pytorch tensorflow"' in str(caught.value)) == told
 
 
 def test_the_exit_status_and_the_error_are_one_line(
