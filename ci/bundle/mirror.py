@@ -33,7 +33,6 @@ from bundle.environment_file import Environment
 from bundle.errors import BundleError, ToolError
 from bundle.folders import Folders, checksum_of, is_ours, path_of, write
 from bundle.progress import steps
-from bundle.solving import channels_of as channels_of
 
 SUMS = "SHA256SUMS"
 _MARK = ".mirror"  # in a folder that a mirror may be written to, before anything else is there
