@@ -8,8 +8,8 @@ something includes this first.
 {{- if not .repository -}}
 {{- fail "image.repository is empty: name the image that the job runs in, such as registry.example/bascule-pytorch (`make image` builds one; push it where the cluster can pull it)" -}}
 {{- end -}}
-{{- if not .tag -}}
-{{- fail "image.tag is empty: name the image's version, such as 0.1.0-cpu-py311" -}}
+{{- if not (or .tag .digest) -}}
+{{- fail "image.tag is empty, and image.digest too: name the image's version, such as 0.1.0-cpu-py311, or one build by its digest" -}}
 {{- end -}}
 {{- end -}}
 {{- if not .Values.command -}}

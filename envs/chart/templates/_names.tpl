@@ -13,14 +13,18 @@ a name; hosts are called NAME-REVISION-worker-N, which stays below the 63 charac
 
 {{/*
 The name of what a revision makes. An upgrade thus makes everything anew, and helm takes the old away: a Job cannot be
-changed, and a StatefulSet would replace its hosts one by one below a job that runs on them already.
+changed, and a StatefulSet would replace its hosts one by one below a job that runs on them already. `helm template`,
+and with it Argo CD, knows revision 1 alone (docs/kubernetes.md says what to do there).
 */}}
 {{- define "bascule.revisionName" -}}
 {{- include "bascule.name" . }}-{{ .Release.Revision -}}
 {{- end -}}
 
+{{/* Where both are given, Kubernetes pulls by the digest, and the tag is for people. */}}
 {{- define "bascule.image" -}}
-{{- printf "%s:%s" .Values.image.repository .Values.image.tag -}}
+{{- with .Values.image -}}
+{{- .repository -}}{{- with .tag }}:{{ . }}{{ end -}}{{- with .digest }}@{{ . }}{{ end -}}
+{{- end -}}
 {{- end -}}
 
 {{/* What a selector selects by: the pods of one revision. Takes (dict "root" $ "component" "worker"). */}}

@@ -12,13 +12,14 @@ from charts import CHART, MPIJOB, ONE_POD, PLAIN, Helm, Object, merged, pod_temp
 
 EXAMPLES = sorted((CHART / "examples").glob("*.yaml"))
 MODES = {"one pod": ONE_POD, "plain": PLAIN, "mpijob": MPIJOB}
+DIGEST = f"sha256:{'0123456789abcdef' * 4}"
 OPTIONS: dict[str, Object] = {
     "gpus": {"gpus": 8, "ddl": {"gpusPerHost": 4}},
     "host's network": {"ddl": {"hostNetwork": True, "sshPort": 2022}},
     "volume": {"data": {"size": "10Gi", "storageClass": "fast"}},
     "claim": {"data": {"claim": "scans", "mountPath": "/mnt/scans"}},
     "all the rest": {
-        "image": {"pullSecrets": ["registry"], "pullPolicy": "Always"},
+        "image": {"digest": DIGEST, "pullSecrets": ["registry"], "pullPolicy": "Always"},
         "env": [
             {"name": "EPOCHS", "value": "3"},
             {"name": "TOKEN", "valueFrom": {"secretKeyRef": {"name": "tokens", "key": "wandb"}}},
@@ -82,6 +83,22 @@ def test_every_mode_passes_with_every_combination_of_options(helm: Helm) -> None
             raise
         tried += 1
     assert tried == 3 * 24
+
+
+@pytest.mark.parametrize(
+    ("image", "name"),
+    [
+        ({}, "registry.example/train/bascule-base:0.1.0-cpu-py311"),
+        ({"digest": DIGEST}, f"registry.example/train/bascule-base:0.1.0-cpu-py311@{DIGEST}"),
+        ({"tag": "", "digest": DIGEST}, f"registry.example/train/bascule-base@{DIGEST}"),
+    ],
+    ids=["tag", "both", "digest"],
+)
+@pytest.mark.parametrize("mode", MODES)
+def test_every_pod_runs_the_image_of_that_tag_or_digest(helm: Helm, mode: str, image: Object, name: str) -> None:
+    rendered = helm.render(merged(MODES[mode], {"image": image}))
+    validate(rendered)
+    assert {container(template)["image"] for template in pod_templates(rendered).values()} == {name}
 
 
 def test_without_ddl_there_is_one_pod_whatever_the_mode(helm: Helm) -> None:
@@ -240,6 +257,8 @@ def test_the_notes_say_how_to_follow_to_end_and_to_test(helm: Helm) -> None:
         (MPIJOB, ("get mpijob job-bascule-1",)),
     ):
         notes = helm.notes(values)
+        assert "kubectl -n default get events" in notes
+        assert "delete pod job-bascule-test" in notes  # helm leaves a test's pod when it uninstalls
         assert all(word in notes for word in words), notes
         assert "{{" not in notes
         assert "%!" not in notes

@@ -26,6 +26,8 @@ MALFORMED = {
     "a variable with two values": ({"env": [{"name": "A", "value": "1", "valueFrom": {}}]}, "env"),
     "an image with its tag in its name": ({"image": {"repository": "registry.example/a:b/c:1"}}, "repository"),
     "a tag that is a number": ({"image": {"tag": 1.0}}, "tag"),
+    "a digest without its kind": ({"image": {"digest": "0123456789abcdef" * 4}}, "digest"),
+    "a digest that is cut": ({"image": {"digest": "sha256:0123"}}, "digest"),
     "a size without a number": ({"data": {"size": "Gi"}}, "size"),
     "an unknown access mode": ({"data": {"size": "1Gi", "accessMode": "ReadWrite"}}, "accessMode"),
     "a relative mount path": ({"data": {"mountPath": "data"}}, "mountPath"),
@@ -39,7 +41,7 @@ MALFORMED = {
 # Right each, and wrong together or missing: the values, and what the error says was asked, found and to be done.
 CONTRADICTING: dict[str, tuple[Object, tuple[str, ...]]] = {
     "no image": ({"command": ["true"]}, ("image.repository is empty", "make image")),
-    "no tag": (merged(ONE_POD, {"image": {"tag": ""}}), ("image.tag is empty",)),
+    "no tag": (merged(ONE_POD, {"image": {"tag": ""}}), ("image.tag is empty", "digest")),
     "no command": (merged(ONE_POD, {"command": []}), ("command is empty", "--set")),
     "no secret": (
         merged(PLAIN, {"ddl": {"sshKeySecret": ""}}),
