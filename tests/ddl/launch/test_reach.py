@@ -81,6 +81,7 @@ def fallback(
 ) -> Probe:
     """Looking at hosts with an mpirun that runs `mpirun`, and an ssh and srun that note their words and `answer`."""
     monkeypatch.setattr(process, "end_children", lambda: None)  # some may be other tests'
+    monkeypatch.setattr(reach, "REFUSED_SECONDS", 0)
     answer = shlex.quote(probe.line(Answer(machine("b")), 0))
 
     def look(mpirun: str = "exit 1", answers: str = f"echo {answer}", *names: str, **more: object) -> Reached:
@@ -116,6 +117,34 @@ def test_mpirun_s_words_stand_beside_those_of_a_host_that_does_not_answer(fallba
 def test_what_mpirun_passes_on_of_the_agent_s_words_is_said_once(fallback: Probe) -> None:
     refused = "echo 'ssh: Connection refused' >&2; exit 255"
     assert "mpirun said" not in fallback(refused, refused).problems["b"]
+
+
+@pytest.mark.parametrize("since", ["", "ssh"], ids=["refuses both", "answers since"])
+def test_a_host_that_refuses_is_asked_again_for_it_may_be_starting(
+    fallback: Probe, machine: Callable[..., Machine], monkeypatch: pytest.MonkeyPatch, tmp_path: Path, since: str
+) -> None:
+    monkeypatch.setattr(reach, "REFUSED_SECONDS", 60)
+    refused = "echo 'ssh: connect to host b port 22: Connection refused' >&2; exit 255"
+    answer = shlex.quote(probe.line(Answer(machine("b")), 0))
+    once = f"if mkdir {tmp_path}/tried 2>/dev/null; then echo a warning >&2; {refused}; fi; echo {answer}"
+    found = fallback(once, f"echo {answer}" if since == "ssh" else refused)
+    assert found == Reached({"b": machine("b")})
+
+
+def test_a_host_that_keeps_refusing_is_named_and_no_other_fault_is_asked_for_again(
+    fallback: Probe, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    counted = f"echo >>{tmp_path}/count; exit 1"
+
+    def times(fault: str, seconds: float) -> int:
+        monkeypatch.setattr(reach, "REFUSED_SECONDS", seconds)
+        (tmp_path / "count").write_text("")
+        found = fallback(counted, f"echo '{fault}' >&2; exit 255")
+        assert found.problems["b"].startswith(f"it cannot be reached ({fault}); check its name")
+        return (tmp_path / "count").read_text().count("\n")
+
+    assert times("Connection refused", 1) > 1
+    assert times("Could not resolve hostname b", 60) == 1
 
 
 def test_a_probe_that_is_cut_off_is_no_mpirun_that_said_nothing(fallback: Probe) -> None:

@@ -10,6 +10,7 @@ from pathlib import Path
 from ddl.launch.errors import UsageError
 
 OPERATOR_HOSTFILE = Path("/etc/mpi/hostfile")  # where the Kubernetes MPI Operator mounts it
+HOSTFILE_VARIABLES = ("PRTE_MCA_prte_default_hostfile", "OMPI_MCA_orte_default_hostfile", "HYDRA_HOST_FILE")
 
 _HOST = re.compile(r"[A-Za-z0-9]([A-Za-z0-9._-]*[A-Za-z0-9])?")
 
@@ -61,7 +62,7 @@ def allocation(
         return _slurm(nodes, environ)
     if counts := environ.get("LSB_MCPU_HOSTS", ""):
         return _lsf(counts)
-    for name in ("PRTE_MCA_prte_default_hostfile", "OMPI_MCA_orte_default_hostfile", "HYDRA_HOST_FILE"):
+    for name in HOSTFILE_VARIABLES:
         if path := environ.get(name, ""):
             found = parse_hostfile(_read(read, Path(path), name), path)
             return Allocation(found, f"{path}, which {name} names", batch="operator")

@@ -8,6 +8,7 @@ import shlex
 import socket
 import sys
 import tempfile
+import time
 from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field, replace
@@ -23,6 +24,7 @@ from ddl.launch.rankfile import Place
 from ddl.launch.routes import Gap
 
 ALONE_SECONDS = 20  # for a host that is asked alone
+REFUSED_SECONDS = 5  # for a host that is up and refuses: its sshd may be about to start, as in a new container
 _AT_ONCE = 32
 # The probe has no guards; so that Open MPI's daemons notice a cable that is pulled meanwhile, and not after minutes.
 _ALERT = {
@@ -115,16 +117,37 @@ def probe_hosts(
     seconds: float = START_SECONDS,
     batch: str = "",
 ) -> Reached:
-    """Look at each host. On this one alone nothing is launched.
+    """Look at each host, for REFUSED_SECONDS again where one refuses. On this one alone nothing is launched.
 
     `exports` and `more` are the user's own variables and arguments of mpirun, `seconds` what it may take, and `batch`
     the system that the hosts are from.
     """
+    until = time.monotonic() + REFUSED_SECONDS
+    while True:
+        reached, said = _look(mpi, names, resolved, environ, exports, more, seconds, batch)
+        # In mpirun's words alone where the host has answered since.
+        refused = any("Connection refused" in one for one in (said, *reached.problems.values()))
+        if not reached.problems or not refused or time.monotonic() >= until:
+            return reached
+        time.sleep(0.2)
+
+
+def _look(
+    mpi: Mpi,
+    names: Sequence[str],
+    resolved: Mapping[str, str],
+    environ: Mapping[str, str],
+    exports: Sequence[Export],
+    more: tuple[str, ...],
+    seconds: float,
+    batch: str,
+) -> tuple[Reached, str]:
+    """Look at each host once; what came of it, and all that mpirun said."""
     exported = environment.exports(exports, environ, {})
     values = environment.values(exported, environ)
     own = here(environment.visible(exports, environ))
     if len(names) == 1 and is_here(names[0]):
-        return Reached({names[0]: own})
+        return Reached({names[0]: own}), ""
     networks = networks_to([resolved[name] for name in names if not is_here(name)], own)
     agent = command.agent(environ)
     targets = ",".join(_targets(names, resolved, networks, own))
@@ -151,18 +174,18 @@ def probe_hosts(
     gaps = {name: one.gaps for name, one in answers.items() if one.gaps}
     missing = [name for name in names if name not in answers]
     if not missing:
-        return Reached(machines, {}, gaps)
+        return Reached(machines, {}, gaps), errors
     asked = _ask_alone(missing, agent or ("srun" if batch == "slurm" else ""), own, values, environ)
     said = mpirun_said(status, errors, seconds)
     if not asked.problems:  # each host answers, so it is mpirun that cannot
-        return Reached(machines, dict.fromkeys(missing, f"{_CANNOT_START}. {said}"), gaps)
+        return Reached(machines, dict.fromkeys(missing, f"{_CANNOT_START}. {said}"), gaps), errors
     # Its words may be the cause, where it reaches hosts in another way than we do; often they are the agent's again.
     heard = _first_line(errors)
     problems = {
         name: problem if (heard in problem and status is not None) else f"{problem} ({said})"
         for name, problem in asked.problems.items()
     }
-    return Reached({**machines, **asked.machines}, problems, gaps)
+    return Reached({**machines, **asked.machines}, problems, gaps), errors
 
 
 def mpirun_said(status: int | None, errors: str, seconds: float) -> str:
