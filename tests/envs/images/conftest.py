@@ -30,15 +30,21 @@ def base(needs_podman: None) -> Built:
     return Built(reference, short, bill)
 
 
+# What the manual's commands, and compose in the folder `place`, make; the tests remove it by these names.
+MANUALS = ("c1", "c2", "job", "bascule_host1_1", "bascule_host2_1", "pod_bascule", "bascule_default")
+
+
 @pytest.fixture
 def place(needs_podman: None, tmp_path: Path) -> Iterator[Path]:
     """A folder with the programs and the compose file, all UID 1000's, in which commands are given."""
+    if theirs := containers.present(*MANUALS):
+        pytest.fail(f"podman has {', '.join(theirs)} already, and this test would remove it: do so, or try again later")
     folder = tmp_path / "bascule"
     for name in ("examples", "envs/images"):
         shutil.copytree(containers.ROOT / name, folder / name, ignore=shutil.ignore_patterns("__pycache__"))
     subprocess.run(["chown", "-R", "1000:1000", folder], check=True)
     yield folder
-    podman("rm", "--force", "--ignore", "--time", "0", "c1", "c2", "host1", "host2")
+    podman("rm", "--force", "--ignore", "--time", "0", "c1", "c2")
 
 
 @pytest.fixture

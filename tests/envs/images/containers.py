@@ -32,6 +32,8 @@ PROGRAMS = {
 LIMITS = Podman("").limits
 PRIVATE = ("--cap-drop", "all", "--security-opt", "no-new-privileges")
 
+NAMED = ("pod", "network")  # what has a name of its own besides containers
+
 # One allreduce over all ranks: each says where it runs and the sum.
 ALLREDUCE = (
     "import ddl, numpy, socket; ddl.init(); a = numpy.ones(100000, dtype='f4'); ddl.allreduce(a); "
@@ -57,18 +59,18 @@ def obstacle() -> str | None:
     return interpreter.obstacle()
 
 
-def podman(*arguments: str | Path, timeout: float = 110) -> Done:
+def podman(*arguments: str | Path, stdin: str = "", timeout: float = 110) -> Done:
     """Run podman; its messages about systemd, which is not there for health checks in CI, are left out."""
     command = ["podman", *map(str, arguments)]
-    done = subprocess.run(command, stdin=subprocess.DEVNULL, capture_output=True, text=True, timeout=timeout)
+    done = subprocess.run(command, input=stdin, capture_output=True, text=True, timeout=timeout)
     done.stderr = "\n".join(line for line in done.stderr.splitlines() if not line.startswith("time="))
     return done
 
 
-def run(image: str, *command: str, options: tuple[str, ...] = (), timeout: float = 110) -> Done:
+def run(image: str, *command: str, options: tuple[str, ...] = (), stdin: str = "", timeout: float = 110) -> Done:
     """`podman run` of a command, in a new container without a network or capabilities."""
     fixed = ("--rm", "--no-healthcheck", "--network", "none", *PRIVATE, *LIMITS())
-    return podman("run", *fixed, *options, image, *command, timeout=timeout)
+    return podman("run", *fixed, *options, image, *command, stdin=stdin, timeout=timeout)
 
 
 @contextmanager
@@ -81,6 +83,13 @@ def container(image: str, *options: str, command: tuple[str, ...] = ()) -> Gener
         yield name
     finally:
         podman("rm", "--force", "--time", "0", name)
+
+
+def present(*names: str) -> list[str]:
+    """Which of these are names of containers, pods or networks that are there now, run or not."""
+    asked = (("ps", "--all", "--format", "{{.Names}}"), *((kind, "ls", "--format", "{{.Name}}") for kind in NAMED))
+    found = {name for words in asked for name in podman(*words).stdout.split()}
+    return [name for name in names if name in found]
 
 
 def logs(name: str) -> str:

@@ -7,6 +7,8 @@ from pathlib import Path
 
 import pytest
 
+from ddl.launch import hosts
+
 ROOT = Path(__file__).parents[3]
 FILES = ROOT / "envs/images"
 TOOLS = ROOT / "out/tools"
@@ -33,6 +35,12 @@ def test_the_entry_point_is_a_script_of_the_plain_shell_and_passes_shellcheck() 
         pytest.skip("shellcheck is missing: ci/chart_tools puts it into out/tools")
     done = subprocess.run([program, script], capture_output=True, text=True, timeout=60)
     assert (done.returncode, done.stdout) == (0, ""), done.stdout
+
+
+def test_the_entry_point_waits_for_the_hosts_of_the_file_that_ddlrun_reads() -> None:
+    script = (FILES / "files/usr/local/bin/bascule-host").read_text()
+    (sources,) = re.findall(r"^ +file=(.*)$", script, re.MULTILINE)
+    assert re.findall(r"\w{2,}|/[a-z/]+", sources) == [*hosts.HOSTFILE_VARIABLES, str(hosts.OPERATOR_HOSTFILE)]
 
 
 def test_the_compose_file_makes_two_hosts_with_one_key_and_no_privileges() -> None:

@@ -1,6 +1,7 @@
 """Containers as hosts of one job: what `ddlrun -H c1,c2` needs is in the image, less the key."""
 
 import re
+import socket
 import subprocess
 import time
 from pathlib import Path
@@ -25,6 +26,20 @@ def test_two_containers_reduce_with_no_option_but_the_hosts(two_hosts: tuple[str
     assert sorted(done.stdout.split("\n")[:2]) == ["c1 0 2", "c2 1 2"]
 
 
+def test_a_host_that_has_only_just_been_started_is_waited_for(base: Built, keys: Path) -> None:
+    mounted = ("--volume", f"{keys}:/etc/bascule/ssh:ro")
+    late = ("sh", "-c", "sleep 3; exec bascule-host serve")  # more than ddlrun takes to find that it refuses
+    with (
+        containers.network() as net,
+        containers.container(base.reference, "--network", net, "--hostname", "c1", *mounted) as one,
+        containers.container(base.reference, "--network", net, "--network-alias", "c2", *mounted, command=late) as two,
+    ):
+        done = podman("exec", one, "ddlrun", "-H", "c1,c2", "python", "-c", "print('a rank')")
+        said = containers.logs(two)
+    assert done.returncode == 0, done.stderr + said
+    assert done.stdout.count("a rank\n") == 2
+
+
 def test_the_doctor_finds_both(two_hosts: tuple[str, str]) -> None:
     done = podman("exec", two_hosts[0], "ddlrun", "doctor", "-H", "c1,c2")
     assert done.returncode == 0, done.stdout + done.stderr
@@ -36,7 +51,9 @@ def test_a_rank_that_fails_leaves_no_process_on_either_host(two_hosts: tuple[str
     done = podman("exec", two_hosts[0], "ddlrun", "-H", "c1,c2", "python", "-c", script)
     assert done.returncode == 7, done.stderr
     for host in two_hosts:
-        assert "python" not in podman("exec", host, "sh", "-c", "cat /proc/[0-9]*/comm").stdout
+        processes = podman("exec", host, "sh", "-c", "cat /proc/[0-9]*/comm").stdout.split()
+        assert "sshd" in processes
+        assert not [name for name in processes if name.startswith("python")]
 
 
 def test_a_launcher_waits_for_restricted_hosts_with_long_names_on_another_port(
@@ -75,9 +92,9 @@ def test_a_launcher_waits_for_restricted_hosts_with_long_names_on_another_port(
 def test_ranks_run_in_their_host_though_the_launcher_has_its_address(base: Built, keys: Path, tmp_path: Path) -> None:
     """As the Helm chart runs it with `ddl.hostNetwork` where a host and the launcher are on one node."""
     (tmp_path / "hostfile").write_text("job-worker-0.job-workers slots=2\n")
-    address = machines_address()
+    address, port = machines_address(), free_port()
     shared = (
-        *RESTRICTED, "--env", "BASCULE_SSH_PORT=2299", "--volume", f"{keys}:/etc/bascule/ssh:ro",
+        *RESTRICTED, "--env", f"BASCULE_SSH_PORT={port}", "--volume", f"{keys}:/etc/bascule/ssh:ro",
         "--env", "PRTE_MCA_prte_keep_fqdn_hostnames=true", "--env", "PRTE_MCA_prte_do_not_resolve=true",
         "--network", "host", "--add-host", f"job-worker-0.job-workers:{address}",
     )  # fmt: skip
@@ -94,12 +111,27 @@ def test_ranks_run_in_their_host_though_the_launcher_has_its_address(base: Built
     assert said.count("/usr/local/bin/bascule-host\0serve\0") == 2, said
 
 
+def free_port() -> int:
+    """A port of this machine on which nothing listens."""
+    with socket.socket() as one:
+        one.bind(("", 0))
+        return int(one.getsockname()[1])
+
+
 def machines_address() -> str:
     """This machine's address on a network; skips where it has none but the loopback's."""
     found = subprocess.run(["hostname", "-I"], capture_output=True, text=True, timeout=10).stdout.split()
     if not found:
         pytest.skip("this machine has no address but the loopback's")
     return found[0]
+
+
+def test_a_launcher_leaves_its_input_to_the_program(base: Built, keys: Path, tmp_path: Path) -> None:
+    (tmp_path / "hostfile").write_text("localhost\n")
+    mounted = ("--volume", f"{keys}:/etc/bascule/ssh:ro", "--volume", f"{tmp_path}/hostfile:/etc/mpi/hostfile:ro")
+    here = "/usr/sbin/sshd -f /run/bascule/ssh/sshd_config && exec bascule-host launch cat"
+    done = containers.run(base.reference, "sh", "-c", here, options=("--interactive", *mounted), stdin="1 2 3\n")
+    assert (done.returncode, done.stdout) == (0, "1 2 3\n"), done.stderr
 
 
 def test_a_host_that_does_not_answer_in_time_is_named(base: Built, keys: Path, tmp_path: Path) -> None:
