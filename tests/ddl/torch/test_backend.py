@@ -15,7 +15,7 @@ import pytest
 
 import ddl
 from ddl import library
-from ddl.torch import groups, process_group, rendezvous
+from ddl.torch import groups, job, process_group, rendezvous
 
 SCRIPT = "import torch.distributed as dist; dist.init_process_group('ddl')"
 ALONE = {"RANK": "0", "WORLD_SIZE": "1", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "0"}
@@ -141,19 +141,19 @@ def test_under_torchrun_the_error_names_the_ddlrun_command(command: Callable[...
 
 def test_processes_of_no_launcher_are_told_so() -> None:
     with pytest.raises(
-        groups.LaunchError, match=r"^hvd.init\(\): rank 1 of 4 was started by something other than ddlrun or mpirun"
+        job.LaunchError, match=r"^hvd.init\(\): rank 1 of 4 was started by something other than ddlrun or mpirun"
     ):
-        groups.check_launch(1, 4, {}, "hvd.init()")
-    groups.check_launch(0, 1, {}, "hvd.init()")  # one process needs none
-    groups.check_launch(1, 4, {"OMPI_COMM_WORLD_RANK": "1"}, "hvd.init()")
+        job.check_launch(1, 4, {}, "hvd.init()")
+    job.check_launch(0, 1, {}, "hvd.init()")  # one process needs none
+    job.check_launch(1, 4, {"OMPI_COMM_WORLD_RANK": "1"}, "hvd.init()")
 
 
 def test_another_place_than_mpis_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(ddl, "rank", lambda: 1, raising=False)
     monkeypatch.setattr(ddl, "size", lambda: 4, raising=False)
-    groups.check_place(1, 4)
-    with pytest.raises(groups.LaunchError, match=r"rank 1 of 5, but MPI knows this process as rank 1 of 4"):
-        groups.check_place(1, 5)
+    job.check_place(1, 4)
+    with pytest.raises(job.LaunchError, match=r"rank 1 of 5, but MPI knows this process as rank 1 of 4"):
+        job.check_place(1, 5)
 
 
 @pytest.mark.parametrize(

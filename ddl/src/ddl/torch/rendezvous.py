@@ -12,6 +12,8 @@ from datetime import timedelta
 from importlib import import_module
 from typing import TYPE_CHECKING, cast
 
+from ddl.torch import job
+
 if TYPE_CHECKING:
     from torch._C._distributed_c10d import Store
 
@@ -20,19 +22,13 @@ if TYPE_CHECKING:
 _CONTACTS_BYTES = 1024  # of the text in which rank 0 says where its store is
 _CONNECT_SECONDS = 5.0
 
-# What MPI's launchers set: Open MPI's, MPICH's (Hydra), and Slurm's and others' through PMIx.
-_MPI = ("OMPI_COMM_WORLD_RANK", "PMI_RANK", "PMIX_RANK")
+# The number of processes, as Open MPI and MPICH set it.
 _MPI_SIZE = ("OMPI_COMM_WORLD_SIZE", "PMI_SIZE")
-
-
-def under_mpi(environment: Mapping[str, str]) -> bool:
-    """Whether a launcher of MPI's started this process."""
-    return any(name in environment for name in _MPI)
 
 
 def asks_mpi(environment: Mapping[str, str]) -> bool:
     """Whether MPI started this process, and nobody has set the numbers that env:// reads."""
-    return under_mpi(environment) and not any(environment.get(name) for name in ("RANK", "WORLD_SIZE"))
+    return job.under_mpi(environment) and not any(environment.get(name) for name in ("RANK", "WORLD_SIZE"))
 
 
 def odd_size(environment: Mapping[str, str]) -> str | None:
@@ -78,9 +74,8 @@ def join_mpi(timeout: timedelta | None) -> tuple[Store, int, int]:
     from torch.distributed.constants import default_pg_timeout
 
     import ddl
-    from ddl.torch import groups
 
-    groups.join()
+    job.join()
     rank, size = ddl.rank(), ddl.size()
     patience = timeout or default_pg_timeout
     text = np.zeros(_CONTACTS_BYTES, np.uint8)
@@ -95,7 +90,7 @@ def join_mpi(timeout: timedelta | None) -> tuple[Store, int, int]:
         port, *hosts = text.tobytes().rstrip(b"\0").decode().split()
         host = first_that_answers(hosts, int(port))
         if host is None:
-            raise groups.LaunchError(
+            raise job.LaunchError(
                 f"rank {rank} on host {socket.gethostname()} cannot reach the store of rank 0, port {port} of "
                 f"{', '.join(hosts)}: let the hosts connect to one another over TCP (a firewall?), or start the job "
                 "with ddlrun, or with MASTER_ADDR, MASTER_PORT, RANK and WORLD_SIZE set"

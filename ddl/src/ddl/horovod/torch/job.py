@@ -12,7 +12,7 @@ import ddl
 from ddl.errors import UnsupportedError
 from ddl.horovod.torch import process_sets as sets
 from ddl.horovod.torch.process_sets import ProcessSet, global_process_set
-from ddl.torch import groups
+from ddl.torch import job
 
 _local_ranks: list[int] = []  # of all ranks
 
@@ -27,7 +27,7 @@ def init(comm: Sequence[int] | None = None, process_sets: Sequence[ProcessSet] |
         return
     started = next((int(os.environ[name]) for name in ("WORLD_SIZE", "HOROVOD_SIZE") if os.environ.get(name)), 1)
     its = next((int(os.environ[name]) for name in ("RANK", "HOROVOD_RANK") if os.environ.get(name)), 0)
-    groups.check_launch(its, started, os.environ, "hvd.init()")
+    job.check_launch(its, started, os.environ, "hvd.init()")
     sets.begin()
     if comm is not None and (not isinstance(comm, Sequence) or sorted(comm) not in ([], global_process_set.ranks)):
         shutdown()

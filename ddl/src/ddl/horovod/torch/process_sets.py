@@ -9,7 +9,7 @@ from ddl.communicator import Communicator, create_group, split
 from ddl.errors import StateError
 from ddl.horovod.torch.call_log import Call, LoggedGroup
 from ddl.horovod.torch.joining import Joining, Key
-from ddl.torch import groups
+from ddl.torch import job
 
 
 class ProcessSet:
@@ -87,7 +87,7 @@ _joining: Joining | None = None  # of the job
 def begin() -> None:
     """Join the job, and make the set of all ranks."""
     global _joining
-    groups.enter()
+    job.enter()
     try:
         global_process_set.ranks = list(range(ddl.size()))
         _joining = Joining(split(0))
@@ -103,7 +103,7 @@ def _leave() -> None:
     ended, _joining = _joining, None
     if ended is not None:
         ended.end()
-    groups.leave()
+    job.leave()
 
 
 def end() -> None:
