@@ -20,7 +20,7 @@ from bundle.progress import say
 AUTO = "auto"
 CONDA_FORGE = "conda-forge"
 STAND_IN = "stand-in"
-_PATIENCE = 20  # seconds that conda-forge gets to answer
+_PATIENCE = 8  # seconds that conda-forge gets to answer: where a firewall drops all, every run waits that long
 
 
 @dataclass(frozen=True)
@@ -45,12 +45,14 @@ class Base:
 def choose(asked: str, where: Folders, frameworks: Sequence[str], variants: Mapping[str, list[str]]) -> Base:
     """The base for `asked`: "auto", "conda-forge", "stand-in", or another channel's address or folder.
 
-    Says which it is, and why. The stand-in is made here, with `frameworks`. Raises ToolError where it cannot be.
+    Says which it is, and why. The stand-in is made here, with `frameworks`. Raises ToolError where it cannot be, and
+    where it would take the place of another base that nobody asked to leave.
     """
     reason = "asked for"
     if asked == AUTO:
         asked, reason = CONDA_FORGE, "it answers"
         if trouble := unreachable(CONDA_FORGE):
+            _keep(where, trouble)
             asked, reason = STAND_IN, f"conda-forge does not answer: {trouble}"
     named = "a stand-in for conda-forge" if asked == STAND_IN else asked
     say(f"the packages are built against {named} ({reason})")
@@ -61,6 +63,21 @@ def choose(asked: str, where: Folders, frameworks: Sequence[str], variants: Mapp
     names = [name for group in groups for name in stand_in.GROUPS[group]]
     channel = stand_in.make(where.stand_in, names, variants, where.tree / "ci/constraints.txt")
     return of_folder(STAND_IN, channel, str(Subdir.current()), reason, left_out)
+
+
+def _keep(where: Folders, trouble: str) -> None:
+    """Raises ToolError where the channel was built against more than a stand-in: it may be used on other machines."""
+    try:
+        built = remembered(where, None)
+    except ToolError:
+        return
+    if built.is_stand_in or built.name == STAND_IN:
+        return
+    raise ToolError(
+        f"{where.channel} was built against {built.name}, and conda-forge does not answer ({trouble}): run this again "
+        f"when it does; BASE={built.name} names what it was built against, BASE={STAND_IN} makes the channel one that "
+        "is good on this machine only"
+    )
 
 
 def remember(base: Base, where: Folders) -> None:

@@ -10,10 +10,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from urllib.parse import unquote, urlsplit
 
-# What builds leave beside sources; git ignores the same (.gitignore).
+# What builds leave beside sources: what .gitignore names, by which a source cannot be called either.
 _DEBRIS_FOLDERS = {".venv", "out", "__pycache__", ".hypothesis", ".pytest_cache", ".mypy_cache", ".ruff_cache", "dist"}
-_DEBRIS_FOLDERS |= {"build", ".git"}
-_DEBRIS_ENDS = (".so", ".egg-info", ".pyc")
+_DEBRIS_FOLDERS |= {"build"}
+_DEBRIS_BEGINNINGS = (".build-",)
+_DEBRIS_ENDS = (".so", ".egg-info")
+_GITS_OWN = ".git"
 
 
 @dataclass(frozen=True)
@@ -79,8 +81,12 @@ def write(path: Path, text: str) -> None:
 def sources(folder: Path) -> Iterator[Path]:
     """The files below `folder` that are sources, sorted."""
     for root, folders, names in os.walk(folder):
-        folders[:] = sorted(name for name in set(folders) - _DEBRIS_FOLDERS if not name.endswith(_DEBRIS_ENDS))
-        yield from (Path(root, name) for name in sorted(names) if not name.endswith(_DEBRIS_ENDS))
+        folders[:] = sorted(name for name in folders if not _is_debris(name) and name not in _DEBRIS_FOLDERS)
+        yield from (Path(root, name) for name in sorted(names) if not _is_debris(name))
+
+
+def _is_debris(name: str) -> bool:
+    return name == _GITS_OWN or name.startswith(_DEBRIS_BEGINNINGS) or name.endswith(_DEBRIS_ENDS)
 
 
 def checksum(folder: Path) -> str:

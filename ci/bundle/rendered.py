@@ -107,8 +107,12 @@ def _stage(document: dict[str, rendering.Value], path: Path, recipe: Path, sourc
     if whole_tree:  # around the recipe, of which the builder needs nothing else
         shutil.rmtree(recipe, ignore_errors=True)
         recipe.mkdir(parents=True)
-        shutil.copy2(path.parent / "LICENSE", recipe / "LICENSE")
-        parts.append(folders.checksum_of(recipe / "LICENSE"))
+        for name in ("LICENSE", *_tested_with(document)):
+            if not (path.parent / name).is_file():
+                raise RecipeError(path, 1, f"test/files: there is no {path.parent / name}")
+            (recipe / name).parent.mkdir(parents=True, exist_ok=True)
+            shutil.copy2(path.parent / name, recipe / name)
+            parts.append(folders.checksum_of(recipe / name))
     else:
         folders.copy(path.parent, recipe)
         parts.append(folders.checksum(path.parent))
@@ -145,6 +149,22 @@ def _point(document: dict[str, rendering.Value], path: Path, sources: Path) -> l
         assert isinstance(about, dict)
         about["license_file"] = "LICENSE"
     return pairs
+
+
+def _tested_with(document: dict[str, rendering.Value]) -> list[str]:
+    """The files that the tests of a recipe's outputs name, each once."""
+    found: list[str] = []
+    outputs = document.get("outputs", [])
+    assert isinstance(outputs, list)
+    for output in outputs:
+        assert isinstance(output, dict)
+        tests = output.get("tests", [])
+        assert isinstance(tests, list)
+        for test in tests:
+            files = test.get("files") if isinstance(test, dict) else None
+            named = files.get("recipe") if isinstance(files, dict) else None
+            found += [str(name) for name in named] if isinstance(named, list) else []
+    return list(dict.fromkeys(found))
 
 
 def _license(document: dict[str, rendering.Value]) -> str | None:

@@ -69,6 +69,8 @@ def make(folder: Path, names: Iterable[str], variants: Mapping[str, list[str]], 
     `folder` gets `channel` and `wheels`. Raises ToolError.
     """
     channel, platform = folder / "channel", str(Subdir.current())
+    if reason := interpreter.obstacle():  # before minutes of downloads
+        raise ToolError(reason)
     with lock.held(folder):
         files = wheels.download(names, constraints, folder / "wheels")
         items = plan(files, variants, platform)

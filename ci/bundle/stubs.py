@@ -8,16 +8,17 @@ import subprocess
 from dataclasses import dataclass
 from pathlib import Path
 
-_ACTIVATE = """# Stand-in for conda-forge's compilers: the system's own.
-for one in {candidates}; do
+_CXX = "g++ c++"
+_ACTIVATE = f"""# Stand-in for conda-forge's compiler: the system's own.
+for one in {_CXX}; do
     if command -v "$one" >/dev/null 2>&1; then
-        export {variable}="$one"
+        export CXX="$one"
         break
     fi
 done
-if [ -z "${{{variable}:-}}" ]; then
-    echo "no {language} compiler: looked for {candidates}; install one (Debian, Ubuntu: {package})" >&2
-    export {variable}=no-{language}-compiler-was-found
+if [ -z "${{CXX:-}}" ]; then
+    echo "no C++ compiler: looked for {_CXX}; install one (Debian, Ubuntu: g++)" >&2
+    export CXX=no-C++-compiler-was-found
 fi
 """
 
@@ -54,15 +55,8 @@ def stubs(cxx_versions: list[str], stdlib_versions: list[str], platform: str) ->
         for family in ("openmpi", "mpich")
     ]
     for version in cxx_versions:
-        for package, language, variable, candidates in (
-            (f"gxx_{platform}", "C++", "CXX", "g++ c++"),
-            (f"gcc_{platform}", "C", "CC", "gcc cc"),
-        ):
-            script = _ACTIVATE.format(
-                candidates=candidates, variable=variable, language=language, package=candidates.split()[0]
-            )
-            summary = f"stand-in: the system's own {language} compiler, {_compiler(candidates)}"
-            made.append(Stub(package, version, "0", summary=summary, activate=script))
+        summary = f"stand-in: the system's own C++ compiler, {_compiler(_CXX)}"
+        made.append(Stub(f"gxx_{platform}", version, "0", summary=summary, activate=_ACTIVATE))
     c_library = " ".join(machine.libc_ver())
     made += [
         Stub(f"sysroot_{platform}", version, "0", summary=f"stand-in: the system's own C library, {c_library}")

@@ -127,6 +127,18 @@ def test_where_it_does_not_the_stand_in_is_made_and_the_reason_is_kept(
     assert "tensorflow" not in asked[0]
 
 
+@pytest.mark.parametrize("name", ["conda-forge", "https://example.org/mirror"])
+def test_a_channel_for_other_machines_does_not_become_one_for_this_alone_when_the_network_is_down(
+    where: Folders, monkeypatch: pytest.MonkeyPatch, name: str
+) -> None:
+    monkeypatch.setattr(base, "unreachable", lambda channel: "no route")
+    monkeypatch.setattr(stand_in, "make", lambda *_: pytest.fail("a stand-in was made"))
+    base.remember(base.Base(name, (name,), "a reason"), where)
+    with pytest.raises(ToolError, match=rf"was built against {name}, and .* not answer \(no route\).*BASE=stand-in"):
+        choose(where, base.AUTO)
+    assert choose(where, "conda-forge").name == "conda-forge"
+
+
 def test_conda_forge_that_is_asked_for_is_not_replaced(where: Folders, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(stand_in, "make", lambda *_: pytest.fail("a stand-in was made"))
     assert choose(where, "conda-forge").channels == ("conda-forge",)

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 from small_channel import ROOT, STAND_IN
 
-from bundle import stand_in, stubs, variants, wheels
+from bundle import interpreter, stand_in, stubs, variants, wheels
 from bundle.errors import ToolError
 
 pytestmark = pytest.mark.timeout(600)  # the first test makes the small channel
@@ -42,6 +42,7 @@ def test_an_index_of_what_a_killed_run_has_removed_is_written_anew(
         for path in channel.glob("linux-*"):
             (path / "repodata.json").touch()
 
+    monkeypatch.setattr(interpreter, "obstacle", lambda: None)
     monkeypatch.setattr(wheels, "download", lambda *_: [])
     monkeypatch.setattr(stand_in, "_pack", pack)
     monkeypatch.setattr(stand_in.index, "index", index)
@@ -69,12 +70,23 @@ def test_a_wheel_that_was_cut_off_is_fetched_again(tmp_path: Path) -> None:
     assert file.read_bytes() == whole
 
 
+def test_a_python_that_cannot_be_moved_is_said_before_anything_is_fetched(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(interpreter, "obstacle", lambda: "it keeps packages elsewhere: make setup PYTHON=...")
+    monkeypatch.setattr(wheels, "download", lambda *_: pytest.fail("wheels were fetched"))
+    with pytest.raises(ToolError, match="make setup PYTHON="):
+        stand_in.make(tmp_path, [], {}, ROOT / "ci/constraints.txt")
+    assert list(tmp_path.iterdir()) == []
+
+
 @pytest.mark.root
 def test_a_full_disk_is_named_and_leaves_no_package_in_part(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     full = tmp_path / "full"
     full.mkdir()
     if os.geteuid() != 0 or subprocess.run(["mount", "-t", "tmpfs", "-o", "size=12m", "tmpfs", full]).returncode:
         pytest.skip("only root can make a small file system")
+    monkeypatch.setattr(interpreter, "obstacle", lambda: None)
     monkeypatch.setattr(wheels, "download", lambda *_: [])
     try:
         with pytest.raises(ToolError, match=r"^\S+ could not be packed: .*No space left on device"):

@@ -20,7 +20,8 @@ from bundle.folders import Folders
 VARIABLES = {"PYTHONPATH": f"{ROOT / 'ci'}:{ROOT / 'recipes/bascule-tools/src'}"}
 # Named by their files in envs/, each with what its own pip step brings.
 ENVIRONMENTS = {"base": (), "pytorch": (), "tensorflow": (), "snapml": ("snapml",), "all": ("snapml",)}
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(3000)]
+# Whichever test is the first makes all of it, and takes the times.
+pytestmark = [pytest.mark.slow, pytest.mark.alone, pytest.mark.timeout(3000)]
 
 
 @pytest.fixture(scope="module")
@@ -97,10 +98,11 @@ def test_nothing_takes_longer_than_was_promised(whole: Folders) -> None:
     promised = {figure["name"]: figure for figure in document["figures"] if figure["limit"] is not None}
     assert [figure["limit"] for figure in promised.values()] == [300, 15, 30, 30]
     # Neighbours on the machine make a command wait, which its processor time does not show: a budget for each, and a
-    # wait that no neighbours explain is a failure, too. The promises are of a machine of two cores.
-    dear = {name: one for name, one in promised.items() if one["processor_seconds"] > 2 * one["limit"]}
+    # wait that no neighbours explain is a failure, too.
+    cores = document["machine"]["cores"]
+    dear = {name: one for name, one in promised.items() if one["processor_seconds"] > cores * one["limit"]}
     assert dear == {}
-    busy = max(1.0, *document["load_before"])  # and not after it, when it is its own
+    busy = max(1.0, document["load_before"][0] / cores)  # of the last minute before it: afterwards it is its own
     late = {name: one for name, one in promised.items() if one["seconds"] > one["limit"] * busy}
     assert late == {}
 

@@ -68,11 +68,41 @@ def test_a_record_that_is_damaged_is_named(prefix: Path, capsys: pytest.CaptureF
 def test_info_shows_the_pins_of_the_bundle_beside_what_is_there(
     prefix: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    assert main(["info", "--prefix", str(prefix)]) == 0
-    lines = [line.split() for line in capsys.readouterr().out.splitlines()]
+    def info() -> tuple[int, list[list[str]], str]:
+        status = main(["info", "--prefix", str(prefix)])
+        said = capsys.readouterr()
+        return status, [line.split() for line in said.out.splitlines()], said.err
+
+    status, lines, errors = info()
     assert ["bundle", "bascule-base", "0.1.0"] in lines
     assert ["lms", "==0.1.0", "0.1.0", "pyh1_0"] in lines
     assert ["ddl", "==0.1.0", "MISSING"] in lines
+    assert status == 1
+    assert "bascule-base is not as it was tested: ddl is missing or does not fit; install bascule-base again" in errors
+    record = {"name": "ddl", "version": "0.2.0", "build": "h1_0", "license": "Apache-2.0", "depends": []}
+    (prefix / "conda-meta/ddl.json").write_text(json.dumps(record))
+    status, lines, _ = info()
+    assert ["ddl", "==0.1.0", "0.2.0", "h1_0", "DOES", "NOT", "FIT"] in lines
+    assert status == 1
+    (prefix / "conda-meta/ddl.json").write_text(json.dumps(record | {"version": "0.1.0"}))
+    status, lines, errors = info()
+    assert ["ddl", "==0.1.0", "0.1.0", "h1_0"] in lines
+    assert (status, errors) == (0, "")
+
+
+def test_a_bundle_that_another_needs_is_part_of_the_set(prefix: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    for name, depends in (("ddl", []), ("bascule-pytorch", ["bascule-base 0.1.0 h2_0", "__linux"])):
+        record = {"name": name, "version": "0.1.0", "build": "h1_0", "license": "Apache-2.0", "depends": depends}
+        (prefix / f"conda-meta/{name}.json").write_text(json.dumps(record))
+    assert main(["info", "--prefix", str(prefix)]) == 1
+    said = capsys.readouterr()
+    assert "bascule-pytorch is not as it was tested: bascule-base is missing or does not fit" in said.err
+    assert "__linux" not in said.out
+
+
+def test_without_a_bundle_nothing_of_it_is_missing(prefix: Path) -> None:
+    (prefix / "conda-meta/bascule-base.json").unlink()
+    assert main(["info", "--prefix", str(prefix)]) == 0
 
 
 @pytest.mark.parametrize(
@@ -90,6 +120,17 @@ def test_info_shows_the_pins_of_the_bundle_beside_what_is_there(
         ("thing", "MIT AND BUSL-1.1", "not an open licence"),
         ("thing", "CC-BY-NC-4.0", "not an open licence"),
         ("libcublas", "MIT", "NVIDIA"),
+        ("nvidia-cudnn", "LicenseRef-NVIDIA-Proprietary OR MIT", "NVIDIA"),
+        ("nvidia-thing", "", "NVIDIA"),
+        ("thing", "UNKNOWN", "does not say"),
+        ("thing", "LICENSE.txt", "does not say"),
+        ("thing", "see the license file", "does not say"),
+        ("thing", "GPL-3.0-only OR AGPL-3.0-only", "GPL:"),
+        ("thing", "MIT AND (GPL-3.0-only OR LicenseRef-Proprietary)", "GPL:"),
+        ("thing", "(MIT OR Apache-2.0) AND GPL-3.0-only", "GPL:"),
+        ("thing", "MIT) AND GPL-3.0-only", "GPL:"),
+        ("thing", "GNU General Public License v3 (GPLv3)", "GPL:"),
+        ("thing", "LicenseRef-Nobody-Knows", "a licence of its own"),
     ],
 )
 def test_a_licence_that_needs_care_is_marked_with_the_reason(name: str, license_: str, word: str) -> None:
@@ -99,11 +140,46 @@ def test_a_licence_that_needs_care_is_marked_with_the_reason(name: str, license_
 @pytest.mark.parametrize(
     "license_",
     ["MIT", "BSD-3-Clause", "Apache-2.0", "PSF-2.0", "LGPL-2.1-or-later", "GNU Lesser General Public License v3",
-     "GPL-3.0-only WITH GCC-exception-3.1", "MPL-2.0", "LicenseRef-OpenMPI"],
+     "GPL-3.0-only WITH GCC-exception-3.1", "MPL-2.0", "LicenseRef-OpenMPI", "LicenseRef-Public-Domain",
+     "MIT OR GPL-2.0-only", "GPL-2.0-only OR (MIT AND BSD-3-Clause)", "GPL-3.0-only OR GPL-2.0-only OR MPL-2.0",
+     "Apache License (2.0)"],
 )  # fmt: skip
 def test_a_licence_that_needs_none_is_not(license_: str) -> None:
     assert care.judge(package("libcurl", license_)).care == ""
     assert care.judge(package("thing", license_)).care == ""
+
+
+@pytest.mark.parametrize("license_", ["BSD-3-Clause", "BSD", "Apache-2.0 WITH LLVM-exception"])
+def test_what_is_nvidias_and_open_needs_no_care(license_: str) -> None:
+    assert care.judge(package("nvidia-ml-py", license_)).care == ""
+
+
+def installed_by(installer: str | None, prefix: Path, *said: str) -> None:
+    folder = prefix / "lib/python3.11/site-packages/another-2.0.dist-info"
+    folder.mkdir(parents=True)
+    (folder / "METADATA").write_text("\n".join(["Metadata-Version: 2.1", "Name: another", "Version: 2.0", *said, ""]))
+    if installer is not None:
+        (folder / "INSTALLER").write_text(f"{installer}\n")
+
+
+@pytest.mark.parametrize("installer", ["pip", "uv", "poetry 2.1", None])
+def test_what_any_other_installer_brought_is_in_the_inventory(prefix: Path, installer: str | None) -> None:
+    installed_by(installer, prefix, "License: UNKNOWN", "Classifier: License :: OSI Approved :: MIT License")
+    (found,) = (one for one in inventory.read(prefix) if one.name == "another")
+    assert (found.manager, found.version, found.license) == ("pip", "2.0", "MIT License")
+
+
+def test_what_a_conda_package_brought_is_there_once_whatever_it_calls_its_installer(prefix: Path) -> None:
+    installed_by("uv", prefix)
+    record = {"name": "another", "version": "2.0", "license": "MIT",
+              "files": ["lib/python3.11/site-packages/another-2.0.dist-info/RECORD"]}  # fmt: skip
+    (prefix / "conda-meta/another.json").write_text(json.dumps(record))
+    assert [one.manager for one in inventory.read(prefix) if one.name == "another"] == ["conda"]
+
+
+def test_what_is_left_of_a_removed_package_is_none(prefix: Path) -> None:
+    (prefix / "lib/python3.11/site-packages/~nother-2.0.dist-info").mkdir()
+    assert [one.name for one in inventory.read(prefix)] == ["bascule-base", "lms", "readline", "snapml"]
 
 
 def test_licenses_lists_every_package_and_counts_those_that_need_care(

@@ -21,8 +21,14 @@ _NVIDIAS = (
     "nvidia-", "cuda-", "libnv", "libcublas", "libcudnn", "libcufft", "libcufile", "libcupti", "libcurand",
     "libcusolver", "libcusparse",
 )  # fmt: skip
+# Some of what their names begin with is open all the same (nvidia-ml-py), and says so.
+_OPEN = re.compile(r"(?:MIT|0?BSD|Apache)\b[^()]*|ISC|MPL-2\.0|Zlib", re.I)
+_SAYS_NOTHING = re.compile(
+    r"|unknown|none|other|(?:see |the )*(?:licen[cs]e|copying)(?: file)?(?:\.(?:txt|md|rst))?", re.I
+)
 # Otherwise by what it says, each part of an expression for itself. The first that fits holds.
-_BETWEEN_PARTS = re.compile(r"\bAND\b|\bOR\b|[()]")
+_BETWEEN_PARTS = re.compile(r"(\bAND\b|\bOR\b|[()])")
+_KNOWN_TO_BE_OPEN = "OpenMPI|MPICH|Public-?Domain"
 _BY_LICENSE = (
     (re.compile(r"\bAGPL", re.I), "AGPL: whoever uses it over a network may ask for the source"),
     (re.compile(r"(?<!L)\bGPL[- v]?[23].*exception", re.I), None),
@@ -33,6 +39,8 @@ _BY_LICENSE = (
     (re.compile(r"\bBUSL|\bSSPL|-NC-|\bElastic-"),
      "not an open licence: read it before you pass the environment on"),
     (re.compile(r"\bLGPL|Lesser General Public", re.I), None),
+    (re.compile(rf"\bLicenseRef-(?!(?:{_KNOWN_TO_BE_OPEN})\b)", re.I),
+     "a licence of its own, which is not known here: look into the package"),
 )  # fmt: skip
 
 
@@ -49,12 +57,42 @@ def judge(package: Package) -> Judged:
     name = package.name.lower()
     if name in _BY_NAME:
         return Judged(package, _BY_NAME[name])
-    if name.startswith(_NVIDIAS):
+    said = package.license.strip()
+    if name.startswith(_NVIDIAS) and not (name.startswith("nvidia-") and _OPEN.fullmatch(said)):
         return Judged(package, _BY_NAME["cudatoolkit"])
-    if not package.license.strip():
+    if _SAYS_NOTHING.fullmatch(said):
         return Judged(package, "it does not say: look into the package")
-    cares = (_care_of(part) for part in _BETWEEN_PARTS.split(package.license))
+    words = [word.strip() for word in _BETWEEN_PARTS.split(said) if word.strip()]
+    words.reverse()
+    cares = []
+    while words:
+        cares.append(_of_alternatives(words))
+        if words:  # a closing bracket too many: not every licence is an expression
+            words.pop()
     return Judged(package, next(filter(None, cares), ""))
+
+
+def _of_alternatives(words: list[str]) -> str:
+    """What is to be minded where each alternative needs some care; `words`, the last first, lose what was read."""
+    cares = [_of_parts(words)]
+    while words and words[-1] == "OR":
+        words.pop()
+        cares.append(_of_parts(words))
+    return cares[0] if all(cares) else ""
+
+
+def _of_parts(words: list[str]) -> str:
+    """What is to be minded of parts that hold together, up to an OR or the closing bracket; `words` as above."""
+    cares = []
+    while words and words[-1] not in ("OR", ")"):
+        word = words.pop()
+        if word == "(":
+            cares.append(_of_alternatives(words))
+            if words:
+                words.pop()
+        elif word != "AND":
+            cares.append(_care_of(word))
+    return next(filter(None, cares), "")
 
 
 def _care_of(license_: str) -> str:

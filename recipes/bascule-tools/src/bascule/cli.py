@@ -12,13 +12,13 @@ from collections.abc import Sequence
 from pathlib import Path
 
 import bascule
-from bascule import care, inventory, sbom
+from bascule import care, inventory, pins, sbom
 
 _BUNDLES = ("bascule", "bascule-tensorflow", "bascule-pytorch", "bascule-base")
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Run a command; its exit status: 0, 1 for an error, 2 for a wrong command line."""
+    """Run a command; its exit status: 0, 1 for an error or an incomplete set, 2 for a wrong command line."""
     args = _parser().parse_args(arguments)
     try:
         packages = inventory.read(args.prefix)
@@ -45,7 +45,7 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--version", action="version", version=f"bascule {bascule.__version__}")
     commands = parser.add_subparsers(required=True, metavar="COMMAND")
     for name, function, summary in (
-        ("info", _info, "print the tested set, beside what is installed, and the machine"),
+        ("info", _info, "print the tested set, beside what is installed, and the machine; status 1 where they differ"),
         ("licenses", _licenses, "list the licence of every package, and mark those that need care"),
         ("sbom", _sbom, "print the bill of materials (CycloneDX 1.6, JSON)"),
     ):
@@ -71,19 +71,36 @@ def _info(args: argparse.Namespace, packages: Sequence[inventory.Package]) -> in
     if not bundles:
         print("bundle        none of bascule-base, -pytorch, -tensorflow or bascule is installed here")
     seen: set[str] = set()
+    faults: dict[str, str] = {}  # by bundle
     for bundle in bundles:
         print(f"bundle        {bundle.name} {bundle.version}")
         for requirement in bundle.depends:
             name, _, pin = requirement.partition(" ")
-            if name in seen or name in _BUNDLES:
+            if name.startswith("__"):  # of the machine, and no package
+                continue
+            there = installed.get(name)
+            fault = "MISSING" if there is None else _misfit(pin, there)
+            if fault:
+                faults.setdefault(bundle.name, name)
+            elif name in seen or name in _BUNDLES:
                 continue
             seen.add(name)
-            there = installed.get(name)
-            print(f"  {name:<18} {pin or 'any':<22} {there.version + ' ' + there.build if there else 'MISSING'}")
+            found = f"{there.version} {there.build}  " if there else ""
+            print(f"  {name:<18} {pin or 'any':<22} {found}{fault}".rstrip())
     for name in ("openmpi", "mpich", "libddl"):
         if name in installed and name not in seen:
             print(f"  {name:<18} {'':<22} {installed[name].version} {installed[name].build}")
-    return 0
+    for bundle_name, name in faults.items():
+        print(
+            f"bascule: error: {bundle_name} is not as it was tested: {name} is missing or does not fit; install "
+            f"{bundle_name} again",
+            file=sys.stderr,
+        )
+    return 1 if faults else 0
+
+
+def _misfit(pin: str, package: inventory.Package) -> str:
+    return "" if pins.fits(pin, package.version, package.build) else "DOES NOT FIT"
 
 
 def _gpu() -> str:

@@ -1,13 +1,16 @@
-"""What an environment holds: the packages of conda by conda-meta, those of pip beside them by their metadata."""
+"""What an environment holds: the packages of conda by conda-meta, those of pip and its like by their metadata."""
 
 from __future__ import annotations
 
 import json
+import re
 import sys
 from collections.abc import Iterator
 from dataclasses import dataclass
 from importlib import metadata
 from pathlib import Path
+
+_METADATA = re.compile(r"(.*/site-packages/[^/]+\.(?:dist|egg)-info)(?:/|$)")
 
 
 class InventoryError(RuntimeError):
@@ -21,7 +24,7 @@ class Package:
     name: str
     version: str
     build: str  # of conda; "" for pip
-    manager: str  # "conda" or "pip"
+    manager: str  # "conda"; "pip" for whatever else installs wheels, too: uv, Poetry
     license: str  # as the package says it; "" where it says nothing
     channel: str  # where it came from; "" for pip
     depends: tuple[str, ...]  # requirements as the package writes them
@@ -63,10 +66,14 @@ def _of_pip(prefix: Path) -> Iterator[Package]:
     # conda-forge's Pythons have lib/python3.1 as a link to their folder: each is read once, by its own name.
     libraries = [path for path in sorted(prefix.glob("lib/python3.*")) if not path.is_symlink()]
     folders = [str(path / "site-packages") for path in libraries if (path / "site-packages").is_dir()]
+    owned = _owned(prefix)
     for distribution in metadata.distributions(path=folders):
-        if (distribution.read_text("INSTALLER") or "").strip() != "pip" or _conda_owns(prefix, distribution):
-            continue
         said = distribution.metadata
+        folder = getattr(distribution, "_path", None)
+        if folder is not None and str(Path(folder).relative_to(prefix)) in owned:
+            continue
+        if (distribution.read_text("INSTALLER") or "").strip() == "conda" or not said.get_all("Name"):
+            continue  # what is left of a removed one has no name
         yield Package(
             name=str(said["Name"]),
             version=distribution.version,
@@ -80,18 +87,19 @@ def _of_pip(prefix: Path) -> Iterator[Package]:
         )
 
 
-def _conda_owns(prefix: Path, distribution: metadata.Distribution) -> bool:
-    """Whether the distribution's metadata came in a conda package, whose build ran pip."""
-    folder = getattr(distribution, "_path", None)
-    if folder is None:
-        return False
-    wanted = str(Path(folder).relative_to(prefix) / "METADATA")
-    return any(wanted in path.read_text() for path in (prefix / "conda-meta").glob("*.json"))
+def _owned(prefix: Path) -> set[str]:
+    """The metadata, below `prefix`, that came in conda packages, whose builds ran pip."""
+    found: set[str] = set()
+    for path in (prefix / "conda-meta").glob("*.json"):
+        files = json.loads(path.read_text()).get("files", ())
+        found.update(at[1] for file in files if (at := _METADATA.match(file)))
+    return found
 
 
 def _license(said: metadata.PackageMetadata) -> str:
     for key in ("License-Expression", "License"):
-        if first := str((said.get_all(key) or [""])[0]).strip().partition("\n")[0]:
+        first = str((said.get_all(key) or [""])[0]).strip().partition("\n")[0]
+        if first and first.upper() != "UNKNOWN":  # setuptools' word for none
             return first
     classified = [str(line) for line in said.get_all("Classifier") or []]
     return " AND ".join(line.rpartition("::")[2].strip() for line in classified if line.startswith("License ::"))
