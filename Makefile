@@ -73,7 +73,7 @@ bench-bundle: setup ## measure the conda side from nothing: channel, environment
 	PYTHONPATH=ci:recipes/bascule-tools/src $(BIN)/python -m bundle --out "$(or $(OUT),out/bench-bundle)" bench $(if $(FRAMEWORKS),--frameworks $(FRAMEWORKS)) $(BUNDLE_OPTIONS)
 
 bench-images: setup ## measure images and containers: sizes, and what a user waits for (needs root and podman); JSON to out/bench-images/
-	PYTHONPATH=ci:recipes/bascule-tools/src $(BIN)/python -m images.bench $(ARGS)
+	PYTHONPATH=ci:recipes/bascule-tools/src $(BIN)/python -m images.bench $(if $(OUT),--out "$(OUT)") $(ARGS)
 
 channel: setup ## build, test and index the conda packages: out/channel (FRAMEWORKS="pytorch tensorflow", BASE=conda-forge)
 	$(BUNDLE) channel $(if $(FRAMEWORKS),--frameworks $(FRAMEWORKS)) $(BUNDLE_OPTIONS)
