@@ -32,8 +32,7 @@ def read(path: Path) -> Environment:
         others = ", ".join(sorted(one.stem for one in path.parent.glob("*.yaml"))) or "none"
         raise RecipeError(path, 0, f"cannot be read ({error.strerror}); there are {others}") from None
     except yaml.MarkedYAMLError as error:
-        mark = error.problem_mark or error.context_mark
-        raise RecipeError(path, mark.line + 1 if mark else 0, f"no YAML: {error.problem}") from None
+        raise RecipeError.of_yaml(path, error) from None
     if not isinstance(root, yaml.MappingNode):
         raise RecipeError(path, 1, f"expected {', '.join(_KEYS)}")
     found = {}

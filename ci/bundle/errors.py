@@ -5,6 +5,8 @@ from __future__ import annotations
 import shutil
 from pathlib import Path
 
+import yaml
+
 
 def words(error: OSError) -> str:
     """What the system says of it, and of which file."""
@@ -25,6 +27,12 @@ class RecipeError(BundleError):
     def __init__(self, path: Path, line: int, message: str) -> None:
         super().__init__(f"{path}:{line}: {message}")
         self.path, self.line, self.message = path, line, message
+
+    @classmethod
+    def of_yaml(cls, path: Path, error: yaml.MarkedYAMLError) -> RecipeError:
+        """What the reader of YAML says, at its line."""
+        mark = error.problem_mark or error.context_mark
+        return cls(path, mark.line + 1 if mark else 0, f"no YAML: {error.problem}")
 
     def __reduce__(self) -> tuple[type[RecipeError], tuple[Path, int, str]]:
         """From the process that builds to the one that reports."""

@@ -79,8 +79,7 @@ def read(path: Path, variants: Collection[str]) -> Document:
     try:
         root = yaml.compose("\n".join(lines), Loader=yaml.SafeLoader)
     except yaml.MarkedYAMLError as error:
-        mark = error.problem_mark or error.context_mark
-        raise RecipeError(path, mark.line + 1 if mark else 0, f"no YAML: {error.problem}") from None
+        raise RecipeError.of_yaml(path, error) from None
     if not isinstance(root, yaml.MappingNode):
         raise RecipeError(path, 1, "expected a mapping with package:, build:, requirements: ...")
     tree = _tree(root, path, conditions)

@@ -82,6 +82,9 @@ def restricted(where: Folders, base: Base) -> Mapping[str, list[str]]:
     """The variants that are asked for, of which Pythons only those that `base` has. Raises RecipeError: it has none."""
     known = variants.read(where.variants)
     if where.mpi is not None:
+        if where.mpi not in known.get("mpi", ()):
+            there = ", ".join(known.get("mpi", ())) or "none"
+            raise RecipeError(where.variants, 1, f"mpi: there is no {where.mpi}; there are: {there}")
         known = variants.restricted(known, "mpi", [where.mpi])
     if base.pythons is None:
         return known

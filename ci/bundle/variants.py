@@ -24,8 +24,7 @@ def read(path: Path) -> dict[str, list[str]]:
     except OSError as error:
         raise RecipeError(path, 0, f"cannot be read: {error.strerror}") from None
     except yaml.MarkedYAMLError as error:
-        mark = error.problem_mark or error.context_mark
-        raise RecipeError(path, mark.line + 1 if mark else 0, f"no YAML: {error.problem}") from None
+        raise RecipeError.of_yaml(path, error) from None
     if not isinstance(root, yaml.MappingNode):
         raise RecipeError(path, 1, "expected variants, each a name with a block list of values")
     found: dict[str, list[str]] = {}

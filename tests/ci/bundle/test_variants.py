@@ -71,3 +71,5 @@ def test_a_channel_for_one_mpi_has_no_variant_for_another(tmp_path: Path) -> Non
     base = Base("conda-forge", ("conda-forge",), "a test")
     assert rendered.restricted(Folders(ROOT, tmp_path), base)["mpi"] == ["openmpi", "mpich"]
     assert rendered.restricted(Folders(ROOT, tmp_path, mpi="mpich"), base)["mpi"] == ["mpich"]
+    with pytest.raises(RecipeError, match="mpi: there is no mpihc; there are: openmpi, mpich"):
+        rendered.restricted(Folders(ROOT, tmp_path, mpi="mpihc"), base)
