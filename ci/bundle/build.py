@@ -140,6 +140,7 @@ def _work(
         target = where.staged / place
         target.parent.mkdir(parents=True, exist_ok=True)
         made.replace(target)
+        _forget(target.stem)
         shutil.rmtree(where.work / "made" / target.name, ignore_errors=True)
         index.index(where.staged)
         state.note(place, plan.Finished(task.step.built, "", checksum_of(target)))
@@ -148,3 +149,15 @@ def _work(
     # Spawned, and not forked: the builder has threads.
     with ProcessPoolExecutor(at_once, get_context("spawn"), ending.end_with, (os.getpid(),)) as pool:
         tasks.run(todo, pool, at_once, job, take)
+
+
+def _forget(name: str) -> None:
+    """Remove what the builder has unpacked of an earlier build of this name.
+
+    It looks at no checksum before it tests: it would test what it finds there in the place of what was built, and fail
+    where another process, which looks at it, unpacks the right one meanwhile.
+    """
+    if cache := os.environ.get("RATTLER_CACHE_DIR"):
+        unpacked = Path(cache, "pkgs", name)
+        shutil.rmtree(unpacked, ignore_errors=True)
+        unpacked.with_name(f"{name}.lock").unlink(missing_ok=True)

@@ -1,10 +1,13 @@
 """Real builds of the small channel."""
 
+import os
 import shutil
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
+import rattler_build
+from rattler.package_streaming import extract
 from small_channel import PLATFORM, Small
 
 from bundle import build, index, install, published
@@ -126,6 +129,19 @@ def test_a_changed_source_builds_it_again_and_what_needs_it(small: Small, copied
         "bascule-tools": "what it is made from has changed",
         "small": "what it runs with has changed",
     }
+
+
+def test_what_was_built_is_tested_and_not_what_the_builder_has_unpacked_before(small: Small, copied: Folders) -> None:
+    (old,) = copied.channel.glob("noarch/bascule-tools-*")
+    unpacked = Path(os.environ["RATTLER_CACHE_DIR"], "pkgs", old.stem)
+    extract(old, unpacked)
+    tests = unpacked / "info/tests/tests.yaml"
+    tests.write_text(tests.read_text().replace("bascule info", "bascule inof"))
+    results = rattler_build.Package.from_file(old).run_tests(channel=small.channels)
+    assert not all(result.success for result in results)  # the builder takes what it finds: else this shows nothing
+    with (copied.tree / "recipes/bascule-tools/src/bascule/care.py").open("a") as file:
+        file.write("# a change\n")
+    assert reasons(small, copied)["bascule-tools"] == "what it is made from has changed"
 
 
 @pytest.mark.slow
