@@ -152,8 +152,7 @@ def _read(where: Folders) -> Generator[None]:
 def _install(args: argparse.Namespace, where: Folders, asked: Environment, below: base.Base) -> None:
     folder, name = where.out / "envs", asked.path.stem
     prefix = (args.prefix or folder / name).absolute()
-    specs = [spec for spec in asked.specs if not (spec == "pip" and asked.pip and not args.pip)]
-    records = solving.solve(asked, specs, where, below)
+    records = solving.solve(asked, asked.of_conda(with_pip=args.pip), where, below)
     with install.claimed(prefix):
         install.put(records, prefix)
         _lock_file(asked, where, below, records)

@@ -23,6 +23,10 @@ class Environment:
     specs: tuple[str, ...]  # of conda
     pip: tuple[str, ...]  # of the user's own pip step
 
+    def of_conda(self, *, with_pip: bool) -> list[str]:
+        """What is asked of conda; without pip itself where only the pip step needs it, which is left out."""
+        return [spec for spec in self.specs if with_pip or not (spec == "pip" and self.pip)]
+
 
 def read(path: Path) -> Environment:
     """The environment that the file describes. Raises RecipeError with file and line for what is not understood."""

@@ -73,7 +73,8 @@ def claimed(prefix: Path) -> Generator[None]:
 
     Where nothing was put into it, it is gone again.
     """
-    # Another run may be about to mark what it has just made.
+    # Another run may be about to mark what it has just made. (One that takes its mark away, for an image, is waited for
+    # by nobody: images have a lock of their own.)
     if not is_ours(prefix, MARK) and not (prefix.is_dir() and _is_bare(prefix)):
         raise InstallError(_whose(prefix))
     there = prefix.is_dir()

@@ -35,6 +35,7 @@ from bundle.folders import Folders, checksum_of, is_ours, path_of, write
 from bundle.progress import steps
 
 SUMS = "SHA256SUMS"
+_FETCHED = ".fetched"  # in it, what is no part of it yet; verify_mirror looks at no name with a dot
 _MARK = ".mirror"  # in a folder that a mirror may be written to, before anything else is there
 MPIS: tuple[str, ...] = ("openmpi", "mpich")
 _VARIANTS = tuple(f"ddl * mpi_{mpi}_*" for mpi in MPIS)
@@ -108,7 +109,7 @@ def make(
     for one in asked:
         name = one.path.stem
         for variant in variants:
-            records = solving.solve(one, [*_specs(one), variant], where, base)
+            records = solving.solve(one, [*one.of_conda(with_pip=False), variant], where, base)
             chosen = variant.partition("mpi_")[2].rstrip("_*") or variant
             bill = target / "sbom" / f"{name}-{chosen}.cdx.json"
             of_pip = materials.of_pip(one.pip)
@@ -122,8 +123,7 @@ def make(
     fetch(list(files.values()), target)
     installer = _installer(where)
     # Only what is complete takes the place of what an earlier run left.
-    write_index(list(files.values()), target / "channel")
-    clear(list(files.values()), target)
+    settle(list(files.values()), target)
     shutil.rmtree(target / "sbom", ignore_errors=True)
     for write_bill in bills:
         write_bill()
@@ -135,23 +135,29 @@ def make(
 
 
 def fetch(files: Sequence[File], target: Path) -> None:
-    """Every file at its place with its checksum. Raises ToolError."""
+    """Every file that is not at its place yet, with its checksum, in a folder aside. Raises ToolError."""
     with steps("mirror", sum(file.nbytes for file in files), "B", lines=False) as step:
         for file in files:
-            path = target / file.place
-            path.parent.mkdir(parents=True, exist_ok=True)
-            if path.exists() and checksum_of(path) == file.sha256:
+            path = target / _FETCHED / file.place
+            if any(one.exists() and checksum_of(one) == file.sha256 for one in (target / file.place, path)):
                 step(path.name, file.nbytes)
                 continue
+            path.parent.mkdir(parents=True, exist_ok=True)
             _fetch_one(file, path, partial(step, path.name))
 
 
-def clear(files: Sequence[File], target: Path) -> None:
-    """Remove every other package, with what was fetched of one in part."""
+def settle(files: Sequence[File], target: Path) -> None:
+    """Put what was fetched at its place, with the index of all `files`, and remove every other package."""
+    for file in files:
+        if (fetched := target / _FETCHED / file.place).exists():
+            (target / file.place).parent.mkdir(parents=True, exist_ok=True)
+            fetched.replace(target / file.place)
+    write_index(files, target / "channel")
     wanted = {file.place for file in files}
     for path in (target / "channel").glob("*/*"):
         if str(path.relative_to(target)) not in wanted and path.name != "repodata.json":
             path.unlink()
+    shutil.rmtree(target / _FETCHED, ignore_errors=True)
 
 
 def _fetch_one(file: File, path: Path, step: Callable[[int], None]) -> None:
@@ -238,17 +244,12 @@ def _texts(where: Folders, environments: Sequence[Environment], installer: Path,
 def described(asked: Environment) -> str:
     """An environment file that names the mirror's channel only, and no pip step, which would need a network."""
     # Which channel a package is from is settled: there is one here.
-    specs = [spec.rpartition("::")[2] for spec in _specs(asked)]
+    specs = [spec.rpartition("::")[2] for spec in asked.of_conda(with_pip=False)]
     lines = [f"name: {_scalar(asked.name)}", "channels:", "  - ./channel", "  - nodefaults", "dependencies:"]
     lines += [f"  - {_scalar(spec)}" for spec in specs]
     if asked.pip:
         lines.insert(0, f"# Left out, because it is on no channel: {', '.join(asked.pip)}, by your own pip step.")
     return "\n".join(lines) + "\n"
-
-
-def _specs(asked: Environment) -> list[str]:
-    """What is asked of conda, without the pip of a step that is left out."""
-    return [spec for spec in asked.specs if not (spec == "pip" and asked.pip)]
 
 
 def _scalar(text: str) -> str:
@@ -262,21 +263,22 @@ def _scalar(text: str) -> str:
 
 def write_sums(target: Path) -> None:
     """Checksums of every file below `target`, in the form of sha256sum."""
-    paths = sorted(path for path in target.rglob("*") if _is_content(path) and path.name != SUMS)
+    paths = [path for path in _content(target) if path.name != SUMS]
     lines = [f"{checksum_of(path)}  {path.relative_to(target)}" for path in paths]
     write(target / SUMS, "\n".join(lines) + "\n")
 
 
-def _is_content(path: Path) -> bool:
-    """And no lock or mark, nor what a run that was killed has left."""
-    return path.is_file() and not path.name.startswith(".") and path.suffix != ".part"
+def _content(target: Path) -> list[Path]:
+    """The mirror's files, sorted; no lock, mark, or what was fetched for the next one."""
+    files = (path for path in target.rglob("*") if path.is_file())
+    return sorted(path for path in files if not any(part[0] == "." for part in path.relative_to(target).parts))
 
 
 def _tar(target: Path) -> Path:
     """Not compressed: the packages are."""
     made = _tar_of(target)
     aside = made.with_name(f".{made.name}.new")
-    paths = sorted(path for path in target.rglob("*") if _is_content(path))
+    paths = _content(target)
     total = sum(path.stat().st_size for path in paths)
     try:
         with steps(f"{made.name}", total, "B", lines=False) as step, tarfile.open(aside, "w") as archive:

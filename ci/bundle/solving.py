@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
 
 from rattler import RepoDataRecord
@@ -38,7 +39,7 @@ def solve(asked: Environment, specs: Sequence[str], where: Folders, base: Base) 
     try:
         return install.solve(specs, channels_of(asked, where, base))
     except SolveError as error:
-        if missed := [name for name in _not_held(base) if name in str(error)]:
+        if missed := [name for name in _not_held(base) if re.search(rf"(?<![\w/-]){name}(?![\w/-])", str(error))]:
             raise SolveError(
                 f"{error}\nThe stand-in for conda-forge has only the frameworks that it was made with, and not "
                 f'{", ".join(missed)}: `make channel FRAMEWORKS="{" ".join(stand_in.CONDA_NAMES)}"` makes one with all'

@@ -65,12 +65,18 @@ def run(
     waiting = list(tasks)
     running: dict[Future[Path], tuple[Task, float]] = {}  # with the time when it began
     failed: dict[Task, BundleError] = {}
+    lost: list[Task] = []  # that a process worked on when one of them died: the pool does not say which
+    broken = False
     with steps("channel", len(tasks), "step") as step:
-        while running or (waiting and not failed):
-            ready = [] if failed else _ready(waiting, [one for one, _ in running.values()])
+        while running or (waiting and not failed and not broken):
+            ready = [] if failed or broken else _ready(waiting, [one for one, _ in running.values()])
             for task in ready[: at_once - len(running)]:
+                try:
+                    running[pool.submit(job(task))] = task, time.monotonic()
+                except BrokenExecutor:
+                    broken = True
+                    break
                 waiting.remove(task)
-                running[pool.submit(job(task))] = task, time.monotonic()
             done, _ = wait(running, return_when=FIRST_COMPLETED)
             for future in done:
                 task, begun = running.pop(future)
@@ -78,20 +84,21 @@ def run(
                     made = future.result()
                 except BundleError as error:
                     failed[task] = error
-                    continue
                 except BrokenExecutor:
-                    failed[task] = BuildError(
-                        f"{task.step.package.file}: the process that worked on it died, as one does that needs more "
-                        "memory than there is; run this again"
-                    )
-                    continue
-                take(task, made)
-                step(f"{task} in {time.monotonic() - begun:.1f} s ({task.reason})", 1)
-        if failed:
-            first, *others = sorted(failed, key=tasks.index)
-            for task in others:
-                say(f"{task.step.package.file} fails, too: {str(failed[task]).partition(chr(10))[0]}")
-            raise failed[first]
+                    broken = True
+                    lost.append(task)
+                else:
+                    take(task, made)
+                    step(f"{task} in {time.monotonic() - begun:.1f} s ({task.reason})", 1)
+        faults = [(task.step.package.file, failed[task]) for task in sorted(failed, key=tasks.index)]
+        if broken:
+            files = " or ".join(task.step.package.file for task in sorted(lost, key=tasks.index)) or "none of them"
+            words = f"a process died that worked on {files}, as one does that needs more memory than there is"
+            faults.append(("a process", BuildError(f"{words}; run this again")))
+        for name, fault in faults[1:]:
+            say(f"{name} fails, too: {str(fault).partition(chr(10))[0]}")
+        if faults:
+            raise faults[0][1]
 
 
 def _ready(waiting: Sequence[Task], running: Sequence[Task]) -> list[Task]:

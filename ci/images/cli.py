@@ -158,7 +158,7 @@ def solve(name: str, args: argparse.Namespace, where: Folders) -> Environment:
     """The environment of envs/NAME.yaml from our channel and the one below it. Raises BundleError."""
     asked = environment_file.read(where.tree / "envs" / f"{name}.yaml")
     below = base.remembered(where, args.base)
-    records = solving.solve(asked, asked.specs, where, below)
+    records = solving.solve(asked, asked.of_conda(with_pip=True), where, below)
     own = where.channel.as_uri()
     ours = frozenset(one.name.normalized for one in records if str(one.channel or "").rstrip("/") == own)
     if not ours:

@@ -9,6 +9,7 @@ import subprocess
 import sys
 import threading
 from collections.abc import Iterator
+from dataclasses import replace
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from importlib.machinery import SourceFileLoader
 from importlib.util import module_from_spec, spec_from_loader
@@ -75,16 +76,21 @@ def wanted(server: Server, content: bytes = CONTENT) -> mirror.File:
     return mirror.File(url, "channel/noarch/thing-1.0-0.conda", hashlib.sha256(content).hexdigest(), len(content), {})
 
 
+def fetched(target: Path, file: mirror.File, suffix: str = "") -> Path:
+    """Where it lies before it is part of the mirror."""
+    return target / ".fetched" / f"{file.place}{suffix}"
+
+
 def test_a_download_that_broke_off_goes_on_where_it_was(server: Server, tmp_path: Path) -> None:
     server.breaks = 300_000
     file = wanted(server)
     with pytest.raises(ToolError, match="run this again, and it goes on"):
         mirror.fetch([file], tmp_path)
-    part = tmp_path / f"{file.place}.part"
+    part = fetched(tmp_path, file, ".part")
     assert part.stat().st_size == 300_000
-    assert not (tmp_path / file.place).exists()
+    assert not fetched(tmp_path, file).exists()
     mirror.fetch([file], tmp_path)
-    assert (tmp_path / file.place).read_bytes() == CONTENT
+    assert fetched(tmp_path, file).read_bytes() == CONTENT
     assert server.asked == [None, "bytes=300000-"]
     assert not part.exists()
     mirror.fetch([file], tmp_path)
@@ -93,21 +99,21 @@ def test_a_download_that_broke_off_goes_on_where_it_was(server: Server, tmp_path
 
 def test_a_server_that_knows_no_parts_begins_again(server: Server, tmp_path: Path) -> None:
     file = wanted(server)
-    part = tmp_path / f"{file.place}.part"
+    part = fetched(tmp_path, file, ".part")
     part.parent.mkdir(parents=True)
     part.write_bytes(CONTENT[:1000])
     server.whole = True
     mirror.fetch([file], tmp_path)
-    assert (tmp_path / file.place).read_bytes() == CONTENT
+    assert fetched(tmp_path, file).read_bytes() == CONTENT
 
 
 def test_a_part_that_is_all_there_is_only_checked(server: Server, tmp_path: Path) -> None:
     file = wanted(server)
-    part = tmp_path / f"{file.place}.part"
+    part = fetched(tmp_path, file, ".part")
     part.parent.mkdir(parents=True)
     part.write_bytes(CONTENT)
     mirror.fetch([file], tmp_path)
-    assert (tmp_path / file.place).read_bytes() == CONTENT
+    assert fetched(tmp_path, file).read_bytes() == CONTENT
 
 
 def test_what_an_earlier_run_left_of_another_package_goes(server: Server, tmp_path: Path) -> None:
@@ -116,8 +122,25 @@ def test_what_an_earlier_run_left_of_another_package_goes(server: Server, tmp_pa
     for name in ("thing-0.9-0.conda.part", "thing-0.9-0.conda", "repodata.json"):
         (folder / name).write_text("of the day before")
     mirror.fetch([wanted(server)], tmp_path)
-    mirror.clear([wanted(server)], tmp_path)
+    mirror.settle([wanted(server)], tmp_path)
     assert sorted(path.name for path in folder.iterdir()) == ["repodata.json", "thing-1.0-0.conda"]
+    assert (folder / "thing-1.0-0.conda").read_bytes() == CONTENT
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["channel"]
+    mirror.fetch([wanted(server)], tmp_path)
+    assert len(server.asked) == 1  # it is at its place
+
+
+def test_a_mirror_that_more_is_fetched_for_is_in_order_until_all_is_there(
+    server: Server, made: Path, tmp_path: Path
+) -> None:
+    shutil.copytree(made, target := tmp_path / "mirror")
+    more = wanted(server)
+    missing = replace(more, url="http://127.0.0.1:9/another-1.0-0.conda", place="channel/noarch/another-1.0-0.conda")
+    with pytest.raises(ToolError, match="could not be fetched"):
+        mirror.fetch([more, missing], target)
+    assert fetched(target, more).is_file()
+    done = subprocess.run([target / "verify_mirror"], capture_output=True, text=True, timeout=60)
+    assert done.returncode == 0, done.stderr
 
 
 @pytest.mark.parametrize("name", ["all", "snapml"])

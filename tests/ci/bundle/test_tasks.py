@@ -1,6 +1,6 @@
 import threading
 from collections.abc import Callable
-from concurrent.futures import BrokenExecutor, ThreadPoolExecutor
+from concurrent.futures import BrokenExecutor, Future, ThreadPoolExecutor
 from dataclasses import replace
 from pathlib import Path
 
@@ -39,12 +39,11 @@ class Bench:
     def __init__(self, *failing: str, met: tuple[str, ...] = ()) -> None:
         self.failing, self.met = failing, met
         self.meeting = threading.Barrier(max(1, len(met)), timeout=30)
-        self.begun: list[str] = []
-        self.taken: list[str] = []
+        self.log: list[tuple[str, str]] = []  # what was begun and taken, in turn
 
     def job(self, task: Task) -> Callable[[], Path]:
         (name,) = named([task])
-        self.begun.append(name)
+        self.log.append(("begun", name))
 
         def work() -> Path:
             if name in self.met:
@@ -57,7 +56,15 @@ class Bench:
 
     def take(self, task: Task, made: Path) -> None:
         assert [made.name] == named([task])
-        self.taken.append(made.name)
+        self.log.append(("taken", made.name))
+
+    @property
+    def begun(self) -> list[str]:
+        return [name for what, name in self.log if what == "begun"]
+
+    @property
+    def taken(self) -> list[str]:
+        return [name for what, name in self.log if what == "taken"]
 
     def run(self, todo: list[Task], at_once: int = 1) -> None:
         with ThreadPoolExecutor(at_once) as pool:
@@ -104,9 +111,10 @@ def test_everything_is_done_once_in_an_order_that_keeps_to_what_waits(capsys: py
         bench = Bench()
         bench.run(work(), at_once)
         assert sorted(bench.taken) == sorted(named(work()))
-        built = [name.partition(" ")[2] for name in bench.taken if name.startswith("build")]
-        assert built.index("library") < min(built.index("left"), built.index("right"))
-        assert bench.begun.index("test meta") > max(map(bench.taken.index, ("build left", "build right")))
+        places = {event: place for place, event in enumerate(bench.log)}
+        for task, (name,) in ((one, named([one])) for one in work()):
+            for needed in task.after - ({task.step.package.name} if not task.test else set()):
+                assert places["taken", f"build {needed}"] < places["begun", name]
     lines = capsys.readouterr().err.splitlines()
     assert len(lines) == 3 * (len(work()) + 1)
     assert lines[0].startswith("bundle: channel: ")
@@ -147,9 +155,34 @@ def test_of_two_failures_the_first_in_their_order_is_raised_and_the_other_said(
     assert capsys.readouterr().err == "bundle: library-1.0-0.conda fails, too: build library does not go\n"
 
 
-def test_a_process_that_dies_is_an_error_that_names_the_package() -> None:
-    def dies() -> Path:
-        raise BrokenExecutor("terminated abruptly")
+class Dying(ThreadPoolExecutor):
+    """A pool that takes so many jobs, and then one of its processes is dead."""
 
-    with ThreadPoolExecutor(1) as pool, pytest.raises(BuildError, match=r"^data-1\.0-0\.conda: the process .* died"):
-        tasks.run(work(), pool, 1, lambda task: dies, lambda *_: pytest.fail("taken"))
+    def __init__(self, takes: int) -> None:
+        super().__init__(2)
+        self.takes = takes
+
+    def submit(self, *arguments: object) -> Future[Path]:  # type: ignore[override]
+        self.takes -= 1
+        if self.takes < 0:
+            raise BrokenExecutor("terminated abruptly")
+        return super().submit(*arguments)  # type: ignore[arg-type]
+
+
+def dies() -> Path:
+    raise BrokenExecutor("terminated abruptly")
+
+
+def test_of_a_process_that_dies_all_are_named_that_it_may_have_worked_on() -> None:
+    pattern = r"a process died that worked on data-1\.0-0\.conda or library-1\.0-0\.conda, as"
+    with ThreadPoolExecutor(2) as pool, pytest.raises(BuildError, match=pattern):
+        tasks.run(work(), pool, 2, lambda task: dies, lambda *_: pytest.fail("taken"))
+
+
+def test_what_goes_ends_when_the_pool_takes_no_more() -> None:
+    bench = Bench()
+    with Dying(1) as pool, pytest.raises(BuildError, match="a process died that worked on none of them"):
+        tasks.run(work(), pool, 2, bench.job, bench.take)
+    assert bench.taken == ["build data"]
+    with Dying(0) as pool, pytest.raises(BuildError, match="run this again"):
+        tasks.run(work(), pool, 2, bench.job, bench.take)

@@ -28,7 +28,7 @@ def test_two_containers_reduce_with_no_option_but_the_hosts(two_hosts: tuple[str
 
 def test_a_host_that_has_only_just_been_started_is_waited_for(base: Built, keys: Path) -> None:
     mounted = ("--volume", f"{keys}:/etc/bascule/ssh:ro")
-    late = ("sh", "-c", "sleep 3; exec bascule-host serve")  # more than ddlrun takes to find that it refuses
+    late = ("sh", "-c", "sleep 1; exec bascule-host serve")  # more than ddlrun takes to find that it refuses
     with (
         containers.network() as net,
         containers.container(base.reference, "--network", net, "--hostname", "c1", *mounted) as one,

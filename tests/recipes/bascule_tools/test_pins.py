@@ -44,3 +44,9 @@ def test_a_version_fits_as_it_does_for_conda(pin: str, version: str, expected: b
 )
 def test_so_does_a_build(pin: str, expected: bool) -> None:
     assert pins.fits(pin, "0.1.0", "h1_0") is expected
+
+
+@pytest.mark.parametrize("pin", ["~=2.0", "1!2.0", "1.2*", ">=1,"])
+def test_a_pin_in_another_form_is_an_error(pin: str) -> None:
+    with pytest.raises(ValueError, match="is no pin that is understood"):
+        pins.fits(pin, "2.0", "0")

@@ -25,6 +25,7 @@ from ddl.launch.routes import Gap
 
 ALONE_SECONDS = 20  # for a host that is asked alone
 REFUSED_SECONDS = 5  # for a host that is up and refuses: its sshd may be about to start, as in a new container
+_PAUSE = 0.2  # seconds before it is asked again
 _AT_ONCE = 32
 # The probe has no guards; so that Open MPI's daemons notice a cable that is pulled meanwhile, and not after minutes.
 _ALERT = {
@@ -122,14 +123,15 @@ def probe_hosts(
     `exports` and `more` are the user's own variables and arguments of mpirun, `seconds` what it may take, and `batch`
     the system that the hosts are from.
     """
-    until = time.monotonic() + REFUSED_SECONDS
+    begun, spent = time.monotonic(), 0.0
     while True:
-        reached, said = _look(mpi, names, resolved, environ, exports, more, seconds, batch)
+        reached, said = _look(mpi, names, resolved, environ, exports, more, seconds - spent, batch)
         # In mpirun's words alone where the host has answered since.
         refused = any("Connection refused" in one for one in (said, *reached.problems.values()))
-        if not reached.problems or not refused or time.monotonic() >= until:
+        spent = time.monotonic() - begun + _PAUSE
+        if not reached.problems or not refused or spent >= min(REFUSED_SECONDS, seconds):
             return reached
-        time.sleep(0.2)
+        time.sleep(_PAUSE)
 
 
 def _look(

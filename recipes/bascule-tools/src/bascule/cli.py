@@ -100,7 +100,10 @@ def _info(args: argparse.Namespace, packages: Sequence[inventory.Package]) -> in
 
 
 def _misfit(pin: str, package: inventory.Package) -> str:
-    return "" if pins.fits(pin, package.version, package.build) else "DOES NOT FIT"
+    try:
+        return "" if pins.fits(pin, package.version, package.build) else "DOES NOT FIT"
+    except ValueError:  # the user's own eyes are as good
+        return ""
 
 
 def _gpu() -> str:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import re
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Set
 from dataclasses import dataclass
 from importlib import metadata
 from pathlib import Path
@@ -39,15 +39,24 @@ def read(prefix: Path) -> list[Package]:
         raise InventoryError(
             f"{prefix} is no conda environment (it has no conda-meta): name one with --prefix, or activate one"
         )
-    found = [_of_conda(path) for path in sorted(records.glob("*.json"))]
-    found += _of_pip(prefix)
+    known = [_record(path) for path in sorted(records.glob("*.json"))]
+    owned = {at[1] for one in known for file in one.files if (at := _METADATA.match(file))}
+    found = [*(one.package for one in known), *_of_pip(prefix, owned)]
     return sorted(found, key=lambda package: (package.name, package.manager))
 
 
-def _of_conda(path: Path) -> Package:
+@dataclass(frozen=True)
+class _Record:
+    """What conda knows of a package that is installed."""
+
+    package: Package
+    files: tuple[str, ...]  # below the environment
+
+
+def _record(path: Path) -> _Record:
     try:
         record = json.loads(path.read_text())
-        return Package(
+        package = Package(
             name=record["name"],
             version=record["version"],
             build=record.get("build", ""),
@@ -58,15 +67,16 @@ def _of_conda(path: Path) -> Package:
             sha256=str(record.get("sha256") or ""),
             file=str(record.get("fn") or ""),
         )
+        return _Record(package, tuple(record.get("files", ())))
     except (OSError, ValueError, KeyError, TypeError) as error:
         raise InventoryError(f"{path} is no record of a package ({error}): reinstall that package") from None
 
 
-def _of_pip(prefix: Path) -> Iterator[Package]:
+def _of_pip(prefix: Path, owned: Set[str]) -> Iterator[Package]:
+    """Those whose metadata is none of `owned`, which came in conda packages, whose builds ran pip."""
     # conda-forge's Pythons have lib/python3.1 as a link to their folder: each is read once, by its own name.
     libraries = [path for path in sorted(prefix.glob("lib/python3.*")) if not path.is_symlink()]
     folders = [str(path / "site-packages") for path in libraries if (path / "site-packages").is_dir()]
-    owned = _owned(prefix)
     for distribution in metadata.distributions(path=folders):
         said = distribution.metadata
         folder = getattr(distribution, "_path", None)
@@ -85,15 +95,6 @@ def _of_pip(prefix: Path) -> Iterator[Package]:
             sha256="",
             file="",
         )
-
-
-def _owned(prefix: Path) -> set[str]:
-    """The metadata, below `prefix`, that came in conda packages, whose builds ran pip."""
-    found: set[str] = set()
-    for path in (prefix / "conda-meta").glob("*.json"):
-        files = json.loads(path.read_text()).get("files", ())
-        found.update(at[1] for file in files if (at := _METADATA.match(file)))
-    return found
 
 
 def _license(said: metadata.PackageMetadata) -> str:

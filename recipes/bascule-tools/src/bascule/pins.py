@@ -10,13 +10,16 @@ import re
 from fnmatch import fnmatchcase
 from itertools import zip_longest
 
-_CLAUSE = re.compile(r"(==|!=|>=|<=|>|<|=)?\s*(.+)")
+_CLAUSE = re.compile(r"(==|!=|>=|<=|>|<|=)?\s*([\w.+]+?(?:\.\*)?|\*)")  # without epochs, and ~=
 _ORDERS = {">=": operator.ge, "<=": operator.le, ">": operator.gt, "<": operator.lt}
 _ZERO = (1, 0, "")  # what a version has where it ends: 1.0 is 1
 
 
 def fits(pin: str, version: str, build: str) -> bool:
-    """Whether `version` and `build` are what `pin` asks for: what follows a name, "" for all."""
+    """Whether `version` and `build` are what `pin` asks for: what follows a name, "" for all.
+
+    Raises ValueError where the pin is in another form.
+    """
     versions, _, builds = pin.strip().partition(" ")
     if not fnmatchcase(build, builds.strip() or "*"):
         return False
@@ -26,7 +29,7 @@ def fits(pin: str, version: str, build: str) -> bool:
 def _holds(clause: str, version: str) -> bool:
     found = _CLAUSE.fullmatch(clause.strip())
     if found is None:
-        return False
+        raise ValueError(f"{clause!r} is no pin that is understood here")
     sign, asked = found[1] or "==", found[2]
     stem = asked.rstrip("*").rstrip(".")
     if sign in _ORDERS:
