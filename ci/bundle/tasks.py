@@ -90,15 +90,20 @@ def run(
                 else:
                     take(task, made)
                     step(f"{task} in {time.monotonic() - begun:.1f} s ({task.reason})", 1)
-        faults = [(task.step.package.file, failed[task]) for task in sorted(failed, key=tasks.index)]
-        if broken:
-            files = " or ".join(task.step.package.file for task in sorted(lost, key=tasks.index)) or "none of them"
-            words = f"a process died that worked on {files}, as one does that needs more memory than there is"
-            faults.append(("a process", BuildError(f"{words}; run this again")))
-        for name, fault in faults[1:]:
-            say(f"{name} fails, too: {str(fault).partition(chr(10))[0]}")
-        if faults:
-            raise faults[0][1]
+        _raise_first(sorted(failed.items(), key=lambda one: tasks.index(one[0])), lost if broken else None)
+
+
+def _raise_first(failed: Sequence[tuple[Task, BundleError]], lost: Sequence[Task] | None) -> None:
+    """Raise the first error, if there is any, and say the others; `lost` is None where no process has died."""
+    faults = [(task.step.package.file, error) for task, error in failed]
+    if lost is not None:
+        files = " or ".join(sorted(task.step.package.file for task in lost)) or "none of them"
+        words = f"a process died that worked on {files}, as one does that needs more memory than there is"
+        faults.append(("a process", BuildError(f"{words}; run this again")))
+    for name, error in faults[1:]:
+        say(f"{name} fails, too: {str(error).partition(chr(10))[0]}")
+    if faults:
+        raise faults[0][1]
 
 
 def _ready(waiting: Sequence[Task], running: Sequence[Task]) -> list[Task]:
