@@ -8,13 +8,12 @@ import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from urllib.parse import unquote, urlsplit
 
 from rattler import Channel, Gateway, Subdir
 
 from bundle import plan, stand_in
 from bundle.errors import ToolError
-from bundle.folders import Folders, write
+from bundle.folders import Folders, path_of, write
 from bundle.progress import say
 
 AUTO = "auto"
@@ -38,8 +37,7 @@ class Base:
     @property
     def is_stand_in(self) -> bool:
         """Whether its packages are good for this machine only, wherever they lie."""
-        folders = (unquote(urlsplit(channel).path) for channel in self.channels if channel.startswith("file:"))
-        return any(Path(folder, stand_in.MARK).is_file() for folder in folders)
+        return any((folder / stand_in.MARK).is_file() for folder in filter(None, map(path_of, self.channels)))
 
 
 def choose(asked: str, where: Folders, frameworks: Sequence[str], variants: Mapping[str, list[str]]) -> Base:

@@ -23,16 +23,17 @@ _LEFT_OUT = shutil.ignore_patterns(
 def obstacle() -> str | None:
     """Why the running CPython cannot be made a package; None where it can."""
     program = "import sysconfig; print(sysconfig.get_default_scheme())"
-    done = subprocess.run([_base(), "-I", "-c", program], capture_output=True, text=True, check=True)
+    done = subprocess.run([base_python(), "-I", "-c", program], capture_output=True, text=True, check=True)
     if done.stdout.strip() == "posix_prefix":
         return None
     return (
-        f"{_base()} keeps packages in other folders than a CPython from python.org does (Debian's does so): make .venv "
-        "with another, for example one of pyenv's: make setup PYTHON=..."
+        f"{base_python()} keeps packages in other folders than a CPython from python.org does (Debian's does so): make "
+        ".venv with another, for example one of pyenv's: make setup PYTHON=..."
     )
 
 
-def _base() -> str:
+def base_python() -> str:
+    """The Python that .venv was made with."""
     return str(getattr(sys, "_base_executable", sys.executable))
 
 
@@ -53,7 +54,7 @@ def stage(folder: Path) -> None:
     programs = folder / "bin"
     programs.mkdir()
     program = programs / f"python{PYTHON}"
-    shutil.copy2(Path(_base()).resolve(), program)
+    shutil.copy2(Path(base_python()).resolve(), program)
     for name in ("python", "python3"):
         (programs / name).symlink_to(program.name)
     moved = [program]
@@ -80,5 +81,5 @@ def _strip(files: Iterable[Path]) -> None:
 
 def identity() -> str:
     """Changes when another CPython, or another build of it, is run."""
-    program = Path(_base()).resolve()
+    program = Path(base_python()).resolve()
     return f"{program} {program.stat().st_mtime_ns} {sys.version}"

@@ -37,8 +37,7 @@ from bundle.progress import steps
 SUMS = "SHA256SUMS"
 _FETCHED = ".fetched"  # in it, what is no part of it yet; verify_mirror looks at no name with a dot
 _MARK = ".mirror"  # in a folder that a mirror may be written to, before anything else is there
-MPIS: tuple[str, ...] = ("openmpi", "mpich")
-_VARIANTS = tuple(f"ddl * mpi_{mpi}_*" for mpi in MPIS)
+_VARIANTS = ("ddl * mpi_openmpi_*", "ddl * mpi_mpich_*")
 _CHUNK = 1 << 20
 _SECONDS = 60  # without a byte, a download is given up
 

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-import sys
 from pathlib import Path
+
+from bundle import interpreter
 
 
 def command(python: Path) -> list[str]:
     """The pip of the Python that .venv was made with, working for `python`; its command and what goes to it follow."""
-    base = str(getattr(sys, "_base_executable", sys.executable))
+    base = interpreter.base_python()
     return [base, "-m", "pip", "--python", str(python), "--disable-pip-version-check", "--no-input"]

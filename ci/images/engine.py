@@ -51,6 +51,8 @@ class Engine:
 
     name: ClassVar[str]
     keeps_stages: ClassVar[bool] = False  # it finds a stage that it has built by itself, and fast, gigabytes and all
+    id_key: ClassVar[str] = "{{.Id}}"  # of an image, in what the engine tells of it
+    architecture_key: ClassVar[str] = "{{.Architecture}}"
     reason: str
 
     @classmethod
@@ -72,13 +74,13 @@ class Engine:
     def image_id(self, name: str) -> str | None:
         """The id of a local image; None where there is none of this name."""
         try:
-            return self._told(name, "{{.Id}}").removeprefix("sha256:")
+            return self._told(name, self.id_key).removeprefix("sha256:")
         except ImageError:
             return None
 
     def architecture(self, name: str) -> str:
         """The processor that a local image is for, as containers call it: amd64, arm64."""
-        return self._told(name, "{{.Architecture}}")
+        return self._told(name, self.architecture_key)
 
     def size(self, name: str) -> int | None:
         """What a local image takes in bytes, its base included; None where the engine does not say."""
@@ -229,17 +231,8 @@ class Buildah(Podman):
     """
 
     name = "buildah"
-
-    def image_id(self, name: str) -> str | None:
-        """As podman's."""
-        try:
-            return self._told(name, "{{.FromImageID}}").removeprefix("sha256:")
-        except ImageError:
-            return None
-
-    def architecture(self, name: str) -> str:
-        """As podman's."""
-        return self._told(name, "{{.OCIv1.Architecture}}")
+    id_key = "{{.FromImageID}}"
+    architecture_key = "{{.OCIv1.Architecture}}"
 
     def size(self, name: str) -> int | None:
         """It does not say."""
