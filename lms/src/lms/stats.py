@@ -34,7 +34,8 @@ class Stats:
     budget: int | None = None  # most saved bytes that may stay on the device
     floor: int | None = None  # the device's peak with a budget of zero
     peak: int | None = None  # most bytes the device held
-    saved: int = 0  # bytes of all records of the last pass, each storage once
+    peak_where: str = ""  # when that was, and in which module
+    saved: int = 0  # bytes of all records of the largest pass, each storage once
     held_peak: int = 0  # most saved bytes on the device at once, copies in flight included
     largest: int = 0  # bytes of the largest record
     swapped_out: int = 0
@@ -55,7 +56,7 @@ class Stats:
     last_stall_in: float = 0.0
     last_seconds: float = 0.0
 
-    def as_dict(self) -> dict[str, float | int | None]:
+    def as_dict(self) -> dict[str, float | int | str | None]:
         """The counters as a plain dict, in the order of the fields."""
         return asdict(self)
 
@@ -64,7 +65,8 @@ class Stats:
         parts = [_plural(self.steps, "step"), _plural(self.passes, "pass")]
         if self.peak is not None:
             limit = f" of {format_size(self.limit)} allowed" if self.limit is not None else ""
-            parts.append(f"peak {format_size(self.peak)}{limit}")
+            where = f" ({self.peak_where})" if self.peak_where else ""
+            parts.append(f"peak {format_size(self.peak)}{where}{limit}")
         parts.append(f"saved bytes on the device at most {format_size(self.held_peak)} of {format_size(self.saved)}")
         if self.swapped_out:
             parts.append(f"swapped {format_size(self.swapped_out)} out, {format_size(self.swapped_in)} back")
@@ -91,9 +93,11 @@ def format_seconds(seconds: float) -> str:
     return f"{minutes} min {rest:02d} s"
 
 
-def _value(name: str, value: float | int | None) -> str:
+def _value(name: str, value: float | int | str | None) -> str:
     if value is None:
         return "-"
+    if isinstance(value, str):
+        return value
     if name in _COUNTS:
         return str(value)
     return format_seconds(value) if name in _SECONDS else format_size(value)

@@ -6,7 +6,7 @@ import pytest
 
 from lms.link import Link
 from lms.plan import make_plan
-from lms.torch.guide import Guide, Key
+from lms.torch.guide import Guide, Key, prefixes
 
 LINK = Link("test", 4.0, 4.0, 0.0)
 
@@ -40,13 +40,13 @@ def test_it_does_not_expect_anything_else(position: int, key: Key, guide: Guide)
 
 @pytest.mark.parametrize("length", [0, 1, 5, 8])
 def test_a_pass_that_began_with_the_same_accesses_may_follow_it(length: int, guide: Guide) -> None:
-    assert guide.began_like(keys_of([8] * 4)[:length])
+    assert guide.began_like(prefixes(keys_of([8] * 4)[:length]))
 
 
 def test_a_pass_that_began_in_another_way_or_is_longer_may_not(guide: Guide) -> None:
-    assert not guide.began_like(keys_of([9] * 4)[:1])
-    assert not guide.began_like([*keys_of([8] * 4)[:3], ("save", 3, 9)])
-    assert not guide.began_like([*keys_of([8] * 4), ("use", 0, 8)])
+    assert not guide.began_like(prefixes(keys_of([9] * 4)[:1]))
+    assert not guide.began_like(prefixes([*keys_of([8] * 4)[:3], ("save", 3, 9)]))
+    assert not guide.began_like(prefixes([*keys_of([8] * 4), ("use", 0, 8)]))
 
 
 def test_moves_are_found_by_the_access_with_which_they_start_and_in_the_order_of_their_return(guide: Guide) -> None:

@@ -72,7 +72,7 @@ class Run:
         self.under_way.bring(record)
         if record.flat is not None:
             record.views[0].fill(record.flat)
-        self.under_way.use(record)
+        self.under_way.use(record, 1)
         self.under_way.recorder.leave(self.mover.held, self.mover.present)
         if last:
             self.free(index)
@@ -80,7 +80,7 @@ class Run:
     def free(self, index: int) -> None:
         record = self.under_way.records[index]
         record.views.clear()
-        self.mover.free(record)
+        self.under_way.free(record)
 
     def states(self) -> list[State]:
         self.mover.settle()

@@ -82,8 +82,8 @@ def run(
 ) -> Guide | None:
     """One pass over a chain of records of these sizes, led by whatever the planner chooses; the guide it ended with."""
     machine: Machine = planner.device  # type: ignore[assignment]
-    guide = planner.choose([("save", 0, sizes[0])])
-    recorder: Recorder = planner.recorder(0)
+    machine.most = other
+    guide, recorder = planner.begin(("save", 0, sizes[0]), 0)
     present = 0
 
     def access(kind: str, index: int, change: int) -> None:

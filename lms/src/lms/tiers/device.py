@@ -22,6 +22,7 @@ Mark = object  # a point in the computation's time, as its device gave it: for `
 
 _PAGE = os.sysconf("SC_PAGE_SIZE")
 _M_MMAP_THRESHOLD = -3  # malloc.h
+_SLACK = 1 / 128  # of the limit: what idle pages leave free
 _THRESHOLD = 65536  # bytes; blocks from here on get a mapping of their own, which goes back when they are freed
 
 
@@ -165,7 +166,8 @@ class CpuDevice:
 
     def _bound(self) -> None:
         if self._pool is not None and self._limit is not None:
-            self._pool.keep(self._limit - self._outside)
+            # What is not the pool's may grow before it is looked at again.
+            self._pool.keep(int(self._limit * (1 - _SLACK)) - self._outside)
 
     def _resident_peak(self) -> int:
         if not self._is_open():

@@ -17,15 +17,20 @@ class Guide:
 
     def __init__(self, keys: Sequence[Key], trace: Trace, plan: Plan) -> None:
         self.keys = list(keys)
-        self.trace = trace
-        self.follow(plan)
-        self.margin = 0  # bytes that the plan was asked to stay under the limit
+        self.follow(trace, plan)
+        self.margin = 0  # bytes that the plan was asked to leave free, because real peaks were above foreseen ones
         self.passes = 0  # complete passes that followed it
         self.samples: list[list[float]] = []  # gaps of the passes that were timed
-        self._prefix = _prefixes(self.keys)
+        self._prefix = prefixes(self.keys)
 
-    def follow(self, plan: Plan) -> None:
-        """Take another plan for the same sequence."""
+    @property
+    def outside(self) -> int:
+        """Bytes that were on the device, saved tensors left out, when the recorded pass began."""
+        return self.trace.accesses[0].other
+
+    def follow(self, trace: Trace, plan: Plan) -> None:
+        """Take another trace of the same sequence, and the plan for it."""
+        self.trace = trace
         self.plan = plan
         self.starts: dict[int, list[Move]] = defaultdict(list)
         for move in plan.moves:
@@ -38,16 +43,21 @@ class Guide:
         """Whether the recorded pass did this at that position."""
         return position < len(self.keys) and self.keys[position] == key
 
-    def began_like(self, keys: Sequence[Key]) -> bool:
-        """Whether the recorded pass began with these accesses."""
-        return len(keys) <= len(self.keys) and self._prefix[len(keys)] == _prefixes(keys)[-1]
+    def same(self, other: Guide) -> bool:
+        """Whether both are for the same sequence of accesses."""
+        return len(self._prefix) == len(other._prefix) and self._prefix[-1] == other._prefix[-1]
+
+    def began_like(self, beginning: Sequence[int]) -> bool:
+        """Whether the recorded pass began with the accesses that have these `prefixes`."""
+        at = len(beginning) - 1
+        return at < len(self._prefix) and self._prefix[at] == beginning[at]
 
 
-def _prefixes(keys: Sequence[Key]) -> list[int]:
-    """A hash of each prefix, the empty one first."""
+def prefixes(keys: Sequence[Key]) -> list[int]:
+    """A hash of each beginning of `keys`, the empty one first."""
     value = 0
-    prefixes = [value]
+    hashes = [value]
     for key in keys:
         value = hash((value, key))
-        prefixes.append(value)
-    return prefixes
+        hashes.append(value)
+    return hashes

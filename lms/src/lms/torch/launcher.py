@@ -37,6 +37,8 @@ ENVIRONMENT = {
     "PYTORCH_CUDA_ALLOC_CONF": "expandable_segments:True",
 }
 
+OVER_LIMIT = 6  # exit status of a script that succeeded while memory went over the limit
+
 PASSES = 2  # complete passes that `lms plan` watches: the first warms caches and allocators up
 
 
@@ -73,7 +75,7 @@ def run(target: Target, options: Options, *, trace: Path | None = None, report: 
         problems = _finish(session, target, trace, report, watch, unwatched, returned=returned)
         if returned and problems:
             status = status or 1
-    return status
+    return status or (OVER_LIMIT if session.over_limit else 0)
 
 
 def record(target: Target, options: Options) -> tuple[int, Trace | None, Link | None]:

@@ -6,6 +6,7 @@ import contextlib
 import time
 import weakref
 from collections import deque
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import Literal
 
@@ -57,7 +58,9 @@ class Mover:
         self.counters = Counters()
         self.held = 0  # bytes of records that LMS keeps on the device, copies in flight included
         self.log: Log = []  # copies of the pass under way
+        self.left = 0  # of that, bytes of records that passes which are over have left behind
         self.evictable: dict[int, LiveRecord] = {}  # by index: held, not pinned, and not on their way
+        self._behind = 0  # the least index: records that were left behind have negative ones
         self._leaving: deque[LiveRecord] = deque()  # oldest first
         self._staying: list[LiveRecord] = []  # came back into use while their copy out was in flight
         self._abandoned: list[LiveRecord] = []  # freed while their copy back was in flight
@@ -101,10 +104,31 @@ class Mover:
         if self._alive.pop(storage._cdata, None) is not None:
             self._present -= storage.nbytes()
 
+    def recount(self, left: Iterable[LiveRecord]) -> None:
+        """Count, from a pass's beginning on, only the storages of records that were `left` behind."""
+        self._alive.clear()
+        self._gone.clear()
+        self._present = 0
+        for record in left:
+            storage = record.storage()
+            if storage is not None:
+                self.count_present(storage)
+
+    def leave_behind(self, record: LiveRecord) -> None:
+        """The record's pass is over, and the record is not. It is the first to leave from now on."""
+        evictable = self.evictable.pop(record.index, None)
+        self._behind -= 1
+        record.index = self._behind
+        self.left += record.held
+        if evictable is not None:
+            self.evictable[record.index] = record
+
     def hold(self, record: LiveRecord) -> None:
         """Count a record as held."""
         record.held = record.nbytes
         self.held += record.nbytes
+        if record.index < 0:
+            self.left += record.nbytes
         self.counters.held_peak = max(self.counters.held_peak, self.held)
         self.evictable[record.index] = record
 
@@ -126,7 +150,7 @@ class Mover:
         else:
             record.slot, record.departure = self.engine.offload(record.source())
             self.counters.out += record.nbytes
-            self.log.append(("out", record.index, record.departure))
+            self._note("out", record, record.departure)
             self._leave(record)
 
     def keep(self, record: LiveRecord) -> None:
@@ -150,8 +174,51 @@ class Mover:
             record.state = State.COMING
             self.counters.back += record.nbytes
             self.count_present(record.flat.untyped_storage())
-            self.log.append(("back", record.index, record.arrival))
+            self._note("back", record, record.arrival)
         self.hold(record)
+
+    def bring(self, record: LiveRecord, cap: int, evict: Callable[[], bool], *, foreseen: bool = False) -> None:
+        """Make a record resident and wait for it; if nothing was started, in room that is made under `cap` bytes.
+
+        It is a miss unless it was `foreseen`.
+        """
+        if record.state is State.LEAVING:
+            self.keep(record)
+        if record.state is State.OUT:
+            self.counters.misses += not foreseen
+            self.make_room(cap - record.nbytes, evict)
+            self.fetch(record)
+        if record.arrival is not None:
+            self.receive(record)
+
+    def make_room(self, cap: int, evict: Callable[[], bool], ahead: int | None = None) -> None:
+        """Wait for copies, of freed records and out of others, oldest first, until at most `cap` bytes are held.
+
+        If none is under way, `evict` starts one, or says that there is none to start. At most `ahead` copies out stay
+        in flight.
+        """
+        while self.held > cap or (ahead is not None and self.in_flight > ahead):
+            if self.held > cap and self.wait_for_dead():
+                continue
+            if self.in_flight:
+                self.wait_for_oldest()
+                continue
+            if not evict():
+                return
+
+    def evict(self, order: Iterable[int], in_hand: LiveRecord | None) -> bool:
+        """Have the first of these evictable records leave that can and is not in hand. Whether one did."""
+        for index in order:
+            victim = self.evictable[index]
+            if victim is in_hand:
+                continue
+            if victim.clean:
+                self.drop(victim)
+            else:
+                self.send(victim)
+            if victim.state in (State.LEAVING, State.OUT):
+                return True
+        return False
 
     def receive(self, record: LiveRecord) -> None:
         """Wait for the copy back of a record that is coming. Raises what the copy failed of.
@@ -245,6 +312,10 @@ class Mover:
             self._unhold(record)
         return True
 
+    def _note(self, lane: Literal["out", "back"], record: LiveRecord, copy: Copy) -> None:
+        if record.index >= 0:  # others are no part of the pass
+            self.log.append((lane, record.index, copy))
+
     def _leave(self, record: LiveRecord) -> None:
         record.state = State.LEAVING
         self._leaving.append(record)
@@ -259,6 +330,8 @@ class Mover:
 
     def _unhold(self, record: LiveRecord) -> None:
         self.held -= record.held
+        if record.index < 0:
+            self.left -= record.held
         record.held = 0
         self.evictable.pop(record.index, None)
 

@@ -14,6 +14,7 @@ from lms.torch.guide import Guide, Key
 from lms.torch.mover import Counters, Mover
 from lms.torch.recorder import Recorder
 from lms.torch.records import LiveRecord, State
+from lms.torch.turns import Turns
 
 AHEAD = 4  # records that the rule brings back ahead of their use
 
@@ -29,7 +30,10 @@ class Finished:
 
 
 class Pass:
-    """From the first live record until none is live. The steps of an access are those of `lms.schedule`."""
+    """From the first live record until none is live, or until only old ones are (`lms.torch.turns`).
+
+    The steps of an access are those of `lms.schedule`.
+    """
 
     def __init__(
         self,
@@ -45,6 +49,8 @@ class Pass:
         self.recorder = recorder
         self.guide = guide
         self.records: list[LiveRecord] = []  # by index; the dead ones too
+        self.live = 0  # records that autograd holds a handle on
+        self.turns = Turns()
         self.largest = 0
         self._budget = budget
         self._choose = choose
@@ -65,6 +71,7 @@ class Pass:
         if guide is not None and guide.expects(position, ("save", record.index, record.nbytes)):
             record.pinned = guide.pinned[record.index]
         self.records.append(record)
+        self.live += 1
         self.recorder.new(record.nbytes, label, pinned=record.pinned)
         if not record.pinned:
             self.largest = max(self.largest, record.nbytes)
@@ -73,27 +80,41 @@ class Pass:
     def save(self, record: LiveRecord) -> None:
         """The forward saves a view of `record`."""
         self._drop_due()
+        self.turns.save(record.index)
         self._step("save", record)
 
-    def use(self, record: LiveRecord) -> None:
-        """The backward uses `record`, which was brought. It may leave again."""
+    def use(self, record: LiveRecord, backward: int) -> None:
+        """The backward of this number uses `record`, which was brought. It may leave again."""
+        self.turns.use(record.index, backward)
         self._step("use", record)
+
+    def free(self, record: LiveRecord) -> None:
+        """The last handle on `record` is gone."""
+        self.live -= 1
+        self.turns.free(record.index)
+        self.recorder.freed[record.index] = self.recorder.position
+        self.mover.free(record)
+
+    def is_over(self, *, in_backward: bool) -> bool:
+        """Whether a save that comes now is the first of another pass, although records of this one are live."""
+        return not in_backward and (self.turns.over() or self.recorder.truncated)
 
     def bring(self, record: LiveRecord) -> None:
         """The backward needs `record`: make it resident, whatever it takes."""
         self._forward = False
         self._drop_due()
-        mover = self.mover
-        if record.state is State.LEAVING:
-            mover.keep(record)
-        if record.state is State.OUT:
-            guide, position = self.guide, self.recorder.position
-            mover.counters.misses += guide is None or (record.index, position) not in guide.on_demand
-            cap = guide.plan.cap[min(position, len(guide.keys) - 1)] if guide is not None else self._room()
-            self._make_room(cap - record.nbytes, record, ahead=None)
-            mover.fetch(record)
-        if record.arrival is not None:
-            mover.receive(record)
+        guide, position = self.guide, self.recorder.position
+        foreseen = guide is not None and (record.index, position) in guide.on_demand
+        self._bring(record, foreseen=foreseen)
+
+    def bring_left(self, record: LiveRecord) -> None:
+        """The backward needs `record`, which an earlier pass has left behind."""
+        self._bring(record, foreseen=False)
+
+    def _bring(self, record: LiveRecord, *, foreseen: bool) -> None:
+        guide = self.guide
+        cap = guide.plan.cap[min(self.recorder.position, len(guide.keys) - 1)] if guide is not None else self._room()
+        self.mover.bring(record, cap, lambda: self._evict(record), foreseen=foreseen)
 
     def finish(self) -> Finished:
         """No record is live."""
@@ -143,9 +164,9 @@ class Pass:
             else:
                 self._drops.append(move.record)
         cap = guide.plan.cap[position]
-        if mover.held > max(cap, guide.plan.forecast.held_peak):
+        if mover.held - mover.left > max(cap, guide.plan.forecast.held_peak):
             self._late = True  # records live longer than they did (retain_graph): make room by the rule
-        self._make_room(cap, record, ahead=guide.plan.write_ahead)
+        mover.make_room(cap, lambda: self._evict(record), ahead=guide.plan.write_ahead)
         returns = guide.returns
         while self._returned < len(returns) and returns[self._returned].fetch <= position:
             move = returns[self._returned]
@@ -153,6 +174,8 @@ class Pass:
             if comer.state is State.LEAVING:
                 mover.keep(comer)  # not gone yet, so it stays
             elif comer.state is State.OUT and move.before > position:
+                if mover.left:
+                    mover.make_room(cap - comer.nbytes, lambda: self._evict(record))
                 if mover.held + comer.nbytes > cap:
                     break
                 mover.fetch(comer)
@@ -166,7 +189,7 @@ class Pass:
         mark = budget - min(budget // 4, 4 * self.largest)
         while mover.held - mover.leaving > mark and self._evict(in_hand):
             pass
-        self._make_room(budget, in_hand, ahead=self._write_ahead)
+        mover.make_room(budget, lambda: self._evict(in_hand), ahead=self._write_ahead)
         if kind == "use":
             for index in range(record.index - 1, max(-1, record.index - 1 - AHEAD), -1):
                 older = self.records[index]
@@ -180,32 +203,12 @@ class Pass:
         return self._budget(self.largest)
 
     def _evict(self, in_hand: LiveRecord | None) -> bool:
-        """Have the oldest record leave that can and is not in hand: the backward needs it last. Whether one did."""
-        evictable = self.mover.evictable
-        # In the forward records come in the order of their indices; what the backward brought back lies behind them.
-        for index in list(evictable) if self._forward else sorted(evictable):
-            victim = evictable[index]
-            if victim is in_hand:
-                continue
-            if victim.clean:
-                self.mover.drop(victim)
-            else:
-                self.mover.send(victim)
-            if victim.state in (State.LEAVING, State.OUT):
-                return True
-        return False
+        """Have the oldest record leave that can and is not in hand: the backward needs it last. Whether one did.
 
-    def _make_room(self, cap: int, in_hand: LiveRecord | None, ahead: int | None) -> None:
-        """Wait for copies, of freed records and out of others, oldest first, until at most `cap` bytes are held.
-
-        A pass that no plan leads, or that came to its plan late, evicts when none is under way.
+        A pass that follows its plan has only those leave that earlier passes left behind.
         """
-        mover = self.mover
-        while mover.held > cap or (ahead is not None and mover.in_flight > ahead):
-            if mover.held > cap and mover.wait_for_dead():
-                continue
-            if mover.in_flight:
-                mover.wait_for_oldest()
-                continue
-            if (self.guide is not None and not self._late) or not self._evict(in_hand):
-                return
+        evictable = self.mover.evictable
+        if self.guide is not None and not self._late:
+            return self.mover.evict([index for index in sorted(evictable) if index < 0], in_hand)
+        # In the forward records come in the order of their indices; what the backward brought back lies behind them.
+        return self.mover.evict(list(evictable) if self._forward else sorted(evictable), in_hand)

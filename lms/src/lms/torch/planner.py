@@ -5,28 +5,40 @@ from __future__ import annotations
 import platform
 import statistics
 import warnings
+from collections.abc import Sequence
 from dataclasses import replace
 
 import torch
 
 from lms.errors import LimitError
 from lms.link import Link
-from lms.plan import Plan, make_plan, plain_peak
+from lms.plan import Plan, floor, make_plan, plain_peak
+from lms.simulate import simulate
 from lms.tiers.device import Device
 from lms.torch.engine import Engine
-from lms.torch.guide import Guide, Key
+from lms.torch.guide import Guide, Key, prefixes
 from lms.torch.passes import Finished
+from lms.torch.peaks import Peaks
 from lms.torch.recorder import Recorder
 from lms.trace import Trace
 from lms.units import format_size
 
-MOST_GUIDES = 64  # plans kept for as many shapes; the one that was used longest ago goes
-REFINED_AFTER = (1, 3)  # passes that followed a plan, after which it is made anew from better measurements
+MOST_GUIDES = 64  # plans kept; the one that was used longest ago goes
+MOST_VARIANTS = 3  # plans kept for one sequence of accesses, for different amounts of memory outside it
+REFINED_AFTER = (1, 3)  # passes that followed a plan, after which it is made again from better measurements
 CALIBRATION = 256 * 10**6  # bytes written and read when a link must be known before anything was moved
+_RESERVE = 1 / 256  # of the limit: what plans leave free, because the memory outside them is never quite the same
+_BAND = 8  # reserves by which the memory outside may shrink before a plan with moves is made again for it
+_ROOMY = 0.75  # of the limit: while all passes stay under it, new shapes are not measured
 
 
 class PassPlanner:
-    """Knows one plan for each sequence of accesses seen, and how much may stay while none is known."""
+    """Knows a plan for each sequence of accesses seen, and how much may stay while none is known.
+
+    What the device holds beside the saved tensors is not the same in each pass: the optimizer's state comes with the
+    first step, gradients with the first of several accumulated passes. So a plan under a limit is good for a pass that
+    begins with as many bytes *outside* as the pass that was recorded. For another amount it is made again.
+    """
 
     def __init__(
         self,
@@ -44,36 +56,59 @@ class PassPlanner:
         self.fixed_budget = budget
         self.prefetch = prefetch
         self.write_ahead = write_ahead
+        self.reserve = int((limit or 0) * _RESERVE)
+        self.peaks = Peaks(device, limit, self.reserve)
         self.news: list[Plan] = []  # new plans that nobody was told of yet
         self.guides: list[Guide] = []  # most recently used last
         self.current: Guide | None = None  # of the last complete pass
         self.last: Finished | None = None
         self.passes = 0
+        self.steps = 0  # of the optimizer, as the session counts them
         self.replans = 0
-        self.peak = 0
+        self.saved = 0  # bytes of the largest pass
         self.held_peak = 0
         self._warned = False
-        self._next: Guide | None = None  # that the pass under way began with
-        self._unmeasured = False  # a pass diverged whose memory was not measured
+        self._roomy = False  # the last pass moved nothing and stayed far below the limit
+        self._closely = False  # the next passes must be measured
         self._refused: LimitError | None = None
         self._recorder: Recorder | None = None
-        self._worst = 0  # what LMS does not hold, at most, in the last pass that was measured
+        self._outside = 0  # bytes outside the saved tensors when the pass under way began
+        self._above = 0  # what came on top of that, at most, in the last pass that was measured
         self._largest = 0
-        self._margin = 0  # what earlier plans' real peaks went over the limit
+        self._margin = 0  # what real peaks went over the limit though their plans foresaw less
 
     # What the swapper asks
 
-    def choose(self, keys: list[Key]) -> Guide | None:
-        """The guide for a pass that begins with `keys`. Raises LimitError when the last pass was refused a plan."""
+    def begin(self, key: Key, present: int) -> tuple[Guide | None, Recorder]:
+        """What leads and what records the pass that begins with `key`.
+
+        `present` bytes of saved tensors are on the device already. Raises LimitError if the passes so far have shown
+        that the limit cannot be kept.
+        """
+        self._refused = self.peaks.before_a_pass(self.passes, self.steps, early=self._early) or self._refused
         if self._refused is not None:
             refused, self._refused = self._refused, None
             raise refused
-        found = next((guide for guide in reversed(self.guides) if guide.began_like(keys)), None)
+        if self.limit is not None:
+            self._outside = self.device.current() - present
+        guide = self.choose([key])
+        known = guide.passes > max(REFINED_AFTER) if guide is not None else self._roomy
+        measure = self._early or self._closely or self.peaks.exceeded_lately or not known
+        self._recorder = Recorder(
+            self.device, measure=measure, timed=self.device.name == "cpu" or measure, present=present
+        )
+        return guide, self._recorder
+
+    def choose(self, keys: list[Key]) -> Guide | None:
+        """The guide for a pass that has begun with `keys`; None if no pass has begun like that before."""
+        beginning = prefixes(keys)
+        found = next((guide for guide in reversed(self.guides) if guide.began_like(beginning)), None)
         if found is not None:
-            self.guides.remove(found)
+            found = self._suited(found)
+        if found is not None:
+            if found in self.guides:
+                self.guides.remove(found)
             self.guides.append(found)
-        if len(keys) == 1:
-            self._next = found
         return found
 
     def budget(self, largest: int) -> int:
@@ -81,17 +116,9 @@ class PassPlanner:
         if self.fixed_budget is not None:
             return self.fixed_budget
         assert self.limit is not None
-        worst = max(self._worst, self._recorder.worst if self._recorder is not None else 0)
+        worst = max(self._outside + self._above, self._recorder.worst if self._recorder is not None else 0)
         # The next operation may make one record and need another's worth of scratch before it can be measured.
         return max(0, self.limit - self._margin - worst - 2 * max(largest, self._largest))
-
-    def recorder(self, present: int) -> Recorder:
-        """A recorder for the pass that begins. Early passes measure memory too; later ones only time."""
-        settled = self._next is not None and self._next.passes > max(REFINED_AFTER) and not self._unmeasured
-        self._recorder = Recorder(
-            self.device, measure=not settled, timed=self.device.name == "cpu" or not settled, present=present
-        )
-        return self._recorder
 
     # What the session asks
 
@@ -109,17 +136,21 @@ class PassPlanner:
         """Learn from a complete pass."""
         recorder = finished.recorder
         self.passes += 1
-        self.peak = max(self.peak, recorder.peak)
+        self.peaks.after_a_pass(recorder, self.passes, self.steps)
         self.held_peak = max(self.held_peak, finished.counters.held_peak)
         self._largest = max([self._largest, *recorder.nbytes])
         if recorder.truncated or "use" not in recorder.kinds:
             return  # it never ended, or nobody went backward: nothing to plan for
-        self._worst = recorder.worst or self._worst
+        if recorder.measure:
+            self._above = max(0, recorder.worst - recorder.other[0])
         self.last = finished
-        if finished.guide is None:
-            self._learn(finished)
-        else:
+        self.saved = max(self.saved, recorder.movable)
+        self._roomy = not finished.counters.out and (self.limit is None or recorder.peak <= _ROOMY * self.limit)
+        self._closely = False
+        if finished.guide is not None:
             self._refine(finished.guide, finished)
+        elif not self._cut_short(recorder):
+            self._learn(finished)
 
     def link(self) -> Link:
         """The link to the tier below, measured on what was moved, or else by moving something now."""
@@ -127,27 +158,65 @@ class PassPlanner:
 
     # Plans
 
+    @property
+    def _early(self) -> bool:
+        """Whether the training has only begun: what it needs may not be known yet, and it may still be ended."""
+        return self.passes <= max(REFINED_AFTER) or 1 <= self.steps <= 2
+
+    def _cut_short(self, recorder: Recorder) -> bool:
+        """Whether the pass did what a known one does, and ended in the middle: an exception, Ctrl-C."""
+        beginning = prefixes(recorder.keys())
+        return any(len(guide.keys) >= len(beginning) and guide.began_like(beginning) for guide in self.guides)
+
     def _learn(self, finished: Finished) -> None:
         recorder = finished.recorder
+        if self.current is not None and self._fitted(finished):
+            if not recorder.measure or recorder.movable <= self.current.trace.saved:
+                return  # it needs no plan, and the one that is shown is of a larger pass
         # Without knowing what the rest of the device needs, no plan can keep a limit: measure the next one.
-        self._unmeasured = self.limit is not None and not recorder.measure
-        if self._unmeasured:
+        self._closely = self.limit is not None and not recorder.measure
+        if self._closely:
             return
-        trace = self._trace(recorder)
-        try:
-            plan = self._plan(trace)
-        except LimitError as refused:
-            if self.guides:
-                self._warn(f"a pass of another shape has no plan: {refused}")
-            else:
-                self._refused = refused
+        self._add(recorder.keys(), self._trace(recorder))
+
+    def _fitted(self, finished: Finished) -> bool:
+        """Whether the pass needed no swapping."""
+        if finished.counters.out:
+            return False
+        return self.limit is None or finished.recorder.peak <= self.limit - self._margin - self.reserve
+
+    def _add(self, keys: Sequence[Key], trace: Trace) -> None:
+        """Plan for `trace`, and keep the plan for the next pass like it."""
+        plan = self._plan(trace)
+        if plan is None:
             return
         self.replans += bool(self.guides)
-        self.current = Guide(recorder.keys(), trace, plan)
+        self.current = Guide(keys, trace, plan)
         self.current.margin = self._margin
-        self.guides.append(self.current)
-        del self.guides[:-MOST_GUIDES]
+        others = [guide for guide in self.guides if not guide.same(self.current)]
+        variants = [guide for guide in self.guides if guide.same(self.current)]
+        self.guides = [*others, *variants[1 - MOST_VARIANTS :], self.current][-MOST_GUIDES:]
         self.news.append(plan)
+
+    def _suited(self, found: Guide) -> Guide | None:
+        """A guide like `found` for what is outside now; None if it cannot be kept under the limit by what is known."""
+        if self.limit is None:
+            return found
+        variants = [guide for guide in reversed(self.guides) if guide.same(found)]
+        for guide in variants:
+            grown = self._outside - guide.outside
+            most = max(self.limit, guide.plan.floor + self.reserve)
+            if guide.plan.forecast.resident_peak + grown <= most and (
+                not guide.plan.moves or grown >= -_BAND * self.reserve
+            ):
+                return guide
+        # Which of the passes this one will be like is not known, so it is planned for the most of them.
+        columns = zip(*(_other(guide.trace, self._outside - guide.outside) for guide in variants), strict=True)
+        trace = _with_other(found.trace, [max(column) for column in columns])
+        if floor(trace)[0] > self.limit and self._early:
+            return None  # an estimate is no reason to end the training: the rule leads, and the pass is measured
+        self._add(found.keys, trace)
+        return self.guides[-1]
 
     def _refine(self, guide: Guide, finished: Finished) -> None:
         recorder = finished.recorder
@@ -155,39 +224,52 @@ class PassPlanner:
         guide.passes += 1
         if recorder.timed and guide.passes <= max(REFINED_AFTER):
             guide.samples.append(recorder.gaps())
-        over = recorder.peak - self.limit if self.limit is not None and recorder.measure else 0
-        if over > 0 and guide.plan.moves:
-            self._margin = max(self._margin, guide.margin + over)
-        elif guide.passes not in REFINED_AFTER:
+        over = recorder.in_use_peak - (self.limit or 0) if recorder.measure and self.limit is not None else 0
+        if over > 0 and (self.limit or 0) - guide.margin - self.reserve <= guide.plan.floor:
+            self._give_up(recorder, over)
+            over = 0
+        if over <= 0 and guide.passes not in REFINED_AFTER:
             return
+        trace = self._measured_again(guide, recorder)
+        if over > 0:
+            # What the plan could not know is in the trace now. Only what it would get wrong again needs a margin.
+            foreseen = simulate(trace, guide.plan, self.link()).resident_peak
+            self._margin = max(self._margin, guide.margin + min(over, recorder.in_use_peak - foreseen))
+        plan = self._plan(trace)
+        if plan is None:
+            return
+        self.replans += plan.moves != guide.plan.moves
+        guide.margin = self._margin
+        guide.follow(trace, plan)
+
+    def _give_up(self, recorder: Recorder, over: int) -> None:
+        """The pass went over the limit by `over` bytes though all had left that can leave."""
+        if self._early and over > self.reserve:
+            self._refused = LimitError(
+                f"limit {format_size(self.limit or 0)} cannot be kept: with every saved tensor swapped that can be, "
+                f"the peak was {format_size(recorder.in_use_peak)} in module {recorder.peak_module!r}. Raise the limit "
+                f"to {format_size(recorder.in_use_peak * 1.02)} or more"
+            )
+
+    def _measured_again(self, guide: Guide, recorder: Recorder) -> Trace:
+        """The guide's trace as its last pass measured it, with the median of the times so far."""
         trace = self._trace(recorder)
         if guide.samples:
             gaps = [statistics.median(column) for column in zip(*guide.samples, strict=True)]
         else:
             gaps = [*(access.seconds for access in guide.trace.accesses), guide.trace.tail]
-        measured = trace if recorder.measure else guide.trace
         trace = replace(
             trace,
             accesses=tuple(
-                replace(access, seconds=gap, other=seen.other)
-                for access, gap, seen in zip(trace.accesses, gaps, measured.accesses, strict=False)
+                replace(access, seconds=gap) for access, gap in zip(trace.accesses, gaps, strict=False)
             ),
             tail=gaps[-1],
-            tail_other=measured.tail_other,
             records=tuple(
                 replace(new, module=old.module, let_go=new.let_go if new.let_go is not None else old.let_go)
                 for new, old in zip(trace.records, guide.trace.records, strict=True)
             ),
         )
-        try:
-            plan = self._plan(trace)
-        except LimitError as refused:
-            self._warn(f"the plan in use stays, though {refused}")
-            return
-        self.replans += plan.moves != guide.plan.moves
-        guide.trace = trace
-        guide.margin = self._margin
-        guide.follow(plan)
+        return trace if recorder.measure else _with_other(trace, _other(guide.trace))
 
     def _warn(self, what: str) -> None:
         """Say once what a training that has begun is not ended for."""
@@ -199,12 +281,25 @@ class PassPlanner:
         link = self.engine.link()
         return recorder.trace(self.device.capacity(), link.to_dict() if link is not None else {}, machine())
 
-    def _plan(self, trace: Trace) -> Plan:
-        limit = None if self.limit is None else self.limit - self._margin
-        if self.fixed_budget is not None:
-            fits = max(trace.live, default=0) <= self.fixed_budget
+    def _plan(self, trace: Trace) -> Plan | None:
+        """The plan for `trace`; None if the limit is below its floor and the training will be ended for that.
+
+        A training that is past its beginning goes on with the plan that needs the least.
+        """
+        limit, lowest = None, 0
+        if self.limit is not None:
+            lowest = floor(trace)[0]
+            if lowest > self.limit and not self._early:
+                self._warn(
+                    f"the limit of {format_size(self.limit)} cannot be kept any more: {format_size(lowest)} are needed "
+                    "with every saved tensor swapped; training goes on with as little as that"
+                )
+            elif lowest > self.limit:
+                lowest = self.limit
+            limit = max(self.limit - self._margin - self.reserve, lowest)
+            fits = plain_peak(trace) <= limit
         else:
-            fits = plain_peak(trace) <= (limit or 0)
+            fits = max(trace.live, default=0) <= (self.fixed_budget or 0)
         # Nothing will move over it, so its figures do not matter and measuring it would cost the user time.
         link = Link("none needed", 1e9, 1e9) if fits else self.link()
         try:
@@ -217,10 +312,20 @@ class PassPlanner:
                 write_ahead=self.write_ahead,
             )
         except LimitError as refused:
-            if self._margin:
-                raise LimitError(f"{refused} (the limit given is {format_size(self.limit or 0)})") from None
-            raise
+            self._refused = refused
+            return None
         return replace(plan, limit=self.limit)
+
+
+def _other(trace: Trace, change: int = 0) -> list[int]:
+    """Bytes outside the saved tensors before each access and in the tail, with `change` added to each."""
+    return [*(access.other + change for access in trace.accesses), trace.tail_other + change]
+
+
+def _with_other(trace: Trace, other: Sequence[int]) -> Trace:
+    """The trace with other bytes outside the saved tensors."""
+    accesses = tuple(replace(access, other=now) for access, now in zip(trace.accesses, other, strict=False))
+    return replace(trace, accesses=accesses, tail_other=other[-1])
 
 
 def machine() -> dict[str, str]:

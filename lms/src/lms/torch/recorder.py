@@ -40,7 +40,9 @@ class Recorder:
         self._inside = False
         self.labels: list[tuple[str, str, tuple[int, ...]]] = []
         self.copies: list[tuple[Literal["out", "back"], int, Copy]] = []  # direction, record, copy
-        self.peak = device.peak().held
+        self.peak = 0  # most bytes that the device held in this pass, as far as it was measured
+        self.peak_at: int | None = None  # the access that it led to
+        self.in_use_peak = 0  # the same without what the device only keeps for reuse
         self.worst = 0  # the largest of `other` so far
         if measure:
             device.reset_peak()
@@ -50,6 +52,11 @@ class Recorder:
     def position(self) -> int:
         """The number of the next access."""
         return len(self.order)
+
+    @property
+    def movable(self) -> int:
+        """Bytes of all records that may move."""
+        return sum(nbytes for nbytes, pinned in zip(self.nbytes, self.pinned, strict=True) if not pinned)
 
     @property
     def truncated(self) -> bool:
@@ -68,7 +75,9 @@ class Recorder:
             self._note(self.device.peak())
 
     def _note(self, peak: Peak) -> None:
-        self.peak = max(self.peak, peak.held)
+        if peak.held > self.peak:
+            self.peak, self.peak_at = peak.held, len(self.other)
+        self.in_use_peak = max(self.in_use_peak, peak.in_use)
         other = max(1, peak.in_use - self._present)  # zero means "not measured"
         self.worst = max(self.worst, other)
         self.other.append(other)
@@ -116,6 +125,16 @@ class Recorder:
             self.marks.append(self.device.mark())
         if self.measure:
             self._note(self.device.peak())
+            self.device.reset_peak()  # what comes now is the optimizer's step, not this pass
+        else:
+            self.peak = self.device.peak().held
+
+    @property
+    def peak_module(self) -> str:
+        """The module that ran when the peak stood; empty if nobody knows."""
+        if self.peak_at is None or not self.order:
+            return ""
+        return self.labels[self.order[min(self.peak_at, len(self.order) - 1)]][0]
 
     def gaps(self) -> list[float]:
         """Seconds of computation before each access, and in the tail, once the pass is finished."""

@@ -115,6 +115,12 @@ class LiveRecord:
         """Whether the tier below holds the bytes, so that memory can be dropped without a copy."""
         return self.slot is not None and self.departure is None
 
+    def storage(self) -> torch.UntypedStorage | None:
+        """The storage that has the record's bytes on the device; None if there is none."""
+        if self.flat is not None:
+            return self.flat.untyped_storage()
+        return self.origin() if self.origin is not None else None
+
     def source(self) -> torch.Tensor:
         """The storage's bytes, 1-D uint8."""
         alias = self.views[0].alias

@@ -22,8 +22,10 @@ from lms.plan import Plan
 from lms.ranks import sharing
 from lms.stats import Stats
 from lms.timeline import Timeline
+from lms.torch import mover, planner, records, swapper
 from lms.torch.backend import device_for, make_engine, supported
 from lms.torch.guide import Guide, Key
+from lms.torch.interrupts import Shield
 from lms.torch.modules import ModuleStack
 from lms.torch.planner import PassPlanner
 from lms.torch.recorder import Recorder
@@ -32,6 +34,8 @@ from lms.trace import Trace
 from lms.units import format_size
 
 T = TypeVar("T")
+
+_UNINTERRUPTED = (mover, planner, records, swapper)  # what must not be left half done
 
 _open: Session | None = None  # hooks are one per thread and the device is one per process, so sessions do not nest
 
@@ -152,8 +156,8 @@ class Session:
             min_size=options.min_size,
             write_ahead=options.write_ahead,
             budget=self._planner.budget,
-            choose=self._choose,
-            recorder=self._recorder,
+            begin=self._begin,
+            choose=self._planner.choose,
             module=self._modules.name,
         )
         for model in self._models:
@@ -169,6 +173,8 @@ class Session:
             self._step_hooks = [o.register_step_post_hook(self._after_step) for o in self._optimizers]
         else:
             self._step_hooks = [register_optimizer_step_post_hook(self._after_step)]
+        self._shield = Shield(frozenset(module.__file__ or "" for module in _UNINTERRUPTED))
+        self._shield.put_up()
         self._hooks = saved_tensors_hooks(self._pack, self._unpack)
         self._hooks.__enter__()
         self._modules.watch()
@@ -183,11 +189,12 @@ class Session:
         self._is_open = False
         if _open is self:
             _open = None
+        self._shield.take_down()
         self._modules.stop()
         self._hooks.__exit__(None, None, None)
         for hook in self._step_hooks:
             hook.remove()
-        self._final_peak = self.device.peak().held
+        self._planner.peaks.at_the_end(self._planner.passes, self._steps)
         try:
             self._swapper.stop(self.engine.close)
         finally:
@@ -195,10 +202,12 @@ class Session:
 
     # What it found out
 
-    def stats(self) -> dict[str, float | int | None]:
+    def stats(self) -> dict[str, float | int | str | None]:
         """The session in figures: seconds and bytes. `docs/python.md` says what each is."""
         self._learn()
         planner, counters = self._planner, self._swapper.counters
+        if self._is_open:
+            planner.peaks.at_the_end(planner.passes, self._steps)
         plan, trace, last = planner.plan, planner.trace, planner.last
         usage = self.engine.usage()
         # A stream waits where no thread sees it, so on a GPU the engine's events say how long.
@@ -210,8 +219,9 @@ class Session:
             limit=self.limit,
             budget=plan.budget if plan is not None else self.options.budget,
             floor=(plan.floor or None) if plan is not None else None,
-            peak=max(planner.peak, self.device.peak().held if self._is_open else self._final_peak),
-            saved=trace.saved if trace is not None else 0,
+            peak=planner.peaks.most,
+            peak_where=planner.peaks.where,
+            saved=planner.saved,
             held_peak=max(planner.held_peak, counters.held_peak),
             largest=trace.largest if trace is not None else 0,
             swapped_out=counters.out,
@@ -259,6 +269,11 @@ class Session:
         return self._planner.passes
 
     @property
+    def over_limit(self) -> int:
+        """Bytes by which the device's peak went over the limit, from the second step on; 0 if the limit held."""
+        return self._planner.peaks.over
+
+    @property
     def torch_device(self) -> torch.device:
         """Where the training happens."""
         return self._torch_device
@@ -288,12 +303,9 @@ class Session:
             self._tell()
         return packed
 
-    def _choose(self, keys: list[Key]) -> Guide | None:
+    def _begin(self, key: Key, present: int) -> tuple[Guide | None, Recorder]:
         self._note()
-        return self._planner.choose(keys)
-
-    def _recorder(self, present: int) -> Recorder:
-        return self._planner.recorder(present)
+        return self._planner.begin(key, present)
 
     def _learn(self) -> None:
         self._note()
@@ -317,6 +329,7 @@ class Session:
         return self._swapper.unpack(packed)  # type: ignore[arg-type]
 
     def _after_step(self, optimizer: Optimizer, _args: object, _kwargs: object) -> None:
+        self._swapper.step()
         if self._first_optimizer is None:
             self._first_optimizer = id(optimizer)
         if id(optimizer) != self._first_optimizer:
@@ -326,6 +339,7 @@ class Session:
             self._step_times.append(now - self._stepped)
         self._stepped = now
         self._steps += 1
+        self._planner.steps = self._steps
 
 
 LMS = Session

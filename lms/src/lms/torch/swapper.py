@@ -14,21 +14,26 @@ import torch
 from lms.torch.engine import Engine
 from lms.torch.guide import Guide, Key
 from lms.torch.mover import Mover
+from lms.torch.open_graphs import holders, sequence_number
 from lms.torch.passes import Finished, Pass
 from lms.torch.recorder import Recorder
 from lms.torch.records import Ended, Handle, Kept, LiveRecord, State, View, movable
 from lms.torch.streams import Stream
+from lms.units import format_size
 
 LANES = "lms-"  # how the names of the copying threads begin
+
+# The backward that runs on this thread, -1 if none does. PyTorch has no public name for this.
+_graph_task: Callable[[], int] = torch._C._current_graph_task_id
 
 
 class SavedTensorSwapper:
     """Pack and unpack hooks for `torch.autograd.graph.saved_tensors_hooks`.
 
-    `budget` gives the bytes that may stay in a pass without a plan, given its largest record so far; it is asked at
-    each access. `choose` gives the
-    guide for a pass that begins with the given accesses, `recorder` a new recorder, given the bytes of saved storages
-    that are on the device; `module` the name of the module that is running. All four are the session's.
+    `begin` gives the guide and the recorder for the pass that begins with an access, with so many bytes of saved
+    storages on the device already; `choose` the guide for a pass that turned out to begin with other accesses. `budget`
+    gives the bytes that may stay in a pass without a guide, for its largest record so far; it is asked at each access.
+    `module` names the module that is running. All four are the session's.
     """
 
     def __init__(
@@ -38,9 +43,9 @@ class SavedTensorSwapper:
         *,
         min_size: int,
         write_ahead: int | None,
-        budget: Callable[[int], int],
+        begin: Callable[[Key, int], tuple[Guide | None, Recorder]],
         choose: Callable[[list[Key]], Guide | None],
-        recorder: Callable[[int], Recorder],
+        budget: Callable[[int], int],
         module: Callable[[], str],
     ) -> None:
         self.device = device
@@ -51,9 +56,9 @@ class SavedTensorSwapper:
         self.active = True
         self.finished: deque[Finished] = deque(maxlen=8)
         self._write_ahead = write_ahead
-        self._budget = budget
+        self._begin_pass = begin
         self._choose = choose
-        self._new_recorder = recorder
+        self._budget = budget
         self._module = module
         self._when_idle: Callable[[], None] | None = None  # called when no record is live any more
         self._lock = threading.Lock()
@@ -62,6 +67,9 @@ class SavedTensorSwapper:
         self._pass: Pass | None = None
         self._stream: Stream | None = None  # the one that computed when the pass began
         self._warned = False
+        self._left: set[LiveRecord] = set()  # live records of passes that are over
+        self._left_open: str | None = None  # what is to be said of them, once
+        self._last_use = 0  # autograd's sequence number at the last use
         self._by_key: dict[tuple[int, int], LiveRecord] = {}
         self._stays: dict[int, weakref.ref[torch.UntypedStorage]] = {}  # parameters and buffers
 
@@ -86,6 +94,8 @@ class SavedTensorSwapper:
         self._drain_if_free()
         if isinstance(packed, Kept):
             self._warn_of_stream()
+        if self._left_open:
+            self._warn_of_open_graph()
         return packed
 
     def unpack(self, packed: Handle | Kept) -> torch.Tensor:
@@ -106,6 +116,12 @@ class SavedTensorSwapper:
         key = storage._cdata
         forget = self._stays
         self._stays[key] = weakref.ref(storage, lambda _: forget.pop(key, None))
+
+    def step(self) -> None:
+        """An optimizer has stepped."""
+        with self._lock:
+            if self._pass is not None:
+                self._pass.turns.step()
 
     def stop(self, then: Callable[[], None]) -> None:
         """Take on nothing more; `then` is called as soon as no record is live."""
@@ -130,6 +146,18 @@ class SavedTensorSwapper:
                 stacklevel=4,
             )
 
+    def _warn_of_open_graph(self) -> None:
+        """Say once that somebody keeps a graph, and who."""
+        what, self._left_open = self._left_open, ""
+        names = ", ".join(holders(self._last_use)) or "a variable that LMS did not find"
+        warnings.warn(
+            f"{what} of an earlier step stay saved, because a graph is kept by {names}. LMS plans without them and moves "
+            "them if it needs room. If nobody needs that graph, detach the tensor or delete it, and leave "
+            "retain_graph=True out",
+            RuntimeWarning,
+            stacklevel=4,
+        )
+
     # Inside the lock
 
     def _pack(self, tensor: torch.Tensor, storage: torch.UntypedStorage) -> Handle | Kept:
@@ -138,6 +166,9 @@ class SavedTensorSwapper:
         if self._pass is not None and self.mover.engine.stream() != self._stream:
             # Copies are ordered behind the pass's stream. What another one does with the memory, nobody waits for.
             return Kept(tensor)
+        run = self._pass
+        if run is not None and run.is_over(in_backward=_graph_task() != -1):
+            self._leave_behind(run)
         run = self._pass or self._begin(storage.nbytes())
         run.recorder.enter()
         key = (storage._cdata, tensor._version)
@@ -157,24 +188,50 @@ class SavedTensorSwapper:
         self._drain()
         self.mover.settle()
         record, view = packed.record, packed.view
-        run = self._pass
-        assert run is not None  # a handle is live, so a pass is under way
-        run.recorder.enter()
-        run.bring(record)
+        run = None if record in self._left else self._pass
+        if run is None:
+            self._bring_left(record)
+        else:
+            self._last_use = sequence_number()
+            run.recorder.enter()
+            run.bring(record)
         if record.flat is not None:
             view.fill(record.flat)
         # A tensor of its own: the record may leave, and empty the alias, while the operation still works on this one.
         tensor = view.alias.detach()
-        run.use(record)
-        run.recorder.leave(self.mover.held, self.mover.present)
+        if run is not None:
+            run.use(record, _graph_task())
+            run.recorder.leave(self.mover.held, self.mover.present)
         return tensor
 
+    def _bring_left(self, record: LiveRecord) -> None:
+        """Make a record of an earlier pass resident."""
+        if self._pass is not None:
+            self._pass.bring_left(record)
+        else:
+            mover = self.mover
+            mover.bring(record, self._budget(0), lambda: mover.evict(sorted(mover.evictable), record))
+
+    def _leave_behind(self, run: Pass) -> None:
+        """The pass is over, and some of its records are not: from now on they are moved if there is need, unplanned."""
+        left = [record for record in run.records if record.state is not State.DEAD]
+        for record in left:
+            if self._by_key.get(record.key) is record:
+                del self._by_key[record.key]
+            self.mover.leave_behind(record)
+        self._left.update(left)
+        if self._left_open is None:
+            self._left_open = f"{len(left)} tensors ({format_size(sum(record.nbytes for record in left))})"
+        self._pass = None
+        self.finished.append(run.finish())
+
     def _begin(self, nbytes: int) -> Pass:
-        guide = self._choose([("save", 0, nbytes)])
+        self.mover.recount(self._left)
+        guide, recorder = self._begin_pass(("save", 0, nbytes), self.mover.present)
         self._stream = self.mover.engine.stream()
         self._pass = Pass(
             self.mover,
-            self._new_recorder(self.mover.present),
+            recorder,
             guide,
             budget=self._budget,
             choose=self._choose,
@@ -249,25 +306,31 @@ class SavedTensorSwapper:
 
     def _die(self, record: LiveRecord) -> None:
         run = self._pass
-        assert run is not None
-        recorder = run.recorder
-        recorder.freed[record.index] = recorder.position
         if self._by_key.get(record.key) is record:
             del self._by_key[record.key]
-        copying = record.departure is not None
-        self.mover.free(record)
-        if not copying and record.origin is not None:
-            # LMS and autograd have let go of it: if it is still there, somebody else keeps it.
-            storage = record.origin()
-            recorder.pinned[record.index] = storage is not None
-            if storage is not None:
-                self.mover.uncount(storage)
-                del storage
+        if record in self._left:
+            self._left.remove(record)
+            self.mover.free(record)
+        else:
+            assert run is not None
+            self._end(run, record)
         self.live -= 1
-        if self.live == 0:
+        if run is not None and run.live == 0:
             self._pass = None
             self.finished.append(run.finish())
-            if self._when_idle is not None:
-                self._when_idle()
+        if self.live == 0 and self._when_idle is not None:
+            self._when_idle()
         if not self.active:
             self.mover.give_up()  # nobody will call again and settle what is in flight
+
+    def _end(self, run: Pass, record: LiveRecord) -> None:
+        """Take note of who keeps the record's storage, if LMS and autograd have let go of it."""
+        copying = record.departure is not None
+        run.free(record)
+        if copying or record.origin is None:
+            return
+        storage = record.origin()
+        run.recorder.pinned[record.index] = storage is not None
+        if storage is not None:
+            self.mover.uncount(storage)
+            del storage

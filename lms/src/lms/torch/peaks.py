@@ -1,0 +1,76 @@
+"""Where the device's peak was, and whether it went over the limit."""
+
+from __future__ import annotations
+
+import warnings
+
+from lms.errors import LimitError
+from lms.tiers.device import Device
+from lms.torch.recorder import Recorder
+from lms.units import format_size
+
+
+class Peaks:
+    """The most bytes that the device held, pass by pass and between passes.
+
+    From the second step on each peak above the limit, by more than `tolerance` bytes, counts: `over` is by how much the
+    highest of them went over it.
+    """
+
+    def __init__(self, device: Device, limit: int | None, tolerance: int) -> None:
+        self.device = device
+        self.limit = limit
+        self.tolerance = tolerance
+        self.most = 0
+        self.where = ""  # of that: when, and in which module
+        self.over = 0
+        self.exceeded_lately = False  # by the last peak that was read
+        self._steps = 0  # of the optimizer, when a peak was read last
+        self._reset = False  # the device's peak is that of the time since the last pass
+        self._between = 0  # how often the time between two passes alone needed more than the limit
+
+    def before_a_pass(self, passes: int, steps: int, *, early: bool) -> LimitError | None:
+        """Note what the time since the last pass needed; the reason to end the training, if there is one.
+
+        The first such time may be a warm-up, so `early` in the training the second is the reason.
+        """
+        peak = self.device.peak()
+        where = f"after pass {passes}, outside forward and backward" if passes else "before the first pass"
+        self._saw(peak.held, where, passes, steps)
+        if self.limit is None or not self._reset or peak.in_use <= self.limit + self.tolerance:
+            return None
+        self._between += 1
+        if not early or self._between < 2:
+            return None
+        return LimitError(
+            f"limit {format_size(self.limit)} is too low: between two passes, with nothing saved, the process needs "
+            f"{format_size(peak.in_use)} (the optimizer's step, an evaluation, loading data). Raise the limit to "
+            f"{format_size(peak.in_use * 1.02)} or more"
+        )
+
+    def after_a_pass(self, recorder: Recorder, passes: int, steps: int) -> None:
+        """Note what the pass needed that ended as number `passes`."""
+        module = f", module {recorder.peak_module!r}" if recorder.peak_module else ""
+        self._saw(recorder.peak, f"pass {passes}{module}", passes, steps)
+        self._reset = recorder.measure
+
+    def at_the_end(self, passes: int, steps: int) -> None:
+        """Note what the time since the last pass needed."""
+        self._saw(self.device.peak().held, f"after pass {passes}", passes, steps)
+
+    def _saw(self, held: int, where: str, passes: int, steps: int) -> None:
+        if held > self.most:
+            self.most, self.where = held, where
+        begun = self._steps >= 1 if steps else passes >= 2
+        self._steps = steps
+        if self.limit is None or not begun:
+            return
+        self.exceeded_lately = held > self.limit + self.tolerance
+        if self.exceeded_lately:
+            if not self.over:
+                warnings.warn(
+                    f"the device held {format_size(held)} ({where}), more than the limit of {format_size(self.limit)}",
+                    RuntimeWarning,
+                    stacklevel=2,
+                )
+            self.over = max(self.over, held - self.limit)
