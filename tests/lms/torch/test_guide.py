@@ -60,9 +60,9 @@ def test_moves_are_found_by_the_access_with_which_they_start_and_in_the_order_of
 
 def test_it_can_take_another_plan_for_the_same_accesses(guide: Guide) -> None:
     kept = guide.trace
-    guide.follow(make_plan(kept, LINK, budget=32))
+    guide.follow(kept, make_plan(kept, LINK, budget=32))
     assert (guide.starts, guide.returns, guide.on_demand) == ({}, [], set())
-    guide.follow(make_plan(kept, LINK, budget=0))
+    guide.follow(kept, make_plan(kept, LINK, budget=0))
     assert {move.record for moves in guide.starts.values() for move in moves} == guide.plan.moved()
     assert guide.expects(0, ("save", 0, 8))
 

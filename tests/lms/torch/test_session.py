@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gc
 import os
+import re
 import resource
 import socket
 import threading
@@ -242,18 +243,27 @@ def test_a_limit_below_the_floor_is_refused_before_the_second_step() -> None:
         assert session._swapper.live == 0
 
 
-@pytest.mark.filterwarnings("ignore:the plan in use stays:RuntimeWarning")
-def test_a_limit_that_was_accepted_is_not_refused_later(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize(("grows_in", "ends"), [(1, True), (8, False)])
+def test_memory_that_grows_ends_a_training_in_its_first_steps_only(
+    grows_in: int, ends: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
     net = model()
-    with Session(net, frac=0.9, min_size=0) as session:
-        for step in range(6):
-            if step == 2:  # the process grows by something that LMS has nothing to do with
-                peak = session.device.peak
-                monkeypatch.setattr(
-                    session.device, "peak", lambda peak=peak: Peak(*(n + session.limit for n in peak()))
-                )
+    optimizer = torch.optim.SGD(net.parameters())
+    with (
+        Session(net, optimizer, frac=0.9, min_size=0) as session,
+        pytest.raises(LimitError) if ends else pytest.warns(RuntimeWarning, match="cannot be kept any more"),
+    ):
+        peak, current = session.device.peak, session.device.current
+        for step in range(12):
+            if step == grows_in:  # by something that LMS has nothing to do with
+                monkeypatch.setattr(session.device, "peak", lambda: Peak(*(n + session.limit for n in peak())))
+                monkeypatch.setattr(session.device, "current", lambda: current() + session.limit)
             loss_of(net).backward()
-        assert session.stats()["passes"] == 6
+            optimizer.step()
+    stats = session.stats()
+    assert session.over_limit > 0
+    assert stats["passes"] == (2 if ends else 12)
+    assert re.match(r"(after )?pass (1|2|8|9)\b", str(stats["peak_where"]))
 
 
 def test_frac_is_a_share_of_the_capacity() -> None:

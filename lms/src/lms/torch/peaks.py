@@ -9,6 +9,8 @@ from lms.tiers.device import Device
 from lms.torch.recorder import Recorder
 from lms.units import format_size
 
+_MORE = 1 + 1 / 256  # how much higher a peak is than another that is worth telling apart
+
 
 class Peaks:
     """The most bytes that the device held, pass by pass and between passes.
@@ -22,10 +24,11 @@ class Peaks:
         self.limit = limit
         self.tolerance = tolerance
         self.most = 0
-        self.where = ""  # of that: when, and in which module
+        self.where = ""  # when that, or nearly that, was held first, and in which module
+        self._noted = 0
         self.over = 0
         self.exceeded_lately = False  # by the last peak that was read
-        self._steps = 0  # of the optimizer, when a peak was read last
+        self._steps = 0  # of the optimizer, when the pass under way began
         self._reset = False  # the device's peak is that of the time since the last pass
         self._between = 0  # how often the time between two passes alone needed more than the limit
 
@@ -36,8 +39,10 @@ class Peaks:
         """
         peak = self.device.peak()
         where = f"after pass {passes}, outside forward and backward" if passes else "before the first pass"
-        self._saw(peak.held, where, passes, steps)
-        if self.limit is None or not self._reset or peak.in_use <= self.limit + self.tolerance:
+        self._saw(peak.held, where, passes, steps, early=early)
+        self._steps = steps
+        alone, self._reset = self._reset, False
+        if self.limit is None or not alone or peak.in_use <= self.limit + self.tolerance:
             return None
         self._between += 1
         if not early or self._between < 2:
@@ -48,29 +53,28 @@ class Peaks:
             f"{format_size(peak.in_use * 1.02)} or more"
         )
 
-    def after_a_pass(self, recorder: Recorder, passes: int, steps: int) -> None:
+    def after_a_pass(self, recorder: Recorder, passes: int, steps: int, *, early: bool) -> None:
         """Note what the pass needed that ended as number `passes`."""
         module = f", module {recorder.peak_module!r}" if recorder.peak_module else ""
-        self._saw(recorder.peak, f"pass {passes}{module}", passes, steps)
+        self._saw(recorder.peak, f"pass {passes}{module}", passes, steps, early=early)
         self._reset = recorder.measure
 
     def at_the_end(self, passes: int, steps: int) -> None:
         """Note what the time since the last pass needed."""
-        self._saw(self.device.peak().held, f"after pass {passes}", passes, steps)
+        self._saw(self.device.peak().held, f"after pass {passes}", passes, steps, early=True)
 
-    def _saw(self, held: int, where: str, passes: int, steps: int) -> None:
-        if held > self.most:
-            self.most, self.where = held, where
+    def _saw(self, held: int, where: str, passes: int, steps: int, *, early: bool) -> None:
+        self.most = max(self.most, held)
+        if held > self._noted * _MORE:
+            self._noted, self.where = held, where
         begun = self._steps >= 1 if steps else passes >= 2
-        self._steps = steps
-        if self.limit is None or not begun:
+        self.exceeded_lately = self.limit is not None and held > self.limit + self.tolerance
+        if self.limit is None or not self.exceeded_lately or not begun:
             return
-        self.exceeded_lately = held > self.limit + self.tolerance
-        if self.exceeded_lately:
-            if not self.over:
-                warnings.warn(
-                    f"the device held {format_size(held)} ({where}), more than the limit of {format_size(self.limit)}",
-                    RuntimeWarning,
-                    stacklevel=2,
-                )
-            self.over = max(self.over, held - self.limit)
+        if not self.over and not early:
+            warnings.warn(
+                f"the device held {format_size(held)} ({where}), more than the limit of {format_size(self.limit)}",
+                RuntimeWarning,
+                stacklevel=2,
+            )
+        self.over = max(self.over, held - self.limit)

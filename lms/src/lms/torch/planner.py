@@ -85,9 +85,9 @@ class PassPlanner:
         `present` bytes of saved tensors are on the device already. Raises LimitError if the passes so far have shown
         that the limit cannot be kept.
         """
-        self._refused = self.peaks.before_a_pass(self.passes, self.steps, early=self._early) or self._refused
-        if self._refused is not None:
-            refused, self._refused = self._refused, None
+        too_much = self.peaks.before_a_pass(self.passes, self.steps, early=self._early)
+        refused, self._refused = self._refused or too_much, None
+        if refused is not None:
             raise refused
         if self.limit is not None:
             self._outside = self.device.current() - present
@@ -136,7 +136,7 @@ class PassPlanner:
         """Learn from a complete pass."""
         recorder = finished.recorder
         self.passes += 1
-        self.peaks.after_a_pass(recorder, self.passes, self.steps)
+        self.peaks.after_a_pass(recorder, self.passes, self.steps, early=self._early)
         self.held_peak = max(self.held_peak, finished.counters.held_peak)
         self._largest = max([self._largest, *recorder.nbytes])
         if recorder.truncated or "use" not in recorder.kinds:

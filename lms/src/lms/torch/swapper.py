@@ -149,11 +149,11 @@ class SavedTensorSwapper:
     def _warn_of_open_graph(self) -> None:
         """Say once that somebody keeps a graph, and who."""
         what, self._left_open = self._left_open, ""
-        names = ", ".join(holders(self._last_use)) or "a variable that LMS did not find"
+        names = " or ".join(holders(self._last_use)) or "a variable that LMS did not find"
         warnings.warn(
-            f"{what} of an earlier step stay saved, because a graph is kept by {names}. LMS plans without them and moves "
-            "them if it needs room. If nobody needs that graph, detach the tensor or delete it, and leave "
-            "retain_graph=True out",
+            f"an earlier step's graph is still open: {what} saved for it stay saved. It is kept by {names}. LMS plans "
+            "without these tensors, and moves them if it needs room. If you do not need the graph, detach or delete the "
+            "variable, and do not pass retain_graph=True",
             RuntimeWarning,
             stacklevel=4,
         )
@@ -221,7 +221,8 @@ class SavedTensorSwapper:
             self.mover.leave_behind(record)
         self._left.update(left)
         if self._left_open is None:
-            self._left_open = f"{len(left)} tensors ({format_size(sum(record.nbytes for record in left))})"
+            tensors = "a tensor" if len(left) == 1 else f"{len(left)} tensors"
+            self._left_open = f"{tensors} ({format_size(sum(record.nbytes for record in left))})"
         self._pass = None
         self.finished.append(run.finish())
 
