@@ -206,7 +206,7 @@ def test_other_commands_have_no_script(trace: str) -> None:
 
 def test_simulate_without_a_bound_prints_the_table_of_limits(trace: str, capsys: pytest.CaptureFixture[str]) -> None:
     out = told(capsys, "simulate", trace)
-    assert re.search(r"^plain peak +1\.1 GB$", out, re.MULTILINE)
+    assert re.search(r"^unswapped +1\.1 GB,", out, re.MULTILINE)
     assert re.search(r"^floor +400 MB, module 'layer\d'", out, re.MULTILINE)
     assert re.search(r"^ +35% ", out, re.MULTILINE)
 

@@ -81,7 +81,7 @@ def test_the_answer_names_the_floor_plains_peak_and_a_row_for_each_share() -> No
     assert len(peaks) == len(limits.rows)
     assert peaks == sorted(peaks, reverse=True)
     text = limits_text(trace, LINK, limits)
-    assert re.search(r"^plain peak +1\.1 GB$", text, re.MULTILINE)
+    assert re.search(r"^unswapped +1\.1 GB,", text, re.MULTILINE)
     assert re.search(r"^floor +400 MB, module 'layer\d': no limit can be lower$", text, re.MULTILINE)
     assert len(text[text.index("may stay") :].splitlines()) == 1 + len(limits.rows)
 
@@ -117,7 +117,7 @@ def test_the_document_is_json_with_bytes_and_seconds() -> None:
 
 def test_a_page_on_a_trace_alone_shows_plain_memory_the_limits_and_the_modules() -> None:
     page = Page(render(chain(), link=LINK))
-    for part in ("800 MB saved for the backward pass", "1.1 GB peak of plain training", "400 MB floor", "layer7",
+    for part in ("800 MB saved for the backward pass", "1.1 GB peak with nothing swapped", "400 MB floor", "layer7",
                  "What a limit costs", "plain: peak 1.1 GB", "measured on <this> machine", "a&b"):  # fmt: skip
         assert part in page.text
     assert "decision" not in page.text

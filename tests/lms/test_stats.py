@@ -7,7 +7,7 @@ import pytest
 from lms.stats import Stats, format_seconds
 
 KEYS = [
-    *("steps", "passes", "limit", "budget", "floor", "peak", "saved", "held_peak", "largest"),
+    *("steps", "passes", "limit", "budget", "floor", "peak", "peak_where", "saved", "held_peak", "largest"),
     *("swapped_out", "swapped_in", "stall_out", "stall_in", "host_peak", "file_peak", "misses", "replans"),
     *("predicted_peak", "predicted_step_time", "step_time", "hook_time"),
     *("last_out", "last_in", "last_stall_out", "last_stall_in", "last_seconds"),

@@ -134,7 +134,8 @@ def _add_run(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> N
         "  lms run --budget 0 --trace step.json --report step.html train.py\n"
         "\n"
         "exit status: the script's own; 1 after its exception, 2 wrong usage, 3 the limit is below the floor,\n"
-        "4 the disk or host memory refused bytes, 5 bytes came back changed, 130 after Ctrl-C",
+        "4 the disk or host memory refused bytes, 5 bytes came back changed, 6 the script succeeded but memory went over\n"
+        "the limit after the first step, 130 after Ctrl-C",
         usage=_USAGE.format("run"),
     )
     add_flags(parser)
@@ -149,7 +150,7 @@ def _add_plan(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> 
         "plan",
         "run two steps of a script, then say what limit it needs and what each costs",
         "Run SCRIPT for two complete passes, stop it, and answer: the floor that no limit can go below and the module\n"
-        "it belongs to, the peak of plain training, and a table of limits with the peak, the bytes moved and the step\n"
+        "it belongs to, the peak with nothing swapped, and a table of limits with the peak, the bytes moved and the step\n"
         "time that each would have. Options are those of `lms run`: give a limit when the plain script does not fit.",
         "examples:\n"
         "  lms plan train.py big.toml\n"

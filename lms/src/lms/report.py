@@ -38,12 +38,12 @@ class Limits:
 
     floor: int
     floor_module: str
-    plain_peak: int
+    plain_peak: int  # of the recorded pass with nothing swapped, in LMS's page pool; an evaluation is not in it
     rows: tuple[LimitRow, ...]
 
 
 def limits_of(trace: Trace, link: Link) -> Limits:
-    """Floor, plain's peak, and a row for each share of the saved bytes that may stay."""
+    """Floor, the peak with nothing swapped, and a row for each share of the saved bytes that may stay."""
     plans = table(trace, link)
     return Limits(
         floor=plans[-1].floor,
@@ -70,7 +70,7 @@ def limits_text(trace: Trace, link: Link, limits: Limits) -> str:
     whole = limits.plain_peak > 0
     facts = [
         ("saved", f"{format_size(trace.saved)} for the backward pass, in {len(trace.records)} records"),
-        *([("plain peak", format_size(limits.plain_peak))] if whole else []),
+        *([("unswapped", f"{format_size(limits.plain_peak)}{_unlike_plain(trace)}")] if whole else []),
         *([("floor", f"{format_size(limits.floor)}, {limits.floor_module}: no limit can be lower")] if whole else []),
         ("step", f"{format_seconds(trace.seconds)} of computation"),
         ("link", f"{format_size(link.out)}/s out, {format_size(link.back)}/s back ({link.source or link.name})"),
@@ -95,6 +95,12 @@ def limits_text(trace: Trace, link: Link, limits: Limits) -> str:
         + [""]
         + ["  ".join(cell.rjust(width) for cell, width in zip(line, widths, strict=True)) for line in lines]
     )
+
+
+def _unlike_plain(trace: Trace) -> str:
+    """Why the peak with nothing swapped is not that of the script without LMS."""
+    pool = "; without LMS's page pool it is higher" if trace.device == "cpu" else ""
+    return f", the peak of forward and backward with nothing swapped{pool}"
 
 
 def limit_document(trace: Trace, link: Link, limits: Limits) -> dict[str, object]:
@@ -196,7 +202,7 @@ def _headline(
     said: list[tuple[str, str, str]] = [(format_size(trace.saved), "saved for the backward pass", "recorded")]
     lowest = plan or table(trace, _ANY_LINK, shares=(0.0,))[0]
     if lowest.plain_peak:
-        said.append((format_size(lowest.plain_peak), "peak of plain training", "recorded"))
+        said.append((format_size(lowest.plain_peak), "peak with nothing swapped", "recorded"))
         said.append((format_size(lowest.floor), f"floor: {lowest.floor_module}", "no limit can be lower"))
     if plan is not None:
         limit = (stats or {}).get("limit") or plan.limit

@@ -34,7 +34,7 @@ class Stats:
     budget: int | None = None  # most saved bytes that may stay on the device
     floor: int | None = None  # the device's peak with a budget of zero
     peak: int | None = None  # most bytes the device held
-    peak_where: str = ""  # when that was, and in which module
+    peak_where: str | None = None  # when that was, and in which module
     saved: int = 0  # bytes of all records of the largest pass, each storage once
     held_peak: int = 0  # most saved bytes on the device at once, copies in flight included
     largest: int = 0  # bytes of the largest record

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 import lms
-from lms.torch.launcher import ENVIRONMENT, missing_environment
+from lms.torch.launcher import ENVIRONMENT, OVER_LIMIT, missing_environment
 from lms.trace import Trace
 
 pytest.importorskip("torch")
@@ -230,6 +230,85 @@ def test_a_limit_below_the_floor_ends_the_script_before_its_second_step(train: P
     assert "\n1 " not in done.stdout
 
 
+ADAM = """
+import sys
+
+import torch
+
+torch.manual_seed(0)
+layers = (torch.nn.Sequential(torch.nn.Linear(640, 640), torch.nn.GELU()) for _ in range(12))
+model = torch.nn.Sequential(*layers)
+optimizer = torch.optim.AdamW(model.parameters())
+parts, to_none = int(sys.argv[1]), sys.argv[2] == "none"
+for step in range(5):
+    for _ in range(parts):
+        model(torch.randn(1024, 640)).square().mean().backward()
+    optimizer.step()
+    optimizer.zero_grad(set_to_none=to_none)
+"""
+
+
+@pytest.mark.parametrize(
+    ("parts", "gradients"),
+    [(1, "none"), pytest.param(1, "zero", marks=pytest.mark.slow), pytest.param(3, "none", marks=pytest.mark.slow)],
+)
+def test_the_limit_holds_once_the_optimizers_state_exists(parts: int, gradients: str, tmp_path: Path) -> None:
+    script, limits = tmp_path / "adam.py", tmp_path / "limits.json"
+    script.write_text(ADAM)
+    assert python("-m", "lms", "plan", "--json", limits, script, "1", "zero").returncode == 0
+    needed = json.loads(limits.read_text())
+    limit = (needed["floor"] + needed["plain_peak"]) // 2
+    done = python("-m", "lms", "run", "--limit", str(limit), script, str(parts), gradients)
+    assert done.returncode == 0, said(done)
+    line = said(done)[-1]
+    peak = re.search(r"peak ([\d.]+) MB \((.*?)\) of", line)
+    assert peak is not None, line
+    assert float(peak.group(1)) * 1e6 <= 1.005 * limit, line
+    assert re.search(r"swapped [\d.]+ [MG]B out", line), line
+    # Below the floor that the state makes, the plain limit of the first pass is no excuse.
+    done = python("-m", "lms", "run", "--limit", str(needed["floor"] - 15_000_000), script, str(parts), gradients)
+    assert done.returncode == 3, said(done)
+    assert "Raise the limit to" in said(done)[-1]
+
+
+GROWING = """
+import torch
+
+model = torch.nn.Sequential(*(torch.nn.Linear(256, 256) for _ in range(4)))
+optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+kept = []
+for step in range(12):
+    model(torch.randn(256, 256)).square().mean().backward()
+    optimizer.step()
+    if step == 8:
+        kept.append(bytearray(b"x" * 600_000_000))
+"""
+
+
+def test_memory_that_grows_late_is_a_warning_and_a_status_of_its_own(tmp_path: Path) -> None:
+    script = tmp_path / "growing.py"
+    script.write_text(GROWING)
+    done = python("-m", "lms", "run", "--limit", "600MB", script)
+    assert done.returncode == OVER_LIMIT
+    line = done.stderr.splitlines()[-1]
+    assert "12 steps" in line
+    assert re.search(r"peak [\d.]+ [MG]B \(after pass 9, outside forward and backward\) of 600 MB allowed", line)
+    assert "more than the limit of 600 MB" in done.stderr
+
+
+def test_a_graph_that_stays_open_does_not_make_the_last_line_wrong(tmp_path: Path) -> None:
+    script = tmp_path / "open.py"
+    script.write_text(
+        "import torch\n"
+        "model = torch.nn.Sequential(*(torch.nn.Linear(256, 256) for _ in range(4)))\n"
+        "loss = model(torch.randn(1024, 256)).square().mean()\n"
+        "torch.autograd.grad(loss, list(model.parameters()), retain_graph=True)\n"
+    )
+    done = python("-m", "lms", "run", "--budget", "0", script)
+    assert done.returncode == 0
+    assert re.search(r"warning: there is no plan: [\d.]+ MB were saved .* a graph is kept open", said(done)[-1])
+
+
 def test_plan_stops_the_script_after_two_passes_and_answers(train: Path, tmp_path: Path) -> None:
     document, trace = tmp_path / "limits.json", tmp_path / "step.json"
     done = python("-m", "lms", "plan", "--json", document, "--trace", trace, train, "1000000")
@@ -237,7 +316,7 @@ def test_plan_stops_the_script_after_two_passes_and_answers(train: Path, tmp_pat
     own = [line for line in done.stdout.splitlines() if re.match(r"\d+ -?0x|the script", line)]
     assert 2 <= len(own) <= 4
     assert own[-1] == "the script's own end"  # its finally blocks are run, its except blocks are not
-    for fact in ("plain peak", "floor", "may stay"):
+    for fact in ("unswapped", "floor", "may stay"):
         assert re.search(rf"^ *{fact}", done.stdout, re.MULTILINE)
     rows = json.loads(document.read_text())["limits"]
     assert rows[0]["moved"] == 0

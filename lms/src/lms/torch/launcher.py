@@ -39,6 +39,8 @@ ENVIRONMENT = {
 
 OVER_LIMIT = 6  # exit status of a script that succeeded while memory went over the limit
 
+_NEWS = 1.1  # how many times what was told before a plan must move to be told too
+
 PASSES = 2  # complete passes that `lms plan` watches: the first warms caches and allocators up
 
 
@@ -103,8 +105,14 @@ def record(target: Target, options: Options) -> tuple[int, Trace | None, Link | 
 
 
 def _why_no_step(session: Session) -> str:
+    stats = session.stats()
     if session.passes:
         return "no pass with a backward was complete and could be planned for"
+    if stats["held_peak"]:
+        return (
+            f"{format_size(int(stats['held_peak'] or 0))} were saved for a backward pass that never ended: a graph is "
+            f"kept open, or the script stops in its first step ({format_size(int(stats['swapped_out'] or 0))} went out)"
+        )
     return (
         "nothing of min-size or more was saved for a backward pass on the main thread, so there was nothing to swap "
         "(it does not train, trains on another device or thread, or stops before the end of its first backward)"
@@ -139,23 +147,33 @@ def _start(options: Options) -> Session:
     os.environ.update(missing_environment(os.environ))
     from lms.torch.session import enable
 
-    session = enable(None, None, on_plan=_say_plan, **options.keywords())
+    session = enable(None, None, on_plan=_Plans().tell, **options.keywords())
     say(f"{session.describe()} ({options.why})")
     return session
 
 
-def _say_plan(plan: Plan) -> None:
-    forecast = plan.forecast
-    peak = f"peak {format_size(forecast.resident_peak)}, " if forecast.resident_peak else ""
-    if not plan.moves:
-        say(f"plan: {peak}everything fits, nothing will be swapped")
-        return
-    computing = sum(span.end - span.start for span in forecast.spans if span.lane == "compute")
-    slower = f" ({forecast.seconds / computing:.2f} x its computation alone)" if computing else ""
-    say(
-        f"plan: {peak}at most {format_size(forecast.held_peak)} of saved bytes stay, {format_size(forecast.out)} go out"
-        f" and {format_size(forecast.back)} come back in each pass of {format_seconds(forecast.seconds)}{slower}"
-    )
+class _Plans:
+    """Says what each new plan costs, if it moves notably more than those before it; the first one in any case."""
+
+    def __init__(self) -> None:
+        self._told = -1  # most bytes out of a plan that was told
+
+    def tell(self, plan: Plan) -> None:
+        """Print one line, or nothing."""
+        forecast = plan.forecast
+        if forecast.out <= self._told * _NEWS:
+            return
+        self._told = forecast.out
+        peak = f"peak {format_size(forecast.resident_peak)}, " if forecast.resident_peak else ""
+        if not plan.moves:
+            say(f"plan: {peak}everything fits, nothing will be swapped")
+            return
+        computing = sum(span.end - span.start for span in forecast.spans if span.lane == "compute")
+        slower = f" ({forecast.seconds / computing:.2f} x its computation alone)" if computing else ""
+        say(
+            f"plan: {peak}at most {format_size(forecast.held_peak)} of saved bytes stay, {format_size(forecast.out)} go "
+            f"out and {format_size(forecast.back)} come back in each pass of {format_seconds(forecast.seconds)}{slower}"
+        )
 
 
 def watch_link(session: Session) -> tuple[Watch | None, str]:
@@ -209,7 +227,8 @@ def _finish(
     counters = session.stats()
     if step is None:
         if returned:  # else it had no time to
-            warn(f"LMS had no effect: {_why_no_step(session)}")
+            swapped = counters["swapped_out"]
+            warn(f"{'there is no plan' if swapped else 'LMS had no effect'}: {_why_no_step(session)}")
         for option, path in (("--trace", trace), ("--report", report)):
             if path is not None:
                 warn(f"{option}={str(path)!r}: nothing written, because no step was recorded")

@@ -28,6 +28,7 @@ MOST_VARIANTS = 3  # plans kept for one sequence of accesses, for different amou
 REFINED_AFTER = (1, 3)  # passes that followed a plan, after which it is made again from better measurements
 CALIBRATION = 256 * 10**6  # bytes written and read when a link must be known before anything was moved
 _RESERVE = 1 / 256  # of the limit: what plans leave free, because the memory outside them is never quite the same
+_UNPROVEN = 5  # reserves that are left free until something was swapped: the copies' own memory is not measured before
 _BAND = 8  # reserves by which the memory outside may shrink before a plan with moves is made again for it
 _ROOMY = 0.75  # of the limit: while all passes stay under it, new shapes are not measured
 
@@ -68,6 +69,7 @@ class PassPlanner:
         self.saved = 0  # bytes of the largest pass
         self.held_peak = 0
         self._warned = False
+        self._proven = False  # a pass that was measured has swapped
         self._roomy = False  # the last pass moved nothing and stayed far below the limit
         self._closely = False  # the next passes must be measured
         self._refused: LimitError | None = None
@@ -143,6 +145,7 @@ class PassPlanner:
             return  # it never ended, or nobody went backward: nothing to plan for
         if recorder.measure:
             self._above = max(0, recorder.worst - recorder.other[0])
+            self._proven |= finished.counters.out > 0
         self.last = finished
         self.saved = max(self.saved, recorder.movable)
         self._roomy = not finished.counters.out and (self.limit is None or recorder.peak <= _ROOMY * self.limit)
@@ -296,7 +299,7 @@ class PassPlanner:
                 )
             elif lowest > self.limit:
                 lowest = self.limit
-            limit = max(self.limit - self._margin - self.reserve, lowest)
+            limit = max(self.limit - self._margin - self.reserve * (1 if self._proven else _UNPROVEN), lowest)
             fits = plain_peak(trace) <= limit
         else:
             fits = max(trace.live, default=0) <= (self.fixed_budget or 0)

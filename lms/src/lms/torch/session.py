@@ -220,7 +220,7 @@ class Session:
             budget=plan.budget if plan is not None else self.options.budget,
             floor=(plan.floor or None) if plan is not None else None,
             peak=planner.peaks.most,
-            peak_where=planner.peaks.where,
+            peak_where=planner.peaks.where or None,
             saved=planner.saved,
             held_peak=max(planner.held_peak, counters.held_peak),
             largest=trace.largest if trace is not None else 0,
