@@ -435,3 +435,19 @@ def test_a_graph_that_is_never_dropped_does_not_make_later_steps_slower(lms: Mak
         early, late = sorted(costs[10:60])[25], sorted(costs[-50:])[25]
         assert late < 4 * early
         gradient(w, trunk)
+
+
+def test_what_the_caller_keeps_until_the_backward_is_planned_for_as_kept(lms: Make) -> None:
+    def step() -> Tensor:
+        x = torch.randn(64, requires_grad=True)
+        kept = x.exp()
+        loss = (kept * 2).tanh().sigmoid().sum()
+        loss.backward()
+        return kept
+
+    with lms(limit="20GB") as session:
+        step()
+        trace = session.trace
+    assert trace is not None
+    turn = next(at for at, access in enumerate(trace.accesses) if access.kind == "use")
+    assert [record.let_go for record in trace.records] == [turn, None, None]

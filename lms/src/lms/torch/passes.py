@@ -101,7 +101,9 @@ class Pass:
 
     def bring(self, record: LiveRecord) -> None:
         """The backward needs `record`: make it resident, whatever it takes."""
-        self._forward = False
+        if self._forward:
+            self._forward = False
+            self._note_lingering()
         self._drop_due()
         guide, position = self.guide, self.recorder.position
         foreseen = guide is not None and (record.index, position) in guide.on_demand
@@ -127,6 +129,14 @@ class Pass:
             self.mover.counters.since(self._before),
             time.perf_counter() - self._started,
         )
+
+    def _note_lingering(self) -> None:
+        """The forward is over. What others hold now they have held all along: it would have freed nothing to move it."""
+        recorder = self.recorder
+        if recorder.measure and not recorder.truncated:
+            for record in self.records:
+                if record.state is State.HERE and record.kept_by_others:
+                    recorder.let_go[record.index] = recorder.position
 
     def _step(self, kind: str, record: LiveRecord) -> None:
         position = self.recorder.position

@@ -263,9 +263,7 @@ class PassPlanner:
             gaps = [*(access.seconds for access in guide.trace.accesses), guide.trace.tail]
         trace = replace(
             trace,
-            accesses=tuple(
-                replace(access, seconds=gap) for access, gap in zip(trace.accesses, gaps, strict=False)
-            ),
+            accesses=tuple(replace(access, seconds=gap) for access, gap in zip(trace.accesses, gaps, strict=False)),
             tail=gaps[-1],
             records=tuple(
                 replace(new, module=old.module, let_go=new.let_go if new.let_go is not None else old.let_go)

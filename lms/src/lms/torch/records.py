@@ -12,7 +12,8 @@ import torch
 from lms.slots import Slot
 from lms.transfer import Copy
 
-# A tensor of torch.func (vmap, grad) wraps another and has no memory of its own. PyTorch has no public name for this.
+_use_count: Callable[[int], int] = torch._C._storage_Use_Count  # of a storage. PyTorch has no public name for this.
+# A tensor of torch.func (vmap, grad) wraps another and has no memory of its own. No public name either.
 _is_wrapper: Callable[[torch.Tensor], bool] = torch._C._functorch.is_functorch_wrapped_tensor
 
 
@@ -114,6 +115,15 @@ class LiveRecord:
     def clean(self) -> bool:
         """Whether the tier below holds the bytes, so that memory can be dropped without a copy."""
         return self.slot is not None and self.departure is None
+
+    @property
+    def kept_by_others(self) -> bool:
+        """Whether somebody beside LMS and autograd has the storage that the forward made."""
+        storage = self.origin() if self.origin is not None else None
+        if storage is None:
+            return False
+        # The views' aliases and the object `storage` count too.
+        return _use_count(storage._cdata) > len(self.views) + 1
 
     def storage(self) -> torch.UntypedStorage | None:
         """The storage that has the record's bytes on the device; None if there is none."""

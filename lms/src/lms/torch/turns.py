@@ -59,7 +59,9 @@ class Turns:
     def _forget(self) -> None:
         while self._waiting:
             record, (steps, backwards) = next(iter(self._waiting.items()))
-            forgotten = self._steps - steps >= OLD_STEPS if self._steps else self._backwards - backwards >= OLD_BACKWARDS
+            forgotten = (
+                self._steps - steps >= OLD_STEPS if self._steps else self._backwards - backwards >= OLD_BACKWARDS
+            )
             if not forgotten:
                 return
             del self._waiting[record]
