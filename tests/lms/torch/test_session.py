@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import gc
 import os
 import resource
@@ -17,8 +18,9 @@ from torch import Tensor, nn
 
 import lms as package
 from lms.errors import CorruptionError, LimitError, SpillError, UsageError
-from lms.tiers.device import CpuDevice, Peak
+from lms.tiers.device import CpuDevice, Device, Peak
 from lms.torch import page_pool
+from lms.torch import session as session_module
 from lms.torch.session import Session, disable, enable
 
 Make = Callable[..., Session]
@@ -209,10 +211,73 @@ def in_thread(action: Callable[[], object]) -> None:
     thread.join()
 
 
-def test_a_forward_on_another_thread_is_warned_of_once(lms: Make) -> None:
+def test_training_on_another_thread_is_warned_of_once(lms: Make) -> None:
     net = model()
-    with lms(net), pytest.warns(RuntimeWarning, match=r"a forward runs on thread 'another'.*thread that enabled"):
-        in_thread(lambda: loss_of(net))
+    optimizer = torch.optim.SGD(net.parameters(), 0.1)
+
+    def train() -> None:
+        for _ in range(3):
+            loss_of(net).backward()
+            optimizer.step()
+
+    with lms(net), pytest.warns(RuntimeWarning, match=r"an optimizer steps on thread 'another'.*enabled") as warned:
+        in_thread(train)
+    assert len(warned) == 1
+
+
+def test_forwards_that_all_run_on_another_thread_are_warned_of_at_the_first_step(lms: Make) -> None:
+    net = model()
+    optimizer = torch.optim.SGD(net.parameters(), 0.1)
+    losses: list[Tensor] = []
+    with lms(net), pytest.warns(RuntimeWarning, match=r"nothing was saved .*thread that enabled") as warned:
+        for _ in range(3):
+            in_thread(lambda: losses.append(loss_of(net)))
+            losses.pop().backward()
+            optimizer.step()
+    assert len(warned) == 1
+
+
+def test_evaluation_on_another_thread_is_nobody_s_business(lms: Make) -> None:
+    net = model()
+    optimizer = torch.optim.SGD(net.parameters(), 0.1)
+    with warnings.catch_warnings(), lms(net):
+        warnings.simplefilter("error")
+        loss_of(net).backward()
+        with torch.no_grad():
+            in_thread(lambda: loss_of(net))
+        optimizer.step()
+
+
+def test_one_of_two_threads_opens_a_session(lms: Make, monkeypatch: pytest.MonkeyPatch) -> None:
+    both = threading.Barrier(2)
+    made = session_module.device_for
+
+    def device_for(device: torch.device) -> Device:
+        with contextlib.suppress(threading.BrokenBarrierError):
+            both.wait(timeout=0.5)  # the other one is on its way, if it ever gets so far
+        return made(device)
+
+    monkeypatch.setattr(session_module, "device_for", device_for)
+    ends: list[object] = []
+
+    def attempt() -> None:
+        try:
+            with lms() as session:
+                ends.append(session)
+                over.wait(timeout=10)
+        except UsageError as error:
+            ends.append(error)
+            over.set()
+
+    over = threading.Event()
+    threads = [threading.Thread(target=attempt) for _ in range(2)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert sorted(type(end).__name__ for end in ends) == ["Session", "UsageError"]
+    with lms():
+        pass
 
 
 def test_a_backward_on_another_thread_is_warned_of_and_right(lms: Make) -> None:

@@ -24,7 +24,7 @@ from lms.stats import Stats
 from lms.timeline import Timeline
 from lms.torch.backend import device_for, make_engine, supported
 from lms.torch.guide import Guide, Key
-from lms.torch.modules import ModuleStack
+from lms.torch.modules import ModuleNames
 from lms.torch.planner import PassPlanner
 from lms.torch.recorder import Recorder
 from lms.torch.swapper import SavedTensorSwapper
@@ -34,6 +34,7 @@ from lms.units import format_size
 T = TypeVar("T")
 
 _open: Session | None = None  # hooks are one per thread and the device is one per process, so sessions do not nest
+_claiming = threading.Lock()  # held to look at `_open` and take its place
 
 
 class Session:
@@ -109,11 +110,22 @@ class Session:
     def open(self) -> Session:
         """Switch LMS on, on this thread."""
         global _open
-        if _open is not None:
-            raise UsageError("a session is open already, and sessions do not nest: close it first (lms.disable())")
-        if self._opened:
-            raise UsageError("this session was closed: make a new one")
-        self._opened = True
+        with _claiming:
+            if _open is not None:
+                raise UsageError("a session is open already, and sessions do not nest: close it first (lms.disable())")
+            if self._opened:
+                raise UsageError("this session was closed: make a new one")
+            self._opened = True
+            _open = self
+        try:
+            self._acquire()
+        except BaseException:
+            _open = None
+            raise
+        self._is_open = True
+        return self
+
+    def _acquire(self) -> None:
         self._thread = threading.get_ident()
         self.device = device_for(self._torch_device)
         options = self.options
@@ -129,15 +141,11 @@ class Session:
             self.device.release()
             self.engine.close()
             raise
-        self._is_open = True
-        _open = self
-        return self
 
     def _switch_on(self) -> None:
         options = self.options
         if (warning := self.device.prepare(self.limit)) is not None:
             warnings.warn(warning, RuntimeWarning, stacklevel=4)
-        self._modules = ModuleStack(self._models)
         self._planner = PassPlanner(
             self.device,
             self.engine,
@@ -154,7 +162,7 @@ class Session:
             budget=self._planner.budget,
             choose=self._choose,
             recorder=self._recorder,
-            module=self._modules.name,
+            module=ModuleNames(self._models).running,
         )
         for model in self._models:
             for tensor in (*model.parameters(), *model.buffers()):
@@ -165,13 +173,15 @@ class Session:
         self._step_times: list[float] = []
         self._stepped: float | None = None
         self._first_optimizer: int | None = None
+        self._warned = False
+        # Inside a compiled region Dynamo would compile our own code too, and write into what autograd saves.
+        after_step = torch.compiler.disable(self._after_step)
         if self._optimizers:
-            self._step_hooks = [o.register_step_post_hook(self._after_step) for o in self._optimizers]
+            self._step_hooks = [o.register_step_post_hook(after_step) for o in self._optimizers]
         else:
-            self._step_hooks = [register_optimizer_step_post_hook(self._after_step)]
-        self._hooks = saved_tensors_hooks(self._pack, self._unpack)
+            self._step_hooks = [register_optimizer_step_post_hook(after_step)]
+        self._hooks = saved_tensors_hooks(torch.compiler.disable(self._pack), torch.compiler.disable(self._unpack))
         self._hooks.__enter__()
-        self._modules.watch()
 
     def close(self) -> None:
         """Switch LMS off. What is still saved can be used; its memory is given back when the last of it is freed."""
@@ -183,7 +193,6 @@ class Session:
         self._is_open = False
         if _open is self:
             _open = None
-        self._modules.stop()
         self._hooks.__exit__(None, None, None)
         for hook in self._step_hooks:
             hook.remove()
@@ -313,14 +322,28 @@ class Session:
     def _unpack(self, packed: object) -> torch.Tensor:
         # A GPU's backward runs on threads of autograd's own; only a thread that Python started was somebody's choice.
         if threading.get_ident() != self._thread and not isinstance(threading.current_thread(), threading._DummyThread):
-            self._modules.warn_of_thread("a backward")
+            self._warn_of_thread("a backward runs")
         return self._swapper.unpack(packed)  # type: ignore[arg-type]
+
+    def _warn_of_thread(self, what: str) -> None:
+        """Say once that saved-tensor hooks belong to a thread."""
+        if not self._warned:
+            self._warned = True
+            warnings.warn(
+                f"{what} on thread {threading.current_thread().name!r}, but LMS acts on the thread that enabled it "
+                "(saved-tensor hooks are thread-local), so what is saved elsewhere stays: enable LMS on the thread "
+                "that trains",
+                RuntimeWarning,
+                stacklevel=4,
+            )
 
     def _after_step(self, optimizer: Optimizer, _args: object, _kwargs: object) -> None:
         if self._first_optimizer is None:
             self._first_optimizer = id(optimizer)
         if id(optimizer) != self._first_optimizer:
             return
+        if threading.get_ident() != self._thread:
+            self._warn_of_thread("an optimizer steps")
         now = time.perf_counter()
         if self._stepped is not None:
             self._step_times.append(now - self._stepped)
@@ -348,10 +371,11 @@ def disable() -> None:
 
 def _after_fork() -> None:
     # The copying threads stayed in the parent: a DataLoader's worker must neither swap nor wait for them.
-    global _open
-    if _open is not None:
+    global _open, _claiming
+    if _open is not None and _open._is_open:  # else another thread of the parent was about to open it
         _open._swapper.active = False
-        _open = None
+    _open = None
+    _claiming = threading.Lock()  # the thread that may have held it stayed in the parent
 
 
 os.register_at_fork(after_in_child=_after_fork)

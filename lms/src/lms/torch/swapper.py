@@ -58,7 +58,7 @@ class SavedTensorSwapper:
         self._when_idle: Callable[[], None] | None = None  # called when no record is live any more
         self._lock = threading.Lock()
         self._ended = Ended()
-        self._ended.drain = self._drain_if_free
+        self._ended.drain = torch.compiler.disable(self._drain_if_free)  # as the hooks: see the session
         self._pass: Pass | None = None
         self._stream: Stream | None = None  # the one that computed when the pass began
         self._warned = False
