@@ -23,10 +23,12 @@ from lms.ranks import sharing
 from lms.stats import Stats
 from lms.timeline import Timeline
 from lms.torch.backend import device_for, make_engine, supported
+from lms.torch.dtensor import local_part
 from lms.torch.guide import Guide, Key
 from lms.torch.modules import ModuleNames
 from lms.torch.planner import PassPlanner
 from lms.torch.recorder import Recorder
+from lms.torch.records import movable
 from lms.torch.swapper import SavedTensorSwapper
 from lms.trace import Trace
 from lms.units import format_size
@@ -145,7 +147,7 @@ class Session:
     def _switch_on(self) -> None:
         options = self.options
         if (warning := self.device.prepare(self.limit)) is not None:
-            warnings.warn(warning, RuntimeWarning, stacklevel=4)
+            warnings.warn(warning, RuntimeWarning, stacklevel=5)
         self._planner = PassPlanner(
             self.device,
             self.engine,
@@ -166,8 +168,9 @@ class Session:
         )
         for model in self._models:
             for tensor in (*model.parameters(), *model.buffers()):
-                if tensor.layout is torch.strided and type(tensor) in (torch.Tensor, torch.nn.Parameter):
-                    self._swapper.stays(tensor.untyped_storage())
+                local = tensor if type(tensor) in (torch.Tensor, torch.nn.Parameter) else local_part(tensor)
+                if local is not None and movable(local, local.device):
+                    self._swapper.stays(local.untyped_storage())
         self.device.reset_peak()
         self._steps = 0
         self._step_times: list[float] = []
@@ -221,6 +224,7 @@ class Session:
             floor=(plan.floor or None) if plan is not None else None,
             peak=max(planner.peak, self.device.peak().held if self._is_open else self._final_peak),
             saved=trace.saved if trace is not None else 0,
+            recorded=self._swapper.recorded,
             held_peak=max(planner.held_peak, counters.held_peak),
             largest=trace.largest if trace is not None else 0,
             swapped_out=counters.out,
@@ -235,6 +239,7 @@ class Session:
             predicted_step_time=plan.forecast.seconds if plan is not None else None,
             step_time=statistics.median(self._step_times) if self._step_times else None,
             hook_time=counters.hook,
+            **{f"kept_{reason}": nbytes for reason, nbytes in self._swapper.kept.items()},  # type: ignore[arg-type]
         )
         if last is not None:
             stats.last_out, stats.last_in = last.counters.out, last.counters.back
@@ -344,6 +349,8 @@ class Session:
             return
         if threading.get_ident() != self._thread:
             self._warn_of_thread("an optimizer steps")
+        elif not self._steps and not self._swapper.recorded and not any(self._swapper.kept.values()):
+            self._warn_of_thread("nothing was saved for a backward, and an optimizer steps")
         now = time.perf_counter()
         if self._stepped is not None:
             self._step_times.append(now - self._stepped)

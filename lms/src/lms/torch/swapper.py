@@ -11,15 +11,24 @@ from collections.abc import Callable
 
 import torch
 
+from lms.errors import LMSError
+from lms.torch.dtensor import DTensorView, local_part
 from lms.torch.engine import Engine
 from lms.torch.guide import Guide, Key
 from lms.torch.mover import Mover
 from lms.torch.passes import Finished, Pass
 from lms.torch.recorder import Recorder
-from lms.torch.records import Ended, Handle, Kept, LiveRecord, State, View, movable
+from lms.torch.records import Ended, Handle, Kept, LiveRecord, State, View, movable, nbytes_of
 from lms.torch.streams import Stream
 
 LANES = "lms-"  # how the names of the copying threads begin
+REASONS = ("parameters", "small", "owned", "types", "device", "stream", "capture")  # why saved bytes stay: lms.stats
+_WARNINGS = {
+    "stream": "a tensor was saved on another CUDA stream than the one on which its pass began: LMS swaps what that one "
+    "saves, and the rest stays on the device",
+    "capture": "a CUDA graph is captured: what is saved meanwhile stays on the device, because a replay of the graph "
+    "uses the same addresses and calls no hooks",
+}
 
 
 class SavedTensorSwapper:
@@ -48,6 +57,8 @@ class SavedTensorSwapper:
         self.mover = Mover(engine, device)
         self.counters = self.mover.counters
         self.live = 0  # records that autograd holds a handle on
+        self.recorded = 0  # bytes of all records but those that count as `owned`
+        self.kept = dict.fromkeys(REASONS, 0)  # bytes that were saved and stay, each time that they are saved
         self.active = True
         self.finished: deque[Finished] = deque(maxlen=8)
         self._write_ahead = write_ahead
@@ -61,8 +72,8 @@ class SavedTensorSwapper:
         self._ended.drain = torch.compiler.disable(self._drain_if_free)  # as the hooks: see the session
         self._pass: Pass | None = None
         self._stream: Stream | None = None  # the one that computed when the pass began
-        self._warned = False
-        self._by_key: dict[tuple[int, int], LiveRecord] = {}
+        self._warned: set[str] = set()
+        self._by_key: dict[tuple[int, ...], LiveRecord] = {}
         self._stays: dict[int, weakref.ref[torch.UntypedStorage]] = {}  # parameters and buffers
 
     @property
@@ -75,17 +86,23 @@ class SavedTensorSwapper:
     def pack(self, tensor: torch.Tensor) -> Handle | Kept:
         """What autograd is to keep instead of `tensor`."""
         began = time.thread_time()
-        storage = self._movable_storage(tensor) if self.active else None
-        if storage is None:
-            kept = Kept(tensor)
+        if not self.active:
+            return Kept(tensor)
+        kind = type(tensor)
+        local = tensor if kind is torch.Tensor or kind is torch.nn.Parameter else local_part(tensor)
+        storage = "types" if local is None else self._movable_storage(tensor, local)
+        if isinstance(storage, str):
+            kept = self._keep(tensor, storage)
             self.counters.hook += time.thread_time() - began
             return kept
+        assert local is not None
         with self._lock:
-            packed = self._pack(tensor, storage)
+            packed = self._pack(tensor, local, storage)
             self.counters.hook += time.thread_time() - began
         self._drain_if_free()
-        if isinstance(packed, Kept):
-            self._warn_of_stream()
+        if isinstance(packed, str):
+            self._warn_once(packed)
+            return self._keep(tensor, packed)
         return packed
 
     def unpack(self, packed: Handle | Kept) -> torch.Tensor:
@@ -93,6 +110,11 @@ class SavedTensorSwapper:
         if isinstance(packed, Kept):
             packed.check()
             return packed.alias
+        if self.mover.engine.capturing():
+            raise LMSError(
+                "a tensor that was saved before a CUDA graph's capture began is used inside it, and LMS may have "
+                "swapped it: capture the forward together with its backward, or close the session around the capture"
+            )
         began = time.thread_time()
         packed.view.check()
         with self._lock:
@@ -119,32 +141,41 @@ class SavedTensorSwapper:
         if idle:
             then()
 
-    def _warn_of_stream(self) -> None:
-        """Say once that a pass has one stream."""
-        if not self._warned:
-            self._warned = True
-            warnings.warn(
-                "a tensor was saved on another CUDA stream than the one on which its pass began: LMS swaps what that "
-                "one saves, and the rest stays on the device",
-                RuntimeWarning,
-                stacklevel=4,
-            )
+    def _keep(self, tensor: torch.Tensor, reason: str) -> Kept:
+        self.kept[reason] += nbytes_of(tensor)
+        return Kept(tensor)
+
+    def _warn_once(self, reason: str) -> None:
+        """Say once, for each of these reasons, what stays."""
+        if reason not in self._warned:
+            self._warned.add(reason)
+            warnings.warn(_WARNINGS[reason], RuntimeWarning, stacklevel=4)
 
     # Inside the lock
 
-    def _pack(self, tensor: torch.Tensor, storage: torch.UntypedStorage) -> Handle | Kept:
+    def _pack(self, tensor: torch.Tensor, local: torch.Tensor, storage: torch.UntypedStorage) -> Handle | str:
+        """A handle, or why the tensor stays."""
+        if self.mover.engine.capturing():
+            return "capture"  # the graph's kernels will run again with these addresses, and without our hooks
         self._drain()
         self.mover.settle()
         if self._pass is not None and self.mover.engine.stream() != self._stream:
             # Copies are ordered behind the pass's stream. What another one does with the memory, nobody waits for.
-            return Kept(tensor)
+            return "stream"
         run = self._pass or self._begin(storage.nbytes())
         run.recorder.enter()
-        key = (storage._cdata, tensor._version)
+        key: tuple[int, ...] = (storage._cdata, local._version)
+        root: torch.Tensor | None = None
+        if local is not tensor:
+            # In-place operations on a DTensor count in the version that it shares with its views, and not in its local
+            # tensor's. Another DTensor over the same storage has a version of its own, so it has a record of its own.
+            root = tensor._base if tensor._base is not None else tensor
+            key = (*key, id(root), tensor._version)
         record = self._by_key.get(key)
-        if record is None or record.origin is None or record.origin() is not storage:
-            record = self._new(run, key, tensor, storage)
-        view = View(tensor)
+        if record is None or not record.holds(storage, root):
+            record = self._new(run, key, local, storage)
+            record.root = weakref.ref(root) if root is not None else None
+        view = View(local) if local is tensor else DTensorView(tensor, local)
         record.views.append(view)
         if record.state in (State.OUT, State.COMING, State.BACK):
             view.vacate()
@@ -164,7 +195,7 @@ class SavedTensorSwapper:
         if record.flat is not None:
             view.fill(record.flat)
         # A tensor of its own: the record may leave, and empty the alias, while the operation still works on this one.
-        tensor = view.alias.detach()
+        tensor = view.wrap(view.alias.detach())
         run.use(record)
         run.recorder.leave(self.mover.held, self.mover.present)
         return tensor
@@ -182,15 +213,17 @@ class SavedTensorSwapper:
         )
         return self._pass
 
-    def _movable_storage(self, tensor: torch.Tensor) -> torch.UntypedStorage | None:
-        """The tensor's storage, unless it has to stay."""
-        if not movable(tensor, self.device):
-            return None
+    def _movable_storage(self, tensor: torch.Tensor, local: torch.Tensor) -> torch.UntypedStorage | str:
+        """The storage of `local`, which holds the tensor's bytes; or why it has to stay."""
+        if not movable(local, self.device):
+            return "types" if local.device == self.device else "device"
         try:
-            storage = tensor.untyped_storage()
+            storage = local.untyped_storage()
         except (NotImplementedError, RuntimeError):
-            return None  # a wrapper without memory of its own
-        return None if storage.nbytes() < self.min_size or self._must_stay(tensor, storage) else storage
+            return "types"  # a wrapper without memory of its own
+        if storage.nbytes() < self.min_size:
+            return "small"
+        return "parameters" if self._must_stay(tensor, storage) else storage
 
     def _must_stay(self, tensor: torch.Tensor, storage: torch.UntypedStorage) -> bool:
         known = self._stays.get(storage._cdata)
@@ -202,7 +235,7 @@ class SavedTensorSwapper:
             return True
         return False
 
-    def _new(self, run: Pass, key: tuple[int, int], tensor: torch.Tensor, storage: torch.UntypedStorage) -> LiveRecord:
+    def _new(self, run: Pass, key: tuple[int, ...], tensor: torch.Tensor, storage: torch.UntypedStorage) -> LiveRecord:
         index = len(run.records)
         record = LiveRecord(index, key, storage)
         recorder = run.recorder
@@ -220,7 +253,10 @@ class SavedTensorSwapper:
         self.live += 1
         dtype = str(tensor.dtype).removeprefix("torch.")
         run.add(record, (self._module(), dtype, tuple(tensor.shape)))
-        if not record.pinned:
+        if record.pinned:
+            self.kept["owned"] += record.nbytes
+        else:
+            self.recorded += record.nbytes
             self.mover.count_present(storage)
         return record
 
@@ -230,6 +266,8 @@ class SavedTensorSwapper:
         """Deal with the handles that ended, unless somebody holds the lock: then they will."""
         if threading.current_thread().name.startswith(LANES):
             return  # the collector ran on a thread that copies; what it would wait for, only that thread can do
+        if self._ended.queue and self.mover.engine.capturing():
+            return  # events must not be asked for while a CUDA graph is captured; the next access deals with them
         while self._ended.queue and self._lock.acquire(blocking=False):
             began = time.thread_time()
             try:
