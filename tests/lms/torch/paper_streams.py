@@ -159,8 +159,10 @@ class PaperStreams:
     def capture(self) -> Iterator[None]:
         """As a CUDA graph's capture: nothing may be asked of events or copied meanwhile."""
         self._captured = True
-        yield
-        self._captured = False
+        try:
+            yield
+        finally:
+            self._captured = False
 
     def _allowed(self) -> None:
         assert not self._captured, "operation not permitted when stream is capturing"

@@ -12,7 +12,6 @@ from types import TracebackType
 from typing import TypeVar
 
 import torch
-from torch.autograd.graph import saved_tensors_hooks
 from torch.optim.optimizer import Optimizer, register_optimizer_step_post_hook
 
 from lms.errors import UsageError
@@ -25,6 +24,7 @@ from lms.timeline import Timeline
 from lms.torch.backend import device_for, make_engine, supported
 from lms.torch.dtensor import local_part
 from lms.torch.guide import Guide, Key
+from lms.torch.hooks import SavedTensorHooks
 from lms.torch.modules import ModuleNames
 from lms.torch.planner import PassPlanner
 from lms.torch.recorder import Recorder
@@ -177,14 +177,13 @@ class Session:
         self._stepped: float | None = None
         self._first_optimizer: int | None = None
         self._warned = False
-        # Inside a compiled region Dynamo would compile our own code too, and write into what autograd saves.
-        after_step = torch.compiler.disable(self._after_step)
+        self._hooks = SavedTensorHooks(self._pack, self._unpack)
+        self._hooks.set()
+        after_step = torch.compiler.disable(self._after_step)  # as the hooks
         if self._optimizers:
             self._step_hooks = [o.register_step_post_hook(after_step) for o in self._optimizers]
         else:
             self._step_hooks = [register_optimizer_step_post_hook(after_step)]
-        self._hooks = saved_tensors_hooks(torch.compiler.disable(self._pack), torch.compiler.disable(self._unpack))
-        self._hooks.__enter__()
 
     def close(self) -> None:
         """Switch LMS off. What is still saved can be used; its memory is given back when the last of it is freed."""
@@ -196,7 +195,7 @@ class Session:
         self._is_open = False
         if _open is self:
             _open = None
-        self._hooks.__exit__(None, None, None)
+        self._hooks.remove()
         for hook in self._step_hooks:
             hook.remove()
         self._final_peak = self.device.peak().held
