@@ -129,3 +129,17 @@ def test_a_compiled_optimizer_steps_are_counted(lms: Make) -> None:
             step()
     assert session.stats()["steps"] == 4
     assert session.stats()["step_time"] > 0
+
+
+@pytest.mark.parametrize("way", WAYS)
+def test_what_a_compiled_backward_works_on_is_nobody_else_s(way: Compile, lms: Make) -> None:
+    """It lets go of what autograd saved before it works on it; what the script keeps through the backward is its own."""
+    call = way(net(), "aot_eager")
+    with lms(budget=1 << 40) as session:
+        for _ in range(3):
+            x = torch.tanh(torch.randn(32, 8, requires_grad=True))  # saved by both operations, and kept by this name
+            call(x).square().mean().backward()
+            assert session.trace is not None
+            pinned = [record.nbytes for record in session.trace.records if record.pinned]
+            assert pinned == [x.nbytes]
+            assert session.trace.saved > 5 * x.nbytes

@@ -103,6 +103,9 @@ def record(target: Target, options: Options) -> tuple[int, Trace | None, Link | 
 def _why_no_step(session: Session) -> str:
     if session.passes:
         return "no pass with a backward was complete and could be planned for"
+    stayed = Stats(**session.stats()).stayed()  # type: ignore[arg-type]  # the keys of the dict are the fields
+    if stayed:
+        return f"{stayed[0]}, and nothing else on the main thread"
     return (
         "nothing of min-size or more was saved for a backward pass on the main thread, so there was nothing to swap "
         "(it does not train, trains on another device or thread, or stops before the end of its first backward)"
@@ -129,7 +132,10 @@ class _Stop:
             hook.remove()
 
     def _check(self, *_: object) -> None:
-        if self._session.passes >= PASSES:
+        import torch
+
+        # What Dynamo traces must not end up in the compiled module.
+        if not torch.compiler.is_compiling() and self._session.passes >= PASSES:
             raise _Enough
 
 

@@ -89,6 +89,7 @@ class LiveRecord:
         "arrival",
         "departure",
         "flat",
+        "handed",
         "held",
         "index",
         "key",
@@ -115,6 +116,7 @@ class LiveRecord:
         self.departure: Copy | None = None
         self.arrival: Copy | None = None
         self.flat: torch.Tensor | None = None  # its bytes in a storage that LMS made
+        self.handed: weakref.ref[torch.Tensor] | None = None  # the tensor that its last use was given
 
     def holds(self, storage: torch.UntypedStorage, root: torch.Tensor | None) -> bool:
         """Whether the record is of this very storage, saved through this very DTensor if it was through one."""

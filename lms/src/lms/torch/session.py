@@ -313,6 +313,7 @@ class Session:
         self._tell()
 
     def _note(self) -> None:
+        self._swapper.judge()
         while self._swapper.finished:
             self._planner.note(self._swapper.finished.popleft())
 
@@ -342,6 +343,7 @@ class Session:
             )
 
     def _after_step(self, optimizer: Optimizer, _args: object, _kwargs: object) -> None:
+        self._swapper.judge()  # while the script still has what it had during the backward
         if self._first_optimizer is None:
             self._first_optimizer = id(optimizer)
         if id(optimizer) != self._first_optimizer:

@@ -73,6 +73,7 @@ class SavedTensorSwapper:
         self._pass: Pass | None = None
         self._stream: Stream | None = None  # the one that computed when the pass began
         self._warned: set[str] = set()
+        self._unjudged: deque[tuple[Recorder, LiveRecord]] = deque()  # died, and may be kept by somebody else
         self._by_key: dict[tuple[int, ...], LiveRecord] = {}
         self._stays: dict[int, weakref.ref[torch.UntypedStorage]] = {}  # parameters and buffers
 
@@ -145,6 +146,17 @@ class SavedTensorSwapper:
         self.kept[reason] += nbytes_of(tensor)
         return Kept(tensor)
 
+    def judge(self) -> None:
+        """Find out which of the storages whose records have died are somebody else's."""
+        while self._unjudged:
+            recorder, record = self._unjudged.popleft()
+            storage = record.origin() if record.origin is not None else None
+            at_work = record.handed is not None and record.handed() is not None
+            recorder.pinned[record.index] = storage is not None and not at_work
+            if storage is not None and not at_work:
+                self.mover.uncount(storage)
+            del storage
+
     def _warn_once(self, reason: str) -> None:
         """Say once, for each of these reasons, what stays."""
         if reason not in self._warned:
@@ -196,6 +208,7 @@ class SavedTensorSwapper:
             view.fill(record.flat)
         # A tensor of its own: the record may leave, and empty the alias, while the operation still works on this one.
         tensor = view.wrap(view.alias.detach())
+        record.handed = weakref.ref(tensor)
         run.use(record)
         run.recorder.leave(self.mover.held, self.mover.present)
         return tensor
@@ -296,11 +309,9 @@ class SavedTensorSwapper:
         self.mover.free(record)
         if not copying and record.origin is not None:
             # LMS and autograd have let go of it: if it is still there, somebody else keeps it.
-            storage = record.origin()
-            recorder.pinned[record.index] = storage is not None
-            if storage is not None:
-                self.mover.uncount(storage)
-                del storage
+            self._unjudged.append((recorder, record))
+            if record.handed is None or record.handed() is None:
+                self.judge()  # else the backward has: compiled code lets go of what autograd saved before it works on it
         self.live -= 1
         if self.live == 0:
             self._pass = None
