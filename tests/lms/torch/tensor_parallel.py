@@ -1,4 +1,4 @@
-"""One rank of a training with tensor and sequence parallelism, plain and under LMS: `tensor_parallel.py BACKEND [STORE RANK]`.
+"""One rank of a training with tensor parallelism, plain and under LMS: `tensor_parallel.py BACKEND [STORE RANK]`.
 
 Prints one line of JSON: whether all bits agree, and what LMS counted. Two ranks meet at STORE, or as a launcher says.
 """

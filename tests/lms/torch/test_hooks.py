@@ -60,9 +60,7 @@ def test_function_transforms_run_in_a_training(
     same_as_plain(build)
 
 
-def test_a_training_through_a_gradient_is_that_of_plain(
-    same_as_plain: Callable[..., list], models: ModuleType
-) -> None:
+def test_a_training_through_a_gradient_is_that_of_plain(same_as_plain: Callable[..., list], models: ModuleType) -> None:
     """As in meta-learning: the outer backward goes through what an inner `grad` computed."""
 
     def build() -> Step:

@@ -229,11 +229,15 @@ def test_forwards_that_all_run_on_another_thread_are_warned_of_at_the_first_step
     net = model()
     optimizer = torch.optim.SGD(net.parameters(), 0.1)
     losses: list[Tensor] = []
-    with lms(net), pytest.warns(RuntimeWarning, match=r"nothing was saved .*thread that enabled") as warned:
+
+    def train() -> None:
         for _ in range(3):
             in_thread(lambda: losses.append(loss_of(net)))
             losses.pop().backward()
             optimizer.step()
+
+    with lms(net), pytest.warns(RuntimeWarning, match=r"nothing was saved .*thread that enabled") as warned:
+        train()
     assert len(warned) == 1
 
 

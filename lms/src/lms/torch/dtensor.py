@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import sys
-from typing import cast
+from typing import TYPE_CHECKING, cast
 
 import torch
 
 from lms.torch.records import View, check_version
+
+if TYPE_CHECKING:
+    from torch.distributed.tensor import DTensor
 
 
 def local_part(tensor: torch.Tensor) -> torch.Tensor | None:
@@ -19,7 +22,7 @@ def local_part(tensor: torch.Tensor) -> torch.Tensor | None:
     module = sys.modules.get("torch.distributed.tensor")
     if module is None or type(tensor) is not module.DTensor:
         return None
-    return cast(torch.Tensor, tensor._local_tensor)
+    return cast("DTensor", tensor)._local_tensor
 
 
 class DTensorView(View):
@@ -33,8 +36,8 @@ class DTensorView(View):
 
     def __init__(self, tensor: torch.Tensor, local: torch.Tensor) -> None:
         super().__init__(local)
-        self.whole = tensor.detach()  # shares the version counter
-        self.whole._local_tensor = self.alias  # and no storage that could not be taken away
+        self.whole = cast("DTensor", tensor.detach())  # shares the version counter
+        self.whole._local_tensor = local.new_empty(0)  # and no storage: that is the alias's
         self.whole_version = tensor._version
 
     @property

@@ -238,7 +238,7 @@ class Session:
             predicted_step_time=plan.forecast.seconds if plan is not None else None,
             step_time=statistics.median(self._step_times) if self._step_times else None,
             hook_time=counters.hook,
-            **{f"kept_{reason}": nbytes for reason, nbytes in self._swapper.kept.items()},  # type: ignore[arg-type]
+            **{f"kept_{reason}": nbytes for reason, nbytes in self._swapper.kept.items()},
         )
         if last is not None:
             stats.last_out, stats.last_in = last.counters.out, last.counters.back

@@ -311,7 +311,7 @@ class SavedTensorSwapper:
             # LMS and autograd have let go of it: if it is still there, somebody else keeps it.
             self._unjudged.append((recorder, record))
             if record.handed is None or record.handed() is None:
-                self.judge()  # else the backward has: compiled code lets go of what autograd saved before it works on it
+                self.judge()  # else the backward does: compiled code lets go of what was saved before it works on it
         self.live -= 1
         if self.live == 0:
             self._pass = None
