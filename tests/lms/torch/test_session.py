@@ -295,6 +295,32 @@ def test_a_backward_on_another_thread_is_warned_of_and_right(lms: Make) -> None:
     assert identical(ours, theirs)
 
 
+# What stays
+
+
+def test_bytes_that_stay_are_counted_by_reason(lms: Make) -> None:
+    class Named(Tensor):
+        pass
+
+    w = torch.randn(64, 64, requires_grad=True)
+    batch = torch.randn(64, 64) * 1.0
+    named = torch.randn(64, 64).as_subclass(Named)
+    with lms(min_size=1000) as session:
+        for _ in range(3):
+            y = torch.tanh(w @ (w * batch))  # saves w and batch, which stay, a product and y
+            loss = (y * named).as_subclass(Tensor).sum() + (y[0, 0] * w[:2, :2].exp()).sum()
+            del y
+            loss.backward()
+        stats = session.stats()
+    whole = 64 * 64 * 4
+    assert stats["recorded"] == (3 * 2 + 1) * whole, "two in each pass, and batch until its end showed whose it is"
+    assert stats["kept_parameters"] == 3 * whole
+    assert stats["kept_owned"] == 2 * whole
+    assert stats["kept_types"] == 3 * whole
+    assert stats["kept_small"] >= 3 * 2 * 2 * 4
+    assert stats["kept_stream"] == stats["kept_capture"] == stats["kept_device"] == 0
+
+
 # Limits
 
 
