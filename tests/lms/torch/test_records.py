@@ -215,8 +215,8 @@ class Silent(torch.Tensor):
         (lambda: torch.quantize_per_tensor(torch.ones(3), 0.1, 0, torch.qint8), 3),
     ],
     ids=[
-        "plain", "view", "parameter", "sparse", "csr", "csc", "subclass", "wrapper", "wrapper of sparse", "silent", "meta",
-        "jagged", "quantised",
+        "plain", "view", "parameter", "sparse", "csr", "csc", "subclass", "wrapper", "wrapper of sparse", "silent",
+        "meta", "jagged", "quantised",
     ],
 )  # fmt: skip
 @pytest.mark.filterwarnings("ignore::UserWarning")

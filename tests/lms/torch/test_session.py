@@ -225,7 +225,7 @@ def test_training_on_another_thread_is_warned_of_once(lms: Make) -> None:
     assert len(warned) == 1
 
 
-def test_forwards_that_all_run_on_another_thread_are_warned_of_at_the_first_step(lms: Make) -> None:
+def test_forwards_that_all_run_on_another_thread_are_warned_of_at_the_second_step(lms: Make) -> None:
     net = model()
     optimizer = torch.optim.SGD(net.parameters(), 0.1)
     losses: list[Tensor] = []

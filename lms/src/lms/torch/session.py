@@ -327,7 +327,7 @@ class Session:
     def _unpack(self, packed: object) -> torch.Tensor:
         # A GPU's backward runs on threads of autograd's own; only a thread that Python started was somebody's choice.
         if threading.get_ident() != self._thread and not isinstance(threading.current_thread(), threading._DummyThread):
-            self._warn_of_thread("a backward runs")
+            self._warn_of_thread(f"a backward runs on thread {threading.current_thread().name!r}")
         return self._swapper.unpack(packed)  # type: ignore[arg-type]
 
     def _warn_of_thread(self, what: str) -> None:
@@ -335,9 +335,8 @@ class Session:
         if not self._warned:
             self._warned = True
             warnings.warn(
-                f"{what} on thread {threading.current_thread().name!r}, but LMS acts on the thread that enabled it "
-                "(saved-tensor hooks are thread-local), so what is saved elsewhere stays: enable LMS on the thread "
-                "that trains",
+                f"{what}: LMS acts on the thread that enabled it, because saved-tensor hooks are thread-local, and "
+                "what is saved elsewhere stays. Enable LMS on the thread that runs the forward",
                 RuntimeWarning,
                 stacklevel=4,
             )
@@ -349,9 +348,10 @@ class Session:
         if id(optimizer) != self._first_optimizer:
             return
         if threading.get_ident() != self._thread:
-            self._warn_of_thread("an optimizer steps")
-        elif not self._steps and not self._swapper.recorded and not any(self._swapper.kept.values()):
-            self._warn_of_thread("nothing was saved for a backward, and an optimizer steps")
+            self._warn_of_thread(f"an optimizer steps on thread {threading.current_thread().name!r}")
+        elif self._steps == 1 and not self._swapper.recorded and not any(self._swapper.kept.values()):
+            # The first step may be one without a training, to make the optimizer's state.
+            self._warn_of_thread("an optimizer steps again, and nothing was saved for a backward on this thread")
         now = time.perf_counter()
         if self._stepped is not None:
             self._step_times.append(now - self._stepped)

@@ -147,15 +147,16 @@ class SavedTensorSwapper:
         return Kept(tensor)
 
     def judge(self) -> None:
-        """Find out which of the storages whose records have died are somebody else's."""
+        """Find out which storages are somebody else's, of those that a backward worked on when their records died."""
         while self._unjudged:
-            recorder, record = self._unjudged.popleft()
-            storage = record.origin() if record.origin is not None else None
-            at_work = record.handed is not None and record.handed() is not None
-            recorder.pinned[record.index] = storage is not None and not at_work
-            if storage is not None and not at_work:
-                self.mover.uncount(storage)
-            del storage
+            self._judge(*self._unjudged.popleft())
+
+    def _judge(self, recorder: Recorder, record: LiveRecord) -> None:
+        storage = record.origin() if record.origin is not None else None
+        at_work = record.handed is not None and record.handed() is not None
+        recorder.pinned[record.index] = storage is not None and not at_work
+        if storage is not None and not at_work:
+            self.mover.uncount(storage)
 
     def _warn_once(self, reason: str) -> None:
         """Say once, for each of these reasons, what stays."""
@@ -207,11 +208,11 @@ class SavedTensorSwapper:
         if record.flat is not None:
             view.fill(record.flat)
         # A tensor of its own: the record may leave, and empty the alias, while the operation still works on this one.
-        tensor = view.wrap(view.alias.detach())
+        tensor = view.alias.detach()
         record.handed = weakref.ref(tensor)
         run.use(record)
         run.recorder.leave(self.mover.held, self.mover.present)
-        return tensor
+        return view.wrap(tensor)
 
     def _begin(self, nbytes: int) -> Pass:
         guide = self._choose([("save", 0, nbytes)])
@@ -309,9 +310,11 @@ class SavedTensorSwapper:
         self.mover.free(record)
         if not copying and record.origin is not None:
             # LMS and autograd have let go of it: if it is still there, somebody else keeps it.
-            self._unjudged.append((recorder, record))
-            if record.handed is None or record.handed() is None:
-                self.judge()  # else the backward does: compiled code lets go of what was saved before it works on it
+            if record.handed is not None and record.handed() is not None:
+                # Or the backward does: compiled code lets go of what autograd saved before it works on it.
+                self._unjudged.append((recorder, record))
+            else:
+                self._judge(recorder, record)
         self.live -= 1
         if self.live == 0:
             self._pass = None
