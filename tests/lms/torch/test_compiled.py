@@ -132,7 +132,7 @@ def test_a_compiled_optimizer_steps_are_counted(lms: Make) -> None:
 
 
 @pytest.mark.parametrize("way", WAYS)
-def test_what_a_compiled_backward_works_on_is_nobody_else_s(way: Compile, lms: Make) -> None:
+def test_what_a_compiled_backward_works_on_is_not_taken_for_the_script_s(way: Compile, lms: Make) -> None:
     """It lets go of what was saved before it works on it; what the script keeps meanwhile is the script's."""
     call = way(net(), "aot_eager")
     with lms(budget=1 << 40) as session:

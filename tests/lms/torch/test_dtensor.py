@@ -62,7 +62,7 @@ def test_gradients_are_those_of_plain_training_and_every_byte_moves(lms: Make, m
     assert stats["kept_parameters"] > 0, "the weight and its transpose stay"
 
 
-def test_what_nobody_else_keeps_is_planned_for(lms: Make, mesh: DeviceMesh) -> None:
+def test_what_the_script_does_not_keep_is_planned_for(lms: Make, mesh: DeviceMesh) -> None:
     w = sharded(mesh, 8, 8).requires_grad_()
     with lms(budget=1 << 40) as session:
         x = torch.tanh(w * 1.0)

@@ -241,7 +241,7 @@ def test_forwards_that_all_run_on_another_thread_are_warned_of_at_the_second_ste
     assert len(warned) == 1
 
 
-def test_evaluation_on_another_thread_is_nobody_s_business(lms: Make) -> None:
+def test_evaluation_on_another_thread_causes_no_warning(lms: Make) -> None:
     net = model()
     optimizer = torch.optim.SGD(net.parameters(), 0.1)
     with warnings.catch_warnings(), lms(net):
