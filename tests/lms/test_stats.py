@@ -7,7 +7,9 @@ import pytest
 from lms.stats import Stats, format_seconds
 
 KEYS = [
-    *("steps", "passes", "limit", "budget", "floor", "peak", "peak_where", "saved", "held_peak", "largest"),
+    *("steps", "passes", "limit", "budget", "floor", "peak", "peak_where", "saved", "recorded"),
+    *("kept_parameters", "kept_small", "kept_owned", "kept_types", "kept_device", "kept_stream", "kept_capture"),
+    *("held_peak", "largest"),
     *("swapped_out", "swapped_in", "stall_out", "stall_in", "host_peak", "file_peak", "misses", "replans"),
     *("predicted_peak", "predicted_step_time", "step_time", "hook_time"),
     *("last_out", "last_in", "last_stall_out", "last_stall_in", "last_seconds"),
@@ -47,6 +49,13 @@ def test_the_line_says_what_was_swapped_and_what_was_waited_for() -> None:
 def test_the_line_says_when_nothing_had_to_be_swapped() -> None:
     assert "nothing had to be swapped" in Stats(steps=1, passes=1).line()
     assert Stats(steps=1, passes=1).line().startswith("1 step, 1 pass, ")
+
+
+def test_the_line_names_what_cannot_be_swapped_where_it_is_much() -> None:
+    much = Stats(recorded=10**9, kept_types=3 * 10**8, kept_small=10**6, kept_parameters=10**10).line()
+    assert much.endswith("301 MB were saved that cannot be swapped (300 MB of tensors that are more than plain bytes)")
+    for little in (Stats(recorded=10**9, kept_types=10**8), Stats(recorded=10**9, kept_parameters=10**10), Stats()):
+        assert "cannot be swapped" not in little.line()
 
 
 def test_the_table_has_one_line_a_counter_with_its_unit() -> None:

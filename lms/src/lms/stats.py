@@ -18,6 +18,15 @@ _SECONDS = frozenset(
         "hook_time",
     }
 )
+_STAYED = {
+    "kept_small": "below min_size",
+    "kept_owned": "kept by the script too",
+    "kept_types": "of tensors that are more than plain bytes",
+    "kept_device": "on another device",
+    "kept_stream": "on another stream",
+    "kept_capture": "in a CUDA graph",
+}
+_LARGE = 0.1  # a share of the saved bytes that the last line speaks of
 _COUNTS = frozenset({"steps", "passes", "misses", "replans"})
 
 
@@ -36,6 +45,15 @@ class Stats:
     peak: int | None = None  # most bytes the device held
     peak_where: str | None = None  # when that was, and in which module
     saved: int = 0  # bytes of all records of the largest pass, each storage once
+    recorded: int = 0  # bytes of all records of the session, each storage once a pass
+    # What was saved and stays where it is, each time that it is saved:
+    kept_parameters: int = 0  # parameters and buffers
+    kept_small: int = 0  # storages smaller than min_size
+    kept_owned: int = 0  # what somebody else keeps through the backward: moving it would free nothing
+    kept_types: int = 0  # tensors that are more than plain bytes
+    kept_device: int = 0  # tensors of another device
+    kept_stream: int = 0  # saved on another CUDA stream than the pass's
+    kept_capture: int = 0  # saved while a CUDA graph was captured
     held_peak: int = 0  # most saved bytes on the device at once, copies in flight included
     largest: int = 0  # bytes of the largest record
     swapped_out: int = 0
@@ -73,7 +91,17 @@ class Stats:
             parts.append(f"waited {format_seconds(self.stall_out + self.stall_in)} for it")
         else:
             parts.append("nothing had to be swapped")
-        return ", ".join(parts)
+        return ", ".join(parts + self.stayed())
+
+    def stayed(self) -> list[str]:
+        """What was saved and cannot be swapped, by reason, if it is a large share of all; parameters left out."""
+        kept = {why: getattr(self, name) for name, why in _STAYED.items()}
+        total = sum(kept.values())
+        if total < _LARGE * (total + self.recorded) or not total:
+            return []
+        shown = sorted(((nbytes, why) for why, nbytes in kept.items() if nbytes >= _LARGE * total), reverse=True)
+        reasons = ", ".join(f"{format_size(nbytes)} {why}" for nbytes, why in shown)
+        return [f"{format_size(total)} were saved that cannot be swapped ({reasons})"]
 
     def table(self) -> str:
         """The counters one a line, with units."""

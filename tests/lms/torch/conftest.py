@@ -215,6 +215,9 @@ class FakeEngine:
     def stream(self) -> None:
         return None
 
+    def capturing(self) -> bool:
+        return False
+
     def calibrate(self, nbytes: int) -> Link:
         return self.link()
 

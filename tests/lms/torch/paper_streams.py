@@ -54,6 +54,7 @@ class PaperStreams:
         self.out: Stream = self.all["out"]
         self.back: Stream = self.all["back"]
         self._current = "compute"
+        self._captured = False
         self._lock = threading.RLock()  # the file's threads use streams too
         self._block = block
         self._arena = bytearray(blocks * block)
@@ -64,7 +65,11 @@ class PaperStreams:
     def current(self) -> Stream:
         return self.all[self._current]
 
+    def capturing(self) -> bool:
+        return self._captured
+
     def record(self, stream: Stream) -> Event:
+        self._allowed()
         assert isinstance(stream, PaperStream)
         event = PaperEvent(stream.name)
         with self._lock:
@@ -72,6 +77,7 @@ class PaperStreams:
         return event
 
     def wait(self, stream: Stream, event: Event) -> None:
+        self._allowed()
         assert isinstance(stream, PaperStream)
         assert isinstance(event, PaperEvent)
         with self._lock:
@@ -79,6 +85,7 @@ class PaperStreams:
                 stream.queue.append(("wait", event, 0.0))
 
     def copy(self, stream: Stream, destination: torch.Tensor, source: torch.Tensor) -> None:
+        self._allowed()
         # By address: a queued copy on a GPU keeps nothing alive.
         assert isinstance(stream, PaperStream)
         there, here = memory_of(destination), memory_of(source)
@@ -108,10 +115,12 @@ class PaperStreams:
         return tensor
 
     def done(self, event: Event) -> bool:
+        self._allowed()
         assert isinstance(event, PaperEvent)
         return event.time is not None
 
     def synchronize(self, event: Event) -> None:
+        self._allowed()
         assert isinstance(event, PaperEvent)
         with self._lock:
             while event.time is None:
@@ -145,6 +154,18 @@ class PaperStreams:
             seen[key] = bytes(memory)
 
         self.launch(look)
+
+    @contextmanager
+    def capture(self) -> Iterator[None]:
+        """As a CUDA graph's capture: nothing may be asked of events or copied meanwhile."""
+        self._captured = True
+        try:
+            yield
+        finally:
+            self._captured = False
+
+    def _allowed(self) -> None:
+        assert not self._captured, "operation not permitted when stream is capturing"
 
     @contextmanager
     def on(self, name: str) -> Iterator[None]:

@@ -342,3 +342,58 @@ def test_plan_passes_on_the_failure_of_a_script(tmp_path: Path) -> None:
     assert done.returncode == 1
     assert done.stderr.rstrip().endswith("RuntimeError: mine")
     assert "may stay" not in done.stdout
+
+
+COMPILED = """
+import sys, torch
+class Net(torch.nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.blocks = torch.nn.ModuleList(torch.nn.Linear(64, 64) for _ in range(4))
+    def forward(self, x):
+        for block in self.blocks:
+            x = torch.tanh(block(x))
+        return x
+net = Net()
+net.compile(backend="aot_eager")
+optimizer = torch.optim.SGD(net.parameters(), 0.1)
+for step in range(6):
+    net(torch.randn(512, 64)).sum().backward()
+    optimizer.step()
+print("steps", step + 1)
+"""
+
+
+def test_a_compiled_module_is_recorded_whole(tmp_path: Path) -> None:
+    script, trace = tmp_path / "train.py", tmp_path / "step.json"
+    script.write_text(COMPILED)
+    done = python("-m", "lms", "plan", "--trace", trace, script)
+    assert done.returncode == 0, done.stderr
+    assert "steps" not in done.stdout, "it was ended after the passes to be watched"
+    assert Trace.load(trace).saved == 5 * 512 * 64 * 4, "the input, and what each block returns"
+
+
+SUBCLASS = """
+import torch
+class Named(torch.Tensor):
+    pass
+x = torch.randn(512, 512).as_subclass(Named)
+w = torch.ones((), requires_grad=True)
+(x * w).sum().backward()
+"""
+
+
+def test_what_could_not_be_swapped_is_told_with_its_reason(tmp_path: Path) -> None:
+    script = tmp_path / "train.py"
+    script.write_text(SUBCLASS)
+    done = python("-m", "lms", "run", "--budget", "0", script)
+    assert done.returncode == 0, done.stderr
+    assert "1.05 MB of tensors that are more than plain bytes" in said(done)[-1]
+
+
+def test_modules_are_named_as_parts_of_the_model(tmp_path: Path) -> None:
+    script, trace = tmp_path / "train.py", tmp_path / "step.json"
+    script.write_text(COMPILED.replace("net.compile", "0 and net.compile").replace("torch.tanh(block(x))", "block(x)"))
+    done = python("-m", "lms", "run", "--budget", "0", "--trace", trace, script)
+    assert done.returncode == 0, done.stderr
+    assert {f"blocks.{n}" for n in range(4)} <= {record.module for record in Trace.load(trace).records}

@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from lms.torch.records import Ended, Handle, Kept, LiveRecord, View, movable
+from lms.torch.records import Ended, Handle, Kept, LiveRecord, View, movable, nbytes_of
 
 CPU = torch.device("cpu")
 
@@ -171,3 +171,54 @@ def test_fake_tensors_do_not_move() -> None:
 
     with FakeTensorMode():
         assert not movable(torch.ones(3), CPU)
+
+
+class Pair(torch.Tensor):
+    """Two tensors that pretend to be one, and a name that is none."""
+
+    @staticmethod
+    def __new__(cls, first: Tensor, second: Tensor) -> Pair:
+        pair = torch.Tensor._make_wrapper_subclass(cls, first.shape, dtype=first.dtype)
+        pair.first, pair.second, pair.name_ = first, second, "pair"
+        return pair
+
+    def __tensor_flatten__(self) -> tuple[list[str], None]:
+        return ["first", "second", "name_"], None
+
+    @classmethod
+    def __torch_dispatch__(cls, *_: object) -> None:
+        raise NotImplementedError
+
+
+class Silent(torch.Tensor):
+    """Says nothing about itself."""
+
+    def __tensor_flatten__(self) -> tuple[list[str], None]:
+        raise RuntimeError("mine")
+
+
+@pytest.mark.parametrize(
+    ("tensor", "nbytes"),
+    [
+        (torch.ones(3), 12),
+        (torch.ones(3, 4)[:, ::2], 24),
+        (torch.nn.Parameter(torch.ones(3)), 12),
+        (torch.eye(3).to_sparse(), 3 * 4 + 2 * 3 * 8),
+        (lambda: torch.eye(3).to_sparse_csr(), 3 * 4 + 3 * 8 + 4 * 8),
+        (lambda: torch.eye(3).to_sparse_csc(), 3 * 4 + 3 * 8 + 4 * 8),
+        (torch.ones(3).as_subclass(Subclass), 12),
+        (lambda: Pair(torch.ones(3), torch.ones(3)), 24),
+        (lambda: Pair(torch.eye(3).to_sparse(), torch.ones(3)), 60 + 12),
+        (torch.ones(3).as_subclass(Silent), 0),
+        (torch.ones(3, device="meta"), 0),
+        (lambda: torch.nested.nested_tensor([torch.ones(2), torch.ones(3)], layout=torch.jagged), 5 * 4 + 3 * 8),
+        (lambda: torch.quantize_per_tensor(torch.ones(3), 0.1, 0, torch.qint8), 3),
+    ],
+    ids=[
+        "plain", "view", "parameter", "sparse", "csr", "csc", "subclass", "wrapper", "wrapper of sparse", "silent",
+        "meta", "jagged", "quantised",
+    ],
+)  # fmt: skip
+@pytest.mark.filterwarnings("ignore::UserWarning")
+def test_the_bytes_of_a_tensor_of_any_kind(tensor: Tensor | Callable[[], Tensor], nbytes: int) -> None:
+    assert nbytes_of(tensor if isinstance(tensor, Tensor) else tensor()) == nbytes

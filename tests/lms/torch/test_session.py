@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import gc
 import os
 import re
@@ -18,8 +19,9 @@ from torch import Tensor, nn
 
 import lms as package
 from lms.errors import CorruptionError, LimitError, SpillError, UsageError
-from lms.tiers.device import CpuDevice, Peak
+from lms.tiers.device import CpuDevice, Device, Peak
 from lms.torch import page_pool
+from lms.torch import session as session_module
 from lms.torch.session import Session, disable, enable
 
 Make = Callable[..., Session]
@@ -210,10 +212,77 @@ def in_thread(action: Callable[[], object]) -> None:
     thread.join()
 
 
-def test_a_forward_on_another_thread_is_warned_of_once(lms: Make) -> None:
+def test_training_on_another_thread_is_warned_of_once(lms: Make) -> None:
     net = model()
-    with lms(net), pytest.warns(RuntimeWarning, match=r"a forward runs on thread 'another'.*thread that enabled"):
-        in_thread(lambda: loss_of(net))
+    optimizer = torch.optim.SGD(net.parameters(), 0.1)
+
+    def train() -> None:
+        for _ in range(3):
+            loss_of(net).backward()
+            optimizer.step()
+
+    with lms(net), pytest.warns(RuntimeWarning, match=r"an optimizer steps on thread 'another'.*enabled") as warned:
+        in_thread(train)
+    assert len(warned) == 1
+
+
+def test_forwards_that_all_run_on_another_thread_are_warned_of_at_the_second_step(lms: Make) -> None:
+    net = model()
+    optimizer = torch.optim.SGD(net.parameters(), 0.1)
+    losses: list[Tensor] = []
+
+    def train() -> None:
+        for _ in range(3):
+            in_thread(lambda: losses.append(loss_of(net)))
+            losses.pop().backward()
+            optimizer.step()
+
+    with lms(net), pytest.warns(RuntimeWarning, match=r"nothing was saved .*thread that enabled") as warned:
+        train()
+    assert len(warned) == 1
+
+
+def test_evaluation_on_another_thread_causes_no_warning(lms: Make) -> None:
+    net = model()
+    optimizer = torch.optim.SGD(net.parameters(), 0.1)
+    with warnings.catch_warnings(), lms(net):
+        warnings.simplefilter("error")
+        loss_of(net).backward()
+        with torch.no_grad():
+            in_thread(lambda: loss_of(net))
+        optimizer.step()
+
+
+def test_one_of_two_threads_opens_a_session(lms: Make, monkeypatch: pytest.MonkeyPatch) -> None:
+    both = threading.Barrier(2)
+    made = session_module.device_for
+
+    def device_for(device: torch.device) -> Device:
+        with contextlib.suppress(threading.BrokenBarrierError):
+            both.wait(timeout=0.5)  # the other one is on its way, if it ever gets so far
+        return made(device)
+
+    monkeypatch.setattr(session_module, "device_for", device_for)
+    ends: list[object] = []
+
+    def attempt() -> None:
+        try:
+            with lms() as session:
+                ends.append(session)
+                over.wait(timeout=10)
+        except UsageError as error:
+            ends.append(error)
+            over.set()
+
+    over = threading.Event()
+    threads = [threading.Thread(target=attempt) for _ in range(2)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert sorted(type(end).__name__ for end in ends) == ["Session", "UsageError"]
+    with lms():
+        pass
 
 
 def test_a_backward_on_another_thread_is_warned_of_and_right(lms: Make) -> None:
@@ -225,6 +294,32 @@ def test_a_backward_on_another_thread_is_warned_of_and_right(lms: Make) -> None:
         with pytest.warns(RuntimeWarning, match="a backward runs on thread 'another'"):
             in_thread(lambda: ours.extend(gradients(net, loss)))
     assert identical(ours, theirs)
+
+
+# What stays
+
+
+def test_bytes_that_stay_are_counted_by_reason(lms: Make) -> None:
+    class Named(Tensor):
+        pass
+
+    w = torch.randn(64, 64, requires_grad=True)
+    batch = torch.randn(64, 64) * 1.0
+    named = torch.randn(64, 64).as_subclass(Named)
+    with lms(min_size=1000) as session:
+        for _ in range(3):
+            y = torch.tanh(w @ (w * batch))  # saves w and batch, which stay, a product and y
+            loss = (y * named).as_subclass(Tensor).sum() + (y[0, 0] * w[:2, :2].exp()).sum()
+            del y
+            loss.backward()
+        stats = session.stats()
+    whole = 64 * 64 * 4
+    assert stats["recorded"] == (3 * 2 + 1) * whole, "two in each pass, and batch until its end showed whose it is"
+    assert stats["kept_parameters"] == 3 * whole
+    assert stats["kept_owned"] == 2 * whole
+    assert stats["kept_types"] == 3 * whole
+    assert stats["kept_small"] >= 3 * 2 * 2 * 4
+    assert stats["kept_stream"] == stats["kept_capture"] == stats["kept_device"] == 0
 
 
 # Limits

@@ -11,8 +11,6 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from lms.torch.session import Session
-
 Step = Callable[[int], Iterable[Tensor]]
 Build = Callable[[ModuleType], Step]
 
@@ -110,22 +108,3 @@ def test_shapes_that_never_repeat_never_raise(same_as_plain: Callable[..., list]
         return models.trained(model, lambda index: model(torch.randn(2 + index, 8)).square().mean())
 
     same_as_plain(build, steps=66, shares=(1.0, 0.0))  # more than there are plans kept
-
-
-@pytest.mark.filterwarnings("ignore:Using `torch.compile:UserWarning")
-def test_compiled_blocks_are_compiled_once_more_at_most_when_the_recording_ends(
-    lms: Callable[..., Session], models: ModuleType
-) -> None:
-    torch._dynamo.reset()
-    compiled = 0
-
-    def backend(graph: torch.fx.GraphModule, _inputs: list[Tensor]) -> Callable[..., object]:
-        nonlocal compiled
-        compiled += 1
-        return graph.forward
-
-    block = torch.compile(models.mlp(), backend=backend)
-    with lms():
-        for _ in range(5):
-            block(torch.randn(16, 8)).sum().backward()
-    assert 1 <= compiled <= 2

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import warnings
 from collections.abc import Callable, Iterable
 from types import ModuleType
@@ -215,22 +214,3 @@ def test_losses_and_gradients_are_those_of_plain_training(
         warnings.filterwarnings("ignore", category=UserWarning)
         warnings.filterwarnings("ignore", category=DeprecationWarning)  # fork in a process with threads
         same_as_plain(lambda: KINDS[kind](models))
-
-
-def test_what_refuses_hooks_says_so_and_training_goes_on(
-    same_as_plain: Callable[..., list], models: ModuleType
-) -> None:
-    """`torch.func.grad` refuses to run under any saved-tensor hooks; docs/lms.md says what to do."""
-
-    def build() -> Step:
-        model = models.mlp()
-        step = models.trained(model, lambda _: model(torch.randn(16, 8)).square().mean())
-
-        def both(index: int) -> list[Tensor]:
-            with contextlib.suppress(RuntimeError):  # plain does not raise
-                torch.func.grad(lambda x: model(x).sum())(torch.randn(4, 8))
-            return list(step(index))
-
-        return both
-
-    same_as_plain(build)

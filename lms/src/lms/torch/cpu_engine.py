@@ -68,6 +68,10 @@ class CpuEngine:
     def stream(self) -> None:
         """A CPU has no streams."""
 
+    def capturing(self) -> bool:
+        """A CPU captures no graphs."""
+        return False
+
     def calibrate(self, nbytes: int) -> Link:
         """Write and read `nbytes` of noise."""
         return calibrate(self, torch.device("cpu"), nbytes)

@@ -149,6 +149,10 @@ class CudaEngine:
         """The current stream of this thread."""
         return self._streams.current()
 
+    def capturing(self) -> bool:
+        """Whether this thread captures a CUDA graph; a forked child has no CUDA to be asked."""
+        return os.getpid() == self._pid and self._streams.capturing()
+
     def calibrate(self, nbytes: int) -> Link:
         """Copy `nbytes` to pinned memory and back."""
         return calibrate(self, self._streams.device, nbytes)

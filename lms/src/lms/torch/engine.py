@@ -49,6 +49,9 @@ class Engine(Protocol):
     def stream(self) -> Stream | None:
         """The stream that computes for this thread; None on a device that has none."""
 
+    def capturing(self) -> bool:
+        """Whether what this thread computes is captured in a CUDA graph, and not run."""
+
     def calibrate(self, nbytes: int) -> Link:
         """Copy `nbytes` out and back, one piece at a time, and measure."""
 

@@ -113,6 +113,9 @@ def _why_no_step(session: Session) -> str:
             f"{format_size(int(stats['held_peak'] or 0))} were saved for a backward pass that never ended: a graph is "
             f"kept open, or the script stops in its first step ({format_size(int(stats['swapped_out'] or 0))} went out)"
         )
+    stayed = Stats(**stats).stayed()  # type: ignore[arg-type]  # the keys of the dict are the fields
+    if stayed:
+        return f"{stayed[0]}, and nothing else on the main thread"
     return (
         "nothing of min-size or more was saved for a backward pass on the main thread, so there was nothing to swap "
         "(it does not train, trains on another device or thread, or stops before the end of its first backward)"
@@ -139,7 +142,10 @@ class _Stop:
             hook.remove()
 
     def _check(self, *_: object) -> None:
-        if self._session.passes >= PASSES:
+        import torch
+
+        # What Dynamo traces must not end up in the compiled module.
+        if not torch.compiler.is_compiling() and self._session.passes >= PASSES:
             raise _Enough
 
 

@@ -2,69 +2,62 @@
 
 from __future__ import annotations
 
-import threading
-import warnings
-from collections.abc import Sequence
+import sys
+import weakref
+from collections.abc import Iterable
+from types import CodeType, FrameType
 
-import torch
-from torch.nn.modules.module import register_module_forward_hook, register_module_forward_pre_hook
-from torch.utils.hooks import RemovableHandle
+from torch.nn import Module
+
+_CALL: CodeType = Module.__call__.__code__  # what Python runs when any module is called
 
 
-class ModuleStack:
-    """The modules whose forward is under way, outermost first, while it is watching.
+class ModuleNames:
+    """Names of modules, found on the Python stack when somebody asks.
 
-    It watches for as long as its session is open: compiled code is compiled again when global hooks come or go.
+    No hook is installed on modules: a module call costs what it costs without LMS, and compiled code, which checks the
+    hooks that it was compiled with, is not compiled again.
+
+    The qualified names are those of `models`. Other modules are named as parts of the root that is running: the module
+    whose call is the outermost one when the first of its parts is asked for.
     """
 
-    def __init__(self, models: Sequence[torch.nn.Module]) -> None:
-        self.thread = threading.get_ident()
-        self._names = {module: name for model in models for name, module in model.named_modules() if name}
-        self._stack: list[torch.nn.Module] = []
-        self._handles: list[RemovableHandle] = []
-        self._warned = False
+    def __init__(self, models: Iterable[Module] = ()) -> None:
+        self._names: weakref.WeakKeyDictionary[Module, str] = weakref.WeakKeyDictionary()
+        for model in models:
+            self._learn(model)
 
-    def watch(self) -> None:
-        """Begin."""
-        self.stop()
-        self._handles = [
-            register_module_forward_pre_hook(self._enter),
-            register_module_forward_hook(self._exit, always_call=True),
-        ]
+    def running(self) -> str:
+        """The qualified name of the innermost module that is running; the class of a root, which has no name.
 
-    def stop(self) -> None:
-        """End."""
-        for handle in self._handles:
-            handle.remove()
-        self._handles.clear()
-        self._stack.clear()
-
-    def name(self) -> str:
-        """The innermost module's qualified name, or its class where no model that has it was given."""
-        if not self._stack:
+        Empty if none is running.
+        """
+        frame = _next_call(sys._getframe(1))
+        if frame is None:
             return ""
-        module = self._stack[-1]
-        return self._names.get(module) or type(module).__name__
+        module = root = _module(frame)
+        name = self._names.get(module)
+        if name is None:
+            while (frame := _next_call(frame.f_back)) is not None:
+                root = _module(frame)
+            self._learn(root)
+            # A module that is no registered part of its root, such as one in a plain list, has its class.
+            name = self._names.setdefault(module, type(module).__name__)
+        return name
 
-    def _enter(self, module: torch.nn.Module, _args: object) -> None:
-        if torch.compiler.is_compiling():
-            return
-        if threading.get_ident() != self.thread:
-            self.warn_of_thread("a forward")
-        else:
-            self._stack.append(module)
+    def _learn(self, root: Module) -> None:
+        for name, module in root.named_modules():
+            self._names[module] = name or type(module).__name__
 
-    def _exit(self, module: torch.nn.Module, _args: object, _result: object) -> None:
-        if not torch.compiler.is_compiling() and self._stack and self._stack[-1] is module:
-            self._stack.pop()
 
-    def warn_of_thread(self, what: str) -> None:
-        """Say once that saved-tensor hooks belong to a thread."""
-        if not self._warned:
-            self._warned = True
-            warnings.warn(
-                f"{what} runs on thread {threading.current_thread().name!r}, but LMS acts on the thread that enabled "
-                "it (saved-tensor hooks are thread-local), so what is saved there stays: enable LMS on that thread.",
-                RuntimeWarning,
-                stacklevel=3,
-            )
+def _next_call(frame: FrameType | None) -> FrameType | None:
+    """The innermost module call at or above `frame`."""
+    while frame is not None and frame.f_code is not _CALL:
+        frame = frame.f_back
+    return frame
+
+
+def _module(frame: FrameType) -> Module:
+    module = frame.f_locals[_CALL.co_varnames[0]]
+    assert isinstance(module, Module)
+    return module

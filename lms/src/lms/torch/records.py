@@ -64,6 +64,10 @@ class View:
         """Raise as plain autograd does when the tensor was changed in place since it was saved."""
         check_version(self.alias, self.version, self.size)
 
+    def wrap(self, tensor: torch.Tensor) -> torch.Tensor:
+        """What autograd saved, given the plain tensor that holds its bytes."""
+        return tensor
+
 
 def check_version(alias: torch.Tensor, version: int, size: torch.Size) -> None:
     """Raise what plain autograd raises when a saved tensor's version is another than when it was saved.
@@ -86,22 +90,25 @@ class LiveRecord:
         "arrival",
         "departure",
         "flat",
+        "handed",
         "held",
         "index",
         "key",
         "nbytes",
         "origin",
         "pinned",
+        "root",
         "slot",
         "state",
         "views",
     )
 
-    def __init__(self, index: int, key: tuple[int, int], storage: torch.UntypedStorage) -> None:
+    def __init__(self, index: int, key: tuple[int, ...], storage: torch.UntypedStorage) -> None:
         self.index = index  # within its pass, in the order of first saves
         self.key = key
         self.nbytes = storage.nbytes()
         self.origin: weakref.ref[torch.UntypedStorage] | None = None  # dies with the storage that the forward made
+        self.root: weakref.ref[torch.Tensor] | None = None  # the DTensor whose version the key has
         self.state = State.HERE
         self.views: list[View] = []
         self.held = 0  # bytes that LMS keeps on the device for it
@@ -110,6 +117,12 @@ class LiveRecord:
         self.departure: Copy | None = None
         self.arrival: Copy | None = None
         self.flat: torch.Tensor | None = None  # its bytes in a storage that LMS made
+        self.handed: weakref.ref[torch.Tensor] | None = None  # the tensor that its last use was given
+
+    def holds(self, storage: torch.UntypedStorage, root: torch.Tensor | None) -> bool:
+        """Whether the record is of this very storage, saved through this very DTensor if it was through one."""
+        known = self.root() if self.root is not None else None
+        return self.origin is not None and self.origin() is storage and known is root
 
     @property
     def clean(self) -> bool:
@@ -177,6 +190,27 @@ class Ended:
         """Queue the news, and have it dealt with now if nobody holds the lock."""
         self.queue.append((record, view))
         self.drain()
+
+
+def nbytes_of(tensor: torch.Tensor) -> int:
+    """The bytes that a tensor of any kind holds; 0 if it does not tell."""
+    if type(tensor) in (torch.Tensor, torch.nn.Parameter) and tensor.layout is torch.strided:
+        return 0 if tensor.is_meta else tensor.nbytes
+    try:
+        with torch._C.DisableTorchFunctionSubclass():
+            if tensor.layout is torch.sparse_coo:
+                parts = [tensor._indices(), tensor._values()]
+            elif tensor.layout in (torch.sparse_csr, torch.sparse_bsr):
+                parts = [tensor.crow_indices(), tensor.col_indices(), tensor.values()]
+            elif tensor.layout in (torch.sparse_csc, torch.sparse_bsc):
+                parts = [tensor.ccol_indices(), tensor.row_indices(), tensor.values()]
+            elif hasattr(tensor, "__tensor_flatten__"):
+                parts = [getattr(tensor, name) for name in tensor.__tensor_flatten__()[0]]
+            else:
+                return int(tensor.numel()) * tensor.element_size()
+            return sum(nbytes_of(part) for part in parts if isinstance(part, torch.Tensor))
+    except Exception:  # whatever somebody's subclass raises: a figure must not end a training
+        return 0
 
 
 def movable(tensor: torch.Tensor, device: torch.device) -> bool:

@@ -12,7 +12,6 @@ from types import TracebackType
 from typing import TypeVar
 
 import torch
-from torch.autograd.graph import saved_tensors_hooks
 from torch.optim.optimizer import Optimizer, register_optimizer_step_post_hook
 
 from lms.errors import UsageError
@@ -22,22 +21,26 @@ from lms.plan import Plan
 from lms.ranks import sharing
 from lms.stats import Stats
 from lms.timeline import Timeline
-from lms.torch import mover, planner, records, swapper
+from lms.torch import dtensor, hooks, mover, planner, records, swapper
 from lms.torch.backend import device_for, make_engine, supported
+from lms.torch.dtensor import local_part
 from lms.torch.guide import Guide, Key
+from lms.torch.hooks import SavedTensorHooks
 from lms.torch.interrupts import Shield
-from lms.torch.modules import ModuleStack
+from lms.torch.modules import ModuleNames
 from lms.torch.planner import PassPlanner
 from lms.torch.recorder import Recorder
+from lms.torch.records import movable
 from lms.torch.swapper import SavedTensorSwapper
 from lms.trace import Trace
 from lms.units import format_size
 
 T = TypeVar("T")
 
-_UNINTERRUPTED = (mover, planner, records, swapper)  # what must not be left half done
+_UNINTERRUPTED = (dtensor, hooks, mover, planner, records, swapper)  # what must not be left half done
 
 _open: Session | None = None  # hooks are one per thread and the device is one per process, so sessions do not nest
+_claiming = threading.Lock()  # held to look at `_open` and take its place
 
 
 class Session:
@@ -113,11 +116,22 @@ class Session:
     def open(self) -> Session:
         """Switch LMS on, on this thread."""
         global _open
-        if _open is not None:
-            raise UsageError("a session is open already, and sessions do not nest: close it first (lms.disable())")
-        if self._opened:
-            raise UsageError("this session was closed: make a new one")
-        self._opened = True
+        with _claiming:
+            if _open is not None:
+                raise UsageError("a session is open already, and sessions do not nest: close it first (lms.disable())")
+            if self._opened:
+                raise UsageError("this session was closed: make a new one")
+            self._opened = True
+            _open = self
+        try:
+            self._acquire()
+        except BaseException:
+            _open = None
+            raise
+        self._is_open = True
+        return self
+
+    def _acquire(self) -> None:
         self._thread = threading.get_ident()
         self.device = device_for(self._torch_device)
         options = self.options
@@ -133,15 +147,11 @@ class Session:
             self.device.release()
             self.engine.close()
             raise
-        self._is_open = True
-        _open = self
-        return self
 
     def _switch_on(self) -> None:
         options = self.options
         if (warning := self.device.prepare(self.limit)) is not None:
-            warnings.warn(warning, RuntimeWarning, stacklevel=4)
-        self._modules = ModuleStack(self._models)
+            warnings.warn(warning, RuntimeWarning, stacklevel=5)
         self._planner = PassPlanner(
             self.device,
             self.engine,
@@ -158,26 +168,28 @@ class Session:
             budget=self._planner.budget,
             begin=self._begin,
             choose=self._planner.choose,
-            module=self._modules.name,
+            module=ModuleNames(self._models).running,
         )
         for model in self._models:
             for tensor in (*model.parameters(), *model.buffers()):
-                if tensor.layout is torch.strided and type(tensor) in (torch.Tensor, torch.nn.Parameter):
-                    self._swapper.stays(tensor.untyped_storage())
+                local = tensor if type(tensor) in (torch.Tensor, torch.nn.Parameter) else local_part(tensor)
+                if local is not None and movable(local, local.device):
+                    self._swapper.stays(local.untyped_storage())
         self.device.reset_peak()
         self._steps = 0
         self._step_times: list[float] = []
         self._stepped: float | None = None
         self._first_optimizer: int | None = None
-        if self._optimizers:
-            self._step_hooks = [o.register_step_post_hook(self._after_step) for o in self._optimizers]
-        else:
-            self._step_hooks = [register_optimizer_step_post_hook(self._after_step)]
+        self._warned = False
         self._shield = Shield(frozenset(module.__file__ or "" for module in _UNINTERRUPTED))
         self._shield.put_up()
-        self._hooks = saved_tensors_hooks(self._pack, self._unpack)
-        self._hooks.__enter__()
-        self._modules.watch()
+        self._hooks = SavedTensorHooks(self._pack, self._unpack)
+        self._hooks.set()
+        after_step = torch.compiler.disable(self._after_step)  # as the hooks
+        if self._optimizers:
+            self._step_hooks = [o.register_step_post_hook(after_step) for o in self._optimizers]
+        else:
+            self._step_hooks = [register_optimizer_step_post_hook(after_step)]
 
     def close(self) -> None:
         """Switch LMS off. What is still saved can be used; its memory is given back when the last of it is freed."""
@@ -190,8 +202,7 @@ class Session:
         if _open is self:
             _open = None
         self._shield.take_down()
-        self._modules.stop()
-        self._hooks.__exit__(None, None, None)
+        self._hooks.remove()
         for hook in self._step_hooks:
             hook.remove()
         self._planner.peaks.at_the_end(self._planner.passes, self._steps)
@@ -222,6 +233,7 @@ class Session:
             peak=planner.peaks.most,
             peak_where=planner.peaks.where or None,
             saved=planner.saved,
+            recorded=self._swapper.recorded,
             held_peak=max(planner.held_peak, counters.held_peak),
             largest=trace.largest if trace is not None else 0,
             swapped_out=counters.out,
@@ -236,6 +248,7 @@ class Session:
             predicted_step_time=plan.forecast.seconds if plan is not None else None,
             step_time=statistics.median(self._step_times) if self._step_times else None,
             hook_time=counters.hook,
+            **{f"kept_{reason}": nbytes for reason, nbytes in self._swapper.kept.items()},
         )
         if last is not None:
             stats.last_out, stats.last_in = last.counters.out, last.counters.back
@@ -312,6 +325,7 @@ class Session:
         self._tell()
 
     def _note(self) -> None:
+        self._swapper.judge()
         while self._swapper.finished:
             self._planner.note(self._swapper.finished.popleft())
 
@@ -325,15 +339,32 @@ class Session:
     def _unpack(self, packed: object) -> torch.Tensor:
         # A GPU's backward runs on threads of autograd's own; only a thread that Python started was somebody's choice.
         if threading.get_ident() != self._thread and not isinstance(threading.current_thread(), threading._DummyThread):
-            self._modules.warn_of_thread("a backward")
+            self._warn_of_thread(f"a backward runs on thread {threading.current_thread().name!r}")
         return self._swapper.unpack(packed)  # type: ignore[arg-type]
+
+    def _warn_of_thread(self, what: str) -> None:
+        """Say once that saved-tensor hooks belong to a thread."""
+        if not self._warned:
+            self._warned = True
+            warnings.warn(
+                f"{what}: LMS acts on the thread that enabled it, because saved-tensor hooks are thread-local, and "
+                "what is saved elsewhere stays. Enable LMS on the thread that runs the forward",
+                RuntimeWarning,
+                stacklevel=4,
+            )
 
     def _after_step(self, optimizer: Optimizer, _args: object, _kwargs: object) -> None:
         self._swapper.step()
+        self._swapper.judge()  # while the script still has what it had during the backward
         if self._first_optimizer is None:
             self._first_optimizer = id(optimizer)
         if id(optimizer) != self._first_optimizer:
             return
+        if threading.get_ident() != self._thread:
+            self._warn_of_thread(f"an optimizer steps on thread {threading.current_thread().name!r}")
+        elif self._steps == 1 and not self._swapper.recorded and not any(self._swapper.kept.values()):
+            # The first step may be one without a training, to make the optimizer's state.
+            self._warn_of_thread("an optimizer steps again, and nothing was saved for a backward on this thread")
         now = time.perf_counter()
         if self._stepped is not None:
             self._step_times.append(now - self._stepped)
@@ -362,10 +393,11 @@ def disable() -> None:
 
 def _after_fork() -> None:
     # The copying threads stayed in the parent: a DataLoader's worker must neither swap nor wait for them.
-    global _open
-    if _open is not None:
+    global _open, _claiming
+    if _open is not None and _open._is_open:  # else another thread of the parent was about to open it
         _open._swapper.active = False
-        _open = None
+    _open = None
+    _claiming = threading.Lock()  # the thread that may have held it stayed in the parent
 
 
 os.register_at_fork(after_in_child=_after_fork)

@@ -39,6 +39,9 @@ class Streams(Protocol):
     def current(self) -> Stream:
         """The stream that computes for this thread."""
 
+    def capturing(self) -> bool:
+        """Whether what the current stream is given is captured in a graph, and not run."""
+
     def record(self, stream: Stream) -> Event:
         """An event, with time, behind all that `stream` was given so far."""
 
@@ -76,6 +79,10 @@ class CudaStreams:
     def current(self) -> Stream:
         """The current stream of this thread; the backward pass runs in a thread with one of its own."""
         return torch.cuda.current_stream(self.device)
+
+    def capturing(self) -> bool:
+        """Whether a CUDA graph is captured on the current stream."""
+        return torch.cuda.is_current_stream_capturing()
 
     def record(self, stream: Stream) -> Event:
         """A timing event at the end of `stream`."""

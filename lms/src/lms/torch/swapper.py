@@ -11,17 +11,26 @@ from collections.abc import Callable
 
 import torch
 
+from lms.errors import LMSError
+from lms.torch.dtensor import DTensorView, local_part
 from lms.torch.engine import Engine
 from lms.torch.guide import Guide, Key
 from lms.torch.mover import Mover
 from lms.torch.open_graphs import holders, sequence_number
 from lms.torch.passes import Finished, Pass
 from lms.torch.recorder import Recorder
-from lms.torch.records import Ended, Handle, Kept, LiveRecord, State, View, movable
+from lms.torch.records import Ended, Handle, Kept, LiveRecord, State, View, movable, nbytes_of
 from lms.torch.streams import Stream
 from lms.units import format_size
 
 LANES = "lms-"  # how the names of the copying threads begin
+REASONS = ("parameters", "small", "owned", "types", "device", "stream", "capture")  # why saved bytes stay: lms.stats
+_WARNINGS = {
+    "stream": "a tensor was saved on another CUDA stream than the one on which its pass began: LMS swaps what that one "
+    "saves, and the rest stays on the device",
+    "capture": "a CUDA graph is captured: what is saved meanwhile stays on the device, because a replay of the graph "
+    "uses the same addresses and calls no hooks",
+}
 
 # The backward that runs on this thread, -1 if none does. PyTorch has no public name for this.
 _graph_task: Callable[[], int] = torch._C._current_graph_task_id
@@ -53,6 +62,8 @@ class SavedTensorSwapper:
         self.mover = Mover(engine, device)
         self.counters = self.mover.counters
         self.live = 0  # records that autograd holds a handle on
+        self.recorded = 0  # bytes of all records but those that count as `owned`
+        self.kept = dict.fromkeys(REASONS, 0)  # bytes that were saved and stay, each time that they are saved
         self.active = True
         self.finished: deque[Finished] = deque(maxlen=8)
         self._write_ahead = write_ahead
@@ -63,14 +74,15 @@ class SavedTensorSwapper:
         self._when_idle: Callable[[], None] | None = None  # called when no record is live any more
         self._lock = threading.Lock()
         self._ended = Ended()
-        self._ended.drain = self._drain_if_free
+        self._ended.drain = torch.compiler.disable(self._drain_if_free)  # as the hooks: see the session
         self._pass: Pass | None = None
         self._stream: Stream | None = None  # the one that computed when the pass began
-        self._warned = False
+        self._warned: set[str] = set()
+        self._unjudged: deque[tuple[Recorder, LiveRecord]] = deque()  # died, and may be kept by somebody else
         self._left: set[LiveRecord] = set()  # live records of passes that are over
         self._left_open: str | None = None  # what is to be said of them, once
         self._last_use = 0  # autograd's sequence number at the last use
-        self._by_key: dict[tuple[int, int], LiveRecord] = {}
+        self._by_key: dict[tuple[int, ...], LiveRecord] = {}
         self._stays: dict[int, weakref.ref[torch.UntypedStorage]] = {}  # parameters and buffers
 
     @property
@@ -83,17 +95,23 @@ class SavedTensorSwapper:
     def pack(self, tensor: torch.Tensor) -> Handle | Kept:
         """What autograd is to keep instead of `tensor`."""
         began = time.thread_time()
-        storage = self._movable_storage(tensor) if self.active else None
-        if storage is None:
-            kept = Kept(tensor)
+        if not self.active:
+            return Kept(tensor)
+        kind = type(tensor)
+        local = tensor if kind is torch.Tensor or kind is torch.nn.Parameter else local_part(tensor)
+        storage = "types" if local is None else self._movable_storage(tensor, local)
+        if isinstance(storage, str):
+            kept = self._keep(tensor, storage)
             self.counters.hook += time.thread_time() - began
             return kept
+        assert local is not None
         with self._lock:
-            packed = self._pack(tensor, storage)
+            packed = self._pack(tensor, local, storage)
             self.counters.hook += time.thread_time() - began
         self._drain_if_free()
-        if isinstance(packed, Kept):
-            self._warn_of_stream()
+        if isinstance(packed, str):
+            self._warn_once(packed)
+            return self._keep(tensor, packed)
         if self._left_open:
             self._warn_of_open_graph()
         return packed
@@ -103,6 +121,11 @@ class SavedTensorSwapper:
         if isinstance(packed, Kept):
             packed.check()
             return packed.alias
+        if self.mover.engine.capturing():
+            raise LMSError(
+                "a tensor that was saved before a CUDA graph's capture began is used inside it, and LMS may have "
+                "swapped it: capture the forward together with its backward, or close the session around the capture"
+            )
         began = time.thread_time()
         packed.view.check()
         with self._lock:
@@ -135,16 +158,27 @@ class SavedTensorSwapper:
         if idle:
             then()
 
-    def _warn_of_stream(self) -> None:
-        """Say once that a pass has one stream."""
-        if not self._warned:
-            self._warned = True
-            warnings.warn(
-                "a tensor was saved on another CUDA stream than the one on which its pass began: LMS swaps what that "
-                "one saves, and the rest stays on the device",
-                RuntimeWarning,
-                stacklevel=4,
-            )
+    def _keep(self, tensor: torch.Tensor, reason: str) -> Kept:
+        self.kept[reason] += nbytes_of(tensor)
+        return Kept(tensor)
+
+    def judge(self) -> None:
+        """Find out which storages are somebody else's, of those that a backward worked on when their records died."""
+        while self._unjudged:
+            self._judge(*self._unjudged.popleft())
+
+    def _judge(self, recorder: Recorder, record: LiveRecord) -> None:
+        storage = record.origin() if record.origin is not None else None
+        at_work = record.handed is not None and record.handed() is not None
+        recorder.pinned[record.index] = storage is not None and not at_work
+        if storage is not None and not at_work:
+            self.mover.uncount(storage)
+
+    def _warn_once(self, reason: str) -> None:
+        """Say once, for each of these reasons, what stays."""
+        if reason not in self._warned:
+            self._warned.add(reason)
+            warnings.warn(_WARNINGS[reason], RuntimeWarning, stacklevel=4)
 
     def _warn_of_open_graph(self) -> None:
         """Say once that somebody keeps a graph, and who."""
@@ -160,22 +194,32 @@ class SavedTensorSwapper:
 
     # Inside the lock
 
-    def _pack(self, tensor: torch.Tensor, storage: torch.UntypedStorage) -> Handle | Kept:
+    def _pack(self, tensor: torch.Tensor, local: torch.Tensor, storage: torch.UntypedStorage) -> Handle | str:
+        """A handle, or why the tensor stays."""
+        if self.mover.engine.capturing():
+            return "capture"  # the graph's kernels will run again with these addresses, and without our hooks
         self._drain()
         self.mover.settle()
         if self._pass is not None and self.mover.engine.stream() != self._stream:
             # Copies are ordered behind the pass's stream. What another one does with the memory, nobody waits for.
-            return Kept(tensor)
+            return "stream"
         run = self._pass
         if run is not None and run.is_over(in_backward=_graph_task() != -1):
             self._leave_behind(run)
         run = self._pass or self._begin(storage.nbytes())
         run.recorder.enter()
-        key = (storage._cdata, tensor._version)
+        key: tuple[int, ...] = (storage._cdata, local._version)
+        root: torch.Tensor | None = None
+        if local is not tensor:
+            # In-place operations on a DTensor count in the version that it shares with its views, and not in its local
+            # tensor's. Another DTensor over the same storage has a version of its own, so it has a record of its own.
+            root = tensor._base if tensor._base is not None else tensor
+            key = (*key, id(root), tensor._version)
         record = self._by_key.get(key)
-        if record is None or record.origin is None or record.origin() is not storage:
-            record = self._new(run, key, tensor, storage)
-        view = View(tensor)
+        if record is None or not record.holds(storage, root):
+            record = self._new(run, key, local, storage)
+            record.root = weakref.ref(root) if root is not None else None
+        view = View(local) if local is tensor else DTensorView(tensor, local)
         record.views.append(view)
         if record.state in (State.OUT, State.COMING, State.BACK):
             view.vacate()
@@ -199,10 +243,11 @@ class SavedTensorSwapper:
             view.fill(record.flat)
         # A tensor of its own: the record may leave, and empty the alias, while the operation still works on this one.
         tensor = view.alias.detach()
+        record.handed = weakref.ref(tensor)
         if run is not None:
             run.use(record, _graph_task())
             run.recorder.leave(self.mover.held, self.mover.present)
-        return tensor
+        return view.wrap(tensor)
 
     def _bring_left(self, record: LiveRecord) -> None:
         """Make a record of an earlier pass resident."""
@@ -240,15 +285,17 @@ class SavedTensorSwapper:
         )
         return self._pass
 
-    def _movable_storage(self, tensor: torch.Tensor) -> torch.UntypedStorage | None:
-        """The tensor's storage, unless it has to stay."""
-        if not movable(tensor, self.device):
-            return None
+    def _movable_storage(self, tensor: torch.Tensor, local: torch.Tensor) -> torch.UntypedStorage | str:
+        """The storage of `local`, which holds the tensor's bytes; or why it has to stay."""
+        if not movable(local, self.device):
+            return "types" if local.device == self.device else "device"
         try:
-            storage = tensor.untyped_storage()
+            storage = local.untyped_storage()
         except (NotImplementedError, RuntimeError):
-            return None  # a wrapper without memory of its own
-        return None if storage.nbytes() < self.min_size or self._must_stay(tensor, storage) else storage
+            return "types"  # a wrapper without memory of its own
+        if storage.nbytes() < self.min_size:
+            return "small"
+        return "parameters" if self._must_stay(tensor, storage) else storage
 
     def _must_stay(self, tensor: torch.Tensor, storage: torch.UntypedStorage) -> bool:
         known = self._stays.get(storage._cdata)
@@ -260,7 +307,7 @@ class SavedTensorSwapper:
             return True
         return False
 
-    def _new(self, run: Pass, key: tuple[int, int], tensor: torch.Tensor, storage: torch.UntypedStorage) -> LiveRecord:
+    def _new(self, run: Pass, key: tuple[int, ...], tensor: torch.Tensor, storage: torch.UntypedStorage) -> LiveRecord:
         index = len(run.records)
         record = LiveRecord(index, key, storage)
         recorder = run.recorder
@@ -278,7 +325,10 @@ class SavedTensorSwapper:
         self.live += 1
         dtype = str(tensor.dtype).removeprefix("torch.")
         run.add(record, (self._module(), dtype, tuple(tensor.shape)))
-        if not record.pinned:
+        if record.pinned:
+            self.kept["owned"] += record.nbytes
+        else:
+            self.recorded += record.nbytes
             self.mover.count_present(storage)
         return record
 
@@ -288,6 +338,8 @@ class SavedTensorSwapper:
         """Deal with the handles that ended, unless somebody holds the lock: then they will."""
         if threading.current_thread().name.startswith(LANES):
             return  # the collector ran on a thread that copies; what it would wait for, only that thread can do
+        if self._ended.queue and self.mover.engine.capturing():
+            return  # events must not be asked for while a CUDA graph is captured; the next access deals with them
         while self._ended.queue and self._lock.acquire(blocking=False):
             began = time.thread_time()
             try:
@@ -330,8 +382,8 @@ class SavedTensorSwapper:
         run.free(record)
         if copying or record.origin is None:
             return
-        storage = record.origin()
-        run.recorder.pinned[record.index] = storage is not None
-        if storage is not None:
-            self.mover.uncount(storage)
-            del storage
+        if record.handed is not None and record.handed() is not None:
+            # Or the backward has it still: compiled code lets go of what autograd saved before it works on it.
+            self._unjudged.append((run.recorder, record))
+        else:
+            self._judge(run.recorder, record)

@@ -1,0 +1,62 @@
+"""A session's saved-tensor hooks: set on one thread, and out of the way where PyTorch allows none."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+
+import torch
+from torch.autograd import graph
+
+
+class SavedTensorHooks:
+    """The hooks `pack` and `unpack`, from `set` to `remove`, which come from the same thread.
+
+    The transforms of torch.func (grad, vjp, jacrev, hessian) refuse to run while any hooks are set. They ask for that
+    with `torch.autograd.graph.disable_saved_tensors_hooks`, and PyTorch offers nothing that is called before it
+    refuses. So this one public function is replaced from `set` to `remove`: if these hooks are the innermost ones of
+    the calling thread, they are taken off for as long as the context is open, and what is saved meanwhile stays.
+    """
+
+    def __init__(self, pack: Callable[[torch.Tensor], object], unpack: Callable[[object], torch.Tensor]) -> None:
+        # Inside a compiled region Dynamo would compile our own code too, and write into what autograd saves.
+        self._pack = torch.compiler.disable(pack)
+        self._hooks = graph.saved_tensors_hooks(self._pack, torch.compiler.disable(unpack))
+        self._disable = graph.disable_saved_tensors_hooks
+        self._set = False
+        self._aside = False
+
+    def set(self) -> None:
+        """Set the hooks on this thread."""
+        self._hooks.__enter__()
+        self._set = True
+        disable = self._disable
+
+        @contextmanager
+        def disable_saved_tensors_hooks(error_message: str) -> Iterator[None]:
+            with self._put_aside(), disable(error_message):
+                yield
+
+        graph.disable_saved_tensors_hooks = disable_saved_tensors_hooks
+
+    def remove(self) -> None:
+        """Take the hooks off."""
+        graph.disable_saved_tensors_hooks = self._disable
+        self._set = False
+        if not self._aside:
+            self._hooks.__exit__()
+
+    @contextmanager
+    def _put_aside(self) -> Iterator[None]:
+        innermost = torch._C._autograd._top_saved_tensors_default_hooks(True)  # no public name tells
+        if innermost is None or innermost[0] is not self._pack:
+            yield
+            return
+        self._hooks.__exit__()
+        self._aside = True
+        try:
+            yield
+        finally:
+            self._aside = False
+            if self._set:
+                self._hooks.__enter__()
