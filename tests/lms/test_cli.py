@@ -3,6 +3,7 @@
 import json
 import os
 import re
+import stat
 import subprocess
 import sys
 from importlib.util import find_spec
@@ -343,3 +344,47 @@ def test_report_names_the_packages_that_it_needs(
     line = refused(capsys, "report", trace)
     assert "matplotlib" in line
     assert "bascule-lms[report]" in line
+
+
+# Output files
+
+
+def test_a_device_as_output_is_written_to_and_stays(
+    trace: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    pytest.importorskip("matplotlib")
+    device = tmp_path / "null"
+    try:
+        os.mknod(device, stat.S_IFCHR | 0o666, os.makedev(1, 3))
+        device.write_bytes(b"")
+    except OSError as error:
+        pytest.skip(f"no device can be made here: {error.strerror}")
+    for command in (
+        ("simulate", trace, "--json", str(device)),
+        ("report", trace, "-o", str(device), "--picture", str(device)),
+        ("link", "compare", "gh200", "pcie-5", "--json", str(device)),
+    ):
+        told(capsys, *command)
+        assert stat.S_ISCHR(device.lstat().st_mode), command
+
+
+def test_a_link_as_output_is_followed(trace: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    link = tmp_path / "link.json"
+    link.symlink_to("limits.json")
+    told(capsys, "simulate", trace, "--json", str(link))
+    assert link.is_symlink()
+    assert json.loads((tmp_path / "limits.json").read_text())
+
+
+def test_a_script_that_changes_its_folder_does_not_move_the_output(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def run(target: object, options: object, *, trace: Path, report: Path) -> int:
+        os.chdir("/")
+        return trace != tmp_path / "step.json" or report != tmp_path / "step.html"
+
+    launcher = pytest.importorskip("lms.torch.launcher")
+    monkeypatch.setattr(launcher, "run", run)
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "train.py").touch()
+    assert cli.main(["run", "--trace", "step.json", "--report", "step.html", "train.py"]) == 0

@@ -14,11 +14,10 @@ from typing import TYPE_CHECKING
 import lms
 from lms.console import say, warn
 from lms.errors import LMSError, UsageError
-from lms.files import check_output, write_aside
+from lms.files import check_output, write_output
 from lms.link import KNOWN, Link, parse_link
 from lms.link import cli as link_cli
 from lms.options import BOUNDS, Options, add_flags, arguments, from_flags, spelled
-from lms.ranks import own_file, rank_of
 from lms.stats import format_seconds
 from lms.trace import Trace
 from lms.units import format_size
@@ -213,27 +212,25 @@ _NO_LINK = "--link: not given, and {} holds no measured link; name one, such as 
 
 def _run(args: argparse.Namespace) -> int:
     options, target = _prepared(args)
-    check_output("--trace", args.trace)
-    check_output("--report", args.report)
-    if args.report is not None:
+    trace, report = _output("--trace", args.trace), _output("--report", args.report)
+    if report is not None:
         _check_installed("--report", "matplotlib", "jinja2", extra="report")
     from lms.torch import launcher
 
-    return launcher.run(target, options, trace=args.trace, report=args.report)
+    return launcher.run(target, options, trace=trace, report=report)
 
 
 def _plan(args: argparse.Namespace) -> int:
     options, target = _prepared(args)
-    check_output("--trace", args.trace)
-    check_output("--json", args.json)
+    step, table = _output("--trace", args.trace), _output("--json", args.json)
     from lms.torch import launcher
 
     status, trace, link = launcher.record(target, options)
     if trace is None or link is None:
         return status
-    if args.trace is not None:
-        _write("--trace", args.trace, trace.to_json().encode())
-    _answer(trace, link, args.json)
+    if step is not None:
+        write_output("--trace", step, trace.to_json().encode())
+    _answer(trace, link, table)
     return 0
 
 
@@ -269,9 +266,10 @@ def _report(args: argparse.Namespace) -> int:
     if link is None and options.bounded:
         raise UsageError(_NO_LINK.format(args.trace))
     plan = _planned(trace, link, options) if link is not None and options.bounded else None
-    _write("--output", output, render(trace, link=link, plan=plan, title=args.trace.stem).encode())
+    page = render(trace, link=link, plan=plan, title=args.trace.stem)
+    output = write_output("--output", output, page.encode())
     if args.picture is not None:
-        _write("--picture", args.picture, to_png(picture_of(trace, plan)))
+        write_output("--picture", args.picture, to_png(picture_of(trace, plan)))
     print(output)
     return 0
 
@@ -301,19 +299,17 @@ def _prepared(args: argparse.Namespace) -> tuple[Options, Target]:
     return options, target
 
 
+def _output(option: str, path: Path | None) -> Path | None:
+    """Where to write when the script has run, whatever folder it is in by then. Raises as `check_output`."""
+    check_output(option, path)
+    return None if path is None else path.absolute()
+
+
 def _check_installed(what: str, *modules: str, extra: str) -> None:
     missing = [module for module in modules if find_spec(module) is None]
     if missing:
         needed = " and ".join(missing)
         raise UsageError(f"{what} needs {needed}, which is not installed: pip install 'bascule-lms[{extra}]'")
-
-
-def _write(option: str, path: Path, content: bytes) -> None:
-    path = own_file(path, rank_of(os.environ))
-    try:
-        write_aside(path, content)
-    except OSError as error:
-        raise LMSError(f"{option}={str(path)!r}: not written: {error.strerror}") from None
 
 
 def _link(args: argparse.Namespace, trace: Trace) -> Link | None:
@@ -347,7 +343,7 @@ def _answer(trace: Trace, link: Link, path: Path | None) -> None:
 
     limits = limits_of(trace, link)
     if path is not None:
-        _write("--json", path, json.dumps(limit_document(trace, link, limits), indent=2).encode() + b"\n")
+        write_output("--json", path, json.dumps(limit_document(trace, link, limits), indent=2).encode() + b"\n")
     print(limits_text(trace, link, limits))
 
 

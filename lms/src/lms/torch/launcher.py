@@ -18,11 +18,10 @@ from typing import TYPE_CHECKING
 
 from lms.console import say, warn
 from lms.errors import LMSError, UsageError
-from lms.files import write_aside
+from lms.files import write_output
 from lms.link import Link
 from lms.link.watch import Watch
 from lms.options import Options
-from lms.ranks import own_file, rank_of
 from lms.stats import Stats, format_seconds
 from lms.trace import Trace
 from lms.units import format_size
@@ -237,11 +236,10 @@ def _finish(
 
 
 def _write(option: str, path: Path, content: Callable[[], str]) -> bool:
-    path = own_file(path, rank_of(os.environ))
     try:
-        write_aside(path, content().encode())
-    except (OSError, LMSError) as error:
-        say(f"error: {option}={str(path)!r}: not written: {error}")
+        path = write_output(option, path, content().encode())
+    except LMSError as error:
+        say(f"error: {error}")
         return False
     say(f"wrote {path}")
     return True
