@@ -153,7 +153,7 @@ def test_each_rank_has_a_file_of_its_own_and_it_is_the_one_that_is_checked(
 def test_a_folder_behind_a_link_is_refused(tmp_path: Path) -> None:
     (tmp_path / "folder").mkdir()
     (tmp_path / "link").symlink_to("folder")
-    with pytest.raises(UsageError, match="--report='.*link': a folder"):
+    with pytest.raises(UsageError, match=r"--report='.*link': a folder"):
         check_output("--report", tmp_path / "link")
 
 
@@ -161,17 +161,17 @@ def test_a_socket_is_refused(tmp_path: Path) -> None:
     path = tmp_path / "socket"
     with socket.socket(socket.AF_UNIX) as server:
         server.bind(str(path))
-    with pytest.raises(UsageError, match="--json='.*socket': a socket; expected"):
+    with pytest.raises(UsageError, match=r"--json='.*socket': a socket; expected"):
         check_output("--json", path)
 
 
 def test_a_name_that_no_file_system_takes_is_refused(tmp_path: Path) -> None:
-    with pytest.raises(UsageError, match="--json='.*a{256}': .*too long"):
+    with pytest.raises(UsageError, match=r"--json='.*a{256}': .*too long"):
         check_output("--json", tmp_path / ("a" * 256))
 
 
 def test_a_link_below_a_folder_that_is_none_is_refused(tmp_path: Path) -> None:
     (tmp_path / "file").touch()
     (tmp_path / "link").symlink_to("file/step.json")
-    with pytest.raises(UsageError, match="--json='.*link': '.*file' cannot be written to"):
+    with pytest.raises(UsageError, match=r"--json='.*link': '.*file' cannot be written to"):
         check_output("--json", tmp_path / "link")

@@ -22,7 +22,7 @@ from ddl.bench.contest import Entry, LeftOut, Turns
 from ddl.bench.contestants import Contestant
 from ddl.bench.controller import Controller, CrewError
 from ddl.bench.crew import END_SECONDS, Crew, WrongSum, disband
-from ddl.launch import checks, command, folders, job, mpi, process, reach, run
+from ddl.launch import checks, command, folders, job, mpi, output, process, reach, run
 from ddl.launch.console import say, warn
 from ddl.launch.errors import LaunchError, UsageError
 from ddl.launch.job import Found, Job
@@ -214,7 +214,7 @@ def _keep(path: Path, asked: options.Bench, found: Found, planned: Job, outcome:
         "left_out": [asdict(one) for one in outcome.left_out],
         "error": outcome.error,
     }
-    path.write_text(json.dumps(record, indent=1) + "\n")
+    output.write(path, json.dumps(record, indent=1).encode() + b"\n")
 
 
 def _version(name: str) -> str:
