@@ -156,7 +156,8 @@ class Options:
         metadata=_about(
             _folder,
             "DIR",
-            "folder of the file tier (CPU: the temporary folder when not given; GPU: no file tier when not given)",
+            "folder of the file tier, on a disk (CPU, when not given: the temporary folder if it is on a disk, else "
+            "/var/tmp, the working directory or the home folder; GPU, when not given: no file tier)",
         ),
     )
     host_limit: int | None = field(

@@ -10,6 +10,7 @@ import threading
 import warnings
 from collections.abc import Callable, Generator
 from contextlib import contextmanager
+from pathlib import Path
 
 import pytest
 import torch
@@ -320,13 +321,13 @@ def test_a_flipped_byte_in_the_slab_is_found(lms: Make, live: Live) -> None:
         assert identical(gradients(net), theirs)
 
 
-def test_the_slab_has_no_name_and_nobody_else_may_read_it(lms: Make, tmp_path: object) -> None:
-    with lms(spill_dir=tmp_path) as session:
+def test_the_slab_has_no_name_and_nobody_else_may_read_it(lms: Make, on_disk: Path) -> None:
+    with lms(spill_dir=on_disk) as session:
         gradients(model())
         state = os.fstat(session.engine.file.fileno())
         assert state.st_nlink == 0
         assert state.st_mode & 0o777 == 0o600
-        assert list(tmp_path.iterdir()) == []
+        assert list(on_disk.iterdir()) == []
 
 
 # What it says

@@ -6,7 +6,6 @@ import builtins
 import os
 import runpy
 import sys
-import tempfile
 import zipfile
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
@@ -22,6 +21,7 @@ from lms.files import write_output
 from lms.link import Link
 from lms.link.watch import Watch
 from lms.options import Options
+from lms.spill import spill_folder
 from lms.stats import Stats, format_seconds
 from lms.trace import Trace
 from lms.units import format_size
@@ -167,7 +167,7 @@ def watch_link(session: Session) -> tuple[Watch | None, str]:
 
             counters = NvmlCounters(str(getattr(torch.cuda.get_device_properties(device), "uuid", "")))
         else:
-            counters = DiskCounters(session.options.spill_dir or Path(tempfile.gettempdir()))
+            counters = DiskCounters(spill_folder(session.options.spill_dir))
     except (LMSError, OSError) as error:
         return None, str(error)
     return Watch(counters), ""
