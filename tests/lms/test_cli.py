@@ -6,6 +6,7 @@ import re
 import stat
 import subprocess
 import sys
+from dataclasses import replace
 from importlib.util import find_spec
 from pathlib import Path
 
@@ -164,6 +165,31 @@ def test_what_cannot_work_is_refused_before_the_script_runs(
     assert said in refused(capsys, command, *argv)
 
 
+@pytest.mark.parametrize(
+    ("target", "leave_out"),
+    [
+        (["python", "train.py", "--epochs", "3"], "'python'.* `lms run train.py --epochs 3`"),
+        (["python3.12", "-u", "-m", "package.train"], "'python3.12'.* `lms run -m package.train`"),
+        ([sys.executable, "train.py"], "python.* `lms run train.py`"),
+    ],
+)
+def test_an_interpreter_before_the_script_is_to_be_left_out(
+    target: list[str], leave_out: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert re.search(f"SCRIPT=.*{leave_out}", refused(capsys, "run", "--limit", "1GB", *target))
+    assert "`lms plan " in refused(capsys, "plan", *target)
+
+
+def test_a_script_may_be_called_python(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    launcher = pytest.importorskip("lms.torch.launcher")
+    monkeypatch.setattr(launcher, "run", lambda target, *_, **__: print(target.name) or 0)
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "python").write_text("print()")
+    assert told(capsys, "run", "python", "x") == "python\n"
+
+
 def test_a_wrong_variable_is_refused_by_its_name(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -320,6 +346,16 @@ def test_report_writes_a_page_beside_the_trace_and_says_where(trace: str, capsys
     assert out == f"{page}\n"
     assert "<svg" in page.read_text()
     assert "decision" not in page.read_text()
+
+
+def test_report_has_the_name_of_the_script_that_was_recorded(
+    trace: str, capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    told(capsys, "report", trace)
+    assert "<h1>step</h1>" in (tmp_path / "step.html").read_text()
+    replace(Trace.load(trace), machine={"script": "train.py"}).save(trace)
+    told(capsys, "report", trace)
+    assert "<h1>train.py</h1>" in (tmp_path / "step.html").read_text()
 
 
 def test_report_with_a_limit_shows_the_plan_and_writes_the_picture(

@@ -5,9 +5,12 @@ from __future__ import annotations
 import argparse
 import json
 import os
+import re
+import shlex
 import sys
 from collections.abc import Sequence
 from importlib.util import find_spec
+from itertools import dropwhile
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -266,7 +269,7 @@ def _report(args: argparse.Namespace) -> int:
     if link is None and options.bounded:
         raise UsageError(_NO_LINK.format(args.trace))
     plan = _planned(trace, link, options) if link is not None and options.bounded else None
-    page = render(trace, link=link, plan=plan, title=args.trace.stem)
+    page = render(trace, link=link, plan=plan, title=trace.machine.get("script") or args.trace.stem)
     output = write_output("--output", output, page.encode())
     if args.picture is not None:
         write_output("--picture", args.picture, to_png(picture_of(trace, plan)))
@@ -288,6 +291,8 @@ def _prepared(args: argparse.Namespace) -> tuple[Options, Target]:
         raise UsageError("SCRIPT: none given; expected the path of a Python script, or -m MODULE")
     else:
         path = Path(name)
+        if _PYTHON.fullmatch(path.name) and not _is_script(path):
+            raise UsageError(_without_python(name, rest, "run" if args.action is _run else "plan"))
         wrong = "no such file" if not path.exists() else ""
         if path.is_dir() and not (path / "__main__.py").is_file():
             wrong = "a folder without __main__.py"
@@ -297,6 +302,26 @@ def _prepared(args: argparse.Namespace) -> tuple[Options, Target]:
     options = from_flags(args)
     _check_installed("lms run", "torch", extra="torch")
     return options, target
+
+
+_PYTHON = re.compile(r"python[0-9.]*")
+
+
+def _is_script(path: Path) -> bool:
+    """Whether it is a file that is no program of the system's."""
+    try:
+        with path.open("rb") as file:
+            return file.read(4) != b"\x7fELF"
+    except OSError:
+        return False
+
+
+def _without_python(name: str, rest: list[str], command: str) -> str:
+    target = list(dropwhile(lambda word: word.startswith("-") and word != "-m", rest)) or ["train.py"]
+    return (
+        f"SCRIPT={name!r}: leave the interpreter out, as in `lms {command} {shlex.join(target)}`: "
+        f"the script runs in the Python of lms, {sys.executable}"
+    )
 
 
 def _output(option: str, path: Path | None) -> Path | None:

@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 
 import lms
+from lms import cap
 from lms.torch.launcher import ENVIRONMENT, missing_environment
 from lms.trace import Trace
 
@@ -76,6 +77,16 @@ def test_nothing_of_a_framework_is_loaded_before_the_process_is_set_up() -> None
     assert (done.stdout, done.stderr) == ("set()\n", "")
 
 
+def test_a_limit_above_the_control_groups_is_refused_before_the_script_runs(train: Path) -> None:
+    if cap.method() == "RLIMIT_DATA":
+        pytest.skip("no cgroup can be made here")
+    argv = [sys.executable, "-m", "lms", "run", "--limit", "2GB", str(train), "3"]
+    done = cap.run(argv, limit_bytes=10**9, env=environment())
+    assert (done.returncode, done.killed, done.stdout) == (2, False, "")
+    said = r"lms: error: limit 2 GB: this process may use 1 GB .*give at most 900 MB"
+    assert re.search(said, done.stderr), done.stderr
+
+
 def test_what_the_user_set_in_the_environment_stays() -> None:
     assert missing_environment({}) == ENVIRONMENT
     assert missing_environment(ENVIRONMENT) == {}
@@ -95,7 +106,8 @@ def test_a_script_prints_what_it_prints_without_lms_and_stderr_says_what_was_don
     assert Trace.load(trace).saved >= 15 * 1024 * 1024
     assert Trace.load(trace).link
     assert "LMS, measured" in report.read_text()
-    assert "train.py 3" in report.read_text()
+    assert "<h1>train.py</h1>" in report.read_text()
+    assert Trace.load(trace).machine["script"] == "train.py"
 
 
 LOOK = """

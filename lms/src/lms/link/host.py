@@ -9,6 +9,7 @@ import os
 import platform
 import re
 import sys
+from collections.abc import Iterable
 from dataclasses import dataclass
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
@@ -56,6 +57,21 @@ def available_memory(root: Path = ROOT) -> int:
 def memory_room(share: float) -> int:
     """`share` of the memory that could be taken now, or of what the control group allows where that is less; bytes."""
     return int(min(available_memory(), memory_capacity()) * share)
+
+
+def last_cache(cpus: Iterable[int], root: Path = ROOT) -> int:
+    """Bytes that the last caches of `cpus` hold together; 0 if the kernel does not say."""
+    caches: dict[str, int] = {}  # by the processors that share it
+    for cpu in cpus:
+        found = []
+        for path in (root / f"sys/devices/system/cpu/cpu{cpu}/cache").glob("index[0-9]*"):
+            level, size = _read(path / "level").strip(), re.fullmatch(r"(\d+)K", _read(path / "size").strip())
+            if level.isdigit() and size:
+                found.append((int(level), int(size[1]) * 1024, _read(path / "shared_cpu_list").strip()))
+        if found:
+            _, nbytes, shared = max(found)
+            caches[shared] = nbytes
+    return sum(caches.values())
 
 
 def processor(root: Path = ROOT) -> str:

@@ -51,13 +51,13 @@ class Series:
     points: tuple[Point, ...] = ()  # sizes ascending
 
     @classmethod
-    def of(cls, direction: Direction, via: str, points: Sequence[Point]) -> Series:
-        """The series that `points` are; at least one, sizes ascending.
+    def of(cls, direction: Direction, via: str, points: Sequence[Point], least: int = 0) -> Series:
+        """The series that `points` are, sizes ascending; at least one must be of `least` bytes or more.
 
         The rate is that of the large copies together, so that neither what one size happened to meet nor the burst
-        that a throttled disk lets pass decides it. The latency is what the smallest copy took beyond its bytes.
+        that a throttled disk lets pass decides it. Copies below `least` do not count for it. The latency is what the smallest copy took beyond its bytes.
         """
-        large = [one for one in points if one.nbytes * _SUSTAINED >= points[-1].nbytes]
+        large = [one for one in points if one.nbytes >= max(points[-1].nbytes / _SUSTAINED, least)]
         rate = sum(one.nbytes for one in large) / sum(one.seconds for one in large)
         return cls(direction, via, rate, max(0.0, points[0].seconds - points[0].nbytes / rate), tuple(points))
 

@@ -13,7 +13,9 @@ from collections.abc import Sequence
 from itertools import pairwise
 from typing import TYPE_CHECKING, NamedTuple, Protocol, cast
 
+from lms.errors import UsageError
 from lms.tiers.capacity import memory_capacity
+from lms.units import format_size
 
 if TYPE_CHECKING:
     import torch
@@ -21,6 +23,7 @@ if TYPE_CHECKING:
 Mark = object  # a point in the computation's time, as its device gave it: for `elapsed` and nothing else
 
 _PAGE = os.sysconf("SC_PAGE_SIZE")
+_SAFE = 0.9  # of the capacity: what an error suggests
 _M_MMAP_THRESHOLD = -3  # malloc.h
 _THRESHOLD = 65536  # bytes; blocks from here on get a mapping of their own, which goes back when they are freed
 
@@ -56,9 +59,9 @@ class Device(Protocol):
         """Seconds between neighbouring marks, one less than there are marks. May block until the last is reached."""
 
     def prepare(self, limit: int | None) -> str | None:
-        """Set what makes freed memory count no longer; a warning for the user where that cannot be done.
+        """Set what makes freed memory count no longer; a warning for the user if that cannot be done.
 
-        What is kept for reuse is kept only while `limit` holds.
+        What is kept for reuse is kept only while `limit` holds. Raises UsageError if `limit` is above what there is.
         """
 
     def release(self) -> None:
@@ -203,7 +206,11 @@ class CpuDevice:
         return [after - before for before, after in pairwise(times)]
 
     def prepare(self, limit: int | None) -> str | None:
-        """Have tensors come from the pool, or else the C library return freed ones at once; what it costs."""
+        """Have tensors come from the pool, or else the C library return freed ones at once; what it costs.
+
+        A limit is this process's own, so it may be above its even part of a shared host.
+        """
+        _check(limit, memory_capacity(), "this process may use", "the machine's memory, or its control group's limit")
         self._limit = limit
         if self._offered is not None and self._offered.install():
             self._pool = self._offered
@@ -265,6 +272,7 @@ class CudaDevice:
 
     def prepare(self, limit: int | None) -> str | None:
         """Nothing is to be set."""
+        _check(limit, self.capacity(), f"{self.name} has", "its memory")
         return None
 
     def release(self) -> None:
@@ -274,6 +282,14 @@ class CudaDevice:
         # What memory_allocated reads, without the flat dictionary of a hundred figures that it sorts first.
         figures = self._cuda.memory_stats_as_nested_dict(self._device)
         return int(figures["allocated_bytes"]["all"][which]) if figures else 0
+
+
+def _check(limit: int | None, capacity: int, whose: str, what: str) -> None:
+    if limit is not None and limit > capacity:
+        raise UsageError(
+            f"limit {format_size(limit)}: {whose} {format_size(capacity)} ({what}), which no limit can be above; "
+            f"give at most {format_size(_SAFE * capacity)}, or frac={_SAFE}"
+        )
 
 
 def _return_freed() -> str | None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import builtins
 import os
 import runpy
+import shlex
 import sys
 import zipfile
 from collections.abc import Callable, Mapping
@@ -46,6 +47,11 @@ class Target:
     name: str
     args: tuple[str, ...] = ()
     is_module: bool = False
+
+    @property
+    def title(self) -> str:
+        """What people call it: the script's name without its folder, or the module's."""
+        return self.name if self.is_module else Path(os.path.abspath(self.name)).name
 
 
 def missing_environment(environ: Mapping[str, str]) -> dict[str, str]:
@@ -93,10 +99,19 @@ def record(target: Target, options: Options) -> tuple[int, Trace | None, Link | 
         if step is None:
             raise LMSError(f"{target.name} ended too early: {_why_no_step(session)}")
         link = Link.from_dict(step.link) if step.link else session.link()
-        return 0, replace(step, link=link.to_dict()), link
+        return 0, _of(target, step, link), link
     finally:
         stop.remove()
         session.close()
+
+
+def _of(target: Target, step: Trace, link: Link) -> Trace:
+    """The step with what it was recorded of: the script's name, and the link."""
+    return replace(step, link=link.to_dict(), machine={"script": target.title, **step.machine})
+
+
+def _arguments(target: Target) -> dict[str, str]:
+    return {"arguments": shlex.join(target.args)} if target.args else {}
 
 
 def _why_no_step(session: Session) -> str:
@@ -193,7 +208,7 @@ def _finish(
         step, timeline = session.trace, session.timeline
         if step is not None and (trace is not None or report is not None):
             link = Link.from_dict(step.link) if step.link else session.link()
-            step = replace(step, link=link.to_dict())
+            step = _of(target, step, link)
     except LMSError as error:
         warn(f"no link was measured: {error}")
         problems = True
@@ -217,19 +232,18 @@ def _finish(
     if report is not None:
         from lms.report import render
 
-        title = f"{Path(target.name).name} {' '.join(target.args)}".strip()
         problems |= not _write(
             "--report",
             report,
             lambda: render(
-                step,
+                replace(step, machine={**step.machine, **_arguments(target)}),
                 link=link,
                 plan=session.plan,
                 ran=timeline,
                 stats=counters,
                 watched=watched,
                 unwatched=unwatched,
-                title=title,
+                title=target.title,
             ),
         )
     return problems
