@@ -25,8 +25,8 @@ Open = Callable[[], AbstractContextManager[Copy]]
 class Task:
     """One series to measure. `weight` is its share of the time.
 
-    `via` and `sizes` are asked for when its turn comes: what was measured before it may decide them. A copy of less than
-    `least` bytes may stay in a cache, so it does not count for the rate; without a larger one there is no figure.
+    `via` and `sizes` are asked for when its turn comes: what was measured before it may decide them. A copy of less
+    than `least` bytes may stay in a cache, so it does not count for the rate; without a larger one there is no figure.
     """
 
     direction: Direction
@@ -99,8 +99,8 @@ def _with(link: MeasuredLink, task: Task, seconds: float, clock: Callable[[], fl
     points = [replace(point, nbytes=point.nbytes * ways) for point in swept.points]
     if swept.points[-1].nbytes < task.least:
         raise LMSError(
-            f"{task.via()}: no copy of {format_size(task.least)} or more fitted into the time, and smaller ones may lie "
-            "in the caches"
+            f"{task.via()}: no copy of {format_size(task.least)} or more fitted into the time, "
+            "and smaller ones may lie in the caches"
         )
     series = Series.of(task.direction, task.via(), points, task.least)
     task.done(series)

@@ -55,7 +55,8 @@ class Series:
         """The series that `points` are, sizes ascending; at least one must be of `least` bytes or more.
 
         The rate is that of the large copies together, so that neither what one size happened to meet nor the burst
-        that a throttled disk lets pass decides it. Copies below `least` do not count for it. The latency is what the smallest copy took beyond its bytes.
+        that a throttled disk lets pass decides it. Copies below `least` do not count for it. The latency is what the
+        smallest copy took beyond its bytes.
         """
         large = [one for one in points if one.nbytes >= max(points[-1].nbytes / _SUSTAINED, least)]
         rate = sum(one.nbytes for one in large) / sum(one.seconds for one in large)
