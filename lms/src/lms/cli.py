@@ -293,8 +293,8 @@ def _prepared(args: argparse.Namespace) -> tuple[Options, Target]:
         path = Path(name)
         if _PYTHON.fullmatch(path.name) and not _is_script(path):
             raise UsageError(_without_python(name, rest, "run" if args.action is _run else "plan"))
-        wrong = "no such file" if not path.exists() else ""
-        if path.is_dir() and not (path / "__main__.py").is_file():
+        wrong = "no such file" if not os.path.exists(path) else ""  # False also for a name that is too long
+        if os.path.isdir(path) and not (path / "__main__.py").is_file():
             wrong = "a folder without __main__.py"
         if wrong:
             raise UsageError(f"SCRIPT={name!r}: {wrong}; expected the path of a Python script, or -m MODULE")

@@ -56,11 +56,11 @@ def test_a_series_survives_json() -> None:
 @pytest.mark.parametrize(
     ("change", "words"),
     [
-        ({"rate": 0.0}, "rate 0.0"),
-        ({"rate": "fast"}, "rate 'fast'"),
-        ({"rate": float("nan")}, "rate nan"),
-        ({"latency": -1.0}, "latency -1.0"),
-        ({"direction": "up"}, "direction 'up'"),
+        ({"rate": 0.0}, "rate: expected a number .*found 0.0"),
+        ({"rate": "fast"}, "rate: expected a number .*found 'fast'"),
+        ({"rate": float("nan")}, "rate: expected a number .*found nan"),
+        ({"latency": -1.0}, "latency: expected a number .*found -1.0"),
+        ({"direction": "up"}, "direction: expected one of .*found 'up'"),
     ],
 )
 def test_figures_that_are_none_are_refused(change: dict[str, object], words: str) -> None:
