@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING
 
 import lms
 from lms.console import say, warn
-from lms.errors import LMSError, UsageError
+from lms.errors import LMSError, UsageError, remedy
 from lms.files import check_output, write_output
 from lms.link import KNOWN, Link, parse_link
 from lms.link import cli as link_cli
@@ -52,6 +52,10 @@ def main(argv: Sequence[str] | None = None) -> int:
         # Whoever read our output (a pager, head) has enough. Python would complain again when it flushes at its end.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 0
+    except OSError as error:  # of our own: a script's is shown as Python shows it
+        what = f"{error.filename}: {error.strerror}" if error.filename else str(error)
+        say(f"error: {what}; {remedy(error, 'lms cannot go on without it')}")
+        return LMSError.exit_status
 
 
 def _parser() -> argparse.ArgumentParser:

@@ -51,7 +51,7 @@ def test_a_kernel_that_refuses_the_reset_is_mentioned_once(monkeypatch: pytest.M
         raise PermissionError(13, "Permission denied")
 
     device = CpuDevice()
-    monkeypatch.setattr(module, "open", refuse, raising=False)
+    monkeypatch.setattr(module.os, "open", refuse)
     with pytest.warns(RuntimeWarning, match=r"refuses to reset.*Permission denied"):
         device.reset_peak()
     with warnings.catch_warnings():

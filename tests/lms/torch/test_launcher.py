@@ -275,3 +275,15 @@ def test_plan_passes_on_the_failure_of_a_script(tmp_path: Path) -> None:
     assert done.returncode == 1
     assert done.stderr.rstrip().endswith("RuntimeError: mine")
     assert "may stay" not in done.stdout
+
+
+@pytest.mark.parametrize("files", [6, 7])
+def test_too_few_open_files_are_one_line_of_lms(train: Path, files: int) -> None:
+    limited = f"import resource, sys; resource.setrlimit(resource.RLIMIT_NOFILE, ({files}, {files}))"
+    command = f"{limited}; from lms.cli import main; sys.exit(main())"
+    done = python("-c", command, "run", "--budget", "4MB", train, "3")
+    assert done.returncode in (1, 2, 4)
+    assert "Traceback" not in done.stderr
+    (line,) = [line for line in said(done) if line.startswith("error: ")]
+    assert "Too many open files" in line
+    assert "raise the limit of open files (ulimit -n)" in line

@@ -13,7 +13,7 @@ from collections.abc import Sequence
 from itertools import pairwise
 from typing import TYPE_CHECKING, NamedTuple, Protocol, cast
 
-from lms.errors import UsageError
+from lms.errors import TOO_MANY_FILES, LMSError, UsageError, remedy
 from lms.tiers.capacity import memory_capacity
 from lms.units import format_size
 
@@ -107,12 +107,19 @@ class CpuDevice:
     With a `pool` freed tensors stay in it, resident and ready for the next: the step then pays for no page twice. What
     is idle there is not in use, and is returned as far as the limit needs it. `sharing` processes use the machine's
     memory alike, this one included: the ranks of one host.
+
+    The kernel's files that tell all this are opened once, so that a script may use up its open files. Raises LMSError if
+    they cannot be read.
     """
 
     name = "cpu"
 
     def __init__(self, pool: Pool | None = None, sharing: int = 1) -> None:
-        self._open()
+        try:
+            self._open()
+            self._whole = memory_capacity()
+        except OSError as error:
+            raise _unreadable(error) from None
         self._sharing = sharing
         self._warned = False
         self._offered = pool
@@ -126,7 +133,7 @@ class CpuDevice:
         self._status = os.open("/proc/self/status", os.O_RDONLY | os.O_CLOEXEC)
 
     def _close(self) -> None:
-        for name in ("_statm", "_status"):
+        for name in ("_statm", "_status", "_clear"):
             if name in self.__dict__:
                 os.close(self.__dict__.pop(name))
 
@@ -143,7 +150,7 @@ class CpuDevice:
 
     def capacity(self) -> int:
         """The lesser of what the machine has and what the control group allows, or this process's part of it."""
-        return memory_capacity() // self._sharing
+        return self._whole // self._sharing
 
     def current(self) -> int:
         """Resident bytes in use, exact to some pages a core (the kernel counts them by core)."""
@@ -180,13 +187,18 @@ class CpuDevice:
         return int(text[at + 6 : text.index(b"kB", at)]) * 1024
 
     def reset_peak(self) -> None:
-        """Let `peak` begin anew; where the kernel refuses, warn once and go on."""
+        """Let `peak` begin anew; if the kernel refuses, warn once and go on."""
         if self._pool is not None:
             self._pool.reset_peak()
+        if not self._is_open():
+            return
         try:
-            with open("/proc/self/clear_refs", "wb", buffering=0) as file:
-                file.write(b"5")
+            if "_clear" not in self.__dict__:
+                self._clear = os.open("/proc/self/clear_refs", os.O_WRONLY | os.O_CLOEXEC)
+            os.pwrite(self._clear, b"5", 0)
         except OSError as error:
+            if error.errno in TOO_MANY_FILES:
+                raise _unreadable(error) from None
             if not self._warned:
                 self._warned = True
                 warnings.warn(
@@ -210,7 +222,7 @@ class CpuDevice:
 
         A limit is this process's own, so it may be above its even part of a shared host.
         """
-        _check(limit, memory_capacity(), "this process may use", "the machine's memory, or its control group's limit")
+        _check(limit, self._whole, "this process may use", "the machine's memory, or its control group's limit")
         self._limit = limit
         if self._offered is not None and self._offered.install():
             self._pool = self._offered
@@ -282,6 +294,11 @@ class CudaDevice:
         # What memory_allocated reads, without the flat dictionary of a hundred figures that it sorts first.
         figures = self._cuda.memory_stats_as_nested_dict(self._device)
         return int(figures["allocated_bytes"]["all"][which]) if figures else 0
+
+
+def _unreadable(error: OSError) -> LMSError:
+    advice = remedy(error, "LMS needs Linux's /proc")
+    return LMSError(f"{error.filename}: {error.strerror}: it tells how much memory is in use; {advice}")
 
 
 def _check(limit: int | None, capacity: int, whose: str, what: str) -> None:

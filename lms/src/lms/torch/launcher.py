@@ -17,7 +17,7 @@ from types import ModuleType, TracebackType
 from typing import TYPE_CHECKING
 
 from lms.console import say, warn
-from lms.errors import LMSError, UsageError
+from lms.errors import LMSError, UsageError, remedy
 from lms.files import write_output
 from lms.link import Link
 from lms.link.watch import Watch
@@ -230,12 +230,11 @@ def _finish(
     if trace is not None:
         problems |= not _write("--trace", trace, step.to_json)
     if report is not None:
-        from lms.report import render
 
-        problems |= not _write(
-            "--report",
-            report,
-            lambda: render(
+        def page() -> str:
+            from lms.report import render
+
+            return render(
                 replace(step, machine={**step.machine, **_arguments(target)}),
                 link=link,
                 plan=session.plan,
@@ -244,8 +243,9 @@ def _finish(
                 watched=watched,
                 unwatched=unwatched,
                 title=target.title,
-            ),
-        )
+            )
+
+        problems |= not _write("--report", report, page)
     return problems
 
 
@@ -254,6 +254,9 @@ def _write(option: str, path: Path, content: Callable[[], str]) -> bool:
         path = write_output(option, path, content().encode())
     except LMSError as error:
         say(f"error: {error}")
+        return False
+    except (OSError, ImportError) as error:  # what makes the content could not be loaded
+        say(f"error: {option}={str(path)!r}: not written: {error}")
         return False
     say(f"wrote {path}")
     return True
@@ -288,7 +291,12 @@ def _execute_file(name: str) -> None:
     if not sys.flags.safe_path:
         sys.path.insert(0, os.path.dirname(os.path.realpath(path)))
     loader = SourceFileLoader("__main__", path)
-    code = loader.source_to_code(loader.get_data(path), path)
+    try:
+        source = loader.get_data(path)
+    except OSError as error:
+        advice = remedy(error, "expected a Python script that this user may read")
+        raise UsageError(f"SCRIPT={name!r}: {error.strerror}; {advice}") from None
+    code = loader.source_to_code(source, path)
     module = ModuleType("__main__")
     module.__dict__.update(__file__=path, __loader__=loader, __builtins__=builtins, __cached__=None)
     sys.modules["__main__"] = module
