@@ -11,6 +11,7 @@ from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 
 from ddl.launch import output
+from ddl.launch.machine import kernel
 
 OUT = Path(__file__).resolve().parents[2] / "out" / "bench"
 
@@ -32,7 +33,7 @@ def now() -> str:
 
 def described() -> dict[str, str]:
     """The processor, the kernel and the Python."""
-    return {"processor": processor(), "kernel": platform.release(), "python": platform.python_version()}
+    return {"processor": processor(), "kernel": kernel(), "python": platform.python_version()}
 
 
 def versions() -> dict[str, str]:

@@ -140,7 +140,7 @@ def _add_run(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> N
         "  lms run --budget 0 --trace step.json --report step.html train.py\n"
         "\n"
         "exit status: the script's own; 1 after its exception, 2 wrong usage, 3 the limit is below the floor,\n"
-        "4 the disk or host memory refused bytes, 5 bytes came back changed, 130 after Ctrl-C",
+        "4 the disk or host memory refused bytes, 5 bytes came back short or, with --verify, changed, 130 after Ctrl-C",
         usage=_USAGE.format("run"),
     )
     add_flags(parser)

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import os
 import tempfile
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import suppress
 from pathlib import Path
 
 from lms.errors import UsageError
@@ -40,14 +41,15 @@ def spill_folder(given: Path | None = None, among: Iterable[Path] | None = None)
     raise UsageError(f"spill_dir: not given, and no usual folder is on a disk ({reasons}); {_CHOOSE}")
 
 
-def _usual() -> list[Path]:
-    folders = []
-    for find in (lambda: Path(tempfile.gettempdir()), lambda: Path("/var/tmp"), Path.cwd, Path.home):
-        try:
-            folders.append(find())
-        except (OSError, RuntimeError):  # no temporary folder can be used, the working directory is gone, no home
-            continue
-    return folders
+def _usual() -> Iterator[Path]:
+    finders: tuple[Callable[[], Path], ...] = (_temporary, lambda: Path("/var/tmp"), Path.cwd, Path.home)
+    for find in finders:
+        with suppress(OSError, RuntimeError):  # no temporary folder can be used, the working directory is gone, no home
+            yield find()
+
+
+def _temporary() -> Path:
+    return Path(tempfile.gettempdir())
 
 
 def _in_memory(folder: Path) -> str:

@@ -78,6 +78,13 @@ def test_the_last_caches_count_once_however_many_processors_share_them(tmp_path:
     assert host.last_cache([7], tmp_path) == 0
 
 
+def test_a_kernel_is_named_by_the_first_two_numbers_of_its_version(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("platform.release", lambda: "6.18.44-host-v7")
+    assert host.machine()["kernel"] == "6.18"
+    monkeypatch.setattr("platform.release", lambda: "unreleased")
+    assert host.kernel() == "not known"
+
+
 def test_a_control_group_that_allows_less_counts(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(host, "available_memory", lambda: 100)
     monkeypatch.setattr(host, "memory_capacity", lambda: 40)

@@ -26,6 +26,7 @@ from ddl.launch import checks, command, folders, job, mpi, output, process, reac
 from ddl.launch.console import say, warn
 from ddl.launch.errors import LaunchError, UsageError
 from ddl.launch.job import Found, Job
+from ddl.launch.machine import kernel
 from ddl.planning import interface, picture
 from ddl.planning.network import DescriptionError, Network
 from ddl.planning.picture import PictureError
@@ -195,7 +196,11 @@ def _keep(path: Path, asked: options.Bench, found: Found, planned: Job, outcome:
         "host_names": planned.hosts,
         "network": None if asked.network is None else asked.network.to_dict(),
         "date": time.strftime("%Y-%m-%d"),
-        "machine": {"system": platform.platform(), "processor": platform.machine(), "cores": os.cpu_count()},
+        "machine": {
+            "system": f"{platform.system()} {kernel()}",
+            "processor": platform.machine(),
+            "cores": os.cpu_count(),
+        },
         "versions": {
             "ddl": ddl.__version__,
             "mpi": str(found.mpi),

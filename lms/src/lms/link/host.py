@@ -89,6 +89,12 @@ def hypervisor(root: Path = ROOT) -> bool | None:
     return None if flags is None else "hypervisor" in flags[1].split()
 
 
+def kernel() -> str:
+    """The first two numbers of its version: what figures may depend on, and not which build of it a host runs."""
+    found = re.match(r"\d+\.\d+", platform.release())
+    return found[0] if found else "not known"
+
+
 def machine(root: Path = ROOT) -> dict[str, str]:
     """What a reader of the figures must know of the machine, and the versions that measured it."""
     facts = {
@@ -96,7 +102,7 @@ def machine(root: Path = ROOT) -> dict[str, str]:
         "processor": f"{len(os.sched_getaffinity(0))} x {processor(root)}",
         "virtual": {True: "yes", False: "no", None: "not known"}[hypervisor(root)],
         "NUMA nodes": str(len(nodes(root))),
-        "kernel": platform.release(),
+        "kernel": kernel(),
         "Python": platform.python_version(),
         "lms": lms.__version__,
         "numpy": _version("numpy"),

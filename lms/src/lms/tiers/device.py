@@ -108,8 +108,8 @@ class CpuDevice:
     is idle there is not in use, and is returned as far as the limit needs it. `sharing` processes use the machine's
     memory alike, this one included: the ranks of one host.
 
-    The kernel's files that tell all this are opened once, so that a script may use up its open files. Raises LMSError if
-    they cannot be read.
+    The kernel's files that tell all this are opened once, so that a script may use up its open files. Raises LMSError
+    if they cannot be read.
     """
 
     name = "cpu"

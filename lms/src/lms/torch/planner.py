@@ -11,6 +11,7 @@ import torch
 
 from lms.errors import LimitError
 from lms.link import Link
+from lms.link.host import kernel
 from lms.plan import Plan, make_plan, plain_peak
 from lms.tiers.device import Device
 from lms.torch.engine import Engine
@@ -226,7 +227,7 @@ class PassPlanner:
 def machine() -> dict[str, str]:
     """What the figures were measured on."""
     return {
-        "system": f"{platform.system()} {platform.release()} {platform.machine()}",
+        "system": f"{platform.system()} {kernel()} {platform.machine()}",
         "python": platform.python_version(),
         "torch": torch.__version__,
         "threads": str(torch.get_num_threads()),
