@@ -297,6 +297,10 @@ def test_a_limit_below_the_floor_is_refused_with_the_floor_and_its_module(
         assert part in line
 
 
+def test_a_folder_as_a_trace_is_a_usage_error(capsys: pytest.CaptureFixture[str]) -> None:
+    assert "TRACE='.': Is a directory" in refused(capsys, "report", ".")
+
+
 @pytest.mark.parametrize("command", ["simulate", "report"])
 def test_a_trace_that_is_missing_is_a_usage_error(command: str, capsys: pytest.CaptureFixture[str]) -> None:
     assert "TRACE='none.json': No such file" in refused(capsys, command, "none.json")

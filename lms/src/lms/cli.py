@@ -260,10 +260,10 @@ def _simulate(args: argparse.Namespace) -> int:
 
 
 def _report(args: argparse.Namespace) -> int:
-    output = args.output if args.output is not None else args.trace.with_suffix(".html")
     options = from_flags(args)
     _check_installed("lms report", "matplotlib", "jinja2", extra="report")
     trace = Trace.load(args.trace)
+    output = args.output if args.output is not None else args.trace.with_suffix(".html")
     check_output("--output", output)
     check_output("--picture", args.picture)
     from lms.picture import to_png

@@ -8,6 +8,7 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping
 from reprlib import repr as shortened
+from unicodedata import category
 
 MOST_BYTES = 1 << 48  # of any one size: sums, and batches thousands of times as large, still fit into 64 bits
 MOST_SECONDS = 1e9
@@ -37,8 +38,8 @@ def items(value: object, where: str) -> list[object]:
 
 
 def text(value: object, where: str) -> str:
-    """Text that can be printed."""
-    if not isinstance(value, str) or (not value.isascii() and _is_broken(value)):
+    """Text that can be printed: no half characters (lone surrogates), and none that control a terminal."""
+    if not isinstance(value, str) or not (value.isprintable() or all(map(_is_harmless, value))):
         raise ValueError(f"{where}: expected a text, found {shortened(value)}")
     return value
 
@@ -90,10 +91,5 @@ def only(document: Mapping[str, object], names: set[str], where: str = "") -> No
         raise ValueError(f"{where}{': ' if where else ''}unknown field {shortened(unknown[0])}")
 
 
-def _is_broken(value: str) -> bool:
-    """Whether it holds half a character (a lone surrogate), which no output can be written with."""
-    try:
-        value.encode()
-    except UnicodeEncodeError:
-        return True
-    return False
+def _is_harmless(letter: str) -> bool:
+    return letter in "\n\t" or category(letter) not in ("Cc", "Cs")
