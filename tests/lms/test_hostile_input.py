@@ -275,26 +275,32 @@ OPTIONS = sorted({word for line in SOUND for word in line.split() if word.starts
 
 
 def shuffled(line: str, chance: random.Random) -> list[str]:
-    """The option list with one to three words replaced, removed, added, exchanged or cut."""
+    """The option list with one to three words replaced, removed, added, exchanged or cut; the command itself seldom."""
     words = line.split()
+    command = 0 if chance.random() < 0.05 else 2 if words[0] == "link" else 1
     for _ in range(chance.choice((1, 1, 1, 2, 3))):
-        at = chance.randrange(len(words)) if words else 0
-        match chance.randrange(7):
-            case 0 if words:
+        if len(words) <= command:
+            break
+        at = chance.randrange(command, len(words))
+        values = [place for place in range(command + 1, len(words)) if words[place - 1].startswith("-")]
+        match chance.randrange(10):
+            case 0:
                 del words[at]
             case 1:
                 words.insert(at, chance.choice(OPTIONS))
             case 2:
                 words.insert(at, chance.choice(VALUES))
-            case 3 if len(words) > 1:
-                other = chance.randrange(len(words))
+            case 3:
+                other = chance.randrange(command, len(words))
                 words[at], words[other] = words[other], words[at]
-            case 4 if words:
+            case 4:
                 words[at] = words[at][: chance.randrange(len(words[at]) + 1)]
-            case 5 if words and words[at].startswith("--"):
+            case 5 if words[at].startswith("--"):
                 words[at] = f"{words[at]}={chance.choice(VALUES)}"
-            case _ if words:
+            case 6:
                 words[at] = chance.choice(VALUES)
+            case _ if values:
+                words[chance.choice(values)] = chance.choice(VALUES)
     return words
 
 
