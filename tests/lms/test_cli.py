@@ -247,6 +247,12 @@ def test_simulate_with_a_limit_prints_what_it_costs(trace: str, capsys: pytest.C
     assert "layer3" not in out
 
 
+def test_the_largest_size_is_one_that_can_be_planned_with(trace: str, capsys: pytest.CaptureFixture[str]) -> None:
+    for bound in ("--budget", "--limit"):
+        assert "swapped       0 of" in told(capsys, "simulate", trace, bound, str(2**62))
+        assert "at most 2**62 bytes" in refused(capsys, "simulate", trace, bound, str(2**63))
+
+
 def test_simulate_lists_every_record_with_its_reason_when_asked(trace: str, capsys: pytest.CaptureFixture[str]) -> None:
     lines = told(capsys, "simulate", trace, "--budget", "0", "--records").splitlines()
     listed = [line for line in lines if re.match(r" +\d+ +100 MB  layer\d  (goes|stays): ", line)]
