@@ -28,7 +28,7 @@ def write_aside(path: Path, content: bytes) -> None:
         return
     path = Path(os.path.realpath(path))
     path.parent.mkdir(parents=True, exist_ok=True)
-    descriptor, aside = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name[:100]}.")
+    descriptor, aside = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name[:50]}.")
     try:
         with os.fdopen(descriptor, "wb") as file:
             file.write(content)

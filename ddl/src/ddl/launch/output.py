@@ -42,7 +42,7 @@ def write(path: Path, content: bytes) -> None:
             file.write(content)
         return
     path = Path(os.path.realpath(path))
-    descriptor, aside = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name[:100]}.")
+    descriptor, aside = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name[:50]}.")
     try:
         with os.fdopen(descriptor, "wb") as file:
             file.write(content)
