@@ -60,6 +60,18 @@ def test_every_page_of_docs_can_be_reached_from_its_index() -> None:
     assert sorted(str(page.relative_to(ROOT)) for page in lost) == []
 
 
+def test_results_name_no_build_of_a_kernel() -> None:
+    """Whoever reads a figure needs the kernel's version, not the build of it that somebody's host runs."""
+    texts = {path: path.read_text() for path in (ROOT / "docs/results").iterdir() if path.suffix in (".json", ".md")}
+    found = {
+        f"{path.name}: {build}"
+        for path, text in texts.items()
+        for build in re.findall(r'(?:Linux[ -]|"kernel": ")\d+\.\d+[.-]\d\S*', text)
+    }
+    assert found == set()
+    assert any('"kernel": "' in text for text in texts.values())
+
+
 def test_every_make_target_that_a_page_names_exists() -> None:
     targets = set(re.findall(r"^([a-z][a-z-]*):", (ROOT / "Makefile").read_text(), re.MULTILINE))
     named = {

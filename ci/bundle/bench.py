@@ -107,7 +107,7 @@ def run(where: Folders, asked: Sequence[str]) -> Path:
         for name in ("channel", "stand-in/channel", "envs/pytorch", "mirror")
     }
     document = {
-        "machine": {"cores": os.cpu_count(), "system": platform.platform(), "processor": processor()},
+        "machine": {"cores": os.cpu_count(), "system": system(), "processor": processor()},
         "versions": {name: metadata.version(name) for name in ("py-rattler", "py-rattler-build", "torch")},
         "python": platform.python_version(),
         "load_before": load,
@@ -151,6 +151,12 @@ def _processor_seconds() -> float:
     """Of all processes that this one has started and that have ended."""
     used = resource.getrusage(resource.RUSAGE_CHILDREN)
     return used.ru_utime + used.ru_stime
+
+
+def system() -> str:
+    """The system, with the first two numbers of the kernel's version and not the build that a host runs."""
+    found = re.match(r"\d+\.\d+", platform.release())
+    return f"{platform.system()} {found[0] if found else ''} {platform.machine()}, {' '.join(platform.libc_ver())}"
 
 
 def processor() -> str:

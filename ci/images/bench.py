@@ -24,7 +24,7 @@ from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
-from bundle.bench import REDUCE, processor
+from bundle.bench import REDUCE, processor, system
 from bundle.folders import copy
 from images import root
 from images.cli import MADE, MADE_HERE
@@ -123,7 +123,7 @@ def measure(bench: Bench) -> dict[str, object]:
     for figure in figures:
         say(str(figure))
     return {
-        "machine": {"cores": os.cpu_count(), "system": platform.platform(), "processor": processor()},
+        "machine": {"cores": os.cpu_count(), "system": system(), "processor": processor()},
         "versions": {
             "podman": bench.engine.run("version", "--format", "{{.Client.Version}}").strip(),
             "base_image": bench.base_image,

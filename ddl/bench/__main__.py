@@ -23,6 +23,7 @@ from verdicts import judge, left_out_of, lines, turns_of
 
 from ddl.bench import chart, figures
 from ddl.bench.contestants import DDL
+from ddl.launch import output
 from ddl.planning import picture
 from ddl.planning.units import format_bits
 from testbed import obstacle
@@ -97,9 +98,7 @@ def _write(folder: Path, runs: Sequence[Run]) -> None:
         ],
     }
     for name, text in (("ddl.json", json.dumps(document, indent=1) + "\n"), ("ddl.md", page(runs))):
-        aside = folder / f".{name}"
-        aside.write_text(text)
-        aside.replace(folder / name)
+        output.write(folder / name, text.encode())
 
 
 def _mpich() -> Path | None:

@@ -10,6 +10,9 @@ from datetime import UTC, datetime
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 
+from ddl.launch import output
+from ddl.launch.machine import kernel
+
 OUT = Path(__file__).resolve().parents[2] / "out" / "bench"
 
 
@@ -20,9 +23,7 @@ def keep(name: str, figures: Mapping[str, object], folder: Path = OUT) -> None:
     """
     document = {"when": now(), "machine": described(), "versions": versions(), "load": os.getloadavg()[0], **figures}
     folder.mkdir(parents=True, exist_ok=True)
-    aside = folder / f".{name}.json"
-    aside.write_text(json.dumps(document, indent=1) + "\n")
-    aside.replace(folder / f"{name}.json")
+    output.write(folder / f"{name}.json", json.dumps(document, indent=1).encode() + b"\n")
 
 
 def now() -> str:
@@ -32,7 +33,7 @@ def now() -> str:
 
 def described() -> dict[str, str]:
     """The processor, the kernel and the Python."""
-    return {"processor": processor(), "kernel": platform.release(), "python": platform.python_version()}
+    return {"processor": processor(), "kernel": kernel(), "python": platform.python_version()}
 
 
 def versions() -> dict[str, str]:

@@ -20,6 +20,7 @@ from shaped import ROOT, BenchError, ddlrun, run, steady
 from steps import DDL, GLOO, Steps, faults, steps_of, table
 from verdicts import Verdict, judge_steps, lines
 
+from ddl.launch import output
 from ddl.planning import interface, network, picture
 from ddl.planning.units import format_bits, format_size, format_time
 from testbed import Testbed, obstacle
@@ -190,9 +191,7 @@ def _write(path: Path, done: Sequence[Trained]) -> None:
             for one in done
         ],
     }
-    aside = path.with_name(f".{path.name}")
-    aside.write_text(json.dumps(document, indent=1) + "\n")
-    aside.replace(path)
+    output.write(path, json.dumps(document, indent=1).encode() + b"\n")
 
 
 def _arguments(argv: Sequence[str] | None) -> argparse.Namespace:

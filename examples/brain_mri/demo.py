@@ -29,6 +29,7 @@ from pictures import write_figures
 from lms import cap
 from lms.errors import LMSError
 from lms.files import write_aside
+from lms.link.host import kernel
 from lms.units import format_size
 
 if TYPE_CHECKING:
@@ -113,7 +114,7 @@ class Demo:
         minutes, seconds = divmod(round(time.monotonic() - self.started), 60)
         print(f"\n{minutes} min {seconds:02d} s. Look at {self.out / 'report.html'} and {self.out / 'memory.png'}")
         document = {
-            "machine": platform.platform(),
+            "machine": f"{platform.system()} {kernel()} {platform.machine()}",
             "processors": os.cpu_count(),
             "python": platform.python_version(),
             "claims": [[claim.verdict, claim.text] for claim in self.claims],

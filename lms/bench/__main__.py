@@ -20,6 +20,7 @@ from figures import DEFINITIONS, Cell, Verdict, forecasts, judge, noise_floor, p
 
 from lms.cap import can_swap
 from lms.files import write_aside
+from lms.link.host import kernel
 from lms.units import format_size
 
 MODELS = ("resnet", "gpt", "unet")
@@ -126,7 +127,7 @@ def machine() -> dict[str, str | int]:
         "processor": model or platform.processor(),
         "cores": len(os.sched_getaffinity(0)),
         "memory": 1024 * int(total),
-        "kernel": platform.release(),
+        "kernel": kernel(),
         "python": platform.python_version(),
         "torch": torch.__version__,
     }

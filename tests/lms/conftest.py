@@ -4,10 +4,16 @@ from __future__ import annotations
 
 import importlib.util
 import sys
+import tempfile
+from collections.abc import Iterator
 from pathlib import Path
 from types import ModuleType
 
 import pytest
+
+from lms.errors import UsageError
+from lms.link.disk import disk_of
+from lms.spill import spill_folder
 
 
 def loaded(name: str) -> ModuleType:
@@ -21,6 +27,20 @@ def loaded(name: str) -> ModuleType:
         sys.modules[module_name] = module = importlib.util.module_from_spec(spec)
         spec.loader.exec_module(module)
     return sys.modules[module_name]
+
+
+@pytest.fixture
+def on_disk(tmp_path: Path) -> Iterator[Path]:
+    """An empty folder on a disk: the test's own, or one elsewhere if that is in memory."""
+    if not disk_of(tmp_path).memory:
+        yield tmp_path
+        return
+    try:
+        disk = spill_folder()
+    except UsageError as error:
+        pytest.skip(f"no disk: {error}")
+    with tempfile.TemporaryDirectory(dir=disk) as folder:
+        yield Path(folder)
 
 
 @pytest.fixture(scope="session")

@@ -3,8 +3,10 @@
 import json
 import os
 import re
+import stat
 import subprocess
 import sys
+from dataclasses import replace
 from importlib.util import find_spec
 from pathlib import Path
 
@@ -163,6 +165,31 @@ def test_what_cannot_work_is_refused_before_the_script_runs(
     assert said in refused(capsys, command, *argv)
 
 
+@pytest.mark.parametrize(
+    ("target", "leave_out"),
+    [
+        (["python", "train.py", "--epochs", "3"], "'python'.* `lms run train.py --epochs 3`"),
+        (["python3.12", "-u", "-m", "package.train"], "'python3.12'.* `lms run -m package.train`"),
+        ([sys.executable, "train.py"], "python.* `lms run train.py`"),
+    ],
+)
+def test_an_interpreter_before_the_script_is_to_be_left_out(
+    target: list[str], leave_out: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert re.search(f"SCRIPT=.*{leave_out}", refused(capsys, "run", "--limit", "1GB", *target))
+    assert "`lms plan " in refused(capsys, "plan", *target)
+
+
+def test_a_script_may_be_called_python(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    launcher = pytest.importorskip("lms.torch.launcher")
+    monkeypatch.setattr(launcher, "run", lambda target, *_, **__: print(target.name) or 0)
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "python").write_text("print()")
+    assert told(capsys, "run", "python", "x") == "python\n"
+
+
 def test_a_wrong_variable_is_refused_by_its_name(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -220,6 +247,12 @@ def test_simulate_with_a_limit_prints_what_it_costs(trace: str, capsys: pytest.C
     assert "layer3" not in out
 
 
+def test_the_largest_size_is_one_that_can_be_planned_with(trace: str, capsys: pytest.CaptureFixture[str]) -> None:
+    for bound in ("--budget", "--limit"):
+        assert "swapped       0 of" in told(capsys, "simulate", trace, bound, str(2**62))
+        assert "at most 2**62 bytes" in refused(capsys, "simulate", trace, bound, str(2**63))
+
+
 def test_simulate_lists_every_record_with_its_reason_when_asked(trace: str, capsys: pytest.CaptureFixture[str]) -> None:
     lines = told(capsys, "simulate", trace, "--budget", "0", "--records").splitlines()
     listed = [line for line in lines if re.match(r" +\d+ +100 MB  layer\d  (goes|stays): ", line)]
@@ -268,6 +301,10 @@ def test_a_limit_below_the_floor_is_refused_with_the_floor_and_its_module(
     line = refused(capsys, command, trace, "--limit", "350MB", status=3)
     for part in ("350 MB", "400 MB", "'layer"):
         assert part in line
+
+
+def test_a_folder_as_a_trace_is_a_usage_error(capsys: pytest.CaptureFixture[str]) -> None:
+    assert "TRACE='.': Is a directory" in refused(capsys, "report", ".")
 
 
 @pytest.mark.parametrize("command", ["simulate", "report"])
@@ -321,6 +358,16 @@ def test_report_writes_a_page_beside_the_trace_and_says_where(trace: str, capsys
     assert "decision" not in page.read_text()
 
 
+def test_report_has_the_name_of_the_script_that_was_recorded(
+    trace: str, capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    told(capsys, "report", trace)
+    assert "<h1>step</h1>" in (tmp_path / "step.html").read_text()
+    replace(Trace.load(trace), machine={"script": "train.py"}).save(trace)
+    told(capsys, "report", trace)
+    assert "<h1>train.py</h1>" in (tmp_path / "step.html").read_text()
+
+
 def test_report_with_a_limit_shows_the_plan_and_writes_the_picture(
     trace: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -343,3 +390,47 @@ def test_report_names_the_packages_that_it_needs(
     line = refused(capsys, "report", trace)
     assert "matplotlib" in line
     assert "bascule-lms[report]" in line
+
+
+# Output files
+
+
+def test_a_device_as_output_is_written_to_and_stays(
+    trace: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    pytest.importorskip("matplotlib")
+    device = tmp_path / "null"
+    try:
+        os.mknod(device, stat.S_IFCHR | 0o666, os.makedev(1, 3))
+        device.write_bytes(b"")
+    except OSError as error:
+        pytest.skip(f"no device can be made here: {error.strerror}")
+    for command in (
+        ("simulate", trace, "--json", str(device)),
+        ("report", trace, "-o", str(device), "--picture", str(device)),
+        ("link", "compare", "gh200", "pcie-5", "--json", str(device)),
+    ):
+        told(capsys, *command)
+        assert stat.S_ISCHR(device.lstat().st_mode), command
+
+
+def test_a_link_as_output_is_followed(trace: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    link = tmp_path / "link.json"
+    link.symlink_to("limits.json")
+    told(capsys, "simulate", trace, "--json", str(link))
+    assert link.is_symlink()
+    assert json.loads((tmp_path / "limits.json").read_text())
+
+
+def test_a_script_that_changes_its_folder_does_not_move_the_output(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def run(target: object, options: object, *, trace: Path, report: Path) -> int:
+        os.chdir("/")
+        return trace != tmp_path / "step.json" or report != tmp_path / "step.html"
+
+    launcher = pytest.importorskip("lms.torch.launcher")
+    monkeypatch.setattr(launcher, "run", run)
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "train.py").touch()
+    assert cli.main(["run", "--trace", "step.json", "--report", "step.html", "train.py"]) == 0

@@ -5,20 +5,22 @@ from __future__ import annotations
 import argparse
 import json
 import os
+import re
+import shlex
 import sys
 from collections.abc import Sequence
 from importlib.util import find_spec
+from itertools import dropwhile
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import lms
 from lms.console import say, warn
-from lms.errors import LMSError, UsageError
-from lms.files import check_output, write_aside
+from lms.errors import LMSError, UsageError, remedy
+from lms.files import check_output, write_output
 from lms.link import KNOWN, Link, parse_link
 from lms.link import cli as link_cli
 from lms.options import BOUNDS, Options, add_flags, arguments, from_flags, spelled
-from lms.ranks import own_file, rank_of
 from lms.stats import format_seconds
 from lms.trace import Trace
 from lms.units import format_size
@@ -50,6 +52,10 @@ def main(argv: Sequence[str] | None = None) -> int:
         # Whoever read our output (a pager, head) has enough. Python would complain again when it flushes at its end.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 0
+    except OSError as error:  # of our own: a script's is shown as Python shows it
+        what = f"{error.filename}: {error.strerror}" if error.filename else str(error)
+        say(f"error: {what}; {remedy(error, 'lms cannot go on without it')}")
+        return LMSError.exit_status
 
 
 def _parser() -> argparse.ArgumentParser:
@@ -134,8 +140,8 @@ def _add_run(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> N
         "  lms run --budget 0 --trace step.json --report step.html train.py\n"
         "\n"
         "exit status: the script's own; 1 after its exception, 2 wrong usage, 3 the limit is below the floor,\n"
-        "4 the disk or host memory refused bytes, 5 bytes came back changed, 6 the script succeeded but memory went over\n"
-        "the limit after the first step, 130 after Ctrl-C",
+        "4 the disk or host memory refused bytes, 5 bytes came back short or, with --verify, changed, 6 the script\n"
+        "succeeded but memory went over the limit after the first step, 130 after Ctrl-C",
         usage=_USAGE.format("run"),
     )
     add_flags(parser)
@@ -150,8 +156,8 @@ def _add_plan(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> 
         "plan",
         "run two steps of a script, then say what limit it needs and what each costs",
         "Run SCRIPT for two complete passes, stop it, and answer: the floor that no limit can go below and the module\n"
-        "it belongs to, the peak with nothing swapped, and a table of limits with the peak, the bytes moved and the step\n"
-        "time that each would have. Options are those of `lms run`: give a limit when the plain script does not fit.",
+        "it belongs to, the peak with nothing swapped, and a table of limits with the peak, the bytes moved and the\n"
+        "step time that each would have. Options are those of `lms run`: give a limit when the plain script does not fit.",
         "examples:\n"
         "  lms plan train.py big.toml\n"
         "  lms plan --limit 12GB train.py big.toml\n"
@@ -214,27 +220,25 @@ _NO_LINK = "--link: not given, and {} holds no measured link; name one, such as 
 
 def _run(args: argparse.Namespace) -> int:
     options, target = _prepared(args)
-    check_output("--trace", args.trace)
-    check_output("--report", args.report)
-    if args.report is not None:
+    trace, report = _output("--trace", args.trace), _output("--report", args.report)
+    if report is not None:
         _check_installed("--report", "matplotlib", "jinja2", extra="report")
     from lms.torch import launcher
 
-    return launcher.run(target, options, trace=args.trace, report=args.report)
+    return launcher.run(target, options, trace=trace, report=report)
 
 
 def _plan(args: argparse.Namespace) -> int:
     options, target = _prepared(args)
-    check_output("--trace", args.trace)
-    check_output("--json", args.json)
+    step, table = _output("--trace", args.trace), _output("--json", args.json)
     from lms.torch import launcher
 
     status, trace, link = launcher.record(target, options)
     if trace is None or link is None:
         return status
-    if args.trace is not None:
-        _write("--trace", args.trace, trace.to_json().encode())
-    _answer(trace, link, args.json)
+    if step is not None:
+        write_output("--trace", step, trace.to_json().encode())
+    _answer(trace, link, table)
     return 0
 
 
@@ -257,10 +261,10 @@ def _simulate(args: argparse.Namespace) -> int:
 
 
 def _report(args: argparse.Namespace) -> int:
-    output = args.output if args.output is not None else args.trace.with_suffix(".html")
     options = from_flags(args)
     _check_installed("lms report", "matplotlib", "jinja2", extra="report")
     trace = Trace.load(args.trace)
+    output = args.output if args.output is not None else args.trace.with_suffix(".html")
     check_output("--output", output)
     check_output("--picture", args.picture)
     from lms.picture import to_png
@@ -270,9 +274,10 @@ def _report(args: argparse.Namespace) -> int:
     if link is None and options.bounded:
         raise UsageError(_NO_LINK.format(args.trace))
     plan = _planned(trace, link, options) if link is not None and options.bounded else None
-    _write("--output", output, render(trace, link=link, plan=plan, title=args.trace.stem).encode())
+    page = render(trace, link=link, plan=plan, title=trace.machine.get("script") or args.trace.stem)
+    output = write_output("--output", output, page.encode())
     if args.picture is not None:
-        _write("--picture", args.picture, to_png(picture_of(trace, plan)))
+        write_output("--picture", args.picture, to_png(picture_of(trace, plan)))
     print(output)
     return 0
 
@@ -291,8 +296,10 @@ def _prepared(args: argparse.Namespace) -> tuple[Options, Target]:
         raise UsageError("SCRIPT: none given; expected the path of a Python script, or -m MODULE")
     else:
         path = Path(name)
-        wrong = "no such file" if not path.exists() else ""
-        if path.is_dir() and not (path / "__main__.py").is_file():
+        if _PYTHON.fullmatch(path.name) and not _is_script(path):
+            raise UsageError(_without_python(name, rest, "run" if args.action is _run else "plan"))
+        wrong = "no such file" if not os.path.exists(path) else ""  # False also for a name that is too long
+        if os.path.isdir(path) and not (path / "__main__.py").is_file():
             wrong = "a folder without __main__.py"
         if wrong:
             raise UsageError(f"SCRIPT={name!r}: {wrong}; expected the path of a Python script, or -m MODULE")
@@ -302,19 +309,37 @@ def _prepared(args: argparse.Namespace) -> tuple[Options, Target]:
     return options, target
 
 
+_PYTHON = re.compile(r"python[0-9.]*")
+
+
+def _is_script(path: Path) -> bool:
+    """Whether it is a file that is no program of the system's."""
+    try:
+        with path.open("rb") as file:
+            return file.read(4) != b"\x7fELF"
+    except OSError:
+        return False
+
+
+def _without_python(name: str, rest: list[str], command: str) -> str:
+    target = list(dropwhile(lambda word: word.startswith("-") and word != "-m", rest)) or ["train.py"]
+    return (
+        f"SCRIPT={name!r}: leave the interpreter out, as in `lms {command} {shlex.join(target)}`: "
+        f"the script runs in the Python of lms, {sys.executable}"
+    )
+
+
+def _output(option: str, path: Path | None) -> Path | None:
+    """Where to write when the script has run, whatever folder it is in by then. Raises as `check_output`."""
+    check_output(option, path)
+    return None if path is None else path.absolute()
+
+
 def _check_installed(what: str, *modules: str, extra: str) -> None:
     missing = [module for module in modules if find_spec(module) is None]
     if missing:
         needed = " and ".join(missing)
         raise UsageError(f"{what} needs {needed}, which is not installed: pip install 'bascule-lms[{extra}]'")
-
-
-def _write(option: str, path: Path, content: bytes) -> None:
-    path = own_file(path, rank_of(os.environ))
-    try:
-        write_aside(path, content)
-    except OSError as error:
-        raise LMSError(f"{option}={str(path)!r}: not written: {error.strerror}") from None
 
 
 def _link(args: argparse.Namespace, trace: Trace) -> Link | None:
@@ -348,7 +373,7 @@ def _answer(trace: Trace, link: Link, path: Path | None) -> None:
 
     limits = limits_of(trace, link)
     if path is not None:
-        _write("--json", path, json.dumps(limit_document(trace, link, limits), indent=2).encode() + b"\n")
+        write_output("--json", path, json.dumps(limit_document(trace, link, limits), indent=2).encode() + b"\n")
     print(limits_text(trace, link, limits))
 
 

@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import errno
+
+TOO_MANY_FILES = (errno.EMFILE, errno.ENFILE)
+
 
 class LMSError(Exception):
     """Base of every error that LMS raises on purpose. `exit_status` is what the command line returns for it."""
@@ -31,6 +35,13 @@ class CorruptionError(SpillError):
     """Bytes came back from a tier other than they went out: a short read, or a checksum that does not match."""
 
     exit_status = 5
+
+
+def remedy(error: OSError, otherwise: str) -> str:
+    """What to do about `error`: raise the limit of open files if that is what it is about, else `otherwise`."""
+    if error.errno in TOO_MANY_FILES:
+        return "raise the limit of open files (ulimit -n)"
+    return otherwise
 
 
 def afresh(error: LMSError) -> LMSError:

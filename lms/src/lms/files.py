@@ -1,21 +1,34 @@
-"""Files written whole or not at all."""
+"""Output files: written whole or not at all, through links, and in place if they are devices or FIFOs."""
 
 from __future__ import annotations
 
 import os
+import stat
+import sys
 import tempfile
 from pathlib import Path
 
-from lms.errors import UsageError
+from lms.errors import LMSError, UsageError
+from lms.ranks import own_file, rank_of
 
 
 def write_aside(path: Path, content: bytes) -> None:
     """Put `content` at `path`: written beside it, then renamed, so that no reader ever sees a part.
 
-    Raises OSError as the file system does; nothing is left behind then.
+    A link stays a link, and its target is written. What is no regular file (a device, a FIFO) is written in place; a
+    FIFO waits for its reader. Raises OSError as the file system does; nothing is left behind then.
     """
+    status = _status(path)
+    if status is not None and (stream := _stream(status)) is not None:
+        _append(stream, content)
+        return
+    if _is_special(status):
+        with open(path, "wb", buffering=0) as file:
+            _write_all(file.fileno(), content)
+        return
+    path = Path(os.path.realpath(path))
     path.parent.mkdir(parents=True, exist_ok=True)
-    descriptor, aside = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
+    descriptor, aside = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name[:50]}.")
     try:
         with os.fdopen(descriptor, "wb") as file:
             file.write(content)
@@ -27,14 +40,86 @@ def write_aside(path: Path, content: bytes) -> None:
 
 
 def check_output(option: str, path: Path | None) -> None:
-    """Refuse a file that cannot be written, before anything is run for it. Missing folders are made when it is.
+    """Refuse what `write_output` could not write, before anything is run for it. Opens nothing.
 
     Raises UsageError that names `option`.
     """
     if path is None:
         return
-    if path.is_dir():
-        raise UsageError(f"{option}={str(path)!r}: a folder; expected the path of a file")
-    above = next(folder for folder in path.absolute().parents if folder.exists())
+    try:
+        path = _own(path)
+        status = _status(path)
+    except OSError as error:
+        raise UsageError(f"{option}={str(path)!r}: {error.strerror}; expected the path of a file") from None
+    kind = "" if status is None else _REFUSED.get(stat.S_IFMT(status.st_mode), "")
+    if kind:
+        raise UsageError(f"{option}={str(path)!r}: {kind}; expected the path of a file")
+    if _is_special(status):
+        if not os.access(path, os.W_OK):
+            raise UsageError(f"{option}={str(path)!r}: this user may not write to it; expected a file elsewhere")
+        return
+    above = next(folder for folder in Path(os.path.realpath(path)).parents if folder.exists())
     if not above.is_dir() or not os.access(above, os.W_OK | os.X_OK):
         raise UsageError(f"{option}={str(path)!r}: {str(above)!r} cannot be written to; expected a file elsewhere")
+
+
+def write_output(option: str, path: Path, content: bytes) -> Path:
+    """Write this rank's file for `option`; where it lies. Folders that are missing are made.
+
+    Rank 0 writes to `path`, each other rank to a name with its number; a device or a FIFO is all ranks'.
+
+    Raises LMSError that names `option` when the file system refuses.
+    """
+    try:
+        path = _own(path)
+        write_aside(path, content)
+    except OSError as error:
+        raise LMSError(f"{option}={str(path)!r}: not written: {error.strerror}") from None
+    return path
+
+
+# A block device would lose the file system that is on it, and a socket cannot be opened.
+_REFUSED = {stat.S_IFDIR: "a folder", stat.S_IFBLK: "a block device", stat.S_IFSOCK: "a socket"}
+
+
+def _own(path: Path) -> Path:
+    """Where this rank writes. Raises OSError."""
+    return path if _is_special(_status(path)) else own_file(path, rank_of(os.environ))
+
+
+def _is_special(status: os.stat_result | None) -> bool:
+    """Whether it is there and neither a regular file nor a folder: a device, a FIFO, a socket."""
+    return status is not None and not stat.S_ISREG(status.st_mode) and not stat.S_ISDIR(status.st_mode)
+
+
+def _status(path: Path) -> os.stat_result | None:
+    """What `path` leads to; None if nothing is there yet. Raises OSError for a path that cannot be followed."""
+    try:
+        return os.stat(path)
+    except FileNotFoundError:
+        return None
+    except NotADirectoryError:  # the folder above is a file, and said to be one later
+        return None
+
+
+def _stream(status: os.stat_result) -> int | None:
+    """The descriptor if it is the file that stdout or stderr goes to: renaming over it would lose what they say."""
+    for descriptor in (1, 2):
+        try:
+            if stat.S_ISREG(status.st_mode) and os.path.samestat(os.fstat(descriptor), status):
+                return descriptor
+        except OSError:  # it is closed
+            continue
+    return None
+
+
+def _append(descriptor: int, content: bytes) -> None:
+    for stream in (sys.stdout, sys.stderr):
+        if stream is not None:
+            stream.flush()
+    _write_all(descriptor, content)
+
+
+def _write_all(descriptor: int, content: bytes) -> None:
+    while content:
+        content = content[os.write(descriptor, content) :]

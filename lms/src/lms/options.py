@@ -76,8 +76,8 @@ def _folder(value: object, name: str) -> Path:
     if not isinstance(value, (str, os.PathLike)) or not os.fspath(value):
         raise UsageError(f"{name}={value!r}: expected the path of a folder that exists and can be written to")
     folder = Path(os.fspath(value))
-    if not folder.is_dir():
-        found = "it is not a folder" if folder.exists() else "it does not exist"
+    if not os.path.isdir(folder):  # False also for a name that is too long
+        found = "it is not a folder" if os.path.exists(folder) else "it does not exist"
         raise UsageError(f"{name}={str(folder)!r}: {found}; expected a folder that can be written to")
     try:
         # Permission bits are not the whole truth (root, read-only mounts, kernel file systems), so try.
@@ -156,7 +156,8 @@ class Options:
         metadata=_about(
             _folder,
             "DIR",
-            "folder of the file tier (CPU: the temporary folder when not given; GPU: no file tier when not given)",
+            "folder of the file tier, on a disk (CPU, when not given: the temporary folder if it is on a disk, else "
+            "/var/tmp, the working directory or the home folder; GPU, when not given: no file tier)",
         ),
     )
     host_limit: int | None = field(

@@ -9,13 +9,17 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, fields
 from functools import cached_property
+from itertools import pairwise
 from pathlib import Path
+from reprlib import repr as shortened
 from typing import Literal
 
+from lms import documents
 from lms.errors import UsageError
 from lms.files import write_aside
+from lms.link.link import Link
 
 FORMAT = "lms-trace-1"
 
@@ -89,15 +93,28 @@ class Trace:
         return tuple(live)
 
     def check(self) -> None:
-        """Raise ValueError when an access or a position is none of this pass."""
-        end = len(self.accesses)
-        if any(not 0 <= access.record < len(self.records) for access in self.accesses):
-            raise ValueError("an access of a record that is not there")
+        """Raise ValueError if accesses and records are not those of one pass, or are more bytes than any device has."""
+        touches: list[tuple[str, int] | None] = [None] * len(self.accesses)
         for index, record in enumerate(self.records):
-            if not record.saves or not all(0 <= at < end for at in (*record.saves, *record.uses)):
-                raise ValueError(f"record {index} was saved or used outside the pass")
-            if not record.saves[0] < record.freed <= end:
-                raise ValueError(f"record {index} was freed outside the pass")
+            where = f"records[{index}]"
+            for kind, positions in (("save", record.saves), ("use", record.uses)):
+                for at in positions:
+                    if touches[at] is not None:
+                        raise ValueError(f"{where}: access {at} is another record's, or is named twice")
+                    touches[at] = (kind, index)
+                if any(one >= next_one for one, next_one in pairwise(positions)):
+                    raise ValueError(f"{where}.{kind}s: expected ascending accesses")
+            if not record.saves:
+                raise ValueError(f"{where}.saves: expected one or more accesses, found none")
+            if not max(record.saves[0], *record.saves, *record.uses) < record.freed:
+                raise ValueError(f"{where}.freed: {record.freed} is not after its last access")
+            if record.uses and record.uses[0] < record.saves[0]:
+                raise ValueError(f"{where}.uses: it was used before it was saved")
+        for at, access in enumerate(self.accesses):
+            if touches[at] != (access.kind, access.record):
+                raise ValueError(f"accesses[{at}]: a {access.kind} of records[{access.record}], which has none there")
+        if (total := sum(record.nbytes for record in self.records)) > documents.MOST_BYTES:
+            raise ValueError(f"records: {total} bytes together, more than {documents.MOST_BYTES}")
 
     def to_json(self) -> str:
         """The trace as one JSON document, with its format named first."""
@@ -111,21 +128,74 @@ class Trace:
     def load(cls, path: str | Path) -> Trace:
         """Read a trace. Raises UsageError when the file is missing or is no trace of this format."""
         try:
-            document = json.loads(Path(path).read_text())
+            document = documents.parse(Path(path).read_text())
         except OSError as error:
             raise UsageError(f"TRACE={str(path)!r}: {error.strerror}; record one with `lms run --trace FILE`") from None
         except ValueError:
             raise UsageError(f"TRACE={str(path)!r}: not a JSON file; expected what `lms run --trace` wrote") from None
-        if not isinstance(document, dict) or document.pop("format", None) != FORMAT:
+        if not isinstance(document, dict) or document.get("format") != FORMAT:
             raise UsageError(f"TRACE={str(path)!r}: expected the format {FORMAT!r}; record it again with this version")
         try:
-            records = tuple(
-                Record(**(record | {name: tuple(record[name]) for name in ("saves", "uses", "shape")}))
-                for record in document.pop("records")
-            )
-            accesses = tuple(Access(**access) for access in document.pop("accesses"))
-            trace = cls(records=records, accesses=accesses, **document)
-            trace.check()
-            return trace
-        except (KeyError, TypeError, ValueError) as error:
+            return _read(document)
+        except ValueError as error:
             raise UsageError(f"TRACE={str(path)!r}: damaged ({error}); record it again") from None
+
+
+def _read(document: dict[str, object]) -> Trace:
+    """The trace in a JSON document. Raises ValueError that names the place of what is wrong."""
+    documents.only(document, {"format", *(one.name for one in fields(Trace))})
+    entries = documents.items(document.get("accesses"), "accesses")
+    accesses = tuple(_access(one, f"accesses[{at}]") for at, one in enumerate(entries))
+    found = documents.items(document.get("records"), "records")
+    trace = Trace(
+        records=tuple(_record(one, f"records[{at}]", len(accesses)) for at, one in enumerate(found)),
+        accesses=accesses,
+        device=documents.text(document.get("device", "cpu"), "device"),
+        capacity=documents.nbytes(document.get("capacity", 0), "capacity"),
+        tail=documents.seconds(document.get("tail", 0.0), "tail"),
+        tail_other=documents.nbytes(document.get("tail_other", 0), "tail_other"),
+        link=documents.mapping(document.get("link", {}), "link"),
+        machine=documents.texts(document.get("machine", {}), "machine"),
+    )
+    if trace.link:
+        Link.from_dict(trace.link)
+    trace.check()
+    return trace
+
+
+def _record(value: object, where: str, end: int) -> Record:
+    """A record of a pass of `end` accesses."""
+    record = documents.mapping(value, where)
+    documents.only(record, {one.name for one in fields(Record)}, where)
+
+    def positions(name: str) -> tuple[int, ...]:
+        found = documents.items(record.get(name), f"{where}.{name}")
+        return tuple(documents.whole(one, f"{where}.{name}[{at}]", end - 1) for at, one in enumerate(found))
+
+    let_go = record.get("let_go")
+    shape = documents.items(record.get("shape", ()), f"{where}.shape")
+    return Record(
+        nbytes=documents.nbytes(record.get("nbytes"), f"{where}.nbytes"),
+        saves=positions("saves"),
+        uses=positions("uses"),
+        freed=documents.whole(record.get("freed"), f"{where}.freed", end),
+        let_go=None if let_go is None else documents.whole(let_go, f"{where}.let_go", end),
+        pinned=documents.flag(record.get("pinned", False), f"{where}.pinned"),
+        module=documents.text(record.get("module", ""), f"{where}.module"),
+        dtype=documents.text(record.get("dtype", ""), f"{where}.dtype"),
+        shape=tuple(documents.nbytes(one, f"{where}.shape[{at}]") for at, one in enumerate(shape)),
+    )
+
+
+def _access(value: object, where: str) -> Access:
+    access = documents.mapping(value, where)
+    documents.only(access, {one.name for one in fields(Access)}, where)
+    kind = access.get("kind")
+    if kind not in ("save", "use"):
+        raise ValueError(f"{where}.kind: expected 'save' or 'use', found {shortened(kind)}")
+    return Access(
+        kind="save" if kind == "save" else "use",
+        record=documents.nbytes(access.get("record"), f"{where}.record"),
+        seconds=documents.seconds(access.get("seconds"), f"{where}.seconds"),
+        other=documents.nbytes(access.get("other", 0), f"{where}.other"),
+    )

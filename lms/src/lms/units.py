@@ -9,7 +9,7 @@ from lms.errors import UsageError
 _DECIMAL = {"": 1, "B": 1, "KB": 10**3, "MB": 10**6, "GB": 10**9, "TB": 10**12}
 _BINARY = {"KIB": 2**10, "MIB": 2**20, "GIB": 2**30, "TIB": 2**40}
 _UNITS = _DECIMAL | _BINARY
-_MOST = 2.0**63  # bytes: beyond any address
+_MOST = 1 << 62  # bytes: beyond any address, and sums of two still fit into 64 bits
 _SIZE = re.compile(r"\s*([0-9]+(?:\.[0-9]*)?|\.[0-9]+)\s*([A-Za-z]*)\s*")
 
 
@@ -18,7 +18,8 @@ def parse_size(value: int | str, argument: str, *, zero: bool = False) -> int:
 
     `argument` is the name the caller's user gave it under; it goes into the error. `zero` allows 0.
 
-    Raises UsageError for an unknown unit, something that is no number, a negative size, or zero where it is refused.
+    Raises UsageError for an unknown unit, something that is no number, a negative size, one above 2**62 bytes, or zero
+    if it is refused.
     """
     if isinstance(value, bool) or not isinstance(value, (int, str)):
         raise _refused(value, argument, zero)
@@ -32,7 +33,7 @@ def parse_size(value: int | str, argument: str, *, zero: bool = False) -> int:
         if size > _MOST:
             raise _refused(value, argument, zero)
         nbytes = int(size)
-    if nbytes < 0 or (nbytes == 0 and not zero):
+    if not 0 <= nbytes <= _MOST or (nbytes == 0 and not zero):
         raise _refused(value, argument, zero)
     return nbytes
 
@@ -52,6 +53,6 @@ def format_size(nbytes: float) -> str:
 def _refused(value: object, argument: str, zero: bool) -> UsageError:
     least = "zero or more" if zero else "more than zero"
     return UsageError(
-        f"{argument}={value!r}: expected a size of {least}, as bytes or with a unit: "
+        f"{argument}={value!r}: expected a size of {least} and at most 2**62 bytes, as bytes or with a unit: "
         "KB, MB, GB, TB (decimal) or KiB, MiB, GiB, TiB (binary), such as '12GB'"
     )

@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from ddl.launch import machine
-from ddl.launch.machine import Gpu, Machine, Socket, format_cpus, parse_cpus, read
+from ddl.launch.machine import Gpu, Machine, Socket, format_cpus, kernel, parse_cpus, read
 
 
 def system(root: Path, packages: list[int], siblings: dict[int, str] | None = None, nodes: int = 1) -> None:
@@ -239,3 +239,8 @@ def test_this_machine_can_be_read() -> None:
     assert found.cores >= 1
     assert {nic.name: nic.routes for nic in found.nics}.get("lo") is not True
     assert 1024 <= machine.free_port() < 65536
+
+
+def test_a_kernel_is_named_by_the_first_two_numbers_of_its_version(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("platform.release", lambda: "6.18.44-host-v7")
+    assert kernel() == "6.18"

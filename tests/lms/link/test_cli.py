@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 from lms import cli
+from lms.link import catalogue
 from lms.trace import Access, Record, Trace
 
 MB = 10**6
@@ -85,3 +87,11 @@ def test_a_speedup_that_is_none_is_refused(bad: str, capsys: pytest.CaptureFixtu
         cli.main(["link", "compare", "ac922-4", "pcie-3", f"--speedup={bad}"])
     assert exit_.value.code == 2
     assert "expected a number above 0" in capsys.readouterr().err
+
+
+def test_a_name_with_dollar_signs_is_no_formula_in_a_picture(tmp_path: Path) -> None:
+    pytest.importorskip("matplotlib")
+    odd = tmp_path / "odd.json"
+    odd.write_text(replace(catalogue.load("gh200"), name="$x_$ at 2$").to_json())
+    assert cli.main(["link", "compare", str(odd), "pcie-3", "--picture", str(tmp_path / "odd.svg")]) == 0
+    assert "$x_$ at 2$" in (tmp_path / "odd.svg").read_text()

@@ -122,3 +122,14 @@ def test_sizes_that_were_left_out_are_said() -> None:
     clock = Clock()
     (link,) = run([draft("a", task("out", clock.link(0.1e9)))], 10.0, [], Progress(), clock)
     assert "out, O_DIRECT: sizes above 67.1 MB left out, for want of time" in link.notes
+
+
+def test_without_a_copy_past_the_caches_there_is_no_figure() -> None:
+    clock = Clock()
+    slow = Task("copy", lambda: "1 thread", clock.link(1e6), lambda: SIZES, least=GB)  # type: ignore[arg-type]
+    absent: list[Absence] = []
+    assert run([draft("memory", slow)], 10.0, absent, Progress(), clock) == []
+    (one,) = absent
+    assert one.why == (
+        "1 thread: no copy of 1.07 GB or more fitted into the time, and smaller ones may lie in the caches"
+    )

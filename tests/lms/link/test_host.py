@@ -65,6 +65,26 @@ def test_this_machine_is_described_with_the_versions_that_measure() -> None:
     assert all(isinstance(value, str) and value for value in facts.values())
 
 
+def test_the_last_caches_count_once_however_many_processors_share_them(tmp_path: Path) -> None:
+    folder = "sys/devices/system/cpu"
+    for cpu in range(4):
+        shared = "0-1" if cpu < 2 else "2-3"
+        for index, level, size, cpus in ((0, 1, "48K", cpu), (2, 2, "1024K", cpu), (3, 3, "32768K", shared)):
+            put(tmp_path, f"{folder}/cpu{cpu}/cache/index{index}/level", f"{level}\n")
+            put(tmp_path, f"{folder}/cpu{cpu}/cache/index{index}/size", f"{size}\n")
+            put(tmp_path, f"{folder}/cpu{cpu}/cache/index{index}/shared_cpu_list", f"{cpus}\n")
+    assert host.last_cache([0, 1], tmp_path) == 32 << 20
+    assert host.last_cache([1, 2, 3], tmp_path) == 64 << 20
+    assert host.last_cache([7], tmp_path) == 0
+
+
+def test_a_kernel_is_named_by_the_first_two_numbers_of_its_version(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("platform.release", lambda: "6.18.44-host-v7")
+    assert host.machine()["kernel"] == "6.18"
+    monkeypatch.setattr("platform.release", lambda: "unreleased")
+    assert host.kernel() == "not known"
+
+
 def test_a_control_group_that_allows_less_counts(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(host, "available_memory", lambda: 100)
     monkeypatch.setattr(host, "memory_capacity", lambda: 40)

@@ -69,16 +69,20 @@ def test_a_damaged_one_is_refused_in_a_line(damage: dict[str, object]) -> None:
 @pytest.mark.parametrize(
     ("path", "value", "where"),
     [
-        (("ceiling", "out"), 0, "links[0].ceiling.out: expected bytes a second, found 0"),
-        (("ceiling", "back"), "fast", "links[0].ceiling.back: expected bytes a second"),
+        (("ceiling", "out"), 0, "links[0].ceiling.out: expected a number from 1 to 1e+18, found 0"),
+        (("ceiling", "back"), "fast", "links[0].ceiling.back: expected a number from 1 to 1e+18"),
         (("ceiling", "source"), 3, "links[0].ceiling.source: expected a text"),
         (("ceiling",), [1, 2], "links[0].ceiling: expected an object"),
         (("name",), 3, "links[0].name: expected a text, found 3"),
         (("what",), None, "links[0].what: expected a text"),
         (("kind",), ["gpu"], "links[0].kind: expected one of"),
-        (("series", 0, "via"), None, "links[0].series[0]: via None: expected a text"),
-        (("series", 1, "points", 0, "low"), "x", "links[0].series[1]: points[0].low 'x': expected a number above 0"),
-        (("series", 0, "points", 1, "nbytes"), 0, "links[0].series[0]: points[1].nbytes 0: expected a number above 0"),
+        (("series", 0, "via"), None, "links[0].series[0].via: expected a text, found None"),
+        (("series", 1, "points", 0, "low"), "x", "links[0].series[1].points[0].low: expected a number from"),
+        (
+            ("series", 0, "points", 1, "nbytes"),
+            0,
+            "links[0].series[0].points[1].nbytes: expected a whole number from 1 to",
+        ),
     ],
 )
 def test_a_value_of_another_type_is_named_with_its_place(

@@ -28,6 +28,11 @@ def test_the_rate_is_that_of_the_large_copies_together() -> None:
     assert series.rate == pytest.approx(1088 * MB / 1.04)
 
 
+def test_what_a_cache_may_have_answered_does_not_count_for_the_rate() -> None:
+    points = [point(4096, [1e-7]), point(16 * MB, [0.001]), point(256 * MB, [0.02])]
+    assert Series.of("copy", "x", points, least=64 * MB).rate == pytest.approx(256 * MB / 0.02)
+
+
 def test_the_latency_is_what_the_smallest_copy_took_beyond_its_bytes() -> None:
     series = Series.of("out", "x", [point(1000, [0.011]), point(10**6, [1.0])])
     assert series.rate == 10**6
@@ -51,11 +56,11 @@ def test_a_series_survives_json() -> None:
 @pytest.mark.parametrize(
     ("change", "words"),
     [
-        ({"rate": 0.0}, "rate 0.0"),
-        ({"rate": "fast"}, "rate 'fast'"),
-        ({"rate": float("nan")}, "rate nan"),
-        ({"latency": -1.0}, "latency -1.0"),
-        ({"direction": "up"}, "direction 'up'"),
+        ({"rate": 0.0}, "rate: expected a number .*found 0.0"),
+        ({"rate": "fast"}, "rate: expected a number .*found 'fast'"),
+        ({"rate": float("nan")}, "rate: expected a number .*found nan"),
+        ({"latency": -1.0}, "latency: expected a number .*found -1.0"),
+        ({"direction": "up"}, "direction: expected one of .*found 'up'"),
     ],
 )
 def test_figures_that_are_none_are_refused(change: dict[str, object], words: str) -> None:

@@ -7,11 +7,13 @@ import subprocess
 import sys
 import time
 import warnings
+from types import SimpleNamespace
 
 import pytest
 
 import lms.tiers.device as module
-from lms.tiers.device import CpuDevice, Peak, PoolUsage
+from lms.errors import UsageError
+from lms.tiers.device import CpuDevice, CudaDevice, Peak, PoolUsage
 
 MB = 1 << 20
 SIZE = 64 * MB
@@ -49,7 +51,7 @@ def test_a_kernel_that_refuses_the_reset_is_mentioned_once(monkeypatch: pytest.M
         raise PermissionError(13, "Permission denied")
 
     device = CpuDevice()
-    monkeypatch.setattr(module, "open", refuse, raising=False)
+    monkeypatch.setattr(module.os, "open", refuse)
     with pytest.warns(RuntimeWarning, match=r"refuses to reset.*Permission denied"):
         device.reset_peak()
     with warnings.catch_warnings():
@@ -71,6 +73,25 @@ def test_reading_the_memory_costs_microseconds() -> None:
 
     assert best(device.current) < 100e-6
     assert best(device.peak) < 200e-6
+
+
+def test_a_limit_above_what_this_process_may_use_is_refused_with_both_figures(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "memory_capacity", lambda: 300_000_000)
+    device = CpuDevice(sharing=2)  # the limit is each rank's own: one of them may use what the other leaves
+    with pytest.raises(UsageError, match=r"limit 420 MB: this process may use 300 MB.*at most 270 MB.*frac"):
+        device.prepare(420_000_000)
+    device.prepare(300_000_000)
+    device.release()
+
+
+def test_a_limit_above_the_gpus_memory_is_refused_with_both_figures(monkeypatch: pytest.MonkeyPatch) -> None:
+    torch = pytest.importorskip("torch")
+    monkeypatch.setattr(torch.cuda, "get_device_name", lambda _: "paper GPU")
+    monkeypatch.setattr(torch.cuda, "get_device_properties", lambda _: SimpleNamespace(total_memory=80_000_000_000))
+    device = CudaDevice(torch.device("cuda", 0))
+    with pytest.raises(UsageError, match=r"limit 81 GB: paper GPU has 80 GB.*at most 72 GB"):
+        device.prepare(81_000_000_000)
+    assert device.prepare(80_000_000_000) is None
 
 
 def test_marks_are_seconds_apart() -> None:

@@ -8,6 +8,7 @@ import torch
 
 import lms
 from lms.errors import SpillError, UsageError
+from lms.link.disk import disk_of
 from lms.tiers.device import CpuDevice
 from lms.torch.backend import device_for, make_engine
 from lms.torch.cpu_engine import CpuEngine
@@ -15,17 +16,27 @@ from lms.torch.cpu_engine import CpuEngine
 CPU = torch.device("cpu")
 
 
-def test_without_a_folder_the_file_lives_in_the_temporary_one(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
+def test_without_a_folder_the_file_lives_in_the_temporary_one(on_disk: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("tempfile.tempdir", str(on_disk))
     engine = make_engine(CPU, spill_dir=None, host_limit=None, verify=False)
     assert isinstance(engine, CpuEngine)
-    assert engine.file.directory == tmp_path
+    assert engine.file.directory == on_disk
+    assert engine.name == f"file in {on_disk}"
     engine.close()
 
 
-def test_a_host_limit_on_a_cpu_is_an_option_without_effect(tmp_path: Path) -> None:
+def test_a_folder_in_memory_is_refused_before_a_session_begins() -> None:
+    if not disk_of(Path("/dev/shm")).memory:
+        pytest.skip("/dev/shm is not in memory here")
+    with pytest.raises(UsageError, match="spill_dir='/dev/shm': it is on tmpfs, which is memory"):
+        lms.LMS(torch.nn.Linear(1, 1), spill_dir="/dev/shm").open()
+    with lms.LMS(torch.nn.Linear(1, 1)):  # and nothing of it is left open
+        pass
+
+
+def test_a_host_limit_on_a_cpu_is_an_option_without_effect(on_disk: Path) -> None:
     with pytest.warns(RuntimeWarning, match="host_limit has no effect on a CPU device"):
-        engine = make_engine(CPU, spill_dir=tmp_path, host_limit=1000, verify=False)
+        engine = make_engine(CPU, spill_dir=on_disk, host_limit=1000, verify=False)
     engine.close()
 
 

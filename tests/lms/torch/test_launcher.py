@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 
 import lms
+from lms import cap
 from lms.torch.launcher import ENVIRONMENT, OVER_LIMIT, missing_environment
 from lms.trace import Trace
 
@@ -76,6 +77,16 @@ def test_nothing_of_a_framework_is_loaded_before_the_process_is_set_up() -> None
     assert (done.stdout, done.stderr) == ("set()\n", "")
 
 
+def test_a_limit_above_the_control_groups_is_refused_before_the_script_runs(train: Path) -> None:
+    if cap.method() == "RLIMIT_DATA":
+        pytest.skip("no cgroup can be made here")
+    argv = [sys.executable, "-m", "lms", "run", "--limit", "2GB", str(train), "3"]
+    done = cap.run(argv, limit_bytes=10**9, env=environment())
+    assert (done.returncode, done.killed, done.stdout) == (2, False, "")
+    said = r"lms: error: limit 2 GB: this process may use 1 GB .*give at most 900 MB"
+    assert re.search(said, done.stderr), done.stderr
+
+
 def test_what_the_user_set_in_the_environment_stays() -> None:
     assert missing_environment({}) == ENVIRONMENT
     assert missing_environment(ENVIRONMENT) == {}
@@ -95,7 +106,8 @@ def test_a_script_prints_what_it_prints_without_lms_and_stderr_says_what_was_don
     assert Trace.load(trace).saved >= 15 * 1024 * 1024
     assert Trace.load(trace).link
     assert "LMS, measured" in report.read_text()
-    assert "train.py 3" in report.read_text()
+    assert "<h1>train.py</h1>" in report.read_text()
+    assert Trace.load(trace).machine["script"] == "train.py"
 
 
 LOOK = """
@@ -397,3 +409,15 @@ def test_modules_are_named_as_parts_of_the_model(tmp_path: Path) -> None:
     done = python("-m", "lms", "run", "--budget", "0", "--trace", trace, script)
     assert done.returncode == 0, done.stderr
     assert {f"blocks.{n}" for n in range(4)} <= {record.module for record in Trace.load(trace).records}
+
+
+@pytest.mark.parametrize("files", [6, 7])
+def test_too_few_open_files_are_one_line_of_lms(train: Path, files: int) -> None:
+    limited = f"import resource, sys; resource.setrlimit(resource.RLIMIT_NOFILE, ({files}, {files}))"
+    command = f"{limited}; from lms.cli import main; sys.exit(main())"
+    done = python("-c", command, "run", "--budget", "4MB", train, "3")
+    assert done.returncode in (1, 2, 4)
+    assert "Traceback" not in done.stderr
+    (line,) = [line for line in said(done) if line.startswith("error: ")]
+    assert "Too many open files" in line
+    assert "raise the limit of open files (ulimit -n)" in line

@@ -15,7 +15,6 @@ from lms.torch.guide import Guide
 from lms.torch.mover import Counters
 from lms.torch.passes import Finished
 from lms.torch.planner import MOST_GUIDES, PassPlanner
-from lms.torch.recorder import Recorder
 
 LABEL = ("block.1", "float32", (1,))
 
@@ -286,7 +285,7 @@ def test_what_the_optimizers_step_needs_counts_too(make: Planner, machine: Machi
         planner.steps = step
         machine.most = 1500
         if step == 1:
-            guide, recorder = planner.begin(("save", 0, 50), 0)
+            _guide, recorder = planner.begin(("save", 0, 50), 0)
             machine.most = 300
             recorder.finish()
             planner.note(Finished(recorder, None, Counters(), 1.0))
@@ -305,8 +304,8 @@ def test_a_training_that_is_under_way_is_not_ended_for_its_limit(make: Planner) 
     assert None not in led
     assert [str(warning.message).partition(",")[0] for warning in told] == [
         "the device held 700 B (after pass 7",
-        "the limit of 400 B cannot be kept any more: 750 B are needed with every saved tensor swapped; training goes on "
-        "with as little as that",
+        "the limit of 400 B cannot be kept any more: 750 B are needed with every saved tensor swapped; training goes "
+        "on with as little as that",
     ]
     assert planner.plan.forecast.resident_peak == 750
     assert planner.peaks.over == planner.peaks.most - 400 == 350

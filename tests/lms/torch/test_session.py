@@ -12,13 +12,14 @@ import threading
 import warnings
 from collections.abc import Callable, Generator
 from contextlib import contextmanager
+from pathlib import Path
 
 import pytest
 import torch
 from torch import Tensor, nn
 
 import lms as package
-from lms.errors import CorruptionError, LimitError, SpillError, UsageError
+from lms.errors import CorruptionError, LimitError, LMSError, SpillError, UsageError
 from lms.tiers.device import CpuDevice, Device, Peak
 from lms.torch import page_pool
 from lms.torch import session as session_module
@@ -408,6 +409,33 @@ def test_a_full_disk_in_the_middle_of_a_step_is_that_steps_error(lms: Make, live
     assert session.engine.usage()["file"] == 0
 
 
+@contextmanager
+def no_more_files() -> Generator[None, None, None]:
+    """What a script that has used up its open files leaves to LMS."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (3, hard))  # the numbers below are taken: no file can be opened
+    try:
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
+
+
+def test_a_session_trains_on_when_no_more_files_can_be_opened(lms: Make) -> None:
+    net = model()
+    theirs = gradients(net)
+    with lms() as session:
+        with no_more_files():
+            for _ in range(6):
+                assert identical(gradients(net), theirs)
+        assert session.passes == 6
+        assert session.stats()["swapped_out"] > 0
+
+
+def test_a_session_that_can_open_no_file_is_refused_with_what_to_do(lms: Make) -> None:
+    with no_more_files(), pytest.raises(LMSError, match=r"Too many open files.*ulimit -n"), lms():
+        pass
+
+
 def test_a_flipped_byte_in_the_slab_is_found(lms: Make, live: Live) -> None:
     net = model()
     theirs = gradients(net)
@@ -425,13 +453,13 @@ def test_a_flipped_byte_in_the_slab_is_found(lms: Make, live: Live) -> None:
         assert identical(gradients(net), theirs)
 
 
-def test_the_slab_has_no_name_and_nobody_else_may_read_it(lms: Make, tmp_path: object) -> None:
-    with lms(spill_dir=tmp_path) as session:
+def test_the_slab_has_no_name_and_nobody_else_may_read_it(lms: Make, on_disk: Path) -> None:
+    with lms(spill_dir=on_disk) as session:
         gradients(model())
         state = os.fstat(session.engine.file.fileno())
         assert state.st_nlink == 0
         assert state.st_mode & 0o777 == 0o600
-        assert list(tmp_path.iterdir()) == []
+        assert list(on_disk.iterdir()) == []
 
 
 # What it says

@@ -22,10 +22,11 @@ from ddl.bench.contest import Entry, LeftOut, Turns
 from ddl.bench.contestants import Contestant
 from ddl.bench.controller import Controller, CrewError
 from ddl.bench.crew import END_SECONDS, Crew, WrongSum, disband
-from ddl.launch import checks, command, folders, job, mpi, process, reach, run
+from ddl.launch import checks, command, folders, job, mpi, output, process, reach, run
 from ddl.launch.console import say, warn
 from ddl.launch.errors import LaunchError, UsageError
 from ddl.launch.job import Found, Job
+from ddl.launch.machine import kernel
 from ddl.planning import interface, picture
 from ddl.planning.network import DescriptionError, Network
 from ddl.planning.picture import PictureError
@@ -195,7 +196,11 @@ def _keep(path: Path, asked: options.Bench, found: Found, planned: Job, outcome:
         "host_names": planned.hosts,
         "network": None if asked.network is None else asked.network.to_dict(),
         "date": time.strftime("%Y-%m-%d"),
-        "machine": {"system": platform.platform(), "processor": platform.machine(), "cores": os.cpu_count()},
+        "machine": {
+            "system": f"{platform.system()} {kernel()}",
+            "processor": platform.machine(),
+            "cores": os.cpu_count(),
+        },
         "versions": {
             "ddl": ddl.__version__,
             "mpi": str(found.mpi),
@@ -214,7 +219,7 @@ def _keep(path: Path, asked: options.Bench, found: Found, planned: Job, outcome:
         "left_out": [asdict(one) for one in outcome.left_out],
         "error": outcome.error,
     }
-    path.write_text(json.dumps(record, indent=1) + "\n")
+    output.write(path, json.dumps(record, indent=1).encode() + b"\n")
 
 
 def _version(name: str) -> str:

@@ -13,6 +13,7 @@ from ddl.launch import arguments
 from ddl.launch import options as launch
 from ddl.launch.arguments import read
 from ddl.launch.errors import UsageError
+from ddl.launch.output import output_file
 from ddl.planning import network, picture, units
 from ddl.planning.network import Network
 
@@ -122,7 +123,7 @@ def _parser() -> arguments.Parser:
         "--peer-mpi", type=Path, action="append", default=[], metavar="FILE", help="the mpirun of another MPI to time"
     )
     parser.add_argument("--only", type=read(_pattern), metavar="REGEX", help="of the peers, those whose name matches")
-    file = read(arguments.output_file)
+    file = read(output_file)
     parser.add_argument("--json", type=file, metavar="FILE", help="every figure, with machine and versions")
     parser.add_argument("--plot", type=file, metavar="FILE", help="a picture (.png or .svg): time against size")
     return parser

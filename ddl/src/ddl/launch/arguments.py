@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import argparse
-import os
 from collections.abc import Callable
-from pathlib import Path
 from typing import NoReturn
 
 from ddl.launch.errors import UsageError
@@ -37,15 +35,3 @@ def count(text: str) -> int:
     if not text.isascii() or not text.isdigit() or int(text) < 1:
         raise ValueError(f"{text!r}: expected a whole number, 1 or more")
     return int(text)
-
-
-def output_file(text: str) -> Path:
-    """A file that can be written, whether it is there yet or not. Raises ValueError, before anything is computed."""
-    path = Path(text)
-    if path.is_dir():
-        raise ValueError(f"{text!r} is a folder; expected a file")
-    if not path.parent.is_dir():
-        raise ValueError(f"{text!r}: there is no folder {path.parent}; make it first, or name another file")
-    if not os.access(path if path.exists() else path.parent, os.W_OK):
-        raise ValueError(f"{text!r} cannot be written by this user; name another file")
-    return path

@@ -131,6 +131,12 @@ def read(
     )  # fmt: skip
 
 
+def kernel() -> str:
+    """The first two numbers of its version: what figures may depend on, and not which build of it a host runs."""
+    found = re.match(r"\d+\.\d+", platform.release())
+    return found[0] if found else "not known"
+
+
 def free_port() -> int:
     """A TCP port of this host that nobody uses now."""
     with socket.socket() as one:

@@ -15,6 +15,7 @@ from ddl.errors import ArgumentError, DDLError
 from ddl.launch import arguments
 from ddl.launch.arguments import read
 from ddl.launch.errors import LaunchError, UsageError
+from ddl.launch.output import output_file
 from ddl.planning import interface, network, picture, report, scaling, units
 from ddl.planning.interface import Plan
 from ddl.planning.network import Network
@@ -205,7 +206,7 @@ def _parser() -> argparse.ArgumentParser:
     add("--rank", type=int, default=0, metavar="N", help="that rank (default 0)")
     add("--json", action="store_true", help="print JSON: seconds, bytes, bytes a second")
     add(
-        "--plot", type=read(arguments.output_file), metavar="FILE",
+        "--plot", type=read(output_file), metavar="FILE",
         help="draw time against size for each plan (.png or .svg)",
     )  # fmt: skip
     add("--scaling", action="store_true", help="simulate training of ResNet-50 on 4 to 256 GPUs of NETWORK instead")

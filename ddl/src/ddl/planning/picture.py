@@ -5,11 +5,13 @@ Colours are those of Okabe and Ito, which people with any kind of colour blindne
 
 from __future__ import annotations
 
+import io
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from ddl import elements
+from ddl.launch import output
 from ddl.planning import interface
 from ddl.planning.interface import Plan
 from ddl.planning.network import Network
@@ -91,15 +93,15 @@ def draw_scaling(curves: Mapping[str, Sequence[tuple[int, float]]], title: str, 
 
 
 def write(figure: Figure, path: Path) -> None:
-    """Write the picture, aside first; the same picture is the same file."""
+    """Write the picture, as `output.write` does; the same picture is the same file."""
     import matplotlib
 
-    aside = path.with_name(f".{path.name}.part")
+    content = io.BytesIO()
     metadata = {"Date": None} if path.suffix == ".svg" else None
     # Text stays text: smaller, searchable, read by screen readers.
     with matplotlib.rc_context({"svg.fonttype": "none", "svg.hashsalt": "ddl"}):
-        figure.savefig(aside, format=path.suffix[1:], dpi=120, metadata=metadata)
-    aside.replace(path)
+        figure.savefig(content, format=path.suffix[1:], dpi=120, metadata=metadata)
+    output.write(path, content.getvalue())
 
 
 def _finish(axes: object) -> None:

@@ -7,9 +7,11 @@ somebody published as measured, where somebody did. Names that DDL's own catalog
 from __future__ import annotations
 
 import json
+import os
 from importlib.resources import files
 from pathlib import Path
 
+from lms import documents
 from lms.errors import UsageError
 from lms.link.profile import Profile
 
@@ -34,7 +36,7 @@ def load(text: str) -> Profile:
 
     Raises UsageError for neither, for another format, and for a file that is truncated.
     """
-    if text in names() and not Path(text).exists():
+    if text in names() and not os.path.exists(text):
         return machine(text)
     try:
         content = Path(text).read_text()
@@ -44,7 +46,7 @@ def load(text: str) -> Profile:
             f"{text!r}: {why}; expected a file that `lms link measure -o` wrote, or one of {', '.join(names())}"
         ) from None
     try:
-        document = json.loads(content)
+        document = documents.parse(content)
     except ValueError as error:
         raise UsageError(
             f"{text!r}: truncated or no JSON ({error}); measure again with `lms link measure -o FILE.json`"

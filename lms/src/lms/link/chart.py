@@ -102,7 +102,7 @@ def _draw_rates(axes: Axes, comparison: Comparison) -> None:
     axes.grid(axis="x", linewidth=0.4, alpha=0.5)
     axes.spines[["top", "right"]].set_visible(False)
     axes.set_title("What the links carry", loc="left", fontsize=11, fontweight="bold", pad=24)
-    for name, colour, marker in ((comparison.one.name, ONE, "o"), (comparison.other.name, OTHER, "s")):
+    for name, colour, marker in zip(_names(comparison), (ONE, OTHER), "os", strict=True):
         axes.plot([], [], color=colour, marker=marker, linestyle="", label=name)
     axes.legend(loc="lower left", bbox_to_anchor=(-0.01, 1.0), ncols=2, frameon=False, fontsize=8.5, borderpad=0.1)
 
@@ -125,7 +125,16 @@ def _same(one: Row, other: Row) -> bool:
 
 
 def _tag(series: Series) -> str:
-    return f"{format_size(series.rate)}/s{'' if series.points else f', {series.via}'}"
+    return f"{format_size(series.rate)}/s{'' if series.points else f', {_plain(series.via)}'}"
+
+
+def _names(comparison: Comparison) -> tuple[str, str]:
+    return _plain(comparison.one.name), _plain(comparison.other.name)
+
+
+def _plain(text: str) -> str:
+    """Text from outside, which Matplotlib would else read as mathematics between two dollar signs."""
+    return text.replace("$", r"\$")
 
 
 def _ratio(ratio: float) -> str:
@@ -133,8 +142,7 @@ def _ratio(ratio: float) -> str:
 
 
 def _draw_step(axes: Axes, comparison: Comparison, step: tuple[Prediction, Prediction], speedup: float) -> None:
-    names = comparison.one.name, comparison.other.name
-    for side, name, colour, marker in zip(step, names, (ONE, OTHER), "os", strict=True):
+    for side, name, colour, marker in zip(step, _names(comparison), (ONE, OTHER), "os", strict=True):
         shares = [100 * one.share for one in side.shares]
         axes.plot(shares, [one.slowdown for one in side.shares], color=colour, marker=marker, label=name, linewidth=1.8)
     axes.axhline(1.0, color=PLAIN, linestyle=":", linewidth=1.2)
@@ -207,7 +215,7 @@ def draw_topology(gpus: Sequence[Gpu], matrix: Sequence[Sequence[str]], title: s
         axes.text(
             x,
             y,
-            f"GPU {gpu.index}: {gpu.name}\n{words}{node}{most}",
+            f"GPU {gpu.index}: {_plain(gpu.name)}\n{words}{node}{most}",
             fontsize=8,
             ha="center",
             va="center",
@@ -217,7 +225,7 @@ def draw_topology(gpus: Sequence[Gpu], matrix: Sequence[Sequence[str]], title: s
     axes.set_xlim(-1.6, 1.6)
     axes.set_ylim(-1.35, 1.35)
     axes.axis("off")
-    axes.set_title(title, loc="left", fontsize=11, fontweight="bold")
+    axes.set_title(_plain(title), loc="left", fontsize=11, fontweight="bold")
     return figure
 
 

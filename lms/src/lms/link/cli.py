@@ -5,12 +5,11 @@ from __future__ import annotations
 import argparse
 import json
 import tempfile
-from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, cast
 
-from lms.errors import LMSError, UsageError
-from lms.files import check_output, write_aside
+from lms.errors import UsageError
+from lms.files import check_output, write_output
 from lms.link.profile import Kind
 from lms.trace import Trace
 
@@ -139,7 +138,7 @@ def _measure(args: argparse.Namespace) -> int:
     folder = args.dir if args.dir is not None else Path(tempfile.gettempdir())
     profile = measure(folder, quick=args.quick, kinds=args.only, name=args.name)
     if args.output is not None:
-        write("--output", args.output, profile.save)
+        write_output("--output", args.output, profile.to_json().encode())
     print(table.text(profile))
     return 0
 
@@ -167,7 +166,7 @@ def _show(args: argparse.Namespace) -> int:
             why = "; ".join(one.why for one in shown.profile.absent)
             raise UsageError(f"--picture={str(args.picture)!r}: there is no GPU to draw ({why})")
         figure = chart.draw_topology(shown.gpus, shown.matrix, f"GPUs of {shown.profile.name}")
-        write("--picture", args.picture, lambda path: write_aside(path, chart.encoded(figure, path.suffix)))
+        write_output("--picture", args.picture, chart.encoded(figure, args.picture.suffix))
     print(show.document(shown) if args.json else show.text(shown))
     return 0
 
@@ -189,18 +188,9 @@ def _compare(args: argparse.Namespace) -> int:
     except ValueError as error:
         raise UsageError(str(error)) from None
     if args.json is not None:
-        text = json.dumps(found.to_dict(), indent=1) + "\n"
-        write("--json", args.json, lambda path: write_aside(path, text.encode()))
+        write_output("--json", args.json, json.dumps(found.to_dict(), indent=1).encode() + b"\n")
     if args.picture is not None:
         figure = chart.draw_comparison(found, speedup=args.speedup)
-        write("--picture", args.picture, lambda path: write_aside(path, chart.encoded(figure, path.suffix)))
+        write_output("--picture", args.picture, chart.encoded(figure, args.picture.suffix))
     print(comparison_text.text(found, speedup=args.speedup))
     return 0
-
-
-def write(option: str, path: Path, save: Callable[[Path], None]) -> None:
-    """Let `save` write `path`. Raises LMSError that names the option when the file system refuses."""
-    try:
-        save(path)
-    except OSError as error:
-        raise LMSError(f"{option}={str(path)!r}: not written: {error.strerror}") from None

@@ -25,7 +25,8 @@ Open = Callable[[], AbstractContextManager[Copy]]
 class Task:
     """One series to measure. `weight` is its share of the time.
 
-    `via` and `sizes` are asked for when its turn comes: what was measured before it may decide them.
+    `via` and `sizes` are asked for when its turn comes: what was measured before it may decide them. A copy of less
+    than `least` bytes may stay in a cache, so it does not count for the rate; without a larger one there is no figure.
     """
 
     direction: Direction
@@ -34,6 +35,7 @@ class Task:
     sizes: Callable[[], tuple[int, ...]]
     weight: float = 1.0
     done: Callable[[Series], None] = lambda series: None
+    least: int = 0
 
 
 @dataclass
@@ -95,7 +97,12 @@ def _with(link: MeasuredLink, task: Task, seconds: float, clock: Callable[[], fl
         swept = sweep(copy, sizes, max(end - clock(), _AT_LEAST * seconds), tell, clock)
     ways = 2 if task.direction == "both" else 1
     points = [replace(point, nbytes=point.nbytes * ways) for point in swept.points]
-    series = Series.of(task.direction, task.via(), points)
+    if swept.points[-1].nbytes < task.least:
+        raise LMSError(
+            f"{task.via()}: no copy of {format_size(task.least)} or more fitted into the time, "
+            "and smaller ones may lie in the caches"
+        )
+    series = Series.of(task.direction, task.via(), points, task.least)
     task.done(series)
     notes = link.notes
     if swept.left_out:

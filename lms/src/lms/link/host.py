@@ -9,6 +9,7 @@ import os
 import platform
 import re
 import sys
+from collections.abc import Iterable
 from dataclasses import dataclass
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
@@ -58,6 +59,21 @@ def memory_room(share: float) -> int:
     return int(min(available_memory(), memory_capacity()) * share)
 
 
+def last_cache(cpus: Iterable[int], root: Path = ROOT) -> int:
+    """Bytes that the last caches of `cpus` hold together; 0 if the kernel does not say."""
+    caches: dict[str, int] = {}  # by the processors that share it
+    for cpu in cpus:
+        found = []
+        for path in (root / f"sys/devices/system/cpu/cpu{cpu}/cache").glob("index[0-9]*"):
+            level, size = _read(path / "level").strip(), re.fullmatch(r"(\d+)K", _read(path / "size").strip())
+            if level.isdigit() and size:
+                found.append((int(level), int(size[1]) * 1024, _read(path / "shared_cpu_list").strip()))
+        if found:
+            _, nbytes, shared = max(found)
+            caches[shared] = nbytes
+    return sum(caches.values())
+
+
 def processor(root: Path = ROOT) -> str:
     """The processor's name, as /proc/cpuinfo spells it on x86, POWER and (where it does) on Arm."""
     text = _read(root / "proc/cpuinfo")
@@ -73,6 +89,12 @@ def hypervisor(root: Path = ROOT) -> bool | None:
     return None if flags is None else "hypervisor" in flags[1].split()
 
 
+def kernel() -> str:
+    """The first two numbers of its version: what figures may depend on, and not which build of it a host runs."""
+    found = re.match(r"\d+\.\d+", platform.release())
+    return found[0] if found else "not known"
+
+
 def machine(root: Path = ROOT) -> dict[str, str]:
     """What a reader of the figures must know of the machine, and the versions that measured it."""
     facts = {
@@ -80,7 +102,7 @@ def machine(root: Path = ROOT) -> dict[str, str]:
         "processor": f"{len(os.sched_getaffinity(0))} x {processor(root)}",
         "virtual": {True: "yes", False: "no", None: "not known"}[hypervisor(root)],
         "NUMA nodes": str(len(nodes(root))),
-        "kernel": platform.release(),
+        "kernel": kernel(),
         "Python": platform.python_version(),
         "lms": lms.__version__,
         "numpy": _version("numpy"),

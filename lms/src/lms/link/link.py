@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass, fields, replace
 
+from lms import documents
 from lms.errors import UsageError
 
 
@@ -36,10 +37,17 @@ class Link:
 
     @classmethod
     def from_dict(cls, document: Mapping[str, object]) -> Link:
-        """The link that `to_dict` wrote. Raises UsageError for anything else."""
+        """The link that `to_dict` wrote. Raises UsageError, which is a ValueError, for anything else."""
         try:
-            return cls(**document)  # type: ignore[arg-type]
-        except TypeError as error:
+            documents.only(document, {one.name for one in fields(cls)}, "link")
+            return cls(
+                name=documents.text(document.get("name"), "link.name"),
+                out=documents.rate(document.get("out"), "link.out"),
+                back=documents.rate(document.get("back"), "link.back"),
+                latency=documents.seconds(document.get("latency", cls.latency), "link.latency"),
+                source=documents.text(document.get("source", cls.source), "link.source"),
+            )
+        except ValueError as error:
             raise UsageError(f"no link: {error}; record the trace again") from None
 
 
@@ -73,7 +81,8 @@ def parse_link(text: str) -> Link:
         rates = float(out) * 1e9, float(back or out) * 1e9
     except ValueError:
         rates = 0.0, 0.0
-    if not all(0 < rate < float("inf") for rate in rates):
+    least, most = documents.RATES
+    if not all(least <= rate <= most for rate in rates):
         raise UsageError(
             f"--link {text!r}: expected one of {', '.join(KNOWN)}, or GB a second as OUT/BACK, such as '6/2.1'"
         )

@@ -33,6 +33,9 @@ from lms.units import format_size
 SECONDS, QUICK_SECONDS = 50.0, 6.5  # from the beginning to the last link; what stands around it takes a second or two
 _AT_LEAST = 0.5  # of these are for the links, however long PyTorch and the GPUs' contexts took
 MEMORY_SHARE, DISK_SHARE = 0.25, 0.10
+# A copy that counts for memory is of so many times what the last caches hold: source and target are twice that.
+_PAST = 2
+_UNKNOWN_CACHE = 128 << 20  # bytes; if the kernel names none
 
 
 def measure(
@@ -78,25 +81,31 @@ def measure(
 def memory_drafts(sizes: tuple[int, ...], absent: list[Absence]) -> list[Draft]:
     """Copies in memory: by one thread and by all of each NUMA node, and from each node's memory to each other's."""
     room = host.memory_room(MEMORY_SHARE) // 2
+    allowed = os.sched_getaffinity(0)
+    least = _PAST * (host.last_cache(allowed) or _UNKNOWN_CACHE)
+    sizes = (*sizes, least) if least > sizes[-1] else sizes
     fitting = _fitting(sizes, room)
-    if not fitting:
-        absent.append(Absence("memory", f"{format_size(2 * room)}, a quarter of what is available, is too little"))
+    if not fitting or fitting[-1] < least:
+        why = (
+            f"copies must be of {format_size(least)} or more, well past the caches, and would take more than "
+            f"{format_size(2 * room)}, a quarter of what is available"
+        )
+        absent.append(Absence("memory", why))
         return []
     notes = cut(fitting, sizes, "a quarter of the memory that is available")
-    allowed = os.sched_getaffinity(0)
     numa = [(node.index, tuple(sorted(allowed & set(node.cpus)))) for node in host.nodes() if allowed & set(node.cpus)]
     drafts = []
     for here, cpus in numa:
         alone = len(numa) == 1
         draft = Draft(MeasuredLink("memory" if alone else f"node{here}", "memory", _within(here, alone), notes=notes))
         for threads in sorted({1, len(cpus)}):
-            draft.tasks.append(_memory_task(fitting, threads, () if alone else cpus, ()))
+            draft.tasks.append(_memory_task(fitting, least, threads, () if alone else cpus, ()))
         drafts.append(draft)
         for there, far in numa:
             if there != here and len(numa) <= 4:  # sixteen pairs are what the time allows
                 what = f"copies by node {here} of what lies with node {there}"
                 far_draft = Draft(MeasuredLink(f"node{there}-node{here}", "numa", what, notes=notes))
-                far_draft.tasks.append(_memory_task(fitting, 1, cpus, far, weight=0.5))
+                far_draft.tasks.append(_memory_task(fitting, least, 1, cpus, far, weight=0.5))
                 drafts.append(far_draft)
     return drafts
 
@@ -106,14 +115,14 @@ def _within(node: int, alone: bool) -> str:
 
 
 def _memory_task(
-    sizes: tuple[int, ...], threads: int, near: tuple[int, ...], far: tuple[int, ...], weight: float = 1.0
+    sizes: tuple[int, ...], least: int, threads: int, near: tuple[int, ...], far: tuple[int, ...], weight: float = 1.0
 ) -> Task:
     via = f"{threads} thread{'s' if threads > 1 else ''}"
 
     def opened() -> AbstractContextManager[Copy]:
         return host_copies(sizes[-1], threads=threads, near=near, far=far)
 
-    return Task("copy", lambda: via, opened, lambda: sizes, weight)
+    return Task("copy", lambda: via, opened, lambda: sizes, weight, least=least)
 
 
 def file_drafts(folder: Path, sizes: tuple[int, ...], absent: list[Absence]) -> list[Draft]:

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterable, Mapping
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import asdict, dataclass, field, fields, replace
 from pathlib import Path
+from reprlib import repr as shortened
 from typing import Literal, get_args
 
+from lms import documents
 from lms.errors import UsageError
 from lms.files import write_aside
 from lms.link.link import Link
@@ -25,6 +27,7 @@ KINDS: Mapping[Kind, str] = {
     "network": "host to host",
 }
 Origin = Literal["measured", "described"]
+ORIGINS: tuple[Origin, ...] = get_args(Origin)
 
 _USED = ("pinned", "O_DIRECT")  # by which LMS itself copies: preferred where a link was measured by several means
 
@@ -109,8 +112,8 @@ class Profile:
                 "measure again with this version (`lms link measure -o FILE.json`)"
             )
         try:
-            return _read(dict(document))
-        except (KeyError, TypeError, ValueError, AttributeError) as error:
+            return _read(document)
+        except ValueError as error:
             raise UsageError(f"{where}: damaged ({error}); measure again (`lms link measure -o FILE.json`)") from None
 
     def with_links(self, links: Iterable[MeasuredLink]) -> Profile:
@@ -118,71 +121,57 @@ class Profile:
         return replace(self, links=tuple(links))
 
 
-def _read(document: dict[str, object]) -> Profile:
-    document.pop("format")
-    links = tuple(_read_link(_map(one, f"links[{at}]"), f"links[{at}]") for at, one in _items(document, "links"))
+def _read(document: Mapping[str, object]) -> Profile:
+    """The profile in a JSON document. Raises ValueError that names the place of what is wrong."""
+    documents.only(document, {"format", *(one.name for one in fields(Profile))})
+    found = documents.items(document.get("links"), "links")
+    links = tuple(_read_link(documents.mapping(one, f"links[{at}]"), f"links[{at}]") for at, one in enumerate(found))
     names = [one.name for one in links]
     if len(set(names)) < len(names):
         raise ValueError("two links of one name")
-    absent = [_map(one, f"absent[{at}]") for at, one in _items(document, "absent")]
-    origin = document.get("origin")
-    if origin not in get_args(Origin):
-        raise ValueError(f"origin: expected {' or '.join(get_args(Origin))}, found {origin!r}")
-    _text(document, "name")
-    _text({"when": ""} | document, "when")
-    for name, value in _map(document.get("machine", {}), "machine").items():
-        if not isinstance(value, str):
-            raise ValueError(f"machine.{name}: expected a text, found {value!r}")
-    for name, value in _map(document.get("capacity", {}), "capacity").items():
-        if not isinstance(value, int) or isinstance(value, bool) or value <= 0:
-            raise ValueError(f"capacity.{name}: expected bytes, found {value!r}")
-    fields = document | {"links": links, "absent": tuple(Absence(str(one["what"]), str(one["why"])) for one in absent)}
-    return Profile(**fields)  # type: ignore[arg-type]
+    origin = next((one for one in ORIGINS if one == document.get("origin")), None)
+    if origin is None:
+        raise ValueError(f"origin: expected {' or '.join(ORIGINS)}, found {shortened(document.get('origin'))}")
+    absent = enumerate(documents.items(document.get("absent", ()), "absent"))
+    capacity = documents.mapping(document.get("capacity", {}), "capacity")
+    return Profile(
+        name=documents.text(document.get("name"), "name"),
+        origin=origin,
+        links=links,
+        absent=tuple(_absence(documents.texts(one, f"absent[{at}]"), f"absent[{at}]") for at, one in absent),
+        machine=documents.texts(document.get("machine", {}), "machine"),
+        capacity={name: documents.nbytes(one, f"capacity.{name}", 1) for name, one in capacity.items()},
+        when=documents.text(document.get("when", ""), "when"),
+    )
 
 
-def _read_link(document: dict[str, object], where: str) -> MeasuredLink:
-    for key in ("name", "what"):
-        _text(document, key, where)
-    if document.get("kind") not in list(KINDS):
-        raise ValueError(f"{where}.kind: expected one of {', '.join(KINDS)}, found {document.get('kind')!r}")
-    series = []
-    for at, one in _items(document, "series", where):
-        place = f"{where}.series[{at}]"
-        try:
-            series.append(Series.from_dict(_map(one, place)))
-        except (KeyError, TypeError, ValueError) as error:
-            raise ValueError(f"{place}: {error}") from None
+def _absence(document: Mapping[str, str], where: str) -> Absence:
+    return Absence(*(documents.text(document.get(name), f"{where}.{name}") for name in ("what", "why")))
+
+
+def _read_link(document: Mapping[str, object], where: str) -> MeasuredLink:
+    documents.only(document, {one.name for one in fields(MeasuredLink)}, where)
+    kind = next((one for one in KINDS if one == document.get("kind")), None)
+    if kind is None:
+        raise ValueError(f"{where}.kind: expected one of {', '.join(KINDS)}, found {shortened(document.get('kind'))}")
+    found = enumerate(documents.items(document.get("series"), f"{where}.series"))
+    places = [(one, f"{where}.series[{at}]") for at, one in found]
     ceiling = document.get("ceiling")
-    if ceiling is not None:
-        ceiling = _read_ceiling(_map(ceiling, f"{where}.ceiling"), f"{where}.ceiling")
-    notes = tuple(str(note) for _, note in _items(document, "notes", where))
-    fields = document | {"series": tuple(series), "ceiling": ceiling, "notes": notes}
-    return MeasuredLink(**fields)  # type: ignore[arg-type]
+    notes = enumerate(documents.items(document.get("notes", ()), f"{where}.notes"))
+    return MeasuredLink(
+        name=documents.text(document.get("name"), f"{where}.name"),
+        kind=kind,
+        what=documents.text(document.get("what"), f"{where}.what"),
+        series=tuple(Series.from_dict(documents.mapping(one, place), place) for one, place in places),
+        ceiling=None if ceiling is None else _read_ceiling(documents.mapping(ceiling, f"{where}.ceiling"), where),
+        notes=tuple(documents.text(note, f"{where}.notes[{at}]") for at, note in notes),
+    )
 
 
-def _read_ceiling(document: dict[str, object], where: str) -> Ceiling:
-    for way in ("out", "back"):
-        rate = document.get(way)
-        if not isinstance(rate, (int, float)) or not 0 < rate < float("inf"):
-            raise ValueError(f"{where}.{way}: expected bytes a second, found {rate!r}")
-    _text(document, "source", where)
-    return Ceiling(**document)  # type: ignore[arg-type]
-
-
-def _text(document: Mapping[str, object], key: str, where: str = "") -> None:
-    if not isinstance(document.get(key), str):
-        raise ValueError(f"{where}{'.' if where else ''}{key}: expected a text, found {document.get(key)!r}")
-
-
-def _map(value: object, where: str) -> dict[str, object]:
-    if not isinstance(value, dict):
-        raise ValueError(f"{where}: expected an object, found {value!r}")
-    return value
-
-
-def _items(document: Mapping[str, object], key: str, where: str = "") -> list[tuple[int, object]]:
-    """The list at `key` with its places; only `links` and `series` must be there."""
-    value = document.get(key, None if key in ("links", "series") else ())
-    if not isinstance(value, (list, tuple)):
-        raise ValueError(f"{where}{'.' if where else ''}{key}: expected a list, found {value!r}")
-    return list(enumerate(value))
+def _read_ceiling(document: Mapping[str, object], where: str) -> Ceiling:
+    documents.only(document, {one.name for one in fields(Ceiling)}, f"{where}.ceiling")
+    return Ceiling(
+        out=documents.rate(document.get("out"), f"{where}.ceiling.out"),
+        back=documents.rate(document.get("back"), f"{where}.ceiling.back"),
+        source=documents.text(document.get("source"), f"{where}.ceiling.source"),
+    )

@@ -3,15 +3,19 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, fields
+from reprlib import repr as shortened
 from statistics import median, quantiles
 from typing import Literal, get_args
+
+from lms import documents
 
 # out: from the device to the tier below it (a GPU to its host, memory to a file, one host to another). back: the other
 # way. both: the two at once. copy: within one memory.
 Direction = Literal["out", "back", "both", "copy"]
 DIRECTIONS: tuple[Direction, ...] = get_args(Direction)
 
+SHORTEST = 1e-12  # seconds of a copy in a document
 _SUSTAINED = 16  # sizes from this part of the largest on count for the rate
 
 
@@ -51,13 +55,14 @@ class Series:
     points: tuple[Point, ...] = ()  # sizes ascending
 
     @classmethod
-    def of(cls, direction: Direction, via: str, points: Sequence[Point]) -> Series:
-        """The series that `points` are; at least one, sizes ascending.
+    def of(cls, direction: Direction, via: str, points: Sequence[Point], least: int = 0) -> Series:
+        """The series that `points` are, sizes ascending; at least one must be of `least` bytes or more.
 
         The rate is that of the large copies together, so that neither what one size happened to meet nor the burst
-        that a throttled disk lets pass decides it. The latency is what the smallest copy took beyond its bytes.
+        that a throttled disk lets pass decides it. Copies below `least` do not count for it. The latency is what the
+        smallest copy took beyond its bytes.
         """
-        large = [one for one in points if one.nbytes * _SUSTAINED >= points[-1].nbytes]
+        large = [one for one in points if one.nbytes >= max(points[-1].nbytes / _SUSTAINED, least)]
         rate = sum(one.nbytes for one in large) / sum(one.seconds for one in large)
         return cls(direction, via, rate, max(0.0, points[0].seconds - points[0].nbytes / rate), tuple(points))
 
@@ -74,23 +79,30 @@ class Series:
         return asdict(self)
 
     @classmethod
-    def from_dict(cls, document: Mapping[str, object]) -> Series:
-        """The series that `to_dict` wrote. Raises ValueError, KeyError or TypeError for anything else."""
-        fields = dict(document)
-        points = fields.pop("points", ())
-        if not isinstance(points, (list, tuple)):
-            raise TypeError("points: expected a list")
-        series = cls(points=tuple(Point(**one) for one in points), **fields)  # type: ignore[arg-type]
-        if series.direction not in DIRECTIONS:
-            raise ValueError(f"direction {series.direction!r}: expected one of {', '.join(DIRECTIONS)}")
-        if not isinstance(series.via, str):
-            raise ValueError(f"via {series.via!r}: expected a text")
-        numbers = [("rate", series.rate)]
-        for at, one in enumerate(series.points):
-            numbers += [(f"points[{at}].{name}", number) for name, number in asdict(one).items()]
-        for name, number in numbers:
-            if not isinstance(number, (int, float)) or not 0 < number < float("inf"):
-                raise ValueError(f"{name} {number!r}: expected a number above 0")
-        if not isinstance(series.latency, (int, float)) or not 0 <= series.latency < float("inf"):
-            raise ValueError(f"latency {series.latency!r}: expected seconds")
-        return series
+    def from_dict(cls, document: Mapping[str, object], where: str = "series") -> Series:
+        """The series that `to_dict` wrote, at `where` in a larger document. Raises ValueError for anything else."""
+        documents.only(document, {one.name for one in fields(cls)}, where)
+        direction = next((one for one in DIRECTIONS if one == document.get("direction")), None)
+        if direction is None:
+            found = shortened(document.get("direction"))
+            raise ValueError(f"{where}.direction: expected one of {', '.join(DIRECTIONS)}, found {found}")
+        points = enumerate(documents.items(document.get("points", ()), f"{where}.points"))
+        return cls(
+            direction=direction,
+            via=documents.text(document.get("via"), f"{where}.via"),
+            rate=documents.rate(document.get("rate"), f"{where}.rate"),
+            latency=documents.seconds(document.get("latency"), f"{where}.latency"),
+            points=tuple(_point(one, f"{where}.points[{at}]") for at, one in points),
+        )
+
+
+def _point(value: object, where: str) -> Point:
+    document = documents.mapping(value, where)
+    documents.only(document, {one.name for one in fields(Point)}, where)
+    return Point(
+        nbytes=documents.nbytes(document.get("nbytes"), f"{where}.nbytes", 1),
+        seconds=documents.seconds(document.get("seconds"), f"{where}.seconds", SHORTEST),
+        low=documents.seconds(document.get("low"), f"{where}.low", SHORTEST),
+        high=documents.seconds(document.get("high"), f"{where}.high", SHORTEST),
+        count=documents.whole(document.get("count"), f"{where}.count", documents.MOST_BYTES, 1),
+    )

@@ -13,7 +13,9 @@ from collections.abc import Sequence
 from itertools import pairwise
 from typing import TYPE_CHECKING, NamedTuple, Protocol, cast
 
+from lms.errors import TOO_MANY_FILES, LMSError, UsageError, remedy
 from lms.tiers.capacity import memory_capacity
+from lms.units import format_size
 
 if TYPE_CHECKING:
     import torch
@@ -21,6 +23,7 @@ if TYPE_CHECKING:
 Mark = object  # a point in the computation's time, as its device gave it: for `elapsed` and nothing else
 
 _PAGE = os.sysconf("SC_PAGE_SIZE")
+_SAFE = 0.9  # of the capacity: what an error suggests
 _M_MMAP_THRESHOLD = -3  # malloc.h
 _SLACK = 1 / 128  # of the limit: what idle pages leave free
 _THRESHOLD = 65536  # bytes; blocks from here on get a mapping of their own, which goes back when they are freed
@@ -57,9 +60,9 @@ class Device(Protocol):
         """Seconds between neighbouring marks, one less than there are marks. May block until the last is reached."""
 
     def prepare(self, limit: int | None) -> str | None:
-        """Set what makes freed memory count no longer; a warning for the user where that cannot be done.
+        """Set what makes freed memory count no longer; a warning for the user if that cannot be done.
 
-        What is kept for reuse is kept only while `limit` holds.
+        What is kept for reuse is kept only while `limit` holds. Raises UsageError if `limit` is above what there is.
         """
 
     def release(self) -> None:
@@ -105,12 +108,19 @@ class CpuDevice:
     With a `pool` freed tensors stay in it, resident and ready for the next: the step then pays for no page twice. What
     is idle there is not in use, and is returned as far as the limit needs it. `sharing` processes use the machine's
     memory alike, this one included: the ranks of one host.
+
+    The kernel's files that tell all this are opened once, so that a script may use up its open files. Raises LMSError
+    if they cannot be read.
     """
 
     name = "cpu"
 
     def __init__(self, pool: Pool | None = None, sharing: int = 1) -> None:
-        self._open()
+        try:
+            self._open()
+            self._whole = memory_capacity()
+        except OSError as error:
+            raise _unreadable(error) from None
         self._sharing = sharing
         self._warned = False
         self._offered = pool
@@ -124,7 +134,7 @@ class CpuDevice:
         self._status = os.open("/proc/self/status", os.O_RDONLY | os.O_CLOEXEC)
 
     def _close(self) -> None:
-        for name in ("_statm", "_status"):
+        for name in ("_statm", "_status", "_clear"):
             if name in self.__dict__:
                 os.close(self.__dict__.pop(name))
 
@@ -141,7 +151,7 @@ class CpuDevice:
 
     def capacity(self) -> int:
         """The lesser of what the machine has and what the control group allows, or this process's part of it."""
-        return memory_capacity() // self._sharing
+        return self._whole // self._sharing
 
     def current(self) -> int:
         """Resident bytes in use, exact to some pages a core (the kernel counts them by core)."""
@@ -179,13 +189,18 @@ class CpuDevice:
         return int(text[at + 6 : text.index(b"kB", at)]) * 1024
 
     def reset_peak(self) -> None:
-        """Let `peak` begin anew; where the kernel refuses, warn once and go on."""
+        """Let `peak` begin anew; if the kernel refuses, warn once and go on."""
         if self._pool is not None:
             self._pool.reset_peak()
+        if not self._is_open():
+            return
         try:
-            with open("/proc/self/clear_refs", "wb", buffering=0) as file:
-                file.write(b"5")
+            if "_clear" not in self.__dict__:
+                self._clear = os.open("/proc/self/clear_refs", os.O_WRONLY | os.O_CLOEXEC)
+            os.pwrite(self._clear, b"5", 0)
         except OSError as error:
+            if error.errno in TOO_MANY_FILES:
+                raise _unreadable(error) from None
             if not self._warned:
                 self._warned = True
                 warnings.warn(
@@ -205,7 +220,11 @@ class CpuDevice:
         return [after - before for before, after in pairwise(times)]
 
     def prepare(self, limit: int | None) -> str | None:
-        """Have tensors come from the pool, or else the C library return freed ones at once; what it costs."""
+        """Have tensors come from the pool, or else the C library return freed ones at once; what it costs.
+
+        A limit is this process's own, so it may be above its even part of a shared host.
+        """
+        _check(limit, self._whole, "this process may use", "the machine's memory, or its control group's limit")
         self._limit = limit
         if self._offered is not None and self._offered.install():
             self._pool = self._offered
@@ -267,6 +286,7 @@ class CudaDevice:
 
     def prepare(self, limit: int | None) -> str | None:
         """Nothing is to be set."""
+        _check(limit, self.capacity(), f"{self.name} has", "its memory")
         return None
 
     def release(self) -> None:
@@ -276,6 +296,19 @@ class CudaDevice:
         # What memory_allocated reads, without the flat dictionary of a hundred figures that it sorts first.
         figures = self._cuda.memory_stats_as_nested_dict(self._device)
         return int(figures["allocated_bytes"]["all"][which]) if figures else 0
+
+
+def _unreadable(error: OSError) -> LMSError:
+    advice = remedy(error, "LMS needs Linux's /proc")
+    return LMSError(f"{error.filename}: {error.strerror}: it tells how much memory is in use; {advice}")
+
+
+def _check(limit: int | None, capacity: int, whose: str, what: str) -> None:
+    if limit is not None and limit > capacity:
+        raise UsageError(
+            f"limit {format_size(limit)}: {whose} {format_size(capacity)} ({what}), which no limit can be above; "
+            f"give at most {format_size(_SAFE * capacity)}, or frac={_SAFE}"
+        )
 
 
 def _return_freed() -> str | None:

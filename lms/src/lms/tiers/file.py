@@ -17,7 +17,7 @@ import warnings
 import zlib
 from pathlib import Path
 
-from lms.errors import CorruptionError, SpillError
+from lms.errors import CorruptionError, SpillError, remedy
 from lms.tiers.slab import ALIGNMENT, Slab, round_up
 from lms.units import format_size
 
@@ -105,7 +105,7 @@ class FileSlab:
         except OSError as error:
             raise SpillError(
                 f"spill_dir={str(directory)!r}: no file can be made there ({error.strerror}); "
-                "give a folder on a local disk that this user may write to"
+                + remedy(error, "give a folder on a local disk that this user may write to")
             ) from error
         self.direct = self._switch_to_direct()
         if not self.direct:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import tempfile
 import warnings
 from pathlib import Path
 
@@ -11,6 +10,7 @@ import torch
 
 from lms.errors import UsageError
 from lms.ranks import sharing
+from lms.spill import spill_folder
 from lms.tiers.capacity import memory_capacity
 from lms.tiers.device import CpuDevice, CudaDevice, Device
 from lms.tiers.file import FileSlab
@@ -35,7 +35,8 @@ def make_engine(device: torch.device, *, spill_dir: Path | None, host_limit: int
     """The engine for `device`: RAM to a file on a CPU, GPU to pinned memory (and past `host_limit` a file) on CUDA.
 
     `host_limit` is the host's, in bytes: the ranks of one host share it evenly; None takes three quarters of the host's
-    memory. Raises UsageError for another kind of device, SpillError for a bad `spill_dir`.
+    memory. Raises UsageError for another kind of device and, on a CPU, for a `spill_dir` in memory; SpillError for one
+    that no file can be made in.
     """
     if supported(device).type == "cpu":
         if host_limit is not None:
@@ -44,7 +45,7 @@ def make_engine(device: torch.device, *, spill_dir: Path | None, host_limit: int
                 RuntimeWarning,
                 stacklevel=2,
             )
-        return CpuEngine(FileSlab(spill_dir or Path(tempfile.gettempdir()), verify=verify))
+        return CpuEngine(FileSlab(spill_folder(spill_dir), verify=verify))
     whole = int(memory_capacity() * _HOST_SHARE) if host_limit is None else host_limit
     host = HostSlab(cuda_register, cuda_unregister, limit=whole // sharing(os.environ))
     file = FileSlab(spill_dir, verify=verify) if spill_dir is not None else None

@@ -22,9 +22,8 @@ class CpuEngine:
     `memory` gives it: so many bytes as a uint8 tensor that starts on a page.
     """
 
-    name = "file"
-
     def __init__(self, file: FileSlab, *, memory: Callable[[int], torch.Tensor] = pages) -> None:
+        self.name = f"file in {file.directory}"
         self._files = FileEngine(file)
         self._memory = memory
 
@@ -59,7 +58,7 @@ class CpuEngine:
 
     def link(self) -> Link | None:
         """What the copies so far measured."""
-        return self._files.link(self.name)
+        return self._files.link("file")
 
     def stalled(self) -> tuple[float, float]:
         """Seconds that threads have waited for copies."""

@@ -1,7 +1,7 @@
 """Ctrl-C while LMS works: it waits until LMS is done.
 
-Python raises KeyboardInterrupt between any two instructions. In a destructor it would be swallowed, so that Ctrl-C has no
-effect, and in the middle of a hook it would leave a record half moved.
+Python raises KeyboardInterrupt between any two instructions. In a destructor it would be swallowed, and Ctrl-C
+would have no effect. In the middle of a hook it would leave a record half moved.
 """
 
 from __future__ import annotations

@@ -5,8 +5,8 @@ from __future__ import annotations
 import builtins
 import os
 import runpy
+import shlex
 import sys
-import tempfile
 import zipfile
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
@@ -17,12 +17,12 @@ from types import ModuleType, TracebackType
 from typing import TYPE_CHECKING
 
 from lms.console import say, warn
-from lms.errors import LMSError, UsageError
-from lms.files import write_aside
+from lms.errors import LMSError, UsageError, remedy
+from lms.files import write_output
 from lms.link import Link
 from lms.link.watch import Watch
 from lms.options import Options
-from lms.ranks import own_file, rank_of
+from lms.spill import spill_folder
 from lms.stats import Stats, format_seconds
 from lms.trace import Trace
 from lms.units import format_size
@@ -51,6 +51,11 @@ class Target:
     name: str
     args: tuple[str, ...] = ()
     is_module: bool = False
+
+    @property
+    def title(self) -> str:
+        """What people call it: the script's name without its folder, or the module's."""
+        return self.name if self.is_module else Path(os.path.abspath(self.name)).name
 
 
 def missing_environment(environ: Mapping[str, str]) -> dict[str, str]:
@@ -98,10 +103,19 @@ def record(target: Target, options: Options) -> tuple[int, Trace | None, Link | 
         if step is None:
             raise LMSError(f"{target.name} ended too early: {_why_no_step(session)}")
         link = Link.from_dict(step.link) if step.link else session.link()
-        return 0, replace(step, link=link.to_dict()), link
+        return 0, _of(target, step, link), link
     finally:
         stop.remove()
         session.close()
+
+
+def _of(target: Target, step: Trace, link: Link) -> Trace:
+    """The step with what it was recorded of: the script's name, and the link."""
+    return replace(step, link=link.to_dict(), machine={"script": target.title, **step.machine})
+
+
+def _arguments(target: Target) -> dict[str, str]:
+    return {"arguments": shlex.join(target.args)} if target.args else {}
 
 
 def _why_no_step(session: Session) -> str:
@@ -177,8 +191,9 @@ class _Plans:
         computing = sum(span.end - span.start for span in forecast.spans if span.lane == "compute")
         slower = f" ({forecast.seconds / computing:.2f} x its computation alone)" if computing else ""
         say(
-            f"plan: {peak}at most {format_size(forecast.held_peak)} of saved bytes stay, {format_size(forecast.out)} go "
-            f"out and {format_size(forecast.back)} come back in each pass of {format_seconds(forecast.seconds)}{slower}"
+            f"plan: {peak}at most {format_size(forecast.held_peak)} of saved bytes stay, "
+            f"{format_size(forecast.out)} go out and {format_size(forecast.back)} come back in each pass of "
+            f"{format_seconds(forecast.seconds)}{slower}"
         )
 
 
@@ -194,7 +209,7 @@ def watch_link(session: Session) -> tuple[Watch | None, str]:
 
             counters = NvmlCounters(str(getattr(torch.cuda.get_device_properties(device), "uuid", "")))
         else:
-            counters = DiskCounters(session.options.spill_dir or Path(tempfile.gettempdir()))
+            counters = DiskCounters(spill_folder(session.options.spill_dir))
     except (LMSError, OSError) as error:
         return None, str(error)
     return Watch(counters), ""
@@ -220,7 +235,7 @@ def _finish(
         step, timeline = session.trace, session.timeline
         if step is not None and (trace is not None or report is not None):
             link = Link.from_dict(step.link) if step.link else session.link()
-            step = replace(step, link=link.to_dict())
+            step = _of(target, step, link)
     except LMSError as error:
         warn(f"no link was measured: {error}")
         problems = True
@@ -243,31 +258,32 @@ def _finish(
     if trace is not None:
         problems |= not _write("--trace", trace, step.to_json)
     if report is not None:
-        from lms.report import render
 
-        title = f"{Path(target.name).name} {' '.join(target.args)}".strip()
-        problems |= not _write(
-            "--report",
-            report,
-            lambda: render(
-                step,
+        def page() -> str:
+            from lms.report import render
+
+            return render(
+                replace(step, machine={**step.machine, **_arguments(target)}),
                 link=link,
                 plan=session.plan,
                 ran=timeline,
                 stats=counters,
                 watched=watched,
                 unwatched=unwatched,
-                title=title,
-            ),
-        )
+                title=target.title,
+            )
+
+        problems |= not _write("--report", report, page)
     return problems
 
 
 def _write(option: str, path: Path, content: Callable[[], str]) -> bool:
-    path = own_file(path, rank_of(os.environ))
     try:
-        write_aside(path, content().encode())
-    except (OSError, LMSError) as error:
+        path = write_output(option, path, content().encode())
+    except LMSError as error:
+        say(f"error: {error}")
+        return False
+    except (OSError, ImportError) as error:  # what makes the content could not be loaded
         say(f"error: {option}={str(path)!r}: not written: {error}")
         return False
     say(f"wrote {path}")
@@ -303,7 +319,12 @@ def _execute_file(name: str) -> None:
     if not sys.flags.safe_path:
         sys.path.insert(0, os.path.dirname(os.path.realpath(path)))
     loader = SourceFileLoader("__main__", path)
-    code = loader.source_to_code(loader.get_data(path), path)
+    try:
+        source = loader.get_data(path)
+    except OSError as error:
+        advice = remedy(error, "expected a Python script that this user may read")
+        raise UsageError(f"SCRIPT={name!r}: {error.strerror}; {advice}") from None
+    code = loader.source_to_code(source, path)
     module = ModuleType("__main__")
     module.__dict__.update(__file__=path, __loader__=loader, __builtins__=builtins, __cached__=None)
     sys.modules["__main__"] = module

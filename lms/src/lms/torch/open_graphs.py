@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
+from itertools import islice
 from types import FrameType, ModuleType
 
 import torch
@@ -59,16 +60,14 @@ def _holds(value: object, before: int) -> bool:
         return _is_old(value, before)
     if isinstance(value, (type, ModuleType)):
         return False
+    items: Iterable[object]
     if isinstance(value, Mapping):
         items = value.values()
     elif isinstance(value, (list, tuple, set)):
         items = value
     else:
         items = getattr(value, "__dict__", {}).values()
-    return any(
-        isinstance(item, torch.Tensor) and _is_old(item, before)
-        for _, item in zip(range(_MOST_ITEMS), list(items), strict=False)
-    )
+    return any(isinstance(item, torch.Tensor) and _is_old(item, before) for item in islice(items, _MOST_ITEMS))
 
 
 def _is_old(tensor: torch.Tensor, before: int) -> bool:

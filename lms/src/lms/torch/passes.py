@@ -131,7 +131,7 @@ class Pass:
         )
 
     def _note_lingering(self) -> None:
-        """The forward is over. What others hold now they have held all along: it would have freed nothing to move it."""
+        """The forward is over. What others hold now they have held all along: moving it would have freed nothing."""
         recorder = self.recorder
         if recorder.measure and not recorder.truncated:
             for record in self.records:

@@ -12,6 +12,7 @@ import torch
 
 from lms.errors import LimitError
 from lms.link import Link
+from lms.link.host import kernel
 from lms.plan import Plan, floor, make_plan, plain_peak
 from lms.simulate import simulate
 from lms.tiers.device import Device
@@ -173,9 +174,9 @@ class PassPlanner:
 
     def _learn(self, finished: Finished) -> None:
         recorder = finished.recorder
-        if self.current is not None and self._fitted(finished):
-            if not recorder.measure or recorder.movable <= self.current.trace.saved:
-                return  # it needs no plan, and the one that is shown is of a larger pass
+        shown = self.current is not None and (not recorder.measure or recorder.movable <= self.current.trace.saved)
+        if shown and self._fitted(finished):
+            return  # it needs no plan, and the one that is shown is of a larger pass
         # Without knowing what the rest of the device needs, no plan can keep a limit: measure the next one.
         self._closely = self.limit is not None and not recorder.measure
         if self._closely:
@@ -332,7 +333,7 @@ def _with_other(trace: Trace, other: Sequence[int]) -> Trace:
 def machine() -> dict[str, str]:
     """What the figures were measured on."""
     return {
-        "system": f"{platform.system()} {platform.release()} {platform.machine()}",
+        "system": f"{platform.system()} {kernel()} {platform.machine()}",
         "python": platform.python_version(),
         "torch": torch.__version__,
         "threads": str(torch.get_num_threads()),

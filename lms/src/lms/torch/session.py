@@ -55,7 +55,7 @@ class Session:
         budget: most bytes of saved tensors that may stay on the device, whatever else it holds; 0 is allowed.
         min_size: storages smaller than this stay.
         swap: what may move; so far "activations" only.
-        spill_dir: folder of the file tier; on a CPU the temporary folder by default.
+        spill_dir: folder of the file tier; on a CPU the first usual folder on a disk by default.
         host_limit: most pinned host memory on CUDA; past it the file tier, or an error.
         prefetch: accesses that a copy back may start ahead of its use; the plan's choice by default.
         write_ahead: copies out that may be in flight; the plan's choice by default.
@@ -181,8 +181,6 @@ class Session:
         self._stepped: float | None = None
         self._first_optimizer: int | None = None
         self._warned = False
-        self._shield = Shield(frozenset(module.__file__ or "" for module in _UNINTERRUPTED))
-        self._shield.put_up()
         self._hooks = SavedTensorHooks(self._pack, self._unpack)
         self._hooks.set()
         after_step = torch.compiler.disable(self._after_step)  # as the hooks
@@ -190,6 +188,8 @@ class Session:
             self._step_hooks = [o.register_step_post_hook(after_step) for o in self._optimizers]
         else:
             self._step_hooks = [register_optimizer_step_post_hook(after_step)]
+        self._shield = Shield(frozenset(module.__file__ or "" for module in _UNINTERRUPTED))
+        self._shield.put_up()
 
     def close(self) -> None:
         """Switch LMS off. What is still saved can be used; its memory is given back when the last of it is freed."""
@@ -201,7 +201,6 @@ class Session:
         self._is_open = False
         if _open is self:
             _open = None
-        self._shield.take_down()
         self._hooks.remove()
         for hook in self._step_hooks:
             hook.remove()
@@ -210,6 +209,7 @@ class Session:
             self._swapper.stop(self.engine.close)
         finally:
             self.device.release()
+            self._shield.take_down()
 
     # What it found out
 

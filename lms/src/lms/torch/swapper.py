@@ -186,8 +186,8 @@ class SavedTensorSwapper:
         names = " or ".join(holders(self._last_use)) or "a variable that LMS did not find"
         warnings.warn(
             f"an earlier step's graph is still open: {what} saved for it stay saved. It is kept by {names}. LMS plans "
-            "without these tensors, and moves them if it needs room. If you do not need the graph, detach or delete the "
-            "variable, and do not pass retain_graph=True",
+            "without these tensors, and moves them if it needs room. If you do not need the graph, detach or delete "
+            "the variable, and do not pass retain_graph=True",
             RuntimeWarning,
             stacklevel=4,
         )

@@ -49,7 +49,7 @@ class Turns:
         self._stepped = True
 
     def over(self) -> bool:
-        """Whether the pass is over now that the next save comes, outside of any backward. Counts a turn if it is one."""
+        """Whether the pass is over now that the next save comes, outside of any backward. Counts the turn."""
         self._forget()
         if self._waiting or not self._live:
             return False

@@ -1,0 +1,66 @@
+"""Output files: written whole or not at all, through links, and in place if they are devices or FIFOs."""
+
+from __future__ import annotations
+
+import os
+import stat
+import tempfile
+from pathlib import Path
+
+# A block device would lose the file system that is on it, and a socket cannot be opened.
+_REFUSED = {stat.S_IFDIR: "is a folder", stat.S_IFBLK: "is a block device", stat.S_IFSOCK: "is a socket"}
+
+
+def output_file(text: str) -> Path:
+    """A file that `write` can write, whether it is there yet or not. Opens nothing.
+
+    Raises ValueError, before anything is computed.
+    """
+    path = Path(text)
+    try:
+        mode = _mode(path)
+    except OSError as error:
+        raise ValueError(f"{text!r}: {error.strerror}; name another file") from None
+    if (kind := stat.S_IFMT(mode)) in _REFUSED:
+        raise ValueError(f"{text!r} {_REFUSED[kind]}; expected a file")
+    folder = Path(os.path.realpath(path)).parent
+    if not _is_special(mode) and not folder.is_dir():
+        raise ValueError(f"{text!r}: there is no folder {folder}; make it first, or name another file")
+    if not os.access(path if _is_special(mode) else folder, os.W_OK):
+        raise ValueError(f"{text!r} cannot be written by this user; name another file")
+    return path
+
+
+def write(path: Path, content: bytes) -> None:
+    """Put `content` at `path`: written beside it, then renamed, so that no reader ever sees a part.
+
+    A link stays a link, and its target is written. A device or a FIFO is written in place. Raises OSError as the file
+    system does; nothing is left behind then.
+    """
+    if _is_special(_mode(path)):
+        with open(path, "wb") as file:
+            file.write(content)
+        return
+    path = Path(os.path.realpath(path))
+    descriptor, aside = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name[:50]}.")
+    try:
+        with os.fdopen(descriptor, "wb") as file:
+            file.write(content)
+        os.chmod(aside, 0o644)
+        os.replace(aside, path)
+    except BaseException:
+        os.unlink(aside)
+        raise
+
+
+def _mode(path: Path) -> int:
+    """What `path` leads to, as st_mode; 0 if nothing is there yet. Raises OSError if it cannot be followed."""
+    try:
+        return os.stat(path).st_mode
+    except (FileNotFoundError, NotADirectoryError):  # of the second kind the folder is found to be missing
+        return 0
+
+
+def _is_special(mode: int) -> bool:
+    """Whether it is there, and neither a regular file nor a folder."""
+    return mode != 0 and not stat.S_ISREG(mode) and not stat.S_ISDIR(mode)
