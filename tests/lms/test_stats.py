@@ -7,7 +7,7 @@ import pytest
 from lms.stats import Stats, format_seconds
 
 KEYS = [
-    *("steps", "passes", "limit", "budget", "floor", "peak", "peak_where", "saved", "recorded"),
+    *("steps", "passes", "limit", "budget", "floor", "peak", "saved", "recorded"),
     *("kept_parameters", "kept_small", "kept_owned", "kept_types", "kept_device", "kept_stream", "kept_capture"),
     *("held_peak", "largest"),
     *("swapped_out", "swapped_in", "stall_out", "stall_in", "host_peak", "file_peak", "misses", "replans"),

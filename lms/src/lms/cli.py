@@ -157,7 +157,7 @@ def _add_plan(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> 
         "run two steps of a script, then say what limit it needs and what each costs",
         "Run SCRIPT for two complete passes, stop it, and answer: the floor that no limit can go below and the module\n"
         "it belongs to, the peak with nothing swapped, and a table of limits with the peak, the bytes moved and the\n"
-        "step time that each would have. Options are those of `lms run`: give a limit when the plain script does not fit.",
+        "step time that each would have. Options are those of `lms run`: give a limit if the script does not fit.",
         "examples:\n"
         "  lms plan train.py big.toml\n"
         "  lms plan --limit 12GB train.py big.toml\n"

@@ -160,7 +160,7 @@ def render(
     link: Link | None = None,
     plan: Plan | None = None,
     ran: Timeline | None = None,
-    stats: Mapping[str, float | int | str | None] | None = None,
+    stats: Mapping[str, float | int | None] | None = None,
     watched: Watched | None = None,
     unwatched: str = "",
     title: str = "One training step",
@@ -196,7 +196,7 @@ def render(
 
 
 def _headline(
-    trace: Trace, plan: Plan | None, stats: Mapping[str, float | int | str | None] | None
+    trace: Trace, plan: Plan | None, stats: Mapping[str, float | int | None] | None
 ) -> list[tuple[str, str, str]]:
     """(figure, name, where it is from) of what to read first."""
     said: list[tuple[str, str, str]] = [(format_size(trace.saved), "saved for the backward pass", "recorded")]

@@ -43,7 +43,6 @@ class Stats:
     budget: int | None = None  # most saved bytes that may stay on the device
     floor: int | None = None  # the device's peak with a budget of zero
     peak: int | None = None  # most bytes the device held
-    peak_where: str | None = None  # when that was, and in which module
     saved: int = 0  # bytes of all records of the largest pass, each storage once
     recorded: int = 0  # bytes of all records of the session, each storage once a pass
     # What was saved and stays where it is, each time that it is saved:
@@ -74,16 +73,16 @@ class Stats:
     last_stall_in: float = 0.0
     last_seconds: float = 0.0
 
-    def as_dict(self) -> dict[str, float | int | str | None]:
+    def as_dict(self) -> dict[str, float | int | None]:
         """The counters as a plain dict, in the order of the fields."""
         return asdict(self)
 
-    def line(self) -> str:
-        """The session in one line."""
+    def line(self, peak_where: str = "") -> str:
+        """The session in one line; `peak_where` tells when the peak was."""
         parts = [_plural(self.steps, "step"), _plural(self.passes, "pass")]
         if self.peak is not None:
             limit = f" of {format_size(self.limit)} allowed" if self.limit is not None else ""
-            where = f" ({self.peak_where})" if self.peak_where else ""
+            where = f" ({peak_where})" if peak_where else ""
             parts.append(f"peak {format_size(self.peak)}{where}{limit}")
         parts.append(f"saved bytes on the device at most {format_size(self.held_peak)} of {format_size(self.saved)}")
         if self.swapped_out:
@@ -121,11 +120,9 @@ def format_seconds(seconds: float) -> str:
     return f"{minutes} min {rest:02d} s"
 
 
-def _value(name: str, value: float | int | str | None) -> str:
+def _value(name: str, value: float | int | None) -> str:
     if value is None:
         return "-"
-    if isinstance(value, str):
-        return value
     if name in _COUNTS:
         return str(value)
     return format_seconds(value) if name in _SECONDS else format_size(value)

@@ -359,7 +359,7 @@ def test_memory_that_grows_ends_a_training_in_its_first_steps_only(
     stats = session.stats()
     assert session.over_limit > 0
     assert stats["passes"] == (2 if ends else 12)
-    assert re.match(r"(after )?pass (1|2|8|9)\b", str(stats["peak_where"]))
+    assert re.match(r"(after )?pass (1|2|8|9)\b", session.peak_where)
 
 
 def test_frac_is_a_share_of_the_capacity() -> None:

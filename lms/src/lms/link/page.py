@@ -33,7 +33,7 @@ def section(
     trace: Trace,
     link: Link | None,
     watched: Watched | None,
-    stats: Mapping[str, float | int | str | None] | None,
+    stats: Mapping[str, float | int | None] | None,
     why: str = "",
 ) -> Markup:
     """The part as HTML; empty where there is nothing to tell. `why` says why nothing was counted."""

@@ -254,7 +254,7 @@ def _finish(
             if path is not None:
                 warn(f"{option}={str(path)!r}: nothing written, because no step was recorded")
         return problems
-    say(Stats(**counters).line())  # type: ignore[arg-type]  # the keys of the dict are the fields
+    say(Stats(**counters).line(session.peak_where))  # type: ignore[arg-type]  # the keys of the dict are the fields
     if trace is not None:
         problems |= not _write("--trace", trace, step.to_json)
     if report is not None:

@@ -213,7 +213,7 @@ class Session:
 
     # What it found out
 
-    def stats(self) -> dict[str, float | int | str | None]:
+    def stats(self) -> dict[str, float | int | None]:
         """The session in figures: seconds and bytes. `docs/python.md` says what each is."""
         self._learn()
         planner, counters = self._planner, self._swapper.counters
@@ -231,7 +231,6 @@ class Session:
             budget=plan.budget if plan is not None else self.options.budget,
             floor=(plan.floor or None) if plan is not None else None,
             peak=planner.peaks.most,
-            peak_where=planner.peaks.where or None,
             saved=planner.saved,
             recorded=self._swapper.recorded,
             held_peak=max(planner.held_peak, counters.held_peak),
@@ -280,6 +279,11 @@ class Session:
         """Complete passes so far."""
         self._learn()
         return self._planner.passes
+
+    @property
+    def peak_where(self) -> str:
+        """When the device's peak, or nearly that, was held first, and in which module if that was measured."""
+        return self._planner.peaks.where
 
     @property
     def over_limit(self) -> int:
