@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import NoReturn
 
 from ddl.launch.errors import UsageError
+from ddl.launch.counts import quoted, whole
 
 
 class Parser(argparse.ArgumentParser):
@@ -34,18 +35,22 @@ def read(parse: Callable[[str], object]) -> Callable[[str], object]:
 
 def count(text: str) -> int:
     """A whole number, 1 or more. Raises ValueError."""
-    if not text.isascii() or not text.isdigit() or int(text) < 1:
-        raise ValueError(f"{text!r}: expected a whole number, 1 or more")
-    return int(text)
+    try:
+        return whole(text)
+    except ValueError as error:
+        raise ValueError(f"{quoted(text)}: {error}") from None
 
 
 def output_file(text: str) -> Path:
     """A file that can be written, whether it is there yet or not. Raises ValueError, before anything is computed."""
     path = Path(text)
-    if path.is_dir():
-        raise ValueError(f"{text!r} is a folder; expected a file")
-    if not path.parent.is_dir():
-        raise ValueError(f"{text!r}: there is no folder {path.parent}; make it first, or name another file")
-    if not os.access(path if path.exists() else path.parent, os.W_OK):
-        raise ValueError(f"{text!r} cannot be written by this user; name another file")
+    try:
+        if path.is_dir():
+            raise ValueError(f"{quoted(text)} is a folder; expected a file")
+        if not path.parent.is_dir():
+            raise ValueError(f"{quoted(text)}: there is no folder {path.parent}; make it first, or name another file")
+        if not os.access(path if path.exists() else path.parent, os.W_OK):
+            raise ValueError(f"{quoted(text)} cannot be written by this user; name another file")
+    except OSError as error:  # Python 3.11 raises it for a name that is too long
+        raise ValueError(f"{quoted(text)}: {error.strerror}; name another file") from None
     return path
