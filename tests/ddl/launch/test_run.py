@@ -78,7 +78,17 @@ def test_a_bare_python_of_another_environment_gives_way_to_this_one(
     path = f"{other.parent}:{environment['PATH']}"
     done = ddlrun("-np", "1", "python", "-c", "import sys; print(sys.executable)", PATH=path)
     assert done.stdout == f"{sys.executable}\n", done.stderr
-    assert f"python is taken to be {sys.executable}, which has ddl, and not {other};" in done.stderr
+    assert f"python is taken to be {sys.executable}, which has ddl, and not {other}, which has none;" in done.stderr
+
+
+def test_a_bare_python_of_another_environment_that_has_ddl_is_taken(
+    ddlrun: Run, environment: dict[str, str], tmp_path: Path
+) -> None:
+    other = script(tmp_path / "other/bin/python", f'#!/bin/sh\nTAKEN="$0" exec {sys.executable} "$@"\n')
+    path = f"{other.parent}:{environment['PATH']}"
+    done = ddlrun("-np", "1", "python", "-c", "import os; print(os.environ['TAKEN'])", PATH=path)
+    assert done.stdout == f"{other}\n", done.stderr
+    assert done.stderr == ""
     assert ddlrun("-np", "1", other, PATH=path).returncode == 9
 
 

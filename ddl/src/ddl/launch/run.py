@@ -28,6 +28,7 @@ from ddl.launch.reach import Reached
 
 LOST = ("A daemon failed to report back", "lost communication with", "daemon has unexpectedly failed")
 KEPT_RUNS = 50  # folders of earlier runs
+PYTHON_SECONDS = 20  # for a python to say whether it has ddl: its first start may read a cold disk
 
 
 @dataclass(frozen=True)
@@ -245,10 +246,22 @@ def _program(options: Options) -> tuple[tuple[str, ...], str]:
         raise UsageError(why)
     path = shutil.which(words[0]) if words[0] in ("python", "python3") else None
     if path is not None and not os.path.samefile(Path(path).parent, Path(sys.executable).parent):
-        # An environment that is not activated: the ranks would look for ddl in another one.
-        say(f"{words[0]} is taken to be {sys.executable}, which has ddl, and not {path}; a path is taken as given")
+        # Where no environment is activated, that is often the system's.
+        if version := _version_of_ddl(path):
+            return words, f"as given: {path}, which has ddl {version}"
+        say(
+            f"{words[0]} is taken to be {sys.executable}, which has ddl, and not {path}, which has none; a path is taken "
+            "as given"
+        )
         words = (sys.executable, *words[1:])
     return words, why
+
+
+def _version_of_ddl(python: str) -> str:
+    """The version of ddl that this python imports; "" if it imports none, or does not answer."""
+    ask = [python, "-c", "from ddl import __version__; print(__version__)"]
+    status, output, _ = process.capture_plain(ask, os.environ, PYTHON_SECONDS)
+    return output.strip() if status == 0 else ""
 
 
 def _text(path: Path | None) -> str:
