@@ -137,7 +137,7 @@ TEST("a collective that a front end makes of messages is called by its name, and
     World world(2, flat_plan(2), impatient());
     world.run([&](int rank, Engine& engine) {
         std::vector<float> data(rank == 0 ? 2 : 3);
-        const Tag tag = Tag{1} << 42;
+        const int64_t tag = int64_t{1} << 42;
         const Status status = finish(engine, 1 - rank, rank == 0 ? send_of(data, tag) : receive_of(data, tag));
         CHECK_EQ(status.code, DDL_ERROR_MISMATCH);
         CHECK_CONTAINS(status.message,

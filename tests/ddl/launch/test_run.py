@@ -79,6 +79,7 @@ def test_a_bare_python_of_another_environment_gives_way_to_this_one(
     done = ddlrun("-np", "1", "python", "-c", "import sys; print(sys.executable)", PATH=path)
     assert done.stdout == f"{sys.executable}\n", done.stderr
     assert f"python is taken to be {sys.executable}, which has ddl, and not {other}, which has none;" in done.stderr
+    assert ddlrun("-np", "1", other, PATH=path).returncode == 9
 
 
 def test_a_bare_python_of_another_environment_that_has_ddl_is_taken(
@@ -89,7 +90,6 @@ def test_a_bare_python_of_another_environment_that_has_ddl_is_taken(
     done = ddlrun("-np", "1", "python", "-c", "import os; print(os.environ['TAKEN'])", PATH=path)
     assert done.stdout == f"{other}\n", done.stderr
     assert done.stderr == ""
-    assert ddlrun("-np", "1", other, PATH=path).returncode == 9
 
 
 def test_nothing_but_a_program_has_to_be_said(ddlrun: Run) -> None:
