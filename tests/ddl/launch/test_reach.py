@@ -163,7 +163,8 @@ def test_in_a_slurm_allocation_hosts_are_asked_with_srun(fallback: Probe, tmp_pa
     assert found.problems["b"].endswith(". mpirun said nothing")
     assert not (tmp_path / "ssh").exists()
     assert (tmp_path / "srun").read_text().splitlines() == [
-        "--nodes=1", "--ntasks=1", "--nodelist=b", "/bin/sh", "-c", 'eval "$(cat)"; exec "$@"', "sh", sys.executable, "-m", "ddl.launch.probe",
+        "--nodes=1", "--ntasks=1", "--nodelist=b",
+        "/bin/sh", "-c", 'eval "$(cat)"; exec "$@"', "sh", sys.executable, "-m", "ddl.launch.probe",
     ]  # fmt: skip
     failed = fallback("exit 1", "echo 'srun: error: Node b is down' >&2; exit 1", batch="slurm").problems["b"]
     assert (

@@ -197,7 +197,7 @@ def test_a_value_may_hold_anything_and_is_for_the_ranks_alone(ddlrun: Run) -> No
 def test_a_dry_run_masks_values_and_says_so(ddlrun: Run) -> None:
     done = ddlrun("-np", "1", "--dry-run", "-x", "TOKEN=hunter2", "true")
     assert "hunter2" not in done.stdout + done.stderr
-    assert "ddlrun: TOKEN: its value is not shown; to run this command yourself, write it in place of ***" in done.stderr
+    assert "TOKEN: its value is not shown; to run this command yourself, write it in place of ***" in done.stderr
 
 
 def test_a_wrong_name_of_a_variable_is_named_without_its_value(ddlrun: Run) -> None:

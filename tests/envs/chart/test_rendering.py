@@ -1,7 +1,6 @@
 """What the chart makes of good values, in every mode: judged by Kubernetes' own schemas."""
 
 import itertools
-import re
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any

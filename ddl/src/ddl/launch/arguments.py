@@ -8,8 +8,8 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import NoReturn
 
-from ddl.launch.errors import UsageError
 from ddl.launch.counts import quoted, whole
+from ddl.launch.errors import UsageError
 
 
 class Parser(argparse.ArgumentParser):

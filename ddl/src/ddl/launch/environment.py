@@ -22,8 +22,8 @@ from ddl.launch.reports import ASKED, BEGAN, VARIABLE
 VISIBLE = "CUDA_VISIBLE_DEVICES"
 FORWARDED = ("PATH", "LD_LIBRARY_PATH", "PYTHONPATH", VISIBLE)
 FORWARDED_PREFIXES = ("DDL_", "NCCL_")
-# Before the name of a variable whose value nobody is shown. Open MPI hands what begins with OMPI_ to every rank unasked,
-# and hydra all variables, so that no value stands on a command line, which every user of a host can read.
+# Before the name of a variable whose value is not shown. Every user of a host can read command lines, so the value goes
+# by the environment: Open MPI hands what begins with OMPI_ to every rank unasked, and hydra all variables.
 HIDDEN_PREFIX = "OMPI_DDLRUN_X_"
 
 # What torchrun calls it, and where each MPI says it.
@@ -170,9 +170,11 @@ def program(
         if of_its is not None and stat.S_ISREG(of_its) and of_its & 0o111:
             return (beside, *rest), f"{first} is not on PATH, but beside the python that runs ddlrun: {beside}"
         hint = f"; there is a file of this name here: say ./{first}" if is_file else ""
-        return (), f"PROGRAM {quoted(first)}: not found on PATH{hint or '; give its path, or the path of a Python file'}"
+        what_to_do = hint or "; give its path, or the path of a Python file"
+        return (), f"PROGRAM {quoted(first)}: not found on PATH{what_to_do}"
     if "/" in first and not is_file:
-        return (), f"PROGRAM {quoted(first)}: no such file (in {Path.cwd()}); give the path of a program or a Python file"
+        where = f"(in {Path.cwd()}); give the path of a program or a Python file"
+        return (), f"PROGRAM {quoted(first)}: no such file {where}"
     if "/" in first and bits is not None and not bits & 0o111:
         return (), f"PROGRAM {first!r}: it is not executable: chmod +x {first}, or name what runs it"
     return tuple(words), f"as given: {which(first) or first}"

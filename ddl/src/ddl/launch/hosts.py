@@ -7,8 +7,8 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-from ddl.launch.errors import UsageError
 from ddl.launch.counts import quoted, whole
+from ddl.launch.errors import UsageError
 
 OPERATOR_HOSTFILE = Path("/etc/mpi/hostfile")  # where the Kubernetes MPI Operator mounts it
 HOSTFILE_VARIABLES = ("PRTE_MCA_prte_default_hostfile", "OMPI_MCA_orte_default_hostfile", "HYDRA_HOST_FILE")
@@ -105,7 +105,9 @@ def parse_hostfile(text: str, path: str) -> tuple[Host, ...]:
             if key == "slots" and equals:
                 slots = _slots(value, where)
             elif key not in ("max_slots", "max-slots", "user"):
-                raise UsageError(f"{where}: {quoted(word)} is not understood; expected HOST, HOST:SLOTS or HOST slots=N")
+                raise UsageError(
+                    f"{where}: {quoted(word)} is not understood; expected HOST, HOST:SLOTS or HOST slots=N"
+                )
         hosts.append(Host(_name(name, where), slots))
     if not hosts:
         raise UsageError(f"{path}: it names no host; expected a line for each, such as: host1 slots=4")

@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 
+from ddl.launch.counts import MOST
 from ddl.launch.errors import CheckError
 from ddl.launch.hosts import Allocation, Host
 from ddl.launch.machine import Machine
-from ddl.launch.counts import MOST
 
 
 @dataclass(frozen=True)

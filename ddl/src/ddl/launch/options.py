@@ -13,8 +13,8 @@ from dataclasses import dataclass, field, fields
 from difflib import get_close_matches
 from pathlib import Path
 
-from ddl.launch.errors import UsageError
 from ddl.launch.counts import quoted, whole
+from ddl.launch.errors import UsageError
 
 COMMANDS = ("doctor",)  # those that take these options; bench and plan have their own
 MODES = "bnrmp"
@@ -60,8 +60,8 @@ def parse_mode(text: str, name: str) -> Mode:
         raise UsageError(f"{name}={text!r}: mode c (RCS) of the original is not built; expected b, n, r, m or p")
     if not letters or set(letters) - set(MODES):
         raise UsageError(
-            f"{name}={quoted(text)}: unknown mode {quoted(letters)}; expected b (NCCL point-to-point), n (NCCL), r (ring), m (MPI) "
-            "or p (measured), one for all dimensions or one for each"
+            f"{name}={quoted(text)}: unknown mode {quoted(letters)}; expected b (NCCL point-to-point), n (NCCL), "
+            "r (ring), m (MPI) or p (measured), one for all dimensions or one for each"
         )
     try:
         dimensions = tuple(map(whole, sizes.split("x"))) if colon else ()
@@ -238,7 +238,8 @@ class Options:
         default=False, metadata=_about("skipchecks", None, "", "look at no other host first", group=SHOWN)
     )
     verbose: bool = field(
-        default=False, metadata=_about("v verbose", None, "", "say each choice with its reason", group=SHOWN)
+        default=False,
+        metadata=_about("v verbose", None, "", "say each choice with its reason, and the command", group=SHOWN),
     )
     dry_run: bool = field(
         default=False, metadata=_about("dry-run", None, "", "print what would be run, and run nothing", group=SHOWN)

@@ -7,10 +7,10 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
+from ddl.launch.counts import MOST, quoted, whole
 from ddl.launch.errors import CheckError
 from ddl.launch.hosts import Allocation
 from ddl.launch.machine import Machine
-from ddl.launch.counts import MOST, quoted, whole
 
 _LINE = re.compile(r"rank\s+(\d+)\s*=\s*(\S+)\s+slots?\s*=\s*(\S+)")
 

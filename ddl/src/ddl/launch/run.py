@@ -14,7 +14,21 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 import ddl
-from ddl.launch import checks, command, environment, files, folders, guard, hosts, job, mpi, process, reach, reports, watch
+from ddl.launch import (
+    checks,
+    command,
+    environment,
+    files,
+    folders,
+    guard,
+    hosts,
+    job,
+    mpi,
+    process,
+    reach,
+    reports,
+    watch,
+)
 from ddl.launch.checks import Check
 from ddl.launch.command import Launch
 from ddl.launch.console import echo, say, show, warn
@@ -250,8 +264,8 @@ def _program(options: Options) -> tuple[tuple[str, ...], str]:
         if version := _version_of_ddl(path):
             return words, f"as given: {path}, which has ddl {version}"
         say(
-            f"{words[0]} is taken to be {sys.executable}, which has ddl, and not {path}, which has none; a path is taken "
-            "as given"
+            f"{words[0]} is taken to be {sys.executable}, which has ddl, and not {path}, which has none; a path is "
+            "taken as given"
         )
         words = (sys.executable, *words[1:])
     return words, why
