@@ -194,6 +194,13 @@ def test_a_value_may_hold_anything_and_is_for_the_ranks_alone(ddlrun: Run) -> No
     assert done.stdout == f"{value}|/no/such/folder|0\n", done.stderr  # mpirun, with that TMPDIR, would not start
 
 
+def test_a_variable_of_a_short_name_has_its_own_value(ddlrun: Run) -> None:
+    names = "gkrst"  # of variables that a line of sh before the program could have
+    given = [word for name in names for word in ("-x", f"{name}=its {name}")]
+    done = ddlrun("-np", "1", *given, "sh", "-c", 'echo "$g,$k,$r,$s,$t"')
+    assert done.stdout == ",".join(f"its {name}" for name in names) + "\n", done.stderr
+
+
 def test_a_dry_run_masks_values_and_says_so(ddlrun: Run) -> None:
     done = ddlrun("-np", "1", "--dry-run", "-x", "TOKEN=hunter2", "true")
     assert "hunter2" not in done.stdout + done.stderr

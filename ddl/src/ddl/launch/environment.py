@@ -56,21 +56,22 @@ def wrapper(mpi: Mpi, secrets: Sequence[str] = ()) -> tuple[str, ...]:
       end: who was not asked is the cause;
     - started by `exec` in a subshell, because a program may have the name of one of the shell's own commands;
     - with the shell's own stderr closed meanwhile, because dash writes "Terminated" for every rank that was ended
-      (`s=$?` stands inside for the same reason). Not under hydra: descriptor 9 may be the rank's way to PMI.
+      (`_s=$?` stands inside for the same reason). Not under hydra: descriptor 9 may be the rank's way to PMI.
     """
     names = _HYDRA if mpi.family == HYDRA else _OPENMPI
     hidden = [f"{HIDDEN_PREFIX}{name}" for name in secrets]
     given = [f'{name}="${source}"' for name, source in zip(secrets, hidden, strict=True)]
     settings = " ".join([*given, *(f"{name}=${source}" for name, source in names.items())])
     unset = " ".join((VARIABLE, guard.COMMAND, *hidden))
-    start = '(exec "$@"); s=$?' if mpi.family == HYDRA else '{ (exec "$@" 2>&9 9>&-); s=$?; } 9>&2 2>/dev/null'
+    # The shell's own variables have names that no program asks for: a variable of the program's would keep their value.
+    start = '(exec "$@"); _s=$?' if mpi.family == HYDRA else '{ (exec "$@" 2>&9 9>&-); _s=$?; } 9>&2 2>/dev/null'
     script = (
-        f"export {settings}; t=${VARIABLE} g=${guard.COMMAND}; unset {unset}; "
-        'if [ "$g" ] && [ "$LOCAL_RANK" = 0 ]; then (exec </dev/null >/dev/null 2>&1; eval "$g" &) fi; '
-        f'unset {guard.KEY}; [ "$t" ] || exec "$@"; '
-        f'k=; trap "k=\\ {ASKED}" HUP INT QUIT TERM; trap : ABRT ALRM USR1 USR2; '
-        f'r="$t $RANK {BEGAN}"; printf \'%s\\n\' "$r" "$r" >&2; {start}; '
-        'trap \'\' PIPE; r="$t $RANK $s$k"; printf \'%s\\n\' "$r" "$r" >&2; exit $s'
+        f"export {settings}; _t=${VARIABLE} _g=${guard.COMMAND}; unset {unset}; "
+        'if [ "$_g" ] && [ "$LOCAL_RANK" = 0 ]; then (exec </dev/null >/dev/null 2>&1; eval "$_g" &) fi; '
+        f'unset {guard.KEY}; [ "$_t" ] || exec "$@"; '
+        f'_k=; trap "_k=\\ {ASKED}" HUP INT QUIT TERM; trap : ABRT ALRM USR1 USR2; '
+        f'_r="$_t $RANK {BEGAN}"; printf \'%s\\n\' "$_r" "$_r" >&2; {start}; '
+        'trap \'\' PIPE; _r="$_t $RANK $_s$_k"; printf \'%s\\n\' "$_r" "$_r" >&2; exit $_s'
     )
     return ("/bin/sh", "-c", script, "ddlrun")
 
