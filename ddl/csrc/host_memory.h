@@ -14,8 +14,12 @@ namespace ddl {
 // Of a host, whatever the number of its ranks.
 constexpr size_t kMostHostMemory = 64 << 20;
 // Above this, long messages are the wrapped transport's. What Open MPI would send at once is short: a longer one waits
-// there for its receiver in any case.
-constexpr size_t kMostRiding = 20 << 10;
+// there for its receiver in any case. A sweep builds with others: -DCMAKE_CXX_FLAGS="-DDDL_MOST_PIPE=524288
+// -DDDL_MOST_RIDING=131072", a pipe being a power of two.
+#ifndef DDL_MOST_RIDING
+#define DDL_MOST_RIDING (20 << 10)
+#endif
+constexpr size_t kMostRiding = DDL_MOST_RIDING;
 
 // Bytes of a pipe between two of `ranks`, a power of two; 0 where there are too many for pipes of a use.
 size_t pipe_bytes_for(size_t ranks);

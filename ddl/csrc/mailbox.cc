@@ -19,6 +19,17 @@ constexpr uint64_t kPayloadTags = kEnvelopeTag - 1;
 
 Tag payload_tag(uint64_t number) { return kEnvelopeTag + 1 + static_cast<Tag>(number % kPayloadTags); }
 
+// What ddl.torch makes of messages: a collective's name for its tag, else "".
+std::string collective_of(const Mail& mail) {
+    if (mail.channel != Channel::user) return "";
+    switch (mail.tag) {
+        case int64_t{1} << 40: return "gather's ";
+        case int64_t{1} << 41: return "scatter's ";
+        case int64_t{1} << 42: return "alltoall's ";
+        default: return "";
+    }
+}
+
 std::string content(DataType type, uint64_t count) {
     return (is_valid(type) ? std::string(name_of(type)) : "an unknown type") + ", " + elements(count);
 }
@@ -26,11 +37,13 @@ std::string content(DataType type, uint64_t count) {
 }  // namespace
 
 std::string describe(const Mail& mail, const std::vector<std::string>& names) {
-    std::string text = mail.channel == Channel::library ? "create_group's " : "";
+    const std::string collective = mail.channel == Channel::library ? "create_group's " : collective_of(mail);
+    std::string text = collective;
     text += mail.incoming ? "receive from " : "send to ";
     text += mail.peers.size() == 1 ? names[static_cast<size_t>(mail.peers[0])] : "any rank";
-    return text + " on communicator " + std::to_string(mail.comm.id) + " (tag " + std::to_string(mail.tag) + ", " +
-           content(mail.type, mail.count) + ")";
+    text += " on communicator " + std::to_string(mail.comm.id) + " (";
+    if (collective.empty()) text += "tag " + std::to_string(mail.tag) + ", ";
+    return text + content(mail.type, mail.count) + ")";
 }
 
 bool Mailbox::matches(const Mail& mail, const Arrival& arrival) {

@@ -111,7 +111,8 @@ void compare(Board& board) {
     }
 }
 
-void broadcast(MPI_Comm base, void* data, size_t bytes, Board& board, const RollCallOptions& options) {
+// From rank 0, which does not wait long for an error to have reached all: a rank that died never takes it.
+void broadcast(MPI_Comm base, int rank, void* data, size_t bytes, Board& board, const RollCallOptions& options) {
     MPI_Request& request = board.requests[0];
     check_mpi(MPI_Ibcast(data, static_cast<int>(bytes), MPI_BYTE, 0, base, &request), "MPI_Ibcast");
     const double start = seconds_now();
@@ -120,8 +121,19 @@ void broadcast(MPI_Comm base, void* data, size_t bytes, Board& board, const Roll
         int finished = 0;
         check_mpi(MPI_Test(&request, &finished, MPI_STATUS_IGNORE), "MPI_Test");
         if (finished) return;
-        if (options.is_dead(0)) throw Error(DDL_ERROR_PEER_LOST, "ddl_init: rank 0 died during the call");
-        if (seconds_now() - start < most) continue;
+        const double waited = seconds_now() - start;
+        if (waited < kCalmSeconds) continue;
+        if (rank == 0 && board.verdict.code != DDL_SUCCESS) return;
+        for (size_t other = 0; other < board.greetings.size(); ++other) {
+            if (!options.is_dead(static_cast<int>(other))) continue;
+            throw Error(DDL_ERROR_PEER_LOST, "ddl_init: rank " + std::to_string(other) + " died during the call");
+        }
+        if (waited < most) continue;
+        if (rank == 0) {
+            throw Error(DDL_ERROR_TIMEOUT, "ddl_init: rank 0 has not reached all ranks for " +
+                                               std::to_string(static_cast<int>(most)) +
+                                               " s: one of them is stopped, or a link to it is down");
+        }
         throw Error(DDL_ERROR_TIMEOUT, "ddl_init: no word from rank 0 for " + std::to_string(static_cast<int>(most)) +
                                            " s: it has not called ddl_init, or the links to it are down");
     }
@@ -144,11 +156,11 @@ std::vector<Greeting> call_roll(MPI_Comm base, const Greeting& mine, const RollC
         } else {
             check_mpi(MPI_Send(&mine, sizeof mine, MPI_BYTE, 0, kTag, base), "MPI_Send");
         }
-        broadcast(base, &board->verdict, sizeof board->verdict, *board, options);
+        broadcast(base, rank, &board->verdict, sizeof board->verdict, *board, options);
         if (board->verdict.code != DDL_SUCCESS) {
             throw Error(static_cast<Code>(board->verdict.code), board->verdict.text);
         }
-        broadcast(base, board->greetings.data(), sizeof(Greeting) * board->greetings.size(), *board, options);
+        broadcast(base, rank, board->greetings.data(), sizeof(Greeting) * board->greetings.size(), *board, options);
     } catch (...) {
         static_cast<void>(board.release());
         throw;

@@ -208,7 +208,8 @@ DDL_API ddl_result ddl_ibarrier(ddl_comm comm, ddl_request* request);
  * does what is in flight on the communicator elsewhere, and what comes later. A send of up to 16 KiB may have returned
  * success by then: it need not wait for its receiver. Buffers are in host memory, not in a GPU's and not managed by
  * CUDA (DDL_ERROR_ARGUMENT). A rank that waits for one that has finalized gets DDL_ERROR_SHUTDOWN. Messages and
- * collectives of a communicator pass one another freely. */
+ * collectives of a communicator pass one another freely. Three tags are those of collectives that front ends make of
+ * messages: errors call 2^40 gather, 2^41 scatter and 2^42 alltoall. */
 
 #define DDL_ANY_RANK (-1) /* as the peer of a receive: whoever sends first */
 

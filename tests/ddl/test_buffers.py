@@ -36,6 +36,7 @@ def test_any_shape_is_taken(shape: tuple[int, ...]) -> None:
     [
         (np.zeros((4, 4))[:, 1], "not contiguous"),
         (torch.zeros(4, 4).T[:2], "not contiguous"),
+        (np.zeros(20, np.uint8)[1:17].view(np.float32), r"shape \(4,\), float32\) is not aligned.*array\.copy\(\)"),
         (np.zeros(3, ">f4"), "float32 in foreign byte order"),
         (np.zeros(3, bool), "elements of type bool"),
         (torch.zeros(3, dtype=torch.complex64), "elements of type complex64"),
@@ -47,6 +48,11 @@ def test_any_shape_is_taken(shape: tuple[int, ...]) -> None:
 def test_what_cannot_be_reduced_is_named(array: object, message: str) -> None:
     with pytest.raises(ArgumentError, match=message):
         buffer_of(array, writable=True)  # type: ignore[arg-type]
+
+
+def test_a_copy_of_an_unaligned_array_is_taken() -> None:
+    array = np.zeros(20, np.uint8)[1:17].view(np.float32)
+    assert buffer_of(array.copy(), writable=True).count == 4  # as the error says: ascontiguousarray would copy nothing
 
 
 def test_an_input_may_be_read_only() -> None:

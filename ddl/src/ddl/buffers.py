@@ -38,7 +38,7 @@ class Buffer:
 def buffer_of(array: SupportsDLPack, *, writable: bool, name: str = "array") -> Buffer:
     """The memory of a NumPy array or of a DLPack tensor on a CPU; no copy. Raises ArgumentError: it cannot be used."""
     if isinstance(array, np.ndarray):
-        contiguous = array.flags.c_contiguous and array.flags.aligned
+        contiguous, aligned = array.flags.c_contiguous, array.flags.aligned
         dtype = _name_of(array.dtype)
         address, shape, read_only = array.ctypes.data, array.shape, not array.flags.writeable
         owner: object = array
@@ -46,6 +46,7 @@ def buffer_of(array: SupportsDLPack, *, writable: bool, name: str = "array") -> 
         memory = dlpack.read(array)
         contiguous, dtype, address, shape = memory.contiguous, memory.dtype, memory.address, memory.shape
         read_only, owner = memory.read_only, (array, memory.capsule)
+        aligned = True  # libddl itself refuses one that is not
     else:
         raise ArgumentError(
             f"{name} is a {type(array).__name__}: expected a NumPy array, or a tensor that speaks DLPack (PyTorch's)"
@@ -56,6 +57,11 @@ def buffer_of(array: SupportsDLPack, *, writable: bool, name: str = "array") -> 
         raise ArgumentError(
             f"{name} (shape {shape}) is not contiguous in memory: pass a contiguous copy (numpy.ascontiguousarray, "
             "Tensor.contiguous)"
+        )
+    if not aligned:
+        raise ArgumentError(
+            f"{name} (shape {shape}, {dtype}) is not aligned in memory: the address of its elements is no multiple of "
+            "their size; pass an aligned copy (array.copy())"
         )
     if writable and read_only:
         raise ArgumentError(f"{name} (shape {shape}) is read-only, but the result is written to it: pass a copy")

@@ -7,7 +7,7 @@ import sys
 from collections.abc import Sequence
 
 import ddl
-from ddl.launch import options, run
+from ddl.launch import options, own_arguments, run
 from ddl.launch.console import say, show
 from ddl.launch.errors import CheckError, LaunchError
 
@@ -47,6 +47,7 @@ def _dispatch(words: list[str]) -> int:
 
         return planning.main(words[1:])
     asked = options.parse(words or ["--help"])
+    own_arguments.mask(asked.exports)
     if asked.help:
         show(options.usage().rstrip("\n"))
         return 0

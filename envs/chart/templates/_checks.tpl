@@ -34,9 +34,23 @@ something includes this first.
 {{- end -}}
 {{- $given = append $given .name -}}
 {{- end -}}
-{{- range $name, $value := .Values.podLabels -}}
+{{- range $option := list "podLabels" "jobLabels" -}}
+{{- range $name, $value := index $.Values $option -}}
 {{- if or (hasPrefix "app.kubernetes.io/" $name) (hasPrefix "helm.sh/" $name) (hasPrefix "bascule." $name) -}}
-{{- fail (printf "podLabels names %s: the chart finds its pods by its own labels of that kind; choose another name" $name) -}}
+{{- fail (printf "%s names %s: the chart finds its pods by its own labels of that kind; choose another name" $option $name) -}}
+{{- end -}}
+{{- end -}}
+{{- end -}}
+{{- $own := list "scratch" "run" "shared-memory" "data" "ssh-key" "hosts" -}}
+{{- range .Values.volumes -}}
+{{- if has .name $own -}}
+{{- fail (printf "volumes names %s, which is the chart's own; the chart has %s: choose another name" .name (join ", " $own)) -}}
+{{- end -}}
+{{- end -}}
+{{- $folders := list "/tmp" "/home/bascule" "/run/bascule" "/dev/shm" "/etc/bascule/ssh" "/etc/mpi" .Values.data.mountPath -}}
+{{- range .Values.volumeMounts -}}
+{{- if has (trimSuffix "/" .mountPath) $folders -}}
+{{- fail (printf "volumeMounts names %s, where the chart mounts its own; the chart has %s: choose another path" .mountPath (join ", " $folders)) -}}
 {{- end -}}
 {{- end -}}
 {{- range $part := list "resources" "launcherResources" -}}

@@ -22,15 +22,32 @@ spec:
 {{- define "bascule.podSpec" -}}
 {{- $values := .root.Values -}}
 {{- $worker := eq .component "worker" -}}
+{{- $plain := eq $values.mode "plain" -}}
 {{- $logsIn := include "bascule.logsIn" . -}}
-{{- $key := and $logsIn (eq $values.mode "plain") -}}
+{{- $key := and $logsIn $plain -}}
+{{- $works := ne .component "test" -}}{{/* a test would hang where a volume can be mounted by one node only */}}
 {{- $claim := "" -}}
-{{- if ne .component "test" }}{{ $claim = include "bascule.claim" .root }}{{ end -}}
+{{- if $works }}{{ $claim = include "bascule.claim" .root }}{{ end -}}
 automountServiceAccountToken: false
-{{- if not (and $logsIn (eq $values.mode "mpijob")) }}{{/* there the MPIJob says it */}}
-restartPolicy: {{ ternary "Always" "Never" $worker }}
+{{- with $values.serviceAccountName }}
+serviceAccountName: {{ . | quote }}
+{{- end }}
+{{- if not (and $logsIn (not $plain)) }}{{/* there the MPIJob says it */}}
+restartPolicy: Never
+{{- end }}
+{{- if and $worker $plain }}
+subdomain: {{ include "bascule.runName" .root }} # the Service's; the Job gives each pod its hostname
 {{- end }}
 enableServiceLinks: false
+{{- with $values.runtimeClassName }}
+runtimeClassName: {{ . | quote }}
+{{- end }}
+{{- with $values.priorityClassName }}
+priorityClassName: {{ . | quote }}
+{{- end }}
+{{- with $values.schedulerName }}
+schedulerName: {{ . | quote }}
+{{- end }}
 {{- if and $logsIn $values.ddl.hostNetwork }}
 hostNetwork: true
 dnsPolicy: ClusterFirstWithHostNet
@@ -57,7 +74,8 @@ containers:
     args:
       {{- toYaml .args | nindent 6 }}
     workingDir: {{ ternary $values.data.mountPath "/home/bascule" (ne $claim "") }}
-    {{- $gpus := int (include "bascule.gpus" .) }}
+    {{- $resources := include "bascule.resources" . }}
+    {{- $gpus := contains "nvidia.com/" $resources }}{{/* a part of one, too: nvidia.com/mig-1g.10gb */}}
     {{- if or $logsIn $values.env (not $gpus) }}
     env:
       {{- if not $gpus }}
@@ -99,7 +117,7 @@ containers:
       periodSeconds: 5
     {{- end }}
     resources:
-      {{- include "bascule.resources" . | nindent 6 }}
+      {{- $resources | nindent 6 }}
     securityContext:
       allowPrivilegeEscalation: false
       readOnlyRootFilesystem: true
@@ -125,10 +143,13 @@ containers:
       - name: ssh-key
         mountPath: /etc/bascule/ssh
         readOnly: true
-      {{- if not $worker }}
       - name: hosts
         mountPath: /etc/mpi
         readOnly: true
+      {{- end }}
+      {{- if $works }}
+      {{- with $values.volumeMounts }}
+      {{- toYaml . | nindent 6 }}
       {{- end }}
       {{- end }}
 volumes:
@@ -153,10 +174,13 @@ volumes:
     secret:
       secretName: {{ $values.ddl.sshKeySecret | quote }}
       defaultMode: 0440
-  {{- if not $worker }}
   - name: hosts
     configMap:
-      name: {{ include "bascule.revisionName" .root }}-hosts
+      name: {{ include "bascule.runName" .root }}-hosts
+  {{- end }}
+  {{- if $works }}
+  {{- with $values.volumes }}
+  {{- toYaml . | nindent 2 }}
   {{- end }}
   {{- end }}
 {{- with $values.nodeSelector }}
@@ -171,6 +195,18 @@ tolerations:
 affinity:
   {{- toYaml . | nindent 2 }}
 {{- end }}
+{{- if $works }}
+{{- with $values.topologySpreadConstraints }}
+topologySpreadConstraints:
+  {{- range . }}
+  {{- $constraint := deepCopy . }}
+  {{- if not (hasKey . "labelSelector") }}
+  {{- $_ := set $constraint "labelSelector" (dict "matchLabels" (include "bascule.selector" $ | fromYaml)) }}
+  {{- end }}
+  - {{- toYaml $constraint | nindent 4 }}
+  {{- end }}
+{{- end }}
+{{- end }}
 {{- end -}}
 
 {{/* Whether a pod is one of a job's hosts or logs in to them; empty where not. The operator's keys are for its own. */}}
@@ -179,7 +215,7 @@ affinity:
 {{- if or $test (has .component (list "worker" "launcher")) }}true{{ end -}}
 {{- end -}}
 
-{{/* How many GPUs a pod takes. */}}
+{{/* How many whole GPUs a pod takes. */}}
 {{- define "bascule.gpus" -}}
 {{- if eq .component "trainer" -}}
 {{- int .root.Values.gpus -}}
@@ -210,7 +246,7 @@ requests:
 {{- end -}}
 
 {{/*
-What the launcher runs: the image's entry point waits for the hosts of /etc/mpi/hostfile, then ddlrun reads it. Ranks
+What is launched: the image's entry point waits for the hosts of /etc/mpi/hostfile, then ddlrun reads it. Ranks
 get variables from ddlrun and not from their pods: of each the name stands here, and the launcher has the value. Those of
 DDL ddlrun passes on by itself, DDL_OPTIONS with what its own options add, which -x would take away.
 */}}
@@ -221,5 +257,5 @@ DDL ddlrun passes on by itself, DDL_OPTIONS with what its own options add, which
 {{- $exports = concat $exports (list "-x" .name) -}}
 {{- end -}}
 {{- end -}}
-{{- toYaml (concat (list "launch" "ddlrun") $exports .Values.ddl.options (list "--") .Values.command) -}}
+{{- toYaml (concat (list "ddlrun") $exports .Values.ddl.options (list "--") .Values.command) -}}
 {{- end -}}

@@ -133,6 +133,19 @@ TEST("a message of another size or type is a mismatch on both sides") {
     });
 }
 
+TEST("a collective that a front end makes of messages is called by its name, and not by their tag") {
+    World world(2, flat_plan(2), impatient());
+    world.run([&](int rank, Engine& engine) {
+        std::vector<float> data(rank == 0 ? 20000 : 30000);
+        const int64_t tag = int64_t{1} << 42;
+        const Status status = finish(engine, 1 - rank, rank == 0 ? send_of(data, tag) : receive_of(data, tag));
+        CHECK_EQ(status.code, DDL_ERROR_MISMATCH);
+        CHECK_CONTAINS(status.message,
+                       "rank 1 (host a) called alltoall's receive from rank 0 (host a) on communicator 0 (float32, "
+                       "30000 elements): it was sent with float32, 20000 elements");
+    });
+}
+
 TEST("a message that nobody sends ends in time, and names who should have") {
     for (const int peer : {1, kAnyRank}) {
         World world(3, flat_plan(3), impatient());

@@ -2,6 +2,7 @@
 
 import os
 import re
+import secrets
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
@@ -54,6 +55,16 @@ def test_ranks_of_a_host_are_consecutive_and_find_rank_0(ddlrun: Run) -> None:
 def test_the_original_s_order_is_there_for_those_who_ask(ddlrun: Run) -> None:
     done = ddlrun("--order", "hosts", "-H", "h0:2,h1:2", "sh", "-c", "echo $RANK $LOCAL_RANK $(hostname)")
     assert sorted(done.stdout.splitlines()) == ["0 0 h0", "1 0 h1", "2 1 h0", "3 1 h1"], done.stderr
+
+
+def test_a_value_that_is_given_reaches_ranks_of_other_hosts_and_is_in_no_process_s_arguments(ddlrun: Run) -> None:
+    token = secrets.token_hex(16)
+    look = "import os, pathlib; t = os.environ['TOKEN']; shown = [p.read_bytes() for p in pathlib.Path('/proc').glob("
+    look += "'[0-9]*/cmdline') if p.parent.exists()]; print(t, sum(t.encode() in one for one in shown), "
+    look += "sum(b'prted' in one for one in shown) > 1)"
+    done = ddlrun("-v", "-H", "h1,h2", "-x", f"TOKEN={token}", "python", "-c", look)  # hosts of one machine share /proc
+    assert done.stdout == f"{token} 0 True\n" * 2, done.stderr
+    assert token not in done.stderr
 
 
 def test_interfaces_that_lead_nowhere_are_left_out(ddlrun: Run) -> None:

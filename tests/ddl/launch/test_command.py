@@ -40,7 +40,7 @@ def built(mpis: Mapping[str, Mpi], machine: Callable[..., Machine]) -> Builder:
 def words(launch: Launch) -> str:
     """The line up to the wrapper around the program, which has its own tests."""
     line = " ".join(launch.argv)
-    assert line.endswith("exit $s ddlrun python train.py")
+    assert line.endswith("exit $_s ddlrun python train.py")
     return line.partition(" /bin/sh -c ")[0]
 
 

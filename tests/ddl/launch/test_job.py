@@ -84,7 +84,6 @@ def test_a_user_s_words_win(found: Cluster) -> None:
         ("--racks 2", "-mode m", "-mode p:2x1x2x1"),
         ("-v --ddlarg=-dbg_level --ddlarg=2", "-dbg_level 1 -mode m", "-mode m -dbg_level 2"),
         ("-v", "-dbg_level 0", "-mode p -dbg_level 0"),
-        ("", "-mode m stray", "-mode m stray"),  # libddl says what is wrong with it
     ],
 )
 def test_a_user_s_ddl_options_count_unless_the_command_line_says_otherwise(

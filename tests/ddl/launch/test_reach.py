@@ -88,7 +88,8 @@ def fallback(
     def look(mpirun: str = "exit 1", answers: str = f"echo {answer}", *names: str, **more: object) -> Reached:
         path = program(tmp_path / "bin", "mpirun", mpirun)
         for name in ("ssh", "srun"):
-            program(tmp_path / "bin", name, f'printf "%s\\n" "$@" >{tmp_path}/{name}\n{answers}')
+            noted = f'printf "%s\\n" "$@" >{tmp_path}/{name}; cat >{tmp_path}/{name}.stdin'
+            program(tmp_path / "bin", name, f"{noted}\n{answers}")
         environ = {"PATH": f"{tmp_path}/bin:/usr/bin:/bin", "PYTHONPATH": "/x y"}
         names = names or ("b",)
         resolved = dict.fromkeys(names, "10.0.0.9")
@@ -104,7 +105,9 @@ def test_where_each_host_answers_alone_it_is_mpirun_s_words_that_count(fallback:
     assert found.problems["b"].endswith(". mpirun said: No network interfaces were found")
     words = (tmp_path / "ssh").read_text().splitlines()
     assert words[-2] == "b"
-    assert words[-1] == f"env 'PYTHONPATH=/x y' {sys.executable} -m ddl.launch.probe"
+    # Variables go by stdin: what stands in the words, every user of the host can read.
+    assert words[-1] == f"""/bin/sh -c 'eval "$(cat)"; exec "$@"' sh {sys.executable} -m ddl.launch.probe"""
+    assert (tmp_path / "ssh.stdin").read_text() == "export PYTHONPATH='/x y'\n"
 
 
 def test_mpirun_s_words_stand_beside_those_of_a_host_that_does_not_answer(fallback: Probe) -> None:
@@ -160,7 +163,8 @@ def test_in_a_slurm_allocation_hosts_are_asked_with_srun(fallback: Probe, tmp_pa
     assert found.problems["b"].endswith(". mpirun said nothing")
     assert not (tmp_path / "ssh").exists()
     assert (tmp_path / "srun").read_text().splitlines() == [
-        "--nodes=1", "--ntasks=1", "--nodelist=b", "env", "PYTHONPATH=/x y", sys.executable, "-m", "ddl.launch.probe",
+        "--nodes=1", "--ntasks=1", "--nodelist=b",
+        "/bin/sh", "-c", 'eval "$(cat)"; exec "$@"', "sh", sys.executable, "-m", "ddl.launch.probe",
     ]  # fmt: skip
     failed = fallback("exit 1", "echo 'srun: error: Node b is down' >&2; exit 1", batch="slurm").problems["b"]
     assert (
@@ -170,11 +174,10 @@ def test_in_a_slurm_allocation_hosts_are_asked_with_srun(fallback: Probe, tmp_pa
 
 
 def test_a_user_s_visible_gpus_reach_the_probe(fallback: Probe, tmp_path: Path) -> None:
-    mpirun = f'printf "%s\\n" "$@" >{tmp_path}/mpirun; exit 1'
-    fallback(mpirun, exports=(Export("CUDA_VISIBLE_DEVICES", "0,1"),))
-    words = (tmp_path / "mpirun").read_text().splitlines()
-    assert words[words.index("CUDA_VISIBLE_DEVICES=0,1") - 1] == "-x"
-    assert f"env 'PYTHONPATH=/x y' CUDA_VISIBLE_DEVICES=0,1 {sys.executable}" in (tmp_path / "ssh").read_text()
+    mpirun = f'echo "$OMPI_DDLRUN_X_CUDA_VISIBLE_DEVICES" >{tmp_path}/mpirun; exit 1'
+    fallback(mpirun, exports=(Export("CUDA_VISIBLE_DEVICES", "0,1", secret=True),))
+    assert (tmp_path / "mpirun").read_text() == "0,1\n"
+    assert "export CUDA_VISIBLE_DEVICES=0,1\n" in (tmp_path / "ssh.stdin").read_text()
 
 
 def test_a_user_s_visible_gpus_count_on_this_host(

@@ -88,6 +88,14 @@ def run() -> None:
     if fault == "another block":
         blocks = [torch.zeros(4) for _ in range(SIZE)] if RANK == 0 else None
         dist.gather(torch.zeros(3 if RANK == 1 else 4), blocks)
+    if fault == "another part":  # torch.distributed has no reduce_scatter of unequal parts; each is reduced by itself
+        own = torch.zeros(RANK + 1)
+        dist.reduce_scatter(own, [torch.zeros(rank + 1 + (RANK == 1 and rank == 0)) for rank in range(SIZE)])
+    if fault == "another root's part":
+        dist.reduce(torch.zeros(5 if RANK == 1 else 4), 0)
+    if fault == "another part of an alltoall":
+        parts = [torch.zeros(5 if RANK == 1 and rank == 0 else 4) for rank in range(SIZE)]
+        dist.all_to_all([torch.zeros(4) for _ in range(SIZE)], parts)
     if fault == "waited for" and RANK == 0:
         work = dist.irecv(tensor, 1)
         work.wait(timedelta(seconds=1))

@@ -50,8 +50,14 @@ def test_a_rank_that_goes_astray_is_named(either: Run, fault: str, parts: list[s
         ("short", ["MismatchError", "receive from rank 1", "it was sent with float32, 3 elements"]),
         (
             "another block",
-            ["MismatchError", "receive from rank 1", "4 elements", "it was sent with float32, 3 elements"],
+            ["MismatchError", "gather's receive from rank 1", "4 elements", "it was sent with float32, 3 elements"],
         ),
+        (
+            "another part",
+            ["MismatchError: reduce_scatter of group ", ", which is made of allreduces here: rank ", "2 elements"],
+        ),
+        ("another root's part", ["MismatchError: reduce of group ", ", which is made of allreduces here: rank "]),
+        ("another part of an alltoall", ["MismatchError", "alltoall's receive from rank 1", "(float32, 4 elements)"]),
         ("waited for", ["RankTimeoutError", "recv of group", "was not finished 1 s after it was waited for"]),
     ],
 )

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import shutil
 import subprocess
 from dataclasses import dataclass
@@ -12,7 +13,7 @@ from typing import Any
 ROOT = Path(__file__).parents[3]
 CHART = ROOT / "envs/chart"
 TOOLS = ROOT / "out/tools"
-KUBERNETES = ("1.25", "1.37")  # the oldest that Chart.yaml allows, and the newest whose schemas we have
+KUBERNETES = ("1.31", "1.37")  # the oldest that Chart.yaml allows, and the newest whose schemas we have
 
 Object = dict[str, Any]  # one object of Kubernetes, as YAML says it
 
@@ -41,26 +42,14 @@ class Helm:
         """`helm template` with these values (JSON is YAML)."""
         return self.run("template", release, chart, "--values", "-", *arguments, stdin=json.dumps(values))
 
-    def render(self, values: Object, release: str = "job", revision: int = 1) -> dict[str, Object]:
-        """The objects that the chart makes of these values, by "KIND/NAME"."""
-        done = self.template(values, release=release, chart=self._of_revision(revision))
+    def render(self, values: Object, release: str = "job", *arguments: str) -> dict[str, Object]:
+        """The objects that the chart makes of these values, by "KIND/NAME"; RUN stands for the digits of the run."""
+        done = self.template(values, *arguments, release=release)
         assert done.returncode == 0, done.stderr
-        objects = self.parse(done.stdout)
+        objects = self.parse(without_run(done.stdout))
         named = {f"{one['kind']}/{one['metadata']['name']}": one for one in objects}
         assert len(named) == len(objects), "two objects have the same name"
         return named
-
-    def _of_revision(self, revision: int) -> Path:
-        """The chart, or a copy whose templates say a later revision: `helm template` renders the first alone."""
-        if revision == 1:
-            return CHART
-        chart = self.folder / f"revision-{revision}"
-        shutil.rmtree(chart, ignore_errors=True)
-        shutil.copytree(CHART, chart)
-        said, later = ".Release.Revision", f".Release.Revision | add {revision - 1}"
-        for path in (chart / "templates").rglob("*.*"):
-            path.write_text(path.read_text().replace(said, later))
-        return chart
 
     def notes(self, values: Object) -> str:
         """What `helm install` would print, rendered as a ConfigMap: helm itself prints it only where a cluster is."""
@@ -75,7 +64,7 @@ class Helm:
             "template", "job", chart, "--values", "-", "--show-only", "templates/notes.yaml", stdin=json.dumps(values)
         )
         assert done.returncode == 0, done.stderr
-        return str(self.parse(done.stdout)[0]["data"]["notes"])
+        return re.sub(r"(-bascule-)[0-9a-f]{8}\b", r"\1RUN", str(self.parse(done.stdout)[0]["data"]["notes"]))
 
     @staticmethod
     def parse(text: str) -> list[Object]:
@@ -83,6 +72,17 @@ class Helm:
         import yaml
 
         return [one for one in yaml.safe_load_all(text) if one]
+
+
+def run_of(rendered: str) -> str:
+    """The digits by which the objects of a run are called."""
+    (run,) = set(re.findall(r'bascule\.run: "([0-9a-f]{8})"', rendered))
+    return run
+
+
+def without_run(rendered: str) -> str:
+    """What helm printed with RUN in place of the digits of the run, whose values need not be known."""
+    return rendered.replace(run_of(rendered), "RUN")
 
 
 def pod_templates(rendered: dict[str, Object]) -> dict[str, Object]:
@@ -108,7 +108,7 @@ def validate(rendered: dict[str, Object]) -> None:
     import kubernetes_validate
 
     schema = json.loads((Path(__file__).parent / "mpijob.schema.json").read_text())
-    for one in rendered.values():
+    for one in json.loads(json.dumps(rendered).replace("RUN", "01234567")).values():
         if one["kind"] != "MPIJob":
             for version in KUBERNETES:
                 kubernetes_validate.validate(one, version, strict=True)

@@ -1,14 +1,13 @@
 """What the chart makes of good values, in every mode: judged by Kubernetes' own schemas."""
 
 import itertools
-import re
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from charts import CHART, MPIJOB, ONE_POD, PLAIN, Helm, Object, merged, pod_templates, validate
+from charts import CHART, MPIJOB, ONE_POD, PLAIN, Helm, Object, merged, pod_templates, run_of, validate
 
 EXAMPLES = sorted((CHART / "examples").glob("*.yaml"))
 MODES = {"one pod": ONE_POD, "plain": PLAIN, "mpijob": MPIJOB}
@@ -34,6 +33,19 @@ OPTIONS: dict[str, Object] = {
         "affinity": {"nodeAffinity": {}},
         "podAnnotations": {"note": "1"},
         "podLabels": {"team": "mri"},
+        "jobLabels": {"kueue.x-k8s.io/queue-name": "mri"},
+        "topologySpreadConstraints": [
+            {"maxSkew": 1, "topologyKey": "kubernetes.io/hostname", "whenUnsatisfiable": "DoNotSchedule"}
+        ],
+        "runtimeClassName": "nvidia",
+        "priorityClassName": "batch",
+        "schedulerName": "volcano",
+        "serviceAccountName": "trainer",
+        "volumes": [{"name": "models", "configMap": {"name": "models"}}],
+        "volumeMounts": [{"name": "models", "mountPath": "/models", "readOnly": True}],
+        "retries": 2,
+        "deadlineSeconds": 86400,
+        "ttlSecondsAfterFinished": 0,
     },
 }
 
@@ -104,54 +116,104 @@ def test_every_pod_runs_the_image_of_that_tag_or_digest(helm: Helm, mode: str, i
 def test_without_ddl_there_is_one_pod_whatever_the_mode(helm: Helm) -> None:
     for mode in ("plain", "mpijob"):
         rendered = helm.render({**ONE_POD, "mode": mode, "gpus": 2})
-        assert set(rendered) == {"Job/job-bascule-1", "Pod/job-bascule-test"}
-        (container,) = rendered["Job/job-bascule-1"]["spec"]["template"]["spec"]["containers"]
+        assert set(rendered) == {"Job/job-bascule-RUN", "Pod/job-bascule-test"}
+        (container,) = rendered["Job/job-bascule-RUN"]["spec"]["template"]["spec"]["containers"]
         assert container["args"] == ["python", "train.py"]
         assert container["resources"]["limits"]["nvidia.com/gpu"] == 2
 
 
-def test_plain_makes_named_hosts_and_a_launcher_that_knows_them(helm: Helm) -> None:
+def test_plain_makes_one_job_of_named_hosts_whose_first_launches(helm: Helm) -> None:
     rendered = helm.render(merged(PLAIN, {"ddl": {"hosts": 3, "ranksPerHost": 2, "options": ["-m", "r"]}}))
     assert set(rendered) == {
-        "Service/job-bascule-1-workers",
-        "ConfigMap/job-bascule-1-hosts",
-        "StatefulSet/job-bascule-1-worker",
-        "Job/job-bascule-1-launcher",
+        "Service/job-bascule-RUN",
+        "ConfigMap/job-bascule-RUN-hosts",
+        "Job/job-bascule-RUN",
         "Pod/job-bascule-test",
     }
-    hosts = rendered["StatefulSet/job-bascule-1-worker"]
-    service = rendered["Service/job-bascule-1-workers"]
-    assert rendered["ConfigMap/job-bascule-1-hosts"]["data"]["hostfile"].splitlines() == [
-        f"{hosts['metadata']['name']}-{number}.{service['metadata']['name']} slots=2" for number in range(3)
+    job, service = rendered["Job/job-bascule-RUN"], rendered["Service/job-bascule-RUN"]
+    spec = job["spec"]
+    assert (spec["completionMode"], spec["completions"], spec["parallelism"]) == ("Indexed", 3, 3)
+    assert spec["template"]["spec"]["subdomain"] == service["metadata"]["name"]
+    assert rendered["ConfigMap/job-bascule-RUN-hosts"]["data"]["hostfile"].splitlines() == [
+        # The names that Kubernetes gives the pods of such a job.
+        f"{job['metadata']['name']}-{number}.{service['metadata']['name']} slots=2"
+        for number in range(3)
     ]
-    assert hosts["spec"]["replicas"] == 3
-    assert hosts["spec"]["serviceName"] == service["metadata"]["name"]
-    labels = hosts["spec"]["template"]["metadata"]["labels"]
-    for selector in (service["spec"]["selector"], hosts["spec"]["selector"]["matchLabels"]):
-        assert selector.items() <= labels.items()
-        for name, template in pod_templates(rendered).items():
-            assert name == "worker" or not selector.items() <= template["metadata"]["labels"].items()
+    assert (service["spec"]["clusterIP"], service["spec"]["publishNotReadyAddresses"]) == ("None", True)
     pods = pod_templates(rendered)
-    assert args(pods["worker"]) == ["serve"]
-    assert args(pods["launcher"]) == ["launch", "ddlrun", "-m", "r", "--", "python", "train.py"]
+    selector = service["spec"]["selector"].items()
+    assert [name for name, pod in pods.items() if selector <= pod["metadata"]["labels"].items()] == ["worker"]
+    assert args(pods["worker"]) == ["job", "ddlrun", "-m", "r", "--", "python", "train.py"]
     assert args(pods["test"]) == ["launch", "ddlrun", "doctor"]
+
+
+def test_hosts_end_with_the_first_and_leave_nothing_reserved(helm: Helm) -> None:
+    spec = helm.render(PLAIN)["Job/job-bascule-RUN"]["spec"]
+    # Host 0 has launched the program. When it succeeds Kubernetes ends the others, and when it fails, too.
+    assert spec["successPolicy"] == {"rules": [{"succeededIndexes": "0"}]}
+    assert spec["backoffLimit"] == 0
+    assert spec["template"]["spec"]["restartPolicy"] == "Never"
+    assert spec["podReplacementPolicy"] == "Failed"  # with retries two hosts would have one name for a while
+    policy = helm.render(MPIJOB)["MPIJob/job-bascule-RUN"]["spec"]["runPolicy"]
+    assert policy == {"cleanPodPolicy": "Running", "backoffLimit": 0}
 
 
 def test_the_hosts_of_a_job_on_gpus_follow_from_their_number(helm: Helm) -> None:
     values = {**PLAIN, "gpus": 8, "ddl": {"enabled": True, "gpusPerHost": 4, "sshKeySecret": "keys"}}
     rendered = helm.render(values)
-    assert rendered["StatefulSet/job-bascule-1-worker"]["spec"]["replicas"] == 2
-    assert rendered["ConfigMap/job-bascule-1-hosts"]["data"]["hostfile"].count("slots=4") == 2
-    pods = pod_templates(rendered)
+    assert rendered["Job/job-bascule-RUN"]["spec"]["completions"] == 2
+    assert rendered["ConfigMap/job-bascule-RUN-hosts"]["data"]["hostfile"].count("slots=4") == 2
     for kind in ("limits", "requests"):
-        assert resources(pods["worker"])[kind]["nvidia.com/gpu"] == 4
-        assert "nvidia.com/gpu" not in resources(pods["launcher"])[kind]
+        assert resources(pod_templates(rendered)["worker"])[kind]["nvidia.com/gpu"] == 4
+        assert "nvidia.com/gpu" not in resources(pod_templates(rendered)["test"])[kind]
+
+
+@pytest.mark.parametrize("mode", MODES)
+def test_what_a_shared_cluster_needs_reaches_every_pod_of_the_job(helm: Helm, mode: str) -> None:
+    rendered = helm.render(combined(mode, ("all the rest",)))
+    (job,) = (one for one in rendered.values() if one["kind"] in ("Job", "MPIJob"))
+    assert job["metadata"]["labels"]["kueue.x-k8s.io/queue-name"] == "mri"
+    policy = job["spec"].get("runPolicy", job["spec"])
+    assert policy["backoffLimit"] == 2
+    assert policy["activeDeadlineSeconds"] == 86400
+    assert policy["ttlSecondsAfterFinished"] == 0
+    pods = pod_templates(rendered)
+    test = pods.pop("test")
+    assert not [one for one in test["spec"]["volumes"] if one["name"] == "models"]
+    for pod in pods.values():
+        spec = pod["spec"]
+        assert spec["runtimeClassName"] == "nvidia"
+        assert spec["priorityClassName"] == "batch"
+        assert spec["schedulerName"] == "volcano"
+        assert spec["serviceAccountName"] == "trainer"
+        assert {"name": "models", "configMap": {"name": "models"}} in spec["volumes"]
+        assert {"name": "models", "mountPath": "/models", "readOnly": True} in container(pod)["volumeMounts"]
+        (constraint,) = spec["topologySpreadConstraints"]
+        assert constraint["labelSelector"]["matchLabels"].items() <= pod["metadata"]["labels"].items()
+
+
+def test_a_spread_keeps_the_selector_that_it_has(helm: Helm) -> None:
+    own = {"matchLabels": {"team": "mri"}}
+    constraint = {**OPTIONS["all the rest"]["topologySpreadConstraints"][0], "labelSelector": own}
+    pod = pod_templates(helm.render({**ONE_POD, "topologySpreadConstraints": [constraint]}))["trainer"]
+    # helm merges maps, so that the chart's own labels would be added to these.
+    assert pod["spec"]["topologySpreadConstraints"] == [constraint]
+
+
+def test_a_limit_of_cores_can_be_left_out(helm: Helm) -> None:
+    given = {"resources": {"limits": {"cpu": None}, "requests": {"cpu": "4"}}}
+    for mode in MODES.values():
+        rendered = helm.render(merged(mode, given))
+        validate(rendered)
+        pods = pod_templates(rendered)
+        hosts = [pods[name] for name in ("trainer", "worker") if name in pods]
+        assert [resources(pod) for pod in hosts] == [{"limits": {"memory": "16Gi"}, "requests": {"cpu": "4"}}]
 
 
 def test_mpijob_leaves_hosts_and_keys_to_the_operator(helm: Helm) -> None:
     rendered = helm.render({**MPIJOB, "gpus": 8, "ddl": {"enabled": True, "gpusPerHost": 4}})
-    assert set(rendered) == {"MPIJob/job-bascule-1", "Pod/job-bascule-test"}
-    spec = rendered["MPIJob/job-bascule-1"]["spec"]
+    assert set(rendered) == {"MPIJob/job-bascule-RUN", "Pod/job-bascule-test"}
+    spec = rendered["MPIJob/job-bascule-RUN"]["spec"]
     assert spec["slotsPerWorker"] == 4
     assert spec["mpiReplicaSpecs"]["Worker"]["replicas"] == 2
     pods = pod_templates(rendered)
@@ -164,7 +226,9 @@ def test_mpijob_leaves_hosts_and_keys_to_the_operator(helm: Helm) -> None:
 @pytest.mark.parametrize("values", [PLAIN, MPIJOB], ids=["plain", "mpijob"])
 def test_the_port_and_the_network_reach_every_host_and_the_launcher(helm: Helm, values: Object) -> None:
     pods = pod_templates(helm.render(merged(values, {"ddl": {"sshPort": 2022, "hostNetwork": True}})))
-    for name in ("worker", "launcher"):
+    hosts = [name for name in ("worker", "launcher") if name in pods]
+    assert len(hosts) == (1 if values is PLAIN else 2)
+    for name in hosts:
         assert {"name": "BASCULE_SSH_PORT", "value": "2022"} in container(pods[name])["env"]
         assert pods[name]["spec"]["hostNetwork"] is True
         assert pods[name]["spec"]["dnsPolicy"] == "ClusterFirstWithHostNet"
@@ -178,10 +242,11 @@ def test_the_port_and_the_network_reach_every_host_and_the_launcher(helm: Helm, 
 def test_variables_reach_the_ranks_which_get_none_of_their_pods(helm: Helm, values: Object) -> None:
     given = [*OPTIONS["all the rest"]["env"], {"name": "DDL_OPTIONS", "value": "-v"}]
     pods = pod_templates(helm.render(merged(values, {"env": given, "ddl": {"options": ["-v"]}})))
-    words = ["launch", "ddlrun", "-x", "EPOCHS", "-x", "TOKEN", "-v", "--", "python", "train.py"]
+    words = ["ddlrun", "-x", "EPOCHS", "-x", "TOKEN", "-v", "--", "python", "train.py"]
     # By their names, as a value may be a secret; DDL's own not, which ddlrun passes on with what its options add.
-    assert args(pods["launcher"]) == words
-    assert all(one in container(pods["launcher"])["env"] for one in given)
+    launcher = pods["worker" if values is PLAIN else "launcher"]
+    assert args(launcher)[1:] == words
+    assert all(one in container(launcher)["env"] for one in given)
 
 
 @pytest.mark.parametrize("mode", MODES)
@@ -195,23 +260,35 @@ def test_a_pod_that_asks_for_no_gpu_sees_none_whatever_its_image_asks_for(helm: 
         assert hidden != taken, name
 
 
+@pytest.mark.parametrize("mode", MODES)
+def test_a_pod_that_asks_for_a_part_of_a_gpu_sees_it(helm: Helm, mode: str) -> None:
+    part = {"nvidia.com/mig-1g.10gb": 1}
+    for name, template in pod_templates(helm.render(merged(MODES[mode], {"resources": {"limits": part}}))).items():
+        taken = part.items() <= resources(template)["limits"].items()
+        assert taken == (name in ("trainer", "worker"))
+        hidden = "NVIDIA_VISIBLE_DEVICES" in [one["name"] for one in container(template).get("env", [])]
+        assert hidden != taken, name
+
+
 def test_the_probe_of_a_host_does_not_connect_which_sshd_would_log_as_an_error(helm: Helm) -> None:
     assert list(container(pod_templates(helm.render(PLAIN))["worker"])["readinessProbe"]) == ["exec", "periodSeconds"]
 
 
 @pytest.mark.parametrize("mode", MODES)
-def test_an_upgrade_makes_everything_anew_but_the_volume(helm: Helm, mode: str) -> None:
+def test_the_same_values_make_the_same_objects_and_others_make_others_but_for_the_volume(helm: Helm, mode: str) -> None:
     values = merged(MODES[mode], {"data": {"size": "10Gi"}})
-    first, second = (helm.render(values, revision=number) for number in (1, 2))
-    validate(second)
-    assert set(first) & set(second) == {"PersistentVolumeClaim/job-bascule-data", "Pod/job-bascule-test"}
-    # Nothing that is new selects, names or mounts what is old.
-    old = {name.partition("/")[2] for name in first} - {"job-bascule-data", "job-bascule-test"}
-    assert not [name for name in old if re.search(rf"\b{name}\b", str(second))]
-    selectors = [one["spec"]["selector"] for one in second.values() if "selector" in one.get("spec", {})]
-    assert len(selectors) == (2 if mode == "plain" else 0)
-    for selector in selectors:
-        assert selector.get("matchLabels", selector)["bascule.revision"] == "2"
+    printed = [
+        helm.template(one, *arguments).stdout
+        for one, arguments in (
+            (values, ()),
+            (values, ("--is-upgrade",)),  # as Argo CD and kustomize render again and again
+            (merged(values, {"env": [{"name": "EPOCHS", "value": "3"}]}), ("--is-upgrade",)),
+        )
+    ]
+    first, again, other = ({f"{one['kind']}/{one['metadata']['name']}": one for one in helm.parse(a)} for a in printed)
+    assert first == again
+    assert set(first) & set(other) == {"PersistentVolumeClaim/job-bascule-data", "Pod/job-bascule-test"}
+    assert run_of(printed[0]) not in printed[2]  # nothing of the new run selects, names or mounts what is old
 
 
 @pytest.mark.parametrize(
@@ -238,9 +315,9 @@ def test_a_new_volume_can_be_mounted_by_all_pods_of_the_job_and_outlives_the_rel
 
 def test_the_longest_release_name_leaves_every_name_within_its_bound(helm: Helm) -> None:
     for values in (PLAIN, MPIJOB):
-        rendered = helm.render(values, release="r" * 53, revision=1000)
+        rendered = helm.render(values, release="r" * 53)
         validate(rendered)
-        names = [name.partition("/")[2] for name in rendered]
+        names = [name.partition("/")[2].replace("RUN", "01234567") for name in rendered]
         assert max(map(len, names)) + len("-4294967296") <= 63
 
 
@@ -251,10 +328,10 @@ def test_two_releases_with_long_names_share_no_name(helm: Helm) -> None:
 
 def test_the_notes_say_how_to_follow_to_end_and_to_test(helm: Helm) -> None:
     for values, words in (
-        (ONE_POD, ("logs -f job/job-bascule-1", "helm -n default test job", "helm upgrade", "describe pod")),
-        (merged(PLAIN, {"data": {"size": "1Gi"}}), ("job/job-bascule-1-launcher", "uninstall job", "delete pvc")),
+        (ONE_POD, ("logs -f job/job-bascule-RUN", "helm -n default test job", "helm upgrade", "describe pod")),
+        (merged(PLAIN, {"data": {"size": "1Gi"}}), ("job-name=job-bascule-RUN,batch", "index=0", "delete pvc")),
         (merged(PLAIN, {"ddl": {"waitSeconds": 900}}), ("--timeout 1200s",)),  # helm's own is shorter than the wait
-        (MPIJOB, ("get mpijob job-bascule-1",)),
+        (MPIJOB, ("get mpijob job-bascule-RUN",)),
     ):
         notes = helm.notes(values)
         assert "kubectl -n default get events" in notes

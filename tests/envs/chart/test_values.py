@@ -36,6 +36,14 @@ MALFORMED = {
     "limits without memory": ({"resources": {"limits": {"memory": None}}}, "memory"),
     "memory in words": ({"resources": {"limits": {"memory": "16 GB"}}}, "memory"),
     "a label that is a number": ({"podLabels": {"team": 1}}, "podLabels"),
+    "a queue that is a number": ({"jobLabels": {"kueue.x-k8s.io/queue-name": 1}}, "jobLabels"),
+    "half a retry": ({"retries": 0.5}, "retries"),
+    "no time at all": ({"deadlineSeconds": 0}, "deadlineSeconds"),
+    "a time in words": ({"ttlSecondsAfterFinished": "1h"}, "ttlSecondsAfterFinished"),
+    "a class that is no name": ({"runtimeClassName": "No Name"}, "runtimeClassName"),
+    "a volume without a name": ({"volumes": [{"emptyDir": {}}]}, "volumes"),
+    "a relative path of a volume": ({"volumeMounts": [{"name": "a", "mountPath": "a"}]}, "volumeMounts"),
+    "a spread over nothing": ({"topologySpreadConstraints": [{"maxSkew": 1}]}, "topologySpreadConstraints"),
 }
 
 # Right each, and wrong together or missing: the values, and what the error says was asked, found and to be done.
@@ -69,6 +77,18 @@ CONTRADICTING: dict[str, tuple[Object, tuple[str, ...]]] = {
     "a label of the chart's own": (
         merged(ONE_POD, {"podLabels": {"app.kubernetes.io/name": "x"}}),
         ("podLabels names app.kubernetes.io/name",),
+    ),
+    "the same on the job": (
+        merged(ONE_POD, {"jobLabels": {"bascule.run": "x"}}),
+        ("jobLabels names bascule.run",),
+    ),
+    "a volume of the chart's own": (
+        merged(ONE_POD, {"volumes": [{"name": "scratch", "emptyDir": {}}]}),
+        ("volumes names scratch", "choose another name"),
+    ),
+    "a path of the chart's own": (
+        merged(ONE_POD, {"volumeMounts": [{"name": "models", "mountPath": "/tmp/"}]}),
+        ("volumeMounts names /tmp/", "choose another path"),
     ),
     "a GPU among the limits": (
         merged(ONE_POD, {"resources": {"limits": {"nvidia.com/gpu": 1}}}),
@@ -117,4 +137,4 @@ def test_a_name_that_yaml_takes_for_something_else_stays_a_name(helm: Helm, name
 def test_a_cluster_that_is_too_old_is_refused(helm: Helm) -> None:
     done = helm.template(ONE_POD, "--kube-version", "1.20.0")
     assert done.returncode != 0
-    assert ">=1.25.0" in done.stderr
+    assert ">=1.31.0" in done.stderr

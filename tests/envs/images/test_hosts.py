@@ -59,7 +59,7 @@ def test_a_rank_that_fails_leaves_no_process_on_either_host(two_hosts: tuple[str
 def test_a_launcher_waits_for_restricted_hosts_with_long_names_on_another_port(
     base: Built, keys: Path, tmp_path: Path
 ) -> None:
-    """As the Helm chart runs it: three pods, a host file, a read-only file system, names with a dot, a variable."""
+    """As the Helm chart's mode mpijob runs it: three pods, a read-only file system, names with a dot, a variable."""
     (tmp_path / "hostfile").write_text("job-worker-0.job-workers slots=1\njob-worker-1.job-workers slots=2\n")
     shared = (
         *RESTRICTED, "--env", "BASCULE_SSH_PORT=2022", "--volume", f"{keys}:/etc/bascule/ssh:ro",
@@ -87,6 +87,32 @@ def test_a_launcher_waits_for_restricted_hosts_with_long_names_on_another_port(
     ranks = sorted(line for line in said.splitlines() if re.match(r"job-worker-\d \d 3$", line))
     assert ranks == ["job-worker-0 0 3", "job-worker-1 1 3", "job-worker-1 2 3"]
     assert said.splitlines().count("EPOCHS is 5") == 3
+
+
+def test_the_first_host_of_a_job_launches_on_all_and_takes_part(base: Built, keys: Path, tmp_path: Path) -> None:
+    """As the Helm chart's mode plain runs it: the pods of an Indexed Job, which differ in their number alone."""
+    (tmp_path / "hostfile").write_text("job-0.job slots=1\njob-1.job slots=1\n")
+    shared = (
+        *RESTRICTED, "--volume", f"{keys}:/etc/bascule/ssh:ro", "--volume", f"{tmp_path}/hostfile:/etc/mpi/hostfile:ro",
+        "--env", "PRTE_MCA_prte_keep_fqdn_hostnames=true", "--env", "BASCULE_WAIT_SECONDS=60",
+    )  # fmt: skip
+    command = ("job", "ddlrun", "--", "python", "-c", ALLREDUCE)
+    with containers.network() as net:
+
+        def pod(number: int) -> tuple[str, ...]:
+            name = f"job-{number}"
+            numbered = ("--hostname", name, "--network-alias", f"{name}.job", "--env", f"JOB_COMPLETION_INDEX={number}")
+            return ("--network", net, *numbered, *shared)
+
+        with (
+            containers.container(base.reference, *pod(0), command=command) as first,
+            containers.container(base.reference, *pod(1), command=command) as second,
+        ):
+            status = podman("wait", first).stdout.strip()
+            said = containers.logs(first)
+            assert "job-1" not in containers.logs(second)  # it only serves, until Kubernetes ends it
+    assert status == "0", said
+    assert sorted(line for line in said.splitlines() if re.match(r"job-\d \d 2$", line)) == ["job-0 0 2", "job-1 1 2"]
 
 
 def test_ranks_run_in_their_host_though_the_launcher_has_its_address(base: Built, keys: Path, tmp_path: Path) -> None:

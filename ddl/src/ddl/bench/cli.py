@@ -22,7 +22,7 @@ from ddl.bench.contest import Entry, LeftOut, Turns
 from ddl.bench.contestants import Contestant
 from ddl.bench.controller import Controller, CrewError
 from ddl.bench.crew import END_SECONDS, Crew, WrongSum, disband
-from ddl.launch import checks, command, folders, job, mpi, output, process, reach, run
+from ddl.launch import checks, command, folders, job, mpi, output, own_arguments, process, reach, run
 from ddl.launch.console import say, warn
 from ddl.launch.errors import LaunchError, UsageError
 from ddl.launch.job import Found, Job
@@ -51,6 +51,7 @@ def main(words: Sequence[str]) -> int:
         raise UsageError(f"bench: {error}") from None
     if asked is None:
         return 0
+    own_arguments.mask(asked.launch.exports)
     environ = dict(os.environ)
     look = run.look_at(asked.launch, environ)
     if failed := checks.failures(look.rows):

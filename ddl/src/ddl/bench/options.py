@@ -106,8 +106,10 @@ def sizes(text: str) -> tuple[int, ...]:
 def _parser() -> arguments.Parser:
     parser = arguments.Parser(
         "ddlrun bench", usage="ddlrun bench [OPTIONS] [OPTIONS OF DDLRUN]", description=_TEXT, epilog=_EXAMPLES,
-        formatter_class=argparse.RawDescriptionHelpFormatter, allow_abbrev=False,
+        formatter_class=argparse.RawDescriptionHelpFormatter, allow_abbrev=False, add_help=False,
     )  # fmt: skip
+    # Without -h, for which argparse would take ddlrun's -hostfile.
+    parser.add_argument("--help", action="help", help="print this")
     parser.add_argument("--compare", action="store_true", help="time the peers that are installed, too")
     parser.add_argument(
         "--sizes", type=read(sizes), default=SIZES, metavar="A..B|A,B,...", help=f"in steps of 4 (default {SIZES})"

@@ -6,6 +6,7 @@ import argparse
 from collections.abc import Callable
 from typing import NoReturn
 
+from ddl.launch.counts import quoted, whole
 from ddl.launch.errors import UsageError
 
 
@@ -32,6 +33,7 @@ def read(parse: Callable[[str], object]) -> Callable[[str], object]:
 
 def count(text: str) -> int:
     """A whole number, 1 or more. Raises ValueError."""
-    if not text.isascii() or not text.isdigit() or int(text) < 1:
-        raise ValueError(f"{text!r}: expected a whole number, 1 or more")
-    return int(text)
+    try:
+        return whole(text)
+    except ValueError as error:
+        raise ValueError(f"{quoted(text)}: {error}") from None

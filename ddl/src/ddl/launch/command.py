@@ -18,7 +18,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from ddl.launch import rankfile
-from ddl.launch.environment import wrapper
+from ddl.launch.environment import HIDDEN_PREFIX, wrapper
 from ddl.launch.machine import Machine
 from ddl.launch.mpi import HYDRA, Mpi
 from ddl.launch.network import Network
@@ -26,19 +26,29 @@ from ddl.launch.options import Export
 from ddl.launch.rankfile import Place
 
 ROOT_RIGHTS = {"OMPI_ALLOW_RUN_AS_ROOT": "1", "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM": "1"}
+MASK = "***"
 AGENTS = ("PRTE_MCA_plm_ssh_agent", "OMPI_MCA_plm_rsh_agent", "HYDRA_LAUNCHER_EXEC")
 
 
 @dataclass(frozen=True)
 class Launch:
-    """A command, what it needs in its environment beyond ours, and files (name: text) that it reads."""
+    """A command, what it needs in its environment beyond ours, and files (name: text) that it reads.
+
+    `secrets` are the variables whose values are passed by the environment and not shown.
+    """
 
     argv: tuple[str, ...]
     environment: Mapping[str, str]
     files: Mapping[str, str]
+    secrets: tuple[str, ...] = ()
 
     def __str__(self) -> str:
-        return shlex.join(self.argv)
+        """The command with the variables that it needs, as a shell takes it; MASK stands for each secret value."""
+        hidden = {f"{HIDDEN_PREFIX}{name}" for name in self.secrets}
+        variables = [
+            f"{name}={shlex.quote(MASK if name in hidden else value)}" for name, value in self.environment.items()
+        ]
+        return " ".join([*variables, shlex.join(self.argv)])
 
 
 @dataclass(frozen=True)
@@ -64,11 +74,13 @@ def build(request: Request, folder: Path) -> Launch:
     """The launch of a job whose files will lie in `folder`."""
     make = _hydra if request.mpi.family == HYDRA else _openmpi
     argv, files = make(request, folder)
-    program = (*wrapper(request.mpi), *request.program)
+    secrets = {one.name: one.value for one in request.exports if one.secret and one.value is not None}
+    program = (*wrapper(request.mpi, tuple(secrets)), *request.program)
     environment = dict(ROOT_RIGHTS) if request.root and request.mpi.family != HYDRA else {}
     if request.agent:
         environment[request.mpi.agent_variable] = request.agent
-    return Launch((str(request.mpi.path), *argv, *request.more, *program), environment, files)
+    environment |= {f"{HIDDEN_PREFIX}{name}": value for name, value in secrets.items()}
+    return Launch((str(request.mpi.path), *argv, *request.more, *program), environment, files, tuple(secrets))
 
 
 def agent(environ: Mapping[str, str]) -> str:
@@ -102,7 +114,8 @@ def _openmpi(request: Request, folder: Path) -> tuple[list[str], dict[str, str]]
     if request.rank_prefix:
         argv += ["--output", "rank"] if five else ["--tag-output"]
     for one in request.exports:
-        argv += ["-x", one.name if one.value is None else f"{one.name}={one.value}"]
+        if not one.secret:
+            argv += ["-x", one.name if one.value is None else f"{one.name}={one.value}"]
     return argv, files
 
 
@@ -118,7 +131,7 @@ def _hydra(request: Request, folder: Path) -> tuple[list[str], dict[str, str]]:
     if request.rank_prefix:
         argv.append("-prepend-rank")
     for one in request.exports:
-        if one.value is not None:  # hydra passes its whole environment on
+        if one.value is not None and not one.secret:  # hydra passes its whole environment on
             argv += ["-genv", one.name, one.value]
     return argv, {"hostfile": hostfile, "rankfile": rankfile.to_openmpi(request.places)}
 

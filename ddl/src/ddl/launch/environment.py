@@ -13,14 +13,18 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
 from ddl.launch import guard
+from ddl.launch.counts import quoted
 from ddl.launch.dimensions import Dimensions
 from ddl.launch.mpi import HYDRA, Mpi
-from ddl.launch.options import Export, Mode
+from ddl.launch.options import Export, Mode, check_ddl_words
 from ddl.launch.reports import ASKED, BEGAN, VARIABLE
 
 VISIBLE = "CUDA_VISIBLE_DEVICES"
 FORWARDED = ("PATH", "LD_LIBRARY_PATH", "PYTHONPATH", VISIBLE)
 FORWARDED_PREFIXES = ("DDL_", "NCCL_")
+# Before the name of a variable whose value is not shown. Every user of a host can read command lines, so the value goes
+# by the environment: Open MPI hands what begins with OMPI_ to every rank unasked, and hydra all variables.
+HIDDEN_PREFIX = "OMPI_DDLRUN_X_"
 
 # What torchrun calls it, and where each MPI says it.
 _OPENMPI = {
@@ -37,8 +41,11 @@ _HYDRA = {
 }
 
 
-def wrapper(mpi: Mpi) -> tuple[str, ...]:
+def wrapper(mpi: Mpi, secrets: Sequence[str] = ()) -> tuple[str, ...]:
     """The words before the program that give each rank RANK and its kin, and that report its end (`reports`).
+
+    The variables named in `secrets` arrive as HIDDEN_PREFIX and their names, and get their own names here: mpirun, its
+    daemons and ssh could do something else if they had a LD_PRELOAD, PATH or TMPDIR that is meant for the ranks.
 
     The first rank of each host starts its guard (`guard`): as nobody's child, which the program could wait for, and
     without the rank's output, which MPI would wait for. Without a token there is nothing to report to, and the shell
@@ -49,18 +56,22 @@ def wrapper(mpi: Mpi) -> tuple[str, ...]:
       end: who was not asked is the cause;
     - started by `exec` in a subshell, because a program may have the name of one of the shell's own commands;
     - with the shell's own stderr closed meanwhile, because dash writes "Terminated" for every rank that was ended
-      (`s=$?` stands inside for the same reason). Not under hydra: descriptor 9 may be the rank's way to PMI.
+      (`_s=$?` stands inside for the same reason). Not under hydra: descriptor 9 may be the rank's way to PMI.
     """
     names = _HYDRA if mpi.family == HYDRA else _OPENMPI
-    settings = " ".join(f"{name}=${source}" for name, source in names.items())
-    start = '(exec "$@"); s=$?' if mpi.family == HYDRA else '{ (exec "$@" 2>&9 9>&-); s=$?; } 9>&2 2>/dev/null'
+    hidden = [f"{HIDDEN_PREFIX}{name}" for name in secrets]
+    given = [f'{name}="${source}"' for name, source in zip(secrets, hidden, strict=True)]
+    settings = " ".join([*given, *(f"{name}=${source}" for name, source in names.items())])
+    unset = " ".join((VARIABLE, guard.COMMAND, *hidden))
+    # The shell's own variables have names that no program asks for: a variable of the program's would keep their value.
+    start = '(exec "$@"); _s=$?' if mpi.family == HYDRA else '{ (exec "$@" 2>&9 9>&-); _s=$?; } 9>&2 2>/dev/null'
     script = (
-        f"export {settings}; t=${VARIABLE} g=${guard.COMMAND}; unset {VARIABLE} {guard.COMMAND}; "
-        'if [ "$g" ] && [ "$LOCAL_RANK" = 0 ]; then (exec </dev/null >/dev/null 2>&1; eval "$g" &) fi; '
-        f'unset {guard.KEY}; [ "$t" ] || exec "$@"; '
-        f'k=; trap "k=\\ {ASKED}" HUP INT QUIT TERM; trap : ABRT ALRM USR1 USR2; '
-        f'r="$t $RANK {BEGAN}"; printf \'%s\\n\' "$r" "$r" >&2; {start}; '
-        'trap \'\' PIPE; r="$t $RANK $s$k"; printf \'%s\\n\' "$r" "$r" >&2; exit $s'
+        f"export {settings}; _t=${VARIABLE} _g=${guard.COMMAND}; unset {unset}; "
+        'if [ "$_g" ] && [ "$LOCAL_RANK" = 0 ]; then (exec </dev/null >/dev/null 2>&1; eval "$_g" &) fi; '
+        f'unset {guard.KEY}; [ "$_t" ] || exec "$@"; '
+        f'_k=; trap "_k=\\ {ASKED}" HUP INT QUIT TERM; trap : ABRT ALRM USR1 USR2; '
+        f'_r="$_t $RANK {BEGAN}"; printf \'%s\\n\' "$_r" "$_r" >&2; {start}; '
+        'trap \'\' PIPE; _r="$_t $RANK $_s$_k"; printf \'%s\\n\' "$_r" "$_r" >&2; exit $_s'
     )
     return ("/bin/sh", "-c", script, "ddlrun")
 
@@ -108,12 +119,13 @@ def ddl_options(
 
     Each option once: what the command line says goes before what is inherited, and that before what ddlrun chose; it is
     `chosen` where the command line said mode or dimensions. With `verbose` libddl says what it measured and which plan
-    it chose.
+    it chose. Raises UsageError if what was inherited is not names and values.
     """
     sizes = f":{'x'.join(map(str, dimensions.sizes))}" if dimensions.sizes else ""
     ours = {"mode": mode.letters + sizes} | ({"dbg_level": "1"} if verbose else {})
     given = _names(more)
     words = inherited.split()
+    check_ddl_words(words, "DDL_OPTIONS")
     pairs = [words[at : at + 2] for at in range(0, len(words), 2)]  # as libddl reads them: a name and its value
     asked = given | {"mode"} if chosen else given
     theirs = [word for pair in pairs if not asked & _names(pair) for word in pair]
@@ -143,6 +155,8 @@ def program(
     this `python`, such as the command lms in an environment that is not activated.
     """
     first, rest = words[0], tuple(words[1:])
+    if not first:
+        return (), "PROGRAM is empty; expected a program to run, as in `ddlrun python train.py`"
     if first in ("python", "python3") and which(first) is None:
         return (python, *rest), f"there is no {first} on PATH: {python}"
     bits = mode(first)
@@ -157,9 +171,11 @@ def program(
         if of_its is not None and stat.S_ISREG(of_its) and of_its & 0o111:
             return (beside, *rest), f"{first} is not on PATH, but beside the python that runs ddlrun: {beside}"
         hint = f"; there is a file of this name here: say ./{first}" if is_file else ""
-        return (), f"PROGRAM {first!r}: not found on PATH{hint or '; give its path, or the path of a Python file'}"
+        what_to_do = hint or "; give its path, or the path of a Python file"
+        return (), f"PROGRAM {quoted(first)}: not found on PATH{what_to_do}"
     if "/" in first and not is_file:
-        return (), f"PROGRAM {first!r}: no such file (in {Path.cwd()}); give the path of a program or a Python file"
+        where = f"(in {Path.cwd()}); give the path of a program or a Python file"
+        return (), f"PROGRAM {quoted(first)}: no such file {where}"
     if "/" in first and bits is not None and not bits & 0o111:
         return (), f"PROGRAM {first!r}: it is not executable: chmod +x {first}, or name what runs it"
     return tuple(words), f"as given: {which(first) or first}"

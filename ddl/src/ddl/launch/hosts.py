@@ -7,12 +7,16 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
+from ddl.launch.counts import quoted, whole
 from ddl.launch.errors import UsageError
 
 OPERATOR_HOSTFILE = Path("/etc/mpi/hostfile")  # where the Kubernetes MPI Operator mounts it
 HOSTFILE_VARIABLES = ("PRTE_MCA_prte_default_hostfile", "OMPI_MCA_orte_default_hostfile", "HYDRA_HOST_FILE")
 
-_HOST = re.compile(r"[A-Za-z0-9]([A-Za-z0-9._-]*[A-Za-z0-9])?")
+MOST_HOSTS = 1 << 16
+_MOST_NUMBER = 10**12  # in a host's name
+
+_HOST = re.compile(r"(?!.{254})(?!.*[^.]{64})[A-Za-z0-9]([A-Za-z0-9._-]*[A-Za-z0-9])?")  # as long as DNS allows
 
 
 @dataclass(frozen=True)
@@ -81,7 +85,8 @@ def parse_hosts(text: str) -> tuple[Host, ...]:
     hosts = []
     for word in text.split(","):
         name, colon, slots = word.strip().partition(":")
-        hosts.append(Host(_name(name, f"-H {text!r}"), _slots(slots, f"-H {text!r}") if colon else None))
+        where = f"-H {quoted(text)}"
+        hosts.append(Host(_name(name, where), _slots(slots, where) if colon else None))
     return _merged(hosts)
 
 
@@ -100,7 +105,9 @@ def parse_hostfile(text: str, path: str) -> tuple[Host, ...]:
             if key == "slots" and equals:
                 slots = _slots(value, where)
             elif key not in ("max_slots", "max-slots", "user"):
-                raise UsageError(f"{where}: {word!r} is not understood; expected HOST, HOST:SLOTS or HOST slots=N")
+                raise UsageError(
+                    f"{where}: {quoted(word)} is not understood; expected HOST, HOST:SLOTS or HOST slots=N"
+                )
         hosts.append(Host(_name(name, where), slots))
     if not hosts:
         raise UsageError(f"{path}: it names no host; expected a line for each, such as: host1 slots=4")
@@ -114,21 +121,33 @@ def expand_nodelist(text: str) -> tuple[str, ...]:
         made = [""]
         for literal, ranges in re.findall(r"([^\[]+)|\[([^\]]*)\]", word.strip()):
             parts = [literal] if literal else list(_expanded(ranges, text))
+            _count(len(names) + len(made) * len(parts), text)
             made = [head + part for head in made for part in parts]
         names += made
     if not names or not all(_HOST.fullmatch(name) for name in names):
-        raise UsageError(f"SLURM_JOB_NODELIST={text!r}: expected hosts, such as n[01-04,7]")
+        raise UsageError(f"SLURM_JOB_NODELIST={quoted(text)}: expected hosts, such as n[01-04,7]")
     return tuple(names)
+
+
+def _count(hosts: int, text: str) -> None:
+    """Refuse a list before it is made if it has more hosts than a job can have."""
+    if hosts > MOST_HOSTS:
+        raise UsageError(f"SLURM_JOB_NODELIST={quoted(text)}: more than {MOST_HOSTS:,} hosts; expected at most so many")
 
 
 def expand_counts(text: str) -> tuple[int, ...]:
     """Slurm's short form of numbers, one a host: `2(x3),1` is 2 2 2 1."""
     counts: list[int] = []
     for word in text.split(","):
-        found = re.fullmatch(r"(\d+)(?:\(x(\d+)\))?", word.strip())
-        if not found:
-            raise UsageError(f"SLURM_TASKS_PER_NODE={text!r}: expected numbers, such as 4(x2),1")
-        counts += [int(found[1])] * int(found[2] or 1)
+        found = re.fullmatch(r"(\d+)(?:\(x(\d+)\))?", word.strip(), re.ASCII)
+        try:
+            if not found:
+                raise ValueError("expected N or N(xHOSTS)")
+            counts += [whole(found[1])] * whole(found[2] or "1", MOST_HOSTS - len(counts))
+        except ValueError as error:
+            raise UsageError(
+                f"SLURM_TASKS_PER_NODE={quoted(text)}: expected numbers, such as 4(x2),1: {error}"
+            ) from None
     return tuple(counts)
 
 
@@ -143,7 +162,7 @@ def _slurm(nodes: str, environ: Mapping[str, str]) -> Allocation:
     counts = expand_counts(tasks)
     if len(counts) != len(names):
         raise UsageError(
-            f"SLURM_TASKS_PER_NODE={tasks!r}: numbers for {len(counts)} hosts, and Slurm lists {len(names)}"
+            f"SLURM_TASKS_PER_NODE={quoted(tasks)}: numbers for {len(counts)} hosts, and Slurm lists {len(names)}"
         )
     return Allocation(tuple(map(Host, names, counts)), f"{source}, tasks by {asked}", batch="slurm")
 
@@ -151,7 +170,7 @@ def _slurm(nodes: str, environ: Mapping[str, str]) -> Allocation:
 def _lsf(text: str) -> Allocation:
     words = text.split()
     if len(words) % 2 or not words:
-        raise UsageError(f"LSB_MCPU_HOSTS={text!r}: expected pairs of a host and a number")
+        raise UsageError(f"LSB_MCPU_HOSTS={quoted(text)}: expected pairs of a host and a number")
     hosts = _merged(
         Host(_name(name, "LSB_MCPU_HOSTS"), _slots(count, "LSB_MCPU_HOSTS"))
         for name, count in zip(words[::2], words[1::2], strict=True)
@@ -166,11 +185,20 @@ def _lsf(text: str) -> Allocation:
 
 
 def _expanded(ranges: str, text: str) -> Iterable[str]:
+    hosts = 0
     for part in ranges.split(","):
         low, dash, high = part.partition("-")
-        if not low.isdigit() or (dash and (not high.isdigit() or int(high) < int(low))):
-            raise UsageError(f"SLURM_JOB_NODELIST={text!r}: expected numbers and ranges in brackets, such as [01-04,7]")
-        for number in range(int(low), int(high or low) + 1):
+        try:
+            first = whole(low, _MOST_NUMBER, 0)
+            last = whole(high, _MOST_NUMBER, first) if dash else first
+        except ValueError as error:
+            raise UsageError(
+                f"SLURM_JOB_NODELIST={quoted(text)}: expected numbers and ranges in brackets, such as [01-04,7]: "
+                f"{error}"
+            ) from None
+        hosts += last - first + 1
+        _count(hosts, text)
+        for number in range(first, last + 1):
             yield f"{number:0{len(low)}}"
 
 
@@ -179,19 +207,22 @@ def _read(read: Callable[[Path], str], path: Path, name: str) -> str:
         return read(path)
     except (OSError, UnicodeDecodeError) as error:
         why = error.strerror if isinstance(error, OSError) else "it is no text"
-        raise UsageError(f"{name}={str(path)!r}: cannot be read: {why}; expected a file with a host a line") from None
+        raise UsageError(
+            f"{name}={quoted(str(path))}: cannot be read: {why}; expected a file with a host a line"
+        ) from None
 
 
 def _name(name: str, where: str) -> str:
     if not _HOST.fullmatch(name):
-        raise UsageError(f"{where}: {name!r} is no name of a host; expected names such as host1 or 10.0.0.1")
+        raise UsageError(f"{where}: {quoted(name)} is no name of a host; expected names such as host1 or 10.0.0.1")
     return name
 
 
 def _slots(text: str, where: str) -> int:
-    if not text.isascii() or not text.isdigit() or int(text) < 1:
-        raise UsageError(f"{where}: {text!r} is no number of slots; expected a whole number, 1 or more")
-    return int(text)
+    try:
+        return whole(text)
+    except ValueError as error:
+        raise UsageError(f"{where}: {quoted(text)} is no number of slots; {error}") from None
 
 
 def _merged(hosts: Iterable[Host]) -> tuple[Host, ...]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 
+from ddl.launch.counts import MOST
 from ddl.launch.errors import CheckError
 from ddl.launch.hosts import Allocation, Host
 from ddl.launch.machine import Machine
@@ -111,6 +112,8 @@ def _made(allocation: Allocation, counts: tuple[int, ...], reason: str) -> Layou
                     f"slots, as in -H {host.name}:{count}",
                 )
             )
+    if sum(counts) > MOST:
+        raise CheckError(("ranks", f"there would be {sum(counts):,}, and a job has at most {MOST:,}; say -np N"))
     used = [(host.name, count) for host, count in zip(hosts, counts, strict=True) if count]
     spares = tuple(host.name for host, count in zip(hosts, counts, strict=True) if not count)
     if not used:

@@ -283,7 +283,8 @@ def _visible(count: int, text: str | None) -> list[int]:
         return list(range(count))
     shown: list[int] = []
     for word in text.split(","):
-        index = int(word) if word.strip().isdigit() else len(shown) if word.strip().startswith(("GPU-", "MIG-")) else -1
+        named = word.strip().startswith(("GPU-", "MIG-"))
+        index = len(shown) if named else int(word) if re.fullmatch(r"\s*[0-9]{1,9}\s*", word) else -1
         if not 0 <= index < count:
             break
         shown.append(index)

@@ -6,12 +6,14 @@ is no option, or that comes after `--`, is the program, and what follows it is t
 
 from __future__ import annotations
 
+import re
 import shlex
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, fields
 from difflib import get_close_matches
 from pathlib import Path
 
+from ddl.launch.counts import quoted, whole
 from ddl.launch.errors import UsageError
 
 COMMANDS = ("doctor",)  # those that take these options; bench and plan have their own
@@ -36,11 +38,17 @@ class Mode:
 
 @dataclass(frozen=True)
 class Export:
-    """A variable for every rank; `value` None takes the one that ddlrun has."""
+    """A variable for every rank; `value` None takes the one that ddlrun has.
+
+    The value of a `secret` one reaches the ranks through the environment, and is never shown.
+    """
 
     name: str
     value: str | None = None
+    secret: bool = False
 
+
+_VARIABLE = re.compile(r"[A-Za-z_][A-Za-z0-9_]*", re.ASCII)
 
 MEASURED = Mode()  # where nobody chooses; who says `-m p` has chosen an equal one, and not this
 
@@ -52,24 +60,27 @@ def parse_mode(text: str, name: str) -> Mode:
         raise UsageError(f"{name}={text!r}: mode c (RCS) of the original is not built; expected b, n, r, m or p")
     if not letters or set(letters) - set(MODES):
         raise UsageError(
-            f"{name}={text!r}: unknown mode {letters!r}; expected b (NCCL point-to-point), n (NCCL), r (ring), m (MPI) "
-            "or p (measured), one for all dimensions or one for each"
+            f"{name}={quoted(text)}: unknown mode {quoted(letters)}; expected b (NCCL point-to-point), n (NCCL), "
+            "r (ring), m (MPI) or p (measured), one for all dimensions or one for each"
         )
-    words = sizes.split("x") if colon else []
-    if any(not word.isascii() or not word.isdigit() or int(word) < 1 for word in words):
-        raise UsageError(f"{name}={text!r}: expected dimensions of 1 or more, such as p:4x2x1x1")
-    sizes_known = len(words) if colon else DIMENSIONS
+    try:
+        dimensions = tuple(map(whole, sizes.split("x"))) if colon else ()
+    except ValueError as error:
+        raise UsageError(f"{name}={quoted(text)}: expected dimensions, such as p:4x2x1x1: {error}") from None
+    sizes_known = len(dimensions) if colon else DIMENSIONS
     if len(letters) not in (1, sizes_known):
         raise UsageError(
-            f"{name}={text!r}: {len(letters)} modes for {sizes_known} dimensions; expected one for all, or one for each"
+            f"{name}={quoted(text)}: {len(letters)} modes for {sizes_known} dimensions; expected one for all, or one "
+            "for each"
         )
-    return Mode(letters, tuple(map(int, words)))
+    return Mode(letters, dimensions)
 
 
 def _count(text: str, name: str) -> int:
-    if not text.isascii() or not text.isdigit() or int(text) < 1:
-        raise UsageError(f"{name}={text!r}: expected a whole number, 1 or more")
-    return int(text)
+    try:
+        return whole(text)
+    except ValueError as error:
+        raise UsageError(f"{name}={quoted(text)}: {error}") from None
 
 
 def _count_or_zero(text: str, name: str) -> int:
@@ -101,9 +112,21 @@ def _order(text: str, name: str) -> str:
 
 def _export(text: str, name: str) -> tuple[Export, ...]:
     variable, equals, value = text.partition("=")
-    if not variable.replace("_", "a").isalnum() or variable[0].isdigit():
-        raise UsageError(f"{name} {text!r}: expected VAR or VAR=VALUE")
-    return (Export(variable, value if equals else None),)
+    if not _VARIABLE.fullmatch(variable):  # the value stays unsaid
+        raise UsageError(f"{name} {quoted(variable)}: no name of a variable; expected VAR or VAR=VALUE")
+    return (Export(variable, value, secret=True) if equals else Export(variable),)
+
+
+def check_ddl_words(words: Sequence[str], name: str) -> None:
+    """Raise UsageError, which names `name`, unless `words` are names and values, as DDL_OPTIONS has them."""
+    for at in range(0, len(words), 2):
+        if not words[at].startswith("-"):
+            raise UsageError(
+                f"{name}: {quoted(words[at])} is no option of libddl; expected names and values, such as "
+                f"{name}='-dbg_level 1'"
+            )
+        if at + 1 == len(words):
+            raise UsageError(f"{name}: {quoted(words[at])} has no value; expected one after it, such as -dbg_level 1")
 
 
 def _about(
@@ -215,7 +238,8 @@ class Options:
         default=False, metadata=_about("skipchecks", None, "", "look at no other host first", group=SHOWN)
     )
     verbose: bool = field(
-        default=False, metadata=_about("v verbose", None, "", "say each choice with its reason", group=SHOWN)
+        default=False,
+        metadata=_about("v verbose", None, "", "say each choice with its reason, and the command", group=SHOWN),
     )
     dry_run: bool = field(
         default=False, metadata=_about("dry-run", None, "", "print what would be run, and run nothing", group=SHOWN)
@@ -276,6 +300,7 @@ def parse(argv: Sequence[str]) -> Options:
 def _check(options: Options) -> None:
     if options.hosts is not None and options.hostfile is not None:
         raise UsageError("-H and -hostfile: both name the hosts; give one of them")
+    check_ddl_words(options.ddlargs, "--ddlarg")
     if options.command == "run" and not options.program:
         raise UsageError("PROGRAM: none given; expected a program to run, as in `ddlrun python train.py`")
     if options.command == "doctor" and options.program:

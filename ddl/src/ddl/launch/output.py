@@ -7,6 +7,8 @@ import stat
 import tempfile
 from pathlib import Path
 
+from ddl.launch.counts import quoted
+
 # A block device would lose the file system that is on it, and a socket cannot be opened.
 _REFUSED = {stat.S_IFDIR: "is a folder", stat.S_IFBLK: "is a block device", stat.S_IFSOCK: "is a socket"}
 
@@ -20,14 +22,14 @@ def output_file(text: str) -> Path:
     try:
         mode = _mode(path)
     except OSError as error:
-        raise ValueError(f"{text!r}: {error.strerror}; name another file") from None
+        raise ValueError(f"{quoted(text)}: {error.strerror}; name another file") from None
     if (kind := stat.S_IFMT(mode)) in _REFUSED:
-        raise ValueError(f"{text!r} {_REFUSED[kind]}; expected a file")
+        raise ValueError(f"{quoted(text)} {_REFUSED[kind]}; expected a file")
     folder = Path(os.path.realpath(path)).parent
     if not _is_special(mode) and not folder.is_dir():
-        raise ValueError(f"{text!r}: there is no folder {folder}; make it first, or name another file")
+        raise ValueError(f"{quoted(text)}: there is no folder {folder}; make it first, or name another file")
     if not os.access(path if _is_special(mode) else folder, os.W_OK):
-        raise ValueError(f"{text!r} cannot be written by this user; name another file")
+        raise ValueError(f"{quoted(text)} cannot be written by this user; name another file")
     return path
 
 

@@ -225,13 +225,14 @@ def _text(file: IO[bytes]) -> str:
     return file.read().decode(errors="replace")
 
 
-def capture_plain(argv: Sequence[str], environment: Mapping[str, str], seconds: float) -> tuple[int | None, str, str]:
-    """As `capture`, from any thread: for a command that has no children to be left behind."""
+def capture_plain(
+    argv: Sequence[str], environment: Mapping[str, str], seconds: float, stdin: str = ""
+) -> tuple[int | None, str, str]:
+    """As `capture`, from any thread: for a command that has no children to be left behind; it reads `stdin`."""
     try:
         done = subprocess.run(
-            argv, env=dict(environment), stdin=subprocess.DEVNULL, capture_output=True, text=True, errors="replace",
-            timeout=seconds,
-        )  # fmt: skip
+            argv, env=dict(environment), input=stdin, capture_output=True, text=True, errors="replace", timeout=seconds
+        )
     except subprocess.TimeoutExpired:
         return None, "", ""
     except OSError as error:

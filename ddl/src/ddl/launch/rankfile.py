@@ -7,6 +7,7 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
+from ddl.launch.counts import MOST, quoted, whole
 from ddl.launch.errors import CheckError
 from ddl.launch.hosts import Allocation
 from ddl.launch.machine import Machine
@@ -104,8 +105,11 @@ def parse(text: str, path: str, allocation: Allocation) -> tuple[Place, ...]:
             continue
         match = _LINE.fullmatch(line)
         if not match:
-            raise _wrong(f"{path}, line {number}: {line!r}; expected: rank N=HOST slot=CORES")
-        rank = int(match[1])
+            raise _wrong(f"{path}, line {number}: {quoted(line)}; expected: rank N=HOST slot=CORES")
+        try:
+            rank = whole(match[1], MOST - 1, 0)
+        except ValueError as error:
+            raise _wrong(f"{path}, line {number}: {quoted(match[1])} is no rank; {error}") from None
         if rank in found:
             raise _wrong(f"{path}, line {number}: rank {rank} is there twice; expected each rank once")
         found[rank] = (match[2], match[3])

@@ -217,8 +217,10 @@ def _ask_alone(
     names: Sequence[str], agent: str, own: Machine, values: Mapping[str, str], environ: Mapping[str, str]
 ) -> Reached:
     """Ask each host by itself, by the launch `agent` ("" is ssh, "srun" Slurm's), with the variables of the probe."""
-    kept = [f"{name}={values[name]}" for name in environment.FORWARDED if name != "PATH" and name in values]
-    program = [*(["env", *kept] if kept else []), *_PROBE]
+    kept = [name for name in environment.FORWARDED if name != "PATH" and name in values]
+    # By stdin: every user of a host can read a command line there.
+    given = "".join(f"export {name}={shlex.quote(values[name])}\n" for name in kept)
+    program = [*(("/bin/sh", "-c", 'eval "$(cat)"; exec "$@"', "sh") if kept else ()), *_PROBE]
 
     def ask(name: str) -> Machine | str:
         if is_here(name):
@@ -226,7 +228,7 @@ def _ask_alone(
         words, shown = way(name, agent)
         # Other agents than srun hand the words to a shell on the other side.
         words += program if agent == "srun" else [shlex.join(program)]
-        return alone(name, *process.capture_plain(words, environ, ALONE_SECONDS), by=shown)
+        return alone(name, *process.capture_plain(words, environ, ALONE_SECONDS, given), by=shown)
 
     pool = ThreadPoolExecutor(_AT_ONCE)
     try:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import os
 import secrets
-import shlex
 import shutil
 import socket
 import sys
@@ -15,10 +14,25 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 import ddl
-from ddl.launch import checks, command, environment, folders, guard, hosts, job, mpi, process, reach, reports, watch
+from ddl.launch import (
+    checks,
+    command,
+    environment,
+    files,
+    folders,
+    guard,
+    hosts,
+    job,
+    mpi,
+    process,
+    reach,
+    reports,
+    watch,
+)
 from ddl.launch.checks import Check
 from ddl.launch.command import Launch
 from ddl.launch.console import echo, say, show, warn
+from ddl.launch.counts import quoted
 from ddl.launch.errors import CheckError, UsageError
 from ddl.launch.hosts import Allocation
 from ddl.launch.job import Found, Job
@@ -28,6 +42,7 @@ from ddl.launch.reach import Reached
 
 LOST = ("A daemon failed to report back", "lost communication with", "daemon has unexpectedly failed")
 KEPT_RUNS = 50  # folders of earlier runs
+PYTHON_SECONDS = 20  # for a python to say whether it has ddl: its first start may read a cold disk
 
 
 @dataclass(frozen=True)
@@ -55,7 +70,9 @@ def run(options: Options, environ: Mapping[str, str] | None = None) -> int:
     folder = _folder(options.log_dir)
     if options.dry_run:
         launch = command.build(made.request, folder)
-        echo(_shown(launch))
+        echo(str(launch))
+        for name in launch.secrets:
+            say(f"{name}: its value is not shown; to run this command yourself, write it in place of {command.MASK}")
         for name, text in launch.files.items():
             show(f"# {folder / name}\n{text.rstrip()}")
         return 0
@@ -85,7 +102,7 @@ def _attempt(
         _write(folder, launch, made, found)
         if options.verbose:
             say(f"log: {folder}")
-        echo(_shown(launch))
+            echo(str(launch))
         started = time.monotonic()
         ended, status = _launch(launch, made, options, environ)
         return ended, status, time.monotonic() - started
@@ -155,7 +172,7 @@ def look_at(options: Options, environ: Mapping[str, str], rows: list[Check] | No
         hostfile=options.hostfile,
         environ=environ,
         here=socket.gethostname(),
-        read=Path.read_text,
+        read=files.read,
     )
     rows.append(Check(checks.OK, "hosts", f"{checks.plural(len(allocation.hosts), 'host')}: {allocation.source}"))
     found = mpi.find(options.mpirun, path=environ.get("PATH"))
@@ -243,28 +260,34 @@ def _program(options: Options) -> tuple[tuple[str, ...], str]:
         raise UsageError(why)
     path = shutil.which(words[0]) if words[0] in ("python", "python3") else None
     if path is not None and not os.path.samefile(Path(path).parent, Path(sys.executable).parent):
-        # An environment that is not activated: the ranks would look for ddl in another one.
-        say(f"{words[0]} is taken to be {sys.executable}, which has ddl, and not {path}; a path is taken as given")
+        # Where no environment is activated, that is often the system's.
+        if version := _version_of_ddl(path):
+            return words, f"as given: {path}, which has ddl {version}"
+        say(
+            f"{words[0]} is taken to be {sys.executable}, which has ddl, and not {path}, which has none; a path is "
+            "taken as given"
+        )
         words = (sys.executable, *words[1:])
     return words, why
+
+
+def _version_of_ddl(python: str) -> str:
+    """The version of ddl that this python imports; "" if it imports none, or does not answer."""
+    ask = [python, "-c", "from ddl import __version__; print(__version__)"]
+    status, output, _ = process.capture_plain(ask, os.environ, PYTHON_SECONDS)
+    return output.strip() if status == 0 else ""
 
 
 def _text(path: Path | None) -> str:
     if path is None:
         return ""
     try:
-        return path.read_text()
+        return files.read(path)
     except (OSError, UnicodeDecodeError) as error:
         why = error.strerror if isinstance(error, OSError) else "it is no text"
         raise UsageError(
-            f"-rf={str(path)!r}: cannot be read: {why}; expected lines such as: rank 0=host1 slot=0"
+            f"-rf={quoted(str(path))}: cannot be read: {why}; expected lines such as: rank 0=host1 slot=0"
         ) from None
-
-
-def _shown(launch: Launch) -> str:
-    """The command with the variables that it needs, as a shell would take it."""
-    variables = [f"{name}={shlex.quote(value)}" for name, value in launch.environment.items()]
-    return " ".join([*variables, str(launch)])
 
 
 def _folder(parent: Path | None) -> Path:
@@ -276,26 +299,26 @@ def _folder(parent: Path | None) -> Path:
 
 
 def _write(folder: Path, launch: Launch, made: Job, found: Found) -> None:
-    """Keep what is run and why: the files that mpirun reads, the command, the reasons, the hosts."""
+    """Keep what is run and why, for this user alone: mpirun's files, the command, the reasons, the hosts."""
     files = {
         **launch.files,
-        "command": _shown(launch) + "\n",
+        "command": f"{launch}\n",
         "reasons": "".join(f"{subject}: {text}\n" for subject, text in made.reasons),
         "hosts.json": json.dumps({name: one.to_dict() for name, one in found.machines.items()}, indent=1) + "\n",
     }
     try:
-        folder.mkdir(parents=True, exist_ok=True)
+        folder.mkdir(0o700, parents=True, exist_ok=True)
         for name, text in files.items():
             aside = folder / f".{name}"
-            aside.write_text(text)
+            with open(os.open(aside, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600), "w") as file:
+                file.write(text)
             aside.rename(folder / name)
         for old in sorted(one for one in folder.parent.iterdir() if one.is_dir())[:-KEPT_RUNS]:
             if (old / "rankfile").is_file() and (old / "command").is_file():  # one of ours
                 shutil.rmtree(old, ignore_errors=True)
     except OSError as error:
         raise UsageError(
-            f"--log-dir={str(folder.parent)!r}: {error.strerror}: {error.filename}; expected a folder that can be "
-            "written to"
+            f"--log-dir={quoted(str(folder.parent))}: {error.strerror}; expected a folder that can be written to"
         ) from None
 
 

@@ -132,7 +132,7 @@ def _write(figure: Figure, path: Path) -> None:
 
 def _network(asked: argparse.Namespace, default: Network = network.DEFAULT) -> Network:
     made = network.changed(
-        network.load(asked.network) if asked.network else default,
+        default if asked.network is None else network.load(asked.network),
         ranks=asked.ranks,
         hosts=asked.hosts,
         racks=asked.racks,

@@ -21,6 +21,8 @@ from math import prod
 from pathlib import Path
 from typing import Any
 
+from ddl.launch import files
+from ddl.launch.counts import quoted
 from ddl.planning import units
 from ddl.planning.interface import MOST_TIERS, Tier, Tree
 
@@ -105,19 +107,19 @@ def load(name: str) -> Network:
     if path.suffix not in SUFFIXES:
         if name not in machines():
             raise DescriptionError(
-                f"{name!r} is no described machine, and no file that ends in .toml or .json; the machines are "
+                f"{quoted(name)} is no described machine, and no file that ends in .toml or .json; the machines are "
                 f"{', '.join(machines())}"
             )
         path = MACHINES / f"{name}.toml"
     try:
-        text = path.read_text()
+        text = files.read(path)
     except OSError as error:
-        raise DescriptionError(f"{name}: it cannot be read: {error.strerror}") from None
+        raise DescriptionError(f"{quoted(name)}: it cannot be read: {error.strerror}") from None
     except UnicodeDecodeError:
         raise DescriptionError(f"{name}: it is not text") from None
     try:
         document = json.loads(text) if path.suffix == ".json" else tomllib.loads(text)
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         raise DescriptionError(f"{name}: it is not {path.suffix[1:].upper()}: {error}") from None
     return from_dict(document, name)
 

@@ -6,6 +6,9 @@ import re
 
 _NUMBER = r"\s*([0-9]+(?:\.[0-9]*)?(?:[eE][+-]?[0-9]+)?|\.[0-9]+)\s*"
 _VALUE = re.compile(_NUMBER + r"([A-Za-zµ/]*)\s*")
+# No network is outside these. Beyond them lie JSON's Infinity, whole numbers that no float holds, and forecasts of inf.
+_LEAST_RATE, _MOST_RATE = 1e-6, 1e18  # bytes a second
+_MOST_SECONDS = 1e9
 _SIZES = {"": 1, "b": 1, "kb": 10**3, "mb": 10**6, "gb": 10**9, "kib": 2**10, "mib": 2**20, "gib": 2**30}
 _BITS = {"bit": 1, "kbit": 10**3, "mbit": 10**6, "gbit": 10**9, "tbit": 10**12}
 _BYTES = {"b": 1, "kb": 10**3, "mb": 10**6, "gb": 10**9, "tb": 10**12, "kib": 2**10, "mib": 2**20, "gib": 2**30}
@@ -26,14 +29,14 @@ def parse_rate(text: str | float) -> float:
     """Bytes a second of `200mbit`, `10 Gbit/s`, `12.5GB/s` or a number of bytes a second. Raises ValueError."""
     what = "a rate above 0, in bits (200mbit, 10 Gbit/s) or bytes a second (12.5GB/s)"
     if isinstance(text, (int, float)) and not isinstance(text, bool):
-        if text > 0:
+        if _LEAST_RATE <= text <= _MOST_RATE:
             return float(text)
         raise ValueError(f"{text!r}: expected {what}")
     number, unit = _split(text, what)
     plain = unit.lower().removesuffix("/s").removesuffix("ps")
     # A bare number on a command line is as likely bits as bytes, and a factor of 8 is never noticed.
     factor = _BITS[plain] / 8 if plain in _BITS else _BYTES.get(plain, 0) if unit.lower().endswith("/s") else 0
-    if not number * factor > 0:
+    if not _LEAST_RATE <= number * factor <= _MOST_RATE:
         raise ValueError(f"{text!r}: expected {what}")
     return number * factor
 
@@ -42,13 +45,14 @@ def parse_time(text: str | float) -> float:
     """Seconds of `5us`, `0.1 ms` or a number of seconds. Raises ValueError."""
     what = "a time of 0 or more, such as 5us, 0.1ms or 0s"
     if isinstance(text, (int, float)) and not isinstance(text, bool):
-        if text >= 0:
+        if 0 <= text <= _MOST_SECONDS:
             return float(text)
         raise ValueError(f"{text!r}: expected {what}")
     number, unit = _split(text, what)
-    if unit not in _TIMES and not (unit == "" and number == 0):
+    seconds = number / _TIMES.get(unit, 1.0)
+    if not seconds <= _MOST_SECONDS or (unit not in _TIMES and not (unit == "" and number == 0)):
         raise ValueError(f"{text!r}: expected {what}")
-    return number / _TIMES.get(unit, 1.0)
+    return seconds
 
 
 def format_size(nbytes: float) -> str:

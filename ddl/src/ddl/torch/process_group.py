@@ -23,13 +23,13 @@ from torch import Tensor
 from torch.distributed import ReduceOp
 
 from ddl.communicator import Communicator
-from ddl.errors import StateError
+from ddl.errors import DDLError, StateError
 from ddl.request import Request
 from ddl.torch import calls, point_to_point
 from ddl.torch.calls import Call, Step, all_back, all_of
 from ddl.torch.streams import Order, order_of
 from ddl.torch.tensors import packed_on_host, same_type, target_on_host
-from ddl.torch.work import Reaper, Work
+from ddl.torch.work import Reaper, Work, explained
 
 if TYPE_CHECKING:
     from torch._C._distributed_c10d import Store
@@ -293,15 +293,21 @@ class ProcessGroup(dist.ProcessGroup):
 
     def _make(self, name: str, opts: Options | None, results: list[Tensor], made: Sequence[Call]) -> Work:
         order = order_of(results)
+        parts = "" if not made or made[0].name == name else made[0].name
         requests: list[Request[None]] = []
         with nullcontext() if order is None else order.told():
             if len(made) == 1 and self._coalescing is None and not _returns_at_once(opts):
                 # The caller waits at once: by itself it is faster than with libddl's thread awake beside it.
-                made[0].run()
+                try:
+                    made[0].run()
+                except DDLError as error:
+                    if not parts:
+                        raise
+                    raise explained(error, self._called(name), parts) from None
             else:
                 requests = [call.start() for call in made]
         finish = all_of([call.finish for call in made])
-        return self._begin(name, opts, requests, results, finish, self._in_order, None, order)
+        return self._begin(name, opts, requests, results, finish, self._in_order, None, order, parts)
 
     def _exchange(
         self,
@@ -324,15 +330,19 @@ class ProcessGroup(dist.ProcessGroup):
         reaper: Reaper,
         source: Callable[[], int] | None,
         order: Order | None,
+        parts: str = "",
     ) -> Work:
         self._sequence += 1
-        work = Work(f"{name} of group {self._name!r}", requests, results, finish, reaper, source, order)
+        work = Work(self._called(name), requests, results, finish, reaper, source, order, parts)
         if self._coalescing is not None:
             self._coalescing.append(work)
         # A caller that waits itself is faster; where it may not, the copies that are left to do must be done.
         if finish is not None and _returns_at_once(opts):
             work.reap()
         return work
+
+    def _called(self, name: str) -> str:
+        return f"{name} of group {self._name!r}"
 
     def _start_coalescing(self, device: torch.device | None = None) -> None:
         self._coalescing = []

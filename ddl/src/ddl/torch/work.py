@@ -32,6 +32,11 @@ def late(name: str, seconds: float) -> RankTimeoutError:
     )
 
 
+def explained(error: DDLError, name: str, parts: str) -> DDLError:
+    """The error of a call that is made of others, by whose name libddl speaks of it: its own goes first."""
+    return type(error)(f"{name}, which is made of {parts}s here: {error}")
+
+
 def sourceless(name: str) -> RuntimeError:
     """What is raised where a call that is no receive is asked for its sender."""
     return RuntimeError(f"{name} has no source rank: only receives have")
@@ -49,8 +54,10 @@ class Work(dist.Work):
         reaper: Reaper,
         source: Callable[[], int] | None = None,
         order: Order | None = None,
+        parts: str = "",
     ) -> None:
         super().__init__()
+        self._parts = parts
         self._name = name
         self._requests = requests
         self._results = results
@@ -115,7 +122,7 @@ class Work(dist.Work):
                 try:
                     request.wait()
                 except DDLError as its:  # the others end soon, too: their communicator is broken
-                    error = error or its
+                    error = error or (explained(its, self._name, self._parts) if self._parts else its)
         with self._lock:
             if not self._done:
                 if error is None and self._finish is not None:
