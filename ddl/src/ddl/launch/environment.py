@@ -37,7 +37,7 @@ _HYDRA = {
 }
 
 
-def wrapper(mpi: Mpi) -> tuple[str, ...]:
+def wrapper(mpi: Mpi, first: str = "") -> tuple[str, ...]:
     """The words before the program that give each rank RANK and its kin, and that report its end (`reports`).
 
     The first rank of each host starts its guard (`guard`): as nobody's child, which the program could wait for, and
@@ -50,12 +50,13 @@ def wrapper(mpi: Mpi) -> tuple[str, ...]:
     - started by `exec` in a subshell, because a program may have the name of one of the shell's own commands;
     - with the shell's own stderr closed meanwhile, because dash writes "Terminated" for every rank that was ended
       (`s=$?` stands inside for the same reason). Not under hydra: descriptor 9 may be the rank's way to PMI.
+    `first` is a piece of sh before all that.
     """
     names = _HYDRA if mpi.family == HYDRA else _OPENMPI
     settings = " ".join(f"{name}=${source}" for name, source in names.items())
     start = '(exec "$@"); s=$?' if mpi.family == HYDRA else '{ (exec "$@" 2>&9 9>&-); s=$?; } 9>&2 2>/dev/null'
     script = (
-        f"export {settings}; t=${VARIABLE} g=${guard.COMMAND}; unset {VARIABLE} {guard.COMMAND}; "
+        f"{first}export {settings}; t=${VARIABLE} g=${guard.COMMAND}; unset {VARIABLE} {guard.COMMAND}; "
         'if [ "$g" ] && [ "$LOCAL_RANK" = 0 ]; then (exec </dev/null >/dev/null 2>&1; eval "$g" &) fi; '
         f'unset {guard.KEY}; [ "$t" ] || exec "$@"; '
         f'k=; trap "k=\\ {ASKED}" HUP INT QUIT TERM; trap : ABRT ALRM USR1 USR2; '

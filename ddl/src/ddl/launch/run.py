@@ -15,7 +15,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 import ddl
-from ddl.launch import checks, command, environment, folders, guard, hosts, job, mpi, process, reach, reports, watch
+from ddl.launch import checks, command, door, environment, folders, guard, hosts, job, mpi, process, reach, reports, watch
 from ddl.launch.checks import Check
 from ddl.launch.command import Launch
 from ddl.launch.console import echo, say, show, warn
@@ -183,6 +183,8 @@ def look_at(options: Options, environ: Mapping[str, str], rows: list[Check] | No
             agent=command.agent(environ),
             root=os.geteuid() == 0,
             port=free_port(),
+            here=frozenset(filter(reach.is_here, allocation.names)),
+            doorkeeper=door.find(),
         ),
         tuple(rows),
     )
