@@ -245,7 +245,16 @@ __attribute__((visibility("default"))) int bind(int fd, const sockaddr* address,
         const bool all = IN6_IS_ADDR_UNSPECIFIED(&six.sin6_addr);
         if (all && !own_address(AF_INET6, &six.sin6_addr)) six.sin6_addr = in6addr_loopback;
     }
-    const int result = real(fd, reinterpret_cast<const sockaddr*>(&changed), length);
+    int result = real(fd, reinterpret_cast<const sockaddr*>(&changed), length);
+    auto& six = reinterpret_cast<sockaddr_in6&>(changed);
+    if (result != 0 && errno == EADDRNOTAVAIL && address->sa_family == AF_INET6 &&
+        IN6_IS_ADDR_LOOPBACK(&six.sin6_addr)) {
+        // IPv6 is switched off, and MPI takes it for an error that it cannot listen. So it does, where nobody connects.
+        const int off = 0;
+        setsockopt(fd, IPPROTO_IPV6, IPV6_V6ONLY, &off, sizeof off);
+        inet_pton(AF_INET6, "::ffff:127.0.0.1", &six.sin6_addr);
+        result = real(fd, reinterpret_cast<const sockaddr*>(&changed), length);
+    }
     sockaddr_storage bound{};
     socklen_t bound_length = sizeof bound;
     if (result == 0 && getsockname(fd, reinterpret_cast<sockaddr*>(&bound), &bound_length) == 0) {

@@ -80,7 +80,9 @@ def test_a_rank_that_stops_in_the_midst_of_ddl_init_is_named_by_all(ranks: Run, 
     assert done.returncode != 0
     assert time.monotonic() - begin < 25, done.stdout
     silent = r"rank 2 \(host \S+, process \d+\) does not answer \(stopped, or its link is cut\)"
-    assert re.search(rf"ddl: warning: rank \d \(host \S+\) has waited 2 s in ddl_init: {silent}", done.stdout), done.stdout
+    assert re.search(rf"ddl: warning: rank \d \(host \S+\) has waited 2 s in ddl_init: {silent}", done.stdout), (
+        done.stdout
+    )
     found = rf"RankTimeoutError: rank (\d) \(host \S+\) has waited 4 s in ddl_init: {silent}\. DDL_TIMEOUT sets"
     # The launcher may end the last ones before they have said it.
     assert re.findall(found, done.stdout), done.stdout

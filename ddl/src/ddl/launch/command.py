@@ -102,10 +102,11 @@ def _openmpi(request: Request, folder: Path) -> tuple[list[str], dict[str, str]]
     else:
         argv += ["--rankfile", str(folder / "rankfile")]
         argv += [] if bind else ["--bind-to", "none"]
-    if request.network.networks:
-        networks = ",".join(request.network.networks)
-        argv += ["--prtemca", "prte_if_include", networks] if five else ["--mca", "oob_tcp_if_include", networks]
-        argv += ["--mca", "btl_tcp_if_include", networks]
+    networks = request.network.networks
+    if networks:
+        listed = ",".join(networks)
+        argv += ["--prtemca", "prte_if_include", listed] if five else ["--mca", "oob_tcp_if_include", listed]
+        argv += ["--mca", "btl_tcp_if_include", listed]
     if len(hosts) == 1 or not request.fabric:
         memory = "self,sm" if five else "self,vader"
         argv += ["--mca", "pml", "ob1", "--mca", "btl", memory if len(hosts) == 1 else f"{memory},tcp"]
@@ -113,7 +114,16 @@ def _openmpi(request: Request, folder: Path) -> tuple[list[str], dict[str, str]]
         argv += ["--mca", "mpi_yield_when_idle", "1"]
     if request.rank_prefix:
         argv += ["--output", "rank"] if five else ["--tag-output"]
-    for one in request.exports:
+    exports = request.exports
+    if networks and request.doorkeeper:
+        # Its own daemons on the other hosts, and the ranks.
+        loaded = door.variables(request.doorkeeper, networks, request.environ)
+        words = shlex.join(["env", *(f"{name}={value}" for name, value in loaded.items())])
+        argv += ["--prtemca", "prte_launch_agent", f"{words} prted"] if five else []
+        argv += [] if five else ["--mca", "orte_launch_agent", f"{words} orted"]
+        given = {one.name for one in exports}
+        exports = (*exports, *(Export(name) for name in loaded if name not in given))
+    for one in exports:
         argv += ["-x", one.name if one.value is None else f"{one.name}={one.value}"]
     return argv, files
 

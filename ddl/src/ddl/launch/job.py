@@ -73,7 +73,9 @@ def plan(options: Options, found: Found) -> Job:
     reasons += [("network", f"without {name}: {why}") for name, why in net.dropped]
     adapters = {name: one.fabrics for name, one in machines.items()}
     fabric = not options.tcp and len(adapters) == len(counts) and all(adapters.values())
-    reasons.append(("transport", _transport(options, fabric, adapters) if len(counts) > 1 else "shared memory: one host"))
+    reasons.append(
+        ("transport", _transport(options, fabric, adapters) if len(counts) > 1 else "shared memory: one host")
+    )
     cores = {name: one.cores for name, one in machines.items()}
     crowded = [name for name, count in counts.items() if count > cores.get(name, count)]
     if crowded:
@@ -133,6 +135,8 @@ def _variables(
     first = next(iter(counts))
     port = found.machines[first].free_port if first in found.machines else 0
     made = {"MASTER_ADDR": net.address or first, "MASTER_PORT": str(port or found.port)}
+    if net.networks:
+        made["DDL_NETWORKS"] = ",".join(net.networks)
     reasons.append(("rank 0", f"found at {made['MASTER_ADDR']}:{made['MASTER_PORT']}"))
     if not options.no_ddloptions:
         inherited = environment.inherited_options(found.environ)

@@ -15,7 +15,21 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 import ddl
-from ddl.launch import checks, command, door, environment, folders, guard, hosts, job, mpi, process, reach, reports, watch
+from ddl.launch import (
+    checks,
+    command,
+    door,
+    environment,
+    folders,
+    guard,
+    hosts,
+    job,
+    mpi,
+    process,
+    reach,
+    reports,
+    watch,
+)
 from ddl.launch.checks import Check
 from ddl.launch.command import Launch
 from ddl.launch.console import echo, say, show, warn

@@ -138,8 +138,8 @@ class Watch:
         self._gone: dict[str, tuple[float, bool]] = {}  # hosts whose guard has gone: when, and whether in silence
         self._seen: set[str] = set()  # hosts that have answered
         self.status = 1  # the job's, once `overdue` has said that it must be ended
-        self._reception = Reception("" if addresses else "127.0.0.1", len(set(self._hosts.values())))
-        self._contacts = [f"{address}:{self._reception.port}" for address in addresses or ("127.0.0.1",)]
+        self._reception = Reception(addresses, len(set(self._hosts.values())))
+        self._contacts = self._reception.contacts
 
     @property
     def environment(self) -> Mapping[str, str]:
