@@ -1,8 +1,8 @@
 """Who can connect to the ports of MPI's own programs and libraries.
 
-They listen on every address of a host, also where a job has this host alone, and no option of theirs changes that. So
-ddlrun has the library of csrc/doorkeeper.cc loaded into mpirun, its daemons and, with several hosts, the ranks: it keeps
-their ports to the job's networks, and shows out who connects from elsewhere or says nothing.
+They listen on every address of a host, also if a job has this host alone, and no option of theirs changes that. So
+ddlrun has the library of csrc/doorkeeper.cc loaded into mpirun, its daemons and, with several hosts, the ranks.
+It keeps their ports to the job's networks, and shows out who connects from elsewhere or says nothing.
 """
 
 from __future__ import annotations

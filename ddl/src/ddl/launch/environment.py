@@ -12,7 +12,7 @@ import stat
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
-from ddl.launch import guard
+from ddl.launch import guard, leftovers
 from ddl.launch.dimensions import Dimensions
 from ddl.launch.mpi import HYDRA, Mpi
 from ddl.launch.options import Export, Mode
@@ -58,7 +58,7 @@ def wrapper(mpi: Mpi, first: str = "") -> tuple[str, ...]:
     script = (
         f"{first}export {settings}; t=${VARIABLE} g=${guard.COMMAND}; unset {VARIABLE} {guard.COMMAND}; "
         'if [ "$g" ] && [ "$LOCAL_RANK" = 0 ]; then (exec </dev/null >/dev/null 2>&1; eval "$g" &) fi; '
-        f'unset {guard.KEY}; [ "$t" ] || exec "$@"; '
+        f'unset {guard.KEY}; {leftovers.REDIRECTION if mpi.family != HYDRA else ""}[ "$t" ] || exec "$@"; '
         f'k=; trap "k=\\ {ASKED}" HUP INT QUIT TERM; trap : ABRT ALRM USR1 USR2; '
         f'r="$t $RANK {BEGAN}"; printf \'%s\\n\' "$r" "$r" >&2; {start}; '
         'trap \'\' PIPE; r="$t $RANK $s$k"; printf \'%s\\n\' "$r" "$r" >&2; exit $s'

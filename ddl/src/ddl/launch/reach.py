@@ -101,7 +101,7 @@ def own_addresses(hosts: Sequence[str], networks: Sequence[str]) -> tuple[str, .
 
 
 def outer_addresses(networks: Sequence[str] = ()) -> tuple[str, ...]:
-    """This host's IPv4 addresses in `networks`; if there are none, all but the loopback's, those that lead far first."""
+    """This host's IPv4 addresses in `networks`; else all but the loopback's, those that lead far first."""
     nics = [nic for nic in here().nics if nic.why != "loopback"]
     nics.sort(key=lambda nic: not nic.routes)
     return tuple(nic.address for nic in nics if nic.network in networks) or tuple(nic.address for nic in nics)

@@ -21,7 +21,7 @@ class Reception:
     """Listeners, and the connections that have not said their first line yet. Nothing here blocks."""
 
     def __init__(self, addresses: Sequence[str], expected: int) -> None:
-        """Listen at `addresses` of this host (none: the loopback's) for `expected` connections that may come at once."""
+        """Listen at `addresses` of this host, or the loopback's, for `expected` connections that may come at once."""
         self._listeners = [socket.create_server((one, 0), backlog=BACKLOG) for one in addresses or (LOOPBACK,)]
         for listener in self._listeners:
             listener.setblocking(False)

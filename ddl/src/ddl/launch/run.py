@@ -24,6 +24,7 @@ from ddl.launch import (
     guard,
     hosts,
     job,
+    leftovers,
     mpi,
     process,
     reach,
@@ -101,7 +102,8 @@ def _attempt(
             say(f"log: {folder}")
         echo(_shown(launch))
         started = time.monotonic()
-        ended, status = _launch(launch, made, options, environ)
+        with leftovers.folder() as scratch:
+            ended, status = _launch(launch, made, options, {**environ, **leftovers.variables(scratch)})
         return ended, status, time.monotonic() - started
 
 
