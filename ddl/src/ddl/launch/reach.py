@@ -14,7 +14,7 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
-from ddl.launch import command, environment, folders, machine, probe, process
+from ddl.launch import command, door, environment, folders, machine, probe, process
 from ddl.launch.command import Request
 from ddl.launch.machine import Machine
 from ddl.launch.mpi import Mpi
@@ -164,6 +164,8 @@ def _look(
         more=more,
         agent=agent,
         root=os.geteuid() == 0,
+        doorkeeper=door.find(),
+        environ=environ,
     )
     with tempfile.TemporaryDirectory(prefix="ddlrun-") as made, folders.readable(Path(made)) as folder:
         launch = command.build(request, folder)
