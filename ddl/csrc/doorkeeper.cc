@@ -31,7 +31,9 @@
 namespace {
 
 constexpr int kMostNetworks = 16, kMostPorts = 64;
-constexpr double kSaySeconds = 5;
+constexpr double kSaySeconds = 5;       // for whoever connects to say what MPI waits for
+constexpr double kHurrySeconds = 0.5;   // instead, for a while after one was shown out: they come together
+constexpr double kHurriedSeconds = 60;  // how long that while is
 
 struct Network {
     int family;
@@ -287,7 +289,8 @@ __attribute__((visibility("default"))) ssize_t recv(int fd, void* data, size_t b
         return real(fd, data, bytes, flags);
     }
     // It would wait. All of it, if MSG_WAITALL asks for that, within the time.
-    const double end = seconds_now() + kSaySeconds;
+    static std::atomic<double> hurries_until{0};
+    const double begin = seconds_now(), end = begin + (begin < hurries_until ? kHurrySeconds : kSaySeconds);
     size_t received = 0;
     while (received < bytes) {
         pollfd wait{fd, POLLIN, 0};
@@ -295,6 +298,7 @@ __attribute__((visibility("default"))) ssize_t recv(int fd, void* data, size_t b
         const int ready = left > 0 ? poll(&wait, 1, static_cast<int>(left * 1000) + 1) : 0;
         if (ready < 0 && errno == EINTR) continue;
         if (ready == 0) {
+            hurries_until = seconds_now() + kHurriedSeconds;
             shutdown(fd, SHUT_RDWR);
             return 0;  // as if the other had closed it
         }

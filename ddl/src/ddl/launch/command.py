@@ -118,7 +118,7 @@ def _openmpi(request: Request, folder: Path) -> tuple[list[str], dict[str, str]]
     if networks and request.doorkeeper:
         # Its own daemons on the other hosts, and the ranks.
         loaded = door.variables(request.doorkeeper, networks, request.environ)
-        words = shlex.join(["env", *(f"{name}={value}" for name, value in loaded.items())])
+        words = " ".join(["env", *(f"{name}={value}" for name, value in loaded.items())])
         argv += ["--prtemca", "prte_launch_agent", f"{words} prted"] if five else []
         argv += [] if five else ["--mca", "orte_launch_agent", f"{words} orted"]
         given = {one.name for one in exports}

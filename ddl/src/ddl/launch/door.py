@@ -7,6 +7,7 @@ It keeps their ports to the job's networks, and shows out who connects from else
 
 from __future__ import annotations
 
+import re
 import shlex
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -16,21 +17,23 @@ from ddl import library
 FILE = "libddl_doorkeeper.so"
 NETWORKS = "DDL_DOOR"  # those that it lets in
 PRELOAD = "LD_PRELOAD"
+# A blank or a colon ends a path in LD_PRELOAD; Open MPI cuts its daemon's command at blanks and knows no quotes.
+_PLAIN = re.compile(r"[\w./+-]+", re.ASCII)
 LOOPBACK = ("127.0.0.0/8", "::1/128")
 
 
 def find() -> Path | None:
-    """The doorkeeper beside libddl; None if it was not built with that one."""
+    """The doorkeeper beside libddl; None if it was not built with that one, or LD_PRELOAD cannot name it."""
     for path in library.candidates():
         if path.is_file():
             found = path.resolve().with_name(FILE)
-            return found if found.is_file() else None
+            return found if found.is_file() and _PLAIN.fullmatch(str(found)) else None
     return None
 
 
 def variables(doorkeeper: Path, networks: Sequence[str], environ: Mapping[str, str]) -> dict[str, str]:
     """What loads it into a program: before whatever the user has loaded."""
-    others = environ.get(PRELOAD, "")
+    others = ":".join(environ.get(PRELOAD, "").split())
     return {PRELOAD: f"{doorkeeper}:{others}" if others else str(doorkeeper), NETWORKS: ",".join(networks)}
 
 
