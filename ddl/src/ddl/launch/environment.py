@@ -58,7 +58,7 @@ def wrapper(mpi: Mpi, first: str = "") -> tuple[str, ...]:
     script = (
         f"{first}export {settings}; t=${VARIABLE} g=${guard.COMMAND}; unset {VARIABLE} {guard.COMMAND}; "
         'if [ "$g" ] && [ "$LOCAL_RANK" = 0 ]; then (exec </dev/null >/dev/null 2>&1; eval "$g" &) fi; '
-        f'unset {guard.KEY}; {leftovers.REDIRECTION if mpi.family != HYDRA else ""}[ "$t" ] || exec "$@"; '
+        f'unset {guard.KEY}; {leftovers.redirection(mpi.kind)}[ "$t" ] || exec "$@"; '
         f'k=; trap "k=\\ {ASKED}" HUP INT QUIT TERM; trap : ABRT ALRM USR1 USR2; '
         f'r="$t $RANK {BEGAN}"; printf \'%s\\n\' "$r" "$r" >&2; {start}; '
         'trap \'\' PIPE; r="$t $RANK $s$k"; printf \'%s\\n\' "$r" "$r" >&2; exit $s'

@@ -81,19 +81,21 @@ def _remove(one: Path) -> None:
         os.close(lock)
 
 
+_TEMPORARY = ("PRTE_MCA_prte_local_tmpdir_base", "OMPI_MCA_orte_local_tmpdir_base")  # of Open MPI 5 and 4
+
+
 def variables(made: Path | None) -> Mapping[str, str]:
-    """What has mpirun use the folder for what it keeps itself; the ranks' own files: see `REDIRECTION`."""
-    if made is None:
-        return {}
-    return {
-        FOLDER: str(made),
-        "PRTE_MCA_prte_local_tmpdir_base": str(made),
-        "OMPI_MCA_orte_local_tmpdir_base": str(made),
-    }
+    """What has mpirun use the folder for what it keeps itself; for the ranks' own files see `redirection`."""
+    return {} if made is None else dict.fromkeys((FOLDER, *_TEMPORARY), str(made))
 
 
-# A piece of sh by which a rank that is on ddlrun's host puts its shared memory there.
-REDIRECTION = (
-    f'd=${FOLDER}; unset {FOLDER}; if [ "$d" ] && [ -d "$d" ]; then for n in sm vader; do '
-    'eval ": \\${OMPI_MCA_btl_${n}_backing_directory:=$d}"; export OMPI_MCA_btl_${n}_backing_directory; done; fi; '
-)
+def redirection(kind: str) -> str:
+    """A piece of sh by which a rank that is on ddlrun's host puts its shared memory there; "" for hydra.
+
+    mpirun's own variables end here: Open MPI 4 takes them for a contradiction to what it tells its ranks.
+    """
+    transports = {"openmpi5": "sm", "openmpi4": "vader"}
+    if kind not in transports:
+        return ""
+    name = f"OMPI_MCA_btl_{transports[kind]}_backing_directory"
+    return f'd=${FOLDER}; unset {" ".join((FOLDER, *_TEMPORARY))}; [ ! -d "$d" ] || export {name}="${{{name}:-$d}}"; '
