@@ -301,6 +301,7 @@ std::vector<std::string> Job::addresses_in_use(const std::vector<Greeting>& gree
     std::string networks = text ? text : "";
     std::replace(networks.begin(), networks.end(), ',', ' ');
     for (std::string& address : local_addresses(words(networks.c_str()))) addresses.push_back(std::move(address));
+    if (addresses.empty()) addresses.emplace_back(kLoopback);  // nobody finds it, and says so in a warning
     return addresses;
 }
 
