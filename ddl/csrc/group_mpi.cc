@@ -6,6 +6,7 @@
 #include <utility>
 
 #include "float_environment.h"
+#include "mpi_watch.h"
 #include "range.h"
 
 namespace ddl {
@@ -99,6 +100,7 @@ Ticket MpiGroup::start(const GroupCall& call) {
     const void* const from = call.gathers ? static_cast<const std::byte*>(call.to) + offset : call.from;
     const size_t bytes = call.gathers ? own : call.count * element;
     if (bytes > 0) std::memcpy(flight->in.data(), from, bytes);
+    const MpiCall inside;
     // All memory first: MPI uses the flight's from here on.
     Flight& mine = *flights_.emplace(++last_, std::move(flight)).first->second;
     const int error =
@@ -114,6 +116,7 @@ Ticket MpiGroup::start(const GroupCall& call) {
 bool MpiGroup::test(Ticket ticket) {
     const auto found = flights_.find(ticket);
     Flight& flight = *found->second;
+    const MpiCall inside;
     int finished = 0;
     check_mpi(MPI_Test(&flight.request, &finished, MPI_STATUS_IGNORE),
               flight.call.gathers ? "MPI_Iallgatherv" : "MPI_Ireduce_scatter");

@@ -20,10 +20,13 @@ namespace ddl {
 namespace {
 
 constexpr double kReminder = 10;       // as the engine's first warning of a rank that is late
+constexpr double kAnswerSeconds = 1;   // in which a rank that is not stopped answers
 constexpr double kConnectSeconds = 3;  // for which lifelines may take to come up; on a network that works, milliseconds
 constexpr double kDeathSeconds = 1;    // for which MPI_Finalize is given a chance after a rank died
 constexpr double kFailureSeconds = 3;  // and after an error that others may still have to learn of
 constexpr double kLastWords = 0.5;     // for which a rank that fails alone waits, so that others can say that it left
+
+constexpr const char* kLoopback = "127.0.0.1";
 
 Job* the_job = nullptr;
 std::atomic<bool> in_child{false};
@@ -40,17 +43,18 @@ std::string in_seconds(double seconds) {
     return text;
 }
 
-// Says that `who` waits in `what`, and after `seconds` ends the process, unless it is destroyed before: a call of MPI
-// that blocks can neither say whom it waits for nor be given up.
+// Says that `who` waits in `what`, and for whom, and after `seconds` ends the process, unless it is destroyed before: a
+// call of MPI that blocks can neither say whom it waits for nor be given up.
 class Reminder {
   public:
-    Reminder(const std::string& who, const std::string& what, double seconds)
-        : thread_([this, who, what, seconds] {
+    Reminder(const std::string& who, const std::string& what, double seconds, std::function<std::string()> for_whom)
+        : thread_([this, who, what, seconds, for_whom = std::move(for_whom)] {
               const double first = std::min<double>(kReminder, seconds / 2);
               if (!sleep(first)) return;
-              print(who + " has waited " + in_seconds(first) + " in " + what);
+              print(who + " has waited " + in_seconds(first) + " in " + what + ": " + for_whom());
               if (!sleep(seconds - first)) return;
-              print(who + " ends: it has waited " + in_seconds(seconds) + " in " + what + ". " + kPatienceOfInit);
+              print(who + " ends: it has waited " + in_seconds(seconds) + " in " + what + ": " + for_whom() + ". " +
+                    kPatienceOfInit);
               _exit(1);
           }) {}
     ~Reminder() {
@@ -129,12 +133,11 @@ Job::Job(double timeout_seconds) : process_(getpid()) {
     check_mpi(MPI_Comm_rank(MPI_COMM_WORLD, &rank_), "MPI_Comm_rank");
     check_mpi(MPI_Comm_size(MPI_COMM_WORLD, &size_), "MPI_Comm_size");
     {
-        const Reminder reminder("rank " + std::to_string(rank_) + " (host " + host_name() + ")",
-                                "ddl_init: another rank has not called it", timeout_seconds);
+        const Reminder reminder(name(), "ddl_init", timeout_seconds, [] { return "another rank has not called it"; });
         check_mpi(MPI_Comm_dup(MPI_COMM_WORLD, &base_), "MPI_Comm_dup");
     }
     check_mpi(MPI_Comm_set_errhandler(base_, MPI_ERRORS_RETURN), "MPI_Comm_set_errhandler");
-    if (size_ > 1) lifelines_ = std::make_unique<Lifelines>();
+    if (size_ > 1) watch_calls(timeout_seconds);
     watch_finalize();
     // on_exit, as atexit does not tell the exit status, by which a process that failed is known.
     on_exit([](int status, void*) { the_job->leave(status); }, nullptr);
@@ -168,8 +171,9 @@ void Job::initialise_mpi(double timeout_seconds) {
                     "ddl_init: MPI was initialised without MPI_THREAD_MULTIPLE, which is needed where the program and "
                     "ddl both call it: ask MPI_Init_thread for it, or let ddl_init initialise MPI");
     }
-    const Reminder reminder("rank " + rank_of_environment() + " (host " + host_name() + ")",
-                            "MPI_Init: another rank has not called ddl_init, or cannot be reached", timeout_seconds);
+    const Reminder reminder("rank " + rank_of_environment() + " (host " + host_name() + ")", "MPI_Init",
+                            timeout_seconds,
+                            [] { return "another rank has not called ddl_init, or cannot be reached"; });
     tune_openmpi();
     check_mpi(MPI_Init_thread(nullptr, nullptr, MPI_THREAD_MULTIPLE, &level), "MPI_Init_thread");
     initialised_mpi_ = true;
@@ -181,6 +185,23 @@ void Job::initialise_mpi(double timeout_seconds) {
                     "ddl_init: this MPI was built without support for threads "
                     "(MPI_THREAD_SERIALIZED at least): choose one that was built with it");
     }
+}
+
+std::string Job::name() const { return "rank " + std::to_string(rank_) + " (host " + host_name() + ")"; }
+
+void Job::watch_calls(double timeout_seconds) {
+    const std::string what = " has been inside one call of MPI for ";
+    const std::string why =
+        ". Whoever connects to a port of MPI and says nothing can hold it up: see \"Who can "
+        "connect\" in docs/ddlrun.md";
+    const auto warn = [=, who = name()](double seconds) {
+        print("warning: " + who + what + in_seconds(seconds) + why);
+    };
+    const auto end = [=, who = name()](double seconds) {
+        print(who + " ends: it" + what + in_seconds(seconds) + why + ". " + kPatienceOfInit);
+        _exit(1);
+    };
+    calls_ = std::make_unique<MpiWatch>(std::min(kReminder, timeout_seconds / 2), timeout_seconds, warn, end);
 }
 
 // MPI_Finalize begins with freeing MPI_COMM_SELF, and so calls what hangs on it: also where the user calls it himself.
@@ -214,17 +235,22 @@ std::vector<Greeting> Job::assemble(const std::string& options, const Patience& 
     mine.cores = own_cores();
     copy(host_name(), mine.host, "the host's name");
     copy(options, mine.options, "DDL_OPTIONS");
-    if (lifelines_) {
-        mine.port = lifelines_->port();
-        std::string addresses;
-        for (const std::string& address : local_addresses()) {
-            if (addresses.size() + address.size() + 2 < sizeof mine.addresses) addresses += address + " ";
-        }
-        copy(addresses, mine.addresses, "the list of addresses");
-    }
     std::vector<Greeting> greetings;
+    RollCallOptions options_of_call{patience, [this](int rank) { return is_dead(rank); }, warn};
     try {
-        greetings = call_roll(base_, mine, {patience, [this](int rank) { return is_dead(rank); }, warn});
+        greetings = call_roll(base_, mine, options_of_call);
+        if (size_ > 1 && !lifelines_) {
+            // Only now it is known whether there are other hosts, who need an address to connect to.
+            lifelines_ = std::make_unique<Lifelines>(addresses_in_use(greetings));
+            std::string contact;
+            for (const Endpoint& endpoint : lifelines_->contact()) {
+                const std::string text = endpoint.address + " " + std::to_string(endpoint.port) + " ";
+                if (contact.size() + text.size() < sizeof mine.contact) contact += text;
+            }
+            copy(contact, mine.contact, "the list of addresses");
+            options_of_call.missing = "called ddl_init, and does not go on in it (stopped, or its link is cut)";
+            greetings = call_roll(base_, mine, options_of_call);
+        }
     } catch (const Error& error) {
         spoiled_ = error.code() != DDL_ERROR_MISMATCH;  // a mismatch ended in good order
         if (spoiled_) failed_ = true;
@@ -242,10 +268,13 @@ void Job::connect_lifelines(const std::vector<Greeting>& greetings,
         hosts_.emplace_back(greeting.host);
         names_.push_back("rank " + std::to_string(rank) + " (host " + greeting.host + ", process " +
                          std::to_string(greeting.process) + ")");
-        Contact contact{words(greeting.addresses), greeting.port};
-        // On the own host there is a way that no cable is part of.
         const bool same_host = std::strcmp(greeting.host, greetings[static_cast<size_t>(rank_)].host) == 0;
-        if (same_host) contact.addresses.insert(contact.addresses.begin(), "127.0.0.1");
+        Contact contact;
+        const std::vector<std::string> pairs = words(greeting.contact);
+        for (size_t i = 0; i + 1 < pairs.size(); i += 2) {
+            if (pairs[i] == kLoopback && !same_host) continue;
+            contact.push_back({pairs[i], static_cast<uint16_t>(std::stoi(pairs[i + 1]))});
+        }
         contacts.push_back(std::move(contact));
     }
     const std::vector<int> missing = lifelines_->connect(rank_, contacts, greetings[0].token, kConnectSeconds,
@@ -256,6 +285,36 @@ void Job::connect_lifelines(const std::vector<Greeting>& greetings,
     for (const int peer : missing) peers += (peers.empty() ? "" : ", ") + names_[static_cast<size_t>(peer)];
     warn(names_[static_cast<size_t>(rank_)] + " found no TCP connection to " + peers +
          ", by which their death would be noticed at once: it may take until DDL_TIMEOUT. Is there a firewall?");
+}
+
+// Where ranks that have a lifeline to this one may connect: those of its own host through the loopback interface, a way
+// that no cable is part of; those of other hosts through the networks that DDL_NETWORKS names, else any.
+std::vector<std::string> Job::addresses_in_use(const std::vector<Greeting>& greetings) const {
+    const std::string host = greetings[static_cast<size_t>(rank_)].host;
+    std::vector<std::string> addresses;
+    bool others = false;
+    for (const Greeting& greeting : greetings) others = others || greeting.host != host;
+    const auto on_this_host = [&](const Greeting& greeting) { return greeting.host == host; };
+    if (std::count_if(greetings.begin(), greetings.end(), on_this_host) > 1) addresses.emplace_back(kLoopback);
+    if (!others) return addresses;
+    const char* text = std::getenv("DDL_NETWORKS");
+    std::string networks = text ? text : "";
+    std::replace(networks.begin(), networks.end(), ',', ' ');
+    for (std::string& address : local_addresses(words(networks.c_str()))) addresses.push_back(std::move(address));
+    if (addresses.empty()) addresses.emplace_back(kLoopback);  // nobody finds it, and says so in a warning
+    return addresses;
+}
+
+// Who does not answer, in words. Blocks for a while.
+std::string Job::silent_ranks() {
+    std::string text;
+    if (lifelines_ && watching_) {
+        for (const int rank : lifelines_->silent(kAnswerSeconds)) {
+            text += (text.empty() ? "" : ", ") + names_[static_cast<size_t>(rank)];
+        }
+    }
+    if (text.empty()) return "another rank has not come to it";
+    return text + " does not answer (stopped, or its link is cut)";
 }
 
 // On the watching thread. One rank speaks for all, and only of the first death: what follows it is no news.
@@ -276,16 +335,33 @@ void Job::report_death(int rank, Death cause) {
                                  : " is gone: its host, or the link to it, does not answer any more"));
 }
 
-MPI_Comm Job::duplicate() {
+MPI_Comm Job::duplicate(const Patience& patience, const std::function<void(const std::string&)>& warn) {
     // It stays where the call is given up: MPI may write to it later.
     auto made = std::make_unique<MPI_Comm>(MPI_COMM_NULL);
     MPI_Request request = MPI_REQUEST_NULL;
     try {
         check_mpi(MPI_Comm_idup(base_, made.get(), &request), "MPI_Comm_idup");
+        const double start = seconds_now();
+        bool warned = false;
         for (Backoff backoff(0, 1e-3);; backoff.pause()) {
             int finished = 0;
-            check_mpi(MPI_Test(&request, &finished, MPI_STATUS_IGNORE), "MPI_Test");
+            {
+                const MpiCall call;
+                check_mpi(MPI_Test(&request, &finished, MPI_STATUS_IGNORE), "MPI_Test");
+            }
             if (finished) return *made;
+            const double waited = seconds_now() - start;
+            const bool late = waited >= patience.timeout_seconds;
+            if (late || (!warned && waited >= patience.warn_seconds)) {
+                warned = true;
+                const std::string text = name() + " has waited " + std::to_string(static_cast<int>(waited)) +
+                                         " s in ddl_init: " + silent_ranks();
+                if (late) {
+                    spoiled_ = failed_ = true;
+                    throw Error(DDL_ERROR_TIMEOUT, text + ". " + kPatienceOfInit);
+                }
+                warn(text);
+            }
             if (lifelines_ && lifelines_->any_dead()) {
                 spoiled_ = failed_ = true;
                 throw Error(DDL_ERROR_PEER_LOST, "ddl_init: a rank died during the call");
@@ -299,8 +375,8 @@ MPI_Comm Job::duplicate() {
 
 MPI_Comm Job::split(int color, int key, double timeout_seconds) {
     // There is no form of it that does not block.
-    const Reminder reminder("rank " + std::to_string(rank_) + " (host " + host_name() + ")",
-                            "ddl_init (MPI_Comm_split, for mode m): another rank has not come to it", timeout_seconds);
+    const Reminder reminder(name(), "ddl_init (MPI_Comm_split, for mode m)", timeout_seconds,
+                            [this] { return silent_ranks(); });
     MPI_Comm made = MPI_COMM_NULL;
     check_mpi(MPI_Comm_split(base_, color, key, &made), "MPI_Comm_split");
     return made;

@@ -12,6 +12,7 @@
 
 #include "lifelines.h"
 #include "mpi_call.h"
+#include "mpi_watch.h"
 #include "roll_call.h"
 
 namespace ddl {
@@ -38,10 +39,11 @@ class Job {
     std::vector<Greeting> assemble(const std::string& options, const Patience& patience,
                                    const std::function<void(const std::string&)>& warn);
 
-    // Another communicator of all ranks. Collective; all must have been there in assemble() just before.
-    MPI_Comm duplicate();
+    // Another communicator of all ranks. Collective; all must have been there in assemble() just before. Names in a
+    // warning, then in an Error (DDL_ERROR_TIMEOUT), who does not answer meanwhile.
+    MPI_Comm duplicate(const Patience& patience, const std::function<void(const std::string&)>& warn);
     // A communicator of the ranks of this one's color, ordered by key. Collective, and as duplicate(). Ends the process
-    // where it does not return for so many seconds.
+    // if it does not return for so many seconds, because MPI has no form of it that can be given up.
     MPI_Comm split(int color, int key, double timeout_seconds);
 
     bool is_dead(int rank) const { return lifelines_ && watching_ && lifelines_->death_of(rank) != Death::none; }
@@ -54,7 +56,11 @@ class Job {
   private:
     explicit Job(double timeout_seconds);
     void initialise_mpi(double timeout_seconds);
+    void watch_calls(double timeout_seconds);
     void watch_finalize();
+    std::vector<std::string> addresses_in_use(const std::vector<Greeting>& greetings) const;
+    std::string name() const;
+    std::string silent_ranks();
     void connect_lifelines(const std::vector<Greeting>& greetings, const std::function<void(const std::string&)>& warn);
     void report_death(int rank, Death cause);
     void leave(int status);
@@ -66,8 +72,9 @@ class Job {
     MPI_Comm base_ = MPI_COMM_NULL;
     int rank_ = 0, size_ = 1;
     int round_ = 0;
-    bool spoiled_ = false;                  // an assembly failed: its messages may still arrive
-    std::unique_ptr<Lifelines> lifelines_;  // none where there is one rank
+    bool spoiled_ = false;  // an assembly failed: its messages may still arrive
+    std::unique_ptr<MpiWatch> calls_;
+    std::unique_ptr<Lifelines> lifelines_;  // none if there is one rank
     std::atomic<bool> watching_{false};
     std::vector<std::string> names_;  // "rank 3 (host b)", of each rank
     std::vector<std::string> hosts_;  // of each rank

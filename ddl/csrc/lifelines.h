@@ -12,6 +12,7 @@
 #include <functional>
 #include <memory>
 #include <mutex>
+#include <set>
 #include <string>
 #include <thread>
 #include <vector>
@@ -26,24 +27,25 @@ enum class Death : uint8_t {
     silent,  // its host or the link to it is gone
 };
 
-// Where a rank listens.
-struct Contact {
-    std::vector<std::string> addresses;  // numeric; any may be a dead end
+// Where a rank listens: a numeric address, which may be a dead end for others, and a port.
+struct Endpoint {
+    std::string address;
     uint16_t port = 0;
 };
+using Contact = std::vector<Endpoint>;
 
 // Ranks that `rank` of `size` has a lifeline to, ascending.
 std::vector<int> lifeline_peers(int rank, int size);
 
 class Lifelines {
   public:
-    // Listens. Throws Error where no port can be had.
-    Lifelines();
+    // Listens at those of these numeric addresses of this host that can be had. Throws Error if there is none.
+    explicit Lifelines(const std::vector<std::string>& addresses);
     ~Lifelines();
     Lifelines(const Lifelines&) = delete;
     Lifelines& operator=(const Lifelines&) = delete;
 
-    uint16_t port() const { return port_; }
+    const Contact& contact() const { return contact_; }
 
     // Connects to the peers of this rank, and watches them from then on; once. `contacts` are those of all ranks;
     // `token` is the same on all, and no other job's. `on_death` is called on the watching thread, once for each rank
@@ -54,6 +56,11 @@ class Lifelines {
 
     Death death_of(int rank) const { return static_cast<Death>(deaths_[static_cast<size_t>(rank)].load()); }
     bool any_dead() const { return any_dead_; }
+
+    // The ranks that answer nobody: each rank that calls this asks its peers, and tells the others which of them say
+    // nothing for `seconds`. A process that is stopped does not answer; one that is stuck inside MPI does. Blocks for
+    // twice that time.
+    std::vector<int> silent(double seconds);
 
     // Tells the peers that this process ends in good order.
     void say_goodbye();
@@ -68,17 +75,19 @@ class Lifelines {
     struct Frame;
 
     void serve();
-    bool take_guests();        // false: there are no descriptors for more
+    bool take_guests(const Socket& listener);  // false: there are no descriptors for more
+    void drop_guests(double now);
     bool advance(Link& link);  // false: it is to be dropped
     bool shake_hands(Link& link);
     bool take_frames(Link& link);
     void establish(Link& link);
     void mark(int rank, Death cause);
+    void note_silence(int rank);
     void send_all(const Frame& frame);
     bool is_linked(int peer) const;
 
-    uint16_t port_ = 0;  // before the listener, which sets it
-    Socket listener_;
+    std::vector<Socket> listeners_;
+    Contact contact_;         // of each listener
     int wake_[2] = {-1, -1};  // a pipe: ends the thread
     int rank_ = -1, size_ = 0;
     uint64_t token_ = 0;
@@ -88,7 +97,9 @@ class Lifelines {
 
     std::mutex mutex_;  // guards the links
     std::condition_variable linked_;
-    std::vector<std::unique_ptr<Link>> links_;
+    std::vector<std::unique_ptr<Link>> links_;        // oldest first
+    std::set<int> answered_;                          // of the peers that silent() has asked
+    std::vector<double> silent_since_;                // by rank: when it was last found silent; 0: never
     std::unique_ptr<std::atomic<uint8_t>[]> deaths_;  // by rank
     std::atomic<bool> any_dead_{false};
     std::thread thread_;

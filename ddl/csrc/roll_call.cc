@@ -5,6 +5,7 @@
 #include <memory>
 
 #include "backoff.h"
+#include "mpi_watch.h"
 
 namespace ddl {
 namespace {
@@ -31,7 +32,7 @@ std::string name(const Greeting& greeting, size_t rank) {
     return "rank " + std::to_string(rank) + " (host " + greeting.host + ")";
 }
 
-std::string missing_ranks(const std::vector<MPI_Request>& requests) {
+std::string missing_ranks(const std::vector<MPI_Request>& requests, const std::string& what) {
     std::string text;
     size_t count = 0;
     for (size_t rank = 1; rank < requests.size(); ++rank) {
@@ -39,7 +40,7 @@ std::string missing_ranks(const std::vector<MPI_Request>& requests) {
         if (++count <= kShown) text += (text.empty() ? "" : ", ") + std::to_string(rank);
     }
     const std::string more = count > kShown ? " and " + std::to_string(count - kShown) + " more" : "";
-    return (count == 1 ? "rank " : "ranks ") + text + more + (count == 1 ? " has" : " have") + " not called ddl_init";
+    return (count == 1 ? "rank " : "ranks ") + text + more + (count == 1 ? " has " : " have ") + what;
 }
 
 void set(Verdict* verdict, Code code, const std::string& text) {
@@ -61,8 +62,11 @@ void gather(MPI_Comm base, Board& board, const RollCallOptions& options) {
     bool warned = false;
     for (Backoff backoff(0, 1e-3);; backoff.pause()) {
         int finished = 0;
-        check_mpi(MPI_Testall(static_cast<int>(size), board.requests.data(), &finished, MPI_STATUSES_IGNORE),
-                  "MPI_Testall");
+        {
+            const MpiCall call;
+            check_mpi(MPI_Testall(static_cast<int>(size), board.requests.data(), &finished, MPI_STATUSES_IGNORE),
+                      "MPI_Testall");
+        }
         if (finished) return;
         const double waited = seconds_now() - start;
         if (waited < kCalmSeconds) continue;
@@ -75,7 +79,7 @@ void gather(MPI_Comm base, Board& board, const RollCallOptions& options) {
         }
         const bool late = waited >= options.patience.timeout_seconds;
         if (!late && (warned || waited < options.patience.warn_seconds)) continue;
-        const std::string found = missing_ranks(board.requests);
+        const std::string found = missing_ranks(board.requests, options.missing);
         const std::string text =
             "rank 0 has waited " + std::to_string(static_cast<int>(waited)) + " s in ddl_init: " + found;
         if (!late) {
@@ -119,7 +123,10 @@ void broadcast(MPI_Comm base, int rank, void* data, size_t bytes, Board& board, 
     const double most = options.patience.timeout_seconds + kGraceSeconds;
     for (Backoff backoff(0, 1e-3);; backoff.pause()) {
         int finished = 0;
-        check_mpi(MPI_Test(&request, &finished, MPI_STATUS_IGNORE), "MPI_Test");
+        {
+            const MpiCall call;
+            check_mpi(MPI_Test(&request, &finished, MPI_STATUS_IGNORE), "MPI_Test");
+        }
         if (finished) return;
         const double waited = seconds_now() - start;
         if (waited < kCalmSeconds) continue;
@@ -135,7 +142,7 @@ void broadcast(MPI_Comm base, int rank, void* data, size_t bytes, Board& board, 
                                                " s: one of them is stopped, or a link to it is down");
         }
         throw Error(DDL_ERROR_TIMEOUT, "ddl_init: no word from rank 0 for " + std::to_string(static_cast<int>(most)) +
-                                           " s: it has not called ddl_init, or the links to it are down");
+                                           " s: it has " + options.missing + ", or the links to it are down");
     }
 }
 
@@ -154,6 +161,8 @@ std::vector<Greeting> call_roll(MPI_Comm base, const Greeting& mine, const RollC
             gather(base, *board, options);
             if (board->verdict.code == DDL_SUCCESS) compare(*board);
         } else {
+            // Blocking, as it is short: MPI sends it at once, or rank 0 has not come.
+            const MpiCall call;
             check_mpi(MPI_Send(&mine, sizeof mine, MPI_BYTE, 0, kTag, base), "MPI_Send");
         }
         broadcast(base, rank, &board->verdict, sizeof board->verdict, *board, options);

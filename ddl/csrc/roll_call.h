@@ -18,10 +18,9 @@ struct Greeting {
     int32_t version = 0;
     int32_t round = 0;  // ddl_init calls of this process before this one
     int32_t process = 0;
-    uint16_t port = 0;
     char host[256] = "";
     char options[512] = "";
-    char addresses[768] = "";  // by spaces; as many as there is room for
+    char contact[768] = "";  // where it listens: an address and a port, and so on, by spaces; "": not yet
     CoreSet cores;
 };
 
@@ -29,6 +28,7 @@ struct RollCallOptions {
     Patience patience;
     std::function<bool(int rank)> is_dead;
     std::function<void(const std::string&)> warn;
+    const char* missing = "not called ddl_init";  // what a rank that does not come has done
 };
 
 // The greeting of every rank of `base`. Collective; blocks. Names in a warning, then in an Error (DDL_ERROR_TIMEOUT),

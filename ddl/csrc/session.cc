@@ -79,7 +79,8 @@ Session::Session(const char* options_text) : job_(Job::join(patience_of_environm
         options.spin_polls = 0;
     // A session never meets messages of the one before it: each has communicators of its own. They are not freed, as
     // what is still under way in them would be delivered to a later one with the same number.
-    const MPI_Comm data = job_.duplicate(), notices = job_.duplicate();
+    const MPI_Comm data = job_.duplicate(options.patience, warn);
+    const MPI_Comm notices = job_.duplicate(options.patience, warn);
     MpiTransportOptions transport_options;
     transport_options.is_dead = [&job = job_](int rank) { return job.is_dead(rank); };
     auto mpi = std::make_unique<MpiTransport>(data, notices, std::move(transport_options));

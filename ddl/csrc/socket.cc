@@ -11,6 +11,7 @@
 
 #include <algorithm>
 #include <cerrno>
+#include <cstdlib>
 #include <cstring>
 #include <memory>
 
@@ -27,13 +28,48 @@ void set(const Socket& socket, int level, int option, int value) {
     static_cast<void>(setsockopt(socket.fd(), level, option, &value, sizeof value));
 }
 
-bool listen_on(const Socket& socket, const sockaddr* address, socklen_t length, uint16_t* port) {
-    if (!socket || bind(socket.fd(), address, length) != 0 || listen(socket.fd(), kBacklog) != 0) return false;
-    sockaddr_in6 bound{};  // large enough for both families, whose ports lie at the same place
-    socklen_t bound_length = sizeof bound;
-    if (getsockname(socket.fd(), reinterpret_cast<sockaddr*>(&bound), &bound_length) != 0) return false;
-    *port = ntohs(bound.sin6_port);
-    return true;
+using Addresses = std::unique_ptr<addrinfo, void (*)(addrinfo*)>;
+
+// A numeric address as the kernel wants it; none if it is no such address.
+Addresses parse(const std::string& address, uint16_t port) {
+    addrinfo hints{}, *found = nullptr;
+    hints.ai_socktype = SOCK_STREAM;
+    hints.ai_flags = AI_NUMERICHOST | AI_NUMERICSERV;
+    if (getaddrinfo(address.c_str(), std::to_string(port).c_str(), &hints, &found) != 0) found = nullptr;
+    return {found, freeaddrinfo};
+}
+
+struct NetworkAddress {
+    int family = AF_UNSPEC;
+    unsigned char bytes[16] = {};
+    int bits = 0;  // of the network
+};
+
+NetworkAddress parse_network(const std::string& text) {
+    NetworkAddress network;
+    const size_t slash = text.find('/');
+    const std::string address = text.substr(0, slash), bits = slash == std::string::npos ? "" : text.substr(slash + 1);
+    for (const int family : {AF_INET, AF_INET6}) {
+        if (inet_pton(family, address.c_str(), network.bytes) == 1) network.family = family;
+    }
+    const int most = network.family == AF_INET ? 32 : 128;
+    char* end = nullptr;
+    const long count = std::strtol(bits.c_str(), &end, 10);
+    if (network.family == AF_UNSPEC || bits.empty() || *end != '\0' || count < 0 || count > most) {
+        throw Error(DDL_ERROR_ARGUMENT, "DDL_NETWORKS has '" + text +
+                                            "', but must be networks by commas, such as "
+                                            "10.0.0.0/24 or fd00::/8");
+    }
+    network.bits = static_cast<int>(count);
+    return network;
+}
+
+bool lies_in(const NetworkAddress& network, int family, const void* address) {
+    if (family != network.family) return false;
+    const auto* bytes = static_cast<const unsigned char*>(address);
+    const int whole = network.bits / 8, rest = network.bits % 8;
+    if (std::memcmp(bytes, network.bytes, static_cast<size_t>(whole)) != 0) return false;
+    return rest == 0 || ((bytes[whole] ^ network.bytes[whole]) >> (8 - rest)) == 0;
 }
 
 }  // namespace
@@ -43,20 +79,16 @@ void Socket::close() {
     fd_ = -1;
 }
 
-Socket listen_anywhere(uint16_t* port) {
-    Socket both(socket(AF_INET6, kFlags, 0));
-    sockaddr_in6 any6{};
-    any6.sin6_family = AF_INET6;
-    any6.sin6_addr = in6addr_any;
-    if (both) set(both, IPPROTO_IPV6, IPV6_V6ONLY, 0);
-    if (listen_on(both, reinterpret_cast<sockaddr*>(&any6), sizeof any6, port)) return both;
-    Socket four(socket(AF_INET, kFlags, 0));
-    sockaddr_in any4{};
-    any4.sin_family = AF_INET;
-    any4.sin_addr.s_addr = htonl(INADDR_ANY);
-    if (listen_on(four, reinterpret_cast<sockaddr*>(&any4), sizeof any4, port)) return four;
-    throw Error(DDL_ERROR_TRANSPORT,
-                std::string("no TCP port to listen on, by which ranks watch one another: ") + std::strerror(errno));
+Socket listen_at(const std::string& address, uint16_t* port) {
+    const Addresses found = parse(address, 0);
+    if (!found) return {};
+    Socket made(socket(found->ai_family, kFlags, 0));
+    if (!made || bind(made.fd(), found->ai_addr, found->ai_addrlen) != 0 || listen(made.fd(), kBacklog) != 0) return {};
+    sockaddr_in6 bound{};  // large enough for both families, whose ports lie at the same place
+    socklen_t length = sizeof bound;
+    if (getsockname(made.fd(), reinterpret_cast<sockaddr*>(&bound), &length) != 0) return {};
+    *port = ntohs(bound.sin6_port);
+    return made;
 }
 
 Socket accept_from(const Socket& listener) {
@@ -64,11 +96,8 @@ Socket accept_from(const Socket& listener) {
 }
 
 Socket connect_to(const std::string& address, uint16_t port) {
-    addrinfo hints{}, *found = nullptr;
-    hints.ai_socktype = SOCK_STREAM;
-    hints.ai_flags = AI_NUMERICHOST | AI_NUMERICSERV;
-    if (getaddrinfo(address.c_str(), std::to_string(port).c_str(), &hints, &found) != 0) return {};
-    const std::unique_ptr<addrinfo, void (*)(addrinfo*)> owner(found, freeaddrinfo);
+    const Addresses found = parse(address, port);
+    if (!found) return {};
     Socket made(socket(found->ai_family, kFlags, 0));
     if (!made) return {};
     const bool begun = connect(made.fd(), found->ai_addr, found->ai_addrlen) == 0 || errno == EINPROGRESS;
@@ -90,21 +119,31 @@ void keep_alive(const Socket& socket) {
     set(socket, IPPROTO_TCP, TCP_NODELAY, 1);
 }
 
-std::vector<std::string> local_addresses() {
+std::vector<std::string> local_addresses(const std::vector<std::string>& networks) {
+    std::vector<NetworkAddress> wanted;
+    for (const std::string& network : networks) wanted.push_back(parse_network(network));
+    const auto is_wanted = [&](int family, const void* address, bool loopback) {
+        if (wanted.empty()) return !loopback;
+        return std::any_of(wanted.begin(), wanted.end(),
+                           [&](const NetworkAddress& network) { return lies_in(network, family, address); });
+    };
     ifaddrs* found = nullptr;
     if (getifaddrs(&found) != 0) return {};
     const std::unique_ptr<ifaddrs, void (*)(ifaddrs*)> owner(found, freeifaddrs);
     std::vector<std::string> addresses[2];  // of IPv4, of IPv6
     for (const ifaddrs* entry = found; entry; entry = entry->ifa_next) {
-        if (!entry->ifa_addr || !(entry->ifa_flags & IFF_UP) || (entry->ifa_flags & IFF_LOOPBACK)) continue;
+        if (!entry->ifa_addr || !(entry->ifa_flags & IFF_UP)) continue;
+        const bool loopback = entry->ifa_flags & IFF_LOOPBACK;
         char text[INET6_ADDRSTRLEN] = "";
         if (entry->ifa_addr->sa_family == AF_INET) {
             const auto* address = reinterpret_cast<const sockaddr_in*>(entry->ifa_addr);
+            if (!is_wanted(AF_INET, &address->sin_addr, loopback)) continue;
             inet_ntop(AF_INET, &address->sin_addr, text, sizeof text);
             addresses[0].emplace_back(text);
         } else if (entry->ifa_addr->sa_family == AF_INET6) {
             const auto* address = reinterpret_cast<const sockaddr_in6*>(entry->ifa_addr);
             if (IN6_IS_ADDR_LINKLOCAL(&address->sin6_addr)) continue;  // means nothing without an interface
+            if (!is_wanted(AF_INET6, &address->sin6_addr, loopback)) continue;
             inet_ntop(AF_INET6, &address->sin6_addr, text, sizeof text);
             addresses[1].emplace_back(text);
         }

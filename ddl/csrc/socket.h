@@ -27,9 +27,8 @@ class Socket {
     int fd_ = -1;
 };
 
-// Listens on all addresses of this host, of IPv6 too where it has that, on a port that the kernel chooses. Throws
-// Error.
-Socket listen_anywhere(uint16_t* port);
+// Listens at a numeric address of this host, at a port that the kernel chooses; none if that is not possible.
+Socket listen_at(const std::string& address, uint16_t* port);
 
 // The next connection of a listening socket; none where nobody waits.
 Socket accept_from(const Socket& listener);
@@ -44,7 +43,8 @@ int error_of(const Socket& socket);
 // other kernel answers, whatever its process does: who is stopped or slow stays connected.
 void keep_alive(const Socket& socket);
 
-// The addresses at which others may reach this host, most useful first; none of them need be routed.
-std::vector<std::string> local_addresses();
+// This host's addresses that lie in one of `networks` ("10.0.0.0/24", "fd00::/8"; none: in any, but for loopback),
+// those of IPv4 first. They need not be routed. Throws Error(DDL_ERROR_ARGUMENT) if a network cannot be read.
+std::vector<std::string> local_addresses(const std::vector<std::string>& networks);
 
 }  // namespace ddl

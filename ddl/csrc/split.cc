@@ -139,7 +139,8 @@ Status Engine::free(CommId id) {
     // Another thread may have freed it, and even made another of this number, since it was found.
     const auto found = comms_.find(id);
     if (found == comms_.end() || found->second != comm) return no_such(id);
-    registry_.bury(comm->key, {comm->sequence, comm->last_call(), comm->broken ? *comm->broken : Status{}});
+    registry_.bury(comm->key,
+                   {comm->sequence, comm->last_call(), comm->broken ? *comm->broken : Status{}, comm->group.members});
     comms_.erase(found);
     mailbox_.forget(comm->key);
     // Messages of a broken communicator may still arrive: its id is not used again.

@@ -5,6 +5,7 @@
 #include <utility>
 
 #include "backoff.h"
+#include "mpi_watch.h"
 
 namespace ddl {
 namespace {
@@ -66,6 +67,7 @@ Ticket MpiTransport::post(bool is_send, size_t bytes, Post post_part) {
     }
     const Ticket ticket = free_messages_.back();
     free_messages_.pop_back();
+    const MpiCall call;
     message(ticket) = {false, static_cast<int>(parts), 0};
     for (size_t i = 0; i < parts; ++i) {
         const size_t offset = i * options_.part_bytes;
@@ -95,6 +97,7 @@ Ticket MpiTransport::irecv(int peer, Tag tag, void* data, size_t capacity) {
 
 void MpiTransport::poll() {
     if (closed_) return;
+    const MpiCall call;
     parts_.test_some([this](size_t index, const MPI_Status& status, int error) { finish_part(index, status, error); });
     if (parts_.empty() || ++polls_ % kNoticePolls == 0) poll_notices();
 }
@@ -159,6 +162,7 @@ Progress MpiTransport::test(Ticket ticket, size_t* received) {
 
 bool MpiTransport::cancel(Ticket ticket) {
     if (closed_) return false;
+    const MpiCall call;
     for (size_t index = 0; index < parts_.end(); ++index) {
         if (!parts_.is_used(index) || parts_.part(index).ticket != ticket) continue;
         // MPI takes back no send, and a receive only where it has not begun to arrive. What it does not take back stays
@@ -182,6 +186,7 @@ void MpiTransport::notify(int peer, const void* data, size_t bytes) {
     part.copy = std::make_unique<std::byte[]>(bytes);
     std::memcpy(part.copy.get(), data, bytes);
     const size_t index = notice_parts_.add(std::move(part));
+    const MpiCall call;
     if (MPI_Isend(notice_parts_.part(index).copy.get(), static_cast<int>(bytes), MPI_BYTE, peer, kNoticeTag, notices_,
                   &notice_parts_.request(index)) != MPI_SUCCESS) {
         notice_parts_.remove(index);
@@ -197,6 +202,7 @@ bool MpiTransport::next_notice(Notice* notice) {
 
 void MpiTransport::close() {
     if (std::exchange(closed_, true)) return;
+    const MpiCall call;
     const double deadline = seconds_now() + kGoodbyeSeconds;
     for (size_t index = 0; index < notice_parts_.end(); ++index) {
         if (notice_parts_.is_used(index) && !notice_parts_.part(index).is_send)

@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 
+PROGRAMS = Path(__file__).parent / "programs"
 Run = Callable[..., subprocess.CompletedProcess[str]]
 
 
@@ -79,6 +80,23 @@ def test_a_rank_that_does_not_come_is_warned_of_and_then_an_error(ranks: Run) ->
     missing = r"rank 1 \(host \S+\) has not called it; its last call was allreduce #19"
     assert re.search("ddl: warning: .*" + missing, output), output
     assert re.search(r"after 3\.\d s: RankTimeoutError: .*" + missing + ".*DDL_TIMEOUT", output), output
+
+
+def test_a_rank_that_stops_in_the_midst_of_ddl_init_is_named_by_all(ranks: Run, tmp_path: Path) -> None:
+    stops = tmp_path / "stops.so"
+    compiler = [Path(sys.executable).with_name("mpicc"), "-shared", "-fPIC", "-o", stops]
+    subprocess.run([*compiler, PROGRAMS / "stops_in_idup.c"], check=True, timeout=60)
+    begin = time.monotonic()
+    done = ranks(4, "init.py", timeout=50, DDL_TIMEOUT="4", LD_PRELOAD=str(stops), STOPS="2")
+    assert done.returncode != 0
+    assert time.monotonic() - begin < 25, done.stdout
+    silent = r"rank 2 \(host \S+, process \d+\) does not answer \(stopped, or its link is cut\)"
+    assert re.search(rf"ddl: warning: rank \d \(host \S+\) has waited 2 s in ddl_init: {silent}", done.stdout), (
+        done.stdout
+    )
+    found = rf"RankTimeoutError: rank (\d) \(host \S+\) has waited 4 s in ddl_init: {silent}\. DDL_TIMEOUT sets"
+    # The launcher may end the last ones before they have said it.
+    assert re.findall(found, done.stdout), done.stdout
 
 
 def test_sigusr1_prints_what_is_in_flight(ranks: Run) -> None:

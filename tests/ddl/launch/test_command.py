@@ -1,10 +1,11 @@
+import subprocess
 from collections.abc import Callable, Mapping
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
-from ddl.launch import command
+from ddl.launch import command, door
 from ddl.launch.command import Launch, Request, build
 from ddl.launch.machine import Machine
 from ddl.launch.mpi import Mpi
@@ -104,6 +105,58 @@ def test_each_mpirun_says_it_in_its_own_way(
 ) -> None:
     assert expected not in words(built(kind)) + " "
     assert expected in words(built(kind, **changes)) + " "
+
+
+KEEPER = Path("/ddl/libddl_doorkeeper.so")
+
+
+@pytest.mark.parametrize(("kind", "transports"), [("openmpi5", "self,sm"), ("openmpi4", "self,vader"), ("hydra", "")])
+def test_on_one_host_mpi_listens_to_no_other(
+    built: Builder, machine: Callable[..., Machine], kind: str, transports: str
+) -> None:
+    alone = {
+        "network": Network((), (), (), "", "127.0.0.1"),
+        "places": place(["a"], [2], {"a": machine("a")}),
+        "fabric": True,  # which nobody needs here
+        "here": True,
+        "doorkeeper": KEEPER,
+    }
+    launch = built(kind, **alone)
+    assert launch.environment["LD_PRELOAD"] == str(KEEPER)
+    assert launch.environment["DDL_DOOR"] == "127.0.0.0/8,::1/128"
+    if transports:
+        assert f" --mca pml ob1 --mca btl {transports} " in words(launch)
+    else:
+        assert launch.environment["UCX_NET_DEVICES"] == "lo"
+    theirs = built(kind, **alone, environ={"LD_PRELOAD": "/theirs.so"})
+    assert theirs.environment["LD_PRELOAD"] == f"{KEEPER}:/theirs.so"
+
+
+@pytest.mark.parametrize(("theirs", "found"), [("", "unset"), ("/theirs.so", "/theirs.so")])
+def test_on_one_host_ranks_find_what_the_user_has_preloaded_and_no_more(theirs: str, found: str) -> None:
+    loaded = door.variables(KEEPER, door.LOOPBACK, {"LD_PRELOAD": theirs} if theirs else {})
+    script = door.removal(KEEPER) + 'echo "${LD_PRELOAD-unset} ${DDL_DOOR-unset}"'
+    # A shell that is started with them would try to load them.
+    setting = "; ".join(f"export {name}={value}" for name, value in loaded.items())
+    done = subprocess.run(
+        ["/bin/sh", "-c", f"{setting}; {script}"], capture_output=True, text=True, check=True, timeout=20
+    )
+    assert done.stdout == f"{found} unset\n"
+
+
+def test_on_several_hosts_mpi_listens_in_their_networks(built: Builder) -> None:
+    launch = built("openmpi5", doorkeeper=KEEPER)
+    assert launch.environment == {"LD_PRELOAD": str(KEEPER), "DDL_DOOR": "10.0.0.0/24"}
+    assert f" --prtemca prte_launch_agent env LD_PRELOAD={KEEPER} DDL_DOOR=10.0.0.0/24 prted" in words(launch)
+    assert words(launch).endswith(" -x LD_PRELOAD -x DDL_DOOR")
+    assert "orte_launch_agent" in words(built("openmpi4", doorkeeper=KEEPER))
+    own = (Export("LD_PRELOAD", "/theirs.so"),)
+    assert words(built("openmpi5", doorkeeper=KEEPER, exports=own)).endswith("-x LD_PRELOAD=/theirs.so -x DDL_DOOR")
+
+
+def test_where_the_networks_are_not_known_nothing_is_kept_off(built: Builder) -> None:
+    launch = built("openmpi5", doorkeeper=KEEPER, network=Network((), (), (), ""))
+    assert launch.environment == {}
 
 
 def test_the_user_s_own_arguments_come_last(built: Builder) -> None:

@@ -1,6 +1,7 @@
 import re
 from collections.abc import Callable
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 
@@ -30,6 +31,7 @@ def test_a_cluster_with_gpus_needs_no_flags(found: Cluster) -> None:
         "DDL_TIMEOUT": None,
         "MASTER_ADDR": "10.0.0.1",
         "MASTER_PORT": "4242",
+        "DDL_NETWORKS": "10.0.0.0/24",
         "DDL_OPTIONS": "-mode p",
         "OMP_NUM_THREADS": "2",
     }
@@ -48,6 +50,15 @@ def test_every_choice_comes_with_its_reason(found: Cluster) -> None:
         "rank 0: found at 10.0.0.1:4242",
         "OMP_NUM_THREADS: 2 (the cores that a rank has for itself)",
     ]
+
+
+def test_on_one_host_no_port_is_open_to_another(found: Cluster) -> None:
+    cluster = replace(found(1), here=frozenset({"h0"}), doorkeeper=Path("/ddl/libddl_doorkeeper.so"))
+    job = plan(options(""), cluster)
+    assert job.request.here
+    assert "DDL_NETWORKS" not in exported(job)
+    assert ("transport", "shared memory: one host") in job.reasons
+    assert not plan(options(""), replace(cluster, here=frozenset())).request.here  # it is another one
 
 
 def test_more_ranks_than_cores_yield(found: Cluster) -> None:

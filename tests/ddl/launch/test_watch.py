@@ -62,6 +62,19 @@ def test_mpirun_is_given_time_before_ddlrun_does_its_work(heard: Reports, text: 
     assert trouble(heard) == Trouble(text, 100 + after)
 
 
+def test_a_start_that_stands_still_is_warned_of_once() -> None:
+    progress = Progress(PLACES, reports(began=2))
+    progress.note(100.0, 1)
+    assert progress.warning(109.9) is None
+    assert progress.warning(110.0) == (
+        "warning: ranks 2, 3 on b did not begin yet, and nothing else has for 10 s; the job ends after 60 s "
+        "(--start-timeout)"
+    )
+    assert progress.warning(111.0) is None
+    progress.note(112.0, 2)  # the other host's guard has answered
+    assert progress.warning(130.0) is None
+
+
 def test_a_start_that_goes_on_is_not_given_up() -> None:
     heard = reports(began=1)
     progress = Progress(PLACES, heard)

@@ -79,6 +79,13 @@ def run() -> None:
         if RANK == 1:
             time.sleep(8)
         dist.all_reduce(tensor, group=pair)
+    if fault == "destroyed" and RANK < 2:
+        dist.all_reduce(tensor, group=pair)
+        if RANK == 1:
+            dist.destroy_process_group()
+            time.sleep(8)
+        else:
+            dist.all_reduce(tensor, group=pair)
     if fault == "silent" and RANK == 0:
         dist.recv(tensor, 1)
     if fault == "silent" and RANK == 1:

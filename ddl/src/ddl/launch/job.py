@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass
+from pathlib import Path
 
 from ddl.launch import dimensions, environment, layout, network, rankfile
 from ddl.launch.command import Request
@@ -32,6 +33,8 @@ class Found:
     agent: str = ""
     root: bool = False
     port: int = 0  # for MASTER_PORT where the first host named none
+    here: frozenset[str] = frozenset()  # names of this host
+    doorkeeper: Path | None = None  # the library that keeps strangers from MPI's ports
 
 
 @dataclass(frozen=True)
@@ -70,7 +73,9 @@ def plan(options: Options, found: Found) -> Job:
     reasons += [("network", f"without {name}: {why}") for name, why in net.dropped]
     adapters = {name: one.fabrics for name, one in machines.items()}
     fabric = not options.tcp and len(adapters) == len(counts) and all(adapters.values())
-    reasons.append(("transport", _transport(options, fabric, adapters)))
+    reasons.append(
+        ("transport", _transport(options, fabric, adapters) if len(counts) > 1 else "shared memory: one host")
+    )
     cores = {name: one.cores for name, one in machines.items()}
     crowded = [name for name, count in counts.items() if count > cores.get(name, count)]
     if crowded:
@@ -90,6 +95,9 @@ def plan(options: Options, found: Found) -> Job:
         more=options.mpiargs,
         agent=found.agent,
         root=found.root,
+        here=found.here.issuperset(counts),
+        doorkeeper=found.doorkeeper,
+        environ=found.environ,
     )
     return Job(request, places, shape, net, spares, tuple(reasons))
 
@@ -127,6 +135,8 @@ def _variables(
     first = next(iter(counts))
     port = found.machines[first].free_port if first in found.machines else 0
     made = {"MASTER_ADDR": net.address or first, "MASTER_PORT": str(port or found.port)}
+    if net.networks:
+        made["DDL_NETWORKS"] = ",".join(net.networks)
     reasons.append(("rank 0", f"found at {made['MASTER_ADDR']}:{made['MASTER_PORT']}"))
     if not options.no_ddloptions:
         inherited = environment.inherited_options(found.environ)

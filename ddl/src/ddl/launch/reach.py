@@ -14,7 +14,7 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
-from ddl.launch import command, environment, folders, machine, probe, process
+from ddl.launch import command, door, environment, folders, machine, probe, process
 from ddl.launch.command import Request
 from ddl.launch.machine import Machine
 from ddl.launch.mpi import Mpi
@@ -93,7 +93,7 @@ def networks_to(found: Sequence[str], own: Machine) -> tuple[str, ...]:
 
 
 def own_addresses(hosts: Sequence[str], networks: Sequence[str]) -> tuple[str, ...]:
-    """Where `hosts` find this one, those in `networks` first; () where they are all this one.
+    """Where `hosts` find this one, in `networks` if it is in one of them; () if they are all this one.
 
     A list, because only they can tell which leads here; the name of this host may lead to 127.0.1.1 (Debian).
     """
@@ -101,10 +101,10 @@ def own_addresses(hosts: Sequence[str], networks: Sequence[str]) -> tuple[str, .
 
 
 def outer_addresses(networks: Sequence[str] = ()) -> tuple[str, ...]:
-    """This host's IPv4 addresses but for the loopback's: those in `networks` first, then those that lead elsewhere."""
+    """This host's IPv4 addresses in `networks`; else all but the loopback's, those that lead far first."""
     nics = [nic for nic in here().nics if nic.why != "loopback"]
-    nics.sort(key=lambda nic: (nic.network not in networks, not nic.routes))
-    return tuple(nic.address for nic in nics)
+    nics.sort(key=lambda nic: not nic.routes)
+    return tuple(nic.address for nic in nics if nic.network in networks) or tuple(nic.address for nic in nics)
 
 
 def probe_hosts(
@@ -164,6 +164,8 @@ def _look(
         more=more,
         agent=agent,
         root=os.geteuid() == 0,
+        doorkeeper=door.find(),
+        environ=environ,
     )
     with tempfile.TemporaryDirectory(prefix="ddlrun-") as made, folders.readable(Path(made)) as folder:
         launch = command.build(request, folder)

@@ -17,12 +17,14 @@ import ddl
 from ddl.launch import (
     checks,
     command,
+    door,
     environment,
     files,
     folders,
     guard,
     hosts,
     job,
+    leftovers,
     mpi,
     process,
     reach,
@@ -104,7 +106,8 @@ def _attempt(
             say(f"log: {folder}")
             echo(str(launch))
         started = time.monotonic()
-        ended, status = _launch(launch, made, options, environ)
+        with leftovers.folder() as scratch:
+            ended, status = _launch(launch, made, options, {**environ, **leftovers.variables(scratch)})
         return ended, status, time.monotonic() - started
 
 
@@ -200,6 +203,8 @@ def look_at(options: Options, environ: Mapping[str, str], rows: list[Check] | No
             agent=command.agent(environ),
             root=os.geteuid() == 0,
             port=free_port(),
+            here=frozenset(filter(reach.is_here, allocation.names)),
+            doorkeeper=door.find(),
         ),
         tuple(rows),
     )

@@ -31,6 +31,8 @@ LOST_SECONDS = 1.5  # after a host was lost: its peers learn of it among themsel
 FAILED_SECONDS = 2.0  # after the first rank has ended with an error
 OVER_SECONDS = 3.0  # after the last rank has ended
 
+WARN_SECONDS = 10.0  # in which no further host or rank begins: who is waited for is named, as libddl does
+
 
 @dataclass(frozen=True)
 class Trouble:
@@ -52,13 +54,14 @@ class Progress:
     _failed_at: float | None = None
     _ending_since: float = float("inf")  # a rank has failed, or MPI has asked one to end
     _moved_at: float = 0.0
+    _warned: bool = False  # of this standstill
 
     def note(self, now: float, guards: int) -> None:
         """Look at the reports again; `guards` is how many hosts have answered."""
         reports = self.reports
         seen = (guards, len(reports.began) if reports else 0, len(reports.ended) if reports else 0)
         if seen != self._seen or not self._moved_at:
-            self._seen, self._moved_at = seen, now
+            self._seen, self._moved_at, self._warned = seen, now, False
         if self._failed_at is None and reports and any(reports.ended.values()):
             self._failed_at = now
         if reports and (reports.asked or self._failed_at is not None):
@@ -79,16 +82,36 @@ class Progress:
             return Trouble(text, self._failed_at + FAILED_SECONDS)
         if self.reports.ended.keys() >= hosts.keys():
             return Trouble("all ranks have ended, and mpirun has not", self._moved_at + OVER_SECONDS)
-        silent = sorted(hosts.keys() - self.reports.began)
-        # A host whose guard has answered has begun: what is missing then is a line, and no reason to end the job.
-        if silent and self._seen[0] < len(set(hosts.values())):
-            where = dict.fromkeys(hosts[rank] for rank in silent[:8])
-            text = f"{named(silent)} on {', '.join(where)} did not begin, and nothing else has for "
-            text += (
-                f"{self.start_seconds:.0f} s; try: ddlrun doctor -H {','.join(where)}; or give it more: --start-timeout"
-            )
+        if who := self._not_begun():
+            text = f"{who[0]} did not begin, and nothing else has for {self.start_seconds:.0f} s; "
+            text += f"try: ddlrun doctor -H {who[1]}; or give it more: --start-timeout"
             return Trouble(text, self._moved_at + self.start_seconds)
         return None
+
+    def _not_begun(self) -> tuple[str, str] | None:
+        """Which ranks on which hosts have not begun, and these hosts as an option has them; None if all have."""
+        if self.reports is None:
+            return None
+        hosts = {one.rank: one.host for one in self.places}
+        silent = sorted(hosts.keys() - self.reports.began)
+        # A host whose guard has answered has begun: what is missing then is a line, and no reason to end the job.
+        if not silent or self._seen[0] >= len(set(hosts.values())):
+            return None
+        where = dict.fromkeys(hosts[rank] for rank in silent[:8])
+        return f"{named(silent)} on {', '.join(where)}", ",".join(where)
+
+    def warning(self, now: float) -> str | None:
+        """Who has not begun, once for each standstill of a start; None if nobody is to be named now."""
+        if self._warned or now < self._moved_at + min(WARN_SECONDS, self.start_seconds / 2):
+            return None
+        who = None if self.lost or self._failed_at is not None else self._not_begun()
+        if who is None:
+            return None
+        self._warned = True
+        return (
+            f"warning: {who[0]} did not begin yet, and nothing else has for {now - self._moved_at:.0f} s; the job ends "
+            f"after {self.start_seconds:.0f} s (--start-timeout)"
+        )
 
     def status(self) -> int:
         """The exit status of the rank for which the job failed; 0 where all have reported 0; else, or for a host, 1."""
@@ -138,8 +161,8 @@ class Watch:
         self._gone: dict[str, tuple[float, bool]] = {}  # hosts whose guard has gone: when, and whether in silence
         self._seen: set[str] = set()  # hosts that have answered
         self.status = 1  # the job's, once `overdue` has said that it must be ended
-        self._reception = Reception("" if addresses else "127.0.0.1", len(set(self._hosts.values())))
-        self._contacts = [f"{address}:{self._reception.port}" for address in addresses or ("127.0.0.1",)]
+        self._reception = Reception(addresses, len(set(self._hosts.values())))
+        self._contacts = self._reception.contacts
 
     @property
     def environment(self) -> Mapping[str, str]:
@@ -182,6 +205,8 @@ class Watch:
         self._reception.look(now)
         self._settle(now - SETTLE_SECONDS)
         self._progress.note(now, len(self._seen))
+        if warning := self._progress.warning(now):
+            self._say(warning)
         trouble = self._progress.trouble()
         if trouble is None or now < trouble.due:
             return None

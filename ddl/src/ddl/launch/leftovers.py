@@ -1,0 +1,101 @@
+"""The files of MPI's that stay when mpirun is killed, and how the next run knows that nobody needs them any more.
+
+Open MPI keeps a file of 16 MiB a rank in /dev/shm and a folder in /tmp, and nothing removes them once mpirun is killed
+with SIGKILL, or with ddlrun. So on ddlrun's host each run gives it a folder for both. ddlrun and the guard hold a lock
+on that folder, which the kernel lets go of when they have ended, however that was. Whoever can lock a folder alone may
+remove it.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import os
+import secrets
+import shutil
+import tempfile
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager, suppress
+from pathlib import Path
+
+from ddl.launch.guard import FOLDER
+
+MEMORY = Path("/dev/shm")
+
+
+def base() -> Path:
+    """Where the folders are: memory, where Open MPI's own files would be."""
+    return MEMORY if os.access(MEMORY, os.W_OK | os.X_OK) else Path(tempfile.gettempdir())
+
+
+def held(folder: Path, *, alone: bool = False) -> int | None:
+    """A lock on a folder: a descriptor; None if it cannot be had, or the folder is not there, or another user's."""
+    try:
+        descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)
+    except OSError:
+        return None
+    try:
+        if os.fstat(descriptor).st_uid == os.geteuid():
+            fcntl.flock(descriptor, (fcntl.LOCK_EX if alone else fcntl.LOCK_SH) | fcntl.LOCK_NB)
+            # Not one that was removed between the two calls.
+            if os.path.samestat(os.fstat(descriptor), os.stat(folder, follow_symlinks=False)):
+                return descriptor
+    except OSError:
+        pass
+    os.close(descriptor)
+    return None
+
+
+@contextmanager
+def folder() -> Iterator[Path | None]:
+    """A new folder for the time of a `with`, after those of runs that were killed are gone; None if there can be none.
+
+    If a process of the job still holds it at the end, it stays for the next run to remove.
+    """
+    where = base()
+    clear(where)
+    made = None
+    with suppress(OSError):
+        made = where / f"ddlrun-{os.geteuid()}-{secrets.token_hex(8)}"  # no "pe": see folders.py
+        made.mkdir(mode=0o700)
+    lock = made and held(made)
+    if made is None or lock is None:  # there is no room, or another run was faster to clear it
+        yield None
+        return
+    try:
+        yield made
+    finally:
+        os.close(lock)
+        _remove(made)
+
+
+def clear(where: Path) -> None:
+    """Remove the folders of this user that nobody holds."""
+    with suppress(OSError):
+        for one in where.glob(f"ddlrun-{os.geteuid()}-*"):
+            _remove(one)
+
+
+def _remove(one: Path) -> None:
+    if (lock := held(one, alone=True)) is not None:
+        shutil.rmtree(one, ignore_errors=True)
+        os.close(lock)
+
+
+_TEMPORARY = ("PRTE_MCA_prte_local_tmpdir_base", "OMPI_MCA_orte_local_tmpdir_base")  # of Open MPI 5 and 4
+
+
+def variables(made: Path | None) -> Mapping[str, str]:
+    """What has mpirun use the folder for what it keeps itself; for the ranks' own files see `redirection`."""
+    return {} if made is None else dict.fromkeys((FOLDER, *_TEMPORARY), str(made))
+
+
+def redirection(kind: str) -> str:
+    """A piece of sh by which a rank that is on ddlrun's host puts its shared memory there; "" for hydra.
+
+    mpirun's own variables end here: Open MPI 4 takes them for a contradiction to what it tells its ranks.
+    """
+    transports = {"openmpi5": "sm", "openmpi4": "vader"}
+    if kind not in transports:
+        return ""
+    name = f"OMPI_MCA_btl_{transports[kind]}_backing_directory"
+    return f'_d=${FOLDER}; unset {" ".join((FOLDER, *_TEMPORARY))}; [ ! -d "$_d" ] || export {name}="${{{name}:-$_d}}"; '
