@@ -98,4 +98,5 @@ def redirection(kind: str) -> str:
     if kind not in transports:
         return ""
     name = f"OMPI_MCA_btl_{transports[kind]}_backing_directory"
-    return f'_d=${FOLDER}; unset {" ".join((FOLDER, *_TEMPORARY))}; [ ! -d "$_d" ] || export {name}="${{{name}:-$_d}}"; '
+    gone = " ".join((FOLDER, *_TEMPORARY))
+    return f'_d=${FOLDER}; unset {gone}; [ ! -d "$_d" ] || export {name}="${{{name}:-$_d}}"; '
