@@ -20,6 +20,12 @@ def test_collectives_and_the_optimizer_do_what_horovods_do(ranks: Run) -> None:
         assert f"rank {rank}: " in done.stdout
 
 
+@pytest.mark.parametrize("size", [2, pytest.param(4, marks=pytest.mark.slow)])
+def test_calls_are_matched_by_name_and_an_error_is_one_of_its_call(ranks: Run, size: int) -> None:
+    done = ranks(size, "horovod_names.py", timeout=110, DDL_TIMEOUT="4")
+    assert done.stdout.count("all right") == size, done.stdout
+
+
 @pytest.mark.slow
 def test_the_scripts_calls_do_not_stand_in_the_order_of_the_optimizers(ranks: Run) -> None:
     done = ranks(2, "horovod_torch.py", "orders", timeout=60)
