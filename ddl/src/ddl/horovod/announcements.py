@@ -1,7 +1,7 @@
 """What ranks announce before they begin a call, and which calls all of them have announced.
 
-Pure: no messages, no clock. Every rank keeps such a table and is given the same announcements in the same rounds. So all
-tables are the same, and all ranks begin their calls in one order, whatever order each announced them in.
+Pure: no messages, no clock. Every rank keeps such a table and is given the same announcements in the same rounds. So
+all tables are the same, and all ranks begin their calls in one order, whatever order each announced them in.
 """
 
 from __future__ import annotations

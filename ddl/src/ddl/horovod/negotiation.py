@@ -30,14 +30,12 @@ from ddl.communicator import Communicator
 from ddl.elements import TYPES
 from ddl.errors import ArgumentError, DDLError, StateError
 from ddl.horovod.announcements import JOIN, WITHDRAW, Announcement, Outcome, Table, decode, digest, encode
-from ddl.request import Request
 
 _WARN_SECONDS = 10.0  # that a rank may be late before it is named
 _TIMEOUT_SECONDS = 300.0  # where DDL_TIMEOUT is not set
 _LONGEST_NAP = 1e-3  # seconds between two rounds in which no rank says anything
 _SHORT = 256  # bytes of an announcement that needs one message, with its length
 _LENGTH = 8  # bytes that say it
-_WORDS = 4
 
 
 class Begun(Protocol):
@@ -50,15 +48,19 @@ class Begun(Protocol):
         """Whether it is over, in whatever way."""
 
 
-Start = Callable[[Mapping[int, Announcement]], Begun | None]
+Start = Callable[[Mapping[int, Announcement], bool], Begun | None]
 
 
 class Call:
-    """A call that this rank has announced. `start` begins it, and is given what each rank has announced, by rank."""
+    """A call that this rank has announced.
+
+    `start` begins it. It is given what each rank has announced, by rank, and whether the caller waits for the end.
+    """
 
     def __init__(self, negotiator: Negotiator, announcement: Announcement, start: Start) -> None:
         self.announcement = announcement
         self.begun = False  #: it has been started, or has failed
+        self.awaited = False
         self.since = time.monotonic()
         self.warned = self.withdrawn = False
         self._start = start
@@ -91,7 +93,7 @@ class Call:
     def begin(self, announced: Mapping[int, Announcement]) -> None:
         """Every rank has announced it."""
         try:
-            self._work = self._start(announced)
+            self._work = self._start(announced, self.awaited)
         except Exception as error:
             self._error = error
         self.begun = True
@@ -100,27 +102,6 @@ class Call:
         """It will not begin."""
         self._error = error
         self.begun = True
-
-
-class _Round:
-    """One that this rank takes part in; `said` is what it announces."""
-
-    def __init__(self, said: Announcement | None, comm: Communicator) -> None:
-        self.said = said
-        one, two = digest(said)
-        self._sent = (c_int64 * _WORDS)(one, ~one, two, ~two)
-        self._greatest = (c_int64 * _WORDS)()
-        buffers = (self._sent, self._greatest)
-        arguments = (addressof(self._sent), addressof(self._greatest), _WORDS, TYPES["int64"].number, OPS["max"])
-        self._request: Request[None] = request.start(
-            "ddl_iallreduce", *arguments, comm.handle, result=None, buffers=buffers
-        )
-
-    def wait(self) -> bool:
-        """Block until every rank takes part; returns whether all announced the same."""
-        self._request.wait()
-        one, not_one, two, not_two = self._greatest
-        return one == ~not_one and two == ~not_two
 
 
 class Negotiator:
@@ -143,7 +124,7 @@ class Negotiator:
         self._driving = threading.Lock()  # of who drives; the calls begin with it held, so in one order
         self._changed = threading.Condition()  # guards the rest
         self._table = Table(ranks)
-        self._posted: deque[_Round] = deque()
+        self._queue: deque[Announcement] = deque()  # that this rank has not said yet
         self._calls: dict[str, Call] = {}  # by key: those that may be in flight
         self._announced = 0  # calls of this rank, since the start or since all had joined
         self._nameless = 0  # of them
@@ -186,7 +167,7 @@ class Negotiator:
             self._nameless += name is None
             self._announced += 1
             call = self._calls[key] = Call(self, Announcement(kind, key, tensors, terms, own), start)
-            self._post(call.announcement)
+            self._queue.append(call.announcement)
         return call
 
     def join(self) -> Call:
@@ -194,8 +175,8 @@ class Negotiator:
         with self._changed:
             if self._broken is not None:
                 raise self._broken
-            self._joining = Call(self, Announcement(JOIN, JOIN, own=(self._announced,)), lambda _: None)
-            self._post(self._joining.announcement)
+            self._joining = Call(self, Announcement(JOIN, JOIN, own=(self._announced,)), lambda *_: None)
+            self._queue.append(self._joining.announcement)
             return self._joining
 
     def joined(self) -> int:
@@ -208,18 +189,15 @@ class Negotiator:
             answer.wait()
         return self._last_to_join
 
-    def _post(self, said: Announcement | None) -> None:
-        """With the lock held."""
-        self._posted.append(_Round(said, self._rounds))
-
     # ---- Driving -------------------------------------------------------------------------------------------------
 
     def drive(self, call: Call) -> None:
         """Take part in rounds until a call has begun."""
+        call.awaited = True
         with self._driving:
             while not call.begun:
                 self._step()
-        if self._posted or self._owes:
+        if self._queue or self._owes:
             self.attend()
 
     def attend(self) -> None:
@@ -239,29 +217,26 @@ class Negotiator:
     def _serve(self) -> None:
         while True:
             with self._changed:
-                if not self._posted and not self._owes:
+                if not self._queue and not self._owes:
                     self._attended = False
                 self._changed.wait_for(lambda: self._stopping or self._attended)
                 if self._stopping:
                     return
             with self._driving:
-                if self._posted or self._owes:
+                if self._queue or self._owes:
                     self._step()
 
     def _step(self) -> None:
         """Take part in one round. With `_driving` held."""
         try:
             with self._changed:
-                if not self._posted and self._nap > 0 and self._joining is None:
-                    self._changed.wait_for(lambda: self._stopping or bool(self._posted), self._nap)
-                if self._stopping and not self._posted:
+                if not self._queue and self._nap > 0 and self._joining is None:
+                    self._changed.wait_for(lambda: self._stopping or bool(self._queue), self._nap)
+                if self._stopping and not self._queue:
                     raise StateError("the process set was removed, or shutdown() called, with a call in flight")
-                if not self._posted:
-                    self._post(None)
-                current = self._posted[0]
-            said = [current.said] * self._size if current.wait() else self._details_of(current.said)
+                mine = self._queue.popleft() if self._queue else None
+            said = [mine] * self._size if self._all_say(mine) else self._details_of(mine)
             with self._changed:
-                self._posted.popleft()
                 outcomes = self._table.take(said)
                 last = self._table.last_to_join()
                 heard = any(its is not None for its in said)
@@ -278,6 +253,14 @@ class Negotiator:
             joining.begin({})
         if self._table.waiting:
             self._look_for_late_ranks()
+
+    def _all_say(self, mine: Announcement | None) -> bool:
+        """Begin a round with this rank's announcement; returns whether every rank has the same."""
+        one, two = digest(mine)
+        sent, greatest = (c_int64 * 4)(one, ~one, two, ~two), (c_int64 * 4)()
+        arguments = (addressof(sent), addressof(greatest), 4, TYPES["int64"].number, OPS["max"], self._rounds.handle)
+        request.run("ddl_allreduce", *arguments, buffers=(sent, greatest))
+        return greatest[0] == ~greatest[1] and greatest[2] == ~greatest[3]
 
     def _details_of(self, mine: Announcement | None) -> list[Announcement | None]:
         """What each rank announced in this round."""
@@ -323,7 +306,7 @@ class Negotiator:
         """No rank can be agreed with any more."""
         with self._changed:
             self._broken = error
-            self._posted.clear()
+            self._queue.clear()
             self._table.waiting.clear()
             calls = [call for call in self._calls.values() if not call.begun]
             self._calls.clear()
@@ -331,7 +314,8 @@ class Negotiator:
                 calls.append(self._joining)
                 self._joining = None
         for call in calls:
-            call.fail(type(error)(f"rank {self._me} called {call.announcement}: {error}"))
+            words = f"rank {self._me} called {call.announcement}, which the ranks could not agree on: {error}"
+            call.fail(type(error)(words))
 
     def _look_for_late_ranks(self) -> None:
         with self._changed:
@@ -343,7 +327,7 @@ class Negotiator:
                 waited = now - call.since
                 if waited >= self._timeout and not call.withdrawn:
                     call.withdrawn = True
-                    self._post(Announcement(WITHDRAW, key))
+                    self._queue.append(Announcement(WITHDRAW, key))
                 elif waited >= _WARN_SECONDS and not call.warned:
                     call.warned = True
                     text = f"rank {self._me} has waited {waited:.0f} s in {call.announcement}"

@@ -42,8 +42,8 @@ class Method:
 class Averager:
     """`passes`: how many backward passes add up to a gradient. `limit`: the most bytes of a bucket.
 
-    Every rank of the process set makes its Averagers in the same order. On a rank that is not in the set it does
-    nothing: such a rank keeps its own gradients.
+    Making one is collective over the process set. On a rank that is not in the set it does nothing: such a rank keeps
+    its own gradients.
     """
 
     def __init__(
@@ -59,12 +59,14 @@ class Averager:
         self._limit = limit
         self._buckets: list[_Bucket] = []
         self._bucket_of: dict[Parameter, _Bucket] = {}
+        self.names: dict[Parameter, str] = {}
         self._started = 0  # buckets in flight: the first ones
         self.synchronized = False  #: no gradient has come since the last `synchronize`
         self.skips = False  #: the next step takes the gradients as they are
         self._negotiator: Negotiator | None = None  # of a rank that is in the set
         if method.process_set.included():
             self._negotiator = method.process_set.negotiator
+            method.process_set.meet("DistributedOptimizer")
             self._number = method.process_set.count_optimizer()
         self.add(named, groups)
 
@@ -72,6 +74,7 @@ class Averager:
         """Reduce these parameters' gradients, too. Every rank adds the same."""
         if not named or self._negotiator is None:
             return
+        self.names.update((parameter, name) for name, parameter in named)
         # An optimizer that is forgotten, with this, leaves its parameters to the next one.
         reference = weakref.WeakMethod(self._accumulated)
 

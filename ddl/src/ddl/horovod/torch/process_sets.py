@@ -43,13 +43,13 @@ class ProcessSet:
         return self._negotiator
 
     def count_optimizer(self) -> int:
-        """The number of one more optimizer of the set, from 0: every rank makes them in the same order."""
+        """The number of one more optimizer of the set, from 0."""
         self._optimizers += 1
         return self._optimizers - 1
 
     def meet(self, kind: str, terms: str = "") -> None:
         """Return when every rank of the set has called it with the same arguments. Raises as `group`, and DDLError."""
-        self.negotiator.announce(kind, None, lambda _: None, terms=terms).wait()
+        self.negotiator.announce(kind, None, lambda *_: None, terms=terms).wait()
 
     @property
     def _number(self) -> int:

@@ -7,6 +7,7 @@ announced the call with the same types and shapes.
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, NamedTuple, TypeVar
 
@@ -64,12 +65,12 @@ def reduce_in_place(
     results = list(tensors)
     _check_reducible(results, how)
 
-    def start(announced: Announced) -> Work:
+    def start(announced: Announced, awaited: bool) -> Work:
         if hear is not None:
             hear(announced)
         for tensor in results:
             scale(tensor, how.prescale, "prescale_factor")
-        return reduce_now(results, op, group)
+        return reduce_now(results, op, group, awaited)
 
     def finish() -> list[Tensor]:
         for tensor in results:
@@ -79,9 +80,10 @@ def reduce_in_place(
     return _announced("allreduce", name, results, how.process_set, start, finish, how.terms(terms), own)
 
 
-def reduce_now(tensors: Sequence[Tensor], op: ReduceOp, group: ProcessGroup) -> Work:
-    """What an allreduce is once every rank has announced it."""
+def reduce_now(tensors: Sequence[Tensor], op: ReduceOp, group: ProcessGroup, awaited: bool = False) -> Work:
+    """What an allreduce is once every rank has announced it. `awaited`: it may block."""
     options = dist.AllreduceOptions()
+    options.asyncOp = not awaited
     options.reduceOp = op
     with torch.no_grad():
         return group.allreduce([tensor.detach() for tensor in tensors], options)
@@ -121,7 +123,8 @@ def scatter_reduced(tensors: Sequence[Tensor], how: Reduction, name: str | None 
             scale(tensor, how.postscale, "postscale_factor")
         return outputs
 
-    def start(_: Announced) -> Work:
+    def start(_: Announced, awaited: bool) -> Work:
+        options.asyncOp = not awaited
         return group.reduce_scatter(outputs, inputs, options)
 
     return _announced("reducescatter", name, tensors, how.process_set, start, finish, how.terms())
@@ -135,13 +138,15 @@ def gather(tensors: Sequence[Tensor], process_set: ProcessSet, name: str | None 
     inputs = [tensor.detach() for tensor in tensors]
     outputs: list[Tensor] = []
 
-    def start(announced: Announced) -> Work:
+    def start(announced: Announced, awaited: bool) -> Work:
+        options = dist.AllgatherOptions()
+        options.asyncOp = not awaited
         counts = [[announced[rank].tensors[index][1][0] for rank in range(size)] for index in range(len(inputs))]
         outputs.extend(its.new_empty((sum(rows), *its.shape[1:])) for its, rows in zip(inputs, counts, strict=True))
         if all(len(set(rows)) == 1 for rows in counts):
-            return group.all_gather_single_coalesced(outputs, inputs)
+            return group.all_gather_single_coalesced(outputs, inputs, options)
         targets = [list(output.split(rows)) for output, rows in zip(outputs, counts, strict=True)]
-        return group.allgather(targets, inputs)
+        return group.allgather(targets, inputs, options)
 
     return _announced("allgather", name, tensors, process_set, start, lambda: outputs)
 
@@ -155,7 +160,8 @@ def broadcast_in_place(
     group = process_set.group
     results = list(tensors)
 
-    def start(_: Announced) -> Work:
+    def start(_: Announced, awaited: bool) -> Work:
+        options.asyncOp = not awaited
         return group.broadcast([tensor.detach() for tensor in results], options)
 
     return _announced("broadcast", name, results, process_set, start, lambda: results, f"root {root_rank}")
@@ -179,7 +185,7 @@ def exchange_rows(
     sent = list(splits)
     results: list[tuple[Tensor, list[int]]] = []
 
-    def start(announced: Announced) -> Work:
+    def start(announced: Announced, _: bool) -> Work:
         received = [announced[rank].own[group.rank()] for rank in range(size)]
         output = tensor.new_empty((sum(received), *tensor.shape[1:]))
         results.append((output, received))
@@ -205,7 +211,7 @@ def _announced(
     name: str | None,
     tensors: Sequence[Tensor],
     process_set: ProcessSet,
-    start: Callable[[Announced], Work],
+    start: Callable[[Announced, bool], Work],
     finish: Callable[[], ResultT],
     terms: str = "",
     own: tuple[int, ...] = (),
@@ -217,14 +223,19 @@ def _announced(
         # Another thread may begin it: on the stream that has written the tensors.
         stream, begin = torch.cuda.current_stream(gpu), start
 
-        def start(announced: Announced) -> Work:
+        def start(announced: Announced, awaited: bool) -> Work:
             with torch.cuda.stream(stream):
-                return begin(announced)
+                return begin(announced, awaited)
 
         terms = f"{terms}, {_ON_GPU}" if terms else _ON_GPU
-    described = tuple((str(tensor.dtype).rpartition(".")[2], tuple(tensor.shape)) for tensor in tensors)
+    described = tuple((_name_of(tensor.dtype), tuple(tensor.shape)) for tensor in tensors)
     call = process_set.negotiator.announce(kind, name, start, described, terms, own)
     return Handle(call, finish)
+
+
+@functools.cache
+def _name_of(dtype: torch.dtype) -> str:
+    return str(dtype).rpartition(".")[2]
 
 
 def _check_reducible(tensors: Sequence[Tensor], how: Reduction) -> None:
