@@ -15,6 +15,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 from torch.distributed import ReduceOp
+from torch.distributed.distributed_c10d import AllgatherOptions
 
 from ddl.horovod.announcements import Announcement
 from ddl.horovod.torch.handle import Handle
@@ -139,7 +140,7 @@ def gather(tensors: Sequence[Tensor], process_set: ProcessSet, name: str | None 
     outputs: list[Tensor] = []
 
     def start(announced: Announced, awaited: bool) -> Work:
-        options = dist.AllgatherOptions()
+        options = AllgatherOptions()
         options.asyncOp = not awaited
         counts = [[announced[rank].tensors[index][1][0] for rank in range(size)] for index in range(len(inputs))]
         outputs.extend(its.new_empty((sum(rows), *its.shape[1:])) for its, rows in zip(inputs, counts, strict=True))
