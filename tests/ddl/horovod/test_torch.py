@@ -46,6 +46,14 @@ def test_calls_are_matched_by_name_and_an_error_is_one_of_its_call(ranks: Run, s
     assert done.stdout.count("all right") == size, done.stdout
 
 
+def test_an_optimizers_state_takes_its_own_memory_on_a_rank_that_receives_it(ranks: Run) -> None:
+    done = ranks(2, "horovod_state.py", "100", timeout=60)
+    grown = dict(re.findall(r"rank (\d): grew by (\d+) MiB", done.stdout))
+    assert set(grown) == {"0", "1"}, done.stdout
+    assert int(grown["0"]) < 20, done.stdout
+    assert 95 < int(grown["1"]) < 130, done.stdout  # the largest tensor is 6 MiB
+
+
 @pytest.mark.slow
 def test_the_scripts_calls_do_not_stand_in_the_order_of_the_optimizers(ranks: Run) -> None:
     done = ranks(2, "horovod_torch.py", "orders", timeout=60)

@@ -139,7 +139,7 @@ def absences() -> None:
     """A name that one rank never calls: an error of that call within DDL_TIMEOUT. Calls go on meanwhile and after."""
     began = time.monotonic()
     handle = None if RANK == 1 else hvd.allreduce_async(torch.ones(2), name="forgotten")
-    while time.monotonic() - began < 1:
+    while True:
         hvd.allreduce(torch.ones(2), name="known")
         if hvd.allreduce(torch.tensor([time.monotonic() - began]), op=hvd.Max).item() >= 1:
             break
@@ -166,7 +166,7 @@ def joins() -> None:
             while total.item() == SIZE:  # until rank 0 has joined
                 total = hvd.allreduce(torch.tensor([1.0]), op=hvd.Sum)
             began = time.monotonic()
-            with pytest.raises(ddl.UnsupportedError, match=f"rank {RANK}.*{name}.*after rank 0 had joined"):
+            with pytest.raises(ddl.UnsupportedError, match=f"ranks? .*{name}.*after rank 0 had joined"):
                 call()
             assert time.monotonic() - began < 5
         else:

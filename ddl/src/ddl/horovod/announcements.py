@@ -168,10 +168,10 @@ class Table:
         return outcomes
 
     def _left_alone(self, announced: Mapping[int, Announcement], absent: list[int]) -> DDLError:
-        rank, its = next(iter(announced.items()))
+        its = next(iter(announced.values()))
         hint = "; sparse gradients need sparse_as_dense=True" if its.kind == "allgather" else ""
         return UnsupportedError(
-            f"{self._name(rank)} called {its} after {self._names(absent)} had joined, but until all have joined only "
+            f"{self._names(list(announced))} called {its} after {self._names(absent)} had joined, but until all have joined only "
             f"allreduce, and an optimizer's steps, go on without a rank{hint}"
         )
 
