@@ -57,9 +57,14 @@ def pytest_runtest_logreport(report: pytest.TestReport) -> None:
     if report.when != "call" and report.outcome == "passed":
         return
     name = report.nodeid.rpartition("::")[2]
-    if report.outcome == "skipped" and isinstance(report.longrepr, tuple):
-        reason = report.longrepr[2].removeprefix("Skipped: ")
-    else:
-        reason = "" if report.outcome == "passed" else str(report.longrepr).strip().rpartition("\n")[2]
     with _results.open("a") as file:
-        file.write(json.dumps([name, report.outcome, reason]) + "\n")
+        file.write(json.dumps([name, report.outcome, _reason_of(report)]) + "\n")
+
+
+def _reason_of(report: pytest.TestReport) -> str:
+    if report.outcome == "passed":
+        return ""
+    if isinstance(report.longrepr, tuple):
+        return report.longrepr[2].removeprefix("Skipped: ")
+    crash = getattr(report.longrepr, "reprcrash", None)
+    return (str(report.longrepr) if crash is None else crash.message).partition("\n")[0]

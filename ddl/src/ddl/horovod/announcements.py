@@ -171,8 +171,8 @@ class Table:
         its = next(iter(announced.values()))
         hint = "; sparse gradients need sparse_as_dense=True" if its.kind == "allgather" else ""
         return UnsupportedError(
-            f"{self._names(list(announced))} called {its} after {self._names(absent)} had joined, but until all have joined only "
-            f"allreduce, and an optimizer's steps, go on without a rank{hint}"
+            f"{self._names(list(announced))} called {its} after {self._names(absent)} had joined, but until all have "
+            f"joined only allreduce, and an optimizer's steps, go on without a rank{hint}"
         )
 
     def _difference(self, announced: Mapping[int, Announcement]) -> DDLError | None:

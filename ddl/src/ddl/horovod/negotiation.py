@@ -1,11 +1,11 @@
 """Agreement of ranks on their next calls: which every rank has announced, in which order, and with what.
 
-Ranks compare what they announce in rounds, a call each. A round is an allreduce of a digest: where all ranks announce
-the same call, which is the common case, they may begin it after that. Otherwise they tell one another what they
-announced (an allgather). While a call waits for a rank, every rank takes part in further rounds, with nothing to say if
-it has nothing; without one, a round begins when each rank has a call.
+Ranks compare what they announce in rounds, one call a round. A round is an allreduce of a digest: if all ranks announce
+the same call, which is the common case, they begin it. Otherwise they tell one another what they announced (an
+allgather). While a call waits for a rank, every rank takes part in further rounds, even with nothing to say. If no call
+waits, a round begins when each rank has a call.
 
-Rounds are driven by whoever waits for a call. A thread drives them where nobody waits.
+Whoever waits for a call drives the rounds. If nobody waits, a thread does.
 """
 
 from __future__ import annotations
@@ -292,6 +292,9 @@ class Negotiator:
                 self.forget(call)
         elif outcome.error is None and self._joining is not None:
             try:
+                for answer in [its for its in self._answers if its.is_completed()]:
+                    answer.wait()  # raises the error that ended it
+                    self._answers.remove(answer)
                 self._answers.append(self._answer(next(iter(outcome.announced.values()))))
             except Exception as error:
                 self._joining.fail(error)

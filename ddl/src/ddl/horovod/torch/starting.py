@@ -14,8 +14,8 @@ from typing import TYPE_CHECKING, NamedTuple, TypeVar
 import torch
 import torch.distributed as dist
 from torch import Tensor
+from torch._C._distributed_c10d import AllgatherOptions
 from torch.distributed import ReduceOp
-from torch.distributed.distributed_c10d import AllgatherOptions
 
 from ddl.horovod.announcements import Announcement
 from ddl.horovod.torch.handle import Handle
