@@ -103,9 +103,9 @@ def end() -> None:
     """Remove all sets, and leave the job."""
     if not _sets:
         return
+    job.leave()  # before the communicators go: a rank that waits for this one on them is told that it has left
     for number in sorted(_sets, reverse=True):
         _forget(_sets[number])
-    job.leave()
 
 
 def join(device: int) -> int:
