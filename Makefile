@@ -11,6 +11,7 @@ ENGINE =
 ENV =
 ENVS =
 FRAMEWORKS =
+HOROVOD =
 OUT =
 PREFIX =
 RECIPE =
@@ -24,7 +25,7 @@ BUNDLE_OPTIONS = $(if $(BASE),--base "$(BASE)") $(ARGS)
 export PYTHON
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test test-all lint format bench bench-lms bench-links bench-ddl bench-training bench-bundle bench-images channel render env mirror image images context chart gpu-check clean
+.PHONY: help setup demo test test-all lint format bench bench-lms bench-links bench-ddl bench-training bench-bundle bench-images channel render env mirror image images context chart horovod-suite gpu-check clean
 
 help: ## list what make can do here
 	@sed -n 's/^\([a-z-]*\):[^#]*## \(.*\)/make \1\t\2/p' Makefile | expand -t 20
@@ -98,6 +99,9 @@ context: setup ## lay out what goes into the image of ENV=pytorch, and leave its
 
 chart: setup ## lint the Helm chart with helm 3 and 4, and pack it into out/chart
 	ci/chart
+
+horovod-suite: setup ## Horovod's own tests of its names for PyTorch, over DDL on 2 and 4 ranks, on a copy of HOROVOD=path's sources
+	$(BIN)/python ci/horovod_suite "$(HOROVOD)" $(ARGS)
 
 gpu-check: ## the GPU's tests and benchmark with PYTHON's own torch, without .venv; to $OUT, or out/gpu
 	@OUT="$(GPU_OUT)" ci/gpu_check

@@ -73,7 +73,19 @@ def test_what_happens_to_be_in_the_environment_is_not_asked_for(target: str) -> 
     text = (ROOT / "Makefile").read_text()
     named = set(re.findall(r"\$\((?:if |or )?\$?\(?([A-Z_]+)", text)) - {"PYTHON", "BIN"}
     asked = {name for name in named if not re.search(rf"^{name} :?= ?\S", text, re.MULTILINE)}
-    assert {"ENV", "ENVS", "PREFIX", "BASE", "BASE_IMAGE", "ENGINE", "OUT", "ARGS", "FRAMEWORKS", "RECIPE"} == asked
+    assert {
+        "ENV",
+        "ENVS",
+        "PREFIX",
+        "BASE",
+        "BASE_IMAGE",
+        "ENGINE",
+        "OUT",
+        "ARGS",
+        "FRAMEWORKS",
+        "HOROVOD",
+        "RECIPE",
+    } == asked
     assert make("--dry-run", target, **dict.fromkeys(asked, "surprise")) == make("--dry-run", target)
     assert "surprise" in make("--dry-run", target, *(f"{name}=surprise" for name in sorted(asked)))
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 
-class DDLError(Exception):
+class DDLError(RuntimeError):
     """The base of all errors of this package."""
 
 
@@ -11,7 +11,7 @@ class ArgumentError(DDLError, ValueError):
     """An argument's value is not allowed; nothing was started."""
 
 
-class StateError(DDLError, RuntimeError):
+class StateError(DDLError):
     """Before `ddl.init`, after `ddl.finalize`, or on a communicator that was freed."""
 
 

@@ -23,7 +23,7 @@ _NOT_FOR_RANKS = ("authkey", "start_method", "name")  # what multiprocessing tel
 is_rank = False  #: this process is one that `run` has started
 
 
-class JobError(DDLError, RuntimeError):
+class JobError(DDLError):
     """The job of a function failed; its ranks have said why."""
 
 

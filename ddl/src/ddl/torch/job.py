@@ -15,7 +15,7 @@ _joined = False  # by us: the script has not called ddl.init itself
 _members = 0  # that need the job: the default group of torch.distributed, and Horovod's names
 
 
-class LaunchError(DDLError, RuntimeError):
+class LaunchError(DDLError):
     """The processes of this job were not started in a way that lets them find one another through MPI."""
 
 

@@ -3,6 +3,7 @@
 The names, arguments and meanings are those of Horovod 0.28. What differs is said in docs/horovod.md.
 """
 
+from ddl.errors import DDLError as HorovodInternalError
 from ddl.horovod.torch.collectives import (
     Handle,
     allgather,
@@ -74,6 +75,7 @@ __all__ = [
     "Compression",
     "DistributedOptimizer",
     "Handle",
+    "HorovodInternalError",
     "Max",
     "Min",
     "ProcessSet",

@@ -1,24 +1,25 @@
 """Reduces the gradients of a set of parameters over all ranks while the backward pass goes on.
 
-Buckets start in one fixed order, the same on every rank, however autograd orders its work: a bucket waits for those
-before it. When a bucket starts differs from rank to rank, so an Averager's calls go through a group of its own: the
-script's calls between backward() and step() do not stand in their order.
+Buckets start in one fixed order, however autograd orders its work: a bucket waits for those before it. When a bucket
+starts differs from rank to rank, so buckets have names: the script's calls between backward() and step() do not stand
+in their order.
 """
 
 from __future__ import annotations
 
 import weakref
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 from torch.nn import Parameter
 
-from ddl.errors import StateError
+from ddl.errors import DDLError, StateError
+from ddl.horovod.announcements import Announcement
+from ddl.horovod.negotiation import Negotiator
 from ddl.horovod.torch import sparse, starting
 from ddl.horovod.torch.buckets import plan
-from ddl.horovod.torch.call_log import LoggedGroup
 from ddl.horovod.torch.compression import Compressor
 from ddl.horovod.torch.handle import Handle
 from ddl.horovod.torch.ops import Op
@@ -41,8 +42,8 @@ class Method:
 class Averager:
     """`passes`: how many backward passes add up to a gradient. `limit`: the most bytes of a bucket.
 
-    Making one is collective over the process set, of which it has a group until it is forgotten. On a rank that is not
-    in the set it does nothing: such a rank keeps its own gradients.
+    Making one is collective over the process set. On a rank that is not in the set it does nothing: such a rank keeps
+    its own gradients.
     """
 
     def __init__(
@@ -58,19 +59,22 @@ class Averager:
         self._limit = limit
         self._buckets: list[_Bucket] = []
         self._bucket_of: dict[Parameter, _Bucket] = {}
+        self.names: dict[Parameter, str] = {}
         self._started = 0  # buckets in flight: the first ones
         self.synchronized = False  #: no gradient has come since the last `synchronize`
         self.skips = False  #: the next step takes the gradients as they are
-        self.group: LoggedGroup | None = None  # of a rank that is in the set
+        self._negotiator: Negotiator | None = None  # of a rank that is in the set
         if method.process_set.included():
-            self.group = method.process_set.add_group("horovod-gradients")
-            weakref.finalize(self, method.process_set.end_group, self.group).atexit = False  # leaving the job does it
+            self._negotiator = method.process_set.negotiator
+            method.process_set.meet("DistributedOptimizer")
+            self._number = method.process_set.count_optimizer()
         self.add(named, groups)
 
     def add(self, named: Sequence[tuple[str, Parameter]], groups: Sequence[Sequence[int]] = ()) -> None:
         """Reduce these parameters' gradients, too. Every rank adds the same."""
-        if not named or self.group is None:
+        if not named or self._negotiator is None:
             return
+        self.names.update((parameter, name) for name, parameter in named)
         # An optimizer that is forgotten, with this, leaves its parameters to the next one.
         reference = weakref.WeakMethod(self._accumulated)
 
@@ -83,7 +87,8 @@ class Averager:
         nbytes = [parameter.numel() * parameter.element_size() for parameter in parameters]
         kinds = [(parameter.dtype, parameter.device) for parameter in parameters]
         for numbers in plan(nbytes, kinds, self._limit, groups):
-            bucket = _Bucket([named[number][0] for number in numbers], [parameters[number] for number in numbers])
+            name = f"gradients of optimizer {self._number}, bucket {len(self._buckets)}"
+            bucket = _Bucket(name, [named[number][0] for number in numbers], [parameters[number] for number in numbers])
             self._buckets.append(bucket)
             for parameter in bucket.parameters:
                 self._bucket_of[parameter] = bucket
@@ -112,12 +117,13 @@ class Averager:
             self._start_next()
 
     def _start_next(self) -> None:
+        self._need_its_job()
         bucket = self._buckets[self._started]
         method = self._method
-        group = self._usable_group()
         bucket.begin(method.sparse_as_dense)
         small, bucket.context = method.compression.compress(bucket.gather())
-        bucket.handle = starting.reduce_in_place([small], self._how, group)
+        handle = starting.reduce_in_place([small], self._how, bucket.name, bucket.terms, bucket.made_dense, bucket.hear)
+        bucket.handle = handle.in_background()
         self._started += 1
 
     @property
@@ -125,58 +131,62 @@ class Averager:
         method = self._method
         return Reduction(method.op, method.prescale, method.postscale, method.process_set)
 
-    def _usable_group(self) -> LoggedGroup:
-        its = self._method.process_set.group  # raises where this rank is not in the set, or the set not in use
-        if self.group is None or self.group.has_ended:
+    def _need_its_job(self) -> None:
+        process_set = self._method.process_set
+        if process_set.negotiator is not self._negotiator:  # raises if the set is not in use
             raise StateError(
-                f"rank {its.rank()} of {self._method.process_set}: the optimizer is from before shutdown() or "
+                f"rank {process_set.rank()} of {process_set}: the optimizer is from before shutdown() or "
                 "remove_process_set(): make another with DistributedOptimizer"
             )
-        return self.group
 
     def synchronize(self) -> None:
-        """Start what is left, with zeros where there is no gradient; wait, and put the results into the gradients."""
-        while self._started < len(self._buckets):
-            self._start_next()
+        """Start what is left, with zeros where there is no gradient; wait, and put the results into the gradients.
+
+        Raises the error that ended a bucket's call, when all are over.
+        """
         try:
-            for bucket in self._buckets:
-                assert bucket.handle is not None
-                results = bucket.handle.wait()[0]
-                if bucket.sparse:
-                    self._need_the_same_sparse_ones(bucket)
-                bucket.scatter(self._method.compression.decompress(results, bucket.context))
-            # Not while the backward pass goes on: to gather them is to wait for every rank.
-            for bucket in self._buckets:
-                for parameter in bucket.sparse_parameters:
-                    parameter.grad = sparse.reduce(bucket.sparse_gradient(parameter), self._how, self.group).wait()
+            while self._started < len(self._buckets):
+                self._start_next()
+            self._finish()
         finally:
             for bucket in self._buckets:
                 bucket.reset()
             self._started = 0
         self.synchronized = True
 
-    def _need_the_same_sparse_ones(self, bucket: _Bucket) -> None:
-        """Raises ValueError where another rank has other ones: its elements would be added to another parameter's."""
-        flags = [int(parameter in bucket.sparse) for parameter in bucket.parameters]
-        for rank, its in enumerate(starting.exchange(flags, self._usable_group())):
-            for parameter, here, there in zip(bucket.parameters, flags, its, strict=True):
-                if here != there:
-                    ranks = self._method.process_set.ranks
-                    raise ValueError(
-                        f"{bucket.name_of(parameter)}: its gradient is {'sparse' if here else 'dense or None'} here, "
-                        f"but not on rank {ranks[rank]}: pass sparse_as_dense=True to DistributedOptimizer"
-                    )
+    def _finish(self) -> None:
+        errors = []
+        for bucket in self._buckets:
+            assert bucket.handle is not None
+            try:
+                results = bucket.handle.wait()[0]
+            except DDLError as error:  # its name is free again, and so must the others' be
+                errors.append(error)
+            else:
+                bucket.scatter(self._method.compression.decompress(results, bucket.context))
+        if errors:
+            raise errors[0]
+        # Not while the backward pass goes on: they have to be summed by index first.
+        for bucket in self._buckets:
+            for number, parameter in enumerate(bucket.sparse_parameters):
+                name = f"{bucket.name}, sparse gradient {number}"
+                parameter.grad = sparse.reduce(bucket.sparse_gradient(parameter), self._how, name).wait()
+        for bucket in self._buckets:
+            bucket.restore_sparse()
 
 
 class _Bucket:
     """Parameters whose gradients travel as one tensor."""
 
-    def __init__(self, names: list[str], parameters: list[Parameter]) -> None:
+    def __init__(self, name: str, names: list[str], parameters: list[Parameter]) -> None:
+        self.name = name
         self.parameters = parameters
         self.handle: Handle[list[Tensor]] | None = None
         self.context: object = None
         self.counts: dict[Parameter, int] = {}  # backward passes since the last reset
         self.sparse: dict[Parameter, int] = {}  # whose gradients are, once one was seen; how many dimensions are
+        self._dense_here: dict[Parameter, int] = {}  # made so in this step; how many dimensions were sparse
+        self._dense_anywhere: dict[Parameter, int] = {}  # on some rank
         self._names = names
 
     def name_of(self, parameter: Parameter) -> str:
@@ -192,9 +202,34 @@ class _Bucket:
             if gradient is None or gradient.layout == torch.strided:
                 continue
             if sparse_as_dense:
-                parameter.grad = gradient.to_dense()
+                self._dense_here[parameter] = gradient.sparse_dim()
+                parameter.grad = sparse.dense(gradient)
             else:
                 self.sparse.setdefault(parameter, gradient.sparse_dim())
+
+    @property
+    def made_dense(self) -> tuple[int, ...]:
+        """What other ranks, which may have no gradient, need to know of this one's: as many sparse dimensions."""
+        return tuple(self._dense_here.get(parameter, 0) for parameter in self.parameters) if self._dense_here else ()
+
+    def hear(self, announced: Mapping[int, Announcement]) -> None:
+        """What every rank has `made_dense`."""
+        for its in announced.values():
+            for parameter, dimensions in zip(self.parameters, its.own, strict=False):
+                if dimensions:
+                    self._dense_anywhere[parameter] = dimensions
+
+    def restore_sparse(self) -> None:
+        """Give back what was made dense as it came: an optimizer for sparse gradients takes no others."""
+        for parameter, dimensions in self._dense_anywhere.items():
+            if parameter.grad is not None:
+                parameter.grad = parameter.grad.to_sparse(dimensions)
+
+    @property
+    def terms(self) -> str:
+        """What of its sparse gradients must be the same on every rank: else one's would be added to another's."""
+        names = [self.name_of(parameter) for parameter in self.sparse_parameters]
+        return f"sparse gradients, without sparse_as_dense=True, of {', '.join(names)}" if names else ""
 
     @property
     def sparse_parameters(self) -> list[Parameter]:
@@ -236,3 +271,5 @@ class _Bucket:
         self.handle = None
         self.context = None
         self.counts.clear()
+        self._dense_here.clear()
+        self._dense_anywhere.clear()

@@ -1,8 +1,13 @@
 """Collectives of one tensor, by Horovod's names.
 
 `allreduce(tensor)` returns a new tensor, `allreduce_(tensor)` works in place; the forms with `async` return a `Handle`,
-which `synchronize` turns into the result. Gradients flow through the forms that block and are not in place. Every rank
-of `process_set` makes the same calls in the same order; `name` is accepted and ignored.
+which `synchronize` turns into the result. Gradients flow through the forms that block and are not in place.
+
+Every rank of `process_set` makes the same calls: those with a `name` in any order, those without one in the same order.
+A name stands for one call of its kind at a time, else it is an ArgumentError (a ValueError). If ranks make a call with
+other types, shapes, operations or roots, each of them gets a MismatchError. If a rank does not call a name within
+DDL_TIMEOUT seconds, those that did get a RankTimeoutError that names it. These errors leave the tensors alone, and the
+job goes on.
 """
 
 from __future__ import annotations
@@ -57,7 +62,7 @@ def allreduce(
     """`tensor` reduced over all ranks, by default averaged; the same bits on every rank."""
     small, context = compression.compress(tensor)
     how = Reduction(chosen(average, op), prescale_factor, postscale_factor, process_set)
-    return compression.decompress(gradients.allreduce(small, how), context)
+    return compression.decompress(gradients.allreduce(small, how, name), context)
 
 
 def allreduce_async(
@@ -83,7 +88,7 @@ def allreduce_(
     process_set: ProcessSet = global_process_set,
 ) -> Tensor:
     """Reduce `tensor` in place, and return it."""
-    return allreduce_async_(tensor, average, name, op, prescale_factor, postscale_factor, process_set).wait()
+    return _reduction(tensor, average, name, op, prescale_factor, postscale_factor, process_set).wait()
 
 
 def allreduce_async_(
@@ -96,8 +101,20 @@ def allreduce_async_(
     process_set: ProcessSet = global_process_set,
 ) -> Handle[Tensor]:
     """`allreduce_` that returns at once."""
-    how = Reduction(chosen(average, op), prescale_factor, postscale_factor, process_set)
-    return _first(starting.reduce_in_place([tensor], how))
+    return _reduction(tensor, average, name, op, prescale_factor, postscale_factor, process_set).in_background()
+
+
+def _reduction(
+    tensor: Tensor,
+    average: bool | None,
+    name: str | None,
+    op: Op | None,
+    prescale: float,
+    postscale: float,
+    process_set: ProcessSet,
+) -> Handle[Tensor]:
+    how = Reduction(chosen(average, op), prescale, postscale, process_set)
+    return starting.reduce_in_place([tensor], how, name).then(_only)
 
 
 def reducescatter(
@@ -112,7 +129,7 @@ def reducescatter(
     """This rank's rows of the reduced `tensor`; where they cannot be parted equally, the first ranks get one more."""
     small, context = compression.compress(tensor)
     how = Reduction(op, prescale_factor, postscale_factor, process_set)
-    return compression.decompress(gradients.reduce_scatter(small, how), context)
+    return compression.decompress(gradients.reduce_scatter(small, how, name), context)
 
 
 def reducescatter_async(
@@ -125,26 +142,26 @@ def reducescatter_async(
 ) -> Handle[Tensor]:
     """`reducescatter` that returns at once."""
     how = Reduction(op, prescale_factor, postscale_factor, process_set)
-    return _first(starting.scatter_reduced([tensor], how))
+    return starting.scatter_reduced([tensor], how, name).then(_only).in_background()
 
 
 def allgather(tensor: Tensor, name: str | None = None, process_set: ProcessSet = global_process_set) -> Tensor:
     """Everyone's rows, in the order of ranks. Ranks may have different numbers of rows."""
-    return gradients.allgather(tensor, process_set)
+    return gradients.allgather(tensor, process_set, name)
 
 
 def allgather_async(
     tensor: Tensor, name: str | None = None, process_set: ProcessSet = global_process_set
 ) -> Handle[Tensor]:
-    """`allgather` that returns as soon as every rank has said how many rows it has."""
-    return _first(starting.gather([tensor], process_set))
+    """`allgather` that returns at once."""
+    return starting.gather([tensor], process_set, name).then(_only).in_background()
 
 
 def broadcast(
     tensor: Tensor, root_rank: int, name: str | None = None, process_set: ProcessSet = global_process_set
 ) -> Tensor:
     """The root's `tensor`, on every rank. `root_rank` counts all ranks, not those of the set."""
-    return gradients.broadcast(tensor, root_rank, process_set)
+    return gradients.broadcast(tensor, root_rank, process_set, name)
 
 
 def broadcast_async(
@@ -158,14 +175,14 @@ def broadcast_(
     tensor: Tensor, root_rank: int, name: str | None = None, process_set: ProcessSet = global_process_set
 ) -> Tensor:
     """Copy the root's `tensor` over everyone's, and return it."""
-    return broadcast_async_(tensor, root_rank, name, process_set).wait()
+    return starting.broadcast_in_place([tensor], root_rank, process_set, name).wait()[0]
 
 
 def broadcast_async_(
     tensor: Tensor, root_rank: int, name: str | None = None, process_set: ProcessSet = global_process_set
 ) -> Handle[Tensor]:
     """`broadcast_` that returns at once."""
-    return _first(starting.broadcast_in_place([tensor], root_rank, process_set))
+    return starting.broadcast_in_place([tensor], root_rank, process_set, name).then(_only).in_background()
 
 
 @overload
@@ -189,7 +206,7 @@ def alltoall(
 
     With `splits` also how many rows each rank has sent.
     """
-    received, rows = gradients.alltoall(tensor, _numbers(splits), process_set)
+    received, rows = gradients.alltoall(tensor, _numbers(splits), process_set, name)
     return received if splits is None else (received, rows)
 
 
@@ -199,22 +216,21 @@ def alltoall_async(
     name: str | None = None,
     process_set: ProcessSet = global_process_set,
 ) -> Handle[tuple[Tensor, Tensor]]:
-    """`alltoall` that returns as soon as every rank has said how much it sends.
+    """`alltoall` that returns at once.
 
     Its result are the rows and how many of them each rank has sent, without `splits`, too.
     """
-    handle = starting.exchange_rows(tensor, _numbers(splits), process_set)
 
-    def both() -> tuple[Tensor, Tensor]:
-        received, rows = handle.wait()
+    def both(result: tuple[Tensor, list[int]]) -> tuple[Tensor, Tensor]:
+        received, rows = result
         return received, torch.tensor(rows, dtype=torch.int32)
 
-    return Handle(handle.work, both)
+    return starting.exchange_rows(tensor, _numbers(splits), process_set, name).then(both).in_background()
 
 
 def barrier(process_set: ProcessSet = global_process_set) -> None:
     """Return when every rank has called it."""
-    process_set.group.barrier().wait()
+    process_set.meet("barrier")
 
 
 def join(device: int = -1) -> int:
@@ -222,14 +238,14 @@ def join(device: int = -1) -> int:
 
     Until then it takes part in the others' allreduces, and in steps of their optimizers, with zeros (in a minimum,
     maximum or product with what leaves that as it is); an average is still over all ranks. `device` is the GPU of these
-    zeros where the others' tensors are on one; below 0 the current one. Raises UnsupportedError where a rank calls
-    anything else before it joins.
+    zeros if the others' tensors are on one; below 0 the current one. A rank that calls anything else before all have
+    joined gets an UnsupportedError.
     """
     return process_sets.join(device)
 
 
-def _first(handle: Handle[list[Tensor]]) -> Handle[Tensor]:
-    return Handle(handle.work, lambda: handle.wait()[0])
+def _only(tensors: list[Tensor]) -> Tensor:
+    return tensors[0]
 
 
 def _numbers(splits: Tensor | Sequence[int] | None) -> list[int] | None:

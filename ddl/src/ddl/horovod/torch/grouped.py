@@ -9,6 +9,7 @@ from torch import Tensor
 from ddl.horovod.torch import starting
 from ddl.horovod.torch.collectives import allgather, allreduce, reducescatter
 from ddl.horovod.torch.compression import Compression, Compressor
+from ddl.horovod.torch.gradients import copy_of
 from ddl.horovod.torch.handle import Handle
 from ddl.horovod.torch.ops import Op, chosen
 from ddl.horovod.torch.process_sets import ProcessSet, global_process_set
@@ -28,11 +29,10 @@ def grouped_allreduce(
     """`allreduce` of each tensor."""
     if any(tensor.requires_grad for tensor in tensors):  # one by one, so that gradients flow
         arguments = (compression, op, prescale_factor, postscale_factor, process_set)
-        return [allreduce(tensor, average, name, *arguments) for tensor in tensors]
+        return [allreduce(tensor, average, _name_of(name, number), *arguments) for number, tensor in enumerate(tensors)]
     pairs = [compression.compress(tensor) for tensor in tensors]
-    handle = grouped_allreduce_async(
-        [small for small, _ in pairs], average, name, op, prescale_factor, postscale_factor, process_set
-    )
+    how = Reduction(chosen(average, op), prescale_factor, postscale_factor, process_set)
+    handle = starting.reduce_in_place([copy_of(small) for small, _ in pairs], how, _name_of(name))
     return [
         compression.decompress(reduced, context) for reduced, (_, context) in zip(handle.wait(), pairs, strict=True)
     ]
@@ -48,7 +48,7 @@ def grouped_allreduce_async(
     process_set: ProcessSet = global_process_set,
 ) -> Handle[list[Tensor]]:
     """`grouped_allreduce` that returns at once."""
-    copies = [tensor.detach().clone() for tensor in tensors]
+    copies = [copy_of(tensor) for tensor in tensors]
     return grouped_allreduce_async_(copies, average, name, op, prescale_factor, postscale_factor, process_set)
 
 
@@ -76,7 +76,7 @@ def grouped_allreduce_async_(
 ) -> Handle[list[Tensor]]:
     """`grouped_allreduce_` that returns at once."""
     how = Reduction(chosen(average, op), prescale_factor, postscale_factor, process_set)
-    return starting.reduce_in_place(tensors, how)
+    return starting.reduce_in_place(tensors, how, _name_of(name)).in_background()
 
 
 def grouped_allgather(
@@ -84,15 +84,15 @@ def grouped_allgather(
 ) -> list[Tensor]:
     """`allgather` of each tensor."""
     if any(tensor.requires_grad for tensor in tensors):
-        return [allgather(tensor, name, process_set) for tensor in tensors]
-    return grouped_allgather_async(tensors, name, process_set).wait()
+        return [allgather(tensor, _name_of(name, number), process_set) for number, tensor in enumerate(tensors)]
+    return starting.gather(tensors, process_set, _name_of(name)).wait()
 
 
 def grouped_allgather_async(
     tensors: Sequence[Tensor], name: str | None = None, process_set: ProcessSet = global_process_set
 ) -> Handle[list[Tensor]]:
-    """`grouped_allgather` that returns as soon as every rank has said how many rows it has."""
-    return starting.gather(tensors, process_set)
+    """`grouped_allgather` that returns at once."""
+    return starting.gather(tensors, process_set, _name_of(name)).in_background()
 
 
 def grouped_reducescatter(
@@ -105,8 +105,8 @@ def grouped_reducescatter(
     postscale_factor: float = 1.0,
 ) -> list[Tensor]:
     """`reducescatter` of each tensor."""
-    arguments = (name, compression, op, process_set, prescale_factor, postscale_factor)
-    return [reducescatter(tensor, *arguments) for tensor in tensors]
+    arguments = (compression, op, process_set, prescale_factor, postscale_factor)
+    return [reducescatter(tensor, _name_of(name, number), *arguments) for number, tensor in enumerate(tensors)]
 
 
 def grouped_reducescatter_async(
@@ -118,4 +118,12 @@ def grouped_reducescatter_async(
     postscale_factor: float = 1.0,
 ) -> Handle[list[Tensor]]:
     """`grouped_reducescatter` that returns at once."""
-    return starting.scatter_reduced(tensors, Reduction(op, prescale_factor, postscale_factor, process_set))
+    how = Reduction(op, prescale_factor, postscale_factor, process_set)
+    return starting.scatter_reduced(tensors, how, _name_of(name)).in_background()
+
+
+def _name_of(name: str | None, number: int | None = None) -> str | None:
+    """That of a group, or of one of its tensors: others than those of calls of one tensor."""
+    if name is None:
+        return None
+    return f"{name} (a group)" if number is None else f"{name} (tensor {number} of a group)"

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import pickle
-from collections.abc import Iterable, Mapping
-from typing import TypeVar
+from collections.abc import Callable, Iterable, Mapping
+from typing import Any, NamedTuple, TypeVar
 
 import torch
 from torch import Tensor
@@ -23,7 +23,7 @@ def broadcast_parameters(
 ) -> None:
     """Copy the root's parameters over everyone's: a model's `state_dict()`, `named_parameters()` or `parameters()`.
 
-    `prefix` is ignored. Raises ValueError: something in it is no tensor.
+    `prefix` is ignored. Raises ValueError: something in it is no tensor; MismatchError: ranks have other ones.
     """
     listed = sorted(params.items()) if isinstance(params, Mapping) else list(params)
     # A parameter could be unpacked, too: into its rows.
@@ -41,10 +41,46 @@ def broadcast_optimizer_state(
     model: torch.nn.Module | None = None,
     process_set: ProcessSet = global_process_set,
 ) -> None:
-    """Give every rank the root's optimizer state: options, and what it keeps for each parameter. `model` is ignored."""
-    state = broadcast_object(optimizer.state_dict(), root_rank, process_set=process_set)
-    if process_set.number_of(root_rank) != process_set.rank():
+    """Give every rank the root's optimizer state: options, and what it keeps for each parameter. `model` is ignored.
+
+    Tensors go one by one, each to the device of its parameter, or to the CPU if the root has it there while its
+    parameter is on a GPU. Raises MismatchError: the ranks' optimizers have other numbers of parameters.
+    """
+    parameters = [parameter for group in optimizer.param_groups for parameter in group["params"]]
+    counts = [len(group["params"]) for group in optimizer.param_groups]
+    process_set.meet("broadcast_optimizer_state", f"root {root_rank}, parameters of each group {counts}")
+    tensors: list[Tensor] = []
+
+    def outline_of(value: object, number: object) -> object:
+        if not isinstance(value, Tensor):
+            return value
+        tensors.append(value)
+        near = parameters[number] if isinstance(number, int) else parameters[0]
+        return _Outline(value.dtype, value.shape, value.device.type == near.device.type)
+
+    def filled(value: object, number: object) -> object:
+        if not isinstance(value, _Outline):
+            return value
+        near = parameters[number] if isinstance(number, int) else parameters[0]
+        tensors.append(torch.empty(value.shape, dtype=value.dtype, device=near.device if value.beside else "cpu"))
+        return tensors[-1]
+
+    is_root = process_set.number_of(root_rank) == process_set.rank()
+    outline = _mapped_state(optimizer.state_dict(), outline_of) if is_root else {}
+    outline = broadcast_object(outline, root_rank, process_set=process_set)
+    state = None if is_root else _mapped_state(outline, filled)
+    for tensor in tensors:
+        starting.broadcast_in_place([tensor], root_rank, process_set).wait()
+    if state is not None:
         optimizer.load_state_dict(state)
+
+
+class _Outline(NamedTuple):
+    """What another rank needs to make a tensor of a parameter's state."""
+
+    dtype: torch.dtype
+    shape: torch.Size
+    beside: bool  # its parameter, on the same kind of device
 
 
 def broadcast_object(
@@ -54,10 +90,10 @@ def broadcast_object(
     is_root = process_set.number_of(root_rank) == process_set.rank()
     content = _pickled(obj) if is_root else torch.empty(0, dtype=torch.uint8)
     length = torch.tensor([content.numel()])
-    starting.broadcast_in_place([length], root_rank, process_set).wait()
+    starting.broadcast_in_place([length], root_rank, process_set, _part(name, "length")).wait()
     if not is_root:
         content = torch.empty(int(length), dtype=torch.uint8)
-    starting.broadcast_in_place([content], root_rank, process_set).wait()
+    starting.broadcast_in_place([content], root_rank, process_set, _part(name, "content")).wait()
     if is_root:
         return obj
     received: ObjectT = pickle.loads(content.numpy().tobytes())
@@ -69,9 +105,34 @@ def allgather_object(
 ) -> list[ObjectT]:
     """Everyone's object, in the order of ranks."""
     content = _pickled(obj)
-    lengths = starting.gather([torch.tensor([content.numel()])], process_set).wait()[0].tolist()
-    every = starting.gather([content], process_set).wait()[0]
+    length = torch.tensor([content.numel()])
+    lengths = starting.gather([length], process_set, _part(name, "length")).wait()[0].tolist()
+    every = starting.gather([content], process_set, _part(name, "content")).wait()[0]
     return [pickle.loads(its.numpy().tobytes()) for its in every.split(lengths)]
+
+
+def _mapped_state(state: dict[str, Any], step: Callable[[object, object], object]) -> dict[str, Any]:
+    """An optimizer's `state_dict()` with `step(value, number of its parameter)` in the place of each value."""
+
+    def mapped(value: object, number: object) -> object:
+        if isinstance(value, dict):
+            return {name: mapped(its, number) for name, its in value.items()}
+        if type(value) is list:
+            return [mapped(its, number) for its in value]
+        if type(value) is tuple:
+            return tuple(mapped(its, number) for its in value)
+        return step(value, number)
+
+    states = {number: mapped(its, number) for number, its in state["state"].items()}
+    groups = [
+        {name: its if name == "params" else mapped(its, None) for name, its in group.items()}
+        for group in state["param_groups"]
+    ]
+    return {**state, "state": states, "param_groups": groups}
+
+
+def _part(name: str | None, part: str) -> str | None:
+    return None if name is None else f"{name} (an object's {part})"
 
 
 def _pickled(obj: object) -> Tensor:

@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import enum
+from collections.abc import Sequence
 
+import torch
+from torch import Tensor
 from torch.distributed import ReduceOp
 
 from ddl.errors import UnsupportedError
@@ -52,6 +55,18 @@ def of_torch(op: Op) -> ReduceOp.RedOpType:
     return _OF_TORCH[op]
 
 
-def from_torch(op: ReduceOp | ReduceOp.RedOpType) -> Op:
-    """The other way."""
-    return next(known for known, its in _OF_TORCH.items() if op == its)
+def neutral(op: Op, dtype: torch.dtype, shape: Sequence[int], device: torch.device) -> Tensor:
+    """A tensor that leaves the others of a reduction as they are: zeros for a sum."""
+    return torch.full(tuple(shape), _neutral(op, dtype), dtype=dtype, device=device)
+
+
+def _neutral(op: Op, dtype: torch.dtype) -> float:
+    if op is Op.Product:
+        return 1
+    if op not in (Op.Min, Op.Max):
+        return 0
+    if dtype.is_floating_point:
+        return float("inf") if op is Op.Min else float("-inf")
+    if dtype is torch.bool:
+        return op is Op.Min
+    return torch.iinfo(dtype).max if op is Op.Min else torch.iinfo(dtype).min

@@ -68,6 +68,11 @@ class Distributed(torch.optim.Optimizer):
 
     _averager: Averager
 
+    @property
+    def _parameter_names(self) -> dict[Parameter, str]:
+        """As Horovod's optimizers have it: the names of parameters that are reduced."""
+        return self._averager.names
+
     def synchronize(self) -> None:
         """Wait until all gradients are reduced: before they are clipped, say. `step` then reduces nothing again."""
         _synchronize(self)

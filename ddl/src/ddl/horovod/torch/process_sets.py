@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 
 import ddl
 from ddl.communicator import Communicator, create_group, split
 from ddl.errors import StateError
-from ddl.horovod.torch.call_log import Call, LoggedGroup
-from ddl.horovod.torch.joining import Joining, Key
+from ddl.horovod.announcements import Announcement
+from ddl.horovod.negotiation import Negotiator
+from ddl.horovod.torch import starting
 from ddl.torch import job
+from ddl.torch.process_group import ProcessGroup
+from ddl.torch.work import Work
 
 
 class ProcessSet:
@@ -18,12 +21,12 @@ class ProcessSet:
     def __init__(self, ranks: Sequence[int]) -> None:
         self.ranks: list[int] = sorted(ranks)  #: numbers among all ranks
         self.process_set_id: int | None = None  #: from 0, the set of all; None where it is not added
-        self._group: LoggedGroup | None = None
-        self._more: dict[LoggedGroup, int] = {}  # their numbers in the set, in which 0 is that of `group`
-        self._made = 0  # of `_more`, in all
+        self._group: ProcessGroup | None = None
+        self._negotiator: Negotiator | None = None
+        self._optimizers = 0
 
     @property
-    def group(self) -> LoggedGroup:
+    def group(self) -> ProcessGroup:
         """What its calls go through. Raises StateError: it was not added; ValueError: this rank is not in it."""
         if self.process_set_id is None:
             hint = "call init() first" if self is global_process_set else "call add_process_set first"
@@ -32,21 +35,21 @@ class ProcessSet:
             raise ValueError(f"rank {ddl.rank()} is not in {self}: only its ranks may call with it")
         return self._group
 
-    def add_group(self, name: str) -> LoggedGroup:
-        """Another group of these ranks, with an order of calls of its own, until `end_group` or the set's end.
+    @property
+    def negotiator(self) -> Negotiator:
+        """What agrees on its calls. Raises as `group`."""
+        assert self.group is not None  # raises
+        assert self._negotiator is not None
+        return self._negotiator
 
-        Collective over the set; blocks. Raises as `group`.
-        """
-        self.group.log(Call("DistributedOptimizer"))
-        self._made += 1
-        made = _group_of(split(0, comm=self.group.communicator), name, (self._number, self._made))
-        self._more[made] = self._made
-        return made
+    def count_optimizer(self) -> int:
+        """The number of one more optimizer of the set, from 0."""
+        self._optimizers += 1
+        return self._optimizers - 1
 
-    def end_group(self, group: LoggedGroup) -> None:
-        """End one that `add_group` made; not collective. Doing it twice does nothing."""
-        if group in self._more:
-            _end_group(group, (self._number, self._more.pop(group)))
+    def meet(self, kind: str, terms: str = "") -> None:
+        """Return when every rank of the set has called it with the same arguments. Raises as `group`, and DDLError."""
+        self.negotiator.announce(kind, None, lambda *_: None, terms=terms).wait()
 
     @property
     def _number(self) -> int:
@@ -81,42 +84,43 @@ class ProcessSet:
 global_process_set = ProcessSet([])
 
 _sets: dict[int, ProcessSet] = {}
-_joining: Joining | None = None  # of the job
+_device = -1  # for `starting.answer`
 
 
 def begin() -> None:
     """Join the job, and make the set of all ranks."""
-    global _joining
     job.enter()
     try:
         global_process_set.ranks = list(range(ddl.size()))
-        _joining = Joining(split(0))
-        group = _group_of(Communicator(None), "horovod", (0, 0), leave=_leave)
+        # Not the job's own communicator, which the script may use in an order of its own.
+        _register(global_process_set, 0, split(0))
     except BaseException:
-        _leave()
+        job.leave()
         raise
-    _register(global_process_set, 0, group)
-
-
-def _leave() -> None:
-    global _joining
-    ended, _joining = _joining, None
-    if ended is not None:
-        ended.end()
-    job.leave()
 
 
 def end() -> None:
     """Remove all sets, and leave the job."""
+    if not _sets:
+        return
+    job.leave()  # before the communicators go: a rank that waits for this one on them is told that it has left
     for number in sorted(_sets, reverse=True):
         _forget(_sets[number])
 
 
 def join(device: int) -> int:
     """Answer the others' reductions until every rank has called it; returns the one that was the last to."""
+    global _device
+    mine = [its.negotiator for its in _sets.values() if its.included()]
     global_process_set.included()  # raises before init()
-    assert _joining is not None
-    return _joining.join(device)
+    _device = device
+    calls = [negotiator.join() for negotiator in mine]
+    for call in calls[1:]:
+        call.in_background()
+    for call in calls:
+        call.wait()
+    last, *_ = [negotiator.joined() for negotiator in mine]
+    return last
 
 
 def add_process_set(process_set: ProcessSet | Sequence[int]) -> ProcessSet:
@@ -131,12 +135,9 @@ def add_process_set(process_set: ProcessSet | Sequence[int]) -> ProcessSet:
     for known in _sets.values():
         if known.ranks == made.ranks:
             raise ValueError(f"{made} was added before: use that one, or remove it first")
-    global_process_set.group.log(Call("add_process_set"))
+    global_process_set.meet("add_process_set", f"ranks {made.ranks}")
     number = _count()
-    group = None
-    if ddl.rank() in made.ranks:
-        group = _group_of(create_group(made.ranks, number), f"horovod-{number}", (number, 0))
-    _register(made, number, group)
+    _register(made, number, create_group(made.ranks, number) if ddl.rank() in made.ranks else None)
     return made
 
 
@@ -144,7 +145,7 @@ def remove_process_set(process_set: ProcessSet) -> bool:
     """Every rank calls it: the set is of no use from then on. False where it was not in use, or is the set of all."""
     if process_set is global_process_set or process_set.process_set_id is None:
         return False
-    global_process_set.group.log(Call("remove_process_set"))
+    global_process_set.meet("remove_process_set", f"ranks {process_set.ranks}")
     _forget(process_set)
     return True
 
@@ -158,37 +159,27 @@ def _count() -> int:
     return _made
 
 
-def _group_of(comm: Communicator, name: str, key: Key, leave: Callable[[], None] | None = None) -> LoggedGroup:
-    assert _joining is not None
-    made = LoggedGroup(comm, name, _joining.listener(key), leave)
-    _joining.add_group(key, made)
-    return made
+def _register(process_set: ProcessSet, number: int, comm: Communicator | None) -> None:
+    """`comm`: of its ranks; None on a rank that is not in it."""
+    if comm is not None:
+        group = ProcessGroup(None, comm, f"horovod-{number}")
 
+        def answer(announcement: Announcement) -> Work:
+            return starting.answer(announcement, group, _device)
 
-def _end_group(group: LoggedGroup, key: Key) -> None:
-    if _joining is not None:
-        _joining.forget_group(key)
-    group.shutdown()
-
-
-def _register(process_set: ProcessSet, number: int, group: LoggedGroup | None) -> None:
+        process_set._group = group
+        process_set._negotiator = Negotiator(process_set.ranks, split(0, comm=comm), split(0, comm=comm), answer)
     process_set.process_set_id = number
-    process_set._group = group
+    process_set._optimizers = 0
     _sets[number] = process_set
-    if group is not None:
-        assert _joining is not None
-        _joining.add_set(number, process_set.ranks)
 
 
 def _forget(process_set: ProcessSet) -> None:
-    number = process_set._number
-    del _sets[number]
-    # Before the job is left, which the last group does: their communicators are of that job.
-    for more in list(process_set._more):
-        process_set.end_group(more)
+    del _sets[process_set._number]
     group, process_set._group = process_set._group, None
+    negotiator, process_set._negotiator = process_set._negotiator, None
     process_set.process_set_id = None
+    if negotiator is not None:
+        negotiator.end()
     if group is not None:
-        assert _joining is not None
-        _joining.forget_set(number)
-        _end_group(group, (number, 0))
+        group.shutdown()

@@ -1,25 +1,36 @@
 """Collectives in flight over one or several tensors, by the process group of a set of ranks.
 
-What Horovod's functions have in common: scaling, results of their own, and first dimensions that differ from rank to
-rank. `name` is of no use here: calls are matched by their order, and libddl says which ranks called something else.
+What Horovod's functions have in common: they are announced, and begin when every rank has announced the same; scaling,
+results of their own, and first dimensions that differ from rank to rank. Nothing is written before every rank has
+announced the call with the same types and shapes.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import NamedTuple
+import functools
+from collections.abc import Callable, Mapping, Sequence
+from typing import TYPE_CHECKING, NamedTuple, TypeVar
 
 import torch
 import torch.distributed as dist
 from torch import Tensor
+from torch._C._distributed_c10d import AllgatherOptions
 from torch.distributed import ReduceOp
 
+from ddl.horovod.announcements import Announcement
 from ddl.horovod.torch.handle import Handle
-from ddl.horovod.torch.ops import Op, of_torch
-from ddl.horovod.torch.process_sets import ProcessSet
+from ddl.horovod.torch.ops import Op, neutral, of_torch
 from ddl.torch.process_group import ProcessGroup
+from ddl.torch.tensors import check, reducible
+from ddl.torch.work import Work
 
-_DIMENSIONS = 8  # of a shape, that ranks compare
+if TYPE_CHECKING:
+    from ddl.horovod.torch.process_sets import ProcessSet
+
+_ON_GPU = "on a GPU"
+
+Announced = Mapping[int, Announcement]
+ResultT = TypeVar("ResultT")
 
 
 class Reduction(NamedTuple):
@@ -30,89 +41,135 @@ class Reduction(NamedTuple):
     postscale: float
     process_set: ProcessSet
 
+    def terms(self, more: str = "") -> str:
+        """What of it must be the same on every rank, and `more`."""
+        factors = [f"{name}_factor {factor}" for name, factor in zip(_FACTORS, self[1:3], strict=True) if factor != 1]
+        return ", ".join([self.op.name, *factors, *([more] if more else [])])
+
+
+_FACTORS = ("prescale", "postscale")
+
 
 def reduce_in_place(
-    tensors: Sequence[Tensor], how: Reduction, group: ProcessGroup | None = None
+    tensors: Sequence[Tensor],
+    how: Reduction,
+    name: str | None = None,
+    terms: str = "",
+    own: tuple[int, ...] = (),
+    hear: Callable[[Announced], None] | None = None,
 ) -> Handle[list[Tensor]]:
-    """Reduce each tensor over the ranks. `group`: another one of the set."""
-    options = dist.AllreduceOptions()
-    options.reduceOp = ReduceOp(of_torch(how.op))
-    group = group or how.process_set.group
+    """Reduce each tensor over the ranks.
+
+    `terms`: what else must be the same on every rank; `own`: what each tells the others, which `hear` gets.
+    """
+    group, op = how.process_set.group, ReduceOp(of_torch(how.op))
     results = list(tensors)
-    _check_scale(results, how.prescale, "prescale_factor")  # all of them, before the first is changed
-    _check_scale(results, how.postscale, "postscale_factor")
-    for tensor in results:
-        scale(tensor, how.prescale, "prescale_factor")
-    with torch.no_grad():
-        work = group.allreduce([tensor.detach() for tensor in results], options)
+    _check_reducible(results, how)
+
+    def start(announced: Announced, awaited: bool) -> Work:
+        if hear is not None:
+            hear(announced)
+        for tensor in results:
+            scale(tensor, how.prescale, "prescale_factor")
+        return reduce_now(results, op, group, awaited)
 
     def finish() -> list[Tensor]:
         for tensor in results:
             scale(tensor, how.postscale, "postscale_factor")
         return results
 
-    return Handle(work, finish)
+    return _announced("allreduce", name, results, how.process_set, start, finish, how.terms(terms), own)
 
 
-def scatter_reduced(tensors: Sequence[Tensor], how: Reduction) -> Handle[list[Tensor]]:
+def reduce_now(tensors: Sequence[Tensor], op: ReduceOp, group: ProcessGroup, awaited: bool = False) -> Work:
+    """What an allreduce is once every rank has announced it. `awaited`: it may block."""
+    options = dist.AllreduceOptions()
+    options.asyncOp = not awaited
+    options.reduceOp = op
+    with torch.no_grad():
+        return group.allreduce([tensor.detach() for tensor in tensors], options)
+
+
+def answer(announcement: Announcement, group: ProcessGroup, device: int) -> Work:
+    """Take part in an allreduce that other ranks announced, with tensors that leave their results as they are.
+
+    `device`: where they are made if the others' are on a GPU; below 0 the current one.
+    """
+    terms = announcement.terms.split(", ")
+    op = Op[terms[0]]
+    where = torch.device("cpu")
+    if terms[-1] == _ON_GPU:
+        where = torch.device("cuda", device if device >= 0 else torch.cuda.current_device())
+    tensors = [neutral(op, getattr(torch, dtype), shape, where) for dtype, shape in announcement.tensors]
+    return reduce_now(tensors, ReduceOp(of_torch(op)), group)
+
+
+def scatter_reduced(tensors: Sequence[Tensor], how: Reduction, name: str | None = None) -> Handle[list[Tensor]]:
     """Reduce each tensor, and keep this rank's rows: as many as the others', the first ranks one more."""
     options = dist.ReduceScatterOptions()
     options.reduceOp = ReduceOp(of_torch(how.op))
     group, size = how.process_set.group, how.process_set.size()
+    _check_reducible(tensors, how)
     inputs, outputs = [], []
     for tensor in tensors:
-        rows = _rows_of(tensor, "reducescatter")
-        each, more = divmod(rows, size)
+        each, more = divmod(_rows_of(tensor, "reducescatter"), size)
         parts = [each + (rank < more) for rank in range(size)]
         copy = tensor.detach().clone(memory_format=torch.contiguous_format)
         scale(copy, how.prescale, "prescale_factor")
         inputs.append(list(copy.split(parts)))
         outputs.append(tensor.new_empty((parts[group.rank()], *tensor.shape[1:])))
-    _check_scale(outputs, how.postscale, "postscale_factor")
-    work = group.reduce_scatter(outputs, inputs, options)
 
     def finish() -> list[Tensor]:
         for tensor in outputs:
             scale(tensor, how.postscale, "postscale_factor")
         return outputs
 
-    return Handle(work, finish)
+    def start(_: Announced, awaited: bool) -> Work:
+        options.asyncOp = not awaited
+        return group.reduce_scatter(outputs, inputs, options)
+
+    return _announced("reducescatter", name, tensors, how.process_set, start, finish, how.terms())
 
 
-def gather(
-    tensors: Sequence[Tensor], process_set: ProcessSet, group: ProcessGroup | None = None
-) -> Handle[list[Tensor]]:
-    """Everyone's rows of each tensor; waits until every rank has said how many it has. `group`: as above."""
-    group = group or process_set.group
-    outputs, counts = [], []
+def gather(tensors: Sequence[Tensor], process_set: ProcessSet, name: str | None = None) -> Handle[list[Tensor]]:
+    """Everyone's rows of each tensor."""
+    group, size = process_set.group, process_set.size()
     for tensor in tensors:
         _rows_of(tensor, "allgather")
-    described = exchange([number for tensor in tensors for number in _shape(tensor)], group)
-    for index, tensor in enumerate(tensors):
-        shapes = [its[index * (_DIMENSIONS + 1) : (index + 1) * (_DIMENSIONS + 1)] for its in described]
-        _need_same_rows(shapes, "allgather", process_set)
-        counts.append([its[1] for its in shapes])
-        outputs.append(tensor.new_empty((sum(counts[-1]), *tensor.shape[1:])))
     inputs = [tensor.detach() for tensor in tensors]
-    if all(len(its) == 1 for its in map(set, counts)):
-        work = group.all_gather_single_coalesced(outputs, inputs)
-    else:
+    outputs: list[Tensor] = []
+
+    def start(announced: Announced, awaited: bool) -> Work:
+        options = AllgatherOptions()
+        options.asyncOp = not awaited
+        counts = [[announced[rank].tensors[index][1][0] for rank in range(size)] for index in range(len(inputs))]
+        outputs.extend(its.new_empty((sum(rows), *its.shape[1:])) for its, rows in zip(inputs, counts, strict=True))
+        if all(len(set(rows)) == 1 for rows in counts):
+            return group.all_gather_single_coalesced(outputs, inputs, options)
         targets = [list(output.split(rows)) for output, rows in zip(outputs, counts, strict=True)]
-        work = group.allgather(targets, inputs)
-    return Handle(work, lambda: outputs)
+        return group.allgather(targets, inputs, options)
+
+    return _announced("allgather", name, tensors, process_set, start, lambda: outputs)
 
 
-def broadcast_in_place(tensors: Sequence[Tensor], root_rank: int, process_set: ProcessSet) -> Handle[list[Tensor]]:
+def broadcast_in_place(
+    tensors: Sequence[Tensor], root_rank: int, process_set: ProcessSet, name: str | None = None
+) -> Handle[list[Tensor]]:
     """The root's tensors over everyone's. `root_rank` is its number among all ranks."""
     options = dist.BroadcastOptions()
     options.rootRank = process_set.number_of(root_rank)
+    group = process_set.group
     results = list(tensors)
-    work = process_set.group.broadcast([tensor.detach() for tensor in results], options)
-    return Handle(work, lambda: results)
+
+    def start(_: Announced, awaited: bool) -> Work:
+        options.asyncOp = not awaited
+        return group.broadcast([tensor.detach() for tensor in results], options)
+
+    return _announced("broadcast", name, results, process_set, start, lambda: results, f"root {root_rank}")
 
 
 def exchange_rows(
-    tensor: Tensor, splits: Sequence[int] | None, process_set: ProcessSet
+    tensor: Tensor, splits: Sequence[int] | None, process_set: ProcessSet, name: str | None = None
 ) -> Handle[tuple[Tensor, list[int]]]:
     """Rows of `tensor` to each rank, as many as `splits` says; everyone's for this rank, and how many each sent."""
     group = process_set.group
@@ -126,17 +183,21 @@ def exchange_rows(
             f"alltoall: splits is {list(splits)}: it must have {size} sizes, one for each rank, whose sum is {rows}, "
             "the rows of the tensor"
         )
-    described = exchange([*_shape(tensor), *splits], group)
-    _need_same_rows([its[: _DIMENSIONS + 1] for its in described], "alltoall", process_set)
-    received = [its[_DIMENSIONS + 1 + group.rank()] for its in described]
-    output = tensor.new_empty((sum(received), *tensor.shape[1:]))
-    work = group.all_to_all_single(output, tensor.detach(), received, list(splits))
-    return Handle(work, lambda: (output, received))
+    sent = list(splits)
+    results: list[tuple[Tensor, list[int]]] = []
+
+    def start(announced: Announced, _: bool) -> Work:
+        received = [announced[rank].own[group.rank()] for rank in range(size)]
+        output = tensor.new_empty((sum(received), *tensor.shape[1:]))
+        results.append((output, received))
+        return group.all_to_all_single(output, tensor.detach(), received, sent)
+
+    return _announced("alltoall", name, [tensor], process_set, start, lambda: results[0], own=tuple(sent))
 
 
 def scale(tensor: Tensor, factor: float, what: str) -> None:
     """Multiply in place, whole numbers in double precision and rounded towards zero. Raises ValueError for bool."""
-    _check_scale([tensor], factor, what)
+    _check_scale(tensor, factor, what)
     if factor == 1:
         return
     with torch.no_grad():
@@ -146,35 +207,52 @@ def scale(tensor: Tensor, factor: float, what: str) -> None:
             tensor.copy_(tensor.double().mul_(factor))
 
 
-def _check_scale(tensors: Sequence[Tensor], factor: float, what: str) -> None:
+def _announced(
+    kind: str,
+    name: str | None,
+    tensors: Sequence[Tensor],
+    process_set: ProcessSet,
+    start: Callable[[Announced, bool], Work],
+    finish: Callable[[], ResultT],
+    terms: str = "",
+    own: tuple[int, ...] = (),
+) -> Handle[ResultT]:
     for tensor in tensors:
-        if factor != 1 and tensor.dtype is torch.bool:
-            raise ValueError(f"{what} is {factor}, but a tensor of {tensor.dtype} cannot be scaled: convert it first")
+        check(tensor)
+    gpu = next((tensor.device for tensor in tensors if tensor.is_cuda), None)
+    if gpu is not None:
+        # Another thread may begin it: on the stream that has written the tensors.
+        stream, begin = torch.cuda.current_stream(gpu), start
+
+        def start(announced: Announced, awaited: bool) -> Work:
+            with torch.cuda.stream(stream):
+                return begin(announced, awaited)
+
+        terms = f"{terms}, {_ON_GPU}" if terms else _ON_GPU
+    described = tuple((_name_of(tensor.dtype), tuple(tensor.shape)) for tensor in tensors)
+    call = process_set.negotiator.announce(kind, name, start, described, terms, own)
+    return Handle(call, finish)
+
+
+@functools.cache
+def _name_of(dtype: torch.dtype) -> str:
+    return str(dtype).rpartition(".")[2]
+
+
+def _check_reducible(tensors: Sequence[Tensor], how: Reduction) -> None:
+    for tensor in tensors:
+        check(tensor)
+        for name, factor in zip(_FACTORS, how[1:3], strict=True):
+            _check_scale(tensor, factor, f"{name}_factor")
+        reducible(tensor, of_torch(how.op))
+
+
+def _check_scale(tensor: Tensor, factor: float, what: str) -> None:
+    if factor != 1 and tensor.dtype is torch.bool:
+        raise ValueError(f"{what} is {factor}, but a tensor of {tensor.dtype} cannot be scaled: convert it first")
 
 
 def _rows_of(tensor: Tensor, what: str) -> int:
     if tensor.dim() == 0:
         raise ValueError(f"{what} of a tensor without dimensions: it has no rows; pass tensor.reshape(1)")
     return tensor.shape[0]
-
-
-def _shape(tensor: Tensor) -> list[int]:
-    dimensions = list(tensor.shape[:_DIMENSIONS])
-    return [tensor.dim(), *dimensions, *[0] * (_DIMENSIONS - len(dimensions))]
-
-
-def _need_same_rows(shapes: list[list[int]], what: str, process_set: ProcessSet) -> None:
-    for rank, shape in enumerate(shapes):
-        if (shape[0], shape[2:]) != (shapes[0][0], shapes[0][2:]):
-            first, other = (tuple(its[1 : 1 + min(its[0], _DIMENSIONS)]) for its in (shapes[0], shape))
-            raise ValueError(
-                f"{what}: rank {process_set.ranks[rank]} has a tensor of shape {other}, but rank "
-                f"{process_set.ranks[0]} one of {first}: all dimensions but the first must be the same"
-            )
-
-
-def exchange(numbers: list[int], group: ProcessGroup) -> list[list[int]]:
-    """Everyone's numbers; as many on each rank. Blocks."""
-    every = torch.empty(group.size(), len(numbers), dtype=torch.int64)
-    group.all_gather_single(every, torch.tensor(numbers, dtype=torch.int64)).wait()
-    return [[int(number) for number in row] for row in every.tolist()]

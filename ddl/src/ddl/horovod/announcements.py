@@ -1,0 +1,206 @@
+"""What ranks announce before they begin a call, and which calls all of them have announced.
+
+Pure: no messages, no clock. Every rank keeps such a table and is given the same announcements in the same rounds. So
+all tables are the same, and all ranks begin their calls in one order, whatever order each announced them in.
+"""
+
+from __future__ import annotations
+
+import functools
+import hashlib
+import json
+from collections.abc import Mapping, Sequence
+from typing import NamedTuple
+
+from ddl.errors import DDLError, MismatchError, RankTimeoutError, UnsupportedError
+
+JOIN, WITHDRAW = "join", "withdraw"  # kinds that are no collectives
+
+# The first dimension of their tensors may differ from rank to rank.
+_UNEVEN = ("allgather", "alltoall")
+
+_Tensors = tuple[tuple[str, tuple[int, ...]], ...]
+
+
+class Announcement(NamedTuple):
+    """A call that a rank is ready to make."""
+
+    kind: str  # "allreduce"
+    key: str  # what calls are matched by: "allreduce 'a'", or "#5", the fifth call without a name
+    tensors: _Tensors = ()  # their types and shapes
+    terms: str = ""  # what else must be the same on every rank: "Sum", "root 0"
+    own: tuple[int, ...] = ()  # numbers that may differ
+
+    def __str__(self) -> str:
+        what = self.kind if self.key.startswith("#") else self.key
+        tensors = [f"{dtype} of shape {shape}" for dtype, shape in self.tensors[:3]]
+        more = [f"{len(self.tensors) - 3} more tensors"] if len(self.tensors) > 3 else []
+        terms = [self.terms] if self.terms else []
+        inner = ", ".join(tensors + more + terms)
+        return f"{what} ({inner})" if inner else what
+
+
+class Outcome(NamedTuple):
+    """What has become of a call: every rank may begin it, or it ends with the error, on each that announced it."""
+
+    key: str
+    announced: Mapping[int, Announcement]  # by rank
+    error: DDLError | None
+
+
+def digest(announcement: Announcement | None) -> tuple[int, int]:
+    """Two numbers of 63 bits that are the same for the same announcements only. None: a rank has nothing to say."""
+    if announcement is None:
+        return 0, 0
+    found = hashlib.blake2b(
+        announcement.key.encode(), digest_size=16, key=_content(announcement.kind, *announcement[2:])
+    )
+    number = int.from_bytes(found.digest(), "little")
+    return number & (2**63 - 1), number >> 65
+
+
+@functools.lru_cache(1024)  # a training's calls come again
+def _content(kind: str, tensors: _Tensors, terms: str, own: tuple[int, ...]) -> bytes:
+    return hashlib.blake2b(json.dumps((kind, tensors, terms, own)).encode(), digest_size=32).digest()
+
+
+def encode(announcement: Announcement | None) -> bytes:
+    """As it is sent."""
+    return json.dumps(announcement).encode()
+
+
+def decode(content: bytes) -> Announcement | None:
+    """The other way."""
+    found = json.loads(content)
+    if found is None:
+        return None
+    kind, key, tensors, terms, own = found
+    return Announcement(kind, key, tuple((dtype, tuple(shape)) for dtype, shape in tensors), terms, tuple(own))
+
+
+class Table:
+    """What `ranks` (by their numbers among all) have announced. Within it a rank is a number from 0 to len(ranks)."""
+
+    def __init__(self, ranks: Sequence[int]) -> None:
+        self._ranks = ranks
+        self._rounds = 0
+        self.waiting: dict[str, dict[int, Announcement]] = {}  #: by key: calls that a rank has not announced yet
+        self._last: dict[int, Announcement] = {}  # of each rank
+        self._joined: dict[int, tuple[int, int, int]] = {}  # of each: what `last_to_join` compares
+
+    def take(self, said: Sequence[Announcement | None]) -> list[Outcome]:
+        """A round: what each rank said in it. Returns what is to be done now, in this order."""
+        self._rounds += 1
+        first = said[0]
+        if first is not None and first.kind not in (JOIN, WITHDRAW) and not self._joined and _all_same(said):
+            self._last = dict.fromkeys(range(len(said)), first)
+            return [Outcome(first.key, self._last, None)]
+        given_up = []
+        for rank, its in enumerate(said):
+            if its is None:
+                continue
+            if its.kind == WITHDRAW:
+                given_up.append(its.key)
+            elif its.kind == JOIN:
+                self._joined[rank] = (its.own[0], self._rounds, rank)
+            else:
+                self.waiting.setdefault(its.key, {})[rank] = its
+                self._last[rank] = its
+        outcomes = self._over()
+        for key in given_up:
+            if key in self.waiting:  # its last rank has not called it just now
+                outcomes.append(self._withdrawn(key))
+        return outcomes
+
+    def has_joined(self, rank: int) -> bool:
+        """Whether it has, in this round of joins."""
+        return rank in self._joined
+
+    def last_to_join(self) -> int | None:
+        """None until every rank has joined; then the one that was the last, and all may make calls again.
+
+        That is the one which has announced the most calls, or, of several, which joined in the latest round.
+        """
+        if len(self._joined) < len(self._ranks):
+            return None
+        _, _, last = max(self._joined.values())
+        self._joined.clear()
+        return last
+
+    def missing(self, key: str) -> list[int]:
+        """Ranks that have neither announced a call nor joined."""
+        announced = self.waiting[key]
+        return [rank for rank in range(len(self._ranks)) if rank not in announced and rank not in self._joined]
+
+    def hindrance(self, key: str) -> str:
+        """Why a call does not begin: "rank 1 has not called it; its last call was barrier"."""
+        late = self.missing(key)
+        named = f"{self._names(late)} {'has' if len(late) == 1 else 'have'} not called it"
+        lasts = [
+            f"{'its' if len(late) == 1 else self._name(rank) + chr(39) + 's'} last call was {self._last[rank]}"
+            for rank in late[:3]
+            if rank in self._last
+        ]
+        return "; ".join([named, *lasts])
+
+    def _withdrawn(self, key: str) -> Outcome:
+        hindrance = self.hindrance(key)
+        announced = self.waiting.pop(key)
+        error = RankTimeoutError(
+            f"{self._names(list(announced))} called {next(iter(announced.values()))} and waited longer than "
+            f"DDL_TIMEOUT allows: {hindrance}: every rank must call the same names; the job goes on"
+        )
+        return Outcome(key, announced, error)
+
+    def _over(self) -> list[Outcome]:
+        outcomes = []
+        for key, announced in list(self.waiting.items()):
+            missing = self.missing(key)
+            absent = [rank for rank in self._joined if rank not in announced]
+            kind = next(iter(announced.values())).kind
+            if absent and kind != "allreduce":
+                error: DDLError | None = self._left_alone(announced, absent)
+            elif missing:
+                continue
+            else:
+                error = self._difference(announced)
+            outcomes.append(Outcome(key, self.waiting.pop(key), error))
+        return outcomes
+
+    def _left_alone(self, announced: Mapping[int, Announcement], absent: list[int]) -> DDLError:
+        its = next(iter(announced.values()))
+        hint = "; sparse gradients need sparse_as_dense=True" if its.kind == "allgather" else ""
+        return UnsupportedError(
+            f"{self._names(list(announced))} called {its} after {self._names(absent)} had joined, but until all have "
+            f"joined only allreduce, and an optimizer's steps, go on without a rank{hint}"
+        )
+
+    def _difference(self, announced: Mapping[int, Announcement]) -> DDLError | None:
+        one, its = next(iter(announced.items()))
+        for other, theirs in announced.items():
+            if its != theirs and _comparable(its) != _comparable(theirs):
+                return MismatchError(
+                    f"{self._name(one)} called {its}, but {self._name(other)} called {theirs}: every rank must make "
+                    "the same calls, with the same types and shapes"
+                    + ("; those without a name in the same order" if its.key.startswith("#") else "")
+                )
+        return None
+
+    def _name(self, rank: int) -> str:
+        return f"rank {self._ranks[rank]}"
+
+    def _names(self, ranks: list[int]) -> str:
+        """Of one: "rank 1"; of several: "ranks 1, 2"."""
+        shown = [str(self._ranks[rank]) for rank in ranks[:8]] + (["..."] if len(ranks) > 8 else [])
+        return f"rank{'s' if len(ranks) > 1 else ''} {', '.join(shown)}"
+
+
+def _all_same(said: Sequence[Announcement | None]) -> bool:
+    return all(its is said[0] or its == said[0] for its in said)
+
+
+def _comparable(its: Announcement) -> tuple[object, ...]:
+    tensors = its.tensors
+    if its.kind in _UNEVEN:
+        tensors = tuple((dtype, (len(shape), *shape[1:])) for dtype, shape in tensors)
+    return its.kind, tensors, its.terms

@@ -1,0 +1,376 @@
+"""Agreement of ranks on their next calls: which every rank has announced, in which order, and with what.
+
+Ranks compare what they announce in rounds, one call a round. A round is an allreduce of a digest: if all ranks announce
+the same call, which is the common case, they begin it. Otherwise they tell one another what they announced (an
+allgather). While a call waits for a rank, every rank takes part in further rounds, even with nothing to say. If no call
+waits, a round begins when each rank has a call.
+
+Whoever waits for a call drives the rounds. If nobody waits, a thread does.
+"""
+
+from __future__ import annotations
+
+import atexit
+import os
+import sys
+import threading
+import time
+import weakref
+from collections import deque
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
+from ctypes import addressof, c_int64
+from typing import Protocol
+
+import numpy as np
+
+from ddl import job, request
+from ddl.collectives import OPS, allgather
+from ddl.communicator import Communicator
+from ddl.elements import TYPES
+from ddl.errors import ArgumentError, DDLError, StateError
+from ddl.horovod.announcements import JOIN, WITHDRAW, Announcement, Outcome, Table, decode, digest, encode
+
+_WARN_SECONDS = 10.0  # that a rank may be late before it is named
+_TIMEOUT_SECONDS = 300.0  # where DDL_TIMEOUT is not set
+_LONGEST_NAP = 1e-3  # seconds between two rounds in which no rank says anything
+_SHORT = 256  # bytes of an announcement that needs one message, with its length
+_LENGTH = 8  # bytes that say it
+
+
+class Begun(Protocol):
+    """A call in flight."""
+
+    def wait(self) -> object:
+        """Block until it is over. Raises the error that ended it."""
+
+    def is_completed(self) -> bool:
+        """Whether it is over, in whatever way."""
+
+
+Start = Callable[[Mapping[int, Announcement], bool], Begun | None]
+
+
+class Call:
+    """A call that this rank has announced.
+
+    `start` begins it. It is given what each rank has announced, by rank, and whether the caller waits for the end.
+    """
+
+    def __init__(self, negotiator: Negotiator, announcement: Announcement, start: Start) -> None:
+        self.announcement = announcement
+        self.begun = False  #: it has been started, or has failed
+        self.awaited = False
+        self.since = time.monotonic()
+        self.warned = self.withdrawn = False
+        self._start = start
+        self._negotiator = negotiator
+        self._work: Begun | None = None
+        self._error: Exception | None = None
+
+    def wait(self) -> None:
+        """Block until it is over. Raises the error that ended it."""
+        if not self.begun:
+            self._negotiator.drive(self)
+        if self._error is not None:
+            raise self._error
+        if self._work is not None:
+            try:
+                self._work.wait()
+            finally:
+                self._negotiator.forget(self)
+
+    @property
+    def is_over(self) -> bool:
+        """Whether `wait` would return at once."""
+        return self.begun and (self._work is None or self._work.is_completed())
+
+    def in_background(self) -> None:
+        """Have it begin also if nobody waits for it."""
+        if not self.begun:
+            self._negotiator.attend()
+
+    def begin(self, announced: Mapping[int, Announcement]) -> None:
+        """Every rank has announced it."""
+        try:
+            self._work = self._start(announced, self.awaited)
+        except Exception as error:
+            self._error = error
+        self.begun = True
+
+    def fail(self, error: Exception) -> None:
+        """It will not begin."""
+        self._error = error
+        self.begun = True
+
+
+class Negotiator:
+    """That of a set of ranks. `rounds` and `details` are communicators of theirs, for nothing else.
+
+    `answer` begins, on a rank that has joined, a call that the others have announced.
+    """
+
+    def __init__(
+        self,
+        ranks: Sequence[int],
+        rounds: Communicator,
+        details: Communicator,
+        answer: Callable[[Announcement], Begun],
+    ) -> None:
+        self._rank, self._size = rounds.rank, rounds.size
+        self._me = ranks[self._rank]
+        self._rounds, self._details = rounds, details
+        self._answer = answer
+        self._driving = threading.Lock()  # of who drives; the calls begin with it held, so in one order
+        self._changed = threading.Condition()  # guards the rest
+        self._table = Table(ranks)
+        self._queue: deque[Announcement] = deque()  # that this rank has not said yet
+        self._calls: dict[str, Call] = {}  # by key: those that may be in flight
+        self._announced = 0  # calls of this rank, since the start or since all had joined
+        self._nameless = 0  # of them
+        self._joining: Call | None = None  # between join() and the last rank's
+        self._answers: list[Begun] = []
+        self._last_to_join = 0
+        self._nap = 0.0
+        self._broken: DDLError | None = None
+        self._attended = False  # by the thread
+        self._stopping = False
+        self._thread: threading.Thread | None = None
+        self._timeout = _timeout_of(os.environ)
+        _negotiators.add(self)
+
+    # ---- Announcing ----------------------------------------------------------------------------------------------
+
+    def announce(
+        self,
+        kind: str,
+        name: str | None,
+        start: Start,
+        tensors: tuple[tuple[str, tuple[int, ...]], ...] = (),
+        terms: str = "",
+        own: tuple[int, ...] = (),
+    ) -> Call:
+        """Say that this rank is ready for a call, which `start` begins. The arguments are those of Announcement.
+
+        Calls with a `name` are matched by kind and name, those without by their order. Raises ArgumentError: a call of
+        that name is in flight; and the DDLError that ended the negotiations.
+        """
+        with self._changed:
+            if self._broken is not None:
+                raise self._broken
+            key = f"{kind} {name!r}" if name is not None else f"#{self._nameless}"
+            if (former := self._calls.get(key)) is not None and not former.is_over:
+                raise ArgumentError(
+                    f"{key} is in flight already: a name stands for one call at a time, so synchronize the first, or "
+                    "give this one another name"
+                )
+            self._nameless += name is None
+            self._announced += 1
+            call = self._calls[key] = Call(self, Announcement(kind, key, tensors, terms, own), start)
+            self._queue.append(call.announcement)
+        return call
+
+    def join(self) -> Call:
+        """Say that this rank makes no calls until every rank has said so, which ends what is returned."""
+        with self._changed:
+            if self._broken is not None:
+                raise self._broken
+            self._joining = Call(self, Announcement(JOIN, JOIN, own=(self._announced,)), lambda *_: None)
+            self._queue.append(self._joining.announcement)
+            return self._joining
+
+    def joined(self) -> int:
+        """After all have joined: the one that was the last. Waits for calls that this rank took part in since it had.
+
+        Raises the error that ended one.
+        """
+        answers, self._answers = self._answers, []
+        for answer in answers:
+            answer.wait()
+        return self._last_to_join
+
+    # ---- Driving -------------------------------------------------------------------------------------------------
+
+    def drive(self, call: Call) -> None:
+        """Take part in rounds until a call has begun."""
+        call.awaited = True
+        with self._driving:
+            while not call.begun:
+                self._step()
+        if self._queue or self._owes:
+            self.attend()
+
+    def attend(self) -> None:
+        """Have the thread drive until nothing is left to do."""
+        with self._changed:
+            self._attended = True
+            if self._thread is None:
+                self._thread = threading.Thread(target=self._serve, name="horovod-negotiator", daemon=True)
+                self._thread.start()
+            self._changed.notify_all()
+
+    @property
+    def _owes(self) -> bool:
+        """Whether the others need this rank in a further round, whatever it has to say."""
+        return bool(self._table.waiting) or self._joining is not None
+
+    def _serve(self) -> None:
+        while True:
+            with self._changed:
+                if not self._queue and not self._owes:
+                    self._attended = False
+                self._changed.wait_for(lambda: self._stopping or self._attended)
+                if self._stopping:
+                    return
+            with self._driving:
+                if self._queue or self._owes:
+                    self._step()
+
+    def _step(self) -> None:
+        """Take part in one round. With `_driving` held."""
+        try:
+            with self._changed:
+                if not self._queue and self._nap > 0 and self._joining is None:
+                    self._changed.wait_for(lambda: self._stopping or bool(self._queue), self._nap)
+                if self._stopping and not self._queue:
+                    raise StateError("the process set was removed, or shutdown() called, with a call in flight")
+                mine = self._queue.popleft() if self._queue else None
+            said = [mine] * self._size if self._all_say(mine) else self._details_of(mine)
+            with self._changed:
+                outcomes = self._table.take(said)
+                last = self._table.last_to_join()
+                heard = any(its is not None for its in said)
+                self._nap = 0.0 if heard else min(2 * self._nap + _LONGEST_NAP / 16, _LONGEST_NAP)
+        except DDLError as error:
+            self._break(error)
+            return
+        for outcome in outcomes:
+            self._carry_out(outcome)
+        if last is not None and self._joining is not None:
+            joining, self._joining = self._joining, None
+            self._last_to_join = last
+            self._announced = self._nameless = 0  # the others have made calls without this rank
+            joining.begin({})
+        if self._table.waiting:
+            self._look_for_late_ranks()
+
+    def _all_say(self, mine: Announcement | None) -> bool:
+        """Begin a round with this rank's announcement; returns whether every rank has the same."""
+        one, two = digest(mine)
+        sent, greatest = (c_int64 * 4)(one, ~one, two, ~two), (c_int64 * 4)()
+        arguments = (addressof(sent), addressof(greatest), 4, TYPES["int64"].number, OPS["max"], self._rounds.handle)
+        request.run("ddl_allreduce", *arguments, buffers=(sent, greatest))
+        return greatest[0] == ~greatest[1] and greatest[2] == ~greatest[3]
+
+    def _details_of(self, mine: Announcement | None) -> list[Announcement | None]:
+        """What each rank announced in this round."""
+        content = encode(mine)
+        heads = self._gathered(len(content).to_bytes(_LENGTH, "little") + content, _SHORT)
+        lengths = [int.from_bytes(its[:_LENGTH], "little") for its in heads]
+        contents = [its[_LENGTH:] for its in heads]
+        if max(lengths) > _SHORT - _LENGTH:
+            contents = self._gathered(content, max(lengths))
+        contents = [its[:length] for its, length in zip(contents, lengths, strict=True)]
+        return [decode(its) for its in contents]
+
+    def _gathered(self, content: bytes, nbytes: int) -> list[bytes]:
+        """Everyone's content, up to `nbytes` of it."""
+        mine = np.frombuffer(content[:nbytes].ljust(nbytes), np.uint8)
+        every = allgather(mine, comm=self._details).tobytes()
+        return [every[start : start + nbytes] for start in range(0, len(every), nbytes)]
+
+    def _carry_out(self, outcome: Outcome) -> None:
+        """Begin a call, or end it. Every rank does so with the same outcomes in the same order."""
+        mine = outcome.announced.get(self._rank)
+        if mine is not None:
+            call = self._calls[outcome.key]
+            if outcome.error is not None:
+                call.fail(outcome.error)
+            else:
+                call.begin(outcome.announced)
+            if mine.key.startswith("#") or call.is_over:
+                self.forget(call)
+        elif outcome.error is None and self._joining is not None:
+            try:
+                for answer in [its for its in self._answers if its.is_completed()]:
+                    answer.wait()  # raises the error that ended it
+                    self._answers.remove(answer)
+                self._answers.append(self._answer(next(iter(outcome.announced.values()))))
+            except Exception as error:
+                self._joining.fail(error)
+
+    def forget(self, call: Call) -> None:
+        """One that is over: its name is free."""
+        with self._changed:
+            if self._calls.get(call.announcement.key) is call:
+                del self._calls[call.announcement.key]
+
+    def _break(self, error: DDLError) -> None:
+        """No rank can be agreed with any more."""
+        with self._changed:
+            self._broken = error
+            self._queue.clear()
+            self._table.waiting.clear()
+            calls = [call for call in self._calls.values() if not call.begun]
+            self._calls.clear()
+            if self._joining is not None:
+                calls.append(self._joining)
+                self._joining = None
+        for call in calls:
+            words = f"rank {self._me} called {call.announcement}, which the ranks could not agree on: {error}"
+            call.fail(type(error)(words))
+
+    def _look_for_late_ranks(self) -> None:
+        with self._changed:
+            now = time.monotonic()
+            for key in self._table.waiting:
+                call = self._calls.get(key)
+                if call is None or call.begun:
+                    continue
+                waited = now - call.since
+                if waited >= self._timeout and not call.withdrawn:
+                    call.withdrawn = True
+                    self._queue.append(Announcement(WITHDRAW, key))
+                elif waited >= _WARN_SECONDS and not call.warned:
+                    call.warned = True
+                    text = f"rank {self._me} has waited {waited:.0f} s in {call.announcement}"
+                    print(f"ddl: {text}: {self._table.hindrance(key)}", file=sys.stderr, flush=True)
+
+    # ---- The end -------------------------------------------------------------------------------------------------
+
+    def end(self) -> None:
+        """Take part in no further round."""
+        self.stop()
+        for comm in (self._rounds, self._details):
+            with suppress(StateError):  # the job is left already, or something is still awaited
+                comm.free()
+
+    def stop(self) -> threading.Thread | None:
+        """Have the thread end, once what it waits for is over."""
+        with self._changed:
+            self._stopping = True
+            self._changed.notify_all()
+            return self._thread
+
+
+def _timeout_of(environment: Mapping[str, str]) -> float:
+    try:
+        return float(environment["DDL_TIMEOUT"])
+    except (KeyError, ValueError):  # ddl_init has refused what is no number
+        return _TIMEOUT_SECONDS
+
+
+_negotiators: weakref.WeakSet[Negotiator] = weakref.WeakSet()
+
+
+@atexit.register
+def _end_threads() -> None:
+    """Nothing may run while the interpreter goes down."""
+    threads = [thread for its in list(_negotiators) if (thread := its.stop()) is not None]
+    if any(thread.is_alive() for thread in threads):
+        job.finalize()  # ends what is in flight
+    for thread in threads:
+        thread.join()
+
+
+os.register_at_fork(after_in_child=_negotiators.clear)  # a fork's child has none of the threads

@@ -1,0 +1,52 @@
+"""`make horovod-suite`: what it says of tests that pass, fail on one rank or are skipped."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+SCRIPT = Path(__file__).parents[2] / "ci" / "horovod_suite"
+
+TESTS = """
+import unittest
+import torch
+import horovod.torch as hvd
+
+class Tests(unittest.TestCase):
+    def test_averages(self):
+        hvd.init()
+        assert hvd.allreduce(torch.tensor([float(hvd.rank())])).item() == 0.5
+
+    def test_differs(self):
+        hvd.init()
+        assert hvd.rank() == 0, "only rank 0 is right"
+
+    def test_needs_more(self):
+        self.skipTest("No GPUs available")
+
+    def test_goes_on(self):
+        hvd.init()
+        hvd.barrier()
+"""
+
+
+def test_a_test_passes_if_it_does_on_every_rank_and_others_are_named_with_their_reason(tmp_path: Path) -> None:
+    for name, content in (("parallel/test_torch.py", TESTS), ("utils/common.py", "")):
+        file = tmp_path / "test" / name
+        file.parent.mkdir(parents=True)
+        file.write_text(content)
+    command = [sys.executable, SCRIPT, tmp_path, "--ranks", "2"]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=90, env=os.environ, check=False)
+    assert done.returncode == 1, done.stderr
+    assert "failed  test_differs: AssertionError: only rank 0 is right" in done.stdout
+    assert "skipped  test_needs_more: No GPUs available" in done.stdout
+    assert "4 tests: 2 passed, 1 skipped, 1 failed" in done.stdout
+    assert sorted(path.name for path in tmp_path.rglob("*") if path.is_file()) == ["common.py", "test_torch.py"]
+
+
+def test_a_folder_without_horovods_sources_is_refused(tmp_path: Path) -> None:
+    done = subprocess.run([sys.executable, SCRIPT, tmp_path], capture_output=True, text=True, timeout=60, check=False)
+    assert done.returncode == 2
+    assert "has no test/parallel/test_torch.py: give the folder of Horovod's sources" in done.stderr

@@ -1,0 +1,164 @@
+"""Which calls every rank has announced: the table that all ranks keep alike."""
+
+from __future__ import annotations
+
+import itertools
+import random
+
+import pytest
+
+from ddl.errors import MismatchError, RankTimeoutError, UnsupportedError
+from ddl.horovod.announcements import JOIN, WITHDRAW, Announcement, Table, decode, digest, encode
+
+
+def reduction(name: str, count: int = 3, dtype: str = "float32", terms: str = "Sum") -> Announcement:
+    return Announcement("allreduce", f"allreduce {name!r}", ((dtype, (count,)),), terms)
+
+
+def joined(calls: int) -> Announcement:
+    return Announcement(JOIN, JOIN, own=(calls,))
+
+
+def test_what_every_rank_says_at_once_may_begin_at_once() -> None:
+    table = Table([0, 1, 2])
+    [outcome] = table.take([reduction("a")] * 3)
+    assert (outcome.key, sorted(outcome.announced), outcome.error) == ("allreduce 'a'", [0, 1, 2], None)
+    assert not table.waiting
+
+
+def test_calls_begin_when_the_last_rank_has_announced_them() -> None:
+    table, a, b, c = Table([0, 1]), reduction("a"), reduction("b"), reduction("c")
+    assert table.take([a, b]) == []
+    assert table.take([b, None])[0].key == b.key
+    assert table.take([None, c]) == []
+    assert table.missing(a.key) == [1]
+    assert table.missing(c.key) == [0]
+    assert [outcome.key for outcome in table.take([c, a])] == [a.key, c.key]
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_ranks_with_any_orders_begin_all_calls_in_one(seed: int) -> None:
+    """Each with a table of its own, which is given the rounds encoded."""
+    game = random.Random(seed)
+    size, names = game.choice([2, 3, 5]), [f"call {number}" for number in range(12)]
+    queues = [game.sample([reduction(name) for name in names], len(names)) for _ in range(size)]
+    tables = [Table(range(size)) for _ in range(size)]
+    begun: list[list[str]] = [[] for _ in range(size)]
+    while any(queues):
+        said = [queue.pop(0) if queue and game.random() < 0.7 else None for queue in queues]
+        for table, order in zip(tables, begun, strict=True):
+            outcomes = table.take([decode(encode(its)) for its in said])
+            assert all(outcome.error is None for outcome in outcomes)
+            order += [outcome.key for outcome in outcomes]
+    assert sorted(begun[0]) == sorted(f"allreduce {name!r}" for name in names)
+    assert all(order == begun[0] for order in begun)
+    assert not any(table.waiting for table in tables)
+
+
+def test_digests_are_the_same_for_the_same_announcements_only() -> None:
+    every = [
+        None,
+        *(
+            reduction("a"),
+            reduction("b"),
+            reduction("a", 4),
+            reduction("a", dtype="int32"),
+            reduction("a", terms="Max"),
+        ),
+        Announcement("allreduce", "allreduce 'a'", (("float32", (3,)), ("float32", (3,))), "Sum"),
+        Announcement("allreduce", "allreduce 'a'", (("float32", (3,)),), "Sum", (1,)),
+        Announcement("allreduce", "#1", (("float32", (3,)),), "Sum"),
+        Announcement("broadcast", "#1", (("float32", (3,)),), "Sum"),
+    ]
+    for one, other in itertools.product(every, every):
+        assert (digest(one) == digest(other)) == (one == other)
+        assert all(0 <= number < 2**63 for number in digest(one))
+        assert decode(encode(one)) == one
+
+
+@pytest.mark.parametrize(
+    ("mine", "theirs", "words"),
+    [
+        (reduction("a"), reduction("a", 4), "rank 7 called allreduce 'a' (float32 of shape (4,), Sum)"),
+        (reduction("a"), reduction("a", dtype="int32"), "int32 of shape (3,)"),
+        (reduction("a"), reduction("a", terms="Max"), "Max"),
+        (Announcement("barrier", "#0"), Announcement("broadcast", "#0", terms="root 1"), "broadcast (root 1)"),
+        (
+            Announcement("allgather", "#0", (("float32", (3, 2)),)),
+            Announcement("allgather", "#0", (("float32", (1, 3)),)),
+            "(1, 3)",
+        ),
+        (Announcement("allgather", "#0", (("float32", (3,)),)), Announcement("allgather", "#0"), "called allgather:"),
+    ],
+)
+def test_a_difference_is_an_error_of_that_call_alone(mine: Announcement, theirs: Announcement, words: str) -> None:
+    table = Table([2, 7])
+    [outcome] = table.take([mine, theirs])
+    assert isinstance(outcome.error, MismatchError)
+    assert "rank 2 called" in str(outcome.error)
+    assert words in str(outcome.error)
+    assert table.take([reduction("b")] * 2)[0].error is None
+
+
+def test_rows_and_own_numbers_may_differ() -> None:
+    for kind in ("allgather", "alltoall"):
+        said = [Announcement(kind, "#0", (("float32", (rows, 5)),), own=(rows,)) for rows in (1, 3)]
+        [outcome] = Table([0, 1]).take(said)
+        assert outcome.error is None
+        assert outcome.announced == dict(enumerate(said))
+
+
+def test_a_rank_that_has_joined_is_missed_by_allreduces_no_longer_and_others_end_with_an_error() -> None:
+    table = Table([0, 1, 2])
+    gather = Announcement("allgather", "#4", (("float32", (3,)),))
+    assert table.take([reduction("before"), reduction("before"), joined(0)])[0].error is None
+    [outcome] = table.take([reduction("a"), reduction("a"), None])
+    assert (sorted(outcome.announced), outcome.error) == ([0, 1], None)
+    [outcome] = table.take([None, gather, None])
+    assert isinstance(outcome.error, UnsupportedError)
+    assert "rank 1 called allgather (float32 of shape (3,)) after rank 2 had joined" in str(outcome.error)
+    assert list(outcome.announced) == [1]
+    assert table.last_to_join() is None
+
+
+@pytest.mark.parametrize(
+    ("rounds", "last"),
+    [
+        ([[joined(3), joined(3), joined(3)]], 2),  # at once
+        ([[joined(3), None, joined(3)], [None, joined(3), None]], 1),
+        ([[joined(5), None, joined(3)], [None, joined(3), None]], 0),  # it has made more calls
+    ],
+)
+def test_the_last_to_join_has_made_the_most_calls(rounds: list[list[Announcement | None]], last: int) -> None:
+    table = Table([0, 1, 2])
+    for said in rounds:
+        assert table.last_to_join() is None
+        table.take(said)
+    assert table.last_to_join() == last
+    assert table.last_to_join() is None, "a new round of joins"
+    assert table.take([reduction("a"), None, reduction("a")]) == []
+
+
+def test_a_call_that_was_given_up_ends_on_those_that_made_it_and_names_the_others() -> None:
+    table, a = Table([4, 5, 6]), reduction("a")
+    table.take([Announcement("barrier", "#0")] * 3)
+    assert table.take([a, None, None]) == []
+    assert table.hindrance(a.key) == (
+        "ranks 5, 6 have not called it; rank 5's last call was barrier; rank 6's last call was barrier"
+    )
+    assert table.take([None, a, None]) == []
+    give_up = Announcement(WITHDRAW, a.key)
+    [outcome] = table.take([give_up, give_up, None])
+    assert isinstance(outcome.error, RankTimeoutError)
+    assert sorted(outcome.announced) == [0, 1]
+    assert "ranks 4, 5 called allreduce 'a'" in str(outcome.error)
+    assert "rank 6 has not called it; its last call was barrier" in str(outcome.error)
+    assert not table.waiting
+
+
+def test_a_call_that_its_last_rank_makes_as_another_gives_it_up_begins() -> None:
+    table, a = Table([0, 1]), reduction("a")
+    table.take([a, None])
+    [outcome] = table.take([Announcement(WITHDRAW, a.key), a])
+    assert outcome.error is None
+    assert sorted(outcome.announced) == [0, 1]

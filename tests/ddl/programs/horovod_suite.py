@@ -1,0 +1,70 @@
+"""Plugin of pytest for `make horovod-suite`: Horovod's names are ours; each rank writes what became of its tests."""
+
+from __future__ import annotations
+
+import json
+import os
+import pickle
+import sys
+import threading
+import types
+import unittest.mock
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+import torch
+
+import ddl.horovod
+import ddl.horovod.torch
+
+
+def _thread(target: Callable[[], object]) -> threading.Thread:
+    made = threading.Thread(target=target, daemon=True)
+    made.start()
+    return made
+
+
+def _module(name: str, **members: object) -> None:
+    sys.modules[name] = types.ModuleType(name)
+    vars(sys.modules[name]).update(members)
+
+
+sys.modules |= {"horovod": ddl.horovod, "horovod.torch": ddl.horovod.torch}
+# What the tests' helpers import beside it.
+sys.modules.setdefault("mock", unittest.mock)
+sys.modules.setdefault("cloudpickle", pickle)
+for package in ("horovod.runner", "horovod.runner.util"):
+    _module(package)
+_module("horovod.runner.util.threads", in_thread=_thread)
+
+# The tests take every optimizer of PyTorch, which has had one more since 2.9: it takes no biases.
+torch.optim.Muon.__module__ = "later"
+
+_results = Path(os.environ["HOROVOD_SUITE_RESULTS"]) / f"rank{os.environ['OMPI_COMM_WORLD_RANK']}.jsonl"
+
+# Horovod skips these over MPI, which cannot begin again after its end: DDL can.
+_BEGIN_AGAIN = ("test_horovod_reinit", "test_horovod_is_initialized")
+
+
+@pytest.fixture(autouse=True)
+def _may_begin_again(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+    if request.node.name in _BEGIN_AGAIN:
+        monkeypatch.setenv("HOROVOD_RANK", os.environ["OMPI_COMM_WORLD_RANK"])
+
+
+def pytest_runtest_logreport(report: pytest.TestReport) -> None:
+    if report.when != "call" and report.outcome == "passed":
+        return
+    name = report.nodeid.rpartition("::")[2]
+    with _results.open("a") as file:
+        file.write(json.dumps([name, report.outcome, _reason_of(report)]) + "\n")
+
+
+def _reason_of(report: pytest.TestReport) -> str:
+    if report.outcome == "passed":
+        return ""
+    if isinstance(report.longrepr, tuple):
+        return report.longrepr[2].removeprefix("Skipped: ")
+    crash = getattr(report.longrepr, "reprcrash", None)
+    return (str(report.longrepr) if crash is None else crash.message).partition("\n")[0]
