@@ -214,12 +214,12 @@ def test_what_is_idle_in_the_pool_is_resident_and_not_in_use() -> None:
 
 def test_the_pool_keeps_what_the_limit_leaves_it() -> None:
     pool, resident = FakePool(), [100]
-    device = with_pool(pool, resident, 400)
-    assert pool.log == ["install", 300]
+    device = with_pool(pool, resident, 12800)
+    assert pool.log == ["install", 12600], "1/128 is for what grows until it is looked at again"
     pool.used = pool.most = 50
     resident.append(170)
     device.peak()
-    assert pool.log[2:] == [280], "20 bytes more are somebody else's"
+    assert pool.log[2:] == [12580], "20 bytes more are somebody else's"
     resident.append(160)
     device.peak()
     assert pool.log[3:] == [], "the most that others had is what they may need again"

@@ -277,8 +277,8 @@ def _program(options: Options) -> tuple[tuple[str, ...], str]:
 
 
 def _version_of_ddl(python: str) -> str:
-    """The version of ddl that this python imports; "" if it imports none, or does not answer."""
-    ask = [python, "-c", "from ddl import __version__; print(__version__)"]
+    """The version of ddl that this python has, with its library; "" if it has none, or does not answer."""
+    ask = [python, "-c", "from ddl import __version__, library; library.find(); print(__version__)"]
     status, output, _ = process.capture_plain(ask, os.environ, PYTHON_SECONDS)
     return output.strip() if status == 0 else ""
 
