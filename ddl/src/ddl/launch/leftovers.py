@@ -57,7 +57,7 @@ def folder() -> Iterator[Path | None]:
     with suppress(OSError):
         made = where / f"ddlrun-{os.geteuid()}-{secrets.token_hex(8)}"  # no "pe": see folders.py
         made.mkdir(mode=0o700)
-    lock = made and held(made)
+    lock = held(made) if made is not None else None
     if made is None or lock is None:  # there is no room, or another run was faster to clear it
         yield None
         return
