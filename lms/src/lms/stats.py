@@ -100,7 +100,8 @@ class Stats:
             return []
         shown = sorted(((nbytes, why) for why, nbytes in kept.items() if nbytes >= _LARGE * total), reverse=True)
         reasons = ", ".join(f"{format_size(nbytes)} {why}" for nbytes, why in shown)
-        return [f"{format_size(total)} were saved that cannot be swapped ({reasons})"]
+        share = total / (total + self.recorded)
+        return [f"{share:.0%} of what was saved cannot be swapped (in all {reasons})"]
 
     def table(self) -> str:
         """The counters one a line, with units."""

@@ -113,3 +113,54 @@ def test_another_thread_puts_up_no_shield(received: list[str]) -> None:
     thread.start()
     thread.join()
     assert signal.getsignal(signal.SIGINT) is before
+
+
+INTERRUPTED = """
+import signal, sys, time
+import torch
+from lms.torch.session import Session
+
+methods = (Session.open, Session._claim, Session._acquire, Session._switch_on, Session.close)
+codes = {method.__code__ for method in methods}
+net = torch.nn.Sequential(torch.nn.Linear(32, 32), torch.nn.Tanh())
+count = 0
+
+def trace(frame, event, _):
+    global count
+    if frame.f_code not in codes:
+        return None
+    if event == "line":
+        count += 1
+        if count == at:
+            signal.raise_signal(signal.SIGINT)
+    return trace
+
+def session():
+    with Session(budget=0, min_size=0):
+        net(torch.randn(64, 32)).sum().backward()
+
+session()
+at = caught = 0
+while at == 0 or count >= at:
+    at, count = at + 1, 0
+    try:
+        sys.settrace(trace)
+        session()
+        sys.settrace(None)
+        if count >= at:
+            time.sleep(5)  # what was held back comes within milliseconds
+    except KeyboardInterrupt:
+        caught += 1
+    finally:
+        sys.settrace(None)
+    session()
+    net(torch.randn(64, 32)).sum().backward()
+print(at - 1, caught)
+"""
+
+
+def test_ctrl_c_while_a_session_opens_or_closes_leaves_nothing_half_open() -> None:
+    done = subprocess.run([sys.executable, "-c", INTERRUPTED], capture_output=True, text=True, timeout=120, check=False)
+    assert done.returncode == 0, done.stderr
+    lines, caught = map(int, done.stdout.split())
+    assert lines == caught > 20

@@ -297,9 +297,10 @@ for step in range(12):
 """
 
 
-def test_memory_that_grows_late_is_a_warning_and_a_status_of_its_own(tmp_path: Path) -> None:
+@pytest.mark.parametrize("end", ["", "raise SystemExit(0)"])
+def test_memory_that_grows_late_is_a_warning_and_a_status_of_its_own(end: str, tmp_path: Path) -> None:
     script = tmp_path / "growing.py"
-    script.write_text(GROWING)
+    script.write_text(GROWING + end)
     done = python("-m", "lms", "run", "--limit", "600MB", script)
     assert done.returncode == OVER_LIMIT
     line = done.stderr.splitlines()[-1]

@@ -5,8 +5,10 @@ from __future__ import annotations
 import gc
 import sys
 import warnings
+import weakref
 from collections.abc import Callable, Generator
 from contextlib import contextmanager
+from typing import NoReturn
 
 import pytest
 import torch
@@ -18,7 +20,7 @@ from lms.torch.session import Session
 Make = Callable[..., Session]
 
 
-def train(mode: str, steps: int = 8) -> list[list[float]]:
+def train(mode: str, steps: int = 20) -> list[list[float]]:
     """Some steps of a loop that keeps a graph open in one of several ways: losses and parameters."""
     torch.manual_seed(0)
     net = nn.Sequential(*(m for _ in range(3) for m in (nn.Linear(32, 32), nn.Tanh())))
@@ -47,7 +49,7 @@ def train(mode: str, steps: int = 8) -> list[list[float]]:
 @pytest.mark.parametrize("mode", ["retained", "used twice", "kept from before", "kept outputs", "no optimizer"])
 @pytest.mark.parametrize("budget", [0, 20_000])
 def test_passes_end_and_no_bit_changes(mode: str, budget: int, lms: Make) -> None:
-    steps = 30 if mode == "no optimizer" else 8
+    steps = 80 if mode == "no optimizer" else 20
     plain = train(mode, steps)
     with warnings.catch_warnings(), lms(budget=budget) as session:
         warnings.simplefilter("ignore", RuntimeWarning)
@@ -68,7 +70,7 @@ def test_what_an_earlier_pass_left_behind_comes_back_with_its_bits(lms: Make) ->
         kept = x.exp().tanh()  # saves results that no step changes
         parameter = torch.randn(64, 64, requires_grad=True)
         optimizer = torch.optim.SGD([parameter], 0.01)
-        for _ in range(6):
+        for _ in range(16):
             (torch.randn(128, 64) @ parameter).tanh().square().mean().backward()
             optimizer.step()
         first, second = (torch.autograd.grad(kept.sum(), x, retain_graph=True)[0] for _ in range(2))
@@ -98,8 +100,8 @@ def test_a_kept_graph_costs_no_memory_step_by_step(lms: Make) -> None:
             optimizer.step()
             gc.collect()
             sizes.append(sum(1 for thing in gc.get_objects() if str(type(thing).__module__).startswith("lms.")))
-        assert session.stats()["passes"] >= 28
-    assert max(sizes[-5:]) <= max(sizes[5:10])
+        assert session.stats()["passes"] >= 18
+    assert max(sizes[-5:]) <= max(sizes[10:15])
 
 
 @contextmanager
@@ -149,3 +151,66 @@ def test_a_newer_graph_is_not_accused() -> None:
     mine: Tensor = torch.ones(1, requires_grad=True).exp()
     names = holders(before)
     assert not any("'mine'" in name for name in names), (names, mine)
+
+
+def test_what_the_script_deletes_after_the_warning_is_gone(lms: Make) -> None:
+    """Before Python 3.13 a frame whose variables were looked at keeps a copy of them."""
+
+    def script() -> object:
+        net = nn.Linear(64, 64)
+        optimizer = torch.optim.SGD(net.parameters())
+        large = torch.zeros(1000)
+        gone = weakref.ref(large)
+        for _ in range(20):
+            loss = net(torch.randn(128, 64)).square().mean()
+            loss.backward(retain_graph=True)
+            optimizer.step()
+        del large
+        return gone()
+
+    with told() as texts, lms():
+        assert script() is None
+    assert len(texts) == 1
+
+
+def test_a_copy_of_its_variables_that_the_script_has_is_left_alone() -> None:
+    graph = torch.ones(2, requires_grad=True).exp()
+    mine = locals()
+    assert holders(sequence_number())
+    assert mine["graph"] is graph
+
+
+class Hostile(dict[str, object]):
+    """A configuration that refuses to be read."""
+
+    def values(self) -> NoReturn:  # type: ignore[override]
+        raise KeyError("???")
+
+    def __getattribute__(self, name: str) -> NoReturn:
+        raise RuntimeError(name)
+
+
+def test_no_code_of_the_scripts_own_is_run() -> None:
+    hostile = Hostile(a=1)
+    assert not any("hostile" in name for name in holders(sequence_number())), type(hostile)
+
+
+@pytest.mark.parametrize("critic_steps", [1, 3])
+def test_a_gan_that_trains_its_critic_more_often_has_one_plan_for_the_whole_step(critic_steps: int, lms: Make) -> None:
+    torch.manual_seed(0)
+    maker, judge = (nn.Sequential(nn.Linear(32, 32), nn.Tanh(), nn.Linear(32, 32)) for _ in range(2))
+    optimizers = [torch.optim.SGD(model.parameters(), 0.01) for model in (maker, judge)]
+    with told() as texts, lms(budget=0) as session:
+        for step in range(12):
+            fake = maker(torch.randn(64, 32))
+            for _ in range(critic_steps):
+                (judge(fake.detach()).tanh().mean() - judge(torch.randn(64, 32)).tanh().mean()).backward()
+                optimizers[1].step()
+            judge(fake).tanh().mean().backward()
+            optimizers[0].step()
+            if step == 5:
+                before = session.stats()
+        after = session.stats()
+    assert texts == []
+    assert after["passes"] == 12
+    assert after["misses"] == before["misses"]

@@ -18,6 +18,7 @@ from lms.torch.mover import Mover
 from lms.torch.passes import AHEAD, Pass
 from lms.torch.recorder import Recorder
 from lms.torch.records import LiveRecord, State, View
+from lms.torch.turns import Rounds
 
 CPU = torch.device("cpu")
 N = 64  # bytes of a record
@@ -48,7 +49,13 @@ class Run:
     ) -> None:
         recorder = Recorder(CpuDevice(), measure=False, timed=True)
         self.under_way = Pass(
-            self.mover, recorder, guide, budget=lambda _: self.budget, choose=choose, write_ahead=write_ahead
+            self.mover,
+            recorder,
+            guide,
+            budget=lambda _: self.budget,
+            choose=choose,
+            write_ahead=write_ahead,
+            rounds=Rounds(),
         )
 
     def save(self, nbytes: int = N) -> LiveRecord:

@@ -362,6 +362,42 @@ def test_memory_that_grows_ends_a_training_in_its_first_steps_only(
     assert re.match(r"(after )?pass (1|2|8|9)\b", session.peak_where)
 
 
+@pytest.mark.timeout(60)
+def test_a_forked_child_drops_a_graph_whose_copies_are_the_parents(lms: Make, tier: object) -> None:
+    tier.slow = True
+    w = torch.randn(64, 64, requires_grad=True)
+    with lms(budget=0):
+        kept = (w @ w).tanh()  # its copies are in flight
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", DeprecationWarning)
+            child = os.fork()
+        if not child:
+            tier.slow = None  # whoever waits for a copy now waits for ever
+            del kept
+            os._exit(0)
+        assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
+        del kept
+
+
+def test_a_peak_over_the_limit_is_warned_of_though_somebody_asks_for_figures_in_each_step(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    net = model()
+    optimizer = torch.optim.SGD(net.parameters())
+    with warnings.catch_warnings(record=True) as told, Session(net, optimizer, frac=0.9, min_size=0) as session:
+        warnings.simplefilter("always")
+        peak = session.device.peak
+        for step in range(8):
+            if step == 6:
+                monkeypatch.setattr(session.device, "peak", lambda: Peak(*(n + session.limit for n in peak())))
+            loss_of(net).backward()
+            optimizer.step()
+            session.stats()
+    assert session.over_limit > 0
+    (one,) = [warning for warning in told if "more than the limit" in str(warning.message)]
+    assert one.filename == __file__
+
+
 def test_frac_is_a_share_of_the_capacity() -> None:
     with Session(frac=0.5) as session:
         assert session.stats()["limit"] == int(0.5 * session.device.capacity())

@@ -11,7 +11,7 @@ import signal
 import threading
 import time
 from collections.abc import Callable
-from types import FrameType
+from types import CodeType, FrameType
 
 _AGAIN = 0.001  # seconds until a signal that came at the wrong time is sent again
 _PATIENCE = 5.0  # seconds after which it is let through in any case: a copy may never end
@@ -20,13 +20,14 @@ Handler = Callable[[int, FrameType | None], object]
 
 
 class Shield:
-    """Holds SIGINT back while code of one of these `files` runs on the main thread.
+    """Holds SIGINT back while code of these `files`, or one of these functions, runs on the main thread.
 
     The handler that was there before is called once that code has returned. It costs nothing until a signal comes.
     """
 
-    def __init__(self, files: frozenset[str]) -> None:
+    def __init__(self, files: frozenset[str], codes: frozenset[CodeType] = frozenset()) -> None:
         self._files = files
+        self._codes = codes
         self._handler: Handler | None = None
         self._since: float | None = None  # when the signal came that is held back
 
@@ -58,7 +59,7 @@ class Shield:
 
     def _is_inside(self, frame: FrameType | None) -> bool:
         while frame is not None:
-            if frame.f_code.co_filename in self._files:
+            if frame.f_code.co_filename in self._files or frame.f_code in self._codes:
                 return True
             frame = frame.f_back
         return False

@@ -78,10 +78,14 @@ def run(target: Target, options: Options, *, trace: Path | None = None, report: 
     try:
         status = _execute(target)
         returned = True
+    except SystemExit as end:
+        if end.code not in (None, 0):
+            raise
+        status, returned = 0, True  # the usual `sys.exit(main())`
     finally:
         problems = _finish(session, target, trace, report, watch, unwatched, returned=returned)
-        if returned and problems:
-            status = status or 1
+    if problems:
+        status = status or 1
     return status or (OVER_LIMIT if session.over_limit else 0)
 
 

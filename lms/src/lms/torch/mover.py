@@ -133,9 +133,9 @@ class Mover:
         self.evictable[record.index] = record
 
     def send(self, record: LiveRecord) -> None:
-        """Have a record leave that is where the forward made it: by a copy out, or at once when the tier has its bytes.
+        """Have a record leave the storage that the forward made: by a copy out, or at once if the tier has its bytes.
 
-        Of one that was changed in place since it was saved nothing needs keeping: its use will raise.
+        If the tensor was modified in place after it was saved, drop its bytes: using it raises an error anyway.
         """
         if record.state is not State.HERE or record.pinned or not record.views:
             return
@@ -169,7 +169,6 @@ class Mover:
             record.flat = torch.empty(0, dtype=torch.uint8, device=self.device).set_(storage)
             record.state = State.BACK
         else:
-            assert record.slot is not None
             record.flat, record.arrival = self.engine.reload(record.slot)
             record.state = State.COMING
             self.counters.back += record.nbytes

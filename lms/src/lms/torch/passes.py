@@ -14,7 +14,7 @@ from lms.torch.guide import Guide, Key
 from lms.torch.mover import Counters, Mover
 from lms.torch.recorder import Recorder
 from lms.torch.records import LiveRecord, State
-from lms.torch.turns import Turns
+from lms.torch.turns import Rounds, Turns
 
 AHEAD = 4  # records that the rule brings back ahead of their use
 
@@ -44,13 +44,14 @@ class Pass:
         budget: Callable[[int], int],
         choose: Callable[[list[Key]], Guide | None],
         write_ahead: int | None,
+        rounds: Rounds,
     ) -> None:
         self.mover = mover
         self.recorder = recorder
         self.guide = guide
         self.records: list[LiveRecord] = []  # by index; the dead ones too
         self.live = 0  # records that autograd holds a handle on
-        self.turns = Turns()
+        self.turns = Turns(rounds)
         self.largest = 0
         self._budget = budget
         self._choose = choose
@@ -95,9 +96,12 @@ class Pass:
         self.recorder.freed[record.index] = self.recorder.position
         self.mover.free(record)
 
-    def is_over(self, *, in_backward: bool) -> bool:
-        """Whether a save that comes now is the first of another pass, although records of this one are live."""
-        return not in_backward and (self.turns.over() or self.recorder.truncated)
+    def take_turn(self, *, in_backward: bool) -> bool:
+        """Whether a save that comes now is the first of another pass, although records of this one are live.
+
+        So it is if this pass is not recorded any more: it is too long, or an error has left a hook.
+        """
+        return not in_backward and (self.turns.take_turn() or self.recorder.truncated)
 
     def bring(self, record: LiveRecord) -> None:
         """The backward needs `record`: make it resident, whatever it takes."""

@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import warnings
-
 from lms.errors import LimitError
 from lms.tiers.device import Device
 from lms.torch.recorder import Recorder
 from lms.units import format_size
+from lms.warn import warn_script
 
 _MORE = 1 + 1 / 256  # how much higher a peak is than another that is worth telling apart
 
@@ -29,8 +28,9 @@ class Peaks:
         self.over = 0
         self.exceeded_lately = False  # by the last peak that was read
         self._steps = 0  # of the optimizer, when the pass under way began
-        self._reset = False  # the device's peak is that of the time since the last pass
-        self._between = 0  # how often the time between two passes alone needed more than the limit
+        self._warned = False
+        self._peak_is_between = False  # the device's peak is that of the time since the last pass
+        self._between = 0  # how often in a row the time between two passes alone needed more than the limit
 
     def before_a_pass(self, passes: int, steps: int, *, early: bool) -> LimitError | None:
         """Note what the time since the last pass needed; the reason to end the training, if there is one.
@@ -41,8 +41,9 @@ class Peaks:
         where = f"after pass {passes}, outside forward and backward" if passes else "before the first pass"
         self._saw(peak.held, where, passes, steps, early=early)
         self._steps = steps
-        alone, self._reset = self._reset, False
-        if self.limit is None or not alone or peak.in_use <= self.limit + self.tolerance:
+        between, self._peak_is_between = self._peak_is_between, False
+        if self.limit is None or not between or peak.in_use <= self.limit + self.tolerance:
+            self._between = 0
             return None
         self._between += 1
         if not early or self._between < 2:
@@ -57,11 +58,11 @@ class Peaks:
         """Note what the pass needed that ended as number `passes`."""
         module = f", module {recorder.peak_module!r}" if recorder.peak_module else ""
         self._saw(recorder.peak, f"pass {passes}{module}", passes, steps, early=early)
-        self._reset = recorder.measure
+        self._peak_is_between = recorder.measure
 
-    def at_the_end(self, passes: int, steps: int) -> None:
-        """Note what the time since the last pass needed."""
-        self._saw(self.device.peak().held, f"after pass {passes}", passes, steps, early=True)
+    def after_the_last_pass(self, passes: int, steps: int, *, early: bool) -> None:
+        """Note what the time since the last pass has needed so far."""
+        self._saw(self.device.peak().held, f"after pass {passes}", passes, steps, early=early)
 
     def _saw(self, held: int, where: str, passes: int, steps: int, *, early: bool) -> None:
         self.most = max(self.most, held)
@@ -71,10 +72,9 @@ class Peaks:
         self.exceeded_lately = self.limit is not None and held > self.limit + self.tolerance
         if self.limit is None or not self.exceeded_lately or not begun:
             return
-        if not self.over and not early:
-            warnings.warn(
-                f"the device held {format_size(held)} ({where}), more than the limit of {format_size(self.limit)}",
-                RuntimeWarning,
-                stacklevel=2,
+        if not self._warned and not early:
+            self._warned = True
+            warn_script(
+                f"the device held {format_size(held)} ({where}), more than the limit of {format_size(self.limit)}"
             )
         self.over = max(self.over, held - self.limit)

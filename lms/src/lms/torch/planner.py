@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import platform
 import statistics
-import warnings
 from collections.abc import Sequence
 from dataclasses import replace
 
@@ -23,6 +22,7 @@ from lms.torch.peaks import Peaks
 from lms.torch.recorder import Recorder
 from lms.trace import Trace
 from lms.units import format_size
+from lms.warn import warn_script
 
 MOST_GUIDES = 64  # plans kept; the one that was used longest ago goes
 MOST_VARIANTS = 3  # plans kept for one sequence of accesses, for different amounts of memory outside it
@@ -70,9 +70,9 @@ class PassPlanner:
         self.saved = 0  # bytes of the largest pass
         self.held_peak = 0
         self._warned = False
-        self._proven = False  # a pass that was measured has swapped
-        self._roomy = False  # the last pass moved nothing and stayed far below the limit
-        self._closely = False  # the next passes must be measured
+        self._has_swapped = False  # a pass that was measured has swapped
+        self._far_below_limit = False  # the last pass moved nothing and stayed far below the limit
+        self._measure_next = False  # the next passes must be measured
         self._refused: LimitError | None = None
         self._recorder: Recorder | None = None
         self._outside = 0  # bytes outside the saved tensors when the pass under way began
@@ -95,8 +95,8 @@ class PassPlanner:
         if self.limit is not None:
             self._outside = self.device.current() - present
         guide = self.choose([key])
-        known = guide.passes > max(REFINED_AFTER) if guide is not None else self._roomy
-        measure = self._early or self._closely or self.peaks.exceeded_lately or not known
+        known = guide.passes > max(REFINED_AFTER) if guide is not None else self._far_below_limit
+        measure = self._early or self._measure_next or self.peaks.exceeded_lately or not known
         self._recorder = Recorder(
             self.device, measure=measure, timed=self.device.name == "cpu" or measure, present=present
         )
@@ -146,15 +146,21 @@ class PassPlanner:
             return  # it never ended, or nobody went backward: nothing to plan for
         if recorder.measure:
             self._above = max(0, recorder.worst - recorder.other[0])
-            self._proven |= finished.counters.out > 0
+            self._has_swapped |= finished.counters.out > 0
         self.last = finished
         self.saved = max(self.saved, recorder.movable)
-        self._roomy = not finished.counters.out and (self.limit is None or recorder.peak <= _ROOMY * self.limit)
-        self._closely = False
+        self._far_below_limit = not finished.counters.out and (
+            self.limit is None or recorder.peak <= _ROOMY * self.limit
+        )
+        self._measure_next = False
         if finished.guide is not None:
             self._refine(finished.guide, finished)
         elif not self._cut_short(recorder):
             self._learn(finished)
+
+    def look(self) -> None:
+        """Note what the device has held since the last pass."""
+        self.peaks.after_the_last_pass(self.passes, self.steps, early=self._early)
 
     def link(self) -> Link:
         """The link to the tier below, measured on what was moved, or else by moving something now."""
@@ -165,7 +171,7 @@ class PassPlanner:
     @property
     def _early(self) -> bool:
         """Whether the training has only begun: what it needs may not be known yet, and it may still be ended."""
-        return self.passes <= max(REFINED_AFTER) or 1 <= self.steps <= 2
+        return self.steps <= 2 if self.steps else self.passes <= max(REFINED_AFTER)
 
     def _cut_short(self, recorder: Recorder) -> bool:
         """Whether the pass did what a known one does, and ended in the middle: an exception, Ctrl-C."""
@@ -178,8 +184,8 @@ class PassPlanner:
         if shown and self._fitted(finished):
             return  # it needs no plan, and the one that is shown is of a larger pass
         # Without knowing what the rest of the device needs, no plan can keep a limit: measure the next one.
-        self._closely = self.limit is not None and not recorder.measure
-        if self._closely:
+        self._measure_next = self.limit is not None and not recorder.measure
+        if self._measure_next:
             return
         self._add(recorder.keys(), self._trace(recorder))
 
@@ -189,18 +195,19 @@ class PassPlanner:
             return False
         return self.limit is None or finished.recorder.peak <= self.limit - self._margin - self.reserve
 
-    def _add(self, keys: Sequence[Key], trace: Trace) -> None:
-        """Plan for `trace`, and keep the plan for the next pass like it."""
+    def _add(self, keys: Sequence[Key], trace: Trace) -> Guide | None:
+        """Plan for `trace`, and keep the plan for the next pass like it; None if there can be no plan."""
         plan = self._plan(trace)
         if plan is None:
-            return
+            return None
         self.replans += bool(self.guides)
-        self.current = Guide(keys, trace, plan)
-        self.current.margin = self._margin
-        others = [guide for guide in self.guides if not guide.same(self.current)]
-        variants = [guide for guide in self.guides if guide.same(self.current)]
-        self.guides = [*others, *variants[1 - MOST_VARIANTS :], self.current][-MOST_GUIDES:]
+        self.current = new = Guide(keys, trace, plan)
+        new.margin = self._margin
+        others = [guide for guide in self.guides if not guide.same(new)]
+        variants = [guide for guide in self.guides if guide.same(new)]
+        self.guides = [*others, *variants[1 - MOST_VARIANTS :], new][-MOST_GUIDES:]
         self.news.append(plan)
+        return new
 
     def _suited(self, found: Guide) -> Guide | None:
         """A guide like `found` for what is outside now; None if it cannot be kept under the limit by what is known."""
@@ -219,8 +226,7 @@ class PassPlanner:
         trace = _with_other(found.trace, [max(column) for column in columns])
         if floor(trace)[0] > self.limit and self._early:
             return None  # an estimate is no reason to end the training: the rule leads, and the pass is measured
-        self._add(found.keys, trace)
-        return self.guides[-1]
+        return self._add(found.keys, trace)
 
     def _refine(self, guide: Guide, finished: Finished) -> None:
         recorder = finished.recorder
@@ -277,7 +283,7 @@ class PassPlanner:
         """Say once what a training that has begun is not ended for."""
         if not self._warned:
             self._warned = True
-            warnings.warn(what, RuntimeWarning, stacklevel=2)
+            warn_script(what)
 
     def _trace(self, recorder: Recorder) -> Trace:
         link = self.engine.link()
@@ -298,7 +304,7 @@ class PassPlanner:
                 )
             elif lowest > self.limit:
                 lowest = self.limit
-            limit = max(self.limit - self._margin - self.reserve * (1 if self._proven else _UNPROVEN), lowest)
+            limit = max(self.limit - self._margin - self.reserve * (1 if self._has_swapped else _UNPROVEN), lowest)
             fits = plain_peak(trace) <= limit
         else:
             fits = max(trace.live, default=0) <= (self.fixed_budget or 0)

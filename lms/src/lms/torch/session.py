@@ -6,7 +6,6 @@ import os
 import statistics
 import threading
 import time
-import warnings
 from collections.abc import Callable, Iterable, Sequence
 from types import TracebackType
 from typing import TypeVar
@@ -34,10 +33,12 @@ from lms.torch.records import movable
 from lms.torch.swapper import SavedTensorSwapper
 from lms.trace import Trace
 from lms.units import format_size
+from lms.warn import warn_script
 
 T = TypeVar("T")
 
-_UNINTERRUPTED = (dtensor, hooks, mover, planner, records, swapper)  # what must not be left half done
+# What must not be left half done, beside opening and closing a session.
+_UNINTERRUPTED = (dtensor, hooks, mover, planner, records, swapper)
 
 _open: Session | None = None  # hooks are one per thread and the device is one per process, so sessions do not nest
 _claiming = threading.Lock()  # held to look at `_open` and take its place
@@ -116,6 +117,21 @@ class Session:
     def open(self) -> Session:
         """Switch LMS on, on this thread."""
         global _open
+        self._shield = Shield(frozenset(module.__file__ or "" for module in _UNINTERRUPTED), _UNINTERRUPTED_CODES)
+        self._shield.put_up()
+        try:
+            self._claim()
+            self._acquire()
+            self._is_open = True
+        except BaseException:
+            if _open is self:
+                _open = None
+            self._shield.take_down()
+            raise
+        return self
+
+    def _claim(self) -> None:
+        global _open
         with _claiming:
             if _open is not None:
                 raise UsageError("a session is open already, and sessions do not nest: close it first (lms.disable())")
@@ -123,13 +139,6 @@ class Session:
                 raise UsageError("this session was closed: make a new one")
             self._opened = True
             _open = self
-        try:
-            self._acquire()
-        except BaseException:
-            _open = None
-            raise
-        self._is_open = True
-        return self
 
     def _acquire(self) -> None:
         self._thread = threading.get_ident()
@@ -151,7 +160,7 @@ class Session:
     def _switch_on(self) -> None:
         options = self.options
         if (warning := self.device.prepare(self.limit)) is not None:
-            warnings.warn(warning, RuntimeWarning, stacklevel=5)
+            warn_script(warning)
         self._planner = PassPlanner(
             self.device,
             self.engine,
@@ -188,8 +197,6 @@ class Session:
             self._step_hooks = [o.register_step_post_hook(after_step) for o in self._optimizers]
         else:
             self._step_hooks = [register_optimizer_step_post_hook(after_step)]
-        self._shield = Shield(frozenset(module.__file__ or "" for module in _UNINTERRUPTED))
-        self._shield.put_up()
 
     def close(self) -> None:
         """Switch LMS off. What is still saved can be used; its memory is given back when the last of it is freed."""
@@ -204,7 +211,7 @@ class Session:
         self._hooks.remove()
         for hook in self._step_hooks:
             hook.remove()
-        self._planner.peaks.at_the_end(self._planner.passes, self._steps)
+        self._planner.look()
         try:
             self._swapper.stop(self.engine.close)
         finally:
@@ -218,7 +225,7 @@ class Session:
         self._learn()
         planner, counters = self._planner, self._swapper.counters
         if self._is_open:
-            planner.peaks.at_the_end(planner.passes, self._steps)
+            planner.look()
         plan, trace, last = planner.plan, planner.trace, planner.last
         usage = self.engine.usage()
         # A stream waits where no thread sees it, so on a GPU the engine's events say how long.
@@ -350,15 +357,13 @@ class Session:
         """Say once that saved-tensor hooks belong to a thread."""
         if not self._warned:
             self._warned = True
-            warnings.warn(
+            warn_script(
                 f"{what}: LMS acts on the thread that enabled it, because saved-tensor hooks are thread-local, and "
-                "what is saved elsewhere stays. Enable LMS on the thread that runs the forward",
-                RuntimeWarning,
-                stacklevel=4,
+                "what is saved elsewhere stays. Enable LMS on the thread that runs the forward"
             )
 
     def _after_step(self, optimizer: Optimizer, _args: object, _kwargs: object) -> None:
-        self._swapper.step()
+        self._swapper.step(id(optimizer))
         self._swapper.judge()  # while the script still has what it had during the backward
         if self._first_optimizer is None:
             self._first_optimizer = id(optimizer)
@@ -376,6 +381,9 @@ class Session:
         self._steps += 1
         self._planner.steps = self._steps
 
+
+_LIFE = (Session.__enter__, Session.open, Session._claim, Session._acquire, Session._switch_on, Session.close)
+_UNINTERRUPTED_CODES = frozenset(method.__code__ for method in _LIFE)
 
 LMS = Session
 
@@ -399,7 +407,7 @@ def _after_fork() -> None:
     # The copying threads stayed in the parent: a DataLoader's worker must neither swap nor wait for them.
     global _open, _claiming
     if _open is not None and _open._is_open:  # else another thread of the parent was about to open it
-        _open._swapper.active = False
+        _open._swapper.abandon()
     _open = None
     _claiming = threading.Lock()  # the thread that may have held it stayed in the parent
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import threading
 import time
-import warnings
 import weakref
 from collections import deque
 from collections.abc import Callable
@@ -21,7 +20,9 @@ from lms.torch.passes import Finished, Pass
 from lms.torch.recorder import Recorder
 from lms.torch.records import Ended, Handle, Kept, LiveRecord, State, View, movable, nbytes_of
 from lms.torch.streams import Stream
+from lms.torch.turns import Rounds
 from lms.units import format_size
+from lms.warn import warn_script
 
 LANES = "lms-"  # how the names of the copying threads begin
 REASONS = ("parameters", "small", "owned", "types", "device", "stream", "capture")  # why saved bytes stay: lms.stats
@@ -80,7 +81,10 @@ class SavedTensorSwapper:
         self._warned: set[str] = set()
         self._unjudged: deque[tuple[Recorder, LiveRecord]] = deque()  # died, and may be kept by somebody else
         self._left: set[LiveRecord] = set()  # live records of passes that are over
-        self._left_open: str | None = None  # what is to be said of them, once
+        self._left_open = ""  # what is to be said of them
+        self._told_of_left = False
+        self._rounds = Rounds()
+        self._abandoned = False
         self._last_use = 0  # autograd's sequence number at the last use
         self._by_key: dict[tuple[int, ...], LiveRecord] = {}
         self._stays: dict[int, weakref.ref[torch.UntypedStorage]] = {}  # parameters and buffers
@@ -140,11 +144,15 @@ class SavedTensorSwapper:
         forget = self._stays
         self._stays[key] = weakref.ref(storage, lambda _: forget.pop(key, None))
 
-    def step(self) -> None:
-        """An optimizer has stepped."""
+    def step(self, optimizer: int) -> None:
+        """The optimizer with this number has stepped."""
         with self._lock:
-            if self._pass is not None:
-                self._pass.turns.step()
+            self._rounds.step(optimizer)
+
+    def abandon(self) -> None:
+        """In a forked child: take on nothing more, and wait for no copy, because who copies stayed in the parent."""
+        self.active = False
+        self._abandoned = True
 
     def stop(self, then: Callable[[], None]) -> None:
         """Take on nothing more; `then` is called as soon as no record is live."""
@@ -178,18 +186,16 @@ class SavedTensorSwapper:
         """Say once, for each of these reasons, what stays."""
         if reason not in self._warned:
             self._warned.add(reason)
-            warnings.warn(_WARNINGS[reason], RuntimeWarning, stacklevel=4)
+            warn_script(_WARNINGS[reason])
 
     def _warn_of_open_graph(self) -> None:
         """Say once that somebody keeps a graph, and who."""
-        what, self._left_open = self._left_open, ""
+        what, self._left_open, self._told_of_left = self._left_open, "", True
         names = " or ".join(holders(self._last_use)) or "a variable that LMS did not find"
-        warnings.warn(
+        warn_script(
             f"an earlier step's graph is still open: {what} saved for it stay saved. It is kept by {names}. LMS plans "
             "without these tensors, and moves them if it needs room. If you do not need the graph, detach or delete "
-            "the variable, and do not pass retain_graph=True",
-            RuntimeWarning,
-            stacklevel=4,
+            "the variable, and do not pass retain_graph=True"
         )
 
     # Inside the lock
@@ -204,7 +210,7 @@ class SavedTensorSwapper:
             # Copies are ordered behind the pass's stream. What another one does with the memory, nobody waits for.
             return "stream"
         run = self._pass
-        if run is not None and run.is_over(in_backward=_graph_task() != -1):
+        if run is not None and run.take_turn(in_backward=_graph_task() != -1):
             self._leave_behind(run)
         run = self._pass or self._begin(storage.nbytes())
         run.recorder.enter()
@@ -265,7 +271,7 @@ class SavedTensorSwapper:
                 del self._by_key[record.key]
             self.mover.leave_behind(record)
         self._left.update(left)
-        if self._left_open is None:
+        if not self._told_of_left and not run.recorder.truncated:
             tensors = "a tensor" if len(left) == 1 else f"{len(left)} tensors"
             self._left_open = f"{tensors} ({format_size(sum(record.nbytes for record in left))})"
         self._pass = None
@@ -282,6 +288,7 @@ class SavedTensorSwapper:
             budget=self._budget,
             choose=self._choose,
             write_ahead=self._write_ahead,
+            rounds=self._rounds,
         )
         return self._pass
 
@@ -350,6 +357,8 @@ class SavedTensorSwapper:
 
     def _drain(self) -> None:
         queue = self._ended.queue
+        if self._abandoned:
+            queue.clear()
         while queue:
             record, view = queue.popleft()
             record.views.remove(view)

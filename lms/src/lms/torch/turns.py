@@ -2,38 +2,58 @@
 
 from __future__ import annotations
 
-MOST_TURNS = 5  # turns without an optimizer's step after which the pass is over
-OLD_STEPS = 2  # steps of an optimizer after which a record that was not used counts as forgotten
-OLD_BACKWARDS = 16  # backward passes after which it does, if no optimizer steps
+MOST_TURNS = 5  # turns after which the pass is over, whatever optimizers do
+OLD_ROUNDS = 2  # rounds of the optimizers after which a record that was not used counts as forgotten
+OLD_BACKWARDS = 64  # backward passes after which it does in any case
+WARM_UP = 8  # steps until all optimizers that take turns are taken to be known
+
+
+class Rounds:
+    """Counts how often every optimizer of a training has stepped: a GAN's step is one of each model, or more of one."""
+
+    def __init__(self) -> None:
+        self.count = 0
+        self._known: set[int] = set()
+        self._stepped: set[int] = set()  # in the round under way
+        self._steps = 0
+
+    def step(self, optimizer: int) -> None:
+        """The optimizer with this number has stepped."""
+        self._steps += 1
+        self._known.add(optimizer)
+        self._stepped.add(optimizer)
+        if self._stepped == self._known:
+            self._stepped.clear()
+            self.count += self._steps > WARM_UP
 
 
 class Turns:
     """Tells a new step from the rest of an old one while records of the old one stay live.
 
     A *turn* is a save outside of any backward while each live record has been used since it was saved, or is so old
-    that it will not be. If an optimizer has stepped since the last use, this is where the next step begins. Without an
-    optimizer it may be a second loss of the same step, so it takes several turns.
+    that it will not be. If each optimizer has stepped since the last access, this is where the next step begins. If
+    not, it may be another loss of the same step, so it takes several turns.
     """
 
-    def __init__(self) -> None:
-        self._waiting: dict[int, tuple[int, int]] = {}  # record -> steps and backwards at its save; oldest save first
+    def __init__(self, rounds: Rounds) -> None:
+        self._rounds = rounds
+        self._waiting: dict[int, tuple[int, int]] = {}  # record -> rounds and backwards at its save; oldest save first
         self._live: set[int] = set()
-        self._steps = 0
+        self._round = 0  # at the last save
         self._backwards = 0
         self._backward = -1  # the graph task that used a record last
-        self._stepped = False  # since the last use
         self._turns = 0
 
     def save(self, record: int) -> None:
         """The record is saved, perhaps once more."""
         self._live.add(record)
         self._waiting.pop(record, None)
-        self._waiting[record] = self._steps, self._backwards
+        self._waiting[record] = self._rounds.count, self._backwards
+        self._round = self._rounds.count
 
     def use(self, record: int, backward: int) -> None:
         """The backward pass of this number uses the record."""
         self._waiting.pop(record, None)
-        self._stepped = False
         if backward != self._backward:
             self._backward = backward
             self._backwards += 1
@@ -43,25 +63,17 @@ class Turns:
         self._live.discard(record)
         self._waiting.pop(record, None)
 
-    def step(self) -> None:
-        """An optimizer has stepped."""
-        self._steps += 1
-        self._stepped = True
-
-    def over(self) -> bool:
-        """Whether the pass is over now that the next save comes, outside of any backward. Counts the turn."""
+    def take_turn(self) -> bool:
+        """Count a turn if the save that comes now, outside of any backward, is one; whether the pass is over."""
         self._forget()
         if self._waiting or not self._live:
             return False
         self._turns += 1
-        return self._stepped or self._turns >= MOST_TURNS
+        return self._rounds.count > self._round or self._turns >= MOST_TURNS
 
     def _forget(self) -> None:
         while self._waiting:
-            record, (steps, backwards) = next(iter(self._waiting.items()))
-            forgotten = (
-                self._steps - steps >= OLD_STEPS if self._steps else self._backwards - backwards >= OLD_BACKWARDS
-            )
-            if not forgotten:
+            record, (rounds, backwards) = next(iter(self._waiting.items()))
+            if self._rounds.count - rounds < OLD_ROUNDS and self._backwards - backwards < OLD_BACKWARDS:
                 return
             del self._waiting[record]
