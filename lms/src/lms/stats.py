@@ -66,7 +66,7 @@ class Stats:
     predicted_peak: int | None = None
     predicted_step_time: float | None = None
     step_time: float | None = None  # seconds from step to step, median
-    hook_time: float = 0.0  # seconds of the processor spent in LMS's own code
+    hook_time: float = 0.0  # seconds spent in LMS's own code, waiting left out
     last_out: int = 0
     last_in: int = 0
     last_stall_out: float = 0.0

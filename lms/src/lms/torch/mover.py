@@ -28,7 +28,7 @@ class Counters:
     back: int = 0
     stall_out: float = 0.0
     stall_in: float = 0.0
-    hook: float = 0.0  # processor time
+    hook: float = 0.0  # in LMS, waiting left out
     misses: int = 0
     held_peak: int = 0
 

@@ -16,6 +16,7 @@ from lms.torch.recorder import Recorder
 from lms.torch.records import LiveRecord, State
 from lms.torch.turns import Rounds, Turns
 
+AT_ONCE = 2  # accesses after its save at which the forward lets go of most records
 AHEAD = 4  # records that the rule brings back ahead of their use
 
 
@@ -60,6 +61,7 @@ class Pass:
         self._returned = 0  # into guide.returns
         self._drops: list[int] = []  # clean records to drop at the next access
         self._forward = True  # no record has been used yet
+        self._kept: list[LiveRecord] = []  # saved by the forward, and held by others since
         self._started = time.perf_counter()
         self._before = mover.counters.copy()
         mover.counters.held_peak = mover.held
@@ -82,6 +84,8 @@ class Pass:
         """The forward saves a view of `record`."""
         self._drop_due()
         self.turns.save(record.index)
+        if self.recorder.measure and self._forward:
+            self._look_who_keeps(record)
         self._step("save", record)
 
     def use(self, record: LiveRecord, backward: int) -> None:
@@ -107,7 +111,9 @@ class Pass:
         """The backward needs `record`: make it resident, whatever it takes."""
         if self._forward:
             self._forward = False
-            self._note_lingering()
+            for kept in self._kept:  # until the forward's end, at least
+                self._note_let_go(kept)
+            self._kept.clear()
         self._drop_due()
         guide, position = self.guide, self.recorder.position
         foreseen = guide is not None and (record.index, position) in guide.on_demand
@@ -134,13 +140,20 @@ class Pass:
             time.perf_counter() - self._started,
         )
 
-    def _note_lingering(self) -> None:
-        """The forward is over. What others hold now they have held all along: moving it would have freed nothing."""
+    def _look_who_keeps(self, new: LiveRecord) -> None:
+        """Note which records the forward has let go of since the last save: moving them before had freed nothing."""
+        kept = []
+        for record in self._kept:
+            if record.state is State.HERE and record.kept_by_others:
+                kept.append(record)
+            else:
+                self._note_let_go(record)
+        self._kept = kept if any(record is new for record in kept) else [*kept, new]
+
+    def _note_let_go(self, record: LiveRecord) -> None:
         recorder = self.recorder
-        if recorder.measure and not recorder.truncated:
-            for record in self.records:
-                if record.state is State.HERE and record.kept_by_others:
-                    recorder.let_go[record.index] = recorder.position
+        if not recorder.truncated and recorder.position - recorder.saves[record.index][-1] > AT_ONCE:
+            recorder.let_go[record.index] = recorder.position
 
     def _step(self, kind: str, record: LiveRecord) -> None:
         position = self.recorder.position

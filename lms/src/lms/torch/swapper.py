@@ -94,11 +94,15 @@ class SavedTensorSwapper:
         """Bytes of records that LMS keeps on the device, copies in flight included."""
         return self.mover.held
 
+    def _clock(self) -> float:
+        """A clock that stands still while a copy is waited for. (The processor's own costs a system call.)"""
+        return time.perf_counter() - self.counters.stall_out - self.counters.stall_in
+
     # What autograd calls
 
     def pack(self, tensor: torch.Tensor) -> Handle | Kept:
         """What autograd is to keep instead of `tensor`."""
-        began = time.thread_time()
+        began = self._clock()
         if not self.active:
             return Kept(tensor)
         kind = type(tensor)
@@ -106,12 +110,12 @@ class SavedTensorSwapper:
         storage = "types" if local is None else self._movable_storage(tensor, local)
         if isinstance(storage, str):
             kept = self._keep(tensor, storage)
-            self.counters.hook += time.thread_time() - began
+            self.counters.hook += self._clock() - began
             return kept
         assert local is not None
         with self._lock:
             packed = self._pack(tensor, local, storage)
-            self.counters.hook += time.thread_time() - began
+            self.counters.hook += self._clock() - began
         self._drain_if_free()
         if isinstance(packed, str):
             self._warn_once(packed)
@@ -130,11 +134,11 @@ class SavedTensorSwapper:
                 "a tensor that was saved before a CUDA graph's capture began is used inside it, and LMS may have "
                 "swapped it: capture the forward together with its backward, or close the session around the capture"
             )
-        began = time.thread_time()
+        began = self._clock()
         packed.view.check()
         with self._lock:
             tensor = self._unpack(packed)
-            self.counters.hook += time.thread_time() - began
+            self.counters.hook += self._clock() - began
         self._drain_if_free()
         return tensor
 
@@ -348,10 +352,10 @@ class SavedTensorSwapper:
         if self._ended.queue and self.mover.engine.capturing():
             return  # events must not be asked for while a CUDA graph is captured; the next access deals with them
         while self._ended.queue and self._lock.acquire(blocking=False):
-            began = time.thread_time()
+            began = self._clock()
             try:
                 self._drain()
-                self.counters.hook += time.thread_time() - began
+                self.counters.hook += self._clock() - began
             finally:
                 self._lock.release()
 
