@@ -32,18 +32,42 @@ class Tests(unittest.TestCase):
 """
 
 
-def test_a_test_passes_if_it_does_on_every_rank_and_others_are_named_with_their_reason(tmp_path: Path) -> None:
-    for name, content in (("parallel/test_torch.py", TESTS), ("utils/common.py", "")):
-        file = tmp_path / "test" / name
+KNOWN = """
+import unittest
+
+class Tests(unittest.TestCase):
+    def test_synchronize_step_warning(self):
+        assert False, "no warning"
+"""
+
+
+def suite(folder: Path, tests: str) -> subprocess.CompletedProcess[str]:
+    for name, content in (("parallel/test_torch.py", tests), ("utils/common.py", "")):
+        file = folder / "test" / name
         file.parent.mkdir(parents=True)
         file.write_text(content)
-    command = [sys.executable, SCRIPT, tmp_path, "--ranks", "2"]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=90, env=os.environ, check=False)
+    command = [sys.executable, SCRIPT, folder, "--ranks", "2"]
+    return subprocess.run(command, capture_output=True, text=True, timeout=90, env=os.environ, check=False)
+
+
+def test_a_test_passes_if_it_does_on_every_rank_and_others_are_named_with_their_reason(tmp_path: Path) -> None:
+    done = suite(tmp_path, TESTS)
     assert done.returncode == 1, done.stderr
     assert "failed  test_differs: AssertionError: only rank 0 is right" in done.stdout
     assert "skipped  test_needs_more: No GPUs available" in done.stdout
     assert "4 tests: 2 passed, 1 skipped, 1 failed" in done.stdout
     assert sorted(path.name for path in tmp_path.rglob("*") if path.is_file()) == ["common.py", "test_torch.py"]
+
+
+def test_a_failure_that_is_known_is_named_with_its_cause_and_is_none_of_the_suite(tmp_path: Path) -> None:
+    done = suite(tmp_path, KNOWN)
+    assert done.returncode == 0, done.stderr
+    assert "failed  test_synchronize_step_warning: AssertionError: no warning (known: wants a warning" in done.stdout
+    assert "1 tests: 0 passed, 0 skipped, 1 failed" in done.stdout
+
+
+def test_a_job_that_ran_no_test_is_a_failure(tmp_path: Path) -> None:
+    assert suite(tmp_path, "import nothing_there").returncode == 1
 
 
 def test_a_folder_without_horovods_sources_is_refused(tmp_path: Path) -> None:

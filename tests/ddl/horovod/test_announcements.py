@@ -16,7 +16,7 @@ def reduction(name: str, count: int = 3, dtype: str = "float32", terms: str = "S
 
 
 def joined(calls: int) -> Announcement:
-    return Announcement(JOIN, JOIN, own=(calls,))
+    return Announcement(JOIN, JOIN, per_rank=(calls,))
 
 
 def test_what_every_rank_says_at_once_may_begin_at_once() -> None:
@@ -100,9 +100,9 @@ def test_a_difference_is_an_error_of_that_call_alone(mine: Announcement, theirs:
     assert table.take([reduction("b")] * 2)[0].error is None
 
 
-def test_rows_and_own_numbers_may_differ() -> None:
+def test_rows_and_the_numbers_of_each_rank_may_differ() -> None:
     for kind in ("allgather", "alltoall"):
-        said = [Announcement(kind, "#0", (("float32", (rows, 5)),), own=(rows,)) for rows in (1, 3)]
+        said = [Announcement(kind, "#0", (("float32", (rows, 5)),), per_rank=(rows,)) for rows in (1, 3)]
         [outcome] = Table([0, 1]).take(said)
         assert outcome.error is None
         assert outcome.announced == dict(enumerate(said))
@@ -162,3 +162,61 @@ def test_a_call_that_its_last_rank_makes_as_another_gives_it_up_begins() -> None
     [outcome] = table.take([Announcement(WITHDRAW, a.key), a])
     assert outcome.error is None
     assert sorted(outcome.announced) == [0, 1]
+
+
+def test_a_rank_that_makes_a_call_after_the_others_gave_it_up_has_an_error_and_does_not_meet_their_next() -> None:
+    table, a = Table([4, 5, 6]), reduction("a")
+    give_up = Announcement(WITHDRAW, a.key)
+    for _ in range(2):  # rank 6 misses two
+        table.take([a, a, None])
+        [outcome] = table.take([give_up, None, None])
+        assert sorted(outcome.announced) == [0, 1]
+        assert table.take([None, give_up, None]) == []
+    for theirs in (a, None):
+        [outcome] = table.take([theirs, None, a])
+        assert isinstance(outcome.error, RankTimeoutError)
+        assert "rank 6 called allreduce 'a'" in str(outcome.error)
+        assert list(outcome.announced) == [2]
+    [outcome] = table.take([None, a, a])
+    assert (sorted(outcome.announced), outcome.error) == ([0, 1, 2], None)
+    assert table.take([a, a, a])[0].error is None
+
+
+def test_that_holds_if_all_ranks_announce_the_same_in_one_round() -> None:
+    table, a = Table([0, 1]), reduction("a")
+    table.take([a, None])
+    table.take([Announcement(WITHDRAW, a.key), None])
+    [outcome] = table.take([a, a])  # rank 0's second, rank 1's first
+    assert list(outcome.announced) == [1]
+    assert isinstance(outcome.error, RankTimeoutError)
+    [outcome] = table.take([None, a])
+    assert (sorted(outcome.announced), outcome.error) == ([0, 1], None)
+
+
+def test_a_call_is_not_given_up_by_a_rank_that_gave_up_an_earlier_one_of_its_name() -> None:
+    table, a = Table([0, 1, 2]), reduction("a")
+    give_up = Announcement(WITHDRAW, a.key)
+    table.take([a, a, None])
+    assert len(table.take([give_up, None, None])) == 1
+    assert table.take([a, give_up, None]) == []
+    assert list(table.waiting[a.key]) == [0]
+
+
+def test_what_was_given_up_is_forgotten_when_all_have_joined() -> None:
+    table, call = Table([0, 1]), Announcement("barrier", "#0")
+    table.take([call, None])
+    table.take([Announcement(WITHDRAW, call.key), None])
+    table.take([joined(1), joined(0)])
+    assert table.last_to_join() == 0
+    assert table.take([call, call])[0].error is None
+
+
+@pytest.mark.parametrize(
+    ("call", "rule"),
+    [(reduction("a"), "call the same names"), (Announcement("barrier", "#0"), "without a name, in the same order")],
+)
+def test_the_error_of_a_call_that_was_given_up_says_how_it_was_matched(call: Announcement, rule: str) -> None:
+    table = Table([0, 1])
+    table.take([call, None])
+    [outcome] = table.take([Announcement(WITHDRAW, call.key), None])
+    assert rule in str(outcome.error)

@@ -113,6 +113,60 @@ def test_ranks_may_join_at_any_time(ranks: Run, seed: int) -> None:
     assert done.stdout.count("all right") == 4
 
 
+CURRENT = """
+import threading, torch
+import ddl.horovod.torch as hvd
+from ddl.horovod.torch import process_sets
+
+main, answer, devices = threading.current_thread(), process_sets.starting.answer, set()
+
+def watched(announcement, group, device):
+    devices.add(device)
+    return answer(announcement, group, device)
+
+process_sets.starting.answer = watched
+torch.cuda.is_available = lambda: True
+torch.cuda.current_device = lambda: 3 if threading.current_thread() is main else 0
+hvd.init()
+if hvd.rank() == 1:
+    hvd.allreduce(torch.ones(1))
+hvd.join()
+assert devices == (set() if hvd.rank() == 1 else {3}), devices
+print("all right")
+"""
+
+
+def test_a_rank_that_has_joined_answers_on_the_gpu_that_was_current_in_join(ranks: Run, tmp_path: Path) -> None:
+    script = tmp_path / "current.py"
+    script.write_text(CURRENT)
+    done = ranks(2, script, timeout=60)
+    assert done.stdout.count("all right") == 2, done.stdout
+
+
+SILENT = """
+import time, torch
+import ddl.horovod.torch as hvd
+
+hvd.init()
+if hvd.rank() == 0:
+    hvd.allreduce(torch.ones(1), name="a")
+else:
+    time.sleep(8)
+"""
+
+
+def test_a_rank_that_makes_no_call_at_all_is_named_in_the_scripts_words(ranks: Run, tmp_path: Path) -> None:
+    script = tmp_path / "silent.py"
+    script.write_text(SILENT)
+    done = ranks(2, script, timeout=60, DDL_TIMEOUT="4")
+    assert done.returncode != 0
+    assert re.search(
+        r"RankTimeoutError: rank 0 called allreduce 'a' .*, which the ranks could not agree on: rank 0 \(host .*\) has "
+        r"waited \d+ s: rank 1 \(host .*\) has made no call\. DDL_TIMEOUT",
+        done.stdout,
+    ), done.stdout
+
+
 def test_one_rank_joins_alone(ranks: Run, tmp_path: Path) -> None:
     script = tmp_path / "alone.py"
     script.write_text("import ddl.horovod.torch as hvd\nhvd.init()\nprint('the last:', hvd.join())\n")

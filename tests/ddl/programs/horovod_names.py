@@ -151,6 +151,28 @@ def absences() -> None:
     goes_on()
 
 
+def lateness() -> None:
+    """A rank that is later than DDL_TIMEOUT has an error of its own, and its next call meets the others' next."""
+    beside = None
+    if RANK == 1:
+        beside = hvd.allreduce_async(torch.ones(1), name="beside")  # until it ends, this rank takes part in rounds
+        time.sleep(5)
+    words = "rank 1 called .* too late" if RANK == 1 else "rank 1 has not called it"
+    names = ("late", None)
+    for step in range(4):
+        handles = [hvd.allreduce_async(torch.tensor([10.0**step]), name=name, op=hvd.Sum) for name in names]
+        for handle in handles:
+            if step > 0:
+                assert hvd.synchronize(handle).item() == SIZE * 10**step
+                continue
+            with pytest.raises(ddl.RankTimeoutError, match=words):
+                hvd.synchronize(handle)
+    if beside is not None:
+        with pytest.raises(ddl.RankTimeoutError, match="call the same names"):
+            hvd.synchronize(beside)
+    goes_on()
+
+
 def joins() -> None:
     """What does not go on without a rank that has joined is an error of its caller, at once; both go on."""
     for call, name in (
@@ -185,7 +207,7 @@ def optimizers() -> None:
     goes_on()
 
 
-parts = {its.__name__: its for its in (orders, mismatches, duplicates, joins, optimizers, absences)}
+parts = {its.__name__: its for its in (orders, mismatches, duplicates, joins, optimizers, absences, lateness)}
 for part in sys.argv[1:] or parts:
     parts[part]()
 hvd.shutdown()

@@ -42,5 +42,5 @@ for number, weight in enumerate(weights):
     assert state["step"].item() == 1
     assert torch.allclose(state["exp_avg"], torch.full_like(weight, 0.1 * number))
     assert torch.allclose(state["exp_avg_sq"], torch.full_like(weight, 0.001 * number * number))
-print(f"rank {hvd.rank()}: grew by {grown:.0f} MiB", flush=True)
+print(f"rank {hvd.rank()}: grew by {max(0, grown):.0f} MiB", flush=True)
 hvd.shutdown()

@@ -9,6 +9,7 @@ from __future__ import annotations
 import functools
 import hashlib
 import json
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
@@ -29,7 +30,7 @@ class Announcement(NamedTuple):
     key: str  # what calls are matched by: "allreduce 'a'", or "#5", the fifth call without a name
     tensors: _Tensors = ()  # their types and shapes
     terms: str = ""  # what else must be the same on every rank: "Sum", "root 0"
-    own: tuple[int, ...] = ()  # numbers that may differ
+    per_rank: tuple[int, ...] = ()  # numbers that may differ
 
     def __str__(self) -> str:
         what = self.kind if self.key.startswith("#") else self.key
@@ -41,7 +42,7 @@ class Announcement(NamedTuple):
 
 
 class Outcome(NamedTuple):
-    """What has become of a call: every rank may begin it, or it ends with the error, on each that announced it."""
+    """What has become of a call: every rank may begin it, or it ends with the error, on each rank of `announced`."""
 
     key: str
     announced: Mapping[int, Announcement]  # by rank
@@ -49,9 +50,11 @@ class Outcome(NamedTuple):
 
 
 def digest(announcement: Announcement | None) -> tuple[int, int]:
-    """Two numbers of 63 bits that are the same for the same announcements only. None: a rank has nothing to say."""
+    """Two numbers of 63 bits that are the same for the same announcements only. None: no announcement this round."""
     if announcement is None:
         return 0, 0
+    # Calls without a name have a new key each time, but the contents of a training's calls come again: these are hashed
+    # once (`_content`), and their hash, as blake2b's key, makes the digest that of both.
     found = hashlib.blake2b(
         announcement.key.encode(), digest_size=16, key=_content(announcement.kind, *announcement[2:])
     )
@@ -59,23 +62,23 @@ def digest(announcement: Announcement | None) -> tuple[int, int]:
     return number & (2**63 - 1), number >> 65
 
 
-@functools.lru_cache(1024)  # a training's calls come again
-def _content(kind: str, tensors: _Tensors, terms: str, own: tuple[int, ...]) -> bytes:
-    return hashlib.blake2b(json.dumps((kind, tensors, terms, own)).encode(), digest_size=32).digest()
+@functools.lru_cache(1024)
+def _content(kind: str, tensors: _Tensors, terms: str, per_rank: tuple[int, ...]) -> bytes:
+    return hashlib.blake2b(json.dumps((kind, tensors, terms, per_rank)).encode(), digest_size=32).digest()
 
 
 def encode(announcement: Announcement | None) -> bytes:
-    """As it is sent."""
+    """The bytes that are sent for it."""
     return json.dumps(announcement).encode()
 
 
 def decode(content: bytes) -> Announcement | None:
-    """The other way."""
+    """The announcement that `encode` made these bytes of."""
     found = json.loads(content)
     if found is None:
         return None
-    kind, key, tensors, terms, own = found
-    return Announcement(kind, key, tuple((dtype, tuple(shape)) for dtype, shape in tensors), terms, tuple(own))
+    kind, key, tensors, terms, per_rank = found
+    return Announcement(kind, key, tuple((dtype, tuple(shape)) for dtype, shape in tensors), terms, tuple(per_rank))
 
 
 class Table:
@@ -87,34 +90,43 @@ class Table:
         self.waiting: dict[str, dict[int, Announcement]] = {}  #: by key: calls that a rank has not announced yet
         self._last: dict[int, Announcement] = {}  # of each rank
         self._joined: dict[int, tuple[int, int, int]] = {}  # of each: what `last_to_join` compares
+        # By key: how many calls were given up that each rank had not announced. It may be late, and still make them.
+        self._given_up: dict[str, Counter[int]] = {}
 
     def take(self, said: Sequence[Announcement | None]) -> list[Outcome]:
         """A round: what each rank said in it. Returns what is to be done now, in this order."""
         self._rounds += 1
         first = said[0]
-        if first is not None and first.kind not in (JOIN, WITHDRAW) and not self._joined and _all_same(said):
+        if (
+            first is not None
+            and first.kind not in (JOIN, WITHDRAW)
+            and not self._joined
+            and first.key not in self._given_up
+            and _all_same(said)
+        ):
             self._last = dict.fromkeys(range(len(said)), first)
             return [Outcome(first.key, self._last, None)]
-        given_up = []
+        outcomes, withdrawals = [], []
         for rank, its in enumerate(said):
             if its is None:
                 continue
             if its.kind == WITHDRAW:
-                given_up.append(its.key)
-            elif its.kind == JOIN:
-                self._joined[rank] = (its.own[0], self._rounds, rank)
+                withdrawals.append((its.key, rank))
+                continue
+            if its.kind == JOIN:
+                self._joined[rank] = (its.per_rank[0], self._rounds, rank)
+                continue
+            self._last[rank] = its
+            if self._is_late(its.key, rank):
+                outcomes.append(self._late(rank, its))
             else:
                 self.waiting.setdefault(its.key, {})[rank] = its
-                self._last[rank] = its
-        outcomes = self._over()
-        for key in given_up:
-            if key in self.waiting:  # its last rank has not called it just now
+        outcomes += self._ready()
+        for key, rank in withdrawals:
+            # Not if its last rank has called it just now, or another has withdrawn it before: then this is the next.
+            if rank in self.waiting.get(key, {}):
                 outcomes.append(self._withdrawn(key))
         return outcomes
-
-    def has_joined(self, rank: int) -> bool:
-        """Whether it has, in this round of joins."""
-        return rank in self._joined
 
     def last_to_join(self) -> int | None:
         """None until every rank has joined; then the one that was the last, and all may make calls again.
@@ -125,6 +137,7 @@ class Table:
             return None
         _, _, last = max(self._joined.values())
         self._joined.clear()
+        self._given_up.clear()  # the next calls are counted from 0 again
         return last
 
     def missing(self, key: str) -> list[int]:
@@ -145,14 +158,37 @@ class Table:
 
     def _withdrawn(self, key: str) -> Outcome:
         hindrance = self.hindrance(key)
+        self._given_up.setdefault(key, Counter()).update(self.missing(key))
         announced = self.waiting.pop(key)
+        rule = "make as many calls without a name, in the same order" if key.startswith("#") else "call the same names"
         error = RankTimeoutError(
             f"{self._names(list(announced))} called {next(iter(announced.values()))} and waited longer than "
-            f"DDL_TIMEOUT allows: {hindrance}: every rank must call the same names; the job goes on"
+            f"DDL_TIMEOUT allows: {hindrance}: every rank must {rule}; the job goes on"
         )
         return Outcome(key, announced, error)
 
-    def _over(self) -> list[Outcome]:
+    def _is_late(self, key: str, rank: int) -> bool:
+        return self._given_up.get(key, Counter())[rank] > 0
+
+    def _late(self, rank: int, its: Announcement) -> Outcome:
+        """A call that the others have given up: it must not meet their next one."""
+        owed = self._given_up[its.key]
+        owed[rank] -= 1
+        if not any(owed.values()):
+            del self._given_up[its.key]
+        counted = (
+            "; calls without a name are counted, so if this rank has left one out, all that follow meet others than "
+            "were meant: give such a call a name"
+            if its.key.startswith("#")
+            else ""
+        )
+        error = RankTimeoutError(
+            f"{self._name(rank)} called {its} too late: the ranks that had called it waited longer than DDL_TIMEOUT "
+            f"allows, and gave it up with an error{counted}; the job goes on"
+        )
+        return Outcome(its.key, {rank: its}, error)
+
+    def _ready(self) -> list[Outcome]:
         outcomes = []
         for key, announced in list(self.waiting.items()):
             missing = self.missing(key)

@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import atexit
 import os
+import re
 import sys
 import threading
 import time
@@ -28,7 +29,7 @@ from ddl import job, request
 from ddl.collectives import OPS, allgather
 from ddl.communicator import Communicator
 from ddl.elements import TYPES
-from ddl.errors import ArgumentError, DDLError, StateError
+from ddl.errors import ArgumentError, DDLError, RankTimeoutError, StateError
 from ddl.horovod.announcements import JOIN, WITHDRAW, Announcement, Outcome, Table, decode, digest, encode
 
 _WARN_SECONDS = 10.0  # that a rank may be late before it is named
@@ -36,6 +37,13 @@ _TIMEOUT_SECONDS = 300.0  # where DDL_TIMEOUT is not set
 _LONGEST_NAP = 1e-3  # seconds between two rounds in which no rank says anything
 _SHORT = 256  # bytes of an announcement that needs one message, with its length
 _LENGTH = 8  # bytes that say it
+
+# What libddl says of a round, whose number and communicator the script does not know.
+_ROUND = re.compile(r" in all\w+ #\d+ of communicator \d+ \([^)]*\)")
+_NO_ROUND = re.compile(
+    r"has not called it; (it has made no call on this communicator|its last call was all\w+ #\d+ of communicator \d+ "
+    r"\([^)]*\))"
+)
 
 
 class Begun(Protocol):
@@ -91,11 +99,12 @@ class Call:
             self._negotiator.attend()
 
     def begin(self, announced: Mapping[int, Announcement]) -> None:
-        """Every rank has announced it."""
+        """Every rank has announced it. Raises what `start` raises, and so does `wait` from then on."""
         try:
             self._work = self._start(announced, self.awaited)
         except Exception as error:
-            self._error = error
+            self.fail(error)
+            raise
         self.begun = True
 
     def fail(self, error: Exception) -> None:
@@ -148,7 +157,7 @@ class Negotiator:
         start: Start,
         tensors: tuple[tuple[str, tuple[int, ...]], ...] = (),
         terms: str = "",
-        own: tuple[int, ...] = (),
+        per_rank: tuple[int, ...] = (),
     ) -> Call:
         """Say that this rank is ready for a call, which `start` begins. The arguments are those of Announcement.
 
@@ -166,7 +175,7 @@ class Negotiator:
                 )
             self._nameless += name is None
             self._announced += 1
-            call = self._calls[key] = Call(self, Announcement(kind, key, tensors, terms, own), start)
+            call = self._calls[key] = Call(self, Announcement(kind, key, tensors, terms, per_rank), start)
             self._queue.append(call.announcement)
         return call
 
@@ -175,7 +184,7 @@ class Negotiator:
         with self._changed:
             if self._broken is not None:
                 raise self._broken
-            self._joining = Call(self, Announcement(JOIN, JOIN, own=(self._announced,)), lambda *_: None)
+            self._joining = Call(self, Announcement(JOIN, JOIN, per_rank=(self._announced,)), lambda *_: None)
             self._queue.append(self._joining.announcement)
             return self._joining
 
@@ -227,25 +236,41 @@ class Negotiator:
                     self._step()
 
     def _step(self) -> None:
-        """Take part in one round. With `_driving` held."""
+        """Take part in one round, and begin the calls that it lets begin. With `_driving` held."""
         try:
-            with self._changed:
-                if not self._queue and self._nap > 0 and self._joining is None:
-                    self._changed.wait_for(lambda: self._stopping or bool(self._queue), self._nap)
-                if self._stopping and not self._queue:
-                    raise StateError("the process set was removed, or shutdown() called, with a call in flight")
-                mine = self._queue.popleft() if self._queue else None
-            said = [mine] * self._size if self._all_say(mine) else self._details_of(mine)
-            with self._changed:
-                outcomes = self._table.take(said)
-                last = self._table.last_to_join()
-                heard = any(its is not None for its in said)
-                self._nap = 0.0 if heard else min(2 * self._nap + _LONGEST_NAP / 16, _LONGEST_NAP)
+            self._take_part()
         except DDLError as error:
             self._break(error)
-            return
+        except BaseException as error:
+            # It may not have said or begun what the others take it to have: its next call would meet another of theirs.
+            why = f"interrupted in a round of rank {self._me}: {type(error).__name__}"
+            self._break(StateError(f"{why}: {error}" if str(error) else why))
+            raise
+
+    def _take_part(self) -> None:
+        with self._changed:
+            if not self._queue and self._nap > 0 and self._joining is None:
+                self._changed.wait_for(lambda: self._stopping or bool(self._queue), self._nap)
+            if self._stopping:
+                raise StateError("the process set was removed, or shutdown() called, with a call in flight")
+            mine = self._queue.popleft() if self._queue else None
+        try:
+            said = [mine] * self._size if self._all_say(mine) else self._details_of(mine)
+        except RankTimeoutError as error:
+            raise RankTimeoutError(_NO_ROUND.sub("has made no call", _ROUND.sub("", str(error)))) from error
+        with self._changed:
+            outcomes = self._table.take(said)
+            last = self._table.last_to_join()
+            heard = any(its is not None for its in said)
+            self._nap = 0.0 if heard else min(2 * self._nap + _LONGEST_NAP / 16, _LONGEST_NAP)
         for outcome in outcomes:
-            self._carry_out(outcome)
+            try:
+                self._carry_out(outcome)
+            except DDLError:
+                raise
+            except Exception as error:
+                its = next(iter(outcome.announced.values()))
+                raise StateError(f"rank {self._me} could not begin {its}: {type(error).__name__}: {error}") from error
         if last is not None and self._joining is not None:
             joining, self._joining = self._joining, None
             self._last_to_join = last
@@ -280,7 +305,10 @@ class Negotiator:
         return [every[start : start + nbytes] for start in range(0, len(every), nbytes)]
 
     def _carry_out(self, outcome: Outcome) -> None:
-        """Begin a call, or end it. Every rank does so with the same outcomes in the same order."""
+        """Begin a call, or end it. Every rank does so with the same outcomes in the same order.
+
+        Raises what kept this rank from beginning one: the others have begun it.
+        """
         mine = outcome.announced.get(self._rank)
         if mine is not None:
             call = self._calls[outcome.key]
@@ -291,13 +319,10 @@ class Negotiator:
             if mine.key.startswith("#") or call.is_over:
                 self.forget(call)
         elif outcome.error is None and self._joining is not None:
-            try:
-                for answer in [its for its in self._answers if its.is_completed()]:
-                    answer.wait()  # raises the error that ended it
-                    self._answers.remove(answer)
-                self._answers.append(self._answer(next(iter(outcome.announced.values()))))
-            except Exception as error:
-                self._joining.fail(error)
+            for answer in [its for its in self._answers if its.is_completed()]:
+                answer.wait()  # raises the error that ended it
+                self._answers.remove(answer)
+            self._answers.append(self._answer(next(iter(outcome.announced.values()))))
 
     def forget(self, call: Call) -> None:
         """One that is over: its name is free."""

@@ -122,7 +122,9 @@ class Averager:
         method = self._method
         bucket.begin(method.sparse_as_dense)
         small, bucket.context = method.compression.compress(bucket.gather())
-        handle = starting.reduce_in_place([small], self._how, bucket.name, bucket.terms, bucket.made_dense, bucket.hear)
+        handle = starting.reduce_in_place(
+            [small], self._how, bucket.name, bucket.terms, bucket.made_dense, bucket.on_announced
+        )
         bucket.handle = handle.in_background()
         self._started += 1
 
@@ -212,10 +214,10 @@ class _Bucket:
         """What other ranks, which may have no gradient, need to know of this one's: as many sparse dimensions."""
         return tuple(self._dense_here.get(parameter, 0) for parameter in self.parameters) if self._dense_here else ()
 
-    def hear(self, announced: Mapping[int, Announcement]) -> None:
-        """What every rank has `made_dense`."""
+    def on_announced(self, announced: Mapping[int, Announcement]) -> None:
+        """Note what every rank has `made_dense`."""
         for its in announced.values():
-            for parameter, dimensions in zip(self.parameters, its.own, strict=False):
+            for parameter, dimensions in zip(self.parameters, its.per_rank, strict=False):
                 if dimensions:
                     self._dense_anywhere[parameter] = dimensions
 
@@ -247,7 +249,7 @@ class _Bucket:
         return torch.cat([part.reshape(-1) for part in parts]) if parts else self.parameters[0].new_empty(0)
 
     def scatter(self, results: Tensor) -> None:
-        """The other way."""
+        """Put the results, in the order of `gather`, into the gradients."""
         offset = 0
         for parameter in self._dense:
             part = results[offset : offset + parameter.numel()].view(parameter.shape)

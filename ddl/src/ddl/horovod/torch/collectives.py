@@ -5,9 +5,12 @@ which `synchronize` turns into the result. Gradients flow through the forms that
 
 Every rank of `process_set` makes the same calls: those with a `name` in any order, those without one in the same order.
 A name stands for one call of its kind at a time, else it is an ArgumentError (a ValueError). If ranks make a call with
-other types, shapes, operations or roots, each of them gets a MismatchError. If a rank does not call a name within
-DDL_TIMEOUT seconds, those that did get a RankTimeoutError that names it. These errors leave the tensors alone, and the
-job goes on.
+other types, shapes, operations or roots, each of them gets a MismatchError. If a rank makes other calls but not this
+one within DDL_TIMEOUT seconds, those that did get a RankTimeoutError that names it, and so does that rank if it makes
+the call later. These errors leave the tensors alone, and the job goes on.
+
+If a rank makes no call at all for DDL_TIMEOUT seconds, the RankTimeoutError ends all calls of the process set: the job
+does not go on. So does an exception in the midst of a call (KeyboardInterrupt), with a StateError.
 """
 
 from __future__ import annotations

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+import torch
+
 import ddl
 from ddl.communicator import Communicator, create_group, split
 from ddl.errors import StateError
@@ -84,7 +86,7 @@ class ProcessSet:
 global_process_set = ProcessSet([])
 
 _sets: dict[int, ProcessSet] = {}
-_device = -1  # for `starting.answer`
+_device = -1  # a GPU's number, for `starting.answer`
 
 
 def begin() -> None:
@@ -113,7 +115,8 @@ def join(device: int) -> int:
     global _device
     mine = [its.negotiator for its in _sets.values() if its.included()]
     global_process_set.included()  # raises before init()
-    _device = device
+    # Which GPU is the current one differs from thread to thread, and another thread may answer.
+    _device = torch.cuda.current_device() if device < 0 and torch.cuda.is_available() else device
     calls = [negotiator.join() for negotiator in mine]
     for call in calls[1:]:
         call.in_background()

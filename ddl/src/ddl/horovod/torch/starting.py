@@ -55,20 +55,21 @@ def reduce_in_place(
     how: Reduction,
     name: str | None = None,
     terms: str = "",
-    own: tuple[int, ...] = (),
-    hear: Callable[[Announced], None] | None = None,
+    per_rank: tuple[int, ...] = (),
+    on_announced: Callable[[Announced], None] | None = None,
 ) -> Handle[list[Tensor]]:
     """Reduce each tensor over the ranks.
 
-    `terms`: what else must be the same on every rank; `own`: what each tells the others, which `hear` gets.
+    `terms`: what else must be the same on every rank; `per_rank`: what each tells the others,
+    which `on_announced` gets.
     """
     group, op = how.process_set.group, ReduceOp(of_torch(how.op))
     results = list(tensors)
     _check_reducible(results, how)
 
     def start(announced: Announced, awaited: bool) -> Work:
-        if hear is not None:
-            hear(announced)
+        if on_announced is not None:
+            on_announced(announced)
         for tensor in results:
             scale(tensor, how.prescale, "prescale_factor")
         return reduce_now(results, op, group, awaited)
@@ -78,7 +79,7 @@ def reduce_in_place(
             scale(tensor, how.postscale, "postscale_factor")
         return results
 
-    return _announced("allreduce", name, results, how.process_set, start, finish, how.terms(terms), own)
+    return _announced("allreduce", name, results, how.process_set, start, finish, how.terms(terms), per_rank)
 
 
 def reduce_now(tensors: Sequence[Tensor], op: ReduceOp, group: ProcessGroup, awaited: bool = False) -> Work:
@@ -93,13 +94,13 @@ def reduce_now(tensors: Sequence[Tensor], op: ReduceOp, group: ProcessGroup, awa
 def answer(announcement: Announcement, group: ProcessGroup, device: int) -> Work:
     """Take part in an allreduce that other ranks announced, with tensors that leave their results as they are.
 
-    `device`: where they are made if the others' are on a GPU; below 0 the current one.
+    `device`: the GPU that they are made on if the others' are on one.
     """
     terms = announcement.terms.split(", ")
     op = Op[terms[0]]
     where = torch.device("cpu")
     if terms[-1] == _ON_GPU:
-        where = torch.device("cuda", device if device >= 0 else torch.cuda.current_device())
+        where = torch.device("cuda", device)
     tensors = [neutral(op, getattr(torch, dtype), shape, where) for dtype, shape in announcement.tensors]
     return reduce_now(tensors, ReduceOp(of_torch(op)), group)
 
@@ -187,12 +188,12 @@ def exchange_rows(
     results: list[tuple[Tensor, list[int]]] = []
 
     def start(announced: Announced, _: bool) -> Work:
-        received = [announced[rank].own[group.rank()] for rank in range(size)]
+        received = [announced[rank].per_rank[group.rank()] for rank in range(size)]
         output = tensor.new_empty((sum(received), *tensor.shape[1:]))
         results.append((output, received))
         return group.all_to_all_single(output, tensor.detach(), received, sent)
 
-    return _announced("alltoall", name, [tensor], process_set, start, lambda: results[0], own=tuple(sent))
+    return _announced("alltoall", name, [tensor], process_set, start, lambda: results[0], per_rank=tuple(sent))
 
 
 def scale(tensor: Tensor, factor: float, what: str) -> None:
@@ -215,7 +216,7 @@ def _announced(
     start: Callable[[Announced, bool], Work],
     finish: Callable[[], ResultT],
     terms: str = "",
-    own: tuple[int, ...] = (),
+    per_rank: tuple[int, ...] = (),
 ) -> Handle[ResultT]:
     for tensor in tensors:
         check(tensor)
@@ -230,7 +231,7 @@ def _announced(
 
         terms = f"{terms}, {_ON_GPU}" if terms else _ON_GPU
     described = tuple((_name_of(tensor.dtype), tuple(tensor.shape)) for tensor in tensors)
-    call = process_set.negotiator.announce(kind, name, start, described, terms, own)
+    call = process_set.negotiator.announce(kind, name, start, described, terms, per_rank)
     return Handle(call, finish)
 
 
