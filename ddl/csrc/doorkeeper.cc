@@ -1,15 +1,14 @@
-// libddl_doorkeeper.so, which ddlrun has loaded into MPI's launcher (LD_PRELOAD): who can connect to MPI's ports.
+// libddl_doorkeeper.so, the port filter. ddlrun has it loaded into MPI's launcher (LD_PRELOAD). It limits who can
+// connect to MPI's ports.
 //
-// Open MPI and MPICH listen on all addresses of a host, and have no option against it. Their first read from whoever
-// connects waits for ever. So, for the sockets of MPI's own libraries and programs alone:
+// Open MPI and MPICH listen on all addresses of a host, and have no option against it. Their first read from a new
+// connection waits for ever. So, for the sockets of MPI's own libraries and programs alone:
 //
-// - bind(): the ports lie in the networks of DDL_DOOR ("10.0.0.0/24,..."), and in the loopback interface's alone if
-// that
-//   is what it names;
-// - accept(): from inside the host only processes of the same user, or root's, are let in;
-// - recv(): whoever was let in and does not say the rest of what MPI waits for within some seconds is shown out.
+// - bind(): a port listens in the networks of DDL_DOOR ("10.0.0.0/24,...") only; if that is loopback, on loopback only.
+// - accept(): a connection from this host is closed unless a process of the same user, or of root, opened it.
+// - recv(): a connection is closed if it does not send the rest of what MPI waits for within some seconds.
 //
-// It needs nothing but the C library: it is loaded into programs that know nothing of it.
+// It needs nothing but the C library, because it is loaded into programs that know nothing of it.
 #include <arpa/inet.h>
 #include <dlfcn.h>
 #include <fcntl.h>
@@ -31,8 +30,8 @@
 namespace {
 
 constexpr int kMostNetworks = 16, kMostPorts = 64;
-constexpr double kSaySeconds = 5;       // for whoever connects to say what MPI waits for
-constexpr double kHurrySeconds = 0.5;   // instead, for a while after one was shown out: they come together
+constexpr double kSaySeconds = 5;       // for a new connection to send what MPI waits for
+constexpr double kHurrySeconds = 0.5;   // instead, for a while after one was closed: they come together
 constexpr double kHurriedSeconds = 60;  // how long that while is
 
 struct Network {
@@ -80,13 +79,13 @@ bool lies_in(const Network& network, int family, const void* address) {
     return rest == 0 || ((bytes[whole] ^ network.bytes[whole]) >> (8 - rest)) == 0;
 }
 
-bool own_address(int family, void* address);
+int own_addresses(int family, void* first);
 
 // Whether this host is in the networks. mpirun may run on one that is not, from which the others are reached otherwise.
 bool is_inside() {
     static const bool found = [] {
         unsigned char any[16];
-        return own_address(AF_INET, any) || own_address(AF_INET6, any);
+        return own_addresses(AF_INET, any) + own_addresses(AF_INET6, any) > 0;
     }();
     return found;
 }
@@ -113,19 +112,33 @@ bool is_mpis(const void* caller) {
     if (door().count == 0 || !is_inside() || dladdr(caller, &info) == 0 || !info.dli_fname) return false;
     const char* const slash = std::strrchr(info.dli_fname, '/');
     const char* const file = slash ? slash + 1 : info.dli_fname;
-    for (const char* beginning : {"libprrte", "libpmix", "libopen-", "libmpi", "mca_", "prterun", "prted", "orterun",
-                                  "orted", "mpirun", "mpiexec", "hydra_pmi_proxy"}) {
+    for (const char* beginning : {"libprrte", "libpmix", "libopen-", "libmpi", "mca_", "prte_mca_", "pmix_mca_",
+                                  "prterun", "prted", "orterun", "orted", "mpirun", "mpiexec", "hydra_pmi_proxy"}) {
         if (begins_with(file, beginning)) return true;
     }
     return false;
 }
 
-// IPv4, also where it is written as IPv6; else IPv6.
+// IPv4, also if it is written as IPv6; else IPv6.
 struct Address {
     int family = AF_UNSPEC;
     unsigned char bytes[16] = {};
     uint16_t port = 0;  // as the host writes it
 };
+
+bool same(const Address& one, const Address& other) {
+    return one.family == other.family && std::memcmp(one.bytes, other.bytes, sizeof one.bytes) == 0;
+}
+
+Address read_ipv6(const unsigned char* bytes, uint16_t port) {
+    static constexpr unsigned char kMapped[12] = {0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0xff, 0xff};
+    const bool mapped = std::memcmp(bytes, kMapped, sizeof kMapped) == 0;
+    Address found;
+    found.family = mapped ? AF_INET : AF_INET6;
+    std::memcpy(found.bytes, bytes + (mapped ? 12 : 0), mapped ? 4 : 16);
+    found.port = port;
+    return found;
+}
 
 Address read(const sockaddr_storage& storage) {
     Address found;
@@ -136,10 +149,7 @@ Address read(const sockaddr_storage& storage) {
         found.port = ntohs(four.sin_port);
     } else if (storage.ss_family == AF_INET6) {
         const auto& six = reinterpret_cast<const sockaddr_in6&>(storage);
-        const bool mapped = IN6_IS_ADDR_V4MAPPED(&six.sin6_addr);
-        found.family = mapped ? AF_INET : AF_INET6;
-        std::memcpy(found.bytes, six.sin6_addr.s6_addr + (mapped ? 12 : 0), mapped ? 4 : 16);
-        found.port = ntohs(six.sin6_port);
+        found = read_ipv6(six.sin6_addr.s6_addr, ntohs(six.sin6_port));
     }
     return found;
 }
@@ -149,21 +159,26 @@ bool is_loopback(const Address& address) {
     return address.family == AF_INET6 && std::memcmp(address.bytes, &in6addr_loopback, 16) == 0;
 }
 
-// This host's address in the networks; false if it has none of this family.
-bool own_address(int family, void* address) {
+bool is_unspecified(const Address& address) {
+    static constexpr unsigned char kNone[16] = {};
+    return address.family != AF_UNSPEC && std::memcmp(address.bytes, kNone, sizeof kNone) == 0;
+}
+
+// How many addresses of this family this host has in the networks, and the first of them.
+int own_addresses(int family, void* first) {
     ifaddrs* all = nullptr;
-    if (getifaddrs(&all) != 0) return false;
-    bool found = false;
-    for (const ifaddrs* one = all; one && !found; one = one->ifa_next) {
+    if (getifaddrs(&all) != 0) return 0;
+    int count = 0;
+    for (const ifaddrs* one = all; one; one = one->ifa_next) {
         if (!one->ifa_addr || one->ifa_addr->sa_family != family) continue;
         const void* its = family == AF_INET
                               ? static_cast<const void*>(&reinterpret_cast<const sockaddr_in*>(one->ifa_addr)->sin_addr)
                               : &reinterpret_cast<const sockaddr_in6*>(one->ifa_addr)->sin6_addr;
-        found = lies_in_any(family, its);
-        if (found) std::memcpy(address, its, family == AF_INET ? 4 : 16);
+        if (!lies_in_any(family, its)) continue;
+        if (count++ == 0) std::memcpy(first, its, family == AF_INET ? 4 : 16);
     }
     freeifaddrs(all);
-    return found;
+    return count;
 }
 
 // Ports that MPI listens at in this process: what comes in at one of them was accepted.
@@ -183,49 +198,107 @@ double seconds_now() {
     return static_cast<double>(now.tv_sec) + static_cast<double>(now.tv_nsec) * 1e-9;
 }
 
-// The user of the process at the other end of a connection inside this host, as the kernel's tables say; -1 if they do
-// not have it.
-long user_of(const Address& peer, const Address& own) {
+// An address as the kernel's tables print it: words of four bytes, each as this machine stores a number.
+Address read_row(const char* text, unsigned port) {
+    unsigned char bytes[16] = {};
+    const size_t words = std::strlen(text) / 8;
+    for (size_t i = 0; i < words && i < 4; ++i) {
+        char word[9] = "";
+        std::memcpy(word, text + 8 * i, 8);
+        const auto number = static_cast<uint32_t>(std::strtoul(word, nullptr, 16));
+        std::memcpy(bytes + 4 * i, &number, sizeof number);
+    }
+    if (words == 4) return read_ipv6(bytes, static_cast<uint16_t>(port));
+    Address found;
+    found.family = AF_INET;
+    std::memcpy(found.bytes, bytes, 4);
+    found.port = static_cast<uint16_t>(port);
+    return found;
+}
+
+enum class Owner : uint8_t { trusted, other, unknown };
+
+// Whether this user, or root, has the socket at the other end of a connection inside this host, by the kernel's tables.
+// A socket that its process has closed has no inode, and the table says root; no user can be told for it.
+Owner owner_of(const Address& peer, const Address& own) {
+    Owner found = Owner::unknown;  // neither table can be read
     for (const char* table : {"/proc/net/tcp", "/proc/net/tcp6"}) {
         FILE* const file = std::fopen(table, "re");
         if (!file) continue;
+        if (found == Owner::unknown) found = Owner::other;
         char line[512];
-        long user = -1;
-        while (user < 0 && std::fgets(line, sizeof line, file)) {
-            unsigned local = 0, remote = 0;
-            long its = -1;
-            // sl local_address rem_address st tx_queue:rx_queue tr:when retrnsmt uid ...
-            if (std::sscanf(line, " %*[^:]: %*[0-9A-Fa-f]:%x %*[0-9A-Fa-f]:%x %*x %*[^ ] %*[^ ] %*x %ld", &local,
-                            &remote, &its) == 3 &&
-                local == peer.port && remote == own.port) {
-                user = its;
+        while (found == Owner::other && std::fgets(line, sizeof line, file)) {
+            char local[33] = "", remote[33] = "";
+            unsigned local_port = 0, remote_port = 0;
+            unsigned long user = 0, inode = 0;
+            // sl local_address rem_address st tx_queue:rx_queue tr:when retrnsmt uid timeout inode ...
+            if (std::sscanf(line, " %*[^:]: %32[0-9A-Fa-f]:%x %32[0-9A-Fa-f]:%x %*x %*[^ ] %*[^ ] %*x %lu %*d %lu",
+                            local, &local_port, remote, &remote_port, &user, &inode) != 6 ||
+                inode == 0 || local_port != peer.port || remote_port != own.port ||
+                !same(read_row(local, local_port), peer) || !same(read_row(remote, remote_port), own)) {
+                continue;
             }
+            if (user == 0 || user == geteuid()) found = Owner::trusted;
         }
         std::fclose(file);
-        if (user >= 0) return user;
     }
+    return found;
+}
+
+bool may_enter(int listener, int fd) {
+    sockaddr_storage theirs{}, ours{}, listens{};
+    socklen_t length = sizeof theirs;
+    // It was reset. What it has sent can still be read.
+    if (getpeername(fd, reinterpret_cast<sockaddr*>(&theirs), &length) != 0) return false;
+    length = sizeof ours;
+    if (getsockname(fd, reinterpret_cast<sockaddr*>(&ours), &length) != 0) return false;
+    const Address peer = read(theirs), own = read(ours);
+    if (peer.family == AF_UNSPEC) return true;  // a Unix socket
+    length = sizeof listens;
+    if (getsockname(listener, reinterpret_cast<sockaddr*>(&listens), &length) != 0) return false;
+    if (is_unspecified(read(listens)) && !is_loopback(own) && !lies_in_any(own.family, own.bytes)) return false;
+    if (!is_loopback(peer) && !same(peer, own)) return true;  // it came in by one of the networks
+    const Owner owner = owner_of(peer, own);
+    static std::atomic<bool> said{false};
+    if (owner == Owner::unknown && !said.exchange(true)) {
+        std::fprintf(stderr,
+                     "ddlrun: warning: neither /proc/net/tcp nor /proc/net/tcp6 can be read, so connections of other "
+                     "users of this host to MPI's ports are not refused\n");
+    }
+    return owner != Owner::other;
+}
+
+// The new connection, or in its place a TCP socket that was shut down before it was connected: MPI reads end of file at
+// once, and can set its options. (The connection itself, shut down, would still hold what was sent before.)
+int accepted(int listener, int fd) {
+    if (may_enter(listener, fd)) return fd;
+    const int ended = socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0);
+    bool replaced = false;
+    if (ended >= 0) {
+        char byte = 0;
+        shutdown(ended, SHUT_RDWR);  // which takes effect though it fails with ENOTCONN
+        replaced = recv(ended, &byte, 1, MSG_DONTWAIT) == 0 && dup3(ended, fd, O_CLOEXEC) == fd;
+        close(ended);
+    }
+    if (replaced) return fd;
+    close(fd);
+    errno = ECONNABORTED;
     return -1;
 }
 
-bool may_enter(int fd) {
-    sockaddr_storage theirs{}, ours{};
-    socklen_t length = sizeof theirs;
-    if (getpeername(fd, reinterpret_cast<sockaddr*>(&theirs), &length) != 0) return true;  // it has gone already
-    length = sizeof ours;
-    if (getsockname(fd, reinterpret_cast<sockaddr*>(&ours), &length) != 0) return true;
-    const Address peer = read(theirs), own = read(ours);
-    if (peer.family == AF_UNSPEC) return true;  // a Unix socket
-    const bool inside =
-        is_loopback(peer) || (peer.family == own.family && std::memcmp(peer.bytes, own.bytes, sizeof peer.bytes) == 0);
-    if (!inside) return true;  // it came in by one of the networks
-    const long user = user_of(peer, own);
-    return user == 0 || user == static_cast<long>(geteuid());
-}
+const in_addr kLoopback = {htonl(INADDR_LOOPBACK)};
 
-// Shown out: MPI finds the connection at its end, which it knows what to do about.
-int accepted(int fd) {
-    if (fd >= 0 && !may_enter(fd)) shutdown(fd, SHUT_RDWR);
-    return fd;
+// Where to listen in place of all addresses: at the one in the networks; at loopback if there is none. If there are
+// several, at all addresses still, and accept() looks at which one a connection came in.
+void narrow(int family, void* address, const void* loopback, size_t bytes) {
+    unsigned char first[16] = {};
+    const int count = own_addresses(family, first);
+    const bool is_local = family == AF_INET ? first[0] == 127 : std::memcmp(first, loopback, bytes) == 0;
+    if (count == 0) {
+        std::memcpy(address, loopback, bytes);
+    } else if (count == 1 || is_local) {
+        std::memcpy(address, first, bytes);
+    }
 }
 
 }  // namespace
@@ -239,18 +312,18 @@ __attribute__((visibility("default"))) int bind(int fd, const sockaddr* address,
     std::memcpy(&changed, address, length < sizeof changed ? length : sizeof changed);
     if (address->sa_family == AF_INET) {
         auto& four = reinterpret_cast<sockaddr_in&>(changed);
-        const bool all = four.sin_addr.s_addr == htonl(INADDR_ANY);
-        if (all && !own_address(AF_INET, &four.sin_addr)) four.sin_addr.s_addr = htonl(INADDR_LOOPBACK);
+        if (four.sin_addr.s_addr == htonl(INADDR_ANY)) narrow(AF_INET, &four.sin_addr, &kLoopback, sizeof kLoopback);
     } else if (address->sa_family == AF_INET6) {
         auto& six = reinterpret_cast<sockaddr_in6&>(changed);
-        const bool all = IN6_IS_ADDR_UNSPECIFIED(&six.sin6_addr);
-        if (all && !own_address(AF_INET6, &six.sin6_addr)) six.sin6_addr = in6addr_loopback;
+        if (IN6_IS_ADDR_UNSPECIFIED(&six.sin6_addr)) {
+            narrow(AF_INET6, &six.sin6_addr, &in6addr_loopback, sizeof in6addr_loopback);
+        }
     }
     int result = real(fd, reinterpret_cast<const sockaddr*>(&changed), length);
     auto& six = reinterpret_cast<sockaddr_in6&>(changed);
     if (result != 0 && errno == EADDRNOTAVAIL && address->sa_family == AF_INET6 &&
         IN6_IS_ADDR_LOOPBACK(&six.sin6_addr)) {
-        // IPv6 is switched off, and MPI takes it for an error that it cannot listen. So it does, where nobody connects.
+        // IPv6 is switched off, and MPI takes it for an error that it cannot listen. So it listens at an IPv4 address.
         const int off = 0;
         setsockopt(fd, IPPROTO_IPV6, IPV6_V6ONLY, &off, sizeof off);
         inet_pton(AF_INET6, "::ffff:127.0.0.1", &six.sin6_addr);
@@ -268,24 +341,24 @@ __attribute__((visibility("default"))) int bind(int fd, const sockaddr* address,
 __attribute__((visibility("default"))) int accept(int fd, sockaddr* address, socklen_t* length) {
     static const auto real = next<int (*)(int, sockaddr*, socklen_t*)>("accept");
     const int made = real(fd, address, length);
-    return is_mpis(__builtin_return_address(0)) ? accepted(made) : made;
+    return made >= 0 && is_mpis(__builtin_return_address(0)) ? accepted(fd, made) : made;
 }
 
 __attribute__((visibility("default"))) int accept4(int fd, sockaddr* address, socklen_t* length, int flags) {
     static const auto real = next<int (*)(int, sockaddr*, socklen_t*, int)>("accept4");
     const int made = real(fd, address, length, flags);
-    return is_mpis(__builtin_return_address(0)) ? accepted(made) : made;
+    return made >= 0 && is_mpis(__builtin_return_address(0)) ? accepted(fd, made) : made;
 }
 
 __attribute__((visibility("default"))) ssize_t recv(int fd, void* data, size_t bytes, int flags) {
     static const auto real = next<ssize_t (*)(int, void*, size_t, int)>("recv");
-    if ((flags & (MSG_DONTWAIT | MSG_PEEK)) != 0 || !is_mpis(__builtin_return_address(0)))
-        return real(fd, data, bytes, flags);
+    if ((flags & (MSG_DONTWAIT | MSG_PEEK)) != 0 || port_count == 0) return real(fd, data, bytes, flags);
     sockaddr_storage ours{};
     socklen_t length = sizeof ours;
     const int modes = fcntl(fd, F_GETFL);
     const bool named = getsockname(fd, reinterpret_cast<sockaddr*>(&ours), &length) == 0;
-    if (!named || modes < 0 || (modes & O_NONBLOCK) != 0 || !is_port_of_ours(read(ours).port)) {
+    if (!named || modes < 0 || (modes & O_NONBLOCK) != 0 || !is_port_of_ours(read(ours).port) ||
+        !is_mpis(__builtin_return_address(0))) {
         return real(fd, data, bytes, flags);
     }
     // It would wait. All of it, if MSG_WAITALL asks for that, within the time.
@@ -300,10 +373,10 @@ __attribute__((visibility("default"))) ssize_t recv(int fd, void* data, size_t b
         if (ready == 0) {
             hurries_until = seconds_now() + kHurriedSeconds;
             shutdown(fd, SHUT_RDWR);
-            return 0;  // as if the other had closed it
+            return 0;  // as if the other end had closed it
         }
         const ssize_t count = real(fd, static_cast<char*>(data) + received, bytes - received, flags & ~MSG_WAITALL);
-        if (count <= 0) return received > 0 && count == 0 ? static_cast<ssize_t>(received) : count;
+        if (count <= 0) return received > 0 ? static_cast<ssize_t>(received) : count;
         received += static_cast<size_t>(count);
         if ((flags & MSG_WAITALL) == 0) break;
     }

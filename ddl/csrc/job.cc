@@ -248,7 +248,8 @@ std::vector<Greeting> Job::assemble(const std::string& options, const Patience& 
                 if (contact.size() + text.size() < sizeof mine.contact) contact += text;
             }
             copy(contact, mine.contact, "the list of addresses");
-            options_of_call.missing = "called ddl_init, and does not go on in it (stopped, or its link is cut)";
+            options_of_call.missing =
+                "called ddl_init but stopped responding (the process is stopped, or its link is cut)";
             greetings = call_roll(base_, mine, options_of_call);
         }
     } catch (const Error& error) {

@@ -58,7 +58,7 @@ struct Lifelines::Link {
     double since = seconds_now();
     std::vector<std::byte> received;
 
-    // A guest who has not said hello yet.
+    // An unauthenticated connection: its hello has not arrived yet.
     bool is_stranger() const { return peer < 0; }
 
     // Takes a bounded piece of what has arrived, and before the hello no more than that. False at the end of the
@@ -71,9 +71,10 @@ struct Lifelines::Link {
         *error = count < 0 ? errno : 0;
         return count > 0 || (count < 0 && (errno == EAGAIN || errno == EWOULDBLOCK || errno == EINTR));
     }
-    // False if what was said so far begins no hello of this program. It says nothing of the token: a guest who learnt
-    // which of its bytes are right could find them one by one.
+    // False if the bytes received so far cannot begin a hello of this program. The token is not checked here: an
+    // attacker who learnt which of its bytes are right could find them one by one.
     bool may_be_hello() const {
+        if (received.empty()) return true;  // data() may be null then, which memcmp must not be given
         const uint64_t magic = kMagic;
         return std::memcmp(received.data(), &magic, std::min(received.size(), sizeof magic)) == 0;
     }

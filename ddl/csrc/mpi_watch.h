@@ -1,6 +1,6 @@
 // Notices from outside of MPI that a call of it does not return: whoever sits in that call can say nothing, and ends no
-// wait. MPI's calls that do not block have been seen to: Open MPI reads what a stranger who connects has to say, and
-// waits for more of it.
+// wait. MPI's non-blocking calls have been seen to block: Open MPI reads the first bytes of an unauthenticated
+// connection, and waits for more of them.
 #pragma once
 
 #include <atomic>
@@ -17,8 +17,8 @@ namespace ddl {
 // another, because the engine's lock is held around them.
 class MpiCall {
   public:
-    MpiCall() { count_.store(count_.load(std::memory_order_relaxed) + 1, std::memory_order_relaxed); }
-    ~MpiCall() { count_.store(count_.load(std::memory_order_relaxed) + 1, std::memory_order_relaxed); }
+    MpiCall() { count_.fetch_add(1, std::memory_order_relaxed); }
+    ~MpiCall() { count_.fetch_add(1, std::memory_order_relaxed); }
     MpiCall(const MpiCall&) = delete;
     MpiCall& operator=(const MpiCall&) = delete;
 

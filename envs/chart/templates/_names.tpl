@@ -12,7 +12,7 @@ a name; hosts are called NAME-RUN-worker-N at most, which stays below the 63 cha
 {{- end -}}
 
 {{/*
-Which run of the release this is: digits that follow from the values and the chart's version. A Job cannot be changed, so
+Which run of the release this is: an 8-character hash of the values and the chart's version. A Job cannot be changed, so
 other values make another Job, and whoever installed the old one (helm, Argo CD, kustomize with pruning) removes it. The
 same values make the same objects, however often they are rendered.
 */}}

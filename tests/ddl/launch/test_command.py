@@ -129,7 +129,7 @@ def test_on_one_host_mpi_listens_to_no_other(
     else:
         assert launch.environment["UCX_NET_DEVICES"] == "lo"
     theirs = built(kind, **alone, environ={"LD_PRELOAD": "/theirs.so"})
-    assert theirs.environment["LD_PRELOAD"] == f"{KEEPER}:/theirs.so"
+    assert theirs.environment["LD_PRELOAD"] == f"/theirs.so:{KEEPER}"  # AddressSanitizer must come first
 
 
 @pytest.mark.parametrize(("theirs", "found"), [("", "unset"), ("/theirs.so", "/theirs.so")])

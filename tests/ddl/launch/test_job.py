@@ -61,6 +61,13 @@ def test_on_one_host_no_port_is_open_to_another(found: Cluster) -> None:
     assert not plan(options(""), replace(cluster, here=frozenset())).request.here  # it is another one
 
 
+def test_the_networks_that_the_environment_names_stay(found: Cluster) -> None:
+    cluster = found(2)
+    named = {**cluster.environ, "DDL_NETWORKS": "10.9.0.0/24"}
+    # As it is there: a name without a value.
+    assert exported(plan(options(""), replace(cluster, environ=named)))["DDL_NETWORKS"] is None
+
+
 def test_more_ranks_than_cores_yield(found: Cluster) -> None:
     assert not plan(options("-np 8"), found(1)).request.yield_when_idle
     crowded = plan(options("-np 9"), found(1))

@@ -29,6 +29,7 @@ def left(where: Path) -> Path:
     made = where / f"ddlrun-{os.geteuid()}-0123456789abcdef"
     (made / "ompi.1").mkdir(parents=True)
     (made / "sm_segment.h.0.1.0").write_bytes(b"x" * 100)
+    (made / leftovers.MARKER).touch()
     return made
 
 
@@ -76,6 +77,7 @@ def test_another_users_files_are_left_alone(where: Path, left: Path) -> None:
     os.chown(left, 12345, 12345)
     theirs = where / "ddlrun-12345-0123456789abcdef"
     theirs.mkdir()
+    (theirs / leftovers.MARKER).touch()
     leftovers.clear(where)
     assert left.exists()
     assert theirs.exists()
@@ -84,6 +86,7 @@ def test_another_users_files_are_left_alone(where: Path, left: Path) -> None:
 def test_a_link_is_not_followed(where: Path, tmp_path_factory: pytest.TempPathFactory) -> None:
     precious = tmp_path_factory.mktemp("precious")
     (precious / "file").write_text("x")
+    (precious / leftovers.MARKER).touch()
     (where / f"ddlrun-{os.geteuid()}-0123456789abcdef").symlink_to(precious)
     leftovers.clear(where)
     assert (precious / "file").exists()
@@ -93,7 +96,29 @@ def test_where_no_folder_can_be_made_the_run_does_without(where: Path, monkeypat
     monkeypatch.setattr(leftovers, "base", lambda: where / "gone")
     with leftovers.folder() as made:
         assert made is None
-    assert leftovers.variables(None) == {}
+    assert leftovers.variables(None, {}) == {}
+
+
+@pytest.mark.parametrize("name", ["precious", "0123456789abcdef"])
+def test_a_folder_that_no_run_has_made_is_left_alone(where: Path, name: str) -> None:
+    precious = where / f"ddlrun-{os.geteuid()}-{name}"
+    precious.mkdir()
+    (precious / "file").write_text("x")
+    leftovers.clear(where)
+    assert (precious / "file").exists()
+
+
+def test_a_folder_that_cannot_be_locked_does_not_stay(where: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(leftovers, "held", lambda *_, **__: None)
+    with leftovers.folder() as made:
+        assert made is None
+    assert list(where.iterdir()) == []
+
+
+@pytest.mark.parametrize("name", ["PRTE_MCA_prte_local_tmpdir_base", "OMPI_MCA_orte_local_tmpdir_base"])
+def test_the_folder_that_a_user_has_named_stays(where: Path, name: str) -> None:
+    assert leftovers.variables(where, {})[name] == str(where)
+    assert name not in leftovers.variables(where, {name: "/theirs"})
 
 
 def _descendants(root: int) -> set[int]:

@@ -2,7 +2,7 @@
 
 They listen on every address of a host, also if a job has this host alone, and no option of theirs changes that. So
 ddlrun has the library of csrc/doorkeeper.cc loaded into mpirun, its daemons and, with several hosts, the ranks.
-It keeps their ports to the job's networks, and shows out who connects from elsewhere or says nothing.
+It keeps their ports to the job's networks, and closes connections of other users and those that stay silent.
 """
 
 from __future__ import annotations
@@ -32,14 +32,14 @@ def find() -> Path | None:
 
 
 def variables(doorkeeper: Path, networks: Sequence[str], environ: Mapping[str, str]) -> dict[str, str]:
-    """What loads it into a program: before whatever the user has loaded."""
+    """What loads it into a program: after whatever the user has loaded, because AddressSanitizer must come first."""
     others = ":".join(environ.get(PRELOAD, "").split())
-    return {PRELOAD: f"{doorkeeper}:{others}" if others else str(doorkeeper), NETWORKS: ",".join(networks)}
+    return {PRELOAD: f"{others}:{doorkeeper}" if others else str(doorkeeper), NETWORKS: ",".join(networks)}
 
 
 def removal(doorkeeper: Path) -> str:
     """A piece of sh after which a rank has nothing of it; it leaves alone what the user has loaded."""
     return (
-        f"LD_PRELOAD=${{LD_PRELOAD#{shlex.quote(str(doorkeeper))}}}; export LD_PRELOAD=${{LD_PRELOAD#:}}; "
+        f"LD_PRELOAD=${{LD_PRELOAD%{shlex.quote(str(doorkeeper))}}}; export LD_PRELOAD=${{LD_PRELOAD%:}}; "
         f'[ "$LD_PRELOAD" ] || unset LD_PRELOAD; unset {NETWORKS}; '
     )

@@ -34,7 +34,7 @@ class Found:
     root: bool = False
     port: int = 0  # for MASTER_PORT where the first host named none
     here: frozenset[str] = frozenset()  # names of this host
-    doorkeeper: Path | None = None  # the library that keeps strangers from MPI's ports
+    doorkeeper: Path | None = None  # the port filter
 
 
 @dataclass(frozen=True)
@@ -135,7 +135,7 @@ def _variables(
     first = next(iter(counts))
     port = found.machines[first].free_port if first in found.machines else 0
     made = {"MASTER_ADDR": net.address or first, "MASTER_PORT": str(port or found.port)}
-    if net.networks:
+    if net.networks and not found.environ.get("DDL_NETWORKS"):
         made["DDL_NETWORKS"] = ",".join(net.networks)
     reasons.append(("rank 0", f"found at {made['MASTER_ADDR']}:{made['MASTER_PORT']}"))
     if not options.no_ddloptions:

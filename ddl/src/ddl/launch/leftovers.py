@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import fcntl
 import os
+import re
 import secrets
 import shutil
 import tempfile
@@ -20,6 +21,7 @@ from pathlib import Path
 from ddl.launch.guard import FOLDER
 
 MEMORY = Path("/dev/shm")
+MARKER = ".ddlrun"  # a file by which a folder is known as one of ours: its name alone is no proof
 
 
 def base() -> Path:
@@ -53,12 +55,8 @@ def folder() -> Iterator[Path | None]:
     """
     where = base()
     clear(where)
-    made = None
-    with suppress(OSError):
-        made = where / f"ddlrun-{os.geteuid()}-{secrets.token_hex(8)}"  # no "pe": see folders.py
-        made.mkdir(mode=0o700)
-    lock = held(made) if made is not None else None
-    if made is None or lock is None:  # there is no room, or another run was faster to clear it
+    made = where / f"ddlrun-{os.geteuid()}-{secrets.token_hex(8)}"  # no "pe": see folders.py
+    if (lock := _make(made)) is None:
         yield None
         return
     try:
@@ -68,11 +66,31 @@ def folder() -> Iterator[Path | None]:
         _remove(made)
 
 
-def clear(where: Path) -> None:
-    """Remove the folders of this user that nobody holds."""
+def _make(made: Path) -> int | None:
+    """Make the folder and its marker; a lock on it, or None if it could not be made, and then nothing of it is left."""
+    try:
+        made.mkdir(mode=0o700)
+    except OSError:
+        return None
+    lock = held(made)
     with suppress(OSError):
-        for one in where.glob(f"ddlrun-{os.geteuid()}-*"):
-            _remove(one)
+        if lock is not None:
+            (made / MARKER).touch()  # only now: a folder without it is never cleared
+            return lock
+    if lock is not None:
+        os.close(lock)
+    with suppress(OSError):
+        made.rmdir()
+    return None
+
+
+def clear(where: Path) -> None:
+    """Remove the folders that earlier runs of this user made and nobody holds."""
+    name = re.compile(rf"ddlrun-{os.geteuid()}-[0-9a-f]{{16}}")
+    with suppress(OSError):
+        for one in list(where.iterdir()):
+            if name.fullmatch(one.name) and (one / MARKER).is_file():
+                _remove(one)
 
 
 def _remove(one: Path) -> None:
@@ -84,9 +102,13 @@ def _remove(one: Path) -> None:
 _TEMPORARY = ("PRTE_MCA_prte_local_tmpdir_base", "OMPI_MCA_orte_local_tmpdir_base")  # of Open MPI 5 and 4
 
 
-def variables(made: Path | None) -> Mapping[str, str]:
-    """What has mpirun use the folder for what it keeps itself; for the ranks' own files see `redirection`."""
-    return {} if made is None else dict.fromkeys((FOLDER, *_TEMPORARY), str(made))
+def variables(made: Path | None, environ: Mapping[str, str]) -> dict[str, str]:
+    """What has mpirun use the folder for its own files, unless the user has named another; for the ranks' files see
+    `redirection`.
+    """
+    if made is None:
+        return {}
+    return {FOLDER: str(made)} | {name: str(made) for name in _TEMPORARY if not environ.get(name)}
 
 
 def redirection(kind: str) -> str:

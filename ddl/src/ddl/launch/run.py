@@ -107,7 +107,7 @@ def _attempt(
             echo(str(launch))
         started = time.monotonic()
         with leftovers.folder() as scratch:
-            ended, status = _launch(launch, made, options, {**environ, **leftovers.variables(scratch)})
+            ended, status = _launch(launch, made, options, {**environ, **leftovers.variables(scratch, environ)})
         return ended, status, time.monotonic() - started
 
 
