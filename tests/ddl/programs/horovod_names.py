@@ -158,19 +158,30 @@ def lateness() -> None:
         beside = hvd.allreduce_async(torch.ones(1), name="beside")  # until it ends, this rank takes part in rounds
         time.sleep(5)
     words = "rank 1 called .* too late" if RANK == 1 else "rank 1 has not called it"
-    names = ("late", None)
     for step in range(4):
-        handles = [hvd.allreduce_async(torch.tensor([10.0**step]), name=name, op=hvd.Sum) for name in names]
-        for handle in handles:
-            if step > 0:
-                assert hvd.synchronize(handle).item() == SIZE * 10**step
-                continue
-            with pytest.raises(ddl.RankTimeoutError, match=words):
-                hvd.synchronize(handle)
+        handle = hvd.allreduce_async(torch.tensor([10.0**step]), name="late", op=hvd.Sum)
+        if step > 0:
+            assert hvd.synchronize(handle).item() == SIZE * 10**step
+            continue
+        with pytest.raises(ddl.RankTimeoutError, match=words):
+            hvd.synchronize(handle)
     if beside is not None:
         with pytest.raises(ddl.RankTimeoutError, match="call the same names"):
             hvd.synchronize(beside)
     goes_on()
+
+
+def miscounts() -> None:
+    """After a call without a name was given up no other can be matched: a late one and one left out look the same."""
+    if RANK == 1:
+        beside = hvd.allreduce_async(torch.ones(1), name="beside")  # until it ends, this rank takes part in rounds
+        time.sleep(5)
+        with pytest.raises(ddl.RankTimeoutError, match="call the same names"):
+            hvd.synchronize(beside)
+    for _ in range(3):
+        with pytest.raises(ddl.RankTimeoutError, match=r"rank 1 has not called it.* no other call without a name"):
+            hvd.allreduce(torch.ones(1))
+    assert hvd.allreduce(torch.ones(1), name="with a name", op=hvd.Sum).item() == SIZE
 
 
 def joins() -> None:
@@ -207,7 +218,9 @@ def optimizers() -> None:
     goes_on()
 
 
-parts = {its.__name__: its for its in (orders, mismatches, duplicates, joins, optimizers, absences, lateness)}
+parts = {
+    its.__name__: its for its in (orders, mismatches, duplicates, joins, optimizers, absences, lateness, miscounts)
+}
 for part in sys.argv[1:] or parts:
     parts[part]()
 hvd.shutdown()

@@ -92,6 +92,7 @@ class Table:
         self._joined: dict[int, tuple[int, int, int]] = {}  # of each: what `last_to_join` compares
         # By key: how many calls were given up that each rank had not announced. It may be late, and still make them.
         self._given_up: dict[str, Counter[int]] = {}
+        self._miscounted = ""  # why calls without a name, which are counted, cannot be matched any more
 
     def take(self, said: Sequence[Announcement | None]) -> list[Outcome]:
         """A round: what each rank said in it. Returns what is to be done now, in this order."""
@@ -102,6 +103,7 @@ class Table:
             and first.kind not in (JOIN, WITHDRAW)
             and not self._joined
             and first.key not in self._given_up
+            and not (self._miscounted and first.key.startswith("#"))
             and _all_same(said)
         ):
             self._last = dict.fromkeys(range(len(said)), first)
@@ -117,7 +119,9 @@ class Table:
                 self._joined[rank] = (its.per_rank[0], self._rounds, rank)
                 continue
             self._last[rank] = its
-            if self._is_late(its.key, rank):
+            if self._miscounted and its.key.startswith("#"):
+                outcomes.append(Outcome(its.key, {rank: its}, RankTimeoutError(self._miscounted)))
+            elif self._is_late(its.key, rank):
                 outcomes.append(self._late(rank, its))
             else:
                 self.waiting.setdefault(its.key, {})[rank] = its
@@ -125,7 +129,7 @@ class Table:
         for key, rank in withdrawals:
             # Not if its last rank has called it just now, or another has withdrawn it before: then this is the next.
             if rank in self.waiting.get(key, {}):
-                outcomes.append(self._withdrawn(key))
+                outcomes += self._uncounted(key) if key.startswith("#") else [self._withdrawn(key)]
         return outcomes
 
     def last_to_join(self) -> int | None:
@@ -138,6 +142,7 @@ class Table:
         _, _, last = max(self._joined.values())
         self._joined.clear()
         self._given_up.clear()  # the next calls are counted from 0 again
+        self._miscounted = ""
         return last
 
     def missing(self, key: str) -> list[int]:
@@ -160,12 +165,22 @@ class Table:
         hindrance = self.hindrance(key)
         self._given_up.setdefault(key, Counter()).update(self.missing(key))
         announced = self.waiting.pop(key)
-        rule = "make as many calls without a name, in the same order" if key.startswith("#") else "call the same names"
         error = RankTimeoutError(
             f"{self._names(list(announced))} called {next(iter(announced.values()))} and waited longer than "
-            f"DDL_TIMEOUT allows: {hindrance}: every rank must {rule}; the job goes on"
+            f"DDL_TIMEOUT allows: {hindrance}: every rank must call the same names; the job goes on"
         )
         return Outcome(key, announced, error)
+
+    def _uncounted(self, key: str) -> list[Outcome]:
+        """The end of all calls without a name: a late call and one that was left out cannot be told apart."""
+        announced = self.waiting[key]
+        self._miscounted = (
+            f"{self._names(list(announced))} called {next(iter(announced.values()))} and waited longer than "
+            f"DDL_TIMEOUT allows: {self.hindrance(key)}: every rank must make as many calls without a name, in the "
+            "same order. They are matched by counting, so no other call without a name can be made; those with one go on"
+        )
+        lost = [(other, self.waiting.pop(other)) for other in list(self.waiting) if other.startswith("#")]
+        return [Outcome(other, calls, RankTimeoutError(self._miscounted)) for other, calls in lost]
 
     def _is_late(self, key: str, rank: int) -> bool:
         return self._given_up.get(key, Counter())[rank] > 0
@@ -176,15 +191,9 @@ class Table:
         owed[rank] -= 1
         if not any(owed.values()):
             del self._given_up[its.key]
-        counted = (
-            "; calls without a name are counted, so if this rank has left one out, all that follow meet others than "
-            "were meant: give such a call a name"
-            if its.key.startswith("#")
-            else ""
-        )
         error = RankTimeoutError(
             f"{self._name(rank)} called {its} too late: the ranks that had called it waited longer than DDL_TIMEOUT "
-            f"allows, and gave it up with an error{counted}; the job goes on"
+            "allows, and gave it up with an error; the job goes on"
         )
         return Outcome(its.key, {rank: its}, error)
 
