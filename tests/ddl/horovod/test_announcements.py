@@ -202,6 +202,21 @@ def test_a_call_is_not_given_up_by_a_rank_that_gave_up_an_earlier_one_of_its_nam
     assert list(table.waiting[a.key]) == [0]
 
 
+def test_after_a_call_without_a_name_was_given_up_each_further_one_is_an_error() -> None:
+    table = Table([0, 1])
+    first, second = Announcement("barrier", "#0"), Announcement("barrier", "#1")
+    table.take([first, None])
+    table.take([second, None])
+    ended = table.take([Announcement("withdraw", "#0"), None])
+    assert [(its.key, type(its.error)) for its in ended] == [("#0", RankTimeoutError), ("#1", RankTimeoutError)]
+    for said in ([None, first], [second, second]):
+        outcomes = table.take(said)
+        assert outcomes
+        assert all(isinstance(its.error, RankTimeoutError) for its in outcomes)
+    a = reduction("a")
+    assert table.take([a, a])[0].error is None
+
+
 def test_what_was_given_up_is_forgotten_when_all_have_joined() -> None:
     table, call = Table([0, 1]), Announcement("barrier", "#0")
     table.take([call, None])

@@ -177,7 +177,7 @@ class Table:
         self._miscounted = (
             f"{self._names(list(announced))} called {next(iter(announced.values()))} and waited longer than "
             f"DDL_TIMEOUT allows: {self.hindrance(key)}: every rank must make as many calls without a name, in the "
-            "same order. They are matched by counting, so no other call without a name can be made; those with one go on"
+            "same order. They are matched by counting, so no other call without a name can be made; others go on"
         )
         lost = [(other, self.waiting.pop(other)) for other in list(self.waiting) if other.startswith("#")]
         return [Outcome(other, calls, RankTimeoutError(self._miscounted)) for other, calls in lost]
