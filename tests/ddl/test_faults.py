@@ -58,7 +58,9 @@ def test_a_rank_that_died_between_two_starts_is_named_on_every_rank(command: Run
     done = command([*mpirun, "--bind-to", "none", sys.executable, program], timeout=60, DDL_TIMEOUT="6")
     said = re.findall(r"^rank (\d) after (\d+) s: (.*)$", done.stdout, re.MULTILINE)
     assert sorted(rank for rank, _, _ in said) == ["0", "1", "3"], done.stdout
-    assert {words for _, _, words in said} == {"PeerLostError: ddl_init: rank 2 died before it called it"}, done.stdout
+    # A rank that hears of the death from its own connection, and not from rank 0, does not know how far rank 2 came.
+    known = {f"PeerLostError: ddl_init: rank 2 died {when}" for when in ("before it called it", "during the call")}
+    assert {words for _, _, words in said} <= known, done.stdout
     assert max(int(seconds) for _, seconds, _ in said) < 6
 
 
