@@ -5,7 +5,7 @@ the same call, which is the common case, they begin it. Otherwise they tell one 
 allgather). While a call waits for a rank, every rank takes part in further rounds, even with nothing to say. If no call
 waits, a round begins when each rank has a call.
 
-Whoever waits for a call drives the rounds. If nobody waits, a thread does.
+A thread that waits for a call drives the rounds. If none waits, a background thread does.
 """
 
 from __future__ import annotations
@@ -94,7 +94,7 @@ class Call:
         return self.begun and (self._work is None or self._work.is_completed())
 
     def in_background(self) -> None:
-        """Have it begin also if nobody waits for it."""
+        """Let the call begin even if no thread waits for it."""
         if not self.begun:
             self._negotiator.attend()
 

@@ -1,4 +1,4 @@
-"""The files of MPI's that stay when mpirun is killed, and how the next run knows that nobody needs them any more.
+"""MPI's files that stay if mpirun is killed, and how the next run knows that they are unused.
 
 Open MPI keeps a file of 16 MiB a rank in /dev/shm and a folder in /tmp, and nothing removes them once mpirun is killed
 with SIGKILL, or with ddlrun. So on ddlrun's host each run gives it a folder for both. ddlrun and the guard hold a lock

@@ -141,7 +141,7 @@ class Pass:
         )
 
     def _look_who_keeps(self, new: LiveRecord) -> None:
-        """Note which records the forward has let go of since the last save: moving them before had freed nothing."""
+        """Note which records the forward let go of since the last save. Moving one earlier would have freed nothing."""
         kept = []
         for record in self._kept:
             if record.state is State.HERE and record.kept_by_others:

@@ -60,7 +60,7 @@ class PassPlanner:
         self.write_ahead = write_ahead
         self.reserve = int((limit or 0) * _RESERVE)
         self.peaks = Peaks(device, limit, self.reserve)
-        self.news: list[Plan] = []  # new plans that nobody was told of yet
+        self.news: list[Plan] = []  # new plans that were not reported yet
         self.guides: list[Guide] = []  # most recently used last
         self.current: Guide | None = None  # of the last complete pass
         self.last: Finished | None = None

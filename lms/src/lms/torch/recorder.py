@@ -131,7 +131,7 @@ class Recorder:
 
     @property
     def peak_module(self) -> str:
-        """The module that ran when the peak stood; empty if nobody knows."""
+        """The module that ran when the peak stood; empty if it was not measured."""
         if self.peak_at is None or not self.order:
             return ""
         return self.labels[self.order[min(self.peak_at, len(self.order) - 1)]][0]
