@@ -110,9 +110,12 @@ def test_the_rank_that_the_job_failed_for_is_named_and_gives_the_status() -> Non
     assert judge(1, reports, PLACES).status == 7
 
 
-def test_mpirun_s_own_failure_stays() -> None:
+def test_mpirun_s_own_failure_counts_unless_every_rank_ended_well() -> None:
     said = "mpirun itself ended with exit status 137 (signal 9), and no rank has reported an error; see its words above"
-    assert judge(137, heard((0, 0), (1, 0), (2, 0), (3, 0)), PLACES) == Verdict(137, (said,))
+    verdict = judge(137, heard((0, 0), (1, 0), (2, 0), began=[3]), PLACES)
+    assert (verdict.status, verdict.said[0]) == (137, said)
+    said = "every rank ended with exit status 0, so the job succeeded; mpirun itself ended with exit status 1"
+    assert judge(1, heard((0, 0), (1, 0), (2, 0), (3, 0)), PLACES) == Verdict(0, (said,))
 
 
 ABORTED = 'prterun has exited due to process rank 0 with PID 0 on node a calling\n"abort". This may have caused other'

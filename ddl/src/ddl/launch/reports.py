@@ -153,7 +153,11 @@ def culprit(status: int, reports: Reports, errors: str = "") -> int | None:
 
 
 def judge(status: int, reports: Reports, places: Sequence[Place], errors: str = "") -> Verdict:
-    """The job's exit status: that of the rank for which it failed, else mpirun's; 0 where every rank reported 0."""
+    """The job's exit status: that of the rank for which it failed; 0 if every rank reported 0; else mpirun's.
+
+    If all ranks ended well, mpirun's own status says nothing about the program. Open MPI 5.0.11 sometimes returns 1,
+    without a word, when its daemons end in an unusual order.
+    """
     hosts = {one.rank: one.host for one in places}
     rank = culprit(status, reports, errors)
     if rank is not None:
@@ -163,11 +167,12 @@ def judge(status: int, reports: Reports, places: Sequence[Place], errors: str = 
         said += f"; {remedy(reports.ended[rank], host)}"
         return Verdict(reports.ended[rank], (said, *absent(reports, places)))
     silent = _silent(reports, hosts)
+    if not silent:
+        said = f"every rank ended with exit status 0, so the job succeeded; mpirun itself ended with {in_words(status)}"
+        return Verdict(0, (said,) if status else ())
     if status:
         said = f"mpirun itself ended with {in_words(status)}, and no rank has reported an error; see its words above"
         return Verdict(status, (said, *silent))
-    if not silent:
-        return Verdict(0)
     count = len(hosts.keys() - reports.ended.keys())
     said = f"mpirun returned 0, and {count} of {len(hosts)} ranks did not report their end: that is no success"
     return Verdict(1, (said, *silent))
