@@ -5,12 +5,12 @@ from __future__ import annotations
 from pathlib import Path
 from typing import TypedDict
 
+from lms.core.plan import make_plan
+from lms.core.timeline import Lane, Span, Timeline
 from lms.files import write_aside
 from lms.link import Link
 from lms.picture import Curve, Picture, to_png
-from lms.plan import make_plan
 from lms.report import render
-from lms.timeline import Lane, Span, Timeline
 from lms.trace import Trace
 
 
@@ -25,7 +25,7 @@ class StepReport(TypedDict):
 
 
 class SpanReport(TypedDict):
-    """Something that took time in a pass: an lms.timeline.Span."""
+    """Something that took time in a pass: an lms.core.timeline.Span."""
 
     lane: Lane
     start: float

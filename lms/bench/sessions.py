@@ -6,8 +6,8 @@ from collections.abc import Callable
 from itertools import pairwise
 
 from lms import Session
-from lms.plan import floor
-from lms.trace import Trace
+from lms.core.plan import floor
+from lms.core.trace import Trace
 
 
 def forecast(session: Session) -> dict[str, float]:

@@ -3,7 +3,7 @@
 import torch
 
 import lms
-from lms.torch import page_pool
+from lms.torch.cpu import page_pool
 
 torch.set_num_threads(1)  # the tests of other packages run beside it
 pool = page_pool.find()

@@ -14,13 +14,14 @@ import pytest
 import torch
 
 from lms.errors import CorruptionError, SpillError
-from lms.tiers.device import CudaDevice
-from lms.tiers.file import FileSlab, address_of, page_memory
-from lms.tiers.host import HostSlab, cuda_register, cuda_unregister
+from lms.memory.file import FileSlab, address_of, page_memory
+from lms.memory.host import HostSlab
+from lms.memory.transfer import ThreadCopy
 from lms.torch.backend import device_for, make_engine
-from lms.torch.cuda_engine import CudaEngine, HostSlot
-from lms.torch.streams import CudaStreams, StreamCopy
-from lms.transfer import ThreadCopy
+from lms.torch.cuda.device import CudaDevice
+from lms.torch.cuda.engine import CudaEngine, HostSlot
+from lms.torch.cuda.pinning import cuda_register, cuda_unregister
+from lms.torch.cuda.streams import CudaStreams, StreamCopy
 
 if not torch.cuda.is_available():
     pytest.skip("no GPU: torch.cuda.is_available() is False", allow_module_level=True)

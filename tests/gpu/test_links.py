@@ -19,7 +19,7 @@ from lms.link.counters import NvmlCounters
 from lms.link.cuda import Pinned, gpu_copies, peer_copies
 from lms.link.measure import measure
 from lms.link.watch import Watch
-from lms.torch.streams import CudaStreams
+from lms.torch.cuda.streams import CudaStreams
 
 if not torch.cuda.is_available():
     pytest.skip("no GPU: torch.cuda.is_available() is False", allow_module_level=True)

@@ -14,8 +14,8 @@ import pytest
 import torch
 from torch import Tensor, nn
 
+from lms.torch.cuda.streams import CudaStreams
 from lms.torch.session import Session
-from lms.torch.streams import CudaStreams
 
 if not torch.cuda.is_available():
     pytest.skip("no GPU: torch.cuda.is_available() is False", allow_module_level=True)

@@ -13,7 +13,7 @@ import pytest
 
 from lms.errors import UsageError
 from lms.link.disk import disk_of
-from lms.spill import spill_folder
+from lms.memory.spill import spill_folder
 
 
 def loaded(name: str) -> ModuleType:
@@ -65,3 +65,13 @@ def models() -> ModuleType:
 def replay() -> ModuleType:
     """NVML of machines that are described in files."""
     return loaded("link/nvml_replay.py")
+
+
+@pytest.fixture
+def tier(monkeypatch: pytest.MonkeyPatch) -> object:
+    """The engine of the next session: a fake one."""
+    from lms.torch import session
+
+    engine = loaded("engines.py").FakeEngine()
+    monkeypatch.setattr(session, "make_engine", lambda *_args, **_options: engine)
+    return engine

@@ -14,10 +14,11 @@ import pytest
 
 import lms
 from lms import cli
+from lms.core.trace import Access, Record
 from lms.errors import CorruptionError, LimitError, LMSError, SpillError, UsageError
 from lms.link import KNOWN
 from lms.options import arguments
-from lms.trace import Access, Record, Trace
+from lms.trace import Trace
 
 MB = 10**6
 

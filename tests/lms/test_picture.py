@@ -5,9 +5,10 @@ import xml.etree.ElementTree as ET
 
 import pytest
 
+from lms.core.timeline import Span, Timeline
+from lms.core.trace import Access, Record
 from lms.picture import DETAIL, LANES, Curve, Picture, draw, managed_curve, measured, plain_curve, to_png, to_svg
-from lms.timeline import Span, Timeline
-from lms.trace import Access, Record, Trace
+from lms.trace import Trace
 
 pytest.importorskip("matplotlib")
 

@@ -6,12 +6,13 @@ from html.parser import HTMLParser
 
 import pytest
 
+from lms.core.plan import make_plan
+from lms.core.timeline import Timeline
+from lms.core.trace import Access, Record
 from lms.link import Link
-from lms.plan import make_plan
 from lms.report import limit_document, limits_of, limits_text, picture_of, render
 from lms.stats import Stats
-from lms.timeline import Timeline
-from lms.trace import Access, Record, Trace
+from lms.trace import Trace
 
 pytest.importorskip("matplotlib")
 pytest.importorskip("jinja2")

@@ -12,9 +12,10 @@ from typing import Literal
 
 from hypothesis import strategies as st
 
+from lms.core.schedule import Move
+from lms.core.trace import Access, Record
 from lms.link import Link
-from lms.schedule import Move
-from lms.trace import Access, Record, Trace
+from lms.trace import Trace
 
 MB = 10**6
 INSTANT = Link("instant", float("inf"), float("inf"), 0.0)

@@ -25,7 +25,7 @@ from lms.link.counters import DiskCounters
 from lms.link.file import FileProbe
 from lms.link.memory import host_copies
 from lms.link.watch import Watch
-from lms.tiers.file import address_of, page_memory
+from lms.memory.file import address_of, page_memory
 
 HERE = Path(__file__).resolve().parent
 MB, GB = 1 << 20, 1 << 30

@@ -26,7 +26,7 @@ from lms.trace import Trace
 from lms.units import format_size
 
 if TYPE_CHECKING:
-    from lms.plan import Plan
+    from lms.core.plan import Plan
     from lms.torch.launcher import Target
 
 PLANNED = (*BOUNDS, "prefetch", "write_ahead")  # the options that concern the plan alone
@@ -349,8 +349,8 @@ def _link(args: argparse.Namespace, trace: Trace) -> Link | None:
 
 
 def _planned(trace: Trace, link: Link, options: Options) -> Plan:
+    from lms.core.plan import make_plan
     from lms.picture import measured
-    from lms.plan import make_plan
 
     limit, budget = options.limit, options.budget
     if options.frac is not None:

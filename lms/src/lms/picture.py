@@ -11,9 +11,9 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from lms.core.timeline import Lane, Span, Timeline
+from lms.core.trace import Trace
 from lms.errors import UsageError
-from lms.timeline import Lane, Span, Timeline
-from lms.trace import Trace
 from lms.units import format_size
 
 if TYPE_CHECKING:

@@ -5,14 +5,14 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, replace
 
+from lms.core.plan import Plan, table
+from lms.core.timeline import Span, Timeline
+from lms.core.trace import Trace
 from lms.errors import UsageError
 from lms.link import Link
 from lms.link.watch import Watched
 from lms.picture import Picture, managed_curve, measured, plain_curve, to_svg
-from lms.plan import Plan, table
 from lms.stats import format_seconds
-from lms.timeline import Span, Timeline
-from lms.trace import Trace
 from lms.units import format_size
 
 _ANY_LINK = Link("any", 1e9, 1e9)  # for what depends on a link only at its edges, such as the floor

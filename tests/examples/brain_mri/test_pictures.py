@@ -7,11 +7,12 @@ import pictures
 import pytest
 from pictures import Report
 
+from lms.core.timeline import Span
+from lms.core.trace import Access, Record
 from lms.errors import UsageError
 from lms.link import Link
 from lms.picture import Picture
-from lms.timeline import Span
-from lms.trace import Access, Record, Trace
+from lms.trace import Trace
 
 pytest.importorskip("matplotlib")
 pytest.importorskip("jinja2")

@@ -17,7 +17,7 @@ from models import Job, build
 from torch import nn
 from worker import Memory, digest
 
-from lms.torch import planner
+from lms.runtime import planner
 
 CPU = torch.device("cpu")
 MB = 1 << 20

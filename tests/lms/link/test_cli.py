@@ -9,8 +9,9 @@ from pathlib import Path
 import pytest
 
 from lms import cli
+from lms.core.trace import Access, Record
 from lms.link import catalogue
-from lms.trace import Access, Record, Trace
+from lms.trace import Trace
 
 MB = 10**6
 

@@ -7,12 +7,13 @@ from types import ModuleType
 
 import pytest
 
+from lms.core.plan import make_plan, table
+from lms.core.trace import Access, Record
 from lms.link import catalogue
 from lms.link.comparison import SLOWER, at_speed, batch, compare, predict
 from lms.link.profile import MeasuredLink, Profile
 from lms.link.series import Series
-from lms.plan import make_plan, table
-from lms.trace import Access, Record, Trace
+from lms.trace import Trace
 
 MB, GB = 10**6, 10**9
 

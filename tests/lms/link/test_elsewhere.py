@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import pytest
 
+from lms.core.link import Link
+from lms.core.plan import make_plan
+from lms.core.simulate import simulate
+from lms.core.trace import Access, Record
 from lms.link.elsewhere import FASTEST, elsewhere, headroom
-from lms.link.link import Link
 from lms.link.watch import Sample, Watched
-from lms.plan import make_plan
-from lms.simulate import simulate
-from lms.trace import Access, Record, Trace
+from lms.trace import Trace
 
 MB = 10**6
 

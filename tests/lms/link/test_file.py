@@ -9,7 +9,7 @@ import pytest
 
 from lms.errors import SpillError
 from lms.link.file import FileProbe
-from lms.tiers.file import Place, address_of
+from lms.memory.file import Place, address_of
 
 MB = 1 << 20
 

@@ -16,7 +16,7 @@ from lms.link.disk import Disk
 from lms.link.file import FileProbe
 from lms.link.profile import Absence, MeasuredLink, Profile
 from lms.link.sweep import MB
-from lms.tiers import file as files
+from lms.memory import file as files
 
 
 @pytest.fixture(autouse=True)

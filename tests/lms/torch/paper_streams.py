@@ -15,9 +15,9 @@ from dataclasses import dataclass, field
 
 import torch
 
-from lms.tiers.host import HostSlab
-from lms.torch.cuda_engine import CudaEngine
-from lms.torch.streams import Event, Stream
+from lms.memory.host import HostSlab
+from lms.torch.cuda.engine import CudaEngine
+from lms.torch.cuda.streams import Event, Stream
 
 SIZE = 4096
 BANDWIDTH = 1e6  # bytes in a logical second

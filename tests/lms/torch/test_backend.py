@@ -9,9 +9,9 @@ import torch
 import lms
 from lms.errors import SpillError, UsageError
 from lms.link.disk import disk_of
-from lms.tiers.device import CpuDevice
+from lms.memory.device import CpuDevice
 from lms.torch.backend import device_for, make_engine
-from lms.torch.cpu_engine import CpuEngine
+from lms.torch.cpu.engine import CpuEngine
 
 CPU = torch.device("cpu")
 

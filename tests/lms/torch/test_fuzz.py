@@ -18,7 +18,7 @@ from torch import Tensor
 from torch.nn import functional
 from torch.utils.checkpoint import checkpoint
 
-from lms.plan import Plan
+from lms.core.plan import Plan
 from lms.torch.session import Session
 from lms.trace import Trace
 

@@ -10,15 +10,15 @@ from types import ModuleType
 import pytest
 import torch
 
-from lms.plan import Plan
-from lms.schedule import Move
-from lms.tiers.device import CpuDevice
-from lms.torch.guide import Guide, Key
+from lms.core.guide import Guide, Key
+from lms.core.plan import Plan
+from lms.core.schedule import Move
+from lms.core.turns import Rounds
+from lms.memory.device import CpuDevice
+from lms.runtime.recorder import Recorder
 from lms.torch.mover import Mover
 from lms.torch.passes import AHEAD, Pass
-from lms.torch.recorder import Recorder
 from lms.torch.records import LiveRecord, State, View
-from lms.torch.turns import Rounds
 
 CPU = torch.device("cpu")
 N = 64  # bytes of a record

@@ -20,9 +20,9 @@ from torch import Tensor, nn
 
 import lms as package
 from lms.errors import CorruptionError, LimitError, LMSError, SpillError, UsageError
-from lms.tiers.device import CpuDevice, Device, Peak
-from lms.torch import page_pool
+from lms.memory.device import CpuDevice, Device, Peak
 from lms.torch import session as session_module
+from lms.torch.cpu import page_pool
 from lms.torch.session import Session, disable, enable
 
 Make = Callable[..., Session]

@@ -5,6 +5,6 @@ part (`link`, `series`, `profile`, `sweep`, `speeds`, `gpu`, `comparison`) knows
 the machine lies beside it (`memory`, `file`, `cuda`, `nvml`, `counters`, `measure`).
 """
 
-from lms.link.link import KNOWN, Link, parse_link
+from lms.core.link import KNOWN, Link, parse_link
 
 __all__ = ["KNOWN", "Link", "parse_link"]

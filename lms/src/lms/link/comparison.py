@@ -5,13 +5,13 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, replace
 
+from lms.core.link import Link
+from lms.core.plan import Plan, make_plan, plain_peak, table
+from lms.core.trace import Trace
 from lms.errors import LimitError
-from lms.link.link import Link
 from lms.link.profile import KINDS, Kind, MeasuredLink, Profile
 from lms.link.series import DIRECTIONS, Direction, Series
 from lms.picture import measured
-from lms.plan import Plan, make_plan, plain_peak, table
-from lms.trace import Trace
 
 FRAC = 0.9  # of the device's memory that a step may fill, as `lms run` has it by default
 SLOWER = 1.10  # what a step may take over its computation alone and still count as hidden

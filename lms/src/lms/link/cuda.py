@@ -1,6 +1,6 @@
 """Copies between a GPU and its host, and between GPUs, timed by events on their streams as nvbandwidth does.
 
-What is asked of the GPU is `lms.torch.streams.Streams`, so that a test can imitate it.
+What is asked of the GPU is `lms.torch.cuda.streams.Streams`, so that a test can imitate it.
 """
 
 from __future__ import annotations
@@ -15,8 +15,9 @@ import torch
 from lms.errors import SpillError
 from lms.link.series import Direction
 from lms.link.sweep import MB, Copy
-from lms.tiers.host import HostSlab, cuda_register, cuda_unregister
-from lms.torch.streams import Stream, Streams, host_tensor
+from lms.memory.host import HostSlab
+from lms.torch.cuda.pinning import cuda_register, cuda_unregister
+from lms.torch.cuda.streams import Stream, Streams, host_tensor
 
 _SETTLED = 4 * MB  # bytes between two events at least: a single small copy is lost in the time of its launch
 

@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
+from lms.core.link import Link
+from lms.core.plan import Plan, make_plan
+from lms.core.simulate import simulate
+from lms.core.trace import Trace
 from lms.link.comparison import SLOWER
-from lms.link.link import Link
-from lms.plan import Plan, make_plan
-from lms.simulate import simulate
-from lms.trace import Trace
 
 SHARE = 0.25  # of the saved bytes that stay
 FASTEST = 1e6  # times: beyond it computation takes no time

@@ -13,7 +13,7 @@ import numpy
 
 from lms.link.series import Direction
 from lms.link.sweep import Copy
-from lms.tiers.file import FileSlab, Place, address_of, page_memory
+from lms.memory.file import FileSlab, Place, address_of, page_memory
 
 _LEAST = 1 << 20  # bytes of the file
 _PIECE = 32 << 20  # bytes of one write where no time is taken

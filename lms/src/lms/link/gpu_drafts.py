@@ -16,7 +16,7 @@ from lms.link.gpu import Gpu, pair_ceiling, pair_words
 from lms.link.profile import Absence, MeasuredLink
 from lms.link.series import Direction
 from lms.link.sweep import WORTH, Copy, cut
-from lms.torch.streams import CudaStreams
+from lms.torch.cuda.streams import CudaStreams
 from lms.units import format_size
 
 MEMORY_SHARE, GPU_SHARE = 0.25, 0.25

@@ -15,7 +15,7 @@ from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 
 import lms
-from lms.tiers.capacity import memory_capacity
+from lms.memory.capacity import memory_capacity
 
 ROOT = Path("/")
 

@@ -27,7 +27,7 @@ from lms.link.profile import KINDS, Absence, Kind, MeasuredLink, Profile
 from lms.link.progress import Progress
 from lms.link.series import Direction
 from lms.link.sweep import QUICK_SIZES, SIZES, WORTH, Copy, cut
-from lms.tiers.capacity import memory_capacity
+from lms.memory.capacity import memory_capacity
 from lms.units import format_size
 
 SECONDS, QUICK_SECONDS = 50.0, 6.5  # from the beginning to the last link; what stands around it takes a second or two

@@ -16,7 +16,7 @@ from numpy.lib.stride_tricks import as_strided
 from numpy.typing import NDArray
 
 from lms.link.sweep import MB, Copy
-from lms.tiers.file import page_memory
+from lms.memory.file import page_memory
 
 _SETTLED = 64 * MB  # bytes of one measurement at least: smaller copies are repeated, behind one that fills the caches
 

@@ -8,13 +8,13 @@ from dataclasses import dataclass
 from jinja2 import Environment, StrictUndefined
 from markupsafe import Markup
 
+from lms.core.link import Link
+from lms.core.trace import Trace
 from lms.link import catalogue, chart
 from lms.link.comparison import SLOWER
 from lms.link.elsewhere import FASTEST, SHARE, elsewhere
-from lms.link.link import Link
 from lms.link.watch import Watched
 from lms.stats import format_seconds
-from lms.trace import Trace
 from lms.units import format_size
 
 MACHINES = ("pcie-3", "pcie-4", "pcie-5", "ac922-4", "gh200")  # PowerAI's question: NVLink or PCIe, then and now

@@ -10,9 +10,9 @@ from reprlib import repr as shortened
 from typing import Literal, get_args
 
 from lms import documents
+from lms.core.link import Link
 from lms.errors import UsageError
 from lms.files import write_aside
-from lms.link.link import Link
 from lms.link.series import Direction, Series
 
 FORMAT = "lms-link-1"

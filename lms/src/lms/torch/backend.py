@@ -9,17 +9,19 @@ from pathlib import Path
 import torch
 
 from lms.errors import UsageError
+from lms.memory.capacity import memory_capacity
+from lms.memory.device import CpuDevice, Device
+from lms.memory.file import FileSlab
+from lms.memory.host import HostSlab
+from lms.memory.spill import spill_folder
 from lms.ranks import sharing
-from lms.spill import spill_folder
-from lms.tiers.capacity import memory_capacity
-from lms.tiers.device import CpuDevice, CudaDevice, Device
-from lms.tiers.file import FileSlab
-from lms.tiers.host import HostSlab, cuda_register, cuda_unregister
-from lms.torch import page_pool
-from lms.torch.cpu_engine import CpuEngine
-from lms.torch.cuda_engine import CudaEngine
+from lms.torch.cpu import page_pool
+from lms.torch.cpu.engine import CpuEngine
+from lms.torch.cuda.device import CudaDevice
+from lms.torch.cuda.engine import CudaEngine
+from lms.torch.cuda.pinning import cuda_register, cuda_unregister
+from lms.torch.cuda.streams import CudaStreams
 from lms.torch.engine import Engine
-from lms.torch.streams import CudaStreams
 
 _HOST_SHARE = 0.75  # of the host's memory: the pinned slab's limit when none is given
 

@@ -8,9 +8,9 @@ from typing import Protocol
 import torch
 
 from lms.link import Link
-from lms.slots import Slot
-from lms.torch.streams import Stream
-from lms.transfer import Copy
+from lms.memory.slots import Slot
+from lms.memory.transfer import Copy
+from lms.torch.cuda.streams import Stream
 
 _PIECE = 32 << 20  # bytes of one calibration copy
 

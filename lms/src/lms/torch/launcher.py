@@ -21,14 +21,14 @@ from lms.errors import LMSError, UsageError, remedy
 from lms.files import write_output
 from lms.link import Link
 from lms.link.watch import Watch
+from lms.memory.spill import spill_folder
 from lms.options import Options
-from lms.spill import spill_folder
 from lms.stats import Stats, format_seconds
 from lms.trace import Trace
 from lms.units import format_size
 
 if TYPE_CHECKING:
-    from lms.plan import Plan
+    from lms.core.plan import Plan
     from lms.torch.session import Session
 
 # What PyTorch reads when it begins to use a GPU.

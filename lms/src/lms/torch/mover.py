@@ -13,9 +13,9 @@ from typing import Literal
 import torch
 
 from lms.errors import SpillError, afresh
+from lms.memory.transfer import Copy
 from lms.torch.engine import Engine
 from lms.torch.records import LiveRecord, State
-from lms.transfer import Copy
 
 Log = list[tuple[Literal["out", "back"], int, Copy]]  # direction, record, copy
 

@@ -10,11 +10,11 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from lms.torch.guide import Guide, Key
+from lms.core.guide import Guide, Key
+from lms.core.turns import Rounds, Turns
+from lms.runtime.recorder import Recorder
 from lms.torch.mover import Counters, Mover
-from lms.torch.recorder import Recorder
 from lms.torch.records import LiveRecord, State
-from lms.torch.turns import Rounds, Turns
 
 AT_ONCE = 2  # accesses after its save at which the forward lets go of most records
 AHEAD = 4  # records that the rule brings back ahead of their use
@@ -31,9 +31,9 @@ class Finished:
 
 
 class Pass:
-    """From the first live record until none is live, or until only old ones are (`lms.torch.turns`).
+    """From the first live record until none is live, or until only old ones are (`lms.core.turns`).
 
-    The steps of an access are those of `lms.schedule`.
+    The steps of an access are those of `lms.core.schedule`.
     """
 
     def __init__(

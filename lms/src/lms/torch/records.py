@@ -9,8 +9,8 @@ from collections.abc import Callable
 
 import torch
 
-from lms.slots import Slot
-from lms.transfer import Copy
+from lms.memory.slots import Slot
+from lms.memory.transfer import Copy
 
 _use_count: Callable[[int], int] = torch._C._storage_Use_Count  # of a storage. PyTorch has no public name for this.
 # A tensor of torch.func (vmap, grad) wraps another and has no memory of its own. No public name either.

@@ -13,22 +13,23 @@ from typing import TypeVar
 import torch
 from torch.optim.optimizer import Optimizer, register_optimizer_step_post_hook
 
+from lms.core.guide import Guide, Key
+from lms.core.plan import Plan
+from lms.core.timeline import Timeline
 from lms.errors import UsageError
 from lms.link import Link
 from lms.options import Options
-from lms.plan import Plan
 from lms.ranks import sharing
+from lms.runtime import planner
+from lms.runtime.planner import PassPlanner
+from lms.runtime.recorder import Recorder
 from lms.stats import Stats
-from lms.timeline import Timeline
-from lms.torch import dtensor, hooks, mover, planner, records, swapper
+from lms.torch import dtensor, hooks, mover, records, swapper
 from lms.torch.backend import device_for, make_engine, supported
 from lms.torch.dtensor import local_part
-from lms.torch.guide import Guide, Key
 from lms.torch.hooks import SavedTensorHooks
 from lms.torch.interrupts import Shield
 from lms.torch.modules import ModuleNames
-from lms.torch.planner import PassPlanner
-from lms.torch.recorder import Recorder
 from lms.torch.records import movable
 from lms.torch.swapper import SavedTensorSwapper
 from lms.trace import Trace
@@ -266,7 +267,8 @@ class Session:
     def trace(self) -> Trace | None:
         """The recorded pass that the current plan was made for; None before the first complete pass."""
         self._learn()
-        return self._planner.trace
+        trace = self._planner.trace
+        return Trace.of(trace) if trace is not None else None
 
     @property
     def plan(self) -> Plan | None:

@@ -10,17 +10,17 @@ from collections.abc import Callable
 
 import torch
 
+from lms.core.guide import Guide, Key
+from lms.core.turns import Rounds
 from lms.errors import LMSError
+from lms.runtime.recorder import Recorder
+from lms.torch.cuda.streams import Stream
 from lms.torch.dtensor import DTensorView, local_part
 from lms.torch.engine import Engine
-from lms.torch.guide import Guide, Key
 from lms.torch.mover import Mover
 from lms.torch.open_graphs import holders, sequence_number
 from lms.torch.passes import Finished, Pass
-from lms.torch.recorder import Recorder
 from lms.torch.records import Ended, Handle, Kept, LiveRecord, State, View, movable, nbytes_of
-from lms.torch.streams import Stream
-from lms.torch.turns import Rounds
 from lms.units import format_size
 from lms.warn import warn_script
 

@@ -1,0 +1,63 @@
+"""A plan, and the sequence of accesses that it was made for. Pure."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Sequence
+
+from lms.core.plan import Plan
+from lms.core.schedule import Move
+from lms.core.trace import Trace
+
+Key = tuple[str, int, int]  # kind of access, record, its bytes
+
+
+class Guide:
+    """Leads a pass along a plan for as long as the pass does what the recorded one did."""
+
+    def __init__(self, keys: Sequence[Key], trace: Trace, plan: Plan) -> None:
+        self.keys = list(keys)
+        self.follow(trace, plan)
+        self.margin = 0  # bytes that the plan was asked to leave free, because real peaks were above foreseen ones
+        self.passes = 0  # complete passes that followed it
+        self.samples: list[list[float]] = []  # gaps of the passes that were timed
+        self._prefix = prefixes(self.keys)
+
+    @property
+    def outside(self) -> int:
+        """Bytes that were on the device, saved tensors left out, when the recorded pass began."""
+        return self.trace.accesses[0].other
+
+    def follow(self, trace: Trace, plan: Plan) -> None:
+        """Take another trace of the same sequence, and the plan for it."""
+        self.trace = trace
+        self.plan = plan
+        self.starts: dict[int, list[Move]] = defaultdict(list)
+        for move in plan.moves:
+            self.starts[move.after].append(move)
+        self.returns = plan.returns(len(self.keys))
+        self.on_demand = {(move.record, move.before) for move in self.returns if move.fetch >= move.before}
+        self.pinned = [record.pinned for record in self.trace.records]
+
+    def expects(self, position: int, key: Key) -> bool:
+        """Whether the recorded pass did this at that position."""
+        return position < len(self.keys) and self.keys[position] == key
+
+    def same(self, other: Guide) -> bool:
+        """Whether both are for the same sequence of accesses."""
+        return len(self._prefix) == len(other._prefix) and self._prefix[-1] == other._prefix[-1]
+
+    def began_like(self, beginning: Sequence[int]) -> bool:
+        """Whether the recorded pass began with the accesses that have these `prefixes`."""
+        at = len(beginning) - 1
+        return at < len(self._prefix) and self._prefix[at] == beginning[at]
+
+
+def prefixes(keys: Sequence[Key]) -> list[int]:
+    """A hash of each beginning of `keys`, the empty one first."""
+    value = 0
+    hashes = [value]
+    for key in keys:
+        value = hash((value, key))
+        hashes.append(value)
+    return hashes

@@ -1,0 +1,274 @@
+"""The device: the memory that `limit` bounds, and the clock of the computation that uses it.
+
+On a CPU it is the process's resident set. Memory that a framework manages, such as a GPU's, has its class there.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import time
+import warnings
+from collections.abc import Sequence
+from itertools import pairwise
+from typing import NamedTuple, Protocol, cast
+
+from lms.errors import TOO_MANY_FILES, LMSError, UsageError, remedy
+from lms.memory.capacity import memory_capacity
+from lms.units import format_size
+
+Mark = object  # a point in the computation's time, as its device gave it: for `elapsed` and nothing else
+
+_PAGE = os.sysconf("SC_PAGE_SIZE")
+_SAFE = 0.9  # of the capacity: what an error suggests
+_M_MMAP_THRESHOLD = -3  # malloc.h
+_SLACK = 1 / 128  # of the limit: what idle pages leave free
+_THRESHOLD = 65536  # bytes; blocks from here on get a mapping of their own, which goes back when they are freed
+
+
+class Peak(NamedTuple):
+    """Most bytes since the last `reset_peak`."""
+
+    held: int  # what the limit bounds
+    in_use: int  # less what is free and only kept for reuse: what the computation needs
+
+
+class Device(Protocol):
+    """What the session asks of the memory that it keeps under a limit."""
+
+    name: str
+
+    def capacity(self) -> int:
+        """Bytes that the device has for this process."""
+
+    def current(self) -> int:
+        """Bytes in use now, LMS's and all others."""
+
+    def peak(self) -> Peak:
+        """The most bytes since `reset_peak`."""
+
+    def reset_peak(self) -> None:
+        """Let `peak` begin anew."""
+
+    def mark(self) -> Mark:
+        """Now, a point in the computation's time. Never blocks."""
+
+    def elapsed(self, marks: Sequence[Mark]) -> list[float]:
+        """Seconds between neighbouring marks, one less than there are marks. May block until the last is reached."""
+
+    def prepare(self, limit: int | None) -> str | None:
+        """Set what makes freed memory count no longer; a warning for the user if that cannot be done.
+
+        What is kept for reuse is kept only while `limit` holds. Raises UsageError if `limit` is above what there is.
+        """
+
+    def release(self) -> None:
+        """Return what was kept for reuse, and keep nothing more."""
+
+
+class PoolUsage(NamedTuple):
+    """A page pool in figures: bytes, except the last two."""
+
+    used: int
+    used_peak: int
+    idle: int
+    peak: int
+    fresh: int
+    moved: int
+    returned: int
+    blocks: int
+    stitched: int
+
+
+class Pool(Protocol):
+    """Hands freed pages out again: see `lms.torch.cpu.page_pool`."""
+
+    def install(self) -> bool:
+        """Let new tensors come from it."""
+
+    def retire(self) -> None:
+        """No longer."""
+
+    def keep(self, nbytes: int) -> None:
+        """Most bytes, used and idle, up to which it keeps idle ones."""
+
+    def reset_peak(self) -> None:
+        """Let `used_peak` and `peak` begin anew."""
+
+    def usage(self) -> PoolUsage:
+        """Where its pages are."""
+
+
+class CpuDevice:
+    """The resident set of this process. A forked child's object tells of the child.
+
+    With a `pool` freed tensors stay in it, resident and ready for the next: the step then pays for no page twice. What
+    is idle there is not in use, and is returned as far as the limit needs it. `sharing` processes use the machine's
+    memory alike, this one included: the ranks of one host.
+
+    The kernel's files that tell all this are opened once, so that a script may use up its open files. Raises LMSError
+    if they cannot be read.
+    """
+
+    name = "cpu"
+
+    def __init__(self, pool: Pool | None = None, sharing: int = 1) -> None:
+        try:
+            self._open()
+            self._whole = memory_capacity()
+        except OSError as error:
+            raise _unreadable(error) from None
+        self._sharing = sharing
+        self._warned = False
+        self._offered = pool
+        self._pool: Pool | None = None  # once it is in use
+        self._limit: int | None = None
+        self._outside = 0  # most resident bytes that were not the pool's
+
+    def _open(self) -> None:
+        self._pid = os.getpid()
+        self._statm = os.open("/proc/self/statm", os.O_RDONLY | os.O_CLOEXEC)
+        self._status = os.open("/proc/self/status", os.O_RDONLY | os.O_CLOEXEC)
+
+    def _close(self) -> None:
+        for name in ("_statm", "_status", "_clear"):
+            if name in self.__dict__:
+                os.close(self.__dict__.pop(name))
+
+    __del__ = _close
+
+    def _is_open(self) -> bool:
+        """Whether the files are open still: the collector may have closed them before whoever asks."""
+        if "_status" not in self.__dict__:
+            return False
+        if os.getpid() != self._pid:  # they still tell of the parent
+            self._close()
+            self._open()
+        return True
+
+    def capacity(self) -> int:
+        """The lesser of what the machine has and what the control group allows, or this process's part of it."""
+        return self._whole // self._sharing
+
+    def current(self) -> int:
+        """Resident bytes in use, exact to some pages a core (the kernel counts them by core)."""
+        return self._resident() - (self._pool.usage().idle if self._pool is not None else 0)
+
+    def _resident(self) -> int:
+        if not self._is_open():
+            return 0
+        return int(os.pread(self._statm, 128, 0).split(b" ", 2)[1]) * _PAGE
+
+    def peak(self) -> Peak:
+        """Most resident bytes since `reset_peak`, or of the process's life where the kernel refuses a reset."""
+        resident = self._resident_peak()
+        if self._pool is None:
+            return Peak(resident, resident)
+        usage = self._pool.usage()
+        outside = resident - usage.peak
+        if outside > self._outside:
+            self._outside = outside
+            self._bound()
+        return Peak(resident, outside + usage.used_peak)
+
+    def _bound(self) -> None:
+        if self._pool is not None and self._limit is not None:
+            # What is not the pool's may grow before it is looked at again.
+            self._pool.keep(int(self._limit * (1 - _SLACK)) - self._outside)
+
+    def _resident_peak(self) -> int:
+        if not self._is_open():
+            return 0
+        text = os.pread(self._status, 4096, 0)
+        at = text.find(b"VmHWM:")
+        if at < 0:  # a kernel that does not count it: what is resident now is the best that is known
+            return self._resident()
+        return int(text[at + 6 : text.index(b"kB", at)]) * 1024
+
+    def reset_peak(self) -> None:
+        """Let `peak` begin anew; if the kernel refuses, warn once and go on."""
+        if self._pool is not None:
+            self._pool.reset_peak()
+        if not self._is_open():
+            return
+        try:
+            if "_clear" not in self.__dict__:
+                self._clear = os.open("/proc/self/clear_refs", os.O_WRONLY | os.O_CLOEXEC)
+            os.pwrite(self._clear, b"5", 0)
+        except OSError as error:
+            if error.errno in TOO_MANY_FILES:
+                raise _unreadable(error) from None
+            if not self._warned:
+                self._warned = True
+                warnings.warn(
+                    f"the kernel refuses to reset the peak of the resident set ({error.strerror}): "
+                    "`peak` is that of the whole process's life",
+                    RuntimeWarning,
+                    stacklevel=2,
+                )
+
+    def mark(self) -> Mark:
+        """The clock's reading."""
+        return time.perf_counter()
+
+    def elapsed(self, marks: Sequence[Mark]) -> list[float]:
+        """Seconds between neighbouring marks."""
+        times = cast("Sequence[float]", marks)
+        return [after - before for before, after in pairwise(times)]
+
+    def prepare(self, limit: int | None) -> str | None:
+        """Have tensors come from the pool, or else the C library return freed ones at once; what it costs.
+
+        A limit is this process's own, so it may be above its even part of a shared host.
+        """
+        check_limit(limit, self._whole, "this process may use", "the machine's memory, or its control group's limit")
+        self._limit = limit
+        if self._offered is not None and self._offered.install():
+            self._pool = self._offered
+            self.reset_peak()  # the pool's and the kernel's together
+            self._outside = 0
+            self.peak()
+            return None
+        return _return_freed() or (
+            "the page pool is not there, so freed tensors are returned to the system at once, which costs time: "
+            "compile it with `python -m lms.build torch`"
+        )
+
+    def release(self) -> None:
+        """Tensors come from PyTorch's own allocator again; what is idle goes back to the system."""
+        if self._pool is not None:
+            self._pool.retire()
+            self._pool = None
+
+
+def _unreadable(error: OSError) -> LMSError:
+    advice = remedy(error, "LMS needs Linux's /proc")
+    return LMSError(f"{error.filename}: {error.strerror}: it tells how much memory is in use; {advice}")
+
+
+def check_limit(limit: int | None, capacity: int, whose: str, what: str) -> None:
+    """Raise UsageError if `limit` is above what `whose` words say there is: `capacity` bytes, which are `what`."""
+    if limit is not None and limit > capacity:
+        raise UsageError(
+            f"limit {format_size(limit)}: {whose} {format_size(capacity)} ({what}), which no limit can be above; "
+            f"give at most {format_size(_SAFE * capacity)}, or frac={_SAFE}"
+        )
+
+
+def _return_freed() -> str | None:
+    """Have the C library return freed tensors to the system at once; the reason where it cannot be told to."""
+    library = ctypes.CDLL(None)
+    for symbol, name in (("mallctl", "jemalloc"), ("tc_version", "tcmalloc"), ("mi_version", "mimalloc")):
+        if hasattr(library, symbol):
+            return (
+                f"memory comes from {name}, which keeps freed tensors for a while: the resident set may stay above "
+                "the limit; start Python without it (LD_PRELOAD), or compile LMS's page pool with "
+                "`python -m lms.build torch`"
+            )
+    mallopt = getattr(library, "mallopt", None)
+    if mallopt is None or not mallopt(_M_MMAP_THRESHOLD, _THRESHOLD):
+        return (
+            "the C library's malloc cannot be told to return freed tensors to the system: the resident set may "
+            "stay above the limit; compile LMS's page pool with `python -m lms.build torch`"
+        )
+    return None

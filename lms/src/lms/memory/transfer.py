@@ -1,0 +1,338 @@
+"""Copies that run beside the computation: one queue a direction, and a thread for each where there is no GPU.
+
+Framework-free: bytes are named by their addresses. The engines in `lms.torch` make tensors of them.
+"""
+
+from __future__ import annotations
+
+import os
+import threading
+import weakref
+from collections.abc import Callable
+from functools import partial
+from queue import SimpleQueue
+from time import perf_counter
+from typing import Protocol
+
+from lms.errors import LMSError, SpillError, afresh
+from lms.link import Link
+from lms.memory.file import FileSlab, Place
+from lms.memory.meter import Meter, measured_link
+from lms.memory.slots import Ledger, Slot
+
+
+class Copy(Protocol):
+    """One copy in flight."""
+
+    nbytes: int
+
+    @property
+    def failed(self) -> LMSError | None:
+        """Why the copy did not come about; None while it runs and when it did."""
+
+    @property
+    def span(self) -> tuple[float, float] | None:
+        """When its bytes moved, by `time.perf_counter`; None while they do, if none did, and on a stream."""
+
+    @property
+    def marks(self) -> tuple[object, object] | None:
+        """The same as marks of the device's clock, for `Device.elapsed`; on a stream they may lie ahead still."""
+
+    def done(self) -> bool:
+        """Whether it is over, failed copies included. Never blocks, never raises."""
+
+    def wait(self) -> float:
+        """Order the caller behind the copy; returns the seconds that this thread stood still. Raises what it failed of.
+
+        On a CPU the thread blocks; on CUDA the current stream waits and the thread goes on.
+        """
+
+    def synchronize(self) -> None:
+        """Block this thread until the copy is over. Raises what it failed of."""
+
+
+class ThreadCopy:
+    """A copy that a lane's thread carries out. `keep` is what must stay alive meanwhile.
+
+    `keep` is let go of, by the lane's thread, just before the copy counts as done. A copy that failed keeps it: the
+    bytes may be nowhere else.
+    """
+
+    __slots__ = ("_gate", "_meter", "_over", "_pid", "failed", "keep", "nbytes", "span")
+
+    def __init__(self, nbytes: int, meter: Meter, keep: object = None) -> None:
+        self.nbytes = nbytes
+        self.keep = keep
+        self.failed: LMSError | None = None
+        self.span: tuple[float, float] | None = None
+        self._meter = meter
+        self._over = False
+        self._pid = os.getpid()
+        self._gate = threading.Lock()  # held until the copy is over: a tenth of the price of an Event
+        self._gate.acquire()
+
+    def done(self) -> bool:
+        """Whether it is over, failed copies included."""
+        return self._over
+
+    def wait(self) -> float:
+        """Block until the copy is over; returns for how many seconds. Raises what it failed of."""
+        stalled = 0.0
+        if not self._over:
+            start = perf_counter()
+            self.join()
+            stalled = perf_counter() - start
+            self._meter.stalled += stalled
+        if self.failed is not None:
+            raise afresh(self.failed)
+        return stalled
+
+    def synchronize(self) -> None:
+        """Block until the copy is over. Raises what it failed of."""
+        self.wait()
+
+    @property
+    def marks(self) -> tuple[object, object] | None:
+        """The span: the host's clock is the device's."""
+        return self.span
+
+    def join(self) -> None:
+        """Block until the copy is over, and count it as nobody's stall. Raises SpillError in a forked child."""
+        if not self._over:
+            if os.getpid() != self._pid:
+                raise SpillError(
+                    "a copy was in flight when this process was forked, and only the parent sees it end; "
+                    "use tensors that LMS manages in the process that trains"
+                )
+            with self._gate:
+                pass
+
+    def finish(self, failed: LMSError | None = None) -> None:
+        """End the copy; to be called once, by whoever carries it out."""
+        if failed is None:
+            self.keep = None
+        self.failed = failed
+        self._over = True
+        self._gate.release()
+
+
+_Job = tuple[ThreadCopy, Callable[[ThreadCopy], object], Callable[[], object]]
+
+
+class Lane:
+    """One direction: a daemon thread that carries copies out in the order in which they were handed in."""
+
+    def __init__(self, name: str) -> None:
+        self.meter = Meter()
+        self._queue: SimpleQueue[_Job | None] = SimpleQueue()
+        self._thread = threading.Thread(target=_carry_out, args=(self._queue,), name=name, daemon=True)
+        self._thread.start()
+
+    def submit(self, copy: ThreadCopy, work: Callable[[ThreadCopy], object], after: Callable[[], object]) -> None:
+        """Queue `work`, which is given the copy. The copy fails of the LMSError that it raises.
+
+        `after` is called in either case, before the copy is done.
+        """
+        self._queue.put((copy, work, after))
+
+    def stop(self) -> None:
+        """Let the thread end after what is queued."""
+        self._queue.put(None)
+
+    def join(self) -> None:
+        """Wait for the thread's end."""
+        self._thread.join()
+
+    def moved(self, copy: ThreadCopy, began: float) -> None:
+        """Note that `copy` moved its bytes from the time `began` until now."""
+        copy.span = began, perf_counter()
+        self.meter.add(copy.nbytes, copy.span[1] - began)
+
+
+def _carry_out(queue: SimpleQueue[_Job | None]) -> None:
+    # A function and not a method: the thread must not keep alive the engine whose end it waits for.
+    while (job := queue.get()) is not None:
+        copy, work, after = job
+        failed: LMSError | None = None
+        try:
+            work(copy)
+        except LMSError as error:
+            failed = error
+        except BaseException as error:
+            failed = SpillError(f"a copy of {copy.nbytes} bytes failed: {error!r}; please report it")
+            failed.__cause__ = error
+        del job, work  # they may hold what the copy keeps
+        after()
+        copy.finish(failed)
+        del copy, after, failed
+
+
+class Memory(Protocol):
+    """The upper end of a copy, as host addresses; for bytes that are not in host memory, with a stage between."""
+
+    def fill(self, start: int, stop: int) -> int:
+        """The address at which bytes `start` to `stop` can be read now. May block."""
+
+    def room(self, start: int, stop: int) -> int:
+        """The address, a page's start less the skew, to which bytes `start` to `stop` may be written. May block."""
+
+    def drain(self, start: int, stop: int) -> None:
+        """Bytes `start` to `stop` are at the address that `room` gave. May block until they are where they belong."""
+
+
+class At:
+    """Memory that is simply there, at `address`."""
+
+    __slots__ = ("address",)
+
+    def __init__(self, address: int) -> None:
+        self.address = address
+
+    def fill(self, start: int, stop: int) -> int:
+        """The address of byte `start`."""
+        return self.address + start
+
+    def room(self, start: int, stop: int) -> int:
+        """The address of byte `start`."""
+        return self.address + start
+
+    def drain(self, start: int, stop: int) -> None:
+        """Nothing is left to do."""
+
+
+class FileSlot(Slot):
+    """A slot in the slab file: one place, or one for each stage's worth of bytes."""
+
+    __slots__ = ("places", "written")
+
+    def __init__(self, nbytes: int, places: tuple[Place, ...]) -> None:
+        super().__init__(nbytes)
+        self.places = places
+        self.written: ThreadCopy | None = None
+
+
+class FileEngine:
+    """Copies between memory and a slab file, by one thread a direction.
+
+    Calls may come from any thread. In a forked child, where the threads are not, nothing can be copied and `close` and
+    `discard` do nothing. An engine that is forgotten ends its threads when it is collected; none of them keeps the
+    interpreter from exiting.
+    """
+
+    def __init__(self, file: FileSlab) -> None:
+        self.file = file
+        self.out = Lane("lms-out")
+        self.back = Lane("lms-back")
+        self._slots: Ledger[FileSlot] = Ledger(partial(_free, file))
+        self._pid = os.getpid()
+        self._closed = False
+        self._end = weakref.finalize(self, _end, self._pid, self.out, self.back, file)
+        self._end.atexit = False  # at exit the kernel ends the threads and closes the file; nothing to wait for
+
+    def write(
+        self, memory: Memory, nbytes: int, *, skew: int = 0, chunk: int = 0, keep: object = None
+    ) -> tuple[FileSlot, ThreadCopy]:
+        """Start a copy of `nbytes` out of `memory`, in pieces of `chunk` bytes when it is given.
+
+        `skew` is the memory's address modulo the page's size. Raises SpillError after close and in a forked child.
+        """
+        self._check()
+        file, total = self.file, max(nbytes, 1)
+        with self._slots.lock:
+            self._slots.count()
+            places = tuple(
+                file.allocate(min(chunk or nbytes, nbytes - start), skew) for start in range(0, total, chunk or total)
+            )
+        slot = FileSlot(nbytes, places)
+        slot.users = 2
+        lane = self.out
+        slot.written = copy = ThreadCopy(nbytes, lane.meter, keep)
+
+        def work(copy: ThreadCopy) -> None:
+            if slot.dropped and slot.users == 1:  # nobody will read it; a read that was asked for is a user too
+                return
+            began, start = perf_counter(), 0
+            for place in places:
+                file.write(place, memory.fill(start, start + place.nbytes))
+                start += place.nbytes
+            lane.moved(copy, began)
+
+        lane.submit(copy, work, partial(self._slots.leave, slot))
+        return slot, copy
+
+    def read(self, slot: FileSlot, memory: Memory, *, keep: object = None) -> ThreadCopy:
+        """Start a copy of the slot's bytes into `memory`, behind the write that fills the slot.
+
+        A copy whose write failed fails of the same error. Raises SpillError after close and in a forked child, and
+        ValueError for a slot that was discarded.
+        """
+        self._check()
+        with self._slots.lock:
+            self._slots.use(slot)
+        lane = self.back
+        copy = ThreadCopy(slot.nbytes, lane.meter, keep)
+        file, written = self.file, slot.written
+
+        def work(copy: ThreadCopy) -> None:
+            if written is not None:
+                written.join()
+                if written.failed is not None:
+                    raise afresh(written.failed)
+            began, start = perf_counter(), 0
+            for place in slot.places:
+                stop = start + place.nbytes
+                file.read(place, memory.room(start, stop) - place.skew)
+                memory.drain(start, stop)
+                start = stop
+            lane.moved(copy, began)
+
+        lane.submit(copy, work, partial(self._slots.leave, slot))
+        return copy
+
+    def discard(self, slot: FileSlot) -> None:
+        """Give the slot's room back, once its copies have ended. Never blocks. Idempotent."""
+        if os.getpid() == self._pid:
+            self._slots.drop(slot)
+
+    def usage(self) -> dict[str, int]:
+        """Bytes in the file now and at most, rounded up to pages: `file` and `file_peak`."""
+        self._slots.settle()
+        return {"file": self.file.slab.used, "file_peak": self.file.slab.peak}
+
+    def link(self, name: str = "file") -> Link | None:
+        """What the copies so far measured, or None before any."""
+        return measured_link(name, self.out.meter, self.back.meter)
+
+    def close(self) -> None:
+        """Wait for the copies, end the threads, close the file. Idempotent; does nothing in a forked child."""
+        if not self._closed and os.getpid() == self._pid:
+            self._closed = True
+            self._end()
+            self.back.join()
+
+    def _check(self) -> None:
+        if self._closed:
+            raise SpillError("the engine is closed: its session has ended")
+        if os.getpid() != self._pid:
+            raise SpillError(
+                "this process was forked from one that uses LMS, and the copying threads stayed there; "
+                "start a session of its own in this process"
+            )
+
+
+def _free(file: FileSlab, slot: FileSlot) -> None:
+    for place in slot.places:
+        file.free(place)
+
+
+def _end(pid: int, out: Lane, back: Lane, file: FileSlab) -> None:
+    if os.getpid() != pid:
+        return
+
+    def close(_: ThreadCopy) -> None:
+        out.join()
+        file.close()
+
+    out.stop()
+    back.submit(ThreadCopy(0, back.meter), close, int)  # behind the last read, and by then behind the last write
+    back.stop()

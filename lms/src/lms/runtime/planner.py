@@ -1,0 +1,346 @@
+"""From finished passes to guides for the passes to come: keeps the traces, makes the plans, refines them."""
+
+from __future__ import annotations
+
+import platform
+import statistics
+from collections.abc import Sequence
+from dataclasses import replace
+
+import torch
+
+from lms.core.guide import Guide, Key, prefixes
+from lms.core.plan import Plan, floor, make_plan, plain_peak
+from lms.core.simulate import simulate
+from lms.core.trace import Trace
+from lms.errors import LimitError
+from lms.link import Link
+from lms.link.host import kernel
+from lms.memory.device import Device
+from lms.runtime.peaks import Peaks
+from lms.runtime.recorder import Recorder
+from lms.torch.engine import Engine
+from lms.torch.passes import Finished
+from lms.units import format_size
+from lms.warn import warn_script
+
+MOST_GUIDES = 64  # plans kept; the one that was used longest ago goes
+MOST_VARIANTS = 3  # plans kept for one sequence of accesses, for different amounts of memory outside it
+REFINED_AFTER = (1, 3)  # passes that followed a plan, after which it is made again from better measurements
+CALIBRATION = 256 * 10**6  # bytes written and read when a link must be known before anything was moved
+_RESERVE = 1 / 256  # of the limit: what plans leave free, because the memory outside them is never quite the same
+_UNPROVEN = 5  # reserves that are left free until something was swapped: the copies' own memory is not measured before
+_BAND = 8  # reserves by which the memory outside may shrink before a plan with moves is made again for it
+_ROOMY = 0.75  # of the limit: while all passes stay under it, new shapes are not measured
+
+
+class PassPlanner:
+    """Knows a plan for each sequence of accesses seen, and how much may stay while none is known.
+
+    What the device holds beside the saved tensors is not the same in each pass: the optimizer's state comes with the
+    first step, gradients with the first of several accumulated passes. So a plan under a limit is good for a pass that
+    begins with as many bytes *outside* as the pass that was recorded. For another amount it is made again.
+    """
+
+    def __init__(
+        self,
+        device: Device,
+        engine: Engine,
+        *,
+        limit: int | None,
+        budget: int | None,
+        prefetch: int | None,
+        write_ahead: int | None,
+    ) -> None:
+        self.device = device
+        self.engine = engine
+        self.limit = limit
+        self.fixed_budget = budget
+        self.prefetch = prefetch
+        self.write_ahead = write_ahead
+        self.reserve = int((limit or 0) * _RESERVE)
+        self.peaks = Peaks(device, limit, self.reserve)
+        self.news: list[Plan] = []  # new plans that were not reported yet
+        self.guides: list[Guide] = []  # most recently used last
+        self.current: Guide | None = None  # of the last complete pass
+        self.last: Finished | None = None
+        self.passes = 0
+        self.steps = 0  # of the optimizer, as the session counts them
+        self.replans = 0
+        self.saved = 0  # bytes of the largest pass
+        self.held_peak = 0
+        self._warned = False
+        self._has_swapped = False  # a pass that was measured has swapped
+        self._far_below_limit = False  # the last pass moved nothing and stayed far below the limit
+        self._measure_next = False  # the next passes must be measured
+        self._refused: LimitError | None = None
+        self._recorder: Recorder | None = None
+        self._outside = 0  # bytes outside the saved tensors when the pass under way began
+        self._above = 0  # what came on top of that, at most, in the last pass that was measured
+        self._largest = 0
+        self._margin = 0  # what real peaks went over the limit though their plans foresaw less
+
+    # What the swapper asks
+
+    def begin(self, key: Key, present: int) -> tuple[Guide | None, Recorder]:
+        """What leads and what records the pass that begins with `key`.
+
+        `present` bytes of saved tensors are on the device already. Raises LimitError if the passes so far have shown
+        that the limit cannot be kept.
+        """
+        too_much = self.peaks.before_a_pass(self.passes, self.steps, early=self._early)
+        refused, self._refused = self._refused or too_much, None
+        if refused is not None:
+            raise refused
+        if self.limit is not None:
+            self._outside = self.device.current() - present
+        guide = self.choose([key])
+        known = guide.passes > max(REFINED_AFTER) if guide is not None else self._far_below_limit
+        measure = self._early or self._measure_next or self.peaks.exceeded_lately or not known
+        self._recorder = Recorder(
+            self.device, measure=measure, timed=self.device.name == "cpu" or measure, present=present
+        )
+        return guide, self._recorder
+
+    def choose(self, keys: list[Key]) -> Guide | None:
+        """The guide for a pass that has begun with `keys`; None if no pass has begun like that before."""
+        beginning = prefixes(keys)
+        found = next((guide for guide in reversed(self.guides) if guide.began_like(beginning)), None)
+        if found is not None:
+            found = self._suited(found)
+        if found is not None:
+            if found in self.guides:
+                self.guides.remove(found)
+            self.guides.append(found)
+        return found
+
+    def budget(self, largest: int) -> int:
+        """Bytes that may stay in a pass without a plan whose largest record so far has `largest` bytes."""
+        if self.fixed_budget is not None:
+            return self.fixed_budget
+        assert self.limit is not None
+        worst = max(self._outside + self._above, self._recorder.worst if self._recorder is not None else 0)
+        # The next operation may make one record and need another's worth of scratch before it can be measured.
+        return max(0, self.limit - self._margin - worst - 2 * max(largest, self._largest))
+
+    # What the session asks
+
+    @property
+    def trace(self) -> Trace | None:
+        """The pass that the current plan was made for."""
+        return self.current.trace if self.current is not None else None
+
+    @property
+    def plan(self) -> Plan | None:
+        """The current plan."""
+        return self.current.plan if self.current is not None else None
+
+    def note(self, finished: Finished) -> None:
+        """Learn from a complete pass."""
+        recorder = finished.recorder
+        self.passes += 1
+        self.peaks.after_a_pass(recorder, self.passes, self.steps, early=self._early)
+        self.held_peak = max(self.held_peak, finished.counters.held_peak)
+        self._largest = max([self._largest, *recorder.nbytes])
+        if recorder.truncated or "use" not in recorder.kinds:
+            return  # it never ended, or nobody went backward: nothing to plan for
+        if recorder.measure:
+            self._above = max(0, recorder.worst - recorder.other[0])
+            self._has_swapped |= finished.counters.out > 0
+        self.last = finished
+        self.saved = max(self.saved, recorder.movable)
+        self._far_below_limit = not finished.counters.out and (
+            self.limit is None or recorder.peak <= _ROOMY * self.limit
+        )
+        self._measure_next = False
+        if finished.guide is not None:
+            self._refine(finished.guide, finished)
+        elif not self._cut_short(recorder):
+            self._learn(finished)
+
+    def look(self) -> None:
+        """Note what the device has held since the last pass."""
+        self.peaks.after_the_last_pass(self.passes, self.steps, early=self._early)
+
+    def link(self) -> Link:
+        """The link to the tier below, measured on what was moved, or else by moving something now."""
+        return self.engine.link() or self.engine.calibrate(CALIBRATION)
+
+    # Plans
+
+    @property
+    def _early(self) -> bool:
+        """Whether the training has only begun: what it needs may not be known yet, and it may still be ended."""
+        return self.steps <= 2 if self.steps else self.passes <= max(REFINED_AFTER)
+
+    def _cut_short(self, recorder: Recorder) -> bool:
+        """Whether the pass did what a known one does, and ended in the middle: an exception, Ctrl-C."""
+        beginning = prefixes(recorder.keys())
+        return any(len(guide.keys) >= len(beginning) and guide.began_like(beginning) for guide in self.guides)
+
+    def _learn(self, finished: Finished) -> None:
+        recorder = finished.recorder
+        shown = self.current is not None and (not recorder.measure or recorder.movable <= self.current.trace.saved)
+        if shown and self._fitted(finished):
+            return  # it needs no plan, and the one that is shown is of a larger pass
+        # Without knowing what the rest of the device needs, no plan can keep a limit: measure the next one.
+        self._measure_next = self.limit is not None and not recorder.measure
+        if self._measure_next:
+            return
+        self._add(recorder.keys(), self._trace(recorder))
+
+    def _fitted(self, finished: Finished) -> bool:
+        """Whether the pass needed no swapping."""
+        if finished.counters.out:
+            return False
+        return self.limit is None or finished.recorder.peak <= self.limit - self._margin - self.reserve
+
+    def _add(self, keys: Sequence[Key], trace: Trace) -> Guide | None:
+        """Plan for `trace`, and keep the plan for the next pass like it; None if there can be no plan."""
+        plan = self._plan(trace)
+        if plan is None:
+            return None
+        self.replans += bool(self.guides)
+        self.current = new = Guide(keys, trace, plan)
+        new.margin = self._margin
+        others = [guide for guide in self.guides if not guide.same(new)]
+        variants = [guide for guide in self.guides if guide.same(new)]
+        self.guides = [*others, *variants[1 - MOST_VARIANTS :], new][-MOST_GUIDES:]
+        self.news.append(plan)
+        return new
+
+    def _suited(self, found: Guide) -> Guide | None:
+        """A guide like `found` for what is outside now; None if it cannot be kept under the limit by what is known."""
+        if self.limit is None:
+            return found
+        variants = [guide for guide in reversed(self.guides) if guide.same(found)]
+        for guide in variants:
+            grown = self._outside - guide.outside
+            most = max(self.limit, guide.plan.floor + self.reserve)
+            if guide.plan.forecast.resident_peak + grown <= most and (
+                not guide.plan.moves or grown >= -_BAND * self.reserve
+            ):
+                return guide
+        # Which of the passes this one will be like is not known, so it is planned for the most of them.
+        columns = zip(*(_other(guide.trace, self._outside - guide.outside) for guide in variants), strict=True)
+        trace = _with_other(found.trace, [max(column) for column in columns])
+        if floor(trace)[0] > self.limit and self._early:
+            return None  # an estimate is no reason to end the training: the rule leads, and the pass is measured
+        return self._add(found.keys, trace)
+
+    def _refine(self, guide: Guide, finished: Finished) -> None:
+        recorder = finished.recorder
+        self.current = guide
+        guide.passes += 1
+        if recorder.timed and guide.passes <= max(REFINED_AFTER):
+            guide.samples.append(recorder.gaps())
+        over = recorder.in_use_peak - (self.limit or 0) if recorder.measure and self.limit is not None else 0
+        if over > 0 and (self.limit or 0) - guide.margin - self.reserve <= guide.plan.floor:
+            self._give_up(recorder, over)
+            over = 0
+        if over <= 0 and guide.passes not in REFINED_AFTER:
+            return
+        trace = self._measured_again(guide, recorder)
+        if over > 0:
+            # What the plan could not know is in the trace now. Only what it would get wrong again needs a margin.
+            foreseen = simulate(trace, guide.plan, self.link()).resident_peak
+            self._margin = max(self._margin, guide.margin + min(over, recorder.in_use_peak - foreseen))
+        plan = self._plan(trace)
+        if plan is None:
+            return
+        self.replans += plan.moves != guide.plan.moves
+        guide.margin = self._margin
+        guide.follow(trace, plan)
+
+    def _give_up(self, recorder: Recorder, over: int) -> None:
+        """The pass went over the limit by `over` bytes though all had left that can leave."""
+        if self._early and over > self.reserve:
+            self._refused = LimitError(
+                f"limit {format_size(self.limit or 0)} cannot be kept: with every saved tensor swapped that can be, "
+                f"the peak was {format_size(recorder.in_use_peak)} in module {recorder.peak_module!r}. Raise the limit "
+                f"to {format_size(recorder.in_use_peak * 1.02)} or more"
+            )
+
+    def _measured_again(self, guide: Guide, recorder: Recorder) -> Trace:
+        """The guide's trace as its last pass measured it, with the median of the times so far."""
+        trace = self._trace(recorder)
+        if guide.samples:
+            gaps = [statistics.median(column) for column in zip(*guide.samples, strict=True)]
+        else:
+            gaps = [*(access.seconds for access in guide.trace.accesses), guide.trace.tail]
+        trace = replace(
+            trace,
+            accesses=tuple(replace(access, seconds=gap) for access, gap in zip(trace.accesses, gaps, strict=False)),
+            tail=gaps[-1],
+            records=tuple(
+                replace(new, module=old.module, let_go=new.let_go if new.let_go is not None else old.let_go)
+                for new, old in zip(trace.records, guide.trace.records, strict=True)
+            ),
+        )
+        return trace if recorder.measure else _with_other(trace, _other(guide.trace))
+
+    def _warn(self, what: str) -> None:
+        """Say once what a training that has begun is not ended for."""
+        if not self._warned:
+            self._warned = True
+            warn_script(what)
+
+    def _trace(self, recorder: Recorder) -> Trace:
+        link = self.engine.link()
+        return recorder.trace(self.device.capacity(), link.to_dict() if link is not None else {}, machine())
+
+    def _plan(self, trace: Trace) -> Plan | None:
+        """The plan for `trace`; None if the limit is below its floor and the training will be ended for that.
+
+        A training that is past its beginning goes on with the plan that needs the least.
+        """
+        limit, lowest = None, 0
+        if self.limit is not None:
+            lowest = floor(trace)[0]
+            if lowest > self.limit and not self._early:
+                self._warn(
+                    f"the limit of {format_size(self.limit)} cannot be kept any more: {format_size(lowest)} are needed "
+                    "with every saved tensor swapped; training goes on with as little as that"
+                )
+            elif lowest > self.limit:
+                lowest = self.limit
+            limit = max(self.limit - self._margin - self.reserve * (1 if self._has_swapped else _UNPROVEN), lowest)
+            fits = plain_peak(trace) <= limit
+        else:
+            fits = max(trace.live, default=0) <= (self.fixed_budget or 0)
+        # Nothing will move over it, so its figures do not matter and measuring it would cost the user time.
+        link = Link("none needed", 1e9, 1e9) if fits else self.link()
+        try:
+            plan = make_plan(
+                trace,
+                link,
+                limit=limit,
+                budget=self.fixed_budget,
+                prefetch=self.prefetch,
+                write_ahead=self.write_ahead,
+            )
+        except LimitError as refused:
+            self._refused = refused
+            return None
+        return replace(plan, limit=self.limit)
+
+
+def _other(trace: Trace, change: int = 0) -> list[int]:
+    """Bytes outside the saved tensors before each access and in the tail, with `change` added to each."""
+    return [*(access.other + change for access in trace.accesses), trace.tail_other + change]
+
+
+def _with_other(trace: Trace, other: Sequence[int]) -> Trace:
+    """The trace with other bytes outside the saved tensors."""
+    accesses = tuple(replace(access, other=now) for access, now in zip(trace.accesses, other, strict=False))
+    return replace(trace, accesses=accesses, tail_other=other[-1])
+
+
+def machine() -> dict[str, str]:
+    """What the figures were measured on."""
+    return {
+        "system": f"{platform.system()} {kernel()} {platform.machine()}",
+        "python": platform.python_version(),
+        "torch": torch.__version__,
+        "threads": str(torch.get_num_threads()),
+    }

@@ -1,0 +1,201 @@
+"""Recording of one pass: cheap appends while it runs, a Trace afterwards."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Literal
+
+from lms.core.timeline import Span, Timeline
+from lms.core.trace import Access, Record, Trace
+from lms.memory.device import Device, Mark, Peak
+from lms.memory.transfer import Copy
+
+
+class Recorder:
+    """The accesses of the pass under way, with a mark of the compute's time at the entry and exit of each hook.
+
+    With `measure` the device's peak is read at each access too: what LMS does not hold is then known for every
+    stretch of the pass, scratch memory inside single operations included.
+    """
+
+    MAX_ACCESSES = 1_000_000  # a pass that long never ends, because somebody keeps a graph: its rest is not recorded
+
+    def __init__(self, device: Device, *, measure: bool, timed: bool, present: int = 0) -> None:
+        self.device = device
+        self.measure = measure
+        self.timed = timed
+        self.kinds: list[str] = []
+        self.order: list[int] = []  # the record of each access
+        self.marks: list[Mark] = [device.mark()] if timed else []  # start, then entry and exit of each hook, end
+        self.other: list[int] = []
+        self.held: list[int] = []  # bytes held after each access
+        self.saves: list[list[int]] = []
+        self.uses: list[list[int]] = []
+        self.freed: list[int] = []
+        self.let_go: list[int | None] = []
+        self.nbytes: list[int] = []
+        self.pinned: list[bool] = []
+        self.foreseen: list[bool] = []  # pinned, and known to be from the start
+        self.broken = False  # a hook was left by an error, so that entries and exits are out of step
+        self._inside = False
+        self.labels: list[tuple[str, str, tuple[int, ...]]] = []
+        self.copies: list[tuple[Literal["out", "back"], int, Copy]] = []  # direction, record, copy
+        self.peak = 0  # most bytes that the device held in this pass, as far as it was measured
+        self.peak_at: int | None = None  # the access that it led to
+        self.in_use_peak = 0  # the same without what the device only keeps for reuse
+        self.worst = 0  # the largest of `other` so far
+        if measure:
+            device.reset_peak()
+        self._present = present  # bytes of saved storages on the device when the hook before was left
+
+    @property
+    def position(self) -> int:
+        """The number of the next access."""
+        return len(self.order)
+
+    @property
+    def movable(self) -> int:
+        """Bytes of all records that may move."""
+        return sum(nbytes for nbytes, pinned in zip(self.nbytes, self.pinned, strict=True) if not pinned)
+
+    @property
+    def truncated(self) -> bool:
+        """Whether the pass outgrew its recording, or an error ended it."""
+        return self.broken or len(self.order) >= self.MAX_ACCESSES
+
+    def enter(self) -> None:
+        """A hook begins: the computation since the hook before ends here."""
+        self.broken |= self._inside
+        self._inside = True
+        if self.truncated:
+            return
+        if self.timed:
+            self.marks.append(self.device.mark())
+        if self.measure:
+            self._note(self.device.peak())
+
+    def _note(self, peak: Peak) -> None:
+        if peak.held > self.peak:
+            self.peak, self.peak_at = peak.held, len(self.other)
+        self.in_use_peak = max(self.in_use_peak, peak.in_use)
+        other = max(1, peak.in_use - self._present)  # zero means "not measured"
+        self.worst = max(self.worst, other)
+        self.other.append(other)
+
+    def leave(self, held: int, present: int) -> None:
+        """A hook ends: `held` bytes are held by LMS, `present` bytes of saved storages are on the device."""
+        self._inside = False
+        if self.truncated:
+            return
+        self.held.append(held)
+        if self.measure:
+            self._present = present
+            self.device.reset_peak()
+        if self.timed:
+            self.marks.append(self.device.mark())
+
+    def new(self, nbytes: int, label: tuple[str, str, tuple[int, ...]], *, pinned: bool) -> int:
+        """Number a record that is saved for the first time."""
+        self.nbytes.append(nbytes)
+        self.saves.append([])
+        self.uses.append([])
+        self.freed.append(-1)
+        self.let_go.append(None)
+        self.pinned.append(pinned)
+        self.foreseen.append(pinned)
+        self.labels.append(label)
+        return len(self.nbytes) - 1
+
+    def access(self, kind: str, index: int) -> None:
+        """One access of record `index`."""
+        if self.truncated:
+            return
+        (self.saves if kind == "save" else self.uses)[index].append(self.position)
+        self.kinds.append(kind)
+        self.order.append(index)
+
+    def keys(self) -> list[tuple[str, int, int]]:
+        """What identifies each access when a later pass is compared with this one."""
+        return [(kind, index, self.nbytes[index]) for kind, index in zip(self.kinds, self.order, strict=True)]
+
+    def finish(self) -> None:
+        """The pass ends: no record is live."""
+        self.broken |= self._inside
+        if self.timed:
+            self.marks.append(self.device.mark())
+        if self.measure:
+            self._note(self.device.peak())
+            self.device.reset_peak()  # what comes now is the optimizer's step, not this pass
+        else:
+            self.peak = self.device.peak().held
+
+    @property
+    def peak_module(self) -> str:
+        """The module that ran when the peak stood; empty if it was not measured."""
+        if self.peak_at is None or not self.order:
+            return ""
+        return self.labels[self.order[min(self.peak_at, len(self.order) - 1)]][0]
+
+    def gaps(self) -> list[float]:
+        """Seconds of computation before each access, and in the tail, once the pass is finished."""
+        if not self.timed:
+            return [0.0] * (len(self.order) + 1)
+        return self.device.elapsed(self.marks)[::2]
+
+    def timeline(self) -> Timeline:
+        """The pass as it ran. Copies are in it where their engine says when they ran."""
+        seconds = self.device.elapsed(self.marks)
+        spans: list[Span] = []
+        held = [(0.0, 0)]
+        now = 0.0
+        for at, (gap, hook) in enumerate(zip(seconds[::2], [*seconds[1::2], 0.0], strict=True)):
+            spans.append(Span("compute", now, now + gap))
+            now += gap
+            if hook:
+                spans.append(Span("stall", now, now + hook))
+                now += hook
+                held.append((now, self.held[at]))
+        start = self.marks[0]
+        for lane, index, copy in self.copies:
+            if copy.span is not None and isinstance(start, float):
+                spans.append(Span(lane, copy.span[0] - start, copy.span[1] - start, copy.nbytes, index))
+        return Timeline(tuple(spans), tuple(held))
+
+    def trace(self, capacity: int, link: Mapping[str, object], machine: Mapping[str, str]) -> Trace:
+        """The pass as plain data."""
+        gaps = self.gaps()
+        end = len(self.order)
+        other = list(self.other) if self.measure else [0] * (end + 1)
+        for index, nbytes in enumerate(self.nbytes if self.measure else ()):
+            if self.pinned[index] and not self.foreseen[index]:
+                # It was counted as LMS's until its end showed whose it is.
+                for at in range(self.saves[index][0] + 1, end + 1):
+                    other[at] += nbytes
+        records = tuple(
+            Record(
+                nbytes=self.nbytes[index],
+                saves=tuple(self.saves[index]),
+                uses=tuple(self.uses[index]),
+                freed=self.freed[index] if self.freed[index] >= 0 else end,
+                let_go=self.let_go[index],
+                pinned=self.pinned[index],
+                module=module,
+                dtype=dtype,
+                shape=shape,
+            )
+            for index, (module, dtype, shape) in enumerate(self.labels)
+        )
+        accesses = tuple(
+            Access("save" if kind == "save" else "use", index, gaps[at], other[at])
+            for at, (kind, index) in enumerate(zip(self.kinds, self.order, strict=True))
+        )
+        return Trace(
+            records=records,
+            accesses=accesses,
+            device=self.device.name,
+            capacity=capacity,
+            tail=gaps[-1],
+            tail_other=other[end],
+            link=link,
+            machine=machine,
+        )

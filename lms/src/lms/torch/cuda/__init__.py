@@ -1,0 +1,1 @@
+"""CUDA tensors: from the GPU to page-locked memory, and from there to a file."""

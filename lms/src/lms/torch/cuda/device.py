@@ -1,0 +1,62 @@
+"""A GPU's memory and its clock."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from itertools import pairwise
+from typing import cast
+
+import torch
+
+from lms.memory.device import Mark, Peak, check_limit
+
+
+class CudaDevice:
+    """What PyTorch's allocator has given out on one GPU."""
+
+    def __init__(self, device: torch.device) -> None:
+        self._device = torch.device("cuda", torch.cuda.current_device() if device.index is None else device.index)
+        self.name = torch.cuda.get_device_name(self._device)
+
+    def capacity(self) -> int:
+        """The GPU's memory."""
+        return int(torch.cuda.get_device_properties(self._device).total_memory)
+
+    def current(self) -> int:
+        """Allocated bytes."""
+        return self._allocated("current")
+
+    def peak(self) -> Peak:
+        """Most allocated bytes since `reset_peak`. What the allocator has reserved beyond them does not count."""
+        peak = self._allocated("peak")
+        return Peak(peak, peak)
+
+    def reset_peak(self) -> None:
+        """Let `peak` begin anew."""
+        torch.cuda.reset_peak_memory_stats(self._device)
+
+    def mark(self) -> Mark:
+        """An event on the stream that is current in this thread."""
+        event = torch.cuda.Event(enable_timing=True)
+        event.record(torch.cuda.current_stream(self._device))
+        return event
+
+    def elapsed(self, marks: Sequence[Mark]) -> list[float]:
+        """Seconds between neighbouring marks; blocks until all are reached."""
+        events = cast("Sequence[torch.cuda.Event]", marks)
+        for event in events:  # they may lie on several streams, so the last one's end is not everyone's
+            event.synchronize()
+        return [before.elapsed_time(after) / 1e3 for before, after in pairwise(events)]
+
+    def prepare(self, limit: int | None) -> str | None:
+        """Nothing is to be set."""
+        check_limit(limit, self.capacity(), f"{self.name} has", "its memory")
+        return None
+
+    def release(self) -> None:
+        """Nothing was set."""
+
+    def _allocated(self, which: str) -> int:
+        # What memory_allocated reads, without the flat dictionary of a hundred figures that it sorts first.
+        figures = torch.cuda.memory_stats_as_nested_dict(self._device)
+        return int(figures["allocated_bytes"]["all"][which]) if figures else 0

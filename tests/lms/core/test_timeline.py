@@ -1,0 +1,19 @@
+"""Spans and timelines are plain data."""
+
+from dataclasses import FrozenInstanceError
+
+import pytest
+
+from lms.core.timeline import Span, Timeline
+
+
+def test_a_span_of_computation_has_neither_bytes_nor_a_record() -> None:
+    assert (Span("compute", 0.0, 1.0).nbytes, Span("compute", 0.0, 1.0).record) == (0, -1)
+
+
+def test_a_timeline_is_a_value() -> None:
+    one, other = (Timeline((Span("out", 0.0, 1.0, 5, 2),), ((0.0, 0), (1.0, 5))) for _ in range(2))
+    assert one == other
+    assert hash(one) == hash(other)
+    with pytest.raises(FrozenInstanceError):
+        one.spans[0].end = 2.0  # type: ignore[misc]

@@ -1,0 +1,145 @@
+"""What one pass saved, used and freed."""
+
+import json
+from pathlib import Path
+
+import pytest
+
+from lms.core.trace import FORMAT, Access, Record
+from lms.errors import UsageError
+from lms.trace import Trace
+
+
+@pytest.fixture
+def trace() -> Trace:
+    """Two records, saved one after the other and used in the opposite order, and one that can never move."""
+    return Trace(
+        records=(
+            Record(100, saves=(0,), uses=(5,), freed=6, let_go=2, module="first", dtype="float32", shape=(5, 5)),
+            Record(50, saves=(1,), uses=(4,), freed=5, module="second"),
+            Record(9000, saves=(2,), uses=(3,), freed=4, pinned=True),
+        ),
+        accesses=(
+            Access("save", 0, 0.5, other=7),
+            Access("save", 1, 0.25, other=8),
+            Access("save", 2, 0.0, other=8),
+            Access("use", 2, 0.0, other=9),
+            Access("use", 1, 0.125, other=9),
+            Access("use", 0, 0.0625, other=10),
+        ),
+        capacity=1000,
+        tail=0.03125,
+        tail_other=11,
+        link={"name": "disk", "out": 2.0, "back": 1.0},
+        machine={"host": "box"},
+    )
+
+
+def test_totals_count_each_record_once_and_leave_out_what_never_moves(trace: Trace) -> None:
+    assert trace.saved == 150
+    assert trace.largest == 100
+    assert trace.seconds == 0.96875
+
+
+def test_live_bytes_rise_with_first_saves_and_fall_where_records_are_freed(trace: Trace) -> None:
+    assert trace.live == (100, 150, 150, 150, 150, 100)
+
+
+def test_a_record_that_lives_to_the_end_of_the_pass_is_live_at_its_last_access() -> None:
+    trace = Trace((Record(10, saves=(0,), uses=(), freed=2),), (Access("save", 0, 1.0), Access("save", 0, 1.0)))
+    assert trace.live == (10, 10)
+
+
+def test_an_empty_trace_has_nothing_to_count() -> None:
+    empty = Trace((), ())
+    assert (empty.saved, empty.largest, empty.seconds, empty.live) == (0, 0, 0.0, ())
+
+
+def test_a_trace_survives_being_written_and_read(trace: Trace, tmp_path: Path) -> None:
+    path = tmp_path / "step.json"
+    trace.save(path)
+    assert Trace.load(path) == trace
+    assert json.loads(path.read_text())["format"] == FORMAT
+
+
+def test_a_missing_trace_is_refused_and_the_message_says_how_to_make_one(tmp_path: Path) -> None:
+    with pytest.raises(UsageError, match=r"TRACE='.*none\.json': No such file .* `lms run --trace FILE`"):
+        Trace.load(tmp_path / "none.json")
+
+
+@pytest.mark.parametrize(
+    "content",
+    [b"", b"not json", b"\xff\xfe", b"[]", b"3", b"{}", b'{"format": "lms-trace-0"}'],
+    ids=["empty", "text", "binary", "list", "number", "no format", "other format"],
+)
+def test_a_file_that_is_no_trace_is_refused_by_its_name(content: bytes, tmp_path: Path) -> None:
+    path = tmp_path / "odd.json"
+    path.write_bytes(content)
+    with pytest.raises(UsageError, match=r"TRACE='.*odd\.json'"):
+        Trace.load(path)
+
+
+@pytest.mark.parametrize(
+    "damage",
+    [
+        {"records": None},
+        {"records": [{"nbytes": 1}]},
+        {"accesses": [{"kind": "save"}]},
+        {"surprise": 1},
+        {"tail": float("nan")},
+        {"tail_other": -1},
+        {"capacity": 2**63},
+        {"device": None},
+        {"link": {"name": "disk", "out": 0, "back": 1}},
+        {"machine": {"host": 3}},
+    ],
+    ids=str,
+)
+def test_a_damaged_trace_is_refused_by_its_name(damage: dict[str, object], trace: Trace, tmp_path: Path) -> None:
+    path = tmp_path / "damaged.json"
+    path.write_text(json.dumps({**json.loads(trace.to_json()), **damage}))
+    with pytest.raises(UsageError, match=r"TRACE='.*damaged\.json'"):
+        Trace.load(path)
+
+
+@pytest.mark.parametrize(
+    ("place", "value", "words"),
+    [
+        (("records", 0, "nbytes"), "100", r"records\[0\]\.nbytes: expected a whole number .* found '100'"),
+        (("records", 0, "nbytes"), 2**60, r"records\[0\]\.nbytes: expected a whole number"),
+        (("records", 0, "saves"), [], r"records\[0\]\.saves: expected one or more"),
+        (("records", 0, "saves"), [1], r"records\[1\]: access 1 is another record's"),
+        (("records", 1, "uses"), [9], r"records\[1\]\.uses\[0\]: expected a whole number from 0 to 5"),
+        (("records", 1, "uses"), [], r"accesses\[4\]: a use of records\[1\], which has none there"),
+        (("records", 1, "freed"), 4, r"records\[1\]\.freed: 4 is not after its last access"),
+        (("records", 2, "pinned"), 1, r"records\[2\]\.pinned: expected true or false"),
+        (("records", 2, "module"), "\ud800", r"records\[2\]\.module: expected a text"),
+        (("accesses", 3, "kind"), "free", r"accesses\[3\]\.kind: expected 'save' or 'use'"),
+        (("accesses", 3, "seconds"), -1, r"accesses\[3\]\.seconds: expected a number from 0"),
+        (("accesses", 3, "record"), True, r"accesses\[3\]\.record: expected a whole number"),
+    ],
+)
+def test_a_wrong_value_is_refused_with_its_place(
+    place: tuple[str, int, str], value: object, words: str, trace: Trace, tmp_path: Path
+) -> None:
+    path = tmp_path / "damaged.json"
+    document = json.loads(trace.to_json())
+    document[place[0]][place[1]][place[2]] = value
+    path.write_text(json.dumps(document))
+    with pytest.raises(UsageError, match=f"damaged .{words}"):
+        Trace.load(path)
+
+
+def test_more_bytes_than_any_device_has_are_refused(tmp_path: Path) -> None:
+    records = tuple(Record(2**47, saves=(at,), uses=(), freed=3) for at in range(3))
+    path = tmp_path / "step.json"
+    Trace(records, tuple(Access("save", at, 1.0) for at in range(3))).save(path)
+    with pytest.raises(UsageError, match="bytes together, more than"):
+        Trace.load(path)
+
+
+def test_a_document_that_is_nested_too_deeply_is_refused(tmp_path: Path) -> None:
+    path = tmp_path / "deep.json"
+    path.write_text("[" * 100_000)
+    with pytest.raises(UsageError, match=r"TRACE='.*deep\.json': not a JSON file"):
+        Trace.load(path)

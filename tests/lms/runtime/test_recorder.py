@@ -1,0 +1,151 @@
+"""A recorded pass as a trace: positions, times without LMS's own, bytes that LMS does not hold."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from itertools import pairwise
+
+from lms.memory.device import Peak
+from lms.runtime.recorder import Recorder
+
+
+class Clock:
+    """A device whose time and peak are set by the test."""
+
+    name = "fake"
+
+    def __init__(self) -> None:
+        self.now = 0.0
+        self.most = 0
+        self.idle = 0
+        self.resets = 0
+
+    def capacity(self) -> int:
+        return 1000
+
+    def current(self) -> int:
+        return self.most
+
+    def peak(self) -> Peak:
+        return Peak(self.most, self.most - self.idle)
+
+    def reset_peak(self) -> None:
+        self.resets += 1
+
+    def mark(self) -> object:
+        return self.now
+
+    def elapsed(self, marks: Sequence[object]) -> list[float]:
+        return [b - a for a, b in pairwise(marks)]  # type: ignore[operator]
+
+    def prepare(self, limit: int | None) -> str | None:
+        return None
+
+    def release(self) -> None:
+        pass
+
+
+LABEL = ("block.1", "float32", (5, 2))
+
+
+def access(clock: Clock, recorder: Recorder, kind: str, index: int, gap: float, hook: float, held: int = 0) -> None:
+    clock.now += gap
+    recorder.enter()
+    clock.now += hook
+    recorder.access(kind, index)
+    recorder.leave(held, held)
+
+
+def recorded(*, measure: bool = True, timed: bool = True) -> tuple[Clock, Recorder]:
+    clock = Clock()
+    clock.most = 100
+    recorder = Recorder(clock, measure=measure, timed=timed)
+    recorder.new(40, LABEL, pinned=False)
+    access(clock, recorder, "save", 0, gap=1.0, hook=0.5, held=40)
+    clock.most = 190
+    recorder.new(8, LABEL, pinned=True)
+    access(clock, recorder, "save", 1, gap=2.0, hook=0.25, held=40)
+    clock.most = 170
+    access(clock, recorder, "use", 1, gap=4.0, hook=0.0, held=40)
+    access(clock, recorder, "use", 0, gap=8.0, hook=0.0, held=40)
+    recorder.freed[1] = 3
+    clock.now += 16.0
+    recorder.finish()
+    return clock, recorder
+
+
+def test_a_trace_says_when_each_record_was_saved_used_and_freed() -> None:
+    _, recorder = recorded()
+    trace = recorder.trace(1000, {}, {"system": "test"})
+    first, second = trace.records
+    assert (first.saves, first.uses, first.freed, first.nbytes, first.pinned) == ((0,), (3,), 4, 40, False)
+    assert (second.saves, second.uses, second.freed, second.pinned) == ((1,), (2,), 3, True)
+    assert (first.module, first.dtype, first.shape) == LABEL
+    assert [(a.kind, a.record) for a in trace.accesses] == [("save", 0), ("save", 1), ("use", 1), ("use", 0)]
+    assert (trace.device, trace.capacity, dict(trace.machine)) == ("fake", 1000, {"system": "test"})
+
+
+def test_time_within_the_hooks_is_no_computation() -> None:
+    _, recorder = recorded()
+    assert recorder.gaps() == [1.0, 2.0, 4.0, 8.0, 16.0]
+    trace = recorder.trace(1000, {}, {})
+    assert [a.seconds for a in trace.accesses] == [1.0, 2.0, 4.0, 8.0]
+    assert trace.tail == 16.0
+
+
+def test_a_timeline_shows_computation_and_hooks_one_after_the_other() -> None:
+    _, recorder = recorded()
+    timeline = recorder.timeline()
+    spans = [(span.lane, span.start, span.end) for span in timeline.spans]
+    assert spans[:3] == [("compute", 0.0, 1.0), ("stall", 1.0, 1.5), ("compute", 1.5, 3.5)]
+    assert timeline.spans[-1].end == 31.75
+    assert timeline.held[0] == (0.0, 0)
+    assert timeline.held[1] == (1.5, 40)
+
+
+def test_bytes_that_lms_does_not_hold_are_the_peak_less_what_was_present() -> None:
+    _, recorder = recorded()
+    trace = recorder.trace(1000, {}, {})
+    assert [a.other for a in trace.accesses] == [100, 150, 130, 130]
+    assert trace.tail_other == 130
+    assert recorder.worst == 150
+    assert recorder.peak == 190
+
+
+def test_what_the_device_keeps_for_reuse_is_held_and_not_in_use() -> None:
+    clock = Clock()
+    clock.most, clock.idle = 100, 30
+    recorder = Recorder(clock, measure=True, timed=True)
+    recorder.new(40, LABEL, pinned=False)
+    access(clock, recorder, "save", 0, gap=1.0, hook=0.5, held=40)
+    recorder.finish()
+    assert recorder.peak == 100
+    assert recorder.other == [70, 30]
+
+
+def test_a_pass_that_is_not_measured_says_so_with_zeros() -> None:
+    clock, recorder = recorded(measure=False)
+    assert {a.other for a in recorder.trace(1000, {}, {}).accesses} == {0}
+    assert clock.resets == 0
+
+
+def test_a_pass_that_is_not_timed_has_no_gaps() -> None:
+    _, recorder = recorded(timed=False)
+    assert recorder.gaps() == [0.0] * 5
+
+
+def test_keys_tell_passes_apart_by_kind_record_and_bytes() -> None:
+    _, recorder = recorded()
+    assert recorder.keys() == [("save", 0, 40), ("save", 1, 8), ("use", 1, 8), ("use", 0, 40)]
+
+
+def test_a_pass_that_never_ends_stops_to_be_recorded() -> None:
+    clock = Clock()
+    recorder = Recorder(clock, measure=False, timed=True)
+    recorder.MAX_ACCESSES = 3  # type: ignore[misc]
+    recorder.new(8, LABEL, pinned=False)
+    for _ in range(10):
+        access(clock, recorder, "save", 0, 1.0, 1.0)
+    assert recorder.truncated
+    assert recorder.position == 3
+    recorder.finish()
