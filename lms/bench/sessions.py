@@ -36,7 +36,7 @@ def describe(session: Session) -> dict[str, float]:
         spans = timeline.spans if timeline is not None else ()
         found[key] = sum(span.end - span.start for span in spans if span.lane == lane)
     last = session._planner.last  # the session's own figure is the most of all passes
-    found["pass_held_peak"] = float(last.counters.held_peak) if last is not None else 0.0
+    found["pass_held_peak"] = float(last.held_peak) if last is not None else 0.0
     trace = session.trace
     budget = session.options.budget
     found["held_at_floor"] = float(held_at_floor(trace)) if trace else 0.0
@@ -58,13 +58,13 @@ def forced_again(trace: Trace, most: int) -> int:
 
     Between two uses of a record its bytes cannot stay when another record is used there that has no room beside it.
     """
-    used = [trace.records[access.record] for access in trace.accesses]
+    used = [trace.tensors[access.tensor] for access in trace.accesses]
     total = 0
-    for record in trace.records:
-        for use, following in pairwise(() if record.pinned else record.uses):
-            between = [other for other in used[use + 1 : following] if other is not record and not other.pinned]
-            if any(other.nbytes + record.nbytes > most for other in between):
-                total += record.nbytes
+    for index, tensor in enumerate(trace.tensors):
+        for use, following in pairwise(() if tensor.pinned else trace.positions(index, "read")):
+            between = [other for other in used[use + 1 : following] if other is not tensor and not other.pinned]
+            if any(other.nbytes + tensor.nbytes > most for other in between):
+                total += tensor.nbytes
     return total
 
 

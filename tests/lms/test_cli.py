@@ -14,7 +14,7 @@ import pytest
 
 import lms
 from lms import cli
-from lms.core.trace import Access, Record
+from lms.core.trace import Access, Tensor
 from lms.errors import CorruptionError, LimitError, LMSError, SpillError, UsageError
 from lms.link import KNOWN
 from lms.options import arguments
@@ -31,14 +31,13 @@ def _no_environment(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def write_trace(path: Path, *, other: int = 300 * MB, link: bool = True, capacity: int = 10**9) -> str:
     """Eight layers that save 100 MB each, on a device that holds 300 MB beside; the path as text."""
-    accesses = [Access("save", at, 1.0, other) for at in range(8)]
-    accesses += [Access("use", at, 1.0, other) for at in reversed(range(8))]
-    records = tuple(
-        Record(100 * MB, (at,), (15 - at,), 16 - at, let_go=at + 1, module=f"layer{at}", dtype="float32", shape=(5, 5))
-        for at in range(8)
+    accesses = [Access("write", at, 1.0, other) for at in range(8)]
+    accesses += [Access("read", at, 1.0, other) for at in reversed(range(8))]
+    tensors = tuple(
+        Tensor(100 * MB, 16 - at, let_go=at + 1, module=f"layer{at}", dtype="float32", shape=(5, 5)) for at in range(8)
     )
     measured = {"name": "file", "out": 2e9, "back": 1e9, "latency": 0.0, "source": "measured"}
-    Trace(records, tuple(accesses), capacity=capacity, tail=1.0, tail_other=other, link=measured if link else {}).save(
+    Trace(tensors, tuple(accesses), capacity=capacity, tail=1.0, tail_other=other, link=measured if link else {}).save(
         path
     )
     return str(path)

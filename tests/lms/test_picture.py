@@ -6,7 +6,7 @@ import xml.etree.ElementTree as ET
 import pytest
 
 from lms.core.timeline import Span, Timeline
-from lms.core.trace import Access, Record
+from lms.core.trace import Access, Tensor
 from lms.picture import DETAIL, LANES, Curve, Picture, draw, managed_curve, measured, plain_curve, to_png, to_svg
 from lms.trace import Trace
 
@@ -16,9 +16,9 @@ pytest.importorskip("matplotlib")
 def two_records(other: int = 0) -> Trace:
     """Saved one after the other, used in the opposite order; one second before each access and in the tail."""
     return Trace(
-        records=(Record(100, saves=(0,), uses=(3,), freed=4), Record(50, saves=(1,), uses=(2,), freed=3)),
+        tensors=(Tensor(100, freed=4), Tensor(50, freed=3)),
         accesses=tuple(
-            Access("save" if at < 2 else "use", record, 1.0, other=other * (at + 1))
+            Access("write" if at < 2 else "use", record, 1.0, other=other * (at + 1))
             for at, record in enumerate((0, 1, 1, 0))
         ),
         tail=1.0,

@@ -8,7 +8,7 @@ import pytest
 
 from lms.core.plan import make_plan
 from lms.core.timeline import Timeline
-from lms.core.trace import Access, Record
+from lms.core.trace import Access, Tensor
 from lms.link import Link
 from lms.report import limit_document, limits_of, limits_text, picture_of, render
 from lms.stats import Stats
@@ -23,13 +23,11 @@ LINK = Link("disk", 2e9, 1e9, source="measured on <this> machine")
 
 def chain(length: int = 8, *, nbytes: int = 100 * MB, other: int = 300 * MB) -> Trace:
     """Layers that each save one tensor; the backward uses them in the opposite order. A second before each access."""
-    accesses = [Access("save", at, 1.0, other) for at in range(length)]
-    accesses += [Access("use", at, 1.0, other) for at in reversed(range(length))]
-    records = tuple(
-        Record(
+    accesses = [Access("write", at, 1.0, other) for at in range(length)]
+    accesses += [Access("read", at, 1.0, other) for at in reversed(range(length))]
+    tensors = tuple(
+        Tensor(
             nbytes,
-            saves=(at,),
-            uses=(2 * length - 1 - at,),
             freed=2 * length - at,
             let_go=at + 1,
             module=f"layer{at}",
@@ -38,7 +36,7 @@ def chain(length: int = 8, *, nbytes: int = 100 * MB, other: int = 300 * MB) -> 
         )
         for at in range(length)
     )
-    return Trace(records, tuple(accesses), capacity=10**10, tail=1.0, tail_other=other, machine={"host": "a&b"})
+    return Trace(tensors, tuple(accesses), capacity=10**10, tail=1.0, tail_other=other, machine={"host": "a&b"})
 
 
 class Page(HTMLParser):
@@ -137,7 +135,7 @@ def test_a_page_with_a_plan_gives_each_record_its_decision_and_reason() -> None:
     assert "LMS, predicted: peak" in page.text
     assert "limit: 700 MB" in page.text
     assert plan.moved()
-    for index in range(len(trace.records)):
+    for index in range(len(trace.tensors)):
         assert plan.reasons[index] in page.text
 
 
@@ -162,7 +160,7 @@ def test_a_page_needs_nothing_but_itself_and_closes_what_it_opens() -> None:
 
 
 def test_what_a_trace_says_cannot_become_markup() -> None:
-    trace = Trace((Record(1, (0,), (), 1, module="<script>x</script>"),), (Access("save", 0, 1.0),))
+    trace = Trace((Tensor(1, 1, module="<script>x</script>"),), (Access("write", 0, 1.0),))
     assert "<script>" not in render(trace, link=LINK)
 
 

@@ -5,15 +5,14 @@ A folder of tests is no package, so the tests get this module as the fixture `tr
 
 from __future__ import annotations
 
-from collections import defaultdict
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Literal
 
 from hypothesis import strategies as st
 
-from lms.core.schedule import Move
-from lms.core.trace import Access, Record
+from lms.core.schedule import Move, Swap
+from lms.core.trace import Access, Tensor
 from lms.link import Link
 from lms.trace import Trace
 
@@ -36,23 +35,20 @@ class Tape:
         return len(self.sizes) - 1
 
     def access(self, kind: Literal["save", "use"], record: int, seconds: float) -> None:
-        self.accesses.append(Access(kind, record, seconds))
+        again = any(access.tensor == record for access in self.accesses)
+        self.accesses.append(Access("read" if kind == "use" else "hold" if again else "write", record, seconds))
 
-    def touches(self, record: int, kind: str) -> tuple[int, ...]:
-        return tuple(at for at, a in enumerate(self.accesses) if a.record == record and a.kind == kind)
+    def touches(self, record: int, kind: str = "save use") -> tuple[int, ...]:
+        kinds = {"save": ("write", "hold"), "use": ("read",)}
+        wanted = [one for name in kind.split() for one in kinds[name]]
+        return tuple(at for at, a in enumerate(self.accesses) if a.tensor == record and a.kind in wanted)
 
     def trace(self, *, base: int = 0, scratch: Sequence[int] = (), tail: float = 0.0) -> Trace:
         """The pass; with `base` the rest of the device's bytes is measured: base, scratch, and what is made next."""
-        touched: dict[str, dict[int, list[int]]] = {"save": defaultdict(list), "use": defaultdict(list)}
-        for at, access in enumerate(self.accesses):
-            touched[access.kind][access.record].append(at)
-        saves, uses = touched["save"], touched["use"]
-        records = tuple(
-            Record(
+        tensors = tuple(
+            Tensor(
                 nbytes,
-                tuple(saves[index]),
-                tuple(uses[index]),
-                freed=self.freed.get(index, max(saves[index] + uses[index]) + 1),
+                freed=self.freed.get(index, self.touches(index)[-1] + 1),
                 let_go=self.let_go.get(index),
                 pinned=index in self.pinned,
                 module=f"layer{index}",
@@ -62,14 +58,14 @@ class Tape:
         accesses = tuple(self.accesses)
         if base:
             extra = [*scratch, *[0] * (len(accesses) + 1 - len(scratch))]
-            for index, record in enumerate(records):
-                extra[record.saves[0]] += 0 if record.pinned else self.sizes[index]
+            for index, tensor in enumerate(tensors):
+                extra[self.touches(index)[0]] += 0 if tensor.pinned else self.sizes[index]
             accesses = tuple(
-                Access(access.kind, access.record, access.seconds, base + more)
+                Access(access.kind, access.tensor, access.seconds, base + more)
                 for access, more in zip(accesses, extra, strict=False)
             )
-            return Trace(records, accesses, tail=tail, tail_other=base + extra[-1])
-        return Trace(records, accesses, tail=tail)
+            return Trace(tensors, accesses, tail=tail, tail_other=base + extra[-1])
+        return Trace(tensors, accesses, tail=tail)
 
 
 def chain(sizes: Sequence[int], forward: Sequence[float], *, base: int = 0, scratch: Sequence[int] = ()) -> Trace:
@@ -177,7 +173,7 @@ def passes(draw: st.DrawFn, *, measured: bool = False) -> Trace:
     end = len(tape.accesses)
     for record in range(forward):
         saves = tape.touches(record, "save")
-        last = max(saves + tape.touches(record, "use"))
+        last = tape.touches(record)[-1]
         if draw(st.integers(0, 3)) == 0:
             tape.freed[record] = draw(st.integers(last + 1, end))
         if draw(st.booleans()):
@@ -188,70 +184,82 @@ def passes(draw: st.DrawFn, *, measured: bool = False) -> Trace:
     return tape.trace(base=draw(st.integers(1, 50)), scratch=scratch, tail=draw(SECONDS))
 
 
-def required(trace: Trace, moves: Sequence[Move]) -> list[int]:
-    """Bytes of the records that must be present at each access: all live ones but those that a move has away.
+def reads(trace: Trace, index: int) -> tuple[int, ...]:
+    return trace.positions(index, "read")
 
-    Counted record by record and access by access, with nothing of the planner's or the simulator's in it.
+
+def is_live(trace: Trace, index: int, at: int) -> bool:
+    """Whether a tensor that does not live on is there at an access, unless somebody moved it."""
+    freed = trace.tensors[index].freed
+    assert freed is not None
+    return trace.touches[index][0] <= at < freed
+
+
+def required(trace: Trace, moves: Sequence[Move]) -> list[int]:
+    """Bytes of the tensors that must be present at each access: all live ones but those that a move has away.
+
+    Counted tensor by tensor and access by access, with nothing of the planner's or the simulator's in it.
     """
     return [
         sum(
-            record.nbytes
-            for index, record in enumerate(trace.records)
-            if not record.pinned
-            and record.saves[0] <= at < record.freed
-            and not any(move.record == index and move.after < at < move.before for move in moves)
+            tensor.nbytes
+            for index, tensor in enumerate(trace.tensors)
+            if not tensor.pinned
+            and is_live(trace, index, at)
+            and not any(move.tensor == index and move.after < at < move.before for move in moves)
         )
         for at in range(len(trace.accesses))
     ]
 
 
 def resting(trace: Trace) -> int:
-    """The most bytes that are present even if each record is away from the forward's last hold to its next use."""
+    """The most bytes that are present even if each tensor is away from the forward's last hold to its next read."""
     totals = []
     for at in range(len(trace.accesses)):
         total = 0
-        for record in trace.records:
-            if record.pinned or not record.saves[0] <= at < record.freed:
+        for index, tensor in enumerate(trace.tensors):
+            if tensor.pinned or not is_live(trace, index, at):
                 continue
-            first_use = record.uses[0] if record.uses else record.freed
-            held_until = max([record.let_go or 0, *(save + 1 for save in record.saves if save < first_use)])
-            total += 0 if held_until <= at < first_use else record.nbytes
+            first_use = reads(trace, index)[0] if reads(trace, index) else tensor.freed
+            saves = [save for save in trace.touches[index] if trace.accesses[save].kind != "read" and save < first_use]
+            held_until = max([tensor.let_go or 0, *(save + 1 for save in saves)])
+            total += 0 if held_until <= at < first_use else tensor.nbytes
         totals.append(total)
     return max(totals)
 
 
 def moves_of(trace: Trace, away: Sequence[int], cap: Sequence[int]) -> tuple[Move, ...]:
-    """Moves of a stack pass that has the records `away` out: written at once, back as early as the caps allow."""
+    """Moves of a stack pass that has the tensors `away` out: written at once, back as early as the caps allow."""
     held = [
         sum(
-            record.nbytes
-            for index, record in enumerate(trace.records)
-            if record.saves[0] <= at < record.freed and not (index in away and record.saves[0] < at < record.uses[0])
+            tensor.nbytes
+            for index, tensor in enumerate(trace.tensors)
+            if is_live(trace, index, at)
+            and not (index in away and trace.touches[index][0] < at < reads(trace, index)[0])
         )
         for at in range(len(trace.accesses))
     ]
     moves = []
-    earliest = len(trace.records)  # the backward's first use
+    earliest = len(trace.tensors)  # the backward's first use
     for index in sorted(away, reverse=True):
-        record = trace.records[index]
-        use = record.uses[0]
+        nbytes, written, use = trace.tensors[index].nbytes, trace.touches[index][0], reads(trace, index)[0]
         fetch = use
-        while fetch > max(earliest, record.saves[0] + 1) and held[fetch - 1] + record.nbytes <= cap[fetch - 1]:
+        while fetch > max(earliest, written + 1) and held[fetch - 1] + nbytes <= cap[fetch - 1]:
             fetch -= 1
         for at in range(fetch, use):
-            held[at] += record.nbytes
+            held[at] += nbytes
         earliest = fetch
-        moves.append(Move(index, record.saves[0], use, fetch, True))
+        moves.append(Swap(index, written, use, fetch, True))
     return tuple(sorted(moves, key=lambda move: move.after))
 
 
 def kept(trace: Trace, away: Sequence[int]) -> list[int]:
-    """Bytes that stay at each access of a stack pass, the record in hand left out."""
+    """Bytes that stay at each access of a stack pass, the tensor in hand left out."""
     return [
         sum(
-            record.nbytes
-            for index, record in enumerate(trace.records)
-            if index not in away and index != access.record and record.saves[0] <= at < record.freed
+            tensor.nbytes
+            for index, tensor in enumerate(trace.tensors)
+            if index not in away and index != access.tensor and is_live(trace, index, at)
         )
         for at, access in enumerate(trace.accesses)
     ]

@@ -8,7 +8,10 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping
 from reprlib import repr as shortened
+from typing import TypeVar
 from unicodedata import category
+
+C = TypeVar("C")
 
 MOST_BYTES = 1 << 48  # of any one size: sums, and batches thousands of times as large, still fit into 64 bits
 MOST_SECONDS = 1e9
@@ -54,6 +57,14 @@ def flag(value: object, where: str) -> bool:
     if not isinstance(value, bool):
         raise ValueError(f"{where}: expected true or false, found {shortened(value)}")
     return value
+
+
+def choice(value: object, allowed: tuple[C, ...], where: str) -> C:
+    """One of the values that are allowed."""
+    for one in allowed:
+        if value == one:
+            return one
+    raise ValueError(f"{where}: expected one of {', '.join(map(repr, allowed))}, found {shortened(value)}")
 
 
 def whole(value: object, where: str, most: int, least: int = 0) -> int:

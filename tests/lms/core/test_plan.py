@@ -29,7 +29,7 @@ FEWER = settings(max_examples=40)
 
 def sides(trace: Trace) -> tuple[float, float]:
     """Seconds of the forward and of the backward of a stack pass."""
-    forward = sum(access.seconds for access in trace.accesses if access.kind == "save")
+    forward = sum(access.seconds for access in trace.accesses if access.kind != "read")
     return forward, trace.seconds - forward
 
 
@@ -181,8 +181,8 @@ def test_no_record_of_a_stack_pass_moves_that_could_have_stayed(traces: ModuleTy
     trace = data.draw(traces.stacks())
     budget = data.draw(st.integers(0, trace.saved))
     plan = make_plan(trace, data.draw(traces.LINKS), budget=budget)
-    sizes = [trace.records[access.record].nbytes for access in trace.accesses]
-    made_next = [nbytes if access.kind == "save" else 0 for access, nbytes in zip(trace.accesses, sizes, strict=True)]
+    sizes = [trace.tensors[access.tensor].nbytes for access in trace.accesses]
+    made_next = [nbytes if access.kind != "read" else 0 for access, nbytes in zip(trace.accesses, sizes, strict=True)]
     for record in plan.moved():
         stay = traces.kept(trace, plan.moved() - {record})
         there = map(sum, zip(stay, sizes, [*made_next[1:], 0], strict=True))
@@ -205,10 +205,10 @@ def test_a_record_is_written_the_first_time_that_it_leaves_and_dropped_after_tha
     trace = data.draw(traces.passes())
     plan = make_plan(trace, data.draw(traces.LINKS), budget=data.draw(st.integers(0, trace.saved)))
     for record in plan.moved():
-        moves = [move for move in plan.moves if move.record == record]
+        moves = [move for move in plan.moves if move.tensor == record]
         assert [move.write for move in moves] == [True] + [False] * (len(moves) - 1)
         assert plan.reasons[record].startswith("goes")
-        assert not trace.records[record].pinned
+        assert not trace.tensors[record].pinned
     out = [span.record for span in plan.forecast.spans if span.lane == "out"]
     assert len(out) == len(set(out))
 
@@ -217,17 +217,16 @@ def test_a_record_is_written_the_first_time_that_it_leaves_and_dropped_after_tha
 def test_moves_lie_between_the_accesses_of_their_record(traces: ModuleType, data: st.DataObject) -> None:
     trace = data.draw(traces.passes())
     plan = make_plan(trace, data.draw(traces.LINKS), budget=data.draw(st.integers(0, trace.saved)))
-    end = len(trace.accesses)
     for move in plan.moves:
-        record = trace.records[move.record]
-        assert move.after in record.saves + record.uses
-        assert not [use for use in record.uses if move.after < use < move.before]
-        if move.fetch < end:
+        uses = trace.positions(move.tensor, "read")
+        assert move.after in trace.touches[move.tensor]
+        assert not [use for use in uses if move.after < use < move.before]
+        if move.fetch is not None:
             assert move.after < move.fetch <= move.before
-            assert move.before in record.uses
+            assert move.before in uses
         else:
-            assert move.before == record.freed
-            assert move.after >= max(record.uses, default=0)
+            assert move.before == trace.tensors[move.tensor].freed
+            assert move.after >= max(uses, default=0)
 
 
 @FEWER
@@ -255,7 +254,7 @@ def test_a_copy_back_starts_no_earlier_than_prefetch_allows(traces: ModuleType, 
     ahead = data.draw(st.integers(0, 4))
     budget = data.draw(st.integers(0, trace.saved))
     plan = make_plan(trace, data.draw(traces.LINKS), budget=budget, prefetch=ahead)
-    assert all(move.before - move.fetch <= ahead for move in plan.moves if move.fetch < len(trace.accesses))
+    assert all(move.before - move.fetch <= ahead for move in plan.moves if move.fetch is not None)
 
 
 @FEWER
@@ -464,5 +463,5 @@ def test_between_two_uses_a_record_stays_while_the_tolerance_has_room(traces: Mo
         tape.access("use", record, 1.0)
     trace = tape.trace()
     plan = make_plan(trace, traces.INSTANT, budget=0)
-    assert [move.before for move in plan.moves if move.record == twice] == [3]
+    assert [move.before for move in plan.moves if move.tensor == twice] == [3]
     assert plan.forecast.held_peak <= trace.largest

@@ -1,27 +1,46 @@
-"""The order in which a schedule's moves come back."""
+"""A schedule laid out by access."""
 
-from lms.core.schedule import Move, Schedule
+from lms.core.schedule import Course, Recompute, Return, Schedule, Swap
 
-
-def move(record: int, *, after: int = 0, before: int = 9, fetch: int = 5) -> Move:
-    return Move(record, after, before, fetch, write=True)
+TEN = (0,) * 10
 
 
-def test_moves_come_back_in_the_order_in_which_their_copies_start() -> None:
-    schedule = Schedule((move(0, fetch=7), move(1, fetch=5), move(2, fetch=6)), cap=())
-    assert [m.record for m in schedule.returns(10)] == [1, 2, 0]
+def swap(tensor: int, *, after: int = 0, before: int = 9, fetch: int | None = 5) -> Swap:
+    return Swap(tensor, after, before, fetch, write=True)
 
 
-def test_of_moves_that_may_start_back_together_the_one_that_is_used_first_comes_first() -> None:
-    schedule = Schedule((move(0, before=9), move(1, before=7), move(2, before=8)), cap=())
-    assert [m.record for m in schedule.returns(10)] == [1, 2, 0]
+def order(*moves: Swap) -> list[int]:
+    return [back.tensor for back in Course(Schedule(moves, TEN)).returns]
 
 
-def test_a_move_that_need_not_come_back_within_the_pass_is_left_out() -> None:
-    schedule = Schedule((move(0, fetch=10, before=10), move(1)), cap=())
-    assert [m.record for m in schedule.returns(10)] == [1]
+def test_moves_come_back_in_the_order_in_which_their_copies_may_start() -> None:
+    assert order(swap(0, fetch=7), swap(1, fetch=5), swap(2, fetch=6)) == [1, 2, 0]
 
 
-def test_ties_are_broken_by_the_record_so_that_the_order_is_the_same_each_time() -> None:
-    moves = (move(2), move(0), move(1))
-    assert Schedule(moves, cap=()).returns(10) == Schedule(moves[::-1], cap=()).returns(10)
+def test_of_moves_that_may_start_back_together_the_one_that_is_read_first_comes_first() -> None:
+    assert order(swap(0, before=9), swap(1, before=7), swap(2, before=8)) == [1, 2, 0]
+
+
+def test_ties_are_broken_by_the_tensor_so_that_the_order_is_the_same_each_time() -> None:
+    moves = (swap(2), swap(0), swap(1))
+    assert order(*moves) == order(*moves[::-1]) == [0, 1, 2]
+
+
+def test_a_move_that_need_not_come_back_is_left_out_and_one_that_comes_when_it_is_read_is_on_demand() -> None:
+    course = Course(Schedule((swap(0, fetch=None, before=10), swap(1), swap(2, fetch=9)), TEN))
+    assert [back.tensor for back in course.returns] == [1]
+    assert course.on_demand == {(2, 9)}
+    assert [move.tensor for move in course.starts[0]] == [0, 1, 2]
+
+
+def test_a_move_that_goes_on_in_the_next_step_comes_back_in_the_one_after_it_left() -> None:
+    course = Course(Schedule((swap(0, after=8, fetch=12, before=13), swap(1, after=8, fetch=9, before=11)), TEN))
+    assert course.begins_away == {0, 1}
+    assert course.returns == [Return(2, 3, 0), Return(9, 11, 1)]
+
+
+def test_what_is_computed_again_is_on_demand_and_names_what_that_reads() -> None:
+    course = Course(Schedule((Recompute(3, after=1, before=8, seconds=0.5, needs=(1, 2)),), TEN))
+    assert course.on_demand == {(3, 8)}
+    assert course.needs == {(3, 8): (1, 2)}
+    assert course.returns == []

@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from lms.core.plan import make_plan
-from lms.core.schedule import Move, Schedule
+from lms.core.schedule import Schedule, Swap
 from lms.core.simulate import Forecast, simulate
 from lms.core.timeline import Lane
 from lms.link import Link
@@ -47,7 +47,7 @@ def test_without_moves_the_pass_takes_its_computation_and_holds_what_is_live(tra
 
 def test_copies_that_computation_hides_cost_nothing(traces: ModuleType) -> None:
     trace = stack(traces, [1, 1, 1])
-    forecast = simulate(trace, Schedule((Move(0, 0, 5, 3, True),), (ROOMY,) * 6), ONE)
+    forecast = simulate(trace, Schedule((Swap(0, 0, 5, 3, True),), (ROOMY,) * 6), ONE)
     assert forecast.seconds == trace.seconds
     assert spans(forecast, "out") == [(1.0, 2.0, 0)]
     assert spans(forecast, "back") == [(4.0, 5.0, 0)]
@@ -57,7 +57,7 @@ def test_copies_that_computation_hides_cost_nothing(traces: ModuleType) -> None:
 
 def test_a_use_waits_for_its_copy_back(traces: ModuleType) -> None:
     trace = stack(traces, [3, 1])
-    forecast = simulate(trace, Schedule((Move(0, 0, 3, 2, True),), (ROOMY,) * 4), Link("", 3.0, 1.0, 0.0))
+    forecast = simulate(trace, Schedule((Swap(0, 0, 3, 2, True),), (ROOMY,) * 4), Link("", 3.0, 1.0, 0.0))
     assert spans(forecast, "back") == [(3.0, 6.0, 0)]
     assert spans(forecast, "stall") == [(4.0, 6.0, 0)]
     assert (forecast.seconds, forecast.stall_in, forecast.misses) == (6.0, 2.0, 0)
@@ -65,15 +65,15 @@ def test_a_use_waits_for_its_copy_back(traces: ModuleType) -> None:
 
 def test_a_copy_back_that_was_to_start_with_its_use_is_no_miss_and_one_that_did_not_fit_is(traces: ModuleType) -> None:
     trace = stack(traces, [1, 1])
-    planned = simulate(trace, Schedule((Move(0, 0, 3, 3, True),), (ROOMY,) * 4), ONE)
+    planned = simulate(trace, Schedule((Swap(0, 0, 3, 3, True),), (ROOMY,) * 4), ONE)
     assert (planned.misses, planned.stall_in) == (0, 1.0)
-    crowded = simulate(trace, Schedule((Move(0, 0, 3, 2, True),), (ROOMY, ROOMY, 1, 1)), ONE)
+    crowded = simulate(trace, Schedule((Swap(0, 0, 3, 2, True),), (ROOMY, ROOMY, 1, 1)), ONE)
     assert (crowded.misses, crowded.stall_in) == (1, 1.0)
 
 
 def test_computation_waits_for_the_oldest_copies_out_while_more_than_the_cap_is_held(traces: ModuleType) -> None:
     trace = stack(traces, [2, 2, 2])
-    moves = (Move(0, 0, 5, 5, True), Move(1, 1, 4, 4, True))
+    moves = (Swap(0, 0, 5, 5, True), Swap(1, 1, 4, 4, True))
     forecast = simulate(trace, Schedule(moves, (4, 4, 4, 4, 4, 4)), ONE)
     assert spans(forecast, "out") == [(1.0, 3.0, 0), (3.0, 5.0, 1)]
     assert forecast.held_peak == 4
@@ -85,7 +85,7 @@ def test_computation_waits_for_the_oldest_copies_out_while_more_than_the_cap_is_
 
 def test_each_direction_copies_one_record_at_a_time_in_order_and_each_copy_has_its_latency(traces: ModuleType) -> None:
     trace = stack(traces, [2, 1, 1, 1])
-    moves = tuple(Move(record, record, 7 - record, 5, True) for record in (0, 1))
+    moves = tuple(Swap(record, record, 7 - record, 5, True) for record in (0, 1))
     forecast = simulate(trace, Schedule(moves, (ROOMY,) * 8), Link("", 2.0, 4.0, 0.25))
     assert spans(forecast, "out") == [(1.0, 2.25, 0), (2.25, 3.0, 1)]
     assert spans(forecast, "back") == [(6.0, 6.5, 1), (6.5, 7.25, 0)]
@@ -93,7 +93,7 @@ def test_each_direction_copies_one_record_at_a_time_in_order_and_each_copy_has_i
 
 def test_a_record_that_is_not_gone_when_it_may_come_back_stays(traces: ModuleType) -> None:
     trace = stack(traces, [9, 1])
-    forecast = simulate(trace, Schedule((Move(0, 0, 3, 2, True),), (ROOMY,) * 4), ONE)
+    forecast = simulate(trace, Schedule((Swap(0, 0, 3, 2, True),), (ROOMY,) * 4), ONE)
     assert (forecast.out, forecast.back, forecast.misses) == (9, 0, 0)
     assert forecast.seconds == trace.seconds
 
@@ -105,7 +105,7 @@ def test_a_record_that_is_used_while_it_leaves_stays(traces: ModuleType) -> None
     for record in (2, 1, 2, 1, 0):
         tape.access("use", record, 1.0)
     # Record 0 finds no room to come back before record 1 is used, and what stands behind it has not been looked at.
-    moves = (Move(0, 0, 7, 3, True), Move(1, 1, 4, 4, True))
+    moves = (Swap(0, 0, 7, 3, True), Swap(1, 1, 4, 4, True))
     caps = (ROOMY, ROOMY, ROOMY, 10, 10, 10, ROOMY, ROOMY)
     forecast = simulate(tape.trace(), Schedule(moves, caps), Link("", 2.0, 2.0, 0.0))
     assert spans(forecast, "out") == [(1.0, 1.5, 0), (2.0, 6.5, 1)]
@@ -117,7 +117,7 @@ def test_a_clean_record_is_dropped_at_the_next_access_without_a_copy(traces: Mod
     tape = traces.Tape([2, 1])
     for kind, record in (("save", 0), ("save", 1), ("use", 0), ("use", 1), ("use", 0)):
         tape.access(kind, record, 4.0)
-    moves = (Move(0, 0, 2, 2, True), Move(0, 2, 4, 4, False))
+    moves = (Swap(0, 0, 2, 2, True), Swap(0, 2, 4, 4, False))
     forecast = simulate(tape.trace(), Schedule(moves, (ROOMY,) * 5), ONE)
     assert (forecast.out, forecast.back) == (2, 4)
     assert forecast.held == (
@@ -130,7 +130,7 @@ def test_what_was_freed_in_the_middle_of_a_copy_is_held_until_the_copy_is_comple
     tape.access("save", 0, 1.0)
     for kind in ("save", "use", "use", "use"):
         tape.access(kind, 1, 1.0)  # record 0 is freed at access 1
-    forecast = simulate(tape.trace(), Schedule((Move(0, 0, 1, 5, True),), (ROOMY,) * 5), ONE)
+    forecast = simulate(tape.trace(), Schedule((Swap(0, 0, 1, 5, True),), (ROOMY,) * 5), ONE)
     assert forecast.held == ((0.0, 0), (1.0, 3), (2.0, 4), (4.0, 1))
     assert forecast.back == 0
 
@@ -142,7 +142,7 @@ def test_what_the_forward_still_holds_counts_as_resident_after_it_was_let_go_of(
     for record in (1, 0):
         tape.access("use", record, 4.0)
     trace = tape.trace(base=100, scratch=[0, 0, 50])
-    forecast = simulate(trace, Schedule((Move(0, 0, 5, 4, True),), (ROOMY,) * 6), ONE)
+    forecast = simulate(trace, Schedule((Swap(0, 0, 5, 4, True),), (ROOMY,) * 6), ONE)
     assert forecast.held_peak == 5
     # The base, the scratch ahead of access 2, the record that is in the forward's hands then, and the other one.
     assert forecast.resident_peak == 100 + 50 + 4 + 1
@@ -152,7 +152,7 @@ def test_what_the_forward_still_holds_counts_as_resident_after_it_was_let_go_of(
 
 def test_a_record_that_the_forward_still_holds_comes_back_without_a_copy(traces: ModuleType) -> None:
     trace = stack(traces, [2, 1], seconds=4.0, let_go={0: 3})
-    forecast = simulate(trace, Schedule((Move(0, 0, 3, 2, True),), (ROOMY,) * 4), ONE)
+    forecast = simulate(trace, Schedule((Swap(0, 0, 3, 2, True),), (ROOMY,) * 4), ONE)
     assert (forecast.out, forecast.back, forecast.stall_in) == (2, 0, 0.0)
 
 
@@ -183,7 +183,7 @@ def test_the_peak_is_never_below_the_bytes_that_must_be_there(traces: ModuleType
     needed = traces.required(trace, plan.moves)
     assert plan.forecast.held_peak >= max(needed)
     # The rest was measured for the stretch after an access, in which what leaves with that access may be gone.
-    absent = [sum(trace.records[m.record].nbytes for m in plan.moves if m.after == at) for at in range(len(needed))]
+    absent = [sum(trace.tensors[m.tensor].nbytes for m in plan.moves if m.after == at) for at in range(len(needed))]
     others = [access.other for access in trace.accesses[1:]] + [trace.tail_other]
     assert plan.forecast.resident_peak >= max(map(lambda n, a, o: n - a + o, needed, absent, others))
 

@@ -1,31 +1,31 @@
-"""What one pass saved, used and freed."""
+"""What one step wrote, read and freed."""
 
 import json
 from pathlib import Path
 
 import pytest
 
-from lms.core.trace import FORMAT, Access, Record
+from lms.core.trace import FIRST_FORMAT, FORMAT, Access, Tensor
 from lms.errors import UsageError
 from lms.trace import Trace
 
 
 @pytest.fixture
 def trace() -> Trace:
-    """Two records, saved one after the other and used in the opposite order, and one that can never move."""
+    """Two activations, written one after the other and read in the opposite order, and one that can never move."""
     return Trace(
-        records=(
-            Record(100, saves=(0,), uses=(5,), freed=6, let_go=2, module="first", dtype="float32", shape=(5, 5)),
-            Record(50, saves=(1,), uses=(4,), freed=5, module="second"),
-            Record(9000, saves=(2,), uses=(3,), freed=4, pinned=True),
+        tensors=(
+            Tensor(100, freed=6, let_go=2, module="first", dtype="float32", shape=(5, 5)),
+            Tensor(50, freed=5, module="second"),
+            Tensor(9000, freed=4, pinned=True),
         ),
         accesses=(
-            Access("save", 0, 0.5, other=7),
-            Access("save", 1, 0.25, other=8),
-            Access("save", 2, 0.0, other=8),
-            Access("use", 2, 0.0, other=9),
-            Access("use", 1, 0.125, other=9),
-            Access("use", 0, 0.0625, other=10),
+            Access("write", 0, 0.5, other=7),
+            Access("write", 1, 0.25, other=8),
+            Access("write", 2, 0.0, other=8),
+            Access("read", 2, 0.0, other=9),
+            Access("read", 1, 0.125, other=9),
+            Access("read", 0, 0.0625, other=10),
         ),
         capacity=1000,
         tail=0.03125,
@@ -46,8 +46,17 @@ def test_live_bytes_rise_with_first_saves_and_fall_where_records_are_freed(trace
 
 
 def test_a_record_that_lives_to_the_end_of_the_pass_is_live_at_its_last_access() -> None:
-    trace = Trace((Record(10, saves=(0,), uses=(), freed=2),), (Access("save", 0, 1.0), Access("save", 0, 1.0)))
+    trace = Trace((Tensor(10, freed=2),), (Access("write", 0, 1.0), Access("hold", 0, 1.0)))
     assert trace.live == (10, 10)
+
+
+def test_what_lives_on_in_the_next_step_is_live_at_each_access() -> None:
+    state = Tensor(1000, freed=None, kind="optimizer")
+    accesses = (Access("write", 0, 1.0), Access("read", 0, 1.0), Access("read", 1, 1.0), Access("write", 1, 1.0))
+    trace = Trace((Tensor(10, freed=2), state), accesses)
+    trace.check()
+    assert trace.live == (1010, 1010, 1000, 1000)
+    assert trace.positions(1, "write") == (3,)
 
 
 def test_an_empty_trace_has_nothing_to_count() -> None:
@@ -82,9 +91,9 @@ def test_a_file_that_is_no_trace_is_refused_by_its_name(content: bytes, tmp_path
 @pytest.mark.parametrize(
     "damage",
     [
-        {"records": None},
-        {"records": [{"nbytes": 1}]},
-        {"accesses": [{"kind": "save"}]},
+        {"tensors": None},
+        {"tensors": [{"nbytes": 1}]},
+        {"accesses": [{"kind": "write"}]},
         {"surprise": 1},
         {"tail": float("nan")},
         {"tail_other": -1},
@@ -105,18 +114,19 @@ def test_a_damaged_trace_is_refused_by_its_name(damage: dict[str, object], trace
 @pytest.mark.parametrize(
     ("place", "value", "words"),
     [
-        (("records", 0, "nbytes"), "100", r"records\[0\]\.nbytes: expected a whole number .* found '100'"),
-        (("records", 0, "nbytes"), 2**60, r"records\[0\]\.nbytes: expected a whole number"),
-        (("records", 0, "saves"), [], r"records\[0\]\.saves: expected one or more"),
-        (("records", 0, "saves"), [1], r"records\[1\]: access 1 is another record's"),
-        (("records", 1, "uses"), [9], r"records\[1\]\.uses\[0\]: expected a whole number from 0 to 5"),
-        (("records", 1, "uses"), [], r"accesses\[4\]: a use of records\[1\], which has none there"),
-        (("records", 1, "freed"), 4, r"records\[1\]\.freed: 4 is not after its last access"),
-        (("records", 2, "pinned"), 1, r"records\[2\]\.pinned: expected true or false"),
-        (("records", 2, "module"), "\ud800", r"records\[2\]\.module: expected a text"),
-        (("accesses", 3, "kind"), "free", r"accesses\[3\]\.kind: expected 'save' or 'use'"),
+        (("tensors", 0, "nbytes"), "100", r"tensors\[0\]\.nbytes: expected a whole number .* found '100'"),
+        (("tensors", 0, "nbytes"), 2**60, r"tensors\[0\]\.nbytes: expected a whole number"),
+        (("tensors", 0, "kind"), "saved", r"tensors\[0\]\.kind: expected one of 'activation', .* found 'saved'"),
+        (("tensors", 0, "freed"), 9, r"tensors\[0\]\.freed: expected a whole number from 0 to 6"),
+        (("tensors", 1, "freed"), 4, r"tensors\[1\]\.freed: 4 is not after its last access"),
+        (("tensors", 1, "freed"), None, r"tensors\[1\]\.freed: an activation does not live on"),
+        (("tensors", 2, "pinned"), 1, r"tensors\[2\]\.pinned: expected true or false"),
+        (("tensors", 2, "module"), "\ud800", r"tensors\[2\]\.module: expected a text"),
+        (("accesses", 2, "kind"), "read", r"tensors\[2\]: its first access is no write"),
+        (("accesses", 3, "kind"), "free", r"accesses\[3\]\.kind: expected one of 'write', 'hold', 'read'"),
         (("accesses", 3, "seconds"), -1, r"accesses\[3\]\.seconds: expected a number from 0"),
-        (("accesses", 3, "record"), True, r"accesses\[3\]\.record: expected a whole number"),
+        (("accesses", 3, "tensor"), True, r"accesses\[3\]\.tensor: expected a whole number"),
+        (("accesses", 3, "tensor"), 3, r"accesses\[3\]\.tensor: expected a whole number from 0 to 2"),
     ],
 )
 def test_a_wrong_value_is_refused_with_its_place(
@@ -131,9 +141,9 @@ def test_a_wrong_value_is_refused_with_its_place(
 
 
 def test_more_bytes_than_any_device_has_are_refused(tmp_path: Path) -> None:
-    records = tuple(Record(2**47, saves=(at,), uses=(), freed=3) for at in range(3))
+    tensors = tuple(Tensor(2**47, freed=3) for _ in range(3))
     path = tmp_path / "step.json"
-    Trace(records, tuple(Access("save", at, 1.0) for at in range(3))).save(path)
+    Trace(tensors, tuple(Access("write", at, 1.0) for at in range(3))).save(path)
     with pytest.raises(UsageError, match="bytes together, more than"):
         Trace.load(path)
 
@@ -143,3 +153,36 @@ def test_a_document_that_is_nested_too_deeply_is_refused(tmp_path: Path) -> None
     path.write_text("[" * 100_000)
     with pytest.raises(UsageError, match=r"TRACE='.*deep\.json': not a JSON file"):
         Trace.load(path)
+
+
+# The first format
+
+FIRST = {
+    "format": FIRST_FORMAT,
+    "records": [{"nbytes": 10, "saves": [0, 1], "uses": [2], "freed": 3, "let_go": None}],
+    "accesses": [{"kind": kind, "record": 0, "seconds": 1.0, "other": 5} for kind in ("save", "save", "use")],
+}
+
+
+def test_a_file_of_the_first_format_is_read_as_a_pass_of_activations() -> None:
+    trace = Trace.from_json(json.dumps(FIRST))
+    assert trace.tensors == (Tensor(10, freed=3),)
+    assert [access.kind for access in trace.accesses] == ["write", "hold", "read"]
+    assert {access.other for access in trace.accesses} == {5}
+
+
+@pytest.mark.parametrize(
+    ("place", "value", "words"),
+    [
+        (("records", "saves"), [0], r"records\[0\]\.saves: not the positions"),
+        (("records", "uses"), [], r"records\[0\]\.uses: not the positions"),
+        (("records", "freed"), None, r"records\[0\]\.freed: expected a whole number"),
+        (("accesses", "kind"), "write", r"accesses\[0\]\.kind: expected 'save' or 'use'"),
+        (("accesses", "record"), "0", r"accesses\[0\]\.record: expected a whole number"),
+    ],
+)
+def test_a_damaged_file_of_the_first_format_is_refused(place: tuple[str, str], value: object, words: str) -> None:
+    document = json.loads(json.dumps(FIRST))
+    document[place[0]][0][place[1]] = value
+    with pytest.raises(ValueError, match=words):
+        Trace.from_json(json.dumps(document))

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from lms import cli
-from lms.core.trace import Access, Record
+from lms.core.trace import Access, Tensor
 from lms.link import catalogue
 from lms.trace import Trace
 
@@ -18,10 +18,10 @@ MB = 10**6
 
 @pytest.fixture
 def trace(tmp_path: Path) -> str:
-    accesses = [Access("save", at, 1.0, 300 * MB) for at in range(8)]
-    accesses += [Access("use", at, 1.0, 300 * MB) for at in reversed(range(8))]
-    records = tuple(Record(100 * MB, (at,), (15 - at,), 16 - at, let_go=at + 1) for at in range(8))
-    Trace(records, tuple(accesses), capacity=10**9, tail=1.0, tail_other=300 * MB).save(tmp_path / "step.json")
+    accesses = [Access("write", at, 1.0, 300 * MB) for at in range(8)]
+    accesses += [Access("read", at, 1.0, 300 * MB) for at in reversed(range(8))]
+    tensors = tuple(Tensor(100 * MB, 16 - at, let_go=at + 1) for at in range(8))
+    Trace(tensors, tuple(accesses), capacity=10**9, tail=1.0, tail_other=300 * MB).save(tmp_path / "step.json")
     return str(tmp_path / "step.json")
 
 

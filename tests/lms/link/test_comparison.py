@@ -8,7 +8,7 @@ from types import ModuleType
 import pytest
 
 from lms.core.plan import make_plan, table
-from lms.core.trace import Access, Record
+from lms.core.trace import Access, Tensor
 from lms.link import catalogue
 from lms.link.comparison import SLOWER, at_speed, batch, compare, predict
 from lms.link.profile import MeasuredLink, Profile
@@ -20,10 +20,10 @@ MB, GB = 10**6, 10**9
 
 def step(*, device: str = "NVIDIA V100", other: int = 300 * MB, seconds: float = 1e-3) -> Trace:
     """Eight layers that save 100 MB each, on a device that holds 300 MB beside."""
-    accesses = [Access("save", at, seconds, other) for at in range(8)]
-    accesses += [Access("use", at, seconds, other) for at in reversed(range(8))]
-    records = tuple(Record(100 * MB, (at,), (15 - at,), 16 - at, let_go=at + 1) for at in range(8))
-    return Trace(records, tuple(accesses), device=device, capacity=GB, tail=seconds, tail_other=other)
+    accesses = [Access("write", at, seconds, other) for at in range(8)]
+    accesses += [Access("read", at, seconds, other) for at in reversed(range(8))]
+    tensors = tuple(Tensor(100 * MB, 16 - at, let_go=at + 1) for at in range(8))
+    return Trace(tensors, tuple(accesses), device=device, capacity=GB, tail=seconds, tail_other=other)
 
 
 def machine(name: str, rate: float, *, kind: str = "gpu", device: int = GB, below: int = 100 * GB) -> Profile:

@@ -7,7 +7,7 @@ import pytest
 from lms.core.link import Link
 from lms.core.plan import make_plan
 from lms.core.simulate import simulate
-from lms.core.trace import Access, Record
+from lms.core.trace import Access, Tensor
 from lms.link.elsewhere import FASTEST, elsewhere, headroom
 from lms.link.watch import Sample, Watched
 from lms.trace import Trace
@@ -16,10 +16,10 @@ MB = 10**6
 
 
 def step(seconds: float = 1e-2) -> Trace:
-    accesses = [Access("save", at, seconds, 300 * MB) for at in range(8)]
-    accesses += [Access("use", at, seconds, 300 * MB) for at in reversed(range(8))]
-    records = tuple(Record(100 * MB, (at,), (15 - at,), 16 - at, let_go=at + 1) for at in range(8))
-    return Trace(records, tuple(accesses), capacity=10**9, tail=seconds, tail_other=300 * MB)
+    accesses = [Access("write", at, seconds, 300 * MB) for at in range(8)]
+    accesses += [Access("read", at, seconds, 300 * MB) for at in reversed(range(8))]
+    tensors = tuple(Tensor(100 * MB, 16 - at, let_go=at + 1) for at in range(8))
+    return Trace(tensors, tuple(accesses), capacity=10**9, tail=seconds, tail_other=300 * MB)
 
 
 def test_a_faster_link_takes_no_longer_and_has_more_headroom() -> None:

@@ -9,6 +9,7 @@ from itertools import pairwise
 import pytest
 
 from lms.core.guide import Guide
+from lms.core.trace import AccessKind
 from lms.errors import LimitError
 from lms.memory.device import Peak
 from lms.runtime import planner as planner_module
@@ -85,10 +86,10 @@ def run(
     """
     machine: Machine = planner.device  # type: ignore[assignment]
     machine.most = other
-    guide, recorder = planner.begin(("save", 0, sizes[0]), 0)
+    guide, recorder = planner.begin(("write", 0, sizes[0]), 0)
     live = held = most_out = 0
 
-    def access(kind: str, index: int, change: int) -> None:
+    def access(kind: AccessKind, index: int, change: int) -> None:
         nonlocal live, held, most_out
         position = recorder.position
         machine.now += gap
@@ -103,9 +104,9 @@ def run(
 
     for index, size in enumerate(sizes):
         recorder.new(size, LABEL, pinned=False)
-        access("save", index, size)
+        access("write", index, size)
     for index in reversed(range(len(sizes))) if backward else ():
-        access("use", index, -sizes[index])
+        access("read", index, -sizes[index])
         recorder.freed[index] = recorder.position
     machine.now += gap
     machine.most = other + held
@@ -116,8 +117,8 @@ def run(
     if guide is not None and guide.keys != keys:
         guide = planner.choose(keys)
     whole = guide if guide is not None and guide.keys == keys else None
-    counters = Counters(out=most_out, held_peak=sum(sizes))
-    planner.note(Finished(recorder, whole, counters, gap * (2 * len(sizes) + 1)))
+    counters = Counters(out=most_out)
+    planner.note(Finished(recorder, whole, counters, sum(sizes), gap * (2 * len(sizes) + 1)))
     return whole
 
 
@@ -141,7 +142,7 @@ def test_each_sequence_of_accesses_keeps_its_plan(make: Planner) -> None:
     for sizes in [*shapes, *reversed(shapes)]:
         guide = run(planner, sizes)
         assert guide is not None
-        assert [record.nbytes for record in guide.trace.records] == sizes
+        assert [record.nbytes for record in guide.trace.tensors] == sizes
         assert planner.current is guide
     assert planner.replans == len(shapes) - 1
 
@@ -151,9 +152,9 @@ def test_of_plans_that_begin_alike_the_last_used_is_tried_first(make: Planner) -
     run(planner, [100] * 6)
     run(planner, [100] * 7)
     run(planner, [100] * 6)
-    guide = planner.choose([("save", 0, 100)])
-    assert len(guide.trace.records) == 6
-    assert planner.choose([("save", 0, 99)]) is None
+    guide = planner.choose([("write", 0, 100)])
+    assert len(guide.trace.tensors) == 6
+    assert planner.choose([("write", 0, 99)]) is None
 
 
 def test_the_plan_that_was_used_longest_ago_is_forgotten_first(make: Planner, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -240,8 +241,8 @@ def test_a_limit_below_the_floor_is_refused_once_and_names_the_module(make: Plan
     planner = make(limit=500)
     run(planner, [50] * 4, other=700)
     with pytest.raises(LimitError, match=r"limit 500 B is below the floor of 750 B.*'block.1'"):
-        planner.begin(("save", 0, 50), 0)
-    assert planner.begin(("save", 0, 50), 0)[0] is None
+        planner.begin(("write", 0, 50), 0)
+    assert planner.begin(("write", 0, 50), 0)[0] is None
 
 
 def test_a_plan_is_made_again_before_a_pass_that_begins_with_more_outside(make: Planner) -> None:
@@ -285,12 +286,12 @@ def test_what_the_optimizers_step_needs_counts_too(make: Planner, machine: Machi
         planner.steps = step
         machine.most = 1500
         if step == 1:
-            _guide, recorder = planner.begin(("save", 0, 50), 0)
+            _guide, recorder = planner.begin(("write", 0, 50), 0)
             machine.most = 300
             recorder.finish()
-            planner.note(Finished(recorder, None, Counters(), 1.0))
+            planner.note(Finished(recorder, None, Counters(), 0, 1.0))
     with pytest.raises(LimitError, match=r"between two passes, with nothing saved, the process needs 1\.5 KB"):
-        planner.begin(("save", 0, 50), 0)
+        planner.begin(("write", 0, 50), 0)
 
 
 def test_a_training_that_is_under_way_is_not_ended_for_its_limit(make: Planner) -> None:
@@ -328,8 +329,8 @@ def test_later_passes_are_not_measured(make: Planner) -> None:
     planner = make(budget=200)
     for _ in range(6):
         run(planner, [100] * 6)
-    assert not planner.begin(("save", 0, 100), 0)[1].measure
-    assert planner.begin(("save", 0, 90), 0)[1].measure, "what is new is"
+    assert not planner.begin(("write", 0, 100), 0)[1].measure
+    assert planner.begin(("write", 0, 90), 0)[1].measure, "what is new is"
 
 
 def test_shapes_for_which_there_is_plenty_of_room_cost_no_plan(make: Planner, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -340,5 +341,5 @@ def test_shapes_for_which_there_is_plenty_of_room_cost_no_plan(make: Planner, mo
     for size in range(90, 150):
         run(planner, [size] * 6)
     assert planner.replans == made
-    assert not planner.begin(("save", 0, 70), 0)[1].measure
+    assert not planner.begin(("write", 0, 70), 0)[1].measure
     assert planner.saved == 149 * 6

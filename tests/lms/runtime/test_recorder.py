@@ -61,13 +61,13 @@ def recorded(*, measure: bool = True, timed: bool = True) -> tuple[Clock, Record
     clock.most = 100
     recorder = Recorder(clock, measure=measure, timed=timed)
     recorder.new(40, LABEL, pinned=False)
-    access(clock, recorder, "save", 0, gap=1.0, hook=0.5, held=40)
+    access(clock, recorder, "write", 0, gap=1.0, hook=0.5, held=40)
     clock.most = 190
     recorder.new(8, LABEL, pinned=True)
-    access(clock, recorder, "save", 1, gap=2.0, hook=0.25, held=40)
+    access(clock, recorder, "write", 1, gap=2.0, hook=0.25, held=40)
     clock.most = 170
-    access(clock, recorder, "use", 1, gap=4.0, hook=0.0, held=40)
-    access(clock, recorder, "use", 0, gap=8.0, hook=0.0, held=40)
+    access(clock, recorder, "read", 1, gap=4.0, hook=0.0, held=40)
+    access(clock, recorder, "read", 0, gap=8.0, hook=0.0, held=40)
     recorder.freed[1] = 3
     clock.now += 16.0
     recorder.finish()
@@ -77,11 +77,11 @@ def recorded(*, measure: bool = True, timed: bool = True) -> tuple[Clock, Record
 def test_a_trace_says_when_each_record_was_saved_used_and_freed() -> None:
     _, recorder = recorded()
     trace = recorder.trace(1000, {}, {"system": "test"})
-    first, second = trace.records
-    assert (first.saves, first.uses, first.freed, first.nbytes, first.pinned) == ((0,), (3,), 4, 40, False)
-    assert (second.saves, second.uses, second.freed, second.pinned) == ((1,), (2,), 3, True)
+    first, second = trace.tensors
+    assert (trace.touches[0], first.freed, first.nbytes, first.pinned) == ((0, 3), 4, 40, False)
+    assert (trace.touches[1], second.freed, second.pinned) == ((1, 2), 3, True)
     assert (first.module, first.dtype, first.shape) == LABEL
-    assert [(a.kind, a.record) for a in trace.accesses] == [("save", 0), ("save", 1), ("use", 1), ("use", 0)]
+    assert [(a.kind, a.tensor) for a in trace.accesses] == [("write", 0), ("write", 1), ("read", 1), ("read", 0)]
     assert (trace.device, trace.capacity, dict(trace.machine)) == ("fake", 1000, {"system": "test"})
 
 
@@ -117,7 +117,7 @@ def test_what_the_device_keeps_for_reuse_is_held_and_not_in_use() -> None:
     clock.most, clock.idle = 100, 30
     recorder = Recorder(clock, measure=True, timed=True)
     recorder.new(40, LABEL, pinned=False)
-    access(clock, recorder, "save", 0, gap=1.0, hook=0.5, held=40)
+    access(clock, recorder, "write", 0, gap=1.0, hook=0.5, held=40)
     recorder.finish()
     assert recorder.peak == 100
     assert recorder.other == [70, 30]
@@ -136,7 +136,7 @@ def test_a_pass_that_is_not_timed_has_no_gaps() -> None:
 
 def test_keys_tell_passes_apart_by_kind_record_and_bytes() -> None:
     _, recorder = recorded()
-    assert recorder.keys() == [("save", 0, 40), ("save", 1, 8), ("use", 1, 8), ("use", 0, 40)]
+    assert recorder.keys() == [("write", 0, 40), ("write", 1, 8), ("read", 1, 8), ("read", 0, 40)]
 
 
 def test_a_pass_that_never_ends_stops_to_be_recorded() -> None:
@@ -145,7 +145,7 @@ def test_a_pass_that_never_ends_stops_to_be_recorded() -> None:
     recorder.MAX_ACCESSES = 3  # type: ignore[misc]
     recorder.new(8, LABEL, pinned=False)
     for _ in range(10):
-        access(clock, recorder, "save", 0, 1.0, 1.0)
+        access(clock, recorder, "write", 0, 1.0, 1.0)
     assert recorder.truncated
     assert recorder.position == 3
     recorder.finish()

@@ -12,7 +12,7 @@ import torch
 
 from lms.core.guide import Guide, Key
 from lms.core.plan import Plan
-from lms.core.schedule import Move
+from lms.core.schedule import Swap
 from lms.core.turns import Rounds
 from lms.memory.device import CpuDevice
 from lms.runtime.recorder import Recorder
@@ -116,7 +116,7 @@ def guide_of(traces: ModuleType) -> Callable[..., Guide]:
         tape = traces.Tape([N] * (1 + max(index for _, index, _ in keys)), pinned=set(pinned))
         for kind, index, _ in keys:
             tape.access(kind, index, 1.0)
-        plan = Plan(tuple(Move(*move) for move in moves), cap or (ROOM,) * len(keys), write_ahead)
+        plan = Plan(tuple(Swap(*move) for move in moves), cap or (ROOM,) * len(keys), write_ahead)
         return Guide(keys, tape.trace(), replace(plan, forecast=replace(plan.forecast, held_peak=held_peak)))
 
     return make

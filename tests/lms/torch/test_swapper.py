@@ -193,7 +193,7 @@ def test_a_batch_that_is_used_in_each_step_is_moved_in_the_first_at_most(lms: Ma
     with lms() as session:
         for _ in range(3):
             gradient(w, (torch.exp(w * 1.0) * batch).sum())
-        pinned = [record.pinned for record in session.trace.records]
+        pinned = [record.pinned for record in session.trace.tensors]
         assert pinned.count(True) == 1
         assert session.stats()["last_out"] <= N
 
@@ -209,7 +209,7 @@ def test_a_tensor_that_is_kept_once_is_not_taken_for_one_that_is_always_kept(lms
             del x
             gradient(w, loss)
             del loss
-        assert not any(record.pinned for record in session.trace.records)
+        assert not any(record.pinned for record in session.trace.tensors)
 
 
 # Plans
@@ -450,4 +450,4 @@ def test_what_the_caller_keeps_until_the_backward_is_planned_for_as_kept(lms: Ma
         trace = session.trace
     assert trace is not None
     turn = next(at for at, access in enumerate(trace.accesses) if access.kind == "use")
-    assert [record.let_go for record in trace.records] == [turn, None, None]
+    assert [record.let_go for record in trace.tensors] == [turn, None, None]

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-from collections import defaultdict
 from collections.abc import Sequence
 
 from lms.core.plan import Plan
-from lms.core.schedule import Move
+from lms.core.schedule import Course
 from lms.core.trace import Trace
 
-Key = tuple[str, int, int]  # kind of access, record, its bytes
+Key = tuple[str, int, int]  # kind of access, tensor, its bytes
 
 
 class Guide:
@@ -32,12 +31,8 @@ class Guide:
         """Take another trace of the same sequence, and the plan for it."""
         self.trace = trace
         self.plan = plan
-        self.starts: dict[int, list[Move]] = defaultdict(list)
-        for move in plan.moves:
-            self.starts[move.after].append(move)
-        self.returns = plan.returns(len(self.keys))
-        self.on_demand = {(move.record, move.before) for move in self.returns if move.fetch >= move.before}
-        self.pinned = [record.pinned for record in self.trace.records]
+        self.course = Course(plan, plan.forecast.held_peak)
+        self.pinned = [tensor.pinned for tensor in trace.tensors]
 
     def expects(self, position: int, key: Key) -> bool:
         """Whether the recorded pass did this at that position."""

@@ -1,19 +1,22 @@
-"""Trace + link + limit -> Plan: which records move, when they leave, when they start back, and why. Pure.
+"""Trace + link + limit -> Plan: which tensors move, when they leave, when they start back, and why. Pure.
 
-The method is greedy over gaps, after the ranking of Capuchin (Peng et al., ASPLOS 2020, section 4.3): a record's gap
+The method is greedy over gaps, after the ranking of Capuchin (Peng et al., ASPLOS 2020, section 4.3): a tensor's gap
 between its last use in the forward pass and its first in the backward is worth the more, the more it frees and the
-longer the link has to hide the copies. Several rankings are tried; the simulator decides between them.
+longer the link has to hide the copies. Several rankings are tried; the simulator decides between them. A step is a
+cycle, so what lives on in the next step has a gap from its last access of one step to its first of the next.
 """
 
 from __future__ import annotations
 
+from collections import defaultdict
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from itertools import pairwise
 
 import numpy as np
 from numpy.typing import NDArray
 
-from lms.core.schedule import Move, Schedule
+from lms.core.schedule import Action, Keep, Move, Schedule, Swap
 from lms.core.simulate import Forecast, simulate
 from lms.core.trace import Trace
 from lms.errors import LimitError, UsageError
@@ -28,12 +31,12 @@ class Plan(Schedule):
     """A schedule with its price and its reasons."""
 
     limit: int | None = None  # most bytes on the device, as given
-    budget: int = 0  # most bytes of records that may stay
+    budget: int = 0  # most bytes of tensors that may stay
     floor: int = 0  # the resident peak with nothing kept; 0 when the trace did not measure the rest
     floor_module: str = ""  # the module whose working set the floor is
     plain_peak: int = 0  # the resident peak with nothing moved; 0 as above
     forecast: Forecast = field(default_factory=lambda: Forecast(0, 0, 0, 0, 0, 0, 0, 0, 0, 0))
-    reasons: Mapping[int, str] = field(default_factory=dict)  # for each record: why it stays or goes
+    reasons: Mapping[int, str] = field(default_factory=dict)  # for each tensor: why it stays or goes
     ranking: str = ""  # the ranking that the simulator found best
 
     @property
@@ -42,22 +45,33 @@ class Plan(Schedule):
         return self.forecast.out
 
     def moved(self) -> frozenset[int]:
-        """Indices of the records that leave memory at least once."""
-        return frozenset(move.record for move in self.moves)
+        """Indices of the tensors that leave memory at least once."""
+        return frozenset(move.tensor for move in self.moves)
+
+    @property
+    def actions(self) -> dict[int, tuple[Action, ...]]:
+        """For each tensor what happens to it in a step: moves in the order in which they start, or Keep and why."""
+        found: dict[int, tuple[Action, ...]] = {}
+        for move in self.moves:
+            found[move.tensor] = (*found.get(move.tensor, ()), move)
+        return {index: found.get(index, (Keep(index, reason),)) for index, reason in self.reasons.items()}
 
 
 @dataclass(frozen=True)
 class Gap:
-    """A stretch of a pass in which a record is not needed: absent from `start` up to, not including, `before`."""
+    """A stretch in which a tensor is not needed: it may be absent from `start` up to, not including, `before`.
 
-    record: int
+    If `before` is past the last access, the stretch goes on in the next step.
+    """
+
+    tensor: int
     nbytes: int
     after: int  # its way out can start with this access
     start: int
     before: int
     seconds: float  # computation in it: what the link has to hide the copies
     comes_back: bool
-    used: bool  # it begins with a use: whoever leaves for it has come back once already
+    used: bool  # it begins with a read
 
 
 def make_plan(
@@ -69,7 +83,7 @@ def make_plan(
     prefetch: int | None = None,
     write_ahead: int | None = None,
 ) -> Plan:
-    """The plan for one pass under `limit` (bytes on the device) or `budget` (bytes of records that may stay).
+    """The plan for one step under `limit` (bytes on the device) or `budget` (bytes of tensors that may stay).
 
     `prefetch` is the most accesses that a copy back may start ahead of its use, `write_ahead` the most copies out in
     flight; None leaves both to the plan. With a limit the trace must have measured the rest of the device's bytes.
@@ -82,7 +96,7 @@ def make_plan(
     lowest, where = floor(trace)
     if limit is not None and lowest > limit:
         raise LimitError(
-            f"limit {format_size(limit)} is below the floor of {format_size(lowest)}: with every record swapped, "
+            f"limit {format_size(limit)} is below the floor of {format_size(lowest)}: with every tensor swapped, "
             f"{_module(trace, where)} still needs that much. Raise the limit to {format_size(lowest * 1.02)} or more, "
             "or make that module's working set smaller (batch, resolution, width)"
         )
@@ -114,7 +128,7 @@ def make_plan(
 def plain_peak(trace: Trace) -> int:
     """The resident peak of the pass with nothing moved; 0 when the trace did not measure the rest."""
     other = _other(trace)
-    return int((other + _before(np.array(trace.live, np.int64))).max(initial=0)) if other.any() else 0
+    return int((other + _before(trace, [])).max(initial=0)) if other.any() else 0
 
 
 def floor(trace: Trace) -> tuple[int, int]:
@@ -122,7 +136,7 @@ def floor(trace: Trace) -> tuple[int, int]:
     other = _other(trace)
     if not other.any():
         return 0, 0
-    resident = other + _before(_profile(trace, _gaps(trace)))
+    resident = other + _before(trace, _gaps(trace))
     where = int(resident.argmax())
     return int(resident[where]), min(where, len(trace.accesses) - 1)
 
@@ -130,7 +144,7 @@ def floor(trace: Trace) -> tuple[int, int]:
 def table(trace: Trace, link: Link, shares: Sequence[float] = (1.0, 0.75, 0.5, 0.35, 0.25, 0.0)) -> list[Plan]:
     """A plan for each share of the saved bytes that may stay: what a limit costs, before it is paid.
 
-    Each plan's `limit` is the one to ask for: its predicted resident peak and one record of room.
+    Each plan's `limit` is the one to ask for: its predicted resident peak and one tensor of room.
     """
     rows = []
     for share in shares:
@@ -143,7 +157,7 @@ def table(trace: Trace, link: Link, shares: Sequence[float] = (1.0, 0.75, 0.5, 0
 def _module(trace: Trace, access: int) -> str:
     if not trace.accesses:
         return "the model"
-    name = trace.records[trace.accesses[access].record].module
+    name = trace.tensors[trace.accesses[access].tensor].module
     return f"module {name!r}" if name else "the model"
 
 
@@ -152,43 +166,52 @@ def _other(trace: Trace) -> Bytes:
     return np.array([access.other for access in trace.accesses] + [trace.tail_other], np.int64)
 
 
-def _before(profile: Bytes) -> Bytes:
+def _before(trace: Trace, chosen: Sequence[Gap]) -> Bytes:
     """What is held in the stretch before each access and in the tail: the profile, one access later."""
-    return np.concatenate([np.zeros(1, np.int64), profile])
+    end = len(trace.accesses)
+    lives_on = sum(tensor.nbytes for tensor in trace.tensors if tensor.freed is None and not tensor.pinned)
+    first = lives_on - sum(gap.nbytes for gap in chosen if gap.before > end)
+    return np.concatenate([np.array([first], np.int64), _profile(trace, chosen)])
 
 
 def _gaps(trace: Trace) -> list[Gap]:
-    """Every stretch in which a record could be away."""
+    """Every stretch in which a tensor could be away."""
     clock = np.cumsum([*(access.seconds for access in trace.accesses), trace.tail])  # at each access, and at the end
     gaps: list[Gap] = []
     end = len(trace.accesses)
-    for index, record in enumerate(trace.records):
-        if record.pinned:
+    for index, (tensor, touches) in enumerate(zip(trace.tensors, trace.touches, strict=True)):
+        if tensor.pinned:
             continue
-        touches = sorted([(at, "save") for at in record.saves] + [(at, "use") for at in record.uses])
-        after = record.saves[0]  # its bytes do not change from then on
-        for (at, kind), (following, next_kind) in zip(touches, [*touches[1:], (record.freed, "free")], strict=True):
-            if kind == "use":
+        after = touches[0]  # the bytes do not change from the last write on
+        # What lives on in the next step is touched there as it is in this one.
+        freed = tensor.freed if tensor.freed is not None else touches[0] + end
+        for at, following in pairwise([*touches, freed]):
+            kind = trace.accesses[at].kind
+            if kind != "hold":
                 after = at
-            if next_kind == "save":
-                continue  # whoever saves it next holds it until then
-            start = max(at + 1, record.let_go or 0)
+            comes_back = following < freed or tensor.freed is None
+            if comes_back and trace.accesses[following % end].kind == "hold":
+                continue  # the framework has it in hand until then
+            start = max(at + 1, tensor.let_go or 0)
             if start >= following:
                 continue
-            # What used it has it in hand until the next access; what saved it is what let_go tells of.
-            seconds = float(clock[following] - clock[start - (kind == "save")])
-            if kind == "use" and seconds < _ONE_OPERATION:
-                continue  # one operation that unpacks several records has all of them in hand
+            # What read it has it in hand until the next access; what wrote it is what let_go tells of.
+            begin = start - (kind != "read")
+            seconds = float(clock[min(following, end)] - clock[begin])
+            if following > end:
+                seconds += float(clock[following - end])
+            if kind == "read" and seconds < _ONE_OPERATION:
+                continue  # one operation that unpacks several tensors has all of them in hand
             gaps.append(
                 Gap(
-                    record=index,
-                    nbytes=record.nbytes,
+                    tensor=index,
+                    nbytes=tensor.nbytes,
                     after=after,
                     start=start,
-                    before=min(following, end),
+                    before=following if tensor.freed is None else min(following, end),
                     seconds=seconds,
-                    comes_back=next_kind == "use",
-                    used=kind == "use",
+                    comes_back=comes_back,
+                    used=kind == "read",
                 )
             )
     return gaps
@@ -197,7 +220,7 @@ def _gaps(trace: Trace) -> list[Gap]:
 def _caps(trace: Trace, *, limit: int | None, budget: int | None) -> Bytes:
     """Most held bytes once each access is done with.
 
-    An operation allocates its result before it saves it, so room for a record is made one access ahead. Under a
+    An operation allocates its result before it saves it, so room for a tensor is made one access ahead. Under a
     limit the trace's `other` includes that already.
     """
     if limit is not None:
@@ -206,21 +229,31 @@ def _caps(trace: Trace, *, limit: int | None, budget: int | None) -> Bytes:
 
 
 def _next_new(trace: Trace) -> Bytes:
-    """Bytes of the record that the access after each saves for the first time; 0 where it saves none."""
+    """Bytes of the tensor that comes into being with the access after each; 0 if none does."""
     new = np.zeros(len(trace.accesses) + 1, np.int64)
-    for record in trace.records:
-        if not record.pinned:
-            new[record.saves[0]] = record.nbytes
+    for tensor, touches in zip(trace.tensors, trace.touches, strict=True):
+        if not tensor.pinned and tensor.freed is not None:
+            new[touches[0]] = tensor.nbytes
     return new[1:]
 
 
 def _profile(trace: Trace, chosen: Sequence[Gap]) -> Bytes:
     """Bytes held at each access when the link takes no time and the chosen gaps are used."""
-    change = np.zeros(len(trace.accesses) + 1, np.int64)
+    end = len(trace.accesses)
+    change = np.zeros(end + 1, np.int64)
     for gap in chosen:
         change[gap.start] -= gap.nbytes
-        change[gap.before] += gap.nbytes
+        if gap.before > end:
+            change[0] -= gap.nbytes
+        change[gap.before if gap.before <= end else gap.before - end] += gap.nbytes
     return np.array(trace.live, np.int64) + np.cumsum(change)[:-1]
+
+
+def _parts(gap: Gap, end: int) -> tuple[slice, ...]:
+    """The gap's accesses within one step of `end`."""
+    if gap.before <= end:
+        return (slice(gap.start, gap.before),)
+    return slice(gap.start, end), slice(0, gap.before - end)
 
 
 def _lingering(trace: Trace, chosen: Sequence[Gap]) -> Bytes:
@@ -236,13 +269,13 @@ def _target(trace: Trace, gaps: Sequence[Gap], cap: Bytes, *, bounded: bool) -> 
     """What may be there at each access when the link takes no time.
 
     Under a limit that is the cap. Room that is kept free for copies in flight is not worth the bytes that have to
-    move for it: records in hand make it as they are freed. Under a budget, what stays is the budget, the record in
+    move for it: tensors in hand make it as they are freed. Under a budget, what stays is the budget, the tensor in
     hand, and no more; the rest of the tolerance is for copies in flight.
     """
     target = cap.copy()
     if not bounded:
-        in_hand = [trace.records[access.record] for access in trace.accesses]
-        hand = np.array([0 if record.pinned else record.nbytes for record in in_hand], np.int64)
+        in_hand = [trace.tensors[access.tensor] for access in trace.accesses]
+        hand = np.array([0 if tensor.pinned else tensor.nbytes for tensor in in_hand], np.int64)
         target -= np.maximum(trace.largest - hand - _next_new(trace), 0)
     lowest: Bytes = _profile(trace, gaps)
     return np.maximum(target, lowest, out=target)
@@ -263,50 +296,73 @@ def _choose(trace: Trace, gaps: Sequence[Gap], target: Bytes, cap: Bytes, rank: 
     """Gaps that bring the profile under the target everywhere, in the order of their start.
 
     By rank each gap is taken that covers an access with too much; what then proves needless is given back, the gaps
-    with the least slack first. Between two uses a record may stay up to the cap: room for copies in flight is not worth
-    one more of them.
+    with the least slack first. Between two reads a tensor may stay up to the cap: room for copies in flight is not
+    worth one more of them.
     """
     profile = np.array(trace.live, np.int64)
+    end = len(profile)
     chosen: list[Gap] = []
-    for gap in sorted(gaps, key=lambda gap: (-rank(gap), gap.after, gap.record)):
-        if (profile[gap.start : gap.before] > target[gap.start : gap.before]).any():
-            profile[gap.start : gap.before] -= gap.nbytes
+    for gap in sorted(gaps, key=lambda gap: (-rank(gap), gap.after, gap.tensor)):
+        parts = _parts(gap, end)
+        if any((profile[part] > target[part]).any() for part in parts):
+            for part in parts:
+                profile[part] -= gap.nbytes
             chosen.append(gap)
     kept: list[Gap] = []
-    for gap in sorted(chosen, key=lambda gap: (gap.seconds, gap.record)):
+    for gap in sorted(chosen, key=lambda gap: (gap.seconds, gap.tensor)):
         most = cap if gap.used and gap.comes_back else target
-        if (profile[gap.start : gap.before] + gap.nbytes <= most[gap.start : gap.before]).all():
-            profile[gap.start : gap.before] += gap.nbytes
+        parts = _parts(gap, end)
+        if all((profile[part] + gap.nbytes <= most[part]).all() for part in parts):
+            for part in parts:
+                profile[part] += gap.nbytes
         else:
             kept.append(gap)
-    return sorted(kept, key=lambda gap: (gap.after, gap.record))
+    return sorted(kept, key=lambda gap: (gap.after, gap.tensor))
 
 
 def _moves(trace: Trace, chosen: Sequence[Gap], cap: Bytes, prefetch: int | None) -> tuple[Move, ...]:
     """Moves for the chosen gaps: each starts back as early as the memory of every access up to its use allows."""
     profile = _profile(trace, chosen)
     end = len(trace.accesses)
-    uses = np.array([index for index, access in enumerate(trace.accesses) if access.kind == "use"], np.int64)
-    # The first time that a record leaves it is written; after that the tier below has its bytes.
-    first_out = {gap.record: gap for gap in sorted(chosen, key=lambda gap: -gap.start)}
+    reads = np.array([index for index, access in enumerate(trace.accesses) if access.kind == "read"], np.int64)
+    dirty = _dirty(trace, chosen)
     moves: list[Move] = []
     earliest = 0
-    for gap in sorted(chosen, key=lambda gap: (gap.before, gap.record)):
+    for gap in sorted(chosen, key=lambda gap: (gap.before, gap.tensor)):
         if not gap.comes_back:
-            moves.append(Move(gap.record, gap.after, gap.before, end, first_out[gap.record] is gap))
+            moves.append(Swap(gap.tensor, gap.after, gap.before, None, gap in dirty))
             continue
         # Not before the backward: in the forward the profile is only what stays, not what is still on its way out.
-        turn = int(uses[np.searchsorted(uses, gap.start)])
-        first = max(earliest, min(turn, gap.before), gap.start)
+        turn = int(np.searchsorted(reads, gap.start))
+        first = max(earliest, min(int(reads[turn]), gap.before) if turn < len(reads) else 0, gap.start)
         if prefetch is not None:
             first = max(first, gap.before - prefetch)
         first = min(first, gap.before)
-        full = np.flatnonzero(profile[first : gap.before] + gap.nbytes > cap[first : gap.before])
+        stretch = np.arange(first, gap.before) % end
+        full = np.flatnonzero(profile[stretch] + gap.nbytes > cap[stretch])
         fetch = first + int(full[-1]) + 1 if len(full) else first
-        profile[fetch : gap.before] += gap.nbytes
+        profile[np.arange(fetch, gap.before) % end] += gap.nbytes
         earliest = fetch
-        moves.append(Move(gap.record, gap.after, gap.before, fetch, first_out[gap.record] is gap))
-    return tuple(sorted(moves, key=lambda move: (move.after, move.record)))
+        moves.append(Swap(gap.tensor, gap.after, gap.before, fetch, gap in dirty))
+    return tuple(sorted(moves, key=lambda move: (move.after, move.tensor)))
+
+
+def _dirty(trace: Trace, chosen: Sequence[Gap]) -> set[Gap]:
+    """The gaps for which the tensor has to be copied out, because it was written since the last of them."""
+    by_tensor: dict[int, list[Gap]] = defaultdict(list)
+    for gap in sorted(chosen, key=lambda gap: gap.start):
+        by_tensor[gap.tensor].append(gap)
+    end = len(trace.accesses)
+    dirty: set[Gap] = set()
+    for index, gaps in by_tensor.items():
+        writes = trace.positions(index, "write")
+        # Before the first gap of what lives on comes the last one of the step before.
+        last = gaps[-1].start - end if trace.tensors[index].freed is None else -1
+        for gap in gaps:
+            if any(last <= write < gap.start or last <= write - end for write in writes):
+                dirty.add(gap)
+            last = gap.start
+    return dirty
 
 
 def _best(trace: Trace, schedules: Sequence[Schedule], link: Link) -> Schedule:
@@ -325,12 +381,12 @@ def _best(trace: Trace, schedules: Sequence[Schedule], link: Link) -> Schedule:
 
 
 def _reasons(trace: Trace, link: Link, chosen: Sequence[Gap], gaps: Sequence[Gap]) -> dict[int, str]:
-    """Why each record stays or goes, for people."""
-    slack = {gap.record: gap for gap in reversed(gaps)}
-    going = {gap.record: gap for gap in reversed(chosen)}
+    """Why each tensor stays or goes, for people."""
+    slack = {gap.tensor: gap for gap in reversed(gaps)}
+    going = {gap.tensor: gap for gap in reversed(chosen)}
     reasons: dict[int, str] = {}
-    for index, record in enumerate(trace.records):
-        if record.pinned:
+    for index, tensor in enumerate(trace.tensors):
+        if tensor.pinned:
             reasons[index] = "stays: another owner keeps it alive, so swapping it frees nothing"
         elif index in going:
             gap = going[index]

@@ -1,35 +1,50 @@
-"""What the runtime executes and the simulator times: one list of moves and one memory cap for each access.
+"""What a step executes and the simulator times: a list of actions and one cap on the held bytes for each access.
 
-Both follow the same rules at access `i`, after the computation that leads to it:
-
-1. Records that were freed are gone, once their copies in flight are complete; copies out that are complete have given
-   their memory back; clean drops whose `after` lies behind take effect.
-2. A save makes its record resident. A use waits for its record's copy back; one that nobody started (a miss) is
-   started now, behind as many copies out as it takes to make room for it. A use of a record that is leaving keeps it.
-3. Moves with `after == i` start their write.
-4. While more than `cap[i]` bytes are held, the oldest copy out is waited for.
-5. Copies back whose `fetch` is past start, in the order of their uses, as long as they fit under `cap[i]`. A record
-   whose copy out is not complete by then simply stays.
-
-*Held* are the bytes of records that LMS keeps a reference to, copies in flight included. What LMS let go of and the
-forward pass still uses *lingers*: it is on the device, is not held, and is gone at the record's `let_go`. No rule
-counts it; under a limit the plan's caps leave room for it.
+The rules by which they are executed are `lms.core.stepper`'s.
 """
 
 from __future__ import annotations
 
+from collections import defaultdict
 from dataclasses import dataclass
+from typing import NamedTuple
 
 
 @dataclass(frozen=True)
-class Move:
-    """One record out of memory for one of the gaps between its accesses."""
+class Keep:
+    """A tensor that stays for the whole step."""
 
-    record: int
+    tensor: int
+    reason: str = ""
+
+
+@dataclass(frozen=True)
+class Swap:
+    """One tensor out of memory for one of the gaps between its accesses.
+
+    A gap may go on in the next step: then `before` and `fetch` count on past the last access.
+    """
+
+    tensor: int
     after: int  # the access with which the way out starts
-    before: int  # the use that it must be back for; the record's `freed` when it need not come back
-    fetch: int  # the access with which the way back may start; the pass's end when it need not come back
-    write: bool  # False: the tier below holds the bytes already, memory is dropped without a copy
+    before: int  # the access that it must be back for; the tensor's `freed` if it need not come back
+    fetch: int | None  # the access with which the way back may start; None if it need not come back
+    write: bool  # False: the tier below holds the bytes already (it is clean), so memory is dropped without a copy
+
+
+@dataclass(frozen=True)
+class Recompute:
+    """One tensor dropped for one of the gaps between its accesses, and computed again."""
+
+    tensor: int
+    after: int  # the access after which its memory is dropped
+    before: int  # the access that it is computed for
+    seconds: float  # what computing it costs
+    needs: tuple[int, ...] = ()  # tensors that this reads: they must be on the device
+
+
+Move = Swap | Recompute
+Action = Keep | Move
 
 
 @dataclass(frozen=True)
@@ -40,6 +55,39 @@ class Schedule:
     cap: tuple[int, ...]
     write_ahead: int | None = None  # None: as many as fit under the cap
 
-    def returns(self, accesses: int) -> list[Move]:
-        """The moves that come back within `accesses` accesses, in the order of their uses."""
-        return sorted((m for m in self.moves if m.fetch < accesses), key=lambda m: (m.fetch, m.before, m.record))
+
+class Return(NamedTuple):
+    """A swap's way back within one step."""
+
+    at: int  # the access with which it may start
+    before: int  # the access that needs it; past the last one if that is in the next step
+    tensor: int
+
+
+class Course:
+    """A schedule laid out by access, for whoever executes it. `most_held` is what it was foreseen to hold at most."""
+
+    def __init__(self, schedule: Schedule, most_held: int | None = None) -> None:
+        end = len(schedule.cap)
+        self.cap = schedule.cap
+        self.write_ahead = schedule.write_ahead
+        self.most_held = most_held
+        self.starts: dict[int, list[Move]] = defaultdict(list)  # by the access with which they start
+        self.needs: dict[tuple[int, int], tuple[int, ...]] = {}  # (tensor, access) -> what computing it again reads
+        self.on_demand: set[tuple[int, int]] = set()  # (tensor, access): it comes back only when it is read
+        self.returns: list[Return] = []  # in the order in which they may start
+        self.begins_away: set[int] = set()  # tensors that are away when a step begins, since the one before
+        for move in schedule.moves:
+            self.starts[move.after].append(move)
+            if move.before > end:
+                self.begins_away.add(move.tensor)
+            if isinstance(move, Recompute):
+                self.needs[move.tensor, move.before % end] = move.needs
+            elif move.fetch is None:
+                continue
+            elif move.fetch < move.before:
+                laps = move.fetch // end * end
+                self.returns.append(Return(move.fetch - laps, move.before - laps, move.tensor))
+                continue
+            self.on_demand.add((move.tensor, move.before % end))
+        self.returns.sort()

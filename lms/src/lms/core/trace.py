@@ -1,8 +1,12 @@
-"""What one pass saved, used and freed, with bytes and times: plain data, read and written as JSON.
+"""What one step wrote, read and freed, with bytes and times: plain data, read and written as JSON.
 
-A *pass* runs from the first live record until none is live. A *record* is one (storage, version) that autograd saved,
-whatever number of views of it were saved. An *access* is a save of a record in the forward, or a use in the backward;
-accesses are numbered from 0 in the order in which they happened, and every position in a pass is such a number.
+A step touches *tensors*: the activations that autograd saves, and the state that lives from step to step (parameters,
+gradients, the optimizer's). An *access* is one touch; accesses are numbered from 0 in the order in which they happened,
+and every position in a step is such a number. A step is a cycle: after its last access comes the next step's first.
+What lives on from one to the other is there, or is away, at both ends alike.
+
+An activation is one (storage, version) that autograd saved, whatever number of views of it were saved. Its step is a
+*pass*: from the first saved tensor until none is left.
 """
 
 from __future__ import annotations
@@ -11,107 +15,123 @@ import json
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field, fields
 from functools import cached_property
-from itertools import pairwise
 from reprlib import repr as shortened
-from typing import Literal, Self
+from typing import Literal, Self, get_args
 
 from lms import documents
 from lms.core.link import Link
 
-FORMAT = "lms-trace-1"
+FORMAT = "lms-trace-2"
+FIRST_FORMAT = "lms-trace-1"  # of passes alone: records that are saved and used
+
+Kind = Literal["activation", "parameter", "gradient", "optimizer"]
+AccessKind = Literal["write", "hold", "read"]
 
 
 @dataclass(frozen=True)
-class Record:
-    """One saved storage at one version. Positions are access numbers."""
+class Tensor:
+    """The bytes of one tensor of a step. Positions are access numbers."""
 
     nbytes: int
-    saves: tuple[int, ...]  # where the forward saved it: at least one, ascending
-    uses: tuple[int, ...]  # where the backward used it, ascending; empty for a branch that was dropped
-    freed: int  # the first access after its last handle died; len(accesses) when that was the pass's end
+    freed: int | None  # the first access after its end; len(accesses): the step's end; None: it lives on in the next
+    kind: Kind = "activation"
     let_go: int | None = None  # the first access after every other owner let go of it; None: unknown
     pinned: bool = False  # another owner kept it alive past the pass (a batch, a buffer): swapping frees nothing
-    module: str = ""  # the module that was running when it was first saved
+    module: str = ""  # the module that was running when it was first written
     dtype: str = ""
     shape: tuple[int, ...] = ()
 
 
 @dataclass(frozen=True)
 class Access:
-    """One touch of a record, and the computation that led to it."""
+    """One touch of a tensor, and the computation that led to it.
 
-    kind: Literal["save", "use"]
-    record: int  # index into Trace.records
+    A write changes the bytes, so that a copy elsewhere is stale from then on. A read needs them. A hold is of a tensor
+    that the framework has had in hand since its last access, so it cannot have been away: autograd saves another view.
+    """
+
+    kind: AccessKind
+    tensor: int  # index into Trace.tensors
     seconds: float  # computation since the access before, LMS's own work and waiting left out
     other: int = 0  # most device bytes that LMS did not hold since the access before; 0: not measured
 
 
 @dataclass(frozen=True)
 class Trace:
-    """One recorded pass. `device` is "cpu" or the GPU's name; `tail` the computation after the last access."""
+    """One recorded step. `device` is "cpu" or the GPU's name; `tail` the computation after the last access."""
 
-    records: tuple[Record, ...]
+    tensors: tuple[Tensor, ...]
     accesses: tuple[Access, ...]
     device: str = "cpu"
     capacity: int = 0  # bytes that the device has
-    tail: float = 0.0  # seconds from the last access to the pass's end
+    tail: float = 0.0  # seconds from the last access to the step's end
     tail_other: int = 0  # as Access.other, for the tail
     link: Mapping[str, object] = field(default_factory=dict)  # the link that was measured with it (lms.link.Link)
     machine: Mapping[str, str] = field(default_factory=dict)  # host, versions
 
+    @property
+    def records(self) -> tuple[Tensor, ...]:
+        """The tensors, by the name that they had while all were activations."""
+        return self.tensors
+
+    @cached_property
+    def touches(self) -> tuple[tuple[int, ...], ...]:
+        """For each tensor the positions of its accesses, ascending."""
+        found: list[list[int]] = [[] for _ in self.tensors]
+        for at, access in enumerate(self.accesses):
+            found[access.tensor].append(at)
+        return tuple(map(tuple, found))
+
     @cached_property
     def saved(self) -> int:
-        """Bytes that may move: all records but the pinned, each storage counted once for each version."""
-        return sum(record.nbytes for record in self.records if not record.pinned)
+        """Bytes that may move: all tensors but the pinned."""
+        return sum(tensor.nbytes for tensor in self.tensors if not tensor.pinned)
 
     @cached_property
     def largest(self) -> int:
-        """Bytes of the largest record that may move: the tolerance of every promise about memory."""
-        return max((record.nbytes for record in self.records if not record.pinned), default=0)
+        """Bytes of the largest tensor that may move: the tolerance of every promise about memory."""
+        return max((tensor.nbytes for tensor in self.tensors if not tensor.pinned), default=0)
 
     @cached_property
     def seconds(self) -> float:
-        """Computation of the whole pass: what it takes when nothing has to be waited for."""
+        """Computation of the whole step: what it takes when nothing has to be waited for."""
         return sum(access.seconds for access in self.accesses) + self.tail
 
     @cached_property
     def live(self) -> tuple[int, ...]:
-        """Bytes of live records at each access when none is moved; pinned ones, which are never moved, left out."""
+        """Bytes of live tensors at each access when none is moved; pinned ones, which are never moved, left out."""
         change = [0] * (len(self.accesses) + 1)
-        for record in self.records:
-            if record.pinned:
+        for tensor, touches in zip(self.tensors, self.touches, strict=True):
+            if tensor.pinned:
                 continue
-            change[record.saves[0]] += record.nbytes
-            change[record.freed] -= record.nbytes
+            change[touches[0] if tensor.freed is not None else 0] += tensor.nbytes
+            change[tensor.freed if tensor.freed is not None else -1] -= tensor.nbytes
         total, live = 0, []
         for step in change[:-1]:
             total += step
             live.append(total)
         return tuple(live)
 
+    def positions(self, index: int, kind: AccessKind) -> tuple[int, ...]:
+        """Where tensor `index` is written, held or read."""
+        return tuple(at for at in self.touches[index] if self.accesses[at].kind == kind)
+
     def check(self) -> None:
-        """Raise ValueError if accesses and records are not those of one pass, or are more bytes than any device has."""
-        touches: list[tuple[str, int] | None] = [None] * len(self.accesses)
-        for index, record in enumerate(self.records):
-            where = f"records[{index}]"
-            for kind, positions in (("save", record.saves), ("use", record.uses)):
-                for at in positions:
-                    if touches[at] is not None:
-                        raise ValueError(f"{where}: access {at} is another record's, or is named twice")
-                    touches[at] = (kind, index)
-                if any(one >= next_one for one, next_one in pairwise(positions)):
-                    raise ValueError(f"{where}.{kind}s: expected ascending accesses")
-            if not record.saves:
-                raise ValueError(f"{where}.saves: expected one or more accesses, found none")
-            if not max(record.saves[0], *record.saves, *record.uses) < record.freed:
-                raise ValueError(f"{where}.freed: {record.freed} is not after its last access")
-            if record.uses and record.uses[0] < record.saves[0]:
-                raise ValueError(f"{where}.uses: it was used before it was saved")
-        for at, access in enumerate(self.accesses):
-            if touches[at] != (access.kind, access.record):
-                raise ValueError(f"accesses[{at}]: a {access.kind} of records[{access.record}], which has none there")
-        if (total := sum(record.nbytes for record in self.records)) > documents.MOST_BYTES:
-            raise ValueError(f"records: {total} bytes together, more than {documents.MOST_BYTES}")
+        """Raise ValueError if accesses and tensors are not those of one step, or are more bytes than any device has."""
+        for index, (tensor, touches) in enumerate(zip(self.tensors, self.touches, strict=True)):
+            where = f"tensors[{index}]"
+            if not touches:
+                raise ValueError(f"{where}: expected one or more accesses, found none")
+            if tensor.freed is None:
+                if tensor.kind == "activation":
+                    raise ValueError(f"{where}.freed: an activation does not live on in the next step")
+                continue
+            if tensor.freed <= touches[-1]:
+                raise ValueError(f"{where}.freed: {tensor.freed} is not after its last access")
+            if self.accesses[touches[0]].kind != "write":
+                raise ValueError(f"{where}: its first access is no write, and nothing before the step has made it")
+        if (total := sum(tensor.nbytes for tensor in self.tensors)) > documents.MOST_BYTES:
+            raise ValueError(f"tensors: {total} bytes together, more than {documents.MOST_BYTES}")
 
     def to_json(self) -> str:
         """The trace as one JSON document, with its format named first."""
@@ -124,9 +144,11 @@ class Trace:
             document = documents.parse(text)
         except ValueError:
             raise ValueError("not a JSON file; expected what `lms run --trace` wrote") from None
-        if not isinstance(document, dict) or document.get("format") != FORMAT:
+        if not isinstance(document, dict) or document.get("format") not in (FORMAT, FIRST_FORMAT):
             raise ValueError(f"expected the format {FORMAT!r}; record it again with this version")
         try:
+            if document["format"] == FIRST_FORMAT:
+                document = _of_first_format(document)
             return cls._read(document)
         except ValueError as error:
             raise ValueError(f"damaged ({error}); record it again") from None
@@ -135,12 +157,11 @@ class Trace:
     def _read(cls, document: dict[str, object]) -> Self:
         """The trace in a JSON document. Raises ValueError that names the place of what is wrong."""
         documents.only(document, {"format", *(one.name for one in fields(Trace))})
+        found = documents.items(document.get("tensors"), "tensors")
         entries = documents.items(document.get("accesses"), "accesses")
-        accesses = tuple(_access(one, f"accesses[{at}]") for at, one in enumerate(entries))
-        found = documents.items(document.get("records"), "records")
         trace = cls(
-            records=tuple(_record(one, f"records[{at}]", len(accesses)) for at, one in enumerate(found)),
-            accesses=accesses,
+            tensors=tuple(_tensor(one, f"tensors[{at}]", len(entries)) for at, one in enumerate(found)),
+            accesses=tuple(_access(one, f"accesses[{at}]", len(found)) for at, one in enumerate(entries)),
             device=documents.text(document.get("device", "cpu"), "device"),
             capacity=documents.nbytes(document.get("capacity", 0), "capacity"),
             tail=documents.seconds(document.get("tail", 0.0), "tail"),
@@ -154,39 +175,61 @@ class Trace:
         return trace
 
 
-def _record(value: object, where: str, end: int) -> Record:
-    """A record of a pass of `end` accesses."""
-    record = documents.mapping(value, where)
-    documents.only(record, {one.name for one in fields(Record)}, where)
+def _tensor(value: object, where: str, end: int) -> Tensor:
+    """A tensor of a step of `end` accesses."""
+    tensor = documents.mapping(value, where)
+    documents.only(tensor, {one.name for one in fields(Tensor)}, where)
+    shape = documents.items(tensor.get("shape", ()), f"{where}.shape")
 
-    def positions(name: str) -> tuple[int, ...]:
-        found = documents.items(record.get(name), f"{where}.{name}")
-        return tuple(documents.whole(one, f"{where}.{name}[{at}]", end - 1) for at, one in enumerate(found))
+    def position(name: str) -> int | None:
+        at = tensor.get(name)
+        return None if at is None else documents.whole(at, f"{where}.{name}", end)
 
-    let_go = record.get("let_go")
-    shape = documents.items(record.get("shape", ()), f"{where}.shape")
-    return Record(
-        nbytes=documents.nbytes(record.get("nbytes"), f"{where}.nbytes"),
-        saves=positions("saves"),
-        uses=positions("uses"),
-        freed=documents.whole(record.get("freed"), f"{where}.freed", end),
-        let_go=None if let_go is None else documents.whole(let_go, f"{where}.let_go", end),
-        pinned=documents.flag(record.get("pinned", False), f"{where}.pinned"),
-        module=documents.text(record.get("module", ""), f"{where}.module"),
-        dtype=documents.text(record.get("dtype", ""), f"{where}.dtype"),
+    return Tensor(
+        nbytes=documents.nbytes(tensor.get("nbytes"), f"{where}.nbytes"),
+        freed=position("freed"),
+        kind=documents.choice(tensor.get("kind", "activation"), get_args(Kind), f"{where}.kind"),
+        let_go=position("let_go"),
+        pinned=documents.flag(tensor.get("pinned", False), f"{where}.pinned"),
+        module=documents.text(tensor.get("module", ""), f"{where}.module"),
+        dtype=documents.text(tensor.get("dtype", ""), f"{where}.dtype"),
         shape=tuple(documents.nbytes(one, f"{where}.shape[{at}]") for at, one in enumerate(shape)),
     )
 
 
-def _access(value: object, where: str) -> Access:
+def _access(value: object, where: str, tensors: int) -> Access:
+    """An access to one of `tensors` tensors."""
     access = documents.mapping(value, where)
     documents.only(access, {one.name for one in fields(Access)}, where)
-    kind = access.get("kind")
-    if kind not in ("save", "use"):
-        raise ValueError(f"{where}.kind: expected 'save' or 'use', found {shortened(kind)}")
     return Access(
-        kind="save" if kind == "save" else "use",
-        record=documents.nbytes(access.get("record"), f"{where}.record"),
+        kind=documents.choice(access.get("kind"), get_args(AccessKind), f"{where}.kind"),
+        tensor=documents.whole(access.get("tensor"), f"{where}.tensor", tensors - 1),
         seconds=documents.seconds(access.get("seconds"), f"{where}.seconds"),
         other=documents.nbytes(access.get("other", 0), f"{where}.other"),
     )
+
+
+def _of_first_format(document: dict[str, object]) -> dict[str, object]:
+    """A document of this format for one of the first, whose records were saved and used."""
+    accesses: list[dict[str, object]] = []
+    seen: dict[tuple[object, object], list[int]] = {}  # positions of a record's saves and uses
+    for at, value in enumerate(documents.items(document.get("accesses"), "accesses")):
+        access = documents.mapping(value, f"accesses[{at}]")
+        kind, record = access.pop("kind", None), access.pop("record", None)
+        if kind not in ("save", "use"):
+            raise ValueError(f"accesses[{at}].kind: expected 'save' or 'use', found {shortened(kind)}")
+        touches = seen.setdefault((kind, documents.nbytes(record, f"accesses[{at}].record")), [])
+        new_kind = "read" if kind == "use" else "hold" if touches else "write"
+        accesses.append({**access, "tensor": record, "kind": new_kind})
+        touches.append(at)
+    tensors = []
+    for index, value in enumerate(documents.items(document.get("records"), "records")):
+        record = dict(documents.mapping(value, f"records[{index}]"))
+        for kind in ("save", "use"):
+            found = documents.items(record.pop(f"{kind}s", None), f"records[{index}].{kind}s")
+            if found != seen.get((kind, index), []):
+                raise ValueError(f"records[{index}].{kind}s: not the positions of its {kind}s in the accesses")
+        documents.whole(record.get("freed"), f"records[{index}].freed", len(accesses))  # null means something else now
+        tensors.append(record)
+    rest = {key: value for key, value in document.items() if key not in ("records", "accesses")}
+    return {**rest, "tensors": tensors, "accesses": accesses}

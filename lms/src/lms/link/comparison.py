@@ -136,7 +136,7 @@ def batch(trace: Trace, times: float) -> Trace:
 
     return replace(
         trace,
-        records=tuple(replace(record, nbytes=max(1, round(record.nbytes * times))) for record in trace.records),
+        tensors=tuple(replace(one, nbytes=max(1, round(one.nbytes * times))) for one in trace.tensors),
         accesses=tuple(
             replace(access, seconds=access.seconds * times, other=grown(access.other)) for access in trace.accesses
         ),

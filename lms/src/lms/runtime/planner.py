@@ -140,9 +140,9 @@ class PassPlanner:
         recorder = finished.recorder
         self.passes += 1
         self.peaks.after_a_pass(recorder, self.passes, self.steps, early=self._early)
-        self.held_peak = max(self.held_peak, finished.counters.held_peak)
+        self.held_peak = max(self.held_peak, finished.held_peak)
         self._largest = max([self._largest, *recorder.nbytes])
-        if recorder.truncated or "use" not in recorder.kinds:
+        if recorder.truncated or "read" not in recorder.kinds:
             return  # it never ended, or nobody went backward: nothing to plan for
         if recorder.measure:
             self._above = max(0, recorder.worst - recorder.other[0])
@@ -272,9 +272,9 @@ class PassPlanner:
             trace,
             accesses=tuple(replace(access, seconds=gap) for access, gap in zip(trace.accesses, gaps, strict=False)),
             tail=gaps[-1],
-            records=tuple(
+            tensors=tuple(
                 replace(new, module=old.module, let_go=new.let_go if new.let_go is not None else old.let_go)
-                for new, old in zip(trace.records, guide.trace.records, strict=True)
+                for new, old in zip(trace.tensors, guide.trace.tensors, strict=True)
             ),
         )
         return trace if recorder.measure else _with_other(trace, _other(guide.trace))

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from itertools import accumulate
 from typing import Literal
 
 from lms.core.timeline import Span, Timeline
-from lms.core.trace import Access, Record, Trace
+from lms.core.trace import Access, AccessKind, Tensor, Trace
 from lms.memory.device import Device, Mark, Peak
 from lms.memory.transfer import Copy
 
@@ -24,13 +25,13 @@ class Recorder:
         self.device = device
         self.measure = measure
         self.timed = timed
-        self.kinds: list[str] = []
+        self.kinds: list[AccessKind] = []
         self.order: list[int] = []  # the record of each access
         self.marks: list[Mark] = [device.mark()] if timed else []  # start, then entry and exit of each hook, end
         self.other: list[int] = []
         self.held: list[int] = []  # bytes held after each access
-        self.saves: list[list[int]] = []
-        self.uses: list[list[int]] = []
+        self.first: list[int] = []  # for each record its first access, -1 before it
+        self.last_save: list[int] = []
         self.freed: list[int] = []
         self.let_go: list[int | None] = []
         self.nbytes: list[int] = []
@@ -97,8 +98,8 @@ class Recorder:
     def new(self, nbytes: int, label: tuple[str, str, tuple[int, ...]], *, pinned: bool) -> int:
         """Number a record that is saved for the first time."""
         self.nbytes.append(nbytes)
-        self.saves.append([])
-        self.uses.append([])
+        self.first.append(-1)
+        self.last_save.append(-1)
         self.freed.append(-1)
         self.let_go.append(None)
         self.pinned.append(pinned)
@@ -106,11 +107,14 @@ class Recorder:
         self.labels.append(label)
         return len(self.nbytes) - 1
 
-    def access(self, kind: str, index: int) -> None:
+    def access(self, kind: AccessKind, index: int) -> None:
         """One access of record `index`."""
         if self.truncated:
             return
-        (self.saves if kind == "save" else self.uses)[index].append(self.position)
+        if kind != "read":
+            self.last_save[index] = self.position
+            if kind == "write":
+                self.first[index] = self.position
         self.kinds.append(kind)
         self.order.append(index)
 
@@ -166,16 +170,15 @@ class Recorder:
         gaps = self.gaps()
         end = len(self.order)
         other = list(self.other) if self.measure else [0] * (end + 1)
-        for index, nbytes in enumerate(self.nbytes if self.measure else ()):
-            if self.pinned[index] and not self.foreseen[index]:
-                # It was counted as LMS's until its end showed whose it is.
-                for at in range(self.saves[index][0] + 1, end + 1):
-                    other[at] += nbytes
-        records = tuple(
-            Record(
+        if self.measure:
+            more = [0] * (end + 2)
+            for index, nbytes in enumerate(self.nbytes):
+                if self.pinned[index] and not self.foreseen[index]:
+                    more[self.first[index] + 1] += nbytes  # it was counted as LMS's until its end showed whose it is
+            other = [now + plus for now, plus in zip(other, accumulate(more), strict=False)]
+        tensors = tuple(
+            Tensor(
                 nbytes=self.nbytes[index],
-                saves=tuple(self.saves[index]),
-                uses=tuple(self.uses[index]),
                 freed=self.freed[index] if self.freed[index] >= 0 else end,
                 let_go=self.let_go[index],
                 pinned=self.pinned[index],
@@ -186,11 +189,11 @@ class Recorder:
             for index, (module, dtype, shape) in enumerate(self.labels)
         )
         accesses = tuple(
-            Access("save" if kind == "save" else "use", index, gaps[at], other[at])
+            Access(kind, index, gaps[at], other[at])
             for at, (kind, index) in enumerate(zip(self.kinds, self.order, strict=True))
         )
         return Trace(
-            records=records,
+            tensors=tensors,
             accesses=accesses,
             device=self.device.name,
             capacity=capacity,

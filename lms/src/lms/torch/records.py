@@ -2,30 +2,18 @@
 
 from __future__ import annotations
 
-import enum
 import weakref
 from collections import deque
 from collections.abc import Callable
 
 import torch
 
+from lms.core.stepper import Item, State
 from lms.memory.slots import Slot
-from lms.memory.transfer import Copy
 
 _use_count: Callable[[int], int] = torch._C._storage_Use_Count  # of a storage. PyTorch has no public name for this.
 # A tensor of torch.func (vmap, grad) wraps another and has no memory of its own. No public name either.
 _is_wrapper: Callable[[torch.Tensor], bool] = torch._C._functorch.is_functorch_wrapped_tensor
-
-
-class State(enum.Enum):
-    """Where a record's bytes are."""
-
-    HERE = enum.auto()  # in the storage that the forward made
-    LEAVING = enum.auto()  # there still, with a copy out in flight
-    OUT = enum.auto()  # in the tier below only
-    COMING = enum.auto()  # a copy back in flight
-    BACK = enum.auto()  # in a storage that LMS made
-    DEAD = enum.auto()
 
 
 class View:
@@ -83,39 +71,18 @@ def check_version(alias: torch.Tensor, version: int, size: torch.Size) -> None:
         )
 
 
-class LiveRecord:
+class LiveRecord(Item):
     """A record while autograd holds at least one handle on it."""
 
-    __slots__ = (
-        "arrival",
-        "departure",
-        "flat",
-        "handed",
-        "held",
-        "index",
-        "key",
-        "nbytes",
-        "origin",
-        "pinned",
-        "root",
-        "slot",
-        "state",
-        "views",
-    )
+    __slots__ = ("flat", "handed", "key", "origin", "root", "slot", "views")
 
     def __init__(self, index: int, key: tuple[int, ...], storage: torch.UntypedStorage) -> None:
-        self.index = index  # within its pass, in the order of first saves
+        super().__init__(index, storage.nbytes())
         self.key = key
-        self.nbytes = storage.nbytes()
         self.origin: weakref.ref[torch.UntypedStorage] | None = None  # dies with the storage that the forward made
         self.root: weakref.ref[torch.Tensor] | None = None  # the DTensor whose version the key has
-        self.state = State.HERE
         self.views: list[View] = []
-        self.held = 0  # bytes that LMS keeps on the device for it
-        self.pinned = False  # another owner outlives the pass, so there is nothing to gain
         self.slot: Slot | None = None  # where the tier below holds its bytes, or is about to
-        self.departure: Copy | None = None
-        self.arrival: Copy | None = None
         self.flat: torch.Tensor | None = None  # its bytes in a storage that LMS made
         self.handed: weakref.ref[torch.Tensor] | None = None  # the tensor that its last use was given
 
@@ -125,9 +92,9 @@ class LiveRecord:
         return self.origin is not None and self.origin() is storage and known is root
 
     @property
-    def clean(self) -> bool:
-        """Whether the tier below holds the bytes, so that memory can be dropped without a copy."""
-        return self.slot is not None and self.departure is None
+    def let_go(self) -> bool:
+        """Whether LMS has let go of the storage that the forward made."""
+        return self.flat is not None or self.state is State.AWAY
 
     @property
     def kept_by_others(self) -> bool:

@@ -11,6 +11,7 @@ from collections.abc import Callable
 import torch
 
 from lms.core.guide import Guide, Key
+from lms.core.stepper import State, Stepper
 from lms.core.turns import Rounds
 from lms.errors import LMSError
 from lms.runtime.recorder import Recorder
@@ -20,7 +21,7 @@ from lms.torch.engine import Engine
 from lms.torch.mover import Mover
 from lms.torch.open_graphs import holders, sequence_number
 from lms.torch.passes import Finished, Pass
-from lms.torch.records import Ended, Handle, Kept, LiveRecord, State, View, movable, nbytes_of
+from lms.torch.records import Ended, Handle, Kept, LiveRecord, View, movable, nbytes_of
 from lms.units import format_size
 from lms.warn import warn_script
 
@@ -61,16 +62,15 @@ class SavedTensorSwapper:
         self.device = device
         self.min_size = min_size
         self.mover = Mover(engine, device)
+        self.stepper: Stepper[LiveRecord] = Stepper(self.mover, room=budget, write_ahead=write_ahead)
         self.counters = self.mover.counters
         self.live = 0  # records that autograd holds a handle on
         self.recorded = 0  # bytes of all records but those that count as `owned`
         self.kept = dict.fromkeys(REASONS, 0)  # bytes that were saved and stay, each time that they are saved
         self.active = True
         self.finished: deque[Finished] = deque(maxlen=8)
-        self._write_ahead = write_ahead
         self._begin_pass = begin
         self._choose = choose
-        self._budget = budget
         self._module = module
         self._when_idle: Callable[[], None] | None = None  # called when no record is live any more
         self._lock = threading.Lock()
@@ -92,7 +92,7 @@ class SavedTensorSwapper:
     @property
     def held(self) -> int:
         """Bytes of records that LMS keeps on the device, copies in flight included."""
-        return self.mover.held
+        return self.stepper.held
 
     def _clock(self) -> float:
         """A clock that stands still while a copy is waited for. (The processor's own costs a system call.)"""
@@ -163,7 +163,7 @@ class SavedTensorSwapper:
         self.active = False
         with self._lock:
             self._drain()
-            self.mover.give_up()
+            self.stepper.give_up()
             idle = self.live == 0
             if not idle:
                 self._when_idle = then
@@ -209,7 +209,7 @@ class SavedTensorSwapper:
         if self.mover.engine.capturing():
             return "capture"  # the graph's kernels will run again with these addresses, and without our hooks
         self._drain()
-        self.mover.settle()
+        self.stepper.settle()
         if self._pass is not None and self.mover.engine.stream() != self._stream:
             # Copies are ordered behind the pass's stream. What another one does with the memory, nobody waits for.
             return "stream"
@@ -231,20 +231,20 @@ class SavedTensorSwapper:
             record.root = weakref.ref(root) if root is not None else None
         view = View(local) if local is tensor else DTensorView(tensor, local)
         record.views.append(view)
-        if record.state in (State.OUT, State.COMING, State.BACK):
+        if record.let_go:
             view.vacate()
         handle = Handle(record, view, self._ended)  # before what may raise, so that the record has an end
         run.save(record)
-        run.recorder.leave(self.mover.held, self.mover.present)
+        run.recorder.leave(self.stepper.held, self.mover.present)
         return handle
 
     def _unpack(self, packed: Handle) -> torch.Tensor:
         self._drain()
-        self.mover.settle()
+        self.stepper.settle()
         record, view = packed.record, packed.view
         run = None if record in self._left else self._pass
         if run is None:
-            self._bring_left(record)
+            self.stepper.require(record)
         else:
             self._last_use = sequence_number()
             run.recorder.enter()
@@ -256,16 +256,8 @@ class SavedTensorSwapper:
         record.handed = weakref.ref(tensor)
         if run is not None:
             run.use(record, _graph_task())
-            run.recorder.leave(self.mover.held, self.mover.present)
+            run.recorder.leave(self.stepper.held, self.mover.present)
         return view.wrap(tensor)
-
-    def _bring_left(self, record: LiveRecord) -> None:
-        """Make a record of an earlier pass resident."""
-        if self._pass is not None:
-            self._pass.bring_left(record)
-        else:
-            mover = self.mover
-            mover.bring(record, self._budget(0), lambda: mover.evict(sorted(mover.evictable), record))
 
     def _leave_behind(self, run: Pass) -> None:
         """The pass is over, and some of its records are not: from now on they are moved if there is need, unplanned."""
@@ -273,7 +265,7 @@ class SavedTensorSwapper:
         for record in left:
             if self._by_key.get(record.key) is record:
                 del self._by_key[record.key]
-            self.mover.leave_behind(record)
+            self.stepper.leave_behind(record)
         self._left.update(left)
         if not self._told_of_left and not run.recorder.truncated:
             tensors = "a tensor" if len(left) == 1 else f"{len(left)} tensors"
@@ -283,17 +275,9 @@ class SavedTensorSwapper:
 
     def _begin(self, nbytes: int) -> Pass:
         self.mover.recount(self._left)
-        guide, recorder = self._begin_pass(("save", 0, nbytes), self.mover.present)
+        guide, recorder = self._begin_pass(("write", 0, nbytes), self.mover.present)
         self._stream = self.mover.engine.stream()
-        self._pass = Pass(
-            self.mover,
-            recorder,
-            guide,
-            budget=self._budget,
-            choose=self._choose,
-            write_ahead=self._write_ahead,
-            rounds=self._rounds,
-        )
+        self._pass = Pass(self.stepper, self.mover, recorder, guide, choose=self._choose, rounds=self._rounds)
         return self._pass
 
     def _movable_storage(self, tensor: torch.Tensor, local: torch.Tensor) -> torch.UntypedStorage | str:
@@ -328,7 +312,7 @@ class SavedTensorSwapper:
             # storage, nobody must find this record by it any more.
             if self._by_key.get(key) is record:
                 self._by_key.pop(key, None)
-            if record.state in (State.OUT, State.COMING, State.BACK):  # LMS had let go before
+            if record.let_go:
                 recorder.let_go[index] = recorder.position
 
         record.origin = weakref.ref(storage, died)
@@ -376,7 +360,7 @@ class SavedTensorSwapper:
             del self._by_key[record.key]
         if record in self._left:
             self._left.remove(record)
-            self.mover.free(record)
+            self.stepper.free(record)
         else:
             assert run is not None
             self._end(run, record)
@@ -387,7 +371,7 @@ class SavedTensorSwapper:
         if self.live == 0 and self._when_idle is not None:
             self._when_idle()
         if not self.active:
-            self.mover.give_up()  # nobody will call again and settle what is in flight
+            self.stepper.give_up()  # nobody will call again and settle what is in flight
 
     def _end(self, run: Pass, record: LiveRecord) -> None:
         """Take note of who keeps the record's storage, if LMS and autograd have let go of it."""

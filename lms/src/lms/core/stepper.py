@@ -1,0 +1,454 @@
+"""The rules of a step: where each tensor is, what leaves, what comes back. Pure; a mover carries it out.
+
+The simulator and a training run the same stepper, one with a mover that keeps a clock, the other with one that copies.
+
+At each access, after the computation that led to it:
+
+1. Copies that are complete are settled: what has left gives its memory back. Drops take effect that the access before
+   asked for, because its operation is over now.
+2. A read brings its tensor back. If no one has started that (a miss, unless it was planned), it starts now, behind as
+   many copies out as it takes to make room. A read of a tensor that is leaving keeps it.
+3. Moves of the schedule that start with this access start.
+4. While more than the cap is held, the oldest copy out is waited for.
+5. Copies back that may start do, in the order of their uses, as long as they fit under the cap. What has not left yet
+   simply stays.
+
+*Held* are the bytes of tensors that LMS keeps on the device, copies in flight included. A tensor is *clean* if the tier
+below holds its bytes too: its memory can be dropped without a copy.
+
+Without a schedule a rule decides: the oldest tensor leaves first and the newest comes back first, within a budget.
+Autograd works as a stack, so the oldest tensor is the one needed last.
+"""
+
+from __future__ import annotations
+
+import enum
+from collections import deque
+from collections.abc import Callable, Iterable
+from contextlib import suppress
+from typing import Generic, Literal, Protocol, TypeVar
+
+from lms.core.schedule import Course, Move, Recompute
+from lms.errors import LMSError, SpillError, afresh
+
+AHEAD = 4  # tensors that the rule brings back ahead of their use
+
+
+class State(enum.Enum):
+    """Where a tensor's bytes are."""
+
+    HERE = enum.auto()  # on the device
+    LEAVING = enum.auto()  # there still, with a copy out in flight
+    AWAY = enum.auto()  # in the tier below only
+    COMING = enum.auto()  # a copy back in flight
+    DEAD = enum.auto()  # freed; its memory is, too, once its copies in flight are complete
+
+
+class Copy(Protocol):
+    """A copy in flight."""
+
+    @property
+    def failed(self) -> LMSError | None:
+        """Why it failed; None if it has not."""
+
+    def done(self) -> bool:
+        """Whether it is complete, or has failed. Never blocks."""
+
+    def wait(self) -> object:
+        """Block until it is complete. Raises what it failed of."""
+
+
+class Item:
+    """A tensor of the step under way: what the stepper knows of it."""
+
+    __slots__ = ("arrival", "departure", "held", "index", "nbytes", "pinned", "state", "stored")
+
+    def __init__(self, index: int, nbytes: int, state: State = State.HERE) -> None:
+        self.index = index  # within its step, in the order of first accesses; negative once its step is over
+        self.nbytes = nbytes
+        self.state = state
+        self.held = 0  # bytes that LMS keeps on the device for it
+        self.pinned = False  # another owner outlives the step, so there is nothing to gain
+        self.stored = False  # the tier below holds its bytes, or is about to
+        self.departure: Copy | None = None
+        self.arrival: Copy | None = None
+
+    @property
+    def clean(self) -> bool:
+        """Whether the tier below holds the bytes, so that memory can be dropped without a copy."""
+        return self.stored and self.departure is None
+
+
+I = TypeVar("I", bound=Item)  # noqa: E741
+M = TypeVar("M", bound=Item, contravariant=True)
+
+
+class Mover(Protocol[M]):
+    """Carries out what the stepper decides."""
+
+    def offload(self, item: M) -> Copy | None:
+        """Start the copy out. None: it must stay."""
+
+    def reload(self, item: M) -> Copy | None:
+        """Start the copy back, or compute the bytes again. None: they are there at once."""
+
+    def wait(self, item: M, lane: Literal["out", "back"]) -> None:
+        """Block until the item's departure ("out") or arrival ("back") is complete. Raises what it failed of."""
+
+    def release(self, item: M) -> bool:
+        """Give up the item's memory, whose bytes the tier below holds; False if it must stay."""
+
+    def discard(self, item: M) -> None:
+        """Forget the bytes in the tier below."""
+
+    def forget(self, item: M) -> None:
+        """The item was freed, and no copy uses its memory any more."""
+
+
+class Stepper(Generic[I]):
+    """Runs steps one after the other. `room` gives the bytes that may stay in a step without a schedule."""
+
+    def __init__(self, mover: Mover[I], *, room: Callable[[int], int], write_ahead: int | None = None) -> None:
+        self.mover = mover
+        self.held = 0
+        self.held_peak = 0
+        self.left = 0  # of what is held, bytes of items whose step is over
+        self.misses = 0
+        self.evictable: dict[int, I] = {}  # by index: held, not pinned, and not on their way
+        self._room = room
+        self._write_ahead = write_ahead
+        self.begin(None)
+        self._behind = 0  # the least index so far
+        self._leaving: deque[I] = deque()  # oldest first
+        self._staying: list[I] = []  # came back into use while their copy out was in flight
+        self._abandoned: list[I] = []  # freed while their copy back was in flight
+
+    def begin(self, course: Course | None) -> None:
+        """A step begins that follows `course`; the rule, if there is none."""
+        self.items: list[I] = []  # by index; the dead ones too
+        self.position = 0
+        self.largest = 0
+        self.held_peak = self.held
+        self._course = course
+        self._late = False  # the step diverged from the schedule that it began with
+        self._returned = 0  # into course.returns
+        self._drops: list[Move] = []  # to be dropped at the next access
+        self._forward = True  # nothing has been read yet
+
+    @property
+    def leaving(self) -> int:
+        """Bytes on their way out that will be free once they have arrived."""
+        return sum(item.nbytes for item in self._leaving if item.state is State.LEAVING)
+
+    # Tensors
+
+    def add(self, item: I) -> None:
+        """The step's next tensor: written for the first time, or there (or away) since the step before."""
+        if item.index == len(self.items):
+            self.items.append(item)
+        if not item.pinned:
+            self.largest = max(self.largest, item.nbytes)
+            if item.state is State.HERE and not item.held:
+                self._hold(item)
+
+    def write(self, item: I) -> None:
+        """The item's bytes change: a copy of the old ones is worth nothing."""
+        if item.departure is not None:
+            self._wait(item, "out")
+            self._staying.remove(item)
+            self._depart(item)
+        if item.stored:
+            self.mover.discard(item)
+            item.stored = False
+
+    def require(self, item: I) -> None:
+        """Make the item resident, whatever it takes: it is about to be read, or written."""
+        if item.index >= 0:
+            self._forward = False
+        if item.state is State.LEAVING:
+            self._stay(item)
+        if item.state is State.AWAY:
+            course = self._course
+            foreseen = course is not None and (item.index, self.position) in course.on_demand
+            self.misses += not foreseen
+            if not item.stored and course is not None:
+                for need in course.needs.get((item.index, self.position), ()):
+                    self.require(self.items[need])
+            self._make_room(self._cap() - item.nbytes, item)
+            self._come(item)
+        if item.arrival is not None:
+            self.mover.wait(item, "back")
+            # On a GPU each stream that reads it has to wait, so the copy is kept until it is known to be complete.
+            if item.arrival.done():
+                item.arrival = None
+            item.state = State.HERE
+
+    def free(self, item: I) -> None:
+        """The item's last use is over."""
+        if item.stored:
+            self.mover.discard(item)
+            item.stored = False
+        self.evictable.pop(item.index, None)
+        coming, item.state = item.state is State.COMING, State.DEAD
+        if coming:
+            self._abandoned.append(item)  # its memory is being written to
+        elif item.departure is None:
+            self._bury(item)
+
+    def leave_behind(self, item: I) -> None:
+        """The item's step is over, and the item is not. It is the first to leave from now on."""
+        evictable = self.evictable.pop(item.index, None)
+        self._behind -= 1
+        item.index = self._behind
+        self.left += item.held
+        if evictable is not None:
+            self.evictable[item.index] = item
+
+    # Accesses
+
+    def settle(self) -> None:
+        """Rule 1. Raises the error of a copy out that failed."""
+        while self._leaving:
+            departure = self._leaving[0].departure
+            assert departure is not None
+            if not departure.done():
+                break
+            self._depart(self._leaving.popleft())
+        if self._staying:
+            for item in [one for one in self._staying if one.departure is not None and one.departure.done()]:
+                self._staying.remove(item)
+                self._depart(item)
+        if self._abandoned:
+            for item in [one for one in self._abandoned if one.arrival is None or one.arrival.done()]:
+                self._abandoned.remove(item)
+                self._bury(item)
+
+    def drop_due(self) -> None:
+        """Rule 1, for what the access before asked for."""
+        if self._drops:
+            for move in self._drops:
+                item = self.items[move.tensor]
+                if not isinstance(move, Recompute):
+                    self._send(item)
+                elif item.state is State.HERE:
+                    self._drop(item)
+            self._drops.clear()
+
+    def access(self, item: I, *, read: bool) -> None:
+        """Rules 3 to 5, with `item` in hand."""
+        course, position = self._course, self.position
+        self.position += 1
+        if course is None:
+            self._by_rule(item, read=read)
+        else:
+            self._by_schedule(course, position, item)
+
+    def divert(self, course: Course | None) -> None:
+        """The step is another than its schedule was made for: follow this one, which began alike, or the rule."""
+        self._course = course
+        self._late = True
+        self._returned = 0
+        if course is not None:
+            for earlier in range(self.position):
+                for move in course.starts.get(earlier, ()):
+                    self._send(self.items[move.tensor])
+
+    def _by_schedule(self, course: Course, position: int, item: I) -> None:
+        for move in course.starts.get(position, ()):
+            if isinstance(move, Recompute) or not move.write:
+                self._drops.append(move)
+            else:
+                self._send(self.items[move.tensor])
+        cap = course.cap[position]
+        if course.most_held is not None and self.held - self.left > max(cap, course.most_held):
+            self._late = True  # tensors live longer than they did (retain_graph): make room by the rule
+        if self.held > cap or course.write_ahead is not None:
+            self._make_room(cap, item, ahead=course.write_ahead)
+        returns = course.returns
+        while self._returned < len(returns) and returns[self._returned].at <= position:
+            back = returns[self._returned]
+            comer = self.items[back.tensor]
+            if comer.state is State.LEAVING:
+                self._stay(comer)
+            elif comer.state is State.AWAY and back.before > position:
+                if self.left:
+                    self._make_room(cap - comer.nbytes, item)
+                if self.held + comer.nbytes > cap:
+                    break
+                self._come(comer)
+            self._returned += 1
+
+    def _by_rule(self, item: I, *, read: bool) -> None:
+        budget = self._room(self.largest)
+        # What the forward wrote just now can leave too: the operation at hand keeps it for as long as it needs it.
+        in_hand = item if read else None
+        # Copies out start while some room is left, so that few are waited for.
+        mark = budget - min(budget // 4, 4 * self.largest)
+        while self.held - self.leaving > mark and self._evict(in_hand):
+            pass
+        self._make_room(budget, in_hand, ahead=self._write_ahead)
+        if read:
+            for index in range(item.index - 1, max(-1, item.index - 1 - AHEAD), -1):
+                older = self.items[index]
+                if older.state is State.AWAY and not older.pinned:
+                    if self.held + older.nbytes > mark:
+                        return
+                    self._come(older)
+
+    # Room
+
+    def _cap(self) -> int:
+        course = self._course
+        if course is None:
+            return self._room(self.largest)
+        return course.cap[min(self.position, len(course.cap) - 1)]
+
+    def _make_room(self, cap: int, in_hand: I | None, ahead: int | None = None) -> None:
+        """Rule 4: wait for copies, of freed items and out of others, oldest first, until at most `cap` bytes are held.
+
+        If none is under way, evict; if nothing can be evicted, that is all the room there is. At most `ahead` copies
+        out stay in flight.
+        """
+        while self.held > cap or (ahead is not None and len(self._leaving) > ahead):
+            if self.held > cap and self._wait_for_dead():
+                continue
+            if self._leaving:
+                self._wait_for_oldest()
+            elif not self._evict(in_hand):
+                return
+
+    def _evict(self, in_hand: I | None) -> bool:
+        """Have the oldest item leave that can and is not in hand: the backward needs it last. Whether one did.
+
+        A step that follows its schedule has only those leave that earlier steps left behind.
+        """
+        evictable = self.evictable
+        order: Iterable[int]
+        if self._course is not None and not self._late:
+            order = [index for index in sorted(evictable) if index < 0] if self.left else ()
+        else:
+            # In the forward items come in the order of their indices; what the backward brought back lies behind them.
+            order = list(evictable) if self._forward else sorted(evictable)
+        for index in order:
+            victim = evictable[index]
+            if victim is in_hand:
+                continue
+            self._send(victim)
+            if victim.state in (State.LEAVING, State.AWAY):
+                return True
+        return False
+
+    def _wait_for_oldest(self) -> None:
+        item = self._leaving[0]
+        self._wait(item, "out")
+        self._depart(self._leaving.popleft())
+
+    def _wait_for_dead(self) -> bool:
+        """Wait for one copy whose item was freed meanwhile, so that its memory is free; whether there was one."""
+        item = next((one for one in (*self._abandoned, *self._staying) if one.state is State.DEAD), None)
+        if item is None:
+            return False
+        if item.departure is not None:
+            self._wait(item, "out")
+            self._staying.remove(item)
+            self._depart(item)
+        else:
+            if item.arrival is not None:
+                self._wait(item, "back")
+            self._abandoned.remove(item)
+            self._bury(item)
+        return True
+
+    def _wait(self, item: I, lane: Literal["out", "back"]) -> None:
+        """Wait for a copy; what it failed of is looked at later."""
+        with suppress(SpillError):
+            self.mover.wait(item, lane)
+
+    def give_up(self) -> None:
+        """Wait for all that is in flight. A copy out that failed has lost nothing that is needed."""
+        for item in [*self._leaving, *self._staying, *self._abandoned]:
+            if item.departure is not None:
+                self._wait(item, "out")
+            elif item.arrival is not None:
+                self._wait(item, "back")
+        while self._leaving or self._staying or self._abandoned:
+            with suppress(SpillError):
+                self.settle()
+
+    # Ways of an item
+
+    def _send(self, item: I) -> None:
+        """Have an item leave: at once if it is clean, else by a copy out."""
+        arrival = item.arrival
+        if item.state is State.COMING and arrival is not None and arrival.done() and arrival.failed is None:
+            item.arrival, item.state = None, State.HERE  # it was brought ahead, and no one has read it
+        if item.state is not State.HERE or item.pinned:
+            return
+        if item.departure is not None:
+            self._staying.remove(item)
+            self._leave(item)
+        elif item.stored:
+            self._drop(item)
+        elif (copy := self.mover.offload(item)) is not None:
+            item.departure, item.stored = copy, True
+            self._leave(item)
+
+    def _leave(self, item: I) -> None:
+        item.state = State.LEAVING
+        self._leaving.append(item)
+        self.evictable.pop(item.index, None)
+
+    def _stay(self, item: I) -> None:
+        """An item that was leaving stays; its copy out goes on, so that it can be dropped later."""
+        item.state = State.HERE
+        self._leaving.remove(item)
+        self._staying.append(item)
+        self.evictable[item.index] = item
+
+    def _depart(self, item: I) -> None:
+        """The item's copy out is complete."""
+        assert item.departure is not None
+        failed, item.departure = item.departure.failed, None
+        if item.state is State.DEAD:
+            self._bury(item)  # no one needs what may have failed
+            return
+        if item.state is State.LEAVING:
+            item.state = State.HERE
+            self.evictable[item.index] = item
+            if failed is None:
+                self._drop(item)
+        if failed is not None:
+            self.mover.discard(item)
+            item.stored = False
+            raise afresh(failed)
+
+    def _drop(self, item: I) -> None:
+        if self.mover.release(item):
+            item.state = State.AWAY
+            self._unhold(item)
+
+    def _come(self, item: I) -> None:
+        item.arrival = self.mover.reload(item)
+        item.state = State.HERE if item.arrival is None else State.COMING
+        self._hold(item)
+
+    def _bury(self, item: I) -> None:
+        item.arrival = None
+        self.mover.forget(item)
+        self._unhold(item)
+
+    def _hold(self, item: I) -> None:
+        item.held = item.nbytes
+        self.held += item.nbytes
+        if item.index < 0:
+            self.left += item.nbytes
+        if self.held > self.held_peak:
+            self.held_peak = self.held
+        self.evictable[item.index] = item
+
+    def _unhold(self, item: I) -> None:
+        self.held -= item.held
+        if item.index < 0:
+            self.left -= item.held
+        item.held = 0
+        self.evictable.pop(item.index, None)
