@@ -192,5 +192,7 @@ class _Watched(Stepper[Item]):
         self.stairs.append((self.clock.now, self.held))
 
     def _unhold(self, item: Item) -> None:
+        had = item.held
         super()._unhold(item)
-        self.stairs.append((self.clock.now, self.held))
+        if had:
+            self.stairs.append((self.clock.now, self.held))
