@@ -15,10 +15,10 @@ from pathlib import Path
 sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "src"))
 
 from campaign import Campaign, Settings, steps_to_take
+from cap import can_swap
 from crew import Progress, WorkerError
 from figures import DEFINITIONS, Cell, Verdict, forecasts, judge, noise_floor, paired, spread
 
-from lms.cap import can_swap
 from lms.files import write_aside
 from lms.link.host import kernel
 from lms.units import format_size

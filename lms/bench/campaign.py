@@ -7,10 +7,10 @@ from contextlib import ExitStack
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from cap import Cap, can_swap
 from crew import Worker, WorkerError
 from figures import JUDGED_SHARE, Cell
 
-from lms.cap import Cap, can_swap
 from lms.errors import LMSError
 
 # Steps before the timed ones. LMS records in the first pass, follows its plan from the second on, makes it anew from

@@ -13,9 +13,9 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import TextIO
 
+from cap import Cap
 from figures import Step
 
-from lms.cap import Cap
 from lms.torch.launcher import missing_environment
 
 HERE = Path(__file__).parent
