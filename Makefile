@@ -57,7 +57,8 @@ format: setup ## write the sources as `make lint` wants them
 
 bench: bench-lms bench-links bench-ddl bench-training ## all benchmarks (ARGS="--quick" shows that they run)
 
-bench-lms: setup ## measure LMS against plain training, checkpointing and the system's swap; JSON to out/bench/
+bench-lms: setup ## measure LMS against plain training, other allocators, checkpointing and the system's swap; JSON to out/bench/
+	ci/install_tools libjemalloc2
 	$(BIN)/python lms/bench $(ARGS)
 
 bench-links: setup ## measure `lms link` beside fio, a memcpy in C++ and a disk that the kernel throttles (needs root); JSON to out/bench/

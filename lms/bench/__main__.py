@@ -14,6 +14,7 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "src"))
 
+from allocators import POOL, refused
 from campaign import Campaign, Settings, steps_to_take
 from cap import can_swap
 from crew import Progress, WorkerError
@@ -76,9 +77,9 @@ def _settings(args: argparse.Namespace) -> Settings:
     import torch
 
     device = args.device or ("cuda" if torch.cuda.is_available() else "cpu")
-    refused = "a GPU cannot be capped so" if device != "cpu" else can_swap()
-    if args.swap and refused:
-        print(f"without the cells under a memory cap: {refused}", file=sys.stderr)
+    uncapped = "a GPU cannot be capped so" if device != "cpu" else can_swap()
+    if args.swap and uncapped:
+        print(f"without the cells under a memory cap: {uncapped}", file=sys.stderr)
     args.output.mkdir(parents=True, exist_ok=True)
     folder = (args.spill_dir or args.output).resolve()
     return Settings(
@@ -89,7 +90,8 @@ def _settings(args: argparse.Namespace) -> Settings:
         shares=args.shares,
         spill_dir=folder,
         swap_dir=folder,
-        swap=args.swap and refused is None,
+        swap=args.swap and uncapped is None,
+        refused=refused(device),
     )
 
 
@@ -142,14 +144,18 @@ def table(one: Measured) -> str:
     noise = noise_floor(paired(one.cells["plain-again"], plain))
     lines = [
         f"\n{one.model}: plain takes {plain.seconds:.2f} s a step, noise floor {100 * noise:.1f}%; peak: {one.memory}",
-        f"  {'cell':<12} {'ratio':>6} {'quartiles':>13} {'peak':>8} {'managed':>8} {'out':>8} {'back':>8} {'wait':>8}",
+        f"  {'cell':<12} {'ratio':>6} {'quartiles':>13} {'x pool':>6} {'peak':>8} "
+        f"{'managed':>8} {'out':>8} {'back':>8} {'wait':>8}",
     ]
+    pool = one.cells[POOL]
     for cell in one.cells.values():
         if not cell.timed:
             lines.append(f"  {cell.name:<12} {cell.note.splitlines()[0] if cell.note else 'not run'}")
             continue
         found = spread(paired(cell, plain))
-        row = f"  {cell.name:<12} {found.median:6.3f} {found.low:6.3f}-{found.high:6.3f} {format_size(cell.peak):>8}"
+        over = f"{spread(paired(cell, pool)).median:6.3f}" if pool.timed else ""
+        row = f"  {cell.name:<12} {found.median:6.3f} {found.low:6.3f}-{found.high:6.3f} {over:>6}"
+        row += f" {format_size(cell.peak):>8}"
         if cell.kind == "lms":
             stall = cell.last("last_stall_out") + cell.last("last_stall_in")
             row += f" {format_size(cell.managed_peak):>8} {format_size(cell.last('last_out')):>8}"
@@ -176,12 +182,16 @@ def _figure(value: float, unit: str) -> str:
 
 
 def _document(one: Measured) -> dict[str, object]:
-    plain = one.cells["plain"]
+    plain, pool = one.cells["plain"], one.cells[POOL]
     return {
         "memory": one.memory,
         "noise_floor": noise_floor(paired(one.cells["plain-again"], plain)),
         "cells": {
-            name: {**asdict(cell), "ratio": asdict(spread(paired(cell, plain))) if cell.timed else None}
+            name: {
+                **asdict(cell),
+                "ratio": asdict(spread(paired(cell, plain))) if cell.timed else None,
+                "over_pool": asdict(spread(paired(cell, pool))) if cell.timed and pool.timed else None,
+            }
             for name, cell in one.cells.items()
         },
         "verdicts": [asdict(verdict) for verdict in one.verdicts],

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from allocators import JEMALLOC, POOL
 from cap import Cap, can_swap
 from crew import Worker, WorkerError
 from figures import JUDGED_SHARE, Cell
@@ -15,7 +16,7 @@ from lms.errors import LMSError
 
 # Steps before the timed ones. LMS records in the first pass, follows its plan from the second on, makes it anew from
 # better measurements after the second and the fourth, and stops measuring memory with the sixth.
-WARM = {"lms": 5, "plain": 2, "checkpoint": 2}
+WARM = {"lms": 5, "plain": 2, POOL: 2, JEMALLOC: 2, "checkpoint": 2}
 CAP_ROOM = 1.10  # the cap of both capped cells, times the most that LMS's cgroup counted
 LOOSE = 2**40
 
@@ -32,6 +33,7 @@ class Settings:
     spill_dir: Path
     swap_dir: Path
     swap: bool  # whether to try the cells under a cap
+    refused: Mapping[str, str]  # allocators that no cell can be over here, each with the reason
 
 
 @dataclass
@@ -63,6 +65,13 @@ class Campaign:
             self._add(Cell("plain-again", "plain"), start)
             if "plain" not in crew:
                 raise WorkerError(f"{self.model}, plain: {self.cells['plain'].note}")
+            for allocator in (POOL, JEMALLOC):
+                cell = Cell(allocator, allocator)
+                if allocator in self.settings.refused:
+                    cell.note = f"not run: {self.settings.refused[allocator]}"
+                    self.cells[cell.name] = cell
+                else:
+                    self._add(cell, start)
             self._add(Cell("checkpoint", "checkpoint"), start)
             fits = Cell("lms-fits", "lms")
             self._add(fits, start)
@@ -166,6 +175,7 @@ def rotations(names: Sequence[str], rounds: int) -> Iterator[list[str]]:
 def steps_to_take(settings: Settings, models: int) -> int:
     """How often `advance` will be called, for the progress bar."""
     managed_cells = 1 + len(settings.shares) + settings.swap
-    others = 2 + settings.swap  # and the first plain cell, which warms up for as long as LMS
+    # And the first plain cell, which warms up for as long as LMS.
+    others = 2 + settings.swap + len({POOL, JEMALLOC} - settings.refused.keys())
     warm = (managed_cells + 1) * WARM["lms"] + others * WARM["plain"]
     return models * (warm + (managed_cells + 1 + others) * (1 + settings.rounds))

@@ -13,6 +13,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import TextIO
 
+import allocators
 from cap import Cap
 from figures import Step
 
@@ -28,7 +29,7 @@ class WorkerError(Exception):
 class Worker:
     """The process of one cell. `cap` is entered already, and closed with the worker.
 
-    LMS's processes start with the environment that `lms run` gives them, the others with the one that is there.
+    It starts in the environment that is there; LMS's with what `lms run` adds, jemalloc's with what loads that.
 
     Raises WorkerError when the process does not come up.
     """
@@ -38,7 +39,9 @@ class Worker:
         self._errors = tempfile.TemporaryFile("w+")  # noqa: SIM115 - closed in close()
         argv = [sys.executable, str(HERE / "worker.py"), json.dumps(config)]
         path = os.pathsep.join(filter(None, [str(HERE.parent / "src"), os.environ.get("PYTHONPATH")]))
-        environment = missing_environment(os.environ) if config["kind"] == "lms" else {}
+        environment = allocators.environment(str(config["kind"]), os.environ)
+        if config["kind"] == "lms":
+            environment = missing_environment(os.environ)
         self._process = subprocess.Popen(
             cap.command(argv) if cap is not None else argv,
             stdin=subprocess.PIPE,

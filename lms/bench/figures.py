@@ -14,6 +14,8 @@ DEFINITIONS: Mapping[str, str] = {
     "share": "the part of `saved` that may stay on the device; the cell's budget is share x saved",
     "largest": "bytes of the largest record: the tolerance of every target about memory",
     "ratio": "a cell's step time over plain's step time in the same round; its figure is the median over the rounds",
+    "over the pool": "a cell's step time over that of plain over the page pool in the same round; the median over the "
+    "rounds: what swapping costs, without what the allocator gives",
     "noise floor": "distance from 1 of the farther quartile of the ratios of plain's second process to its first",
     "identical": "loss and every gradient of every step, warm-up included, have the same bits as plain's",
     "managed peak": "most bytes of records that LMS held at once in any pass, copies in flight included",
@@ -60,7 +62,7 @@ class Cell:
     """One way to train one model. `warm` steps come before the timed ones."""
 
     name: str
-    kind: str  # plain | lms | checkpoint
+    kind: str  # plain | pool | jemalloc | checkpoint | lms
     share: float | None = None  # None: everything fits, or not LMS
     budget: int | None = None
     cap: int | None = None  # bytes, where the cell ran under one

@@ -14,6 +14,7 @@ import sys
 import time
 from contextlib import AbstractContextManager, nullcontext
 
+import allocators
 import torch
 from models import Job, build, checkpoint_blocks
 
@@ -92,6 +93,7 @@ def main() -> None:
     answers = os.fdopen(os.dup(1), "w", buffering=1)
     os.dup2(2, 1)
     config = json.loads(sys.argv[1])
+    allocators.enter(config["kind"])
     device = torch.device(config["device"])
     torch.set_num_threads(config["threads"])
     if device.type == "cuda":

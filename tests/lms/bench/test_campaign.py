@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
 
 import campaign
@@ -11,7 +12,7 @@ from campaign import Campaign, Settings, managed, rotations, steps_to_take
 from crew import WorkerError
 from figures import Step
 
-SETTINGS = Settings("quick", "cpu", 2, 3, (0.5, 0.35, 0.0), Path("/spill"), Path("/swap"), swap=False)
+SETTINGS = Settings("quick", "cpu", 2, 3, (0.5, 0.35, 0.0), Path("/spill"), Path("/swap"), swap=False, refused={})
 
 
 class FakeWorker:
@@ -82,6 +83,16 @@ def test_without_plain_there_is_nothing_to_compare_with(monkeypatch: pytest.Monk
     monkeypatch.setattr(FakeWorker, "failing", "plain-None")
     with pytest.raises(WorkerError, match="gpt, plain: the process ended"):
         Campaign("gpt", SETTINGS, lambda _: None).run()
+
+
+def test_an_allocator_that_is_not_there_is_a_line_and_no_process() -> None:
+    settings = replace(SETTINGS, refused={"jemalloc": "libjemalloc is not installed"})
+    labels: list[str] = []
+    cells = Campaign("gpt", settings, labels.append).run()
+    assert (cells["jemalloc"].note, cells["jemalloc"].timed) == ("not run: libjemalloc is not installed", [])
+    assert len(cells["pool"].timed) == 3
+    assert not any("jemalloc" in entry for entry in FakeWorker.log)
+    assert len(labels) == steps_to_take(settings, models=1)
 
 
 def test_every_process_is_closed() -> None:
