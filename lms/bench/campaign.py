@@ -93,7 +93,7 @@ class Campaign:
         self.cells[cell.name] = cell
         worker = start(cell)
         if worker is not None:
-            self.memory = worker.memory
+            self.memory = str(worker.opening["memory"])
             self._warm_up(cell, worker)
 
     def _add_capped(self, fits: Cell, start: Callable[..., Worker | None]) -> None:

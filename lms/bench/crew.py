@@ -19,7 +19,8 @@ from figures import Step
 
 from lms.torch.launcher import missing_environment
 
-HERE = Path(__file__).parent
+HERE = Path(__file__).resolve().parent
+SOURCE = HERE.parent / "src"
 
 
 class WorkerError(Exception):
@@ -29,16 +30,24 @@ class WorkerError(Exception):
 class Worker:
     """The process of one cell. `cap` is entered already, and closed with the worker.
 
-    It starts in the environment that is there; LMS's with what `lms run` adds, jemalloc's with what loads that.
+    It starts in the environment that is there; LMS's with what `lms run` adds, jemalloc's with what loads that. It runs
+    `program`, a neighbour of this file, with the LMS of the folder `source`.
 
-    Raises WorkerError when the process does not come up.
+    Raises WorkerError if the process does not come up.
     """
 
-    def __init__(self, config: Mapping[str, object], cap: Cap | None = None) -> None:
+    def __init__(
+        self,
+        config: Mapping[str, object],
+        cap: Cap | None = None,
+        *,
+        program: str = "worker.py",
+        source: Path = SOURCE,
+    ) -> None:
         self.cap = cap
         self._errors = tempfile.TemporaryFile("w+")  # noqa: SIM115 - closed in close()
-        argv = [sys.executable, str(HERE / "worker.py"), json.dumps(config)]
-        path = os.pathsep.join(filter(None, [str(HERE.parent / "src"), os.environ.get("PYTHONPATH")]))
+        argv = [sys.executable, str(HERE / program), json.dumps(config)]
+        path = os.pathsep.join(filter(None, [str(source), os.environ.get("PYTHONPATH")]))
         environment = allocators.environment(str(config["kind"]), os.environ)
         if config["kind"] == "lms":
             environment = missing_environment(os.environ)
@@ -51,18 +60,22 @@ class Worker:
             env={**os.environ, **environment, "PYTHONPATH": path},
         )
         try:
-            self.memory = str(self._answer()["memory"])
+            self.opening = self._answer()
         except WorkerError:
             self.close()
             raise
 
     def step(self) -> Step:
-        """Let it take one step; returns when it has. Raises WorkerError when it dies over it."""
+        """Let it take one step; returns when it has. Raises WorkerError if it dies over it."""
+        return Step(**self.ask())  # type: ignore[arg-type]
+
+    def ask(self) -> dict[str, object]:
+        """Its answer to "step". Raises WorkerError if it dies over it."""
         assert self._process.stdin is not None
         with contextlib.suppress(BrokenPipeError):  # the missing answer says it better
             self._process.stdin.write('{"do": "step"}\n')
             self._process.stdin.flush()
-        return Step(**self._answer())  # type: ignore[arg-type]
+        return self._answer()
 
     def close(self) -> None:
         """End the process and its cap. Idempotent."""

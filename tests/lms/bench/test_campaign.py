@@ -23,7 +23,7 @@ class FakeWorker:
 
     def __init__(self, config: Mapping[str, object], cap: object = None) -> None:
         self.config = config
-        self.memory = "made up"
+        self.opening = {"memory": "made up"}
         self.name = f"{config['kind']}-{config['budget']}"
         if self.name == self.failing:
             raise WorkerError("the process ended with status 1")
