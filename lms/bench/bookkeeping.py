@@ -30,7 +30,7 @@ TARGET = 5.0  # microseconds a saved tensor
 
 @dataclass(frozen=True)
 class Turn:
-    """Seconds of one thread's processor time in a step: the median over some steps."""
+    """Seconds of one thread's processor time in a step: the mean over some steps."""
 
     forward: float
     backward: float
