@@ -15,15 +15,14 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "src"))
 
-from campaign import rotations
-from crew import Worker, WorkerError
+from campaign import ROOT, rotations
+from crew import Worker, WorkerError, checkout
 from figures import Spread, spread
 from saver import MODELS
 
 from lms.files import write_aside
 from lms.link.host import machine
 
-ROOT = Path(__file__).resolve().parents[2]
 OPERATIONS = 1000
 TARGET = 5.0  # microseconds a saved tensor
 
@@ -58,7 +57,7 @@ def measure(model: str, trees: Mapping[str, Path], rounds: int) -> tuple[int, di
 
         def start(kind: str, tree: Path = ROOT) -> Worker:
             config = {"kind": kind, "model": model, "operations": OPERATIONS}
-            worker = Worker(config, program="saver.py", source=tree / "lms" / "src")
+            worker = Worker(config, program=Path(__file__).with_name("saver.py"), source=tree / "lms" / "src")
             stack.callback(worker.close)
             return worker
 
@@ -116,21 +115,12 @@ def main(argv: Sequence[str] | None = None) -> int:
     return 0
 
 
-def _tree(text: str) -> Path:
-    tree = Path(text).resolve()
-    if not (tree / "lms" / "src" / "lms").is_dir():
-        raise argparse.ArgumentTypeError(f"{text!r}: expected the folder of another checkout, with lms/src/lms in it")
-    if tree.name in ("plain", "identity", "lms"):
-        raise argparse.ArgumentTypeError(f"{text!r}: its name is that of a contestant; give the checkout another one")
-    return tree
-
-
 def _arguments(argv: Sequence[str] | None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(prog="bookkeeping", description=__doc__)
     parser.add_argument("--rounds", type=int, default=20, help="turns of each contestant (default: 20)")
     parser.add_argument(
         "--against",
-        type=_tree,
+        type=checkout,
         action="append",
         default=[],
         metavar="TREE",

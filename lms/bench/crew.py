@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import argparse
 import contextlib
 import json
 import os
@@ -23,6 +24,16 @@ HERE = Path(__file__).resolve().parent
 SOURCE = HERE.parent / "src"
 
 
+def checkout(text: str) -> Path:
+    """The folder of another checkout, whose name stands for it in tables: an argument of the command line."""
+    tree = Path(text).resolve()
+    if not (tree / "lms" / "src" / "lms").is_dir():
+        raise argparse.ArgumentTypeError(f"{text!r}: expected the folder of another checkout, with lms/src/lms in it")
+    if tree.name in ("plain", "identity", "lms"):
+        raise argparse.ArgumentTypeError(f"{text!r}: its name is that of a contestant; give the checkout another one")
+    return tree
+
+
 class WorkerError(Exception):
     """A cell's process ended when it should not have; the message has the last lines that it wrote."""
 
@@ -31,7 +42,7 @@ class Worker:
     """The process of one cell. `cap` is entered already, and closed with the worker.
 
     It starts in the environment that is there; LMS's with what `lms run` adds, jemalloc's with what loads that. It runs
-    `program`, a neighbour of this file, with the LMS of the folder `source`.
+    `program` with the LMS of the folder `source`.
 
     Raises WorkerError if the process does not come up.
     """
@@ -41,12 +52,12 @@ class Worker:
         config: Mapping[str, object],
         cap: Cap | None = None,
         *,
-        program: str = "worker.py",
+        program: Path = HERE / "worker.py",
         source: Path = SOURCE,
     ) -> None:
         self.cap = cap
         self._errors = tempfile.TemporaryFile("w+")  # noqa: SIM115 - closed in close()
-        argv = [sys.executable, str(HERE / program), json.dumps(config)]
+        argv = [sys.executable, str(program), json.dumps(config)]
         path = os.pathsep.join(filter(None, [str(source), os.environ.get("PYTHONPATH")]))
         environment = allocators.environment(str(config["kind"]), os.environ)
         if config["kind"] == "lms":

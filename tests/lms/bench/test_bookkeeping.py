@@ -25,8 +25,8 @@ class FakeWorker:
 
     log: list[str] = []  # noqa: RUF012 - a fresh list for each test, below
 
-    def __init__(self, config: Mapping[str, object], *, program: str, source: Path) -> None:
-        assert program == "saver.py"
+    def __init__(self, config: Mapping[str, object], *, program: Path, source: Path) -> None:
+        assert program.name == "saver.py"
         self.name = f"{config['kind']} {source.parents[1].name}"
         self.seconds = {"plain": 1e-3, "identity": 2e-3, "lms": 5e-3}[str(config["kind"])]
         self.seconds += source.parents[1].name == "older"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+from pathlib import Path
 
 import pytest
 import saver
@@ -53,7 +54,7 @@ def test_nothing_is_saved_any_more_when_a_step_ends() -> None:
 
 @pytest.mark.parametrize("kind", ["plain", "identity", "lms"])
 def test_the_process_says_what_is_saved_and_answers_with_both_halves(kind: str) -> None:
-    worker = Worker({"kind": kind, "model": "saves", "operations": 20}, program="saver.py")
+    worker = Worker({"kind": kind, "model": "saves", "operations": 20}, program=Path(saver.__file__))
     try:
         assert worker.opening == {"saved": 20}
         for _ in range(2):
