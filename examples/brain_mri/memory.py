@@ -1,7 +1,11 @@
-"""How much memory training holds: the allocator's bytes on a GPU, the process's resident set on a CPU (Linux)."""
+"""How much memory training holds: the allocator's bytes on a GPU, the process's resident set on a CPU (Linux).
+
+LMS has a reader of the resident set of its own, which is not used here: plain training needs no LMS to be installed.
+"""
 
 from __future__ import annotations
 
+import os
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -9,15 +13,14 @@ from contextlib import contextmanager
 
 import torch
 
-from lms.memory.resident import ResidentSet
+_PAGE = os.sysconf("SC_PAGE_SIZE")
 
 
 class Memory:
-    """Bytes held now, and the most held since `reset`. Plain runs are measured with it as those under LMS are."""
+    """Bytes held now, and the most held since `reset`. Knows nothing of LMS: plain runs are measured with it too."""
 
     def __init__(self, device: torch.device) -> None:
         self.device = device
-        self._resident = ResidentSet()
         self.resets = True  # False: the kernel refuses a reset, and `peak` is that of the process's whole life
         self.mapped_peak = 0  # most bytes of private writable mappings that were sampled: what RLIMIT_DATA counts
 
@@ -25,14 +28,17 @@ class Memory:
         """Bytes held now."""
         if self.device.type == "cuda":
             return torch.cuda.memory_allocated(self.device)
-        self.mapped_peak = max(self.mapped_peak, self._resident.mapped())
-        return self._resident.current()
+        with open("/proc/self/statm", "rb") as file:
+            pages = file.read().split()
+        self.mapped_peak = max(self.mapped_peak, int(pages[5]) * _PAGE)
+        return int(pages[1]) * _PAGE
 
     def peak(self) -> int:
         """Most bytes held since the last `reset`."""
         if self.device.type == "cuda":
             return torch.cuda.max_memory_allocated(self.device)
-        return self._resident.peak()
+        with open("/proc/self/status") as file:
+            return next(int(line.split()[1]) * 1024 for line in file if line.startswith("VmHWM:"))
 
     def reset(self) -> None:
         """Start counting `peak` anew."""
@@ -40,7 +46,8 @@ class Memory:
             torch.cuda.reset_peak_memory_stats(self.device)
             return
         try:
-            self._resident.reset_peak()
+            with open("/proc/self/clear_refs", "w") as file:
+                file.write("5")
         except OSError:
             self.resets = False
 

@@ -3,11 +3,10 @@ from __future__ import annotations
 import mmap
 import threading
 
+import memory
 import pytest
 import torch
 from memory import Memory
-
-from lms.memory.resident import ResidentSet
 
 CPU = torch.device("cpu")
 MB = 1 << 20
@@ -47,11 +46,11 @@ def test_the_most_that_was_mapped_is_kept() -> None:
 
 
 def test_a_kernel_that_refuses_a_reset_is_noted(monkeypatch: pytest.MonkeyPatch) -> None:
-    def refuse(_: object) -> None:
-        raise PermissionError(13, "Permission denied")
+    def refuse(path: str, mode: str) -> None:
+        raise PermissionError(13, "Permission denied", path)
 
     subject = Memory(CPU)
-    monkeypatch.setattr(ResidentSet, "reset_peak", refuse)
+    monkeypatch.setattr(memory, "open", refuse, raising=False)
     subject.reset()
     assert not subject.resets
 
@@ -62,8 +61,7 @@ def test_on_a_gpu_memory_is_what_its_allocator_gave_out(monkeypatch: pytest.Monk
     monkeypatch.setattr(torch.cuda, "memory_allocated", lambda device: asked.append(device) or 300)
     monkeypatch.setattr(torch.cuda, "max_memory_allocated", lambda device: asked.append(device) or 700)
     monkeypatch.setattr(torch.cuda, "reset_peak_memory_stats", lambda device: asked.append(device))
-    for name in ("current", "mapped", "peak", "reset_peak"):
-        monkeypatch.setattr(ResidentSet, name, lambda _: pytest.fail("the process's memory is not the GPU's"))
+    monkeypatch.setattr(memory, "open", lambda path, *_: pytest.fail(f"{path} is the process's"), raising=False)
     subject = Memory(device)
     assert (subject.current(), subject.peak()) == (300, 700)
     subject.reset()

@@ -99,7 +99,7 @@ def test_an_allocator_that_is_not_there_is_a_line_and_no_process() -> None:
 
 
 def test_another_checkouts_lms_has_a_cell_beside_each_of_ours() -> None:
-    settings = replace(SETTINGS, against=Path("/work/older"))
+    settings = replace(SETTINGS, against=Path("/elsewhere/older"))
     labels: list[str] = []
     cells = Campaign("gpt", settings, labels.append).run()
     assert [name for name in cells if name.startswith("lms")] == [
@@ -108,7 +108,7 @@ def test_another_checkouts_lms_has_a_cell_beside_each_of_ours() -> None:
     assert [cell.other for name, cell in cells.items() if name.startswith("lms")] == [False, True] * 4
     assert cells["lms-35% older"].budget == cells["lms-35%"].budget == 350
     assert len(cells["lms-35% older"].timed) == 3
-    assert FakeWorker.log.count("lms-350 of /work/older") == len(cells["lms-35% older"].steps)
+    assert FakeWorker.log.count("lms-350 of /elsewhere/older") == len(cells["lms-35% older"].steps)
     assert FakeWorker.log.count("lms-350") == len(cells["lms-35%"].steps)
     assert len(labels) == steps_to_take(settings, models=1)
 

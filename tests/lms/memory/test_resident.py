@@ -48,14 +48,6 @@ def test_a_kernel_that_counts_no_peak_tells_what_is_resident_now(monkeypatch: py
     assert subject.peak() == subject.current() == 20 * mmap.PAGESIZE
 
 
-def test_what_is_mapped_counts_before_it_is_touched() -> None:
-    subject = ResidentSet()
-    before = subject.mapped()
-    memory = mmap.mmap(-1, SIZE, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
-    assert subject.mapped() - before == pytest.approx(SIZE, abs=MB)
-    memory.close()
-
-
 def test_files_that_a_script_has_used_up_hide_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
     def used_up(*_: object, **__: object) -> None:
         raise OSError(errno.EMFILE, os.strerror(errno.EMFILE))
@@ -64,7 +56,7 @@ def test_files_that_a_script_has_used_up_hide_nothing(monkeypatch: pytest.Monkey
     subject.reset_peak()
     monkeypatch.setattr(os, "open", used_up)
     subject.reset_peak()
-    assert min(subject.current(), subject.peak(), subject.mapped()) > MB
+    assert min(subject.current(), subject.peak()) > MB
 
 
 def test_once_closed_it_reads_zeros_and_holds_no_file() -> None:
@@ -75,7 +67,7 @@ def test_once_closed_it_reads_zeros_and_holds_no_file() -> None:
     subject.close()
     subject.close()
     subject.reset_peak()
-    assert (subject.current(), subject.peak(), subject.mapped()) == (0, 0, 0)
+    assert (subject.current(), subject.peak()) == (0, 0)
     assert len(os.listdir("/proc/self/fd")) == before
 
 

@@ -19,11 +19,7 @@ class ResidentSet:
 
     def current(self) -> int:
         """Resident bytes, exact to some pages a core (the kernel counts them by core)."""
-        return self._pages(1)
-
-    def mapped(self) -> int:
-        """Bytes of private writable mappings, touched or not: what RLIMIT_DATA counts."""
-        return self._pages(5)
+        return int(os.pread(self._statm, 128, 0).split(b" ", 2)[1]) * _PAGE if self._is_open() else 0
 
     def peak(self) -> int:
         """Most resident bytes since `reset_peak`, or of the process's life if the kernel refuses a reset."""
@@ -62,7 +58,3 @@ class ResidentSet:
             self.close()
             self._open()
         return True
-
-    def _pages(self, field: int) -> int:
-        """Field `field` of statm, in bytes."""
-        return int(os.pread(self._statm, 128, 0).split()[field]) * _PAGE if self._is_open() else 0
