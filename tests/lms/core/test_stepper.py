@@ -512,10 +512,18 @@ def test_an_item_that_is_freed_on_its_way_out_is_held_until_its_copy_is_over(sta
     assert (run.where, run.stepper.held, run.mover.forgotten) == ("D", 0, [0])
 
 
+def test_what_was_freed_does_not_wait_for_older_copies_out() -> None:
+    run = Run(course(4, out(0, 0), out(1, 1)))
+    run.mover.slow = True
+    assert run.go("w0 w1 r1 f1")[-1] == "LD"
+    run.over(1)
+    assert (run.where, run.stepper.held, run.mover.forgotten) == ("LD", N, [1])
+
+
 def test_memory_that_is_being_written_to_outlives_its_item() -> None:
     run = coming()
     assert run.go("f0") == ["DH"]
-    assert (run.stepper.held, run.mover.forgotten) == (2 * N, [])
+    assert (run.stepper.held, run.stepper.evictable.keys(), run.mover.forgotten) == (2 * N, {1}, [])
     run.over(0)
     assert (run.where, run.stepper.held, run.mover.forgotten) == ("DH", N, [0])
 

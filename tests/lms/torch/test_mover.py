@@ -185,8 +185,10 @@ def test_a_record_that_nobody_needs_leaves_nothing_behind(where: str, run: Run, 
 def test_the_wait_for_a_copy_out_is_counted_even_if_it_fails(run: Run, tier: object) -> None:
     tier.slow = tier.full = True
     run.room = 0
+    record = run.saved()
     with pytest.raises(SpillError, match="full"):
-        run.stepper.access(run.saved(), read=False)
+        run.stepper.access(record, read=False)
+    assert (record.state, record.slot) == (State.HERE, None)
     assert (run.mover.counters.stall_out, run.mover.counters.stall_in, tier.slots) == (1, 0, {})
 
 
