@@ -143,7 +143,7 @@ def passes(draw: st.DrawFn, *, measured: bool = False) -> Trace:
 
     Records that several operations save and use, dropped branches, records that another owner keeps for a while or
     for good, records saved within the backward (checkpointing), a second backward over the same graph, and records
-    that are freed long after their last use.
+    that are freed long after their last access.
     """
     tape = Tape()
     stack: list[int] = []  # one entry a save, as autograd's graph
@@ -239,7 +239,7 @@ def moves_of(trace: Trace, away: Sequence[int], cap: Sequence[int]) -> tuple[Mov
         for at in range(len(trace.accesses))
     ]
     moves = []
-    earliest = len(trace.tensors)  # the backward's first use
+    earliest = len(trace.tensors)  # the backward's first read
     for index in sorted(away, reverse=True):
         nbytes, written, use = trace.tensors[index].nbytes, trace.touches[index][0], reads(trace, index)[0]
         fetch = use

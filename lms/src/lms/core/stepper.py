@@ -10,7 +10,7 @@ At each access, after the computation that led to it:
    many copies out as it takes to make room. A read of a tensor that is leaving keeps it.
 3. Moves of the schedule that start with this access start.
 4. While more than the cap is held, the oldest copy out is waited for.
-5. Copies back that may start do, in the order of their uses, as long as they fit under the cap. What has not left yet
+5. Copies back that may start do, in the schedule's order, as long as they fit under the cap. What has not left yet
    simply stays.
 
 *Held* are the bytes of tensors that LMS keeps on the device, copies in flight included. A tensor is *clean* if the tier
@@ -31,7 +31,7 @@ from typing import Generic, Literal, Protocol, TypeVar
 from lms.core.schedule import Course, Move, Recompute
 from lms.errors import LMSError, SpillError, afresh
 
-AHEAD = 4  # tensors that the rule brings back ahead of their use
+AHEAD = 4  # tensors that the rule brings back ahead of their reads
 
 
 class State(enum.Enum):
@@ -189,7 +189,7 @@ class Stepper(Generic[I]):
             item.state = State.HERE
 
     def free(self, item: I) -> None:
-        """The item's last use is over."""
+        """The item's last access is over."""
         if item.stored:
             self.mover.discard(item)
             item.stored = False
