@@ -7,12 +7,11 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import Literal
 
 from hypothesis import strategies as st
 
 from lms.core.schedule import Move, Swap
-from lms.core.trace import Access, Tensor
+from lms.core.trace import Access, AccessKind, Tensor
 from lms.link import Link
 from lms.trace import Trace
 
@@ -26,29 +25,28 @@ class Tape:
 
     sizes: list[int] = field(default_factory=list)
     accesses: list[Access] = field(default_factory=list)
-    freed: dict[int, int] = field(default_factory=dict)  # where that is not the access after the last one
+    freed: dict[int, int] = field(default_factory=dict)  # if that is not the access after the last one
     let_go: dict[int, int] = field(default_factory=dict)
     pinned: set[int] = field(default_factory=set)
+    state: set[int] = field(default_factory=set)  # the optimizer's: it lives on in the next step
 
     def new(self, nbytes: int) -> int:
         self.sizes.append(nbytes)
         return len(self.sizes) - 1
 
-    def access(self, kind: Literal["save", "use"], record: int, seconds: float) -> None:
-        again = any(access.tensor == record for access in self.accesses)
-        self.accesses.append(Access("read" if kind == "use" else "hold" if again else "write", record, seconds))
+    def access(self, kind: AccessKind, record: int, seconds: float) -> None:
+        self.accesses.append(Access(kind, record, seconds))
 
-    def touches(self, record: int, kind: str = "save use") -> tuple[int, ...]:
-        kinds = {"save": ("write", "hold"), "use": ("read",)}
-        wanted = [one for name in kind.split() for one in kinds[name]]
-        return tuple(at for at, a in enumerate(self.accesses) if a.tensor == record and a.kind in wanted)
+    def touches(self, record: int) -> tuple[int, ...]:
+        return tuple(at for at, access in enumerate(self.accesses) if access.tensor == record)
 
     def trace(self, *, base: int = 0, scratch: Sequence[int] = (), tail: float = 0.0) -> Trace:
         """The pass; with `base` the rest of the device's bytes is measured: base, scratch, and what is made next."""
         tensors = tuple(
             Tensor(
                 nbytes,
-                freed=self.freed.get(index, self.touches(index)[-1] + 1),
+                freed=None if index in self.state else self.freed.get(index, self.touches(index)[-1] + 1),
+                kind="optimizer" if index in self.state else "activation",
                 let_go=self.let_go.get(index),
                 pinned=index in self.pinned,
                 module=f"layer{index}",
@@ -72,10 +70,10 @@ def chain(sizes: Sequence[int], forward: Sequence[float], *, base: int = 0, scra
     """Each layer saves one record; the backward takes twice as long and uses them in the opposite order."""
     tape = Tape(list(sizes))
     for index, seconds in enumerate(forward):
-        tape.access("save", index, seconds)
+        tape.access("write", index, seconds)
     before = 0.0
     for index in reversed(range(len(sizes))):
-        tape.access("use", index, before)
+        tape.access("read", index, before)
         before = 2 * forward[index]
     return tape.trace(base=base, scratch=scratch, tail=before)
 
@@ -103,20 +101,20 @@ def gpt(*, layers: int = 12, base: int = 0) -> Trace:
     backward: list[tuple[int, float]] = []
     for _ in range(layers):
         stream = tape.new(8 * MB)
-        tape.access("save", stream, 0.001)
+        tape.access("write", stream, 0.001)
         backward.append((stream, 0.002))
         for nbytes, seconds in ((24, 0.01), (8, 0.02), (8, 0.004), (32, 0.012), (32, 0.003), (8, 0.012)):
             record = tape.new(nbytes * MB)
-            tape.access("save", record, seconds)
+            tape.access("write", record, seconds)
             backward.append((record, 2 * seconds))
-        tape.access("save", stream, 0.001)
+        tape.access("hold", stream, 0.001)
         backward.append((stream, 0.002))
     logits = tape.new(120 * MB)
-    tape.access("save", logits, 0.05)
+    tape.access("write", logits, 0.05)
     backward.append((logits, 0.1))
     before = 0.0
     for record, seconds in reversed(backward):
-        tape.access("use", record, before)
+        tape.access("read", record, before)
         before = seconds
     return tape.trace(base=base, tail=before)
 
@@ -145,13 +143,14 @@ def passes(draw: st.DrawFn, *, measured: bool = False) -> Trace:
 
     Records that several operations save and use, dropped branches, records that another owner keeps for a while or
     for good, records saved within the backward (checkpointing), a second backward over the same graph, and records
-    that are freed long after their last use.
+    that are freed long after their last access.
     """
     tape = Tape()
     stack: list[int] = []  # one entry a save, as autograd's graph
     for _ in range(draw(st.integers(1, 8))):
-        record = draw(st.sampled_from(stack)) if stack and draw(st.integers(0, 3)) == 0 else tape.new(draw(SIZES))
-        tape.access("save", record, draw(SECONDS))
+        again = bool(stack) and draw(st.integers(0, 3)) == 0
+        record = draw(st.sampled_from(stack)) if again else tape.new(draw(SIZES))
+        tape.access("hold" if again else "write", record, draw(SECONDS))
         stack.append(record)
     forward = len(tape.sizes)
     for record in range(forward):
@@ -163,16 +162,16 @@ def passes(draw: st.DrawFn, *, measured: bool = False) -> Trace:
         for record in reversed(stack):
             if record in dropped:
                 continue
-            tape.access("use", record, draw(SECONDS))
+            tape.access("read", record, draw(SECONDS))
             if draw(st.integers(0, 5)) == 0:  # a checkpoint: computed anew, and used at once
                 inner = [tape.new(draw(SIZES)) for _ in range(draw(st.integers(1, 3)))]
                 for again in inner:
-                    tape.access("save", again, draw(SECONDS))
+                    tape.access("write", again, draw(SECONDS))
                 for again in reversed(inner):
-                    tape.access("use", again, draw(SECONDS))
+                    tape.access("read", again, draw(SECONDS))
     end = len(tape.accesses)
     for record in range(forward):
-        saves = tape.touches(record, "save")
+        saves = [at for at in tape.touches(record) if tape.accesses[at].kind != "read"]
         last = tape.touches(record)[-1]
         if draw(st.integers(0, 3)) == 0:
             tape.freed[record] = draw(st.integers(last + 1, end))
@@ -240,7 +239,7 @@ def moves_of(trace: Trace, away: Sequence[int], cap: Sequence[int]) -> tuple[Mov
         for at in range(len(trace.accesses))
     ]
     moves = []
-    earliest = len(trace.tensors)  # the backward's first use
+    earliest = len(trace.tensors)  # the backward's first read
     for index in sorted(away, reverse=True):
         nbytes, written, use = trace.tensors[index].nbytes, trace.touches[index][0], reads(trace, index)[0]
         fetch = use

@@ -1,7 +1,7 @@
 """Trace + link + limit -> Plan: which tensors move, when they leave, when they start back, and why. Pure.
 
 The method is greedy over gaps, after the ranking of Capuchin (Peng et al., ASPLOS 2020, section 4.3): a tensor's gap
-between its last use in the forward pass and its first in the backward is worth the more, the more it frees and the
+between its last access in the forward pass and its first in the backward is worth the more, the more it frees and the
 longer the link has to hide the copies. Several rankings are tried; the simulator decides between them. A step is a
 cycle, so what lives on in the next step has a gap from its last access of one step to its first of the next.
 """
