@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import threading
-import time
 import weakref
 from collections import deque
 from collections.abc import Callable
+from threading import get_ident
+from time import perf_counter
 
 import torch
 
@@ -79,6 +80,7 @@ class SavedTensorSwapper:
         self._pass: Pass | None = None
         self._stream: Stream | None = None  # the one that computed when the pass began
         self._warned: set[str] = set()
+        self._copies: dict[int, bool] = {}  # whether the thread with this number copies
         self._unjudged: deque[tuple[Recorder, LiveRecord]] = deque()  # died, and may be kept by somebody else
         self._left: set[LiveRecord] = set()  # live records of passes that are over
         self._left_open = ""  # what is to be said of them
@@ -96,15 +98,16 @@ class SavedTensorSwapper:
 
     def _clock(self) -> float:
         """A clock that stands still while a copy is waited for. (The processor's own costs a system call.)"""
-        return time.perf_counter() - self.counters.stall_out - self.counters.stall_in
+        counters = self.counters
+        return perf_counter() - counters.stall_out - counters.stall_in
 
     # What autograd calls
 
     def pack(self, tensor: torch.Tensor) -> Handle | Kept:
         """What autograd is to keep instead of `tensor`."""
-        began = self._clock()
         if not self.active:
             return Kept(tensor)
+        began = self._clock()
         kind = type(tensor)
         local = tensor if kind is torch.Tensor or kind is torch.nn.Parameter else local_part(tensor)
         storage = "types" if local is None else self._movable_storage(tensor, local)
@@ -116,7 +119,8 @@ class SavedTensorSwapper:
         with self._lock:
             packed = self._pack(tensor, local, storage)
             self.counters.hook += self._clock() - began
-        self._drain_if_free()
+        if self._ended.queue:
+            self._drain_if_free()
         if isinstance(packed, str):
             self._warn_once(packed)
             return self._keep(tensor, packed)
@@ -139,7 +143,8 @@ class SavedTensorSwapper:
         with self._lock:
             tensor = self._unpack(packed)
             self.counters.hook += self._clock() - began
-        self._drain_if_free()
+        if self._ended.queue:
+            self._drain_if_free()
         return tensor
 
     def stays(self, storage: torch.UntypedStorage) -> None:
@@ -320,8 +325,7 @@ class SavedTensorSwapper:
         record.origin = weakref.ref(storage, died)
         self._by_key[key] = record
         self.live += 1
-        dtype = str(tensor.dtype).removeprefix("torch.")
-        run.add(record, (self._module(), dtype, tuple(tensor.shape)))
+        run.add(record, lambda: (self._module(), str(tensor.dtype).removeprefix("torch."), tuple(tensor.shape)))
         if record.pinned:
             self.kept["owned"] += record.nbytes
         else:
@@ -333,7 +337,11 @@ class SavedTensorSwapper:
 
     def _drain_if_free(self) -> None:
         """Deal with the handles that ended, unless somebody holds the lock: then they will."""
-        if threading.current_thread().name.startswith(LANES):
+        thread = get_ident()
+        copies = self._copies.get(thread)
+        if copies is None:
+            copies = self._copies[thread] = threading.current_thread().name.startswith(LANES)
+        if copies:
             return  # the collector ran on a thread that copies; what it would wait for, only that thread can do
         if self._ended.queue and self.mover.engine.capturing():
             return  # events must not be asked for while a CUDA graph is captured; the next access deals with them
