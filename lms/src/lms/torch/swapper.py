@@ -22,7 +22,7 @@ from lms.torch.engine import Engine
 from lms.torch.mover import Mover
 from lms.torch.open_graphs import holders, sequence_number
 from lms.torch.passes import Finished, Pass
-from lms.torch.records import Ended, Handle, Kept, LiveRecord, View, movable, nbytes_of
+from lms.torch.records import Ended, Handle, Kept, LiveRecord, Origin, View, movable, nbytes_of
 from lms.units import format_size
 from lms.warn import warn_script
 
@@ -312,17 +312,8 @@ class SavedTensorSwapper:
     def _new(self, run: Pass, key: tuple[int, ...], tensor: torch.Tensor, storage: torch.UntypedStorage) -> LiveRecord:
         index = len(run.records)
         record = LiveRecord(index, key, storage)
-        recorder = run.recorder
-
-        def died(_: object) -> None:
-            # Runs on whatever thread held the storage last, so without the lock. Before the address can serve another
-            # storage, nobody must find this record by it any more.
-            if self._by_key.get(key) is record:
-                self._by_key.pop(key, None)
-            if record.let_go:
-                recorder.let_go[index] = recorder.position
-
-        record.origin = weakref.ref(storage, died)
+        record.origin = origin = Origin(storage, self._storage_died)
+        origin.record, origin.recorder = record, run.recorder
         self._by_key[key] = record
         self.live += 1
         run.add(record, lambda: (self._module(), str(tensor.dtype).removeprefix("torch."), tuple(tensor.shape)))
@@ -330,8 +321,23 @@ class SavedTensorSwapper:
             self.kept["owned"] += record.nbytes
         else:
             self.recorded += record.nbytes
-            self.mover.count_present(storage)
+            self.mover.count_present(origin, key[0], record.nbytes)
         return record
+
+    def _storage_died(self, origin: weakref.ref[torch.UntypedStorage]) -> None:
+        """Note that a storage is gone that the forward made.
+
+        Runs on whatever thread held the storage last, so without the lock. Before the address can serve another
+        storage, the record must not be found by it any more.
+        """
+        assert isinstance(origin, Origin)
+        record, recorder = origin.record, origin.recorder
+        del origin.record, origin.recorder  # record and origin hold each other
+        if self._by_key.get(record.key) is record:
+            self._by_key.pop(record.key, None)
+        if record.let_go and record.index >= 0:
+            recorder.let_go[record.index] = recorder.position
+        self.mover.storage_died(origin, record.key[0], record.nbytes)
 
     # Ends of handles
 
