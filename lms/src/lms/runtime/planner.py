@@ -24,6 +24,7 @@ from lms.torch.passes import Finished
 from lms.units import format_size
 from lms.warn import warn_script
 
+TIMED_EVERY = 16  # passes: one of so many is timed on, so that what is shown of the training stays current
 MOST_GUIDES = 64  # plans kept; the one that was used longest ago goes
 MOST_VARIANTS = 3  # plans kept for one sequence of accesses, for different amounts of memory outside it
 REFINED_AFTER = (1, 3)  # passes that followed a plan, after which it is made again from better measurements
@@ -64,6 +65,7 @@ class PassPlanner:
         self.guides: list[Guide] = []  # most recently used last
         self.current: Guide | None = None  # of the last complete pass
         self.last: Finished | None = None
+        self.last_timed: Finished | None = None
         self.passes = 0
         self.steps = 0  # of the optimizer, as the session counts them
         self.replans = 0
@@ -98,7 +100,7 @@ class PassPlanner:
         known = guide.passes > max(REFINED_AFTER) if guide is not None else self._far_below_limit
         measure = self._early or self._measure_next or self.peaks.exceeded_lately or not known
         self._recorder = Recorder(
-            self.device, measure=measure, timed=self.device.name == "cpu" or measure, present=present
+            self.device, measure=measure, timed=measure or self.passes % TIMED_EVERY == 0, present=present
         )
         return guide, self._recorder
 
@@ -148,6 +150,8 @@ class PassPlanner:
             self._above = max(0, recorder.worst - recorder.other[0])
             self._has_swapped |= finished.counters.out > 0
         self.last = finished
+        if recorder.timed:
+            self.last_timed = finished
         self.saved = max(self.saved, recorder.movable)
         self._far_below_limit = not finished.counters.out and (
             self.limit is None or recorder.peak <= _ROOMY * self.limit

@@ -11,6 +11,8 @@ from lms.core.trace import Access, AccessKind, Tensor, Trace
 from lms.memory.device import Device, Mark, Peak
 from lms.memory.transfer import Copy
 
+Label = tuple[str, str, tuple[int, ...]]  # a record's module, dtype and shape
+
 
 class Recorder:
     """The accesses of the pass under way, with a mark of the compute's time at the entry and exit of each hook.
@@ -25,6 +27,7 @@ class Recorder:
         self.device = device
         self.measure = measure
         self.timed = timed
+        self._watches = measure or timed  # else the order of accesses is all that is recorded
         self.kinds: list[AccessKind] = []
         self.order: list[int] = []  # the record of each access
         self.marks: list[Mark] = [device.mark()] if timed else []  # start, then entry and exit of each hook, end
@@ -39,7 +42,7 @@ class Recorder:
         self.foreseen: list[bool] = []  # pinned, and known to be from the start
         self.broken = False  # a hook was left by an error, so that entries and exits are out of step
         self._inside = False
-        self.labels: list[tuple[str, str, tuple[int, ...]]] = []
+        self.labels: list[Label] = []
         self.copies: list[tuple[Literal["out", "back"], int, Copy]] = []  # direction, record, copy
         self.peak = 0  # most bytes that the device held in this pass, as far as it was measured
         self.peak_at: int | None = None  # the access that it led to
@@ -66,9 +69,10 @@ class Recorder:
 
     def enter(self) -> None:
         """A hook begins: the computation since the hook before ends here."""
-        self.broken |= self._inside
+        if self._inside:
+            self.broken = True
         self._inside = True
-        if self.truncated:
+        if not self._watches or self.truncated:
             return
         if self.timed:
             self.marks.append(self.device.mark())
@@ -86,7 +90,7 @@ class Recorder:
     def leave(self, held: int, present: int) -> None:
         """A hook ends: `held` bytes are held by LMS, `present` bytes of saved storages are on the device."""
         self._inside = False
-        if self.truncated:
+        if not self._watches or self.truncated:
             return
         self.held.append(held)
         if self.measure:
@@ -95,7 +99,7 @@ class Recorder:
         if self.timed:
             self.marks.append(self.device.mark())
 
-    def new(self, nbytes: int, label: tuple[str, str, tuple[int, ...]], *, pinned: bool) -> int:
+    def new(self, nbytes: int, label: Label, *, pinned: bool) -> int:
         """Number a record that is saved for the first time."""
         self.nbytes.append(nbytes)
         self.first.append(-1)
@@ -109,12 +113,13 @@ class Recorder:
 
     def access(self, kind: AccessKind, index: int) -> None:
         """One access of record `index`."""
-        if self.truncated:
+        position = len(self.order)
+        if self.broken or position >= self.MAX_ACCESSES:
             return
         if kind != "read":
-            self.last_save[index] = self.position
+            self.last_save[index] = position
             if kind == "write":
-                self.first[index] = self.position
+                self.first[index] = position
         self.kinds.append(kind)
         self.order.append(index)
 

@@ -73,7 +73,7 @@ class Mover:
         assert record.slot is not None
         record.flat, copy = self.engine.reload(record.slot)
         self.counters.back += record.nbytes
-        self.count_present(record.flat.untyped_storage())
+        self._watch(record.flat.untyped_storage())
         self._note("back", record, copy)
         return copy
 
@@ -123,19 +123,23 @@ class Mover:
             self._present -= self._gone.popleft()
         return self._present
 
-    def count_present(self, storage: torch.UntypedStorage) -> None:
-        """Count the storage's bytes for as long as it lives, whoever keeps it."""
-        key, nbytes = storage._cdata, storage.nbytes()
+    def count_present(self, storage: weakref.ref[torch.UntypedStorage], key: int, nbytes: int) -> None:
+        """Count the bytes of the storage with this key until `storage_died`, whoever keeps it."""
         known = self._alive.get(key)
-        if known is not None and known() is storage:
-            return
+        if known is None or known() is None:
+            self._alive[key] = storage
+            self._present += nbytes
 
-        def died(_: object) -> None:
-            self._alive.pop(key, None)
+    def storage_died(self, storage: weakref.ref[torch.UntypedStorage], key: int, nbytes: int) -> None:
+        """To be called when the storage dies, on whatever thread held it last."""
+        if self._alive.get(key) is storage:
+            del self._alive[key]
             self._gone.append(nbytes)
 
-        self._alive[key] = weakref.ref(storage, died)
-        self._present += nbytes
+    def _watch(self, storage: torch.UntypedStorage) -> None:
+        """Count a storage that LMS made, or that a pass has left behind, for as long as it lives."""
+        key, nbytes = storage._cdata, storage.nbytes()
+        self.count_present(weakref.ref(storage, lambda died: self.storage_died(died, key, nbytes)), key, nbytes)
 
     def uncount(self, storage: torch.UntypedStorage) -> None:
         """The storage turned out to be somebody else's: it counts with everything that LMS does not hold."""
@@ -150,4 +154,4 @@ class Mover:
         for record in left:
             storage = record.storage()
             if storage is not None:
-                self.count_present(storage)
+                self._watch(storage)

@@ -10,7 +10,7 @@ from lms.core.guide import Guide, Key
 from lms.core.stepper import State, Stepper
 from lms.core.trace import AccessKind
 from lms.core.turns import Rounds, Turns
-from lms.runtime.recorder import Recorder
+from lms.runtime.recorder import Label, Recorder
 from lms.torch.mover import Counters, Mover
 from lms.torch.records import LiveRecord
 
@@ -60,11 +60,15 @@ class Pass:
         """By index; the dead ones too."""
         return self.stepper.items
 
-    def add(self, record: LiveRecord, label: tuple[str, str, tuple[int, ...]]) -> None:
-        """A record is saved for the first time."""
+    def add(self, record: LiveRecord, describe: Callable[[], Label]) -> None:
+        """A record is saved for the first time. `describe` is called unless the pass that this one follows tells it."""
         guide = self.guide
         if guide is not None and guide.expects(self.recorder.position, ("write", record.index, record.nbytes)):
-            record.pinned = guide.pinned[record.index]
+            known = guide.trace.tensors[record.index]
+            record.pinned = known.pinned
+            label = known.module, known.dtype, known.shape
+        else:
+            label = describe()
         self.live += 1
         self.recorder.new(record.nbytes, label, pinned=record.pinned)
         self.stepper.add(record)

@@ -10,6 +10,7 @@ import torch
 
 from lms.core.stepper import Item, State
 from lms.memory.slots import Slot
+from lms.runtime.recorder import Recorder
 
 _use_count: Callable[[int], int] = torch._C._storage_Use_Count  # of a storage. PyTorch has no public name for this.
 # A tensor of torch.func (vmap, grad) wraps another and has no memory of its own. No public name either.
@@ -23,25 +24,26 @@ class View:
     counter, so that a change in place is noticed however long the bytes have been away.
     """
 
-    __slots__ = ("alias", "dtype", "offset", "size", "stride", "version")
+    __slots__ = ("alias", "geometry", "version")
 
     def __init__(self, tensor: torch.Tensor) -> None:
         self.alias = tensor.detach()
         self.version = tensor._version
-        self.dtype = tensor.dtype
-        self.size = tensor.size()
-        self.stride = tensor.stride()
-        self.offset = tensor.storage_offset()
+        self.geometry: tuple[torch.dtype, int, torch.Size, tuple[int, ...]] | None = None  # once the storage is away
 
     def vacate(self) -> None:
         """Let go of the storage."""
-        self.alias.data = torch.empty(0, dtype=self.dtype, device=self.alias.device)
+        alias = self.alias
+        self.geometry = alias.dtype, int(alias.storage_offset()), alias.size(), alias.stride()
+        alias.data = torch.empty(0, dtype=alias.dtype, device=alias.device)
 
     def fill(self, flat: torch.Tensor) -> None:
         """Lie over the bytes of `flat` (1-D uint8) from now on; the version counter stays."""
-        start = flat.storage_offset() // self.dtype.itemsize + self.offset
-        tensor = torch.empty(0, dtype=self.dtype, device=flat.device)
-        self.alias.data = tensor.set_(flat.untyped_storage(), start, self.size, self.stride)
+        assert self.geometry is not None
+        dtype, offset, size, stride = self.geometry
+        start = flat.storage_offset() // dtype.itemsize + offset
+        tensor = torch.empty(0, dtype=dtype, device=flat.device)
+        self.alias.data = tensor.set_(flat.untyped_storage(), start, size, stride)
 
     @property
     def changed(self) -> bool:
@@ -50,7 +52,8 @@ class View:
 
     def check(self) -> None:
         """Raise as plain autograd does when the tensor was changed in place since it was saved."""
-        check_version(self.alias, self.version, self.size)
+        size = self.alias.size() if self.geometry is None else self.geometry[2]
+        check_version(self.alias, self.version, size)
 
     def wrap(self, tensor: torch.Tensor) -> torch.Tensor:
         """What autograd saved, given the plain tensor that holds its bytes."""
@@ -71,6 +74,15 @@ def check_version(alias: torch.Tensor, version: int, size: torch.Size) -> None:
         )
 
 
+class Origin(weakref.ref[torch.UntypedStorage]):
+    """Dies with the storage that the forward made. One for a record: weak references and closures are not free."""
+
+    __slots__ = ("record", "recorder")
+
+    record: LiveRecord
+    recorder: Recorder
+
+
 class LiveRecord(Item):
     """A record while autograd holds at least one handle on it."""
 
@@ -79,7 +91,7 @@ class LiveRecord(Item):
     def __init__(self, index: int, key: tuple[int, ...], storage: torch.UntypedStorage) -> None:
         super().__init__(index, storage.nbytes())
         self.key = key
-        self.origin: weakref.ref[torch.UntypedStorage] | None = None  # dies with the storage that the forward made
+        self.origin: Origin | None = None
         self.root: weakref.ref[torch.Tensor] | None = None  # the DTensor whose version the key has
         self.views: list[View] = []
         self.slot: Slot | None = None  # where the tier below holds its bytes, or is about to

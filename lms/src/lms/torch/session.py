@@ -278,10 +278,10 @@ class Session:
 
     @property
     def timeline(self) -> Timeline | None:
-        """The last complete pass as it ran; None before there is one, and where its times were not taken."""
+        """The last complete pass whose times were taken, as it ran; None before there is one."""
         self._learn()
-        last = self._planner.last
-        return last.recorder.timeline() if last is not None and last.recorder.timed else None
+        last = self._planner.last_timed
+        return last.recorder.timeline() if last is not None else None
 
     @property
     def passes(self) -> int:

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import threading
-import time
 import weakref
 from collections import deque
 from collections.abc import Callable
+from threading import get_ident
+from time import perf_counter
 
 import torch
 
@@ -21,7 +22,7 @@ from lms.torch.engine import Engine
 from lms.torch.mover import Mover
 from lms.torch.open_graphs import holders, sequence_number
 from lms.torch.passes import Finished, Pass
-from lms.torch.records import Ended, Handle, Kept, LiveRecord, View, movable, nbytes_of
+from lms.torch.records import Ended, Handle, Kept, LiveRecord, Origin, View, movable, nbytes_of
 from lms.units import format_size
 from lms.warn import warn_script
 
@@ -79,6 +80,7 @@ class SavedTensorSwapper:
         self._pass: Pass | None = None
         self._stream: Stream | None = None  # the one that computed when the pass began
         self._warned: set[str] = set()
+        self._copies: dict[int, bool] = {}  # whether the thread with this number copies
         self._unjudged: deque[tuple[Recorder, LiveRecord]] = deque()  # died, and may be kept by somebody else
         self._left: set[LiveRecord] = set()  # live records of passes that are over
         self._left_open = ""  # what is to be said of them
@@ -96,15 +98,16 @@ class SavedTensorSwapper:
 
     def _clock(self) -> float:
         """A clock that stands still while a copy is waited for. (The processor's own costs a system call.)"""
-        return time.perf_counter() - self.counters.stall_out - self.counters.stall_in
+        counters = self.counters
+        return perf_counter() - counters.stall_out - counters.stall_in
 
     # What autograd calls
 
     def pack(self, tensor: torch.Tensor) -> Handle | Kept:
         """What autograd is to keep instead of `tensor`."""
-        began = self._clock()
         if not self.active:
             return Kept(tensor)
+        began = self._clock()
         kind = type(tensor)
         local = tensor if kind is torch.Tensor or kind is torch.nn.Parameter else local_part(tensor)
         storage = "types" if local is None else self._movable_storage(tensor, local)
@@ -116,7 +119,8 @@ class SavedTensorSwapper:
         with self._lock:
             packed = self._pack(tensor, local, storage)
             self.counters.hook += self._clock() - began
-        self._drain_if_free()
+        if self._ended.queue:
+            self._drain_if_free()
         if isinstance(packed, str):
             self._warn_once(packed)
             return self._keep(tensor, packed)
@@ -139,7 +143,8 @@ class SavedTensorSwapper:
         with self._lock:
             tensor = self._unpack(packed)
             self.counters.hook += self._clock() - began
-        self._drain_if_free()
+        if self._ended.queue:
+            self._drain_if_free()
         return tensor
 
     def stays(self, storage: torch.UntypedStorage) -> None:
@@ -307,33 +312,42 @@ class SavedTensorSwapper:
     def _new(self, run: Pass, key: tuple[int, ...], tensor: torch.Tensor, storage: torch.UntypedStorage) -> LiveRecord:
         index = len(run.records)
         record = LiveRecord(index, key, storage)
-        recorder = run.recorder
-
-        def died(_: object) -> None:
-            # Runs on whatever thread held the storage last, so without the lock. Before the address can serve another
-            # storage, nobody must find this record by it any more.
-            if self._by_key.get(key) is record:
-                self._by_key.pop(key, None)
-            if record.let_go:
-                recorder.let_go[index] = recorder.position
-
-        record.origin = weakref.ref(storage, died)
+        record.origin = origin = Origin(storage, self._storage_died)
+        origin.record, origin.recorder = record, run.recorder
         self._by_key[key] = record
         self.live += 1
-        dtype = str(tensor.dtype).removeprefix("torch.")
-        run.add(record, (self._module(), dtype, tuple(tensor.shape)))
+        run.add(record, lambda: (self._module(), str(tensor.dtype).removeprefix("torch."), tuple(tensor.shape)))
         if record.pinned:
             self.kept["owned"] += record.nbytes
         else:
             self.recorded += record.nbytes
-            self.mover.count_present(storage)
+            self.mover.count_present(origin, key[0], record.nbytes)
         return record
+
+    def _storage_died(self, origin: weakref.ref[torch.UntypedStorage]) -> None:
+        """Note that a storage is gone that the forward made.
+
+        Runs on whatever thread held the storage last, so without the lock. Before the address can serve another
+        storage, the record must not be found by it any more.
+        """
+        assert isinstance(origin, Origin)
+        record, recorder = origin.record, origin.recorder
+        del origin.record, origin.recorder  # record and origin hold each other
+        if self._by_key.get(record.key) is record:
+            self._by_key.pop(record.key, None)
+        if record.let_go and record.index >= 0:
+            recorder.let_go[record.index] = recorder.position
+        self.mover.storage_died(origin, record.key[0], record.nbytes)
 
     # Ends of handles
 
     def _drain_if_free(self) -> None:
         """Deal with the handles that ended, unless somebody holds the lock: then they will."""
-        if threading.current_thread().name.startswith(LANES):
+        thread = get_ident()
+        copies = self._copies.get(thread)
+        if copies is None:
+            copies = self._copies[thread] = threading.current_thread().name.startswith(LANES)
+        if copies:
             return  # the collector ran on a thread that copies; what it would wait for, only that thread can do
         if self._ended.queue and self.mover.engine.capturing():
             return  # events must not be asked for while a CUDA graph is captured; the next access deals with them
