@@ -29,19 +29,22 @@ class Tape:
     freed: dict[int, int] = field(default_factory=dict)  # where that is not the access after the last one
     let_go: dict[int, int] = field(default_factory=dict)
     pinned: set[int] = field(default_factory=set)
+    _touches: dict[int, list[int]] = field(default_factory=dict)
 
     def new(self, nbytes: int) -> int:
         self.sizes.append(nbytes)
         return len(self.sizes) - 1
 
     def access(self, kind: Literal["save", "use"], record: int, seconds: float) -> None:
-        again = any(access.tensor == record for access in self.accesses)
-        self.accesses.append(Access("read" if kind == "use" else "hold" if again else "write", record, seconds))
+        self.accesses.append(
+            Access("read" if kind == "use" else "hold" if record in self._touches else "write", record, seconds)
+        )
+        self._touches.setdefault(record, []).append(len(self.accesses) - 1)
 
     def touches(self, record: int, kind: str = "save use") -> tuple[int, ...]:
         kinds = {"save": ("write", "hold"), "use": ("read",)}
         wanted = [one for name in kind.split() for one in kinds[name]]
-        return tuple(at for at, a in enumerate(self.accesses) if a.tensor == record and a.kind in wanted)
+        return tuple(at for at in self._touches[record] if self.accesses[at].kind in wanted)
 
     def trace(self, *, base: int = 0, scratch: Sequence[int] = (), tail: float = 0.0) -> Trace:
         """The pass; with `base` the rest of the device's bytes is measured: base, scratch, and what is made next."""

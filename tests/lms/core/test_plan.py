@@ -441,17 +441,20 @@ def test_an_empty_pass_needs_no_moves(traces: ModuleType) -> None:
 
 
 @pytest.mark.parametrize("bound", ["budget", "limit"])
-def test_a_pass_of_thousands_of_records_is_planned_in_two_seconds_of_processor_time(
+def test_a_pass_of_ten_thousand_records_is_planned_in_a_second_of_processor_time(
     bound: str, traces: ModuleType
 ) -> None:
     rng = random.Random(6000)
-    sizes = [rng.randint(1, 64) * traces.MB for _ in range(3000)]
+    sizes = [rng.randint(1, 64) * traces.MB for _ in range(10_000)]
     trace = traces.chain(sizes, [rng.random() * 0.01 for _ in sizes], base=100 * traces.MB)
-    stay = int(0.35 * trace.saved)
-    began = time.process_time()
-    plan = make_plan(trace, hides(trace, 1.0, 0.4), **{bound: stay + (200 * traces.MB if bound == "limit" else 0)})
-    assert time.process_time() - began < 2
-    assert plan.moves
+    asked = {bound: int(0.35 * trace.saved) + (200 * traces.MB if bound == "limit" else 0)}
+    took = []
+    for _ in range(3):  # neighbours slow a processor down, so the best of three counts
+        began = time.process_time()
+        plan = make_plan(replace(trace), hides(trace, 1.0, 0.4), **asked)
+        took.append(time.process_time() - began)
+        assert plan.moves
+    assert min(took) < 1
 
 
 def test_between_two_uses_a_record_stays_while_the_tolerance_has_room(traces: ModuleType) -> None:
