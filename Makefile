@@ -25,7 +25,7 @@ BUNDLE_OPTIONS = $(if $(BASE),--base "$(BASE)") $(ARGS)
 export PYTHON
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test test-all lint format bench bench-lms bench-links bench-ddl bench-training bench-bundle bench-images channel render env mirror image images context chart horovod-suite gpu-check clean
+.PHONY: help setup demo test test-all lint format bench bench-lms bench-bookkeeping bench-links bench-ddl bench-training bench-bundle bench-images channel render env mirror image images context chart horovod-suite gpu-check clean
 
 help: ## list what make can do here
 	@sed -n 's/^\([a-z-]*\):[^#]*## \(.*\)/make \1\t\2/p' Makefile | expand -t 20
@@ -57,8 +57,12 @@ format: setup ## write the sources as `make lint` wants them
 
 bench: bench-lms bench-links bench-ddl bench-training ## all benchmarks (ARGS="--quick" shows that they run)
 
-bench-lms: setup ## measure LMS against plain training, checkpointing and the system's swap; JSON to out/bench/
+bench-lms: setup ## measure LMS against plain training, other allocators, checkpointing and the system's swap; JSON to out/bench/
+	ci/install_tools libjemalloc2
 	$(BIN)/python lms/bench $(ARGS)
+
+bench-bookkeeping: setup ## measure LMS's own work for a saved tensor (ARGS="--against ../other-checkout"); JSON to out/bench/
+	$(BIN)/python lms/bench/bookkeeping.py $(ARGS)
 
 bench-links: setup ## measure `lms link` beside fio, a memcpy in C++ and a disk that the kernel throttles (needs root); JSON to out/bench/
 	ci/install_tools fio

@@ -1,4 +1,7 @@
-"""How much memory training holds: the allocator's bytes on a GPU, the process's resident set on a CPU (Linux)."""
+"""How much memory training holds: the allocator's bytes on a GPU, the process's resident set on a CPU (Linux).
+
+LMS has a reader of the resident set of its own, which is not used here: plain training needs no LMS to be installed.
+"""
 
 from __future__ import annotations
 

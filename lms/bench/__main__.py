@@ -14,11 +14,12 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "src"))
 
+from allocators import POOL, refused
 from campaign import Campaign, Settings, steps_to_take
-from crew import Progress, WorkerError
+from cap import can_swap
+from crew import Progress, WorkerError, checkout
 from figures import DEFINITIONS, Cell, Verdict, forecasts, judge, noise_floor, paired, spread
 
-from lms.cap import can_swap
 from lms.files import write_aside
 from lms.link.host import kernel
 from lms.units import format_size
@@ -67,7 +68,7 @@ def simulated(measured: Sequence[Measured]) -> list[Verdict]:
             f"{one.model} {cell.name}": cell
             for one in measured
             for cell in one.cells.values()
-            if cell.timed and cell.share is not None
+            if cell.timed and cell.share is not None and not cell.other
         }
     )
 
@@ -76,9 +77,9 @@ def _settings(args: argparse.Namespace) -> Settings:
     import torch
 
     device = args.device or ("cuda" if torch.cuda.is_available() else "cpu")
-    refused = "a GPU cannot be capped so" if device != "cpu" else can_swap()
-    if args.swap and refused:
-        print(f"without the cells under a memory cap: {refused}", file=sys.stderr)
+    uncapped = "a GPU cannot be capped so" if device != "cpu" else can_swap()
+    if args.swap and uncapped:
+        print(f"without the cells under a memory cap: {uncapped}", file=sys.stderr)
     args.output.mkdir(parents=True, exist_ok=True)
     folder = (args.spill_dir or args.output).resolve()
     return Settings(
@@ -89,7 +90,9 @@ def _settings(args: argparse.Namespace) -> Settings:
         shares=args.shares,
         spill_dir=folder,
         swap_dir=folder,
-        swap=args.swap and refused is None,
+        swap=args.swap and uncapped is None,
+        refused=refused(device),
+        against=args.against,
     )
 
 
@@ -140,16 +143,21 @@ def table(one: Measured) -> str:
     """The cells of a model, and its targets, as text."""
     plain = one.cells["plain"]
     noise = noise_floor(paired(one.cells["plain-again"], plain))
+    width = max(12, *(len(name) for name in one.cells))
     lines = [
         f"\n{one.model}: plain takes {plain.seconds:.2f} s a step, noise floor {100 * noise:.1f}%; peak: {one.memory}",
-        f"  {'cell':<12} {'ratio':>6} {'quartiles':>13} {'peak':>8} {'managed':>8} {'out':>8} {'back':>8} {'wait':>8}",
+        f"  {'cell':<{width}} {'ratio':>6} {'quartiles':>13} {'x pool':>6} {'peak':>8} "
+        f"{'managed':>8} {'out':>8} {'back':>8} {'wait':>8}",
     ]
+    pool = one.cells[POOL]
     for cell in one.cells.values():
         if not cell.timed:
-            lines.append(f"  {cell.name:<12} {cell.note.splitlines()[0] if cell.note else 'not run'}")
+            lines.append(f"  {cell.name:<{width}} {cell.note.splitlines()[0] if cell.note else 'not run'}")
             continue
         found = spread(paired(cell, plain))
-        row = f"  {cell.name:<12} {found.median:6.3f} {found.low:6.3f}-{found.high:6.3f} {format_size(cell.peak):>8}"
+        over = f"{spread(paired(cell, pool)).median:6.3f}" if pool.timed else ""
+        row = f"  {cell.name:<{width}} {found.median:6.3f} {found.low:6.3f}-{found.high:6.3f} {over:>6}"
+        row += f" {format_size(cell.peak):>8}"
         if cell.kind == "lms":
             stall = cell.last("last_stall_out") + cell.last("last_stall_in")
             row += f" {format_size(cell.managed_peak):>8} {format_size(cell.last('last_out')):>8}"
@@ -176,12 +184,16 @@ def _figure(value: float, unit: str) -> str:
 
 
 def _document(one: Measured) -> dict[str, object]:
-    plain = one.cells["plain"]
+    plain, pool = one.cells["plain"], one.cells[POOL]
     return {
         "memory": one.memory,
         "noise_floor": noise_floor(paired(one.cells["plain-again"], plain)),
         "cells": {
-            name: {**asdict(cell), "ratio": asdict(spread(paired(cell, plain))) if cell.timed else None}
+            name: {
+                **asdict(cell),
+                "ratio": asdict(spread(paired(cell, plain))) if cell.timed else None,
+                "over_pool": asdict(spread(paired(cell, pool))) if cell.timed and pool.timed else None,
+            }
             for name, cell in one.cells.items()
         },
         "verdicts": [asdict(verdict) for verdict in one.verdicts],
@@ -251,6 +263,9 @@ def _arguments(argv: Sequence[str] | None) -> argparse.Namespace:
     parser.add_argument("--threads", type=_positive, help="of torch, on a CPU (default: all cores)")
     parser.add_argument("--spill-dir", type=Path, help="where LMS and the system swap to (default: the output folder)")
     parser.add_argument("--no-swap", dest="swap", action="store_false", help="leave out the cells under a memory cap")
+    parser.add_argument(
+        "--against", type=checkout, metavar="TREE", help="another checkout, whose LMS takes part beside this one's"
+    )
     parser.add_argument("-o", "--output", type=Path, default=Path("out/bench"), help="folder (default: out/bench)")
     return parser.parse_args(argv)
 

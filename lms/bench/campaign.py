@@ -2,22 +2,24 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
+from allocators import JEMALLOC, POOL
+from cap import Cap, can_swap
 from crew import Worker, WorkerError
 from figures import JUDGED_SHARE, Cell
 
-from lms.cap import Cap, can_swap
 from lms.errors import LMSError
 
 # Steps before the timed ones. LMS records in the first pass, follows its plan from the second on, makes it anew from
 # better measurements after the second and the fourth, and stops measuring memory with the sixth.
-WARM = {"lms": 5, "plain": 2, "checkpoint": 2}
+WARM = {"lms": 5, "plain": 2, POOL: 2, JEMALLOC: 2, "checkpoint": 2}
 CAP_ROOM = 1.10  # the cap of both capped cells, times the most that LMS's cgroup counted
 LOOSE = 2**40
+ROOT = Path(__file__).resolve().parents[2]
 
 
 @dataclass(frozen=True)
@@ -32,6 +34,8 @@ class Settings:
     spill_dir: Path
     swap_dir: Path
     swap: bool  # whether to try the cells under a cap
+    refused: Mapping[str, str]  # allocators that no cell can be over here, each with the reason
+    against: Path | None = None  # another checkout, whose LMS takes part
 
 
 @dataclass
@@ -63,12 +67,19 @@ class Campaign:
             self._add(Cell("plain-again", "plain"), start)
             if "plain" not in crew:
                 raise WorkerError(f"{self.model}, plain: {self.cells['plain'].note}")
+            for allocator in (POOL, JEMALLOC):
+                cell = Cell(allocator, allocator)
+                if allocator in self.settings.refused:
+                    cell.note = f"not run: {self.settings.refused[allocator]}"
+                    self.cells[cell.name] = cell
+                else:
+                    self._add(cell, start)
             self._add(Cell("checkpoint", "checkpoint"), start)
             fits = Cell("lms-fits", "lms")
-            self._add(fits, start)
+            self._add_managed(fits, start)
             if fits.steps:
                 for share in self.settings.shares:
-                    self._add(managed(share, fits.last("saved")), start)
+                    self._add_managed(managed(share, fits.last("saved")), start)
                 if self.settings.swap:
                     self._add_capped(fits, start)
             names = list(crew)
@@ -84,8 +95,15 @@ class Campaign:
         self.cells[cell.name] = cell
         worker = start(cell)
         if worker is not None:
-            self.memory = worker.memory
+            self.memory = str(worker.opening["memory"])
             self._warm_up(cell, worker)
+
+    def _add_managed(self, cell: Cell, start: Callable[[Cell], Worker | None]) -> None:
+        """Start this checkout's cell, and the other's beside it."""
+        self._add(cell, start)
+        if self.settings.against is not None:
+            name = f"{cell.name} {self.settings.against.name}"
+            self._add(replace(cell, name=name, steps=[], note="", other=True), start)
 
     def _add_capped(self, fits: Cell, start: Callable[..., Worker | None]) -> None:
         """LMS at the judged share under a cap a little above its own need, and plain under the same cap with swap."""
@@ -119,6 +137,7 @@ class Campaign:
     def _start(self, cell: Cell, cap: Cap | None) -> Worker | None:
         settings = self.settings
         self.advance(f"{self.model}: {cell.name}")
+        tree = settings.against if cell.other and settings.against is not None else ROOT
         try:
             return Worker(
                 {
@@ -131,6 +150,8 @@ class Campaign:
                     "spill_dir": str(settings.spill_dir),
                 },
                 cap,
+                program=tree / "lms" / "bench" / "worker.py",
+                source=tree / "lms" / "src",
             )
         except WorkerError as error:
             cell.note = str(error)
@@ -165,7 +186,8 @@ def rotations(names: Sequence[str], rounds: int) -> Iterator[list[str]]:
 
 def steps_to_take(settings: Settings, models: int) -> int:
     """How often `advance` will be called, for the progress bar."""
-    managed_cells = 1 + len(settings.shares) + settings.swap
-    others = 2 + settings.swap  # and the first plain cell, which warms up for as long as LMS
+    managed_cells = (1 + len(settings.shares)) * (1 if settings.against is None else 2) + settings.swap
+    # And the first plain cell, which warms up for as long as LMS.
+    others = 2 + settings.swap + len({POOL, JEMALLOC} - settings.refused.keys())
     warm = (managed_cells + 1) * WARM["lms"] + others * WARM["plain"]
     return models * (warm + (managed_cells + 1 + others) * (1 + settings.rounds))

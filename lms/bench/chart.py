@@ -9,7 +9,14 @@ from figures import Cell, floor_of, noise_floor, paired, spread
 from matplotlib.figure import Figure
 
 # Okabe and Ito's colours, which people with any kind of colour blindness can tell apart.
-_COLOURS = {"plain": "#6E6E6E", "checkpoint": "#E69F00", "lms": "#0072B2", "swap": "#D55E00"}
+_COLOURS = {
+    "plain": "#6E6E6E",
+    "pool": "#009E73",
+    "jemalloc": "#CC79A7",
+    "checkpoint": "#E69F00",
+    "lms": "#0072B2",
+    "swap": "#D55E00",
+}
 
 
 def draw(models: Mapping[str, Mapping[str, Cell]]) -> bytes:

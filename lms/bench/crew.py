@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import argparse
 import contextlib
 import json
 import os
@@ -13,12 +14,24 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import TextIO
 
+import allocators
+from cap import Cap
 from figures import Step
 
-from lms.cap import Cap
 from lms.torch.launcher import missing_environment
 
-HERE = Path(__file__).parent
+HERE = Path(__file__).resolve().parent
+SOURCE = HERE.parent / "src"
+
+
+def checkout(text: str) -> Path:
+    """The folder of another checkout, whose name stands for it in tables: an argument of the command line."""
+    tree = Path(text).resolve()
+    if not (tree / "lms" / "src" / "lms").is_dir():
+        raise argparse.ArgumentTypeError(f"{text!r}: expected the folder of another checkout, with lms/src/lms in it")
+    if tree.name in ("plain", "identity", "lms"):
+        raise argparse.ArgumentTypeError(f"{text!r}: its name is that of a contestant; give the checkout another one")
+    return tree
 
 
 class WorkerError(Exception):
@@ -28,17 +41,27 @@ class WorkerError(Exception):
 class Worker:
     """The process of one cell. `cap` is entered already, and closed with the worker.
 
-    LMS's processes start with the environment that `lms run` gives them, the others with the one that is there.
+    It starts in the environment that is there; LMS's with what `lms run` adds, jemalloc's with what loads that. It runs
+    `program` with the LMS of the folder `source`.
 
-    Raises WorkerError when the process does not come up.
+    Raises WorkerError if the process does not come up.
     """
 
-    def __init__(self, config: Mapping[str, object], cap: Cap | None = None) -> None:
+    def __init__(
+        self,
+        config: Mapping[str, object],
+        cap: Cap | None = None,
+        *,
+        program: Path = HERE / "worker.py",
+        source: Path = SOURCE,
+    ) -> None:
         self.cap = cap
         self._errors = tempfile.TemporaryFile("w+")  # noqa: SIM115 - closed in close()
-        argv = [sys.executable, str(HERE / "worker.py"), json.dumps(config)]
-        path = os.pathsep.join(filter(None, [str(HERE.parent / "src"), os.environ.get("PYTHONPATH")]))
-        environment = missing_environment(os.environ) if config["kind"] == "lms" else {}
+        argv = [sys.executable, str(program), json.dumps(config)]
+        path = os.pathsep.join(filter(None, [str(source), os.environ.get("PYTHONPATH")]))
+        environment = allocators.environment(str(config["kind"]), os.environ)
+        if config["kind"] == "lms":
+            environment = missing_environment(os.environ)
         self._process = subprocess.Popen(
             cap.command(argv) if cap is not None else argv,
             stdin=subprocess.PIPE,
@@ -48,18 +71,22 @@ class Worker:
             env={**os.environ, **environment, "PYTHONPATH": path},
         )
         try:
-            self.memory = str(self._answer()["memory"])
+            self.opening = self._answer()
         except WorkerError:
             self.close()
             raise
 
     def step(self) -> Step:
-        """Let it take one step; returns when it has. Raises WorkerError when it dies over it."""
+        """Let it take one step; returns when it has. Raises WorkerError if it dies over it."""
+        return Step(**self.ask())  # type: ignore[arg-type]
+
+    def ask(self) -> dict[str, object]:
+        """Its answer to "step". Raises WorkerError if it dies over it."""
         assert self._process.stdin is not None
         with contextlib.suppress(BrokenPipeError):  # the missing answer says it better
             self._process.stdin.write('{"do": "step"}\n')
             self._process.stdin.flush()
-        return Step(**self._answer())  # type: ignore[arg-type]
+        return self._answer()
 
     def close(self) -> None:
         """End the process and its cap. Idempotent."""

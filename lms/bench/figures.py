@@ -14,6 +14,10 @@ DEFINITIONS: Mapping[str, str] = {
     "share": "the part of `saved` that may stay on the device; the cell's budget is share x saved",
     "largest": "bytes of the largest record: the tolerance of every target about memory",
     "ratio": "a cell's step time over plain's step time in the same round; its figure is the median over the rounds",
+    "over the pool": "a cell's step time over that of plain over the page pool in the same round; the median over the "
+    "rounds: what swapping costs, without what the allocator gives",
+    "over the other": "a cell's step time over that of the other checkout's LMS with the same budget in the same "
+    "round; the median over the rounds",
     "noise floor": "distance from 1 of the farther quartile of the ratios of plain's second process to its first",
     "identical": "loss and every gradient of every step, warm-up included, have the same bits as plain's",
     "managed peak": "most bytes of records that LMS held at once in any pass, copies in flight included",
@@ -60,10 +64,11 @@ class Cell:
     """One way to train one model. `warm` steps come before the timed ones."""
 
     name: str
-    kind: str  # plain | lms | checkpoint
+    kind: str  # plain | pool | jemalloc | checkpoint | lms
     share: float | None = None  # None: everything fits, or not LMS
     budget: int | None = None
     cap: int | None = None  # bytes, where the cell ran under one
+    other: bool = False  # it is the other checkout's LMS
     warm: int = 0
     steps: list[Step] = field(default_factory=list)
     note: str = ""  # why it did not run, or ended early
@@ -208,6 +213,12 @@ def against_swap(swap: Cell, managed: Cell) -> Verdict:
     return Verdict(managed.name, "against swap", ratio, SWAP_TARGET, ratio >= SWAP_TARGET, "ratio", note)
 
 
+def over_the_other(cell: Cell, other: Cell, noise: float) -> Verdict:
+    """The target beside the LMS of another checkout: not slower, beyond the noise floor."""
+    ratio = median(paired(cell, other))
+    return Verdict(cell.name, "over the other", ratio, 1 + noise, ratio <= 1 + noise, "ratio")
+
+
 def fitting(cell: Cell) -> list[Verdict]:
     """The targets with everything fitting: nothing moved, and little time in the hooks."""
     moved = cell.last("swapped_out") + cell.last("swapped_in")
@@ -263,7 +274,7 @@ def judge(cells: Mapping[str, Cell]) -> list[Verdict]:
     plain = cells["plain"]
     ran = [cell for cell in cells.values() if cell.timed]
     verdicts = [identical(cell, plain) for cell in ran if cell is not plain]
-    budgeted = [cell for cell in ran if cell.kind == "lms" and cell.share is not None]
+    budgeted = [cell for cell in ran if cell.kind == "lms" and cell.share is not None and not cell.other]
     floor = floor_of(budgeted)
     noise = noise_floor(paired(cells["plain-again"], plain))
     for cell in budgeted:
@@ -271,6 +282,10 @@ def judge(cells: Mapping[str, Cell]) -> list[Verdict]:
             verdicts += memory(cell, floor)
             if cell.share == JUDGED_SHARE:
                 verdicts.append(step_time(cell, plain, noise))
+    for cell in ran:
+        if cell.other:
+            ours = cells[cell.name.partition(" ")[0]]
+            verdicts += [over_the_other(ours, cell, noise)] if ours.timed else []
     if "swap" in cells and "lms-capped" in cells:
         verdicts.append(against_swap(cells["swap"], cells["lms-capped"]))
     if "lms-fits" in cells and cells["lms-fits"].timed:

@@ -13,10 +13,12 @@ import resource
 import sys
 import time
 from contextlib import AbstractContextManager, nullcontext
-from pathlib import Path
 
+import allocators
 import torch
 from models import Job, build, checkpoint_blocks
+
+from lms.memory.resident import ResidentSet
 
 
 class Memory:
@@ -25,7 +27,7 @@ class Memory:
     def __init__(self, device: torch.device) -> None:
         self.cuda = device.type == "cuda"
         self.name = "allocated bytes (torch.cuda.max_memory_allocated)" if self.cuda else "resident set (VmHWM)"
-
+        self._resident = ResidentSet()
         self._before = 0  # the most that was seen before somebody else began the measurement anew
 
     def notice(self) -> None:
@@ -38,19 +40,14 @@ class Memory:
         if self.cuda:
             torch.cuda.reset_peak_memory_stats()
         else:
-            Path("/proc/self/clear_refs").write_text("5")
+            self._resident.reset_peak()
 
     def peak(self) -> int:
         """Bytes."""
         return max(self._before, self._current())
 
     def _current(self) -> int:
-        if self.cuda:
-            return torch.cuda.max_memory_allocated()
-        for line in Path("/proc/self/status").read_text().splitlines():
-            if line.startswith("VmHWM:"):
-                return 1024 * int(line.split()[1])
-        raise RuntimeError("no VmHWM in /proc/self/status: the benchmark needs Linux")
+        return torch.cuda.max_memory_allocated() if self.cuda else self._resident.peak()
 
 
 def digest(model: torch.nn.Module) -> str:
@@ -96,6 +93,7 @@ def main() -> None:
     answers = os.fdopen(os.dup(1), "w", buffering=1)
     os.dup2(2, 1)
     config = json.loads(sys.argv[1])
+    allocators.enter(config["kind"])
     device = torch.device(config["device"])
     torch.set_num_threads(config["threads"])
     if device.type == "cuda":
@@ -106,7 +104,7 @@ def main() -> None:
         checkpoint_blocks(job)
     optimizer = torch.optim.SGD(job.model.parameters(), lr=1e-4, momentum=0.9)
     memory = Memory(device)
-    if config["kind"] == "lms":  # the other cells never import LMS
+    if config["kind"] == "lms":
         from sessions import before_reset, describe, forecast
 
         from lms import Session

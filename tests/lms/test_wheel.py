@@ -9,7 +9,9 @@ from pathlib import Path
 ROOT = Path(__file__).parents[2]
 
 
-def test_it_holds_the_sources_of_the_page_pool_and_no_library_of_this_machine(tmp_path: Path) -> None:
+def test_it_holds_the_package_the_page_pools_sources_and_nothing_else(
+    tmp_path: Path,
+) -> None:
     tree = tmp_path / "lms"
     shutil.copytree(ROOT / "lms", tree, ignore=shutil.ignore_patterns("__pycache__", "dist"))
     (tree / "src/lms/native/page_pool-torch9.9-x86_64-0.so").write_bytes(b"as `make setup` leaves it")
@@ -20,3 +22,6 @@ def test_it_holds_the_sources_of_the_page_pool_and_no_library_of_this_machine(tm
     names = zipfile.ZipFile(wheel).namelist()
     assert "lms/native/page_pool.cc" in names
     assert [name for name in names if name.endswith(".so")] == []
+    modules = {str(path.relative_to(tree / "src")) for path in (tree / "src/lms").rglob("*.py")}
+    assert {name for name in names if name.endswith(".py")} == modules
+    assert "lms/cap.py" not in names

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
 
 import campaign
@@ -11,7 +12,7 @@ from campaign import Campaign, Settings, managed, rotations, steps_to_take
 from crew import WorkerError
 from figures import Step
 
-SETTINGS = Settings("quick", "cpu", 2, 3, (0.5, 0.35, 0.0), Path("/spill"), Path("/swap"), swap=False)
+SETTINGS = Settings("quick", "cpu", 2, 3, (0.5, 0.35, 0.0), Path("/spill"), Path("/swap"), swap=False, refused={})
 
 
 class FakeWorker:
@@ -20,10 +21,13 @@ class FakeWorker:
     log: list[str] = []  # noqa: RUF012 - a fresh list for each test, below
     failing = ""
 
-    def __init__(self, config: Mapping[str, object], cap: object = None) -> None:
+    def __init__(self, config: Mapping[str, object], cap: object = None, *, program: Path, source: Path) -> None:
+        assert (program.name, program.parents[2]) == ("worker.py", source.parents[1])
         self.config = config
-        self.memory = "made up"
+        self.opening = {"memory": "made up"}
         self.name = f"{config['kind']}-{config['budget']}"
+        if source.parents[1] != campaign.ROOT:
+            self.name += f" of {source.parents[1]}"
         if self.name == self.failing:
             raise WorkerError("the process ended with status 1")
 
@@ -82,6 +86,31 @@ def test_without_plain_there_is_nothing_to_compare_with(monkeypatch: pytest.Monk
     monkeypatch.setattr(FakeWorker, "failing", "plain-None")
     with pytest.raises(WorkerError, match="gpt, plain: the process ended"):
         Campaign("gpt", SETTINGS, lambda _: None).run()
+
+
+def test_an_allocator_that_is_not_there_is_a_line_and_no_process() -> None:
+    settings = replace(SETTINGS, refused={"jemalloc": "libjemalloc is not installed"})
+    labels: list[str] = []
+    cells = Campaign("gpt", settings, labels.append).run()
+    assert (cells["jemalloc"].note, cells["jemalloc"].timed) == ("not run: libjemalloc is not installed", [])
+    assert len(cells["pool"].timed) == 3
+    assert not any("jemalloc" in entry for entry in FakeWorker.log)
+    assert len(labels) == steps_to_take(settings, models=1)
+
+
+def test_another_checkouts_lms_has_a_cell_beside_each_of_ours() -> None:
+    settings = replace(SETTINGS, against=Path("/elsewhere/older"))
+    labels: list[str] = []
+    cells = Campaign("gpt", settings, labels.append).run()
+    assert [name for name in cells if name.startswith("lms")] == [
+        "lms-fits", "lms-fits older", "lms-50%", "lms-50% older", "lms-35%", "lms-35% older", "lms-0%", "lms-0% older",
+    ]  # fmt: skip
+    assert [cell.other for name, cell in cells.items() if name.startswith("lms")] == [False, True] * 4
+    assert cells["lms-35% older"].budget == cells["lms-35%"].budget == 350
+    assert len(cells["lms-35% older"].timed) == 3
+    assert FakeWorker.log.count("lms-350 of /elsewhere/older") == len(cells["lms-35% older"].steps)
+    assert FakeWorker.log.count("lms-350") == len(cells["lms-35%"].steps)
+    assert len(labels) == steps_to_take(settings, models=1)
 
 
 def test_every_process_is_closed() -> None:

@@ -168,6 +168,16 @@ def test_the_disk_bound_is_never_below_the_computation() -> None:
     assert figures.disk_bound(1.0, 1e9, 1e9, 0.5e9) == 3.0
 
 
+@pytest.mark.parametrize(("seconds", "reached"), [(1.0, True), (1.04, True), (1.06, False)])
+def test_the_other_checkouts_cell_is_held_against_ours_alone(seconds: float, reached: bool) -> None:
+    other = replace(cell("lms-35% older", 1.0, held_peak=99 * MB), other=True)
+    cells = {"plain": plain(1.0), "plain-again": plain(1.05), "lms-35%": cell("lms-35%", seconds), other.name: other}
+    verdicts = figures.judge(cells)
+    verdict = only(verdicts, "over the other")
+    assert (verdict.cell, verdict.value, verdict.reached) == ("lms-35%", seconds, reached)
+    assert {verdict.figure for verdict in verdicts if verdict.cell == other.name} == {"identical"}
+
+
 @pytest.mark.parametrize(("seconds", "reached"), [(1.5, True), (1.49, False)])
 def test_swap_must_be_half_as_slow_again(seconds: float, reached: bool) -> None:
     swap = plain(seconds)

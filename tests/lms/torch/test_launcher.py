@@ -7,10 +7,10 @@ import subprocess
 import sys
 from pathlib import Path
 
+import cap
 import pytest
 
 import lms
-from lms import cap
 from lms.torch.launcher import ENVIRONMENT, OVER_LIMIT, missing_environment
 from lms.trace import Trace
 

@@ -6,13 +6,13 @@ tensor at a time in order, and a clock stands still for everything but computati
 
 from __future__ import annotations
 
-from collections import defaultdict
 from dataclasses import dataclass, field
 from typing import Literal
 
 from lms.core.link import Link
+from lms.core.replay import replay
 from lms.core.schedule import Course, Recompute, Schedule
-from lms.core.stepper import Item, State, Stepper
+from lms.core.stepper import Item, Stepper
 from lms.core.timeline import Lane, Span
 from lms.core.trace import Trace
 
@@ -100,38 +100,11 @@ class _Simulation:
         self.stairs: list[tuple[float, int]] = [(0.0, 0)] if picture else []
         self.resident_peak = 0
         self.stepper = _Watched(self) if picture else Stepper(self, room=lambda _: 0)
-        self.stepper.begin(self.course)
 
     def run(self) -> Forecast:
         """Follow the trace to its end."""
         trace, stepper = self.trace, self.stepper
-        stepper.items = items = [Item(index, tensor.nbytes) for index, tensor in enumerate(trace.tensors)]
-        freed: dict[int, list[Item]] = defaultdict(list)
-        for item, tensor in zip(items, trace.tensors, strict=True):
-            item.pinned = tensor.pinned
-            if tensor.freed is not None:
-                freed[tensor.freed].append(item)
-                continue
-            if item.index in self.course.begins_away:
-                item.state, item.stored = State.AWAY, True
-            stepper.add(item)
-        for position, access in enumerate(trace.accesses):
-            self._compute(access.seconds, access.other)
-            self.position = position
-            for item in freed.get(position, ()):
-                if not item.pinned:
-                    stepper.free(item)
-            stepper.settle()
-            stepper.drop_due()
-            self._linger_no_more(position)
-            item = items[access.tensor]
-            if access.kind == "write" and trace.tensors[item.index].freed is not None and not item.held:
-                stepper.add(item)
-            elif access.kind != "hold" and not item.pinned:
-                stepper.require(item)
-                if access.kind == "write":
-                    stepper.write(item)
-            stepper.access(item, read=access.kind == "read")
+        replay(trace, self.course, stepper, self._reach)
         self._compute(trace.tail, trace.tail_other)
         return Forecast(
             seconds=self.clock.now,
@@ -148,6 +121,15 @@ class _Simulation:
             held=tuple(self.stairs),
         )
 
+    def _reach(self, position: int) -> None:
+        access = self.trace.accesses[position]
+        self._compute(access.seconds, access.other)
+        self.position = position
+        if self.lingering:
+            for index in [index for index, end in self.lingering.items() if end <= position]:
+                del self.lingering[index]
+                self.lingering_bytes -= self.trace.tensors[index].nbytes
+
     def _compute(self, seconds: float, other: int) -> None:
         if other:
             self.resident_peak = max(self.resident_peak, other + self.stepper.held + self.lingering_bytes)
@@ -158,12 +140,6 @@ class _Simulation:
     def _draw(self, lane: Lane, start: float, end: float, nbytes: int = 0, record: int = -1) -> None:
         if self.spans is not None:
             self.spans.append(Span(lane, start, end, nbytes, record))
-
-    def _linger_no_more(self, position: int) -> None:
-        if self.lingering:
-            for index in [index for index, end in self.lingering.items() if end <= position]:
-                del self.lingering[index]
-                self.lingering_bytes -= self.trace.tensors[index].nbytes
 
     # What the stepper asks of its mover
 
@@ -227,5 +203,7 @@ class _Watched(Stepper[Item]):
         self.stairs.append((self.clock.now, self.held))
 
     def _unhold(self, item: Item) -> None:
+        had = item.held
         super()._unhold(item)
-        self.stairs.append((self.clock.now, self.held))
+        if had:
+            self.stairs.append((self.clock.now, self.held))

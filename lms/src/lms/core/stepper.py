@@ -306,8 +306,8 @@ class Stepper(Generic[I]):
     def _make_room(self, cap: int, in_hand: I | None, ahead: int | None = None) -> None:
         """Rule 4: wait for copies, of freed items and out of others, oldest first, until at most `cap` bytes are held.
 
-        If none is under way, evict; if nothing can be evicted, that is all the room there is. At most `ahead` copies
-        out stay in flight.
+        If none is under way, evict. If nothing can be evicted, that is all the room there is now. At most `ahead`
+        copies out stay in flight.
         """
         while self.held > cap or (ahead is not None and len(self._leaving) > ahead):
             if self.held > cap and self._wait_for_dead():
@@ -315,6 +315,7 @@ class Stepper(Generic[I]):
             if self._leaving:
                 self._wait_for_oldest()
             elif not self._evict(in_hand):
+                self._wait_for_staying()
                 return
 
     def _evict(self, in_hand: I | None) -> bool:
@@ -342,6 +343,13 @@ class Stepper(Generic[I]):
         item = self._leaving[0]
         self._wait(item, "out")
         self._depart(self._leaving.popleft())
+
+    def _wait_for_staying(self) -> None:
+        """Wait for the copies out of items that came back into use: their memory must be free as soon as they are."""
+        for item in list(self._staying):
+            self._wait(item, "out")
+            self._staying.remove(item)
+            self._depart(item)
 
     def _wait_for_dead(self) -> bool:
         """Wait for one copy whose item was freed meanwhile, so that its memory is free; whether there was one."""

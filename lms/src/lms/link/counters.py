@@ -19,9 +19,9 @@ from lms.link import nvml
 from lms.link.disk import disk_of
 from lms.link.gpu import Gpu
 from lms.link.nvml import FI_NVLINK_RX, FI_NVLINK_TX, FI_PCIE_RX, FI_PCIE_TX, Field, Nvml
+from lms.memory.resident import ResidentSet
 
 _SECTOR = 512  # bytes, of the kernel's block statistics, whatever the disk's own sectors are
-_PAGE = os.sysconf("SC_PAGE_SIZE")
 
 
 @dataclass(frozen=True)
@@ -63,23 +63,22 @@ class DiskCounters:
             raise LMSError(f"{disk.what()} has no counters: there is no block device below {str(folder)!r}")
         self.what = f"all that was read from and written to {disk.device}, by this process and others"
         self._stat = os.open(root / "sys/dev/block" / disk.number / "stat", os.O_RDONLY | os.O_CLOEXEC)
-        self._statm = os.open("/proc/self/statm", os.O_RDONLY | os.O_CLOEXEC)
+        self._resident = ResidentSet()
         self._last = (0.0, 0)  # when it was read, and the milliseconds that the disk had been busy by then
 
     def read(self) -> Reading:
         """Reads are the way back, writes the way out (the kernel's Documentation/block/stat.rst)."""
         fields = os.pread(self._stat, 512, 0).split()
-        resident = int(os.pread(self._statm, 128, 0).split()[1]) * _PAGE
         (before, spent), self._last = self._last, (time.perf_counter(), int(fields[9]))
         took = self._last[0] - before
         busy = min(1.0, (self._last[1] - spent) / 1e3 / took) if before and took > 0 else None
-        return Reading(int(fields[6]) * _SECTOR, int(fields[2]) * _SECTOR, resident, busy)
+        return Reading(int(fields[6]) * _SECTOR, int(fields[2]) * _SECTOR, self._resident.current(), busy)
 
     def close(self) -> None:
         """Close the files."""
-        for name in ("_stat", "_statm"):
-            if name in self.__dict__:
-                os.close(self.__dict__.pop(name))
+        self._resident.close()
+        if "_stat" in self.__dict__:
+            os.close(self.__dict__.pop("_stat"))
 
 
 class NvmlCounters:

@@ -6,7 +6,6 @@ On a CPU it is the process's resident set. Memory that a framework manages, such
 from __future__ import annotations
 
 import ctypes
-import os
 import time
 import warnings
 from collections.abc import Sequence
@@ -15,11 +14,11 @@ from typing import NamedTuple, Protocol, cast
 
 from lms.errors import TOO_MANY_FILES, LMSError, UsageError, remedy
 from lms.memory.capacity import memory_capacity
+from lms.memory.resident import ResidentSet
 from lms.units import format_size
 
 Mark = object  # a point in the computation's time, as its device gave it: for `elapsed` and nothing else
 
-_PAGE = os.sysconf("SC_PAGE_SIZE")
 _SAFE = 0.9  # of the capacity: what an error suggests
 _M_MMAP_THRESHOLD = -3  # malloc.h
 _SLACK = 1 / 128  # of the limit: what idle pages leave free
@@ -100,21 +99,20 @@ class Pool(Protocol):
 
 
 class CpuDevice:
-    """The resident set of this process. A forked child's object tells of the child.
+    """The resident set of this process, or of the forked child that asks.
 
     With a `pool` freed tensors stay in it, resident and ready for the next: the step then pays for no page twice. What
     is idle there is not in use, and is returned as far as the limit needs it. `sharing` processes use the machine's
     memory alike, this one included: the ranks of one host.
 
-    The kernel's files that tell all this are opened once, so that a script may use up its open files. Raises LMSError
-    if they cannot be read.
+    Raises LMSError if the kernel's files that tell all this cannot be read.
     """
 
     name = "cpu"
 
     def __init__(self, pool: Pool | None = None, sharing: int = 1) -> None:
         try:
-            self._open()
+            self._resident = ResidentSet()
             self._whole = memory_capacity()
         except OSError as error:
             raise _unreadable(error) from None
@@ -125,43 +123,17 @@ class CpuDevice:
         self._limit: int | None = None
         self._outside = 0  # most resident bytes that were not the pool's
 
-    def _open(self) -> None:
-        self._pid = os.getpid()
-        self._statm = os.open("/proc/self/statm", os.O_RDONLY | os.O_CLOEXEC)
-        self._status = os.open("/proc/self/status", os.O_RDONLY | os.O_CLOEXEC)
-
-    def _close(self) -> None:
-        for name in ("_statm", "_status", "_clear"):
-            if name in self.__dict__:
-                os.close(self.__dict__.pop(name))
-
-    __del__ = _close
-
-    def _is_open(self) -> bool:
-        """Whether the files are open still: the collector may have closed them before whoever asks."""
-        if "_status" not in self.__dict__:
-            return False
-        if os.getpid() != self._pid:  # they still tell of the parent
-            self._close()
-            self._open()
-        return True
-
     def capacity(self) -> int:
         """The lesser of what the machine has and what the control group allows, or this process's part of it."""
         return self._whole // self._sharing
 
     def current(self) -> int:
-        """Resident bytes in use, exact to some pages a core (the kernel counts them by core)."""
-        return self._resident() - (self._pool.usage().idle if self._pool is not None else 0)
-
-    def _resident(self) -> int:
-        if not self._is_open():
-            return 0
-        return int(os.pread(self._statm, 128, 0).split(b" ", 2)[1]) * _PAGE
+        """Resident bytes in use, exact to some pages a core."""
+        return self._resident.current() - (self._pool.usage().idle if self._pool is not None else 0)
 
     def peak(self) -> Peak:
-        """Most resident bytes since `reset_peak`, or of the process's life where the kernel refuses a reset."""
-        resident = self._resident_peak()
+        """Most resident bytes since `reset_peak`, or of the process's life if the kernel refuses a reset."""
+        resident = self._resident.peak()
         if self._pool is None:
             return Peak(resident, resident)
         usage = self._pool.usage()
@@ -176,25 +148,12 @@ class CpuDevice:
             # What is not the pool's may grow before it is looked at again.
             self._pool.keep(int(self._limit * (1 - _SLACK)) - self._outside)
 
-    def _resident_peak(self) -> int:
-        if not self._is_open():
-            return 0
-        text = os.pread(self._status, 4096, 0)
-        at = text.find(b"VmHWM:")
-        if at < 0:  # a kernel that does not count it: what is resident now is the best that is known
-            return self._resident()
-        return int(text[at + 6 : text.index(b"kB", at)]) * 1024
-
     def reset_peak(self) -> None:
         """Let `peak` begin anew; if the kernel refuses, warn once and go on."""
         if self._pool is not None:
             self._pool.reset_peak()
-        if not self._is_open():
-            return
         try:
-            if "_clear" not in self.__dict__:
-                self._clear = os.open("/proc/self/clear_refs", os.O_WRONLY | os.O_CLOEXEC)
-            os.pwrite(self._clear, b"5", 0)
+            self._resident.reset_peak()
         except OSError as error:
             if error.errno in TOO_MANY_FILES:
                 raise _unreadable(error) from None

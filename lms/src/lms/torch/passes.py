@@ -71,7 +71,6 @@ class Pass:
 
     def save(self, record: LiveRecord) -> None:
         """The forward saves a view of `record`."""
-        self.stepper.drop_due()
         self.turns.save(record.index)
         if self.recorder.measure and self._forward:
             self._look_who_keeps(record)
@@ -103,7 +102,6 @@ class Pass:
             for kept in self._kept:  # until the forward's end, at least
                 self._note_let_go(kept)
             self._kept.clear()
-        self.stepper.drop_due()
         self.stepper.require(record)
 
     def finish(self) -> Finished:

@@ -223,6 +223,7 @@ class SavedTensorSwapper:
             return "capture"  # the graph's kernels will run again with these addresses, and without our hooks
         self._drain()
         self.stepper.settle()
+        self.stepper.drop_due()
         if self._pass is not None and self.mover.engine.stream() != self._stream:
             # Copies are ordered behind the pass's stream. What another one does with the memory, nobody waits for.
             return "stream"
@@ -259,6 +260,7 @@ class SavedTensorSwapper:
     def _unpack(self, packed: Handle) -> torch.Tensor:
         self._drain()
         self.stepper.settle()
+        self.stepper.drop_due()
         record, view = packed.record, packed.view
         run = None if record in self._left else self._pass
         if run is None:

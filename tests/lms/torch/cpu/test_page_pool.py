@@ -201,8 +201,10 @@ def test_a_limit_of_the_process_is_an_error_and_costs_no_bytes(limit: str) -> No
 MAPPINGS = """
 import ctypes, mmap, random
 import torch
+from lms.memory.resident import ResidentSet
 from lms.torch.cpu import page_pool
 MB = 1 << 20
+resident = ResidentSet().current
 pool = page_pool.find()
 assert pool.install()
 random.seed(7)
@@ -223,8 +225,6 @@ after = pool.usage()
 assert after.returned > before.returned, "no move was refused: the test tests nothing"
 assert all(int(tensor.min()) == int(tensor.max()) == value for value, tensor in kept)
 assert all(int(tensor.min()) == int(tensor.max()) for tensor in live)
-def resident():
-    return int(open("/proc/self/statm").read().split()[1]) * mmap.PAGESIZE
 held = resident() - after.used - after.idle
 del live, kept
 pool.retire()

@@ -22,7 +22,6 @@ import shutil
 import signal
 import subprocess
 import tempfile
-import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
@@ -34,7 +33,9 @@ from lms.errors import LMSError, UsageError
 
 Method = Literal["cgroup v1", "cgroup v2", "RLIMIT_DATA"]
 
-# The words that an allocation which the system refused leaves on stderr: Python's, C++'s, PyTorch's, libc's.
+_SWAP = 8 * 2**30  # bytes of a swap file; at most half of what is free beside it
+
+# What a refused allocation leaves on stderr: in Python's words, C++'s, PyTorch's, libc's.
 _REFUSED = ("MemoryError", "bad_alloc", "can't allocate memory", "Cannot allocate memory", "cannot allocate memory")
 
 _GUARD = """
@@ -60,42 +61,30 @@ fi
 class CapResult:
     """How a command under a cap ended."""
 
-    returncode: int  # as in subprocess: -9 when the kernel killed it
+    returncode: int  # as in subprocess: -9 if the kernel killed it
     killed: bool  # the cap ended it: the kernel's OOM killer, or (RLIMIT_DATA) an allocation that was refused
-    method: Method
-    peak: int | None  # most bytes the cgroup counted, page cache included; None where nothing counted them
-    seconds: float
     stdout: str
     stderr: str
-    timed_out: bool = False  # it was still running after `timeout` seconds, and we killed it
+    timed_out: bool  # it was still running after `timeout` seconds, and we killed it
 
 
 class Cap:
     """A cap that processes can be started under: a context manager; leaving it kills what still runs there.
 
-    `limit_bytes` bounds all processes started with `command` together (RLIMIT_DATA: each). `swap` is a directory, or
-    the path of a file that does not exist yet: a swap file of `swap_bytes` is made there and switched on, and the cap
-    makes the kernel swap. Without it the cap kills, whatever swap the machine has.
+    `limit_bytes` bounds all processes started with `command` together (RLIMIT_DATA: each). With a folder `swap` the
+    kernel swaps at the cap, to a file that is made there and switched on. Without it the cap kills, whatever swap the
+    machine has.
 
-    Raises UsageError for a wrong limit or an existing swap file, LMSError where swap was asked for and is not
-    permitted (`can_swap` says why).
+    Raises UsageError for a wrong limit, LMSError if swap was asked for and is not permitted (`can_swap` says why).
     """
 
-    def __init__(
-        self,
-        limit_bytes: int,
-        *,
-        swap: Path | None = None,
-        swap_bytes: int | None = None,
-        via: Method | None = None,
-    ) -> None:
+    def __init__(self, limit_bytes: int, *, swap: Path | None = None, via: Method | None = None) -> None:
         if limit_bytes <= 0:
             raise UsageError(f"limit_bytes={limit_bytes}: expected a size of more than zero")
         if swap is not None and (reason := can_swap()):
             raise LMSError(f"swap={str(swap)!r}: a cap with swap was asked for, but {reason}")
         self.limit_bytes = limit_bytes
         self.method: Method = via or method()
-        self.swap_bytes = swap_bytes
         self._swap = swap
         self._swap_file: Path | None = None
         self._group: Path | None = None
@@ -106,10 +95,12 @@ class Cap:
             return self
         parent = _parent(self.method)
         if parent is None:
-            raise LMSError(f"via={self.method!r}: this machine does not permit it; it permits {method()!r}")
+            raise LMSError(f"this machine has no {self.method} any more that a cap could be made in")
         group = parent / f"lms-cap-{os.getpid()}-{os.urandom(4).hex()}"
         if self._swap is not None:
-            self._swap_file = _new_file(self._swap)
+            descriptor, name = tempfile.mkstemp(dir=self._swap, prefix="lms-", suffix=".swap")
+            os.close(descriptor)
+            self._swap_file = Path(name)
         self._guard = subprocess.Popen(
             ["/bin/sh", "-c", _GUARD, "lms-guard", str(group), str(self._swap_file or "")],
             stdin=subprocess.PIPE,
@@ -120,7 +111,7 @@ class Cap:
         )
         try:
             if self._swap_file is not None:
-                _swap_on(self._swap_file, self.swap_bytes)
+                _swap_on(self._swap_file)
             group.mkdir()
             self._group = group
             self._set_limits(group)
@@ -206,17 +197,14 @@ def run(
     *,
     limit_bytes: int,
     swap: Path | None = None,
-    swap_bytes: int | None = None,
     env: Mapping[str, str] | None = None,
     timeout: float | None = None,
-    via: Method | None = None,
 ) -> CapResult:
-    """Run `argv` under a cap of `limit_bytes` and wait for it; `timeout` is in seconds. The other arguments: see Cap.
+    """Run `argv` under a cap of `limit_bytes` and wait for it, `timeout` seconds at most. `swap`: see Cap.
 
     Raises as Cap does, and OSError when the shell cannot be started. A command that cannot be found ends with 127.
     """
-    with Cap(limit_bytes, swap=swap, swap_bytes=swap_bytes, via=via) as cap:
-        start = time.perf_counter()
+    with Cap(limit_bytes, swap=swap) as cap:
         process = subprocess.Popen(
             cap.command(argv),
             env=None if env is None else dict(env),
@@ -239,14 +227,11 @@ def run(
             _kill(process, cap)
             process.wait()
             raise
-        seconds = time.perf_counter() - start
         if cap.method == "RLIMIT_DATA":
             killed = process.returncode != 0 and any(words in stderr for words in _REFUSED)
         else:
             killed = cap.kills() > 0
-        return CapResult(
-            process.returncode, killed, cap.method, cap.peak(), seconds, stdout, stderr, timed_out=timed_out
-        )
+        return CapResult(process.returncode, killed, stdout, stderr, timed_out)
 
 
 @cache
@@ -356,24 +341,8 @@ def _write_where_present(path: Path, text: str) -> None:
         path.write_text(text)
 
 
-def _new_file(path: Path) -> Path:
-    if path.is_dir():
-        descriptor, name = tempfile.mkstemp(dir=path, prefix="lms-", suffix=".swap")
-        path = Path(name)
-    else:
-        try:
-            descriptor = os.open(path, os.O_CREAT | os.O_EXCL | os.O_RDWR, 0o600)
-        except FileExistsError:
-            raise UsageError(f"swap={str(path)!r}: this file exists; expected a directory or a new file") from None
-        except OSError as error:
-            raise UsageError(f"swap={str(path)!r}: {error.strerror}; expected a directory or a new file") from None
-    os.close(descriptor)
-    return path
-
-
-def _swap_on(file: Path, nbytes: int | None) -> None:
-    if nbytes is None:
-        nbytes = min(8 * 2**30, shutil.disk_usage(file.parent).free // 2)
+def _swap_on(file: Path) -> None:
+    nbytes = min(_SWAP, shutil.disk_usage(file.parent).free // 2)
     nbytes -= nbytes % 2**20
     try:
         with file.open("r+b") as opened:

@@ -1,0 +1,40 @@
+"""Following a recorded step through a stepper, access by access."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Callable
+
+from lms.core.schedule import Course
+from lms.core.stepper import Item, State, Stepper
+from lms.core.trace import Trace
+
+
+def replay(trace: Trace, course: Course, stepper: Stepper[Item], reach: Callable[[int], None]) -> None:
+    """Run one step by `course`. `reach` is called with the number of each access before the stepper hears of it."""
+    stepper.begin(course)
+    stepper.items = items = [Item(index, tensor.nbytes) for index, tensor in enumerate(trace.tensors)]
+    freed: dict[int, list[Item]] = defaultdict(list)
+    for item, tensor in zip(items, trace.tensors, strict=True):
+        item.pinned = tensor.pinned
+        if tensor.freed is not None:
+            freed[tensor.freed].append(item)
+            continue
+        if item.index in course.begins_away:
+            item.state, item.stored = State.AWAY, True
+        stepper.add(item)
+    for position, access in enumerate(trace.accesses):
+        reach(position)
+        for item in freed.get(position, ()):
+            if not item.pinned:
+                stepper.free(item)
+        stepper.settle()
+        stepper.drop_due()
+        item = items[access.tensor]
+        if access.kind == "write" and trace.tensors[item.index].freed is not None and not item.held:
+            stepper.add(item)
+        elif access.kind != "hold" and not item.pinned:
+            stepper.require(item)
+            if access.kind == "write":
+                stepper.write(item)
+        stepper.access(item, read=access.kind == "read")
