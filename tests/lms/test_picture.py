@@ -18,7 +18,7 @@ def two_records(other: int = 0) -> Trace:
     return Trace(
         tensors=(Tensor(100, freed=4), Tensor(50, freed=3)),
         accesses=tuple(
-            Access("write" if at < 2 else "use", record, 1.0, other=other * (at + 1))
+            Access("write" if at < 2 else "read", record, 1.0, other=other * (at + 1))
             for at, record in enumerate((0, 1, 1, 0))
         ),
         tail=1.0,

@@ -7,12 +7,11 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import Literal
 
 from hypothesis import strategies as st
 
 from lms.core.schedule import Move, Swap
-from lms.core.trace import Access, Tensor
+from lms.core.trace import Access, AccessKind, Tensor
 from lms.link import Link
 from lms.trace import Trace
 
@@ -26,32 +25,30 @@ class Tape:
 
     sizes: list[int] = field(default_factory=list)
     accesses: list[Access] = field(default_factory=list)
-    freed: dict[int, int] = field(default_factory=dict)  # where that is not the access after the last one
+    freed: dict[int, int] = field(default_factory=dict)  # if that is not the access after the last one
     let_go: dict[int, int] = field(default_factory=dict)
     pinned: set[int] = field(default_factory=set)
+    state: set[int] = field(default_factory=set)  # the optimizer's: it lives on in the next step
     _touches: dict[int, list[int]] = field(default_factory=dict)
 
     def new(self, nbytes: int) -> int:
         self.sizes.append(nbytes)
         return len(self.sizes) - 1
 
-    def access(self, kind: Literal["save", "use"], record: int, seconds: float) -> None:
-        self.accesses.append(
-            Access("read" if kind == "use" else "hold" if record in self._touches else "write", record, seconds)
-        )
-        self._touches.setdefault(record, []).append(len(self.accesses) - 1)
+    def access(self, kind: AccessKind, record: int, seconds: float) -> None:
+        self._touches.setdefault(record, []).append(len(self.accesses))
+        self.accesses.append(Access(kind, record, seconds))
 
-    def touches(self, record: int, kind: str = "save use") -> tuple[int, ...]:
-        kinds = {"save": ("write", "hold"), "use": ("read",)}
-        wanted = [one for name in kind.split() for one in kinds[name]]
-        return tuple(at for at in self._touches[record] if self.accesses[at].kind in wanted)
+    def touches(self, record: int) -> tuple[int, ...]:
+        return tuple(self._touches[record])
 
     def trace(self, *, base: int = 0, scratch: Sequence[int] = (), tail: float = 0.0) -> Trace:
         """The pass; with `base` the rest of the device's bytes is measured: base, scratch, and what is made next."""
         tensors = tuple(
             Tensor(
                 nbytes,
-                freed=self.freed.get(index, self.touches(index)[-1] + 1),
+                freed=None if index in self.state else self.freed.get(index, self.touches(index)[-1] + 1),
+                kind="optimizer" if index in self.state else "activation",
                 let_go=self.let_go.get(index),
                 pinned=index in self.pinned,
                 module=f"layer{index}",
@@ -75,10 +72,10 @@ def chain(sizes: Sequence[int], forward: Sequence[float], *, base: int = 0, scra
     """Each layer saves one record; the backward takes twice as long and uses them in the opposite order."""
     tape = Tape(list(sizes))
     for index, seconds in enumerate(forward):
-        tape.access("save", index, seconds)
+        tape.access("write", index, seconds)
     before = 0.0
     for index in reversed(range(len(sizes))):
-        tape.access("use", index, before)
+        tape.access("read", index, before)
         before = 2 * forward[index]
     return tape.trace(base=base, scratch=scratch, tail=before)
 
@@ -106,20 +103,20 @@ def gpt(*, layers: int = 12, base: int = 0) -> Trace:
     backward: list[tuple[int, float]] = []
     for _ in range(layers):
         stream = tape.new(8 * MB)
-        tape.access("save", stream, 0.001)
+        tape.access("write", stream, 0.001)
         backward.append((stream, 0.002))
         for nbytes, seconds in ((24, 0.01), (8, 0.02), (8, 0.004), (32, 0.012), (32, 0.003), (8, 0.012)):
             record = tape.new(nbytes * MB)
-            tape.access("save", record, seconds)
+            tape.access("write", record, seconds)
             backward.append((record, 2 * seconds))
-        tape.access("save", stream, 0.001)
+        tape.access("hold", stream, 0.001)
         backward.append((stream, 0.002))
     logits = tape.new(120 * MB)
-    tape.access("save", logits, 0.05)
+    tape.access("write", logits, 0.05)
     backward.append((logits, 0.1))
     before = 0.0
     for record, seconds in reversed(backward):
-        tape.access("use", record, before)
+        tape.access("read", record, before)
         before = seconds
     return tape.trace(base=base, tail=before)
 
@@ -153,8 +150,9 @@ def passes(draw: st.DrawFn, *, measured: bool = False) -> Trace:
     tape = Tape()
     stack: list[int] = []  # one entry a save, as autograd's graph
     for _ in range(draw(st.integers(1, 8))):
-        record = draw(st.sampled_from(stack)) if stack and draw(st.integers(0, 3)) == 0 else tape.new(draw(SIZES))
-        tape.access("save", record, draw(SECONDS))
+        again = bool(stack) and draw(st.integers(0, 3)) == 0
+        record = draw(st.sampled_from(stack)) if again else tape.new(draw(SIZES))
+        tape.access("hold" if again else "write", record, draw(SECONDS))
         stack.append(record)
     forward = len(tape.sizes)
     for record in range(forward):
@@ -166,16 +164,16 @@ def passes(draw: st.DrawFn, *, measured: bool = False) -> Trace:
         for record in reversed(stack):
             if record in dropped:
                 continue
-            tape.access("use", record, draw(SECONDS))
+            tape.access("read", record, draw(SECONDS))
             if draw(st.integers(0, 5)) == 0:  # a checkpoint: computed anew, and used at once
                 inner = [tape.new(draw(SIZES)) for _ in range(draw(st.integers(1, 3)))]
                 for again in inner:
-                    tape.access("save", again, draw(SECONDS))
+                    tape.access("write", again, draw(SECONDS))
                 for again in reversed(inner):
-                    tape.access("use", again, draw(SECONDS))
+                    tape.access("read", again, draw(SECONDS))
     end = len(tape.accesses)
     for record in range(forward):
-        saves = tape.touches(record, "save")
+        saves = [at for at in tape.touches(record) if tape.accesses[at].kind != "read"]
         last = tape.touches(record)[-1]
         if draw(st.integers(0, 3)) == 0:
             tape.freed[record] = draw(st.integers(last + 1, end))

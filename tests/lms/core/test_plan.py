@@ -85,9 +85,9 @@ def test_a_limit_that_was_accepted_holds_on_a_slower_link_too(traces: ModuleType
 def test_copies_in_flight_do_not_fill_the_room_of_what_the_forward_still_holds(traces: ModuleType) -> None:
     tape = traces.Tape([10, 5, 1, 1], pinned={2, 3}, let_go={0: 4})
     for record in (0, 1, 2, 3):
-        tape.access("save", record, 1.0)
+        tape.access("write", record, 1.0)
     for record in (1, 0):
-        tape.access("use", record, 1.0)
+        tape.access("read", record, 1.0)
     trace = tape.trace(base=100, scratch=[0, 0, 0, 50, 0, 55])
     assert floor(trace) == (160, 3)  # the base, the scratch, and record 0 in the hands of the forward
     plan = make_plan(trace, Link("slow out", 5.0, 100.0, 0.0), limit=160)
@@ -234,10 +234,10 @@ def test_moves_lie_between_the_accesses_of_their_record(traces: ModuleType, data
 def test_a_second_backward_drops_what_the_first_one_wrote(traces: ModuleType, data: st.DataObject) -> None:
     tape = traces.Tape([8] * 4)
     for record in range(4):
-        tape.access("save", record, 1.0)
+        tape.access("write", record, 1.0)
     for _ in range(2):
         for record in reversed(range(4)):
-            tape.access("use", record, 1.0)
+            tape.access("read", record, 1.0)
     plan = make_plan(tape.trace(), Link("fast", 1e3, 1e3, 0.0), budget=data.draw(st.integers(0, 8)))
     assert any(not move.write for move in plan.moves)
     assert plan.forecast.out <= 4 * 8
@@ -421,9 +421,9 @@ def test_a_plan_under_a_limit_says_how_much_may_stay_at_least(traces: ModuleType
 def test_each_record_has_a_reason(traces: ModuleType) -> None:
     tape = traces.Tape([8] * 5, pinned={1}, let_go={2: 7})
     for record in range(5):
-        tape.access("save", record, 1.0)
+        tape.access("write", record, 1.0)
     for record in reversed(range(5)):
-        tape.access("use", record, 1.0)
+        tape.access("read", record, 1.0)
     reasons = make_plan(tape.trace(), Link("slow", 4.0, 4.0, 0.0), budget=16).reasons
     assert reasons[0] == "goes: not needed for 9000 ms of computation; its copies take 4000 ms"
     assert reasons[1] == "stays: another owner keeps it alive, so swapping it frees nothing"
@@ -461,9 +461,9 @@ def test_between_two_uses_a_record_stays_while_the_tolerance_has_room(traces: Mo
     tape = traces.Tape()
     twice, large, once = tape.new(10), tape.new(40), tape.new(20)
     for record in (twice, large, once):
-        tape.access("save", record, 1.0)
+        tape.access("write", record, 1.0)
     for record in (twice, once, twice, large):
-        tape.access("use", record, 1.0)
+        tape.access("read", record, 1.0)
     trace = tape.trace()
     plan = make_plan(trace, traces.INSTANT, budget=0)
     assert [move.before for move in plan.moves if move.tensor == twice] == [3]

@@ -66,7 +66,7 @@ def plain_error() -> str:
     [
         ({"budget": 10**6}, False, State.HERE),
         ({"budget": N}, True, State.LEAVING),
-        ({"budget": 0}, False, State.OUT),
+        ({"budget": 0}, False, State.AWAY),
     ],
     ids=["resident", "on its way out", "out"],
 )
@@ -96,7 +96,7 @@ def test_a_change_in_place_of_what_came_back_is_an_error(lms: Make) -> None:
         others = [torch.exp(y * k) for k in (0.1, 0.2, 0.3)]
         loss = sum(other.sum() for other in others)
         torch.autograd.grad(loss, w, retain_graph=True)
-        assert {record.state for record in session._swapper._pass.records} & {State.BACK, State.OUT}
+        assert any(record.let_go for record in session._swapper._pass.records)
         with torch.no_grad():
             y.add_(1)
         with pytest.raises(RuntimeError, match="modified by an inplace operation"):
@@ -239,7 +239,7 @@ def test_the_held_peak_is_the_one_foretold(budget: int, lms: Make, tier: object)
             gradient(w, loss)
             del loss
         session.stats()
-        measured = session._planner.last.counters.held_peak
+        measured = session._planner.last.held_peak
         assert abs(measured - session.plan.forecast.held_peak) <= N
         assert measured <= budget + N
 
@@ -254,7 +254,7 @@ def test_copies_of_freed_records_are_waited_for_before_more_is_held(budget: int,
             gradient(w, loss)
             del loss
             session.stats()
-            assert session._planner.last.counters.held_peak <= budget + N
+            assert session._planner.last.held_peak <= budget + N
 
 
 def test_a_record_brought_ahead_in_vain_can_leave_again(lms: Make, tier: object) -> None:
@@ -450,7 +450,7 @@ def test_what_the_caller_keeps_until_the_backward_is_planned_for_as_kept(lms: Ma
         step()
         trace = session.trace
     assert trace is not None
-    turn = next(at for at, access in enumerate(trace.accesses) if access.kind == "use")
+    turn = next(at for at, access in enumerate(trace.accesses) if access.kind == "read")
     assert [record.let_go for record in trace.tensors] == [turn, None, None]
 
 

@@ -31,7 +31,7 @@ def replay(trace: Trace, course: Course, stepper: Stepper[Item], reach: Callable
         stepper.settle()
         stepper.drop_due()
         item = items[access.tensor]
-        if access.kind == "write" and trace.tensors[item.index].freed is not None and not item.held:
+        if position == trace.touches[item.index][0] and trace.tensors[item.index].freed is not None:
             stepper.add(item)
         elif access.kind != "hold" and not item.pinned:
             stepper.require(item)

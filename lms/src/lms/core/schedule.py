@@ -79,15 +79,16 @@ class Course:
         self.begins_away: set[int] = set()  # tensors that are away when a step begins, since the one before
         for move in schedule.moves:
             self.starts[move.after].append(move)
-            if move.before > end:
-                self.begins_away.add(move.tensor)
             if isinstance(move, Recompute):
                 self.needs[move.tensor, move.before % end] = move.needs
             elif move.fetch is None:
                 continue
-            elif move.fetch < move.before:
+            else:
                 laps = move.fetch // end * end
-                self.returns.append(Return(move.fetch - laps, move.before - laps, move.tensor))
-                continue
+                if laps:
+                    self.begins_away.add(move.tensor)
+                if move.fetch < move.before:
+                    self.returns.append(Return(move.fetch - laps, move.before - laps, move.tensor))
+                    continue
             self.on_demand.add((move.tensor, move.before % end))
         self.returns.sort()

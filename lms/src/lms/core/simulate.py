@@ -46,14 +46,15 @@ def simulate(trace: Trace, schedule: Schedule, link: Link, *, picture: bool = Tr
 def lingers_until(trace: Trace, index: int, at: int) -> int:
     """The access from which on the framework does not keep tensor `index`, once LMS let go of it at access `at`.
 
-    Whoever holds or writes it once more before it is read next has it until then.
+    Whoever wrote it has it in hand, and whoever holds it once more before its next read or write has had it until then.
     """
     until = trace.tensors[index].let_go or 0
     for touch in trace.touches[index]:
-        if trace.accesses[touch].kind != "read":
-            until = max(until, touch + 1)
-        elif touch > at:
+        kind = trace.accesses[touch].kind
+        if touch > at and kind != "hold":
             break
+        if kind != "read":
+            until = max(until, touch + 1)
     return until
 
 
@@ -75,6 +76,9 @@ class _Copy:
 
     def wait(self) -> None:
         """The mover does."""
+
+    def synchronize(self) -> None:
+        """The clock waits for nothing else."""
 
 
 class _Simulation:

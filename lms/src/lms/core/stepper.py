@@ -55,7 +55,10 @@ class Copy(Protocol):
         """Whether it is complete, or has failed. Never blocks."""
 
     def wait(self) -> object:
-        """Block until it is complete. Raises what it failed of."""
+        """Have the computation wait until it is complete. Raises what it failed of."""
+
+    def synchronize(self) -> object:
+        """Block this thread until it is complete. Raises what it failed of."""
 
 
 class Item:
@@ -93,7 +96,7 @@ class Mover(Protocol[M]):
         """Start the copy back, or compute the bytes again. None: they are there at once."""
 
     def wait(self, item: M, lane: Literal["out", "back"]) -> None:
-        """Block until the item's departure ("out") or arrival ("back") is complete. Raises what it failed of."""
+        """Have the computation wait for the item's departure ("out") or arrival ("back"). Raises what it failed of."""
 
     def release(self, item: M) -> bool:
         """Give up the item's memory, whose bytes the tier below holds; False if it must stay."""
@@ -117,6 +120,7 @@ class Stepper(Generic[I]):
         self.evictable: dict[int, I] = {}  # by index: held, not pinned, and not on their way
         self._room = room
         self._write_ahead = write_ahead
+        self._drops: list[Move] = []  # to be dropped at the next access
         self.begin(None)
         self._behind = 0  # the least index so far
         self._leaving: deque[I] = deque()  # oldest first
@@ -125,6 +129,7 @@ class Stepper(Generic[I]):
 
     def begin(self, course: Course | None) -> None:
         """A step begins that follows `course`; the rule, if there is none."""
+        self.drop_due()  # the last operation of the step before is over
         self.items: list[I] = []  # by index; the dead ones too
         self.position = 0
         self.largest = 0
@@ -132,7 +137,6 @@ class Stepper(Generic[I]):
         self._course = course
         self._late = False  # the step diverged from the schedule that it began with
         self._returned = 0  # into course.returns
-        self._drops: list[Move] = []  # to be dropped at the next access
         self._forward = True  # nothing has been read yet
 
     @property
@@ -152,11 +156,12 @@ class Stepper(Generic[I]):
                 self._hold(item)
 
     def write(self, item: I) -> None:
-        """The item's bytes change: a copy of the old ones is worth nothing."""
+        """The bytes of the item, which is here, change: a copy of the old ones is worth nothing."""
         if item.departure is not None:
             self._wait(item, "out")
             self._staying.remove(item)
-            self._depart(item)
+            with suppress(SpillError):  # no one needs what may have failed
+                self._depart(item)
         if item.stored:
             self.mover.discard(item)
             item.stored = False
@@ -268,9 +273,11 @@ class Stepper(Generic[I]):
         while self._returned < len(returns) and returns[self._returned].at <= position:
             back = returns[self._returned]
             comer = self.items[back.tensor]
-            if comer.state is State.LEAVING:
+            if back.before <= position:
+                pass  # its access brought it; if it is leaving or away, that is for the next gap
+            elif comer.state is State.LEAVING:
                 self._stay(comer)
-            elif comer.state is State.AWAY and back.before > position:
+            elif comer.state is State.AWAY:
                 if self.left:
                     self._make_room(cap - comer.nbytes, item)
                 if self.held + comer.nbytes > cap:
@@ -375,10 +382,10 @@ class Stepper(Generic[I]):
     def give_up(self) -> None:
         """Wait for all that is in flight. A copy out that failed has lost nothing that is needed."""
         for item in [*self._leaving, *self._staying, *self._abandoned]:
-            if item.departure is not None:
-                self._wait(item, "out")
-            elif item.arrival is not None:
-                self._wait(item, "back")
+            copy = item.departure or item.arrival
+            if copy is not None:
+                with suppress(SpillError):
+                    copy.synchronize()
         while self._leaving or self._staying or self._abandoned:
             with suppress(SpillError):
                 self.settle()

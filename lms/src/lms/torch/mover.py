@@ -53,8 +53,11 @@ class Mover:
     # What the stepper asks
 
     def offload(self, record: LiveRecord) -> Copy | None:
-        """Start the copy out. A record that was modified in place stays: using it raises an error anyway."""
-        if any(view.changed for view in record.views):
+        """Start the copy out. A record that was modified in place stays: using it raises an error anyway.
+
+        So does one without a view: an interrupt came between the record and its first view.
+        """
+        if not record.views or any(view.changed for view in record.views):
             return None
         record.slot, copy = self.engine.offload(record.source())
         self.counters.out += record.nbytes
