@@ -114,7 +114,7 @@ def make_plan(
             f"{_module(trace, where)} still needs that much. Raise the limit to {format_size(least * 1.02)} or more, "
             "or make that module's working set smaller (batch, resolution, width)"
         )
-    cap = _caps(trace, limit=limit, budget=budget)
+    cap = _caps(trace, gaps, limit=limit, budget=budget)
     target = _target(trace, gaps, cap, bounded=limit is not None)
     rankings: dict[tuple[Gap, ...], str] = {}  # what they choose, and the first that chose it
     for name, rank in _RANKINGS.items():
@@ -189,7 +189,7 @@ def _before(trace: Trace, chosen: Sequence[Gap]) -> Bytes:
     """What is held in the stretch before each access and in the tail: the profile, one access later."""
     end = len(trace.accesses)
     lives_on = sum(tensor.nbytes for tensor in trace.tensors if tensor.freed is None and not tensor.pinned)
-    first = lives_on - sum(gap.nbytes for gap in chosen if gap.before > end)
+    first = lives_on - sum(gap.nbytes for gap in chosen if gap.comes_back and gap.start < end <= gap.before)
     return np.concatenate([np.array([first], np.int64), _profile(trace, chosen)])
 
 
@@ -220,7 +220,7 @@ def _gaps(trace: Trace) -> list[Gap]:
             # What read it has it in hand until the next access; what wrote it is what let_go tells of.
             begin = start - (kind != "read")
             seconds = float(clock[min(following, end)] - clock[begin])
-            if following > end:
+            if tensor.freed is None and following >= end:
                 seconds += float(clock[following - end])
             if kind == "read" and seconds < _ONE_OPERATION:
                 continue  # one operation that unpacks several tensors has all of them in hand
@@ -240,15 +240,26 @@ def _gaps(trace: Trace) -> list[Gap]:
     return gaps
 
 
-def _caps(trace: Trace, *, limit: int | None, budget: int | None) -> Bytes:
+def _caps(trace: Trace, gaps: Sequence[Gap], *, limit: int | None, budget: int | None) -> Bytes:
     """Most held bytes once each access is done with.
 
     An operation allocates its result before it saves it, so room for a tensor is made one access ahead. Under a
     limit the trace's `other` includes that already.
     """
-    if limit is not None:
-        return limit - _other(trace)[1:]
-    return (budget or 0) + trace.largest - _next_new(trace)
+    if limit is None:
+        return (budget or 0) + trace.largest - _next_new(trace)
+    other = _other(trace)
+    if _is_cyclic(trace):
+        # What is held after the last access is there before the next step's first, but for what ends with the step.
+        end = len(trace.accesses)
+        ending = {index for index, tensor in enumerate(trace.tensors) if tensor.freed == end and not tensor.pinned}
+        ending -= {gap.tensor for gap in gaps if gap.before == end}  # it may be away by then
+        other[-1] = max(other[-1], other[0] - sum(trace.tensors[index].nbytes for index in ending))
+    return limit - other[1:]
+
+
+def _is_cyclic(trace: Trace) -> bool:
+    return any(tensor.freed is None and not tensor.pinned for tensor in trace.tensors)
 
 
 def _next_new(trace: Trace) -> Bytes:
@@ -257,6 +268,8 @@ def _next_new(trace: Trace) -> Bytes:
     for tensor, touches in zip(trace.tensors, trace.touches, strict=True):
         if not tensor.pinned and tensor.freed is not None:
             new[touches[0]] = tensor.nbytes
+    if _is_cyclic(trace):
+        new[-1] = new[0]  # the next step begins as this one
     return new[1:]
 
 

@@ -72,6 +72,9 @@ class _OutCopy:
     def wait(self) -> None:
         """The mover does."""
 
+    def synchronize(self) -> None:
+        """Nothing runs."""
+
 
 class _Worst:
     """The stepper's mover in the worst case, and the driver that follows the trace."""
