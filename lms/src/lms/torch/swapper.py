@@ -42,10 +42,10 @@ class SavedTensorSwapper:
     """Pack and unpack hooks for `torch.autograd.graph.saved_tensors_hooks`.
 
     `begin` gives the guide and the recorder for the pass that begins with an access, with so many bytes of saved
-    storages on the device already; it may plan. `choose` gives the guide for a pass that turned out to begin with other
-    accesses; it must not plan, because the lock is held. `budget`
-    gives the bytes that may stay in a pass without a guide, for its largest record so far; it is asked at each access.
-    `module` names the module that is running. All four are the session's.
+    storages on the device already. It may plan, so it is called without the lock. `choose` gives the guide for a pass
+    that turned out to begin with other accesses. It is called with the lock held, and must not plan. `budget` gives the
+    bytes that may stay in a pass without a guide, for its largest record so far; it is asked at each access. `module`
+    names the module that is running. All four are the session's.
     """
 
     def __init__(
