@@ -6,12 +6,12 @@ A folder of tests is no package, so the tests get this module as the fixture `tr
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from hypothesis import strategies as st
 
 from lms.core.schedule import Move, Swap
-from lms.core.trace import Access, AccessKind, Tensor
+from lms.core.trace import Access, AccessKind, Kind, Tensor
 from lms.link import Link
 from lms.trace import Trace
 
@@ -29,16 +29,18 @@ class Tape:
     let_go: dict[int, int] = field(default_factory=dict)
     pinned: set[int] = field(default_factory=set)
     state: set[int] = field(default_factory=set)  # the optimizer's: it lives on in the next step
+    _touches: dict[int, list[int]] = field(default_factory=dict)
 
     def new(self, nbytes: int) -> int:
         self.sizes.append(nbytes)
         return len(self.sizes) - 1
 
     def access(self, kind: AccessKind, record: int, seconds: float) -> None:
+        self._touches.setdefault(record, []).append(len(self.accesses))
         self.accesses.append(Access(kind, record, seconds))
 
     def touches(self, record: int) -> tuple[int, ...]:
-        return tuple(at for at, access in enumerate(self.accesses) if access.tensor == record)
+        return tuple(self._touches[record])
 
     def trace(self, *, base: int = 0, scratch: Sequence[int] = (), tail: float = 0.0) -> Trace:
         """The pass; with `base` the rest of the device's bytes is measured: base, scratch, and what is made next."""
@@ -262,3 +264,67 @@ def kept(trace: Trace, away: Sequence[int]) -> list[int]:
         )
         for at, access in enumerate(trace.accesses)
     ]
+
+
+@st.composite
+def steps(draw: st.DrawFn, *, measured: bool = False) -> Trace:
+    """Cyclic steps: parameters, gradients and the optimizer's state beside activations.
+
+    The forward and the backward read the parameters, the backward writes the gradients, and the optimizer reads them
+    and its state, and writes state and parameters. Gradients are freed after that, or live on and are added to.
+    """
+    tensors: list[Tensor] = []
+    accesses: list[Access] = []
+
+    def new(kind: Kind, freed: int | None) -> int:
+        tensors.append(Tensor(draw(SIZES), freed=freed, kind=kind, pinned=draw(st.integers(0, 9)) == 0))
+        return len(tensors) - 1
+
+    def touch(kind: AccessKind, tensor: int) -> None:
+        accesses.append(Access(kind, tensor, draw(SECONDS)))
+
+    layers = range(draw(st.integers(1, 4)))
+    parameters = [new("parameter", None) for _ in layers]
+    states = [[new("optimizer", None) for _ in range(draw(st.integers(0, 2)))] for _ in layers]
+    frozen = {layer for layer in layers if draw(st.integers(0, 3)) == 0}
+    living = draw(st.booleans())  # gradients live on
+    activations: list[int] = []
+    for layer in layers:
+        touch("read", parameters[layer])
+        activations.append(new("activation", -1))
+        touch("write", activations[layer])
+    gradients: dict[int, int] = {}
+    for layer in reversed(layers):
+        touch("read", activations[layer])
+        touch("read", parameters[layer])
+        if layer not in frozen:
+            gradients[layer] = new("gradient", None if living else -1)
+            touch("write", gradients[layer])
+            if draw(st.integers(0, 3)) == 0:
+                touch("write", gradients[layer])  # of a parameter that two layers share
+    for layer in draw(st.permutations(sorted(gradients))):
+        touch("read", gradients[layer])
+        for state in states[layer]:
+            touch("read", state)
+            touch("write", state)
+        touch("write", parameters[layer])
+    end = len(accesses)
+    touched: dict[int, int] = {access.tensor: at for at, access in enumerate(accesses)}
+    tensors = [
+        replace(tensor, freed=draw(st.sampled_from([touched[index] + 1, end]))) if tensor.freed == -1 else tensor
+        for index, tensor in enumerate(tensors)
+    ]
+    # State that nothing touched (of a frozen layer) is no tensor of the step.
+    numbers = {index: number for number, index in enumerate(sorted(touched))}
+    tensors = [tensors[index] for index in numbers]
+    base = draw(st.integers(1, 50)) if measured else 0
+    others = [base + draw(st.integers(0, 30)) if measured else 0 for _ in range(end + 1)]
+    return Trace(
+        tuple(tensors),
+        tuple(
+            replace(access, tensor=numbers[access.tensor], other=other)
+            for access, other in zip(accesses, others, strict=False)
+        ),
+        tail=draw(SECONDS),
+        tail_other=others[-1],
+    )

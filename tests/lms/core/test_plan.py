@@ -14,7 +14,7 @@ import pytest
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
-from lms.core.plan import floor, make_plan, plain_peak, table
+from lms.core.plan import Plan, floor, make_plan, plain_peak, table
 from lms.core.schedule import Schedule
 from lms.core.simulate import simulate
 from lms.errors import LimitError, UsageError
@@ -441,17 +441,20 @@ def test_an_empty_pass_needs_no_moves(traces: ModuleType) -> None:
 
 
 @pytest.mark.parametrize("bound", ["budget", "limit"])
-def test_a_pass_of_thousands_of_records_is_planned_in_two_seconds_of_processor_time(
+def test_a_pass_of_ten_thousand_records_is_planned_in_a_second_of_processor_time(
     bound: str, traces: ModuleType
 ) -> None:
     rng = random.Random(6000)
-    sizes = [rng.randint(1, 64) * traces.MB for _ in range(3000)]
+    sizes = [rng.randint(1, 64) * traces.MB for _ in range(10_000)]
     trace = traces.chain(sizes, [rng.random() * 0.01 for _ in sizes], base=100 * traces.MB)
-    stay = int(0.35 * trace.saved)
-    began = time.process_time()
-    plan = make_plan(trace, hides(trace, 1.0, 0.4), **{bound: stay + (200 * traces.MB if bound == "limit" else 0)})
-    assert time.process_time() - began < 2
-    assert plan.moves
+    asked = {bound: int(0.35 * trace.saved) + (200 * traces.MB if bound == "limit" else 0)}
+    took = []
+    for _ in range(3):  # neighbours slow a processor down, so the best of three counts
+        began = time.process_time()
+        plan = make_plan(replace(trace), hides(trace, 1.0, 0.4), **asked)
+        took.append(time.process_time() - began)
+        assert plan.moves
+    assert min(took) < 1
 
 
 def test_between_two_uses_a_record_stays_while_the_tolerance_has_room(traces: ModuleType) -> None:
@@ -465,3 +468,116 @@ def test_between_two_uses_a_record_stays_while_the_tolerance_has_room(traces: Mo
     plan = make_plan(trace, traces.INSTANT, budget=0)
     assert [move.before for move in plan.moves if move.tensor == twice] == [3]
     assert plan.forecast.held_peak <= trace.largest
+
+
+# A step with state that lives on
+
+
+def there(trace: Trace, plan: Plan, at: int) -> int:
+    """Bytes that must be on the device once access `at` is done with: all that live and that no move has away."""
+    end = len(trace.accesses)
+    total = 0
+    for index, tensor in enumerate(trace.tensors):
+        moves = [move for move in plan.moves if move.tensor == index]
+        lives = tensor.freed is None or trace.touches[index][0] <= at < tensor.freed
+        away = any(move.after < now < move.before for move in moves for now in (at, at + end))
+        total += tensor.nbytes * (lives and not away and not tensor.pinned)
+    return total
+
+
+def least_of_a_step(trace: Trace) -> list[int]:
+    """Bytes once each access is done with, if each tensor is there only at its touches and as long as it is in hand.
+
+    The last figure is of the time between two steps.
+    """
+    end = len(trace.accesses)
+    totals = [0] * (end + 1)
+    for index, tensor in enumerate(trace.tensors):
+        if tensor.pinned:
+            continue
+        touches = trace.touches[index]
+        stops = [*touches[1:], touches[0] + end if tensor.freed is None else tensor.freed]
+        present = set(touches)
+        for at, stop in zip(touches, stops, strict=True):
+            waits = [access.seconds for access in trace.accesses] + [trace.tail]
+            seconds = sum(waits[at + 2 : stop + 1])
+            if tensor.freed is None and stop >= end:
+                seconds += sum(waits[: stop - end + 1])
+            if trace.accesses[at].kind == "read" and seconds < 1e-4:
+                present.update(now % end for now in range(at, stop))  # in the hands of one operation
+        for at in present:
+            totals[at] += tensor.nbytes
+        totals[end] += tensor.nbytes * (end - 1 in present and tensor.freed != end)
+    return totals
+
+
+@given(st.data())
+def test_a_step_with_state_keeps_to_its_budget_on_any_link_and_in_each_lap(
+    traces: ModuleType, data: st.DataObject
+) -> None:
+    trace = data.draw(traces.steps())
+    lowest = max(least_of_a_step(trace))
+    budget = data.draw(st.integers(lowest, max(lowest, trace.saved)))
+    link = data.draw(traces.LINKS)
+    plan = make_plan(trace, link, budget=budget, prefetch=data.draw(SOME), write_ahead=data.draw(SOME))
+    assert max(there(trace, plan, at) for at in range(len(trace.accesses))) <= budget + trace.largest
+    for speed, laps in itertools.product((1, 0.3, 10), (1, 2, 3)):
+        assert simulate(trace, plan, link.scaled(speed), laps=laps).held_peak <= budget + trace.largest
+
+
+@given(st.data())
+def test_a_step_with_state_keeps_to_any_limit_from_its_floor_on(traces: ModuleType, data: st.DataObject) -> None:
+    trace = data.draw(traces.steps(measured=True))
+    link = data.draw(traces.LINKS)
+    lowest = floor(trace)[0]
+    limit = data.draw(st.integers(lowest, max(lowest, plain_peak(trace))))
+    plan = make_plan(trace, link, limit=limit)
+    for speed, laps in itertools.product((1, 0.3, 10), (1, 2, 3)):
+        assert simulate(trace, plan, link.scaled(speed), laps=laps).resident_peak <= limit
+    with pytest.raises(LimitError):
+        make_plan(trace, link, limit=lowest - 1)
+
+
+@FEWER
+@given(st.data())
+def test_steps_with_state_are_soon_all_alike(traces: ModuleType, data: st.DataObject) -> None:
+    trace = data.draw(traces.steps())
+    link = data.draw(traces.LINKS)
+    plan = make_plan(trace, link, budget=data.draw(st.integers(0, trace.saved)))
+    laps = [simulate(trace, plan, link, laps=laps) for laps in (5, 6, 7)]
+    assert len({(lap.out, lap.back, lap.misses, lap.held_peak) for lap in laps}) == 1
+    assert laps[1].seconds == pytest.approx(laps[0].seconds)
+    assert laps[2].seconds == pytest.approx(laps[0].seconds)
+
+
+@given(st.data())
+def test_the_floor_and_the_plain_peak_of_a_step_with_state_are_those_of_a_plain_count(
+    traces: ModuleType, data: st.DataObject
+) -> None:
+    trace = data.draw(traces.steps(measured=True))
+    *totals, between = least_of_a_step(trace)
+    others = [*(access.other for access in trace.accesses), trace.tail_other]
+    assert floor(trace)[0] == max(map(sum, zip(others, [between, *totals], strict=True)))
+    unmoved = make_plan(trace, traces.INSTANT, budget=2 * trace.saved)
+    held = [there(trace, unmoved, at) for at in range(len(trace.accesses))]
+    state = sum(tensor.nbytes for tensor in trace.tensors if tensor.freed is None and not tensor.pinned)
+    assert plain_peak(trace) == max(map(sum, zip(others, [state, *held], strict=True)))
+    assert unmoved.forecast.resident_peak == plain_peak(trace)
+
+
+@given(st.data())
+def test_state_is_copied_out_if_it_was_written_since_it_was_last_away(traces: ModuleType, data: st.DataObject) -> None:
+    trace = data.draw(traces.steps())
+    plan = make_plan(trace, data.draw(traces.LINKS), budget=data.draw(st.integers(0, trace.saved)))
+    end = len(trace.accesses)
+    for tensor in plan.moved():
+        moves = [move for move in plan.moves if move.tensor == tensor]
+        lives_on = trace.tensors[tensor].freed is None
+        writes = trace.positions(tensor, "write")
+        for number, move in enumerate(moves):
+            # Back from the gap to the one before it, in the step before if need be.
+            since = moves[number - 1].after - (end if number == 0 else 0) if lives_on or number else -1
+            written = any(since < at <= move.after for write in writes for at in (write, write - end))
+            assert move.write == written
+    copied = {span.record for span in simulate(trace, plan, traces.INSTANT, laps=2).spans if span.lane == "out"}
+    assert copied <= {index for index in plan.moved() if trace.positions(index, "write")}

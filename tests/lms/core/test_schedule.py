@@ -37,7 +37,7 @@ def test_a_move_that_goes_on_in_the_next_step_comes_back_in_the_one_after_it_lef
     moves = swap(0, after=8, fetch=12, before=13), swap(1, after=8, fetch=9, before=11), swap(2, fetch=10, before=10)
     course = Course(Schedule(moves, TEN))
     assert course.begins_away == {0, 2}, "tensor 1 has started back by then"
-    assert course.returns == [Return(2, 3, 0), Return(9, 11, 1)]
+    assert course.returns == [Return(0, 1, 1), Return(2, 3, 0), Return(9, 11, 1)]
     assert course.on_demand == {(2, 0)}
 
 

@@ -1,7 +1,5 @@
 """Spans and timelines are plain data."""
 
-from dataclasses import FrozenInstanceError
-
 import pytest
 
 from lms.core.timeline import Span, Timeline
@@ -15,5 +13,5 @@ def test_a_timeline_is_a_value() -> None:
     one, other = (Timeline((Span("out", 0.0, 1.0, 5, 2),), ((0.0, 0), (1.0, 5))) for _ in range(2))
     assert one == other
     assert hash(one) == hash(other)
-    with pytest.raises(FrozenInstanceError):
+    with pytest.raises(AttributeError):
         one.spans[0].end = 2.0  # type: ignore[misc]

@@ -257,6 +257,24 @@ def test_a_plan_is_made_again_before_a_pass_that_begins_with_more_outside(make: 
     assert guide.plan.forecast.resident_peak <= 1000
 
 
+def test_in_the_middle_of_a_pass_nothing_is_planned_and_the_next_pass_has_the_plan(
+    make: Planner, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    planner = make(limit=1000)
+    run(planner, [100] * 6, other=300)
+    run(planner, [100] * 7, other=300)
+    planner.steps = 1
+    run(planner, [100] * 7, other=600)  # a pass that begins is taken for one like this
+    keys = [("write", at, 100) for at in range(6)] + [("read", 5, 100)]
+    with monkeypatch.context() as patched:
+        patched.setattr(planner_module, "make_plan", lambda *_args, **_options: pytest.fail("it was planned"))
+        assert planner.choose(keys) is None
+    guide = run(planner, [100] * 6, other=600)
+    assert guide is not None
+    assert guide.outside == 600
+    assert guide.plan.moves
+
+
 def test_passes_that_begin_with_and_without_gradients_keep_a_plan_each(make: Planner) -> None:
     planner = make(limit=1000)
     for others in [(300, 500)] * 4:

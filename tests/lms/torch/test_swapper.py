@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 from lms.errors import SpillError
+from lms.runtime import planner
 from lms.torch.records import State
 from lms.torch.session import Session
 
@@ -451,3 +452,21 @@ def test_what_the_caller_keeps_until_the_backward_is_planned_for_as_kept(lms: Ma
     assert trace is not None
     turn = next(at for at, access in enumerate(trace.accesses) if access.kind == "read")
     assert [record.let_go for record in trace.tensors] == [turn, None, None]
+
+
+def test_nothing_is_planned_while_the_lock_is_held(lms: Make, monkeypatch: pytest.MonkeyPatch) -> None:
+    held = []
+    make_plan = planner.make_plan
+
+    def watched(*args: object, **options: object) -> object:
+        held.append(session._swapper._lock.locked())
+        return make_plan(*args, **options)  # type: ignore[arg-type]
+
+    monkeypatch.setattr(planner, "make_plan", watched)
+    w = leaf()
+    with lms(budget=0) as session:
+        for length in (3, 5, 3, 5, 4):  # passes that begin alike
+            gradient(w, chain(w, length))
+        assert session.plan is not None
+    assert len(held) > 2
+    assert not any(held)

@@ -8,22 +8,23 @@ cycle, so what lives on in the next step has a gap from its last access of one s
 
 from __future__ import annotations
 
-from collections import defaultdict
-from collections.abc import Callable, Mapping, Sequence
+import gc
+from collections import deque
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from itertools import pairwise
+from typing import NamedTuple
 
 import numpy as np
-from numpy.typing import NDArray
 
+from lms.core.profile import Bytes, Excess, lowest
 from lms.core.schedule import Action, Keep, Move, Schedule, Swap
 from lms.core.simulate import Forecast, simulate
 from lms.core.trace import Trace
 from lms.errors import LimitError, UsageError
 from lms.link import Link
 from lms.units import format_size
-
-Bytes = NDArray[np.int64]
 
 
 @dataclass(frozen=True)
@@ -57,8 +58,7 @@ class Plan(Schedule):
         return {index: found.get(index, (Keep(index, reason),)) for index, reason in self.reasons.items()}
 
 
-@dataclass(frozen=True)
-class Gap:
+class Gap(NamedTuple):
     """A stretch in which a tensor is not needed: it may be absent from `start` up to, not including, `before`.
 
     If `before` is past the last access, the stretch goes on in the next step.
@@ -66,14 +66,28 @@ class Gap:
 
     tensor: int
     nbytes: int
+    written: int  # the last write before it; negative if that was in the step before
     after: int  # its way out can start with this access
     start: int
     before: int
     seconds: float  # computation in it: what the link has to hide the copies
     comes_back: bool
-    used: bool  # it begins with a read
+    between_reads: bool
 
 
+@contextmanager
+def _no_collections() -> Iterator[None]:
+    """Planning makes many objects and no cycles: the garbage collector would look through them again and again."""
+    enabled = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if enabled:
+            gc.enable()
+
+
+@_no_collections()
 def make_plan(
     trace: Trace,
     link: Link,
@@ -93,31 +107,32 @@ def make_plan(
     if (limit is None) == (budget is None):
         raise UsageError("give exactly one of limit and budget")
     gaps = _gaps(trace)
-    lowest, where = floor(trace)
-    if limit is not None and lowest > limit:
+    least, where = _floor(trace, gaps)
+    if limit is not None and least > limit:
         raise LimitError(
-            f"limit {format_size(limit)} is below the floor of {format_size(lowest)}: with every tensor swapped, "
-            f"{_module(trace, where)} still needs that much. Raise the limit to {format_size(lowest * 1.02)} or more, "
+            f"limit {format_size(limit)} is below the floor of {format_size(least)}: with every tensor swapped, "
+            f"{_module(trace, where)} still needs that much. Raise the limit to {format_size(least * 1.02)} or more, "
             "or make that module's working set smaller (batch, resolution, width)"
         )
-    cap = _caps(trace, limit=limit, budget=budget)
+    cap = _caps(trace, gaps, limit=limit, budget=budget)
     target = _target(trace, gaps, cap, bounded=limit is not None)
-    options: dict[Schedule, tuple[str, list[Gap]]] = {}
+    rankings: dict[tuple[Gap, ...], str] = {}  # what they choose, and the first that chose it
     for name, rank in _RANKINGS.items():
-        chosen = _choose(trace, gaps, target, cap, rank)
+        rankings.setdefault(_choose(trace, gaps, target, cap, rank), name)
+    schedules = []
+    for chosen in rankings:
         caps = cap if limit is None else cap - _lingering(trace, chosen)
-        moves = _moves(trace, chosen, cap, prefetch)
-        options.setdefault(Schedule(moves, tuple(caps.tolist()), write_ahead), (name, chosen))
-    schedule = _best(trace, list(options), link)
-    ranking, chosen = options[schedule]
+        schedules.append(Schedule(_moves(trace, chosen, cap, prefetch), tuple(caps.tolist()), write_ahead))
+    best = _best(trace, schedules, link)
+    schedule, (chosen, ranking) = schedules[best], list(rankings.items())[best]
     return Plan(
         moves=schedule.moves,
         cap=schedule.cap,
         write_ahead=write_ahead,
         limit=limit,
         budget=budget if budget is not None else max(0, min(cap.tolist(), default=0) - trace.largest),
-        floor=lowest,
-        floor_module=_module(trace, where) if lowest else "",
+        floor=least,
+        floor_module=_module(trace, where) if least else "",
         plain_peak=plain_peak(trace),
         forecast=simulate(trace, schedule, link),
         reasons=_reasons(trace, link, chosen, gaps),
@@ -133,10 +148,14 @@ def plain_peak(trace: Trace) -> int:
 
 def floor(trace: Trace) -> tuple[int, int]:
     """The resident peak with a budget of zero, and the access at which it stands; (0, 0) when not measured."""
+    return _floor(trace, _gaps(trace))
+
+
+def _floor(trace: Trace, gaps: Sequence[Gap]) -> tuple[int, int]:
     other = _other(trace)
     if not other.any():
         return 0, 0
-    resident = other + _before(trace, _gaps(trace))
+    resident = other + _before(trace, gaps)
     where = int(resident.argmax())
     return int(resident[where]), min(where, len(trace.accesses) - 1)
 
@@ -170,7 +189,7 @@ def _before(trace: Trace, chosen: Sequence[Gap]) -> Bytes:
     """What is held in the stretch before each access and in the tail: the profile, one access later."""
     end = len(trace.accesses)
     lives_on = sum(tensor.nbytes for tensor in trace.tensors if tensor.freed is None and not tensor.pinned)
-    first = lives_on - sum(gap.nbytes for gap in chosen if gap.before > end)
+    first = lives_on - sum(gap.nbytes for gap in chosen if gap.comes_back and gap.start < end <= gap.before)
     return np.concatenate([np.array([first], np.int64), _profile(trace, chosen)])
 
 
@@ -182,13 +201,16 @@ def _gaps(trace: Trace) -> list[Gap]:
     for index, (tensor, touches) in enumerate(zip(trace.tensors, trace.touches, strict=True)):
         if tensor.pinned:
             continue
-        after = touches[0]  # the bytes do not change from the last write on
+        after = touches[0]
+        written = max((at for at in touches if trace.accesses[at].kind == "write"), default=-end) - end
         # What lives on in the next step is touched there as it is in this one.
         freed = tensor.freed if tensor.freed is not None else touches[0] + end
         for at, following in pairwise([*touches, freed]):
             kind = trace.accesses[at].kind
             if kind != "hold":
                 after = at
+            if kind == "write":
+                written = at
             comes_back = following < freed or tensor.freed is None
             if comes_back and trace.accesses[following % end].kind == "hold":
                 continue  # the framework has it in hand until then
@@ -198,7 +220,7 @@ def _gaps(trace: Trace) -> list[Gap]:
             # What read it has it in hand until the next access; what wrote it is what let_go tells of.
             begin = start - (kind != "read")
             seconds = float(clock[min(following, end)] - clock[begin])
-            if following > end:
+            if tensor.freed is None and following >= end:
                 seconds += float(clock[following - end])
             if kind == "read" and seconds < _ONE_OPERATION:
                 continue  # one operation that unpacks several tensors has all of them in hand
@@ -206,26 +228,38 @@ def _gaps(trace: Trace) -> list[Gap]:
                 Gap(
                     tensor=index,
                     nbytes=tensor.nbytes,
+                    written=written,
                     after=after,
                     start=start,
                     before=following if tensor.freed is None else min(following, end),
                     seconds=seconds,
                     comes_back=comes_back,
-                    used=kind == "read",
+                    between_reads=kind == "read" and comes_back,
                 )
             )
     return gaps
 
 
-def _caps(trace: Trace, *, limit: int | None, budget: int | None) -> Bytes:
+def _caps(trace: Trace, gaps: Sequence[Gap], *, limit: int | None, budget: int | None) -> Bytes:
     """Most held bytes once each access is done with.
 
     An operation allocates its result before it saves it, so room for a tensor is made one access ahead. Under a
     limit the trace's `other` includes that already.
     """
-    if limit is not None:
-        return limit - _other(trace)[1:]
-    return (budget or 0) + trace.largest - _next_new(trace)
+    if limit is None:
+        return (budget or 0) + trace.largest - _next_new(trace)
+    other = _other(trace)
+    if _is_cyclic(trace):
+        # What is held after the last access is there before the next step's first, but for what ends with the step.
+        end = len(trace.accesses)
+        ending = {index for index, tensor in enumerate(trace.tensors) if tensor.freed == end and not tensor.pinned}
+        ending -= {gap.tensor for gap in gaps if gap.before == end}  # it may be away by then
+        other[-1] = max(other[-1], other[0] - sum(trace.tensors[index].nbytes for index in ending))
+    return limit - other[1:]
+
+
+def _is_cyclic(trace: Trace) -> bool:
+    return any(tensor.freed is None and not tensor.pinned for tensor in trace.tensors)
 
 
 def _next_new(trace: Trace) -> Bytes:
@@ -234,6 +268,8 @@ def _next_new(trace: Trace) -> Bytes:
     for tensor, touches in zip(trace.tensors, trace.touches, strict=True):
         if not tensor.pinned and tensor.freed is not None:
             new[touches[0]] = tensor.nbytes
+    if _is_cyclic(trace):
+        new[-1] = new[0]  # the next step begins as this one
     return new[1:]
 
 
@@ -249,11 +285,11 @@ def _profile(trace: Trace, chosen: Sequence[Gap]) -> Bytes:
     return np.array(trace.live, np.int64) + np.cumsum(change)[:-1]
 
 
-def _parts(gap: Gap, end: int) -> tuple[slice, ...]:
-    """The gap's accesses within one step of `end`."""
+def _parts(gap: Gap, end: int) -> tuple[tuple[int, int], ...]:
+    """The stretches of one step of `end` accesses that the gap covers."""
     if gap.before <= end:
-        return (slice(gap.start, gap.before),)
-    return slice(gap.start, end), slice(0, gap.before - end)
+        return ((gap.start, gap.before),)
+    return (gap.start, end), (0, gap.before - end)
 
 
 def _lingering(trace: Trace, chosen: Sequence[Gap]) -> Bytes:
@@ -277,8 +313,7 @@ def _target(trace: Trace, gaps: Sequence[Gap], cap: Bytes, *, bounded: bool) -> 
         in_hand = [trace.tensors[access.tensor] for access in trace.accesses]
         hand = np.array([0 if tensor.pinned else tensor.nbytes for tensor in in_hand], np.int64)
         target -= np.maximum(trace.largest - hand - _next_new(trace), 0)
-    lowest: Bytes = _profile(trace, gaps)
-    return np.maximum(target, lowest, out=target)
+    return np.maximum(target, _profile(trace, gaps), out=target)
 
 
 _ONE_OPERATION = 1e-4  # seconds; the accesses of one operation follow each other within microseconds
@@ -292,92 +327,122 @@ _RANKINGS: Mapping[str, Rank] = {
 }
 
 
-def _choose(trace: Trace, gaps: Sequence[Gap], target: Bytes, cap: Bytes, rank: Rank) -> list[Gap]:
+def _choose(trace: Trace, gaps: Sequence[Gap], target: Bytes, cap: Bytes, rank: Rank) -> tuple[Gap, ...]:
     """Gaps that bring the profile under the target everywhere, in the order of their start.
 
     By rank each gap is taken that covers an access with too much; what then proves needless is given back, the gaps
     with the least slack first. Between two reads a tensor may stay up to the cap: room for copies in flight is not
     worth one more of them.
     """
-    profile = np.array(trace.live, np.int64)
-    end = len(profile)
+    end = len(trace.accesses)
+    excess = Excess(_profile(trace, []) - target)
     chosen: list[Gap] = []
     for gap in sorted(gaps, key=lambda gap: (-rank(gap), gap.after, gap.tensor)):
         parts = _parts(gap, end)
-        if any((profile[part] > target[part]).any() for part in parts):
-            for part in parts:
-                profile[part] -= gap.nbytes
+        if any(excess.within(start, stop) for start, stop in parts):
+            for start, stop in parts:
+                excess.lower(start, stop, gap.nbytes)
             chosen.append(gap)
-    kept: list[Gap] = []
-    for gap in sorted(chosen, key=lambda gap: (gap.seconds, gap.tensor)):
-        most = cap if gap.used and gap.comes_back else target
+    needless = _needless(trace, chosen, target, cap)
+    return tuple(sorted((gap for gap in chosen if gap not in needless), key=lambda gap: (gap.after, gap.tensor)))
+
+
+def _needless(trace: Trace, chosen: Sequence[Gap], target: Bytes, cap: Bytes) -> set[Gap]:
+    """The chosen gaps whose tensors can stay after all."""
+    end = len(trace.accesses)
+    profile = _profile(trace, chosen)
+    starts = np.array([gap.start for gap in chosen], np.int64)
+    stops = np.array([gap.before for gap in chosen], np.int64)
+    rooms = [lowest(np.tile(most - profile, 2), starts, stops).tolist() for most in (target, cap)]
+    # Room only shrinks from here on: a gap that has none now is not looked at again.
+    roomy = [gap for gap, *room in zip(chosen, *rooms, strict=True) if gap.nbytes <= room[gap.between_reads]]
+    needless: set[Gap] = set()
+    full = 0  # an access that had no room for the gap before: most likely it has none for this one
+    for gap in sorted(roomy, key=lambda gap: (gap.seconds, gap.tensor)):
+        most = cap if gap.between_reads else target
         parts = _parts(gap, end)
-        if all((profile[part] + gap.nbytes <= most[part]).all() for part in parts):
-            for part in parts:
-                profile[part] += gap.nbytes
+        if any(start <= full < stop for start, stop in parts) and profile[full] + gap.nbytes > most[full]:
+            continue
+        for start, stop in parts:
+            over = profile[start:stop] + gap.nbytes > most[start:stop]
+            if over.any():
+                full = start + int(over.argmax())
+                break
         else:
-            kept.append(gap)
-    return sorted(kept, key=lambda gap: (gap.after, gap.tensor))
+            for start, stop in parts:
+                profile[start:stop] += gap.nbytes
+            needless.add(gap)
+    return needless
 
 
 def _moves(trace: Trace, chosen: Sequence[Gap], cap: Bytes, prefetch: int | None) -> tuple[Move, ...]:
-    """Moves for the chosen gaps: each starts back as early as the memory of every access up to its use allows."""
-    profile = _profile(trace, chosen)
+    """Moves for the chosen gaps, in the same order. What was not written since it was last away needs no copy out."""
+    fetches = _fetches(trace, chosen, cap, prefetch)
     end = len(trace.accesses)
+    # Before the first gap of what lives on comes the last one of the step before.
+    away = {gap.tensor: gap.start - end for gap in chosen if trace.tensors[gap.tensor].freed is None}
+    moves = []
+    for gap in chosen:
+        dirty = gap.written >= away.get(gap.tensor, 0)
+        away[gap.tensor] = gap.start
+        moves.append(Swap(gap.tensor, gap.after, gap.before, fetches.get(gap), dirty))
+    return tuple(moves)
+
+
+def _fetches(trace: Trace, chosen: Sequence[Gap], cap: Bytes, prefetch: int | None) -> dict[Gap, int]:
+    """With which access the way back may start: as early as the memory of every access up to the use allows.
+
+    Copies back start in the order of their uses. So the accesses that the next one may fill are a window whose ends
+    only move on, and all earlier copies back fill each of them, but those that were needed before it.
+    """
+    end = len(trace.accesses)
+    room = (cap - _profile(trace, chosen)).tolist()
     reads = np.array([index for index, access in enumerate(trace.accesses) if access.kind == "read"], np.int64)
-    dirty = _dirty(trace, chosen)
-    moves: list[Move] = []
+    next_read = [*reads.tolist(), 0]
+    turns = np.searchsorted(reads, np.arange(end + 1)).tolist()
+    filled = [0] * (end + 1)  # by how much the bytes that copies back have filled change at each access
+    filling = 0
+    window: deque[tuple[int, int]] = deque()  # (bytes that may come back until it is full, access), both ascending
+    seen = 0
     earliest = 0
-    for gap in sorted(chosen, key=lambda gap: (gap.before, gap.tensor)):
-        if not gap.comes_back:
-            moves.append(Swap(gap.tensor, gap.after, gap.before, None, gap in dirty))
-            continue
+    coming = 0
+    fetches: dict[Gap, int] = {}
+    for gap in sorted((gap for gap in chosen if gap.comes_back), key=lambda gap: (gap.before, gap.tensor)):
+        for at in range(seen, gap.before):
+            if at >= end:  # in the next step, with what comes back in this one
+                filling += filled[at - end]
+            most = room[at % end] - filling + coming
+            while window and window[-1][0] >= most:
+                window.pop()
+            window.append((most, at))
+        seen = gap.before
         # Not before the backward: in the forward the profile is only what stays, not what is still on its way out.
-        turn = int(np.searchsorted(reads, gap.start))
-        first = max(earliest, min(int(reads[turn]), gap.before) if turn < len(reads) else 0, gap.start)
+        first = max(earliest, min(next_read[turns[gap.start]], gap.before), gap.start)
         if prefetch is not None:
             first = max(first, gap.before - prefetch)
         first = min(first, gap.before)
-        stretch = np.arange(first, gap.before) % end
-        full = np.flatnonzero(profile[stretch] + gap.nbytes > cap[stretch])
-        fetch = first + int(full[-1]) + 1 if len(full) else first
-        profile[np.arange(fetch, gap.before) % end] += gap.nbytes
-        earliest = fetch
-        moves.append(Swap(gap.tensor, gap.after, gap.before, fetch, gap in dirty))
-    return tuple(sorted(moves, key=lambda move: (move.after, move.tensor)))
+        coming += gap.nbytes
+        while window and window[0][0] < coming:
+            first = max(first, window.popleft()[1] + 1)
+        fetches[gap] = earliest = first
+        filled[min(first, end)] += gap.nbytes
+        filled[min(gap.before, end)] -= gap.nbytes
+    return fetches
 
 
-def _dirty(trace: Trace, chosen: Sequence[Gap]) -> set[Gap]:
-    """The gaps for which the tensor has to be copied out, because it was written since the last of them."""
-    by_tensor: dict[int, list[Gap]] = defaultdict(list)
-    for gap in sorted(chosen, key=lambda gap: gap.start):
-        by_tensor[gap.tensor].append(gap)
-    end = len(trace.accesses)
-    dirty: set[Gap] = set()
-    for index, gaps in by_tensor.items():
-        writes = trace.positions(index, "write")
-        # Before the first gap of what lives on comes the last one of the step before.
-        last = gaps[-1].start - end if trace.tensors[index].freed is None else -1
-        for gap in gaps:
-            if any(last <= write < gap.start or last <= write - end for write in writes):
-                dirty.add(gap)
-            last = gap.start
-    return dirty
-
-
-def _best(trace: Trace, schedules: Sequence[Schedule], link: Link) -> Schedule:
-    """The schedule that takes the least time, on a link that is somewhat slower than it was measured.
+def _best(trace: Trace, schedules: Sequence[Schedule], link: Link) -> int:
+    """The index of the schedule that takes the least time, on a link that is somewhat slower than it was measured.
 
     A step time within 1% of the best counts as equal: then what moves least is the kinder neighbour.
     """
     if len(schedules) == 1:
-        return schedules[0]
-    forecasts = [simulate(trace, schedule, link.scaled(_SLOWER)) for schedule in schedules]
+        return 0
+    forecasts = [simulate(trace, schedule, link.scaled(_SLOWER), picture=False) for schedule in schedules]
     best = min(forecast.seconds for forecast in forecasts)
     return min(
-        (pair for pair in zip(forecasts, schedules, strict=True) if pair[0].seconds <= 1.01 * best),
-        key=lambda pair: (pair[0].out + pair[0].back, pair[0].seconds),
-    )[1]
+        (index for index, forecast in enumerate(forecasts) if forecast.seconds <= 1.01 * best),
+        key=lambda index: (forecasts[index].out + forecasts[index].back, forecasts[index].seconds),
+    )
 
 
 def _reasons(trace: Trace, link: Link, chosen: Sequence[Gap], gaps: Sequence[Gap]) -> dict[int, str]:

@@ -3,24 +3,36 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 from lms.core.schedule import Course
 from lms.core.stepper import Item, State, Stepper
 from lms.core.trace import Trace
 
 
-def replay(trace: Trace, course: Course, stepper: Stepper[Item], reach: Callable[[int], None]) -> None:
-    """Run one step by `course`. `reach` is called with the number of each access before the stepper hears of it."""
+def replay(
+    trace: Trace,
+    course: Course,
+    stepper: Stepper[Item],
+    reach: Callable[[int], None],
+    before: Sequence[Item] = (),
+) -> list[Item]:
+    """Run one step by `course`, and return its items. What lives on is taken from the items of the step `before`.
+
+    `reach` is called with the number of each access before the stepper hears of it.
+    """
     stepper.begin(course)
-    stepper.items = items = [Item(index, tensor.nbytes) for index, tensor in enumerate(trace.tensors)]
+    stepper.items = items = [
+        before[index] if before and tensor.freed is None else Item(index, tensor.nbytes)
+        for index, tensor in enumerate(trace.tensors)
+    ]
     freed: dict[int, list[Item]] = defaultdict(list)
     for item, tensor in zip(items, trace.tensors, strict=True):
         item.pinned = tensor.pinned
         if tensor.freed is not None:
             freed[tensor.freed].append(item)
             continue
-        if item.index in course.begins_away:
+        if not before and item.index in course.begins_away:
             item.state, item.stored = State.AWAY, True
         stepper.add(item)
     for position, access in enumerate(trace.accesses):
@@ -38,3 +50,13 @@ def replay(trace: Trace, course: Course, stepper: Stepper[Item], reach: Callable
             if access.kind == "write":
                 stepper.write(item)
         stepper.access(item, read=access.kind == "read")
+    return items
+
+
+def end_step(trace: Trace, stepper: Stepper[Item], items: Sequence[Item]) -> None:
+    """Before the next step: what ends with this one is freed, and what its last access asked for is dropped."""
+    for item, tensor in zip(items, trace.tensors, strict=True):
+        if tensor.freed == len(trace.accesses) and not item.pinned:
+            stepper.free(item)
+    stepper.settle()
+    stepper.drop_due()

@@ -89,6 +89,8 @@ class Course:
                     self.begins_away.add(move.tensor)
                 if move.fetch < move.before:
                     self.returns.append(Return(move.fetch - laps, move.before - laps, move.tensor))
+                    if not laps and move.before > end:  # if there was no room for it before the step's end
+                        self.returns.append(Return(0, move.before - end, move.tensor))
                     continue
             self.on_demand.add((move.tensor, move.before % end))
         self.returns.sort()

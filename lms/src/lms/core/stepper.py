@@ -466,4 +466,5 @@ class Stepper(Generic[I]):
         if item.index < 0:
             self.left -= item.held
         item.held = 0
-        self.evictable.pop(item.index, None)
+        if self.evictable.get(item.index) is item:  # else the next step has another of this index already
+            del self.evictable[item.index]

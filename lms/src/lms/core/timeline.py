@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Literal
+from typing import Literal, NamedTuple
 
 Lane = Literal["compute", "out", "back", "stall"]
 
 
-@dataclass(frozen=True)
-class Span:
+class Span(NamedTuple):
     """Something that took time: computation, a copy out or back, or a stall. Seconds from the pass's start."""
 
     lane: Lane

@@ -76,6 +76,7 @@ class PassPlanner:
         self._far_below_limit = False  # the last pass moved nothing and stayed far below the limit
         self._measure_next = False  # the next passes must be measured
         self._refused: LimitError | None = None
+        self._unsuited: tuple[Guide, int] | None = None  # the guide needs a variant for so many bytes outside
         self._recorder: Recorder | None = None
         self._outside = 0  # bytes outside the saved tensors when the pass under way began
         self._above = 0  # what came on top of that, at most, in the last pass that was measured
@@ -90,13 +91,14 @@ class PassPlanner:
         `present` bytes of saved tensors are on the device already. Raises LimitError if the passes so far have shown
         that the limit cannot be kept.
         """
+        self._plan_for_unsuited()  # the pass before, which could not wait for it
         too_much = self.peaks.before_a_pass(self.passes, self.steps, early=self._early)
         refused, self._refused = self._refused or too_much, None
         if refused is not None:
             raise refused
         if self.limit is not None:
             self._outside = self.device.current() - present
-        guide = self.choose([key])
+        guide = self.choose([key]) or self._plan_for_unsuited()
         known = guide.passes > max(REFINED_AFTER) if guide is not None else self._far_below_limit
         measure = self._early or self._measure_next or self.peaks.exceeded_lately or not known
         self._recorder = Recorder(
@@ -105,16 +107,20 @@ class PassPlanner:
         return guide, self._recorder
 
     def choose(self, keys: list[Key]) -> Guide | None:
-        """The guide for a pass that has begun with `keys`; None if no pass has begun like that before."""
+        """The guide for a pass that has begun with `keys`; None if no pass has begun like that before.
+
+        It makes no plan, so that it can be asked in the middle of a pass. If the guides for such a pass are for other
+        amounts of memory outside, the pass has none, and `begin` plans before the next one.
+        """
         beginning = prefixes(keys)
-        found = next((guide for guide in reversed(self.guides) if guide.began_like(beginning)), None)
-        if found is not None:
-            found = self._suited(found)
-        if found is not None:
-            if found in self.guides:
-                self.guides.remove(found)
-            self.guides.append(found)
-        return found
+        like = next((guide for guide in reversed(self.guides) if guide.began_like(beginning)), None)
+        suited = self._suited(like) if like is not None else None
+        if suited is None:
+            self._unsuited = (like, self._outside) if like is not None else None
+        else:
+            self.guides.remove(suited)
+            self.guides.append(suited)
+        return suited
 
     def budget(self, largest: int) -> int:
         """Bytes that may stay in a pass without a plan whose largest record so far has `largest` bytes."""
@@ -213,22 +219,33 @@ class PassPlanner:
         self.news.append(plan)
         return new
 
+    def _variants(self, found: Guide) -> list[Guide]:
+        """Guides for the same sequence of accesses, the last used first."""
+        return [guide for guide in reversed(self.guides) if guide.same(found)]
+
     def _suited(self, found: Guide) -> Guide | None:
-        """A guide like `found` for what is outside now; None if it cannot be kept under the limit by what is known."""
+        """A guide like `found` for what is outside now, if there is one."""
         if self.limit is None:
             return found
-        variants = [guide for guide in reversed(self.guides) if guide.same(found)]
-        for guide in variants:
+        for guide in self._variants(found):
             grown = self._outside - guide.outside
             most = max(self.limit, guide.plan.floor + self.reserve)
             if guide.plan.forecast.resident_peak + grown <= most and (
                 not guide.plan.moves or grown >= -_BAND * self.reserve
             ):
                 return guide
+        return None
+
+    def _plan_for_unsuited(self) -> Guide | None:
+        """A new guide for what is outside now, if `choose` found none; None if it cannot be kept by what is known."""
+        if self._unsuited is None:
+            return None
+        (found, outside), self._unsuited = self._unsuited, None
         # Which of the passes this one will be like is not known, so it is planned for the most of them.
-        columns = zip(*(_other(guide.trace, self._outside - guide.outside) for guide in variants), strict=True)
+        variants = self._variants(found) or [found]
+        columns = zip(*(_other(guide.trace, outside - guide.outside) for guide in variants), strict=True)
         trace = _with_other(found.trace, [max(column) for column in columns])
-        if floor(trace)[0] > self.limit and self._early:
+        if floor(trace)[0] > (self.limit or 0) and self._early:
             return None  # an estimate is no reason to end the training: the rule leads, and the pass is measured
         return self._add(found.keys, trace)
 

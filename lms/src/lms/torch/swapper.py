@@ -43,9 +43,10 @@ class SavedTensorSwapper:
     """Pack and unpack hooks for `torch.autograd.graph.saved_tensors_hooks`.
 
     `begin` gives the guide and the recorder for the pass that begins with an access, with so many bytes of saved
-    storages on the device already; `choose` the guide for a pass that turned out to begin with other accesses. `budget`
-    gives the bytes that may stay in a pass without a guide, for its largest record so far; it is asked at each access.
-    `module` names the module that is running. All four are the session's.
+    storages on the device already. It may plan, so it is called without the lock. `choose` gives the guide for a pass
+    that turned out to begin with other accesses. It is called with the lock held, and must not plan. `budget` gives the
+    bytes that may stay in a pass without a guide, for its largest record so far; it is asked at each access. `module`
+    names the module that is running. All four are the session's.
     """
 
     def __init__(
@@ -118,7 +119,13 @@ class SavedTensorSwapper:
         assert local is not None
         with self._lock:
             packed = self._pack(tensor, local, storage)
-            self.counters.hook += self._clock() - began
+        if packed is None:
+            # Planning takes up to a second, and other threads wait for the lock.
+            beginning = self._begin_pass(("write", 0, storage.nbytes()), self.mover.present)
+            with self._lock:
+                packed = self._pack(tensor, local, storage, beginning)
+            assert packed is not None
+        self.counters.hook += self._clock() - began
         if self._ended.queue:
             self._drain_if_free()
         if isinstance(packed, str):
@@ -209,8 +216,14 @@ class SavedTensorSwapper:
 
     # Inside the lock
 
-    def _pack(self, tensor: torch.Tensor, local: torch.Tensor, storage: torch.UntypedStorage) -> Handle | str:
-        """A handle, or why the tensor stays."""
+    def _pack(
+        self,
+        tensor: torch.Tensor,
+        local: torch.Tensor,
+        storage: torch.UntypedStorage,
+        beginning: tuple[Guide | None, Recorder] | None = None,
+    ) -> Handle | str | None:
+        """A handle, or why the tensor stays. None: a pass begins, and `beginning` has to be found first."""
         if self.mover.engine.capturing():
             return "capture"  # the graph's kernels will run again with these addresses, and without our hooks
         self._drain()
@@ -222,7 +235,12 @@ class SavedTensorSwapper:
         run = self._pass
         if run is not None and run.take_turn(in_backward=_graph_task() != -1):
             self._leave_behind(run)
-        run = self._pass or self._begin(storage.nbytes())
+        run = self._pass
+        if run is None:
+            if beginning is None:
+                self.mover.recount(self._left)
+                return None
+            run = self._begin(*beginning)
         run.recorder.enter()
         key: tuple[int, ...] = (storage._cdata, local._version)
         root: torch.Tensor | None = None
@@ -280,9 +298,7 @@ class SavedTensorSwapper:
         self._pass = None
         self.finished.append(run.finish())
 
-    def _begin(self, nbytes: int) -> Pass:
-        self.mover.recount(self._left)
-        guide, recorder = self._begin_pass(("write", 0, nbytes), self.mover.present)
+    def _begin(self, guide: Guide | None, recorder: Recorder) -> Pass:
         self._stream = self.mover.engine.stream()
         self._pass = Pass(self.stepper, self.mover, recorder, guide, choose=self._choose, rounds=self._rounds)
         return self._pass
