@@ -18,6 +18,7 @@ from lms.link import Link
 from lms.link.host import kernel
 from lms.memory.device import Device
 from lms.runtime.peaks import Peaks
+from lms.runtime.progress import Progress
 from lms.runtime.recorder import Recorder
 from lms.torch.engine import Engine
 from lms.torch.passes import Finished
@@ -59,13 +60,12 @@ class PassPlanner:
         self.prefetch = prefetch
         self.write_ahead = write_ahead
         self.reserve = int((limit or 0) * _RESERVE)
-        self.peaks = Peaks(device, limit, self.reserve)
+        self.progress = Progress(device)
+        self.peaks = Peaks(device, limit, self.reserve, self.progress)
         self.news: list[Plan] = []  # new plans that were not reported yet
         self.guides: list[Guide] = []  # most recently used last
         self.current: Guide | None = None  # of the last complete pass
         self.last: Finished | None = None
-        self.passes = 0
-        self.steps = 0  # of the optimizer, as the session counts them
         self.replans = 0
         self.saved = 0  # bytes of the largest pass
         self.held_peak = 0
@@ -88,7 +88,8 @@ class PassPlanner:
         `present` bytes of saved tensors are on the device already. Raises LimitError if the passes so far have shown
         that the limit cannot be kept.
         """
-        too_much = self.peaks.before_a_pass(self.passes, self.steps, early=self._early)
+        self.progress.begin_pass()
+        too_much = self.peaks.before_a_pass()
         refused, self._refused = self._refused or too_much, None
         if refused is not None:
             raise refused
@@ -96,7 +97,7 @@ class PassPlanner:
             self._outside = self.device.current() - present
         guide = self.choose([key])
         known = guide.passes > max(REFINED_AFTER) if guide is not None else self._far_below_limit
-        measure = self._early or self._measure_next or self.peaks.exceeded_lately or not known
+        measure = self.progress.early or self._measure_next or self.peaks.exceeded_lately or not known
         self._recorder = Recorder(
             self.device, measure=measure, timed=self.device.name == "cpu" or measure, present=present
         )
@@ -138,11 +139,12 @@ class PassPlanner:
     def note(self, finished: Finished) -> None:
         """Learn from a complete pass."""
         recorder = finished.recorder
-        self.passes += 1
-        self.peaks.after_a_pass(recorder, self.passes, self.steps, early=self._early)
+        trained = "use" in recorder.kinds
+        self.progress.end_pass(trained=trained)
+        self.peaks.after_a_pass(recorder)
         self.held_peak = max(self.held_peak, finished.counters.held_peak)
         self._largest = max([self._largest, *recorder.nbytes])
-        if recorder.truncated or "use" not in recorder.kinds:
+        if recorder.truncated or not trained:
             return  # it never ended, or nobody went backward: nothing to plan for
         if recorder.measure:
             self._above = max(0, recorder.worst - recorder.other[0])
@@ -160,18 +162,13 @@ class PassPlanner:
 
     def look(self) -> None:
         """Note what the device has held since the last pass."""
-        self.peaks.after_the_last_pass(self.passes, self.steps, early=self._early)
+        self.peaks.after_the_last_pass()
 
     def link(self) -> Link:
         """The link to the tier below, measured on what was moved, or else by moving something now."""
         return self.engine.link() or self.engine.calibrate(CALIBRATION)
 
     # Plans
-
-    @property
-    def _early(self) -> bool:
-        """Whether the training has only begun: what it needs may not be known yet, and it may still be ended."""
-        return self.steps <= 2 if self.steps else self.passes <= max(REFINED_AFTER)
 
     def _cut_short(self, recorder: Recorder) -> bool:
         """Whether the pass did what a known one does, and ended in the middle: an exception, Ctrl-C."""
@@ -224,7 +221,7 @@ class PassPlanner:
         # Which of the passes this one will be like is not known, so it is planned for the most of them.
         columns = zip(*(_other(guide.trace, self._outside - guide.outside) for guide in variants), strict=True)
         trace = _with_other(found.trace, [max(column) for column in columns])
-        if floor(trace)[0] > self.limit and self._early:
+        if floor(trace)[0] > self.limit and self.progress.early:
             return None  # an estimate is no reason to end the training: the rule leads, and the pass is measured
         return self._add(found.keys, trace)
 
@@ -254,7 +251,7 @@ class PassPlanner:
 
     def _give_up(self, recorder: Recorder, over: int) -> None:
         """The pass went over the limit by `over` bytes though all had left that can leave."""
-        if self._early and over > self.reserve:
+        if self.progress.early and over > self.reserve:
             self._refused = LimitError(
                 f"limit {format_size(self.limit or 0)} cannot be kept: with every saved tensor swapped that can be, "
                 f"the peak was {format_size(recorder.in_use_peak)} in module {recorder.peak_module!r}. Raise the limit "
@@ -297,7 +294,7 @@ class PassPlanner:
         limit, lowest = None, 0
         if self.limit is not None:
             lowest = floor(trace)[0]
-            if lowest > self.limit and not self._early:
+            if lowest > self.limit and not self.progress.early:
                 self._warn(
                     f"the limit of {format_size(self.limit)} cannot be kept any more: {format_size(lowest)} are needed "
                     "with every saved tensor swapped; training goes on with as little as that"
