@@ -577,29 +577,6 @@ def test_an_optimizer_can_be_added_before_the_session_opens(lms: Make) -> None:
         assert session.stats()["steps"] == 2
 
 
-class Wrapped(torch.optim.Optimizer):
-    """What Accelerate puts around an optimizer: an Optimizer by its class, without the hooks of one."""
-
-    def __init__(self, optimizer: torch.optim.Optimizer) -> None:
-        self.optimizer = optimizer
-
-    def step(self, closure: object = None) -> None:
-        self.optimizer.step()
-
-
-def test_the_optimizer_inside_a_wrapper_is_the_one_that_counts(lms: Make) -> None:
-    net = model()
-    given, added = (Wrapped(Wrapped(torch.optim.SGD(net.parameters(), 0.01))) for _ in range(2))
-    for session in (lms(net, optimizer=given), lms(net, optimizer=None)):
-        with session:
-            if session._optimizers:
-                given.step()
-            else:
-                session.add_optimizer(added)
-                added.step()
-            assert session.stats()["steps"] == 1
-
-
 def test_the_time_from_step_to_step_is_known_with_how_much_of_it_was_computed(lms: Make) -> None:
     net = model()
     optimizer = torch.optim.SGD(net.parameters(), 0.01)

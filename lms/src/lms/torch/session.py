@@ -11,7 +11,7 @@ from types import TracebackType
 from typing import TypeVar
 
 import torch
-from torch.optim.optimizer import Optimizer, register_optimizer_step_post_hook
+from torch.optim.optimizer import Optimizer
 
 from lms.core.guide import Guide, Key
 from lms.core.plan import Plan
@@ -31,6 +31,7 @@ from lms.torch.dtensor import local_part
 from lms.torch.hooks import SavedTensorHooks
 from lms.torch.interrupts import Shield
 from lms.torch.modules import ModuleNames
+from lms.torch.optimizers import Optimizers
 from lms.torch.records import Kept, movable
 from lms.torch.swapper import SavedTensorSwapper
 from lms.trace import Trace
@@ -101,7 +102,7 @@ class Session:
             verify=verify,
         )
         self._models = _listed(model, torch.nn.Module, "model")
-        self._optimizers = [_unwrapped(one) for one in _listed(optimizer, Optimizer, "optimizer")]
+        self._optimizers = Optimizers(_listed(optimizer, Optimizer, "optimizer"))
         self._torch_device = _device(device, self._models)
         self._on_plan = on_plan
         self._is_open = False
@@ -188,24 +189,11 @@ class Session:
                 if local is not None and movable(local, local.device):
                     self._swapper.stays(local.untyped_storage())
         self.device.reset_peak()
-        self._first_optimizer: int | None = None
         self._warned = False
         self._pauses = 0  # that are open, one inside another
         self._hooks = SavedTensorHooks(self._pack, self._unpack)
         self._hooks.set()
-        self._count_steps()
-
-    def _count_steps(self) -> None:
-        """Have the steps of the optimizers that are known counted, or those of the first that steps."""
-        after_step = torch.compiler.disable(self._after_step)  # as the hooks
-        if self._optimizers:
-            self._step_hooks = [o.register_step_post_hook(after_step) for o in self._optimizers]
-        else:
-            self._step_hooks = [register_optimizer_step_post_hook(after_step)]
-
-    def _count_no_steps(self) -> None:
-        for hook in self._step_hooks:
-            hook.remove()
+        self._optimizers.listen(self._after_step)
 
     def close(self) -> None:
         """Switch LMS off. What is still saved can be used; its memory is given back when the last of it is freed."""
@@ -218,7 +206,7 @@ class Session:
         if _open is self:
             _open = None
         self._hooks.remove()
-        self._count_no_steps()
+        self._optimizers.leave()
         self._planner.look()
         try:
             self._swapper.stop(self.engine.close)
@@ -234,16 +222,10 @@ class Session:
         For trainers that open the session before there is an optimizer. Steps of optimizers that were not given count
         no longer. Raises UsageError for what is no optimizer, and if the session is closed.
         """
-        added = [_unwrapped(one) for one in _listed(optimizer, Optimizer, "optimizer")]
+        added = _listed(optimizer, Optimizer, "optimizer")
         if self._opened and not self._is_open:
             raise UsageError("add_optimizer: this session was closed")
-        if self._is_open:
-            self._count_no_steps()
-            if not self._optimizers:
-                self._first_optimizer = None
-        self._optimizers += [one for one in added if not any(one is known for known in self._optimizers)]
-        if self._is_open:
-            self._count_steps()
+        self._optimizers.add(added)
 
     @contextmanager
     def pause(self) -> Iterator[None]:
@@ -433,14 +415,12 @@ class Session:
                 "what is saved elsewhere stays. Enable LMS on the thread that runs the forward"
             )
 
-    def _after_step(self, optimizer: Optimizer, _args: object, _kwargs: object) -> None:
+    def _after_step(self, optimizer: Optimizer) -> None:
         if self._pauses:
             return
         self._swapper.step(id(optimizer))
         self._swapper.judge()  # while the script still has what it had during the backward
-        if self._first_optimizer is None:
-            self._first_optimizer = id(optimizer)
-        if id(optimizer) != self._first_optimizer:
+        if not self._optimizers.counts(optimizer):
             return
         own_thread, progress = threading.get_ident() == self._thread, self._planner.progress
         if not own_thread:
@@ -504,15 +484,6 @@ def _listed(given: T | Iterable[T] | None, kind: type[T], argument: str) -> list
         wrong = next(item for item in items if not isinstance(item, kind))
         raise UsageError(f"{argument}: expected a {kind.__name__} or several, found {type(wrong).__name__}")
     return found
-
-
-def _unwrapped(optimizer: Optimizer) -> Optimizer:
-    """The optimizer that steps. Accelerate's wrapper is an Optimizer by its class, and has no hooks."""
-    while not hasattr(optimizer, "_optimizer_step_post_hooks") and isinstance(
-        inner := getattr(optimizer, "optimizer", None), Optimizer
-    ):
-        optimizer = inner
-    return optimizer
 
 
 def _device(given: str | torch.device | None, models: Sequence[torch.nn.Module]) -> torch.device:
