@@ -593,7 +593,31 @@ def test_the_time_from_step_to_step_is_known_with_how_much_of_it_was_computed(lm
     assert stats["predicted_step_time"] >= trace.cycle
 
 
-# Pauses
+# Evaluations and pauses
+
+
+@pytest.mark.parametrize("how", [torch.no_grad, torch.inference_mode, torch.enable_grad, "pause"])
+def test_an_evaluation_between_steps_leaves_plans_and_figures_alone(how: object, lms: Make) -> None:
+    net = model()
+    optimizer = torch.optim.SGD(net.parameters(), 0.01)
+
+    def score() -> float:
+        larger = torch.randn(256, 32)
+        return sum(net(larger).square().mean().item() for _ in range(2))
+
+    with lms(net, optimizer=optimizer) as session:
+        for _ in range(5):
+            with session.pause() if how == "pause" else how():  # type: ignore[operator]
+                score()
+            loss_of(net).backward()
+            optimizer.step()
+            optimizer.zero_grad()
+        stats, trace, progress = session.stats(), session.trace, session.progress
+    assert stats["steps"] == progress.trained == 5
+    assert stats["passes"] == (15 if how is torch.enable_grad else 5)
+    assert stats["replans"] == 0
+    assert stats["saved"] == trace.saved == (3 * 64 * 32 + 64 * 8) * 4
+    assert stats["last_out"] == stats["last_in"] == session.plan.forecast.out > 0
 
 
 def test_in_a_pause_nothing_is_recorded_and_nothing_moves(lms: Make) -> None:
