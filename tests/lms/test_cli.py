@@ -247,6 +247,16 @@ def test_simulate_with_a_limit_prints_what_it_costs(trace: str, capsys: pytest.C
     assert "layer3" not in out
 
 
+def test_simulate_tells_the_step_around_the_pass_if_the_trace_knows_it(
+    trace: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert not re.search("^step", told(capsys, "simulate", trace, "--budget", "0"), re.MULTILINE)
+    replace(Trace.load(trace), cycle=60.0, busy=20.0).save(trace)
+    out = told(capsys, "simulate", trace, "--budget", "800MB")
+    assert re.search(r"^pass +17 s \(1\.00 x its computation alone\)$", out, re.MULTILINE)
+    assert re.search(r"^step +60 s \(1\.00 x the step with nothing swapped\)$", out, re.MULTILINE)
+
+
 def test_the_largest_size_is_one_that_can_be_planned_with(trace: str, capsys: pytest.CaptureFixture[str]) -> None:
     for bound in ("--budget", "--limit"):
         assert "swapped       0 of" in told(capsys, "simulate", trace, bound, str(2**62))

@@ -2,6 +2,7 @@
 
 import json
 import re
+from dataclasses import replace
 from html.parser import HTMLParser
 
 import pytest
@@ -83,6 +84,29 @@ def test_the_answer_names_the_floor_plains_peak_and_a_row_for_each_share() -> No
     assert re.search(r"^unswapped +1\.1 GB,", text, re.MULTILINE)
     assert re.search(r"^floor +400 MB, module 'layer\d': no limit can be lower$", text, re.MULTILINE)
     assert len(text[text.index("may stay") :].splitlines()) == 1 + len(limits.rows)
+
+
+def test_what_is_foretold_of_a_step_is_its_passes_and_the_rest_of_its_cycle() -> None:
+    alone = chain()
+    trace = replace(alone, cycle=100.0, busy=40.0, passes=2.0)
+    passes, steps = limits_of(alone, LINK).rows, limits_of(trace, LINK).rows
+    assert passes[-1].seconds > alone.seconds, "copies show, or the test tests nothing"
+    for one, step in zip(passes, steps, strict=True):
+        assert step.seconds == pytest.approx(100.0 + 2 * (one.seconds - alone.seconds))
+        assert step.slowdown == pytest.approx(step.seconds / 100.0)
+    text = limits_text(trace, LINK, limits_of(trace, LINK))
+    assert re.search(r"^pass +17 s of computation in each of 2 passes a step$", text, re.MULTILINE)
+    told = r"^step +1 min 40 s from one optimizer step to the next; the device computed for 40 s of it \(40%\)$"
+    assert re.search(told, text, re.MULTILINE)
+    document = limit_document(trace, LINK, limits_of(trace, LINK))
+    assert (document["seconds"], document["cycle"], document["busy"], document["passes"]) == (17.0, 100.0, 40.0, 2.0)
+
+
+def test_without_a_cycle_the_table_speaks_of_passes() -> None:
+    text = limits_text(chain(), LINK, limits_of(chain(), LINK))
+    assert re.search(r"^pass .*the step around it was not measured$", text, re.MULTILINE)
+    assert re.search(r"moved out +pass  x plain$", text, re.MULTILINE)
+    assert limit_document(chain(), LINK, limits_of(chain(), LINK))["cycle"] is None
 
 
 def test_a_limit_from_the_table_can_be_asked_for() -> None:

@@ -155,9 +155,10 @@ def _add_plan(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> 
         commands,
         "plan",
         "run two steps of a script, then say what limit it needs and what each costs",
-        "Run SCRIPT for two complete passes, stop it, and answer: the floor that no limit can go below and the module\n"
-        "it belongs to, the peak with nothing swapped, and a table of limits with the peak, the bytes moved and the\n"
-        "step time that each would have. Options are those of `lms run`: give a limit if the script does not fit.",
+        "Run SCRIPT until its optimizer has stepped twice, stop it, and answer: the floor that no limit can go below\n"
+        "and the module it belongs to, the peak with nothing swapped, how long a step takes and how much of it the\n"
+        "device computes, and a table of limits with the peak, the bytes moved and the step time that each would\n"
+        "have. Options are those of `lms run`: give a limit if the script does not fit.",
         "examples:\n"
         "  lms plan train.py big.toml\n"
         "  lms plan --limit 12GB train.py big.toml\n"
@@ -381,6 +382,8 @@ def _priced(trace: Trace, plan: Plan, link: Link) -> str:
     forecast = plan.forecast
     bound = f"limit {format_size(plan.limit)}" if plan.limit is not None else f"budget {format_size(plan.budget)}"
     slower = f" ({forecast.seconds / trace.seconds:.2f} x its computation alone)" if trace.seconds else ""
+    step, plain = trace.step_seconds(forecast.seconds), trace.step_seconds(trace.seconds)
+    in_all = [("step", f"{format_seconds(step)} ({step / plain:.2f} x the step with nothing swapped)")]
     lines = [
         ("under", bound),
         ("link", f"{link.name}: {format_size(link.out)}/s out, {format_size(link.back)}/s back"),
@@ -389,7 +392,8 @@ def _priced(trace: Trace, plan: Plan, link: Link) -> str:
         ("held at most", format_size(forecast.held_peak)),
         *([("peak", format_size(forecast.resident_peak))] if forecast.resident_peak else []),
         *([("floor", f"{format_size(plan.floor)}, {plan.floor_module}")] if plan.floor else []),
-        ("step", f"{format_seconds(forecast.seconds)}{slower}"),
+        ("pass", f"{format_seconds(forecast.seconds)}{slower}"),
+        *(in_all if trace.cycle else []),
         (
             "waiting",
             f"{format_seconds(forecast.stall_out)} for copies out, {format_seconds(forecast.stall_in)} for back",

@@ -28,8 +28,8 @@ class LimitRow:
     held_peak: int
     peak: int | None  # predicted, on the device, everything included; None as above
     moved: int  # bytes out, and nearly as many back
-    seconds: float  # predicted step time
-    slowdown: float  # over plain's step time
+    seconds: float  # predicted: the whole step if the trace has its cycle, else the pass
+    slowdown: float  # over the same with nothing swapped
 
 
 @dataclass(frozen=True)
@@ -45,6 +45,8 @@ class Limits:
 def limits_of(trace: Trace, link: Link) -> Limits:
     """Floor, the peak with nothing swapped, and a row for each share of the saved bytes that may stay."""
     plans = table(trace, link)
+    plain = trace.step_seconds(trace.seconds)
+    seconds = [trace.step_seconds(plan.forecast.seconds) for plan in plans]
     return Limits(
         floor=plans[-1].floor,
         floor_module=plans[-1].floor_module,
@@ -57,10 +59,10 @@ def limits_of(trace: Trace, link: Link) -> Limits:
                 held_peak=plan.forecast.held_peak,
                 peak=plan.forecast.resident_peak or None,
                 moved=plan.forecast.out,
-                seconds=plan.forecast.seconds,
-                slowdown=plan.forecast.seconds / trace.seconds if trace.seconds else 1.0,
+                seconds=predicted,
+                slowdown=predicted / plain if plain else 1.0,
             )
-            for plan in plans
+            for plan, predicted in zip(plans, seconds, strict=True)
         ),
     )
 
@@ -72,10 +74,17 @@ def limits_text(trace: Trace, link: Link, limits: Limits) -> str:
         ("saved", f"{format_size(trace.saved)} for the backward pass, in {len(trace.records)} records"),
         *([("unswapped", f"{format_size(limits.plain_peak)}{_unlike_plain(trace)}")] if whole else []),
         *([("floor", f"{format_size(limits.floor)}, {limits.floor_module}: no limit can be lower")] if whole else []),
-        ("step", f"{format_seconds(trace.seconds)} of computation"),
+        *cycle_facts(trace),
         ("link", f"{format_size(link.out)}/s out, {format_size(link.back)}/s back ({link.source or link.name})"),
     ]
-    head = ["may stay", "budget", *(["limit"] if whole else []), "peak" if whole else "held", "moved out", "step"]
+    head = [
+        "may stay",
+        "budget",
+        *(["limit"] if whole else []),
+        "peak" if whole else "held",
+        "moved out",
+        "step" if trace.cycle else "pass",
+    ]
     lines = [[*head, "x plain"]]
     for row in limits.rows:
         lines.append(
@@ -97,6 +106,21 @@ def limits_text(trace: Trace, link: Link, limits: Limits) -> str:
     )
 
 
+def cycle_facts(trace: Trace) -> list[tuple[str, str]]:
+    """(name, text) of the times that were recorded: the pass and, if it was measured, the step that it is part of."""
+    if not trace.cycle:
+        return [("pass", f"{format_seconds(trace.seconds)} of computation; the step around it was not measured")]
+    passes = f" in each of {trace.passes:.3g} passes a step" if round(trace.passes, 1) != 1 else ""
+    return [
+        ("pass", f"{format_seconds(trace.seconds)} of computation{passes}"),
+        (
+            "step",
+            f"{format_seconds(trace.cycle)} from one optimizer step to the next; the device computed for "
+            f"{format_seconds(trace.busy)} of it ({trace.busy / trace.cycle:.0%})",
+        ),
+    ]
+
+
 def _unlike_plain(trace: Trace) -> str:
     """Why the peak with nothing swapped is not that of the script without LMS."""
     pool = "; without LMS's page pool it is higher" if trace.device == "cpu" else ""
@@ -113,6 +137,9 @@ def limit_document(trace: Trace, link: Link, limits: Limits) -> dict[str, object
         "saved": trace.saved,
         "largest": trace.largest,
         "seconds": trace.seconds,
+        "cycle": trace.cycle or None,
+        "busy": trace.busy if trace.cycle else None,
+        "passes": trace.passes if trace.cycle else None,
         "link": link.to_dict(),
         "device": trace.device,
         "capacity": trace.capacity or None,
@@ -217,13 +244,16 @@ def _headline(
             said.append((format_size(plan.forecast.resident_peak), "peak with LMS", "predicted"))
         said.append((format_size(plan.forecast.held_peak), "saved bytes held at most", "predicted"))
         moved = f"{format_size(plan.forecast.out)} / {format_size(plan.forecast.back)}"
-        said.append((moved, "out / back in a step", "planned"))
+        said.append((moved, "out / back in a pass", "planned"))
         seconds = (stats.get("last_seconds") if stats else None) or None
         ratio = (seconds or plan.forecast.seconds) / trace.seconds if trace.seconds else 1.0
         shown = f"{format_seconds(seconds or plan.forecast.seconds)} ({ratio:.2f} x)"
-        said.append((shown, "step, over its computation alone", "measured" if seconds else "predicted"))
+        said.append((shown, "pass, over its computation alone", "measured" if seconds else "predicted"))
     else:
-        said.append((format_seconds(trace.seconds), "computation of one step", "recorded"))
+        said.append((format_seconds(trace.seconds), "computation of one pass", "recorded"))
+    if trace.cycle:
+        said.append((format_seconds(trace.cycle), "from step to step, LMS left out", "recorded"))
+        said.append((f"{trace.busy / trace.cycle:.0%}", "of it the device computed", "recorded"))
     return said
 
 
@@ -309,7 +339,8 @@ code { font-size: .92em; }
 <p class="soft">Predicted from the recorded step and the link. A share of 100% moves nothing.</p>
 <div class="wide"><table>
 <tr><th class="n">may stay</th><th class="n">budget</th><th class="n">limit to ask for</th><th class="n">peak</th>
-<th class="n">saved bytes held</th><th class="n">moved out</th><th class="n">step</th><th class="n">x plain</th></tr>
+<th class="n">saved bytes held</th><th class="n">moved out</th>
+<th class="n">{{ "step" if trace.cycle else "pass" }}</th><th class="n">x plain</th></tr>
 {% for row in rows %}
 <tr><td class="n">{{ "%.0f%%" | format(row.share * 100) }}</td><td class="n">{{ row.budget | size }}</td>
 <td class="n">{{ row.limit | size if row.limit else "not measured" }}</td>

@@ -15,6 +15,7 @@ _SECONDS = frozenset(
         "last_seconds",
         "predicted_step_time",
         "step_time",
+        "step_busy",
         "hook_time",
     }
 )
@@ -66,6 +67,7 @@ class Stats:
     predicted_peak: int | None = None
     predicted_step_time: float | None = None
     step_time: float | None = None  # seconds from step to step, median
+    step_busy: float | None = None  # of them, seconds in which the device computed, median
     hook_time: float = 0.0  # seconds spent in LMS's own code, waiting left out
     last_out: int = 0
     last_in: int = 0

@@ -1,6 +1,7 @@
 """What one step wrote, read and freed."""
 
 import json
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -30,6 +31,9 @@ def trace() -> Trace:
         capacity=1000,
         tail=0.03125,
         tail_other=11,
+        cycle=7.0,
+        busy=1.5,
+        passes=2.0,
         link={"name": "disk", "out": 2.0, "back": 1.0},
         machine={"host": "box"},
     )
@@ -71,6 +75,31 @@ def test_a_trace_survives_being_written_and_read(trace: Trace, tmp_path: Path) -
     assert json.loads(path.read_text())["format"] == FORMAT
 
 
+def test_a_trace_of_a_version_that_knew_no_cycle_is_read(trace: Trace, tmp_path: Path) -> None:
+    document = json.loads(trace.to_json())
+    for name in ("cycle", "busy", "passes"):
+        del document[name]
+    path = tmp_path / "old.json"
+    path.write_text(json.dumps(document))
+    assert Trace.load(path) == replace(trace, cycle=0.0, busy=0.0, passes=1.0)
+
+
+def test_a_step_is_its_passes_and_the_rest_of_its_cycle(trace: Trace) -> None:
+    one = replace(trace, cycle=7.0, passes=1.0)
+    assert one.step_seconds(one.seconds) == 7.0
+    assert one.step_seconds(one.seconds + 0.5) == 7.5
+    four = replace(trace, cycle=7.0, passes=4.0)
+    assert four.step_seconds(four.seconds + 0.5) == 9.0, "each of them takes longer"
+
+
+def test_without_a_cycle_a_step_is_its_pass(trace: Trace) -> None:
+    assert replace(trace, cycle=0.0).step_seconds(3.0) == 3.0
+
+
+def test_passes_that_took_longer_than_the_cycle_leave_no_rest(trace: Trace) -> None:
+    assert replace(trace, cycle=0.5, passes=1.0).step_seconds(3.0) == 3.0
+
+
 def test_a_missing_trace_is_refused_and_the_message_says_how_to_make_one(tmp_path: Path) -> None:
     with pytest.raises(UsageError, match=r"TRACE='.*none\.json': No such file .* `lms run --trace FILE`"):
         Trace.load(tmp_path / "none.json")
@@ -98,6 +127,9 @@ def test_a_file_that_is_no_trace_is_refused_by_its_name(content: bytes, tmp_path
         {"tail": float("nan")},
         {"tail_other": -1},
         {"capacity": 2**63},
+        {"cycle": -1.0},
+        {"busy": float("inf")},
+        {"passes": "2"},
         {"device": None},
         {"link": {"name": "disk", "out": 0, "back": 1}},
         {"machine": {"host": 3}},

@@ -4,6 +4,7 @@ import ctypes
 import os
 import subprocess
 import sys
+import threading
 import time
 import warnings
 from types import SimpleNamespace
@@ -74,6 +75,17 @@ def test_marks_are_seconds_apart() -> None:
     assert sum(elapsed) == pytest.approx(float(marks[2]) - float(marks[0]))  # type: ignore[arg-type]
     assert device.elapsed([1.0, 3.5, 4.0]) == [2.5, 0.5]
     assert device.elapsed(marks[:1]) == device.elapsed([]) == []
+
+
+def test_a_thread_that_waits_computes_nothing() -> None:
+    device = CpuDevice()
+    waited, computed = time.perf_counter(), device.computed()
+    threading.Event().wait(0.2)
+    assert device.computed() - computed < 0.5 * (time.perf_counter() - waited)
+    computed, before = device.computed(), time.thread_time()
+    while time.thread_time() - before < 0.05:
+        pass
+    assert device.computed() - computed >= 0.05
 
 
 def test_preparing_makes_freed_blocks_leave_the_process() -> None:

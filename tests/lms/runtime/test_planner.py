@@ -48,6 +48,9 @@ class Machine:
     def elapsed(self, marks: Sequence[object]) -> list[float]:
         return [b - a for a, b in pairwise(marks)]  # type: ignore[operator]
 
+    def computed(self) -> float | None:
+        return self.now
+
     def prepare(self, limit: int | None) -> str | None:
         return None
 
@@ -130,7 +133,7 @@ def test_the_first_pass_has_no_plan_and_the_second_has(make: Planner) -> None:
     assert planner.plan.moves
     assert planner.news == [planner.plan]
     assert run(planner, [100] * 6) is planner.current
-    assert planner.passes == 2
+    assert planner.progress.passes == 2
     assert planner.replans == 0
 
 
@@ -180,15 +183,25 @@ def test_a_pass_without_a_backward_teaches_nothing(make: Planner) -> None:
     planner = make(budget=0)
     run(planner, [100] * 3, backward=False)
     assert planner.plan is None
-    assert planner.passes == 1
+    assert planner.progress.passes == 1
     assert not planner.guides
+
+
+def test_an_evaluation_before_the_first_step_does_not_make_the_training_old(make: Planner) -> None:
+    planner = make(limit=400)
+    for _ in range(5):
+        run(planner, [40] * 2, other=200, backward=False)
+    run(planner, [50] * 8, other=700)
+    with pytest.raises(LimitError, match="limit 400 B is below the floor"):
+        run(planner, [50] * 8, other=700)
+    assert planner.peaks.over == 0, "the first pass of a training may exceed it"
 
 
 def test_a_pass_in_which_a_hook_raised_teaches_nothing(make: Planner) -> None:
     planner = make(budget=0)
     run(planner, [100] * 3, broken=True)
     assert planner.plan is None
-    assert planner.passes == 1
+    assert planner.progress.passes == 1
 
 
 def test_a_plan_is_made_anew_from_the_median_of_what_it_took(make: Planner, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -250,7 +263,7 @@ def test_a_plan_is_made_again_before_a_pass_that_begins_with_more_outside(make: 
     run(planner, [100] * 6, other=300)
     before = planner.plan
     assert not before.moves
-    planner.steps = 1
+    planner.progress.steps = 1
     guide = run(planner, [100] * 6, other=600)  # the optimizer's state has come
     assert guide.plan is not before
     assert guide.plan.moves
@@ -290,9 +303,9 @@ def test_passes_that_begin_with_and_without_gradients_keep_a_plan_each(make: Pla
 def test_a_limit_that_proves_too_low_in_the_first_steps_ends_the_training(make: Planner) -> None:
     planner = make(limit=400)
     run(planner, [50] * 8, other=200)
-    planner.steps = 1
+    planner.progress.steps = 1
     assert run(planner, [50] * 8, other=700) is None, "no plan can keep the limit, so the rule leads and it is measured"
-    planner.steps = 2
+    planner.progress.steps = 2
     with pytest.raises(LimitError, match="limit 400 B is below the floor of 750 B"):
         run(planner, [50] * 8, other=700)
 
@@ -301,7 +314,7 @@ def test_what_the_optimizers_step_needs_counts_too(make: Planner, machine: Machi
     planner = make(limit=1000)
     run(planner, [50] * 4, other=300)
     for step in (1, 2):
-        planner.steps = step
+        planner.progress.steps = step
         machine.most = 1500
         if step == 1:
             _guide, recorder = planner.begin(("write", 0, 50), 0)
@@ -312,11 +325,40 @@ def test_what_the_optimizers_step_needs_counts_too(make: Planner, machine: Machi
         planner.begin(("write", 0, 50), 0)
 
 
+def test_a_pause_counts_as_a_peak_and_ends_no_training(make: Planner, machine: Machine) -> None:
+    planner = make(limit=1000)
+    for step in (1, 2):
+        run(planner, [50] * 4, other=300)
+        planner.progress.steps = step
+        planner.peaks.pause()
+        machine.most = 1500
+        planner.peaks.resume()
+        machine.most = 300
+    run(planner, [50] * 4, other=300)
+    assert planner.peaks.most == 1500
+    assert planner.peaks.over == 500
+    assert planner.peaks.where == "in a pause after pass 1"
+    assert not planner.peaks.exceeded_lately
+
+
+def test_what_the_optimizers_step_needed_before_a_pause_is_not_forgotten(make: Planner, machine: Machine) -> None:
+    planner = make(limit=1000)
+    for _ in range(2):
+        run(planner, [50] * 4, other=300)
+        planner.progress.steps = 1
+        machine.most = 1500
+        planner.peaks.pause()
+        machine.most = 300
+        planner.peaks.resume()
+    with pytest.raises(LimitError, match=r"between two passes, with nothing saved, the process needs 1\.5 KB"):
+        planner.begin(("save", 0, 50), 0)
+
+
 def test_a_training_that_is_under_way_is_not_ended_for_its_limit(make: Planner) -> None:
     planner = make(limit=400)
     for step in range(1, 8):
         run(planner, [50] * 8, other=200)
-        planner.steps = step
+        planner.progress.steps = step
     assert not planner.peaks.over
     with pytest.warns(RuntimeWarning) as told:
         led = [run(planner, [50] * 8, other=700) for _ in range(5)]

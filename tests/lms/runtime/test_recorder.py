@@ -38,6 +38,9 @@ class Clock:
     def elapsed(self, marks: Sequence[object]) -> list[float]:
         return [b - a for a, b in pairwise(marks)]  # type: ignore[operator]
 
+    def computed(self) -> float | None:
+        return self.now
+
     def prepare(self, limit: int | None) -> str | None:
         return None
 

@@ -322,7 +322,7 @@ def test_a_graph_that_stays_open_does_not_make_the_last_line_wrong(tmp_path: Pat
     assert re.search(r"warning: there is no plan: [\d.]+ MB were saved .* a graph is kept open", said(done)[-1])
 
 
-def test_plan_stops_the_script_after_two_passes_and_answers(train: Path, tmp_path: Path) -> None:
+def test_plan_stops_the_script_after_two_steps_and_answers(train: Path, tmp_path: Path) -> None:
     document, trace = tmp_path / "limits.json", tmp_path / "step.json"
     done = python("-m", "lms", "plan", "--json", document, "--trace", trace, train, "1000000")
     assert done.returncode == 0, done.stderr
@@ -338,6 +338,57 @@ def test_plan_stops_the_script_after_two_passes_and_answers(train: Path, tmp_pat
     assert Trace.load(trace).link
     simulated = python("-m", "lms", "simulate", trace)
     assert simulated.stdout in done.stdout
+
+
+# Evaluates, and then trains and waits for its data. Its arguments: passes a step, and seconds of waiting in each.
+LOOP = """
+import sys, threading
+
+import torch
+
+passes, wait, optimizer = int(sys.argv[1]), float(sys.argv[2]), sys.argv[3:] != ["no optimizer"]
+torch.manual_seed(0)
+model = torch.nn.Sequential(*(torch.nn.Sequential(torch.nn.Linear(256, 256), torch.nn.Tanh()) for _ in range(4)))
+optimizer = torch.optim.SGD(model.parameters(), lr=0.1) if optimizer else None
+batch = torch.randn(1024, 256)
+for _ in range(3):
+    model(batch).square().mean().item()  # without no_grad
+for step in range(1000000):
+    for _ in range(passes):
+        threading.Event().wait(wait)
+        model(batch).square().mean().backward()
+    if optimizer:
+        optimizer.step()
+    print("step", flush=True)
+"""
+
+
+@pytest.mark.parametrize("passes", [1, 3])
+def test_plan_tells_the_step_with_its_waiting_and_its_passes(passes: int, tmp_path: Path) -> None:
+    script, document, file = tmp_path / "loop.py", tmp_path / "limits.json", tmp_path / "step.json"
+    script.write_text(LOOP)
+    done = python("-m", "lms", "plan", "--json", document, "--trace", file, script, str(passes), "0.3")
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.splitlines().count("step") == 1, "it is stopped at its second step"
+    trace, limits = Trace.load(file), json.loads(document.read_text())
+    assert {record.uses != () for record in trace.records} == {True}, "of the training, and not of the evaluation"
+    assert trace.passes == passes
+    assert trace.cycle - trace.busy >= 0.25 * passes
+    assert trace.cycle >= passes * (0.25 + trace.seconds)
+    assert limits["limits"][0]["seconds"] == limits["cycle"] == trace.cycle
+    assert re.search(
+        r"^step .* from one optimizer step to the next; the device computed for", done.stdout, re.MULTILINE
+    )
+
+
+def test_plan_of_a_script_without_an_optimizer_speaks_of_passes(tmp_path: Path) -> None:
+    script, document = tmp_path / "loop.py", tmp_path / "limits.json"
+    script.write_text(LOOP)
+    done = python("-m", "lms", "plan", "--json", document, script, "1", "0", "no optimizer")
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.splitlines().count("step") == 2
+    assert json.loads(document.read_text())["cycle"] is None
+    assert re.search(r"^pass .* the step around it was not measured$", done.stdout, re.MULTILINE)
 
 
 def test_plan_says_so_when_the_script_ends_before_one_pass(tmp_path: Path) -> None:

@@ -463,7 +463,7 @@ def test_a_session_trains_on_when_no_more_files_can_be_opened(lms: Make) -> None
         with no_more_files():
             for _ in range(6):
                 assert identical(gradients(net), theirs)
-        assert session.passes == 6
+        assert session.progress.passes == 6
         assert session.stats()["swapped_out"] > 0
 
 
@@ -540,6 +540,194 @@ def test_a_session_without_an_optimizer_counts_the_first_that_steps(lms: Make) -
     loss_of(net).backward()
     first.step()
     assert session.stats()["steps"] == 2
+
+
+def test_an_optimizer_that_is_made_later_is_the_one_that_counts(lms: Make) -> None:
+    net, other = model(), model()
+    with lms(net) as session:
+        unrelated = torch.optim.SGD(other.parameters(), 0.01)
+        unrelated.step()
+        assert session.stats()["steps"] == 1, "none was given, so it is the first that steps"
+        late = torch.optim.SGD(net.parameters(), 0.01)
+        session.add_optimizer(late)
+        session.add_optimizer([late, torch.optim.SGD(net.parameters(), 0.01)])
+        for _ in range(2):
+            loss_of(net).backward()
+            late.step()
+            unrelated.step()
+        assert session.stats()["steps"] == 3
+    late.step()
+    assert session.stats()["steps"] == 3
+    with pytest.raises(UsageError, match="closed"):
+        session.add_optimizer(late)
+    with pytest.raises(UsageError, match=r"optimizer: expected an? Optimizer"):
+        lms().add_optimizer(net)  # type: ignore[arg-type]
+
+
+def test_an_optimizer_can_be_added_before_the_session_opens(lms: Make) -> None:
+    net = model()
+    given, added = (torch.optim.SGD(net.parameters(), 0.01) for _ in range(2))
+    session = lms(net, optimizer=given)
+    session.add_optimizer(added)
+    with session:
+        gradients(net)
+        added.step()
+        given.step()
+        added.step()
+        assert session.stats()["steps"] == 2
+
+
+def test_the_time_from_step_to_step_is_known_with_how_much_of_it_was_computed(lms: Make) -> None:
+    net = model()
+    optimizer = torch.optim.SGD(net.parameters(), 0.01)
+    with lms(net, optimizer=optimizer) as session:
+        for _ in range(4):
+            threading.Event().wait(0.05)  # for data
+            loss_of(net).backward()
+            optimizer.step()
+        stats, trace = session.stats(), session.trace
+    assert trace.cycle - trace.busy >= 0.04
+    assert 0 < trace.busy == stats["step_busy"]
+    assert trace.cycle <= stats["step_time"] * 1.5
+    assert trace.passes == 1.0
+    assert stats["predicted_step_time"] >= trace.cycle
+
+
+# Evaluations and pauses
+
+
+@pytest.mark.parametrize("how", [torch.no_grad, torch.inference_mode, torch.enable_grad, "pause"])
+def test_an_evaluation_between_steps_leaves_plans_and_figures_alone(how: object, lms: Make) -> None:
+    net = model()
+    optimizer = torch.optim.SGD(net.parameters(), 0.01)
+
+    def score() -> float:
+        larger = torch.randn(256, 32)
+        return sum(net(larger).square().mean().item() for _ in range(2))
+
+    with lms(net, optimizer=optimizer) as session:
+        for _ in range(5):
+            with session.pause() if how == "pause" else how():  # type: ignore[operator]
+                score()
+            loss_of(net).backward()
+            optimizer.step()
+            optimizer.zero_grad()
+        stats, trace, progress = session.stats(), session.trace, session.progress
+    assert stats["steps"] == progress.trained == 5
+    assert stats["passes"] == (15 if how is torch.enable_grad else 5)
+    assert stats["replans"] == 0
+    assert stats["saved"] == trace.saved == (3 * 64 * 32 + 64 * 8) * 4
+    assert stats["last_out"] == stats["last_in"] == session.plan.forecast.out > 0
+
+
+def test_in_a_pause_nothing_is_recorded_and_nothing_moves(lms: Make) -> None:
+    net, teacher = model(), model()
+    optimizer = torch.optim.SGD(net.parameters(), 0.01)
+    theirs = gradients(teacher)
+    with lms() as session:
+        for _ in range(3):
+            loss_of(net).backward()
+            optimizer.step()
+        before, plan = session.stats(), session.plan
+        with session.pause(), session.pause():
+            ours = gradients(teacher)
+            torch.optim.SGD(teacher.parameters(), 0.01).step()
+        after = session.stats()
+        assert identical(ours, theirs)
+        changing = {"peak", "hook_time", "step_busy"}
+        assert {name: value for name, value in after.items() if name not in changing} == {
+            name: value for name, value in before.items() if name not in changing
+        }
+        assert session.plan is plan
+        gradients(net)
+        assert session.stats()["passes"] == before["passes"] + 1, "it is over"
+
+
+def test_what_was_saved_before_a_pause_is_used_inside_it_and_after(lms: Make) -> None:
+    net = model()
+    theirs = gradients(net)
+    with lms() as session:
+        for _ in range(3):
+            loss = loss_of(net)
+            with session.pause():
+                with torch.no_grad():
+                    loss_of(net)
+                inside = gradients(net, loss)
+            assert identical(inside, theirs)
+            loss = loss_of(net)
+            with session.pause():
+                other = gradients(net)
+            assert identical(other, theirs)
+            assert identical(gradients(net, loss), theirs)
+        stats = session.stats()
+    assert stats["passes"] == 6
+    assert stats["replans"] == 0, "each pass was like the first"
+    assert stats["swapped_in"] > 0
+
+
+def test_what_is_saved_in_a_pause_can_be_used_after_it(lms: Make, live: Live) -> None:
+    net = model()
+    theirs = gradients(net)
+    with lms() as session:
+        with session.pause():
+            loss = loss_of(net)
+        assert identical(gradients(net, loss), theirs)
+        assert live(session) == 0
+        with session.pause():
+            x = torch.randn(4, requires_grad=True)
+            y = x.exp()
+            with torch.no_grad():
+                y.add_(1)
+        with pytest.raises(RuntimeError, match="modified by an inplace operation"):
+            y.sum().backward()
+
+
+def test_a_pause_ends_with_an_error_too(lms: Make) -> None:
+    net = model()
+    with lms() as session:
+        with pytest.raises(KeyError), session.pause():
+            raise KeyError
+        gradients(net)
+        assert session.stats()["passes"] == 1
+
+
+def test_a_pause_is_for_an_open_session_and_its_own_thread(lms: Make) -> None:
+    session = lms()
+    errors: list[Exception] = []
+
+    def pause() -> None:
+        try:
+            with session.pause():
+                pass
+        except UsageError as error:
+            errors.append(error)
+
+    pause()
+    with session:
+        in_thread(pause)
+        with session.pause():
+            disable()
+        pause()
+    assert ["thread" in str(error) for error in errors] == [False, True, False]
+
+
+def test_memory_of_a_pause_counts_in_the_peak_and_ends_no_training(monkeypatch: pytest.MonkeyPatch) -> None:
+    net = model()
+    optimizer = torch.optim.SGD(net.parameters())
+    with warnings.catch_warnings(record=True) as told, Session(net, optimizer, frac=0.9, min_size=0) as session:
+        warnings.simplefilter("always")
+        peak, most = session.device.peak, 0
+        monkeypatch.setattr(session.device, "peak", lambda: Peak(*(n + most for n in peak())))
+        for _ in range(3):  # each in the first steps, in which the limit may end the training
+            loss_of(net).backward()
+            optimizer.step()
+            with session.pause():
+                most = session.limit
+            most = 0
+        assert session.stats()["peak"] > session.limit
+        assert session.over_limit > 0
+        assert "in a pause after pass" in session.peak_where
+    assert ["in a pause after pass 3" in str(warning.message) for warning in told] == [True]
 
 
 def test_models_and_optimizers_that_are_none_are_refused() -> None:

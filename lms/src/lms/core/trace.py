@@ -26,6 +26,7 @@ FIRST_FORMAT = "lms-trace-1"  # of passes alone: records that are saved and used
 
 Kind = Literal["activation", "parameter", "gradient", "optimizer"]
 AccessKind = Literal["write", "hold", "read"]
+MOST_PASSES = 1e6  # in a cycle
 
 
 @dataclass(frozen=True)
@@ -66,6 +67,9 @@ class Trace:
     capacity: int = 0  # bytes that the device has
     tail: float = 0.0  # seconds from the last access to the step's end
     tail_other: int = 0  # as Access.other, for the tail
+    cycle: float = 0.0  # seconds from one optimizer step to the next, all that LMS added left out; 0: not measured
+    busy: float = 0.0  # of them, seconds in which the device computed
+    passes: float = 1.0  # passes in a cycle, each counted by its saved bytes over this one's
     link: Mapping[str, object] = field(default_factory=dict)  # the link that was measured with it (lms.link.Link)
     machine: Mapping[str, str] = field(default_factory=dict)  # host, versions
 
@@ -96,6 +100,16 @@ class Trace:
     def seconds(self) -> float:
         """Computation of the whole step: what it takes when nothing has to be waited for."""
         return sum(access.seconds for access in self.accesses) + self.tail
+
+    def step_seconds(self, seconds: float) -> float:
+        """Seconds from one optimizer step to the next if each pass takes `seconds`.
+
+        What the cycle has outside its passes (waiting for data, the optimizer's step) stays as it is. If the cycle was
+        not measured: `seconds`.
+        """
+        if not self.cycle:
+            return seconds
+        return max(0.0, self.cycle - self.passes * self.seconds) + self.passes * seconds
 
     @cached_property
     def live(self) -> tuple[int, ...]:
@@ -166,6 +180,9 @@ class Trace:
             capacity=documents.nbytes(document.get("capacity", 0), "capacity"),
             tail=documents.seconds(document.get("tail", 0.0), "tail"),
             tail_other=documents.nbytes(document.get("tail_other", 0), "tail_other"),
+            cycle=documents.seconds(document.get("cycle", 0.0), "cycle"),
+            busy=documents.seconds(document.get("busy", 0.0), "busy"),
+            passes=documents.number(document.get("passes", 1.0), "passes", 0.0, MOST_PASSES),
             link=documents.mapping(document.get("link", {}), "link"),
             machine=documents.texts(document.get("machine", {}), "machine"),
         )

@@ -96,11 +96,11 @@ _SECTION = """{% if watched or why %}
 <h2>This step on other links</h2>
 <p class="soft">Predicted, with {{ "%.0f%%" | format(100 * share) }} of the saved bytes on the device and the
 computation as recorded here. <i>Headroom</i>: the computation could be so many times as fast before copies show,
-that is, before the step takes {{ "%.2f" | format(slower) }} times as long as it. The machines are described, with
+that is, before the pass takes {{ "%.2f" | format(slower) }} times as long as it. The machines are described, with
 sources, by
 <code>lms link show NAME</code>; <code>lms link compare</code> compares any two.</p>
 <div class="wide"><table>
-<tr><th>link</th><th class="n">out</th><th class="n">back</th><th class="n">step</th><th class="n">x plain</th>
+<tr><th>link</th><th class="n">out</th><th class="n">back</th><th class="n">pass</th><th class="n">x plain</th>
 <th class="n">headroom</th></tr>
 {% for row in rows %}
 <tr><td>{{ row.name }}</td><td class="n">{{ row.out | size }}/s</td><td class="n">{{ row.back | size }}/s</td>

@@ -55,6 +55,9 @@ class Device(Protocol):
     def elapsed(self, marks: Sequence[Mark]) -> list[float]:
         """Seconds between neighbouring marks, one less than there are marks. May block until the last is reached."""
 
+    def computed(self) -> float | None:
+        """Seconds that the device has computed for this thread so far; None if it runs on its own, as a GPU does."""
+
     def prepare(self, limit: int | None) -> str | None:
         """Set what makes freed memory count no longer; a warning for the user if that cannot be done.
 
@@ -174,6 +177,10 @@ class CpuDevice:
         """Seconds between neighbouring marks."""
         times = cast("Sequence[float]", marks)
         return [after - before for before, after in pairwise(times)]
+
+    def computed(self) -> float | None:
+        """The thread's processor time. It takes part in all that the framework computes on several threads."""
+        return time.thread_time()
 
     def prepare(self, limit: int | None) -> str | None:
         """Have tensors come from the pool, or else the C library return freed ones at once; what it costs.

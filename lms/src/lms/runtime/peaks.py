@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from lms.errors import LimitError
 from lms.memory.device import Device
+from lms.runtime.progress import Progress
 from lms.runtime.recorder import Recorder
 from lms.units import format_size
 from lms.warn import warn_script
@@ -18,8 +19,9 @@ class Peaks:
     highest of them went over it.
     """
 
-    def __init__(self, device: Device, limit: int | None, tolerance: int) -> None:
+    def __init__(self, device: Device, limit: int | None, tolerance: int, progress: Progress) -> None:
         self.device = device
+        self.progress = progress
         self.limit = limit
         self.tolerance = tolerance
         self.most = 0
@@ -30,49 +32,67 @@ class Peaks:
         self._steps = 0  # of the optimizer, when the pass under way began
         self._warned = False
         self._peak_is_between = False  # the device's peak is that of the time since the last pass
+        self._before_pause = 0  # bytes that the time between two passes needed until it was paused
         self._between = 0  # how often in a row the time between two passes alone needed more than the limit
 
-    def before_a_pass(self, passes: int, steps: int, *, early: bool) -> LimitError | None:
+    def before_a_pass(self) -> LimitError | None:
         """Note what the time since the last pass needed; the reason to end the training, if there is one.
 
-        The first such time may be a warm-up, so `early` in the training the second is the reason.
+        The first such time may be a warm-up, so early in the training the second is the reason.
         """
         peak = self.device.peak()
-        where = f"after pass {passes}, outside forward and backward" if passes else "before the first pass"
-        self._saw(peak.held, where, passes, steps, early=early)
-        self._steps = steps
-        between, self._peak_is_between = self._peak_is_between, False
-        if self.limit is None or not between or peak.in_use <= self.limit + self.tolerance:
+        passes = self.progress.passes
+        self._saw(
+            peak.held, f"after pass {passes}, outside forward and backward" if passes else "before the first pass"
+        )
+        self._steps = self.progress.steps
+        in_use = max(peak.in_use, self._before_pause)
+        between, self._peak_is_between, self._before_pause = self._peak_is_between, False, 0
+        if self.limit is None or not between or in_use <= self.limit + self.tolerance:
             self._between = 0
             return None
         self._between += 1
-        if not early or self._between < 2:
+        if not self.progress.early or self._between < 2:
             return None
         return LimitError(
             f"limit {format_size(self.limit)} is too low: between two passes, with nothing saved, the process needs "
-            f"{format_size(peak.in_use)} (the optimizer's step, an evaluation, loading data). Raise the limit to "
-            f"{format_size(peak.in_use * 1.02)} or more"
+            f"{format_size(in_use)} (the optimizer's step, an evaluation, loading data). Raise the limit to "
+            f"{format_size(in_use * 1.02)} or more"
         )
 
-    def after_a_pass(self, recorder: Recorder, passes: int, steps: int, *, early: bool) -> None:
-        """Note what the pass needed that ended as number `passes`."""
+    def after_a_pass(self, recorder: Recorder) -> None:
+        """Note what the pass needed that ended just now."""
         module = f", module {recorder.peak_module!r}" if recorder.peak_module else ""
-        self._saw(recorder.peak, f"pass {passes}{module}", passes, steps, early=early)
+        self._saw(recorder.peak, f"pass {self.progress.passes}{module}")
         self._peak_is_between = recorder.measure
 
-    def after_the_last_pass(self, passes: int, steps: int, *, early: bool) -> None:
+    def after_the_last_pass(self) -> None:
         """Note what the time since the last pass has needed so far."""
-        self._saw(self.device.peak().held, f"after pass {passes}", passes, steps, early=early)
+        self._saw(self.device.peak().held, f"after pass {self.progress.passes}")
 
-    def _saw(self, held: int, where: str, passes: int, steps: int, *, early: bool) -> None:
+    def pause(self) -> None:
+        """Note what the time since the last pass has needed, before something that is none of LMS's business."""
+        self.after_the_last_pass()
+        if self._peak_is_between:
+            self._before_pause = max(self._before_pause, self.device.peak().in_use)
+        self.device.reset_peak()
+
+    def resume(self) -> None:
+        """Note what a pause needed. It counts as a peak, and neither ends the training nor has a pass measured."""
+        lately = self.exceeded_lately
+        self._saw(self.device.peak().held, f"in a pause after pass {self.progress.passes}")
+        self.exceeded_lately = lately
+        self.device.reset_peak()
+
+    def _saw(self, held: int, where: str) -> None:
         self.most = max(self.most, held)
         if held > self._noted * _MORE:
             self._noted, self.where = held, where
-        begun = self._steps >= 1 if steps else passes >= 2
+        begun = self._steps >= 1 if self.progress.steps else self.progress.trained >= 2
         self.exceeded_lately = self.limit is not None and held > self.limit + self.tolerance
         if self.limit is None or not self.exceeded_lately or not begun:
             return
-        if not self._warned and not early:
+        if not self._warned and not self.progress.early:
             self._warned = True
             warn_script(
                 f"the device held {format_size(held)} ({where}), more than the limit of {format_size(self.limit)}"

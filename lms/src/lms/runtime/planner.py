@@ -18,6 +18,7 @@ from lms.link import Link
 from lms.link.host import kernel
 from lms.memory.device import Device
 from lms.runtime.peaks import Peaks
+from lms.runtime.progress import Progress
 from lms.runtime.recorder import Recorder
 from lms.torch.engine import Engine
 from lms.torch.passes import Finished
@@ -60,14 +61,13 @@ class PassPlanner:
         self.prefetch = prefetch
         self.write_ahead = write_ahead
         self.reserve = int((limit or 0) * _RESERVE)
-        self.peaks = Peaks(device, limit, self.reserve)
+        self.progress = Progress(device)
+        self.peaks = Peaks(device, limit, self.reserve, self.progress)
         self.news: list[Plan] = []  # new plans that were not reported yet
         self.guides: list[Guide] = []  # most recently used last
         self.current: Guide | None = None  # of the last complete pass
         self.last: Finished | None = None
         self.last_timed: Finished | None = None
-        self.passes = 0
-        self.steps = 0  # of the optimizer, as the session counts them
         self.replans = 0
         self.saved = 0  # bytes of the largest pass
         self.held_peak = 0
@@ -92,7 +92,8 @@ class PassPlanner:
         that the limit cannot be kept.
         """
         self._plan_for_unsuited()  # the pass before, which could not wait for it
-        too_much = self.peaks.before_a_pass(self.passes, self.steps, early=self._early)
+        self.progress.begin_pass()
+        too_much = self.peaks.before_a_pass()
         refused, self._refused = self._refused or too_much, None
         if refused is not None:
             raise refused
@@ -100,9 +101,9 @@ class PassPlanner:
             self._outside = self.device.current() - present
         guide = self.choose([key]) or self._plan_for_unsuited()
         known = guide.passes > max(REFINED_AFTER) if guide is not None else self._far_below_limit
-        measure = self._early or self._measure_next or self.peaks.exceeded_lately or not known
+        measure = self.progress.early or self._measure_next or self.peaks.exceeded_lately or not known
         self._recorder = Recorder(
-            self.device, measure=measure, timed=measure or self.passes % TIMED_EVERY == 0, present=present
+            self.device, measure=measure, timed=measure or self.progress.passes % TIMED_EVERY == 0, present=present
         )
         return guide, self._recorder
 
@@ -146,11 +147,12 @@ class PassPlanner:
     def note(self, finished: Finished) -> None:
         """Learn from a complete pass."""
         recorder = finished.recorder
-        self.passes += 1
-        self.peaks.after_a_pass(recorder, self.passes, self.steps, early=self._early)
+        trained = "read" in recorder.kinds
+        self.progress.end_pass(trained=trained)
+        self.peaks.after_a_pass(recorder)
         self.held_peak = max(self.held_peak, finished.held_peak)
         self._largest = max([self._largest, *recorder.nbytes])
-        if recorder.truncated or "read" not in recorder.kinds:
+        if recorder.truncated or not trained:
             return  # it never ended, or nobody went backward: nothing to plan for
         if recorder.measure:
             self._above = max(0, recorder.worst - recorder.other[0])
@@ -170,18 +172,13 @@ class PassPlanner:
 
     def look(self) -> None:
         """Note what the device has held since the last pass."""
-        self.peaks.after_the_last_pass(self.passes, self.steps, early=self._early)
+        self.peaks.after_the_last_pass()
 
     def link(self) -> Link:
         """The link to the tier below, measured on what was moved, or else by moving something now."""
         return self.engine.link() or self.engine.calibrate(CALIBRATION)
 
     # Plans
-
-    @property
-    def _early(self) -> bool:
-        """Whether the training has only begun: what it needs may not be known yet, and it may still be ended."""
-        return self.steps <= 2 if self.steps else self.passes <= max(REFINED_AFTER)
 
     def _cut_short(self, recorder: Recorder) -> bool:
         """Whether the pass did what a known one does, and ended in the middle: an exception, Ctrl-C."""
@@ -245,7 +242,7 @@ class PassPlanner:
         variants = self._variants(found) or [found]
         columns = zip(*(_other(guide.trace, outside - guide.outside) for guide in variants), strict=True)
         trace = _with_other(found.trace, [max(column) for column in columns])
-        if floor(trace)[0] > (self.limit or 0) and self._early:
+        if floor(trace)[0] > (self.limit or 0) and self.progress.early:
             return None  # an estimate is no reason to end the training: the rule leads, and the pass is measured
         return self._add(found.keys, trace)
 
@@ -275,7 +272,7 @@ class PassPlanner:
 
     def _give_up(self, recorder: Recorder, over: int) -> None:
         """The pass went over the limit by `over` bytes though all had left that can leave."""
-        if self._early and over > self.reserve:
+        if self.progress.early and over > self.reserve:
             self._refused = LimitError(
                 f"limit {format_size(self.limit or 0)} cannot be kept: with every saved tensor swapped that can be, "
                 f"the peak was {format_size(recorder.in_use_peak)} in module {recorder.peak_module!r}. Raise the limit "
@@ -318,7 +315,7 @@ class PassPlanner:
         limit, lowest = None, 0
         if self.limit is not None:
             lowest = floor(trace)[0]
-            if lowest > self.limit and not self._early:
+            if lowest > self.limit and not self.progress.early:
                 self._warn(
                     f"the limit of {format_size(self.limit)} cannot be kept any more: {format_size(lowest)} are needed "
                     "with every saved tensor swapped; training goes on with as little as that"

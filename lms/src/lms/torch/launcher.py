@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import builtins
+import gc
 import os
 import runpy
 import shlex
@@ -41,7 +42,10 @@ OVER_LIMIT = 6  # exit status of a script that succeeded while memory went over 
 
 _NEWS = 1.1  # how many times what was told before a plan must move to be told too
 
-PASSES = 2  # complete passes that `lms plan` watches: the first warms caches and allocators up
+# What `lms plan` watches. The first pass warms caches and allocators up, and a cycle lies between two steps.
+STEPS = 2
+PASSES = 2  # complete ones with a backward, whether a step comes or not
+MOST_PASSES = 64  # while an optimizer is there and does not step
 
 
 @dataclass(frozen=True)
@@ -90,7 +94,7 @@ def run(target: Target, options: Options, *, trace: Path | None = None, report: 
 
 
 def record(target: Target, options: Options) -> tuple[int, Trace | None, Link | None]:
-    """Run the target until it has made PASSES complete passes: the exit status so far, the step and the link.
+    """Run the target until enough was seen of it: the exit status so far, the step and the link.
 
     Step and link are None when the target failed. Raises as `run`, and LMSError when it ended without one pass.
     """
@@ -124,7 +128,7 @@ def _arguments(target: Target) -> dict[str, str]:
 
 def _why_no_step(session: Session) -> str:
     stats = session.stats()
-    if session.passes:
+    if session.progress.passes:
         return "no pass with a backward was complete and could be planned for"
     if stats["held_peak"]:
         return (
@@ -145,13 +149,14 @@ class _Enough(BaseException):
 
 
 class _Stop:
-    """Raises _Enough from the first module call or optimizer step that follows the last pass to be watched."""
+    """Raises _Enough from the first module call or optimizer step that follows what is to be watched."""
 
     def __init__(self, session: Session) -> None:
         from torch.nn.modules.module import register_module_forward_pre_hook
         from torch.optim.optimizer import register_optimizer_step_post_hook
 
         self._session = session
+        self._awaits_step: bool | None = None  # whether there is an optimizer that may step; None: not looked yet
         self._hooks = [register_module_forward_pre_hook(self._check), register_optimizer_step_post_hook(self._check)]
 
     def remove(self) -> None:
@@ -163,8 +168,25 @@ class _Stop:
         import torch
 
         # What Dynamo traces must not end up in the compiled module.
-        if not torch.compiler.is_compiling() and self._session.passes >= PASSES:
+        if not torch.compiler.is_compiling() and self._seen_enough():
             raise _Enough
+
+    def _seen_enough(self) -> bool:
+        progress = self._session.progress
+        if progress.trained < PASSES:
+            return False
+        if progress.steps >= STEPS or progress.trained >= MOST_PASSES:
+            return True
+        if self._awaits_step is None:
+            self._awaits_step = _has_optimizer()
+        return not self._awaits_step
+
+
+def _has_optimizer() -> bool:
+    """Whether the script has an optimizer of PyTorch's: then its steps say when a step of the training is over."""
+    from torch.optim.optimizer import Optimizer
+
+    return any(issubclass(type(one), Optimizer) for one in gc.get_objects())
 
 
 def _start(options: Options) -> Session:

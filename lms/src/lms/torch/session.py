@@ -5,13 +5,13 @@ from __future__ import annotations
 import os
 import statistics
 import threading
-import time
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from types import TracebackType
 from typing import TypeVar
 
 import torch
-from torch.optim.optimizer import Optimizer, register_optimizer_step_post_hook
+from torch.optim.optimizer import Optimizer
 
 from lms.core.guide import Guide, Key
 from lms.core.plan import Plan
@@ -22,6 +22,7 @@ from lms.options import Options
 from lms.ranks import sharing
 from lms.runtime import planner
 from lms.runtime.planner import PassPlanner
+from lms.runtime.progress import Progress
 from lms.runtime.recorder import Recorder
 from lms.stats import Stats
 from lms.torch import dtensor, hooks, mover, records, swapper
@@ -30,7 +31,8 @@ from lms.torch.dtensor import local_part
 from lms.torch.hooks import SavedTensorHooks
 from lms.torch.interrupts import Shield
 from lms.torch.modules import ModuleNames
-from lms.torch.records import movable
+from lms.torch.optimizers import Optimizers
+from lms.torch.records import Kept, movable
 from lms.torch.swapper import SavedTensorSwapper
 from lms.trace import Trace
 from lms.units import format_size
@@ -50,7 +52,8 @@ class Session:
 
     Args:
         model: the module or modules that train; None finds parameters by what they are (leaves that require grad).
-        optimizer: the optimizer or optimizers whose steps are counted; None counts the first that steps.
+        optimizer: the optimizer or optimizers whose steps are counted; None counts the first that steps. One that is
+            made later: `add_optimizer`.
         limit: most bytes that the device may hold, such as 12_000_000_000, "12GB" or "12GiB". On CUDA the allocator's
             allocated bytes, on a CPU the process's resident set.
         frac: the same as a share of the device's capacity, in (0, 1]; 0.9 when none of limit, frac and budget is given.
@@ -99,7 +102,7 @@ class Session:
             verify=verify,
         )
         self._models = _listed(model, torch.nn.Module, "model")
-        self._optimizers = _listed(optimizer, Optimizer, "optimizer")
+        self._optimizers = Optimizers(_listed(optimizer, Optimizer, "optimizer"))
         self._torch_device = _device(device, self._models)
         self._on_plan = on_plan
         self._is_open = False
@@ -186,18 +189,11 @@ class Session:
                 if local is not None and movable(local, local.device):
                     self._swapper.stays(local.untyped_storage())
         self.device.reset_peak()
-        self._steps = 0
-        self._step_times: list[float] = []
-        self._stepped: float | None = None
-        self._first_optimizer: int | None = None
         self._warned = False
+        self._pauses = 0  # that are open, one inside another
         self._hooks = SavedTensorHooks(self._pack, self._unpack)
         self._hooks.set()
-        after_step = torch.compiler.disable(self._after_step)  # as the hooks
-        if self._optimizers:
-            self._step_hooks = [o.register_step_post_hook(after_step) for o in self._optimizers]
-        else:
-            self._step_hooks = [register_optimizer_step_post_hook(after_step)]
+        self._optimizers.listen(self._after_step)
 
     def close(self) -> None:
         """Switch LMS off. What is still saved can be used; its memory is given back when the last of it is freed."""
@@ -210,8 +206,7 @@ class Session:
         if _open is self:
             _open = None
         self._hooks.remove()
-        for hook in self._step_hooks:
-            hook.remove()
+        self._optimizers.leave()
         self._planner.look()
         try:
             self._swapper.stop(self.engine.close)
@@ -219,22 +214,58 @@ class Session:
             self.device.release()
             self._shield.take_down()
 
+    # While it is open
+
+    def add_optimizer(self, optimizer: Optimizer | Iterable[Optimizer]) -> None:
+        """Count the steps of `optimizer`, one or several, as if it had been given to the session.
+
+        For trainers that open the session before there is an optimizer. Steps of optimizers that were not given count
+        no longer. Raises UsageError for what is no optimizer, and if the session is closed.
+        """
+        added = _listed(optimizer, Optimizer, "optimizer")
+        if self._opened and not self._is_open:
+            raise UsageError("add_optimizer: this session was closed")
+        self._optimizers.add(added)
+
+    @contextmanager
+    def pause(self) -> Iterator[None]:
+        """A context in which LMS takes on nothing: what is saved inside stays, and steps inside do not count.
+
+        For an evaluation, a log, a second model. What was saved before is used as always and keeps its plan. Memory
+        that the pause needs counts in the peak, and ends no training. Pauses may nest. Raises UsageError if the session
+        is not open, or is another thread's.
+        """
+        if not self._is_open:
+            raise UsageError("pause: the session is not open")
+        if threading.get_ident() != self._thread:
+            raise UsageError("pause the session on the thread that opened it: saved-tensor hooks are thread-local")
+        between = not self._pauses and not self._swapper.live
+        if between:
+            self._note()
+            self._planner.peaks.pause()
+        self._pauses += 1
+        try:
+            yield
+        finally:
+            self._pauses -= 1
+            if between and self._is_open:
+                self._planner.peaks.resume()
+
     # What it found out
 
     def stats(self) -> dict[str, float | int | None]:
         """The session in figures: seconds and bytes. `docs/python.md` says what each is."""
         self._learn()
-        planner, counters = self._planner, self._swapper.counters
+        planner, progress, counters = self._planner, self._planner.progress, self._swapper.counters
         if self._is_open:
             planner.look()
         plan, trace, last = planner.plan, planner.trace, planner.last
         usage = self.engine.usage()
-        # A stream waits where no thread sees it, so on a GPU the engine's events say how long.
-        on_gpu = self._torch_device.type == "cuda"
-        stall_out, stall_in = self.engine.stalled() if on_gpu else (counters.stall_out, counters.stall_in)
+        stall_out, stall_in = self._stalled()
+        cycle = progress.cycle()
         stats = Stats(
-            steps=self._steps,
-            passes=planner.passes,
+            steps=progress.steps,
+            passes=progress.passes,
             limit=self.limit,
             budget=plan.budget if plan is not None else self.options.budget,
             floor=(plan.floor or None) if plan is not None else None,
@@ -252,8 +283,9 @@ class Session:
             misses=self._swapper.stepper.misses,
             replans=planner.replans,
             predicted_peak=(plan.forecast.resident_peak or None) if plan is not None else None,
-            predicted_step_time=plan.forecast.seconds if plan is not None else None,
-            step_time=statistics.median(self._step_times) if self._step_times else None,
+            predicted_step_time=self._predicted_step_time(),
+            step_time=statistics.median(progress.step_times) if progress.step_times else None,
+            step_busy=cycle.busy if cycle is not None else None,
             hook_time=counters.hook,
             **{f"kept_{reason}": nbytes for reason, nbytes in self._swapper.kept.items()},
         )
@@ -263,12 +295,29 @@ class Session:
             stats.last_seconds = last.seconds
         return stats.as_dict()
 
+    def _stalled(self) -> tuple[float, float]:
+        """Seconds that the computation has waited for copies out, and for copies back."""
+        # A stream waits where no thread sees it, so on a GPU the engine's events say how long.
+        if self._torch_device.type == "cuda":
+            return self.engine.stalled()
+        counters = self._swapper.counters
+        return counters.stall_out, counters.stall_in
+
+    def _predicted_step_time(self) -> float | None:
+        planner = self._planner
+        if planner.plan is None or planner.trace is None:
+            return None
+        return planner.progress.cycled(planner.trace).step_seconds(planner.plan.forecast.seconds)
+
     @property
     def trace(self) -> Trace | None:
-        """The recorded pass that the current plan was made for; None before the first complete pass."""
+        """The recorded pass that the current plan was made for, and the cycle that it is part of.
+
+        None before the first complete pass.
+        """
         self._learn()
         trace = self._planner.trace
-        return Trace.of(trace) if trace is not None else None
+        return Trace.of(self._planner.progress.cycled(trace)) if trace is not None else None
 
     @property
     def plan(self) -> Plan | None:
@@ -284,10 +333,10 @@ class Session:
         return last.recorder.timeline() if last is not None else None
 
     @property
-    def passes(self) -> int:
-        """Complete passes so far."""
+    def progress(self) -> Progress:
+        """How far the training is."""
         self._learn()
-        return self._planner.passes
+        return self._planner.progress
 
     @property
     def peak_where(self) -> str:
@@ -324,6 +373,8 @@ class Session:
     # What others call
 
     def _pack(self, tensor: torch.Tensor) -> object:
+        if self._pauses:
+            return Kept(tensor)
         packed = self._swapper.pack(tensor)
         if self._planner.news:
             self._tell()
@@ -364,24 +415,27 @@ class Session:
                 "what is saved elsewhere stays. Enable LMS on the thread that runs the forward"
             )
 
-    def _after_step(self, optimizer: Optimizer, _args: object, _kwargs: object) -> None:
+    def _after_step(self, optimizer: Optimizer) -> None:
+        if self._pauses:
+            return
         self._swapper.step(id(optimizer))
         self._swapper.judge()  # while the script still has what it had during the backward
-        if self._first_optimizer is None:
-            self._first_optimizer = id(optimizer)
-        if id(optimizer) != self._first_optimizer:
+        if not self._optimizers.counts(optimizer):
             return
-        if threading.get_ident() != self._thread:
+        own_thread, progress = threading.get_ident() == self._thread, self._planner.progress
+        if not own_thread:
             self._warn_of_thread(f"an optimizer steps on thread {threading.current_thread().name!r}")
-        elif self._steps == 1 and not self._swapper.recorded and not any(self._swapper.kept.values()):
+        elif progress.steps == 1 and not self._swapper.recorded and not any(self._swapper.kept.values()):
             # The first step may be one without a training, to make the optimizer's state.
             self._warn_of_thread("an optimizer steps again, and nothing was saved for a backward on this thread")
-        now = time.perf_counter()
-        if self._stepped is not None:
-            self._step_times.append(now - self._stepped)
-        self._stepped = now
-        self._steps += 1
-        self._planner.steps = self._steps
+        clocked = own_thread and not self.engine.capturing()
+        progress.step(self._own_seconds() if clocked else 0.0, self._swapper.recorded, clocked=clocked)
+
+    def _own_seconds(self) -> float:
+        """Seconds that LMS has added to the training so far."""
+        # On a GPU the host's work runs beside the device's.
+        hooks = self._swapper.counters.hook if self._torch_device.type == "cpu" else 0.0
+        return hooks + sum(self._stalled())
 
 
 _LIFE = (Session.__enter__, Session.open, Session._claim, Session._acquire, Session._switch_on, Session.close)

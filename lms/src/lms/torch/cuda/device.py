@@ -48,6 +48,10 @@ class CudaDevice:
             event.synchronize()
         return [before.elapsed_time(after) / 1e3 for before, after in pairwise(events)]
 
+    def computed(self) -> float | None:
+        """Unknown: what the GPU does, only marks on its stream tell."""
+        return None
+
     def prepare(self, limit: int | None) -> str | None:
         """Nothing is to be set."""
         check_limit(limit, self.capacity(), f"{self.name} has", "its memory")

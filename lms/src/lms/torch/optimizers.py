@@ -1,0 +1,66 @@
+"""Whose steps count: the optimizers of a session, given or added, or the first that steps."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+
+import torch
+from torch.optim.optimizer import Optimizer, register_optimizer_step_post_hook
+from torch.utils.hooks import RemovableHandle
+
+
+class Optimizers:
+    """Calls `after_step` after each step of the optimizers that are known; of all, as long as none is."""
+
+    def __init__(self, given: Iterable[Optimizer]) -> None:
+        self._known: list[Optimizer] = []
+        self._first: int | None = None  # the number of the one whose steps are the training's
+        self._hooks: list[RemovableHandle] = []
+        self._after_step: Callable[..., None] | None = None
+        self.add(given)
+
+    def add(self, more: Iterable[Optimizer]) -> None:
+        """Know `more` optimizers. If none was known so far, the first to step from now on counts."""
+        if not self._known:
+            self._first = None
+        for one in map(_unwrapped, more):
+            if not any(one is known for known in self._known):
+                self._known.append(one)
+        if self._after_step is not None:
+            self.listen(self._after_step)
+
+    def listen(self, after_step: Callable[[Optimizer], None]) -> None:
+        """Have steps told until `leave`."""
+        self.leave()
+        self._after_step = after_step
+
+        def hook(optimizer: Optimizer, _args: object, _kwargs: object) -> None:
+            after_step(optimizer)
+
+        hook = torch.compiler.disable(hook)  # as the session's other hooks
+        if self._known:
+            self._hooks = [one.register_step_post_hook(hook) for one in self._known]
+        else:
+            self._hooks = [register_optimizer_step_post_hook(hook)]
+
+    def leave(self) -> None:
+        """Have nothing told any more."""
+        self._after_step = None
+        for handle in self._hooks:
+            handle.remove()
+        self._hooks = []
+
+    def counts(self, optimizer: Optimizer) -> bool:
+        """Whether a step of `optimizer` is one of the training's: of several, the first that stepped tells."""
+        if self._first is None:
+            self._first = id(optimizer)
+        return id(optimizer) == self._first
+
+
+def _unwrapped(optimizer: Optimizer) -> Optimizer:
+    """The optimizer that steps. Accelerate's wrapper is an Optimizer by its class, and has no hooks."""
+    while not hasattr(optimizer, "_optimizer_step_post_hooks") and isinstance(
+        inner := getattr(optimizer, "optimizer", None), Optimizer
+    ):
+        optimizer = inner
+    return optimizer
