@@ -11,6 +11,7 @@ from ddl.communicator import Communicator, create_group, split
 from ddl.errors import StateError
 from ddl.horovod.announcements import Announcement
 from ddl.horovod.negotiation import Negotiator
+from ddl.horovod.rounds import Rounds
 from ddl.horovod.torch import starting
 from ddl.torch import job
 from ddl.torch.process_group import ProcessGroup
@@ -171,7 +172,8 @@ def _register(process_set: ProcessSet, number: int, comm: Communicator | None) -
             return starting.answer(announcement, group, _device)
 
         process_set._group = group
-        process_set._negotiator = Negotiator(process_set.ranks, split(0, comm=comm), split(0, comm=comm), answer)
+        rounds = Rounds(split(0, comm=comm), split(0, comm=comm))
+        process_set._negotiator = Negotiator(process_set.ranks, rounds, answer)
     process_set.process_set_id = number
     process_set._optimizers = 0
     _sets[number] = process_set
