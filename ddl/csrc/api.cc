@@ -227,7 +227,7 @@ const char* ddl_error_string(ddl_result code) {
         case DDL_ERROR_MISMATCH: return "ranks called different things";
         case DDL_ERROR_TIMEOUT: return "a rank did not arrive in time";
         case DDL_ERROR_PEER_LOST: return "a rank died";
-        case DDL_ERROR_SHUTDOWN: return "a rank was finalized with the collective unfinished";
+        case DDL_ERROR_SHUTDOWN: return "a rank left with the collective unfinished";
         case DDL_ERROR_MEMORY: return "out of memory";
         case DDL_ERROR_TRANSPORT: return "MPI or NCCL reported an error";
         case DDL_ERROR_UNSUPPORTED: return "this build or this machine cannot do it";

@@ -40,6 +40,12 @@ struct Engine::Active {
     bool finished() const { return !request; }
 };
 
+// How a rank left a communicator, and its last call there (magic 0: none).
+struct Departure {
+    Leave how = Leave::no;
+    Header last;
+};
+
 struct Engine::Communicator {
     // Constant once made:
     CommKey key;
@@ -57,10 +63,10 @@ struct Engine::Communicator {
     Patience patience;
     Cause broken;  // none: it is whole
     double broken_at = 0;
-    double watched = 0;              // when its members were last looked at for its messages' sake
-    std::map<int, Header> departed;  // ranks that have finalized, and their last call
-    double departed_at = 0;          // when this rank heard of the last of them
-    std::array<Header, 64> history;  // of the last calls, by sequence
+    double watched = 0;                 // when its members were last looked at for its messages' sake
+    std::map<int, Departure> departed;  // ranks that have left it
+    double departed_at = 0;             // when this rank heard of the last of them
+    std::array<Header, 64> history;     // of the last calls, by sequence
     ScheduleCache schedules;
 
     int size() const { return static_cast<int>(group.members.size()); }

@@ -84,15 +84,6 @@ void Engine::shutdown() {
         goodbye.call = comm->last_call();
         tell(comm->group.members, goodbye);
     }
-    // Others may still call those that this rank has freed. After this it answers no question about them.
-    for (const auto& [key, freed] : registry_.all_freed()) {
-        NoticeContent goodbye;
-        goodbye.kind = NoticeKind::goodbye;
-        goodbye.comm = key.id;
-        goodbye.birth = key.birth;
-        goodbye.call = freed.last;
-        tell(freed.members, goodbye);
-    }
     for (Backoff backoff(0, 1e-3); active_ > 0; backoff.pause()) {
         transport_->poll();
         for (const CommPtr& comm : running_) settle(*comm);

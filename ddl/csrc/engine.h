@@ -188,7 +188,7 @@ class Engine {
     static bool is_left(const Communicator& comm, const Letter& letter);
     static void address(const Communicator& comm, int peer, Mail* mail);
     Status loss_of(const Communicator& comm, const Mail& mail) const;
-    std::string hindrance_of(const Letter& letter) const;
+    std::string hindrance_of(const Communicator& comm, const Letter& letter) const;
     void finish(Letter& letter, Cause error) noexcept;
     Cause failure_of(const Letter& letter) const noexcept;
     Cause finalized_with(const Letter& letter) const noexcept;

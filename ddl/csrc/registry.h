@@ -14,10 +14,8 @@ namespace ddl {
 
 // What is left of a communicator after it was freed.
 struct Freed {
-    uint64_t sequence = 0;          // calls that were made on it
-    Header last;                    // the last of them; magic 0: none
-    Status broken;                  // the error that it had, if any
-    std::vector<int> members = {};  // of the world; none: nobody has to be told
+    Header last;    // the last call that was made on it; magic 0: none
+    Status broken;  // the error that it had, if any
 };
 
 // Not thread-safe: the engine's progress lock guards it. Remembers a bounded number of each, the newest.
@@ -31,7 +29,6 @@ class Registry {
     void bury(const CommKey& key, Freed freed);
     // nullptr where it was not freed, or so long ago that it is forgotten.
     const Freed* freed(const CommKey& key) const;
-    const std::map<CommKey, Freed>& all_freed() const { return freed_; }
 
   private:
     std::deque<std::pair<int, NoticeContent>> early_;

@@ -106,7 +106,7 @@ void Engine::renounce(const Communicator& parent, const CommKey& key, const std:
         abort.comm = key.id;
         abort.birth = key.birth;
         tell(members, abort);
-        registry_.bury(key, {0, {}, *parent.broken});
+        registry_.bury(key, {{}, *parent.broken});
     } catch (const std::bad_alloc&) {
         // Without memory they cannot be told.
     }
@@ -139,8 +139,13 @@ Status Engine::free(CommId id) {
     // Another thread may have freed it, and even made another of this number, since it was found.
     const auto found = comms_.find(id);
     if (found == comms_.end() || found->second != comm) return no_such(id);
-    registry_.bury(comm->key,
-                   {comm->sequence, comm->last_call(), comm->broken ? *comm->broken : Status{}, comm->group.members});
+    registry_.bury(comm->key, {comm->last_call(), comm->broken ? *comm->broken : Status{}});
+    if (!comm->broken) {
+        // Others may still call it. They have been told what broke one that is broken.
+        NoticeContent notice = comm->notice(NoticeKind::freed);
+        notice.call = comm->last_call();
+        tell(comm->group.members, notice);
+    }
     comms_.erase(found);
     mailbox_.forget(comm->key);
     // Messages of a broken communicator may still arrive: its id is not used again.

@@ -60,7 +60,8 @@ typedef enum ddl_result DDL_INT {
     DDL_ERROR_MISMATCH = 3,    /* ranks called different things */
     DDL_ERROR_TIMEOUT = 4,     /* nothing arrived for DDL_TIMEOUT, or ddl_comm_set_timeout's, seconds */
     DDL_ERROR_PEER_LOST = 5,   /* a rank died */
-    DDL_ERROR_SHUTDOWN = 6,    /* a rank, maybe this one, called ddl_finalize with the collective unfinished */
+    DDL_ERROR_SHUTDOWN = 6,    /* a rank, maybe this one, called ddl_finalize with the collective unfinished, or another
+                                * rank freed the communicator */
     DDL_ERROR_MEMORY = 7,      /* out of memory */
     DDL_ERROR_TRANSPORT = 8,   /* MPI or NCCL reported an error */
     DDL_ERROR_UNSUPPORTED = 9, /* this build or this machine cannot do it */
@@ -143,7 +144,8 @@ DDL_API ddl_result ddl_comm_create_group(const int* ranks, int count, uint64_t t
  * before. Not collective. */
 DDL_API ddl_result ddl_comm_set_timeout(ddl_comm comm, double seconds);
 
-/* Frees a communicator. Not collective. DDL_ERROR_STATE while it has requests in flight; DDL_WORLD cannot be freed. */
+/* Frees a communicator. Not collective: a rank that calls it later than this one gets DDL_ERROR_SHUTDOWN at once.
+ * DDL_ERROR_STATE while it has requests in flight; DDL_WORLD cannot be freed. */
 DDL_API ddl_result ddl_comm_free(ddl_comm comm);
 
 /* ---- Buffers in a GPU's memory ----------------------------------------------------------------------------------- */
@@ -207,9 +209,9 @@ DDL_API ddl_result ddl_ibarrier(ddl_comm comm, ddl_request* request);
  * earlier receive has taken; type and count must be the sender's, else the receiver gets DDL_ERROR_MISMATCH, and so
  * does what is in flight on the communicator elsewhere, and what comes later. A send of up to 16 KiB may have returned
  * success by then: it need not wait for its receiver. Buffers are in host memory, not in a GPU's and not managed by
- * CUDA (DDL_ERROR_ARGUMENT). A rank that waits for one that has finalized gets DDL_ERROR_SHUTDOWN. Messages and
- * collectives of a communicator pass one another freely. Three tags are those of collectives that front ends make of
- * messages: errors call 2^40 gather, 2^41 scatter and 2^42 alltoall. */
+ * CUDA (DDL_ERROR_ARGUMENT). A rank that waits for one that has finalized, or freed `comm`, gets
+ * DDL_ERROR_SHUTDOWN. Messages and collectives of a communicator pass one another freely. Three tags are those of
+ * collectives that front ends make of messages: errors call 2^40 gather, 2^41 scatter and 2^42 alltoall. */
 
 #define DDL_ANY_RANK (-1) /* as the peer of a receive: whoever sends first */
 
@@ -225,7 +227,7 @@ DDL_API ddl_result ddl_irecv(void* data, size_t count, ddl_type type, int peer, 
 /* Stores 1 in `found` where a message is here that a receive with this peer and tag would take, and its sender in
  * `source` where that is not NULL; otherwise 0. Takes nothing, and does not block: a message that was sent is found
  * some calls later. Where none is here and none will come: DDL_ERROR_PEER_LOST (a rank of `comm` died),
- * DDL_ERROR_SHUTDOWN (all who could send it have finalized), or what broke `comm`. */
+ * DDL_ERROR_SHUTDOWN (all who could send it have finalized, or freed `comm`), or what broke `comm`. */
 DDL_API ddl_result ddl_probe(int peer, int64_t tag, ddl_comm comm, int* found, int* source);
 
 /* Stores 1 in `finished` and returns the collective's result where it is finished, and then frees *request and sets it
