@@ -74,7 +74,7 @@ int known(int number) {
     return number;
 }
 
-// Makes a communicator by `make(session, &id)`, from `comm`, which `id` stays where there is none for this rank.
+// Makes a communicator by `make(session, &id)`, from `comm`, which `id` stays if there is none for this rank.
 template <typename Make>
 ddl_result make_comm(ddl_comm comm, ddl_comm* result, Make make) {
     return guarded([&] {

@@ -20,7 +20,7 @@ inline Status no_numbers_left() {
 }
 inline Status shut_down() { return {DDL_ERROR_STATE, "the library was finalized: call ddl_init first"}; }
 
-// An id that is free (1), the first from a place on that `from` chooses; none where none is. Splits and groups begin
+// An id that is free (1), the first from a place on that `from` chooses; nothing if none is. Splits and groups begin
 // their search at different places, so that they seldom want the same.
 std::optional<CommId> first_free(const std::vector<uint8_t>& ids, uint64_t from);
 
@@ -55,7 +55,7 @@ struct Engine::Communicator {
     uint64_t layout = 0;
 
     // Guarded by progress_:
-    std::shared_ptr<Groups> groups;  // null where every dimension is a ring
+    std::shared_ptr<Groups> groups;  // null if every dimension is a ring
     uint64_t sequence = 0;           // of the next call
     uint64_t past = 0;               // past_of() the calls before it
     std::list<Active> queue;  // in order; finished ones stay until those before them are, or until they are settled
@@ -70,7 +70,7 @@ struct Engine::Communicator {
     ScheduleCache schedules;
 
     int size() const { return static_cast<int>(group.members.size()); }
-    // This communicator's rank of a rank of the world; -1 where it has none.
+    // This communicator's rank of a rank of the world; -1 if it has none.
     int rank_of(int world_rank) const {
         for (int r = 0; r < size(); ++r) {
             if (group.members[static_cast<size_t>(r)] == world_rank) return r;

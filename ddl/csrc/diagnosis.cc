@@ -50,7 +50,7 @@ void Engine::watch(Communicator& comm, double now) {
     }
 }
 
-// Ranks that have left make no more calls: what they said last is their answer. True where it broke the communicator.
+// Ranks that have left make no more calls: what they said last is their answer. True if that broke the communicator.
 bool Engine::hear_departed(Communicator& comm, Active& active) {
     for (const auto& [rank, departure] : comm.departed) {
         const Header& last = departure.last;

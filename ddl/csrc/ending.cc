@@ -32,7 +32,7 @@ void Engine::break_comm(Communicator& comm, Cause cause, bool tell_others) noexc
 }
 
 // Ends the requests of a broken communicator as soon as their buffers are the callers' again, and keeps each operation
-// until the transport has done with its memory. True where something ended.
+// until the transport has done with its memory. True if something ended.
 bool Engine::settle(Communicator& comm) noexcept {
     const bool late = seconds_now() - comm.broken_at >= options_.settle_seconds;
     bool moved = false;

@@ -98,7 +98,7 @@ Status Engine::probe(CommId id, int peer, int64_t tag, bool* found, int* source)
     return loss;
 }
 
-// Why a message that has not arrived will not; success where it may.
+// Why a message that has not arrived will not; success if it may.
 Status Engine::loss_of(const Communicator& comm, const Mail& mail) const {
     if (comm.broken) return *comm.broken;
     for (const int member : comm.group.members) {

@@ -31,7 +31,7 @@ struct NoticeContent {
 // Long texts are cut to what a notice holds.
 void send_notice(Transport& transport, int peer, const NoticeContent& content);
 
-// False where the notice is none of ours.
+// False if the notice is none of ours.
 bool read_notice(const Notice& notice, NoticeContent* content);
 
 }  // namespace ddl

@@ -21,13 +21,13 @@ struct Freed {
 // Not thread-safe: the engine's progress lock guards it. Remembers a bounded number of each, the newest.
 class Registry {
   public:
-    // A notice about a communicator that this rank does not have. Dropped where it was freed.
+    // A notice about a communicator that this rank does not have. Dropped if it was freed.
     void keep(int from, const NoticeContent& notice);
     // The notices kept for `key`, with their senders, in order of arrival; they are kept no longer.
     std::vector<std::pair<int, NoticeContent>> take(const CommKey& key);
 
     void bury(const CommKey& key, Freed freed);
-    // nullptr where it was not freed, or so long ago that it is forgotten.
+    // nullptr if it was not freed, or so long ago that it is forgotten.
     const Freed* freed(const CommKey& key) const;
 
   private:

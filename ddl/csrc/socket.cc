@@ -86,7 +86,7 @@ void keep_alive(const Socket& socket) {
     set(socket, IPPROTO_TCP, TCP_KEEPIDLE, 2);         // seconds without traffic before the first probe
     set(socket, IPPROTO_TCP, TCP_KEEPINTVL, 1);        // seconds between probes
     set(socket, IPPROTO_TCP, TCP_KEEPCNT, 5);          // probes without an answer
-    set(socket, IPPROTO_TCP, TCP_USER_TIMEOUT, 6000);  // milliseconds; where something was sent and is not acknowledged
+    set(socket, IPPROTO_TCP, TCP_USER_TIMEOUT, 6000);  // milliseconds, if something was sent and is not acknowledged
     set(socket, IPPROTO_TCP, TCP_NODELAY, 1);
 }
 

@@ -74,8 +74,8 @@ Status Engine::split_over(const CommPtr& parent, int color, int key, CommId* com
     return make_part(parent, members, reserve, comm);
 }
 
-// Makes the communicator of `members`, where there are some, under the number and the birth that `reserve` agrees on
-// with the other ranks of `parent`.
+// Makes the communicator of `members`, if there are some, under the number and the birth that `reserve` agrees on with
+// the other ranks of `parent`.
 Status Engine::make_part(const CommPtr& parent, const std::vector<int>& members,
                          const std::function<Status(Reservation*, uint64_t* birth)>& reserve, CommId* comm) {
     Reservation reservation(*this);

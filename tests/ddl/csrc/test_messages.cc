@@ -146,7 +146,7 @@ TEST("a collective that a front end makes of messages is called by its name, and
     });
 }
 
-TEST("a message that nobody sends ends in time, and names who should have") {
+TEST("a message that no rank sends ends in time, and names who should have") {
     for (const int peer : {1, kAnyRank}) {
         World world(3, flat_plan(3), impatient());
         world.run([&](int rank, Engine& engine) {
@@ -203,7 +203,7 @@ TEST("a message whose sender falls silent on the way ends on both sides, and say
     });
 }
 
-TEST("a message that nobody asks for ends in time, and says so") {
+TEST("a message that no rank asks for ends in time, and says so") {
     World world(2, flat_plan(2), impatient());
     std::vector<float> data(10000);
     const Status status = finish(*world.engines[0], 1, send_of(data));

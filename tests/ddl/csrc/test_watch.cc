@@ -70,7 +70,7 @@ TEST("the report names who is missing, who is silent and who has left, with thei
                    "rank 3 has finalized without calling it; it has made no call on this communicator");
 }
 
-TEST("where a rank has left, those that had no time to answer are not suspected") {
+TEST("if a rank has left, those that had no time to answer are not suspected") {
     Watch watch({1, 10, 30});
     watch.answer(2, false, call(4), Leave::finalized);
     const std::string text = watch.report(kGroup, 0, {1});
@@ -78,7 +78,7 @@ TEST("where a rank has left, those that had no time to answer are not suspected"
     CHECK(!check::contains(text, "does not answer"));
 }
 
-TEST("where all have arrived, the report names whose data is awaited") {
+TEST("if all have arrived, the report names whose data is awaited") {
     Watch watch({1, 10, 30});
     for (const int rank : {1, 2, 3}) watch.answer(rank, true, call(5), Leave::no);
     CHECK_CONTAINS(watch.report(kGroup, 0, {1, 3}), "no data arrives from rank 1, rank 3: check the links");

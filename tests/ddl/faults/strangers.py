@@ -215,7 +215,7 @@ def judge(outcome: Outcome, left: Sequence[str] = ()) -> None:
         if not trusted:
             outcome.problems.append(f"status {outcome.status}")
         elif not named:
-            outcome.problems.append("nobody is named")
+            outcome.problems.append("no rank or host is named")
     if left:
         outcome.problems.append(f"left: {', '.join(left)}")
     one_host = "," not in outcome.attack.hosts

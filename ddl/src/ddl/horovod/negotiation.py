@@ -25,7 +25,7 @@ from ddl.horovod.announcements import JOIN, WITHDRAW, Announcement, Batch, Outco
 from ddl.horovod.rounds import Rounds
 
 _WARN_SECONDS = 10.0  # that a rank may be late before it is named
-_TIMEOUT_SECONDS = 300.0  # where DDL_TIMEOUT is not set
+_TIMEOUT_SECONDS = 300.0  # if DDL_TIMEOUT is not set
 _LONGEST_NAP = 1e-3  # seconds between two rounds in which no rank says anything
 _MOST = 256  # calls that a rank announces in a round
 

