@@ -135,22 +135,25 @@ Status Engine::free(CommId id) {
     // For a submission that another thread is making at this moment.
     const Cause freed =
         std::make_shared<const Status>(Status{DDL_ERROR_STATE, "communicator " + std::to_string(id) + " was freed"});
-    const std::lock_guard table(table_);
-    // Another thread may have freed it, and even made another of this number, since it was found.
-    const auto found = comms_.find(id);
-    if (found == comms_.end() || found->second != comm) return no_such(id);
-    registry_.bury(comm->key, {comm->last_call(), comm->broken ? *comm->broken : Status{}});
-    if (!comm->broken) {
-        // Others may still call it. They have been told what broke one that is broken.
+    const bool was_whole = !comm->broken;
+    {
+        const std::lock_guard table(table_);
+        // Another thread may have freed it, and even made another of this number, since it was found.
+        const auto found = comms_.find(id);
+        if (found == comms_.end() || found->second != comm) return no_such(id);
+        registry_.bury(comm->key, {comm->last_call(), was_whole ? Status{} : *comm->broken});
+        comms_.erase(found);
+        mailbox_.forget(comm->key);
+        // Messages of a broken communicator may still arrive: its id is not used again.
+        free_ids_[id] = was_whole;
+        comm->broken = freed;
+    }
+    if (was_whole) {
+        // Others may still call it. They have been told what broke one that was broken.
         NoticeContent notice = comm->notice(NoticeKind::freed);
         notice.call = comm->last_call();
         tell(comm->group.members, notice);
     }
-    comms_.erase(found);
-    mailbox_.forget(comm->key);
-    // Messages of a broken communicator may still arrive: its id is not used again.
-    free_ids_[id] = !comm->broken;
-    comm->broken = freed;
     return {};
 }
 
