@@ -74,7 +74,7 @@ int known(int number) {
     return number;
 }
 
-// Makes a communicator by `make(session, &id)`, from `comm`, which `id` stays where there is none for this rank.
+// Makes a communicator by `make(session, &id)`, from `comm`, which `id` stays if there is none for this rank.
 template <typename Make>
 ddl_result make_comm(ddl_comm comm, ddl_comm* result, Make make) {
     return guarded([&] {
@@ -227,7 +227,7 @@ const char* ddl_error_string(ddl_result code) {
         case DDL_ERROR_MISMATCH: return "ranks called different things";
         case DDL_ERROR_TIMEOUT: return "a rank did not arrive in time";
         case DDL_ERROR_PEER_LOST: return "a rank died";
-        case DDL_ERROR_SHUTDOWN: return "a rank was finalized with the collective unfinished";
+        case DDL_ERROR_SHUTDOWN: return "a rank left with the collective unfinished";
         case DDL_ERROR_MEMORY: return "out of memory";
         case DDL_ERROR_TRANSPORT: return "MPI or NCCL reported an error";
         case DDL_ERROR_UNSUPPORTED: return "this build or this machine cannot do it";

@@ -20,7 +20,7 @@ inline Status no_numbers_left() {
 }
 inline Status shut_down() { return {DDL_ERROR_STATE, "the library was finalized: call ddl_init first"}; }
 
-// An id that is free (1), the first from a place on that `from` chooses; none where none is. Splits and groups begin
+// An id that is free (1), the first from a place on that `from` chooses; nothing if none is. Splits and groups begin
 // their search at different places, so that they seldom want the same.
 std::optional<CommId> first_free(const std::vector<uint8_t>& ids, uint64_t from);
 
@@ -40,6 +40,12 @@ struct Engine::Active {
     bool finished() const { return !request; }
 };
 
+// How a rank left a communicator, and its last call there (magic 0: none).
+struct Departure {
+    Leave how = Leave::no;
+    Header last;
+};
+
 struct Engine::Communicator {
     // Constant once made:
     CommKey key;
@@ -49,7 +55,7 @@ struct Engine::Communicator {
     uint64_t layout = 0;
 
     // Guarded by progress_:
-    std::shared_ptr<Groups> groups;  // null where every dimension is a ring
+    std::shared_ptr<Groups> groups;  // null if every dimension is a ring
     uint64_t sequence = 0;           // of the next call
     uint64_t past = 0;               // past_of() the calls before it
     std::list<Active> queue;  // in order; finished ones stay until those before them are, or until they are settled
@@ -57,14 +63,14 @@ struct Engine::Communicator {
     Patience patience;
     Cause broken;  // none: it is whole
     double broken_at = 0;
-    double watched = 0;              // when its members were last looked at for its messages' sake
-    std::map<int, Header> departed;  // ranks that have finalized, and their last call
-    double departed_at = 0;          // when this rank heard of the last of them
-    std::array<Header, 64> history;  // of the last calls, by sequence
+    double watched = 0;                 // when its members were last looked at for its messages' sake
+    std::map<int, Departure> departed;  // ranks that have left it
+    double departed_at = 0;             // when this rank heard of the last of them
+    std::array<Header, 64> history;     // of the last calls, by sequence
     ScheduleCache schedules;
 
     int size() const { return static_cast<int>(group.members.size()); }
-    // This communicator's rank of a rank of the world; -1 where it has none.
+    // This communicator's rank of a rank of the world; -1 if it has none.
     int rank_of(int world_rank) const {
         for (int r = 0; r < size(); ++r) {
             if (group.members[static_cast<size_t>(r)] == world_rank) return r;

@@ -50,9 +50,10 @@ void Engine::watch(Communicator& comm, double now) {
     }
 }
 
-// Ranks that have finalized answer no more: what they said last is their answer. True where it broke the communicator.
+// Ranks that have left make no more calls: what they said last is their answer. True if that broke the communicator.
 bool Engine::hear_departed(Communicator& comm, Active& active) {
-    for (const auto& [rank, last] : comm.departed) {
+    for (const auto& [rank, departure] : comm.departed) {
+        const Header& last = departure.last;
         const bool arrived = last.magic != 0 && last.sequence >= active.header.sequence;
         if (arrived && last.sequence == active.header.sequence && !same_call(active.header, last)) {
             const std::string text = describe_mismatch(comm.group.names[static_cast<size_t>(comm.rank)], active.header,
@@ -60,7 +61,7 @@ bool Engine::hear_departed(Communicator& comm, Active& active) {
             break_comm(comm, cause_of(DDL_ERROR_MISMATCH, text.c_str()), true);
             return true;
         }
-        active.watch.answer(rank, arrived, last, true);
+        active.watch.answer(rank, arrived, last, departure.how);
     }
     return false;
 }
@@ -84,6 +85,7 @@ void Engine::take(const Notice& notice) {
         case NoticeKind::query: answer(notice.from, content); break;
         case NoticeKind::answer: hear(notice.from, content); break;
         case NoticeKind::goodbye:
+        case NoticeKind::freed:
         case NoticeKind::abort:
             if (const CommPtr comm = find(CommKey{content.comm, content.birth})) {
                 heed(*comm, notice.from, content);
@@ -97,8 +99,9 @@ void Engine::take(const Notice& notice) {
 void Engine::heed(Communicator& comm, int from, const NoticeContent& notice) {
     const int rank = comm.rank_of(from);
     if (rank < 0) return;
-    if (notice.kind == NoticeKind::goodbye) {
-        comm.departed[rank] = notice.call;
+    if (notice.kind == NoticeKind::goodbye || notice.kind == NoticeKind::freed) {
+        const bool finalized = notice.kind == NoticeKind::goodbye;
+        comm.departed[rank] = {finalized ? Leave::finalized : Leave::freed, notice.call};
         comm.departed_at = seconds_now();
     }
     if (notice.kind == NoticeKind::abort) {
@@ -122,13 +125,11 @@ void Engine::answer(int from, const NoticeContent& query) {
             if (is_it && !active.finished()) reply.text = active.operation->own_wait();
         }
     } else if (const Freed* freed = registry_.freed(key)) {
-        if (!freed->broken.ok()) {
-            reply.kind = NoticeKind::abort;
-            reply.code = freed->broken.code;
-            reply.text = freed->broken.message;
-        }
-        reply.arrived = freed->sequence > query.sequence;
-        if (freed->sequence <= query.sequence + 1) reply.call = freed->last;
+        // It was told when this happened, as above.
+        reply.kind = freed->broken.ok() ? NoticeKind::freed : NoticeKind::abort;
+        reply.call = freed->last;
+        reply.code = freed->broken.code;
+        reply.text = freed->broken.message;
     }
     send_notice(*transport_, from, reply);
 }
@@ -146,7 +147,7 @@ void Engine::hear(int from, const NoticeContent& answer) {
                                   comm->group.names[static_cast<size_t>(rank)], answer.call);
             return break_comm(*comm, cause_of(DDL_ERROR_MISMATCH, text.c_str()), true);
         }
-        active.watch.answer(rank, answer.arrived != 0, answer.call, false, answer.text);
+        active.watch.answer(rank, answer.arrived != 0, answer.call, Leave::no, answer.text);
         return;
     }
 }

@@ -6,10 +6,9 @@
 //
 // - bind(): a port listens in the networks of DDL_DOOR ("10.0.0.0/24,...") only; if that is loopback, on loopback only.
 // - accept(): a connection from this host is closed unless a process of the same user, or of root, opened it.
-// - recv(): a connection is closed if it does not send the rest of what MPI waits for within some seconds.
+// - recv(): a connection is closed once MPI has waited for it for some seconds in all.
 //
 // It needs nothing but the C library, because it is loaded into programs that know nothing of it.
-#include <arpa/inet.h>
 #include <dlfcn.h>
 #include <fcntl.h>
 #include <ifaddrs.h>
@@ -27,35 +26,20 @@
 #include <ctime>
 #include <initializer_list>
 
+#include "ip_network.h"
+
 namespace {
 
 constexpr int kMostNetworks = 16, kMostPorts = 64;
-constexpr double kSaySeconds = 5;       // for a new connection to send what MPI waits for
+constexpr int kMostConnections = 4096;  // whose waits are added up; of those with a higher number, each read's alone
+constexpr double kSaySeconds = 5;       // that MPI waits for a connection in all, however many bytes come meanwhile
 constexpr double kHurrySeconds = 0.5;   // instead, for a while after one was closed: they come together
 constexpr double kHurriedSeconds = 60;  // how long that while is
 
-struct Network {
-    int family;
-    unsigned char bytes[16];
-    int bits;
-};
-
 struct Door {
-    Network networks[kMostNetworks];
+    ddl::IpNetwork networks[kMostNetworks];
     int count = 0;
 };
-
-bool parse(const char* text, size_t length, Network* network) {
-    char copy[INET6_ADDRSTRLEN + 5] = "";
-    if (length >= sizeof copy) return false;
-    std::memcpy(copy, text, length);
-    char* const slash = std::strchr(copy, '/');
-    if (!slash) return false;
-    *slash = '\0';
-    network->bits = std::atoi(slash + 1);
-    network->family = std::strchr(copy, ':') ? AF_INET6 : AF_INET;
-    return inet_pton(network->family, copy, network->bytes) == 1;
-}
 
 const Door& door() {
     static const Door made = [] {
@@ -63,20 +47,12 @@ const Door& door() {
         const char* text = std::getenv("DDL_DOOR");
         while (text && *text && found.count < kMostNetworks) {
             const size_t length = std::strcspn(text, ",");
-            if (parse(text, length, &found.networks[found.count])) ++found.count;
+            if (ddl::read_network(text, length, &found.networks[found.count])) ++found.count;
             text += length + (text[length] == ',' ? 1 : 0);
         }
         return found;
     }();
     return made;
-}
-
-bool lies_in(const Network& network, int family, const void* address) {
-    if (family != network.family) return false;
-    const auto* bytes = static_cast<const unsigned char*>(address);
-    const int whole = network.bits / 8, rest = network.bits % 8;
-    if (std::memcmp(bytes, network.bytes, static_cast<size_t>(whole)) != 0) return false;
-    return rest == 0 || ((bytes[whole] ^ network.bytes[whole]) >> (8 - rest)) == 0;
 }
 
 int own_addresses(int family, void* first);
@@ -92,7 +68,7 @@ bool is_inside() {
 
 bool lies_in_any(int family, const void* address) {
     for (int i = 0; i < door().count; ++i) {
-        if (lies_in(door().networks[i], family, address)) return true;
+        if (door().networks[i].contains(family, address)) return true;
     }
     return false;
 }
@@ -192,6 +168,9 @@ bool is_port_of_ours(uint16_t port) {
     return false;
 }
 
+// Seconds that MPI has waited so far, by the connection's descriptor. accept() sets it to 0.
+std::atomic<double> waited_of[kMostConnections];
+
 double seconds_now() {
     timespec now{};
     clock_gettime(CLOCK_MONOTONIC, &now);
@@ -271,6 +250,7 @@ bool may_enter(int listener, int fd) {
 // The new connection, or in its place a TCP socket that was shut down before it was connected: MPI reads end of file at
 // once, and can set its options. (The connection itself, shut down, would still hold what was sent before.)
 int accepted(int listener, int fd) {
+    if (fd < kMostConnections) waited_of[fd] = 0;
     if (may_enter(listener, fd)) return fd;
     const int ended = socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0);
     bool replaced = false;
@@ -361,17 +341,21 @@ __attribute__((visibility("default"))) ssize_t recv(int fd, void* data, size_t b
         !is_mpis(__builtin_return_address(0))) {
         return real(fd, data, bytes, flags);
     }
-    // It would wait. All of it, if MSG_WAITALL asks for that, within the time.
+    // It would wait, for all of it if MSG_WAITALL asks for that. MPI reads a message in pieces, each as long as what
+    // has come: so the time is for all reads together.
     static std::atomic<double> hurries_until{0};
-    const double begin = seconds_now(), end = begin + (begin < hurries_until ? kHurrySeconds : kSaySeconds);
+    std::atomic<double> once{0};
+    std::atomic<double>& waited = fd < kMostConnections ? waited_of[fd] : once;
     size_t received = 0;
     while (received < bytes) {
         pollfd wait{fd, POLLIN, 0};
-        const double left = end - seconds_now();
-        const int ready = left > 0 ? poll(&wait, 1, static_cast<int>(left * 1000) + 1) : 0;
+        const double begin = seconds_now(), left = (begin < hurries_until ? kHurrySeconds : kSaySeconds) - waited;
+        const int ready = left > 0 ? poll(&wait, 1, static_cast<int>(left * 1000) + 1) : poll(&wait, 1, 0);
+        const double now = seconds_now();
+        waited = waited + now - begin;
         if (ready < 0 && errno == EINTR) continue;
         if (ready == 0) {
-            hurries_until = seconds_now() + kHurriedSeconds;
+            hurries_until = now + kHurriedSeconds;
             shutdown(fd, SHUT_RDWR);
             return 0;  // as if the other end had closed it
         }

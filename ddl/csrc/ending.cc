@@ -32,7 +32,7 @@ void Engine::break_comm(Communicator& comm, Cause cause, bool tell_others) noexc
 }
 
 // Ends the requests of a broken communicator as soon as their buffers are the callers' again, and keeps each operation
-// until the transport has done with its memory. True where something ended.
+// until the transport has done with its memory. True if something ended.
 bool Engine::settle(Communicator& comm) noexcept {
     const bool late = seconds_now() - comm.broken_at >= options_.settle_seconds;
     bool moved = false;
@@ -83,15 +83,6 @@ void Engine::shutdown() {
         NoticeContent goodbye = comm->notice(NoticeKind::goodbye);
         goodbye.call = comm->last_call();
         tell(comm->group.members, goodbye);
-    }
-    // Others may still call those that this rank has freed. After this it answers no question about them.
-    for (const auto& [key, freed] : registry_.all_freed()) {
-        NoticeContent goodbye;
-        goodbye.kind = NoticeKind::goodbye;
-        goodbye.comm = key.id;
-        goodbye.birth = key.birth;
-        goodbye.call = freed.last;
-        tell(freed.members, goodbye);
     }
     for (Backoff backoff(0, 1e-3); active_ > 0; backoff.pause()) {
         transport_->poll();

@@ -42,11 +42,11 @@ struct EngineOptions {
     Tuning tuning;
     // Chunks of a communicator in flight, beside one of each later call; at least 8 let the tiers overlap.
     int window = 16;
-    int concurrent = 4;   // collectives of a communicator in flight; later ones wait
-    int spin_polls = 50;  // polls without progress before a waiter yields its core; 0 where ranks outnumber cores
+    int concurrent = 4;           // collectives of a communicator in flight; later ones wait
+    int spin_polls = 50;          // polls without progress before a waiter yields its core; 0 if ranks outnumber cores
     double nap_seconds = 200e-6;  // longest sleep between polls with work in flight
     // After an error, how long a request is held back for messages that are half in its buffers and cannot be taken
-    // back, where their senders are not dead. What comes later may still write there.
+    // back, if their senders are not dead. What comes later may still write there.
     double settle_seconds = 2;
     // Plans a communicator of some of the world's ranks, on any thread; default: plan_of_part().
     std::function<Plan(const Plan& world, const std::vector<int>& members)> plan_part;
@@ -78,7 +78,7 @@ using RequestPtr = std::shared_ptr<Request>;
 
 class Engine {
   public:
-    // `plan` is the world's, over all ranks of the transport. Starts the progress thread. Throws Error where the plan's
+    // `plan` is the world's, over all ranks of the transport. Starts the progress thread. Throws Error if the plan's
     // size is not the transport's.
     Engine(std::unique_ptr<Transport> transport, Plan plan, EngineOptions options = {});
     ~Engine();  // as shutdown()
@@ -92,14 +92,14 @@ class Engine {
     // once, as submit() does. `mail` without its communicator and peers.
     Status post(CommId comm, int peer, Mail mail, RequestPtr* request);
     // Whether a message is here that a receive from `peer`, or from kAnyRank, with `tag` would take; `source` gets its
-    // sender. Does not block. Where none is: DDL_ERROR_PEER_LOST, a rank of the communicator died; DDL_ERROR_SHUTDOWN,
-    // all who could send it have finalized. They break nothing.
+    // sender. Does not block. Errors if none is here, which break nothing: DDL_ERROR_PEER_LOST, a rank of the
+    // communicator died; DDL_ERROR_SHUTDOWN, all who could send it have left the communicator.
     Status probe(CommId comm, int peer, int64_t tag, bool* found, int* source);
-    // Helps, without blocking, where nobody else does; true where the request is finished. Throws nothing.
+    // Makes progress, without blocking, unless another thread does. True if the request is finished. Throws nothing.
     bool test(const RequestPtr& request);
     // Blocks until the request is finished; returns its result. Throws nothing.
     const Status& wait(const RequestPtr& request);
-    // submit() and wait(). Throws std::bad_alloc where there is no memory for the words of an error.
+    // submit() and wait(). Throws std::bad_alloc if there is no memory for the words of an error.
     Status run(CommId comm, const Call& call);
 
     // A communicator of the ranks of `parent` with this rank's `color`, ordered by (key, rank). A negative color joins
@@ -110,7 +110,8 @@ class Engine {
     // same ranks that are under way at once have different ones. Errors break the world's communicator, but
     // DDL_ERROR_ARGUMENT and DDL_ERROR_UNSUPPORTED (there are too many).
     Status create_group(const std::vector<int>& members, uint64_t tag, CommId* comm);
-    // DDL_ERROR_STATE where the communicator has requests in flight; DDL_ERROR_ARGUMENT for the world.
+    // Tells the other members, whose later calls on it are DDL_ERROR_SHUTDOWN. DDL_ERROR_STATE if it has requests in
+    // flight; DDL_ERROR_ARGUMENT for the world.
     Status free(CommId comm);
     // How long calls on it that are submitted from now on wait for a rank.
     Status set_timeout(CommId comm, double seconds);
@@ -119,13 +120,13 @@ class Engine {
     Status set_groups(CommId comm, std::shared_ptr<Groups> groups);
     // Breaks a communicator as an error of a collective would: here and on the other members.
     void fail(CommId comm, const Status& cause);
-    // What broke it; success where nothing did.
+    // What broke it; success if nothing did.
     Status state(CommId comm) const;
     // For how many more communicators this rank has numbers.
     size_t free_communicators() const;
-    // Its plan; an empty one where there is no such communicator.
+    // Its plan; an empty one if there is no such communicator.
     Plan plan(CommId comm) const;
-    // -1 where there is no such communicator.
+    // -1 if there is no such communicator.
     int rank(CommId comm) const;
     int size(CommId comm) const;
 
@@ -188,7 +189,7 @@ class Engine {
     static bool is_left(const Communicator& comm, const Letter& letter);
     static void address(const Communicator& comm, int peer, Mail* mail);
     Status loss_of(const Communicator& comm, const Mail& mail) const;
-    std::string hindrance_of(const Letter& letter) const;
+    std::string hindrance_of(const Communicator& comm, const Letter& letter) const;
     void finish(Letter& letter, Cause error) noexcept;
     Cause failure_of(const Letter& letter) const noexcept;
     Cause finalized_with(const Letter& letter) const noexcept;
@@ -207,7 +208,7 @@ class Engine {
     const EngineOptions options_;
     const Cause out_of_memory_;  // made while there is some
 
-    mutable std::mutex table_;         // guards the next five; taken after progress_ where both are
+    mutable std::mutex table_;         // guards the next five; taken after progress_ if both are
     std::map<CommId, CommPtr> comms_;  // changed with progress_ held as well: either lock is enough to read it
     std::list<Active> inbox_;
     std::atomic<bool> inbox_full_{false};  // something is in it: spares each poll the lock

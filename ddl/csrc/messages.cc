@@ -9,7 +9,7 @@
 namespace ddl {
 namespace {
 
-constexpr double kGrace = 2;  // seconds in which what a rank sent before it finalized may still come
+constexpr double kGrace = 2;  // seconds in which what a rank sent before it left may still come
 
 Status refuse(const std::string& why) { return {DDL_ERROR_ARGUMENT, why}; }
 
@@ -98,7 +98,7 @@ Status Engine::probe(CommId id, int peer, int64_t tag, bool* found, int* source)
     return loss;
 }
 
-// Why a message that has not arrived will not; success where it may.
+// Why a message that has not arrived will not; success if it may.
 Status Engine::loss_of(const Communicator& comm, const Mail& mail) const {
     if (comm.broken) return *comm.broken;
     for (const int member : comm.group.members) {
@@ -109,8 +109,10 @@ Status Engine::loss_of(const Communicator& comm, const Mail& mail) const {
     const auto has_left = [&](int rank) { return comm.departed.count(rank) > 0; };
     if (std::all_of(mail.ranks.begin(), mail.ranks.end(), has_left) &&
         seconds_now() - comm.departed_at >= std::min(kGrace, comm.patience.warn_seconds)) {
-        const std::string who = mail.peers.size() == 1 ? name_of_rank(mail.peers[0]) : "every other rank";
-        return {DDL_ERROR_SHUTDOWN, who + " has finalized: no message will come any more"};
+        const std::string who = mail.peers.size() == 1
+                                    ? name_of_rank(mail.peers[0]) + " " + describe(comm.departed.at(mail.ranks[0]).how)
+                                    : "every other rank has left the communicator";
+        return {DDL_ERROR_SHUTDOWN, who + ": no message will come any more"};
     }
     return {};
 }
@@ -160,7 +162,7 @@ Cause Engine::finalized_with(const Letter& letter) const noexcept {
     }
 }
 
-// True where all who could move the letter on have finalized.
+// True if all who could move the letter on have left.
 bool Engine::is_left(const Communicator& comm, const Letter& letter) {
     const auto& departed = comm.departed;
     const auto& ranks = letter.mail.ranks;
@@ -170,17 +172,16 @@ bool Engine::is_left(const Communicator& comm, const Letter& letter) {
 }
 
 // Why the letter does not move.
-std::string Engine::hindrance_of(const Letter& letter) const {
-    const bool alone = letter.left != 0;
-    if (letter.mail.incoming && !letter.matched) {
-        if (letter.mail.peers.size() == 1) {
-            return name_of_rank(letter.mail.peers[0]) + (alone ? " has finalized" : " has not sent it");
-        }
-        return alone ? "every rank that could send it has finalized" : "nobody has sent it";
+std::string Engine::hindrance_of(const Communicator& comm, const Letter& letter) const {
+    const bool alone = letter.left != 0, unsent = letter.mail.incoming && !letter.matched;
+    if (unsent && letter.mail.peers.size() > 1) {
+        return alone ? "every rank that could send it has left the communicator" : "no rank has sent it";
     }
-    const std::string peer = name_of_rank(letter.peer);
+    const int other = unsent ? letter.mail.peers[0] : letter.peer;
+    const std::string peer = name_of_rank(other);
+    if (alone) return peer + " " + describe(comm.departed.at(comm.rank_of(other)).how);
+    if (unsent) return peer + " has not sent it";
     const std::string part = std::to_string(letter.passed) + " of " + std::to_string(letter.payload) + " bytes";
-    if (alone) return peer + " has finalized";
     if (letter.mail.incoming) return peer + " has sent it, but its data does not arrive: " + part + " are here";
     return peer + (letter.passed == 0 ? " has not taken it" : " has taken only " + part + " of it");
 }
@@ -211,7 +212,7 @@ void Engine::watch_messages(double now) {
         if (!hopeless && !late && !warns) continue;
         const std::string text = name_of_rank(transport_->rank()) + " has waited " +
                                  std::to_string(static_cast<int>(waited)) + " s in " + name_of(letter) + ": " +
-                                 hindrance_of(letter);
+                                 hindrance_of(*comm, letter);
         if (hopeless) return break_comm(*comm, cause_of(DDL_ERROR_SHUTDOWN, text.c_str()), true);
         if (late) {
             const std::string end = text + ". " + kPatienceOfCalls;

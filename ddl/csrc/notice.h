@@ -13,7 +13,8 @@ enum class NoticeKind : uint32_t {
     query = 1,  // "have you made call `sequence` of communicator `comm`?"
     answer,     // `arrived`, and `call`: that call, or else the last one made; `text`: what of its own it waits for
     abort,      // the communicator is broken: `code` and `text`
-    goodbye,    // the sender has left for good; `call` is its last
+    goodbye,    // the sender has finalized; `call` is its last
+    freed,      // the sender has freed the communicator; `call` is its last
 };
 
 struct NoticeContent {
@@ -30,7 +31,7 @@ struct NoticeContent {
 // Long texts are cut to what a notice holds.
 void send_notice(Transport& transport, int peer, const NoticeContent& content);
 
-// False where the notice is none of ours.
+// False if the notice is none of ours.
 bool read_notice(const Notice& notice, NoticeContent* content);
 
 }  // namespace ddl

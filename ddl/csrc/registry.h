@@ -14,24 +14,21 @@ namespace ddl {
 
 // What is left of a communicator after it was freed.
 struct Freed {
-    uint64_t sequence = 0;          // calls that were made on it
-    Header last;                    // the last of them; magic 0: none
-    Status broken;                  // the error that it had, if any
-    std::vector<int> members = {};  // of the world; none: nobody has to be told
+    Header last;    // the last call that was made on it; magic 0: none
+    Status broken;  // the error that it had, if any
 };
 
 // Not thread-safe: the engine's progress lock guards it. Remembers a bounded number of each, the newest.
 class Registry {
   public:
-    // A notice about a communicator that this rank does not have. Dropped where it was freed.
+    // A notice about a communicator that this rank does not have. Dropped if it was freed.
     void keep(int from, const NoticeContent& notice);
     // The notices kept for `key`, with their senders, in order of arrival; they are kept no longer.
     std::vector<std::pair<int, NoticeContent>> take(const CommKey& key);
 
     void bury(const CommKey& key, Freed freed);
-    // nullptr where it was not freed, or so long ago that it is forgotten.
+    // nullptr if it was not freed, or so long ago that it is forgotten.
     const Freed* freed(const CommKey& key) const;
-    const std::map<CommKey, Freed>& all_freed() const { return freed_; }
 
   private:
     std::deque<std::pair<int, NoticeContent>> early_;

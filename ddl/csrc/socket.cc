@@ -1,20 +1,17 @@
 #include "socket.h"
 
-#include <arpa/inet.h>
 #include <ifaddrs.h>
 #include <net/if.h>
 #include <netdb.h>
 #include <netinet/in.h>
 #include <netinet/tcp.h>
-#include <sys/socket.h>
 #include <unistd.h>
 
 #include <algorithm>
 #include <cerrno>
-#include <cstdlib>
-#include <cstring>
 #include <memory>
 
+#include "ip_network.h"
 #include "status.h"
 
 namespace ddl {
@@ -39,37 +36,11 @@ Addresses parse(const std::string& address, uint16_t port) {
     return {found, freeaddrinfo};
 }
 
-struct NetworkAddress {
-    int family = AF_UNSPEC;
-    unsigned char bytes[16] = {};
-    int bits = 0;  // of the network
-};
-
-NetworkAddress parse_network(const std::string& text) {
-    NetworkAddress network;
-    const size_t slash = text.find('/');
-    const std::string address = text.substr(0, slash), bits = slash == std::string::npos ? "" : text.substr(slash + 1);
-    for (const int family : {AF_INET, AF_INET6}) {
-        if (inet_pton(family, address.c_str(), network.bytes) == 1) network.family = family;
-    }
-    const int most = network.family == AF_INET ? 32 : 128;
-    char* end = nullptr;
-    const long count = std::strtol(bits.c_str(), &end, 10);
-    if (network.family == AF_UNSPEC || bits.empty() || *end != '\0' || count < 0 || count > most) {
-        throw Error(DDL_ERROR_ARGUMENT, "DDL_NETWORKS has '" + text +
-                                            "', but must be networks by commas, such as "
-                                            "10.0.0.0/24 or fd00::/8");
-    }
-    network.bits = static_cast<int>(count);
-    return network;
-}
-
-bool lies_in(const NetworkAddress& network, int family, const void* address) {
-    if (family != network.family) return false;
-    const auto* bytes = static_cast<const unsigned char*>(address);
-    const int whole = network.bits / 8, rest = network.bits % 8;
-    if (std::memcmp(bytes, network.bytes, static_cast<size_t>(whole)) != 0) return false;
-    return rest == 0 || ((bytes[whole] ^ network.bytes[whole]) >> (8 - rest)) == 0;
+IpNetwork parse_network(const std::string& text) {
+    IpNetwork network;
+    if (read_network(text.data(), text.size(), &network)) return network;
+    throw Error(DDL_ERROR_ARGUMENT,
+                "DDL_NETWORKS has '" + text + "', but must be networks by commas, such as 10.0.0.0/24 or fd00::/8");
 }
 
 }  // namespace
@@ -115,17 +86,17 @@ void keep_alive(const Socket& socket) {
     set(socket, IPPROTO_TCP, TCP_KEEPIDLE, 2);         // seconds without traffic before the first probe
     set(socket, IPPROTO_TCP, TCP_KEEPINTVL, 1);        // seconds between probes
     set(socket, IPPROTO_TCP, TCP_KEEPCNT, 5);          // probes without an answer
-    set(socket, IPPROTO_TCP, TCP_USER_TIMEOUT, 6000);  // milliseconds; where something was sent and is not acknowledged
+    set(socket, IPPROTO_TCP, TCP_USER_TIMEOUT, 6000);  // milliseconds, if something was sent and is not acknowledged
     set(socket, IPPROTO_TCP, TCP_NODELAY, 1);
 }
 
 std::vector<std::string> local_addresses(const std::vector<std::string>& networks) {
-    std::vector<NetworkAddress> wanted;
+    std::vector<IpNetwork> wanted;
     for (const std::string& network : networks) wanted.push_back(parse_network(network));
     const auto is_wanted = [&](int family, const void* address, bool loopback) {
         if (wanted.empty()) return !loopback;
         return std::any_of(wanted.begin(), wanted.end(),
-                           [&](const NetworkAddress& network) { return lies_in(network, family, address); });
+                           [&](const IpNetwork& network) { return network.contains(family, address); });
     };
     ifaddrs* found = nullptr;
     if (getifaddrs(&found) != 0) return {};

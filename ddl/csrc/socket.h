@@ -30,10 +30,10 @@ class Socket {
 // Listens at a numeric address of this host, at a port that the kernel chooses; none if that is not possible.
 Socket listen_at(const std::string& address, uint16_t* port);
 
-// The next connection of a listening socket; none where nobody waits.
+// The next connection of a listening socket; none if none waits.
 Socket accept_from(const Socket& listener);
 
-// Begins to connect to a numeric address; none where that failed at once.
+// Begins to connect to a numeric address; none if that failed at once.
 Socket connect_to(const std::string& address, uint16_t port);
 
 // The error that a socket has run into since it was last asked for; 0: none.

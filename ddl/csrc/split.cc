@@ -74,8 +74,8 @@ Status Engine::split_over(const CommPtr& parent, int color, int key, CommId* com
     return make_part(parent, members, reserve, comm);
 }
 
-// Makes the communicator of `members`, where there are some, under the number and the birth that `reserve` agrees on
-// with the other ranks of `parent`.
+// Makes the communicator of `members`, if there are some, under the number and the birth that `reserve` agrees on with
+// the other ranks of `parent`.
 Status Engine::make_part(const CommPtr& parent, const std::vector<int>& members,
                          const std::function<Status(Reservation*, uint64_t* birth)>& reserve, CommId* comm) {
     Reservation reservation(*this);
@@ -106,7 +106,7 @@ void Engine::renounce(const Communicator& parent, const CommKey& key, const std:
         abort.comm = key.id;
         abort.birth = key.birth;
         tell(members, abort);
-        registry_.bury(key, {0, {}, *parent.broken});
+        registry_.bury(key, {{}, *parent.broken});
     } catch (const std::bad_alloc&) {
         // Without memory they cannot be told.
     }
@@ -135,17 +135,25 @@ Status Engine::free(CommId id) {
     // For a submission that another thread is making at this moment.
     const Cause freed =
         std::make_shared<const Status>(Status{DDL_ERROR_STATE, "communicator " + std::to_string(id) + " was freed"});
-    const std::lock_guard table(table_);
-    // Another thread may have freed it, and even made another of this number, since it was found.
-    const auto found = comms_.find(id);
-    if (found == comms_.end() || found->second != comm) return no_such(id);
-    registry_.bury(comm->key,
-                   {comm->sequence, comm->last_call(), comm->broken ? *comm->broken : Status{}, comm->group.members});
-    comms_.erase(found);
-    mailbox_.forget(comm->key);
-    // Messages of a broken communicator may still arrive: its id is not used again.
-    free_ids_[id] = !comm->broken;
-    comm->broken = freed;
+    const bool was_whole = !comm->broken;
+    {
+        const std::lock_guard table(table_);
+        // Another thread may have freed it, and even made another of this number, since it was found.
+        const auto found = comms_.find(id);
+        if (found == comms_.end() || found->second != comm) return no_such(id);
+        registry_.bury(comm->key, {comm->last_call(), was_whole ? Status{} : *comm->broken});
+        comms_.erase(found);
+        mailbox_.forget(comm->key);
+        // Messages of a broken communicator may still arrive: its id is not used again.
+        free_ids_[id] = was_whole;
+        comm->broken = freed;
+    }
+    if (was_whole) {
+        // Others may still call it. They have been told what broke one that was broken.
+        NoticeContent notice = comm->notice(NoticeKind::freed);
+        notice.call = comm->last_call();
+        tell(comm->group.members, notice);
+    }
     return {};
 }
 

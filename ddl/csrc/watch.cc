@@ -18,6 +18,15 @@ void Watch::progress() {
     answers_.clear();  // old answers say nothing about a new stall
 }
 
+const char* describe(Leave leave) {
+    switch (leave) {
+        case Leave::no: break;
+        case Leave::freed: return "has freed the communicator";
+        case Leave::finalized: return "has finalized";
+    }
+    return "is there";
+}
+
 Watch::Verdict Watch::judge(double stalled) {
     if (stalled >= patience_.timeout_seconds) return Verdict::give_up;
     if (stalled >= next_ask_) {
@@ -47,13 +56,13 @@ std::vector<int> Watch::to_ask(int size, int rank, const std::vector<int>& await
     return ranks;
 }
 
-void Watch::answer(int rank, bool arrived, const Header& call, bool left, const std::string& waits) {
+void Watch::answer(int rank, bool arrived, const Header& call, Leave left, const std::string& waits) {
     answers_[rank] = {arrived, left, call, waits};
 }
 
 bool Watch::hopeless() const {
     return std::any_of(answers_.begin(), answers_.end(),
-                       [](const auto& entry) { return entry.second.left && !entry.second.arrived; });
+                       [](const auto& entry) { return entry.second.left != Leave::no && !entry.second.arrived; });
 }
 
 std::string Watch::report(const Group& group, int rank, const std::vector<int>& awaited,
@@ -75,7 +84,9 @@ std::string Watch::report(const Group& group, int rank, const std::vector<int>& 
             text += " does not answer (stopped, or its link is cut)";
             continue;
         }
-        text += found->second.left ? " has finalized without calling it; " : " has not called it; ";
+        const Leave left = found->second.left;
+        text +=
+            left == Leave::no ? " has not called it; " : std::string(" ") + describe(left) + " without calling it; ";
         text += found->second.call.magic == 0 ? "it has made no call on this communicator"
                                               : "its last call was " + describe(found->second.call);
     }

@@ -26,6 +26,11 @@ struct Patience {
 // The same with another timeout. Questions and the warning come before the end, however short that is.
 Patience within(Patience patience, double timeout_seconds);
 
+// Whether a rank has left a communicator for good, and how.
+enum class Leave : uint8_t { no, freed, finalized };
+// "has finalized".
+const char* describe(Leave leave);
+
 class Watch {
   public:
     enum class Verdict : uint8_t { wait, ask, warn, give_up };
@@ -42,9 +47,9 @@ class Watch {
     // the cause may stand far behind.
     std::vector<int> to_ask(int size, int rank, const std::vector<int>& awaited);
 
-    // What a rank said about itself; `left`: it has finalized. `waits`: as Operation::own_wait().
-    void answer(int rank, bool arrived, const Header& call, bool left, const std::string& waits = "");
-    // True where a rank that has not arrived will not: it has left.
+    // What a rank said about itself. `waits`: as Operation::own_wait().
+    void answer(int rank, bool arrived, const Header& call, Leave left, const std::string& waits = "");
+    // True if a rank that has not arrived never will: it has left.
     bool hopeless() const;
 
     // Who is waited for and what they last did: "rank 2 (host b) has not called it; its last call was ...". `own_wait`:
@@ -54,7 +59,8 @@ class Watch {
 
   private:
     struct Answer {
-        bool arrived = false, left = false;
+        bool arrived = false;
+        Leave left = Leave::no;
         Header call;
         std::string waits;
     };

@@ -2,20 +2,20 @@
  *
  * A collective is called by every rank of its communicator, with the same type, count, operation and root, and in the
  * same order of calls; calls on different communicators are independent. Ranks compare their calls before a rank's
- * buffer is written with another's data; a difference is DDL_ERROR_MISMATCH and names both calls. Where a call awaits
+ * buffer is written with another's data; a difference is DDL_ERROR_MISMATCH and names both calls. If a call awaits
  * no data from another rank (a broadcast's root, a count of 0) it may return before a difference is known; the next
  * call on that communicator then fails.
  *
  * Results. An allreduce gives the same bits on every rank, and from run to run with the same plan.
  *
  * Counts are numbers of elements, never bytes; any count is allowed, 0 and odd ones too. Pointers need the alignment of
- * the element, and may be NULL where no element is read or written through them.
+ * the element, and may be NULL if no element is read or written through them.
  *
  * Buffers belong to the caller. Until a blocking call returns, or until ddl_test or ddl_wait reports an asynchronous
  * one as finished (with whatever result), the library may read the inputs and write the outputs, and the caller must
  * leave them alone. After an error the content of the output is undefined. Both must then stay mapped until the process
- * ends, as MPI cannot take back what is half under way: it may still read an input; and it may still write an output
- * where a rank has sent a part of a message and neither dies nor sends the rest, for which the call waits 2 seconds.
+ * ends, as MPI cannot take back what is half under way: it may still read an input. It may still write an output
+ * if a rank has sent a part of a message and neither dies nor sends the rest, for which the call waits 2 seconds.
  *
  * Errors. Every function returns a ddl_result; ddl_last_error() has the sentence that goes with it. An error of a
  * collective breaks its communicator: later calls on it return the same error. Argument errors break nothing.
@@ -36,7 +36,7 @@
 #define DDL_VERSION_MINOR 1
 #define DDL_VERSION_PATCH 0
 
-/* In C++ an enumeration may then hold what a C caller passes, also where that is wrong and has to be refused. */
+/* In C++ an enumeration may then hold what a C caller passes, also if that is wrong and has to be refused. */
 #ifdef __cplusplus
 #define DDL_INT : int
 #else
@@ -60,7 +60,8 @@ typedef enum ddl_result DDL_INT {
     DDL_ERROR_MISMATCH = 3,    /* ranks called different things */
     DDL_ERROR_TIMEOUT = 4,     /* nothing arrived for DDL_TIMEOUT, or ddl_comm_set_timeout's, seconds */
     DDL_ERROR_PEER_LOST = 5,   /* a rank died */
-    DDL_ERROR_SHUTDOWN = 6,    /* a rank, maybe this one, called ddl_finalize with the collective unfinished */
+    DDL_ERROR_SHUTDOWN = 6,    /* a rank, maybe this one, called ddl_finalize with the collective unfinished, or another
+                                * rank freed the communicator */
     DDL_ERROR_MEMORY = 7,      /* out of memory */
     DDL_ERROR_TRANSPORT = 8,   /* MPI or NCCL reported an error */
     DDL_ERROR_UNSUPPORTED = 9, /* this build or this machine cannot do it */
@@ -79,7 +80,7 @@ typedef enum ddl_type DDL_INT {
 } ddl_type;
 
 /* float16 and bfloat16 are added in float32 and rounded to nearest even at each hop. Integers wrap around. DDL_AVERAGE
- * is the sum divided once by the number of ranks, for integers towards zero. DDL_MIN and DDL_MAX give NaN where any
+ * is the sum divided once by the number of ranks, for integers towards zero. DDL_MIN and DDL_MAX give NaN if any
  * operand is NaN. */
 typedef enum ddl_op DDL_INT { DDL_SUM = 0, DDL_AVERAGE = 1, DDL_MIN = 2, DDL_MAX = 3, DDL_PRODUCT = 4 } ddl_op;
 
@@ -96,7 +97,7 @@ typedef struct ddl_request_s* ddl_request;
 /* ---- The library ------------------------------------------------------------------------------------------------ */
 
 /* Joins the ranks of this job. `options` has the syntax of DDL_OPTIONS ("-mode bnrr:4x2x1x1 -dbg_level 1"); NULL takes
- * the environment's DDL_OPTIONS, and the library's own choice where that is unset. Collective; blocks until every rank
+ * the environment's DDL_OPTIONS, and the library's own choice if that is unset. Collective; blocks until every rank
  * has called it. A second call while initialised is DDL_ERROR_STATE. DDL_TIMEOUT (seconds, default 300) bounds how
  * long a rank is waited for. */
 DDL_API ddl_result ddl_init(const char* options);
@@ -113,12 +114,12 @@ DDL_API int ddl_version(void);
 DDL_API const char* ddl_error_string(ddl_result code);
 
 /* The message of the last error that a function of this library returned to the calling thread: what was asked, what
- * was found, what to do. "" where there was none. Valid until this thread's next call. */
+ * was found, what to do. "" if there was none. Valid until this thread's next call. */
 DDL_API const char* ddl_last_error(void);
 
 /* ---- Ranks and communicators ------------------------------------------------------------------------------------ */
 
-/* This process's number in `comm`, from 0, and how many there are. DDL_ERROR_ARGUMENT where the pointer is NULL. */
+/* This process's number in `comm`, from 0, and how many there are. DDL_ERROR_ARGUMENT if the pointer is NULL. */
 DDL_API ddl_result ddl_rank(ddl_comm comm, int* rank);
 DDL_API ddl_result ddl_size(ddl_comm comm, int* size);
 
@@ -143,7 +144,8 @@ DDL_API ddl_result ddl_comm_create_group(const int* ranks, int count, uint64_t t
  * before. Not collective. */
 DDL_API ddl_result ddl_comm_set_timeout(ddl_comm comm, double seconds);
 
-/* Frees a communicator. Not collective. DDL_ERROR_STATE while it has requests in flight; DDL_WORLD cannot be freed. */
+/* Frees a communicator. Not collective: a rank that calls it later than this one gets DDL_ERROR_SHUTDOWN at once.
+ * DDL_ERROR_STATE while it has requests in flight; DDL_WORLD cannot be freed. */
 DDL_API ddl_result ddl_comm_free(ddl_comm comm);
 
 /* ---- Buffers in a GPU's memory ----------------------------------------------------------------------------------- */
@@ -151,7 +153,7 @@ DDL_API ddl_result ddl_comm_free(ddl_comm comm);
  * and output of a call are in the same memory. (Managed memory counts as host memory, which the GPU may be writing.)
  * The library finds out by itself, with the CUDA runtime that the process has loaded, or that DDL_CUDA_LIB names. Modes
  * b and n reduce such buffers by NCCL (libnccl.so.2, or what DDL_NCCL_LIB names), on the GPU that is current in
- * ddl_init, or, where that is GPU 0, on the one with the rank's local number; everything else goes through pinned host
+ * ddl_init, or, if that is GPU 0, on the one with the rank's local number; everything else goes through pinned host
  * memory, and so do minima and maxima of floating point numbers, of which NCCL would drop NaNs.
  *
  * A thread's current GPU is what it was after each call, unless the process has never used that one: it would be begun
@@ -168,7 +170,7 @@ DDL_API ddl_result ddl_set_stream(void* stream);
 /* Each has a blocking form and one, with an i, that returns at once and stores a request. Whether a call is legal is
  * checked before anything is started: an unknown type or operation, a NULL buffer with a count above 0, one that is not
  * aligned to its elements, a root that is not in [0, size), or a size in bytes that overflows is DDL_ERROR_ARGUMENT. An
- * input and an output may be the same memory where it says "in place"; any other overlap is DDL_ERROR_ARGUMENT too. */
+ * input and an output may be the same memory if it says "in place"; any other overlap is DDL_ERROR_ARGUMENT too. */
 
 /* output[i] = op over all ranks of input[i], i < count. In place allowed. */
 DDL_API ddl_result ddl_allreduce(const void* input, void* output, size_t count, ddl_type type, ddl_op op,
@@ -207,9 +209,9 @@ DDL_API ddl_result ddl_ibarrier(ddl_comm comm, ddl_request* request);
  * earlier receive has taken; type and count must be the sender's, else the receiver gets DDL_ERROR_MISMATCH, and so
  * does what is in flight on the communicator elsewhere, and what comes later. A send of up to 16 KiB may have returned
  * success by then: it need not wait for its receiver. Buffers are in host memory, not in a GPU's and not managed by
- * CUDA (DDL_ERROR_ARGUMENT). A rank that waits for one that has finalized gets DDL_ERROR_SHUTDOWN. Messages and
- * collectives of a communicator pass one another freely. Three tags are those of collectives that front ends make of
- * messages: errors call 2^40 gather, 2^41 scatter and 2^42 alltoall. */
+ * CUDA (DDL_ERROR_ARGUMENT). A rank that waits for one that has finalized, or freed `comm`, gets
+ * DDL_ERROR_SHUTDOWN. Messages and collectives of a communicator pass one another freely. Three tags are those of
+ * collectives that front ends make of messages: errors call 2^40 gather, 2^41 scatter and 2^42 alltoall. */
 
 #define DDL_ANY_RANK (-1) /* as the peer of a receive: whoever sends first */
 
@@ -217,19 +219,19 @@ DDL_API ddl_result ddl_send(const void* data, size_t count, ddl_type type, int p
 DDL_API ddl_result ddl_isend(const void* data, size_t count, ddl_type type, int peer, int64_t tag, ddl_comm comm,
                              ddl_request* request);
 
-/* `source`, where it is not NULL, gets the sender's rank, before the receive is reported as finished. */
+/* `source`, if it is not NULL, gets the sender's rank, before the receive is reported as finished. */
 DDL_API ddl_result ddl_recv(void* data, size_t count, ddl_type type, int peer, int64_t tag, ddl_comm comm, int* source);
 DDL_API ddl_result ddl_irecv(void* data, size_t count, ddl_type type, int peer, int64_t tag, ddl_comm comm, int* source,
                              ddl_request* request);
 
-/* Stores 1 in `found` where a message is here that a receive with this peer and tag would take, and its sender in
- * `source` where that is not NULL; otherwise 0. Takes nothing, and does not block: a message that was sent is found
- * some calls later. Where none is here and none will come: DDL_ERROR_PEER_LOST (a rank of `comm` died),
- * DDL_ERROR_SHUTDOWN (all who could send it have finalized), or what broke `comm`. */
+/* Checks for a message that a receive with this peer and tag would take. Sets `*found` to 1 and, if `source` is not
+ * NULL, `*source` to the sender's rank; otherwise sets `*found` to 0. Takes nothing, and does not block: a message that
+ * was sent is found some calls later. If none is here and none will come, the result is DDL_ERROR_PEER_LOST (a rank of
+ * `comm` died), DDL_ERROR_SHUTDOWN (all who could send it have finalized, or freed `comm`), or what broke `comm`. */
 DDL_API ddl_result ddl_probe(int peer, int64_t tag, ddl_comm comm, int* found, int* source);
 
-/* Stores 1 in `finished` and returns the collective's result where it is finished, and then frees *request and sets it
- * to DDL_REQUEST_NULL; otherwise stores 0 and returns DDL_SUCCESS. Does not block. */
+/* If the collective is finished, stores 1 in `finished`, frees *request, sets it to DDL_REQUEST_NULL and returns the
+ * result; otherwise stores 0 and returns DDL_SUCCESS. Does not block. */
 DDL_API ddl_result ddl_test(ddl_request* request, int* finished);
 
 /* Blocks until the collective is finished, frees *request, sets it to DDL_REQUEST_NULL and returns the result. */

@@ -8,8 +8,10 @@ import socket
 import struct
 import subprocess
 import sys
+import time
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import ExitStack
+from concurrent.futures import ThreadPoolExecutor, wait
+from contextlib import ExitStack, suppress
 from pathlib import Path
 
 import pytest
@@ -156,6 +158,21 @@ def test_bytes_before_an_error_are_not_lost(start: Start) -> None:
         one.send(b"data")
         one.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, RESET)
     assert mpirun.received() == "4 data"
+
+
+def test_a_connection_that_sends_a_byte_now_and_then_is_closed_in_time(start: Start) -> None:
+    mpirun = start()
+    begin = time.monotonic()
+    with socket.create_connection(("127.0.0.1", mpirun.port)) as one, ThreadPoolExecutor() as thread:
+        mpirun.accept(-90)
+        received = thread.submit(mpirun.received)
+        while not wait([received], 0.5).done:
+            with suppress(OSError):
+                one.send(b"x")
+    assert 4 < time.monotonic() - begin < 30
+    count, data = received.result().split()
+    assert data == "x" * int(count)
+    assert 2 < int(count) < 20
 
 
 needs_root = pytest.mark.skipif(os.geteuid() != 0, reason="needs root, to be another user")

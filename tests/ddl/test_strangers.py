@@ -13,6 +13,7 @@ pytestmark = [pytest.mark.root, pytest.mark.usefixtures("needs_testbed")]
     "attack",
     [
         Attack("silence", "start", "h0", "user"),  # which held a job up for ever
+        Attack("drip", "start", "h0,h1", "network"),  # so did this
         Attack("garbage", "start", "h0", "network"),
         Attack("silence", "run", "h0,h1", "network"),
     ],

@@ -28,7 +28,10 @@ class PeerLostError(DDLError, ConnectionError):
 
 
 class ShutdownError(DDLError):
-    """A rank, maybe this one, called `finalize` with the collective unfinished; the message names it."""
+    """A rank, maybe this one, left with the collective unfinished; the message names it.
+
+    It called `finalize`, or freed the communicator.
+    """
 
 
 class OutOfMemoryError(DDLError, MemoryError):

@@ -197,25 +197,41 @@ TEST_WITH_SPINS("a rank that has finalized is named before the timeout") {
     CHECK_CONTAINS(found[2].message, "rank 1 (host a) has finalized without calling it");
 }
 
-TEST_WITH_SPINS("a rank that has finalized is named at once on a communicator that it had freed before") {
-    World world(3, flat_plan(3), patient(spins));
-    const double begin = seconds_now();
+TEST_WITH_SPINS("a rank that has freed a communicator is named at once by those who still call it") {
+    for (const bool finalizes : {false, true}) {
+        World world(3, flat_plan(3), patient(spins));
+        const double begin = seconds_now();
+        const auto found = results(world, [&](int rank, Engine& engine) {
+            std::vector<float> data(10);
+            CommId part = kWorld;
+            if (Status status = engine.split(kWorld, rank == 2 ? -1 : 0, rank, &part); !status.ok()) return status;
+            if (rank == 2) return Status{};
+            if (Status status = engine.run(part, allreduce(data)); !status.ok()) return status;
+            if (rank == 0) return engine.run(part, allreduce(data));
+            Status freed = engine.free(part);
+            if (finalizes) engine.shutdown();
+            return freed;
+        });
+        CHECK(seconds_now() - begin < 10);
+        CHECK(found[1].ok());
+        CHECK_EQ(found[0].code, DDL_ERROR_SHUTDOWN);
+        CHECK_CONTAINS(found[0].message,
+                       "rank 1 (host a) has freed the communicator without calling it; its last call was allreduce #0");
+    }
+}
+
+TEST_WITH_SPINS("a rank may free a communicator as soon as its own part of each call is done") {
+    World world(4, flat_plan(4), patient(spins));
     const auto found = results(world, [](int rank, Engine& engine) {
-        std::vector<float> data(10);
+        std::vector<float> data(100000, static_cast<float>(rank));
         CommId part = kWorld;
-        if (Status status = engine.split(kWorld, rank == 2 ? -1 : 0, rank, &part); !status.ok()) return status;
-        if (rank == 2) return Status{};
-        if (Status status = engine.run(part, allreduce(data)); !status.ok()) return status;
-        if (rank == 0) return engine.run(part, allreduce(data));
-        const Status freed = engine.free(part);
-        engine.shutdown();
-        return freed;
+        if (Status status = engine.split(kWorld, 0, rank, &part); !status.ok()) return status;
+        Call call = allreduce(data);
+        call.task.collective = Collective::broadcast;
+        if (Status status = engine.run(part, call); !status.ok()) return status;
+        return engine.free(part);
     });
-    CHECK(seconds_now() - begin < 10);
-    CHECK(found[1].ok());
-    CHECK_EQ(found[0].code, DDL_ERROR_SHUTDOWN);
-    CHECK_CONTAINS(found[0].message,
-                   "rank 1 (host a) has finalized without calling it; its last call was allreduce #0");
+    for (const Status& status : found) CHECK_EQ(status.message, std::string());
 }
 
 TEST_WITH_SPINS("a rank that dies in the middle is named at once, by all") {

@@ -146,7 +146,7 @@ TEST("a collective that a front end makes of messages is called by its name, and
     });
 }
 
-TEST("a message that nobody sends ends in time, and names who should have") {
+TEST("a message that no rank sends ends in time, and names who should have") {
     for (const int peer : {1, kAnyRank}) {
         World world(3, flat_plan(3), impatient());
         world.run([&](int rank, Engine& engine) {
@@ -155,7 +155,7 @@ TEST("a message that nobody sends ends in time, and names who should have") {
             const double start = seconds_now();
             const Status status = finish(engine, peer, receive_of(data, 1));
             CHECK_EQ(status.code, DDL_ERROR_TIMEOUT);
-            CHECK_CONTAINS(status.message, peer == 1 ? "rank 1 (host a) has not sent it" : "nobody has sent it");
+            CHECK_CONTAINS(status.message, peer == 1 ? "rank 1 (host a) has not sent it" : "no rank has sent it");
             CHECK(seconds_now() - start < 5);
         });
     }
@@ -203,7 +203,7 @@ TEST("a message whose sender falls silent on the way ends on both sides, and say
     });
 }
 
-TEST("a message that nobody asks for ends in time, and says so") {
+TEST("a message that no rank asks for ends in time, and says so") {
     World world(2, flat_plan(2), impatient());
     std::vector<float> data(10000);
     const Status status = finish(*world.engines[0], 1, send_of(data));
@@ -232,6 +232,30 @@ TEST("who waits for ranks that have all finalized is told, long before the timeo
         CHECK_EQ(status.code, DDL_ERROR_SHUTDOWN);
         CHECK_CONTAINS(status.message, peer == 1 ? "rank 1 has finalized" : "every rank that could send it has");
     }
+}
+
+TEST("who waits for a rank that has freed the communicator is told, long before the timeout") {
+    EngineOptions options = test_options();
+    options.patience.warn_seconds = 0.5;
+    World world(2, flat_plan(2), options);
+    world.run([&](int rank, Engine& engine) {
+        CommId comm = kWorld;
+        CHECK(engine.split(kWorld, 0, rank, &comm).ok());
+        std::vector<float> data(10);
+        RequestPtr request;
+        if (rank == 1) {
+            CHECK(engine.post(comm, 0, send_of(data), &request).ok());
+            CHECK(engine.wait(request).ok());
+            CHECK(engine.free(comm).ok());
+            return;
+        }
+        CHECK(engine.post(comm, 1, receive_of(data), &request).ok());
+        CHECK(engine.wait(request).ok());  // what was sent before
+        CHECK(engine.post(comm, 1, receive_of(data), &request).ok());
+        const Status& status = engine.wait(request);
+        CHECK_EQ(status.code, DDL_ERROR_SHUTDOWN);
+        CHECK_CONTAINS(status.message, "rank 1 has freed the communicator");
+    });
 }
 
 TEST("a timeout of a communicator's own holds for its messages and its collectives") {

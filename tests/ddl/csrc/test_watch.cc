@@ -47,7 +47,7 @@ TEST("however short the times are, asking ends, and long stalls are asked about 
 TEST("progress begins a new stall") {
     Watch watch({1, 10, 30});
     CHECK(watch.judge(1) == Verdict::ask);
-    watch.answer(1, false, call(3), true);
+    watch.answer(1, false, call(3), Leave::finalized);
     CHECK(watch.hopeless());
     watch.progress();
     CHECK(!watch.hopeless());
@@ -57,35 +57,37 @@ TEST("progress begins a new stall") {
 
 TEST("the report names who is missing, who is silent and who has left, with their last calls") {
     Watch watch({1, 10, 30});
-    watch.answer(1, true, call(5), false);
-    watch.answer(2, false, call(4), false);
+    watch.answer(1, true, call(5), Leave::no);
+    watch.answer(2, false, call(4), Leave::no);
     const std::string text = watch.report(kGroup, 0, {1});
     CHECK(!check::contains(text, "rank 1"));
     CHECK_CONTAINS(text, "rank 2 has not called it; its last call was allreduce #4 of communicator 0");
     CHECK_CONTAINS(text, "rank 3 does not answer");
-    watch.answer(3, false, Header{}, true);
+    watch.answer(2, false, call(4), Leave::freed);
+    CHECK_CONTAINS(watch.report(kGroup, 0, {1}), "rank 2 has freed the communicator without calling it; its last call");
+    watch.answer(3, false, Header{}, Leave::finalized);
     CHECK_CONTAINS(watch.report(kGroup, 0, {1}),
                    "rank 3 has finalized without calling it; it has made no call on this communicator");
 }
 
-TEST("where a rank has left, those that had no time to answer are not suspected") {
+TEST("if a rank has left, those that had no time to answer are not suspected") {
     Watch watch({1, 10, 30});
-    watch.answer(2, false, call(4), true);
+    watch.answer(2, false, call(4), Leave::finalized);
     const std::string text = watch.report(kGroup, 0, {1});
     CHECK_CONTAINS(text, "rank 2 has finalized without calling it");
     CHECK(!check::contains(text, "does not answer"));
 }
 
-TEST("where all have arrived, the report names whose data is awaited") {
+TEST("if all have arrived, the report names whose data is awaited") {
     Watch watch({1, 10, 30});
-    for (const int rank : {1, 2, 3}) watch.answer(rank, true, call(5), false);
+    for (const int rank : {1, 2, 3}) watch.answer(rank, true, call(5), Leave::no);
     CHECK_CONTAINS(watch.report(kGroup, 0, {1, 3}), "no data arrives from rank 1, rank 3: check the links");
 }
 
 TEST("a rank that waits for its own GPU says so, and is named by the others, who ask it again") {
     Watch watch({1, 10, 30});
     CHECK_EQ(watch.report(kGroup, 0, {}, "its GPU"), std::string("it waits for its GPU"));
-    for (const int rank : {1, 2, 3}) watch.answer(rank, true, call(5), false, rank == 2 ? "its GPU" : "");
+    for (const int rank : {1, 2, 3}) watch.answer(rank, true, call(5), Leave::no, rank == 2 ? "its GPU" : "");
     const std::string text = watch.report(kGroup, 0, {1});
     CHECK_EQ(text, std::string("rank 2 has called it, and waits for its GPU"));
     watch.to_ask(4, 0, {1});
@@ -95,9 +97,9 @@ TEST("a rank that waits for its own GPU says so, and is named by the others, who
 TEST("those that a message is awaited from are asked first, then whoever has not said that it came") {
     Watch watch({1, 10, 30});
     CHECK(watch.to_ask(4, 1, {0}) == std::vector<int>({0}));
-    watch.answer(0, true, call(0), false);
+    watch.answer(0, true, call(0), Leave::no);
     CHECK(watch.to_ask(4, 1, {0}) == std::vector<int>({2, 3}));
-    watch.answer(2, false, call(0), false);
+    watch.answer(2, false, call(0), Leave::no);
     CHECK(watch.to_ask(4, 1, {0}) == std::vector<int>({2, 3}));
     watch.progress();
     CHECK(watch.to_ask(4, 1, {3}) == std::vector<int>({3}));

@@ -2,8 +2,8 @@
 
     python tests/ddl/faults/strangers.py campaign
 
-Each connects to every port as soon as it is there, and says garbage, or nothing, or floods it. The jobs are on a
-virtual cluster, where no other program listens: it needs root, see docs/testbed.md.
+Each connects to every port as soon as it is there, and says garbage, or nothing, or a byte now and then, or floods it.
+The jobs are on a virtual cluster, where no other program listens: it needs root, see docs/testbed.md.
 """
 
 from __future__ import annotations
@@ -25,12 +25,13 @@ ROOT = Path(__file__).parents[3]
 sys.path[:0] = [str(ROOT / "tests/testbed")] if __name__ == "__main__" else []
 
 PROGRAM = ROOT / "tests/ddl/programs/strangers.py"
-KINDS = ("garbage", "silence", "flood")
+KINDS = ("garbage", "silence", "drip", "flood")
 MOMENTS = ("start", "run")
 # Who: another user of the host, the same user, a host in the network that is none of the job's.
 JOBS = (("h0", "user"), ("h0", "self"), ("h0", "network"), ("h0,h1", "network"))
 NOBODY = 65534
 RUN_SECONDS = 6.0
+DRIP_SECONDS = 2.0  # from one byte of a connection to its next
 TIMEOUT_SECONDS = 20  # DDL_TIMEOUT
 LIMIT_SECONDS = 60.0  # from the start of ddlrun to its end, however the job fares
 
@@ -104,13 +105,15 @@ def attack(kind: str, user: int) -> None:
     if user:
         os.setgroups([])
         os.setuid(user)
-    kept = []
+    kept: list[socket.socket] = []
+    if kind == "drip":
+        threading.Thread(target=_drip, args=(kept,), daemon=True).start()
     for line in sys.stdin:
         address, port = line.split()
         address = {"0.0.0.0": "127.0.0.1", "::": "::1"}.get(address, address.removeprefix("::ffff:"))
         opened = 0
         with suppress(OSError):
-            for _ in range({"garbage": 2, "silence": 3, "flood": 50}[kind]):
+            for _ in range({"garbage": 2, "silence": 3, "drip": 3, "flood": 50}[kind]):
                 one = socket.create_connection((address, int(port)), 2)
                 kept.append(one)
                 opened += 1
@@ -125,6 +128,14 @@ def _say(kind: str, one: socket.socket) -> None:
             one.send(os.urandom(4096))
         for _ in range(64 if kind == "flood" else 0):
             one.send(os.urandom(65536))
+
+
+def _drip(connections: Sequence[socket.socket]) -> None:
+    while True:
+        for one in tuple(connections):
+            with suppress(OSError):
+                one.send(os.urandom(1))
+        time.sleep(DRIP_SECONDS)
 
 
 def run(one: Attack) -> Outcome:
@@ -204,7 +215,7 @@ def judge(outcome: Outcome, left: Sequence[str] = ()) -> None:
         if not trusted:
             outcome.problems.append(f"status {outcome.status}")
         elif not named:
-            outcome.problems.append("nobody is named")
+            outcome.problems.append("no rank or host is named")
     if left:
         outcome.problems.append(f"left: {', '.join(left)}")
     one_host = "," not in outcome.attack.hosts

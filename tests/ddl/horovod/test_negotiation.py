@@ -1,15 +1,14 @@
-"""What ends the negotiations of a set of ranks; rounds of one rank, which has nobody to wait for."""
+"""How calls begin, and what ends the negotiations, in rounds of one rank, which waits for no other."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from types import SimpleNamespace
 
 import pytest
 
-from ddl import request
 from ddl.errors import StateError
-from ddl.horovod.announcements import Announcement
+from ddl.horovod import negotiation
+from ddl.horovod.announcements import Announcement, Batch
 from ddl.horovod.negotiation import Begun, Negotiator
 
 
@@ -17,35 +16,37 @@ class Late(Exception):
     """What a handler of signals raises."""
 
 
-class Round:
+class SoleRounds:
     """Rounds of a single rank; `interruption` is raised after the next one, as by a handler of signals."""
 
+    rank = 0
+    count = 0
     interruption: BaseException | None = None
 
-    def __call__(self, _: str, *__: object, buffers: tuple[list[int], list[int]]) -> None:
-        sent, greatest = buffers
-        greatest[:] = sent
+    def take_part(self, mine: Batch) -> tuple[list[Batch], Batch]:
+        self.count += 1
         interruption, self.interruption = self.interruption, None
         if interruption is not None:
             raise interruption
+        return [mine], ()
+
+    def free(self) -> None:
+        pass
 
 
 @pytest.fixture
-def rounds(monkeypatch: pytest.MonkeyPatch) -> Round:
-    made = Round()
-    monkeypatch.setattr(request, "run", made)
-    return made
+def rounds() -> SoleRounds:
+    return SoleRounds()
 
 
 @pytest.fixture
-def negotiator(rounds: Round) -> Negotiator:
-    comm = SimpleNamespace(rank=0, size=1, handle=None, free=lambda: None)
-    return Negotiator([3], comm, comm, lambda _: pytest.fail("nobody has joined"))
+def negotiator(rounds: SoleRounds) -> Negotiator:
+    return Negotiator([3], rounds, lambda _: pytest.fail("no rank has joined"))
 
 
 @pytest.mark.parametrize("interruption", [KeyboardInterrupt(), Late("enough")])
 def test_a_round_that_is_interrupted_ends_all_calls(
-    negotiator: Negotiator, rounds: Round, interruption: BaseException
+    negotiator: Negotiator, rounds: SoleRounds, interruption: BaseException
 ) -> None:
     rounds.interruption = interruption
     first, second = (negotiator.announce("allreduce", name, lambda *_: None) for name in ("a", "b"))
@@ -79,3 +80,60 @@ def test_no_call_begins_after_the_end(negotiator: Negotiator) -> None:
     with pytest.raises(StateError, match="the process set was removed, or shutdown"):
         call.wait()
     assert not begun
+
+
+class Begin:
+    """Starts calls: keeps their names, and whether each may block."""
+
+    def __init__(self) -> None:
+        self.begun: list[tuple[str, bool]] = []
+
+    def __call__(self, announced: Mapping[int, Announcement], may_block: bool) -> Begun | None:
+        self.begun.append((announced[0].key, may_block))
+        return None
+
+
+def test_all_calls_that_were_announced_begin_in_one_round(negotiator: Negotiator, rounds: SoleRounds) -> None:
+    start = Begin()
+    calls = [negotiator.announce("allreduce", name, start) for name in "bca"]
+    for call in calls:
+        call.wait()
+    assert [key for key, _ in start.begun] == ["allreduce 'b'", "allreduce 'c'", "allreduce 'a'"]
+    assert rounds.count == 1
+
+
+def test_a_call_that_is_waited_for_blocks_only_if_no_other_begins_after_it(negotiator: Negotiator) -> None:
+    start = Begin()
+    first, last = (negotiator.announce("allreduce", name, start) for name in "ab")
+    first.wait()
+    last.wait()
+    negotiator.announce("allreduce", "c", start).wait()
+    assert [may_block for _, may_block in start.begun] == [False, False, True]
+
+
+def test_a_round_has_a_bounded_number_of_calls(
+    negotiator: Negotiator, rounds: SoleRounds, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(negotiation, "_MOST", 4)
+    calls = [negotiator.announce("allreduce", None, lambda *_: None) for _ in range(9)]
+    calls[-1].wait()
+    assert rounds.count == 3
+
+
+def test_a_join_is_said_after_the_calls_before_it(negotiator: Negotiator, rounds: SoleRounds) -> None:
+    call = negotiator.announce("allreduce", "a", lambda *_: None)
+    negotiator.join().wait()
+    call.wait()
+    assert negotiator.joined() == 0
+    assert rounds.count == 2
+
+
+def test_calls_that_are_put_off_are_announced_before_later_ones(
+    negotiator: Negotiator, rounds: SoleRounds, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(rounds, "take_part", lambda mine: ([mine[:2]], mine[2:]))
+    start = Begin()
+    early = [negotiator.announce("allreduce", name, start) for name in "abcd"]
+    early[0].wait()
+    negotiator.announce("allreduce", "e", start).wait()
+    assert [key[-2] for key, _ in start.begun] == list("abcde")

@@ -7,7 +7,7 @@ import pytest
 
 from ddl.launch import command, door
 from ddl.launch.command import Launch, Request, build
-from ddl.launch.machine import Machine
+from ddl.launch.machine import Machine, Nic
 from ddl.launch.mpi import Mpi
 from ddl.launch.network import Network
 from ddl.launch.options import Export
@@ -160,7 +160,26 @@ def test_where_the_networks_are_not_known_nothing_is_kept_off(built: Builder) ->
 
 
 def test_the_user_s_own_arguments_come_last(built: Builder) -> None:
-    assert words(built("openmpi5", more=("--mca", "btl", "self,sm"))).endswith(" --mca btl self,sm")
+    line = words(built("openmpi5", more=("--display", "map", "--mca", "btl", "self,sm")))
+    assert line.endswith(" --display map --mca btl self,sm")
+    assert line.count(" btl ") == 1  # 5 refuses a line on which a parameter stands twice
+    assert " --mca pml ob1 " in line
+
+
+@pytest.mark.parametrize(("mpi", "option"), [("openmpi5", "--prtemca"), ("openmpi4", "--mca")])
+@pytest.mark.parametrize("other", ["10.9.0.0/24", "ib0"])
+def test_a_network_of_the_user_s_choice_is_let_in(
+    built: Builder, machine: Callable[..., Machine], mpi: str, option: str, other: str
+) -> None:
+    host = replace(machine("a", number=1), nics=(Nic("ib0", "10.9.0.7", 24, True, ""),))
+    daemons = "prte_if_include" if mpi == "openmpi5" else "oob_tcp_if_include"
+    for more in (("--mca", "btl_tcp_if_include", other), (option, daemons, other)):
+        launch = built(mpi, doorkeeper=KEEPER, more=more, machines={"a": host})
+        line = words(launch)
+        assert line.count(f"{more[1]} ") == 1
+        assert f"{option} {more[1]} 10.0.0.0/24" not in line
+        assert " DDL_DOOR=10.0.0.0/24,10.9.0.0/24 " in line
+        assert launch.environment["DDL_DOOR"] == "10.0.0.0/24,10.9.0.0/24"
 
 
 def test_a_fabric_leaves_mpi_its_choice(built: Builder) -> None:

@@ -1,6 +1,6 @@
 // An MPI launcher, to the port filter: by its name. Listens at all addresses and prints its port. For each number on
 // stdin it accepts a connection, prints a line, waits for so many bytes of it, and prints what recv() returned and
-// them.
+// them. If the number is negative, it reads as Open MPI does: what there is, until it has all.
 #include <arpa/inet.h>
 #include <netinet/tcp.h>
 #include <stdio.h>
@@ -22,7 +22,10 @@ int main(void) {
         const int no_delay = setsockopt(made, IPPROTO_TCP, TCP_NODELAY, &(int){1}, sizeof(int));
         printf(no_delay == 0 ? "accepted\n" : "no option of TCP\n");
         fflush(stdout);
-        const ssize_t count = recv(made, data, bytes, MSG_WAITALL);
+        ssize_t count = bytes < 0 ? 0 : recv(made, data, bytes, MSG_WAITALL);
+        for (ssize_t more = 1; more > 0 && count < -bytes; count += more) {
+            more = recv(made, data + count, -bytes - count, 0);
+        }
         printf("%zd %s\n", count, data);
         fflush(stdout);
         close(made);

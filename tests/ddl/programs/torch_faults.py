@@ -79,10 +79,10 @@ def run() -> None:
         if RANK == 1:
             time.sleep(8)
         dist.all_reduce(tensor, group=pair)
-    if fault == "destroyed" and RANK < 2:
+    if fault in ("destroyed", "group destroyed") and RANK < 2:
         dist.all_reduce(tensor, group=pair)
         if RANK == 1:
-            dist.destroy_process_group()
+            dist.destroy_process_group(pair if fault == "group destroyed" else None)
             time.sleep(8)
         else:
             dist.all_reduce(tensor, group=pair)

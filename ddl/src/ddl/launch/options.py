@@ -162,7 +162,7 @@ class Options:
     )  # fmt: skip
     tcp: bool = field(
         default=False,
-        metadata=_about("tcp", None, "", "TCP between hosts, even where there is a faster fabric", group=WHERE),
+        metadata=_about("tcp", None, "", "TCP between hosts, even if there is a faster fabric", group=WHERE),
     )
     mpirun: Path | None = field(
         default=None,

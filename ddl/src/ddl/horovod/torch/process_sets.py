@@ -11,6 +11,7 @@ from ddl.communicator import Communicator, create_group, split
 from ddl.errors import StateError
 from ddl.horovod.announcements import Announcement
 from ddl.horovod.negotiation import Negotiator
+from ddl.horovod.rounds import Rounds
 from ddl.horovod.torch import starting
 from ddl.torch import job
 from ddl.torch.process_group import ProcessGroup
@@ -22,7 +23,7 @@ class ProcessSet:
 
     def __init__(self, ranks: Sequence[int]) -> None:
         self.ranks: list[int] = sorted(ranks)  #: numbers among all ranks
-        self.process_set_id: int | None = None  #: from 0, the set of all; None where it is not added
+        self.process_set_id: int | None = None  #: from 0, the set of all; None if it is not added
         self._group: ProcessGroup | None = None
         self._negotiator: Negotiator | None = None
         self._optimizers = 0
@@ -145,7 +146,7 @@ def add_process_set(process_set: ProcessSet | Sequence[int]) -> ProcessSet:
 
 
 def remove_process_set(process_set: ProcessSet) -> bool:
-    """Every rank calls it: the set is of no use from then on. False where it was not in use, or is the set of all."""
+    """Every rank calls it: the set is of no use from then on. False if it was not in use, or is the set of all."""
     if process_set is global_process_set or process_set.process_set_id is None:
         return False
     global_process_set.meet("remove_process_set", f"ranks {process_set.ranks}")
@@ -171,7 +172,8 @@ def _register(process_set: ProcessSet, number: int, comm: Communicator | None) -
             return starting.answer(announcement, group, _device)
 
         process_set._group = group
-        process_set._negotiator = Negotiator(process_set.ranks, split(0, comm=comm), split(0, comm=comm), answer)
+        rounds = Rounds(split(0, comm=comm), split(0, comm=comm))
+        process_set._negotiator = Negotiator(process_set.ranks, rounds, answer)
     process_set.process_set_id = number
     process_set._optimizers = 0
     _sets[number] = process_set
