@@ -544,12 +544,14 @@ def test_room_is_made_by_waiting_for_the_copy_of_an_item_that_was_freed(lane: st
     assert run.mover.forgotten == [0]
 
 
-def test_copies_of_items_that_are_needed_are_not_waited_for_to_make_room() -> None:
+def test_if_there_is_no_room_to_make_the_copies_of_what_stays_are_waited_for_so_that_it_can_go_once_it_is_freed() -> (
+    None
+):
     run = Run(course(9, swap(0, 0, 8, 2), swap(1, 1, 8, 7), cap={3: N}))
     run.go("w0")
     run.mover.slow = True
     assert run.go("w1 r1 w2") == ["AL", "CH", "CHH"]
-    assert run.mover.asked == ["out 0", "out 1", "back 0"]
+    assert run.mover.asked == ["out 0", "out 1", "back 0", "wait out 1"]
 
 
 # Failures

@@ -34,7 +34,8 @@ class View:
     def vacate(self) -> None:
         """Let go of the storage."""
         alias = self.alias
-        self.geometry = alias.dtype, int(alias.storage_offset()), alias.size(), alias.stride()
+        if self.geometry is None:  # else it is away already, or has come back with the same one
+            self.geometry = alias.dtype, int(alias.storage_offset()), alias.size(), alias.stride()
         alias.data = torch.empty(0, dtype=alias.dtype, device=alias.device)
 
     def fill(self, flat: torch.Tensor) -> None:
