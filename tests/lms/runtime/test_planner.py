@@ -13,9 +13,8 @@ from lms.core.trace import AccessKind
 from lms.errors import LimitError
 from lms.memory.device import Peak
 from lms.runtime import planner as planner_module
+from lms.runtime.finished import Counters, Finished
 from lms.runtime.planner import MOST_GUIDES, PassPlanner
-from lms.torch.mover import Counters
-from lms.torch.passes import Finished
 
 LABEL = ("block.1", "float32", (1,))
 
@@ -69,7 +68,7 @@ Planner = Callable[..., PassPlanner]
 @pytest.fixture
 def make(machine: Machine, tier: object) -> Planner:
     def planner(*, limit: int | None = None, budget: int | None = None) -> PassPlanner:
-        return PassPlanner(machine, tier, limit=limit, budget=budget, prefetch=None, write_ahead=None)  # type: ignore[arg-type]
+        return PassPlanner(machine, tier, limit=limit, budget=budget, prefetch=None, write_ahead=None, facts={})  # type: ignore[arg-type]
 
     return planner
 

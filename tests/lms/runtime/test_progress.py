@@ -7,10 +7,10 @@ from itertools import pairwise
 
 import pytest
 
-from lms.core.trace import Access, Record, Trace
+from lms.core.trace import Access, Tensor, Trace
 from lms.runtime.progress import FIRST_PASSES, FIRST_STEPS, KEPT, Progress
 
-PASS = Trace((Record(100, saves=(0,), uses=(1,), freed=2),), (Access("save", 0, 1.0), Access("use", 0, 1.0)))
+PASS = Trace((Tensor(100, freed=2),), (Access("write", 0, 1.0), Access("read", 0, 1.0)))
 
 
 class Clock:

@@ -120,7 +120,7 @@ def train(trace: Trace, guide: Guide, link: Link) -> tuple[PaperLink, Watched]:
             record.views.append(View(tensor))
             in_hand[access.tensor] = tensor
             del tensor, storage
-            under_way.add(record, ("", "uint8", ()))
+            under_way.add(record, lambda: ("", "uint8", ()))
             under_way.save(record)
         elif access.kind == "read":
             under_way.bring(record)

@@ -12,8 +12,9 @@ from torch import Tensor
 
 from lms.core.stepper import State, Stepper
 from lms.errors import SpillError
+from lms.runtime.finished import Counters
 from lms.torch import mover as mover_module
-from lms.torch.mover import Counters, Mover
+from lms.torch.mover import Mover
 from lms.torch.records import LiveRecord, View
 
 CPU = torch.device("cpu")
@@ -36,7 +37,7 @@ class Run:
         record.origin = weakref.ref(storage)
         record.views.append(View(tensor))
         self.stepper.add(record)
-        self.mover.count_present(storage)
+        self.mover.watch(storage)
         return record
 
     def send(self, record: LiveRecord) -> None:
@@ -198,7 +199,7 @@ def test_the_wait_for_a_copy_out_is_counted_even_if_it_fails(run: Run, tier: obj
 def test_a_storage_is_present_once_however_often_it_is_counted(run: Run) -> None:
     tensor = content()
     for _ in range(3):
-        run.mover.count_present(tensor.untyped_storage())
+        run.mover.watch(tensor.untyped_storage())
     assert run.mover.present == N
     del tensor
     assert run.mover.present == 0
@@ -206,7 +207,7 @@ def test_a_storage_is_present_once_however_often_it_is_counted(run: Run) -> None
 
 def test_a_storage_that_turned_out_to_be_somebody_elses_is_not_counted_any_more(run: Run) -> None:
     tensor = content()
-    run.mover.count_present(tensor.untyped_storage())
+    run.mover.watch(tensor.untyped_storage())
     for _ in range(2):
         run.mover.uncount(tensor.untyped_storage())
         assert run.mover.present == 0

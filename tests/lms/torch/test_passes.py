@@ -17,9 +17,10 @@ from lms.core.schedule import Swap
 from lms.core.stepper import Stepper
 from lms.core.turns import Rounds
 from lms.memory.device import CpuDevice
+from lms.runtime.finished import Finished
 from lms.runtime.recorder import Recorder
 from lms.torch.mover import Mover
-from lms.torch.passes import AT_ONCE, Finished, Pass
+from lms.torch.passes import AT_ONCE, Pass
 from lms.torch.records import LiveRecord, View
 
 CPU = torch.device("cpu")
@@ -54,7 +55,7 @@ class Run:
         if record is None:
             record = LiveRecord(len(run.records), (storage._cdata, 0), storage)
             record.origin = weakref.ref(storage)
-            run.add(record, ("", "uint8", tuple(tensor.shape)))
+            run.add(record, lambda: ("", "uint8", (record.nbytes,)))
         record.views.append(View(tensor))
         del tensor, storage
         run.save(record)

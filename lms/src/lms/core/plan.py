@@ -18,12 +18,12 @@ from typing import NamedTuple
 
 import numpy as np
 
+from lms.core.link import Link
 from lms.core.profile import Bytes, Excess, lowest
 from lms.core.schedule import Action, Keep, Move, Schedule, Swap
 from lms.core.simulate import Forecast, simulate
 from lms.core.trace import Trace
 from lms.errors import LimitError, UsageError
-from lms.link import Link
 from lms.units import format_size
 
 

@@ -14,8 +14,8 @@ from queue import SimpleQueue
 from time import perf_counter
 from typing import Protocol
 
+from lms.core.link import Link
 from lms.errors import LMSError, SpillError, afresh
-from lms.link import Link
 from lms.memory.file import FileSlab, Place
 from lms.memory.meter import Meter, measured_link
 from lms.memory.slots import Ledger, Slot

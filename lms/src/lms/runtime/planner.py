@@ -4,24 +4,22 @@ from __future__ import annotations
 
 import platform
 import statistics
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
-
-import torch
+from typing import Protocol
 
 from lms.core.guide import Guide, Key, prefixes
+from lms.core.link import Link
 from lms.core.plan import Plan, floor, make_plan, plain_peak
 from lms.core.simulate import simulate
 from lms.core.trace import Trace
 from lms.errors import LimitError
-from lms.link import Link
 from lms.link.host import kernel
 from lms.memory.device import Device
+from lms.runtime.finished import Finished
 from lms.runtime.peaks import Peaks
 from lms.runtime.progress import Progress
 from lms.runtime.recorder import Recorder
-from lms.torch.engine import Engine
-from lms.torch.passes import Finished
 from lms.units import format_size
 from lms.warn import warn_script
 
@@ -36,26 +34,40 @@ _BAND = 8  # reserves by which the memory outside may shrink before a plan with 
 _ROOMY = 0.75  # of the limit: while all passes stay under it, new shapes are not measured
 
 
+class Tier(Protocol):
+    """What the planner asks of the tier below."""
+
+    def link(self) -> Link | None:
+        """Bandwidth and latency of the copies so far; None before any."""
+
+    def calibrate(self, nbytes: int) -> Link:
+        """Copy `nbytes` out and back, and measure."""
+
+
 class PassPlanner:
     """Knows a plan for each sequence of accesses seen, and how much may stay while none is known.
 
     What the device holds beside the saved tensors is not the same in each pass: the optimizer's state comes with the
     first step, gradients with the first of several accumulated passes. So a plan under a limit is good for a pass that
     begins with as many bytes *outside* as the pass that was recorded. For another amount it is made again.
+
+    `facts` are what a trace says of the machine beside the system and Python: the framework's version, for example.
     """
 
     def __init__(
         self,
         device: Device,
-        engine: Engine,
+        tier: Tier,
         *,
         limit: int | None,
         budget: int | None,
         prefetch: int | None,
         write_ahead: int | None,
+        facts: Mapping[str, str],
     ) -> None:
         self.device = device
-        self.engine = engine
+        self.tier = tier
+        self.facts = facts
         self.limit = limit
         self.fixed_budget = budget
         self.prefetch = prefetch
@@ -176,7 +188,7 @@ class PassPlanner:
 
     def link(self) -> Link:
         """The link to the tier below, measured on what was moved, or else by moving something now."""
-        return self.engine.link() or self.engine.calibrate(CALIBRATION)
+        return self.tier.link() or self.tier.calibrate(CALIBRATION)
 
     # Plans
 
@@ -304,8 +316,10 @@ class PassPlanner:
             warn_script(what)
 
     def _trace(self, recorder: Recorder) -> Trace:
-        link = self.engine.link()
-        return recorder.trace(self.device.capacity(), link.to_dict() if link is not None else {}, machine())
+        link = self.tier.link()
+        return recorder.trace(
+            self.device.capacity(), link.to_dict() if link is not None else {}, {**machine(), **self.facts}
+        )
 
     def _plan(self, trace: Trace) -> Plan | None:
         """The plan for `trace`; None if the limit is below its floor and the training will be ended for that.
@@ -359,6 +373,4 @@ def machine() -> dict[str, str]:
     return {
         "system": f"{platform.system()} {kernel()} {platform.machine()}",
         "python": platform.python_version(),
-        "torch": torch.__version__,
-        "threads": str(torch.get_num_threads()),
     }

@@ -6,36 +6,17 @@ import time
 import weakref
 from collections import deque
 from collections.abc import Iterable
-from dataclasses import dataclass, fields
 from typing import Literal
 
 import torch
 
 from lms.memory.transfer import Copy
+from lms.runtime.finished import Counters
 from lms.torch.engine import Engine
 from lms.torch.records import LiveRecord
 
 Lane = Literal["out", "back"]
 Log = list[tuple[Lane, int, Copy]]  # direction, record, copy
-
-
-@dataclass
-class Counters:
-    """What was moved and waited for. Bytes and seconds."""
-
-    out: int = 0
-    back: int = 0
-    stall_out: float = 0.0
-    stall_in: float = 0.0
-    hook: float = 0.0  # in LMS, waiting left out
-
-    def since(self, before: Counters) -> Counters:
-        """The difference to an earlier state."""
-        return Counters(*(getattr(self, one.name) - getattr(before, one.name) for one in fields(self)))
-
-    def copy(self) -> Counters:
-        """A snapshot."""
-        return Counters(**self.__dict__)
 
 
 class Mover:
@@ -73,7 +54,7 @@ class Mover:
         assert record.slot is not None
         record.flat, copy = self.engine.reload(record.slot)
         self.counters.back += record.nbytes
-        self._watch(record.flat.untyped_storage())
+        self.watch(record.flat.untyped_storage())
         self._note("back", record, copy)
         return copy
 
@@ -136,7 +117,7 @@ class Mover:
             del self._alive[key]
             self._gone.append(nbytes)
 
-    def _watch(self, storage: torch.UntypedStorage) -> None:
+    def watch(self, storage: torch.UntypedStorage) -> None:
         """Count a storage that LMS made, or that a pass has left behind, for as long as it lives."""
         key, nbytes = storage._cdata, storage.nbytes()
         self.count_present(weakref.ref(storage, lambda died: self.storage_died(died, key, nbytes)), key, nbytes)
@@ -154,4 +135,4 @@ class Mover:
         for record in left:
             storage = record.storage()
             if storage is not None:
-                self._watch(storage)
+                self.watch(storage)

@@ -4,28 +4,17 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
 
 from lms.core.guide import Guide, Key
 from lms.core.stepper import State, Stepper
 from lms.core.trace import AccessKind
 from lms.core.turns import Rounds, Turns
+from lms.runtime.finished import Finished
 from lms.runtime.recorder import Label, Recorder
-from lms.torch.mover import Counters, Mover
+from lms.torch.mover import Mover
 from lms.torch.records import LiveRecord
 
 AT_ONCE = 2  # accesses after its save at which the forward lets go of most records
-
-
-@dataclass
-class Finished:
-    """A complete pass, for the planner to learn from."""
-
-    recorder: Recorder
-    guide: Guide | None  # the plan for just this sequence of accesses; None when none is known
-    counters: Counters
-    held_peak: int
-    seconds: float
 
 
 class Pass:
@@ -61,16 +50,15 @@ class Pass:
         return self.stepper.items
 
     def add(self, record: LiveRecord, describe: Callable[[], Label]) -> None:
-        """A record is saved for the first time. `describe` is called unless the pass that this one follows tells it."""
-        guide = self.guide
+        """A record is saved for the first time. `describe` is called unless the pass follows a plan that is well known."""
+        guide, label = self.guide, None
         if guide is not None and guide.expects(self.recorder.position, ("write", record.index, record.nbytes)):
             known = guide.trace.tensors[record.index]
             record.pinned = known.pinned
-            label = known.module, known.dtype, known.shape
-        else:
-            label = describe()
+            if not self.recorder.measure:
+                label = known.module, known.dtype, known.shape
         self.live += 1
-        self.recorder.new(record.nbytes, label, pinned=record.pinned)
+        self.recorder.new(record.nbytes, label or describe(), pinned=record.pinned)
         self.stepper.add(record)
 
     def save(self, record: LiveRecord) -> None:

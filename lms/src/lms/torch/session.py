@@ -172,6 +172,7 @@ class Session:
             budget=options.budget,
             prefetch=options.prefetch,
             write_ahead=options.write_ahead,
+            facts={"torch": torch.__version__, "threads": str(torch.get_num_threads())},
         )
         self._swapper = SavedTensorSwapper(
             self._torch_device,

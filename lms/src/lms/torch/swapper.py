@@ -15,13 +15,14 @@ from lms.core.guide import Guide, Key
 from lms.core.stepper import State, Stepper
 from lms.core.turns import Rounds
 from lms.errors import LMSError
+from lms.runtime.finished import Finished
 from lms.runtime.recorder import Recorder
 from lms.torch.cuda.streams import Stream
 from lms.torch.dtensor import DTensorView, local_part
 from lms.torch.engine import Engine
 from lms.torch.mover import Mover
 from lms.torch.open_graphs import holders, sequence_number
-from lms.torch.passes import Finished, Pass
+from lms.torch.passes import Pass
 from lms.torch.records import Ended, Handle, Kept, LiveRecord, Origin, View, movable, nbytes_of
 from lms.units import format_size
 from lms.warn import warn_script
