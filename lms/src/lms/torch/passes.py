@@ -50,7 +50,7 @@ class Pass:
         return self.stepper.items
 
     def add(self, record: LiveRecord, describe: Callable[[], Label]) -> None:
-        """A record is saved for the first time. `describe` is called unless the pass follows a plan that is well known."""
+        """A record is saved for the first time. `describe` is called unless a well-known plan tells the label."""
         guide, label = self.guide, None
         if guide is not None and guide.expects(self.recorder.position, ("write", record.index, record.nbytes)):
             known = guide.trace.tensors[record.index]
