@@ -5,6 +5,7 @@ from __future__ import annotations
 import gc
 import threading
 from collections.abc import Callable
+from types import ModuleType
 
 import pytest
 import torch
@@ -470,3 +471,33 @@ def test_nothing_is_planned_while_the_lock_is_held(lms: Make, monkeypatch: pytes
         assert session.plan is not None
     assert len(held) > 2
     assert not any(held)
+
+
+def test_a_pass_in_which_a_copy_failed_goes_on_without_its_plan(
+    lms: Make, models: ModuleType, bits: Callable[[Tensor], object]
+) -> None:
+    """The recording has ended with the error, so no plan's positions hold any more."""
+    torch.manual_seed(3)
+    model = models.mlp(64)
+    x = torch.randn(32, 8)
+    plain = torch.autograd.grad(model(x).sum(), list(model.parameters()))
+    with lms(model, budget=3000) as session:
+        for _ in range(3):
+            model(x).sum().backward()
+        assert session.plan is not None
+        assert session.plan.moves
+        loss = model(x).sum()
+        reload = session.engine.reload
+        failures = iter([SpillError("no memory, once")])
+
+        def failing_once(slot: object) -> object:
+            for failure in failures:
+                raise failure
+            return reload(slot)
+
+        session.engine.reload = failing_once  # type: ignore[method-assign]
+        with pytest.raises(SpillError, match="once"):
+            torch.autograd.grad(loss, list(model.parameters()), retain_graph=True)
+        for _ in range(2):
+            again = torch.autograd.grad(loss, list(model.parameters()), retain_graph=True)
+            assert [bits(mine) for mine in again] == [bits(theirs) for theirs in plain]

@@ -113,8 +113,7 @@ class Mover:
 
     def storage_died(self, storage: weakref.ref[torch.UntypedStorage], key: int, nbytes: int) -> None:
         """To be called when the storage dies, on whatever thread held it last."""
-        if self._alive.get(key) is storage:
-            del self._alive[key]
+        if self._alive.get(key) is storage and self._alive.pop(key, None) is not None:
             self._gone.append(nbytes)
 
     def watch(self, storage: torch.UntypedStorage) -> None:

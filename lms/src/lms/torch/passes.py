@@ -130,7 +130,11 @@ class Pass:
         recorder, guide = self.recorder, self.guide
         position = recorder.position
         recorder.access(kind, record.index)
-        if guide is not None and not guide.expects(position, (kind, record.index, record.nbytes)):
+        if guide is not None and recorder.truncated:
+            # What comes now has no number any more, so no plan can be followed.
+            self.guide = None
+            self.stepper.divert(None)
+        elif guide is not None and not guide.expects(position, (kind, record.index, record.nbytes)):
             # Another plan that began as this pass did, or none.
             self.guide = guide = self._choose(recorder.keys())
             self.stepper.divert(guide.course if guide is not None else None)

@@ -5,8 +5,7 @@ from __future__ import annotations
 import os
 import statistics
 import threading
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Iterable, Sequence
 from types import TracebackType
 from typing import TypeVar
 
@@ -228,29 +227,18 @@ class Session:
             raise UsageError("add_optimizer: this session was closed")
         self._optimizers.add(added)
 
-    @contextmanager
-    def pause(self) -> Iterator[None]:
+    def pause(self) -> Pause:
         """A context in which LMS takes on nothing: what is saved inside stays, and steps inside do not count.
 
         For an evaluation, a log, a second model. What was saved before is used as always and keeps its plan. Memory
-        that the pause needs counts in the peak, and ends no training. Pauses may nest. Raises UsageError if the session
-        is not open, or is another thread's.
+        that a pause between two steps needs counts in the peak, and ends no training; inside a step it is the step's.
+        Pauses may nest. Raises UsageError if the session is not open, or is another thread's.
         """
         if not self._is_open:
             raise UsageError("pause: the session is not open")
         if threading.get_ident() != self._thread:
             raise UsageError("pause the session on the thread that opened it: saved-tensor hooks are thread-local")
-        between = not self._pauses and not self._swapper.live
-        if between:
-            self._note()
-            self._planner.peaks.pause()
-        self._pauses += 1
-        try:
-            yield
-        finally:
-            self._pauses -= 1
-            if between and self._is_open:
-                self._planner.peaks.resume()
+        return Pause(self)
 
     # What it found out
 
@@ -439,8 +427,30 @@ class Session:
         return hooks + sum(self._stalled())
 
 
+class Pause:
+    """What `Session.pause` returns."""
+
+    def __init__(self, session: Session) -> None:
+        self._session = session
+        self._between = False  # it begins between two passes
+
+    def __enter__(self) -> None:
+        session = self._session
+        self._between = not session._pauses and not session._swapper.live
+        if self._between:
+            session._note()
+            session._planner.peaks.pause()
+        session._pauses += 1
+
+    def __exit__(self, *_: object) -> None:
+        session = self._session
+        session._pauses -= 1
+        if self._between and session._is_open:
+            session._planner.peaks.resume()
+
+
 _LIFE = (Session.__enter__, Session.open, Session._claim, Session._acquire, Session._switch_on, Session.close)
-_UNINTERRUPTED_CODES = frozenset(method.__code__ for method in _LIFE)
+_UNINTERRUPTED_CODES = frozenset(method.__code__ for method in (*_LIFE, Pause.__enter__, Pause.__exit__))
 
 LMS = Session
 

@@ -331,9 +331,9 @@ class SavedTensorSwapper:
         record = LiveRecord(index, key, storage)
         record.origin = origin = Origin(storage, self._storage_died)
         origin.record, origin.recorder = record, run.recorder
+        run.add(record, lambda: (self._module(), str(tensor.dtype).removeprefix("torch."), tuple(tensor.shape)))
         self._by_key[key] = record
         self.live += 1
-        run.add(record, lambda: (self._module(), str(tensor.dtype).removeprefix("torch."), tuple(tensor.shape)))
         if record.pinned:
             self.kept["owned"] += record.nbytes
         else:
