@@ -49,7 +49,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     except KeyboardInterrupt:
         return INTERRUPTED
     except BrokenPipeError:
-        # Whoever read our output (a pager, head) has enough. Python would complain again when it flushes at its end.
+        # The reader of our output (a pager, head) has enough. Python would complain again when it flushes at its end.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 0
     except OSError as error:  # of our own: a script's is shown as Python shows it

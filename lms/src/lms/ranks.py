@@ -14,12 +14,12 @@ _LOCAL_SIZE = ("LOCAL_WORLD_SIZE", "OMPI_COMM_WORLD_LOCAL_SIZE", "MPI_LOCALNRANK
 
 
 def rank_of(environ: Mapping[str, str]) -> int | None:
-    """This process's rank, where it is one of several; None where it is alone."""
+    """This process's rank if it is one of several; None if it is alone."""
     return _number(_RANK, environ, 0) if _number(_SIZE, environ, 1) > 1 else None
 
 
 def sharing(environ: Mapping[str, str]) -> int:
-    """How many ranks share this host, this one included: 1 where nothing says more."""
+    """How many ranks share this host, this one included: 1 if nothing says more."""
     return max(1, _number(_LOCAL_SIZE, environ, 1))
 
 

@@ -1,4 +1,4 @@
-"""Flags of LMS's own for somebody's script: `--lms`, `--lms-limit`, ... and the session that they ask for."""
+"""Flags of LMS's own for a user's script: `--lms`, `--lms-limit`, ... and the session that they ask for."""
 
 from __future__ import annotations
 

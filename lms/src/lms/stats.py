@@ -49,7 +49,7 @@ class Stats:
     # What was saved and stays where it is, each time that it is saved:
     kept_parameters: int = 0  # parameters and buffers
     kept_small: int = 0  # storages smaller than min_size
-    kept_owned: int = 0  # what somebody else keeps through the backward: moving it would free nothing
+    kept_owned: int = 0  # what the script keeps through the backward: moving it would free nothing
     kept_types: int = 0  # tensors that are more than plain bytes
     kept_device: int = 0  # tensors of another device
     kept_stream: int = 0  # saved on another CUDA stream than the pass's

@@ -65,7 +65,7 @@ class Return(NamedTuple):
 
 
 class Course:
-    """A schedule laid out by access, for whoever executes it. `most_held` is what it was foreseen to hold at most."""
+    """A schedule laid out by access, to be executed. `most_held` is what it was foreseen to hold at most."""
 
     def __init__(self, schedule: Schedule, most_held: int | None = None) -> None:
         end = len(schedule.cap)

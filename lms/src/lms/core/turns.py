@@ -1,4 +1,4 @@
-"""When a pass is over although some of its records are still live, because somebody keeps a graph open. Pure."""
+"""When a pass is over although some of its records are still live, because a graph is kept open. Pure."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
 """Machines that are described, not measured, to compare with without owning them, each figure with its source.
 
 They lie in `machines/` in the format of `lms link measure -o`: a link's `ceiling` is the nominal rate, its series what
-somebody published as measured, where somebody did. Names that DDL's own catalogue has, too, mean the same machines.
+was published as measured, if anything was. Names that DDL's own catalogue has, too, mean the same machines.
 """
 
 from __future__ import annotations

@@ -20,7 +20,7 @@ _MOST = 4096.0  # times as large a batch: beyond any that anybody trains
 
 @dataclass(frozen=True)
 class Row:
-    """One way over one kind of link on both machines; None where a machine has none, or nobody measured it."""
+    """One way over one kind of link on both machines; None if a machine has none, or it was not measured."""
 
     kind: Kind
     direction: Direction

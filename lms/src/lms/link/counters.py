@@ -26,7 +26,7 @@ _SECTOR = 512  # bytes, of the kernel's block statistics, whatever the disk's ow
 
 @dataclass(frozen=True)
 class Reading:
-    """Counters at one moment. None is what nobody tells."""
+    """Counters at one moment. None is what no source reports."""
 
     out: int | None = None  # bytes from the device to the tier below, since some beginning
     back: int | None = None  # bytes from there to the device

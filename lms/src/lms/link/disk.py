@@ -1,4 +1,4 @@
-"""What lies under a folder: its file system, the block device below, and whether somebody else may cache it.
+"""What lies under a folder: its file system, the block device below, and whether another layer may cache it.
 
 `root` is where `proc` and `sys` are looked for; tests give a folder.
 """

@@ -223,5 +223,5 @@ def _gpu_facts(seen: nvml.Seen) -> dict[str, str]:
 
 
 def _concerns(absence: Absence, kinds: Collection[Kind]) -> bool:
-    """Whether somebody who asked for `kinds` alone should hear of it."""
+    """Whether a user who asked for `kinds` alone should hear of it."""
     return not kinds or "gpu" in kinds or "peer" in kinds or not absence.what.startswith("GPU")

@@ -30,7 +30,7 @@ _OK, _NOT_SUPPORTED, _NO_PERMISSION, _NOT_LOADED, _NO_LIBRARY, _LOST, _RESET, _M
 _ENDS: dict[int, FarEnd] = {0: "gpu", 1: "cpu", 2: "switch"}  # NVML_NVLINK_DEVICE_TYPE_*
 _ANCESTORS = {0: "SELF", 10: "PIX", 20: "PXB", 30: "PHB", 40: "NODE", 50: "SYS"}  # NVML_TOPOLOGY_*
 _VALUES = ("dVal", "uiVal", "ulVal", "ullVal", "sllVal", "siVal", "usVal")  # by NVML_VALUE_TYPE_*
-# nvmlClocksEventReason*. Idle, clocks that somebody set and sync boost are no fault of anything.
+# nvmlClocksEventReason*. Idle, clocks that an administrator set and sync boost are no fault of anything.
 _SLOWED = {
     0x04: "by its power limit (SW power cap)",
     0x08: "by the hardware: too hot, or not enough power (HW slowdown)",

@@ -1,4 +1,4 @@
-"""A line on stderr that grows while something takes its time; silent where nobody watches."""
+"""A line on stderr that grows while something takes its time; silent if stderr is no terminal."""
 
 from __future__ import annotations
 

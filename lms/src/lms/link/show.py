@@ -21,7 +21,7 @@ FORMAT = "lms-link-show-1"
 
 @dataclass(frozen=True)
 class Shown:
-    """The machine: its links as a profile (measured as far as somebody has measured), GPUs, and NUMA nodes."""
+    """The machine: its links as a profile (with what was measured), GPUs, and NUMA nodes."""
 
     profile: Profile
     gpus: tuple[Gpu, ...]

@@ -20,7 +20,7 @@ _DOUBT = 0.01  # of all bytes may be in doubt, and the figure is still told
 
 @dataclass(frozen=True)
 class Sample:
-    """A stretch of time and what was counted in it. None is what nobody tells."""
+    """A stretch of time and what was counted in it. None is what no source reports."""
 
     start: float  # seconds since the watch began
     end: float

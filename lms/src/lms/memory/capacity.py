@@ -6,7 +6,7 @@ from pathlib import Path
 
 
 def memory_capacity(root: Path = Path("/")) -> int:
-    """Bytes of memory that this process may use: the machine's, or less where a control group says so.
+    """Bytes of memory that this process may use: the machine's, or less if a control group says so.
 
     `root` is where `proc` and the mount points are looked for; tests give a folder.
     """
@@ -64,7 +64,7 @@ def _read(path: Path) -> str:
 
 
 def _unescape(field: str) -> str:
-    """A path of mountinfo, where space, tab, newline and backslash stand as octal numbers."""
+    """A path of mountinfo, in which space, tab, newline and backslash are octal numbers."""
     for code, letter in (("\\040", " "), ("\\011", "\t"), ("\\012", "\n"), ("\\134", "\\")):
         field = field.replace(code, letter)
     return field

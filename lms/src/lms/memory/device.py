@@ -222,7 +222,7 @@ def check_limit(limit: int | None, capacity: int, whose: str, what: str) -> None
 
 
 def _return_freed() -> str | None:
-    """Have the C library return freed tensors to the system at once; the reason where it cannot be told to."""
+    """Have the C library return freed tensors to the system at once; the reason if it cannot be told to."""
     library = ctypes.CDLL(None)
     for symbol, name in (("mallctl", "jemalloc"), ("tc_version", "tcmalloc"), ("mi_version", "mimalloc")):
         if hasattr(library, symbol):

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from lms.core.link import Link
 
-_LATENCY = 1e-4  # seconds; what Link assumes where the copies so far do not tell
+_LATENCY = 1e-4  # seconds; what Link assumes if the copies so far do not tell
 _KEEP = 0.995  # of a copy's weight with each later copy: half of it after 138
 
 

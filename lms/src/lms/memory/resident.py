@@ -11,7 +11,7 @@ class ResidentSet:
     """What the kernel tells of this process's memory. A forked child's object tells of the child.
 
     The kernel's files are opened once, so that a script may use up its open files. Raises OSError if they cannot be
-    opened. Once closed it reads zeros: the collector may close it before whoever asks last.
+    opened. Once closed it reads zeros: the collector may close it before it is asked last.
     """
 
     def __init__(self) -> None:

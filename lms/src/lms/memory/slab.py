@@ -29,7 +29,7 @@ class Slab:
         self._lengths = {0: self.size} if self.size else {}
 
     def allocate(self, nbytes: int) -> int | None:
-        """The offset of a new extent of at least `nbytes` (and never of none), or None where no hole is long enough."""
+        """The offset of a new extent of at least `nbytes` (and never of none), or None if no hole is long enough."""
         need = round_up(max(nbytes, 1), self.alignment)
         for index, offset in enumerate(self._holes):
             length = self._lengths[offset]

@@ -1,4 +1,4 @@
-"""Slots: where the bytes of one tensor went, and until when somebody uses them."""
+"""Slots: where the bytes of one tensor went, and until when they are used."""
 
 from __future__ import annotations
 
@@ -26,8 +26,8 @@ class Ledger(Generic[S]):
     """Counts the users of slots, and has a slot freed when the last of them has left.
 
     The garbage collector may run in the middle of any of an engine's methods and end in a discard: then the lock is
-    taken, by that very thread, and the tier half changed. So who left is noted without the lock, and counted by whoever
-    has it next.
+    taken, by that very thread, and the tier half changed. So who left is noted without the lock, and counted by the
+    thread that has it next.
 
     `free` gives a slot's room back; it is called with the lock. It must not hold the ledger's owner, which would then
     outlive its last reference.
@@ -50,13 +50,13 @@ class Ledger(Generic[S]):
         self.settle()
 
     def drop(self, slot: S) -> None:
-        """The caller leaves and nobody may come any more. Idempotent; else as `leave`."""
+        """The caller leaves, and no further use may begin. Idempotent; else as `leave`."""
         if not slot.dropped:
             slot.dropped = True
             self.leave(slot)
 
     def settle(self, first: Callable[[], None] | None = None) -> None:
-        """Count who left, after a call of `first`, unless somebody has the lock: then whoever has it next does."""
+        """Count who left, after a call of `first`. If another thread has the lock, the thread that has it next counts."""
         if self.lock.acquire(blocking=False):
             try:
                 if first is not None:

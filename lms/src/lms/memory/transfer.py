@@ -97,7 +97,7 @@ class ThreadCopy:
         return self.span
 
     def join(self) -> None:
-        """Block until the copy is over, and count it as nobody's stall. Raises SpillError in a forked child."""
+        """Block until the copy is over, and count it as no stall. Raises SpillError in a forked child."""
         if not self._over:
             if os.getpid() != self._pid:
                 raise SpillError(
@@ -108,7 +108,7 @@ class ThreadCopy:
                 pass
 
     def finish(self, failed: LMSError | None = None) -> None:
-        """End the copy; to be called once, by whoever carries it out."""
+        """End the copy; to be called once, by the code that carries it out."""
         if failed is None:
             self.keep = None
         self.failed = failed
@@ -249,7 +249,7 @@ class FileEngine:
         slot.written = copy = ThreadCopy(nbytes, lane.meter, keep)
 
         def work(copy: ThreadCopy) -> None:
-            if slot.dropped and slot.users == 1:  # nobody will read it; a read that was asked for is a user too
+            if slot.dropped and slot.users == 1:  # no read will come; a read that was asked for is a user too
                 return
             began, start = perf_counter(), 0
             for place in places:

@@ -165,7 +165,7 @@ class PassPlanner:
         self.held_peak = max(self.held_peak, finished.held_peak)
         self._largest = max([self._largest, *recorder.nbytes])
         if recorder.truncated or not trained:
-            return  # it never ended, or nobody went backward: nothing to plan for
+            return  # it never ended, or had no backward: there is nothing to plan for
         if recorder.measure:
             self._above = max(0, recorder.worst - recorder.other[0])
             self._has_swapped |= finished.counters.out > 0

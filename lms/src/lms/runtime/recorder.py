@@ -21,7 +21,7 @@ class Recorder:
     stretch of the pass, scratch memory inside single operations included.
     """
 
-    MAX_ACCESSES = 1_000_000  # a pass that long never ends, because somebody keeps a graph: its rest is not recorded
+    MAX_ACCESSES = 1_000_000  # a pass that long never ends, because a graph is kept: its rest is not recorded
 
     def __init__(self, device: Device, *, measure: bool, timed: bool, present: int = 0) -> None:
         self.device = device

@@ -1,4 +1,4 @@
-"""A session's saved-tensor hooks: set on one thread, and out of the way where PyTorch allows none."""
+"""A session's saved-tensor hooks: set on one thread, and out of the way while PyTorch allows none."""
 
 from __future__ import annotations
 

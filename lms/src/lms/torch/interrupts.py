@@ -41,7 +41,7 @@ class Shield:
             signal.signal(signal.SIGINT, self._receive)
 
     def take_down(self) -> None:
-        """End. A handler that somebody else has installed meanwhile stays."""
+        """End. A handler that other code has installed meanwhile stays."""
         if signal.getsignal(signal.SIGINT) == self._receive:
             signal.signal(signal.SIGINT, self._handler)
 

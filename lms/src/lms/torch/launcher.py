@@ -1,4 +1,4 @@
-"""`lms run` and `lms plan`: somebody's script, unchanged, in a process that is set up for it."""
+"""`lms run` and `lms plan`: a user's script, unchanged, in a process that is set up for it."""
 
 from __future__ import annotations
 
@@ -339,7 +339,7 @@ def _execute(target: Target) -> int:
 
 
 def _execute_file(name: str) -> None:
-    # Not by runpy.run_path: it gives sys.argv[0] and __file__ one spelling, where python makes only the latter
+    # Not by runpy.run_path: it gives sys.argv[0] and __file__ one spelling, but python makes only the latter
     # absolute, and it takes the script's module away before exit handlers run.
     path = os.path.abspath(name)
     if not sys.flags.safe_path:

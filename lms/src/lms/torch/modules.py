@@ -13,7 +13,7 @@ _CALL: CodeType = Module.__call__.__code__  # what Python runs when any module i
 
 
 class ModuleNames:
-    """Names of modules, found on the Python stack when somebody asks.
+    """Names of modules, found on the Python stack when they are asked for.
 
     No hook is installed on modules: a module call costs what it costs without LMS, and compiled code, which checks the
     hooks that it was compiled with, is not compiled again.

@@ -99,13 +99,13 @@ class Mover:
 
     @property
     def present(self) -> int:
-        """Bytes of saved storages on the device, whoever keeps them."""
+        """Bytes of saved storages on the device, those that only the script keeps included."""
         while self._gone:
             self._present -= self._gone.popleft()
         return self._present
 
     def count_present(self, storage: weakref.ref[torch.UntypedStorage], key: int, nbytes: int) -> None:
-        """Count the bytes of the storage with this key until `storage_died`, whoever keeps it."""
+        """Count the bytes of the storage with this key until `storage_died`."""
         known = self._alive.get(key)
         if known is None or known() is None:
             self._alive[key] = storage
@@ -122,7 +122,7 @@ class Mover:
         self.count_present(weakref.ref(storage, lambda died: self.storage_died(died, key, nbytes)), key, nbytes)
 
     def uncount(self, storage: torch.UntypedStorage) -> None:
-        """The storage turned out to be somebody else's: it counts with everything that LMS does not hold."""
+        """The storage turned out to be the script's: it counts with everything that LMS does not hold."""
         if self._alive.pop(storage._cdata, None) is not None:
             self._present -= storage.nbytes()
 

@@ -14,7 +14,7 @@ import torch
 
 _OURS = ("lms", "torch", "importlib")  # whose variables are no user's
 _MOST = 3  # names that are told
-_OURS_ALONE = 3  # references to a frame's copy of its variables: the frame's, ours and that of whoever counts
+_OURS_ALONE = 3  # references to a frame's copy of its variables: the frame's, ours and that of the call that counts
 _MOST_ITEMS = 10_000  # of one container that are looked at
 
 

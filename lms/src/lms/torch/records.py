@@ -64,7 +64,7 @@ class View:
 def check_version(alias: torch.Tensor, version: int, size: torch.Size) -> None:
     """Raise what plain autograd raises when a saved tensor's version is another than when it was saved.
 
-    Autograd leaves the check to whoever installs saved-tensor hooks.
+    Autograd leaves the check to the code that installs saved-tensor hooks.
     """
     if alias._version != version:
         raise RuntimeError(
@@ -111,7 +111,7 @@ class LiveRecord(Item):
 
     @property
     def kept_by_others(self) -> bool:
-        """Whether somebody beside LMS and autograd has the storage that the forward made."""
+        """Whether other code than LMS and autograd has the storage that the forward made."""
         storage = self.origin() if self.origin is not None else None
         if storage is None:
             return False
@@ -167,7 +167,7 @@ class Ended:
         self.drain: Callable[[], None] = lambda: None  # set by the swapper
 
     def note(self, record: LiveRecord, view: View) -> None:
-        """Queue the news, and have it dealt with now if nobody holds the lock."""
+        """Queue the news, and deal with it now if no thread holds the lock."""
         self.queue.append((record, view))
         self.drain()
 
@@ -189,7 +189,7 @@ def nbytes_of(tensor: torch.Tensor) -> int:
             else:
                 return int(tensor.numel()) * tensor.element_size()
             return sum(nbytes_of(part) for part in parts if isinstance(part, torch.Tensor))
-    except Exception:  # whatever somebody's subclass raises: a figure must not end a training
+    except Exception:  # a subclass may raise anything: a figure must not end a training
         return 0
 
 

@@ -383,14 +383,14 @@ class Session:
             self._planner.note(self._swapper.finished.popleft())
 
     def _tell(self) -> None:
-        # Outside the swapper's lock: whoever is told may well close the session.
+        # Outside the swapper's lock: the function that is told may well close the session.
         while self._planner.news:
             plan = self._planner.news.pop(0)
             if self._on_plan is not None:
                 self._on_plan(plan)
 
     def _unpack(self, packed: object) -> torch.Tensor:
-        # A GPU's backward runs on threads of autograd's own; only a thread that Python started was somebody's choice.
+        # A GPU's backward runs on threads of autograd's own; only a thread that Python started was the script's choice.
         if threading.get_ident() != self._thread and not isinstance(threading.current_thread(), threading._DummyThread):
             self._warn_of_thread(f"a backward runs on thread {threading.current_thread().name!r}")
         return self._swapper.unpack(packed)  # type: ignore[arg-type]

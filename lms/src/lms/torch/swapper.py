@@ -83,7 +83,7 @@ class SavedTensorSwapper:
         self._stream: Stream | None = None  # the one that computed when the pass began
         self._warned: set[str] = set()
         self._copies: dict[int, bool] = {}  # whether the thread with this number copies
-        self._unjudged: deque[tuple[Recorder, LiveRecord]] = deque()  # died, and may be kept by somebody else
+        self._unjudged: deque[tuple[Recorder, LiveRecord]] = deque()  # died, and may be kept by the script
         self._left: set[LiveRecord] = set()  # live records of passes that are over
         self._left_open = ""  # what is to be said of them
         self._told_of_left = False
@@ -188,7 +188,7 @@ class SavedTensorSwapper:
         return Kept(tensor)
 
     def judge(self) -> None:
-        """Find out which storages are somebody else's, of those that a backward worked on when their records died."""
+        """Find out which storages the script keeps, of those that a backward worked on when their records died."""
         while self._unjudged:
             self._judge(*self._unjudged.popleft())
 
@@ -206,7 +206,7 @@ class SavedTensorSwapper:
             warn_script(_WARNINGS[reason])
 
     def _warn_of_open_graph(self) -> None:
-        """Say once that somebody keeps a graph, and who."""
+        """Say once that a graph is kept, and by which variable."""
         what, self._left_open, self._told_of_left = self._left_open, "", True
         names = " or ".join(holders(self._last_use)) or "a variable that LMS did not find"
         warn_script(
@@ -231,7 +231,7 @@ class SavedTensorSwapper:
         self.stepper.settle()
         self.stepper.drop_due()
         if self._pass is not None and self.mover.engine.stream() != self._stream:
-            # Copies are ordered behind the pass's stream. What another one does with the memory, nobody waits for.
+            # Copies are ordered behind the pass's stream. No copy waits for what another stream does with the memory.
             return "stream"
         run = self._pass
         if run is not None and run.take_turn(in_backward=_graph_task() != -1):
@@ -359,7 +359,7 @@ class SavedTensorSwapper:
     # Ends of handles
 
     def _drain_if_free(self) -> None:
-        """Deal with the handles that ended, unless somebody holds the lock: then they will."""
+        """Deal with the handles that ended. If another thread holds the lock, that thread deals with them."""
         thread = get_ident()
         copies = self._copies.get(thread)
         if copies is None:
@@ -384,7 +384,7 @@ class SavedTensorSwapper:
             record, view = queue.popleft()
             record.views.remove(view)
             if not record.views:
-                del view.alias  # with the last of them goes the storage, unless somebody else keeps it
+                del view.alias  # with the last of them goes the storage, unless the script keeps it
                 self._die(record)
 
     def _die(self, record: LiveRecord) -> None:
@@ -404,7 +404,7 @@ class SavedTensorSwapper:
         if self.live == 0 and self._when_idle is not None:
             self._when_idle()
         if not self.active:
-            self.stepper.give_up()  # nobody will call again and settle what is in flight
+            self.stepper.give_up()  # no further call will settle what is in flight
 
     def _end(self, run: Pass, record: LiveRecord) -> None:
         """Take note of who keeps the record's storage, if LMS and autograd have let go of it."""

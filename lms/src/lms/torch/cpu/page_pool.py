@@ -36,7 +36,7 @@ class PagePool:
         return bool(self._library.lms_pool_active())
 
     def install(self) -> bool:
-        """Let new tensors come from the pool; False where another allocator will not give way."""
+        """Let new tensors come from the pool; False if another allocator will not give way."""
         return bool(self._library.lms_pool_install() == 0)
 
     def retire(self) -> None:
@@ -76,7 +76,7 @@ def find() -> PagePool | None:
 
 
 def pages(nbytes: int) -> torch.Tensor:
-    """`nbytes` that start on a page: the pool's where it is in use, else the system's, which has them again at once."""
+    """`nbytes` that start on a page: the pool's if it is in use, else the system's, which has them again at once."""
     pool = find()
     if pool is not None and pool.installed and nbytes >= LEAST:
         return torch.empty(nbytes, dtype=torch.uint8, device="cpu")

@@ -5,7 +5,7 @@ The rules that keep a copy right, each with the place that keeps it:
 1. The copy stream waits for what the compute stream was given so far: queued work may still write the source, or use
    the block that the destination was given (`start`).
 2. A copy back waits for the copy out that fills the host's side (`start`, `after`).
-3. Whoever uses what a copy brought waits for its end (`StreamCopy.wait`).
+3. A use of what a copy brought waits for its end (`StreamCopy.wait`).
 4. Both sides stay alive until the copy's end is known to the host, or ordered before all later work of the stream
    whose pool the device's side belongs to (`StreamCopy.keep`). Never `record_stream`: it holds memory back until the
    allocator happens to look, which is past the budget.
