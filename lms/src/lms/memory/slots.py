@@ -56,7 +56,7 @@ class Ledger(Generic[S]):
             self.leave(slot)
 
     def settle(self, first: Callable[[], None] | None = None) -> None:
-        """Count who left, after a call of `first`. If another thread has the lock, the thread that has it next counts."""
+        """Count who left, after a call of `first`. If another thread has the lock, the next one counts."""
         if self.lock.acquire(blocking=False):
             try:
                 if first is not None:

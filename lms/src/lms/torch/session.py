@@ -436,7 +436,7 @@ class Pause:
 
     def __enter__(self) -> None:
         session = self._session
-        self._between = not session._pauses and not session._swapper.live
+        self._between = not session._pauses and session._swapper.between_passes
         if self._between:
             session._note()
             session._planner.peaks.pause()

@@ -77,6 +77,7 @@ class SavedTensorSwapper:
         self._module = module
         self._when_idle: Callable[[], None] | None = None  # called when no record is live any more
         self._lock = threading.Lock()
+        self._planning = threading.RLock()  # held while a pass is planned; taken before the other one
         self._ended = Ended()
         self._ended.drain = torch.compiler.disable(self._drain_if_free)  # as the hooks: see the session
         self._pass: Pass | None = None
@@ -92,6 +93,11 @@ class SavedTensorSwapper:
         self._last_use = 0  # autograd's sequence number at the last use
         self._by_key: dict[tuple[int, ...], LiveRecord] = {}
         self._stays: dict[int, weakref.ref[torch.UntypedStorage]] = {}  # parameters and buffers
+
+    @property
+    def between_passes(self) -> bool:
+        """Whether no pass is under way."""
+        return self._pass is None
 
     @property
     def held(self) -> int:
@@ -122,9 +128,14 @@ class SavedTensorSwapper:
             packed = self._pack(tensor, local, storage)
         if packed is None:
             # Planning takes up to a second, and other threads wait for the lock.
-            beginning = self._begin_pass(("write", 0, storage.nbytes()), self.mover.present)
-            with self._lock:
-                packed = self._pack(tensor, local, storage, beginning)
+            with self._planning:
+                with self._lock:
+                    packed = self._pack(tensor, local, storage)  # another thread may have begun the pass meanwhile
+                    present = self.mover.present
+                if packed is None:
+                    beginning = self._begin_pass(("write", 0, storage.nbytes()), present)
+                    with self._lock:
+                        packed = self._pack(tensor, local, storage, beginning)
             assert packed is not None
         self.counters.hook += self._clock() - began
         if self._ended.queue:
