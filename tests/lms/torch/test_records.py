@@ -60,6 +60,18 @@ def test_bytes_may_begin_anywhere_in_what_came_back() -> None:
     assert torch.equal(view.alias, tensor)
 
 
+def test_a_view_that_is_vacated_twice_keeps_its_geometry() -> None:
+    """Its record left, came back for another view, and left again."""
+    tensor = torch.arange(12.0).view(3, 4).t()
+    expected, flat = tensor.clone(), bytes_of(tensor)
+    view = View(tensor)
+    for _ in range(2):
+        view.vacate()
+    view.fill(flat)
+    assert torch.equal(view.alias, expected)
+    assert view.alias.stride() == tensor.stride()
+
+
 def test_a_vacated_view_still_sees_changes_in_place() -> None:
     tensor = torch.zeros(4, 5)
     view = View(tensor)
