@@ -17,6 +17,7 @@
 #include <sys/socket.h>
 #include <unistd.h>
 
+#include <algorithm>
 #include <atomic>
 #include <cerrno>
 #include <cinttypes>
@@ -349,7 +350,9 @@ __attribute__((visibility("default"))) ssize_t recv(int fd, void* data, size_t b
     size_t received = 0;
     while (received < bytes) {
         pollfd wait{fd, POLLIN, 0};
-        const double begin = seconds_now(), left = (begin < hurries_until ? kHurrySeconds : kSaySeconds) - waited;
+        // The hurry is for one read: a connection that has waited before it began must not be closed for that.
+        const double begin = seconds_now(), hurry = begin < hurries_until ? kHurrySeconds : kSaySeconds;
+        const double left = std::min(hurry, kSaySeconds - waited.load());
         const int ready = left > 0 ? poll(&wait, 1, static_cast<int>(left * 1000) + 1) : poll(&wait, 1, 0);
         const double now = seconds_now();
         waited = waited + now - begin;

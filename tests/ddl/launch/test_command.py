@@ -7,6 +7,7 @@ import pytest
 
 from ddl.launch import command, door
 from ddl.launch.command import Launch, Request, build
+from ddl.launch.errors import UsageError
 from ddl.launch.machine import Machine, Nic
 from ddl.launch.mpi import Mpi
 from ddl.launch.network import Network
@@ -221,3 +222,9 @@ def test_a_launch_agent_is_given_under_the_name_that_each_mpirun_reads(
 
 def test_the_command_can_be_copied_into_a_shell(built: Builder) -> None:
     assert "-x 'DDL_OPTIONS=-mode p:2x2x1x1'" in str(built("openmpi5"))
+
+
+@pytest.mark.parametrize(("mpi", "name"), [("openmpi5", "prte_launch_agent"), ("openmpi4", "orte_launch_agent")])
+def test_the_agent_that_loads_the_port_filter_cannot_be_replaced(built: Builder, mpi: str, name: str) -> None:
+    with pytest.raises(UsageError, match=f"ddlrun sets {name} itself"):
+        built(mpi, doorkeeper=KEEPER, more=("--prtemca" if mpi == "openmpi5" else "--mca", name, "mine"))

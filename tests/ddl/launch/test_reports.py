@@ -116,6 +116,8 @@ def test_mpirun_s_own_failure_counts_unless_every_rank_ended_well() -> None:
     assert (verdict.status, verdict.said[0]) == (137, said)
     said = "every rank ended with exit status 0, so the job succeeded; mpirun itself ended with exit status 1"
     assert judge(1, heard((0, 0), (1, 0), (2, 0), (3, 0)), PLACES) == Verdict(0, (said,))
+    timed_out = heard((0, 0), (1, 0), (2, 0), (3, 0), asked=[0, 1, 2, 3])  # mpirun's --timeout, and they clean up
+    assert judge(110, timed_out, PLACES).status == 110
 
 
 ABORTED = 'prterun has exited due to process rank 0 with PID 0 on node a calling\n"abort". This may have caused other'

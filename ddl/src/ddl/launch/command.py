@@ -22,6 +22,7 @@ from pathlib import Path
 
 from ddl.launch import door, rankfile
 from ddl.launch.environment import HIDDEN_PREFIX, wrapper
+from ddl.launch.errors import UsageError
 from ddl.launch.machine import Machine
 from ddl.launch.mpi import HYDRA, Mpi
 from ddl.launch.network import Network
@@ -144,6 +145,10 @@ def _openmpi(request: Request, folder: Path) -> tuple[list[str], dict[str, str]]
         # Its own daemons on the other hosts, and the ranks.
         loaded = door.variables(request.doorkeeper, _let_in(request), request.environ)
         words = " ".join(["env", *(f"{name}={value}" for name, value in loaded.items())])
+        if agents := _AGENTS & _parameters(request.more).keys():
+            raise UsageError(
+                f"--mpiarg: ddlrun sets {agents.pop()} itself, because it loads the port filter; leave it out"
+            )
         if five:
             set_parameter("prte_launch_agent", f"{words} prted", "--prtemca")
         else:
@@ -154,6 +159,9 @@ def _openmpi(request: Request, folder: Path) -> tuple[list[str], dict[str, str]]
         if not one.secret:
             argv += ["-x", one.name if one.value is None else f"{one.name}={one.value}"]
     return argv, files
+
+
+_AGENTS = {"prte_launch_agent", "orte_launch_agent"}
 
 
 def _parameters(arguments: Sequence[str]) -> dict[str, str]:
@@ -169,7 +177,7 @@ def _let_in(request: Request) -> tuple[str, ...]:
     """The networks that MPI's ports are open to: those in use, and others that the user has Open MPI use."""
     networks = list(request.network.networks)
     given = _parameters(request.more)
-    for word in ",".join(given.get(name, "") for name in _INCLUDED).split(","):
+    for word in map(str.strip, ",".join(given.get(name, "") for name in _INCLUDED).split(",")):
         named = {nic.network for one in request.machines.values() for nic in one.nics if nic.name == word}
         networks += [one for one in ([word] if "/" in word else sorted(named)) if networks and one not in networks]
     return tuple(networks)

@@ -155,8 +155,8 @@ def culprit(status: int, reports: Reports, errors: str = "") -> int | None:
 def judge(status: int, reports: Reports, places: Sequence[Place], errors: str = "") -> Verdict:
     """The job's exit status: that of the rank for which it failed; 0 if every rank reported 0; else mpirun's.
 
-    If all ranks ended well, mpirun's own status says nothing about the program. Open MPI 5.0.11 sometimes returns 1,
-    without a word, when its daemons end in an unusual order.
+    If all ranks ended well, and none was asked to end, mpirun's own status says nothing about the program. Open MPI
+    5.0.11 sometimes returns 1, without a word, when its daemons end in an unusual order.
     """
     hosts = {one.rank: one.host for one in places}
     rank = culprit(status, reports, errors)
@@ -167,7 +167,7 @@ def judge(status: int, reports: Reports, places: Sequence[Place], errors: str = 
         said += f"; {remedy(reports.ended[rank], host)}"
         return Verdict(reports.ended[rank], (said, *absent(reports, places)))
     silent = _silent(reports, hosts)
-    if not silent:
+    if not silent and not (status and reports.asked):
         said = f"every rank ended with exit status 0, so the job succeeded; mpirun itself ended with {in_words(status)}"
         return Verdict(0, (said,) if status else ())
     if status:
