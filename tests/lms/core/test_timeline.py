@@ -1,5 +1,7 @@
 """Spans and timelines are plain data."""
 
+from dataclasses import asdict
+
 import pytest
 
 from lms.core.timeline import Span, Timeline
@@ -15,3 +17,9 @@ def test_a_timeline_is_a_value() -> None:
     assert hash(one) == hash(other)
     with pytest.raises(AttributeError):
         one.spans[0].end = 2.0  # type: ignore[misc]
+
+
+def test_as_plain_data_each_field_of_a_span_has_its_name() -> None:
+    """Reports of a training are written so, and read by others."""
+    plain = asdict(Timeline((Span("out", 1.0, 2.0, 8, 3),), ((0.0, 8),)))
+    assert plain["spans"] == ({"lane": "out", "start": 1.0, "end": 2.0, "nbytes": 8, "record": 3},)

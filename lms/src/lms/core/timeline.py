@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Literal, NamedTuple
+from typing import Literal
 
 Lane = Literal["compute", "out", "back", "stall"]
 
 
-class Span(NamedTuple):
+@dataclass(frozen=True)
+class Span:
     """Something that took time: computation, a copy out or back, or a stall. Seconds from the pass's start."""
 
     lane: Lane
