@@ -85,7 +85,7 @@ def _make(made: Path) -> int | None:
 
 
 def clear(where: Path) -> None:
-    """Remove the folders that earlier runs of this user made and nobody holds."""
+    """Remove the folders that earlier runs of this user made and no process holds."""
     name = re.compile(rf"ddlrun-{os.geteuid()}-[0-9a-f]{{16}}")
     with suppress(OSError):
         for one in list(where.iterdir()):

@@ -55,7 +55,7 @@ class Excess:
 
 
 def lowest(values: Bytes, starts: Bytes, stops: Bytes) -> Bytes:
-    """The least of `values` in each of the stretches, none of which is empty.
+    """The least of `values` in each of the stretches. No stretch may be empty.
 
     Row k of the table has the least of the 2**k values from each access on; two of them cover any stretch.
     """
