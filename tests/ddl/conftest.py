@@ -7,6 +7,7 @@ import shutil
 import signal
 import subprocess
 import sys
+import tempfile
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
@@ -37,16 +38,24 @@ def beside_python(name: str) -> str:
 
 
 def run(command: Sequence[str | Path], *, timeout: float, **variables: str) -> subprocess.CompletedProcess[str]:
-    """Run a program; stderr is part of stdout. A hang is a failure, and leaves nothing."""
-    with subprocess.Popen(
-        command,
-        env=environment(**variables),
-        stdout=subprocess.PIPE,
-        stderr=subprocess.STDOUT,
-        text=True,
-        errors="replace",
-        start_new_session=True,
-    ) as process:
+    """Run a program; stderr is part of stdout. A hang is a failure, and leaves nothing.
+
+    mpirun gets a folder of its own: one that was killed leaves `ompi.PID` in /tmp, and the next one with that process
+    id would end with "The PMIx server's listener thread failed to start".
+    """
+    is_mpirun = Path(command[0]).name == "mpirun"
+    with (
+        tempfile.TemporaryDirectory(prefix="mpirun-") as folder,
+        subprocess.Popen(
+            command,
+            env=environment(**{"PRTE_MCA_prte_local_tmpdir_base": folder} if is_mpirun else {}, **variables),
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+            errors="replace",
+            start_new_session=True,
+        ) as process,
+    ):
         try:
             output, _ = process.communicate(timeout=timeout)
         except subprocess.TimeoutExpired as error:
