@@ -88,7 +88,7 @@ def test_the_first_installs_pinned_versions_and_the_second_does_nothing(machine:
 
 
 @pytest.mark.parametrize(
-    "name", [*(name for name in READ if name != "ci/setup"), "ddl/csrc/engine.cc", "ddl/src/ddl/native/work.cc"]
+    "name", [*(name for name in READ if name != "ci/setup"), "ddl/csrc/engine/engine.cc", "ddl/src/ddl/native/work.cc"]
 )
 def test_a_change_of_what_is_asked_for_installs_again_into_the_same_venv(machine: Machine, name: str) -> None:
     machine.setup()

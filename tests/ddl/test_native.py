@@ -86,7 +86,7 @@ def test_what_is_left_out_under_the_thread_sanitizer_starts_no_thread() -> None:
                 read.add(path)
                 text = path.read_text()
                 assert not re.search(r"std::j?thread|std::async|pthread_create", text), path
-                unread += (included := re.findall(r'^#include "([\w.]+)"', text, re.MULTILINE))
+                unread += (included := re.findall(r'^#include "([\w./]+)"', text, re.MULTILINE))
                 unread += [header.removesuffix(".h") + ".cc" for header in included]
 
 

@@ -3,8 +3,8 @@
 Drawn are 2 to 8 hosts in 1 to 3 racks, links of 200 Mbit/s, an uplink for each rack that carries 10% to 50% of what its
 hosts send together, a docker0 that leads nowhere on every host, names dealt at random, 1 or 2 ranks a host.
 
-Found means the same partition of the hosts into racks. What the racks cannot change the schedule by counts as one rack
-(ddl/csrc/tiers.h): where every rack has one host, there is no link within a rack, and the uplinks, drawn equal then,
+Found means the same partition of the hosts into racks. Racks that cannot change the schedule count as one rack
+(ddl/csrc/forecast/tiers.h): if every rack has one host, no link lies within a rack, and the uplinks, drawn equal then,
 are the hosts' links. With one rack there is no uplink.
 """
 

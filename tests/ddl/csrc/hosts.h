@@ -6,9 +6,9 @@
 #include <memory>
 #include <vector>
 
-#include "host_memory.h"
-#include "transport_local.h"
-#include "transport_shared.h"
+#include "transport/host_memory.h"
+#include "transport/transport_local.h"
+#include "transport/transport_shared.h"
 
 using Transports = std::vector<std::unique_ptr<ddl::Transport>>;
 

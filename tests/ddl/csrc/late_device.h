@@ -6,7 +6,7 @@
 #include <cstring>
 #include <map>
 
-#include "device.h"
+#include "device/device.h"
 
 class LateDevice final : public ddl::Device {
   public:

@@ -8,10 +8,10 @@
 #include <mutex>
 #include <vector>
 
-#include "group.h"
-#include "plan.h"
-#include "range.h"
-#include "status.h"
+#include "base/range.h"
+#include "base/status.h"
+#include "device/group.h"
+#include "schedule/plan.h"
 
 class LocalGroups {
   public:

@@ -4,7 +4,7 @@
 #include <atomic>
 #include <memory>
 
-#include "transport.h"
+#include "transport/transport.h"
 
 // A transport that takes nothing back until it is told to, as MPI does with what is half under way.
 class Stubborn final : public ddl::Transport {

@@ -1,4 +1,4 @@
-// Ranks as threads of this process, each with a conversation over the in-process network.
+// Ranks as threads of this process, each with a bootstrap over the in-process network.
 #pragma once
 
 #include <functional>
@@ -6,13 +6,12 @@
 #include <thread>
 #include <vector>
 
-#include "conversation.h"
-#include "status.h"
-#include "transport_local.h"
+#include "base/status.h"
+#include "transport/bootstrap.h"
+#include "transport/transport_local.h"
 
-inline ddl::ConversationOptions talk_options(std::vector<std::string> hosts = {"a", "b", "c", "d", "e", "f", "g",
-                                                                               "h"}) {
-    ddl::ConversationOptions options;
+inline ddl::BootstrapOptions talk_options(std::vector<std::string> hosts = {"a", "b", "c", "d", "e", "f", "g", "h"}) {
+    ddl::BootstrapOptions options;
     options.what = "the test";
     options.patience = {30, 60, 100};
     options.hosts = std::move(hosts);
@@ -21,8 +20,8 @@ inline ddl::ConversationOptions talk_options(std::vector<std::string> hosts = {"
 }
 
 // Runs `body` for each rank on a thread of its own; how it ended on each.
-inline std::vector<ddl::Status> talk(ddl::LocalNetwork& network, const std::function<void(ddl::Conversation&)>& body,
-                                     const ddl::ConversationOptions& options = talk_options()) {
+inline std::vector<ddl::Status> talk(ddl::LocalNetwork& network, const std::function<void(ddl::Bootstrap&)>& body,
+                                     const ddl::BootstrapOptions& options = talk_options()) {
     std::vector<std::unique_ptr<ddl::Transport>> transports;
     const int size = network.size();
     for (int rank = 0; rank < size; ++rank) transports.push_back(network.transport(rank));
@@ -30,9 +29,9 @@ inline std::vector<ddl::Status> talk(ddl::LocalNetwork& network, const std::func
     std::vector<std::thread> threads;
     for (size_t rank = 0; rank < transports.size(); ++rank) {
         threads.emplace_back([&, rank] {
-            ddl::Conversation conversation(*transports[rank], options);
+            ddl::Bootstrap bootstrap(*transports[rank], options);
             try {
-                conversation.run([&] { body(conversation); });
+                bootstrap.run([&] { body(bootstrap); });
             } catch (const ddl::Error& error) {
                 ends[rank] = error.status();
             } catch (const std::bad_alloc&) {

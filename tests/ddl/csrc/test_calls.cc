@@ -1,9 +1,9 @@
 // Ranks that call different things where no data passes between them, and what is still under way of earlier calls.
 #include <chrono>
 
-#include "backoff.h"
+#include "base/backoff.h"
 #include "check.h"
-#include "notice.h"
+#include "engine/notice.h"
 #include "world.h"
 
 using namespace ddl;

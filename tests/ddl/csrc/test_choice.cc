@@ -1,9 +1,9 @@
 #include <ctime>
 
+#include "base/status.h"
 #include "check.h"
-#include "choice.h"
-#include "simulate.h"
-#include "status.h"
+#include "forecast/choice.h"
+#include "forecast/simulate.h"
 
 using namespace ddl;
 

@@ -2,8 +2,8 @@
 
 #include <thread>
 
+#include "base/cores.h"
 #include "check.h"
-#include "cores.h"
 
 using namespace ddl;
 

@@ -1,8 +1,8 @@
 #include <cmath>
 
 #include "check.h"
-#include "crossover.h"
-#include "simulate.h"
+#include "forecast/crossover.h"
+#include "forecast/simulate.h"
 
 using namespace ddl;
 

@@ -1,9 +1,9 @@
 // The measurement and the decision over the in-process network, with faults: nobody hangs, all decide alike.
 #include <mutex>
 
+#include "base/status.h"
 #include "check.h"
-#include "decision.h"
-#include "status.h"
+#include "startup/decision.h"
 #include "talk.h"
 
 using namespace ddl;
@@ -27,7 +27,7 @@ struct Outcome {
 
 Outcome decide_all(LocalNetwork& network, const std::vector<std::string>& hosts, const std::string& options,
                    Patience patience = {30, 60, 100}) {
-    ConversationOptions talking = talk_options(hosts);
+    BootstrapOptions talking = talk_options(hosts);
     talking.patience = patience;
     const Placement placement = place(hosts);
     const Options asked = parse_options(options);
@@ -36,13 +36,13 @@ Outcome decide_all(LocalNetwork& network, const std::vector<std::string>& hosts,
     outcome.links.resize(hosts.size());
     outcome.ends = talk(
         network,
-        [&](Conversation& conversation) {
-            const auto rank = static_cast<size_t>(conversation.rank());
+        [&](Bootstrap& bootstrap) {
+            const auto rank = static_cast<size_t>(bootstrap.rank());
             const auto say = [&](const std::string& text) {
                 CHECK_EQ(rank, size_t{0});
                 outcome.said += text + "\n";
             };
-            const Decision decision = decide(conversation, asked, placement, 0, say, quick());
+            const Decision decision = decide(bootstrap, asked, placement, 0, say, quick());
             outcome.plans[rank] = decision.plan;
             outcome.links[rank] = decision.links;
         },
@@ -119,9 +119,9 @@ TEST("latency is measured") {
     network.delay(0, 0.01);
     network.delay(1, 0.01);
     const Placement placement = place({"a", "b"});
-    talk(network, [&](Conversation& conversation) {
-        const Probe found = probe(conversation, placement, 0, quick());
-        if (conversation.rank() != 0) return;
+    talk(network, [&](Bootstrap& bootstrap) {
+        const Probe found = probe(bootstrap, placement, 0, quick());
+        if (bootstrap.rank() != 0) return;
         CHECK_EQ(found.between.rounds.size(), probe_rounds(2).size());
         for (const auto& flows : found.between.rounds) {
             CHECK_EQ(flows.size(), size_t{2});

@@ -1,6 +1,6 @@
 // The pinned memory that a device keeps. To make and to free it is slow on a GPU, and waits for it.
 #include "check.h"
-#include "device.h"
+#include "device/device.h"
 
 using namespace ddl;
 

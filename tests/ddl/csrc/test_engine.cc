@@ -3,10 +3,10 @@
 #include <cstring>
 #include <random>
 
-#include "backoff.h"
+#include "base/backoff.h"
+#include "base/half.h"
 #include "check.h"
-#include "engine.h"
-#include "half.h"
+#include "engine/engine.h"
 #include "world.h"
 
 #if defined(__x86_64__)

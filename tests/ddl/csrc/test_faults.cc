@@ -4,7 +4,7 @@
 #include <new>
 #include <set>
 
-#include "backoff.h"
+#include "base/backoff.h"
 #include "check.h"
 #include "world.h"
 

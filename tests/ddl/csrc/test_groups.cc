@@ -2,7 +2,7 @@
 #include <cmath>
 #include <random>
 
-#include "backoff.h"
+#include "base/backoff.h"
 #include "check.h"
 #include "late_device.h"
 #include "local_groups.h"

@@ -3,7 +3,7 @@
 #include <vector>
 
 #include "check.h"
-#include "header.h"
+#include "engine/header.h"
 
 using namespace ddl;
 

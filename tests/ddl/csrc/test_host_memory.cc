@@ -4,11 +4,11 @@
 #include <cstring>
 #include <set>
 
+#include "base/status.h"
 #include "check.h"
-#include "host_memory.h"
-#include "pipe.h"
-#include "status.h"
 #include "talk.h"
+#include "transport/host_memory.h"
+#include "transport/pipe.h"
 
 using namespace ddl;
 
@@ -19,8 +19,8 @@ std::vector<HostMemory> share(const std::vector<std::string>& hosts) {
     std::vector<HostMemory> shared(hosts.size());
     const auto ends = talk(
         network,
-        [&](Conversation& conversation) {
-            shared[static_cast<size_t>(conversation.rank())] = share_memory(conversation, place(hosts), 0);
+        [&](Bootstrap& bootstrap) {
+            shared[static_cast<size_t>(bootstrap.rank())] = share_memory(bootstrap, place(hosts), 0);
         },
         talk_options(hosts));
     for (const Status& end : ends) CHECK_EQ(end.message, std::string());
@@ -115,8 +115,8 @@ TEST("a rank that dies while memory is shared is named by the others") {
     const std::vector<std::string> hosts(3, "a");
     LocalNetwork network(3);
     network.kill(1);
-    const auto ends = talk(network, [&](Conversation& conversation) {
-        if (conversation.rank() != 1) share_memory(conversation, place(hosts), 0);
+    const auto ends = talk(network, [&](Bootstrap& bootstrap) {
+        if (bootstrap.rank() != 1) share_memory(bootstrap, place(hosts), 0);
     });
     CHECK_EQ(ends[0].code, DDL_ERROR_PEER_LOST);
     CHECK_EQ(ends[2].code, DDL_ERROR_PEER_LOST);

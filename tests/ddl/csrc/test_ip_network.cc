@@ -2,8 +2,8 @@
 
 #include <string>
 
+#include "base/ip_network.h"
 #include "check.h"
-#include "ip_network.h"
 
 using namespace ddl;
 

@@ -2,7 +2,7 @@
 #include <atomic>
 
 #include "allocation.h"
-#include "backoff.h"
+#include "base/backoff.h"
 #include "calls_suffer.h"
 #include "check.h"
 #include "world.h"

@@ -1,7 +1,7 @@
 // Messages between two ranks, and communicators that their members make alone.
 #include <numeric>
 
-#include "backoff.h"
+#include "base/backoff.h"
 #include "check.h"
 #include "world.h"
 

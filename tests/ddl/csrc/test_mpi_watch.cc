@@ -3,9 +3,9 @@
 #include <chrono>
 #include <thread>
 
-#include "backoff.h"
+#include "base/backoff.h"
 #include "check.h"
-#include "mpi_watch.h"
+#include "transport/mpi_watch.h"
 
 using namespace ddl;
 

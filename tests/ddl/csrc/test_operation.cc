@@ -2,12 +2,12 @@
 #include <algorithm>
 #include <thread>
 
-#include "backoff.h"
+#include "base/backoff.h"
 #include "check.h"
-#include "engine.h"
-#include "notice.h"
+#include "engine/engine.h"
+#include "engine/notice.h"
 #include "stubborn.h"
-#include "transport_local.h"
+#include "transport/transport_local.h"
 #include "world.h"
 
 using namespace ddl;

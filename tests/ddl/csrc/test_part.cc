@@ -3,7 +3,7 @@
 #include <set>
 
 #include "check.h"
-#include "part.h"
+#include "forecast/part.h"
 
 using namespace ddl;
 

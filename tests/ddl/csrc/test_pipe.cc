@@ -1,10 +1,10 @@
 #include <random>
 #include <thread>
 
+#include "base/status.h"
 #include "check.h"
-#include "pipe.h"
-#include "shared_memory.h"
-#include "status.h"
+#include "transport/pipe.h"
+#include "transport/shared_memory.h"
 
 using namespace ddl;
 

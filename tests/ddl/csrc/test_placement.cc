@@ -1,6 +1,6 @@
+#include "base/status.h"
 #include "check.h"
-#include "placement.h"
-#include "status.h"
+#include "schedule/placement.h"
 
 using namespace ddl;
 

@@ -1,7 +1,7 @@
+#include "base/status.h"
 #include "check.h"
-#include "options.h"
-#include "plan.h"
-#include "status.h"
+#include "schedule/options.h"
+#include "schedule/plan.h"
 
 using namespace ddl;
 

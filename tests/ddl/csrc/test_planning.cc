@@ -3,10 +3,10 @@
 #include <ctime>
 #include <vector>
 
-#include "alternatives.h"
 #include "check.h"
 #include "ddl_plan.h"
-#include "simulate.h"
+#include "forecast/alternatives.h"
+#include "forecast/simulate.h"
 
 namespace {
 

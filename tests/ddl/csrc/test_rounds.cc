@@ -1,7 +1,7 @@
 #include <set>
 
 #include "check.h"
-#include "rounds.h"
+#include "measure/rounds.h"
 
 using namespace ddl;
 

@@ -8,11 +8,11 @@
 #include <tuple>
 #include <unordered_map>
 
+#include "base/range.h"
+#include "base/status.h"
 #include "check.h"
-#include "options.h"
-#include "range.h"
-#include "schedule.h"
-#include "status.h"
+#include "schedule/options.h"
+#include "schedule/schedule.h"
 
 using namespace ddl;
 

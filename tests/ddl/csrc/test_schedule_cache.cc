@@ -1,5 +1,5 @@
 #include "check.h"
-#include "schedule_cache.h"
+#include "schedule/schedule_cache.h"
 
 using namespace ddl;
 

@@ -1,9 +1,9 @@
 #include <chrono>
 #include <cmath>
 
+#include "base/status.h"
 #include "check.h"
-#include "simulate.h"
-#include "status.h"
+#include "forecast/simulate.h"
 
 using namespace ddl;
 

@@ -5,7 +5,7 @@
 #include <random>
 
 #include "check.h"
-#include "part.h"
+#include "forecast/part.h"
 #include "world.h"
 
 using namespace ddl;

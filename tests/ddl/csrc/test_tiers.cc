@@ -8,10 +8,10 @@
 #include <set>
 #include <tuple>
 
+#include "base/status.h"
 #include "check.h"
-#include "rounds.h"
-#include "status.h"
-#include "tiers.h"
+#include "forecast/tiers.h"
+#include "measure/rounds.h"
 
 using namespace ddl;
 

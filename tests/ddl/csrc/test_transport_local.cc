@@ -1,6 +1,6 @@
-#include "backoff.h"
+#include "base/backoff.h"
 #include "check.h"
-#include "transport_local.h"
+#include "transport/transport_local.h"
 
 using namespace ddl;
 

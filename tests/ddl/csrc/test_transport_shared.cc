@@ -7,7 +7,7 @@
 #include "check.h"
 #include "hosts.h"
 #include "stubborn.h"
-#include "transport_shared.h"
+#include "transport/transport_shared.h"
 
 using namespace ddl;
 

@@ -5,9 +5,9 @@
 #include <random>
 #include <vector>
 
+#include "base/half.h"
+#include "base/types.h"
 #include "check.h"
-#include "half.h"
-#include "types.h"
 
 using namespace ddl;
 

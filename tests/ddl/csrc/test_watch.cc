@@ -1,5 +1,5 @@
 #include "check.h"
-#include "watch.h"
+#include "engine/watch.h"
 
 using namespace ddl;
 

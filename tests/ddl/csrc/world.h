@@ -8,9 +8,9 @@
 #include <vector>
 
 #include "check.h"
-#include "engine.h"
+#include "engine/engine.h"
 #include "hosts.h"
-#include "transport_local.h"
+#include "transport/transport_local.h"
 
 // A test for waiters that do not spin, as where ranks outnumber cores, and for some that do: only they stay in the
 // engine for a moment when a blocking call begins (Engine::run_alone). TEST_WITH_SPINS("a sentence") { ... spins ... }

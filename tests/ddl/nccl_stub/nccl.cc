@@ -16,7 +16,7 @@
 #include <utility>
 #include <vector>
 
-#include "half.h"
+#include "base/half.h"
 #include "stub.h"
 
 using namespace stub;

@@ -1,0 +1,179 @@
+// The planning half of the C interface: ddl_plan.h says what the functions mean.
+#include <algorithm>
+#include <cstring>
+#include <numeric>
+
+#include "api/boundary.h"
+#include "ddl_plan.h"
+#include "forecast/alternatives.h"
+#include "schedule/options.h"
+
+namespace ddl {
+namespace {
+
+Network network_of(const ddl_network* described) {
+    need(described, "network");
+    if (described->tier_count < 1 || described->tier_count > DDL_MOST_TIERS) {
+        throw Error(DDL_ERROR_ARGUMENT, "a network of " + std::to_string(described->tier_count) +
+                                            " tiers: expected 1 to " + std::to_string(DDL_MOST_TIERS));
+    }
+    need(described->tiers, "network->tiers");
+    Network network;
+    network.reduce_bandwidth = described->reduce_bandwidth;
+    for (int i = 0; i < described->tier_count; ++i) {
+        const ddl_tier& tier = described->tiers[i];
+        network.tiers.push_back({tier.size, tier.latency, tier.bandwidth});
+    }
+    check(network);
+    return network;
+}
+
+Task task_of(const Network& network, size_t count, ddl_type type) {
+    const Task task{Collective::allreduce, type, DDL_SUM, count, 0};
+    extent_of(task, network.size());  // checks it
+    return task;
+}
+
+static_assert(static_cast<int>(StepKind::send) == DDL_STEP_SEND);
+static_assert(static_cast<int>(StepKind::receive) == DDL_STEP_RECEIVE);
+static_assert(static_cast<int>(StepKind::reduce) == DDL_STEP_REDUCE);
+static_assert(static_cast<int>(StepKind::copy) == DDL_STEP_COPY);
+static_assert(static_cast<int>(StepKind::divide) == DDL_STEP_DIVIDE);
+static_assert(static_cast<int>(StepKind::reduce_scatter) == DDL_STEP_REDUCE_SCATTER);
+static_assert(static_cast<int>(StepKind::allgather) == DDL_STEP_ALLGATHER);
+
+int tier_of(const Step& step, const Schedule& schedule, const Network& network) {
+    if (step.is_message()) return static_cast<int>(network.meet(schedule.rank, step.peer));
+    int tier = -1;
+    if (!step.is_group()) return tier;
+    for (const int member : schedule.groups[step.dimension]) {
+        if (member != schedule.rank) tier = std::max(tier, static_cast<int>(network.meet(schedule.rank, member)));
+    }
+    return tier;
+}
+
+Tuning tuning_of(const ddl_plan* asked) {
+    Tuning tuning;
+    switch (asked ? asked->algorithm : DDL_ALGORITHM_AUTOMATIC) {
+        case DDL_ALGORITHM_AUTOMATIC: return tuning;
+        case DDL_ALGORITHM_LATENCY: tuning.algorithm = Algorithm::latency; return tuning;
+        case DDL_ALGORITHM_BANDWIDTH: tuning.algorithm = Algorithm::bandwidth; return tuning;
+    }
+    throw Error(DDL_ERROR_ARGUMENT,
+                "algorithm " + std::to_string(static_cast<int>(asked->algorithm)) + " is none of ddl_algorithm");
+}
+
+Plan plan_of(const Network& network, const ddl_plan* asked, const Task& task) {
+    const int size = network.size();
+    const Options options = parse_options(asked && asked->mode ? std::string("-mode ") + asked->mode : "");
+    std::vector<int> ranks;
+    if (asked && asked->ranks) ranks.assign(asked->ranks, asked->ranks + size);
+    Plan plan;
+    if (options.dimensions.empty()) {
+        plan = choose_plan(network, task, tuning_of(asked));
+        if (!ranks.empty()) plan = reordered(std::move(plan), std::move(ranks));
+        if (options.modes != "p") {
+            plan.modes = make_plan(size, plan.dimensions, options.modes).modes;  // one for each, checked
+        }
+    } else {
+        Options measured = options;
+        std::replace(measured.modes.begin(), measured.modes.end(), 'p', 'r');
+        plan = plan_of_options(measured, size, std::move(ranks));
+        plan.reason = "as asked for";
+    }
+    if (asked && asked->chunks < 0) {
+        throw Error(DDL_ERROR_ARGUMENT, "chunks: " + std::to_string(asked->chunks) + "; expected 0 (by size) or more");
+    }
+    plan.chunks = asked ? asked->chunks : 0;
+    return plan;
+}
+
+template <size_t N>
+void copy_text(char (&to)[N], const std::string& from) {
+    std::memset(to, 0, N);
+    from.copy(to, N - 1);
+}
+
+void copy_forecast(ddl_forecast& to, const Plan& plan, const Forecast& from) {
+    to = {};
+    to.seconds = from.seconds;
+    std::copy(from.tier_bytes.begin(), from.tier_bytes.end(), to.tier_bytes);
+    std::copy(from.tier_messages.begin(), from.tier_messages.end(), to.tier_messages);
+    to.chunks = static_cast<int>(from.chunks);
+    to.rounds = static_cast<int>(from.rounds);
+    to.symmetric = from.symmetric;
+    copy_text(to.plan, format_mode(plan));
+    copy_text(to.algorithm, from.algorithm);
+    copy_text(to.reason, from.reason);
+}
+
+}  // namespace
+}  // namespace ddl
+
+ddl_result ddl_plan_bounds(const ddl_network* network, uint64_t bytes, ddl_bounds* bounds) {
+    return ddl::guarded([&]() -> ddl::Status {
+        ddl::need(bounds, "bounds");
+        const ddl::Bounds made = ddl::allreduce_bounds(ddl::network_of(network), bytes);
+        *bounds = {made.ring, made.hierarchical, made.pipelined, made.cut};
+        return {};
+    });
+}
+
+ddl_result ddl_plan_forecast(const ddl_network* network, const ddl_plan* plan, size_t count, ddl_type type,
+                             ddl_forecast* forecast) {
+    return ddl::guarded([&]() -> ddl::Status {
+        ddl::need(forecast, "forecast");
+        const ddl::Network described = ddl::network_of(network);
+        const ddl::Task task = ddl::task_of(described, count, type);
+        const ddl::Plan made = ddl::plan_of(described, plan, task);
+        ddl::copy_forecast(*forecast, made, ddl::simulate(described, made, task, ddl::tuning_of(plan)));
+        return {};
+    });
+}
+
+ddl_result ddl_plan_alternatives(const ddl_network* network, size_t count, ddl_type type, ddl_forecast* forecasts,
+                                 size_t capacity, size_t* found) {
+    return ddl::guarded([&]() -> ddl::Status {
+        ddl::need(found, "found");
+        if (capacity > 0) ddl::need(forecasts, "forecasts");
+        const ddl::Network described = ddl::network_of(network);
+        const auto made = ddl::alternatives(described, ddl::task_of(described, count, type));
+        for (size_t i = 0; i < std::min(capacity, made.size()); ++i) {
+            ddl::copy_forecast(forecasts[i], made[i].plan, made[i].forecast);
+        }
+        *found = made.size();
+        return {};
+    });
+}
+
+ddl_result ddl_plan_schedule(const ddl_network* network, const ddl_plan* plan, size_t count, ddl_type type, int rank,
+                             ddl_step* steps, size_t capacity, size_t* found) {
+    return ddl::guarded([&]() -> ddl::Status {
+        ddl::need(found, "found");
+        if (capacity > 0) ddl::need(steps, "steps");
+        const ddl::Network described = ddl::network_of(network);
+        const ddl::Task task = ddl::task_of(described, count, type);
+        const ddl::Plan made = ddl::plan_of(described, plan, task);
+        const ddl::Schedule schedule = ddl::make_schedule(made, rank, task, ddl::tuning_of(plan));
+        size_t at = 0;
+        for (size_t chunk = 0; chunk < schedule.chunks.size(); ++chunk) {
+            const ddl::Span rounds = schedule.chunks[chunk];
+            for (uint32_t round = rounds.begin; round < rounds.end; ++round) {
+                for (uint32_t i = schedule.rounds[round].begin; i < schedule.rounds[round].end; ++i, ++at) {
+                    if (at >= capacity) continue;
+                    const ddl::Step& step = schedule.steps[i];
+                    const bool sends = step.kind == ddl::StepKind::send;
+                    steps[at] = {static_cast<int>(chunk),
+                                 static_cast<int>(round - rounds.begin),
+                                 static_cast<ddl_step_kind>(step.kind),
+                                 step.peer,
+                                 ddl::tier_of(step, schedule, described),
+                                 sends ? step.from.offset : step.to.offset,
+                                 step.bytes};
+                }
+            }
+        }
+        *found = at;
+        return {};
+    });
+}

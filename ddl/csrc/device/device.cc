@@ -1,0 +1,50 @@
+#include "device/device.h"
+
+#include <algorithm>
+
+namespace ddl {
+namespace {
+
+// Eight sizes for each power of two: chunks of one schedule have one, and at most an eighth is too much.
+size_t rounded(size_t bytes) {
+    size_t unit = 4096;
+    while (unit * 16 < bytes) unit *= 2;
+    return std::max<size_t>(1, (bytes + unit - 1) / unit) * unit;
+}
+
+}  // namespace
+
+Device::Staging Device::take(size_t bytes) {
+    const size_t size = rounded(bytes);
+    const auto found = std::find_if(kept_.rbegin(), kept_.rend(), [&](const Block& b) { return b.bytes == size; });
+    if (found == kept_.rend()) {
+        kept_.reserve(made_ + 1);  // give() needs no memory
+        Staging made{allocate(size), Giver{this, size}};
+        ++made_;
+        return made;
+    }
+    std::byte* const block = found->memory;
+    kept_.erase(std::prev(found.base()));
+    kept_bytes_ -= size;
+    return {block, Giver{this, size}};
+}
+
+void Device::give(std::byte* block, size_t bytes) noexcept {
+    kept_.push_back({block, bytes});
+    kept_bytes_ += bytes;
+    while (kept_bytes_ > kKeepBytes) {
+        // Not the one that is used now, but the one that has not been for the longest.
+        release(kept_.front().memory);
+        kept_bytes_ -= kept_.front().bytes;
+        kept_.erase(kept_.begin());
+        --made_;
+    }
+}
+
+void Device::clear() noexcept {
+    for (const Block& block : kept_) release(block.memory);
+    kept_.clear();
+    kept_bytes_ = 0;
+}
+
+}  // namespace ddl

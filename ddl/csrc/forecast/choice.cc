@@ -1,0 +1,139 @@
+#include "forecast/choice.h"
+
+#include <algorithm>
+#include <cmath>
+#include <cstdio>
+#include <numeric>
+
+#include "base/status.h"
+#include "forecast/alternatives.h"
+#include "forecast/crossover.h"
+#include "forecast/simulate.h"
+
+namespace ddl {
+namespace {
+
+// Bytes per second between ranks of a host where they were not measured: nobody asks, as there is one rank a host.
+constexpr double kUnknown = 1e10;
+
+// "191 Mbit/s" of bytes per second.
+std::string bits(double bytes) {
+    const double rate = 8 * bytes;
+    const bool giga = rate >= 1e9;
+    char text[40];
+    std::snprintf(text, sizeof text, rate >= 1e10 || (!giga && rate >= 1e7) ? "%.0f %s" : "%.3g %s",
+                  rate / (giga ? 1e9 : 1e6), giga ? "Gbit/s" : "Mbit/s");
+    return text;
+}
+
+std::string plural(size_t count, const char* word) {
+    return std::to_string(count) + " " + word + (count == 1 ? "" : "s");
+}
+
+// "2 racks: links 191 Mbit/s, uplinks 95 Mbit/s".
+std::string measured(const Tiers& tiers) {
+    std::string text = plural(tiers.racks.size(), "rack") + ": links " + bits(tiers.link);
+    if (tiers.uplinks.empty()) return text;
+    const auto [least, most] = std::minmax_element(tiers.uplinks.begin(), tiers.uplinks.end());
+    const bool same = *most < 1.1 * *least;
+    const double mean =
+        std::accumulate(tiers.uplinks.begin(), tiers.uplinks.end(), 0.0) / static_cast<double>(tiers.uplinks.size());
+    return text + ", uplinks " + (same ? bits(mean) : bits(*least) + " to " + bits(*most));
+}
+
+// Ranks in the order of racks, hosts and their numbers, and why a level's groups are no dimension.
+Plan grouped(const Placement& placement, const Racks& racks) {
+    std::vector<int> rack_of_host(static_cast<size_t>(placement.num_hosts), 0);
+    for (size_t rack = 0; rack < racks.size(); ++rack) {
+        for (const int host : racks[rack]) rack_of_host[static_cast<size_t>(host)] = static_cast<int>(rack);
+    }
+    std::vector<int> rack_of;
+    for (const int host : placement.host_of) rack_of.push_back(rack_of_host[static_cast<size_t>(host)]);
+    return plan_of_groups({placement.host_of, rack_of});
+}
+
+bool is_even_over_hosts(const Placement& placement) {
+    for (size_t rank = 1; rank < placement.host_of.size(); ++rank) {
+        if (placement.local_size(static_cast<int>(rank)) != placement.local_size(0)) return false;
+    }
+    return true;
+}
+
+bool same_size(const Racks& racks) {
+    return std::all_of(racks.begin(), racks.end(), [&](const auto& rack) { return rack.size() == racks[0].size(); });
+}
+
+double least(const std::vector<double>& values) { return *std::min_element(values.begin(), values.end()); }
+
+// Ranks a host, hosts a rack, racks; without tiers of one. Racks of different sizes are no tier: a ring over the hosts
+// then meets the slowest uplink.
+Network network_of(const Links& links, int local_size) {
+    const Tiers& tiers = links.tiers;
+    Network network;
+    const double local = links.local_bandwidth > 0 ? links.local_bandwidth : kUnknown;
+    network.tiers.push_back({local_size, links.local_latency, local});
+    int hosts = 0;
+    for (const auto& rack : tiers.racks) hosts += static_cast<int>(rack.size());
+    const auto racks = static_cast<int>(tiers.racks.size());
+    if (racks > 1 && same_size(tiers.racks)) {
+        network.tiers.push_back({hosts / racks, tiers.near, tiers.link});
+        network.tiers.push_back({racks, tiers.far, least(tiers.uplinks)});
+    } else {
+        const double slowest = racks > 1 ? std::min(tiers.link, least(tiers.uplinks)) : tiers.link;
+        network.tiers.push_back({hosts, std::max(tiers.near, tiers.far), slowest});
+    }
+    return network;
+}
+
+std::string doubled(uint64_t small_bytes) {
+    if (small_bytes == 0) return "";
+    return "; up to " + std::to_string(small_bytes) + " bytes by recursive doubling";
+}
+
+// What the dimensions of `plan` are predicted to gain.
+std::string compared_with_ring(const Network& network, const Plan& plan, const Task& task) {
+    if (plan.dimensions.size() == 1) return "one ring over all ranks, as no dimensions are predicted to be faster";
+    const double ring = simulate(network, flat_plan(plan.size()), task).seconds;
+    char text[40];
+    std::snprintf(text, sizeof text, " predicted %.1fx faster than a flat ring",
+                  ring / simulate(network, plan, task).seconds);
+    return format_dimensions(plan.dimensions) + text;
+}
+
+}  // namespace
+
+bool needs_links(const Options& options, const Placement& placement) {
+    return placement.num_hosts > 1 && options.modes.find('p') != std::string::npos;
+}
+
+Plan choose(const Options& options, const Placement& placement, const Links& links) {
+    const Racks& racks = links.tiers.racks;
+    Plan plan;
+    if (!options.dimensions.empty()) {
+        plan = plan_of(options, placement);
+        plan.reason = format_dimensions(options.dimensions) + " as DDL_OPTIONS asks, laid over ranks in rack order";
+        return laid_over(std::move(plan), placement, links);
+    }
+    const std::string grouping = grouped(placement, racks).reason;  // why a level is no dimension
+    if (!is_even_over_hosts(placement)) {
+        plan = flat_plan(static_cast<int>(placement.host_of.size()), grouping);
+    } else {
+        const Network network = network_of(links, placement.local_size(0));
+        const Task task{Collective::allreduce, DDL_FLOAT32, DDL_SUM, kChoiceBytes / 4, 0};
+        plan = choose_plan(network, task);
+        plan.reason = racks.size() > 1 && !same_size(racks) ? grouping + "; " : "";
+        plan.reason += compared_with_ring(network, plan, task);
+    }
+    return laid_over(std::move(plan), placement, links);
+}
+
+Plan laid_over(Plan plan, const Placement& placement, const Links& links) {
+    if (plan.small_bytes == 0 && is_even_over_hosts(placement)) {
+        const Network network = network_of(links, placement.local_size(0));
+        plan.small_bytes = crossover(network, make_plan(plan.size(), plan.dimensions, "r"));
+    }
+    plan.reason = measured(links.tiers) + "; " + plan.reason + doubled(plan.small_bytes);
+    return reordered(std::move(plan), grouped(placement, links.tiers.racks).ranks);
+}
+
+}  // namespace ddl

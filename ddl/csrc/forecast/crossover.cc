@@ -1,0 +1,98 @@
+#include "forecast/crossover.h"
+
+#include <algorithm>
+#include <map>
+#include <vector>
+
+#include "forecast/simulate.h"
+
+namespace ddl {
+namespace {
+
+// What rides on a message beside its payload, in bytes: Ethernet's, IP's, TCP's and MPI's headers, and ours. Neither
+// the simulation nor the bounds know of it, but here it decides: more rounds pay it more often.
+constexpr uint64_t kFraming = 125;
+constexpr double kMargin = 1.1;  // each round more is a chance more to wait for a rank that is late
+
+// Seconds of a round in which each of `positions` sends `bytes` to the one of them whose index differs in `bit`.
+double round_seconds(const Network& network, const std::vector<int>& positions, size_t bit, uint64_t bytes) {
+    const auto size = static_cast<double>(bytes);
+    std::vector<std::map<int, int>> senders(network.tiers.size());  // by tier and child
+    double latency = 0;
+    for (size_t i = 0; i < positions.size(); ++i) {
+        const size_t meet = network.meet(positions[i], positions[i ^ bit]);
+        latency = std::max(latency, network.tiers[meet].latency);
+        for (size_t tier = 1; tier <= meet; ++tier) ++senders[tier][positions[i] / network.stride(tier)];
+    }
+    double travel = size / network.tiers[0].bandwidth;
+    for (size_t tier = 1; tier < senders.size(); ++tier) {
+        for (const auto& [child, count] : senders[tier]) {
+            travel = std::max(travel, size * count / network.tiers[tier].bandwidth);
+        }
+    }
+    return latency + travel;
+}
+
+// What framing adds to the plan's dimensions: in a round all ranks below a link send a message through it at once.
+double framing_seconds(const Network& network, const Plan& plan) {
+    size_t tier = 0;  // the outermost that the dimension reaches
+    int reached = network.tiers[0].size, product = 1;
+    double seconds = 0;
+    for (const int dimension : plan.dimensions) {
+        product *= dimension;
+        while (reached < product && tier + 1 < network.tiers.size()) reached *= network.tiers[++tier].size;
+        if (tier == 0) continue;
+        const double bytes = static_cast<double>(kFraming) * network.stride(tier);
+        seconds += 2 * (dimension - 1) * bytes / network.tiers[tier].bandwidth;
+    }
+    return seconds;
+}
+
+}  // namespace
+
+double doubling_seconds(const Network& network, uint64_t bytes) {
+    const int size = network.size();
+    int power = 1;
+    while (power * 2 <= size) power *= 2;
+    // As build_doubling() has it: the first even positions are folded into their neighbours, and told the result.
+    const int folded = size - power;
+    double seconds = 0;
+    if (folded > 0) seconds += 2 * round_seconds(network, {0, 1}, 1, bytes);
+    std::vector<int> positions;
+    for (int i = 0; i < power; ++i) positions.push_back(i < folded ? 2 * i + 1 : i + folded);
+    for (int bit = 1; bit < power; bit *= 2) {
+        seconds += round_seconds(network, positions, static_cast<size_t>(bit), bytes);
+    }
+    return seconds;
+}
+
+uint64_t crossover(const Network& network, const Plan& plan, const Tuning& tuning) {
+    check(network);
+    const auto unknown = [](const Tier& tier) { return tier.size > 1 && tier.latency <= 0; };
+    if (network.size() < 2 || std::any_of(network.tiers.begin(), network.tiers.end(), unknown)) return 0;
+    Tuning by_dimensions = tuning;
+    by_dimensions.algorithm = Algorithm::bandwidth;
+    const auto allreduce = [](uint64_t bytes) {
+        return Task{Collective::allreduce, DDL_FLOAT32, DDL_SUM, bytes / size_of(DDL_FLOAT32), 0};
+    };
+    const auto is_faster = [&](uint64_t bytes) {
+        const double others =
+            simulate(network, plan, allreduce(bytes), by_dimensions).seconds + framing_seconds(network, plan);
+        return doubling_seconds(network, bytes + kFraming) <= kMargin * others;
+    };
+    // Below an element a rank there is nothing to divide among the dimensions.
+    uint64_t small = 128;
+    while (2 * small < static_cast<uint64_t>(network.size()) * size_of(DDL_FLOAT32)) small *= 2;
+    if (!is_quick(network, plan, allreduce(2 * small), by_dimensions)) return 0;
+    // More bytes favour the dimensions ever more: a search by halves, as simulations of thousands of ranks take a
+    // while.
+    int below = 0, beyond = 1;  // powers: doubling is faster at `small` times 2 to `below`, but not to `beyond`
+    while (small << beyond <= kMostDoubled) ++beyond;
+    while (beyond - below > 1) {
+        const int middle = (below + beyond) / 2;
+        (is_faster(small << middle) ? below : beyond) = middle;
+    }
+    return std::clamp(small << below, kLeastDoubled, kMostDoubled);
+}
+
+}  // namespace ddl

@@ -1,0 +1,40 @@
+// Times a schedule on a described network, without running it. Pure: no clock, no transport.
+//
+// Events are the ends of messages. A message travels when both its ends have posted it; from one rank to another one
+// travels after the other, as on a connection; those that share a link share its bandwidth max-min fairly; the latency
+// comes after the last byte. Chunks are started by the engine's rules.
+#pragma once
+
+#include "forecast/network.h"
+#include "schedule/plan.h"
+#include "schedule/schedule.h"
+
+namespace ddl {
+
+struct Forecast {
+    double seconds = 0;
+    std::vector<double> tier_bytes;     // what a rank sends whose messages meet at each tier: the mean over ranks
+    std::vector<double> tier_messages;  // how many messages these are
+    uint32_t chunks = 0;                // of rank 0
+    uint32_t rounds = 0;                // of its longest chunk: messages that wait for one another
+    bool symmetric = false;             // one rank stood for all
+    std::string algorithm;
+    std::string reason;  // for the algorithm
+};
+
+// A dimension that MPI or NCCL reduces is timed as our ring would be.
+//
+// Throws Error(DDL_ERROR_ARGUMENT) where plan and network have different sizes.
+//
+// Where ranks stand in order and each dimension of the plan is one tier of the network or several neighbours, an
+// allreduce is the same for every rank, and one of them is simulated: that takes milliseconds for any size. In a
+// dimension of several tiers it is the rank whose neighbour is farthest away, because a ring goes round as fast as its
+// slowest link. Otherwise the cost grows with ranks x messages, and thousands of ranks would take minutes. `window`:
+// chunks in flight, as EngineOptions::window.
+Forecast simulate(const Network& network, const Plan& plan, const Task& task, const Tuning& tuning = {},
+                  int window = 16, bool use_symmetry = true);
+
+// True where that is soon done: one rank stands for all, or there are few. Throws as simulate() does.
+bool is_quick(const Network& network, const Plan& plan, const Task& task, const Tuning& tuning = {});
+
+}  // namespace ddl

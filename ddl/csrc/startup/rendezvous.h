@@ -1,0 +1,39 @@
+// The rendezvous at the start of ddl_init: every rank learns who is there and whether all ask for the same.
+#pragma once
+
+#include <cstdint>
+#include <functional>
+#include <string>
+#include <vector>
+
+#include "base/cores.h"
+#include "base/patience.h"
+#include "transport/mpi_call.h"
+
+namespace ddl {
+
+// What a rank says about itself. On the wire as it stands.
+struct Greeting {
+    uint64_t token = 0;  // random; rank 0's names this job to the heartbeats
+    int32_t version = 0;
+    int32_t round = 0;  // ddl_init calls of this process before this one
+    int32_t process = 0;
+    char host[256] = "";
+    char options[512] = "";
+    char contact[768] = "";  // where it listens: an address and a port, and so on, by spaces; "": not yet
+    CoreSet cores;
+};
+
+struct RendezvousOptions {
+    Patience patience;
+    std::function<bool(int rank)> is_dead;
+    std::function<void(const std::string&)> warn;
+    const char* missing = "not called ddl_init";  // what a rank that does not come has done
+};
+
+// The greeting of every rank of `base`. Collective; blocks. Names in a warning, then in an Error (DDL_ERROR_TIMEOUT),
+// who has not called ddl_init; DDL_ERROR_PEER_LOST where a rank died, and DDL_ERROR_MISMATCH where versions, options or
+// rounds differ, naming both ranks. After an error `base` is not to be used again.
+std::vector<Greeting> call_roll(MPI_Comm base, const Greeting& mine, const RendezvousOptions& options);
+
+}  // namespace ddl

@@ -1,0 +1,277 @@
+// Heartbeats between ranks that are objects of one process, over the loopback interface. A rank dies by being
+// destroyed.
+#include <netinet/in.h>
+#include <sys/resource.h>
+#include <sys/socket.h>
+#include <sys/time.h>
+#include <unistd.h>
+
+#include <cerrno>
+#include <chrono>
+#include <ctime>
+#include <set>
+#include <string>
+#include <thread>
+
+#include "base/status.h"
+#include "check.h"
+#include "transport/heartbeats.h"
+
+using namespace ddl;
+
+namespace {
+
+constexpr uint64_t kToken = 0x1234;
+const std::vector<std::string> kLoopback = {"127.0.0.1"};
+
+// A connection of a stranger to `rank`, who waits up to 20 s for what is said to him.
+int guest_of(const Heartbeats& rank) {
+    const int guest = socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0);
+    const timeval patience{20, 0};
+    setsockopt(guest, SOL_SOCKET, SO_RCVTIMEO, &patience, sizeof patience);
+    setsockopt(guest, SOL_SOCKET, SO_SNDTIMEO, &patience, sizeof patience);
+    sockaddr_in address{};
+    address.sin_family = AF_INET;
+    address.sin_port = htons(rank.contact()[0].port);
+    address.sin_addr.s_addr = htonl(INADDR_LOOPBACK);
+    CHECK_EQ(connect(guest, reinterpret_cast<const sockaddr*>(&address), sizeof address), 0);
+    return guest;
+}
+
+bool is_shown_out(int guest) {
+    char byte = 0;
+    const ssize_t received = recv(guest, &byte, 1, 0);
+    return received == 0 || (received < 0 && errno == ECONNRESET);
+}
+
+double seconds_since(std::chrono::steady_clock::time_point start) {
+    return std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count();
+}
+
+struct Ring {
+    explicit Ring(int size, uint64_t odd_token = kToken) {
+        for (int rank = 0; rank < size; ++rank) {
+            ranks.push_back(std::make_unique<Heartbeats>(kLoopback));
+            const Endpoint own = ranks.back()->contact()[0];
+            // A dead end comes first: a port that nobody listens on.
+            contacts.push_back({{"127.0.0.2", own.port}, {"no address", own.port}, own});
+        }
+        std::vector<std::thread> threads;
+        missing.resize(ranks.size());
+        for (size_t rank = 0; rank < ranks.size(); ++rank) {
+            threads.emplace_back([this, rank, odd_token] {
+                const uint64_t token = rank == 1 ? odd_token : kToken;
+                missing[rank] = ranks[rank]->connect(static_cast<int>(rank), contacts, token,
+                                                     odd_token == kToken ? 20 : 0.3, [](int, Death) {});
+            });
+        }
+        for (std::thread& thread : threads) thread.join();
+    }
+
+    // True once every living rank knows that `rank` is dead.
+    bool all_know(int rank) {
+        for (int i = 0; i < 2000; ++i) {
+            bool all = true;
+            for (const auto& other : ranks) all = all && (!other || other->death_of(rank) == Death::ended);
+            if (all) return true;
+            std::this_thread::sleep_for(std::chrono::milliseconds(5));
+        }
+        return false;
+    }
+
+    std::vector<std::unique_ptr<Heartbeats>> ranks;
+    std::vector<Contact> contacts;
+    std::vector<std::vector<int>> missing;
+};
+
+}  // namespace
+
+TEST("peers are those at powers of two, and it is mutual") {
+    CHECK(heartbeat_peers(0, 1).empty());
+    CHECK(heartbeat_peers(0, 2) == std::vector<int>({1}));
+    CHECK(heartbeat_peers(0, 10) == std::vector<int>({1, 2, 4, 6, 8, 9}));
+    for (const int size : {2, 3, 7, 8, 100}) {
+        for (int rank = 0; rank < size; ++rank) {
+            for (const int peer : heartbeat_peers(rank, size)) {
+                CHECK(peer != rank);
+                const auto theirs = heartbeat_peers(peer, size);
+                CHECK(std::set<int>(theirs.begin(), theirs.end()).count(rank) == 1);
+            }
+        }
+    }
+}
+
+TEST("a death is learnt by all, also by those who have no line to the dead") {
+    for (const int size : {2, 3, 12}) {
+        Ring ring(size);
+        for (const auto& missing : ring.missing) CHECK(missing.empty());
+        for (const auto& rank : ring.ranks) CHECK(!rank->any_dead());
+        ring.ranks[1].reset();
+        CHECK(ring.all_know(1));
+        if (size < 12) continue;
+        ring.ranks[0].reset();
+        ring.ranks[2].reset();
+        CHECK(ring.all_know(0));
+        CHECK(ring.all_know(2));
+        CHECK(ring.ranks[5]->death_of(6) == Death::none);
+    }
+}
+
+TEST("who says goodbye is not dead") {
+    Ring ring(3);
+    ring.ranks[1]->say_goodbye();
+    ring.ranks[1].reset();
+    ring.ranks[2].reset();
+    CHECK(ring.all_know(2));
+    CHECK(ring.ranks[0]->death_of(1) == Death::none);
+}
+
+TEST("another job's rank is not taken for one of this") {
+    Ring ring(2, kToken + 1);
+    CHECK(ring.missing[0] == std::vector<int>({1}));
+    CHECK(ring.missing[1] == std::vector<int>({0}));
+    ring.ranks[1].reset();
+    std::this_thread::sleep_for(std::chrono::milliseconds(50));
+    CHECK(!ring.ranks[0]->any_dead());
+}
+
+TEST("while a rank forks, its lines stay as they are") {
+    Ring ring(2);
+    ring.ranks[0]->before_fork();
+    ring.ranks[1].reset();
+    std::this_thread::sleep_for(std::chrono::milliseconds(50));
+    CHECK(ring.ranks[0]->death_of(1) == Death::none);
+    ring.ranks[0]->after_fork();
+    CHECK(ring.all_know(1));
+}
+
+TEST("where descriptors have run out, who connects waits, and the watching thread does not spin") {
+    Heartbeats heartbeats(kLoopback);
+    CHECK(heartbeats.connect(1, {{}, heartbeats.contact()}, kToken, 0.01, {}) == std::vector<int>({0}));
+    const int guest = socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0);
+    const timeval patience{20, 0};
+    setsockopt(guest, SOL_SOCKET, SO_RCVTIMEO, &patience, sizeof patience);
+    sockaddr_in address{};
+    address.sin_family = AF_INET;
+    address.sin_port = htons(heartbeats.contact()[0].port);
+    address.sin_addr.s_addr = htonl(INADDR_LOOPBACK);
+    const int next = dup(guest);  // the lowest that is free
+    close(next);
+    rlimit before{};
+    CHECK_EQ(getrlimit(RLIMIT_NOFILE, &before), 0);
+    rlimit few = before;
+    few.rlim_cur = static_cast<rlim_t>(next);
+    CHECK_EQ(setrlimit(RLIMIT_NOFILE, &few), 0);
+    CHECK_EQ(connect(guest, reinterpret_cast<const sockaddr*>(&address), sizeof address), 0);
+    const std::clock_t busy = std::clock();
+    std::this_thread::sleep_for(std::chrono::milliseconds(300));
+    CHECK(static_cast<double>(std::clock() - busy) / CLOCKS_PER_SEC < 0.05);
+    CHECK_EQ(setrlimit(RLIMIT_NOFILE, &before), 0);
+    // It is listened to again: what it says is no hello, so that it is sent away.
+    char nonsense[64] = {};
+    CHECK_EQ(send(guest, nonsense, sizeof nonsense, MSG_NOSIGNAL), ssize_t{sizeof nonsense});
+    const ssize_t received = recv(guest, nonsense, sizeof nonsense, 0);
+    CHECK(received == 0 || (received < 0 && errno == ECONNRESET));
+    close(guest);
+}
+
+TEST("a rank listens at the addresses that it is told, and nowhere else") {
+    Heartbeats heartbeats({"127.0.0.1", "192.0.2.77", "127.0.0.3"});  // of which one is no address of this host
+    CHECK_EQ(heartbeats.contact().size(), size_t{2});
+    CHECK_EQ(heartbeats.contact()[0].address, std::string("127.0.0.1"));
+    CHECK_EQ(heartbeats.contact()[1].address, std::string("127.0.0.3"));
+    sockaddr_in elsewhere{};
+    elsewhere.sin_family = AF_INET;
+    elsewhere.sin_port = htons(heartbeats.contact()[0].port);
+    elsewhere.sin_addr.s_addr = htonl(INADDR_LOOPBACK + 1);  // 127.0.0.2
+    const int guest = socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0);
+    CHECK_EQ(connect(guest, reinterpret_cast<const sockaddr*>(&elsewhere), sizeof elsewhere), -1);
+    close(guest);
+}
+
+TEST("this host's addresses are those of the networks that are asked for") {
+    CHECK(local_addresses({"127.0.0.0/8"}) == kLoopback);
+    CHECK(local_addresses({"127.0.0.1/32", "192.0.2.128/25"}) == kLoopback);
+    CHECK(local_addresses({"126.0.0.0/8"}).empty());
+    for (const std::string& any : local_addresses({})) CHECK(any != "127.0.0.1" && any != "::1");
+    for (const char* wrong : {"10.0.0.0", "10.0.0.0/33", "10.0.0/8", "eth0/8", "fd00::/129", "10.0.0.0/8x", "/8"}) {
+        std::string refused;
+        try {
+            local_addresses({wrong});
+        } catch (const Error& error) {
+            refused = error.what();
+        }
+        CHECK_CONTAINS(refused, std::string("DDL_NETWORKS has '") + wrong + "'");
+    }
+}
+
+TEST("a stranger who says anything is shown out at its first bytes, and what he goes on to say is not kept") {
+    Ring ring(2);
+    const int guest = guest_of(*ring.ranks[0]);
+    const std::vector<char> garbage(1 << 20, 'x');
+    const auto start = std::chrono::steady_clock::now();
+    // 488 MB were taken before the first byte was looked at. What fits into the kernel's own buffers may still go.
+    size_t sent = 0;
+    for (ssize_t count = 1; count > 0 && sent < (size_t{256} << 20); sent += static_cast<size_t>(count)) {
+        count = send(guest, garbage.data(), garbage.size(), MSG_NOSIGNAL);
+        if (count <= 0) break;
+    }
+    CHECK(sent < (size_t{32} << 20));
+    CHECK(is_shown_out(guest));
+    CHECK(seconds_since(start) < 4);  // and not only after the time that a silent one is given
+    close(guest);
+    ring.ranks[1].reset();
+    CHECK(ring.all_know(1));
+}
+
+TEST("a stranger who says nothing, or stops in the midst of a hello, is shown out") {
+    Ring ring(2);
+    const int silent = guest_of(*ring.ranks[0]), slow = guest_of(*ring.ranks[0]);
+    const uint64_t magic = 0x3130656e696c4c44;
+    CHECK_EQ(send(slow, &magic, sizeof magic, MSG_NOSIGNAL), ssize_t{sizeof magic});
+    CHECK(is_shown_out(silent));
+    CHECK(is_shown_out(slow));
+    close(silent);
+    close(slow);
+    ring.ranks[1].reset();
+    CHECK(ring.all_know(1));
+}
+
+TEST("of many strangers only so many are kept, the newest, and ranks still find one another") {
+    rlimit before{};
+    CHECK_EQ(getrlimit(RLIMIT_NOFILE, &before), 0);
+    std::vector<std::unique_ptr<Heartbeats>> ranks;
+    std::vector<Contact> contacts;
+    for (int rank = 0; rank < 2; ++rank) {
+        ranks.push_back(std::make_unique<Heartbeats>(kLoopback));
+        contacts.push_back(ranks.back()->contact());
+    }
+    std::vector<int> guests;
+    for (int i = 0; i < 200; ++i) guests.push_back(guest_of(*ranks[1]));  // who come before the rank that it waits for
+    const auto start = std::chrono::steady_clock::now();
+    std::vector<int> missing[2];
+    std::thread waits([&] { missing[1] = ranks[1]->connect(1, contacts, kToken, 20, [](int, Death) {}); });
+    missing[0] = ranks[0]->connect(0, contacts, kToken, 20, [](int, Death) {});
+    waits.join();
+    CHECK(missing[0].empty() && missing[1].empty());
+    CHECK(is_shown_out(guests[0]));
+    CHECK(seconds_since(start) < 4);
+    for (const int guest : guests) close(guest);
+}
+
+TEST("a rank that answers nobody is found by its peers, who tell the others") {
+    constexpr int kSize = 12;
+    Ring ring(kSize);
+    for (const auto& rank : ring.ranks) CHECK(rank->silent(0.05).empty());
+    ring.ranks[6]->before_fork();  // its watching thread stands still, as that of a process that is stopped
+    std::vector<std::vector<int>> found(kSize);
+    std::vector<std::thread> threads;
+    for (int rank = 0; rank < kSize; ++rank) {
+        if (rank != 6) threads.emplace_back([&, rank] { found[rank] = ring.ranks[rank]->silent(1); });
+    }
+    for (std::thread& thread : threads) thread.join();
+    for (int rank = 0; rank < kSize; ++rank) {
+        if (rank != 6) CHECK(found[rank] == std::vector<int>({6}));
+    }
+    ring.ranks[6]->after_fork();
+}
