@@ -1,0 +1,111 @@
+"""`LMS`: the Keras callback."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import keras
+import tensorflow as tf
+
+from lms.errors import LMSError, UsageError
+from lms.tensorflow.offload import Offload, offload
+from lms.tensorflow.tiers import FileTier, usage
+
+
+class LMS(keras.callbacks.Callback):  # type: ignore[misc]
+    """Large model support for `model.fit`: `callbacks=[LMS(limit="12GB")]`. Takes what `offload` takes.
+
+    Raises UsageError when training begins if the model runs eagerly, is compiled by XLA on request, does not run on
+    TensorFlow or has replicas; LMSError after the first step if TensorFlow's optimizers undid the plan.
+    """
+
+    def __init__(self, **options: Any) -> None:
+        super().__init__()
+        self.offload: Offload = offload(**options)
+        self._unchecked = False
+        self._jit: object = None
+
+    def stats(self) -> dict[str, int]:
+        """Figures: bytes and counts of the last trace, and what the file tier of this process has done."""
+        figures = dict(usage()) if isinstance(self.offload.tier, FileTier) else {}
+        if self.offload.traces:
+            last = self.offload.traces[-1]
+            figures |= {name: getattr(last, name) for name in ("tensors", "swapped", "plain_peak", "predicted_peak")}
+            figures |= {"parameters": last.parameters, "state": last.state}
+        return figures
+
+    def on_train_begin(self, logs: object = None) -> None:
+        """Have the training step traced anew, with LMS."""
+        model = self.model
+        if keras.backend.backend() != "tensorflow":
+            raise UsageError(f"lms.tensorflow.LMS: Keras runs on {keras.backend.backend()}; set KERAS_BACKEND=tensorflow")
+        if model.run_eagerly:
+            raise UsageError("run_eagerly=True: there is no graph to edit; compile the model with run_eagerly=False")
+        if model.distribute_strategy.num_replicas_in_sync > 1:
+            raise UsageError("lms.tensorflow.LMS does not support several replicas; train on one device a process")
+        if model.get_compile_config().get("jit_compile") is True:
+            raise UsageError("jit_compile=True: XLA has a schedule of its own; compile the model with jit_compile=False")
+        self._restore()
+        self._jit = model.jit_compile
+        if model.jit_compile:
+            print("lms: XLA is off for this model (jit_compile): it has a schedule of its own", file=sys.stderr)
+            model.jit_compile = False
+        model.train_step = self.offload(model.train_step)
+        model.make_train_function(force=True)
+        self._peek(model)
+
+    def on_train_end(self, logs: object = None) -> None:
+        """Leave the model as it was."""
+        self._restore()
+        self.model.jit_compile = self._jit
+
+    def _restore(self) -> None:
+        self.model.__dict__.pop("train_step", None)
+        self.model.train_function = None
+
+    def _peek(self, model: Any) -> None:
+        """Look at the first batch before the step is traced, because tracing may not know its size."""
+        train: Callable[[Any], Any] = model.train_function
+
+        def first(iterator: Any) -> Any:
+            model.train_function = train
+            if isinstance(iterator, tf.data.Iterator):
+                batches = _take(iterator, model.steps_per_execution)
+                if batches:
+                    self.offload.first_batch = [
+                        one.shape for one in tf.nest.flatten(batches[0], expand_composites=True) if tf.is_tensor(one)
+                    ]
+                spec = iterator.element_spec
+                iterator = iter(tf.data.Dataset.from_generator(lambda: iter(batches), output_signature=spec))
+            before = self.stats()
+            result = train(iterator)
+            self._check(before)
+            return result
+
+        model.train_function = first
+
+    def _check(self, before: dict[str, int]) -> None:
+        """Raise LMSError if not all pairs ran that were put into the graph, or if a place outlived the step."""
+        if not isinstance(self.offload.tier, FileTier) or not self.offload.traces:
+            return
+        after, traced = self.stats(), self.offload.traces[-1]
+        outs, ins = (after[name] - before[name] for name in ("outs", "ins"))
+        steps = max(1, round(outs / traced.outs)) if traced.outs else 1
+        if (outs, ins) != (steps * traced.outs, steps * traced.ins):
+            raise LMSError(
+                f"TensorFlow's graph optimizers undid the plan: {outs} copies out and {ins} back ran of "
+                f"{traced.outs} and {traced.ins} a step; report this with the model"
+            )
+
+
+def _take(iterator: Any, count: int) -> Sequence[Any]:
+    """At most `count` elements."""
+    batches = []
+    for _ in range(count):
+        try:
+            batches.append(next(iterator))
+        except (StopIteration, tf.errors.OutOfRangeError):
+            break
+    return batches

@@ -1,0 +1,238 @@
+"""`offload`: LMS for one function that TensorFlow traces."""
+
+from __future__ import annotations
+
+import functools
+import re
+import sys
+import time
+import warnings
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any, TypeVar
+
+import tensorflow as tf
+
+from lms.core.link import KNOWN, Link
+from lms.core.plan import make_plan
+from lms.core.static import make_static
+from lms.errors import UsageError
+from lms.memory.capacity import memory_capacity
+from lms.memory.resident import ResidentSet
+from lms.options import Options
+from lms.tensorflow.graph import Step, read_step
+from lms.tensorflow.rewrite import Rewritten, rewrite
+from lms.tensorflow.tiers import FileTier, HostTier
+from lms.units import format_size
+
+TESTED = ((2, 21), (2, 21))  # the first and the last version of TensorFlow that the tests run with
+_KNOBS = ("swapout_threshold", "swapin_ahead", "swapin_groupby", "sync_mode")
+_FILE = Link("file", 1.5e9, 1.5e9, source="assumed: what a disk of a cloud's machine reaches")
+
+F = TypeVar("F", bound=Callable[..., Any])
+
+
+@dataclass(frozen=True)
+class Traced:
+    """What LMS did to one trace of the function. Bytes of one run; `seconds` for planning and rewriting."""
+
+    operations: int
+    tensors: int
+    swapped: int  # tensors
+    swapped_bytes: int
+    outs: int
+    ins: int
+    plain_peak: int  # most bytes without LMS; what was there before the step is in both peaks
+    predicted_peak: int
+    parameters: int
+    state: int
+    seconds: float
+
+
+class Offload:
+    """The decorator that `offload` returns; `traces` has what was done, one entry for each trace."""
+
+    def __init__(self, options: dict[str, Any], knobs: dict[str, int | None], host: str | None) -> None:
+        share = options.get("budget")
+        self.share: float | None = None
+        if isinstance(share, str) and (match := re.fullmatch(r"\s*(\d+(?:\.\d+)?)\s*%\s*", share)):
+            self.share = float(match[1]) / 100
+            if self.share > 1:
+                raise UsageError(f"budget={share!r}: expected at most 100%")
+            options = {**options, "budget": 0}
+        self.options = Options.parse(**options)
+        self.knobs = {name: _knob(name, value) for name, value in knobs.items()}
+        if self.knobs["sync_mode"] > 3:
+            raise UsageError(f"sync_mode={knobs['sync_mode']!r}: expected 0, 1 (out), 2 (in), 3 (both), or -1")
+        _check_version(tf.__version__)
+        self.tier = _tier(self.options, host)
+        self.traces: list[Traced] = []
+        self.first_batch: Sequence[Any] | None = None  # shapes of the inputs, if tracing does not know them
+        self._told: set[str] = set()
+
+    def __call__(self, function: F) -> F:
+        """The function, whose graph is edited each time that it is traced."""
+
+        @functools.wraps(function)
+        def traced(*args: Any, **kwargs: Any) -> Any:
+            start = self._begin()
+            result = function(*args, **kwargs)
+            self._edit(start, result)
+            return result
+
+        return traced  # type: ignore[return-value]
+
+    @tf.autograph.experimental.do_not_convert  # type: ignore[untyped-decorator]
+    def _begin(self) -> int:
+        if tf.executing_eagerly():
+            raise UsageError(
+                "offload edits the graph of a tf.function, and this function runs eagerly: put @tf.function above "
+                "@offload(...), and leave run_functions_eagerly off"
+            )
+        if _is_compiled():
+            raise UsageError("jit_compile=True: XLA has a schedule of its own; take jit_compile=False")
+        return len(tf.compat.v1.get_default_graph().get_operations())
+
+    @tf.autograph.experimental.do_not_convert  # type: ignore[untyped-decorator]
+    def _edit(self, start: int, result: object) -> None:
+        began = time.perf_counter()
+        graph = tf.compat.v1.get_default_graph()
+        flat = tf.nest.flatten(result, expand_composites=True)
+        results = [one for one in flat if tf.is_tensor(one) and hasattr(one, "graph")]
+        step = read_step(
+            graph,
+            start,
+            results,
+            min_size=self.options.min_size,
+            base=0 if isinstance(self.tier, HostTier) else ResidentSet().current(),
+            on_device=isinstance(self.tier, HostTier),
+            given=self.first_batch,
+            threshold=self.knobs["swapout_threshold"],
+            groupby=self.knobs["swapin_groupby"],
+        )
+        self._tell_untouched(step)
+        done = self._rewrite(graph, step)
+        live = max(step.trace.live, default=0)
+        plain = max((access.other for access in step.trace.accesses), default=step.base) + live
+        self.traces.append(
+            Traced(
+                operations=len(graph.get_operations()) - start,
+                tensors=len(step.tensors),
+                swapped=done.outs,
+                swapped_bytes=done.nbytes,
+                outs=done.outs,
+                ins=done.ins,
+                plain_peak=plain,
+                predicted_peak=done.peak,
+                parameters=step.parameters,
+                state=step.state,
+                seconds=time.perf_counter() - began,
+            )
+        )
+        self._tell(
+            f"{done.outs} of {len(step.tensors)} tensors ({format_size(done.nbytes)}) go to {self.tier}; foreseen: at "
+            f"most {format_size(done.peak)}"
+        )
+
+    def _rewrite(self, graph: Any, step: Step) -> Rewritten:
+        trace = step.trace
+        ahead, sync = self.knobs["swapin_ahead"], self.knobs["sync_mode"]
+        budget, limit = self.options.budget, None
+        if self.share is not None:
+            budget = int(self.share * max(trace.live, default=0))
+        elif budget is None:
+            limit = self.options.limit or int((self.options.frac or 0) * memory_capacity())
+        link = KNOWN["pcie3x16"] if isinstance(self.tier, HostTier) else _FILE
+        write_ahead = 0 if sync in (1, 3) else self.options.write_ahead
+        prefetch = 0 if sync in (2, 3) else self.options.prefetch
+        plan = make_plan(trace, link, limit=limit, budget=budget, prefetch=prefetch, write_ahead=write_ahead)
+        if not plan.moves:
+            if step.unknown > len(step.tensors):
+                warnings.warn(
+                    f"LMS chose no tensor: the sizes of {step.unknown} are not known while tracing; give tensors of a "
+                    "fixed batch (drop_remainder=True, or an input_signature with sizes)",
+                    RuntimeWarning,
+                    stacklevel=2,
+                )
+            return Rewritten(0, 0, 0, step.base + max(trace.live, default=0))
+        return rewrite(
+            graph, step, make_static(trace, plan), self.tier, ahead=None if ahead < 0 else ahead, synchronous=sync > 1
+        )
+
+    def _tell_untouched(self, step: Step) -> None:
+        if step.untouched:
+            named = ", ".join(f"{count} {name}" for name, count in sorted(step.untouched.items()))
+            self._tell(f"memory inside of these stays as it is: {named}")
+
+    def _tell(self, text: str) -> None:
+        if text not in self._told:
+            self._told.add(text)
+            print(f"lms: {text}", file=sys.stderr)
+
+
+def offload(
+    *,
+    swapout_threshold: int | None = None,
+    swapin_ahead: int | None = None,
+    swapin_groupby: int | None = None,
+    sync_mode: int | None = None,
+    host: str | None = None,
+    **options: Any,
+) -> Offload:
+    """LMS for a training step: a decorator to be put below `@tf.function`, for a function that computes its gradients.
+
+    `options` are those of `lms.LMS` that fit: limit, frac or budget (which may be a share such as "35%" of what the
+    step's tensors take at their peak), min_size, spill_dir, prefetch, write_ahead. `host` is the device that swapped
+    tensors go to: with none, "/device:CPU:0" if there is a GPU, else a file in `spill_dir`. The other four are TFLMS v2's,
+    counted in operations of the step; None or -1 leave it to the plan.
+
+    Raises UsageError for wrong options, LMSError if the operations of the file tier are not built, and, while the
+    function is traced, LimitError for a limit below the floor.
+    """
+    if unknown := set(options) - {one.name for one in Options.__dataclass_fields__.values() if one.metadata}:
+        known = (*(name for name in ("limit", "frac", "budget", "min_size", "spill_dir", "prefetch", "write_ahead")),)
+        raise UsageError(f"{sorted(unknown)[0]!r} is no option; expected any of {', '.join((*known, *_KNOBS, 'host'))}")
+    knobs = dict(zip(_KNOBS, (swapout_threshold, swapin_ahead, swapin_groupby, sync_mode), strict=True))
+    return Offload(options, knobs, host)
+
+
+def _knob(name: str, value: int | None) -> int:
+    if value is None:
+        return -1
+    if isinstance(value, bool) or not isinstance(value, int) or value < -1:
+        raise UsageError(f"{name}={value!r}: expected a whole number, or None or -1 for the plan's choice")
+    return value
+
+
+def _tier(options: Options, host: str | None) -> HostTier | FileTier:
+    if host is not None:
+        return HostTier(host)
+    if not tf.config.list_logical_devices("GPU"):
+        return FileTier(options.spill_dir)
+    if options.limit is None and options.budget is None:
+        raise UsageError("TensorFlow does not tell how much memory the GPU has: give limit or budget")
+    return HostTier("/device:CPU:0")
+
+
+def _check_version(version: str) -> None:
+    found = tuple(int(part) for part in version.split(".")[:2])
+    if not TESTED[0] <= found <= TESTED[1]:
+        first, last = (".".join(map(str, one)) for one in TESTED)
+        tested = first if first == last else f"{first} to {last}"
+        warnings.warn(
+            f"LMS is tested with TensorFlow {tested}, this is {version}: it uses two private methods of graphs "
+            "(_update_input, _add_control_input), which may differ",
+            RuntimeWarning,
+            stacklevel=4,
+        )
+
+
+def _is_compiled() -> bool:
+    """Whether the tf.function that is traced here is compiled by XLA: nothing but its own frame tells."""
+    frame = sys._getframe(1)
+    while frame is not None:
+        owner = frame.f_locals.get("self")
+        if type(owner).__name__ == "Function" and getattr(owner, "_jit_compile", None):
+            return True
+        frame = frame.f_back  # type: ignore[assignment]
+    return False
