@@ -17,6 +17,7 @@ import pytest
 # report; in CI any other is a failure, so that no test is lost without anybody noticing.
 EXPECTED_SKIPS: Mapping[str, str] = {
     "no GPU": "CI has none; `make gpu-check` runs these where there is one",
+    "no TensorFlow": "`make test-tensorflow` runs these in an environment of its own",
 }
 
 if importlib.util.find_spec("hypothesis"):  # a machine that only runs tests/gpu may lack it

@@ -146,7 +146,9 @@ class Tier {
 // A place in the file, and the shape of what it holds.
 struct Place {
     explicit Place(const Tensor& tensor)
-        : shape(tensor.shape()), nbytes(tensor.tensor_data().size()), span(round_up(std::max<std::int64_t>(nbytes, 1))) {
+        : shape(tensor.shape()),
+          nbytes(tensor.tensor_data().size()),
+          span(round_up(std::max<std::int64_t>(nbytes, 1))) {
         offset = Tier::get().take(span);
     }
     Place(const Place&) = delete;

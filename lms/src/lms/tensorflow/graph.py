@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from itertools import pairwise
 from math import prod
 from typing import Any
 
@@ -121,14 +122,12 @@ def read_step(
     on_device: bool,
     given: Sequence[Any] | None = None,
     threshold: int = -1,
-    groupby: int = -1,
 ) -> Step:
     """The step that the graph's operations from number `start` on are; `results` are the tensors that it returns.
 
     `base` are the bytes that are there before the step. `on_device` says that it runs on another device than the
     processor: reads of variables then count as copies, as TensorFlow's own estimate has them. `given` are the shapes of
-    the graph's inputs in the first batch. A storage does not leave between its making and its first use if fewer than
-    `threshold` operations lie between (-1: any), nor between two uses at most `groupby` operations apart.
+    the graph's inputs in the first batch. A storage stays if it is never idle for `threshold` operations.
     """
     operations = graph.get_operations()[start:]
     shapes: dict[str, Any] | None = None
@@ -144,6 +143,7 @@ def read_step(
     variables: dict[int, int] = {}
     untouched: dict[str, int] = {}
     outside: set[int] = set()  # the caller's tensors and constants, and their views
+    constant: set[Any] = set()  # operations that TensorFlow computes once, before the first step
     lost = 0
     returned = {id(tensor) for tensor in results}
     for op in operations:
@@ -156,6 +156,8 @@ def read_step(
             untouched["TensorList"] = untouched.get("TensorList", 0) + 1
         if kind in _SHAPES:
             continue
+        if kind == "Const" or (op.inputs and all(tensor.op in constant for tensor in op.inputs)):
+            constant.add(op)
         if kind in ("Placeholder", "Const"):
             outside.update(id(tensor) for tensor in op.outputs)
             continue
@@ -198,7 +200,12 @@ def read_step(
         for tensor, nbytes in made:
             index[id(tensor)] = len(storages)
             operation.writes.append(len(storages))
-            movable = id(tensor) not in returned and tensor.dtype.is_floating and _unknown_axes(tensor) <= 1
+            movable = (
+                op not in constant
+                and id(tensor) not in returned
+                and tensor.dtype.is_floating
+                and _unknown_axes(tensor) <= 1
+            )
             storages.append(Storage(tensor, nbytes, len(found), movable))
         found.append(operation)
     for variable in getattr(graph, "variables", ()):
@@ -215,8 +222,12 @@ def read_step(
         for at in reversed(range(len(found))):
             total += reads_held[at]
             found[at].fixed += total
+    for storage in storages:
+        touches = [storage.writer, *storage.readers]
+        if max((after - at for at, after in pairwise(touches)), default=0) < threshold:
+            storage.movable = False
     _count_fixed(found, storages, {index[one] for one in returned if one in index})
-    trace, tensors = _trace(found, storages, base, shapes, threshold, groupby)
+    trace, tensors = _trace(found, storages, base, shapes)
     return Step(found, storages, index, trace, tensors, parameters, state, untouched, lost, base)
 
 
@@ -234,16 +245,13 @@ def _count_fixed(found: Sequence[Operation], storages: Sequence[Storage], return
         operation.fixed += total
 
 
-def _trace(
-    found: list[Operation], storages: list[Storage], base: int, shapes: Any, threshold: int, groupby: int
-) -> tuple[Trace, list[int]]:
+def _trace(found: list[Operation], storages: list[Storage], base: int, shapes: Any) -> tuple[Trace, list[int]]:
     numbers: dict[int, int] = {}  # storage -> index in the trace
     accesses: list[Access] = []
     freed: dict[int, int] = {}
     let_go: dict[int, int] = {}
     ending: list[int] = []
     seconds, other = 0.0, base
-    last_touch = {index: storage.writer for index, storage in enumerate(storages)}
 
     def add(kind: AccessKind, storage: int, more: int = 0) -> None:
         nonlocal seconds, other
@@ -255,22 +263,18 @@ def _trace(
         for storage in ending:
             freed[storage] = len(accesses)
         ending = []
-        # What is idle between two operations is the first one's business.
+        # All of its time goes to its first access: the planner has nothing leave between accesses without any.
+        seconds += _seconds(operation.op, shapes)
         for storage in operation.reads:
             if storages[storage].movable:
-                distance = at - last_touch[storage]
-                first = last_touch[storage] == storages[storage].writer
-                stays = distance < threshold if first else distance <= groupby
                 if not other:
                     other = base + operation.fixed
-                add("hold" if stays else "read", storage)
-        seconds += _seconds(operation.op, shapes)
+                add("read", storage)
         other = max(other, base + operation.fixed)
         written = [one for one in operation.writes if storages[one].movable]
         operation.done = len(accesses)
         for done, storage in enumerate(written):
             numbers[storage] = len(numbers)
-            last_touch[storage] = at
             other = max(other, base + operation.fixed)
             add("write", storage, sum(storages[one].nbytes for one in written[done:]))
             if not storages[storage].readers:
@@ -281,7 +285,6 @@ def _trace(
         for storage in operation.reads:
             if not storages[storage].movable:
                 continue
-            last_touch[storage] = at
             if storages[storage].readers[-1] == at:
                 ending.append(storage)
             else:
@@ -330,7 +333,11 @@ def _live(operations: Sequence[Any], results: Sequence[Any]) -> set[Any]:
 def _has_effect(op: Any) -> bool:
     if op.type in _STATELESS or op.type.startswith(("Random", "Truncated", "Multinomial")):
         return False
-    return any(tensor.dtype == tf.resource for tensor in op.inputs) or op.type in ("StatefulPartitionedCall", "PyFunc", "EagerPyFunc")
+    return any(tensor.dtype == tf.resource for tensor in op.inputs) or op.type in (
+        "StatefulPartitionedCall",
+        "PyFunc",
+        "EagerPyFunc",
+    )
 
 
 def _plain(tensor: Any) -> bool:

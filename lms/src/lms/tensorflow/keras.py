@@ -40,13 +40,13 @@ class LMS(keras.callbacks.Callback):  # type: ignore[misc]
         """Have the training step traced anew, with LMS."""
         model = self.model
         if keras.backend.backend() != "tensorflow":
-            raise UsageError(f"lms.tensorflow.LMS: Keras runs on {keras.backend.backend()}; set KERAS_BACKEND=tensorflow")
+            raise UsageError(f"Keras runs on {keras.backend.backend()}; set KERAS_BACKEND=tensorflow")
         if model.run_eagerly:
             raise UsageError("run_eagerly=True: there is no graph to edit; compile the model with run_eagerly=False")
         if model.distribute_strategy.num_replicas_in_sync > 1:
             raise UsageError("lms.tensorflow.LMS does not support several replicas; train on one device a process")
         if model.get_compile_config().get("jit_compile") is True:
-            raise UsageError("jit_compile=True: XLA has a schedule of its own; compile the model with jit_compile=False")
+            raise UsageError("jit_compile=True: XLA has its own schedule; compile the model with jit_compile=False")
         self._restore()
         self._jit = model.jit_compile
         if model.jit_compile:

@@ -9,6 +9,7 @@ import time
 import warnings
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from types import FrameType
 from typing import Any, TypeVar
 
 import tensorflow as tf
@@ -19,7 +20,7 @@ from lms.core.static import make_static
 from lms.errors import UsageError
 from lms.memory.capacity import memory_capacity
 from lms.memory.resident import ResidentSet
-from lms.options import Options
+from lms.options import NotBuiltError, Options
 from lms.tensorflow.graph import Step, read_step
 from lms.tensorflow.rewrite import Rewritten, rewrite
 from lms.tensorflow.tiers import FileTier, HostTier
@@ -64,6 +65,8 @@ class Offload:
         self.knobs = {name: _knob(name, value) for name, value in knobs.items()}
         if self.knobs["sync_mode"] > 3:
             raise UsageError(f"sync_mode={knobs['sync_mode']!r}: expected 0, 1 (out), 2 (in), 3 (both), or -1")
+        if self.knobs["swapin_groupby"] != -1:
+            raise NotBuiltError("swapin_groupby: only None or -1, the plan's choice, is built")
         _check_version(tf.__version__)
         self.tier = _tier(self.options, host)
         self.traces: list[Traced] = []
@@ -108,7 +111,6 @@ class Offload:
             on_device=isinstance(self.tier, HostTier),
             given=self.first_batch,
             threshold=self.knobs["swapout_threshold"],
-            groupby=self.knobs["swapin_groupby"],
         )
         self._tell_untouched(step)
         done = self._rewrite(graph, step)
@@ -183,7 +185,7 @@ def offload(
 
     `options` are those of `lms.LMS` that fit: limit, frac or budget (which may be a share such as "35%" of what the
     step's tensors take at their peak), min_size, spill_dir, prefetch, write_ahead. `host` is the device that swapped
-    tensors go to: with none, "/device:CPU:0" if there is a GPU, else a file in `spill_dir`. The other four are TFLMS v2's,
+    tensors go to: with none, "/device:CPU:0" if there is a GPU, else a file in `spill_dir`. The others are TFLMS v2's,
     counted in operations of the step; None or -1 leave it to the plan.
 
     Raises UsageError for wrong options, LMSError if the operations of the file tier are not built, and, while the
@@ -229,10 +231,10 @@ def _check_version(version: str) -> None:
 
 def _is_compiled() -> bool:
     """Whether the tf.function that is traced here is compiled by XLA: nothing but its own frame tells."""
-    frame = sys._getframe(1)
+    frame: FrameType | None = sys._getframe(1)
     while frame is not None:
         owner = frame.f_locals.get("self")
         if type(owner).__name__ == "Function" and getattr(owner, "_jit_compile", None):
             return True
-        frame = frame.f_back  # type: ignore[assignment]
+        frame = frame.f_back
     return False

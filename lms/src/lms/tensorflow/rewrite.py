@@ -82,9 +82,9 @@ def rewrite(
         fresh.setdefault(storage, []).append((reader, tensor))
         begins.setdefault(storage, []).append((trigger + 1, reader))
     _connect(step, fresh)
-    for storage_index, storage in enumerate(step.storages):
-        if storage.movable:
-            _add_spans(change, storage_index, storage, gone, begins)
+    for at, one in enumerate(step.storages):
+        if one.movable:
+            _add_spans(change, at, one, gone, begins)
     return Rewritten(
         outs=len(outs),
         ins=len(static.backs),
@@ -170,4 +170,3 @@ def _connect(step: Step, fresh: dict[int, list[tuple[int, Any]]]) -> None:
                             views[id(new), shape] = tf.reshape(new, [-1 if size is None else size for size in shape])
                     new = views[id(new), shape]
             operation.op._update_input(slot, new)
-

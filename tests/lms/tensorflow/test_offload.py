@@ -1,0 +1,220 @@
+"""`offload`, for a tf.function and under Keras, on a CPU with the file tier."""
+
+from __future__ import annotations
+
+import warnings
+
+import numpy as np
+import pytest
+
+tf = pytest.importorskip("tensorflow", reason="no TensorFlow")
+keras = pytest.importorskip("keras", reason="no TensorFlow")
+
+from lms.errors import LMSError, UsageError  # noqa: E402
+from lms.tensorflow import LMS, offload, tiers  # noqa: E402
+from lms.tensorflow.offload import _check_version  # noqa: E402
+
+
+@pytest.fixture(autouse=True)
+def _as_it_is_written() -> None:
+    """Which sums TensorFlow's optimizers rewrite depends on control edges: with them off, every bit is the same."""
+    tf.config.optimizer.set_experimental_options({"disable_meta_optimizer": True})
+
+
+def layers(width: int = 128, depth: int = 6) -> list:
+    generator = np.random.default_rng(0)
+    return [tf.Variable(generator.normal(size=(width, width)).astype("f4") / width**0.5) for _ in range(depth)]
+
+
+def steps(decorate, count: int = 3) -> tuple[list[float], list[np.ndarray]]:
+    variables = layers()
+    data = tf.constant(np.random.default_rng(1).normal(size=(512, 128)).astype("f4"))
+
+    def step(x):
+        with tf.GradientTape() as tape:
+            for weight in variables:
+                x = tf.tanh(x @ weight)
+            loss = tf.reduce_mean(x * x)
+        for weight, gradient in zip(variables, tape.gradient(loss, variables), strict=True):
+            weight.assign_sub(0.1 * gradient)
+        return loss
+
+    function = tf.function(decorate(step))
+    return [float(function(data)) for _ in range(count)], [weight.numpy() for weight in variables]
+
+
+def same(ours, theirs) -> bool:
+    return ours[0] == theirs[0] and all(map(np.array_equal, ours[1], theirs[1]))
+
+
+@pytest.mark.parametrize("budget", [0, "20%", "50%", "100%"])
+def test_a_step_has_the_bits_that_it_has_without(budget) -> None:
+    plain = steps(lambda step: step)
+    decorator = offload(budget=budget)
+    before = tiers.usage()
+    assert same(steps(decorator), plain)
+    after = tiers.usage()
+    (traced,) = decorator.traces
+    assert after["outs"] - before["outs"] == 3 * traced.outs
+    assert after["ins"] - before["ins"] == 3 * traced.ins
+    assert after["live"] == 0
+    assert (traced.outs == 0) == (budget == "100%")
+    assert traced.predicted_peak <= traced.plain_peak
+
+
+@pytest.mark.parametrize(
+    "knobs",
+    [
+        {"swapout_threshold": 3},
+        {"swapin_ahead": 0},
+        {"swapin_ahead": 2},
+        *({"sync_mode": mode} for mode in range(4)),
+        {"swapout_threshold": -1, "swapin_ahead": None},
+    ],
+)
+def test_the_knobs_of_tflms_change_the_copies_and_not_the_bits(knobs) -> None:
+    assert same(steps(offload(budget="20%", **knobs)), steps(lambda step: step))
+
+
+def test_a_threshold_that_no_tensor_reaches_swaps_nothing() -> None:
+    decorator = offload(budget="20%", swapout_threshold=10_000)
+    steps(decorator, 1)
+    assert decorator.traces[0].swapped == 0
+
+
+def test_a_limit_below_the_floor_names_the_floor() -> None:
+    with pytest.raises(Exception, match="below the floor"):
+        steps(offload(limit="1MB"), 1)
+
+
+@pytest.mark.parametrize(
+    ("options", "words"),
+    [
+        ({"budget": "120%"}, "at most 100%"),
+        ({"limit": "1GB", "frac": 0.5}, "at most one"),
+        ({"sync_mode": 4}, "sync_mode=4"),
+        ({"swapin_ahead": -2}, "swapin_ahead=-2"),
+        ({"swapin_groupby": 2}, "swapin_groupby"),
+        ({"swapin_ahed": 2}, "'swapin_ahed' is no option"),
+    ],
+)
+def test_a_wrong_option_is_named(options, words) -> None:
+    with pytest.raises(UsageError, match=words):
+        offload(**options)
+
+
+def test_an_eager_call_and_a_compiled_function_are_refused() -> None:
+    with pytest.raises(UsageError, match="runs eagerly"):
+        offload(budget=0)(lambda: tf.constant(1.0))()
+    compiled = tf.function(offload(budget=0)(lambda x: x + 1.0), jit_compile=True)
+    with pytest.raises(Exception, match="jit_compile=False"):  # AutoGraph wraps it
+        compiled(tf.constant(1.0))
+
+
+def test_operations_that_are_not_built_are_an_error_that_says_how(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(tiers, "operations_path", lambda version: tiers.Path("/nowhere.so"))
+    tiers.load_operations.cache_clear()
+    with pytest.raises(LMSError, match=r"python -m lms\.build tensorflow"):
+        offload(budget=0)
+
+
+def test_a_version_outside_the_range_is_a_warning() -> None:
+    with pytest.warns(RuntimeWarning, match=r"this is 3\.0\.1"):
+        _check_version("3.0.1")
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        _check_version(tf.__version__)
+
+
+def test_the_private_methods_that_are_used_are_there() -> None:
+    with tf.Graph().as_default() as graph:
+        one, two = tf.constant(1.0), tf.constant(2.0)
+        total = tf.add(one, one)
+        total.op._update_input(1, two)
+        total.op._add_control_input(two.op)
+    assert [tensor.op.name for tensor in total.op.inputs] == [one.op.name, two.op.name]
+    assert total.op.control_inputs == [two.op]
+    assert graph.get_operations()[-1] is total.op
+
+
+def test_planning_and_rewriting_take_at_most_two_seconds_for_5000_operations() -> None:
+    decorator = offload(budget="30%", min_size=1000)
+
+    @tf.function
+    @decorator
+    def step(x):
+        with tf.GradientTape() as tape:
+            tape.watch(x)
+            y = x
+            for _ in range(830):
+                y = tf.tanh(y) * 1.01
+            loss = tf.reduce_sum(y)
+        return tape.gradient(loss, x)
+
+    step.get_concrete_function(tf.ones((64, 64)))
+    (traced,) = decorator.traces
+    assert traced.operations > 5000
+    assert traced.swapped > 100
+    assert traced.seconds < 2
+
+
+def cnn(**options) -> keras.Model:
+    keras.utils.set_random_seed(1)
+    x = inputs = keras.Input((32, 32, 3))
+    for width in (16, 32):
+        x = keras.layers.Conv2D(width, 3, padding="same")(x)
+        x = keras.layers.BatchNormalization()(x)
+        x = keras.layers.Dropout(0.2)(keras.layers.ReLU()(x))
+    model = keras.Model(inputs, keras.layers.Dense(10)(keras.layers.GlobalAveragePooling2D()(x)))
+    optimizer = options.pop("optimizer", None) or keras.optimizers.Adam()
+    loss = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
+    model.compile(optimizer, loss, **{"jit_compile": False, **options})
+    return model
+
+
+def fit(model, callbacks, times: int = 1) -> tuple[list[float], list[np.ndarray]]:
+    x = np.random.default_rng(0).normal(size=(80, 32, 32, 3)).astype("f4")
+    losses = []
+    for _ in range(times):
+        run = model.fit(x, np.arange(80) % 10, batch_size=32, epochs=2, verbose=0, shuffle=False, callbacks=callbacks)
+        losses += run.history["loss"]
+    return losses, model.get_weights()
+
+
+@pytest.mark.parametrize("per_execution", [1, 3])
+def test_fit_with_an_unknown_batch_swaps_and_its_results_are_those_without(per_execution: int) -> None:
+    callback = LMS(budget="35%")
+    plain = fit(cnn(steps_per_execution=per_execution), [], 2)
+    ours = fit(cnn(steps_per_execution=per_execution), [callback], 2)
+    assert callback.stats()["swapped"] > 0
+    assert callback.stats()["live"] == 0
+    np.testing.assert_allclose(ours[0], plain[0], rtol=1e-5)
+
+
+def test_gradients_that_are_accumulated_are_those_without() -> None:
+    def accumulating() -> keras.Model:
+        return cnn(optimizer=keras.optimizers.SGD(gradient_accumulation_steps=2))
+
+    np.testing.assert_allclose(fit(accumulating(), [LMS(budget="35%")])[0], fit(accumulating(), [])[0], rtol=1e-5)
+
+
+def test_a_model_is_left_as_it_was() -> None:
+    model = cnn()
+    fit(model, [LMS(budget="35%")])
+    assert "train_step" not in model.__dict__
+    fit(model, [])
+
+
+def test_a_model_that_runs_eagerly_or_is_compiled_is_refused() -> None:
+    with pytest.raises(UsageError, match="run_eagerly=False"):
+        fit(cnn(run_eagerly=True), [LMS(budget="35%")])
+    with pytest.raises(UsageError, match="jit_compile=False"):
+        fit(cnn(jit_compile=True), [LMS(budget="35%")])
+
+
+def test_a_plan_that_was_undone_is_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
+    callback = LMS(budget="35%")
+    real = tiers.usage
+    monkeypatch.setattr("lms.tensorflow.keras.usage", lambda: {**real(), "ins": 0})
+    with pytest.raises(LMSError, match="undid the plan"):
+        fit(cnn(), [callback])
