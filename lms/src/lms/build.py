@@ -133,8 +133,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
         prog="python -m lms.build",
         description="Compile what LMS has in C++ for a framework. For torch: the page pool, from which a CPU's tensors "
         "come, so that freed memory is reused and not returned to the system; LMS works without it, slower on a CPU "
-        "and the same on a GPU. For tensorflow: the operations that swap to a file, without which LMS does not train on a "
-        "CPU. Needs a C++20 compiler (CXX, g++ or c++); does nothing when the library is there.",
+        "and the same on a GPU. For tensorflow: the operations that swap to a file, without which LMS does not train "
+        "on a CPU. Needs a C++20 compiler (CXX, g++ or c++); does nothing when the library is there.",
     )
     parser.add_argument("framework", choices=["torch", "tensorflow"], help="the framework to compile for")
     framework = parser.parse_args(arguments).framework
