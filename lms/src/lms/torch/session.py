@@ -12,6 +12,7 @@ from typing import TypeVar
 import torch
 from torch.optim.optimizer import Optimizer
 
+from lms.core.budget import Budget, Client
 from lms.core.guide import Guide, Key
 from lms.core.plan import Plan
 from lms.core.timeline import Timeline
@@ -164,11 +165,12 @@ class Session:
         options = self.options
         if (warning := self.device.prepare(self.limit)) is not None:
             warn_script(warning)
+        saved = Client(priority=0, most=options.budget)
         self._planner = PassPlanner(
             self.device,
             self.engine,
-            limit=self.limit,
-            budget=options.budget,
+            Budget(self.limit, saved),
+            saved,
             prefetch=options.prefetch,
             write_ahead=options.write_ahead,
             facts={"torch": torch.__version__, "threads": str(torch.get_num_threads())},
@@ -178,7 +180,7 @@ class Session:
             self.engine,
             min_size=options.min_size,
             write_ahead=options.write_ahead,
-            budget=self._planner.budget,
+            budget=self._planner.room,
             begin=self._begin,
             choose=self._planner.choose,
             module=ModuleNames(self._models).running,
@@ -259,7 +261,7 @@ class Session:
             budget=plan.budget if plan is not None else self.options.budget,
             floor=(plan.floor or None) if plan is not None else None,
             peak=planner.peaks.most,
-            saved=planner.saved,
+            saved=planner.client.wanted,
             recorded=self._swapper.recorded,
             held_peak=max(planner.held_peak, self._swapper.stepper.held_peak),
             largest=trace.largest if trace is not None else 0,
