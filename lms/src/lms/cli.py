@@ -268,7 +268,8 @@ def _report(args: argparse.Namespace) -> int:
     output = args.output if args.output is not None else args.trace.with_suffix(".html")
     check_output("--output", output)
     check_output("--picture", args.picture)
-    from lms.picture import to_png
+    from lms.drawing import encoded
+    from lms.picture import draw
     from lms.report import picture_of, render
 
     link = _link(args, trace)
@@ -278,7 +279,7 @@ def _report(args: argparse.Namespace) -> int:
     page = render(trace, link=link, plan=plan, title=trace.machine.get("script") or args.trace.stem)
     output = write_output("--output", output, page.encode())
     if args.picture is not None:
-        write_output("--picture", args.picture, to_png(picture_of(trace, plan)))
+        write_output("--picture", args.picture, encoded(draw(picture_of(trace, plan)), ".png"))
     print(output)
     return 0
 
@@ -351,14 +352,13 @@ def _link(args: argparse.Namespace, trace: Trace) -> Link | None:
 
 def _planned(trace: Trace, link: Link, options: Options) -> Plan:
     from lms.core.plan import make_plan
-    from lms.picture import measured
 
     limit, budget = options.limit, options.budget
     if options.frac is not None:
         if not trace.capacity:
             raise UsageError("--frac: the trace does not say what the device holds; give --limit or --budget")
         limit = int(options.frac * trace.capacity)
-    if limit is not None and not measured(trace):
+    if limit is not None and not trace.measured:
         raise UsageError(
             "--limit bounds all of the device's memory, and this trace measured only the saved bytes "
             f"({format_size(trace.saved)}); give --budget"

@@ -81,6 +81,11 @@ class Trace:
         return self.tensors
 
     @cached_property
+    def measured(self) -> bool:
+        """Whether it is known what the device held beside the saved bytes."""
+        return bool(self.accesses) and all(access.other for access in self.accesses)
+
+    @cached_property
     def touches(self) -> tuple[tuple[int, ...], ...]:
         """For each tensor the positions of its accesses, ascending."""
         found: list[list[int]] = [[] for _ in self.tensors]

@@ -8,6 +8,7 @@ import tempfile
 from pathlib import Path
 from typing import TYPE_CHECKING, cast
 
+from lms.drawing import encoded
 from lms.errors import UsageError
 from lms.files import check_output, write_output
 from lms.link.profile import Kind
@@ -166,7 +167,7 @@ def _show(args: argparse.Namespace) -> int:
             why = "; ".join(one.why for one in shown.profile.absent)
             raise UsageError(f"--picture={str(args.picture)!r}: there is no GPU to draw ({why})")
         figure = chart.draw_topology(shown.gpus, shown.matrix, f"GPUs of {shown.profile.name}")
-        write_output("--picture", args.picture, chart.encoded(figure, args.picture.suffix))
+        write_output("--picture", args.picture, encoded(figure, args.picture.suffix))
     print(show.document(shown) if args.json else show.text(shown))
     return 0
 
@@ -191,6 +192,6 @@ def _compare(args: argparse.Namespace) -> int:
         write_output("--json", args.json, json.dumps(found.to_dict(), indent=1).encode() + b"\n")
     if args.picture is not None:
         figure = chart.draw_comparison(found, speedup=args.speedup)
-        write_output("--picture", args.picture, chart.encoded(figure, args.picture.suffix))
+        write_output("--picture", args.picture, encoded(figure, args.picture.suffix))
     print(comparison_text.text(found, speedup=args.speedup))
     return 0

@@ -11,7 +11,6 @@ from lms.core.trace import Trace
 from lms.errors import LimitError
 from lms.link.profile import KINDS, Kind, MeasuredLink, Profile
 from lms.link.series import DIRECTIONS, Direction, Series
-from lms.picture import measured
 
 FRAC = 0.9  # of the device's memory that a step may fill, as `lms run` has it by default
 SLOWER = 1.10  # what a step may take over its computation alone and still count as hidden
@@ -193,14 +192,14 @@ def _largest(profile: Profile, kind: Kind, trace: Trace, link: Link) -> Largest 
     def plan(times: float) -> tuple[Trace, Plan] | None:
         larger = batch(trace, times)
         try:
-            planned = make_plan(larger, link, limit=limit) if measured(trace) else make_plan(larger, link, budget=limit)
+            planned = make_plan(larger, link, limit=limit) if trace.measured else make_plan(larger, link, budget=limit)
         except LimitError:
             return None
         return (larger, planned) if not below or planned.forecast.out <= below else None
 
     def plain(times: float) -> bool:
         larger = batch(trace, times)
-        return (plain_peak(larger) if measured(trace) else larger.saved) <= limit
+        return (plain_peak(larger) if trace.measured else larger.saved) <= limit
 
     def hidden(times: float) -> bool:
         found = plan(times)
