@@ -353,18 +353,16 @@ def _link(args: argparse.Namespace, trace: Trace) -> Link | None:
 def _planned(trace: Trace, link: Link, options: Options) -> Plan:
     from lms.core.plan import make_plan
 
-    limit, budget = options.limit, options.budget
-    if options.frac is not None:
-        if not trace.capacity:
-            raise UsageError("--frac: the trace does not say what the device holds; give --limit or --budget")
-        limit = int(options.frac * trace.capacity)
+    if options.frac is not None and not trace.capacity:
+        raise UsageError("--frac: the trace does not say what the device holds; give --limit or --budget")
+    limit = options.limit_of(trace.capacity)
     if limit is not None and not trace.measured:
         raise UsageError(
             "--limit bounds all of the device's memory, and this trace measured only the saved bytes "
             f"({format_size(trace.saved)}); give --budget"
         )
     return make_plan(
-        trace, link, limit=limit, budget=budget, prefetch=options.prefetch, write_ahead=options.write_ahead
+        trace, link, limit=limit, budget=options.budget, prefetch=options.prefetch, write_ahead=options.write_ahead
     )
 
 

@@ -2,23 +2,10 @@
 
 from __future__ import annotations
 
-from dataclasses import asdict, dataclass, fields
+from dataclasses import dataclass
 
 from lms.units import format_size
 
-_SECONDS = frozenset(
-    {
-        "stall_out",
-        "stall_in",
-        "last_stall_out",
-        "last_stall_in",
-        "last_seconds",
-        "predicted_step_time",
-        "step_time",
-        "step_busy",
-        "hook_time",
-    }
-)
 _STAYED = {
     "kept_small": "below min_size",
     "kept_owned": "kept by the script too",
@@ -28,7 +15,6 @@ _STAYED = {
     "kept_capture": "in a CUDA graph",
 }
 _LARGE = 0.1  # a share of the saved bytes that the last line speaks of
-_COUNTS = frozenset({"steps", "passes", "misses", "replans"})
 
 
 @dataclass
@@ -75,10 +61,6 @@ class Stats:
     last_stall_in: float = 0.0
     last_seconds: float = 0.0
 
-    def as_dict(self) -> dict[str, float | int | None]:
-        """The counters as a plain dict, in the order of the fields."""
-        return asdict(self)
-
     def line(self, peak_where: str = "") -> str:
         """The session in one line; `peak_where` tells when the peak was."""
         parts = [_plural(self.steps, "step"), _plural(self.passes, "pass")]
@@ -105,11 +87,6 @@ class Stats:
         share = total / (total + self.recorded)
         return [f"{share:.0%} of what was saved cannot be swapped (in all {reasons})"]
 
-    def table(self) -> str:
-        """The counters one a line, with units."""
-        width = max(len(counter.name) for counter in fields(self))
-        return "\n".join(f"{name:<{width}}  {_value(name, value)}" for name, value in self.as_dict().items())
-
 
 def format_seconds(seconds: float) -> str:
     """`seconds` for a person: `83 us`, `12.4 ms`, `3.21 s`, `4 min 05 s`."""
@@ -121,14 +98,6 @@ def format_seconds(seconds: float) -> str:
         return f"{seconds:.3g} s"
     minutes, rest = divmod(round(seconds), 60)
     return f"{minutes} min {rest:02d} s"
-
-
-def _value(name: str, value: float | int | None) -> str:
-    if value is None:
-        return "-"
-    if name in _COUNTS:
-        return str(value)
-    return format_seconds(value) if name in _SECONDS else format_size(value)
 
 
 def _plural(count: int, noun: str) -> str:

@@ -13,7 +13,7 @@ _MOST = 1 << 62  # bytes: beyond any address, and sums of two still fit into 64 
 _SIZE = re.compile(r"\s*([0-9]+(?:\.[0-9]*)?|\.[0-9]+)\s*([A-Za-z]*)\s*")
 
 
-def parse_size(value: int | str, argument: str, *, zero: bool = False) -> int:
+def parse_size(value: object, argument: str, *, zero: bool = False) -> int:
     """Bytes that `value` stands for.
 
     `argument` is the name the caller's user gave it under; it goes into the error. `zero` allows 0.

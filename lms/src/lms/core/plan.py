@@ -20,7 +20,7 @@ import numpy as np
 
 from lms.core.link import Link
 from lms.core.profile import Bytes, Excess, lowest
-from lms.core.schedule import Action, Keep, Move, Schedule, Swap
+from lms.core.schedule import Move, Schedule, Swap
 from lms.core.simulate import Forecast, simulate
 from lms.core.trace import Trace
 from lms.errors import LimitError, UsageError
@@ -48,14 +48,6 @@ class Plan(Schedule):
     def moved(self) -> frozenset[int]:
         """Indices of the tensors that leave memory at least once."""
         return frozenset(move.tensor for move in self.moves)
-
-    @property
-    def actions(self) -> dict[int, tuple[Action, ...]]:
-        """For each tensor what happens to it in a step: moves in the order in which they start, or Keep and why."""
-        found: dict[int, tuple[Action, ...]] = {}
-        for move in self.moves:
-            found[move.tensor] = (*found.get(move.tensor, ()), move)
-        return {index: found.get(index, (Keep(index, reason),)) for index, reason in self.reasons.items()}
 
 
 class Gap(NamedTuple):

@@ -1,4 +1,4 @@
-"""What a step executes and the simulator times: a list of actions and one cap on the held bytes for each access.
+"""What a step executes and the simulator times: a list of moves and one cap on the held bytes for each access.
 
 The rules by which they are executed are `lms.core.stepper`'s.
 """
@@ -8,14 +8,6 @@ from __future__ import annotations
 from collections import defaultdict
 from dataclasses import dataclass
 from typing import NamedTuple
-
-
-@dataclass(frozen=True)
-class Keep:
-    """A tensor that stays for the whole step."""
-
-    tensor: int
-    reason: str = ""
 
 
 @dataclass(frozen=True)
@@ -44,7 +36,6 @@ class Recompute:
 
 
 Move = Swap | Recompute
-Action = Keep | Move
 
 
 @dataclass(frozen=True)

@@ -6,6 +6,7 @@ import os
 import statistics
 import threading
 from collections.abc import Callable, Iterable, Sequence
+from dataclasses import asdict
 from types import TracebackType
 from typing import TypeVar
 
@@ -148,9 +149,7 @@ class Session:
         self._thread = threading.get_ident()
         self.device = device_for(self._torch_device)
         options = self.options
-        self.limit = options.limit
-        if options.frac is not None:
-            self.limit = int(options.frac * self.device.capacity())
+        self.limit = options.limit_of(self.device.capacity())
         self.engine = make_engine(
             self._torch_device, spill_dir=options.spill_dir, host_limit=options.host_limit, verify=options.verify
         )
@@ -284,7 +283,7 @@ class Session:
             stats.last_out, stats.last_in = last.counters.out, last.counters.back
             stats.last_stall_out, stats.last_stall_in = last.counters.stall_out, last.counters.stall_in
             stats.last_seconds = last.seconds
-        return stats.as_dict()
+        return asdict(stats)
 
     def _stalled(self) -> tuple[float, float]:
         """Seconds that the computation has waited for copies out, and for copies back."""
