@@ -21,7 +21,7 @@ from crew import Progress, WorkerError, checkout
 from figures import DEFINITIONS, Cell, Verdict, forecasts, judge, noise_floor, paired, spread
 
 from lms.files import write_aside
-from lms.link.host import kernel
+from lms.memory.machine import kernel
 from lms.units import format_size
 
 MODELS = ("resnet", "gpt", "unet")

@@ -11,8 +11,8 @@ import pytest
 from lms.errors import LMSError
 from lms.link import nvml
 from lms.link.counters import DiskCounters, NvmlCounters
-from lms.link.disk import disk_of
 from lms.link.file import FileProbe
+from lms.memory.disk import disk_of
 
 MB = 1 << 20
 

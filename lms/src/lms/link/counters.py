@@ -16,9 +16,9 @@ from typing import Protocol
 
 from lms.errors import LMSError
 from lms.link import nvml
-from lms.link.disk import disk_of
 from lms.link.gpu import Gpu
 from lms.link.nvml import FI_NVLINK_RX, FI_NVLINK_TX, FI_PCIE_RX, FI_PCIE_TX, Field, Nvml
+from lms.memory.disk import disk_of
 from lms.memory.resident import ResidentSet
 
 _SECTOR = 512  # bytes, of the kernel's block statistics, whatever the disk's own sectors are

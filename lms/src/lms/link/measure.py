@@ -17,8 +17,7 @@ from importlib.util import find_spec
 from pathlib import Path
 
 from lms.errors import LMSError, SpillError, UsageError
-from lms.link import host, nvml
-from lms.link.disk import disk_at
+from lms.link import nvml
 from lms.link.draft import Draft, Task, run
 from lms.link.file import FileProbe
 from lms.link.gpu import Gpu
@@ -27,7 +26,9 @@ from lms.link.profile import KINDS, Absence, Kind, MeasuredLink, Profile
 from lms.link.progress import Progress
 from lms.link.series import Direction
 from lms.link.sweep import QUICK_SIZES, SIZES, WORTH, Copy, cut
+from lms.memory import machine
 from lms.memory.capacity import memory_capacity
+from lms.memory.disk import disk_at
 from lms.units import format_size
 
 SECONDS, QUICK_SECONDS = 50.0, 6.5  # from the beginning to the last link; what stands around it takes a second or two
@@ -63,7 +64,7 @@ def measure(
     links = run(drafts, left, absent, progress or Progress())
     if not links:
         raise UsageError(f"nothing could be measured: {'; '.join(f'{one.what}: {one.why}' for one in absent)}")
-    facts = host.machine()
+    facts = machine.machine()
     return Profile(
         name=name or facts["host"],
         origin="measured",
@@ -80,9 +81,9 @@ def measure(
 
 def memory_drafts(sizes: tuple[int, ...], absent: list[Absence]) -> list[Draft]:
     """Copies in memory: by one thread and by all of each NUMA node, and from each node's memory to each other's."""
-    room = host.memory_room(MEMORY_SHARE) // 2
+    room = machine.memory_room(MEMORY_SHARE) // 2
     allowed = os.sched_getaffinity(0)
-    least = _PAST * (host.last_cache(allowed) or _UNKNOWN_CACHE)
+    least = _PAST * (machine.last_cache(allowed) or _UNKNOWN_CACHE)
     sizes = (*sizes, least) if least > sizes[-1] else sizes
     fitting = _fitting(sizes, room)
     if not fitting or fitting[-1] < least:
@@ -93,7 +94,9 @@ def memory_drafts(sizes: tuple[int, ...], absent: list[Absence]) -> list[Draft]:
         absent.append(Absence("memory", why))
         return []
     notes = cut(fitting, sizes, "a quarter of the memory that is available")
-    numa = [(node.index, tuple(sorted(allowed & set(node.cpus)))) for node in host.nodes() if allowed & set(node.cpus)]
+    numa = [
+        (node.index, tuple(sorted(allowed & set(node.cpus)))) for node in machine.nodes() if allowed & set(node.cpus)
+    ]
     drafts = []
     for here, cpus in numa:
         alone = len(numa) == 1
@@ -132,7 +135,7 @@ def file_drafts(folder: Path, sizes: tuple[int, ...], absent: list[Absence]) -> 
     state = os.statvfs(folder)
     free = state.f_bavail * state.f_frsize
     # A disk writes less than memory could give: what is read and written at once must both be there.
-    room = min(int(free * DISK_SHARE), host.memory_room(MEMORY_SHARE) // 2)
+    room = min(int(free * DISK_SHARE), machine.memory_room(MEMORY_SHARE) // 2)
     fitting = _fitting(sizes, room)
     if not fitting or fitting[-1] < WORTH:
         why = f"{format_size(free)} are free there, and a tenth of it is less than the {format_size(WORTH)} of a sweep"

@@ -9,7 +9,7 @@ from contextlib import suppress
 from pathlib import Path
 
 from lms.errors import UsageError
-from lms.link.disk import disk_of
+from lms.memory.disk import disk_of
 
 _CHOOSE = "choose a folder on a disk (--spill-dir, LMS_SPILL_DIR, spill_dir=)"
 

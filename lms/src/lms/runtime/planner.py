@@ -15,8 +15,8 @@ from lms.core.plan import Plan, floor, make_plan, plain_peak
 from lms.core.simulate import simulate
 from lms.core.trace import Trace
 from lms.errors import LimitError
-from lms.link.host import kernel
 from lms.memory.device import Device
+from lms.memory.machine import kernel
 from lms.runtime.finished import Finished
 from lms.runtime.peaks import Peaks
 from lms.runtime.progress import Progress

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from lms.errors import UsageError
-from lms.link import host
+from lms.memory import machine
 
 _MEMORY = ("tmpfs", "ramfs", "devtmpfs", "hugetlbfs")
 _REMOTE = ("nfs", "nfs4", "cifs", "smb3", "lustre", "gpfs", "beegfs", "ceph", "9p", "virtiofs", "fuse.sshfs")
@@ -90,7 +90,7 @@ def disk_of(folder: Path, root: Path = Path("/")) -> Disk:
     if not block.exists():
         return Disk(
             str(folder), filesystem, "", "", "", filesystem in _MEMORY, filesystem in _REMOTE, virtual=False,
-            layered=False, guest=bool(host.hypervisor(root)),
+            layered=False, guest=bool(machine.hypervisor(root)),
         )  # fmt: skip
     real = block.resolve()
     if (real / "partition").exists():
@@ -107,7 +107,7 @@ def disk_of(folder: Path, root: Path = Path("/")) -> Disk:
         remote=filesystem in _REMOTE,
         virtual="virtio" in str(real) or name.startswith("xvd") or any(one in model.lower() for one in _VIRTUAL),
         layered=name.startswith(("loop", "dm-", "md", "nbd")),
-        guest=bool(host.hypervisor(root)),
+        guest=bool(machine.hypervisor(root)),
     )
 
 
