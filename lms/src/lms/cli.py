@@ -88,25 +88,6 @@ examples:
 """
 
 
-def _command(
-    commands: argparse._SubParsersAction[argparse.ArgumentParser],
-    name: str,
-    text: str,
-    description: str,
-    epilog: str,
-    usage: str | None = None,
-) -> argparse.ArgumentParser:
-    return commands.add_parser(
-        name,
-        usage=usage,
-        help=text,
-        description=description,
-        epilog=epilog,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-        allow_abbrev=False,
-    )
-
-
 def _split(argv: list[str]) -> tuple[list[str], list[str]]:
     """Our own part of the command line, and from SCRIPT or -m on the target's: what looks like an option there is its.
 
@@ -127,7 +108,7 @@ _USAGE = "lms {0} [OPTIONS] SCRIPT [ARGS...]\n       lms {0} [OPTIONS] -m MODULE
 
 
 def _add_run(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
-    parser = _command(
+    parser = link_cli.command(
         commands,
         "run",
         "run a script with large model support",
@@ -151,7 +132,7 @@ def _add_run(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> N
 
 
 def _add_plan(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
-    parser = _command(
+    parser = link_cli.command(
         commands,
         "plan",
         "run two steps of a script, then say what limit it needs and what each costs",
@@ -172,7 +153,7 @@ def _add_plan(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> 
 
 
 def _add_simulate(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
-    parser = _command(
+    parser = link_cli.command(
         commands,
         "simulate",
         "predict a recorded step under another limit or on another link",
@@ -191,7 +172,7 @@ def _add_simulate(commands: argparse._SubParsersAction[argparse.ArgumentParser])
 
 
 def _add_report(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
-    parser = _command(
+    parser = link_cli.command(
         commands,
         "report",
         "make a page with the picture of a recorded step",

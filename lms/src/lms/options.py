@@ -12,7 +12,7 @@ import tempfile
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import Field, dataclass, field, fields
 from pathlib import Path
-from typing import Any
+from typing import Any, TypedDict
 
 from lms.errors import UsageError
 from lms.units import parse_size
@@ -102,6 +102,21 @@ def _switch(value: object, name: str) -> bool:
 
 def _option(default: object, read: Reader, metavar: str, text: str) -> Any:
     return field(default=default, metadata={"read": read, "metavar": metavar, "help": text})
+
+
+class Given(TypedDict, total=False):
+    """The options as keyword arguments, before they are read. None counts as not given."""
+
+    limit: int | str | None
+    frac: float | str | None
+    budget: int | str | None
+    min_size: int | str | None
+    swap: Sequence[str] | str | None
+    spill_dir: str | os.PathLike[str] | None
+    host_limit: int | str | None
+    prefetch: int | None
+    write_ahead: int | None
+    verify: bool | None
 
 
 @dataclass(frozen=True)

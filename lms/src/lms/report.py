@@ -215,7 +215,7 @@ def render(
         rows=limits_of(trace, link).rows if link else (),
         **page.facts(trace, link, watched, stats, unwatched),
         modules=_modules(trace, plan),
-        records=_records(trace, plan),
+        gone=plan.moved() if plan else (),
         stats=stats,
         machine={"device": trace.device, **dict(trace.machine)},
     )
@@ -290,22 +290,4 @@ def _modules(trace: Trace, plan: Plan | None) -> list[dict[str, object]]:
             "share": saved / trace.saved if trace.saved else 0.0,
         }
         for name, (count, saved, goes) in ordered
-    ]
-
-
-def _records(trace: Trace, plan: Plan | None) -> list[dict[str, object]]:
-    """One row for each record, in the order of first saves."""
-    gone = plan.moved() if plan else frozenset()
-    return [
-        {
-            "index": index,
-            "module": record.module,
-            "what": f"{record.dtype} {'x'.join(map(str, record.shape))}".strip(),
-            "nbytes": record.nbytes,
-            "saved": trace.touches[index][0],
-            "used": ", ".join(map(str, trace.positions(index, "read"))) or "never",
-            "goes": index in gone,
-            "reason": plan.reasons.get(index, "") if plan else "",
-        }
-        for index, record in enumerate(trace.records)
     ]

@@ -40,11 +40,6 @@ class Plan(Schedule):
     reasons: Mapping[int, str] = field(default_factory=dict)  # for each tensor: why it stays or goes
     ranking: str = ""  # the ranking that the simulator found best
 
-    @property
-    def swapped(self) -> int:
-        """Bytes that the plan moves out in one pass."""
-        return self.forecast.out
-
     def moved(self) -> frozenset[int]:
         """Indices of the tensors that leave memory at least once."""
         return frozenset(move.tensor for move in self.moves)

@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from typing import Literal
 
 from lms.core.link import Link
-from lms.core.replay import end_step, replay
+from lms.core.replay import PaperCopy, PaperMover, end_step, replay
 from lms.core.schedule import Course, Recompute, Schedule
 from lms.core.stepper import Item, Stepper
 from lms.core.timeline import Lane, Span
@@ -68,10 +68,8 @@ class _Clock:
     now = 0.0
 
 
-class _Copy:
+class _Copy(PaperCopy):
     """A copy on the link; `end` is when it is complete."""
-
-    failed = None
 
     def __init__(self, clock: _Clock, end: float) -> None:
         self.clock = clock
@@ -80,14 +78,8 @@ class _Copy:
     def done(self) -> bool:
         return self.end <= self.clock.now
 
-    def wait(self) -> None:
-        """The mover does."""
 
-    def synchronize(self) -> None:
-        """The clock waits for nothing else."""
-
-
-class _Simulation:
+class _Simulation(PaperMover):
     """One run: the mover of paper, and the driver that follows the trace."""
 
     def __init__(self, trace: Trace, schedule: Schedule, link: Link, *, picture: bool) -> None:
@@ -210,12 +202,6 @@ class _Simulation:
             self.lingering[item.index] = until
             self.lingering_bytes += item.nbytes
         return True
-
-    def discard(self, item: Item) -> None:
-        """The tier below costs nothing."""
-
-    def forget(self, item: Item) -> None:
-        """Nothing of it is left."""
 
 
 class _Watched(Stepper[Item]):

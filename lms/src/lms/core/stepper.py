@@ -135,7 +135,7 @@ class Stepper(Generic[I]):
         self.largest = 0
         self.held_peak = self.held
         self._course = course
-        self._late = False  # the step diverged from the schedule that it began with
+        self._off_schedule = False  # the step diverged from the schedule that it began with
         self._returned = 0  # into course.returns
         self._forward = True  # nothing has been read yet
 
@@ -230,14 +230,13 @@ class Stepper(Generic[I]):
 
     def drop_due(self) -> None:
         """Rule 1, for what the access before asked for."""
-        if self._drops:
-            for move in self._drops:
-                item = self.items[move.tensor]
-                if not isinstance(move, Recompute):
-                    self._send(item)
-                elif item.state is State.HERE:
-                    self._drop(item)
-            self._drops.clear()
+        due, self._drops = self._drops, []
+        for move in due:
+            item = self.items[move.tensor]
+            if not isinstance(move, Recompute):
+                self._send(item)
+            elif item.state is State.HERE:
+                self._drop(item)
 
     def access(self, item: I, *, read: bool) -> None:
         """Rules 3 to 5, with `item` in hand."""
@@ -251,7 +250,7 @@ class Stepper(Generic[I]):
     def divert(self, course: Course | None) -> None:
         """The step is another than its schedule was made for: follow this one, which began alike, or the rule."""
         self._course = course
-        self._late = True
+        self._off_schedule = True
         self._returned = 0
         if course is not None:
             for earlier in range(self.position):
@@ -266,7 +265,7 @@ class Stepper(Generic[I]):
                 self._send(self.items[move.tensor])
         cap = course.cap[position]
         if course.most_held is not None and self.held - self.left > max(cap, course.most_held):
-            self._late = True  # tensors live longer than they did (retain_graph): make room by the rule
+            self._off_schedule = True  # tensors live longer than they did (retain_graph): make room by the rule
         if self.held > cap or course.write_ahead is not None:
             self._make_room(cap, item, ahead=course.write_ahead)
         returns = course.returns
@@ -332,7 +331,7 @@ class Stepper(Generic[I]):
         """
         evictable = self.evictable
         order: Iterable[int]
-        if self._course is not None and not self._late:
+        if self._course is not None and not self._off_schedule:
             order = [index for index in sorted(evictable) if index < 0] if self.left else ()
         else:
             # In the forward items come in the order of their indices; what the backward brought back lies behind them.

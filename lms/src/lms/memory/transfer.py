@@ -15,6 +15,7 @@ from queue import SimpleQueue
 from time import perf_counter
 from typing import Protocol
 
+from lms.core import stepper
 from lms.core.link import Link
 from lms.errors import LMSError, SpillError, afresh
 from lms.memory.file import FileSlab, Place
@@ -22,14 +23,10 @@ from lms.memory.meter import Meter, measured_link
 from lms.memory.slots import Ledger, Slot
 
 
-class Copy(Protocol):
-    """One copy in flight."""
+class Copy(stepper.Copy, Protocol):
+    """One copy in flight, and when its bytes moved."""
 
     nbytes: int
-
-    @property
-    def failed(self) -> LMSError | None:
-        """Why the copy did not come about; None while it runs and when it did."""
 
     @property
     def span(self) -> tuple[float, float] | None:
@@ -39,17 +36,11 @@ class Copy(Protocol):
     def marks(self) -> tuple[object, object] | None:
         """The same as marks of the device's clock, for `Device.elapsed`; on a stream they may lie ahead still."""
 
-    def done(self) -> bool:
-        """Whether it is over, failed copies included. Never blocks, never raises."""
-
     def wait(self) -> float:
         """Order the caller behind the copy; returns the seconds that this thread stood still. Raises what it failed of.
 
         On a CPU the thread blocks; on CUDA the current stream waits and the thread goes on.
         """
-
-    def synchronize(self) -> None:
-        """Block this thread until the copy is over. Raises what it failed of."""
 
 
 class ThreadCopy:

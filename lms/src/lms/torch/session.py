@@ -8,7 +8,7 @@ import threading
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import asdict
 from types import TracebackType
-from typing import TypeVar
+from typing import TypeVar, Unpack
 
 import torch
 from torch.optim.optimizer import Optimizer
@@ -19,7 +19,7 @@ from lms.core.plan import Plan
 from lms.core.timeline import Timeline
 from lms.errors import UsageError
 from lms.link import Link
-from lms.options import Options
+from lms.options import Given, Options
 from lms.ranks import sharing
 from lms.runtime import planner
 from lms.runtime.planner import PassPlanner
@@ -77,31 +77,11 @@ class Session:
         model: torch.nn.Module | Iterable[torch.nn.Module] | None = None,
         optimizer: Optimizer | Iterable[Optimizer] | None = None,
         *,
-        limit: int | str | None = None,
-        frac: float | str | None = None,
-        budget: int | str | None = None,
-        min_size: int | str | None = None,
-        swap: Sequence[str] | str | None = None,
-        spill_dir: str | os.PathLike[str] | None = None,
-        host_limit: int | str | None = None,
-        prefetch: int | None = None,
-        write_ahead: int | None = None,
-        verify: bool | None = None,
         device: str | torch.device | None = None,
         on_plan: Callable[[Plan], None] | None = None,
+        **options: Unpack[Given],
     ) -> None:
-        self.options = Options.parse(
-            limit=limit,
-            frac=frac,
-            budget=budget,
-            min_size=min_size,
-            swap=swap,
-            spill_dir=spill_dir,
-            host_limit=host_limit,
-            prefetch=prefetch,
-            write_ahead=write_ahead,
-            verify=verify,
-        )
+        self.options = Options.parse(**options)
         self._models = _listed(model, torch.nn.Module, "model")
         self._optimizers = Optimizers(_listed(optimizer, Optimizer, "optimizer"))
         self._torch_device = _device(device, self._models)
