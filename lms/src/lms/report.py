@@ -12,6 +12,7 @@ from lms.core.trace import Trace
 from lms.drawing import svg
 from lms.errors import UsageError
 from lms.link import Link
+from lms.link.table import columns
 from lms.link.watch import Watched
 from lms.picture import Picture, draw, managed_curve, plain_curve
 from lms.stats import format_seconds
@@ -103,12 +104,7 @@ def limits_text(trace: Trace, link: Link, limits: Limits) -> str:
                 f"{row.slowdown:.2f}",
             ]
         )
-    widths = [max(map(len, column)) for column in zip(*lines, strict=True)]
-    return "\n".join(
-        [f"{name:<10}  {text}" for name, text in facts]
-        + [""]
-        + ["  ".join(cell.rjust(width) for cell, width in zip(line, widths, strict=True)) for line in lines]
-    )
+    return "\n".join([*(f"{name:<10}  {text}" for name, text in facts), "", *columns(lines, 0)])
 
 
 def cycle_facts(trace: Trace) -> list[tuple[str, str]]:

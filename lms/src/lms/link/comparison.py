@@ -14,6 +14,7 @@ from lms.link.series import DIRECTIONS, Direction, Series
 
 FRAC = 0.9  # of the device's memory that a step may fill, as `lms run` has it by default
 SLOWER = 1.10  # what a step may take over its computation alone and still count as hidden
+_LEAST = 1e-3  # times as large a batch: below it none counts as fitting
 _MOST = 4096.0  # times as large a batch: beyond any that anybody trains
 
 
@@ -205,17 +206,17 @@ def _largest(profile: Profile, kind: Kind, trace: Trace, link: Link) -> Largest 
         found = plan(times)
         return found is not None and found[1].forecast.seconds <= SLOWER * found[0].seconds
 
-    return Largest(_most(plain), _most(hidden), _most(lambda times: plan(times) is not None))
+    tests = (plain, hidden, lambda times: plan(times) is not None)
+    return Largest(*(most(test, _LEAST, _MOST, 1.01) for test in tests))
 
 
-def _most(fits: Callable[[float], bool]) -> float:
-    """The largest batch that fits, to a hundredth of itself, up to _MOST; 0 where not a thousandth does."""
-    low, high = 1e-3, _MOST
+def most(fits: Callable[[float], bool], low: float, high: float, step: float) -> float:
+    """The largest factor between `low` and `high` that fits, to within the factor `step`; 0 if not even `low` does."""
     if not fits(low):
         return 0.0
     if fits(high):
         return high
-    while high / low > 1.01:
+    while high / low > step:
         middle = (low * high) ** 0.5
         low, high = (middle, high) if fits(middle) else (low, middle)
     return low

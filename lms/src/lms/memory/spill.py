@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import tempfile
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import suppress
 from pathlib import Path
 
@@ -42,14 +42,9 @@ def spill_folder(given: Path | None = None, among: Iterable[Path] | None = None)
 
 
 def _usual() -> Iterator[Path]:
-    finders: tuple[Callable[[], Path], ...] = (_temporary, lambda: Path("/var/tmp"), Path.cwd, Path.home)
-    for find in finders:
+    for find in (tempfile.gettempdir, lambda: "/var/tmp", Path.cwd, Path.home):
         with suppress(OSError, RuntimeError):  # no temporary folder can be used, the working directory is gone, no home
-            yield find()
-
-
-def _temporary() -> Path:
-    return Path(tempfile.gettempdir())
+            yield Path(find())
 
 
 def _in_memory(folder: Path) -> str:
