@@ -98,7 +98,7 @@ def test_lanes_are_told_apart_by_more_than_colour() -> None:
     assert len({colour for _, _, colour in LANES}) == len(LANES)
 
 
-def test_waiting_that_nobody_could_see_is_not_drawn() -> None:
+def test_waiting_too_short_to_see_is_not_drawn() -> None:
     def waits(seconds: float) -> bool:
         spans = (Span("compute", 0.0, 1.0), Span("stall", 0.5, 0.5 + seconds))
         lanes = draw(Picture("title", stairs(10).curves, spans)).axes[1]

@@ -204,7 +204,7 @@ class Options:
 
     @property
     def bounded(self) -> bool:
-        """Whether anybody asked for a limit, frac or budget; otherwise the default holds."""
+        """Whether a limit, frac or budget was given; otherwise the default holds."""
         return self.why != _DEFAULT_WHY
 
     def limit_of(self, capacity: int) -> int | None:

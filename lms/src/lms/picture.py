@@ -123,7 +123,7 @@ def _draw_lanes(axes: Axes, spans: Sequence[Span]) -> None:
     end = max(span.end for span in spans)
     for row, (lane, _, colour) in enumerate(LANES):
         bars = _merge(((span.start, span.end) for span in spans if span.lane == lane), end / DETAIL)
-        if lane == "stall":  # the time that every hook takes is none that anybody could see
+        if lane == "stall":  # every hook takes a little time, too little to be seen
             bars = [(start, stop) for start, stop in bars if stop - start > end / DETAIL]
         if bars:
             pieces = [(start, max(stop - start, end / DETAIL)) for start, stop in bars]

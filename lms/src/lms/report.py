@@ -1,4 +1,4 @@
-"""What a trace, a plan and a measured pass say, for people: one HTML page that needs nothing else, and its table."""
+"""A report of a trace, a plan and a measured pass: one self-contained HTML page, and the table of limits as text."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ _ANY_LINK = Link("any", 1e9, 1e9)  # for what depends on a link only at its edge
 
 @dataclass(frozen=True)
 class LimitRow:
-    """What one share of the saved bytes on the device costs. Sizes in bytes, times in seconds."""
+    """The cost of keeping one share of the saved bytes on the device. Sizes in bytes, times in seconds."""
 
     share: float  # of the saved bytes, that may stay
     budget: int
@@ -108,7 +108,7 @@ def limits_text(trace: Trace, link: Link, limits: Limits) -> str:
 
 
 def cycle_facts(trace: Trace) -> list[tuple[str, str]]:
-    """(name, text) of the times that were recorded: the pass and, if it was measured, the step that it is part of."""
+    """The recorded times as (name, text): the pass and, if it was measured, the step around it."""
     if not trace.cycle:
         return [("pass", f"{format_seconds(trace.seconds)} of computation; the step around it was not measured")]
     passes = f" in each of {trace.passes:.3g} passes a step" if round(trace.passes, 1) != 1 else ""
@@ -154,8 +154,8 @@ def picture_of(
 ) -> Picture:
     """Memory over one step: plain, and LMS as it `ran` or else as `plan` foresees it.
 
-    The whole device is drawn where the trace measured it and a limit bounds it; else the saved bytes and their budget.
-    `limit` is what was asked for, where the plan was made for a little less; None takes the plan's.
+    Draws the whole device if the trace measured it and a limit bounds it; otherwise the saved bytes and their budget.
+    `limit` is what the user asked for; the plan may have been made for a little less. None takes the plan's.
     """
     whole = trace.measured and (plan is None or plan.limit is not None)
     curves = [plain_curve(trace, whole=whole, label="plain")]
@@ -235,7 +235,7 @@ def template(name: str) -> Template:
 def _headline(
     trace: Trace, plan: Plan | None, stats: Mapping[str, float | int | None] | None
 ) -> list[tuple[str, str, str]]:
-    """(figure, name, where it is from) of what to read first."""
+    """The figures to read first, as (figure, name, origin)."""
     said: list[tuple[str, str, str]] = [(format_size(trace.saved), "saved for the backward pass", "recorded")]
     lowest = plan or table(trace, _ANY_LINK, shares=(0.0,))[0]
     if lowest.plain_peak:

@@ -74,7 +74,7 @@ def test_the_page_has_the_machines_bytes_beside_ours_and_the_other_links() -> No
     assert "<svg" in text
 
 
-def test_bytes_that_nobody_counted_are_called_that() -> None:
+def test_bytes_that_were_not_counted_are_called_that() -> None:
     text = page(step(), None, watched(out=None, back=None, error="the GPU fell off the bus", samples=()))
     assert "not counted" in text
     assert "the GPU fell off the bus" in text

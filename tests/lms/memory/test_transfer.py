@@ -184,7 +184,7 @@ def test_a_write_that_a_read_waits_for_overtakes_those_that_none_waits_for(
     assert got(destination) == bytes([3]) * 5000
 
 
-def test_a_queue_gives_each_copy_out_once_whoever_waits_for_it() -> None:
+def test_a_queue_gives_each_copy_out_once_however_often_it_is_waited_for() -> None:
     queue, lane = Queue(), Lane("lms-test")
     copies = [ThreadCopy(i, lane.meter) for i in range(4)]
     for copy in copies:
@@ -402,7 +402,7 @@ def test_an_engine_goes_on_after_a_copy_that_failed(engine: FileEngine, file: Ga
     assert got(destination) == b"y" * 5000
 
 
-def test_an_error_that_nobody_foresaw_ends_the_copy_too(engine: FileEngine, file: GatedFile) -> None:
+def test_an_unforeseen_error_ends_the_copy_too(engine: FileEngine, file: GatedFile) -> None:
     file.fail = ZeroDivisionError("what?")
     _, copy = write(engine, b"x" * 5000)
     file.open()

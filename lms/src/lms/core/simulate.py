@@ -1,4 +1,4 @@
-"""A trace, a schedule and a link in; the step's time, its stalls and its memory out. Pure: no clock, no framework.
+"""Predicts a step's time, stalls and memory from its trace, a schedule and a link. Pure: no clock, no framework.
 
 The rules are the stepper's. Its mover is made of paper here: each direction of the link is one queue that copies one
 tensor at a time in order, and a clock stands still for everything but computation and waiting.
@@ -52,7 +52,7 @@ def simulate(
 def lingers_until(trace: Trace, index: int, at: int) -> int:
     """The access from which on the framework does not keep tensor `index`, once LMS let go of it at access `at`.
 
-    Whoever wrote it has it in hand, and whoever holds it once more before its next read or write has had it until then.
+    The operation that wrote it keeps it, and so does each hold that comes before the next read or write.
     """
     until = trace.tensors[index].let_go or 0
     for touch in trace.touches[index]:

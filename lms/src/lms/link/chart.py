@@ -1,6 +1,6 @@
-"""The pictures of links: two machines side by side, and the GPUs of one with what joins them.
+"""Pictures of links: two machines side by side, and the GPUs of one machine with the links between them.
 
-Hatches or words tell apart what colours do.
+Colours are never the only difference: hatches, markers or words repeat it.
 """
 
 from __future__ import annotations
@@ -28,13 +28,13 @@ SUFFIXES = (".png", ".svg")
 
 
 def check(path: Path) -> None:
-    """Raise UsageError where a picture cannot be written to `path` by its suffix."""
+    """Raise UsageError if the suffix of `path` is of no known picture format."""
     if path.suffix not in SUFFIXES:
         raise UsageError(f"--picture={str(path)!r}: expected a name that ends with {' or '.join(SUFFIXES)}")
 
 
 def draw_comparison(comparison: Comparison, *, speedup: float = 1.0) -> Figure:
-    """Left: what each kind of link carries on both machines. Right, with a trace: what its step takes on each."""
+    """Left: the rate of each kind of link on both machines. Right, with a trace: the time of its step on each."""
     drawn = figure((11.5 if comparison.step else 6.5, 4.6))
     axes = drawn.subplots(
         1, 2 if comparison.step else 1, squeeze=False, width_ratios=(1.15, 1)[: 1 + bool(comparison.step)]
@@ -90,7 +90,7 @@ def _draw_rates(axes: Axes, comparison: Comparison) -> None:
 
 
 def _merged(rows: Sequence[Row]) -> list[tuple[str, Row]]:
-    """The rows with their labels; out and back are one row where they are the same on both machines."""
+    """The rows with their labels; out and back become one row if they are equal on both machines."""
     found: list[tuple[str, Row]] = []
     for row in rows:
         label = KINDS[row.kind]
@@ -140,7 +140,7 @@ def _draw_step(axes: Axes, comparison: Comparison, step: tuple[Prediction, Predi
 
 
 def draw_watched(watched: Watched) -> Figure:
-    """What the machine counted over time: bytes a second out and back."""
+    """The machine's counters over time: bytes a second out and back."""
     drawn = figure((10, 2.6))
     axes = drawn.subplots(1, 1)
     edges = [sample.start for sample in watched.samples] + [watched.samples[-1].end]
@@ -159,7 +159,7 @@ def draw_watched(watched: Watched) -> Figure:
 
 
 def draw_topology(gpus: Sequence[Gpu], matrix: Sequence[Sequence[str]], title: str) -> Figure:
-    """The GPUs in a ring, each pair's line as thick as what joins it, and under each GPU its link to its host."""
+    """The GPUs in a ring, a line for each pair, thicker for more NVLinks, and each GPU's link to its host."""
     drawn = figure((7.5, 6.5))
     axes = drawn.subplots(1, 1)
     count = len(gpus)

@@ -109,8 +109,8 @@ def timed(
     """Seconds that the copies take, which begin at once, each on a stream of its own. Waits for them.
 
     `copy` queues one (by default `streams.copy`). Small copies are repeated, the ways in turns, and the mean is taken.
-    The clock is the GPU's; how long PyTorch takes to launch a copy is in it where the stream is idle meanwhile, as with
-    small ones.
+    The clock is the GPU's; PyTorch's time to launch a copy is included if the stream is idle meanwhile, as it is
+    with small copies.
     """
     turns = max(1, _SETTLED // copies[0][1].nbytes)
     first, *others = [stream for stream, _, _ in copies]

@@ -1,4 +1,4 @@
-"""What a recorded step would take on the links of described machines. Pure."""
+"""The time of a recorded step on the links of described machines. Pure."""
 
 from __future__ import annotations
 
@@ -39,9 +39,9 @@ def elsewhere(trace: Trace, links: Sequence[tuple[str, Link]]) -> list[Elsewhere
 
 
 def headroom(trace: Trace, plan: Plan, link: Link) -> float:
-    """How many times as fast the computation may become until `plan` costs SLOWER times as much as it alone.
+    """How many times as fast the computation may become until `plan` takes SLOWER times as long as the computation.
 
-    0 where it does so now; infinity where nothing is moved.
+    0 if it already does; infinity if nothing is moved.
     """
     if not plan.moves or not trace.seconds:
         return float("inf")

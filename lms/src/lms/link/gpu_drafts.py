@@ -1,4 +1,4 @@
-"""What there is to measure of GPUs, as far as PyTorch reaches them: each one's link to its host, and to the others."""
+"""The GPU links that can be measured through PyTorch: each GPU's to its host, and to the other GPUs."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ _DIRECTIONS: tuple[Direction, ...] = ("out", "back", "both")
 
 
 def of(gpus: Sequence[Gpu], sizes: tuple[int, ...], absent: list[Absence]) -> list[Draft]:
-    """The drafts; what PyTorch does not reach, and each GPU that refuses, is named in `absent`."""
+    """The drafts. GPUs that PyTorch does not reach or that refuse are named in `absent`."""
     if not torch.cuda.is_available():
         if gpus:
             why = f"PyTorch {torch.__version__} sees no GPU: a CPU build, or CUDA_VISIBLE_DEVICES hides them"
@@ -83,7 +83,7 @@ def _host_draft(known: Known, nodes: Sequence[machine.Node], pinned: _Pinned) ->
     gpu, sizes = known.gpu, known.sizes
     way, ceiling = gpu.host()
     what = f"{gpu.name}, {way}"
-    # That a link sleeps was so before the copies, which wake it.
+    # No warning that the link is asleep: the copies wake it.
     notes = (*known.notes, *gpu.warnings(awake=True))
     draft = Draft(MeasuredLink(known.name, "gpu", what, ceiling=ceiling, notes=notes))
     device = torch.device("cuda", known.index)

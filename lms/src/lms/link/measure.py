@@ -1,4 +1,4 @@
-"""What `lms link measure` does: finds this machine's links, shares the time among them, copies, keeps the figures.
+"""`lms link measure`: finds this machine's links, divides the time among them, copies, and collects the figures.
 
 Bounds, which `docs/links.md` states: SECONDS in all, a quarter of the memory that is available, a tenth of what is free
 on the disk, a quarter of a GPU's free memory.
@@ -42,7 +42,7 @@ _UNKNOWN_CACHE = 128 << 20  # bytes; if the kernel names none
 def measure(
     folder: Path, *, quick: bool = False, kinds: Collection[Kind] = (), name: str = "", progress: Progress | None = None
 ) -> Profile:
-    """Measure the links of this machine; `kinds` alone, where some are given. The file link is that of `folder`.
+    """Measure the links of this machine; if `kinds` are given, only those. The file link is that of `folder`.
 
     What cannot be measured is named in `absent` with the reason. Raises UsageError when `folder` is none, and when
     nothing at all could be measured.
@@ -134,7 +134,7 @@ def file_drafts(folder: Path, sizes: tuple[int, ...], absent: list[Absence]) -> 
     name = f"file {folder}"
     state = os.statvfs(folder)
     free = state.f_bavail * state.f_frsize
-    # A disk writes less than memory could give: what is read and written at once must both be there.
+    # A disk is slower than memory. Reading and writing at once takes memory for both.
     room = min(int(free * DISK_SHARE), machine.memory_room(MEMORY_SHARE) // 2)
     fitting = _fitting(sizes, room)
     if not fitting or fitting[-1] < WORTH:
@@ -178,7 +178,7 @@ def file_drafts(folder: Path, sizes: tuple[int, ...], absent: list[Absence]) -> 
 
 
 def _of_dir(folder: Path, error: LMSError) -> str:
-    """A refusal in the words of this command: the file tier speaks of options of `lms run`."""
+    """The error in this command's words: the file tier's message names options of `lms run`."""
     found = str(error).removeprefix(f"spill_dir={str(folder)!r}: ").split(";")[0]
     return f"--dir={str(folder)!r}: {found}; name a folder on a local disk with room that this user may write to"
 
@@ -196,7 +196,7 @@ def cuda_drafts(gpus: list[Gpu], sizes: tuple[int, ...], absent: list[Absence]) 
 
 
 def _driver_is_here() -> bool:
-    """Whether a CUDA driver could be loaded: where not, PyTorch need not be asked, which takes seconds to load."""
+    """Whether a CUDA driver can be loaded. If not, PyTorch, which takes seconds to load, is not asked."""
     try:
         ctypes.CDLL("libcuda.so.1")
     except OSError:
@@ -213,7 +213,7 @@ def _capacity(folder: Path, gpus: list[Gpu]) -> dict[str, int]:
     found = {"device": min((gpu.memory for gpu in gpus if gpu.memory), default=memory), "host": memory}
     try:
         state = os.statvfs(folder)
-    except OSError:  # of no interest where the file was not asked for
+    except OSError:  # of no interest if the file was not asked for
         return found
     if state.f_bavail:
         found["file"] = state.f_bavail * state.f_frsize
@@ -226,5 +226,5 @@ def _gpu_facts(seen: nvml.Seen) -> dict[str, str]:
 
 
 def _concerns(absence: Absence, kinds: Collection[Kind]) -> bool:
-    """Whether a user who asked for `kinds` alone should hear of it."""
+    """Whether the absence matters to a user who asked for `kinds` only."""
     return not kinds or "gpu" in kinds or "peer" in kinds or not absence.what.startswith("GPU")

@@ -1,4 +1,4 @@
-"""The part of a step's report that is about links: what the machine counted, and the step on other machines' links."""
+"""The part of a report about links: the machine's own counters, and the step on other machines' links."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ MACHINES = ("pcie-3", "pcie-4", "pcie-5", "ac922-4", "gh200")  # PowerAI's quest
 
 @dataclass(frozen=True)
 class Counted:
-    """What the machine counted of one way, beside what LMS says it moved."""
+    """One direction: the bytes that LMS moved, and those that the machine counted."""
 
     way: str
     ours: int

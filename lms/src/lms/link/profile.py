@@ -1,4 +1,4 @@
-"""A machine's links as one document: measured here, or described from what its makers published."""
+"""A machine's links as one document: measured, or described from its makers' publications."""
 
 from __future__ import annotations
 
@@ -28,12 +28,12 @@ KINDS: Mapping[Kind, str] = {
 }
 Origin = Literal["measured", "described"]
 
-_USED = ("pinned", "O_DIRECT")  # by which LMS itself copies: preferred where a link was measured by several means
+_USED = ("pinned", "O_DIRECT")  # by which LMS itself copies: preferred if a link was measured by several means
 
 
 @dataclass(frozen=True)
 class Ceiling:
-    """What a link could carry at most, bytes a second in each direction, and where that figure is from."""
+    """The most that a link could carry, in bytes a second for each direction, and the source of that figure."""
 
     out: Rate
     back: Rate
@@ -46,7 +46,7 @@ class Ceiling:
 
 @dataclass(frozen=True)
 class MeasuredLink:
-    """One link with what was measured (or published) of it, and what has to be known to read the figures."""
+    """One link with its measured (or published) series, and notes that a reader of the figures needs."""
 
     name: str  # unique in its profile: "gpu0", "file /scratch", "gpu0-gpu1"
     kind: Kind
@@ -56,13 +56,13 @@ class MeasuredLink:
     notes: tuple[str, ...] = ()
 
     def best(self, direction: Direction) -> Series | None:
-        """The series of a direction by the means that LMS uses, or else the fastest; None where there is none."""
+        """The series of a direction by the means that LMS uses, or else the fastest; None if there is none."""
         found = [one for one in self.series if one.direction == direction]
         used = [one for one in found if one.via in _USED]
         return max(used or found, key=lambda one: one.rate, default=None)
 
     def link(self) -> Link | None:
-        """The link as the planner knows it; None where a direction is missing."""
+        """The link as the planner knows it; None if a direction is missing."""
         out, back = self.best("out"), self.best("back")
         if out is None or back is None:
             return None

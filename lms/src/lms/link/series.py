@@ -1,4 +1,4 @@
-"""What copies of several sizes took: the median and the spread at each size, and the rate and latency of the whole."""
+"""Times of copies of several sizes: median and spread at each size, and the rate and latency of all together."""
 
 from __future__ import annotations
 
@@ -56,10 +56,10 @@ class Series:
 
     @classmethod
     def of(cls, direction: Direction, via: str, points: Sequence[Point], least: int = 0) -> Series:
-        """The series that `points` are, sizes ascending; at least one must be of `least` bytes or more.
+        """A series from `points`, sizes ascending; at least one must be of `least` bytes or more.
 
-        The rate is that of the large copies together, so that neither what one size happened to meet nor the burst
-        that a throttled disk lets pass decides it. Copies below `least` do not count for it. The latency is what the
+        The rate is that of the large copies together, so that neither one disturbed size nor the burst that a throttled
+        disk lets pass decides it. Copies below `least` do not count for it. The latency is what the
         smallest copy took beyond its bytes.
         """
         large = [one for one in points if one.nbytes >= max(points[-1].nbytes / _SUSTAINED, least)]
@@ -68,7 +68,7 @@ class Series:
 
     @property
     def spread(self) -> float:
-        """How far the copies of the largest size lie apart: half the distance of their quartiles over the median."""
+        """The spread of the copies of the largest size: half the distance of their quartiles, over the median."""
         if not self.points:
             return 0.0
         last = self.points[-1]

@@ -1,4 +1,4 @@
-"""What `lms link show` tells of this machine: its links by name, what each could carry, what stands in their way."""
+"""`lms link show`: this machine's links by name, their ceilings, and what slows them."""
 
 from __future__ import annotations
 

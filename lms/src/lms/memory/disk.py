@@ -24,8 +24,8 @@ class Disk:
     """The place that a folder's files go to."""
 
     folder: str
-    filesystem: str  # as the kernel names its type; "unknown" where it does not tell
-    device: str  # the block device's name; "" where there is none
+    filesystem: str  # as the kernel names its type; "unknown" if it does not tell
+    device: str  # the block device's name; "" if there is none
     number: str  # MAJOR:MINOR of the device that is throttled and counted (the whole disk); "" as above
     model: str  # as the device names itself, or ""
     memory: bool  # it is no disk: what is written there stays in memory

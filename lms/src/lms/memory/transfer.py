@@ -245,7 +245,7 @@ class FileSlot(Slot):
 class FileEngine:
     """Copies between memory and a slab file, by one thread a direction.
 
-    Calls may come from any thread. In a forked child, where the threads are not, nothing can be copied and `close` and
+    Calls may come from any thread. A forked child has no copying threads: nothing can be copied there, and `close` and
     `discard` do nothing. An engine that is forgotten ends its threads when it is collected; none of them keeps the
     interpreter from exiting.
     """

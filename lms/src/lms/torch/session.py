@@ -267,7 +267,7 @@ class Session:
 
     def _stalled(self) -> tuple[float, float]:
         """Seconds that the computation has waited for copies out, and for copies back."""
-        # A stream waits where no thread sees it, so on a GPU the engine's events say how long.
+        # On a GPU a stream waits and no thread does, so the engine's events say how long.
         if self._torch_device.type == "cuda":
             return self.engine.stalled()
         counters = self._swapper.counters
