@@ -40,7 +40,7 @@ class LimitRow:
 
 @dataclass(frozen=True)
 class Limits:
-    """The answer to "what limit do I need, and what will it cost?". Sizes in bytes; 0 is what was not measured."""
+    """The answer to "what limit do I need, and what will it cost?". Sizes in bytes; 0: not measured."""
 
     floor: int
     floor_module: str
@@ -129,7 +129,7 @@ def _unlike_plain(trace: Trace) -> str:
 
 
 def limit_document(trace: Trace, link: Link, limits: Limits) -> dict[str, object]:
-    """What `--json` writes. Sizes in bytes, times in seconds; null is what was not measured."""
+    """The document that `--json` writes. Sizes in bytes, times in seconds; null: not measured."""
     return {
         "format": "lms-limits-1",
         "floor": limits.floor or None,

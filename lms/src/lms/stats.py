@@ -19,7 +19,7 @@ _LARGE = 0.1  # a share of the saved bytes that the last line speaks of
 
 @dataclass
 class Stats:
-    """What a session counted: sizes in bytes, times in seconds; None is what was not measured (yet).
+    """What a session counted: sizes in bytes, times in seconds; None: not measured (yet).
 
     `last_*` are of the last complete pass; the other sums run over the whole session.
     """
@@ -32,7 +32,7 @@ class Stats:
     peak: int | None = None  # most bytes the device held
     saved: int = 0  # bytes of all records of the largest pass, each storage once
     recorded: int = 0  # bytes of all records of the session, each storage once a pass
-    # What was saved and stays where it is, each time that it is saved:
+    # Bytes that were saved and stay, counted each time that they are saved:
     kept_parameters: int = 0  # parameters and buffers
     kept_small: int = 0  # storages smaller than min_size
     kept_owned: int = 0  # what the script keeps through the backward: moving it would free nothing
@@ -77,7 +77,7 @@ class Stats:
         return ", ".join(parts + self.stayed())
 
     def stayed(self) -> list[str]:
-        """What was saved and cannot be swapped, by reason, if it is a large share of all; parameters left out."""
+        """Saved bytes that cannot be swapped, by reason, if they are a large share of all. Parameters do not count."""
         kept = {why: getattr(self, name) for name, why in _STAYED.items()}
         total = sum(kept.values())
         if total < _LARGE * (total + self.recorded) or not total:

@@ -1,4 +1,4 @@
-"""What a step executes and the simulator times: a list of moves and one cap on the held bytes for each access.
+"""A schedule: a list of moves, and a cap on the held bytes for each access. Steps execute it, the simulator times it.
 
 The rules by which they are executed are `lms.core.stepper`'s.
 """
@@ -56,7 +56,7 @@ class Return(NamedTuple):
 
 
 class Course:
-    """A schedule laid out by access, to be executed. `most_held` is what it was foreseen to hold at most."""
+    """A schedule laid out by access, to be executed. `most_held` is the most that it was predicted to hold."""
 
     def __init__(self, schedule: Schedule, most_held: int | None = None) -> None:
         end = len(schedule.cap)

@@ -19,7 +19,7 @@ from lms.core.trace import Trace
 
 @dataclass(frozen=True)
 class Forecast:
-    """What a schedule costs. Seconds and bytes."""
+    """The cost of a schedule. Seconds and bytes."""
 
     seconds: float  # the whole step
     stall_out: float  # waiting for copies out, so that memory is free
@@ -38,7 +38,7 @@ class Forecast:
 def simulate(
     trace: Trace, schedule: Schedule, link: Link, *, picture: bool = True, laps: int | None = None
 ) -> Forecast:
-    """What executing `schedule` on `link` costs, by the recorded computation of `trace`.
+    """The cost of executing `schedule` on `link`, with the computation that `trace` recorded.
 
     The figures are those of the last of so many `laps`: by default of the third if a tensor lives on from step to
     step: it takes one or two until each begins as the one before.

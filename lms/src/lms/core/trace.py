@@ -1,4 +1,4 @@
-"""What one step wrote, read and freed, with bytes and times: plain data, read and written as JSON.
+"""A trace: the tensors that one step wrote, read and freed, with bytes and times. Plain data, stored as JSON.
 
 A step touches *tensors*: the activations that autograd saves, and the state that lives from step to step (parameters,
 gradients, the optimizer's). An *access* is one touch; accesses are numbered from 0 in the order in which they happened,
@@ -105,7 +105,7 @@ class Trace:
 
     @cached_property
     def seconds(self) -> float:
-        """Computation of the whole step: what it takes when nothing has to be waited for."""
+        """Computation of the whole step: its time without any waiting."""
         return sum(access.seconds for access in self.accesses) + self.tail
 
     def step_seconds(self, seconds: float) -> float:

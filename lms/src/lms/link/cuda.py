@@ -1,6 +1,6 @@
 """Copies between a GPU and its host, and between GPUs, timed by events on their streams as nvbandwidth does.
 
-What is asked of the GPU is `lms.torch.cuda.streams.Streams`, so that a test can imitate it.
+The GPU is used through `lms.torch.cuda.streams.Streams`, so that a test can imitate it.
 """
 
 from __future__ import annotations
@@ -61,7 +61,7 @@ def gpu_copies(streams: Streams, host: Sequence[torch.Tensor], direction: Direct
     device = [streams.empty(len(tensor)) for tensor in host[: 2 if direction == "both" else 1]]
 
     def queue(nbytes: int) -> list[tuple[Stream, torch.Tensor, torch.Tensor]]:
-        """What is to be copied: stream, destination, source."""
+        """The copies to make: stream, destination, source."""
         out = (streams.out, host[0][:nbytes], device[0][:nbytes])
         back = (streams.back, device[-1][:nbytes], host[len(device) - 1][:nbytes])
         return {"out": [out], "back": [back], "both": [out, back]}[direction]

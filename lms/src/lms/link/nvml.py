@@ -17,7 +17,7 @@ from lms.link.profile import Absence
 from lms.link.speeds import NVLINK_VERSIONS
 
 Handle = object
-Field = tuple[int, int]  # an identifier NVML_FI_DEV_*, and what it is asked of: a link's number, or 0
+Field = tuple[int, int]  # an identifier NVML_FI_DEV_*, and its scope: a link's number, or 0
 
 # From nvml.h, so that a library that lacks one of the newer names can still be asked.
 FI_NVLINK_SPEED = (*range(84, 90), *range(132, 138))  # NVLINK_SPEED_MBPS_L0 to L11

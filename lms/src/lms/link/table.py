@@ -49,7 +49,7 @@ def links(found: Iterable[MeasuredLink]) -> list[str]:
 
 
 def remarks(profile: Profile) -> list[str]:
-    """A description and notes for each link, and what is absent."""
+    """A description and notes for each link, and a line for each absent one."""
     lines = [""]
     for link in profile.links:
         ceiling = link.ceiling

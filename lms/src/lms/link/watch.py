@@ -13,14 +13,14 @@ from lms.errors import LMSError
 from lms.link.counters import Counters, Reading
 
 INTERVAL = 0.1  # seconds between readings
-SHARE = 0.005  # of a core that the readings may take: half of what is promised, for what the thread's own waking costs
+SHARE = 0.005  # of a core that the readings may take: half of the promise, since waking the thread costs time too
 _KEEP = 2000  # readings; every second one goes when there are more, so that a long run keeps its whole course
 _DOUBT = 0.01  # of all bytes may be in doubt, and the figure is still told
 
 
 @dataclass(frozen=True)
 class Sample:
-    """A stretch of time and what was counted in it. None is what no source reports."""
+    """A stretch of time and its counts. None: no source reports it."""
 
     start: float  # seconds since the watch began
     end: float
@@ -46,7 +46,7 @@ class Watched:
 
 
 class Watch:
-    """Watches `counters` from its creation to `stop`, which returns what was counted."""
+    """Watches `counters` from its creation to `stop`, which returns the counts."""
 
     def __init__(
         self, counters: Counters, *, interval: float = INTERVAL, clock: Callable[[], float] = time.perf_counter

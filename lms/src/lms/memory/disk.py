@@ -1,4 +1,4 @@
-"""What lies under a folder: its file system, the block device below, and whether another layer may cache it.
+"""The disk below a folder: its file system, its block device, and whether another layer may cache it.
 
 `root` is where `proc` and `sys` are looked for; tests give a folder.
 """
@@ -45,7 +45,7 @@ class Disk:
         return f"{self.filesystem} on {name}"
 
     def notes(self) -> tuple[str, ...]:
-        """What a reader of its figures must know."""
+        """Notes for readers of its figures."""
         if self.memory:
             return (f"{self.folder} is on {self.filesystem}: that is memory, so nothing here is a disk's figure",)
         if self.remote:
@@ -62,7 +62,7 @@ class Disk:
 
 
 def disk_at(folder: Path) -> Disk:
-    """What the folder that `--dir` named lies on. Raises UsageError when it is none, or may not be looked into."""
+    """The disk below the folder of `--dir`. Raises UsageError if it is no folder, or may not be looked into."""
     expected = "expected a folder on the disk that is to be measured"
     try:
         if not stat.S_ISDIR(os.stat(folder).st_mode):
@@ -75,7 +75,7 @@ def disk_at(folder: Path) -> Disk:
 
 
 def disk_of(folder: Path, root: Path = Path("/")) -> Disk:
-    """What `folder`, which must exist, lies on. Raises OSError."""
+    """The disk below `folder`, which must exist. Raises OSError."""
     device = os.stat(folder).st_dev
     number = f"{os.major(device)}:{os.minor(device)}"
     filesystem, source = _mount(number, folder.resolve(), root)

@@ -1,4 +1,4 @@
-"""What this machine is: processor, memory, NUMA nodes, kernel, versions, as the kernel tells it.
+"""This machine: processor, memory, NUMA nodes, kernel and versions, as the kernel reports them.
 
 `root` is where `proc` and `sys` are looked for; tests give a folder.
 """
@@ -96,7 +96,7 @@ def kernel() -> str:
 
 
 def machine(root: Path = ROOT) -> dict[str, str]:
-    """What a reader of the figures must know of the machine, and the versions that measured it."""
+    """Facts about the machine and the versions, for readers of its figures."""
     facts = {
         "host": platform.node(),
         "processor": f"{len(os.sched_getaffinity(0))} x {processor(root)}",

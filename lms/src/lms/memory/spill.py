@@ -15,7 +15,7 @@ _CHOOSE = "choose a folder on a disk (--spill-dir, LMS_SPILL_DIR, spill_dir=)"
 
 
 def spill_folder(given: Path | None = None, among: Iterable[Path] | None = None) -> Path:
-    """Where a CPU device swaps to: `given`, or the first of `among` that is on a disk and can be written to.
+    """The folder to which a CPU device swaps: `given`, or the first of `among` that is on a disk and can be written to.
 
     `among` is by default the temporary folder, /var/tmp, the working directory and the home folder. A folder in memory
     (tmpfs, ramfs) would free nothing: what is swapped there counts against the same memory.
@@ -29,7 +29,7 @@ def spill_folder(given: Path | None = None, among: Iterable[Path] | None = None)
                 f"leave; {_CHOOSE}{_such_as()}"
             )
         return given
-    found: dict[Path, str] = {}  # and why each was not taken
+    found: dict[Path, str] = {}  # folder -> why it was not taken
     for folder in _usual() if among is None else among:
         if not os.access(folder, os.W_OK | os.X_OK):
             found[folder] = "it cannot be written to" if folder.exists() else "it does not exist"

@@ -37,7 +37,7 @@ class Copy(stepper.Copy, Protocol):
         """The same as marks of the device's clock, for `Device.elapsed`; on a stream they may lie ahead still."""
 
     def wait(self) -> float:
-        """Order the caller behind the copy; returns the seconds that this thread stood still. Raises what it failed of.
+        """Order the caller behind the copy; returns the seconds that this thread stood still. Raises the copy's error.
 
         On a CPU the thread blocks; on CUDA the current stream waits and the thread goes on.
         """
@@ -70,7 +70,7 @@ class ThreadCopy:
         return self._over
 
     def wait(self) -> float:
-        """Block until the copy is over; returns for how many seconds. Raises what it failed of."""
+        """Block until the copy is over; returns for how many seconds. Raises its error if it failed."""
         stalled = 0.0
         if not self._over:
             start = perf_counter()
@@ -82,7 +82,7 @@ class ThreadCopy:
         return stalled
 
     def synchronize(self) -> None:
-        """Block until the copy is over. Raises what it failed of."""
+        """Block until the copy is over. Raises its error if it failed."""
         self.wait()
 
     @property

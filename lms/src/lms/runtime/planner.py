@@ -24,7 +24,7 @@ from lms.runtime.recorder import Recorder
 from lms.units import format_size
 from lms.warn import warn_script
 
-TIMED_EVERY = 16  # passes: one of so many is timed on, so that what is shown of the training stays current
+TIMED_EVERY = 16  # passes: one of so many is timed, so that reports stay current
 MOST_GUIDES = 64  # plans kept; the one that was used longest ago goes
 MOST_VARIANTS = 3  # plans kept for one sequence of accesses, for different amounts of memory outside it
 REFINED_AFTER = (1, 3)  # passes that followed a plan, after which it is made again from better measurements
@@ -183,7 +183,7 @@ class PassPlanner:
         self.peaks.after_the_last_pass()
 
     def link(self) -> Link:
-        """The link to the tier below, measured on what was moved, or else by moving something now."""
+        """The link to the tier below, measured on past copies, or by copying something now."""
         return self.tier.link() or self.tier.calibrate(CALIBRATION)
 
     # Plans
@@ -223,7 +223,7 @@ class PassPlanner:
         return [guide for guide in reversed(self.guides) if guide.same(found)]
 
     def _suited(self, found: Guide) -> Guide | None:
-        """A guide like `found` for what is outside now, if there is one."""
+        """A guide like `found` for the bytes outside now, if there is one."""
         if self.limit is None:
             return found
         for guide in self._variants(found):
@@ -236,7 +236,7 @@ class PassPlanner:
         return None
 
     def _plan_for_unsuited(self) -> Guide | None:
-        """A new guide for what is outside now, if `choose` found none; None if it cannot be kept by what is known."""
+        """A new guide for the bytes outside now, if `choose` found none. None if no plan is known to keep the limit."""
         if self._unsuited is None:
             return None
         (found, outside), self._unsuited = self._unsuited, None
@@ -262,7 +262,7 @@ class PassPlanner:
             return
         trace = self._measured_again(guide, recorder)
         if over > 0:
-            # What the plan could not know is in the trace now. Only what it would get wrong again needs a margin.
+            # The trace has what the plan did not know. A margin is needed only for errors that the plan would repeat.
             foreseen = simulate(trace, guide.plan, self.link()).resident_peak
             self.budget.margin = max(self.budget.margin, guide.margin + min(over, recorder.in_use_peak - foreseen))
         plan = self._plan(trace)
@@ -273,7 +273,7 @@ class PassPlanner:
         guide.follow(trace, plan)
 
     def _give_up(self, recorder: Recorder, over: int) -> None:
-        """The pass went over the limit by `over` bytes though all had left that can leave."""
+        """The pass went over the limit by `over` bytes although everything that can leave had left."""
         if self.progress.early and over > self.budget.reserve:
             self._refused = LimitError(
                 f"limit {format_size(self.limit or 0)} cannot be kept: with every saved tensor swapped that can be, "
@@ -300,7 +300,7 @@ class PassPlanner:
         return trace if recorder.measure else _with_other(trace, _other(guide.trace))
 
     def _warn(self, what: str) -> None:
-        """Say once what a training that has begun is not ended for."""
+        """Warn once of something for which a training past its beginning is not ended."""
         if not self._warned:
             self._warned = True
             warn_script(what)

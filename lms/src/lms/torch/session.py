@@ -324,11 +324,11 @@ class Session:
         return self._torch_device
 
     def link(self) -> Link:
-        """The link to the tier below: measured on what was moved, or else by moving something now."""
+        """The link to the tier below, measured on past copies, or by copying something now."""
         return self._planner.link()
 
     def describe(self) -> str:
-        """What is swapped, where to, and under which bound: one line."""
+        """One line: what is swapped, to which tier, under which bound."""
         options = self.options
         if options.budget is not None:
             bound = f"{format_size(options.budget)} of saved bytes stay"
