@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from lms.units import format_size
+from lms.units import format_size, plural
 
 _STAYED = {
     "kept_small": "below min_size",
@@ -63,7 +63,7 @@ class Stats:
 
     def line(self, peak_where: str = "") -> str:
         """The session in one line; `peak_where` tells when the peak was."""
-        parts = [_plural(self.steps, "step"), _plural(self.passes, "pass")]
+        parts = [plural(self.steps, "step"), plural(self.passes, "pass")]
         if self.peak is not None:
             limit = f" of {format_size(self.limit)} allowed" if self.limit is not None else ""
             where = f" ({peak_where})" if peak_where else ""
@@ -98,7 +98,3 @@ def format_seconds(seconds: float) -> str:
         return f"{seconds:.3g} s"
     minutes, rest = divmod(round(seconds), 60)
     return f"{minutes} min {rest:02d} s"
-
-
-def _plural(count: int, noun: str) -> str:
-    return f"{count} {noun}" if count == 1 else f"{count} {noun}{'es' if noun.endswith('s') else 's'}"

@@ -8,7 +8,7 @@ from typing import Literal
 
 from lms.link.profile import Ceiling
 from lms.link.speeds import nvlink_rate, pcie_rate
-from lms.units import format_size
+from lms.units import format_size, plural
 
 FarEnd = Literal["gpu", "cpu", "switch", "unknown"]
 
@@ -111,7 +111,7 @@ class Gpu:
             return words, Ceiling(self.c2c.rate, self.c2c.rate, "NVML: rate of the C2C links that are up")
         if bricks := self.to("cpu"):
             version = bricks[0].version
-            words = f"NVLink {version} to the processor, {_count(len(bricks), 'link')} up".replace("  ", " ")
+            words = f"NVLink {version} to the processor, {plural(len(bricks), 'link')} up".replace("  ", " ")
             speeds = [link.speed() for link in bricks]
             if None in speeds:
                 return words, None
@@ -191,10 +191,6 @@ def matrix(gpus: Sequence[Gpu], ancestors: Mapping[tuple[int, int], str]) -> lis
         ["X" if one is other else pair_words(one, other, ancestors.get((one.index, other.index), "")) for other in gpus]
         for one in gpus
     ]
-
-
-def _count(count: int, noun: str) -> str:
-    return f"{count} {noun}" if count == 1 else f"{count} {noun}s"
 
 
 def _rate(rate: float) -> str:

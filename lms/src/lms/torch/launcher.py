@@ -110,16 +110,16 @@ def record(target: Target, options: Options) -> tuple[int, Trace | None, Link | 
         step = session.trace
         if step is None:
             raise LMSError(f"{target.name} ended too early: {_why_no_step(session)}")
-        link = Link.from_dict(step.link) if step.link else session.link()
-        return 0, _of(target, step, link), link
+        return 0, *_described(session, target, step)
     finally:
         stop.remove()
         session.close()
 
 
-def _of(target: Target, step: Trace, link: Link) -> Trace:
-    """The step with the script's name and the link."""
-    return replace(step, link=link.to_dict(), machine={"script": target.title, **step.machine})
+def _described(session: Session, target: Target, step: Trace) -> tuple[Trace, Link]:
+    """The step with the script's name and the link, and the link."""
+    link = Link.from_dict(step.link) if step.link else session.link()
+    return replace(step, link=link.to_dict(), machine={"script": target.title, **step.machine}), link
 
 
 def _arguments(target: Target) -> dict[str, str]:
@@ -260,8 +260,7 @@ def _finish(
     try:
         step, timeline = session.trace, session.timeline
         if step is not None and (trace is not None or report is not None):
-            link = Link.from_dict(step.link) if step.link else session.link()
-            step = _of(target, step, link)
+            step, link = _described(session, target, step)
     except LMSError as error:
         warn(f"no link was measured: {error}")
         problems = True

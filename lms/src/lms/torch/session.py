@@ -84,7 +84,7 @@ class Session:
         self.options = Options.parse(**options)
         self._models = _listed(model, torch.nn.Module, "model")
         self._optimizers = Optimizers(_listed(optimizer, Optimizer, "optimizer"))
-        self._torch_device = _device(device, self._models)
+        self.torch_device = _device(device, self._models)
         self._on_plan = on_plan
         self._is_open = False
         self._opened = False
@@ -127,11 +127,11 @@ class Session:
 
     def _acquire(self) -> None:
         self._thread = threading.get_ident()
-        self.device = device_for(self._torch_device)
+        self.device = device_for(self.torch_device)
         options = self.options
         self.limit = options.limit_of(self.device.capacity())
         self.engine = make_engine(
-            self._torch_device, spill_dir=options.spill_dir, host_limit=options.host_limit, verify=options.verify
+            self.torch_device, spill_dir=options.spill_dir, host_limit=options.host_limit, verify=options.verify
         )
         try:
             self._switch_on()
@@ -155,7 +155,7 @@ class Session:
             facts={"torch": torch.__version__, "threads": str(torch.get_num_threads())},
         )
         self._swapper = SavedTensorSwapper(
-            self._torch_device,
+            self.torch_device,
             self.engine,
             min_size=options.min_size,
             write_ahead=options.write_ahead,
@@ -268,7 +268,7 @@ class Session:
     def _stalled(self) -> tuple[float, float]:
         """Seconds that the computation has waited for copies out, and for copies back."""
         # On a GPU a stream waits and no thread does, so the engine's events say how long.
-        if self._torch_device.type == "cuda":
+        if self.torch_device.type == "cuda":
             return self.engine.stalled()
         counters = self._swapper.counters
         return counters.stall_out, counters.stall_in
@@ -318,11 +318,6 @@ class Session:
         """Bytes by which the device's peak went over the limit, from the second step on; 0 if the limit held."""
         return self._planner.peaks.over
 
-    @property
-    def torch_device(self) -> torch.device:
-        """Where the training happens."""
-        return self._torch_device
-
     def link(self) -> Link:
         """The link to the tier below, measured on past copies, or by copying something now."""
         return self._planner.link()
@@ -336,7 +331,7 @@ class Session:
             assert self.limit is not None
             bound = f"limit {format_size(self.limit)} of {format_size(self.device.capacity())}"
             ranks = sharing(os.environ)
-            if ranks > 1 and self._torch_device.type == "cpu":
+            if ranks > 1 and self.torch_device.type == "cpu":
                 bound += f", which each of {ranks} ranks has of this host"
         return f"swapping {', '.join(options.swap)} from {self.device.name} to {self.engine.name}: {bound}"
 
@@ -404,7 +399,7 @@ class Session:
     def _own_seconds(self) -> float:
         """Seconds that LMS has added to the training so far."""
         # On a GPU the host's work runs beside the device's.
-        hooks = self._swapper.counters.hook if self._torch_device.type == "cpu" else 0.0
+        hooks = self._swapper.counters.hook if self.torch_device.type == "cpu" else 0.0
         return hooks + sum(self._stalled())
 
 
