@@ -16,6 +16,7 @@ import pytest
 import lms.memory.transfer
 from lms.errors import CorruptionError, SpillError
 from lms.memory.file import FileSlab, Place, address_of, page_memory
+from lms.memory.meter import Meter
 from lms.memory.slab import ALIGNMENT
 from lms.memory.transfer import At, FileEngine, FileSlot, Lane, Queue, ThreadCopy
 
@@ -200,6 +201,22 @@ def test_a_queue_gives_each_copy_out_once_however_often_it_is_waited_for() -> No
         taken.append(copy.nbytes)
     assert taken == [2, 0, 1, 3]
     lane.stop()
+
+
+def test_a_queue_does_not_keep_the_copies_that_overtook() -> None:
+    queue, meter = Queue(), Meter()
+    owners = [Owner() for _ in range(10)]
+    left = [weakref.ref(owner) for owner in owners]
+    for owner in owners:
+        copy = ThreadCopy(1, meter, keep=owner)
+        copy.job = (int, int)
+        queue.put(copy)
+        queue.hurry(copy)
+        assert queue.take() is copy
+        copy.job = None
+    del copy, owner, owners
+    gc.collect()
+    assert sum(one() is not None for one in left) <= 1
 
 
 def test_the_two_directions_run_at_the_same_time(engine: FileEngine, file: GatedFile) -> None:

@@ -140,12 +140,13 @@ class Queue:
     def take(self) -> ThreadCopy | None:
         """The copy that is next. Blocks until there is one."""
         self._tickets.get()
+        ordered = self._ordered
+        while (first := ordered[0]) is not None and first.job is None:
+            ordered.popleft()  # it was hurried
         while self._hurried:
             if (copy := self._hurried.popleft()).job is not None:
                 return copy
-        while (following := self._ordered.popleft()) is not None and following.job is None:
-            pass  # it was hurried
-        return following
+        return ordered.popleft()
 
 
 class Lane:
