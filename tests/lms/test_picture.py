@@ -7,8 +7,8 @@ import pytest
 
 from lms.core.timeline import Span, Timeline
 from lms.core.trace import Access, Tensor
-from lms.drawing import encoded, svg
-from lms.picture import DETAIL, LANES, Curve, Picture, draw, managed_curve, plain_curve
+from lms.drawing import svg
+from lms.picture import DETAIL, LANES, Curve, Picture, draw, managed_curve, plain_curve, to_png
 from lms.trace import Trace
 
 pytest.importorskip("matplotlib")
@@ -116,11 +116,11 @@ def test_svg_is_one_element_with_text_that_can_be_searched_and_always_the_same()
 
 
 def test_png_is_a_png_wide_enough_to_print() -> None:
-    png = encoded(draw(stairs(10)), ".png")
+    png = to_png(stairs(10))
     assert png.startswith(b"\x89PNG\r\n\x1a\n")
     assert struct.unpack(">I", png[16:20])[0] >= 1200
 
 
 def test_an_empty_picture_can_be_drawn() -> None:
     picture = Picture("nothing", (plain_curve(Trace((), ()), whole=False),))
-    assert encoded(draw(picture), ".png").startswith(b"\x89PNG")
+    assert to_png(picture).startswith(b"\x89PNG")

@@ -249,8 +249,7 @@ def _report(args: argparse.Namespace) -> int:
     output = args.output if args.output is not None else args.trace.with_suffix(".html")
     check_output("--output", output)
     check_output("--picture", args.picture)
-    from lms.drawing import encoded
-    from lms.picture import draw
+    from lms.picture import to_png
     from lms.report import picture_of, render
 
     link = _link(args, trace)
@@ -260,7 +259,7 @@ def _report(args: argparse.Namespace) -> int:
     page = render(trace, link=link, plan=plan, title=trace.machine.get("script") or args.trace.stem)
     output = write_output("--output", output, page.encode())
     if args.picture is not None:
-        write_output("--picture", args.picture, encoded(draw(picture_of(trace, plan)), ".png"))
+        write_output("--picture", args.picture, to_png(picture_of(trace, plan)))
     print(output)
     return 0
 

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 from lms.core.timeline import Lane, Span, Timeline
 from lms.core.trace import Trace
-from lms.drawing import BLUE, GREY, ORANGE, RED, figure, plain
+from lms.drawing import BLUE, GREY, ORANGE, RED, encoded, figure, plain
 from lms.units import format_size
 
 if TYPE_CHECKING:
@@ -92,6 +92,11 @@ def draw(picture: Picture) -> Figure:
     bottom.set_xlim(0, end or 1.0)
     memory.set_title(picture.title, loc="left", fontsize=11, fontweight="bold", pad=26)
     return drawn
+
+
+def to_png(picture: Picture) -> bytes:
+    """The picture as a PNG file."""
+    return encoded(draw(picture), ".png")
 
 
 def _draw_memory(axes: Axes, picture: Picture) -> None:
