@@ -27,7 +27,7 @@ _FLAGS = ("-std=c++20", "-O2", "-fPIC", "-shared", "-Wall", "-Wextra", "-Werror"
 
 
 def library_path(torch_version: str) -> Path:
-    """Where the library for that PyTorch lies, once it is built."""
+    """The path of the library for that PyTorch, once it is built."""
     parts = [" ".join(_FLAGS).encode(), *(source.read_bytes() for source in SOURCES)]
     checksum = hashlib.sha256(b"".join(parts)).hexdigest()
     return NATIVE / f"{_stem(torch_version)}{checksum[:8]}.so"
@@ -49,7 +49,7 @@ def compiler() -> list[str]:
 
 
 def build() -> Path:
-    """Compile the library for the PyTorch that this Python imports, unless it is there; where it lies.
+    """Compile the library for the PyTorch that this Python imports, unless it is there, and return its path.
 
     Raises LMSError when PyTorch or a compiler is missing, the folder is not writable, or compiling fails.
     """

@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from lms.link import disk as module
-from lms.link.disk import disk_of
+from lms.memory import disk as module
+from lms.memory.disk import disk_of
 
 
 def kernel(root: Path, folder: Path, *, device: str, filesystem: str, name: str, model: str = "", at: str = "") -> None:

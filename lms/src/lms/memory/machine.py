@@ -1,4 +1,4 @@
-"""What this machine is: processor, memory, NUMA nodes, kernel, versions, as the kernel tells it.
+"""This machine: processor, memory, NUMA nodes, kernel and versions, as the kernel reports them.
 
 `root` is where `proc` and `sys` are looked for; tests give a folder.
 """
@@ -31,7 +31,7 @@ class Node:
 
 
 def nodes(root: Path = ROOT) -> tuple[Node, ...]:
-    """The NUMA nodes, in order; a kernel without them has one, without a memory of its own to tell of."""
+    """The NUMA nodes, in order; a kernel without NUMA has one node of unknown memory."""
     folder = root / "sys/devices/system/node"
     found = []
     for path in sorted(folder.glob("node[0-9]*"), key=lambda path: int(path.name[4:])):
@@ -49,13 +49,13 @@ def nodes(root: Path = ROOT) -> tuple[Node, ...]:
 
 
 def available_memory(root: Path = ROOT) -> int:
-    """Bytes that could be taken now without pushing anything out; 0 where the kernel does not say."""
+    """Bytes that could be taken now without pushing anything out; 0 if the kernel does not say."""
     match = re.search(r"^MemAvailable:\s+(\d+) kB", _read(root / "proc/meminfo"), re.MULTILINE)
     return int(match[1]) * 1024 if match else 0
 
 
 def memory_room(share: float) -> int:
-    """`share` of the memory that could be taken now, or of what the control group allows where that is less; bytes."""
+    """`share` of the memory that could be taken now, or of the control group's limit if that is less; bytes."""
     return int(min(available_memory(), memory_capacity()) * share)
 
 
@@ -75,7 +75,7 @@ def last_cache(cpus: Iterable[int], root: Path = ROOT) -> int:
 
 
 def processor(root: Path = ROOT) -> str:
-    """The processor's name, as /proc/cpuinfo spells it on x86, POWER and (where it does) on Arm."""
+    """The processor's name, as /proc/cpuinfo spells it on x86, POWER and (if it does) on Arm."""
     text = _read(root / "proc/cpuinfo")
     for key in ("model name", "cpu", "Processor"):
         if match := re.search(rf"^{key}\s*:\s*(.+)$", text, re.MULTILINE):
@@ -84,7 +84,7 @@ def processor(root: Path = ROOT) -> str:
 
 
 def hypervisor(root: Path = ROOT) -> bool | None:
-    """Whether this is a virtual machine, as far as its processor admits it; None where none would (Arm, POWER)."""
+    """Whether this is a virtual machine, as far as its processor tells; None if it never tells (Arm, POWER)."""
     flags = re.search(r"^flags\s*:(.*)$", _read(root / "proc/cpuinfo"), re.MULTILINE)
     return None if flags is None else "hypervisor" in flags[1].split()
 
@@ -96,7 +96,7 @@ def kernel() -> str:
 
 
 def machine(root: Path = ROOT) -> dict[str, str]:
-    """What a reader of the figures must know of the machine, and the versions that measured it."""
+    """Facts about the machine and the versions, for readers of its figures."""
     facts = {
         "host": platform.node(),
         "processor": f"{len(os.sched_getaffinity(0))} x {processor(root)}",

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from lms.link import host
+from lms.memory import machine
 
 
 def put(root: Path, name: str, text: str) -> None:
@@ -27,7 +27,7 @@ def two_sockets(root: Path) -> Path:
 
 
 def test_nodes_come_in_their_order_with_processors_memory_and_distances(tmp_path: Path) -> None:
-    nodes = host.nodes(two_sockets(tmp_path))
+    nodes = machine.nodes(two_sockets(tmp_path))
     assert [node.index for node in nodes] == [0, 8, 255]
     assert nodes[0].cpus == (0, 1, 2, 3, 8)
     assert nodes[1].distances == (40, 10, 80)
@@ -36,31 +36,31 @@ def test_nodes_come_in_their_order_with_processors_memory_and_distances(tmp_path
 
 
 def test_a_kernel_without_nodes_has_one_with_all_that_we_may_use(tmp_path: Path) -> None:
-    (node,) = host.nodes(tmp_path)
+    (node,) = machine.nodes(tmp_path)
     assert node.cpus == tuple(sorted(os.sched_getaffinity(0)))
 
 
 def test_available_memory_is_what_the_kernel_says(tmp_path: Path) -> None:
-    assert host.available_memory(tmp_path) == 0
+    assert machine.available_memory(tmp_path) == 0
     put(tmp_path, "proc/meminfo", "MemTotal:  99 kB\nMemAvailable:   42 kB\n")
-    assert host.available_memory(tmp_path) == 42 * 1024
+    assert machine.available_memory(tmp_path) == 42 * 1024
 
 
 def test_the_processor_is_named_on_x86_and_on_power(tmp_path: Path) -> None:
     put(tmp_path, "proc/cpuinfo", "processor : 0\nmodel name\t: AMD EPYC 7763\nflags\t\t: fpu hypervisor sse\n")
-    assert host.processor(tmp_path) == "AMD EPYC 7763"
-    assert host.hypervisor(tmp_path)
+    assert machine.processor(tmp_path) == "AMD EPYC 7763"
+    assert machine.hypervisor(tmp_path)
     put(tmp_path, "proc/cpuinfo", "processor\t: 0\ncpu\t\t: POWER9, altivec supported\n")
-    assert host.processor(tmp_path) == "POWER9, altivec supported"
-    assert host.hypervisor(tmp_path) is None
-    assert host.machine(tmp_path)["virtual"] == "not known"
+    assert machine.processor(tmp_path) == "POWER9, altivec supported"
+    assert machine.hypervisor(tmp_path) is None
+    assert machine.machine(tmp_path)["virtual"] == "not known"
     put(tmp_path, "proc/cpuinfo", "flags\t\t: fpu sse\n")
-    assert host.hypervisor(tmp_path) is False
-    assert host.machine(tmp_path)["virtual"] == "no"
+    assert machine.hypervisor(tmp_path) is False
+    assert machine.machine(tmp_path)["virtual"] == "no"
 
 
 def test_this_machine_is_described_with_the_versions_that_measure() -> None:
-    facts = host.machine()
+    facts = machine.machine()
     assert {"processor", "kernel", "Python", "lms", "numpy"} <= facts.keys()
     assert all(isinstance(value, str) and value for value in facts.values())
 
@@ -73,21 +73,21 @@ def test_the_last_caches_count_once_however_many_processors_share_them(tmp_path:
             put(tmp_path, f"{folder}/cpu{cpu}/cache/index{index}/level", f"{level}\n")
             put(tmp_path, f"{folder}/cpu{cpu}/cache/index{index}/size", f"{size}\n")
             put(tmp_path, f"{folder}/cpu{cpu}/cache/index{index}/shared_cpu_list", f"{cpus}\n")
-    assert host.last_cache([0, 1], tmp_path) == 32 << 20
-    assert host.last_cache([1, 2, 3], tmp_path) == 64 << 20
-    assert host.last_cache([7], tmp_path) == 0
+    assert machine.last_cache([0, 1], tmp_path) == 32 << 20
+    assert machine.last_cache([1, 2, 3], tmp_path) == 64 << 20
+    assert machine.last_cache([7], tmp_path) == 0
 
 
 def test_a_kernel_is_named_by_the_first_two_numbers_of_its_version(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("platform.release", lambda: "6.18.44-host-v7")
-    assert host.machine()["kernel"] == "6.18"
+    assert machine.machine()["kernel"] == "6.18"
     monkeypatch.setattr("platform.release", lambda: "unreleased")
-    assert host.kernel() == "not known"
+    assert machine.kernel() == "not known"
 
 
 def test_a_control_group_that_allows_less_counts(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(host, "available_memory", lambda: 100)
-    monkeypatch.setattr(host, "memory_capacity", lambda: 40)
-    assert host.memory_room(0.25) == 10
-    monkeypatch.setattr(host, "memory_capacity", lambda: 400)
-    assert host.memory_room(0.25) == 25
+    monkeypatch.setattr(machine, "available_memory", lambda: 100)
+    monkeypatch.setattr(machine, "memory_capacity", lambda: 40)
+    assert machine.memory_room(0.25) == 10
+    monkeypatch.setattr(machine, "memory_capacity", lambda: 400)
+    assert machine.memory_room(0.25) == 25

@@ -1,4 +1,4 @@
-"""What lies under a folder: its file system, the block device below, and whether another layer may cache it.
+"""The disk below a folder: its file system, its block device, and whether another layer may cache it.
 
 `root` is where `proc` and `sys` are looked for; tests give a folder.
 """
@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from lms.errors import UsageError
-from lms.link import host
+from lms.memory import machine
 
 _MEMORY = ("tmpfs", "ramfs", "devtmpfs", "hugetlbfs")
 _REMOTE = ("nfs", "nfs4", "cifs", "smb3", "lustre", "gpfs", "beegfs", "ceph", "9p", "virtiofs", "fuse.sshfs")
@@ -24,8 +24,8 @@ class Disk:
     """The place that a folder's files go to."""
 
     folder: str
-    filesystem: str  # as the kernel names its type; "unknown" where it does not tell
-    device: str  # the block device's name; "" where there is none
+    filesystem: str  # as the kernel names its type; "unknown" if it does not tell
+    device: str  # the block device's name; "" if there is none
     number: str  # MAJOR:MINOR of the device that is throttled and counted (the whole disk); "" as above
     model: str  # as the device names itself, or ""
     memory: bool  # it is no disk: what is written there stays in memory
@@ -45,7 +45,7 @@ class Disk:
         return f"{self.filesystem} on {name}"
 
     def notes(self) -> tuple[str, ...]:
-        """What a reader of its figures must know."""
+        """Notes for readers of its figures."""
         if self.memory:
             return (f"{self.folder} is on {self.filesystem}: that is memory, so nothing here is a disk's figure",)
         if self.remote:
@@ -62,7 +62,7 @@ class Disk:
 
 
 def disk_at(folder: Path) -> Disk:
-    """What the folder that `--dir` named lies on. Raises UsageError when it is none, or may not be looked into."""
+    """The disk below the folder of `--dir`. Raises UsageError if it is no folder, or may not be looked into."""
     expected = "expected a folder on the disk that is to be measured"
     try:
         if not stat.S_ISDIR(os.stat(folder).st_mode):
@@ -75,7 +75,7 @@ def disk_at(folder: Path) -> Disk:
 
 
 def disk_of(folder: Path, root: Path = Path("/")) -> Disk:
-    """What `folder`, which must exist, lies on. Raises OSError."""
+    """The disk below `folder`, which must exist. Raises OSError."""
     device = os.stat(folder).st_dev
     number = f"{os.major(device)}:{os.minor(device)}"
     filesystem, source = _mount(number, folder.resolve(), root)
@@ -90,7 +90,7 @@ def disk_of(folder: Path, root: Path = Path("/")) -> Disk:
     if not block.exists():
         return Disk(
             str(folder), filesystem, "", "", "", filesystem in _MEMORY, filesystem in _REMOTE, virtual=False,
-            layered=False, guest=bool(host.hypervisor(root)),
+            layered=False, guest=bool(machine.hypervisor(root)),
         )  # fmt: skip
     real = block.resolve()
     if (real / "partition").exists():
@@ -107,7 +107,7 @@ def disk_of(folder: Path, root: Path = Path("/")) -> Disk:
         remote=filesystem in _REMOTE,
         virtual="virtio" in str(real) or name.startswith("xvd") or any(one in model.lower() for one in _VIRTUAL),
         layered=name.startswith(("loop", "dm-", "md", "nbd")),
-        guest=bool(host.hypervisor(root)),
+        guest=bool(machine.hypervisor(root)),
     )
 
 
