@@ -31,7 +31,7 @@ struct Odd {
 struct Network {
     std::vector<Tier> tiers;        // innermost first; rank r sits at place r, host by host
     double reduce_bandwidth = 0;    // bytes per second that a rank reduces; 0: takes no time
-    std::vector<Odd> odd;           // a child at most once
+    std::vector<Odd> odd = {};      // a child at most once
     int size() const;               // ranks
     int children(size_t t) const;   // of all switches of tier t together: ranks, hosts, racks, ...
     int stride(size_t tier) const;  // ranks below one child of a switch of `tier`, if none is odd in size
