@@ -24,6 +24,7 @@ import re
 import tomllib
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
+from itertools import accumulate, pairwise
 from math import prod
 from pathlib import Path
 from typing import Any
@@ -65,13 +66,7 @@ class Exceptions:
     @property
     def span(self) -> str:
         """The numbers as people write them: `0-3,7`."""
-        runs: list[list[int]] = []
-        for number in self.numbers:
-            if runs and number == runs[-1][1] + 1:
-                runs[-1][1] = number
-            else:
-                runs.append([number, number])
-        return ",".join(str(first) if first == last else f"{first}-{last}" for first, last in runs)
+        return units.format_numbers(self.numbers)
 
 
 @dataclass(frozen=True)
@@ -96,6 +91,34 @@ class Network:
         odd = [one for one in self.odd if one.size and one.name == self._name(tier + 1)]
         more = sum(len(one.numbers) * (one.size - self.levels[tier].size) for one in odd)
         return self.children(tier + 1) * self.levels[tier].size + more
+
+    def below(self, tier: int) -> list[range]:
+        """Of each child of a tier: the children of the tier inside it that it has; of each rank, itself."""
+        if tier == 0:
+            return [range(rank, rank + 1) for rank in range(self.ranks)]
+        sizes = [self.levels[tier - 1].size] * self.children(tier)
+        for one in self.odd:
+            if one.size and one.name == self._name(tier):
+                for number in one.numbers:
+                    sizes[number] = one.size
+        ends = list(accumulate(sizes, initial=0))
+        return [range(first, end) for first, end in pairwise(ends)]
+
+    def ranks_below(self, tier: int) -> list[range]:
+        """Of each child of a tier: its ranks."""
+        if tier == 0:
+            return self.below(0)
+        inside = self.ranks_below(tier - 1)
+        return [range(inside[one.start].start, inside[one.stop - 1].stop) for one in self.below(tier)]
+
+    def bandwidths(self, tier: int) -> list[float]:
+        """Of each child's link of a tier, in bytes a second."""
+        made = [self.levels[tier].bandwidth] * self.children(tier)
+        for one in self.odd:
+            if one.bandwidth and one.name == self._name(tier):
+                for number in one.numbers:
+                    made[number] = one.bandwidth
+        return made
 
     def _name(self, tier: int) -> str | None:
         return self.levels[tier].name if tier < len(self.levels) else None
