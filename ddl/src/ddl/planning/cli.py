@@ -16,7 +16,7 @@ from ddl.launch import arguments
 from ddl.launch.arguments import read
 from ddl.launch.errors import LaunchError, UsageError
 from ddl.launch.output import output_file
-from ddl.planning import interface, network, picture, report, scaling, units
+from ddl.planning import interface, network, picture, published, report, scaling, units
 from ddl.planning.interface import Plan
 from ddl.planning.network import Network
 
@@ -68,6 +68,8 @@ def main(words: Sequence[str]) -> int:
     if asked.list:
         _list_machines()
         return 0
+    if asked.published:
+        return _published(asked, words)
     try:
         if asked.plot:
             picture.check(asked.plot)
@@ -122,6 +124,14 @@ def _scaling(asked: argparse.Namespace) -> int:
         print()
     if asked.plot:
         _write(picture.draw_scaling(scaling.curves(table), scaling.TITLE, scaling.GPUS[0]), asked.plot)
+    return 0
+
+
+def _published(asked: argparse.Namespace, words: Sequence[str]) -> int:
+    if set(words) - {"--published", "--json"}:
+        raise UsageError("plan: --published has its own machines: it goes with --json alone")
+    rows = published.study()
+    print(json.dumps(published.to_dict(rows), indent=2) + "\n" if asked.json else published.to_text(rows), end="")
     return 0
 
 
@@ -217,6 +227,7 @@ def _parser() -> argparse.ArgumentParser:
         help="draw time against size for each plan (.png or .svg)",
     )  # fmt: skip
     add("--scaling", action="store_true", help="simulate training of ResNet-50 on 4 to 256 GPUs of NETWORK instead")
+    add("--published", action="store_true", help="forecast published systems, beside what was published of them")
     return parser
 
 
