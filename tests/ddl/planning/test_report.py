@@ -58,7 +58,7 @@ def made(seed: int) -> tuple[Network, list[Child]]:
                 slow = float(chance.choice((1, 3, 7))) * 5e7
                 odd.append(Exceptions(name, (number,), 0, slow))
             children.append(Child(name, number, slow, members))
-        ranks = [sum((ranks[child] for child in group), []) for group in below[tier]]
+        ranks = [[rank for child in group for rank in ranks[child]] for group in below[tier]]
     levels = tuple(
         Level(name, size, rate, chance.choice((0.0, 1e-5)))
         for name, size, rate in zip(names, sizes, rates, strict=False)

@@ -204,7 +204,7 @@ def _parser() -> argparse.ArgumentParser:
     )  # fmt: skip
     add(
         "--odd", action="append", type=read(network.parse_odd), metavar="WHAT",
-        help="what is unlike the others: host7=1gbit (a link), host0-3=2 (ranks there), rack1=3,10gbit; may be repeated",
+        help="unlike the others: host7=1gbit (its link), host0-3=2 (their ranks), rack1=3,10gbit; may be repeated",
     )  # fmt: skip
     add("--reduce", type=rate, metavar="RATE", help="bytes that a rank adds in a second (default: it takes no time)")
 

@@ -1,9 +1,9 @@
 """The fastest allgather of a graph, after ForestColl (Zhao et al., arXiv:2402.06787, section on optimality).
 
-Every rank has a shard that must reach every other rank. If x is the rate at which each shard is sent, then of any set of
-nodes that lacks a rank, x times the ranks inside must leave it. So x is at most the least exit capacity for each rank
-inside, over all such sets, and ForestColl's trees reach that. A reduce-scatter is an allgather backwards. An allreduce
-of both takes their times' sum; others may take less where links differ.
+Every rank has a shard that must reach every other rank. If x is the rate at which each shard is sent, then of any set
+of nodes that lacks a rank, x times the ranks inside must leave it. So x is at most the least exit capacity for each
+rank inside, over all such sets, and ForestColl's trees reach that. A reduce-scatter is an allgather backwards. An
+allreduce of both takes their times' sum; others may take less where links differ.
 
 For each rank as the sink, a linear program maximises the x that all others can send it; HiGHS (scipy) solves it, and
 its dual is the cut. Max-flow solvers need a search over x, and scipy's takes whole numbers only.
