@@ -164,10 +164,10 @@ class Network:
             rows.append((f"{'    ' * depth}+-- {level.size} x {level.name}", about))
         inside = dict(zip([one.name for one in self.levels[1:]], self.levels, strict=False))
         for one in self.odd:
-            about = [f"{one.size} x {inside[one.name].name}"] if one.size else []
+            unlike = [f"{one.size} x {inside[one.name].name}"] if one.size else []
             if one.bandwidth:
-                about.append(f"link {units.format_bits(one.bandwidth)} ({units.format_bytes(one.bandwidth)})")
-            rows.append((f"but {one.name} {one.span}:", ", ".join(about)))
+                unlike.append(f"link {units.format_bits(one.bandwidth)} ({units.format_bytes(one.bandwidth)})")
+            rows.append((f"but {one.name} {one.span}:", ", ".join(unlike)))
         width = max(len(left) for left, _ in rows)
         return "\n".join(f"{left:{width}}  {right}".rstrip() for left, right in rows[1:])
 

@@ -177,7 +177,7 @@ def _bounds(made: Study) -> str:
     bounds, network = made.bounds, made.network
     terms = [term for term in bounds.tier_terms if term is not None]
     sizes = "tiers are uneven: there are no such dimensions"
-    rows = [
+    rows: list[tuple[str, float | None, str]] = [
         ("bound of any algorithm, by cuts (100%)", bounds.cut, _cut_to_text(bounds.cut_witness, network)),
         ("one well-ordered ring, by formula", bounds.ring, _terms_to_text([bounds.ring_term], network)),
         (
