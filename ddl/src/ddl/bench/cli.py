@@ -22,13 +22,13 @@ from ddl.bench.contest import Entry, LeftOut, Turns
 from ddl.bench.contestants import Contestant
 from ddl.bench.controller import Controller, CrewError
 from ddl.bench.crew import END_SECONDS, Crew, WrongSum, disband
-from ddl.launch import checks, command, folders, job, mpi, output, own_arguments, process, reach, run
+from ddl.launch import arguments, checks, command, folders, job, mpi, output, process, reach, run
 from ddl.launch.console import say, warn
 from ddl.launch.errors import LaunchError, UsageError
 from ddl.launch.job import Found, Job
 from ddl.launch.machine import kernel
 from ddl.planning import interface, picture
-from ddl.planning.network import DescriptionError, Network
+from ddl.planning.network import Network
 from ddl.planning.picture import PictureError
 
 
@@ -47,11 +47,11 @@ def main(words: Sequence[str]) -> int:
     """Run `ddlrun bench` with `words`; its exit status: 1 where a sum was wrong. Raises LaunchError."""
     try:
         asked = options.parse(words)
-    except (DescriptionError, PictureError) as error:
+    except PictureError as error:
         raise UsageError(f"bench: {error}") from None
     if asked is None:
         return 0
-    own_arguments.mask(asked.launch.exports)
+    arguments.mask(asked.launch.secrets)
     environ = dict(os.environ)
     look = run.look_at(asked.launch, environ)
     if failed := checks.failures(look.rows):
@@ -69,8 +69,8 @@ def main(words: Sequence[str]) -> int:
         print(figures.table(outcome.turns, ranks, contestants.DDL, bound))
     for one in outcome.left_out:
         print(figures.words(one))
-    if asked.output is not None:
-        _write(asked.output, "--json", lambda path: _keep(path, asked, look.found, planned, outcome))
+    if asked.json is not None:
+        _write(asked.json, "--json", lambda path: _keep(path, asked, look.found, planned, outcome))
     if asked.plot is not None and outcome.turns:
         hosts = checks.plural(len(planned.hosts), "host")
         drawn = chart.draw(outcome.turns, bound, f"allreduce, float32, {checks.plural(ranks, 'rank')} on {hosts}")
@@ -93,7 +93,7 @@ def _entered(asked: options.Bench, found: Found, planned: Job) -> tuple[Contesta
     ours = contestants.of_ddl(found.mpi)
     if not asked.compare:
         return (ours,)
-    others = [mpi.find(path) for path in asked.peer_mpis]
+    others = [mpi.find(path) for path in asked.peer_mpi]
 
     def wanted(name: str) -> bool:
         return asked.only is None or asked.only.search(name) is not None
