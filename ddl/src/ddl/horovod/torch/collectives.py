@@ -21,35 +21,13 @@ from typing import overload
 import torch
 from torch import Tensor
 
+from ddl.frontends.core.handle import Handle
+from ddl.frontends.core.ops import Op, chosen
 from ddl.horovod.torch import gradients, process_sets, starting
 from ddl.horovod.torch.compression import Compression, Compressor
 from ddl.horovod.torch.gradients import copy_of
-from ddl.horovod.torch.handle import Handle, poll, synchronize
-from ddl.horovod.torch.ops import Op, chosen
 from ddl.horovod.torch.process_sets import ProcessSet, global_process_set
 from ddl.horovod.torch.starting import Reduction
-
-__all__ = [
-    "Handle",
-    "allgather",
-    "allgather_async",
-    "allreduce",
-    "allreduce_",
-    "allreduce_async",
-    "allreduce_async_",
-    "alltoall",
-    "alltoall_async",
-    "barrier",
-    "broadcast",
-    "broadcast_",
-    "broadcast_async",
-    "broadcast_async_",
-    "join",
-    "poll",
-    "reducescatter",
-    "reducescatter_async",
-    "synchronize",
-]
 
 
 def allreduce(

@@ -21,8 +21,8 @@ from typing import Protocol
 
 from ddl import job
 from ddl.errors import ArgumentError, DDLError, StateError
-from ddl.horovod.announcements import JOIN, WITHDRAW, Announcement, Batch, Outcome, Table
-from ddl.horovod.rounds import Rounds
+from ddl.frontends.core.announcements import JOIN, WITHDRAW, Announcement, Batch, Outcome, Table
+from ddl.frontends.core.rounds import Rounds
 
 _WARN_SECONDS = 10.0  # that a rank may be late before it is named
 _TIMEOUT_SECONDS = 300.0  # if DDL_TIMEOUT is not set

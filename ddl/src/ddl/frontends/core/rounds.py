@@ -18,7 +18,7 @@ from ddl.collectives import OPS, allgather
 from ddl.communicator import Communicator
 from ddl.elements import TYPES
 from ddl.errors import RankTimeoutError, StateError
-from ddl.horovod.announcements import Batch, decode, digest, encode
+from ddl.frontends.core.announcements import Batch, decode, digest, encode
 
 _SHORT = 256  # bytes of announcements that need one message, with their length
 _LENGTH = 8  # bytes that say it

@@ -7,9 +7,9 @@ from collections.abc import Mapping
 import pytest
 
 from ddl.errors import StateError
-from ddl.horovod import negotiation
-from ddl.horovod.announcements import Announcement, Batch
-from ddl.horovod.negotiation import Begun, Negotiator
+from ddl.frontends.core import negotiation
+from ddl.frontends.core.announcements import Announcement, Batch
+from ddl.frontends.core.negotiation import Begun, Negotiator
 
 
 class Late(Exception):

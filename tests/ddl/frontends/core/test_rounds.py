@@ -12,9 +12,9 @@ import pytest
 
 from ddl import request
 from ddl.errors import RankTimeoutError
-from ddl.horovod import rounds
-from ddl.horovod.announcements import Announcement, Batch
-from ddl.horovod.rounds import Rounds
+from ddl.frontends.core import rounds
+from ddl.frontends.core.announcements import Announcement, Batch
+from ddl.frontends.core.rounds import Rounds
 
 
 class Messages:
