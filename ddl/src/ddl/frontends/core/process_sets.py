@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from typing import Generic, Protocol, TypeVar
 
 import numpy as np
@@ -203,7 +204,9 @@ class ProcessSets(Generic[SetT]):
             group = process_set._group = self._group_of(comm, f"horovod-{number}")
             rounds = Rounds(split(0, comm=comm), split(0, comm=comm))
             answer = self._answer
-            process_set._negotiator = Negotiator(process_set.ranks, rounds, lambda its: answer(its, group))
+            process_set._negotiator = Negotiator(
+                process_set.ranks, rounds, lambda its: answer(its, group), lambda: _is_freed(comm)
+            )
         process_set.process_set_id = number
         process_set._optimizers = 0
         self._sets[number] = process_set
@@ -218,3 +221,10 @@ class ProcessSets(Generic[SetT]):
             negotiator.end()
         if group is not None:
             group.shutdown()
+
+
+def _is_freed(comm: Communicator) -> bool:
+    """Free it if nothing is in flight on it."""
+    with suppress(StateError):
+        comm.free()
+    return comm.is_freed
