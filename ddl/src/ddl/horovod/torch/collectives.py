@@ -10,7 +10,8 @@ one within DDL_TIMEOUT seconds, those that did get a RankTimeoutError that names
 the call later. These errors leave the tensors alone, and the job goes on.
 
 If a rank makes no call at all for DDL_TIMEOUT seconds, the RankTimeoutError ends all calls of the process set: the job
-does not go on. So does an exception in the midst of a call (KeyboardInterrupt), with a StateError.
+does not go on. So does an exception in the midst of a call (KeyboardInterrupt), with a StateError; the other ranks then
+get a ShutdownError at once.
 """
 
 from __future__ import annotations
