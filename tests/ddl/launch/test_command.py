@@ -269,12 +269,21 @@ DOCKER = Nic("docker0", "172.17.0.1", 16, False, "a bridge without a network car
 OTHER = Nic("eth1", "10.1.0.1", 24, True, "it is up")
 
 
-def test_loopback_is_never_let_in_beside_other_networks(built: Builder) -> None:
-    # The port filter would bind to it, and no other host would be answered.
-    assert let_in(built, "btl_tcp_if_include", "lo,eth1", LO, OTHER) == "10.0.0.0/24,10.1.0.0/24"
+@pytest.mark.parametrize(
+    ("parameter", "value", "words"),
+    [
+        ("btl_tcp_if_include", "lo,eth1", "the loopback leads to no other host; leave it out"),
+        ("prte_if_include", "127.0/8", "the loopback leads to no other host; leave it out"),
+        ("btl_tcp_if_exclude", "docker0", "it takes the place of Open MPI's own list, and the loopback leads to no "),
+    ],
+)
+def test_nobody_is_looked_for_on_the_loopback(built: Builder, parameter: str, value: str, words: str) -> None:
+    # Open MPI would find itself there, and the job would hang.
+    with pytest.raises(UsageError, match=f"--mpiarg: {parameter}: {words}"):
+        let_in(built, parameter, value, LO, OTHER)
 
 
-@pytest.mark.parametrize("excluded", ["lo,ib0", "127.0.0.0/8,10.2/16", "10.2.0.0/15"])
+@pytest.mark.parametrize("excluded", ["lo,ib0", "127.0.0.0/8,10.2/16", "lo,10.2.0.0/15"])
 def test_what_is_excluded_leaves_every_other_network_that_leads_to_hosts(built: Builder, excluded: str) -> None:
     nics = (LO, DOCKER, OTHER, Nic("ib0", "10.2.0.1", 16, True, "it is up"))
     assert let_in(built, "btl_tcp_if_exclude", excluded, *nics) == "10.0.0.0/24,10.1.0.0/24"

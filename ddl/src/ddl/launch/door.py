@@ -35,22 +35,28 @@ def let_in(used: Sequence[str], given: Mapping[str, str], machines: Sequence[Mac
     """The networks that MPI's ports are open to: those in use, and what the user has Open MPI use beside them.
 
     `given` are the user's parameters of Open MPI. What they include are names of interfaces, or networks, which it
-    also takes as 10.9/16; what they exclude leaves all other interfaces that lead to other hosts. Loopback is left out:
-    the port filter would listen there alone. Of more than MOST networks, neighbours are joined to a wider one. Raises
-    UsageError for a network that cannot be read.
+    also takes as 10.9/16; what they exclude leaves all other interfaces that lead to other hosts. Of more than MOST
+    networks, neighbours are joined to a wider one. Raises UsageError for a network that cannot be read, and if Open MPI
+    would look for other hosts on the loopback, where it finds none, or itself.
     """
-    nics = [nic for one in machines for nic in one.nics if nic.why != "loopback"]
+    nics = [nic for one in machines for nic in one.nics]
+    loopback = {"lo", *(nic.name for nic in nics if nic.why == "loopback")}
     found = [ip_network(one) for one in used]
     for parameter in _INTERFACES:
-        included, excluded = (given.get(f"{parameter}_{what}") for what in ("include", "exclude"))
-        names, networks = _named(f"{parameter}_include", included or "")
+        included, excluded = f"{parameter}_include", f"{parameter}_exclude"
+        names, networks = _named(included, given.get(included, ""))
+        if loopback & names or any(one.is_loopback for one in networks):
+            raise UsageError(f"--mpiarg: {included}: the loopback leads to no other host; leave it out")
         found += [*networks, *(ip_network(nic.network) for nic in nics if nic.name in names)]
-        if excluded is not None:
-            names, networks = _named(f"{parameter}_exclude", excluded)
-            others = [nic for nic in nics if nic.routes and nic.name not in names]
-            theirs = [ip_network(nic.network) for nic in others]
-            found += [one for one in theirs if not any(_lies_in(one, wide) for wide in networks)]
-    left = [one for one in dict.fromkeys(found) if not one.is_loopback] or found
+        if excluded not in given:
+            continue
+        names, networks = _named(excluded, given[excluded])
+        if parameter == "btl_tcp_if" and not loopback & names and not any(one.is_loopback for one in networks):
+            why = "it takes the place of Open MPI's own list, and the loopback leads to no other host; add lo"
+            raise UsageError(f"--mpiarg: {excluded}: {why}")
+        theirs = [ip_network(nic.network) for nic in nics if nic.routes and nic.name not in names]
+        found += [one for one in theirs if not any(_lies_in(one, wide) for wide in networks)]
+    left = list(dict.fromkeys(found))
     while len(left) > MOST:
         left.sort(key=lambda one: (one.version, one))
         # The two that the smallest network holds both of.
