@@ -8,7 +8,8 @@ from statistics import median
 
 from runs import Run
 from scenarios import LARGE, Target
-from steps import DDL as OURS, GLOO, Steps, rows
+from steps import DDL as OURS
+from steps import GLOO, Steps, rows
 
 from ddl.bench.contest import LeftOut, Turns
 from ddl.bench.contestants import DDL, FLAT

@@ -25,7 +25,8 @@ import pytest
 
 from lms import cli
 from lms.errors import UsageError
-from lms.link import catalogue, measure as measuring
+from lms.link import catalogue
+from lms.link import measure as measuring
 from lms.trace import Trace
 
 Document = dict[str, object]

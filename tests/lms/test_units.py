@@ -1,7 +1,8 @@
 """Sizes as people write them."""
 
 import pytest
-from hypothesis import given, strategies as st
+from hypothesis import given
+from hypothesis import strategies as st
 
 from lms.errors import UsageError
 from lms.units import format_size, parse_size

@@ -2,7 +2,8 @@ import re
 from math import prod
 
 import pytest
-from hypothesis import given, strategies as st
+from hypothesis import given
+from hypothesis import strategies as st
 
 from ddl.launch.dimensions import choose
 from ddl.launch.errors import CheckError

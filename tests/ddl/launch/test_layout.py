@@ -2,7 +2,8 @@ import re
 from collections.abc import Callable
 
 import pytest
-from hypothesis import given, strategies as st
+from hypothesis import given
+from hypothesis import strategies as st
 
 from ddl.launch.errors import CheckError
 from ddl.launch.hosts import Allocation, Host

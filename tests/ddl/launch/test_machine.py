@@ -4,7 +4,8 @@ from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
-from hypothesis import given, strategies as st
+from hypothesis import given
+from hypothesis import strategies as st
 
 from ddl.launch import machine
 from ddl.launch.machine import Gpu, Machine, Socket, format_cpus, kernel, parse_cpus, read

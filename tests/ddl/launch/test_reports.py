@@ -1,7 +1,8 @@
 from collections.abc import Sequence
 
 import pytest
-from hypothesis import given, strategies as st
+from hypothesis import given
+from hypothesis import strategies as st
 
 from ddl.launch.rankfile import Place
 from ddl.launch.reports import Reports, Verdict, culprit, diverted, judge

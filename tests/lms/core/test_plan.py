@@ -11,7 +11,8 @@ from dataclasses import replace
 from types import ModuleType
 
 import pytest
-from hypothesis import assume, given, settings, strategies as st
+from hypothesis import assume, given, settings
+from hypothesis import strategies as st
 
 from lms.core.plan import Plan, floor, make_plan, plain_peak, table
 from lms.core.schedule import Schedule

@@ -1,7 +1,8 @@
 """Questions about the bytes at each access, against the plain loops that they take the place of."""
 
 import numpy as np
-from hypothesis import given, strategies as st
+from hypothesis import given
+from hypothesis import strategies as st
 
 from lms.core.profile import Excess, lowest
 

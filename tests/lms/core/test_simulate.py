@@ -4,7 +4,8 @@ import itertools
 from types import ModuleType
 
 import pytest
-from hypothesis import given, settings, strategies as st
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from lms.core.plan import make_plan
 from lms.core.schedule import Recompute, Schedule, Swap

@@ -1,7 +1,8 @@
 """The offset allocator behind both slabs."""
 
 import pytest
-from hypothesis import given, settings, strategies as st
+from hypothesis import given, settings
+from hypothesis import strategies as st
 from hypothesis.stateful import Bundle, RuleBasedStateMachine, consumes, invariant, multiple, rule
 
 from lms.memory.slab import ALIGNMENT, Slab, round_up

@@ -8,7 +8,8 @@ from types import ModuleType
 
 import pytest
 import torch
-from hypothesis import HealthCheck, given, settings, strategies as st
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
 
 from lms.core.guide import Guide
 from lms.core.plan import make_plan

@@ -10,7 +10,8 @@ from pathlib import Path
 
 import pytest
 import torch
-from hypothesis import given, settings, strategies as st
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from lms.build import library_path
 from lms.memory.device import CpuDevice

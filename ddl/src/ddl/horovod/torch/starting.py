@@ -20,7 +20,8 @@ from torch.distributed import ReduceOp
 from ddl.frontends.core import rows
 from ddl.frontends.core.announcements import Announcement
 from ddl.frontends.core.handle import Handle
-from ddl.frontends.core.ops import Op, Reduction as AnyReduction
+from ddl.frontends.core.ops import Op
+from ddl.frontends.core.ops import Reduction as AnyReduction
 from ddl.horovod.torch.ops import neutral, of_torch
 from ddl.torch.process_group import ProcessGroup
 from ddl.torch.tensors import check, reducible
