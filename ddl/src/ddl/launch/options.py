@@ -29,7 +29,7 @@ START_SECONDS = 60  # for mpirun to start the next program on a host
 
 @dataclass(frozen=True)
 class Mode:
-    """How the dimensions are reduced: one letter for all or one for each, and their sizes where the user gave them."""
+    """How the dimensions are reduced: one letter for all or one for each, and their sizes if the user gave them."""
 
     letters: str = "p"
     dimensions: tuple[int, ...] = ()

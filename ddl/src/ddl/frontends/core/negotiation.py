@@ -144,7 +144,7 @@ class Negotiator:
         self._broken: DDLError | None = None
         self._attended = False  # by the thread
         self._leaving = False  # after an error that the other ranks do not know of
-        self._stopping = False
+        self._stopping = self._ended = False
         self._thread: threading.Thread | None = None
         self._timeout = _timeout_of(os.environ)
         _negotiators.add(self)
@@ -367,12 +367,13 @@ class Negotiator:
 
     def end(self) -> None:
         """Take part in no further round. The others are told so now, or when the round that this rank is in is over."""
+        self._ended = True
         self.stop()
         self._free_after_end()
 
     def _free_after_end(self) -> None:
         """Free what the rounds go through, unless a thread is in one: that frees it then."""
-        if self._stopping and self._driving.acquire(blocking=False):
+        if self._ended and self._driving.acquire(blocking=False):
             try:
                 self._rounds.free()
             finally:
