@@ -253,7 +253,7 @@ def test_a_picture_that_cannot_be_written_is_named(
         (("--link", "200"), "argument --link: '200': expected a rate above 0"),
         (("--size", "big"), "argument --size: 'big': expected a size"),
         (("--latency", "1us,2"), "argument --latency: '2': expected a time"),
-        (("--host", "4"), "unrecognized arguments: --host"),
+        (("--host", "4"), "--host: unknown option; did you mean --hosts?"),
         (("--hosts", "4294967298"), "argument --hosts: '4294967298': expected a whole number, at most 1,048,576"),
         (("--hosts", "4", "--chunks", "4294967297"), "argument --chunks: '4294967297': expected a whole"),
         (("--hosts", "4", "--schedule", "--rank", "4294967296"), "rank: 4,294,967,296; expected less than"),

@@ -196,15 +196,7 @@ def capture(argv: Sequence[str], environment: Mapping[str, str], seconds: float)
     """
     status: int | None = None
     with tempfile.TemporaryFile() as output, tempfile.TemporaryFile() as errors:
-        process = subprocess.Popen(
-            argv,
-            env=dict(environment),
-            stdin=subprocess.DEVNULL,
-            stdout=output,
-            stderr=errors,
-            process_group=0,
-            preexec_fn=_in_child,
-        )
+        process = start(argv, environment, output, errors)
         try:
             status = process.wait(seconds)
         except subprocess.TimeoutExpired:
@@ -265,14 +257,19 @@ def unwinding() -> Iterator[None]:
                 signal.signal(number, handler)
 
 
-def start(argv: Sequence[str], environment: Mapping[str, str], output: IO[bytes]) -> subprocess.Popen[bytes]:
-    """Start a command without input in a group of its own; the kernel kills it when this process is gone."""
+def start(
+    argv: Sequence[str], environment: Mapping[str, str], output: IO[bytes], errors: IO[bytes] | None = None
+) -> subprocess.Popen[bytes]:
+    """Start a command without input in a group of its own; the kernel kills it when this process is gone.
+
+    Without `errors` they go where its output goes.
+    """
     return subprocess.Popen(
         argv,
         env=dict(environment),
         stdin=subprocess.DEVNULL,
         stdout=output,
-        stderr=subprocess.STDOUT,
+        stderr=subprocess.STDOUT if errors is None else errors,
         process_group=0,
         preexec_fn=_in_child,
     )

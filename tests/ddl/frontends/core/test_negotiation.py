@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import threading
+import time
+from collections.abc import Callable, Mapping
 
 import pytest
 
-from ddl.errors import StateError
-from ddl.horovod import negotiation
-from ddl.horovod.announcements import Announcement, Batch
-from ddl.horovod.negotiation import Begun, Negotiator
+from ddl.errors import ArgumentError, RankTimeoutError, StateError
+from ddl.frontends.core import negotiation
+from ddl.frontends.core.announcements import Announcement, Batch, encode
+from ddl.frontends.core.negotiation import Begun, Negotiator
 
 
 class Late(Exception):
@@ -30,8 +32,12 @@ class SoleRounds:
             raise interruption
         return [mine], ()
 
-    def free(self) -> None:
-        pass
+    busy = False  # a request of theirs is in flight
+    freed = 0
+
+    def free(self) -> bool:
+        self.freed += not self.busy
+        return not self.busy
 
 
 @pytest.fixture
@@ -41,7 +47,7 @@ def rounds() -> SoleRounds:
 
 @pytest.fixture
 def negotiator(rounds: SoleRounds) -> Negotiator:
-    return Negotiator([3], rounds, lambda _: pytest.fail("no rank has joined"))
+    return Negotiator([3], rounds, lambda _: pytest.fail("no rank has joined"), lambda: True)
 
 
 @pytest.mark.parametrize("interruption", [KeyboardInterrupt(), Late("enough")])
@@ -71,6 +77,66 @@ def test_a_call_that_one_rank_could_not_begin_is_the_last(negotiator: Negotiator
         second.wait()
     with pytest.raises(StateError, match=type(interruption).__name__):
         negotiator.announce("allreduce", "c", start)
+
+
+def until(condition: Callable[[], bool]) -> None:
+    deadline = time.monotonic() + 20
+    while not condition():
+        assert time.monotonic() < deadline
+        time.sleep(0.001)
+
+
+def test_a_rank_that_is_stopped_in_a_round_is_known_to_have_left_when_the_round_is_over(
+    negotiator: Negotiator, rounds: SoleRounds, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    others_come = threading.Event()
+
+    def take_part(mine: Batch) -> tuple[list[Batch], Batch]:
+        rounds.busy = True
+        assert others_come.wait(20)
+        rounds.busy = False
+        return [mine], ()
+
+    monkeypatch.setattr(rounds, "take_part", take_part)
+    negotiator.announce("allreduce", "a", lambda *_: None).in_background()
+    until(lambda: rounds.busy)
+    negotiator.end()
+    assert rounds.freed == 0
+    others_come.set()
+    until(lambda: rounds.freed > 0)
+
+
+@pytest.mark.parametrize("error", [KeyboardInterrupt(), MemoryError(), ArgumentError("it is too large")])
+def test_an_error_of_this_rank_alone_tells_the_others_that_it_has_left(
+    rounds: SoleRounds, monkeypatch: pytest.MonkeyPatch, error: BaseException
+) -> None:
+    monkeypatch.setattr(negotiation.job, "is_initialized", lambda: True)
+    answers = iter([False, False, True])  # what the calls go through is in use for a while
+    left = []
+
+    def leave() -> bool:
+        left.append(next(answers))
+        return left[-1]
+
+    def start(_: Mapping[int, Announcement], __: bool) -> Begun:
+        raise error
+
+    negotiator = Negotiator([3], rounds, lambda _: pytest.fail("no rank has joined"), leave)
+    with pytest.raises(type(error)):
+        negotiator.announce("allreduce", "a", start).wait()
+    until(lambda: len(left) == 3)
+    assert rounds.freed > 0
+    negotiator.end()
+
+
+def test_an_error_that_all_ranks_find_is_reported_by_each_in_its_own_words(
+    negotiator: Negotiator, rounds: SoleRounds
+) -> None:
+    rounds.interruption = RankTimeoutError("rank 5 has made no call")
+    with pytest.raises(RankTimeoutError):
+        negotiator.announce("allreduce", "a", lambda *_: None).wait()
+    time.sleep(0.05)
+    assert rounds.freed == 0  # else others could be told that this rank is the one that left
 
 
 def test_no_call_begins_after_the_end(negotiator: Negotiator) -> None:
@@ -118,6 +184,25 @@ def test_a_round_has_a_bounded_number_of_calls(
     calls = [negotiator.announce("allreduce", None, lambda *_: None) for _ in range(9)]
     calls[-1].wait()
     assert rounds.count == 3
+
+
+def test_a_round_has_a_bounded_number_of_bytes_of_each_rank(
+    negotiator: Negotiator, rounds: SoleRounds, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    sizes = []
+
+    def take_part(mine: Batch) -> tuple[list[Batch], Batch]:
+        sizes.append(len(encode(mine)))
+        return [mine], ()
+
+    monkeypatch.setattr(rounds, "take_part", take_part)
+    names = [f"layer {number}" + "é" * 1000 for number in range(30)]
+    calls = [negotiator.announce("allreduce", name, lambda *_: None, (("float32", (4, 4)),)) for name in names]
+    for call in calls:
+        call.wait()
+    assert max(sizes) <= 64 << 10
+    assert len(sizes) == 3
+    negotiator.announce("allreduce", "é" * 20_000, lambda *_: None).wait()  # one that is larger goes alone
 
 
 def test_a_join_is_said_after_the_calls_before_it(negotiator: Negotiator, rounds: SoleRounds) -> None:

@@ -6,7 +6,7 @@ import random
 
 import pytest
 
-from ddl.horovod.torch import buckets
+from ddl.frontends.core import buckets
 
 
 def test_the_last_parameters_go_first_and_buckets_are_filled() -> None:

@@ -11,10 +11,10 @@ import numpy as np
 import pytest
 
 from ddl import request
-from ddl.errors import RankTimeoutError
-from ddl.horovod import rounds
-from ddl.horovod.announcements import Announcement, Batch
-from ddl.horovod.rounds import Rounds
+from ddl.errors import RankTimeoutError, ShutdownError
+from ddl.frontends.core import rounds
+from ddl.frontends.core.announcements import Announcement, Batch
+from ddl.frontends.core.rounds import Rounds
 
 
 class Messages:
@@ -98,4 +98,18 @@ def test_a_rank_that_takes_no_part_is_named_in_the_scripts_words(monkeypatch: py
     monkeypatch.setattr(request, "run", run)
     comm = SimpleNamespace(rank=0, size=2, handle=0)
     with pytest.raises(RankTimeoutError, match=r"^rank 0 has waited 5 s: rank 1 has made no call. DDL_TIMEOUT$"):
+        Rounds(comm, comm).take_part(batch("a"))
+
+
+def test_a_rank_that_has_left_is_named_in_the_scripts_words(monkeypatch: pytest.MonkeyPatch) -> None:
+    def run(*_: object, **__: object) -> None:
+        raise ShutdownError(
+            "rank 0 has waited 0 s in allreduce #3 of communicator 5 (int64, max, 6 elements): rank 1 (host a) has "
+            "freed the communicator without calling it; its last call was allreduce #2 of communicator 5 (int64, max, "
+            "6 elements)"
+        )
+
+    monkeypatch.setattr(request, "run", run)
+    comm = SimpleNamespace(rank=0, size=2, handle=0)
+    with pytest.raises(ShutdownError, match=r"^rank 0 has waited 0 s: rank 1 \(host a\) has left the process set, by"):
         Rounds(comm, comm).take_part(batch("a"))

@@ -9,7 +9,7 @@ from collections.abc import Sequence
 import pytest
 
 from ddl.errors import MismatchError, RankTimeoutError, UnsupportedError
-from ddl.horovod.announcements import JOIN, WITHDRAW, Announcement, Batch, Outcome, Table, decode, digest, encode
+from ddl.frontends.core.announcements import JOIN, WITHDRAW, Announcement, Batch, Outcome, Table, decode, digest, encode
 
 
 def reduction(name: str, count: int = 3, dtype: str = "float32", terms: str = "Sum") -> Announcement:

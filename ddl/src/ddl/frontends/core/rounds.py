@@ -17,8 +17,8 @@ from ddl import request
 from ddl.collectives import OPS, allgather
 from ddl.communicator import Communicator
 from ddl.elements import TYPES
-from ddl.errors import RankTimeoutError, StateError
-from ddl.horovod.announcements import Batch, decode, digest, encode
+from ddl.errors import RankTimeoutError, ShutdownError, StateError
+from ddl.frontends.core.announcements import Batch, decode, digest, encode
 
 _SHORT = 256  # bytes of announcements that need one message, with their length
 _LENGTH = 8  # bytes that say it
@@ -29,6 +29,7 @@ _NO_ROUND = re.compile(
     r"has not called it; (it has made no call on this communicator|its last call was all\w+ #\d+ of communicator \d+ "
     r"\([^)]*\))"
 )
+_LEFT = re.compile(r"has freed the communicator( without calling it; its last call was [^()]*\([^)]*\))?")
 
 
 class Rounds:
@@ -53,14 +54,16 @@ class Rounds:
                 if same:
                     return [mine[:shortest]] * self._size, mine[shortest:]
             return self._tell(mine), ()
-        except RankTimeoutError as error:
-            raise RankTimeoutError(_NO_ROUND.sub("has made no call", _ROUND.sub("", str(error)))) from error
+        except (RankTimeoutError, ShutdownError) as error:
+            words = _LEFT.sub("has left the process set, by shutdown() or after an error of its own", str(error))
+            raise type(error)(_NO_ROUND.sub("has made no call", _ROUND.sub("", words))) from error
 
-    def free(self) -> None:
-        """Free the communicators."""
+    def free(self) -> bool:
+        """Free the communicators; whether both are. Not while a round goes on, nor after the job is left."""
         for comm in (self._digests, self._details):
-            with suppress(StateError):  # the job is left already, or something is still awaited
+            with suppress(StateError):
                 comm.free()
+        return self._digests.is_freed and self._details.is_freed
 
     def _compare(self, mine: Batch) -> tuple[bool, int, int]:
         """Whether every rank's batch is the same, and the number of calls in the shortest and in the longest."""

@@ -20,14 +20,28 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Protocol
 
 from ddl import job
-from ddl.errors import ArgumentError, DDLError, StateError
-from ddl.horovod.announcements import JOIN, WITHDRAW, Announcement, Batch, Outcome, Table
-from ddl.horovod.rounds import Rounds
+from ddl.errors import (
+    ArgumentError,
+    DDLError,
+    MismatchError,
+    PeerLostError,
+    RankTimeoutError,
+    ShutdownError,
+    StateError,
+    TransportError,
+)
+from ddl.frontends.core.announcements import JOIN, WITHDRAW, Announcement, Batch, Outcome, Table, size_of
+from ddl.frontends.core.rounds import Rounds
 
 _WARN_SECONDS = 10.0  # that a rank may be late before it is named
 _TIMEOUT_SECONDS = 300.0  # if DDL_TIMEOUT is not set
 _LONGEST_NAP = 1e-3  # seconds between two rounds in which no rank says anything
 _MOST = 256  # calls that a rank announces in a round
+_MOST_BYTES = 64 << 10  # of them, as each rank may get them from all others; a single call may be larger
+_PAUSE = 0.01  # seconds between two attempts to leave
+
+# What the other ranks find by themselves. After any other error of a round they wait for a rank that does not come.
+_COMMON = (MismatchError, RankTimeoutError, PeerLostError, ShutdownError, TransportError)
 
 
 class Begun(Protocol):
@@ -100,7 +114,8 @@ class Call:
 class Negotiator:
     """That of a set of ranks.
 
-    `answer` begins, on a rank that has joined, a call that the others have announced.
+    `answer` begins, on a rank that has joined, a call that the others have announced. `leave` frees what the calls go
+    through, and says whether it is freed: not while one is in flight.
     """
 
     def __init__(
@@ -108,11 +123,13 @@ class Negotiator:
         ranks: Sequence[int],
         rounds: Rounds,
         answer: Callable[[Announcement], Begun],
+        leave: Callable[[], bool],
     ) -> None:
         self._rank = rounds.rank
         self._me = ranks[self._rank]
         self._rounds = rounds
         self._answer = answer
+        self._leave = leave
         self._driving = threading.Lock()  # of who drives; the calls begin with it held, so in one order
         self._changed = threading.Condition()  # guards the rest
         self._table = Table(ranks)
@@ -126,7 +143,8 @@ class Negotiator:
         self._nap = 0.0
         self._broken: DDLError | None = None
         self._attended = False  # by the thread
-        self._stopping = False
+        self._leaving = False  # after an error that the other ranks do not know of
+        self._stopping = self._ended = False
         self._thread: threading.Thread | None = None
         self._timeout = _timeout_of(os.environ)
         _negotiators.add(self)
@@ -186,9 +204,12 @@ class Negotiator:
     def drive(self, call: Call) -> None:
         """Take part in rounds until a call has begun."""
         call.awaited = True
-        with self._driving:
-            while not call.begun:
-                self._step()
+        try:
+            with self._driving:
+                while not call.begun:
+                    self._step()
+        finally:
+            self._free_after_end()
         if self._queue or self._owes:
             self.attend()
 
@@ -210,10 +231,17 @@ class Negotiator:
         while True:
             with self._changed:
                 if not self._queue and not self._owes:
-                    self._attended = False
+                    self._attended = self._leaving
                 self._changed.wait_for(lambda: self._stopping or self._attended)
-                if self._stopping:
-                    return
+            if self._stopping:
+                self._free_after_end()
+                return
+            if self._leaving:
+                # The others are then told that this rank has left, and do not wait for it.
+                if not all([self._rounds.free(), self._leave()]) and job.is_initialized():
+                    time.sleep(_PAUSE)
+                    continue
+                self._leaving = False
             with self._driving:
                 if self._queue or self._owes:
                     self._step()
@@ -263,9 +291,11 @@ class Negotiator:
     def _next_batch(self) -> Batch:
         """Take from the queue what this rank announces in the next round. With `_changed` held."""
         batch: list[Announcement] = []
+        left = _MOST_BYTES
         while self._queue and len(batch) < _MOST:
             comes_alone = self._queue[0].kind in (JOIN, WITHDRAW)
-            if comes_alone and batch:
+            left -= size_of(self._queue[0]) + len(", ")
+            if batch and (comes_alone or left < len("[]")):
                 break
             batch.append(self._queue.popleft())
             if comes_alone:
@@ -303,6 +333,7 @@ class Negotiator:
         """No rank can be agreed with any more."""
         with self._changed:
             self._broken = error
+            self._leaving = not isinstance(error, _COMMON) and not self._stopping
             self._queue.clear()
             self._table.waiting.clear()
             calls = [call for call in self._calls.values() if not call.begun]
@@ -313,6 +344,8 @@ class Negotiator:
         for call in calls:
             words = f"rank {self._me} called {call.announcement}, which the ranks could not agree on: {error}"
             call.fail(type(error)(words))
+        if self._leaving:
+            self.attend()
 
     def _look_for_late_ranks(self) -> None:
         with self._changed:
@@ -333,9 +366,18 @@ class Negotiator:
     # ---- The end -------------------------------------------------------------------------------------------------
 
     def end(self) -> None:
-        """Take part in no further round."""
+        """Take part in no further round. The others are told so now, or when the round that this rank is in is over."""
+        self._ended = True
         self.stop()
-        self._rounds.free()
+        self._free_after_end()
+
+    def _free_after_end(self) -> None:
+        """Free what the rounds go through, unless a thread is in one: that frees it then."""
+        if self._ended and self._driving.acquire(blocking=False):
+            try:
+                self._rounds.free()
+            finally:
+                self._driving.release()
 
     def stop(self) -> threading.Thread | None:
         """Have the thread end, once what it waits for is over."""

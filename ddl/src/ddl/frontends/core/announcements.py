@@ -78,6 +78,16 @@ def encode(batch: Batch) -> bytes:
     return json.dumps(batch).encode()
 
 
+def size_of(its: Announcement) -> int:
+    """Bytes that it takes in what `encode` makes, at most."""
+    return len(json.dumps(its.key)) + _size_without_key(its.kind, *its[2:])
+
+
+@functools.lru_cache(1024)
+def _size_without_key(kind: str, tensors: _Tensors, terms: str, per_rank: tuple[int, ...]) -> int:
+    return len(json.dumps((kind, "", tensors, terms, per_rank)))
+
+
 def decode(content: bytes) -> Batch:
     """The batch that `encode` made these bytes of."""
     return tuple(

@@ -9,7 +9,7 @@ DEFAULT_BYTES = 25 << 20  # as DistributedDataParallel's: large enough to be fas
 
 
 def limit_of(environment: Mapping[str, str]) -> int:
-    """The most bytes of a bucket: HOROVOD_FUSION_THRESHOLD, where that is set; 0 parts all. Raises ValueError."""
+    """The most bytes of a bucket: HOROVOD_FUSION_THRESHOLD, if that is set; 0 parts all. Raises ValueError."""
     text = environment.get("HOROVOD_FUSION_THRESHOLD", "")
     if not text:
         return DEFAULT_BYTES

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Generic, TypeVar
 
-from ddl.horovod.negotiation import Call
+from ddl.frontends.core.negotiation import Call
 
 ResultT = TypeVar("ResultT")
 OtherT = TypeVar("OtherT")
