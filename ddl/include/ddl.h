@@ -120,8 +120,8 @@ typedef struct ddl_membership {
 /* As ddl_init, for the ranks that `membership` names, which talk over TCP, and inside a host through shared memory.
  * Rank 0 sets one key, and the others get it; the value holds a token by which ranks recognise one another, so whoever
  * can read the store can join. An old value of an earlier job does no harm. `set` and `get` are called by this thread
- * before it returns, and again in a later ddl_init of this process: the context must be alive then. A process keeps its rank and size: others, or a job of MPI's before, are
- * DDL_ERROR_STATE. */
+ * before it returns, and by a later ddl_init of this process: the context must be alive then. A process keeps its rank
+ * and size: others, or a job of MPI's before, are DDL_ERROR_STATE. */
 DDL_API ddl_result ddl_init_with(const ddl_membership* membership, const char* options);
 
 /* Leaves the job: requests in flight end with DDL_ERROR_SHUTDOWN and every communicator is freed. It does not wait for

@@ -47,7 +47,7 @@ Digest prove(const std::string& token, char side, const Hello& hello, const uint
 }
 
 struct Link {
-    enum State { connecting, awaits_answer, awaits_hello, awaits_proof };
+    enum State { connecting, awaits_answer, awaits_keep, awaits_hello, awaits_proof };
     Socket socket;
     int peer = -1;
     State state = awaits_hello;
@@ -57,9 +57,14 @@ struct Link {
     std::string received;
 
     size_t expected() const {
-        return state == awaits_answer ? sizeof(Answer) : state == awaits_hello ? sizeof(Hello) : sizeof(Digest);
+        switch (state) {
+            case awaits_answer: return sizeof(Answer);
+            case awaits_hello: return sizeof(Hello);
+            case awaits_proof: return sizeof(Digest);
+            default: return 1;
+        }
     }
-    bool ours() const { return state == connecting || state == awaits_answer; }
+    bool ours() const { return state <= awaits_keep; }
 };
 
 template <typename T>
@@ -144,6 +149,10 @@ class Meeting {
         for (int rank = first; rank < members_.size; ++rank) ranks.push_back(rank);
         return ranks;
     }
+    bool is_promised(int rank) const {
+        return std::any_of(links_.begin(), links_.end(),
+                           [&](const Link& link) { return link.peer == rank && link.state == Link::awaits_keep; });
+    }
     bool is_up(int rank) const { return static_cast<bool>(sockets_[static_cast<size_t>(rank)]); }
 
     // Reads the key again until whom it names knows the token: a job before this one may have left it.
@@ -157,7 +166,10 @@ class Meeting {
             token_ = value.substr(0, space);
             connect(0, value.substr(space + 1));
             const double until = std::min(deadline_, seconds_now() + kRetrySeconds);
-            while (!is_up(0) && !links_.empty() && seconds_now() < until) serve();
+            while (!is_up(0) && !links_.empty() && (seconds_now() < until || is_promised(0))) {
+                if (seconds_now() > deadline_) fail({0});
+                serve();
+            }
             links_.clear();
         }
     }
@@ -186,7 +198,8 @@ class Meeting {
             if (seconds_now() > retry) {
                 retry = seconds_now() + kRetrySeconds;
                 for (const int rank : missing) {
-                    if (rank < members_.rank && !table.empty()) connect(rank, table[static_cast<size_t>(rank)]);
+                    if (rank < members_.rank && !table.empty() && !is_promised(rank))
+                        connect(rank, table[static_cast<size_t>(rank)]);
                 }
             }
             serve();
@@ -215,7 +228,7 @@ class Meeting {
             bool keep = seen == 0 || advance(links_[i]);
             // The newest guests first: of too many the oldest go.
             if (keep && !links_[i].ours() && ++guests > kMostGuests + sockets_.size()) keep = false;
-            if (keep && now - links_[i].since > kGuestSeconds) keep = false;
+            if (keep && links_[i].state != Link::awaits_keep && now - links_[i].since > kGuestSeconds) keep = false;
             if (!keep || !links_[i].socket) links_.erase(links_.begin() + static_cast<std::ptrdiff_t>(i));
         }
         for (size_t i = 0; i < listeners_.size(); ++i) {
@@ -259,12 +272,22 @@ class Meeting {
             link.state = Link::awaits_proof;
             return send_small(link.socket, link.answer);
         }
+        if (link.state == Link::awaits_keep) {
+            sockets_[static_cast<size_t>(link.peer)] = std::move(link.socket);
+            return true;
+        }
         const bool ours = link.state == Link::awaits_answer;
         if (ours) std::memcpy(&link.answer, got.data(), sizeof link.answer);
         const Digest right = prove(token_, ours ? 'a' : 'c', link.hello, link.answer.nonce);
         const auto* theirs = ours ? link.answer.proof.data() : reinterpret_cast<const unsigned char*>(got.data());
         if (is_up(link.peer) || !is_same(right, theirs)) return false;
-        if (ours && !send_small(link.socket, prove(token_, 'c', link.hello, link.answer.nonce))) return false;
+        if (ours) {
+            // One of several connections: the other end keeps it, or closes it because we were slow.
+            if (is_promised(link.peer)) return false;
+            link.state = Link::awaits_keep;
+            return send_small(link.socket, prove(token_, 'c', link.hello, link.answer.nonce));
+        }
+        if (!send_small(link.socket, char{1})) return false;
         sockets_[static_cast<size_t>(link.peer)] = std::move(link.socket);
         return true;
     }
