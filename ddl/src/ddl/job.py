@@ -7,7 +7,7 @@ import os
 from typing import TYPE_CHECKING
 
 from ddl import library, membership, request
-from ddl.errors import ArgumentError, DDLError, StateError, UnsupportedError
+from ddl.errors import ArgumentError, DDLError, StateError
 from ddl.membership import Membership
 
 if TYPE_CHECKING:
@@ -29,7 +29,8 @@ def init(
     `set(key, bytes)` and `get(key)`, which returns bytes; if there is nothing under the key, it returns None or raises
     KeyError. A store of torch.distributed is one. What the store raises, this raises.
 
-    Without them: MPI's ranks under mpirun or ddlrun, the ranks of torchrun, else the process is the only rank.
+    Without them: MPI's ranks under mpirun or ddlrun, torchrun's, those of RANK, WORLD_SIZE, MASTER_ADDR and MASTER_PORT,
+    else the process is the only rank.
 
     Raises ArgumentError (options that cannot be read, dimensions that do not multiply to the number of ranks, a rank
     outside of [0, size)), UnsupportedError, MismatchError (options or versions differ between ranks), RankTimeoutError,
@@ -46,23 +47,15 @@ def init(
     if store is None or rank is None or size is None:
         library.call("ddl_init", text)
     else:
-        _init_with(text, Membership(store, rank, size), size)
+        _init_with(text, Membership(store, rank, size))
     if not _registered:
         # Before other packages' exit handlers, of which mpi4py's ends MPI.
         atexit.register(finalize)
         _registered = True
 
 
-def _init_with(options: bytes | None, its: Membership, size: int) -> None:
+def _init_with(options: bytes | None, its: Membership) -> None:
     global _membership
-    if not library.has("ddl_init_with"):
-        if size == 1:
-            library.call("ddl_init", options)
-            return
-        raise UnsupportedError(
-            f"this job has {size} ranks that MPI did not start, and {library.find()} joins ranks through MPI only: "
-            f"start it with ddlrun -np {size} python SCRIPT ARGUMENTS, or install a libddl that has ddl_init_with"
-        )
     try:
         library.call("ddl_init_with", its.pointer, options)
     except DDLError as error:

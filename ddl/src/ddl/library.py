@@ -56,8 +56,6 @@ _FUNCTIONS = {
     "ddl_test": [POINTER(c_void_p), POINTER(c_int)],
     "ddl_wait": [POINTER(c_void_p)],
 }
-# A libddl that knows MPI alone does without.
-_OPTIONAL = {"ddl_init_with": [c_void_p, c_char_p]}
 
 
 def candidates() -> Iterator[Path]:
@@ -103,9 +101,6 @@ def load() -> ctypes.CDLL:
         library.ddl_last_error.restype = c_char_p
         for name, arguments in _FUNCTIONS.items():
             getattr(library, name).argtypes = arguments
-        for name, arguments in _OPTIONAL.items():
-            if hasattr(library, name):
-                getattr(library, name).argtypes = arguments
     except (OSError, AttributeError) as error:
         raise LibraryError(
             f"{path} could not be loaded: {error}. It needs the MPI that it was built with: load that one's module, or "
@@ -125,11 +120,6 @@ def call(name: str, *arguments: object) -> None:
     library = load()
     if code := getattr(library, name)(*arguments):
         raise error_of(code, (library.ddl_last_error() or b"").decode(errors="replace"))
-
-
-def has(name: str) -> bool:
-    """Whether the library has this function. Raises LibraryError."""
-    return hasattr(load(), name)
 
 
 def number(name: str, *arguments: object) -> int:

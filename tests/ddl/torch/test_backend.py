@@ -17,6 +17,7 @@ import ddl
 from ddl import library
 from ddl.torch import groups, job, process_group, rendezvous
 
+EXAMPLE = Path(__file__).parents[3] / "examples/ddp_digits/train.py"
 SCRIPT = "import torch.distributed as dist; dist.init_process_group('ddl')"
 ALONE = {"RANK": "0", "WORLD_SIZE": "1", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "0"}
 
@@ -129,35 +130,44 @@ def test_without_the_mpi_that_it_was_built_with_the_error_says_so(
     assert "It needs the MPI that it was built with" in done.stdout
 
 
-GIVEN = """
-import ctypes, sys, ddl, torch.distributed as dist
-from ddl import job, library
-from ddl.membership import _Struct
+@pytest.mark.parametrize("backend", ["ddl", "gloo"])
+def test_the_example_runs_under_torchrun(command: Callable[..., object], backend: str) -> None:
+    torchrun = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "4"]
+    script = [str(EXAMPLE), "--epochs", "1", "--backend", backend]
+    done = command([*torchrun, *script], timeout=110, OMP_NUM_THREADS="1")
+    assert done.returncode == 0, done.stdout
+    assert "4 ranks: loss 1.479901" in done.stdout
+    assert "the same bits on every rank" in done.stdout
 
-def call(name, pointer, options):
-    its = ctypes.cast(pointer, ctypes.POINTER(_Struct)).contents
-    assert name == "ddl_init_with", name
-    its.set(None, b"ddl/%d" % its.rank, b"here", 4)
-    found, count = ctypes.create_string_buffer(9), ctypes.c_size_t()
-    assert its.get(None, b"ddl/%d" % (1 - its.rank), ctypes.addressof(found), 9, ctypes.byref(count), 60.0) == 0
-    print(f"rank {its.rank} of {its.size} met the other: {found.value.decode()}", flush=True)
-    raise ddl.ShutdownError("enough")
 
-library.has, library.call = lambda name: True, call
+RESTARTED = """
+import os, torch, torch.distributed as dist
+import ddl.horovod.torch as hvd
+
+hvd.init()  # before there is a process group
+assert hvd.allreduce(torch.ones(2) * hvd.rank(), op=hvd.Sum).tolist() == [1, 1]
+hvd.shutdown()
+attempt = os.environ["TORCHELASTIC_RESTART_COUNT"]
+for _ in range(2):
+    dist.init_process_group("ddl")
+    summed = torch.ones(1)
+    dist.all_reduce(summed)
+    if attempt == "0" and dist.get_rank() == 1:
+        os._exit(3)
+    group = dist.new_group([1])
+    dist.destroy_process_group()
+print(f"attempt {attempt}: {summed.item()}\\n", end="", flush=True)
 """
 
 
-@pytest.mark.parametrize(
-    "asks", ["import ddl.torch; dist.init_process_group('ddl')", "import ddl.horovod.torch as hvd; hvd.init()"]
-)
-def test_under_torchrun_ranks_meet_in_its_store(command: Callable[..., object], tmp_path: Path, asks: str) -> None:
+def test_a_job_starts_again_in_the_store_of_the_first_try(command: Callable[..., object], tmp_path: Path) -> None:
     script = tmp_path / "train.py"
-    check = "ddl.is_initialized = lambda: False\n"
-    script.write_text(f"{GIVEN}{check}try:\n    {asks}\nexcept ddl.ShutdownError as error:\n    print(error)\n")
+    script.write_text(RESTARTED)
     torchrun = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
-    done = command([*torchrun, str(script)], timeout=100)
+    done = command([*torchrun, "--max-restarts", "1", str(script)], timeout=100)
     assert done.returncode == 0, done.stdout
-    assert {"rank 0 of 2 met the other: here", "rank 1 of 2 met the other: here"} <= set(done.stdout.splitlines())
+    assert done.stdout.count("attempt 1: 2.0\n") == 2, done.stdout
+    assert "attempt 0: " not in done.stdout
 
 
 def test_another_place_than_mpis_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
