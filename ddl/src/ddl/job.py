@@ -29,8 +29,8 @@ def init(
     `set(key, bytes)` and `get(key)`, which returns bytes; if there is nothing under the key, it returns None or raises
     KeyError. A store of torch.distributed is one. What the store raises, this raises.
 
-    Without them: MPI's ranks under mpirun or ddlrun, torchrun's, those of RANK, WORLD_SIZE, MASTER_ADDR and MASTER_PORT,
-    else the process is the only rank.
+    Without them: MPI's ranks under mpirun or ddlrun, torchrun's, those of RANK, WORLD_SIZE, MASTER_ADDR and
+    MASTER_PORT, else the process is the only rank.
 
     Raises ArgumentError (options that cannot be read, dimensions that do not multiply to the number of ranks, a rank
     outside of [0, size)), UnsupportedError, MismatchError (options or versions differ between ranks), RankTimeoutError,

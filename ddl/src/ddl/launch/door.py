@@ -1,8 +1,8 @@
 """Who can connect to the ports of MPI's own programs and libraries.
 
 They listen on every address of a host, also if a job has this host alone, and no option of theirs changes that. So
-ddlrun has the library of csrc/doorkeeper/doorkeeper.cc loaded into mpirun, its daemons and, with several hosts, the ranks.
-It keeps their ports to the job's networks, and closes connections of other users and those that stay silent.
+ddlrun has the library of csrc/doorkeeper/doorkeeper.cc loaded into mpirun, its daemons and, with several hosts, the
+ranks. It keeps their ports to the job's networks, and closes connections of other users and those that stay silent.
 """
 
 from __future__ import annotations
