@@ -25,7 +25,7 @@ BUNDLE_OPTIONS = $(if $(BASE),--base "$(BASE)") $(ARGS)
 export PYTHON
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test test-all lint format bench bench-lms bench-bookkeeping bench-links bench-ddl bench-training bench-bundle bench-images channel render env mirror image images context chart horovod-suite gpu-check clean
+.PHONY: help setup demo test test-all test-integrations lint format bench bench-lms bench-bookkeeping bench-links bench-ddl bench-training bench-bundle bench-images channel render env mirror image images context chart horovod-suite gpu-check clean
 
 help: ## list what make can do here
 	@sed -n 's/^\([a-z-]*\):[^#]*## \(.*\)/make \1\t\2/p' Makefile | expand -t 20
@@ -43,6 +43,9 @@ test-all: setup ## every test, and both commands on a fresh Debian (needs root; 
 	ci/install_tools
 	ci/chart_tools
 	$(PYTEST) $(ARGS)
+
+test-integrations: setup ## Accelerate and Lightning over DDL, in an environment of their own (out/integrations)
+	ci/integrations
 
 lint: setup ## ruff, a strict type checker and clang-format over the sources
 	$(BIN)/ruff check .

@@ -82,7 +82,7 @@ def run_ranks(
 def run_over_tcp(
     size: int, program: str, *arguments: str, timeout: float = 60, **variables: str
 ) -> subprocess.CompletedProcess[str]:
-    """Run a program of `programs` on `size` processes that no MPI starts; the first exit status but 0."""
+    """Run a program of `programs` on `size` processes that no MPI starts; the exit status is the first one not 0."""
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         port = free.getsockname()[1]

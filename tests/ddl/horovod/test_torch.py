@@ -214,7 +214,7 @@ def test_processes_that_mpi_did_not_start_are_told_so(command: Run, tmp_path: Pa
     script.write_text("import ddl.horovod.torch as hvd\nhvd.init()\n")
     done = command([sys.executable, str(script)], timeout=60, HOROVOD_SIZE="2", HOROVOD_RANK="1")
     assert done.returncode == 1
-    assert "hvd.init(): rank 1 of 2 was started by something other than ddlrun or mpirun" in done.stdout
+    assert "hvd.init(): HOROVOD_SIZE is 2, but this process does not know how to find the other ranks" in done.stdout
     assert "ddlrun -np 2 python SCRIPT" in done.stdout
 
 

@@ -10,7 +10,8 @@ import torch
 from ddl.errors import UnsupportedError
 from ddl.horovod.torch import process_sets as own
 from ddl.horovod.torch.process_sets import ProcessSet, sets
-from ddl.torch import job
+from ddl.membership import under_mpi
+from ddl.torch.job import LaunchError
 
 is_initialized, is_homogeneous = sets.is_initialized, sets.is_homogeneous
 rank, size, local_rank, local_size = sets.rank, sets.size, sets.local_rank, sets.local_size
@@ -21,13 +22,17 @@ def init(comm: Sequence[int] | None = None, process_sets: Sequence[ProcessSet] |
     """Join the other ranks; blocks until all have called it. A second call does nothing.
 
     `comm` may list ranks, as long as it lists all of them. `process_sets` are put to use as by `add_process_set`.
-    Raises LaunchError: another launcher than MPI's started several processes; and what `ddl.init` raises.
+    The ranks are MPI's, torchrun's, or those of RANK and WORLD_SIZE. Raises LaunchError: Horovod's own launcher started
+    several processes; and what `ddl.init` raises.
     """
     if is_initialized():
         return
-    started = next((int(os.environ[name]) for name in ("WORLD_SIZE", "HOROVOD_SIZE") if os.environ.get(name)), 1)
-    its = next((int(os.environ[name]) for name in ("RANK", "HOROVOD_RANK") if os.environ.get(name)), 0)
-    job.check_launch(its, started, os.environ, "hvd.init()")
+    started = os.environ.get("HOROVOD_SIZE", "1")
+    if started != "1" and "WORLD_SIZE" not in os.environ and not under_mpi(os.environ):
+        raise LaunchError(
+            f"hvd.init(): HOROVOD_SIZE is {started}, but this process does not know how to find the other ranks: start "
+            f"it with ddlrun -np {started} python SCRIPT ARGUMENTS, or with torchrun"
+        )
     own.begin()
     if comm is not None and (not isinstance(comm, Sequence) or sorted(comm) not in ([], sets.everyone.ranks)):
         shutdown()
