@@ -32,7 +32,7 @@ Classes each_alone(int size);
 
 // The coarsest classes that see the same: whose neighbours in the plan's rings are of the same classes, over links of
 // the same rates that ranks of the same classes share. In rings of equal parts such ranks do the same at the same time.
-// Found by refinement (Cardon and Crochemore, 1982), by 64 bits of hash. Each rank alone where that would not halve
+// Found by refinement (Cardon and Crochemore, 1982), by 64 bits of hash. Each rank alone if that would not halve
 // them.
 Classes alike(const Network& network, const Layout& layout, const Plan& plan);
 

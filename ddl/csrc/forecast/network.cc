@@ -32,7 +32,7 @@ int slowest(const Layout& layout, size_t tier) {
     return std::max(found, 0);
 }
 
-// A dimension of the ranks that meet at `tier`, where no switch is odd in size.
+// A dimension of the ranks that meet at `tier`, if no switch is odd in size.
 Term term_of(const Network& network, const Layout& layout, size_t tier, double bytes) {
     Term term;
     const int size = network.tiers[tier].size;

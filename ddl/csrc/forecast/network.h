@@ -62,7 +62,7 @@ class Layout {
     std::vector<std::vector<double>> bandwidth_;  // by tier and child
 };
 
-// Throws Error(DDL_ERROR_ARGUMENT), which names the tier and the value, where a size is below 1, a bandwidth is not
+// Throws Error(DDL_ERROR_ARGUMENT), which names the tier and the value, if a size is below 1, a bandwidth is not
 // above 0, a latency is negative, there are more ranks than an int counts, or what is odd is no child, or twice so.
 void check(const Network& network);
 
@@ -90,7 +90,7 @@ struct Bounds {
     double hierarchical = 0;  // one dimension a tier, one after the other: the sum of the terms; 0: tiers are uneven
     double pipelined = 0;     // its floor with chunks: the largest of the terms
     double cut = 0;           // any algorithm: the largest of the cuts around all children of a tier, around one child,
-                              // and around each child of one switch. Where no child is odd, the first kind decides:
+                              // and around each child of one switch. If no child is odd, the first kind decides:
                               // 2 (G-1)/G x S / C, for G groups behind links of C.
     Term ring_term;
     std::vector<Term> tier_terms;  // one a tier

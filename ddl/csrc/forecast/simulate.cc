@@ -160,7 +160,7 @@ class Simulation {
     }
 
   private:
-    // A message's channel, by its sender's class and its dimension; where nobody is simulated for others, by its ends.
+    // A message's channel, by its sender's class and its dimension; if no rank is simulated for others, by its ends.
     int channel(int rank, const Step& step) {
         const int from = step.is_incoming() ? step.peer : rank, to = step.is_incoming() ? rank : step.peer;
         const bool own = classes_.first.size() == static_cast<size_t>(network_.size());
@@ -385,7 +385,7 @@ Rings rings_of(const Network& network, const Plan& plan, const Task& task, const
     return rings;
 }
 
-// Whether the ranks differ only by where they are: where parts are empty, some have less to do.
+// Whether the ranks differ only by their place: if parts are empty, some have less to do.
 bool is_uniform(const Plan& plan, const Task& task, const Chunks& chunks) {
     return chunks.is_hierarchy() && task.count >= chunks.count() * static_cast<uint64_t>(plan.size());
 }

@@ -24,7 +24,7 @@ namespace ddl {
 namespace {
 
 constexpr uint64_t kMagic = 0x31706374206c6464;
-constexpr double kGuestSeconds = 2;  // for whoever connects to say who it is
+constexpr double kGuestSeconds = 2;  // in which a connection must say whose it is
 constexpr size_t kMostGuests = 64;   // beyond the ranks, at once
 constexpr double kRetrySeconds = 2;  // without success: the store is read again
 constexpr size_t kMostTable = 1024;  // bytes of a rank's contact
@@ -351,8 +351,8 @@ int number_of(const char* name, long least, long most) {
                                         std::to_string(most));
 }
 
-// Rank 0's store where nobody gives one: whoever connects gets the last value, and nothing is read from them. It stays
-// until the process ends.
+// Rank 0's store if the program gives none. Every connection gets the last value, and nothing is read from it. The
+// store stays until the process ends.
 class Board {
   public:
     Board(const std::string& address, const std::string& port) {
