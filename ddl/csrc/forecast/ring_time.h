@@ -16,7 +16,7 @@ struct RingTime {
     std::vector<double> tier_bytes, tier_messages;  // as Forecast has them
 };
 
-// True where `plan` is one ring, and no link of it carries two of the ring's ways.
+// True if `plan` is one ring, and no link of it carries two of the ring's ways.
 bool is_alone(const Network& network, const Layout& layout, const Plan& plan);
 
 // Of an allreduce of `count` elements of `element` bytes in `chunks` chunks, of which `window` are in flight. The same

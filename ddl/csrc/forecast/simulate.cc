@@ -390,7 +390,7 @@ bool is_uniform(const Plan& plan, const Task& task, const Chunks& chunks) {
     return chunks.is_hierarchy() && task.count >= chunks.count() * static_cast<uint64_t>(plan.size());
 }
 
-// The tiers of each dimension where one rank can stand for all; else empty.
+// The tiers of each dimension, if one rank can stand for all; else empty.
 std::vector<Reach> reaches_of(const Network& network, const Plan& plan, const Task& task, const Chunks& chunks) {
     if (!network.odd.empty() || !is_uniform(plan, task, chunks) ||
         !std::is_sorted(plan.ranks.begin(), plan.ranks.end())) {

@@ -37,7 +37,7 @@ struct RendezvousOptions {
 // who has not called ddl_init; DDL_ERROR_PEER_LOST where a rank died, and DDL_ERROR_MISMATCH where versions, options or
 // rounds differ, naming both ranks. After an error `base` is not to be used again.
 std::vector<Greeting> call_roll(MPI_Comm base, const Greeting& mine, const RendezvousOptions& options);
-// The same over a transport that nobody else uses meanwhile.
+// The same over a transport. The caller uses it for nothing else meanwhile.
 std::vector<Greeting> call_roll(Transport& transport, const Greeting& mine, const RendezvousOptions& options);
 
 }  // namespace ddl

@@ -71,7 +71,7 @@ struct TcpTransport::Peer {
     size_t begin = 0, end = 0;
     Frame frame;
     bool in_payload = false;
-    std::byte* target = nullptr;  // null: nobody wants it any more
+    std::byte* target = nullptr;  // null: the payload is dropped
     size_t left_bytes = 0;
     Ticket receive = 0;  // that the payload is for; 0: none
     std::unique_ptr<std::byte[]> copy;

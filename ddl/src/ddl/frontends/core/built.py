@@ -4,7 +4,7 @@ from __future__ import annotations
 
 
 def mpi_enabled() -> bool:
-    """Whether MPI carries the messages: always."""
+    """True, so that scripts that require MPI go on. In a job without mpirun, TCP carries the messages."""
     return True
 
 
