@@ -127,7 +127,8 @@ def run(
             watch.wait(GUARD_SECONDS)
         end_children()
         for number, handler in old.items():
-            signal.signal(number, handler)
+            # Who was asked to end is about to: a second Ctrl-C must not kill ddlrun with another exit status.
+            signal.signal(number, signal.SIG_IGN if asked and number in ENDING else handler)
     if asked:
         return Ended(128 + asked[0], True, tail)
     return Ended(128 - status if status < 0 else status, False, tail, given_up)

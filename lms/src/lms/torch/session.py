@@ -425,8 +425,11 @@ class Pause:
             session._planner.peaks.resume()
 
 
-_LIFE = (Session.__enter__, Session.open, Session._claim, Session._acquire, Session._switch_on, Session.close)
-_UNINTERRUPTED_CODES = frozenset(method.__code__ for method in (*_LIFE, Pause.__enter__, Pause.__exit__))
+_OPENING = (Session.__enter__, Session.open, Session._claim, Session._acquire, Session._switch_on)
+_CLOSING = (Session.__exit__, Session.close)
+_UNINTERRUPTED_CODES = frozenset(
+    method.__code__ for method in (*_OPENING, *_CLOSING, Pause.__enter__, Pause.__exit__)
+)
 
 LMS = Session
 
