@@ -25,7 +25,7 @@ BUNDLE_OPTIONS = $(if $(BASE),--base "$(BASE)") $(ARGS)
 export PYTHON
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test test-all test-tensorflow lint format bench bench-lms bench-bookkeeping bench-links bench-ddl bench-training bench-bundle bench-images channel render env mirror image images context chart horovod-suite gpu-check clean
+.PHONY: help setup demo test test-all test-integrations test-tensorflow lint format bench bench-lms bench-bookkeeping bench-links bench-ddl bench-training bench-bundle bench-images channel render env mirror image images context chart horovod-suite gpu-check clean
 
 help: ## list what make can do here
 	@sed -n 's/^\([a-z-]*\):[^#]*## \(.*\)/make \1\t\2/p' Makefile | expand -t 20
@@ -47,6 +47,9 @@ test-all: setup ## every test, and both commands on a fresh Debian (needs root; 
 test-tensorflow: ## the tests with TensorFlow and Keras, in an environment of their own: out/tensorflow
 	@ci/setup_tensorflow
 	TF_CPP_MIN_LOG_LEVEL=2 out/tensorflow/bin/python -m pytest tests/lms/tensorflow $(ARGS)
+
+test-integrations: setup ## Accelerate and Lightning over DDL, in an environment of their own (out/integrations)
+	ci/integrations
 
 lint: setup ## ruff, a strict type checker and clang-format over the sources
 	$(BIN)/ruff check .

@@ -2,28 +2,25 @@
 
 from __future__ import annotations
 
-import argparse
 import json
 import re
-import signal
 import sys
 import tempfile
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
-from functools import partial
 from pathlib import Path
 
-import machine
 import step_chart
+from harness import Benchmark, write
 from runs import Goodput, describe
 from shaped import ROOT, BenchError, ddlrun, run, steady
 from steps import DDL, GLOO, Steps, faults, steps_of, table
 from verdicts import Verdict, judge_steps, lines
 
-from ddl.launch import output
+from ddl.launch.arguments import read
 from ddl.planning import interface, network, picture
 from ddl.planning.units import format_bits, format_size, format_time
-from testbed import Testbed, obstacle
+from testbed import Testbed
 
 TRAINEE = Path(__file__).with_name("trainee.py")
 
@@ -94,32 +91,32 @@ class Trained:
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """The command line; 1 where a training could not be run, or computed something wrong."""
-    args = _arguments(argv)
-    args.output.mkdir(parents=True, exist_ok=True)
-    (ROOT / "out").mkdir(exist_ok=True)
-    done: list[Trained] = []
-    status = 0
-    for training in args.scenarios:
-        if training.racks and (reason := obstacle()):
-            print(f"without {training.name}: {reason}", file=sys.stderr)
-            continue
-        if args.contestants:
-            training = replace(training, contestants=args.contestants, rounds=2 * (len(args.contestants) + 1))
-        try:
-            made = trained(_quick(training) if args.quick else training, partial(_tell, training.name))
-        except BenchError as error:
-            print(f"bench: {error}", file=sys.stderr)
-            status = 1
-            continue
-        done.append(made)
-        print("\n" + "\n".join(report(made)), flush=True)
-        status = status or (1 if faults(made.steps) else 0)
-        _write(args.output / "training.json", done)  # what was measured stays, whatever comes next
-        title = f"a training step, {format_size(made.nbytes)} of gradients: {training.title}"
-        picture.write(step_chart.draw(made.steps, made.bound, title), args.output / f"training_{training.name}.svg")
-    print(f"\nwrote {args.output / 'training.json'}")
-    return status
+    """The command line; 1 if a training could not be run, or computed something wrong."""
+    bench: Benchmark[Training, Trained] = Benchmark(
+        "ddl/bench/training.py", "Time a training step over ddl and gloo", ALL
+    )
+    bench.parser.add_argument(
+        "--contestants", type=read(_contestants), metavar="NAME[:MB],...",
+        help="these; MB: of a bucket (default: ddl,gloo)",
+    )  # fmt: skip
+    asked = bench.parser.parse_args(argv)
+
+    def measure(training: Training, tell: Callable[[str], None]) -> Trained:
+        if asked.contestants:
+            training = replace(training, contestants=asked.contestants, rounds=2 * (len(asked.contestants) + 1))
+        if asked.quick:
+            training = replace(training, width=8, rounds=2, link="1gbit", uplink="500mbit", judged=False)
+        return trained(training, tell)
+
+    done, whole = bench.run(asked, measure, report, _keep)
+    return 0 if whole and not any(faults(one.steps) for one in done) else 1
+
+
+def _contestants(text: str) -> tuple[str, ...]:
+    names = tuple(text.split(","))
+    if DDL not in names or not all(re.fullmatch(r"(ddl|gloo)(:[\d.]+)?", name) for name in names):
+        raise ValueError(f"{text!r}: expected ddl and others, such as ddl,gloo,ddl:5,gloo:100")
+    return names
 
 
 def trained(training: Training, tell: Callable[[str], None]) -> Trained:
@@ -163,68 +160,25 @@ def report(made: Trained) -> list[str]:
             *lines(made.verdicts)]  # fmt: skip
 
 
-def _quick(training: Training) -> Training:
-    return replace(training, width=8, rounds=2, link="1gbit", uplink="500mbit", judged=False)
-
-
-def _tell(name: str, text: str) -> None:
-    print(f"{name}: {text}", file=sys.stderr, flush=True)
-
-
-def _write(path: Path, done: Sequence[Trained]) -> None:
-    document = {
-        "format": "ddl-training-1",
-        "when": machine.now(),
-        "machine": machine.described(),
-        "versions": machine.versions(),
-        "runs": [
-            {
-                "training": asdict(one.training),
-                "before": one.before and asdict(one.before),
-                "after": one.after and asdict(one.after),
-                "tries": one.tries,
-                "bound": one.bound,
-                "record": one.record,
-                "faults": faults(one.steps),
-                "verdicts": [asdict(verdict) for verdict in one.verdicts],
-            }
-            for one in done
-        ],
-    }
-    output.write(path, json.dumps(document, indent=1).encode() + b"\n")
-
-
-def _arguments(argv: Sequence[str] | None) -> argparse.Namespace:
-    names = {training.name: training for training in ALL}
-
-    def read(text: str) -> list[Training]:
-        if unknown := set(text.split(",")) - set(names):
-            raise argparse.ArgumentTypeError(f"unknown: {min(unknown)}; expected some of {','.join(names)}")
-        return [names[name] for name in text.split(",")]
-
-    def contestants(text: str) -> tuple[str, ...]:
-        names = tuple(text.split(","))
-        if DDL not in names or not all(re.fullmatch(r"(ddl|gloo)(:[\d.]+)?", name) for name in names):
-            raise argparse.ArgumentTypeError(f"{text!r}: expected ddl and others, such as ddl,gloo,ddl:5,gloo:100")
-        return names
-
-    listed = "\n".join(f"  {training.name:8} {training.title}" for training in ALL)
-    parser = argparse.ArgumentParser(
-        prog="ddl/bench/training.py",
-        description=f"Time a training step over ddl and gloo, in one run each:\n{listed}\nAll but the first need root.",
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-    )
-    parser.add_argument("--quick", action="store_true", help="in small: shows that it runs, its figures mean nothing")
-    parser.add_argument("--scenarios", type=read, default=list(ALL), metavar="NAME,...", help="some of them")
-    parser.add_argument(
-        "--contestants", type=contestants, metavar="NAME[:MB],...", help="these; MB: of a bucket (default: ddl,gloo)"
-    )
-    parser.add_argument(
-        "--output", type=Path, default=ROOT / "out" / "bench", metavar="DIR", help="for training.json, *.svg"
-    )
-    return parser.parse_args(argv)
+def _keep(folder: Path, done: Sequence[Trained]) -> None:
+    runs = [
+        {
+            "training": asdict(one.training),
+            "before": one.before and asdict(one.before),
+            "after": one.after and asdict(one.after),
+            "tries": one.tries,
+            "bound": one.bound,
+            "record": one.record,
+            "faults": faults(one.steps),
+            "verdicts": [asdict(verdict) for verdict in one.verdicts],
+        }
+        for one in done
+    ]
+    write(folder / "training.json", "ddl-training-1", runs)
+    last = done[-1]
+    title = f"a training step, {format_size(last.nbytes)} of gradients: {last.training.title}"
+    picture.write(step_chart.draw(last.steps, last.bound, title), folder / f"training_{last.training.name}.svg")
 
 
 if __name__ == "__main__":
-    signal.signal(signal.SIGTERM, lambda number, _: sys.exit(128 + number))  # what runs is ended, and put back
     sys.exit(main())

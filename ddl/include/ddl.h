@@ -99,8 +99,30 @@ typedef struct ddl_request_s* ddl_request;
 /* Joins the ranks of this job. `options` has the syntax of DDL_OPTIONS ("-mode bnrr:4x2x1x1 -dbg_level 1"); NULL takes
  * the environment's DDL_OPTIONS, and the library's own choice if that is unset. Collective; blocks until every rank
  * has called it. A second call while initialised is DDL_ERROR_STATE. DDL_TIMEOUT (seconds, default 300) bounds how
- * long a rank is waited for. */
+ * long a rank is waited for.
+ *
+ * Who takes part: MPI, if mpirun or ddlrun started the process; else RANK, WORLD_SIZE, MASTER_ADDR and MASTER_PORT, if
+ * all are set: ranks then meet over TCP, through a port that rank 0 opens at that address, which must be free; else
+ * this process is the only rank. DDL_TRANSPORT=mpi or tcp decides otherwise. The first call decides for the process. */
 DDL_API ddl_result ddl_init(const char* options);
+
+/* Who takes part in a job that no MPI started, and a store that all of them reach. */
+typedef struct ddl_membership {
+    int rank, size; /* 0 <= rank < size */
+    void* context;  /* passed to set and get */
+    /* Sets a key for all ranks. Returns 0, or another number on failure. */
+    int (*set)(void* context, const char* key, const void* value, size_t bytes);
+    /* Waits until the key is set, at most timeout_seconds; copies at most capacity bytes and stores the length in
+     * *bytes. Returns 0; 1 on timeout; another number on failure. */
+    int (*get)(void* context, const char* key, void* value, size_t capacity, size_t* bytes, double timeout_seconds);
+} ddl_membership;
+
+/* As ddl_init, for the ranks that `membership` names, which talk over TCP, and inside a host through shared memory.
+ * Rank 0 sets one key, and the others get it; the value holds a token by which ranks recognise one another, so whoever
+ * can read the store can join. An old value of an earlier job does no harm. `set` and `get` are called by this thread
+ * before it returns, and by a later ddl_init of this process: the context must be alive then. A process keeps its rank
+ * and size: others, or a job of MPI's before, are DDL_ERROR_STATE. */
+DDL_API ddl_result ddl_init_with(const ddl_membership* membership, const char* options);
 
 /* Leaves the job: requests in flight end with DDL_ERROR_SHUTDOWN and every communicator is freed. It does not wait for
  * the other ranks. MPI itself lives until the process exits, so that ddl_init may be called again; NCCL's communicators

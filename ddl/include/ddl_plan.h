@@ -33,10 +33,20 @@ typedef struct ddl_tier {
     double bandwidth; /* bytes a second and direction of each child's link, above 0 */
 } ddl_tier;
 
+/* A child that differs from the others of its tier: a host with fewer ranks, a slow link. */
+typedef struct ddl_odd {
+    int tier;         /* 0: a rank, 1: a host, 2: a rack, ... */
+    int child;        /* its number among all children of that tier in the network, from 0 */
+    int size;         /* how many children it has itself; 0: as many as the others */
+    double bandwidth; /* of its link; 0: as the others */
+} ddl_odd;
+
 typedef struct ddl_network {
     const ddl_tier* tiers;   /* innermost first */
     int tier_count;          /* 1 to DDL_MOST_TIERS */
     double reduce_bandwidth; /* bytes a second that a rank reduces; 0: takes no time */
+    const ddl_odd* odd;      /* each child at most once; may be NULL if odd_count is 0 */
+    int odd_count;
 } ddl_network;
 
 typedef enum ddl_algorithm DDL_INT {
@@ -53,12 +63,37 @@ typedef struct ddl_plan {
     ddl_algorithm algorithm;
 } ddl_plan;
 
+/* What is behind the time of a formula: latency + bytes / capacity. All 0, and tier -1, if there is no such term. */
+typedef struct ddl_term {
+    double latency;  /* seconds */
+    double bytes;    /* through the link that decides */
+    double capacity; /* of that link, in bytes a second */
+    int tier, child; /* that link: of this child of this tier */
+} ddl_term;
+
+/* The witness of the bound of any algorithm. The ranks are parted into groups: `count` children of `tier`, from `first`
+ * on, and all others, if there are any, as one group more. Ranks combine what they got with what they have, and
+ * switches only pass it on. Then each element leaves groups at least groups - 1 times until it is reduced, and as often
+ * until all have the result: 2 (groups - 1) buffers, over links that carry `capacity` out of all groups together. So no
+ * algorithm takes less than bytes / capacity seconds. */
+typedef struct ddl_cut {
+    int tier, first, count;
+    int groups;
+    double bytes;
+    double capacity; /* bytes a second */
+} ddl_cut;
+
 /* The least that an allreduce can take, in seconds. With N ranks, S bytes, latency a and bandwidth B: */
 typedef struct ddl_bounds {
-    double ring;         /* a well-ordered ring over all ranks: 2 (N-1) a + 2 (N-1)/N x S / B, by the slowest tier */
-    double hierarchical; /* a dimension for each tier, one after the other: the sum of the tiers' terms */
+    double ring;         /* a well-ordered ring over all ranks: 2 (N-1) a + 2 (N-1)/N x S / B, by the slowest link */
+    double hierarchical; /* a dimension for each tier, one after the other: the sum of the tiers' terms; 0 where
+                            switches of a tier have different sizes: there are no such dimensions */
     double pipelined;    /* its floor where chunks overlap: the largest of these terms */
-    double cut; /* any algorithm: the maximum over tiers of 2 (G-1)/G x S / C, for G groups behind links of C */
+    double cut;          /* any algorithm: the longest of the cuts around all children of a tier, around one child, and
+                            around the children of one switch */
+    ddl_term ring_term;
+    ddl_term tier_terms[DDL_MOST_TIERS]; /* of `hierarchical` */
+    ddl_cut cut_witness;
 } ddl_bounds;
 
 typedef struct ddl_forecast {
@@ -96,16 +131,17 @@ typedef struct ddl_step {
 /* Stores the bounds of an allreduce of `bytes` bytes. */
 DDL_API ddl_result ddl_plan_bounds(const ddl_network* network, uint64_t bytes, ddl_bounds* bounds);
 
-/* Stores the forecast of an allreduce of `count` elements. Where one rank stands for all (ranks in order, each
- * dimension one tier or several neighbours) it takes milliseconds for thousands of ranks; otherwise its time grows with
- * the number of all ranks' messages: seconds for hundreds of ranks. */
+/* Stores the forecast of an allreduce of `count` elements. Where one rank stands for all (nothing is odd, ranks in
+ * order, each dimension one tier or several neighbours) it takes milliseconds for thousands of ranks, and where ranks
+ * are of few kinds, or form one ring in order, a second; otherwise its time grows with the number of all ranks'
+ * messages: a second for two million. */
 DDL_API ddl_result ddl_plan_forecast(const ddl_network* network, const ddl_plan* plan, size_t count, ddl_type type,
                                      ddl_forecast* forecast);
 
 /* Stores up to `capacity` forecasts in `forecasts`, and in `found` how many there are: first what the library does,
- * then the alternatives by time. Rings over more ranks than there are elements would take minutes and are left out;
- * where the library would run these, recursive doubling stands first, and its reason says so. `forecasts` may be NULL
- * where `capacity` is 0. */
+ * then the alternatives by time. What would take minutes is left out: rings over more ranks than there are elements,
+ * and, where children are odd, plans of thousands of ranks of which few are alike; where the library would run these,
+ * recursive doubling stands first, and its reason says so. `forecasts` may be NULL where `capacity` is 0. */
 DDL_API ddl_result ddl_plan_alternatives(const ddl_network* network, size_t count, ddl_type type,
                                          ddl_forecast* forecasts, size_t capacity, size_t* found);
 

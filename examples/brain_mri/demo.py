@@ -28,7 +28,7 @@ from pictures import write_figures
 
 from lms.errors import LMSError
 from lms.files import write_aside
-from lms.link.host import kernel
+from lms.memory.machine import kernel
 from lms.units import format_size
 
 if TYPE_CHECKING:

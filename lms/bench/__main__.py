@@ -21,7 +21,7 @@ from crew import Progress, WorkerError, checkout
 from figures import DEFINITIONS, Cell, Verdict, forecasts, judge, noise_floor, paired, spread
 
 from lms.files import write_aside
-from lms.link.host import kernel
+from lms.memory.machine import kernel
 from lms.units import format_size
 
 MODELS = ("resnet", "gpt", "unet")
@@ -97,7 +97,7 @@ def _settings(args: argparse.Namespace) -> Settings:
 
 
 def _write(folder: Path, settings: Settings, measured: Sequence[Measured]) -> list[Path]:
-    """Write bench.json and, where matplotlib is, bench.png; returns what was written."""
+    """Write bench.json and, if matplotlib is installed, bench.png; return the paths."""
     document = {
         "format": "lms-bench-1",
         "when": datetime.now(UTC).isoformat(timespec="seconds"),
@@ -259,7 +259,7 @@ def _arguments(argv: Sequence[str] | None) -> argparse.Namespace:
         help="percentages of the saved bytes that may stay (default: 75,50,35,25,0)",
     )
     parser.add_argument("--rounds", type=_positive, help="timed steps of each cell (default: 5; quick: 2)")
-    parser.add_argument("--device", choices=("cpu", "cuda"), help="default: cuda where there is one")
+    parser.add_argument("--device", choices=("cpu", "cuda"), help="default: cuda if there is one")
     parser.add_argument("--threads", type=_positive, help="of torch, on a CPU (default: all cores)")
     parser.add_argument("--spill-dir", type=Path, help="where LMS and the system swap to (default: the output folder)")
     parser.add_argument("--no-swap", dest="swap", action="store_false", help="leave out the cells under a memory cap")

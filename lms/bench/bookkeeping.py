@@ -21,7 +21,7 @@ from figures import Spread, spread
 from saver import MODELS
 
 from lms.files import write_aside
-from lms.link.host import machine
+from lms.memory.machine import machine
 
 OPERATIONS = 1000
 TARGET = 5.0  # microseconds a saved tensor

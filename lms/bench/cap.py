@@ -132,7 +132,7 @@ class Cap:
         return ["/bin/sh", "-c", 'echo $$ > "$0" && exec "$@"', str(self._group / "cgroup.procs"), *argv]
 
     def peak(self) -> int | None:
-        """Most bytes that were counted so far; None where nothing counts them."""
+        """Most bytes that were counted so far; None if nothing counts them."""
         for name in ("memory.max_usage_in_bytes", "memory.peak"):
             if (text := self._read(name)) is not None:
                 return int(text)
@@ -251,7 +251,7 @@ def method() -> Method:
 
 @cache
 def can_swap() -> str | None:
-    """None where a cap can make a command swap; else the reason why not."""
+    """None if a cap can make a command swap; else the reason why not."""
     if method() == "RLIMIT_DATA":
         return "this process may make no memory cgroup, and RLIMIT_DATA cannot make the kernel swap"
     if os.geteuid() != 0:
@@ -276,7 +276,7 @@ def _kill(process: subprocess.Popen[str], cap: Cap) -> None:
 
 
 def _parent(wanted: Method) -> Path | None:
-    """The directory that a capped cgroup can be made in; None where there is none of that version."""
+    """The directory that a capped cgroup can be made in; None if there is none of that version."""
     try:
         mounts, own = Path("/proc/self/mountinfo").read_text(), Path("/proc/self/cgroup").read_text()
     except OSError:

@@ -36,7 +36,7 @@ DEFINITIONS: Mapping[str, str] = {
 }
 
 STEP_TARGET = 1.10  # times plain, beyond the noise floor
-DISK_TARGET = 1.15  # times the disk bound, where the disk cannot hide the minimum bytes
+DISK_TARGET = 1.15  # times the disk bound, if the disk cannot hide the minimum bytes
 SWAP_TARGET = 1.5
 HOOK_TARGET = 0.02
 FORECAST_TARGET = 0.15
@@ -67,7 +67,7 @@ class Cell:
     kind: str  # plain | pool | jemalloc | checkpoint | lms
     share: float | None = None  # None: everything fits, or not LMS
     budget: int | None = None
-    cap: int | None = None  # bytes, where the cell ran under one
+    cap: int | None = None  # bytes, if the cell ran under one
     other: bool = False  # it is the other checkout's LMS
     warm: int = 0
     steps: list[Step] = field(default_factory=list)
@@ -112,7 +112,7 @@ class Spread:
 
 @dataclass(frozen=True)
 class Verdict:
-    """One figure of one cell beside its target. `reached` is None where it could not be judged; `note` says why."""
+    """One figure of one cell beside its target. `reached` is None if it could not be judged; `note` says why."""
 
     cell: str
     figure: str  # a key of DEFINITIONS
@@ -298,7 +298,7 @@ def _at_most(cell: Cell, figure: str, value: float, target: float, unit: str) ->
 
 
 def error(foretold: float, measured: float) -> float:
-    """How far a forecast is from what was measured, as a part of the latter; infinite where nothing was measured."""
+    """How far a forecast is from what was measured, as a part of the latter; infinite if nothing was measured."""
     return abs(foretold - measured) / measured if measured else float("inf")
 
 

@@ -48,7 +48,7 @@ def describe(session: Session) -> dict[str, float]:
 
 
 def held_at_floor(trace: Trace) -> int:
-    """Bytes of records that are in hand at the moment in which the floor stands; 0 where memory was not measured."""
+    """Bytes of the records that are in hand at the floor; 0 if memory was not measured."""
     lowest, where = floor(trace)
     return max(0, lowest - trace.accesses[where].other) if lowest else 0
 

@@ -5,10 +5,12 @@ from __future__ import annotations
 import os
 import shutil
 import signal
+import socket
 import subprocess
 import sys
 import tempfile
 from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
@@ -77,6 +79,25 @@ def run_ranks(
     return run([*command, str(path), *arguments], timeout=timeout, **variables)
 
 
+def run_over_tcp(
+    size: int, program: str, *arguments: str, timeout: float = 60, **variables: str
+) -> subprocess.CompletedProcess[str]:
+    """Run a program of `programs` on `size` processes that no MPI starts; the exit status is the first one not 0."""
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    command = [sys.executable, str(PROGRAMS / program), *arguments]
+    shared = {"WORLD_SIZE": str(size), "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port), **variables}
+
+    def run_rank(rank: int) -> subprocess.CompletedProcess[str]:
+        return run(command, timeout=timeout, RANK=str(rank), **shared)
+
+    with ThreadPoolExecutor(size) as pool:
+        done = list(pool.map(run_rank, range(size)))
+    status = next((one.returncode for one in done if one.returncode), 0)
+    return subprocess.CompletedProcess(command, status, "".join(one.stdout for one in done))
+
+
 def build(folder: Path, target: str, *definitions: str) -> Path:
     """Configure ddl in `folder` and build one target; returns the folder."""
     configure = [beside_python("cmake"), "-S", str(ROOT / "ddl"), "-B", str(folder), "-G", "Ninja"]
@@ -104,3 +125,9 @@ def command() -> Run:
 def ranks() -> Run:
     """`ranks(4, "sweep.py", ...)`: `run_ranks`."""
     return run_ranks
+
+
+@pytest.fixture
+def tcp_ranks() -> Run:
+    """`tcp_ranks(4, "sweep.py", ...)`: `run_over_tcp`."""
+    return run_over_tcp

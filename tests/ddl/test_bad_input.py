@@ -12,10 +12,10 @@ DIGITS = "9" * 5000  # more than Python makes a number of
 HUGE = "100000000000000000000000000"
 
 COMMAND_LINES = {
-    "more ranks than any job has": (("-np", HUGE, "true"), 2, "-np='1000"),
+    "more ranks than any job has": (("-np", HUGE, "true"), 2, "-np/-n: '1000"),
     "a number with 5,000 digits": (("-np", DIGITS, "true"), 2, "(5,000 characters)"),
-    "ranks of each host": (("--accelerators", HUGE, "true"), 2, "--accelerators="),
-    "seconds": (("--start-timeout", HUGE, "true"), 2, "--start-timeout="),
+    "ranks of each host": (("--accelerators", HUGE, "true"), 2, "--accelerators: "),
+    "seconds": (("--start-timeout", HUGE, "true"), 2, "--start-timeout: "),
     "slots": (("-H", f"localhost:{HUGE}", "true"), 2, "no number of slots; expected a whole number, at most"),
     "more slots together than a job has": (
         ("-H", ",".join(["localhost:1048576"] * 2), "true"), 3, "ranks: there would be 2,097,152, and a job has at",
@@ -36,7 +36,7 @@ COMMAND_LINES = {
     "a picture of the benchmark": (("bench", "--plot", f"{LONG}.svg"), 2, "File name too long; name another file"),
     "figures": (("bench", "--json", LONG), 2, "File name too long; name another file"),
     "rounds": (("bench", "--rounds", HUGE), 2, "argument --rounds: '1000"),
-    "ranks of the benchmark": (("bench", "-np", HUGE), 2, "-np='1000"),
+    "ranks of the benchmark": (("bench", "-np", HUGE), 2, "-np/-n: '1000"),
     "a network's name": (("plan", LONG), 2, "is no described machine"),
     "no network": (("plan", ""), 2, "'' is no described machine"),
     "hosts": (("plan", "--hosts", HUGE), 2, "argument --hosts: '1000"),

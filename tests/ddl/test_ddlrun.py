@@ -23,7 +23,8 @@ def test_help_and_version_go_to_stdout(capsys: pytest.CaptureFixture[str]) -> No
 def test_a_wrong_command_line_is_one_line_and_status_2(capsys: pytest.CaptureFixture[str]) -> None:
     status, out, err = run(capsys, "-np", "x", "prog")
     assert (status, out) == (2, "")
-    assert err == "ddlrun: error: -np='x': expected a whole number, 1 or more\n"
+    hint = "; `ddlrun --help` explains each option\n"
+    assert err == f"ddlrun: error: argument -np/-n: 'x': expected a whole number, 1 or more{hint}"
 
 
 def test_a_program_that_is_not_there_is_named_before_anything_is_looked_at(capsys: pytest.CaptureFixture[str]) -> None:

@@ -14,11 +14,12 @@ from statistics import median
 import pytest
 import torch
 
-from lms.link import host, nvml
+from lms.link import nvml
 from lms.link.counters import NvmlCounters
 from lms.link.cuda import Pinned, gpu_copies, peer_copies
 from lms.link.measure import measure
 from lms.link.watch import Watch
+from lms.memory import machine
 from lms.torch.cuda.streams import CudaStreams
 
 if not torch.cuda.is_available():
@@ -53,7 +54,7 @@ def as_nvbandwidth(direction: str, nbytes: int) -> float:
 def _one_node() -> Iterator[None]:
     """On the processors of one node: two allocators' memory lies where the thread that touches it first runs."""
     before = os.sched_getaffinity(0)
-    os.sched_setaffinity(0, before & set(next(node.cpus for node in host.nodes() if before & set(node.cpus))))
+    os.sched_setaffinity(0, before & set(next(node.cpus for node in machine.nodes() if before & set(node.cpus))))
     yield
     os.sched_setaffinity(0, before)
 

@@ -12,7 +12,7 @@ from types import ModuleType
 import pytest
 
 from lms.errors import UsageError
-from lms.link.disk import disk_of
+from lms.memory.disk import disk_of
 from lms.memory.spill import spill_folder
 
 

@@ -16,7 +16,7 @@ from lms.files import check_output, write_aside, write_output
 
 @pytest.fixture
 def device(tmp_path: Path) -> Path:
-    """A device of our own that takes everything, as /dev/null does; skips where the system lets nobody make one."""
+    """A device of our own that takes everything, as /dev/null does; skips if the system does not let us make one."""
     path = tmp_path / "null"
     try:
         os.mknod(path, stat.S_IFCHR | 0o666, os.makedev(1, 3))

@@ -94,7 +94,7 @@ def test_an_empty_variable_is_none(name: str) -> None:
         ({"limit": 0}, "more than zero"),
         ({"limit": "-1GB"}, "more than zero"),
         ({"limit": -5}, "more than zero"),
-        ({"limit": 1.5}, "a whole number of bytes"),
+        ({"limit": 1.5}, "expected a size of more than zero"),
         ({"limit": True}, "more than zero"),
         ({"frac": 0}, "above 0 and at most 1"),
         ({"frac": "1.01"}, "above 0 and at most 1"),

@@ -7,7 +7,8 @@ import pytest
 
 from lms.core.timeline import Span, Timeline
 from lms.core.trace import Access, Tensor
-from lms.picture import DETAIL, LANES, Curve, Picture, draw, managed_curve, measured, plain_curve, to_png, to_svg
+from lms.drawing import svg
+from lms.picture import DETAIL, LANES, Curve, Picture, draw, managed_curve, plain_curve, to_png
 from lms.trace import Trace
 
 pytest.importorskip("matplotlib")
@@ -38,9 +39,9 @@ def test_the_whole_device_is_what_was_saved_and_what_else_was_measured_in_the_sa
 
 
 def test_a_trace_counts_as_measured_only_when_every_stretch_is() -> None:
-    assert measured(two_records(other=1))
-    assert not measured(two_records())
-    assert not measured(Trace((), ()))
+    assert two_records(other=1).measured
+    assert not two_records().measured
+    assert not Trace((), ()).measured
 
 
 @pytest.mark.parametrize("offset", [0.0, 0.5], ids=["without stalls", "with a stall"])
@@ -73,7 +74,7 @@ def stairs(count: int) -> Picture:
 
 
 def test_a_picture_of_many_steps_stays_small_and_keeps_its_peak() -> None:
-    small, large = to_svg(stairs(DETAIL)), to_svg(stairs(10 * DETAIL))
+    small, large = svg(draw(stairs(DETAIL))), svg(draw(stairs(10 * DETAIL)))
     assert len(large) < 3 * len(small)
     (drawn,) = [line for line in draw(stairs(10 * DETAIL)).axes[0].get_lines() if line.get_label().startswith("plain")]
     assert max(drawn.get_ydata()) == 1.0  # GB
@@ -97,7 +98,7 @@ def test_lanes_are_told_apart_by_more_than_colour() -> None:
     assert len({colour for _, _, colour in LANES}) == len(LANES)
 
 
-def test_waiting_that_nobody_could_see_is_not_drawn() -> None:
+def test_waiting_too_short_to_see_is_not_drawn() -> None:
     def waits(seconds: float) -> bool:
         spans = (Span("compute", 0.0, 1.0), Span("stall", 0.5, 0.5 + seconds))
         lanes = draw(Picture("title", stairs(10).curves, spans)).axes[1]
@@ -108,10 +109,10 @@ def test_waiting_that_nobody_could_see_is_not_drawn() -> None:
 
 
 def test_svg_is_one_element_with_text_that_can_be_searched_and_always_the_same() -> None:
-    svg = to_svg(stairs(10))
-    assert ET.fromstring(svg).tag.endswith("svg")
-    assert "copies out" in svg
-    assert svg == to_svg(stairs(10))
+    page = svg(draw(stairs(10)))
+    assert ET.fromstring(page).tag.endswith("svg")
+    assert "copies out" in page
+    assert page == svg(draw(stairs(10)))
 
 
 def test_png_is_a_png_wide_enough_to_print() -> None:
@@ -121,4 +122,5 @@ def test_png_is_a_png_wide_enough_to_print() -> None:
 
 
 def test_an_empty_picture_can_be_drawn() -> None:
-    assert to_png(Picture("nothing", (plain_curve(Trace((), ()), whole=False),))).startswith(b"\x89PNG")
+    picture = Picture("nothing", (plain_curve(Trace((), ()), whole=False),))
+    assert to_png(picture).startswith(b"\x89PNG")

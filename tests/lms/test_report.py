@@ -2,7 +2,7 @@
 
 import json
 import re
-from dataclasses import replace
+from dataclasses import asdict, replace
 from html.parser import HTMLParser
 
 import pytest
@@ -167,7 +167,7 @@ def test_a_page_on_a_measured_pass_says_measured() -> None:
     trace = chain()
     plan = make_plan(trace, LINK, limit=700 * MB)
     ran = Timeline(plan.forecast.spans, plan.forecast.held)
-    stats = Stats(passes=3, limit=710 * MB, peak=650 * MB, last_seconds=20.0).as_dict()
+    stats = asdict(Stats(passes=3, limit=710 * MB, peak=650 * MB, last_seconds=20.0))
     page = Page(render(trace, link=LINK, plan=plan, ran=ran, stats=stats, title="train.py <4>"))
     assert "LMS, measured: peak" in page.text
     assert "limit: 710 MB" in page.text  # as asked for, though planned for less

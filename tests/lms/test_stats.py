@@ -1,6 +1,7 @@
 """Counters of a session."""
 
 import json
+from dataclasses import asdict
 
 import pytest
 
@@ -17,23 +18,17 @@ KEYS = [
 
 
 def test_the_dict_has_the_documented_keys_and_plain_values() -> None:
-    stats = Stats(steps=3, limit=10**9).as_dict()
+    stats = asdict(Stats(steps=3, limit=10**9))
     assert list(stats) == KEYS
     assert json.loads(json.dumps(stats)) == stats
     assert stats["steps"] == 3
 
 
 def test_what_was_not_measured_is_none_and_what_was_not_counted_is_zero() -> None:
-    stats = Stats().as_dict()
+    stats = asdict(Stats())
     assert stats["peak"] is None
     assert stats["predicted_step_time"] is None
     assert stats["swapped_out"] == 0
-
-
-def test_the_dict_is_a_copy() -> None:
-    stats = Stats()
-    stats.as_dict()["steps"] = 99
-    assert stats.steps == 0
 
 
 def test_the_line_says_what_was_swapped_and_what_was_waited_for() -> None:
@@ -56,16 +51,6 @@ def test_the_line_names_what_cannot_be_swapped_where_it_is_much() -> None:
     assert "cannot be swapped (in all 300 MB of tensors that are more than plain bytes)" in much
     for little in (Stats(recorded=10**9, kept_types=10**8), Stats(recorded=10**9, kept_parameters=10**10), Stats()):
         assert "cannot be swapped" not in little.line()
-
-
-def test_the_table_has_one_line_a_counter_with_its_unit() -> None:
-    table = Stats(steps=3, limit=10**9, step_time=1.5).table().splitlines()
-    rows = dict(line.split(maxsplit=1) for line in table)
-    assert list(rows) == KEYS
-    assert rows["steps"] == "3"
-    assert rows["limit"] == "1 GB"
-    assert rows["step_time"] == "1.5 s"
-    assert rows["peak"] == "-"
 
 
 @pytest.mark.parametrize(

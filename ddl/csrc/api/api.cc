@@ -189,7 +189,10 @@ Call movement(Collective collective, const void* input, void* output, size_t cou
 using ddl::Collective;
 using ddl::Status;
 
-ddl_result ddl_init(const char* options) {
+namespace ddl {
+namespace {
+
+ddl_result initialise(const char* options, const ddl_membership* membership) {
     return ddl::guarded([&]() -> Status {
         ddl::refuse_child();
         ddl::Global& global = ddl::global();
@@ -197,7 +200,9 @@ ddl_result ddl_init(const char* options) {
         if (ddl::current()) {
             throw ddl::Error(DDL_ERROR_STATE, "ddl is initialised already: call ddl_finalize before the next ddl_init");
         }
-        auto made = std::make_shared<ddl::Session>(options);
+        Membership members;
+        if (membership) members = membership_of(*membership);
+        auto made = std::make_shared<ddl::Session>(options, membership ? &members : nullptr);
         made->job().before_finalize(ddl::end_session);
         ddl::report_on_signal([] {
             const ddl::SessionPtr found = ddl::current();
@@ -208,6 +213,16 @@ ddl_result ddl_init(const char* options) {
         global.session = std::move(made);
         return {};
     });
+}
+
+}  // namespace
+}  // namespace ddl
+
+ddl_result ddl_init(const char* options) { return ddl::initialise(options, nullptr); }
+
+ddl_result ddl_init_with(const ddl_membership* membership, const char* options) {
+    if (!membership) return ddl::failed(DDL_ERROR_ARGUMENT, "ddl_init_with: membership is NULL");
+    return ddl::initialise(options, membership);
 }
 
 ddl_result ddl_finalize() {

@@ -1,6 +1,7 @@
 // The planning half of the C interface: ddl_plan.h says what the functions mean.
 #include <algorithm>
 #include <cstring>
+#include <iterator>
 #include <numeric>
 
 #include "api/boundary.h"
@@ -24,6 +25,15 @@ Network network_of(const ddl_network* described) {
         const ddl_tier& tier = described->tiers[i];
         network.tiers.push_back({tier.size, tier.latency, tier.bandwidth});
     }
+    if (described->odd_count < 0) {
+        throw Error(DDL_ERROR_ARGUMENT,
+                    "network->odd_count is " + std::to_string(described->odd_count) + ", but must be 0 or more");
+    }
+    if (described->odd_count > 0) need(described->odd, "network->odd");
+    for (int i = 0; i < described->odd_count; ++i) {
+        const ddl_odd& odd = described->odd[i];
+        network.odd.push_back({odd.tier, odd.child, odd.size, odd.bandwidth});
+    }
     check(network);
     return network;
 }
@@ -42,12 +52,12 @@ static_assert(static_cast<int>(StepKind::divide) == DDL_STEP_DIVIDE);
 static_assert(static_cast<int>(StepKind::reduce_scatter) == DDL_STEP_REDUCE_SCATTER);
 static_assert(static_cast<int>(StepKind::allgather) == DDL_STEP_ALLGATHER);
 
-int tier_of(const Step& step, const Schedule& schedule, const Network& network) {
-    if (step.is_message()) return static_cast<int>(network.meet(schedule.rank, step.peer));
+int tier_of(const Step& step, const Schedule& schedule, const Layout& layout) {
+    if (step.is_message()) return static_cast<int>(layout.meet(schedule.rank, step.peer));
     int tier = -1;
     if (!step.is_group()) return tier;
     for (const int member : schedule.groups[step.dimension]) {
-        if (member != schedule.rank) tier = std::max(tier, static_cast<int>(network.meet(schedule.rank, member)));
+        if (member != schedule.rank) tier = std::max(tier, static_cast<int>(layout.meet(schedule.rank, member)));
     }
     return tier;
 }
@@ -114,7 +124,19 @@ ddl_result ddl_plan_bounds(const ddl_network* network, uint64_t bytes, ddl_bound
     return ddl::guarded([&]() -> ddl::Status {
         ddl::need(bounds, "bounds");
         const ddl::Bounds made = ddl::allreduce_bounds(ddl::network_of(network), bytes);
-        *bounds = {made.ring, made.hierarchical, made.pipelined, made.cut};
+        const auto term = [](const ddl::Term& one) -> ddl_term {
+            return {one.latency, one.bytes, one.capacity, one.tier, one.child};
+        };
+        const ddl::Cut& cut = made.cut_witness;
+        *bounds = {};
+        bounds->ring = made.ring;
+        bounds->hierarchical = made.hierarchical;
+        bounds->pipelined = made.pipelined;
+        bounds->cut = made.cut;
+        bounds->cut_witness = {cut.tier, cut.first, cut.count, cut.groups, cut.bytes, cut.capacity};
+        bounds->ring_term = term(made.ring_term);
+        std::fill(std::begin(bounds->tier_terms), std::end(bounds->tier_terms), term({}));
+        std::transform(made.tier_terms.begin(), made.tier_terms.end(), bounds->tier_terms, term);
         return {};
     });
 }
@@ -155,6 +177,7 @@ ddl_result ddl_plan_schedule(const ddl_network* network, const ddl_plan* plan, s
         const ddl::Task task = ddl::task_of(described, count, type);
         const ddl::Plan made = ddl::plan_of(described, plan, task);
         const ddl::Schedule schedule = ddl::make_schedule(made, rank, task, ddl::tuning_of(plan));
+        const ddl::Layout layout(described);
         size_t at = 0;
         for (size_t chunk = 0; chunk < schedule.chunks.size(); ++chunk) {
             const ddl::Span rounds = schedule.chunks[chunk];
@@ -167,7 +190,7 @@ ddl_result ddl_plan_schedule(const ddl_network* network, const ddl_plan* plan, s
                                  static_cast<int>(round - rounds.begin),
                                  static_cast<ddl_step_kind>(step.kind),
                                  step.peer,
-                                 ddl::tier_of(step, schedule, described),
+                                 ddl::tier_of(step, schedule, layout),
                                  sends ? step.from.offset : step.to.offset,
                                  step.bytes};
                 }

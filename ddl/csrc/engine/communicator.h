@@ -65,7 +65,7 @@ struct Engine::Communicator {
     double broken_at = 0;
     double watched = 0;                 // when its members were last looked at for its messages' sake
     std::map<int, Departure> departed;  // ranks that have left it
-    double departed_at = 0;             // when this rank heard of the last of them
+    double departed_at = 0;             // when this rank first heard of the last of them
     std::array<Header, 64> history;     // of the last calls, by sequence
     ScheduleCache schedules;
 

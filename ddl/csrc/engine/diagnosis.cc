@@ -101,8 +101,9 @@ void Engine::heed(Communicator& comm, int from, const NoticeContent& notice) {
     if (rank < 0) return;
     if (notice.kind == NoticeKind::goodbye || notice.kind == NoticeKind::freed) {
         const bool finalized = notice.kind == NoticeKind::goodbye;
-        comm.departed[rank] = {finalized ? Leave::finalized : Leave::freed, notice.call};
-        comm.departed_at = seconds_now();
+        // A rank that has left says so again whenever it is asked: only the first time starts the grace.
+        const Departure departure{finalized ? Leave::finalized : Leave::freed, notice.call};
+        if (comm.departed.emplace(rank, departure).second) comm.departed_at = seconds_now();
     }
     if (notice.kind == NoticeKind::abort) {
         break_comm(comm, cause_of(static_cast<Code>(notice.code), notice.text.c_str()), false);

@@ -9,7 +9,7 @@
 namespace ddl {
 namespace {
 
-constexpr double kGrace = 2;  // seconds in which what a rank sent before it left may still come
+constexpr double kGrace = 2;  // seconds in which messages that a rank sent before it left may still arrive
 
 Status refuse(const std::string& why) { return {DDL_ERROR_ARGUMENT, why}; }
 
@@ -107,8 +107,7 @@ Status Engine::loss_of(const Communicator& comm, const Mail& mail) const {
         }
     }
     const auto has_left = [&](int rank) { return comm.departed.count(rank) > 0; };
-    if (std::all_of(mail.ranks.begin(), mail.ranks.end(), has_left) &&
-        seconds_now() - comm.departed_at >= std::min(kGrace, comm.patience.warn_seconds)) {
+    if (std::all_of(mail.ranks.begin(), mail.ranks.end(), has_left) && seconds_now() - comm.departed_at >= kGrace) {
         const std::string who = mail.peers.size() == 1
                                     ? name_of_rank(mail.peers[0]) + " " + describe(comm.departed.at(mail.ranks[0]).how)
                                     : "every other rank has left the communicator";
@@ -205,8 +204,7 @@ void Engine::watch_messages(double now) {
         } else if (letter.left == 0) {
             letter.left = now;
         }
-        const bool hopeless =
-            letter.left != 0 && std::min(waited, now - letter.left) >= std::min(kGrace, patience.warn_seconds);
+        const bool hopeless = letter.left != 0 && std::min(waited, now - letter.left) >= kGrace;
         const bool late = waited >= patience.timeout_seconds;
         const bool warns = !letter.warned && waited >= patience.warn_seconds;
         if (!hopeless && !late && !warns) continue;

@@ -14,12 +14,16 @@ namespace {
 // that is late, which the simulation does not know of.
 constexpr double kNear = 1.05;
 
-// Each way of joining neighbouring tiers into dimensions; a dimension for each tier comes first, one ring last.
+// Each way of joining neighbouring tiers into dimensions; a dimension for each tier comes first, one ring last. From
+// the first tier on whose switches differ in size, all are one dimension, as in plan_of_groups().
 std::vector<std::vector<int>> joinings(const Network& network) {
     std::vector<int> sizes;
-    for (const Tier& tier : network.tiers) {
-        if (tier.size > 1) sizes.push_back(tier.size);
+    int left = network.size();
+    for (size_t i = 0; i < network.tiers.size() && network.is_even(i); ++i) {
+        if (network.tiers[i].size > 1) sizes.push_back(network.tiers[i].size);
+        left /= network.tiers[i].size;
     }
+    if (left > 1) sizes.push_back(left);
     if (sizes.empty()) return {{1}};
     std::vector<std::vector<int>> found;
     for (unsigned joined = 0; joined < 1u << (sizes.size() - 1); ++joined) {

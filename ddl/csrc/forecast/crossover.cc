@@ -15,26 +15,27 @@ constexpr uint64_t kFraming = 125;
 constexpr double kMargin = 1.1;  // each round more is a chance more to wait for a rank that is late
 
 // Seconds of a round in which each of `positions` sends `bytes` to the one of them whose index differs in `bit`.
-double round_seconds(const Network& network, const std::vector<int>& positions, size_t bit, uint64_t bytes) {
+double round_seconds(const Network& network, const Layout& layout, const std::vector<int>& positions, size_t bit,
+                     uint64_t bytes) {
     const auto size = static_cast<double>(bytes);
     std::vector<std::map<int, int>> senders(network.tiers.size());  // by tier and child
-    double latency = 0;
+    double latency = 0, travel = 0;
     for (size_t i = 0; i < positions.size(); ++i) {
-        const size_t meet = network.meet(positions[i], positions[i ^ bit]);
+        const size_t meet = layout.meet(positions[i], positions[i ^ bit]);
         latency = std::max(latency, network.tiers[meet].latency);
-        for (size_t tier = 1; tier <= meet; ++tier) ++senders[tier][positions[i] / network.stride(tier)];
+        travel = std::max(travel, size / layout.bandwidth(0, positions[i]));
+        for (size_t tier = 1; tier <= meet; ++tier) ++senders[tier][layout.child(tier, positions[i])];
     }
-    double travel = size / network.tiers[0].bandwidth;
     for (size_t tier = 1; tier < senders.size(); ++tier) {
         for (const auto& [child, count] : senders[tier]) {
-            travel = std::max(travel, size * count / network.tiers[tier].bandwidth);
+            travel = std::max(travel, size * count / layout.bandwidth(tier, child));
         }
     }
     return latency + travel;
 }
 
 // What framing adds to the plan's dimensions: in a round all ranks below a link send a message through it at once.
-double framing_seconds(const Network& network, const Plan& plan) {
+double framing_seconds(const Network& network, const Layout& layout, const Plan& plan) {
     size_t tier = 0;  // the outermost that the dimension reaches
     int reached = network.tiers[0].size, product = 1;
     double seconds = 0;
@@ -42,8 +43,12 @@ double framing_seconds(const Network& network, const Plan& plan) {
         product *= dimension;
         while (reached < product && tier + 1 < network.tiers.size()) reached *= network.tiers[++tier].size;
         if (tier == 0) continue;
-        const double bytes = static_cast<double>(kFraming) * network.stride(tier);
-        seconds += 2 * (dimension - 1) * bytes / network.tiers[tier].bandwidth;
+        double slowest = 0;
+        for (int child = 0; child < layout.children(tier); ++child) {
+            const auto [first, end] = layout.ranks(tier, child);
+            slowest = std::max(slowest, static_cast<double>(kFraming) * (end - first) / layout.bandwidth(tier, child));
+        }
+        seconds += 2 * (dimension - 1) * slowest;
     }
     return seconds;
 }
@@ -51,17 +56,18 @@ double framing_seconds(const Network& network, const Plan& plan) {
 }  // namespace
 
 double doubling_seconds(const Network& network, uint64_t bytes) {
+    const Layout layout(network);
     const int size = network.size();
     int power = 1;
     while (power * 2 <= size) power *= 2;
     // As build_doubling() has it: the first even positions are folded into their neighbours, and told the result.
     const int folded = size - power;
     double seconds = 0;
-    if (folded > 0) seconds += 2 * round_seconds(network, {0, 1}, 1, bytes);
+    if (folded > 0) seconds += 2 * round_seconds(network, layout, {0, 1}, 1, bytes);
     std::vector<int> positions;
     for (int i = 0; i < power; ++i) positions.push_back(i < folded ? 2 * i + 1 : i + folded);
     for (int bit = 1; bit < power; bit *= 2) {
-        seconds += round_seconds(network, positions, static_cast<size_t>(bit), bytes);
+        seconds += round_seconds(network, layout, positions, static_cast<size_t>(bit), bytes);
     }
     return seconds;
 }
@@ -70,6 +76,7 @@ uint64_t crossover(const Network& network, const Plan& plan, const Tuning& tunin
     check(network);
     const auto unknown = [](const Tier& tier) { return tier.size > 1 && tier.latency <= 0; };
     if (network.size() < 2 || std::any_of(network.tiers.begin(), network.tiers.end(), unknown)) return 0;
+    const Layout layout(network);
     Tuning by_dimensions = tuning;
     by_dimensions.algorithm = Algorithm::bandwidth;
     const auto allreduce = [](uint64_t bytes) {
@@ -77,7 +84,7 @@ uint64_t crossover(const Network& network, const Plan& plan, const Tuning& tunin
     };
     const auto is_faster = [&](uint64_t bytes) {
         const double others =
-            simulate(network, plan, allreduce(bytes), by_dimensions).seconds + framing_seconds(network, plan);
+            simulate(network, plan, allreduce(bytes), by_dimensions).seconds + framing_seconds(network, layout, plan);
         return doubling_seconds(network, bytes + kFraming) <= kMargin * others;
     };
     // Below an element a rank there is nothing to divide among the dimensions.

@@ -2,46 +2,61 @@
 
 #include <algorithm>
 #include <deque>
-#include <limits>
+#include <map>
 #include <queue>
 #include <unordered_map>
 
 #include "base/status.h"
+#include "forecast/classes.h"
+#include "forecast/ring_time.h"
+#include "forecast/traffic.h"
+#include "schedule/builder.h"
 
 namespace ddl {
 namespace {
 
-// A way through the network, and what is on it: one message at a time, in order, as on a connection.
-struct Path {
-    struct Use {
-        int link = 0;
-        int copies = 1;  // how many messages like this one pass the link, of the ranks that are not simulated
-    };
-    std::vector<Use> uses;
-    double latency = 0;
-    std::vector<double> shares;  // of the messages on it, that meet at each tier; one entry a tier
-    double rate = 0;             // bytes per second
-    bool fixed = false;
-    std::deque<std::pair<double, int>> queue;  // (bytes that are left, message)
-};
-
 struct End {  // of a message
-    int rank = 0;
+    int actor = 0;
     uint32_t chunk = 0;
 };
 
 struct Message {
     End sender, receiver;
-    double latency = 0;  // seconds from the last byte sent to the last received
-    double reduce = 0;   // seconds that the receiver then reduces for
+    double latency = 0;   // seconds from the last byte sent to the last received
+    double reduce = 0;    // seconds that the receiver then reduces for
+    uint64_t number = 0;  // in the order in which messages were complete
+};
+
+// The messages of one actor in a chunk, as far as time goes by them.
+struct Part {
+    struct Message {
+        double bytes = 0;
+        int channel = 0;
+        bool incoming = false, reduces = false;
+    };
+    std::vector<Message> messages;
+    std::vector<uint32_t> rounds;  // where each ends; those without messages are left out
+};
+
+// From one rank to another: a path, and the ends that wait for their other end, which stand in order for each chunk.
+struct Channel {
+    struct Waiting {
+        End end;
+        bool incoming, reduces;
+    };
+    int path = -1;
+    double latency = 0;
+    std::vector<Waiting> waiting;
 };
 
 struct Actor {
     struct Run {
         uint32_t chunk, round;
         uint32_t open;
+        const Part* part;
     };
-    Schedule schedule;
+    int rank = 0;
+    std::map<uint64_t, Part> parts;  // by what Chunks::kind() says
     uint32_t next_chunk = 0;
     std::deque<Run> runs;
     double reduced = 0;  // when it has reduced what it got so far: one thread does so for all chunks
@@ -52,274 +67,298 @@ struct Reach {
     size_t first = 0, last = 0;
 };
 
+// The chunks of a task, built when they are needed. A chunk of a hierarchy is the schedule of as many elements in one
+// chunk; as there are two sizes of them, few schedules are built, however many chunks there are.
+class Chunks {
+  public:
+    Chunks(const Plan& plan, const Task& task, const Tuning& tuning) : plan_(plan), task_(task), tuning_(tuning) {
+        plan_.chunks = 1;
+        first_ = make_schedule(plan_, 0, task, tuning);
+        is_hierarchy_ = task.collective == Collective::allreduce && plan.size() > 1 && task.count > 0 &&
+                        first_.algorithm.rfind("recursive", 0) != 0;
+        const auto wanted = static_cast<uint64_t>(Builder(plan, 0, task, tuning).chunks(task.count));
+        if (is_hierarchy_) {
+            count_ = static_cast<uint32_t>(std::min(wanted, task.count));
+        } else {
+            plan_.chunks = plan.chunks;
+            first_ = make_schedule(plan_, 0, task, tuning);
+            count_ = static_cast<uint32_t>(first_.chunks.size());
+        }
+    }
+
+    uint32_t count() const { return count_; }
+    bool is_hierarchy() const { return is_hierarchy_; }
+    const std::string& algorithm() const { return first_.algorithm; }
+    const std::string& reason() const { return first_.reason; }
+    // Messages that a rank sends and receives in all, about.
+    double messages() const {
+        return static_cast<double>(first_.steps.size()) * (is_hierarchy_ ? static_cast<double>(count_) : 1);
+    }
+    // Chunks of one kind are alike.
+    uint64_t kind(uint32_t chunk) const {
+        return is_hierarchy_ ? Range{0, task_.count}.part(static_cast<int>(chunk), static_cast<int>(count_)).size()
+                             : chunk;
+    }
+    // The rounds of a chunk, in the schedule that `rank` has of it.
+    std::pair<Schedule, Span> schedule(int rank, uint32_t chunk) const {
+        Task task = task_;
+        if (is_hierarchy_) task.count = kind(chunk);
+        Tuning tuning = tuning_;
+        if (is_hierarchy_) tuning.algorithm = Algorithm::bandwidth;
+        Schedule made = make_schedule(plan_, rank, task, tuning);
+        const Span rounds = made.chunks[is_hierarchy_ ? 0 : chunk];
+        return {std::move(made), rounds};
+    }
+
+  private:
+    Plan plan_;
+    const Task task_;
+    const Tuning& tuning_;
+    Schedule first_;
+    bool is_hierarchy_ = false;
+    uint32_t count_ = 0;
+};
+
 class Simulation {
   public:
-    // `reaches`, of each dimension, where one rank is to stand for all; else empty.
-    Simulation(const Network& network, const Plan& plan, const Task& task, const Tuning& tuning, int window,
-               std::vector<Reach> reaches)
+    // Who is simulated, and for whom. Either one rank stands for all, if there are `reaches`, one for each dimension.
+    // Or the first rank of each class does for its class.
+    Simulation(const Network& network, const Plan& plan, const Chunks& chunks, int window, std::vector<Reach> reaches,
+               Classes classes)
         : network_(network),
+          layout_(network),
+          plan_(plan),
+          chunks_(chunks),
           window_(static_cast<size_t>(std::clamp(window, 1, kChunkSlots))),
           reaches_(std::move(reaches)),
-          one_(!reaches_.empty()) {
-        const int actors = one_ ? 1 : plan.size();
-        for (int rank = 0; rank < actors; ++rank)
-            actors_.push_back({make_schedule(plan, rank, task, tuning), 0, {}, 0});
-        first_link_.push_back(0);
-        for (size_t t = 0; t < network.tiers.size(); ++t) {
-            first_link_.push_back(first_link_.back() + 2 * network.size() / network.stride(t));
-        }
-        capacity_.resize(static_cast<size_t>(first_link_.back()));
-        for (size_t t = 0; t < network.tiers.size(); ++t) {
-            std::fill(capacity_.begin() + first_link_[t], capacity_.begin() + first_link_[t + 1],
-                      network.tiers[t].bandwidth);
-        }
+          classes_(std::move(classes)),
+          one_(!reaches_.empty()),
+          traffic_(link_capacities(layout_)) {
+        if (one_) classes_ = {std::vector<int>(static_cast<size_t>(network.size()), 0), {0}, {network.size()}, {}};
+        for (const int rank : classes_.first) actors_.emplace_back().rank = rank;
     }
 
     Forecast run() {
         forecast_.tier_bytes.resize(network_.tiers.size());
         forecast_.tier_messages.resize(network_.tiers.size());
         forecast_.symmetric = one_;
-        const Schedule& first = actors_[0].schedule;
-        forecast_.algorithm = first.algorithm;
-        forecast_.reason = first.reason;
-        forecast_.chunks = static_cast<uint32_t>(first.chunks.size());
-        for (const Span& chunk : first.chunks) forecast_.rounds = std::max(forecast_.rounds, chunk.size());
-        for (size_t rank = 0; rank < actors_.size(); ++rank) start_chunks(static_cast<int>(rank));
-        while (!active_.empty() || !arrivals_.empty()) step();
+        forecast_.algorithm = chunks_.algorithm();
+        forecast_.reason = chunks_.reason();
+        forecast_.chunks = chunks_.count();
+        for (size_t actor = 0; actor < actors_.size(); ++actor) start_chunks(static_cast<int>(actor));
+        std::vector<int> ended, arrived;
+        while (!traffic_.is_idle() || !arrivals_.empty()) step(ended, arrived);
         for (const Actor& actor : actors_) {
             if (!actor.runs.empty()) throw Error(DDL_ERROR_INTERNAL, "the simulated schedule does not come to an end");
         }
         for (size_t t = 0; t < network_.tiers.size(); ++t) {
-            forecast_.tier_bytes[t] /= static_cast<double>(actors_.size());
-            forecast_.tier_messages[t] /= static_cast<double>(actors_.size());
+            forecast_.tier_bytes[t] /= static_cast<double>(network_.size());
+            forecast_.tier_messages[t] /= static_cast<double>(network_.size());
         }
         forecast_.seconds = now_;
         return forecast_;
     }
 
   private:
-    // Posted ends that wait for their other end.
-    struct Posted {
-        std::deque<End> sends;
-        std::deque<std::pair<End, bool>> receives;  // and whether it reduces
-    };
-
-    int link(size_t tier, int rank, bool up) const {
-        return first_link_[tier] + 2 * (rank / network_.stride(tier)) + (up ? 0 : 1);
-    }
-
-    Path& path(int from, int to, size_t dimension) {
-        const uint64_t key = one_ ? dimension : static_cast<uint64_t>(from) << 32 | static_cast<uint32_t>(to);
-        const auto [found, added] = path_of_.emplace(key, paths_.size());
-        if (!added) return paths_[found->second];
-        Path& path = paths_.emplace_back();
-        path.shares.resize(network_.tiers.size());
+    // A message's channel, by its sender's class and its dimension; if no rank is simulated for others, by its ends.
+    int channel(int rank, const Step& step) {
+        const int from = step.is_incoming() ? step.peer : rank, to = step.is_incoming() ? rank : step.peer;
+        const bool own = classes_.first.size() == static_cast<size_t>(network_.size());
+        const auto size = static_cast<uint64_t>(network_.size());
+        const int of = classes_.of[static_cast<size_t>(from)];
+        const uint64_t key = own ? static_cast<uint64_t>(from) * size + static_cast<uint64_t>(to)
+                                 : static_cast<uint64_t>(of) << 8 | step.dimension;
+        const auto [found, added] = channel_of_.emplace(key, static_cast<int>(channels_.size()));
+        if (!added) return found->second;
+        Channel& made = channels_.emplace_back();
+        shares_.emplace_back(network_.tiers.size());
         if (one_) {
-            lead(path, reaches_[dimension]);
-            return path;
+            lead(made, shares_.back(), reaches_[step.dimension]);
+        } else {
+            int sender = from, receiver = to;
+            if (!own) {
+                sender = classes_.first[static_cast<size_t>(of)];
+                receiver = next_in_ring(plan_, sender, step.dimension);
+            }
+            const size_t tier = layout_.meet(sender, receiver);
+            made.latency = network_.tiers[tier].latency;
+            shares_.back()[tier] = 1;
+            made.path = traffic_.add_path(
+                own ? way(layout_, sender, receiver)
+                    : classes_.uses[static_cast<size_t>(of) * plan_.dimensions.size() + step.dimension]);
         }
-        const size_t tier = network_.meet(from, to);
-        path.latency = network_.tiers[tier].latency;
-        path.shares[tier] = 1;
-        for (size_t t = std::min<size_t>(tier, 1); t <= tier; ++t) {
-            path.uses.push_back({link(t, from, true), 1});
-            path.uses.push_back({link(t, to, false), 1});
-        }
-        return path;
+        return found->second;
     }
 
     // The way of the rank that stands for all, in a ring over the tiers of `reach`.
-    void lead(Path& path, Reach reach) const {
+    void lead(Channel& made, std::vector<double>& shares, Reach reach) {
         const int rings = network_.stride(reach.first);  // that pass below one child of the ring's first tier
         const int members = network_.stride(reach.last + 1) / rings;
+        std::vector<Use> uses;
         for (size_t t = reach.first == 0 ? 0 : 1; t <= reach.last; ++t) {
             // Below its first tier every rank sends out of each group; above, the last member of each ring does.
-            path.uses.push_back({link(t, 0, true), t <= reach.first ? network_.stride(t) : rings});
+            uses.push_back({link_of(layout_, t, 0, true), t <= reach.first ? network_.stride(t) : rings});
         }
+        made.path = traffic_.add_path(std::move(uses));
         for (size_t t = reach.first; t <= reach.last; ++t) {
             if (network_.tiers[t].size < 2) continue;
-            path.latency = std::max(path.latency, network_.tiers[t].latency);
+            made.latency = std::max(made.latency, network_.tiers[t].latency);
             const int leaving = members * rings / network_.stride(t);  // members that leave their group of this tier
             const int farther = t == reach.last ? 0 : members * rings / network_.stride(t + 1);
-            path.shares[t] = static_cast<double>(leaving - farther) / members;
+            shares[t] = static_cast<double>(leaving - farther) / members;
         }
     }
 
-    void start_chunks(int rank) {
-        Actor& actor = actors_[static_cast<size_t>(rank)];
-        while (actor.next_chunk < actor.schedule.chunks.size() && actor.runs.size() < window_ &&
+    // The part of an actor in a chunk. What it sends is counted for all of its class.
+    const Part& part(int index, uint32_t chunk) {
+        Actor& actor = actors_[static_cast<size_t>(index)];
+        const auto [found, added] = actor.parts.try_emplace(chunks_.kind(chunk));
+        Part& part = found->second;
+        if (added) {
+            const auto [schedule, rounds] = chunks_.schedule(actor.rank, chunk);
+            for (uint32_t round = rounds.begin; round < rounds.end; ++round) {
+                const Span span = schedule.rounds[round];
+                for (uint32_t i = span.begin; i < span.end; ++i) {
+                    const Step& step = schedule.steps[i];
+                    if (!step.is_message()) continue;
+                    part.messages.push_back({static_cast<double>(step.bytes), channel(actor.rank, step),
+                                             step.is_incoming(), step.kind == StepKind::reduce});
+                }
+                const auto end = static_cast<uint32_t>(part.messages.size());
+                if (end > (part.rounds.empty() ? 0 : part.rounds.back())) part.rounds.push_back(end);
+            }
+            if (actor.rank == 0) forecast_.rounds = std::max(forecast_.rounds, rounds.size());
+        }
+        const int members = classes_.count[static_cast<size_t>(index)];
+        for (const Part::Message& message : part.messages) {
+            if (message.incoming) continue;
+            const auto& shares = shares_[static_cast<size_t>(message.channel)];
+            for (size_t t = 0; t < shares.size(); ++t) {
+                forecast_.tier_bytes[t] += members * shares[t] * message.bytes;
+                forecast_.tier_messages[t] += members * shares[t];
+            }
+        }
+        return part;
+    }
+
+    void start_chunks(int index) {
+        Actor& actor = actors_[static_cast<size_t>(index)];
+        while (actor.next_chunk < chunks_.count() && actor.runs.size() < window_ &&
                (actor.runs.empty() || actor.next_chunk - actor.runs.front().chunk < kChunkSlots)) {
             const uint32_t chunk = actor.next_chunk++;
-            actor.runs.push_back({chunk, actor.schedule.chunks[chunk].begin, 0});
-            post_round(rank, actor.runs.back());
+            actor.runs.push_back({chunk, 0, 0, &part(index, chunk)});
+            post_round(index, actor.runs.back());
             if (actor.runs.back().open == 0) actor.runs.pop_back();  // it has no messages
         }
     }
 
-    // Posts the round of a run; rounds of local steps only are passed at once.
-    void post_round(int rank, Actor::Run& run) {
-        const Schedule& schedule = actors_[static_cast<size_t>(rank)].schedule;
-        for (; run.round < schedule.chunks[run.chunk].end; ++run.round) {
-            const Span round = schedule.rounds[run.round];
-            for (uint32_t i = round.begin; i < round.end; ++i) run.open += schedule.steps[i].is_message();
-            if (run.open == 0) continue;
-            for (uint32_t i = round.begin; i < round.end; ++i) {
-                if (schedule.steps[i].is_message()) post(rank, run.chunk, schedule.steps[i]);
-            }
+    void post_round(int index, Actor::Run& run) {
+        const Part& part = *run.part;
+        if (run.round == part.rounds.size()) return;
+        const uint32_t begin = run.round == 0 ? 0 : part.rounds[run.round - 1], end = part.rounds[run.round];
+        run.open = end - begin;
+        for (uint32_t i = begin; i < end; ++i) post({index, run.chunk}, part.messages[i]);
+    }
+
+    void post(End end, const Part::Message& posted) {
+        Channel& channel = channels_[static_cast<size_t>(posted.channel)];
+        auto& waiting = channel.waiting;
+        const auto other = std::find_if(waiting.begin(), waiting.end(), [&](const Channel::Waiting& one) {
+            return one.end.chunk == end.chunk && one.incoming != posted.incoming;
+        });
+        if (other == waiting.end()) {
+            waiting.push_back({end, posted.incoming, posted.reduces});
             return;
         }
-    }
-
-    void post(int rank, uint32_t chunk, const Step& step) {
-        const bool incoming = step.is_incoming();
-        const auto from = static_cast<uint64_t>(one_ ? 0 : incoming ? step.peer : rank);
-        const auto to = static_cast<uint64_t>(one_ ? 0 : incoming ? rank : step.peer);
-        const uint64_t key = (from * static_cast<uint64_t>(network_.size()) + to) << 24 | chunk;
-        Posted& posted = posted_[key];
-        if (incoming) {
-            posted.receives.push_back({{rank, chunk}, step.kind == StepKind::reduce});
+        const bool reduces = posted.reduces || other->reduces;
+        Message message{posted.incoming ? other->end : end, posted.incoming ? end : other->end, channel.latency, 0,
+                        complete_++};
+        waiting.erase(other);
+        if (reduces && network_.reduce_bandwidth > 0) message.reduce = posted.bytes / network_.reduce_bandwidth;
+        int number = static_cast<int>(messages_.size());
+        if (free_.empty()) {
+            messages_.push_back(message);
         } else {
-            posted.sends.push_back({rank, chunk});
-            const Path& way = path(rank, step.peer, step.dimension);
-            for (size_t t = 0; t < way.shares.size(); ++t) {
-                forecast_.tier_bytes[t] += way.shares[t] * static_cast<double>(step.bytes);
-                forecast_.tier_messages[t] += way.shares[t];
-            }
+            number = free_.back();
+            free_.pop_back();
+            messages_[static_cast<size_t>(number)] = message;
         }
-        // The first send is for the first receive; at most one pair is complete now, and this step is part of it. Its
-        // peer tells the way, its bytes the length, whichever end it is.
-        if (posted.sends.empty() || posted.receives.empty()) return;
-        const int other = step.peer;
-        Path& way = incoming ? path(other, rank, step.dimension) : path(rank, other, step.dimension);
-        const auto bytes = static_cast<double>(step.bytes);
-        Message message{posted.sends.front(), posted.receives.front().first, way.latency, 0};
-        if (posted.receives.front().second && network_.reduce_bandwidth > 0) {
-            message.reduce = bytes / network_.reduce_bandwidth;
-        }
-        posted.sends.pop_front();
-        posted.receives.pop_front();
-        if (posted.sends.empty() && posted.receives.empty()) posted_.erase(key);
-        messages_.push_back(message);
-        if (way.queue.empty()) {
-            active_.push_back(&way);
-            stale_ = true;
-        }
-        way.queue.emplace_back(bytes, static_cast<int>(messages_.size()) - 1);
-    }
-
-    // Max-min fairness by progressive filling: the link that gives the least to each way over it fixes their rate.
-    void fill() {
-        stale_ = false;
-        constexpr double kSame = 1 + 1e-9;
-        load_.assign(capacity_.size(), 0);
-        left_ = capacity_;
-        for (Path* path : active_) path->fixed = false;
-        for (size_t open = active_.size(); open > 0;) {
-            std::fill(load_.begin(), load_.end(), 0);
-            double least = std::numeric_limits<double>::infinity();
-            for (const Path* path : active_) {
-                if (path->fixed) continue;
-                for (const auto& use : path->uses) {
-                    load_[static_cast<size_t>(use.link)] += use.copies;
-                }
-            }
-            for (size_t i = 0; i < load_.size(); ++i) {
-                if (load_[i] > 0) least = std::min(least, left_[i] / load_[i]);
-            }
-            const size_t before = open;
-            std::vector<Path*> fixed;
-            for (Path* path : active_) {
-                if (path->fixed) continue;
-                const bool bound = std::any_of(path->uses.begin(), path->uses.end(), [&](const Path::Use& use) {
-                    const auto i = static_cast<size_t>(use.link);
-                    return left_[i] / load_[i] <= least * kSame;
-                });
-                if (bound) fixed.push_back(path);
-            }
-            for (Path* path : fixed) {
-                path->fixed = true;
-                path->rate = least;
-                --open;
-                for (const auto& use : path->uses) {
-                    double& left = left_[static_cast<size_t>(use.link)];
-                    left = std::max(0.0, left - least * use.copies);
-                }
-            }
-            if (open == before) throw Error(DDL_ERROR_INTERNAL, "no link bounds the simulated messages");
-        }
+        traffic_.send(channel.path, posted.bytes, number);
     }
 
     // From one event to the next; what ends at the same moment ends together.
-    void step() {
-        if (stale_) fill();
-        double dt = std::numeric_limits<double>::infinity();
-        for (const Path* path : active_) dt = std::min(dt, path->queue.front().first / path->rate);
-        if (!arrivals_.empty()) dt = std::min(dt, arrivals_.top().first - now_);
-        dt = std::max(dt, 0.0);
-        now_ += dt;
-        std::vector<int> sent, arrived;
-        for (Path* path : active_) {
-            constexpr double kByte = 1e-3;  // what is left by rounding
-            path->queue.front().first -= path->rate * dt;
-            while (!path->queue.empty() && path->queue.front().first <= kByte) {
-                sent.push_back(path->queue.front().second);
-                path->queue.pop_front();
-            }
-            stale_ |= path->queue.empty();
-        }
-        active_.erase(std::remove_if(active_.begin(), active_.end(), [](const Path* p) { return p->queue.empty(); }),
-                      active_.end());
+    void step(std::vector<int>& ended, std::vector<int>& arrived) {
+        ended.clear();
+        arrived.clear();
+        double next = traffic_.next();
+        if (!arrivals_.empty()) next = std::min(next, arrivals_.top().time);
+        now_ = std::max(now_, next);
+        traffic_.advance(now_, ended);
         const double moment = now_ + 1e-12;
-        while (!arrivals_.empty() && arrivals_.top().first <= moment) {
-            arrived.push_back(arrivals_.top().second);
+        while (!arrivals_.empty() && arrivals_.top().time <= moment) {
+            arrived.push_back(arrivals_.top().message);
             arrivals_.pop();
         }
-        for (const int index : sent) {
+        for (const int index : ended) {
             const Message message = messages_[static_cast<size_t>(index)];
-            double& reduced = actors_[static_cast<size_t>(message.receiver.rank)].reduced;
+            double& reduced = actors_[static_cast<size_t>(message.receiver.actor)].reduced;
             if (message.reduce > 0) {
                 reduced = std::max(reduced, now_ + message.latency) + message.reduce;
-                arrivals_.emplace(reduced, index);
+                arrivals_.push({reduced, message.number, index});
             } else if (message.latency > 0) {
-                arrivals_.emplace(now_ + message.latency, index);
+                arrivals_.push({now_ + message.latency, message.number, index});
             } else {
+                free_.push_back(index);
                 complete(message.receiver);
             }
             complete(message.sender);
         }
         for (const int index : arrived) {
             const Message message = messages_[static_cast<size_t>(index)];
+            free_.push_back(index);
             complete(message.receiver);
         }
     }
 
     void complete(End end) {
-        Actor& actor = actors_[static_cast<size_t>(end.rank)];
+        Actor& actor = actors_[static_cast<size_t>(end.actor)];
         const auto run = std::find_if(actor.runs.begin(), actor.runs.end(),
                                       [&](const Actor::Run& r) { return r.chunk == end.chunk; });
         if (--run->open > 0) return;
         ++run->round;
-        post_round(end.rank, *run);
+        post_round(end.actor, *run);
         if (run->open > 0) return;
         actor.runs.erase(run);
-        start_chunks(end.rank);
+        start_chunks(end.actor);
     }
 
+    struct Arrival {
+        double time;
+        uint64_t order;
+        int message;
+        bool operator>(const Arrival& other) const {
+            return std::pair(time, order) > std::pair(other.time, other.order);
+        }
+    };
+
     const Network& network_;
+    const Layout layout_;
+    const Plan& plan_;
+    const Chunks& chunks_;
     const size_t window_;
     const std::vector<Reach> reaches_;
+    Classes classes_;
     const bool one_;
+    Traffic traffic_;
     std::vector<Actor> actors_;
-    std::vector<int> first_link_;  // of each tier
-    std::vector<double> capacity_, left_, load_;
-    std::deque<Path> paths_;
-    std::unordered_map<uint64_t, size_t> path_of_;
-    std::vector<Path*> active_;  // those with messages on them
+    std::vector<Channel> channels_;
+    std::vector<std::vector<double>> shares_;  // of each channel's messages, that meet at each tier
+    std::unordered_map<uint64_t, int> channel_of_;
     std::vector<Message> messages_;
-    std::priority_queue<std::pair<double, int>, std::vector<std::pair<double, int>>, std::greater<>> arrivals_;
-    std::unordered_map<uint64_t, Posted> posted_;
+    std::vector<int> free_;  // of messages_
+    std::priority_queue<Arrival, std::vector<Arrival>, std::greater<>> arrivals_;
+    uint64_t complete_ = 0;
     double now_ = 0;
-    bool stale_ = false;
     Forecast forecast_;
 };
 
@@ -337,22 +376,24 @@ Rings rings_of(const Network& network, const Plan& plan, const Task& task, const
     }
     Rings rings{plan, tuning};
     std::fill(rings.plan.modes.begin(), rings.plan.modes.end(), 'r');
-    if (const Schedule asked = make_schedule(plan, 0, task, tuning); asked.stages > 0) {
+    Plan whole = plan;
+    whole.chunks = 1;
+    if (make_schedule(whole, 0, task, tuning).stages > 0) {
         rings.tuning.algorithm = Algorithm::bandwidth;
-        rings.plan.chunks = static_cast<int>(asked.chunks.size()) - 1;  // less the roll
+        rings.plan.chunks = Builder(plan, 0, task, tuning).chunks(task.count);
     }
     return rings;
 }
 
-// The tiers of each dimension where one rank can stand for all; else empty.
-std::vector<Reach> reaches_of(const Network& network, const Rings& rings, const Task& task) {
-    const Plan& plan = rings.plan;
-    if (plan.size() == 1) return {};
-    const Schedule schedule = make_schedule(plan, 0, task, rings.tuning);
-    // Recursive doubling has no rings; and where parts are empty, ranks differ.
-    if (task.collective != Collective::allreduce || schedule.algorithm.rfind("recursive", 0) == 0 ||
-        !std::is_sorted(plan.ranks.begin(), plan.ranks.end()) ||
-        task.count < schedule.chunks.size() * static_cast<uint64_t>(plan.size())) {
+// Whether the ranks differ only by their place: if parts are empty, some have less to do.
+bool is_uniform(const Plan& plan, const Task& task, const Chunks& chunks) {
+    return chunks.is_hierarchy() && task.count >= chunks.count() * static_cast<uint64_t>(plan.size());
+}
+
+// The tiers of each dimension, if one rank can stand for all; else empty.
+std::vector<Reach> reaches_of(const Network& network, const Plan& plan, const Task& task, const Chunks& chunks) {
+    if (!network.odd.empty() || !is_uniform(plan, task, chunks) ||
+        !std::is_sorted(plan.ranks.begin(), plan.ranks.end())) {
         return {};
     }
     std::vector<Reach> reaches;
@@ -371,20 +412,51 @@ std::vector<Reach> reaches_of(const Network& network, const Rings& rings, const 
     return reaches;
 }
 
+// Up to so many messages all ranks are simulated. It takes about a second.
+constexpr double kFewMessages = 2e6;
+
 }  // namespace
 
 bool is_quick(const Network& network, const Plan& plan, const Task& task, const Tuning& tuning) {
     constexpr int kFew = 64;
     const Rings rings = rings_of(network, plan, task, tuning);
-    return plan.size() <= kFew || !reaches_of(network, rings, task).empty();
+    if (plan.size() <= kFew) return true;
+    const Chunks chunks(rings.plan, task, rings.tuning);
+    if (network.odd.empty()) return !reaches_of(network, rings.plan, task, chunks).empty();
+    const double messages = chunks.messages() / 2 * plan.size();
+    if (messages <= kFewMessages) return true;
+    if (!is_uniform(rings.plan, task, chunks)) return false;
+    const Layout layout(network);
+    constexpr double kMostInRing = 1e9;
+    if (is_alone(network, layout, rings.plan)) return messages <= kMostInRing;
+    const Classes classes = alike(network, layout, rings.plan);
+    return messages * static_cast<double>(classes.first.size()) / plan.size() <= 2 * kFewMessages;
 }
 
 Forecast simulate(const Network& network, const Plan& plan, const Task& task, const Tuning& tuning, int window,
                   bool use_symmetry) {
     const Rings rings = rings_of(network, plan, task, tuning);
+    const Chunks chunks(rings.plan, task, rings.tuning);
     std::vector<Reach> reaches;
-    if (use_symmetry) reaches = reaches_of(network, rings, task);
-    return Simulation(network, rings.plan, task, rings.tuning, window, std::move(reaches)).run();
+    if (use_symmetry) reaches = reaches_of(network, rings.plan, task, chunks);
+    Classes classes = each_alone(plan.size());
+    const bool many = chunks.messages() / 2 * plan.size() > kFewMessages;
+    if (use_symmetry && reaches.empty() && many && is_uniform(rings.plan, task, chunks)) {
+        const Layout layout(network);
+        if (const auto ring = ring_time(network, layout, rings.plan, task.count, size_of(task.type), chunks.count(),
+                                        std::clamp(window, 1, kChunkSlots))) {
+            return {ring->seconds,
+                    ring->tier_bytes,
+                    ring->tier_messages,
+                    chunks.count(),
+                    2 * static_cast<uint32_t>(plan.size() - 1),
+                    false,
+                    chunks.algorithm(),
+                    chunks.reason()};
+        }
+        classes = alike(network, layout, rings.plan);
+    }
+    return Simulation(network, rings.plan, chunks, window, std::move(reaches), std::move(classes)).run();
 }
 
 }  // namespace ddl

@@ -24,17 +24,21 @@ struct Forecast {
 
 // A dimension that MPI or NCCL reduces is timed as our ring would be.
 //
-// Throws Error(DDL_ERROR_ARGUMENT) where plan and network have different sizes.
+// Throws Error(DDL_ERROR_ARGUMENT) if plan and network have different sizes.
 //
-// Where ranks stand in order and each dimension of the plan is one tier of the network or several neighbours, an
-// allreduce is the same for every rank, and one of them is simulated: that takes milliseconds for any size. In a
-// dimension of several tiers it is the rank whose neighbour is farthest away, because a ring goes round as fast as its
-// slowest link. Otherwise the cost grows with ranks x messages, and thousands of ranks would take minutes. `window`:
-// chunks in flight, as EngineOptions::window.
+// If no child of the network is odd, ranks stand in order, and each dimension of the plan is one tier of the network
+// or several neighbours, an allreduce is the same for every rank, and one of them is simulated: that takes milliseconds
+// for any size. In a dimension of several tiers it is the rank whose neighbour is farthest away, because a ring goes
+// round as fast as its slowest link.
+//
+// Otherwise all ranks are simulated while their messages are few. Above two million, a ring through the tree in order
+// is timed by its recurrence (ring_time.h), and of other hierarchies one rank of each class of ranks that are alike
+// (classes.h), if there are such classes. Both give what simulating all ranks gives, but that parts of a buffer that
+// differ by an element count as equal in the second. `window`: chunks in flight, as EngineOptions::window.
 Forecast simulate(const Network& network, const Plan& plan, const Task& task, const Tuning& tuning = {},
                   int window = 16, bool use_symmetry = true);
 
-// True where that is soon done: one rank stands for all, or there are few. Throws as simulate() does.
+// True if that takes a few seconds at most. Throws as simulate() does.
 bool is_quick(const Network& network, const Plan& plan, const Task& task, const Tuning& tuning = {});
 
 }  // namespace ddl

@@ -9,6 +9,7 @@
 #include <cstdio>
 #include <cstdlib>
 #include <cstring>
+#include <fstream>
 #include <mutex>
 #include <sstream>
 #include <thread>
@@ -119,27 +120,74 @@ std::string host_name() {
     return name;
 }
 
-Job& Job::join(double timeout_seconds) {
+namespace {
+
+// Hosts are told apart by their name, and, where ranks choose the loopback interface and /proc themselves, by the
+// kernel's: containers may have one name.
+std::string place_of(bool uses_mpi) {
+    if (uses_mpi) return host_name();
+    std::string place;
+    std::ifstream("/proc/sys/kernel/random/boot_id") >> place;
+    char space[64] = "";
+    if (readlink("/proc/self/ns/net", space, sizeof space - 1) > 0) place += space;
+    return place + host_name().substr(0, 200);
+}
+
+bool mpi_started_it() {
+    for (const char* name : {"OMPI_COMM_WORLD_SIZE", "PMIX_RANK", "PMI_RANK", "PMI_SIZE"}) {
+        if (std::getenv(name)) return true;
+    }
+    int initialised = 0;
+    MPI_Initialized(&initialised);
+    return initialised != 0;
+}
+
+// Null: MPI says who takes part.
+std::unique_ptr<Membership> find_members(const Membership* given) {
+    if (given) return std::make_unique<Membership>(*given);
+    const char* text = std::getenv("DDL_TRANSPORT");
+    const std::string asked = text && *text ? text : "auto";
+    if (asked != "auto" && asked != "mpi" && asked != "tcp") {
+        throw Error(DDL_ERROR_ARGUMENT, "DDL_TRANSPORT is '" + asked + "', but must be auto, mpi or tcp");
+    }
+    if (asked == "mpi" || (asked == "auto" && (mpi_started_it() || !is_in_environment()))) return nullptr;
+    if (!is_in_environment()) {
+        throw Error(
+            DDL_ERROR_ARGUMENT,
+            "ddl_init: DDL_TRANSPORT is tcp, but RANK, WORLD_SIZE, MASTER_ADDR and MASTER_PORT are not all set: "
+            "set them, or call ddl_init_with");
+    }
+    return std::make_unique<Membership>(membership_of_environment());
+}
+
+}  // namespace
+
+Job& Job::join(double timeout_seconds, const Membership* members) {
     static std::mutex mutex;
     const std::lock_guard lock(mutex);
     if (!the_job)
-        the_job = new Job(timeout_seconds);  // the process's: there is no later moment at which it could be deleted
+        the_job =
+            new Job(timeout_seconds, members);  // the process's: there is no later moment at which it could be deleted
+    else if (members) {
+        if (the_job->uses_mpi() || members->rank != the_job->rank_ || members->size != the_job->size_) {
+            throw Error(DDL_ERROR_STATE, "ddl_init_with: this process has been rank " + std::to_string(the_job->rank_) +
+                                             " of " + std::to_string(the_job->size_) +
+                                             (the_job->uses_mpi() ? " of a job of MPI's" : "") + ": it stays that");
+        }
+        *the_job->members_ = *members;
+    }
     return *the_job;
 }
 
 bool Job::is_in_child() { return in_child; }
 
-Job::Job(double timeout_seconds) : process_(getpid()) {
-    initialise_mpi(timeout_seconds);
-    check_mpi(MPI_Comm_rank(MPI_COMM_WORLD, &rank_), "MPI_Comm_rank");
-    check_mpi(MPI_Comm_size(MPI_COMM_WORLD, &size_), "MPI_Comm_size");
-    {
-        const Reminder reminder(name(), "ddl_init", timeout_seconds, [] { return "another rank has not called it"; });
-        check_mpi(MPI_Comm_dup(MPI_COMM_WORLD, &base_), "MPI_Comm_dup");
+Job::Job(double timeout_seconds, const Membership* members) : process_(getpid()), members_(find_members(members)) {
+    if (members_) {
+        rank_ = members_->rank;
+        size_ = members_->size;
+    } else {
+        start_mpi(timeout_seconds);
     }
-    check_mpi(MPI_Comm_set_errhandler(base_, MPI_ERRORS_RETURN), "MPI_Comm_set_errhandler");
-    if (size_ > 1) watch_calls(timeout_seconds);
-    watch_finalize();
     // on_exit, as atexit does not tell the exit status, by which a process that failed is known.
     on_exit([](int status, void*) { the_job->leave(status); }, nullptr);
     pthread_atfork(
@@ -154,6 +202,25 @@ Job::Job(double timeout_seconds) : process_(getpid()) {
             in_child = true;
             if (forking) forking->close_in_child();
         });
+}
+
+std::vector<Socket> Job::connect_all(double timeout_seconds) { return meet(*members_, round_, timeout_seconds); }
+
+std::vector<Greeting> Job::call(Transport* transport, const Greeting& mine, const RendezvousOptions& options) const {
+    return uses_mpi() ? call_roll(base_, mine, options) : call_roll(*transport, mine, options);
+}
+
+void Job::start_mpi(double timeout_seconds) {
+    initialise_mpi(timeout_seconds);
+    check_mpi(MPI_Comm_rank(MPI_COMM_WORLD, &rank_), "MPI_Comm_rank");
+    check_mpi(MPI_Comm_size(MPI_COMM_WORLD, &size_), "MPI_Comm_size");
+    {
+        const Reminder reminder(name(), "ddl_init", timeout_seconds, [] { return "another rank has not called it"; });
+        check_mpi(MPI_Comm_dup(MPI_COMM_WORLD, &base_), "MPI_Comm_dup");
+    }
+    check_mpi(MPI_Comm_set_errhandler(base_, MPI_ERRORS_RETURN), "MPI_Comm_set_errhandler");
+    if (size_ > 1) watch_calls(timeout_seconds);
+    watch_finalize();
 }
 
 void Job::initialise_mpi(double timeout_seconds) {
@@ -220,10 +287,10 @@ void Job::watch_finalize() {
     check_mpi(MPI_Comm_set_attr(MPI_COMM_SELF, key, nullptr), "MPI_Comm_set_attr");
 }
 
-std::vector<Greeting> Job::assemble(const std::string& options, const Patience& patience,
+std::vector<Greeting> Job::assemble(Transport* transport, const std::string& options, const Patience& patience,
                                     const std::function<void(const std::string&)>& warn) {
     int finalized = 0;
-    MPI_Finalized(&finalized);
+    if (uses_mpi()) MPI_Finalized(&finalized);
     if (finalized) throw Error(DDL_ERROR_STATE, "ddl_init: MPI was finalized in this process: it cannot be used again");
     if (spoiled_) {
         throw Error(DDL_ERROR_STATE, "ddl_init failed before in this job, with ranks missing: start the job again");
@@ -235,11 +302,12 @@ std::vector<Greeting> Job::assemble(const std::string& options, const Patience& 
     mine.process = process_;
     mine.cores = own_cores();
     copy(host_name(), mine.host, "the host's name");
+    copy(place_of(uses_mpi()), mine.place, "the host's name");
     copy(options, mine.options, "DDL_OPTIONS");
     std::vector<Greeting> greetings;
     RendezvousOptions options_of_call{patience, [this](int rank) { return is_dead(rank); }, warn};
     try {
-        greetings = call_roll(base_, mine, options_of_call);
+        greetings = call(transport, mine, options_of_call);
         if (size_ > 1 && !heartbeats_) {
             // Only now it is known whether there are other hosts, who need an address to connect to.
             heartbeats_ = std::make_unique<Heartbeats>(addresses_in_use(greetings));
@@ -251,7 +319,7 @@ std::vector<Greeting> Job::assemble(const std::string& options, const Patience& 
             copy(contact, mine.contact, "the list of addresses");
             options_of_call.missing =
                 "called ddl_init but stopped responding (the process is stopped, or its link is cut)";
-            greetings = call_roll(base_, mine, options_of_call);
+            greetings = call(transport, mine, options_of_call);
         }
     } catch (const Error& error) {
         spoiled_ = error.code() != DDL_ERROR_MISMATCH;  // a mismatch ended in good order
@@ -270,7 +338,7 @@ void Job::connect_heartbeats(const std::vector<Greeting>& greetings,
         hosts_.emplace_back(greeting.host);
         names_.push_back("rank " + std::to_string(rank) + " (host " + greeting.host + ", process " +
                          std::to_string(greeting.process) + ")");
-        const bool same_host = std::strcmp(greeting.host, greetings[static_cast<size_t>(rank_)].host) == 0;
+        const bool same_host = std::strcmp(greeting.place, greetings[static_cast<size_t>(rank_)].place) == 0;
         Contact contact;
         const std::vector<std::string> pairs = words(greeting.contact);
         for (size_t i = 0; i + 1 < pairs.size(); i += 2) {
@@ -292,11 +360,11 @@ void Job::connect_heartbeats(const std::vector<Greeting>& greetings,
 // Where ranks that have a heartbeat to this one may connect: those of its own host through the loopback interface, a
 // way that no cable is part of; those of other hosts through the networks that DDL_NETWORKS names, else any.
 std::vector<std::string> Job::addresses_in_use(const std::vector<Greeting>& greetings) const {
-    const std::string host = greetings[static_cast<size_t>(rank_)].host;
+    const std::string place = greetings[static_cast<size_t>(rank_)].place;
     std::vector<std::string> addresses;
     bool others = false;
-    for (const Greeting& greeting : greetings) others = others || greeting.host != host;
-    const auto on_this_host = [&](const Greeting& greeting) { return greeting.host == host; };
+    for (const Greeting& greeting : greetings) others = others || greeting.place != place;
+    const auto on_this_host = [&](const Greeting& greeting) { return greeting.place == place; };
     if (std::count_if(greetings.begin(), greetings.end(), on_this_host) > 1) addresses.emplace_back(kLoopback);
     if (!others) return addresses;
     const char* text = std::getenv("DDL_NETWORKS");
@@ -333,8 +401,9 @@ void Job::report_death(int rank, Death cause) {
     while (speaker != rank && is_lost(speaker)) speaker = (speaker + 1) % size_;
     if (speaker != rank_) return;
     print(names_[static_cast<size_t>(rank)] +
-          (cause == Death::ended ? " died: its process ended without MPI_Finalize"
-                                 : " is gone: its host, or the link to it, does not answer any more"));
+          (cause == Death::ended
+               ? (uses_mpi() ? " died: its process ended without MPI_Finalize" : " died: its process ended")
+               : " is gone: its host, or the link to it, does not answer any more"));
 }
 
 MPI_Comm Job::duplicate(const Patience& patience, const std::function<void(const std::string&)>& warn) {
@@ -390,7 +459,7 @@ void Job::leave(int status) {
     exit_status_ = status;
     exiting_ = true;
     int finalized = 0;
-    MPI_Finalized(&finalized);
+    if (uses_mpi()) MPI_Finalized(&finalized);
     if (!finalized) {
         if (before_finalize_) before_finalize_();
         // Who fails on its own is the cause of what others get for it: it ends first, so that its exit status counts.

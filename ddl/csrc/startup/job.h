@@ -11,6 +11,7 @@
 #include <vector>
 
 #include "startup/rendezvous.h"
+#include "startup/tcp_rendezvous.h"
 #include "transport/heartbeats.h"
 #include "transport/mpi_call.h"
 #include "transport/mpi_watch.h"
@@ -24,7 +25,9 @@ class Job {
     // This process's job. The first call initialises MPI, where the user has not, and blocks until every rank of the
     // job does so; after `timeout_seconds` it ends the process, because MPI's calls cannot be given up. Throws Error.
     // Never destroyed: it is in use until the process ends.
-    static Job& join(double timeout_seconds);
+    // `members`: who takes part in a job that no MPI started; null: DDL_TRANSPORT and the environment decide. The first
+    // call decides for the process.
+    static Job& join(double timeout_seconds, const Membership* members);
     // True in a child that a rank has forked: nothing of the job is its own. Others would take for its parent's what it
     // sends, and a lock may be held by a thread that it does not have.
     static bool is_in_child();
@@ -34,9 +37,13 @@ class Job {
 
     int rank() const { return rank_; }
     int size() const { return size_; }
+    bool uses_mpi() const { return !members_; }
+    // Over TCP: a connection to each other rank; each call makes new ones. Collective; before assemble(). Throws Error.
+    std::vector<Socket> connect_all(double timeout_seconds);
 
-    // Calls the roll, and the first time connects the heartbeats. Returns everyone's greeting. Throws Error.
-    std::vector<Greeting> assemble(const std::string& options, const Patience& patience,
+    // Calls the roll, over `transport` if MPI did not start the job, and the first time connects the heartbeats.
+    // Returns everyone's greeting. Throws Error.
+    std::vector<Greeting> assemble(Transport* transport, const std::string& options, const Patience& patience,
                                    const std::function<void(const std::string&)>& warn);
 
     // Another communicator of all ranks. Collective; all must have been there in assemble() just before. Names in a
@@ -54,7 +61,9 @@ class Job {
     void note_failure() { failed_ = true; }
 
   private:
-    explicit Job(double timeout_seconds);
+    Job(double timeout_seconds, const Membership* members);
+    void start_mpi(double timeout_seconds);
+    std::vector<Greeting> call(Transport* transport, const Greeting& mine, const RendezvousOptions& options) const;
     void initialise_mpi(double timeout_seconds);
     void watch_calls(double timeout_seconds);
     void watch_finalize();
@@ -69,6 +78,7 @@ class Job {
     [[noreturn]] void end_process(const std::string& why);
 
     const pid_t process_;
+    std::unique_ptr<Membership> members_;  // none: MPI's
     bool initialised_mpi_ = false;
     MPI_Comm base_ = MPI_COMM_NULL;
     int rank_ = 0, size_ = 1;

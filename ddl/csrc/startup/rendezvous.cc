@@ -5,6 +5,7 @@
 #include <memory>
 
 #include "base/backoff.h"
+#include "transport/bootstrap.h"
 #include "transport/mpi_watch.h"
 
 namespace ddl {
@@ -175,6 +176,40 @@ std::vector<Greeting> call_roll(MPI_Comm base, const Greeting& mine, const Rende
         throw;
     }
     return std::move(board->greetings);
+}
+
+std::vector<Greeting> call_roll(Transport& transport, const Greeting& mine, const RendezvousOptions& options) {
+    BootstrapOptions talk;
+    talk.patience = options.patience;
+    talk.warn = options.warn;
+    Bootstrap bootstrap(transport, talk);
+    Board board;
+    board.greetings.resize(static_cast<size_t>(transport.size()));
+    board.greetings[static_cast<size_t>(transport.rank())] = mine;
+    std::vector<std::byte> verdict, all;
+    bootstrap.run([&] {
+        if (transport.rank() == 0) {
+            for (int rank = 1; rank < transport.size(); ++rank) {
+                bootstrap.hear(rank, kTag, &board.greetings[static_cast<size_t>(rank)], sizeof mine);
+            }
+            compare(board);
+            const auto* words = reinterpret_cast<const std::byte*>(&board.verdict);
+            verdict.assign(words, words + sizeof board.verdict);
+            const auto* first = reinterpret_cast<const std::byte*>(board.greetings.data());
+            all.assign(first, first + sizeof mine * board.greetings.size());
+        } else {
+            bootstrap.say(0, kTag, &mine, sizeof mine);
+        }
+        bootstrap.broadcast(verdict, kTag + 1, kGraceSeconds);
+        bootstrap.broadcast(all, kTag + 3, kGraceSeconds);
+    });
+    if (verdict.size() != sizeof board.verdict || all.size() != sizeof mine * board.greetings.size()) {
+        throw Error(DDL_ERROR_MISMATCH, "ddl_init: rank 0 has another version of ddl: install one on all hosts");
+    }
+    std::memcpy(&board.verdict, verdict.data(), verdict.size());
+    if (board.verdict.code != DDL_SUCCESS) throw Error(static_cast<Code>(board.verdict.code), board.verdict.text);
+    std::memcpy(board.greetings.data(), all.data(), all.size());
+    return std::move(board.greetings);
 }
 
 }  // namespace ddl

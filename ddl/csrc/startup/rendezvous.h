@@ -9,6 +9,7 @@
 #include "base/cores.h"
 #include "base/patience.h"
 #include "transport/mpi_call.h"
+#include "transport/transport.h"
 
 namespace ddl {
 
@@ -19,6 +20,7 @@ struct Greeting {
     int32_t round = 0;  // ddl_init calls of this process before this one
     int32_t process = 0;
     char host[256] = "";
+    char place[320] = "";  // equal on ranks that share a host, and the loopback interface
     char options[512] = "";
     char contact[768] = "";  // where it listens: an address and a port, and so on, by spaces; "": not yet
     CoreSet cores;
@@ -35,5 +37,7 @@ struct RendezvousOptions {
 // who has not called ddl_init; DDL_ERROR_PEER_LOST where a rank died, and DDL_ERROR_MISMATCH where versions, options or
 // rounds differ, naming both ranks. After an error `base` is not to be used again.
 std::vector<Greeting> call_roll(MPI_Comm base, const Greeting& mine, const RendezvousOptions& options);
+// The same over a transport. The caller uses it for nothing else meanwhile.
+std::vector<Greeting> call_roll(Transport& transport, const Greeting& mine, const RendezvousOptions& options);
 
 }  // namespace ddl

@@ -49,43 +49,56 @@ void say(const std::string& text) {
 
 void warn(const std::string& text) { say("warning: " + text); }
 
-// Processors that the ranks of `host` may run on: each of them may be bound to its own.
-int cores_of_host(const std::vector<Greeting>& greetings, const std::string& host) {
+// Processors that the ranks of the host at `place` may run on: each of them may be bound to its own.
+int cores_of_host(const std::vector<Greeting>& greetings, const std::string& place) {
     std::vector<CoreSet> sets;
     for (const Greeting& greeting : greetings) {
-        if (greeting.host == host) sets.push_back(greeting.cores);
+        if (greeting.place == place) sets.push_back(greeting.cores);
     }
     return count_cores(sets);
 }
 
 }  // namespace
 
-Session::Session(const char* options_text) : job_(Job::join(patience_of_environment().timeout_seconds)) {
+Session::Session(const char* options_text, const Membership* members)
+    : job_(Job::join(patience_of_environment().timeout_seconds, members)) {
     EngineOptions options;
     options.patience = patience_of_environment();
     options.warn = warn;
     // What is wrong with the options is said on every rank, before the rendezvous, in which they wait for one another.
     const std::string text = text_of(options_text);
     const Options asked = parse_options(text);
-    const std::vector<Greeting> greetings = job_.assemble(text, options.patience, warn);
-    for (const Greeting& greeting : greetings) options.hosts.push_back(greeting.host);
+    std::unique_ptr<Transport> transport;
+    if (!job_.uses_mpi()) {
+        auto tcp = std::make_unique<TcpTransport>(job_.rank(), job_.connect_all(options.patience.timeout_seconds),
+                                                  [&job = job_](int rank) { return job.is_dead(rank); });
+        tcp_ = tcp.get();
+        transport = std::move(tcp);
+    }
+    const std::vector<Greeting> greetings = job_.assemble(transport.get(), text, options.patience, warn);
+    std::vector<std::string> places;
+    for (const Greeting& greeting : greetings) {
+        options.hosts.push_back(greeting.host);
+        places.push_back(greeting.place);
+    }
     const std::string idle = idle_options(asked);
     if (!idle.empty() && job_.rank() == 0) warn(idle);
     free_former_nccl();
-    placement_ = place(options.hosts);
+    placement_ = place(places);
     Plan plan = plan_of(asked, placement_);
     // Who spins while another rank waits for its core only delays what it waits for.
-    if (local_size() > cores_of_host(greetings, options.hosts[static_cast<size_t>(job_.rank())]))
-        options.spin_polls = 0;
-    // A session never meets messages of the one before it: each has communicators of its own. They are not freed, as
-    // what is still under way in them would be delivered to a later one with the same number.
-    const MPI_Comm data = job_.duplicate(options.patience, warn);
-    const MPI_Comm notices = job_.duplicate(options.patience, warn);
-    MpiTransportOptions transport_options;
-    transport_options.is_dead = [&job = job_](int rank) { return job.is_dead(rank); };
-    auto mpi = std::make_unique<MpiTransport>(data, notices, std::move(transport_options));
-    transport_ = mpi.get();
-    std::unique_ptr<Transport> transport = std::move(mpi);
+    if (local_size() > cores_of_host(greetings, places[static_cast<size_t>(job_.rank())])) options.spin_polls = 0;
+    if (job_.uses_mpi()) {
+        // A session never meets messages of the one before it: each has communicators of its own. They are not freed,
+        // as what is still under way in them would be delivered to a later one with the same number.
+        const MPI_Comm data = job_.duplicate(options.patience, warn);
+        const MPI_Comm notices = job_.duplicate(options.patience, warn);
+        MpiTransportOptions transport_options;
+        transport_options.is_dead = [&job = job_](int rank) { return job.is_dead(rank); };
+        auto mpi = std::make_unique<MpiTransport>(data, notices, std::move(transport_options));
+        mpi_ = mpi.get();
+        transport = std::move(mpi);
+    }
     BootstrapOptions talk;
     talk.patience = options.patience;
     talk.hosts = options.hosts;
@@ -124,6 +137,12 @@ Session::Session(const char* options_text) : job_(Job::join(patience_of_environm
         }
         return part;
     };
+    if (tcp_ && plan.modes.find('m') != std::string::npos) {
+        throw Error(
+            DDL_ERROR_UNSUPPORTED,
+            "DDL_OPTIONS: mode m is MPI's collectives, but this job runs over TCP: start it by ddlrun or mpirun, "
+            "or take '-mode r'");
+    }
     GroupComms groups = make_mpi_groups(job_, plan, options.patience.timeout_seconds);
     engine_ = std::make_unique<Engine>(std::move(transport), plan, std::move(options));
     try {
@@ -249,9 +268,10 @@ void Session::end() {
     const std::lock_guard lock(ending_);
     if (ended_.exchange(true)) return;
     engine_->shutdown();
+    if (tcp_) return tcp_->close();
     int finalized = 0;
     MPI_Finalized(&finalized);
-    if (!finalized) transport_->close();
+    if (!finalized) mpi_->close();
 }
 
 }  // namespace ddl

@@ -13,13 +13,15 @@
 #include "startup/job.h"
 #include "transport/bootstrap.h"
 #include "transport/transport_mpi.h"
+#include "transport/transport_tcp.h"
 
 namespace ddl {
 
 class Session {
   public:
     // Joins the job; `options` as ddl_init takes them. Collective. Throws Error.
-    explicit Session(const char* options);
+    // `members`: as Job::join() takes them.
+    explicit Session(const char* options, const Membership* members = nullptr);
     ~Session() { end(); }
     Session(const Session&) = delete;
     Session& operator=(const Session&) = delete;
@@ -54,7 +56,9 @@ class Session {
 
     Job& job_;
     Placement placement_;
-    MpiTransport* transport_ = nullptr;  // the engine's, or wrapped in it
+    // One of them is the engine's, or wrapped in it.
+    MpiTransport* mpi_ = nullptr;
+    TcpTransport* tcp_ = nullptr;
     std::unique_ptr<Engine> engine_;
     std::mutex ending_;
     std::atomic<bool> ended_{false};

@@ -38,6 +38,11 @@ class Communicator:
             raise StateError("this communicator was freed: make another with ddl.split")
         return self._handle
 
+    @property
+    def is_freed(self) -> bool:
+        """Whether `free` was called, and did it."""
+        return self._freed
+
     def set_timeout(self, seconds: float) -> None:
         """Bound how long calls that are made from now on wait for a rank. Not collective."""
         library.call("ddl_comm_set_timeout", self.handle, seconds)

@@ -6,9 +6,8 @@ import os
 import sys
 from collections.abc import Sequence
 
-import ddl
-from ddl.launch import options, own_arguments, run
-from ddl.launch.console import say, show
+from ddl.launch import arguments, options, run
+from ddl.launch.console import say
 from ddl.launch.errors import CheckError, LaunchError
 
 INTERRUPTED = 130  # what shells return for a command that Ctrl-C ended
@@ -47,13 +46,9 @@ def _dispatch(words: list[str]) -> int:
 
         return planning.main(words[1:])
     asked = options.parse(words or ["--help"])
-    own_arguments.mask(asked.exports)
-    if asked.help:
-        show(options.usage().rstrip("\n"))
+    if asked is None:
         return 0
-    if asked.version:
-        show(f"ddlrun {ddl.__version__}")
-        return 0
+    arguments.mask(asked.secrets)
     return run.doctor(asked) if asked.command == "doctor" else run.run(asked)
 
 

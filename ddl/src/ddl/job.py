@@ -3,27 +3,66 @@
 from __future__ import annotations
 
 import atexit
+import os
+from typing import TYPE_CHECKING
 
-from ddl import library, request
-from ddl.errors import StateError
+from ddl import library, membership, request
+from ddl.errors import ArgumentError, DDLError, StateError
+from ddl.membership import Membership
+
+if TYPE_CHECKING:
+    from ddl.membership import Store
 
 _registered = False
+_membership: Membership | None = None  # the last one: rank 0's store may be what other ranks still read
 
 
-def init(options: str | None = None) -> None:
+def init(
+    options: str | None = None, *, store: Store | None = None, rank: int | None = None, size: int | None = None
+) -> None:
     """Join the ranks of this job; blocks until every rank has called it.
 
     `options` has the syntax of the environment's `DDL_OPTIONS` ("-mode r:4x2 -dbg_level 1"), which is taken where it is
-    None. Started without mpirun or ddlrun, the process is the only rank. Raises ArgumentError (options that cannot be
-    read, or dimensions that do not multiply to the number of ranks), UnsupportedError, MismatchError (options or
-    versions differ between ranks), RankTimeoutError, StateError (initialised already), LibraryError.
+    None.
+
+    `store`, `rank` and `size`, all or none of them, are for processes that find one another without MPI. The store has
+    `set(key, bytes)` and `get(key)`, which returns bytes; if there is nothing under the key, it returns None or raises
+    KeyError. A store of torch.distributed is one. What the store raises, this raises.
+
+    Without them: MPI's ranks under mpirun or ddlrun, torchrun's, those of RANK, WORLD_SIZE, MASTER_ADDR and
+    MASTER_PORT, else the process is the only rank.
+
+    Raises ArgumentError (options that cannot be read, dimensions that do not multiply to the number of ranks, a rank
+    outside of [0, size)), UnsupportedError, MismatchError (options or versions differ between ranks), RankTimeoutError,
+    StateError (initialised already), LibraryError.
     """
     global _registered
-    library.call("ddl_init", None if options is None else options.encode())
+    given = (store is not None, rank is not None, size is not None)
+    if any(given) and not all(given):
+        raise ArgumentError("ddl.init: store, rank and size belong together: give all three, or none")
+    if store is None and "TORCHELASTIC_RUN_ID" in os.environ and not membership.under_mpi(os.environ):
+        # The port at MASTER_PORT is the agent's, whose store PyTorch knows to use.
+        store, rank, size = membership.from_torch()
+    text = None if options is None else options.encode()
+    if store is None or rank is None or size is None:
+        library.call("ddl_init", text)
+    else:
+        _init_with(text, Membership(store, rank, size))
     if not _registered:
         # Before other packages' exit handlers, of which mpi4py's ends MPI.
         atexit.register(finalize)
         _registered = True
+
+
+def _init_with(options: bytes | None, its: Membership) -> None:
+    global _membership
+    try:
+        library.call("ddl_init_with", its.pointer, options)
+    except DDLError as error:
+        if its.error is not None:
+            raise its.error from error
+        raise
+    _membership = its
 
 
 def finalize() -> None:

@@ -24,6 +24,7 @@ _MESSAGE = [c_void_p, c_size_t, c_int, c_int, c_int64, c_void_p]
 _REQUEST = [POINTER(c_void_p)]
 _FUNCTIONS = {
     "ddl_init": [c_char_p],
+    "ddl_init_with": [c_void_p, c_char_p],  # a ddl_membership
     "ddl_finalize": [],
     "ddl_rank": [c_void_p, POINTER(c_int)],
     "ddl_size": [c_void_p, POINTER(c_int)],

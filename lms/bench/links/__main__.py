@@ -22,8 +22,8 @@ from links.figures import DEFINITIONS, Verdict, lines
 
 from lms.errors import LMSError
 from lms.files import write_aside
-from lms.link import host
-from lms.link.disk import disk_of
+from lms.memory import machine
+from lms.memory.disk import disk_of
 
 HERE = Path(__file__).resolve().parent
 MB, GB = 1 << 20, 1 << 30
@@ -61,7 +61,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     document = {
         "format": "lms-bench-links-1",
         "when": datetime.now(UTC).isoformat(timespec="seconds"),
-        "machine": host.machine() | {"disk": disk_of(folder).what()},
+        "machine": machine.machine() | {"disk": disk_of(folder).what()},
         "versions": versions,
         "definitions": DEFINITIONS,
         "verdicts": [asdict(one) for one in verdicts],

@@ -3,7 +3,7 @@
 #include <cstddef>
 #include <cstring>
 
-// Copies `nbytes` so many times, and gives the seconds of each copy. Returns 1 where a copy did not arrive, else 0.
+// Copies `nbytes` so many times and stores the seconds of each copy. Returns 1 if a copy did not arrive, else 0.
 extern "C" int copy_times(char* target, char* source, size_t nbytes, size_t copies, double* seconds) {
     for (size_t at = 0; at < copies; ++at) {
         source[at % nbytes] ^= 1;  // so that no compiler finds the copies equal

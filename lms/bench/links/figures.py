@@ -18,7 +18,7 @@ DEFINITIONS: Mapping[str, str] = {
         "fio with ioengine=psync, direct=1 on the same file, by the time that fio states"
     ),
     "same": (
-        "fio copies to and from the memory that ours does (iomem=mmapshared, in huge pages where the kernel reserves "
+        "fio copies to and from the memory that ours does (iomem=mmapshared, in huge pages if the kernel reserves "
         "them), and does not change it between writes (scramble_buffers=0): a copy's speed depends on where its pages "
         "lie. fio as it comes stands beside it"
     ),

@@ -26,7 +26,7 @@ def version() -> str:
 
 
 class SharedMemory:
-    """Memory that this process and fio can map, `nbytes` in all, in huge pages where the kernel reserves them.
+    """Memory that this process and fio can map, `nbytes` in all, in huge pages if the kernel reserves them.
 
     On a virtual machine a copy's speed depends on where its pages lie: contestants that each have their own are not
     compared, their pages are.

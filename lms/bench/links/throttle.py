@@ -1,4 +1,4 @@
-"""A disk that the kernel throttles: a loop device over a file in memory, and a blkio cgroup for whoever uses it."""
+"""A disk that the kernel throttles: a loop device over a file in memory, and a blkio cgroup for its users."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ class ThrottleError(RuntimeError):
 
 
 def refused() -> str | None:
-    """None where a disk can be throttled here; else the reason why not."""
+    """None if a disk can be throttled here; else the reason why not."""
     if os.geteuid() != 0:
         return "a loop device and a cgroup of one's own take root"
     for tool in ("losetup", "mkfs.ext4", "mount"):
@@ -72,7 +72,7 @@ def throttled(number: str, rate: float | None) -> Iterator[list[str]]:
 
 
 def _parent() -> tuple[int, Path] | None:
-    """Where a cgroup that throttles can be made, and of which version it is."""
+    """The folder in which a cgroup that throttles can be made, and its version."""
     for line in Path("/proc/self/mountinfo").read_text().splitlines():
         left, _, right = line.partition(" - ")
         kind, _, options = right.split(maxsplit=2)

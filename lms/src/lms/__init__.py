@@ -17,18 +17,10 @@ if TYPE_CHECKING:
     __version__: str
 
 _HOMES = {
-    "LMS": "lms.torch.session",
-    "Session": "lms.torch.session",
-    "enable": "lms.torch.session",
-    "disable": "lms.torch.session",
-    "Options": "lms.options",
-    "add_arguments": "lms.script",
-    "from_args": "lms.script",
-    "LMSError": "lms.errors",
-    "UsageError": "lms.errors",
-    "LimitError": "lms.errors",
-    "SpillError": "lms.errors",
-    "CorruptionError": "lms.errors",
+    "lms.torch.session": ("LMS", "Session", "enable", "disable"),
+    "lms.options": ("Options",),
+    "lms.script": ("add_arguments", "from_args"),
+    "lms.errors": ("LMSError", "UsageError", "LimitError", "SpillError", "CorruptionError"),
 }
 
 __all__ = [
@@ -49,10 +41,11 @@ __all__ = [
 
 
 def __getattr__(name: str) -> object:
-    if name == "__version__":
-        value: object = _version()
-    elif name in _HOMES:
-        value = getattr(import_module(_HOMES[name]), name)
+    home = next((home for home, names in _HOMES.items() if name in names), None)
+    if home is not None:
+        value: object = getattr(import_module(home), name)
+    elif name == "__version__":
+        value = _version()
     else:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     globals()[name] = value

@@ -29,12 +29,12 @@ _FLAGS = ("-std=c++20", "-O2", "-fPIC", "-shared", "-Wall", "-Wextra", "-Werror"
 
 
 def library_path(torch_version: str) -> Path:
-    """Where the library for that PyTorch lies, once it is built."""
+    """The path of the library for that PyTorch, once it is built."""
     return _library_path(_stem(torch_version), SOURCES)
 
 
 def operations_path(tensorflow_version: str) -> Path:
-    """Where the operations for that TensorFlow lie, once they are built."""
+    """The path of the operations for that TensorFlow, once they are built."""
     return _library_path(_operations_stem(tensorflow_version), [OPERATIONS])
 
 
@@ -64,7 +64,7 @@ def compiler() -> list[str]:
 
 
 def build() -> Path:
-    """Compile the library for the PyTorch that this Python imports, unless it is there; where it lies.
+    """Compile the library for the PyTorch that this Python imports, unless it is there, and return its path.
 
     Raises LMSError when PyTorch or a compiler is missing, the folder is not writable, or compiling fails.
     """

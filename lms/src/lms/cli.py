@@ -88,25 +88,6 @@ examples:
 """
 
 
-def _command(
-    commands: argparse._SubParsersAction[argparse.ArgumentParser],
-    name: str,
-    text: str,
-    description: str,
-    epilog: str,
-    usage: str | None = None,
-) -> argparse.ArgumentParser:
-    return commands.add_parser(
-        name,
-        usage=usage,
-        help=text,
-        description=description,
-        epilog=epilog,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-        allow_abbrev=False,
-    )
-
-
 def _split(argv: list[str]) -> tuple[list[str], list[str]]:
     """Our own part of the command line, and from SCRIPT or -m on the target's: what looks like an option there is its.
 
@@ -127,7 +108,7 @@ _USAGE = "lms {0} [OPTIONS] SCRIPT [ARGS...]\n       lms {0} [OPTIONS] -m MODULE
 
 
 def _add_run(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
-    parser = _command(
+    parser = link_cli.command(
         commands,
         "run",
         "run a script with large model support",
@@ -151,7 +132,7 @@ def _add_run(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> N
 
 
 def _add_plan(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
-    parser = _command(
+    parser = link_cli.command(
         commands,
         "plan",
         "run two steps of a script, then say what limit it needs and what each costs",
@@ -172,7 +153,7 @@ def _add_plan(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> 
 
 
 def _add_simulate(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
-    parser = _command(
+    parser = link_cli.command(
         commands,
         "simulate",
         "predict a recorded step under another limit or on another link",
@@ -191,7 +172,7 @@ def _add_simulate(commands: argparse._SubParsersAction[argparse.ArgumentParser])
 
 
 def _add_report(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
-    parser = _command(
+    parser = link_cli.command(
         commands,
         "report",
         "make a page with the picture of a recorded step",
@@ -351,20 +332,17 @@ def _link(args: argparse.Namespace, trace: Trace) -> Link | None:
 
 def _planned(trace: Trace, link: Link, options: Options) -> Plan:
     from lms.core.plan import make_plan
-    from lms.picture import measured
 
-    limit, budget = options.limit, options.budget
-    if options.frac is not None:
-        if not trace.capacity:
-            raise UsageError("--frac: the trace does not say what the device holds; give --limit or --budget")
-        limit = int(options.frac * trace.capacity)
-    if limit is not None and not measured(trace):
+    if options.frac is not None and not trace.capacity:
+        raise UsageError("--frac: the trace does not say what the device holds; give --limit or --budget")
+    limit = options.limit_of(trace.capacity)
+    if limit is not None and not trace.measured:
         raise UsageError(
             "--limit bounds all of the device's memory, and this trace measured only the saved bytes "
             f"({format_size(trace.saved)}); give --budget"
         )
     return make_plan(
-        trace, link, limit=limit, budget=budget, prefetch=options.prefetch, write_ahead=options.write_ahead
+        trace, link, limit=limit, budget=options.budget, prefetch=options.prefetch, write_ahead=options.write_ahead
     )
 
 

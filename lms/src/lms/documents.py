@@ -6,16 +6,26 @@ Every function raises ValueError. `where` is the value's place in the document, 
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections import abc
+from collections.abc import Callable, Mapping
+from dataclasses import is_dataclass
+from functools import cache
+from inspect import signature
 from reprlib import repr as shortened
-from typing import TypeVar
+from types import UnionType
+from typing import Annotated, Literal, TypeVar, get_args, get_origin, get_type_hints
 from unicodedata import category
 
 C = TypeVar("C")
+D = TypeVar("D")
+Reader = Callable[[object, str], object]  # (value, its place)
 
 MOST_BYTES = 1 << 48  # of any one size: sums, and batches thousands of times as large, still fit into 64 bits
 MOST_SECONDS = 1e9
 RATES = (1.0, 1e18)  # bytes a second
+
+Rate = Annotated[float, RATES]
+Some = Annotated[int, (1, MOST_BYTES)]  # bytes, or copies: one at least
 
 
 def parse(content: str) -> object:
@@ -94,6 +104,57 @@ def seconds(value: object, where: str, least: float = 0.0) -> float:
 def rate(value: object, where: str) -> float:
     """A rate in bytes a second."""
     return number(value, where, *RATES)
+
+
+def read(kind: Callable[..., D], value: object, where: str = "") -> D:
+    """The dataclass `kind` from an object with its fields. A field that is missing has its default, or counts as null.
+
+    The types of the fields say what is allowed: bytes for `int`, seconds for `float`, and bounds of their own for
+    `Annotated[int, (least, most)]`.
+    """
+    document, readers = mapping(value, where or "document"), _readers(kind)
+    only(document, set(readers), where)
+    return kind(
+        **{
+            name: reader(document.get(name), f"{where}.{name}" if where else name)
+            for name, (reader, required) in readers.items()
+            if required or name in document
+        }
+    )
+
+
+@cache
+def _readers(kind: Callable[..., object]) -> dict[str, tuple[Reader, bool]]:
+    """For each field how it is read, and whether it must be there."""
+    hints = get_type_hints(kind, include_extras=True)
+    needed = signature(kind).parameters.items()
+    return {name: (_reader(hints[name]), parameter.default is parameter.empty) for name, parameter in needed}
+
+
+def _reader(hint: object) -> Reader:
+    origin, inner = get_origin(hint), get_args(hint)
+    if origin is Annotated:
+        hint, (least, most) = inner
+        if hint is int:
+            return lambda value, where: whole(value, where, most, least)
+        return lambda value, where: number(value, where, least, most)
+    if origin is Literal:
+        return lambda value, where: choice(value, inner, where)
+    if origin is UnionType:  # or None
+        one = _reader(inner[0])
+        return lambda value, where: None if value is None else one(value, where)
+    if origin is tuple:
+        one = _reader(inner[0])
+        return lambda value, where: tuple(one(each, f"{where}[{at}]") for at, each in enumerate(items(value, where)))
+    if origin is abc.Mapping:
+        one = _reader(inner[1])
+        return lambda value, where: {
+            text(key, where): one(each, f"{where}.{key}") for key, each in mapping(value, where).items()
+        }
+    if is_dataclass(hint):
+        return lambda value, where: read(hint, value, where)  # type: ignore[arg-type]
+    plain: dict[object, Reader] = {int: nbytes, float: seconds, str: text, bool: flag, object: lambda value, _: value}
+    return plain[hint]
 
 
 def only(document: Mapping[str, object], names: set[str], where: str = "") -> None:

@@ -1,4 +1,4 @@
-"""What can go wrong, as a caller sees it: one base, and one class for each thing that he can do about it."""
+"""The errors of LMS: one base, and a class for each kind that a caller handles in a way of its own."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ class CorruptionError(SpillError):
 
 
 def remedy(error: OSError, otherwise: str) -> str:
-    """What to do about `error`: raise the limit of open files if that is what it is about, else `otherwise`."""
+    """Advice for `error`: raise the limit of open files if too many are open, else `otherwise`."""
     if error.errno in TOO_MANY_FILES:
         return "raise the limit of open files (ulimit -n)"
     return otherwise

@@ -64,7 +64,7 @@ def check_output(option: str, path: Path | None) -> None:
 
 
 def write_output(option: str, path: Path, content: bytes) -> Path:
-    """Write this rank's file for `option`; where it lies. Folders that are missing are made.
+    """Write this rank's file for `option` and return its path. Makes missing folders.
 
     Rank 0 writes to `path`, each other rank to a name with its number; a device or a FIFO is all ranks'.
 

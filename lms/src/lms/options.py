@@ -12,13 +12,10 @@ import tempfile
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import Field, dataclass, field, fields
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import Any, TypedDict
 
 from lms.errors import UsageError
 from lms.units import parse_size
-
-if TYPE_CHECKING:
-    pass
 
 DEFAULT_FRAC = 0.9
 _DEFAULT_WHY = f"frac {DEFAULT_FRAC}, the default"
@@ -34,19 +31,11 @@ class NotBuiltError(UsageError, NotImplementedError):
 
 
 def _size(value: object, name: str) -> int:
-    return parse_size(_text_or_int(value, name), name)
+    return parse_size(value, name)
 
 
 def _size_or_zero(value: object, name: str) -> int:
-    return parse_size(_text_or_int(value, name), name, zero=True)
-
-
-def _text_or_int(value: object, name: str) -> int | str:
-    if isinstance(value, (int, str)):
-        return value
-    raise UsageError(
-        f"{name}={value!r}: expected a whole number of bytes, or a size with a unit such as '12GB' or '12GiB'"
-    )
+    return parse_size(value, name, zero=True)
 
 
 def _share(value: object, name: str) -> float:
@@ -111,76 +100,73 @@ def _switch(value: object, name: str) -> bool:
     raise UsageError(f"{name}={value!r}: expected one of {', '.join(_SWITCH)}")
 
 
-def _about(read: Reader, metavar: str, text: str) -> dict[str, object]:
-    return {"read": read, "metavar": metavar, "help": text}
+def _option(default: object, read: Reader, metavar: str, text: str) -> Any:
+    return field(default=default, metadata={"read": read, "metavar": metavar, "help": text})
+
+
+class Given(TypedDict, total=False):
+    """The options as keyword arguments, before they are read. None counts as not given."""
+
+    limit: int | str | None
+    frac: float | str | None
+    budget: int | str | None
+    min_size: int | str | None
+    swap: Sequence[str] | str | None
+    spill_dir: str | os.PathLike[str] | None
+    host_limit: int | str | None
+    prefetch: int | None
+    write_ahead: int | None
+    verify: bool | None
 
 
 @dataclass(frozen=True)
 class Options:
     """What a session is asked to do; sizes in bytes. Exactly one of limit, frac and budget is set after `parse`."""
 
-    limit: int | None = field(
-        default=None,
-        metadata=_about(
-            _size,
-            "SIZE",
-            "most memory the device may hold, such as 12GB or 12GiB (GPU: the allocator's allocated bytes; "
-            "CPU: the process's resident set)",
-        ),
+    limit: int | None = _option(
+        None,
+        _size,
+        "SIZE",
+        "most memory the device may hold, such as 12GB or 12GiB (GPU: the allocator's allocated bytes; "
+        "CPU: the process's resident set)",
     )
-    frac: float | None = field(
-        default=None,
-        metadata=_about(
-            _share,
-            "SHARE",
-            "the same as a share of the device's memory, above 0 and at most 1 "
-            f"(default {DEFAULT_FRAC} when none of --limit, --frac, --budget is given)",
-        ),
+    frac: float | None = _option(
+        None,
+        _share,
+        "SHARE",
+        "the same as a share of the device's memory, above 0 and at most 1 "
+        f"(default {DEFAULT_FRAC} when none of --limit, --frac, --budget is given)",
     )
-    budget: int | None = field(
-        default=None,
-        metadata=_about(
-            _size_or_zero, "SIZE", "instead of a limit: most bytes saved for the backward that may stay; 0 is allowed"
-        ),
+    budget: int | None = _option(
+        None, _size_or_zero, "SIZE", "instead of a limit: most bytes saved for the backward that may stay; 0 is allowed"
     )
-    min_size: int = field(
-        default=64_000,
-        metadata=_about(_size_or_zero, "SIZE", "tensors smaller than this stay where they are (default 64KB)"),
+    min_size: int = _option(
+        64_000, _size_or_zero, "SIZE", "tensors smaller than this stay where they are (default 64KB)"
     )
-    swap: tuple[str, ...] = field(
-        default=BUILT,
-        metadata=_about(_kinds, "KINDS", f"what may move, separated by commas (default and so far only: {BUILT[0]})"),
+    swap: tuple[str, ...] = _option(
+        BUILT, _kinds, "KINDS", f"what may move, separated by commas (default and so far only: {BUILT[0]})"
     )
-    spill_dir: Path | None = field(
-        default=None,
-        metadata=_about(
-            _folder,
-            "DIR",
-            "folder of the file tier, on a disk (CPU, when not given: the temporary folder if it is on a disk, else "
-            "/var/tmp, the working directory or the home folder; GPU, when not given: no file tier)",
-        ),
+    spill_dir: Path | None = _option(  # noqa: RUF009  # it is a field
+        None,
+        _folder,
+        "DIR",
+        "folder of the file tier, on a disk (CPU, when not given: the temporary folder if it is on a disk, else "
+        "/var/tmp, the working directory or the home folder; GPU, when not given: no file tier)",
     )
-    host_limit: int | None = field(
-        default=None,
-        metadata=_about(_size, "SIZE", "GPU: most pinned host memory to use; past it the file tier, or an error"),
+    host_limit: int | None = _option(
+        None, _size, "SIZE", "GPU: most pinned host memory to use; past it the file tier, or an error"
     )
-    prefetch: int | None = field(
-        default=None,
-        metadata=_about(
-            _count,
-            "N",
-            "start copies back at most N accesses ahead of their use (0: at the use); default: the plan's choice",
-        ),
+    prefetch: int | None = _option(
+        None,
+        _count,
+        "N",
+        "start copies back at most N accesses ahead of their use (0: at the use); default: the plan's choice",
     )
-    write_ahead: int | None = field(
-        default=None,
-        metadata=_about(
-            _count, "N", "let at most N copies out be in flight (0: wait for each); default: the plan's choice"
-        ),
+    write_ahead: int | None = _option(
+        None, _count, "N", "let at most N copies out be in flight (0: wait for each); default: the plan's choice"
     )
-    verify: bool = field(
-        default=False,
-        metadata=_about(_switch, "", "keep a checksum of everything that is swapped and compare it on the way back"),
+    verify: bool = _option(
+        False, _switch, "", "keep a checksum of everything that is swapped and compare it on the way back"
     )
     why: str = field(default="", compare=False)  # where limit, frac or budget came from, for people
 
@@ -208,18 +194,22 @@ class Options:
         if len(bounds) > 1:
             names = " and ".join(f"{found[name][0]}={found[name][1]!r}" for name in bounds)
             raise UsageError(f"{names}: give at most one of {', '.join(spelled(name, prefix) for name in BOUNDS)}")
-        values = {name: _reader(table[name])(value, name_given) for name, (name_given, value) in found.items()}
+        values = {name: table[name].metadata["read"](value, name_given) for name, (name_given, value) in found.items()}
         if bounds:
             name_given = found[bounds[0]][0]
             why = f"from {name_given}" if name_given == variable(bounds[0]) else f"{bounds[0]} given"
         else:
             values["frac"], why = DEFAULT_FRAC, _DEFAULT_WHY
-        return cls(**values, why=why)  # type: ignore[arg-type]  # each reader returns its field's type
+        return cls(**values, why=why)
 
     @property
     def bounded(self) -> bool:
-        """Whether anybody asked for a limit, frac or budget; otherwise the default holds."""
+        """Whether a limit, frac or budget was given; otherwise the default holds."""
         return self.why != _DEFAULT_WHY
+
+    def limit_of(self, capacity: int) -> int | None:
+        """The limit in bytes on a device of `capacity` bytes; None under a budget."""
+        return int(self.frac * capacity) if self.frac is not None else self.limit
 
     def keywords(self) -> dict[str, object]:
         """The options as the keyword arguments that `lms.LMS` and `lms.enable` take."""
@@ -239,11 +229,6 @@ def spelled(name: str, prefix: str) -> str:
 def variable(name: str) -> str:
     """The environment variable of option `name`."""
     return f"LMS_{name.upper()}"
-
-
-def _reader(option: Field[object]) -> Reader:
-    reader: Reader = option.metadata["read"]
-    return reader
 
 
 def add_flags(

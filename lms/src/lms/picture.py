@@ -1,11 +1,7 @@
-"""The picture of one step: memory as a staircase, and under it the transfers below the computation that hides them.
-
-Colours are those of Okabe and Ito, which people with any kind of colour blindness can tell apart.
-"""
+"""The picture of one step: memory as a staircase, and under it the transfers below the computation that hides them."""
 
 from __future__ import annotations
 
-import io
 from bisect import bisect_right
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
@@ -13,7 +9,7 @@ from typing import TYPE_CHECKING
 
 from lms.core.timeline import Lane, Span, Timeline
 from lms.core.trace import Trace
-from lms.errors import UsageError
+from lms.drawing import BLUE, GREY, ORANGE, RED, encoded, figure, plain
 from lms.units import format_size
 
 if TYPE_CHECKING:
@@ -22,11 +18,11 @@ if TYPE_CHECKING:
 
 LANES: tuple[tuple[Lane, str, str], ...] = (
     ("compute", "compute", "#56B4E9"),
-    ("out", "copies out", "#E69F00"),
+    ("out", "copies out", ORANGE),
     ("back", "copies back", "#009E73"),
     ("stall", "waiting", "#CC79A7"),
 )
-PLAIN, MANAGED, LIMIT = "#6E6E6E", "#0072B2", "#D55E00"
+PLAIN, MANAGED, LIMIT = GREY, BLUE, RED
 DETAIL = 2000  # steps across the picture: more cannot be seen, and would swell the file
 
 
@@ -51,11 +47,6 @@ class Picture:
     limit_label: str = "limit"
     floor: int | None = None
     memory_label: str = "memory"
-
-
-def measured(trace: Trace) -> bool:
-    """Whether the trace knows what the device held beside the saved bytes."""
-    return bool(trace.accesses) and all(access.other for access in trace.accesses)
 
 
 def plain_curve(trace: Trace, *, whole: bool, label: str = "plain") -> Curve:
@@ -88,43 +79,24 @@ def managed_curve(trace: Trace, ran: Timeline, *, whole: bool, label: str = "wit
 
 def draw(picture: Picture) -> Figure:
     """The picture as a matplotlib figure. Raises UsageError when matplotlib is not installed."""
-    try:
-        from matplotlib.figure import Figure
-    except ImportError:
-        raise UsageError("a picture needs matplotlib, not installed here: pip install 'bascule-lms[report]'") from None
-    figure = Figure(figsize=(10, 6 if picture.spans else 4.2), layout="constrained")
+    drawn = figure((10, 6 if picture.spans else 4.2))
     if picture.spans:
-        memory, lanes = figure.subplots(2, 1, sharex=True, height_ratios=(3, 1.25))
+        memory, lanes = drawn.subplots(2, 1, sharex=True, height_ratios=(3, 1.25))
         _draw_lanes(lanes, picture.spans)
         bottom = lanes
     else:
-        memory = bottom = figure.subplots(1, 1)
+        memory = bottom = drawn.subplots(1, 1)
     _draw_memory(memory, picture)
     bottom.set_xlabel("time since the pass began (s)")
     end = max([curve.end for curve in picture.curves] + [span.end for span in picture.spans], default=0.0)
     bottom.set_xlim(0, end or 1.0)
     memory.set_title(picture.title, loc="left", fontsize=11, fontweight="bold", pad=26)
-    return figure
+    return drawn
 
 
 def to_png(picture: Picture) -> bytes:
     """The picture as a PNG file."""
-    buffer = io.BytesIO()
-    draw(picture).savefig(buffer, format="png", dpi=150)
-    return buffer.getvalue()
-
-
-def to_svg(picture: Picture) -> str:
-    """The picture as an SVG element, to stand in an HTML page."""
-    figure = draw(picture)
-    import matplotlib
-
-    buffer = io.StringIO()
-    # Text stays text: smaller, searchable, read by screen readers. The salt makes the same picture the same file.
-    with matplotlib.rc_context({"svg.fonttype": "none", "svg.hashsalt": "lms"}):
-        figure.savefig(buffer, format="svg", metadata={"Date": None})
-    text = buffer.getvalue()
-    return text[text.index("<svg") :]
+    return encoded(draw(picture), ".png")
 
 
 def _draw_memory(axes: Axes, picture: Picture) -> None:
@@ -147,8 +119,7 @@ def _draw_memory(axes: Axes, picture: Picture) -> None:
     axes.set_ylabel(f"{picture.memory_label} (GB)")
     axes.set_ylim(bottom=0)
     axes.margins(y=0.12)
-    axes.grid(axis="y", linewidth=0.4, alpha=0.5)
-    axes.spines[["top", "right"]].set_visible(False)
+    plain(axes, "y")
     # Above the axes, where it hides nothing.
     axes.legend(loc="lower left", bbox_to_anchor=(-0.008, 1.0), ncols=4, frameon=False, fontsize=9, borderpad=0.2)
 
@@ -157,7 +128,7 @@ def _draw_lanes(axes: Axes, spans: Sequence[Span]) -> None:
     end = max(span.end for span in spans)
     for row, (lane, _, colour) in enumerate(LANES):
         bars = _merge(((span.start, span.end) for span in spans if span.lane == lane), end / DETAIL)
-        if lane == "stall":  # the time that every hook takes is none that anybody could see
+        if lane == "stall":  # every hook takes a little time, too little to be seen
             bars = [(start, stop) for start, stop in bars if stop - start > end / DETAIL]
         if bars:
             pieces = [(start, max(stop - start, end / DETAIL)) for start, stop in bars]
@@ -165,9 +136,9 @@ def _draw_lanes(axes: Axes, spans: Sequence[Span]) -> None:
             axes.broken_barh(pieces, (row - 0.38, 0.76), facecolors=colour, edgecolor="white", linewidth=0, hatch=hatch)
     axes.set_yticks(range(len(LANES)), [name for _, name, _ in LANES])
     axes.set_ylim(len(LANES) - 0.5, -0.5)
-    axes.spines[["top", "right", "left"]].set_visible(False)
+    plain(axes, "x")
+    axes.spines["left"].set_visible(False)
     axes.tick_params(axis="y", length=0)
-    axes.grid(axis="x", linewidth=0.4, alpha=0.5)
 
 
 def _curve(label: str, points: Sequence[tuple[float, int]], end: float) -> Curve:

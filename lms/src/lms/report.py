@@ -1,26 +1,32 @@
-"""What a trace, a plan and a measured pass say, for people: one HTML page that needs nothing else, and its table."""
+"""A report of a trace, a plan and a measured pass: one self-contained HTML page, and the table of limits as text."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, replace
+from typing import TYPE_CHECKING
 
 from lms.core.plan import Plan, table
 from lms.core.timeline import Span, Timeline
 from lms.core.trace import Trace
+from lms.drawing import svg
 from lms.errors import UsageError
 from lms.link import Link
+from lms.link.table import columns
 from lms.link.watch import Watched
-from lms.picture import Picture, managed_curve, measured, plain_curve, to_svg
+from lms.picture import Picture, draw, managed_curve, plain_curve
 from lms.stats import format_seconds
 from lms.units import format_size
+
+if TYPE_CHECKING:
+    from jinja2 import Template
 
 _ANY_LINK = Link("any", 1e9, 1e9)  # for what depends on a link only at its edges, such as the floor
 
 
 @dataclass(frozen=True)
 class LimitRow:
-    """What one share of the saved bytes on the device costs. Sizes in bytes, times in seconds."""
+    """The cost of keeping one share of the saved bytes on the device. Sizes in bytes, times in seconds."""
 
     share: float  # of the saved bytes, that may stay
     budget: int
@@ -34,7 +40,7 @@ class LimitRow:
 
 @dataclass(frozen=True)
 class Limits:
-    """The answer to "what limit do I need, and what will it cost?". Sizes in bytes; 0 is what was not measured."""
+    """The answer to "what limit do I need, and what will it cost?". Sizes in bytes; 0: not measured."""
 
     floor: int
     floor_module: str
@@ -98,16 +104,11 @@ def limits_text(trace: Trace, link: Link, limits: Limits) -> str:
                 f"{row.slowdown:.2f}",
             ]
         )
-    widths = [max(map(len, column)) for column in zip(*lines, strict=True)]
-    return "\n".join(
-        [f"{name:<10}  {text}" for name, text in facts]
-        + [""]
-        + ["  ".join(cell.rjust(width) for cell, width in zip(line, widths, strict=True)) for line in lines]
-    )
+    return "\n".join([*(f"{name:<10}  {text}" for name, text in facts), "", *columns(lines, 0)])
 
 
 def cycle_facts(trace: Trace) -> list[tuple[str, str]]:
-    """(name, text) of the times that were recorded: the pass and, if it was measured, the step that it is part of."""
+    """The recorded times as (name, text): the pass and, if it was measured, the step around it."""
     if not trace.cycle:
         return [("pass", f"{format_seconds(trace.seconds)} of computation; the step around it was not measured")]
     passes = f" in each of {trace.passes:.3g} passes a step" if round(trace.passes, 1) != 1 else ""
@@ -128,7 +129,7 @@ def _unlike_plain(trace: Trace) -> str:
 
 
 def limit_document(trace: Trace, link: Link, limits: Limits) -> dict[str, object]:
-    """What `--json` writes. Sizes in bytes, times in seconds; null is what was not measured."""
+    """The document that `--json` writes. Sizes in bytes, times in seconds; null: not measured."""
     return {
         "format": "lms-limits-1",
         "floor": limits.floor or None,
@@ -153,10 +154,10 @@ def picture_of(
 ) -> Picture:
     """Memory over one step: plain, and LMS as it `ran` or else as `plan` foresees it.
 
-    The whole device is drawn where the trace measured it and a limit bounds it; else the saved bytes and their budget.
-    `limit` is what was asked for, where the plan was made for a little less; None takes the plan's.
+    Draws the whole device if the trace measured it and a limit bounds it; otherwise the saved bytes and their budget.
+    `limit` is what the user asked for; the plan may have been made for a little less. None takes the plan's.
     """
-    whole = measured(trace) and (plan is None or plan.limit is not None)
+    whole = trace.measured and (plan is None or plan.limit is not None)
     curves = [plain_curve(trace, whole=whole, label="plain")]
     spans: tuple[Span, ...] = ()
     if ran is not None:
@@ -198,34 +199,43 @@ def render(
 
     Raises UsageError when jinja2 or matplotlib is not installed.
     """
-    try:
-        from jinja2 import Environment, StrictUndefined
-    except ImportError:
-        raise UsageError("a report needs jinja2, which is not installed: pip install 'bascule-lms[report]'") from None
-    from lms.link.page import section
+    from lms.link import page
 
-    environment = Environment(autoescape=True, undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True)
-    environment.filters |= {"size": format_size, "time": format_seconds}
-    return environment.from_string(_PAGE).render(
+    return template("step.html").render(
         title=title,
         trace=trace,
         link=link,
         plan=plan,
         headline=_headline(trace, plan, stats),
-        svg=to_svg(picture_of(trace, plan, ran, limit=int((stats or {}).get("limit") or 0) or None)),
+        svg=svg(draw(picture_of(trace, plan, ran, limit=int((stats or {}).get("limit") or 0) or None))),
         rows=limits_of(trace, link).rows if link else (),
-        links=section(trace, link, watched, stats, unwatched),
+        **page.facts(trace, link, watched, stats, unwatched),
         modules=_modules(trace, plan),
-        records=_records(trace, plan),
+        gone=plan.moved() if plan else (),
         stats=stats,
         machine={"device": trace.device, **dict(trace.machine)},
     )
 
 
+def template(name: str) -> Template:
+    """A template of `templates/`. Raises UsageError when jinja2 is not installed."""
+    try:
+        from jinja2 import Environment, PackageLoader, StrictUndefined
+    except ImportError:
+        raise UsageError("a report needs jinja2, which is not installed: pip install 'bascule-lms[report]'") from None
+    from lms.link.page import headroom_text
+
+    environment = Environment(
+        loader=PackageLoader("lms"), autoescape=True, undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True
+    )
+    environment.filters |= {"size": format_size, "time": format_seconds, "times": headroom_text}
+    return environment.get_template(name)
+
+
 def _headline(
     trace: Trace, plan: Plan | None, stats: Mapping[str, float | int | None] | None
 ) -> list[tuple[str, str, str]]:
-    """(figure, name, where it is from) of what to read first."""
+    """The figures to read first, as (figure, name, origin)."""
     said: list[tuple[str, str, str]] = [(format_size(trace.saved), "saved for the backward pass", "recorded")]
     lowest = plan or table(trace, _ANY_LINK, shares=(0.0,))[0]
     if lowest.plain_peak:
@@ -277,118 +287,3 @@ def _modules(trace: Trace, plan: Plan | None) -> list[dict[str, object]]:
         }
         for name, (count, saved, goes) in ordered
     ]
-
-
-def _records(trace: Trace, plan: Plan | None) -> list[dict[str, object]]:
-    """One row for each record, in the order of first saves."""
-    gone = plan.moved() if plan else frozenset()
-    return [
-        {
-            "index": index,
-            "module": record.module,
-            "what": f"{record.dtype} {'x'.join(map(str, record.shape))}".strip(),
-            "nbytes": record.nbytes,
-            "saved": trace.touches[index][0],
-            "used": ", ".join(map(str, trace.positions(index, "read"))) or "never",
-            "goes": index in gone,
-            "reason": plan.reasons.get(index, "") if plan else "",
-        }
-        for index, record in enumerate(trace.records)
-    ]
-
-
-_PAGE = """<!DOCTYPE html>
-<html lang="en">
-<head>
-<meta charset="utf-8">
-<meta name="viewport" content="width=device-width, initial-scale=1">
-<title>{{ title }} · large model support</title>
-<style>
-:root { color-scheme: light; --ink: #1c1c1c; --soft: #5f5f5f; --rule: #dcdcdc; --goes: #0072B2; }
-body { font: 15px/1.5 system-ui, sans-serif; color: var(--ink); background: #fff; max-width: 68rem; margin: 2rem auto;
-       padding: 0 1rem; }
-h1 { font-size: 1.5rem; margin: 0; } h2 { font-size: 1.1rem; margin: 2.2rem 0 .6rem; }
-p.soft, .soft { color: var(--soft); }
-.cards { display: grid; grid-template-columns: repeat(auto-fit, minmax(11rem, 1fr)); gap: .8rem; margin: 1.4rem 0; }
-.card { border: 1px solid var(--rule); border-radius: 6px; padding: .7rem .9rem; }
-.card b { display: block; font-size: 1.25rem; font-variant-numeric: tabular-nums; }
-.card small { color: var(--soft); }
-svg { width: 100%; height: auto; }
-.wide { overflow-x: auto; }
-table { border-collapse: collapse; width: 100%; font-size: .9rem; font-variant-numeric: tabular-nums; }
-th, td { text-align: left; padding: .28rem .7rem .28rem 0; border-bottom: 1px solid var(--rule); vertical-align: top; }
-th { font-weight: 600; } .n { text-align: right; white-space: nowrap; }
-.goes { color: var(--goes); font-weight: 600; }
-summary { cursor: pointer; font-weight: 600; margin: 2.2rem 0 .6rem; font-size: 1.1rem; }
-code { font-size: .92em; }
-</style>
-</head>
-<body>
-<h1>{{ title }}</h1>
-<p class="soft">Large model support on {{ trace.device }}{% if link %}, link {{ link.name }}:
-{{ link.out | size }}/s out, {{ link.back | size }}/s back
-{% if link.source %}({{ link.source }}){% endif %}{% endif %}</p>
-<div class="cards">
-{% for figure, name, origin in headline %}
-<div class="card"><b>{{ figure }}</b>{{ name }}<br><small>{{ origin }}</small></div>
-{% endfor %}
-</div>
-{{ svg | safe }}
-{% if rows %}
-<h2>What a limit costs</h2>
-<p class="soft">Predicted from the recorded step and the link. A share of 100% moves nothing.</p>
-<div class="wide"><table>
-<tr><th class="n">may stay</th><th class="n">budget</th><th class="n">limit to ask for</th><th class="n">peak</th>
-<th class="n">saved bytes held</th><th class="n">moved out</th>
-<th class="n">{{ "step" if trace.cycle else "pass" }}</th><th class="n">x plain</th></tr>
-{% for row in rows %}
-<tr><td class="n">{{ "%.0f%%" | format(row.share * 100) }}</td><td class="n">{{ row.budget | size }}</td>
-<td class="n">{{ row.limit | size if row.limit else "not measured" }}</td>
-<td class="n">{{ row.peak | size if row.peak else "not measured" }}</td><td class="n">{{ row.held_peak | size }}</td>
-<td class="n">{{ row.moved | size }}</td><td class="n">{{ row.seconds | time }}</td>
-<td class="n">{{ "%.2f" | format(row.slowdown) }}</td></tr>
-{% endfor %}
-</table></div>
-{% endif %}
-{{ links }}
-<h2>By module</h2>
-<div class="wide"><table>
-<tr><th>module</th><th class="n">records</th><th class="n">saved</th><th class="n">share</th>
-{% if plan %}<th class="n">goes</th>{% endif %}</tr>
-{% for module in modules %}
-<tr><td><code>{{ module.name }}</code></td><td class="n">{{ module.records }}</td>
-<td class="n">{{ module.saved | size }}</td>
-<td class="n">{{ "%.1f%%" | format(module.share * 100) }}</td>
-{% if plan %}<td class="n">{{ module.goes | size }}</td>{% endif %}</tr>
-{% endfor %}
-</table></div>
-<details{% if records | length <= 60 %} open{% endif %}><summary>Records ({{ records | length }})</summary>
-<p class="soft">A record is one storage at one version, however many views of it were saved. Saved and used are numbers
-of accesses: saves in the forward and uses in the backward, counted together from 0.</p>
-<div class="wide"><table>
-<tr><th class="n">#</th><th>module</th><th>tensor</th><th class="n">size</th><th class="n">saved at</th>
-<th class="n">used at</th>{% if plan %}<th>decision</th>{% endif %}</tr>
-{% for record in records %}
-<tr><td class="n">{{ record.index }}</td><td><code>{{ record.module }}</code></td><td>{{ record.what }}</td>
-<td class="n">{{ record.nbytes | size }}</td><td class="n">{{ record.saved }}</td><td class="n">{{ record.used }}</td>
-{% if plan %}<td{% if record.goes %} class="goes"{% endif %}>{{ record.reason }}</td>{% endif %}</tr>
-{% endfor %}
-</table></div></details>
-{% if stats %}
-<details><summary>Counters of the session</summary>
-<div class="wide"><table>
-{% for name, value in stats.items() %}
-<tr><td><code>{{ name }}</code></td><td class="n">{{ "-" if value is none else value }}</td></tr>
-{% endfor %}
-</table></div></details>
-{% endif %}
-<h2>Machine and versions</h2>
-<div class="wide"><table>
-{% for name, value in machine.items() %}
-<tr><td>{{ name }}</td><td>{{ value }}</td></tr>
-{% endfor %}
-{% if trace.capacity %}<tr><td>capacity</td><td>{{ trace.capacity | size }}</td></tr>{% endif %}
-</table></div>
-</body>
-</html>
-"""

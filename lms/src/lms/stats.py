@@ -2,23 +2,10 @@
 
 from __future__ import annotations
 
-from dataclasses import asdict, dataclass, fields
+from dataclasses import dataclass
 
-from lms.units import format_size
+from lms.units import format_size, plural
 
-_SECONDS = frozenset(
-    {
-        "stall_out",
-        "stall_in",
-        "last_stall_out",
-        "last_stall_in",
-        "last_seconds",
-        "predicted_step_time",
-        "step_time",
-        "step_busy",
-        "hook_time",
-    }
-)
 _STAYED = {
     "kept_small": "below min_size",
     "kept_owned": "kept by the script too",
@@ -28,12 +15,11 @@ _STAYED = {
     "kept_capture": "in a CUDA graph",
 }
 _LARGE = 0.1  # a share of the saved bytes that the last line speaks of
-_COUNTS = frozenset({"steps", "passes", "misses", "replans"})
 
 
 @dataclass
 class Stats:
-    """What a session counted: sizes in bytes, times in seconds; None is what was not measured (yet).
+    """What a session counted: sizes in bytes, times in seconds; None: not measured (yet).
 
     `last_*` are of the last complete pass; the other sums run over the whole session.
     """
@@ -46,7 +32,7 @@ class Stats:
     peak: int | None = None  # most bytes the device held
     saved: int = 0  # bytes of all records of the largest pass, each storage once
     recorded: int = 0  # bytes of all records of the session, each storage once a pass
-    # What was saved and stays where it is, each time that it is saved:
+    # Bytes that were saved and stay, counted each time that they are saved:
     kept_parameters: int = 0  # parameters and buffers
     kept_small: int = 0  # storages smaller than min_size
     kept_owned: int = 0  # what the script keeps through the backward: moving it would free nothing
@@ -75,13 +61,9 @@ class Stats:
     last_stall_in: float = 0.0
     last_seconds: float = 0.0
 
-    def as_dict(self) -> dict[str, float | int | None]:
-        """The counters as a plain dict, in the order of the fields."""
-        return asdict(self)
-
     def line(self, peak_where: str = "") -> str:
         """The session in one line; `peak_where` tells when the peak was."""
-        parts = [_plural(self.steps, "step"), _plural(self.passes, "pass")]
+        parts = [plural(self.steps, "step"), plural(self.passes, "pass")]
         if self.peak is not None:
             limit = f" of {format_size(self.limit)} allowed" if self.limit is not None else ""
             where = f" ({peak_where})" if peak_where else ""
@@ -95,7 +77,7 @@ class Stats:
         return ", ".join(parts + self.stayed())
 
     def stayed(self) -> list[str]:
-        """What was saved and cannot be swapped, by reason, if it is a large share of all; parameters left out."""
+        """Saved bytes that cannot be swapped, by reason, if they are a large share of all. Parameters do not count."""
         kept = {why: getattr(self, name) for name, why in _STAYED.items()}
         total = sum(kept.values())
         if total < _LARGE * (total + self.recorded) or not total:
@@ -104,11 +86,6 @@ class Stats:
         reasons = ", ".join(f"{format_size(nbytes)} {why}" for nbytes, why in shown)
         share = total / (total + self.recorded)
         return [f"{share:.0%} of what was saved cannot be swapped (in all {reasons})"]
-
-    def table(self) -> str:
-        """The counters one a line, with units."""
-        width = max(len(counter.name) for counter in fields(self))
-        return "\n".join(f"{name:<{width}}  {_value(name, value)}" for name, value in self.as_dict().items())
 
 
 def format_seconds(seconds: float) -> str:
@@ -121,15 +98,3 @@ def format_seconds(seconds: float) -> str:
         return f"{seconds:.3g} s"
     minutes, rest = divmod(round(seconds), 60)
     return f"{minutes} min {rest:02d} s"
-
-
-def _value(name: str, value: float | int | None) -> str:
-    if value is None:
-        return "-"
-    if name in _COUNTS:
-        return str(value)
-    return format_seconds(value) if name in _SECONDS else format_size(value)
-
-
-def _plural(count: int, noun: str) -> str:
-    return f"{count} {noun}" if count == 1 else f"{count} {noun}{'es' if noun.endswith('s') else 's'}"

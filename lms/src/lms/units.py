@@ -7,13 +7,12 @@ import re
 from lms.errors import UsageError
 
 _DECIMAL = {"": 1, "B": 1, "KB": 10**3, "MB": 10**6, "GB": 10**9, "TB": 10**12}
-_BINARY = {"KIB": 2**10, "MIB": 2**20, "GIB": 2**30, "TIB": 2**40}
-_UNITS = _DECIMAL | _BINARY
+_UNITS = _DECIMAL | {"KIB": 2**10, "MIB": 2**20, "GIB": 2**30, "TIB": 2**40}
 _MOST = 1 << 62  # bytes: beyond any address, and sums of two still fit into 64 bits
 _SIZE = re.compile(r"\s*([0-9]+(?:\.[0-9]*)?|\.[0-9]+)\s*([A-Za-z]*)\s*")
 
 
-def parse_size(value: int | str, argument: str, *, zero: bool = False) -> int:
+def parse_size(value: object, argument: str, *, zero: bool = False) -> int:
     """Bytes that `value` stands for.
 
     `argument` is the name the caller's user gave it under; it goes into the error. `zero` allows 0.
@@ -56,3 +55,8 @@ def _refused(value: object, argument: str, zero: bool) -> UsageError:
         f"{argument}={value!r}: expected a size of {least} and at most 2**62 bytes, as bytes or with a unit: "
         "KB, MB, GB, TB (decimal) or KiB, MiB, GiB, TiB (binary), such as '12GB'"
     )
+
+
+def plural(count: int, noun: str) -> str:
+    """`1 step`, `2 steps`, `2 passes`."""
+    return f"{count} {noun}" if count == 1 else f"{count} {noun}{'es' if noun.endswith('s') else 's'}"

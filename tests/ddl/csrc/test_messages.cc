@@ -3,6 +3,7 @@
 
 #include "base/backoff.h"
 #include "check.h"
+#include "engine/notice.h"
 #include "world.h"
 
 using namespace ddl;
@@ -353,6 +354,46 @@ TEST("a probe says that nothing will come from ranks that have died or finalized
     status = ends_with(kAnyRank, 2);
     CHECK_EQ(status.code, DDL_ERROR_PEER_LOST);
     CHECK_CONTAINS(status.message, "rank 2 (host b) died");
+}
+
+TEST("a message of a rank that has freed the communicator has two seconds to arrive, also with a short timeout") {
+    World world(2, flat_plan(2));
+    world.run([&](int rank, Engine& engine) {
+        CommId comm = kWorld;
+        CHECK(engine.split(kWorld, 0, rank, &comm).ok());
+        CHECK(engine.set_timeout(comm, 0.5).ok());
+        if (rank == 1) {
+            world.network.delay(1, 1);
+            CHECK(finish(engine, 0, send_of(numbers(10, 5), 1), comm).ok());
+            world.network.delay(1, 0);
+            CHECK(engine.free(comm).ok());
+            return;
+        }
+        bool found = false;
+        int source = -1;
+        Status status;
+        for (Backoff backoff(0, 1e-3); status.ok() && !found; backoff.pause()) {
+            status = engine.probe(comm, 1, 1, &found, &source);
+        }
+        CHECK_EQ(status.message, std::string());
+        CHECK(found);
+    });
+}
+
+TEST("a rank that says again that it has left gets no second grace") {
+    World world(2, flat_plan(2));
+    NoticeContent goodbye;
+    goodbye.kind = NoticeKind::goodbye;
+    const auto transport = world.network.transport(1);
+    const double start = seconds_now();
+    bool found = false;
+    int source = -1;
+    Status status;
+    for (Backoff backoff(0, 0.05); status.ok() && seconds_now() - start < 8; backoff.pause()) {
+        send_notice(*transport, 0, goodbye);
+        status = world.engines[0]->probe(kWorld, 1, 1, &found, &source);
+    }
+    CHECK_EQ(status.code, DDL_ERROR_SHUTDOWN);
 }
 
 TEST("what a message cannot be is refused") {

@@ -1,8 +1,11 @@
 #include <chrono>
 #include <cmath>
+#include <random>
 
 #include "base/status.h"
 #include "check.h"
+#include "forecast/classes.h"
+#include "forecast/ring_time.h"
 #include "forecast/simulate.h"
 
 using namespace ddl;
@@ -180,4 +183,87 @@ TEST("what MPI or NCCL reduces is timed as its ring would be") {
 TEST("a plan of another size than the network is refused") {
     CHECK_CONTAINS(check::message_of<Error>([] { simulate(two_racks(), flat_plan(4), allreduce(1)); }),
                    "the network has 8 ranks, the plan 4");
+}
+
+TEST("one ring in order takes by its recurrence what it takes event by event") {
+    std::mt19937_64 random(check::seed());
+    const auto pick = [&](double low, double high) {
+        return std::uniform_real_distribution<double>(low, high)(random);
+    };
+    for (int trial = 0; trial < 30; ++trial) {
+        Network network{{{3, 1e-6, pick(1e8, 1e10)}, {3, 1e-5, pick(1e8, 1e9)}, {2, 1e-4, pick(1e8, 1e9)}},
+                        trial % 2 ? pick(1e9, 1e10) : 0};
+        network.odd = {{1, 1, 5, 0}, {1, 2, 1, pick(1e7, 1e8)}, {2, 1, 2, pick(1e8, 1e9)}};
+        const Layout layout(network);
+        const uint64_t count = 1000 + static_cast<uint64_t>(pick(0, 200'000));
+        Tuning tuning;
+        tuning.algorithm = Algorithm::bandwidth;
+        Plan plan = flat_plan(layout.size());
+        plan.chunks = 1 + trial * 2;  // more than are in flight, too
+        const Forecast all = simulate(network, plan, allreduce(count), tuning, 16, false);
+        const auto ring = ring_time(network, layout, plan, count, 4, all.chunks, 16);
+        CHECK(ring.has_value());
+        if (!ring) continue;
+        CHECK(relative(ring->seconds, all.seconds) < 1e-6);  // there, ends a thousandth of a byte apart are one
+        for (size_t t = 0; t < 3; ++t) {
+            CHECK(std::fabs(ring->tier_bytes[t] - all.tier_bytes[t]) < 1e-6 * (1 + all.tier_bytes[t]));
+            CHECK(std::fabs(ring->tier_messages[t] - all.tier_messages[t]) < 1e-6);
+        }
+    }
+    const Network network = two_racks();
+    CHECK(!is_alone(network, Layout(network), make_plan(8, {8}, "r", {0, 4, 2, 6, 1, 5, 3, 7})));
+    CHECK(!is_alone(network, Layout(network), make_plan(8, {4, 2}, "r")));
+}
+
+TEST("one rank of each class gives the time of all, on hosts of which one has a slow link") {
+    // 16 ranks a host: 4 x 3 hosts, or 12 in a row. Few enough to simulate all, too.
+    for (const Network& network :
+         {Network{{{16, 1e-6, 5e9}, {12, 3e-5, 1.25e9}}, 0, {{1, 5, 0, 2.5e8}}},
+          Network{{{16, 1e-6, 5e9}, {4, 3e-5, 1.25e9}, {3, 4e-5, 2e9}}, 2e9, {{2, 1, 0, 1e9}}},
+          Network{{{16, 1e-6, 5e9}, {4, 3e-5, 1.25e9}, {3, 4e-5, 2e9}}, 0, {{1, 3, 0, 3e8}}}}) {
+        std::vector<int> dimensions;
+        for (const Tier& tier : network.tiers) dimensions.push_back(tier.size);
+        Plan plan = make_plan(network.size(), dimensions, "r");
+        const Classes classes = alike(network, Layout(network), plan);
+        CHECK(classes.first.size() <= 12);
+        CHECK(classes.first.size() > 1);
+        plan.chunks = 200;  // more messages than are simulated for all
+        const Task task = allreduce(200 * 192 * 64);
+        const Forecast one = simulate(network, plan, task);
+        const Forecast all = simulate(network, plan, task, {}, 16, false);
+        CHECK(relative(one.seconds, all.seconds) < 1e-3);
+        for (size_t t = 0; t < network.tiers.size(); ++t) {
+            CHECK(relative(one.tier_bytes[t], all.tier_bytes[t]) < 1e-9);
+            CHECK(relative(one.tier_messages[t], all.tier_messages[t]) < 1e-9);
+        }
+        if (std::getenv("DDL_PRINT"))
+            std::printf("%zu classes: %.9f s, all %.9f s\n", classes.first.size(), one.seconds, all.seconds);
+    }
+}
+
+TEST("ranks in uneven hosts, and ranks on a slow link, are told apart") {
+    const Network even{{{2, 1e-6, 1e9}, {4, 1e-5, 1e8}}, 0};
+    const auto classes = [](const Network& network, const Plan& plan) {
+        return alike(network, Layout(network), plan).first.size();
+    };
+    CHECK_EQ(classes(even, make_plan(8, {2, 4}, "r")), size_t{1});
+    Network slow = even;
+    slow.odd = {{1, 2, 0, 5e7}};
+    CHECK_EQ(classes(slow, make_plan(8, {2, 4}, "r")), size_t{4});  // by how far each host is behind the slow one
+    CHECK_EQ(classes(slow, flat_plan(8)), size_t{8});
+    Network uneven = even;
+    uneven.odd = {{1, 0, 1, 0}, {1, 1, 3, 0}};
+    CHECK_EQ(uneven.size(), 8);
+    CHECK(classes(uneven, make_plan(8, {2, 4}, "r")) > 1);
+}
+
+TEST("a slow link slows down what passes it, and only that") {
+    Network network{{{4, 0, 1e9}, {4, 0, 1e9}}, 0};
+    Plan plan = make_plan(16, {4, 4}, "r");
+    plan.chunks = 1;
+    const double before = simulate(network, plan, allreduce(1 << 20)).seconds;
+    network.odd = {{1, 3, 0, 1e8}};
+    const double after = simulate(network, plan, allreduce(1 << 20)).seconds;
+    // In the ring of hosts 1.5 quarters of the buffer pass each link four times: once for each rank of the host.
+    CHECK(relative(after - before, 1.5 * (4 << 20) * (1 / 1e8 - 1 / 1e9)) < 1e-6);
 }

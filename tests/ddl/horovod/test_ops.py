@@ -7,7 +7,8 @@ import itertools
 import pytest
 import torch
 
-from ddl.horovod.torch.ops import Op, neutral
+from ddl.frontends.core.ops import Op
+from ddl.horovod.torch.ops import neutral
 
 OPS = (Op.Average, Op.Sum, Op.Min, Op.Max, Op.Product)
 TYPES = (

@@ -214,5 +214,46 @@ def test_processes_that_mpi_did_not_start_are_told_so(command: Run, tmp_path: Pa
     script.write_text("import ddl.horovod.torch as hvd\nhvd.init()\n")
     done = command([sys.executable, str(script)], timeout=60, HOROVOD_SIZE="2", HOROVOD_RANK="1")
     assert done.returncode == 1
-    assert "hvd.init(): rank 1 of 2 was started by something other than ddlrun or mpirun" in done.stdout
+    assert "hvd.init(): HOROVOD_SIZE is 2, but this process does not know how to find the other ranks" in done.stdout
     assert "ddlrun -np 2 python SCRIPT" in done.stdout
+
+
+ALONE = """
+import time, torch
+import ddl
+import ddl.horovod.torch as hvd
+from ddl.horovod.torch import starting
+
+ddl.init()  # so that the job goes on after shutdown()
+hvd.init()
+hvd.barrier()
+begin = starting.reduce_now
+
+def fail(*arguments):
+    if arguments[0][0].numel() == 3:
+        raise MemoryError("no room for this one")
+    return begin(*arguments)
+
+if hvd.rank() == 1:
+    starting.reduce_now = fail
+calls = [hvd.allreduce_async(torch.ones(size), name=str(size)) for size in (2, 3, 4)]
+started = time.monotonic()
+failed = 0
+for call in calls:
+    try:
+        hvd.synchronize(call)
+    except (hvd.HorovodInternalError, MemoryError) as error:
+        failed += 1
+        print(f"rank {hvd.rank()}: {error}", flush=True)
+assert failed >= 2 and time.monotonic() - started < 10, (failed, time.monotonic() - started)
+ddl.barrier()
+print("all right", flush=True)
+"""
+
+
+def test_an_error_of_one_rank_in_the_midst_of_a_batch_ends_the_others_at_once(ranks: Run, tmp_path: Path) -> None:
+    script = tmp_path / "script.py"
+    script.write_text(ALONE)
+    done = ranks(2, str(script), timeout=60, DDL_TIMEOUT="40")
+    assert done.stdout.count("all right") == 2, done.stdout
+    assert re.search(r"rank 0: .*rank 1 .* has freed the communicator", done.stdout), done.stdout

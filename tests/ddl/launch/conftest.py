@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 
 from ddl.launch import mpi
+from ddl.launch.decide import Found
 from ddl.launch.hosts import Allocation, Host
-from ddl.launch.job import Found
 from ddl.launch.machine import Gpu, Machine, Nic, Socket
 from ddl.launch.mpi import Mpi
 

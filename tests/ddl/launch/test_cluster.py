@@ -75,7 +75,15 @@ def test_interfaces_that_lead_nowhere_are_left_out(ddlrun: Run) -> None:
     assert "without eth1: " in done.stdout
 
 
-def test_ranks_use_the_network_that_mpirun_is_told(ddlrun: Run, bed: Testbed) -> None:
+@pytest.mark.parametrize(
+    "chosen",
+    [
+        "btl_tcp_if_include 10.10.0.0/24",
+        "btl_tcp_if_include other",
+        "btl_tcp_if_exclude lo,docker0,eth0,eth1",
+    ],
+)
+def test_ranks_use_the_network_that_mpirun_is_told(ddlrun: Run, bed: Testbed, chosen: str) -> None:
     """A network that the hosts' names do not lead to, and that is let in none the less."""
     for number, host in enumerate(("h0", "h1"), start=1):
         for words in (
@@ -87,8 +95,7 @@ def test_ranks_use_the_network_that_mpirun_is_told(ddlrun: Run, bed: Testbed) ->
     sent = [sys.executable, "-c", "print(open('/sys/class/net/other/statistics/tx_bytes').read())"]
     before = int(bed.run("h0", sent, timeout=20).stdout)
     program = "import ddl, numpy; ddl.init(); print(ddl.allreduce(numpy.ones(500_000))[0]); ddl.finalize()"
-    chosen = "--mca btl_tcp_if_include 10.10.0.0/24"
-    done = ddlrun("-H", "h0,h1", "--mpiarg", chosen, "python", "-c", program, DDL_TIMEOUT="30")
+    done = ddlrun("-H", "h0,h1", "--mpiarg", f"--mca {chosen}", "python", "-c", program, DDL_TIMEOUT="30")
     after = int(bed.run("h0", sent, timeout=20).stdout)
     for host in ("h0", "h1"):
         assert bed.run(host, ["ip", "link", "delete", "other"], timeout=20).returncode == 0

@@ -1,13 +1,15 @@
 import subprocess
 from collections.abc import Callable, Mapping
-from dataclasses import replace
+from dataclasses import fields, replace
 from pathlib import Path
 
 import pytest
 
 from ddl.launch import command, door
-from ddl.launch.command import Launch, Request, build
+from ddl.launch.command import Launch, build
+from ddl.launch.decide import Found, Job
 from ddl.launch.errors import UsageError
+from ddl.launch.hosts import Allocation, Host
 from ddl.launch.machine import Machine, Nic
 from ddl.launch.mpi import Mpi
 from ddl.launch.network import Network
@@ -26,15 +28,22 @@ def built(mpis: Mapping[str, Mpi], machine: Callable[..., Machine]) -> Builder:
 
     def build_one(kind: str, order: str = "ranks", **changes: object) -> Launch:
         machines = {"a": machine("a", number=1), "b": machine("b", number=2)}
-        request = Request(
+        found = Found(
             mpi=mpis[kind],
-            places=place(["a", "b"], [2, 2], machines, order=order),
+            allocation=Allocation((Host("a"), Host("b")), "-H"),
             machines=machines,
-            network=NETWORK,
+            addresses={},
+            environ={},
             program=("python", "train.py"),
+        )
+        of_found = {field.name for field in fields(Found)}
+        job = Job(
+            replace(found, **{name: value for name, value in changes.items() if name in of_found}),  # type: ignore[arg-type]
+            places=place(["a", "b"], [2, 2], machines, order=order),
+            network=NETWORK,
             exports=(Export("PATH"), Export("DDL_OPTIONS", "-mode p:2x2x1x1")),
         )
-        return build(replace(request, **changes), FOLDER)  # type: ignore[arg-type]
+        return build(replace(job, **{name: value for name, value in changes.items() if name not in of_found}), FOLDER)  # type: ignore[arg-type]
 
     return build_one
 
@@ -119,7 +128,7 @@ def test_on_one_host_mpi_listens_to_no_other(
         "network": Network((), (), (), "", "127.0.0.1"),
         "places": place(["a"], [2], {"a": machine("a")}),
         "fabric": True,  # which nobody needs here
-        "here": True,
+        "here": frozenset({"a"}),
         "doorkeeper": KEEPER,
     }
     launch = built(kind, **alone)
@@ -228,3 +237,67 @@ def test_the_command_can_be_copied_into_a_shell(built: Builder) -> None:
 def test_the_agent_that_loads_the_port_filter_cannot_be_replaced(built: Builder, mpi: str, name: str) -> None:
     with pytest.raises(UsageError, match=f"ddlrun sets {name} itself"):
         built(mpi, doorkeeper=KEEPER, more=("--prtemca" if mpi == "openmpi5" else "--mca", name, "mine"))
+
+
+def let_in(built: Builder, parameter: str, value: str, *nics: Nic) -> str:
+    """The networks that ports are open to, if the user gives a parameter."""
+    host = Machine("a", (), nics=nics)
+    launch = built("openmpi5", doorkeeper=KEEPER, more=("--mca", parameter, value), machines={"a": host})
+    return launch.environment["DDL_DOOR"]
+
+
+@pytest.mark.parametrize(
+    ("value", "opened"),
+    [
+        ("10.9/16", "10.9.0.0/16"),
+        ("10.9.1.7/255.255.0.0", "10.9.0.0/16"),
+        ("10.9", "10.9.0.0/16"),
+        ("fd00::7/64", "fd00::/64"),
+    ],
+)
+def test_a_network_is_let_in_however_open_mpi_lets_it_be_written(built: Builder, value: str, opened: str) -> None:
+    assert let_in(built, "btl_tcp_if_include", value) == f"10.0.0.0/24,{opened}"
+
+
+def test_a_network_that_cannot_be_read_is_named(built: Builder) -> None:
+    with pytest.raises(UsageError, match=r"--mpiarg: btl_tcp_if_include: '10.9/x' is no network; expected interfaces"):
+        let_in(built, "btl_tcp_if_include", "10.9/x")
+
+
+LO = Nic("lo", "127.0.0.1", 8, False, "loopback")
+DOCKER = Nic("docker0", "172.17.0.1", 16, False, "a bridge without a network card, for this host's own containers")
+OTHER = Nic("eth1", "10.1.0.1", 24, True, "it is up")
+
+
+@pytest.mark.parametrize(
+    ("parameter", "value", "words"),
+    [
+        ("btl_tcp_if_include", "lo,eth1", "the loopback leads to no other host; leave it out"),
+        ("prte_if_include", "127.0/8", "the loopback leads to no other host; leave it out"),
+        ("btl_tcp_if_exclude", "docker0", "it takes the place of Open MPI's own list, and the loopback leads to no "),
+    ],
+)
+def test_nobody_is_looked_for_on_the_loopback(built: Builder, parameter: str, value: str, words: str) -> None:
+    # Open MPI would find itself there, and the job would hang.
+    with pytest.raises(UsageError, match=f"--mpiarg: {parameter}: {words}"):
+        let_in(built, parameter, value, LO, OTHER)
+
+
+@pytest.mark.parametrize("excluded", ["lo,ib0", "127.0.0.0/8,10.2/16", "lo,10.2.0.0/15"])
+def test_what_is_excluded_leaves_every_other_network_that_leads_to_hosts(built: Builder, excluded: str) -> None:
+    nics = (LO, DOCKER, OTHER, Nic("ib0", "10.2.0.1", 16, True, "it is up"))
+    assert let_in(built, "btl_tcp_if_exclude", excluded, *nics) == "10.0.0.0/24,10.1.0.0/24"
+
+
+@pytest.mark.parametrize(("kind", "daemons"), [("openmpi5", "prte"), ("openmpi4", "oob_tcp")])
+def test_nothing_is_included_beside_what_the_user_excludes(built: Builder, kind: str, daemons: str) -> None:
+    line = words(built(kind, more=("--mca", "btl_tcp_if_exclude", "ib0", "--mca", f"{daemons}_if_exclude", "ib0")))
+    assert "_if_include" not in line  # Open MPI ends with an error if it has both
+
+
+def test_more_networks_than_the_port_filter_reads_are_joined_to_wider_ones(built: Builder) -> None:
+    networks = [f"10.{at}.0.0/24" for at in range(14)] + ["10.20.0.0/24", "10.20.1.0/24", "fd00::/64"]
+    opened = let_in(built, "btl_tcp_if_include", ",".join(networks)).split(",")
+    assert len(opened) == door.MOST == 16
+    assert "10.20.0.0/23" in opened
+    assert {"fd00::/64", "10.13.0.0/24"} < set(opened)

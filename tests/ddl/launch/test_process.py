@@ -52,6 +52,22 @@ def test_a_signal_goes_on_to_the_command_once(number: signal.Signals) -> None:
         assert program.communicate(timeout=60)[0].split() == ["1", str(128 + number), "True"]
 
 
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT, signal.SIGHUP])
+def test_a_second_signal_that_comes_late_changes_nothing(number: signal.Signals) -> None:
+    script = f"trap 'exit 0' {number.name[3:]}; echo ready; while :; do sleep 0.02; done"
+    code = f"""
+        ended = process.run(['/bin/sh', '-c', {script!r}], os.environ)
+        signal.raise_signal({int(number)})
+        print(ended.status)
+    """
+    with supervised(code) as program:
+        assert program.stdout is not None
+        assert program.stdout.readline() == "ready\n"
+        program.send_signal(number)
+        assert program.communicate(timeout=60)[0].split() == [str(128 + number)]
+        assert program.returncode == 0
+
+
 def test_what_the_command_leaves_behind_is_ended() -> None:
     code = "process.run(['/bin/sh', '-c', 'setsid sleep 300 & echo $!'], os.environ)"
     with supervised(code) as program:

@@ -9,9 +9,11 @@ from types import SimpleNamespace
 import pytest
 
 from ddl.launch import probe, process, reach
+from ddl.launch.decide import Found
+from ddl.launch.hosts import Allocation, Host
 from ddl.launch.machine import Machine
 from ddl.launch.mpi import Mpi
-from ddl.launch.options import Export
+from ddl.launch.options import Export, Options
 from ddl.launch.probe import Answer
 from ddl.launch.reach import Reached
 
@@ -85,15 +87,25 @@ def fallback(
     monkeypatch.setattr(reach, "REFUSED_SECONDS", 0)
     answer = shlex.quote(probe.line(Answer(machine("b")), 0))
 
-    def look(mpirun: str = "exit 1", answers: str = f"echo {answer}", *names: str, **more: object) -> Reached:
+    def look(
+        mpirun: str = "exit 1",
+        answers: str = f"echo {answer}",
+        *names: str,
+        batch: str = "",
+        seconds: float = 60,
+        exports: tuple[Export, ...] = (),
+    ) -> Reached:
         path = program(tmp_path / "bin", "mpirun", mpirun)
         for name in ("ssh", "srun"):
             noted = f'printf "%s\\n" "$@" >{tmp_path}/{name}; cat >{tmp_path}/{name}.stdin'
             program(tmp_path / "bin", name, f"{noted}\n{answers}")
         environ = {"PATH": f"{tmp_path}/bin:/usr/bin:/bin", "PYTHONPATH": "/x y"}
         names = names or ("b",)
+        allocation = Allocation(tuple(map(Host, names)), "-H", batch=batch)
         resolved = dict.fromkeys(names, "10.0.0.9")
-        return reach.probe_hosts(replace(mpis["openmpi5"], path=path), names, resolved, environ, **more)  # type: ignore[arg-type]
+        found = Found(replace(mpis["openmpi5"], path=path), allocation, {}, resolved, environ)
+        asked = Options(exports=exports, start_timeout=seconds)  # type: ignore[arg-type]  # less than a second, too
+        return reach.probe_hosts(asked, found)
 
     return look
 

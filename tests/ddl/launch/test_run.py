@@ -210,7 +210,7 @@ def test_a_dry_run_masks_values_and_says_so(ddlrun: Run) -> None:
 def test_a_wrong_name_of_a_variable_is_named_without_its_value(ddlrun: Run) -> None:
     done = ddlrun("-x", "MY-TOKEN=hunter2", "true")
     assert done.returncode == 2
-    assert "-x 'MY-TOKEN': no name of a variable" in done.stderr
+    assert "argument -x: 'MY-TOKEN': no name of a variable" in done.stderr
     assert "hunter2" not in done.stderr
 
 

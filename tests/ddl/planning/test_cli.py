@@ -105,6 +105,36 @@ def test_1024_ranks_in_three_tiers_are_planned_in_less_than_10_seconds(capsys: p
     machine.keep("plan", {"command": " ".join(["ddlrun plan", *words[:-1]]), "ranks": 1024, "plans": plans})
 
 
+@pytest.mark.parametrize(
+    "odd",
+    [(), ("host7=1gbit",), ("host0-31=48", "host32-63=80"), ("host0-31=48", "host7=1gbit")],
+    ids=["even", "slow link", "uneven hosts", "both"],
+)
+@pytest.mark.parametrize("racks", [1, 8])
+def test_4096_ranks_are_planned_in_less_than_10_seconds(
+    capsys: pytest.CaptureFixture[str], racks: int, odd: tuple[str, ...]
+) -> None:
+    words = ["--ranks", "64", "--hosts", "64", "--racks", str(racks), "--link", "10gbit"]
+    words += [word for one in odd for word in ("--odd", one)]
+    before = time.process_time()
+    document = answer(capsys, *words)
+    assert time.process_time() - before < 10
+    assert document["ranks"] == (3584 if odd == ("host0-31=48", "host7=1gbit") else 4096)
+    bounds, chosen = document["bounds"], document["chosen"]
+    assert isinstance(bounds, dict)
+    assert isinstance(chosen, dict)
+    assert bounds["cut"] <= chosen["seconds"]
+    assert ("=48" in " ".join(odd)) == (bounds["hierarchical"] == 0)
+
+
+def test_published_systems_are_forecast(capsys: pytest.CaptureFixture[str]) -> None:
+    status, out, _ = run(capsys, "--published")
+    assert status == 0
+    assert "FORECAST, not measured" in out
+    assert "ORNL, Summit, 144" in out
+    assert answer(capsys, "--published")["simulation"] is True
+
+
 def test_more_ranks_than_elements_are_planned_in_seconds_and_it_says_what_is_left_out(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
@@ -223,7 +253,7 @@ def test_a_picture_that_cannot_be_written_is_named(
         (("--link", "200"), "argument --link: '200': expected a rate above 0"),
         (("--size", "big"), "argument --size: 'big': expected a size"),
         (("--latency", "1us,2"), "argument --latency: '2': expected a time"),
-        (("--host", "4"), "unrecognized arguments: --host"),
+        (("--host", "4"), "--host: unknown option; did you mean --hosts?"),
         (("--hosts", "4294967298"), "argument --hosts: '4294967298': expected a whole number, at most 1,048,576"),
         (("--hosts", "4", "--chunks", "4294967297"), "argument --chunks: '4294967297': expected a whole"),
         (("--hosts", "4", "--schedule", "--rank", "4294967296"), "rank: 4,294,967,296; expected less than"),
@@ -236,6 +266,10 @@ def test_a_picture_that_cannot_be_written_is_named(
         (("--scaling", "--size", "64MiB"), "plan: --size is not for --scaling, whose table sets"),
         (("--scaling", "-m", "r:4"), "plan: --mode is not for --scaling"),
         (("--scaling", "--aisle-link", "1gbit"), "plan: --aisle-link is not for --scaling"),
+        (("--hosts", "4", "--odd", "host4=2"), "plan: odd host 4: there are 4 of them, counted from 0"),
+        (("--hosts", "4", "--odd", "host4"), "argument --odd: 'host4': expected a tier, numbers and"),
+        (("--scaling", "--odd", "host0=1gbit"), "plan: --odd is not for --scaling"),
+        (("--published", "--hosts", "4"), "plan: --published has its own machines"),
         (("--scaling", "--schedule"), "plan: --schedule is not for --scaling"),
         (("--plot", "times.gif"), "plan: times.gif: a picture ends in .png or .svg"),
     ],

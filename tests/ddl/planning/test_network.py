@@ -19,7 +19,8 @@ def test_every_machine_of_the_catalogue_names_the_source_of_each_figure(name: st
 
 
 def test_the_catalogue_has_the_machines_that_we_speak_of() -> None:
-    assert {"ac922-4", "ac922-6", "dgx-1", "hgx-h100", "pcie-4", "cpu-10g", "minsky"} == set(network.machines())
+    known = {"ac922-4", "ac922-6", "dgx-1", "dgx-1-p100", "hgx-h100", "pcie-4", "cpu-10g", "minsky", "omni-path"}
+    assert known == set(network.machines())
 
 
 def test_a_network_survives_json_and_toml_is_read_alike(tmp_path: Path) -> None:
@@ -102,3 +103,39 @@ def test_the_tree_shows_each_tier_once() -> None:
         "    +-- 2 x host      link 200 Mbit/s (25 MB/s), latency 100 us, shared by 2 ranks",
         "        +-- 2 x rank  link 16 Gbit/s (2 GB/s), latency 5 us",
     ]
+
+
+def test_what_is_odd_is_read_counted_drawn_and_written(tmp_path: Path) -> None:
+    path = tmp_path / "odd.toml"
+    path.write_text(
+        '[[tiers]]\nname = "GPU"\nsize = 4\nbandwidth = "10 GB/s"\n'
+        '[[tiers]]\nname = "host"\nsize = 6\nbandwidth = "10 gbit"\n'
+        '[[odd]]\nname = "host"\nnumbers = "0-2,5"\nsize = 2\n'
+        '[[odd]]\nname = "host"\nnumbers = 5\nbandwidth = "1 gbit"\n'
+    )
+    made = network.load(str(path))
+    assert made.ranks == 16
+    assert made.children(1) == 6
+    assert [len(host) for host in made.ranks_below(1)] == [2, 2, 2, 4, 4, 2]
+    assert made.bandwidths(1) == [1.25e9] * 5 + [1.25e8]
+    assert len(made.tree.odd) == 4  # host 5 once, with both
+    assert "but host 0-2,5:" in made.picture()
+    assert network.from_dict(made.to_dict()) == made
+    assert network.parse_odd("rack1=3,10gbit") == network.Exceptions("rack", (1,), 3, 1.25e9)
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("host=1gbit", "expected a tier, numbers and what is odd"),
+        ("host3-1=2", "expected numbers from 0 and runs of them"),
+        ("host1=0", "expected a size above 0, a rate, or one of each"),
+        ("host1=1gbit,2gbit", "expected a size above 0, a rate, or one of each"),
+        ("host1=5", "host 1: there are 1 of them, counted from 0"),
+        ("pod0=1gbit", "odd pod 0: the network has rank, host"),
+        ("rank0=2", "odd rank 0: a rank has nothing below it"),
+    ],
+)
+def test_what_is_wrong_with_what_is_odd_is_named(text: str, message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        network.with_odd(network.DEFAULT, [network.parse_odd(text)])

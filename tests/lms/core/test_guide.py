@@ -18,7 +18,7 @@ def keys_of(sizes: list[int]) -> list[Key]:
 
 @pytest.fixture
 def guide(traces: ModuleType) -> Guide:
-    """Leads a pass of four equal records of which one may stay."""
+    """Leads a pass of four equal records; one may stay."""
     trace = traces.chain([8] * 4, [1.0] * 4)
     return Guide(keys_of([8] * 4), trace, make_plan(trace, LINK, budget=8))
 

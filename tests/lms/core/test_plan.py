@@ -160,7 +160,7 @@ def test_a_stack_pass_moves_out_what_does_not_fit_and_at_most_one_record_more(
     trace = data.draw(traces.stacks())
     budget = data.draw(st.integers(0, trace.saved))
     plan = make_plan(trace, data.draw(traces.LINKS), budget=budget)
-    assert plan.swapped <= trace.saved - budget + trace.largest
+    assert plan.forecast.out <= trace.saved - budget + trace.largest
     assert plan.forecast.back <= plan.forecast.out
 
 
@@ -391,7 +391,7 @@ def test_under_a_limit_as_under_a_budget(traces: ModuleType) -> None:
         again = make_plan(trace, link, limit=plan.limit)
         assert again.forecast.resident_peak <= plan.limit
         assert again.forecast.seconds <= 1.01 * plan.forecast.seconds
-        assert again.swapped <= plan.swapped
+        assert again.forecast.out <= plan.forecast.out
 
 
 # What a plan says
@@ -403,7 +403,7 @@ def test_the_table_has_a_row_for_each_share_and_the_limit_to_ask_for(traces: Mod
     assert [row.budget for row in rows] == [trace.saved, trace.saved // 2, 0]
     assert rows[0].moves == ()
     assert [row.limit for row in rows] == [row.forecast.resident_peak + trace.largest for row in rows]
-    assert [row.swapped for row in rows] == sorted(row.swapped for row in rows)
+    assert [row.forecast.out for row in rows] == sorted(row.forecast.out for row in rows)
 
 
 def test_the_table_of_a_pass_whose_other_memory_was_not_measured_has_no_limits(traces: ModuleType) -> None:

@@ -19,7 +19,7 @@ class Machine:
     """Runs the operations in the trace's order, a second each, and the copies as their edges allow.
 
     Nothing of the stepper's is in it. Memory is counted from the moment in which it is allocated to the one in which
-    whoever used it last is done.
+    its last user is done.
     """
 
     def __init__(self, trace: Trace, static: StaticSchedule, delays: st.DataObject) -> None:

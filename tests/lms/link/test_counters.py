@@ -11,8 +11,8 @@ import pytest
 from lms.errors import LMSError
 from lms.link import nvml
 from lms.link.counters import DiskCounters, NvmlCounters
-from lms.link.disk import disk_of
 from lms.link.file import FileProbe
+from lms.memory.disk import disk_of
 
 MB = 1 << 20
 
@@ -88,7 +88,7 @@ def test_nvlink_to_the_processor_is_counted_in_kib_and_only_the_bricks_that_go_t
     assert (reading.out, reading.back) == (3 * 100 * 1024, 3 * 200 * 1024)
 
 
-def test_bytes_over_c2c_are_counted_by_nobody_and_none_are_made_up(replay: ModuleType) -> None:
+def test_bytes_over_c2c_are_not_counted_and_none_are_made_up(replay: ModuleType) -> None:
     reading = NvmlCounters(uuid(0), replay.Replay("gh200")).read()
     assert (reading.out, reading.back) == (None, None)
     assert reading.memory is not None

@@ -60,7 +60,7 @@ def test_two_networks_are_compared_by_the_same_words(tmp_path: Path) -> None:
 
 
 def test_a_record_of_one_host_has_no_network_and_says_so(tmp_path: Path) -> None:
-    with pytest.raises(UsageError, match="ran on one host, where no network link has a part"):
+    with pytest.raises(UsageError, match="ran on one host and used no network link"):
         load(tmp_path, record() | {"hosts": 1})
 
 

@@ -58,9 +58,10 @@ def watched(**change: object) -> Watched:
 def page(trace: Trace, link: Link | None, counted: Watched | None, why: str = "") -> str:
     pytest.importorskip("matplotlib")
     pytest.importorskip("jinja2")
-    from lms.link.page import section
+    from lms.link.page import facts
+    from lms.report import template
 
-    return str(section(trace, link, counted, {"swapped_out": 1000, "swapped_in": 1000}, why))
+    return template("links.html").render(**facts(trace, link, counted, {"swapped_out": 1000, "swapped_in": 1000}, why))
 
 
 def test_the_page_has_the_machines_bytes_beside_ours_and_the_other_links() -> None:
@@ -73,7 +74,7 @@ def test_the_page_has_the_machines_bytes_beside_ours_and_the_other_links() -> No
     assert "<svg" in text
 
 
-def test_bytes_that_nobody_counted_are_called_that() -> None:
+def test_bytes_that_were_not_counted_are_called_that() -> None:
     text = page(step(), None, watched(out=None, back=None, error="the GPU fell off the bus", samples=()))
     assert "not counted" in text
     assert "the GPU fell off the bus" in text

@@ -10,12 +10,13 @@ import pytest
 torch = pytest.importorskip("torch")
 
 from lms.errors import SpillError  # noqa: E402
-from lms.link import gpu_drafts, host, nvml  # noqa: E402
+from lms.link import gpu_drafts, nvml  # noqa: E402
 from lms.link.draft import run  # noqa: E402
 from lms.link.measure import QUICK_SECONDS, SECONDS  # noqa: E402
 from lms.link.profile import Absence  # noqa: E402
 from lms.link.progress import Progress  # noqa: E402
 from lms.link.sweep import GB, MB, QUICK_SIZES, SIZES  # noqa: E402
+from lms.memory import machine  # noqa: E402
 
 
 def uuid(index: int) -> str:
@@ -39,7 +40,7 @@ def cuda(monkeypatch: pytest.MonkeyPatch):
         monkeypatch.setattr(torch.cuda, "mem_get_info", info)
         monkeypatch.setattr(torch.cuda, "get_device_properties", lambda index: properties[index])
         monkeypatch.setattr(torch.cuda, "can_device_access_peer", lambda one, other: peers)
-        monkeypatch.setattr(host, "memory_room", lambda share: memory)
+        monkeypatch.setattr(machine, "memory_room", lambda share: memory)
 
     return see
 
@@ -73,7 +74,7 @@ def test_with_several_nodes_pinned_memory_lies_on_each_and_the_near_one_counts(
 ) -> None:
     cuda(uuid(0))
     monkeypatch.setattr(gpu_drafts.os, "sched_getaffinity", lambda _: {0, 1})
-    monkeypatch.setattr(host, "nodes", lambda: (host.Node(0, (0,), 1, ()), host.Node(1, (1,), 1, ())))
+    monkeypatch.setattr(machine, "nodes", lambda: (machine.Node(0, (0,), 1, ()), machine.Node(1, (1,), 1, ())))
     gpus = [gpu_drafts.Gpu(0, "x", uuid=f"GPU-{uuid(0)}", node=1)]
     (draft,) = gpu_drafts.of(gpus, SIZES, [])
     assert [(task.direction, task.via()) for task in draft.tasks] == [
@@ -142,7 +143,7 @@ def test_all_pinned_and_pageable_memory_is_within_the_quarter(
 ) -> None:
     room = 4 * GB
     monkeypatch.setattr(gpu_drafts.os, "sched_getaffinity", lambda _: set(range(nodes)))
-    monkeypatch.setattr(host, "nodes", lambda: tuple(host.Node(at, (at,), 1, ()) for at in range(nodes)))
+    monkeypatch.setattr(machine, "nodes", lambda: tuple(machine.Node(at, (at,), 1, ()) for at in range(nodes)))
     cuda(uuid(0), memory=room)
     (draft,) = drafts(replay, "t4_x8")
     assert (2 * nodes + 1) * draft.tasks[0].sizes()[-1] <= room
@@ -180,7 +181,7 @@ def test_eight_gpus_on_two_nodes_are_measured_in_the_time(
     monkeypatch.setattr(gpu_drafts, "peer_copies", lambda *_: nullcontext(copy))
     monkeypatch.setattr(torch, "ones", lambda *_, **__: None)
     monkeypatch.setattr(gpu_drafts.os, "sched_getaffinity", lambda _: {0, 1})
-    monkeypatch.setattr(host, "nodes", lambda: (host.Node(0, (0,), 1, ()), host.Node(1, (1,), 1, ())))
+    monkeypatch.setattr(machine, "nodes", lambda: (machine.Node(0, (0,), 1, ()), machine.Node(1, (1,), 1, ())))
     cuda(*map(uuid, range(8)))
     gpus = [gpu_drafts.Gpu(at, "x", uuid=f"GPU-{uuid(at)}", node=at // 4) for at in range(8)]
     for sizes, seconds, most in ((SIZES, SECONDS, 60.0), (QUICK_SIZES, QUICK_SECONDS, 10.0)):

@@ -11,19 +11,20 @@ import pytest
 
 from lms import cli
 from lms.errors import UsageError
-from lms.link import host, measure, nvml
-from lms.link.disk import Disk
+from lms.link import measure, nvml
 from lms.link.file import FileProbe
 from lms.link.profile import Absence, MeasuredLink, Profile
 from lms.link.sweep import MB
 from lms.memory import file as files
+from lms.memory import machine
+from lms.memory.disk import Disk
 
 
 @pytest.fixture(autouse=True)
 def _brief(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(measure, "QUICK_SECONDS", 0.5)
     monkeypatch.setattr(measure, "QUICK_SIZES", (4096, 65536, MB))
-    monkeypatch.setattr(host, "last_cache", lambda _: 16384)
+    monkeypatch.setattr(machine, "last_cache", lambda _: 16384)
 
 
 def test_a_machine_without_a_gpu_measures_what_there_is_and_says_what_is_absent(
@@ -127,13 +128,13 @@ def test_the_memory_of_the_file_is_let_go_with_the_file(tmp_path: Path) -> None:
 
 def test_pairs_of_nodes_are_links_of_a_kind_of_their_own(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(measure.os, "sched_getaffinity", lambda _: {0, 1})
-    monkeypatch.setattr(host, "nodes", lambda: (host.Node(0, (0,), 1, ()), host.Node(1, (1,), 1, ())))
+    monkeypatch.setattr(machine, "nodes", lambda: (machine.Node(0, (0,), 1, ()), machine.Node(1, (1,), 1, ())))
     found = [(draft.link.name, draft.link.kind) for draft in measure.memory_drafts((65536,), [])]
     assert found == [("node0", "memory"), ("node1-node0", "numa"), ("node1", "memory"), ("node0-node1", "numa")]
 
 
 def test_memory_is_shared_and_a_smaller_sweep_is_said(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(host, "available_memory", lambda *_: MB)
+    monkeypatch.setattr(machine, "available_memory", lambda *_: MB)
     absent: list[Absence] = []
     (draft, *_) = measure.memory_drafts((4096, 65536, MB), absent)
     assert draft.tasks[0].sizes() == (4096, 65536)
@@ -141,23 +142,23 @@ def test_memory_is_shared_and_a_smaller_sweep_is_said(monkeypatch: pytest.Monkey
 
 
 def test_sizes_go_well_past_the_last_cache(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(host, "last_cache", lambda _: 3 * MB)
+    monkeypatch.setattr(machine, "last_cache", lambda _: 3 * MB)
     (draft, *_) = measure.memory_drafts((4096, 65536, MB), [])
     assert {(task.sizes(), task.least) for task in draft.tasks} == {((4096, 65536, MB, 6 * MB), 6 * MB)}
     assert draft.link.notes == ()
 
 
 def test_without_room_past_the_last_cache_there_is_no_figure(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(host, "memory_room", lambda _: 8 * MB)
-    monkeypatch.setattr(host, "last_cache", lambda _: 3 * MB)
+    monkeypatch.setattr(machine, "memory_room", lambda _: 8 * MB)
+    monkeypatch.setattr(machine, "last_cache", lambda _: 3 * MB)
     absent: list[Absence] = []
     assert measure.memory_drafts((4096, 65536, MB, 4 * MB), absent) == []
     assert absent[0].why.startswith("copies must be of 6.29 MB or more, well past the caches")
 
 
 def test_a_machine_that_does_not_tell_its_caches_is_taken_to_have_large_ones(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(host, "memory_room", lambda _: 1024 * MB)
-    monkeypatch.setattr(host, "last_cache", lambda _: 0)
+    monkeypatch.setattr(machine, "memory_room", lambda _: 1024 * MB)
+    monkeypatch.setattr(machine, "last_cache", lambda _: 0)
     (draft, *_) = measure.memory_drafts((4096, 65536, MB), [])
     assert draft.tasks[0].least == 256 * MB
 

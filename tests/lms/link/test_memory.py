@@ -61,7 +61,7 @@ def test_threads_keep_to_their_processors_and_the_caller_to_his() -> None:
     assert os.sched_getaffinity(0) == mine
 
 
-def test_a_thread_that_cannot_be_started_leaves_nobody_waiting(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_if_a_thread_cannot_be_started_no_other_waits_for_it(monkeypatch: pytest.MonkeyPatch) -> None:
     started = 0
     start = threading.Thread.start
 
@@ -78,7 +78,7 @@ def test_a_thread_that_cannot_be_started_leaves_nobody_waiting(monkeypatch: pyte
             crew.all(lambda at: at)
 
 
-def test_a_thread_that_fails_leaves_nobody_waiting() -> None:
+def test_if_a_thread_fails_no_other_waits_for_it() -> None:
     def work(at: int) -> None:
         if at == 0:
             raise ValueError("mine")

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import json
-from dataclasses import replace
+from dataclasses import asdict, replace
 
 import pytest
 
+from lms import documents
 from lms.link.series import Series, point
 
 MB = 1 << 20
@@ -50,7 +51,7 @@ def test_the_spread_is_half_the_quartiles_distance_over_the_median() -> None:
 
 def test_a_series_survives_json() -> None:
     series = Series.of("both", "pinned", [point(4096, [1e-5, 2e-5]), point(MB, [1e-3])])
-    assert Series.from_dict(json.loads(json.dumps(series.to_dict()))) == series
+    assert documents.read(Series, json.loads(json.dumps(asdict(series)))) == series
 
 
 @pytest.mark.parametrize(
@@ -66,4 +67,4 @@ def test_a_series_survives_json() -> None:
 def test_figures_that_are_none_are_refused(change: dict[str, object], words: str) -> None:
     series = replace(Series("out", "x", 1.0, 0.0), **change)  # type: ignore[arg-type]
     with pytest.raises(ValueError, match=words):
-        Series.from_dict(series.to_dict())
+        documents.read(Series, asdict(series), "series")

@@ -125,7 +125,7 @@ def test_columns_bear_the_drivers_numbers_when_a_gpu_is_lost(
 def test_what_was_measured_in_memory_is_shown(on, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     on("no_library")
     memory = MeasuredLink("memory", "memory", "copies", (Series("copy", "2 threads", 9e9, 0.0),))
-    Profile("x", "measured", (memory,), machine={"host": show.host.machine()["host"]}).save(tmp_path / "a.json")
+    Profile("x", "measured", (memory,), machine={"host": show.machine.machine()["host"]}).save(tmp_path / "a.json")
     text = printed(capsys, "--measured", str(tmp_path / "a.json"))
     (line,) = [line for line in text.splitlines() if line.startswith("memory ")]
     assert line.split()[-4:] == ["-", "-", "9", "GB/s"]
@@ -149,8 +149,8 @@ def test_what_to_do_next_shows_the_measured_beside_the_ceilings(on, capsys: pyte
 
 def test_numa_distances_are_a_table(monkeypatch: pytest.MonkeyPatch, on, capsys: pytest.CaptureFixture[str]) -> None:
     on("no_library")
-    nodes = (show.host.Node(0, (0,), 1, (10, 40)), show.host.Node(8, (1,), 1, (40, 10)))
-    monkeypatch.setattr(show.host, "nodes", lambda *_: nodes)
+    nodes = (show.machine.Node(0, (0,), 1, (10, 40)), show.machine.Node(8, (1,), 1, (40, 10)))
+    monkeypatch.setattr(show.machine, "nodes", lambda *_: nodes)
     assert "node8             40     10" in printed(capsys)
 
 

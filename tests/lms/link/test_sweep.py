@@ -92,7 +92,7 @@ def test_a_figure_that_takes_longer_than_it_says_is_paid_by_the_clock() -> None:
 
     def copy(nbytes: int) -> float:
         nonlocal now
-        now += 0.01  # many copies, of which the figure tells one
+        now += 0.01  # many copies; the figure is that of one
         return 1e-6
 
     swept = sweep(copy, (4096, 65536), 1.0, clock=lambda: now)

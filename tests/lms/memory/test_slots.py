@@ -52,7 +52,7 @@ def test_a_dropped_slot_takes_no_user(ledger: Ledger[Slot]) -> None:
         ledger.use(slot)
 
 
-def test_who_leaves_while_the_lock_is_held_is_counted_by_whoever_has_it_next(
+def test_a_user_that_leaves_while_the_lock_is_held_is_counted_by_the_next_holder(
     ledger: Ledger[Slot], freed: list[Slot]
 ) -> None:
     first, second = Slot(1), Slot(2)
@@ -99,7 +99,7 @@ def test_an_error_on_the_way_lets_go_of_the_lock(ledger: Ledger[Slot]) -> None:
     assert not ledger.lock.locked()
 
 
-def test_a_ledger_outlives_nobody(freed: list[Slot]) -> None:
+def test_a_ledger_does_not_keep_its_owner_alive(freed: list[Slot]) -> None:
     ledger = Ledger(freed.append)
     alive = weakref.ref(ledger)
     gc.disable()

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from lms.errors import UsageError
-from lms.link.disk import disk_of
+from lms.memory.disk import disk_of
 from lms.memory.spill import spill_folder
 
 

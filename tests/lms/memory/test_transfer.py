@@ -16,8 +16,9 @@ import pytest
 import lms.memory.transfer
 from lms.errors import CorruptionError, SpillError
 from lms.memory.file import FileSlab, Place, address_of, page_memory
+from lms.memory.meter import Meter
 from lms.memory.slab import ALIGNMENT
-from lms.memory.transfer import At, FileEngine, FileSlot, Lane, ThreadCopy
+from lms.memory.transfer import At, FileEngine, FileSlot, Lane, Queue, ThreadCopy
 
 SECONDS = 30  # how long a test waits for what must come; never waited out when it comes
 
@@ -127,9 +128,95 @@ def test_a_read_comes_behind_the_write_that_fills_its_slot(engine: FileEngine, f
 def test_copies_of_one_direction_keep_their_order(engine: FileEngine, file: GatedFile) -> None:
     slots = [write(engine, bytes([i]) * 5000) for i in range(8)]
     file.open()
-    slots[-1][1].wait()
-    assert all(copy.done() for _, copy in slots)
+    for _, copy in slots:
+        copy.wait()
     assert [offset for _, offset in file.began] == [slot.places[0].offset for slot, _ in slots]
+
+
+@pytest.fixture
+def hurried(monkeypatch: pytest.MonkeyPatch) -> threading.Event:
+    """Set once a thread waits for a copy."""
+    event, hurry = threading.Event(), Queue.hurry
+
+    def told(queue: Queue, copy: ThreadCopy) -> None:
+        hurry(queue, copy)
+        event.set()
+
+    monkeypatch.setattr(Queue, "hurry", told)
+    return event
+
+
+def test_a_read_that_a_thread_waits_for_overtakes_those_that_none_waits_for(
+    engine: FileEngine, file: GatedFile, hurried: threading.Event
+) -> None:
+    file.gates["write"].set()
+    slots = [write(engine, bytes([i]) * 5000) for i in range(5)]
+    for _, copy in slots:
+        copy.wait()
+    file.began.clear()
+    hurried.clear()
+    reads = [read(engine, slot) for slot, _ in slots]
+    assert file.reached["read"].wait(SECONDS)
+    waiting = threading.Thread(target=reads[3][1].wait)
+    waiting.start()
+    assert hurried.wait(SECONDS)
+    file.open()
+    waiting.join(SECONDS)
+    for _, copy in reads:
+        copy.wait()
+    began = [offset for _, offset in file.began]
+    assert [[slot.places[0].offset for slot, _ in slots].index(offset) for offset in began] == [0, 3, 1, 2, 4]
+    assert [got(destination) for destination, _ in reads] == [bytes([i]) * 5000 for i in range(5)]
+
+
+def test_a_write_that_a_read_waits_for_overtakes_those_that_none_waits_for(
+    engine: FileEngine, file: GatedFile, hurried: threading.Event
+) -> None:
+    slots = [write(engine, bytes([i]) * 5000) for i in range(5)]
+    assert file.reached["write"].wait(SECONDS)
+    destination, back = read(engine, slots[3][0])
+    assert hurried.wait(SECONDS)
+    file.open()
+    back.wait()
+    for _, copy in slots:
+        copy.wait()
+    began = [offset for kind, offset in file.began if kind == "write"]
+    assert [[slot.places[0].offset for slot, _ in slots].index(offset) for offset in began] == [0, 3, 1, 2, 4]
+    assert got(destination) == bytes([3]) * 5000
+
+
+def test_a_queue_gives_each_copy_out_once_however_often_it_is_waited_for() -> None:
+    queue, lane = Queue(), Lane("lms-test")
+    copies = [ThreadCopy(i, lane.meter) for i in range(4)]
+    for copy in copies:
+        copy.job = (int, int)
+        queue.put(copy)
+    queue.put(None)
+    queue.hurry(copies[2])
+    queue.hurry(copies[2])
+    taken = []
+    while (copy := queue.take()) is not None:
+        copy.job = None
+        queue.hurry(copy)  # too late to be of use
+        taken.append(copy.nbytes)
+    assert taken == [2, 0, 1, 3]
+    lane.stop()
+
+
+def test_a_queue_does_not_keep_the_copies_that_overtook() -> None:
+    queue, meter = Queue(), Meter()
+    owners = [Owner() for _ in range(10)]
+    left = [weakref.ref(owner) for owner in owners]
+    for owner in owners:
+        copy = ThreadCopy(1, meter, keep=owner)
+        copy.job = (int, int)
+        queue.put(copy)
+        queue.hurry(copy)
+        assert queue.take() is copy
+        copy.job = None
+    del copy, owner, owners
+    gc.collect()
+    assert sum(one() is not None for one in left) <= 1
 
 
 def test_the_two_directions_run_at_the_same_time(engine: FileEngine, file: GatedFile) -> None:
@@ -225,10 +312,11 @@ def test_a_slot_that_is_discarded_in_flight_is_freed_when_its_copies_are_over(
 
 
 def test_a_slot_that_is_discarded_before_its_write_began_is_never_written(engine: FileEngine, file: GatedFile) -> None:
-    write(engine, b"x" * 5000)
+    _, before = write(engine, b"x" * 5000)
     slot, copy = write(engine, b"y" * 5000)
     engine.discard(slot)
     file.open()
+    before.wait()
     copy.wait()
     assert [offset for _, offset in file.began] == [0]
     assert copy.span is None
@@ -331,7 +419,7 @@ def test_an_engine_goes_on_after_a_copy_that_failed(engine: FileEngine, file: Ga
     assert got(destination) == b"y" * 5000
 
 
-def test_an_error_that_nobody_foresaw_ends_the_copy_too(engine: FileEngine, file: GatedFile) -> None:
+def test_an_unforeseen_error_ends_the_copy_too(engine: FileEngine, file: GatedFile) -> None:
     file.fail = ZeroDivisionError("what?")
     _, copy = write(engine, b"x" * 5000)
     file.open()

@@ -8,6 +8,7 @@ from itertools import pairwise
 
 import pytest
 
+from lms.core.budget import Budget, Client
 from lms.core.guide import Guide
 from lms.core.trace import AccessKind
 from lms.errors import LimitError
@@ -68,7 +69,8 @@ Planner = Callable[..., PassPlanner]
 @pytest.fixture
 def make(machine: Machine, tier: object) -> Planner:
     def planner(*, limit: int | None = None, budget: int | None = None) -> PassPlanner:
-        return PassPlanner(machine, tier, limit=limit, budget=budget, prefetch=None, write_ahead=None, facts={})  # type: ignore[arg-type]
+        saved = Client(priority=0, most=budget)
+        return PassPlanner(machine, tier, Budget(limit, saved), saved, prefetch=None, write_ahead=None, facts={})  # type: ignore[arg-type]
 
     return planner
 
@@ -100,7 +102,7 @@ def run(
         recorder.access(kind, index)
         live += change
         within = guide is not None and position < len(guide.keys)
-        held = max(0, min(live, guide.plan.cap[position] if within else planner.budget(max(sizes))))
+        held = max(0, min(live, guide.plan.cap[position] if within else planner.room(max(sizes))))
         most_out = max(most_out, live - held)
         recorder.leave(held, held)
 
@@ -219,18 +221,18 @@ def test_a_plan_is_made_anew_from_the_median_of_what_it_took(make: Planner, monk
 
 def test_a_fixed_budget_is_what_may_stay(make: Planner) -> None:
     planner = make(budget=123)
-    assert planner.budget(50) == 123
+    assert planner.room(50) == 123
     run(planner, [100] * 3)
-    assert planner.budget(50) == 123
+    assert planner.room(50) == 123
 
 
 def test_under_a_limit_what_may_stay_is_what_all_else_leaves(make: Planner) -> None:
     planner = make(limit=1000)
     run(planner, [50] * 4, other=300)
-    assert planner.budget(0) == 1000 - 300 - 2 * 50
-    assert planner.budget(80) == 1000 - 300 - 2 * 80
+    assert planner.room(0) == 1000 - 300 - 2 * 50
+    assert planner.room(80) == 1000 - 300 - 2 * 80
     run(planner, [50] * 4, other=950)
-    assert planner.budget(0) == 0
+    assert planner.room(0) == 0
 
 
 def test_nothing_is_measured_for_a_plan_that_moves_nothing(make: Planner, tier: object) -> None:
@@ -401,4 +403,4 @@ def test_shapes_for_which_there_is_plenty_of_room_cost_no_plan(make: Planner, mo
         run(planner, [size] * 6)
     assert planner.replans == made
     assert not planner.begin(("write", 0, 70), 0)[1].measure
-    assert planner.saved == 149 * 6
+    assert planner.client.wanted == 149 * 6

@@ -126,7 +126,7 @@ def same_as_plain() -> Callable[..., list[Outcome]]:
             assert stats["passes"], "no pass was seen: the test tests nothing"
             # An operation may use several records at once, and save one meanwhile; the plans' forecasts know of it.
             needed = max(guide.plan.forecast.held_peak for guide in session._planner.guides)
-            assert stats["held_peak"] <= max(budget + 2 * session._planner._largest, needed)
+            assert stats["held_peak"] <= max(budget + 2 * session._planner.client.needed, needed)
             if share == 1.0:
                 assert stats["swapped_out"] == stats["swapped_in"] == 0
                 saved = stats["saved"]

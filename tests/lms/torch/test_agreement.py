@@ -30,7 +30,7 @@ MANY = int(os.environ.get("BASCULE_AGREEMENT_EXAMPLES", "10000"))
 
 
 class Copy:
-    """A copy on a link of one queue a direction; whoever waits for it moves the clock."""
+    """A copy on a link with one queue for each direction; waiting for it moves the clock."""
 
     failed = None
     span = None

@@ -8,8 +8,8 @@ import torch
 
 import lms
 from lms.errors import SpillError, UsageError
-from lms.link.disk import disk_of
 from lms.memory.device import CpuDevice
+from lms.memory.disk import disk_of
 from lms.torch.backend import device_for, make_engine
 from lms.torch.cpu.engine import CpuEngine
 

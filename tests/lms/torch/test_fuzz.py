@@ -300,7 +300,7 @@ def check(seed: int, bits: Callable[[Tensor], object]) -> None:
     assert session._swapper.live == 0, told
     assert session.engine.usage()["file"] == 0, told
     # An operation may use several records at once, and save one meanwhile; the plans' forecasts know of it.
-    peak, largest = session.stats()["held_peak"], session._planner._largest
+    peak, largest = session.stats()["held_peak"], session._planner.client.needed
     bound = max(options["budget"] + 4 * largest, *foretold)
     assert peak <= bound, f"{told}: {peak} held, more than {bound}; the largest record has {largest}"
 

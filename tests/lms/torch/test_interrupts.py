@@ -120,7 +120,8 @@ import signal, sys, time
 import torch
 from lms.torch.session import Session
 
-methods = (Session.open, Session._claim, Session._acquire, Session._switch_on, Session.close)
+opening = (Session.__enter__, Session.open, Session._claim, Session._acquire, Session._switch_on)
+methods = (*opening, Session.close, Session.__exit__)
 codes = {method.__code__ for method in methods}
 net = torch.nn.Sequential(torch.nn.Linear(32, 32), torch.nn.Tanh())
 count = 0

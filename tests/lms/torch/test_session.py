@@ -372,7 +372,7 @@ def test_a_forked_child_drops_a_graph_whose_copies_are_the_parents(lms: Make, ti
             warnings.simplefilter("ignore", DeprecationWarning)
             child = os.fork()
         if not child:
-            tier.slow = None  # whoever waits for a copy now waits for ever
+            tier.slow = None  # waiting for a copy now never ends
             del kept
             os._exit(0)
         assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
@@ -489,7 +489,7 @@ def test_a_flipped_byte_in_the_slab_is_found(lms: Make, live: Live) -> None:
         assert identical(gradients(net), theirs)
 
 
-def test_the_slab_has_no_name_and_nobody_else_may_read_it(lms: Make, on_disk: Path) -> None:
+def test_the_slab_has_no_name_and_no_other_user_may_read_it(lms: Make, on_disk: Path) -> None:
     with lms(spill_dir=on_disk) as session:
         gradients(model())
         state = os.fstat(session.engine.file.fileno())

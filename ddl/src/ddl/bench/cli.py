@@ -22,13 +22,14 @@ from ddl.bench.contest import Entry, LeftOut, Turns
 from ddl.bench.contestants import Contestant
 from ddl.bench.controller import Controller, CrewError
 from ddl.bench.crew import END_SECONDS, Crew, WrongSum, disband
-from ddl.launch import checks, command, folders, job, mpi, output, own_arguments, process, reach, run
+from ddl.launch import arguments, checks, command, folders, mpi, output, process, reach
 from ddl.launch.console import say, warn
+from ddl.launch.decide import Found, Job, decide
 from ddl.launch.errors import LaunchError, UsageError
-from ddl.launch.job import Found, Job
+from ddl.launch.look import look
 from ddl.launch.machine import kernel
 from ddl.planning import interface, picture
-from ddl.planning.network import DescriptionError, Network
+from ddl.planning.network import Network
 from ddl.planning.picture import PictureError
 
 
@@ -47,32 +48,32 @@ def main(words: Sequence[str]) -> int:
     """Run `ddlrun bench` with `words`; its exit status: 1 where a sum was wrong. Raises LaunchError."""
     try:
         asked = options.parse(words)
-    except (DescriptionError, PictureError) as error:
+    except PictureError as error:
         raise UsageError(f"bench: {error}") from None
     if asked is None:
         return 0
-    own_arguments.mask(asked.launch.exports)
+    arguments.mask(asked.launch.secrets)
     environ = dict(os.environ)
-    look = run.look_at(asked.launch, environ)
-    if failed := checks.failures(look.rows):
+    found = look(asked.launch, environ)
+    if failed := checks.failures(found.rows):
         raise failed
-    planned = job.plan(asked.launch, contestants.of_ddl(look.found.mpi).found(look.found))
+    planned = decide(asked.launch, contestants.of_ddl(found.mpi).found(found))
     if asked.launch.verbose:
         for reason in planned.reasons:
             say(": ".join(reason))
     ranks = len(planned.places)
     bound = _bound(asked.network, ranks)
-    entered = _entered(asked, look.found, planned)
+    entered = _entered(asked, planned)
     with process.unwinding(), tempfile.TemporaryDirectory(prefix="ddlrun-bench-") as name:
-        outcome = _measure(asked, look.found, planned, entered, Path(name), environ)
+        outcome = _measure(asked, planned, entered, Path(name), environ)
     if outcome.turns:
         print(figures.table(outcome.turns, ranks, contestants.DDL, bound))
     for one in outcome.left_out:
         print(figures.words(one))
-    if asked.output is not None:
-        _write(asked.output, "--json", lambda path: _keep(path, asked, look.found, planned, outcome))
+    if asked.json is not None:
+        _write(asked.json, "--json", lambda path: _keep(path, asked, planned, outcome))
     if asked.plot is not None and outcome.turns:
-        hosts = checks.plural(len(planned.hosts), "host")
+        hosts = checks.plural(len(planned.counts), "host")
         drawn = chart.draw(outcome.turns, bound, f"allreduce, float32, {checks.plural(ranks, 'rank')} on {hosts}")
         _write(asked.plot, "--plot", lambda path: picture.write(drawn, path))
     if outcome.error:
@@ -88,29 +89,29 @@ def _bound(described: Network | None, ranks: int) -> figures.Bound | None:
     return lambda size: interface.bounds(described.tree, size).cut
 
 
-def _entered(asked: options.Bench, found: Found, planned: Job) -> tuple[Contestant, ...]:
+def _entered(asked: options.Bench, planned: Job) -> tuple[Contestant, ...]:
     """DDL, and with --compare its peers. Raises CheckError where a worker cannot be made."""
-    ours = contestants.of_ddl(found.mpi)
+    mpi_here = planned.found.mpi
+    ours = contestants.of_ddl(mpi_here)
     if not asked.compare:
         return (ours,)
-    others = [mpi.find(path) for path in asked.peer_mpis]
+    others = [mpi.find(path) for path in asked.peer_mpi]
 
     def wanted(name: str) -> bool:
         return asked.only is None or asked.only.search(name) is not None
 
-    return ours, *contestants.peers(found.mpi, len(planned.places), planned.network.interfaces, others, wanted)
+    return ours, *contestants.peers(mpi_here, len(planned.places), planned.network.interfaces, others, wanted)
 
 
 def _measure(
     asked: options.Bench,
-    found: Found,
     planned: Job,
     entered: Sequence[Contestant],
     folder: Path,
     environ: Mapping[str, str],
 ) -> Outcome:
     ranks = len(planned.places)
-    where = f"{checks.plural(ranks, 'rank')} on {checks.plural(len(planned.hosts), 'host')}"
+    where = f"{checks.plural(ranks, 'rank')} on {checks.plural(len(planned.counts), 'host')}"
     say(f"{where}: {', '.join(one.name for one in entered)}")
     tell = _progress()
     crews: list[Crew] = []
@@ -130,13 +131,13 @@ def _measure(
 
     with ExitStack() as running:
         folder = running.enter_context(folders.readable(folder))
-        addresses = reach.own_addresses(planned.hosts, planned.network.networks)
+        addresses = reach.own_addresses(tuple(planned.counts), planned.network.networks)
         controller = Controller(addresses, ranks * len(entered))
         running.callback(controller.close)
         # Who was asked to end does not wait for a turn to be over.
         running.push(lambda kind, *_: disband(crews, END_SECONDS if kind is None else 0.0))
         for at, one in enumerate(entered):  # mpirun takes no folder whose name has a comma or a space
-            launch = _launch(one, asked, found, folder / str(at))
+            launch = _launch(one, asked, planned.found, folder / str(at))
             crews.append(Crew(one.name, ranks, controller, _starter(launch, environ), folder / f"{at}.log"))
         entries: list[Entry] = []
         for one, crew in zip(entered, crews, strict=True):
@@ -158,8 +159,7 @@ def _measure(
 
 
 def _launch(one: Contestant, asked: options.Bench, found: Found, folder: Path) -> command.Launch:
-    planned = job.plan(one.options(asked.launch, found.mpi), one.found(found))
-    launch = command.build(planned.request, folder)
+    launch = command.build(decide(one.options(asked.launch, found.mpi), one.found(found)), folder)
     folder.mkdir()
     for name, text in launch.files.items():
         (folder / name).write_text(text)
@@ -189,12 +189,12 @@ def _write(path: Path, option: str, write: Callable[[Path], None]) -> None:
         raise LaunchError(f"ddlrun bench: {option} {path}: it could not be written: {error.strerror}") from None
 
 
-def _keep(path: Path, asked: options.Bench, found: Found, planned: Job, outcome: Outcome) -> None:
+def _keep(path: Path, asked: options.Bench, planned: Job, outcome: Outcome) -> None:
     record = {
         "what": "allreduce, float32, sum",
         "ranks": len(planned.places),
-        "hosts": len(planned.hosts),
-        "host_names": planned.hosts,
+        "hosts": len(planned.counts),
+        "host_names": tuple(planned.counts),
         "network": None if asked.network is None else asked.network.to_dict(),
         "date": time.strftime("%Y-%m-%d"),
         "machine": {
@@ -204,9 +204,9 @@ def _keep(path: Path, asked: options.Bench, found: Found, planned: Job, outcome:
         },
         "versions": {
             "ddl": ddl.__version__,
-            "mpi": str(found.mpi),
+            "mpi": str(planned.found.mpi),
             "python": platform.python_version(),
-            **{f"MPI of {one.name}": str(one.mpi) for one in outcome.entered if one.mpi != found.mpi},
+            **{f"MPI of {one.name}": str(one.mpi) for one in outcome.entered if one.mpi != planned.found.mpi},
             **({"torch": _version("torch")} if any(one.name == "gloo" for one in outcome.entered) else {}),
         },
         "ddl": {"mode": str(asked.launch.mode), "dimensions": str(planned.dimensions), "said": outcome.said},

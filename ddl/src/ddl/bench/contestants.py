@@ -21,8 +21,8 @@ from importlib.util import find_spec
 from pathlib import Path
 
 from ddl import library
+from ddl.launch.decide import Found
 from ddl.launch.errors import CheckError
-from ddl.launch.job import Found
 from ddl.launch.mpi import HYDRA, OPENMPI, Mpi
 from ddl.launch.options import Export, Mode, Options
 

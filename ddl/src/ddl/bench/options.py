@@ -1,17 +1,16 @@
-"""The command line of `ddlrun bench`: its own options; all others are ddlrun's and say where the ranks run."""
+"""The command line of `ddlrun bench`: options of its own, and ddlrun's, which say where the ranks run."""
 
 from __future__ import annotations
 
-import argparse
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 from math import inf
 from pathlib import Path
 
-from ddl.launch import arguments
 from ddl.launch import options as launch
-from ddl.launch.arguments import read
+from ddl.launch.arguments import Parser, count, read
+from ddl.launch.console import show
 from ddl.launch.errors import UsageError
 from ddl.launch.output import output_file
 from ddl.planning import network, picture, units
@@ -30,8 +29,7 @@ Time DDL's allreduce of float32 sums over sizes, and print for each: time, algor
 bandwidth (2 (n-1)/n x bytes / time) and, where the network is described (--network), the share of the least time that
 any algorithm needs on it. With --compare the peers that are installed take turns with it in the same run: Open MPI with
 its default and with the settings that its users tune by, MPICH, gloo (torch), and one flat ring.
-All other options are those of ddlrun and say where the ranks run: see `ddlrun --help`. Not for the benchmark are
---dry-run, --restarts, --rank-prefix and --log-dir.
+Not for the benchmark are --dry-run, --restarts, --rank-prefix and --log-dir.
 """
 _EXAMPLES = """\
 examples:
@@ -51,41 +49,33 @@ class Bench:
     rounds: int
     seconds: float
     network: Network | None
-    peer_mpis: tuple[Path, ...]
+    peer_mpi: list[Path]
     only: re.Pattern[str] | None
-    output: Path | None
+    json: Path | None
     plot: Path | None
 
 
 def parse(words: Sequence[str]) -> Bench | None:
     """The options of `ddlrun bench`; None where --help was asked for and printed. Raises UsageError."""
-    if set(words) & {"-h", "--help", "-help"}:
-        _parser().print_help()
+    parser = _parser()
+    given, rest = parser.parse_start(words)
+    if hasattr(given, "help"):
+        show(parser.format_help().rstrip("\n"))
         return None
-    own, rest = _parser().parse_known_args(list(words))
-    for option, value in (("--only", own.only), ("--peer-mpi", own.peer_mpi)):
-        if value and not own.compare:
-            raise UsageError(f"bench: {option} is about the peers, which are timed with --compare; add it")
-    if own.plot is not None:
-        picture.check(own.plot)
-    given = launch.parse([*rest, "--", "bench"])
-    if given.program != ("bench",):
-        raise UsageError(f"ddlrun bench runs no program, and was given {' '.join(given.program[:-2])!r}")
+    if rest:
+        raise UsageError(f"ddlrun bench runs no program, and was given {' '.join(rest)!r}")
+    own = {name: vars(given).pop(name) for name in Bench.__dataclass_fields__ if name in given}
+    for option in ("only", "peer_mpi"):
+        if own[option] and not own["compare"]:
+            raise UsageError(
+                f"bench: --{option.replace('_', '-')} is about the peers, which are timed with --compare; add it"
+            )
     for field, (option, why) in REFUSED.items():
-        if getattr(given, field) != getattr(launch.Options, field):
+        if field in given:
             raise UsageError(f"bench: {option} is not for the benchmark: {why}")
-    return Bench(
-        launch=given,
-        compare=own.compare,
-        sizes=own.sizes,
-        rounds=own.rounds,
-        seconds=own.seconds,
-        network=None if own.network is None else network.load(own.network),
-        peer_mpis=tuple(own.peer_mpi),
-        only=own.only,
-        output=own.json,
-        plot=own.plot,
-    )
+    if own["plot"] is not None:
+        picture.check(own["plot"])
+    return Bench(launch.made(given), **own)
 
 
 def sizes(text: str) -> tuple[int, ...]:
@@ -103,31 +93,22 @@ def sizes(text: str) -> tuple[int, ...]:
     return (*found, most)
 
 
-def _parser() -> arguments.Parser:
-    parser = arguments.Parser(
-        "ddlrun bench", usage="ddlrun bench [OPTIONS] [OPTIONS OF DDLRUN]", description=_TEXT, epilog=_EXAMPLES,
-        formatter_class=argparse.RawDescriptionHelpFormatter, allow_abbrev=False, add_help=False,
-    )  # fmt: skip
-    # Without -h, for which argparse would take ddlrun's -hostfile.
-    parser.add_argument("--help", action="help", help="print this")
-    parser.add_argument("--compare", action="store_true", help="time the peers that are installed, too")
-    parser.add_argument(
-        "--sizes", type=read(sizes), default=SIZES, metavar="A..B|A,B,...", help=f"in steps of 4 (default {SIZES})"
-    )
-    parser.add_argument(
-        "--rounds", type=read(arguments.count), default=5, metavar="N", help="turns of each (default 5)"
-    )
-    parser.add_argument(
-        "--seconds", type=read(_seconds), default=0.5, metavar="S", help="of a turn, at least (default 0.5)"
-    )
-    parser.add_argument("--network", metavar="NETWORK", help="what the links carry: a file, as `ddlrun plan` reads it")
-    parser.add_argument(
-        "--peer-mpi", type=Path, action="append", default=[], metavar="FILE", help="the mpirun of another MPI to time"
-    )
-    parser.add_argument("--only", type=read(_pattern), metavar="REGEX", help="of the peers, those whose name matches")
-    file = read(output_file)
-    parser.add_argument("--json", type=file, metavar="FILE", help="every figure, with machine and versions")
-    parser.add_argument("--plot", type=file, metavar="FILE", help="a picture (.png or .svg): time against size")
+def _parser() -> Parser:
+    parser = Parser("ddlrun bench", usage="ddlrun bench [OPTIONS]", description=_TEXT, epilog=_EXAMPLES)
+    add, file = parser.add_argument_group("what is timed").add_argument, read(output_file)
+    # fmt: off
+    add("--compare", action="store_true", help="time the peers that are installed, too")
+    add("--sizes", type=read(sizes), default=SIZES, metavar="A..B|A,B,...", help=f"in steps of 4 (default {SIZES})")
+    add("--rounds", type=read(count), default=5, metavar="N", help="turns of each (default 5)")
+    add("--seconds", type=read(_seconds), default=0.5, metavar="S", help="of a turn, at least (default 0.5)")
+    add("--network", type=read(network.load), metavar="NETWORK",
+        help="what the links carry: a file, as `ddlrun plan` reads it")
+    add("--peer-mpi", type=Path, action="append", default=[], metavar="FILE", help="the mpirun of another MPI to time")
+    add("--only", type=read(_pattern), metavar="REGEX", help="of the peers, those whose name matches")
+    add("--json", type=file, metavar="FILE", help="every figure, with machine and versions")
+    add("--plot", type=file, metavar="FILE", help="a picture (.png or .svg): time against size")
+    # fmt: on
+    launch.add_options(parser)
     return parser
 
 

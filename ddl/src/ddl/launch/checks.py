@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 from ddl.launch.errors import CheckError
@@ -118,6 +118,15 @@ def describe(machine: Machine) -> str:
         parts.append(", ".join(machine.fabrics))
     parts += [f"{nic.name} {nic.address}" for nic in machine.nics if nic.routes]
     return ", ".join([*parts, f"ddl {machine.ddl}", f"Python {machine.python}"])
+
+
+def tell(rows: Sequence[Check], warn: Callable[[str], None]) -> None:
+    """Warn of what is doubtful. Raises CheckError for what failed."""
+    for row in rows:
+        if row.state == WARNING:
+            warn(str(row))
+    if error := failures(rows):
+        raise error
 
 
 def failures(rows: Iterable[Check]) -> CheckError | None:

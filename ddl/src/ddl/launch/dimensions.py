@@ -21,6 +21,9 @@ class Dimensions:
         return "x".join(map(str, self.sizes)) or "libddl's choice"
 
 
+MEASURED_LATER = Dimensions((), "")  # by libddl
+
+
 def choose(
     counts: Sequence[int],
     *,

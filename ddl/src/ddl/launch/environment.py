@@ -8,12 +8,9 @@ wrapper, would be as long as the job is large.
 
 from __future__ import annotations
 
-import stat
-from collections.abc import Callable, Mapping, Sequence
-from pathlib import Path
+from collections.abc import Mapping, Sequence
 
 from ddl.launch import guard, leftovers
-from ddl.launch.counts import quoted
 from ddl.launch.dimensions import Dimensions
 from ddl.launch.mpi import HYDRA, Mpi
 from ddl.launch.options import Export, Mode, check_ddl_words
@@ -145,39 +142,3 @@ def threads(counts: Mapping[str, int], cores: Mapping[str, int]) -> int | None:
     if any(host not in cores for host in counts):
         return None
     return max(1, min(cores[host] // count for host, count in counts.items()))
-
-
-def program(
-    words: Sequence[str], python: str, which: Callable[[str], str | None], mode: Callable[[str], int | None]
-) -> tuple[tuple[str, ...], str]:
-    """The program as mpirun is to start it, and why; ((), the reason) where there is none such.
-
-    `which` looks a program up on PATH, `mode` gives a file's mode (None: there is no such file). A Python file that is
-    not executable runs with this `python`, and so does `python` where PATH has none. What is not on PATH may lie beside
-    this `python`, such as the command lms in an environment that is not activated.
-    """
-    first, rest = words[0], tuple(words[1:])
-    if not first:
-        return (), "PROGRAM is empty; expected a program to run, as in `ddlrun python train.py`"
-    if first in ("python", "python3") and which(first) is None:
-        return (python, *rest), f"there is no {first} on PATH: {python}"
-    bits = mode(first)
-    is_file = bits is not None and stat.S_ISREG(bits)
-    if first.endswith(".py") and is_file and bits is not None and not bits & 0o111:
-        return (python, *words), f"{first} is a Python file and not executable: {python} runs it"
-    if "/" not in first and which(first) is None:
-        if first.endswith(".py") and is_file:
-            return (python, *words), f"{first} is not on PATH: {python} runs it"
-        beside = str(Path(python).with_name(first))
-        of_its = mode(beside)
-        if of_its is not None and stat.S_ISREG(of_its) and of_its & 0o111:
-            return (beside, *rest), f"{first} is not on PATH, but beside the python that runs ddlrun: {beside}"
-        hint = f"; there is a file of this name here: say ./{first}" if is_file else ""
-        what_to_do = hint or "; give its path, or the path of a Python file"
-        return (), f"PROGRAM {quoted(first)}: not found on PATH{what_to_do}"
-    if "/" in first and not is_file:
-        where = f"(in {Path.cwd()}); give the path of a program or a Python file"
-        return (), f"PROGRAM {quoted(first)}: no such file {where}"
-    if "/" in first and bits is not None and not bits & 0o111:
-        return (), f"PROGRAM {first!r}: it is not executable: chmod +x {first}, or name what runs it"
-    return tuple(words), f"as given: {which(first) or first}"

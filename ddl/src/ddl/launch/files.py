@@ -4,7 +4,11 @@ from __future__ import annotations
 
 import errno
 import os
+from collections.abc import Callable
 from pathlib import Path
+
+from ddl.launch.counts import quoted
+from ddl.launch.errors import UsageError
 
 MOST_BYTES = 16 << 20  # of a host file with a line for each of a million ranks; /dev/zero has no end
 
@@ -16,3 +20,12 @@ def read(path: Path) -> str:
     if len(text) > MOST_BYTES:
         raise OSError(errno.EFBIG, os.strerror(errno.EFBIG), str(path))
     return text.decode().replace("\r\n", "\n")
+
+
+def named(read: Callable[[Path], str], path: Path, name: str, expected: str) -> str:
+    """What `read` reads, for the option or variable `name`. Raises UsageError, which says what is `expected`."""
+    try:
+        return read(path)
+    except (OSError, UnicodeDecodeError) as error:
+        why = error.strerror if isinstance(error, OSError) else "it is no text"
+        raise UsageError(f"{name}={quoted(str(path))}: cannot be read: {why}; expected {expected}") from None

@@ -7,12 +7,14 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
+from ddl.launch import files
 from ddl.launch.counts import quoted, whole
 from ddl.launch.errors import UsageError
 
 OPERATOR_HOSTFILE = Path("/etc/mpi/hostfile")  # where the Kubernetes MPI Operator mounts it
 HOSTFILE_VARIABLES = ("PRTE_MCA_prte_default_hostfile", "OMPI_MCA_orte_default_hostfile", "HYDRA_HOST_FILE")
 
+_EXPECTED = "a file with a host a line"
 MOST_HOSTS = 1 << 16
 _MOST_NUMBER = 10**12  # in a host's name
 
@@ -61,14 +63,15 @@ def allocation(
     if given is not None:
         return Allocation(parse_hosts(given), f"-H {given}")
     if hostfile is not None:
-        return Allocation(parse_hostfile(_read(read, hostfile, "-hostfile"), str(hostfile)), f"-hostfile {hostfile}")
+        text = files.named(read, hostfile, "-hostfile", _EXPECTED)
+        return Allocation(parse_hostfile(text, str(hostfile)), f"-hostfile {hostfile}")
     if nodes := environ.get("SLURM_JOB_NODELIST", environ.get("SLURM_NODELIST", "")):
         return _slurm(nodes, environ)
     if counts := environ.get("LSB_MCPU_HOSTS", ""):
         return _lsf(counts)
     for name in HOSTFILE_VARIABLES:
         if path := environ.get(name, ""):
-            found = parse_hostfile(_read(read, Path(path), name), path)
+            found = parse_hostfile(files.named(read, Path(path), name, _EXPECTED), path)
             return Allocation(found, f"{path}, which {name} names", batch="operator")
     try:
         text = read(OPERATOR_HOSTFILE)
@@ -200,16 +203,6 @@ def _expanded(ranges: str, text: str) -> Iterable[str]:
         _count(hosts, text)
         for number in range(first, last + 1):
             yield f"{number:0{len(low)}}"
-
-
-def _read(read: Callable[[Path], str], path: Path, name: str) -> str:
-    try:
-        return read(path)
-    except (OSError, UnicodeDecodeError) as error:
-        why = error.strerror if isinstance(error, OSError) else "it is no text"
-        raise UsageError(
-            f"{name}={quoted(str(path))}: cannot be read: {why}; expected a file with a host a line"
-        ) from None
 
 
 def _name(name: str, where: str) -> str:

@@ -127,7 +127,8 @@ def run(
             watch.wait(GUARD_SECONDS)
         end_children()
         for number, handler in old.items():
-            signal.signal(number, handler)
+            # Who was asked to end is about to: a second Ctrl-C must not kill ddlrun with another exit status.
+            signal.signal(number, signal.SIG_IGN if asked and number in ENDING else handler)
     if asked:
         return Ended(128 + asked[0], True, tail)
     return Ended(128 - status if status < 0 else status, False, tail, given_up)
@@ -196,15 +197,7 @@ def capture(argv: Sequence[str], environment: Mapping[str, str], seconds: float)
     """
     status: int | None = None
     with tempfile.TemporaryFile() as output, tempfile.TemporaryFile() as errors:
-        process = subprocess.Popen(
-            argv,
-            env=dict(environment),
-            stdin=subprocess.DEVNULL,
-            stdout=output,
-            stderr=errors,
-            process_group=0,
-            preexec_fn=_in_child,
-        )
+        process = start(argv, environment, output, errors)
         try:
             status = process.wait(seconds)
         except subprocess.TimeoutExpired:
@@ -265,14 +258,19 @@ def unwinding() -> Iterator[None]:
                 signal.signal(number, handler)
 
 
-def start(argv: Sequence[str], environment: Mapping[str, str], output: IO[bytes]) -> subprocess.Popen[bytes]:
-    """Start a command without input in a group of its own; the kernel kills it when this process is gone."""
+def start(
+    argv: Sequence[str], environment: Mapping[str, str], output: IO[bytes], errors: IO[bytes] | None = None
+) -> subprocess.Popen[bytes]:
+    """Start a command without input in a group of its own; the kernel kills it when this process is gone.
+
+    Without `errors` they go where its output goes.
+    """
     return subprocess.Popen(
         argv,
         env=dict(environment),
         stdin=subprocess.DEVNULL,
         stdout=output,
-        stderr=subprocess.STDOUT,
+        stderr=subprocess.STDOUT if errors is None else errors,
         process_group=0,
         preexec_fn=_in_child,
     )

@@ -1,8 +1,7 @@
-"""Reaching the hosts: one launch of the probe on all of them; where that fails, each is asked alone, to name it."""
+"""Look: one launch of the probe reaches all hosts; if that fails, each is asked alone, to name the one at fault."""
 
 from __future__ import annotations
 
-import os
 import re
 import shlex
 import socket
@@ -14,12 +13,11 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
-from ddl.launch import command, door, environment, folders, machine, probe, process
-from ddl.launch.command import Request
+from ddl.launch import command, environment, folders, machine, probe, process
+from ddl.launch.decide import Found, Job
 from ddl.launch.machine import Machine
-from ddl.launch.mpi import Mpi
 from ddl.launch.network import Network
-from ddl.launch.options import START_SECONDS, Export
+from ddl.launch.options import Options
 from ddl.launch.rankfile import Place
 from ddl.launch.routes import Gap
 
@@ -107,89 +105,57 @@ def outer_addresses(networks: Sequence[str] = ()) -> tuple[str, ...]:
     return tuple(nic.address for nic in nics if nic.network in networks) or tuple(nic.address for nic in nics)
 
 
-def probe_hosts(
-    mpi: Mpi,
-    names: Sequence[str],
-    resolved: Mapping[str, str],
-    environ: Mapping[str, str],
-    *,
-    exports: Sequence[Export] = (),
-    more: tuple[str, ...] = (),
-    seconds: float = START_SECONDS,
-    batch: str = "",
-) -> Reached:
-    """Look at each host, for REFUSED_SECONDS again where one refuses. On this one alone nothing is launched.
-
-    `exports` and `more` are the user's own variables and arguments of mpirun, `seconds` what it may take, and `batch`
-    the system that the hosts are from.
-    """
-    begun, spent = time.monotonic(), 0.0
+def probe_hosts(asked: Options, found: Found) -> Reached:
+    """Look at each host, for REFUSED_SECONDS again if one refuses. On this one alone nothing is launched."""
+    begun, spent, limit = time.monotonic(), 0.0, float(asked.start_timeout)
     while True:
-        reached, said = _look(mpi, names, resolved, environ, exports, more, seconds - spent, batch)
-        # In mpirun's words alone where the host has answered since.
+        reached, said = _look(asked, found, limit - spent)
+        # In mpirun's words alone if the host has answered since.
         refused = any("Connection refused" in one for one in (said, *reached.problems.values()))
         spent = time.monotonic() - begun + _PAUSE
-        if not reached.problems or not refused or spent >= min(REFUSED_SECONDS, seconds):
+        if not reached.problems or not refused or spent >= min(REFUSED_SECONDS, limit):
             return reached
         time.sleep(_PAUSE)
 
 
-def _look(
-    mpi: Mpi,
-    names: Sequence[str],
-    resolved: Mapping[str, str],
-    environ: Mapping[str, str],
-    exports: Sequence[Export],
-    more: tuple[str, ...],
-    seconds: float,
-    batch: str,
-) -> tuple[Reached, str]:
+def _look(asked: Options, found: Found, seconds: float) -> tuple[Reached, str]:
     """Look at each host once; what came of it, and all that mpirun said."""
-    exported = environment.exports(exports, environ, {})
-    values = environment.values(exported, environ)
-    own = here(environment.visible(exports, environ))
+    names, environ = found.allocation.names, found.environ
+    exported = environment.exports(asked.exports, environ, {})
+    own = here(environment.visible(asked.exports, environ))
     if len(names) == 1 and is_here(names[0]):
         return Reached({names[0]: own}), ""
-    networks = networks_to([resolved[name] for name in names if not is_here(name)], own)
-    agent = command.agent(environ)
-    targets = ",".join(_targets(names, resolved, networks, own))
-    request = Request(
-        mpi=mpi,
-        places=tuple(Place(rank, name, 0) for rank, name in enumerate(names)),
-        machines={},
-        network=Network(networks, (), (), ""),
-        program=(*_PROBE, targets),
-        exports=exported,
-        bind=False,
-        more=more,
-        agent=agent,
-        root=os.geteuid() == 0,
-        doorkeeper=door.find(),
-        environ=environ,
-    )
+    networks = networks_to([found.addresses[name] for name in names if not is_here(name)], own)
+    targets = ",".join(_targets(names, found.addresses, networks, own))
+    places = tuple(Place(rank, name, 0) for rank, name in enumerate(names))
+    job = Job(
+        replace(found, program=(*_PROBE, targets)), places, Network(networks, (), (), ""), exported, bind=False,
+        more=asked.mpiargs,
+    )  # fmt: skip
     with tempfile.TemporaryDirectory(prefix="ddlrun-") as made, folders.readable(Path(made)) as folder:
-        launch = command.build(request, folder)
+        launch = command.build(job, folder)
         for name, text in launch.files.items():
             Path(folder, name).write_text(text)
         status, output, errors = process.capture(launch.argv, {**environ, **launch.environment, **_ALERT}, seconds)
-    found = probe.parse(output)
-    answers = {name: found[rank] for rank, name in enumerate(names) if rank in found}  # in the list's order
+    said_by = probe.parse(output)
+    answers = {name: said_by[rank] for rank, name in enumerate(names) if rank in said_by}  # in the list's order
     machines = {name: one.machine for name, one in answers.items()}
     gaps = {name: one.gaps for name, one in answers.items() if one.gaps}
     missing = [name for name in names if name not in answers]
     if not missing:
         return Reached(machines, {}, gaps), errors
-    asked = _ask_alone(missing, agent or ("srun" if batch == "slurm" else ""), own, values, environ)
+    agent = found.agent or ("srun" if found.allocation.batch == "slurm" else "")
+    alone = _ask_alone(missing, agent, own, environment.values(exported, environ), environ)
     said = mpirun_said(status, errors, seconds)
-    if not asked.problems:  # each host answers, so it is mpirun that cannot
+    if not alone.problems:  # each host answers, so it is mpirun that cannot
         return Reached(machines, dict.fromkeys(missing, f"{_CANNOT_START}. {said}"), gaps), errors
-    # Its words may be the cause, where it reaches hosts in another way than we do; often they are the agent's again.
+    # Its words may be the cause, if it reaches hosts in another way than we do; often they are the agent's again.
     heard = _first_line(errors)
     problems = {
         name: problem if (heard in problem and status is not None) else f"{problem} ({said})"
-        for name, problem in asked.problems.items()
+        for name, problem in alone.problems.items()
     }
-    return Reached({**machines, **asked.machines}, problems, gaps), errors
+    return Reached({**machines, **alone.machines}, problems, gaps), errors
 
 
 def mpirun_said(status: int | None, errors: str, seconds: float) -> str:

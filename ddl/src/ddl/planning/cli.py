@@ -16,7 +16,7 @@ from ddl.launch import arguments
 from ddl.launch.arguments import read
 from ddl.launch.errors import LaunchError, UsageError
 from ddl.launch.output import output_file
-from ddl.planning import interface, network, picture, report, scaling, units
+from ddl.planning import interface, network, picture, published, report, scaling, units
 from ddl.planning.interface import Plan
 from ddl.planning.network import Network
 
@@ -37,6 +37,7 @@ examples:
   ddlrun plan --hosts 4 --ranks 2 --racks 2 --link 200mbit --uplink 100mbit --size 64MiB
   ddlrun plan ac922-4 --hosts 64 --size 100MB       64 hosts of the catalogue, 4 GPUs each
   ddlrun plan ac922-4 --hosts 64 -m r:256           what would one ring over all do?
+  ddlrun plan --hosts 64 --ranks 64 --odd host7=1gbit   one slow link; --odd host0-31=48: uneven hosts
   ddlrun plan network.toml --schedule --rank 3      the steps of rank 3
   ddlrun plan hgx-h100 --hosts 128 --plot times.svg
   ddlrun plan --scaling                             ResNet-50 on 4 to 256 GPUs, beside the published figures
@@ -44,11 +45,12 @@ examples:
 Rates are what programs get: of Ethernet with frames of 1500 bytes, TCP delivers 95.6% of the wire's bits. They are
 bits (200mbit, 100 Gbit/s) or bytes a second (12.5GB/s); times are 5us, 0.1ms; sizes 64MiB, 100MB.
 "of the bound": the time that any algorithm needs at least, over the plan's; algorithm bandwidth: size / time;
-bus bandwidth: that times 2 (n-1)/n, what each rank sends.
+bus bandwidth: that times 2 (n-1)/n, what each rank sends. Beside each bound stands its witness: which bytes must pass
+where. Up to 64 ranks, ForestColl's optimum is one of them (needs scipy: pip install 'bascule-ddl[plan]').
 """
 
 UNSCALED = (  # what --scaling has no use for
-    *("ranks", "hosts", "racks", "aisles", "uplink", "aisle_link"),
+    *("ranks", "hosts", "racks", "aisles", "uplink", "aisle_link", "odd"),
     *("size", "type", "mode", "chunks", "algorithm", "schedule", "rank"),
 )
 _LONG = re.compile(r"-[a-z][a-z-]+(=.*)?", re.DOTALL)  # an option of more than one letter with one dash
@@ -66,6 +68,8 @@ def main(words: Sequence[str]) -> int:
     if asked.list:
         _list_machines()
         return 0
+    if asked.published:
+        return _published(asked, words)
     try:
         if asked.plot:
             picture.check(asked.plot)
@@ -123,6 +127,14 @@ def _scaling(asked: argparse.Namespace) -> int:
     return 0
 
 
+def _published(asked: argparse.Namespace, words: Sequence[str]) -> int:
+    if set(words) - {"--published", "--json"}:
+        raise UsageError("plan: --published has its own machines: it goes with --json alone")
+    rows = published.study()
+    print(json.dumps(published.to_dict(rows), indent=2) + "\n" if asked.json else published.to_text(rows), end="")
+    return 0
+
+
 def _write(figure: Figure, path: Path) -> None:
     try:
         picture.write(figure, path)
@@ -140,6 +152,7 @@ def _network(asked: argparse.Namespace, default: Network = network.DEFAULT) -> N
         rates=(asked.inside, asked.link, asked.uplink, asked.aisle_link),
         latencies=asked.latency,
     )
+    made = network.with_odd(made, asked.odd or ())
     return replace(made, reduce=asked.reduce) if asked.reduce else made
 
 
@@ -189,6 +202,10 @@ def _parser() -> argparse.ArgumentParser:
         "--latency", type=read(_latencies), default=(), metavar="T,...",
         help="of a message inside a host, then between hosts, racks, aisles (default 1us,30us, ...)",
     )  # fmt: skip
+    add(
+        "--odd", action="append", type=read(network.parse_odd), metavar="WHAT",
+        help="unlike the others: host7=1gbit (its link), host0-3=2 (their ranks), rack1=3,10gbit; may be repeated",
+    )  # fmt: skip
     add("--reduce", type=rate, metavar="RATE", help="bytes that a rank adds in a second (default: it takes no time)")
 
     add = parser.add_argument_group("the allreduce").add_argument
@@ -210,6 +227,7 @@ def _parser() -> argparse.ArgumentParser:
         help="draw time against size for each plan (.png or .svg)",
     )  # fmt: skip
     add("--scaling", action="store_true", help="simulate training of ResNet-50 on 4 to 256 GPUs of NETWORK instead")
+    add("--published", action="store_true", help="forecast published systems, beside what was published of them")
     return parser
 
 

@@ -25,11 +25,22 @@ class Tier:
 
 
 @dataclass(frozen=True)
+class Odd:
+    """A child unlike the others of its tier, by its number in the network; 0 children or bytes a second: as others."""
+
+    tier: int
+    child: int
+    size: int = 0
+    bandwidth: float = 0.0
+
+
+@dataclass(frozen=True)
 class Tree:
     """Tiers, innermost first: ranks of a host, hosts of a rack, ...; `reduce` is bytes a second (0: takes no time)."""
 
     tiers: tuple[Tier, ...]
     reduce: float = 0.0
+    odd: tuple[Odd, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -43,13 +54,50 @@ class Plan:
 
 
 @dataclass(frozen=True)
+class Term:
+    """What is behind a formula's time: latency in seconds, and bytes through the link of one child: see ddl_term."""
+
+    latency: float
+    nbytes: float
+    capacity: float
+    tier: int
+    child: int
+
+    @property
+    def seconds(self) -> float:
+        """The term's time."""
+        return self.latency + self.nbytes / self.capacity
+
+
+@dataclass(frozen=True)
+class Cut:
+    """The witness of the bound of any algorithm: bytes that must leave groups of ranks, by what capacity: see ddl_cut.
+
+    The groups are `count` children of `tier`, from `first` on, and the ranks elsewhere, if there are any.
+    """
+
+    tier: int
+    first: int
+    count: int
+    groups: int
+    nbytes: float
+    capacity: float
+
+
+@dataclass(frozen=True)
 class Bounds:
-    """The least that an allreduce can take, in seconds: see ddl_bounds."""
+    """The least that an allreduce can take, in seconds, and why: see ddl_bounds.
+
+    `tier_terms` add up to `hierarchical`, and the longest of them is `pipelined`; these are 0 where tiers are uneven.
+    """
 
     ring: float
     hierarchical: float
     pipelined: float
     cut: float
+    ring_term: Term | None
+    tier_terms: tuple[Term | None, ...]
+    cut_witness: Cut | None
 
 
 @dataclass(frozen=True)
@@ -84,7 +132,7 @@ def bounds(tree: Tree, nbytes: int) -> Bounds:
     """The bounds of an allreduce of `nbytes` bytes. Raises ArgumentError."""
     made = _Bounds()
     _call("ddl_plan_bounds", _network(tree), nbytes, byref(made))
-    return Bounds(made.ring, made.hierarchical, made.pipelined, made.cut)
+    return made.read(len(tree.tiers))
 
 
 def forecast(tree: Tree, count: int, dtype: str = "float32", plan: Plan | None = None) -> Forecast:
@@ -117,16 +165,67 @@ class _Tier(Structure):
     _fields_ = (("size", c_int), ("latency", c_double), ("bandwidth", c_double))
 
 
+class _Odd(Structure):
+    _fields_ = (("tier", c_int), ("child", c_int), ("size", c_int), ("bandwidth", c_double))
+
+
 class _Network(Structure):
-    _fields_ = (("tiers", POINTER(_Tier)), ("tier_count", c_int), ("reduce_bandwidth", c_double))
+    _fields_ = (
+        ("tiers", POINTER(_Tier)),
+        ("tier_count", c_int),
+        ("reduce_bandwidth", c_double),
+        ("odd", POINTER(_Odd)),
+        ("odd_count", c_int),
+    )
 
 
 class _Plan(Structure):
     _fields_ = (("mode", c_char_p), ("chunks", c_int), ("ranks", POINTER(c_int)), ("algorithm", c_int))
 
 
+class _Term(Structure):
+    _fields_ = (
+        ("latency", c_double),
+        ("bytes", c_double),
+        ("capacity", c_double),
+        ("tier", c_int),
+        ("child", c_int),
+    )
+
+    def read(self) -> Term | None:
+        return Term(self.latency, self.bytes, self.capacity, self.tier, self.child) if self.tier >= 0 else None
+
+
+class _Cut(Structure):
+    _fields_ = (
+        ("tier", c_int),
+        ("first", c_int),
+        ("count", c_int),
+        ("groups", c_int),
+        ("bytes", c_double),
+        ("capacity", c_double),
+    )
+
+    def read(self) -> Cut | None:
+        cut = Cut(self.tier, self.first, self.count, self.groups, self.bytes, self.capacity)
+        return cut if self.tier >= 0 else None
+
+
 class _Bounds(Structure):
-    _fields_ = (("ring", c_double), ("hierarchical", c_double), ("pipelined", c_double), ("cut", c_double))
+    _fields_ = (
+        ("ring", c_double),
+        ("hierarchical", c_double),
+        ("pipelined", c_double),
+        ("cut", c_double),
+        ("ring_term", _Term),
+        ("tier_terms", _Term * MOST_TIERS),
+        ("cut_witness", _Cut),
+    )
+
+    def read(self, tiers: int) -> Bounds:
+        terms = tuple(term.read() for term in self.tier_terms[:tiers])
+        times = (self.ring, self.hierarchical, self.pipelined, self.cut)
+        return Bounds(*times, self.ring_term.read(), terms, self.cut_witness.read())
 
 
 class _Forecast(Structure):
@@ -220,7 +319,8 @@ def _network(tree: Tree) -> _Network:
         _Tier(_whole(tier.size, f"size of tier {at} of the network"), tier.latency, tier.bandwidth)
         for at, tier in enumerate(tree.tiers)
     ]
-    return _Network((_Tier * len(made))(*made), len(made), tree.reduce)
+    odd = [_Odd(*(_whole(n, "odd") for n in (one.tier, one.child, one.size)), one.bandwidth) for one in tree.odd]
+    return _Network((_Tier * len(made))(*made), len(made), tree.reduce, (_Odd * len(odd))(*odd), len(odd))
 
 
 def _plan(plan: Plan | None) -> _Plan:

@@ -6,10 +6,11 @@ from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 
 from ddl import elements
-from ddl.planning import interface
-from ddl.planning.interface import Bounds, Forecast, Plan, Step
+from ddl.planning import forestcoll, interface
+from ddl.planning.forestcoll import Optimum
+from ddl.planning.interface import Bounds, Cut, Forecast, Plan, Step, Term
 from ddl.planning.network import Network
-from ddl.planning.units import format_bytes, format_size, format_time
+from ddl.planning.units import format_bytes, format_numbers, format_size, format_time
 
 
 @dataclass(frozen=True)
@@ -25,6 +26,7 @@ class Study:
     chosen: Forecast
     others: tuple[Forecast, ...]
     bounds: Bounds
+    optimum: Optimum | str  # ForestColl's, or why there is none
 
     @property
     def cut(self) -> float:
@@ -53,7 +55,16 @@ def study(network: Network, nbytes: int, dtype: str, plan: Plan | None) -> Study
             key=lambda one: one.seconds,
         )
     bounds = interface.bounds(network.tree, count * element)
-    return Study(network, count * element, dtype, chosen, tuple(others), bounds)
+    return Study(network, count * element, dtype, chosen, tuple(others), bounds, _optimum(network))
+
+
+def _optimum(network: Network) -> Optimum | str:
+    if not 2 <= network.ranks <= forestcoll.MOST_RANKS:
+        return f"for 2 to {forestcoll.MOST_RANKS} ranks"
+    try:
+        return forestcoll.optimum(forestcoll.graph_of(network))
+    except forestcoll.SolverMissing as missing:
+        return str(missing)
 
 
 def to_text(made: Study) -> str:
@@ -92,7 +103,11 @@ def to_dict(made: Study) -> dict[str, object]:
         "ranks": made.network.ranks,
         "bytes": made.nbytes,
         "type": made.dtype,
-        "bounds": asdict(made.bounds),
+        "bounds": {
+            **{name: getattr(made.bounds, name) for name in ("ring", "hierarchical", "pipelined", "cut")},
+            "forestcoll": made.optimum.seconds(made.nbytes) if isinstance(made.optimum, Optimum) else None,
+        },
+        "witnesses": _witnesses(made),
         "chosen": row(made.chosen),
         "alternatives": list(map(row, made.others)),
     }
@@ -159,24 +174,103 @@ def _plans(made: Study) -> str:
 
 
 def _bounds(made: Study) -> str:
-    bounds = made.bounds
-    return "\n".join(
+    bounds, network = made.bounds, made.network
+    terms = [term for term in bounds.tier_terms if term is not None]
+    sizes = "tiers are uneven: there are no such dimensions"
+    rows: list[tuple[str, float | None, str]] = [
+        ("bound of any algorithm, by cuts (100%)", bounds.cut, _cut_to_text(bounds.cut_witness, network)),
+        ("one well-ordered ring, by formula", bounds.ring, _terms_to_text([bounds.ring_term], network)),
         (
-            f"bound of any algorithm, by cuts (100%)    {format_time(bounds.cut)}",
-            f"one well-ordered ring, by formula         {format_time(bounds.ring)}",
-            f"a dimension a tier, one after the other   {format_time(bounds.hierarchical)}",
-            f"the same with perfect overlap             {format_time(bounds.pipelined)}",
-        )
-    )
+            "a dimension a tier, one after the other",
+            bounds.hierarchical,
+            _terms_to_text(terms, network) if bounds.hierarchical else sizes,
+        ),
+        (
+            "the same with perfect overlap",
+            bounds.pipelined,
+            _terms_to_text([max(terms, key=lambda term: term.seconds)], network) if terms else sizes,
+        ),
+    ]
+    if isinstance(made.optimum, Optimum):
+        rows.append((_FORESTCOLL, made.optimum.seconds(made.nbytes), _optimum_to_text(made.optimum, made.nbytes)))
+    elif "scipy" in made.optimum:
+        rows.append((_FORESTCOLL, None, made.optimum))
+    if network.ranks == 1:
+        rows = [(name, seconds, "") for name, seconds, _ in rows]
+    lines = []
+    for name, seconds, why in rows:
+        time = "-" if seconds is None or why == sizes else format_time(seconds)
+        lines.append(f"{name:42}{time:9} {why}".rstrip())
+    return "\n".join(lines)
+
+
+_FORESTCOLL = "reduce-scatter + allgather, ForestColl"
+
+
+def _cut_to_text(cut: Cut | None, network: Network) -> str:
+    """`128 MiB must leave rack 0-1, through 25 MB/s in all`."""
+    if cut is None:
+        return ""
+    name = network.levels[cut.tier].name
+    children = f"{name} {format_numbers(range(cut.first, cut.first + cut.count))}"
+    rest = " and the others" if cut.groups > cut.count else ""
+    return f"{format_size(cut.nbytes)} must leave {children}{rest}, through {format_bytes(cut.capacity)} in all"
+
+
+def _terms_to_text(terms: Sequence[Term | None], network: Network) -> str:
+    """`112 MiB through the link of rack 0 (12.5 MB/s), 420 us of latency`, of each term, joined."""
+    parts = []
+    for term in terms:
+        if term is not None:
+            link = f"the link of {network.levels[term.tier].name} {term.child} ({format_bytes(term.capacity)})"
+            latency = f", {format_time(term.latency)} of latency" if term.latency else ""
+            parts.append(f"{format_size(term.nbytes)} through {link}{latency}")
+    return "; ".join(parts)
+
+
+def _optimum_to_text(optimum: Optimum, nbytes: int) -> str:
+    """`32 MiB must leave ranks 4-7, and 32 MiB enter, through 12.5 MB/s`."""
+    ranks = f"rank{'s' if len(optimum.inside) > 1 else ''} {format_numbers(optimum.inside)}"
+    shards = format_size(len(optimum.inside) * nbytes / optimum.ranks)
+    return f"{shards} must leave {ranks}, and as much enter, through {format_bytes(optimum.capacity)}"
+
+
+def _witnesses(made: Study) -> dict[str, object]:
+    """What each bound can be checked by, as plain data: bytes, bytes a second, ranks as [first, last]."""
+    bounds, network, optimum = made.bounds, made.network, made.optimum
+
+    def term(one: Term | None) -> dict[str, object] | None:
+        if one is None:
+            return None
+        return {"level": network.levels[one.tier].name, **asdict(one), "seconds": one.seconds}
+
+    terms = [one for one in bounds.tier_terms if one is not None]
+    cut: dict[str, object] | None = None
+    if bounds.cut_witness is not None:
+        found = bounds.cut_witness
+        groups = network.ranks_below(found.tier)[found.first : found.first + found.count]
+        cut = {
+            "level": network.levels[found.tier].name,
+            **asdict(found),
+            "ranks": [[group.start, group.stop - 1] for group in groups],
+            "seconds": bounds.cut,
+        }
+    return {
+        "cut": cut,
+        "ring": term(bounds.ring_term),
+        "hierarchical": list(map(term, terms)),
+        "pipelined": term(max(terms, key=lambda one: one.seconds)) if terms else None,
+        "forestcoll": asdict(optimum) if isinstance(optimum, Optimum) else {"none": optimum},
+    }
 
 
 def _tiers(made: Study) -> str:
-    rows = [("tier", "messages a rank", "bytes a rank sends", "link is busy")]
-    below = 1
+    mean = ", on average" if made.network.odd else ""
+    rows = [("tier", "messages a rank", "bytes a rank sends", f"link is busy{mean}")]
     for at, level in enumerate(made.network.levels):
         # All that leaves a child of this tier, but tier 0 is only for what stays inside a host.
         crossing = made.chosen.tier_bytes[at:] if at else made.chosen.tier_bytes[:1]
-        seconds = below * sum(crossing) / level.bandwidth
+        seconds = made.network.ranks / made.network.children(at) * sum(crossing) / level.bandwidth
         busy = seconds / made.chosen.seconds if made.chosen.seconds else 0.0
         rows.append(
             (
@@ -186,7 +280,6 @@ def _tiers(made: Study) -> str:
                 f"{busy:.0%} of the time",
             )
         )
-        below *= level.size
     return _table(rows, left=1)
 
 

@@ -84,13 +84,22 @@ def study(network: Network) -> Study:
     return Study(network, tuple(rows), cut)
 
 
-def step(tree: Tree, cut: Sequence[resnet.Bucket], plan: Plan | None, compute: float = STEP_SECONDS) -> float:
-    """Seconds of a training step whose gradients are averaged bucket by bucket as they become ready."""
+def step(
+    tree: Tree,
+    cut: Sequence[resnet.Bucket],
+    plan: Plan | None,
+    compute: float = STEP_SECONDS,
+    dtype: str = "float32",
+) -> float:
+    """Seconds of a training step whose gradients are averaged bucket by bucket as they become ready.
+
+    The buckets' bytes are those of float32, whatever type is sent.
+    """
     backward = compute * (1 - FORWARD)
     free = 0.0  # when the network has done with the bucket before
     for bucket in cut:
         ready = compute - backward + bucket.ready * backward
-        free = max(free, ready) + interface.forecast(tree, bucket.nbytes // 4, "float32", plan).seconds
+        free = max(free, ready) + interface.forecast(tree, bucket.nbytes // 4, dtype, plan).seconds
     return max(compute, free)
 
 

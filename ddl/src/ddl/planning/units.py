@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Iterable
 
 _NUMBER = r"\s*([0-9]+(?:\.[0-9]*)?(?:[eE][+-]?[0-9]+)?|\.[0-9]+)\s*"
 _VALUE = re.compile(_NUMBER + r"([A-Za-zµ/]*)\s*")
@@ -77,6 +78,17 @@ def format_bytes(rate: float) -> str:
 def format_time(seconds: float) -> str:
     """A time for people: `5 us`, `1.23 ms`, `4.56 s`."""
     return _scaled(seconds, (("s", 1.0), ("ms", 1e-3), ("us", 1e-6), ("ns", 1e-9))) if seconds else "0 s"
+
+
+def format_numbers(numbers: Iterable[int]) -> str:
+    """Whole numbers, in order, with runs of them joined: `0-3,7`."""
+    runs: list[list[int]] = []
+    for number in numbers:
+        if runs and number == runs[-1][1] + 1:
+            runs[-1][1] = number
+        else:
+            runs.append([number, number])
+    return ",".join(str(first) if first == last else f"{first}-{last}" for first, last in runs)
 
 
 def _scaled(value: float, units: tuple[tuple[str, float], ...]) -> str:

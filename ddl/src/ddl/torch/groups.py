@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import os
 import zlib
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING, Protocol, cast
 
 import ddl
+from ddl import membership
 from ddl.communicator import Communicator, create_group
 from ddl.errors import StateError
 from ddl.torch import job
@@ -40,8 +40,7 @@ def create(options: object) -> ProcessGroup | Backend:
             raise StateError("new_group of backend ddl: the default group is not of it: init_process_group('ddl')")
         communicator = create_group(ranks, zlib.crc32(asked.group_id.encode()))
     else:
-        job.check_launch(asked.group_rank, asked.group_size, os.environ, "init_process_group('ddl')")
-        job.enter()
+        job.enter(cast(membership.Store, asked.store), asked.group_rank, asked.group_size)
         communicator = Communicator(None)
     made = ProcessGroup(asked.store, communicator, asked.group_id, leave=None if ranks else job.leave)
     try:

@@ -12,7 +12,7 @@ from datetime import timedelta
 from importlib import import_module
 from typing import TYPE_CHECKING, cast
 
-from ddl.torch import job
+from ddl.membership import under_mpi
 
 if TYPE_CHECKING:
     from torch._C._distributed_c10d import Store
@@ -28,7 +28,7 @@ _MPI_SIZE = ("OMPI_COMM_WORLD_SIZE", "PMI_SIZE")
 
 def asks_mpi(environment: Mapping[str, str]) -> bool:
     """Whether MPI started this process, and nobody has set the numbers that env:// reads."""
-    return job.under_mpi(environment) and not any(environment.get(name) for name in ("RANK", "WORLD_SIZE"))
+    return under_mpi(environment) and not any(environment.get(name) for name in ("RANK", "WORLD_SIZE"))
 
 
 def odd_size(environment: Mapping[str, str]) -> str | None:
@@ -74,6 +74,7 @@ def join_mpi(timeout: timedelta | None) -> tuple[Store, int, int]:
     from torch.distributed.constants import default_pg_timeout
 
     import ddl
+    from ddl.torch import job
 
     job.join()
     rank, size = ddl.rank(), ddl.size()

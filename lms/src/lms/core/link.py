@@ -1,11 +1,12 @@
-"""Links between two tiers: how fast bytes go out and come back. Plain data; `lms.torch` fills in what it measured."""
+"""Links between two tiers: how fast bytes go out and come back. Plain data; `lms.torch` measures them."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, fields, replace
+from dataclasses import asdict, dataclass, replace
 
 from lms import documents
+from lms.documents import Rate
 from lms.errors import UsageError
 
 
@@ -14,8 +15,8 @@ class Link:
     """Bandwidth (bytes a second) of each direction, and latency (seconds); `source` says where they are from."""
 
     name: str
-    out: float  # bytes a second from the device to the tier below
-    back: float  # bytes a second from the tier below to the device
+    out: Rate  # bytes a second from the device to the tier below
+    back: Rate  # bytes a second from the tier below to the device
     latency: float = 1e-4  # seconds a copy takes beyond its bytes
     source: str = ""
 
@@ -39,14 +40,7 @@ class Link:
     def from_dict(cls, document: Mapping[str, object]) -> Link:
         """The link that `to_dict` wrote. Raises UsageError, which is a ValueError, for anything else."""
         try:
-            documents.only(document, {one.name for one in fields(cls)}, "link")
-            return cls(
-                name=documents.text(document.get("name"), "link.name"),
-                out=documents.rate(document.get("out"), "link.out"),
-                back=documents.rate(document.get("back"), "link.back"),
-                latency=documents.seconds(document.get("latency", cls.latency), "link.latency"),
-                source=documents.text(document.get("source", cls.source), "link.source"),
-            )
+            return documents.read(cls, document, "link")
         except ValueError as error:
             raise UsageError(f"no link: {error}; record the trace again") from None
 

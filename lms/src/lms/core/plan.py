@@ -20,7 +20,7 @@ import numpy as np
 
 from lms.core.link import Link
 from lms.core.profile import Bytes, Excess, lowest
-from lms.core.schedule import Action, Keep, Move, Schedule, Swap
+from lms.core.schedule import Move, Schedule, Swap
 from lms.core.simulate import Forecast, simulate
 from lms.core.trace import Trace
 from lms.errors import LimitError, UsageError
@@ -40,22 +40,9 @@ class Plan(Schedule):
     reasons: Mapping[int, str] = field(default_factory=dict)  # for each tensor: why it stays or goes
     ranking: str = ""  # the ranking that the simulator found best
 
-    @property
-    def swapped(self) -> int:
-        """Bytes that the plan moves out in one pass."""
-        return self.forecast.out
-
     def moved(self) -> frozenset[int]:
         """Indices of the tensors that leave memory at least once."""
         return frozenset(move.tensor for move in self.moves)
-
-    @property
-    def actions(self) -> dict[int, tuple[Action, ...]]:
-        """For each tensor what happens to it in a step: moves in the order in which they start, or Keep and why."""
-        found: dict[int, tuple[Action, ...]] = {}
-        for move in self.moves:
-            found[move.tensor] = (*found.get(move.tensor, ()), move)
-        return {index: found.get(index, (Keep(index, reason),)) for index, reason in self.reasons.items()}
 
 
 class Gap(NamedTuple):
@@ -186,7 +173,7 @@ def _other(trace: Trace) -> Bytes:
 
 
 def _before(trace: Trace, chosen: Sequence[Gap]) -> Bytes:
-    """What is held in the stretch before each access and in the tail: the profile, one access later."""
+    """Bytes held in the stretch before each access and in the tail: the profile, one access later."""
     end = len(trace.accesses)
     lives_on = sum(tensor.nbytes for tensor in trace.tensors if tensor.freed is None and not tensor.pinned)
     first = lives_on - sum(gap.nbytes for gap in chosen if gap.comes_back and gap.start < end <= gap.before)
@@ -302,7 +289,7 @@ def _lingering(trace: Trace, chosen: Sequence[Gap]) -> Bytes:
 
 
 def _target(trace: Trace, gaps: Sequence[Gap], cap: Bytes, *, bounded: bool) -> Bytes:
-    """What may be there at each access when the link takes no time.
+    """Bytes that may be there at each access if the link takes no time.
 
     Under a limit that is the cap. Room that is kept free for copies in flight is not worth the bytes that have to
     move for it: tensors in hand make it as they are freed. Under a budget, what stays is the budget, the tensor in
@@ -376,7 +363,7 @@ def _needless(trace: Trace, chosen: Sequence[Gap], target: Bytes, cap: Bytes) ->
 
 
 def _moves(trace: Trace, chosen: Sequence[Gap], cap: Bytes, prefetch: int | None) -> tuple[Move, ...]:
-    """Moves for the chosen gaps, in the same order. What was not written since it was last away needs no copy out."""
+    """Moves for the chosen gaps, in the same order. A tensor not written since it was last away needs no copy out."""
     fetches = _fetches(trace, chosen, cap, prefetch)
     end = len(trace.accesses)
     # Before the first gap of what lives on comes the last one of the step before.

@@ -1,4 +1,4 @@
-"""What a step executes and the simulator times: a list of actions and one cap on the held bytes for each access.
+"""A schedule: a list of moves, and a cap on the held bytes for each access. Steps execute it, the simulator times it.
 
 The rules by which they are executed are `lms.core.stepper`'s.
 """
@@ -8,14 +8,6 @@ from __future__ import annotations
 from collections import defaultdict
 from dataclasses import dataclass
 from typing import NamedTuple
-
-
-@dataclass(frozen=True)
-class Keep:
-    """A tensor that stays for the whole step."""
-
-    tensor: int
-    reason: str = ""
 
 
 @dataclass(frozen=True)
@@ -44,7 +36,6 @@ class Recompute:
 
 
 Move = Swap | Recompute
-Action = Keep | Move
 
 
 @dataclass(frozen=True)
@@ -65,7 +56,7 @@ class Return(NamedTuple):
 
 
 class Course:
-    """A schedule laid out by access, to be executed. `most_held` is what it was foreseen to hold at most."""
+    """A schedule laid out by access, to be executed. `most_held` is the most that it was predicted to hold."""
 
     def __init__(self, schedule: Schedule, most_held: int | None = None) -> None:
         end = len(schedule.cap)

@@ -1,4 +1,4 @@
-"""A trace, a schedule and a link in; the step's time, its stalls and its memory out. Pure: no clock, no framework.
+"""Predicts a step's time, stalls and memory from its trace, a schedule and a link. Pure: no clock, no framework.
 
 The rules are the stepper's. Its mover is made of paper here: each direction of the link is one queue that copies one
 tensor at a time in order, and a clock stands still for everything but computation and waiting.
@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from typing import Literal
 
 from lms.core.link import Link
-from lms.core.replay import end_step, replay
+from lms.core.replay import PaperCopy, PaperMover, end_step, replay
 from lms.core.schedule import Course, Recompute, Schedule
 from lms.core.stepper import Item, Stepper
 from lms.core.timeline import Lane, Span
@@ -19,7 +19,7 @@ from lms.core.trace import Trace
 
 @dataclass(frozen=True)
 class Forecast:
-    """What a schedule costs. Seconds and bytes."""
+    """The cost of a schedule. Seconds and bytes."""
 
     seconds: float  # the whole step
     stall_out: float  # waiting for copies out, so that memory is free
@@ -38,7 +38,7 @@ class Forecast:
 def simulate(
     trace: Trace, schedule: Schedule, link: Link, *, picture: bool = True, laps: int | None = None
 ) -> Forecast:
-    """What executing `schedule` on `link` costs, by the recorded computation of `trace`.
+    """The cost of executing `schedule` on `link`, with the computation that `trace` recorded.
 
     The figures are those of the last of so many `laps`: by default of the third if a tensor lives on from step to
     step: it takes one or two until each begins as the one before.
@@ -52,7 +52,7 @@ def simulate(
 def lingers_until(trace: Trace, index: int, at: int) -> int:
     """The access from which on the framework does not keep tensor `index`, once LMS let go of it at access `at`.
 
-    Whoever wrote it has it in hand, and whoever holds it once more before its next read or write has had it until then.
+    The operation that wrote it keeps it, and so does each hold that comes before the next read or write.
     """
     until = trace.tensors[index].let_go or 0
     for touch in trace.touches[index]:
@@ -68,10 +68,8 @@ class _Clock:
     now = 0.0
 
 
-class _Copy:
+class _Copy(PaperCopy):
     """A copy on the link; `end` is when it is complete."""
-
-    failed = None
 
     def __init__(self, clock: _Clock, end: float) -> None:
         self.clock = clock
@@ -80,14 +78,8 @@ class _Copy:
     def done(self) -> bool:
         return self.end <= self.clock.now
 
-    def wait(self) -> None:
-        """The mover does."""
 
-    def synchronize(self) -> None:
-        """The clock waits for nothing else."""
-
-
-class _Simulation:
+class _Simulation(PaperMover):
     """One run: the mover of paper, and the driver that follows the trace."""
 
     def __init__(self, trace: Trace, schedule: Schedule, link: Link, *, picture: bool) -> None:
@@ -210,12 +202,6 @@ class _Simulation:
             self.lingering[item.index] = until
             self.lingering_bytes += item.nbytes
         return True
-
-    def discard(self, item: Item) -> None:
-        """The tier below costs nothing."""
-
-    def forget(self, item: Item) -> None:
-        """Nothing of it is left."""
 
 
 class _Watched(Stepper[Item]):

@@ -11,7 +11,7 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from typing import Literal
 
-from lms.core.replay import replay
+from lms.core.replay import PaperCopy, PaperMover, replay
 from lms.core.schedule import Course, Schedule, Swap
 from lms.core.stepper import Item, Stepper
 from lms.core.trace import Trace
@@ -57,10 +57,8 @@ def make_static(trace: Trace, schedule: Schedule) -> StaticSchedule:
     return _Worst(trace, schedule).run()
 
 
-class _OutCopy:
+class _OutCopy(PaperCopy):
     """A copy out that is complete once it was waited for."""
-
-    failed = None
 
     def __init__(self, index: int) -> None:
         self.index = index
@@ -69,14 +67,8 @@ class _OutCopy:
     def done(self) -> bool:
         return self.over
 
-    def wait(self) -> None:
-        """The mover does."""
 
-    def synchronize(self) -> None:
-        """Nothing is in flight here."""
-
-
-class _Worst:
+class _Worst(PaperMover):
     """The stepper's mover in the worst case, and the driver that follows the trace."""
 
     def __init__(self, trace: Trace, schedule: Schedule) -> None:
@@ -124,9 +116,3 @@ class _Worst:
     def release(self, item: Item) -> bool:
         """The memory is free."""
         return True
-
-    def discard(self, item: Item) -> None:
-        """What the tier below holds is stale, or of no use any more."""
-
-    def forget(self, item: Item) -> None:
-        """Nothing of it is left."""

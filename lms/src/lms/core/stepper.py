@@ -4,7 +4,7 @@ The simulator and a training run the same stepper, one with a mover that keeps a
 
 At each access, after the computation that led to it:
 
-1. Copies that are complete are settled: what has left gives its memory back. Drops take effect that the access before
+1. Copies that are complete are settled: the memory of what has left is free. Drops take effect that the access before
    asked for, because its operation is over now.
 2. A read brings its tensor back. If no one has started that (a miss, unless it was planned), it starts now, behind as
    many copies out as it takes to make room. A read of a tensor that is leaving keeps it.
@@ -55,10 +55,10 @@ class Copy(Protocol):
         """Whether it is complete, or has failed. Never blocks."""
 
     def wait(self) -> object:
-        """Have the computation wait until it is complete. Raises what it failed of."""
+        """Have the computation wait until it is complete. Raises its error if it failed."""
 
     def synchronize(self) -> object:
-        """Block this thread until it is complete. Raises what it failed of."""
+        """Block this thread until it is complete. Raises its error if it failed."""
 
 
 class Item:
@@ -96,7 +96,7 @@ class Mover(Protocol[M]):
         """Start the copy back, or compute the bytes again. None: they are there at once."""
 
     def wait(self, item: M, lane: Literal["out", "back"]) -> None:
-        """Have the computation wait for the item's departure ("out") or arrival ("back"). Raises what it failed of."""
+        """Have the computation wait for the item's departure ("out") or arrival ("back"). Raises the copy's error."""
 
     def release(self, item: M) -> bool:
         """Give up the item's memory, whose bytes the tier below holds; False if it must stay."""
@@ -115,7 +115,7 @@ class Stepper(Generic[I]):
         self.mover = mover
         self.held = 0
         self.held_peak = 0
-        self.left = 0  # of what is held, bytes of items whose step is over
+        self.left = 0  # held bytes of items whose step is over
         self.misses = 0
         self.evictable: dict[int, I] = {}  # by index: held, not pinned, and not on their way
         self._room = room
@@ -135,7 +135,7 @@ class Stepper(Generic[I]):
         self.largest = 0
         self.held_peak = self.held
         self._course = course
-        self._late = False  # the step diverged from the schedule that it began with
+        self._off_schedule = False  # the step diverged from the schedule that it began with
         self._returned = 0  # into course.returns
         self._forward = True  # nothing has been read yet
 
@@ -230,14 +230,13 @@ class Stepper(Generic[I]):
 
     def drop_due(self) -> None:
         """Rule 1, for what the access before asked for."""
-        if self._drops:
-            for move in self._drops:
-                item = self.items[move.tensor]
-                if not isinstance(move, Recompute):
-                    self._send(item)
-                elif item.state is State.HERE:
-                    self._drop(item)
-            self._drops.clear()
+        due, self._drops = self._drops, []
+        for move in due:
+            item = self.items[move.tensor]
+            if not isinstance(move, Recompute):
+                self._send(item)
+            elif item.state is State.HERE:
+                self._drop(item)
 
     def access(self, item: I, *, read: bool) -> None:
         """Rules 3 to 5, with `item` in hand."""
@@ -251,7 +250,7 @@ class Stepper(Generic[I]):
     def divert(self, course: Course | None) -> None:
         """The step is another than its schedule was made for: follow this one, which began alike, or the rule."""
         self._course = course
-        self._late = True
+        self._off_schedule = True
         self._returned = 0
         if course is not None:
             for earlier in range(self.position):
@@ -266,7 +265,7 @@ class Stepper(Generic[I]):
                 self._send(self.items[move.tensor])
         cap = course.cap[position]
         if course.most_held is not None and self.held - self.left > max(cap, course.most_held):
-            self._late = True  # tensors live longer than they did (retain_graph): make room by the rule
+            self._off_schedule = True  # tensors live longer than they did (retain_graph): make room by the rule
         if self.held > cap or course.write_ahead is not None:
             self._make_room(cap, item, ahead=course.write_ahead)
         returns = course.returns
@@ -332,7 +331,7 @@ class Stepper(Generic[I]):
         """
         evictable = self.evictable
         order: Iterable[int]
-        if self._course is not None and not self._late:
+        if self._course is not None and not self._off_schedule:
             order = [index for index in sorted(evictable) if index < 0] if self.left else ()
         else:
             # In the forward items come in the order of their indices; what the backward brought back lies behind them.
@@ -375,7 +374,7 @@ class Stepper(Generic[I]):
         return True
 
     def _wait(self, item: I, lane: Literal["out", "back"]) -> None:
-        """Wait for a copy; what it failed of is looked at later."""
+        """Wait for a copy. Its error, if it failed, is dealt with later."""
         with suppress(SpillError):
             self.mover.wait(item, lane)
 

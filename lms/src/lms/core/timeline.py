@@ -1,4 +1,4 @@
-"""What took time in a pass, and what was held while it did: foreseen by the simulator, or as it ran. Plain data."""
+"""The timeline of a pass, predicted or measured: computation, copies, stalls, and the bytes held. Plain data."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ Lane = Literal["compute", "out", "back", "stall"]
 
 @dataclass(frozen=True)
 class Span:
-    """Something that took time: computation, a copy out or back, or a stall. Seconds from the pass's start."""
+    """Computation, a copy out or back, or a stall. Seconds from the pass's start."""
 
     lane: Lane
     start: float

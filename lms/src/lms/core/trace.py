@@ -1,4 +1,4 @@
-"""What one step wrote, read and freed, with bytes and times: plain data, read and written as JSON.
+"""A trace: the tensors that one step wrote, read and freed, with bytes and times. Plain data, stored as JSON.
 
 A step touches *tensors*: the activations that autograd saves, and the state that lives from step to step (parameters,
 gradients, the optimizer's). An *access* is one touch; accesses are numbered from 0 in the order in which they happened,
@@ -13,10 +13,10 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, field, fields
+from dataclasses import asdict, dataclass, field
 from functools import cached_property
 from reprlib import repr as shortened
-from typing import Literal, Self, get_args
+from typing import Annotated, Literal, Self
 
 from lms import documents
 from lms.core.link import Link
@@ -69,7 +69,9 @@ class Trace:
     tail_other: int = 0  # as Access.other, for the tail
     cycle: float = 0.0  # seconds from one optimizer step to the next, all that LMS added left out; 0: not measured
     busy: float = 0.0  # of them, seconds in which the device computed
-    passes: float = 1.0  # passes in a cycle, each counted by its saved bytes over this one's
+    passes: Annotated[float, (0.0, MOST_PASSES)] = (
+        1.0  # passes in a cycle, each counted by its saved bytes over this one's
+    )
     link: Mapping[str, object] = field(default_factory=dict)  # the link that was measured with it (lms.link.Link)
     machine: Mapping[str, str] = field(default_factory=dict)  # host, versions
 
@@ -77,6 +79,11 @@ class Trace:
     def records(self) -> tuple[Tensor, ...]:
         """The tensors, by the name that they had while all were activations."""
         return self.tensors
+
+    @cached_property
+    def measured(self) -> bool:
+        """Whether it is known what the device held beside the saved bytes."""
+        return bool(self.accesses) and all(access.other for access in self.accesses)
 
     @cached_property
     def touches(self) -> tuple[tuple[int, ...], ...]:
@@ -98,7 +105,7 @@ class Trace:
 
     @cached_property
     def seconds(self) -> float:
-        """Computation of the whole step: what it takes when nothing has to be waited for."""
+        """Computation of the whole step: its time without any waiting."""
         return sum(access.seconds for access in self.accesses) + self.tail
 
     def step_seconds(self, seconds: float) -> float:
@@ -132,6 +139,12 @@ class Trace:
 
     def check(self) -> None:
         """Raise ValueError if accesses and tensors are not those of one step, or are more bytes than any device has."""
+        end = len(self.accesses)
+        for at, access in enumerate(self.accesses):
+            documents.whole(access.tensor, f"accesses[{at}].tensor", len(self.tensors) - 1)
+        for index, tensor in enumerate(self.tensors):
+            for name in ("freed", "let_go"):
+                documents.whole(getattr(tensor, name) or 0, f"tensors[{index}].{name}", end)
         for index, (tensor, touches) in enumerate(zip(self.tensors, self.touches, strict=True)):
             where = f"tensors[{index}]"
             if not touches:
@@ -163,67 +176,13 @@ class Trace:
         try:
             if document["format"] == FIRST_FORMAT:
                 document = _of_first_format(document)
-            return cls._read(document)
+            trace = documents.read(cls, {name: one for name, one in document.items() if name != "format"})
+            if trace.link:
+                Link.from_dict(trace.link)
+            trace.check()
         except ValueError as error:
             raise ValueError(f"damaged ({error}); record it again") from None
-
-    @classmethod
-    def _read(cls, document: dict[str, object]) -> Self:
-        """The trace in a JSON document. Raises ValueError that names the place of what is wrong."""
-        documents.only(document, {"format", *(one.name for one in fields(Trace))})
-        found = documents.items(document.get("tensors"), "tensors")
-        entries = documents.items(document.get("accesses"), "accesses")
-        trace = cls(
-            tensors=tuple(_tensor(one, f"tensors[{at}]", len(entries)) for at, one in enumerate(found)),
-            accesses=tuple(_access(one, f"accesses[{at}]", len(found)) for at, one in enumerate(entries)),
-            device=documents.text(document.get("device", "cpu"), "device"),
-            capacity=documents.nbytes(document.get("capacity", 0), "capacity"),
-            tail=documents.seconds(document.get("tail", 0.0), "tail"),
-            tail_other=documents.nbytes(document.get("tail_other", 0), "tail_other"),
-            cycle=documents.seconds(document.get("cycle", 0.0), "cycle"),
-            busy=documents.seconds(document.get("busy", 0.0), "busy"),
-            passes=documents.number(document.get("passes", 1.0), "passes", 0.0, MOST_PASSES),
-            link=documents.mapping(document.get("link", {}), "link"),
-            machine=documents.texts(document.get("machine", {}), "machine"),
-        )
-        if trace.link:
-            Link.from_dict(trace.link)
-        trace.check()
         return trace
-
-
-def _tensor(value: object, where: str, end: int) -> Tensor:
-    """A tensor of a step of `end` accesses."""
-    tensor = documents.mapping(value, where)
-    documents.only(tensor, {one.name for one in fields(Tensor)}, where)
-    shape = documents.items(tensor.get("shape", ()), f"{where}.shape")
-
-    def position(name: str) -> int | None:
-        at = tensor.get(name)
-        return None if at is None else documents.whole(at, f"{where}.{name}", end)
-
-    return Tensor(
-        nbytes=documents.nbytes(tensor.get("nbytes"), f"{where}.nbytes"),
-        freed=position("freed"),
-        kind=documents.choice(tensor.get("kind", "activation"), get_args(Kind), f"{where}.kind"),
-        let_go=position("let_go"),
-        pinned=documents.flag(tensor.get("pinned", False), f"{where}.pinned"),
-        module=documents.text(tensor.get("module", ""), f"{where}.module"),
-        dtype=documents.text(tensor.get("dtype", ""), f"{where}.dtype"),
-        shape=tuple(documents.nbytes(one, f"{where}.shape[{at}]") for at, one in enumerate(shape)),
-    )
-
-
-def _access(value: object, where: str, tensors: int) -> Access:
-    """An access to one of `tensors` tensors."""
-    access = documents.mapping(value, where)
-    documents.only(access, {one.name for one in fields(Access)}, where)
-    return Access(
-        kind=documents.choice(access.get("kind"), get_args(AccessKind), f"{where}.kind"),
-        tensor=documents.whole(access.get("tensor"), f"{where}.tensor", tensors - 1),
-        seconds=documents.seconds(access.get("seconds"), f"{where}.seconds"),
-        other=documents.nbytes(access.get("other", 0), f"{where}.other"),
-    )
 
 
 def _of_first_format(document: dict[str, object]) -> dict[str, object]:

@@ -1,7 +1,8 @@
-"""Machines that are described, not measured, to compare with without owning them, each figure with its source.
+"""Machines that are described and not measured, so that users can compare with machines they do not own.
 
-They lie in `machines/` in the format of `lms link measure -o`: a link's `ceiling` is the nominal rate, its series what
-was published as measured, if anything was. Names that DDL's own catalogue has, too, mean the same machines.
+They lie in `machines/` in the format of `lms link measure -o`. A link's `ceiling` is its nominal rate, its series are
+published measurements, if there are any, and each figure has its source. Names that DDL's own catalogue also has mean
+the same machines.
 """
 
 from __future__ import annotations
@@ -19,7 +20,7 @@ _FOLDER = files("lms.link") / "machines"
 
 
 def names() -> list[str]:
-    """What is described, in order."""
+    """Their names, sorted."""
     return sorted(entry.name.removesuffix(".json") for entry in _FOLDER.iterdir() if entry.name.endswith(".json"))
 
 

@@ -1,16 +1,16 @@
-"""The pictures of links: two machines side by side, and the GPUs of one with what joins them.
+"""Pictures of links: two machines side by side, and the GPUs of one machine with the links between them.
 
-Colours are those of Okabe and Ito; what they tell apart is also told by hatches or words.
+Colours are never the only difference: hatches, markers or words repeat it.
 """
 
 from __future__ import annotations
 
-import io
 from collections.abc import Sequence
 from math import cos, pi, sin
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from lms.drawing import BLUE, GREY, ORANGE, figure, plain
 from lms.errors import UsageError
 from lms.link.comparison import Comparison, Prediction, Row
 from lms.link.gpu import Gpu
@@ -23,42 +23,26 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
-ONE, OTHER, PLAIN = "#0072B2", "#E69F00", "#6E6E6E"
+ONE, OTHER, PLAIN = BLUE, ORANGE, GREY
 SUFFIXES = (".png", ".svg")
 
 
 def check(path: Path) -> None:
-    """Raise UsageError where a picture cannot be written to `path` by its suffix."""
+    """Raise UsageError if the suffix of `path` is of no known picture format."""
     if path.suffix not in SUFFIXES:
         raise UsageError(f"--picture={str(path)!r}: expected a name that ends with {' or '.join(SUFFIXES)}")
 
 
-def encoded(figure: Figure, suffix: str) -> bytes:
-    """The figure as a PNG or an SVG file; the same figure is the same file."""
-    import matplotlib
-
-    buffer = io.BytesIO()
-    with matplotlib.rc_context({"svg.fonttype": "none", "svg.hashsalt": "lms"}):
-        figure.savefig(buffer, format=suffix[1:], dpi=150, metadata={"Date": None} if suffix == ".svg" else {})
-    return buffer.getvalue()
-
-
-def svg(figure: Figure) -> str:
-    """The figure as an SVG element, to stand in an HTML page."""
-    text = encoded(figure, ".svg").decode()
-    return text[text.index("<svg") :]
-
-
 def draw_comparison(comparison: Comparison, *, speedup: float = 1.0) -> Figure:
-    """Left: what each kind of link carries on both machines. Right, with a trace: what its step takes on each."""
-    figure = _figure((11.5 if comparison.step else 6.5, 4.6))
-    axes = figure.subplots(
+    """Left: the rate of each kind of link on both machines. Right, with a trace: the time of its step on each."""
+    drawn = figure((11.5 if comparison.step else 6.5, 4.6))
+    axes = drawn.subplots(
         1, 2 if comparison.step else 1, squeeze=False, width_ratios=(1.15, 1)[: 1 + bool(comparison.step)]
     )[0]
     _draw_rates(axes[0], comparison)
     if comparison.step is not None:
         _draw_step(axes[1], comparison, comparison.step, speedup)
-    return figure
+    return drawn
 
 
 def _draw_rates(axes: Axes, comparison: Comparison) -> None:
@@ -99,16 +83,14 @@ def _draw_rates(axes: Axes, comparison: Comparison) -> None:
     axes.set_ylim(len(rows) - 0.4, -0.6)
     axes.set_xlabel("GB/s, each way (log)")
     axes.xaxis.set_major_formatter(lambda value, _: f"{value:g}")
-    axes.grid(axis="x", linewidth=0.4, alpha=0.5)
-    axes.spines[["top", "right"]].set_visible(False)
-    axes.set_title("What the links carry", loc="left", fontsize=11, fontweight="bold", pad=24)
+    plain(axes, "x", "What the links carry")
     for name, colour, marker in zip(_names(comparison), (ONE, OTHER), "os", strict=True):
         axes.plot([], [], color=colour, marker=marker, linestyle="", label=name)
     axes.legend(loc="lower left", bbox_to_anchor=(-0.01, 1.0), ncols=2, frameon=False, fontsize=8.5, borderpad=0.1)
 
 
 def _merged(rows: Sequence[Row]) -> list[tuple[str, Row]]:
-    """The rows with their labels; out and back are one row where they are the same on both machines."""
+    """The rows with their labels; out and back become one row if they are equal on both machines."""
     found: list[tuple[str, Row]] = []
     for row in rows:
         label = KINDS[row.kind]
@@ -150,9 +132,7 @@ def _draw_step(axes: Axes, comparison: Comparison, step: tuple[Prediction, Predi
     axes.set_ylim(bottom=0)
     axes.set_xlabel("saved bytes that may stay in the device (%)")
     axes.set_ylabel("step time over its computation")
-    axes.grid(axis="y", linewidth=0.4, alpha=0.5)
-    axes.spines[["top", "right"]].set_visible(False)
-    axes.set_title("What a recorded step takes", loc="left", fontsize=11, fontweight="bold", pad=24)
+    plain(axes, "y", "What a recorded step takes")
     if speedup != 1.0:
         faster = f"its computation {speedup:g} times as fast as recorded"
         axes.annotate(faster, (0, 1), xytext=(0, 8), xycoords="axes fraction", textcoords="offset points", fontsize=8.5)
@@ -160,9 +140,9 @@ def _draw_step(axes: Axes, comparison: Comparison, step: tuple[Prediction, Predi
 
 
 def draw_watched(watched: Watched) -> Figure:
-    """What the machine counted over time: bytes a second out and back."""
-    figure = _figure((10, 2.6))
-    axes = figure.subplots(1, 1)
+    """The machine's counters over time: bytes a second out and back."""
+    drawn = figure((10, 2.6))
+    axes = drawn.subplots(1, 1)
     edges = [sample.start for sample in watched.samples] + [watched.samples[-1].end]
     for way, colour, style in (("out", ONE, "-"), ("back", OTHER, "--")):
         rates = []
@@ -173,16 +153,15 @@ def draw_watched(watched: Watched) -> Figure:
     axes.set_ylabel("counted (GB/s)")
     axes.set_xlabel("time since the session began (s)")
     axes.set_ylim(bottom=0)
-    axes.grid(axis="y", linewidth=0.4, alpha=0.5)
-    axes.spines[["top", "right"]].set_visible(False)
+    plain(axes, "y")
     axes.legend(loc="lower left", bbox_to_anchor=(-0.01, 1.0), ncols=2, frameon=False, fontsize=9, borderpad=0.1)
-    return figure
+    return drawn
 
 
 def draw_topology(gpus: Sequence[Gpu], matrix: Sequence[Sequence[str]], title: str) -> Figure:
-    """The GPUs in a ring, each pair's line as thick as what joins it, and under each GPU its link to its host."""
-    figure = _figure((7.5, 6.5))
-    axes = figure.subplots(1, 1)
+    """The GPUs in a ring, a line for each pair, thicker for more NVLinks, and each GPU's link to its host."""
+    drawn = figure((7.5, 6.5))
+    axes = drawn.subplots(1, 1)
     count = len(gpus)
     places = [(sin(2 * pi * at / count), cos(2 * pi * at / count)) if count > 1 else (0.0, 0.0) for at in range(count)]
     for one in range(count):
@@ -226,12 +205,4 @@ def draw_topology(gpus: Sequence[Gpu], matrix: Sequence[Sequence[str]], title: s
     axes.set_ylim(-1.35, 1.35)
     axes.axis("off")
     axes.set_title(_plain(title), loc="left", fontsize=11, fontweight="bold")
-    return figure
-
-
-def _figure(size: tuple[float, float]) -> Figure:
-    try:
-        from matplotlib.figure import Figure
-    except ImportError:
-        raise UsageError("a picture needs matplotlib, not installed here: pip install 'bascule-lms[report]'") from None
-    return Figure(figsize=size, layout="constrained")
+    return drawn

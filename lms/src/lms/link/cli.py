@@ -8,6 +8,7 @@ import tempfile
 from pathlib import Path
 from typing import TYPE_CHECKING, cast
 
+from lms.drawing import encoded
 from lms.errors import UsageError
 from lms.files import check_output, write_output
 from lms.link.profile import Kind
@@ -21,12 +22,11 @@ MEASURED = ("memory", "file", "gpu", "peer")  # the kinds that `measure` knows; 
 
 def add(commands: Commands) -> None:
     """Add `link` and its commands to the command line of `lms`."""
-    parser = commands.add_parser(
+    parser = command(
+        commands,
         "link",
-        help="measure this machine's links, show them, compare machines",
-        description="Links: GPU to host, memory to a file, GPU to GPU. docs/links.md defines each figure.",
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-        allow_abbrev=False,
+        "measure this machine's links, show them, compare machines",
+        "Links: GPU to host, memory to a file, GPU to GPU. docs/links.md defines each figure.",
     )
     below = parser.add_subparsers(metavar="COMMAND", required=True, title="commands")
     _add_measure(below)
@@ -35,7 +35,7 @@ def add(commands: Commands) -> None:
 
 
 def _add_measure(commands: Commands) -> None:
-    parser = _command(
+    parser = command(
         commands,
         "measure",
         "measure the links of this machine",
@@ -58,7 +58,7 @@ def _add_measure(commands: Commands) -> None:
 
 
 def _add_show(commands: Commands) -> None:
-    parser = _command(
+    parser = command(
         commands,
         "show",
         "show this machine's links, or those in a file",
@@ -79,7 +79,7 @@ def _add_show(commands: Commands) -> None:
 def _add_compare(commands: Commands) -> None:
     from lms.link import catalogue
 
-    parser = _command(
+    parser = command(
         commands,
         "compare",
         "compare two machines, and a recorded step on each",
@@ -112,9 +112,13 @@ def _factor(text: str) -> float:
     return factor
 
 
-def _command(commands: Commands, name: str, text: str, description: str, epilog: str) -> argparse.ArgumentParser:
+def command(
+    commands: Commands, name: str, text: str, description: str, epilog: str = "", usage: str | None = None
+) -> argparse.ArgumentParser:
+    """Add a command whose description and examples stand as they are written."""
     return commands.add_parser(
         name,
+        usage=usage,
         help=text,
         description=description,
         epilog=epilog,
@@ -166,7 +170,7 @@ def _show(args: argparse.Namespace) -> int:
             why = "; ".join(one.why for one in shown.profile.absent)
             raise UsageError(f"--picture={str(args.picture)!r}: there is no GPU to draw ({why})")
         figure = chart.draw_topology(shown.gpus, shown.matrix, f"GPUs of {shown.profile.name}")
-        write_output("--picture", args.picture, chart.encoded(figure, args.picture.suffix))
+        write_output("--picture", args.picture, encoded(figure, args.picture.suffix))
     print(show.document(shown) if args.json else show.text(shown))
     return 0
 
@@ -191,6 +195,6 @@ def _compare(args: argparse.Namespace) -> int:
         write_output("--json", args.json, json.dumps(found.to_dict(), indent=1).encode() + b"\n")
     if args.picture is not None:
         figure = chart.draw_comparison(found, speedup=args.speedup)
-        write_output("--picture", args.picture, chart.encoded(figure, args.picture.suffix))
+        write_output("--picture", args.picture, encoded(figure, args.picture.suffix))
     print(comparison_text.text(found, speedup=args.speedup))
     return 0

@@ -1,4 +1,4 @@
-"""Two machines side by side: each kind of link, and what a recorded step would cost on both. Pure."""
+"""Two machines side by side: each kind of link, and the cost of a recorded step on both. Pure."""
 
 from __future__ import annotations
 
@@ -11,16 +11,16 @@ from lms.core.trace import Trace
 from lms.errors import LimitError
 from lms.link.profile import KINDS, Kind, MeasuredLink, Profile
 from lms.link.series import DIRECTIONS, Direction, Series
-from lms.picture import measured
 
 FRAC = 0.9  # of the device's memory that a step may fill, as `lms run` has it by default
 SLOWER = 1.10  # what a step may take over its computation alone and still count as hidden
-_MOST = 4096.0  # times as large a batch: beyond any that anybody trains
+_LEAST = 1e-3  # times as large a batch: below it none counts as fitting
+_MOST = 4096.0  # times as large a batch: larger than any that is trained
 
 
 @dataclass(frozen=True)
 class Row:
-    """One way over one kind of link on both machines; None if a machine has none, or it was not measured."""
+    """One direction of one kind of link on both machines; None if a machine has none, or it was not measured."""
 
     kind: Kind
     direction: Direction
@@ -44,7 +44,7 @@ class Largest:
 
 @dataclass(frozen=True)
 class Share:
-    """A step of which so much may stay on the device. Seconds and bytes."""
+    """A step that may keep one share of its saved bytes on the device. Seconds and bytes."""
 
     share: float  # of the saved bytes
     seconds: float
@@ -60,12 +60,12 @@ class Prediction:
     link: Link
     kind: Kind
     shares: tuple[Share, ...]  # the most that stays first
-    largest: Largest | None  # None where the machine's memory is not known
+    largest: Largest | None  # None if the machine's memory is not known
 
 
 @dataclass(frozen=True)
 class Comparison:
-    """What `lms link compare` found out. `step` is there with a trace."""
+    """What `lms link compare` found out. `step` is None without a trace."""
 
     one: Profile
     other: Profile
@@ -94,9 +94,9 @@ class Comparison:
 
 
 def compare(one: Profile, other: Profile, trace: Trace | None = None, *, speedup: float = 1.0) -> Comparison:
-    """The two machines, and with `trace` its step on each, computing `speedup` times as fast as it was recorded.
+    """Compare the two machines and, with `trace`, its step on each, computing `speedup` times as fast as recorded.
 
-    Raises ValueError where a machine has no link that a step could be swapped over.
+    Raises ValueError if a machine has no link that a step could be swapped over.
     """
     pairs = [(kind, way, _typical(one, kind, way), _typical(other, kind, way)) for kind in KINDS for way in DIRECTIONS]
     rows = tuple(Row(*pair) for pair in pairs if pair[2] is not None or pair[3] is not None)
@@ -109,7 +109,7 @@ def compare(one: Profile, other: Profile, trace: Trace | None = None, *, speedup
 
 
 def predict(profile: Profile, kind: Kind, trace: Trace) -> Prediction:
-    """The step on a machine, swapped over its slowest link of `kind`: where several train, all wait for that one."""
+    """The step on a machine, swapped over its slowest link of `kind`: if several train, all wait for that one."""
     links = [link for one in profile.of(kind) if (link := one.link()) is not None]
     link = min(links, key=lambda link: min(link.out, link.back))
     plans = table(trace, link)
@@ -125,8 +125,8 @@ def at_speed(trace: Trace, factor: float) -> Trace:
 def batch(trace: Trace, times: float) -> Trace:
     """The step with a batch `times` as large.
 
-    Saved bytes and computation grow with it. Of what else the device holds, the least of the step is taken for what
-    does not grow (parameters, interpreter), the rest for what does (the scratch of operations).
+    Saved bytes and computation grow with it. Of the device's other bytes, the least of the step counts as fixed
+    (parameters, interpreter), the rest as growing (the scratch memory of operations).
     """
     others = [access.other for access in trace.accesses] + [trace.tail_other]
     fixed = min(others)
@@ -146,7 +146,7 @@ def batch(trace: Trace, times: float) -> Trace:
 
 
 def _typical(profile: Profile, kind: Kind, direction: Direction) -> Series | None:
-    """What every link of the kind gives: that of the slowest.
+    """The series that every link of the kind reaches: the slowest link's.
 
     In memory that is the most that all threads of one NUMA node together get, on the slowest node.
     """
@@ -193,30 +193,30 @@ def _largest(profile: Profile, kind: Kind, trace: Trace, link: Link) -> Largest 
     def plan(times: float) -> tuple[Trace, Plan] | None:
         larger = batch(trace, times)
         try:
-            planned = make_plan(larger, link, limit=limit) if measured(trace) else make_plan(larger, link, budget=limit)
+            planned = make_plan(larger, link, limit=limit) if trace.measured else make_plan(larger, link, budget=limit)
         except LimitError:
             return None
         return (larger, planned) if not below or planned.forecast.out <= below else None
 
     def plain(times: float) -> bool:
         larger = batch(trace, times)
-        return (plain_peak(larger) if measured(trace) else larger.saved) <= limit
+        return (plain_peak(larger) if trace.measured else larger.saved) <= limit
 
     def hidden(times: float) -> bool:
         found = plan(times)
         return found is not None and found[1].forecast.seconds <= SLOWER * found[0].seconds
 
-    return Largest(_most(plain), _most(hidden), _most(lambda times: plan(times) is not None))
+    tests = (plain, hidden, lambda times: plan(times) is not None)
+    return Largest(*(most(test, _LEAST, _MOST, 1.01) for test in tests))
 
 
-def _most(fits: Callable[[float], bool]) -> float:
-    """The largest batch that fits, to a hundredth of itself, up to _MOST; 0 where not a thousandth does."""
-    low, high = 1e-3, _MOST
+def most(fits: Callable[[float], bool], low: float, high: float, step: float) -> float:
+    """The largest factor between `low` and `high` that fits, to within the factor `step`; 0 if not even `low` does."""
     if not fits(low):
         return 0.0
     if fits(high):
         return high
-    while high / low > 1.01:
+    while high / low > step:
         middle = (low * high) ** 0.5
         low, high = (middle, high) if fits(middle) else (low, middle)
     return low

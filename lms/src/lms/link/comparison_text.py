@@ -10,7 +10,7 @@ from lms.stats import format_seconds
 
 
 def text(comparison: Comparison, *, speedup: float = 1.0) -> str:
-    """The links side by side, then the step on each, then what has to be known to read it."""
+    """The links side by side, then the step on each machine, then notes."""
     one, other = comparison.one, comparison.other
     lines = [table.heading(one), table.heading(other), ""]
     rows: list[tuple[str, ...]] = [("link", "way", one.name, other.name, "ratio")]

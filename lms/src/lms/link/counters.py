@@ -1,4 +1,4 @@
-"""What the machine itself counts of a link while something trains over it: the driver's bytes, not ours.
+"""The machine's own counters of a link while a training uses it: the driver's bytes, not ours.
 
 On a GPU they are NVML's field values of the link to its host; on a CPU device the kernel's of the disk below the file
 tier, together with the process's memory.
@@ -16,9 +16,9 @@ from typing import Protocol
 
 from lms.errors import LMSError
 from lms.link import nvml
-from lms.link.disk import disk_of
 from lms.link.gpu import Gpu
 from lms.link.nvml import FI_NVLINK_RX, FI_NVLINK_TX, FI_PCIE_RX, FI_PCIE_TX, Field, Nvml
+from lms.memory.disk import disk_of
 from lms.memory.resident import ResidentSet
 
 _SECTOR = 512  # bytes, of the kernel's block statistics, whatever the disk's own sectors are
@@ -39,7 +39,7 @@ class Counters(Protocol):
 
     what: str  # whose bytes they are, in words
     wraps: int  # the counters may begin anew at this number of bytes
-    most: float  # bytes a second that the link could carry each way; 0 where that is not known
+    most: float  # bytes a second that the link could carry each way; 0 if that is not known
 
     def read(self) -> Reading:
         """The counters now. Raises LMSError when they are gone."""
@@ -51,7 +51,7 @@ class Counters(Protocol):
 class DiskCounters:
     """The kernel's counts of the disk that `folder` lies on, from all processes, and this process's memory.
 
-    Raises LMSError where no block device lies below.
+    Raises LMSError if no block device lies below.
     """
 
     wraps = 1 << 64
@@ -84,7 +84,7 @@ class DiskCounters:
 class NvmlCounters:
     """NVML's counts of the link between the GPU of that UUID and its host: NVLinks to the processor, or PCIe.
 
-    `library` is pynvml, or what a test gives in its place. Raises LMSError where NVML or the GPU is not there.
+    `library` is pynvml, or a test's replacement. Raises LMSError if NVML or the GPU is missing.
     """
 
     def __init__(self, uuid: str, library: ModuleType | None = None) -> None:
@@ -101,7 +101,7 @@ class NvmlCounters:
         self._back: list[Field] = [(FI_NVLINK_RX, brick.index) for brick in bricks] or [(FI_PCIE_RX, 0)]
         if found.c2c is not None and found.c2c.up:  # whose bytes no field counts
             self._out = self._back = []
-        # PCIe's counter wraps (nvml.h does not say where; 32 bits are the fewest), NVLink's counts KiB in 64 bits.
+        # PCIe's counter wraps (nvml.h does not say when; 32 bits are the fewest), NVLink's counts KiB in 64 bits.
         self.wraps = (1 << 64) if bricks else (1 << 32)
         way, ceiling = found.host()
         self.most = ceiling.out if ceiling is not None else 0.0

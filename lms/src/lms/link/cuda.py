@@ -1,6 +1,6 @@
 """Copies between a GPU and its host, and between GPUs, timed by events on their streams as nvbandwidth does.
 
-What is asked of the GPU is `lms.torch.cuda.streams.Streams`, so that a test can imitate it.
+The GPU is used through `lms.torch.cuda.streams.Streams`, so that a test can imitate it.
 """
 
 from __future__ import annotations
@@ -61,7 +61,7 @@ def gpu_copies(streams: Streams, host: Sequence[torch.Tensor], direction: Direct
     device = [streams.empty(len(tensor)) for tensor in host[: 2 if direction == "both" else 1]]
 
     def queue(nbytes: int) -> list[tuple[Stream, torch.Tensor, torch.Tensor]]:
-        """What is to be copied: stream, destination, source."""
+        """The copies to make: stream, destination, source."""
         out = (streams.out, host[0][:nbytes], device[0][:nbytes])
         back = (streams.back, device[-1][:nbytes], host[len(device) - 1][:nbytes])
         return {"out": [out], "back": [back], "both": [out, back]}[direction]
@@ -109,8 +109,8 @@ def timed(
     """Seconds that the copies take, which begin at once, each on a stream of its own. Waits for them.
 
     `copy` queues one (by default `streams.copy`). Small copies are repeated, the ways in turns, and the mean is taken.
-    The clock is the GPU's; how long PyTorch takes to launch a copy is in it where the stream is idle meanwhile, as with
-    small ones.
+    The clock is the GPU's; PyTorch's time to launch a copy is included if the stream is idle meanwhile, as it is
+    with small copies.
     """
     turns = max(1, _SETTLED // copies[0][1].nbytes)
     first, *others = [stream for stream, _, _ in copies]

@@ -1,4 +1,4 @@
-"""What `ddlrun bench --json` wrote, as a profile: the network link between its hosts, in the words of `lms link`.
+"""Records of `ddlrun bench --json` as profiles: the network link between the hosts.
 
 An allreduce of B bytes among h hosts sends at least 2 (h - 1) / h x B over each host's link in each direction
 (Patarasuk and Yuan, 2009), and both directions are busy at once: that over its time is the rate.
@@ -26,7 +26,7 @@ def is_one(document: Mapping[str, object]) -> bool:
 
 
 def profile(document: Mapping[str, object], where: str) -> Profile:
-    """The network link of the record that was read from `where`. Raises UsageError where it has none, or is damaged."""
+    """The network link of the record that was read from `where`. Raises UsageError if it has none, or is damaged."""
     try:
         hosts = documents.whole(document["hosts"], "hosts", _MOST_RANKS, 1)
         ranks = documents.whole(document["ranks"], "ranks", _MOST_RANKS, hosts)
@@ -34,9 +34,7 @@ def profile(document: Mapping[str, object], where: str) -> Profile:
             return _profile(document, hosts, ranks)
     except ValueError as error:
         raise UsageError(f"{where!r}: a damaged record of ddlrun bench ({error}); run it again") from None
-    raise UsageError(
-        f"{where!r}: ddlrun bench ran on one host, where no network link has a part; run it on several (-H)"
-    )
+    raise UsageError(f"{where!r}: ddlrun bench ran on one host and used no network link; run it on several (-H)")
 
 
 def _profile(document: Mapping[str, object], hosts: int, ranks: int) -> Profile:
@@ -69,7 +67,7 @@ def _profile(document: Mapping[str, object], hosts: int, ranks: int) -> Profile:
 
 
 def _turn(value: object, where: str) -> tuple[str, int, list[float]]:
-    """Who, with how many bytes, in what times."""
+    """The contestant, the bytes and the times in seconds."""
     turn = documents.mapping(value, where)
     times = documents.items(turn.get("seconds"), f"{where}.seconds")
     if not times:
@@ -88,7 +86,7 @@ def _facts(document: Mapping[str, object], name: str) -> dict[str, str]:
 
 
 def _ceiling(value: object, hosts: int, ranks: int) -> Ceiling | None:
-    """The rate of a host's link, where the network was described: the first tier that joins whole hosts."""
+    """The rate of a host's link if the record describes the network: that of the first tier that joins whole hosts."""
     if value is None:
         return None
     network = documents.mapping(value, "network")

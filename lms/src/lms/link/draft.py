@@ -1,4 +1,4 @@
-"""Links that are about to be measured: the tasks of each, and how the time is shared among them."""
+"""Links that are about to be measured: their tasks, and the division of the time among them."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ Open = Callable[[], AbstractContextManager[Copy]]
 class Task:
     """One series to measure. `weight` is its share of the time.
 
-    `via` and `sizes` are asked for when its turn comes: what was measured before it may decide them. A copy of less
+    `via` and `sizes` are called when its turn comes, because earlier measurements may decide them. A copy of less
     than `least` bytes may stay in a cache, so it does not count for the rate; without a larger one there is no figure.
     """
 

@@ -1,4 +1,4 @@
-"""What a recorded step would take on the links of described machines. Pure."""
+"""The time of a recorded step on the links of described machines. Pure."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from lms.core.link import Link
 from lms.core.plan import Plan, make_plan
 from lms.core.simulate import simulate
 from lms.core.trace import Trace
-from lms.link.comparison import SLOWER
+from lms.link.comparison import SLOWER, most
 
 SHARE = 0.25  # of the saved bytes that stay
 FASTEST = 1e6  # times: beyond it computation takes no time
@@ -39,9 +39,9 @@ def elsewhere(trace: Trace, links: Sequence[tuple[str, Link]]) -> list[Elsewhere
 
 
 def headroom(trace: Trace, plan: Plan, link: Link) -> float:
-    """How many times as fast the computation may become until `plan` costs SLOWER times as much as it alone.
+    """How many times as fast the computation may become until `plan` takes SLOWER times as long as the computation.
 
-    0 where it does so now; infinity where nothing is moved.
+    0 if it already does; infinity if nothing is moved.
     """
     if not plan.moves or not trace.seconds:
         return float("inf")
@@ -52,12 +52,4 @@ def headroom(trace: Trace, plan: Plan, link: Link) -> float:
         slower = replace(link.scaled(1 / factor), latency=link.latency * factor)
         return simulate(trace, plan, slower).seconds <= SLOWER * trace.seconds
 
-    low, high = 1.0, FASTEST
-    if not hides(low):
-        return 0.0
-    if hides(high):
-        return high
-    while high / low > 1.05:
-        middle = (low * high) ** 0.5
-        low, high = (middle, high) if hides(middle) else (low, middle)
-    return low
+    return most(hides, 1.0, FASTEST, 1.05)

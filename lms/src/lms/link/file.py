@@ -16,11 +16,11 @@ from lms.link.sweep import Copy
 from lms.memory.file import FileSlab, Place, address_of, page_memory
 
 _LEAST = 1 << 20  # bytes of the file
-_PIECE = 32 << 20  # bytes of one write where no time is taken
+_PIECE = 32 << 20  # bytes of one write that is not timed
 
 
 class FileProbe:
-    """A slab file of at most `largest` bytes in `folder`, and copies to and from it.
+    """A slab file of at most `largest` bytes in `folder`, with timed copies to and from it.
 
     One thread each way, one copy at a time, each at the place behind the one before: what the runtime does. `memory`
     gives so many bytes that start on a page. Raises SpillError when no file can be made there, and from a copy when the
@@ -36,7 +36,7 @@ class FileProbe:
 
     @property
     def via(self) -> str:
-        """How bytes get there: past the page cache, or through it where the file system knows no other way."""
+        """How the bytes travel: past the page cache, or through it if the file system refuses O_DIRECT."""
         return "O_DIRECT" if self.file.direct else "page cache"
 
     def close(self) -> None:
@@ -91,7 +91,7 @@ class FileProbe:
         return self._memory
 
     def _fill(self) -> None:
-        """Write what was not yet: a hole would be read as zeros that no disk was asked for."""
+        """Write the rest of the file: reading a hole returns zeros without asking the disk."""
         source = address_of(self._ready()[0])
         while self._written < self.largest:
             nbytes = min(_PIECE, self.largest - self._written)
@@ -114,7 +114,7 @@ class _Cursor:
 
 
 def _noise(memory: mmap.mmap) -> None:
-    """Fill memory with bytes that no disk can spare itself, and no host find twice."""
+    """Fill memory with random bytes, which no disk can compress and no host can deduplicate."""
     words = len(memory) // 8
     numpy.frombuffer(memory, numpy.uint64, words)[:] = numpy.random.Generator(numpy.random.SFC64()).integers(
         1 << 64, size=words, dtype=numpy.uint64, endpoint=False

@@ -8,7 +8,7 @@ from typing import Literal
 
 from lms.link.profile import Ceiling
 from lms.link.speeds import nvlink_rate, pcie_rate
-from lms.units import format_size
+from lms.units import format_size, plural
 
 FarEnd = Literal["gpu", "cpu", "switch", "unknown"]
 
@@ -19,10 +19,10 @@ class NvLink:
 
     index: int
     up: bool
-    version: str = ""  # "2.0"; "" where the driver does not tell
+    version: str = ""  # "2.0"; "" if the driver does not tell
     rate: float | None = None  # bytes a second in each direction, as the driver states it
     end: FarEnd = "unknown"
-    bus: str = ""  # PCI address of what is at the other end
+    bus: str = ""  # PCI address of the device at the other end
 
     def speed(self) -> float | None:
         """Bytes a second in each direction: the driver's figure, or else the version's."""
@@ -62,7 +62,8 @@ class Pcie:
             )
         if self.own_generation > self.most_generation:
             found.append(
-                f"the GPU could PCIe {self.own_generation}, its slot or the BIOS allows PCIe {self.most_generation}"
+                f"the GPU supports PCIe {self.own_generation}, but its slot or the BIOS limits it to "
+                f"PCIe {self.most_generation}"
             )
         if self.generation < self.most_generation:
             found.append(
@@ -102,7 +103,7 @@ class Gpu:
         return [link for link in self.nvlinks if link.up and link.end == end]
 
     def host(self) -> tuple[str, Ceiling | None]:
-        """How it is linked to its host, and what that link could carry; None where the driver does not tell enough."""
+        """The link to its host in words, and its ceiling; None if the driver does not tell enough."""
         if self.c2c is not None and self.c2c.up:
             words = f"NVLink-C2C, {self.c2c.up} of {self.c2c.count} links up"
             if self.c2c.rate is None:
@@ -110,7 +111,7 @@ class Gpu:
             return words, Ceiling(self.c2c.rate, self.c2c.rate, "NVML: rate of the C2C links that are up")
         if bricks := self.to("cpu"):
             version = bricks[0].version
-            words = f"NVLink {version} to the processor, {_count(len(bricks), 'link')} up".replace("  ", " ")
+            words = f"NVLink {version} to the processor, {plural(len(bricks), 'link')} up".replace("  ", " ")
             speeds = [link.speed() for link in bricks]
             if None in speeds:
                 return words, None
@@ -161,7 +162,7 @@ def pair_words(one: Gpu, other: Gpu, ancestor: str = "") -> str:
 
 
 def pair_ceiling(one: Gpu, other: Gpu) -> Ceiling | None:
-    """What two GPUs could exchange over NVLink; None where they have none, or its rate is not known."""
+    """The most that two GPUs can exchange over NVLink; None if they have none, or if its rate is not known."""
     direct = [link for link in one.to("gpu") if link.bus.lower() == other.bus.lower()]
     links = direct or min(one.to("switch"), other.to("switch"), key=len)
     if not links:
@@ -190,10 +191,6 @@ def matrix(gpus: Sequence[Gpu], ancestors: Mapping[tuple[int, int], str]) -> lis
         ["X" if one is other else pair_words(one, other, ancestors.get((one.index, other.index), "")) for other in gpus]
         for one in gpus
     ]
-
-
-def _count(count: int, noun: str) -> str:
-    return f"{count} {noun}" if count == 1 else f"{count} {noun}s"
 
 
 def _rate(rate: float) -> str:

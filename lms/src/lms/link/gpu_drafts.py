@@ -1,4 +1,4 @@
-"""What there is to measure of GPUs, as far as PyTorch reaches them: each one's link to its host, and to the others."""
+"""The GPU links that can be measured through PyTorch: each GPU's to its host, and to the other GPUs."""
 
 from __future__ import annotations
 
@@ -9,13 +9,13 @@ from dataclasses import dataclass, replace
 
 import torch
 
-from lms.link import host
 from lms.link.cuda import Pinned, gpu_copies, peer_copies
 from lms.link.draft import Draft, Open, Task
 from lms.link.gpu import Gpu, pair_ceiling, pair_words
 from lms.link.profile import Absence, MeasuredLink
 from lms.link.series import Direction
 from lms.link.sweep import WORTH, Copy, cut
+from lms.memory import machine
 from lms.torch.cuda.streams import CudaStreams
 from lms.units import format_size
 
@@ -24,16 +24,16 @@ _DIRECTIONS: tuple[Direction, ...] = ("out", "back", "both")
 
 
 def of(gpus: Sequence[Gpu], sizes: tuple[int, ...], absent: list[Absence]) -> list[Draft]:
-    """The drafts; what PyTorch does not reach, and each GPU that refuses, is named in `absent`."""
+    """The drafts. GPUs that PyTorch does not reach or that refuse are named in `absent`."""
     if not torch.cuda.is_available():
         if gpus:
             why = f"PyTorch {torch.__version__} sees no GPU: a CPU build, or CUDA_VISIBLE_DEVICES hides them"
             absent.append(Absence("GPU copies", why))
         return []
     allowed = os.sched_getaffinity(0)
-    nodes = [node for node in host.nodes() if allowed & set(node.cpus)]
+    nodes = [node for node in machine.nodes() if allowed & set(node.cpus)]
     # Two runs of pinned memory are kept on each node, and pageable memory stands beside them.
-    room = host.memory_room(MEMORY_SHARE) // (2 * len(nodes) + 1)
+    room = machine.memory_room(MEMORY_SHARE) // (2 * len(nodes) + 1)
     known = []
     for index in range(torch.cuda.device_count()):
         try:
@@ -79,11 +79,11 @@ def described(index: int, properties: object, gpus: Sequence[Gpu]) -> Known:
     return Known(index, f"cuda{index}" if gpus else f"gpu{index}", Gpu(index, name, memory=memory))
 
 
-def _host_draft(known: Known, nodes: Sequence[host.Node], pinned: _Pinned) -> Draft:
+def _host_draft(known: Known, nodes: Sequence[machine.Node], pinned: _Pinned) -> Draft:
     gpu, sizes = known.gpu, known.sizes
     way, ceiling = gpu.host()
     what = f"{gpu.name}, {way}"
-    # That a link sleeps was so before the copies, which wake it.
+    # No warning that the link is asleep: the copies wake it.
     notes = (*known.notes, *gpu.warnings(awake=True))
     draft = Draft(MeasuredLink(known.name, "gpu", what, ceiling=ceiling, notes=notes))
     device = torch.device("cuda", known.index)

@@ -1,4 +1,4 @@
-"""What `lms link measure` does: finds this machine's links, shares the time among them, copies, keeps the figures.
+"""`lms link measure`: finds this machine's links, divides the time among them, copies, and collects the figures.
 
 Bounds, which `docs/links.md` states: SECONDS in all, a quarter of the memory that is available, a tenth of what is free
 on the disk, a quarter of a GPU's free memory.
@@ -17,8 +17,7 @@ from importlib.util import find_spec
 from pathlib import Path
 
 from lms.errors import LMSError, SpillError, UsageError
-from lms.link import host, nvml
-from lms.link.disk import disk_at
+from lms.link import nvml
 from lms.link.draft import Draft, Task, run
 from lms.link.file import FileProbe
 from lms.link.gpu import Gpu
@@ -27,7 +26,9 @@ from lms.link.profile import KINDS, Absence, Kind, MeasuredLink, Profile
 from lms.link.progress import Progress
 from lms.link.series import Direction
 from lms.link.sweep import QUICK_SIZES, SIZES, WORTH, Copy, cut
+from lms.memory import machine
 from lms.memory.capacity import memory_capacity
+from lms.memory.disk import disk_at
 from lms.units import format_size
 
 SECONDS, QUICK_SECONDS = 50.0, 6.5  # from the beginning to the last link; what stands around it takes a second or two
@@ -41,7 +42,7 @@ _UNKNOWN_CACHE = 128 << 20  # bytes; if the kernel names none
 def measure(
     folder: Path, *, quick: bool = False, kinds: Collection[Kind] = (), name: str = "", progress: Progress | None = None
 ) -> Profile:
-    """Measure the links of this machine; `kinds` alone, where some are given. The file link is that of `folder`.
+    """Measure the links of this machine; if `kinds` are given, only those. The file link is that of `folder`.
 
     What cannot be measured is named in `absent` with the reason. Raises UsageError when `folder` is none, and when
     nothing at all could be measured.
@@ -63,7 +64,7 @@ def measure(
     links = run(drafts, left, absent, progress or Progress())
     if not links:
         raise UsageError(f"nothing could be measured: {'; '.join(f'{one.what}: {one.why}' for one in absent)}")
-    facts = host.machine()
+    facts = machine.machine()
     return Profile(
         name=name or facts["host"],
         origin="measured",
@@ -80,9 +81,9 @@ def measure(
 
 def memory_drafts(sizes: tuple[int, ...], absent: list[Absence]) -> list[Draft]:
     """Copies in memory: by one thread and by all of each NUMA node, and from each node's memory to each other's."""
-    room = host.memory_room(MEMORY_SHARE) // 2
+    room = machine.memory_room(MEMORY_SHARE) // 2
     allowed = os.sched_getaffinity(0)
-    least = _PAST * (host.last_cache(allowed) or _UNKNOWN_CACHE)
+    least = _PAST * (machine.last_cache(allowed) or _UNKNOWN_CACHE)
     sizes = (*sizes, least) if least > sizes[-1] else sizes
     fitting = _fitting(sizes, room)
     if not fitting or fitting[-1] < least:
@@ -93,7 +94,9 @@ def memory_drafts(sizes: tuple[int, ...], absent: list[Absence]) -> list[Draft]:
         absent.append(Absence("memory", why))
         return []
     notes = cut(fitting, sizes, "a quarter of the memory that is available")
-    numa = [(node.index, tuple(sorted(allowed & set(node.cpus)))) for node in host.nodes() if allowed & set(node.cpus)]
+    numa = [
+        (node.index, tuple(sorted(allowed & set(node.cpus)))) for node in machine.nodes() if allowed & set(node.cpus)
+    ]
     drafts = []
     for here, cpus in numa:
         alone = len(numa) == 1
@@ -131,8 +134,8 @@ def file_drafts(folder: Path, sizes: tuple[int, ...], absent: list[Absence]) -> 
     name = f"file {folder}"
     state = os.statvfs(folder)
     free = state.f_bavail * state.f_frsize
-    # A disk writes less than memory could give: what is read and written at once must both be there.
-    room = min(int(free * DISK_SHARE), host.memory_room(MEMORY_SHARE) // 2)
+    # A disk is slower than memory. Reading and writing at once takes memory for both.
+    room = min(int(free * DISK_SHARE), machine.memory_room(MEMORY_SHARE) // 2)
     fitting = _fitting(sizes, room)
     if not fitting or fitting[-1] < WORTH:
         why = f"{format_size(free)} are free there, and a tenth of it is less than the {format_size(WORTH)} of a sweep"
@@ -175,7 +178,7 @@ def file_drafts(folder: Path, sizes: tuple[int, ...], absent: list[Absence]) -> 
 
 
 def _of_dir(folder: Path, error: LMSError) -> str:
-    """A refusal in the words of this command: the file tier speaks of options of `lms run`."""
+    """The error in this command's words: the file tier's message names options of `lms run`."""
     found = str(error).removeprefix(f"spill_dir={str(folder)!r}: ").split(";")[0]
     return f"--dir={str(folder)!r}: {found}; name a folder on a local disk with room that this user may write to"
 
@@ -193,7 +196,7 @@ def cuda_drafts(gpus: list[Gpu], sizes: tuple[int, ...], absent: list[Absence]) 
 
 
 def _driver_is_here() -> bool:
-    """Whether a CUDA driver could be loaded: where not, PyTorch need not be asked, which takes seconds to load."""
+    """Whether a CUDA driver can be loaded. If not, PyTorch, which takes seconds to load, is not asked."""
     try:
         ctypes.CDLL("libcuda.so.1")
     except OSError:
@@ -210,7 +213,7 @@ def _capacity(folder: Path, gpus: list[Gpu]) -> dict[str, int]:
     found = {"device": min((gpu.memory for gpu in gpus if gpu.memory), default=memory), "host": memory}
     try:
         state = os.statvfs(folder)
-    except OSError:  # of no interest where the file was not asked for
+    except OSError:  # of no interest if the file was not asked for
         return found
     if state.f_bavail:
         found["file"] = state.f_bavail * state.f_frsize
@@ -223,5 +226,5 @@ def _gpu_facts(seen: nvml.Seen) -> dict[str, str]:
 
 
 def _concerns(absence: Absence, kinds: Collection[Kind]) -> bool:
-    """Whether a user who asked for `kinds` alone should hear of it."""
+    """Whether the absence matters to a user who asked for `kinds` only."""
     return not kinds or "gpu" in kinds or "peer" in kinds or not absence.what.startswith("GPU")

@@ -35,8 +35,8 @@ def host_copies(
 ) -> Iterator[Copy]:
     """A function that copies so many bytes, `largest` at most, in memory.
 
-    The copying threads keep to the processors `near`, and what they read lies with the processors `far` (by default
-    both where the system puts them). Several threads copy a part each. `memory` is asked for so many bytes twice a
+    The copying threads keep to the processors `near`, and what they read lies with the processors `far` (by
+    default the system chooses). Several threads copy a part each. `memory` is asked for so many bytes twice a
     thread: the source, then the target. Raises SpillError when there is no memory.
     """
     share = -(-largest // threads)

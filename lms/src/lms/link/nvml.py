@@ -1,6 +1,6 @@
-"""What the NVIDIA driver tells of the GPUs, through nvidia-ml-py: identity, links, what slows them down.
+"""GPUs as the NVIDIA driver describes them, through nvidia-ml-py: identity, links, and what slows them down.
 
-The library is optional: without it, or without a driver, there are no GPUs to tell of, and the reason is told instead.
+The library is optional. Without it, or without a driver, no GPUs are found, and the reason is reported.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from lms.link.profile import Absence
 from lms.link.speeds import NVLINK_VERSIONS
 
 Handle = object
-Field = tuple[int, int]  # an identifier NVML_FI_DEV_*, and what it is asked of: a link's number, or 0
+Field = tuple[int, int]  # an identifier NVML_FI_DEV_*, and its scope: a link's number, or 0
 
 # From nvml.h, so that a library that lacks one of the newer names can still be asked.
 FI_NVLINK_SPEED = (*range(84, 90), *range(132, 138))  # NVLINK_SPEED_MBPS_L0 to L11
@@ -71,7 +71,7 @@ class Seen:
 class Nvml:
     """An open NVML. `library` is the module pynvml, or what a test gives in its place.
 
-    Raises NvmlMissing where there is no library, no driver or no permission.
+    Raises NvmlMissing if there is no library, no driver or no permission.
     """
 
     def __init__(self, library: ModuleType | None = None) -> None:
@@ -88,14 +88,14 @@ class Nvml:
             raise NvmlMissing(_WHY.get(error.value, f"NVML did not start: {error}")) from None
 
     def close(self) -> None:
-        """Let the library go. A driver that is gone meanwhile needs no goodbye."""
+        """Close the library. Ignores a driver that is gone meanwhile."""
         try:
             self.library.nvmlShutdown()
         except self.library.NVMLError:
             return
 
     def ask(self, function: str, *arguments: object) -> object:
-        """What an NVML function answers; None where this driver, this GPU or this user's rights have no answer.
+        """The answer of an NVML function; None if this driver or GPU has none, or this user may not ask.
 
         Raises GpuLost for a GPU that is gone.
         """
@@ -115,7 +115,7 @@ class Nvml:
         return _number(self.ask("nvmlDeviceGetCount"))
 
     def handle(self, index: int) -> Handle:
-        """A GPU, to ask about. Raises GpuLost where it is gone, NvmlMissing where this user may not."""
+        """The handle of a GPU. Raises GpuLost if it is gone, NvmlMissing if this user may not ask."""
         library = self.library
         try:
             return library.nvmlDeviceGetHandleByIndex(index)
@@ -149,7 +149,7 @@ def opened(library: ModuleType | None = None) -> Iterator[Nvml]:
 
 
 def look(library: ModuleType | None = None, root: Path = Path("/")) -> Seen:
-    """All GPUs, and what is missing with the reason. Raises nothing: a machine without GPUs is a machine."""
+    """All GPUs, and what is missing with the reason. Never raises: a machine may have no GPUs."""
     try:
         with opened(library) as nvml:
             return _look(nvml, root)

@@ -1,16 +1,16 @@
-"""A machine's links as one document: measured here, or described from what its makers published."""
+"""A machine's links as one document: measured, or described from its makers' publications."""
 
 from __future__ import annotations
 
 import json
 from collections.abc import Iterable, Mapping
-from dataclasses import asdict, dataclass, field, fields, replace
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
-from reprlib import repr as shortened
-from typing import Literal, get_args
+from typing import Literal
 
 from lms import documents
 from lms.core.link import Link
+from lms.documents import Rate, Some
 from lms.errors import UsageError
 from lms.files import write_aside
 from lms.link.series import Direction, Series
@@ -27,17 +27,16 @@ KINDS: Mapping[Kind, str] = {
     "network": "host to host",
 }
 Origin = Literal["measured", "described"]
-ORIGINS: tuple[Origin, ...] = get_args(Origin)
 
-_USED = ("pinned", "O_DIRECT")  # by which LMS itself copies: preferred where a link was measured by several means
+_USED = ("pinned", "O_DIRECT")  # by which LMS itself copies: preferred if a link was measured by several means
 
 
 @dataclass(frozen=True)
 class Ceiling:
-    """What a link could carry at most, bytes a second in each direction, and where that figure is from."""
+    """The most that a link could carry, in bytes a second for each direction, and the source of that figure."""
 
-    out: float
-    back: float
+    out: Rate
+    back: Rate
     source: str
 
     def of(self, direction: Direction) -> float:
@@ -47,7 +46,7 @@ class Ceiling:
 
 @dataclass(frozen=True)
 class MeasuredLink:
-    """One link with what was measured (or published) of it, and what has to be known to read the figures."""
+    """One link with its measured (or published) series, and notes that a reader of the figures needs."""
 
     name: str  # unique in its profile: "gpu0", "file /scratch", "gpu0-gpu1"
     kind: Kind
@@ -57,13 +56,13 @@ class MeasuredLink:
     notes: tuple[str, ...] = ()
 
     def best(self, direction: Direction) -> Series | None:
-        """The series of a direction by the means that LMS uses, or else the fastest; None where there is none."""
+        """The series of a direction by the means that LMS uses, or else the fastest; None if there is none."""
         found = [one for one in self.series if one.direction == direction]
         used = [one for one in found if one.via in _USED]
         return max(used or found, key=lambda one: one.rate, default=None)
 
     def link(self) -> Link | None:
-        """The link as the planner knows it; None where a direction is missing."""
+        """The link as the planner knows it; None if a direction is missing."""
         out, back = self.best("out"), self.best("back")
         if out is None or back is None:
             return None
@@ -87,7 +86,7 @@ class Profile:
     links: tuple[MeasuredLink, ...] = ()
     absent: tuple[Absence, ...] = ()
     machine: Mapping[str, str] = field(default_factory=dict)  # processor, GPUs, driver, versions
-    capacity: Mapping[str, int] = field(default_factory=dict)
+    capacity: Mapping[str, Some] = field(default_factory=dict)
     when: str = ""  # ISO 8601
 
     def of(self, kind: Kind) -> list[MeasuredLink]:
@@ -112,66 +111,13 @@ class Profile:
                 "measure again with this version (`lms link measure -o FILE.json`)"
             )
         try:
-            return _read(document)
+            profile = documents.read(cls, {name: one for name, one in document.items() if name != "format"})
+            if len({one.name for one in profile.links}) < len(profile.links):
+                raise ValueError("two links of one name")
         except ValueError as error:
             raise UsageError(f"{where}: damaged ({error}); measure again (`lms link measure -o FILE.json`)") from None
+        return profile
 
     def with_links(self, links: Iterable[MeasuredLink]) -> Profile:
         """The same machine with other links."""
         return replace(self, links=tuple(links))
-
-
-def _read(document: Mapping[str, object]) -> Profile:
-    """The profile in a JSON document. Raises ValueError that names the place of what is wrong."""
-    documents.only(document, {"format", *(one.name for one in fields(Profile))})
-    found = documents.items(document.get("links"), "links")
-    links = tuple(_read_link(documents.mapping(one, f"links[{at}]"), f"links[{at}]") for at, one in enumerate(found))
-    names = [one.name for one in links]
-    if len(set(names)) < len(names):
-        raise ValueError("two links of one name")
-    origin = next((one for one in ORIGINS if one == document.get("origin")), None)
-    if origin is None:
-        raise ValueError(f"origin: expected {' or '.join(ORIGINS)}, found {shortened(document.get('origin'))}")
-    absent = enumerate(documents.items(document.get("absent", ()), "absent"))
-    capacity = documents.mapping(document.get("capacity", {}), "capacity")
-    return Profile(
-        name=documents.text(document.get("name"), "name"),
-        origin=origin,
-        links=links,
-        absent=tuple(_absence(documents.texts(one, f"absent[{at}]"), f"absent[{at}]") for at, one in absent),
-        machine=documents.texts(document.get("machine", {}), "machine"),
-        capacity={name: documents.nbytes(one, f"capacity.{name}", 1) for name, one in capacity.items()},
-        when=documents.text(document.get("when", ""), "when"),
-    )
-
-
-def _absence(document: Mapping[str, str], where: str) -> Absence:
-    return Absence(*(documents.text(document.get(name), f"{where}.{name}") for name in ("what", "why")))
-
-
-def _read_link(document: Mapping[str, object], where: str) -> MeasuredLink:
-    documents.only(document, {one.name for one in fields(MeasuredLink)}, where)
-    kind = next((one for one in KINDS if one == document.get("kind")), None)
-    if kind is None:
-        raise ValueError(f"{where}.kind: expected one of {', '.join(KINDS)}, found {shortened(document.get('kind'))}")
-    found = enumerate(documents.items(document.get("series"), f"{where}.series"))
-    places = [(one, f"{where}.series[{at}]") for at, one in found]
-    ceiling = document.get("ceiling")
-    notes = enumerate(documents.items(document.get("notes", ()), f"{where}.notes"))
-    return MeasuredLink(
-        name=documents.text(document.get("name"), f"{where}.name"),
-        kind=kind,
-        what=documents.text(document.get("what"), f"{where}.what"),
-        series=tuple(Series.from_dict(documents.mapping(one, place), place) for one, place in places),
-        ceiling=None if ceiling is None else _read_ceiling(documents.mapping(ceiling, f"{where}.ceiling"), where),
-        notes=tuple(documents.text(note, f"{where}.notes[{at}]") for at, note in notes),
-    )
-
-
-def _read_ceiling(document: Mapping[str, object], where: str) -> Ceiling:
-    documents.only(document, {one.name for one in fields(Ceiling)}, f"{where}.ceiling")
-    return Ceiling(
-        out=documents.rate(document.get("out"), f"{where}.ceiling.out"),
-        back=documents.rate(document.get("back"), f"{where}.ceiling.back"),
-        source=documents.text(document.get("source"), f"{where}.ceiling.source"),
-    )

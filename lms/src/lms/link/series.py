@@ -1,14 +1,13 @@
-"""What copies of several sizes took: the median and the spread at each size, and the rate and latency of the whole."""
+"""Times of copies of several sizes: median and spread at each size, and the rate and latency of all together."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, fields
-from reprlib import repr as shortened
+from collections.abc import Sequence
+from dataclasses import dataclass
 from statistics import median, quantiles
-from typing import Literal, get_args
+from typing import Annotated, Literal, get_args
 
-from lms import documents
+from lms.documents import MOST_SECONDS, Rate, Some
 
 # out: from the device to the tier below it (a GPU to its host, memory to a file, one host to another). back: the other
 # way. both: the two at once. copy: within one memory.
@@ -16,6 +15,7 @@ Direction = Literal["out", "back", "both", "copy"]
 DIRECTIONS: tuple[Direction, ...] = get_args(Direction)
 
 SHORTEST = 1e-12  # seconds of a copy in a document
+Took = Annotated[float, (SHORTEST, MOST_SECONDS)]
 _SUSTAINED = 16  # sizes from this part of the largest on count for the rate
 
 
@@ -23,11 +23,11 @@ _SUSTAINED = 16  # sizes from this part of the largest on count for the rate
 class Point:
     """Copies of one size. `low` and `high` are the quartiles: half of the copies took a time between them."""
 
-    nbytes: int  # that one copy moves; with `both`, the two ways together
-    seconds: float  # median
-    low: float
-    high: float
-    count: int
+    nbytes: Some  # that one copy moves; with `both`, the two ways together
+    seconds: Took  # median
+    low: Took
+    high: Took
+    count: Some
 
     @property
     def rate(self) -> float:
@@ -50,16 +50,16 @@ class Series:
 
     direction: Direction
     via: str  # by which means: pinned, pageable, O_DIRECT, 1 thread
-    rate: float  # bytes a second, sustained
+    rate: Rate  # bytes a second, sustained
     latency: float  # seconds that a copy takes beyond its bytes
     points: tuple[Point, ...] = ()  # sizes ascending
 
     @classmethod
     def of(cls, direction: Direction, via: str, points: Sequence[Point], least: int = 0) -> Series:
-        """The series that `points` are, sizes ascending; at least one must be of `least` bytes or more.
+        """A series from `points`, sizes ascending; at least one must be of `least` bytes or more.
 
-        The rate is that of the large copies together, so that neither what one size happened to meet nor the burst
-        that a throttled disk lets pass decides it. Copies below `least` do not count for it. The latency is what the
+        The rate is that of the large copies together, so that neither one disturbed size nor the burst that a throttled
+        disk lets pass decides it. Copies below `least` do not count for it. The latency is what the
         smallest copy took beyond its bytes.
         """
         large = [one for one in points if one.nbytes >= max(points[-1].nbytes / _SUSTAINED, least)]
@@ -68,41 +68,8 @@ class Series:
 
     @property
     def spread(self) -> float:
-        """How far the copies of the largest size lie apart: half the distance of their quartiles over the median."""
+        """The spread of the copies of the largest size: half the distance of their quartiles, over the median."""
         if not self.points:
             return 0.0
         last = self.points[-1]
         return (last.high - last.low) / 2 / last.seconds
-
-    def to_dict(self) -> dict[str, object]:
-        """Plain data for JSON."""
-        return asdict(self)
-
-    @classmethod
-    def from_dict(cls, document: Mapping[str, object], where: str = "series") -> Series:
-        """The series that `to_dict` wrote, at `where` in a larger document. Raises ValueError for anything else."""
-        documents.only(document, {one.name for one in fields(cls)}, where)
-        direction = next((one for one in DIRECTIONS if one == document.get("direction")), None)
-        if direction is None:
-            found = shortened(document.get("direction"))
-            raise ValueError(f"{where}.direction: expected one of {', '.join(DIRECTIONS)}, found {found}")
-        points = enumerate(documents.items(document.get("points", ()), f"{where}.points"))
-        return cls(
-            direction=direction,
-            via=documents.text(document.get("via"), f"{where}.via"),
-            rate=documents.rate(document.get("rate"), f"{where}.rate"),
-            latency=documents.seconds(document.get("latency"), f"{where}.latency"),
-            points=tuple(_point(one, f"{where}.points[{at}]") for at, one in points),
-        )
-
-
-def _point(value: object, where: str) -> Point:
-    document = documents.mapping(value, where)
-    documents.only(document, {one.name for one in fields(Point)}, where)
-    return Point(
-        nbytes=documents.nbytes(document.get("nbytes"), f"{where}.nbytes", 1),
-        seconds=documents.seconds(document.get("seconds"), f"{where}.seconds", SHORTEST),
-        low=documents.seconds(document.get("low"), f"{where}.low", SHORTEST),
-        high=documents.seconds(document.get("high"), f"{where}.high", SHORTEST),
-        count=documents.whole(document.get("count"), f"{where}.count", documents.MOST_BYTES, 1),
-    )

@@ -1,4 +1,4 @@
-"""What `lms link show` tells of this machine: its links by name, what each could carry, what stands in their way."""
+"""`lms link show`: this machine's links by name, their ceilings, and what slows them."""
 
 from __future__ import annotations
 
@@ -9,12 +9,13 @@ from datetime import UTC, datetime
 from pathlib import Path
 
 from lms.errors import UsageError
-from lms.link import host, nvml, table
-from lms.link.disk import Disk, disk_at
+from lms.link import nvml, table
 from lms.link.gpu import LEGEND, Gpu, matrix, pair_ceiling
-from lms.link.host import Node
 from lms.link.profile import MeasuredLink, Profile
 from lms.link.series import Direction
+from lms.memory import machine
+from lms.memory.disk import Disk, disk_at
+from lms.memory.machine import Node
 
 FORMAT = "lms-link-show-1"
 
@@ -41,7 +42,7 @@ def this_machine(folder: Path, *, only: int | None = None, measured: Profile | N
         there = ", ".join(str(gpu.index) for gpu in seen.gpus) or "none"
         why = "; ".join(f"{one.what}: {one.why}" for one in seen.absent)
         raise UsageError(f"--gpu={only}: no such GPU; there are: {there}{f' ({why})' if why else ''}")
-    facts = host.machine()
+    facts = machine.machine()
     profile = Profile(
         name=facts["host"],
         origin="measured",
@@ -60,7 +61,7 @@ def this_machine(folder: Path, *, only: int | None = None, measured: Profile | N
         profile,
         tuple(seen.gpus[at] for at in keep),
         tuple(tuple(found[at]) for at in keep),
-        host.nodes(),
+        machine.nodes(),
         tuple(gpu.index for gpu in seen.gpus),
     )
 

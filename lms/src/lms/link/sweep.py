@@ -1,4 +1,4 @@
-"""Which sizes are copied how often, within a time. Pure: the clock is given."""
+"""Chooses which sizes are copied, and how often, within a time. Pure: the clock is given."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ Copy = Callable[[int], float]  # copy so many bytes once; the seconds that it to
 
 
 def cut(fitting: Sequence[int], sizes: Sequence[int], why: str) -> tuple[str, ...]:
-    """A note where only the `fitting` ones of `sizes` have room: more would have been more than `why`."""
+    """A note if only the `fitting` ones of `sizes` have room: larger ones would have taken more than `why`."""
     if len(fitting) == len(sizes):
         return ()
     return (f"a smaller sweep, up to {format_size(fitting[-1])}: more would have been more than {why}",)
@@ -48,10 +48,10 @@ def sweep(
 ) -> Swept:
     """Copy each of `sizes` (ascending) LEAST times or more, in about `seconds`.
 
-    The first copy of a size warms up and does not count. A size of which LEAST copies would not fit into the time is
-    left out, and with it all larger ones; those up to a MB are copied all the same, as long as none takes a second,
-    because what smaller ones take says little of a link. Sizes take turns, so that a disturbance meets all of them a
-    little and none wholly. `tell` is called with the share of the time that is over.
+    The first copy of a size warms up and does not count. If LEAST copies of a size would not fit into the
+    time, that size and all larger ones are left out. Sizes up to a MB are copied in any case, as long as no copy takes
+    a second, because smaller ones say little of a link. Sizes take turns, so that a disturbance is spread over all of
+    them. `tell` is called with the share of the time that is over.
 
     Time is the `clock`'s, since a small copy may be repeated for one figure; without one it is the copies' own.
     """

@@ -1,4 +1,4 @@
-"""Profiles as text: each link with its ceiling, what was measured of it, and what has to be known to read it."""
+"""Profiles as text: each link with its ceiling, its measured series, and notes for the reader."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ def links(found: Iterable[MeasuredLink]) -> list[str]:
 
 
 def remarks(profile: Profile) -> list[str]:
-    """What each link is and must be known of it, and what is absent."""
+    """A description and notes for each link, and a line for each absent one."""
     lines = [""]
     for link in profile.links:
         ceiling = link.ceiling

@@ -13,14 +13,14 @@ from lms.errors import LMSError
 from lms.link.counters import Counters, Reading
 
 INTERVAL = 0.1  # seconds between readings
-SHARE = 0.005  # of a core that the readings may take: half of what is promised, for what the thread's own waking costs
+SHARE = 0.005  # of a core that the readings may take: half of the promise, since waking the thread costs time too
 _KEEP = 2000  # readings; every second one goes when there are more, so that a long run keeps its whole course
 _DOUBT = 0.01  # of all bytes may be in doubt, and the figure is still told
 
 
 @dataclass(frozen=True)
 class Sample:
-    """A stretch of time and what was counted in it. None is what no source reports."""
+    """A stretch of time and its counts. None: no source reports it."""
 
     start: float  # seconds since the watch began
     end: float
@@ -31,7 +31,7 @@ class Sample:
 
 @dataclass(frozen=True)
 class Watched:
-    """All that was counted. `error` says why it ended early, where it did; `cost` is seconds of processor time."""
+    """All that was counted. `error` says why the watch ended early, if it did; `cost` is processor time in seconds."""
 
     what: str
     seconds: float
@@ -46,7 +46,7 @@ class Watched:
 
 
 class Watch:
-    """Watches `counters` from its beginning to `stop`, which gives what was counted."""
+    """Watches `counters` from its creation to `stop`, which returns the counts."""
 
     def __init__(
         self, counters: Counters, *, interval: float = INTERVAL, clock: Callable[[], float] = time.perf_counter
@@ -76,7 +76,7 @@ class Watch:
     def _run(self) -> None:
         cpu = time.thread_time()
         while not self._error:
-            # Rest so long that even this reading's cost is a small share of the time; waking is a part of it.
+            # Rest long enough that a reading, waking included, costs a small share of the time.
             spent = time.thread_time() - cpu
             cpu += spent
             self._cost += spent
@@ -93,7 +93,7 @@ class Watch:
 
 
 class Course:
-    """What the readings of counters say together, however many they are: bytes are added up as they are read.
+    """Adds up the readings of counters as they come, however many there are.
 
     `wraps` and `most` are those of the counters. Pure.
     """
@@ -120,8 +120,8 @@ class Course:
     def watched(self, what: str, *, cost: float = 0.0, error: str = "") -> Watched:
         """All of it.
 
-        Where counters that begin anew were read so late that they may have done so unseen, and the bytes that would be
-        missing are more than a hundredth of all, none are told: a figure that may be wrong is none.
+        If readings came so late that a counter may have overflowed unseen, and more than a hundredth of all bytes may
+        be missing, no bytes are reported: no figure is better than a wrong one.
         """
         readings = self._kept
         samples = [
@@ -151,7 +151,7 @@ class Course:
 
 
 class _Total:
-    """A counter as the bytes since its first reading, which go on where it begins anew."""
+    """Counts the bytes since the counter's first reading, also across its overflows."""
 
     def __init__(self, wraps: int, most: float) -> None:
         self._wraps, self._most = wraps, most
@@ -175,7 +175,7 @@ class _Total:
         return self._bytes
 
     def doubtful(self) -> bool:
-        """Whether too many bytes may have passed unseen. One that was never seen to begin anew did not unseen."""
+        """Whether too many bytes may have passed unseen. A counter that was never seen to overflow did not."""
         return self._anew and self._bytes is not None and self._doubt > _DOUBT * self._bytes
 
 

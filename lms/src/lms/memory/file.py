@@ -61,7 +61,7 @@ class Place:
 def page_memory(nbytes: int) -> mmap.mmap:
     """`nbytes` of fresh private memory that starts on a page; it goes back to the system when the object dies.
 
-    Huge pages where whole ones fit: the kernel then fills the memory with a third of the processor's time. The ends
+    Uses huge pages for as much as whole ones cover: the kernel fills them in a third of the processor's time. The ends
     stay small pages, so that no huge page is shared with a neighbouring mapping, and no byte is resident beside it.
 
     Raises SpillError when the system has no room for it.
@@ -71,7 +71,7 @@ def page_memory(nbytes: int) -> mmap.mmap:
     except OSError as error:
         raise SpillError(
             f"host memory: {format_size(nbytes)} were asked for, and the system refused ({error.strerror}); free some, "
-            "lift what bounds this process (ulimit -v, vm.overcommit_memory), or, where a great many tensors are "
+            "lift what bounds this process (ulimit -v, vm.overcommit_memory), or, if a great many tensors are "
             "swapped, raise vm.max_map_count or min_size"
         ) from error
     start = -address_of(memory) % _HUGE

@@ -59,8 +59,3 @@ class Slab:
         else:
             self._holes.insert(index, offset)
             self._lengths[offset] = length
-
-    @property
-    def longest(self) -> int:
-        """Bytes of the longest hole: the most that one extent could have now."""
-        return max(self._lengths.values(), default=0)

@@ -1,4 +1,4 @@
-"""Slots: where the bytes of one tensor went, and until when they are used."""
+"""Slots: the place of one tensor's bytes in a tier, and how long it is used."""
 
 from __future__ import annotations
 

@@ -4,18 +4,18 @@ from __future__ import annotations
 
 import os
 import tempfile
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import suppress
 from pathlib import Path
 
 from lms.errors import UsageError
-from lms.link.disk import disk_of
+from lms.memory.disk import disk_of
 
 _CHOOSE = "choose a folder on a disk (--spill-dir, LMS_SPILL_DIR, spill_dir=)"
 
 
 def spill_folder(given: Path | None = None, among: Iterable[Path] | None = None) -> Path:
-    """Where a CPU device swaps to: `given`, or the first of `among` that is on a disk and can be written to.
+    """The folder to which a CPU device swaps: `given`, or the first of `among` that is on a disk and can be written to.
 
     `among` is by default the temporary folder, /var/tmp, the working directory and the home folder. A folder in memory
     (tmpfs, ramfs) would free nothing: what is swapped there counts against the same memory.
@@ -29,7 +29,7 @@ def spill_folder(given: Path | None = None, among: Iterable[Path] | None = None)
                 f"leave; {_CHOOSE}{_such_as()}"
             )
         return given
-    found: dict[Path, str] = {}  # and why each was not taken
+    found: dict[Path, str] = {}  # folder -> why it was not taken
     for folder in _usual() if among is None else among:
         if not os.access(folder, os.W_OK | os.X_OK):
             found[folder] = "it cannot be written to" if folder.exists() else "it does not exist"
@@ -42,14 +42,9 @@ def spill_folder(given: Path | None = None, among: Iterable[Path] | None = None)
 
 
 def _usual() -> Iterator[Path]:
-    finders: tuple[Callable[[], Path], ...] = (_temporary, lambda: Path("/var/tmp"), Path.cwd, Path.home)
-    for find in finders:
+    for find in (tempfile.gettempdir, lambda: "/var/tmp", Path.cwd, Path.home):
         with suppress(OSError, RuntimeError):  # no temporary folder can be used, the working directory is gone, no home
-            yield find()
-
-
-def _temporary() -> Path:
-    return Path(tempfile.gettempdir())
+            yield Path(find())
 
 
 def _in_memory(folder: Path) -> str:

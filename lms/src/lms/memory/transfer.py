@@ -1,4 +1,4 @@
-"""Copies that run beside the computation: one queue a direction, and a thread for each where there is no GPU.
+"""Copies that run beside the computation: one queue for each direction, worked off by a thread if there is no GPU.
 
 Framework-free: bytes are named by their addresses. The engines in `lms.torch` make tensors of them.
 """
@@ -8,12 +8,14 @@ from __future__ import annotations
 import os
 import threading
 import weakref
+from collections import deque
 from collections.abc import Callable
 from functools import partial
 from queue import SimpleQueue
 from time import perf_counter
 from typing import Protocol
 
+from lms.core import stepper
 from lms.core.link import Link
 from lms.errors import LMSError, SpillError, afresh
 from lms.memory.file import FileSlab, Place
@@ -21,14 +23,10 @@ from lms.memory.meter import Meter, measured_link
 from lms.memory.slots import Ledger, Slot
 
 
-class Copy(Protocol):
-    """One copy in flight."""
+class Copy(stepper.Copy, Protocol):
+    """One copy in flight, and when its bytes moved."""
 
     nbytes: int
-
-    @property
-    def failed(self) -> LMSError | None:
-        """Why the copy did not come about; None while it runs and when it did."""
 
     @property
     def span(self) -> tuple[float, float] | None:
@@ -38,17 +36,11 @@ class Copy(Protocol):
     def marks(self) -> tuple[object, object] | None:
         """The same as marks of the device's clock, for `Device.elapsed`; on a stream they may lie ahead still."""
 
-    def done(self) -> bool:
-        """Whether it is over, failed copies included. Never blocks, never raises."""
-
     def wait(self) -> float:
-        """Order the caller behind the copy; returns the seconds that this thread stood still. Raises what it failed of.
+        """Order the caller behind the copy; returns the seconds that this thread stood still. Raises the copy's error.
 
         On a CPU the thread blocks; on CUDA the current stream waits and the thread goes on.
         """
-
-    def synchronize(self) -> None:
-        """Block this thread until the copy is over. Raises what it failed of."""
 
 
 class ThreadCopy:
@@ -58,13 +50,15 @@ class ThreadCopy:
     bytes may be nowhere else.
     """
 
-    __slots__ = ("_gate", "_meter", "_over", "_pid", "failed", "keep", "nbytes", "span")
+    __slots__ = ("_gate", "_meter", "_over", "_pid", "failed", "job", "keep", "nbytes", "queue", "span")
 
     def __init__(self, nbytes: int, meter: Meter, keep: object = None) -> None:
         self.nbytes = nbytes
         self.keep = keep
         self.failed: LMSError | None = None
         self.span: tuple[float, float] | None = None
+        self.queue: Queue | None = None  # of the lane that it was handed to
+        self.job: Job | None = None  # until the lane begins
         self._meter = meter
         self._over = False
         self._pid = os.getpid()
@@ -76,7 +70,7 @@ class ThreadCopy:
         return self._over
 
     def wait(self) -> float:
-        """Block until the copy is over; returns for how many seconds. Raises what it failed of."""
+        """Block until the copy is over; returns for how many seconds. Raises its error if it failed."""
         stalled = 0.0
         if not self._over:
             start = perf_counter()
@@ -88,7 +82,7 @@ class ThreadCopy:
         return stalled
 
     def synchronize(self) -> None:
-        """Block until the copy is over. Raises what it failed of."""
+        """Block until the copy is over. Raises its error if it failed."""
         self.wait()
 
     @property
@@ -104,6 +98,8 @@ class ThreadCopy:
                     "a copy was in flight when this process was forked, and only the parent sees it end; "
                     "use tensors that LMS manages in the process that trains"
                 )
+            if self.queue is not None:
+                self.queue.hurry(self)
             with self._gate:
                 pass
 
@@ -116,24 +112,59 @@ class ThreadCopy:
         self._gate.release()
 
 
-_Job = tuple[ThreadCopy, Callable[[ThreadCopy], object], Callable[[], object]]
+Job = tuple[Callable[[ThreadCopy], object], Callable[[], object]]
+
+
+class Queue:
+    """Copies that wait for their lane. They begin in order, but those that a thread waits for begin first.
+
+    Any thread may put a copy in, one thread takes them out. There is no lock: the collector may interrupt any of these
+    methods and end an engine, which puts in its last job.
+    """
+
+    def __init__(self) -> None:
+        self._tickets: SimpleQueue[None] = SimpleQueue()  # one for each copy
+        self._ordered: deque[ThreadCopy | None] = deque()
+        self._hurried: deque[ThreadCopy] = deque()  # they stand in `_ordered` too
+
+    def put(self, copy: ThreadCopy | None) -> None:
+        """Add a copy at the end; None ends the lane."""
+        self._ordered.append(copy)
+        self._tickets.put(None)
+
+    def hurry(self, copy: ThreadCopy) -> None:
+        """A thread waits for the copy, so it overtakes those that no thread waits for."""
+        if copy.job is not None:
+            self._hurried.append(copy)
+
+    def take(self) -> ThreadCopy | None:
+        """The copy that is next. Blocks until there is one."""
+        self._tickets.get()
+        ordered = self._ordered
+        while (first := ordered[0]) is not None and first.job is None:
+            ordered.popleft()  # it was hurried
+        while self._hurried:
+            if (copy := self._hurried.popleft()).job is not None:
+                return copy
+        return ordered.popleft()
 
 
 class Lane:
-    """One direction: a daemon thread that carries copies out in the order in which they were handed in."""
+    """One direction of a link: a daemon thread that carries out what its queue holds."""
 
     def __init__(self, name: str) -> None:
         self.meter = Meter()
-        self._queue: SimpleQueue[_Job | None] = SimpleQueue()
+        self._queue = Queue()
         self._thread = threading.Thread(target=_carry_out, args=(self._queue,), name=name, daemon=True)
         self._thread.start()
 
     def submit(self, copy: ThreadCopy, work: Callable[[ThreadCopy], object], after: Callable[[], object]) -> None:
-        """Queue `work`, which is given the copy. The copy fails of the LMSError that it raises.
+        """Queue `work`, which is called with the copy. If it raises an LMSError, the copy has failed of that.
 
         `after` is called in either case, before the copy is done.
         """
-        self._queue.put((copy, work, after))
+        copy.queue, copy.job = self._queue, (work, after)
+        self._queue.put(copy)
 
     def stop(self) -> None:
         """Let the thread end after what is queued."""
@@ -149,10 +180,11 @@ class Lane:
         self.meter.add(copy.nbytes, copy.span[1] - began)
 
 
-def _carry_out(queue: SimpleQueue[_Job | None]) -> None:
+def _carry_out(queue: Queue) -> None:
     # A function and not a method: the thread must not keep alive the engine whose end it waits for.
-    while (job := queue.get()) is not None:
-        copy, work, after = job
+    while (copy := queue.take()) is not None:
+        assert copy.job is not None
+        (work, after), copy.job = copy.job, None
         failed: LMSError | None = None
         try:
             work(copy)
@@ -161,7 +193,7 @@ def _carry_out(queue: SimpleQueue[_Job | None]) -> None:
         except BaseException as error:
             failed = SpillError(f"a copy of {copy.nbytes} bytes failed: {error!r}; please report it")
             failed.__cause__ = error
-        del job, work  # they may hold what the copy keeps
+        del work  # it may hold what the copy keeps
         after()
         copy.finish(failed)
         del copy, after, failed
@@ -214,7 +246,7 @@ class FileSlot(Slot):
 class FileEngine:
     """Copies between memory and a slab file, by one thread a direction.
 
-    Calls may come from any thread. In a forked child, where the threads are not, nothing can be copied and `close` and
+    Calls may come from any thread. A forked child has no copying threads: nothing can be copied there, and `close` and
     `discard` do nothing. An engine that is forgotten ends its threads when it is collected; none of them keeps the
     interpreter from exiting.
     """

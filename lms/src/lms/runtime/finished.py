@@ -1,4 +1,4 @@
-"""What a pass that is over has shown: plain data for the planner to learn from."""
+"""The records of a complete pass: plain data for the planner to learn from."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from lms.runtime.recorder import Recorder
 
 @dataclass
 class Counters:
-    """What was moved and waited for. Bytes and seconds."""
+    """Bytes moved and seconds waited."""
 
     out: int = 0
     back: int = 0

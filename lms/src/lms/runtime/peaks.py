@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from lms.core.budget import Budget
 from lms.errors import LimitError
 from lms.memory.device import Device
 from lms.runtime.progress import Progress
@@ -15,15 +16,13 @@ _MORE = 1 + 1 / 256  # how much higher a peak is than another that is worth tell
 class Peaks:
     """The most bytes that the device held, pass by pass and between passes.
 
-    From the second step on each peak above the limit, by more than `tolerance` bytes, counts: `over` is by how much the
-    highest of them went over it.
+    From the second step on each peak over the limit counts: `over` is by how many bytes the highest went over it.
     """
 
-    def __init__(self, device: Device, limit: int | None, tolerance: int, progress: Progress) -> None:
+    def __init__(self, device: Device, budget: Budget, progress: Progress) -> None:
         self.device = device
         self.progress = progress
-        self.limit = limit
-        self.tolerance = tolerance
+        self.budget = budget
         self.most = 0
         self.where = ""  # when that, or nearly that, was held first, and in which module
         self._noted = 0
@@ -48,14 +47,15 @@ class Peaks:
         self._steps = self.progress.steps
         in_use = max(peak.in_use, self._before_pause)
         between, self._peak_is_between, self._before_pause = self._peak_is_between, False, 0
-        if self.limit is None or not between or in_use <= self.limit + self.tolerance:
+        if not between or not self.budget.over(in_use):
             self._between = 0
             return None
         self._between += 1
         if not self.progress.early or self._between < 2:
             return None
+        limit = format_size(self.budget.limit or 0)
         return LimitError(
-            f"limit {format_size(self.limit)} is too low: between two passes, with nothing saved, the process needs "
+            f"limit {limit} is too low: between two passes, with nothing saved, the process needs "
             f"{format_size(in_use)} (the optimizer's step, an evaluation, loading data). Raise the limit to "
             f"{format_size(in_use * 1.02)} or more"
         )
@@ -89,12 +89,12 @@ class Peaks:
         if held > self._noted * _MORE:
             self._noted, self.where = held, where
         begun = self._steps >= 1 if self.progress.steps else self.progress.trained >= 2
-        self.exceeded_lately = self.limit is not None and held > self.limit + self.tolerance
-        if self.limit is None or not self.exceeded_lately or not begun:
+        over = self.budget.over(held)
+        self.exceeded_lately = over > 0
+        if not over or not begun:
             return
         if not self._warned and not self.progress.early:
             self._warned = True
-            warn_script(
-                f"the device held {format_size(held)} ({where}), more than the limit of {format_size(self.limit)}"
-            )
-        self.over = max(self.over, held - self.limit)
+            limit = format_size(self.budget.limit or 0)
+            warn_script(f"the device held {format_size(held)} ({where}), more than the limit of {limit}")
+        self.over = max(self.over, over)

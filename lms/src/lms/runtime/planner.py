@@ -8,14 +8,15 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Protocol
 
+from lms.core.budget import Budget, Client
 from lms.core.guide import Guide, Key, prefixes
 from lms.core.link import Link
 from lms.core.plan import Plan, floor, make_plan, plain_peak
 from lms.core.simulate import simulate
 from lms.core.trace import Trace
 from lms.errors import LimitError
-from lms.link.host import kernel
 from lms.memory.device import Device
+from lms.memory.machine import kernel
 from lms.runtime.finished import Finished
 from lms.runtime.peaks import Peaks
 from lms.runtime.progress import Progress
@@ -23,14 +24,14 @@ from lms.runtime.recorder import Recorder
 from lms.units import format_size
 from lms.warn import warn_script
 
-TIMED_EVERY = 16  # passes: one of so many is timed on, so that what is shown of the training stays current
+TIMED_EVERY = 16  # passes: one of so many is timed, so that reports stay current
 MOST_GUIDES = 64  # plans kept; the one that was used longest ago goes
 MOST_VARIANTS = 3  # plans kept for one sequence of accesses, for different amounts of memory outside it
 REFINED_AFTER = (1, 3)  # passes that followed a plan, after which it is made again from better measurements
 CALIBRATION = 256 * 10**6  # bytes written and read when a link must be known before anything was moved
-_RESERVE = 1 / 256  # of the limit: what plans leave free, because the memory outside them is never quite the same
-_UNPROVEN = 5  # reserves that are left free until something was swapped: the copies' own memory is not measured before
-_BAND = 8  # reserves by which the memory outside may shrink before a plan with moves is made again for it
+_BAND = (
+    8  # of the budget's reserves, by which the memory outside may shrink before a plan with moves is made again for it
+)
 _ROOMY = 0.75  # of the limit: while all passes stay under it, new shapes are not measured
 
 
@@ -58,9 +59,9 @@ class PassPlanner:
         self,
         device: Device,
         tier: Tier,
+        budget: Budget,
+        saved: Client,
         *,
-        limit: int | None,
-        budget: int | None,
         prefetch: int | None,
         write_ahead: int | None,
         facts: Mapping[str, str],
@@ -68,32 +69,28 @@ class PassPlanner:
         self.device = device
         self.tier = tier
         self.facts = facts
-        self.limit = limit
-        self.fixed_budget = budget
+        self.budget = budget
+        self.limit = budget.limit
+        self.client = saved
         self.prefetch = prefetch
         self.write_ahead = write_ahead
-        self.reserve = int((limit or 0) * _RESERVE)
         self.progress = Progress(device)
-        self.peaks = Peaks(device, limit, self.reserve, self.progress)
+        self.peaks = Peaks(device, budget, self.progress)
         self.news: list[Plan] = []  # new plans that were not reported yet
         self.guides: list[Guide] = []  # most recently used last
         self.current: Guide | None = None  # of the last complete pass
         self.last: Finished | None = None
         self.last_timed: Finished | None = None
         self.replans = 0
-        self.saved = 0  # bytes of the largest pass
         self.held_peak = 0
         self._warned = False
-        self._has_swapped = False  # a pass that was measured has swapped
         self._far_below_limit = False  # the last pass moved nothing and stayed far below the limit
         self._measure_next = False  # the next passes must be measured
         self._refused: LimitError | None = None
         self._unsuited: tuple[Guide, int] | None = None  # the guide needs a variant for so many bytes outside
         self._recorder: Recorder | None = None
-        self._outside = 0  # bytes outside the saved tensors when the pass under way began
+        self._beside = 0  # bytes beside the saved tensors when the pass under way began
         self._above = 0  # what came on top of that, at most, in the last pass that was measured
-        self._largest = 0
-        self._margin = 0  # what real peaks went over the limit though their plans foresaw less
 
     # What the swapper asks
 
@@ -110,7 +107,9 @@ class PassPlanner:
         if refused is not None:
             raise refused
         if self.limit is not None:
-            self._outside = self.device.current() - present
+            self.client.held = present
+            self.budget.measure(self.device.current())
+            self._beside = self.budget.beside(self.client)
         guide = self.choose([key]) or self._plan_for_unsuited()
         known = guide.passes > max(REFINED_AFTER) if guide is not None else self._far_below_limit
         measure = self.progress.early or self._measure_next or self.peaks.exceeded_lately or not known
@@ -129,20 +128,17 @@ class PassPlanner:
         like = next((guide for guide in reversed(self.guides) if guide.began_like(beginning)), None)
         suited = self._suited(like) if like is not None else None
         if suited is None:
-            self._unsuited = (like, self._outside) if like is not None else None
+            self._unsuited = (like, self._beside) if like is not None else None
         else:
             self.guides.remove(suited)
             self.guides.append(suited)
         return suited
 
-    def budget(self, largest: int) -> int:
+    def room(self, largest: int) -> int:
         """Bytes that may stay in a pass without a plan whose largest record so far has `largest` bytes."""
-        if self.fixed_budget is not None:
-            return self.fixed_budget
-        assert self.limit is not None
-        worst = max(self._outside + self._above, self._recorder.worst if self._recorder is not None else 0)
+        worst = max(self._beside + self._above, self._recorder.worst if self._recorder is not None else 0)
         # The next operation may make one record and need another's worth of scratch before it can be measured.
-        return max(0, self.limit - self._margin - worst - 2 * max(largest, self._largest))
+        return self.budget.room(self.client, worst, spare=2 * max(largest, self.client.needed))
 
     # What the session asks
 
@@ -163,16 +159,16 @@ class PassPlanner:
         self.progress.end_pass(trained=trained)
         self.peaks.after_a_pass(recorder)
         self.held_peak = max(self.held_peak, finished.held_peak)
-        self._largest = max([self._largest, *recorder.nbytes])
+        self.client.needed = max([self.client.needed, *recorder.nbytes])
         if recorder.truncated or not trained:
             return  # it never ended, or had no backward: there is nothing to plan for
         if recorder.measure:
             self._above = max(0, recorder.worst - recorder.other[0])
-            self._has_swapped |= finished.counters.out > 0
+            self.budget.proven |= finished.counters.out > 0
         self.last = finished
         if recorder.timed:
             self.last_timed = finished
-        self.saved = max(self.saved, recorder.movable)
+        self.client.wanted = max(self.client.wanted, recorder.movable)
         self._far_below_limit = not finished.counters.out and (
             self.limit is None or recorder.peak <= _ROOMY * self.limit
         )
@@ -187,7 +183,7 @@ class PassPlanner:
         self.peaks.after_the_last_pass()
 
     def link(self) -> Link:
-        """The link to the tier below, measured on what was moved, or else by moving something now."""
+        """The link to the tier below, measured on past copies, or by copying something now."""
         return self.tier.link() or self.tier.calibrate(CALIBRATION)
 
     # Plans
@@ -200,19 +196,13 @@ class PassPlanner:
     def _learn(self, finished: Finished) -> None:
         recorder = finished.recorder
         shown = self.current is not None and (not recorder.measure or recorder.movable <= self.current.trace.saved)
-        if shown and self._fitted(finished):
+        if shown and not finished.counters.out and self.budget.fits(recorder.peak):
             return  # it needs no plan, and the one that is shown is of a larger pass
         # Without knowing what the rest of the device needs, no plan can keep a limit: measure the next one.
         self._measure_next = self.limit is not None and not recorder.measure
         if self._measure_next:
             return
         self._add(recorder.keys(), self._trace(recorder))
-
-    def _fitted(self, finished: Finished) -> bool:
-        """Whether the pass needed no swapping."""
-        if finished.counters.out:
-            return False
-        return self.limit is None or finished.recorder.peak <= self.limit - self._margin - self.reserve
 
     def _add(self, keys: Sequence[Key], trace: Trace) -> Guide | None:
         """Plan for `trace`, and keep the plan for the next pass like it; None if there can be no plan."""
@@ -221,7 +211,7 @@ class PassPlanner:
             return None
         self.replans += bool(self.guides)
         self.current = new = Guide(keys, trace, plan)
-        new.margin = self._margin
+        new.margin = self.budget.margin
         others = [guide for guide in self.guides if not guide.same(new)]
         variants = [guide for guide in self.guides if guide.same(new)]
         self.guides = [*others, *variants[1 - MOST_VARIANTS :], new][-MOST_GUIDES:]
@@ -233,20 +223,20 @@ class PassPlanner:
         return [guide for guide in reversed(self.guides) if guide.same(found)]
 
     def _suited(self, found: Guide) -> Guide | None:
-        """A guide like `found` for what is outside now, if there is one."""
+        """A guide like `found` for the bytes outside now, if there is one."""
         if self.limit is None:
             return found
         for guide in self._variants(found):
-            grown = self._outside - guide.outside
-            most = max(self.limit, guide.plan.floor + self.reserve)
+            grown = self._beside - guide.outside
+            most = max(self.limit, guide.plan.floor + self.budget.reserve)
             if guide.plan.forecast.resident_peak + grown <= most and (
-                not guide.plan.moves or grown >= -_BAND * self.reserve
+                not guide.plan.moves or grown >= -_BAND * self.budget.reserve
             ):
                 return guide
         return None
 
     def _plan_for_unsuited(self) -> Guide | None:
-        """A new guide for what is outside now, if `choose` found none; None if it cannot be kept by what is known."""
+        """A new guide for the bytes outside now, if `choose` found none. None if no plan is known to keep the limit."""
         if self._unsuited is None:
             return None
         (found, outside), self._unsuited = self._unsuited, None
@@ -265,26 +255,26 @@ class PassPlanner:
         if recorder.timed and guide.passes <= max(REFINED_AFTER):
             guide.samples.append(recorder.gaps())
         over = recorder.in_use_peak - (self.limit or 0) if recorder.measure and self.limit is not None else 0
-        if over > 0 and (self.limit or 0) - guide.margin - self.reserve <= guide.plan.floor:
+        if over > 0 and (self.limit or 0) - guide.margin - self.budget.reserve <= guide.plan.floor:
             self._give_up(recorder, over)
             over = 0
         if over <= 0 and guide.passes not in REFINED_AFTER:
             return
         trace = self._measured_again(guide, recorder)
         if over > 0:
-            # What the plan could not know is in the trace now. Only what it would get wrong again needs a margin.
+            # The trace has what the plan did not know. A margin is needed only for errors that the plan would repeat.
             foreseen = simulate(trace, guide.plan, self.link()).resident_peak
-            self._margin = max(self._margin, guide.margin + min(over, recorder.in_use_peak - foreseen))
+            self.budget.margin = max(self.budget.margin, guide.margin + min(over, recorder.in_use_peak - foreseen))
         plan = self._plan(trace)
         if plan is None:
             return
         self.replans += plan.moves != guide.plan.moves
-        guide.margin = self._margin
+        guide.margin = self.budget.margin
         guide.follow(trace, plan)
 
     def _give_up(self, recorder: Recorder, over: int) -> None:
-        """The pass went over the limit by `over` bytes though all had left that can leave."""
-        if self.progress.early and over > self.reserve:
+        """The pass went over the limit by `over` bytes although everything that can leave had left."""
+        if self.progress.early and over > self.budget.reserve:
             self._refused = LimitError(
                 f"limit {format_size(self.limit or 0)} cannot be kept: with every saved tensor swapped that can be, "
                 f"the peak was {format_size(recorder.in_use_peak)} in module {recorder.peak_module!r}. Raise the limit "
@@ -310,7 +300,7 @@ class PassPlanner:
         return trace if recorder.measure else _with_other(trace, _other(guide.trace))
 
     def _warn(self, what: str) -> None:
-        """Say once what a training that has begun is not ended for."""
+        """Warn once of something for which a training past its beginning is not ended."""
         if not self._warned:
             self._warned = True
             warn_script(what)
@@ -336,10 +326,10 @@ class PassPlanner:
                 )
             elif lowest > self.limit:
                 lowest = self.limit
-            limit = max(self.limit - self._margin - self.reserve * (1 if self._has_swapped else _UNPROVEN), lowest)
+            limit = self.budget.planned(lowest)
             fits = plain_peak(trace) <= limit
         else:
-            fits = max(trace.live, default=0) <= (self.fixed_budget or 0)
+            fits = max(trace.live, default=0) <= (self.client.most or 0)
         # Nothing will move over it, so its figures do not matter and measuring it would cost the user time.
         link = Link("none needed", 1e9, 1e9) if fits else self.link()
         try:
@@ -347,7 +337,7 @@ class PassPlanner:
                 trace,
                 link,
                 limit=limit,
-                budget=self.fixed_budget,
+                budget=self.client.most,
                 prefetch=self.prefetch,
                 write_ahead=self.write_ahead,
             )

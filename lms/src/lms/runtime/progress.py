@@ -17,7 +17,7 @@ KEPT = 9  # cycles that are remembered
 
 @dataclass
 class _Step:
-    """What was read at the end of one step."""
+    """Readings at the end of one step."""
 
     at: Mark
     computed: float | None  # Device.computed

@@ -152,7 +152,7 @@ class Recorder:
         return self.device.elapsed(self.marks)[::2]
 
     def timeline(self) -> Timeline:
-        """The pass as it ran. Copies are in it where their engine says when they ran."""
+        """The pass as it ran. It has those copies of which the engine knows the times."""
         seconds = self.device.elapsed(self.marks)
         spans: list[Span] = []
         held = [(0.0, 0)]

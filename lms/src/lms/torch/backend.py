@@ -57,7 +57,7 @@ def make_engine(device: torch.device, *, spill_dir: Path | None, host_limit: int
 def device_for(device: torch.device) -> Device:
     """What the limit bounds on `device`. Raises UsageError when it is neither a CPU nor a CUDA device.
 
-    The ranks of one host share its memory evenly, where that is the device; a GPU is each rank's own.
+    The ranks of one host share its memory evenly if the device is the CPU; each rank has a GPU of its own.
     """
     if supported(device).type == "cpu":
         return CpuDevice(page_pool.find(), sharing(os.environ))

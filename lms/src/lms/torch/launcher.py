@@ -40,7 +40,7 @@ ENVIRONMENT = {
 
 OVER_LIMIT = 6  # exit status of a script that succeeded while memory went over the limit
 
-_NEWS = 1.1  # how many times what was told before a plan must move to be told too
+_NEWS = 1.1  # a plan is announced if it moves so many times the bytes of the last one announced
 
 # What `lms plan` watches. The first pass warms caches and allocators up, and a cycle lies between two steps.
 STEPS = 2
@@ -58,7 +58,7 @@ class Target:
 
     @property
     def title(self) -> str:
-        """What people call it: the script's name without its folder, or the module's."""
+        """The script's name without its folder, or the module's."""
         return self.name if self.is_module else Path(os.path.abspath(self.name)).name
 
 
@@ -110,16 +110,16 @@ def record(target: Target, options: Options) -> tuple[int, Trace | None, Link | 
         step = session.trace
         if step is None:
             raise LMSError(f"{target.name} ended too early: {_why_no_step(session)}")
-        link = Link.from_dict(step.link) if step.link else session.link()
-        return 0, _of(target, step, link), link
+        return 0, *_described(session, target, step)
     finally:
         stop.remove()
         session.close()
 
 
-def _of(target: Target, step: Trace, link: Link) -> Trace:
-    """The step with what it was recorded of: the script's name, and the link."""
-    return replace(step, link=link.to_dict(), machine={"script": target.title, **step.machine})
+def _described(session: Session, target: Target, step: Trace) -> tuple[Trace, Link]:
+    """The step with the script's name and the link, and the link."""
+    link = Link.from_dict(step.link) if step.link else session.link()
+    return replace(step, link=link.to_dict(), machine={"script": target.title, **step.machine}), link
 
 
 def _arguments(target: Target) -> dict[str, str]:
@@ -149,7 +149,7 @@ class _Enough(BaseException):
 
 
 class _Stop:
-    """Raises _Enough from the first module call or optimizer step that follows what is to be watched."""
+    """Raises _Enough from the first module call or optimizer step after enough was watched."""
 
     def __init__(self, session: Session) -> None:
         from torch.nn.modules.module import register_module_forward_pre_hook
@@ -251,7 +251,7 @@ def _finish(
     *,
     returned: bool,
 ) -> bool:
-    """Close the session, sum it up, write what was asked for; whether anything of that went wrong.
+    """Close the session, sum it up, write the files; returns whether any of this failed.
 
     Never raises, so that an exception of the script's stays what it was.
     """
@@ -260,8 +260,7 @@ def _finish(
     try:
         step, timeline = session.trace, session.timeline
         if step is not None and (trace is not None or report is not None):
-            link = Link.from_dict(step.link) if step.link else session.link()
-            step = _of(target, step, link)
+            step, link = _described(session, target, step)
     except LMSError as error:
         warn(f"no link was measured: {error}")
         problems = True

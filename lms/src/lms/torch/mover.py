@@ -59,7 +59,7 @@ class Mover:
         return copy
 
     def wait(self, record: LiveRecord, lane: Lane) -> None:
-        """Wait for the record's copy out or back. Raises what it failed of."""
+        """Wait for the record's copy out or back. Raises its error if it failed."""
         copy = record.departure if lane == "out" else record.arrival
         assert copy is not None
         began = time.perf_counter()

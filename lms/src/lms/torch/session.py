@@ -6,18 +6,20 @@ import os
 import statistics
 import threading
 from collections.abc import Callable, Iterable, Sequence
+from dataclasses import asdict
 from types import TracebackType
-from typing import TypeVar
+from typing import TypeVar, Unpack
 
 import torch
 from torch.optim.optimizer import Optimizer
 
+from lms.core.budget import Budget, Client
 from lms.core.guide import Guide, Key
 from lms.core.plan import Plan
 from lms.core.timeline import Timeline
 from lms.errors import UsageError
 from lms.link import Link
-from lms.options import Options
+from lms.options import Given, Options
 from lms.ranks import sharing
 from lms.runtime import planner
 from lms.runtime.planner import PassPlanner
@@ -75,34 +77,14 @@ class Session:
         model: torch.nn.Module | Iterable[torch.nn.Module] | None = None,
         optimizer: Optimizer | Iterable[Optimizer] | None = None,
         *,
-        limit: int | str | None = None,
-        frac: float | str | None = None,
-        budget: int | str | None = None,
-        min_size: int | str | None = None,
-        swap: Sequence[str] | str | None = None,
-        spill_dir: str | os.PathLike[str] | None = None,
-        host_limit: int | str | None = None,
-        prefetch: int | None = None,
-        write_ahead: int | None = None,
-        verify: bool | None = None,
         device: str | torch.device | None = None,
         on_plan: Callable[[Plan], None] | None = None,
+        **options: Unpack[Given],
     ) -> None:
-        self.options = Options.parse(
-            limit=limit,
-            frac=frac,
-            budget=budget,
-            min_size=min_size,
-            swap=swap,
-            spill_dir=spill_dir,
-            host_limit=host_limit,
-            prefetch=prefetch,
-            write_ahead=write_ahead,
-            verify=verify,
-        )
+        self.options = Options.parse(**options)
         self._models = _listed(model, torch.nn.Module, "model")
         self._optimizers = Optimizers(_listed(optimizer, Optimizer, "optimizer"))
-        self._torch_device = _device(device, self._models)
+        self.torch_device = _device(device, self._models)
         self._on_plan = on_plan
         self._is_open = False
         self._opened = False
@@ -145,13 +127,11 @@ class Session:
 
     def _acquire(self) -> None:
         self._thread = threading.get_ident()
-        self.device = device_for(self._torch_device)
+        self.device = device_for(self.torch_device)
         options = self.options
-        self.limit = options.limit
-        if options.frac is not None:
-            self.limit = int(options.frac * self.device.capacity())
+        self.limit = options.limit_of(self.device.capacity())
         self.engine = make_engine(
-            self._torch_device, spill_dir=options.spill_dir, host_limit=options.host_limit, verify=options.verify
+            self.torch_device, spill_dir=options.spill_dir, host_limit=options.host_limit, verify=options.verify
         )
         try:
             self._switch_on()
@@ -164,21 +144,22 @@ class Session:
         options = self.options
         if (warning := self.device.prepare(self.limit)) is not None:
             warn_script(warning)
+        saved = Client(priority=0, most=options.budget)
         self._planner = PassPlanner(
             self.device,
             self.engine,
-            limit=self.limit,
-            budget=options.budget,
+            Budget(self.limit, saved),
+            saved,
             prefetch=options.prefetch,
             write_ahead=options.write_ahead,
             facts={"torch": torch.__version__, "threads": str(torch.get_num_threads())},
         )
         self._swapper = SavedTensorSwapper(
-            self._torch_device,
+            self.torch_device,
             self.engine,
             min_size=options.min_size,
             write_ahead=options.write_ahead,
-            budget=self._planner.budget,
+            budget=self._planner.room,
             begin=self._begin,
             choose=self._planner.choose,
             module=ModuleNames(self._models).running,
@@ -259,7 +240,7 @@ class Session:
             budget=plan.budget if plan is not None else self.options.budget,
             floor=(plan.floor or None) if plan is not None else None,
             peak=planner.peaks.most,
-            saved=planner.saved,
+            saved=planner.client.wanted,
             recorded=self._swapper.recorded,
             held_peak=max(planner.held_peak, self._swapper.stepper.held_peak),
             largest=trace.largest if trace is not None else 0,
@@ -282,12 +263,12 @@ class Session:
             stats.last_out, stats.last_in = last.counters.out, last.counters.back
             stats.last_stall_out, stats.last_stall_in = last.counters.stall_out, last.counters.stall_in
             stats.last_seconds = last.seconds
-        return stats.as_dict()
+        return asdict(stats)
 
     def _stalled(self) -> tuple[float, float]:
         """Seconds that the computation has waited for copies out, and for copies back."""
-        # A stream waits where no thread sees it, so on a GPU the engine's events say how long.
-        if self._torch_device.type == "cuda":
+        # On a GPU a stream waits and no thread does, so the engine's events say how long.
+        if self.torch_device.type == "cuda":
             return self.engine.stalled()
         counters = self._swapper.counters
         return counters.stall_out, counters.stall_in
@@ -337,17 +318,12 @@ class Session:
         """Bytes by which the device's peak went over the limit, from the second step on; 0 if the limit held."""
         return self._planner.peaks.over
 
-    @property
-    def torch_device(self) -> torch.device:
-        """Where the training happens."""
-        return self._torch_device
-
     def link(self) -> Link:
-        """The link to the tier below: measured on what was moved, or else by moving something now."""
+        """The link to the tier below, measured on past copies, or by copying something now."""
         return self._planner.link()
 
     def describe(self) -> str:
-        """What is swapped, where to, and under which bound: one line."""
+        """One line: what is swapped, to which tier, under which bound."""
         options = self.options
         if options.budget is not None:
             bound = f"{format_size(options.budget)} of saved bytes stay"
@@ -355,7 +331,7 @@ class Session:
             assert self.limit is not None
             bound = f"limit {format_size(self.limit)} of {format_size(self.device.capacity())}"
             ranks = sharing(os.environ)
-            if ranks > 1 and self._torch_device.type == "cpu":
+            if ranks > 1 and self.torch_device.type == "cpu":
                 bound += f", which each of {ranks} ranks has of this host"
         return f"swapping {', '.join(options.swap)} from {self.device.name} to {self.engine.name}: {bound}"
 
@@ -423,7 +399,7 @@ class Session:
     def _own_seconds(self) -> float:
         """Seconds that LMS has added to the training so far."""
         # On a GPU the host's work runs beside the device's.
-        hooks = self._swapper.counters.hook if self._torch_device.type == "cpu" else 0.0
+        hooks = self._swapper.counters.hook if self.torch_device.type == "cpu" else 0.0
         return hooks + sum(self._stalled())
 
 
@@ -449,8 +425,11 @@ class Pause:
             session._planner.peaks.resume()
 
 
-_LIFE = (Session.__enter__, Session.open, Session._claim, Session._acquire, Session._switch_on, Session.close)
-_UNINTERRUPTED_CODES = frozenset(method.__code__ for method in (*_LIFE, Pause.__enter__, Pause.__exit__))
+_OPENING = (Session.__enter__, Session.open, Session._claim, Session._acquire, Session._switch_on)
+_CLOSING = (Session.__exit__, Session.close)
+_UNINTERRUPTED_CODES = frozenset(
+    method.__code__ for method in (*_OPENING, *_CLOSING, Pause.__enter__, Pause.__exit__)
+)
 
 LMS = Session
 

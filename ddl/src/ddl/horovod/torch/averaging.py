@@ -16,13 +16,13 @@ from torch import Tensor
 from torch.nn import Parameter
 
 from ddl.errors import DDLError, StateError
-from ddl.horovod.announcements import Announcement
-from ddl.horovod.negotiation import Negotiator
+from ddl.frontends.core.announcements import Announcement
+from ddl.frontends.core.buckets import plan
+from ddl.frontends.core.handle import Handle
+from ddl.frontends.core.negotiation import Negotiator
+from ddl.frontends.core.ops import Op
 from ddl.horovod.torch import sparse, starting
-from ddl.horovod.torch.buckets import plan
 from ddl.horovod.torch.compression import Compressor
-from ddl.horovod.torch.handle import Handle
-from ddl.horovod.torch.ops import Op
 from ddl.horovod.torch.process_sets import ProcessSet
 from ddl.horovod.torch.starting import Reduction
 

@@ -10,7 +10,8 @@ one within DDL_TIMEOUT seconds, those that did get a RankTimeoutError that names
 the call later. These errors leave the tensors alone, and the job goes on.
 
 If a rank makes no call at all for DDL_TIMEOUT seconds, the RankTimeoutError ends all calls of the process set: the job
-does not go on. So does an exception in the midst of a call (KeyboardInterrupt), with a StateError.
+does not go on. So does an exception in the midst of a call (KeyboardInterrupt), with a StateError; the other ranks then
+get a ShutdownError at once.
 """
 
 from __future__ import annotations
@@ -21,35 +22,13 @@ from typing import overload
 import torch
 from torch import Tensor
 
+from ddl.frontends.core.handle import Handle
+from ddl.frontends.core.ops import Op, chosen
 from ddl.horovod.torch import gradients, process_sets, starting
 from ddl.horovod.torch.compression import Compression, Compressor
 from ddl.horovod.torch.gradients import copy_of
-from ddl.horovod.torch.handle import Handle, poll, synchronize
-from ddl.horovod.torch.ops import Op, chosen
 from ddl.horovod.torch.process_sets import ProcessSet, global_process_set
 from ddl.horovod.torch.starting import Reduction
-
-__all__ = [
-    "Handle",
-    "allgather",
-    "allgather_async",
-    "allreduce",
-    "allreduce_",
-    "allreduce_async",
-    "allreduce_async_",
-    "alltoall",
-    "alltoall_async",
-    "barrier",
-    "broadcast",
-    "broadcast_",
-    "broadcast_async",
-    "broadcast_async_",
-    "join",
-    "poll",
-    "reducescatter",
-    "reducescatter_async",
-    "synchronize",
-]
 
 
 def allreduce(

@@ -10,8 +10,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from ddl.frontends.core.ops import Op
 from ddl.horovod.torch import starting
-from ddl.horovod.torch.ops import Op
 from ddl.horovod.torch.process_sets import ProcessSet
 from ddl.horovod.torch.starting import Reduction
 

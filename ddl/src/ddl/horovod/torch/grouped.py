@@ -6,12 +6,12 @@ from collections.abc import Sequence
 
 from torch import Tensor
 
+from ddl.frontends.core.handle import Handle
+from ddl.frontends.core.ops import Op, chosen
 from ddl.horovod.torch import starting
 from ddl.horovod.torch.collectives import allgather, allreduce, reducescatter
 from ddl.horovod.torch.compression import Compression, Compressor
 from ddl.horovod.torch.gradients import copy_of
-from ddl.horovod.torch.handle import Handle
-from ddl.horovod.torch.ops import Op, chosen
 from ddl.horovod.torch.process_sets import ProcessSet, global_process_set
 from ddl.horovod.torch.starting import Reduction
 

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-import pickle
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any, NamedTuple, TypeVar
 
+import numpy as np
 import torch
 from torch import Tensor
 
+from ddl.frontends.core import objects
 from ddl.horovod.torch import starting
 from ddl.horovod.torch.process_sets import ProcessSet, global_process_set
 
@@ -87,28 +88,24 @@ def broadcast_object(
     obj: ObjectT, root_rank: int = 0, name: str | None = None, process_set: ProcessSet = global_process_set
 ) -> ObjectT:
     """The root's object, on every rank; anything that can be pickled."""
+
+    def copy_from_root(array: np.ndarray, part: str | None) -> None:
+        starting.broadcast_in_place([torch.from_numpy(array)], root_rank, process_set, part).wait()
+
     is_root = process_set.number_of(root_rank) == process_set.rank()
-    content = _pickled(obj) if is_root else torch.empty(0, dtype=torch.uint8)
-    length = torch.tensor([content.numel()])
-    starting.broadcast_in_place([length], root_rank, process_set, _part(name, "length")).wait()
-    if not is_root:
-        content = torch.empty(int(length), dtype=torch.uint8)
-    starting.broadcast_in_place([content], root_rank, process_set, _part(name, "content")).wait()
-    if is_root:
-        return obj
-    received: ObjectT = pickle.loads(content.numpy().tobytes())
-    return received
+    return objects.broadcast(obj, is_root, name, copy_from_root)
 
 
 def allgather_object(
     obj: ObjectT, name: str | None = None, process_set: ProcessSet = global_process_set
 ) -> list[ObjectT]:
     """Everyone's object, in the order of ranks."""
-    content = _pickled(obj)
-    length = torch.tensor([content.numel()])
-    lengths = starting.gather([length], process_set, _part(name, "length")).wait()[0].tolist()
-    every = starting.gather([content], process_set, _part(name, "content")).wait()[0]
-    return [pickle.loads(its.numpy().tobytes()) for its in every.split(lengths)]
+
+    def gathered(array: np.ndarray, part: str | None) -> np.ndarray:
+        every: np.ndarray = starting.gather([torch.from_numpy(array)], process_set, part).wait()[0].numpy()
+        return every
+
+    return objects.allgather(obj, name, gathered)
 
 
 def _mapped_state(state: dict[str, Any], step: Callable[[object, object], object]) -> dict[str, Any]:
@@ -129,11 +126,3 @@ def _mapped_state(state: dict[str, Any], step: Callable[[object, object], object
         for group in state["param_groups"]
     ]
     return {**state, "state": states, "param_groups": groups}
-
-
-def _part(name: str | None, part: str) -> str | None:
-    return None if name is None else f"{name} (an object's {part})"
-
-
-def _pickled(obj: object) -> Tensor:
-    return torch.frombuffer(bytearray(pickle.dumps(obj)), dtype=torch.uint8)

@@ -10,10 +10,10 @@ from typing import Any, NoReturn, SupportsIndex, cast
 import torch
 from torch.nn import Parameter
 
+from ddl.frontends.core.buckets import even_groups, limit_of
+from ddl.frontends.core.ops import Average, Op, check
 from ddl.horovod.torch.averaging import Averager, Method
-from ddl.horovod.torch.buckets import even_groups, limit_of
 from ddl.horovod.torch.compression import Compression, Compressor
-from ddl.horovod.torch.ops import Average, Op, of_torch
 from ddl.horovod.torch.process_sets import ProcessSet, global_process_set
 
 
@@ -45,7 +45,7 @@ def DistributedOptimizer(
         raise ValueError(f"gradient_predivide_factor is {gradient_predivide_factor}, but must be more than 0")
     if hasattr(optimizer, "_averager"):
         raise ValueError("the optimizer is one of DistributedOptimizer already: its gradients would be reduced twice")
-    of_torch(op)  # raises
+    check(op)
     named = _named(optimizer, named_parameters)
     factor = gradient_predivide_factor
     method = Method(op, 1 / factor, factor, compression, sparse_as_dense, process_set)

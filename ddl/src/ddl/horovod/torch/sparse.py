@@ -5,9 +5,9 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from ddl.frontends.core.handle import Handle
+from ddl.frontends.core.ops import Average, Op, check
 from ddl.horovod.torch import starting
-from ddl.horovod.torch.handle import Handle
-from ddl.horovod.torch.ops import Average, Op, of_torch
 from ddl.horovod.torch.process_sets import ProcessSet, global_process_set
 from ddl.horovod.torch.starting import Reduction
 
@@ -24,7 +24,7 @@ def sparse_allreduce_async(
 
 def reduce(tensor: Tensor, how: Reduction, name: str | None) -> Handle[Tensor]:
     """The same, which begins when it is waited for."""
-    of_torch(how.op)  # raises
+    check(how.op)
     if how.op not in (Op.Sum, Op.Average):
         raise ValueError(f"op={how.op.name} of a sparse tensor: only Sum and Average leave out what is not there")
     if tensor.layout is not torch.sparse_coo:

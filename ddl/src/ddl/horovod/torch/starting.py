@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable, Mapping, Sequence
-from typing import TYPE_CHECKING, NamedTuple, TypeVar
+from typing import TYPE_CHECKING, TypeAlias, TypeVar
 
 import torch
 import torch.distributed as dist
@@ -17,9 +17,12 @@ from torch import Tensor
 from torch._C._distributed_c10d import AllgatherOptions
 from torch.distributed import ReduceOp
 
-from ddl.horovod.announcements import Announcement
-from ddl.horovod.torch.handle import Handle
-from ddl.horovod.torch.ops import Op, neutral, of_torch
+from ddl.frontends.core import rows
+from ddl.frontends.core.announcements import Announcement
+from ddl.frontends.core.handle import Handle
+from ddl.frontends.core.ops import Op
+from ddl.frontends.core.ops import Reduction as AnyReduction
+from ddl.horovod.torch.ops import neutral, of_torch
 from ddl.torch.process_group import ProcessGroup
 from ddl.torch.tensors import check, reducible
 from ddl.torch.work import Work
@@ -29,25 +32,9 @@ if TYPE_CHECKING:
 
 _ON_GPU = "on a GPU"
 
+Reduction: TypeAlias = AnyReduction["ProcessSet"]
 Announced = Mapping[int, Announcement]
 ResultT = TypeVar("ResultT")
-
-
-class Reduction(NamedTuple):
-    """How tensors are reduced over the ranks of a set. They are multiplied by the factors before and after."""
-
-    op: Op
-    prescale: float
-    postscale: float
-    process_set: ProcessSet
-
-    def terms(self, more: str = "") -> str:
-        """What of it must be the same on every rank, and `more`."""
-        factors = [f"{name}_factor {factor}" for name, factor in zip(_FACTORS, self[1:3], strict=True) if factor != 1]
-        return ", ".join([self.op.name, *factors, *([more] if more else [])])
-
-
-_FACTORS = ("prescale", "postscale")
 
 
 def reduce_in_place(
@@ -113,8 +100,7 @@ def scatter_reduced(tensors: Sequence[Tensor], how: Reduction, name: str | None 
     _check_reducible(tensors, how)
     inputs, outputs = [], []
     for tensor in tensors:
-        each, more = divmod(_rows_of(tensor, "reducescatter"), size)
-        parts = [each + (rank < more) for rank in range(size)]
+        parts = rows.shares(rows.rows_of(tensor.shape, "reducescatter"), size)
         copy = tensor.detach().clone(memory_format=torch.contiguous_format)
         scale(copy, how.prescale, "prescale_factor")
         inputs.append(list(copy.split(parts)))
@@ -136,7 +122,7 @@ def gather(tensors: Sequence[Tensor], process_set: ProcessSet, name: str | None 
     """Everyone's rows of each tensor."""
     group, size = process_set.group, process_set.size()
     for tensor in tensors:
-        _rows_of(tensor, "allgather")
+        rows.rows_of(tensor.shape, "allgather")
     inputs = [tensor.detach() for tensor in tensors]
     outputs: list[Tensor] = []
 
@@ -144,10 +130,10 @@ def gather(tensors: Sequence[Tensor], process_set: ProcessSet, name: str | None 
         options = AllgatherOptions()
         options.asyncOp = not awaited
         counts = [[announced[rank].tensors[index][1][0] for rank in range(size)] for index in range(len(inputs))]
-        outputs.extend(its.new_empty((sum(rows), *its.shape[1:])) for its, rows in zip(inputs, counts, strict=True))
-        if all(len(set(rows)) == 1 for rows in counts):
+        outputs.extend(its.new_empty((sum(each), *its.shape[1:])) for its, each in zip(inputs, counts, strict=True))
+        if all(len(set(each)) == 1 for each in counts):
             return group.all_gather_single_coalesced(outputs, inputs, options)
-        targets = [list(output.split(rows)) for output, rows in zip(outputs, counts, strict=True)]
+        targets = [list(output.split(each)) for output, each in zip(outputs, counts, strict=True)]
         return group.allgather(targets, inputs, options)
 
     return _announced("allgather", name, tensors, process_set, start, lambda: outputs)
@@ -174,17 +160,8 @@ def exchange_rows(
 ) -> Handle[tuple[Tensor, list[int]]]:
     """Rows of `tensor` to each rank, as many as `splits` says; everyone's for this rank, and how many each sent."""
     group = process_set.group
-    size, rows = process_set.size(), _rows_of(tensor, "alltoall")
-    if splits is None:
-        if rows % size != 0:
-            raise ValueError(f"alltoall: {rows} rows cannot be parted equally over {size} ranks: give splits")
-        splits = [rows // size] * size
-    if len(splits) != size or sum(splits) != rows or min(splits) < 0:
-        raise ValueError(
-            f"alltoall: splits is {list(splits)}: it must have {size} sizes, one for each rank, whose sum is {rows}, "
-            "the rows of the tensor"
-        )
-    sent = list(splits)
+    size = process_set.size()
+    sent = rows.splits_of(splits, rows.rows_of(tensor.shape, "alltoall"), size)
     results: list[tuple[Tensor, list[int]]] = []
 
     def start(announced: Announced, _: bool) -> Work:
@@ -243,7 +220,7 @@ def _name_of(dtype: torch.dtype) -> str:
 def _check_reducible(tensors: Sequence[Tensor], how: Reduction) -> None:
     for tensor in tensors:
         check(tensor)
-        for name, factor in zip(_FACTORS, how[1:3], strict=True):
+        for name, factor in how.factors:
             _check_scale(tensor, factor, f"{name}_factor")
         reducible(tensor, of_torch(how.op))
 
@@ -251,9 +228,3 @@ def _check_reducible(tensors: Sequence[Tensor], how: Reduction) -> None:
 def _check_scale(tensor: Tensor, factor: float, what: str) -> None:
     if factor != 1 and tensor.dtype is torch.bool:
         raise ValueError(f"{what} is {factor}, but a tensor of {tensor.dtype} cannot be scaled: convert it first")
-
-
-def _rows_of(tensor: Tensor, what: str) -> int:
-    if tensor.dim() == 0:
-        raise ValueError(f"{what} of a tensor without dimensions: it has no rows; pass tensor.reshape(1)")
-    return tensor.shape[0]

@@ -211,7 +211,7 @@ class CudaEngine:
         )
 
     def _poll(self) -> None:
-        """Take note of what was reached: copies that are over, stalls whose length is known. Called with the lock."""
+        """Note the copies that are over, and the stalls whose length is known. Called with the lock."""
         for direction, flying in self._flying.items():
             meter = self._meters[direction]
             while flying and flying[0][0].done():

@@ -98,7 +98,7 @@ class CudaStreams:
             destination.copy_(source, non_blocking=True)
 
     def using(self, stream: Stream) -> AbstractContextManager[object]:
-        """Current on the stream's own GPU; what is current on others stays so."""
+        """Current on the stream's own GPU; other GPUs keep theirs."""
         return torch.cuda.stream(cast(torch.cuda.Stream, stream))
 
     def empty(self, nbytes: int) -> torch.Tensor:
@@ -156,7 +156,7 @@ class StreamCopy:
         return 0.0
 
     def synchronize(self) -> None:
-        """Block the host until the copy is over. Raises what it failed of."""
+        """Block the host until the copy is over. Raises its error if it failed."""
         self._streams.synchronize(self.marks[1])
         self.done()
         if self.failed is not None:

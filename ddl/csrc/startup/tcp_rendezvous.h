@@ -1,0 +1,34 @@
+// How the ranks of a job that no MPI started find one another: rank 0 leaves its addresses and a token in a store, the
+// others connect to it, and it tells each where all listen. Both ends of a connection prove that they know the token.
+#pragma once
+
+#include <functional>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "ddl.h"
+#include "transport/socket.h"
+
+namespace ddl {
+
+// Who takes part.
+struct Membership {
+    int rank = 0, size = 1;
+    std::function<bool(const std::string& key, const std::string& value)> set;
+    // False: not set within so many seconds. Throws Error.
+    std::function<bool(const std::string& key, std::string* value, double seconds)> get;
+};
+
+// A caller's. It and what its context points to must live as long as the result. Throws Error(DDL_ERROR_ARGUMENT).
+Membership membership_of(const ddl_membership& given);
+// Whether RANK, WORLD_SIZE, MASTER_ADDR and MASTER_PORT name one, and it. The store is rank 0's own, at that address
+// and port. Throws Error(DDL_ERROR_ARGUMENT) if they cannot be read.
+bool is_in_environment();
+Membership membership_of_environment();
+
+// A connection to each other rank; none to this one. Collective; blocks. `round` counts these calls of a process.
+// Throws Error: DDL_ERROR_TIMEOUT after so many seconds, which names who did not come.
+std::vector<Socket> meet(const Membership& members, int round, double timeout_seconds);
+
+}  // namespace ddl

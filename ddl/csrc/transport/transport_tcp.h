@@ -1,0 +1,68 @@
+// The transport over one TCP connection for each pair of ranks.
+//
+// Short messages are sent at once, as long as the receiver keeps few of them that it has no receive for: each side
+// gives credit. Others announce themselves, and their payload moves once a receive is posted. So memory for unexpected
+// messages is bounded by kEagerWindow for each peer.
+#pragma once
+
+#include <deque>
+#include <functional>
+#include <list>
+#include <map>
+#include <memory>
+#include <unordered_map>
+#include <vector>
+
+#include "transport/socket.h"
+#include "transport/transport.h"
+
+namespace ddl {
+
+class TcpTransport final : public Transport {
+  public:
+    // `sockets`: a connection to each rank, none to this one; the other end is known to be that rank. `is_dead` says
+    // which ranks are known to be dead; it may be empty.
+    TcpTransport(int rank, std::vector<Socket> sockets, std::function<bool(int rank)> is_dead);
+    ~TcpTransport() override;
+
+    int rank() const override { return rank_; }
+    int size() const override { return static_cast<int>(peers_.size()); }
+    Ticket isend(int peer, Tag tag, const void* data, size_t bytes) override;
+    Ticket irecv(int peer, Tag tag, void* data, size_t capacity) override;
+    void poll() override;
+    Progress test(Ticket ticket, size_t* received) override;
+    bool cancel(Ticket ticket) override;
+    void notify(int peer, const void* data, size_t bytes) override;
+    bool next_notice(Notice* notice) override;
+    // Also of a rank whose connection broke without a goodbye.
+    bool is_dead(int rank) const override;
+
+    // Sends what was begun, says goodbye and closes the connections; the last call. Doing it twice does nothing.
+    void close();
+
+  private:
+    struct Frame;
+    struct Peer;
+    struct Message;
+    struct Out;
+
+    Peer& at(int peer) { return *peers_[static_cast<size_t>(peer)]; }
+    void push(Peer& peer, Out out);
+    void flush(Peer& peer) noexcept;
+    void hear(Peer& peer) noexcept;
+    void take(Peer& peer, const Frame& frame);
+    void end_payload(Peer& peer);
+    void lose(Peer& peer) noexcept;
+    void give_credit(Peer& peer, size_t bytes);
+
+    const int rank_;
+    const std::function<bool(int)> is_dead_;
+    std::vector<std::unique_ptr<Peer>> peers_;
+    int ready_ = -1;  // an epoll
+    std::unordered_map<Ticket, Message> messages_;
+    Ticket last_ = 0;
+    std::deque<Notice> notices_;
+    bool closed_ = false;
+};
+
+}  // namespace ddl

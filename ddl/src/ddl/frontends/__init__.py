@@ -1,0 +1,1 @@
+"""What scripts of other frameworks see of ddl."""

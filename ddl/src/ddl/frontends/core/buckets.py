@@ -1,0 +1,48 @@
+"""Which gradients travel together. Pure: sizes go in, lists of numbers come out."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Hashable, Mapping, Sequence
+
+DEFAULT_BYTES = 25 << 20  # as DistributedDataParallel's: large enough to be fast, small enough to begin early
+
+
+def limit_of(environment: Mapping[str, str]) -> int:
+    """The most bytes of a bucket: HOROVOD_FUSION_THRESHOLD, if that is set; 0 parts all. Raises ValueError."""
+    text = environment.get("HOROVOD_FUSION_THRESHOLD", "")
+    if not text:
+        return DEFAULT_BYTES
+    if not text.isdecimal():
+        raise ValueError(f"HOROVOD_FUSION_THRESHOLD is {text!r}: it must be a number of bytes")
+    return int(text)
+
+
+def plan(
+    nbytes: Sequence[int], kinds: Sequence[Hashable], limit: int, groups: Sequence[Sequence[int]] = ()
+) -> list[list[int]]:
+    """Parts the numbers of parameters into buckets, in the order in which their gradients are likely to be there.
+
+    The last parameters' come first. A bucket holds one kind (a type), and at most `limit` bytes or one parameter;
+    `groups` are buckets whatever their size, parted by kind.
+    """
+    group_of = {number: index for index, group in enumerate(groups) for number in group}
+    buckets: list[list[int]] = []
+    open_ones: dict[Hashable, list[int]] = {}
+    for number in reversed(range(len(nbytes))):
+        group = group_of.get(number)
+        key = (group, kinds[number])
+        bucket = open_ones.get(key)
+        is_full = bucket is not None and group is None and sum(nbytes[it] for it in bucket) + nbytes[number] > limit
+        if bucket is None or is_full:
+            bucket = open_ones[key] = []
+            buckets.append(bucket)
+        bucket.append(number)
+    # A bucket can go when its last gradient is there.
+    return sorted(buckets, key=lambda bucket: -min(bucket))
+
+
+def even_groups(count: int, parts: int) -> list[list[int]]:
+    """`count` numbers in `parts` consecutive groups of almost the same length."""
+    bounds = [count * part // parts for part in range(parts + 1)]
+    return [list(range(first, last)) for first, last in itertools.pairwise(bounds) if first < last]

@@ -1,0 +1,48 @@
+"""What was built in, by Horovod's names, as far as it is the same for every framework."""
+
+from __future__ import annotations
+
+
+def mpi_enabled() -> bool:
+    """True, so that scripts that require MPI go on. In a job without mpirun, TCP carries the messages."""
+    return True
+
+
+def mpi_built() -> bool:
+    """Whether there is MPI: always."""
+    return True
+
+
+def gloo_enabled() -> bool:
+    """Whether gloo carries the messages: never."""
+    return False
+
+
+def gloo_built() -> bool:
+    """Whether there is gloo: no."""
+    return False
+
+
+def nccl_built() -> int:
+    """The version of NCCL that it was built with: 0, as libddl finds one at run time."""
+    return 0
+
+
+def ddl_built() -> bool:
+    """Whether there is DDL (a backend that Horovod had): yes."""
+    return True
+
+
+def ccl_built() -> bool:
+    """Whether there is oneCCL: no."""
+    return False
+
+
+def rocm_built() -> bool:
+    """Whether tensors on AMD's GPUs can be reduced: no."""
+    return False
+
+
+def mpi_threads_supported() -> bool:
+    """Whether other threads may use MPI beside: no, libddl's own does all."""
+    return False

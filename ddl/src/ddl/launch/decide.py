@@ -1,0 +1,168 @@
+"""Decide: a job from what was asked and what was found. Ranks, places, dimensions, networks, environment. Pure."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from ddl.launch import dimensions, environment, layout, network, rankfile
+from ddl.launch.checks import Check
+from ddl.launch.dimensions import MEASURED_LATER, Dimensions
+from ddl.launch.errors import CheckError
+from ddl.launch.hosts import Allocation
+from ddl.launch.machine import Machine
+from ddl.launch.mpi import Mpi
+from ddl.launch.network import Network
+from ddl.launch.options import MEASURED, Export, Options
+from ddl.launch.rankfile import Place
+
+
+@dataclass(frozen=True)
+class Found:
+    """What was found on this machine and its hosts: all that a job depends on beside its options."""
+
+    mpi: Mpi
+    allocation: Allocation
+    machines: Mapping[str, Machine]
+    addresses: Mapping[str, str]  # of the hosts' names, as this host resolves them
+    environ: Mapping[str, str]
+    program: tuple[str, ...] = ()
+    rankfile: str = ""  # the text of the user's own
+    agent: str = ""  # in place of ssh
+    root: bool = False
+    port: int = 0  # for MASTER_PORT if the first host named none
+    here: frozenset[str] = frozenset()  # names of this host
+    doorkeeper: Path | None = None  # the port filter; None: MPI's ports are open to all
+    rows: tuple[Check, ...] = ()  # one for each check that was made
+
+
+@dataclass(frozen=True)
+class Job:
+    """A job that can be written and run; `reasons` has a subject and a text for each choice that nobody made for us."""
+
+    found: Found
+    places: tuple[Place, ...]
+    network: Network
+    exports: tuple[Export, ...] = ()
+    dimensions: Dimensions = MEASURED_LATER
+    spares: tuple[str, ...] = ()
+    bind: bool = True
+    fabric: bool = False  # leave MPI its choice of transports: there is something faster than TCP
+    yield_when_idle: bool = False
+    rank_prefix: bool = False
+    more: tuple[str, ...] = ()  # the user's own arguments of mpirun
+    reasons: tuple[tuple[str, str], ...] = ()
+    counts: Mapping[str, int] = field(init=False)  # ranks of each host that takes part
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "counts", Counter(one.host for one in self.places))
+
+    @property
+    def here(self) -> bool:
+        """Whether all ranks are on this host."""
+        return self.found.here.issuperset(self.counts)
+
+    @property
+    def machines(self) -> dict[str, Machine]:
+        """What is known of the hosts that take part."""
+        return {name: self.found.machines[name] for name in self.counts if name in self.found.machines}
+
+
+def decide(options: Options, found: Found) -> Job:
+    """The job. Raises CheckError if what was asked does not fit what was found."""
+    places, spares, why = _places(options, found)
+    counts = Counter(one.host for one in places)
+    shape = dimensions.choose(
+        list(counts.values()), mode=options.mode, nodes=options.nodes, racks=options.racks, aisles=options.aisles
+    )
+    machines = {name: found.machines[name] for name in counts if name in found.machines}
+    net = network.choose(list(counts), machines, found.addresses)
+    adapters = {name: one.fabrics for name, one in machines.items()}
+    fabric = not options.tcp and len(adapters) == len(counts) and all(adapters.values())
+    cores = {name: one.cores for name, one in machines.items()}
+    crowded = [name for name, count in counts.items() if count > cores.get(name, count)]
+    made, more_reasons = _variables(options, found, shape, net, counts, cores)
+    reasons = [
+        ("hosts", f"{', '.join(found.allocation.names)} ({found.allocation.source})"),
+        ("mpirun", f"{found.mpi} ({found.mpi.reason}): {found.mpi.path}"),
+        ("ranks", f"{len(places)} ({why})"),
+        *([("spare hosts", ", ".join(spares))] if spares else []),
+        ("dimensions", f"{shape} ({shape.reason})"),
+        ("network", net.reason),
+        *(("network", f"without {name}: {why}") for name, why in net.dropped),
+        ("transport", _transport(options, fabric, adapters) if len(counts) > 1 else "shared memory: one host"),
+        *(("ranks yield while they wait", f"{counts[one]} ranks on {one}'s {cores[one]} cores") for one in crowded[:1]),
+        *more_reasons,
+    ]
+    return Job(
+        found,
+        places,
+        net,
+        environment.exports(options.exports, found.environ, made),
+        shape,
+        spares,
+        fabric=fabric,
+        yield_when_idle=bool(crowded),
+        rank_prefix=options.rank_prefix,
+        more=options.mpiargs,
+        reasons=tuple(reasons),
+    )
+
+
+def _places(options: Options, found: Found) -> tuple[tuple[Place, ...], tuple[str, ...], str]:
+    if options.rankfile is not None:
+        places = rankfile.parse(found.rankfile, str(options.rankfile), found.allocation)
+        if options.ranks not in (None, len(places)):
+            text = f"-np asks for {options.ranks}, and {options.rankfile} places {len(places)}; give one of them"
+            raise CheckError(("ranks", text))
+        return places, (), f"-rf {options.rankfile}"
+    chosen = layout.choose(found.allocation, found.machines, ranks=options.ranks, accelerators=options.accelerators)
+    places = rankfile.place(chosen.hosts, chosen.counts, found.machines, order=options.order)
+    return places, chosen.spares, chosen.reason
+
+
+def _transport(options: Options, fabric: bool, adapters: Mapping[str, tuple[str, ...]]) -> str:
+    if fabric:
+        return f"MPI's choice, as every host has a fabric ({', '.join(next(iter(adapters.values())))})"
+    if options.tcp:
+        return "shared memory and TCP (--tcp)"
+    return "shared memory and TCP, as not every host shows a fabric"
+
+
+def _variables(
+    options: Options,
+    found: Found,
+    shape: Dimensions,
+    net: Network,
+    counts: Mapping[str, int],
+    cores: Mapping[str, int],
+) -> tuple[dict[str, str], list[tuple[str, str]]]:
+    """The variables that ddlrun chooses, and the reasons for them."""
+    first = next(iter(counts))
+    port = found.machines[first].free_port if first in found.machines else 0
+    made = {"MASTER_ADDR": net.address or first, "MASTER_PORT": str(port or found.port)}
+    if net.networks and not found.environ.get("DDL_NETWORKS"):
+        made["DDL_NETWORKS"] = ",".join(net.networks)
+    reasons = [("rank 0", f"found at {made['MASTER_ADDR']}:{made['MASTER_PORT']}")]
+    if not options.no_ddloptions:
+        inherited = environment.inherited_options(found.environ)
+        made["DDL_OPTIONS"] = environment.ddl_options(
+            options.mode,
+            shape,
+            options.ddlargs,
+            inherited=inherited,
+            chosen=options.mode is not MEASURED or any((options.nodes, options.racks, options.aisles)),
+            verbose=options.verbose,
+        )
+        if inherited:
+            reasons.append(("DDL_OPTIONS", f"{made['DDL_OPTIONS']} (with those of the environment: {inherited})"))
+    given = {one.name for one in options.exports}
+    each = environment.threads(counts, cores)
+    if each is not None and "OMP_NUM_THREADS" not in found.environ and "OMP_NUM_THREADS" not in given:
+        made["OMP_NUM_THREADS"] = str(each)
+        reasons.append(("OMP_NUM_THREADS", f"{each} (the cores that a rank has for itself)"))
+    elif "OMP_NUM_THREADS" in found.environ:
+        made["OMP_NUM_THREADS"] = found.environ["OMP_NUM_THREADS"]
+    return made, reasons

@@ -1,0 +1,85 @@
+"""Look: the program that is to be run, and which Python runs it if it is a Python file."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import stat
+import sys
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+from ddl.launch import process
+from ddl.launch.console import say
+from ddl.launch.counts import quoted
+from ddl.launch.errors import UsageError
+
+PYTHON_SECONDS = 20  # for a python to say whether it has ddl: its first start may read a cold disk
+
+
+def find(words: Sequence[str]) -> tuple[tuple[str, ...], str]:
+    """The program as mpirun is to start it, and why. Raises UsageError if there is none such."""
+
+    def mode(path: str) -> int | None:
+        try:
+            return os.stat(path).st_mode
+        except OSError:
+            return None
+
+    made, why = choose(words, sys.executable, shutil.which, mode)
+    if not made:
+        raise UsageError(why)
+    path = shutil.which(made[0]) if made[0] in ("python", "python3") else None
+    if path is not None and not os.path.samefile(Path(path).parent, Path(sys.executable).parent):
+        # If no environment is activated, that is often the system's.
+        if version := _version_of_ddl(path):
+            return made, f"as given: {path}, which has ddl {version}"
+        say(
+            f"{made[0]} is taken to be {sys.executable}, which has ddl, and not {path}, which has none; a path is "
+            "taken as given"
+        )
+        made = (sys.executable, *made[1:])
+    return made, why
+
+
+def _version_of_ddl(python: str) -> str:
+    """The version of ddl that this python has, with its library; "" if it has none, or does not answer."""
+    ask = [python, "-c", "from ddl import __version__, library; library.find(); print(__version__)"]
+    status, output, _ = process.capture_plain(ask, os.environ, PYTHON_SECONDS)
+    return output.strip() if status == 0 else ""
+
+
+def choose(
+    words: Sequence[str], python: str, which: Callable[[str], str | None], mode: Callable[[str], int | None]
+) -> tuple[tuple[str, ...], str]:
+    """The program as mpirun is to start it, and why; ((), the reason) if there is none such. Pure.
+
+    `which` looks a program up on PATH, `mode` gives a file's mode (None: there is no such file). A Python file that is
+    not executable runs with this `python`, and so does `python` where PATH has none. What is not on PATH may lie beside
+    this `python`, such as the command lms in an environment that is not activated.
+    """
+    first, rest = words[0], tuple(words[1:])
+    if not first:
+        return (), "PROGRAM is empty; expected a program to run, as in `ddlrun python train.py`"
+    if first in ("python", "python3") and which(first) is None:
+        return (python, *rest), f"there is no {first} on PATH: {python}"
+    bits = mode(first)
+    is_file = bits is not None and stat.S_ISREG(bits)
+    if first.endswith(".py") and is_file and bits is not None and not bits & 0o111:
+        return (python, *words), f"{first} is a Python file and not executable: {python} runs it"
+    if "/" not in first and which(first) is None:
+        if first.endswith(".py") and is_file:
+            return (python, *words), f"{first} is not on PATH: {python} runs it"
+        beside = str(Path(python).with_name(first))
+        of_its = mode(beside)
+        if of_its is not None and stat.S_ISREG(of_its) and of_its & 0o111:
+            return (beside, *rest), f"{first} is not on PATH, but beside the python that runs ddlrun: {beside}"
+        hint = f"; there is a file of this name here: say ./{first}" if is_file else ""
+        what_to_do = hint or "; give its path, or the path of a Python file"
+        return (), f"PROGRAM {quoted(first)}: not found on PATH{what_to_do}"
+    if "/" in first and not is_file:
+        where = f"(in {Path.cwd()}); give the path of a program or a Python file"
+        return (), f"PROGRAM {quoted(first)}: no such file {where}"
+    if "/" in first and bits is not None and not bits & 0o111:
+        return (), f"PROGRAM {first!r}: it is not executable: chmod +x {first}, or name what runs it"
+    return tuple(words), f"as given: {which(first) or first}"
