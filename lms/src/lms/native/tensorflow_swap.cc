@@ -1,7 +1,9 @@
-// The way of a tensor through the file tier, as a pair of TensorFlow operations: one writes a tensor, after which its
-// memory can go, the other reads it back.
+// TensorFlow operations of LMS. LmsSwapOut writes a tensor to the file tier, after which its memory can go; LmsSwapIn
+// reads it back. LmsTap makes a token once a tensor is there, and LmsGate hands a tensor on once tokens are there: with
+// them LMS orders a graph. Control edges would do the same, but TensorFlow's graph optimizers do not rewrite an
+// operation that has one, and what they do not rewrite adds up in another order, to other bits.
 //
-// Both are stateless. TensorFlow chains stateful operations in the order of their creation, and every write would then
+// All are stateless. TensorFlow chains stateful operations in the order of their creation, and every write would then
 // wait for the backward pass. What a write made belongs to its handle, a variant that shares the ownership of its place
 // in the file: the place is free once nothing can read it any more. One thread writes and one reads, so that no thread
 // of TensorFlow's waits for a disk. Copies go through a page-aligned buffer, because O_DIRECT needs one.
@@ -35,9 +37,11 @@
 namespace {
 
 using tensorflow::AsyncOpKernel;
+using tensorflow::OpKernel;
 using tensorflow::OpKernelConstruction;
 using tensorflow::OpKernelContext;
 using tensorflow::Tensor;
+using tensorflow::shape_inference::InferenceContext;
 
 constexpr std::int64_t kPage = 4096;
 constexpr std::int64_t kBuffer = 4 << 20;
@@ -250,21 +254,81 @@ class SwapIn : public AsyncOpKernel {
     }
 };
 
+class Tap : public OpKernel {
+  public:
+    explicit Tap(OpKernelConstruction* context) : OpKernel(context) {}
+
+    void Compute(OpKernelContext* context) override {
+        Tensor* token = nullptr;
+        OP_REQUIRES_OK(context, context->allocate_output(0, {0}, &token));
+    }
+
+    bool IsExpensive() override { return false; }
+};
+
+class Gate : public OpKernel {
+  public:
+    explicit Gate(OpKernelConstruction* context) : OpKernel(context) {}
+
+    void Compute(OpKernelContext* context) override { context->set_output(0, context->input(0)); }
+
+    bool IsExpensive() override { return false; }
+};
+
+// A handle tells the shape of what it stands for. The optimizers need it: with unknown shapes they rewrite less.
+absl::Status handle_shape(InferenceContext* context) {
+    tensorflow::DataType type;
+    TF_RETURN_IF_ERROR(context->GetAttr("T", &type));
+    context->set_output(0, context->Scalar());
+    context->set_output_handle_shapes_and_types(0, {{context->input(0), type}});
+    return absl::OkStatus();
+}
+
+absl::Status shape_of_handle(InferenceContext* context) {
+    const auto* shapes = context->input_handle_shapes_and_types(0);
+    const bool known = shapes != nullptr && shapes->size() == 1;
+    context->set_output(0, known ? shapes->front().shape : context->UnknownShape());
+    return absl::OkStatus();
+}
+
 // `index` differs from operation to operation, so that no optimizer takes two of them for the same.
 REGISTER_OP("LmsSwapOut")
     .Input("tensor: T")
     .Output("handle: variant")
     .Attr("T: type")
     .Attr("index: int")
-    .SetShapeFn(tensorflow::shape_inference::ScalarShape);
+    .SetShapeFn(handle_shape);
 REGISTER_OP("LmsSwapIn")
     .Input("handle: variant")
+    .Input("tokens: N * variant")
     .Output("tensor: T")
     .Attr("T: type")
+    .Attr("N: int >= 0")
     .Attr("index: int")
-    .SetShapeFn(tensorflow::shape_inference::UnknownShape);
+    .SetShapeFn(shape_of_handle);
+REGISTER_OP("LmsTap")
+    .Input("tensor: T")
+    .Output("token: variant")
+    .Attr("T: type")
+    .Attr("index: int")
+    .SetShapeFn([](InferenceContext* context) {
+        context->set_output(0, context->Vector(0));
+        return absl::OkStatus();
+    });
+REGISTER_OP("LmsGate")
+    .Input("tensor: T")
+    .Input("tokens: N * variant")
+    .Output("same: T")
+    .Attr("T: type")
+    .Attr("N: int >= 0")
+    .Attr("index: int")
+    .SetShapeFn(tensorflow::shape_inference::UnchangedShape);
 REGISTER_KERNEL_BUILDER(Name("LmsSwapOut").Device(tensorflow::DEVICE_CPU), SwapOut);
 REGISTER_KERNEL_BUILDER(Name("LmsSwapIn").Device(tensorflow::DEVICE_CPU), SwapIn);
+REGISTER_KERNEL_BUILDER(Name("LmsTap").Device(tensorflow::DEVICE_CPU), Tap);
+REGISTER_KERNEL_BUILDER(Name("LmsGate").Device(tensorflow::DEVICE_CPU), Gate);
+REGISTER_KERNEL_BUILDER(Name("LmsTap").Device(tensorflow::DEVICE_GPU).HostMemory("token"), Tap);
+REGISTER_KERNEL_BUILDER(Name("LmsGate").Device(tensorflow::DEVICE_GPU).HostMemory("tokens"), Gate);
 
 }  // namespace
 

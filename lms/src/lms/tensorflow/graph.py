@@ -7,19 +7,20 @@ operation has in hand counts until it is over, and nothing leaves or comes back 
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from itertools import pairwise
 from math import prod
 from typing import Any
 
 import tensorflow as tf
+from tensorflow.python.ops.handle_data_util import get_resource_handle_data
 
 from lms.core.trace import Access, AccessKind, Tensor, Trace
+from lms.tensorflow.patterns import SHAPES, Patterns
 
 # Their result has the memory of their first input.
 VIEWS = {"Identity", "Reshape", "Squeeze", "ExpandDims", "StopGradient", "PreventGradient", "EnsureShape"}
-_SHAPES = {"Shape", "ShapeN", "Size", "Rank"}  # they need no bytes, and run as soon as their input is there
 _STATELESS = {"ReadVariableOp", "Placeholder", "VarHandleOp", "StatelessWhile", "PartitionedCall"}
 _INNER = {"While", "StatelessWhile", "If", "StatelessIf", "Case", "StatelessCase", "PartitionedCall"}
 _INNER |= {"StatefulPartitionedCall"}
@@ -38,11 +39,12 @@ _LEAST = 2e-4  # seconds an operation: the planner takes less for accesses of on
 class Storage:
     """The memory of one tensor and of its views."""
 
-    tensor: Any  # the tf.Tensor that made it
+    tensor: Any  # the tf.Tensor that it leaves from: the one that made it, or a view
     nbytes: int
     writer: int  # index of the operation that makes it
     movable: bool
     readers: list[int] = field(default_factory=list)  # indices of operations, ascending
+    names: list[Any] = field(default_factory=list)  # the tf.Tensor that made it, and the views
 
 
 @dataclass
@@ -55,6 +57,7 @@ class Operation:
     head: int = 0  # first position
     done: int = 0  # position from which on its results are there
     tail: int = 0  # position from which on it is over
+    beside: int = 0  # bytes beside storages while it runs
     fixed: int = 0  # bytes beside movable storages while it runs
 
 
@@ -72,6 +75,28 @@ class Step:
     untouched: dict[str, int]  # kinds of things whose inside is not looked into, and how many
     unknown: int  # tensors whose size is not known before they are made
     base: int  # bytes that are there before the step
+    live: list[Any]  # the operations that run, in the order in which they were made
+    returned: set[int]  # storages that the step returns
+    patterns: Patterns
+    constant: set[Any]  # operations that TensorFlow computes once, before the first step
+
+    def can_be_waited_for(self, op: Any) -> bool:
+        """Whether something may wait for the operation."""
+        return not op.outputs or self.patterns.tap(op) is not None
+
+    def gateable(self, op: Any, away: Callable[[int], bool]) -> Any | None:
+        """A tensor that the operation is the first to read, and that may be kept from its readers for a while.
+
+        Of a storage that is `away`, readers have another tensor by then.
+        """
+        for tensor in op.inputs:
+            if not tensor.dtype.is_floating or tensor.op in self.constant or tensor.op.type == "Placeholder":
+                continue
+            if id(tensor) in self.index and away(self.index[id(tensor)]):
+                continue
+            if self.patterns.readers(tensor)[0] is op and self.patterns.is_open(tensor):
+                return tensor
+        return None
 
     def operation_at(self, position: int) -> int:
         """Index of the operation to which a position belongs."""
@@ -91,25 +116,30 @@ def resolved_shapes(graph: Any, given: Sequence[Any]) -> dict[str, Any]:
     captured = {id(inner) for _, inner in graph.captures}
     inputs = [tensor for tensor in graph.inputs if id(tensor) not in captured]
     shapes = {tensor.op.name: shape for tensor, shape in zip(inputs, given, strict=True)}
-    variables = {id(variable.handle): variable for variable in graph.variables}
-    inner = {one.op.name: variables[id(outer)] for outer, one in graph.captures if id(outer) in variables}
+    variables = {inner.op.name: _content(inner) for _, inner in graph.captures if inner.dtype == tf.resource}
     for node in definition.node:
         if node.op != "Placeholder":
             continue
         if node.name in shapes:
             node.attr["shape"].shape.CopyFrom(shapes[node.name].as_proto())
             node.attr.pop("_output_shapes", None)
-        elif node.name in inner:  # a placeholder for a resource does not tell the shape of what it refers to
-            variable = inner[node.name]
+        elif (content := variables.get(node.name)) is not None:
+            # A placeholder for a resource does not tell the shape of what it refers to.
             node.op = "VarHandleOp"
             node.attr.clear()
-            node.attr["dtype"].type = variable.dtype.as_datatype_enum
-            node.attr["shape"].shape.CopyFrom(variable.shape.as_proto())
+            node.attr["dtype"].type = content.dtype
+            node.attr["shape"].shape.CopyFrom(content.shape)
             node.attr["shared_name"].s = node.name.encode()
     other = tf.Graph()
     with other.as_default():
         tf.import_graph_def(definition, name="")
     return {tensor.name: tensor.shape for op in other.get_operations() for tensor in op.outputs}
+
+
+def _content(handle: Any) -> Any | None:
+    """Type and shape of the variable that a tensor is the handle of; None: it is of something else."""
+    found = get_resource_handle_data(handle)
+    return found.shape_and_type[0] if found is not None and len(found.shape_and_type) == 1 else None
 
 
 def read_step(
@@ -122,19 +152,23 @@ def read_step(
     on_device: bool,
     given: Sequence[Any] | None = None,
     threshold: int = -1,
+    device: str = "",
 ) -> Step:
     """The step that the graph's operations from number `start` on are; `results` are the tensors that it returns.
 
     `base` are the bytes that are there before the step. `on_device` says that it runs on another device than the
     processor: reads of variables then count as copies, as TensorFlow's own estimate has them. `given` are the shapes of
-    the graph's inputs in the first batch. A storage stays if it is never idle for `threshold` operations.
+    the graph's inputs in the first batch. A storage stays if it is never idle for `threshold` operations. With a `device`,
+    operations elsewhere are none of the step's.
     """
     operations = graph.get_operations()[start:]
     shapes: dict[str, Any] | None = None
     unknown = any(not tensor.shape.is_fully_defined() for op in operations for tensor in op.outputs if _plain(tensor))
     if unknown and given is not None:
         shapes = resolved_shapes(graph, given)
-    live = _live(operations, results)
+    running = _live(operations, results)
+    live = [op for op in operations if op in running]
+    patterns = Patterns(live)
     storages: list[Storage] = []
     index: dict[int, int] = {}
     found: list[Operation] = []
@@ -146,15 +180,15 @@ def read_step(
     constant: set[Any] = set()  # operations that TensorFlow computes once, before the first step
     lost = 0
     returned = {id(tensor) for tensor in results}
-    for op in operations:
-        if op not in live:
-            continue
+    for op in live:
         kind = op.type
+        if (device and op.device != device) or kind.startswith("Lms"):
+            continue
         if kind in _INNER:
             untouched[kind] = untouched.get(kind, 0) + 1
         elif kind.startswith("TensorList"):
             untouched["TensorList"] = untouched.get("TensorList", 0) + 1
-        if kind in _SHAPES:
+        if kind in SHAPES or patterns.is_part(op):
             continue
         if kind == "Const" or (op.inputs and all(tensor.op in constant for tensor in op.inputs)):
             constant.add(op)
@@ -168,6 +202,7 @@ def read_step(
                 continue
             if source in index:
                 storage = storages[index[source]]
+                storage.names.append(op.outputs[0])
                 index[id(op.outputs[0])] = index[source]
                 if id(op.outputs[0]) in returned or _unknown_axes(op.outputs[0]) > 1:
                     storage.movable = False
@@ -206,7 +241,7 @@ def read_step(
                 and tensor.dtype.is_floating
                 and _unknown_axes(tensor) <= 1
             )
-            storages.append(Storage(tensor, nbytes, len(found), movable))
+            storages.append(Storage(tensor, nbytes, len(found), movable, names=[tensor]))
         found.append(operation)
     for variable in getattr(graph, "variables", ()):
         variables[id(variable)] = variable.dtype.size * (variable.shape.num_elements() or 0)
@@ -221,14 +256,35 @@ def read_step(
         total = 0
         for at in reversed(range(len(found))):
             total += reads_held[at]
-            found[at].fixed += total
+            found[at].beside = found[at].fixed = total
     for storage in storages:
+        leaving = next((one for one in storage.names if patterns.is_open(one)), None)
+        if leaving is None or not all(patterns.may_split(one) for one in storage.names):
+            storage.movable = False
+        else:
+            storage.tensor = leaving
         touches = [storage.writer, *storage.readers]
         if max((after - at for at, after in pairwise(touches)), default=0) < threshold:
             storage.movable = False
-    _count_fixed(found, storages, {index[one] for one in returned if one in index})
+    lasting = {index[one] for one in returned if one in index}
+    _count_fixed(found, storages, lasting)
     trace, tensors = _trace(found, storages, base, shapes)
-    return Step(found, storages, index, trace, tensors, parameters, state, untouched, lost, base)
+    return Step(
+        found,
+        storages,
+        index,
+        trace,
+        tensors,
+        parameters,
+        state,
+        untouched,
+        lost,
+        base,
+        live,
+        lasting,
+        patterns,
+        constant,
+    )
 
 
 def _count_fixed(found: Sequence[Operation], storages: Sequence[Storage], returned: set[int]) -> None:

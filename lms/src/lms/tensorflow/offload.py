@@ -22,6 +22,7 @@ from lms.memory.capacity import memory_capacity
 from lms.memory.resident import ResidentSet
 from lms.options import NotBuiltError, Options
 from lms.tensorflow.graph import Step, read_step
+from lms.tensorflow.order import make_design
 from lms.tensorflow.rewrite import Rewritten, rewrite
 from lms.tensorflow.tiers import FileTier, HostTier
 from lms.units import format_size
@@ -157,9 +158,8 @@ class Offload:
                     stacklevel=2,
                 )
             return Rewritten(0, 0, 0, step.base + max(trace.live, default=0))
-        return rewrite(
-            graph, step, make_static(trace, plan), self.tier, ahead=None if ahead < 0 else ahead, synchronous=sync > 1
-        )
+        design = make_design(step, make_static(trace, plan), ahead=None if ahead < 0 else ahead)
+        return rewrite(graph, step, design, self.tier)
 
     def _tell_untouched(self, step: Step) -> None:
         if step.untouched:

@@ -1,8 +1,4 @@
-"""Editing a graph while it is traced: pairs of swaps, and the control edges that make the plan hold.
-
-The operations of the step run in the order in which they were made, as the plan counts them. Where the data do not say
-so, a control edge does.
-"""
+"""Editing a graph while it is traced, as a design says."""
 
 from __future__ import annotations
 
@@ -12,18 +8,28 @@ from typing import Any, Protocol
 
 import tensorflow as tf
 
-from lms.core.static import StaticSchedule
 from lms.tensorflow.graph import Step
+from lms.tensorflow.order import Design, Token
+from lms.tensorflow.patterns import SHAPES
 
 
 class Tier(Protocol):
-    """Makes the operations of one pair; called inside the graph that is edited."""
+    """Makes the operations of one pair, and those that order them; called inside the graph that is edited."""
 
     def swap_out(self, tensor: Any, index: int) -> Any:
         """The handle of what left."""
 
-    def swap_in(self, handle: Any, like: Any, index: int) -> Any:
-        """The tensor again."""
+    def swap_in(self, handle: Any, like: Any, tokens: list[Any], index: int) -> Any:
+        """The tensor again, read once the tokens are there."""
+
+    def token(self, handle: Any, index: int) -> Any:
+        """A token that is there once the copy out is over."""
+
+    def tap(self, tensor: Any, index: int) -> Any:
+        """A token that is there once the tensor is."""
+
+    def gate(self, tensor: Any, tokens: list[Any], index: int) -> Any:
+        """The tensor, once the tokens are there."""
 
 
 @dataclass(frozen=True)
@@ -36,137 +42,99 @@ class Rewritten:
     peak: int  # most bytes, however long the copies take; what was there before is in it
 
 
-def rewrite(
-    graph: Any, step: Step, static: StaticSchedule, tier: Tier, *, ahead: int | None = None, synchronous: bool = False
-) -> Rewritten:
-    """Put the copies of `static` into the graph. `ahead` is the most operations that a copy back runs ahead.
+def rewrite(graph: Any, step: Step, design: Design, tier: Tier) -> Rewritten:
+    """Make the edits of `design`."""
+    return _Editor(graph, step, design, tier).run()
 
-    With `synchronous`, what follows a copy back's trigger waits for it too.
-    """
-    operations = step.operations
-    used = sorted({back.out for back in static.backs if back.out is not None})
-    _order(step, graph)
-    outs: dict[int, Any] = {}
-    change = [0] * (len(operations) + 1)
-    gone: dict[int, list[tuple[int, int]]] = {}  # storage -> (first operation without it, copy out)
-    for index in used:
-        out = static.outs[index]
-        storage = step.tensors[out.tensor]
-        source = step.storages[storage].tensor
-        after = operations[step.operation_at(out.after)]
-        control = [] if after.op is source.op else [after.op]
-        with graph.control_dependencies(control), tf.device(source.device):
-            outs[index] = tier.swap_out(source, index)
-        if out.gate is not None and (waits := _following(step, out.gate)) is not None:
-            operations[waits].op._add_control_input(outs[index].op)
-            gone.setdefault(storage, []).append((waits, index))
-    fresh: dict[int, list[tuple[int, Any]]] = {}  # storage -> (first reader, the tensor), ascending
-    begins: dict[int, list[tuple[int, int]]] = {}  # storage -> (when it may come, first reader)
-    for number, back in enumerate(static.backs):
-        assert back.out is not None
-        storage = step.tensors[back.tensor]
-        source = step.storages[storage].tensor
-        reader = step.operation_at(back.before)
-        trigger = _done_with(step, back.trigger)
-        if ahead is not None:
-            trigger = max(trigger, reader - 1 - ahead)
-        trigger = min(trigger, reader - 1)
-        control = [operations[trigger].op] if trigger >= 0 else []
-        control += [outs[one].op for one in back.behind if one in outs and one != back.out]
-        with graph.control_dependencies(control), tf.device(source.device):
-            tensor = tier.swap_in(outs[back.out], source, number)
-        if tensor.shape.rank is None or not tensor.shape.is_fully_defined():
+
+class _Editor:
+    def __init__(self, graph: Any, step: Step, design: Design, tier: Tier) -> None:
+        self.graph, self.step, self.design, self.tier = graph, step, design, tier
+        self.handles: dict[int, Any] = {}  # storage -> handle of its copy out
+        self.tokens: dict[Token, Any] = {}
+        self.made = 0  # operations: no two have the same number, so that none is taken for another
+
+    def run(self) -> Rewritten:
+        step, design = self.step, self.design
+        for storage in design.outs:
+            source = step.storages[storage].tensor
+            with tf.device(source.device):
+                self.handles[storage] = self.tier.swap_out(source, self._number())
+        came: list[Any] = []
+        fresh: dict[int, list[tuple[int, Any]]] = {}  # storage -> (first reader, the tensor), ascending
+        for back in design.backs:
+            source = step.storages[back.storage].tensor
+            values, controls = self._waited(back.tokens)
+            with self.graph.control_dependencies(controls), tf.device(source.device):
+                tensor = self.tier.swap_in(self.handles[back.storage], source, values, self._number())
             tensor.set_shape(source.shape)
-        if synchronous and trigger + 1 < reader:
-            operations[trigger + 1].op._add_control_input(tensor.op)
-        fresh.setdefault(storage, []).append((reader, tensor))
-        begins.setdefault(storage, []).append((trigger + 1, reader))
-    _connect(step, fresh)
-    for at, one in enumerate(step.storages):
-        if one.movable:
-            _add_spans(change, at, one, gone, begins)
-    return Rewritten(
-        outs=len(outs),
-        ins=len(static.backs),
-        nbytes=sum(step.trace.tensors[static.outs[index].tensor].nbytes for index in outs),
-        peak=_peak(step, change),
-    )
+            came.append(tensor)
+            fresh.setdefault(back.storage, []).append((back.reader, tensor))
+        gated: dict[int, Any] = {}  # id of a tensor -> what its readers read in its place
+        for gate in design.gates:
+            tensor = gate.tensor if gate.back is None else came[gate.back]
+            values, controls = self._waited(gate.tokens)
+            with self.graph.control_dependencies(controls), tf.device(tensor.device):
+                same = self.tier.gate(tensor, values, self._number())
+            same.set_shape(tensor.shape)
+            gated[id(tensor)] = same
+        self._connect(fresh, gated)
+        return Rewritten(
+            outs=len(design.outs),
+            ins=len(design.backs),
+            nbytes=sum(step.storages[storage].nbytes for storage in design.outs),
+            peak=design.peak,
+        )
 
+    def _number(self) -> int:
+        self.made += 1
+        return self.made
 
-def _add_spans(change: list[int], index: int, storage: Any, gone: Any, begins: Any) -> None:
-    """Count the operations during which the storage is there, or on its way."""
-    last = max(storage.readers, default=storage.writer)
-    starts = [(storage.writer, storage.writer), *begins.get(index, ())]
-    for at, (begin, first) in enumerate(starts):
-        following = starts[at + 1] if at + 1 < len(starts) else None
-        end = last
-        if following is not None:
-            used = [one for one in (storage.writer, *storage.readers) if first <= one < following[1]]
-            end = max(used, default=first)
-            waits = [one for one, _ in gone.get(index, ()) if first <= one <= following[1]]
-            if at == 0:  # it is there until its copy is waited for
-                end = max(end, waits[0] - 1 if waits else following[0] - 1)
-        change[begin] += storage.nbytes
-        change[end + 1] -= storage.nbytes
-
-
-def _peak(step: Step, change: list[int]) -> int:
-    total = most = 0
-    for moved, operation in zip(change, step.operations, strict=False):
-        total += moved
-        most = max(most, total + operation.fixed)
-    return step.base + most
-
-
-def _following(step: Step, position: int) -> int | None:
-    """The operation that waits if what follows the access at `position` has to; None: none is left."""
-    at = _done_with(step, position) + 1
-    return at if at < len(step.operations) else None
-
-
-def _done_with(step: Step, position: int) -> int:
-    """The operation that is over once the access at `position` is done with; -1: none is."""
-    at = step.operation_at(position)
-    return at if position >= step.operations[at].done else at - 1
-
-
-def _order(step: Step, graph: Any) -> None:
-    """Have each operation of the step wait for the one before it, unless its data say so already."""
-    place = {operation.op: at for at, operation in enumerate(step.operations)}
-    latest: dict[Any, int] = {}  # operation -> the last of the step's that it comes after
-    for op in graph.get_operations():
-        after = -1
-        for tensor in op.inputs:
-            after = max(after, latest.get(tensor.op, -1))
-        for control in op.control_inputs:
-            after = max(after, latest.get(control, -1))
-        at = place.get(op)
-        if at is None:
-            latest[op] = after
-            continue
-        if at and after < at - 1:
-            op._add_control_input(step.operations[at - 1].op)
-        latest[op] = at
-
-
-def _connect(step: Step, fresh: dict[int, list[tuple[int, Any]]]) -> None:
-    """Point every later reader of what came back at the tensor that came back."""
-    views: dict[tuple[int, tuple[Any, ...]], Any] = {}
-    readers = {storage: [reader for reader, _ in pairs] for storage, pairs in fresh.items()}
-    for at, operation in enumerate(step.operations):
-        for slot, tensor in enumerate(operation.op.inputs):
-            storage = step.index.get(id(tensor))
-            if storage is None or storage not in fresh:
+    def _waited(self, tokens: list[Token]) -> tuple[list[Any], list[Any]]:
+        """Tokens as tensors, and operations without any result, to be waited for by control edges."""
+        values, controls = [], []
+        for token in tokens:
+            if token.out is not None:
+                if token not in self.tokens:
+                    self.tokens[token] = self.tier.token(self.handles[token.out], self._number())
+                values.append(self.tokens[token])
                 continue
-            which = bisect_right(readers[storage], at) - 1
-            if which < 0:
+            assert token.operation is not None
+            op = self.step.operations[token.operation].op
+            if not op.outputs:
+                controls.append(op)
                 continue
-            new = fresh[storage][which][1]
-            if tensor is not step.storages[storage].tensor:
-                shape = tuple(tensor.shape)
-                if shape != tuple(new.shape):
-                    if (id(new), shape) not in views:
-                        with tf.device(new.device):
-                            views[id(new), shape] = tf.reshape(new, [-1 if size is None else size for size in shape])
-                    new = views[id(new), shape]
-            operation.op._update_input(slot, new)
+            if token not in self.tokens:
+                tensor = self.step.patterns.tap(op)
+                with tf.device(tensor.device):
+                    self.tokens[token] = self.tier.tap(tensor, self._number())
+            values.append(self.tokens[token])
+        return values, controls
+
+    def _connect(self, fresh: dict[int, list[tuple[int, Any]]], gated: dict[int, Any]) -> None:
+        """Point every later reader of what came back at the tensor that came back, and of what is gated at the gate."""
+        step = self.step
+        views: dict[tuple[int, tuple[Any, ...]], Any] = {}
+        readers = {storage: [reader for reader, _ in pairs] for storage, pairs in fresh.items()}
+        places = {operation.op: at for at, operation in enumerate(step.operations)}
+        for op in step.live:
+            if op.type in SHAPES:
+                continue
+            at = places.get(op)
+            for slot, tensor in enumerate(op.inputs):
+                new = tensor
+                storage = step.index.get(id(tensor))
+                if at is not None and storage in fresh and (which := bisect_right(readers[storage], at) - 1) >= 0:
+                    new = fresh[storage][which][1]
+                    new = gated.get(id(new), new)
+                    shape = tuple(tensor.shape)
+                    if shape != tuple(new.shape):
+                        if (id(new), shape) not in views:
+                            with tf.device(new.device):
+                                sizes = [-1 if size is None else size for size in shape]
+                                views[id(new), shape] = tf.reshape(new, sizes)
+                        new = views[id(new), shape]
+                elif id(tensor) in gated:
+                    new = gated[id(tensor)]
+                if new is not tensor:
+                    op._update_input(slot, new)

@@ -16,41 +16,68 @@ from lms.memory.file import FileSlab
 from lms.memory.spill import spill_folder
 
 
-class HostTier:
-    """Pairs of identities on the host's device: TensorFlow itself copies between devices."""
+class _Tier:
+    """The operations that order others."""
+
+    def __init__(self) -> None:
+        self._operations = load_operations()
+
+    def tap(self, tensor: Any, index: int) -> Any:
+        """A token that is there once the tensor is."""
+        return self._operations.lms_tap(tensor=tensor, index=index, name="lms_tap")
+
+    def gate(self, tensor: Any, tokens: list[Any], index: int) -> Any:
+        """The tensor, once the tokens are there."""
+        return self._operations.lms_gate(tensor=tensor, tokens=tokens, index=index, name="lms_gate")
+
+
+class HostTier(_Tier):
+    """Pairs of operations on the host's device that hand a tensor on: TensorFlow itself copies between devices."""
 
     def __init__(self, device: str) -> None:
+        super().__init__()
         self.device = device
 
     def swap_out(self, tensor: Any, index: int) -> Any:
         """The tensor on the host."""
         with tf.device(self.device):
-            return tf.identity(tensor, name="lms_swap_out")
+            return self.gate(tensor, [], index)
 
-    def swap_in(self, handle: Any, like: Any, index: int) -> Any:
-        """The same, from when on the device may have it. The gate is the host's node, as the other is folded away."""
+    def swap_in(self, handle: Any, like: Any, tokens: list[Any], index: int) -> Any:
+        """The same, from when on the device may have it."""
         with tf.device(self.device):
-            return tf.identity(handle, name="lms_swap_in")
+            return self.gate(handle, tokens, index)
+
+    def token(self, handle: Any, index: int) -> Any:
+        """A token that is there once the tensor is on the host."""
+        with tf.device(self.device):
+            return self.tap(handle, index)
 
     def __str__(self) -> str:
         return f"the memory of {self.device}"
 
 
-class FileTier:
+class FileTier(_Tier):
     """Pairs of LMS's own operations over one file without a name, which stays open until the process ends."""
 
     def __init__(self, folder: Path | None) -> None:
+        super().__init__()
         self.folder = spill_folder(folder)
-        self._operations = load_operations()
         _open(self.folder)
 
     def swap_out(self, tensor: Any, index: int) -> Any:
         """A handle that owns the tensor's place in the file."""
         return self._operations.lms_swap_out(tensor=tensor, index=index, name="lms_swap_out")
 
-    def swap_in(self, handle: Any, like: Any, index: int) -> Any:
+    def swap_in(self, handle: Any, like: Any, tokens: list[Any], index: int) -> Any:
         """The tensor, read from the file."""
-        return self._operations.lms_swap_in(handle=handle, T=like.dtype, index=index, name="lms_swap_in")
+        return self._operations.lms_swap_in(
+            handle=handle, tokens=tokens, T=like.dtype, index=index, name="lms_swap_in"
+        )
+
+    def token(self, handle: Any, index: int) -> Any:
+        """The handle: it is there once the tensor is in the file."""
+        return handle
 
     def __str__(self) -> str:
         return f"a file in {self.folder}"
@@ -78,7 +105,7 @@ def _library() -> Path:
     path = operations_path(tf.__version__)
     if not path.exists():
         raise LMSError(
-            f"LMS swaps to a file on a CPU, by operations that are not built for TensorFlow {tf.__version__}: run "
+            f"LMS swaps by operations that are not built for TensorFlow {tf.__version__}: run "
             "`python -m lms.build tensorflow` once (it needs a C++ compiler)"
         )
     return path
