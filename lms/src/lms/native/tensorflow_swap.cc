@@ -285,9 +285,14 @@ absl::Status handle_shape(InferenceContext* context) {
 }
 
 absl::Status shape_of_handle(InferenceContext* context) {
+    tensorflow::PartialTensorShape known;
+    tensorflow::shape_inference::ShapeHandle shape;
+    TF_RETURN_IF_ERROR(context->GetAttr("shape", &known));
+    TF_RETURN_IF_ERROR(context->MakeShapeFromPartialTensorShape(known, &shape));
     const auto* shapes = context->input_handle_shapes_and_types(0);
-    const bool known = shapes != nullptr && shapes->size() == 1;
-    context->set_output(0, known ? shapes->front().shape : context->UnknownShape());
+    if (shapes != nullptr && shapes->size() == 1)
+        TF_RETURN_IF_ERROR(context->Merge(shapes->front().shape, shape, &shape));
+    context->set_output(0, shape);
     return absl::OkStatus();
 }
 
@@ -303,6 +308,7 @@ REGISTER_OP("LmsSwapIn")
     .Input("tokens: N * variant")
     .Output("tensor: T")
     .Attr("T: type")
+    .Attr("shape: shape")
     .Attr("N: int >= 0")
     .Attr("index: int")
     .SetShapeFn(shape_of_handle);

@@ -19,7 +19,7 @@ class Tier(Protocol):
     def swap_out(self, tensor: Any, index: int) -> Any:
         """The handle of what left."""
 
-    def swap_in(self, handle: Any, like: Any, tokens: list[Any], index: int) -> Any:
+    def swap_in(self, handle: Any, like: Any, tokens: list[Any], index: int, name: str) -> Any:
         """The tensor again, read once the tokens are there."""
 
     def token(self, handle: Any, index: int) -> Any:
@@ -28,7 +28,7 @@ class Tier(Protocol):
     def tap(self, tensor: Any, index: int) -> Any:
         """A token that is there once the tensor is."""
 
-    def gate(self, tensor: Any, tokens: list[Any], index: int) -> Any:
+    def gate(self, tensor: Any, tokens: list[Any], index: int, name: str) -> Any:
         """The tensor, once the tokens are there."""
 
 
@@ -44,7 +44,13 @@ class Rewritten:
 
 def rewrite(graph: Any, step: Step, design: Design, tier: Tier) -> Rewritten:
     """Make the edits of `design`."""
-    return _Editor(graph, step, design, tier).run()
+    with graph.name_scope(None):
+        return _Editor(graph, step, design, tier).run()
+
+
+def _name(tensor: Any) -> str:
+    """A name that sorts as the tensor's own: Grappler sorts what it adds and multiplies by name."""
+    return f"{tensor.op.name}-lms"  # no character of a name comes before the hyphen
 
 
 class _Editor:
@@ -66,7 +72,7 @@ class _Editor:
             source = step.storages[back.storage].tensor
             values, controls = self._waited(back.tokens)
             with self.graph.control_dependencies(controls), tf.device(source.device):
-                tensor = self.tier.swap_in(self.handles[back.storage], source, values, self._number())
+                tensor = self.tier.swap_in(self.handles[back.storage], source, values, self._number(), _name(source))
             tensor.set_shape(source.shape)
             came.append(tensor)
             fresh.setdefault(back.storage, []).append((back.reader, tensor))
@@ -75,7 +81,7 @@ class _Editor:
             tensor = gate.tensor if gate.back is None else came[gate.back]
             values, controls = self._waited(gate.tokens)
             with self.graph.control_dependencies(controls), tf.device(tensor.device):
-                same = self.tier.gate(tensor, values, self._number())
+                same = self.tier.gate(tensor, values, self._number(), _name(tensor))
             same.set_shape(tensor.shape)
             gated[id(tensor)] = same
         self._connect(fresh, gated)
@@ -132,7 +138,7 @@ class _Editor:
                         if (id(new), shape) not in views:
                             with tf.device(new.device):
                                 sizes = [-1 if size is None else size for size in shape]
-                                views[id(new), shape] = tf.reshape(new, sizes)
+                                views[id(new), shape] = tf.reshape(new, sizes, name=_name(tensor))
                         new = views[id(new), shape]
                 elif id(tensor) in gated:
                     new = gated[id(tensor)]

@@ -26,9 +26,9 @@ class _Tier:
         """A token that is there once the tensor is."""
         return self._operations.lms_tap(tensor=tensor, index=index, name="lms_tap")
 
-    def gate(self, tensor: Any, tokens: list[Any], index: int) -> Any:
+    def gate(self, tensor: Any, tokens: list[Any], index: int, name: str = "lms_swap_out") -> Any:
         """The tensor, once the tokens are there."""
-        return self._operations.lms_gate(tensor=tensor, tokens=tokens, index=index, name="lms_gate")
+        return self._operations.lms_gate(tensor=tensor, tokens=tokens, index=index, name=name)
 
 
 class HostTier(_Tier):
@@ -43,10 +43,10 @@ class HostTier(_Tier):
         with tf.device(self.device):
             return self.gate(tensor, [], index)
 
-    def swap_in(self, handle: Any, like: Any, tokens: list[Any], index: int) -> Any:
+    def swap_in(self, handle: Any, like: Any, tokens: list[Any], index: int, name: str) -> Any:
         """The same, from when on the device may have it."""
         with tf.device(self.device):
-            return self.gate(handle, tokens, index)
+            return self.gate(handle, tokens, index, name)
 
     def token(self, handle: Any, index: int) -> Any:
         """A token that is there once the tensor is on the host."""
@@ -69,10 +69,10 @@ class FileTier(_Tier):
         """A handle that owns the tensor's place in the file."""
         return self._operations.lms_swap_out(tensor=tensor, index=index, name="lms_swap_out")
 
-    def swap_in(self, handle: Any, like: Any, tokens: list[Any], index: int) -> Any:
+    def swap_in(self, handle: Any, like: Any, tokens: list[Any], index: int, name: str) -> Any:
         """The tensor, read from the file."""
         return self._operations.lms_swap_in(
-            handle=handle, tokens=tokens, T=like.dtype, index=index, name="lms_swap_in"
+            handle=handle, tokens=tokens, T=like.dtype, shape=like.shape, index=index, name=name
         )
 
     def token(self, handle: Any, index: int) -> Any:
