@@ -70,8 +70,7 @@ class Step:
     index: dict[int, int]  # id of a tf.Tensor -> its storage
     trace: Trace
     tensors: list[int]  # index in the trace -> storage
-    parameters: int  # bytes of variables that are trained
-    state: int  # bytes of the other variables: the optimizer's, statistics
+    variables: int  # bytes of all variables: parameters, the optimizer's, statistics
     untouched: dict[str, int]  # kinds of things whose inside is not looked into, and how many
     unknown: int  # tensors whose size is not known before they are made
     base: int  # bytes that are there before the step
@@ -174,7 +173,6 @@ def read_step(
     found: list[Operation] = []
     fixed_reads: list[tuple[int, int]] = []  # (bytes, last reader) of variables
     variable_of: dict[int, int] = {}
-    variables: dict[int, int] = {}
     untouched: dict[str, int] = {}
     outside: set[int] = set()  # the caller's tensors and constants, and their views
     constant: set[Any] = set()  # operations that TensorFlow computes once, before the first step
@@ -243,13 +241,12 @@ def read_step(
             )
             storages.append(Storage(tensor, nbytes, len(found), movable, names=[tensor]))
         found.append(operation)
-    for variable in getattr(graph, "variables", ()):
-        variables[id(variable)] = variable.dtype.size * (variable.shape.num_elements() or 0)
-    trained = {id(variable) for variable in getattr(graph, "variables", ()) if variable.trainable}
-    parameters = sum(nbytes for one, nbytes in variables.items() if one in trained)
-    state = sum(variables.values()) - parameters
+    contents = [_content(inner) for _, inner in graph.captures if inner.dtype == tf.resource]
+    variables = sum(
+        tf.as_dtype(one.dtype).size * (tf.TensorShape(one.shape).num_elements() or 0) for one in contents if one is not None
+    )
     if on_device:
-        base += parameters + state
+        base += variables
         reads_held = [0] * (len(found) + 1)
         for nbytes, last in fixed_reads:
             reads_held[last] += nbytes
@@ -275,8 +272,7 @@ def read_step(
         index,
         trace,
         tensors,
-        parameters,
-        state,
+        variables,
         untouched,
         lost,
         base,

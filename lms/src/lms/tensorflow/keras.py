@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import sys
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -9,16 +10,19 @@ from typing import Any
 import keras
 import tensorflow as tf
 
-from lms.errors import LMSError, UsageError
-from lms.tensorflow.offload import Offload, offload
+from lms.errors import LimitError, LMSError, UsageError
+from lms.memory.resident import ResidentSet
+from lms.tensorflow.offload import Offload, Traced, offload
 from lms.tensorflow.tiers import FileTier, usage
+from lms.units import format_size
 
 
 class LMS(keras.callbacks.Callback):  # type: ignore[misc]
     """Large model support for `model.fit`: `callbacks=[LMS(limit="12GB")]`. Takes what `offload` takes.
 
-    Raises UsageError when training begins if the model runs eagerly, is compiled by XLA on request, does not run on
-    TensorFlow or has replicas; LMSError after the first step if TensorFlow's optimizers undid the plan.
+    Raises UsageError when training begins if the model runs eagerly, is compiled by XLA on request or does not run on
+    TensorFlow; LimitError for a limit below the floor, and after the first step if the process went over the limit;
+    LMSError after the first step if TensorFlow's optimizers undid the plan.
     """
 
     def __init__(self, **options: Any) -> None:
@@ -26,6 +30,8 @@ class LMS(keras.callbacks.Callback):  # type: ignore[misc]
         self.offload: Offload = offload(**options)
         self._unchecked = False
         self._jit: object = None
+        self._resident = ResidentSet()
+        self._peak = 0
 
     def stats(self) -> dict[str, int]:
         """Figures: bytes and counts of the last trace, and what the file tier of this process has done."""
@@ -33,7 +39,7 @@ class LMS(keras.callbacks.Callback):  # type: ignore[misc]
         if self.offload.traces:
             last = self.offload.traces[-1]
             figures |= {name: getattr(last, name) for name in ("tensors", "swapped", "plain_peak", "predicted_peak")}
-            figures |= {"parameters": last.parameters, "state": last.state}
+            figures |= {"variables": last.variables, "peak": self._peak}
         return figures
 
     def on_train_begin(self, logs: object = None) -> None:
@@ -43,8 +49,6 @@ class LMS(keras.callbacks.Callback):  # type: ignore[misc]
             raise UsageError(f"Keras runs on {keras.backend.backend()}; set KERAS_BACKEND=tensorflow")
         if model.run_eagerly:
             raise UsageError("run_eagerly=True: there is no graph to edit; compile the model with run_eagerly=False")
-        if model.distribute_strategy.num_replicas_in_sync > 1:
-            raise UsageError("lms.tensorflow.LMS does not support several replicas; train on one device a process")
         if model.get_compile_config().get("jit_compile") is True:
             raise UsageError("jit_compile=True: XLA has its own schedule; compile the model with jit_compile=False")
         self._restore()
@@ -79,24 +83,38 @@ class LMS(keras.callbacks.Callback):  # type: ignore[misc]
                     ]
                 spec = iterator.element_spec
                 iterator = iter(tf.data.Dataset.from_generator(lambda: iter(batches), output_signature=spec))
-            before = self.stats()
+            before, traced = self.stats(), len(self.offload.traces)
+            with contextlib.suppress(OSError):  # a sandbox's kernel may refuse: the peak is then that of the process
+                self._resident.reset_peak()
             result = train(iterator)
-            self._check(before)
+            self._check(before, self.offload.traces[traced:])
+            self._compare()
             return result
 
         model.train_function = first
 
-    def _check(self, before: dict[str, int]) -> None:
+    def _check(self, before: dict[str, int], traces: Sequence[Traced]) -> None:
         """Raise LMSError if not all pairs ran that were put into the graph, or if a place outlived the step."""
-        if not isinstance(self.offload.tier, FileTier) or not self.offload.traces:
+        if not isinstance(self.offload.tier, FileTier) or not traces:
             return
-        after, traced = self.stats(), self.offload.traces[-1]
+        after, wanted = self.stats(), [sum(getattr(one, name) for one in traces) for name in ("outs", "ins")]
         outs, ins = (after[name] - before[name] for name in ("outs", "ins"))
-        steps = max(1, round(outs / traced.outs)) if traced.outs else 1
-        if (outs, ins) != (steps * traced.outs, steps * traced.ins):
+        steps = max(1, round(outs / wanted[0])) if wanted[0] else 1
+        if [outs, ins] != [steps * one for one in wanted]:
             raise LMSError(
                 f"TensorFlow's graph optimizers undid the plan: {outs} copies out and {ins} back ran of "
-                f"{traced.outs} and {traced.ins} a step; report this with the model"
+                f"{wanted[0]} and {wanted[1]} a step; report this with the model"
+            )
+
+    def _compare(self) -> None:
+        """Raise LimitError if the process has gone over the limit."""
+        self._peak = self._resident.peak()
+        limit = self.offload.options.limit
+        if limit is not None and isinstance(self.offload.tier, FileTier) and self._peak > limit:
+            raise LimitError(
+                f"limit {format_size(limit)}: the first step took {format_size(self._peak)}, of which "
+                f"{format_size(self.offload.traces[-1].predicted_peak)} were foreseen; operations need memory of their "
+                f"own. Give a limit that is lower by {format_size(self._peak - limit)}, or more memory"
             )
 
 

@@ -17,18 +17,19 @@ import tensorflow as tf
 from lms.core.link import KNOWN, Link
 from lms.core.plan import make_plan
 from lms.core.static import make_static
-from lms.errors import UsageError
+from lms.errors import LimitError, UsageError
 from lms.memory.capacity import memory_capacity
 from lms.memory.resident import ResidentSet
 from lms.options import NotBuiltError, Options
 from lms.tensorflow.graph import Step, read_step
-from lms.tensorflow.order import make_design
+from lms.tensorflow.order import Design, make_design
 from lms.tensorflow.rewrite import Rewritten, rewrite
 from lms.tensorflow.tiers import FileTier, HostTier
 from lms.units import format_size
 
 TESTED = ((2, 21), (2, 21))  # the first and the last version of TensorFlow that the tests run with
 _KNOBS = ("swapout_threshold", "swapin_ahead", "swapin_groupby", "sync_mode")
+_ATTEMPTS = 4  # plans that are made for a limit: what TensorFlow may run early counts only once a plan is laid out
 _FILE = Link("file", 1.5e9, 1.5e9, source="assumed: what a disk of a cloud's machine reaches")
 
 F = TypeVar("F", bound=Callable[..., Any])
@@ -46,8 +47,7 @@ class Traced:
     ins: int
     plain_peak: int  # most bytes without LMS; what was there before the step is in both peaks
     predicted_peak: int
-    parameters: int
-    state: int
+    variables: int
     seconds: float
 
 
@@ -103,6 +103,8 @@ class Offload:
         graph = tf.compat.v1.get_default_graph()
         flat = tf.nest.flatten(result, expand_composites=True)
         results = [one for one in flat if tf.is_tensor(one) and hasattr(one, "graph")]
+        replica = tf.distribute.get_replica_context()
+        replicas = replica.num_replicas_in_sync if replica is not None else 1
         step = read_step(
             graph,
             start,
@@ -112,9 +114,10 @@ class Offload:
             on_device=isinstance(self.tier, HostTier),
             given=self.first_batch,
             threshold=self.knobs["swapout_threshold"],
+            device=tf.nest.flatten(replica.devices)[0] if replicas > 1 else "",
         )
         self._tell_untouched(step)
-        done = self._rewrite(graph, step)
+        done = self._rewrite(graph, step, replicas)
         live = max(step.trace.live, default=0)
         plain = max((access.other for access in step.trace.accesses), default=step.base) + live
         self.traces.append(
@@ -127,8 +130,7 @@ class Offload:
                 ins=done.ins,
                 plain_peak=plain,
                 predicted_peak=done.peak,
-                parameters=step.parameters,
-                state=step.state,
+                variables=step.variables,
                 seconds=time.perf_counter() - began,
             )
         )
@@ -137,29 +139,57 @@ class Offload:
             f"most {format_size(done.peak)}"
         )
 
-    def _rewrite(self, graph: Any, step: Step) -> Rewritten:
-        trace = step.trace
-        ahead, sync = self.knobs["swapin_ahead"], self.knobs["sync_mode"]
+    def _rewrite(self, graph: Any, step: Step, replicas: int) -> Rewritten:
+        """Edit the graph. Each of several replicas has its part of what is above the base."""
+        most = max(step.trace.live, default=0)
+        design = make_design(step, None)
         budget, limit = self.options.budget, None
         if self.share is not None:
-            budget = int(self.share * max(trace.live, default=0))
+            budget = int(self.share * most)
         elif budget is None:
             limit = self.options.limit or int((self.options.frac or 0) * memory_capacity())
+        if limit is not None:
+            limit = step.base + (limit - step.base) // replicas
+            if design.peak > limit:
+                design = self._under(step, limit)
+        elif budget is not None and most > budget:
+            design = self._designed(step, budget=budget)
+        if not design.outs and step.unknown > len(step.tensors):
+            warnings.warn(
+                f"LMS chose no tensor: the sizes of {step.unknown} are not known while tracing; give tensors of a "
+                "fixed batch (drop_remainder=True, or an input_signature with sizes)",
+                RuntimeWarning,
+                stacklevel=2,
+            )
+        return rewrite(graph, step, design, self.tier)
+
+    def _under(self, step: Step, limit: int) -> Design:
+        """A design that holds at most `limit` bytes. Raises LimitError if none is found."""
+        target = limit
+        for _ in range(_ATTEMPTS):
+            try:
+                design = self._designed(step, limit=target)
+            except LimitError:
+                break
+            if design.peak <= limit:
+                return design
+            target -= design.peak - limit
+        design = self._designed(step, budget=0)
+        if design.peak <= limit:
+            return design
+        raise LimitError(
+            f"limit {format_size(limit)} is below the floor of {format_size(design.peak)}: with every tensor swapped "
+            f"that can be, the step may still need that much, of it {format_size(step.base)} before it begins. Raise "
+            "the limit, or make the batch, the resolution or the width smaller"
+        )
+
+    def _designed(self, step: Step, *, limit: int | None = None, budget: int | None = None) -> Design:
+        ahead, sync = self.knobs["swapin_ahead"], self.knobs["sync_mode"]
         link = KNOWN["pcie3x16"] if isinstance(self.tier, HostTier) else _FILE
         write_ahead = 0 if sync in (1, 3) else self.options.write_ahead
         prefetch = 0 if sync in (2, 3) else self.options.prefetch
-        plan = make_plan(trace, link, limit=limit, budget=budget, prefetch=prefetch, write_ahead=write_ahead)
-        if not plan.moves:
-            if step.unknown > len(step.tensors):
-                warnings.warn(
-                    f"LMS chose no tensor: the sizes of {step.unknown} are not known while tracing; give tensors of a "
-                    "fixed batch (drop_remainder=True, or an input_signature with sizes)",
-                    RuntimeWarning,
-                    stacklevel=2,
-                )
-            return Rewritten(0, 0, 0, step.base + max(trace.live, default=0))
-        design = make_design(step, make_static(trace, plan), ahead=None if ahead < 0 else ahead)
-        return rewrite(graph, step, design, self.tier)
+        plan = make_plan(step.trace, link, limit=limit, budget=budget, prefetch=prefetch, write_ahead=write_ahead)
+        return make_design(step, make_static(step.trace, plan), ahead=None if ahead < 0 else ahead)
 
     def _tell_untouched(self, step: Step) -> None:
         if step.untouched:
