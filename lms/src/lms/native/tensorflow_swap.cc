@@ -275,23 +275,10 @@ class Gate : public OpKernel {
     bool IsExpensive() override { return false; }
 };
 
-// A handle tells the shape of what it stands for. The optimizers need it: with unknown shapes they rewrite less.
-absl::Status handle_shape(InferenceContext* context) {
-    tensorflow::DataType type;
-    TF_RETURN_IF_ERROR(context->GetAttr("T", &type));
-    context->set_output(0, context->Scalar());
-    context->set_output_handle_shapes_and_types(0, {{context->input(0), type}});
-    return absl::OkStatus();
-}
-
-absl::Status shape_of_handle(InferenceContext* context) {
-    tensorflow::PartialTensorShape known;
+// The optimizers need the shape: with unknown ones they rewrite less.
+absl::Status given_shape(InferenceContext* context) {
     tensorflow::shape_inference::ShapeHandle shape;
-    TF_RETURN_IF_ERROR(context->GetAttr("shape", &known));
-    TF_RETURN_IF_ERROR(context->MakeShapeFromPartialTensorShape(known, &shape));
-    const auto* shapes = context->input_handle_shapes_and_types(0);
-    if (shapes != nullptr && shapes->size() == 1)
-        TF_RETURN_IF_ERROR(context->Merge(shapes->front().shape, shape, &shape));
+    TF_RETURN_IF_ERROR(context->MakeShapeFromShapeTensor(1, &shape));
     context->set_output(0, shape);
     return absl::OkStatus();
 }
@@ -302,16 +289,16 @@ REGISTER_OP("LmsSwapOut")
     .Output("handle: variant")
     .Attr("T: type")
     .Attr("index: int")
-    .SetShapeFn(handle_shape);
+    .SetShapeFn(tensorflow::shape_inference::ScalarShape);
 REGISTER_OP("LmsSwapIn")
     .Input("handle: variant")
+    .Input("shape: int32")
     .Input("tokens: N * variant")
     .Output("tensor: T")
     .Attr("T: type")
-    .Attr("shape: shape")
     .Attr("N: int >= 0")
     .Attr("index: int")
-    .SetShapeFn(shape_of_handle);
+    .SetShapeFn(given_shape);
 REGISTER_OP("LmsTap")
     .Input("tensor: T")
     .Output("token: variant")

@@ -243,7 +243,9 @@ def read_step(
         found.append(operation)
     contents = [_content(inner) for _, inner in graph.captures if inner.dtype == tf.resource]
     variables = sum(
-        tf.as_dtype(one.dtype).size * (tf.TensorShape(one.shape).num_elements() or 0) for one in contents if one is not None
+        tf.as_dtype(one.dtype).size * (tf.TensorShape(one.shape).num_elements() or 0)
+        for one in contents
+        if one is not None
     )
     if on_device:
         base += variables

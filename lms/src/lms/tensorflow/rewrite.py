@@ -137,8 +137,7 @@ class _Editor:
                     if shape != tuple(new.shape):
                         if (id(new), shape) not in views:
                             with tf.device(new.device):
-                                sizes = [-1 if size is None else size for size in shape]
-                                views[id(new), shape] = tf.reshape(new, sizes, name=_name(tensor))
+                                views[id(new), shape] = tf.reshape(new, tf.shape(tensor), name=_name(tensor))
                         new = views[id(new), shape]
                 elif id(tensor) in gated:
                     new = gated[id(tensor)]

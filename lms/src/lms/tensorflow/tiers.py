@@ -72,7 +72,7 @@ class FileTier(_Tier):
     def swap_in(self, handle: Any, like: Any, tokens: list[Any], index: int, name: str) -> Any:
         """The tensor, read from the file."""
         return self._operations.lms_swap_in(
-            handle=handle, tokens=tokens, T=like.dtype, shape=like.shape, index=index, name=name
+            handle=handle, shape=tf.shape(like), tokens=tokens, T=like.dtype, index=index, name=name
         )
 
     def token(self, handle: Any, index: int) -> Any:
