@@ -42,20 +42,24 @@ def train(variant: str, side: int, width: int, depth: int, batch: int, steps: in
     x = block(x, width << depth)
     for level in reversed(range(depth)):
         x = block(layers.Concatenate()([layers.UpSampling2D()(x), skips[level]]), width << level)
-    model = keras.Model(inputs, layers.Conv2D(2, 1)(x))
+    resident = ResidentSet()
+    base = 0
+
+    class Traced(keras.Model):  # type: ignore[misc]
+        def train_step(self, data: Any) -> Any:
+            nonlocal base
+            result = super().train_step(data)
+            base = base or resident.current()
+            return result
+
+    model = Traced(inputs, layers.Conv2D(2, 1)(x))
     loss = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
     model.compile(keras.optimizers.Adam(), loss, jit_compile=False)
-    resident = ResidentSet()
     times: list[float] = []
     losses: list[float] = []
-    base = 0
 
     class Watch(keras.callbacks.Callback):  # type: ignore[misc]
         def on_train_batch_begin(self, batch: int, logs: object = None) -> None:
-            nonlocal base
-            if batch == 1:  # the first step traces; between steps only the state is there
-                base = resident.current()
-                resident.reset_peak()
             self.began = time.perf_counter()
 
         def on_train_batch_end(self, batch: int, logs: Any = None) -> None:

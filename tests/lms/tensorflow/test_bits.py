@@ -8,9 +8,10 @@ import pytest
 tf = pytest.importorskip("tensorflow", reason="no TensorFlow")
 keras = pytest.importorskip("keras", reason="no TensorFlow")
 
-from lms.tensorflow import LMS  # noqa: E402
 from tests.lms.tensorflow import models  # noqa: E402
 from tests.lms.tensorflow.models import cnn, compiled, fit, same  # noqa: E402
+
+from lms.tensorflow import LMS  # noqa: E402
 
 
 def check(make, budget="20%", *, times=1, count=24, batch=16, optimizer=None, **options) -> LMS:

@@ -10,11 +10,12 @@ import pytest
 tf = pytest.importorskip("tensorflow", reason="no TensorFlow")
 keras = pytest.importorskip("keras", reason="no TensorFlow")
 
+from tests.lms.tensorflow.models import cnn, compiled, fit, same  # noqa: E402
+
 from lms.errors import LMSError, UsageError  # noqa: E402
 from lms.tensorflow import LMS, offload, tiers  # noqa: E402
 from lms.tensorflow.graph import _content  # noqa: E402
 from lms.tensorflow.offload import _check_version  # noqa: E402
-from tests.lms.tensorflow.models import cnn, compiled, fit, same  # noqa: E402
 
 
 def layers(width: int = 128, depth: int = 6) -> list:
@@ -137,7 +138,7 @@ def test_a_handle_still_tells_the_shape_of_its_variable() -> None:
         return variable + 1.0
 
     graph = read.get_concrete_function().graph
-    assert [list(_content(inner).shape.dim[at].size for at in range(2)) for _, inner in graph.captures] == [[3, 5]]
+    assert [[size.size for size in _content(inner).shape.dim] for _, inner in graph.captures] == [[3, 5]]
 
 
 def test_planning_and_rewriting_take_at_most_two_seconds_for_5000_operations() -> None:

@@ -157,8 +157,8 @@ def read_step(
 
     `base` are the bytes that are there before the step. `on_device` says that it runs on another device than the
     processor: reads of variables then count as copies, as TensorFlow's own estimate has them. `given` are the shapes of
-    the graph's inputs in the first batch. A storage stays if it is never idle for `threshold` operations. With a `device`,
-    operations elsewhere are none of the step's.
+    the graph's inputs in the first batch. A storage stays if it is never idle for `threshold` operations. With a
+    `device`, operations elsewhere are none of the step's.
     """
     operations = graph.get_operations()[start:]
     shapes: dict[str, Any] | None = None

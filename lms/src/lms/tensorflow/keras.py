@@ -87,7 +87,7 @@ class LMS(keras.callbacks.Callback):  # type: ignore[misc]
             with contextlib.suppress(OSError):  # a sandbox's kernel may refuse: the peak is then that of the process
                 self._resident.reset_peak()
             result = train(iterator)
-            self._check(before, self.offload.traces[traced:])
+            self._check(before, self.offload.traces[traced:][-model.distribute_strategy.num_replicas_in_sync :])
             self._compare()
             return result
 
