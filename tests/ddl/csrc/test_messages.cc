@@ -396,6 +396,20 @@ TEST("a rank that says again that it has left gets no second grace") {
     CHECK_EQ(status.code, DDL_ERROR_SHUTDOWN);
 }
 
+TEST("a rank that leaves gives no second grace to one that left before") {
+    World world(3, flat_plan(3));
+    NoticeContent goodbye;
+    goodbye.kind = NoticeKind::goodbye;
+    bool found = false;
+    int source = -1;
+    const auto probe = [&] { return world.engines[0]->probe(kWorld, 1, 1, &found, &source); };
+    send_notice(*world.network.transport(1), 0, goodbye);
+    for (Backoff backoff(0, 0.05); probe().ok();) backoff.pause();
+    send_notice(*world.network.transport(2), 0, goodbye);
+    world.engines[0]->probe(kWorld, 2, 1, &found, &source);  // hears it
+    CHECK_EQ(probe().code, DDL_ERROR_SHUTDOWN);
+}
+
 TEST("what a message cannot be is refused") {
     World world(2, flat_plan(2));
     Engine& engine = *world.engines[0];
