@@ -1,12 +1,12 @@
-"""What a small allreduce takes by each way to libddl, and over gloo, in one job in which all take turns.
+"""Time a small allreduce over each way to libddl, and over gloo, in turns within one job.
 
     ddlrun -np 2 python ddl/bench/calls.py [--json FILE]
 
-On one rank nobody is waited for: what is left is the ways' own time, also on a machine that does other things.
+On one rank nothing is waited for, so only the time of the way itself is left, even on a busy machine.
 
-A way's figure is the median over rounds, of each round's median over calls, on rank 0. A call ends when its result is
-there: those that return at once are waited for. What the backend in Python costs more than the one in C++ is the median
-over rounds of their difference within a round.
+A way's figure is the median over rounds of each round's median over calls, on rank 0. A call ends when its result is
+there; asynchronous calls are waited for. The extra cost of the Python backend over the C++ backend is the median over
+rounds of their difference within a round.
 """
 
 from __future__ import annotations
@@ -30,15 +30,15 @@ from ddl import library
 from ddl.bench.contest import order
 from ddl.torch.fast_path import VARIABLE, choose
 
-MOST = 30e-6  # seconds that the backend in Python may take longer than the one in C++
+MOST = 30e-6  # seconds by which the Python backend may exceed the C++ backend
 LIBRARY, NUMPY, CPP, PYTHON, GLOO = "libddl", "ddl.allreduce", "C++", "Python", "gloo"
-LATER = " at once"  # the form that returns at once
+LATER = " at once"  # the asynchronous form
 
 Ways = dict[str, Callable[[], object]]
 
 
 def ways(nbytes: int) -> Ways:
-    """What is timed, by name: each reduces float32 numbers of `nbytes`."""
+    """The ways, by name; each reduces `nbytes` of float32."""
     array, tensor = np.zeros(nbytes // 4, np.float32), torch.zeros(nbytes // 4)
     libddl, where = library.load(), array.ctypes.data
     found: Ways = {
@@ -54,7 +54,7 @@ def ways(nbytes: int) -> Ways:
 
 
 def group_of(kind: str) -> dist.ProcessGroup | None:
-    """A process group of all ranks over a backend of ours; None where it was not compiled."""
+    """A process group of all ranks over one of our backends; None if it was not compiled."""
     if kind == "native" and choose({}).native is None:
         return None
     before = os.environ.get(VARIABLE)
@@ -83,7 +83,7 @@ def _reduced_later(tensor: Tensor, group: dist.ProcessGroup) -> Callable[[], obj
 
 
 def timed(call: Callable[[], object], calls: int) -> float:
-    """Seconds of a call: the median."""
+    """The median seconds of a call."""
     for _ in range(3):
         call()
     ddl.barrier()
