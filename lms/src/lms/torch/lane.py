@@ -6,7 +6,7 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from functools import cache
 from importlib.machinery import ExtensionFileLoader
 from importlib.util import module_from_spec, spec_from_loader
@@ -29,7 +29,7 @@ class Saved(Protocol):
 class Rest(NamedTuple):
     """A record that lives, or one about which it is not known whether the script keeps its storage."""
 
-    index: int
+    record: int
     key: tuple[int, int]  # address of the storage, version
     storage: torch.UntypedStorage | None
     handed: torch.Tensor | None  # what its last use was given
@@ -69,10 +69,12 @@ class Lane(Protocol):
     def lead(self, codes: list[int], cap: list[int], sizes: list[int], pinned: list[bool], timed: bool, /) -> None:
         """Lead a pass. See Guide for the lists."""
 
-    def begin(self, tensor: torch.Tensor) -> object | None:
+    def begin(self, tensor: torch.Tensor) -> Saved | None:
         """What autograd is to keep of the first tensor of that pass; None if the lane cannot take it."""
 
-    def take(self) -> tuple[object, ...]:
+    def take(
+        self,
+    ) -> tuple[list[float], list[int], list[int], list[int], list[bool], list[tuple[object, ...]], int, int]:
         """The fields of Taken. The pass is Python's from now on."""
 
 
@@ -90,7 +92,7 @@ class NoLane:
         self.pack, self.unpack = pack, unpack
 
 
-def make_lane(device: torch.device, min_size: int, stays: dict[int, object], ended: Callable[[], None]) -> Lane:
+def make_lane(device: torch.device, min_size: int, stays: Mapping[int, object], ended: Callable[[], None]) -> Lane:
     """The lane for the calling thread, for storages on `device` of which those in `stays`, by address, never move.
 
     `ended` is called when a pass that the lane leads is over.

@@ -8,6 +8,7 @@ from collections import deque
 from collections.abc import Callable
 from threading import get_ident
 from time import perf_counter
+from typing import cast
 
 import torch
 
@@ -159,7 +160,7 @@ class SavedTensorSwapper:
         if not isinstance(packed, (Handle, Kept)):
             with self._lock:
                 self._leave_lane()
-            packed = packed.handle or Kept.of(packed.alias, packed.version)
+            packed = cast("Handle | None", packed.handle) or Kept.of(packed.alias, packed.version)
         if isinstance(packed, Kept):
             packed.check()
             return packed.alias
