@@ -33,7 +33,7 @@ class Run:
         """A record as the swapper makes it; without `tensor` nobody else keeps its storage."""
         tensor = content() if tensor is None else tensor
         storage = tensor.untyped_storage()
-        record = LiveRecord(len(self.stepper.items), (storage._cdata, 0), storage)
+        record = LiveRecord(len(self.stepper.items), (storage._cdata, 0), storage.nbytes())
         record.origin = weakref.ref(storage)
         record.views.append(View(tensor))
         self.stepper.add(record)

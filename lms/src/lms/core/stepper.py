@@ -140,6 +140,11 @@ class Stepper(Generic[I]):
         self._forward = True  # nothing has been read yet
 
     @property
+    def is_idle(self) -> bool:
+        """Whether nothing is held, and no copy is in flight."""
+        return not (self.held or self._leaving or self._staying or self._abandoned)
+
+    @property
     def leaving(self) -> int:
         """Bytes on their way out that will be free once they have arrived."""
         return sum(item.nbytes for item in self._leaving if item.state is State.LEAVING)

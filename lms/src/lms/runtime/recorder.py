@@ -123,7 +123,7 @@ class Recorder:
         self.kinds.append(kind)
         self.order.append(index)
 
-    def keys(self) -> list[tuple[str, int, int]]:
+    def keys(self) -> list[tuple[AccessKind, int, int]]:
         """What identifies each access when a later pass is compared with this one."""
         return [(kind, index, self.nbytes[index]) for kind, index in zip(self.kinds, self.order, strict=True)]
 

@@ -8,9 +8,11 @@ from contextlib import contextmanager
 import torch
 from torch.autograd import graph
 
+from lms.torch.lane import Lane
+
 
 class SavedTensorHooks:
-    """The hooks `pack` and `unpack`, from `set` to `remove`, which come from the same thread.
+    """The lane's hooks, behind which are `pack` and `unpack`, from `set` to `remove`, both called by the same thread.
 
     The transforms of torch.func (grad, vjp, jacrev, hessian) refuse to run while any hooks are set. They ask for that
     with `torch.autograd.graph.disable_saved_tensors_hooks`, and PyTorch offers nothing that is called before it
@@ -18,10 +20,13 @@ class SavedTensorHooks:
     the calling thread, they are taken off for as long as the context is open, and what is saved meanwhile stays.
     """
 
-    def __init__(self, pack: Callable[[torch.Tensor], object], unpack: Callable[[object], torch.Tensor]) -> None:
+    def __init__(
+        self, lane: Lane, pack: Callable[[torch.Tensor], object], unpack: Callable[[object], torch.Tensor]
+    ) -> None:
         # Inside a compiled region Dynamo would compile our own code too, and write into what autograd saves.
-        self._pack = torch.compiler.disable(pack)
-        self._hooks = graph.saved_tensors_hooks(self._pack, torch.compiler.disable(unpack))
+        lane.fall_back(torch.compiler.disable(pack), torch.compiler.disable(unpack))
+        self._pack = lane.pack
+        self._hooks = graph.saved_tensors_hooks(self._pack, lane.unpack)
         self._disable = graph.disable_saved_tensors_hooks
         self._set = False
         self._aside = False

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from collections import defaultdict
 from collections.abc import Callable
 
 from lms.core.guide import Guide, Key
@@ -11,6 +12,7 @@ from lms.core.trace import AccessKind
 from lms.core.turns import Rounds, Turns
 from lms.runtime.finished import Finished
 from lms.runtime.recorder import Label, Recorder
+from lms.torch.lane import Taken
 from lms.torch.mover import Mover
 from lms.torch.records import LiveRecord
 
@@ -95,6 +97,43 @@ class Pass:
                 self._note_let_go(kept)
             self._kept.clear()
         self.stepper.require(record)
+
+    def take_over(self, taken: Taken) -> list[LiveRecord]:
+        """Go on with a pass that the lane has led so far; its records. None if it is over and did all that was planned.
+
+        The lane's accesses were as planned, so each is gone through as if it came now, or all are the plan's.
+        """
+        recorder, guide = self.recorder, self.guide
+        assert guide is not None
+        recorder.marks += taken.marks
+        recorder.held += taken.held
+        records: list[LiveRecord] = []
+        if len(taken.tasks) == len(guide.keys) and -1 not in taken.freed:
+            recorder.kinds, recorder.order = guide.kinds, guide.order
+            recorder.nbytes, recorder.labels, recorder.foreseen = guide.sizes, guide.labels, guide.pinned
+            recorder.let_go = [None] * len(guide.sizes)
+            recorder.freed, recorder.pinned = taken.freed, taken.kept
+            self.stepper.held_peak = taken.held_peak
+            return records
+        ends: dict[int, list[int]] = defaultdict(list)
+        for index, position in enumerate(taken.freed):
+            ends[position].append(index)
+        for position, task in enumerate([*taken.tasks, None]):
+            for index in ends[position]:
+                self.free(records[index])
+                recorder.pinned[index] = taken.kept[index]
+            if task is None:
+                break
+            kind, index, nbytes = guide.keys[position]
+            if kind == "write":
+                records.append(LiveRecord(index, (), nbytes))
+                self.add(records[index], lambda: ("", "", ()))
+            if kind == "read":
+                self.bring(records[index])
+                self.use(records[index], task)
+            else:
+                self.save(records[index])
+        return records
 
     def finish(self) -> Finished:
         """No record is live."""

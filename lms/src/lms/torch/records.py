@@ -89,8 +89,8 @@ class LiveRecord(Item):
 
     __slots__ = ("flat", "handed", "key", "origin", "root", "slot", "views")
 
-    def __init__(self, index: int, key: tuple[int, ...], storage: torch.UntypedStorage) -> None:
-        super().__init__(index, storage.nbytes())
+    def __init__(self, index: int, key: tuple[int, ...], nbytes: int) -> None:
+        super().__init__(index, nbytes)
         self.key = key
         self.origin: Origin | None = None
         self.root: weakref.ref[torch.Tensor] | None = None  # the DTensor whose version the key has
@@ -154,6 +154,13 @@ class Kept:
         self.alias = tensor.detach()
         self.version = tensor._version
 
+    @classmethod
+    def of(cls, alias: torch.Tensor, version: int) -> Kept:
+        """What was saved at this version, as the lane has kept it."""
+        kept = cls(alias)
+        kept.version = version
+        return kept
+
     def check(self) -> None:
         """Raise as plain autograd does when the tensor was changed in place since it was saved."""
         check_version(self.alias, self.version, self.alias.shape)
@@ -169,6 +176,10 @@ class Ended:
     def note(self, record: LiveRecord, view: View) -> None:
         """Queue the news, and deal with it now if no thread holds the lock."""
         self.queue.append((record, view))
+        self.drain()
+
+    def tell(self) -> None:
+        """A pass has ended that the lane led."""
         self.drain()
 
 

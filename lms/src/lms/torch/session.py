@@ -172,7 +172,7 @@ class Session:
         self.device.reset_peak()
         self._warned = False
         self._pauses = 0  # that are open, one inside another
-        self._hooks = SavedTensorHooks(self._pack, self._unpack)
+        self._hooks = SavedTensorHooks(self._swapper.lane, self._pack, self._unpack)
         self._hooks.set()
         self._optimizers.listen(self._after_step)
 
@@ -417,10 +417,12 @@ class Pause:
             session._note()
             session._planner.peaks.pause()
         session._pauses += 1
+        session._swapper.lane.open = False
 
     def __exit__(self, *_: object) -> None:
         session = self._session
         session._pauses -= 1
+        session._swapper.lane.open = session._is_open and not session._pauses
         if self._between and session._is_open:
             session._planner.peaks.resume()
 

@@ -8,6 +8,7 @@ from collections import deque
 from collections.abc import Callable
 from threading import get_ident
 from time import perf_counter
+from typing import cast
 
 import torch
 
@@ -20,6 +21,7 @@ from lms.runtime.recorder import Recorder
 from lms.torch.cuda.streams import Stream
 from lms.torch.dtensor import DTensorView, local_part
 from lms.torch.engine import Engine
+from lms.torch.lane import NoLane, Rest, Saved, Taken, make_lane
 from lms.torch.mover import Mover
 from lms.torch.open_graphs import holders, sequence_number
 from lms.torch.passes import Pass
@@ -67,7 +69,6 @@ class SavedTensorSwapper:
         self.mover = Mover(engine, device)
         self.stepper: Stepper[LiveRecord] = Stepper(self.mover, room=budget, write_ahead=write_ahead)
         self.counters = self.mover.counters
-        self.live = 0  # records that autograd holds a handle on
         self.recorded = 0  # bytes of all records but those that count as `owned`
         self.kept = dict.fromkeys(REASONS, 0)  # bytes that were saved and stay, each time that they are saved
         self.active = True
@@ -92,7 +93,9 @@ class SavedTensorSwapper:
         self._abandoned = False
         self._last_use = 0  # autograd's sequence number at the last use
         self._by_key: dict[tuple[int, ...], LiveRecord] = {}
+        self._live = 0  # records that autograd holds a handle on, the lane's left out
         self._stays: dict[int, weakref.ref[torch.UntypedStorage]] = {}  # parameters and buffers
+        self.lane = make_lane(device, min_size, self._stays, self._ended.tell)
 
     @property
     def between_passes(self) -> bool:
@@ -102,7 +105,12 @@ class SavedTensorSwapper:
     @property
     def held(self) -> int:
         """Bytes of records that LMS keeps on the device, copies in flight included."""
-        return self.stepper.held
+        return self.stepper.held + self.lane.held
+
+    @property
+    def live(self) -> int:
+        """Records that autograd holds a handle on."""
+        return self._live + self.lane.live
 
     def _clock(self) -> float:
         """A clock that stands still while a copy is waited for. (The processor's own costs a system call.)"""
@@ -111,7 +119,7 @@ class SavedTensorSwapper:
 
     # What autograd calls
 
-    def pack(self, tensor: torch.Tensor) -> Handle | Kept:
+    def pack(self, tensor: torch.Tensor) -> Handle | Kept | Saved:
         """What autograd is to keep instead of `tensor`."""
         if not self.active:
             return Kept(tensor)
@@ -147,8 +155,12 @@ class SavedTensorSwapper:
             self._warn_of_open_graph()
         return packed
 
-    def unpack(self, packed: Handle | Kept) -> torch.Tensor:
+    def unpack(self, packed: Handle | Kept | Saved) -> torch.Tensor:
         """The saved tensor, bit for bit. Raises as plain autograd does when it was changed in place since."""
+        if not isinstance(packed, (Handle, Kept)):
+            with self._lock:
+                self._leave_lane()
+            packed = cast("Handle | None", packed.handle) or Kept.of(packed.alias, packed.version)
         if isinstance(packed, Kept):
             packed.check()
             return packed.alias
@@ -175,20 +187,22 @@ class SavedTensorSwapper:
     def step(self, optimizer: int) -> None:
         """The optimizer with this number has stepped."""
         with self._lock:
+            self._leave_lane()
             self._rounds.step(optimizer)
 
     def abandon(self) -> None:
         """In a forked child: take on nothing more, and wait for no copy, because who copies stayed in the parent."""
-        self.active = False
+        self.active = self.lane.open = False
         self._abandoned = True
 
     def stop(self, then: Callable[[], None]) -> None:
         """Take on nothing more; `then` is called as soon as no record is live."""
-        self.active = False
+        self.active = self.lane.open = False
         with self._lock:
+            self._leave_lane()
             self._drain()
             self.stepper.give_up()
-            idle = self.live == 0
+            idle = self._live == 0
             if not idle:
                 self._when_idle = then
         if idle:
@@ -199,7 +213,13 @@ class SavedTensorSwapper:
         return Kept(tensor)
 
     def judge(self) -> None:
-        """Find out which storages the script keeps, of those that a backward worked on when their records died."""
+        """Find out which storages the script keeps, of those that a backward worked on when their records died.
+
+        And take over what the lane knows, so that all figures are whole.
+        """
+        with self._lock:
+            self._leave_lane()
+        self._count_lane()
         while self._unjudged:
             self._judge(*self._unjudged.popleft())
 
@@ -234,10 +254,11 @@ class SavedTensorSwapper:
         local: torch.Tensor,
         storage: torch.UntypedStorage,
         beginning: tuple[Guide | None, Recorder] | None = None,
-    ) -> Handle | str | None:
+    ) -> Handle | Saved | str | None:
         """A handle, or why the tensor stays. None: a pass begins, and `beginning` has to be found first."""
         if self.mover.engine.capturing():
             return "capture"  # the graph's kernels will run again with these addresses, and without our hooks
+        self._leave_lane()
         self._drain()
         self.stepper.settle()
         self.stepper.drop_due()
@@ -253,6 +274,8 @@ class SavedTensorSwapper:
                 self.mover.recount(self._left)
                 return None
             run = self._begin(*beginning)
+            if local is tensor and (saved := self._enter_lane(run, tensor)) is not None:
+                return saved
         run.recorder.enter()
         key: tuple[int, ...] = (storage._cdata, local._version)
         root: torch.Tensor | None = None
@@ -275,6 +298,7 @@ class SavedTensorSwapper:
         return handle
 
     def _unpack(self, packed: Handle) -> torch.Tensor:
+        self._leave_lane()
         self._drain()
         self.stepper.settle()
         self.stepper.drop_due()
@@ -339,18 +363,22 @@ class SavedTensorSwapper:
 
     def _new(self, run: Pass, key: tuple[int, ...], tensor: torch.Tensor, storage: torch.UntypedStorage) -> LiveRecord:
         index = len(run.records)
-        record = LiveRecord(index, key, storage)
-        record.origin = origin = Origin(storage, self._storage_died)
-        origin.record, origin.recorder = record, run.recorder
+        record = LiveRecord(index, key, storage.nbytes())
+        origin = self._watch(record, run.recorder, storage)
         run.add(record, lambda: (self._module(), str(tensor.dtype).removeprefix("torch."), tuple(tensor.shape)))
         self._by_key[key] = record
-        self.live += 1
+        self._live += 1
         if record.pinned:
             self.kept["owned"] += record.nbytes
         else:
             self.recorded += record.nbytes
             self.mover.count_present(origin, key[0], record.nbytes)
         return record
+
+    def _watch(self, record: LiveRecord, recorder: Recorder, storage: torch.UntypedStorage) -> Origin:
+        record.origin = origin = Origin(storage, self._storage_died)
+        origin.record, origin.recorder = record, recorder
+        return origin
 
     def _storage_died(self, origin: weakref.ref[torch.UntypedStorage]) -> None:
         """Note that a storage is gone that the forward made.
@@ -367,6 +395,64 @@ class SavedTensorSwapper:
             recorder.let_go[record.index] = recorder.position
         self.mover.storage_died(origin, record.key[0], record.nbytes)
 
+    # The lane
+
+    def _enter_lane(self, run: Pass, tensor: torch.Tensor) -> Saved | None:
+        """Have the lane lead the pass that begins with `tensor`, if nothing will have to be decided in it."""
+        guide, recorder, lane = run.guide, run.recorder, self.lane
+        nothing_moves = guide is not None and not guide.course.starts and self.stepper.is_idle and not self._left
+        # On a GPU each access has to look at the stream, and a clock that is read here says nothing.
+        if isinstance(lane, NoLane) or not nothing_moves or recorder.measure or self._stream is not None:
+            return None
+        assert guide is not None
+        lane.lead(guide.codes, list(guide.course.cap), guide.sizes, guide.pinned, recorder.timed)
+        saved = lane.begin(tensor)
+        if saved is None:
+            lane.take()
+        return saved
+
+    def _leave_lane(self) -> None:
+        """Take over the pass that the lane leads, if it leads one: to go on with it, or to finish it."""
+        run = self._pass
+        if run is None or not self.lane.leading:
+            return
+        taken = Taken(*self.lane.take())
+        self._count_lane()
+        self._last_use = taken.last_use or self._last_use
+        recorder, records = run.recorder, run.take_over(taken)
+        for nbytes, pinned in zip(recorder.nbytes, recorder.foreseen, strict=True):
+            if pinned:
+                self.kept["owned"] += nbytes
+            else:
+                self.recorded += nbytes
+        for index, key, storage, handed, saved in map(Rest._make, taken.rest):
+            record = records[index] if records else LiveRecord(index, key, recorder.nbytes[index])
+            record.key = key
+            record.handed = weakref.ref(handed) if handed is not None else None
+            if storage is not None:
+                self._watch(record, recorder, storage)
+            if not saved:
+                self._unjudged.append((recorder, record))
+                continue
+            self._by_key[key] = record
+            self._live += 1
+            for one in saved:
+                view = View(one.alias)
+                view.version = one.version
+                record.views.append(view)
+                one.handle = Handle(record, view, self._ended)
+        if run.live == 0:
+            self._pass = None
+            self.finished.append(run.finish())
+
+    def _count_lane(self) -> None:
+        """Add what the lane has counted."""
+        lane = self.lane
+        self.counters.hook += lane.seconds
+        self.kept["small"] += lane.small
+        self.kept["parameters"] += lane.parameters
+        lane.seconds, lane.small, lane.parameters = 0.0, 0, 0
+
     # Ends of handles
 
     def _drain_if_free(self) -> None:
@@ -379,9 +465,11 @@ class SavedTensorSwapper:
             return  # the collector ran on a thread that copies; what it would wait for, only that thread can do
         if self._ended.queue and self.mover.engine.capturing():
             return  # events must not be asked for while a CUDA graph is captured; the next access deals with them
-        while self._ended.queue and self._lock.acquire(blocking=False):
+        while (self._ended.queue or self.lane.over) and self._lock.acquire(blocking=False):
             began = self._clock()
             try:
+                if self.lane.over:
+                    self._leave_lane()
                 self._drain()
                 self.counters.hook += self._clock() - began
             finally:
@@ -408,11 +496,11 @@ class SavedTensorSwapper:
         else:
             assert run is not None
             self._end(run, record)
-        self.live -= 1
+        self._live -= 1
         if run is not None and run.live == 0:
             self._pass = None
             self.finished.append(run.finish())
-        if self.live == 0 and self._when_idle is not None:
+        if self._live == 0 and self._when_idle is not None:
             self._when_idle()
         if not self.active:
             self.stepper.give_up()  # no further call will settle what is in flight
