@@ -1,9 +1,9 @@
-"""`python -m lms.build torch`: compile the page pool and the lane for the PyTorch that is there.
+"""`python -m lms.build torch`: compile the page pool and the saved-tensor hooks for the PyTorch that is there.
 
-A wheel cannot carry them, because the interfaces of PyTorch's inside change from version to version. Each lies beside
-its sources, under a name that holds PyTorch's version, the processor's kind, Python's version if it is a module of
-Python's, and a checksum of the sources and the compiler's flags, so that none is ever loaded with another PyTorch, on
-another processor or after an update.
+A wheel cannot carry them, because PyTorch's C++ interfaces change from version to version. Each library lies beside its
+sources. Its name holds PyTorch's version, the processor's kind (and Python's version if it is a Python module), and a
+checksum of the sources and the compiler's flags. So none is ever loaded with another PyTorch, on another processor or
+after an update.
 """
 
 from __future__ import annotations
@@ -30,17 +30,23 @@ _FLAGS = ("-std=c++20", "-O2", "-fPIC", "-shared", "-Wall", "-Wextra", "-Werror"
 
 @dataclass(frozen=True)
 class Library:
-    """One of the two, and what it is made of."""
+    """A library and its parts."""
 
     name: str
     title: str
     sources: tuple[str, ...]  # in NATIVE
     links: tuple[str, ...]  # PyTorch's libraries
-    is_module: bool = False  # of Python's, and needs its headers
+    is_module: bool = False  # a Python module, which needs Python's headers
 
 
 POOL = Library("page_pool", "page pool", ("page_pool.h", "page_pool.cc", "torch_allocator.cc"), ("c10",))
-LANE = Library("lane", "lane", ("lane.cc",), ("c10", "torch_cpu", "torch_python"), is_module=True)
+HOOKS = Library(
+    "native_hooks",
+    "saved-tensor hooks",
+    ("saved_tensor_hooks.cc",),
+    ("c10", "torch_cpu", "torch_python"),
+    is_module=True,
+)
 
 
 def library_path(torch_version: str, library: Library = POOL) -> Path:
@@ -74,7 +80,9 @@ def build(library: Library = POOL) -> Path:
     try:
         import torch
     except ImportError as error:
-        raise LMSError(f"the {library.title} is compiled against PyTorch, which cannot be imported: {error}") from None
+        raise LMSError(
+            f"the {library.title} needs PyTorch to compile against, which cannot be imported: {error}"
+        ) from None
     target = library_path(torch.__version__, library)
     if target.exists():
         return target
@@ -108,7 +116,7 @@ def build(library: Library = POOL) -> Path:
 
 
 def _module_flags(home: Path) -> list[str]:
-    """What a module of Python's needs beside a library's flags. Raises LMSError: Python's headers are missing."""
+    """The further flags of a Python module. Raises LMSError if Python's headers are missing."""
     headers = Path(sysconfig.get_path("include"))
     if not (headers / "Python.h").is_file():
         raise LMSError(f"{headers} has no Python.h: install Python's headers (Debian, Ubuntu: python3-dev)")
@@ -120,10 +128,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
     """The command line; its exit status."""
     parser = argparse.ArgumentParser(
         prog="python -m lms.build",
-        description="Compile what LMS has in C++ for a framework: the page pool, from which a CPU's tensors come, so "
-        "that freed memory is reused and not returned to the system, and the lane, which does LMS's own work for a "
+        description="Compile LMS's C++ for a framework: the page pool, from which a CPU's tensors come, so that freed "
+        "memory is reused and not returned to the system; and the saved-tensor hooks, which do LMS's own work for a "
         "saved tensor if nothing has to move. LMS works without them, slower. Needs a C++20 compiler (CXX, g++ or "
-        "c++) and, for the lane, Python's headers; does nothing for a library that is there.",
+        "c++) and, for the hooks, Python's headers. Does nothing for a library that is there.",
     )
     parser.add_argument("framework", choices=["torch"], help="the framework to compile for")
     parser.parse_args(arguments)
@@ -133,9 +141,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
         print(f"lms.build: error: {error}", file=sys.stderr)
         return 1
     try:
-        print(f"lms.build: {build(LANE).name} is ready")
+        print(f"lms.build: {build(HOOKS).name} is ready")
     except LMSError as error:
-        print(f"lms.build: warning: there is no lane, so Python does its work: {error}", file=sys.stderr)
+        print(f"lms.build: warning: no saved-tensor hooks in C++, so Python does their work: {error}", file=sys.stderr)
     return 0
 
 

@@ -8,7 +8,8 @@ import pytest
 import torch
 from torch import Tensor
 
-from lms.torch.records import Ended, Handle, Kept, LiveRecord, View, movable, nbytes_of
+from lms.torch.movable import movable, nbytes_of
+from lms.torch.records import Ended, Handle, Kept, LiveRecord, View
 
 CPU = torch.device("cpu")
 

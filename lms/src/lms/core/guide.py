@@ -10,7 +10,7 @@ from lms.core.trace import AccessKind, Trace
 
 Key = tuple[AccessKind, int, int]  # kind of access, tensor, its bytes
 
-_CODES = {"write": 0, "hold": 1, "read": 2}  # Kind in lane.cc
+_CODES = {"write": 0, "hold": 1, "read": 2}  # Kind in saved_tensor_hooks.cc
 
 
 class Guide:
@@ -18,8 +18,6 @@ class Guide:
 
     def __init__(self, keys: Sequence[Key], trace: Trace, plan: Plan) -> None:
         self.keys = list(keys)
-        self.kinds = [kind for kind, _, _ in keys]
-        self.order = [tensor for _, tensor, _ in keys]
         self.codes = [4 * tensor + _CODES[kind] for kind, tensor, _ in keys]
         self.follow(trace, plan)
         self.margin = 0  # bytes that the plan was asked to leave free, because real peaks were above foreseen ones

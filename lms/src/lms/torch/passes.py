@@ -12,8 +12,8 @@ from lms.core.trace import AccessKind
 from lms.core.turns import Rounds, Turns
 from lms.runtime.finished import Finished
 from lms.runtime.recorder import Label, Recorder
-from lms.torch.lane import Taken
 from lms.torch.mover import Mover
+from lms.torch.native_hooks import Led
 from lms.torch.records import LiveRecord
 
 AT_ONCE = 2  # accesses after its save at which the forward lets go of most records
@@ -55,10 +55,9 @@ class Pass:
         """A record is saved for the first time. `describe` is called unless a well-known plan tells the label."""
         guide, label = self.guide, None
         if guide is not None and guide.expects(self.recorder.position, ("write", record.index, record.nbytes)):
-            known = guide.trace.tensors[record.index]
-            record.pinned = known.pinned
+            record.pinned = guide.pinned[record.index]
             if not self.recorder.measure:
-                label = known.module, known.dtype, known.shape
+                label = guide.labels[record.index]
         self.live += 1
         self.recorder.new(record.nbytes, label or describe(), pinned=record.pinned)
         self.stepper.add(record)
@@ -98,31 +97,30 @@ class Pass:
             self._kept.clear()
         self.stepper.require(record)
 
-    def take_over(self, taken: Taken) -> list[LiveRecord]:
-        """Go on with a pass that the lane has led so far; its records. None if it is over and did all that was planned.
+    def take_over(self, led: Led) -> list[LiveRecord]:
+        """Go on with a pass that C++ has led so far; its records. None if the pass is over and was as planned.
 
-        The lane's accesses were as planned, so each is gone through as if it came now, or all are the plan's.
+        All accesses so far were as planned, so each is made now. If the pass is over, the plan tells what happened.
         """
         recorder, guide = self.recorder, self.guide
         assert guide is not None
-        recorder.marks += taken.marks
-        recorder.held += taken.held
-        records: list[LiveRecord] = []
-        if len(taken.tasks) == len(guide.keys) and -1 not in taken.freed:
-            recorder.kinds, recorder.order = guide.kinds, guide.order
+        recorder.marks += led.marks
+        recorder.held += led.held
+        if len(led.tasks) == len(guide.keys) and -1 not in led.freed:
+            recorder.kinds, recorder.order = [key[0] for key in guide.keys], [key[1] for key in guide.keys]
             recorder.nbytes, recorder.labels, recorder.foreseen = guide.sizes, guide.labels, guide.pinned
-            recorder.let_go = [None] * len(guide.sizes)
-            recorder.freed, recorder.pinned = taken.freed, taken.kept
-            self.stepper.held_peak = taken.held_peak
-            return records
+            recorder.freed, recorder.pinned, recorder.let_go = led.freed, led.kept, [None] * len(led.freed)
+            self.stepper.held_peak = led.held_peak
+            return []
         ends: dict[int, list[int]] = defaultdict(list)
-        for index, position in enumerate(taken.freed):
+        for index, position in enumerate(led.freed):
             ends[position].append(index)
-        for position, task in enumerate([*taken.tasks, None]):
+        records: list[LiveRecord] = []
+        for position in range(len(led.tasks) + 1):
             for index in ends[position]:
                 self.free(records[index])
-                recorder.pinned[index] = taken.kept[index]
-            if task is None:
+                recorder.pinned[index] = led.kept[index]
+            if position == len(led.tasks):
                 break
             kind, index, nbytes = guide.keys[position]
             if kind == "write":
@@ -130,7 +128,7 @@ class Pass:
                 self.add(records[index], lambda: ("", "", ()))
             if kind == "read":
                 self.bring(records[index])
-                self.use(records[index], task)
+                self.use(records[index], led.tasks[position])
             else:
                 self.save(records[index])
         return records

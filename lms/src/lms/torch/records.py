@@ -13,8 +13,6 @@ from lms.memory.slots import Slot
 from lms.runtime.recorder import Recorder
 
 _use_count: Callable[[int], int] = torch._C._storage_Use_Count  # of a storage. PyTorch has no public name for this.
-# A tensor of torch.func (vmap, grad) wraps another and has no memory of its own. No public name either.
-_is_wrapper: Callable[[torch.Tensor], bool] = torch._C._functorch.is_functorch_wrapped_tensor
 
 
 class View:
@@ -26,9 +24,9 @@ class View:
 
     __slots__ = ("alias", "geometry", "version")
 
-    def __init__(self, tensor: torch.Tensor) -> None:
+    def __init__(self, tensor: torch.Tensor, version: int | None = None) -> None:
         self.alias = tensor.detach()
-        self.version = tensor._version
+        self.version = tensor._version if version is None else version
         self.geometry: tuple[torch.dtype, int, torch.Size, tuple[int, ...]] | None = None  # once the storage is away
 
     def vacate(self) -> None:
@@ -150,16 +148,9 @@ class Kept:
 
     __slots__ = ("alias", "version")
 
-    def __init__(self, tensor: torch.Tensor) -> None:
+    def __init__(self, tensor: torch.Tensor, version: int | None = None) -> None:
         self.alias = tensor.detach()
-        self.version = tensor._version
-
-    @classmethod
-    def of(cls, alias: torch.Tensor, version: int) -> Kept:
-        """What was saved at this version, as the lane has kept it."""
-        kept = cls(alias)
-        kept.version = version
-        return kept
+        self.version = tensor._version if version is None else version
 
     def check(self) -> None:
         """Raise as plain autograd does when the tensor was changed in place since it was saved."""
@@ -178,44 +169,6 @@ class Ended:
         self.queue.append((record, view))
         self.drain()
 
-    def tell(self) -> None:
-        """A pass has ended that the lane led."""
+    def note_pass(self) -> None:
+        """A pass that C++ led is over: deal with that, too."""
         self.drain()
-
-
-def nbytes_of(tensor: torch.Tensor) -> int:
-    """The bytes that a tensor of any kind holds; 0 if it does not tell."""
-    if type(tensor) in (torch.Tensor, torch.nn.Parameter) and tensor.layout is torch.strided:
-        return 0 if tensor.is_meta else tensor.nbytes
-    try:
-        with torch._C.DisableTorchFunctionSubclass():
-            if tensor.layout is torch.sparse_coo:
-                parts = [tensor._indices(), tensor._values()]
-            elif tensor.layout in (torch.sparse_csr, torch.sparse_bsr):
-                parts = [tensor.crow_indices(), tensor.col_indices(), tensor.values()]
-            elif tensor.layout in (torch.sparse_csc, torch.sparse_bsc):
-                parts = [tensor.ccol_indices(), tensor.row_indices(), tensor.values()]
-            elif hasattr(tensor, "__tensor_flatten__"):
-                parts = [getattr(tensor, name) for name in tensor.__tensor_flatten__()[0]]
-            else:
-                return int(tensor.numel()) * tensor.element_size()
-            return sum(nbytes_of(part) for part in parts if isinstance(part, torch.Tensor))
-    except Exception:  # a subclass may raise anything: a figure must not end a training
-        return 0
-
-
-def movable(tensor: torch.Tensor, device: torch.device) -> bool:
-    """Whether the tensor is plain bytes on `device`.
-
-    Subclasses, sparse, nested, quantised, meta and fake tensors are not, nor lazily conjugated or negated views.
-    """
-    return (
-        (type(tensor) is torch.Tensor or type(tensor) is torch.nn.Parameter)
-        and tensor.device == device
-        and tensor.layout is torch.strided
-        and not tensor.is_quantized
-        and not tensor.is_nested
-        and not tensor.is_conj()
-        and not tensor.is_neg()
-        and not _is_wrapper(tensor)
-    )

@@ -28,12 +28,11 @@ from lms.runtime.recorder import Recorder
 from lms.stats import Stats
 from lms.torch import dtensor, hooks, mover, records, swapper
 from lms.torch.backend import device_for, make_engine, supported
-from lms.torch.dtensor import local_part
 from lms.torch.hooks import SavedTensorHooks
 from lms.torch.interrupts import Shield
 from lms.torch.modules import ModuleNames
 from lms.torch.optimizers import Optimizers
-from lms.torch.records import Kept, movable
+from lms.torch.records import Kept
 from lms.torch.swapper import SavedTensorSwapper
 from lms.trace import Trace
 from lms.units import format_size
@@ -166,13 +165,11 @@ class Session:
         )
         for model in self._models:
             for tensor in (*model.parameters(), *model.buffers()):
-                local = tensor if type(tensor) in (torch.Tensor, torch.nn.Parameter) else local_part(tensor)
-                if local is not None and movable(local, local.device):
-                    self._swapper.stays(local.untyped_storage())
+                self._swapper.movable.keep(tensor)
         self.device.reset_peak()
         self._warned = False
         self._pauses = 0  # that are open, one inside another
-        self._hooks = SavedTensorHooks(self._swapper.lane, self._pack, self._unpack)
+        self._hooks = SavedTensorHooks(self._swapper.native, self._pack, self._unpack)
         self._hooks.set()
         self._optimizers.listen(self._after_step)
 
@@ -417,21 +414,19 @@ class Pause:
             session._note()
             session._planner.peaks.pause()
         session._pauses += 1
-        session._swapper.lane.open = False
+        session._swapper.native.open = False
 
     def __exit__(self, *_: object) -> None:
         session = self._session
         session._pauses -= 1
-        session._swapper.lane.open = session._is_open and not session._pauses
+        session._swapper.native.open = session._is_open and not session._pauses
         if self._between and session._is_open:
             session._planner.peaks.resume()
 
 
 _OPENING = (Session.__enter__, Session.open, Session._claim, Session._acquire, Session._switch_on)
 _CLOSING = (Session.__exit__, Session.close)
-_UNINTERRUPTED_CODES = frozenset(
-    method.__code__ for method in (*_OPENING, *_CLOSING, Pause.__enter__, Pause.__exit__)
-)
+_UNINTERRUPTED_CODES = frozenset(method.__code__ for method in (*_OPENING, *_CLOSING, Pause.__enter__, Pause.__exit__))
 
 LMS = Session
 

@@ -19,13 +19,14 @@ from lms.errors import LMSError
 from lms.runtime.finished import Finished
 from lms.runtime.recorder import Recorder
 from lms.torch.cuda.streams import Stream
-from lms.torch.dtensor import DTensorView, local_part
+from lms.torch.dtensor import DTensorView
 from lms.torch.engine import Engine
-from lms.torch.lane import NoLane, Rest, Saved, Taken, make_lane
+from lms.torch.movable import Movable, nbytes_of
 from lms.torch.mover import Mover
+from lms.torch.native_hooks import Led, Saved, native_hooks
 from lms.torch.open_graphs import holders, sequence_number
 from lms.torch.passes import Pass
-from lms.torch.records import Ended, Handle, Kept, LiveRecord, Origin, View, movable, nbytes_of
+from lms.torch.records import Ended, Handle, Kept, LiveRecord, Origin, View
 from lms.units import format_size
 from lms.warn import warn_script
 
@@ -64,8 +65,6 @@ class SavedTensorSwapper:
         budget: Callable[[int], int],
         module: Callable[[], str],
     ) -> None:
-        self.device = device
-        self.min_size = min_size
         self.mover = Mover(engine, device)
         self.stepper: Stepper[LiveRecord] = Stepper(self.mover, room=budget, write_ahead=write_ahead)
         self.counters = self.mover.counters
@@ -93,9 +92,9 @@ class SavedTensorSwapper:
         self._abandoned = False
         self._last_use = 0  # autograd's sequence number at the last use
         self._by_key: dict[tuple[int, ...], LiveRecord] = {}
-        self._live = 0  # records that autograd holds a handle on, the lane's left out
-        self._stays: dict[int, weakref.ref[torch.UntypedStorage]] = {}  # parameters and buffers
-        self.lane = make_lane(device, min_size, self._stays, self._ended.tell)
+        self._live = 0  # records that autograd holds a handle on, those of C++ left out
+        self.movable = Movable(device, min_size)
+        self.native = native_hooks(device, min_size, self.movable.stay, self._ended.note_pass)
 
     @property
     def between_passes(self) -> bool:
@@ -105,12 +104,12 @@ class SavedTensorSwapper:
     @property
     def held(self) -> int:
         """Bytes of records that LMS keeps on the device, copies in flight included."""
-        return self.stepper.held + self.lane.held
+        return self.stepper.held + self.native.held
 
     @property
     def live(self) -> int:
         """Records that autograd holds a handle on."""
-        return self._live + self.lane.live
+        return self._live + self.native.live
 
     def _clock(self) -> float:
         """A clock that stands still while a copy is waited for. (The processor's own costs a system call.)"""
@@ -124,14 +123,12 @@ class SavedTensorSwapper:
         if not self.active:
             return Kept(tensor)
         began = self._clock()
-        kind = type(tensor)
-        local = tensor if kind is torch.Tensor or kind is torch.nn.Parameter else local_part(tensor)
-        storage = "types" if local is None else self._movable_storage(tensor, local)
-        if isinstance(storage, str):
-            kept = self._keep(tensor, storage)
+        found = self.movable.storage(tensor)
+        if isinstance(found, str):
+            kept = self._keep(tensor, found)
             self.counters.hook += self._clock() - began
             return kept
-        assert local is not None
+        local, storage = found
         with self._lock:
             packed = self._pack(tensor, local, storage)
         if packed is None:
@@ -159,8 +156,8 @@ class SavedTensorSwapper:
         """The saved tensor, bit for bit. Raises as plain autograd does when it was changed in place since."""
         if not isinstance(packed, (Handle, Kept)):
             with self._lock:
-                self._leave_lane()
-            packed = cast("Handle | None", packed.handle) or Kept.of(packed.alias, packed.version)
+                self._take_over()
+            packed = cast("Handle | None", packed.handle) or Kept(packed.alias, packed.version)
         if isinstance(packed, Kept):
             packed.check()
             return packed.alias
@@ -178,28 +175,22 @@ class SavedTensorSwapper:
             self._drain_if_free()
         return tensor
 
-    def stays(self, storage: torch.UntypedStorage) -> None:
-        """Never move this storage: a parameter's, a buffer's."""
-        key = storage._cdata
-        forget = self._stays
-        self._stays[key] = weakref.ref(storage, lambda _: forget.pop(key, None))
-
     def step(self, optimizer: int) -> None:
         """The optimizer with this number has stepped."""
         with self._lock:
-            self._leave_lane()
+            self._take_over()
             self._rounds.step(optimizer)
 
     def abandon(self) -> None:
         """In a forked child: take on nothing more, and wait for no copy, because who copies stayed in the parent."""
-        self.active = self.lane.open = False
+        self.active = self.native.open = False
         self._abandoned = True
 
     def stop(self, then: Callable[[], None]) -> None:
         """Take on nothing more; `then` is called as soon as no record is live."""
-        self.active = self.lane.open = False
+        self.active = self.native.open = False
         with self._lock:
-            self._leave_lane()
+            self._take_over()
             self._drain()
             self.stepper.give_up()
             idle = self._live == 0
@@ -215,11 +206,11 @@ class SavedTensorSwapper:
     def judge(self) -> None:
         """Find out which storages the script keeps, of those that a backward worked on when their records died.
 
-        And take over what the lane knows, so that all figures are whole.
+        Takes over what C++ knows, so that all figures are complete.
         """
         with self._lock:
-            self._leave_lane()
-        self._count_lane()
+            self._take_over()
+        self._count_native()
         while self._unjudged:
             self._judge(*self._unjudged.popleft())
 
@@ -258,7 +249,7 @@ class SavedTensorSwapper:
         """A handle, or why the tensor stays. None: a pass begins, and `beginning` has to be found first."""
         if self.mover.engine.capturing():
             return "capture"  # the graph's kernels will run again with these addresses, and without our hooks
-        self._leave_lane()
+        self._take_over()
         self._drain()
         self.stepper.settle()
         self.stepper.drop_due()
@@ -274,7 +265,7 @@ class SavedTensorSwapper:
                 self.mover.recount(self._left)
                 return None
             run = self._begin(*beginning)
-            if local is tensor and (saved := self._enter_lane(run, tensor)) is not None:
+            if local is tensor and (saved := self._lead(run, tensor)) is not None:
                 return saved
         run.recorder.enter()
         key: tuple[int, ...] = (storage._cdata, local._version)
@@ -298,7 +289,7 @@ class SavedTensorSwapper:
         return handle
 
     def _unpack(self, packed: Handle) -> torch.Tensor:
-        self._leave_lane()
+        self._take_over()
         self._drain()
         self.stepper.settle()
         self.stepper.drop_due()
@@ -339,28 +330,6 @@ class SavedTensorSwapper:
         self._pass = Pass(self.stepper, self.mover, recorder, guide, choose=self._choose, rounds=self._rounds)
         return self._pass
 
-    def _movable_storage(self, tensor: torch.Tensor, local: torch.Tensor) -> torch.UntypedStorage | str:
-        """The storage of `local`, which holds the tensor's bytes; or why it has to stay."""
-        if not movable(local, self.device):
-            return "types" if local.device == self.device else "device"
-        try:
-            storage = local.untyped_storage()
-        except (NotImplementedError, RuntimeError):
-            return "types"  # a wrapper without memory of its own
-        if storage.nbytes() < self.min_size:
-            return "small"
-        return "parameters" if self._must_stay(tensor, storage) else storage
-
-    def _must_stay(self, tensor: torch.Tensor, storage: torch.UntypedStorage) -> bool:
-        known = self._stays.get(storage._cdata)
-        if known is not None and known() is storage:
-            return True
-        base = tensor._base if tensor._base is not None else tensor
-        if base.is_leaf and base.requires_grad:
-            self.stays(storage)
-            return True
-        return False
-
     def _new(self, run: Pass, key: tuple[int, ...], tensor: torch.Tensor, storage: torch.UntypedStorage) -> LiveRecord:
         index = len(run.records)
         record = LiveRecord(index, key, storage.nbytes())
@@ -395,37 +364,33 @@ class SavedTensorSwapper:
             recorder.let_go[record.index] = recorder.position
         self.mover.storage_died(origin, record.key[0], record.nbytes)
 
-    # The lane
+    # Passes that C++ leads
 
-    def _enter_lane(self, run: Pass, tensor: torch.Tensor) -> Saved | None:
-        """Have the lane lead the pass that begins with `tensor`, if nothing will have to be decided in it."""
-        guide, recorder, lane = run.guide, run.recorder, self.lane
+    def _lead(self, run: Pass, tensor: torch.Tensor) -> Saved | None:
+        """Have C++ lead the pass that begins with `tensor`, if it will need no decision."""
+        guide, recorder = run.guide, run.recorder
         nothing_moves = guide is not None and not guide.course.starts and self.stepper.is_idle and not self._left
-        # On a GPU each access has to look at the stream, and a clock that is read here says nothing.
-        if isinstance(lane, NoLane) or not nothing_moves or recorder.measure or self._stream is not None:
+        # On a GPU each access looks at the stream, and the host's clock says nothing.
+        if not nothing_moves or recorder.measure or self._stream is not None:
             return None
         assert guide is not None
-        lane.lead(guide.codes, list(guide.course.cap), guide.sizes, guide.pinned, recorder.timed)
-        saved = lane.begin(tensor)
-        if saved is None:
-            lane.take()
-        return saved
+        return self.native.lead(tensor, guide.codes, list(guide.course.cap), guide.sizes, guide.pinned, recorder.timed)
 
-    def _leave_lane(self) -> None:
-        """Take over the pass that the lane leads, if it leads one: to go on with it, or to finish it."""
+    def _take_over(self) -> None:
+        """If C++ leads the pass, take it over: to go on with it, or to finish it."""
         run = self._pass
-        if run is None or not self.lane.leading:
+        if run is None or not self.native.leading:
             return
-        taken = Taken(*self.lane.take())
-        self._count_lane()
-        self._last_use = taken.last_use or self._last_use
-        recorder, records = run.recorder, run.take_over(taken)
+        led = Led(*self.native.take())
+        self._count_native()
+        self._last_use = led.last_use or self._last_use
+        recorder, records = run.recorder, run.take_over(led)
         for nbytes, pinned in zip(recorder.nbytes, recorder.foreseen, strict=True):
             if pinned:
                 self.kept["owned"] += nbytes
             else:
                 self.recorded += nbytes
-        for index, key, storage, handed, saved in map(Rest._make, taken.rest):
+        for index, key, storage, handed, saved in led.open:
             record = records[index] if records else LiveRecord(index, key, recorder.nbytes[index])
             record.key = key
             record.handed = weakref.ref(handed) if handed is not None else None
@@ -437,21 +402,19 @@ class SavedTensorSwapper:
             self._by_key[key] = record
             self._live += 1
             for one in saved:
-                view = View(one.alias)
-                view.version = one.version
+                view = View(one.alias, one.version)
                 record.views.append(view)
                 one.handle = Handle(record, view, self._ended)
         if run.live == 0:
             self._pass = None
             self.finished.append(run.finish())
 
-    def _count_lane(self) -> None:
-        """Add what the lane has counted."""
-        lane = self.lane
-        self.counters.hook += lane.seconds
-        self.kept["small"] += lane.small
-        self.kept["parameters"] += lane.parameters
-        lane.seconds, lane.small, lane.parameters = 0.0, 0, 0
+    def _count_native(self) -> None:
+        native = self.native
+        self.counters.hook += native.seconds
+        self.kept["small"] += native.small
+        self.kept["parameters"] += native.parameters
+        native.seconds, native.small, native.parameters = 0.0, 0, 0
 
     # Ends of handles
 
@@ -465,11 +428,11 @@ class SavedTensorSwapper:
             return  # the collector ran on a thread that copies; what it would wait for, only that thread can do
         if self._ended.queue and self.mover.engine.capturing():
             return  # events must not be asked for while a CUDA graph is captured; the next access deals with them
-        while (self._ended.queue or self.lane.over) and self._lock.acquire(blocking=False):
+        while (self._ended.queue or self.native.over) and self._lock.acquire(blocking=False):
             began = self._clock()
             try:
-                if self.lane.over:
-                    self._leave_lane()
+                if self.native.over:
+                    self._take_over()
                 self._drain()
                 self.counters.hook += self._clock() - began
             finally:

@@ -1,18 +1,18 @@
-// The lane: saved-tensor hooks in C++, for the saved tensors about which nothing is to be decided.
+// Saved-tensor hooks in C++, for saved tensors that need no decision. All others go to the hooks in Python.
 //
-// Two kinds of them take it. Everything else goes on to the hooks in Python.
+// Two kinds need none:
 //
-// - A tensor that stays because its storage is small, or a parameter's. All that is kept of it is an alias and a
-//   version.
-// - A tensor of a pass that the lane leads. Python has it lead (`lead`) a pass whose plan moves nothing, for as long as
-//   the pass does what the plan was made for. The lane then holds everything that is known of the pass: its accesses,
-//   its records, the bytes held, the ends of its saved tensors. The first call that is not as planned goes to Python,
-//   which takes all that over (`take`) before anything else and goes on with the pass. So does the end of the pass.
+// - A tensor that stays, because its storage is small or a parameter's. The hooks keep an alias and a version.
+// - A tensor of a pass that C++ leads. Python asks for that (`lead`) if the plan moves nothing. C++ leads as long as
+// the
+//   pass does what the plan was made for, and alone knows what has happened in it: accesses, records, bytes held, saved
+//   tensors that ended. The first call that differs goes to Python, which takes all of that over (`take`) and goes on
+//   with the pass. The end of the pass goes to Python, too.
 //
-// So a fact is either here or in Python. The lock is the interpreter's: between the look at a fact and its change
-// nothing runs that could let another thread or the garbage collector in.
+// So each fact is known in one place. The interpreter's lock guards it: nothing that could run another thread or the
+// garbage collector happens between looking at a fact and changing it.
 //
-// The rules are those of lms.torch.swapper, lms.core.turns and lms.core.stepper, for the case that nothing moves.
+// The rules are those of lms.torch.swapper, lms.core.turns and lms.core.stepper for the case that nothing moves.
 
 #include <ATen/SequenceNumber.h>
 #include <c10/core/impl/TorchDispatchModeTLS.h>
@@ -49,21 +49,21 @@ at::Tensor detached(const at::Tensor& tensor) {
     return at::Tensor(impl->shallow_copy_and_detach(impl->version_counter(), /*allow_tensor_metadata_change=*/false));
 }
 
-class Lane;
+class Hooks;
 
 // Instead of the number of a record:
-constexpr std::ptrdiff_t kStays = -1;      // the tensor has none
-constexpr std::ptrdiff_t kIsPythons = -2;  // Python has taken it, or is about to
+constexpr std::ptrdiff_t kStays = -1;  // the tensor has none
+constexpr std::ptrdiff_t kTaken = -2;  // Python has taken it over, or is about to
 
-// What autograd keeps instead of a saved tensor: an object of Python's.
+// The Python object that autograd keeps instead of a saved tensor.
 struct Saved {
     PyObject ob_base;
-    Lane* lane;
-    PyObject* owner;  // of the lane
+    Hooks* hooks;
+    PyObject* owner;  // the Python object that `hooks` belongs to
     at::Tensor alias;
     std::uint32_t version;
-    std::ptrdiff_t record;  // in the pass that the lane leads
-    PyObject* handle;       // Python's, once it has the record
+    std::ptrdiff_t record;  // in the pass that C++ leads
+    PyObject* handle;       // Python's, once it has taken the record over
 };
 
 PyTypeObject* saved_type = nullptr;  // once the module is initialised
@@ -84,38 +84,38 @@ struct KeyHash {
 struct Record {
     Key key;
     WeakStorage storage;          // a weak reference, so that no other storage gets this one's address
-    WeakTensor handed;            // what its last use was given
+    WeakTensor handed;            // the tensor that its last use was given
     std::vector<Saved*> saved{};  // oldest first
     std::ptrdiff_t freed = -1;    // the access before which its last saved tensor ended
     bool waiting = false;         // it was not used since it was saved
-    bool judged = false;          // whether `kept` says anything
+    bool judged = false;          // `kept` is known
     bool kept = false;            // the script had the storage when the record was freed
 };
 
-// The pass that the lane leads.
+// The pass that C++ leads.
 struct Led {
-    // As planned: the code of each access and the most bytes that may be held after it; by record, its bytes, and
-    // whether it is held anyway.
+    // The plan. For each access its code, and the most bytes that may be held after it. For each record its bytes, and
+    // whether another owner keeps it anyway.
     std::vector<std::int64_t> codes, cap, sizes;
     std::vector<bool> pinned;
 
     // What happened.
     std::vector<Record> records;
-    std::vector<int> tasks;                // for each access the backward that it was for; -1 if it is no read
+    std::vector<int> tasks;                // for each access the number of its backward; -1 if it is no read
     std::vector<double> marks;             // entry and exit of each hook, if the pass is timed
-    std::vector<std::int64_t> held_after;  // each access; the same
+    std::vector<std::int64_t> held_after;  // bytes held after each access, if the pass is timed
     std::int64_t held = 0, held_peak = 0;
     std::uint64_t last_use = 0;  // the sequence number at the last read
     bool timed = false;
 
-    // What follows from it.
+    // Derived from that.
     std::unordered_map<Key, std::size_t, KeyHash> live;  // records by storage and version
     std::size_t waiting = 0;
     int backwards = 0, backward = -1;
 
     bool over() const { return live.empty() && !tasks.empty(); }
 
-    // Whether the plan's next access is this one, and there is room for it.
+    // Whether this is the plan's next access, and `more` bytes fit.
     bool expects(std::size_t record, Kind kind, std::int64_t more = 0) const {
         const std::size_t at = tasks.size();
         return at < codes.size() && codes[at] == static_cast<std::int64_t>(4 * record + kind) && held + more <= cap[at];
@@ -136,11 +136,11 @@ struct Led {
     }
 };
 
-class Lane {
+class Hooks {
   public:
     // `example` is a plain tensor on the device. `stays` has the storages of parameters and buffers, by address.
-    // `ended` is called when a pass that the lane leads is over.
-    Lane(const at::Tensor& example, std::int64_t min_size, py::dict stays, py::object ended)
+    // `ended` is called when a pass that C++ leads is over.
+    Hooks(const at::Tensor& example, std::int64_t min_size, py::dict stays, py::object ended)
         : device_(example.device()),
           keys_(example.key_set()),
           min_size_(min_size),
@@ -149,11 +149,11 @@ class Lane {
           ended_(std::move(ended)) {}
 
     bool open = true;                        // whether new tensors are taken
-    bool leading = false;                    // a pass: Python knows nothing of what has happened in it so far
-    double seconds = 0;                      // in the lane's hooks; whoever reads these three sets them to zero
+    bool leading = false;                    // a pass
+    double seconds = 0;                      // spent in these hooks. Who reads one of these three sets it to zero
     std::int64_t small = 0, parameters = 0;  // bytes that were saved and stay
 
-    // What is not for the lane goes to these. `self` is the object of Python's that this is.
+    // Give everything else to these hooks. `self` is the Python object around this one.
     void fall_back(const py::object& self, py::object pack, py::object unpack) {
         self_ = self.ptr();
         pack_ = std::move(pack);
@@ -166,7 +166,7 @@ class Lane {
         if (const at::Tensor* tensor = open ? plain(object) : nullptr) {
             const double began = now();
             PyObject* saved = keep(*tensor);
-            if (saved == nullptr) saved = save(*tensor, began);
+            if (saved == nullptr && leading) saved = save(*tensor, began);
             if (saved != nullptr) {
                 seconds += now() - began;
                 return saved;
@@ -179,12 +179,14 @@ class Lane {
         if (Py_TYPE(object) != saved_type) return PyObject_CallOneArg(unpack_.ptr(), object);
         auto& saved = *reinterpret_cast<Saved*>(object);
         if (saved.handle != nullptr) return PyObject_CallOneArg(unpack_.ptr(), saved.handle);
-        const bool ours = PyThread_get_thread_ident() == thread_ && saved.alias._version() == saved.version;
-        if (ours && saved.record == kStays) return THPVariable_Wrap(saved.alias);
-        if (ours && saved.record >= 0 && !c10::impl::TorchDispatchModeTLS::any_modes_set()) {
+        // A GPU's backward runs on threads of autograd's own. On a CPU Python warns if the script chose another one.
+        const bool ours = !device_.is_cpu() || PyThread_get_thread_ident() == thread_;
+        const bool good = ours && saved.alias._version() == saved.version;  // else Python raises the error
+        if (good && saved.record == kStays) return THPVariable_Wrap(saved.alias);
+        if (good && saved.record >= 0 && !c10::impl::TorchDispatchModeTLS::any_modes_set()) {
             const double began = now();
             const at::Tensor tensor = detached(saved.alias);
-            PyObject* wrapped = THPVariable_Wrap(tensor);  // may run the collector; what comes after it may not
+            PyObject* wrapped = THPVariable_Wrap(tensor);  // may run the collector, so it comes first
             if (use(saved, tensor, began)) {
                 seconds += now() - began;
                 return wrapped;
@@ -196,8 +198,9 @@ class Lane {
 
     // The pass
 
-    void lead(std::vector<std::int64_t> codes, std::vector<std::int64_t> cap, std::vector<std::int64_t> sizes,
-              std::vector<bool> pinned, bool timed) {
+    // Lead the pass that begins with `tensor`. What autograd is to keep of it; None if the pass is not for C++.
+    py::object lead(const at::Tensor& tensor, std::vector<std::int64_t> codes, std::vector<std::int64_t> cap,
+                    std::vector<std::int64_t> sizes, std::vector<bool> pinned, bool timed) {
         led_ = Led{};
         led_.codes = std::move(codes);
         led_.cap = std::move(cap);
@@ -206,14 +209,16 @@ class Lane {
         led_.timed = timed;
         led_.records.reserve(led_.sizes.size());
         led_.tasks.reserve(led_.codes.size());
-        leading = true;
+        PyObject* saved = save(tensor, now());
+        leading = saved != nullptr;
+        return leading ? py::reinterpret_steal<py::object>(saved) : py::none();
     }
 
-    // The next access of the pass, if it is as planned; else nothing.
+    // The next access of the pass if it is as planned, else a null pointer.
     PyObject* save(const at::Tensor& tensor, double began) {
-        if (!leading || led_.over()) return nullptr;
+        if (led_.over()) return nullptr;
         const bool in_backward = torch::autograd::get_current_graph_task_id() != -1;
-        if (!in_backward && led_.waiting == 0 && !led_.live.empty()) return nullptr;  // the next pass begins, perhaps
+        if (!in_backward && led_.waiting == 0 && !led_.live.empty()) return nullptr;  // perhaps the next pass begins
         const at::TensorBase& base = tensor.is_view() ? tensor._base() : tensor;
         if (base.is_leaf() && base.requires_grad()) return nullptr;  // a parameter that Python has yet to note
         c10::StorageImpl* storage = tensor.storage().unsafeGetStorageImpl();
@@ -241,12 +246,12 @@ class Lane {
         return &saved->ob_base;
     }
 
-    // The use of a saved tensor, if it is the access that is planned; whether it is.
+    // Whether the use of a saved tensor is the planned access. If so, it is noted.
     bool use(const Saved& saved, const at::Tensor& handed, double began) {
         if (saved.record < 0 || !led_.expects(saved.record, kRead)) return false;
         const int task = torch::autograd::get_current_graph_task_id();
         const bool is_other = task != led_.backward;
-        if (led_.backwards + is_other >= kOldBackwards) return false;  // what waits may be forgotten from now on
+        if (led_.backwards + is_other >= kOldBackwards) return false;  // Python forgets those that waited that long
         led_.backward = task;
         led_.backwards += is_other;
         led_.last_use = at::sequence_number::peek();
@@ -268,15 +273,15 @@ class Lane {
         led_.live.erase(record->key);
         if (!led_.pinned[index]) led_.held -= led_.sizes[index];
         const auto pass = pass_;
-        // If the storage goes with it, that may run other code, which may have Python take the pass.
+        // If the storage dies with it, other code may run, and Python may take the pass over.
         saved.alias.reset();
         if (pass != pass_) return;
         record = &led_.records[index];
         const bool gone = record->storage.expired(), at_work = !record->handed.expired();
-        record->judged = gone || !at_work;  // if not, the script may have it, or the backward that works on it
+        record->judged = gone || !at_work;  // else the backward may still have it, or the script
         record->kept = !gone && !at_work;
         if (!led_.over()) return;
-        const py::error_scope scope;  // of the code that lets go
+        const py::error_scope scope;  // keeps the error of the code that let go of the saved tensor
         try {
             ended_();
         } catch (py::error_already_set& error) {
@@ -284,21 +289,18 @@ class Lane {
         }
     }
 
-    // All that is known of the pass, which is Python's from now on. Lists by access: `marks`, `held`, `tasks`. By
-    // record: `freed` and `kept`. Then, of the records that live and of those about which it is not known whether the
-    // script keeps them, the number, the key, the storage, what was handed out, and the saved tensors. At last the
-    // sequence number at the last use, and the most bytes held.
+    // The fields of Led in native_hooks.py: all that is known of the pass, which is Python's from now on.
     py::tuple take() {
         Led led = std::exchange(led_, Led{});
         leading = false;
         ++pass_;
-        // To make objects may run the collector: no saved tensor may end that is in the lists below.
+        // Making objects may run the collector. The references keep it from ending a saved tensor in the lists below.
         std::vector<std::pair<Record*, std::vector<py::object>>> open;
         for (Record& record : led.records) {
             if (record.freed >= 0 && record.judged) continue;
             auto& saved = open.emplace_back(&record, std::vector<py::object>()).second;
             for (Saved* one : record.saved) {
-                one->record = kIsPythons;
+                one->record = kTaken;
                 saved.push_back(py::reinterpret_borrow<py::object>(&one->ob_base));
             }
         }
@@ -350,7 +352,7 @@ class Lane {
     Saved* saved_of(const at::Tensor& tensor, std::ptrdiff_t record) {
         Saved* saved = PyObject_New(Saved, saved_type);  // the collector does not see it, and does not run for it
         if (saved == nullptr) throw std::bad_alloc();
-        saved->lane = this;
+        saved->hooks = this;
         saved->owner = Py_NewRef(self_);
         new (&saved->alias) at::Tensor(detached(tensor));
         saved->version = tensor._version();
@@ -359,7 +361,7 @@ class Lane {
         return saved;
     }
 
-    // What autograd is to keep of a tensor that stays; nothing if it may move.
+    // What autograd is to keep of a tensor that stays; a null pointer if it may move.
     PyObject* keep(const at::Tensor& tensor) {
         const c10::StorageImpl* storage = tensor.storage().unsafeGetStorageImpl();
         std::int64_t* bytes = nullptr;
@@ -375,20 +377,20 @@ class Lane {
     }
 
     c10::Device device_;
-    c10::DispatchKeySet keys_;  // of every plain tensor: whatever is more than one has a key of its own
+    c10::DispatchKeySet keys_;  // of every plain tensor; other kinds have further keys
     std::int64_t min_size_;
-    unsigned long thread_;  // the one that trains
+    unsigned long thread_;  // that opened the session
     py::dict stays_;
     py::object ended_, pack_, unpack_;
     PyObject* self_ = nullptr;
     Led led_;
-    std::uint64_t pass_ = 0;  // passes that Python has taken
+    std::uint64_t pass_ = 0;  // passes that Python has taken over
 };
 
 void dealloc(PyObject* object) {
     auto* saved = reinterpret_cast<Saved*>(object);
     PyTypeObject* type = Py_TYPE(object);
-    if (saved->record >= 0) saved->lane->end(*saved);
+    if (saved->record >= 0) saved->hooks->end(*saved);
     saved->alias.~Tensor();
     Py_XDECREF(saved->handle);
     Py_DECREF(saved->owner);
@@ -417,72 +419,68 @@ PyGetSetDef saved_fields[] = {
     {},
 };
 
-// The hooks are plain functions of C, because they are called most often.
-Lane& lane_of(PyObject* self) {
-    return *reinterpret_cast<py::detail::instance*>(self)->get_value_and_holder().value_ptr<Lane>();
+// The hooks are plain C functions, because pybind11 would make each call slower.
+Hooks& hooks_of(PyObject* self) {
+    return *reinterpret_cast<py::detail::instance*>(self)->get_value_and_holder().value_ptr<Hooks>();
 }
 
 PyObject* pack(PyObject* self, PyObject* tensor) {
     HANDLE_TH_ERRORS
-    return lane_of(self).pack(tensor);
+    return hooks_of(self).pack(tensor);
     END_HANDLE_TH_ERRORS
 }
 
 PyObject* unpack(PyObject* self, PyObject* saved) {
     HANDLE_TH_ERRORS
-    return lane_of(self).unpack(saved);
+    return hooks_of(self).unpack(saved);
     END_HANDLE_TH_ERRORS
 }
 
-PyMethodDef hooks[] = {{"pack", pack, METH_O, nullptr}, {"unpack", unpack, METH_O, nullptr}};
+PyMethodDef methods[] = {{"pack", pack, METH_O, nullptr}, {"unpack", unpack, METH_O, nullptr}};
 
 py::object hook(PyMethodDef* definition, const py::object& self) {
     return py::reinterpret_steal<py::object>(PyCFunction_New(definition, self.ptr()));
 }
 
-// The lane and what it falls back on hold each other, so the collector must see it.
+// The hooks in C++ and in Python hold each other, so the collector must see these.
 void collectable(PyHeapTypeObject* heap) {
     PyTypeObject* type = &heap->ht_type;
     type->tp_flags |= Py_TPFLAGS_HAVE_GC;
     type->tp_traverse = [](PyObject* self, visitproc visit, void* arg) {
         Py_VISIT(Py_TYPE(self));
-        return py::detail::is_holder_constructed(self) ? py::cast<Lane&>(py::handle(self)).traverse(visit, arg) : 0;
+        return py::detail::is_holder_constructed(self) ? py::cast<Hooks&>(py::handle(self)).traverse(visit, arg) : 0;
     };
     type->tp_clear = [](PyObject* self) {
-        if (py::detail::is_holder_constructed(self)) py::cast<Lane&>(py::handle(self)).clear();
+        if (py::detail::is_holder_constructed(self)) py::cast<Hooks&>(py::handle(self)).clear();
         return 0;
     };
 }
 
 }  // namespace
 
-PYBIND11_MODULE(lane, module) {
+PYBIND11_MODULE(native_hooks, module) {
     PyType_Slot slots[] = {
         {Py_tp_dealloc, reinterpret_cast<void*>(dealloc)}, {Py_tp_getset, saved_fields}, {0, nullptr}};
-    PyType_Spec spec = {"lane.Saved", sizeof(Saved), 0, Py_TPFLAGS_DEFAULT | Py_TPFLAGS_DISALLOW_INSTANTIATION, slots};
+    PyType_Spec spec = {"native_hooks.Saved", sizeof(Saved), 0, Py_TPFLAGS_DEFAULT | Py_TPFLAGS_DISALLOW_INSTANTIATION,
+                        slots};
     saved_type = reinterpret_cast<PyTypeObject*>(PyType_FromSpec(&spec));
     if (saved_type == nullptr) throw py::error_already_set();
-    py::class_<Lane>(module, "Lane", py::module_local(), py::custom_type_setup(collectable))
+    py::class_<Hooks>(module, "Hooks", py::module_local(), py::custom_type_setup(collectable))
         .def(py::init<const at::Tensor&, std::int64_t, py::dict, py::object>())
-        .def_readwrite("open", &Lane::open)
-        .def_readonly("leading", &Lane::leading)
-        .def_readwrite("seconds", &Lane::seconds)
-        .def_readwrite("small", &Lane::small)
-        .def_readwrite("parameters", &Lane::parameters)
-        .def_property_readonly("live", &Lane::live)
-        .def_property_readonly("held", &Lane::held)
-        .def_property_readonly("over", &Lane::over)
-        .def_property_readonly("pack", [](const py::object& self) { return hook(&hooks[0], self); })
-        .def_property_readonly("unpack", [](const py::object& self) { return hook(&hooks[1], self); })
+        .def_readwrite("open", &Hooks::open)
+        .def_readonly("leading", &Hooks::leading)
+        .def_readwrite("seconds", &Hooks::seconds)
+        .def_readwrite("small", &Hooks::small)
+        .def_readwrite("parameters", &Hooks::parameters)
+        .def_property_readonly("live", &Hooks::live)
+        .def_property_readonly("held", &Hooks::held)
+        .def_property_readonly("over", &Hooks::over)
+        .def_property_readonly("pack", [](const py::object& self) { return hook(&methods[0], self); })
+        .def_property_readonly("unpack", [](const py::object& self) { return hook(&methods[1], self); })
         .def("fall_back",
              [](const py::object& self, py::object pack, py::object unpack) {
-                 self.cast<Lane&>().fall_back(self, std::move(pack), std::move(unpack));
+                 self.cast<Hooks&>().fall_back(self, std::move(pack), std::move(unpack));
              })
-        .def("lead", &Lane::lead)
-        .def("begin",
-             [](Lane& lane, const at::Tensor& tensor) {
-                 PyObject* saved = lane.save(tensor, now());
-                 return saved != nullptr ? py::reinterpret_steal<py::object>(saved) : py::none();
-             })
-        .def("take", &Lane::take);
+        .def("lead", &Hooks::lead)
+        .def("take", &Hooks::take);
 }
