@@ -10,7 +10,8 @@ import pytest
 import torch
 from torch import Tensor
 
-from lms.core.stepper import State, Stepper
+from lms.core.items import State
+from lms.core.stepper import Stepper
 from lms.errors import SpillError
 from lms.runtime.finished import Counters
 from lms.torch import mover as mover_module

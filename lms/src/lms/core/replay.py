@@ -5,8 +5,9 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Callable, Sequence
 
+from lms.core.items import Item, State
 from lms.core.schedule import Course
-from lms.core.stepper import Item, State, Stepper
+from lms.core.stepper import Stepper
 from lms.core.trace import Trace
 
 

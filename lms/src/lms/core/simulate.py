@@ -9,10 +9,11 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Literal
 
+from lms.core.items import Item
 from lms.core.link import Link
 from lms.core.replay import PaperCopy, PaperMover, end_step, replay
 from lms.core.schedule import Course, Recompute, Schedule
-from lms.core.stepper import Item, Stepper
+from lms.core.stepper import Stepper
 from lms.core.timeline import Lane, Span
 from lms.core.trace import Trace
 

@@ -11,9 +11,10 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from typing import Literal
 
+from lms.core.items import Item
 from lms.core.replay import PaperCopy, PaperMover, replay
 from lms.core.schedule import Course, Schedule, Swap
-from lms.core.stepper import Item, Stepper
+from lms.core.stepper import Stepper
 from lms.core.trace import Trace
 from lms.errors import UsageError
 

@@ -22,90 +22,19 @@ Autograd works as a stack, so the oldest tensor is the one needed last.
 
 from __future__ import annotations
 
-import enum
 from collections import deque
 from collections.abc import Callable, Iterable
 from contextlib import suppress
-from typing import Generic, Literal, Protocol, TypeVar
+from typing import Generic, Literal, TypeVar
 
+from lms.core.items import Item, Mover, State
 from lms.core.schedule import Course, Move, Recompute
-from lms.errors import LMSError, SpillError, afresh
+from lms.errors import SpillError, afresh
 
 AHEAD = 4  # tensors that the rule brings back ahead of their reads
 
 
-class State(enum.Enum):
-    """Where a tensor's bytes are."""
-
-    HERE = enum.auto()  # on the device
-    LEAVING = enum.auto()  # there still, with a copy out in flight
-    AWAY = enum.auto()  # in the tier below only
-    COMING = enum.auto()  # a copy back in flight
-    DEAD = enum.auto()  # freed; its memory is, too, once its copies in flight are complete
-
-
-class Copy(Protocol):
-    """A copy in flight."""
-
-    @property
-    def failed(self) -> LMSError | None:
-        """Why it failed; None if it has not."""
-
-    def done(self) -> bool:
-        """Whether it is complete, or has failed. Never blocks."""
-
-    def wait(self) -> object:
-        """Have the computation wait until it is complete. Raises its error if it failed."""
-
-    def synchronize(self) -> object:
-        """Block this thread until it is complete. Raises its error if it failed."""
-
-
-class Item:
-    """A tensor of the step under way: what the stepper knows of it."""
-
-    __slots__ = ("arrival", "departure", "held", "index", "nbytes", "pinned", "state", "stored")
-
-    def __init__(self, index: int, nbytes: int, state: State = State.HERE) -> None:
-        self.index = index  # within its step, in the order of first accesses; negative once its step is over
-        self.nbytes = nbytes
-        self.state = state
-        self.held = 0  # bytes that LMS keeps on the device for it
-        self.pinned = False  # another owner outlives the step, so there is nothing to gain
-        self.stored = False  # the tier below holds its bytes, or is about to
-        self.departure: Copy | None = None
-        self.arrival: Copy | None = None
-
-    @property
-    def clean(self) -> bool:
-        """Whether the tier below holds the bytes, so that memory can be dropped without a copy."""
-        return self.stored and self.departure is None
-
-
 I = TypeVar("I", bound=Item)  # noqa: E741
-M = TypeVar("M", bound=Item, contravariant=True)
-
-
-class Mover(Protocol[M]):
-    """Carries out what the stepper decides."""
-
-    def offload(self, item: M) -> Copy | None:
-        """Start the copy out. None: it must stay."""
-
-    def reload(self, item: M) -> Copy | None:
-        """Start the copy back, or compute the bytes again. None: they are there at once."""
-
-    def wait(self, item: M, lane: Literal["out", "back"]) -> None:
-        """Have the computation wait for the item's departure ("out") or arrival ("back"). Raises the copy's error."""
-
-    def release(self, item: M) -> bool:
-        """Give up the item's memory, whose bytes the tier below holds; False if it must stay."""
-
-    def discard(self, item: M) -> None:
-        """Forget the bytes in the tier below."""
-
-    def forget(self, item: M) -> None:
-        """The item was freed, and no copy uses its memory any more."""
 
 
 class Stepper(Generic[I]):

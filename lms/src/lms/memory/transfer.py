@@ -15,7 +15,7 @@ from queue import SimpleQueue
 from time import perf_counter
 from typing import Protocol
 
-from lms.core import stepper
+from lms.core import items
 from lms.core.link import Link
 from lms.errors import LMSError, SpillError, afresh
 from lms.memory.file import FileSlab, Place
@@ -23,7 +23,7 @@ from lms.memory.meter import Meter, measured_link
 from lms.memory.slots import Ledger, Slot
 
 
-class Copy(stepper.Copy, Protocol):
+class Copy(items.Copy, Protocol):
     """One copy in flight, and when its bytes moved."""
 
     nbytes: int

@@ -8,18 +8,38 @@ from collections.abc import Callable
 import torch
 
 from lms.torch.dtensor import local_part
+from lms.torch.records import Kept
+from lms.warn import warn_script
+
+REASONS = ("parameters", "small", "owned", "types", "device", "stream", "capture")  # why saved bytes stay: lms.stats
+_WARNINGS = {
+    "stream": "a tensor was saved on another CUDA stream than the one on which its pass began: LMS swaps what that one "
+    "saves, and the rest stays on the device",
+    "capture": "a CUDA graph is captured: what is saved meanwhile stays on the device, because a replay of the graph "
+    "uses the same addresses and calls no hooks",
+}
 
 # A tensor of torch.func (vmap, grad) wraps another and has no memory of its own. PyTorch has no public name for this.
 _is_wrapper: Callable[[torch.Tensor], bool] = torch._C._functorch.is_functorch_wrapped_tensor
 
 
 class Movable:
-    """Tells what can move: storages on `device` of at least `min_size` bytes, except parameters and buffers."""
+    """Tells what can move, storages on `device` of at least `min_size` bytes except parameters, and counts the rest."""
 
     def __init__(self, device: torch.device, min_size: int) -> None:
         self.device = device
         self.min_size = min_size
         self.stay: dict[int, weakref.ref[torch.UntypedStorage]] = {}  # parameters and buffers, by address
+        self.stayed = dict.fromkeys(REASONS, 0)  # bytes that were saved and stay, each time that they are saved
+        self._warned: set[str] = set()
+
+    def kept(self, tensor: torch.Tensor, reason: str) -> Kept:
+        """What autograd is to keep of a tensor that stays. Some reasons are worth a warning, once."""
+        self.stayed[reason] += nbytes_of(tensor)
+        if reason in _WARNINGS and reason not in self._warned:
+            self._warned.add(reason)
+            warn_script(_WARNINGS[reason])
+        return Kept(tensor)
 
     def keep(self, tensor: torch.Tensor) -> None:
         """Never move the storage of this parameter or buffer."""

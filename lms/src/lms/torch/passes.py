@@ -7,7 +7,8 @@ from collections import defaultdict
 from collections.abc import Callable
 
 from lms.core.guide import Guide, Key
-from lms.core.stepper import State, Stepper
+from lms.core.items import State
+from lms.core.stepper import Stepper
 from lms.core.trace import AccessKind
 from lms.core.turns import Rounds, Turns
 from lms.runtime.finished import Finished

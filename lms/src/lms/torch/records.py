@@ -8,7 +8,7 @@ from collections.abc import Callable
 
 import torch
 
-from lms.core.stepper import Item, State
+from lms.core.items import Item, State
 from lms.memory.slots import Slot
 from lms.runtime.recorder import Recorder
 

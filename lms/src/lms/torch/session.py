@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import os
-import statistics
 import threading
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable
 from dataclasses import asdict
 from types import TracebackType
-from typing import TypeVar, Unpack
+from typing import Unpack
 
 import torch
 from torch.optim.optimizer import Optimizer
@@ -25,23 +24,23 @@ from lms.runtime import planner
 from lms.runtime.planner import PassPlanner
 from lms.runtime.progress import Progress
 from lms.runtime.recorder import Recorder
-from lms.stats import Stats
-from lms.torch import dtensor, hooks, mover, records, swapper
-from lms.torch.backend import device_for, make_engine, supported
+from lms.torch import dtensor, hooks, movable, mover, owners, records, swapper
+from lms.torch.arguments import listed, training_device
+from lms.torch.backend import device_for, make_engine
+from lms.torch.figures import figures
 from lms.torch.hooks import SavedTensorHooks
 from lms.torch.interrupts import Shield
 from lms.torch.modules import ModuleNames
 from lms.torch.optimizers import Optimizers
+from lms.torch.pause import Pause
 from lms.torch.records import Kept
 from lms.torch.swapper import SavedTensorSwapper
 from lms.trace import Trace
 from lms.units import format_size
 from lms.warn import warn_script
 
-T = TypeVar("T")
-
 # What must not be left half done, beside opening and closing a session.
-_UNINTERRUPTED = (dtensor, hooks, mover, planner, records, swapper)
+_UNINTERRUPTED = (dtensor, hooks, movable, mover, owners, planner, records, swapper)
 
 _open: Session | None = None  # hooks are one per thread and the device is one per process, so sessions do not nest
 _claiming = threading.Lock()  # held to look at `_open` and take its place
@@ -81,9 +80,9 @@ class Session:
         **options: Unpack[Given],
     ) -> None:
         self.options = Options.parse(**options)
-        self._models = _listed(model, torch.nn.Module, "model")
-        self._optimizers = Optimizers(_listed(optimizer, Optimizer, "optimizer"))
-        self.torch_device = _device(device, self._models)
+        self._models = listed(model, torch.nn.Module, "model")
+        self._optimizers = Optimizers(listed(optimizer, Optimizer, "optimizer"))
+        self.torch_device = training_device(device, self._models)
         self._on_plan = on_plan
         self._is_open = False
         self._opened = False
@@ -200,7 +199,7 @@ class Session:
         For trainers that open the session before there is an optimizer. Steps of optimizers that were not given count
         no longer. Raises UsageError for what is no optimizer, and if the session is closed.
         """
-        added = _listed(optimizer, Optimizer, "optimizer")
+        added = listed(optimizer, Optimizer, "optimizer")
         if self._opened and not self._is_open:
             raise UsageError("add_optimizer: this session was closed")
         self._optimizers.add(added)
@@ -223,44 +222,9 @@ class Session:
     def stats(self) -> dict[str, float | int | None]:
         """The session in figures: seconds and bytes. `docs/python.md` says what each is."""
         self._learn()
-        planner, progress, counters = self._planner, self._planner.progress, self._swapper.counters
         if self._is_open:
-            planner.look()
-        plan, trace, last = planner.plan, planner.trace, planner.last
-        usage = self.engine.usage()
-        stall_out, stall_in = self._stalled()
-        cycle = progress.cycle()
-        stats = Stats(
-            steps=progress.steps,
-            passes=progress.passes,
-            limit=self.limit,
-            budget=plan.budget if plan is not None else self.options.budget,
-            floor=(plan.floor or None) if plan is not None else None,
-            peak=planner.peaks.most,
-            saved=planner.client.wanted,
-            recorded=self._swapper.recorded,
-            held_peak=max(planner.held_peak, self._swapper.stepper.held_peak),
-            largest=trace.largest if trace is not None else 0,
-            swapped_out=counters.out,
-            swapped_in=counters.back,
-            stall_out=stall_out,
-            stall_in=stall_in,
-            host_peak=usage.get("host_peak", 0),
-            file_peak=usage.get("file_peak", 0),
-            misses=self._swapper.stepper.misses,
-            replans=planner.replans,
-            predicted_peak=(plan.forecast.resident_peak or None) if plan is not None else None,
-            predicted_step_time=self._predicted_step_time(),
-            step_time=statistics.median(progress.step_times) if progress.step_times else None,
-            step_busy=cycle.busy if cycle is not None else None,
-            hook_time=counters.hook,
-            **{f"kept_{reason}": nbytes for reason, nbytes in self._swapper.kept.items()},
-        )
-        if last is not None:
-            stats.last_out, stats.last_in = last.counters.out, last.counters.back
-            stats.last_stall_out, stats.last_stall_in = last.counters.stall_out, last.counters.stall_in
-            stats.last_seconds = last.seconds
-        return asdict(stats)
+            self._planner.look()
+        return asdict(figures(self._planner, self._swapper, self.engine.usage(), self._stalled()))
 
     def _stalled(self) -> tuple[float, float]:
         """Seconds that the computation has waited for copies out, and for copies back."""
@@ -269,12 +233,6 @@ class Session:
             return self.engine.stalled()
         counters = self._swapper.counters
         return counters.stall_out, counters.stall_in
-
-    def _predicted_step_time(self) -> float | None:
-        planner = self._planner
-        if planner.plan is None or planner.trace is None:
-            return None
-        return planner.progress.cycled(planner.trace).step_seconds(planner.plan.forecast.seconds)
 
     @property
     def trace(self) -> Trace | None:
@@ -387,7 +345,7 @@ class Session:
         own_thread, progress = threading.get_ident() == self._thread, self._planner.progress
         if not own_thread:
             self._warn_of_thread(f"an optimizer steps on thread {threading.current_thread().name!r}")
-        elif progress.steps == 1 and not self._swapper.recorded and not any(self._swapper.kept.values()):
+        elif progress.steps == 1 and not self._swapper.recorded and not any(self._swapper.movable.stayed.values()):
             # The first step may be one without a training, to make the optimizer's state.
             self._warn_of_thread("an optimizer steps again, and nothing was saved for a backward on this thread")
         clocked = own_thread and not self.engine.capturing()
@@ -398,30 +356,6 @@ class Session:
         # On a GPU the host's work runs beside the device's.
         hooks = self._swapper.counters.hook if self.torch_device.type == "cpu" else 0.0
         return hooks + sum(self._stalled())
-
-
-class Pause:
-    """What `Session.pause` returns."""
-
-    def __init__(self, session: Session) -> None:
-        self._session = session
-        self._between = False  # it begins between two passes
-
-    def __enter__(self) -> None:
-        session = self._session
-        self._between = not session._pauses and session._swapper.between_passes
-        if self._between:
-            session._note()
-            session._planner.peaks.pause()
-        session._pauses += 1
-        session._swapper.native.open = False
-
-    def __exit__(self, *_: object) -> None:
-        session = self._session
-        session._pauses -= 1
-        session._swapper.native.open = session._is_open and not session._pauses
-        if self._between and session._is_open:
-            session._planner.peaks.resume()
 
 
 _OPENING = (Session.__enter__, Session.open, Session._claim, Session._acquire, Session._switch_on)
@@ -456,32 +390,3 @@ def _after_fork() -> None:
 
 
 os.register_at_fork(after_in_child=_after_fork)
-
-
-def _listed(given: T | Iterable[T] | None, kind: type[T], argument: str) -> list[T]:
-    items: list[object]
-    if given is None:
-        items = []
-    elif isinstance(given, kind) or not isinstance(given, Iterable):
-        items = [given]
-    else:
-        items = list(given)
-    found = [item for item in items if isinstance(item, kind)]
-    if len(found) < len(items):
-        wrong = next(item for item in items if not isinstance(item, kind))
-        raise UsageError(f"{argument}: expected a {kind.__name__} or several, found {type(wrong).__name__}")
-    return found
-
-
-def _device(given: str | torch.device | None, models: Sequence[torch.nn.Module]) -> torch.device:
-    """Where the training happens: as given, or where the first parameter is, or the GPU when there is one."""
-    parameter = next((p for model in models for p in model.parameters()), None)
-    if given is not None:
-        device = torch.device(given)
-    elif parameter is not None:
-        device = parameter.device
-    else:
-        device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
-    if str(supported(device)) == "cuda":  # whichever is current
-        return torch.device("cuda", torch.cuda.current_device())
-    return device
