@@ -1,4 +1,4 @@
-"""What a stepper works with: a tensor of the step under way, its state, its copies, and the mover. Pure."""
+"""The stepper's items: the tensors of the step under way, their states, their copies, and who moves them. Pure."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ class Copy(Protocol):
 
 
 class Item:
-    """A tensor of the step under way: what the stepper knows of it."""
+    """A tensor of the step under way, as the stepper knows it."""
 
     __slots__ = ("arrival", "departure", "held", "index", "nbytes", "pinned", "state", "stored")
 
@@ -72,7 +72,7 @@ class Mover(Protocol[M]):
         """Have the computation wait for the item's departure ("out") or arrival ("back"). Raises the copy's error."""
 
     def release(self, item: M) -> bool:
-        """Give up the item's memory, whose bytes the tier below holds; False if it must stay."""
+        """Give up the item's memory: the tier below holds the bytes. False if it must stay."""
 
     def discard(self, item: M) -> None:
         """Forget the bytes in the tier below."""

@@ -3,7 +3,7 @@
 The method is greedy over gaps, after the ranking of Capuchin (Peng et al., ASPLOS 2020, section 4.3): a tensor's gap
 between its last access in the forward pass and its first in the backward is worth the more, the more it frees and the
 longer the link has to hide the copies. Several rankings are tried; the simulator decides between them. A step is a
-cycle, so what lives on in the next step has a gap from its last access of one step to its first of the next.
+cycle, so a tensor that lives on has a gap from its last access in one step to its first in the next.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ class Plan(Schedule):
     limit: int | None = None  # most bytes on the device, as given
     budget: int = 0  # most bytes of tensors that may stay
     floor: int = 0  # the resident peak with nothing kept; 0 when the trace did not measure the rest
-    floor_module: str = ""  # the module whose working set the floor is
+    floor_module: str = ""  # the module that needs the floor
     plain_peak: int = 0  # the resident peak with nothing moved; 0 as above
     forecast: Forecast = field(default_factory=lambda: Forecast(0, 0, 0, 0, 0, 0, 0, 0, 0, 0))
     reasons: Mapping[int, str] = field(default_factory=dict)  # for each tensor: why it stays or goes
@@ -164,7 +164,7 @@ def _caps(trace: Trace, gaps: Sequence[Gap], *, limit: int | None, budget: int |
         return (budget or 0) + trace.largest - _next_new(trace)
     other = _other(trace)
     if _is_cyclic(trace):
-        # What is held after the last access is there before the next step's first, but for what ends with the step.
+        # Tensors held after the last access are there before the next step's first, unless they end with the step.
         end = len(trace.accesses)
         ending = {index for index, tensor in enumerate(trace.tensors) if tensor.freed == end and not tensor.pinned}
         ending -= {gap.tensor for gap in gaps if gap.before == end}  # it may be away by then
@@ -215,7 +215,7 @@ _RANKINGS: Mapping[str, Rank] = {
 def _choose(trace: Trace, gaps: Sequence[Gap], target: Bytes, cap: Bytes, rank: Rank) -> tuple[Gap, ...]:
     """Gaps that bring the profile under the target everywhere, in the order of their start.
 
-    By rank each gap is taken that covers an access with too much; what then proves needless is given back, the gaps
+    By rank each gap is taken that covers an access with too much. Gaps that then prove needless are given back, those
     with the least slack first. Between two reads a tensor may stay up to the cap: room for copies in flight is not
     worth one more of them.
     """
@@ -233,7 +233,7 @@ def _choose(trace: Trace, gaps: Sequence[Gap], target: Bytes, cap: Bytes, rank: 
 
 
 def _needless(trace: Trace, chosen: Sequence[Gap], target: Bytes, cap: Bytes) -> set[Gap]:
-    """The chosen gaps whose tensors can stay after all."""
+    """The chosen gaps that are not needed: their tensors can stay after all."""
     end = len(trace.accesses)
     held = held_at(trace, chosen)
     starts = np.array([gap.start for gap in chosen], np.int64)
@@ -277,8 +277,8 @@ def _moves(trace: Trace, chosen: Sequence[Gap], cap: Bytes, prefetch: int | None
 def _fetches(trace: Trace, chosen: Sequence[Gap], cap: Bytes, prefetch: int | None) -> dict[Gap, int]:
     """With which access the way back may start: as early as the memory of every access up to the use allows.
 
-    Copies back start in the order of their uses. So the accesses that the next one may fill are a window whose ends
-    only move on, and all earlier copies back fill each of them, but those that were needed before it.
+    Copies back start in the order of their uses. So the accesses that the next one may fill are a window, and its ends
+    only move on. Each earlier copy back fills all of them up to its own use.
     """
     end = len(trace.accesses)
     room = (cap - held_at(trace, chosen)).tolist()

@@ -1,4 +1,4 @@
-"""The rules of a step: where each tensor is, what leaves, what comes back. Pure; a mover carries it out.
+"""The rules of a step: which tensors are on the device, which leave, which come back. Pure; a mover carries them out.
 
 The simulator and a training run the same stepper, one with a mover that keeps a clock, the other with one that copies.
 
@@ -10,8 +10,8 @@ At each access, after the computation that led to it:
    many copies out as it takes to make room. A read of a tensor that is leaving keeps it.
 3. Moves of the schedule that start with this access start.
 4. While more than the cap is held, the oldest copy out is waited for.
-5. Copies back that may start do, in the schedule's order, as long as they fit under the cap. What has not left yet
-   simply stays.
+5. Copies back that may start do, in the schedule's order, as long as they fit under the cap. A tensor that
+   has not left yet simply stays.
 
 *Held* are the bytes of tensors that LMS keeps on the device, copies in flight included. A tensor is *clean* if the tier
 below holds its bytes too: its memory can be dropped without a copy.
@@ -44,7 +44,7 @@ class Stepper(Generic[I]):
         self.mover = mover
         self.held = 0
         self.held_peak = 0
-        self.left = 0  # held bytes of items whose step is over
+        self.left = 0  # held bytes of items that outlived their step
         self.misses = 0
         self.evictable: dict[int, I] = {}  # by index: held, not pinned, and not on their way
         self._room = room
@@ -220,7 +220,7 @@ class Stepper(Generic[I]):
 
     def _by_rule(self, item: I, *, read: bool) -> None:
         budget = self._room(self.largest)
-        # What the forward wrote just now can leave too: the operation at hand keeps it for as long as it needs it.
+        # A tensor that the forward has just written can leave too: its operation keeps it for as long as it needs it.
         in_hand = item if read else None
         # Copies out start while some room is left, so that few are waited for.
         mark = budget - min(budget // 4, 4 * self.largest)
@@ -268,7 +268,7 @@ class Stepper(Generic[I]):
         if self._course is not None and not self._off_schedule:
             order = [index for index in sorted(evictable) if index < 0] if self.left else ()
         else:
-            # In the forward items come in the order of their indices; what the backward brought back lies behind them.
+            # In the forward items come in the order of their indices; the backward adds those that it brought back.
             order = list(evictable) if self._forward else sorted(evictable)
         for index in order:
             victim = evictable[index]
@@ -292,7 +292,7 @@ class Stepper(Generic[I]):
             self._depart(item)
 
     def _wait_for_dead(self) -> bool:
-        """Wait for one copy whose item was freed meanwhile, so that its memory is free; whether there was one."""
+        """Wait for the copy of an item that was freed meanwhile, so that its memory is free. Whether there was one."""
         item = next((one for one in (*self._abandoned, *self._staying) if one.state is State.DEAD), None)
         if item is None:
             return False

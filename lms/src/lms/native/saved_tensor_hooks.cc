@@ -88,8 +88,8 @@ struct Record {
     std::vector<Saved*> saved{};  // oldest first
     std::ptrdiff_t freed = -1;    // the access before which its last saved tensor ended
     bool waiting = false;         // it was not used since it was saved
-    bool judged = false;          // `kept` is known
-    bool kept = false;            // the script had the storage when the record was freed
+    bool judged = false;          // `owned` is known
+    bool owned = false;           // the script had the storage when the record was freed
 };
 
 // The pass that C++ leads.
@@ -99,7 +99,7 @@ struct Led {
     std::vector<std::int64_t> codes, cap, sizes;
     std::vector<bool> pinned;
 
-    // What happened.
+    // The facts so far.
     std::vector<Record> records;
     std::vector<int> tasks;                // for each access the number of its backward; -1 if it is no read
     std::vector<double> marks;             // entry and exit of each hook, if the pass is timed
@@ -198,7 +198,7 @@ class Hooks {
 
     // The pass
 
-    // Lead the pass that begins with `tensor`. What autograd is to keep of it; None if the pass is not for C++.
+    // Lead the pass that begins with `tensor`. Returns what autograd is to keep of it; None if the pass is not for C++.
     py::object lead(const at::Tensor& tensor, std::vector<std::int64_t> codes, std::vector<std::int64_t> cap,
                     std::vector<std::int64_t> sizes, std::vector<bool> pinned, bool timed) {
         led_ = Led{};
@@ -279,7 +279,7 @@ class Hooks {
         record = &led_.records[index];
         const bool gone = record->storage.expired(), at_work = !record->handed.expired();
         record->judged = gone || !at_work;  // else the backward may still have it, or the script
-        record->kept = !gone && !at_work;
+        record->owned = !gone && !at_work;
         if (!led_.over()) return;
         const py::error_scope scope;  // keeps the error of the code that let go of the saved tensor
         try {
@@ -305,10 +305,10 @@ class Hooks {
             }
         }
         std::vector<std::ptrdiff_t> freed;
-        std::vector<bool> kept;
+        std::vector<bool> owned;
         for (const Record& record : led.records) {
             freed.push_back(record.freed);
-            kept.push_back(record.kept);
+            owned.push_back(record.owned);
         }
         py::list rest;
         for (const auto& [record, saved] : open) {
@@ -320,7 +320,7 @@ class Hooks {
                 storage ? py::reinterpret_steal<py::object>(THPStorage_Wrap(c10::Storage(storage))) : py::none(),
                 handed ? wrap(at::Tensor(handed)) : py::none(), saved));
         }
-        return py::make_tuple(led.marks, led.held_after, led.tasks, freed, kept, rest, led.last_use, led.held_peak);
+        return py::make_tuple(led.marks, led.held_after, led.tasks, freed, owned, rest, led.last_use, led.held_peak);
     }
 
     std::size_t live() const { return led_.live.size(); }
@@ -361,7 +361,7 @@ class Hooks {
         return saved;
     }
 
-    // What autograd is to keep of a tensor that stays; a null pointer if it may move.
+    // Returns what autograd is to keep of a tensor that stays; a null pointer if it may move.
     PyObject* keep(const at::Tensor& tensor) {
         const c10::StorageImpl* storage = tensor.storage().unsafeGetStorageImpl();
         std::int64_t* bytes = nullptr;

@@ -30,7 +30,7 @@ def listed(given: T | Iterable[T] | None, kind: type[T], argument: str) -> list[
 
 
 def training_device(given: str | torch.device | None, models: Sequence[torch.nn.Module]) -> torch.device:
-    """Where the training happens: as given, or where the first parameter is, or the GPU when there is one."""
+    """The device of the training: as given, or that of the first parameter, or the GPU if there is one."""
     parameter = next((p for model in models for p in model.parameters()), None)
     if given is not None:
         device = torch.device(given)

@@ -34,20 +34,20 @@ class Movable:
         self._warned: set[str] = set()
 
     def kept(self, tensor: torch.Tensor, reason: str) -> Kept:
-        """What autograd is to keep of a tensor that stays. Some reasons are worth a warning, once."""
+        """The object that autograd is to keep of a tensor that stays. Some reasons are worth a warning, once."""
         self.stayed[reason] += nbytes_of(tensor)
         if reason in _WARNINGS and reason not in self._warned:
             self._warned.add(reason)
             warn_script(_WARNINGS[reason])
         return Kept(tensor)
 
-    def keep(self, tensor: torch.Tensor) -> None:
+    def never(self, tensor: torch.Tensor) -> None:
         """Never move the storage of this parameter or buffer."""
         local = tensor if is_plain(tensor) else local_part(tensor)
         if local is not None and movable(local, local.device):
-            self._keep(local.untyped_storage())
+            self._never(local.untyped_storage())
 
-    def _keep(self, storage: torch.UntypedStorage) -> None:
+    def _never(self, storage: torch.UntypedStorage) -> None:
         key, forget = storage._cdata, self.stay
         self.stay[key] = weakref.ref(storage, lambda _: forget.pop(key, None))
 
@@ -72,7 +72,7 @@ class Movable:
             return True
         base = tensor._base if tensor._base is not None else tensor
         if base.is_leaf and base.requires_grad:
-            self._keep(storage)
+            self._never(storage)
             return True
         return False
 

@@ -22,33 +22,33 @@ Unpack = Callable[[object], torch.Tensor]
 
 
 class Saved(Protocol):
-    """What autograd keeps instead of a tensor that C++ took."""
+    """Autograd keeps this instead of a tensor that C++ took."""
 
     alias: torch.Tensor  # until there is a handle
     version: int
     handle: object  # Python's, once it has taken the pass over
 
 
-# A record that lives, or of which it is not known whether the script keeps its storage: its number, its key, its
-# storage, the tensor that its last use was given, and what autograd keeps of it (nothing if it was freed).
+# A record that lives, or one that died while the backward worked on its storage: its number, its key, its storage, the
+# tensor that its last use was given, and what autograd keeps of it (nothing if it died).
 Open = tuple[int, tuple[int, int], torch.UntypedStorage | None, torch.Tensor | None, list[Saved]]
 
 
 class Led(NamedTuple):
-    """What happened in a pass that C++ led."""
+    """The facts of a pass that C++ led."""
 
     marks: list[float]  # entry and exit of each hook, if the pass is timed
     held: list[int]  # bytes held after each access, if the pass is timed
     tasks: list[int]  # for each access the number of its backward, -1 if it is no read
     freed: list[int]  # for each record the access before which it was freed, -1 if it lives
-    kept: list[bool]  # for each record: the script had its storage when it was freed
+    owned: list[bool]  # for each record: the script had its storage when it was freed
     open: list[Open]
     last_use: int  # autograd's sequence number at the last read, 0 if there was none
     held_peak: int  # bytes
 
 
 class NativeHooks:
-    """What the hooks in C++ offer. This class stands in for them if they are not compiled, and does nothing."""
+    """The interface of the hooks in C++. This class stands in for them if they are not compiled, and does nothing."""
 
     open = True  # they take new tensors
     leading = False  # a pass: Python knows nothing yet of what has happened in it

@@ -16,7 +16,7 @@ from lms.torch.records import LiveRecord
 from lms.units import format_size
 from lms.warn import warn_script
 
-_OURS = ("lms", "torch", "importlib")  # whose variables are no user's
+_OURS = ("lms", "torch", "importlib")  # their variables are no user's
 _MOST = 3  # names that are told
 _OURS_ALONE = 3  # references to a frame's copy of its variables: the frame's, ours and that of the call that counts
 _MOST_ITEMS = 10_000  # of one container that are looked at
@@ -57,7 +57,7 @@ def sequence_number() -> int:
 
 
 def holders(before: int) -> list[str]:
-    """Variables that hold a tensor whose graph was made before sequence number `before`: at most three.
+    """Variables that hold a tensor with a graph from before sequence number `before`: at most three.
 
     Looked at are the variables of the running functions, of the main module (a notebook's too) and of the traceback of
     the last exception, with one level of containers and attributes below them.

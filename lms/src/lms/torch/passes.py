@@ -40,7 +40,7 @@ class Pass:
         self.turns = Turns(rounds)
         self._choose = choose
         self._forward = True  # no record has been used yet
-        self._kept: list[LiveRecord] = []  # saved by the forward, and held by others since
+        self._shared: list[LiveRecord] = []  # saved by the forward, and held by others since
         self._started = time.perf_counter()
         self._mover = mover
         self._before = mover.counters.copy()
@@ -93,9 +93,9 @@ class Pass:
         """The backward needs `record`: make it resident, whatever it takes."""
         if self._forward:
             self._forward = False
-            for kept in self._kept:  # until the forward's end, at least
+            for kept in self._shared:  # until the forward's end, at least
                 self._note_let_go(kept)
-            self._kept.clear()
+            self._shared.clear()
         self.stepper.require(record)
 
     def take_over(self, led: Led) -> list[LiveRecord]:
@@ -110,7 +110,7 @@ class Pass:
         if len(led.tasks) == len(guide.keys) and -1 not in led.freed:
             recorder.kinds, recorder.order = [key[0] for key in guide.keys], [key[1] for key in guide.keys]
             recorder.nbytes, recorder.labels, recorder.foreseen = guide.sizes, guide.labels, guide.pinned
-            recorder.freed, recorder.pinned, recorder.let_go = led.freed, led.kept, [None] * len(led.freed)
+            recorder.freed, recorder.pinned, recorder.let_go = led.freed, led.owned, [None] * len(led.freed)
             self.stepper.held_peak = led.held_peak
             return []
         ends: dict[int, list[int]] = defaultdict(list)
@@ -120,7 +120,7 @@ class Pass:
         for position in range(len(led.tasks) + 1):
             for index in ends[position]:
                 self.free(records[index])
-                recorder.pinned[index] = led.kept[index]
+                recorder.pinned[index] = led.owned[index]
             if position == len(led.tasks):
                 break
             kind, index, nbytes = guide.keys[position]
@@ -152,12 +152,12 @@ class Pass:
     def _look_who_keeps(self, new: LiveRecord) -> None:
         """Note which records the forward let go of since the last save. Moving one earlier would have freed nothing."""
         kept = []
-        for record in self._kept:
+        for record in self._shared:
             if record.state is State.HERE and record.flat is None and record.kept_by_others:
                 kept.append(record)
             else:
                 self._note_let_go(record)
-        self._kept = kept if any(record is new for record in kept) else [*kept, new]
+        self._shared = kept if any(record is new for record in kept) else [*kept, new]
 
     def _note_let_go(self, record: LiveRecord) -> None:
         recorder = self.recorder
@@ -169,7 +169,7 @@ class Pass:
         position = recorder.position
         recorder.access(kind, record.index)
         if guide is not None and recorder.truncated:
-            # What comes now has no number any more, so no plan can be followed.
+            # Accesses have no number from here on, so no plan can be followed.
             self.guide = None
             self.stepper.divert(None)
         elif guide is not None and not guide.expects(position, (kind, record.index, record.nbytes)):

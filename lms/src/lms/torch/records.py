@@ -55,7 +55,7 @@ class View:
         check_version(self.alias, self.version, size)
 
     def wrap(self, tensor: torch.Tensor) -> torch.Tensor:
-        """What autograd saved, given the plain tensor that holds its bytes."""
+        """The saved tensor, given the plain tensor that holds its bytes."""
         return tensor
 
 
@@ -74,7 +74,7 @@ def check_version(alias: torch.Tensor, version: int, size: torch.Size) -> None:
 
 
 class Origin(weakref.ref[torch.UntypedStorage]):
-    """Dies with the storage that the forward made. One for a record: weak references and closures are not free."""
+    """Dies with the storage that the forward made. One for each record, because weak references cost time."""
 
     __slots__ = ("record", "recorder")
 
@@ -93,7 +93,7 @@ class LiveRecord(Item):
         self.origin: Origin | None = None
         self.root: weakref.ref[torch.Tensor] | None = None  # the DTensor whose version the key has
         self.views: list[View] = []
-        self.slot: Slot | None = None  # where the tier below holds its bytes, or is about to
+        self.slot: Slot | None = None  # in the tier below, once a copy out has started
         self.flat: torch.Tensor | None = None  # its bytes in a storage that LMS made
         self.handed: weakref.ref[torch.Tensor] | None = None  # the tensor that its last use was given
 
@@ -130,7 +130,7 @@ class LiveRecord(Item):
 
 
 class Handle:
-    """What autograd keeps instead of a saved tensor. Its end is the news that the view is not needed any more."""
+    """Autograd keeps this instead of a saved tensor. When it dies, the view is not needed any more."""
 
     __slots__ = ("_ended", "record", "view")
 
@@ -144,7 +144,7 @@ class Handle:
 
 
 class Kept:
-    """What autograd keeps for a tensor that stays where it is: an alias without history, and its version."""
+    """Autograd keeps this for a tensor that stays: an alias without history, and its version."""
 
     __slots__ = ("alias", "version")
 

@@ -39,7 +39,7 @@ from lms.trace import Trace
 from lms.units import format_size
 from lms.warn import warn_script
 
-# What must not be left half done, beside opening and closing a session.
+# Code that Ctrl-C must not leave half done, beside opening and closing a session.
 _UNINTERRUPTED = (dtensor, hooks, movable, mover, owners, planner, records, swapper)
 
 _open: Session | None = None  # hooks are one per thread and the device is one per process, so sessions do not nest
@@ -51,8 +51,8 @@ class Session:
 
     Args:
         model: the module or modules that train; None finds parameters by what they are (leaves that require grad).
-        optimizer: the optimizer or optimizers whose steps are counted; None counts the first that steps. One that is
-            made later: `add_optimizer`.
+        optimizer: the optimizer or optimizers; their steps are counted. None counts the first that steps.
+            `add_optimizer` adds one that is made later.
         limit: most bytes that the device may hold, such as 12_000_000_000, "12GB" or "12GiB". On CUDA the allocator's
             allocated bytes, on a CPU the process's resident set.
         frac: the same as a share of the device's capacity, in (0, 1]; 0.9 when none of limit, frac and budget is given.
@@ -64,7 +64,7 @@ class Session:
         prefetch: accesses that a copy back may start ahead of its use; the plan's choice by default.
         write_ahead: copies out that may be in flight; the plan's choice by default.
         verify: compare a checksum of everything that is swapped when it comes back.
-        device: where the model trains; by default where its parameters are.
+        device: the device of the training; by default that of the model's parameters.
         on_plan: called with each new plan before it is first followed.
 
     Acts on the thread that opens it. Raises UsageError for a wrong argument and for a session inside another.
@@ -164,7 +164,7 @@ class Session:
         )
         for model in self._models:
             for tensor in (*model.parameters(), *model.buffers()):
-                self._swapper.movable.keep(tensor)
+                self._swapper.movable.never(tensor)
         self.device.reset_peak()
         self._warned = False
         self._pauses = 0  # that are open, one inside another
@@ -173,7 +173,7 @@ class Session:
         self._optimizers.listen(self._after_step)
 
     def close(self) -> None:
-        """Switch LMS off. What is still saved can be used; its memory is given back when the last of it is freed."""
+        """Switch LMS off. Tensors that are still saved stay usable; their memory goes back with the last of them."""
         global _open
         if not self._is_open:
             return
@@ -207,7 +207,7 @@ class Session:
     def pause(self) -> Pause:
         """A context in which LMS takes on nothing: what is saved inside stays, and steps inside do not count.
 
-        For an evaluation, a log, a second model. What was saved before is used as always and keeps its plan. Memory
+        For an evaluation, a log, a second model. Tensors saved before are used as always and keep their plan. Memory
         that a pause between two steps needs counts in the peak, and ends no training; inside a step it is the step's.
         Pauses may nest. Raises UsageError if the session is not open, or is another thread's.
         """
@@ -217,7 +217,7 @@ class Session:
             raise UsageError("pause the session on the thread that opened it: saved-tensor hooks are thread-local")
         return Pause(self)
 
-    # What it found out
+    # Results
 
     def stats(self) -> dict[str, float | int | None]:
         """The session in figures: seconds and bytes. `docs/python.md` says what each is."""
@@ -246,13 +246,13 @@ class Session:
 
     @property
     def plan(self) -> Plan | None:
-        """What was decided and why; None before the first complete pass."""
+        """The decisions and their reasons; None before the first complete pass."""
         self._learn()
         return self._planner.plan
 
     @property
     def timeline(self) -> Timeline | None:
-        """The last complete pass whose times were taken, as it ran; None before there is one."""
+        """The last complete pass that was timed, as it ran; None before there is one."""
         self._learn()
         last = self._planner.last_timed
         return last.recorder.timeline() if last is not None else None
@@ -290,7 +290,7 @@ class Session:
                 bound += f", which each of {ranks} ranks has of this host"
         return f"swapping {', '.join(options.swap)} from {self.device.name} to {self.engine.name}: {bound}"
 
-    # What others call
+    # Callbacks
 
     def _pack(self, tensor: torch.Tensor) -> object:
         if self._pauses:

@@ -103,10 +103,10 @@ class SavedTensorSwapper:
         counters = self.counters
         return perf_counter() - counters.stall_out - counters.stall_in
 
-    # What autograd calls
+    # For autograd
 
     def pack(self, tensor: torch.Tensor) -> Handle | Kept | Saved:
-        """What autograd is to keep instead of `tensor`."""
+        """The object that autograd is to keep instead of `tensor`."""
         if not self.active:
             return Kept(tensor)
         began = self._clock()
