@@ -14,11 +14,12 @@ from lms.errors import LMSError
 
 @pytest.fixture
 def copy(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """The sources in a folder of their own, which nothing was compiled in."""
+    """The pool's sources in a folder of their own, which nothing was compiled in, beside empty hooks."""
     folder = tmp_path / "native"
     folder.mkdir()
-    for source in module.NATIVE.glob("*.[hc]*"):
-        shutil.copy(source, folder)
+    for source in module.POOL.sources:
+        shutil.copy(module.NATIVE / source, folder)
+    (folder / "saved_tensor_hooks.cc").touch()
     monkeypatch.setattr(module, "NATIVE", folder)
     return folder
 
@@ -76,6 +77,14 @@ def test_what_the_compiler_says_is_shown_and_nothing_is_left(copy: Path, capsys:
     assert main(["torch"]) == 1
     assert "no such luck" in capsys.readouterr().err
     assert not [path for path in copy.iterdir() if path.suffix not in (".h", ".cc")]
+
+
+def test_without_the_hooks_there_is_a_pool_and_a_warning(copy: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    pytest.importorskip("torch")
+    (copy / "saved_tensor_hooks.cc").write_text("#error no such luck\n")
+    assert main(["torch"]) == 0
+    assert "warning: no saved-tensor hooks in C++, so Python does their work" in capsys.readouterr().err
+    assert [path.name.partition("-")[0] for path in copy.glob("*.so")] == ["page_pool"]
 
 
 def test_a_missing_compiler_is_named(copy: Path, monkeypatch: pytest.MonkeyPatch) -> None:
