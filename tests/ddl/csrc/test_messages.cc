@@ -178,12 +178,12 @@ TEST("a long message that moves takes longer than the timeout, and is as it was 
         warnings.push_back(text);
     };
     World world(2, flat_plan(2), options);
-    constexpr size_t kCount = 20000000;  // 10 pieces, of which two are under way at once
+    constexpr size_t kCount = 30000000;  // 15 pieces, of which two are under way at once
     world.network.delay(0, kTimeout / 6);
     const auto expected = numbers(kCount, 3);
     std::vector<float> got(kCount);  // made before: the sender would wait for it
+    const double start = seconds_now();
     world.run([&](int rank, Engine& engine) {
-        const double start = seconds_now();
         if (rank == 0) CHECK_EQ(finish(engine, 1, send_of(expected)).message, std::string());
         if (rank == 0) return;
         CHECK_EQ(finish(engine, 0, receive_of(got)).message, std::string());
