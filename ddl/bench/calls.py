@@ -12,7 +12,6 @@ rounds of their difference within a round.
 from __future__ import annotations
 
 import argparse
-import json
 import os
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -130,16 +129,8 @@ def main(argv: Sequence[str] | None = None) -> None:
     if dist.get_rank() == 0:
         print("\n".join(report(seconds, args.bytes)), flush=True)
         if args.json:
-            record = {
-                "time": machine.now(),
-                "machine": machine.described(),
-                "versions": machine.versions(),
-                "ranks": dist.get_world_size(),
-                "bytes": args.bytes,
-                "calls": args.calls,
-                "seconds": seconds,
-            }
-            args.json.write_text(json.dumps(record, indent=1) + "\n")
+            record = {"ranks": dist.get_world_size(), "bytes": args.bytes, "calls": args.calls, "seconds": seconds}
+            machine.write(args.json, record)
     dist.destroy_process_group()
 
 
