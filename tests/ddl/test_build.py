@@ -1,4 +1,4 @@
-"""`python -m ddl.build torch`: what is compiled, for whom, and what it says where it cannot."""
+"""`python -m ddl.build torch`: what it compiles, for which PyTorch, and its message if it cannot."""
 
 from __future__ import annotations
 

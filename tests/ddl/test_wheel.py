@@ -1,4 +1,4 @@
-"""What the wheel of DDL holds, where libddl comes from another package, as in recipes/ddl."""
+"""The content of DDL's wheel, if libddl comes from another package, as in recipes/ddl."""
 
 import shutil
 import subprocess

@@ -1,4 +1,4 @@
-"""What a call costs: the whole in small."""
+"""The cost of a call: a small run of the whole benchmark."""
 
 from __future__ import annotations
 

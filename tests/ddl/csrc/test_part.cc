@@ -179,7 +179,7 @@ TEST("any part on several hosts has the plan of a job of its ranks") {
         CHECK(plan.ranks == expected.ranks);
         CHECK_EQ(plan.small_bytes, expected.small_bytes);
         CHECK_EQ(plan.reason, expected.reason);
-        // Who shares a rack stands together, and in it who shares a host.
+        // Ranks of a rack stand together, and in a rack ranks of a host.
         std::vector<std::pair<size_t, int>> blocks;
         for (const int member : in_order(plan, members)) {
             const std::pair<size_t, int> place{static_cast<size_t>(member % hosts) % racks, member % hosts};

@@ -72,7 +72,7 @@ Topology draw(Random& random, int most = 8) {
     }
 }
 
-// The rates of flows in flight together: all grow alike, and each stops where a link that it crosses is full.
+// The rates of flows in flight together: all grow alike, and each stops when a link that it crosses is full.
 std::vector<double> carried(const Topology& topology, const std::vector<std::pair<int, int>>& flows) {
     using Link = std::tuple<bool, bool, int>;  // of a rack, upwards, number
     std::map<Link, double> capacity;
@@ -168,7 +168,7 @@ TEST("the racks of a topology are found in any order under noise") {
     for (const Topology& topology : known) {
         CHECK_EQ(text(find_tiers(measured(topology, random)).racks), text(topology.racks));
     }
-    // Of those drawn, noise of 10% makes about one in 3,000 look like another.
+    // Noise of 10% makes about one in 3,000 of the drawn topologies look like another.
     int missed = 0;
     for (int i = 0; i < (check::kSanitized ? 10 : 60); ++i) {
         const Topology topology = draw(random);
@@ -268,7 +268,7 @@ TEST("the racks of more hosts are found nearly, and the search of any number end
         const double took = static_cast<double>(std::clock() - begin) / CLOCKS_PER_SEC;
         if (!check::kSanitized) CHECK(took < 10);  // 2 are usual
         const Topology answer{found.racks, found.uplinks};
-        int right = 0;  // pairs of hosts of which the answer says rightly whether they share a rack
+        int right = 0;  // pairs of hosts for which the answer is right about sharing a rack
         for (int one = 0; one < seen.hosts; ++one) {
             for (int other = 0; other < one; ++other) {
                 right += (answer.rack_of(one) == answer.rack_of(other)) ==
