@@ -21,7 +21,7 @@ Run = Callable[..., subprocess.CompletedProcess[str]]
 
 
 def environment(**variables: str) -> dict[str, str]:
-    """What a rank needs beside the caller's environment: the source tree, and root's permission to use Open MPI."""
+    """Variables that a rank needs beside the caller's environment: the source tree, leave to run Open MPI as root."""
     return {
         **{name: value for name, value in os.environ.items() if not name.startswith(("DDL_", "OMPI_MCA_", "PMIX_"))},
         "PYTHONPATH": str(ROOT / "ddl" / "src"),

@@ -1,4 +1,4 @@
-"""Joining a job: who is where, and what may be wrong with the options."""
+"""Joining a job: ranks and hosts, and errors in the options."""
 
 import subprocess
 from collections.abc import Callable

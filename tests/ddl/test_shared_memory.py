@@ -1,4 +1,4 @@
-"""Short messages between the ranks of a host go through memory that they share, where it can be had on all of them."""
+"""Short messages between the ranks of a host go through shared memory, if all of them can have it."""
 
 import os
 import subprocess
@@ -11,7 +11,7 @@ Run = Callable[..., subprocess.CompletedProcess[str]]
 
 
 def shared_files() -> set[str]:
-    """What lies in the system's folder of shared memory, and could be left there."""
+    """The files in the system's folder of shared memory, which could be left behind."""
     return {entry.name for entry in Path("/dev/shm").iterdir() if "ddl" in entry.name}
 
 

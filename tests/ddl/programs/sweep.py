@@ -19,12 +19,12 @@ TYPES = ("float16", ml_dtypes.bfloat16, "float32", "float64", "int8", "int32", "
 OPS = ("sum", "average", "min", "max", "product")
 
 
-# How an array is brought to where it is reduced, and its result back.
+# How an array gets to the memory in which it is reduced, and its result back.
 Carried = tuple[Callable[[np.ndarray], object], Callable[[object], np.ndarray]]
 
 
 def values(rank: int, shape: tuple[int, ...], dtype: np.dtype, case: int) -> np.ndarray:
-    """What `rank` contributes to a case: any rank can make any rank's."""
+    """The input of `rank` to a case: any rank can make any rank's."""
     choices = np.array([1, 2] if dtype == np.uint8 else [-1, 1, 2])
     return np.random.default_rng([case, rank]).choice(choices, shape).astype(dtype)
 
