@@ -234,8 +234,23 @@ def test_new_group_needs_a_default_group_of_the_same_backend() -> None:
         groups.create(options)
 
 
-def test_one_process_alone_needs_no_launcher(command: Callable[..., object]) -> None:
-    code = f"{SCRIPT}; import torch; t = torch.ones(3); dist.all_reduce(t); dist.barrier(); print(t.sum().item())"
+@pytest.mark.parametrize("backend", ["ddl", "cpu:ddl,cuda:gloo"])
+def test_one_process_alone_needs_no_launcher(command: Callable[..., object], backend: str) -> None:
+    code = f"""
+import torch, torch.distributed as dist
+dist.init_process_group({backend!r})
+for group in (dist.group.WORLD, dist.new_group([0])):
+    t = torch.ones(3)
+    dist.all_reduce(t, group=group)
+    dist.barrier(group=group)
+    print(type(group).__module__, t.sum().item())
+"""
     done = command([sys.executable, "-c", code], timeout=60, **ALONE)
     assert done.returncode == 0, done.stdout
-    assert "3.0" in done.stdout
+    assert done.stdout.count("ddl.torch.process_group 3.0") == 2, done.stdout
+
+
+def test_a_shrunk_group_is_the_one_that_shrink_returns(tcp_ranks: Callable[..., object]) -> None:
+    done = tcp_ranks(3, "torch_shrink.py", timeout=100)
+    assert done.returncode == 0, done.stdout
+    assert done.stdout.count(": shrunk") == 2, done.stdout
