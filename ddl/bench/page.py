@@ -23,7 +23,7 @@ def page(runs: Sequence[Run]) -> str:
 
 
 def bound_of(run: Run) -> Bound | None:
-    """The least time of any algorithm on the network that was calibrated; None inside a host."""
+    """The least time of any algorithm on the calibrated network; None inside a host."""
     if run.network is None:
         return None
     tree = network.from_dict(run.network).tree
@@ -59,7 +59,7 @@ def _verdicts(verdicts: Sequence[Verdict]) -> str:
 
 
 def _times(turns: Sequence[Turns], bound: Bound | None) -> str:
-    """DDL's time and share of the bound; for everybody else the time over DDL's, of a family's settings the best."""
+    """DDL's time and share of the bound, and the others' time over DDL's; only the best setting of a family."""
     settings = {one.name for one in turns if one.family}
     plain = [name for name in dict.fromkeys(one.name for one in turns) if name != DDL and name not in settings]
     head = ["size", DDL, *(["of the bound"] if bound else []), *plain, *(["best setting"] if settings else [])]
@@ -89,6 +89,6 @@ def _orders(run: Run) -> str:
 
 
 def table(head: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
-    """Markdown's."""
+    """A table in Markdown."""
     lines = [head, ["---"] * len(head), *rows]
     return "\n".join("| " + " | ".join(cells) + " |" for cells in lines)

@@ -38,12 +38,12 @@ class Training:
     contestants: tuple[str, ...] = (DDL, GLOO)
     batch: int = 2  # images a rank and step
     width: int = 64  # channels of the first stage
-    rounds: int = 12  # a multiple of twice the contestants, ALONE included: each follows each other equally often
+    rounds: int = 12  # a multiple of twice the contestants (with ALONE): each follows each other equally often
     judged: bool = False
 
     @property
     def size(self) -> int:
-        """How many ranks there are."""
+        """The number of ranks."""
         return self.ranks * (sum(self.racks) or 1)
 
 
@@ -55,7 +55,7 @@ ALL = (
 
 @dataclass(frozen=True)
 class Trained:
-    """A training's record, and its links' goodput where they are shaped."""
+    """A training's record, and the goodput of its links if they are shaped."""
 
     training: Training
     record: Mapping[str, object]
@@ -65,12 +65,12 @@ class Trained:
 
     @property
     def steps(self) -> dict[str, Steps]:
-        """Of each contestant, by name."""
+        """The results of each contestant, by name."""
         return steps_of(self.record)
 
     @property
     def bound(self) -> float:
-        """Seconds that an allreduce of all gradients takes at least; 0 where links are not shaped."""
+        """The least seconds of an allreduce of all gradients; 0 if links are not shaped."""
         if self.before is None or self.after is None:
             return 0.0
         it = self.training
@@ -86,7 +86,7 @@ class Trained:
 
     @property
     def verdicts(self) -> list[Verdict]:
-        """On what is to be reached."""
+        """The verdicts on its targets."""
         return judge_steps(self.steps, self.bound) if self.training.judged else []
 
 

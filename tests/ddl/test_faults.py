@@ -101,8 +101,8 @@ def test_a_rank_that_stops_in_the_midst_of_ddl_init_is_named_by_all(ranks: Run, 
     assert re.findall(found, done.stdout), done.stdout
 
 
-def test_sigusr1_prints_what_is_in_flight(ranks: Run) -> None:
-    done = ranks(2, "signal_report.py", timeout=40)
+def test_sigusr1_prints_what_is_in_flight(ranks: Run, tmp_path: Path) -> None:
+    done = ranks(2, "signal_report.py", str(tmp_path / "asked"), timeout=40)
     assert done.returncode == 0, done.stdout
     assert re.search(r"rank 0 \(host \S+\): allreduce #0 .*, awaiting rank 1", done.stdout), done.stdout
     assert "has no requests in flight" in done.stdout

@@ -1,4 +1,4 @@
-// Waiting that is kind to others: spin briefly, then let other threads run, then sleep for longer and longer.
+// Backoff: spin briefly, then let other threads run, then sleep for longer and longer.
 #pragma once
 
 #include <algorithm>
@@ -7,15 +7,15 @@
 
 namespace ddl {
 
-// Seconds of a clock that never goes back.
+// Seconds of a monotonic clock.
 inline double seconds_now() {
     return std::chrono::duration<double>(std::chrono::steady_clock::now().time_since_epoch()).count();
 }
 
 class Backoff {
   public:
-    // `spins`: pauses that do nothing. More yield (a yield costs little where nobody waits for the core, and lets the
-    // awaited rank run where it does), then each sleeps for longer, up to `nap_seconds`.
+    // The first `spins` pauses do nothing. The next ones yield, which costs little if no other thread wants the core,
+    // and otherwise may let the awaited rank run. Then each pause sleeps longer, up to `nap_seconds`.
     Backoff(int spins, double nap_seconds) : spins_(spins), longest_(nap_seconds) {}
 
     void reset() {

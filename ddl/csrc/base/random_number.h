@@ -1,4 +1,4 @@
-// Numbers that nobody guesses, by which what belongs together is known.
+// Random numbers that cannot be guessed, to recognise what belongs together.
 #pragma once
 
 #include <cstdint>

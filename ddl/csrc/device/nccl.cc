@@ -75,7 +75,7 @@ int nccl_type(DataType type) {
 int nccl_op(ReduceOp op) {
     switch (op) {
         case DDL_SUM:
-        case DDL_AVERAGE: return 0;  // it is divided once, at the end
+        case DDL_AVERAGE: return 0;  // summed; divided once, at the end
         case DDL_PRODUCT: return 1;
         case DDL_MAX: return 2;
         case DDL_MIN: return 3;

@@ -24,10 +24,10 @@ struct Message {
     End sender, receiver;
     double latency = 0;   // seconds from the last byte sent to the last received
     double reduce = 0;    // seconds that the receiver then reduces for
-    uint64_t number = 0;  // in the order in which messages were complete
+    uint64_t number = 0;  // messages are numbered in the order in which they were complete
 };
 
-// The messages of one actor in a chunk, as far as time goes by them.
+// The messages of one actor in a chunk, as far as they take time.
 struct Part {
     struct Message {
         double bytes = 0;
@@ -35,10 +35,10 @@ struct Part {
         bool incoming = false, reduces = false;
     };
     std::vector<Message> messages;
-    std::vector<uint32_t> rounds;  // where each ends; those without messages are left out
+    std::vector<uint32_t> rounds;  // the end of each round; rounds without messages are left out
 };
 
-// From one rank to another: a path, and the ends that wait for their other end, which stand in order for each chunk.
+// From one rank to another: a path, and the message ends that wait for their other end, in order for each chunk.
 struct Channel {
     struct Waiting {
         End end;
@@ -56,10 +56,10 @@ struct Actor {
         const Part* part;
     };
     int rank = 0;
-    std::map<uint64_t, Part> parts;  // by what Chunks::kind() says
+    std::map<uint64_t, Part> parts;  // by Chunks::kind()
     uint32_t next_chunk = 0;
     std::deque<Run> runs;
-    double reduced = 0;  // when it has reduced what it got so far: one thread does so for all chunks
+    double reduced = 0;  // when it is done reducing its messages so far: one thread reduces for all chunks
 };
 
 // The tiers that a dimension of a plan spans, [first, last]; neither has size 1.
@@ -67,8 +67,8 @@ struct Reach {
     size_t first = 0, last = 0;
 };
 
-// The chunks of a task, built when they are needed. A chunk of a hierarchy is the schedule of as many elements in one
-// chunk; as there are two sizes of them, few schedules are built, however many chunks there are.
+// The chunks of a task, built on demand. A chunk of a hierarchy equals the schedule of as many elements in one chunk.
+// Chunks have only two sizes, so few schedules are built for any number of chunks.
 class Chunks {
   public:
     Chunks(const Plan& plan, const Task& task, const Tuning& tuning) : plan_(plan), task_(task), tuning_(tuning) {
@@ -90,7 +90,7 @@ class Chunks {
     bool is_hierarchy() const { return is_hierarchy_; }
     const std::string& algorithm() const { return first_.algorithm; }
     const std::string& reason() const { return first_.reason; }
-    // Messages that a rank sends and receives in all, about.
+    // About how many messages a rank sends and receives in all.
     double messages() const {
         return static_cast<double>(first_.steps.size()) * (is_hierarchy_ ? static_cast<double>(count_) : 1);
     }
@@ -99,7 +99,7 @@ class Chunks {
         return is_hierarchy_ ? Range{0, task_.count}.part(static_cast<int>(chunk), static_cast<int>(count_)).size()
                              : chunk;
     }
-    // The rounds of a chunk, in the schedule that `rank` has of it.
+    // The rounds of a chunk in the schedule of `rank`.
     std::pair<Schedule, Span> schedule(int rank, uint32_t chunk) const {
         Task task = task_;
         if (is_hierarchy_) task.count = kind(chunk);
@@ -121,8 +121,8 @@ class Chunks {
 
 class Simulation {
   public:
-    // Who is simulated, and for whom. Either one rank stands for all, if there are `reaches`, one for each dimension.
-    // Or the first rank of each class does for its class.
+    // If there are `reaches`, one for each dimension, one rank is simulated for all. Otherwise the first rank of each
+    // class is simulated for its class.
     Simulation(const Network& network, const Plan& plan, const Chunks& chunks, int window, std::vector<Reach> reaches,
                Classes classes)
         : network_(network),
@@ -190,7 +190,7 @@ class Simulation {
         return found->second;
     }
 
-    // The way of the rank that stands for all, in a ring over the tiers of `reach`.
+    // The path of the rank that stands for all, in a ring over the tiers of `reach`.
     void lead(Channel& made, std::vector<double>& shares, Reach reach) {
         const int rings = network_.stride(reach.first);  // that pass below one child of the ring's first tier
         const int members = network_.stride(reach.last + 1) / rings;
@@ -209,7 +209,7 @@ class Simulation {
         }
     }
 
-    // The part of an actor in a chunk. What it sends is counted for all of its class.
+    // The part of an actor in a chunk. Its messages are counted for all ranks of its class.
     const Part& part(int index, uint32_t chunk) {
         Actor& actor = actors_[static_cast<size_t>(index)];
         const auto [found, added] = actor.parts.try_emplace(chunks_.kind(chunk));
@@ -286,7 +286,7 @@ class Simulation {
         traffic_.send(channel.path, posted.bytes, number);
     }
 
-    // From one event to the next; what ends at the same moment ends together.
+    // Goes from one event to the next; messages that end at the same moment end together.
     void step(std::vector<int>& ended, std::vector<int>& arrived) {
         ended.clear();
         arrived.clear();
@@ -362,7 +362,7 @@ class Simulation {
     Forecast forecast_;
 };
 
-// What MPI and NCCL do in a dimension is theirs to know: it is timed as the ring that it replaces.
+// The algorithms of MPI and NCCL are not known: their dimension is timed as the ring that it replaces.
 struct Rings {
     Plan plan;
     Tuning tuning;
@@ -385,7 +385,7 @@ Rings rings_of(const Network& network, const Plan& plan, const Task& task, const
     return rings;
 }
 
-// Whether the ranks differ only by their place: if parts are empty, some have less to do.
+// Whether the ranks differ only in their places: if parts are empty, some ranks have less to do.
 bool is_uniform(const Plan& plan, const Task& task, const Chunks& chunks) {
     return chunks.is_hierarchy() && task.count >= chunks.count() * static_cast<uint64_t>(plan.size());
 }

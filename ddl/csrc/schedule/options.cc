@@ -119,7 +119,7 @@ Plan plan_of_options(const Options& options, int size, std::vector<int> ranks) {
         throw Error(DDL_ERROR_ARGUMENT, "mode p is chosen by measurement: it is no plan yet");
     }
     const auto asked = options.dimensions.empty() ? std::vector<int>{size} : options.dimensions;
-    // Checked as it was asked, so that an error shows the user's own words.
+    // Checked with the user's own dimensions, so that an error quotes them.
     Plan plan =
         make_plan(size, asked, options.modes, std::move(ranks), "as DDL_OPTIONS asks: " + format_options(options));
     std::vector<int> dimensions;

@@ -264,14 +264,16 @@ TEST("a rank that answers nobody is found by its peers, who tell the others") {
     Ring ring(kSize);
     for (const auto& rank : ring.ranks) CHECK(rank->silent(0.05).empty());
     ring.ranks[6]->before_fork();  // its watching thread stands still, as that of a process that is stopped
-    std::vector<std::vector<int>> found(kSize);
-    std::vector<std::thread> threads;
-    for (int rank = 0; rank < kSize; ++rank) {
-        if (rank != 6) threads.emplace_back([&, rank] { found[rank] = ring.ranks[rank]->silent(1); });
+    std::vector<std::vector<int>> expected(kSize, {6}), found;
+    expected[6].clear();
+    for (int tries = 0; tries < 3 && found != expected; ++tries) {  // on a busy machine others may be late too
+        found.assign(kSize, {});
+        std::vector<std::thread> threads;
+        for (int rank = 0; rank < kSize; ++rank) {
+            if (rank != 6) threads.emplace_back([&, rank] { found[rank] = ring.ranks[rank]->silent(1); });
+        }
+        for (std::thread& thread : threads) thread.join();
     }
-    for (std::thread& thread : threads) thread.join();
-    for (int rank = 0; rank < kSize; ++rank) {
-        if (rank != 6) CHECK(found[rank] == std::vector<int>({6}));
-    }
+    CHECK(found == expected);
     ring.ranks[6]->after_fork();
 }

@@ -12,7 +12,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from ddl.launch import machine
-from ddl.launch.machine import Gpu, Machine, format_cpus, parse_cpus
+from ddl.launch.counts import format_runs, parse_runs
+from ddl.launch.machine import Gpu, Machine
 
 
 @dataclass(frozen=True)
@@ -179,7 +180,7 @@ KINDS = (
 def build(kind: Kind, root: Path) -> Path:
     """Write a /sys as such a host has it below `root`."""
     for package in kind.packages:
-        cpus = parse_cpus(package.cpus)
+        cpus = parse_runs(package.cpus)
         cores = len(cpus) // package.threads
         for at, cpu in enumerate(cpus):
             first = at // package.threads * package.threads if package.adjacent else at % cores
@@ -188,7 +189,7 @@ def build(kind: Kind, root: Path) -> Path:
             topology = root / f"sys/devices/system/cpu/cpu{cpu}/topology"
             topology.mkdir(parents=True)
             (topology / "physical_package_id").write_text(f"{package.number}\n")
-            (topology / "thread_siblings_list").write_text(format_cpus(siblings) + "\n")
+            (topology / "thread_siblings_list").write_text(format_runs(siblings) + "\n")
     for node in kind.nodes:
         (root / f"sys/devices/system/node/node{node}").mkdir(parents=True)
     for name in kind.fabrics:
@@ -206,12 +207,12 @@ def build(kind: Kind, root: Path) -> Path:
 
 def read(kind: Kind, root: Path, name: str = "h0", allowed: Collection[int] | None = None) -> Machine:
     """The host as the probe reads it, from the /sys that `build` wrote."""
-    every = [cpu for package in kind.packages for cpu in parse_cpus(package.cpus)]
+    every = [cpu for package in kind.packages for cpu in parse_runs(package.cpus)]
     return machine.read(
         root,
         name=name,
         allowed=every if allowed is None else allowed,
         addresses=dict(kind.nics),
-        gpus=[(gpu, parse_cpus(near)) for gpu, near in kind.gpus],
+        gpus=[(gpu, parse_runs(near)) for gpu, near in kind.gpus],
         visible=",".join(map(str, range(len(kind.gpus)))),
     )
