@@ -9,7 +9,7 @@ import ddl
 from ddl import membership
 from ddl.communicator import Communicator, create_group
 from ddl.errors import StateError
-from ddl.torch import job
+from ddl.torch import job, shrinking
 from ddl.torch.process_group import ProcessGroup
 
 if TYPE_CHECKING:
@@ -32,6 +32,7 @@ class Options(Protocol):
 def create(options: object) -> ProcessGroup:
     """A process group. Collective over its ranks. Raises LaunchError and other DDLErrors."""
     asked: Options = options  # type: ignore[assignment]
+    shrinking.install()
     ranks = list(asked.global_ranks_in_group)
     if ranks:
         if not ddl.is_initialized():
