@@ -3,7 +3,6 @@
 #pragma once
 
 #include <functional>
-#include <memory>
 #include <string>
 #include <vector>
 
@@ -22,10 +21,6 @@ struct Membership {
 
 // A caller's. It and what its context points to must live as long as the result. Throws Error(DDL_ERROR_ARGUMENT).
 Membership membership_of(const ddl_membership& given);
-// Whether RANK, WORLD_SIZE, MASTER_ADDR and MASTER_PORT name one, and it. The store is rank 0's own, at that address
-// and port. Throws Error(DDL_ERROR_ARGUMENT) if they cannot be read.
-bool is_in_environment();
-Membership membership_of_environment();
 
 // A connection to each other rank; none to this one. Collective; blocks. `round` counts these calls of a process.
 // Throws Error: DDL_ERROR_TIMEOUT after so many seconds, which names who did not come.

@@ -102,23 +102,7 @@ std::vector<int> heartbeat_peers(int rank, int size) {
     return {peers.begin(), peers.end()};
 }
 
-Heartbeats::Heartbeats(const std::vector<std::string>& addresses) {
-    for (const std::string& address : addresses) {
-        uint16_t port = 0;
-        Socket listener = listen_at(address, &port);
-        if (!listener) continue;
-        listeners_.push_back(std::move(listener));
-        contact_.push_back({address, port});
-    }
-    if (listeners_.empty()) {
-        std::string all;
-        for (const std::string& address : addresses) all += (all.empty() ? "" : ", ") + address;
-        throw Error(DDL_ERROR_TRANSPORT,
-                    "no TCP port to listen at, by which ranks watch one another, at any of these "
-                    "addresses of this host: " +
-                        (all.empty() ? "none" : all) +
-                        ". DDL_NETWORKS, if it is set, must name networks that this host is in");
-    }
+Heartbeats::Heartbeats(const std::vector<std::string>& addresses) : door_(open_door(addresses)) {
     if (pipe2(wake_, O_CLOEXEC | O_NONBLOCK) != 0) {
         throw Error(DDL_ERROR_TRANSPORT, std::string("no pipe for the watching thread: ") + std::strerror(errno));
     }
@@ -146,12 +130,14 @@ std::vector<int> Heartbeats::connect(int rank, const std::vector<Contact>& conta
     for (const int peer : peers_) {
         if (peer < rank_) continue;  // the lower one of two connects
         for (const Endpoint& endpoint : contacts[static_cast<size_t>(peer)]) {
-            auto link = std::make_unique<Link>();
-            link->socket = connect_to(endpoint.address, endpoint.port);
-            link->peer = peer;
-            link->ours = true;
-            link->state = Link::connecting;
-            if (link->socket) links_.push_back(std::move(link));
+            for (const std::string& address : ways_to(endpoint)) {
+                auto link = std::make_unique<Link>();
+                link->socket = connect_to(address, endpoint.port);
+                link->peer = peer;
+                link->ours = true;
+                link->state = Link::connecting;
+                if (link->socket) links_.push_back(std::move(link));
+            }
         }
     }
     thread_ = std::thread([this] { serve(); });
@@ -178,7 +164,7 @@ void Heartbeats::serve() {
     for (double listens_from = 0;;) {
         const bool rests = seconds_now() < listens_from;
         waits.assign({{wake_[0], POLLIN, 0}});
-        for (const Socket& listener : listeners_) waits.push_back({rests ? -1 : listener.fd(), POLLIN, 0});
+        for (const Socket& listener : door_.listeners) waits.push_back({rests ? -1 : listener.fd(), POLLIN, 0});
         const size_t first = waits.size();
         bool hurries = rests;
         for (const auto& link : links_) {
@@ -196,8 +182,8 @@ void Heartbeats::serve() {
             const bool expired = now > deadline_ && links_[i]->ours && links_[i]->state != Link::up;
             if (!keep || expired) links_.erase(links_.begin() + static_cast<std::ptrdiff_t>(i));
         }
-        for (size_t i = 0; i < listeners_.size(); ++i) {
-            if (waits[1 + i].revents != 0 && !take_guests(listeners_[i])) listens_from = now + kRest;
+        for (size_t i = 0; i < door_.listeners.size(); ++i) {
+            if (waits[1 + i].revents != 0 && !take_guests(door_.listeners[i])) listens_from = now + kRest;
         }
         drop_guests(now);
         linked_.notify_all();
@@ -353,7 +339,7 @@ void Heartbeats::say_goodbye() {
 }
 
 void Heartbeats::close_in_child() {
-    for (const Socket& listener : listeners_) ::close(listener.fd());
+    for (const Socket& listener : door_.listeners) ::close(listener.fd());
     for (const auto& link : links_) ::close(link->socket.fd());
     after_fork();
 }

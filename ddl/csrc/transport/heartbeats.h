@@ -17,6 +17,7 @@
 #include <thread>
 #include <vector>
 
+#include "transport/interfaces.h"
 #include "transport/socket.h"
 
 namespace ddl {
@@ -27,25 +28,18 @@ enum class Death : uint8_t {
     silent,  // its host or the link to it is gone
 };
 
-// Where a rank listens: a numeric address, which may be a dead end for others, and a port.
-struct Endpoint {
-    std::string address;
-    uint16_t port = 0;
-};
-using Contact = std::vector<Endpoint>;
-
 // Ranks that `rank` of `size` has a heartbeat to, ascending.
 std::vector<int> heartbeat_peers(int rank, int size);
 
 class Heartbeats {
   public:
-    // Listens at those of these numeric addresses of this host that can be had. Throws Error if there is none.
+    // Listens at those of these numeric addresses of this host that can be had. Throws Error as open_door() does.
     explicit Heartbeats(const std::vector<std::string>& addresses);
     ~Heartbeats();
     Heartbeats(const Heartbeats&) = delete;
     Heartbeats& operator=(const Heartbeats&) = delete;
 
-    const Contact& contact() const { return contact_; }
+    const Contact& contact() const { return door_.contact; }
 
     // Connects to the peers of this rank, and watches them from then on; once. `contacts` are those of all ranks;
     // `token` is the same on all, and no other job's. `on_death` is called on the watching thread, once for each rank
@@ -86,8 +80,7 @@ class Heartbeats {
     void send_all(const Frame& frame);
     bool is_linked(int peer) const;
 
-    std::vector<Socket> listeners_;
-    Contact contact_;         // of each listener
+    const Door door_;
     int wake_[2] = {-1, -1};  // a pipe: ends the thread
     int rank_ = -1, size_ = 0;
     uint64_t token_ = 0;

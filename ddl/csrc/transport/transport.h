@@ -2,8 +2,8 @@
 // transport_local.h for tests.
 //
 // The engine calls one function of a transport at a time (under its progress lock), from changing threads: an MPI
-// implementation needs MPI_THREAD_SERIALIZED where nobody else calls MPI. No function blocks. None throws anything but
-// std::bad_alloc, and one that does has changed nothing; poll(), test() and cancel() throw nothing.
+// implementation needs MPI_THREAD_SERIALIZED where nobody else calls MPI. No function but wait() blocks. None throws
+// anything but std::bad_alloc, and one that does has changed nothing; poll(), test() and cancel() throw nothing.
 #pragma once
 
 #include <cstddef>
@@ -51,6 +51,9 @@ class Transport {
 
     // Moves messages along; called before each round of test().
     virtual void poll() {}
+
+    // Waits until poll() may find something, at most so long. False at once if the transport cannot wait.
+    virtual bool wait(double /*seconds*/) { return false; }
 
     // Where a message stands; `done` and `failed` end its ticket. For a receive that is done, `received` is its length.
     virtual Progress test(Ticket ticket, size_t* received) = 0;
