@@ -19,6 +19,7 @@ namespace {
 constexpr double kRetrySeconds = 2;  // without success: the store is read again
 constexpr size_t kMostLine = 1024;   // bytes of a rank's contact
 constexpr int kServeMilliseconds = 50;
+constexpr size_t kMostAttempts = 32;  // at once: with hundreds of ranks a host has too much to do to answer all in time
 
 std::string name_list(const std::vector<int>& ranks) {
     std::string text = ranks.size() == 1 ? "rank " : "ranks ";
@@ -63,7 +64,6 @@ class Meeting {
         say(0, connector_.contact());
         std::istringstream lines(hear(0));
         for (std::string& line : contacts) std::getline(lines, line);
-        for (int other = 1; other < rank; ++other) connector_.connect(other, contacts[static_cast<size_t>(other)]);
         await(contacts);
         return std::move(sockets_);
     }
@@ -80,7 +80,7 @@ class Meeting {
             connector_.set_token(value.substr(0, space));
             connector_.connect(0, value.substr(space + 1));
             const double until = std::min(deadline_, seconds_now() + kRetrySeconds);
-            while (!connector_.is_connected(0) && connector_.is_trying() &&
+            while (!connector_.is_connected(0) && connector_.attempts() > 0 &&
                    (seconds_now() < until || connector_.is_promised(0))) {
                 if (seconds_now() > deadline_) fail({0});
                 connector_.serve(kServeMilliseconds);
@@ -89,8 +89,10 @@ class Meeting {
         }
     }
 
-    // Until all others are connected; tries again those of `contacts` that are not, if it is not empty.
+    // Until all others are connected: the higher ones connect, and this rank connects to the lower ones, its neighbour
+    // first. `contacts`: none for rank 0.
     void await(const std::vector<std::string>& contacts) {
+        int next = members_.rank - 1;
         double retry = seconds_now() + kRetrySeconds;
         for (;;) {
             std::vector<int> missing;
@@ -102,10 +104,13 @@ class Meeting {
             if (seconds_now() > retry) {
                 retry = seconds_now() + kRetrySeconds;
                 for (const int other : missing) {
-                    if (other < members_.rank && !connector_.is_promised(other)) {
+                    if (other < members_.rank && other > next && !connector_.is_promised(other)) {
                         connector_.connect(other, contacts[static_cast<size_t>(other)]);
                     }
                 }
+            }
+            for (; next > 0 && connector_.attempts() < kMostAttempts; --next) {
+                connector_.connect(next, contacts[static_cast<size_t>(next)]);
             }
             connector_.serve(kServeMilliseconds);
         }

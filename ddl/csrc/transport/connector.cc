@@ -81,7 +81,10 @@ Connector::~Connector() = default;
 
 void Connector::give_up() { links_.clear(); }
 
-bool Connector::is_trying() const { return !links_.empty(); }
+size_t Connector::attempts() const {
+    return static_cast<size_t>(
+        std::count_if(links_.begin(), links_.end(), [](const Link& link) { return link.is_ours(); }));
+}
 
 bool Connector::is_promised(int peer) const {
     return std::any_of(links_.begin(), links_.end(),

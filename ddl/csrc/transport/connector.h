@@ -32,7 +32,7 @@ class Connector {
     void connect(int peer, const std::string& contact);
     // Gives up what is under way.
     void give_up();
-    bool is_trying() const;
+    size_t attempts() const;  // of this rank's, under way
     // The other end may have kept a connection: it must not be tried again before that one ends.
     bool is_promised(int peer) const;
     bool is_connected(int peer) const { return connected_[static_cast<size_t>(peer)]; }

@@ -256,6 +256,7 @@ bool Heartbeats::shake_hands(Link& link) {
 
 void Heartbeats::establish(Link& link) {
     keep_alive(link.socket);
+    end_if_unanswered(link.socket);
     link.state = Link::up;
     // What was found before this line was up.
     for (int rank = 0; rank < size_; ++rank) {

@@ -73,11 +73,12 @@ int error_of(const Socket& socket) {
 
 void keep_alive(const Socket& socket) {
     set(socket, SOL_SOCKET, SO_KEEPALIVE, 1);
-    set(socket, IPPROTO_TCP, TCP_KEEPIDLE, 2);         // seconds without traffic before the first probe
-    set(socket, IPPROTO_TCP, TCP_KEEPINTVL, 1);        // seconds between probes
-    set(socket, IPPROTO_TCP, TCP_KEEPCNT, 5);          // probes without an answer
-    set(socket, IPPROTO_TCP, TCP_USER_TIMEOUT, 6000);  // milliseconds, if something was sent and is not acknowledged
+    set(socket, IPPROTO_TCP, TCP_KEEPIDLE, 2);   // seconds without traffic before the first probe
+    set(socket, IPPROTO_TCP, TCP_KEEPINTVL, 1);  // seconds between probes
+    set(socket, IPPROTO_TCP, TCP_KEEPCNT, 5);    // probes without an answer
     set(socket, IPPROTO_TCP, TCP_NODELAY, 1);
 }
+
+void end_if_unanswered(const Socket& socket) { set(socket, IPPROTO_TCP, TCP_USER_TIMEOUT, 6000); }  // milliseconds
 
 }  // namespace ddl

@@ -281,6 +281,40 @@ TEST("over TCP, a peer that sends no frame of ours is lost and nothing else") {
     CHECK(transport.is_dead(1));
 }
 
+TEST("over TCP, a rank that reads nothing for longer than the kernel waits for the dead is alive") {
+    if (check::kSanitized) return;  // it takes 8 seconds
+    uint16_t port = 0;
+    const Socket listener = listen_at("127.0.0.1", &port);
+    std::vector<Socket> ends[2] = {std::vector<Socket>(2), std::vector<Socket>(2)};
+    ends[0][1] = connect_to("127.0.0.1", port);
+    for (int i = 0; i < 1000 && !ends[1][0]; ++i) {
+        ends[1][0] = accept_from(listener);
+        usleep(1000);
+    }
+    TcpTransport sender(0, std::move(ends[0]), nullptr), receiver(1, std::move(ends[1]), nullptr);
+    constexpr size_t kBytes = 64 << 20;  // more than the sockets hold
+    const std::vector<std::byte> out(kBytes, std::byte{9});
+    std::vector<std::byte> in(kBytes);
+    const Ticket receive = receiver.irecv(0, 0, in.data(), kBytes);
+    const Ticket send = sender.isend(1, 0, out.data(), kBytes);
+    while (!receiver.wait(1)) receiver.poll();
+    receiver.poll();  // asks for it
+    for (int i = 0; i < 80; ++i) {
+        sender.poll();
+        usleep(100000);
+    }
+    CHECK(!sender.is_dead(1));
+    Progress state = Progress::pending;
+    for (int i = 0; i < 100000 && state == Progress::pending; ++i) {
+        sender.poll();
+        receiver.poll();
+        state = test(receiver, receive);
+    }
+    CHECK(state == Progress::done);
+    CHECK(in == out);
+    CHECK(test(sender, send) == Progress::done);
+}
+
 TEST("over TCP, notices arrive with their sender and content, and a goodbye is no death") {
     Pair pair;
     pair.its[0]->notify(1, "hello", 5);
