@@ -83,7 +83,7 @@ class Board {
     Socket listener_;
 };
 
-// What the board says; "" if it is not there.
+// The value on the board; "" if there is no board.
 std::string read_board(const std::string& address, const std::string& port) {
     addrinfo hints{}, *found = nullptr;
     hints.ai_socktype = SOCK_STREAM;

@@ -69,7 +69,7 @@ class Meeting {
     }
 
   private:
-    // Reads the key again until whom it names knows the token: a job before this one may have left it.
+    // Reads the key again until the rank that it names knows the token: a job before this one may have left it.
     void find_first() {
         for (Backoff backoff(0, 0.05); !connector_.is_connected(0); backoff.pause()) {
             std::string value;

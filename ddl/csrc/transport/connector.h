@@ -1,9 +1,10 @@
-// Makes the connections of a job: it listens, connects, and lets in who proves that he knows the job's token.
+// Makes the connections of a job: listens, connects, and lets in ranks that prove that they know the job's token.
 //
-// The one who connects says who he is, whom he means, and a random number (hello). The other answers with a random
-// number of its own and an HMAC of both under the token; the first proves himself in the same way. Of several
-// connections between two ranks, one for each address that was tried, the second keeps the first that came so far and
-// says so. Whoever connects has two seconds and some hundred bytes for that, and all have them side by side.
+// The rank that connects sends its number, the number of the rank that it means, and a nonce (hello). The other answers
+// with a nonce of its own and an HMAC of all this under the token. The first then proves itself in the same way. There
+// may be several connections between two ranks, one for each address that was tried: the one that was connected to
+// keeps the first that came so far, and says so. A connection has two seconds and some hundred bytes for all this. They
+// are served side by side, so that none holds another up.
 #pragma once
 
 #include <functional>
@@ -30,7 +31,7 @@ class Connector {
 
     // Begins to connect to a rank, at all its addresses at once; only a higher rank connects to a lower one.
     void connect(int peer, const std::string& contact);
-    // Gives up what is under way.
+    // Gives up all connections that are under way.
     void give_up();
     size_t attempts() const;  // of this rank's, under way
     // The other end may have kept a connection: it must not be tried again before that one ends.

@@ -21,7 +21,7 @@ namespace {
 constexpr uint64_t kMagic = 0x3130656e696c4c44;  // another program's connection is not taken for one of ours
 
 // Anybody who reaches the port can connect and say anything, or nothing.
-constexpr double kGreetingSeconds = 5;  // for whoever connects to say hello
+constexpr double kGreetingSeconds = 5;  // in which a new connection must say hello
 constexpr size_t kStrangers = 64;       // beyond the peers, so many may be about to say it
 constexpr int kGuestsAtOnce = 64;       // are taken before the other connections have their turn
 
@@ -159,7 +159,7 @@ bool Heartbeats::is_linked(int peer) const {
 }
 
 void Heartbeats::serve() {
-    constexpr double kRest = 1;  // seconds for which the listener is left alone where descriptors have run out
+    constexpr double kRest = 1;  // seconds for which the listener is left alone after descriptors have run out
     std::vector<pollfd> waits;
     for (double listens_from = 0;;) {
         const bool rests = seconds_now() < listens_from;
@@ -172,7 +172,7 @@ void Heartbeats::serve() {
             waits.push_back({link->socket.fd(), static_cast<short>(begins ? POLLOUT : POLLIN), 0});
             hurries |= (link->ours && link->state != Link::up) || link->is_stranger();
         }
-        // Only this thread changes `links_` itself; what others read of it is guarded below.
+        // Only this thread changes `links_` itself. The lock below guards it, because others read it.
         poll(waits.data(), waits.size(), hurries ? 100 : -1);
         if (waits[0].revents != 0) return;
         const std::lock_guard lock(mutex_);
@@ -202,7 +202,7 @@ bool Heartbeats::take_guests(const Socket& listener) {
     return true;
 }
 
-// Those who have been silent for too long, and the oldest of too many: a peer says hello at once.
+// Drops connections that have been silent for too long, and the oldest of too many: a peer says hello at once.
 void Heartbeats::drop_guests(double now) {
     const auto strangers = static_cast<size_t>(
         std::count_if(links_.begin(), links_.end(), [](const auto& link) { return link->is_stranger(); }));
@@ -235,7 +235,7 @@ bool Heartbeats::advance(Link& link) {
     return open;
 }
 
-// False where the other end is not whom it should be: an address may lead to another rank's host.
+// False if the other end is not the rank that was meant: an address may lead to another rank's host.
 bool Heartbeats::shake_hands(Link& link) {
     if (!link.may_be_hello()) return false;
     Hello hello;
@@ -258,7 +258,7 @@ void Heartbeats::establish(Link& link) {
     keep_alive(link.socket);
     end_if_unanswered(link.socket);
     link.state = Link::up;
-    // What was found before this line was up.
+    // Deaths that were found before this connection was up.
     for (int rank = 0; rank < size_; ++rank) {
         const Death cause = death_of(rank);
         if (cause != Death::none) link.send(Frame{Frame::dead, static_cast<uint32_t>(cause), rank});

@@ -1,9 +1,11 @@
-// Heartbeats: how ranks learn that another one is dead. MPI does not say: its implementations abort, or wait for ever.
+// Heartbeats: how ranks learn that another one is dead. MPI does not say: its implementations abort, or wait without
+// end.
 //
 // Each rank holds a TCP connection to the ranks at distances 1, 2, 4, 8, ... before and behind it. Nothing passes over
-// an idle one. The kernel closes it when the process ends, however it ends; and when a host or a cable is gone, the
-// kernel's own probes go unanswered (see keep_alive()). Who sees a death tells its neighbours, they tell theirs: all
-// know within as many hops as the size has bits, also while several ranks are dead. Who leaves in order says goodbye.
+// an idle one. The kernel closes it when the process ends, however it ends. If a host or a cable is gone, the kernel's
+// own probes go unanswered (see keep_alive()). A rank that sees a death tells its neighbours, and they tell theirs: all
+// know within as many hops as the size has bits, even if several ranks are dead. A rank that leaves in order says
+// goodbye.
 #pragma once
 
 #include <atomic>
@@ -44,7 +46,7 @@ class Heartbeats {
     // Connects to the peers of this rank, and watches them from then on; once. `contacts` are those of all ranks;
     // `token` is the same on all, and no other job's. `on_death` is called on the watching thread, once for each rank
     // that died. Returns, after at most `seconds`, the peers to which no address led: their deaths are learnt from
-    // others, where there are others.
+    // others, if there are others.
     std::vector<int> connect(int rank, const std::vector<Contact>& contacts, uint64_t token, double seconds,
                              std::function<void(int rank, Death cause)> on_death);
 

@@ -45,7 +45,7 @@ std::vector<std::string> choose_addresses(const std::vector<Interface>& interfac
 // The same with the environment's. If a variable is set and leaves nothing, the error lists the host's interfaces.
 std::vector<std::string> addresses_for_other_hosts();
 
-// Listening sockets, and what to tell others of them.
+// Listening sockets, and the contact by which others reach them.
 struct Door {
     std::vector<Socket> listeners;
     Contact contact;

@@ -41,7 +41,8 @@ Socket connect_to(const std::string& address, uint16_t port);
 int error_of(const Socket& socket);
 
 // Lets the kernel probe the other end while the connection is idle, and end it within some 7 seconds of silence. The
-// other kernel answers, whatever its process does: who is stopped or slow stays connected. Small pieces leave at once.
+// other kernel answers, whatever its process does: a rank that is stopped or slow stays connected. Small pieces leave
+// at once.
 void keep_alive(const Socket& socket);
 // Ends it as soon as well if something was sent and is not acknowledged. For short messages alone: the kernel counts a
 // receiver that does not read, and has no room for more, as silent.

@@ -19,7 +19,7 @@ namespace {
 
 constexpr size_t kEagerBytes = 16 << 10;    // longest message that is sent before it is asked for
 constexpr size_t kEagerWindow = 256 << 10;  // of such that a receiver keeps, for each peer
-constexpr size_t kBuffer = 32 << 10;        // what one read takes, but for long payloads
+constexpr size_t kBuffer = 32 << 10;        // most bytes of one read, except of long payloads
 constexpr double kGoodbyeSeconds = 2;       // in which close() lets the rest leave
 constexpr int kEvents = 64;
 
@@ -31,7 +31,7 @@ struct TcpTransport::Frame {
         announce,   // it is there, and its payload is not
         ask,        // the receiver has a receive for it
         payload,    // here it is
-        withdraw,   // the sender has taken back what it announced
+        withdraw,   // the sender has taken back a message that it announced
         notice,
         credit,  // bytes that the sender may send before it is asked
         goodbye
@@ -77,11 +77,11 @@ struct TcpTransport::Peer {
     size_t consumed = 0;              // eager bytes to give back
     std::deque<Ticket> awaited;       // receives that no message has come for, the oldest first
     std::multimap<Tag, Early> early;  // of one tag in order
-    // Reading: what has come but was not looked at, and the payload that is arriving. The buffer is not initialised:
+    // Bytes that were read but not looked at, and the payload that is arriving. The buffer is not initialised:
     // with hundreds of peers most of its pages are never used.
     const std::unique_ptr<std::byte[]> buffer{new std::byte[kBuffer]};
     size_t begin = 0, end = 0;
-    bool is_stuck = false;  // there was no memory for what the buffer holds: it is looked at again
+    bool is_stuck = false;  // there was no memory for a message in the buffer: it is looked at again
     Frame frame;
     bool in_payload = false;
     std::byte* target = nullptr;  // null: the payload is dropped
@@ -236,7 +236,7 @@ void TcpTransport::ask(Peer& peer, Ticket ticket, const Frame& announced) {
     messages_.at(ticket).asked = announced.sender;
 }
 
-// A message of `bytes` has come for a receive. `payload`: where it is, if not in its place already.
+// A message of `bytes` has come for a receive. `payload`: its bytes, or null if they are in their place already.
 void TcpTransport::finish(Message& message, size_t bytes, const std::byte* payload) {
     const bool fits = bytes <= message.bytes;
     if (fits && bytes > 0 && payload) std::memcpy(message.to, payload, bytes);
@@ -277,7 +277,7 @@ bool TcpTransport::wait(double seconds) {
     return true;
 }
 
-// Takes what has come, as far as there is memory for it.
+// Reads and takes messages, as far as there is memory for them.
 void TcpTransport::hear(Peer& peer) noexcept {
     try {
         bool more = true;
@@ -317,7 +317,7 @@ bool TcpTransport::read(Peer& peer) {
     return static_cast<size_t>(count) == room;
 }
 
-// Takes frames and payloads from the buffer. Throws std::bad_alloc; what was not taken is taken the next time.
+// Takes frames and payloads from the buffer. Throws std::bad_alloc; the rest is taken the next time.
 void TcpTransport::digest(Peer& peer) {
     while (peer.socket) {
         if (peer.in_payload) {
@@ -472,7 +472,7 @@ bool TcpTransport::cancel(Ticket ticket) {
         std::find_if(peer.out.begin(), peer.out.end(), [&](const Out& one) { return one.ticket == ticket; });
     try {
         if (out != peer.out.end()) {
-            // The rest of what has begun must follow, and is the caller's no more.
+            // A message that has begun must go on, but its memory is the caller's again.
             out->copy.reset(new std::byte[out->bytes]);
             if (out->bytes > 0) std::memcpy(out->copy.get(), out->data, out->bytes);
             out->data = out->copy.get();
@@ -521,7 +521,7 @@ void TcpTransport::close() {
         if (seconds_now() > deadline) break;
         poll();
     }
-    poll();  // what was not read would make the kernel drop what was sent
+    poll();  // if a socket is closed with bytes that were not read, the kernel drops bytes that were sent
     closed_ = true;
     for (const auto& peer : peers_) peer->socket.close();
 }
