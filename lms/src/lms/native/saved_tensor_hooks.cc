@@ -5,8 +5,8 @@
 // - A tensor that stays, because its storage is small or a parameter's. The hooks keep an alias and a version.
 // - A tensor of a pass that C++ leads. Python asks for that (`lead`) if the plan moves nothing. C++ leads as long as
 // the
-//   pass does what the plan was made for, and alone knows what has happened in it: accesses, records, bytes held, saved
-//   tensors that ended. The first call that differs goes to Python, which takes all of that over (`take`) and goes on
+//   pass does what the plan was made for. Meanwhile it alone knows what happened: accesses, records, bytes held, saved
+//   tensors that ended. The first call that differs goes to Python. Python takes all of that over (`take`) and goes on
 //   with the pass. The end of the pass goes to Python, too.
 //
 // So each fact is known in one place. The interpreter's lock guards it: nothing that could run another thread or the
