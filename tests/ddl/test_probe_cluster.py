@@ -14,6 +14,7 @@ import re
 import statistics
 import subprocess
 import sys
+import tempfile
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -94,7 +95,9 @@ def start(
         "PYTHONPATH": str(SOURCES),
     }
     try:
-        done = bed.run(bed.hosts[0], command, env=variables, timeout=timeout)
+        with tempfile.TemporaryDirectory(prefix="mpirun-") as folder:  # as in conftest.py
+            variables["PRTE_MCA_prte_local_tmpdir_base"] = folder
+            done = bed.run(bed.hosts[0], command, env=variables, timeout=timeout)
     except subprocess.TimeoutExpired as error:
         left = [f"{one.pid}: {one.command}" for one in bed.processes()]
         pytest.fail(f"no end after {timeout} s; it said {error.stdout!r} {error.stderr!r}; what runs: {left}")

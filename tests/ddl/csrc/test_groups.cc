@@ -237,7 +237,7 @@ TEST("a rank whose GPU is busy is named by those who wait for it, and does not t
         bool passed() override { return open; }
     };
     EngineOptions options = impatient();
-    options.patience = {0.02, 0.2, check::kSanitized ? 2.0 : 0.5};
+    options.patience = {0.02, 0.2, 2};
     std::mutex mutex;
     std::string warnings;
     options.warn = [&](const std::string& text) {

@@ -361,7 +361,7 @@ def test_strangers_neither_end_a_job_nor_delay_its_end(environment: dict[str, st
         before = time.monotonic()
         (tmp_path / "go").touch()
         assert job.wait(30) == 0
-        assert time.monotonic() - before < 3  # 5 s more where silent ones are waited for
+        assert time.monotonic() - before < 5  # it is more if silent ones are waited for
 
 
 def test_a_wrong_host_name_is_one_line(ddlrun: Run, tmp_path: Path) -> None:

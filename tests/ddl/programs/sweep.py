@@ -7,6 +7,7 @@ modes, with arrays in host memory or in a GPU's (the stub's: gpu.py). `--most N`
 
 import argparse
 import hashlib
+import os
 from collections.abc import Callable
 
 import ml_dtypes
@@ -120,7 +121,8 @@ def plans(size: int) -> list[str]:
     """Options to sweep over: flat, the ways to cut the ranks into dimensions, and MPI's collectives in some of them."""
     shapes = {4: ["2x2"], 6: ["2x3", "3x2x1"], 8: ["2x4", "2x2x2"]}.get(size, [])
     modes = {4: ["rm:2x2", "mr:2x2", "m"], 6: ["rm:2x3", "mr:2x3"], 8: ["mrm:2x2x2"]}.get(size, ["m"])
-    return ["p", f"r:{size}", *(f"r:{shape}" for shape in shapes), *modes]
+    of_mpi = [] if os.environ.get("DDL_TRANSPORT") == "tcp" else modes
+    return ["p", f"r:{size}", *(f"r:{shape}" for shape in shapes), *of_mpi]
 
 
 def main(size: int, memory: str, modes: list[str], most: int) -> None:
