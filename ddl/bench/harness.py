@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 import argparse
-import json
 import signal
 import sys
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Generic, Protocol, TypeVar
@@ -14,7 +13,6 @@ from typing import Generic, Protocol, TypeVar
 import machine
 from shaped import BenchError
 
-from ddl.launch import output
 from ddl.launch.arguments import read
 from testbed import obstacle
 
@@ -86,18 +84,6 @@ class Benchmark(Generic[S, M]):
             keep(asked.output, done)  # kept even if a later scenario fails
         print(f"\nwrote what was measured to {asked.output}")
         return done, whole
-
-
-def write(path: Path, form: str, runs: Sequence[Mapping[str, object]], **versions: str) -> None:
-    """Write a document of the format `form`: `runs`, with the time, the machine and the versions."""
-    document = {
-        "format": form,
-        "when": machine.now(),
-        "machine": machine.described(),
-        "versions": machine.versions() | versions,
-        "runs": runs,
-    }
-    output.write(path, json.dumps(document, indent=1).encode() + b"\n")
 
 
 def _tell(scenario: str, text: str) -> None:

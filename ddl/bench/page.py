@@ -5,14 +5,14 @@ from __future__ import annotations
 from collections.abc import Sequence
 from statistics import median
 
-from runs import Goodput, Run
+from runs import Run
 from verdicts import Verdict, judge, left_out_of, turns_of
 
 from ddl.bench.contest import Turns
 from ddl.bench.contestants import DDL
 from ddl.bench.figures import Bound, ratios, words
 from ddl.planning import interface, network
-from ddl.planning.units import format_bits, format_size, format_time
+from ddl.planning.units import format_size, format_time
 
 _WORDS = {True: "reached", False: "**missed**", None: "not judged"}
 
@@ -34,7 +34,7 @@ def _section(run: Run) -> list[str]:
     said = [f"## {run.scenario.title[0].upper()}{run.scenario.title[1:]}"]
     if run.before is not None and run.after is not None:
         links = f"Links of {run.scenario.link}" + (f", uplinks of {run.scenario.uplink}" if run.before.uplink else "")
-        said.append(f"{links}; {_goodput(run.before)} before, {_goodput(run.after)} after.")
+        said.append(f"{links}; {run.before} before, {run.after} after.")
     if verdicts := judge(run):
         said.append(_verdicts(verdicts))
     if len(run.records) == 1:
@@ -44,10 +44,6 @@ def _section(run: Run) -> list[str]:
     else:
         said.append(_orders(run))
     return said
-
-
-def _goodput(one: Goodput) -> str:
-    return f"a link {format_bits(one.link)}" + (f", an uplink {format_bits(one.uplink)}" if one.uplink else "")
 
 
 def _verdicts(verdicts: Sequence[Verdict]) -> str:

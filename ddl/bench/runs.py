@@ -8,6 +8,8 @@ from statistics import mean
 
 from scenarios import Scenario
 
+from ddl.planning.units import format_bits
+
 SHARED_MEMORY = 5e9  # bytes a second of a rank's link inside its host; it never decides the bound
 
 
@@ -17,6 +19,9 @@ class Goodput:
 
     link: float
     uplink: float = 0.0
+
+    def __str__(self) -> str:
+        return f"a link {format_bits(self.link)}" + (f", an uplink {format_bits(self.uplink)}" if self.uplink else "")
 
     def mid(self, other: Goodput) -> Goodput:
         """The mean of the two."""

@@ -1,4 +1,4 @@
-"""What nobody can mean is refused at once in one line: numbers without end, files without end, names too long."""
+"""Absurd input is refused at once in one line: endless numbers, endless files, names that are too long."""
 
 import json
 from pathlib import Path

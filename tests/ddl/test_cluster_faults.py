@@ -19,7 +19,7 @@ pytestmark = pytest.mark.alone
 
 
 def said(job: subprocess.Popen[str], seconds: float, counts: dict[str, int]) -> str:
-    """What the job says from now on, until each of the patterns was found as often as asked, or the time is over."""
+    """The job's output from now on, until each pattern was found as often as asked, or the time is over."""
     assert job.stdout
     text = ""
     deadline = time.monotonic() + seconds
@@ -86,7 +86,7 @@ def test_when_a_host_is_killed_every_rank_ends_and_the_host_is_named(tmp_path: P
         before = said(job, 30, {"begun": 1})
         assert "begun" in before, before
         bed.kill("h2")
-        # Where mpirun notices that its daemon is gone it ends the ranks before their own probes have told them.
+        # If mpirun notices that its daemon is gone, it ends the ranks before their own probes have told them.
         named = r"(PeerLostError: rank|Remote host:) .*h2"
         text = said(job, 10, {named: 1})
         assert re.search(named, text), text

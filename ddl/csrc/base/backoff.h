@@ -24,11 +24,16 @@ class Backoff {
     }
 
     void pause() {
-        if (++count_ <= spins_) return;
-        if (count_ <= spins_ * kYields + kYields) {
-            std::this_thread::yield();
-            return;
-        }
+        if (!gives_way()) nap();
+    }
+    // Spins or yields. False when the time for that is over, and nothing was done.
+    bool gives_way() {
+        if (++count_ <= spins_) return true;
+        if (count_ > spins_ * kYields + kYields) return false;
+        std::this_thread::yield();
+        return true;
+    }
+    void nap() {
         std::this_thread::sleep_for(std::chrono::duration<double>(nap_));
         nap_ = std::min(nap_ * 2, longest_);
     }

@@ -113,7 +113,7 @@ auto visit(DataType type, F&& f) {
         case DDL_INT64: return f(Plain<int64_t>{});
         case DDL_UINT8: return f(Plain<uint8_t>{});
     }
-    throw Error(DDL_ERROR_ARGUMENT, "data type " + std::to_string(static_cast<int>(type)) + " is none of ddl_type");
+    throw Error(DDL_ERROR_ARGUMENT, "data type " + std::to_string(static_cast<int>(type)) + " is not a ddl_type");
 }
 
 }  // namespace

@@ -165,7 +165,7 @@ int main(int argc, char** argv) {
             }
             say(took(timed(input, output, repeats)));
         } else {
-            die(std::string("the controller says what this worker does not know: ") + line);
+            die(std::string("unknown command of the controller: ") + line);
         }
     }
     end();

@@ -205,7 +205,7 @@ CudaEvent CudaEvents::record(CudaStream stream) {
         give(event);
         if (code != kInvalidHandle) api_.check(code, "cudaEventRecord");
         api_.forget(code);
-        throw Error(DDL_ERROR_ARGUMENT, "the stream of ddl_set_stream is none of GPU " + std::to_string(gpu_) +
+        throw Error(DDL_ERROR_ARGUMENT, "the stream of ddl_set_stream is not of GPU " + std::to_string(gpu_) +
                                             "'s, where the buffers are: it belongs to another, or was destroyed");
     }
     return event;

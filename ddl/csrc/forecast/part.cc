@@ -61,7 +61,7 @@ Plan plan_of_part(const Basis& basis, const Plan& world, const std::vector<int>&
     }
     const std::vector<int> hosts = hosts_of(basis.placement, members);
     if (hosts.size() == 1) {
-        plan.reason = "ranks of one host, in the dimensions of all ranks where these fill them";
+        plan.reason = "ranks of one host: the dimensions of all ranks, as far as these ranks fill them";
         return plan;
     }
     if (!basis.links) {
@@ -71,7 +71,7 @@ Plan plan_of_part(const Basis& basis, const Plan& world, const std::vector<int>&
     const Placement placement = placement_of(basis.placement, members, hosts);
     const Links links = links_of(*basis.links, hosts);
     if (basis.options.dimensions.empty()) return choose(basis.options, placement, links);
-    plan.reason = "what these ranks fill of the dimensions that DDL_OPTIONS asks for: " + plan.reason;
+    plan.reason = "the part that these ranks fill of the dimensions in DDL_OPTIONS: " + plan.reason;
     std::vector<int> order = plan.ranks;  // the world's order
     return reordered(laid_over(std::move(plan), placement, links), std::move(order));
 }

@@ -7,10 +7,10 @@
 #include <unordered_map>
 
 #include "base/status.h"
+#include "forecast/chunks.h"
 #include "forecast/classes.h"
 #include "forecast/ring_time.h"
 #include "forecast/traffic.h"
-#include "schedule/builder.h"
 
 namespace ddl {
 namespace {
@@ -65,58 +65,6 @@ struct Actor {
 // The tiers that a dimension of a plan spans, [first, last]; neither has size 1.
 struct Reach {
     size_t first = 0, last = 0;
-};
-
-// The chunks of a task, built on demand. A chunk of a hierarchy equals the schedule of as many elements in one chunk.
-// Chunks have only two sizes, so few schedules are built for any number of chunks.
-class Chunks {
-  public:
-    Chunks(const Plan& plan, const Task& task, const Tuning& tuning) : plan_(plan), task_(task), tuning_(tuning) {
-        plan_.chunks = 1;
-        first_ = make_schedule(plan_, 0, task, tuning);
-        is_hierarchy_ = task.collective == Collective::allreduce && plan.size() > 1 && task.count > 0 &&
-                        first_.algorithm.rfind("recursive", 0) != 0;
-        const auto wanted = static_cast<uint64_t>(Builder(plan, 0, task, tuning).chunks(task.count));
-        if (is_hierarchy_) {
-            count_ = static_cast<uint32_t>(std::min(wanted, task.count));
-        } else {
-            plan_.chunks = plan.chunks;
-            first_ = make_schedule(plan_, 0, task, tuning);
-            count_ = static_cast<uint32_t>(first_.chunks.size());
-        }
-    }
-
-    uint32_t count() const { return count_; }
-    bool is_hierarchy() const { return is_hierarchy_; }
-    const std::string& algorithm() const { return first_.algorithm; }
-    const std::string& reason() const { return first_.reason; }
-    // About how many messages a rank sends and receives in all.
-    double messages() const {
-        return static_cast<double>(first_.steps.size()) * (is_hierarchy_ ? static_cast<double>(count_) : 1);
-    }
-    // Chunks of one kind are alike.
-    uint64_t kind(uint32_t chunk) const {
-        return is_hierarchy_ ? Range{0, task_.count}.part(static_cast<int>(chunk), static_cast<int>(count_)).size()
-                             : chunk;
-    }
-    // The rounds of a chunk in the schedule of `rank`.
-    std::pair<Schedule, Span> schedule(int rank, uint32_t chunk) const {
-        Task task = task_;
-        if (is_hierarchy_) task.count = kind(chunk);
-        Tuning tuning = tuning_;
-        if (is_hierarchy_) tuning.algorithm = Algorithm::bandwidth;
-        Schedule made = make_schedule(plan_, rank, task, tuning);
-        const Span rounds = made.chunks[is_hierarchy_ ? 0 : chunk];
-        return {std::move(made), rounds};
-    }
-
-  private:
-    Plan plan_;
-    const Task task_;
-    const Tuning& tuning_;
-    Schedule first_;
-    bool is_hierarchy_ = false;
-    uint32_t count_ = 0;
 };
 
 class Simulation {
@@ -385,15 +333,9 @@ Rings rings_of(const Network& network, const Plan& plan, const Task& task, const
     return rings;
 }
 
-// Whether the ranks differ only in their places: if parts are empty, some ranks have less to do.
-bool is_uniform(const Plan& plan, const Task& task, const Chunks& chunks) {
-    return chunks.is_hierarchy() && task.count >= chunks.count() * static_cast<uint64_t>(plan.size());
-}
-
 // The tiers of each dimension, if one rank can stand for all; else empty.
-std::vector<Reach> reaches_of(const Network& network, const Plan& plan, const Task& task, const Chunks& chunks) {
-    if (!network.odd.empty() || !is_uniform(plan, task, chunks) ||
-        !std::is_sorted(plan.ranks.begin(), plan.ranks.end())) {
+std::vector<Reach> reaches_of(const Network& network, const Plan& plan, const Chunks& chunks) {
+    if (!network.odd.empty() || !chunks.is_uniform() || !std::is_sorted(plan.ranks.begin(), plan.ranks.end())) {
         return {};
     }
     std::vector<Reach> reaches;
@@ -422,10 +364,10 @@ bool is_quick(const Network& network, const Plan& plan, const Task& task, const 
     const Rings rings = rings_of(network, plan, task, tuning);
     if (plan.size() <= kFew) return true;
     const Chunks chunks(rings.plan, task, rings.tuning);
-    if (network.odd.empty()) return !reaches_of(network, rings.plan, task, chunks).empty();
+    if (network.odd.empty()) return !reaches_of(network, rings.plan, chunks).empty();
     const double messages = chunks.messages() / 2 * plan.size();
     if (messages <= kFewMessages) return true;
-    if (!is_uniform(rings.plan, task, chunks)) return false;
+    if (!chunks.is_uniform()) return false;
     const Layout layout(network);
     constexpr double kMostInRing = 1e9;
     if (is_alone(network, layout, rings.plan)) return messages <= kMostInRing;
@@ -438,10 +380,10 @@ Forecast simulate(const Network& network, const Plan& plan, const Task& task, co
     const Rings rings = rings_of(network, plan, task, tuning);
     const Chunks chunks(rings.plan, task, rings.tuning);
     std::vector<Reach> reaches;
-    if (use_symmetry) reaches = reaches_of(network, rings.plan, task, chunks);
+    if (use_symmetry) reaches = reaches_of(network, rings.plan, chunks);
     Classes classes = each_alone(plan.size());
     const bool many = chunks.messages() / 2 * plan.size() > kFewMessages;
-    if (use_symmetry && reaches.empty() && many && is_uniform(rings.plan, task, chunks)) {
+    if (use_symmetry && reaches.empty() && many && chunks.is_uniform()) {
         const Layout layout(network);
         if (const auto ring = ring_time(network, layout, rings.plan, task.count, size_of(task.type), chunks.count(),
                                         std::clamp(window, 1, kChunkSlots))) {

@@ -249,7 +249,7 @@ Tiers find_tiers(const Measurement& measured) {
         Explanation explanation(measured);
         const double share = explanation.cost(best) / explanation.cost(flat);
         if (!search.complete() && share > kUnexplained) {
-            return answer(measured, flat, "no racks that were tried explain the flows: taken for one tier");
+            return answer(measured, flat, "no racks explain the flows: taken as one tier");
         }
         reason = std::to_string(best.racks) + " racks leave " + std::to_string(std::lround(100 * share)) +
                  "% of what one rack leaves unexplained";

@@ -1,4 +1,4 @@
-// Ranks that call different things where no data passes between them, and what is still under way of earlier calls.
+// Ranks that make different calls when no data passes between them, and messages of earlier calls still in flight.
 #include <chrono>
 
 #include "base/backoff.h"

@@ -47,7 +47,7 @@ int threads_of_this_process() {
     return -1;
 }
 
-// What each rank got from body(), in order of ranks.
+// The result of body() on each rank, in order of ranks.
 std::vector<Status> results(World& world, const std::function<Status(int, Engine&)>& body) {
     std::vector<Status> found(world.engines.size());
     world.run([&](int rank, Engine& engine) { found[static_cast<size_t>(rank)] = body(rank, engine); });
@@ -277,7 +277,7 @@ TEST_WITH_SPINS("a cut link is named within the timeout") {
         return engine.run(kWorld, allreduce(data));
     });
     for (const Status& status : found) CHECK_EQ(status.code, DDL_ERROR_TIMEOUT);
-    // Whoever gives up first says what it knows; the two at the cut cannot reach each other.
+    // The rank that gives up first reports what it knows; the two ranks at the cut cannot reach each other.
     CHECK(check::contains(found[1].message, "rank 2") || check::contains(found[1].message, "no data arrives"));
 }
 

@@ -22,7 +22,7 @@ class GroupWorld : public World {
         }
     }
 
-    // An allreduce of `rank`; on its device where `memory` says so.
+    // An allreduce of `rank`; on its device if `memory` says so.
     Call call(int rank, const void* in, void* out, size_t count, Memory memory, ReduceOp op = DDL_SUM) const {
         Call call{{Collective::allreduce, DDL_INT32, op, count, 0, memory}, in, out};
         if (memory == Memory::device) call.device = devices[static_cast<size_t>(rank)];

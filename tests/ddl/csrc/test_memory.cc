@@ -51,8 +51,8 @@ bool suffers(size_t count, int64_t after, int64_t failures) {
     return failed;
 }
 
-// A message goes from one rank to another while allocations fail; true if one did. `timeout`: of who was not told of an
-// error, and so waits for one that is not there.
+// A message goes from one rank to another while allocations fail; true if one did. A rank that was not told of an error
+// gives up after `timeout` seconds.
 bool message_suffers(size_t count, int64_t after, int64_t failures, double timeout) {
     EngineOptions options = test_options();
     options.patience = {0.01, timeout, timeout};

@@ -1,8 +1,8 @@
 """Machines that the tests of the launcher pretend to run on: /sys and NVML's answers of real kinds of hosts.
 
-`origin` says where each comes from. *Recorded*: somebody printed it on such a machine, and the figures here are those.
-*Documentation*: put together from what its maker and the kernel's documentation say about such a machine. Bus numbers,
-names of interfaces and sizes of memory are plausible in both, and nothing depends on them.
+`origin` says where each comes from. *Recorded*: the figures were printed on such a machine. *Documentation*: put
+together from what its maker and the kernel's documentation say about such a machine. Bus numbers, names of interfaces
+and sizes of memory are plausible in both, and nothing depends on them.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ class Kind:
     gpus: tuple[tuple[Gpu, str], ...]
     fabrics: tuple[str, ...]
     nics: tuple[tuple[str, str], ...]
-    # What ddlrun has to find:
+    # The results that ddlrun must find:
     cores: int  # of a socket
     gpu_sockets: tuple[int, ...]
     ranks: int  # of a host, where nobody says

@@ -127,7 +127,7 @@ FIRST = "The first process to do so was:\n\n   Process name: [prterun-h0-134@1,2
 @pytest.mark.parametrize(
     ("reports", "status", "errors", "cause"),
     [
-        (heard((1, 143), (2, 137), asked=[1]), 0, "", 2),  # who was not asked to end is it
+        (heard((1, 143), (2, 137), asked=[1]), 0, "", 2),  # a rank that was not asked to end is the culprit
         (heard((1, 143), (2, 143), asked=[1, 2]), 0, "", 1),  # else the first
         (heard((0, 14), (1, 134)), 14, ABORTED, 1),  # MPI ended rank 0 because the connection to the other broke
         (heard((0, 14)), 14, ABORTED, 0),

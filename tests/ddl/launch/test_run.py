@@ -324,7 +324,7 @@ def test_a_rank_that_is_killed_ends_the_others(ddlrun: Run) -> None:
 
 
 def listening_port(pid: int) -> int:
-    """Where a process listens; 0 where it does not."""
+    """The port at which a process listens; 0 if it does not."""
     links = [os.readlink(path) for path in Path(f"/proc/{pid}/fd").iterdir()]
     for row in Path("/proc/net/tcp").read_text().splitlines()[1:]:
         fields = row.split()
@@ -480,7 +480,7 @@ def test_an_mpirun_that_lingers_after_success_is_ended_and_nothing_runs_again(dd
     assert "ddlrun: the job is ended: all ranks have ended, and mpirun has not" in done.stderr
 
 
-# Open MPI 5.0.11 where a host dies: it starts some of the ranks, says little or nothing, and returns 0.
+# Open MPI 5.0.11 when a host dies: it starts some of the ranks, says little or nothing, and returns 0.
 LYING = """#!/bin/sh
 if [ "$1" = --version ]; then echo 'mpirun (Open MPI) 5.0.11'; exit; fi
 while [ "$1" != /bin/sh ]; do shift; done

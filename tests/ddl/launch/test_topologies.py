@@ -1,4 +1,4 @@
-"""The launcher on the kinds of hosts that we speak of, which nobody here has: see machines.py for their origin."""
+"""The launcher on kinds of hosts that are not at hand: see machines.py for their origin."""
 
 import importlib.util
 import sys
@@ -15,7 +15,7 @@ from ddl.launch.probe import Answer
 
 
 def _machines() -> ModuleType:
-    # Tests are no package; this is a module of fixtures beside us.
+    # The tests are not a package; this is a module of fixtures beside this file.
     spec = importlib.util.spec_from_file_location("ddl_test_machines", Path(__file__).with_name("machines.py"))
     assert spec is not None
     assert spec.loader is not None

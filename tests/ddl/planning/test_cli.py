@@ -150,7 +150,7 @@ def test_what_mpi_does_is_said_to_be_timed_as_rings_and_its_steps_have_their_tie
 ) -> None:
     status, out, _ = run(capsys, *RACKS, "-m", "rrm:2x2x2", "--chunks", "1", "--schedule")
     assert status == 0
-    assert "(timed as rings, in each dimension" in out
+    assert "(timed as rings in each dimension" in out
     assert "allgather" in out
     assert ", among ranks of the rack tier" in out
     flat = run(capsys, "--hosts", "4", "-m", "m:4", "--size", "1MiB")[1]

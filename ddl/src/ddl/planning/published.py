@@ -103,9 +103,7 @@ class Row:
 
 def study(systems: Sequence[System] = SYSTEMS) -> list[Row]:
     """Forecast each system. Raises ArgumentError, DescriptionError."""
-    parameters = resnet.resnet50()
-    cut = resnet.buckets(parameters)
-    whole = (resnet.Bucket(4 * sum(one.elements for one in parameters), 1.0),)
+    cut, whole = resnet.gradients()
     rows = []
     for system in systems:
         network = system.network

@@ -81,3 +81,9 @@ def buckets(
     if filled:
         made.append(Bucket(filled, 1.0))
     return tuple(made)
+
+
+def gradients() -> tuple[tuple[Bucket, ...], tuple[Bucket, ...]]:
+    """ResNet-50's gradients in float32: in buckets, and as one bucket at the end of the backward pass."""
+    parameters = resnet50()
+    return buckets(parameters), (Bucket(4 * sum(one.elements for one in parameters), 1.0),)

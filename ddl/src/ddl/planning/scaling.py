@@ -63,9 +63,7 @@ class Study:
 
 def study(network: Network) -> Study:
     """Simulate each number of GPUs on hosts as `network` describes them. Raises ArgumentError, DescriptionError."""
-    parameters = resnet.resnet50()
-    cut = resnet.buckets(parameters)
-    whole = (resnet.Bucket(4 * sum(one.elements for one in parameters), 1.0),)
+    cut, whole = resnet.gradients()
     rows = []
     for gpus, talk in zip(GPUS, TALK, strict=True):
         tree = changed(network, ranks=GPUS[0], hosts=gpus // GPUS[0]).tree
