@@ -44,7 +44,7 @@ test-all: setup ## every test, and both commands on a fresh Debian (needs root; 
 	ci/chart_tools
 	$(PYTEST) $(ARGS)
 
-test-integrations: setup ## Accelerate and Lightning over DDL, in an environment of their own (out/integrations)
+test-integrations: setup ## Accelerate, Lightning and Ray Train over DDL, in an environment of their own (out/integrations)
 	ci/integrations
 
 lint: setup ## ruff, a strict type checker and clang-format over the sources

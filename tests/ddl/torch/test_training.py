@@ -21,6 +21,14 @@ def test_training_is_that_of_one_process_or_of_gloo(ranks: Callable[..., object]
 
 
 @pytest.mark.slow
+@pytest.mark.parametrize("part", ["fsdp", "dtensor"])
+def test_so_it_is_over_tcp(tcp_ranks: Callable[..., object], part: str) -> None:
+    done = tcp_ranks(4, PROGRAM.name, part, timeout=110)
+    assert done.returncode == 0, done.stdout
+    assert done.stdout.count(f": {part}\n") == 4
+
+
+@pytest.mark.slow
 def test_a_script_for_torchrun_runs_under_ddlrun(command: Callable[..., object], tmp_path: Path) -> None:
     ddlrun = [sys.executable, "-m", "ddl.ddlrun", "-np", "2"]
     done = command([*ddlrun, sys.executable, str(PROGRAM), "ddp"], timeout=110)

@@ -1,4 +1,4 @@
-"""From what torch.distributed asks for to a process group over libddl: the job, and communicators of its parts."""
+"""Makes the process groups that torch.distributed asks for: joins the job, and makes communicators of its parts."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 
 class Options(Protocol):
-    """What torch.distributed passes on (DistributedBackendOptions)."""
+    """The part of torch.distributed's DistributedBackendOptions that is used."""
 
     store: Store
     group_rank: int

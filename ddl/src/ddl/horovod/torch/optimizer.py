@@ -73,7 +73,7 @@ def DistributedOptimizer(
 
 
 class Distributed(torch.optim.Optimizer):
-    """What DistributedOptimizer adds to an optimizer's class."""
+    """Added to an optimizer's class by DistributedOptimizer."""
 
     _averager: Averager
 
