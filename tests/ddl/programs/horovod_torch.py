@@ -183,7 +183,7 @@ def refused() -> None:
         (lambda: hvd.allreduce(tensor, average=True, op=hvd.Sum), "both given"),
         (lambda: hvd.allreduce(tensor.bool(), prescale_factor=0.5), r"torch\.bool cannot be scaled"),
         (lambda: hvd.allgather(torch.tensor(1.0)), "without dimensions"),
-        (lambda: hvd.alltoall(torch.zeros(SIZE + 1)), "cannot be parted equally"),
+        (lambda: hvd.alltoall(torch.zeros(SIZE + 1)), "cannot be divided equally"),
         (lambda: hvd.alltoall(tensor, [1]), "one for each rank"),
         (lambda: hvd.broadcast(tensor, SIZE), f"root_rank is {SIZE}, which is not in"),
         (lambda: hvd.broadcast_parameters({"a": 1}, 0), "a is a int, not a tensor"),

@@ -40,8 +40,8 @@ Run = Callable[..., subprocess.CompletedProcess[str]]
         ),
     ],
 )
-def test_a_rank_that_goes_astray_is_named(either: Run, fault: str, parts: list[str]) -> None:
-    check(either(3, PROGRAM, fault, timeout=110), parts)
+def test_a_rank_that_goes_astray_is_named(ranks: Run, fault: str, parts: list[str]) -> None:
+    check(ranks(3, PROGRAM, fault, timeout=110), parts)
 
 
 @pytest.mark.slow
@@ -69,8 +69,8 @@ def test_a_rank_that_goes_astray_is_named(either: Run, fault: str, parts: list[s
         ("waited for", ["RankTimeoutError", "recv of group", "was not finished 1 s after it was waited for"]),
     ],
 )
-def test_so_is_one_in_each_other_way(either: Run, fault: str, parts: list[str]) -> None:
-    done = either(3, PROGRAM, fault, timeout=110)
+def test_so_is_one_in_each_other_way(ranks: Run, fault: str, parts: list[str]) -> None:
+    done = ranks(3, PROGRAM, fault, timeout=110)
     check(done, parts)
     waited = [float(seconds) for seconds in re.findall(r"^rank 0 after ([\d.]+) s", done.stdout, re.MULTILINE)]
     assert all(seconds < 12 for seconds in waited), done.stdout

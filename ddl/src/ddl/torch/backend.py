@@ -10,7 +10,7 @@ import warnings
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from torch.distributed import Backend, ProcessGroup
+    from torch.distributed import ProcessGroup
 
 NAME = "ddl"
 DEVICES = ["cpu", "cuda"]
@@ -38,7 +38,7 @@ def register() -> None:
             )
 
 
-def create(options: object, backend_options: object) -> ProcessGroup | Backend:
+def create(options: object, backend_options: object) -> ProcessGroup:
     """What torch.distributed calls to make a group; `options` is its DistributedBackendOptions. Raises DDLError."""
     from ddl.torch import groups
 

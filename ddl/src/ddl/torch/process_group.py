@@ -123,16 +123,6 @@ class ProcessGroup(dist.ProcessGroup):
         """How long calls from now on wait for a rank; no longer than DDL_TIMEOUT, where that is set."""
         self._comm.set_timeout(seconds_of(timeout, os.environ))
 
-    @property
-    def communicator(self) -> Communicator:
-        """What its calls go through."""
-        return self._comm
-
-    @property
-    def has_ended(self) -> bool:
-        """Whether it was shut down."""
-        return self._ended
-
     def shutdown(self) -> None:
         """End the group, without waiting for calls in flight. With that of all ranks they end with ShutdownError."""
         if self._ended:

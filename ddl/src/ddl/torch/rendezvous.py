@@ -12,6 +12,7 @@ from datetime import timedelta
 from importlib import import_module
 from typing import TYPE_CHECKING, cast
 
+from ddl import slurm
 from ddl.membership import under_mpi
 
 if TYPE_CHECKING:
@@ -55,6 +56,8 @@ def install() -> None:
 
     def env_or_mpi(url: str, timeout: timedelta | None = None, **others: object) -> Iterator[tuple[Store, int, int]]:
         if "rank=" in url or not asks_mpi(os.environ):
+            if not under_mpi(os.environ):
+                slurm.adopt(os.environ)
             if odd := odd_size(os.environ):
                 warnings.warn(odd, RuntimeWarning, stacklevel=3)  # no error: another backend may have its reasons
             times = {} if timeout is None else {"timeout": timeout}
