@@ -19,7 +19,7 @@ BIN := .venv/bin
 PYTEST := $(BIN)/python -m pytest
 IMAGES = PYTHONPATH=ci:recipes/bascule-tools/src $(BIN)/python -m images
 IMAGE_OPTIONS = $(if $(BASE),--base "$(BASE)") $(if $(BASE_IMAGE),--base-image "$(BASE_IMAGE)") $(if $(ENGINE),--engine "$(ENGINE)") $(if $(OUT),--out "$(OUT)") $(ARGS)
-CXX_SOURCES = $(shell find ddl/include ddl/csrc ddl/src lms/src tests -name '*.cc' -o -name '*.h' -o -name '*.c')
+CXX_SOURCES = $(shell find ddl/include ddl/csrc lms/src tests -name '*.cc' -o -name '*.h' -o -name '*.c')
 BUNDLE = PYTHONPATH=ci:recipes/bascule-tools/src $(BIN)/python -m bundle $(if $(OUT),--out "$(OUT)")
 BUNDLE_OPTIONS = $(if $(BASE),--base "$(BASE)") $(ARGS)
 export PYTHON
@@ -48,7 +48,7 @@ test-tensorflow: ## the tests with TensorFlow and Keras, in an environment of th
 	@ci/setup_tensorflow
 	TF_CPP_MIN_LOG_LEVEL=2 out/tensorflow/bin/python -m pytest tests/lms/tensorflow $(ARGS)
 
-test-integrations: setup ## Accelerate and Lightning over DDL, in an environment of their own (out/integrations)
+test-integrations: setup ## Accelerate, Lightning and Ray Train over DDL, in an environment of their own (out/integrations)
 	ci/integrations
 
 lint: setup ## ruff, a strict type checker and clang-format over the sources

@@ -1,9 +1,10 @@
-"""`python -m lms.build torch` (or `tensorflow`): compile what LMS has in C++ for the framework that is there.
+"""`python -m lms.build torch` (or `tensorflow`): compile LMS's C++ for the framework that is there.
 
-For PyTorch that is the page pool, for TensorFlow the operations of the file tier. A wheel cannot carry them, because
-the interfaces of PyTorch's allocators and of TensorFlow's operations change from version to version. The result lies
-beside its sources, under a name that holds the framework's version, the processor's kind and a checksum of the sources
-and the compiler's flags, so that none is ever loaded with another version, on another processor or after an update.
+For PyTorch that is the page pool and the saved-tensor hooks, for TensorFlow the operations that swap and that order a
+graph. A wheel cannot carry them, because the frameworks' C++ interfaces change from version to version. Each library
+lies beside its sources. Its name holds the framework's version, the processor's kind (and Python's version if it is a
+Python module), and a checksum of the sources and the compiler's flags. So none is ever loaded with another version, on
+another processor or after an update.
 """
 
 from __future__ import annotations
@@ -16,40 +17,60 @@ import shlex
 import shutil
 import subprocess
 import sys
+import sysconfig
 import tempfile
 from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
 
 from lms.errors import LMSError
 
 NATIVE = Path(__file__).with_name("native")
-SOURCES = tuple(NATIVE / name for name in ("page_pool.h", "page_pool.cc", "torch_allocator.cc"))
 OPERATIONS = NATIVE / "tensorflow_swap.cc"
 _FLAGS = ("-std=c++20", "-O2", "-fPIC", "-shared", "-Wall", "-Wextra", "-Werror")
 
 
-def library_path(torch_version: str) -> Path:
+@dataclass(frozen=True)
+class Library:
+    """A library and its parts."""
+
+    name: str
+    title: str
+    sources: tuple[str, ...]  # in NATIVE
+    links: tuple[str, ...]  # PyTorch's libraries
+    is_module: bool = False  # a Python module, which needs Python's headers
+
+
+POOL = Library("page_pool", "page pool", ("page_pool.h", "page_pool.cc", "torch_allocator.cc"), ("c10",))
+HOOKS = Library(
+    "native_hooks",
+    "saved-tensor hooks",
+    ("saved_tensor_hooks.cc",),
+    ("c10", "torch_cpu", "torch_python"),
+    is_module=True,
+)
+
+
+def library_path(torch_version: str, library: Library = POOL) -> Path:
     """The path of the library for that PyTorch, once it is built."""
-    return _library_path(_stem(torch_version), SOURCES)
+    parts = [" ".join(_FLAGS).encode(), *((NATIVE / source).read_bytes() for source in library.sources)]
+    checksum = hashlib.sha256(b"".join(parts)).hexdigest()
+    return NATIVE / f"{_stem(torch_version, library)}{checksum[:8]}.so"
 
 
 def operations_path(tensorflow_version: str) -> Path:
     """The path of the operations for that TensorFlow, once they are built."""
-    return _library_path(_operations_stem(tensorflow_version), [OPERATIONS])
-
-
-def _library_path(stem: str, sources: Sequence[Path]) -> Path:
-    parts = [" ".join(_FLAGS).encode(), *(source.read_bytes() for source in sources)]
-    checksum = hashlib.sha256(b"".join(parts)).hexdigest()
-    return NATIVE / f"{stem}{checksum[:8]}.so"
-
-
-def _stem(torch_version: str) -> str:
-    return f"page_pool-torch{torch_version}-{platform.machine()}-"
+    checksum = hashlib.sha256(" ".join(_FLAGS).encode() + OPERATIONS.read_bytes()).hexdigest()
+    return NATIVE / f"{_operations_stem(tensorflow_version)}{checksum[:8]}.so"
 
 
 def _operations_stem(tensorflow_version: str) -> str:
     return f"tensorflow_swap-tensorflow{tensorflow_version}-{platform.machine()}-"
+
+
+def _stem(torch_version: str, library: Library) -> str:
+    machine = sysconfig.get_config_var("SOABI") if library.is_module else platform.machine()
+    return f"{library.name}-torch{torch_version}-{machine}-"
 
 
 def compiler() -> list[str]:
@@ -63,35 +84,43 @@ def compiler() -> list[str]:
     return [found]
 
 
-def build() -> Path:
+def build(library: Library = POOL) -> Path:
     """Compile the library for the PyTorch that this Python imports, unless it is there, and return its path.
 
-    Raises LMSError when PyTorch or a compiler is missing, the folder is not writable, or compiling fails.
+    Raises LMSError when PyTorch, a compiler or headers are missing, the folder is not writable, or compiling fails.
     """
     try:
         import torch
     except ImportError as error:
-        raise LMSError(f"the page pool is compiled against PyTorch, which cannot be imported: {error}") from None
+        raise LMSError(
+            f"the {library.title} needs PyTorch to compile against, which cannot be imported: {error}"
+        ) from None
     home = Path(torch.__file__).parent
     arguments = [
         *_FLAGS,
         f"-D_GLIBCXX_USE_CXX11_ABI={int(torch._C._GLIBCXX_USE_CXX11_ABI)}",
         *("-isystem", str(home / "include")),
-        *(str(source) for source in SOURCES if source.suffix == ".cc"),
-        *("-L", str(home / "lib"), "-lc10"),
     ]
-    return _compile(library_path(torch.__version__), _stem(torch.__version__), arguments)
+    sources = [str(NATIVE / source) for source in library.sources if source.endswith(".cc")]
+    links = ["-L", str(home / "lib"), *(f"-l{name}" for name in library.links)]
+    target = library_path(torch.__version__, library)
+    if target.exists():
+        return target
+    module = _module_flags(home) if library.is_module else []
+    return _compile(target, _stem(torch.__version__, library), [*arguments, *module, *sources, *links])
 
 
 def build_operations() -> Path:
-    """Compile the operations for the TensorFlow that this Python imports, unless they are there; where they lie.
+    """Compile the operations for the TensorFlow that this Python imports, unless they are there; return their path.
 
     Raises LMSError as `build`.
     """
     try:
         import tensorflow
     except ImportError as error:
-        raise LMSError(f"the operations are compiled against TensorFlow, which cannot be imported: {error}") from None
+        raise LMSError(
+            f"the operations need TensorFlow to compile against, which cannot be imported: {error}"
+        ) from None
     flags = tensorflow.sysconfig.get_compile_flags()
     arguments = [
         *_FLAGS,
@@ -127,23 +156,39 @@ def _compile(target: Path, stem: str, arguments: Sequence[str]) -> Path:
     return target
 
 
+def _module_flags(home: Path) -> list[str]:
+    """The further flags of a Python module. Raises LMSError if Python's headers are missing."""
+    headers = Path(sysconfig.get_path("include"))
+    if not (headers / "Python.h").is_file():
+        raise LMSError(f"{headers} has no Python.h: install Python's headers (Debian, Ubuntu: python3-dev)")
+    folders = (home / "include" / "torch" / "csrc" / "api" / "include", headers)
+    return ["-fvisibility=hidden", *(flag for folder in folders for flag in ("-isystem", str(folder)))]
+
+
 def main(arguments: Sequence[str] | None = None) -> int:
     """The command line; its exit status."""
     parser = argparse.ArgumentParser(
         prog="python -m lms.build",
-        description="Compile what LMS has in C++ for a framework. For torch: the page pool, from which a CPU's tensors "
-        "come, so that freed memory is reused and not returned to the system; LMS works without it, slower on a CPU "
-        "and the same on a GPU. For tensorflow: the operations that swap to a file, without which LMS does not train "
-        "on a CPU. Needs a C++20 compiler (CXX, g++ or c++); does nothing when the library is there.",
+        description="Compile LMS's C++ for a framework: the page pool, from which a CPU's tensors come, so that freed "
+        "memory is reused and not returned to the system; and the saved-tensor hooks, which do LMS's own work for a "
+        "saved tensor if nothing has to move. LMS works without them, slower. Needs a C++20 compiler (CXX, g++ or "
+        "c++) and, for the hooks, Python's headers. For tensorflow: the operations that swap and that order a graph, "
+        "without which LMS does not train there. Does nothing for a library that is there.",
     )
     parser.add_argument("framework", choices=["torch", "tensorflow"], help="the framework to compile for")
     framework = parser.parse_args(arguments).framework
     try:
         path = build() if framework == "torch" else build_operations()
+        print(f"lms.build: {path.name} is ready")
     except LMSError as error:
         print(f"lms.build: error: {error}", file=sys.stderr)
         return 1
-    print(f"lms.build: {path.name} is ready")
+    if framework != "torch":
+        return 0
+    try:
+        print(f"lms.build: {build(HOOKS).name} is ready")
+    except LMSError as error:
+        print(f"lms.build: warning: no saved-tensor hooks in C++, so Python does their work: {error}", file=sys.stderr)
     return 0
 
 
