@@ -56,7 +56,7 @@ class Patterns:
         if op.op_def.is_stateful or not op.outputs:
             return None
         inputs = [number.get(id(tensor), id(tensor)) for tensor in op.inputs]
-        key = (op.type, op.device, frozenset(inputs) if op.type in _COMMUTATIVE else tuple(inputs))
+        key: tuple[object, ...] = (op.type, op.device, frozenset(inputs) if op.type in _COMMUTATIVE else tuple(inputs))
         if op.type == "Const":
             shape = op.outputs[0].shape
             if not shape.is_fully_defined() or shape.num_elements() > 64:

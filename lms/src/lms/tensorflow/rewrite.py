@@ -112,6 +112,7 @@ class _Editor:
                 continue
             if token not in self.tokens:
                 tensor = self.step.patterns.tap(op)
+                assert tensor is not None
                 with tf.device(tensor.device):
                     self.tokens[token] = self.tier.tap(tensor, self._number())
             values.append(self.tokens[token])
