@@ -241,7 +241,7 @@ class SwapIn : public AsyncOpKernel {
         Tier::get().reader.add([context, done = std::move(done)](char* buffer) {
             const Handle* handle = context->input(0).scalar<tensorflow::Variant>()().get<Handle>();
             OP_REQUIRES_ASYNC(context, handle != nullptr, absl::InternalError("LMS: not a handle of LmsSwapOut"), done);
-            const std::shared_ptr<Place> place = handle->place;
+            std::shared_ptr<Place> place = handle->place;
             Tensor* tensor = nullptr;
             OP_REQUIRES_OK_ASYNC(context, context->allocate_output(0, place->shape, &tensor), done);
             const absl::Status status = read(*place, const_cast<char*>(tensor->tensor_data().data()), buffer);
@@ -249,6 +249,7 @@ class SwapIn : public AsyncOpKernel {
             Tier& tier = Tier::get();
             tier.ins += 1;
             tier.bytes_in += place->nbytes;
+            place.reset();  // the step may be over as soon as this is done, and no place outlives it
             done();
         });
     }

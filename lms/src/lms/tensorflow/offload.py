@@ -45,8 +45,8 @@ class Traced:
     swapped_bytes: int
     outs: int
     ins: int
-    plain_peak: int  # most bytes without LMS; what was there before the step is in both peaks
-    predicted_peak: int
+    plain_peak: int  # most bytes without LMS, in any order; what was there before the step is in both peaks
+    predicted_peak: int  # most bytes with LMS, in any order of operations that TensorFlow may choose
     variables: int
     seconds: float
 
@@ -118,8 +118,6 @@ class Offload:
         )
         self._tell_untouched(step)
         done = self._rewrite(graph, step, replicas)
-        live = max(step.trace.live, default=0)
-        plain = max((access.other for access in step.trace.accesses), default=step.base) + live
         self.traces.append(
             Traced(
                 operations=len(graph.get_operations()) - start,
@@ -128,7 +126,7 @@ class Offload:
                 swapped_bytes=done.nbytes,
                 outs=done.outs,
                 ins=done.ins,
-                plain_peak=plain,
+                plain_peak=make_design(step, None).peak,
                 predicted_peak=done.peak,
                 variables=step.variables,
                 seconds=time.perf_counter() - began,
