@@ -121,8 +121,7 @@ int window_of(const Schedule& schedule, int most) {
 
 Extent extent_of(const Task& task, int size) {
     if (!is_valid(task.op)) {
-        throw Error(DDL_ERROR_ARGUMENT,
-                    "operation " + std::to_string(static_cast<int>(task.op)) + " is not a ddl_op");
+        throw Error(DDL_ERROR_ARGUMENT, "operation " + std::to_string(static_cast<int>(task.op)) + " is not a ddl_op");
     }
     if (task.collective == Collective::broadcast && (task.root < 0 || task.root >= size)) {
         throw Error(DDL_ERROR_ARGUMENT, "root " + std::to_string(task.root) +
