@@ -89,6 +89,15 @@ def find() -> Path:
     )
 
 
+def beside(name: str) -> Path | None:
+    """A file in the library's own folder, such as PLUGIN; None if it is not there, or there is no library."""
+    for path in candidates():
+        if path.is_file():
+            found = path.resolve().with_name(name)
+            return found if found.is_file() else None
+    return None
+
+
 @functools.cache
 def load() -> ctypes.CDLL:
     """The library, loaded once. Raises LibraryError."""

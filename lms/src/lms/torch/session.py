@@ -427,9 +427,7 @@ class Pause:
 
 _OPENING = (Session.__enter__, Session.open, Session._claim, Session._acquire, Session._switch_on)
 _CLOSING = (Session.__exit__, Session.close)
-_UNINTERRUPTED_CODES = frozenset(
-    method.__code__ for method in (*_OPENING, *_CLOSING, Pause.__enter__, Pause.__exit__)
-)
+_UNINTERRUPTED_CODES = frozenset(method.__code__ for method in (*_OPENING, *_CLOSING, Pause.__enter__, Pause.__exit__))
 
 LMS = Session
 
