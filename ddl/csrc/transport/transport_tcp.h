@@ -39,7 +39,7 @@ class TcpTransport final : public Transport {
     bool is_dead(int rank) const override;
 
     // Sends what was begun, says goodbye and closes the connections; the last call. Doing it twice does nothing.
-    void close();
+    void close() override;
 
   private:
     struct Frame;
