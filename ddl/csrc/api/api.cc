@@ -11,6 +11,7 @@
 #include "ddl.h"
 #include "startup/reporter.h"
 #include "startup/session.h"
+#include "startup/tcp_rendezvous.h"
 
 // What a request's handle points to. It keeps its session alive, so that it can be asked for after ddl_finalize.
 struct ddl_request_s {

