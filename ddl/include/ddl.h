@@ -129,6 +129,24 @@ DDL_API ddl_result ddl_init_with(const ddl_membership* membership, const char* o
  * (modes b and n) until the next ddl_init, if there is one. Without a ddl_init it does nothing and succeeds. */
 DDL_API ddl_result ddl_finalize(void);
 
+/* Goes on without the ranks that died: those that are alive leave what they have in common and begin an epoch of their
+ * own, with consecutive ranks in their order. Collective over all ranks that are alive; blocks, and tolerates that more
+ * of them die meanwhile. Requests in flight, on any rank and communicator, end with DDL_ERROR_PEER_LOST; no message
+ * reaches the new epoch. Every communicator is freed but DDL_WORLD, which is then that of the survivors. Stores the
+ * former ranks of the first `capacity` that are gone in `gone`, and their number in `count`; both may be NULL.
+ *
+ * The step in which a rank died has to be done again or dropped. Survivors may be one collective apart: some may have
+ * got its result, where others got an error, so they must agree on the step (an allreduce with DDL_MIN).
+ *
+ * Only over TCP: DDL_ERROR_UNSUPPORTED under MPI, and then nothing has changed. After any other error this process has
+ * left the job, as by ddl_finalize: DDL_ERROR_TIMEOUT (a rank that is alive does not call it within DDL_TIMEOUT
+ * seconds) or DDL_ERROR_PEER_LOST (the ranks that this one reaches are fewer than those that do not answer, which may
+ * go on without it, or have done so). After a shrink modes b, m and n are rings. */
+DDL_API ddl_result ddl_shrink(int* gone, int capacity, int* count);
+
+/* The number of this epoch: 0 after ddl_init, and higher after each ddl_shrink, by the same on all ranks. */
+DDL_API ddl_result ddl_epoch(uint64_t* epoch);
+
 /* The version of the library that runs, as major * 10000 + minor * 100 + patch. Needs no ddl_init and cannot fail. */
 DDL_API int ddl_version(void);
 

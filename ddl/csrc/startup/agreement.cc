@@ -47,13 +47,16 @@ bool Agreement::poll() {
     const int first = leader();
     if (first > ballot_) {
         ballot_ = first;
-        if (first != links_.rank()) {
+        Decision& its = heard_[static_cast<size_t>(first)];
+        if (its.ballot >= 0) {  // it had decided before it could lead, and will decide nothing else
+            decide(first, its.vote, std::move(its.survivors));
+        } else if (first != links_.rank()) {
             const Head head{Head::join, first, vote_};
             const auto* bytes = reinterpret_cast<const std::byte*>(&head);
             links_.send(first, {bytes, bytes + sizeof head});
         }
     }
-    if (first == links_.rank() && awaited().empty()) lead();
+    if (!decided_ && first == links_.rank() && awaited().empty()) lead();
     return decided_;
 }
 
@@ -70,6 +73,7 @@ void Agreement::hear(int from, const std::vector<std::byte>& word) {
         const auto bits = std::to_integer<unsigned>(word[sizeof head + rank / 8]);
         if ((bits >> rank % 8 & 1) != 0) its.survivors.push_back(static_cast<int>(rank));
     }
+    if (from == ballot_) its.ballot = ballot_;  // likewise
     // A later leader may have decided otherwise, if nobody that lives has this decision: only a leader can tell.
     if (its.ballot < ballot_) {
         heard_[index] = std::move(its);
@@ -121,7 +125,7 @@ void Agreement::decide(int ballot, uint64_t vote, std::vector<int> survivors) {
     std::memcpy(word.data(), &head, sizeof head);
     for (const int rank : survivors_) word[sizeof head + static_cast<size_t>(rank) / 8] |= std::byte{1} << rank % 8;
     for (int rank = 0; rank < links_.size(); ++rank) {
-        if (rank != links_.rank() && !is_gone(rank)) links_.send(rank, word);
+        if (rank != links_.rank()) links_.send(rank, word);  // to those that are gone, too: they may be only cut off
     }
     if (std::binary_search(survivors_.begin(), survivors_.end(), links_.rank())) return;
     throw Error(DDL_ERROR_PEER_LOST, "rank " + std::to_string(links_.rank()) +

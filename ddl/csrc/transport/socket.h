@@ -40,9 +40,14 @@ Socket connect_to(const std::string& address, uint16_t port);
 // The error that a socket has run into since it was last asked for; 0: none.
 int error_of(const Socket& socket);
 
-// Lets the kernel probe the other end while the connection is idle, and end it within some 7 seconds of silence. The
+// Lets the kernel probe the other end while the connection is idle, and end it after some 5 seconds of silence. The
 // other kernel answers, whatever its process does: who is stopped or slow stays connected.
 void keep_alive(const Socket& socket);
+
+// Of a connection under keep_alive() that is at its end: whether the other end had been silent before, so that its host
+// or the network is gone, or was for a while. If not, its process ended. (The error that the kernel gives does not
+// tell: a send may have taken it, and a host that is back answers with a reset.)
+bool was_silent(const Socket& socket);
 
 // This host's addresses that lie in one of `networks` ("10.0.0.0/24", "fd00::/8"; none: in any, but for loopback),
 // those of IPv4 first. They need not be routed. Throws Error(DDL_ERROR_ARGUMENT) if a network cannot be read.

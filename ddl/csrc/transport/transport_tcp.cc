@@ -101,6 +101,8 @@ TcpTransport::TcpTransport(int rank, std::vector<TcpStream> streams, std::functi
         peer.rank = static_cast<int>(i);
         peer.socket = std::move(streams[i].socket);
         peer.lost = !peer.socket && peer.rank != rank_;
+        peer.ended = streams[i].has_ended;
+        peer.lost_at = seconds_now();
         if (!peer.socket) continue;
         std::copy(streams[i].unread.begin(), streams[i].unread.end(), peer.buffer.begin());
         peer.end = streams[i].unread.size();
@@ -134,7 +136,7 @@ double TcpTransport::seconds_lost(int rank) const { return at(rank).lost ? secon
 void TcpTransport::lose(Peer& peer, bool ended) noexcept {
     if (!peer.socket) return;
     peer.lost = !peer.left && !closed_;
-    peer.ended = peer.lost && ended;
+    peer.ended = peer.lost && ended && !was_silent(peer.socket);
     peer.lost_at = seconds_now();
     peer.socket.close();
     peer.out.clear();

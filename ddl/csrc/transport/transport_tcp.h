@@ -22,6 +22,7 @@ namespace ddl {
 struct TcpStream {
     Socket socket;
     std::vector<std::byte> unread;
+    bool has_ended = false;  // there is none, because the process at the other end has ended
 };
 
 class TcpTransport final : public Transport {

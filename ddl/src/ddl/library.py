@@ -27,6 +27,8 @@ _FUNCTIONS = {
     "ddl_init": [c_char_p],
     "ddl_init_with": [c_void_p, c_char_p],  # a ddl_membership
     "ddl_finalize": [],
+    "ddl_shrink": [POINTER(c_int), c_int, POINTER(c_int)],
+    "ddl_epoch": [POINTER(c_uint64)],
     "ddl_rank": [c_void_p, POINTER(c_int)],
     "ddl_size": [c_void_p, POINTER(c_int)],
     "ddl_local_rank": [POINTER(c_int)],

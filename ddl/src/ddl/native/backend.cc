@@ -85,6 +85,12 @@ void Backend::shutdown() {
 
 void Backend::abort() { shutdown(); }
 
+c10::intrusive_ptr<c10d::Backend> Backend::shrink(const std::vector<int64_t>& ranks_to_exclude, int,
+                                                  const c10::intrusive_ptr<Options>&) {
+    const py::gil_scoped_acquire gil;
+    return python_.get("shrink", ranks_to_exclude).cast<c10::intrusive_ptr<c10d::Backend>>();
+}
+
 // ---- Starting -------------------------------------------------------------------------------------------------------
 
 template <typename... Arguments>

@@ -34,6 +34,9 @@ class Backend final : public c10d::Backend {
     WorkPtr endCoalescing() override;
     void shutdown() override;
     void abort() override;
+    bool supportsShrinking() const override { return true; }
+    c10::intrusive_ptr<c10d::Backend> shrink(const std::vector<int64_t>& ranks_to_exclude, int flags,
+                                             const c10::intrusive_ptr<Options>& options) override;
 
     WorkPtr allreduce(Tensors& tensors, const c10d::AllreduceOptions& opts) override;
     WorkPtr allreduce_sparse(Tensors& tensors, const c10d::AllreduceOptions& opts) override;

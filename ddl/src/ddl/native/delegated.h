@@ -48,6 +48,11 @@ class Delegate {
         const py::gil_scoped_acquire gil;
         group_.attr(method)(std::forward<Arguments>(arguments)...);
     }
+    // Needs the GIL.
+    template <typename... Arguments>
+    py::object get(const char* method, Arguments&&... arguments) const {
+        return group_.attr(method)(std::forward<Arguments>(arguments)...);
+    }
 
   private:
     py::object group_;

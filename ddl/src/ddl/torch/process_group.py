@@ -23,7 +23,7 @@ from torch import Tensor
 from torch.distributed import ReduceOp
 
 from ddl.communicator import Communicator
-from ddl.errors import DDLError, StateError
+from ddl.errors import DDLError, StateError, UnsupportedError
 from ddl.request import Request
 from ddl.torch import calls, point_to_point
 from ddl.torch.calls import Call, Step, all_back, all_of
@@ -52,6 +52,7 @@ class ProcessGroup(dist.ProcessGroup):
         self._store = store
         self._comm = comm
         self._leave = leave
+        self.on_shrink: Callable[[list[int]], object] | None = None  # what makes the next one; only of all ranks' group
         self._name = name
         self._description = "undefined"
         self._sequence = 0
@@ -149,6 +150,12 @@ class ProcessGroup(dist.ProcessGroup):
     def abort(self) -> None:
         """As `shutdown`."""
         self.shutdown()
+
+    def shrink(self, excluded: list[int]) -> object:
+        """The backend in C++ of the ranks that are left. Raises UnsupportedError: this is not the group of all ranks."""
+        if self.on_shrink is None:
+            raise UnsupportedError("shrink_group of backend ddl: only the default group can be shrunk: shrink that one")
+        return self.on_shrink(excluded)
 
     # ---- Reductions ----------------------------------------------------------------------------------------------
 
