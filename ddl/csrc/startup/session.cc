@@ -88,7 +88,9 @@ std::shared_ptr<Session> Session::shrink(std::vector<int>* gone) {
             }
             return next;
         } catch (const Error& error) {
-            if (error.code() != DDL_ERROR_PEER_LOST) throw;  // another one died: once more, without it
+            if (error.code() == DDL_ERROR_PEER_LOST) continue;  // another one died: once more, without it
+            job_.keep(nullptr);                                 // which says goodbye
+            throw;
         }
     }
 }

@@ -152,7 +152,7 @@ class ProcessGroup(dist.ProcessGroup):
         self.shutdown()
 
     def shrink(self, excluded: list[int]) -> object:
-        """The backend in C++ of the ranks that are left. Raises UnsupportedError: this is not the group of all ranks."""
+        """The backend in C++ of the ranks that are left. Raises UnsupportedError: this is not all ranks' group."""
         if self.on_shrink is None:
             raise UnsupportedError("shrink_group of backend ddl: only the default group can be shrunk: shrink that one")
         return self.on_shrink(excluded)
