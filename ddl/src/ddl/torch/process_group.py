@@ -151,7 +151,7 @@ class ProcessGroup(dist.ProcessGroup):
         """As `shutdown`."""
         self.shutdown()
 
-    def shrink(self, excluded: list[int]) -> object:
+    def shrink(self, excluded: list[int], flags: int = 0, options: object = None) -> object:
         """The backend in C++ of the ranks that are left. Raises UnsupportedError: this is not all ranks' group."""
         if self.on_shrink is None:
             raise UnsupportedError("shrink_group of backend ddl: only the default group can be shrunk: shrink that one")
