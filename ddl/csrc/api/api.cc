@@ -226,6 +226,38 @@ ddl_result ddl_init_with(const ddl_membership* membership, const char* options) 
     return ddl::initialise(options, membership);
 }
 
+ddl_result ddl_shrink(int* gone, int capacity, int* count) {
+    return ddl::guarded([&]() -> Status {
+        ddl::Global& global = ddl::global();
+        const std::lock_guard joining(global.joining);
+        const ddl::SessionPtr former = ddl::session();
+        std::vector<int> ranks;
+        ddl::SessionPtr next;
+        try {
+            next = former->shrink(&ranks);
+        } catch (...) {
+            if (former->has_ended()) ddl::end_session();
+            throw;
+        }
+        {
+            const std::lock_guard lock(global.mutex);
+            global.session = std::move(next);
+        }
+        const auto most = static_cast<size_t>(std::max(capacity, 0));
+        if (gone) std::copy_n(ranks.begin(), std::min(most, ranks.size()), gone);
+        if (count) *count = static_cast<int>(ranks.size());
+        return {};
+    });
+}
+
+ddl_result ddl_epoch(uint64_t* epoch) {
+    return ddl::guarded([&]() -> Status {
+        ddl::need(epoch, "epoch");
+        *epoch = ddl::session()->epoch();
+        return {};
+    });
+}
+
 ddl_result ddl_finalize() {
     return ddl::guarded([]() -> Status {
         ddl::end_session();

@@ -35,7 +35,7 @@ constexpr const char* kLoopback = "127.0.0.1";
 
 Job* the_job = nullptr;
 std::atomic<bool> in_child{false};
-thread_local Heartbeats* forking = nullptr;  // those that this thread holds while it forks
+thread_local std::shared_ptr<Heartbeats> forking;  // those that this thread holds while it forks
 
 template <size_t size>
 void copy(const std::string& text, char (&target)[size], const char* what) {
@@ -82,6 +82,7 @@ Job::Job(double timeout_seconds, const Membership* members) : process_(getpid())
     LaunchOptions options;
     options.timeout_seconds = timeout_seconds;
     options.is_dead = [this](int rank) { return is_dead(rank); };
+    options.death_of = [this](int rank) { return death_of(rank); };
     options.silent_ranks = [this] { return silent_ranks(); };
     options.on_finalize = [this] {
         if (before_finalize_) before_finalize_();
@@ -95,11 +96,12 @@ Job::Job(double timeout_seconds, const Membership* members) : process_(getpid())
     on_exit([](int status, void*) { the_job->leave(status); }, nullptr);
     pthread_atfork(
         [] {
-            forking = the_job ? the_job->heartbeats_.get() : nullptr;
+            forking = the_job ? std::atomic_load(&the_job->heartbeats_) : nullptr;
             if (forking) forking->before_fork();
         },
         [] {
             if (forking) forking->after_fork();
+            forking.reset();
         },
         [] {
             in_child = true;
@@ -130,7 +132,7 @@ std::vector<Greeting> Job::assemble(const std::string& options, const Patience& 
         greetings = call_roll(lobby, mine, patience, warn);
         if (size_ > 1 && !heartbeats_) {
             // Only now it is known whether there are other hosts, who need an address to connect to.
-            heartbeats_ = std::make_unique<Heartbeats>(addresses_in_use(greetings));
+            std::atomic_store(&heartbeats_, std::make_shared<Heartbeats>(addresses_in_use(greetings)));
             std::string contact;
             for (const Endpoint& endpoint : heartbeats_->contact()) {
                 const std::string text = endpoint.address + " " + std::to_string(endpoint.port) + " ";
@@ -145,6 +147,18 @@ std::vector<Greeting> Job::assemble(const std::string& options, const Patience& 
     }
     if (heartbeats_ && !watching_) connect_heartbeats(greetings, warn);
     return greetings;
+}
+
+std::vector<int> Job::shrink(const Patience& patience, const std::function<void(const std::string&)>& warn) {
+    std::vector<int> ranks = launch_->shrink(patience, warn);
+    rank_ = launch_->rank();
+    size_ = launch_->size();
+    watching_ = false;
+    if (const auto former = std::atomic_exchange(&heartbeats_, std::shared_ptr<Heartbeats>())) former->say_goodbye();
+    names_.clear();
+    hosts_.clear();
+    death_reported_ = spoiled_ = false;
+    return ranks;
 }
 
 void Job::connect_heartbeats(const std::vector<Greeting>& greetings,

@@ -40,7 +40,13 @@ class Job {
     std::unique_ptr<Transport> connect(const Patience& patience, const std::function<void(const std::string&)>& warn);
     std::unique_ptr<GroupComm> group(int color, int key) { return launch_->group(color, key); }
 
-    bool is_dead(int rank) const { return heartbeats_ && watching_ && heartbeats_->death_of(rank) != Death::none; }
+    // As Launch has them: rank() and size() are then those of the ranks that are alive, and assemble() is next.
+    std::vector<int> shrink(const Patience& patience, const std::function<void(const std::string&)>& warn);
+    bool can_shrink() const { return launch_->can_shrink(); }
+    void keep(std::unique_ptr<Transport> transport) { launch_->keep(std::move(transport)); }
+
+    Death death_of(int rank) const { return watching_ ? heartbeats_->death_of(rank) : Death::none; }
+    bool is_dead(int rank) const { return death_of(rank) != Death::none; }
 
     // What is called before MPI is finalized, by whomever: it must leave MPI alone afterwards.
     void before_finalize(std::function<void()> action) { before_finalize_ = std::move(action); }
@@ -65,7 +71,7 @@ class Job {
     int rank_ = 0, size_ = 1;
     int round_ = 0;
     bool spoiled_ = false;                    // an assembly failed: its messages may still arrive
-    std::unique_ptr<Heartbeats> heartbeats_;  // none if there is one rank
+    std::shared_ptr<Heartbeats> heartbeats_;  // none if there is one rank; a fork reads it at any time
     std::atomic<bool> watching_{false};
     std::vector<std::string> names_;  // "rank 3 (host b)", of each rank
     std::vector<std::string> hosts_;  // of each rank

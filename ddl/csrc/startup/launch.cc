@@ -1,11 +1,14 @@
 #include "startup/launch.h"
 
+#include <algorithm>
 #include <cstdlib>
+#include <optional>
 #include <utility>
 
 #include "base/shared_library.h"
 #include "base/status.h"
 #include "startup/environment.h"
+#include "startup/survivors.h"
 #include "startup/tcp_rendezvous.h"
 #include "transport/transport_tcp.h"
 
@@ -26,8 +29,11 @@ class TcpLaunch final : public Launch {
     }
 
     Transport& lobby(int round) override {
-        auto sockets = meet(members_, round, options_.timeout_seconds);
-        next_ = std::make_unique<TcpTransport>(rank(), std::move(sockets), options_.is_dead);
+        auto made = streams_ ? std::make_unique<TcpTransport>(rank(), *std::exchange(streams_, {}), options_.is_dead)
+                             : std::make_unique<TcpTransport>(rank(), meet(members_, round, options_.timeout_seconds),
+                                                              options_.is_dead);
+        last_ = made.get();
+        next_ = std::move(made);
         return *next_;
     }
 
@@ -41,10 +47,24 @@ class TcpLaunch final : public Launch {
                     "mpirun, or take '-mode r'");
     }
 
+    bool can_shrink() const override { return true; }
+    void keep(std::unique_ptr<Transport> transport) override { next_ = std::move(transport); }
+
+    std::vector<int> shrink(const Patience& patience, const std::function<void(const std::string&)>& warn) override {
+        Survivors survivors = agree_on_survivors(*last_, {patience, options_.death_of, warn});
+        const auto place = std::lower_bound(survivors.ranks.begin(), survivors.ranks.end(), members_.rank);
+        members_.rank = static_cast<int>(place - survivors.ranks.begin());
+        members_.size = static_cast<int>(survivors.ranks.size());
+        streams_ = std::move(survivors.streams);
+        return survivors.ranks;
+    }
+
   private:
     Membership members_;
     const LaunchOptions options_;
-    std::unique_ptr<Transport> next_;  // the next session's, once its rendezvous is over
+    std::unique_ptr<Transport> next_;                // the next session's, once its rendezvous is over
+    TcpTransport* last_ = nullptr;                   // the last one; it may be in next_, or wrapped in another there
+    std::optional<std::vector<TcpStream>> streams_;  // of the epoch that begins with the next lobby()
 };
 
 bool mpi_started_it() {

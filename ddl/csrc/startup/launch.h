@@ -7,6 +7,7 @@
 
 #include "base/patience.h"
 #include "device/group.h"
+#include "transport/heartbeats.h"
 #include "transport/transport.h"
 
 namespace ddl {
@@ -17,6 +18,7 @@ struct Membership;
 struct LaunchOptions {
     double timeout_seconds = 0;  // as Patience's
     std::function<bool(int rank)> is_dead;
+    std::function<Death(int rank)> death_of;    // as far as heartbeats tell
     std::function<std::string()> silent_ranks;  // who does not answer, in words; blocks for a while
     std::function<void()> on_finalize;          // called when MPI is finalized, by whomever: nothing is sent afterwards
 };
@@ -37,6 +39,16 @@ class Launch {
     // must have been in the rendezvous just before.
     virtual std::unique_ptr<Transport> connect(const Patience& patience,
                                                const std::function<void(const std::string&)>& warn) = 0;
+    // Ends the epoch: the ranks that are alive agree on who they are, and rank() and size() count them alone, in their
+    // order. Returns their former ranks. The next lobby() and connect() are theirs; some may have died since.
+    // Collective over those alive; blocks. Nobody may use the last transport meanwhile, or afterwards, but it must
+    // still be there.
+    virtual std::vector<int> shrink(const Patience&, const std::function<void(const std::string&)>& /*warn*/) {
+        return {};
+    }
+    virtual bool can_shrink() const { return false; }
+    // Keeps the transport of a connect() for a shrink() when its session could not be made.
+    virtual void keep(std::unique_ptr<Transport>) {}
     // For mode m: MPI's collectives among the ranks of one color, in the order of their keys. Collective; blocks.
     virtual std::unique_ptr<GroupComm> group(int color, int key) = 0;
 

@@ -1,11 +1,11 @@
 #include "startup/session.h"
 
+#include <algorithm>
 #include <atomic>
 #include <cerrno>
 #include <cstdlib>
 
 #include "base/say.h"
-#include "forecast/part.h"
 #include "startup/decision.h"
 #include "startup/grouping.h"
 #include "transport/host_memory.h"
@@ -51,13 +51,55 @@ int cores_of_host(const std::vector<Greeting>& greetings, const std::string& pla
 
 }  // namespace
 
-Session::Session(const char* options_text, const Membership* members)
+Session::Session(const char* options, const Membership* members)
     : job_(Job::join(patience_of_environment().timeout_seconds, members)) {
+    begin(text_of(options));
+}
+
+Session::Session(Job& job, uint64_t epoch, std::shared_ptr<const Origin> origin, std::vector<int> places)
+    : job_(job), epoch_(epoch), origin_(std::move(origin)), places_(std::move(places)) {
+    begin(origin_->text);
+}
+
+std::shared_ptr<Session> Session::shrink(std::vector<int>* gone) {
+    if (!job_.can_shrink()) {
+        throw Error(DDL_ERROR_UNSUPPORTED,
+                    "ddl_shrink: MPI connects this job, and cannot go on without a rank: start it over TCP "
+                    "(DDL_TRANSPORT=tcp, with RANK, WORLD_SIZE, MASTER_ADDR and MASTER_PORT), or start it again");
+    }
+    const std::lock_guard lock(ending_);
+    if (ended_.exchange(true)) throw Error(DDL_ERROR_STATE, "ddl is not initialised: call ddl_init first");
+    const int size = job_.size();
+    engine_->shutdown({DDL_ERROR_PEER_LOST,
+                       "rank " + std::to_string(job_.rank()) + " called ddl_shrink, as every rank that is alive must"});
+    std::vector<int> here(static_cast<size_t>(size));  // by their numbers in this epoch
+    for (size_t i = 0; i < here.size(); ++i) here[i] = static_cast<int>(i);
+    for (uint64_t epoch = epoch_ + 1;; ++epoch) {
+        std::vector<int> survivors, places;
+        for (const int rank : job_.shrink(patience_of_environment(), warn)) {
+            survivors.push_back(here[static_cast<size_t>(rank)]);
+            places.push_back(places_[static_cast<size_t>(survivors.back())]);
+        }
+        here = std::move(survivors);
+        try {
+            std::shared_ptr<Session> next(new Session(job_, epoch, origin_, std::move(places)));
+            for (int rank = 0; rank < size; ++rank) {
+                if (!std::binary_search(here.begin(), here.end(), rank)) gone->push_back(rank);
+            }
+            return next;
+        } catch (const Error& error) {
+            if (error.code() == DDL_ERROR_PEER_LOST) continue;  // another one died: once more, without it
+            job_.keep(nullptr);                                 // which says goodbye
+            throw;
+        }
+    }
+}
+
+void Session::begin(const std::string& text) {
     EngineOptions options;
     options.patience = patience_of_environment();
     options.warn = warn;
     // What is wrong with the options is said on every rank, before the rendezvous, in which they wait for one another.
-    const std::string text = text_of(options_text);
     const Options asked = parse_options(text);
     const std::vector<Greeting> greetings = job_.assemble(text, options.patience, warn);
     std::vector<std::string> places;
@@ -66,10 +108,11 @@ Session::Session(const char* options_text, const Membership* members)
         places.push_back(greeting.place);
     }
     const std::string idle = idle_options(asked);
-    if (!idle.empty() && job_.rank() == 0) warn(idle);
+    if (!idle.empty() && job_.rank() == 0 && !origin_) warn(idle);
     free_former_nccl();
     placement_ = place(places);
-    Plan plan = plan_of(asked, placement_);
+    // The links of those that go on are as they were measured.
+    Plan plan = origin_ ? plan_of_part(origin_->basis, origin_->plan, places_) : plan_of(asked, placement_);
     // Who spins while another rank waits for its core only delays what it waits for.
     if (local_size() > cores_of_host(greetings, places[static_cast<size_t>(job_.rank())])) options.spin_polls = 0;
     std::unique_ptr<Transport> transport = job_.connect(options.patience, warn);
@@ -81,8 +124,8 @@ Session::Session(const char* options_text, const Membership* members)
     Basis basis{asked, placement_, {}};
     try {
         talk.what = "ddl_init, sharing memory";
-        transport = within_host(std::move(transport), talk, asked, &options.early);
-        if (needs_links(asked, placement_)) {
+        go_within_host(transport, talk, asked, &options.early);
+        if (!origin_ && needs_links(asked, placement_)) {
             talk.what = "ddl_init, measuring links";
             Bootstrap bootstrap(*transport, talk);
             Decision decision = decide(bootstrap, asked, placement_, kFirstTag, say);
@@ -92,20 +135,27 @@ Session::Session(const char* options_text, const Membership* members)
         }
     } catch (const Error& error) {
         note(error.status());
+        if (origin_) job_.keep(std::move(transport));
         throw;
     } catch (const std::bad_alloc&) {
         note({DDL_ERROR_MEMORY, {}});
         throw;
+    }
+    if (!origin_) {
+        for (int rank = 0; rank < job_.size(); ++rank) places_.push_back(rank);
+        origin_ = std::make_shared<Origin>(Origin{text, std::move(basis), plan});
     }
     if (asked.dbg_level > 0 && job_.rank() == 0) {
         say(std::to_string(job_.size()) + " ranks on " + std::to_string(placement_.num_hosts) + " hosts, plan " +
             format_mode(plan) + ": " + plan.reason);
     }
     const NcclGroupsOptions groups_options{local_rank(), options.patience, warn};
-    options.plan_part = [basis = std::move(basis), rank = job_.rank()](const Plan& world,
-                                                                       const std::vector<int>& members) {
-        Plan part = plan_of_part(basis, world, members);
-        if (basis.options.dbg_level > 0 && members[0] == rank) {
+    options.plan_part = [origin = origin_, places = places_, rank = job_.rank()](const Plan&,
+                                                                                 const std::vector<int>& members) {
+        std::vector<int> of_origin;
+        for (const int member : members) of_origin.push_back(places[static_cast<size_t>(member)]);
+        Plan part = plan_of_part(origin->basis, origin->plan, of_origin);
+        if (origin->basis.options.dbg_level > 0 && members[0] == rank) {
             say("communicator of " + std::to_string(part.size()) + " ranks, rank " + std::to_string(rank) +
                 " of the job first, plan " + format_mode(part) + ": " + part.reason);
         }
@@ -127,9 +177,9 @@ Session::Session(const char* options_text, const Membership* members)
 }
 
 // With a way through shared memory to the other ranks of this host, where there are some and it can be had.
-std::unique_ptr<Transport> Session::within_host(std::unique_ptr<Transport> transport, const BootstrapOptions& talk,
-                                                const Options& asked, std::vector<Notice>* early) {
-    if (local_size() == 1 || asked.shared_memory == 0) return transport;
+void Session::go_within_host(std::unique_ptr<Transport>& transport, const BootstrapOptions& talk, const Options& asked,
+                             std::vector<Notice>* early) {
+    if (local_size() == 1 || asked.shared_memory == 0) return;
     Bootstrap bootstrap(*transport, talk);
     HostMemory memory = share_memory(bootstrap, placement_, kFirstTag);
     *early = bootstrap.take_foreign();
@@ -138,8 +188,7 @@ std::unique_ptr<Transport> Session::within_host(std::unique_ptr<Transport> trans
         say("shared memory " + std::string(memory.memory ? "on host " : "is not used on host ") +
             talk.hosts[static_cast<size_t>(job_.rank())] + ": " + memory.reason);
     }
-    if (!memory.memory) return transport;
-    return std::make_unique<SharedTransport>(std::move(transport), std::move(memory));
+    if (memory.memory) transport = std::make_unique<SharedTransport>(std::move(transport), std::move(memory));
 }
 
 void Session::locate(Call& call, CudaStream stream) {
@@ -196,7 +245,8 @@ CommId Session::id_of(ddl_comm handle) const {
     const std::lock_guard lock(mutex_);
     const auto found = handles_.find(handle);
     if (found != handles_.end()) return found->second;
-    throw Error(DDL_ERROR_STATE, "this communicator was freed, or made before the last ddl_init: use another");
+    throw Error(DDL_ERROR_STATE,
+                "this communicator was freed, or made before the last ddl_init or ddl_shrink: use another");
 }
 
 Session::Handle Session::new_handle() {

@@ -27,6 +27,8 @@ _FUNCTIONS = {
     "ddl_init": [c_char_p],
     "ddl_init_with": [c_void_p, c_char_p],  # a ddl_membership
     "ddl_finalize": [],
+    "ddl_shrink": [POINTER(c_int), c_int, POINTER(c_int)],
+    "ddl_epoch": [POINTER(c_uint64)],
     "ddl_rank": [c_void_p, POINTER(c_int)],
     "ddl_size": [c_void_p, POINTER(c_int)],
     "ddl_local_rank": [POINTER(c_int)],
@@ -104,7 +106,8 @@ def load() -> ctypes.CDLL:
     path = find()
     try:
         # By its own name: it looks for its plugin beside itself, and a conda package of this one holds a link to it.
-        library = ctypes.CDLL(str(path.resolve()))
+        # Global: PyTorch's backend in C++ takes its functions from there.
+        library = ctypes.CDLL(str(path.resolve()), mode=ctypes.RTLD_GLOBAL)
         library.ddl_version.argtypes = []
         library.ddl_last_error.argtypes = []
         library.ddl_last_error.restype = c_char_p

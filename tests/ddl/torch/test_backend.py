@@ -230,9 +230,3 @@ for group in (dist.group.WORLD, dist.new_group([0])):
     done = command([sys.executable, "-c", code], timeout=60, **ALONE)
     assert done.returncode == 0, done.stdout
     assert done.stdout.count("ddl.torch.process_group 3.0") == 2, done.stdout
-
-
-def test_a_shrunk_group_is_the_one_that_shrink_returns(tcp_ranks: Callable[..., object]) -> None:
-    done = tcp_ranks(3, "torch_shrink.py", timeout=100)
-    assert done.returncode == 0, done.stdout
-    assert done.stdout.count(": shrunk") == 2, done.stdout
