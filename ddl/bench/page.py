@@ -5,14 +5,14 @@ from __future__ import annotations
 from collections.abc import Sequence
 from statistics import median
 
-from runs import Goodput, Run
+from runs import Run
 from verdicts import Verdict, judge, left_out_of, turns_of
 
 from ddl.bench.contest import Turns
 from ddl.bench.contestants import DDL
 from ddl.bench.figures import Bound, ratios, words
 from ddl.planning import interface, network
-from ddl.planning.units import format_bits, format_size, format_time
+from ddl.planning.units import format_size, format_time
 
 _WORDS = {True: "reached", False: "**missed**", None: "not judged"}
 
@@ -23,7 +23,7 @@ def page(runs: Sequence[Run]) -> str:
 
 
 def bound_of(run: Run) -> Bound | None:
-    """The least time of any algorithm on the network that was calibrated; None inside a host."""
+    """The least time of any algorithm on the calibrated network; None inside a host."""
     if run.network is None:
         return None
     tree = network.from_dict(run.network).tree
@@ -34,7 +34,7 @@ def _section(run: Run) -> list[str]:
     said = [f"## {run.scenario.title[0].upper()}{run.scenario.title[1:]}"]
     if run.before is not None and run.after is not None:
         links = f"Links of {run.scenario.link}" + (f", uplinks of {run.scenario.uplink}" if run.before.uplink else "")
-        said.append(f"{links}; {_goodput(run.before)} before, {_goodput(run.after)} after.")
+        said.append(f"{links}; {run.before} before, {run.after} after.")
     if verdicts := judge(run):
         said.append(_verdicts(verdicts))
     if len(run.records) == 1:
@@ -46,10 +46,6 @@ def _section(run: Run) -> list[str]:
     return said
 
 
-def _goodput(one: Goodput) -> str:
-    return f"a link {format_bits(one.link)}" + (f", an uplink {format_bits(one.uplink)}" if one.uplink else "")
-
-
 def _verdicts(verdicts: Sequence[Verdict]) -> str:
     rows = [
         (one.what, "" if one.value is None else f"{one.value:.3f}", one.target, one.why or _WORDS[one.reached])
@@ -59,7 +55,7 @@ def _verdicts(verdicts: Sequence[Verdict]) -> str:
 
 
 def _times(turns: Sequence[Turns], bound: Bound | None) -> str:
-    """DDL's time and share of the bound; for everybody else the time over DDL's, of a family's settings the best."""
+    """DDL's time and share of the bound, and the others' time over DDL's; only the best setting of a family."""
     settings = {one.name for one in turns if one.family}
     plain = [name for name in dict.fromkeys(one.name for one in turns) if name != DDL and name not in settings]
     head = ["size", DDL, *(["of the bound"] if bound else []), *plain, *(["best setting"] if settings else [])]
@@ -89,6 +85,6 @@ def _orders(run: Run) -> str:
 
 
 def table(head: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
-    """Markdown's."""
+    """A table in Markdown."""
     lines = [head, ["---"] * len(head), *rows]
     return "\n".join("| " + " | ".join(cells) + " |" for cells in lines)

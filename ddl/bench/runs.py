@@ -1,4 +1,4 @@
-"""What a run on the virtual cluster gave: its links' goodput, and its records. Pure."""
+"""Results of a run on the virtual cluster: its links' goodput, and its records. Pure."""
 
 from __future__ import annotations
 
@@ -8,22 +8,27 @@ from statistics import mean
 
 from scenarios import Scenario
 
-SHARED_MEMORY = 5e9  # bytes a second: of a rank's link inside its host; no bound comes from it
+from ddl.planning.units import format_bits
+
+SHARED_MEMORY = 5e9  # bytes a second of a rank's link inside its host; it never decides the bound
 
 
 @dataclass(frozen=True)
 class Goodput:
-    """What a program gets of a host's link and of a rack's uplink (0: one rack), in bytes a second."""
+    """The goodput of a host's link and of a rack's uplink (0: one rack), in bytes a second."""
 
     link: float
     uplink: float = 0.0
 
+    def __str__(self) -> str:
+        return f"a link {format_bits(self.link)}" + (f", an uplink {format_bits(self.uplink)}" if self.uplink else "")
+
     def mid(self, other: Goodput) -> Goodput:
-        """Halfway between the two."""
+        """The mean of the two."""
         return Goodput(mean([self.link, other.link]), mean([self.uplink, other.uplink]))
 
     def apart(self, other: Goodput) -> float:
-        """The largest relative distance between the two."""
+        """The largest relative difference of the two."""
         pairs = [(self.link, other.link)] + ([(self.uplink, other.uplink)] if self.uplink else [])
         return max(abs(one - two) / max(one, two) for one, two in pairs)
 
@@ -40,14 +45,14 @@ class Run:
 
     @property
     def network(self) -> dict[str, object] | None:
-        """As `ddlrun plan` reads it, with the mean of the two calibrations."""
+        """The network as `ddlrun plan` reads it, with the mean of the two calibrations."""
         if self.before is None or self.after is None:
             return None
         return describe(self.scenario.title, self.scenario.racks, self.scenario.ranks, self.before.mid(self.after))
 
 
 def describe(title: str, racks: Sequence[int], ranks: int, goodput: Goodput) -> dict[str, object]:
-    """A network of `racks` with so many hosts, and `ranks` on each host, as `ddlrun plan` reads it."""
+    """A network as `ddlrun plan` reads it: `racks` has the number of hosts in each, `ranks` that of each host."""
     tiers = [
         {"name": "rank", "size": ranks, "bandwidth": SHARED_MEMORY},
         {"name": "host", "size": racks[0], "bandwidth": goodput.link},

@@ -1,4 +1,4 @@
-"""What is measured: clusters, ranks, sizes, and what each is to reach. Plain data."""
+"""The scenarios: clusters, ranks, sizes and targets. Plain data."""
 
 from __future__ import annotations
 
@@ -10,11 +10,11 @@ SMALL = (1 << 10, 4 << 10, 16 << 10, 64 << 10)
 
 @dataclass(frozen=True)
 class Target:
-    """A figure and what it is to be at most (`most`) or at least; `about` names what it is compared with."""
+    """A figure and its limit; `about` names what it is compared with."""
 
     figure: str  # "bound": our time over the bound's; "ratio": the other's over ours; "small"; "order"
     value: float
-    about: str = ""  # a prefix of contestants' names; the fastest of them counts
+    about: str = ""  # a prefix of contestants' names; the fastest match counts
 
 
 @dataclass(frozen=True)
@@ -31,12 +31,12 @@ class Scenario:
     link: str = "200mbit"
     uplink: str = "100mbit"
     compare: bool = True
-    orders: tuple[tuple[int, ...], ...] = ()  # of hosts; one after the other, `rounds` times
+    orders: tuple[tuple[int, ...], ...] = ()  # orders of the hosts; each is run in turn, `rounds` times
     targets: tuple[Target, ...] = ()
 
     @property
     def hosts(self) -> int:
-        """How many hosts there are; 1 without racks."""
+        """The number of hosts; 1 without racks."""
         return sum(self.racks) or 1
 
 
@@ -92,7 +92,7 @@ ALL = (
 
 
 def quick(scenario: Scenario) -> Scenario:
-    """The scenario in small: it shows that it runs, its figures mean nothing."""
+    """A small version of the scenario: it shows that it runs; its figures mean nothing."""
     largest = "256KiB" if scenario.sizes.endswith("64MiB") else "4KiB"
     sizes = largest if ".." not in scenario.sizes else f"1KiB..{largest}"
     return replace(scenario, sizes=sizes, rounds=2, seconds=0.05, link="1gbit", uplink="500mbit", targets=())

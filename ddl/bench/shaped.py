@@ -1,6 +1,6 @@
-"""Work on the virtual cluster: links calibrated before and after, `ddlrun bench` or another job of ddlrun's between.
+"""Work on the virtual cluster: `ddlrun bench` or another ddlrun job, between two calibrations of the links.
 
-Calibrations that differ by more than 5% show a machine that was busy with something else: the work is done again.
+If the calibrations differ by more than 5%, the machine was busy with other work, and the work is repeated.
 """
 
 from __future__ import annotations
@@ -24,17 +24,17 @@ from scenarios import Scenario  # noqa: E402
 from goodput import measure  # noqa: E402 - of the testbed, which is no package
 from testbed import AGENT, Testbed, Topology, cluster, running  # noqa: E402
 
-APART = 0.05  # how far two calibrations may be from one another
+APART = 0.05  # how much two calibrations may differ
 TRIES = 3
 SECONDS = 2.0  # of a calibration's window
-END_SECONDS = 30  # for `ddlrun bench` to put all back when it was asked to end
+END_SECONDS = 30  # for `ddlrun bench` to clean up after SIGTERM
 
 T = TypeVar("T")
 
 
 @dataclass(frozen=True)
 class Steady(Generic[T]):
-    """What work gave, between two calibrations that agree."""
+    """The result of work between two calibrations that agree."""
 
     before: Goodput
     after: Goodput
@@ -43,7 +43,7 @@ class Steady(Generic[T]):
 
 
 class BenchError(RuntimeError):
-    """A job of ddlrun's failed, or the links would not hold still; the message has its last words."""
+    """A ddlrun job failed, or the links were never steady; the message has the job's last words."""
 
 
 def measured(scenario: Scenario, mpich: Path | None, tell: Callable[[str], None]) -> Run:
@@ -64,7 +64,7 @@ def measured(scenario: Scenario, mpich: Path | None, tell: Callable[[str], None]
 
 
 def calibrate(bed: Testbed) -> Goodput:
-    """The goodput of a host's link within its rack, and of an uplink with a flow from each host of a rack."""
+    """The goodput of a host's link inside its rack, and of an uplink with a flow from each host of a rack."""
     racks = [[host.name for host in rack.hosts] for rack in bed.topology.racks]
     (link,) = measure(bed, [(racks[0][0], racks[0][1])], SECONDS)
     if len(racks) == 1:
@@ -108,7 +108,7 @@ def ddlrun(
     if bed is None:
         return [*command, *words]
     hosts = ",".join(bed.hosts[at] for at in order or range(len(bed.hosts)))
-    # The hosts' processors are the same few: who polls without yielding keeps another host's rank from them.
+    # All hosts share the same few cores: a rank that polls without yielding would keep other hosts' ranks from them.
     command += ["-H", hosts, "--mpiarg", "--mca mpi_yield_when_idle 1", *words]
     return bed.command("h0", command, env={"PRTE_MCA_plm_ssh_agent": str(AGENT)}, cwd=ROOT)
 
@@ -122,13 +122,16 @@ def _bench(scenario: Scenario, order: Sequence[int], mpich: Path | None, bed: Te
             words += ["--compare", *(["--peer-mpi", str(mpich)] if mpich else [])]
         status, errors = run(ddlrun(["bench"], scenario.ranks * scenario.hosts, words, bed, order))
         found: dict[str, object] = json.loads(record.read_text()) if record.is_file() else {"error": "it wrote nothing"}
-        if found["error"] or (status and not found["left_out"]):  # a peer's wrong sum is in the record, and said
+        if found["error"] or (status and not found["left_out"]):  # a peer's wrong sum is in the record and was printed
             raise BenchError(f"{scenario.name}: ddlrun bench ended with {status}: {errors.strip()[-2000:]}")
         return found
 
 
 def run(words: Sequence[str]) -> tuple[int, str]:
-    """Run a command; its exit status and errors. When this program is ended, so is the command, which puts all back."""
+    """Run a command; returns its exit status and errors.
+
+    If this program is ended, it ends the command, which cleans up.
+    """
     with subprocess.Popen(
         words, stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True, errors="replace"
     ) as process:

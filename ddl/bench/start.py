@@ -1,4 +1,4 @@
-r"""The results page about starts: racks found, ddl_init, and a plan for 1,024 ranks, from what tests have measured.
+r"""The results page about starts: racks found, ddl_init, and a plan for 1,024 ranks, as tests measured them.
 
     sudo .venv/bin/python -m pytest -k "drawn_topologies or 8_hosts or 1024" \
         tests/ddl/test_probe_cluster.py tests/ddl/planning/test_cli.py
@@ -23,11 +23,11 @@ from page import table
 from ddl.planning.units import format_time
 
 PARTS = ("topologies", "init", "plan")
-Figures = Mapping[str, Any]  # as `machine.keep` has written them, read again
+Figures = Mapping[str, Any]  # as `machine.keep` wrote them
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """The command line; 1 where a test has left nothing."""
+    """The command line; 1 if a test left no figures."""
     parser = argparse.ArgumentParser(
         prog="ddl/bench/start.py", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )

@@ -1,4 +1,4 @@
-"""Training steps as a picture: what a step takes, how much of it is communication that nothing hides, and its floor."""
+"""Training steps as a picture: the time of a step, the communication that compute does not hide, and the floor."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
 
 def draw(steps: Mapping[str, Steps], bound: float, title: str) -> Figure:
-    """The picture; `bound` is in seconds, 0 where there is none. Raises PictureError where matplotlib is missing."""
+    """The picture; `bound` is in seconds, 0 if there is none. Raises PictureError if matplotlib is missing."""
     shown = sorted(rows(steps, bound), key=lambda row: -row.step)  # the fastest above
     compute = median(steps[ALONE].seconds)
     figure = figure_class()(figsize=(9, 1.6 + 0.7 * len(shown)), layout="constrained")

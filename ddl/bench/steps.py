@@ -1,11 +1,11 @@
-"""What the times of training steps mean. Pure.
+"""The figures of training steps. Pure.
 
-- compute: the step under `no_sync`, on the slowest rank; the median over rounds
-- communication: the step less the same step under `no_sync` in the same round, on the slowest rank each; the median
-  over rounds. What the backward pass hides of it is not in it.
+- compute: the step under `no_sync`, on the slowest rank; the median over rounds - communication: the step minus the
+  same step under `no_sync` in the same round, each on the slowest rank; the median over rounds. Communication that the
+  backward pass hides does not count.
 - ratio: the other's communication over DDL's in the same round; the median over rounds
-- bound: the least time that any algorithm needs for all gradients in one allreduce, over all cuts of the network
-- floor: the larger of compute and bound. No step is faster, and none that DistributedDataParallel makes is as fast: the
+- bound: the least time that any algorithm needs for all gradients in one allreduce, over all cuts of the network -
+  floor: the larger of compute and bound. No step is faster, and with DistributedDataParallel none is as fast: the
   forward pass has no gradients yet, and the optimizer waits for all of them.
 """
 
@@ -18,23 +18,23 @@ from statistics import median
 from ddl.planning.units import format_time
 
 DDL, GLOO, ALONE = "ddl", "gloo", "no_sync"
-APART = 1e-4  # most that losses may differ by, relatively: the order of additions, through a few steps
+APART = 1e-4  # relative difference of losses that is allowed: additions in another order, through a few steps
 
 
 @dataclass(frozen=True)
 class Steps:
-    """What a contestant's steps gave."""
+    """The results of a contestant's steps."""
 
     name: str
-    losses: list[float]  # the mean over all ranks, of the steps before the clock
-    same_bits: bool  # parameters after those, on all ranks; not those of ALONE
-    buckets: list[int]  # bytes that DistributedDataParallel reduces at once, in their order
+    losses: list[float]  # the mean over all ranks, in the steps before the timing
+    same_bits: bool  # of the parameters after those steps, on all ranks; not for ALONE
+    buckets: list[int]  # bytes of DistributedDataParallel's buckets, in order
     seconds: list[float]  # of each round's step, on the slowest rank
 
 
 @dataclass(frozen=True)
 class Row:
-    """A contestant's figures, in seconds; `ratio` None where there is no communication to compare."""
+    """A contestant's figures, in seconds; `ratio` None if there is no communication to compare."""
 
     name: str
     step: float
@@ -51,7 +51,7 @@ def steps_of(record: Mapping[str, object]) -> dict[str, Steps]:
 
 
 def rows(steps: Mapping[str, Steps], bound: float) -> list[Row]:
-    """The figures of all but ALONE; `bound` is in seconds, 0 where there is none."""
+    """The figures of all but ALONE; `bound` is in seconds, 0 if there is none."""
     alone = steps[ALONE].seconds
     ours = [its - base for its, base in zip(steps[DDL].seconds, alone, strict=True)]
     found = []
@@ -59,7 +59,7 @@ def rows(steps: Mapping[str, Steps], bound: float) -> list[Row]:
         if one.name == ALONE:
             continue
         theirs = [its - base for its, base in zip(one.seconds, alone, strict=True)]
-        # With nothing left to see beside the noise of a step, a ratio would be one of noise.
+        # If communication is not larger than a step's noise, a ratio would mean nothing.
         visible = min(median(ours), median(theirs)) > 0.1 * median(alone) and min(ours) > 0
         over = median(its / max(base, bound) for its, base in zip(one.seconds, alone, strict=True))
         ratio = median(its / base for its, base in zip(theirs, ours, strict=True)) if visible else None
@@ -68,7 +68,7 @@ def rows(steps: Mapping[str, Steps], bound: float) -> list[Row]:
 
 
 def faults(steps: Mapping[str, Steps]) -> list[str]:
-    """What is wrong with the training itself; nothing is to be timed that computes something else."""
+    """Faults of the training itself: a contestant that computes something else must not be timed."""
     found = []
     ours = steps[DDL].losses
     for one in steps.values():
@@ -77,7 +77,7 @@ def faults(steps: Mapping[str, Steps]) -> list[str]:
                 found.append(f"{one.name}: the first loss is {one.losses[0]!r}, and {DDL}'s {ours[0]!r}")
             continue
         apart = [abs(its - base) / abs(base) for its, base in zip(one.losses, ours, strict=True)]
-        if not all(value <= APART for value in apart):  # a NaN is no number that is small enough
+        if not all(value <= APART for value in apart):  # also catches NaN
             found.append(f"{one.name}: losses {one.losses}, and {DDL}'s {ours}: {max(apart):.1e} apart")
         if not one.same_bits:
             found.append(f"{one.name}: the ranks' parameters have different bits after {len(one.losses)} steps")

@@ -1,10 +1,10 @@
-"""A rank whose training steps are timed: one model for each contestant, all in one process, whose steps take turns.
+"""A rank whose training steps are timed: one model for each contestant, in one process; their steps take turns.
 
     ddlrun -np 4 python ddl/bench/trainee.py --json FILE
 
-A contestant is a backend, and may have DistributedDataParallel's `bucket_cap_mb`: `ddl`, `gloo`, `ddl:5`. One more,
-ALONE, takes the same step under `no_sync`: what a step takes without communication. First each contestant takes steps
-whose losses are compared; then all are timed, in rounds. Rank 0 writes what came out.
+A contestant is a backend, perhaps with DistributedDataParallel's `bucket_cap_mb`: `ddl`, `gloo`, `ddl:5`. One more,
+ALONE, takes the same step under `no_sync`, without communication. First each contestant takes steps whose losses are
+compared; then all are timed, in rounds. Rank 0 writes the results.
 """
 
 from __future__ import annotations
@@ -56,7 +56,7 @@ class Trainee:
         return loss.detach()
 
     def check(self, steps: int) -> list[float]:
-        """Take `steps` steps; the mean loss over all ranks of each."""
+        """Take `steps` steps; returns the mean loss over all ranks for each."""
         losses = torch.stack([self.step() for _ in range(steps)])
         dist.all_reduce(losses, dist.ReduceOp.AVG)
         return [float(loss) for loss in losses]
@@ -69,13 +69,13 @@ class Trainee:
         return len(set(prints)) == 1
 
     def buckets(self) -> list[int]:
-        """Bytes of each bucket, once it has trained."""
+        """Bytes of each bucket, after some training."""
         said = self.model._get_ddp_logging_data()
         return [int(size) for size in str(said.get("rebuilt_bucket_sizes", "")).split(",") if size.strip()]
 
 
 def timed(work: Callable[[], object]) -> float:
-    """Seconds on the slowest rank, from a moment at which all are ready."""
+    """Seconds on the slowest rank, after a barrier."""
     dist.barrier()
     start = time.perf_counter()
     work()
@@ -85,7 +85,7 @@ def timed(work: Callable[[], object]) -> float:
 
 
 def train(names: Sequence[str], batch: int, width: int, checked: int, rounds: int) -> list[Steps]:
-    """Train by each of `names`, which take turns: in another order each round, as `ddlrun bench` has it."""
+    """Train with each of `names`, in turns, in a different order each round, as `ddlrun bench` does."""
     trainees = [Trainee(name, batch, width) for name in names]
     losses = [one.check(checked) for one in trainees]
     same = [one.has_the_same_bits_everywhere() for one in trainees]

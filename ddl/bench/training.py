@@ -10,8 +10,9 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 
+import machine
 import step_chart
-from harness import Benchmark, write
+from harness import Benchmark
 from runs import Goodput, describe
 from shaped import ROOT, BenchError, ddlrun, run, steady
 from steps import DDL, GLOO, Steps, faults, steps_of, table
@@ -19,7 +20,7 @@ from verdicts import Verdict, judge_steps, lines
 
 from ddl.launch.arguments import read
 from ddl.planning import interface, network, picture
-from ddl.planning.units import format_bits, format_size, format_time
+from ddl.planning.units import format_size, format_time
 from testbed import Testbed
 
 TRAINEE = Path(__file__).with_name("trainee.py")
@@ -38,12 +39,12 @@ class Training:
     contestants: tuple[str, ...] = (DDL, GLOO)
     batch: int = 2  # images a rank and step
     width: int = 64  # channels of the first stage
-    rounds: int = 12  # a multiple of twice the contestants, ALONE included: each follows each other equally often
+    rounds: int = 12  # a multiple of twice the contestants (with ALONE): each follows each other equally often
     judged: bool = False
 
     @property
     def size(self) -> int:
-        """How many ranks there are."""
+        """The number of ranks."""
         return self.ranks * (sum(self.racks) or 1)
 
 
@@ -55,7 +56,7 @@ ALL = (
 
 @dataclass(frozen=True)
 class Trained:
-    """A training's record, and its links' goodput where they are shaped."""
+    """A training's record, and the goodput of its links if they are shaped."""
 
     training: Training
     record: Mapping[str, object]
@@ -65,12 +66,12 @@ class Trained:
 
     @property
     def steps(self) -> dict[str, Steps]:
-        """Of each contestant, by name."""
+        """The results of each contestant, by name."""
         return steps_of(self.record)
 
     @property
     def bound(self) -> float:
-        """Seconds that an allreduce of all gradients takes at least; 0 where links are not shaped."""
+        """The least seconds of an allreduce of all gradients; 0 if links are not shaped."""
         if self.before is None or self.after is None:
             return 0.0
         it = self.training
@@ -86,7 +87,7 @@ class Trained:
 
     @property
     def verdicts(self) -> list[Verdict]:
-        """On what is to be reached."""
+        """The verdicts on its targets."""
         return judge_steps(self.steps, self.bound) if self.training.judged else []
 
 
@@ -151,8 +152,7 @@ def report(made: Trained) -> list[str]:
     images = f"{it.batch} image{'' if it.batch == 1 else 's'}"
     said = [f"{it.title}: {images} a rank, {format_size(made.nbytes)} of gradients"]
     if made.before is not None and made.after is not None:
-        for name, one in (("before", made.before), ("after", made.after)):
-            said.append(f"calibrated {name}: a link {format_bits(one.link)}, an uplink {format_bits(one.uplink)}")
+        said += [f"calibrated before: {made.before}", f"calibrated after: {made.after}"]
         said.append(f"bound of one allreduce of all gradients: {format_time(made.bound)}")
     said.append(table(made.steps, made.bound))
     wrong = [f"WRONG      {one}" for one in faults(made.steps)]
@@ -174,7 +174,7 @@ def _keep(folder: Path, done: Sequence[Trained]) -> None:
         }
         for one in done
     ]
-    write(folder / "training.json", "ddl-training-1", runs)
+    machine.write(folder / "training.json", {"format": "ddl-training-1", "runs": runs})
     last = done[-1]
     title = f"a training step, {format_size(last.nbytes)} of gradients: {last.training.title}"
     picture.write(step_chart.draw(last.steps, last.bound, title), folder / f"training_{last.training.name}.svg")

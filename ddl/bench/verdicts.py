@@ -1,4 +1,4 @@
-"""Which targets were reached. Pure."""
+"""Verdicts: which targets were reached. Pure."""
 
 from __future__ import annotations
 
@@ -17,14 +17,17 @@ from ddl.bench.figures import ratios, spread
 from ddl.planning import interface, network
 from ddl.planning.units import format_size
 
-MARGIN = 0.05  # of small messages, beyond the best peer's own spread
-COMMUNICATION, OVER_FLOOR = 1.4, 1.15  # of a training step: gloo's over ours at least; the step over its floor at most
-NOISE = 0.10  # a spread beyond this is the machine's: whoever is let off by it has proved nothing
+MARGIN = 0.05  # for small messages, beyond the best peer's own spread
+COMMUNICATION, OVER_FLOOR = (
+    1.4,
+    1.15,
+)  # of a step: gloo's over ours, at least; step over floor, at most
+NOISE = 0.10  # a larger spread is the machine's noise, and proves nothing
 
 
 @dataclass(frozen=True)
 class Verdict:
-    """A target and what came out; `reached` None: there was nothing to judge it by, or only noise (`why`)."""
+    """A target and the result; `reached` is None if it could not be judged, or only by noise (`why`)."""
 
     what: str
     value: float | None
@@ -44,7 +47,7 @@ def turns_of(record: dict[str, object]) -> list[Turns]:
 
 
 def left_out_of(record: dict[str, object]) -> list[LeftOut]:
-    """Who was left out, in a record of `ddlrun bench --json`."""
+    """The contestants that were left out, in a record of `ddlrun bench --json`."""
     entries = record.get("left_out", [])  # older records have none
     assert isinstance(entries, list)
     return [LeftOut(**one) for one in entries]
@@ -83,9 +86,9 @@ def _judge(run: Run, by_order: dict[tuple[int, ...], list[Turns]], target: Targe
 
 
 def _small(what: str, value: float, apart: float | None) -> Verdict:
-    """A small message: not slower by more than MARGIN beyond `apart`, the best peer's own spread.
+    """A small message must not be slower by more than MARGIN plus `apart`, the best peer's own spread.
 
-    Noise excuses nobody: with a spread beyond NOISE, who is not slower than it lets him be is not judged.
+    Noise is no excuse: if the spread is larger than NOISE, a time within it is not judged.
     """
     if apart is None:
         return Verdict(what, value, "", None, "one round says nothing about the peer's own spread")
@@ -118,7 +121,7 @@ def judge_steps(steps: Mapping[str, Steps], bound: float) -> list[Verdict]:
 
 
 def lines(verdicts: Sequence[Verdict]) -> list[str]:
-    """One line for each."""
+    """A line for each verdict."""
     words = {True: "reached", False: "MISSED", None: "not judged"}
     said = []
     for one in verdicts:

@@ -119,7 +119,7 @@ def _write(folder: Path, settings: Settings, measured: Sequence[Measured]) -> li
 
 
 def machine() -> dict[str, str | int]:
-    """Where and with what this was measured."""
+    """The machine and the versions that this was measured with."""
     import torch
 
     model = next(
@@ -261,10 +261,12 @@ def _arguments(argv: Sequence[str] | None) -> argparse.Namespace:
     parser.add_argument("--rounds", type=_positive, help="timed steps of each cell (default: 5; quick: 2)")
     parser.add_argument("--device", choices=("cpu", "cuda"), help="default: cuda if there is one")
     parser.add_argument("--threads", type=_positive, help="of torch, on a CPU (default: all cores)")
-    parser.add_argument("--spill-dir", type=Path, help="where LMS and the system swap to (default: the output folder)")
+    parser.add_argument(
+        "--spill-dir", type=Path, help="the folder that LMS and the system swap to (default: the output folder)"
+    )
     parser.add_argument("--no-swap", dest="swap", action="store_false", help="leave out the cells under a memory cap")
     parser.add_argument(
-        "--against", type=checkout, metavar="TREE", help="another checkout, whose LMS takes part beside this one's"
+        "--against", type=checkout, metavar="TREE", help="another checkout: its LMS takes part beside this one's"
     )
     parser.add_argument("-o", "--output", type=Path, default=Path("out/bench"), help="folder (default: out/bench)")
     return parser.parse_args(argv)

@@ -41,7 +41,7 @@ class Turn:
 
 @dataclass(frozen=True)
 class Row:
-    """What a contestant takes for a saved tensor beyond plain, over the rounds. Microseconds."""
+    """A contestant's time for a saved tensor beyond plain's, over the rounds. Microseconds."""
 
     pack: Spread
     unpack: Spread  # and the end of the handle
@@ -124,7 +124,7 @@ def _arguments(argv: Sequence[str] | None) -> argparse.Namespace:
         action="append",
         default=[],
         metavar="TREE",
-        help="another checkout whose LMS takes part",
+        help="another checkout: its LMS takes part",
     )
     parser.add_argument("-o", "--output", type=Path, default=Path("out/bench"), help="folder (default: out/bench)")
     return parser.parse_args(argv)

@@ -1,4 +1,4 @@
-"""One model measured in every way: the cells, the order of their steps, and what the caps are."""
+"""One model measured in every way: the cells, the order of their steps, and the caps."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ ROOT = Path(__file__).resolve().parents[2]
 
 @dataclass(frozen=True)
 class Settings:
-    """What is the same for every cell."""
+    """Settings of all cells."""
 
     size: str
     device: str
@@ -35,7 +35,7 @@ class Settings:
     swap_dir: Path
     swap: bool  # whether to try the cells under a cap
     refused: Mapping[str, str]  # allocators that no cell can be over here, each with the reason
-    against: Path | None = None  # another checkout, whose LMS takes part
+    against: Path | None = None  # another checkout: its LMS takes part
 
 
 @dataclass

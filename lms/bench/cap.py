@@ -35,7 +35,7 @@ Method = Literal["cgroup v1", "cgroup v2", "RLIMIT_DATA"]
 
 _SWAP = 8 * 2**30  # bytes of a swap file; at most half of what is free beside it
 
-# What a refused allocation leaves on stderr: in Python's words, C++'s, PyTorch's, libc's.
+# Messages on stderr after a refused allocation: Python's, C++'s, PyTorch's, libc's.
 _REFUSED = ("MemoryError", "bad_alloc", "can't allocate memory", "Cannot allocate memory", "cannot allocate memory")
 
 _GUARD = """

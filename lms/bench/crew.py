@@ -25,7 +25,7 @@ SOURCE = HERE.parent / "src"
 
 
 def checkout(text: str) -> Path:
-    """The folder of another checkout, whose name stands for it in tables: an argument of the command line."""
+    """An argument of the command line: the folder of another checkout. Tables show its name."""
     tree = Path(text).resolve()
     if not (tree / "lms" / "src" / "lms").is_dir():
         raise argparse.ArgumentTypeError(f"{text!r}: expected the folder of another checkout, with lms/src/lms in it")

@@ -1,4 +1,4 @@
-"""What the benchmark's figures mean, and whether they reach their targets. Pure: no clock, no process, no framework.
+"""The benchmark's figures: their meaning, and whether they reach their targets. Pure: no clock, process or framework.
 
 docs/benchmarks.md explains each figure of DEFINITIONS in the same words.
 """
@@ -143,7 +143,7 @@ def noise_floor(ratios: Sequence[float]) -> float:
 
 
 def differing_steps(cell: Cell, plain: Cell) -> list[int]:
-    """Numbers of the steps whose loss or gradients differ from plain's in any bit."""
+    """Numbers of the steps with a loss or gradients that differ from plain's in any bit."""
     return [
         number
         for number, (a, b) in enumerate(zip(cell.steps, plain.steps, strict=False))

@@ -25,7 +25,7 @@ MIN_SIZE = 4096  # bytes, so that computing on a storage of that size takes litt
 
 
 class Relu(nn.Module):
-    """Saves its result: one tensor, whose storage is its own."""
+    """Saves its result: one tensor with a storage of its own."""
 
     def forward(self, x: Tensor) -> Tensor:
         """Any shape, to the same."""
@@ -52,7 +52,7 @@ MODELS = {"saves": saves, "stays": stays}
 
 
 def identity() -> AbstractContextManager[object]:
-    """Hooks that do nothing: what no saved-tensor hooks in Python can be cheaper than."""
+    """Hooks that do nothing: no saved-tensor hooks in Python can be cheaper."""
     return saved_tensors_hooks(lambda tensor: tensor, lambda tensor: tensor)
 
 
@@ -64,7 +64,7 @@ def managed(model: nn.Module) -> AbstractContextManager[object]:
 
 
 def step(model: nn.Module, x: Tensor) -> tuple[float, float]:
-    """Seconds of this thread in the forward, and in the backward, at whose end nothing is saved any more."""
+    """Seconds of this thread in the forward and in the backward. At its end nothing is saved any more."""
     start = time.thread_time()
     loss = model(x).sum()
     between = time.thread_time()

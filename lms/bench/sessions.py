@@ -1,4 +1,4 @@
-"""What the benchmark reads from a session of LMS."""
+"""The figures that the benchmark reads from a session of LMS."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from lms.core.trace import Trace
 
 
 def forecast(session: Session) -> dict[str, float]:
-    """What the simulator foretells for the pass that comes next; empty while nothing is planned to move."""
+    """The simulator's forecast for the next pass; empty while nothing is planned to move."""
     plan = session.plan
     if plan is None or not plan.moves:
         return {}

@@ -89,7 +89,7 @@ def step(job: Job, optimizer: torch.optim.Optimizer, memory: Memory) -> dict[str
 
 def main() -> None:
     """Answer commands until the input ends."""
-    # Answers go where stdout went; all other output goes to stderr.
+    # Answers go to the original stdout; all other output goes to stderr.
     answers = os.fdopen(os.dup(1), "w", buffering=1)
     os.dup2(2, 1)
     config = json.loads(sys.argv[1])

@@ -10,14 +10,12 @@ import pytest
 
 ROOT = Path(__file__).parents[2]
 BUILD = "lms/src/lms/build.py"
-DDL_BUILD = "ddl/src/ddl/build.py"
 READ = (  # what `ci/setup` reads, beside sources that are compiled
     "ci/setup",
     "ci/requirements.txt",
     "ci/constraints.txt",
     "lms/pyproject.toml",
     BUILD,
-    DDL_BUILD,
     "ddl/pyproject.toml",
     "ddl/CMakeLists.txt",
     "ddl/include/ddl.h",
@@ -35,7 +33,6 @@ case "$*" in
 "-m venv "*) [[ -z ${FAKE_NO_VENV:-} ]] && mkdir -p .venv/bin && cp "$0" .venv/bin/python ;;
 "-m virtualenv "*) [[ -z ${FAKE_NO_VIRTUALENV:-} ]] && mkdir -p .venv/bin && cp "$0" .venv/bin/python ;;
 "-m lms.build torch") [[ -z ${FAKE_NO_COMPILER:-} ]] ;;
-"-m ddl.build torch") [[ -z ${FAKE_NO_HEADERS:-} ]] ;;
 "-m pip "*" install "*) [[ -z ${FAKE_FAIL:-} || "$*" != *"$FAKE_FAIL"* ]] ;;
 esac
 """
@@ -46,7 +43,7 @@ class Machine:
 
     def __init__(self, folder: Path) -> None:
         self.tree = folder / "tree"
-        folders = ("lms/src/lms/native", "ddl/src/ddl/native", "ddl/csrc")
+        folders = ("lms/src/lms/native", "ddl/csrc")
         compiled = [path for folder in folders for path in (ROOT / folder).rglob("*.[hc]*")]
         for name in (*READ, *(str(path.relative_to(ROOT)) for path in compiled)):
             (self.tree / name).parent.mkdir(parents=True, exist_ok=True)
@@ -87,9 +84,7 @@ def test_the_first_installs_pinned_versions_and_the_second_does_nothing(machine:
     assert " install " not in machine.asked
 
 
-@pytest.mark.parametrize(
-    "name", [*(name for name in READ if name != "ci/setup"), "ddl/csrc/engine/engine.cc", "ddl/src/ddl/native/work.cc"]
-)
+@pytest.mark.parametrize("name", [*(name for name in READ if name != "ci/setup"), "ddl/csrc/engine/engine.cc"])
 def test_a_change_of_what_is_asked_for_installs_again_into_the_same_venv(machine: Machine, name: str) -> None:
     machine.setup()
     mine = machine.tree / ".venv/mine"
@@ -121,13 +116,6 @@ def test_a_page_pool_that_cannot_be_compiled_is_a_set_up_that_failed(machine: Ma
     assert "page pool" in failed.stdout
     assert machine.setup().returncode == 0
     assert "-m lms.build torch" in machine.asked
-
-
-def test_a_backend_for_pytorch_that_cannot_be_compiled_is_none(machine: Machine) -> None:
-    done = machine.setup(FAKE_NO_HEADERS="1")
-    assert done.returncode == 0
-    assert "without which DDL works: `python -m ddl.build torch` makes it later" in done.stdout
-    assert machine.setup().stdout == "setup: .venv is up to date\n"
 
 
 def test_a_tree_that_was_moved_gets_a_new_venv(machine: Machine) -> None:

@@ -21,7 +21,7 @@ Run = Callable[..., subprocess.CompletedProcess[str]]
 
 
 def environment(**variables: str) -> dict[str, str]:
-    """What a rank needs beside the caller's environment: the source tree, and root's permission to use Open MPI."""
+    """Variables that a rank needs beside the caller's environment: the source tree, leave to run Open MPI as root."""
     return {
         **{name: value for name, value in os.environ.items() if not name.startswith(("DDL_", "OMPI_MCA_", "PMIX_"))},
         "PYTHONPATH": str(ROOT / "ddl" / "src"),
@@ -87,7 +87,8 @@ def run_over_tcp(
         free.bind(("127.0.0.1", 0))
         port = free.getsockname()[1]
     command = [sys.executable, str(PROGRAMS / program), *arguments]
-    shared = {"WORLD_SIZE": str(size), "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port), **variables}
+    address = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port), "DDL_TRANSPORT": "tcp"}
+    shared = {"WORLD_SIZE": str(size), **address, **variables}
 
     def run_rank(rank: int) -> subprocess.CompletedProcess[str]:
         return run(command, timeout=timeout, RANK=str(rank), **shared)
@@ -122,9 +123,9 @@ def command() -> Run:
 
 
 @pytest.fixture
-def ranks() -> Run:
-    """`ranks(4, "sweep.py", ...)`: `run_ranks`."""
-    return run_ranks
+def ranks(request: pytest.FixtureRequest) -> Run:
+    """`ranks(4, "sweep.py", ...)`: `run_ranks`; `run_over_tcp` if the test is parametrized so."""
+    return run_over_tcp if getattr(request, "param", "mpi") == "tcp" else run_ranks
 
 
 @pytest.fixture

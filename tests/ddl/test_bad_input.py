@@ -1,4 +1,4 @@
-"""What nobody can mean is refused at once in one line: numbers without end, files without end, names too long."""
+"""Absurd input is refused at once in one line: endless numbers, endless files, names that are too long."""
 
 import json
 from pathlib import Path
@@ -16,7 +16,7 @@ COMMAND_LINES = {
     "a number with 5,000 digits": (("-np", DIGITS, "true"), 2, "(5,000 characters)"),
     "ranks of each host": (("--accelerators", HUGE, "true"), 2, "--accelerators: "),
     "seconds": (("--start-timeout", HUGE, "true"), 2, "--start-timeout: "),
-    "slots": (("-H", f"localhost:{HUGE}", "true"), 2, "no number of slots; expected a whole number, at most"),
+    "slots": (("-H", f"localhost:{HUGE}", "true"), 2, "not a number of slots; expected a whole number, at most"),
     "more slots together than a job has": (
         ("-H", ",".join(["localhost:1048576"] * 2), "true"), 3, "ranks: there would be 2,097,152, and a job has at",
     ),
@@ -25,20 +25,20 @@ COMMAND_LINES = {
     "the same for the doctor": (("doctor", "-hostfile", "/dev/full"), 2, "-hostfile='/dev/full': cannot be read: File"),
     "the same for the benchmark": (("bench", "-hostfile", "/dev/full"), 2, "-hostfile='/dev/full': cannot be read: "),
     "a rank file without end": (("-rf", "/dev/zero", "true"), 2, "-rf='/dev/zero': cannot be read: File too large"),
-    "a host's name": (("-H", LONG, "true"), 2, "is no name of a host"),
-    "a part of a host's name": (("-H", f"{'x' * 64}.example", "true"), 2, "is no name of a host"),
+    "a host's name": (("-H", LONG, "true"), 2, "is not a host name"),
+    "a part of a host's name": (("-H", f"{'x' * 64}.example", "true"), 2, "is not a host name"),
     "a program's name": ((LONG,), 2, "not found on PATH"),
     "no program": (("--skipchecks", ""), 2, "PROGRAM is empty; expected a program to run"),
     "a folder": (("--log-dir", LONG, "true"), 2, "File name too long; expected a folder"),
-    "no option of libddl": (("--dry-run", "--ddlarg", "a b", "true"), 2, "--ddlarg: 'a' is no option of libddl"),
+    "no option of libddl": (("--dry-run", "--ddlarg", "a b", "true"), 2, "--ddlarg: 'a' is not an option of libddl"),
     "an option of libddl without its value": (("--ddlarg", "-dbg_level", "true"), 2, "'-dbg_level' has no value"),
     "a picture": (("plan", "--plot", f"{LONG}.svg"), 2, "File name too long; name another file"),
     "a picture of the benchmark": (("bench", "--plot", f"{LONG}.svg"), 2, "File name too long; name another file"),
     "figures": (("bench", "--json", LONG), 2, "File name too long; name another file"),
     "rounds": (("bench", "--rounds", HUGE), 2, "argument --rounds: '1000"),
     "ranks of the benchmark": (("bench", "-np", HUGE), 2, "-np/-n: '1000"),
-    "a network's name": (("plan", LONG), 2, "is no described machine"),
-    "no network": (("plan", ""), 2, "'' is no described machine"),
+    "a network's name": (("plan", LONG), 2, "is neither a machine"),
+    "no network": (("plan", ""), 2, "'' is neither a machine"),
     "hosts": (("plan", "--hosts", HUGE), 2, "argument --hosts: '1000"),
     "a rate": (("plan", "--link", "1e999gbit"), 2, "argument --link: '1e999gbit': expected a rate"),
     "a time": (("plan", "--latency", "1e999s"), 2, "argument --latency: '1e999s': expected a time"),
@@ -70,9 +70,9 @@ VARIABLES = {
         {"SLURM_JOB_NODELIST": "n1", "SLURM_NTASKS": "1", "SLURM_TASKS_PER_NODE": f"1(x{HUGE})"},
         "SLURM_TASKS_PER_NODE='1(x1000",
     ),
-    "LSF's slots": ({"LSB_MCPU_HOSTS": f"n1 {DIGITS}"}, "is no number of slots"),
+    "LSF's slots": ({"LSB_MCPU_HOSTS": f"n1 {DIGITS}"}, "is not a number of slots"),
     "an operator's host file": ({"OMPI_MCA_orte_default_hostfile": "/dev/zero"}, "cannot be read: File too large"),
-    "libddl's options": ({"DDL_OPTIONS": "a b"}, "DDL_OPTIONS: 'a' is no option of libddl"),
+    "libddl's options": ({"DDL_OPTIONS": "a b"}, "DDL_OPTIONS: 'a' is not an option of libddl"),
 }
 
 
@@ -105,7 +105,7 @@ def test_a_rank_file_with_a_rank_that_no_job_has_is_one_line(
 ) -> None:
     (tmp_path / "ranks").write_text(f"rank {rank}=localhost slot=0\n")
     assert ddlrun.main(["-rf", str(tmp_path / "ranks"), "true"]) == 3
-    assert "is no rank; expected a whole number, at most 1,048,575" in capsys.readouterr().err
+    assert "is not a rank; expected a whole number, at most 1,048,575" in capsys.readouterr().err
 
 
 GOOD = {"size": 4, "bandwidth": "1 GB/s"}

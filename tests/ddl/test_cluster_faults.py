@@ -19,7 +19,7 @@ pytestmark = pytest.mark.alone
 
 
 def said(job: subprocess.Popen[str], seconds: float, counts: dict[str, int]) -> str:
-    """What the job says from now on, until each of the patterns was found as often as asked, or the time is over."""
+    """The job's output from now on, until each pattern was found as often as asked, or the time is over."""
     assert job.stdout
     text = ""
     deadline = time.monotonic() + seconds
@@ -33,11 +33,13 @@ def said(job: subprocess.Popen[str], seconds: float, counts: dict[str, int]) -> 
     return text
 
 
-def start(bed: Testbed) -> subprocess.Popen[str]:
+def start(bed: Testbed, folder: Path) -> subprocess.Popen[str]:
+    """mpirun on three hosts. It keeps its files in `folder`, as in conftest.py."""
     command = [str(Path(sys.executable).with_name("mpirun")), "-H", "h0:2,h1:2,h2:2", "--bind-to", "none"]
     command += ["--map-by", ":OVERSUBSCRIBE", "--mca", "mpi_yield_when_idle", "1", "-x", "PYTHONPATH"]
     variables = {
         "PRTE_MCA_plm_ssh_agent": str(AGENT),
+        "PRTE_MCA_prte_local_tmpdir_base": str(folder),
         "OMPI_ALLOW_RUN_AS_ROOT": "1",
         "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM": "1",
         "PYTHONPATH": str(SOURCES),
@@ -58,9 +60,9 @@ def ranks_left(bed: Testbed, seconds: float) -> list[str]:
 
 @pytest.mark.root
 @pytest.mark.usefixtures("needs_testbed")
-def test_when_a_link_is_cut_every_rank_on_both_sides_ends_with_an_error_that_names_the_other() -> None:
+def test_when_a_link_is_cut_every_rank_on_both_sides_ends_with_an_error_that_names_the_other(tmp_path: Path) -> None:
     with running(cluster([3], link="200mbit")) as bed:
-        job = start(bed)
+        job = start(bed, tmp_path)
         before = said(job, 30, {"begun": 1})
         assert "begun" in before, before
         begin = time.monotonic()
@@ -78,13 +80,13 @@ def test_when_a_link_is_cut_every_rank_on_both_sides_ends_with_an_error_that_nam
 
 @pytest.mark.root
 @pytest.mark.usefixtures("needs_testbed")
-def test_when_a_host_is_killed_every_rank_ends_and_the_host_is_named() -> None:
+def test_when_a_host_is_killed_every_rank_ends_and_the_host_is_named(tmp_path: Path) -> None:
     with running(cluster([3], link="200mbit")) as bed:
-        job = start(bed)
+        job = start(bed, tmp_path)
         before = said(job, 30, {"begun": 1})
         assert "begun" in before, before
         bed.kill("h2")
-        # Where mpirun notices that its daemon is gone it ends the ranks before their own probes have told them.
+        # If mpirun notices that its daemon is gone, it ends the ranks before their own probes have told them.
         named = r"(PeerLostError: rank|Remote host:) .*h2"
         text = said(job, 10, {named: 1})
         assert re.search(named, text), text

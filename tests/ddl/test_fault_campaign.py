@@ -18,7 +18,8 @@ from testbed import Testbed, cluster, running
 
 pytestmark = [pytest.mark.root, pytest.mark.usefixtures("needs_testbed")]
 
-# The cheapest of each sort. What test_faults.py and test_cluster_faults.py inject under a bare mpirun is not repeated.
+# The cheapest of each sort. Faults that test_faults.py and test_cluster_faults.py inject under a bare mpirun are not
+# repeated.
 DOZEN = (
     Fault("kill", "middle", (2,), 1, 1, 0),
     Fault("terminate", "call", (2,), 1, 1, 0),
@@ -80,7 +81,7 @@ def test_200_faults_leave_no_hang_and_no_orphan(capsys: pytest.CaptureFixture[st
     assert [(str(one.fault), one.problems, one.output) for one in outcomes if one.problems] == []
 
 
-# A job without MPI, so that any launcher can run it; rank 1 fails where it is told to.
+# A job without MPI, so that any launcher can run it; rank 1 fails on demand.
 ALONE = 'echo now >&2; [ "$1" = "$RANK" ] && exit 3; [ "$DDL_RESTART" ] && exit 0; sleep 600'
 
 

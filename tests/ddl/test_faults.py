@@ -12,6 +12,8 @@ import pytest
 
 PROGRAMS = Path(__file__).parent / "programs"
 Run = Callable[..., subprocess.CompletedProcess[str]]
+BOTH = pytest.mark.parametrize("ranks", ["mpi", "tcp"], indirect=True)
+BOTH_IN_THE_END = pytest.mark.parametrize("ranks", ["mpi", pytest.param("tcp", marks=pytest.mark.slow)], indirect=True)
 
 
 def left_over(mark: str) -> list[str]:
@@ -41,7 +43,8 @@ def suffer(ranks: Run, fault: str, *arguments: str, **variables: str) -> str:
     return done.stdout
 
 
-@pytest.mark.parametrize("count", ["300000", "1000"])  # by MPI, and by shared memory alone
+@BOTH
+@pytest.mark.parametrize("count", ["300000", "1000"])  # through the transport, and through shared memory alone
 @pytest.mark.parametrize("fault", ["kill", "leave"])
 def test_a_rank_that_dies_is_named_at_once(ranks: Run, fault: str, count: str) -> None:
     output = suffer(ranks, fault, count)
@@ -78,12 +81,14 @@ def test_ranks_that_do_not_come_to_a_later_start_are_named(ranks: Run, tmp_path:
         assert f"rank {rank}: ddl_init: rank 0 has waited 4 s for ranks 1, 2: not started, stopped" in done.stdout
 
 
+@BOTH_IN_THE_END
 def test_a_rank_whose_program_fails_is_named(ranks: Run) -> None:
     output = suffer(ranks, "raise")
     assert "ValueError: a defect of the program" in output
     assert re.search(r"ShutdownError: .* rank 1 \(host \S+\) has finalized without calling it", output), output
 
 
+@BOTH
 def test_a_mismatch_names_both_calls(ranks: Run) -> None:
     output = suffer(ranks, "other")
     assert "MismatchError" in output, output
@@ -115,8 +120,9 @@ def test_a_rank_that_stops_in_the_midst_of_ddl_init_is_named_by_all(ranks: Run, 
     assert re.findall(found, done.stdout), done.stdout
 
 
-def test_sigusr1_prints_what_is_in_flight(ranks: Run) -> None:
-    done = ranks(2, "signal_report.py", timeout=40)
+@BOTH_IN_THE_END
+def test_sigusr1_prints_what_is_in_flight(ranks: Run, tmp_path: Path) -> None:
+    done = ranks(2, "signal_report.py", str(tmp_path / "asked"), timeout=40)
     assert done.returncode == 0, done.stdout
     assert re.search(r"rank 0 \(host \S+\): allreduce #0 .*, awaiting rank 1", done.stdout), done.stdout
     assert "has no requests in flight" in done.stdout

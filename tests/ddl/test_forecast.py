@@ -18,8 +18,8 @@ from testbed import AGENT, Testbed, cluster, running
 
 ROOT = Path(__file__).parents[2]
 LINK, UPLINK = "200mbit", "100mbit"
-# Of an idle link. What waits in a loaded one's queue is no latency of its own: the simulator lets messages wait for
-# those before them.
+# Of an idle link. Waiting in the queue of a loaded link is not latency: the simulator lets messages wait for those
+# before them.
 LATENCY_SECONDS = 1e-4
 TOLERANCE = 0.10
 

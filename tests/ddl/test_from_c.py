@@ -1,4 +1,4 @@
-"""What docs/ddl.md tells someone who programs in C, done as it says."""
+"""The instructions of docs/ddl.md for C, followed to the letter."""
 
 from __future__ import annotations
 

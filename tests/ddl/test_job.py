@@ -1,4 +1,4 @@
-"""Joining a job: who is where, and what may be wrong with the options."""
+"""Joining a job: ranks and hosts, and errors in the options."""
 
 import subprocess
 from collections.abc import Callable
@@ -6,8 +6,11 @@ from collections.abc import Callable
 import pytest
 
 Run = Callable[..., subprocess.CompletedProcess[str]]
+BOTH = pytest.mark.parametrize("ranks", ["mpi", "tcp"], indirect=True)
+BOTH_IN_THE_END = pytest.mark.parametrize("ranks", ["mpi", pytest.param("tcp", marks=pytest.mark.slow)], indirect=True)
 
 
+@BOTH
 def test_ranks_know_their_places_and_leave_without_finalize(ranks: Run) -> None:
     done = ranks(3, "init.py", DDL_OPTIONS="-dbg_level 1")
     assert done.returncode == 0, done.stdout
@@ -15,12 +18,14 @@ def test_ranks_know_their_places_and_leave_without_finalize(ranks: Run) -> None:
     assert "ddl: 3 ranks on 1 hosts, plan r:3: " in done.stdout
 
 
+@BOTH
 def test_a_child_that_a_rank_forks_is_no_rank_and_disturbs_none(ranks: Run) -> None:
     done = ranks(2, "fork.py")
     assert done.returncode == 0, done.stdout
     assert "right" in done.stdout.splitlines()
 
 
+@BOTH_IN_THE_END
 @pytest.mark.parametrize(
     ("options", "message"),
     [
@@ -36,6 +41,7 @@ def test_options_that_cannot_be_followed_are_errors_on_every_rank(ranks: Run, op
     assert done.stdout.count(message) >= 1, done.stdout
 
 
+@BOTH
 def test_options_that_differ_between_ranks_are_named(ranks: Run) -> None:
     done = ranks(2, "init.py", "-mode r:2", DDL_OPTIONS="-mode p")
     assert done.returncode == 1

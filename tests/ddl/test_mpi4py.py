@@ -1,4 +1,4 @@
-"""libddl and mpi4py in one process: whoever initialises MPI, and whoever ends it."""
+"""libddl and mpi4py in one process: either may initialise MPI, and either may end it."""
 
 import subprocess
 from collections.abc import Callable

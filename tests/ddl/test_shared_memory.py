@@ -1,4 +1,4 @@
-"""Short messages between the ranks of a host go through memory that they share, where it can be had on all of them."""
+"""Short messages between the ranks of a host go through shared memory, if all of them can have it."""
 
 import os
 import subprocess
@@ -8,14 +8,16 @@ from pathlib import Path
 import pytest
 
 Run = Callable[..., subprocess.CompletedProcess[str]]
+BOTH = pytest.mark.parametrize("ranks", ["mpi", "tcp"], indirect=True)
 
 
 def shared_files() -> set[str]:
-    """What lies in the system's folder of shared memory, and could be left there."""
+    """The files in the system's folder of shared memory, which could be left behind."""
     return {entry.name for entry in Path("/dev/shm").iterdir() if "ddl" in entry.name}
 
 
 @pytest.mark.alone
+@BOTH
 @pytest.mark.parametrize("size", [2, 3, 6])
 def test_it_is_used_and_the_results_are_numpys(ranks: Run, size: int) -> None:
     before = shared_files()
@@ -33,6 +35,7 @@ def test_it_can_be_switched_off(ranks: Run) -> None:
     assert "shared memory" not in done.stdout
 
 
+@BOTH
 def test_where_it_cannot_be_made_all_do_without_and_say_why(ranks: Run) -> None:
     done = ranks(3, "shared_memory.py", "files", DDL_OPTIONS="-dbg_level 1")
     assert done.returncode == 0, done.stdout

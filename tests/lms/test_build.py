@@ -14,13 +14,13 @@ from lms.errors import LMSError
 
 @pytest.fixture
 def copy(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """The sources in a folder of their own, which nothing was compiled in."""
+    """The pool's sources in a folder of their own, which nothing was compiled in, beside empty hooks."""
     folder = tmp_path / "native"
     folder.mkdir()
-    for source in module.SOURCES:
-        shutil.copy(source, folder)
+    for source in module.POOL.sources:
+        shutil.copy(module.NATIVE / source, folder)
+    (folder / "saved_tensor_hooks.cc").touch()
     monkeypatch.setattr(module, "NATIVE", folder)
-    monkeypatch.setattr(module, "SOURCES", tuple(folder / source.name for source in module.SOURCES))
     return folder
 
 
@@ -43,7 +43,7 @@ def test_a_library_belongs_to_one_pytorch_and_to_one_state_of_the_sources(
 def test_it_is_compiled_once_and_an_outdated_one_goes(copy: Path, capsys: pytest.CaptureFixture[str]) -> None:
     pytest.importorskip("torch")
     assert main(["torch"]) == 0
-    (made,) = copy.glob("*.so")
+    (made,) = copy.glob("page_pool-*.so")
     assert "is ready" in capsys.readouterr().out
     before = made.stat()
     assert main(["torch"]) == 0
@@ -51,7 +51,7 @@ def test_it_is_compiled_once_and_an_outdated_one_goes(copy: Path, capsys: pytest
     with (copy / "page_pool.h").open("a") as file:
         file.write("// changed\n")
     assert build() != made
-    assert len(list(copy.glob("*.so"))) == 1
+    assert len(list(copy.glob("page_pool-*.so"))) == 1
     assert not list(copy.glob(".build-*"))
 
 
@@ -76,7 +76,15 @@ def test_what_the_compiler_says_is_shown_and_nothing_is_left(copy: Path, capsys:
     (copy / "page_pool.cc").write_text("#error no such luck\n")
     assert main(["torch"]) == 1
     assert "no such luck" in capsys.readouterr().err
-    assert sorted(path.name for path in copy.iterdir()) == sorted(source.name for source in module.SOURCES)
+    assert not [path for path in copy.iterdir() if path.suffix not in (".h", ".cc")]
+
+
+def test_without_the_hooks_there_is_a_pool_and_a_warning(copy: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    pytest.importorskip("torch")
+    (copy / "saved_tensor_hooks.cc").write_text("#error no such luck\n")
+    assert main(["torch"]) == 0
+    assert "warning: no saved-tensor hooks in C++, so Python does their work" in capsys.readouterr().err
+    assert [path.name.partition("-")[0] for path in copy.glob("*.so")] == ["page_pool"]
 
 
 def test_a_missing_compiler_is_named(copy: Path, monkeypatch: pytest.MonkeyPatch) -> None:

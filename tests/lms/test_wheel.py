@@ -9,7 +9,7 @@ from pathlib import Path
 ROOT = Path(__file__).parents[2]
 
 
-def test_it_holds_the_package_the_page_pools_sources_and_nothing_else(
+def test_it_holds_the_package_the_sources_of_what_is_compiled_and_nothing_else(
     tmp_path: Path,
 ) -> None:
     tree = tmp_path / "lms"

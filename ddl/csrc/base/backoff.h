@@ -1,4 +1,4 @@
-// Waiting that is kind to others: spin briefly, then let other threads run, then sleep for longer and longer.
+// Backoff: spin briefly, then let other threads run, then sleep for longer and longer.
 #pragma once
 
 #include <algorithm>
@@ -7,15 +7,15 @@
 
 namespace ddl {
 
-// Seconds of a clock that never goes back.
+// Seconds of a monotonic clock.
 inline double seconds_now() {
     return std::chrono::duration<double>(std::chrono::steady_clock::now().time_since_epoch()).count();
 }
 
 class Backoff {
   public:
-    // `spins`: pauses that do nothing. More yield (a yield costs little where nobody waits for the core, and lets the
-    // awaited rank run where it does), then each sleeps for longer, up to `nap_seconds`.
+    // The first `spins` pauses do nothing. The next ones yield, which costs little if no other thread wants the core,
+    // and otherwise may let the awaited rank run. Then each pause sleeps longer, up to `nap_seconds`.
     Backoff(int spins, double nap_seconds) : spins_(spins), longest_(nap_seconds) {}
 
     void reset() {
@@ -24,11 +24,16 @@ class Backoff {
     }
 
     void pause() {
-        if (++count_ <= spins_) return;
-        if (count_ <= spins_ * kYields + kYields) {
-            std::this_thread::yield();
-            return;
-        }
+        if (!gives_way()) nap();
+    }
+    // Spins or yields. False when the time for that is over, and nothing was done.
+    bool gives_way() {
+        if (++count_ <= spins_) return true;
+        if (count_ > spins_ * kYields + kYields) return false;
+        std::this_thread::yield();
+        return true;
+    }
+    void nap() {
         std::this_thread::sleep_for(std::chrono::duration<double>(nap_));
         nap_ = std::min(nap_ * 2, longest_);
     }

@@ -1,5 +1,5 @@
-// The processors that the ranks of a host may run on: a launcher, a batch system or a container may give them few of
-// those that there are.
+// The CPUs that the ranks of a host may run on. A launcher, a batch system or a container may give them only some of
+// the host's.
 #pragma once
 
 #include <cstddef>
@@ -10,15 +10,15 @@ namespace ddl {
 
 constexpr size_t kMostCores = 1024;
 
-// A bit for each, by its number. On the wire as it stands.
+// A bit for each CPU, by number. Sent over the wire as it is.
 struct CoreSet {
     uint64_t words[kMostCores / 64] = {};
 };
 
-// Those that the calling thread may run on; where the system does not say, as many as it has.
+// The CPUs that the calling thread may run on; if the system does not say, all that it has.
 CoreSet own_cores();
 
-// How many are in any of the sets.
+// The number of CPUs in the union of the sets.
 int count_cores(const std::vector<CoreSet>& sets);
 
 }  // namespace ddl

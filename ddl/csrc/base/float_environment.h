@@ -1,6 +1,6 @@
-// The floating-point settings of the calling thread, put to their defaults for a while. Reductions run on whatever
-// thread makes progress, often the user's, which may round otherwise or flush denormals (Intel's OpenMP and
-// torch.set_flush_denormal do): ranks would then get different bits.
+// Default floating-point settings for the calling thread, for the life of an object. Reductions run on any thread that
+// makes progress. That is often the user's thread, which may round in another way or flush denormals (Intel's OpenMP
+// and torch.set_flush_denormal do). Ranks would then get different bits.
 #pragma once
 
 #include <cstdint>
@@ -16,7 +16,7 @@ class DefaultFloats {
     DefaultFloats() : before_(get()) {
         if (before_ != kDefault) set(kDefault);
     }
-    // Also takes back the flags of exceptions that our arithmetic has raised.
+    // Also clears the exception flags that our arithmetic has raised.
     ~DefaultFloats() { set(before_); }
     DefaultFloats(const DefaultFloats&) = delete;
     DefaultFloats& operator=(const DefaultFloats&) = delete;
@@ -24,7 +24,7 @@ class DefaultFloats {
   private:
 #if defined(__x86_64__) || defined(__i386__)
     using Word = unsigned int;
-    static constexpr Word kDefault = 0x1f80;  // MXCSR: all exceptions masked, to nearest, denormals kept
+    static constexpr Word kDefault = 0x1f80;  // MXCSR: all exceptions masked, round to nearest, keep denormals
     static Word get() { return _mm_getcsr(); }
     static void set(Word word) { _mm_setcsr(word); }
 #elif defined(__aarch64__)

@@ -20,7 +20,7 @@ void add_bfloats_portable(uint16_t* out, const uint16_t* a, const uint16_t* b, s
 
 #if defined(__x86_64__)
 
-// The same loop, which the compiler makes twice as wide.
+// The same loop; the compiler makes it twice as wide.
 DDL_AVX2 void add_bfloats_avx2(uint16_t* out, const uint16_t* a, const uint16_t* b, size_t count) {
 #pragma GCC ivdep
     for (size_t i = 0; i < count; ++i) out[i] = float_to_bfloat(bfloat_to_float(a[i]) + bfloat_to_float(b[i]));

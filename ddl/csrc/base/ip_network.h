@@ -1,5 +1,5 @@
-// Networks of internet addresses, as DDL_NETWORKS and DDL_DOOR list them. Needs nothing but the C library: libddl's
-// sockets and the port filter, which is loaded into other programs, both use it.
+// IP networks, as in DDL_NETWORKS and DDL_DOOR. This needs only the C library, because the port filter uses it too, and
+// is loaded into other programs.
 #pragma once
 
 #include <arpa/inet.h>
@@ -13,9 +13,9 @@ namespace ddl {
 struct IpNetwork {
     int family = AF_UNSPEC;
     unsigned char bytes[16] = {};  // of the address
-    int bits = 0;                  // that all addresses of the network have in common
+    int bits = 0;                  // prefix length
 
-    // `address`: an in_addr, or an in6_addr, as `its_family` says.
+    // `address` is an in_addr or an in6_addr, according to `its_family`.
     bool contains(int its_family, const void* address) const {
         if (its_family != family) return false;
         const auto* theirs = static_cast<const unsigned char*>(address);
@@ -25,7 +25,7 @@ struct IpNetwork {
     }
 };
 
-// Reads `length` characters such as "10.0.0.0/24" or "fd00::/8". False if they are no network.
+// Reads `length` characters such as "10.0.0.0/24" or "fd00::/8". False if they are not a network.
 inline bool read_network(const char* text, size_t length, IpNetwork* network) {
     char copy[INET6_ADDRSTRLEN + sizeof "/128"] = "";
     if (length >= sizeof copy) return false;

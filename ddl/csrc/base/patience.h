@@ -3,7 +3,7 @@
 
 namespace ddl {
 
-// What to do about a rank that is late: said by ddl_init, and by calls on a communicator.
+// Advice about a late rank, in the messages of ddl_init and of calls on a communicator.
 constexpr const char* kPatienceOfInit = "DDL_TIMEOUT sets how many seconds a rank may be late";
 constexpr const char* kPatienceOfCalls =
     "DDL_TIMEOUT, or ddl_comm_set_timeout for one communicator, sets how many seconds a rank may be late";
@@ -11,7 +11,7 @@ constexpr const char* kPatienceOfCalls =
 struct Patience {
     double ask_seconds = 1;  // without progress: ask the others what they do, and again after 2, 4, 8, ... of these, at
                              // least every warn_seconds
-    double warn_seconds = 10;      // name who is missing in a warning
+    double warn_seconds = 10;      // then a warning names who is missing
     double timeout_seconds = 300;  // end the collective with an error
 };
 

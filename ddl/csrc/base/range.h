@@ -1,4 +1,4 @@
-// A run of elements, and how ranks cut it.
+// A range of elements, and how ranks divide it.
 #pragma once
 
 #include <algorithm>
@@ -10,7 +10,7 @@ namespace ddl {
 struct Range {
     uint64_t begin = 0, end = 0;
     uint64_t size() const { return end - begin; }
-    // Part `index` of `parts` nearly equal ones; every rank cuts alike.
+    // Part `index` of `parts` nearly equal parts; every rank divides alike.
     Range part(int index, int parts) const {
         // Not size() * index / parts, which overflows for large buffers.
         const auto n = static_cast<uint64_t>(parts), i = static_cast<uint64_t>(index);

@@ -47,7 +47,7 @@ void ScratchPool::give(std::unique_ptr<Scratch::Line[]> lines, unsigned power) {
         free_[power].push_back(std::move(lines));
         kept_bytes_ += bytes;
     } catch (const std::bad_alloc&) {
-        // A destructor's call: the block is freed, as if there were enough of them.
+        // Called by a destructor, so it must not throw: the block is freed.
     }
 }
 

@@ -1,5 +1,4 @@
-// Memory of the engine's own for messages that cannot go straight to or from a user's buffer. Blocks are kept for
-// reuse.
+// The engine's own memory, for messages that cannot go straight to or from a user's buffer. Blocks are kept for reuse.
 #pragma once
 
 #include <array>
@@ -11,7 +10,7 @@ namespace ddl {
 
 class ScratchPool;
 
-// A block of a pool, which goes back when this is destroyed. The pool must live longer.
+// A block of a pool. The destructor gives it back; the pool must live longer.
 class Scratch {
   public:
     struct alignas(64) Line {
@@ -26,20 +25,20 @@ class Scratch {
     std::byte* data() const { return lines_ ? lines_[0].bytes : nullptr; }
     explicit operator bool() const { return lines_ != nullptr; }
     void release();
-    // Leaves it to a transport that may still use it: for ever.
+    // Leaks the block, for a transport that may still use it.
     void leave() noexcept { static_cast<void>(lines_.release()); }
 
   private:
     friend class ScratchPool;
     ScratchPool* pool_ = nullptr;
     std::unique_ptr<Line[]> lines_;
-    unsigned power_ = 0;  // it has 2 to this of lines
+    unsigned power_ = 0;  // the block has 2^power_ lines
 };
 
 // Not thread-safe: the engine's progress lock guards it.
 class ScratchPool {
   public:
-    // `keep_bytes`: how much memory it keeps for reuse; what goes beyond is freed when it comes back.
+    // `keep_bytes`: how much memory it keeps for reuse; blocks beyond that are freed when they come back.
     explicit ScratchPool(size_t keep_bytes = 256 << 20) : keep_bytes_(keep_bytes) {}
 
     // At least `bytes` bytes, aligned to 64, with any content. Throws std::bad_alloc.

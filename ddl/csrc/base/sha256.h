@@ -1,4 +1,4 @@
-// SHA-256 (FIPS 180-4) and HMAC (RFC 2104), by which ranks that know the same token recognise one another.
+// SHA-256 (FIPS 180-4) and HMAC (RFC 2104), with which ranks that share a token recognise one another.
 #pragma once
 
 #include <array>
@@ -65,7 +65,7 @@ inline Digest hmac_sha256(std::string key, const std::string& text) {
     return sha256(outer + std::string(first.begin(), first.end()));
 }
 
-// In a time that does not tell how many bytes are right.
+// In constant time, which does not reveal how many bytes are right.
 inline bool is_same(const Digest& mine, const unsigned char* theirs) {
     unsigned char difference = 0;
     for (size_t i = 0; i < mine.size(); ++i)

@@ -1,4 +1,4 @@
-// Libraries that are looked for at run time.
+// Libraries that are loaded at run time.
 #pragma once
 
 #include <cstdint>
@@ -10,12 +10,12 @@ namespace ddl {
 class SharedLibrary {
   public:
     enum class Scope : uint8_t { local, global };  // global: what it loads itself finds its symbols
-    // The first of `names` that loads; it is never unloaded. Throws Error(DDL_ERROR_UNSUPPORTED) that names `what` it
-    // is for, what was tried and `remedy`.
+    // Loads the first of `names` that can be loaded, and never unloads it. Throws Error(DDL_ERROR_UNSUPPORTED), which
+    // names `what` needs it, the names that were tried, and the `remedy`.
     SharedLibrary(const std::vector<std::string>& names, const std::string& what, const std::string& remedy,
                   Scope scope = Scope::local);
 
-    // Throws Error(DDL_ERROR_UNSUPPORTED) where the library has no such function.
+    // Throws Error(DDL_ERROR_UNSUPPORTED) if the library has no such function.
     template <typename Function>
     void find(const char* name, Function** function) const {
         *function = reinterpret_cast<Function*>(address_of(name));
@@ -30,14 +30,13 @@ class SharedLibrary {
     void* handle_ = nullptr;
 };
 
-// The file that an environment variable names; "" where it names none.
+// The file that an environment variable names; "" if it is not set.
 std::string chosen_library(const char* variable);
 
-// The file of a library that this process has loaded, whose name begins with `prefix` ("libcudart.so"); "" where there
-// is none.
+// The file of a loaded library whose name begins with `prefix` ("libcudart.so"); "" if there is none.
 std::string loaded_library(const std::string& prefix);
 
-// A number that grows with each library that the process loads: where it has not changed, no other was.
+// A number that grows with each library that the process loads: if it is unchanged, none was loaded.
 unsigned long long loaded_count();
 
 }  // namespace ddl

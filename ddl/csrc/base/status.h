@@ -19,8 +19,8 @@ struct Status {
     bool ok() const { return code == DDL_SUCCESS; }
 };
 
-// What the pure parts (plans, schedules, options, the simulator) throw. The engine reports a Status instead: nothing is
-// thrown through its thread.
+// Thrown by the pure parts (plans, schedules, options, the simulator). The engine returns a Status instead: no
+// exception crosses its thread.
 class Error : public std::runtime_error {
   public:
     Error(Code code, const std::string& message) : std::runtime_error(message), code_(code) {}

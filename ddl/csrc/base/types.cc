@@ -8,7 +8,7 @@
 namespace ddl {
 namespace {
 
-// Integers are added and multiplied as unsigned: wrapping is then defined.
+// Integers are added and multiplied as unsigned, because wrapping is defined for these.
 template <typename T, bool = std::is_integral_v<T>>
 struct Wrapping {
     using type = T;
@@ -36,7 +36,7 @@ struct Multiply {
 struct Min {
     template <typename T>
     static T of(T a, T b) {
-        return (a < b || a != a) ? a : b;  // a != a: NaN; were b NaN, the comparison fails and b is taken
+        return (a < b || a != a) ? a : b;  // a != a: a is NaN; if b is NaN, the comparison is false and b is taken
     }
 };
 struct Max {
@@ -46,7 +46,7 @@ struct Max {
     }
 };
 
-// How a stored element becomes the number that is computed with, and back.
+// Converts a stored element to the number to compute with, and back.
 template <typename T>
 struct Plain {
     using Stored = T;
@@ -64,8 +64,8 @@ struct Bfloat {
     static uint16_t store(float value) { return float_to_bfloat(value); }
 };
 
-// `ivdep`: out may be a or b exactly, which carries nothing from one element to another. It also keeps the compiler
-// from choosing a loop by how the pointers lie, so that two ranks run the same instructions on the same operands.
+// `ivdep`: `out` may be exactly `a` or `b`, which carries nothing from one element to another. It also keeps the
+// compiler from choosing a loop by the pointers, so that all ranks run the same instructions on the same operands.
 template <typename Element, typename Op>
 void combine_loop(void* out, const void* a, const void* b, size_t count) {
     using Stored = typename Element::Stored;
@@ -113,7 +113,7 @@ auto visit(DataType type, F&& f) {
         case DDL_INT64: return f(Plain<int64_t>{});
         case DDL_UINT8: return f(Plain<uint8_t>{});
     }
-    throw Error(DDL_ERROR_ARGUMENT, "data type " + std::to_string(static_cast<int>(type)) + " is none of ddl_type");
+    throw Error(DDL_ERROR_ARGUMENT, "data type " + std::to_string(static_cast<int>(type)) + " is not a ddl_type");
 }
 
 }  // namespace

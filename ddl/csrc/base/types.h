@@ -1,12 +1,12 @@
-// What a collective computes on: data types, operations and the loops that reduce.
+// Data types, operations, and the loops that reduce.
 //
 // Numbers. Sums and products of integers wrap around (two's complement). float16 and bfloat16 are computed in float32
 // and rounded to nearest even after each operation: the wire carries the input's type, so each hop rounds. `min` and
-// `max` give NaN where either operand is NaN. `average` is a sum that is divided once, at the end, by the number of
-// ranks: integers are divided towards zero, and a float16 sum may overflow before the division as it would under `sum`.
+// `max` give NaN if either operand is NaN. `average` is a sum that is divided once, at the end, by the number of ranks:
+// integers round towards zero, and a float16 sum may overflow before the division, as with `sum`.
 //
-// Bits. The result of an operation depends on the order of its operands only where both are NaN (whose payload is kept)
-// and, for `min` and `max`, where they are zeros of different sign. So schedules fix that order too.
+// Bits. The order of the operands matters only if both are NaN (which payload is kept) and, for `min` and `max`, if
+// they are zeros of different sign. So schedules fix that order too.
 #pragma once
 
 #include <cstddef>
@@ -22,7 +22,7 @@ using ReduceOp = ddl_op;
 bool is_valid(DataType type);
 bool is_valid(ReduceOp op);
 
-// Floating point, of whatever width: what has NaNs.
+// True for floating point types, which have NaNs.
 bool is_float(DataType type);
 
 // Bytes of an element.
@@ -36,7 +36,7 @@ const char* name_of(ReduceOp op);
 // `average` adds: see divide(). Pointers need the alignment of the element.
 void combine(void* out, const void* a, const void* b, size_t count, DataType type, ReduceOp op);
 
-// values[i] /= divisor, which is what turns a sum over `divisor` ranks into an average.
+// values[i] /= divisor: turns a sum over `divisor` ranks into an average.
 void divide(void* values, size_t count, DataType type, int divisor);
 
 }  // namespace ddl

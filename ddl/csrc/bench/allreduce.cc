@@ -2,14 +2,14 @@
 //
 //   bench_ddl | bench_mpi HOST:PORT,...
 //
-// It connects to the bench's controller, at the first of the addresses that answers, says `TOKEN RANK SIZE` (the token
-// is in OMPI_DDLRUN_BENCH), and does what it is told, a line each:
+// It connects to the benchmark's controller, at the first address that answers, and sends `TOKEN RANK SIZE` (the token
+// is in OMPI_DDLRUN_BENCH). Then it executes commands, one a line:
 //
 //   check BYTES          one allreduce whose sum is known; answers `took SECONDS`, or `wrong` and where
 //   time BYTES REPEATS   that many allreduces back to back; answers `took SECONDS`, of this rank, from a barrier on
 //
-// until the connection ends. Data is float32, the operation is sum, input and output are different buffers. While it
-// waits for a line it sleeps in the kernel: contestants take turns on the same cores.
+// until the connection ends. The data is float32, the operation sum; input and output are different buffers. It sleeps
+// in the kernel while it waits for a line, because contestants take turns on the same cores.
 #include <netdb.h>
 #include <sys/socket.h>
 #include <sys/time.h>
@@ -66,7 +66,7 @@ void allreduce(const float* input, float* output, size_t count) {
 }
 #endif
 
-// A connection to HOST:PORT; -1 where there is none within 5 seconds, and then `why`.
+// Connects to HOST:PORT within 5 seconds; on failure returns -1 and sets `why`.
 int connect_to(const std::string& contact, std::string& why) {
     const size_t colon = contact.rfind(':');
     if (colon == std::string::npos) die("expected HOST:PORT,..., found " + contact);
@@ -81,7 +81,7 @@ int connect_to(const std::string& contact, std::string& why) {
         const int fd = socket(one->ai_family, one->ai_socktype, one->ai_protocol);
         if (fd < 0) continue;
         const timeval patience{5, 0}, none{};
-        setsockopt(fd, SOL_SOCKET, SO_SNDTIMEO, &patience, sizeof patience);  // connect's, too: socket(7)
+        setsockopt(fd, SOL_SOCKET, SO_SNDTIMEO, &patience, sizeof patience);  // also limits connect(): socket(7)
         if (connect(fd, one->ai_addr, one->ai_addrlen) == 0) {
             setsockopt(fd, SOL_SOCKET, SO_SNDTIMEO, &none, sizeof none);
             connected = fd;
@@ -107,13 +107,13 @@ int connect_to_any(const std::string& contacts) {
 // Small whole numbers, so that sums are exact in float32 for thousands of ranks.
 float element(int rank, size_t i) { return static_cast<float>(rank % 13 + static_cast<int>(i % 17)); }
 
-// Seconds of `repeats` allreduces, from a barrier on.
+// Seconds of `repeats` allreduces after a barrier.
 double timed(const std::vector<float>& input, std::vector<float>& output, unsigned long repeats) {
     barrier();
     const auto start = std::chrono::steady_clock::now();
     for (unsigned long i = 0; i < repeats; ++i) allreduce(input.data(), output.data(), input.size());
     const std::chrono::duration<double> seconds = std::chrono::steady_clock::now() - start;
-    barrier();  // what MPI has still to send moves on in here: outside of MPI nothing does
+    barrier();  // MPI sends its remaining data in here: it makes no progress outside of its calls
     return seconds.count();
 }
 
@@ -165,7 +165,7 @@ int main(int argc, char** argv) {
             }
             say(took(timed(input, output, repeats)));
         } else {
-            die(std::string("the controller says what this worker does not know: ") + line);
+            die(std::string("unknown command of the controller: ") + line);
         }
     }
     end();

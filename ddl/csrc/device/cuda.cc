@@ -18,7 +18,7 @@ constexpr unsigned kStreamNonBlocking = 1;            // cudaStreamNonBlocking
 constexpr unsigned kEventDisableTiming = 2;
 constexpr int kCaptureModeRelaxed = 2;  // cudaStreamCaptureModeRelaxed
 
-// cudaPointerAttributes; later versions have fields behind these.
+// cudaPointerAttributes; later versions have more fields after these.
 struct PointerAttributes {
     int type = 0;
     int device = 0;
@@ -32,7 +32,7 @@ CudaApi load() {
     if (const std::string chosen = chosen_library("DDL_CUDA_LIB"); !chosen.empty()) {
         names = {chosen};
     } else {
-        // The one that the program uses knows its buffers; a second one works too, but costs memory.
+        // The runtime that the program has loaded knows its buffers; a second one works too, but costs memory.
         if (const std::string loaded = loaded_library("libcudart.so"); !loaded.empty()) names.push_back(loaded);
         for (const char* name : {"libcudart.so.13", "libcudart.so.12", "libcudart.so.11.0", "libcudart.so"}) {
             names.emplace_back(name);
@@ -63,18 +63,18 @@ CudaApi load() {
     return api;
 }
 
-// What only the driver knows, as its documentation gives it (CUDA Driver API).
+// Functions that only the driver has, declared as in its documentation (CUDA Driver API).
 struct CudaDriver {
     int (*pointer_attribute)(void* data, int attribute, unsigned long long pointer);
     int (*primary_context)(int gpu, unsigned* flags, int* active);
 };
 
-// Null where the process has not loaded it.
+// Null if the process has not loaded it.
 const CudaDriver* cuda_driver() {
     static std::atomic<const CudaDriver*> found{nullptr};
-    static std::atomic<unsigned long long> looked{0};  // loaded_count() when it was not there
+    static std::atomic<unsigned long long> looked{0};  // loaded_count() when the driver was not there
     if (const CudaDriver* driver = found.load(std::memory_order_acquire)) return driver;
-    // Each call of a collective asks. To read all libraries' names takes longer than a small message.
+    // Each collective asks, and reading the names of all libraries takes longer than a small message.
     const unsigned long long count = loaded_count();
     if (looked == count) return nullptr;
     const std::string name = loaded_library("libcuda.so");
@@ -91,7 +91,7 @@ const CudaDriver* cuda_driver() {
     return &made;
 }
 
-// True where something in the process has used the GPU, and where nobody can say.
+// True if something in the process has used the GPU, or if that is unknown.
 bool is_begun(int gpu) {
     const CudaDriver* const driver = cuda_driver();
     unsigned flags = 0;
@@ -99,8 +99,8 @@ bool is_begun(int gpu) {
     return !driver || driver->primary_context(gpu, &flags, &active) != kSuccess || active != 0;
 }
 
-// Where the runtime cannot say: whether the driver knows `pointer` as a GPU's memory. Throws Error where it cannot say
-// either.
+// Whether the driver knows `pointer` as GPU memory, for cases in which the runtime cannot say. Throws Error if the
+// driver cannot say either.
 bool is_in_gpu(const void* pointer) {
     constexpr int kMemoryTypeAttribute = 2;  // CU_POINTER_ATTRIBUTE_MEMORY_TYPE
     const CudaDriver* const driver = cuda_driver();
@@ -110,8 +110,8 @@ bool is_in_gpu(const void* pointer) {
         driver->pointer_attribute(&type, kMemoryTypeAttribute, reinterpret_cast<unsigned long long>(pointer));
     switch (code) {
         case kSuccess: return type == kDeviceMemory;
-        case 1:    // CUDA_ERROR_INVALID_VALUE: no memory of CUDA's
-        case 3:    // CUDA_ERROR_NOT_INITIALIZED, by nobody: no memory of it is in use
+        case 1:    // CUDA_ERROR_INVALID_VALUE: not CUDA's memory
+        case 3:    // CUDA_ERROR_NOT_INITIALIZED: nobody uses CUDA's memory
         case 4:    // CUDA_ERROR_DEINITIALIZED
         case 100:  // CUDA_ERROR_NO_DEVICE
         case 101:  // CUDA_ERROR_INVALID_DEVICE
@@ -205,7 +205,7 @@ CudaEvent CudaEvents::record(CudaStream stream) {
         give(event);
         if (code != kInvalidHandle) api_.check(code, "cudaEventRecord");
         api_.forget(code);
-        throw Error(DDL_ERROR_ARGUMENT, "the stream of ddl_set_stream is none of GPU " + std::to_string(gpu_) +
+        throw Error(DDL_ERROR_ARGUMENT, "the stream of ddl_set_stream is not of GPU " + std::to_string(gpu_) +
                                             "'s, where the buffers are: it belongs to another, or was destroyed");
     }
     return event;
@@ -220,7 +220,7 @@ bool CudaEvents::passed(CudaEvent event) const {
     const CurrentGpu current(api_, gpu_);
     const int code = api_.event_query(event);
     if (code == kNotReady) {
-        api_.forget(code);  // no error, but kept as the thread's last by some versions
+        api_.forget(code);  // not an error, but some versions keep it as the thread's last error
         return false;
     }
     api_.check(code, "cudaEventQuery");
@@ -236,7 +236,7 @@ CudaStream make_stream(const CudaApi& api, int gpu) {
 
 std::shared_ptr<CudaDevice> CudaDevice::of(int gpu) {
     static std::mutex mutex;
-    // Never destroyed: the runtime may be gone before they are.
+    // Never destroyed, because the runtime may be gone before the devices are.
     static auto* devices = new std::map<int, std::shared_ptr<CudaDevice>>;
     const std::lock_guard lock(mutex);
     auto& device = (*devices)[gpu];
@@ -258,14 +258,14 @@ CudaPlace CudaDevice::place_of(const void* pointer) {
     const CudaApi* api = cuda_api_in_use();
     if (!api) {
         if (!is_in_gpu(pointer)) return {};
-        api = &cuda_api();  // says why it cannot be used
+        api = &cuda_api();  // throws, and says why it cannot be used
     }
     PointerAttributes attributes;
     const int code = api->pointer_attributes(&attributes, pointer);
     if (code != kSuccess) {
         api->forget(code);
-        // Before CUDA 11, memory that it does not know; without a GPU, any. A runtime that is too new for the driver
-        // has other errors, and the program may use another that works.
+        // Unknown memory before CUDA 11, or any memory without a GPU. A runtime that is too new for the driver gives
+        // other errors; the program may use another runtime that works.
         if (code == kInvalidValue || code == kNoDevice || !is_in_gpu(pointer)) return {};
         throw Error(DDL_ERROR_UNSUPPORTED,
                     std::string("a buffer is in a GPU's memory, but the CUDA runtime cannot be used: ") +
@@ -291,7 +291,7 @@ Ticket CudaDevice::copy(void* to, const void* from, size_t bytes, bool to_device
     try {
         copies_[++last_] = events_.record(stream);
     } catch (...) {
-        static_cast<void>(api_.stream_synchronize(stream));  // nobody else would wait for it
+        static_cast<void>(api_.stream_synchronize(stream));  // nothing else would wait for it
         copies_.erase(last_);
         throw;
     }
@@ -312,7 +312,7 @@ void CudaDevice::finish(Ticket ticket) noexcept {
         const CurrentGpu current(api_, gpu_);
         static_cast<void>(api_.event_synchronize(found->second));
     } catch (const Error&) {
-        // The GPU is lost: nothing is copied any more.
+        // The GPU is lost, so nothing is being copied.
     }
     events_.give(found->second);
     copies_.erase(found);

@@ -1,5 +1,5 @@
-// The CUDA runtime, found at run time: buffers in a GPU's memory need it, and nothing else does. Its functions are
-// declared here as its documentation gives them (CUDA Runtime API, versions 11 to 13); no header of it is needed.
+// The CUDA runtime, loaded at run time. Only buffers in GPU memory need it. Its functions are declared here as in its
+// documentation (CUDA Runtime API, versions 11 to 13); its headers are not needed.
 #pragma once
 
 #include <cstddef>
@@ -18,7 +18,7 @@ using CudaEvent = void*;   // cudaEvent_t
 
 struct CudaApi {
     const char* (*error_string)(int);
-    int (*get_last_error)();  // and forgets it
+    int (*get_last_error)();  // and resets it
     int (*peek_last_error)();
     int (*get_device_count)(int*);
     int (*get_device)(int*);
@@ -37,23 +37,23 @@ struct CudaApi {
     int (*event_query)(CudaEvent);
     int (*event_synchronize)(CudaEvent);
 
-    // Throws Error(DDL_ERROR_TRANSPORT) that names the call, where `code` is none of success.
+    // Throws Error(DDL_ERROR_TRANSPORT), which names the call, if `code` is not success.
     void check(int code, const char* call) const;
-    // Forgets the calling thread's last error where it is this one: another is the program's own.
+    // Resets the calling thread's last error if it is `code`: any other is the program's own.
     void forget(int code) const;
 };
 
 // The runtime of this process: $DDL_CUDA_LIB, else the one that is loaded, else libcudart.so of the system. Never
-// unloaded. Throws Error(DDL_ERROR_UNSUPPORTED) where it cannot be loaded.
+// unloaded. Throws Error(DDL_ERROR_UNSUPPORTED) if it cannot be loaded.
 const CudaApi& cuda_api();
 
-// The same; null where $DDL_CUDA_LIB is not set and CUDA's driver is not loaded, as no buffer can then be a GPU's and
-// nothing of CUDA's is begun, and where the runtime is not found.
+// The same, but null if there is no runtime, or if $DDL_CUDA_LIB is not set and CUDA's driver is not loaded: then no
+// buffer can be in GPU memory, and CUDA is not initialised.
 const CudaApi* cuda_api_in_use();
 
-// Makes a GPU the calling thread's for a while, whatever streams are being captured by others. The one that the thread
-// had before is its own again, unless nobody has used that: to make it current would begin it (hundreds of MiB of its
-// memory, of each process of a host).
+// Makes a GPU current for the calling thread, for the life of the object, even if other threads capture streams.
+// Restores the GPU that was current before, unless the process has never used that one: making it current would
+// initialise it (hundreds of MiB of its memory, for each process of a host).
 class CurrentGpu {
   public:
     CurrentGpu(const CudaApi& api, int gpu);
@@ -67,15 +67,15 @@ class CurrentGpu {
     int capture_mode_;
 };
 
-// Events of one GPU that are used again. Thread-safe.
+// A pool of events of one GPU. Thread-safe.
 class CudaEvents {
   public:
     CudaEvents(const CudaApi& api, int gpu) : api_(api), gpu_(gpu) {}
-    // An event that is recorded in `stream`. Throws Error: DDL_ERROR_ARGUMENT where the stream is none of this GPU's.
+    // Returns an event that is recorded in `stream`. Throws Error: DDL_ERROR_ARGUMENT if the stream is not of this GPU.
     CudaEvent record(CudaStream stream);
-    // Takes it back.
+    // Takes an event back.
     void give(CudaEvent event);
-    // True where the GPU has come to it. Throws Error.
+    // True if the GPU has reached the event. Throws Error.
     bool passed(CudaEvent event) const;
 
   private:
@@ -87,24 +87,24 @@ class CudaEvents {
 
 class CudaDevice;
 
-// Where a buffer is. In host memory `gpu` is null, and in managed memory the GPU that it was allocated for.
+// The place of a buffer. `gpu` is null for host memory; for managed memory it is the GPU for which it was allocated.
 struct CudaPlace {
     std::shared_ptr<CudaDevice> gpu;
     bool managed = false;
 
-    // The GPU that it is in the memory of; null for what the host reads and writes.
+    // The GPU in whose memory it is; null for memory that the host reads and writes.
     std::shared_ptr<CudaDevice> device() const { return managed ? nullptr : gpu; }
 };
 
-// A GPU of this process, used through streams of our own. Lives until the process ends.
+// A GPU of this process, with streams of our own. Lives until the process ends.
 class CudaDevice final : public Device {
   public:
-    // The GPU with this number, as CUDA counts. Throws Error.
+    // The GPU with this CUDA number. Throws Error.
     static std::shared_ptr<CudaDevice> of(int gpu);
-    // True where nothing of CUDA's is in the process, and so no buffer in a GPU's memory: cheap, for each call. Throws
-    // Error as place_of() does.
+    // True if CUDA is not in the process, so no buffer can be in GPU memory. Cheap enough for each call. Throws Error
+    // as place_of() does.
     static bool is_absent();
-    // Throws Error: DDL_ERROR_UNSUPPORTED for a GPU's memory where the CUDA runtime does not work.
+    // Throws Error: DDL_ERROR_UNSUPPORTED for a GPU's memory if the CUDA runtime does not work.
     static CudaPlace place_of(const void* pointer);
 
     CudaDevice(const CudaApi& api, int gpu);
@@ -113,7 +113,7 @@ class CudaDevice final : public Device {
     int gpu() const { return gpu_; }
     CudaEvents& events() { return events_; }
 
-    // The moment at which the GPU has done what was given to `stream` so far. From any thread. Throws Error.
+    // A fence behind the work that `stream` holds now. From any thread. Throws Error.
     std::shared_ptr<Fence> fence(CudaStream stream);
 
     Ticket copy(void* to, const void* from, size_t bytes, bool to_device) override;
@@ -128,12 +128,13 @@ class CudaDevice final : public Device {
     const CudaApi& api_;
     const int gpu_;
     CudaEvents events_;
-    CudaStream outward_ = nullptr, inward_ = nullptr;  // to the host, and from it: the two directions are independent
+    CudaStream outward_ = nullptr,
+               inward_ = nullptr;  // to the host, and from it, as the two directions are independent
     std::unordered_map<Ticket, CudaEvent> copies_;
     Ticket last_ = 0;
 };
 
-// A stream that waits for no other, not even the default one. Throws Error.
+// Makes a stream that does not wait for any other, not even for the default stream. Throws Error.
 CudaStream make_stream(const CudaApi& api, int gpu);
 
 }  // namespace ddl

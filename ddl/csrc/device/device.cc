@@ -5,7 +5,7 @@
 namespace ddl {
 namespace {
 
-// Eight sizes for each power of two: chunks of one schedule have one, and at most an eighth is too much.
+// Eight sizes for each power of two: the chunks of a schedule get the same size, and at most an eighth is wasted.
 size_t rounded(size_t bytes) {
     size_t unit = 4096;
     while (unit * 16 < bytes) unit *= 2;
@@ -33,7 +33,7 @@ void Device::give(std::byte* block, size_t bytes) noexcept {
     kept_.push_back({block, bytes});
     kept_bytes_ += bytes;
     while (kept_bytes_ > kKeepBytes) {
-        // Not the one that is used now, but the one that has not been for the longest.
+        // Release the block that was unused for the longest time, not the one used now.
         release(kept_.front().memory);
         kept_bytes_ -= kept_.front().bytes;
         kept_.erase(kept_.begin());

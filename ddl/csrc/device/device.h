@@ -1,5 +1,5 @@
-// A device with memory of its own, as the engine needs it: host memory that it can copy to and from while others work,
-// and these copies. CUDA implements it, and tests do.
+// A device with memory of its own, as the engine needs it: pinned host memory, and asynchronous copies to and from it.
+// CUDA implements it, and so do tests.
 #pragma once
 
 #include <cstddef>
@@ -10,15 +10,15 @@
 
 namespace ddl {
 
-// A moment in the work that a caller has given to the device.
+// A fence: a point in the work that a caller has given to the device.
 class Fence {
   public:
     virtual ~Fence() = default;
-    // True when the device has come to it. Throws Error.
+    // True when the device has reached it. Throws Error.
     virtual bool passed() = 0;
 };
 
-// Not thread-safe: the engine's progress lock guards it. Functions throw Error(DDL_ERROR_TRANSPORT) where the device
+// Not thread-safe: the engine's progress lock guards it. Functions throw Error(DDL_ERROR_TRANSPORT) if the device
 // fails, and std::bad_alloc.
 class Device {
   public:
@@ -27,20 +27,20 @@ class Device {
         size_t bytes = 0;
         void operator()(std::byte* block) const { device->give(block, bytes); }
     };
-    // A block of host memory; goes back to its device, which must live longer.
+    // A block of host memory, which returns to its device; the device must live longer.
     using Staging = std::unique_ptr<std::byte, Giver>;
 
     virtual ~Device() = default;
 
-    // At least `bytes` bytes of pinned host memory, aligned to 64, with any content. Blocks are kept for reuse: to get
-    // or to free one may have to wait for all that the device does.
+    // At least `bytes` bytes of pinned host memory, aligned to 64, with any content. Blocks are kept for reuse, because
+    // allocating or freeing one may wait for all work of the device.
     Staging take(size_t bytes);
 
-    // Begins to copy from the device's memory to host memory of take(), or the other way.
+    // Begins a copy from device memory to host memory of take(), or the other way.
     virtual Ticket copy(void* to, const void* from, size_t bytes, bool to_device) = 0;
     // True when the copy is complete, which ends the ticket.
     virtual bool test(Ticket ticket) = 0;
-    // Waits for the copy and ends the ticket; copies wait for nobody. Throws nothing.
+    // Waits for the copy and ends the ticket; a copy does not wait for other ranks. Throws nothing.
     virtual void finish(Ticket ticket) noexcept = 0;
 
   protected:
@@ -57,11 +57,11 @@ class Device {
 
     void give(std::byte* block, size_t bytes) noexcept;
 
-    // What the operations of a communicator, four at once, stage at most: what is used again is then never freed.
+    // The most that a communicator's operations stage, four at once: so blocks in regular use are never freed.
     static constexpr size_t kKeepBytes = size_t{1} << 30;
-    size_t made_ = 0;  // blocks that there are
+    size_t made_ = 0;  // all blocks, in use or kept
     size_t kept_bytes_ = 0;
-    std::vector<Block> kept_;  // those that came back last at the end
+    std::vector<Block> kept_;  // the last returned ones at the end
 };
 
 }  // namespace ddl

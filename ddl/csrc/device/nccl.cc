@@ -11,7 +11,7 @@ constexpr int kInProgress = 7;
 
 NcclApi load() {
     const std::string chosen = chosen_library("DDL_NCCL_LIB");
-    const SharedLibrary library({chosen.empty() ? "libnccl.so.2" : chosen}, "NCCL, which modes b and n are,",
+    const SharedLibrary library({chosen.empty() ? "libnccl.so.2" : chosen}, "NCCL, for modes b and n,",
                                 "install it (pip: nvidia-nccl-cu12 or -cu13), name its file in DDL_NCCL_LIB, or take "
                                 "'-mode r'");
     NcclApi api{};
@@ -69,18 +69,18 @@ int nccl_type(DataType type) {
         case DDL_INT64: return 4;
         case DDL_UINT8: return 1;
     }
-    throw Error(DDL_ERROR_ARGUMENT, "data type " + std::to_string(static_cast<int>(type)) + " is none of ddl_type");
+    throw Error(DDL_ERROR_ARGUMENT, "data type " + std::to_string(static_cast<int>(type)) + " is not a ddl_type");
 }
 
 int nccl_op(ReduceOp op) {
     switch (op) {
         case DDL_SUM:
-        case DDL_AVERAGE: return 0;  // it is divided once, at the end
+        case DDL_AVERAGE: return 0;  // summed; divided once, at the end
         case DDL_PRODUCT: return 1;
         case DDL_MAX: return 2;
         case DDL_MIN: return 3;
     }
-    throw Error(DDL_ERROR_ARGUMENT, "operation " + std::to_string(static_cast<int>(op)) + " is none of ddl_op");
+    throw Error(DDL_ERROR_ARGUMENT, "operation " + std::to_string(static_cast<int>(op)) + " is not a ddl_op");
 }
 
 }  // namespace ddl

@@ -1,9 +1,9 @@
-// NCCL, found at run time. Its functions are declared here as its documentation gives them (NCCL API, 2.14 and later);
-// no header of it is needed.
+// NCCL, loaded at run time. Its functions are declared here as in its documentation (NCCL API, 2.14 and later); its
+// header is not needed.
 //
-// Our communicators are non-blocking: who waits for another rank, as joining and the first collectives of a kind do, is
-// a thread of NCCL's own, and a rank that never comes can be given up. Until ncclCommGetAsyncError has no more "in
-// progress" to say, the communicator takes no other call but ncclCommAbort.
+// Our communicators are non-blocking: a thread of NCCL's own waits for the other ranks while it joins them or connects
+// for the first collectives, so we can give up on a rank that never comes. While ncclCommGetAsyncError returns "in
+// progress", the communicator accepts no call but ncclCommAbort.
 #pragma once
 
 #include <cstddef>
@@ -20,7 +20,7 @@ struct NcclId {  // ncclUniqueId, which is passed by value
     char bytes[128];
 };
 
-struct NcclConfig {  // ncclConfig_t as of 2.14, which later versions take for what it is
+struct NcclConfig {  // ncclConfig_t as of 2.14, which later versions recognise
     size_t size = sizeof(NcclConfig);
     unsigned magic = 0xcafebeef;
     unsigned version = 21400;
@@ -48,14 +48,13 @@ struct NcclApi {
     std::string library;
     int version = 0;  // major * 10000 + minor * 100 + patch
 
-    // Throws Error(DDL_ERROR_TRANSPORT) that names the call, where `code` is none of success.
+    // Throws Error(DDL_ERROR_TRANSPORT), which names the call, if `code` is not success.
     void check(int code, const char* call, NcclComm comm = nullptr) const;
-    // The same, and true where NCCL is still at it.
+    // The same, but returns true if NCCL is still in progress.
     bool in_progress(int code, const char* call, NcclComm comm) const;
 };
 
-// $DDL_NCCL_LIB, else libnccl.so.2. Throws Error(DDL_ERROR_UNSUPPORTED) where it cannot be loaded or is older
-// than 2.14.
+// $DDL_NCCL_LIB, else libnccl.so.2. Throws Error(DDL_ERROR_UNSUPPORTED) if it cannot be loaded or is older than 2.14.
 const NcclApi& nccl_api();
 
 // ncclDataType_t and ncclRedOp_t.

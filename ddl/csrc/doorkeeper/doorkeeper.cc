@@ -1,14 +1,14 @@
-// libddl_doorkeeper.so, the port filter. ddlrun has it loaded into MPI's launcher (LD_PRELOAD). It limits who can
-// connect to MPI's ports.
+// libddl_doorkeeper.so, the port filter. ddlrun loads it into MPI's launcher with LD_PRELOAD. It limits who can connect
+// to MPI's ports.
 //
-// Open MPI and MPICH listen on all addresses of a host, and have no option against it. Their first read from a new
-// connection waits for ever. So, for the sockets of MPI's own libraries and programs alone:
+// Open MPI and MPICH listen on all addresses of a host, and no option changes that. Their first read from a new
+// connection may wait for ever. So it changes these calls, only for sockets of MPI's own libraries and programs:
 //
 // - bind(): a port listens in the networks of DDL_DOOR ("10.0.0.0/24,...") only; if that is loopback, on loopback only.
 // - accept(): a connection from this host is closed unless a process of the same user, or of root, opened it.
 // - recv(): a connection is closed once MPI has waited for it for some seconds in all.
 //
-// It needs nothing but the C library, because it is loaded into programs that know nothing of it.
+// It needs only the C library, because it is loaded into any program.
 #include <dlfcn.h>
 #include <fcntl.h>
 #include <ifaddrs.h>
@@ -32,10 +32,10 @@
 namespace {
 
 constexpr int kMostNetworks = 16, kMostPorts = 64;
-constexpr int kMostConnections = 4096;  // whose waits are added up; of those with a higher number, each read's alone
-constexpr double kSaySeconds = 5;       // that MPI waits for a connection in all, however many bytes come meanwhile
-constexpr double kHurrySeconds = 0.5;   // instead, for a while after one was closed: they come together
-constexpr double kHurriedSeconds = 60;  // how long that while is
+constexpr int kMostConnections = 4096;  // whose waits are added up; for higher descriptors each read counts alone
+constexpr double kSaySeconds = 5;       // that MPI waits for a connection in all, even if some bytes arrive
+constexpr double kHurrySeconds = 0.5;   // instead of this, for a while after one was closed: strangers come in groups
+constexpr double kHurriedSeconds = 60;  // the length of that while
 
 struct Door {
     ddl::IpNetwork networks[kMostNetworks];
@@ -58,7 +58,7 @@ const Door& door() {
 
 int own_addresses(int family, void* first);
 
-// Whether this host is in the networks. mpirun may run on one that is not, from which the others are reached otherwise.
+// Whether this host is in the networks. mpirun may run on a host that is not, and reach the others in another way.
 bool is_inside() {
     static const bool found = [] {
         unsigned char any[16];
@@ -83,7 +83,7 @@ bool begins_with(const char* text, const char* beginning) {
     return std::strncmp(text, beginning, std::strlen(beginning)) == 0;
 }
 
-// Whether the code at `caller` is MPI's: a program that MPI starts has sockets of its own.
+// Whether the code at `caller` is MPI's. A program that MPI starts also has sockets of its own, which are left alone.
 bool is_mpis(const void* caller) {
     Dl_info info{};
     if (door().count == 0 || !is_inside() || dladdr(caller, &info) == 0 || !info.dli_fname) return false;
@@ -96,11 +96,11 @@ bool is_mpis(const void* caller) {
     return false;
 }
 
-// IPv4, also if it is written as IPv6; else IPv6.
+// An IPv4 address, even if written as IPv6; else an IPv6 address.
 struct Address {
     int family = AF_UNSPEC;
     unsigned char bytes[16] = {};
-    uint16_t port = 0;  // as the host writes it
+    uint16_t port = 0;  // in host byte order
 };
 
 bool same(const Address& one, const Address& other) {
@@ -141,7 +141,7 @@ bool is_unspecified(const Address& address) {
     return address.family != AF_UNSPEC && std::memcmp(address.bytes, kNone, sizeof kNone) == 0;
 }
 
-// How many addresses of this family this host has in the networks, and the first of them.
+// The number of this host's addresses in the networks, for a family, and the first of them.
 int own_addresses(int family, void* first) {
     ifaddrs* all = nullptr;
     if (getifaddrs(&all) != 0) return 0;
@@ -158,7 +158,7 @@ int own_addresses(int family, void* first) {
     return count;
 }
 
-// Ports that MPI listens at in this process: what comes in at one of them was accepted.
+// Ports at which MPI listens in this process: a connection with such a local port was accepted.
 std::atomic<int> port_count{0};
 std::atomic<uint16_t> ports[kMostPorts];
 
@@ -199,9 +199,9 @@ Address read_row(const char* text, unsigned port) {
 enum class Owner : uint8_t { trusted, other, unknown };
 
 // Whether this user, or root, has the socket at the other end of a connection inside this host, by the kernel's tables.
-// A socket that its process has closed has no inode, and the table says root; no user can be told for it.
+// If its process has closed the socket, it has no inode and the table says root: its user is then unknown.
 Owner owner_of(const Address& peer, const Address& own) {
-    Owner found = Owner::unknown;  // neither table can be read
+    Owner found = Owner::unknown;  // if neither table can be read
     for (const char* table : {"/proc/net/tcp", "/proc/net/tcp6"}) {
         FILE* const file = std::fopen(table, "re");
         if (!file) continue;
@@ -228,7 +228,7 @@ Owner owner_of(const Address& peer, const Address& own) {
 bool may_enter(int listener, int fd) {
     sockaddr_storage theirs{}, ours{}, listens{};
     socklen_t length = sizeof theirs;
-    // It was reset. What it has sent can still be read.
+    // It was reset, but the data that it sent can still be read.
     if (getpeername(fd, reinterpret_cast<sockaddr*>(&theirs), &length) != 0) return false;
     length = sizeof ours;
     if (getsockname(fd, reinterpret_cast<sockaddr*>(&ours), &length) != 0) return false;
@@ -237,7 +237,7 @@ bool may_enter(int listener, int fd) {
     length = sizeof listens;
     if (getsockname(listener, reinterpret_cast<sockaddr*>(&listens), &length) != 0) return false;
     if (is_unspecified(read(listens)) && !is_loopback(own) && !lies_in_any(own.family, own.bytes)) return false;
-    if (!is_loopback(peer) && !same(peer, own)) return true;  // it came in by one of the networks
+    if (!is_loopback(peer) && !same(peer, own)) return true;  // it came in through one of the networks
     const Owner owner = owner_of(peer, own);
     static std::atomic<bool> said{false};
     if (owner == Owner::unknown && !said.exchange(true)) {
@@ -248,8 +248,8 @@ bool may_enter(int listener, int fd) {
     return owner != Owner::other;
 }
 
-// The new connection, or in its place a TCP socket that was shut down before it was connected: MPI reads end of file at
-// once, and can set its options. (The connection itself, shut down, would still hold what was sent before.)
+// Returns the new connection, or in its place an unconnected TCP socket that is shut down: MPI reads end of file from
+// it at once, and can set its options. (Shutting down the connection itself would leave its received data readable.)
 int accepted(int listener, int fd) {
     if (fd < kMostConnections) waited_of[fd] = 0;
     if (may_enter(listener, fd)) return fd;
@@ -257,7 +257,7 @@ int accepted(int listener, int fd) {
     bool replaced = false;
     if (ended >= 0) {
         char byte = 0;
-        shutdown(ended, SHUT_RDWR);  // which takes effect though it fails with ENOTCONN
+        shutdown(ended, SHUT_RDWR);  // takes effect even though it fails with ENOTCONN
         replaced = recv(ended, &byte, 1, MSG_DONTWAIT) == 0 && dup3(ended, fd, O_CLOEXEC) == fd;
         close(ended);
     }
@@ -269,8 +269,8 @@ int accepted(int listener, int fd) {
 
 const in_addr kLoopback = {htonl(INADDR_LOOPBACK)};
 
-// Where to listen in place of all addresses: at the one in the networks; at loopback if there is none. If there are
-// several, at all addresses still, and accept() looks at which one a connection came in.
+// Replaces "all addresses" by this host's address in the networks, or by loopback if it has none there. If it has
+// several, it keeps listening on all addresses, and accept() checks the address at which a connection came in.
 void narrow(int family, void* address, const void* loopback, size_t bytes) {
     unsigned char first[16] = {};
     const int count = own_addresses(family, first);
@@ -304,7 +304,7 @@ __attribute__((visibility("default"))) int bind(int fd, const sockaddr* address,
     auto& six = reinterpret_cast<sockaddr_in6&>(changed);
     if (result != 0 && errno == EADDRNOTAVAIL && address->sa_family == AF_INET6 &&
         IN6_IS_ADDR_LOOPBACK(&six.sin6_addr)) {
-        // IPv6 is switched off, and MPI takes it for an error that it cannot listen. So it listens at an IPv4 address.
+        // IPv6 is off on this host, and MPI would fail because it cannot listen. So it listens at an IPv4 address.
         const int off = 0;
         setsockopt(fd, IPPROTO_IPV6, IPV6_V6ONLY, &off, sizeof off);
         inet_pton(AF_INET6, "::ffff:127.0.0.1", &six.sin6_addr);
@@ -342,15 +342,15 @@ __attribute__((visibility("default"))) ssize_t recv(int fd, void* data, size_t b
         !is_mpis(__builtin_return_address(0))) {
         return real(fd, data, bytes, flags);
     }
-    // It would wait, for all of it if MSG_WAITALL asks for that. MPI reads a message in pieces, each as long as what
-    // has come: so the time is for all reads together.
+    // The read would wait, with MSG_WAITALL for all bytes. MPI reads a message in pieces, as they arrive, so the limit
+    // is for all reads together.
     static std::atomic<double> hurries_until{0};
     std::atomic<double> once{0};
     std::atomic<double>& waited = fd < kMostConnections ? waited_of[fd] : once;
     size_t received = 0;
     while (received < bytes) {
         pollfd wait{fd, POLLIN, 0};
-        // The hurry is for one read: a connection that has waited before it began must not be closed for that.
+        // The shorter limit is for one read: earlier waits of a connection must not count against it.
         const double begin = seconds_now(), hurry = begin < hurries_until ? kHurrySeconds : kSaySeconds;
         const double left = std::min(hurry, kSaySeconds - waited.load());
         const int ready = left > 0 ? poll(&wait, 1, static_cast<int>(left * 1000) + 1) : poll(&wait, 1, 0);
@@ -360,7 +360,7 @@ __attribute__((visibility("default"))) ssize_t recv(int fd, void* data, size_t b
         if (ready == 0) {
             hurries_until = now + kHurriedSeconds;
             shutdown(fd, SHUT_RDWR);
-            return 0;  // as if the other end had closed it
+            return 0;  // as if the peer had closed it
         }
         const ssize_t count = real(fd, static_cast<char*>(data) + received, bytes - received, flags & ~MSG_WAITALL);
         if (count <= 0) return received > 0 ? static_cast<ssize_t>(received) : count;

@@ -40,10 +40,11 @@ struct Engine::Active {
     bool finished() const { return !request; }
 };
 
-// How a rank left a communicator, and its last call there (magic 0: none).
+// How a rank left a communicator, its last call there (magic 0: none), and when this rank first heard of it.
 struct Departure {
     Leave how = Leave::no;
     Header last;
+    double at = 0;
 };
 
 struct Engine::Communicator {
@@ -65,7 +66,6 @@ struct Engine::Communicator {
     double broken_at = 0;
     double watched = 0;                 // when its members were last looked at for its messages' sake
     std::map<int, Departure> departed;  // ranks that have left it
-    double departed_at = 0;             // when this rank first heard of the last of them
     std::array<Header, 64> history;     // of the last calls, by sequence
     ScheduleCache schedules;
 

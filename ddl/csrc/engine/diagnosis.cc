@@ -102,8 +102,7 @@ void Engine::heed(Communicator& comm, int from, const NoticeContent& notice) {
     if (notice.kind == NoticeKind::goodbye || notice.kind == NoticeKind::freed) {
         const bool finalized = notice.kind == NoticeKind::goodbye;
         // A rank that has left says so again whenever it is asked: only the first time starts the grace.
-        const Departure departure{finalized ? Leave::finalized : Leave::freed, notice.call};
-        if (comm.departed.emplace(rank, departure).second) comm.departed_at = seconds_now();
+        comm.departed.emplace(rank, Departure{finalized ? Leave::finalized : Leave::freed, notice.call, seconds_now()});
     }
     if (notice.kind == NoticeKind::abort) {
         break_comm(comm, cause_of(static_cast<Code>(notice.code), notice.text.c_str()), false);

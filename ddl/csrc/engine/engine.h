@@ -186,7 +186,8 @@ class Engine {
     Cause finalized_with(const Active& pending) const noexcept;
     bool poll_messages();
     void watch_messages(double now);
-    static bool is_left(const Communicator& comm, const Letter& letter);
+    static double left_at(const Communicator& comm, const std::vector<int>& ranks);
+    static double left_at(const Communicator& comm, const Letter& letter);
     static void address(const Communicator& comm, int peer, Mail* mail);
     Status loss_of(const Communicator& comm, const Mail& mail) const;
     std::string hindrance_of(const Communicator& comm, const Letter& letter) const;

@@ -46,7 +46,6 @@ class Letter {
     std::shared_ptr<Request> request;
     double posted = 0;  // seconds of the engine's clock
     double moved = 0;   // likewise: when it was posted or matched, or a piece of it last arrived at its receiver
-    double left = 0;    // likewise: since when all whom it waits for are known to have finalized; 0: they have not
     Patience patience;
     bool warned = false;   // since it moved
     bool matched = false;  // of an incoming one: its envelope is here

@@ -1,5 +1,7 @@
 // The engine's side of messages between two ranks: see mailbox.h.
 #include <algorithm>
+#include <cmath>
+#include <limits>
 #include <string>
 #include <utility>
 
@@ -106,8 +108,7 @@ Status Engine::loss_of(const Communicator& comm, const Mail& mail) const {
             return {DDL_ERROR_PEER_LOST, name_of_rank(member) + " died: see its own output for the cause"};
         }
     }
-    const auto has_left = [&](int rank) { return comm.departed.count(rank) > 0; };
-    if (std::all_of(mail.ranks.begin(), mail.ranks.end(), has_left) && seconds_now() - comm.departed_at >= kGrace) {
+    if (seconds_now() - left_at(comm, mail.ranks) >= kGrace) {
         const std::string who = mail.peers.size() == 1
                                     ? name_of_rank(mail.peers[0]) + " " + describe(comm.departed.at(mail.ranks[0]).how)
                                     : "every other rank has left the communicator";
@@ -161,18 +162,25 @@ Cause Engine::finalized_with(const Letter& letter) const noexcept {
     }
 }
 
-// True if all who could move the letter on have left.
-bool Engine::is_left(const Communicator& comm, const Letter& letter) {
-    const auto& departed = comm.departed;
-    const auto& ranks = letter.mail.ranks;
-    if (departed.empty()) return false;
-    if (letter.matched) return departed.count(comm.rank_of(letter.peer)) > 0;
-    return std::all_of(ranks.begin(), ranks.end(), [&](int rank) { return departed.count(rank) > 0; });
+// When this rank heard that the last of these ranks has left; infinity if some have not.
+double Engine::left_at(const Communicator& comm, const std::vector<int>& ranks) {
+    double last = 0;
+    for (const int rank : ranks) {
+        const auto found = comm.departed.find(rank);
+        if (found == comm.departed.end()) return std::numeric_limits<double>::infinity();
+        last = std::max(last, found->second.at);
+    }
+    return last;
+}
+
+// The same of all who could move the letter on.
+double Engine::left_at(const Communicator& comm, const Letter& letter) {
+    return letter.matched ? left_at(comm, {comm.rank_of(letter.peer)}) : left_at(comm, letter.mail.ranks);
 }
 
 // Why the letter does not move.
 std::string Engine::hindrance_of(const Communicator& comm, const Letter& letter) const {
-    const bool alone = letter.left != 0, unsent = letter.mail.incoming && !letter.matched;
+    const bool alone = std::isfinite(left_at(comm, letter)), unsent = letter.mail.incoming && !letter.matched;
     if (unsent && letter.mail.peers.size() > 1) {
         return alone ? "every rank that could send it has left the communicator" : "no rank has sent it";
     }
@@ -199,12 +207,7 @@ void Engine::watch_messages(double now) {
         }
         const Patience& patience = letter.patience;
         const double waited = now - letter.moved;
-        if (!is_left(*comm, letter)) {
-            letter.left = 0;
-        } else if (letter.left == 0) {
-            letter.left = now;
-        }
-        const bool hopeless = letter.left != 0 && std::min(waited, now - letter.left) >= kGrace;
+        const bool hopeless = std::min(waited, now - left_at(*comm, letter)) >= kGrace;
         const bool late = waited >= patience.timeout_seconds;
         const bool warns = !letter.warned && waited >= patience.warn_seconds;
         if (!hopeless && !late && !warns) continue;

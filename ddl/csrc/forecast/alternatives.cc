@@ -10,12 +10,12 @@
 namespace ddl {
 namespace {
 
-// A plan with fewer rounds is taken for one that is a little faster: each round is one more chance to wait for a rank
-// that is late, which the simulation does not know of.
+// A plan with fewer rounds is preferred to one that is a little faster: each round may have to wait for a late rank,
+// which the simulation does not model.
 constexpr double kNear = 1.05;
 
-// Each way of joining neighbouring tiers into dimensions; a dimension for each tier comes first, one ring last. From
-// the first tier on whose switches differ in size, all are one dimension, as in plan_of_groups().
+// All ways of joining neighbouring tiers into dimensions: first a dimension for each tier, last one ring. The first
+// tier whose switches differ in size, and all tiers above it, are one dimension, as in plan_of_groups().
 std::vector<std::vector<int>> joinings(const Network& network) {
     std::vector<int> sizes;
     int left = network.size();
@@ -48,7 +48,7 @@ Alternative forecast(const Network& network, Plan plan, const Task& task, Tuning
 
 bool faster(const Alternative& a, const Alternative& b) { return a.forecast.seconds < b.forecast.seconds; }
 
-// The plans of all joinings, run by rings, with their forecasts; none where simulating them would take minutes.
+// The plans of all joinings, as rings, with their forecasts; none if the simulation would take minutes.
 std::vector<Alternative> hierarchies(const Network& network, const Task& task, const Tuning& tuning) {
     check(network);
     Tuning by_rings = tuning;

@@ -13,7 +13,7 @@
 namespace ddl {
 namespace {
 
-// Bytes per second between ranks of a host where they were not measured: nobody asks, as there is one rank a host.
+// Bytes per second between ranks of a host if not measured. Never used: there is one rank a host then.
 constexpr double kUnknown = 1e10;
 
 // "191 Mbit/s" of bytes per second.
@@ -41,7 +41,7 @@ std::string measured(const Tiers& tiers) {
     return text + ", uplinks " + (same ? bits(mean) : bits(*least) + " to " + bits(*most));
 }
 
-// Ranks in the order of racks, hosts and their numbers, and why a level's groups are no dimension.
+// Ranks in the order of racks, hosts and their numbers; the reason says which groups cannot be a dimension.
 Plan grouped(const Placement& placement, const Racks& racks) {
     std::vector<int> rack_of_host(static_cast<size_t>(placement.num_hosts), 0);
     for (size_t rack = 0; rack < racks.size(); ++rack) {
@@ -65,8 +65,8 @@ bool same_size(const Racks& racks) {
 
 double least(const std::vector<double>& values) { return *std::min_element(values.begin(), values.end()); }
 
-// Ranks a host, hosts a rack, racks; without tiers of one. Racks of different sizes are no tier: a ring over the hosts
-// then meets the slowest uplink.
+// Ranks a host, hosts a rack, racks, without tiers of size one. Racks of different sizes make no tier: a ring over the
+// hosts then runs at the slowest uplink.
 Network network_of(const Links& links, int local_size) {
     const Tiers& tiers = links.tiers;
     Network network;
@@ -90,7 +90,7 @@ std::string doubled(uint64_t small_bytes) {
     return "; up to " + std::to_string(small_bytes) + " bytes by recursive doubling";
 }
 
-// What the dimensions of `plan` are predicted to gain.
+// The predicted gain of the dimensions of `plan`.
 std::string compared_with_ring(const Network& network, const Plan& plan, const Task& task) {
     if (plan.dimensions.size() == 1) return "one ring over all ranks, as no dimensions are predicted to be faster";
     const double ring = simulate(network, flat_plan(plan.size()), task).seconds;
@@ -114,7 +114,7 @@ Plan choose(const Options& options, const Placement& placement, const Links& lin
         plan.reason = format_dimensions(options.dimensions) + " as DDL_OPTIONS asks, laid over ranks in rack order";
         return laid_over(std::move(plan), placement, links);
     }
-    const std::string grouping = grouped(placement, racks).reason;  // why a level is no dimension
+    const std::string grouping = grouped(placement, racks).reason;  // why a level cannot be a dimension
     if (!is_even_over_hosts(placement)) {
         plan = flat_plan(static_cast<int>(placement.host_of.size()), grouping);
     } else {

@@ -22,12 +22,12 @@ uint64_t bits_of(double value) {
     return bits;
 }
 
-// The ways of all ranks in all dimensions of a plan.
+// The paths of all ranks in all dimensions of a plan.
 struct Rings {
     struct Hop {
         int from, to;
         size_t dimension;
-        uint64_t about;  // what it is before any rank is told from another
+        uint64_t about;  // the initial color of all ranks
         std::vector<Use> links;
     };
     Rings(const Network& network, const Layout& layout, const Plan& plan) {
@@ -99,7 +99,7 @@ Classes alike(const Network& network, const Layout& layout, const Plan& plan) {
         for (size_t l = 0; l < links.size(); ++l) links[l] = bits_of(capacities[l]);
         for (const auto& hop : rings.hops) {
             const uint64_t passing = mix(mix(hop.about, colors[static_cast<size_t>(hop.from)]), 1);
-            for (const Use& use : hop.links) links[static_cast<size_t>(use.link)] += passing;  // in whatever order
+            for (const Use& use : hop.links) links[static_cast<size_t>(use.link)] += passing;  // in any order
         }
         std::vector<uint64_t> refined = colors;
         for (const auto& hop : rings.hops) {
@@ -112,7 +112,7 @@ Classes alike(const Network& network, const Layout& layout, const Plan& plan) {
         std::unordered_map<uint64_t, int> numbers;
         Classes finer;
         for (size_t rank = 0; rank < size; ++rank) {
-            // Those that were told apart stay so, whatever the hashes are.
+            // Ranks of different classes stay apart, whatever the hashes are.
             const uint64_t color = mix(refined[rank], static_cast<uint64_t>(classes.of[rank]));
             const auto [found, added] = numbers.emplace(color, static_cast<int>(finer.first.size()));
             if (added) {
@@ -128,7 +128,7 @@ Classes alike(const Network& network, const Layout& layout, const Plan& plan) {
         for (size_t rank = 0; rank < size; ++rank) colors[rank] = mix(static_cast<uint64_t>(classes.of[rank]), 4);
         if (done) break;
     }
-    // The first link of each kind stands for all of them.
+    // The first link of each kind stands for all of its kind.
     std::unordered_map<uint64_t, int> kinds;
     for (size_t l = links.size(); l-- > 0;) kinds[links[l]] = static_cast<int>(l);
     const size_t dimensions = plan.dimensions.size();

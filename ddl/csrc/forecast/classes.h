@@ -1,4 +1,4 @@
-// Which ranks are alike: one of them can be simulated for all. Pure.
+// Classes of ranks that are alike: one of a class can be simulated for all. Pure.
 #pragma once
 
 #include <vector>
@@ -9,7 +9,7 @@
 
 namespace ddl {
 
-// Each link is two, one in each direction. They are numbered by tier, then by child.
+// A link counts as two, one in each direction, numbered by tier, then by child.
 int link_of(const Layout& layout, size_t tier, int rank, bool up);
 std::vector<double> link_capacities(const Layout& layout);
 
@@ -23,17 +23,17 @@ struct Classes {
     std::vector<int> of;     // of each rank
     std::vector<int> first;  // rank of each class
     std::vector<int> count;  // ranks of each class
-    // What a class's messages use in each dimension, at [class x dimensions + dimension], of links that stand for all
-    // that are like them. Empty if each rank is a class.
+    // The links that a class's messages use in each dimension, at [class x dimensions + dimension]; a link stands for
+    // all that are like it. Empty if each rank is a class.
     std::vector<std::vector<Use>> uses;
 };
 
 Classes each_alone(int size);
 
-// The coarsest classes that see the same: whose neighbours in the plan's rings are of the same classes, over links of
-// the same rates that ranks of the same classes share. In rings of equal parts such ranks do the same at the same time.
-// Found by refinement (Cardon and Crochemore, 1982), by 64 bits of hash. Each rank alone if that would not halve
-// them.
+// The coarsest classes whose ranks see the same: their neighbours in the plan's rings are of the same classes, over
+// links with the same rates, shared by ranks of the same classes. In rings of equal parts such ranks do the same at the
+// same time. Found by partition refinement (Cardon and Crochemore, 1982) with hashes of 64 bits. If there are not at
+// most half as many classes as ranks, each rank is a class.
 Classes alike(const Network& network, const Layout& layout, const Plan& plan);
 
 }  // namespace ddl

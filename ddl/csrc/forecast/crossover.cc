@@ -9,12 +9,12 @@
 namespace ddl {
 namespace {
 
-// What rides on a message beside its payload, in bytes: Ethernet's, IP's, TCP's and MPI's headers, and ours. Neither
-// the simulation nor the bounds know of it, but here it decides: more rounds pay it more often.
+// Bytes of a message beside its payload: the headers of Ethernet, IP, TCP, MPI and ours. The simulation and the bounds
+// leave them out, but here they decide: more rounds pay them more often.
 constexpr uint64_t kFraming = 125;
-constexpr double kMargin = 1.1;  // each round more is a chance more to wait for a rank that is late
+constexpr double kMargin = 1.1;  // each additional round may have to wait for a late rank
 
-// Seconds of a round in which each of `positions` sends `bytes` to the one of them whose index differs in `bit`.
+// Seconds of a round in which each of `positions` sends `bytes` to the position whose index differs in `bit`.
 double round_seconds(const Network& network, const Layout& layout, const std::vector<int>& positions, size_t bit,
                      uint64_t bytes) {
     const auto size = static_cast<double>(bytes);
@@ -34,9 +34,9 @@ double round_seconds(const Network& network, const Layout& layout, const std::ve
     return latency + travel;
 }
 
-// What framing adds to the plan's dimensions: in a round all ranks below a link send a message through it at once.
+// The seconds that framing adds to the plan's dimensions: in a round all ranks below a link send a message through it.
 double framing_seconds(const Network& network, const Layout& layout, const Plan& plan) {
-    size_t tier = 0;  // the outermost that the dimension reaches
+    size_t tier = 0;  // the outermost tier that the dimension reaches
     int reached = network.tiers[0].size, product = 1;
     double seconds = 0;
     for (const int dimension : plan.dimensions) {
@@ -60,7 +60,7 @@ double doubling_seconds(const Network& network, uint64_t bytes) {
     const int size = network.size();
     int power = 1;
     while (power * 2 <= size) power *= 2;
-    // As build_doubling() has it: the first even positions are folded into their neighbours, and told the result.
+    // As in build_doubling(): the first even positions are folded into their neighbours, and get the result from them.
     const int folded = size - power;
     double seconds = 0;
     if (folded > 0) seconds += 2 * round_seconds(network, layout, {0, 1}, 1, bytes);
@@ -87,11 +87,11 @@ uint64_t crossover(const Network& network, const Plan& plan, const Tuning& tunin
             simulate(network, plan, allreduce(bytes), by_dimensions).seconds + framing_seconds(network, layout, plan);
         return doubling_seconds(network, bytes + kFraming) <= kMargin * others;
     };
-    // Below an element a rank there is nothing to divide among the dimensions.
+    // With less than an element a rank, there is nothing to divide among the dimensions.
     uint64_t small = 128;
     while (2 * small < static_cast<uint64_t>(network.size()) * size_of(DDL_FLOAT32)) small *= 2;
     if (!is_quick(network, plan, allreduce(2 * small), by_dimensions)) return 0;
-    // More bytes favour the dimensions ever more: a search by halves, as simulations of thousands of ranks take a
+    // The more bytes, the better are the dimensions. So search by halves, as simulating thousands of ranks takes a
     // while.
     int below = 0, beyond = 1;  // powers: doubling is faster at `small` times 2 to `below`, but not to `beyond`
     while (small << beyond <= kMostDoubled) ++beyond;

@@ -6,21 +6,23 @@
 namespace ddl {
 namespace {
 
-// What a further rack must make likelier, in logarithms: the more hosts, the more partitions are tried, one of which
-// explains noise by chance; and noise is not always normal.
+// The price of another rack, in logarithms of likelihood. It grows with the hosts, because one of many partitions
+// explains noise by chance, and with the flows, because noise is not always normal.
 constexpr double kHostPrice = 2, kFlowPrice = 0.05;
-constexpr double kManyFlows = 170;    // what 8 hosts have: more would make it dear to search from many small racks
-constexpr double kWide = 0.85;        // of what a rack's hosts can send: an uplink that carries more holds nobody up
-constexpr double kLoose = 1.05;       // times what was seen over an uplink: one that held nobody up must not seem to
+constexpr double kManyFlows =
+    170;  // as with 8 hosts: with more, a search that starts from many small racks would cost too much
+constexpr double kWide = 0.85;  // of what a rack's hosts can send: an uplink that carries more is no bottleneck
+constexpr double kLoose =
+    1.05;  // times the most seen over an uplink, so that an idle uplink does not look like a bottleneck
 constexpr int kRefinements = 3;       // of the rates of uplinks
 constexpr double kQuiet = 0.1;        // noise below which nothing is explained by racks: logarithms of ratios
 constexpr double kFar = 0.3;          // a logarithm of a ratio beyond which it counts linearly: see misfit()
 constexpr double kHopeless = 1.5;     // one beyond which slower flows count alike
 constexpr double kFasterWeight = 3;   // of a flow that is faster than predicted
-constexpr double kLinkShare = 0.75;   // of the flows within racks are taken for disturbed: the rest show a link's rate
-constexpr double kUplinkShare = 0.7;  // likewise of those that an uplink holds up
+constexpr double kLinkShare = 0.75;   // of the flows within racks count as disturbed; the others show a link's rate
+constexpr double kUplinkShare = 0.7;  // the same for the flows that an uplink limits
 
-// The value that a share of all are not above; reorders them.
+// The quantile of the values; reorders them.
 double quantile(std::vector<double>& values, double share) {
     const double last = static_cast<double>(values.size() - 1);
     const auto at = values.begin() + std::lround(share * last);
@@ -28,9 +30,9 @@ double quantile(std::vector<double>& values, double share) {
     return *at;
 }
 
-// What a flow costs that has `ratio` of the rate that was predicted. What disturbs a measurement makes flows slower: a
-// rank that waits for its core, a lost packet. So one that is faster speaks louder, and one that is slower by far no
-// louder than another. Squares of small deviations, lines of large ones: Huber's loss (Ann. Math. Statist. 35, 1964).
+// The cost of a flow whose rate is `ratio` times the prediction. Disturbances make flows slower: a rank that waits for
+// its core, a lost packet. So a faster flow costs more, and the cost of a much slower one is limited. Small deviations
+// count by their square, large ones linearly: Huber's loss (Ann. Math. Statist. 35, 1964).
 double misfit(double ratio) {
     const double deviation = std::log(ratio);
     const double x = deviation > 0 ? deviation : std::min(-deviation, kHopeless);
@@ -79,7 +81,7 @@ double Explanation::cost(const Partition& partition) {
     return total;
 }
 
-// How many racks have an uplink that carries about all that their hosts can send: two of them are one.
+// The number of racks whose uplink carries about all that their hosts can send; two such racks are really one.
 int Explanation::wide_racks(const Partition& partition) const {
     std::vector<int> hosts(index(partition.racks));
     for (const int rack : partition.rack_of) ++hosts[index(rack)];
@@ -88,9 +90,9 @@ int Explanation::wide_racks(const Partition& partition) const {
     return wide;
 }
 
-// The rates of links and uplinks that explain the flows best, once the racks are given. A link's is the upper
-// quartile within racks. An uplink carries at least what was ever seen over it at once; from somewhat above that,
-// the flows that it holds up say by how much it was wrong.
+// Finds the rates of links and uplinks that explain the flows best, for given racks. A link's rate is the upper
+// quartile within racks. An uplink carries at least the most that was seen over it at once. Starting a little above
+// that, its rate is corrected by the flows that it limits.
 void Explanation::fit(const Partition& partition) {
     const auto& rack_of = partition.rack_of;
     values_.clear();
@@ -128,8 +130,8 @@ void Explanation::fit(const Partition& partition) {
     }
 }
 
-// The rate of each flow of a round, and the rack whose uplink holds it up (-1: its own link). The narrowest uplink
-// is shared equally by its flows, then the next by those that are left.
+// Computes the rate of each flow of a round, and the rack whose uplink limits it (-1: its own link). The flows of the
+// narrowest uplink share it equally, then the remaining flows share the next.
 void Explanation::share(const Partition& partition, const std::vector<Flow>& flows) {
     const size_t ways = index(2 * partition.racks);  // up from each rack and down to it
     left_.assign(ways, 0);
@@ -167,7 +169,7 @@ void Explanation::share(const Partition& partition, const std::vector<Flow>& flo
                 open_[kept++] = one;
                 continue;
             }
-            // What rounding leaves of a link must not become nothing, or less: logarithms are taken of rates.
+            // Rounding must not make a rate zero or negative: logarithms are taken of rates.
             rates_[one.flow] = std::max(least, link * 1e-6);
             narrowest_[one.flow] = static_cast<int>(narrow / 2);
             for (const size_t way : {one.up, one.down}) {

@@ -1,4 +1,4 @@
-// Partitions of hosts into racks, and how far they explain a measurement. Pure; internal to tiers.cc.
+// Partitions of hosts into racks, and how well they explain a measurement. Pure; internal to tiers.cc.
 #pragma once
 
 #include <cstddef>
@@ -23,7 +23,7 @@ struct Partition {
     Racks groups() const;
 };
 
-// How far partitions explain a measurement. Keeps its working memory between them.
+// Rates how well partitions explain a measurement. Reuses its working memory.
 class Explanation {
   public:
     explicit Explanation(const Measurement& measured);
@@ -32,12 +32,12 @@ class Explanation {
     std::vector<double> uplinks;
     double effort = 0;  // so far
 
-    // What is to be as low as possible: how unlikely the flows are, given the racks, where the noise is what they leave
-    // unexplained; and a price for each further rack. Racks of one host each are none: they explain any rates of single
-    // links.
+    // The price of a partition, to be minimised: how unlikely the flows are, given the racks and the noise that they
+    // leave unexplained, plus a price for each rack. If every rack has one host, there are no racks: they would explain
+    // any rates of single links.
     double price(const Partition& partition);
 
-    // Whether `partition`, the last one that was priced, may be an answer.
+    // Whether `partition`, which must be the last one priced, may be an answer.
     bool is_sound(const Partition& partition) const { return wide_racks(partition) <= 1; }
 
     // The sum over all flows of how far each is from what `partition` predicts; sets link and uplinks.

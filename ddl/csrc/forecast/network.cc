@@ -10,10 +10,10 @@ namespace {
 
 constexpr int64_t kMostRanks = 1 << 20;  // far beyond any machine, and far from overflow
 
-// What one of n ranks sends of a buffer shared by them.
+// The share of a buffer that each of n ranks sends in a ring.
 double share(int n) { return 2.0 * (n - 1) / n; }
 
-// Whether some switch of `tier` has several children: only then do ranks meet there.
+// Whether a switch of `tier` has several children: only then do messages turn around there.
 bool joins(const Layout& layout, size_t tier) {
     const int switches = tier + 1 < layout.tiers() ? layout.children(tier + 1) : 1;
     return layout.children(tier) > switches;
@@ -32,7 +32,7 @@ int slowest(const Layout& layout, size_t tier) {
     return std::max(found, 0);
 }
 
-// A dimension of the ranks that meet at `tier`, if no switch is odd in size.
+// The term of a dimension of the ranks that meet at `tier`, if no switch is odd in size.
 Term term_of(const Network& network, const Layout& layout, size_t tier, double bytes) {
     Term term;
     const int size = network.tiers[tier].size;
@@ -54,7 +54,7 @@ Term term_of(const Network& network, const Layout& layout, size_t tier, double b
     return term;
 }
 
-// One ring over all ranks: each link that it crosses carries the same.
+// The term of one ring over all ranks: each link that it crosses carries the same.
 Term ring_of(const Network& network, const Layout& layout, double bytes) {
     Term ring;
     const int size = layout.size();
@@ -73,8 +73,8 @@ Term ring_of(const Network& network, const Layout& layout, double bytes) {
     return ring;
 }
 
-// Children [first, first + count) of `tier` as groups. `rest`: what the links carry out of the ranks elsewhere into
-// these groups; 0: there are none.
+// Children [first, first + count) of `tier` as groups. `rest` is the capacity of the links from all other ranks into
+// these groups; 0: there are no others.
 Cut cut_of(const Layout& layout, size_t tier, int first, int count, double rest, double bytes) {
     Cut cut{static_cast<int>(tier), first, count, count + (rest > 0), 0, rest};
     for (int child = first; child < first + count; ++child) cut.capacity += layout.bandwidth(tier, child);
@@ -89,7 +89,7 @@ Cut cut_of(const Layout& layout, double bytes) {
     };
     std::vector<size_t> tiers;
     for (size_t i = 0; i < layout.tiers(); ++i) {
-        // A rank has a way of tier 0 and its host's: cuts around ranks bind on one host only.
+        // A rank reaches other hosts without its tier-0 link, so cuts around ranks count on one host only.
         if (joins(layout, i) && (i > 0 || layout.tiers() == 1 || layout.children(1) == 1)) tiers.push_back(i);
     }
     for (const size_t i : tiers) consider(cut_of(layout, i, 0, layout.children(i), 0, bytes));
@@ -138,7 +138,7 @@ Layout::Layout(const Network& network) {
     child_of_.resize(tiers);
     first_rank_.resize(tiers);
     bandwidth_.resize(tiers);
-    // Outermost first: which child of the tier above each child is below.
+    // Outermost first: the parent of each child, in the tier above.
     std::vector<std::vector<int>> parent(tiers);
     for (size_t i = tiers; i-- > 0;) {
         const int switches = i + 1 < tiers ? static_cast<int>(parent[i + 1].size()) : 1;
@@ -212,7 +212,7 @@ void check(const Network& network) {
                                             std::to_string(network.reduce_bandwidth) +
                                             " bytes per second, but must be 0 (takes no time) or more");
     }
-    std::vector<Odd> odd = network.odd;  // outermost first: its sizes say how many children there are further in
+    std::vector<Odd> odd = network.odd;  // outermost first, because sizes determine the children of inner tiers
     std::sort(odd.begin(), odd.end(), [](const Odd& a, const Odd& b) { return a.tier > b.tier; });
     std::set<std::pair<int, int>> seen;
     for (const Odd& one : odd) {

@@ -1,10 +1,10 @@
-// A described network, and the least time that an allreduce can take on it. Pure.
+// A described network, and lower bounds on the time of an allreduce on it. Pure.
 //
 // A network is a tree of switches. Tier 0 joins the ranks of a host, tier 1 the hosts of a rack, tier 2 the racks of an
-// aisle, and so on. Each child of a switch has a link into it: full duplex, shared by all that passes between the child
-// and the rest. Messages inside a host use the two ranks' links of tier 0; others use the links of the tiers from 1 up
-// to the switch where their ends meet, and back down. All children of a tier are alike, save those that are listed as
-// odd.
+// aisle, and so on. Each child has one full-duplex link to its switch, shared by everything that passes between the
+// child and the rest. Messages inside a host use the two ranks' links of tier 0. Other messages use the links of tiers
+// 1 and up, to the switch where their two ends meet, and down again. All children of a tier are alike, except those
+// listed as odd.
 #pragma once
 
 #include <cstddef>
@@ -16,7 +16,7 @@ namespace ddl {
 
 struct Tier {
     int size = 1;            // children of a switch of this tier
-    double latency = 0;      // seconds, of a message that turns around at this tier
+    double latency = 0;      // seconds, for a message that turns around at this tier
     double bandwidth = 1e9;  // bytes per second and direction, of each child's link
 };
 
@@ -24,21 +24,21 @@ struct Tier {
 struct Odd {
     int tier = 0;
     int child = 0;         // counted over the whole network: rank, host, rack, ...
-    int size = 0;          // children of the switch that it is; 0: as the others
+    int size = 0;          // of its own switch; 0: as the others
     double bandwidth = 0;  // of its link; 0: as the others
 };
 
 struct Network {
     std::vector<Tier> tiers;        // innermost first; rank r sits at place r, host by host
     double reduce_bandwidth = 0;    // bytes per second that a rank reduces; 0: takes no time
-    std::vector<Odd> odd = {};      // a child at most once
+    std::vector<Odd> odd = {};      // each child at most once
     int size() const;               // ranks
     int children(size_t t) const;   // of all switches of tier t together: ranks, hosts, racks, ...
     int stride(size_t tier) const;  // ranks below one child of a switch of `tier`, if none is odd in size
     bool is_even(size_t t) const;   // whether all switches of tier t have the same number of children
 };
 
-// Where each rank is: the tables of a network.
+// The layout of a network: tables of the place of each rank.
 class Layout {
   public:
     explicit Layout(const Network& network);
@@ -46,14 +46,14 @@ class Layout {
     int size() const { return static_cast<int>(child_of_[0].size()); }
     size_t tiers() const { return child_of_.size(); }
     int children(size_t tier) const { return static_cast<int>(bandwidth_[tier].size()); }
-    // Which child of `tier` a rank is, or is below.
+    // The child of `tier` that a rank is, or is below.
     int child(size_t tier, int rank) const { return child_of_[tier][static_cast<size_t>(rank)]; }
     // The ranks below a child: first, and one past the last.
     std::pair<int, int> ranks(size_t tier, int child) const;
     // The children of the switch of `tier` that is child `parent` of the tier above: first, and one past the last.
     std::pair<int, int> members(size_t tier, int parent) const;
     double bandwidth(size_t tier, int child) const { return bandwidth_[tier][static_cast<size_t>(child)]; }
-    // The tier at which the ways of two ranks meet; 0 for equal ranks.
+    // The tier at which messages between two ranks turn around; 0 for equal ranks.
     size_t meet(int a, int b) const;
 
   private:
@@ -62,11 +62,11 @@ class Layout {
     std::vector<std::vector<double>> bandwidth_;  // by tier and child
 };
 
-// Throws Error(DDL_ERROR_ARGUMENT), which names the tier and the value, if a size is below 1, a bandwidth is not
-// above 0, a latency is negative, there are more ranks than an int counts, or what is odd is no child, or twice so.
+// Throws Error(DDL_ERROR_ARGUMENT), which names the tier and the value, if a size is below 1, a bandwidth is not above
+// 0, a latency is negative, there are more ranks than an int counts, or an odd child does not exist or is listed twice.
 void check(const Network& network);
 
-// What is behind a formula's time: so many seconds of latency, and so many bytes through one child's link.
+// One term of a bound: seconds of latency, and bytes through the link of one child.
 struct Term {
     double latency = 0, bytes = 0;
     double capacity = 0;  // bytes per second of that link
@@ -74,21 +74,22 @@ struct Term {
     double seconds() const { return latency + (capacity > 0 ? bytes / capacity : 0); }
 };
 
-// The witness of a bound: the ranks, parted into groups that are children of a tier, and the rest if there is one.
-// Reducing takes a message's worth of each element out of every group but one, and giving the result back the same
-// again: 2 (groups - 1) buffers leave the groups, through links that carry `capacity` out of all groups together.
+// The witness of a bound: it divides the ranks into groups, which are children of a tier, and one more of all other
+// ranks, if there are any. To reduce, each element must leave every group but one, and the result takes as many
+// messages again. So 2 (groups - 1) buffers leave the groups, over links that carry `capacity` out of all groups
+// together.
 struct Cut {
     int tier = -1, first = 0, count = 0;  // each of these children is a group
-    int groups = 0;                       // that many, and 1 more if there are ranks elsewhere
+    int groups = 0;                       // `count`, and 1 more if there are other ranks
     double bytes = 0, capacity = 0;
     double seconds() const { return capacity > 0 ? bytes / capacity : 0; }
 };
 
-// What an allreduce of `bytes` bytes takes at least, in seconds. a and B are latency and bandwidth.
+// Lower bounds on an allreduce of `bytes` bytes, in seconds. a and B are latency and bandwidth.
 struct Bounds {
-    double ring = 0;          // well-ordered ring over all ranks: 2 (N-1) a + 2 (N-1)/N x S / B, by the slowest link
+    double ring = 0;  // one well-ordered ring over all ranks: 2 (N-1) a + 2 (N-1)/N x S / B, by the slowest link
     double hierarchical = 0;  // one dimension a tier, one after the other: the sum of the terms; 0: tiers are uneven
-    double pipelined = 0;     // its floor with chunks: the largest of the terms
+    double pipelined = 0;     // the same with perfectly overlapping chunks: the largest of the terms
     double cut = 0;           // any algorithm: the largest of the cuts around all children of a tier, around one child,
                               // and around each child of one switch. If no child is odd, the first kind decides:
                               // 2 (G-1)/G x S / C, for G groups behind links of C.

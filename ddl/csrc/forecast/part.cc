@@ -6,14 +6,14 @@
 namespace ddl {
 namespace {
 
-// Of the members' hosts, by the world's numbers, ascending.
+// The members' hosts, by the world's numbers, ascending.
 std::vector<int> hosts_of(const Placement& world, const std::vector<int>& members) {
     std::set<int> hosts;
     for (const int member : members) hosts.insert(world.host_of[static_cast<size_t>(member)]);
     return {hosts.begin(), hosts.end()};
 }
 
-// The number in the part of a host of the world; -1 where the part has no rank there.
+// The part's number for a host of the world; -1 if the part has no rank there.
 int number_of(const std::vector<int>& hosts, int host) {
     const auto found = std::lower_bound(hosts.begin(), hosts.end(), host);
     return found != hosts.end() && *found == host ? static_cast<int>(found - hosts.begin()) : -1;
@@ -28,7 +28,7 @@ Placement placement_of(const Placement& world, const std::vector<int>& members, 
     return part;
 }
 
-// What was measured of these hosts: their racks, without those that they are not in.
+// The measured links of these hosts, with only the racks that they are in.
 Links links_of(const Links& world, const std::vector<int>& hosts) {
     std::vector<std::pair<std::vector<int>, double>> racks;  // with their uplinks
     for (size_t i = 0; i < world.tiers.racks.size(); ++i) {
@@ -39,7 +39,7 @@ Links links_of(const Links& world, const std::vector<int>& hosts) {
         const double uplink = world.tiers.uplinks.empty() ? 0 : world.tiers.uplinks[i];
         if (!rack.empty()) racks.emplace_back(std::move(rack), uplink);
     }
-    std::sort(racks.begin(), racks.end());  // by their first host, which may have been another
+    std::sort(racks.begin(), racks.end());  // by their first host, which may have changed
     Links part = world;
     part.tiers.racks.clear();
     part.tiers.uplinks.clear();
@@ -61,7 +61,7 @@ Plan plan_of_part(const Basis& basis, const Plan& world, const std::vector<int>&
     }
     const std::vector<int> hosts = hosts_of(basis.placement, members);
     if (hosts.size() == 1) {
-        plan.reason = "ranks of one host, in the dimensions of all ranks where these fill them";
+        plan.reason = "ranks of one host: the dimensions of all ranks, as far as these ranks fill them";
         return plan;
     }
     if (!basis.links) {
@@ -71,8 +71,8 @@ Plan plan_of_part(const Basis& basis, const Plan& world, const std::vector<int>&
     const Placement placement = placement_of(basis.placement, members, hosts);
     const Links links = links_of(*basis.links, hosts);
     if (basis.options.dimensions.empty()) return choose(basis.options, placement, links);
-    plan.reason = "what these ranks fill of the dimensions that DDL_OPTIONS asks for: " + plan.reason;
-    std::vector<int> order = plan.ranks;  // the world's, by which they fill them
+    plan.reason = "the part that these ranks fill of the dimensions in DDL_OPTIONS: " + plan.reason;
+    std::vector<int> order = plan.ranks;  // the world's order
     return reordered(laid_over(std::move(plan), placement, links), std::move(order));
 }
 

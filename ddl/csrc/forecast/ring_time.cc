@@ -13,7 +13,7 @@ struct Hops {
     std::vector<size_t> tier;
 };
 
-// The hops of the ring, from each position to the next; nothing if it is not one, or two share a link.
+// The hops of the ring, from each position to the next; nothing if it is no single ring, or two hops share a link.
 std::optional<Hops> hops_of(const Network& network, const Layout& layout, const Plan& plan) {
     const bool flat = std::count_if(plan.dimensions.begin(), plan.dimensions.end(), [](int d) { return d > 1; }) == 1;
     if (!flat) return {};
@@ -37,7 +37,7 @@ std::optional<Hops> hops_of(const Network& network, const Layout& layout, const 
     return hops;
 }
 
-// A chunk in flight: when each rank's round before has sent and got its messages.
+// A chunk in flight: when each rank's previous round has sent and received its messages.
 struct Slot {
     std::vector<double> sent, got;
 };
@@ -62,7 +62,8 @@ std::optional<RingTime> ring_time(const Network& network, const Layout& layout, 
     std::vector<double> free(size), reduced(size), ready(size + 1), ends(size);
     const Range all{0, count};
     const auto chunk_of = [&](uint32_t chunk) { return all.part(static_cast<int>(chunk), static_cast<int>(chunks)); };
-    // Bytes of each part, twice over; of the first chunks, and of the last, which may be an element shorter.
+    // Bytes of each part, listed twice in a row: for most chunks, and for the last chunks, which may be an element
+    // shorter.
     std::vector<double> parts[2];
     for (const uint32_t chunk : {0u, chunks - 1}) {
         std::vector<double>& bytes = parts[chunk > 0];
@@ -76,7 +77,7 @@ std::optional<RingTime> ring_time(const Network& network, const Layout& layout, 
         const uint32_t end = std::min(first + slots, chunks);
         for (size_t round = 0; round < 2 * (size - 1); ++round) {
             const bool reduces = round < size - 1;
-            // Round k of the reduce-scatter sends the part of k + 1 positions back, of the allgather that of k.
+            // Round k of the reduce-scatter sends the part of k + 1 positions back, round k of the allgather that of k.
             const size_t back = reduces ? round + 1 : round - (size - 1);
             for (uint32_t chunk = first; chunk < end; ++chunk) {
                 Slot& slot = flying[chunk - first];
@@ -108,7 +109,7 @@ std::optional<RingTime> ring_time(const Network& network, const Layout& layout, 
     for (uint32_t chunk = 0; chunk < chunks; ++chunk) {
         const Range range = chunk_of(chunk);
         for (size_t i = 0; i < size; ++i) {
-            // Everything twice, less the part that it ends with and the one that its neighbour does.
+            // A rank sends everything twice, except its own final part once, and its neighbour's once.
             const uint64_t own = range.part(static_cast<int>(i), plan.size()).size();
             const uint64_t next = range.part(static_cast<int>((i + 1) % size), plan.size()).size();
             made.tier_bytes[hops->tier[i]] += static_cast<double>((2 * range.size() - own - next) * element);

@@ -7,10 +7,10 @@
 #include <unordered_map>
 
 #include "base/status.h"
+#include "forecast/chunks.h"
 #include "forecast/classes.h"
 #include "forecast/ring_time.h"
 #include "forecast/traffic.h"
-#include "schedule/builder.h"
 
 namespace ddl {
 namespace {
@@ -24,10 +24,10 @@ struct Message {
     End sender, receiver;
     double latency = 0;   // seconds from the last byte sent to the last received
     double reduce = 0;    // seconds that the receiver then reduces for
-    uint64_t number = 0;  // in the order in which messages were complete
+    uint64_t number = 0;  // messages are numbered in the order in which they were complete
 };
 
-// The messages of one actor in a chunk, as far as time goes by them.
+// The messages of one actor in a chunk, as far as they take time.
 struct Part {
     struct Message {
         double bytes = 0;
@@ -35,10 +35,10 @@ struct Part {
         bool incoming = false, reduces = false;
     };
     std::vector<Message> messages;
-    std::vector<uint32_t> rounds;  // where each ends; those without messages are left out
+    std::vector<uint32_t> rounds;  // the end of each round; rounds without messages are left out
 };
 
-// From one rank to another: a path, and the ends that wait for their other end, which stand in order for each chunk.
+// From one rank to another: a path, and the message ends that wait for their other end, in order for each chunk.
 struct Channel {
     struct Waiting {
         End end;
@@ -56,10 +56,10 @@ struct Actor {
         const Part* part;
     };
     int rank = 0;
-    std::map<uint64_t, Part> parts;  // by what Chunks::kind() says
+    std::map<uint64_t, Part> parts;  // by Chunks::kind()
     uint32_t next_chunk = 0;
     std::deque<Run> runs;
-    double reduced = 0;  // when it has reduced what it got so far: one thread does so for all chunks
+    double reduced = 0;  // when it is done reducing its messages so far: one thread reduces for all chunks
 };
 
 // The tiers that a dimension of a plan spans, [first, last]; neither has size 1.
@@ -67,62 +67,10 @@ struct Reach {
     size_t first = 0, last = 0;
 };
 
-// The chunks of a task, built when they are needed. A chunk of a hierarchy is the schedule of as many elements in one
-// chunk; as there are two sizes of them, few schedules are built, however many chunks there are.
-class Chunks {
-  public:
-    Chunks(const Plan& plan, const Task& task, const Tuning& tuning) : plan_(plan), task_(task), tuning_(tuning) {
-        plan_.chunks = 1;
-        first_ = make_schedule(plan_, 0, task, tuning);
-        is_hierarchy_ = task.collective == Collective::allreduce && plan.size() > 1 && task.count > 0 &&
-                        first_.algorithm.rfind("recursive", 0) != 0;
-        const auto wanted = static_cast<uint64_t>(Builder(plan, 0, task, tuning).chunks(task.count));
-        if (is_hierarchy_) {
-            count_ = static_cast<uint32_t>(std::min(wanted, task.count));
-        } else {
-            plan_.chunks = plan.chunks;
-            first_ = make_schedule(plan_, 0, task, tuning);
-            count_ = static_cast<uint32_t>(first_.chunks.size());
-        }
-    }
-
-    uint32_t count() const { return count_; }
-    bool is_hierarchy() const { return is_hierarchy_; }
-    const std::string& algorithm() const { return first_.algorithm; }
-    const std::string& reason() const { return first_.reason; }
-    // Messages that a rank sends and receives in all, about.
-    double messages() const {
-        return static_cast<double>(first_.steps.size()) * (is_hierarchy_ ? static_cast<double>(count_) : 1);
-    }
-    // Chunks of one kind are alike.
-    uint64_t kind(uint32_t chunk) const {
-        return is_hierarchy_ ? Range{0, task_.count}.part(static_cast<int>(chunk), static_cast<int>(count_)).size()
-                             : chunk;
-    }
-    // The rounds of a chunk, in the schedule that `rank` has of it.
-    std::pair<Schedule, Span> schedule(int rank, uint32_t chunk) const {
-        Task task = task_;
-        if (is_hierarchy_) task.count = kind(chunk);
-        Tuning tuning = tuning_;
-        if (is_hierarchy_) tuning.algorithm = Algorithm::bandwidth;
-        Schedule made = make_schedule(plan_, rank, task, tuning);
-        const Span rounds = made.chunks[is_hierarchy_ ? 0 : chunk];
-        return {std::move(made), rounds};
-    }
-
-  private:
-    Plan plan_;
-    const Task task_;
-    const Tuning& tuning_;
-    Schedule first_;
-    bool is_hierarchy_ = false;
-    uint32_t count_ = 0;
-};
-
 class Simulation {
   public:
-    // Who is simulated, and for whom. Either one rank stands for all, if there are `reaches`, one for each dimension.
-    // Or the first rank of each class does for its class.
+    // If there are `reaches`, one for each dimension, one rank is simulated for all. Otherwise the first rank of each
+    // class is simulated for its class.
     Simulation(const Network& network, const Plan& plan, const Chunks& chunks, int window, std::vector<Reach> reaches,
                Classes classes)
         : network_(network),
@@ -190,7 +138,7 @@ class Simulation {
         return found->second;
     }
 
-    // The way of the rank that stands for all, in a ring over the tiers of `reach`.
+    // The path of the rank that stands for all, in a ring over the tiers of `reach`.
     void lead(Channel& made, std::vector<double>& shares, Reach reach) {
         const int rings = network_.stride(reach.first);  // that pass below one child of the ring's first tier
         const int members = network_.stride(reach.last + 1) / rings;
@@ -209,7 +157,7 @@ class Simulation {
         }
     }
 
-    // The part of an actor in a chunk. What it sends is counted for all of its class.
+    // The part of an actor in a chunk. Its messages are counted for all ranks of its class.
     const Part& part(int index, uint32_t chunk) {
         Actor& actor = actors_[static_cast<size_t>(index)];
         const auto [found, added] = actor.parts.try_emplace(chunks_.kind(chunk));
@@ -286,7 +234,7 @@ class Simulation {
         traffic_.send(channel.path, posted.bytes, number);
     }
 
-    // From one event to the next; what ends at the same moment ends together.
+    // Goes from one event to the next; messages that end at the same moment end together.
     void step(std::vector<int>& ended, std::vector<int>& arrived) {
         ended.clear();
         arrived.clear();
@@ -362,7 +310,7 @@ class Simulation {
     Forecast forecast_;
 };
 
-// What MPI and NCCL do in a dimension is theirs to know: it is timed as the ring that it replaces.
+// The algorithms of MPI and NCCL are not known: their dimension is timed as the ring that it replaces.
 struct Rings {
     Plan plan;
     Tuning tuning;
@@ -385,15 +333,9 @@ Rings rings_of(const Network& network, const Plan& plan, const Task& task, const
     return rings;
 }
 
-// Whether the ranks differ only by their place: if parts are empty, some have less to do.
-bool is_uniform(const Plan& plan, const Task& task, const Chunks& chunks) {
-    return chunks.is_hierarchy() && task.count >= chunks.count() * static_cast<uint64_t>(plan.size());
-}
-
 // The tiers of each dimension, if one rank can stand for all; else empty.
-std::vector<Reach> reaches_of(const Network& network, const Plan& plan, const Task& task, const Chunks& chunks) {
-    if (!network.odd.empty() || !is_uniform(plan, task, chunks) ||
-        !std::is_sorted(plan.ranks.begin(), plan.ranks.end())) {
+std::vector<Reach> reaches_of(const Network& network, const Plan& plan, const Chunks& chunks) {
+    if (!network.odd.empty() || !chunks.is_uniform() || !std::is_sorted(plan.ranks.begin(), plan.ranks.end())) {
         return {};
     }
     std::vector<Reach> reaches;
@@ -422,10 +364,10 @@ bool is_quick(const Network& network, const Plan& plan, const Task& task, const 
     const Rings rings = rings_of(network, plan, task, tuning);
     if (plan.size() <= kFew) return true;
     const Chunks chunks(rings.plan, task, rings.tuning);
-    if (network.odd.empty()) return !reaches_of(network, rings.plan, task, chunks).empty();
+    if (network.odd.empty()) return !reaches_of(network, rings.plan, chunks).empty();
     const double messages = chunks.messages() / 2 * plan.size();
     if (messages <= kFewMessages) return true;
-    if (!is_uniform(rings.plan, task, chunks)) return false;
+    if (!chunks.is_uniform()) return false;
     const Layout layout(network);
     constexpr double kMostInRing = 1e9;
     if (is_alone(network, layout, rings.plan)) return messages <= kMostInRing;
@@ -438,10 +380,10 @@ Forecast simulate(const Network& network, const Plan& plan, const Task& task, co
     const Rings rings = rings_of(network, plan, task, tuning);
     const Chunks chunks(rings.plan, task, rings.tuning);
     std::vector<Reach> reaches;
-    if (use_symmetry) reaches = reaches_of(network, rings.plan, task, chunks);
+    if (use_symmetry) reaches = reaches_of(network, rings.plan, chunks);
     Classes classes = each_alone(plan.size());
     const bool many = chunks.messages() / 2 * plan.size() > kFewMessages;
-    if (use_symmetry && reaches.empty() && many && is_uniform(rings.plan, task, chunks)) {
+    if (use_symmetry && reaches.empty() && many && chunks.is_uniform()) {
         const Layout layout(network);
         if (const auto ring = ring_time(network, layout, rings.plan, task.count, size_of(task.type), chunks.count(),
                                         std::clamp(window, 1, kChunkSlots))) {

@@ -1,8 +1,8 @@
 // Times a schedule on a described network, without running it. Pure: no clock, no transport.
 //
-// Events are the ends of messages. A message travels when both its ends have posted it; from one rank to another one
-// travels after the other, as on a connection; those that share a link share its bandwidth max-min fairly; the latency
-// comes after the last byte. Chunks are started by the engine's rules.
+// Events are the ends of messages. A message travels when both its ends have posted it. Messages from one rank to
+// another travel one after the other, as on a connection. Messages that share a link share its bandwidth max-min
+// fairly. The latency comes after the last byte. Chunks start by the engine's rules.
 #pragma once
 
 #include "forecast/network.h"
@@ -13,10 +13,11 @@ namespace ddl {
 
 struct Forecast {
     double seconds = 0;
-    std::vector<double> tier_bytes;     // what a rank sends whose messages meet at each tier: the mean over ranks
-    std::vector<double> tier_messages;  // how many messages these are
+    std::vector<double>
+        tier_bytes;  // bytes that a rank sends in messages that turn around at each tier: the mean over ranks
+    std::vector<double> tier_messages;  // the number of these messages
     uint32_t chunks = 0;                // of rank 0
-    uint32_t rounds = 0;                // of its longest chunk: messages that wait for one another
+    uint32_t rounds = 0;                // of its longest chunk: how many messages follow one another
     bool symmetric = false;             // one rank stood for all
     std::string algorithm;
     std::string reason;  // for the algorithm
@@ -26,19 +27,19 @@ struct Forecast {
 //
 // Throws Error(DDL_ERROR_ARGUMENT) if plan and network have different sizes.
 //
-// If no child of the network is odd, ranks stand in order, and each dimension of the plan is one tier of the network
-// or several neighbours, an allreduce is the same for every rank, and one of them is simulated: that takes milliseconds
-// for any size. In a dimension of several tiers it is the rank whose neighbour is farthest away, because a ring goes
-// round as fast as its slowest link.
+// If no child of the network is odd, ranks stand in order, and each dimension of the plan is one tier of the network or
+// several neighbours, an allreduce is the same for every rank, and one rank is simulated. This takes milliseconds for
+// any number of ranks. In a dimension of several tiers it is the rank whose neighbour is farthest away, because a ring
+// is as fast as its slowest link.
 //
-// Otherwise all ranks are simulated while their messages are few. Above two million, a ring through the tree in order
-// is timed by its recurrence (ring_time.h), and of other hierarchies one rank of each class of ranks that are alike
-// (classes.h), if there are such classes. Both give what simulating all ranks gives, but that parts of a buffer that
-// differ by an element count as equal in the second. `window`: chunks in flight, as EngineOptions::window.
+// Otherwise all ranks are simulated while their messages are few. Above two million messages, a ring through the tree
+// in order is timed by its recurrence (ring_time.h). For other hierarchies one rank of each class of like ranks is
+// simulated (classes.h), if there are such classes. Both give the result of simulating all ranks, except that the
+// second takes parts that differ by an element as equal. `window`: chunks in flight, as EngineOptions::window.
 Forecast simulate(const Network& network, const Plan& plan, const Task& task, const Tuning& tuning = {},
                   int window = 16, bool use_symmetry = true);
 
-// True if that takes a few seconds at most. Throws as simulate() does.
+// True if simulate() takes a few seconds at most. Throws as simulate() does.
 bool is_quick(const Network& network, const Plan& plan, const Task& task, const Tuning& tuning = {});
 
 }  // namespace ddl

@@ -14,10 +14,11 @@ namespace ddl {
 namespace {
 
 constexpr double kMostEffort = 3e8;  // steps of the innermost loops of a search: about two seconds
-constexpr int kKicks = 30;           // that lead nowhere end a search
-// Of the fastest flow: what is below is taken for one that an uplink held up. Several, as a start for each.
+constexpr int kKicks = 30;           // so many kicks without success end a search
+// Shares of the fastest flow: a slower flow is taken as limited by an uplink. Each value gives a start of the search.
 constexpr double kSlow[] = {0.5, 0.7, 0.85};
-constexpr double kUnexplained = 0.3;  // of what one rack leaves: racks of many hosts that leave more are not believed
+constexpr double kUnexplained =
+    0.3;  // of what one rack leaves unexplained: racks of many hosts that leave more are rejected
 
 Partition one_rack(int hosts) { return Partition(std::vector<int>(index(hosts), 0)); }
 
@@ -40,7 +41,7 @@ void each_partition(int hosts, const std::function<void(const Partition&)>& visi
     place(0, 0);
 }
 
-// The slowest and the fastest flow between each two hosts that talked, as (hosts, lowest, highest).
+// The slowest and the fastest flow between two hosts that exchanged data.
 struct Meeting {
     int one, other;
     double lowest, highest;
@@ -74,7 +75,7 @@ double fastest_of(const std::vector<Meeting>& all) {
     return fastest;
 }
 
-// A start: hosts are kept apart where a flow between them was slow, and put together greedily otherwise.
+// A start of the search: hosts with a slow flow between them stay apart; others are put together greedily.
 Partition kept_apart(int hosts, const std::vector<Meeting>& all, double limit) {
     std::vector<std::vector<bool>> slow(index(hosts), std::vector<bool>(index(hosts)));
     for (const Meeting& meeting : all) {
@@ -97,7 +98,7 @@ Partition kept_apart(int hosts, const std::vector<Meeting>& all, double limit) {
     return Partition(std::move(rack_of));
 }
 
-// Another: hosts are put together where no flow between them was ever slow, and so are those that they share one with.
+// Another start: hosts without a slow flow between them are put together, transitively.
 Partition put_together(int hosts, const std::vector<Meeting>& all, double limit) {
     std::vector<int> rack_of = single_hosts(hosts).rack_of;
     for (const Meeting& meeting : all) {
@@ -108,7 +109,8 @@ Partition put_together(int hosts, const std::vector<Meeting>& all, double limit)
     return Partition(std::move(rack_of));
 }
 
-// A search of partitions. What it finds depends on the measurement alone: no clock, and always the same random numbers.
+// A search of partitions. The result depends on the measurement alone: there is no clock, and the random numbers are
+// always the same.
 class Search {
   public:
     explicit Search(const Measurement& measured)
@@ -123,11 +125,11 @@ class Search {
             starts.push_back(put_together(hosts_, met, share * fastest_of(met)));
             starts.push_back(kept_apart(hosts_, met, share * fastest_of(met)));
         }
-        // The effort is shared out, so that a start that leads nowhere leaves the others theirs.
+        // The effort is divided among the starts, so that a bad start does not use it all.
         double allowed = 0;
         for (const Partition& start : starts)
             descend(start, allowed += kMostEffort / 2 / static_cast<double>(starts.size()));
-        // From the best of them again, with a part of it thrown over: it may be the end of a blind alley.
+        // Then continue from the best partition with a random change: it may be a local optimum.
         for (int idle = 0; idle < kKicks && explanation_.effort < kMostEffort; ++idle) {
             if (descend(kicked(best_), kMostEffort)) idle = 0;
         }
@@ -145,7 +147,7 @@ class Search {
         return true;
     }
 
-    // Deals the hosts of two racks anew among both, or makes each host of a rack one of its own.
+    // Deals the hosts of two racks anew, or splits a rack into single hosts.
     Partition kicked(const Partition& from) {
         const auto draw = [&](int count) { return static_cast<int>(random_() % index(count)); };
         std::vector<int> rack_of = from.rack_of;
@@ -159,8 +161,8 @@ class Search {
         return Partition(std::move(rack_of));
     }
 
-    // Changes the partition as long as it gets better: joins two racks, or moves a host to another or a new one. True
-    // where that led to the best so far.
+    // Improves the partition as long as it gets better: joins two racks, or moves a host to another or a new rack. True
+    // if the result is the best so far.
     bool descend(Partition at, double allowed) {
         double price = explanation_.price(at);
         const auto take = [&](Partition next) {
@@ -247,7 +249,7 @@ Tiers find_tiers(const Measurement& measured) {
         Explanation explanation(measured);
         const double share = explanation.cost(best) / explanation.cost(flat);
         if (!search.complete() && share > kUnexplained) {
-            return answer(measured, flat, "no racks that were tried explain the flows: taken for one tier");
+            return answer(measured, flat, "no racks explain the flows: taken as one tier");
         }
         reason = std::to_string(best.racks) + " racks leave " + std::to_string(std::lround(100 * share)) +
                  "% of what one rack leaves unexplained";

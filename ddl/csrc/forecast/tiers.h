@@ -1,14 +1,13 @@
-// Which hosts share a rack, from the bandwidths that were measured by the rounds of rounds.h. Pure.
+// Finds the hosts that share a rack, from bandwidths measured in the rounds of rounds.h. Pure.
 //
-// What was seen is explained: a partition of the hosts into racks predicts each flow of each round (links of one
-// rate, an uplink a rack, shared fairly by the flows that cross it), and the partition that explains the flows best,
-// with few racks, is the answer. A single flow that is off by 10% decides nothing, because all flows of all rounds have
-// a say; one that is off by far (a packet was lost) counts less than by its square.
+// A partition of the hosts into racks predicts each flow of each round: links have one rate, and each rack has an
+// uplink that its flows share fairly. The answer is the partition that explains the flows best, with few racks. A
+// single flow that is off by 10% decides nothing, because all flows of all rounds count; a flow that is far off (a lost
+// packet) counts less than by its square.
 //
-// What cannot be told from bandwidths is not claimed. Uplinks that carry all that their hosts can send are no tier.
-// Where every rack has one host, uplinks look like slower links, and hosts with equal ones are answered as one rack:
-// both are reduced in the same way. Latency is reported for each tier and decides nothing: between switches it differs
-// by less than the noise of a kernel.
+// Nothing is claimed that bandwidths cannot show. Uplinks that carry all that their hosts can send make no tier. If
+// every rack has one host, uplinks look like slower links, and the answer is one rack: both cases are reduced in the
+// same way. Latency is reported for each tier but decides nothing: switches differ by less than a kernel's noise.
 #pragma once
 
 #include <string>
@@ -17,7 +16,7 @@
 
 namespace ddl {
 
-// What a round saw from one host to another.
+// The measured flow from one host to another in a round.
 struct Flow {
     int source = 0, target = 0;  // numbers of hosts
     double bandwidth = 0;        // bytes per second
@@ -35,9 +34,9 @@ using Racks = std::vector<std::vector<int>>;  // hosts by their numbers, ascendi
 struct Tiers {
     Racks racks;
     double link = 0;              // bytes per second and direction, of a host within its rack
-    std::vector<double> uplinks;  // of each rack, for all its hosts together; empty where there is one rack
+    std::vector<double> uplinks;  // of each rack, for all its hosts together; empty if there is one rack
     double near = 0, far = 0;     // latency in seconds within a rack, and between racks; 0: not measured
-    std::string reason;           // a clause for people
+    std::string reason;           // a clause in words
 };
 
 // The racks that explain the flows best. Up to 8 hosts every partition is tried; more are searched from several starts

@@ -9,7 +9,7 @@
 namespace ddl {
 namespace {
 
-constexpr double kByte = 1e-3;  // what is left by rounding
+constexpr double kByte = 1e-3;  // the rest that rounding leaves
 
 }  // namespace
 
@@ -32,13 +32,13 @@ int Traffic::add_path(std::vector<Use> uses) {
     return static_cast<int>(paths_.size()) - 1;
 }
 
-// Brings what the route has carried up to now.
+// Updates the bytes that the route has carried.
 void Traffic::carry(Route& route) const {
     route.carried += route.rate * (now_ - route.at);
     route.at = now_;
 }
 
-// Puts the route's next end among the events.
+// Adds the route's next end to the events.
 void Traffic::expect(int index) {
     Route& route = routes_[static_cast<size_t>(index)];
     ++route.version;
@@ -68,8 +68,8 @@ void Traffic::send(int index, double bytes, int message) {
     change(path.route);
 }
 
-// Max-min fairness by progressive filling: the link that gives the least to each path over it fixes their rate. Only
-// among the routes that share links, directly or through others, with one that has changed.
+// Max-min fairness by progressive filling: the link that gives each of its paths the least fixes their rate. Only
+// routes that share links, directly or through others, with a changed route are computed anew.
 void Traffic::share() {
     if (changed_.empty()) return;
     constexpr double kSame = 1 + 1e-9;
@@ -143,7 +143,7 @@ void Traffic::share() {
     for (const int index : near_) expect(index);
 }
 
-// The next event that still holds, by the rates of the last share().
+// The next event that is still valid under the rates of the last share().
 const Traffic::Event* Traffic::first() {
     while (!events_.empty()) {
         const Event& event = events_.front();

@@ -1,8 +1,8 @@
-// Messages on the links of a network: how fast each travels, and which ends next. Pure.
+// Traffic: messages on the links of a network, their rates, and the one that ends next. Pure.
 //
 // Messages on one path travel one after the other; those that share a link share its bandwidth max-min fairly. All
-// paths over the same links travel at the same rate: such a route keeps how many bytes each of its paths has carried so
-// far, so that an event costs no more than the routes that it slows or speeds up.
+// paths over the same links have the same rate and form a route. A route keeps the bytes that each of its paths has
+// carried so far, so an event costs only the routes whose rates it changes.
 #pragma once
 
 #include <cstdint>
@@ -13,7 +13,8 @@
 
 namespace ddl {
 
-// A link that a message passes, and how many messages like it pass there at once, of ranks that are not simulated.
+// A link that a message uses, and how many such messages use it at once, including those of ranks that are not
+// simulated.
 struct Use {
     int link = 0;
     int copies = 1;
@@ -39,7 +40,7 @@ class Traffic {
   private:
     struct Path {
         int route = 0;
-        uint64_t since = 0;                        // counts paths that became busy
+        uint64_t since = 0;                        // a count of paths that became busy
         std::deque<std::pair<double, int>> queue;  // bytes, message
     };
     struct Route {

@@ -7,19 +7,19 @@ namespace ddl {
 namespace {
 
 constexpr int kPings = 6;
-constexpr double kPingSeconds = 0.005;  // after which no further ping is sent
+constexpr double kPingSeconds = 0.005;  // no ping is sent after this time
 
-// Tags, from the first on.
+// Tags, counted from the first.
 enum : Tag { kStream = 0, kPing = kStream + kStreamTags, kPong, kHello, kBarrier, kReport };
 static_assert(kReport < kProbeTags);
 
-// How long a small message and its answer take.
+// The time of a small message and its answer.
 struct RoundTrip {
-    double least = 0, mean = 0;  // seconds, of some; the mean has in it how long the ranks wait for their cores
-    uint64_t last = 0;           // on the wire: no further one follows
+    double least = 0, mean = 0;  // seconds; the mean includes the time that ranks wait for their cores
+    uint64_t last = 0;           // on the wire: this is the last one
 };
 
-// Both ends know the same afterwards. The lower rank asks.
+// Measures it; both ends get the same result. The lower rank asks.
 RoundTrip ping(Bootstrap& bootstrap, int peer, Tag tag) {
     RoundTrip found;
     if (bootstrap.rank() > peer) {
@@ -32,7 +32,7 @@ RoundTrip ping(Bootstrap& bootstrap, int peer, Tag tag) {
     const double begin = seconds_now();
     for (int i = 1; found.last == 0; ++i) {
         const double at = seconds_now();
-        // The last one tells the other end what was found, and counts no more.
+        // The last ping carries the result to the other end, and is not measured.
         found.last = i == kPings || (i > 1 && at - begin > kPingSeconds);
         bootstrap.say(peer, tag + kPing, &found, sizeof found);
         bootstrap.hear(peer, tag + kPong, nullptr, 0);
@@ -44,7 +44,7 @@ RoundTrip ping(Bootstrap& bootstrap, int peer, Tag tag) {
     return found;
 }
 
-// What a leader tells rank 0: on the wire as it stands.
+// A leader's report to rank 0, sent over the wire as it is.
 struct Seen {
     double bandwidth = 0, latency = 0;
 };
@@ -66,7 +66,7 @@ std::vector<int> leaders_of(const Placement& placement) {
     return leaders;
 }
 
-// The one that `host` talks to in a round; -1 where it rests.
+// The partner of `host` in a round; -1 if it has none.
 int partner_of(const Pairs& pairs, int host) {
     for (const auto& [one, other] : pairs) {
         if (one == host) return other;
@@ -80,7 +80,7 @@ Seen meet(Bootstrap& bootstrap, int peer, Tag tag, const Box& box) {
     return {Stream(bootstrap, peer, tag + kStream, box, found.mean).run(), found.least / 2};
 }
 
-// Neighbours on a host exchange data, all at once: they share its memory as they will in a collective.
+// Neighbours on a host exchange data, all at once, because in a collective they share the host's memory too.
 Seen measure_inside(Bootstrap& bootstrap, const Placement& placement, Tag tag, const Box& box) {
     const std::vector<int> mine = ranks_on(placement, placement.host_of[static_cast<size_t>(bootstrap.rank())]);
     const auto at = static_cast<size_t>(std::find(mine.begin(), mine.end(), bootstrap.rank()) - mine.begin());
@@ -88,7 +88,7 @@ Seen measure_inside(Bootstrap& bootstrap, const Placement& placement, Tag tag, c
     return meet(bootstrap, mine[at ^ 1], tag, box);
 }
 
-// Opens the connections between all that will meet, so that no round has to wait for one.
+// Opens all connections that will be used, so that no round has to wait for one.
 void greet(Bootstrap& bootstrap, const std::vector<int>& peers, Tag tag) {
     std::vector<Ticket> open;
     for (const int peer : peers) {
@@ -158,7 +158,7 @@ Probe probe(Bootstrap& bootstrap, const Placement& placement, Tag tag, const Pro
 
 double longest_probe(const Placement& placement, const ProbeOptions& options) {
     const auto rounds = static_cast<double>(probe_rounds(placement.num_hosts).size());
-    // A round's end waits for what is under way; machines with more ranks than cores are slow to take turns.
+    // The end of a round waits for data in flight, and ranks that share cores are slow to take turns.
     constexpr double kSlack = 5;
     return kSlack + 2 * (rounds * (options.between.warm_seconds + options.between.count_seconds) +
                          options.inside.warm_seconds + options.inside.count_seconds);

@@ -1,9 +1,9 @@
-// Measures the links between the hosts of a job, over the transport that it will use.
+// Measures the links between the hosts of a job, over the transport that the job will use.
 //
-// One rank a host, its leader, exchanges data with one leader at a time, both ways, in rounds of pairs that are in
-// flight together (tiers.h says which, and why). A round lasts a fixed time, whatever the links carry; before each the
-// leaders meet in a barrier, so that what one round saw is of that round's pairs only. The hosts' inner bandwidth is
-// measured first, by pairs of ranks within each. The other ranks wait.
+// One rank of each host, its leader, exchanges data with one other leader at a time, both ways. In a round many pairs
+// do so at once (tiers.h says which, and why). A round lasts a fixed time, however fast the links are. The leaders pass
+// a barrier before each round, so that rounds do not overlap. First, pairs of ranks measure the bandwidth inside each
+// host. All other ranks wait.
 #pragma once
 
 #include "forecast/tiers.h"
@@ -15,24 +15,24 @@
 namespace ddl {
 
 struct ProbeOptions {
-    Box between;                                        // a round's
+    Box between;                                        // of a round
     Box inside{0.005, 0.015, 0.002, size_t{16} << 20};  // within a host
 };
 
 struct Probe {
     Measurement between;         // hosts by the numbers of the placement
-    double local_bandwidth = 0;  // bytes per second from one rank of a host to another, while others do so as well: the
-                                 // median over hosts; 0 where no host has two ranks
+    double local_bandwidth = 0;  // bytes per second between two ranks of a host while others do the same: the median
+                                 // over hosts; 0 if no host has two ranks
     double local_latency = 0;    // seconds; 0 likewise
-    double seconds = 0;          // that it took
+    double seconds = 0;          // that measuring took
 };
 
-// Collective over all ranks of the bootstrap; for at least two hosts. Rank 0 has the result, others a part of it.
-// Uses tags from `tag` to tag + kProbeTags - 1. Throws Error, as Bootstrap::await() does.
+// Collective over all ranks of the bootstrap, for at least two hosts. Rank 0 gets the whole result, others a part of
+// it. Uses tags from `tag` to tag + kProbeTags - 1. Throws Error, as Bootstrap::await() does.
 constexpr Tag kProbeTags = 16;
 Probe probe(Bootstrap& bootstrap, const Placement& placement, Tag tag, const ProbeOptions& options = {});
 
-// For how long a rank may have to wait for the others' measurements where nothing is wrong: seconds.
+// The longest time, in seconds, that a rank waits for the others' measurements if nothing is wrong.
 double longest_probe(const Placement& placement, const ProbeOptions& options = {});
 
 }  // namespace ddl

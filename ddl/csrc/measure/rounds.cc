@@ -8,17 +8,17 @@
 namespace ddl {
 namespace {
 
-constexpr int kExtraRounds = 14;  // at least, beyond those in which every pair talks once ...
+constexpr int kExtraRounds = 14;  // at least, after those in which every pair meets once ...
 constexpr int kUsualRounds = 20;  // ... up to so many in all
 
 size_t index(int number) { return static_cast<size_t>(number); }
 
-// Numbers whose sequence the standard fixes; its std::shuffle differs between libraries.
+// The standard fixes the sequence of mt19937_64, but std::shuffle differs between libraries.
 void shuffle(std::vector<int>& items, std::mt19937_64& random) {
     for (size_t i = items.size(); i > 1; --i) std::swap(items[i - 1], items[random() % i]);
 }
 
-// Every pair once in as few rounds as possible: one stands still, the others go round.
+// Every pair once, in as few rounds as possible: one host stays in place, the others rotate.
 std::vector<Pairs> tournament(int hosts) {
     constexpr int kNobody = -1;
     std::vector<int> ring(index(hosts));
@@ -53,7 +53,7 @@ std::vector<Pairs> probe_rounds(int hosts) {
         for (size_t i = 0; i < kFirst; ++i) some.push_back(rounds[index(order[i])]);
         rounds = std::move(some);
     }
-    if (hosts <= 3) {  // there is only one pair at a time: each talks several times, so that a bad moment is outvoted
+    if (hosts <= 3) {  // only one pair at a time: each meets several times, so that a bad moment is outvoted
         const std::vector<Pairs> once = rounds;
         for (int again = 1; again < 2 * hosts - 1; ++again) rounds.insert(rounds.end(), once.begin(), once.end());
         return rounds;

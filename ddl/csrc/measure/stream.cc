@@ -7,10 +7,10 @@ namespace {
 
 constexpr size_t kLeast = 16 << 10, kMost = 1 << 20;  // bytes of a message
 constexpr int kReceives = 8;                          // posted ahead
-constexpr size_t kPieces = 8;                         // messages under way, once they are that many
+constexpr size_t kPieces = 8;                         // messages in flight, at full speed
 
-// What is sent: never written, so that no memory is behind it, and there for ever, so that MPI may read it after an
-// error.
+// The data that is sent. It is never written, so it takes no memory, and lives for ever, so that MPI may read it even
+// after an error.
 std::byte payload[kMost];
 
 size_t message_bytes(size_t window) {
@@ -29,7 +29,7 @@ Stream::Stream(Bootstrap& bootstrap, int peer, Tag tag, const Box& box, double r
       box_(box),
       on_time_(round_trip + box.queue_seconds),
       window_(2 * kLeast),
-      arena_(new std::byte[kReceives * kMost]) {  // not touched where messages stay short
+      arena_(new std::byte[kReceives * kMost]) {  // its pages are not touched if messages stay short
     for (int i = 0; i < kReceives; ++i) {
         std::byte* const place = arena_.get() + static_cast<size_t>(i) * kMost;
         receives_.emplace_back(bootstrap_.receive(peer_, data_tag_, place, kMost), place);
@@ -48,7 +48,7 @@ double Stream::run() {
     return rate();
 }
 
-// True when everything is over.
+// Makes progress; true when everything is over.
 bool Stream::poll() {
     now_ = seconds_now();
     take_arrivals();
@@ -86,7 +86,7 @@ void Stream::take_acknowledgements() {
         under_way_ -= first.bytes;
         const double took = now_ - first.at;
         if (took < on_time_) {
-            window_ = std::min(window_ + first.bytes, box_.most_bytes);  // doubles it in a round trip
+            window_ = std::min(window_ + first.bytes, box_.most_bytes);  // doubles in each round trip
         } else if (took > 1.5 * on_time_) {
             window_ = std::max(window_ - first.bytes / 2, 2 * kLeast);
         }
@@ -106,9 +106,9 @@ void Stream::send_more() {
     }
 }
 
-// From the first arrival after the warm-up to the first after the end: whole messages in the time that they took. Where
-// that is no more than half of the time, because little came or because this rank did not get its core: all that came,
-// in all the time. The last arrival is always the end.
+// Counts whole messages, from the first arrival after the warm-up to the first after the end, over their time. If that
+// covers at most half of the time, because little arrived or this rank did not get its core, counts everything over the
+// whole time. The last arrival is always the end message.
 double Stream::rate() const {
     const double opens = start_ + box_.warm_seconds, closes = opens + box_.count_seconds;
     const auto since = [this](double moment) {
@@ -126,7 +126,7 @@ double Stream::rate() const {
     const double bytes = bytes_after(first, last);
     if (bytes > 0 && seconds > box_.count_seconds / 2) return bytes / seconds;
     const double all = static_cast<double>(arrivals_[0].bytes) + bytes_after(0, arrivals_.size() - 1);
-    // At least a byte: what follows divides, and takes logarithms.
+    // At least a byte, because callers divide by it and take logarithms.
     return std::max(all, 1.0) / std::max(arrivals_.back().at - start_, 1e-6);
 }
 

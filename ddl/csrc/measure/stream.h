@@ -1,8 +1,8 @@
-// How fast two ranks exchange data, both ways at once, in a box of time.
+// Measures how fast two ranks exchange data, both ways at once, in a fixed time.
 //
-// The sender keeps so much under way that the other end's acknowledgements come back some milliseconds later than over
-// an idle link: enough to fill a link whose rate nobody knows, from 1 Mbit/s to 400 Gbit/s, and not so much that a
-// switch's queue overflows, whose losses TCP needs hundreds of milliseconds to get over.
+// The sender keeps so much data in flight that acknowledgements come back some milliseconds later than over an idle
+// link. This fills a link of unknown rate, from 1 Mbit/s to 400 Gbit/s, but does not overflow a switch's queue, whose
+// losses would cost TCP hundreds of milliseconds.
 #pragma once
 
 #include <deque>
@@ -14,24 +14,24 @@
 namespace ddl {
 
 struct Box {
-    double warm_seconds = 0.015;   // at the start, which are not counted: TCP looks for its rate
-    double count_seconds = 0.055;  // then
-    double queue_seconds = 0.004;  // by which an acknowledgement may be late before no more is put under way
-    size_t most_bytes = 16 << 20;  // under way at most
+    double warm_seconds = 0.015;   // at the start, not counted: TCP is still finding its rate
+    double count_seconds = 0.055;  // after that, counted
+    double queue_seconds = 0.004;  // an acknowledgement that is later than this stops further sends
+    size_t most_bytes = 16 << 20;  // in flight at most
 };
 
-// Messages of at most kStreamTags tags from `tag` on; both ranks make one for the other. Throws Error, as
-// Bootstrap::await() does.
+// Both ranks of a pair make one. It uses kStreamTags tags from `tag` on. Throws Error as Bootstrap::await() does.
 constexpr Tag kStreamTags = 2;
 class Stream {
   public:
-    // `round_trip`: seconds of a small message's way to the peer and back, while nothing else is under way.
+    // `round_trip`: seconds of a small message to the peer and back on an idle link.
     Stream(Bootstrap& bootstrap, int peer, Tag tag, const Box& box, double round_trip);
     ~Stream();
     Stream(const Stream&) = delete;
     Stream& operator=(const Stream&) = delete;
 
-    // Exchanges until the time is over on both ends and everything has arrived. Returns bytes per second that came in.
+    // Exchanges data until the time is over on both ends and everything has arrived. Returns the bytes received per
+    // second.
     double run();
 
   private:
@@ -55,16 +55,16 @@ class Stream {
     const int peer_;
     const Tag data_tag_, acknowledgement_tag_;
     const Box box_;
-    const double on_time_;  // seconds for an acknowledgement that waits in no queue
+    const double on_time_;  // seconds for an acknowledgement that does not wait in a queue
 
     double start_ = 0, now_ = 0;
-    size_t window_;         // bytes that may be under way
+    size_t window_;         // bytes that may be in flight
     size_t under_way_ = 0;  // bytes
     bool said_end_ = false, heard_end_ = false;
-    Block arena_;  // what comes in
+    Block arena_;  // for received data
     std::deque<std::pair<Ticket, std::byte*>> receives_;
-    std::deque<Sent> sent_;        // not acknowledged
-    std::vector<Ticket> leaving_;  // acknowledged or no data, but their memory may still be read
+    std::deque<Sent> sent_;        // not acknowledged yet
+    std::vector<Ticket> leaving_;  // acknowledged, or without data, but their memory may still be read
     Ticket acknowledgement_ = 0;   // a receive; 0: none is posted
     std::vector<Arrival> arrivals_;
 };

@@ -1,5 +1,5 @@
 // Alltoall: at distance k, everyone sends to the k-th rank after it and hears from the k-th before. Each distance is a
-// chunk of its own, so several are on their way at once and no rank is everybody's target at the same time.
+// chunk of its own, so several are in flight at once, and no rank is the target of all others at one time.
 #include "schedule/builder.h"
 
 namespace ddl {
@@ -16,7 +16,8 @@ void build_alltoall(Builder& builder) {
         builder.send(at + distance, Buffer::input, block(at + distance));
         builder.receive(at - distance, Buffer::output, block(at - distance));
     }
-    // Own data joins the last chunk, so that it is not written before that chunk's pair has compared its calls.
+    // The own block is copied in the last chunk, so that nothing is written before that chunk's pair has compared its
+    // calls.
     builder.copy(Buffer::input, block(at), Buffer::output, block(at));
 }
 

@@ -1,11 +1,10 @@
 // Allreduce in N dimensions: Cho et al., BlueConnect, MLSys 2019 (arXiv:1708.02188).
 //
-// In dimension i the ranks that differ only in coordinate i form a ring of d. The reduce-scatter leaves each with one
-// d-th of what they shared, so dimension i + 1 carries a d-th of the bytes. A rank sends and receives
-// 2 (d_i - 1) / d_i x S / (d_1 ... d_(i-1)) bytes in dimension i, in 2 (d_i - 1) rounds.
+// In dimension i the ranks that differ only in coordinate i form a ring of size d. The reduce-scatter leaves each with
+// one d-th of the bytes, so dimension i + 1 carries a d-th of them. A rank sends and receives 2 (d_i - 1) / d_i x S /
+// (d_1 ... d_(i-1)) bytes in dimension i, in 2 (d_i - 1) rounds.
 //
-// Where a dimension is MPI's or NCCL's, its ring is replaced by their reduce-scatter and allgather, over the same
-// parts.
+// If MPI or NCCL reduces a dimension, their reduce-scatter and allgather replace its ring, over the same parts.
 //
 // Each element is reduced on one chain of ranks, or by one rank's reduce-scatter, and then copied: every rank has the
 // same bits by construction.
@@ -33,7 +32,7 @@ struct Ring {
 
 void build_chunk(Builder& builder, Range range) {
     const size_t dimensions = builder.plan().dimensions.size();
-    std::vector<Range> shared(dimensions);  // what the ring of each dimension has in common
+    std::vector<Range> shared(dimensions);  // the range that the ring of each dimension shares
     // Nothing is copied to the output beforehand: the first ring that touches an element reads it from the input.
     Buffer mine = Buffer::input;
     for (size_t i = 0; i < dimensions; ++i) {
@@ -79,7 +78,7 @@ void build_hierarchy(Builder& builder) {
                                         : "hierarchy " + shape,
                       builder.plan().reason);
     if (all.size() == 0) return;
-    // The roll: everyone has called the same before anyone enters a collective that could not tell.
+    // The ranks first compare their calls, because the collectives of MPI and NCCL do not.
     if (grouped) disseminate(builder);
     const int chunks = builder.chunks(all.size());
     for (int c = 0; c < chunks; ++c) {

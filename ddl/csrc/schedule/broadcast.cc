@@ -1,4 +1,4 @@
-// Broadcast. Positions are counted from the root's: `v` is a rank's distance behind it, in the plan's order.
+// Broadcast. Positions are counted from the root: `v` is a rank's distance from it, in the plan's order.
 //
 // The tree is binomial: v's parent is v without its lowest set bit, and v's subtree is [v, v + lowest bit).
 #include <algorithm>
@@ -14,10 +14,10 @@ struct Tree {
           root(builder.plan().positions[static_cast<size_t>(builder.task().root)]),
           at((builder.position() - root + size) % size) {}
 
-    // How many ranks hang below `v`, itself included.
+    // The number of ranks in the subtree of `v`, itself included.
     int span(int v) const { return v == 0 ? size : std::min(v & -v, size - v); }
     int parent() const { return at - (at & -at); }
-    // Children of this rank, the largest subtree first: it has the longest way to go.
+    // The children of this rank, the largest subtree first, because it takes longest.
     std::vector<int> children() const {
         std::vector<int> found;
         for (int bit = 1; bit < (at == 0 ? size : (at & -at)) && at + bit < size; bit *= 2) found.push_back(at + bit);
@@ -41,8 +41,8 @@ void build_tree_broadcast(Builder& builder) {
 }
 
 // Each chunk is scattered over the ranks by the tree and gathered by a ring; chunks follow one another, so that the
-// scatter of one overlaps the gather of others. The ring skips what its receiver has from the scatter already, and the
-// root, which has everything.
+// scatter of one overlaps the gather of others. The ring skips blocks that the receiver already has from the scatter,
+// and the root, which has all.
 void build_scatter_broadcast(Builder& builder) {
     const Tree tree(builder);
     const Range all{0, builder.task().count};

@@ -31,7 +31,7 @@ int Builder::chunks_by_size(uint64_t elements) const {
     const uint64_t least = bytes / parts / std::max<uint64_t>(1, tuning_.most_message_bytes);
     auto most = static_cast<uint64_t>(std::max(1, tuning_.most_chunks));
     for (size_t i = 0; i < plan_.dimensions.size(); ++i) {
-        // To start a collective of MPI's or NCCL's costs more than to send a message.
+        // Starting a collective of MPI or NCCL costs more than sending a message.
         constexpr uint64_t kMostGrouped = 32;
         if (is_grouped(i)) most = std::min(most, kMostGrouped);
     }
@@ -68,7 +68,7 @@ Step Builder::message(StepKind kind, int peer_position, Range range) const {
     step.kind = kind;
     step.peer = rank_at(peer_position);
     step.bytes = range.size() * element_;
-    // The outermost dimension in which the two differ is the slowest link on the way.
+    // The outermost dimension in which the two positions differ has the slowest link between them.
     const int peer = plan_.positions[static_cast<size_t>(step.peer)];
     int stride = 1;
     for (size_t i = 0; i < plan_.dimensions.size(); ++i) {

@@ -1,5 +1,5 @@
-// Builds the schedule of one rank, chunk by chunk and round by round. Algorithms think in positions and elements; the
-// builder turns them into ranks and bytes, and leaves out parts of zero elements.
+// Builds the schedule of one rank, chunk by chunk and round by round. Algorithms use positions and elements; the
+// builder turns them into ranks and bytes, and skips parts of zero elements.
 #pragma once
 
 #include "base/range.h"
@@ -18,12 +18,11 @@ class Builder {
     const Tuning& tuning() const { return tuning_; }
     // The rank at `position`, which may lie outside [0, size): positions are a ring.
     int rank_at(int position) const;
-    // How many chunks a buffer of `elements` is cut into, where `parts` parts of each chunk travel in a message each.
-    // The schedule says how large one then is.
+    // The number of chunks for a buffer of `elements`. Also stores the size of a chunk in the schedule.
     int chunks(uint64_t elements);
 
     void algorithm(std::string name, std::string reason);
-    // Asks for room of `elements` in Buffer::work.
+    // Reserves `elements` elements in Buffer::work.
     void work(uint64_t elements);
 
     // Closes the current round (chunk) and begins another; empty ones are dropped.
@@ -33,17 +32,17 @@ class Builder {
     // `to` and `from` are positions; `range` is in elements of `buffer`.
     void send(int to, Buffer buffer, Range range);
     void receive(int from, Buffer buffer, Range range);
-    // to_buffer[to] = combine of what arrives from position `from` and mine_buffer[mine].
+    // to_buffer[to] = mine_buffer[mine] combined with the message from position `from`.
     void reduce(int from, Buffer mine_buffer, Range mine, Buffer to_buffer, Range to, bool incoming_first);
     void copy(Buffer from_buffer, Range from, Buffer to_buffer, Range to);
-    // Divides output[range], where the operation is an average.
+    // Divides output[range], if the operation is an average.
     void finish_average(Range range);
-    // Group steps among the ranks that differ from this one in `dimension` only, each a round of its own: from_buffer's
-    // `range` is reduced, each rank's part of it goes to the output; or the output's `range` is gathered from its
-    // parts.
+    // Group steps among the ranks that differ only in `dimension`, each in a round of its own. The first reduces
+    // `range` of from_buffer and leaves each rank's part in the output; the second gathers `range` of the output from
+    // the parts.
     void reduce_scatter(size_t dimension, Buffer from_buffer, Range range);
     void allgather(size_t dimension, Range range);
-    // True where the dimension is reduced by group steps.
+    // True if group steps reduce the dimension.
     bool is_grouped(size_t dimension) const;
     // A message without content.
     void signal(int to);
@@ -78,7 +77,7 @@ void build_scatter_broadcast(Builder& builder);
 void build_alltoall(Builder& builder);
 void build_barrier(Builder& builder);
 
-// Rounds of messages without content after which each rank has heard, directly or through others, from all.
+// Rounds of empty messages; after them each rank has heard from all others, directly or through others.
 void disseminate(Builder& builder);
 
 }  // namespace ddl

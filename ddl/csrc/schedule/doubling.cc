@@ -1,5 +1,5 @@
 // Small allreduces: recursive doubling (Thakur, Rabenseifner, Gropp, IJHPCA 2005, section 4.3.1). log2(n) rounds, each
-// with the whole buffer; two more where n is no power of two, for the ranks that are folded into their neighbours.
+// with the whole buffer; two more if n is not a power of two, for the ranks that are folded into their neighbours.
 //
 // Both ranks of a pair compute the same reduction, so both must put its operands in the same order: the lower
 // position's first. An IEEE sum commutes except in a NaN's payload, and min and max in the sign of zero.
@@ -27,7 +27,7 @@ void build_doubling(Builder& builder) {
         builder.reduce(at - 1, mine, all, Buffer::output, all, true);
         mine = Buffer::output;
     }
-    // Those that remain, renumbered; who stands where after the fold keeps the order of positions.
+    // The positions that remain after the fold, renumbered in the same order.
     const auto old_of = [&](int renumbered) { return renumbered < folded ? 2 * renumbered + 1 : renumbered + folded; };
     const int renumbered = at < 2 * folded ? at / 2 : at - folded;
     for (int bit = 1; bit < power; bit *= 2) {

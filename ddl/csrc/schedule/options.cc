@@ -67,7 +67,7 @@ Options parse_options(const std::string& text) {
         const size_t dashes = word.rfind("--", 0) == 0 ? 2 : word.rfind('-', 0) == 0 ? 1 : 0;
         const std::string name = word.substr(dashes);
         std::string value;
-        if (dashes == 0) throw wrong("'" + word + "' is no option: options begin with a dash");
+        if (dashes == 0) throw wrong("'" + word + "' is not an option: options begin with a dash");
         if (!(words >> value)) throw wrong("'" + word + "' has no value");
         bool known = name == "mode";
         if (known) parse_mode(value, options);
@@ -116,10 +116,10 @@ std::string format_options(const Options& options) {
 
 Plan plan_of_options(const Options& options, int size, std::vector<int> ranks) {
     if (options.modes.find('p') != std::string::npos) {
-        throw Error(DDL_ERROR_ARGUMENT, "mode p is chosen by measurement: it is no plan yet");
+        throw Error(DDL_ERROR_ARGUMENT, "mode p has no plan before the links are measured");
     }
     const auto asked = options.dimensions.empty() ? std::vector<int>{size} : options.dimensions;
-    // Checked as it was asked, so that an error shows the user's own words.
+    // Checked with the user's own dimensions, so that an error quotes them.
     Plan plan =
         make_plan(size, asked, options.modes, std::move(ranks), "as DDL_OPTIONS asks: " + format_options(options));
     std::vector<int> dimensions;

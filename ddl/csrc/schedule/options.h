@@ -1,4 +1,4 @@
-// DDL_OPTIONS: what the user and the launcher ask of the library, in the syntax of the original.
+// DDL_OPTIONS: the options of the user and the launcher, in the syntax of the original.
 //
 //   -mode MODES[:AxBxC...]   MODES: one of b n r m p for all dimensions, or one letter for each
 //   -dbg_level 0|1|2
@@ -15,26 +15,27 @@ namespace ddl {
 
 struct Options {
     std::string modes = "p";      // p: measured at start
-    std::vector<int> dimensions;  // accelerators a host, hosts a rack, racks an aisle, aisles; empty: to be found
+    std::vector<int> dimensions;  // ranks a host, hosts a rack, racks an aisle, aisles; empty: the library chooses
     int dbg_level = 0;
-    int shared_memory = 1;                             // between the ranks of a host; 0: everything goes through MPI
-    int dump_iter = 0, dev_sync = 0, rebind_iter = 0;  // the original's: nothing reads them
+    int shared_memory = 1;                             // between the ranks of a host; 0: all go through the transport
+    int dump_iter = 0, dev_sync = 0, rebind_iter = 0;  // options of the original without effect
 };
 
-// Options may begin with one dash or two. Throws Error(DDL_ERROR_ARGUMENT) that names the word and what is allowed.
+// Options may begin with one dash or two. Throws Error(DDL_ERROR_ARGUMENT), which names the word and the allowed
+// values.
 Options parse_options(const std::string& text);
 
-// What parse_options() reads: format_options(parse_options(text)) means the same as text.
+// The inverse of parse_options(): format_options(parse_options(text)) means the same as text.
 std::string format_options(const Options& options);
 
-// Says which options were given that do nothing here; "" where none was.
+// A sentence about the given options that have no effect; "" if there are none.
 std::string idle_options(const Options& options);
 
 // "4x2x1x1".
 std::string format_dimensions(const std::vector<int>& dimensions);
 
-// The plan that `options` ask for, over `size` ranks: dimensions of 1 are dropped (their links carry nothing). Throws
-// where they do not multiply to `size`, or where the mode is p: that one is measured and not known yet.
+// The plan of `options` over `size` ranks. Dimensions of 1 are dropped, as their links carry nothing. Throws if the
+// dimensions do not multiply to `size`, and for mode p, whose plan is measured later.
 Plan plan_of_options(const Options& options, int size, std::vector<int> ranks = {});
 
 }  // namespace ddl

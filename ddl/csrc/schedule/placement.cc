@@ -38,7 +38,7 @@ Placement place(const std::vector<std::string>& hosts) {
 Plan plan_of(const Options& options, const Placement& placement) {
     Options asked = options;
     for (char& mode : asked.modes) {
-        if (mode == 'p') mode = 'r';  // the only one that this build has to choose from
+        if (mode == 'p') mode = 'r';  // the only mode that p chooses
     }
     if (asked.dimensions.empty() && asked.modes.size() == 1 && options.modes == "p") {
         return plan_of_groups({placement.host_of}, asked.modes);

@@ -1,4 +1,4 @@
-// Where the ranks of a job are, and what follows from it. Pure.
+// Placement: the hosts of a job's ranks. Pure.
 #pragma once
 
 #include <string>
@@ -10,20 +10,20 @@
 namespace ddl {
 
 struct Placement {
-    std::vector<int> host_of;  // number of each rank's host, in the order in which ranks name them
+    std::vector<int> host_of;  // the number of each rank's host; hosts are numbered by their first ranks
     int num_hosts = 0;
 
-    // Of a rank among those of its host, in the order of their numbers; and how many they are.
+    // A rank's number among the ranks of its host, and the number of those.
     int local_rank(int rank) const;
     int local_size(int rank) const;
-    // Ranks by host, then by number: what stands next to one another in the innermost dimension shares a host.
+    // Ranks by host, then by number: neighbours in the innermost dimension share a host.
     std::vector<int> host_order() const;
 };
 
 Placement place(const std::vector<std::string>& hosts);
 
-// The world's plan. Dimensions that `options` name are taken, over the ranks in host order; otherwise they are ranks a
-// host x hosts. Throws Error(DDL_ERROR_ARGUMENT) where they do not multiply to the number of ranks.
+// The world's plan, over the ranks in host order. The dimensions are those of `options`, else ranks a host x hosts.
+// Throws Error(DDL_ERROR_ARGUMENT) if they do not multiply to the number of ranks.
 Plan plan_of(const Options& options, const Placement& placement);
 
 }  // namespace ddl

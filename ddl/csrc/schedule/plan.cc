@@ -50,7 +50,7 @@ std::vector<int> sizes_of(const std::vector<int>& groups) {
     return sizes;
 }
 
-// "2, 2 and 1"; long lists are cut.
+// "2, 2 and 1"; a long list is shortened.
 std::string join(const std::vector<int>& numbers) {
     constexpr size_t kShown = 8;
     std::string text;
@@ -136,7 +136,7 @@ Plan plan_of_groups(const std::vector<std::vector<int>>& groups, const std::stri
                         std::to_string(size));
         }
     }
-    // The members of a level's groups are groups of the level before, told apart by their number; ranks at first.
+    // The members of a level's groups are the groups of the level before; at first they are ranks.
     static const char* const kNames[][2] = {{"hosts", "ranks"}, {"racks", "hosts"}, {"aisles", "racks"}};
     std::vector<int> members(size);
     std::iota(members.begin(), members.end(), 0);
@@ -162,7 +162,7 @@ Plan plan_of_groups(const std::vector<std::vector<int>>& groups, const std::stri
     }
     std::vector<int> ranks(size);
     std::iota(ranks.begin(), ranks.end(), 0);
-    // Outermost level first. Also where the plan ends up flat: a ring then enters and leaves each group once.
+    // Outermost level first, even if the plan ends up flat: the ring then enters and leaves each group once.
     std::stable_sort(ranks.begin(), ranks.end(), [&](int a, int b) {
         for (size_t level = groups.size(); level-- > 0;) {
             const int left = groups[level][static_cast<size_t>(a)], right = groups[level][static_cast<size_t>(b)];
@@ -183,7 +183,7 @@ Plan plan_of_part(const Plan& world, const std::vector<int>& members) {
     const auto position = [&](int rank) {
         return world.positions[static_cast<size_t>(members[static_cast<size_t>(rank)])];
     };
-    std::vector<int> order(members.size());  // the part's ranks as the world's plan has them
+    std::vector<int> order(members.size());  // the part's ranks, in the order of the world's plan
     std::iota(order.begin(), order.end(), 0);
     std::sort(order.begin(), order.end(), [&](int a, int b) { return position(a) < position(b); });
     std::vector<std::vector<int>> groups;
@@ -193,7 +193,7 @@ Plan plan_of_part(const Plan& world, const std::vector<int>& members) {
         const int stride = i < world.dimensions.size() ? world.stride(i) : world.size();
         for (const int rank : order) level.push_back(position(rank) / stride);
         const size_t count = std::set<int>(level.begin(), level.end()).size();
-        // Levels whose groups have one unit, or that are one group, say nothing: the plan has no dimension of size 1.
+        // Skip levels whose groups have one unit, and levels with one group: the plan has no dimension of size 1.
         if (count == units || (count == 1 && !groups.empty())) continue;
         units = count;
         groups.push_back(std::move(level));
@@ -203,7 +203,7 @@ Plan plan_of_part(const Plan& world, const std::vector<int>& members) {
     std::vector<int> ranks;
     for (const int rank : plan.ranks) ranks.push_back(order[static_cast<size_t>(rank)]);
     plan = reordered(std::move(plan), std::move(ranks));
-    if (plan.size() == world.size()) plan.small_bytes = world.small_bytes;  // of fewer ranks it was not measured
+    if (plan.size() == world.size()) plan.small_bytes = world.small_bytes;  // it was not measured for fewer ranks
     return plan;
 }
 

@@ -1,5 +1,5 @@
-// Reduce-scatter and allgather over the plan's order of ranks. As a ring in that order enters and leaves each host and
-// each rack once, (n - 1) / n of the bytes cross each uplink, which is within a small factor of what any algorithm
+// Reduce-scatter and allgather over the plan's order of ranks. A ring in that order enters and leaves each host and
+// each rack once. So (n - 1) / n of the bytes cross each uplink, within a small factor of the least that any algorithm
 // needs.
 #include "schedule/builder.h"
 
@@ -12,7 +12,7 @@ Range block_of(const Builder& builder, int position, Range within) {
 
 }  // namespace
 
-// The input is the caller's and stays as it is: partial sums travel through a work area of one block.
+// The caller's input must not change, so partial sums travel through a work area of one block.
 void build_ring_reduce_scatter(Builder& builder) {
     const int size = builder.size(), at = builder.position();
     const uint64_t count = builder.task().count;
@@ -48,7 +48,7 @@ void build_ring_allgather(Builder& builder) {
                          k == 0 ? range : block_of(builder, at - k, range));
             builder.receive(at - 1, Buffer::output, block_of(builder, at - 1 - k, range));
         }
-        // Last, when the calls are known to agree: the output is not written before.
+        // Last, because the output must not be written before the calls are known to agree.
         builder.copy(Buffer::input, range, Buffer::output, block_of(builder, at, range));
     }
 }

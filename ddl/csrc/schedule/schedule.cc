@@ -10,7 +10,7 @@
 namespace ddl {
 namespace {
 
-constexpr int kMostDirect = 64;  // ranks up to which everyone may send to everyone at once
+constexpr int kMostDirect = 64;  // ranks up to which all send to all at once
 
 uint64_t product(uint64_t a, uint64_t b) {
     uint64_t result = 0;
@@ -22,7 +22,7 @@ uint64_t product(uint64_t a, uint64_t b) {
     return result;
 }
 
-// What was asked for by its letter is not replaced by messages of ours because a buffer is small.
+// A mode that the user chose is kept even for small buffers.
 bool has_groups(const Plan& plan, const Task& task) {
     for (size_t i = 0; i < plan.dimensions.size(); ++i) {
         if (plan.dimensions[i] > 1 && mode_of(plan, i, task) != 'r') return true;
@@ -91,9 +91,9 @@ bool uses_nccl(const Plan& plan, const Task& task) {
 }
 
 // A chunk c is at its stage s in turn c + s * lag. The last stage of chunk c - window comes before the first of chunk
-// c, as (stages - 1) * lag < window: so the chunks that are in flight hold all that comes next, once this call has the
-// window to itself; with less room it may stand still until calls before it, which never wait for it, have finished.
-// Stages are those of all dimensions, also where a rank has no part in one: that keeps the numbers the same everywhere.
+// c, as (stages - 1) * lag < window. So once this call has the whole window, the next step always belongs to a chunk in
+// flight. With less room it may stand still until earlier calls, which never wait for it, have finished. Stages count
+// all dimensions, even one in which a rank has no part, so the numbers are the same on all ranks.
 std::vector<uint32_t> group_order(const Schedule& schedule, int window) {
     const uint32_t lag = schedule.stages < 2 ? 0 : static_cast<uint32_t>((window - 1) / (schedule.stages - 1));
     std::vector<std::tuple<uint32_t, uint32_t, uint32_t, uint32_t>> turns;  // turn, chunk, stage, index
@@ -113,8 +113,7 @@ std::vector<uint32_t> group_order(const Schedule& schedule, int window) {
 
 int window_of(const Schedule& schedule, int most) {
     constexpr uint64_t kMostBytes = uint64_t{256} << 20;
-    // Whether buffers are staged differs from rank to rank, and a chunk has no more in staging memory than it has in
-    // all.
+    // Ranks may differ in whether their buffers are staged. A chunk needs at most its own size in staging memory.
     const uint64_t bytes = schedule.stages > 0 ? schedule.chunk_bytes : schedule.staging_bytes;
     if (bytes == 0) return most;
     return static_cast<int>(std::clamp<uint64_t>(kMostBytes / bytes, 1, static_cast<uint64_t>(most)));
@@ -122,8 +121,7 @@ int window_of(const Schedule& schedule, int most) {
 
 Extent extent_of(const Task& task, int size) {
     if (!is_valid(task.op)) {
-        throw Error(DDL_ERROR_ARGUMENT,
-                    "operation " + std::to_string(static_cast<int>(task.op)) + " is none of ddl_op");
+        throw Error(DDL_ERROR_ARGUMENT, "operation " + std::to_string(static_cast<int>(task.op)) + " is not a ddl_op");
     }
     if (task.collective == Collective::broadcast && (task.root < 0 || task.root >= size)) {
         throw Error(DDL_ERROR_ARGUMENT, "root " + std::to_string(task.root) +

@@ -1,17 +1,18 @@
-// Schedules: what one rank sends, receives and reduces in a collective. Pure data: the engine executes a schedule, the
+// Schedules: the messages and reductions of one rank in a collective. Pure data: the engine executes a schedule, the
 // simulator times it, tests check it.
 //
 // A schedule is cut into *chunks* that proceed independently of one another; a chunk is a sequence of *rounds*; the
-// messages of a round travel together, and the next round begins when all of them are complete. What changes data in
-// place (reduce, copy, divide) does so after all messages of its round, in order: a round may send what it reduces
-// into. Between two ranks, the messages of one chunk are matched in order. A part of zero elements is not sent; a step
-// of zero bytes (a barrier's) is.
+// messages of a round travel together, and the next round begins when all of them are complete. Steps that change data
+// in place (reduce, copy, divide) run after all messages of their round, in order. So a round may send a range that it
+// also reduces into. Between two ranks, the messages of one chunk are matched in order. Parts of zero elements are not
+// sent, but steps of zero bytes (a barrier's) are.
 //
 // In a dimension that is not reduced by our ring, a round is one *group step*: a collective of MPI or NCCL among the
-// ranks that differ in that dimension only. Each rank starts its group steps in the order of group_order(), and none
-// before the first chunk, the roll, is complete: such collectives neither compare calls nor survive another order.
+// ranks that differ in that dimension only. Each rank starts its group steps in the order of group_order(). None starts
+// before the first chunk is complete, in which the ranks compare their calls: these collectives do not compare calls,
+// and must be started in one order.
 //
-// Every rank makes its own schedule from the same plan and task, so that nothing needs to be exchanged about it.
+// Every rank makes its own schedule from the same plan and task, so nothing has to be exchanged.
 #pragma once
 
 #include <cstddef>
@@ -24,7 +25,7 @@
 
 namespace ddl {
 
-constexpr int kChunkSlots = 32;  // chunks of one collective that may be in flight at once, and that tags tell apart
+constexpr int kChunkSlots = 32;  // chunks of one collective that may be in flight at once; tags tell them apart
 constexpr size_t kInlineBytes = 16 << 10;  // payloads up to this size travel in one message with the call's header
 
 enum class Collective : uint8_t { allreduce, reduce_scatter, allgather, broadcast, alltoall, barrier };
@@ -33,8 +34,8 @@ const char* name_of(Collective collective);
 
 enum class Memory : uint8_t { host, device };
 
-// A call of a collective, without its buffers. `count` means what it means in ddl.h: elements of the allreduce's or the
-// broadcast's buffer, of a rank's block in the others.
+// A call of a collective, without its buffers. `count` is as in ddl.h: the elements of the buffer for allreduce and
+// broadcast, of a rank's block for the others.
 struct Task {
     Collective collective = Collective::barrier;
     DataType type = DDL_UINT8;
@@ -47,7 +48,7 @@ struct Task {
     bool operator!=(const Task& other) const { return !(*this == other); }
 };
 
-// Bytes of the caller's buffers for `task` among `size` ranks. Throws Error(DDL_ERROR_ARGUMENT) where they overflow, or
+// Bytes of the caller's buffers for `task` among `size` ranks. Throws Error(DDL_ERROR_ARGUMENT) if they overflow, or if
 // the task's type, operation or root is not valid.
 struct Extent {
     uint64_t input = 0, output = 0;
@@ -69,22 +70,22 @@ struct Place {
 enum class StepKind : uint8_t {
     send,            // `from`, to the peer
     receive,         // into `to`, from the peer
-    reduce,          // receives from the peer, then to = combine(...) of what arrived and `from`
+    reduce,          // receives from the peer, then to = combine(...) of the message and `from`
     copy,            // local: to = from
     divide,          // local: to /= number of ranks, which makes a sum an average
     reduce_scatter,  // group: to = this rank's part of the reduction of everyone's `from`, cut by Range::part()
-    allgather,       // group: to = everyone's parts; this rank's lies in its place already
-    to_host,         // to = from, from the device's memory
-    to_device,       // and to it
+    allgather,       // group: to = the parts of all ranks; this rank's part is already in place
+    to_host,         // to = from, from device memory to host memory
+    to_device,       // and back
 };
 
 struct Step {
     StepKind kind = StepKind::copy;
-    uint8_t dimension = 0;        // of the plan: which tier the message crosses, which ranks are the group
+    uint8_t dimension = 0;        // of the plan: the tier that the message crosses, or the group's ranks
     uint8_t stage = 0;            // of a group step: its number in the chunk, the same on every rank
-    bool on_device = false;       // of a group step: in the device's memory, by NCCL
+    bool on_device = false;       // of a group step: NCCL runs it in device memory
     bool first = false;           // the first message of this schedule between the two ranks in this direction
-    bool incoming_first = false;  // of reduce: what arrived is the operation's first operand
+    bool incoming_first = false;  // of reduce: the message is the operation's first operand
     int peer = -1;                // rank; -1 for local and group steps
     uint64_t bytes = 0;           // of a group step: of all parts
     Place from, to;
@@ -103,35 +104,35 @@ struct Span {
 
 struct Schedule {
     Task task;
-    int size = 1, rank = 0;  // ranks, and whose it is
+    int size = 1, rank = 0;  // number of ranks, and the rank of this schedule
     std::string algorithm;   // "hierarchy 4x2", "recursive doubling", ...
     std::string reason;      // why this algorithm
     std::vector<Step> steps;
     std::vector<Span> rounds;  // of steps
     std::vector<Span> chunks;  // of rounds
     uint64_t work_bytes = 0, staging_bytes = 0;
-    uint64_t chunk_bytes = 0;  // of the buffer in one chunk, at most, the same on every rank; 0: it was not cut by size
+    uint64_t chunk_bytes = 0;  // most bytes of the buffer in one chunk, the same on every rank; 0: not cut by size
     std::vector<std::vector<int>> groups;  // by dimension: the ranks of its group steps, in their order; empty: none
-    int stages = 0;  // of a chunk's group steps; 0: there are none, and the first chunk is no roll
+    int stages = 0;  // of a chunk's group steps; 0: there are none, and no chunk for comparing calls
 };
 
-// The group steps, as indices of `steps`, in the order in which they must be started with `window` chunks in flight. On
-// ranks of one group it is the same; chunks that wait for their turn always let the others go on, and step k of a chunk
-// overlaps step k + 1 of earlier ones.
+// The group steps, as indices of `steps`, in the order in which they must start with `window` chunks in flight. The
+// order is the same on all ranks of a group. Chunks that wait for their turn never block the others, and step k of a
+// chunk overlaps step k + 1 of earlier chunks.
 std::vector<uint32_t> group_order(const Schedule& schedule, int window);
 
-// How many chunks may be in flight, of at most `most`: as many as take 256 MiB of staging memory together, and one at
-// least. Where there are group steps, whose order goes by it, it is the same on every rank.
+// The number of chunks that may be in flight, from 1 to `most`: as many as fit in 256 MiB of staging memory. If there
+// are group steps, whose order depends on it, it is the same on every rank.
 int window_of(const Schedule& schedule, int most);
 
-// How `dimension` of the plan is reduced in an allreduce. NCCL's modes stand for rings in host memory, which NCCL does
-// not know, and for the minimum and the maximum of floating point numbers, of which it drops NaNs (fminf, fmaxf).
+// The mode that reduces `dimension` of the plan in an allreduce. Rings replace NCCL for buffers in host memory, which
+// NCCL cannot use, and for floating point minima and maxima, in which it drops NaNs (fminf, fmaxf).
 char mode_of(const Plan& plan, size_t dimension, const Task& task);
 
-// True where NCCL reduces dimensions of the task.
+// True if NCCL reduces dimensions of the task.
 bool uses_nccl(const Plan& plan, const Task& task);
 
-// How an algorithm is chosen. `automatic` goes by size; the others are for tests, benchmarks and `ddlrun plan`.
+// How to choose an algorithm. `automatic` decides by size; the others are for tests, benchmarks and `ddlrun plan`.
 enum class Algorithm : uint8_t {
     automatic,
     latency,    // fewest rounds: recursive doubling, binomial tree, direct exchange
@@ -145,15 +146,15 @@ struct Tuning {
     int most_chunks = 512;              // ... but into no more than these, and ...
     uint64_t message_bytes = 16 << 10;  // ... so that messages in the first dimension are no shorter than this, ...
     uint64_t least_message_bytes = 4 << 10;  // ... in the last one than this ...
-    uint64_t most_message_bytes = 8 << 20;   // ... nor, whatever the others say, longer: scratch is as large
+    uint64_t most_message_bytes = 8 << 20;   // ... nor longer than this in any case: scratch memory has this size
 };
 
-// The schedule of `rank` for `task`. Cost: proportional to its steps. Throws Error as extent_of() does, and where
-// `rank` is not in [0, plan.size()). For buffers in a device's memory, staged() has been applied.
+// The schedule of `rank` for `task`. Cost: proportional to its steps. Throws Error as extent_of() does, and if `rank`
+// is not in [0, plan.size()). For buffers in device memory the result is already staged().
 //
 //   allreduce       hierarchy: per chunk a reduce-scatter by ring in each dimension, inner first, then the allgathers
 //                   back: BlueConnect (Cho et al., MLSys 2019; arXiv:1708.02188). One dimension makes it the flat ring.
-//                   latency: recursive doubling with a fold where the size is no power of two (Thakur, Rabenseifner,
+//                   latency: recursive doubling with a fold if the size is no power of two (Thakur, Rabenseifner,
 //                   Gropp, IJHPCA 2005). Dimensions of other modes than r are group steps, at any size
 //   reduce_scatter  ring over the plan's order
 //   allgather       ring over the plan's order; latency: everyone to everyone

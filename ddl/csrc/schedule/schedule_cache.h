@@ -1,5 +1,5 @@
-// The schedules that a communicator has used last: training repeats the same calls, and making a schedule costs as much
-// as executing a small one.
+// A cache of the schedules that a communicator used last: training repeats the same calls, and making a schedule costs
+// as much as executing a small one.
 #pragma once
 
 #include <list>
@@ -11,8 +11,8 @@ namespace ddl {
 
 class ScheduleCache {
   public:
-    // `most_steps`: how many steps those that are kept may have together (each takes some 80 bytes). The one that was
-    // used last is always kept.
+    // `most_steps`: the most steps of all kept schedules together (a step takes some 80 bytes). The last used schedule
+    // is always kept.
     explicit ScheduleCache(size_t most_steps = 1 << 20) : most_steps_(most_steps) {}
 
     // As make_schedule(); all calls must have the same plan, rank and tuning.
@@ -21,7 +21,7 @@ class ScheduleCache {
   private:
     const size_t most_steps_;
     size_t steps_ = 0;
-    std::list<std::shared_ptr<const Schedule>> kept_;  // the one that was used last comes first
+    std::list<std::shared_ptr<const Schedule>> kept_;  // the last used one first
 };
 
 }  // namespace ddl

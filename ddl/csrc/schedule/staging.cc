@@ -9,7 +9,7 @@
 namespace ddl {
 namespace {
 
-constexpr uint64_t kAlignment = 64;  // of what lies in staging memory
+constexpr uint64_t kAlignment = 64;  // of ranges in staging memory
 
 // Disjoint ranges of bytes that do not touch.
 class Ranges {
@@ -24,7 +24,7 @@ class Ranges {
         }
         ends_[range.begin] = range.end;
     }
-    // What of `range` is not in here.
+    // The parts of `range` that are not in here.
     std::vector<Range> missing(Range range) const {
         std::vector<Range> found;
         auto next = ends_.upper_bound(range.begin);
@@ -53,7 +53,7 @@ using Touched = std::array<Ranges, kBuffers>;
 bool is_callers(const Place& place) { return place.buffer == Buffer::input || place.buffer == Buffer::output; }
 size_t index_of(const Place& place) { return place.buffer == Buffer::input ? 0 : 1; }
 
-// The bytes that a step reads and writes, in its own words.
+// The places that a step reads and writes.
 struct Access {
     std::vector<std::pair<Place, uint64_t>> reads, writes;
 };
@@ -70,7 +70,7 @@ Access access_of(const Step& step, const Schedule& schedule) {
         case StepKind::to_host:
         case StepKind::to_device: return {};
     }
-    // Of a group's collective the own part is one range of bytes, as elements are cut.
+    // In a group step, this rank's part is one range of bytes; parts are cut at elements.
     const auto& members = schedule.groups[step.dimension];
     const auto size = static_cast<int>(members.size());
     const auto at = static_cast<int>(std::find(members.begin(), members.end(), schedule.rank) - members.begin());
@@ -110,7 +110,7 @@ class Stager {
     }
 
   private:
-    // Where in staging memory a place of the caller's has its own: the output's region, or the input's.
+    // The region of staging memory for a place of the caller: the output's or the input's.
     size_t region_of(const Place& place) const { return shares_ ? 1 : index_of(place); }
 
     bool is_on_device(uint32_t round) const { return old_.steps[old_.rounds[round].begin].on_device; }
@@ -129,10 +129,10 @@ class Stager {
     }
 
     struct Touches {
-        Touched needed, written, all;  // needed: what is read before it is written
+        Touched needed, written, all;  // needed: read before it is written
     };
 
-    // Messages are sent before anything of their round is changed: they must be noted first.
+    // A round's messages are sent before anything in it changes, so they are noted first.
     void note(const Step& step, Touches& touches) const {
         const Access access = access_of(step, old_);
         for (const auto& [place, bytes] : access.reads) {
@@ -210,11 +210,11 @@ class Stager {
                 return {Buffer::staging, at + place.offset - range.begin};
             }
         }
-        return {Buffer::staging, 0};  // of no bytes: an empty part, or a place that the step does not use
+        return {Buffer::staging, 0};  // no bytes: an empty part, or a place that the step does not use
     }
 
     Schedule old_, made_;
-    const bool shares_;  // the input and the output are staged in one place
+    const bool shares_;                                                     // the input and the output share one region
     std::array<std::vector<std::pair<Range, uint64_t>>, kBuffers> staged_;  // by region: where ranges lie
 };
 

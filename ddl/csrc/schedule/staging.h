@@ -1,15 +1,16 @@
-// Schedules for buffers in a device's memory, made from those for buffers in host memory.
+// Staging: turns a schedule for host buffers into one for buffers in device memory.
 #pragma once
 
 #include "schedule/schedule.h"
 
 namespace ddl {
 
-// The schedule with its messages, reductions and MPI's collectives in host memory, and NCCL's on the device. Each chunk
-// is cut into stretches of rounds that work on the host; before a stretch what it reads is copied into the chunk's
-// staging memory, after it what it wrote is copied back. Stretches of one chunk use the same staging memory, one after
-// the other; it holds what the largest touches, and nothing else. An allreduce's input and output share it: as it may
-// be called in place, what it reads of one it has not yet written of the other. Pure.
+// In the result, messages, reductions and MPI's collectives work in host memory, and NCCL's collectives on the device.
+// Each chunk is cut into stretches of rounds that work on the host. Before a stretch, the data that it reads is copied
+// into the chunk's staging memory; after it, the data that it wrote is copied back. The stretches of a chunk use the
+// same staging memory, one after the other, which is as large as the largest needs. An allreduce's input and output
+// share it: because the call may be in place, the schedule never reads a range of the input after writing it in the
+// output. Pure.
 Schedule staged(Schedule schedule);
 
 }  // namespace ddl

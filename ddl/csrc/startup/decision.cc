@@ -73,7 +73,7 @@ class Reader {
         uint64_t length = 0;
         copy(&length, 1, sizeof length);
         List list;
-        // Before there is memory for what may be no length.
+        // Checked before memory is taken: it may be no length.
         if (static_cast<size_t>(end_ - at_) / sizeof list[0] < length) too_short();
         list.resize(length);
         copy(list.data(), length, sizeof list[0]);

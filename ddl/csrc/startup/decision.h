@@ -13,15 +13,15 @@ struct Decision {
 };
 
 // The decision for measured links; collective. `say` gets lines about what was measured on rank 0, as many as the
-// options' dbg_level asks for. Uses tags from `tag` to tag + kDecisionTags - 1. Throws Error on every rank where one
+// options' dbg_level asks for. Uses tags from `tag` to tag + kDecisionTags - 1. Throws Error on every rank if one
 // fails.
 constexpr Tag kDecisionTags = kProbeTags + 2;
 Decision decide(Bootstrap& bootstrap, const Options& options, const Placement& placement, Tag tag,
                 const std::function<void(const std::string&)>& say, const ProbeOptions& probe_options = {});
 
-// What it is on the wire.
+// Its form on the wire.
 std::vector<std::byte> pack(const Decision& decision);
-// Throws Error(DDL_ERROR_INTERNAL) where `data` is none.
+// Throws Error(DDL_ERROR_INTERNAL) if `data` is none.
 Decision unpack(const std::vector<std::byte>& data);
 
 }  // namespace ddl

@@ -183,10 +183,7 @@ std::vector<std::string> Job::addresses_in_use(const std::vector<Greeting>& gree
     const auto on_this_host = [&](const Greeting& greeting) { return greeting.place == place; };
     if (std::count_if(greetings.begin(), greetings.end(), on_this_host) > 1) addresses.emplace_back(kLoopback);
     if (!others) return addresses;
-    const char* text = std::getenv("DDL_NETWORKS");
-    std::string networks = text ? text : "";
-    std::replace(networks.begin(), networks.end(), ',', ' ');
-    for (std::string& address : local_addresses(words(networks.c_str()))) addresses.push_back(std::move(address));
+    for (std::string& address : addresses_for_other_hosts()) addresses.push_back(std::move(address));
     if (addresses.empty()) addresses.emplace_back(kLoopback);  // nobody finds it, and says so in a warning
     return addresses;
 }

@@ -5,7 +5,7 @@
 
 #include "base/shared_library.h"
 #include "base/status.h"
-#include "startup/tcp_rendezvous.h"
+#include "startup/environment.h"
 #include "transport/transport_tcp.h"
 
 namespace ddl {

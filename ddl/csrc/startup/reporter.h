@@ -1,4 +1,4 @@
-// SIGUSR1 prints what this process has in flight, for who wonders why a job stands still.
+// SIGUSR1 prints which calls this process has in flight, for a user who wonders why a job stands still.
 #pragma once
 
 #include <functional>
@@ -7,7 +7,7 @@
 namespace ddl {
 
 // From now on the signal prints `report`'s text, from a thread of its own; once a process, later calls do nothing. Does
-// nothing either where the program has a use of its own for the signal.
+// nothing either if the program has a use of its own for the signal.
 void report_on_signal(std::function<std::string()> report);
 
 }  // namespace ddl

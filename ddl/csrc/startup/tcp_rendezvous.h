@@ -1,9 +1,9 @@
 // How the ranks of a job that no MPI started find one another: rank 0 leaves its addresses and a token in a store, the
-// others connect to it, and it tells each where all listen. Both ends of a connection prove that they know the token.
+// others connect to it, and it tells each at which addresses all listen. Both ends of a connection prove that they know
+// the token.
 #pragma once
 
 #include <functional>
-#include <memory>
 #include <string>
 #include <vector>
 
@@ -20,15 +20,11 @@ struct Membership {
     std::function<bool(const std::string& key, std::string* value, double seconds)> get;
 };
 
-// A caller's. It and what its context points to must live as long as the result. Throws Error(DDL_ERROR_ARGUMENT).
+// A caller's. The structure and its context must live as long as the result. Throws Error(DDL_ERROR_ARGUMENT).
 Membership membership_of(const ddl_membership& given);
-// Whether RANK, WORLD_SIZE, MASTER_ADDR and MASTER_PORT name one, and it. The store is rank 0's own, at that address
-// and port. Throws Error(DDL_ERROR_ARGUMENT) if they cannot be read.
-bool is_in_environment();
-Membership membership_of_environment();
 
 // A connection to each other rank; none to this one. Collective; blocks. `round` counts these calls of a process.
-// Throws Error: DDL_ERROR_TIMEOUT after so many seconds, which names who did not come.
+// Throws Error: DDL_ERROR_TIMEOUT after so many seconds, which names the ranks that did not come.
 std::vector<Socket> meet(const Membership& members, int round, double timeout_seconds);
 
 }  // namespace ddl

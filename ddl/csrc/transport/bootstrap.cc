@@ -14,7 +14,8 @@
 namespace ddl {
 namespace {
 
-constexpr double kLookSeconds = 1e-3;  // between looks for deaths and for errors of others
+constexpr double kLookSeconds = 1e-3;   // between looks for deaths and for errors of others
+constexpr double kWaitSeconds = 20e-3;  // the longest wait for messages
 
 // A notice by which a rank tells that it gives up. The engine's have another first word.
 constexpr uint32_t kMagic = 0x50414c53;
@@ -103,7 +104,11 @@ void Bootstrap::await(const std::function<std::string()>& whom, const std::funct
                       double grace_seconds) {
     const double begin = seconds_now();
     bool warned = false;
-    for (Backoff backoff(options_.spins, options_.nap_seconds);; backoff.pause()) {
+    Backoff backoff(options_.spins, options_.nap_seconds);
+    const auto pause = [&] {
+        if (!backoff.gives_way() && !transport_.wait(kWaitSeconds)) backoff.nap();
+    };
+    for (;; pause()) {
         transport_.poll();
         if (done()) return;
         if (std::exchange(moved_, false)) backoff.reset();

@@ -21,7 +21,7 @@ namespace {
 constexpr uint64_t kMagic = 0x3130656e696c4c44;  // another program's connection is not taken for one of ours
 
 // Anybody who reaches the port can connect and say anything, or nothing.
-constexpr double kGreetingSeconds = 5;  // for whoever connects to say hello
+constexpr double kGreetingSeconds = 5;  // in which a new connection must say hello
 constexpr size_t kStrangers = 64;       // beyond the peers, so many may be about to say it
 constexpr int kGuestsAtOnce = 64;       // are taken before the other connections have their turn
 
@@ -102,23 +102,7 @@ std::vector<int> heartbeat_peers(int rank, int size) {
     return {peers.begin(), peers.end()};
 }
 
-Heartbeats::Heartbeats(const std::vector<std::string>& addresses) {
-    for (const std::string& address : addresses) {
-        uint16_t port = 0;
-        Socket listener = listen_at(address, &port);
-        if (!listener) continue;
-        listeners_.push_back(std::move(listener));
-        contact_.push_back({address, port});
-    }
-    if (listeners_.empty()) {
-        std::string all;
-        for (const std::string& address : addresses) all += (all.empty() ? "" : ", ") + address;
-        throw Error(DDL_ERROR_TRANSPORT,
-                    "no TCP port to listen at, by which ranks watch one another, at any of these "
-                    "addresses of this host: " +
-                        (all.empty() ? "none" : all) +
-                        ". DDL_NETWORKS, if it is set, must name networks that this host is in");
-    }
+Heartbeats::Heartbeats(const std::vector<std::string>& addresses) : door_(open_door(addresses)) {
     if (pipe2(wake_, O_CLOEXEC | O_NONBLOCK) != 0) {
         throw Error(DDL_ERROR_TRANSPORT, std::string("no pipe for the watching thread: ") + std::strerror(errno));
     }
@@ -146,12 +130,14 @@ std::vector<int> Heartbeats::connect(int rank, const std::vector<Contact>& conta
     for (const int peer : peers_) {
         if (peer < rank_) continue;  // the lower one of two connects
         for (const Endpoint& endpoint : contacts[static_cast<size_t>(peer)]) {
-            auto link = std::make_unique<Link>();
-            link->socket = connect_to(endpoint.address, endpoint.port);
-            link->peer = peer;
-            link->ours = true;
-            link->state = Link::connecting;
-            if (link->socket) links_.push_back(std::move(link));
+            for (const std::string& address : ways_to(endpoint)) {
+                auto link = std::make_unique<Link>();
+                link->socket = connect_to(address, endpoint.port);
+                link->peer = peer;
+                link->ours = true;
+                link->state = Link::connecting;
+                if (link->socket) links_.push_back(std::move(link));
+            }
         }
     }
     thread_ = std::thread([this] { serve(); });
@@ -173,12 +159,12 @@ bool Heartbeats::is_linked(int peer) const {
 }
 
 void Heartbeats::serve() {
-    constexpr double kRest = 1;  // seconds for which the listener is left alone where descriptors have run out
+    constexpr double kRest = 1;  // seconds for which the listener is left alone after descriptors have run out
     std::vector<pollfd> waits;
     for (double listens_from = 0;;) {
         const bool rests = seconds_now() < listens_from;
         waits.assign({{wake_[0], POLLIN, 0}});
-        for (const Socket& listener : listeners_) waits.push_back({rests ? -1 : listener.fd(), POLLIN, 0});
+        for (const Socket& listener : door_.listeners) waits.push_back({rests ? -1 : listener.fd(), POLLIN, 0});
         const size_t first = waits.size();
         bool hurries = rests;
         for (const auto& link : links_) {
@@ -186,7 +172,7 @@ void Heartbeats::serve() {
             waits.push_back({link->socket.fd(), static_cast<short>(begins ? POLLOUT : POLLIN), 0});
             hurries |= (link->ours && link->state != Link::up) || link->is_stranger();
         }
-        // Only this thread changes `links_` itself; what others read of it is guarded below.
+        // Only this thread changes `links_` itself. The lock below guards it, because others read it.
         poll(waits.data(), waits.size(), hurries ? 100 : -1);
         if (waits[0].revents != 0) return;
         const std::lock_guard lock(mutex_);
@@ -196,8 +182,8 @@ void Heartbeats::serve() {
             const bool expired = now > deadline_ && links_[i]->ours && links_[i]->state != Link::up;
             if (!keep || expired) links_.erase(links_.begin() + static_cast<std::ptrdiff_t>(i));
         }
-        for (size_t i = 0; i < listeners_.size(); ++i) {
-            if (waits[1 + i].revents != 0 && !take_guests(listeners_[i])) listens_from = now + kRest;
+        for (size_t i = 0; i < door_.listeners.size(); ++i) {
+            if (waits[1 + i].revents != 0 && !take_guests(door_.listeners[i])) listens_from = now + kRest;
         }
         drop_guests(now);
         linked_.notify_all();
@@ -216,7 +202,7 @@ bool Heartbeats::take_guests(const Socket& listener) {
     return true;
 }
 
-// Those who have been silent for too long, and the oldest of too many: a peer says hello at once.
+// Drops connections that have been silent for too long, and the oldest of too many: a peer says hello at once.
 void Heartbeats::drop_guests(double now) {
     const auto strangers = static_cast<size_t>(
         std::count_if(links_.begin(), links_.end(), [](const auto& link) { return link->is_stranger(); }));
@@ -249,7 +235,7 @@ bool Heartbeats::advance(Link& link) {
     return open;
 }
 
-// False where the other end is not whom it should be: an address may lead to another rank's host.
+// False if the other end is not the rank that was meant: an address may lead to another rank's host.
 bool Heartbeats::shake_hands(Link& link) {
     if (!link.may_be_hello()) return false;
     Hello hello;
@@ -270,8 +256,9 @@ bool Heartbeats::shake_hands(Link& link) {
 
 void Heartbeats::establish(Link& link) {
     keep_alive(link.socket);
+    end_if_unanswered(link.socket);
     link.state = Link::up;
-    // What was found before this line was up.
+    // Deaths that were found before this connection was up.
     for (int rank = 0; rank < size_; ++rank) {
         const Death cause = death_of(rank);
         if (cause != Death::none) link.send(Frame{Frame::dead, static_cast<uint32_t>(cause), rank});
@@ -353,7 +340,7 @@ void Heartbeats::say_goodbye() {
 }
 
 void Heartbeats::close_in_child() {
-    for (const Socket& listener : listeners_) ::close(listener.fd());
+    for (const Socket& listener : door_.listeners) ::close(listener.fd());
     for (const auto& link : links_) ::close(link->socket.fd());
     after_fork();
 }

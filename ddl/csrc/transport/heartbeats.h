@@ -1,9 +1,11 @@
-// Heartbeats: how ranks learn that another one is dead. MPI does not say: its implementations abort, or wait for ever.
+// Heartbeats: how ranks learn that another one is dead. MPI does not say: its implementations abort, or wait without
+// end.
 //
 // Each rank holds a TCP connection to the ranks at distances 1, 2, 4, 8, ... before and behind it. Nothing passes over
-// an idle one. The kernel closes it when the process ends, however it ends; and when a host or a cable is gone, the
-// kernel's own probes go unanswered (see keep_alive()). Who sees a death tells its neighbours, they tell theirs: all
-// know within as many hops as the size has bits, also while several ranks are dead. Who leaves in order says goodbye.
+// an idle one. The kernel closes it when the process ends, however it ends. If a host or a cable is gone, the kernel's
+// own probes go unanswered (see keep_alive()). A rank that sees a death tells its neighbours, and they tell theirs: all
+// know within as many hops as the size has bits, even if several ranks are dead. A rank that leaves in order says
+// goodbye.
 #pragma once
 
 #include <atomic>
@@ -17,6 +19,7 @@
 #include <thread>
 #include <vector>
 
+#include "transport/interfaces.h"
 #include "transport/socket.h"
 
 namespace ddl {
@@ -27,30 +30,23 @@ enum class Death : uint8_t {
     silent,  // its host or the link to it is gone
 };
 
-// Where a rank listens: a numeric address, which may be a dead end for others, and a port.
-struct Endpoint {
-    std::string address;
-    uint16_t port = 0;
-};
-using Contact = std::vector<Endpoint>;
-
 // Ranks that `rank` of `size` has a heartbeat to, ascending.
 std::vector<int> heartbeat_peers(int rank, int size);
 
 class Heartbeats {
   public:
-    // Listens at those of these numeric addresses of this host that can be had. Throws Error if there is none.
+    // Listens at those of these numeric addresses of this host that can be had. Throws Error as open_door() does.
     explicit Heartbeats(const std::vector<std::string>& addresses);
     ~Heartbeats();
     Heartbeats(const Heartbeats&) = delete;
     Heartbeats& operator=(const Heartbeats&) = delete;
 
-    const Contact& contact() const { return contact_; }
+    const Contact& contact() const { return door_.contact; }
 
     // Connects to the peers of this rank, and watches them from then on; once. `contacts` are those of all ranks;
     // `token` is the same on all, and no other job's. `on_death` is called on the watching thread, once for each rank
     // that died. Returns, after at most `seconds`, the peers to which no address led: their deaths are learnt from
-    // others, where there are others.
+    // others, if there are others.
     std::vector<int> connect(int rank, const std::vector<Contact>& contacts, uint64_t token, double seconds,
                              std::function<void(int rank, Death cause)> on_death);
 
@@ -86,8 +82,7 @@ class Heartbeats {
     void send_all(const Frame& frame);
     bool is_linked(int peer) const;
 
-    std::vector<Socket> listeners_;
-    Contact contact_;         // of each listener
+    const Door door_;
     int wake_[2] = {-1, -1};  // a pipe: ends the thread
     int rank_ = -1, size_ = 0;
     uint64_t token_ = 0;

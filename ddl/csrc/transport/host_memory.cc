@@ -22,9 +22,9 @@ static_assert(kMostPipe > 0 && (kMostPipe & (kMostPipe - 1)) == 0, "a pipe is a 
 constexpr size_t kLeastUsefulPipe = 1 << 10;
 constexpr size_t kPage = 4 << 10;  // before the pipes; holds the token
 
-// What the ranks of a host tell one another. On the wire as it stands.
+// A message between ranks of a host that set memory up. On the wire as it stands.
 struct Word {
-    uint64_t token = 0;  // random: what is opened is what was offered
+    uint64_t token = 0;  // random, and in the memory as well: the memory that is opened is the one that was offered
     int32_t ok = 0;
     int32_t process = 0, descriptor = 0;
     char reason[236] = "";

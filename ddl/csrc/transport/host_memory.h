@@ -11,7 +11,7 @@
 
 namespace ddl {
 
-// Of a host, whatever the number of its ranks.
+// Most bytes of a host, whatever the number of its ranks.
 constexpr size_t kMostHostMemory = 64 << 20;
 // Above this, long messages are the wrapped transport's. What Open MPI would send at once is short: a longer one waits
 // there for its receiver in any case. A sweep builds with others: -DCMAKE_CXX_FLAGS="-DDDL_MOST_PIPE=524288
@@ -21,7 +21,7 @@ constexpr size_t kMostHostMemory = 64 << 20;
 #endif
 constexpr size_t kMostRiding = DDL_MOST_RIDING;
 
-// Bytes of a pipe between two of `ranks`, a power of two; 0 where there are too many for pipes of a use.
+// Bytes of a pipe between two of `ranks`, a power of two; 0 if there are too many for useful pipes.
 size_t pipe_bytes_for(size_t ranks);
 // How long a message may be that rides in such a pipe: so that three find room.
 size_t longest_riding(size_t pipe_bytes);
@@ -34,7 +34,7 @@ struct HostMemory {
 
     // Of the memory that it takes.
     size_t bytes() const;
-    // Where the pipe lies from one of `ranks` to another, by their places in it.
+    // The address of the pipe from one of `ranks` to another, by their places in it.
     std::byte* pipe(size_t from, size_t to) const;
 };
 

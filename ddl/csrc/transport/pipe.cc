@@ -11,7 +11,7 @@ PipeMemory::PipeMemory(std::byte* memory, size_t bytes)
 bool PipeWriter::has_room(size_t lines) {
     const uint64_t needed = passed_ + lines + 1;
     if (needed - known_taken_ <= lines_) return true;
-    // What the reader did with the lines before it gave them back is over before they are written again.
+    // The reader has read the lines before it gave them back: only now are they written again.
     known_taken_ = taken().load(std::memory_order_acquire);
     return needed - known_taken_ <= lines_;
 }

@@ -1,7 +1,7 @@
 // A pipe for messages from one rank to another, in memory that both have, without locks: one writes, one reads.
 //
 // Messages lie in a ring of lines of 64 bytes (a processor's cache line), each from a line's start on: an envelope,
-// then its payload, which goes on at the ring's begin where it meets the end. The envelope's first word says that it is
+// then its payload, which goes on at the ring's begin when it meets the end. The envelope's first word says that it is
 // complete: to look for a message is to look at the line in which it begins, and no counter travels between the
 // processors' caches beside it. So that old bytes are not taken for an envelope, the writer clears the first word of
 // the line behind a message before the message can be seen; that line is therefore always kept free.
@@ -64,14 +64,14 @@ class PipeMemory {
 class PipeWriter : public PipeMemory {
   public:
     using PipeMemory::PipeMemory;
-    // In two pieces, of which the second may be empty.
+    // In two pieces; the second may be empty.
     struct Payload {
         const void* head = nullptr;
         size_t head_bytes = 0;
         const void* rest = nullptr;
         size_t rest_bytes = 0;
     };
-    // A message and its payload; false where there is no room for it now.
+    // Writes a message and its payload; false if there is no room for it now.
     bool write(Tag tag, const Payload& payload);
     // The envelope alone of a message of `bytes`, whose payload goes another way.
     bool announce(Tag tag, size_t bytes);
@@ -93,11 +93,11 @@ class PipeReader : public PipeMemory {
         size_t bytes = 0;
         bool rides = false;  // its payload is in the pipe
     };
-    // The next message; false where there is none yet.
+    // The next message; false if there is none yet.
     bool peek(Message* message) const;
     // Copies the payload of that message, which rides, to `target`.
     void read(void* target) const;
-    // Makes room of it.
+    // Frees its room.
     void drop();
 };
 

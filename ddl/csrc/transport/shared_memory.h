@@ -16,7 +16,7 @@ class SharedMemory {
   public:
     // All zeros. Throws Error(DDL_ERROR_UNSUPPORTED) with the reason, as all of these do.
     static std::unique_ptr<SharedMemory> create(size_t bytes);
-    // What another process of this user made, by its descriptor() there.
+    // Opens memory that another process of this user made, by its descriptor() there.
     static std::unique_ptr<SharedMemory> open(pid_t process, int descriptor, size_t bytes);
     ~SharedMemory();
     SharedMemory(const SharedMemory&) = delete;

@@ -1,5 +1,4 @@
-// TCP sockets, as far as heartbeats need them. None of them blocks, and none is inherited by a program that is
-// executed.
+// TCP sockets. None of them blocks, and none is inherited by a program that is executed.
 #pragma once
 
 #include <cstdint>
@@ -28,7 +27,8 @@ class Socket {
     int fd_ = -1;
 };
 
-// Listens at a numeric address of this host, at a port that the kernel chooses; none if that is not possible.
+// Listens at a numeric address of this host ("10.0.0.1", "fd00::1", "fe80::1%eth0"), at `*port`; if that is 0, the
+// kernel chooses one, and it is stored there. None if that is not possible: errno says why.
 Socket listen_at(const std::string& address, uint16_t* port);
 
 // The next connection of a listening socket; none if none waits.
@@ -41,11 +41,11 @@ Socket connect_to(const std::string& address, uint16_t port);
 int error_of(const Socket& socket);
 
 // Lets the kernel probe the other end while the connection is idle, and end it within some 7 seconds of silence. The
-// other kernel answers, whatever its process does: who is stopped or slow stays connected.
+// other kernel answers, whatever its process does: a rank that is stopped or slow stays connected. Small pieces leave
+// at once.
 void keep_alive(const Socket& socket);
-
-// This host's addresses that lie in one of `networks` ("10.0.0.0/24", "fd00::/8"; none: in any, but for loopback),
-// those of IPv4 first. They need not be routed. Throws Error(DDL_ERROR_ARGUMENT) if a network cannot be read.
-std::vector<std::string> local_addresses(const std::vector<std::string>& networks);
+// Ends it as soon as well if something was sent and is not acknowledged. For short messages alone: the kernel counts a
+// receiver that does not read, and has no room for more, as silent.
+void end_if_unanswered(const Socket& socket);
 
 }  // namespace ddl

@@ -1,9 +1,9 @@
-// Point-to-point messages between the ranks of a job: what the engine stands on. TCP and MPI implement it, and
+// Point-to-point messages between the ranks of a job, on which the engine stands. TCP and MPI implement it, and
 // transport_local.h for tests.
 //
 // The engine calls one function of a transport at a time (under its progress lock), from changing threads: an MPI
-// implementation needs MPI_THREAD_SERIALIZED where nobody else calls MPI. No function blocks. None throws anything but
-// std::bad_alloc, and one that does has changed nothing; poll(), test() and cancel() throw nothing.
+// implementation needs MPI_THREAD_SERIALIZED if nobody else calls MPI. No function but wait() blocks. None throws
+// anything but std::bad_alloc, and one that does has changed nothing; poll(), test() and cancel() throw nothing.
 #pragma once
 
 #include <cstddef>
@@ -42,8 +42,8 @@ class Transport {
     virtual Ticket isend(int peer, Tag tag, const void* data, size_t bytes) = 0;
     virtual Ticket irecv(int peer, Tag tag, void* data, size_t capacity) = 0;
 
-    // Sends a message of two parts, `head` before `rest`, where it can be copied at once: nothing of it is used later,
-    // and there is no ticket. False where it cannot, and then nothing was done.
+    // Sends a message of two parts, `head` before `rest`, if it can be copied at once: nothing of it is used later,
+    // and there is no ticket. Otherwise does nothing and returns false.
     virtual bool send_now(int /*peer*/, Tag /*tag*/, const void* /*head*/, size_t /*head_bytes*/, const void* /*rest*/,
                           size_t /*rest_bytes*/) {
         return false;
@@ -51,6 +51,9 @@ class Transport {
 
     // Moves messages along; called before each round of test().
     virtual void poll() {}
+
+    // Waits until poll() may find something, at most so long. False at once if the transport cannot wait.
+    virtual bool wait(double /*seconds*/) { return false; }
 
     // Where a message stands; `done` and `failed` end its ticket. For a receive that is done, `received` is its length.
     virtual Progress test(Ticket ticket, size_t* received) = 0;
@@ -64,7 +67,7 @@ class Transport {
     // Sends at most kNoticeBytes. They are copied; nobody learns whether they arrived.
     virtual void notify(int peer, const void* data, size_t bytes) = 0;
 
-    // The oldest notice that arrived and was not taken yet; false where there is none.
+    // The oldest notice that arrived and was not taken yet; false if there is none.
     virtual bool next_notice(Notice* notice) = 0;
 
     // True from when a rank is known to be dead: its process ended or its host is gone. For this rank itself: it is cut

@@ -102,7 +102,7 @@ class LocalTransport final : public Transport {
             message->source = message->copy.data();
         }
         const Ticket ticket = keep(peer, rank_, tag, message);
-        // What does not pass is posted nowhere: an eager one looks sent, a long one stays pending.
+        // A message that does not pass is posted nowhere: a short one looks sent, a long one stays pending.
         if (shared_->passes(rank_, peer)) post(ticket, [&](Queues& queues) { queues.sends.push_back(message); });
         return ticket;
     }
@@ -180,7 +180,7 @@ class LocalTransport final : public Transport {
         return last_ticket_;
     }
 
-    // Puts the message of a ticket into its queues; where there is no memory for that, the ticket is gone.
+    // Puts the message of a ticket into its queues; if there is no memory for that, the ticket is gone.
     template <typename Put>
     void post(Ticket ticket, Put put) {
         const auto found = flights_.find(ticket);

@@ -30,7 +30,7 @@ class LocalNetwork {
     void silence(int rank);
     // From now on nothing passes between `a` and `b`, notices included.
     void cut(int a, int b);
-    // What `rank` sends from now on arrives `seconds` later.
+    // Messages that `rank` sends from now on arrive `seconds` later.
     void delay(int rank, double seconds);
 
     // Messages and posted receives that nobody has matched or cancelled: 0 after a clean end.

@@ -60,7 +60,7 @@ void SharedTransport::attend(Neighbour& its) {
     busy_.push_back(&its);  // there is room for all
 }
 
-// False where there is no room.
+// False if there is no room.
 bool SharedTransport::send(Neighbour& its, const Message& message) {
     return rides(message.bytes) ? its.out.write(message.tag, {message.from, message.bytes})
                                 : its.out.announce(message.tag, message.bytes);
@@ -76,7 +76,7 @@ Ticket SharedTransport::isend(int peer, Tag tag, const void* data, size_t bytes)
     message.from = data;
     message.bytes = bytes;
     if (rides(bytes) && its->unsent.empty() && send(*its, message)) return kSent;
-    // All memory first: what is posted is known.
+    // All memory first: every message that is posted must be known.
     const Slot slot = take_slot(message);
     try {
         its->unsent.push_back(slot);
@@ -140,7 +140,7 @@ void SharedTransport::send_unsent(Neighbour& its) {
     }
 }
 
-// Takes from the pipe what is in it, while something is awaited.
+// Takes messages from the pipe while any is awaited.
 void SharedTransport::hear(Neighbour& its) noexcept {
     PipeReader::Message message;
     while (!its.awaited.empty() && its.in.peek(&message)) {
@@ -170,7 +170,7 @@ void SharedTransport::accept(Neighbour& its, const PipeReader::Message& message)
     its.early.emplace(message.tag, std::move(early));
 }
 
-// True where a message for this receive has come already.
+// True if a message for this receive has come already.
 bool SharedTransport::take_early(Neighbour& its, Message& receive) {
     if (its.early.empty()) return false;
     const auto first = its.early.lower_bound(receive.tag);
@@ -185,7 +185,7 @@ bool SharedTransport::take_early(Neighbour& its, Message& receive) {
 template <typename Read>
 void SharedTransport::deliver(Message& receive, size_t bytes, Read read) {
     if (!rides(bytes)) {
-        // Where it is too long, the wrapped transport says so, and lets the sender go.
+        // If it is too long, the wrapped transport says so, and lets the sender go.
         receive.passed = pass(others_->irecv(receive.peer, receive.tag, receive.to, std::min(bytes, receive.bytes)));
         receive.state = State::passed;
         return;
@@ -220,7 +220,7 @@ bool SharedTransport::cancel(Ticket ticket) {
     const Slot slot = static_cast<Slot>((ticket & ~kOwn) - 1);
     const Ticket passed = own ? messages_[slot].passed : ticket;
     if (passed != 0) {
-        // A send that is not taken back will arrive: its envelope, where it still waits for room, must as well.
+        // A send that is not taken back will arrive. If its envelope still waits for room, it must arrive as well.
         if (!others_->cancel(passed)) return false;
         --passed_;
     }

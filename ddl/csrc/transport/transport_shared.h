@@ -2,7 +2,7 @@
 // (host_memory.h), to all others, and for notices and deaths, through another transport, which it wraps.
 //
 // One pipe leads from each rank of the host to each other. The envelope of EVERY message between them goes through it;
-// what is short rides behind its envelope, what is longer goes through the wrapped transport. Which of the two is
+// a short one rides behind its envelope, a longer one goes through the wrapped transport. Which of the two is
 // decided by the message's length, which the envelope tells the receiver, and not by how much a receive has room for.
 //
 // Messages of a pair and a tag are matched in the order they were posted in, as envelopes are, whatever their lengths.
@@ -14,7 +14,7 @@
 // A message goes straight from the sender's memory into the pipe, and from there to the receiver's, where it is awaited
 // by then. One that comes before it is awaited stays in the pipe while this rank awaits nothing from its sender;
 // otherwise it makes way for those behind it, and is kept as a copy. So a message whose receive is posted always gets
-// through, and a rank that nobody listens to waits, with what it sends, for room in its pipe.
+// through, and a rank that nobody listens to waits, with its messages, for room in its pipe.
 #pragma once
 
 #include <cstdint>
@@ -69,7 +69,7 @@ class SharedTransport final : public Transport {
     // A message that nobody awaits yet.
     struct Early {
         size_t bytes = 0;
-        std::unique_ptr<std::byte[]> payload;  // none where it goes through the wrapped transport
+        std::unique_ptr<std::byte[]> payload;  // none if it goes through the wrapped transport
     };
     // Another rank of the host.
     struct Neighbour {

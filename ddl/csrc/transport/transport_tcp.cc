@@ -19,14 +19,23 @@ namespace {
 
 constexpr size_t kEagerBytes = 16 << 10;    // longest message that is sent before it is asked for
 constexpr size_t kEagerWindow = 256 << 10;  // of such that a receiver keeps, for each peer
-constexpr size_t kBuffer = 32 << 10;        // what one read takes, but for long payloads
-constexpr double kGoodbyeSeconds = 2;       // for which close() lets the rest leave
+constexpr size_t kBuffer = 32 << 10;        // most bytes of one read, except of long payloads
+constexpr double kGoodbyeSeconds = 2;       // in which close() lets the rest leave
 constexpr int kEvents = 64;
 
 }  // namespace
 
 struct TcpTransport::Frame {
-    enum Kind : uint32_t { eager = 1, announce, ask, payload, notice, credit, goodbye };
+    enum Kind : uint32_t {
+        eager = 1,  // the whole message
+        announce,   // it is there, and its payload is not
+        ask,        // the receiver has a receive for it
+        payload,    // here it is
+        withdraw,   // the sender has taken back a message that it announced
+        notice,
+        credit,  // bytes that the sender may send before it is asked
+        goodbye
+    };
     uint32_t kind = 0;
     Tag tag = 0;
     uint64_t bytes = 0;     // of the message; of a credit: given back
@@ -41,7 +50,9 @@ struct TcpTransport::Message {
     Tag tag = 0;
     const std::byte* from = nullptr;
     std::byte* to = nullptr;
-    size_t bytes = 0;  // of a send: its length; of a receive: its capacity, then what it received
+    size_t bytes = 0;           // of a send: its length; of a receive: its capacity, then what it received
+    bool is_announced = false;  // a send whose payload moves when it is asked for
+    uint64_t asked = 0;         // of a receive: the sender's ticket of the announced message that it has asked for
 };
 
 struct TcpTransport::Out {
@@ -62,13 +73,15 @@ struct TcpTransport::Peer {
     int rank = -1;
     bool lost = false, left = false;
     std::deque<Out> out;
-    size_t window = kEagerWindow;  // eager bytes that may still be sent
-    size_t consumed = 0;           // eager bytes to give back
-    std::deque<Ticket> awaited;
-    std::map<Tag, std::deque<Early>> early;
-    // Reading: what has come but was not looked at, and the payload that is arriving.
-    std::vector<std::byte> buffer = std::vector<std::byte>(kBuffer);
+    size_t window = kEagerWindow;     // eager bytes that may still be sent
+    size_t consumed = 0;              // eager bytes to give back
+    std::deque<Ticket> awaited;       // receives that no message has come for, the oldest first
+    std::multimap<Tag, Early> early;  // of one tag in order
+    // Bytes that were read but not looked at, and the payload that is arriving. The buffer is not initialised:
+    // with hundreds of peers most of its pages are never used.
+    const std::unique_ptr<std::byte[]> buffer{new std::byte[kBuffer]};
     size_t begin = 0, end = 0;
+    bool is_stuck = false;  // there was no memory for a message in the buffer: it is looked at again
     Frame frame;
     bool in_payload = false;
     std::byte* target = nullptr;  // null: the payload is dropped
@@ -150,13 +163,14 @@ Ticket TcpTransport::isend(int peer_rank, Tag tag, const void* data, size_t byte
     message.tag = tag;
     message.from = static_cast<const std::byte*>(data);
     message.bytes = bytes;
+    const size_t cost = bytes + sizeof(Frame);
+    const bool at_once = bytes <= kEagerBytes && cost <= peer.window;
+    message.is_announced = !at_once;
     messages_.emplace(ticket, message);
     Out out;
     out.frame.tag = tag;
     out.frame.bytes = bytes;
     out.frame.sender = ticket;
-    const size_t cost = bytes + sizeof(Frame);
-    const bool at_once = bytes <= kEagerBytes && cost <= peer.window;
     out.frame.kind = at_once ? Frame::eager : Frame::announce;
     if (at_once) {
         out.data = message.from;
@@ -181,42 +195,53 @@ Ticket TcpTransport::irecv(int peer_rank, Tag tag, void* data, size_t capacity) 
     message.tag = tag;
     message.to = static_cast<std::byte*>(data);
     message.bytes = capacity;
-    const auto found = peer.early.find(tag);
-    if (found == peer.early.end()) {
-        messages_.emplace(ticket, message);
-        try {
-            peer.awaited.push_back(ticket);
-        } catch (const std::bad_alloc&) {
-            messages_.erase(ticket);
-            throw;
-        }
-        return ticket;
+    messages_.emplace(ticket, message);
+    try {
+        await(peer, ticket);
+    } catch (const std::bad_alloc&) {
+        messages_.erase(ticket);
+        throw;
     }
-    Peer::Early& early = found->second.front();
-    const bool fits = early.frame.bytes <= capacity;
-    if (early.frame.kind == Frame::eager) {
-        if (fits && early.frame.bytes > 0) std::memcpy(message.to, early.payload.get(), early.frame.bytes);
-        message.state = fits ? Progress::done : Progress::failed;
-        message.bytes = early.frame.bytes;
-        messages_.emplace(ticket, message);
-    } else {
-        messages_.emplace(ticket, message);
-        Out ask;
-        ask.frame = early.frame;
-        ask.frame.kind = Frame::ask;
-        ask.frame.receiver = ticket;
-        try {
-            push(peer, std::move(ask));
-        } catch (const std::bad_alloc&) {
-            messages_.erase(ticket);
-            throw;
-        }
-    }
-    const size_t cost = early.frame.kind == Frame::eager ? early.frame.bytes + sizeof(Frame) : 0;
-    found->second.pop_front();
-    if (found->second.empty()) peer.early.erase(found);
-    if (cost > 0) give_credit(peer, cost);
     return ticket;
+}
+
+// Gives a receive the message that has come for it, or lets it wait for one. Throws std::bad_alloc; then nothing has
+// changed.
+void TcpTransport::await(Peer& peer, Ticket ticket) {
+    Message& message = messages_.at(ticket);
+    const auto found = peer.early.lower_bound(message.tag);
+    if (found == peer.early.end() || found->first != message.tag) {
+        peer.awaited.insert(std::lower_bound(peer.awaited.begin(), peer.awaited.end(), ticket), ticket);
+        return;
+    }
+    const Peer::Early& early = found->second;
+    size_t cost = 0;
+    if (early.frame.kind == Frame::eager) {
+        finish(message, early.frame.bytes, early.payload.get());
+        cost = early.frame.bytes + sizeof(Frame);
+    } else {
+        ask(peer, ticket, early.frame);
+    }
+    peer.early.erase(found);
+    if (cost > 0) give_credit(peer, cost);
+}
+
+// Asks for the payload of an announced message. Throws std::bad_alloc; then nothing has changed.
+void TcpTransport::ask(Peer& peer, Ticket ticket, const Frame& announced) {
+    Out out;
+    out.frame = announced;
+    out.frame.kind = Frame::ask;
+    out.frame.receiver = ticket;
+    push(peer, std::move(out));
+    messages_.at(ticket).asked = announced.sender;
+}
+
+// A message of `bytes` has come for a receive. `payload`: its bytes, or null if they are in their place already.
+void TcpTransport::finish(Message& message, size_t bytes, const std::byte* payload) {
+    const bool fits = bytes <= message.bytes;
+    if (fits && bytes > 0 && payload) std::memcpy(message.to, payload, bytes);
+    message.state = fits ? Progress::done : Progress::failed;
+    message.bytes = bytes;
 }
 
 void TcpTransport::give_credit(Peer& peer, size_t bytes) {
@@ -237,63 +262,80 @@ void TcpTransport::poll() {
     if (closed_) return;
     for (const auto& peer : peers_) {
         if (!peer->out.empty()) flush(*peer);
+        if (peer->is_stuck) hear(*peer);
     }
     epoll_event events[kEvents];
     const int count = epoll_wait(ready_, events, kEvents, 0);
     for (int i = 0; i < count; ++i) hear(*peers_[events[i].data.u64]);
 }
 
+bool TcpTransport::wait(double seconds) {
+    const auto is_busy = [](const auto& peer) { return !peer->out.empty() || peer->is_stuck; };
+    if (closed_ || std::any_of(peers_.begin(), peers_.end(), is_busy)) return false;
+    epoll_event event;
+    epoll_wait(ready_, &event, 1, static_cast<int>(seconds * 1e3));
+    return true;
+}
+
+// Reads and takes messages, as far as there is memory for them.
 void TcpTransport::hear(Peer& peer) noexcept {
-    for (bool more = true; more && peer.socket;) {
-        const bool direct = peer.in_payload && peer.begin == peer.end && peer.target && peer.left_bytes >= kBuffer;
-        if (!direct && peer.begin == peer.end) peer.begin = peer.end = 0;
-        if (!direct && peer.begin > 0 && peer.begin < peer.end) {
-            std::memmove(peer.buffer.data(), peer.buffer.data() + peer.begin, peer.end - peer.begin);
-            peer.end -= std::exchange(peer.begin, 0);
+    try {
+        bool more = true;
+        digest(peer);
+        while (more && peer.socket) {
+            more = read(peer);
+            digest(peer);
         }
-        void* const to = direct ? peer.target : peer.buffer.data() + peer.end;
-        const size_t room = direct ? peer.left_bytes : peer.buffer.size() - peer.end;
-        ssize_t count = 0;
-        if (room > 0) {
-            count = recv(peer.socket.fd(), to, room, MSG_DONTWAIT);
-            if (count == 0) return lose(peer);
-            if (count < 0) {
-                if (errno == EINTR) continue;
-                if (errno != EAGAIN && errno != EWOULDBLOCK) return lose(peer);
-                return;
+        peer.is_stuck = false;
+    } catch (const std::bad_alloc&) {
+        peer.is_stuck = true;
+    }
+}
+
+// Reads once: a long payload straight to its place. False if nothing more is there now.
+bool TcpTransport::read(Peer& peer) {
+    const bool direct = peer.in_payload && peer.target && peer.left_bytes >= kBuffer;  // the buffer is empty then
+    if (!direct && peer.begin > 0) {
+        std::memmove(peer.buffer.get(), peer.buffer.get() + peer.begin, peer.end - peer.begin);
+        peer.end -= std::exchange(peer.begin, 0);
+    }
+    void* const to = direct ? peer.target : peer.buffer.get() + peer.end;
+    const size_t room = direct ? peer.left_bytes : kBuffer - peer.end;
+    const ssize_t count = recv(peer.socket.fd(), to, room, MSG_DONTWAIT);
+    if (count < 0 && errno == EINTR) return true;
+    if (count < 0 && (errno == EAGAIN || errno == EWOULDBLOCK)) return false;
+    if (count <= 0) {
+        lose(peer);
+        return false;
+    }
+    if (direct) {
+        peer.target += count;
+        peer.left_bytes -= static_cast<size_t>(count);
+    } else {
+        peer.end += static_cast<size_t>(count);
+    }
+    return static_cast<size_t>(count) == room;
+}
+
+// Takes frames and payloads from the buffer. Throws std::bad_alloc; the rest is taken the next time.
+void TcpTransport::digest(Peer& peer) {
+    while (peer.socket) {
+        if (peer.in_payload) {
+            const size_t here = std::min(peer.end - peer.begin, peer.left_bytes);
+            if (here > 0 && peer.target) {
+                std::memcpy(peer.target, peer.buffer.get() + peer.begin, here);
+                peer.target += here;
             }
+            peer.begin += here;
+            peer.left_bytes -= here;
+            if (peer.left_bytes > 0) return;
+            end_payload(peer);
+            continue;
         }
-        more = static_cast<size_t>(count) == room;
-        try {
-            if (direct) {
-                peer.target += count;
-                peer.left_bytes -= static_cast<size_t>(count);
-                if (peer.left_bytes == 0) end_payload(peer);
-                continue;
-            }
-            peer.end += static_cast<size_t>(count);
-            for (;;) {
-                if (peer.in_payload) {
-                    const size_t here = std::min(peer.end - peer.begin, peer.left_bytes);
-                    if (here > 0 && peer.target) {
-                        std::memcpy(peer.target, peer.buffer.data() + peer.begin, here);
-                        peer.target += here;
-                    }
-                    peer.begin += here;
-                    peer.left_bytes -= here;
-                    if (peer.left_bytes > 0) break;
-                    end_payload(peer);
-                    continue;
-                }
-                if (peer.end - peer.begin < sizeof(Frame)) break;
-                std::memcpy(&peer.frame, peer.buffer.data() + peer.begin, sizeof(Frame));
-                take(peer, peer.frame);
-                if (!peer.socket) return;
-                peer.begin += sizeof(Frame);
-            }
-        } catch (const std::bad_alloc&) {
-            return;  // what could not be taken stays in the buffer, and is tried again when more comes
-        }
+        if (peer.end - peer.begin < sizeof(Frame)) return;
+        std::memcpy(&peer.frame, peer.buffer.get() + peer.begin, sizeof(Frame));
+        take(peer, peer.frame);
+        peer.begin += sizeof(Frame);
     }
 }
 
@@ -319,19 +361,16 @@ void TcpTransport::take(Peer& peer, const Frame& frame) {
             break;
         case Frame::announce:
             if (awaited != peer.awaited.end()) {
-                Out ask;
-                ask.frame = frame;
-                ask.frame.kind = Frame::ask;
-                ask.frame.receiver = *awaited;
-                push(peer, std::move(ask));
-                if (peer.socket) peer.awaited.erase(awaited);
+                ask(peer, *awaited, frame);
+                peer.awaited.erase(awaited);
             } else {
-                peer.early[frame.tag].push_back({frame, nullptr});
+                peer.early.emplace(frame.tag, Peer::Early{frame, nullptr});
             }
             return;
+        case Frame::withdraw: return forget(peer, frame);
         case Frame::ask: {
             const auto found = messages_.find(frame.sender);
-            if (found == messages_.end() || found->second.peer != peer.rank) return;  // it was taken back
+            if (found == messages_.end() || found->second.peer != peer.rank) return;  // it is withdrawn
             Out out;
             out.frame = frame;
             out.frame.kind = Frame::payload;
@@ -365,8 +404,29 @@ void TcpTransport::take(Peer& peer, const Frame& frame) {
     peer.copy = std::move(copy);
 }
 
+// The sender has taken back a message that it had announced.
+void TcpTransport::forget(Peer& peer, const Frame& frame) {
+    const auto range = peer.early.equal_range(frame.tag);
+    const auto early = std::find_if(range.first, range.second,
+                                    [&](const auto& one) { return one.second.frame.sender == frame.sender; });
+    if (early != range.second) {
+        peer.early.erase(early);
+        return;
+    }
+    // A receive has asked for it: it waits for the next one of its tag.
+    const auto asked = std::find_if(messages_.begin(), messages_.end(), [&](const auto& one) {
+        return one.second.peer == peer.rank && one.second.asked == frame.sender &&
+               one.second.state == Progress::pending;
+    });
+    if (asked == messages_.end()) return;
+    await(peer, asked->first);
+    if (asked->second.asked == frame.sender) asked->second.asked = 0;
+}
+
+// The payload is here. Throws std::bad_alloc; then nothing has changed.
 void TcpTransport::end_payload(Peer& peer) {
     const Frame& frame = peer.frame;
+    size_t cost = 0;
     if (frame.kind == Frame::notice) {
         notices_.push_back({peer.rank, {peer.copy.get(), peer.copy.get() + frame.bytes}});
     } else if (frame.kind == Frame::eager && peer.copy) {
@@ -374,22 +434,18 @@ void TcpTransport::end_payload(Peer& peer) {
         const auto awaited = std::find_if(peer.awaited.begin(), peer.awaited.end(),
                                           [&](Ticket ticket) { return messages_.at(ticket).tag == frame.tag; });
         if (awaited == peer.awaited.end()) {
-            peer.early[frame.tag].push_back({frame, std::move(peer.copy)});
+            peer.early.emplace(frame.tag, Peer::Early{frame, nullptr})->second.payload = std::move(peer.copy);
         } else {
-            Message& its = messages_.at(*awaited);
-            const bool fits = frame.bytes <= its.bytes;
-            if (fits && frame.bytes > 0) std::memcpy(its.to, peer.copy.get(), frame.bytes);
-            its.bytes = frame.bytes;
-            its.state = fits ? Progress::done : Progress::failed;
+            finish(messages_.at(*awaited), frame.bytes, peer.copy.get());
             peer.awaited.erase(awaited);
-            give_credit(peer, frame.bytes + sizeof(Frame));
+            cost = frame.bytes + sizeof(Frame);
         }
-    } else if (const auto found = messages_.find(peer.receive); peer.receive != 0 && found != messages_.end()) {
-        const bool fits = frame.bytes <= found->second.bytes;
-        found->second.bytes = frame.bytes;
-        found->second.state = fits ? Progress::done : Progress::failed;
+    } else {
+        const auto found = messages_.find(peer.receive);
+        if (peer.receive != 0 && found != messages_.end()) finish(found->second, frame.bytes, nullptr);
+        if (frame.kind == Frame::eager) cost = frame.bytes + sizeof(Frame);
     }
-    if (frame.kind == Frame::eager && peer.receive != 0) give_credit(peer, frame.bytes + sizeof(Frame));
+    if (cost > 0) give_credit(peer, cost);
     peer.in_payload = false;
     peer.receive = 0;
     peer.target = nullptr;
@@ -407,22 +463,29 @@ Progress TcpTransport::test(Ticket ticket, size_t* received) {
 bool TcpTransport::cancel(Ticket ticket) {
     const auto found = messages_.find(ticket);
     Peer& peer = at(found->second.peer);
+    const bool is_announced = found->second.is_announced && found->second.state == Progress::pending;
+    const Tag tag = found->second.tag;
     messages_.erase(found);
     peer.awaited.erase(std::remove(peer.awaited.begin(), peer.awaited.end(), ticket), peer.awaited.end());
     if (peer.receive == ticket) peer.target = nullptr;
-    for (auto out = peer.out.begin(); out != peer.out.end(); ++out) {
-        if (out->ticket != ticket) continue;
-        // The rest of what is announced must follow, and is the caller's no more.
-        std::byte* const rest = new (std::nothrow) std::byte[out->bytes];
-        if (!rest) {
-            lose(peer);
-            break;
+    const auto out =
+        std::find_if(peer.out.begin(), peer.out.end(), [&](const Out& one) { return one.ticket == ticket; });
+    try {
+        if (out != peer.out.end()) {
+            // A message that has begun must go on, but its memory is the caller's again.
+            out->copy.reset(new std::byte[out->bytes]);
+            if (out->bytes > 0) std::memcpy(out->copy.get(), out->data, out->bytes);
+            out->data = out->copy.get();
+            out->ticket = 0;
+        } else if (is_announced) {
+            Out withdraw;
+            withdraw.frame.kind = Frame::withdraw;
+            withdraw.frame.tag = tag;
+            withdraw.frame.sender = ticket;
+            push(peer, std::move(withdraw));
         }
-        if (out->bytes > 0) std::memcpy(rest, out->data, out->bytes);
-        out->copy.reset(rest);
-        out->data = rest;
-        out->ticket = 0;
-        break;
+    } catch (const std::bad_alloc&) {
+        lose(peer);
     }
     return true;
 }
@@ -458,7 +521,7 @@ void TcpTransport::close() {
         if (seconds_now() > deadline) break;
         poll();
     }
-    poll();  // what was not read would make the kernel drop what was sent
+    poll();  // if a socket is closed with bytes that were not read, the kernel drops bytes that were sent
     closed_ = true;
     for (const auto& peer : peers_) peer->socket.close();
 }

@@ -30,6 +30,7 @@ class TcpTransport final : public Transport {
     Ticket isend(int peer, Tag tag, const void* data, size_t bytes) override;
     Ticket irecv(int peer, Tag tag, void* data, size_t capacity) override;
     void poll() override;
+    bool wait(double seconds) override;
     Progress test(Ticket ticket, size_t* received) override;
     bool cancel(Ticket ticket) override;
     void notify(int peer, const void* data, size_t bytes) override;
@@ -50,8 +51,14 @@ class TcpTransport final : public Transport {
     void push(Peer& peer, Out out);
     void flush(Peer& peer) noexcept;
     void hear(Peer& peer) noexcept;
+    bool read(Peer& peer);
+    void digest(Peer& peer);
     void take(Peer& peer, const Frame& frame);
     void end_payload(Peer& peer);
+    void await(Peer& peer, Ticket ticket);
+    void ask(Peer& peer, Ticket ticket, const Frame& announced);
+    void forget(Peer& peer, const Frame& frame);
+    static void finish(Message& message, size_t bytes, const std::byte* payload);
     void lose(Peer& peer) noexcept;
     void give_credit(Peer& peer, size_t bytes);
 

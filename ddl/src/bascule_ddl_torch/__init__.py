@@ -1,4 +1,4 @@
-"""What `import torch` calls (entry point group torch.backends) to get to know the backend "ddl" of torch.distributed.
+"""Registers the backend "ddl" of torch.distributed: `import torch` calls it (entry point group torch.backends).
 
 It is no part of the package `ddl`, because PyTorch loads it in every program of an environment: in one that has a
 module `ddl` of its own, too, `import torch` must work.
@@ -12,7 +12,7 @@ from contextlib import suppress
 
 
 def register() -> None:
-    """Make "ddl" known. Never raises: what goes wrong is raised where a group is made."""
+    """Register "ddl". Never raises: an error is kept, and raised when a group is made."""
     try:
         from ddl.torch import backend
 

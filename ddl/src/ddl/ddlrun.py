@@ -1,4 +1,4 @@
-"""The command `ddlrun`, which hands a command line to the launcher, the benchmark or the planner."""
+"""The command `ddlrun`, which passes a command line to the launcher, the benchmark or the planner."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ INTERRUPTED = 130  # what shells return for a command that Ctrl-C ended
 def main(argv: Sequence[str] | None = None) -> int:
     """Run the command line `argv` (sys.argv's when None); return its exit status."""
     words = list(sys.argv[1:] if argv is None else argv)
-    # Where our output is not read to its end: `plan` has done what it was asked for, `bench` may still have to.
+    # The status if nobody reads our output to its end: `plan` has then done its work, but `bench` may not have.
     status = 0 if words[:1] == ["plan"] else LaunchError.exit_status
     try:
         status = _dispatch(words)
@@ -30,13 +30,13 @@ def main(argv: Sequence[str] | None = None) -> int:
     except KeyboardInterrupt:
         return INTERRUPTED
     except BrokenPipeError:
-        # Whoever read our output (a pager, head) has enough. Python would complain again when it flushes at its end.
+        # The reader of our output (a pager, head) has left. Python would complain again when it flushes at exit.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return status
 
 
 def _dispatch(words: list[str]) -> int:
-    # These two are imported here, because plain runs need neither.
+    # Imported here, because plain runs need neither.
     if words[:1] == ["bench"]:
         from ddl.bench import cli as bench
 

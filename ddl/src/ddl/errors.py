@@ -55,7 +55,7 @@ class LibraryError(DDLError, ImportError):
 
 
 # ddl_result of ddl.h.
-OF_CODE: dict[int, type[DDLError]] = {
+_OF_CODE: dict[int, type[DDLError]] = {
     1: ArgumentError,
     2: StateError,
     3: MismatchError,
@@ -71,4 +71,4 @@ OF_CODE: dict[int, type[DDLError]] = {
 
 def error_of(code: int, message: str) -> DDLError:
     """The exception for a code of the library other than success."""
-    return OF_CODE.get(code, InternalError)(message or f"the library returned {code} without a message")
+    return _OF_CODE.get(code, InternalError)(message or f"the library returned {code} without a message")

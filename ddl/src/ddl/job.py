@@ -6,7 +6,7 @@ import atexit
 import os
 from typing import TYPE_CHECKING
 
-from ddl import library, membership, request
+from ddl import library, membership, request, slurm
 from ddl.errors import ArgumentError, DDLError, StateError
 from ddl.membership import Membership
 
@@ -30,7 +30,7 @@ def init(
     KeyError. A store of torch.distributed is one. What the store raises, this raises.
 
     Without them: MPI's ranks under mpirun or ddlrun, torchrun's, those of RANK, WORLD_SIZE, MASTER_ADDR and
-    MASTER_PORT, else the process is the only rank.
+    MASTER_PORT, those of srun, else the process is the only rank.
 
     Raises ArgumentError (options that cannot be read, dimensions that do not multiply to the number of ranks, a rank
     outside of [0, size)), UnsupportedError, MismatchError (options or versions differ between ranks), RankTimeoutError,
@@ -40,6 +40,8 @@ def init(
     given = (store is not None, rank is not None, size is not None)
     if any(given) and not all(given):
         raise ArgumentError("ddl.init: store, rank and size belong together: give all three, or none")
+    if store is None and not membership.under_mpi(os.environ):
+        slurm.adopt(os.environ)
     if store is None and "TORCHELASTIC_RUN_ID" in os.environ and not membership.under_mpi(os.environ):
         # The port at MASTER_PORT is the agent's, whose store PyTorch knows to use.
         store, rank, size = membership.from_torch()

@@ -89,7 +89,7 @@ examples:
 
 
 def _split(argv: list[str]) -> tuple[list[str], list[str]]:
-    """Our own part of the command line, and from SCRIPT or -m on the target's: what looks like an option there is its.
+    """Our own part of the command line, and the target's, from SCRIPT or -m on, with whatever looks like an option.
 
     argparse cannot be asked to stop there: it looks for its options behind every `--`.
     """
@@ -114,7 +114,7 @@ def _add_run(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> N
         "run a script with large model support",
         "Run SCRIPT as python would, with large model support switched on in the process.\n"
         "Tensors that are saved for the backward pass are swapped out once memory passes the limit.\n"
-        "What LMS has to say goes to stderr; an option in [BRACKETS] can be set in that environment variable.",
+        "LMS's own messages go to stderr; an option can also be set in the environment variable in [BRACKETS].",
         "examples:\n"
         "  lms run --limit 12GB train.py big.toml\n"
         "  lms run --frac 0.8 --spill-dir /scratch -m mypackage.train big.toml\n"
@@ -295,7 +295,7 @@ _PYTHON = re.compile(r"python[0-9.]*")
 
 
 def _is_script(path: Path) -> bool:
-    """Whether it is a file that is no program of the system's."""
+    """Whether it is a file, and no executable of the system."""
     try:
         with path.open("rb") as file:
             return file.read(4) != b"\x7fELF"
@@ -347,7 +347,7 @@ def _planned(trace: Trace, link: Link, options: Options) -> Plan:
 
 
 def _answer(trace: Trace, link: Link, path: Path | None) -> None:
-    """What limit the step needs and what each costs: to stdout, and as JSON to `path`."""
+    """Print the limits and their costs, and write them as JSON to `path`."""
     from lms.report import limit_document, limits_of, limits_text
 
     limits = limits_of(trace, link)

@@ -1,6 +1,6 @@
 """JSON documents that come from outside: each value is of its type and within its range, or an error names its place.
 
-Every function raises ValueError. `where` is the value's place in the document, such as `records[3].nbytes`.
+Every function raises ValueError. `where` names the value's place in the document, such as `records[3].nbytes`.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ Some = Annotated[int, (1, MOST_BYTES)]  # bytes, or copies: one at least
 
 
 def parse(content: str) -> object:
-    """What the text says."""
+    """The JSON document in `text`."""
     try:
         return json.loads(content)
     except RecursionError:

@@ -1,4 +1,4 @@
-"""What all pictures share: figures, their files, and plain axes.
+"""The common parts of all pictures: figures, their files, and plain axes.
 
 The colours are those of Okabe and Ito, which people with any kind of colour blindness can tell apart.
 """

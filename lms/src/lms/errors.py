@@ -1,4 +1,4 @@
-"""The errors of LMS: one base, and a class for each kind that a caller handles in a way of its own."""
+"""The errors of LMS: a base, and a class for each kind that callers handle differently."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ class UsageError(LMSError, ValueError):
 
 
 class LimitError(LMSError, MemoryError):
-    """The limit cannot be met: the message names it, the floor, and the module whose working set the floor is."""
+    """The limit cannot be met: the message names it, the floor, and the module that needs it."""
 
     exit_status = 3
 
@@ -32,7 +32,7 @@ class SpillError(LMSError, OSError):
 
 
 class CorruptionError(SpillError):
-    """Bytes came back from a tier other than they went out: a short read, or a checksum that does not match."""
+    """Bytes came back from a tier changed: a short read, or a checksum that does not match."""
 
     exit_status = 5
 
@@ -45,7 +45,7 @@ def remedy(error: OSError, otherwise: str) -> str:
 
 
 def afresh(error: LMSError) -> LMSError:
-    """The same error anew, to raise in place of one that is kept: that one would then keep the frames on its way."""
+    """A copy of the error, to be raised: an error that is kept would keep the frames that it passes through."""
     again = type(error)(*error.args)
     again.__cause__ = error.__cause__
     return again

@@ -15,7 +15,7 @@ from lms.ranks import own_file, rank_of
 def write_aside(path: Path, content: bytes) -> None:
     """Put `content` at `path`: written beside it, then renamed, so that no reader ever sees a part.
 
-    A link stays a link, and its target is written. What is no regular file (a device, a FIFO) is written in place; a
+    A link stays a link, and its target is written. A device or a FIFO is written in place; a
     FIFO waits for its reader. Raises OSError as the file system does; nothing is left behind then.
     """
     status = _status(path)

@@ -19,7 +19,7 @@ from lms.units import parse_size
 
 DEFAULT_FRAC = 0.9
 _DEFAULT_WHY = f"frac {DEFAULT_FRAC}, the default"
-BOUNDS = ("limit", "frac", "budget")  # of these at most one is given
+BOUNDS = ("limit", "frac", "budget")  # at most one is given
 KINDS = ("activations", "optimizer", "gradients", "parameters")
 BUILT = ("activations",)
 
@@ -121,7 +121,7 @@ class Given(TypedDict, total=False):
 
 @dataclass(frozen=True)
 class Options:
-    """What a session is asked to do; sizes in bytes. Exactly one of limit, frac and budget is set after `parse`."""
+    """The options of a session; sizes in bytes. Exactly one of limit, frac and budget is set after `parse`."""
 
     limit: int | None = _option(
         None,
@@ -140,9 +140,7 @@ class Options:
     budget: int | None = _option(
         None, _size_or_zero, "SIZE", "instead of a limit: most bytes saved for the backward that may stay; 0 is allowed"
     )
-    min_size: int = _option(
-        64_000, _size_or_zero, "SIZE", "tensors smaller than this stay where they are (default 64KB)"
-    )
+    min_size: int = _option(64_000, _size_or_zero, "SIZE", "tensors smaller than this stay (default 64KB)")
     swap: tuple[str, ...] = _option(
         BUILT, _kinds, "KINDS", f"what may move, separated by commas (default and so far only: {BUILT[0]})"
     )
@@ -168,7 +166,7 @@ class Options:
     verify: bool = _option(
         False, _switch, "", "keep a checksum of everything that is swapped and compare it on the way back"
     )
-    why: str = field(default="", compare=False)  # where limit, frac or budget came from, for people
+    why: str = field(default="", compare=False)  # for people: the source of limit, frac or budget
 
     @classmethod
     def parse(cls, *, prefix: str = "", environ: Mapping[str, str] | None = None, **given: object) -> Options:

@@ -21,7 +21,7 @@ from lms.units import format_size
 if TYPE_CHECKING:
     from jinja2 import Template
 
-_ANY_LINK = Link("any", 1e9, 1e9)  # for what depends on a link only at its edges, such as the floor
+_ANY_LINK = Link("any", 1e9, 1e9)  # for figures that no link changes, such as the floor
 
 
 @dataclass(frozen=True)
@@ -40,7 +40,7 @@ class LimitRow:
 
 @dataclass(frozen=True)
 class Limits:
-    """The answer to "what limit do I need, and what will it cost?". Sizes in bytes; 0: not measured."""
+    """The limits to choose from, and their costs. Sizes in bytes; 0: not measured."""
 
     floor: int
     floor_module: str

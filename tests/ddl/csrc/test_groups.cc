@@ -22,7 +22,7 @@ class GroupWorld : public World {
         }
     }
 
-    // An allreduce of `rank`; on its device where `memory` says so.
+    // An allreduce of `rank`; on its device if `memory` says so.
     Call call(int rank, const void* in, void* out, size_t count, Memory memory, ReduceOp op = DDL_SUM) const {
         Call call{{Collective::allreduce, DDL_INT32, op, count, 0, memory}, in, out};
         if (memory == Memory::device) call.device = devices[static_cast<size_t>(rank)];
@@ -237,7 +237,7 @@ TEST("a rank whose GPU is busy is named by those who wait for it, and does not t
         bool passed() override { return open; }
     };
     EngineOptions options = impatient();
-    options.patience = {0.02, 0.2, check::kSanitized ? 2.0 : 0.5};
+    options.patience = {0.02, 0.2, 2};
     std::mutex mutex;
     std::string warnings;
     options.warn = [&](const std::string& text) {

@@ -189,22 +189,6 @@ TEST("a rank listens at the addresses that it is told, and nowhere else") {
     close(guest);
 }
 
-TEST("this host's addresses are those of the networks that are asked for") {
-    CHECK(local_addresses({"127.0.0.0/8"}) == kLoopback);
-    CHECK(local_addresses({"127.0.0.1/32", "192.0.2.128/25"}) == kLoopback);
-    CHECK(local_addresses({"126.0.0.0/8"}).empty());
-    for (const std::string& any : local_addresses({})) CHECK(any != "127.0.0.1" && any != "::1");
-    for (const char* wrong : {"10.0.0.0", "10.0.0.0/33", "10.0.0/8", "eth0/8", "fd00::/129", "10.0.0.0/8x", "/8"}) {
-        std::string refused;
-        try {
-            local_addresses({wrong});
-        } catch (const Error& error) {
-            refused = error.what();
-        }
-        CHECK_CONTAINS(refused, std::string("DDL_NETWORKS has '") + wrong + "'");
-    }
-}
-
 TEST("a stranger who says anything is shown out at its first bytes, and what he goes on to say is not kept") {
     Ring ring(2);
     const int guest = guest_of(*ring.ranks[0]);
@@ -264,14 +248,16 @@ TEST("a rank that answers nobody is found by its peers, who tell the others") {
     Ring ring(kSize);
     for (const auto& rank : ring.ranks) CHECK(rank->silent(0.05).empty());
     ring.ranks[6]->before_fork();  // its watching thread stands still, as that of a process that is stopped
-    std::vector<std::vector<int>> found(kSize);
-    std::vector<std::thread> threads;
-    for (int rank = 0; rank < kSize; ++rank) {
-        if (rank != 6) threads.emplace_back([&, rank] { found[rank] = ring.ranks[rank]->silent(1); });
+    std::vector<std::vector<int>> expected(kSize, {6}), found;
+    expected[6].clear();
+    for (int tries = 0; tries < 3 && found != expected; ++tries) {  // on a busy machine others may be late too
+        found.assign(kSize, {});
+        std::vector<std::thread> threads;
+        for (int rank = 0; rank < kSize; ++rank) {
+            if (rank != 6) threads.emplace_back([&, rank] { found[rank] = ring.ranks[rank]->silent(1); });
+        }
+        for (std::thread& thread : threads) thread.join();
     }
-    for (std::thread& thread : threads) thread.join();
-    for (int rank = 0; rank < kSize; ++rank) {
-        if (rank != 6) CHECK(found[rank] == std::vector<int>({6}));
-    }
+    CHECK(found == expected);
     ring.ranks[6]->after_fork();
 }

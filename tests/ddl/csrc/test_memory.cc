@@ -51,10 +51,11 @@ bool suffers(size_t count, int64_t after, int64_t failures) {
     return failed;
 }
 
-// A message goes from one rank to another while allocations fail; true where one did.
-bool message_suffers(size_t count, int64_t after, int64_t failures) {
+// A message goes from one rank to another while allocations fail; true if one did. A rank that was not told of an error
+// gives up after `timeout` seconds.
+bool message_suffers(size_t count, int64_t after, int64_t failures, double timeout) {
     EngineOptions options = test_options();
-    options.patience = {0.01, 0.1, 1};  // who was not told of an error notices
+    options.patience = {0.01, timeout, timeout};
     World world(2, flat_plan(2), options);
     const std::vector<uint8_t> sent(count, 7);
     std::vector<uint8_t> got(count, 0);
@@ -83,7 +84,7 @@ bool message_suffers(size_t count, int64_t after, int64_t failures) {
     }
     failed |= stop_failing();
     if (begun[1] && requests[1]->status().ok()) CHECK(got == sent);
-    if (!failed) CHECK(all_begun && requests[0]->status().ok() && requests[1]->status().ok());
+    if (!failed && timeout >= 60) CHECK(all_begun && requests[0]->status().ok() && requests[1]->status().ok());
     return failed;
 }
 
@@ -159,8 +160,9 @@ TEST("whichever allocation fails, a message ends, and is never half received") {
     for (const size_t count : {100, 200000}) {
         for (const int64_t failures : {1, 5}) {
             int64_t after = 0;
-            while (after < 200 && message_suffers(count, after, failures)) after += check::kSanitized ? 4 : 1;
+            while (after < 200 && message_suffers(count, after, failures, 0.05)) after += check::kSanitized ? 4 : 1;
             CHECK(after > 10);
+            message_suffers(count, INT32_MAX, failures, 60);  // with memory and time it arrives
         }
     }
 }

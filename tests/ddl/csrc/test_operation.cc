@@ -1,4 +1,4 @@
-// What an operation, and a request, do with messages that the transport cannot take back.
+// Operations and requests with messages that the transport cannot take back.
 #include <algorithm>
 #include <thread>
 

@@ -115,7 +115,7 @@ TEST("dimensions that are asked for are kept as far as a part fills them") {
     CHECK(plan.ranks == std::vector<int>({0, 2, 1, 3}));
     CHECK(plan.small_bytes >= 2048);
     CHECK_CONTAINS(plan.reason, "2 racks: ");
-    CHECK_CONTAINS(plan.reason, "what these ranks fill of the dimensions that DDL_OPTIONS asks for");
+    CHECK_CONTAINS(plan.reason, "the part that these ranks fill of the dimensions in DDL_OPTIONS");
     const Plan uneven = part_of(two_racks("-mode p:4x2"), {0, 4, 1});
     CHECK_EQ(format_mode(uneven), std::string("r:3"));
     CHECK_CONTAINS(uneven.reason, "uneven");
@@ -179,7 +179,7 @@ TEST("any part on several hosts has the plan of a job of its ranks") {
         CHECK(plan.ranks == expected.ranks);
         CHECK_EQ(plan.small_bytes, expected.small_bytes);
         CHECK_EQ(plan.reason, expected.reason);
-        // Who shares a rack stands together, and in it who shares a host.
+        // Ranks of a rack stand together, and in a rack ranks of a host.
         std::vector<std::pair<size_t, int>> blocks;
         for (const int member : in_order(plan, members)) {
             const std::pair<size_t, int> place{static_cast<size_t>(member % hosts) % racks, member % hosts};

@@ -19,7 +19,7 @@ struct Pair {
     PipeReader reader;
 };
 
-// What the message of this number has at a place: none of it looks like an envelope that is missing.
+// The byte of this message at a place: no byte looks like a missing envelope.
 std::byte content(size_t number, size_t i) { return static_cast<std::byte>(1 + (number * 31 + i * 7) % 255); }
 
 std::vector<std::byte> payload(size_t number, size_t bytes) {

@@ -19,7 +19,7 @@ using namespace ddl;
 namespace {
 
 // Executes the schedules of all ranks on int64 elements that wrap around. As every rank contributes random numbers, a
-// sum is right only where each was added exactly once. Any order of progress is legal; ranks take turns.
+// sum is right only if each was added exactly once. Any order of progress is legal; ranks take turns.
 class World {
   public:
     World(const Plan& plan, const Task& task, const Tuning& tuning) : plan_(plan), task_(task) {
@@ -42,7 +42,7 @@ class World {
         }
     }
 
-    // False where ranks wait for one another for ever, or messages are left over.
+    // False if ranks wait for one another for ever, or messages are left over.
     bool execute() {
         bool moved = true;
         while (moved) {

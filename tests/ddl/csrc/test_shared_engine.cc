@@ -19,7 +19,7 @@ Call allreduce(std::vector<int32_t>& data) {
     return {{Collective::allreduce, DDL_INT32, DDL_SUM, data.size(), 0}, data.data(), data.data()};
 }
 
-// What `rank` gives to call number `call`; the sum over ranks is known.
+// The input of `rank` to call number `call`; the sum over ranks is known.
 std::vector<int32_t> numbers(size_t count, int rank, int call) {
     std::vector<int32_t> made(count);
     for (size_t i = 0; i < count; ++i) made[i] = static_cast<int32_t>(i % 1000) * (rank + 1) + call;
@@ -163,7 +163,7 @@ TEST("over shared memory: whichever allocation fails, every request that was acc
         bool failed = true;
         for (int64_t after = 0; failed && after < 3000; after += 1 + after / (check::kSanitized ? 3 : 8)) {
             EngineOptions options = test_options();
-            options.patience = {0.01, 60, 100};  // who was not told of an error asks
+            options.patience = {0.01, 60, 100};  // a rank that was not told of an error asks
             // Longer than the engines, whose threads use it.
             std::vector<int32_t> data[] = {numbers(count, 0, 1), numbers(count, 1, 1)};
             RequestPtr requests[2];
@@ -194,7 +194,7 @@ TEST("over shared memory: whichever allocation fails, every request that was acc
 TEST("over shared memory: whichever allocation fails, blocking calls end, right or with an error") {
     const auto suffers = [](int64_t after) {
         EngineOptions options = test_options(50);
-        options.patience = {0.01, 60, 100};  // who was not told of an error asks
+        options.patience = {0.01, 60, 100};  // a rank that was not told of an error asks
         World world({0, 0}, flat_plan(2), options, kSmallPipe);
         return calls_suffer(world, 20'000, after, 2);
     };

@@ -1,5 +1,5 @@
-#include <chrono>
 #include <cmath>
+#include <ctime>
 #include <random>
 
 #include "base/status.h"
@@ -148,10 +148,9 @@ TEST("every collective comes to an end on the simulated network") {
 
 TEST("1,024 ranks in 3 tiers take less than 10 seconds to simulate") {
     const Network network{{{8, 3e-6, 100e9}, {16, 5e-6, 12.5e9}, {8, 8e-6, 100e9}}, 0};
-    const auto begin = std::chrono::steady_clock::now();
+    const std::clock_t begin = std::clock();  // of the processor: others may use the machine
     const Forecast forecast = simulate(network, make_plan(1024, {8, 16, 8}, "r"), allreduce(25'600'000));
-    const std::chrono::duration<double> took = std::chrono::steady_clock::now() - begin;
-    CHECK(took.count() < 10);
+    CHECK(static_cast<double>(std::clock() - begin) / CLOCKS_PER_SEC < 10);
     CHECK(forecast.seconds >= allreduce_bounds(network, 4 * 25'600'000).cut);
 }
 

@@ -42,7 +42,7 @@ Progress look(Transport& transport, Ticket ticket) {
     return transport.test(ticket, &received);
 }
 
-// What a transport promises, whichever it is: `made` has ranks 0 and 1.
+// The promises of any transport: `made` has ranks 0 and 1.
 void keeps_the_contract(const std::function<Transports(LocalNetwork&)>& make) {
     LocalNetwork network(2);
     const Transports made = make(network);
@@ -341,7 +341,7 @@ TEST("whichever allocation fails, a message that was posted arrives") {
                 // Not posted: nothing of it arrives.
             }
         }
-        // Of one tag first, so that those of the other are kept.
+        // First receive one tag, so that the other tag's messages are kept.
         for (const size_t tag : {1, 0}) {
             for (size_t i = tag; i < 40; i += 2) {
                 try {

@@ -8,6 +8,7 @@
 #include <memory>
 #include <random>
 
+#include "allocation.h"
 #include "check.h"
 #include "transport/transport_tcp.h"
 
@@ -212,6 +213,60 @@ TEST("over TCP, memory is the caller's again when its message was cancelled, in 
     }
 }
 
+TEST("over TCP, a message that was announced and taken back is not awaited by a later receive") {
+    constexpr size_t kBytes = 50000;
+    // The receive is posted before the announcement comes, between it and the end, or after that.
+    for (const int moment : {0, 1, 2}) {
+        Pair pair;
+        const std::vector<std::byte> first(kBytes, std::byte{1}), second(kBytes, std::byte{2});
+        std::vector<std::byte> in(kBytes);
+        Ticket receive = 0;
+        const auto post = [&](int now) {
+            if (moment == now) receive = pair.its[1]->irecv(0, 4, in.data(), in.size());
+        };
+        post(0);
+        const Ticket taken_back = pair.its[0]->isend(1, 4, first.data(), kBytes);
+        pair.its[1]->poll();  // and asks for it, if it is awaited
+        post(1);
+        CHECK(pair.its[0]->cancel(taken_back));
+        pair.settle();
+        post(2);
+        pair.settle();
+        CHECK(test(*pair.its[1], receive) == Progress::pending);
+        const Ticket send = pair.its[0]->isend(1, 4, second.data(), kBytes);
+        for (int i = 0; i < 10; ++i) pair.settle();
+        CHECK(test(*pair.its[1], receive) == Progress::done);
+        CHECK(in == second);
+        CHECK(test(*pair.its[0], send) == Progress::done);
+    }
+}
+
+TEST("over TCP, what there was no memory for is taken when there is, with no traffic in between") {
+    for (int64_t after = 0;; ++after) {
+        Pair pair;
+        const std::vector<std::byte> out(1000, std::byte{5});
+        const std::vector<std::byte> longer(50000, std::byte{6});
+        pair.its[0]->isend(1, 1, out.data(), out.size());
+        pair.its[0]->notify(1, "hello", 5);
+        pair.its[0]->isend(1, 2, longer.data(), longer.size());
+        fail_allocations(after, 1);
+        pair.its[1]->poll();  // reads all of it at once
+        const bool failed = stop_failing();
+        pair.its[1]->poll();
+        Notice notice;
+        CHECK(pair.its[1]->next_notice(&notice));
+        std::vector<std::byte> in(1000), rest(50000);
+        const Ticket first = pair.its[1]->irecv(0, 1, in.data(), in.size());
+        CHECK(test(*pair.its[1], first) == Progress::done);
+        const Ticket last = pair.its[1]->irecv(0, 2, rest.data(), rest.size());
+        pair.settle();
+        CHECK(test(*pair.its[1], last) == Progress::done);
+        CHECK(in == out);
+        CHECK(rest == longer);
+        if (!failed) break;
+    }
+}
+
 TEST("over TCP, a peer that sends no frame of ours is lost and nothing else") {
     int ends[2];
     CHECK_EQ(socketpair(AF_UNIX, SOCK_STREAM | SOCK_NONBLOCK | SOCK_CLOEXEC, 0, ends), 0);
@@ -224,6 +279,40 @@ TEST("over TCP, a peer that sends no frame of ours is lost and nothing else") {
     CHECK(!transport.is_dead(1));
     transport.poll();
     CHECK(transport.is_dead(1));
+}
+
+TEST("over TCP, a rank that reads nothing for longer than the kernel waits for the dead is alive") {
+    if (check::kSanitized) return;  // it takes 8 seconds
+    uint16_t port = 0;
+    const Socket listener = listen_at("127.0.0.1", &port);
+    std::vector<Socket> ends[2] = {std::vector<Socket>(2), std::vector<Socket>(2)};
+    ends[0][1] = connect_to("127.0.0.1", port);
+    for (int i = 0; i < 1000 && !ends[1][0]; ++i) {
+        ends[1][0] = accept_from(listener);
+        usleep(1000);
+    }
+    TcpTransport sender(0, std::move(ends[0]), nullptr), receiver(1, std::move(ends[1]), nullptr);
+    constexpr size_t kBytes = 64 << 20;  // more than the sockets hold
+    const std::vector<std::byte> out(kBytes, std::byte{9});
+    std::vector<std::byte> in(kBytes);
+    const Ticket receive = receiver.irecv(0, 0, in.data(), kBytes);
+    const Ticket send = sender.isend(1, 0, out.data(), kBytes);
+    while (!receiver.wait(1)) receiver.poll();
+    receiver.poll();  // asks for it
+    for (int i = 0; i < 80; ++i) {
+        sender.poll();
+        usleep(100000);
+    }
+    CHECK(!sender.is_dead(1));
+    Progress state = Progress::pending;
+    for (int i = 0; i < 100000 && state == Progress::pending; ++i) {
+        sender.poll();
+        receiver.poll();
+        state = test(receiver, receive);
+    }
+    CHECK(state == Progress::done);
+    CHECK(in == out);
+    CHECK(test(sender, send) == Progress::done);
 }
 
 TEST("over TCP, notices arrive with their sender and content, and a goodbye is no death") {

@@ -120,7 +120,7 @@ TEST("bfloat16 rounds to nearest even and keeps NaN and infinity") {
 
 TEST("a sum of halves is rounded after each addition") {
     const uint16_t big = float_to_half(2048), one = float_to_half(1);
-    CHECK_EQ(half_to_float(apply(DDL_FLOAT16, DDL_SUM, big, one)), 2048.0f);  // 2049 is no half
+    CHECK_EQ(half_to_float(apply(DDL_FLOAT16, DDL_SUM, big, one)), 2048.0f);  // 2049 is not a half
     CHECK_EQ(half_to_float(apply(DDL_FLOAT16, DDL_SUM, float_to_half(60000), float_to_half(60000))),
              std::numeric_limits<float>::infinity());
 }
@@ -136,7 +136,7 @@ TEST("integers wrap around, and average divides towards zero") {
     CHECK_EQ(values[1], -3);
     CHECK_EQ(values[2], 3);
     int8_t small = 100;
-    divide(&small, 1, DDL_INT8, 300);  // a divisor that is no int8
+    divide(&small, 1, DDL_INT8, 300);  // a divisor that is not an int8
     CHECK_EQ(small, 0);
 }
 

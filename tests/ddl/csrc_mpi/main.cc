@@ -1,5 +1,5 @@
 // ddl_mpi_tests: what stands on MPI below the engine, the transport and mode m's groups, between two ranks or more.
-// Exit status 1 where a check failed.
+// Exit status 1 if a check failed.
 #include <cstdio>
 #include <cstring>
 #include <numeric>
@@ -23,7 +23,7 @@ void check(bool condition, int line) {
 }
 #define CHECK(condition) check(condition, __LINE__)
 
-// What MPI_Testsome does: its work; nothing but to fail; or its work, and then to fail all the same.
+// MPI_Testsome does its work, or only fails, or does its work and then fails.
 enum class Testsome { works, fails, fails_late } testsome = Testsome::works;
 
 Progress finish(MpiTransport& transport, Ticket ticket, size_t* received) {
@@ -167,7 +167,7 @@ void a_collective_that_was_not_started_is_none() {
     }
 }
 
-// Calls body(transport) with one that nobody has used.
+// Calls body(transport) with a fresh one.
 template <typename Body>
 void with_transport(size_t part_bytes, Body body) {
     MPI_Comm data, notices;
@@ -177,7 +177,7 @@ void with_transport(size_t part_bytes, Body body) {
     options.part_bytes = part_bytes;
     MpiTransport transport(data, notices, std::move(options));
     body(transport);
-    MPI_Barrier(MPI_COMM_WORLD);  // nobody closes while another still waits for its messages
+    MPI_Barrier(MPI_COMM_WORLD);  // no rank closes while another still waits for its messages
 }
 
 }  // namespace

@@ -31,14 +31,15 @@ sys.path[:0] = [str(ROOT / "tests/testbed")] if __name__ == "__main__" else []
 from testbed import AGENT, Process, Testbed, TestbedError, cluster, running  # noqa: E402
 
 PROGRAM = ROOT / "tests/ddl/programs/campaign.py"
-LIMIT_SECONDS = 10.0  # from the fault, or from the end of DDL_TIMEOUT where that has to pass first, to the end of all
+LIMIT_SECONDS = 10.0  # from the fault, or from the end of DDL_TIMEOUT if that has to pass first, to the end of all
 TIMEOUT_SECONDS = 6  # DDL_TIMEOUT of the jobs that wait for it
 PATIENT_SECONDS = 60  # and of the others, which may start slowly where two cores have much to do
 START_SECONDS = 80.0  # instead, while ddlrun still looks at the hosts and mpirun starts its daemons
 HANG_SECONDS = 120.0
 LINK, UPLINK = "200mbit", "100mbit"
 
-# What a rank does to itself, and when: "start" is before ddl.init, "call" before an allreduce, "middle" in it.
+# The fault that a rank injects into itself, and when: "start" is before ddl.init, "call" before an allreduce, "middle"
+# in it.
 INSIDE: Mapping[str, Sequence[str]] = {
     "kill": ("start", "call", "middle", "finalize"),
     "terminate": ("start", "call", "middle", "finalize"),
@@ -53,7 +54,7 @@ INSIDE: Mapping[str, Sequence[str]] = {
     "operation": ("call",),
     "order": ("call",),
 }
-# What happens from outside: "start" is a random moment of ddlrun's start, "asleep" while no rank calls ddl.
+# Faults from outside: "start" is a random moment of ddlrun's start, "asleep" while no rank calls ddl.
 MOMENTS_OUTSIDE = ("start", "call", "asleep")
 OUTSIDE = ("kill host", "cut host", "cut uplink", "kill mpirun", "kill daemon", "kill ddlrun", "terminate ddlrun")
 OUTSIDE += ("interrupt ddlrun twice",)
@@ -62,7 +63,7 @@ WAITS_FOR_TIMEOUT = ("stop", "never")
 
 @dataclass(frozen=True)
 class Fault:
-    """What happens to whom, when, and on which hosts: `racks` holds the number of hosts in each."""
+    """The fault, its victim, the moment and the hosts; `racks` holds the number of hosts in each."""
 
     what: str
     moment: str
@@ -91,7 +92,7 @@ class Fault:
 
 @dataclass
 class Outcome:
-    """What became of a job: `problems` is empty where all promises were kept."""
+    """The fate of a job: `problems` is empty if all promises were kept."""
 
     fault: Fault
     seconds: float = 0.0  # from the fault until ddlrun has ended and no process is left
@@ -117,7 +118,7 @@ def draw(seed: int, count: int) -> list[Fault]:
             hosts = sum(racks)
             victim = chance.randrange(hosts * each)
             if what in OUTSIDE:
-                # What kills the launcher's own host leaves nobody to speak.
+                # A fault that kills the launcher's own host leaves nothing that could report.
                 victim = chance.randrange(1 if what in ("kill host", "kill daemon") else 0, hosts)
             if what == "cut uplink":
                 victim = chance.randrange(len(racks))
@@ -199,7 +200,7 @@ def run(fault: Fault, bed: Testbed, folder: Path, words: Sequence[str] = ()) -> 
 
 
 def strangers(bed: Testbed) -> list[Process]:
-    """What runs on the hosts, beside what has ended and waits only for its parent to notice."""
+    """The processes on the hosts, without zombies."""
     return [one for one in bed.processes() if one.command]
 
 
@@ -279,14 +280,14 @@ def statuses(fault: Fault) -> tuple[int, ...]:
 
 
 def named(fault: Fault) -> str:
-    """What ddlrun's output must match: the rank, or the host, that the fault happened to; "" where nobody can tell."""
+    """The pattern that ddlrun's output must match: the rank or host of the fault; "" if it cannot be known."""
     rank, host = fault.victim, f"h{fault.victim // fault.each}"
     if fault.what in INSIDE:
         return rf"rank {rank} (on {host}|\(host {host}[,)])"
     if fault.moment == "start":
         return ""  # it may have happened before there was anything to lose, or after
     if fault.what in ("kill host", "cut host", "kill daemon"):
-        # Where ddlrun's own host is cut off, it is the others that it does not hear of.
+        # If ddlrun's own host is cut off, it loses the others.
         lost = rf"h[1-{fault.hosts - 1}]" if fault.victim == 0 else f"h{fault.victim}"
         return rf"host {lost}\b.*(lost|does not answer|is gone)|Remote host: +{lost}\b|PeerLost.*host {lost}\b"
     if fault.what == "cut uplink":

@@ -27,7 +27,7 @@ sys.path[:0] = [str(ROOT / "tests/testbed")] if __name__ == "__main__" else []
 PROGRAM = ROOT / "tests/ddl/programs/strangers.py"
 KINDS = ("garbage", "silence", "drip", "flood")
 MOMENTS = ("start", "run")
-# Who: another user of the host, the same user, a host in the network that is none of the job's.
+# Who: another user of the host, the same user, a host in the network that is not in the job.
 JOBS = (("h0", "user"), ("h0", "self"), ("h0", "network"), ("h0,h1", "network"))
 NOBODY = 65534
 RUN_SECONDS = 6.0
@@ -38,7 +38,7 @@ LIMIT_SECONDS = 60.0  # from the start of ddlrun to its end, however the job far
 
 @dataclass(frozen=True)
 class Attack:
-    """What is said, when, by whom, to a job on which hosts."""
+    """An attack: what is sent, when, by whom, to a job on which hosts."""
 
     kind: str
     moment: str
@@ -51,7 +51,7 @@ class Attack:
 
 @dataclass
 class Outcome:
-    """What became of a job; `problems` says which promise it broke."""
+    """The fate of a job; `problems` says which promises were broken."""
 
     attack: Attack
     status: int | None = None

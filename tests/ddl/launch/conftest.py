@@ -1,4 +1,4 @@
-"""Machines that nobody has: fake hosts for the launcher's tests, and a real mpirun where one is needed."""
+"""Fake hosts for the launcher's tests, and a real mpirun for tests that need one."""
 
 from __future__ import annotations
 

@@ -1,8 +1,8 @@
 """Machines that the tests of the launcher pretend to run on: /sys and NVML's answers of real kinds of hosts.
 
-`origin` says where each comes from. *Recorded*: somebody printed it on such a machine, and the figures here are those.
-*Documentation*: put together from what its maker and the kernel's documentation say about such a machine. Bus numbers,
-names of interfaces and sizes of memory are plausible in both, and nothing depends on them.
+`origin` says where each comes from. *Recorded*: the figures were printed on such a machine. *Documentation*: put
+together from what its maker and the kernel's documentation say about such a machine. Bus numbers, names of interfaces
+and sizes of memory are plausible in both, and nothing depends on them.
 """
 
 from __future__ import annotations
@@ -12,7 +12,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from ddl.launch import machine
-from ddl.launch.machine import Gpu, Machine, format_cpus, parse_cpus
+from ddl.launch.counts import format_runs, parse_runs
+from ddl.launch.machine import Gpu, Machine
 
 
 @dataclass(frozen=True)
@@ -36,7 +37,7 @@ class Kind:
     gpus: tuple[tuple[Gpu, str], ...]
     fabrics: tuple[str, ...]
     nics: tuple[tuple[str, str], ...]
-    # What ddlrun has to find:
+    # The results that ddlrun must find:
     cores: int  # of a socket
     gpu_sockets: tuple[int, ...]
     ranks: int  # of a host, where nobody says
@@ -179,7 +180,7 @@ KINDS = (
 def build(kind: Kind, root: Path) -> Path:
     """Write a /sys as such a host has it below `root`."""
     for package in kind.packages:
-        cpus = parse_cpus(package.cpus)
+        cpus = parse_runs(package.cpus)
         cores = len(cpus) // package.threads
         for at, cpu in enumerate(cpus):
             first = at // package.threads * package.threads if package.adjacent else at % cores
@@ -188,7 +189,7 @@ def build(kind: Kind, root: Path) -> Path:
             topology = root / f"sys/devices/system/cpu/cpu{cpu}/topology"
             topology.mkdir(parents=True)
             (topology / "physical_package_id").write_text(f"{package.number}\n")
-            (topology / "thread_siblings_list").write_text(format_cpus(siblings) + "\n")
+            (topology / "thread_siblings_list").write_text(format_runs(siblings) + "\n")
     for node in kind.nodes:
         (root / f"sys/devices/system/node/node{node}").mkdir(parents=True)
     for name in kind.fabrics:
@@ -206,12 +207,12 @@ def build(kind: Kind, root: Path) -> Path:
 
 def read(kind: Kind, root: Path, name: str = "h0", allowed: Collection[int] | None = None) -> Machine:
     """The host as the probe reads it, from the /sys that `build` wrote."""
-    every = [cpu for package in kind.packages for cpu in parse_cpus(package.cpus)]
+    every = [cpu for package in kind.packages for cpu in parse_runs(package.cpus)]
     return machine.read(
         root,
         name=name,
         allowed=every if allowed is None else allowed,
         addresses=dict(kind.nics),
-        gpus=[(gpu, parse_cpus(near)) for gpu, near in kind.gpus],
+        gpus=[(gpu, parse_runs(near)) for gpu, near in kind.gpus],
         visible=",".join(map(str, range(len(kind.gpus)))),
     )

@@ -68,14 +68,16 @@ def test_a_gpu_that_cannot_be_used_is_named_with_its_host(machine: Make) -> None
     broken = replace(broken, gpus=(broken.gpus[0], replace(broken.gpus[1], fault=fault)))
     (row,) = checks.gpus({"a": machine(gpus=2), "b": broken})
     assert row.state == FAILED
-    assert str(row) == f"host b: {fault}; mend it, or leave it out with CUDA_VISIBLE_DEVICES or the host"
+    assert str(row) == f"host b: {fault}; fix it, or leave it out with CUDA_VISIBLE_DEVICES or the host"
 
 
 def test_hosts_that_do_not_reach_each_other_are_one_line() -> None:
     gaps = {"a": (Gap(1, "No route to host", False),), "b": (Gap(0, "no answer within 1.5 s", False),)}
     (row,) = checks.routes(gaps, ["a", "b"], {"a": "127.0.1.1", "b": "10.0.1.2"})
     assert row.state == FAILED
-    assert str(row).startswith("host a: no route to host b (10.0.1.2): No route to host; mend what is between the two")
+    assert str(row).startswith(
+        "host a: no route to host b (10.0.1.2): No route to host; fix the network between the two"
+    )
 
 
 def test_a_firewall_that_lets_ssh_through_is_a_warning() -> None:

@@ -134,8 +134,8 @@ def test_two_hosts_without_a_route_between_them_are_one_clear_line(ddlrun: Run, 
     assert done.returncode == 3
     (line,) = [line for line in done.stderr.splitlines() if line.startswith("ddlrun: ")]
     assert line == (
-        "ddlrun: error: host h1: no route to host h2 (10.77.0.3): No route to host; mend what is between the two, or "
-        "leave one of them out"
+        "ddlrun: error: host h1: no route to host h2 (10.77.0.3): No route to host; fix the network between the two, "
+        "or leave one of them out"
     )
     assert apart.returncode == 0, apart.stderr
 

@@ -260,7 +260,9 @@ def test_a_network_is_let_in_however_open_mpi_lets_it_be_written(built: Builder,
 
 
 def test_a_network_that_cannot_be_read_is_named(built: Builder) -> None:
-    with pytest.raises(UsageError, match=r"--mpiarg: btl_tcp_if_include: '10.9/x' is no network; expected interfaces"):
+    with pytest.raises(
+        UsageError, match=r"--mpiarg: btl_tcp_if_include: '10.9/x' is not a network; expected interfaces"
+    ):
         let_in(built, "btl_tcp_if_include", "10.9/x")
 
 

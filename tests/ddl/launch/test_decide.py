@@ -137,7 +137,7 @@ def test_a_user_s_rank_file_is_used_and_checked(found: Cluster) -> None:
     ("line", "message"),
     [
         ("-m p:4x2x1x1 -np 4", "-m p:4x2x1x1 multiplies to 8 ranks, and there are 4"),
-        ("--racks 3", "3 racks x 1 aisles do not part 2 hosts evenly"),
+        ("--racks 3", "3 racks x 1 aisles do not divide 2 hosts evenly"),
         ("-np 7", "7 ranks were asked for, 5 of them on h1, and it has 2"),
     ],
 )

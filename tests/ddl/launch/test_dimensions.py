@@ -42,7 +42,7 @@ def test_the_user_s_own_dimensions_are_taken() -> None:
     ("counts", "asked", "message"),
     [
         ([4, 4], {"mode": Mode("p", (4, 3, 1, 1))}, "-m p:4x3x1x1 multiplies to 12 ranks, and there are 8"),
-        ([4, 4], {"racks": 3}, "3 racks x 1 aisles do not part 2 hosts evenly"),
+        ([4, 4], {"racks": 3}, "3 racks x 1 aisles do not divide 2 hosts evenly"),
         ([4, 4], {"nodes": 4}, "4 nodes x 1 racks x 1 aisles is 4 hosts, and there are 2"),
         ([4, 3], {"mode": Mode("bnrr")}, "-m bnrr has a mode for each of 4 dimensions"),
     ],

@@ -39,7 +39,7 @@ def sleeper(mark: str, script: str = "exec sleep 300") -> subprocess.Popen[bytes
 
 
 def last_word(pid: int) -> str:
-    """Of its command line; "" where it has ended."""
+    """Its command line; "" if it has ended."""
     try:
         return Path(f"/proc/{pid}/cmdline").read_text().split("\0")[-2]
     except (OSError, IndexError):
@@ -127,7 +127,7 @@ def test_mpirun_ends_by_itself_where_its_daemon_has_ended_in_order(mark: str, in
         os.kill(daemon, signal.SIGKILL)
         with connection:
             assert all(map(gone, (one, mpirun)))
-    # Asked to end, or made to, where a busy machine lets it answer too late.
+    # Ended by SIGTERM, or by SIGKILL if a busy machine makes it answer too late.
     assert mpirun.returncode in ((0,) if in_order else (7, -signal.SIGKILL))
     rank.kill()
     rank.wait()

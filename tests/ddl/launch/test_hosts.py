@@ -42,7 +42,13 @@ def test_a_host_that_is_named_again_has_the_sum() -> None:
 
 @pytest.mark.parametrize(
     ("text", "what"),
-    [("a,,b", "'' is no name"), ("a:0", "'0' is no number"), ("a:x", "'x'"), ("-a", "'-a' is no name"), ("", "''")],
+    [
+        ("a,,b", "'' is not a host name"),
+        ("a:0", "'0' is not a number"),
+        ("a:x", "'x'"),
+        ("-a", "'-a' is not a host name"),
+        ("", "''"),
+    ],
 )
 def test_a_host_that_cannot_be_is_named(text: str, what: str) -> None:
     with pytest.raises(UsageError, match=re.escape(what)):
@@ -59,7 +65,7 @@ def test_a_host_file_with_a_line_a_slot_is_counted() -> None:
 
 
 def test_an_error_in_a_host_file_names_the_line() -> None:
-    with pytest.raises(UsageError, match="f, line 2: 'cores=3' is not understood"):
+    with pytest.raises(UsageError, match="f, line 2: 'cores=3' is no setting"):
         parse_hostfile("a\nb cores=3", "f")
     with pytest.raises(UsageError, match="f: it names no host"):
         parse_hostfile("# none\n", "f")

@@ -1,4 +1,4 @@
-"""What killed runs leave: removed by the next one, if nobody holds it."""
+"""Leftovers of killed runs: the next run removes them, unless a process holds them."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def where(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 @pytest.fixture
 def left(where: Path) -> Path:
-    """What a run that was killed has left."""
+    """The leftovers of a run that was killed."""
     made = where / f"ddlrun-{os.geteuid()}-0123456789abcdef"
     (made / "ompi.1").mkdir(parents=True)
     (made / "sm_segment.h.0.1.0").write_bytes(b"x" * 100)

@@ -8,7 +8,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from ddl.launch import machine
-from ddl.launch.machine import Gpu, Machine, Socket, format_cpus, kernel, parse_cpus, read
+from ddl.launch.counts import format_runs, parse_runs
+from ddl.launch.machine import Gpu, Machine, Socket, kernel, read
 
 
 def system(root: Path, packages: list[int], siblings: dict[int, str] | None = None, nodes: int = 1) -> None:
@@ -231,7 +232,7 @@ def test_a_machine_survives_json(machine: Callable[..., Machine]) -> None:
 
 @given(st.sets(st.integers(0, 300)))
 def test_lists_of_cpus_survive_their_short_form(cpus: set[int]) -> None:
-    assert set(parse_cpus(format_cpus(cpus))) == cpus
+    assert set(parse_runs(format_runs(cpus))) == cpus
 
 
 def test_this_machine_can_be_read() -> None:

@@ -104,7 +104,7 @@ def test_every_option_is_read() -> None:
         ("-verbos prog", "-verbos: unknown option; did you mean --verbose?"),
         ("-zzzz prog", "-zzzz: unknown option; `ddlrun --help` lists them"),
         ("-v=1 prog", "-v takes no value"),
-        ("-x 1A prog", "argument -x: '1A': no name of a variable; expected VAR or VAR=VALUE"),
+        ("-x 1A prog", "argument -x: '1A': not a variable name; expected VAR or VAR=VALUE"),
         ("-x = prog", "expected VAR or VAR=VALUE"),
         ("-H a -hostfile f prog", "-H and -hostfile: both name the hosts"),
         ("doctor prog", "ddlrun doctor runs no program, and was given 'prog'"),

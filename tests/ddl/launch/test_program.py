@@ -41,7 +41,7 @@ def test_what_is_not_on_path_may_lie_beside_this_python() -> None:
     [
         ("activate", "PROGRAM 'activate': not found on PATH"),
         ("gone", "PROGRAM 'gone': not found on PATH; give its path"),
-        ("tool", "PROGRAM 'tool': not found on PATH; there is a file of this name here: say ./tool"),
+        ("tool", "PROGRAM 'tool': not found on PATH; there is a file of this name here: use ./tool"),
         ("./gone", "PROGRAM './gone': no such file"),
         ("./data", "PROGRAM './data': it is not executable: chmod"),
         ("gone.py", "PROGRAM 'gone.py': not found on PATH"),

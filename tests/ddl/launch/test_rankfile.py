@@ -71,7 +71,7 @@ def test_a_rank_file_of_the_user_s_is_read() -> None:
     ("text", "message"),
     [
         ("rank 0=a", "f, line 1: 'rank 0=a'; expected: rank N=HOST slot=CORES"),
-        ("rank 0=a slot=0\nrank 0=b slot=0", "f, line 2: rank 0 is there twice"),
+        ("rank 0=a slot=0\nrank 0=b slot=0", "f, line 2: rank 0 is listed twice"),
         ("rank 0=a slot=0\nrank 2=b slot=0", "rank 1 is missing"),
         ("", "rank 0 is missing"),
         ("rank 0=c slot=0", "rank 0 is on 'c', and the hosts are a, b (-H a:2,b)"),

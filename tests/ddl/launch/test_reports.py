@@ -81,7 +81,7 @@ def test_a_silent_rank_is_named_with_its_host() -> None:
     assert verdict == Verdict(
         1,
         (
-            "mpirun returned 0, and 2 of 4 ranks did not report their end: that is no success",
+            "mpirun returned 0, and 2 of 4 ranks did not report their end: this counts as a failure",
             "host b: ranks 2, 3 began, and nothing came after it",
             "when a host is lost, mpirun abandons the others, too; find it with: ddlrun doctor -H a,b",
         ),
@@ -100,7 +100,7 @@ def test_many_silent_hosts_are_not_all_named() -> None:
 def test_a_reported_failure_counts_where_mpirun_returns_0() -> None:
     verdict = judge(0, heard((1, 0), (3, 137), (2, 143), (0, 0), asked=[2]), PLACES)
     said = "rank 3 on b ended with exit status 137 (signal 9), and mpirun returned 0 all the same"
-    said += "; where nobody killed it, the kernel did, for want of memory: see dmesg on b"
+    said += "; if nobody killed it, the kernel did, because memory ran out: see dmesg on b"
     assert verdict == Verdict(137, (said,))
 
 
@@ -127,7 +127,7 @@ FIRST = "The first process to do so was:\n\n   Process name: [prterun-h0-134@1,2
 @pytest.mark.parametrize(
     ("reports", "status", "errors", "cause"),
     [
-        (heard((1, 143), (2, 137), asked=[1]), 0, "", 2),  # who was not asked to end is it
+        (heard((1, 143), (2, 137), asked=[1]), 0, "", 2),  # a rank that was not asked to end is the culprit
         (heard((1, 143), (2, 143), asked=[1, 2]), 0, "", 1),  # else the first
         (heard((0, 14), (1, 134)), 14, ABORTED, 1),  # MPI ended rank 0 because the connection to the other broke
         (heard((0, 14)), 14, ABORTED, 0),

@@ -14,7 +14,7 @@ def test_a_host_that_refuses_is_a_host_that_is_reached() -> None:
 
 
 class Kernel:
-    """Of a host that has routes to some others only: what connecting to each says, at ssh's port and at all others."""
+    """The result of connecting to each host, at ssh's port and at all others, from a host with routes to some only."""
 
     def __init__(self, says: dict[str, int], at_ssh: dict[str, int]) -> None:
         self.says, self.at_ssh, self.tried = says, at_ssh, set[str]()

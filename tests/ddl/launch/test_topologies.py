@@ -1,4 +1,4 @@
-"""The launcher on the kinds of hosts that we speak of, which nobody here has: see machines.py for their origin."""
+"""The launcher on kinds of hosts that are not at hand: see machines.py for their origin."""
 
 import importlib.util
 import sys
@@ -8,13 +8,14 @@ from types import ModuleType
 import pytest
 
 from ddl.launch import dimensions, layout, probe, rankfile
+from ddl.launch.counts import parse_runs
 from ddl.launch.hosts import Allocation, Host
 from ddl.launch.machine import Machine
 from ddl.launch.probe import Answer
 
 
 def _machines() -> ModuleType:
-    # Tests are no package; this is a module of fixtures beside us.
+    # The tests are not a package; this is a module of fixtures beside this file.
     spec = importlib.util.spec_from_file_location("ddl_test_machines", Path(__file__).with_name("machines.py"))
     assert spec is not None
     assert spec.loader is not None
@@ -87,7 +88,7 @@ def test_a_rank_gets_all_cores_of_its_gpu_s_socket_and_no_other(kind: object, ho
     ]
     binding = rankfile.hydra_binding(places, found).removeprefix("user:").split(",")
     assert [sorted(map(int, cpus.split("+"))) for cpus in binding] == [
-        sorted(machines.parse_cpus(kind.packages[socket].cpus)) for socket in sockets
+        sorted(parse_runs(kind.packages[socket].cpus)) for socket in sockets
     ]
 
 
@@ -99,7 +100,7 @@ def test_the_original_s_order_goes_round_the_hosts_with_the_same_gpus(kind: obje
 
 
 def test_a_job_that_may_use_one_socket_only_binds_to_that(kind: object, tmp_path: Path) -> None:
-    second = machines.parse_cpus(kind.packages[1].cpus)
+    second = parse_runs(kind.packages[1].cpus)
     host = machines.read(kind, machines.build(kind, tmp_path), allowed=second)
     assert [one.cpus for one in host.sockets] == [second]
     near = [gpu.socket for gpu in host.gpus]

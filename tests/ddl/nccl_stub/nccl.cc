@@ -136,7 +136,7 @@ void store_plain(std::byte* at, T value) {
 
 void reduce(std::byte* into, const std::byte* from, size_t count, int type, int op) {
     switch (type) {
-        // As unsigned where sums may wrap around; tests take no product or order of negative numbers that differs.
+        // As unsigned if sums may wrap around; tests take no product or order of negative numbers that differs.
         case 0: return reduce_as<int8_t>(into, from, count, op, load_plain<int8_t>, store_plain<int8_t>, 1);
         case 1: return reduce_as<uint8_t>(into, from, count, op, load_plain<uint8_t>, store_plain<uint8_t>, 1);
         case 2: return reduce_as<int32_t>(into, from, count, op, load_plain<int32_t>, store_plain<int32_t>, 4);
@@ -195,7 +195,7 @@ bool is_chosen(const char* variable, int number) {
     return at && std::atoi(text) == world_rank() && std::atoi(at + 1) == number;
 }
 
-// What a GPU does in a collective, unless the environment wants it to fail.
+// The work of a GPU in a collective, unless the environment makes it fail.
 std::function<void()> or_fail(Comm* comm, std::function<void()> work) {
     static std::atomic<int> count{0};
     const int number = ++count;
@@ -229,7 +229,7 @@ int start(Comm* comm, std::vector<std::pair<void*, std::function<void()>>> work)
     return kInProgress;
 }
 
-// What a group of calls does, together; outside of ncclGroupStart a group is one call.
+// Runs a group of calls together; outside of ncclGroupStart a group is one call.
 thread_local int depth = 0;
 thread_local std::vector<std::pair<void*, std::function<void()>>> grouped;  // collectives, in order
 thread_local Comm* grouped_on = nullptr;

@@ -3,12 +3,12 @@
 // libddl knows the driver. Written from their documentation, and strict:
 //
 // - "device memory" cannot be touched by the CPU (it is mapped without any right, and the stub has another mapping), so
-//   that whoever takes a device pointer for a host one is killed at once;
+//   that code that takes a device pointer for a host pointer is killed at once;
 // - what is given to a stream happens later, on a thread of the stream, so that what does not wait reads wrong numbers;
 // - asynchronous copies want pinned host memory, and an event the stream of its own GPU;
 // - what needs a context makes one on the GPU that is current (stub_contexts());
 // - NCCL's communicators are non-blocking: to join one waits for ever for its ranks, the first collectives (and some
-//   later ones) wait for them once more, and whoever calls anything else meanwhile is killed;
+//   later ones) wait for them once more, and any other call meanwhile kills the process;
 // - ncclCommAbort waits for all that the GPU has been given.
 //
 // NCCL's collectives run over files, and their minima and maxima drop NaNs, as NCCL's do. $DDL_STUB_DIR is a folder in
@@ -55,7 +55,8 @@ Stream& stream_of(void* stream);
 // Waits until all streams are idle, as a call does that waits for its device.
 void synchronize_device();
 
-// Where the stub itself can read and write device memory. Ends the process where [pointer, pointer + bytes) is none.
+// The address at which the stub itself can access device memory. Ends the process if [pointer, pointer + bytes) is not
+// device memory.
 std::byte* behind(const void* pointer, size_t bytes);
 
 [[noreturn]] void fail(const char* what);

@@ -150,7 +150,7 @@ def test_what_mpi_does_is_said_to_be_timed_as_rings_and_its_steps_have_their_tie
 ) -> None:
     status, out, _ = run(capsys, *RACKS, "-m", "rrm:2x2x2", "--chunks", "1", "--schedule")
     assert status == 0
-    assert "(timed as rings, in each dimension" in out
+    assert "(timed as rings in each dimension" in out
     assert "allgather" in out
     assert ", among ranks of the rack tier" in out
     flat = run(capsys, "--hosts", "4", "-m", "m:4", "--size", "1MiB")[1]
@@ -259,8 +259,8 @@ def test_a_picture_that_cannot_be_written_is_named(
         (("--hosts", "4", "--schedule", "--rank", "4294967296"), "rank: 4,294,967,296; expected less than"),
         (("--plot", "/no/such/a.svg"), "argument --plot: '/no/such/a.svg': there is no folder /no/such"),
         (("--plot", "/tmp"), "argument --plot: '/tmp' is a folder; expected a file"),
-        (("nowhere",), "plan: 'nowhere' is no described machine"),
-        (("--hosts", "5", "--racks", "2"), "plan: 5 hosts cannot be parted evenly among 2 racks"),
+        (("nowhere",), "plan: 'nowhere' is neither a machine of the catalogue"),
+        (("--hosts", "5", "--racks", "2"), "plan: 5 hosts cannot be divided evenly among 2 racks"),
         (("--hosts", "4", "-m", "r:3"), "plan: dimensions 3 multiply to 3, but there are 4 ranks"),
         (("--hosts", "4", "--schedule", "--rank", "4"), "plan: rank 4 is not in a plan of 4"),
         (("--scaling", "--size", "64MiB"), "plan: --size is not for --scaling, whose table sets"),

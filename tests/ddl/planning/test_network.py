@@ -57,7 +57,7 @@ def test_flags_change_a_described_network_and_leave_the_rest() -> None:
 
 
 def test_hosts_that_racks_cannot_share_evenly_are_refused() -> None:
-    with pytest.raises(DescriptionError, match="5 hosts cannot be parted evenly among 2 racks"):
+    with pytest.raises(DescriptionError, match="5 hosts cannot be divided evenly among 2 racks"):
         changed(network.DEFAULT, hosts=5, racks=2)
 
 
@@ -84,7 +84,7 @@ def test_a_wrong_description_is_named_with_its_place(document: object, message: 
 
 
 def test_a_file_that_is_none_is_named(tmp_path: Path) -> None:
-    with pytest.raises(DescriptionError, match=r"'nowhere' is no described machine, .* ac922-4"):
+    with pytest.raises(DescriptionError, match=r"'nowhere' is neither a machine of the catalogue nor .* ac922-4"):
         load("nowhere")
     with pytest.raises(DescriptionError, match=r"none\.toml': it cannot be read: No such file"):
         load(str(tmp_path / "none.toml"))

@@ -1,4 +1,4 @@
-"""ddl and mpi4py in one process: who initialises MPI, with which threads, and who ends it, by the arguments."""
+"""ddl and mpi4py in one process: arguments say which initialises MPI, with which threads, and which ends it."""
 
 import sys
 

@@ -1,4 +1,4 @@
-"""What calls do beside their results, on two ranks or more: errors, requests, communicators, tensors."""
+"""Calls on two ranks or more, beside their results: errors, requests, communicators, tensors."""
 
 import gc
 import sys
@@ -93,7 +93,7 @@ def made(name: str, *arguments: object) -> tuple[int, int | None]:
 
 
 def failures() -> None:
-    """Who does not look at the result of a call that made no communicator has none, and not that of all ranks."""
+    """If a call makes no communicator and its result is ignored, the handle is none, and not that of all ranks."""
     null, rank = c_void_p(-1).value, ddl.rank()
     argument, state, unsupported = 1, 2, 9
     freed = ddl.split(rank)
@@ -124,7 +124,7 @@ def failures() -> None:
 
 
 def tensors() -> None:
-    """PyTorch's are reduced where they lie, bfloat16 too."""
+    """PyTorch's tensors are reduced in place, bfloat16 too."""
     import torch
 
     for dtype in (torch.float32, torch.bfloat16, torch.float16, torch.int64, torch.uint8):
@@ -144,7 +144,7 @@ def tensors() -> None:
 
 
 def finalizing() -> None:
-    """What is in flight at the end is told so; afterwards nothing works until the next init."""
+    """Calls in flight at finalize get an error; afterwards nothing works until the next init."""
     ddl.barrier()
     time.sleep(0.5)  # for who is still in the barrier: an error ends all calls on its communicator
     missing = ddl.allreduce_async(np.ones(10)) if ddl.rank() == 0 else None

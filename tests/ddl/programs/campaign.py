@@ -21,7 +21,7 @@ SIGNALS = {"kill": signal.SIGKILL, "stop": signal.SIGSTOP, "terminate": signal.S
 
 
 def suffer() -> None:
-    """What the victim does."""
+    """The fault of the victim."""
     if WHAT in SIGNALS:
         os.kill(os.getpid(), SIGNALS[WHAT])
     elif WHAT == "exit":

@@ -89,7 +89,7 @@ def main() -> None:
     gpu.check(gpu.runtime.cudaStreamCreateWithFlags(ctypes.byref(foreign), 1), "cudaStreamCreateWithFlags")
     gpu.check(gpu.runtime.cudaSetDevice(rank), "cudaSetDevice")
     library.call("ddl_set_stream", foreign)
-    refused(first.address, first.address, f"the stream of ddl_set_stream is none of GPU {rank}'s")
+    refused(first.address, first.address, f"the stream of ddl_set_stream is not of GPU {rank}")
     library.call("ddl_set_stream", None)
 
     with ddl.split(rank % 2) as group:  # by rings, whatever the mode of all ranks

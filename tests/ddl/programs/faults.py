@@ -1,4 +1,4 @@
-"""Allreduces in a loop, of which one rank does something else in the middle; the others say what they get, and when."""
+"""Allreduces in a loop; one rank does something else in the middle, and the others print what they get, and when."""
 
 import os
 import sys
@@ -13,7 +13,7 @@ COUNT = int(sys.argv[2]) if len(sys.argv) > 2 else 300_000  # elements
 
 
 def misbehave() -> None:
-    """What the victim does instead of the allreduce."""
+    """The victim's fault in place of the allreduce."""
     if FAULT == "kill":
         os.kill(os.getpid(), 9)
     elif FAULT == "leave":  # without a word to MPI

@@ -1,4 +1,4 @@
-"""Each rank forks a child that ends through Python's exit handlers: the child is no rank, and the ranks go on."""
+"""Each rank forks a child that ends through Python's exit handlers: the child is not a rank, and the ranks go on."""
 
 import os
 import sys

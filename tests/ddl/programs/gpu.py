@@ -37,7 +37,7 @@ class _Managed(ctypes.Structure):
 
 
 def check(code: int, call: str) -> None:
-    """Raise where a call of the runtime failed."""
+    """Raise if a call of the runtime failed."""
     assert code == 0, f"{call}: {code}"
 
 
@@ -72,7 +72,7 @@ class Array:
         runtime.cudaFree(self.address)
 
     def numpy(self) -> np.ndarray:
-        """What is in device memory now."""
+        """The content of device memory."""
         result = np.empty_like(self.array)
         check(runtime.cudaMemcpy(result.ctypes.data, self.address, result.nbytes, TO_HOST), "cudaMemcpy")
         return result

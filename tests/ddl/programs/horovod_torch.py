@@ -6,6 +6,7 @@ import copy
 import pickle
 import sys
 import time
+from contextlib import nullcontext
 
 import pytest
 import torch
@@ -183,7 +184,7 @@ def refused() -> None:
         (lambda: hvd.allreduce(tensor, average=True, op=hvd.Sum), "both given"),
         (lambda: hvd.allreduce(tensor.bool(), prescale_factor=0.5), r"torch\.bool cannot be scaled"),
         (lambda: hvd.allgather(torch.tensor(1.0)), "without dimensions"),
-        (lambda: hvd.alltoall(torch.zeros(SIZE + 1)), "cannot be parted equally"),
+        (lambda: hvd.alltoall(torch.zeros(SIZE + 1)), "cannot be divided equally"),
         (lambda: hvd.alltoall(tensor, [1]), "one for each rank"),
         (lambda: hvd.broadcast(tensor, SIZE), f"root_rank is {SIZE}, which is not in"),
         (lambda: hvd.broadcast_parameters({"a": 1}, 0), "a is a int, not a tensor"),
@@ -222,7 +223,8 @@ def train(net: nn.Module, optimizer: torch.optim.Optimizer, mine: slice, passes:
             if isinstance(optimizer, Distributed):
                 optimizer.synchronize()
             nn.utils.clip_grad_norm_(net.parameters(), clip)
-        optimizer.step()
+        with optimizer.skip_synchronize() if clip and isinstance(optimizer, Distributed) else nullcontext():
+            optimizer.step()
         scheduler.step()
 
 
@@ -281,11 +283,13 @@ def orders() -> None:
     rest = hvd.add_process_set(range(1, SIZE))
     own = parameter(0.0)
     optimizer = hvd.DistributedOptimizer(torch.optim.SGD([own], lr=1.0), process_set=rest)
+    same(own.grad, torch.zeros(1), "a gradient before the first one, as in Horovod")
     for step in range(1, 3):
         optimizer.zero_grad()
         (float(RANK + 7 * (RANK == 0)) * own).backward()
         optimizer.synchronize()
-        optimizer.step()
+        with pytest.warns(UserWarning, match=r"without optimizer\.skip_synchronize\(\)"):
+            optimizer.step()
         same(own.detach(), torch.tensor([-SIZE / 2 if RANK else -7.0]) * step, "a step in a set")
     hvd.remove_process_set(rest)
     if RANK in rest.ranks:

@@ -5,7 +5,7 @@ import sys
 
 import ddl
 
-if len(sys.argv) > 1 and os.environ.get("OMPI_COMM_WORLD_RANK") == "1":
+if len(sys.argv) > 1 and os.environ.get("OMPI_COMM_WORLD_RANK", os.environ.get("RANK")) == "1":
     os.environ["DDL_OPTIONS"] = sys.argv[1]  # of rank 1 alone
 try:
     ddl.init()

@@ -9,7 +9,7 @@ PIECE = 2**24 + 3  # checked piece by piece: a whole copy would not fit beside t
 
 
 def pattern(begin: int, end: int, factor: int) -> np.ndarray:
-    """Bytes that depend on where they stand."""
+    """Bytes that depend on their position."""
     return (np.arange(begin, end, dtype=np.uint64) * np.uint64(factor) >> np.uint64(7)).astype(np.uint8)
 
 

@@ -1,4 +1,4 @@
-"""Buffers in host memory and in the stub's GPU where the CUDA runtime cannot say which is which.
+"""Buffers in host memory and in the stub's GPU if the CUDA runtime cannot tell them apart.
 
 What cudaPointerGetAttributes says is up to the stub (DDL_STUB_POINTER_ERROR). With the argument `missing` there is no
 runtime but the machine's own, if it has one: only the driver, which the program has loaded, knows the stub's memory.

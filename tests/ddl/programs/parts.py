@@ -24,7 +24,7 @@ PARTS: dict[str, Callable[[int, int], int | None]] = {
 
 
 def values(rank: int, count: int, dtype: type, case: int) -> np.ndarray:
-    """What `rank` contributes: small numbers, whose sums are exact in any order."""
+    """The input of `rank`: small numbers, whose sums are exact in any order."""
     return np.random.default_rng([case, rank]).integers(-8, 9, count).astype(dtype)
 
 

@@ -12,7 +12,7 @@ import numpy as np
 
 import ddl
 
-rank = int(os.environ["OMPI_COMM_WORLD_RANK"])
+rank = int(os.environ.get("OMPI_COMM_WORLD_RANK") or os.environ["RANK"])
 without = sys.argv[1] if len(sys.argv) > 1 else ""
 if without == "files" and rank == 0:
     resource.setrlimit(resource.RLIMIT_FSIZE, (0, resource.RLIM_INFINITY))

@@ -7,6 +7,7 @@ modes, with arrays in host memory or in a GPU's (the stub's: gpu.py). `--most N`
 
 import argparse
 import hashlib
+import os
 from collections.abc import Callable
 
 import ml_dtypes
@@ -19,12 +20,12 @@ TYPES = ("float16", ml_dtypes.bfloat16, "float32", "float64", "int8", "int32", "
 OPS = ("sum", "average", "min", "max", "product")
 
 
-# How an array is brought to where it is reduced, and its result back.
+# How an array gets to the memory in which it is reduced, and its result back.
 Carried = tuple[Callable[[np.ndarray], object], Callable[[object], np.ndarray]]
 
 
 def values(rank: int, shape: tuple[int, ...], dtype: np.dtype, case: int) -> np.ndarray:
-    """What `rank` contributes to a case: any rank can make any rank's."""
+    """The input of `rank` to a case: any rank can make any rank's."""
     choices = np.array([1, 2] if dtype == np.uint8 else [-1, 1, 2])
     return np.random.default_rng([case, rank]).choice(choices, shape).astype(dtype)
 
@@ -120,7 +121,8 @@ def plans(size: int) -> list[str]:
     """Options to sweep over: flat, the ways to cut the ranks into dimensions, and MPI's collectives in some of them."""
     shapes = {4: ["2x2"], 6: ["2x3", "3x2x1"], 8: ["2x4", "2x2x2"]}.get(size, [])
     modes = {4: ["rm:2x2", "mr:2x2", "m"], 6: ["rm:2x3", "mr:2x3"], 8: ["mrm:2x2x2"]}.get(size, ["m"])
-    return ["p", f"r:{size}", *(f"r:{shape}" for shape in shapes), *modes]
+    of_mpi = [] if os.environ.get("DDL_TRANSPORT") == "tcp" else modes
+    return ["p", f"r:{size}", *(f"r:{shape}" for shape in shapes), *of_mpi]
 
 
 def main(size: int, memory: str, modes: list[str], most: int) -> None:

@@ -26,7 +26,7 @@ if fault == "raises":
 dist.init_process_group("ddl", timeout=timedelta(seconds=3 if fault in ("late", "silent") else 60))
 RANK, SIZE = dist.get_rank(), dist.get_world_size()
 store = dist.distributed_c10d._get_default_store()
-pair = dist.new_group([0, 1], timeout=timedelta(seconds=2))
+pair = dist.new_group([0, 1], timeout=timedelta(seconds=60 if "destroyed" in fault else 2))
 
 
 class Breaks(torch.autograd.Function):

@@ -15,7 +15,6 @@ import pytest
 import ddl
 from ddl.torch import groups, job, process_group, rendezvous
 
-EXAMPLE = Path(__file__).parents[3] / "examples/ddp_digits/train.py"
 SCRIPT = "import torch.distributed as dist; dist.init_process_group('ddl')"
 ALONE = {"RANK": "0", "WORLD_SIZE": "1", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "0"}
 
@@ -110,44 +109,6 @@ def test_a_missing_library_is_raised_when_a_group_is_made_and_not_before(command
     assert done.returncode == 1
     assert done.stdout.startswith("imported")
     assert "LibraryError: libddl.so was not found (/nowhere/libddl.so)" in done.stdout
-
-
-def test_the_example_runs_under_torchrun(command: Callable[..., object]) -> None:
-    torchrun = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "4"]
-    done = command([*torchrun, str(EXAMPLE), "--epochs", "1"], timeout=110, OMP_NUM_THREADS="1")
-    assert done.returncode == 0, done.stdout
-    assert "4 ranks: loss 1.479901" in done.stdout
-    assert "the same bits on every rank" in done.stdout
-
-
-RESTARTED = """
-import os, torch, torch.distributed as dist
-import ddl.horovod.torch as hvd
-
-hvd.init()  # before there is a process group
-assert hvd.allreduce(torch.ones(2) * hvd.rank(), op=hvd.Sum).tolist() == [1, 1]
-hvd.shutdown()
-attempt = os.environ["TORCHELASTIC_RESTART_COUNT"]
-for _ in range(2):
-    dist.init_process_group("ddl")
-    summed = torch.ones(1)
-    dist.all_reduce(summed)
-    if attempt == "0" and dist.get_rank() == 1:
-        os._exit(3)
-    group = dist.new_group([1])
-    dist.destroy_process_group()
-print(f"attempt {attempt}: {summed.item()}\\n", end="", flush=True)
-"""
-
-
-def test_a_job_starts_again_in_the_store_of_the_first_try(command: Callable[..., object], tmp_path: Path) -> None:
-    script = tmp_path / "train.py"
-    script.write_text(RESTARTED)
-    torchrun = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
-    done = command([*torchrun, "--max-restarts", "1", str(script)], timeout=100)
-    assert done.returncode == 0, done.stdout
-    assert done.stdout.count("attempt 1: 2.0\n") == 2, done.stdout
-    assert "attempt 0: " not in done.stdout
 
 
 def test_another_place_than_mpis_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -255,8 +216,23 @@ def test_new_group_needs_a_default_group_of_the_same_backend() -> None:
         groups.create(options)
 
 
-def test_one_process_alone_needs_no_launcher(command: Callable[..., object]) -> None:
-    code = f"{SCRIPT}; import torch; t = torch.ones(3); dist.all_reduce(t); dist.barrier(); print(t.sum().item())"
+@pytest.mark.parametrize("backend", ["ddl", "cpu:ddl,cuda:gloo"])
+def test_one_process_alone_needs_no_launcher(command: Callable[..., object], backend: str) -> None:
+    code = f"""
+import torch, torch.distributed as dist
+dist.init_process_group({backend!r})
+for group in (dist.group.WORLD, dist.new_group([0])):
+    t = torch.ones(3)
+    dist.all_reduce(t, group=group)
+    dist.barrier(group=group)
+    print(type(group).__module__, t.sum().item())
+"""
     done = command([sys.executable, "-c", code], timeout=60, **ALONE)
     assert done.returncode == 0, done.stdout
-    assert "3.0" in done.stdout
+    assert done.stdout.count("ddl.torch.process_group 3.0") == 2, done.stdout
+
+
+def test_a_shrunk_group_is_the_one_that_shrink_returns(tcp_ranks: Callable[..., object]) -> None:
+    done = tcp_ranks(3, "torch_shrink.py", timeout=100)
+    assert done.returncode == 0, done.stdout
+    assert done.stdout.count(": shrunk") == 2, done.stdout

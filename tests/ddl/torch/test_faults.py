@@ -32,16 +32,19 @@ Run = Callable[..., subprocess.CompletedProcess[str]]
         ),
         (
             "group destroyed",
-            ["rank 0 after 0.", "ShutdownError", "rank 1 (host ", "has freed the communicator without calling it"],
+            ["ShutdownError", "rank 1 (host ", "has freed the communicator without calling it"],
         ),
         (
             "destroyed",
-            ["rank 0 after 0.", "ShutdownError", "rank 1 (host ", "has freed the communicator without calling it"],
+            ["ShutdownError", "rank 1 (host ", "has freed the communicator without calling it"],
         ),
     ],
 )
-def test_a_rank_that_goes_astray_is_named(either: Run, fault: str, parts: list[str]) -> None:
-    check(either(3, PROGRAM, fault, timeout=110), parts)
+def test_a_rank_that_goes_astray_is_named(ranks: Run, fault: str, parts: list[str]) -> None:
+    done = ranks(3, PROGRAM, fault, timeout=110)
+    check(done, parts)
+    if "destroyed" in fault:  # rank 1 lives on for 8 s
+        assert min(seconds_of_rank_0(done)) < 6, done.stdout
 
 
 @pytest.mark.slow
@@ -69,11 +72,14 @@ def test_a_rank_that_goes_astray_is_named(either: Run, fault: str, parts: list[s
         ("waited for", ["RankTimeoutError", "recv of group", "was not finished 1 s after it was waited for"]),
     ],
 )
-def test_so_is_one_in_each_other_way(either: Run, fault: str, parts: list[str]) -> None:
-    done = either(3, PROGRAM, fault, timeout=110)
+def test_so_is_one_in_each_other_way(ranks: Run, fault: str, parts: list[str]) -> None:
+    done = ranks(3, PROGRAM, fault, timeout=110)
     check(done, parts)
-    waited = [float(seconds) for seconds in re.findall(r"^rank 0 after ([\d.]+) s", done.stdout, re.MULTILINE)]
-    assert all(seconds < 12 for seconds in waited), done.stdout
+    assert all(seconds < 12 for seconds in seconds_of_rank_0(done)), done.stdout
+
+
+def seconds_of_rank_0(done: subprocess.CompletedProcess[str]) -> list[float]:
+    return [float(seconds) for seconds in re.findall(r"^rank 0 after ([\d.]+) s", done.stdout, re.MULTILINE)]
 
 
 def check(done: subprocess.CompletedProcess[str], parts: list[str]) -> None:

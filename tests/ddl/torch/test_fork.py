@@ -7,9 +7,9 @@ from collections.abc import Callable
 
 
 def test_workers_of_data_loaders_and_children_that_call_disturb_no_rank(
-    either: Callable[..., subprocess.CompletedProcess[str]],
+    ranks: Callable[..., subprocess.CompletedProcess[str]],
 ) -> None:
-    done = either(2, "torch_fork.py", timeout=100)
+    done = ranks(2, "torch_fork.py", timeout=100)
     assert done.returncode == 0, done.stdout
     for rank in range(2):
         assert f"rank {rank}: right" in done.stdout

@@ -1,4 +1,4 @@
-"""PyTorch's own tests of its backends, asked as for gloo and as for MPI, over either of ours: which fail, and why."""
+"""PyTorch's own tests of its backends, asked as for gloo and as for MPI, over ours: which fail, and why."""
 
 from __future__ import annotations
 
@@ -22,24 +22,21 @@ FAIL = {
     "test_monitored_barrier_wait_all_ranks": MONITORED,
     "test_sparse_all_reduce_sum": "sparse tensors are refused",
 }
-FAIL_IN_CPP = {"test_ddp_logging_data_cpu": "PyTorch's log calls every C++ backend that is not its own 'custom'"}
 
 
 @pytest.mark.slow
 @pytest.mark.timeout(900)
 @pytest.mark.parametrize(("backend", "passes"), [("gloo", 100), ("mpi", 90)])
 def test_pytorchs_own_tests_pass_but_for_those_that_are_listed(
-    either: Callable[..., subprocess.CompletedProcess[str]],
-    request: pytest.FixtureRequest,
+    ranks: Callable[..., subprocess.CompletedProcess[str]],
     tmp_path: Path,
     backend: str,
     passes: int,
 ) -> None:
     pytest.importorskip("expecttest", reason="PyTorch's tests import expecttest: run `make setup`")
-    done = either(4, "torch_own_tests.py", backend, timeout=800, TORCH_TESTS_FOLDER=str(tmp_path))
+    done = ranks(4, "torch_own_tests.py", backend, timeout=800, TORCH_TESTS_FOLDER=str(tmp_path))
     assert done.returncode == 0, done.stdout
     outcomes = dict(re.findall(r"^(test_\w+): (passed|failed|skipped)", done.stdout, re.MULTILINE))
     failed = {name for name, outcome in outcomes.items() if outcome == "failed"}
-    expected = FAIL | (FAIL_IN_CPP if request.node.callspec.params["either"] == "native" else {})
-    assert failed <= expected.keys(), re.findall(r"^test_\w+: failed.*", done.stdout, re.MULTILINE)
+    assert failed <= FAIL.keys(), re.findall(r"^test_\w+: failed.*", done.stdout, re.MULTILINE)
     assert list(outcomes.values()).count("passed") >= passes, outcomes

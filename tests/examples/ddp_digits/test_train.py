@@ -6,6 +6,7 @@ import os
 import re
 import subprocess
 import sys
+import tempfile
 from pathlib import Path
 
 import pytest
@@ -24,7 +25,10 @@ def run(*command: str | Path, **variables: str) -> str:
 
 def ranks(size: int, *program: str | Path) -> str:
     mpirun = [Path(sys.executable).with_name("mpirun"), "-np", str(size), "--map-by", ":OVERSUBSCRIBE"]
-    return run(*mpirun, "--bind-to", "none", "--mca", "mpi_yield_when_idle", "1", sys.executable, *program)
+    mpirun += ["--bind-to", "none", "--mca", "mpi_yield_when_idle", "1", sys.executable, *program]
+    # One that was killed leaves `ompi.PID` in /tmp, and the next one with its process id would fail there.
+    with tempfile.TemporaryDirectory(prefix="mpirun-") as folder:
+        return run(*mpirun, PRTE_MCA_prte_local_tmpdir_base=folder)
 
 
 @pytest.mark.parametrize("script", ["train.py", "train_horovod.py"])

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import pytest
 
+from lms.core.items import Item, State
 from lms.core.schedule import Course, Move, Recompute, Schedule, Swap
-from lms.core.stepper import AHEAD, Item, State, Stepper
+from lms.core.stepper import AHEAD, Stepper
 from lms.errors import SpillError, afresh
 
 N = 64  # bytes of an item

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Callable, Sequence
-from itertools import pairwise
 
 import pytest
 
@@ -12,7 +11,6 @@ from lms.core.budget import Budget, Client
 from lms.core.guide import Guide
 from lms.core.trace import AccessKind
 from lms.errors import LimitError
-from lms.memory.device import Peak
 from lms.runtime import planner as planner_module
 from lms.runtime.finished import Counters, Finished
 from lms.runtime.planner import MOST_GUIDES, PassPlanner
@@ -20,54 +18,11 @@ from lms.runtime.planner import MOST_GUIDES, PassPlanner
 LABEL = ("block.1", "float32", (1,))
 
 
-class Machine:
-    """A device with a clock and a peak of the test's choice."""
-
-    name = "cpu"
-
-    def __init__(self) -> None:
-        self.now = 0.0
-        self.most = 0
-        self.idle = 0
-
-    def capacity(self) -> int:
-        return 10**6
-
-    def current(self) -> int:
-        return self.most
-
-    def peak(self) -> Peak:
-        return Peak(self.most, self.most - self.idle)
-
-    def reset_peak(self) -> None:
-        pass
-
-    def mark(self) -> object:
-        return self.now
-
-    def elapsed(self, marks: Sequence[object]) -> list[float]:
-        return [b - a for a, b in pairwise(marks)]  # type: ignore[operator]
-
-    def computed(self) -> float | None:
-        return self.now
-
-    def prepare(self, limit: int | None) -> str | None:
-        return None
-
-    def release(self) -> None:
-        pass
-
-
-@pytest.fixture
-def machine() -> Machine:
-    return Machine()
-
-
 Planner = Callable[..., PassPlanner]
 
 
 @pytest.fixture
-def make(machine: Machine, tier: object) -> Planner:
+def make(machine: object, tier: object) -> Planner:
     def planner(*, limit: int | None = None, budget: int | None = None) -> PassPlanner:
         saved = Client(priority=0, most=budget)
         return PassPlanner(machine, tier, Budget(limit, saved), saved, prefetch=None, write_ahead=None, facts={})  # type: ignore[arg-type]
@@ -88,7 +43,7 @@ def run(
 
     No more is held than the guide's caps allow, or the budget if there is no guide.
     """
-    machine: Machine = planner.device  # type: ignore[assignment]
+    machine = planner.device
     machine.most = other
     guide, recorder = planner.begin(("write", 0, sizes[0]), 0)
     live = held = most_out = 0
@@ -311,7 +266,7 @@ def test_a_limit_that_proves_too_low_in_the_first_steps_ends_the_training(make: 
         run(planner, [50] * 8, other=700)
 
 
-def test_what_the_optimizers_step_needs_counts_too(make: Planner, machine: Machine) -> None:
+def test_what_the_optimizers_step_needs_counts_too(make: Planner, machine: object) -> None:
     planner = make(limit=1000)
     run(planner, [50] * 4, other=300)
     for step in (1, 2):
@@ -326,7 +281,7 @@ def test_what_the_optimizers_step_needs_counts_too(make: Planner, machine: Machi
         planner.begin(("write", 0, 50), 0)
 
 
-def test_a_pause_counts_as_a_peak_and_ends_no_training(make: Planner, machine: Machine) -> None:
+def test_a_pause_counts_as_a_peak_and_ends_no_training(make: Planner, machine: object) -> None:
     planner = make(limit=1000)
     for step in (1, 2):
         run(planner, [50] * 4, other=300)
@@ -342,7 +297,7 @@ def test_a_pause_counts_as_a_peak_and_ends_no_training(make: Planner, machine: M
     assert not planner.peaks.exceeded_lately
 
 
-def test_what_the_optimizers_step_needed_before_a_pause_is_not_forgotten(make: Planner, machine: Machine) -> None:
+def test_what_the_optimizers_step_needed_before_a_pause_is_not_forgotten(make: Planner, machine: object) -> None:
     planner = make(limit=1000)
     for _ in range(2):
         run(planner, [50] * 4, other=300)

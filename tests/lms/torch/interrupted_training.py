@@ -1,4 +1,4 @@
-"""A training that is interrupted N times at random moments, and goes on each time: `interrupted_training.py N SEED`.
+"""A training that is interrupted N times at random moments, and goes on: `interrupted_training.py N SEED BUDGET`.
 
 Prints as JSON how many interrupts were lost, what was still held after each, and whether planning went on.
 """
@@ -46,7 +46,7 @@ class Sender(threading.Thread):
             self.go_on.set()
 
 
-def main(interrupts: int, seed: int) -> None:
+def main(interrupts: int, seed: int, budget: int) -> None:
     """Train until all interrupts were sent."""
     torch.set_num_threads(1)
     torch.manual_seed(0)
@@ -55,7 +55,7 @@ def main(interrupts: int, seed: int) -> None:
     gc.disable()  # memory must come back by counting references alone
     sender = Sender(interrupts, seed)
     left = 0
-    with lms.LMS(net, optimizer, budget=0, min_size=0) as session:
+    with lms.LMS(net, optimizer, budget=budget, min_size=0) as session:
 
         def step() -> None:
             optimizer.zero_grad()
@@ -93,4 +93,4 @@ def main(interrupts: int, seed: int) -> None:
 
 
 if __name__ == "__main__":
-    main(int(sys.argv[1]), int(sys.argv[2]))
+    main(*map(int, sys.argv[1:]))

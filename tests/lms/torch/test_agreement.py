@@ -115,7 +115,7 @@ def train(trace: Trace, guide: Guide, link: Link) -> tuple[PaperLink, Watched]:
         if record is None:
             tensor = torch.full((trace.tensors[access.tensor].nbytes,), access.tensor, dtype=torch.uint8)
             storage = tensor.untyped_storage()
-            records[access.tensor] = record = LiveRecord(access.tensor, (storage._cdata, 0), storage)
+            records[access.tensor] = record = LiveRecord(access.tensor, (storage._cdata, 0), storage.nbytes())
             record.origin = weakref.ref(storage)
             record.views.append(View(tensor))
             in_hand[access.tensor] = tensor

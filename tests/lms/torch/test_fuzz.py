@@ -5,6 +5,7 @@ LMS_FUZZ_SEED repeats one graph: `LMS_FUZZ_SEED=17 pytest tests/lms/torch/test_f
 
 from __future__ import annotations
 
+import copy
 import gc
 import os
 import random
@@ -19,6 +20,11 @@ from torch.nn import functional
 from torch.utils.checkpoint import checkpoint
 
 from lms.core.plan import Plan
+from lms.runtime import planner
+from lms.runtime.finished import Finished
+from lms.runtime.progress import Progress
+from lms.torch import native_hooks
+from lms.torch.passes import Pass
 from lms.torch.session import Session
 from lms.trace import Trace
 
@@ -162,6 +168,8 @@ class Program:
     After step `turn` the decisions are those of another seed: a pass that diverges from the one before.
     """
 
+    collects = True  # the collector runs now and then
+
     def __init__(self, seed: int, bits: Callable[[Tensor], object]) -> None:
         self.seed = seed
         self.bits = bits
@@ -223,7 +231,9 @@ class Program:
             with torch.no_grad():
                 pool.append(torch.sin(square(a)) * square(b))
         elif roll < 0.91:
-            gc.collect(rng.randint(0, 1))
+            generation = rng.randint(0, 1)
+            if self.collects:
+                gc.collect(generation)
         elif roll < 0.95:
             self._differentiate(a, retain=rng.random() < 0.7)
         else:
@@ -317,3 +327,64 @@ def test_random_graphs_compute_and_fail_as_they_do_without_lms(first: int, bits:
         warnings.filterwarnings("ignore", message=".*Using backward.. with create_graph=True")
         for seed in seeds:
             check(seed, bits)
+
+
+def watched(seed: int, bits: Callable[[Tensor], object]) -> tuple[object, ...]:
+    """All that a session with room for everything does and finds out about one graph."""
+    rng = random.Random(-1 - seed)
+    turn = rng.randrange(12) if rng.random() < 0.5 else None
+    recorded: list[object] = []
+    with Session(budget=10**6, min_size=rng.choice((0, 1, 100, SIDE * SIDE * 4))) as session:
+        note = session._planner.note
+
+        def noted(finished: Finished) -> None:
+            recorder = finished.recorder
+            facts = recorder.nbytes, recorder.freed, recorder.pinned, recorder.foreseen, recorder.let_go
+            moments = len(recorder.marks), recorder.held, finished.held_peak, finished.guide is not None
+            recorded.append(copy.deepcopy((recorder.kinds, recorder.order, recorder.labels, facts, moments)))
+            note(finished)
+
+        session._planner.note = noted  # type: ignore[method-assign]
+        results = passes(Program(seed, bits), turn)
+        stats = session.stats()
+    guides = [(guide.keys, guide.pinned, guide.passes, guide.plan.cap) for guide in session._planner.guides]
+    figures = {name: value for name, value in stats.items() if not isinstance(value, float) and name not in OF_PROCESS}
+    return results, recorded, figures, guides, session._swapper.live
+
+
+OF_PROCESS = ("peak", "floor", "predicted_peak")  # figures of the whole process
+
+
+def test_the_hooks_in_cpp_record_random_graphs_as_those_in_python_do(
+    bits: Callable[[Tensor], object], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    if native_hooks.find() is None:
+        pytest.skip("the hooks are not compiled: `python -m lms.build torch` says what is missing")
+    monkeypatch.setattr(Program, "collects", False)  # when it finds what is up to the collector
+    monkeypatch.setattr(planner, "REFINED_AFTER", (-1,))  # a plan is final at once, so that C++ leads the next pass
+    monkeypatch.setattr(Progress, "early", property(lambda _: False))
+    led: list[bool] = []
+    take_over = Pass.take_over
+
+    def noting(run: Pass, facts: native_hooks.Led) -> object:
+        records = take_over(run, facts)
+        led.append(bool(records))
+        return records
+
+    monkeypatch.setattr(Pass, "take_over", noting)
+    gc.collect()
+    gc.disable()
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            for seed in range(10_000, 10_000 + GRAPHS // 5):
+                ours = watched(seed, bits)
+                with monkeypatch.context() as without:
+                    without.setattr(native_hooks, "find", lambda: None)
+                    theirs = watched(seed, bits)
+                for our, their in zip(ours, theirs, strict=True):
+                    assert our == their, f"seed {seed}"
+    finally:
+        gc.enable()
+    assert led.count(False) > GRAPHS // 10, "C++ led few passes"
+    assert led.count(True) > GRAPHS // 50, "Python took few passes over"

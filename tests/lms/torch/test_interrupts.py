@@ -20,12 +20,12 @@ from lms.torch.interrupts import Shield
 PROGRAM = Path(__file__).with_name("interrupted_training.py")
 
 
+@pytest.mark.parametrize("budget", [0, 1 << 40], ids=["all moves", "all stays"])
 @pytest.mark.parametrize("interrupts", [50, pytest.param(1000, marks=pytest.mark.slow)])
-def test_interrupts_at_random_times_are_none_lost_and_training_goes_on(interrupts: int) -> None:
+def test_interrupts_at_random_times_are_none_lost_and_training_goes_on(interrupts: int, budget: int) -> None:
     seed = int(time.time())
-    done = subprocess.run(
-        [sys.executable, PROGRAM, str(interrupts), str(seed)], capture_output=True, text=True, timeout=900, check=False
-    )
+    command = [sys.executable, PROGRAM, *map(str, (interrupts, seed, budget))]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=900, check=False)
     assert done.returncode == 0, f"seed {seed}: {done.stderr}"
     assert json.loads(done.stdout) == {
         "sent": interrupts,

@@ -10,7 +10,8 @@ import pytest
 import torch
 from torch import Tensor
 
-from lms.core.stepper import State, Stepper
+from lms.core.items import State
+from lms.core.stepper import Stepper
 from lms.errors import SpillError
 from lms.runtime.finished import Counters
 from lms.torch import mover as mover_module
@@ -33,7 +34,7 @@ class Run:
         """A record as the swapper makes it; without `tensor` nobody else keeps its storage."""
         tensor = content() if tensor is None else tensor
         storage = tensor.untyped_storage()
-        record = LiveRecord(len(self.stepper.items), (storage._cdata, 0), storage)
+        record = LiveRecord(len(self.stepper.items), (storage._cdata, 0), storage.nbytes())
         record.origin = weakref.ref(storage)
         record.views.append(View(tensor))
         self.stepper.add(record)

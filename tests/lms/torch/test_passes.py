@@ -53,7 +53,7 @@ class Run:
         run.recorder.enter()
         record = next((one for one in run.records if one.holds(storage, None)), None)
         if record is None:
-            record = LiveRecord(len(run.records), (storage._cdata, 0), storage)
+            record = LiveRecord(len(run.records), (storage._cdata, 0), storage.nbytes())
             record.origin = weakref.ref(storage)
             run.add(record, lambda: ("", "uint8", (record.nbytes,)))
         record.views.append(View(tensor))

@@ -8,7 +8,8 @@ import pytest
 import torch
 from torch import Tensor
 
-from lms.torch.records import Ended, Handle, Kept, LiveRecord, View, movable, nbytes_of
+from lms.torch.movable import movable, nbytes_of
+from lms.torch.records import Ended, Handle, Kept, LiveRecord, View
 
 CPU = torch.device("cpu")
 
@@ -117,7 +118,7 @@ def test_a_tensor_that_stays_sees_changes_in_place() -> None:
 def test_a_record_is_the_whole_storage() -> None:
     tensor = BASE.clone()[10:12]
     storage = tensor.untyped_storage()
-    record = LiveRecord(0, (storage._cdata, 0), storage)
+    record = LiveRecord(0, (storage._cdata, 0), storage.nbytes())
     record.views.append(View(tensor))
     assert record.nbytes == 240
     assert torch.equal(record.source(), bytes_of(tensor))
@@ -129,7 +130,7 @@ def test_the_end_of_a_handle_is_noted() -> None:
     ended.drain = lambda: told.append(len(ended.queue))
     tensor = torch.ones(3)
     storage = tensor.untyped_storage()
-    record, view = LiveRecord(0, (0, 0), storage), View(tensor)
+    record, view = LiveRecord(0, (0, 0), storage.nbytes()), View(tensor)
     handle = Handle(record, view, ended)
     assert told == []
     del handle

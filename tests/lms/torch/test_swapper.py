@@ -434,7 +434,7 @@ def test_a_graph_that_is_never_dropped_does_not_make_later_steps_slower(lms: Mak
             before = session._swapper.counters.hook
             gradient(w, chain(w))
             costs.append(session._swapper.counters.hook - before)
-        early, late = sorted(costs[10:60])[25], sorted(costs[-50:])[25]
+        early, late = min(costs[10:60]), min(costs[-50:])  # the least, which other load does not change
         assert late < 4 * early
         gradient(w, trunk)
 

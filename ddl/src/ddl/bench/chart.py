@@ -1,4 +1,4 @@
-"""The figures as a picture: time against size, and how near each contestant is to the bound."""
+"""The figures as a picture: time against size, with the bound."""
 
 from __future__ import annotations
 
@@ -16,14 +16,14 @@ if TYPE_CHECKING:
 
 
 def draw(turns: Sequence[Turns], bound: Bound | None, title: str) -> Figure:
-    """The picture. Raises PictureError where matplotlib is missing."""
+    """The picture. Raises PictureError if matplotlib is missing."""
     names = list(dict.fromkeys(one.name for one in turns))
     sizes = sorted({one.size for one in turns})
     timed = {(one.name, one.size): one for one in turns}
     figure = figure_class()(figsize=(9, 5.2), layout="constrained")
     axes = figure.subplots()
     for at, name in enumerate(names):
-        theirs = [timed.get((name, size)) for size in sizes]  # no line leads over a size at which it was not timed
+        theirs = [timed.get((name, size)) for size in sizes]  # a gap at sizes at which it was not timed
         colour = COLOURS[at % len(COLOURS)]
         middle = [one.median if one else nan for one in theirs]
         axes.plot(sizes, middle, "o-", label=name, color=colour, linewidth=2.2 - 1.2 * (at > 0))

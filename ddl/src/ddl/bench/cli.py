@@ -1,4 +1,4 @@
-"""What `ddlrun bench` does: look at the hosts, start a job for each contestant, let them take turns, print and keep."""
+"""`ddlrun bench`: look at the hosts, start a job for each contestant, time them in turns, print the figures."""
 
 from __future__ import annotations
 
@@ -35,17 +35,17 @@ from ddl.planning.picture import PictureError
 
 @dataclass(frozen=True)
 class Outcome:
-    """Who took part, what was measured, who was left out, and what ended the whole; "" where nothing did."""
+    """The contestants, the figures, who was left out, and the error that ended the benchmark ("": none)."""
 
     entered: tuple[Contestant, ...]
     turns: Sequence[Turns]
     left_out: Sequence[LeftOut]
-    said: Sequence[str]  # by libddl: what it measured and chose
+    said: Sequence[str]  # libddl's lines: what it measured and chose
     error: str
 
 
 def main(words: Sequence[str]) -> int:
-    """Run `ddlrun bench` with `words`; its exit status: 1 where a sum was wrong. Raises LaunchError."""
+    """Run `ddlrun bench WORDS`; returns the exit status, 1 if a sum was wrong. Raises LaunchError."""
     try:
         asked = options.parse(words)
     except PictureError as error:
@@ -90,7 +90,7 @@ def _bound(described: Network | None, ranks: int) -> figures.Bound | None:
 
 
 def _entered(asked: options.Bench, planned: Job) -> tuple[Contestant, ...]:
-    """DDL, and with --compare its peers. Raises CheckError where a worker cannot be made."""
+    """DDL, and with --compare its peers. Raises CheckError if a worker cannot be made."""
     mpi_here = planned.found.mpi
     ours = contestants.of_ddl(mpi_here)
     if not asked.compare:
@@ -116,14 +116,14 @@ def _measure(
     tell = _progress()
     crews: list[Crew] = []
     left_out: list[LeftOut] = []
-    errors: list[str] = []  # one, of DDL, at most
+    errors: list[str] = []  # at most one, DDL's
 
     def leave_out(name: str, crew: Crew, size: int | None, error: RuntimeError) -> bool:
-        """Whether the others go on: not without DDL."""
+        """Leave out a contestant; returns whether the others go on: not without DDL."""
         if name == contestants.DDL:
             errors.append(str(error))
             return False
-        crew.close()  # ranks of it may be there, and would disturb the others
+        crew.close()  # ranks that are there would disturb the others
         left_out.append(LeftOut(name, size, str(error), isinstance(error, WrongSum)))
         tell("")
         warn(f"left out{'' if size is None else ' from here on'}: {error}")
@@ -134,7 +134,7 @@ def _measure(
         addresses = reach.own_addresses(tuple(planned.counts), planned.network.networks)
         controller = Controller(addresses, ranks * len(entered))
         running.callback(controller.close)
-        # Who was asked to end does not wait for a turn to be over.
+        # After an error or a signal, do not wait for a turn to end.
         running.push(lambda kind, *_: disband(crews, END_SECONDS if kind is None else 0.0))
         for at, one in enumerate(entered):  # mpirun takes no folder whose name has a comma or a space
             launch = _launch(one, asked, planned.found, folder / str(at))
@@ -147,7 +147,7 @@ def _measure(
             except CrewError as error:
                 if not leave_out(one.name, crew, None, error):
                     return Outcome(tuple(entered), [], left_out, crew.said("ddl"), errors[0])
-        controller.close()  # nobody else is expected
+        controller.close()  # no other rank is expected
         by_name = {crew.name: crew for crew in crews}
 
         def drop(entry: Entry, size: int, error: RuntimeError) -> bool:
@@ -176,7 +176,7 @@ def _starter(
 
 
 def _progress() -> Callable[[str], None]:
-    """A line that is written over on a terminal, and goes with ""; nothing elsewhere."""
+    """Prints a line that the next one overwrites ("" clears it), on a terminal only."""
     if sys.stderr is None or not sys.stderr.isatty():
         return lambda text: None
     return lambda text: print(f"\r{text}\x1b[K", end="", file=sys.stderr, flush=True)
@@ -186,7 +186,7 @@ def _write(path: Path, option: str, write: Callable[[Path], None]) -> None:
     try:
         write(path)
     except OSError as error:
-        raise LaunchError(f"ddlrun bench: {option} {path}: it could not be written: {error.strerror}") from None
+        raise LaunchError(f"ddlrun bench: {option} {path}: could not be written: {error.strerror}") from None
 
 
 def _keep(path: Path, asked: options.Bench, planned: Job, outcome: Outcome) -> None:

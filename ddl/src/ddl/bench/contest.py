@@ -1,8 +1,8 @@
-"""Who is timed, when, and for how long. Pure but for the clock, which is the crews'.
+"""The order and length of the timings. Pure except for the crews, which have the clock.
 
-For each size every contestant first computes a sum that is known, then takes a trial turn; of each family's variants
-the best few by that trial stay. Then all take turns, in another order each round, so that what disturbs the machine
-disturbs all alike, nobody always comes after the same other, and ratios can be taken within a round.
+For each size every contestant first computes a known sum, then takes a trial turn; the best variants of each family
+stay. Then all take turns, in a different order each round. So a disturbance of the machine hits all alike, no
+contestant always follows the same other, and ratios can be taken within a round.
 """
 
 from __future__ import annotations
@@ -15,23 +15,23 @@ from statistics import median
 from typing import Protocol
 
 STAY = 2  # variants of a family that are timed at each size
-TRIAL = 0.1  # of a turn: how long a trial is by which the best of a family are chosen
-MARGIN = 1.05  # of a turn's length, as a turn may be quicker than its trials
+TRIAL = 0.1  # of a turn: the length of a trial that chooses the best of a family
+MARGIN = 1.05  # on a turn's length, as a turn may be quicker than its trials
 
 
 class Timed(Protocol):
-    """A crew, as far as a contest needs it."""
+    """The part of a crew that a contest needs."""
 
     def check(self, size: int) -> float:
-        """Seconds of one collective of `size` bytes; raises where its result is wrong."""
+        """Seconds of one collective of `size` bytes; raises if its result is wrong."""
 
     def time(self, size: int, repeats: int) -> float:
-        """Seconds of one collective of `size` bytes, of `repeats` back to back."""
+        """Seconds of one collective of `size` bytes: the mean of `repeats` back to back."""
 
 
 @dataclass(frozen=True)
 class Entry:
-    """A contestant. Those with the same `family` are variants of one, of which only the best are timed at length."""
+    """A contestant. Those with the same `family` are variants; only the best of them are timed at length."""
 
     name: str
     crew: Timed
@@ -40,7 +40,7 @@ class Entry:
 
 @dataclass(frozen=True)
 class Turns:
-    """What one contestant took at one size: seconds of one collective, a figure for each round (by its number)."""
+    """The times of one contestant at one size: seconds of one collective, by the number of the round."""
 
     name: str
     size: int
@@ -56,7 +56,7 @@ class Turns:
 
 @dataclass(frozen=True)
 class LeftOut:
-    """Who was left out, from which size on in bytes (None: it never came up), and why."""
+    """A contestant that was left out, from which size on in bytes (None: it never came up), and why."""
 
     name: str
     size: int | None
@@ -72,10 +72,10 @@ def hold(
     tell: Callable[[str], None] = lambda _: None,
     drop: Callable[[Entry, int, RuntimeError], bool] | None = None,
 ) -> list[Turns]:
-    """Time `entries` at `sizes` (bytes) in `rounds` turns of at least `seconds` each; `tell` hears before each turn.
+    """Time `entries` at `sizes` (bytes) in `rounds` turns of at least `seconds` each; calls `tell` before each turn.
 
-    `drop` hears of an entry whose crew raised a RuntimeError, and at which size; the entry is left out from there on,
-    and the contest ends where `drop` returns False. Without `drop` the error goes on to the caller.
+    If a crew raises a RuntimeError, its entry is left out from that size on. `drop` is told, and the contest ends if it
+    returns False. Without `drop` the error goes to the caller.
     """
     if len({entry.name for entry in entries}) < len(entries):
         raise ValueError(f"two entries of one name: {', '.join(entry.name for entry in entries)}")
@@ -122,10 +122,10 @@ def hold(
 
 
 def order(count: int, at: int) -> list[int]:
-    """Who comes when in round `at`, of 0 to `count` - 1: a row of Williams' square (Aust. J. Sci. Res. A 2, 1949).
+    """The order of 0 to `count` - 1 in round `at`: a row of Williams' square (Aust. J. Sci. Res. A 2, 1949).
 
-    Where `count` is even, in so many rounds each comes first once, and right after each other once. Where it is odd,
-    every other round goes backwards, and twice as many rounds do the same.
+    If `count` is even, each number comes first once, and directly after each other once, in `count` rounds. If it is
+    odd, every other round goes backwards, and this takes twice as many rounds.
     """
     row = [(place + 1) // 2 if place % 2 else (count - place // 2) % count for place in range(count)]
     turned = [(place + at) % count for place in row]
@@ -133,7 +133,7 @@ def order(count: int, at: int) -> list[int]:
 
 
 def _trial(crew: Timed, size: int, seconds: float) -> float:
-    """Seconds of a collective, the first of which is checked: the best of trials up to a share of a turn."""
+    """Seconds of a collective: the best of trials that take a share of a turn. The first result is checked."""
     first = crew.check(size)
     trial = min(first, crew.time(size, 3 if first < seconds else 1))
     return _filled(crew, size, trial, TRIAL * seconds)[1]
@@ -144,9 +144,9 @@ def _repeats(crew: Timed, size: int, trial: float, seconds: float) -> int:
 
 
 def _filled(crew: Timed, size: int, trial: float, seconds: float) -> tuple[int, float]:
-    """How many collectives take `seconds`, and how long one takes.
+    """The number of collectives that take `seconds`, and the seconds of one.
 
-    By the quickest of ever longer trials, as a few of them, or disturbed ones, say little.
+    Judged by the quickest of longer and longer trials, because short or disturbed ones say little.
     """
     count = 1
     while count * trial < seconds:

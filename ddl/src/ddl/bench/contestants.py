@@ -1,10 +1,10 @@
-"""Who takes part: what each contestant runs, and over which MPI it is started.
+"""The contestants: the program of each, and the MPI that starts it.
 
-- DDL, as the job's own options make it, and DDL as one ring over all ranks in host order (what a well-ordered ring
-  without any knowledge of the network can do);
-- the MPI that starts the job: its default, and the settings of Open MPI's collective components that its users tune by;
-- another MPI (MPICH beside Open MPI), through a worker that its own compiler wrapper compiles;
-- gloo, through torch, where torch is installed.
+- DDL as the options say, and DDL as one ring over all ranks in host order (the best that a ring can do without knowing
+  the network);
+- the MPI that starts the job: its default, and the settings of Open MPI's collectives that its users tune; - another
+  MPI (MPICH beside Open MPI), with a worker that its own compiler wrapper compiles;
+- gloo, through torch, if torch is installed.
 """
 
 from __future__ import annotations
@@ -30,17 +30,17 @@ HERE = Path(__file__).parent
 DDL, FLAT = "DDL", "DDL, one flat ring"
 _NAMES = {HYDRA: "MPICH", OPENMPI: "Open MPI"}
 
-# On several hosts han goes before tuned, whose settings then mean nothing for the ranks of all hosts: it is left out.
+# On several hosts the component han has precedence over tuned, whose settings then have no effect: han is disabled.
 _WITHOUT_HAN = ("--mca", "coll", "^han")
 _ALGORITHM = (*_WITHOUT_HAN, "--mca", "coll_tuned_use_dynamic_rules", "1", "--mca", "coll_tuned_allreduce_algorithm")
-# Through shared memory; its component has another name in Open MPI 4.
+# For shared memory; the component has another name in Open MPI 4.
 _EAGER = ("--mca", "btl_sm_eager_limit", "20480", "--mca", "btl_vader_eager_limit", "20480")
-# Numbers as `ompi_info --param coll tuned --level 9` lists them. 1 (linear) and 2 (reduce, then broadcast) are left
-# out: at large sizes they take many times as long as any other.
+# The numbers are those of `ompi_info --param coll tuned --level 9`. 1 (linear) and 2 (reduce, then broadcast) are left
+# out: at large sizes they take many times as long as the others.
 OPENMPI_SETTINGS = {
     "tuned without han": _WITHOUT_HAN,
     "recursive doubling": (*_ALGORITHM, "3"),
-    # The messages that DDL sends at once inside a host, which Open MPI by itself asks the receiver about from 4 KiB on.
+    # The sizes that DDL sends at once inside a host. By default Open MPI asks the receiver first, from 4 KiB on.
     "recursive doubling, eager to 20 KiB": (*_ALGORITHM, "3", *_EAGER),
     "ring": (*_ALGORITHM, "4"),
     "segmented ring": (*_ALGORITHM, "5", "--mca", "coll_tuned_allreduce_algorithm_segmentsize", "262144"),
@@ -50,7 +50,7 @@ OPENMPI_SETTINGS = {
 
 @dataclass(frozen=True)
 class Contestant:
-    """A job to be timed: `program` gets the controller's contacts as its last word."""
+    """A job to time: `program` gets the controller's contacts as its last argument."""
 
     name: str
     program: tuple[str, ...]
@@ -58,35 +58,35 @@ class Contestant:
     family: str = ""
     mpiargs: tuple[str, ...] = ()
     exports: tuple[Export, ...] = ()
-    mode: Mode | None = None  # None: as the options say
+    mode: Mode | None = None  # None: the mode of the options
 
     def options(self, asked: Options, mpi: Mpi) -> Options:
-        """The options of its job, where `asked` are those of all, for `mpi`."""
-        theirs = asked.mpiargs if mpi.family == self.mpi.family else ()  # no word of one is known to another
+        """The options of its job: `asked`, which are meant for `mpi`, with its own added."""
+        theirs = asked.mpiargs if mpi.family == self.mpi.family else ()  # one MPI does not know another's arguments
         return replace(
             asked,
             mpiargs=(*theirs, *self.mpiargs),
             exports=(*asked.exports, *self.exports),
             mode=asked.mode if self.mode is None else self.mode,
-            verbose=True,  # for libddl to say what it measured and chose
+            verbose=True,  # libddl then prints what it measured and chose
         )
 
     def found(self, found: Found) -> Found:
-        """What its job is planned from."""
+        """The Found from which its job is planned."""
         return replace(found, program=self.program, mpi=self.mpi)
 
 
 def of_ddl(mpi: Mpi) -> Contestant:
-    """DDL as the options ask for it. Raises CheckError where its worker was not built."""
+    """DDL as the options say. Raises CheckError if its worker was not built."""
     return Contestant(DDL, (str(_worker("bench_ddl")),), mpi)
 
 
 def peers(
     mpi: Mpi, ranks: int, interfaces: Sequence[str], others: Sequence[Mpi], wanted: Callable[[str], bool]
 ) -> list[Contestant]:
-    """All there are to compare with whose name is `wanted`, for `ranks` ranks.
+    """The peers whose names are `wanted`, for `ranks` ranks.
 
-    `others` are further MPIs than the one that starts the job. Raises CheckError where a worker cannot be made.
+    `others` are MPIs beside the one that starts the job. Raises CheckError if a worker cannot be made.
     """
     found = [Contestant(FLAT, (str(_worker("bench_ddl")),), mpi, mode=Mode("r", (ranks,)))]
     found += _of_mpi(mpi, lambda: _worker("bench_mpi"), _NAMES[mpi.family], wanted)
@@ -107,10 +107,10 @@ def peers(
 
 
 def compiled(mpi: Mpi) -> Path:
-    """The worker for `mpi`, made by the compiler wrapper beside its launcher. Raises CheckError where that fails."""
+    """Compile the worker for `mpi` with the wrapper beside its launcher. Raises CheckError if that fails."""
     wrapper = shutil.which(mpi.path.parent / "mpicxx")
     if wrapper is None:
-        why = f"there is no mpicxx beside {mpi.path}, which is needed to time it: install its headers"
+        why = f"to time it takes mpicxx, and there is none beside {mpi.path}: install its headers"
         raise CheckError((str(mpi), why))
     source = _worker("allreduce.cc")
     made_of = f"{mpi.path.parent.resolve()} {mpi} {source.read_text()}"
@@ -128,14 +128,14 @@ def compiled(mpi: Mpi) -> Path:
 
 
 def _cache() -> Path:
-    """A folder that all hosts see, as they share the user's home."""
+    """A folder in the user's home, which all hosts share."""
     folder = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache", "ddlrun")
     folder.mkdir(parents=True, exist_ok=True)
     return folder
 
 
 def _of_mpi(mpi: Mpi, worker: Callable[[], Path], name: str, wanted: Callable[[str], bool]) -> list[Contestant]:
-    """An MPI's default and, of Open MPI, its settings; nothing is compiled for those that are not `wanted`."""
+    """An MPI's default and, for Open MPI, its settings; compiles nothing if none is `wanted`."""
     settings = {"default": (), **({} if mpi.family == HYDRA else OPENMPI_SETTINGS)}
     chosen = {setting: words for setting, words in settings.items() if wanted(f"{name}, {setting}")}
     if not chosen:
@@ -148,8 +148,8 @@ def _of_mpi(mpi: Mpi, worker: Callable[[], Path], name: str, wanted: Callable[[s
 
 
 def _worker(name: str) -> Path:
-    """A file that is installed, or built, with the library."""
-    # conda's package has a link to libddl's own library, and its programs beside that link.
+    """A file that is installed or built with the library."""
+    # The conda package has a link to libddl's library, and its programs beside that link.
     found = library.find()
     folders = (found.parent, found.resolve().parent)
     for path in (place for folder in folders for place in (folder / "bench" / name, folder / name)):

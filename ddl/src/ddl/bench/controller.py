@@ -1,7 +1,7 @@
-"""Where the ranks of the jobs that are timed report for work, and the line to each of them.
+"""The controller: it accepts connections from the ranks of the timed jobs, and gives them orders.
 
-A rank's first line is `TOKEN RANK SIZE`. The token is its job's, and stands in its environment, because every user of a
-host can read command lines.
+A rank's first line is `TOKEN RANK SIZE`. The token is its job's. It is passed in the environment, because every user of
+a host can read command lines.
 """
 
 from __future__ import annotations
@@ -17,39 +17,39 @@ from contextlib import suppress
 from ddl.launch.reception import Reception
 
 TOKEN = "OMPI_DDLRUN_BENCH"  # Open MPI hands variables that begin with OMPI_ to every rank unasked, hydra all of them
-LINE_BYTES = 512  # most of an answer
+LINE_BYTES = 512  # at most, of an answer
 
 _HELLO = re.compile(rb"([0-9a-f]{1,32}) (\d{1,9}) (\d{1,9})")
 
 
 class CrewError(RuntimeError):
-    """A contestant did not come up or ended; the message has the last lines of its output."""
+    """A contestant did not come up, or ended. The message has the last lines of its output."""
 
 
 class Controller:
-    """Listens for ranks and gives each connection to the job whose token it says."""
+    """Listens for ranks, and assigns each connection to the job whose token it sends."""
 
     def __init__(self, addresses: Sequence[str] = (), ranks: int = 0) -> None:
-        """`addresses` of this host, by which `ranks` ranks may reach it, best first; empty: all are on this host."""
+        """`addresses` of this host at which `ranks` ranks may reach it, best first; empty: all are on this host."""
         self._reception = Reception(addresses, ranks)
-        self._expected: dict[str, int] = {}  # tokens, and how many ranks say each
+        self._expected: dict[str, int] = {}  # tokens, and the number of ranks that send each
         self._found: dict[str, dict[int, Line]] = {}
-        self._odd: dict[str, int] = {}  # tokens that ranks said who are of another number
+        self._odd: dict[str, int] = {}  # tokens of jobs with a wrong number of ranks, and that number
 
     @property
     def contacts(self) -> str:
-        """Where ranks find it: HOST:PORT, or several, one of which leads here."""
+        """Its addresses for the ranks: HOST:PORT, or several, one of which works."""
         return ",".join(self._reception.contacts)
 
     def expect(self, token: str, ranks: int) -> None:
-        """From now on `ranks` ranks that say `token` are welcome."""
+        """Accept `ranks` ranks that send `token` from now on."""
         self._expected[token] = ranks
         self._found[token] = {}
 
     def lines(self, token: str, seconds: float, alive: Callable[[], bool]) -> list[Line]:
-        """The lines to all ranks that say `token`, by rank, as soon as they are there.
+        """Wait for all ranks that send `token`; returns their lines, by rank.
 
-        Raises CrewError after `seconds`, when the job is not `alive` any more, or when its ranks are of another number.
+        Raises CrewError after `seconds`, if the job is not `alive` any more, or if it has another number of ranks.
         """
         deadline = time.monotonic() + seconds
         found, count = self._found[token], self._expected[token]
@@ -87,7 +87,7 @@ class Controller:
     def _greet(self, connection: socket.socket, line: bytes) -> None:
         hello = _HELLO.fullmatch(line)
         tokens = [one for one in self._expected if hello and hmac.compare_digest(hello[1], one.encode())]
-        if hello is None or not tokens:  # somebody else
+        if hello is None or not tokens:  # a stranger
             connection.close()
             return
         (token,), rank, size = tokens, int(hello[2]), int(hello[3])
@@ -99,7 +99,7 @@ class Controller:
 
 
 class Line:
-    """A connection that carries a line at a time."""
+    """A connection that carries lines of text."""
 
     def __init__(self, connection: socket.socket) -> None:
         connection.setblocking(True)
@@ -112,11 +112,11 @@ class Line:
         return self._connection.fileno()
 
     def write(self, text: str) -> None:
-        """Say a line."""
+        """Send a line."""
         self._connection.sendall(f"{text}\n".encode())
 
     def read(self) -> str | None:
-        """The line that is there; None where it is not complete, "" at the end."""
+        """The next line; None if it is not complete yet, "" at the end."""
         try:
             data = self._connection.recv(LINE_BYTES, socket.MSG_DONTWAIT)
         except BlockingIOError:
@@ -131,13 +131,13 @@ class Line:
         return None if data and len(line) <= LINE_BYTES else ""
 
     def close(self) -> None:
-        """Hang up."""
+        """Close the connection."""
         with suppress(OSError):
             self._connection.close()
 
 
 def answers(lines: Sequence[Line], seconds: float) -> list[str]:
-    """A line from each, all within `seconds`; "" from those that did not say one until then, or until one has ended."""
+    """A line from each, all within `seconds`; "" for ranks without one by then, or when one ended."""
     deadline = time.monotonic() + seconds
     found = dict.fromkeys(range(len(lines)), "")
     left = {line.fileno(): at for at, line in enumerate(lines)}
@@ -150,7 +150,7 @@ def answers(lines: Sequence[Line], seconds: float) -> list[str]:
             if said is None:
                 continue
             if not said:
-                return list(found.values())  # the others would wait for it for ever
+                return list(found.values())  # the others would wait for this rank for ever
             found[left.pop(descriptor)] = said
             poll.unregister(descriptor)
     return list(found.values())

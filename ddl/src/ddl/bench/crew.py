@@ -1,7 +1,7 @@
-"""The jobs that are timed.
+"""Crews: the jobs that are timed.
 
-Every contestant is a job of its own, started once; between their turns its ranks sleep in a read from the controller.
-So contestants can take turns many times without being started again, and do not disturb each other.
+Every contestant is a job of its own that is started once. Between turns its ranks sleep in a read from the controller.
+So contestants can take many turns without being started again, and do not disturb each other.
 """
 
 from __future__ import annotations
@@ -17,12 +17,12 @@ from typing import IO
 
 from ddl.bench.controller import TOKEN, Controller, CrewError, Line, answers
 
-# The worker's last words, what its environment has beside, and the file for its output.
+# Starts a job; gets the worker's last arguments, additional variables, and a file for its output.
 Start = Callable[[Sequence[str], Mapping[str, str], IO[bytes]], "subprocess.Popen[bytes]"]
 
-ASSEMBLE_SECONDS = 120  # for all ranks to be there
-ANSWER_SECONDS = 600  # for all ranks' answers: the slowest peer's turn
-END_SECONDS = 10  # for a job to end when its lines have ended
+ASSEMBLE_SECONDS = 120  # for all ranks to connect
+ANSWER_SECONDS = 600  # for the answers of all ranks: at most a turn of the slowest peer
+END_SECONDS = 10  # for a job to end after its connections have closed
 
 
 class WrongSum(CrewError):
@@ -30,7 +30,7 @@ class WrongSum(CrewError):
 
 
 class Crew:
-    """A running job of `ranks` ranks that does collectives when it is told to."""
+    """A running job of `ranks` ranks that runs collectives on command."""
 
     def __init__(
         self,
@@ -55,7 +55,7 @@ class Crew:
             self._process = start([controller.contacts], {TOKEN: self._token}, output)
 
     def assemble(self) -> None:
-        """Wait until all ranks are there. Raises CrewError."""
+        """Wait until all ranks have connected. Raises CrewError."""
         try:
             self._lines = self._controller.lines(
                 self._token, self._assemble_seconds, lambda: self._process.poll() is None
@@ -64,7 +64,7 @@ class Crew:
             raise CrewError(f"{self.name}: {error}{self._last_words()}") from None
 
     def said(self, prefix: str) -> list[str]:
-        """The lines of its output so far that begin with `prefix`."""
+        """The lines of its output, so far, that begin with `prefix`."""
         return [line for line in self._log.read_text(errors="replace").splitlines() if line.startswith(prefix)]
 
     def check(self, size: int) -> float:
@@ -76,16 +76,16 @@ class Crew:
         return max(map(self._seconds_of, said))
 
     def time(self, size: int, repeats: int) -> float:
-        """Seconds of one collective of `size` bytes, of `repeats` back to back, on the slowest rank."""
+        """Seconds of one collective of `size` bytes, the mean of `repeats` back to back, on the slowest rank."""
         return max(map(self._seconds_of, self._ask(f"time {size} {repeats}"))) / repeats
 
     def hang_up(self) -> None:
-        """End the lines to its ranks, which end with them."""
+        """Close the connections to its ranks, which then end."""
         for line in self._lines:
             line.close()
 
     def close(self, seconds: float = END_SECONDS) -> None:
-        """End the job, and wait for it `seconds`; then it is asked to end, and then it is made to."""
+        """End the job: wait for it for `seconds`, then send SIGTERM, then SIGKILL."""
         self.hang_up()
         waits = seconds if self._lines else 0.0
         for number in (signal.SIGTERM, signal.SIGKILL):
@@ -98,7 +98,7 @@ class Crew:
         self._process.wait()
 
     def _ask(self, text: str) -> list[str]:
-        with suppress(OSError):  # the missing answer says it better
+        with suppress(OSError):  # the missing answer is the better message
             for line in self._lines:
                 line.write(text)
         return answers(self._lines, self._answer_seconds)
@@ -112,13 +112,13 @@ class Crew:
 
     def _last_words(self) -> str:
         with suppress(subprocess.TimeoutExpired):
-            self._process.wait(timeout=1)  # what ends says why last
+            self._process.wait(timeout=1)  # a job that ends prints its reason last
         lines = self._log.read_text(errors="replace").splitlines()[-12:]
         return "\n  ".join(["", *lines]) if lines else ""
 
 
 def disband(crews: Sequence[Crew], seconds: float = END_SECONDS) -> None:
-    """End all jobs, together."""
+    """End all jobs at once."""
     for crew in crews:
         crew.hang_up()
     until = time.monotonic() + seconds

@@ -1,9 +1,9 @@
-"""What the times mean: bandwidths, shares of the bound, ratios. Pure.
+"""The figures: bandwidths, shares of the bound, ratios. Pure.
 
-- algorithm bandwidth: bytes of the buffer over the time
-- bus bandwidth: 2 (n - 1) / n x algorithm bandwidth: what each rank's link carries at least, so that it can be compared
-  with a link's rate whatever the number of ranks (the definition of nccl-tests)
-- bound: the least time that any algorithm can take on the network that was described (`ddl_bounds.cut`)
+- algorithm bandwidth: bytes of the buffer over the time - bus bandwidth: 2 (n - 1) / n x algorithm bandwidth, which
+  each rank's link carries at least. It can be compared with a link's rate for any number of ranks (the definition of
+  nccl-tests)
+- bound: the least time of any algorithm on the described network (`ddl_bounds.cut`)
 - ratio to DDL: the median over rounds of the other's time over DDL's of the same round
 """
 
@@ -29,9 +29,9 @@ def ratios(other: Turns, base: Turns) -> list[float]:
 
 
 def spread(turns: Turns) -> float | None:
-    """How far a contestant is from itself: half the distance of the quartiles of its rounds, over their median.
+    """A contestant's own spread: half the distance between the quartiles of its rounds, over their median.
 
-    None with a single round, which says nothing about it.
+    None with a single round.
     """
     if len(turns.seconds) < 2:
         return None
@@ -62,13 +62,13 @@ def table(turns: Sequence[Turns], ranks: int, base: str, bound: Bound | None = N
 
 
 def words(one: LeftOut) -> str:
-    """That one was left out, in a line."""
+    """A line that says that a contestant was left out."""
     since = "" if one.size is None else f" from {format_size(one.size)} on"
     return f"left out{since}: {one.why.splitlines()[0]}"
 
 
 def to_json(turns: Sequence[Turns]) -> list[Mapping[str, object]]:
-    """The figures as they were measured."""
+    """The measured figures as plain data."""
     return [
         {
             "contestant": one.name,

@@ -1,4 +1,4 @@
-"""A rank of torch's gloo for `ddlrun bench`; what it says and hears is described in csrc/bench/allreduce.cc."""
+"""A rank of torch's gloo for `ddlrun bench`; csrc/bench/allreduce.cc describes the protocol."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ def main(contacts: str) -> None:
     rank, size = dist.get_rank(), dist.get_world_size()
     connection = guard.connect(contacts.split(","))
     if connection is None:
-        raise OSError(f"the controller at {contacts} cannot be reached: nobody answers there")
+        raise OSError(f"the controller at {contacts} cannot be reached: nothing answers there")
     with connection, connection.makefile("rw") as controller:
         print(os.environ[TOKEN], rank, size, file=controller, flush=True)
         tensor = torch.empty(0)
@@ -37,7 +37,7 @@ def main(contacts: str) -> None:
 
 
 def timed(tensor: torch.Tensor, repeats: int) -> str:
-    """The answer with the seconds of `repeats` allreduces, from a barrier on."""
+    """The answer with the seconds of `repeats` allreduces after a barrier."""
     dist.barrier()
     start = time.perf_counter()
     for _ in range(repeats):
@@ -48,7 +48,7 @@ def timed(tensor: torch.Tensor, repeats: int) -> str:
 
 
 def check(rank: int, size: int, count: int) -> str:
-    """An allreduce whose sum is known: how long it took, or "wrong" and where."""
+    """An allreduce with a known sum: the answer with its time, or "wrong" and the element."""
     steps = torch.arange(count) % 17
     tensor = (steps + rank % 13).float()
     answer = timed(tensor, 1)

@@ -17,7 +17,7 @@ from ddl.planning import network, picture, units
 from ddl.planning.network import Network
 
 SIZES = "1KiB..64MiB"
-REFUSED = {  # of ddlrun's options: those that mean nothing here, by the field that each sets
+REFUSED = {  # ddlrun's options that have no meaning here, by the field that each sets
     "dry_run": ("--dry-run", "a benchmark runs; `ddlrun --dry-run PROGRAM` prints the command of a job"),
     "restarts": ("--restarts", "a job that fails is left out, and never started again"),
     "rank_prefix": ("--rank-prefix", "what the ranks print is not shown"),
@@ -26,7 +26,7 @@ REFUSED = {  # of ddlrun's options: those that mean nothing here, by the field t
 
 _TEXT = """\
 Time DDL's allreduce of float32 sums over sizes, and print for each: time, algorithm bandwidth (bytes / time), bus
-bandwidth (2 (n-1)/n x bytes / time) and, where the network is described (--network), the share of the least time that
+bandwidth (2 (n-1)/n x bytes / time) and, if --network describes the network, the share of the least time that
 any algorithm needs on it. With --compare the peers that are installed take turns with it in the same run: Open MPI with
 its default and with the settings that its users tune by, MPICH, gloo (torch), and one flat ring.
 Not for the benchmark are --dry-run, --restarts, --rank-prefix and --log-dir.
@@ -41,7 +41,7 @@ examples:
 
 @dataclass(frozen=True)
 class Bench:
-    """What is to be timed, and where the figures go."""
+    """The options of a benchmark."""
 
     launch: launch.Options
     compare: bool
@@ -56,7 +56,7 @@ class Bench:
 
 
 def parse(words: Sequence[str]) -> Bench | None:
-    """The options of `ddlrun bench`; None where --help was asked for and printed. Raises UsageError."""
+    """Parse the options of `ddlrun bench`; None after printing --help. Raises UsageError."""
     parser = _parser()
     given, rest = parser.parse_start(words)
     if hasattr(given, "help"):
@@ -79,7 +79,7 @@ def parse(words: Sequence[str]) -> Bench | None:
 
 
 def sizes(text: str) -> tuple[int, ...]:
-    """`1KiB..64MiB` (every fourth power of two between) or `1KiB,25MiB`, in whole float32. Raises ValueError."""
+    """`1KiB..64MiB` (steps of 4) or `1KiB,25MiB`, in whole float32. Raises ValueError."""
     first, between, last = text.partition("..")
     if not between:
         return tuple(max(4, units.parse_size(word) // 4 * 4) for word in text.split(","))

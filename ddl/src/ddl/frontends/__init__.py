@@ -1,1 +1,1 @@
-"""What scripts of other frameworks see of ddl."""
+"""The parts of ddl that scripts of other frameworks use."""

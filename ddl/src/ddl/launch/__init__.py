@@ -1,7 +1,8 @@
-"""The launcher `ddlrun`: it finds the machine, plans the job, and lets MPI run it.
+"""The launcher `ddlrun`: it looks at the machine, plans the job, and lets MPI run it.
 
-Planning is pure and knows no process, file or clock: `options`, `hosts`, `dimensions`, `layout`, `rankfile`, `network`,
-`environment`, `job`, `command`, `checks`. `mpi`, `machine`, `routes` and `probe` turn what a system shows into plain
-data. While a job runs, `reports` keeps what the ranks have said and `watch` what its hosts have; `guard` is the program
-at their end, `reception` where it comes in. `run`, `reach`, `process`, `folders` and `console` have the effects.
+Planning is pure, without processes, files or a clock: `options`, `hosts`, `dimensions`, `layout`, `rankfile`,
+`network`, `environment`, `decide`, `command`, `checks`. `mpi`, `machine`, `routes` and `probe` turn what a system shows
+into plain data. While a job runs, `reports` holds what the ranks reported, and `watch` what the hosts reported. `guard`
+is the program on each host that connects to `watch`, and `reception` takes these connections. `run`, `attempt`, `look`,
+`reach`, `process`, `folders`, `leftovers` and `console` have the effects.
 """

@@ -29,17 +29,17 @@ class Help(argparse.RawDescriptionHelpFormatter):
 
 
 class Parser(argparse.ArgumentParser):
-    """argparse with the manners of ddlrun; `prog` is `ddlrun`, or that and the command.
+    """argparse by ddlrun's conventions; `prog` is `ddlrun`, or `ddlrun COMMAND`.
 
-    An option has one dash or two, whichever its name was listed with, and is never abbreviated. Its value may begin
-    with a dash. A wrong command line raises UsageError.
+    Every option may have one dash or two, and is never abbreviated. Its value may begin with a dash. A wrong command
+    line raises UsageError.
     """
 
     def __init__(self, prog: str, **more: Any) -> None:
         super().__init__(prog, **{"formatter_class": Help, "allow_abbrev": False, "add_help": False, **more})
 
     def parse_args(self, args=None, namespace=None):  # type: ignore[no-untyped-def]  # as argparse's own
-        """The options, and other words wherever they stand."""
+        """Parse options and other words, in any order."""
         found: list[str] = []
         words = list(args)
         while words:
@@ -48,12 +48,12 @@ class Parser(argparse.ArgumentParser):
         return super().parse_args(found, namespace)
 
     def parse_start(self, words: Sequence[str]) -> tuple[argparse.Namespace, list[str]]:
-        """The options before the first other word, and all from that word on; "--" ends the options, too."""
+        """The options before the first other word, and all words from that one on; "--" ends the options, too."""
         rest = list(words)
         return super().parse_args(self._options(rest)), rest
 
     def _options(self, words: list[str]) -> list[str]:
-        """Take the options at the start of `words`: as argparse wants them, each with its value in one word."""
+        """Take the options from the start of `words`, each as one word `NAME=VALUE` for argparse."""
         listed = {name.lstrip("-"): (name, action) for name, action in self._option_string_actions.items()}
         found = []
         while words and words[0].startswith("-") and words[0] not in ("-", "--"):
@@ -83,7 +83,7 @@ class Parser(argparse.ArgumentParser):
 
 
 def read(parse: Callable[[str], object]) -> Callable[[str], object]:
-    """`parse`, whose ValueError becomes argparse's message with the name of the option before it."""
+    """Wrap `parse`: its ValueError becomes argparse's error, which names the option."""
 
     def convert(text: str) -> object:
         try:

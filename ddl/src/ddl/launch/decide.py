@@ -1,4 +1,4 @@
-"""Decide: a job from what was asked and what was found. Ranks, places, dimensions, networks, environment. Pure."""
+"""Decide: ranks, places, dimensions, networks and environment of a job, from Options and Found. Pure."""
 
 from __future__ import annotations
 
@@ -21,18 +21,18 @@ from ddl.launch.rankfile import Place
 
 @dataclass(frozen=True)
 class Found:
-    """What was found on this machine and its hosts: all that a job depends on beside its options."""
+    """Everything that a job depends on beside its options: what was found on this machine and on the hosts."""
 
     mpi: Mpi
     allocation: Allocation
     machines: Mapping[str, Machine]
-    addresses: Mapping[str, str]  # of the hosts' names, as this host resolves them
+    addresses: Mapping[str, str]  # to which the hosts' names resolve here
     environ: Mapping[str, str]
     program: tuple[str, ...] = ()
     rankfile: str = ""  # the text of the user's own
     agent: str = ""  # in place of ssh
     root: bool = False
-    port: int = 0  # for MASTER_PORT if the first host named none
+    port: int = 0  # MASTER_PORT if the first host reported none
     here: frozenset[str] = frozenset()  # names of this host
     doorkeeper: Path | None = None  # the port filter; None: MPI's ports are open to all
     rows: tuple[Check, ...] = ()  # one for each check that was made
@@ -40,7 +40,7 @@ class Found:
 
 @dataclass(frozen=True)
 class Job:
-    """A job that can be written and run; `reasons` has a subject and a text for each choice that nobody made for us."""
+    """A job that can be written and run; `reasons` has a subject and a text for each choice."""
 
     found: Found
     places: tuple[Place, ...]
@@ -49,10 +49,10 @@ class Job:
     dimensions: Dimensions = MEASURED_LATER
     spares: tuple[str, ...] = ()
     bind: bool = True
-    fabric: bool = False  # leave MPI its choice of transports: there is something faster than TCP
+    fabric: bool = False  # MPI chooses the transports: there is something faster than TCP
     yield_when_idle: bool = False
     rank_prefix: bool = False
-    more: tuple[str, ...] = ()  # the user's own arguments of mpirun
+    more: tuple[str, ...] = ()  # the user's own arguments for mpirun
     reasons: tuple[tuple[str, str], ...] = ()
     counts: Mapping[str, int] = field(init=False)  # ranks of each host that takes part
 
@@ -66,7 +66,7 @@ class Job:
 
     @property
     def machines(self) -> dict[str, Machine]:
-        """What is known of the hosts that take part."""
+        """The machines of the hosts that take part, as far as they are known."""
         return {name: self.found.machines[name] for name in self.counts if name in self.found.machines}
 
 

@@ -1,4 +1,4 @@
-"""The shape of a job: accelerators a host x hosts a rack x racks an aisle x aisles. Pure."""
+"""Decide: the dimensions of a job, ranks a host x hosts a rack x racks an aisle x aisles. Pure."""
 
 from __future__ import annotations
 
@@ -34,9 +34,10 @@ def choose(
 ) -> Dimensions:
     """The dimensions of a job with `counts` ranks on each of its hosts.
 
-    The mode's own dimensions go first; else hosts are parted into `aisles` of `racks` (default 1 of 1) of `nodes`
-    hosts. Mode p is left to libddl where nobody says how: it measures the links. Hosts with different counts have none.
-    Raises CheckError where sizes do not multiply to the number of ranks or hosts; it names both.
+    The mode's own dimensions come first. Else the hosts are divided into `aisles` of `racks` (default 1 of 1) of
+    `nodes` hosts. In mode p, if none of these is given, libddl measures the links and chooses. Hosts with different
+    counts have no dimensions. Raises CheckError if sizes do not multiply to the number of ranks or hosts; it names
+    both.
     """
     ranks, hosts = sum(counts), len(counts)
     if mode.dimensions:
@@ -52,7 +53,11 @@ def choose(
         named = f"{nodes} nodes x " if nodes is not None else ""
         raise _wrong(
             f"{named}{racks or 1} racks x {aisles or 1} aisles "
-            + (f"is {per_rack * shape} hosts, and there are {hosts}" if nodes else f"do not part {hosts} hosts evenly")
+            + (
+                f"is {per_rack * shape} hosts, and there are {hosts}"
+                if nodes
+                else f"do not divide {hosts} hosts evenly"
+            )
             + "; give --nodes, --racks and --aisles that multiply to the number of hosts"
         )
     if len(set(counts)) > 1:

@@ -1,8 +1,8 @@
-"""Who can connect to the ports of MPI's own programs and libraries.
+"""The port filter: who can connect to the ports of MPI's programs and libraries.
 
-They listen on every address of a host, even if the job has only this host, and they have no option against it. So
-ddlrun loads the library of csrc/doorkeeper/ into mpirun, its daemons and, with several hosts, the ranks. It limits
-their ports to the job's networks, and closes connections of other users and connections that stay silent.
+They listen on every address of a host, even if the job has only this host, and no option changes that. So ddlrun loads
+the library of csrc/doorkeeper/ into mpirun, its daemons and, with several hosts, the ranks. It limits their ports to
+the job's networks, and closes connections of other users and connections that stay silent.
 """
 
 from __future__ import annotations
@@ -22,22 +22,22 @@ from ddl.launch.machine import Machine
 Network = IPv4Network | IPv6Network
 
 FILE = "libddl_doorkeeper.so"
-NETWORKS = "DDL_DOOR"  # those that it lets in
+NETWORKS = "DDL_DOOR"  # the networks that the filter lets in
 PRELOAD = "LD_PRELOAD"
 # A blank or a colon ends a path in LD_PRELOAD; Open MPI cuts its daemon's command at blanks and knows no quotes.
 _PLAIN = re.compile(r"[\w./+-]+", re.ASCII)
 MOST = 16  # networks that the filter reads (csrc/doorkeeper.cc)
-_INTERFACES = ("btl_tcp_if", "prte_if", "oob_tcp_if")  # parameters of Open MPI; each may include, or exclude
+_INTERFACES = ("btl_tcp_if", "prte_if", "oob_tcp_if")  # parameters of Open MPI, each with _include or _exclude
 LOOPBACK = ("127.0.0.0/8", "::1/128")
 
 
 def let_in(used: Sequence[str], given: Mapping[str, str], machines: Sequence[Machine]) -> tuple[str, ...]:
-    """The networks that MPI's ports are open to: those in use, and what the user has Open MPI use beside them.
+    """The networks to which MPI's ports are open: those in use, and those that the user has Open MPI use too.
 
-    `given` are the user's parameters of Open MPI. What they include are names of interfaces, or networks, which it
-    also takes as 10.9/16; what they exclude leaves all other interfaces that lead to other hosts. Of more than MOST
-    networks, neighbours are joined to a wider one. Raises UsageError for a network that cannot be read, and if Open MPI
-    would look for other hosts on the loopback, where it finds none, or itself.
+    `given` are the user's parameters of Open MPI. They include interfaces or networks (10.9/16 is a valid short form),
+    or exclude some, which leaves all other interfaces that lead to other hosts. If there are more than MOST networks,
+    neighbours are joined to wider ones. Raises UsageError if a network cannot be read, and if Open MPI would look for
+    other hosts on the loopback.
     """
     nics = [nic for one in machines for nic in one.nics]
     loopback = {"lo", *(nic.name for nic in nics if nic.why == "loopback")}
@@ -59,7 +59,7 @@ def let_in(used: Sequence[str], given: Mapping[str, str], machines: Sequence[Mac
     left = list(dict.fromkeys(found))
     while len(left) > MOST:
         left.sort(key=lambda one: (one.version, one))
-        # The two that the smallest network holds both of.
+        # Join the two neighbours whose common network is the smallest.
         wider = [_holding(one, other) for one, other in pairwise(left) if one.version == other.version]
         most = max(wider, key=lambda one: one.prefixlen - one.max_prefixlen)
         left = [most, *(one for one in left if not _lies_in(one, most))]
@@ -81,7 +81,7 @@ def _named(parameter: str, text: str) -> tuple[set[str], list[Network]]:
             networks.append(ip_network(f"{address}/{mask or 8 * given}", strict=False))
         except ValueError:
             expected = "expected interfaces and networks, such as eth0,10.9.0.0/16"
-            raise UsageError(f"--mpiarg: {parameter}: {quoted(word)} is no network; {expected}") from None
+            raise UsageError(f"--mpiarg: {parameter}: {quoted(word)} is not a network; {expected}") from None
     return names, networks
 
 
@@ -96,19 +96,19 @@ def _lies_in(one: Network, wide: Network) -> bool:
 
 
 def find() -> Path | None:
-    """The doorkeeper beside libddl; None if it was not built with that one, or LD_PRELOAD cannot name it."""
+    """The doorkeeper beside libddl; None if there is none, or if LD_PRELOAD cannot name its path."""
     found = library.beside(FILE)
     return found if found and _PLAIN.fullmatch(str(found)) else None
 
 
 def variables(doorkeeper: Path, networks: Sequence[str], environ: Mapping[str, str]) -> dict[str, str]:
-    """What loads it into a program: after whatever the user has loaded, because AddressSanitizer must come first."""
+    """The variables that load it, after the user's own libraries, because AddressSanitizer must come first."""
     others = ":".join(environ.get(PRELOAD, "").split())
     return {PRELOAD: f"{others}:{doorkeeper}" if others else str(doorkeeper), NETWORKS: ",".join(networks)}
 
 
 def removal(doorkeeper: Path) -> str:
-    """A piece of sh after which a rank has nothing of it; it leaves alone what the user has loaded."""
+    """A piece of sh that removes it from a rank's environment, and leaves the user's own libraries."""
     return (
         f"LD_PRELOAD=${{LD_PRELOAD%{shlex.quote(str(doorkeeper))}}}; export LD_PRELOAD=${{LD_PRELOAD%:}}; "
         f'[ "$LD_PRELOAD" ] || unset LD_PRELOAD; unset {NETWORKS}; '

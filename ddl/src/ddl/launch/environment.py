@@ -1,9 +1,9 @@
-"""What the ranks find in their environment. Pure.
+"""The environment of the ranks. Pure.
 
-RANK and its kin differ from rank to rank, and only MPI knows them where the rank starts. A line of `sh` translates
-them, starts the program, and reports its end (`reports`): a millisecond, and nothing to be installed. A wrapper in
-Python would cost each rank a start of the interpreter; a section of the command line for each rank, without any
-wrapper, would be as long as the job is large.
+RANK and its kin differ from rank to rank, and only MPI knows them, on the host where the rank starts. A line of `sh`
+translates them, starts the program, and reports its end (`reports`): this takes a millisecond, and nothing has to be
+installed. A wrapper in Python would start an interpreter for each rank. Without a wrapper the command line would need a
+section for each rank, and would grow with the job.
 """
 
 from __future__ import annotations
@@ -19,11 +19,11 @@ from ddl.launch.reports import ASKED, BEGAN, VARIABLE
 VISIBLE = "CUDA_VISIBLE_DEVICES"
 FORWARDED = ("PATH", "LD_LIBRARY_PATH", "PYTHONPATH", VISIBLE)
 FORWARDED_PREFIXES = ("DDL_", "NCCL_")
-# Before the name of a variable whose value is not shown. Every user of a host can read command lines, so the value goes
-# by the environment: Open MPI hands what begins with OMPI_ to every rank unasked, and hydra all variables.
+# Put before the name of a variable whose value is secret. Every user of a host can read command lines, so the value
+# travels in the environment: Open MPI hands what begins with OMPI_ to every rank unasked, and hydra all variables.
 HIDDEN_PREFIX = "OMPI_DDLRUN_X_"
 
-# What torchrun calls it, and where each MPI says it.
+# torchrun's name, and the variable in which each MPI has the value.
 _OPENMPI = {
     "RANK": "OMPI_COMM_WORLD_RANK",
     "LOCAL_RANK": "OMPI_COMM_WORLD_LOCAL_RANK",
@@ -41,28 +41,28 @@ _HYDRA = {
 def wrapper(mpi: Mpi, first: str = "", secrets: Sequence[str] = ()) -> tuple[str, ...]:
     """The words before the program that give each rank RANK and its kin, and that report its end (`reports`).
 
-    The variables named in `secrets` arrive as HIDDEN_PREFIX and their names, and get their own names here: mpirun, its
-    daemons and ssh could do something else if they had a LD_PRELOAD, PATH or TMPDIR that is meant for the ranks.
+    The variables named in `secrets` arrive with HIDDEN_PREFIX before their names and get their own names here. Under
+    their own names, LD_PRELOAD, PATH or TMPDIR for the ranks would also act on mpirun, its daemons and ssh.
 
-    The first rank of each host starts its guard (`guard`): as nobody's child, which the program could wait for, and
-    without the rank's output, which MPI would wait for. Without a token there is nothing to report to, and the shell
-    becomes the program. Otherwise it waits for it:
+    The first rank of each host starts the guard (`guard`). The guard is not a child of the program, which might wait
+    for it, and does not hold the rank's output, for which MPI would wait. Without a token there is nobody to report to,
+    and the shell becomes the program. With a token the shell waits for the program:
     - in the foreground, because a shell takes stdin and SIGINT from what it starts in the background;
     - with a trap, which is not inherited, for what MPI sends: every MPI signals a rank's whole process group, so the
-      program has its signal already, and the shell must live on to report what became of it, and that it was asked to
-      end: who was not asked is the cause;
-    - started by `exec` in a subshell, because a program may have the name of one of the shell's own commands;
+      program has its signal already. The shell must live on to report the program's end, and that MPI asked for it: a
+      rank that was not asked is the cause;
+    - started by `exec` in a subshell, because a program may have the name of a builtin of the shell;
     - with the shell's own stderr closed meanwhile, because dash writes "Terminated" for every rank that was ended
       (`_s=$?` stands inside for the same reason). Not under hydra: descriptor 9 may be the rank's way to PMI.
 
-    `first` is a piece of sh before all that.
+    `first` is a piece of sh that runs before all that.
     """
     names = _HYDRA if mpi.family == HYDRA else _OPENMPI
     hidden = [f"{HIDDEN_PREFIX}{name}" for name in secrets]
     given = [f'{name}="${source}"' for name, source in zip(secrets, hidden, strict=True)]
     settings = " ".join([*given, *(f"{name}=${source}" for name, source in names.items())])
     unset = " ".join((VARIABLE, guard.COMMAND, *hidden))
-    # The shell's own variables have names that no program asks for: a variable of the program's would keep their value.
+    # The shell's variables have names that no program uses: a program's own variable would be overwritten.
     start = '(exec "$@"); _s=$?' if mpi.family == HYDRA else '{ (exec "$@" 2>&9 9>&-); _s=$?; } 9>&2 2>/dev/null'
     script = (
         f"{first}export {settings}; _t=${VARIABLE} _g=${guard.COMMAND}; unset {unset}; "
@@ -76,13 +76,13 @@ def wrapper(mpi: Mpi, first: str = "", secrets: Sequence[str] = ()) -> tuple[str
 
 
 def exports(given: Sequence[Export], environ: Mapping[str, str], made: Mapping[str, str]) -> tuple[Export, ...]:
-    """The variables that every rank gets: those that go without asking, those of `made`, and the user's, which win."""
+    """The variables of every rank: those that are always forwarded, those of `made`, and the user's, which win."""
     chosen = {
         name: Export(name)
         for name in sorted(environ)
         if environ[name] and (name in FORWARDED or name.startswith(FORWARDED_PREFIXES))
     }
-    if environ.get(VISIBLE) == "":  # which says something: there is no GPU
+    if environ.get(VISIBLE) == "":  # empty means: no GPU
         chosen[VISIBLE] = Export(VISIBLE, "")
     chosen |= {name: Export(name, value) for name, value in made.items()}
     chosen |= {one.name: one for one in given}
@@ -90,18 +90,18 @@ def exports(given: Sequence[Export], environ: Mapping[str, str], made: Mapping[s
 
 
 def values(exported: Sequence[Export], environ: Mapping[str, str]) -> dict[str, str]:
-    """The variables that `exported` stands for, as the ranks find them."""
+    """The values of `exported`, as the ranks see them."""
     found = {one.name: environ.get(one.name) if one.value is None else one.value for one in exported}
     return {name: value for name, value in found.items() if value is not None}
 
 
 def visible(given: Sequence[Export], environ: Mapping[str, str]) -> str | None:
-    """CUDA_VISIBLE_DEVICES as the ranks find it; None where it is not set."""
+    """CUDA_VISIBLE_DEVICES as the ranks see it; None if it is not set."""
     return values(exports(given, environ, {}), environ).get(VISIBLE)
 
 
 def inherited_options(environ: Mapping[str, str]) -> str:
-    """The user's own DDL_OPTIONS; "" where a job that this one is part of has made them for its own ranks."""
+    """The user's own DDL_OPTIONS; "" if ddlrun runs inside another job, which set them for its own ranks."""
     return "" if guard.MARK in environ else environ.get("DDL_OPTIONS", "")
 
 
@@ -114,11 +114,11 @@ def ddl_options(
     chosen: bool = True,
     verbose: bool = False,
 ) -> str:
-    """DDL_OPTIONS for libddl: ours, those that were `inherited` and, of the command line, `more`.
+    """DDL_OPTIONS for libddl: ddlrun's own, the `inherited` ones, and `more` from the command line.
 
-    Each option once: what the command line says goes before what is inherited, and that before what ddlrun chose; it is
-    `chosen` where the command line said mode or dimensions. With `verbose` libddl says what it measured and which plan
-    it chose. Raises UsageError if what was inherited is not names and values.
+    Each option stands once: the command line wins over inherited options, and these win over ddlrun's choice. `chosen`
+    says that the command line gave the mode or the dimensions. With `verbose`, libddl prints what it measured and which
+    plan it chose. Raises UsageError if the inherited options are not names and values.
     """
     sizes = f":{'x'.join(map(str, dimensions.sizes))}" if dimensions.sizes else ""
     ours = {"mode": mode.letters + sizes} | ({"dbg_level": "1"} if verbose else {})
@@ -138,7 +138,7 @@ def _names(words: Sequence[str]) -> set[str]:
 
 
 def threads(counts: Mapping[str, int], cores: Mapping[str, int]) -> int | None:
-    """OMP_NUM_THREADS: the cores that each rank has for itself; None where a host's cores are not known."""
+    """OMP_NUM_THREADS: the cores that each rank has for itself; None if a host's cores are not known."""
     if any(host not in cores for host in counts):
         return None
     return max(1, min(cores[host] // count for host, count in counts.items()))

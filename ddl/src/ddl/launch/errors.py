@@ -1,10 +1,10 @@
-"""What can go wrong before the program runs: one base, and one class for each thing that a user can do about it."""
+"""Errors before the program runs: one base, and a class for each kind of remedy."""
 
 from __future__ import annotations
 
 
 class LaunchError(Exception):
-    """Base of every error that ddlrun raises on purpose. `exit_status` is what the command line returns for it."""
+    """Base of every error that ddlrun raises on purpose. `exit_status` is the exit status of the command."""
 
     exit_status = 1
 
@@ -16,9 +16,10 @@ class UsageError(LaunchError, ValueError):
 
 
 class CheckError(LaunchError):
-    """The machine is not fit for what was asked.
+    """The machine cannot run what was asked.
 
-    Each of `failures` is a subject (what was looked at) and a text: asked, found, what to do. `lines` are both in one.
+    Each of `failures` has a subject (what was checked) and a text: what was asked, what was found, what to do. `lines`
+    joins the two.
     """
 
     exit_status = 3

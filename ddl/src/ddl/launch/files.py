@@ -10,11 +10,11 @@ from pathlib import Path
 from ddl.launch.counts import quoted
 from ddl.launch.errors import UsageError
 
-MOST_BYTES = 16 << 20  # of a host file with a line for each of a million ranks; /dev/zero has no end
+MOST_BYTES = 16 << 20  # enough for a host file with a line for each of a million ranks; /dev/zero has no end
 
 
 def read(path: Path) -> str:
-    """The text of a file of at most MOST_BYTES. Raises OSError, of a larger file EFBIG, and UnicodeDecodeError."""
+    """The text of a file of at most MOST_BYTES. Raises OSError (EFBIG if it is larger) and UnicodeDecodeError."""
     with path.open("rb") as file:
         text = file.read(MOST_BYTES + 1)
     if len(text) > MOST_BYTES:
@@ -23,9 +23,12 @@ def read(path: Path) -> str:
 
 
 def named(read: Callable[[Path], str], path: Path, name: str, expected: str) -> str:
-    """What `read` reads, for the option or variable `name`. Raises UsageError, which says what is `expected`."""
+    """The text that `read` returns for `path`, given by the option or variable `name`.
+
+    Raises UsageError, which says what is `expected`.
+    """
     try:
         return read(path)
     except (OSError, UnicodeDecodeError) as error:
-        why = error.strerror if isinstance(error, OSError) else "it is no text"
+        why = error.strerror if isinstance(error, OSError) else "it is not text"
         raise UsageError(f"{name}={quoted(str(path))}: cannot be read: {why}; expected {expected}") from None

@@ -1,4 +1,4 @@
-"""Write: the folder that a run keeps, under a name that mpirun can read."""
+"""Write: the folder of a run, under a name that mpirun can read."""
 
 from __future__ import annotations
 
@@ -24,11 +24,11 @@ _PLAIN = re.compile(r"[\w./-]*", re.ASCII)
 
 @contextmanager
 def readable(folder: Path) -> Iterator[Path]:
-    """A name of `folder` that mpirun can read, for as long as it needs it: a link in /tmp where its own is none.
+    """Yields a name of `folder` that mpirun can read: its own, or else a link in /tmp that lives as long as the `with`.
 
     Open MPI 5.0.11 takes "pe", in either case and anywhere in a rank file's path, for the option PE= of --map-by, which
-    forbids --bind-to. So nobody named Peter could start a job, nor 1 in 200 of those with a random name. A comma or a
-    colon ends a path for it. A blank does not; but only plain names are known to be read by every mpirun.
+    forbids --bind-to. So nobody named Peter could start a job, and 1 in 200 random names would fail. A comma or a colon
+    ends a path for it. A blank does not, but only plain names are known to work with every mpirun.
     """
     if _PLAIN.fullmatch(str(folder)) and "pe" not in str(folder).lower():
         yield folder
@@ -42,7 +42,7 @@ def readable(folder: Path) -> Iterator[Path]:
 
 
 def name(parent: Path | None) -> Path:
-    """Where this run will keep its files: below `parent`, else in the user's folder for state."""
+    """The folder for the files of this run: below `parent`, else in the user's folder for state."""
     if parent is None:
         state = os.environ.get("XDG_STATE_HOME") or Path.home() / ".local" / "state"
         parent = Path(state, "ddlrun")
@@ -50,9 +50,9 @@ def name(parent: Path | None) -> Path:
 
 
 def write(folder: Path, launch: Launch, job: Job) -> None:
-    """Keep what is run and why, for this user alone: mpirun's files, the command, the reasons, the hosts.
+    """Write mpirun's files, the command, the reasons and the hosts, readable by this user alone.
 
-    Raises UsageError if that is not possible. Of earlier runs, KEPT_RUNS stay.
+    Keeps the newest KEPT_RUNS folders of runs. Raises UsageError if a file cannot be written.
     """
     machines = {name: one.to_dict() for name, one in job.found.machines.items()}
     files = {

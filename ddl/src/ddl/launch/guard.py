@@ -1,11 +1,11 @@
-"""The guard: one process on each host of a job, by which the host and ddlrun know of each other's end.
+"""The guard: a process on each host of a job, so that the host and ddlrun learn of each other's end.
 
 The line of `sh` before the first rank of a host starts it (`environment.wrapper`), as a program of its own that needs
-the standard library alone. It holds a TCP connection to ddlrun over which nothing passes after its first line, but for
-a last one where MPI's daemon did not end in order; `watch` is the other end. When that ends, in order or because
-ddlrun, its host or a cable is gone, the guard ends what is left of the job on its host: every process that carries the
-job's mark in its environment, and all that those have started; then MPI's daemon. It makes no difference what the
-processes are doing, and whether they ever call MPI or ddl again.
+the standard library alone. It holds a TCP connection to ddlrun (`watch`). After its first line nothing passes over it,
+except a last line if MPI's daemon did not end in order. When the connection ends, in order or because ddlrun, its host
+or a cable is gone, the guard ends what is left of the job on its host: every process with the job's mark in its
+environment, their descendants, and then MPI's daemon. It does not matter what these processes are doing, or whether
+they ever call MPI or ddl again.
 """
 
 from __future__ import annotations
@@ -20,30 +20,30 @@ import time
 from collections.abc import Sequence
 from contextlib import suppress
 
-# Open MPI hands variables that begin with OMPI_ to every rank unasked, and hydra all of them; so none of this stands on
-# the command line that ddlrun prints. All but MARK are taken from the program's environment before it starts.
-COMMAND = "OMPI_DDLRUN_GUARD"  # what a host's first rank runs, as a line of sh
-KEY = "OMPI_DDLRUN_KEY"  # by which ddlrun knows its guards
-MARK = "OMPI_DDLRUN_JOB"  # by which the guard knows the job's processes
-FOLDER = "OMPI_DDLRUN_FOLDER"  # which it holds as long as the job has processes here, if this is ddlrun's host
+# Open MPI hands variables that begin with OMPI_ to every rank unasked, and hydra all of them; so these do not appear on
+# the command line that ddlrun prints. All but MARK are removed from the program's environment before it starts.
+COMMAND = "OMPI_DDLRUN_GUARD"  # a line of sh that the first rank of a host runs
+KEY = "OMPI_DDLRUN_KEY"  # ddlrun knows its guards by it
+MARK = "OMPI_DDLRUN_JOB"  # the guard knows the job's processes by it
+FOLDER = "OMPI_DDLRUN_FOLDER"  # on ddlrun's host: the guard locks it while the job has processes here
 VARIABLES = (COMMAND, KEY, MARK)
 
-ALONE = b"alone\n"  # MPI's daemon has ended before the rank that it started: somebody else ended it
+ALONE = b"alone\n"  # MPI's daemon ended before the rank that it started: somebody else ended it
 
-# The kernel answers probes also for a process that is stopped or starved, so silence means that a host or a link is
-# gone. Found 4 to 6 s after that; ranks find it among themselves after 4 to 7 s.
+# The kernel answers probes even for a process that is stopped or starved, so silence means that a host or a link is
+# gone. The guard finds out after 4 to 6 s; the ranks find out among themselves after 4 to 7 s.
 IDLE_SECONDS, PROBE_SECONDS, SILENT_SECONDS = 1, 1, 5
 
 _CONNECT_SECONDS = 5
-_ASKED_SECONDS = 1.0  # between asking the processes to end and making them
+_ASKED_SECONDS = 1.0  # between SIGTERM and SIGKILL
 _DAEMON_SECONDS = 2.0  # for MPI's daemon to end by itself when its ranks have
 
 
 def main(contacts: Sequence[str], daemon: int, rank: int) -> int:
     """Watch until the connection or MPI's daemon ends, then end the job's processes here.
 
-    `contacts` are HOST:PORT of ddlrun. Where none answers (a firewall, or ddlrun has just ended) the daemon is all that
-    there is to watch. `rank` is the shell that started us, a child of the daemon's.
+    `contacts` are HOST:PORT of ddlrun. If none answers (a firewall, or ddlrun has just ended), the guard watches the
+    daemon alone. `rank` is the shell that started the guard, a child of the daemon.
     """
     mark, key = os.environ[MARK], os.environ[KEY]
     os.setsid()  # MPI ends a rank with its whole process group
@@ -51,15 +51,15 @@ def main(contacts: Sequence[str], daemon: int, rank: int) -> int:
     hold_folder(os.environ.get(FOLDER, ""))
     held, started_by, mpirun = _hold(daemon), _hold(rank), _mpirun_of(daemon, mark)
     connection = connect(contacts)
-    with suppress(OSError):  # an error is the end, too
+    with suppress(OSError):  # an error counts as the end
         if connection is not None:
             connection.sendall(f"{key} {os.environ['RANK']}\n".encode())
         if held is not None:
             ddlrun = [connection.fileno()] if connection else []
             ended, _, _ = select.select([held, *ddlrun], [], [])
             if held in ended and (started_by is None or _has_ended(started_by)):
-                # In order. mpirun may wait for other hosts' ranks; asked to end while it ends by itself, it would die
-                # with its last lines unsaid. Where it hangs ddlrun ends it, and the connection.
+                # The daemon ended in order. mpirun may still wait for the ranks of other hosts; a signal now would kill
+                # it before it prints its last lines. If it hangs, ddlrun ends it, and the connection.
                 if mpirun is not None:
                     select.select([mpirun, *ddlrun], [], [])
             elif connection is not None and held in ended:
@@ -71,21 +71,21 @@ def main(contacts: Sequence[str], daemon: int, rank: int) -> int:
 
 
 def hold_folder(folder: str) -> None:
-    """Lock the job's folder until this process ends: other runs remove those that nobody has locked (`leftovers`)."""
+    """Lock the job's folder until this process ends: other runs remove folders that are not locked (`leftovers`)."""
     with suppress(OSError):
         descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
         fcntl.flock(descriptor, fcntl.LOCK_SH | fcntl.LOCK_NB)
 
 
 def _hold(pid: int) -> int | None:
-    """A process, by a descriptor: its number may be another's one day. None where it has ended."""
+    """A descriptor for a process, because its number may be reused. None if the process has ended."""
     with suppress(ProcessLookupError):
         return os.pidfd_open(pid) if pid > 1 else None
     return None
 
 
 def _mpirun_of(daemon: int, mark: str) -> int | None:
-    """mpirun, where it runs on this host and is not the daemon itself."""
+    """A descriptor for mpirun, if it runs on this host and is not the daemon itself."""
     fields = _fields(daemon)
     parent = int(fields[1]) if fields else 0
     return _hold(parent) if _has_mark(parent, mark) else None
@@ -110,7 +110,7 @@ def connect(contacts: Sequence[str]) -> socket.socket | None:
 
 
 def keep_alive(connection: socket.socket) -> None:
-    """Let the kernel find out that the other host, or the way to it, is gone, while nothing is sent."""
+    """Have the kernel find out that the other host or the link is gone, even if nothing is sent."""
     connection.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
     connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPIDLE, IDLE_SECONDS)
     connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPINTVL, PROBE_SECONDS)
@@ -119,8 +119,8 @@ def keep_alive(connection: socket.socket) -> None:
 
 
 def end_marked(mark: str) -> None:
-    """End every process of the job on this host: asked first, then made to."""
-    known: dict[int, int] = {}  # and when each began: one that has lost its parent is no descendant of ours any more
+    """End every process of the job on this host: SIGTERM first, then SIGKILL."""
+    known: dict[int, int] = {}  # and when each began; an orphan is found by this once it is no descendant any more
     for number, seconds in ((signal.SIGTERM, _ASKED_SECONDS), (signal.SIGKILL, 5.0)):
         told: set[int] = set()
         until = time.monotonic() + seconds
@@ -135,7 +135,7 @@ def end_marked(mark: str) -> None:
 
 
 def end_daemon(held: int) -> None:
-    """End MPI's daemon, if it does not by itself."""
+    """End MPI's daemon, if it does not end by itself."""
     for number in (signal.SIGTERM, signal.SIGKILL):
         if _has_ended(held, _DAEMON_SECONDS):
             return
@@ -146,9 +146,9 @@ def end_daemon(held: int) -> None:
 
 
 def marked(mark: str) -> dict[int, int]:
-    """The job's processes on this host but for this one, and when each began.
+    """The job's processes on this host except this one, and when each began.
 
-    They are those with its mark, and those that descend from them: a program may have written over its environment.
+    They are the processes with its mark and their descendants: a program may have overwritten its environment.
     """
     here = _namespace(os.getpid())
     parents: dict[int, int] = {}
@@ -179,7 +179,7 @@ def _has_mark(pid: int, mark: str) -> bool:
 
 
 def _fields(pid: int) -> list[bytes] | None:
-    """What /proc says of a process after its name, from its state on; None where it has ended."""
+    """The fields of /proc/PID/stat after the name, from the state on; None if the process has ended."""
     try:
         with open(f"/proc/{pid}/stat", "rb") as file:
             fields = file.read().rpartition(b")")[2].split()  # the name may hold blanks and brackets
@@ -189,7 +189,7 @@ def _fields(pid: int) -> list[bytes] | None:
 
 
 def _began(pid: int) -> int:
-    """When a process began, in ticks of the kernel; 0 where it has ended."""
+    """When a process began, in ticks of the kernel; 0 if it has ended."""
     fields = _fields(pid)
     return int(fields[19]) if fields else 0
 

@@ -18,12 +18,12 @@ _EXPECTED = "a file with a host a line"
 MOST_HOSTS = 1 << 16
 _MOST_NUMBER = 10**12  # in a host's name
 
-_HOST = re.compile(r"(?!.{254})(?!.*[^.]{64})[A-Za-z0-9]([A-Za-z0-9._-]*[A-Za-z0-9])?")  # as long as DNS allows
+_HOST = re.compile(r"(?!.{254})(?!.*[^.]{64})[A-Za-z0-9]([A-Za-z0-9._-]*[A-Za-z0-9])?")  # at most as long as DNS allows
 
 
 @dataclass(frozen=True)
 class Host:
-    """A host as the user or the batch system calls it; `slots` None: nobody said how many ranks it may take."""
+    """A host as the user or the batch system calls it; `slots` is None if nobody said how many ranks it may take."""
 
     name: str
     slots: int | None = None
@@ -33,14 +33,14 @@ class Host:
 class Allocation:
     """Hosts in the order they were listed; `source` says where they are from.
 
-    `asked` is whether somebody counted ranks in the slots, so that they say how many ranks there are where no GPU
-    does. Otherwise (LSF counts cores) they are only the most that a host may take.
+    `asked` says that the slots count ranks; without GPUs they then give the number of ranks. Otherwise (LSF counts
+    cores) they are only the most ranks that a host may take.
     """
 
     hosts: tuple[Host, ...]
     source: str
     asked: bool = True
-    batch: str = ""  # "slurm", "lsf", "operator" where that is where the hosts are from
+    batch: str = ""  # "slurm", "lsf" or "operator" if the hosts come from one of these
 
     @property
     def names(self) -> tuple[str, ...]:
@@ -58,7 +58,7 @@ def allocation(
 ) -> Allocation:
     """The hosts to use: `given` (-H), else `hostfile`, else Slurm's, LSF's or the MPI Operator's, else `here`.
 
-    `read` reads a text file. Raises UsageError for names that cannot be, and where a file cannot be read.
+    `read` reads a text file. Raises UsageError if a name is impossible or a file cannot be read.
     """
     if given is not None:
         return Allocation(parse_hosts(given), f"-H {given}")
@@ -84,7 +84,7 @@ def allocation(
 
 
 def parse_hosts(text: str) -> tuple[Host, ...]:
-    """`a,b:2,c` as hosts; a name that comes again adds its slots, as for mpirun. Raises UsageError."""
+    """`a,b:2,c` as hosts; a repeated name adds its slots, as for mpirun. Raises UsageError."""
     hosts = []
     for word in text.split(","):
         name, colon, slots = word.strip().partition(":")
@@ -108,9 +108,7 @@ def parse_hostfile(text: str, path: str) -> tuple[Host, ...]:
             if key == "slots" and equals:
                 slots = _slots(value, where)
             elif key not in ("max_slots", "max-slots", "user"):
-                raise UsageError(
-                    f"{where}: {quoted(word)} is not understood; expected HOST, HOST:SLOTS or HOST slots=N"
-                )
+                raise UsageError(f"{where}: {quoted(word)} is no setting; expected HOST, HOST:SLOTS or HOST slots=N")
         hosts.append(Host(_name(name, where), slots))
     if not hosts:
         raise UsageError(f"{path}: it names no host; expected a line for each, such as: host1 slots=4")
@@ -133,7 +131,7 @@ def expand_nodelist(text: str) -> tuple[str, ...]:
 
 
 def _count(hosts: int, text: str) -> None:
-    """Refuse a list before it is made if it has more hosts than a job can have."""
+    """Raises UsageError if a list would have more hosts than a job can have, before the list is made."""
     if hosts > MOST_HOSTS:
         raise UsageError(f"SLURM_JOB_NODELIST={quoted(text)}: more than {MOST_HOSTS:,} hosts; expected at most so many")
 
@@ -156,7 +154,7 @@ def expand_counts(text: str) -> tuple[int, ...]:
 
 def _slurm(nodes: str, environ: Mapping[str, str]) -> Allocation:
     names = expand_nodelist(nodes)
-    # Slurm says 1 task a node also where nobody asked for a number. Only these are set when somebody did.
+    # Slurm says 1 task a node even if nobody asked for a number. Only these two mean that somebody did.
     asked = next((name for name in ("SLURM_NTASKS_PER_NODE", "SLURM_NTASKS") if environ.get(name)), "")
     tasks = environ.get("SLURM_STEP_TASKS_PER_NODE", "") or environ.get("SLURM_TASKS_PER_NODE", "")
     source = f"Slurm's job {environ.get('SLURM_JOB_ID', '')}".rstrip()
@@ -207,7 +205,7 @@ def _expanded(ranges: str, text: str) -> Iterable[str]:
 
 def _name(name: str, where: str) -> str:
     if not _HOST.fullmatch(name):
-        raise UsageError(f"{where}: {quoted(name)} is no name of a host; expected names such as host1 or 10.0.0.1")
+        raise UsageError(f"{where}: {quoted(name)} is not a host name; expected names such as host1 or 10.0.0.1")
     return name
 
 
@@ -215,11 +213,11 @@ def _slots(text: str, where: str) -> int:
     try:
         return whole(text)
     except ValueError as error:
-        raise UsageError(f"{where}: {quoted(text)} is no number of slots; {error}") from None
+        raise UsageError(f"{where}: {quoted(text)} is not a number of slots; {error}") from None
 
 
 def _merged(hosts: Iterable[Host]) -> tuple[Host, ...]:
-    """Each host once; one that is listed again, as one line a slot, has the sum (a line without a number is 1)."""
+    """Each host once. If a host is listed several times, its slots add up; a line without a number counts 1."""
     found: dict[str, list[int | None]] = {}
     for host in hosts:
         found.setdefault(host.name, []).append(host.slots)

@@ -1,4 +1,4 @@
-"""How many ranks run on each host. Pure."""
+"""Decide: how many ranks run on each host. Pure."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from ddl.launch.machine import Machine
 
 @dataclass(frozen=True)
 class Layout:
-    """Ranks on each host that takes part, in the order listed; hosts that are left over can replace one that fails."""
+    """Ranks on each host that takes part, in the order listed; `spares` can replace a host that fails."""
 
     hosts: tuple[str, ...]
     counts: tuple[int, ...]
@@ -35,8 +35,8 @@ def choose(
 ) -> Layout:
     """Ranks for each host: `ranks` in all, else `accelerators` a host, else one a GPU, else the slots, else a socket.
 
-    Without its machine a host counts as one with a single socket and no GPU. Raises CheckError where the slots do not
-    suffice; it names both numbers.
+    A host without an entry in `machines` counts as one with a single socket and no GPU. Raises CheckError if the slots
+    do not suffice; it names both numbers.
     """
     hosts = allocation.hosts
     if accelerators is not None:
@@ -74,7 +74,7 @@ def _sockets(machines: Mapping[str, Machine], host: Host) -> int:
 
 
 def _capacity(allocation: Allocation, machines: Mapping[str, Machine], ranks: int) -> tuple[int | None, ...]:
-    """How many ranks each host takes: its slots, else its GPUs where these suffice for all, else any number (None)."""
+    """How many ranks each host takes: its slots, else its GPUs if these suffice for all, else any number (None)."""
     gpus = [len(machines[host.name].gpus) if host.name in machines else 0 for host in allocation.hosts]
     soft = [count if sum(gpus) >= ranks else None for count in gpus]
     return tuple(
@@ -84,9 +84,9 @@ def _capacity(allocation: Allocation, machines: Mapping[str, Machine], ranks: in
 
 
 def _dealt(ranks: int, most: tuple[int | None, ...]) -> tuple[int, ...]:
-    """`ranks` over hosts: as many on each where that is possible, else host after host until they are placed.
+    """Spread `ranks` over hosts: evenly if that is possible, else host after host until all are placed.
 
-    Where nothing bounds any host (None), each takes as many as another, or one more.
+    If no host has a limit (None), their numbers differ by at most one.
     """
     even, rest = divmod(ranks, len(most))
     if all(count is None for count in most):

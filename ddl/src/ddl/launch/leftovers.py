@@ -1,9 +1,9 @@
-"""MPI's files that stay if mpirun is killed, and how the next run knows that they are unused.
+"""MPI's files that stay behind if mpirun is killed, and how the next run knows that they are unused.
 
-Open MPI keeps a file of 16 MiB a rank in /dev/shm and a folder in /tmp, and nothing removes them once mpirun is killed
-with SIGKILL, or with ddlrun. So on ddlrun's host each run gives it a folder for both. ddlrun and the guard hold a lock
-on that folder, which the kernel lets go of when they have ended, however that was. Whoever can lock a folder alone may
-remove it.
+Open MPI keeps a file of 16 MiB a rank in /dev/shm and a folder in /tmp. Nothing removes them if mpirun is killed with
+SIGKILL, or together with ddlrun. So on ddlrun's host each run gives Open MPI a folder for both. ddlrun and the guard
+hold a shared lock on that folder, and the kernel releases it when they end, in whatever way. A process that gets an
+exclusive lock on the folder may remove it.
 """
 
 from __future__ import annotations
@@ -21,16 +21,16 @@ from pathlib import Path
 from ddl.launch.guard import FOLDER
 
 MEMORY = Path("/dev/shm")
-MARKER = ".ddlrun"  # a file by which a folder is known as one of ours: its name alone is no proof
+MARKER = ".ddlrun"  # this file marks a folder as ours: its name alone is no proof
 
 
 def base() -> Path:
-    """Where the folders are: memory, where Open MPI's own files would be."""
+    """The parent of the folders: in memory, as Open MPI's own files would be."""
     return MEMORY if os.access(MEMORY, os.W_OK | os.X_OK) else Path(tempfile.gettempdir())
 
 
 def held(folder: Path, *, alone: bool = False) -> int | None:
-    """A lock on a folder: a descriptor; None if it cannot be had, or the folder is not there, or another user's."""
+    """Lock a folder; returns a descriptor, or None if it is locked, missing or another user's."""
     try:
         descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)
     except OSError:
@@ -38,7 +38,7 @@ def held(folder: Path, *, alone: bool = False) -> int | None:
     try:
         if os.fstat(descriptor).st_uid == os.geteuid():
             fcntl.flock(descriptor, (fcntl.LOCK_EX if alone else fcntl.LOCK_SH) | fcntl.LOCK_NB)
-            # Not one that was removed between the two calls.
+            # The folder may have been removed between the two calls.
             if os.path.samestat(os.fstat(descriptor), os.stat(folder, follow_symlinks=False)):
                 return descriptor
     except OSError:
@@ -49,9 +49,9 @@ def held(folder: Path, *, alone: bool = False) -> int | None:
 
 @contextmanager
 def folder() -> Iterator[Path | None]:
-    """A new folder for the time of a `with`, after those of runs that were killed are gone; None if there can be none.
+    """Yields a new folder, or None if none can be made. First removes the folders of runs that were killed.
 
-    If a process of the job still holds it at the end, it stays for the next run to remove.
+    If a process of the job still holds it at the end, the next run removes it.
     """
     where = base()
     clear(where)
@@ -67,7 +67,7 @@ def folder() -> Iterator[Path | None]:
 
 
 def _make(made: Path) -> int | None:
-    """Make the folder and its marker; a lock on it, or None if it could not be made, and then nothing of it is left."""
+    """Make the folder and its marker; returns a lock on it, or None if that fails, and then leaves nothing behind."""
     try:
         made.mkdir(mode=0o700)
     except OSError:
@@ -75,7 +75,7 @@ def _make(made: Path) -> int | None:
     lock = held(made)
     with suppress(OSError):
         if lock is not None:
-            (made / MARKER).touch()  # only now: a folder without it is never cleared
+            (made / MARKER).touch()  # only now, because no other run removes a folder without it
             return lock
     if lock is not None:
         os.close(lock)
@@ -85,7 +85,7 @@ def _make(made: Path) -> int | None:
 
 
 def clear(where: Path) -> None:
-    """Remove the folders that earlier runs of this user made and no process holds."""
+    """Remove the folders that earlier runs of this user made and that no process holds."""
     name = re.compile(rf"ddlrun-{os.geteuid()}-[0-9a-f]{{16}}")
     with suppress(OSError):
         for one in list(where.iterdir()):
@@ -103,18 +103,16 @@ _TEMPORARY = ("PRTE_MCA_prte_local_tmpdir_base", "OMPI_MCA_orte_local_tmpdir_bas
 
 
 def variables(made: Path | None, environ: Mapping[str, str]) -> dict[str, str]:
-    """What has mpirun use the folder for its own files, unless the user has named another; for the ranks' files see
-    `redirection`.
-    """
+    """The variables by which mpirun uses the folder, unless the user named another; `redirection` is for the ranks."""
     if made is None:
         return {}
     return {FOLDER: str(made)} | {name: str(made) for name in _TEMPORARY if not environ.get(name)}
 
 
 def redirection(kind: str) -> str:
-    """A piece of sh by which a rank that is on ddlrun's host puts its shared memory there; "" for hydra.
+    """A piece of sh with which a rank on ddlrun's host puts its shared memory there; "" for hydra.
 
-    mpirun's own variables end here: Open MPI 4 takes them for a contradiction to what it tells its ranks.
+    It unsets mpirun's own variables: Open MPI 4 would find that they contradict what it tells its ranks.
     """
     transports = {"openmpi5": "sm", "openmpi4": "vader"}
     if kind not in transports:

@@ -1,4 +1,4 @@
-"""Look: MPI, the hosts and what each of them has, and a row for each check of that."""
+"""Look: find MPI and the hosts, see what each host has, and check it."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ _RANKS = "lines such as: rank 0=host1 slot=0"
 def look(asked: Options, environ: Mapping[str, str], rows: list[Check] | None = None) -> Found:
     """Find MPI and the hosts, and check them; each check is added to `rows` as soon as it is made.
 
-    Raises CheckError if there is nothing to check without it (mpirun), UsageError for names that cannot be.
+    Raises CheckError if there is no mpirun, without which nothing can be checked, and UsageError for impossible names.
     """
     rows = [] if rows is None else rows
     allocation = hosts.allocation(
@@ -58,9 +58,9 @@ def look(asked: Options, environ: Mapping[str, str], rows: list[Check] | None = 
     return replace(found, machines=reached.machines, here=here, rows=tuple(rows))
 
 
-@process.unwinding()  # it has files and children
+@process.unwinding()  # it makes files and starts children
 def reach_hosts(asked: Options, found: Found) -> Reached:
-    """What each host has; without checks, this one alone is looked at."""
+    """What each host has; with --skipchecks, only this host is looked at."""
     if asked.skipchecks:
         own = reach.here(environment.visible(asked.exports, found.environ))
         return Reached({name: own for name in found.allocation.names if reach.is_here(name)})
@@ -68,7 +68,7 @@ def reach_hosts(asked: Options, found: Found) -> Reached:
 
 
 def _agent_problem(found: Found) -> str:
-    """Why no other host can be reached at all; "" if nothing speaks against it."""
+    """Why no other host can be reached at all; "" if there is no such reason."""
     if all(map(reach.is_here, found.allocation.names)) or found.allocation.batch == "slurm" or found.agent:
         return ""
     if any(shutil.which(name, path=found.environ.get("PATH")) for name in ("ssh", "rsh")):

@@ -1,4 +1,4 @@
-"""What one host has: sockets, cores, memory domains, GPUs, network interfaces. Read from /sys, /proc and NVML."""
+"""The hardware of one host: sockets, cores, memory domains, GPUs, network interfaces; from /sys, /proc and NVML."""
 
 from __future__ import annotations
 
@@ -17,6 +17,7 @@ from typing import Any
 
 import ddl
 from ddl import library
+from ddl.launch.counts import format_runs, parse_runs
 
 _SIOCGIFADDR, _SIOCGIFNETMASK = 0x8915, 0x891B
 _MEGABYTE = 1 << 20
@@ -24,7 +25,7 @@ _MEGABYTE = 1 << 20
 
 @dataclass(frozen=True)
 class Socket:
-    """A processor's package, as far as this process may use it: its cores, and the kernel's numbers of its CPUs."""
+    """A processor package: its cores, and the kernel's numbers of the CPUs that this process may use."""
 
     cores: int
     cpus: tuple[int, ...]
@@ -32,9 +33,9 @@ class Socket:
 
 @dataclass(frozen=True)
 class Gpu:
-    """A GPU; `socket` indexes Machine.sockets, None where NVML does not say. Memory in MiB, 0 where it does not say.
+    """A GPU; `socket` indexes Machine.sockets, None if NVML does not say. Memory in MiB, 0 if it does not say.
 
-    `fault` is what NVML says of one that cannot be used; "" where it can.
+    `fault` is NVML's reason why the GPU cannot be used; "" if it can.
     """
 
     name: str
@@ -46,13 +47,13 @@ class Gpu:
 
 @dataclass(frozen=True)
 class Nic:
-    """A network interface with its IPv4 address and prefix length; `routes` is whether it leads to other hosts."""
+    """A network interface with its IPv4 address and prefix length; `routes` says whether it leads to other hosts."""
 
     name: str
     address: str
     prefix: int
     routes: bool
-    why: str  # why it does or does not
+    why: str  # why it leads to other hosts or does not
 
     @property
     def network(self) -> str:
@@ -69,11 +70,11 @@ class Machine:
     numa_nodes: int = 1
     gpus: tuple[Gpu, ...] = ()
     nics: tuple[Nic, ...] = ()
-    fabrics: tuple[str, ...] = ()  # adapters of InfiniBand, EFA, Slingshot, ...: what MPI can use in place of TCP
+    fabrics: tuple[str, ...] = ()  # adapters of InfiniBand, EFA, Slingshot, ..., which MPI can use in place of TCP
     python: str = field(default_factory=platform.python_version)
     ddl: str = ddl.__version__
     plugin: bool = field(default_factory=lambda: library.beside(library.PLUGIN) is not None)  # libddl's, for MPI
-    free_port: int = 0  # a TCP port that nobody used; 0: not looked for
+    free_port: int = 0  # a TCP port that was free; 0: not looked for
 
     @property
     def cores(self) -> int:
@@ -84,15 +85,15 @@ class Machine:
         """Plain data for JSON; CPUs in the kernel's short form (0-15,32-47), so that a host is one short line."""
         made = asdict(self)
         for row, one in zip(made["sockets"], self.sockets, strict=True):
-            row["cpus"] = format_cpus(one.cpus)
+            row["cpus"] = format_runs(one.cpus)
         return made
 
     @classmethod
     def from_dict(cls, data: Mapping[str, Any]) -> Machine:
-        """What `to_dict` made. Raises KeyError, TypeError or ValueError for anything else."""
+        """The inverse of `to_dict`. Raises KeyError, TypeError or ValueError for other data."""
         return cls(
             name=str(data["name"]),
-            sockets=tuple(Socket(int(row["cores"]), parse_cpus(row["cpus"])) for row in data["sockets"]),
+            sockets=tuple(Socket(int(row["cores"]), parse_runs(row["cpus"])) for row in data["sockets"]),
             numa_nodes=int(data["numa_nodes"]),
             gpus=tuple(Gpu(**row) for row in data["gpus"]),
             nics=tuple(Nic(**row) for row in data["nics"]),
@@ -115,9 +116,8 @@ def read(
 ) -> Machine:
     """This host, or the one whose /sys and /proc lie under `root`.
 
-    The rest stands for what a file system does not show, and is asked of this host where it is None: its name, the
-    CPUs that this process may use, "address/prefix" by interface, GPUs with the CPUs near them, and
-    CUDA_VISIBLE_DEVICES.
+    The other arguments give what a file system does not show; None asks this host: its name, the CPUs that this process
+    may use, "address/prefix" by interface, the GPUs with the CPUs near them, and CUDA_VISIBLE_DEVICES.
     """
     sockets = _sockets(root, os.sched_getaffinity(0) if allowed is None else allowed)
     found = list(_nvml_gpus() if gpus is None else gpus)
@@ -135,36 +135,16 @@ def read(
 
 
 def kernel() -> str:
-    """The first two numbers of its version: what figures may depend on, and not which build of it a host runs."""
+    """The first two numbers of the kernel's version: figures may depend on these, but not on the build."""
     found = re.match(r"\d+\.\d+", platform.release())
     return found[0] if found else "not known"
 
 
 def free_port() -> int:
-    """A TCP port of this host that nobody uses now."""
+    """A TCP port of this host that is free now."""
     with socket.socket() as one:
         one.bind(("", 0))
         return int(one.getsockname()[1])
-
-
-def parse_cpus(text: str) -> tuple[int, ...]:
-    """The kernel's list of numbers: `0-2,8` is 0 1 2 8. Raises ValueError."""
-    cpus: list[int] = []
-    for part in filter(None, text.strip().split(",")):
-        low, dash, high = part.partition("-")
-        cpus += range(int(low), int(high if dash else low) + 1)
-    return tuple(cpus)
-
-
-def format_cpus(cpus: Collection[int]) -> str:
-    """Numbers as the kernel lists them, the inverse of `parse_cpus`."""
-    runs: list[list[int]] = []
-    for cpu in sorted(cpus):
-        if runs and cpu == runs[-1][1] + 1:
-            runs[-1][1] = cpu
-        else:
-            runs.append([cpu, cpu])
-    return ",".join(str(low) if low == high else f"{low}-{high}" for low, high in runs)
 
 
 def _sockets(root: Path, allowed: Collection[int]) -> tuple[Socket, ...]:
@@ -176,10 +156,10 @@ def _sockets(root: Path, allowed: Collection[int]) -> tuple[Socket, ...]:
         if cpu not in allowed:
             continue
         topology = folder / f"cpu{cpu}" / "topology"
-        # A virtual machine or an Arm board may say -1, or nothing at all, for what it does not know.
+        # A virtual machine or an Arm board may give -1, or no value, if it does not know.
         package = _number(topology / "physical_package_id")
         siblings = _text(topology / "thread_siblings_list")
-        cores.setdefault(max(package, 0), set()).add(min(parse_cpus(siblings)) if siblings else cpu)
+        cores.setdefault(max(package, 0), set()).add(min(parse_runs(siblings)) if siblings else cpu)
         cpus.setdefault(max(package, 0), []).append(cpu)
     if not cpus:  # no /sys, as in some containers
         numbers = tuple(sorted(allowed))
@@ -199,7 +179,7 @@ def _nics(root: Path, addresses: Mapping[str, str]) -> tuple[Nic, ...]:
 
 
 def _leads(folder: Path, name: str) -> tuple[bool, str]:
-    """Whether the interface leads to other hosts, as far as its own host can tell, and why."""
+    """Whether the interface leads to other hosts, as far as this host can tell, and why."""
     here = folder / name
     if _number(here / "flags", 16) & 0x8 or name == "lo":
         return False, "loopback"
@@ -211,7 +191,7 @@ def _leads(folder: Path, name: str) -> tuple[bool, str]:
 
 
 def _is_card(port: Path) -> bool:
-    """Whether it is a network card, or something that stands on one: a bond, a VLAN."""
+    """Whether it is a network card, or built on one: a bond, a VLAN."""
     if (port / "device").exists() or (port / "bonding").is_dir():
         return True
     below = [name.removeprefix("lower_") for name in _names(port) if name.startswith("lower_")]
@@ -234,7 +214,7 @@ def _addresses(root: Path) -> dict[str, str]:
 
 
 def _nvml_gpus() -> list[tuple[Gpu, Collection[int]]]:
-    """Every GPU of this host with the CPUs near it; none where NVML's package or its library is missing."""
+    """Every GPU of this host with the CPUs near it; none if NVML's package or its library is missing."""
     try:
         nvml = importlib.import_module("pynvml")
     except ImportError:
@@ -258,13 +238,13 @@ def _faulty(fault: str) -> tuple[Gpu, Collection[int]]:
 def _nvml_gpu(nvml: Any, index: int) -> tuple[Gpu, Collection[int]]:
     try:
         handle = nvml.nvmlDeviceGetHandleByIndex(index)
-    except nvml.NVMLError as error:  # it has fallen off its bus, or needs another driver, or other rights
+    except nvml.NVMLError as error:  # it has fallen off its bus, needs another driver, or may not be opened
         return _faulty(f"GPU {index} cannot be used: NVML says: {error}")
 
     def ask(what: str, *more: int) -> Any:
         try:
             return getattr(nvml, what)(handle, *more)
-        except nvml.NVMLError:  # this kind does not know, or a virtual machine hides it
+        except nvml.NVMLError:  # this kind of GPU does not tell, or a virtual machine hides it
             return None
 
     masks = ask("nvmlDeviceGetCpuAffinity", (os.cpu_count() or 1) // 64 + 1) or ()
@@ -278,9 +258,9 @@ def _nvml_gpu(nvml: Any, index: int) -> tuple[Gpu, Collection[int]]:
 
 
 def _visible(count: int, text: str | None) -> list[int]:
-    """The GPUs that CUDA_VISIBLE_DEVICES leaves, as CUDA reads it: the list ends at the first that is none.
+    """The GPUs that CUDA_VISIBLE_DEVICES leaves, as CUDA reads it: the list ends at the first word that names no GPU.
 
-    Names (GPU-..., MIG-...) are counted and stand for the first GPUs: NVML's own order is not known here.
+    Names (GPU-..., MIG-...) are only counted, and taken for the first GPUs: their order in NVML is not known here.
     """
     if text is None:
         return list(range(count))
@@ -295,7 +275,7 @@ def _visible(count: int, text: str | None) -> list[int]:
 
 
 def _nearest(sockets: tuple[Socket, ...], near: Collection[int]) -> int | None:
-    """The socket that has most of the CPUs `near` a GPU; None where they tell none apart."""
+    """The socket with the most CPUs `near` a GPU; None if there is no single one."""
     shares = [len(set(one.cpus) & set(near)) / len(one.cpus) for one in sockets]
     best = max(shares, default=0.0)
     return shares.index(best) if best and shares.count(best) == 1 else None

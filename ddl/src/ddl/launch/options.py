@@ -1,7 +1,7 @@
-"""Ask: what a command line says that ddlrun is to do.
+"""Ask: the options of ddlrun's command line.
 
-Options have one dash or two, as the original's had, and stand before the program; the first word that is no option, or
-that comes after `--`, is the program, and what follows it is the program's own.
+Options have one dash or two, as the original's had, and stand before the program. The program is the first word that is
+not an option, or the word after `--`; the words after it are the program's own.
 """
 
 from __future__ import annotations
@@ -20,16 +20,16 @@ from ddl.launch.console import show
 from ddl.launch.counts import quoted, whole
 from ddl.launch.errors import UsageError
 
-COMMANDS = ("doctor",)  # those that take these options; bench and plan have their own
+COMMANDS = ("doctor",)  # the commands that take these options; bench and plan have options of their own
 MODES = "bnrmp"
-DIMENSIONS = 4  # ranks a host, hosts a rack, racks, aisles: what ddlrun chooses where nobody gives any
+DIMENSIONS = 4  # ranks a host, hosts a rack, racks, aisles: ddlrun's default
 ORDERS = ("ranks", "hosts")
 START_SECONDS = 60  # for mpirun to start the next program on a host
 
 
 @dataclass(frozen=True)
 class Mode:
-    """How the dimensions are reduced: one letter for all or one for each, and their sizes if the user gave them."""
+    """How the dimensions are reduced: one letter for all or one for each, and their sizes if the user gave sizes."""
 
     letters: str = "p"
     dimensions: tuple[int, ...] = ()
@@ -42,7 +42,7 @@ class Mode:
 class Export:
     """A variable for every rank; `value` None takes the one that ddlrun has.
 
-    The value of a `secret` one reaches the ranks through the environment, and is never shown.
+    A `secret` value reaches the ranks through the environment and is never printed.
     """
 
     name: str
@@ -52,7 +52,7 @@ class Export:
 
 _VARIABLE = re.compile(r"[A-Za-z_][A-Za-z0-9_]*", re.ASCII)
 
-MEASURED = Mode()  # where nobody chooses; who says `-m p` has chosen an equal one, and not this
+MEASURED = Mode()  # the default; `-m p` makes an equal Mode that is another object, so the two can be told apart
 
 
 def parse_mode(text: str) -> Mode:
@@ -96,8 +96,8 @@ def _words(text: str) -> list[str]:
 
 def _export(text: str) -> Export:
     variable, equals, value = text.partition("=")
-    if not _VARIABLE.fullmatch(variable):  # the value stays unsaid
-        raise ValueError(f"{quoted(variable)}: no name of a variable; expected VAR or VAR=VALUE")
+    if not _VARIABLE.fullmatch(variable):  # the message leaves out the value: it may be secret
+        raise ValueError(f"{quoted(variable)}: not a variable name; expected VAR or VAR=VALUE")
     return Export(variable, value, secret=True) if equals else Export(variable)
 
 
@@ -106,7 +106,7 @@ def check_ddl_words(words: Sequence[str], name: str) -> None:
     for at in range(0, len(words), 2):
         if not words[at].startswith("-"):
             raise UsageError(
-                f"{name}: {quoted(words[at])} is no option of libddl; expected names and values, such as "
+                f"{name}: {quoted(words[at])} is not an option of libddl; expected names and values, such as "
                 f"{name}='-dbg_level 1'"
             )
         if at + 1 == len(words):
@@ -115,7 +115,7 @@ def check_ddl_words(words: Sequence[str], name: str) -> None:
 
 @dataclass(frozen=True)
 class Options:
-    """What ddlrun is asked to do. A field that is None or empty is chosen by ddlrun, which can say why (--verbose)."""
+    """The options of ddlrun. It chooses the fields that are None or empty, and prints its reasons with --verbose."""
 
     hosts: str | None = None
     hostfile: Path | None = None
@@ -145,12 +145,12 @@ class Options:
 
     @property
     def secrets(self) -> list[tuple[str, str]]:
-        """Names and values of the variables that nobody else may read."""
+        """Names and values of the secret variables."""
         return [(one.name, one.value) for one in self.exports if one.secret and one.value]
 
 
 def add_options(parser: Parser) -> None:
-    """Have `parser` read the options that say where and how ranks run; one that is not given leaves no value."""
+    """Add the options that say where and how ranks run; an option that is not given sets no attribute."""
 
     def group(title: str) -> Callable[..., object]:
         return partial(parser.add_argument_group(title).add_argument, default=argparse.SUPPRESS)
@@ -201,7 +201,7 @@ def add_options(parser: Parser) -> None:
 
 
 def made(*given: argparse.Namespace, **more: object) -> Options:
-    """The options of what `add_options` had read, one part of a command line after the other. Raises UsageError."""
+    """Make Options of parsed namespaces, in the order of the command line. Raises UsageError."""
     values: dict[str, object] = {}
     for name, value in (pair for part in given for pair in vars(part).items()):
         if isinstance(value, list):
@@ -215,7 +215,7 @@ def made(*given: argparse.Namespace, **more: object) -> Options:
 
 
 def parse(argv: Sequence[str]) -> Options | None:
-    """The options of a command line, without the `ddlrun` before it; None: help was asked for, and is printed.
+    """Parse a command line without its `ddlrun`; None if it asked for help or the version, which are then printed.
 
     Raises UsageError.
     """

@@ -1,4 +1,4 @@
-"""Output files: written whole or not at all, through links, and in place if they are devices or FIFOs."""
+"""Output files, written whole or not at all. Links are followed; devices and FIFOs are written in place."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ _REFUSED = {stat.S_IFDIR: "is a folder", stat.S_IFBLK: "is a block device", stat
 
 
 def output_file(text: str) -> Path:
-    """A file that `write` can write, whether it is there yet or not. Opens nothing.
+    """Check that `write` can write this file, whether it exists or not. Opens nothing.
 
     Raises ValueError, before anything is computed.
     """
@@ -34,7 +34,7 @@ def output_file(text: str) -> Path:
 
 
 def write(path: Path, content: bytes) -> None:
-    """Put `content` at `path`: written beside it, then renamed, so that no reader ever sees a part.
+    """Write `content` to a file beside `path`, then rename it, so that no reader ever sees a part.
 
     A link stays a link, and its target is written. A device or a FIFO is written in place. Raises OSError as the file
     system does; nothing is left behind then.
@@ -56,13 +56,13 @@ def write(path: Path, content: bytes) -> None:
 
 
 def _mode(path: Path) -> int:
-    """What `path` leads to, as st_mode; 0 if nothing is there yet. Raises OSError if it cannot be followed."""
+    """The st_mode of the file that `path` leads to; 0 if there is none yet. Raises OSError if it cannot be followed."""
     try:
         return os.stat(path).st_mode
-    except (FileNotFoundError, NotADirectoryError):  # of the second kind the folder is found to be missing
+    except (FileNotFoundError, NotADirectoryError):  # NotADirectoryError: output_file reports the missing folder
         return 0
 
 
 def _is_special(mode: int) -> bool:
-    """Whether it is there, and neither a regular file nor a folder."""
+    """Whether there is something that is neither a regular file nor a folder."""
     return mode != 0 and not stat.S_ISREG(mode) and not stat.S_ISDIR(mode)

@@ -1,4 +1,4 @@
-"""`python -m ddl.launch.probe [ADDRESSES]`: print what this host has as one line of JSON. ddlrun starts it on each."""
+"""`python -m ddl.launch.probe [ADDRESSES]`: print what this host has, as one line of JSON."""
 
 from __future__ import annotations
 
@@ -19,20 +19,20 @@ RANKS = ("OMPI_COMM_WORLD_RANK", "PMI_RANK")
 
 @dataclass(frozen=True)
 class Answer:
-    """What a host says of itself: what it has, and to which others it finds no way."""
+    """What a host has, and which other hosts it cannot reach."""
 
     machine: Machine
     gaps: tuple[Gap, ...] = ()
 
 
 def line(answer: Answer, rank: int) -> str:
-    """The line for a host, which the launcher listed at `rank`."""
+    """The line for the host that is number `rank` in the launcher's list."""
     data = {"rank": rank, "machine": answer.machine.to_dict(), "gaps": [asdict(one) for one in answer.gaps]}
     return MARK + json.dumps(data, separators=(",", ":"))
 
 
 def parse(text: str) -> dict[int, Answer]:
-    """The hosts by their place in the launcher's list, from all that the probes printed; torn lines are left out."""
+    """Parse the output of all probes: hosts by their number in the launcher's list. Skips torn lines."""
     found = {}
     for row in text.splitlines():
         _, mark, document = row.partition(MARK)
@@ -45,14 +45,14 @@ def parse(text: str) -> dict[int, Answer]:
 
 
 def main(addresses: Sequence[str] = ()) -> int:
-    """Print this host's line; it tries to reach others at `addresses`, a place for each host of the list."""
-    # mpirun may have bound this process to a core. The kernel keeps from "all CPUs" those that the job may use.
+    """Print this host's line. Tries to reach the other hosts at `addresses`, one for each host of the list."""
+    # mpirun may have bound this process to a core. Asked for all CPUs, the kernel grants those that the job may use.
     with suppress(OSError):
         os.sched_setaffinity(0, range(os.cpu_count() or 1))
     rank = next((int(os.environ[name]) for name in RANKS if os.environ.get(name, "").isdigit()), 0)
     port = machine.free_port()
     found = Answer(replace(machine.read(), free_port=port), routes.gaps(addresses, rank, port) if addresses else ())
-    # In one write: lines of several hosts meet in one pipe.
+    # In one write, because the lines of several hosts share one pipe.
     sys.stdout.write(line(found, rank) + "\n")
     sys.stdout.flush()
     return 0

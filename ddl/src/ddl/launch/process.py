@@ -1,4 +1,4 @@
-"""Processes that end with us: started in a group of their own, signalled through us, and none of them left behind."""
+"""Child processes that end with us: started in a group of their own, signalled through us, none left behind."""
 
 from __future__ import annotations
 
@@ -22,9 +22,9 @@ ENDING = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT)
 FORWARDED = (*ENDING, signal.SIGUSR1, signal.SIGUSR2)
 TAIL_BYTES = 8192
 GRACE_SECONDS = 4  # for mpirun to end its ranks after a signal that asks it to
-GIVEN_UP_SECONDS = 1.5  # and after we have lost patience with it
+GIVEN_UP_SECONDS = 1.5  # and after we gave up on it
 GUARD_SECONDS = 5.0  # for the guards to end what is left on their hosts
-TICK_SECONDS = 0.25  # between two looks at whether patience is lost
+TICK_SECONDS = 0.25  # between two looks at whether to give up
 
 _PR_SET_PDEATHSIG, _PR_SET_CHILD_SUBREAPER, _PR_GET_CHILD_SUBREAPER = 1, 36, 37
 _libc = ctypes.CDLL(None)
@@ -32,10 +32,10 @@ _libc = ctypes.CDLL(None)
 
 @dataclass(frozen=True)
 class Ended:
-    """How a command ended: its exit status, or 128 + N after signal N to it or to us; `asked` where it was to us.
+    """How a command ended: its exit status, or 128 + N after signal N to it or to us; `asked` if the signal was to us.
 
-    `errors` is the last that it wrote to stderr, at most TAIL_BYTES. `given_up` is why we ended it unasked; None where
-    it ended by itself.
+    `errors` is the end of its stderr, at most TAIL_BYTES. `given_up` is why we ended it unasked; None if it ended by
+    itself.
     """
 
     status: int
@@ -45,14 +45,14 @@ class Ended:
 
 
 class Filter(Protocol):
-    """What a command's stderr passes through: `take` gives what goes on, `rest` what it held back at the end."""
+    """A filter of a command's stderr: `take` returns what goes on, and `rest`, at the end, what was held back."""
 
     def take(self, chunk: bytes) -> bytes: ...  # noqa: D102
     def rest(self) -> bytes: ...  # noqa: D102
 
 
 class Watcher(Protocol):
-    """Looks on while a command runs, as `watch.Watch` does."""
+    """Watches a command that runs, as `watch.Watch` does."""
 
     def sockets(self) -> Sequence[socket.socket]: ...  # noqa: D102
     def receive(self, ready: socket.socket, now: float) -> None: ...  # noqa: D102
@@ -63,14 +63,14 @@ class Watcher(Protocol):
 
 @contextmanager
 def _adopting() -> Iterator[None]:
-    """Be the parent of what our descendants leave behind meanwhile, so that `end_children` finds it."""
+    """Become the parent of orphaned descendants for the time of the `with`, so that `end_children` finds them."""
     before = ctypes.c_int()
     _libc.prctl(_PR_GET_CHILD_SUBREAPER, ctypes.byref(before), 0, 0, 0)
     _libc.prctl(_PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
     try:
         yield
     finally:
-        # Whoever calls us as a library has no eye for the dead of others.
+        # A program that calls us as a library would not wait for the children of others.
         _libc.prctl(_PR_SET_CHILD_SUBREAPER, before.value, 0, 0, 0)
 
 
@@ -81,15 +81,15 @@ def run(
     errors: Filter | None = None,
     watch: Watcher | None = None,
 ) -> Ended:
-    """Run a command with our own input and output, and wait for its end; where `watch` says so, end it.
+    """Run a command with our own input and output, and wait for its end, or end it if `watch` says so.
 
-    Signals that reach us go on to it, once each: it is not in the terminal's group, so Ctrl-C reaches it only through
-    us (Open MPI takes a second one as an order to abandon its ranks). It reads no terminal for that reason. Its stderr
-    passes through our hands, and through the filter `errors`: its exit status alone is not to be trusted.
+    We pass on each signal once. The command is not in the terminal's group, so Ctrl-C reaches it only through us (Open
+    MPI takes a second one as an order to abandon its ranks); therefore it does not read a terminal either. Its stderr
+    passes through us and through the filter `errors`, because its exit status alone cannot be trusted.
     """
     asked: list[int] = []
     stdin = subprocess.DEVNULL if sys.stdin is None or sys.stdin.isatty() else None
-    # Blocked until the handlers know whom to pass a signal on to.
+    # Blocked until the handlers know the process to pass signals on to.
     before = signal.pthread_sigmask(signal.SIG_BLOCK, FORWARDED)
     try:
         process = subprocess.Popen(
@@ -127,7 +127,7 @@ def run(
             watch.wait(GUARD_SECONDS)
         end_children()
         for number, handler in old.items():
-            # Who was asked to end is about to: a second Ctrl-C must not kill ddlrun with another exit status.
+            # If we were asked to end we are about to: a second Ctrl-C must not kill ddlrun with another exit status.
             signal.signal(number, signal.SIG_IGN if asked and number in ENDING else handler)
     if asked:
         return Ended(128 + asked[0], True, tail)
@@ -137,10 +137,10 @@ def run(
 def _pass_on(
     process: subprocess.Popen[bytes], errors: Filter | None, watch: Watcher | None, asked: Sequence[int]
 ) -> tuple[str, str | None]:
-    """Copy a process's stderr to ours until it has ended, whoever else may still hold the pipe.
+    """Copy a process's stderr to ours until the process ends, even if others still hold the pipe.
 
-    The tail of it, and why `watch` had us end the process; None where it ended by itself, or because we were `asked`
-    to end: what goes then is not lost.
+    Returns the end of stderr, and why `watch` had us end the process: None if it ended by itself, or because we were
+    `asked` to end; a host that goes then is not lost.
     """
     assert process.stderr is not None
     source = process.stderr.fileno()
@@ -184,16 +184,17 @@ def _pass_on(
 
 
 def _write(chunk: bytes) -> None:
-    with suppress(OSError):  # nobody reads our stderr any more: the program goes on
+    with suppress(OSError):  # if nobody reads our stderr any more, the program goes on
         while chunk:
             chunk = chunk[os.write(2, chunk) :]
 
 
 @_adopting()
 def capture(argv: Sequence[str], environment: Mapping[str, str], seconds: float) -> tuple[int | None, str, str]:
-    """Run a command for at most `seconds`: its exit status (None: it was ended then), its output, its errors.
+    """Run a command for at most `seconds`. Returns its exit status (None if we ended it), output and errors.
 
-    What it leaves behind is ended, and not waited for: launch agents may hold its output long after mpirun has failed.
+    Ends the processes that it leaves behind, and does not wait for them: launch agents may hold its output long after
+    mpirun has failed.
     """
     status: int | None = None
     with tempfile.TemporaryFile() as output, tempfile.TemporaryFile() as errors:
@@ -221,7 +222,7 @@ def _text(file: IO[bytes]) -> str:
 def capture_plain(
     argv: Sequence[str], environment: Mapping[str, str], seconds: float, stdin: str = ""
 ) -> tuple[int | None, str, str]:
-    """As `capture`, from any thread: for a command that has no children to be left behind; it reads `stdin`."""
+    """As `capture`, but from any thread, for a command that leaves no children behind; it reads `stdin`."""
     try:
         done = subprocess.run(
             argv, env=dict(environment), input=stdin, capture_output=True, text=True, errors="replace", timeout=seconds
@@ -235,9 +236,9 @@ def capture_plain(
 
 @contextmanager
 def unwinding() -> Iterator[None]:
-    """Have signals that ask us to end raise SystemExit inside, so that all is put back; and leave no child behind.
+    """Signals that ask us to end raise SystemExit inside, so that everything is cleaned up; no child is left behind.
 
-    For a job that is worked with and not only waited for; children are started by `start`.
+    For code that does more than wait for a job; it starts its children with `start`.
     """
     before = _children()
 
@@ -261,9 +262,9 @@ def unwinding() -> Iterator[None]:
 def start(
     argv: Sequence[str], environment: Mapping[str, str], output: IO[bytes], errors: IO[bytes] | None = None
 ) -> subprocess.Popen[bytes]:
-    """Start a command without input in a group of its own; the kernel kills it when this process is gone.
+    """Start a command without input, in a group of its own; the kernel kills it when this process ends.
 
-    Without `errors` they go where its output goes.
+    Its errors go to `errors`, or else to `output`.
     """
     return subprocess.Popen(
         argv,
@@ -277,9 +278,9 @@ def start(
 
 
 def end_children(but: Collection[int] = ()) -> None:
-    """End what is left of our children, and of theirs that were orphaned, without `but`: first asked to, then made to.
+    """End our children and adopted orphans, except those in `but`: SIGTERM first, then SIGKILL.
 
-    A child that leads a process group is asked with all of it: the shell before a rank's program waits for that.
+    If a child leads a process group, the whole group gets SIGTERM: the shell before a rank's program waits for it.
     """
     while children := [pid for pid in _children() if pid not in but]:
         for pid in children:
@@ -304,9 +305,9 @@ def _readable(descriptor: int, seconds: float) -> bool:
 
 
 def _in_child(mask: set[signal.Signals] | set[int] | None = None) -> None:
-    """Have the kernel kill this child when its parent is gone, however that ends; unblock what the parent blocked.
+    """Have the kernel kill this child when its parent ends in any way; unblock the signals that the parent blocked.
 
-    It is not asked first: an mpirun that still starts its daemons does not end for that.
+    With SIGKILL at once: an mpirun that still starts its daemons does not end on SIGTERM.
     """
     _libc.prctl(_PR_SET_PDEATHSIG, int(signal.SIGKILL), 0, 0, 0)
     if mask is not None:

@@ -1,4 +1,4 @@
-"""Look: the program that is to be run, and which Python runs it if it is a Python file."""
+"""Look: find the program, and the Python that runs it if it is a Python file."""
 
 from __future__ import annotations
 
@@ -14,11 +14,11 @@ from ddl.launch.console import say
 from ddl.launch.counts import quoted
 from ddl.launch.errors import UsageError
 
-PYTHON_SECONDS = 20  # for a python to say whether it has ddl: its first start may read a cold disk
+PYTHON_SECONDS = 20  # for a python to say whether it has ddl; its first start may read from a cold disk
 
 
 def find(words: Sequence[str]) -> tuple[tuple[str, ...], str]:
-    """The program as mpirun is to start it, and why. Raises UsageError if there is none such."""
+    """The words with which mpirun starts the program, and why. Raises UsageError if there is no such program."""
 
     def mode(path: str) -> int | None:
         try:
@@ -31,7 +31,7 @@ def find(words: Sequence[str]) -> tuple[tuple[str, ...], str]:
         raise UsageError(why)
     path = shutil.which(made[0]) if made[0] in ("python", "python3") else None
     if path is not None and not os.path.samefile(Path(path).parent, Path(sys.executable).parent):
-        # If no environment is activated, that is often the system's.
+        # Without an activated environment, this is often the system's Python.
         if version := _version_of_ddl(path):
             return made, f"as given: {path}, which has ddl {version}"
         say(
@@ -43,7 +43,7 @@ def find(words: Sequence[str]) -> tuple[tuple[str, ...], str]:
 
 
 def _version_of_ddl(python: str) -> str:
-    """The version of ddl that this python has, with its library; "" if it has none, or does not answer."""
+    """The version of this python's ddl, if it has its library; "" if there is none, or no answer."""
     ask = [python, "-c", "from ddl import __version__, library; library.find(); print(__version__)"]
     status, output, _ = process.capture_plain(ask, os.environ, PYTHON_SECONDS)
     return output.strip() if status == 0 else ""
@@ -52,11 +52,11 @@ def _version_of_ddl(python: str) -> str:
 def choose(
     words: Sequence[str], python: str, which: Callable[[str], str | None], mode: Callable[[str], int | None]
 ) -> tuple[tuple[str, ...], str]:
-    """The program as mpirun is to start it, and why; ((), the reason) if there is none such. Pure.
+    """As `find`, but pure; returns () and the reason if there is no such program.
 
-    `which` looks a program up on PATH, `mode` gives a file's mode (None: there is no such file). A Python file that is
-    not executable runs with this `python`, and so does `python` where PATH has none. What is not on PATH may lie beside
-    this `python`, such as the command lms in an environment that is not activated.
+    `which` looks a program up on PATH; `mode` returns a file's mode, or None if there is no such file. This `python`
+    runs a Python file that is not executable, and stands in for `python` if PATH has none. A program that is not on
+    PATH may lie beside this `python`, as `lms` does in an environment that is not activated.
     """
     first, rest = words[0], tuple(words[1:])
     if not first:
@@ -74,7 +74,7 @@ def choose(
         of_its = mode(beside)
         if of_its is not None and stat.S_ISREG(of_its) and of_its & 0o111:
             return (beside, *rest), f"{first} is not on PATH, but beside the python that runs ddlrun: {beside}"
-        hint = f"; there is a file of this name here: say ./{first}" if is_file else ""
+        hint = f"; there is a file of this name here: use ./{first}" if is_file else ""
         what_to_do = hint or "; give its path, or the path of a Python file"
         return (), f"PROGRAM {quoted(first)}: not found on PATH{what_to_do}"
     if "/" in first and not is_file:

@@ -1,4 +1,4 @@
-"""Which rank runs where, and on which cores: written as Open MPI and as hydra read it. Pure."""
+"""Places: which rank runs where, and on which cores, in the form of Open MPI and of hydra. Pure."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ class Place:
     host: str
     local_rank: int
     socket: int | None = None
-    slot: str = ""  # cores as a rank file of the user's names them, in place of `socket`
+    slot: str = ""  # cores as the user's rank file names them, in place of `socket`
 
 
 def place(
@@ -68,12 +68,12 @@ def _slot(one: Place) -> str:
 
 
 def bound(places: Sequence[Place]) -> bool:
-    """Whether every rank has cores to be bound to; a rank file binds all ranks or none."""
+    """Whether every rank has cores to be bound to: a rank file binds all ranks or none."""
     return all(one.socket is not None or one.slot for one in places)
 
 
 def to_hydra(places: Sequence[Place]) -> tuple[str, str]:
-    """Hydra's host file and its -rankmap: the number in that file of the host of each rank."""
+    """Hydra's host file, and its -rankmap: for each rank the number of its host in that file."""
     counts = Counter(one.host for one in places)
     index = {host: at for at, host in enumerate(counts)}
     hostfile = "".join(f"{host}:{count}\n" for host, count in counts.items())
@@ -81,7 +81,7 @@ def to_hydra(places: Sequence[Place]) -> tuple[str, str]:
 
 
 def hydra_binding(places: Sequence[Place], machines: Mapping[str, Machine]) -> str:
-    """Hydra's `user:` binding, the CPUs of each local rank; "" where hosts differ in it: it takes one for all."""
+    """Hydra's `user:` binding, the CPUs of each local rank; "" if hosts differ, as hydra takes one for all."""
     lists: dict[int, str] = {}
     for one in places:
         machine = machines.get(one.host)
@@ -109,9 +109,9 @@ def parse(text: str, path: str, allocation: Allocation) -> tuple[Place, ...]:
         try:
             rank = whole(match[1], MOST - 1, 0)
         except ValueError as error:
-            raise _wrong(f"{path}, line {number}: {quoted(match[1])} is no rank; {error}") from None
+            raise _wrong(f"{path}, line {number}: {quoted(match[1])} is not a rank; {error}") from None
         if rank in found:
-            raise _wrong(f"{path}, line {number}: rank {rank} is there twice; expected each rank once")
+            raise _wrong(f"{path}, line {number}: rank {rank} is listed twice; expected each rank once")
         found[rank] = (match[2], match[3])
     if missing := [rank for rank in range(max(found, default=0) + 1) if rank not in found]:
         raise _wrong(f"{path}: rank {missing[0]} is missing; expected every rank from 0 on")

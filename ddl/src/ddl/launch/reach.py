@@ -22,10 +22,10 @@ from ddl.launch.rankfile import Place
 from ddl.launch.routes import Gap
 
 ALONE_SECONDS = 20  # for a host that is asked alone
-REFUSED_SECONDS = 5  # for a host that is up and refuses: its sshd may be about to start, as in a new container
-_PAUSE = 0.2  # seconds before it is asked again
+REFUSED_SECONDS = 5  # for a host that refuses connections: its sshd may be about to start, as in a new container
+_PAUSE = 0.2  # seconds before such a host is asked again
 _AT_ONCE = 32
-# The probe has no guards; so that Open MPI's daemons notice a cable that is pulled meanwhile, and not after minutes.
+# The probe has no guards. With these settings Open MPI's daemons notice a pulled cable within seconds, not minutes.
 _ALERT = {
     f"{prefix}_MCA_oob_tcp_keepalive_{name}": value
     for prefix in ("PRTE", "OMPI")
@@ -41,10 +41,10 @@ _CANNOT_START = (
 
 @dataclass(frozen=True)
 class Reached:
-    """What came of looking at hosts, by their names.
+    """The result of looking at hosts, by name.
 
-    What each has; what is wrong with those that could not be asked; and the others to which a host finds no way, by
-    their numbers in the list.
+    `machines` says what each host has, and `problems` why a host could not be asked. `gaps` lists the hosts that a host
+    cannot reach, by their numbers in the list.
     """
 
     machines: Mapping[str, Machine]
@@ -53,18 +53,18 @@ class Reached:
 
 
 def is_here(name: str) -> bool:
-    """Whether a host's name is this host's, as far as names tell."""
+    """Whether a host name is this host's, judged by the name alone."""
     own = socket.gethostname()
     return name in ("localhost", "127.0.0.1", own, own.partition(".")[0]) or own == name.partition(".")[0]
 
 
 def here(visible: str | None = None) -> Machine:
-    """This host, with the GPUs that `visible` leaves of it: CUDA_VISIBLE_DEVICES where that is None."""
+    """This host, with the GPUs that `visible` leaves (None: the CUDA_VISIBLE_DEVICES of this process)."""
     return replace(machine.read(visible=visible), free_port=machine.free_port())
 
 
 def addresses(names: Sequence[str]) -> dict[str, str]:
-    """The IPv4 address that each name leads to from here; "" where it leads nowhere."""
+    """The IPv4 address to which each name resolves here; "" if it does not resolve."""
 
     def resolve(name: str) -> str:
         try:
@@ -77,7 +77,7 @@ def addresses(names: Sequence[str]) -> dict[str, str]:
 
 
 def networks_to(found: Sequence[str], own: Machine) -> tuple[str, ...]:
-    """Our networks over which the kernel would reach these addresses. Nothing is sent."""
+    """The networks of this host over which the kernel would reach these addresses. Sends nothing."""
     networks = []
     for address in dict.fromkeys(filter(None, found)):
         with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as one:
@@ -91,26 +91,27 @@ def networks_to(found: Sequence[str], own: Machine) -> tuple[str, ...]:
 
 
 def own_addresses(hosts: Sequence[str], networks: Sequence[str]) -> tuple[str, ...]:
-    """Where `hosts` find this one, in `networks` if it is in one of them; () if they are all this one.
+    """The addresses at which `hosts` reach this one, in `networks` if possible; () if all of them are this one.
 
-    A list, because only they can tell which leads here; the name of this host may lead to 127.0.1.1 (Debian).
+    A list, because only the other hosts can tell which address works; this host's own name may resolve to 127.0.1.1
+    (Debian).
     """
     return () if all(map(is_here, hosts)) else outer_addresses(networks)
 
 
 def outer_addresses(networks: Sequence[str] = ()) -> tuple[str, ...]:
-    """This host's IPv4 addresses in `networks`; else all but the loopback's, those that lead far first."""
+    """This host's IPv4 addresses in `networks`; else all but the loopback's, those that lead to other hosts first."""
     nics = [nic for nic in here().nics if nic.why != "loopback"]
     nics.sort(key=lambda nic: not nic.routes)
     return tuple(nic.address for nic in nics if nic.network in networks) or tuple(nic.address for nic in nics)
 
 
 def probe_hosts(asked: Options, found: Found) -> Reached:
-    """Look at each host, for REFUSED_SECONDS again if one refuses. On this one alone nothing is launched."""
+    """Probe each host, again for REFUSED_SECONDS if one refuses. If this is the only host, nothing is launched."""
     begun, spent, limit = time.monotonic(), 0.0, float(asked.start_timeout)
     while True:
         reached, said = _look(asked, found, limit - spent)
-        # In mpirun's words alone if the host has answered since.
+        # Only mpirun's words say so if the host has answered since.
         refused = any("Connection refused" in one for one in (said, *reached.problems.values()))
         spent = time.monotonic() - begun + _PAUSE
         if not reached.problems or not refused or spent >= min(REFUSED_SECONDS, limit):
@@ -119,7 +120,7 @@ def probe_hosts(asked: Options, found: Found) -> Reached:
 
 
 def _look(asked: Options, found: Found, seconds: float) -> tuple[Reached, str]:
-    """Look at each host once; what came of it, and all that mpirun said."""
+    """Probe each host once: the result, and all that mpirun printed."""
     names, environ = found.allocation.names, found.environ
     exported = environment.exports(asked.exports, environ, {})
     own = here(environment.visible(asked.exports, environ))
@@ -147,9 +148,9 @@ def _look(asked: Options, found: Found, seconds: float) -> tuple[Reached, str]:
     agent = found.agent or ("srun" if found.allocation.batch == "slurm" else "")
     alone = _ask_alone(missing, agent, own, environment.values(exported, environ), environ)
     said = mpirun_said(status, errors, seconds)
-    if not alone.problems:  # each host answers, so it is mpirun that cannot
+    if not alone.problems:  # each host answers when asked alone, so mpirun is at fault
         return Reached(machines, dict.fromkeys(missing, f"{_CANNOT_START}. {said}"), gaps), errors
-    # Its words may be the cause, if it reaches hosts in another way than we do; often they are the agent's again.
+    # mpirun's words may name the cause, if it reaches hosts in another way than we do. Often they repeat the agent's.
     heard = _first_line(errors)
     problems = {
         name: problem if (heard in problem and status is not None) else f"{problem} ({said})"
@@ -159,7 +160,7 @@ def _look(asked: Options, found: Found, seconds: float) -> tuple[Reached, str]:
 
 
 def mpirun_said(status: int | None, errors: str, seconds: float) -> str:
-    """What became of an mpirun that did not start the probe everywhere: a sentence. `status` None: it was cut off."""
+    """A sentence about an mpirun that did not start the probe everywhere. `status` is None if it was ended early."""
     line = _first_line(errors)
     said = f"said: {line}" if line else "said nothing"
     if status is None:
@@ -172,10 +173,10 @@ def _first_line(errors: str) -> str:
 
 
 def _targets(names: Sequence[str], resolved: Mapping[str, str], networks: Sequence[str], own: Machine) -> Iterator[str]:
-    """Where the hosts find each other, as far as this one can tell; "" where it cannot."""
+    """The address at which each host is found, as far as this host can tell; "" if it cannot."""
     mine = [nic.address for nic in own.nics if nic.network in networks]
     for name in names:
-        if is_here(name):  # its name may lead to the loopback
+        if is_here(name):  # its name may resolve to the loopback
             yield mine[0] if len(mine) == 1 else ""
         else:
             yield "" if resolved[name].startswith("127.") else resolved[name]
@@ -184,9 +185,12 @@ def _targets(names: Sequence[str], resolved: Mapping[str, str], networks: Sequen
 def _ask_alone(
     names: Sequence[str], agent: str, own: Machine, values: Mapping[str, str], environ: Mapping[str, str]
 ) -> Reached:
-    """Ask each host by itself, by the launch `agent` ("" is ssh, "srun" Slurm's), with the variables of the probe."""
+    """Ask each host by itself, through the launch `agent` ("": ssh; "srun":
+
+    Slurm's), with the variables of the probe.
+    """
     kept = [name for name in environment.FORWARDED if name != "PATH" and name in values]
-    # By stdin: every user of a host can read a command line there.
+    # Passed by stdin, because every user of a host can read command lines there.
     given = "".join(f"export {name}={shlex.quote(values[name])}\n" for name in kept)
     program = [*(("/bin/sh", "-c", 'eval "$(cat)"; exec "$@"', "sh") if kept else ()), *_PROBE]
 
@@ -194,7 +198,7 @@ def _ask_alone(
         if is_here(name):
             return own
         words, shown = way(name, agent)
-        # Other agents than srun hand the words to a shell on the other side.
+        # Agents other than srun pass the words to a shell on the host.
         words += program if agent == "srun" else [shlex.join(program)]
         return alone(name, *process.capture_plain(words, environ, ALONE_SECONDS, given), by=shown)
 
@@ -202,7 +206,7 @@ def _ask_alone(
     try:
         answers = dict(zip(names, pool.map(ask, names), strict=True))
     finally:
-        # Where a signal ends us (`process.unwinding`), they are ended and not waited for.
+        # If a signal ends ddlrun (`process.unwinding`), these are ended and not waited for.
         pool.shutdown(wait=False, cancel_futures=True)
     return Reached(
         {name: one for name, one in answers.items() if isinstance(one, Machine)},
@@ -211,7 +215,7 @@ def _ask_alone(
 
 
 def way(name: str, agent: str) -> tuple[list[str], str]:
-    """The words before a command that is to run on a host, and how a person would say them."""
+    """The words before a command that runs on a host, and the same words as a user would type them."""
     if agent == "srun":
         words = ["srun", "--nodes=1", "--ntasks=1", f"--nodelist={name}"]
         return words, shlex.join(words)
@@ -219,9 +223,9 @@ def way(name: str, agent: str) -> tuple[list[str], str]:
 
 
 def alone(name: str, status: int | None, output: str, errors: str, by: str = "") -> Machine | str:
-    """A host's answer when it was asked alone: what it has, or a sentence about what is wrong and what to do.
+    """A host's answer when it is asked alone: what it has, or a sentence about the problem and the remedy.
 
-    It was asked `by` such words before the command.
+    `by` is how the user can ask it the same way.
     """
     if found := probe.parse(output):
         return next(iter(found.values())).machine
@@ -229,7 +233,9 @@ def alone(name: str, status: int | None, output: str, errors: str, by: str = "")
     try_it = f"; try: {by or f'ssh {name}'} true"
     if status is None:
         return f"it did not answer within {ALONE_SECONDS} s{try_it}"
-    if "No module named" in errors or re.search(r"No such file or directory: '[^']*/ddl/", last):  # a lost editable one
+    if "No module named" in errors or re.search(
+        r"No such file or directory: '[^']*/ddl/", last
+    ):  # or its folder is gone
         return f"{sys.executable} there has no ddl ({last}); install it there: pip install bascule-ddl"
     if status in (126, 127):
         return (

@@ -1,8 +1,7 @@
-"""A listener that strangers may find: who connects must say a right first line soon, and nobody can hold it up.
+"""A listener that strangers may find: a connection must soon send the right first line, and none can block it.
 
-Anybody who reaches the port can connect and say anything. So first lines are bytes of a bounded length within a bounded
-time, from a bounded number of connections; what they mean is for the caller to say, who should know the key in them
-before he looks at the rest.
+Anybody who reaches the port can connect and send anything. So the first line has a limited length and time, and the
+number of connections without one is limited. The caller reads the line; it should check the key before the rest.
 """
 
 from __future__ import annotations
@@ -11,14 +10,14 @@ import socket
 from collections.abc import Sequence
 
 LOOPBACK = "127.0.0.1"
-GREETING_SECONDS = 5.0  # for whoever connects to say the first line
-STRANGERS = 64  # at most so many beyond those who are expected may be about to say it
+GREETING_SECONDS = 5.0  # for a connection to send its first line
+STRANGERS = 64  # connections without a first line, beyond the expected ones
 BACKLOG = 1024  # connections that the kernel holds until they are taken
 LINE_BYTES = 64  # at most, of the first line
 
 
 class Reception:
-    """Listeners, and the connections that have not said their first line yet. Nothing here blocks."""
+    """Listeners, and connections that have not sent their first line yet. Nothing here blocks."""
 
     def __init__(self, addresses: Sequence[str], expected: int) -> None:
         """Listen at `addresses` of this host, or the loopback's, for `expected` connections that may come at once."""
@@ -26,22 +25,22 @@ class Reception:
         for listener in self._listeners:
             listener.setblocking(False)
         self._most = expected + STRANGERS
-        self._strangers: dict[socket.socket, tuple[float, bytes]] = {}  # oldest first: since when, what they have said
+        self._strangers: dict[socket.socket, tuple[float, bytes]] = {}  # oldest first: since when, what it sent
         self._listens = True
 
     @property
     def contacts(self) -> list[str]:
-        """Where it listens, as HOST:PORT, in the order of the addresses."""
+        """Its addresses as HOST:PORT, in the order given."""
         return ["{}:{}".format(*listener.getsockname()) for listener in self._listeners]
 
     def sockets(self) -> list[socket.socket]:
-        """Those on which something may arrive."""
+        """The sockets on which something may arrive."""
         return [*(self._listeners if self._listens else []), *self._strangers]
 
     def receive(self, ready: socket.socket, now: float) -> tuple[socket.socket, bytes] | None:
-        """Take what has arrived on one of `sockets`: a connection with the first line that it said, or None so far.
+        """Read from one of `sockets`. Returns a connection and its first line, or None if there is no line yet.
 
-        The connection, which does not block, is the caller's from then on. What came after the line is dropped.
+        The non-blocking connection is then the caller's. Bytes after the line are dropped.
         """
         if ready in self._listeners:
             self._accept(ready, now)
@@ -64,14 +63,14 @@ class Reception:
         return None
 
     def look(self, now: float) -> None:
-        """To be called now and then: drop those who have been silent for too long, and listen again after a rest."""
+        """Drop connections that were silent for too long, and listen again after a pause. Call it now and then."""
         self._listens = self._listeners[0].fileno() >= 0
         for connection, (since, _) in list(self._strangers.items()):
             if since < now - GREETING_SECONDS:
                 self._drop(connection)
 
     def close(self) -> None:
-        """Stop listening, and drop those who have not said their line."""
+        """Stop listening, and drop the connections without a first line."""
         self._listens = False
         for listener in self._listeners:
             listener.close()
@@ -83,13 +82,13 @@ class Reception:
             connection, _ = listener.accept()
         except BlockingIOError:
             return
-        except OSError:  # no descriptor or no memory is left: again after the next look, and not at once
+        except OSError:  # no descriptor or memory is left: pause until the next `look`
             self._listens = False
             return
         connection.setblocking(False)
         self._strangers[connection] = now, b""
         if len(self._strangers) > self._most:
-            self._drop(next(iter(self._strangers)))  # who is expected says his line at once
+            self._drop(next(iter(self._strangers)))  # an expected one sends its line at once
 
     def _drop(self, connection: socket.socket) -> None:
         del self._strangers[connection]

@@ -1,9 +1,9 @@
-"""What each rank reports of itself: that it began, and with which exit status it ended. Pure.
+"""The reports of the ranks: each says that it began, and with which exit status it ended. Pure.
 
-Open MPI 5.0.11 returns 0, and says nothing, when a host dies. So a job has succeeded only when each of its ranks says
-that it has: the line of `sh` before each program (`environment.wrapper`) writes a line to stderr when the program
-begins and when it has ended. Stderr is the one way back from a rank that every MPI has and that no firewall closes;
-ddlrun takes these lines out of it. They carry a token that is new for each start of the job and that no program sees.
+Open MPI 5.0.11 returns 0, and says nothing, when a host dies. So a job has succeeded only if each of its ranks says so:
+the line of `sh` before each program (`environment.wrapper`) writes a line to stderr when the program begins and when it
+has ended. Every MPI carries stderr back, through any firewall. ddlrun takes these lines out of it. They carry a token
+that is new for each attempt and that no program sees.
 """
 
 from __future__ import annotations
@@ -15,22 +15,22 @@ from dataclasses import dataclass
 from ddl.launch.rankfile import Place
 
 # Open MPI hands variables that begin with OMPI_ to every rank unasked, and hydra all of them. So the token is not on
-# the command line that ddlrun prints, and a copy of that line reports nothing.
+# the command line that ddlrun prints, and a copied command reports nothing.
 VARIABLE = "OMPI_DDLRUN_TOKEN"
 BEGAN = "began"
-ASKED = "asked"  # after the exit status, where MPI had asked the rank to end
+ASKED = "asked"  # follows the exit status if MPI asked the rank to end
 
 # As MPI writes a rank before a line: "[0]<stderr>: " (Open MPI 5), "[1,0]<stderr>:" (4), "[0] " (hydra); or its start.
 _TAG = re.compile(rb"\[[\w.@,-]{0,60}(?:\](?:<[a-z]{0,6}>?)?:? ?)?\Z")
-# The rank that mpirun names, in the words of Open MPI 4 and 5, and one that ended itself as MPI found an error.
+# The rank that mpirun blames, in the words of Open MPI 4 and 5, and a rank that aborted because MPI found an error.
 _FIRST = re.compile(r"Process name: \[[^\n]*,(\d+)\]\n\s*Exit code:")
 _ABORTED = re.compile(r'process rank (\d+) with PID \d+ on node \S+ calling\s+"abort"')
-# A rank that waits in ddl_init, in libddl's words (job.cc).
+# A rank that waits in ddl_init, in libddl's words (startup/job.cc).
 _WAITS = re.compile(rb"ddl: rank (\d+) \(host [^)\n]*\) has waited [\d.]+ s in (?:MPI_Init|ddl_init):")
-_LONGEST = 32  # what follows the token in a line
+_LONGEST = 32  # bytes after the token in a line
 _SHOWN = 8  # ranks and hosts that a message names
 
-# Options of mpirun that lead stderr past us. `--output` of Open MPI 5 has the words as its value.
+# Options of mpirun that lead stderr elsewhere. `--output` of Open MPI 5 has the words as its value.
 _DIVERTING = re.compile(
     r"-{1,2}(output-filename|output-directory|merge-stderr-to-stdout|xml|xterm|errfile-pattern|outfile-pattern|errfile)"
     r"(=.*)?|(--output=)?([\w-]+(=[^,]*)?,)*(file|dir|directory|merge(-stderr-to-stdout)?|xml)(=.*|,.*)?"
@@ -39,7 +39,7 @@ _DIVERTING = re.compile(
 
 @dataclass(frozen=True)
 class Verdict:
-    """The exit status of a job, and what is to be said about it: sentences."""
+    """The exit status of a job, and sentences about it."""
 
     status: int
     said: tuple[str, ...] = ()
@@ -48,15 +48,15 @@ class Verdict:
 class Reports:
     """Takes the ranks' reports out of what mpirun writes to stderr; everything else passes unchanged, at once.
 
-    `tagged` where MPI may write a rank before each line. A report is written twice in a row: MPI carries pieces of
-    4096 bytes, and between two pieces of one rank it may put those of others; no two reports are cut by one such seam.
+    `tagged` says that MPI may write a rank before each line. A report is written twice in a row: MPI carries pieces of
+    4096 bytes and may put other ranks' pieces between them, but one such cut cannot hit both copies.
     """
 
     def __init__(self, token: str, *, tagged: bool = False) -> None:
         self.began: set[int] = set()
         self.ended: dict[int, int] = {}  # exit status of each rank, in the order of their ends
         self.asked: set[int] = set()  # ranks that MPI had asked to end
-        self.waiting: set[int] = set()  # ranks that said that they wait in ddl_init for others
+        self.waiting: set[int] = set()  # ranks that said they wait in ddl_init for others
         self._token = token.encode()
         self._report = re.compile(
             re.escape(self._token) + rb" (\d{1,9}) (%b|\d{1,3})( %b)?\n" % (BEGAN.encode(), ASKED.encode())
@@ -67,11 +67,11 @@ class Reports:
 
     @property
     def failed(self) -> set[int]:
-        """Ranks that ended with an error, and that MPI had not asked to end."""
+        """Ranks that ended with an error and that MPI had not asked to end."""
         return {rank for rank, ended in self.ended.items() if ended} - self.asked
 
     def take(self, chunk: bytes) -> bytes:
-        """What of `chunk`, and of what was held back before it, goes on; the start of a report is held back."""
+        """The bytes that go on: `chunk` after those held back, without reports. Holds back the start of a report."""
         data = self._held + chunk
         out = bytearray()
         at = 0
@@ -88,12 +88,12 @@ class Reports:
         self._held = self._take_tag(out) + rest[split:]
         if out:
             self._at_line_start = out.endswith(b"\n")
-        if b"has waited" in out:  # written in one piece, so that it seldom is cut
+        if b"has waited" in out:  # written in one piece, so it is rarely cut
             self.waiting |= {int(found[1]) for found in _WAITS.finditer(out)}
         return bytes(out)
 
     def rest(self) -> bytes:
-        """What was held back when the stream has ended."""
+        """At the end of the stream: the bytes that were held back."""
         rest, self._held = self._held, b""
         return rest
 
@@ -105,7 +105,7 @@ class Reports:
                 self.asked.add(rank)
 
     def _start_of_report(self, data: bytes) -> int:
-        """How many bytes at the end may be the start of a report."""
+        """The number of bytes at the end that may be the start of a report."""
         at = data.rfind(self._token)
         if at >= 0:
             after = data[at + len(self._token) :]
@@ -115,7 +115,7 @@ class Reports:
         return next((size for size in range(most, 0, -1) if data.endswith(self._token[:size])), 0)
 
     def _take_tag(self, out: bytearray) -> bytes:
-        """Cut a tag, or the start of one, from the end of `out`; what was cut."""
+        """Cut a tag, or the start of one, from the end of `out`; returns it."""
         found = _TAG.search(out) if self._tagged else None
         if found is None:
             return b""
@@ -128,16 +128,16 @@ class Reports:
 
 
 def diverted(arguments: Sequence[str]) -> str:
-    """The user's argument of mpirun that keeps the ranks' stderr from ddlrun; "" where none does."""
+    """The user's argument of mpirun that keeps the ranks' stderr from ddlrun; "" if none does."""
     return next((word for word in arguments if _DIVERTING.fullmatch(word)), "")
 
 
 def culprit(status: int, reports: Reports, errors: str = "") -> int | None:
-    """The rank for which a job failed; None where none has reported an error. `errors` is what mpirun said.
+    """The rank that made a job fail; None if no rank reported an error. `errors` is mpirun's stderr.
 
-    The others were ended for it, or got an error because of it: those that were asked to end count least, and those
-    that MPI ended because a connection broke little. Whom a signal ended that MPI did not send is the cause, before
-    whoever returned an error. Then comes whom mpirun names, whose status it returned, and who reported first.
+    The other ranks were ended for it, or got an error because of it. So ranks that MPI asked to end count least, and
+    ranks that aborted over a broken connection count little. A rank that a signal ended comes before one that returned
+    an error. Then come the rank that mpirun blames, one whose status mpirun returned, and the first to report.
     """
     failed = {rank: ended for rank, ended in reports.ended.items() if ended}
     if not failed:
@@ -153,7 +153,7 @@ def culprit(status: int, reports: Reports, errors: str = "") -> int | None:
 
 
 def judge(status: int, reports: Reports, places: Sequence[Place], errors: str = "") -> Verdict:
-    """The job's exit status: that of the rank for which it failed; 0 if every rank reported 0; else mpirun's.
+    """The job's exit status: that of the rank that made it fail; 0 if every rank reported 0; else mpirun's.
 
     If all ranks ended well, and none was asked to end, mpirun's own status says nothing about the program. Open MPI
     5.0.11 sometimes returns 1, without a word, when its daemons end in an unusual order.
@@ -174,12 +174,12 @@ def judge(status: int, reports: Reports, places: Sequence[Place], errors: str = 
         said = f"mpirun itself ended with {in_words(status)}, and no rank has reported an error; see its words above"
         return Verdict(status, (said, *silent))
     count = len(hosts.keys() - reports.ended.keys())
-    said = f"mpirun returned 0, and {count} of {len(hosts)} ranks did not report their end: that is no success"
+    said = f"mpirun returned 0, and {count} of {len(hosts)} ranks did not report their end: this counts as a failure"
     return Verdict(1, (said, *silent))
 
 
 def _silent(reports: Reports, hosts: Mapping[int, str]) -> list[str]:
-    """A sentence for each host of which not every rank reported its end."""
+    """A sentence for each host on which some rank did not report its end."""
     silent: dict[str, list[int]] = {}
     for rank in sorted(hosts.keys() - reports.ended.keys()):
         silent.setdefault(hosts[rank], []).append(rank)
@@ -200,7 +200,7 @@ def _list(hosts: Mapping[int, str]) -> str:
 
 
 def absent(reports: Reports, places: Sequence[Place]) -> tuple[str, ...]:
-    """Who it was that the others waited for in ddl_init, in a sentence; MPI does not tell, but libddl who waits."""
+    """A sentence about the ranks that the others waited for in ddl_init: libddl prints who waits, MPI does not."""
     missing = [one for one in places if one.rank not in reports.waiting]
     if not reports.waiting or not missing:
         return ()
@@ -209,18 +209,18 @@ def absent(reports: Reports, places: Sequence[Place]) -> tuple[str, ...]:
 
 
 def in_words(ended: int) -> str:
-    """An exit status, and the signal that it may stand for."""
+    """An exit status, and the signal that it may mean."""
     return f"exit status {ended}" + (f" (signal {ended - 128})" if 128 < ended <= 128 + 64 else "")
 
 
 def remedy(ended: int, host: str) -> str:
-    """Where to look for what made a rank on `host` end so."""
+    """Advice on finding out why a rank on `host` ended."""
     if ended == 128 + 9:
-        return f"where nobody killed it, the kernel did, for want of memory: see dmesg on {host}"
+        return f"if nobody killed it, the kernel did, because memory ran out: see dmesg on {host}"
     return "see what it wrote above; --rank-prefix puts the rank before each line"
 
 
 def named(ranks: Sequence[int]) -> str:
-    """`rank 3`, or `ranks 3, 4`; of many, the first."""
+    """`rank 3`, or `ranks 3, 4`, or the first of many."""
     more = f" and {len(ranks) - _SHOWN} more" if len(ranks) > _SHOWN else ""
     return f"rank{'s' if len(ranks) > 1 else ''} {', '.join(map(str, ranks[:_SHOWN]))}{more}"

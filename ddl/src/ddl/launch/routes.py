@@ -1,8 +1,8 @@
-"""Do the hosts of a job reach each other? Each tries short TCP connections to others while all are being probed.
+"""Whether the hosts of a job reach each other: each tries short TCP connections to others during the probe.
 
-A refusal is an answer, so nothing has to listen, and where all is well the whole takes a round trip. The launcher has
-reached every host, but that says nothing of the ways between them: in two networks without a router, or behind a
-firewall, MPI would hang or end with words of its own.
+A refusal is an answer, so nothing has to listen, and if all is well this takes one round trip. The launcher has reached
+every host, but hosts may still not reach each other: between two networks without a router, or behind a firewall, MPI
+would hang or end with an unclear error.
 """
 
 from __future__ import annotations
@@ -16,8 +16,8 @@ from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
 
-SECONDS = 1.5  # for an answer: what was lost is sent again after one
-MOST = 64  # others that a host tries: those after it in the list
+SECONDS = 1.5  # for an answer; a lost packet is sent again after one
+MOST = 64  # hosts that a host tries: those after it in the list
 SHOWN = 3  # gaps that a host reports
 SSH = 22
 
@@ -26,7 +26,7 @@ _GAPS = (errno.ENETUNREACH, errno.EHOSTUNREACH, errno.ETIMEDOUT, errno.EINVAL, e
 
 @dataclass(frozen=True)
 class Gap:
-    """A host that did not answer another: its number in the list, and why; `filtered` where ssh's port does answer."""
+    """A host that did not answer another: its number in the list, and why; `filtered` if ssh's port answers."""
 
     to: int
     why: str
@@ -34,21 +34,21 @@ class Gap:
 
 
 def gaps(addresses: Sequence[str], own: int, port: int) -> tuple[Gap, ...]:
-    """Those of the hosts at `addresses` ("" unknown) to which this one, number `own`, finds no way; SHOWN at most.
+    """The hosts at `addresses` ("": unknown) that this one, number `own`, cannot reach; at most SHOWN.
 
-    `port` stands for those that MPI will choose.
+    `port` stands for the ports that MPI will choose.
     """
     after = [(own + step) % len(addresses) for step in range(1, min(len(addresses), MOST + 1))]
     targets = {at: addresses[at] for at in after if addresses[at] not in ("", addresses[own])}
     silent = _silent(targets, port)
-    # Where something is wrong, an allowed port tells a firewall from a missing route.
+    # For hosts that do not answer, ssh's port tells a firewall from a missing route.
     first = {at: targets[at] for at in list(silent)[:SHOWN]}
     cut = _silent(first, SSH)
     return tuple(Gap(at, silent[at], at not in cut) for at in first)
 
 
 def _silent(targets: Mapping[int, str], port: int) -> dict[int, str]:
-    """Those that do not answer at `port`, and what the kernel says of it."""
+    """The hosts that do not answer at `port`, and the kernel's reason."""
     found = {}
     poll = select.poll()
     waiting: dict[int, tuple[int, socket.socket]] = {}
@@ -60,7 +60,7 @@ def _silent(targets: Mapping[int, str], port: int) -> dict[int, str]:
             if error == errno.EINPROGRESS:
                 waiting[one.fileno()] = at, one
                 poll.register(one, select.POLLOUT)
-            elif error in _GAPS:  # found at once: there is no route to it
+            elif error in _GAPS:  # known at once: there is no route to it
                 found[at] = os.strerror(errno.EHOSTUNREACH if error == errno.EINVAL else error)
         until = time.monotonic() + SECONDS
         while waiting and (left := until - time.monotonic()) > 0:

@@ -1,4 +1,4 @@
-"""What ddlrun does: ask (`options`), look, decide, write, run.
+"""The stages of ddlrun: ask (`options`), look, decide, write, run.
 
 Plain data goes from each stage to the next: Options, Found, Job, Launch, Ended. Only `decide`, with what it calls, and
 `command` choose anything, and they are pure; the other stages look at the machine, write files and start processes.
@@ -57,7 +57,7 @@ def run(asked: Options, environ: Mapping[str, str] | None = None) -> int:
 
 
 def doctor(asked: Options, environ: Mapping[str, str] | None = None) -> int:
-    """Run the checks alone and print a table; 0 if none failed, else what a CheckError's exit status is."""
+    """Run the checks alone and print a table; 0 if none failed, else CheckError's exit status."""
     rows: list[Check] = []
     try:
         found = look(asked, dict(os.environ if environ is None else environ), rows)
@@ -71,9 +71,9 @@ def doctor(asked: Options, environ: Mapping[str, str] | None = None) -> int:
 
 
 def _again(asked: Options, job: Job, restart: int) -> Job:
-    """The job for another attempt, with as many ranks; a host that is gone is replaced by a spare one.
+    """The job for another attempt, with as many ranks; spare hosts replace those that are gone.
 
-    Raises CheckError if there is none, which says so for each host that is gone.
+    If there are not enough spare hosts, raises CheckError, which names each host that is gone.
     """
     found: Found = job.found
     reached = reach_hosts(asked, found)

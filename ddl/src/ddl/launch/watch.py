@@ -1,7 +1,7 @@
-"""ddlrun's side of the guards: which hosts are lost, and when a job must be ended because MPI does not end it.
+"""ddlrun's side of the guards: it finds lost hosts, and ends a job that MPI does not end.
 
-MPI alone cannot be relied on. Open MPI waits for ever for a daemon whose cable was pulled; hydra lets ranks without MPI
-go on when one has failed; and what runs on a host that was cut off is beyond mpirun's reach.
+MPI alone is not enough. Open MPI waits for ever for a daemon whose cable was pulled. Hydra lets ranks without MPI go on
+after one has failed. And mpirun cannot reach a host that was cut off.
 """
 
 from __future__ import annotations
@@ -27,16 +27,16 @@ from ddl.launch.reports import Reports, culprit, in_words, named, remedy
 
 # Seconds that MPI, or the ranks, are given to end the job and to say why, before ddlrun does.
 SETTLE_SECONDS = 0.3  # after a guard has gone: the reports of its host's ranks may still be on their way
-LOST_SECONDS = 1.5  # after a host was lost: its peers learn of it among themselves 2 s later at most
+LOST_SECONDS = 1.5  # after a host was lost; its peers find out among themselves at most 2 s later
 FAILED_SECONDS = 2.0  # after the first rank has ended with an error
 OVER_SECONDS = 3.0  # after the last rank has ended
 
-WARN_SECONDS = 10.0  # in which no further host or rank begins: who is waited for is named, as libddl does
+WARN_SECONDS = 10.0  # without a new host or rank: then the missing ones are named, as libddl does
 
 
 @dataclass(frozen=True)
 class Trouble:
-    """Why the job is to be ended: a sentence for the user, and when, in seconds of the monotonic clock."""
+    """Why and when the job must be ended: a sentence for the user, and a time of the monotonic clock."""
 
     text: str
     due: float
@@ -44,7 +44,7 @@ class Trouble:
 
 @dataclass
 class Progress:
-    """What is known of a job that runs, with the moments at which it became known. It has no clock: it is told."""
+    """The state of a running job, with the times at which it changed. It has no clock: callers pass the time."""
 
     places: Sequence[Place]
     reports: Reports | None  # None: the ranks cannot report
@@ -54,10 +54,10 @@ class Progress:
     _failed_at: float | None = None
     _ending_since: float = float("inf")  # a rank has failed, or MPI has asked one to end
     _moved_at: float = 0.0
-    _warned: bool = False  # of this standstill
+    _warned: bool = False  # about this standstill
 
     def note(self, now: float, guards: int) -> None:
-        """Look at the reports again; `guards` is how many hosts have answered."""
+        """Take in the reports again; `guards` is the number of hosts that have answered."""
         reports = self.reports
         seen = (guards, len(reports.began) if reports else 0, len(reports.ended) if reports else 0)
         if seen != self._seen or not self._moved_at:
@@ -68,7 +68,7 @@ class Progress:
             self._ending_since = min(self._ending_since, now)
 
     def trouble(self) -> Trouble | None:
-        """What will make it necessary to end the job, unless mpirun ends first; None where all is well."""
+        """Why and when the job must be ended if mpirun does not end first; None if all is well."""
         if self.lost:
             return Trouble("", min(self.lost.values()) + LOST_SECONDS)
         if self.reports is None:
@@ -89,19 +89,19 @@ class Progress:
         return None
 
     def _not_begun(self) -> tuple[str, str] | None:
-        """Which ranks on which hosts have not begun, and these hosts as an option has them; None if all have."""
+        """The ranks and hosts that have not begun, in words, and the hosts as -H takes them; None if all have begun."""
         if self.reports is None:
             return None
         hosts = {one.rank: one.host for one in self.places}
         silent = sorted(hosts.keys() - self.reports.began)
-        # A host whose guard has answered has begun: what is missing then is a line, and no reason to end the job.
+        # If every host's guard has answered, only lines are missing, and that is no reason to end the job.
         if not silent or self._seen[0] >= len(set(hosts.values())):
             return None
         where = dict.fromkeys(hosts[rank] for rank in silent[:8])
         return f"{named(silent)} on {', '.join(where)}", ",".join(where)
 
     def warning(self, now: float) -> str | None:
-        """Who has not begun, once for each standstill of a start; None if nobody is to be named now."""
+        """A sentence about the ranks that have not begun, once for each standstill; None if there is none to print."""
         if self._warned or now < self._moved_at + min(WARN_SECONDS, self.start_seconds / 2):
             return None
         who = None if self.lost or self._failed_at is not None else self._not_begun()
@@ -114,7 +114,7 @@ class Progress:
         )
 
     def status(self) -> int:
-        """The exit status of the rank for which the job failed; 0 where all have reported 0; else, or for a host, 1."""
+        """The exit status of the rank that made the job fail; 0 if all reported 0; 1 otherwise, or for a lost host."""
         if self.reports is None:
             return 1
         ended = self.reports.ended
@@ -124,17 +124,17 @@ class Progress:
         return 1 if rank is None or (self.lost and not self.reports.failed) else ended[rank]
 
     def was_ending(self, moment: float) -> bool:
-        """Whether MPI was about to end the job then: its daemons end with it, and no host is lost for that."""
+        """Whether MPI was ending the job at that moment: its daemons end with the job, and this is no lost host."""
         return self._ending_since <= moment
 
     def has_ended(self, host: str) -> bool:
-        """Whether every rank of a host has reported its end: then nothing there can be lost any more."""
+        """Whether every rank of a host has reported its end; such a host cannot be lost any more."""
         ranks = {one.rank for one in self.places if one.host == host}
         return self.reports is not None and self.reports.ended.keys() >= ranks
 
 
 class Watch:
-    """Listens for the guards of one start of a job, and holds their connections."""
+    """Listens for the guards of one attempt of a job, and holds their connections."""
 
     def __init__(
         self,
@@ -145,9 +145,9 @@ class Watch:
         start_seconds: float = START_SECONDS,
         own: str = "",
     ) -> None:
-        """`addresses` of this host, by which the job's hosts may reach it, best first; empty: all are on this host.
+        """`addresses` of this host at which the job's hosts may reach it, best first; empty: all ranks run on it.
 
-        `own` is this host's name among those of the job, where it is one: MPI's daemon on it is mpirun itself.
+        `own` is this host's name among the job's hosts, if it takes part: MPI's daemon there is mpirun itself.
         """
         self._hosts = {one.rank: one.host for one in places}
         self._own = own
@@ -156,26 +156,26 @@ class Watch:
         self._key = secrets.token_hex(16)
         self._mark = secrets.token_hex(8)
         self._progress = Progress(places, reports, start_seconds)
-        self._guards: dict[socket.socket, str] = {}  # connections, and the host that each is of
-        self._alone: set[str] = set()  # hosts whose guard has said that MPI's daemon did not end in order
-        self._gone: dict[str, tuple[float, bool]] = {}  # hosts whose guard has gone: when, and whether in silence
+        self._guards: dict[socket.socket, str] = {}  # connections, and the host of each
+        self._alone: set[str] = set()  # hosts whose guard said that MPI's daemon did not end in order
+        self._gone: dict[str, tuple[float, bool]] = {}  # hosts whose guard is gone: when, and whether silently
         self._seen: set[str] = set()  # hosts that have answered
-        self.status = 1  # the job's, once `overdue` has said that it must be ended
+        self.status = 1  # of the job, after `overdue` said that it must be ended
         self._reception = Reception(addresses, len(set(self._hosts.values())))
         self._contacts = self._reception.contacts
 
     @property
     def environment(self) -> Mapping[str, str]:
-        """What mpirun is to hand to the ranks."""
+        """The variables that mpirun passes to the ranks."""
         program = [sys.executable, "-I", "-S", str(Path(guard.__file__).absolute()), ",".join(self._contacts)]
         return {guard.COMMAND: f'exec {shlex.join(program)} "$PPID" "$$"', guard.KEY: self._key, guard.MARK: self._mark}
 
     def sockets(self) -> list[socket.socket]:
-        """Those on which something may arrive."""
+        """The sockets on which something may arrive."""
         return [*self._reception.sockets(), *self._guards]
 
     def receive(self, ready: socket.socket, now: float) -> None:
-        """Take what has arrived on one of them."""
+        """Read from one of them."""
         host = self._guards.get(ready)
         if host is None:
             if came := self._reception.receive(ready, now):
@@ -195,13 +195,13 @@ class Watch:
                 self._gone[host] = (now, silent)
 
     def _is_alone(self, host: str, now: float) -> None:
-        """Note a guard's last line. It is still there, and ends what is left."""
+        """Note a guard's last line. The guard is still there, and ends what is left."""
         if host != self._own:
             self._alone.add(host)
             self._gone[host] = (now, False)
 
     def overdue(self, now: float) -> str | None:
-        """Why the job must be ended now; None where it need not be."""
+        """Why the job must be ended now; None if it can go on."""
         self._reception.look(now)
         self._settle(now - SETTLE_SECONDS)
         self._progress.note(now, len(self._seen))
@@ -215,11 +215,11 @@ class Watch:
 
     @property
     def lost(self) -> tuple[str, ...]:
-        """Hosts that were there, and are gone."""
+        """Hosts that had answered and are gone."""
         return tuple(self._progress.lost)
 
     def end(self) -> None:
-        """Let the guards end what is left of the job on their hosts; they are still there."""
+        """Tell the guards to end what is left of the job on their hosts; `wait` waits for them."""
         self._take_waiting()
         self._reception.close()
         for connection in list(self._guards):
@@ -229,7 +229,7 @@ class Watch:
                 self._drop(connection)
 
     def wait(self, seconds: float) -> None:
-        """After `end`: until each guard has ended its host's processes; at most so long. Says which ones did not."""
+        """After `end`, wait until each guard has ended its host's processes, at most so long. Prints which did not."""
         until = time.monotonic() + seconds
         left = {connection.fileno(): connection for connection in self._guards}
         poll = select.poll()  # select() refuses numbers above 1023
@@ -251,8 +251,8 @@ class Watch:
             self._drop(connection)
 
     def _take_waiting(self) -> None:
-        """Take what has arrived: connections, one in each pass, and the first lines that guards have said on them."""
-        for _ in range(BACKLOG + 1):  # strangers who go on connecting do not hold it up
+        """Accept waiting connections, one in each pass, and read the first lines of guards on them."""
+        for _ in range(BACKLOG + 1):  # bounded: strangers may go on connecting
             before = set(self._reception.sockets())
             for connection in self._reception.sockets():
                 self.receive(connection, time.monotonic())
@@ -260,9 +260,9 @@ class Watch:
                 return
 
     def _greet(self, connection: socket.socket, line: bytes) -> None:
-        """Take a guard's first line, `KEY RANK`; whoever says something else is none of ours."""
+        """Check a guard's first line, `KEY RANK`; close a connection with any other."""
         key, _, rank = line.partition(b" ")
-        # Nothing is made of what somebody says who does not know the key.
+        # The rest of the line is read only if the key is right.
         right = hmac.compare_digest(key, self._key.encode())
         host = self._hosts.get(int(rank)) if right and rank.isdigit() else None
         if host is None:
@@ -278,7 +278,7 @@ class Watch:
         connection.close()
 
     def settle(self) -> None:
-        """When mpirun has ended: say which hosts were lost, where that was not said yet."""
+        """When mpirun has ended: print the lost hosts that have not been printed yet."""
         self._settle(float("inf"))
 
     def _settle(self, before: float) -> None:
@@ -286,8 +286,9 @@ class Watch:
             if moment > before:
                 continue
             del self._gone[host]
-            # A guard ends with MPI's daemon, and that when a job has failed: ranks that are slow to end then report
-            # nothing, because MPI kills them with their shells. Where ranks cannot report, it is no news at all.
+            # A guard ends with MPI's daemon, and the daemon ends after a job has failed. Ranks that end slowly then
+            # report nothing, because MPI kills them with their shells. If ranks cannot report, a guard's end says
+            # nothing.
             in_order = host not in self._alone and self._progress.was_ending(moment)
             if self._progress.has_ended(host) or (not silent and (in_order or self._reports is None)):
                 continue

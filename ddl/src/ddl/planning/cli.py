@@ -1,4 +1,4 @@
-"""`ddlrun plan`: what an allreduce would do on a described network, and how long it would take. Nothing is run."""
+"""`ddlrun plan`: simulate an allreduce on a described network. Runs nothing."""
 
 from __future__ import annotations
 
@@ -24,8 +24,8 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 _DESCRIPTION = """\
-Simulate an allreduce on a network that is described and need not exist; run nothing. The schedules are those that
-libddl would execute, the times are a simulation of them: what processors do beside that is not in it.
+Simulate an allreduce on a network that is only described; run nothing. The schedules are those that libddl would
+execute; the times are simulated and leave out other work of the processors.
 
 A network is a tree: ranks in a host, hosts in a rack, racks in an aisle, aisles. Each has one link to the switch above,
 with a rate in each direction and a latency, and all that is below a link shares it. NETWORK is a file (.toml, .json) or
@@ -36,7 +36,7 @@ _EPILOG = """\
 examples:
   ddlrun plan --hosts 4 --ranks 2 --racks 2 --link 200mbit --uplink 100mbit --size 64MiB
   ddlrun plan ac922-4 --hosts 64 --size 100MB       64 hosts of the catalogue, 4 GPUs each
-  ddlrun plan ac922-4 --hosts 64 -m r:256           what would one ring over all do?
+  ddlrun plan ac922-4 --hosts 64 -m r:256           one ring over all GPUs
   ddlrun plan --hosts 64 --ranks 64 --odd host7=1gbit   one slow link; --odd host0-31=48: uneven hosts
   ddlrun plan network.toml --schedule --rank 3      the steps of rank 3
   ddlrun plan hgx-h100 --hosts 128 --plot times.svg
@@ -45,11 +45,11 @@ examples:
 Rates are what programs get: of Ethernet with frames of 1500 bytes, TCP delivers 95.6% of the wire's bits. They are
 bits (200mbit, 100 Gbit/s) or bytes a second (12.5GB/s); times are 5us, 0.1ms; sizes 64MiB, 100MB.
 "of the bound": the time that any algorithm needs at least, over the plan's; algorithm bandwidth: size / time;
-bus bandwidth: that times 2 (n-1)/n, what each rank sends. Beside each bound stands its witness: which bytes must pass
-where. Up to 64 ranks, ForestColl's optimum is one of them (needs scipy: pip install 'bascule-ddl[plan]').
+bus bandwidth: that times 2 (n-1)/n, what each rank sends. Each bound comes with its witness: which bytes must pass
+through which links. Up to 64 ranks, ForestColl's optimum is one of them (needs scipy: pip install 'bascule-ddl[plan]').
 """
 
-UNSCALED = (  # what --scaling has no use for
+UNSCALED = (  # options that --scaling does not take
     *("ranks", "hosts", "racks", "aisles", "uplink", "aisle_link", "odd"),
     *("size", "type", "mode", "chunks", "algorithm", "schedule", "rank"),
 )
@@ -84,7 +84,7 @@ def main(words: Sequence[str]) -> int:
 
 
 def _refuse(asked: argparse.Namespace) -> None:
-    """Raises UsageError for an option that --scaling has no use for; `asked` has None where one was not given."""
+    """Raises UsageError for an option that --scaling does not take; options that were not given are None in `asked`."""
     for field in UNSCALED:
         if getattr(asked, field) is not None:
             raise UsageError(
@@ -99,7 +99,7 @@ def _plan(asked: argparse.Namespace) -> int:
     made = report.study(described, asked.size, asked.type, plan)
     steps = None
     if asked.schedule:
-        # What the library chose by itself, unless a plan was asked for.
+        # The library's choice, unless a plan was given.
         shown = plan or Plan(mode=made.chosen.plan)
         count = max(1, asked.size // elements.TYPES[asked.type].nbytes)
         steps = interface.schedule(described.tree, count, asked.rank, asked.type, shown)

@@ -1,12 +1,12 @@
 """The fastest allgather of a graph, after ForestColl (Zhao et al., arXiv:2402.06787, section on optimality).
 
-Every rank has a shard that must reach every other rank. If x is the rate at which each shard is sent, then of any set
-of nodes that lacks a rank, x times the ranks inside must leave it. So x is at most the least exit capacity for each
-rank inside, over all such sets, and ForestColl's trees reach that. A reduce-scatter is an allgather backwards. An
-allreduce of both takes their times' sum; others may take less where links differ.
+Every rank has a shard that must reach every other rank. Let x be the rate at which each shard is sent. For any set of
+nodes that lacks a rank, x times the ranks inside must leave the set. So x is at most the smallest quotient of exit
+capacity and ranks inside, over all such sets; ForestColl's trees reach this. A reduce-scatter is an allgather
+backwards. An allreduce made of both takes the sum of their times; if links differ, other allreduces may take less.
 
-For each rank as the sink, a linear program maximises the x that all others can send it; HiGHS (scipy) solves it, and
-its dual is the cut. Max-flow solvers need a search over x, and scipy's takes whole numbers only.
+For each rank as the sink, a linear program maximises the x that all others can send to it. HiGHS (scipy) solves it, and
+its dual is the cut. A max-flow solver would need a search over x, and scipy's takes whole numbers only.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ class SolverMissing(RuntimeError):
 
 @dataclass(frozen=True)
 class Graph:
-    """Nodes 0 to `nodes` - 1, of which the first `ranks` compute, others pass on; bytes a second by (from, to)."""
+    """Nodes 0 to `nodes` - 1: the first `ranks` compute, the others forward; bytes a second by (from, to)."""
 
     ranks: int
     nodes: int
@@ -40,7 +40,7 @@ class Graph:
 
 @dataclass(frozen=True)
 class Optimum:
-    """The rate of each rank's shard, bytes a second, and the cut that allows no more: ranks inside, and what leaves."""
+    """The rate of each rank's shard in bytes a second, and the cut that limits it: ranks inside, exit capacity."""
 
     rate: float
     inside: tuple[int, ...]
@@ -48,7 +48,7 @@ class Optimum:
     ranks: int
 
     def seconds(self, nbytes: int) -> float:
-        """Of a reduce-scatter and an allgather of a buffer of `nbytes` bytes, one after the other."""
+        """Seconds of a reduce-scatter and then an allgather of a buffer of `nbytes` bytes."""
         return 2 * nbytes / self.ranks / self.rate
 
 
@@ -69,7 +69,7 @@ def graph_of(network: Network) -> Graph:
             link((rank, rank), nodes, rates[rank])
         nodes += 1
     if len(hosts) > 1:
-        children = []  # by where their messages leave them, and where they enter
+        children = []  # the node where their messages leave, and the node where they enter
         for host in hosts:
             for rank in host:
                 edges[rank, nodes] = edges[nodes + 1, rank] = inf
@@ -93,12 +93,12 @@ def optimum(graph: Graph) -> Optimum:
         from scipy.optimize import linprog
         from scipy.sparse import coo_array
     except ImportError:
-        raise SolverMissing("needs scipy: pip install 'bascule-ddl[plan]'") from None
+        raise SolverMissing("needs scipy: pip install 'bascule-ddl[plan]', or conda install scipy") from None
     scale = max(rate for rate in graph.edges.values() if rate < inf)
     edges = list(graph.edges)
     rows = [node for edge in edges for node in edge] + list(range(graph.ranks))
     columns = [at for at in range(len(edges)) for _ in range(2)] + [len(edges)] * graph.ranks
-    values = [1.0, -1.0] * len(edges) + [-1.0] * graph.ranks  # what leaves a node is what enters, and its own
+    values = [1.0, -1.0] * len(edges) + [-1.0] * graph.ranks  # what leaves a node is what enters it, plus its own shard
     balance = coo_array((values, (rows, columns)), (graph.nodes, len(edges) + 1)).tocsr()
     limits = [(0, None if graph.edges[edge] == inf else graph.edges[edge] / scale) for edge in edges] + [(0, None)]
     objective = [0.0] * len(edges) + [-1.0]
@@ -119,7 +119,7 @@ def optimum(graph: Graph) -> Optimum:
 
 
 def _cut(graph: Graph, potentials: Mapping[int, float]) -> Optimum:
-    """The tightest of the cuts between nodes of higher and of lower potential, as the dual has them."""
+    """The tightest of the cuts between nodes of higher and of lower potential in the dual."""
     found: list[Optimum] = []
     for least in sorted({round(value, 9) for value in potentials.values()} - {0.0}):
         inside = frozenset(node for node, value in potentials.items() if value >= least - 1e-9)

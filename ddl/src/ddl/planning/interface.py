@@ -1,14 +1,17 @@
-"""ddl_plan.h: the library's simulator and planner. Every number comes from libddl.so; nothing is computed here."""
+"""ddl_plan.h: the library's simulator and planner. libddl.so computes every number."""
 
 from __future__ import annotations
 
 import functools
 from collections.abc import Sequence
 from ctypes import POINTER, Structure, byref, c_char, c_char_p, c_double, c_int, c_size_t, c_uint64
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
+from typing import Any, TypeVar
 
 from ddl import elements, library
 from ddl.errors import ArgumentError, LibraryError
+
+T = TypeVar("T")
 
 MOST_TIERS = 8
 ALGORITHMS = ("automatic", "latency", "bandwidth")  # ddl_algorithm
@@ -26,7 +29,7 @@ class Tier:
 
 @dataclass(frozen=True)
 class Odd:
-    """A child unlike the others of its tier, by its number in the network; 0 children or bytes a second: as others."""
+    """A child that differs from the others of its tier, by its number in the network; 0: as the others."""
 
     tier: int
     child: int
@@ -45,7 +48,7 @@ class Tree:
 
 @dataclass(frozen=True)
 class Plan:
-    """How an allreduce is done; the default is the library's choice. `ranks`: the rank at each position."""
+    """How to run an allreduce; the default leaves it to the library. `ranks` has the rank at each position."""
 
     mode: str | None = None
     chunks: int = 0
@@ -55,7 +58,7 @@ class Plan:
 
 @dataclass(frozen=True)
 class Term:
-    """What is behind a formula's time: latency in seconds, and bytes through the link of one child: see ddl_term."""
+    """A term of a bound: latency in seconds, and bytes through the link of one child: see ddl_term."""
 
     latency: float
     nbytes: float
@@ -71,7 +74,7 @@ class Term:
 
 @dataclass(frozen=True)
 class Cut:
-    """The witness of the bound of any algorithm: bytes that must leave groups of ranks, by what capacity: see ddl_cut.
+    """The witness of the bound of any algorithm: bytes that must leave groups of ranks, and the capacity: see ddl_cut.
 
     The groups are `count` children of `tier`, from `first` on, and the ranks elsewhere, if there are any.
     """
@@ -86,9 +89,9 @@ class Cut:
 
 @dataclass(frozen=True)
 class Bounds:
-    """The least that an allreduce can take, in seconds, and why: see ddl_bounds.
+    """Lower bounds on an allreduce, in seconds, with their reasons: see ddl_bounds.
 
-    `tier_terms` add up to `hierarchical`, and the longest of them is `pipelined`; these are 0 where tiers are uneven.
+    `tier_terms` add up to `hierarchical`, and the longest of them is `pipelined`; both are 0 if tiers are uneven.
     """
 
     ring: float
@@ -102,7 +105,7 @@ class Bounds:
 
 @dataclass(frozen=True)
 class Forecast:
-    """What an allreduce would do: see ddl_forecast. One entry a tier in `tier_bytes` and `tier_messages`."""
+    """A forecast of an allreduce: see ddl_forecast. `tier_bytes` and `tier_messages` have one entry a tier."""
 
     seconds: float
     tier_bytes: tuple[float, ...]
@@ -117,7 +120,7 @@ class Forecast:
 
 @dataclass(frozen=True)
 class Step:
-    """A step of one rank: see ddl_step. `peer` is None where there is no message, `tier` where nothing is sent."""
+    """A step of one rank: see ddl_step. `peer` is None if there is no message, `tier` if nothing is sent."""
 
     chunk: int
     round: int
@@ -132,23 +135,25 @@ def bounds(tree: Tree, nbytes: int) -> Bounds:
     """The bounds of an allreduce of `nbytes` bytes. Raises ArgumentError."""
     made = _Bounds()
     _call("ddl_plan_bounds", _network(tree), nbytes, byref(made))
-    return made.read(len(tree.tiers))
+    terms = tuple(_read_if(Term, one) for one in made.tier_terms[: len(tree.tiers)])
+    ring, cut = _read_if(Term, made.ring_term), _read_if(Cut, made.cut_witness)
+    return _read(Bounds, made, ring_term=ring, tier_terms=terms, cut_witness=cut)
 
 
 def forecast(tree: Tree, count: int, dtype: str = "float32", plan: Plan | None = None) -> Forecast:
     """The forecast of an allreduce of `count` elements. Raises ArgumentError."""
     made = _Forecast()
     _call("ddl_plan_forecast", _network(tree), _plan(plan), count, elements.TYPES[dtype].number, byref(made))
-    return made.read(len(tree.tiers))
+    return _read_forecast(made, len(tree.tiers))
 
 
 def alternatives(tree: Tree, count: int, dtype: str = "float32") -> list[Forecast]:
-    """First what the library does, then the other plans that make sense, by time. Raises ArgumentError."""
+    """First the library's choice, then the other sensible plans, by time. Raises ArgumentError."""
     found = c_size_t()
-    forecasts = (_Forecast * (2 ** (MOST_TIERS - 1) + 2))()  # ways of joining neighbours, and two more
+    forecasts = (_Forecast * (2 ** (MOST_TIERS - 1) + 2))()  # the ways of joining neighbouring tiers, and two more
     arguments = (_network(tree), count, elements.TYPES[dtype].number)
     _call("ddl_plan_alternatives", *arguments, forecasts, len(forecasts), byref(found))
-    return [one.read(len(tree.tiers)) for one in forecasts[: found.value]]
+    return [_read_forecast(one, len(tree.tiers)) for one in forecasts[: found.value]]
 
 
 def schedule(tree: Tree, count: int, rank: int, dtype: str = "float32", plan: Plan | None = None) -> list[Step]:
@@ -158,15 +163,26 @@ def schedule(tree: Tree, count: int, rank: int, dtype: str = "float32", plan: Pl
     _call("ddl_plan_schedule", *arguments, None, 0, byref(found))
     steps = (_Step * found.value)()
     _call("ddl_plan_schedule", *arguments, steps, len(steps), byref(found))
-    return [one.read() for one in steps]
+    return list(map(_read_step, steps))
 
 
-class _Tier(Structure):
-    _fields_ = (("size", c_int), ("latency", c_double), ("bandwidth", c_double))
+def _structure(like: type, *types: Any) -> Any:
+    """The C structure of a dataclass: its fields, in order, with these types."""
+    names = [field.name for field in fields(like)]
+    return type(f"_{like.__name__}", (Structure,), {"_fields_": list(zip(names, types, strict=True))})
 
 
-class _Odd(Structure):
-    _fields_ = (("tier", c_int), ("child", c_int), ("size", c_int), ("bandwidth", c_double))
+_Tier = _structure(Tier, c_int, c_double, c_double)
+_Odd = _structure(Odd, c_int, c_int, c_int, c_double)
+_Plan = _structure(Plan, c_char_p, c_int, POINTER(c_int), c_int)
+_Term = _structure(Term, c_double, c_double, c_double, c_int, c_int)
+_Cut = _structure(Cut, c_int, c_int, c_int, c_int, c_double, c_double)
+_Bounds = _structure(Bounds, c_double, c_double, c_double, c_double, _Term, _Term * MOST_TIERS, _Cut)
+_PER_TIER = c_double * MOST_TIERS
+_Forecast = _structure(
+    Forecast, c_double, _PER_TIER, _PER_TIER, c_int, c_int, c_int, c_char * 64, c_char * 64, c_char * 192
+)
+_Step = _structure(Step, c_int, c_int, c_int, c_int, c_int, c_uint64, c_uint64)
 
 
 class _Network(Structure):
@@ -179,103 +195,24 @@ class _Network(Structure):
     )
 
 
-class _Plan(Structure):
-    _fields_ = (("mode", c_char_p), ("chunks", c_int), ("ranks", POINTER(c_int)), ("algorithm", c_int))
+def _read(like: type[T], made: Any, **others: object) -> T:
+    """The dataclass of a C structure, with `others` in place of the fields that differ."""
+    return like(**{field.name: getattr(made, field.name) for field in fields(like)} | others)  # type: ignore[arg-type]
 
 
-class _Term(Structure):
-    _fields_ = (
-        ("latency", c_double),
-        ("bytes", c_double),
-        ("capacity", c_double),
-        ("tier", c_int),
-        ("child", c_int),
-    )
-
-    def read(self) -> Term | None:
-        return Term(self.latency, self.bytes, self.capacity, self.tier, self.child) if self.tier >= 0 else None
+def _read_if(like: type[T], made: Any) -> T | None:
+    return _read(like, made) if made.tier >= 0 else None
 
 
-class _Cut(Structure):
-    _fields_ = (
-        ("tier", c_int),
-        ("first", c_int),
-        ("count", c_int),
-        ("groups", c_int),
-        ("bytes", c_double),
-        ("capacity", c_double),
-    )
-
-    def read(self) -> Cut | None:
-        cut = Cut(self.tier, self.first, self.count, self.groups, self.bytes, self.capacity)
-        return cut if self.tier >= 0 else None
+def _read_forecast(made: Any, tiers: int) -> Forecast:
+    texts = {name: getattr(made, name).decode(errors="replace") for name in ("plan", "algorithm", "reason")}
+    each = {name: tuple(getattr(made, name)[:tiers]) for name in ("tier_bytes", "tier_messages")}
+    return _read(Forecast, made, symmetric=bool(made.symmetric), **texts, **each)
 
 
-class _Bounds(Structure):
-    _fields_ = (
-        ("ring", c_double),
-        ("hierarchical", c_double),
-        ("pipelined", c_double),
-        ("cut", c_double),
-        ("ring_term", _Term),
-        ("tier_terms", _Term * MOST_TIERS),
-        ("cut_witness", _Cut),
-    )
-
-    def read(self, tiers: int) -> Bounds:
-        terms = tuple(term.read() for term in self.tier_terms[:tiers])
-        times = (self.ring, self.hierarchical, self.pipelined, self.cut)
-        return Bounds(*times, self.ring_term.read(), terms, self.cut_witness.read())
-
-
-class _Forecast(Structure):
-    _fields_ = (
-        ("seconds", c_double),
-        ("tier_bytes", c_double * MOST_TIERS),
-        ("tier_messages", c_double * MOST_TIERS),
-        ("chunks", c_int),
-        ("rounds", c_int),
-        ("symmetric", c_int),
-        ("plan", c_char * 64),
-        ("algorithm", c_char * 64),
-        ("reason", c_char * 192),
-    )
-
-    def read(self, tiers: int) -> Forecast:
-        return Forecast(
-            self.seconds,
-            tuple(self.tier_bytes[:tiers]),
-            tuple(self.tier_messages[:tiers]),
-            self.chunks,
-            self.rounds,
-            bool(self.symmetric),
-            self.plan.decode(),
-            self.algorithm.decode(),
-            self.reason.decode(errors="replace"),
-        )
-
-
-class _Step(Structure):
-    _fields_ = (
-        ("chunk", c_int),
-        ("round", c_int),
-        ("kind", c_int),
-        ("peer", c_int),
-        ("tier", c_int),
-        ("offset", c_uint64),
-        ("bytes", c_uint64),
-    )
-
-    def read(self) -> Step:
-        return Step(
-            self.chunk,
-            self.round,
-            KINDS[self.kind],
-            self.peer if self.peer >= 0 else None,
-            self.tier if self.tier >= 0 else None,
-            self.offset,
-            self.bytes,
-        )
+def _read_step(made: Any) -> Step:
+    peer, tier = (None if number < 0 else number for number in (made.peer, made.tier))
+    return _read(Step, made, kind=KINDS[made.kind], peer=peer, tier=tier)
 
 
 _TASK = [POINTER(_Network), POINTER(_Plan), c_size_t, c_int]
@@ -308,7 +245,7 @@ def _call(name: str, *arguments: object) -> None:
 
 
 def _whole(value: int, what: str) -> int:
-    """What fits in a C int; ctypes would drop the upper bits of others in silence. Raises ArgumentError."""
+    """`value`, if it fits in a C int; ctypes would silently drop the upper bits. Raises ArgumentError."""
     if not -(2**31) <= value < 2**31:
         raise ArgumentError(f"{what}: {value:,}; expected less than {2**31:,}")
     return value
@@ -323,7 +260,7 @@ def _network(tree: Tree) -> _Network:
     return _Network((_Tier * len(made))(*made), len(made), tree.reduce, (_Odd * len(odd))(*odd), len(odd))
 
 
-def _plan(plan: Plan | None) -> _Plan:
+def _plan(plan: Plan | None) -> object:
     asked = plan or Plan()
     ranks: Sequence[int] = asked.ranks or ()
     return _Plan(

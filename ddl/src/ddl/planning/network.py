@@ -1,20 +1,20 @@
-"""Networks as people describe them: read from TOML, JSON or the catalogue, changed, and drawn as a tree.
+"""Described networks: read from TOML, JSON or the catalogue, changed by options, and drawn as a tree.
 
 name = "AC922 with 4 V100"
-reduce = "400 GB/s"          # bytes that a rank adds in a second; left out: it takes no time
+reduce = "400 GB/s"          # bytes that a rank adds in a second; if left out, adding takes no time
 
 [[tiers]]                    # innermost first
-name = "GPU"                 # what is plugged in: a rank of a host, then hosts, racks, aisles
-size = 4                     # how many of them below one switch
-bandwidth = "75 GB/s"        # of each one's link, in each direction, as programs get it
-latency = "10 us"            # of a message that turns around at this tier
+name = "GPU"                 # the children of the tier's switches: ranks of a host, then hosts, racks, aisles
+size = 4                     # how many below one switch
+bandwidth = "75 GB/s"        # of each child's link, in each direction, as programs get it
+latency = "10 us"            # for a message that turns around at this tier
 source = "where these figures come from"
 
-[[odd]]                      # what is unlike the others; as often as there are such
-name = "host"                # a tier's
-numbers = "0-3,7"            # of all hosts of the network, from 0
-size = 2                     # how many ranks they have, where it is another number
-bandwidth = "1 Gbit/s"       # of their links, where it is another
+[[odd]]                      # children that differ from the others; may be repeated
+name = "host"                # the name of their tier
+numbers = "0-3,7"            # counted over all hosts of the network, from 0
+size = 2                     # how many ranks they have, if not as the others
+bandwidth = "1 Gbit/s"       # of their links, if not as the others
 """
 
 from __future__ import annotations
@@ -30,22 +30,22 @@ from pathlib import Path
 from typing import Any
 
 from ddl.launch import files
-from ddl.launch.counts import quoted
+from ddl.launch.counts import format_runs, quoted
 from ddl.planning import units
 from ddl.planning.interface import MOST_TIERS, Odd, Tier, Tree
 
 MACHINES = Path(__file__).with_name("machines")
 SUFFIXES = (".toml", ".json")
-NAMES = ("rank", "host", "rack", "aisle")  # what a tier joins where nobody says
+NAMES = ("rank", "host", "rack", "aisle")  # default names of tiers
 
 
 class DescriptionError(ValueError):
-    """A description is wrong: the message names the file, the place in it, and what is expected there."""
+    """A wrong description. The message names the file, the place in it, and what is expected there."""
 
 
 @dataclass(frozen=True)
 class Level:
-    """A tier as described: see the module's docstring; bytes a second and seconds."""
+    """A tier as described (see the module's docstring), in seconds and bytes a second."""
 
     name: str
     size: int
@@ -56,7 +56,7 @@ class Level:
 
 @dataclass(frozen=True)
 class Exceptions:
-    """Children of a level, by their numbers in the network, that have another size, or links of another bandwidth."""
+    """Children of a level that differ from the others in size or bandwidth, by their numbers in the network."""
 
     name: str
     numbers: tuple[int, ...]
@@ -65,13 +65,13 @@ class Exceptions:
 
     @property
     def span(self) -> str:
-        """The numbers as people write them: `0-3,7`."""
-        return units.format_numbers(self.numbers)
+        """The numbers, with runs joined: `0-3,7`."""
+        return format_runs(self.numbers)
 
 
 @dataclass(frozen=True)
 class Network:
-    """A described network: its levels, innermost first, and bytes a second that a rank reduces (0: takes no time)."""
+    """A described network: its levels, innermost first, and bytes a second that a rank reduces (0: no time)."""
 
     levels: tuple[Level, ...]
     name: str = ""
@@ -81,11 +81,11 @@ class Network:
 
     @property
     def ranks(self) -> int:
-        """How many ranks there are."""
+        """The number of ranks."""
         return self.children(0)
 
     def children(self, tier: int) -> int:
-        """How many children all switches of a tier have together: ranks, hosts, racks, ..."""
+        """The number of children of all switches of a tier: ranks, hosts, racks, ..."""
         if tier == len(self.levels):
             return 1  # the outermost switch
         odd = [one for one in self.odd if one.size and one.name == self._name(tier + 1)]
@@ -93,7 +93,7 @@ class Network:
         return self.children(tier + 1) * self.levels[tier].size + more
 
     def below(self, tier: int) -> list[range]:
-        """Of each child of a tier: the children of the tier inside it that it has; of each rank, itself."""
+        """For each child of a tier: its children in the tier below; for each rank: itself."""
         if tier == 0:
             return [range(rank, rank + 1) for rank in range(self.ranks)]
         sizes = [self.levels[tier - 1].size] * self.children(tier)
@@ -105,14 +105,14 @@ class Network:
         return [range(first, end) for first, end in pairwise(ends)]
 
     def ranks_below(self, tier: int) -> list[range]:
-        """Of each child of a tier: its ranks."""
+        """For each child of a tier: its ranks."""
         if tier == 0:
             return self.below(0)
         inside = self.ranks_below(tier - 1)
         return [range(inside[one.start].start, inside[one.stop - 1].stop) for one in self.below(tier)]
 
     def bandwidths(self, tier: int) -> list[float]:
-        """Of each child's link of a tier, in bytes a second."""
+        """The bandwidth of each child's link of a tier, in bytes a second."""
         made = [self.levels[tier].bandwidth] * self.children(tier)
         for one in self.odd:
             if one.bandwidth and one.name == self._name(tier):
@@ -125,7 +125,7 @@ class Network:
 
     @property
     def tree(self) -> Tree:
-        """What the library simulates. Raises DescriptionError for exceptions that name no level."""
+        """The network as the library simulates it. Raises DescriptionError for exceptions that name no level."""
         tiers = {level.name: tier for tier, level in reversed(list(enumerate(self.levels)))}
         odd: dict[tuple[int, int], Odd] = {}
         for one in self.odd:
@@ -140,7 +140,7 @@ class Network:
         return Tree(made, self.reduce, tuple(odd.values()))
 
     def to_dict(self) -> dict[str, object]:
-        """Plain data for JSON, which `from_dict` reads back."""
+        """Plain data for JSON; `from_dict` reads it back."""
         return {
             "name": self.name,
             "reduce": self.reduce,
@@ -153,7 +153,7 @@ class Network:
         }
 
     def picture(self) -> str:
-        """The network as a tree in ASCII; equal branches are one line."""
+        """The network as a tree in ASCII, with equal branches in one line."""
         rows = [("all", "")]
         for depth, level in enumerate(reversed(self.levels)):
             shared = prod(one.size for one in self.levels[: len(self.levels) - 1 - depth])
@@ -172,7 +172,7 @@ class Network:
         return "\n".join(f"{left:{width}}  {right}".rstrip() for left, right in rows[1:])
 
 
-# Where nobody says anything: shared memory in the host, 10 Gbit/s Ethernet between hosts.
+# The default: shared memory in the host, 10 Gbit/s Ethernet between hosts.
 DEFAULT = Network(
     (
         Level("rank", 1, 5e9, 1e-6, "assumed: shared memory of a server"),
@@ -187,12 +187,12 @@ def machines() -> list[str]:
 
 
 def load(name: str) -> Network:
-    """The network of a file, or of that name in the catalogue. Raises DescriptionError."""
+    """The network of a file, or of a machine in the catalogue. Raises DescriptionError."""
     path = Path(name)
     if path.suffix not in SUFFIXES:
         if name not in machines():
             raise DescriptionError(
-                f"{quoted(name)} is no described machine, and no file that ends in .toml or .json; the machines are "
+                f"{quoted(name)} is neither a machine of the catalogue nor a .toml or .json file; the machines are "
                 f"{', '.join(machines())}"
             )
         path = MACHINES / f"{name}.toml"
@@ -232,7 +232,7 @@ def from_dict(document: object, where: str = "network") -> Network:
 
 
 def with_odd(network: Network, odd: Sequence[Exceptions]) -> Network:
-    """The network with further exceptions. Raises DescriptionError for those that do not fit it."""
+    """The network with more exceptions. Raises DescriptionError if they do not fit it."""
     made = replace(network, odd=(*network.odd, *odd))
     names = [level.name for level in network.levels]
     for one in odd:
@@ -302,8 +302,8 @@ def changed(
 ) -> Network:
     """The network with other numbers: ranks a host, hosts in all, racks an aisle, aisles; rates and latencies by tier.
 
-    A tier that it does not have yet is added above the others; where no rate is given for it, its links carry all that
-    comes from below. Raises DescriptionError where the hosts cannot be parted evenly.
+    A missing tier is added above the others; without a rate, its links carry all that comes from below. Raises
+    DescriptionError if the hosts cannot be divided evenly.
     """
     levels = list(network.levels)
     sizes = (ranks, hosts, racks, aisles)
@@ -319,7 +319,7 @@ def changed(
         groups = prod(level.size for level in levels[2:])
         if hosts % groups:
             raise DescriptionError(
-                f"{hosts} hosts cannot be parted evenly among {groups} racks; give --hosts (in all), --racks (in an "
+                f"{hosts} hosts cannot be divided evenly among {groups} racks; give --hosts (in all), --racks (in an "
                 "aisle) and --aisles that fit"
             )
         levels[1] = replace(levels[1], size=hosts // groups)

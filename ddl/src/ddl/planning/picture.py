@@ -1,6 +1,6 @@
 """Forecasts as pictures: time against size for each plan with the bound, and speedup against GPUs. Needs matplotlib.
 
-Colours are those of Okabe and Ito, which people with any kind of colour blindness can tell apart.
+The colours are Okabe and Ito's: people with any kind of colour blindness can tell them apart.
 """
 
 from __future__ import annotations
@@ -26,11 +26,11 @@ SMALLEST, LARGEST = 1 << 10, 1 << 30  # bytes, of the picture of a network
 
 
 class PictureError(ValueError):
-    """A picture cannot be made: the message says what to install, or which suffix is expected."""
+    """A picture cannot be made. The message says what to install, or which suffix is expected."""
 
 
 def check(path: Path) -> None:
-    """Raises PictureError where a picture could not be written to `path`, before anything is computed."""
+    """Raises PictureError if a picture could not be written to `path`. Call it before computing anything."""
     if path.suffix not in SUFFIXES:
         raise PictureError(f"{path}: a picture ends in {' or '.join(SUFFIXES)}")
     figure_class()
@@ -50,7 +50,7 @@ def draw_times(network: Network, dtype: str, plan: Plan | None, largest: int = L
         for one in found:
             label = "recursive doubling" if one.algorithm.startswith("recursive") else one.plan
             curve = curves.setdefault(label, {})
-            curve[size] = min(one.seconds, curve.get(size, one.seconds))  # one plan is there without chunks, too
+            curve[size] = min(one.seconds, curve.get(size, one.seconds))  # one plan is also listed without chunks
     figure = figure_class()(figsize=(9, 5.5), layout="constrained")
     axes = figure.subplots()
     bound = [(size, interface.bounds(tree, size).cut) for size in sizes]
@@ -93,7 +93,7 @@ def draw_scaling(curves: Mapping[str, Sequence[tuple[int, float]]], title: str, 
 
 
 def write(figure: Figure, path: Path) -> None:
-    """Write the picture, as `output.write` does; the same picture is the same file."""
+    """Write the picture, as `output.write` does. The same picture gives the same bytes."""
     import matplotlib
 
     content = io.BytesIO()
@@ -111,7 +111,7 @@ def _finish(axes: object) -> None:
 
 
 def figure_class() -> type[Figure]:
-    """Matplotlib's. Raises PictureError where it is missing."""
+    """Matplotlib's Figure. Raises PictureError if matplotlib is missing."""
     try:
         from matplotlib.figure import Figure
     except ImportError:

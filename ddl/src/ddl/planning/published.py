@@ -1,7 +1,8 @@
-"""FORECASTS for systems whose scaling of ResNet-50 was published, beside what was published. Nothing here is measured.
+"""FORECASTS for systems whose scaling of ResNet-50 was published, beside the published figures. Nothing is measured.
 
-A system's efficiency is its speedup over one host, for each host. What a rank computes without communication is an
-input, taken from the source that is named or assumed; the gradients' buckets and the step are those of `scaling`.
+A system's efficiency is its speedup over one host, divided by the number of hosts. The speed of a rank without
+communication is an input, assumed or from the source that is named. The gradients' buckets and the step are those of
+`scaling`.
 """
 
 from __future__ import annotations
@@ -24,7 +25,7 @@ _STAMPEDE = _EPOCHS / (28 * 60 * 1536 * 0.9)
 class System:
     """A published system: hosts as the catalogue's `machine` (with another `link`), images a rank and step.
 
-    `rate` is images a second of a rank alone; `efficiency` is what was published, as text; None: nothing was.
+    `rate` is images a second of a rank alone; `efficiency` is the published figure as text, or None.
     """
 
     name: str
@@ -39,7 +40,7 @@ class System:
 
     @property
     def network(self) -> Network:
-        """All of its hosts, on one switch that carries all."""
+        """All hosts, on one switch that carries all traffic."""
         rates = (None, parse_rate(self.link)) if self.link else ()
         return changed(load(self.machine), hosts=self.hosts, rates=rates)
 
@@ -102,9 +103,7 @@ class Row:
 
 def study(systems: Sequence[System] = SYSTEMS) -> list[Row]:
     """Forecast each system. Raises ArgumentError, DescriptionError."""
-    parameters = resnet.resnet50()
-    cut = resnet.buckets(parameters)
-    whole = (resnet.Bucket(4 * sum(one.elements for one in parameters), 1.0),)
+    cut, whole = resnet.gradients()
     rows = []
     for system in systems:
         network = system.network
@@ -135,7 +134,7 @@ def to_dict(rows: Sequence[Row]) -> dict[str, object]:
 
 
 def to_text(rows: Sequence[Row]) -> str:
-    """The rows for people, with their sources."""
+    """The rows as text, with their sources."""
     lines = [
         TITLE,
         "efficiency over one host; `after`: nothing is hidden behind the backward pass",

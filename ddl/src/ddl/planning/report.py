@@ -1,4 +1,4 @@
-"""What `ddlrun plan` prints: the network, the plans with their times, the tiers of the chosen one, a rank's steps."""
+"""The output of `ddlrun plan`: the network, the plans with their times, the chosen plan's tiers, a rank's steps."""
 
 from __future__ import annotations
 
@@ -6,18 +6,19 @@ from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 
 from ddl import elements
+from ddl.launch.counts import format_runs
 from ddl.planning import forestcoll, interface
 from ddl.planning.forestcoll import Optimum
 from ddl.planning.interface import Bounds, Cut, Forecast, Plan, Step, Term
 from ddl.planning.network import Network
-from ddl.planning.units import format_bytes, format_numbers, format_size, format_time
+from ddl.planning.units import format_bytes, format_size, format_time
 
 
 @dataclass(frozen=True)
 class Study:
-    """An allreduce on a network: the plan that is looked at, the others, fastest first, and the bounds.
+    """An allreduce on a network: the chosen plan, the others, fastest first, and the bounds.
 
-    `nbytes` is what its whole elements have.
+    `nbytes` counts whole elements.
     """
 
     network: Network
@@ -34,15 +35,15 @@ class Study:
         return self.bounds.cut
 
     def share(self, forecast: Forecast) -> float:
-        """How much of a forecast's time the cut bound is: 1 is perfect."""
+        """The cut bound over a forecast's time: 1 is perfect."""
         return self.cut / forecast.seconds if forecast.seconds else 1.0
 
 
 def study(network: Network, nbytes: int, dtype: str, plan: Plan | None) -> Study:
-    """Simulate an allreduce of as many elements as `nbytes` bytes have, but at least one.
+    """Simulate an allreduce of as many elements as fit in `nbytes` bytes, at least one.
 
-    With a `plan`, that one is looked at, and the library's own is among the others. Raises ddl.ArgumentError for a plan
-    that does not fit.
+    If a `plan` is given, it is the chosen one, and the library's choice is among the others. Raises ddl.ArgumentError
+    for a plan that does not fit.
     """
     element = elements.TYPES[dtype].nbytes
     count = max(1, nbytes // element)
@@ -68,7 +69,7 @@ def _optimum(network: Network) -> Optimum | str:
 
 
 def to_text(made: Study) -> str:
-    """The study for people."""
+    """The study as text."""
     network = made.network
     title = f"{network.name}: " if network.name else ""
     ranks = "1 rank" if network.ranks == 1 else f"{network.ranks:,} ranks"
@@ -78,7 +79,7 @@ def to_text(made: Study) -> str:
     parts.append(f"allreduce of {format_size(made.nbytes)} of {made.dtype}, simulated")
     parts.append(f"plan {_name(made.chosen)}: {made.chosen.reason}")
     if _is_timed_as_rings(made.chosen):
-        parts.append("(timed as rings, in each dimension: what MPI or NCCL do there is theirs to know)")
+        parts.append("(timed as rings in each dimension: the algorithms of MPI and NCCL are not known)")
     parts += ["", _plans(made), "", _bounds(made), "", _tiers(made)]
     return "\n".join(parts) + "\n"
 
@@ -114,7 +115,7 @@ def to_dict(made: Study) -> dict[str, object]:
 
 
 def steps_to_text(steps: Sequence[Step], rank: int, network: Network, most: int = 400) -> str:
-    """A rank's schedule, a line a step, a blank line between chunks; cut after `most` lines, and it says so."""
+    """A rank's schedule: a line for each step, a blank line between chunks, at most `most` lines."""
     lines = [f"schedule of rank {rank}: {len(steps):,} steps", "chunk round  step"]
     chunk = -1
     width = max([7, *(len(step.kind) for step in steps)])
@@ -150,7 +151,7 @@ def _name(forecast: Forecast) -> str:
 
 
 def _is_timed_as_rings(forecast: Forecast) -> bool:
-    """Whether a dimension of it is run by MPI or NCCL, which the simulator does not know."""
+    """Whether MPI or NCCL runs one of its dimensions; the simulator does not know their algorithms."""
     return not set(forecast.plan.partition(":")[0]) <= {"r"}
 
 
@@ -212,13 +213,13 @@ def _cut_to_text(cut: Cut | None, network: Network) -> str:
     if cut is None:
         return ""
     name = network.levels[cut.tier].name
-    children = f"{name} {format_numbers(range(cut.first, cut.first + cut.count))}"
+    children = f"{name} {format_runs(range(cut.first, cut.first + cut.count))}"
     rest = " and the others" if cut.groups > cut.count else ""
     return f"{format_size(cut.nbytes)} must leave {children}{rest}, through {format_bytes(cut.capacity)} in all"
 
 
 def _terms_to_text(terms: Sequence[Term | None], network: Network) -> str:
-    """`112 MiB through the link of rack 0 (12.5 MB/s), 420 us of latency`, of each term, joined."""
+    """`112 MiB through the link of rack 0 (12.5 MB/s), 420 us of latency` for each term, joined."""
     parts = []
     for term in terms:
         if term is not None:
@@ -230,13 +231,13 @@ def _terms_to_text(terms: Sequence[Term | None], network: Network) -> str:
 
 def _optimum_to_text(optimum: Optimum, nbytes: int) -> str:
     """`32 MiB must leave ranks 4-7, and 32 MiB enter, through 12.5 MB/s`."""
-    ranks = f"rank{'s' if len(optimum.inside) > 1 else ''} {format_numbers(optimum.inside)}"
+    ranks = f"rank{'s' if len(optimum.inside) > 1 else ''} {format_runs(optimum.inside)}"
     shards = format_size(len(optimum.inside) * nbytes / optimum.ranks)
     return f"{shards} must leave {ranks}, and as much enter, through {format_bytes(optimum.capacity)}"
 
 
 def _witnesses(made: Study) -> dict[str, object]:
-    """What each bound can be checked by, as plain data: bytes, bytes a second, ranks as [first, last]."""
+    """The witness of each bound as plain data: bytes, bytes a second, ranks as [first, last]."""
     bounds, network, optimum = made.bounds, made.network, made.optimum
 
     def term(one: Term | None) -> dict[str, object] | None:
@@ -268,7 +269,7 @@ def _tiers(made: Study) -> str:
     mean = ", on average" if made.network.odd else ""
     rows = [("tier", "messages a rank", "bytes a rank sends", f"link is busy{mean}")]
     for at, level in enumerate(made.network.levels):
-        # All that leaves a child of this tier, but tier 0 is only for what stays inside a host.
+        # Everything that leaves a child of this tier; only messages inside a host use tier 0.
         crossing = made.chosen.tier_bytes[at:] if at else made.chosen.tier_bytes[:1]
         seconds = made.network.ranks / made.network.children(at) * sum(crossing) / level.bandwidth
         busy = seconds / made.chosen.seconds if made.chosen.seconds else 0.0
@@ -284,7 +285,7 @@ def _tiers(made: Study) -> str:
 
 
 def _table(rows: Sequence[tuple[str, ...]], left: int) -> str:
-    """Columns as wide as they must be; the first `left` of them flush left, the others flush right."""
+    """Aligned columns: the first `left` of them flush left, the others flush right."""
     widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
     return "\n".join(
         "  ".join(

@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 BLOCKS = (3, 4, 6, 3)  # of each stage
-FIRST_BUCKET, BUCKET = 1 << 20, 25 << 20  # bytes: what PyTorch's DistributedDataParallel cuts gradients into
+FIRST_BUCKET, BUCKET = 1 << 20, 25 << 20  # bytes: the buckets of PyTorch's DistributedDataParallel
 
 
 @dataclass(frozen=True)
@@ -55,7 +55,7 @@ def resnet50() -> tuple[Parameter, ...]:
 
 @dataclass(frozen=True)
 class Bucket:
-    """Gradients that are averaged together: bytes, and the share of the backward pass after which they are there."""
+    """Gradients that are averaged together: bytes, and the share of the backward pass after which they are ready."""
 
     nbytes: int
     ready: float
@@ -66,8 +66,8 @@ def buckets(
 ) -> tuple[Bucket, ...]:
     """The gradients in the order in which the backward pass makes them, cut as DistributedDataParallel does.
 
-    A bucket is closed by the gradient with which it reaches its size: `first` bytes for the first, `size` for others.
-    The backward pass is taken to spend time on a layer in proportion to its multiplications.
+    A bucket ends with the gradient that makes it reach its size: `first` bytes for the first bucket, `size` for the
+    others. The time of a layer in the backward pass is taken as proportional to its multiplications.
     """
     total = sum(one.work for one in parameters)
     made: list[Bucket] = []
@@ -81,3 +81,9 @@ def buckets(
     if filled:
         made.append(Bucket(filled, 1.0))
     return tuple(made)
+
+
+def gradients() -> tuple[tuple[Bucket, ...], tuple[Bucket, ...]]:
+    """ResNet-50's gradients in float32: in buckets, and as one bucket at the end of the backward pass."""
+    parameters = resnet50()
+    return buckets(parameters), (Bucket(4 * sum(one.elements for one in parameters), 1.0),)

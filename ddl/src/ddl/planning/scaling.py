@@ -1,9 +1,9 @@
 """Data-parallel training of ResNet-50 on 4 to 256 GPUs, simulated, beside the figures of IBM's talk.
 
-A step is a forward and a backward pass over a GPU's own images, which take as long on any number of GPUs, and the
-average of the gradients. Two ways are simulated. *Overlapped*: the gradients go in buckets of DistributedDataParallel,
-each as soon as the backward pass has made it, one after the other. *After*: all gradients in one call after the
-backward pass. Speedup is images a second over those of 4 GPUs (one host), as in the talk.
+A step has a forward and a backward pass over a GPU's own images, which take the same time on any number of GPUs, and an
+average of the gradients. Two ways are simulated. *Overlapped*: the gradients travel in the buckets of
+DistributedDataParallel, one after the other, each as soon as the backward pass has made it. *After*: all gradients
+travel in one call after the backward pass. Speedup is images a second over those of 4 GPUs (one host), as in the talk.
 
 The plan of each bucket is the library's choice for the network, or one ring over all GPUs in their best order.
 """
@@ -25,7 +25,7 @@ TITLE = "ResNet-50, data parallel: SIMULATION beside the published figures"
 GPUS = (4, 8, 16, 32, 64, 128, 256)
 TALK = (1, 2, 3.9, 7.9, 15.5, 30.5, 60.6)  # speedups over 4 GPUs, as measured: IBM's talk on PowerAI DDL
 
-IMAGES = 32  # a GPU and step: Goyal et al., arXiv:1706.02677, with whom arXiv:1708.02188 compares itself
+IMAGES = 32  # a GPU and step: Goyal et al., arXiv:1706.02677; arXiv:1708.02188 compares itself with them
 # 90 epochs of 1,281,167 images in 50 minutes on 256 GPUs (arXiv:1708.02188, abstract), at the published 95% efficiency:
 # 158 images a second and GPU without communication.
 STEP_SECONDS = IMAGES * 256 * 50 * 60 * 0.95 / (90 * 1_281_167)
@@ -41,7 +41,7 @@ SOURCES = (
 
 @dataclass(frozen=True)
 class Row:
-    """A number of GPUs: what the talk measured, and simulated seconds a step for each way and plan."""
+    """One number of GPUs: the talk's measured speedup, and the simulated seconds a step for each way and plan."""
 
     gpus: int
     talk: float
@@ -54,7 +54,7 @@ class Row:
 
 @dataclass(frozen=True)
 class Study:
-    """The table, the network of one host of it, and the gradients' buckets."""
+    """The table, the network of one host, and the gradients' buckets."""
 
     network: Network
     rows: tuple[Row, ...]
@@ -63,9 +63,7 @@ class Study:
 
 def study(network: Network) -> Study:
     """Simulate each number of GPUs on hosts as `network` describes them. Raises ArgumentError, DescriptionError."""
-    parameters = resnet.resnet50()
-    cut = resnet.buckets(parameters)
-    whole = (resnet.Bucket(4 * sum(one.elements for one in parameters), 1.0),)
+    cut, whole = resnet.gradients()
     rows = []
     for gpus, talk in zip(GPUS, TALK, strict=True):
         tree = changed(network, ranks=GPUS[0], hosts=gpus // GPUS[0]).tree
@@ -93,10 +91,10 @@ def step(
 ) -> float:
     """Seconds of a training step whose gradients are averaged bucket by bucket as they become ready.
 
-    The buckets' bytes are those of float32, whatever type is sent.
+    The buckets' bytes are counted in float32, whatever type is sent.
     """
     backward = compute * (1 - FORWARD)
-    free = 0.0  # when the network has done with the bucket before
+    free = 0.0  # when the network is done with the bucket before
     for bucket in cut:
         ready = compute - backward + bucket.ready * backward
         free = max(free, ready) + interface.forecast(tree, bucket.nbytes // 4, dtype, plan).seconds
@@ -104,7 +102,7 @@ def step(
 
 
 def speedups(table: Study) -> Mapping[str, list[float]]:
-    """Speedup over the first row, by column; the talk's among them."""
+    """Speedup over the first row, by column, including the talk's."""
     first = table.rows[0]
 
     def column(name: str) -> list[float]:
@@ -121,12 +119,12 @@ def speedups(table: Study) -> Mapping[str, list[float]]:
 
 
 def curves(table: Study) -> Mapping[str, list[tuple[int, float]]]:
-    """What the picture draws: (GPUs, speedup) by label."""
+    """The curves of the picture: (GPUs, speedup) by label."""
     return {label: list(zip(GPUS, values, strict=True)) for label, values in speedups(table).items()}
 
 
 def to_dict(table: Study) -> dict[str, object]:
-    """The table as plain data, with where it comes from."""
+    """The table as plain data, with its sources."""
     return {
         "simulation": True,
         "date": date.today().isoformat(),
@@ -142,7 +140,7 @@ def to_dict(table: Study) -> dict[str, object]:
 
 
 def to_text(table: Study) -> str:
-    """The table for people."""
+    """The table as text."""
     found = list(speedups(table).values())
     sizes = ", ".join(format_size(bucket.nbytes) for bucket in table.buckets)
     lines = [

@@ -1,19 +1,19 @@
-"""Sizes, rates and times as people write them. Rates: bits a second (`200mbit`) or bytes a second (`12.5GB/s`)."""
+"""Sizes, rates and times in text. Rates are bits a second (`200mbit`) or bytes a second (`12.5GB/s`)."""
 
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable
 
 _NUMBER = r"\s*([0-9]+(?:\.[0-9]*)?(?:[eE][+-]?[0-9]+)?|\.[0-9]+)\s*"
 _VALUE = re.compile(_NUMBER + r"([A-Za-zµ/]*)\s*")
-# No network is outside these. Beyond them lie JSON's Infinity, whole numbers that no float holds, and forecasts of inf.
+# Real networks lie inside these limits. They keep out JSON's Infinity, integers that no float holds, and infinite
+# forecasts.
 _LEAST_RATE, _MOST_RATE = 1e-6, 1e18  # bytes a second
 _MOST_SECONDS = 1e9
 _SIZES = {"": 1, "b": 1, "kb": 10**3, "mb": 10**6, "gb": 10**9, "kib": 2**10, "mib": 2**20, "gib": 2**30}
 _BITS = {"bit": 1, "kbit": 10**3, "mbit": 10**6, "gbit": 10**9, "tbit": 10**12}
 _BYTES = {"b": 1, "kb": 10**3, "mb": 10**6, "gb": 10**9, "tb": 10**12, "kib": 2**10, "mib": 2**20, "gib": 2**30}
-_TIMES = {"s": 1.0, "ms": 1e3, "us": 1e6, "µs": 1e6, "ns": 1e9}  # of them in a second
+_TIMES = {"s": 1.0, "ms": 1e3, "us": 1e6, "µs": 1e6, "ns": 1e9}  # units in a second
 
 
 def parse_size(text: str | int) -> int:
@@ -35,7 +35,7 @@ def parse_rate(text: str | float) -> float:
         raise ValueError(f"{text!r}: expected {what}")
     number, unit = _split(text, what)
     plain = unit.lower().removesuffix("/s").removesuffix("ps")
-    # A bare number on a command line is as likely bits as bytes, and a factor of 8 is never noticed.
+    # A number without a unit is refused: it could be bits or bytes, and nobody notices a factor of 8.
     factor = _BITS[plain] / 8 if plain in _BITS else _BYTES.get(plain, 0) if unit.lower().endswith("/s") else 0
     if not _LEAST_RATE <= number * factor <= _MOST_RATE:
         raise ValueError(f"{text!r}: expected {what}")
@@ -57,7 +57,7 @@ def parse_time(text: str | float) -> float:
 
 
 def format_size(nbytes: float) -> str:
-    """Bytes for people, in binary units: `64 MiB`, `1.5 KiB`."""
+    """Bytes in binary units: `64 MiB`, `1.5 KiB`."""
     for unit in ("B", "KiB", "MiB", "GiB"):
         if nbytes < 1024 or unit == "GiB":
             break
@@ -66,7 +66,7 @@ def format_size(nbytes: float) -> str:
 
 
 def format_bits(rate: float) -> str:
-    """A rate, given in bytes a second, in bits as networks are sold: `200 Mbit/s`."""
+    """A rate, given in bytes a second, as bits a second: `200 Mbit/s`."""
     return _scaled(8 * rate, (("Tbit/s", 1e12), ("Gbit/s", 1e9), ("Mbit/s", 1e6), ("kbit/s", 1e3), ("bit/s", 1.0)))
 
 
@@ -76,19 +76,8 @@ def format_bytes(rate: float) -> str:
 
 
 def format_time(seconds: float) -> str:
-    """A time for people: `5 us`, `1.23 ms`, `4.56 s`."""
+    """A time: `5 us`, `1.23 ms`, `4.56 s`."""
     return _scaled(seconds, (("s", 1.0), ("ms", 1e-3), ("us", 1e-6), ("ns", 1e-9))) if seconds else "0 s"
-
-
-def format_numbers(numbers: Iterable[int]) -> str:
-    """Whole numbers, in order, with runs of them joined: `0-3,7`."""
-    runs: list[list[int]] = []
-    for number in numbers:
-        if runs and number == runs[-1][1] + 1:
-            runs[-1][1] = number
-        else:
-            runs.append([number, number])
-    return ",".join(str(first) if first == last else f"{first}-{last}" for first, last in runs)
 
 
 def _scaled(value: float, units: tuple[tuple[str, float], ...]) -> str:

@@ -10,14 +10,14 @@ import warnings
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from torch.distributed import Backend, ProcessGroup
+    from torch.distributed import ProcessGroup
 
 NAME = "ddl"
 DEVICES = ["cpu", "cuda"]
 
 
 def register() -> None:
-    """Make "ddl" known to torch.distributed. Raises whatever is other than expected in this PyTorch."""
+    """Register "ddl" with torch.distributed. Raises any error of a PyTorch whose interface has changed."""
     import torch.distributed as dist
 
     if not dist.is_available() or NAME.upper() in dist.Backend._plugins:
@@ -38,8 +38,8 @@ def register() -> None:
             )
 
 
-def create(options: object, backend_options: object) -> ProcessGroup | Backend:
-    """What torch.distributed calls to make a group; `options` is its DistributedBackendOptions. Raises DDLError."""
+def create(options: object, backend_options: object) -> ProcessGroup:
+    """Make a group: torch.distributed calls this with its DistributedBackendOptions. Raises DDLError."""
     from ddl.torch import groups
 
     return groups.create(options)

@@ -1,6 +1,6 @@
-"""Which calls of libddl a collective of torch.distributed is: on which memory, and what is left to do after them.
+"""The calls of libddl that make up a collective of torch.distributed: their memory, and the step that finishes each.
 
-Nothing is started here, so that nothing is in flight where one of several tensors is wrong. Tensors are used where they
+Nothing is started here, so that nothing is in flight if one of several tensors is wrong. Tensors are used where they
 lie; those that are not contiguous, and outputs that share memory with inputs, go through a copy.
 """
 
@@ -43,11 +43,11 @@ class Call(NamedTuple):
     finish: Step | None  # what is left to do then
 
     def start(self) -> Request[None]:
-        """Begin it. Raises DDLError."""
+        """Start the call. Raises DDLError."""
         return request.start(f"ddl_i{self.name}", *self.arguments, result=None, buffers=self.buffers)
 
     def run(self) -> None:
-        """Make it, to its end. Raises DDLError."""
+        """Make the call, and block until it is over. Raises DDLError."""
         request.run(f"ddl_{self.name}", *self.arguments, buffers=self.buffers)
 
 
@@ -60,7 +60,7 @@ def allreduce(tensor: Tensor, op: ReduceOp, comm: Communicator) -> Call:
 
 
 def contribute(tensor: Tensor, op: ReduceOp, comm: Communicator, result: Tensor | None = None) -> Call:
-    """An allreduce that leaves the tensor alone; what comes of it goes to `result`, or is dropped."""
+    """An allreduce that does not write to the tensor; the outcome goes to `result`, or is dropped."""
     memory = packed(tensor)
     scratch = memory.new_empty(memory.shape)
     it, number = reducible(memory, op)
@@ -69,7 +69,7 @@ def contribute(tensor: Tensor, op: ReduceOp, comm: Communicator, result: Tensor 
 
 
 def reduce_scatter(output: Tensor, input: Tensor, op: ReduceOp, comm: Communicator) -> Call:
-    """Reduce `input`, and keep this rank's part of as many as there are ranks."""
+    """Reduce `input`, and keep this rank's part: one of as many equal parts as there are ranks."""
     same_type([input, output], "reduce_scatter")
     _need_multiple(input, output, comm, "reduce_scatter: input", "output")
     memory, target = packed(input), target_of(output)
@@ -99,7 +99,7 @@ def reduce_scatter_list(output: Tensor, blocks: Sequence[Tensor], op: ReduceOp, 
 
 
 def broadcast(tensor: Tensor, root: int, comm: Communicator) -> Call:
-    """The root's tensor over everyone's."""
+    """Overwrite everyone's tensor with the root's."""
     sends = root == comm.rank
     memory = packed(tensor) if sends else target_of(tensor)
     it = movable(memory)
@@ -108,7 +108,7 @@ def broadcast(tensor: Tensor, root: int, comm: Communicator) -> Call:
 
 
 def allgather(output: Tensor, input: Tensor, comm: Communicator) -> Call:
-    """Everyone's tensor to one, in the order of ranks."""
+    """Gather everyone's tensor into one, in the order of ranks."""
     same_type([input, output], "allgather")
     _need_multiple(output, input, comm, "allgather: output", "input")
     memory, target = packed(input), target_of(output)
@@ -119,7 +119,7 @@ def allgather(output: Tensor, input: Tensor, comm: Communicator) -> Call:
 
 
 def allgather_list(outputs: Sequence[Tensor], input: Tensor, comm: Communicator) -> list[Call]:
-    """Everyone's tensor to a list of one for each rank; of different sizes where the list says so."""
+    """Gather everyone's tensor into a list, one for each rank. The tensors of the list may differ in size."""
     need_one_for_each(outputs, comm.size, "allgather: the list of outputs")
     same_type([input, *outputs], "allgather")
     for output in outputs:
@@ -144,7 +144,7 @@ def barrier(comm: Communicator) -> Call:
 
 
 def back(memory: Tensor, tensor: Tensor) -> Step | None:
-    """Bring what was written to the tensor; nothing, where `memory` is its own."""
+    """A step that copies `memory` to the tensor; None if it is the tensor's own memory."""
     if memory.data_ptr() == tensor.data_ptr():
         return None
     return lambda: copy_back(memory, tensor)
@@ -156,7 +156,7 @@ def all_back(memories: Sequence[Tensor], tensors: Sequence[Tensor]) -> Step | No
 
 
 def all_of(steps: Sequence[Step | None]) -> Step | None:
-    """One step that is all of them; None where there is none."""
+    """One step that runs all of them; None if there are none."""
     wanted = [step for step in steps if step is not None]
     if len(wanted) < 2:
         return wanted[0] if wanted else None

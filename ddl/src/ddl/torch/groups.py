@@ -1,4 +1,4 @@
-"""From what torch.distributed asks for to a process group over libddl: the job, and communicators of its parts."""
+"""Makes the process groups that torch.distributed asks for: joins the job, and makes communicators of its parts."""
 
 from __future__ import annotations
 
@@ -9,19 +9,17 @@ import ddl
 from ddl import membership
 from ddl.communicator import Communicator, create_group
 from ddl.errors import StateError
-from ddl.torch import job
-from ddl.torch.fast_path import wrapped
+from ddl.torch import job, shrinking
 from ddl.torch.process_group import ProcessGroup
 
 if TYPE_CHECKING:
     from datetime import timedelta
 
     from torch._C._distributed_c10d import Store
-    from torch.distributed import Backend
 
 
 class Options(Protocol):
-    """What torch.distributed passes on (DistributedBackendOptions)."""
+    """The part of torch.distributed's DistributedBackendOptions that is used."""
 
     store: Store
     group_rank: int
@@ -31,9 +29,10 @@ class Options(Protocol):
     global_ranks_in_group: list[int]  # empty: all
 
 
-def create(options: object) -> ProcessGroup | Backend:
+def create(options: object) -> ProcessGroup:
     """A process group. Collective over its ranks. Raises LaunchError and other DDLErrors."""
     asked: Options = options  # type: ignore[assignment]
+    shrinking.install()
     ranks = list(asked.global_ranks_in_group)
     if ranks:
         if not ddl.is_initialized():
@@ -47,7 +46,7 @@ def create(options: object) -> ProcessGroup | Backend:
         if not ranks:
             job.check_place(asked.group_rank, asked.group_size)
         made.set_timeout(asked.timeout)
-        return wrapped(made)
     except BaseException:
         made.shutdown()
         raise
+    return made

@@ -6,6 +6,7 @@ import os
 from typing import TYPE_CHECKING
 
 import ddl
+from ddl import slurm
 from ddl.errors import DDLError
 from ddl.membership import from_torch, under_mpi
 
@@ -43,6 +44,7 @@ def join(store: Store | None = None, rank: int = 0, size: int = 1) -> None:
     if under_mpi(os.environ):
         ddl.init()
     else:
+        slurm.adopt(os.environ)
         if store is None and os.environ.get("WORLD_SIZE", "1") != "1":
             store, rank, size = from_torch()
         ddl.init(store=store, rank=rank, size=size) if store is not None else ddl.init()

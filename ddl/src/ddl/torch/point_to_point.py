@@ -43,9 +43,9 @@ def receive(memory: Tensor, peer: int, tag: int, comm: Communicator, source: c_i
 
 
 def probe(peer: int, tag: int, comm: Communicator) -> int | None:
-    """Who has sent a message that a receive would take; None: nobody yet. Does not block.
+    """The sender of a message that a receive would take; None if there is no message yet. Does not block.
 
-    Raises PeerLostError and ShutdownError where none is here and none will come, and what broke `comm`.
+    Raises PeerLostError or ShutdownError if there is none and none will come, and the error that broke `comm`.
     """
     found, source = c_int(), c_int()
     library.call("ddl_probe", peer, tag, comm.handle, byref(found), byref(source))
@@ -53,7 +53,7 @@ def probe(peer: int, tag: int, comm: Communicator) -> int | None:
 
 
 def gather(mine: Tensor, blocks: Sequence[Tensor], root: int, comm: Communicator) -> list[Request[None]]:
-    """Each rank's `mine` to the root's `blocks`, which are empty elsewhere."""
+    """Gather each rank's `mine` into the root's `blocks`. Other ranks give no blocks."""
     if comm.rank != root:
         return [send(mine, root, GATHER, comm)]
     need_one_for_each(blocks, comm.size, "gather: the root's list of outputs")
@@ -62,7 +62,7 @@ def gather(mine: Tensor, blocks: Sequence[Tensor], root: int, comm: Communicator
 
 
 def scatter(mine: Tensor, blocks: Sequence[Tensor], root: int, comm: Communicator) -> list[Request[None]]:
-    """The root's `blocks`, which are empty elsewhere, to each rank's `mine`."""
+    """Send the root's `blocks` to each rank's `mine`. Other ranks give no blocks."""
     if comm.rank != root:
         return [receive(mine, root, SCATTER, comm)]
     need_one_for_each(blocks, comm.size, "scatter: the root's list of inputs")
@@ -71,7 +71,7 @@ def scatter(mine: Tensor, blocks: Sequence[Tensor], root: int, comm: Communicato
 
 
 def alltoall(outputs: Sequence[Tensor], inputs: Sequence[Tensor], comm: Communicator) -> list[Request[None]]:
-    """`inputs[r]` to rank r, `outputs[r]` from it. An output may not share memory with an input."""
+    """Send `inputs[r]` to rank r, receive `outputs[r]` from it. No output may share memory with an input."""
     need_one_for_each(inputs, comm.size, "alltoall: the list of inputs")
     need_one_for_each(outputs, comm.size, "alltoall: the list of outputs")
     if any_overlap(inputs, outputs):

@@ -36,13 +36,13 @@ if TYPE_CHECKING:
 
 
 class Options(Protocol):
-    """What torch.distributed passes with a call (AllreduceOptions and others). Some have reduceOp, some rootRank."""
+    """The options of a call of torch.distributed (AllreduceOptions and others). Some have reduceOp, some rootRank."""
 
     asyncOp: bool
 
 
 class ProcessGroup(dist.ProcessGroup):
-    """`leave` is called when the group is destroyed, in the place of freeing its communicator."""
+    """If `leave` is given, it is called when the group is destroyed, and the communicator is not freed."""
 
     def __init__(
         self, store: Store | None, comm: Communicator, name: str, leave: Callable[[], None] | None = None
@@ -80,7 +80,7 @@ class ProcessGroup(dist.ProcessGroup):
 
     @property
     def group_desc(self) -> str:
-        """What torch.distributed says it is for."""
+        """The description that torch.distributed gave it."""
         return self._description
 
     def getGroupName(self) -> str:
@@ -101,7 +101,7 @@ class ProcessGroup(dist.ProcessGroup):
     def _device_types(self) -> list[torch.device]:
         return [torch.device("cpu"), *([torch.device("cuda")] if torch.cuda.is_available() else [])]
 
-    # What torch.distributed asks of the backend that a group has for a device: this group is its own.
+    # torch.distributed asks these of the backend of a device: the group is its own backend.
     supports_coalescing = False
     supports_splitting = False
     supports_time_estimate = False
@@ -120,21 +120,11 @@ class ProcessGroup(dist.ProcessGroup):
         self._sequence = 0
 
     def set_timeout(self, timeout: timedelta) -> None:
-        """How long calls from now on wait for a rank; no longer than DDL_TIMEOUT, where that is set."""
+        """Set how long later calls wait for a rank: at most DDL_TIMEOUT, if that is set."""
         self._comm.set_timeout(seconds_of(timeout, os.environ))
 
-    @property
-    def communicator(self) -> Communicator:
-        """What its calls go through."""
-        return self._comm
-
-    @property
-    def has_ended(self) -> bool:
-        """Whether it was shut down."""
-        return self._ended
-
     def shutdown(self) -> None:
-        """End the group, without waiting for calls in flight. With that of all ranks they end with ShutdownError."""
+        """End the group without waiting for calls in flight. Those of the group of all ranks end with ShutdownError."""
         if self._ended:
             return
         self._ended = True
@@ -191,12 +181,12 @@ class ProcessGroup(dist.ProcessGroup):
     # ---- Movements -----------------------------------------------------------------------------------------------
 
     def broadcast(self, tensors: list[Tensor], opts: Options | None = None) -> Work:
-        """The root's tensors over everyone's."""
+        """Overwrite everyone's tensors with the root's."""
         made = [calls.broadcast(tensor, _root(opts), self._comm) for tensor in tensors]
         return self._make("broadcast", opts, tensors, made)
 
     def allgather(self, outputs: list[list[Tensor]], inputs: list[Tensor], opts: Options | None = None) -> Work:
-        """Everyone's tensor to a list of one for each rank; of different sizes where the list says so."""
+        """Gather everyone's tensor into a list, one for each rank. The tensors of the list may differ in size."""
         made = []
         for targets, input in zip(outputs, inputs, strict=True):
             made += calls.allgather_list(targets, input, self._comm)
@@ -210,7 +200,7 @@ class ProcessGroup(dist.ProcessGroup):
         return self.allgather(by_input, inputs, opts)
 
     def all_gather_single(self, output: Tensor, input: Tensor, opts: Options | None = None) -> Work:
-        """Everyone's tensor to one, in the order of ranks."""
+        """Gather everyone's tensor into one, in the order of ranks."""
         return self.all_gather_single_coalesced([output], [input], opts)
 
     def all_gather_single_coalesced(
@@ -225,7 +215,7 @@ class ProcessGroup(dist.ProcessGroup):
     allgather_into_tensor_coalesced = all_gather_single_coalesced
 
     def gather(self, outputs: list[list[Tensor]], inputs: list[Tensor], opts: Options | None = None) -> Work:
-        """Everyone's tensor to the root's list."""
+        """Gather everyone's tensor into the root's list."""
         targets = outputs[0] if outputs else []
         same_type([*inputs, *targets], "gather")
         blocks = [target_on_host(target) for target in targets]
@@ -233,7 +223,7 @@ class ProcessGroup(dist.ProcessGroup):
         return self._exchange("gather", opts, requests, targets, all_back(blocks, targets))
 
     def scatter(self, outputs: list[Tensor], inputs: list[list[Tensor]], opts: Options | None = None) -> Work:
-        """The root's list, a tensor to each rank."""
+        """Send each rank its tensor of the root's list."""
         blocks = [packed_on_host(block) for block in inputs[0]] if inputs else []
         same_type([*outputs, *blocks], "scatter")
         target = target_on_host(outputs[0])
@@ -248,7 +238,7 @@ class ProcessGroup(dist.ProcessGroup):
         input_splits: Sequence[int],
         opts: Options | None = None,
     ) -> Work:
-        """Parts of `input`'s first dimension to each rank, and theirs to `output`; in equal parts without splits."""
+        """Exchange parts of the first dimension of `input` with all ranks. Without splits, the parts are equal."""
         same_type([output, input], "all_to_all_single")
         memory, target = packed_on_host(input), target_on_host(output)
         outputs = point_to_point.parts_of(target, output_splits, "output", self._comm)
@@ -257,7 +247,7 @@ class ProcessGroup(dist.ProcessGroup):
         return self._exchange("alltoall", opts, requests, [output], all_back([target], [output]))
 
     def alltoall(self, outputs: list[Tensor], inputs: list[Tensor], opts: Options | None = None) -> Work:
-        """A tensor to each rank, and one of each; all may be of different sizes."""
+        """Send a tensor to each rank, and receive one from each. All may differ in size."""
         same_type([*outputs, *inputs], "alltoall")
         targets = [target_on_host(output) for output in outputs]
         requests = point_to_point.alltoall(targets, [packed_on_host(input) for input in inputs], self._comm)
@@ -268,16 +258,16 @@ class ProcessGroup(dist.ProcessGroup):
     # ---- Messages and the barrier --------------------------------------------------------------------------------
 
     def send(self, tensors: list[Tensor], peer: int, tag: int) -> Work:
-        """A tensor to another rank of the group."""
+        """Send a tensor to another rank of the group."""
         requests = [point_to_point.send(packed_on_host(tensor), peer, tag, self._comm) for tensor in tensors]
         return self._exchange("send", None, requests, tensors, None)
 
     def recv(self, tensors: list[Tensor], peer: int, tag: int) -> Work:
-        """A tensor from another rank of the group."""
+        """Receive a tensor from another rank of the group."""
         return self._receive(tensors, peer, tag, c_int(peer))
 
     def recv_anysource(self, tensors: list[Tensor], tag: int) -> Work:
-        """A tensor from whoever sends first: `Work.source_rank` says who."""
+        """Receive a tensor from whichever rank sends first: `Work.source_rank` says which."""
         return self._receive(tensors, point_to_point.ANY_RANK, tag, c_int(point_to_point.ANY_RANK))
 
     def _receive(self, tensors: list[Tensor], peer: int, tag: int, source: c_int) -> Work:
@@ -286,7 +276,7 @@ class ProcessGroup(dist.ProcessGroup):
         return self._exchange("recv", None, requests, tensors, all_back(targets, tensors), lambda: source.value)
 
     def barrier(self, opts: Options | None = None) -> Work:
-        """Finished on no rank before every rank has called it."""
+        """Finish on no rank before every rank has called it."""
         return self._make("barrier", opts, [], [calls.barrier(self._comm)])
 
     # ---- Starting ------------------------------------------------------------------------------------------------
@@ -336,7 +326,7 @@ class ProcessGroup(dist.ProcessGroup):
         work = Work(self._called(name), requests, results, finish, reaper, source, order, parts)
         if self._coalescing is not None:
             self._coalescing.append(work)
-        # A caller that waits itself is faster; where it may not, the copies that are left to do must be done.
+        # A caller that waits is faster than the reaper. One that need not wait must get its results copied back.
         if finish is not None and _returns_at_once(opts):
             work.reap()
         return work
@@ -361,7 +351,7 @@ class ProcessGroup(dist.ProcessGroup):
 
 
 def seconds_of(timeout: timedelta, environment: Mapping[str, str]) -> float:
-    """How long a rank is waited for: what the script says, but no longer than DDL_TIMEOUT where that is set."""
+    """How long a rank is waited for: `timeout`, or DDL_TIMEOUT if that is set and shorter."""
     seconds = timeout.total_seconds()
     try:
         return min(seconds, float(environment["DDL_TIMEOUT"]))

@@ -1,5 +1,6 @@
-"""How ranks find one another where plain mpirun started them: it sets none of RANK, WORLD_SIZE, MASTER_ADDR and
-MASTER_PORT, from which torch.distributed's default, env://, makes its store. MPI knows all of that.
+"""torch.distributed's default rendezvous, env://, for ranks that plain mpirun started.
+
+mpirun sets none of RANK, WORLD_SIZE, MASTER_ADDR and MASTER_PORT, which env:// reads; MPI knows them.
 """
 
 from __future__ import annotations
@@ -12,6 +13,7 @@ from datetime import timedelta
 from importlib import import_module
 from typing import TYPE_CHECKING, cast
 
+from ddl import slurm
 from ddl.membership import under_mpi
 
 if TYPE_CHECKING:
@@ -32,7 +34,7 @@ def asks_mpi(environment: Mapping[str, str]) -> bool:
 
 
 def odd_size(environment: Mapping[str, str]) -> str | None:
-    """What is odd about WORLD_SIZE where MPI started another number of processes; None where nothing is known to be."""
+    """A warning if WORLD_SIZE is not the number of processes that MPI started; else None."""
     started = next((environment[name] for name in _MPI_SIZE if name in environment), None)
     asked = environment.get("WORLD_SIZE") or started
     # A torchrun on each host may well be started by MPI.
@@ -46,7 +48,7 @@ def odd_size(environment: Mapping[str, str]) -> str | None:
 
 
 def install() -> None:
-    """Put `env_or_mpi` in the place of torch.distributed's handler of env://."""
+    """Replace torch.distributed's handler of env:// by `env_or_mpi`."""
     # The package has a function of the module's name.
     handlers: dict[str, Handler] = import_module("torch.distributed.rendezvous")._rendezvous_handlers
     original = handlers["env"]
@@ -55,6 +57,8 @@ def install() -> None:
 
     def env_or_mpi(url: str, timeout: timedelta | None = None, **others: object) -> Iterator[tuple[Store, int, int]]:
         if "rank=" in url or not asks_mpi(os.environ):
+            if not under_mpi(os.environ):
+                slurm.adopt(os.environ)
             if odd := odd_size(os.environ):
                 warnings.warn(odd, RuntimeWarning, stacklevel=3)  # no error: another backend may have its reasons
             times = {} if timeout is None else {"timeout": timeout}
@@ -101,7 +105,7 @@ def join_mpi(timeout: timedelta | None) -> tuple[Store, int, int]:
 
 
 def own_hosts(num_hosts: int) -> list[str]:
-    """Where a job's ranks may find this host, best first."""
+    """Names and addresses at which ranks may reach this host, best first."""
     if num_hosts == 1:
         return ["127.0.0.1"]
     from ddl.launch.reach import outer_addresses
@@ -111,13 +115,13 @@ def own_hosts(num_hosts: int) -> list[str]:
 
 
 def described(port: int, hosts: Sequence[str]) -> bytes:
-    """The port and the first of the hosts, as many as there is space for."""
+    """The port, and as many of the hosts as there is space for."""
     text = f"{port} {' '.join(hosts)}"
     return (text if len(text) <= _CONTACTS_BYTES else text[:_CONTACTS_BYTES].rpartition(" ")[0]).encode()
 
 
 def first_that_answers(hosts: Sequence[str], port: int) -> str | None:
-    """The first of the hosts at which something listens; None where nothing does."""
+    """The first of the hosts that accepts a connection at the port; None if none does."""
     for host in hosts:
         try:
             socket.create_connection((host, port), _CONNECT_SECONDS).close()

@@ -1,4 +1,4 @@
-"""The order of calls and of a GPU's work, for tensors in a GPU's memory. Those in host memory need none.
+"""The order between calls and a GPU's work, for tensors in a GPU's memory. Host memory needs none.
 
 libddl reads and writes such tensors once the stream that it was told of has done what it was given before, and says
 that a call is over when its result is in memory. What is left to do then (copies back to where the result belongs) is
@@ -39,12 +39,12 @@ class Order:
             step()
 
     def finish(self, step: Callable[[], None]) -> None:
-        """Do on the stream what is left to do."""
+        """Do the finishing step on the stream."""
         self.run(step)
         self._finished = self._stream.record_event()
 
     def follow(self) -> None:
-        """Have the current stream wait for what was left to do."""
+        """Make the current stream wait for the finishing step."""
         if self._finished is not None:
             torch.cuda.current_stream(self.device).wait_event(self._finished)
 

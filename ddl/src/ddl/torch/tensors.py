@@ -1,4 +1,4 @@
-"""Tensors as libddl takes them: an address, a number of elements and a type; and what reductions there are of which."""
+"""Tensors as libddl takes them: an address, an element count and a type. The reductions that each type has."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ class Elements:
 
 
 def check(tensor: Tensor) -> None:
-    """Raises UnsupportedError where libddl cannot reach the tensor's memory."""
+    """Raise UnsupportedError if libddl cannot reach the tensor's memory."""
     if tensor.layout != torch.strided:
         raise UnsupportedError(
             f"backend ddl: a tensor of layout {tensor.layout} (shape {tuple(tensor.shape)}): only dense ones can be "
@@ -66,7 +66,7 @@ def check(tensor: Tensor) -> None:
 
 
 def movable(tensor: Tensor) -> Elements:
-    """A contiguous tensor's memory, for collectives that move bits."""
+    """A contiguous tensor's memory, for collectives that only move bits."""
     kind = TYPES_OF_TORCH.get(tensor.dtype)
     if kind is None:
         return Elements(tensor.data_ptr(), tensor.nbytes, _BYTE)
@@ -104,14 +104,14 @@ def same_size(tensors: Sequence[Tensor]) -> bool:
 
 
 def same_type(tensors: Sequence[Tensor], what: str) -> None:
-    """Raises ArgumentError where two have different types."""
+    """Raise ArgumentError if two of the tensors have different types."""
     for tensor in tensors:
         if tensor.dtype != tensors[0].dtype:
             raise ArgumentError(f"{what}: tensors of {tensors[0].dtype} and {tensor.dtype}: give all the same type")
 
 
 def need_one_for_each(tensors: Sequence[Tensor], size: int, what: str) -> None:
-    """Raises ArgumentError where there is not one tensor for each of `size` ranks."""
+    """Raise ArgumentError unless there is one tensor for each of `size` ranks."""
     if len(tensors) != size:
         raise ArgumentError(f"{what} has {len(tensors)} tensors: it must have {size}, one for each rank")
 
@@ -149,7 +149,7 @@ def unflatten(source: Tensor, targets: Sequence[Tensor]) -> None:
 
 
 def packed(tensor: Tensor) -> Tensor:
-    """The tensor itself where its elements lie one after the other, at their natural addresses, else a copy."""
+    """The tensor itself if its elements are contiguous and aligned; else a contiguous copy."""
     check(tensor)
     if _lies_plain(tensor):
         return tensor.detach()
@@ -157,7 +157,7 @@ def packed(tensor: Tensor) -> Tensor:
 
 
 def target_of(tensor: Tensor) -> Tensor:
-    """Like `packed`, of a tensor that is only written: the copy's content is not the tensor's."""
+    """Like `packed`, for a tensor that is only written: a copy is not initialised."""
     check(tensor)
     return tensor.detach() if _lies_plain(tensor) else tensor.new_empty(tensor.shape)
 
@@ -168,7 +168,7 @@ def _lies_plain(tensor: Tensor) -> bool:
 
 
 def packed_on_host(tensor: Tensor) -> Tensor:
-    """Like `packed`, in host memory: that of messages. Waits for a GPU."""
+    """Like `packed`, but in host memory, which messages need. Waits for the GPU."""
     return packed(tensor).cpu()
 
 
@@ -179,6 +179,6 @@ def target_on_host(tensor: Tensor) -> Tensor:
 
 
 def copy_back(memory: Tensor, tensor: Tensor) -> None:
-    """Bring what was written to the tensor, where `memory` is a copy of it."""
+    """Copy `memory` to the tensor, unless it is the tensor's own memory."""
     if memory.data_ptr() != tensor.data_ptr():
         tensor.detach().copy_(memory.view(tensor.shape))

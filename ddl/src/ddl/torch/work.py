@@ -25,7 +25,7 @@ _LONGEST_NAP = 1e-3
 
 
 def late(name: str, seconds: float) -> RankTimeoutError:
-    """What is raised where a call is waited for, and not finished in that time."""
+    """The error for a call that did not finish while it was waited for."""
     return RankTimeoutError(
         f"{name} was not finished {seconds:g} s after it was waited for: the ranks that it waits for are named in a "
         "warning after 10 s, and in an error after the group's timeout"
@@ -33,17 +33,17 @@ def late(name: str, seconds: float) -> RankTimeoutError:
 
 
 def explained(error: DDLError, name: str, parts: str) -> DDLError:
-    """The error of a call that is made of others, by whose name libddl speaks of it: its own goes first."""
+    """The error of a call that is made of several calls of libddl: names it first, then the part that failed."""
     return type(error)(f"{name}, which is made of {parts}s here: {error}")
 
 
 def sourceless(name: str) -> RuntimeError:
-    """What is raised where a call that is no receive is asked for its sender."""
+    """The error if a call other than a receive is asked for its sender."""
     return RuntimeError(f"{name} has no source rank: only receives have")
 
 
 class Work(dist.Work):
-    """Requests of the library that make up one call of torch.distributed, and what is left to do after them."""
+    """One call of torch.distributed: its requests to libddl, and the step that finishes it."""
 
     def __init__(
         self,
@@ -73,12 +73,12 @@ class Work(dist.Work):
 
     @property
     def requests(self) -> Sequence[Request[None]]:
-        """The library's, which are over when the call is; none of a call that is over."""
+        """The requests to libddl; none once the call is over."""
         return self._requests
 
     @property
     def order(self) -> Order | None:
-        """Its place in the order of a GPU's work; None: it has none."""
+        """The call's place in the order of a GPU's stream; None for tensors in host memory."""
         return self._order
 
     def wait(self, timeout: timedelta = timedelta(0)) -> bool:
@@ -107,7 +107,7 @@ class Work(dist.Work):
         return self._done or all(request.test() for request in self._requests)
 
     def settle(self) -> None:
-        """As `end`, and complete its future, whose callbacks this thread runs. Raises nothing."""
+        """As `end`; then complete the future, whose callbacks run on this thread. Raises nothing."""
         self.end()
         with self._lock:
             future, self._future = self._future, None
@@ -115,7 +115,7 @@ class Work(dist.Work):
             self._complete(future)
 
     def end(self) -> None:
-        """Block until the call is over, in whatever way, and have the results where they belong. Raises nothing."""
+        """Block until the call has succeeded or failed, and copy the results to where they belong. Raises nothing."""
         error: Exception | None = None
         if not self._done:
             for request in self._requests:
@@ -147,7 +147,7 @@ class Work(dist.Work):
         return self._results
 
     def reap(self) -> None:
-        """Have the reaper settle it, and keep it alive until then."""
+        """Let the reaper settle it, and keep it alive until then."""
         with self._lock:
             if self._reaped or self._done:
                 return
@@ -155,7 +155,7 @@ class Work(dist.Work):
         self._reaper.add(self)
 
     def get_future(self) -> torch.futures.Future[list[Tensor]]:
-        """A new future of the results (a list of tensors), which is completed also where nobody waits."""
+        """A new future of the results (a list of tensors). It completes even if nobody waits for the call."""
         devices: list[int | str | torch.device] | None = None if self._order is None else [self._order.device]
         future: torch.futures.Future[list[Tensor]] = torch.futures.Future(devices=devices)
         with self._lock:
@@ -177,17 +177,17 @@ class Work(dist.Work):
         return result
 
     def is_completed(self) -> bool:
-        """Whether the call is over, in whatever way."""
+        """Whether the call has succeeded or failed."""
         if not self._done and self.test():
             self.settle()
         return self._done
 
     def is_success(self) -> bool:
-        """Whether it is over and the results are there."""
+        """Whether the call has succeeded."""
         return self.is_completed() and self._error is None
 
     def exception(self) -> Exception | None:
-        """The error that ended it; None where it goes on, or has succeeded."""
+        """The error that ended the call; None while it runs, or if it succeeded."""
         return self._error if self.is_completed() else None
 
     def result(self) -> list[Tensor]:
@@ -219,7 +219,7 @@ _reapers: weakref.WeakSet[Reaper] = weakref.WeakSet()
 
 @atexit.register
 def _end_threads() -> None:
-    """Nothing may touch futures while the interpreter goes down."""
+    """End the threads: none may touch a future while the interpreter shuts down."""
     if _threads:
         job.finalize()  # ends what is in flight
     for reaper in list(_reapers):
@@ -230,7 +230,7 @@ def _end_threads() -> None:
 
 
 def _forget_threads() -> None:
-    """In a fork's child, which has none of them, and may find their locks held for ever."""
+    """In a forked child: it has none of the threads, and their locks may stay held for ever."""
     _threads.clear()
     _reapers.clear()
 
@@ -239,10 +239,10 @@ os.register_at_fork(after_in_child=_forget_threads)
 
 
 class Reaper:
-    """Threads that settle works: in their order, or, `any_order`, as they end.
+    """Threads that settle works: in order, or, with `any_order`, as they finish.
 
-    What is left to do after a work may take long: a callback of its future may wait for another work's. So one thread
-    waits for works at a time, and does not run callbacks while it does; who runs them leaves the waiting to another.
+    Finishing a work may take long: a callback of its future may wait for another work. So one thread at a time waits
+    for works; before it runs callbacks it leaves the waiting to another thread.
     """
 
     def __init__(self, name: str, *, any_order: bool) -> None:
@@ -256,14 +256,14 @@ class Reaper:
         _reapers.add(self)
 
     def add(self, work: Work) -> None:
-        """Settle this one, too."""
+        """Settle this work when it is over."""
         with self._changed:
             self._works.append(work)
             self._changed.notify_all()
             self._need_thread()
 
     def stop(self) -> None:
-        """Have the threads end once the works that they have are over."""
+        """End the threads once the works that they have are over."""
         with self._changed:
             self._stopping = True
             self._changed.notify_all()
@@ -306,7 +306,7 @@ class Reaper:
         return work
 
     def _next_that_ends(self) -> Work | None:
-        """The first that is over; None as above."""
+        """The first work that is over; None as in `_next_in_order`."""
         nap, known = _SHORTEST_NAP, 0
         while True:
             with self._changed:

@@ -1,7 +1,7 @@
 """One arbiter of a device's memory: how much of it each of its clients may hold. Pure.
 
 A *client* holds bytes on the device and can have them leave: the saved tensors of a pass, or state that lives from step
-to step. What no client holds is *outside*: parameters that stay, scratch memory, the framework. A client of a higher
+to step. All other bytes are *outside*: parameters that stay, scratch memory, the framework. A client of a higher
 priority gets what it wants before the others. Each of those keeps at least what it needs.
 """
 

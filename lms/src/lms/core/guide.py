@@ -6,9 +6,11 @@ from collections.abc import Sequence
 
 from lms.core.plan import Plan
 from lms.core.schedule import Course
-from lms.core.trace import Trace
+from lms.core.trace import AccessKind, Trace
 
-Key = tuple[str, int, int]  # kind of access, tensor, its bytes
+Key = tuple[AccessKind, int, int]  # kind of access, tensor, its bytes
+
+_CODES = {"write": 0, "hold": 1, "read": 2}  # Kind in saved_tensor_hooks.cc
 
 
 class Guide:
@@ -16,6 +18,7 @@ class Guide:
 
     def __init__(self, keys: Sequence[Key], trace: Trace, plan: Plan) -> None:
         self.keys = list(keys)
+        self.codes = [4 * tensor + _CODES[kind] for kind, tensor, _ in keys]
         self.follow(trace, plan)
         self.margin = 0  # bytes that the plan was asked to leave free, because real peaks were above foreseen ones
         self.passes = 0  # complete passes that followed it
@@ -33,6 +36,8 @@ class Guide:
         self.plan = plan
         self.course = Course(plan, plan.forecast.held_peak)
         self.pinned = [tensor.pinned for tensor in trace.tensors]
+        self.sizes = [tensor.nbytes for tensor in trace.tensors]
+        self.labels = [(tensor.module, tensor.dtype, tensor.shape) for tensor in trace.tensors]
 
     def expects(self, position: int, key: Key) -> bool:
         """Whether the recorded pass did this at that position."""

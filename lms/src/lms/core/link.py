@@ -12,7 +12,7 @@ from lms.errors import UsageError
 
 @dataclass(frozen=True)
 class Link:
-    """Bandwidth (bytes a second) of each direction, and latency (seconds); `source` says where they are from."""
+    """Bandwidth (bytes a second) of each direction, and latency (seconds); `source` says how they are known."""
 
     name: str
     out: Rate  # bytes a second from the device to the tier below

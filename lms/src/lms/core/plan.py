@@ -3,7 +3,7 @@
 The method is greedy over gaps, after the ranking of Capuchin (Peng et al., ASPLOS 2020, section 4.3): a tensor's gap
 between its last access in the forward pass and its first in the backward is worth the more, the more it frees and the
 longer the link has to hide the copies. Several rankings are tried; the simulator decides between them. A step is a
-cycle, so what lives on in the next step has a gap from its last access of one step to its first of the next.
+cycle, so a tensor that lives on has a gap from its last access in one step to its first in the next.
 """
 
 from __future__ import annotations
@@ -13,11 +13,10 @@ from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
-from itertools import pairwise
-from typing import NamedTuple
 
 import numpy as np
 
+from lms.core.gaps import Gap, find_gaps, held_at, held_before, lingering, parts_of
 from lms.core.link import Link
 from lms.core.profile import Bytes, Excess, lowest
 from lms.core.schedule import Move, Schedule, Swap
@@ -34,7 +33,7 @@ class Plan(Schedule):
     limit: int | None = None  # most bytes on the device, as given
     budget: int = 0  # most bytes of tensors that may stay
     floor: int = 0  # the resident peak with nothing kept; 0 when the trace did not measure the rest
-    floor_module: str = ""  # the module whose working set the floor is
+    floor_module: str = ""  # the module that needs the floor
     plain_peak: int = 0  # the resident peak with nothing moved; 0 as above
     forecast: Forecast = field(default_factory=lambda: Forecast(0, 0, 0, 0, 0, 0, 0, 0, 0, 0))
     reasons: Mapping[int, str] = field(default_factory=dict)  # for each tensor: why it stays or goes
@@ -43,23 +42,6 @@ class Plan(Schedule):
     def moved(self) -> frozenset[int]:
         """Indices of the tensors that leave memory at least once."""
         return frozenset(move.tensor for move in self.moves)
-
-
-class Gap(NamedTuple):
-    """A stretch in which a tensor is not needed: it may be absent from `start` up to, not including, `before`.
-
-    If `before` is past the last access, the stretch goes on in the next step.
-    """
-
-    tensor: int
-    nbytes: int
-    written: int  # the last write before it; negative if that was in the step before
-    after: int  # its way out can start with this access
-    start: int
-    before: int
-    seconds: float  # computation in it: what the link has to hide the copies
-    comes_back: bool
-    between_reads: bool
 
 
 @contextmanager
@@ -93,7 +75,7 @@ def make_plan(
     """
     if (limit is None) == (budget is None):
         raise UsageError("give exactly one of limit and budget")
-    gaps = _gaps(trace)
+    gaps = find_gaps(trace)
     least, where = _floor(trace, gaps)
     if limit is not None and least > limit:
         raise LimitError(
@@ -108,7 +90,7 @@ def make_plan(
         rankings.setdefault(_choose(trace, gaps, target, cap, rank), name)
     schedules = []
     for chosen in rankings:
-        caps = cap if limit is None else cap - _lingering(trace, chosen)
+        caps = cap if limit is None else cap - lingering(trace, chosen)
         schedules.append(Schedule(_moves(trace, chosen, cap, prefetch), tuple(caps.tolist()), write_ahead))
     best = _best(trace, schedules, link)
     schedule, (chosen, ranking) = schedules[best], list(rankings.items())[best]
@@ -130,19 +112,19 @@ def make_plan(
 def plain_peak(trace: Trace) -> int:
     """The resident peak of the pass with nothing moved; 0 when the trace did not measure the rest."""
     other = _other(trace)
-    return int((other + _before(trace, [])).max(initial=0)) if other.any() else 0
+    return int((other + held_before(trace, [])).max(initial=0)) if other.any() else 0
 
 
 def floor(trace: Trace) -> tuple[int, int]:
     """The resident peak with a budget of zero, and the access at which it stands; (0, 0) when not measured."""
-    return _floor(trace, _gaps(trace))
+    return _floor(trace, find_gaps(trace))
 
 
 def _floor(trace: Trace, gaps: Sequence[Gap]) -> tuple[int, int]:
     other = _other(trace)
     if not other.any():
         return 0, 0
-    resident = other + _before(trace, gaps)
+    resident = other + held_before(trace, gaps)
     where = int(resident.argmax())
     return int(resident[where]), min(where, len(trace.accesses) - 1)
 
@@ -172,61 +154,6 @@ def _other(trace: Trace) -> Bytes:
     return np.array([access.other for access in trace.accesses] + [trace.tail_other], np.int64)
 
 
-def _before(trace: Trace, chosen: Sequence[Gap]) -> Bytes:
-    """Bytes held in the stretch before each access and in the tail: the profile, one access later."""
-    end = len(trace.accesses)
-    lives_on = sum(tensor.nbytes for tensor in trace.tensors if tensor.freed is None and not tensor.pinned)
-    first = lives_on - sum(gap.nbytes for gap in chosen if gap.comes_back and gap.start < end <= gap.before)
-    return np.concatenate([np.array([first], np.int64), _profile(trace, chosen)])
-
-
-def _gaps(trace: Trace) -> list[Gap]:
-    """Every stretch in which a tensor could be away."""
-    clock = np.cumsum([*(access.seconds for access in trace.accesses), trace.tail])  # at each access, and at the end
-    gaps: list[Gap] = []
-    end = len(trace.accesses)
-    for index, (tensor, touches) in enumerate(zip(trace.tensors, trace.touches, strict=True)):
-        if tensor.pinned:
-            continue
-        after = touches[0]
-        written = max((at for at in touches if trace.accesses[at].kind == "write"), default=-end) - end
-        # What lives on in the next step is touched there as it is in this one.
-        freed = tensor.freed if tensor.freed is not None else touches[0] + end
-        for at, following in pairwise([*touches, freed]):
-            kind = trace.accesses[at].kind
-            if kind != "hold":
-                after = at
-            if kind == "write":
-                written = at
-            comes_back = following < freed or tensor.freed is None
-            if comes_back and trace.accesses[following % end].kind == "hold":
-                continue  # the framework has it in hand until then
-            start = max(at + 1, tensor.let_go or 0)
-            if start >= following:
-                continue
-            # What read it has it in hand until the next access; what wrote it is what let_go tells of.
-            begin = start - (kind != "read")
-            seconds = float(clock[min(following, end)] - clock[begin])
-            if tensor.freed is None and following >= end:
-                seconds += float(clock[following - end])
-            if kind == "read" and seconds < _ONE_OPERATION:
-                continue  # one operation that unpacks several tensors has all of them in hand
-            gaps.append(
-                Gap(
-                    tensor=index,
-                    nbytes=tensor.nbytes,
-                    written=written,
-                    after=after,
-                    start=start,
-                    before=following if tensor.freed is None else min(following, end),
-                    seconds=seconds,
-                    comes_back=comes_back,
-                    between_reads=kind == "read" and comes_back,
-                )
-            )
-    return gaps
-
-
 def _caps(trace: Trace, gaps: Sequence[Gap], *, limit: int | None, budget: int | None) -> Bytes:
     """Most held bytes once each access is done with.
 
@@ -237,7 +164,7 @@ def _caps(trace: Trace, gaps: Sequence[Gap], *, limit: int | None, budget: int |
         return (budget or 0) + trace.largest - _next_new(trace)
     other = _other(trace)
     if _is_cyclic(trace):
-        # What is held after the last access is there before the next step's first, but for what ends with the step.
+        # Tensors held after the last access are there before the next step's first, unless they end with the step.
         end = len(trace.accesses)
         ending = {index for index, tensor in enumerate(trace.tensors) if tensor.freed == end and not tensor.pinned}
         ending -= {gap.tensor for gap in gaps if gap.before == end}  # it may be away by then
@@ -260,34 +187,6 @@ def _next_new(trace: Trace) -> Bytes:
     return new[1:]
 
 
-def _profile(trace: Trace, chosen: Sequence[Gap]) -> Bytes:
-    """Bytes held at each access when the link takes no time and the chosen gaps are used."""
-    end = len(trace.accesses)
-    change = np.zeros(end + 1, np.int64)
-    for gap in chosen:
-        change[gap.start] -= gap.nbytes
-        if gap.before > end:
-            change[0] -= gap.nbytes
-        change[gap.before if gap.before <= end else gap.before - end] += gap.nbytes
-    return np.array(trace.live, np.int64) + np.cumsum(change)[:-1]
-
-
-def _parts(gap: Gap, end: int) -> tuple[tuple[int, int], ...]:
-    """The stretches of one step of `end` accesses that the gap covers."""
-    if gap.before <= end:
-        return ((gap.start, gap.before),)
-    return (gap.start, end), (0, gap.before - end)
-
-
-def _lingering(trace: Trace, chosen: Sequence[Gap]) -> Bytes:
-    """Bytes at each access that LMS may have let go of by then while the forward still holds them."""
-    change = np.zeros(len(trace.accesses) + 1, np.int64)
-    for gap in chosen:
-        change[gap.after + 1] += gap.nbytes
-        change[gap.start] -= gap.nbytes
-    return np.cumsum(change)[:-1]
-
-
 def _target(trace: Trace, gaps: Sequence[Gap], cap: Bytes, *, bounded: bool) -> Bytes:
     """Bytes that may be there at each access if the link takes no time.
 
@@ -300,10 +199,9 @@ def _target(trace: Trace, gaps: Sequence[Gap], cap: Bytes, *, bounded: bool) -> 
         in_hand = [trace.tensors[access.tensor] for access in trace.accesses]
         hand = np.array([0 if tensor.pinned else tensor.nbytes for tensor in in_hand], np.int64)
         target -= np.maximum(trace.largest - hand - _next_new(trace), 0)
-    return np.maximum(target, _profile(trace, gaps), out=target)
+    return np.maximum(target, held_at(trace, gaps), out=target)
 
 
-_ONE_OPERATION = 1e-4  # seconds; the accesses of one operation follow each other within microseconds
 _SLOWER = 0.8  # links vary; of two plans the one is better that is on a link of this share of the bandwidth
 
 Rank = Callable[[Gap], float]
@@ -317,15 +215,15 @@ _RANKINGS: Mapping[str, Rank] = {
 def _choose(trace: Trace, gaps: Sequence[Gap], target: Bytes, cap: Bytes, rank: Rank) -> tuple[Gap, ...]:
     """Gaps that bring the profile under the target everywhere, in the order of their start.
 
-    By rank each gap is taken that covers an access with too much; what then proves needless is given back, the gaps
+    By rank each gap is taken that covers an access with too much. Gaps that then prove needless are given back, those
     with the least slack first. Between two reads a tensor may stay up to the cap: room for copies in flight is not
     worth one more of them.
     """
     end = len(trace.accesses)
-    excess = Excess(_profile(trace, []) - target)
+    excess = Excess(held_at(trace, []) - target)
     chosen: list[Gap] = []
     for gap in sorted(gaps, key=lambda gap: (-rank(gap), gap.after, gap.tensor)):
-        parts = _parts(gap, end)
+        parts = parts_of(gap, end)
         if any(excess.within(start, stop) for start, stop in parts):
             for start, stop in parts:
                 excess.lower(start, stop, gap.nbytes)
@@ -335,29 +233,29 @@ def _choose(trace: Trace, gaps: Sequence[Gap], target: Bytes, cap: Bytes, rank: 
 
 
 def _needless(trace: Trace, chosen: Sequence[Gap], target: Bytes, cap: Bytes) -> set[Gap]:
-    """The chosen gaps whose tensors can stay after all."""
+    """The chosen gaps that are not needed: their tensors can stay after all."""
     end = len(trace.accesses)
-    profile = _profile(trace, chosen)
+    held = held_at(trace, chosen)
     starts = np.array([gap.start for gap in chosen], np.int64)
     stops = np.array([gap.before for gap in chosen], np.int64)
-    rooms = [lowest(np.tile(most - profile, 2), starts, stops).tolist() for most in (target, cap)]
+    rooms = [lowest(np.tile(most - held, 2), starts, stops).tolist() for most in (target, cap)]
     # Room only shrinks from here on: a gap that has none now is not looked at again.
     roomy = [gap for gap, *room in zip(chosen, *rooms, strict=True) if gap.nbytes <= room[gap.between_reads]]
     needless: set[Gap] = set()
     full = 0  # an access that had no room for the gap before: most likely it has none for this one
     for gap in sorted(roomy, key=lambda gap: (gap.seconds, gap.tensor)):
         most = cap if gap.between_reads else target
-        parts = _parts(gap, end)
-        if any(start <= full < stop for start, stop in parts) and profile[full] + gap.nbytes > most[full]:
+        parts = parts_of(gap, end)
+        if any(start <= full < stop for start, stop in parts) and held[full] + gap.nbytes > most[full]:
             continue
         for start, stop in parts:
-            over = profile[start:stop] + gap.nbytes > most[start:stop]
+            over = held[start:stop] + gap.nbytes > most[start:stop]
             if over.any():
                 full = start + int(over.argmax())
                 break
         else:
             for start, stop in parts:
-                profile[start:stop] += gap.nbytes
+                held[start:stop] += gap.nbytes
             needless.add(gap)
     return needless
 
@@ -379,11 +277,11 @@ def _moves(trace: Trace, chosen: Sequence[Gap], cap: Bytes, prefetch: int | None
 def _fetches(trace: Trace, chosen: Sequence[Gap], cap: Bytes, prefetch: int | None) -> dict[Gap, int]:
     """With which access the way back may start: as early as the memory of every access up to the use allows.
 
-    Copies back start in the order of their uses. So the accesses that the next one may fill are a window whose ends
-    only move on, and all earlier copies back fill each of them, but those that were needed before it.
+    Copies back start in the order of their uses. So the accesses that the next one may fill are a window, and its ends
+    only move on. Each earlier copy back fills all of them up to its own use.
     """
     end = len(trace.accesses)
-    room = (cap - _profile(trace, chosen)).tolist()
+    room = (cap - held_at(trace, chosen)).tolist()
     reads = np.array([index for index, access in enumerate(trace.accesses) if access.kind == "read"], np.int64)
     next_read = [*reads.tolist(), 0]
     turns = np.searchsorted(reads, np.arange(end + 1)).tolist()

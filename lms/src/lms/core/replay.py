@@ -5,8 +5,9 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Callable, Sequence
 
+from lms.core.items import Item, State
 from lms.core.schedule import Course
-from lms.core.stepper import Item, State, Stepper
+from lms.core.stepper import Stepper
 from lms.core.trace import Trace
 
 
@@ -23,7 +24,7 @@ class PaperCopy:
 
 
 class PaperMover:
-    """What movers of paper have in common: a tier that costs nothing."""
+    """A mover without bytes: its tier costs nothing."""
 
     def discard(self, item: Item) -> None:
         """The tier below has forgotten the bytes."""
@@ -39,7 +40,7 @@ def replay(
     reach: Callable[[int], None],
     before: Sequence[Item] = (),
 ) -> list[Item]:
-    """Run one step by `course`, and return its items. What lives on is taken from the items of the step `before`.
+    """Run one step by `course`, and return its items. Tensors that live on keep the items of the step `before`.
 
     `reach` is called with the number of each access before the stepper hears of it.
     """
@@ -76,7 +77,7 @@ def replay(
 
 
 def end_step(trace: Trace, stepper: Stepper[Item], items: Sequence[Item]) -> None:
-    """Before the next step: what ends with this one is freed, and what its last access asked for is dropped."""
+    """Before the next step: free the tensors that end with this one, and drop those that its last access asked for."""
     for item, tensor in zip(items, trace.tensors, strict=True):
         if tensor.freed == len(trace.accesses) and not item.pinned:
             stepper.free(item)

@@ -1,7 +1,7 @@
 """Predicts a step's time, stalls and memory from its trace, a schedule and a link. Pure: no clock, no framework.
 
-The rules are the stepper's. Its mover is made of paper here: each direction of the link is one queue that copies one
-tensor at a time in order, and a clock stands still for everything but computation and waiting.
+The rules are the stepper's. Its mover moves nothing here: each direction of the link is a queue that copies one tensor
+at a time, in order, and a clock advances with computation and waiting alone.
 """
 
 from __future__ import annotations
@@ -9,10 +9,11 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Literal
 
+from lms.core.items import Item
 from lms.core.link import Link
 from lms.core.replay import PaperCopy, PaperMover, end_step, replay
 from lms.core.schedule import Course, Recompute, Schedule
-from lms.core.stepper import Item, Stepper
+from lms.core.stepper import Stepper
 from lms.core.timeline import Lane, Span
 from lms.core.trace import Trace
 
@@ -40,8 +41,8 @@ def simulate(
 ) -> Forecast:
     """The cost of executing `schedule` on `link`, with the computation that `trace` recorded.
 
-    The figures are those of the last of so many `laps`: by default of the third if a tensor lives on from step to
-    step: it takes one or two until each begins as the one before.
+    The figures are those of the last of `laps` steps: by default the third if tensors live on from step to step,
+    because the first one or two begin in another state than the rest.
     Without the `picture` the forecast has no spans and no staircase of held bytes, and takes half the time to make.
     """
     if laps is None:
@@ -80,7 +81,7 @@ class _Copy(PaperCopy):
 
 
 class _Simulation(PaperMover):
-    """One run: the mover of paper, and the driver that follows the trace."""
+    """One run: the mover, and the driver that follows the trace."""
 
     def __init__(self, trace: Trace, schedule: Schedule, link: Link, *, picture: bool) -> None:
         self.trace, self.link = trace, link
@@ -113,7 +114,7 @@ class _Simulation(PaperMover):
         self.resident_peak = 0
 
     def run(self, laps: int) -> Forecast:
-        """Follow the trace to its end so many times."""
+        """Follow the trace to its end `laps` times."""
         trace, stepper = self.trace, self.stepper
         items: list[Item] = []
         for lap in range(laps):
@@ -161,7 +162,7 @@ class _Simulation(PaperMover):
         """The held bytes changed."""
         self.stairs.append((self.clock.now - self.began, self.stepper.held))
 
-    # What the stepper asks of its mover
+    # The stepper's mover
 
     def offload(self, item: Item) -> _Copy:
         """The copy out joins its queue."""
@@ -205,7 +206,7 @@ class _Simulation(PaperMover):
 
 
 class _Watched(Stepper[Item]):
-    """Notes how many bytes are held from when on."""
+    """Notes each change of the held bytes."""
 
     def __init__(self, simulation: _Simulation) -> None:
         self.simulation = simulation

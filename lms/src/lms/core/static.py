@@ -1,4 +1,4 @@
-"""A schedule for runtimes that cannot decide while they run: what each copy waits for, and what waits for each copy.
+"""A schedule for runtimes that cannot decide while they run: the control edges into and out of each copy.
 
 A graph that is built before it runs (TensorFlow's) needs control edges in place of a stepper. They come from one run of
 the stepper in the worst case: a copy out is complete only when it has been waited for, a copy back holds its memory
@@ -11,9 +11,10 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from typing import Literal
 
+from lms.core.items import Item
 from lms.core.replay import PaperCopy, PaperMover, replay
 from lms.core.schedule import Course, Schedule, Swap
-from lms.core.stepper import Item, Stepper
+from lms.core.stepper import Stepper
 from lms.core.trace import Trace
 from lms.errors import UsageError
 
@@ -24,7 +25,7 @@ class CopyOut:
 
     tensor: int
     after: int  # it may start once this access is done
-    gate: int | None  # what follows this access waits until the copy is complete; None: nothing has to
+    gate: int | None  # everything after this access waits for the copy; None: nothing waits
 
 
 @dataclass(frozen=True)
@@ -32,7 +33,7 @@ class CopyBack:
     """A copy back. Copies back run one after the other, in the order in which they are listed."""
 
     tensor: int
-    out: int | None  # index of the copy out that filled what it reads; None: a step before did
+    out: int | None  # index of the copy out that wrote what it reads; None: an earlier step did
     trigger: int  # it may start once this access is done
     behind: tuple[int, ...]  # indices of the copies out that must be complete before it starts
     before: int  # the access that waits for it
@@ -106,7 +107,7 @@ class _Worst(PaperMover):
         self.backs.append(CopyBack(item.index, self.filled_by.get(item.index), self.position, behind, before))
 
     def wait(self, item: Item, lane: Literal["out", "back"]) -> None:
-        """What follows the access at hand waits for the copy out; a copy back is there at once."""
+        """Everything after the access at hand waits for the copy out; a copy back is there at once."""
         copy = item.departure
         assert isinstance(copy, _OutCopy)
         copy.over = True

@@ -1,4 +1,4 @@
-"""The rules of a step: where each tensor is, what leaves, what comes back. Pure; a mover carries it out.
+"""The rules of a step: which tensors are on the device, which leave, which come back. Pure; a mover carries them out.
 
 The simulator and a training run the same stepper, one with a mover that keeps a clock, the other with one that copies.
 
@@ -10,8 +10,8 @@ At each access, after the computation that led to it:
    many copies out as it takes to make room. A read of a tensor that is leaving keeps it.
 3. Moves of the schedule that start with this access start.
 4. While more than the cap is held, the oldest copy out is waited for.
-5. Copies back that may start do, in the schedule's order, as long as they fit under the cap. What has not left yet
-   simply stays.
+5. Copies back that may start do, in the schedule's order, as long as they fit under the cap. A tensor that
+   has not left yet simply stays.
 
 *Held* are the bytes of tensors that LMS keeps on the device, copies in flight included. A tensor is *clean* if the tier
 below holds its bytes too: its memory can be dropped without a copy.
@@ -22,90 +22,19 @@ Autograd works as a stack, so the oldest tensor is the one needed last.
 
 from __future__ import annotations
 
-import enum
 from collections import deque
 from collections.abc import Callable, Iterable
 from contextlib import suppress
-from typing import Generic, Literal, Protocol, TypeVar
+from typing import Generic, Literal, TypeVar
 
+from lms.core.items import Item, Mover, State
 from lms.core.schedule import Course, Move, Recompute
-from lms.errors import LMSError, SpillError, afresh
+from lms.errors import SpillError, afresh
 
 AHEAD = 4  # tensors that the rule brings back ahead of their reads
 
 
-class State(enum.Enum):
-    """Where a tensor's bytes are."""
-
-    HERE = enum.auto()  # on the device
-    LEAVING = enum.auto()  # there still, with a copy out in flight
-    AWAY = enum.auto()  # in the tier below only
-    COMING = enum.auto()  # a copy back in flight
-    DEAD = enum.auto()  # freed; its memory is, too, once its copies in flight are complete
-
-
-class Copy(Protocol):
-    """A copy in flight."""
-
-    @property
-    def failed(self) -> LMSError | None:
-        """Why it failed; None if it has not."""
-
-    def done(self) -> bool:
-        """Whether it is complete, or has failed. Never blocks."""
-
-    def wait(self) -> object:
-        """Have the computation wait until it is complete. Raises its error if it failed."""
-
-    def synchronize(self) -> object:
-        """Block this thread until it is complete. Raises its error if it failed."""
-
-
-class Item:
-    """A tensor of the step under way: what the stepper knows of it."""
-
-    __slots__ = ("arrival", "departure", "held", "index", "nbytes", "pinned", "state", "stored")
-
-    def __init__(self, index: int, nbytes: int, state: State = State.HERE) -> None:
-        self.index = index  # within its step, in the order of first accesses; negative once its step is over
-        self.nbytes = nbytes
-        self.state = state
-        self.held = 0  # bytes that LMS keeps on the device for it
-        self.pinned = False  # another owner outlives the step, so there is nothing to gain
-        self.stored = False  # the tier below holds its bytes, or is about to
-        self.departure: Copy | None = None
-        self.arrival: Copy | None = None
-
-    @property
-    def clean(self) -> bool:
-        """Whether the tier below holds the bytes, so that memory can be dropped without a copy."""
-        return self.stored and self.departure is None
-
-
 I = TypeVar("I", bound=Item)  # noqa: E741
-M = TypeVar("M", bound=Item, contravariant=True)
-
-
-class Mover(Protocol[M]):
-    """Carries out what the stepper decides."""
-
-    def offload(self, item: M) -> Copy | None:
-        """Start the copy out. None: it must stay."""
-
-    def reload(self, item: M) -> Copy | None:
-        """Start the copy back, or compute the bytes again. None: they are there at once."""
-
-    def wait(self, item: M, lane: Literal["out", "back"]) -> None:
-        """Have the computation wait for the item's departure ("out") or arrival ("back"). Raises the copy's error."""
-
-    def release(self, item: M) -> bool:
-        """Give up the item's memory, whose bytes the tier below holds; False if it must stay."""
-
-    def discard(self, item: M) -> None:
-        """Forget the bytes in the tier below."""
-
-    def forget(self, item: M) -> None:
-        """The item was freed, and no copy uses its memory any more."""
 
 
 class Stepper(Generic[I]):
@@ -115,7 +44,7 @@ class Stepper(Generic[I]):
         self.mover = mover
         self.held = 0
         self.held_peak = 0
-        self.left = 0  # held bytes of items whose step is over
+        self.left = 0  # held bytes of items that outlived their step
         self.misses = 0
         self.evictable: dict[int, I] = {}  # by index: held, not pinned, and not on their way
         self._room = room
@@ -138,6 +67,11 @@ class Stepper(Generic[I]):
         self._off_schedule = False  # the step diverged from the schedule that it began with
         self._returned = 0  # into course.returns
         self._forward = True  # nothing has been read yet
+
+    @property
+    def is_idle(self) -> bool:
+        """Whether nothing is held, and no copy is in flight."""
+        return not (self.held or self._leaving or self._staying or self._abandoned)
 
     @property
     def leaving(self) -> int:
@@ -286,7 +220,7 @@ class Stepper(Generic[I]):
 
     def _by_rule(self, item: I, *, read: bool) -> None:
         budget = self._room(self.largest)
-        # What the forward wrote just now can leave too: the operation at hand keeps it for as long as it needs it.
+        # A tensor that the forward has just written can leave too: its operation keeps it for as long as it needs it.
         in_hand = item if read else None
         # Copies out start while some room is left, so that few are waited for.
         mark = budget - min(budget // 4, 4 * self.largest)
@@ -334,7 +268,7 @@ class Stepper(Generic[I]):
         if self._course is not None and not self._off_schedule:
             order = [index for index in sorted(evictable) if index < 0] if self.left else ()
         else:
-            # In the forward items come in the order of their indices; what the backward brought back lies behind them.
+            # In the forward items come in the order of their indices; the backward adds those that it brought back.
             order = list(evictable) if self._forward else sorted(evictable)
         for index in order:
             victim = evictable[index]
@@ -358,7 +292,7 @@ class Stepper(Generic[I]):
             self._depart(item)
 
     def _wait_for_dead(self) -> bool:
-        """Wait for one copy whose item was freed meanwhile, so that its memory is free; whether there was one."""
+        """Wait for the copy of an item that was freed meanwhile, so that its memory is free. Whether there was one."""
         item = next((one for one in (*self._abandoned, *self._staying) if one.state is State.DEAD), None)
         if item is None:
             return False

@@ -3,7 +3,7 @@
 A step touches *tensors*: the activations that autograd saves, and the state that lives from step to step (parameters,
 gradients, the optimizer's). An *access* is one touch; accesses are numbered from 0 in the order in which they happened,
 and every position in a step is such a number. A step is a cycle: after its last access comes the next step's first.
-What lives on from one to the other is there, or is away, at both ends alike.
+A tensor that lives on is on the device at both ends of that seam, or away at both.
 
 An activation is one (storage, version) that autograd saved, whatever number of views of it were saved. Its step is a
 *pass*: from the first saved tensor until none is left.
@@ -68,16 +68,15 @@ class Trace:
     tail: float = 0.0  # seconds from the last access to the step's end
     tail_other: int = 0  # as Access.other, for the tail
     cycle: float = 0.0  # seconds from one optimizer step to the next, all that LMS added left out; 0: not measured
-    busy: float = 0.0  # of them, seconds in which the device computed
-    passes: Annotated[float, (0.0, MOST_PASSES)] = (
-        1.0  # passes in a cycle, each counted by its saved bytes over this one's
-    )
+    busy: float = 0.0  # the seconds of the cycle in which the device computed
+    # Passes in a cycle, each counted by its saved bytes over this one's.
+    passes: Annotated[float, (0.0, MOST_PASSES)] = 1.0
     link: Mapping[str, object] = field(default_factory=dict)  # the link that was measured with it (lms.link.Link)
     machine: Mapping[str, str] = field(default_factory=dict)  # host, versions
 
     @property
     def records(self) -> tuple[Tensor, ...]:
-        """The tensors, by the name that they had while all were activations."""
+        """The tensors, under the name that they had before state was traced."""
         return self.tensors
 
     @cached_property
@@ -111,7 +110,7 @@ class Trace:
     def step_seconds(self, seconds: float) -> float:
         """Seconds from one optimizer step to the next if each pass takes `seconds`.
 
-        What the cycle has outside its passes (waiting for data, the optimizer's step) stays as it is. If the cycle was
+        The rest of the cycle (waiting for data, the optimizer's step) stays as it is. If the cycle was
         not measured: `seconds`.
         """
         if not self.cycle:
@@ -186,7 +185,7 @@ class Trace:
 
 
 def _of_first_format(document: dict[str, object]) -> dict[str, object]:
-    """A document of this format for one of the first, whose records were saved and used."""
+    """A document of the first format, with records that are saved and used, in this format."""
     accesses: list[dict[str, object]] = []
     seen: dict[tuple[object, object], list[int]] = {}  # positions of a record's saves and uses
     for at, value in enumerate(documents.items(document.get("accesses"), "accesses")):
@@ -205,7 +204,7 @@ def _of_first_format(document: dict[str, object]) -> dict[str, object]:
             found = documents.items(record.pop(f"{kind}s", None), f"records[{index}].{kind}s")
             if found != seen.get((kind, index), []):
                 raise ValueError(f"records[{index}].{kind}s: not the positions of its {kind}s in the accesses")
-        documents.whole(record.get("freed"), f"records[{index}].freed", len(accesses))  # null means something else now
+        documents.whole(record.get("freed"), f"records[{index}].freed", len(accesses))  # null has a meaning now
         tensors.append(record)
     rest = {key: value for key, value in document.items() if key not in ("records", "accesses")}
     return {**rest, "tensors": tensors, "accesses": accesses}

@@ -31,7 +31,7 @@ class Turns:
     """Tells a new step from the rest of an old one while records of the old one stay live.
 
     A *turn* is a save outside of any backward while each live record has been used since it was saved, or is so old
-    that it will not be. If each optimizer has stepped since the last access, this is where the next step begins. If
+    that it will not be. If each optimizer has stepped since the last access, the next step begins here. If
     not, it may be another loss of the same step, so it takes several turns.
     """
 

@@ -1,4 +1,4 @@
-"""How much memory this process may use: what the machine has, or what its control group allows."""
+"""How much memory this process may use: all of the machine's, or as much as its control group allows."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from pathlib import Path
 def memory_capacity(root: Path = Path("/")) -> int:
     """Bytes of memory that this process may use: the machine's, or less if a control group says so.
 
-    `root` is where `proc` and the mount points are looked for; tests give a folder.
+    `root` holds `proc` and the mount points; tests give a folder.
     """
     total = 0
     for line in (root / "proc/meminfo").read_text().splitlines():

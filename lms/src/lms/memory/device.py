@@ -33,7 +33,7 @@ class Peak(NamedTuple):
 
 
 class Device(Protocol):
-    """What the session asks of the memory that it keeps under a limit."""
+    """The memory that a session keeps under a limit."""
 
     name: str
 
@@ -59,13 +59,13 @@ class Device(Protocol):
         """Seconds that the device has computed for this thread so far; None if it runs on its own, as a GPU does."""
 
     def prepare(self, limit: int | None) -> str | None:
-        """Set what makes freed memory count no longer; a warning for the user if that cannot be done.
+        """Have freed memory count no longer. Returns a warning for the user if that cannot be done.
 
-        What is kept for reuse is kept only while `limit` holds. Raises UsageError if `limit` is above what there is.
+        Freed memory is kept for reuse only while `limit` holds. Raises UsageError if `limit` is above the capacity.
         """
 
     def release(self) -> None:
-        """Return what was kept for reuse, and keep nothing more."""
+        """Return the memory that was kept for reuse, and keep no more."""
 
 
 class PoolUsage(NamedTuple):
@@ -104,8 +104,8 @@ class Pool(Protocol):
 class CpuDevice:
     """The resident set of this process, or of the forked child that asks.
 
-    With a `pool` freed tensors stay in it, resident and ready for the next: the step then pays for no page twice. What
-    is idle there is not in use, and is returned as far as the limit needs it. `sharing` processes use the machine's
+    With a `pool` freed tensors stay in it, resident and ready for the next: the step then pays for no page twice. Idle
+    pages are not in use, and are returned as far as the limit needs it. `sharing` processes use the machine's
     memory alike, this one included: the ranks of one host.
 
     Raises LMSError if the kernel's files that tell all this cannot be read.
@@ -148,7 +148,7 @@ class CpuDevice:
 
     def _bound(self) -> None:
         if self._pool is not None and self._limit is not None:
-            # What is not the pool's may grow before it is looked at again.
+            # Memory outside the pool may grow before it is looked at again.
             self._pool.keep(int(self._limit * (1 - _SLACK)) - self._outside)
 
     def reset_peak(self) -> None:
@@ -201,7 +201,7 @@ class CpuDevice:
         )
 
     def release(self) -> None:
-        """Tensors come from PyTorch's own allocator again; what is idle goes back to the system."""
+        """Tensors come from PyTorch's own allocator again; idle pages go back to the system."""
         if self._pool is not None:
             self._pool.retire()
             self._pool = None
@@ -213,7 +213,7 @@ def _unreadable(error: OSError) -> LMSError:
 
 
 def check_limit(limit: int | None, capacity: int, whose: str, what: str) -> None:
-    """Raise UsageError if `limit` is above what `whose` words say there is: `capacity` bytes, which are `what`."""
+    """Raise UsageError if `limit` is above `capacity` bytes, which `whose` and `what` describe in the message."""
     if limit is not None and limit > capacity:
         raise UsageError(
             f"limit {format_size(limit)}: {whose} {format_size(capacity)} ({what}), which no limit can be above; "

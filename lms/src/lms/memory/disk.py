@@ -1,6 +1,6 @@
 """The disk below a folder: its file system, its block device, and whether another layer may cache it.
 
-`root` is where `proc` and `sys` are looked for; tests give a folder.
+`root` holds `proc` and `sys`; tests give a folder.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ _VIRTUAL = ("qemu", "virtio", "vmware", "vbox", "msft", "amazon elastic", "persi
 
 @dataclass(frozen=True)
 class Disk:
-    """The place that a folder's files go to."""
+    """The disk, or what stands in for one, that holds a folder's files."""
 
     folder: str
     filesystem: str  # as the kernel names its type; "unknown" if it does not tell
@@ -35,7 +35,7 @@ class Disk:
     guest: bool = False  # the machine itself is virtual
 
     def what(self) -> str:
-        """It in words."""
+        """The disk in words."""
         if self.memory:
             return f"{self.filesystem}, which is memory"
         if self.remote:

@@ -42,7 +42,7 @@ class Place:
     """Where one run of bytes lies in the file.
 
     `skew` is how far into a page the bytes began in memory. The file holds them at the same distance from a block's
-    start, so whole pages go out straight from where they are, whatever the address, and come back to memory that has
+    start, so whole pages go out straight from memory, whatever the address, and come back to memory that has
     the address's low bits again: no staging, and no other alignment for the operation that uses them.
     """
 
@@ -237,7 +237,7 @@ def _open_unlinked(directory: Path) -> int:
 def _segments(address: int, nbytes: int) -> tuple[list[tuple[int, int]], list[mmap.mmap]]:
     """The whole pages that hold `nbytes` at `address`, as (address, length), and the blocks that must outlive them.
 
-    Pages that belong to the bytes alone are written from where they are. A page at either end that is shared with
+    Pages that belong to the bytes alone are written in place. A page at either end that is shared with
     other memory goes out as a copy, padded with zeros: the neighbours' bytes are no business of this file, and they
     may change during the write, which a file system with checksums would take for a broken block.
     """
@@ -266,7 +266,7 @@ def _copy_of(address: int, nbytes: int, at: int) -> mmap.mmap:
 
 
 def _after(segments: list[tuple[int, int]], written: int) -> list[tuple[int, int]]:
-    """What is left of `segments` when their first `written` bytes are done."""
+    """The rest of `segments` when their first `written` bytes are done."""
     left = []
     for address, nbytes in segments:
         done = min(written, nbytes)

@@ -1,6 +1,6 @@
 """This machine: processor, memory, NUMA nodes, kernel and versions, as the kernel reports them.
 
-`root` is where `proc` and `sys` are looked for; tests give a folder.
+`root` holds `proc` and `sys`; tests give a folder.
 """
 
 from __future__ import annotations

@@ -8,7 +8,7 @@ _PAGE = os.sysconf("SC_PAGE_SIZE")
 
 
 class ResidentSet:
-    """What the kernel tells of this process's memory. A forked child's object tells of the child.
+    """The kernel's figures for this process's memory. A forked child's object reads the child's.
 
     The kernel's files are opened once, so that a script may use up its open files. Raises OSError if they cannot be
     opened. Once closed it reads zeros: the collector may close it before it is asked last.

@@ -48,7 +48,7 @@ def _usual() -> Iterator[Path]:
 
 
 def _in_memory(folder: Path) -> str:
-    """What memory the folder lies in, in words; "" if it is on a disk, or cannot be looked at."""
+    """The kind of memory that the folder lies in; "" if it is on a disk, or cannot be looked at."""
     try:
         disk = disk_of(folder)
     except OSError:

@@ -15,7 +15,7 @@ from queue import SimpleQueue
 from time import perf_counter
 from typing import Protocol
 
-from lms.core import stepper
+from lms.core import items
 from lms.core.link import Link
 from lms.errors import LMSError, SpillError, afresh
 from lms.memory.file import FileSlab, Place
@@ -23,7 +23,7 @@ from lms.memory.meter import Meter, measured_link
 from lms.memory.slots import Ledger, Slot
 
 
-class Copy(stepper.Copy, Protocol):
+class Copy(items.Copy, Protocol):
     """One copy in flight, and when its bytes moved."""
 
     nbytes: int
@@ -44,7 +44,7 @@ class Copy(stepper.Copy, Protocol):
 
 
 class ThreadCopy:
-    """A copy that a lane's thread carries out. `keep` is what must stay alive meanwhile.
+    """A copy that a lane's thread carries out. `keep` stays alive meanwhile.
 
     `keep` is let go of, by the lane's thread, just before the copy counts as done. A copy that failed keeps it: the
     bytes may be nowhere else.
@@ -181,7 +181,7 @@ class Lane:
 
 
 def _carry_out(queue: Queue) -> None:
-    # A function and not a method: the thread must not keep alive the engine whose end it waits for.
+    # A function and not a method: the thread ends with its engine, so it must not keep the engine alive.
     while (copy := queue.take()) is not None:
         assert copy.job is not None
         (work, after), copy.job = copy.job, None
@@ -209,7 +209,7 @@ class Memory(Protocol):
         """The address, a page's start less the skew, to which bytes `start` to `stop` may be written. May block."""
 
     def drain(self, start: int, stop: int) -> None:
-        """Bytes `start` to `stop` are at the address that `room` gave. May block until they are where they belong."""
+        """Bytes `start` to `stop` are at the address that `room` gave. May block until they have arrived."""
 
 
 class At:
@@ -295,7 +295,7 @@ class FileEngine:
     def read(self, slot: FileSlot, memory: Memory, *, keep: object = None) -> ThreadCopy:
         """Start a copy of the slot's bytes into `memory`, behind the write that fills the slot.
 
-        A copy whose write failed fails of the same error. Raises SpillError after close and in a forked child, and
+        If the write failed, the copy fails of the same error. Raises SpillError after close and in a forked child, and
         ValueError for a slot that was discarded.
         """
         self._check()
@@ -332,7 +332,7 @@ class FileEngine:
         return {"file": self.file.slab.used, "file_peak": self.file.slab.peak}
 
     def link(self, name: str = "file") -> Link | None:
-        """What the copies so far measured, or None before any."""
+        """Bandwidth and latency of the copies so far; None before any."""
         return measured_link(name, self.out.meter, self.back.meter)
 
     def close(self) -> None:

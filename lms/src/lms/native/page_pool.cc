@@ -77,7 +77,7 @@ PagePool::Address PagePool::take(std::size_t nbytes) {
     return block->first;
 }
 
-// A new run of addresses: behind it first the pages of idle blocks, all of which are smaller, then fresh ones.
+// A new run of addresses: first over the pages of idle blocks, which are all smaller, then over fresh ones.
 PagePool::Address PagePool::stitch(std::size_t nbytes) {
     void* run = reserve(nbytes);
     if (run == nullptr) {  // a limit on addresses (RLIMIT_AS) counts those of idle blocks as well

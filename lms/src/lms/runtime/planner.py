@@ -36,7 +36,7 @@ _ROOMY = 0.75  # of the limit: while all passes stay under it, new shapes are no
 
 
 class Tier(Protocol):
-    """What the planner asks of the tier below."""
+    """The tier below, for the planner."""
 
     def link(self) -> Link | None:
         """Bandwidth and latency of the copies so far; None before any."""
@@ -48,11 +48,11 @@ class Tier(Protocol):
 class PassPlanner:
     """Knows a plan for each sequence of accesses seen, and how much may stay while none is known.
 
-    What the device holds beside the saved tensors is not the same in each pass: the optimizer's state comes with the
-    first step, gradients with the first of several accumulated passes. So a plan under a limit is good for a pass that
-    begins with as many bytes *outside* as the pass that was recorded. For another amount it is made again.
+    The bytes beside the saved tensors change from pass to pass: the optimizer's state comes with the first step,
+    gradients with the first of several accumulated passes. So a plan under a limit is good for a pass that begins with
+    as many bytes *outside* as the recorded one did. For another amount it is made again.
 
-    `facts` are what a trace says of the machine beside the system and Python: the framework's version, for example.
+    `facts` go into each trace beside the system and Python: the framework's version, for example.
     """
 
     def __init__(
@@ -92,10 +92,10 @@ class PassPlanner:
         self._beside = 0  # bytes beside the saved tensors when the pass under way began
         self._above = 0  # what came on top of that, at most, in the last pass that was measured
 
-    # What the swapper asks
+    # For the swapper
 
     def begin(self, key: Key, present: int) -> tuple[Guide | None, Recorder]:
-        """What leads and what records the pass that begins with `key`.
+        """The guide (if there is one) and the recorder for the pass that begins with `key`.
 
         `present` bytes of saved tensors are on the device already. Raises LimitError if the passes so far have shown
         that the limit cannot be kept.
@@ -135,12 +135,12 @@ class PassPlanner:
         return suited
 
     def room(self, largest: int) -> int:
-        """Bytes that may stay in a pass without a plan whose largest record so far has `largest` bytes."""
+        """Bytes that may stay in a pass without a plan, if its largest record so far has `largest` bytes."""
         worst = max(self._beside + self._above, self._recorder.worst if self._recorder is not None else 0)
         # The next operation may make one record and need another's worth of scratch before it can be measured.
         return self.budget.room(self.client, worst, spare=2 * max(largest, self.client.needed))
 
-    # What the session asks
+    # For the session
 
     @property
     def trace(self) -> Trace | None:
@@ -359,7 +359,7 @@ def _with_other(trace: Trace, other: Sequence[int]) -> Trace:
 
 
 def machine() -> dict[str, str]:
-    """What the figures were measured on."""
+    """The system and Python, for readers of a trace."""
     return {
         "system": f"{platform.system()} {kernel()} {platform.machine()}",
         "python": platform.python_version(),

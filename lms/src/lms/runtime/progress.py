@@ -31,7 +31,7 @@ class Cycle:
     """From the end of one step to the end of the next: seconds without what LMS added, and bytes."""
 
     seconds: float
-    busy: float  # of them, seconds in which the device computed
+    busy: float  # the seconds of these in which the device computed
     recorded: int  # bytes of the records of all its passes
 
 
@@ -44,7 +44,7 @@ class Progress:
     def __init__(self, device: Device) -> None:
         self.device = device
         self.passes = 0  # complete ones
-        self.trained = 0  # of them, those in which a backward ran
+        self.trained = 0  # those in which a backward ran
         self.steps = 0
         self.step_times: list[float] = []  # seconds from step to step, with all that LMS added
         self._stepped: float | None = None
@@ -101,7 +101,7 @@ class Progress:
         if before.computed is not None and after.computed is not None:
             busy = after.computed - before.computed
         elif before.resumed is not None:
-            # What a device that runs on its own had to do after the step, the first mark waited for.
+            # The first mark waited for the work that a device of its own had queued when the step ended.
             busy = seconds - self.device.elapsed([before.at, before.resumed])[0]
         else:
             busy = seconds

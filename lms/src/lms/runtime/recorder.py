@@ -123,8 +123,8 @@ class Recorder:
         self.kinds.append(kind)
         self.order.append(index)
 
-    def keys(self) -> list[tuple[str, int, int]]:
-        """What identifies each access when a later pass is compared with this one."""
+    def keys(self) -> list[tuple[AccessKind, int, int]]:
+        """For each access its kind, tensor and bytes: by these a later pass is compared with this one."""
         return [(kind, index, self.nbytes[index]) for kind, index in zip(self.kinds, self.order, strict=True)]
 
     def finish(self) -> None:
@@ -152,7 +152,7 @@ class Recorder:
         return self.device.elapsed(self.marks)[::2]
 
     def timeline(self) -> Timeline:
-        """The pass as it ran. It has those copies of which the engine knows the times."""
+        """The pass as it ran, with the copies whose times the engine knows."""
         seconds = self.device.elapsed(self.marks)
         spans: list[Span] = []
         held = [(0.0, 0)]
@@ -179,7 +179,9 @@ class Recorder:
             more = [0] * (end + 2)
             for index, nbytes in enumerate(self.nbytes):
                 if self.pinned[index] and not self.foreseen[index]:
-                    more[self.first[index] + 1] += nbytes  # it was counted as LMS's until its end showed whose it is
+                    more[self.first[index] + 1] += (
+                        nbytes  # its end showed that it is the script's; until then it counted as LMS's
+                    )
             other = [now + plus for now, plus in zip(other, accumulate(more), strict=False)]
         tensors = tuple(
             Tensor(

@@ -1,4 +1,4 @@
-"""What LMS uses on a device: its memory, as the limit bounds it, and the engine that empties it."""
+"""The parts of LMS for a device: its memory, as the limit bounds it, and the engine that moves bytes out of it."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ def make_engine(device: torch.device, *, spill_dir: Path | None, host_limit: int
 
 
 def device_for(device: torch.device) -> Device:
-    """What the limit bounds on `device`. Raises UsageError when it is neither a CPU nor a CUDA device.
+    """The memory of `device` that the limit bounds. Raises UsageError when it is neither a CPU nor a CUDA device.
 
     The ranks of one host share its memory evenly if the device is the CPU; each rank has a GPU of its own.
     """

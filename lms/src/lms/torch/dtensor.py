@@ -1,4 +1,4 @@
-"""DTensors: what this rank has of one is a plain tensor, and that can move."""
+"""DTensors: this rank's part of one is a plain tensor, and that can move."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
 
 def local_part(tensor: torch.Tensor) -> torch.Tensor | None:
-    """What this rank has of a DTensor; None if `tensor` is another kind of tensor.
+    """This rank's part of a DTensor; None if `tensor` is another kind of tensor.
 
     It is no plain tensor while a collective that makes it may still be under way (AsyncCollectiveTensor).
     """

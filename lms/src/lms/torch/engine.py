@@ -1,4 +1,4 @@
-"""Engines: where a device's bytes go and how they come back, as tensors."""
+"""Engines: they move a device's bytes to the tier below and back, as tensors."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ _PIECE = 32 << 20  # bytes of one calibration copy
 class Engine(Protocol):
     """Moves flat byte tensors off the device and back. Called under one lock; copies may be waited for outside it."""
 
-    name: str  # where bytes go, in words: "file in /var/tmp", "host"
+    name: str  # the tier in words: "file in /var/tmp", "host"
 
     def offload(self, source: torch.Tensor) -> tuple[Slot, Copy]:
         """Start the copy out of `source` (uint8, one dimension, contiguous, on the device).

@@ -1,16 +1,18 @@
-"""A session's saved-tensor hooks: set on one thread, and out of the way while PyTorch allows none."""
+"""A session's saved-tensor hooks: set on one thread, and taken off while PyTorch allows none."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 
 import torch
 from torch.autograd import graph
 
+from lms.torch.native_hooks import NativeHooks, Pack, Unpack
+
 
 class SavedTensorHooks:
-    """The hooks `pack` and `unpack`, from `set` to `remove`, which come from the same thread.
+    """The native hooks with `pack` and `unpack` behind them, from `set` to `remove`, both called on the same thread.
 
     The transforms of torch.func (grad, vjp, jacrev, hessian) refuse to run while any hooks are set. They ask for that
     with `torch.autograd.graph.disable_saved_tensors_hooks`, and PyTorch offers nothing that is called before it
@@ -18,10 +20,11 @@ class SavedTensorHooks:
     the calling thread, they are taken off for as long as the context is open, and what is saved meanwhile stays.
     """
 
-    def __init__(self, pack: Callable[[torch.Tensor], object], unpack: Callable[[object], torch.Tensor]) -> None:
+    def __init__(self, native: NativeHooks, pack: Pack, unpack: Unpack) -> None:
         # Inside a compiled region Dynamo would compile our own code too, and write into what autograd saves.
-        self._pack = torch.compiler.disable(pack)
-        self._hooks = graph.saved_tensors_hooks(self._pack, torch.compiler.disable(unpack))
+        native.fall_back(torch.compiler.disable(pack), torch.compiler.disable(unpack))
+        self._pack = native.pack
+        self._hooks = graph.saved_tensors_hooks(self._pack, native.unpack)
         self._disable = graph.disable_saved_tensors_hooks
         self._set = False
         self._aside = False

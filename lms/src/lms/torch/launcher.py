@@ -32,9 +32,9 @@ if TYPE_CHECKING:
     from lms.core.plan import Plan
     from lms.torch.session import Session
 
-# What PyTorch reads when it begins to use a GPU.
+# PyTorch reads these when it begins to use a GPU.
 ENVIRONMENT = {
-    # Blocks of any size can be reused for any other, so that what was swapped out is not lost to fragmentation.
+    # Blocks of any size can be reused for any other, so that fragmentation does not eat what swapping frees.
     "PYTORCH_CUDA_ALLOC_CONF": "expandable_segments:True",
 }
 
@@ -42,7 +42,7 @@ OVER_LIMIT = 6  # exit status of a script that succeeded while memory went over 
 
 _NEWS = 1.1  # a plan is announced if it moves so many times the bytes of the last one announced
 
-# What `lms plan` watches. The first pass warms caches and allocators up, and a cycle lies between two steps.
+# How much `lms plan` watches. The first pass warms caches and allocators up, and a cycle lies between two steps.
 STEPS = 2
 PASSES = 2  # complete ones with a backward, whether a step comes or not
 MOST_PASSES = 64  # while an optimizer is there and does not step
@@ -50,7 +50,7 @@ MOST_PASSES = 64  # while an optimizer is there and does not step
 
 @dataclass(frozen=True)
 class Target:
-    """What to run: a script's path (or a folder or archive with __main__.py) or a module's name, and its arguments."""
+    """The program to run: a script (or a folder or archive with __main__.py) or a module's name, and its arguments."""
 
     name: str
     args: tuple[str, ...] = ()
@@ -167,7 +167,7 @@ class _Stop:
     def _check(self, *_: object) -> None:
         import torch
 
-        # What Dynamo traces must not end up in the compiled module.
+        # Dynamo must not compile this into the module.
         if not torch.compiler.is_compiling() and self._seen_enough():
             raise _Enough
 
@@ -199,7 +199,7 @@ def _start(options: Options) -> Session:
 
 
 class _Plans:
-    """Says what each new plan costs, if it moves notably more than those before it; the first one in any case."""
+    """Announces plans and their costs: the first, and each that moves notably more than those before it."""
 
     def __init__(self) -> None:
         self._told = -1  # most bytes out of a plan that was told

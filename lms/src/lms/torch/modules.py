@@ -18,8 +18,8 @@ class ModuleNames:
     No hook is installed on modules: a module call costs what it costs without LMS, and compiled code, which checks the
     hooks that it was compiled with, is not compiled again.
 
-    The qualified names are those of `models`. Other modules are named as parts of the root that is running: the module
-    whose call is the outermost one when the first of its parts is asked for.
+    The qualified names are those of `models`. Other modules are named as parts of the root that is running: the
+    outermost module call when the first of its parts is asked for.
     """
 
     def __init__(self, models: Iterable[Module] = ()) -> None:

@@ -31,7 +31,7 @@ class Mover:
         self._gone: deque[int] = deque()  # bytes of storages that died, on whatever thread held them last
         self._alive: dict[int, weakref.ref[torch.UntypedStorage]] = {}  # saved storages on the device
 
-    # What the stepper asks
+    # For the stepper
 
     def offload(self, record: LiveRecord) -> Copy | None:
         """Start the copy out. A record that was modified in place stays: using it raises an error anyway.

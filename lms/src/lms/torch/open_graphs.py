@@ -1,10 +1,10 @@
-"""Who keeps a graph open: names of variables, for the warning that its saved tensors stay."""
+"""Graphs that stay open when their step is over: their records, and who keeps them."""
 
 from __future__ import annotations
 
 import inspect
 import sys
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import suppress
 from itertools import islice
 from types import FrameType, ModuleType
@@ -12,10 +12,43 @@ from typing import TypeGuard, cast
 
 import torch
 
-_OURS = ("lms", "torch", "importlib")  # whose variables are no user's
+from lms.torch.records import LiveRecord
+from lms.units import format_size
+from lms.warn import warn_script
+
+_OURS = ("lms", "torch", "importlib")  # their variables are no user's
 _MOST = 3  # names that are told
 _OURS_ALONE = 3  # references to a frame's copy of its variables: the frame's, ours and that of the call that counts
 _MOST_ITEMS = 10_000  # of one container that are looked at
+
+
+class OpenGraphs:
+    """The live records of passes that are over, and the one warning about them."""
+
+    def __init__(self) -> None:
+        self.records: set[LiveRecord] = set()
+        self.last_use = 0  # autograd's sequence number when a record was used last
+        self._warning = ""  # the tensors that it is about
+        self._warned = False
+
+    def add(self, records: Sequence[LiveRecord], *, told: bool) -> None:
+        """A pass has left these records behind. `told`: the user knows of them."""
+        self.records.update(records)
+        if not self._warned and not told:
+            tensors = "a tensor" if len(records) == 1 else f"{len(records)} tensors"
+            self._warning = f"{tensors} ({format_size(sum(record.nbytes for record in records))})"
+
+    def warn(self) -> None:
+        """Say once that a graph is kept, and by which variable."""
+        if not self._warning:
+            return
+        tensors, self._warning, self._warned = self._warning, "", True
+        names = " or ".join(holders(self.last_use)) or "a variable that LMS did not find"
+        warn_script(
+            f"an earlier step's graph is still open: {tensors} saved for it stay saved. It is kept by {names}. LMS "
+            "plans without these tensors, and moves them if it needs room. If you do not need the graph, detach or "
+            "delete the variable, and do not pass retain_graph=True"
+        )
 
 
 def sequence_number() -> int:
@@ -24,7 +57,7 @@ def sequence_number() -> int:
 
 
 def holders(before: int) -> list[str]:
-    """Variables that hold a tensor whose graph was made before sequence number `before`: at most three.
+    """Variables that hold a tensor with a graph from before sequence number `before`: at most three.
 
     Looked at are the variables of the running functions, of the main module (a notebook's too) and of the traceback of
     the last exception, with one level of containers and attributes below them.

@@ -14,7 +14,7 @@ class Optimizers:
 
     def __init__(self, given: Iterable[Optimizer]) -> None:
         self._known: list[Optimizer] = []
-        self._first: int | None = None  # the number of the one whose steps are the training's
+        self._first: int | None = None  # the number of the one that counts
         self._hooks: list[RemovableHandle] = []
         self._after_step: Callable[..., None] | None = None
         self.add(given)

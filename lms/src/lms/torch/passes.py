@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 import time
+from collections import defaultdict
 from collections.abc import Callable
 
 from lms.core.guide import Guide, Key
-from lms.core.stepper import State, Stepper
+from lms.core.items import State
+from lms.core.stepper import Stepper
 from lms.core.trace import AccessKind
 from lms.core.turns import Rounds, Turns
 from lms.runtime.finished import Finished
 from lms.runtime.recorder import Label, Recorder
 from lms.torch.mover import Mover
+from lms.torch.native_hooks import Led
 from lms.torch.records import LiveRecord
 
 AT_ONCE = 2  # accesses after its save at which the forward lets go of most records
@@ -37,7 +40,7 @@ class Pass:
         self.turns = Turns(rounds)
         self._choose = choose
         self._forward = True  # no record has been used yet
-        self._kept: list[LiveRecord] = []  # saved by the forward, and held by others since
+        self._shared: list[LiveRecord] = []  # saved by the forward, and held by others since
         self._started = time.perf_counter()
         self._mover = mover
         self._before = mover.counters.copy()
@@ -53,10 +56,9 @@ class Pass:
         """A record is saved for the first time. `describe` is called unless a well-known plan tells the label."""
         guide, label = self.guide, None
         if guide is not None and guide.expects(self.recorder.position, ("write", record.index, record.nbytes)):
-            known = guide.trace.tensors[record.index]
-            record.pinned = known.pinned
+            record.pinned = guide.pinned[record.index]
             if not self.recorder.measure:
-                label = known.module, known.dtype, known.shape
+                label = guide.labels[record.index]
         self.live += 1
         self.recorder.new(record.nbytes, label or describe(), pinned=record.pinned)
         self.stepper.add(record)
@@ -91,10 +93,46 @@ class Pass:
         """The backward needs `record`: make it resident, whatever it takes."""
         if self._forward:
             self._forward = False
-            for kept in self._kept:  # until the forward's end, at least
+            for kept in self._shared:  # until the forward's end, at least
                 self._note_let_go(kept)
-            self._kept.clear()
+            self._shared.clear()
         self.stepper.require(record)
+
+    def take_over(self, led: Led) -> list[LiveRecord]:
+        """Go on with a pass that C++ has led so far; its records. None if the pass is over and was as planned.
+
+        All accesses so far were as planned, so each is made now. If the pass is over, the plan tells what happened.
+        """
+        recorder, guide = self.recorder, self.guide
+        assert guide is not None
+        recorder.marks += led.marks
+        recorder.held += led.held
+        if len(led.tasks) == len(guide.keys) and -1 not in led.freed:
+            recorder.kinds, recorder.order = [key[0] for key in guide.keys], [key[1] for key in guide.keys]
+            recorder.nbytes, recorder.labels, recorder.foreseen = guide.sizes, guide.labels, guide.pinned
+            recorder.freed, recorder.pinned, recorder.let_go = led.freed, led.owned, [None] * len(led.freed)
+            self.stepper.held_peak = led.held_peak
+            return []
+        ends: dict[int, list[int]] = defaultdict(list)
+        for index, position in enumerate(led.freed):
+            ends[position].append(index)
+        records: list[LiveRecord] = []
+        for position in range(len(led.tasks) + 1):
+            for index in ends[position]:
+                self.free(records[index])
+                recorder.pinned[index] = led.owned[index]
+            if position == len(led.tasks):
+                break
+            kind, index, nbytes = guide.keys[position]
+            if kind == "write":
+                records.append(LiveRecord(index, (), nbytes))
+                self.add(records[index], lambda: ("", "", ()))
+            if kind == "read":
+                self.bring(records[index])
+                self.use(records[index], led.tasks[position])
+            else:
+                self.save(records[index])
+        return records
 
     def finish(self) -> Finished:
         """No record is live."""
@@ -114,12 +152,12 @@ class Pass:
     def _look_who_keeps(self, new: LiveRecord) -> None:
         """Note which records the forward let go of since the last save. Moving one earlier would have freed nothing."""
         kept = []
-        for record in self._kept:
+        for record in self._shared:
             if record.state is State.HERE and record.flat is None and record.kept_by_others:
                 kept.append(record)
             else:
                 self._note_let_go(record)
-        self._kept = kept if any(record is new for record in kept) else [*kept, new]
+        self._shared = kept if any(record is new for record in kept) else [*kept, new]
 
     def _note_let_go(self, record: LiveRecord) -> None:
         recorder = self.recorder
@@ -131,7 +169,7 @@ class Pass:
         position = recorder.position
         recorder.access(kind, record.index)
         if guide is not None and recorder.truncated:
-            # What comes now has no number any more, so no plan can be followed.
+            # Accesses have no number from here on, so no plan can be followed.
             self.guide = None
             self.stepper.divert(None)
         elif guide is not None and not guide.expects(position, (kind, record.index, record.nbytes)):

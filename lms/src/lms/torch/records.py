@@ -8,13 +8,11 @@ from collections.abc import Callable
 
 import torch
 
-from lms.core.stepper import Item, State
+from lms.core.items import Item, State
 from lms.memory.slots import Slot
 from lms.runtime.recorder import Recorder
 
 _use_count: Callable[[int], int] = torch._C._storage_Use_Count  # of a storage. PyTorch has no public name for this.
-# A tensor of torch.func (vmap, grad) wraps another and has no memory of its own. No public name either.
-_is_wrapper: Callable[[torch.Tensor], bool] = torch._C._functorch.is_functorch_wrapped_tensor
 
 
 class View:
@@ -26,9 +24,9 @@ class View:
 
     __slots__ = ("alias", "geometry", "version")
 
-    def __init__(self, tensor: torch.Tensor) -> None:
+    def __init__(self, tensor: torch.Tensor, version: int | None = None) -> None:
         self.alias = tensor.detach()
-        self.version = tensor._version
+        self.version = tensor._version if version is None else version
         self.geometry: tuple[torch.dtype, int, torch.Size, tuple[int, ...]] | None = None  # once the storage is away
 
     def vacate(self) -> None:
@@ -57,7 +55,7 @@ class View:
         check_version(self.alias, self.version, size)
 
     def wrap(self, tensor: torch.Tensor) -> torch.Tensor:
-        """What autograd saved, given the plain tensor that holds its bytes."""
+        """The saved tensor, given the plain tensor that holds its bytes."""
         return tensor
 
 
@@ -76,7 +74,7 @@ def check_version(alias: torch.Tensor, version: int, size: torch.Size) -> None:
 
 
 class Origin(weakref.ref[torch.UntypedStorage]):
-    """Dies with the storage that the forward made. One for a record: weak references and closures are not free."""
+    """Dies with the storage that the forward made. One for each record, because weak references cost time."""
 
     __slots__ = ("record", "recorder")
 
@@ -89,13 +87,13 @@ class LiveRecord(Item):
 
     __slots__ = ("flat", "handed", "key", "origin", "root", "slot", "views")
 
-    def __init__(self, index: int, key: tuple[int, ...], storage: torch.UntypedStorage) -> None:
-        super().__init__(index, storage.nbytes())
+    def __init__(self, index: int, key: tuple[int, ...], nbytes: int) -> None:
+        super().__init__(index, nbytes)
         self.key = key
         self.origin: Origin | None = None
         self.root: weakref.ref[torch.Tensor] | None = None  # the DTensor whose version the key has
         self.views: list[View] = []
-        self.slot: Slot | None = None  # where the tier below holds its bytes, or is about to
+        self.slot: Slot | None = None  # in the tier below, once a copy out has started
         self.flat: torch.Tensor | None = None  # its bytes in a storage that LMS made
         self.handed: weakref.ref[torch.Tensor] | None = None  # the tensor that its last use was given
 
@@ -132,7 +130,7 @@ class LiveRecord(Item):
 
 
 class Handle:
-    """What autograd keeps instead of a saved tensor. Its end is the news that the view is not needed any more."""
+    """Autograd keeps this instead of a saved tensor. When it dies, the view is not needed any more."""
 
     __slots__ = ("_ended", "record", "view")
 
@@ -146,13 +144,13 @@ class Handle:
 
 
 class Kept:
-    """What autograd keeps for a tensor that stays where it is: an alias without history, and its version."""
+    """Autograd keeps this for a tensor that stays: an alias without history, and its version."""
 
     __slots__ = ("alias", "version")
 
-    def __init__(self, tensor: torch.Tensor) -> None:
+    def __init__(self, tensor: torch.Tensor, version: int | None = None) -> None:
         self.alias = tensor.detach()
-        self.version = tensor._version
+        self.version = tensor._version if version is None else version
 
     def check(self) -> None:
         """Raise as plain autograd does when the tensor was changed in place since it was saved."""
@@ -171,40 +169,6 @@ class Ended:
         self.queue.append((record, view))
         self.drain()
 
-
-def nbytes_of(tensor: torch.Tensor) -> int:
-    """The bytes that a tensor of any kind holds; 0 if it does not tell."""
-    if type(tensor) in (torch.Tensor, torch.nn.Parameter) and tensor.layout is torch.strided:
-        return 0 if tensor.is_meta else tensor.nbytes
-    try:
-        with torch._C.DisableTorchFunctionSubclass():
-            if tensor.layout is torch.sparse_coo:
-                parts = [tensor._indices(), tensor._values()]
-            elif tensor.layout in (torch.sparse_csr, torch.sparse_bsr):
-                parts = [tensor.crow_indices(), tensor.col_indices(), tensor.values()]
-            elif tensor.layout in (torch.sparse_csc, torch.sparse_bsc):
-                parts = [tensor.ccol_indices(), tensor.row_indices(), tensor.values()]
-            elif hasattr(tensor, "__tensor_flatten__"):
-                parts = [getattr(tensor, name) for name in tensor.__tensor_flatten__()[0]]
-            else:
-                return int(tensor.numel()) * tensor.element_size()
-            return sum(nbytes_of(part) for part in parts if isinstance(part, torch.Tensor))
-    except Exception:  # a subclass may raise anything: a figure must not end a training
-        return 0
-
-
-def movable(tensor: torch.Tensor, device: torch.device) -> bool:
-    """Whether the tensor is plain bytes on `device`.
-
-    Subclasses, sparse, nested, quantised, meta and fake tensors are not, nor lazily conjugated or negated views.
-    """
-    return (
-        (type(tensor) is torch.Tensor or type(tensor) is torch.nn.Parameter)
-        and tensor.device == device
-        and tensor.layout is torch.strided
-        and not tensor.is_quantized
-        and not tensor.is_nested
-        and not tensor.is_conj()
-        and not tensor.is_neg()
-        and not _is_wrapper(tensor)
-    )
+    def note_pass(self) -> None:
+        """A pass that C++ led is over: deal with that, too."""
+        self.drain()

@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import os
-import statistics
 import threading
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable
 from dataclasses import asdict
 from types import TracebackType
-from typing import TypeVar, Unpack
+from typing import Unpack
 
 import torch
 from torch.optim.optimizer import Optimizer
@@ -25,24 +24,23 @@ from lms.runtime import planner
 from lms.runtime.planner import PassPlanner
 from lms.runtime.progress import Progress
 from lms.runtime.recorder import Recorder
-from lms.stats import Stats
-from lms.torch import dtensor, hooks, mover, records, swapper
-from lms.torch.backend import device_for, make_engine, supported
-from lms.torch.dtensor import local_part
+from lms.torch import dtensor, hooks, movable, mover, owners, records, swapper
+from lms.torch.arguments import listed, training_device
+from lms.torch.backend import device_for, make_engine
+from lms.torch.figures import figures
 from lms.torch.hooks import SavedTensorHooks
 from lms.torch.interrupts import Shield
 from lms.torch.modules import ModuleNames
 from lms.torch.optimizers import Optimizers
-from lms.torch.records import Kept, movable
+from lms.torch.pause import Pause
+from lms.torch.records import Kept
 from lms.torch.swapper import SavedTensorSwapper
 from lms.trace import Trace
 from lms.units import format_size
 from lms.warn import warn_script
 
-T = TypeVar("T")
-
-# What must not be left half done, beside opening and closing a session.
-_UNINTERRUPTED = (dtensor, hooks, mover, planner, records, swapper)
+# Code that Ctrl-C must not leave half done, beside opening and closing a session.
+_UNINTERRUPTED = (dtensor, hooks, movable, mover, owners, planner, records, swapper)
 
 _open: Session | None = None  # hooks are one per thread and the device is one per process, so sessions do not nest
 _claiming = threading.Lock()  # held to look at `_open` and take its place
@@ -53,8 +51,8 @@ class Session:
 
     Args:
         model: the module or modules that train; None finds parameters by what they are (leaves that require grad).
-        optimizer: the optimizer or optimizers whose steps are counted; None counts the first that steps. One that is
-            made later: `add_optimizer`.
+        optimizer: the optimizer or optimizers; their steps are counted. None counts the first that steps.
+            `add_optimizer` adds one that is made later.
         limit: most bytes that the device may hold, such as 12_000_000_000, "12GB" or "12GiB". On CUDA the allocator's
             allocated bytes, on a CPU the process's resident set.
         frac: the same as a share of the device's capacity, in (0, 1]; 0.9 when none of limit, frac and budget is given.
@@ -66,7 +64,7 @@ class Session:
         prefetch: accesses that a copy back may start ahead of its use; the plan's choice by default.
         write_ahead: copies out that may be in flight; the plan's choice by default.
         verify: compare a checksum of everything that is swapped when it comes back.
-        device: where the model trains; by default where its parameters are.
+        device: the device of the training; by default that of the model's parameters.
         on_plan: called with each new plan before it is first followed.
 
     Acts on the thread that opens it. Raises UsageError for a wrong argument and for a session inside another.
@@ -82,9 +80,9 @@ class Session:
         **options: Unpack[Given],
     ) -> None:
         self.options = Options.parse(**options)
-        self._models = _listed(model, torch.nn.Module, "model")
-        self._optimizers = Optimizers(_listed(optimizer, Optimizer, "optimizer"))
-        self.torch_device = _device(device, self._models)
+        self._models = listed(model, torch.nn.Module, "model")
+        self._optimizers = Optimizers(listed(optimizer, Optimizer, "optimizer"))
+        self.torch_device = training_device(device, self._models)
         self._on_plan = on_plan
         self._is_open = False
         self._opened = False
@@ -166,18 +164,16 @@ class Session:
         )
         for model in self._models:
             for tensor in (*model.parameters(), *model.buffers()):
-                local = tensor if type(tensor) in (torch.Tensor, torch.nn.Parameter) else local_part(tensor)
-                if local is not None and movable(local, local.device):
-                    self._swapper.stays(local.untyped_storage())
+                self._swapper.movable.never(tensor)
         self.device.reset_peak()
         self._warned = False
         self._pauses = 0  # that are open, one inside another
-        self._hooks = SavedTensorHooks(self._pack, self._unpack)
+        self._hooks = SavedTensorHooks(self._swapper.native, self._pack, self._unpack)
         self._hooks.set()
         self._optimizers.listen(self._after_step)
 
     def close(self) -> None:
-        """Switch LMS off. What is still saved can be used; its memory is given back when the last of it is freed."""
+        """Switch LMS off. Tensors that are still saved stay usable; their memory goes back with the last of them."""
         global _open
         if not self._is_open:
             return
@@ -203,7 +199,7 @@ class Session:
         For trainers that open the session before there is an optimizer. Steps of optimizers that were not given count
         no longer. Raises UsageError for what is no optimizer, and if the session is closed.
         """
-        added = _listed(optimizer, Optimizer, "optimizer")
+        added = listed(optimizer, Optimizer, "optimizer")
         if self._opened and not self._is_open:
             raise UsageError("add_optimizer: this session was closed")
         self._optimizers.add(added)
@@ -211,7 +207,7 @@ class Session:
     def pause(self) -> Pause:
         """A context in which LMS takes on nothing: what is saved inside stays, and steps inside do not count.
 
-        For an evaluation, a log, a second model. What was saved before is used as always and keeps its plan. Memory
+        For an evaluation, a log, a second model. Tensors saved before are used as always and keep their plan. Memory
         that a pause between two steps needs counts in the peak, and ends no training; inside a step it is the step's.
         Pauses may nest. Raises UsageError if the session is not open, or is another thread's.
         """
@@ -221,49 +217,14 @@ class Session:
             raise UsageError("pause the session on the thread that opened it: saved-tensor hooks are thread-local")
         return Pause(self)
 
-    # What it found out
+    # Results
 
     def stats(self) -> dict[str, float | int | None]:
         """The session in figures: seconds and bytes. `docs/python.md` says what each is."""
         self._learn()
-        planner, progress, counters = self._planner, self._planner.progress, self._swapper.counters
         if self._is_open:
-            planner.look()
-        plan, trace, last = planner.plan, planner.trace, planner.last
-        usage = self.engine.usage()
-        stall_out, stall_in = self._stalled()
-        cycle = progress.cycle()
-        stats = Stats(
-            steps=progress.steps,
-            passes=progress.passes,
-            limit=self.limit,
-            budget=plan.budget if plan is not None else self.options.budget,
-            floor=(plan.floor or None) if plan is not None else None,
-            peak=planner.peaks.most,
-            saved=planner.client.wanted,
-            recorded=self._swapper.recorded,
-            held_peak=max(planner.held_peak, self._swapper.stepper.held_peak),
-            largest=trace.largest if trace is not None else 0,
-            swapped_out=counters.out,
-            swapped_in=counters.back,
-            stall_out=stall_out,
-            stall_in=stall_in,
-            host_peak=usage.get("host_peak", 0),
-            file_peak=usage.get("file_peak", 0),
-            misses=self._swapper.stepper.misses,
-            replans=planner.replans,
-            predicted_peak=(plan.forecast.resident_peak or None) if plan is not None else None,
-            predicted_step_time=self._predicted_step_time(),
-            step_time=statistics.median(progress.step_times) if progress.step_times else None,
-            step_busy=cycle.busy if cycle is not None else None,
-            hook_time=counters.hook,
-            **{f"kept_{reason}": nbytes for reason, nbytes in self._swapper.kept.items()},
-        )
-        if last is not None:
-            stats.last_out, stats.last_in = last.counters.out, last.counters.back
-            stats.last_stall_out, stats.last_stall_in = last.counters.stall_out, last.counters.stall_in
-            stats.last_seconds = last.seconds
-        return asdict(stats)
+            self._planner.look()
+        return asdict(figures(self._planner, self._swapper, self.engine.usage(), self._stalled()))
 
     def _stalled(self) -> tuple[float, float]:
         """Seconds that the computation has waited for copies out, and for copies back."""
@@ -272,12 +233,6 @@ class Session:
             return self.engine.stalled()
         counters = self._swapper.counters
         return counters.stall_out, counters.stall_in
-
-    def _predicted_step_time(self) -> float | None:
-        planner = self._planner
-        if planner.plan is None or planner.trace is None:
-            return None
-        return planner.progress.cycled(planner.trace).step_seconds(planner.plan.forecast.seconds)
 
     @property
     def trace(self) -> Trace | None:
@@ -291,13 +246,13 @@ class Session:
 
     @property
     def plan(self) -> Plan | None:
-        """What was decided and why; None before the first complete pass."""
+        """The decisions and their reasons; None before the first complete pass."""
         self._learn()
         return self._planner.plan
 
     @property
     def timeline(self) -> Timeline | None:
-        """The last complete pass whose times were taken, as it ran; None before there is one."""
+        """The last complete pass that was timed, as it ran; None before there is one."""
         self._learn()
         last = self._planner.last_timed
         return last.recorder.timeline() if last is not None else None
@@ -335,7 +290,7 @@ class Session:
                 bound += f", which each of {ranks} ranks has of this host"
         return f"swapping {', '.join(options.swap)} from {self.device.name} to {self.engine.name}: {bound}"
 
-    # What others call
+    # Callbacks
 
     def _pack(self, tensor: torch.Tensor) -> object:
         if self._pauses:
@@ -390,7 +345,7 @@ class Session:
         own_thread, progress = threading.get_ident() == self._thread, self._planner.progress
         if not own_thread:
             self._warn_of_thread(f"an optimizer steps on thread {threading.current_thread().name!r}")
-        elif progress.steps == 1 and not self._swapper.recorded and not any(self._swapper.kept.values()):
+        elif progress.steps == 1 and not self._swapper.recorded and not any(self._swapper.movable.stayed.values()):
             # The first step may be one without a training, to make the optimizer's state.
             self._warn_of_thread("an optimizer steps again, and nothing was saved for a backward on this thread")
         clocked = own_thread and not self.engine.capturing()
@@ -401,28 +356,6 @@ class Session:
         # On a GPU the host's work runs beside the device's.
         hooks = self._swapper.counters.hook if self.torch_device.type == "cpu" else 0.0
         return hooks + sum(self._stalled())
-
-
-class Pause:
-    """What `Session.pause` returns."""
-
-    def __init__(self, session: Session) -> None:
-        self._session = session
-        self._between = False  # it begins between two passes
-
-    def __enter__(self) -> None:
-        session = self._session
-        self._between = not session._pauses and session._swapper.between_passes
-        if self._between:
-            session._note()
-            session._planner.peaks.pause()
-        session._pauses += 1
-
-    def __exit__(self, *_: object) -> None:
-        session = self._session
-        session._pauses -= 1
-        if self._between and session._is_open:
-            session._planner.peaks.resume()
 
 
 _OPENING = (Session.__enter__, Session.open, Session._claim, Session._acquire, Session._switch_on)
@@ -457,32 +390,3 @@ def _after_fork() -> None:
 
 
 os.register_at_fork(after_in_child=_after_fork)
-
-
-def _listed(given: T | Iterable[T] | None, kind: type[T], argument: str) -> list[T]:
-    items: list[object]
-    if given is None:
-        items = []
-    elif isinstance(given, kind) or not isinstance(given, Iterable):
-        items = [given]
-    else:
-        items = list(given)
-    found = [item for item in items if isinstance(item, kind)]
-    if len(found) < len(items):
-        wrong = next(item for item in items if not isinstance(item, kind))
-        raise UsageError(f"{argument}: expected a {kind.__name__} or several, found {type(wrong).__name__}")
-    return found
-
-
-def _device(given: str | torch.device | None, models: Sequence[torch.nn.Module]) -> torch.device:
-    """Where the training happens: as given, or where the first parameter is, or the GPU when there is one."""
-    parameter = next((p for model in models for p in model.parameters()), None)
-    if given is not None:
-        device = torch.device(given)
-    elif parameter is not None:
-        device = parameter.device
-    else:
-        device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
-    if str(supported(device)) == "cuda":  # whichever is current
-        return torch.device("cuda", torch.cuda.current_device())
-    return device

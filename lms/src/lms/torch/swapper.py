@@ -8,34 +8,29 @@ from collections import deque
 from collections.abc import Callable
 from threading import get_ident
 from time import perf_counter
+from typing import cast
 
 import torch
 
 from lms.core.guide import Guide, Key
-from lms.core.stepper import State, Stepper
+from lms.core.items import State
+from lms.core.stepper import Stepper
 from lms.core.turns import Rounds
 from lms.errors import LMSError
 from lms.runtime.finished import Finished
 from lms.runtime.recorder import Recorder
 from lms.torch.cuda.streams import Stream
-from lms.torch.dtensor import DTensorView, local_part
+from lms.torch.dtensor import DTensorView
 from lms.torch.engine import Engine
+from lms.torch.movable import Movable
 from lms.torch.mover import Mover
-from lms.torch.open_graphs import holders, sequence_number
+from lms.torch.native_hooks import Led, Saved, native_hooks
+from lms.torch.open_graphs import OpenGraphs, sequence_number
+from lms.torch.owners import Owners
 from lms.torch.passes import Pass
-from lms.torch.records import Ended, Handle, Kept, LiveRecord, Origin, View, movable, nbytes_of
-from lms.units import format_size
-from lms.warn import warn_script
+from lms.torch.records import Ended, Handle, Kept, LiveRecord, View
 
 LANES = "lms-"  # how the names of the copying threads begin
-REASONS = ("parameters", "small", "owned", "types", "device", "stream", "capture")  # why saved bytes stay: lms.stats
-_WARNINGS = {
-    "stream": "a tensor was saved on another CUDA stream than the one on which its pass began: LMS swaps what that one "
-    "saves, and the rest stays on the device",
-    "capture": "a CUDA graph is captured: what is saved meanwhile stays on the device, because a replay of the graph "
-    "uses the same addresses and calls no hooks",
-}
-
 # The backward that runs on this thread, -1 if none does. PyTorch has no public name for this.
 _graph_task: Callable[[], int] = torch._C._current_graph_task_id
 
@@ -62,14 +57,10 @@ class SavedTensorSwapper:
         budget: Callable[[int], int],
         module: Callable[[], str],
     ) -> None:
-        self.device = device
-        self.min_size = min_size
         self.mover = Mover(engine, device)
         self.stepper: Stepper[LiveRecord] = Stepper(self.mover, room=budget, write_ahead=write_ahead)
         self.counters = self.mover.counters
-        self.live = 0  # records that autograd holds a handle on
         self.recorded = 0  # bytes of all records but those that count as `owned`
-        self.kept = dict.fromkeys(REASONS, 0)  # bytes that were saved and stay, each time that they are saved
         self.active = True
         self.finished: deque[Finished] = deque(maxlen=8)
         self._begin_pass = begin
@@ -82,17 +73,15 @@ class SavedTensorSwapper:
         self._ended.drain = torch.compiler.disable(self._drain_if_free)  # as the hooks: see the session
         self._pass: Pass | None = None
         self._stream: Stream | None = None  # the one that computed when the pass began
-        self._warned: set[str] = set()
         self._copies: dict[int, bool] = {}  # whether the thread with this number copies
-        self._unjudged: deque[tuple[Recorder, LiveRecord]] = deque()  # died, and may be kept by the script
-        self._left: set[LiveRecord] = set()  # live records of passes that are over
-        self._left_open = ""  # what is to be said of them
-        self._told_of_left = False
+        self._open = OpenGraphs()
         self._rounds = Rounds()
         self._abandoned = False
-        self._last_use = 0  # autograd's sequence number at the last use
         self._by_key: dict[tuple[int, ...], LiveRecord] = {}
-        self._stays: dict[int, weakref.ref[torch.UntypedStorage]] = {}  # parameters and buffers
+        self._owners = Owners(self.mover, self._by_key)
+        self._live = 0  # records that autograd holds a handle on, those of C++ left out
+        self.movable = Movable(device, min_size)
+        self.native = native_hooks(device, min_size, self.movable.stay, self._ended.note_pass)
 
     @property
     def between_passes(self) -> bool:
@@ -102,28 +91,31 @@ class SavedTensorSwapper:
     @property
     def held(self) -> int:
         """Bytes of records that LMS keeps on the device, copies in flight included."""
-        return self.stepper.held
+        return self.stepper.held + self.native.held
+
+    @property
+    def live(self) -> int:
+        """Records that autograd holds a handle on."""
+        return self._live + self.native.live
 
     def _clock(self) -> float:
         """A clock that stands still while a copy is waited for. (The processor's own costs a system call.)"""
         counters = self.counters
         return perf_counter() - counters.stall_out - counters.stall_in
 
-    # What autograd calls
+    # For autograd
 
-    def pack(self, tensor: torch.Tensor) -> Handle | Kept:
-        """What autograd is to keep instead of `tensor`."""
+    def pack(self, tensor: torch.Tensor) -> Handle | Kept | Saved:
+        """The object that autograd is to keep instead of `tensor`."""
         if not self.active:
             return Kept(tensor)
         began = self._clock()
-        kind = type(tensor)
-        local = tensor if kind is torch.Tensor or kind is torch.nn.Parameter else local_part(tensor)
-        storage = "types" if local is None else self._movable_storage(tensor, local)
-        if isinstance(storage, str):
-            kept = self._keep(tensor, storage)
+        found = self.movable.storage(tensor)
+        if isinstance(found, str):
+            kept = self.movable.kept(tensor, found)
             self.counters.hook += self._clock() - began
             return kept
-        assert local is not None
+        local, storage = found
         with self._lock:
             packed = self._pack(tensor, local, storage)
         if packed is None:
@@ -141,14 +133,16 @@ class SavedTensorSwapper:
         if self._ended.queue:
             self._drain_if_free()
         if isinstance(packed, str):
-            self._warn_once(packed)
-            return self._keep(tensor, packed)
-        if self._left_open:
-            self._warn_of_open_graph()
+            return self.movable.kept(tensor, packed)
+        self._open.warn()
         return packed
 
-    def unpack(self, packed: Handle | Kept) -> torch.Tensor:
+    def unpack(self, packed: Handle | Kept | Saved) -> torch.Tensor:
         """The saved tensor, bit for bit. Raises as plain autograd does when it was changed in place since."""
+        if not isinstance(packed, (Handle, Kept)):
+            with self._lock:
+                self._take_over()
+            packed = cast("Handle | None", packed.handle) or Kept(packed.alias, packed.version)
         if isinstance(packed, Kept):
             packed.check()
             return packed.alias
@@ -166,65 +160,36 @@ class SavedTensorSwapper:
             self._drain_if_free()
         return tensor
 
-    def stays(self, storage: torch.UntypedStorage) -> None:
-        """Never move this storage: a parameter's, a buffer's."""
-        key = storage._cdata
-        forget = self._stays
-        self._stays[key] = weakref.ref(storage, lambda _: forget.pop(key, None))
-
     def step(self, optimizer: int) -> None:
         """The optimizer with this number has stepped."""
         with self._lock:
+            self._take_over()
             self._rounds.step(optimizer)
 
     def abandon(self) -> None:
         """In a forked child: take on nothing more, and wait for no copy, because who copies stayed in the parent."""
-        self.active = False
+        self.active = self.native.open = False
         self._abandoned = True
 
     def stop(self, then: Callable[[], None]) -> None:
         """Take on nothing more; `then` is called as soon as no record is live."""
-        self.active = False
+        self.active = self.native.open = False
         with self._lock:
+            self._take_over()
             self._drain()
             self.stepper.give_up()
-            idle = self.live == 0
+            idle = self._live == 0
             if not idle:
                 self._when_idle = then
         if idle:
             then()
 
-    def _keep(self, tensor: torch.Tensor, reason: str) -> Kept:
-        self.kept[reason] += nbytes_of(tensor)
-        return Kept(tensor)
-
     def judge(self) -> None:
-        """Find out which storages the script keeps, of those that a backward worked on when their records died."""
-        while self._unjudged:
-            self._judge(*self._unjudged.popleft())
-
-    def _judge(self, recorder: Recorder, record: LiveRecord) -> None:
-        storage = record.origin() if record.origin is not None else None
-        at_work = record.handed is not None and record.handed() is not None
-        recorder.pinned[record.index] = storage is not None and not at_work
-        if storage is not None and not at_work:
-            self.mover.uncount(storage)
-
-    def _warn_once(self, reason: str) -> None:
-        """Say once, for each of these reasons, what stays."""
-        if reason not in self._warned:
-            self._warned.add(reason)
-            warn_script(_WARNINGS[reason])
-
-    def _warn_of_open_graph(self) -> None:
-        """Say once that a graph is kept, and by which variable."""
-        what, self._left_open, self._told_of_left = self._left_open, "", True
-        names = " or ".join(holders(self._last_use)) or "a variable that LMS did not find"
-        warn_script(
-            f"an earlier step's graph is still open: {what} saved for it stay saved. It is kept by {names}. LMS plans "
-            "without these tensors, and moves them if it needs room. If you do not need the graph, detach or delete "
-            "the variable, and do not pass retain_graph=True"
-        )
+        """Find out which storages the script keeps, so that all figures are complete; those of C++, too."""
+        with self._lock:
+            self._take_over()
+        self._count_native()
+        self._owners.judge()
 
     # Inside the lock
 
@@ -234,10 +199,11 @@ class SavedTensorSwapper:
         local: torch.Tensor,
         storage: torch.UntypedStorage,
         beginning: tuple[Guide | None, Recorder] | None = None,
-    ) -> Handle | str | None:
+    ) -> Handle | Saved | str | None:
         """A handle, or why the tensor stays. None: a pass begins, and `beginning` has to be found first."""
         if self.mover.engine.capturing():
             return "capture"  # the graph's kernels will run again with these addresses, and without our hooks
+        self._take_over()
         self._drain()
         self.stepper.settle()
         self.stepper.drop_due()
@@ -250,9 +216,11 @@ class SavedTensorSwapper:
         run = self._pass
         if run is None:
             if beginning is None:
-                self.mover.recount(self._left)
+                self.mover.recount(self._open.records)
                 return None
             run = self._begin(*beginning)
+            if local is tensor and (saved := self._lead(run, tensor)) is not None:
+                return saved
         run.recorder.enter()
         key: tuple[int, ...] = (storage._cdata, local._version)
         root: torch.Tensor | None = None
@@ -275,15 +243,16 @@ class SavedTensorSwapper:
         return handle
 
     def _unpack(self, packed: Handle) -> torch.Tensor:
+        self._take_over()
         self._drain()
         self.stepper.settle()
         self.stepper.drop_due()
         record, view = packed.record, packed.view
-        run = None if record in self._left else self._pass
+        run = None if record in self._open.records else self._pass
         if run is None:
             self.stepper.require(record)
         else:
-            self._last_use = sequence_number()
+            self._open.last_use = sequence_number()
             run.recorder.enter()
             run.bring(record)
         if record.flat is not None:
@@ -303,10 +272,7 @@ class SavedTensorSwapper:
             if self._by_key.get(record.key) is record:
                 del self._by_key[record.key]
             self.stepper.leave_behind(record)
-        self._left.update(left)
-        if not self._told_of_left and not run.recorder.truncated:
-            tensors = "a tensor" if len(left) == 1 else f"{len(left)} tensors"
-            self._left_open = f"{tensors} ({format_size(sum(record.nbytes for record in left))})"
+        self._open.add(left, told=run.recorder.truncated)
         self._pass = None
         self.finished.append(run.finish())
 
@@ -315,57 +281,71 @@ class SavedTensorSwapper:
         self._pass = Pass(self.stepper, self.mover, recorder, guide, choose=self._choose, rounds=self._rounds)
         return self._pass
 
-    def _movable_storage(self, tensor: torch.Tensor, local: torch.Tensor) -> torch.UntypedStorage | str:
-        """The storage of `local`, which holds the tensor's bytes; or why it has to stay."""
-        if not movable(local, self.device):
-            return "types" if local.device == self.device else "device"
-        try:
-            storage = local.untyped_storage()
-        except (NotImplementedError, RuntimeError):
-            return "types"  # a wrapper without memory of its own
-        if storage.nbytes() < self.min_size:
-            return "small"
-        return "parameters" if self._must_stay(tensor, storage) else storage
-
-    def _must_stay(self, tensor: torch.Tensor, storage: torch.UntypedStorage) -> bool:
-        known = self._stays.get(storage._cdata)
-        if known is not None and known() is storage:
-            return True
-        base = tensor._base if tensor._base is not None else tensor
-        if base.is_leaf and base.requires_grad:
-            self.stays(storage)
-            return True
-        return False
-
     def _new(self, run: Pass, key: tuple[int, ...], tensor: torch.Tensor, storage: torch.UntypedStorage) -> LiveRecord:
         index = len(run.records)
-        record = LiveRecord(index, key, storage)
-        record.origin = origin = Origin(storage, self._storage_died)
-        origin.record, origin.recorder = record, run.recorder
+        record = LiveRecord(index, key, storage.nbytes())
+        origin = self._owners.watch(record, run.recorder, storage)
         run.add(record, lambda: (self._module(), str(tensor.dtype).removeprefix("torch."), tuple(tensor.shape)))
         self._by_key[key] = record
-        self.live += 1
+        self._live += 1
         if record.pinned:
-            self.kept["owned"] += record.nbytes
+            self.movable.stayed["owned"] += record.nbytes
         else:
             self.recorded += record.nbytes
             self.mover.count_present(origin, key[0], record.nbytes)
         return record
 
-    def _storage_died(self, origin: weakref.ref[torch.UntypedStorage]) -> None:
-        """Note that a storage is gone that the forward made.
+    # Passes that C++ leads
 
-        Runs on whatever thread held the storage last, so without the lock. Before the address can serve another
-        storage, the record must not be found by it any more.
-        """
-        assert isinstance(origin, Origin)
-        record, recorder = origin.record, origin.recorder
-        del origin.record, origin.recorder  # record and origin hold each other
-        if self._by_key.get(record.key) is record:
-            self._by_key.pop(record.key, None)
-        if record.let_go and record.index >= 0:
-            recorder.let_go[record.index] = recorder.position
-        self.mover.storage_died(origin, record.key[0], record.nbytes)
+    def _lead(self, run: Pass, tensor: torch.Tensor) -> Saved | None:
+        """Have C++ lead the pass that begins with `tensor`, if it will need no decision."""
+        guide, recorder = run.guide, run.recorder
+        nothing_moves = guide is not None and not (guide.course.starts or self._open.records) and self.stepper.is_idle
+        # On a GPU each access looks at the stream, and the host's clock says nothing.
+        if not nothing_moves or recorder.measure or self._stream is not None:
+            return None
+        assert guide is not None
+        return self.native.lead(tensor, guide.codes, list(guide.course.cap), guide.sizes, guide.pinned, recorder.timed)
+
+    def _take_over(self) -> None:
+        """If C++ leads the pass, take it over: to go on with it, or to finish it."""
+        run = self._pass
+        if run is None or not self.native.leading:
+            return
+        led = Led(*self.native.take())
+        self._count_native()
+        self._open.last_use = led.last_use or self._open.last_use
+        recorder, records = run.recorder, run.take_over(led)
+        for nbytes, pinned in zip(recorder.nbytes, recorder.foreseen, strict=True):
+            if pinned:
+                self.movable.stayed["owned"] += nbytes
+            else:
+                self.recorded += nbytes
+        for index, key, storage, handed, saved in led.open:
+            record = records[index] if records else LiveRecord(index, key, recorder.nbytes[index])
+            record.key = key
+            record.handed = weakref.ref(handed) if handed is not None else None
+            if storage is not None:
+                self._owners.watch(record, recorder, storage)
+            if not saved:
+                self._owners.unjudged.append((recorder, record))
+                continue
+            self._by_key[key] = record
+            self._live += 1
+            for one in saved:
+                view = View(one.alias, one.version)
+                record.views.append(view)
+                one.handle = Handle(record, view, self._ended)
+        if run.live == 0:
+            self._pass = None
+            self.finished.append(run.finish())
+
+    def _count_native(self) -> None:
+        native = self.native
+        self.counters.hook += native.seconds
+        self.movable.stayed["small"] += native.small
+        self.movable.stayed["parameters"] += native.parameters
+        native.seconds, native.small, native.parameters = 0.0, 0, 0
 
     # Ends of handles
 
@@ -379,9 +359,11 @@ class SavedTensorSwapper:
             return  # the collector ran on a thread that copies; what it would wait for, only that thread can do
         if self._ended.queue and self.mover.engine.capturing():
             return  # events must not be asked for while a CUDA graph is captured; the next access deals with them
-        while self._ended.queue and self._lock.acquire(blocking=False):
+        while (self._ended.queue or self.native.over) and self._lock.acquire(blocking=False):
             began = self._clock()
             try:
+                if self.native.over:
+                    self._take_over()
                 self._drain()
                 self.counters.hook += self._clock() - began
             finally:
@@ -402,29 +384,20 @@ class SavedTensorSwapper:
         run = self._pass
         if self._by_key.get(record.key) is record:
             del self._by_key[record.key]
-        if record in self._left:
-            self._left.remove(record)
+        if record in self._open.records:
+            self._open.records.remove(record)
             self.stepper.free(record)
         else:
             assert run is not None
-            self._end(run, record)
-        self.live -= 1
+            copying = record.departure is not None
+            run.free(record)
+            if not copying:
+                self._owners.ended(run.recorder, record)
+        self._live -= 1
         if run is not None and run.live == 0:
             self._pass = None
             self.finished.append(run.finish())
-        if self.live == 0 and self._when_idle is not None:
+        if self._live == 0 and self._when_idle is not None:
             self._when_idle()
         if not self.active:
             self.stepper.give_up()  # no further call will settle what is in flight
-
-    def _end(self, run: Pass, record: LiveRecord) -> None:
-        """Take note of who keeps the record's storage, if LMS and autograd have let go of it."""
-        copying = record.departure is not None
-        run.free(record)
-        if copying or record.origin is None:
-            return
-        if record.handed is not None and record.handed() is not None:
-            # Or the backward has it still: compiled code lets go of what autograd saved before it works on it.
-            self._unjudged.append((run.recorder, record))
-        else:
-            self._judge(run.recorder, record)

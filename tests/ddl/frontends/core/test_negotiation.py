@@ -15,7 +15,7 @@ from ddl.frontends.core.negotiation import Begun, Negotiator
 
 
 class Late(Exception):
-    """What a handler of signals raises."""
+    """Raised by a signal handler."""
 
 
 class SoleRounds:

@@ -13,7 +13,7 @@ OBJECTS = ({"step": 3, "name": "b" * 1000}, None)
 
 
 class Ranks:
-    """What two ranks bring to each call."""
+    """The input of two ranks to each call."""
 
     def __init__(self) -> None:
         self._barrier = threading.Barrier(2, timeout=20)

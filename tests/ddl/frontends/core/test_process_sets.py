@@ -1,4 +1,4 @@
-"""Who is where, by Horovod's names, on hosts with different numbers of ranks."""
+"""Ranks and hosts, by Horovod's names, on hosts with different numbers of ranks."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What two ranks, which are threads, learn of each other's announcements, and how."""
+"""Rounds of two ranks, which are threads: what each learns of the other's announcements."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ class Messages:
         return np.stack(self._exchange(comm.rank, mine))
 
     def round(self, *batches: Batch) -> list[tuple[list[Batch], Batch]]:
-        """What each rank has of a round in which it brings its batch."""
+        """The result of a round on each rank, with its batch."""
 
         def take_part(rank: int, mine: Batch) -> tuple[list[Batch], Batch]:
             comm = SimpleNamespace(rank=rank, size=2, handle=rank)

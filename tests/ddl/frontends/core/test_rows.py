@@ -11,7 +11,7 @@ def test_the_first_ranks_keep_one_row_more() -> None:
 def test_an_alltoall_without_splits_sends_equal_parts() -> None:
     assert rows.splits_of(None, 6, 3) == [2, 2, 2]
     assert rows.splits_of((1, 0, 5), 6, 3) == [1, 0, 5]
-    with pytest.raises(ValueError, match="5 rows cannot be parted equally over 3 ranks: give splits"):
+    with pytest.raises(ValueError, match="5 rows cannot be divided equally among 3 ranks: give splits"):
         rows.splits_of(None, 5, 3)
 
 

@@ -1,7 +1,7 @@
-"""What ranks announce before they begin a call, and which calls all of them have announced.
+"""Announcements: the calls that each rank is ready to make, and which of them all ranks have announced.
 
-Pure: no messages, no clock. Every rank keeps such a table and is given the same announcements in the same rounds. So
-all tables are the same, and all ranks begin their calls in one order, whatever order each announced them in.
+Pure: no messages, no clock. Every rank keeps such a table, which gets the same announcements in the same rounds. So all
+tables are equal, and all ranks begin their calls in one order, whatever the order in which each rank announced them.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from typing import NamedTuple
 
 from ddl.errors import DDLError, MismatchError, RankTimeoutError, UnsupportedError
 
-JOIN, WITHDRAW = "join", "withdraw"  # kinds that are no collectives
+JOIN, WITHDRAW = "join", "withdraw"  # kinds that are not collectives
 
 # The first dimension of their tensors may differ from rank to rank.
 _UNEVEN = ("allgather", "alltoall")
@@ -27,9 +27,9 @@ class Announcement(NamedTuple):
     """A call that a rank is ready to make."""
 
     kind: str  # "allreduce"
-    key: str  # what calls are matched by: "allreduce 'a'", or "#5", the fifth call without a name
-    tensors: _Tensors = ()  # their types and shapes
-    terms: str = ""  # what else must be the same on every rank: "Sum", "root 0"
+    key: str  # calls are matched by it: "allreduce 'a'", or "#5", the fifth call without a name
+    tensors: _Tensors = ()  # types and shapes
+    terms: str = ""  # other values that must be the same on every rank: "Sum", "root 0"
     per_rank: tuple[int, ...] = ()  # numbers that may differ
 
     def __str__(self) -> str:
@@ -41,13 +41,13 @@ class Announcement(NamedTuple):
         return f"{what} ({inner})" if inner else what
 
 
-# What a rank announces in one round, in its order; () if it has nothing to say. A JOIN or WITHDRAW comes alone: a call
-# that the rank makes after it belongs to a later round.
+# A rank's announcements in one round, in order; () if it has none. A JOIN or WITHDRAW comes alone: later calls of the
+# rank belong to a later round.
 Batch = tuple[Announcement, ...]
 
 
 class Outcome(NamedTuple):
-    """What has become of a call: every rank may begin it, or it ends with the error, on each rank of `announced`."""
+    """The fate of a call: every rank may begin it, or it ends with `error` on each rank of `announced`."""
 
     key: str
     announced: Mapping[int, Announcement]  # by rank
@@ -58,8 +58,8 @@ def digest(batch: Batch) -> tuple[int, int]:
     """Two numbers of 63 bits that differ if the batches differ. Both are 0 for the empty batch."""
     if not batch:
         return 0, 0
-    # Calls without a name have a new key each time, but the contents of a training's calls come again: they are hashed
-    # once. The separator is in no UTF-8, and a content has a fixed length, so only equal batches have equal parts.
+    # Calls without a name have a new key each time, but the same contents come again in each step and are hashed once.
+    # UTF-8 never has the separator, and a content's hash has a fixed length, so only equal batches have equal parts.
     parts = [_SEPARATOR.join((its.key.encode(), _content(its.kind, *its[2:]))) for its in batch]
     number = int.from_bytes(hashlib.blake2b(b"".join(parts), digest_size=16).digest(), "little")
     return number & (2**63 - 1), number >> 65
@@ -74,12 +74,12 @@ def _content(kind: str, tensors: _Tensors, terms: str, per_rank: tuple[int, ...]
 
 
 def encode(batch: Batch) -> bytes:
-    """The bytes that are sent for it."""
+    """The bytes of a batch for sending."""
     return json.dumps(batch).encode()
 
 
 def size_of(its: Announcement) -> int:
-    """Bytes that it takes in what `encode` makes, at most."""
+    """An upper bound on its bytes in the output of `encode`."""
     return len(json.dumps(its.key)) + _size_without_key(its.kind, *its[2:])
 
 
@@ -89,7 +89,7 @@ def _size_without_key(kind: str, tensors: _Tensors, terms: str, per_rank: tuple[
 
 
 def decode(content: bytes) -> Batch:
-    """The batch that `encode` made these bytes of."""
+    """The inverse of `encode`."""
     return tuple(
         Announcement(kind, key, tuple((dtype, tuple(shape)) for dtype, shape in tensors), terms, tuple(per_rank))
         for kind, key, tensors, terms, per_rank in json.loads(content)
@@ -97,20 +97,20 @@ def decode(content: bytes) -> Batch:
 
 
 class Table:
-    """What `ranks` (by their numbers among all) have announced. Within it a rank is a number from 0 to len(ranks)."""
+    """The announcements of `ranks`, given by their numbers in the job. Inside the table ranks are counted from 0."""
 
     def __init__(self, ranks: Sequence[int]) -> None:
         self._ranks = ranks
         self._rounds = 0
-        self.waiting: dict[str, dict[int, Announcement]] = {}  #: by key: calls that a rank has not announced yet
+        self.waiting: dict[str, dict[int, Announcement]] = {}  #: by key: calls that some rank has not announced yet
         self._last: dict[int, Announcement] = {}  # of each rank
-        self._joined: dict[int, tuple[int, int, int]] = {}  # of each: what `last_to_join` compares
-        # By key: how many calls were given up that each rank had not announced. It may be late, and still make them.
+        self._joined: dict[int, tuple[int, int, int]] = {}  # of each: the values that `last_to_join` compares
+        # By key, for each rank: how many calls were given up that it had not announced. It may still make them late.
         self._given_up: dict[str, Counter[int]] = {}
-        self._miscounted = ""  # why calls without a name, which are counted, cannot be matched any more
+        self._miscounted = ""  # why calls without a name, which are matched by counting, cannot be matched any more
 
     def take(self, said: Sequence[Batch]) -> list[Outcome]:
-        """A round: what each rank said in it. Returns what is to be done now, in this order."""
+        """Take in a round: each rank's batch. Returns the calls to begin or to end now, in this order."""
         self._rounds += 1
         first = said[0]
         if first and not self._joined and _all_same(said) and not any(map(self._is_special, first)):
@@ -128,15 +128,15 @@ class Table:
                     outcomes += self._announced(rank, its)
         outcomes += self._ready()
         for key, rank in withdrawals:
-            # Not if its last rank has called it just now, or another has withdrawn it before: then this is the next.
+            # Only if this rank still waits: the last rank may just have called it, or another rank withdrawn it.
             if rank in self.waiting.get(key, {}):
                 outcomes += self._uncounted(key) if key.startswith("#") else [self._withdrawn(key)]
         return outcomes
 
     def last_to_join(self) -> int | None:
-        """None until every rank has joined; then the one that was the last, and all may make calls again.
+        """The last rank to join, once every rank has joined (all may then make calls again); None before.
 
-        That is the one which has announced the most calls, or, of several, which joined in the latest round.
+        It is the rank that announced the most calls; among equals, the one that joined in the latest round.
         """
         if len(self._joined) < len(self._ranks):
             return None
@@ -147,7 +147,7 @@ class Table:
         return last
 
     def missing(self, key: str) -> list[int]:
-        """Ranks that have neither announced a call nor joined."""
+        """The ranks that have neither announced a call nor joined."""
         announced = self.waiting[key]
         return [rank for rank in range(len(self._ranks)) if rank not in announced and rank not in self._joined]
 
@@ -163,7 +163,7 @@ class Table:
         return "; ".join([named, *lasts])
 
     def _is_special(self, its: Announcement) -> bool:
-        """Whether more than what the ranks say in this round decides what becomes of it."""
+        """Whether its fate depends on more than this round."""
         return (
             its.kind in (JOIN, WITHDRAW)
             or its.key in self._given_up
@@ -171,7 +171,7 @@ class Table:
         )
 
     def _announced(self, rank: int, its: Announcement) -> list[Outcome]:
-        """A rank has announced a call. Returns how it ends, if it does not wait for other ranks."""
+        """Take in a rank's announcement. Returns how the call ends, if it need not wait for other ranks."""
         self._last[rank] = its
         if self._miscounted and its.key.startswith("#"):
             return [Outcome(its.key, {rank: its}, RankTimeoutError(self._miscounted))]
@@ -191,7 +191,7 @@ class Table:
         return Outcome(key, announced, error)
 
     def _uncounted(self, key: str) -> list[Outcome]:
-        """The end of all calls without a name: a late call and one that was left out cannot be told apart."""
+        """End all calls without a name: a late call and a call that was left out look the same."""
         announced = self.waiting[key]
         self._miscounted = (
             f"{self._names(list(announced))} called {next(iter(announced.values()))} and waited longer than "
@@ -205,7 +205,7 @@ class Table:
         return self._given_up.get(key, Counter())[rank] > 0
 
     def _late(self, rank: int, its: Announcement) -> Outcome:
-        """A call that the others have given up: it must not meet their next one."""
+        """End a call that the others have given up: it must not be matched with their next one."""
         owed = self._given_up[its.key]
         owed[rank] -= 1
         if not any(owed.values()):
@@ -254,7 +254,7 @@ class Table:
         return f"rank {self._ranks[rank]}"
 
     def _names(self, ranks: list[int]) -> str:
-        """Of one: "rank 1"; of several: "ranks 1, 2"."""
+        """`rank 1`, or `ranks 1, 2`."""
         shown = [str(self._ranks[rank]) for rank in ranks[:8]] + (["..."] if len(ranks) > 8 else [])
         return f"rank{'s' if len(ranks) > 1 else ''} {', '.join(shown)}"
 

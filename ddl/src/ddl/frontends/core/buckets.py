@@ -1,15 +1,15 @@
-"""Which gradients travel together. Pure: sizes go in, lists of numbers come out."""
+"""Buckets: which gradients travel together. Pure: from sizes to lists of numbers."""
 
 from __future__ import annotations
 
 import itertools
 from collections.abc import Hashable, Mapping, Sequence
 
-DEFAULT_BYTES = 25 << 20  # as DistributedDataParallel's: large enough to be fast, small enough to begin early
+DEFAULT_BYTES = 25 << 20  # as in DistributedDataParallel: large enough to be fast, small enough to begin early
 
 
 def limit_of(environment: Mapping[str, str]) -> int:
-    """The most bytes of a bucket: HOROVOD_FUSION_THRESHOLD, if that is set; 0 parts all. Raises ValueError."""
+    """The most bytes of a bucket: HOROVOD_FUSION_THRESHOLD if set; 0: one gradient a bucket. Raises ValueError."""
     text = environment.get("HOROVOD_FUSION_THRESHOLD", "")
     if not text:
         return DEFAULT_BYTES
@@ -21,10 +21,10 @@ def limit_of(environment: Mapping[str, str]) -> int:
 def plan(
     nbytes: Sequence[int], kinds: Sequence[Hashable], limit: int, groups: Sequence[Sequence[int]] = ()
 ) -> list[list[int]]:
-    """Parts the numbers of parameters into buckets, in the order in which their gradients are likely to be there.
+    """Divide the numbers of parameters into buckets, in the order in which their gradients are likely to be ready.
 
     The last parameters' come first. A bucket holds one kind (a type), and at most `limit` bytes or one parameter;
-    `groups` are buckets whatever their size, parted by kind.
+    `groups` are buckets of any size, divided by kind.
     """
     group_of = {number: index for index, group in enumerate(groups) for number in group}
     buckets: list[list[int]] = []
@@ -38,7 +38,7 @@ def plan(
             bucket = open_ones[key] = []
             buckets.append(bucket)
         bucket.append(number)
-    # A bucket can go when its last gradient is there.
+    # A bucket can be sent when its last gradient is ready.
     return sorted(buckets, key=lambda bucket: -min(bucket))
 
 

@@ -1,4 +1,4 @@
-"""What was built in, by Horovod's names, as far as it is the same for every framework."""
+"""Horovod's questions about what was built in, with the answers that are the same for every framework."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def gloo_built() -> bool:
 
 
 def nccl_built() -> int:
-    """The version of NCCL that it was built with: 0, as libddl finds one at run time."""
+    """The version of NCCL at build time: 0, because libddl finds NCCL at run time."""
     return 0
 
 
@@ -46,5 +46,5 @@ def rocm_built() -> bool:
 
 
 def mpi_threads_supported() -> bool:
-    """Whether other threads may use MPI beside: no, libddl's own does all."""
+    """Whether other threads may use MPI too: no, libddl's own thread does all."""
     return False

@@ -24,11 +24,11 @@ class Handle(Generic[ResultT]):
         return self._call.is_over
 
     def __call__(self) -> ResultT:
-        """As `wait`: what Horovod's sparse_allreduce_async returns is called."""
+        """As `wait`: Horovod's sparse_allreduce_async returns a function to call."""
         return self.wait()
 
     def wait(self) -> ResultT:
-        """Block until the call is over; returns its result, however often it is asked for. Raises DDLError."""
+        """Block until the call is over; returns its result, each time. Raises DDLError."""
         self._call.wait()
         if self._finish is not None:
             self._result = self._finish()
@@ -36,11 +36,11 @@ class Handle(Generic[ResultT]):
         return self._result  # type: ignore[return-value]  # it may be None itself
 
     def then(self, step: Callable[[ResultT], OtherT]) -> Handle[OtherT]:
-        """The same call, whose result `step` makes of this one's."""
+        """The same call, with `step` applied to its result."""
         return Handle(self._call, lambda: step(self.wait()))
 
     def in_background(self) -> Handle[ResultT]:
-        """Have the call begin as soon as every rank has made it, whether it is waited for or not; returns itself."""
+        """Have the call begin as soon as every rank has made it, even if nobody waits for it; returns itself."""
         self._call.in_background()
         return self
 

@@ -1,6 +1,6 @@
-"""Agreement of ranks on their next calls: which every rank has announced, in which order, and with what.
+"""Negotiation: ranks agree on their next calls, on the order, and on the arguments.
 
-In a round each rank announces the calls that it has made since the last one. The calls that all ranks have announced
+In a round each rank announces the calls that it has made since the last round. Calls that all ranks have announced
 begin, in one order. While a call waits for a rank, every rank takes part in further rounds, even with nothing to say.
 If no call waits, a round begins when each rank has a call.
 
@@ -33,14 +33,14 @@ from ddl.errors import (
 from ddl.frontends.core.announcements import JOIN, WITHDRAW, Announcement, Batch, Outcome, Table, size_of
 from ddl.frontends.core.rounds import Rounds
 
-_WARN_SECONDS = 10.0  # that a rank may be late before it is named
+_WARN_SECONDS = 10.0  # after which a late rank is named
 _TIMEOUT_SECONDS = 300.0  # if DDL_TIMEOUT is not set
 _LONGEST_NAP = 1e-3  # seconds between two rounds in which no rank says anything
 _MOST = 256  # calls that a rank announces in a round
-_MOST_BYTES = 64 << 10  # of them, as each rank may get them from all others; a single call may be larger
+_MOST_BYTES = 64 << 10  # of these announcements, which each rank may get from all others; a single call may be larger
 _PAUSE = 0.01  # seconds between two attempts to leave
 
-# What the other ranks find by themselves. After any other error of a round they wait for a rank that does not come.
+# Errors that the other ranks find by themselves. After any other error they would wait for a rank that never comes.
 _COMMON = (MismatchError, RankTimeoutError, PeerLostError, ShutdownError, TransportError)
 
 
@@ -60,12 +60,13 @@ Start = Callable[[Mapping[int, Announcement], bool], Begun | None]
 class Call:
     """A call that this rank has announced.
 
-    `start` begins it. It is given what each rank has announced, by rank, and whether it may block until the end.
+    `start` begins it. Its arguments are the announcements of all ranks, by rank, and whether it may block until the
+    call is over.
     """
 
     def __init__(self, negotiator: Negotiator, announcement: Announcement, start: Start) -> None:
         self.announcement = announcement
-        self.begun = False  #: it has been started, or has failed
+        self.begun = False  #: it was started, or has failed
         self.awaited = False
         self.since = time.monotonic()
         self.warned = self.withdrawn = False
@@ -92,12 +93,12 @@ class Call:
         return self.begun and (self._work is None or self._work.is_completed())
 
     def in_background(self) -> None:
-        """Let the call begin even if no thread waits for it."""
+        """Have the call begin even if no thread waits for it."""
         if not self.begun:
             self._negotiator.attend()
 
     def begin(self, announced: Mapping[int, Announcement], *, may_block: bool = False) -> None:
-        """Every rank has announced it. Raises what `start` raises, and so does `wait` from then on."""
+        """Begin the call: every rank has announced it. An exception of `start` is raised here, and later by `wait`."""
         try:
             self._work = self._start(announced, self.awaited and may_block)
         except Exception as error:
@@ -106,16 +107,16 @@ class Call:
         self.begun = True
 
     def fail(self, error: Exception) -> None:
-        """It will not begin."""
+        """End the call with an error before it begins."""
         self._error = error
         self.begun = True
 
 
 class Negotiator:
-    """That of a set of ranks.
+    """The negotiator of a set of ranks.
 
-    `answer` begins, on a rank that has joined, a call that the others have announced. `leave` frees what the calls go
-    through, and says whether it is freed: not while one is in flight.
+    `answer` begins, on a rank that has joined, a call that the others announced. `leave` frees the communicator of the
+    calls; it returns False while a call is in flight.
     """
 
     def __init__(
@@ -130,20 +131,20 @@ class Negotiator:
         self._rounds = rounds
         self._answer = answer
         self._leave = leave
-        self._driving = threading.Lock()  # of who drives; the calls begin with it held, so in one order
-        self._changed = threading.Condition()  # guards the rest
+        self._driving = threading.Lock()  # held by the driving thread; calls begin under it, and so in one order
+        self._changed = threading.Condition()  # guards all below
         self._table = Table(ranks)
-        self._queue: deque[Announcement] = deque()  # that this rank has not said yet
+        self._queue: deque[Announcement] = deque()  # not announced yet
         self._calls: dict[str, Call] = {}  # by key: those that may be in flight
-        self._announced = 0  # calls of this rank, since the start or since all had joined
+        self._announced = 0  # calls of this rank since the start, or since all ranks joined
         self._nameless = 0  # of them
-        self._joining: Call | None = None  # between join() and the last rank's
+        self._joining: Call | None = None  # between join() and the last rank's join()
         self._answers: list[Begun] = []
         self._last_to_join = 0
         self._nap = 0.0
         self._broken: DDLError | None = None
-        self._attended = False  # by the thread
-        self._leaving = False  # after an error that the other ranks do not know of
+        self._attended = False  # the background thread drives
+        self._leaving = False  # after an error that the other ranks do not know
         self._stopping = self._ended = False
         self._thread: threading.Thread | None = None
         self._timeout = _timeout_of(os.environ)
@@ -160,10 +161,10 @@ class Negotiator:
         terms: str = "",
         per_rank: tuple[int, ...] = (),
     ) -> Call:
-        """Say that this rank is ready for a call, which `start` begins. The arguments are those of Announcement.
+        """Announce that this rank is ready for a call, which `start` begins. The arguments are those of Announcement.
 
-        Calls with a `name` are matched by kind and name, those without by their order. Raises ArgumentError: a call of
-        that name is in flight; and the DDLError that ended the negotiations.
+        Calls with a `name` are matched by kind and name, calls without one by their order. Raises ArgumentError if a
+        call of that name is in flight, and the DDLError that ended the negotiations.
         """
         with self._changed:
             if self._broken is not None:
@@ -181,7 +182,7 @@ class Negotiator:
         return call
 
     def join(self) -> Call:
-        """Say that this rank makes no calls until every rank has said so, which ends what is returned."""
+        """Announce that this rank makes no calls until every rank has joined; the returned call then ends."""
         with self._changed:
             if self._broken is not None:
                 raise self._broken
@@ -190,9 +191,9 @@ class Negotiator:
             return self._joining
 
     def joined(self) -> int:
-        """After all have joined: the one that was the last. Waits for calls that this rank took part in since it had.
+        """After all ranks have joined: the last one. First waits for the calls that this rank answered meanwhile.
 
-        Raises the error that ended one.
+        Raises the error that ended one of them.
         """
         answers, self._answers = self._answers, []
         for answer in answers:
@@ -214,7 +215,7 @@ class Negotiator:
             self.attend()
 
     def attend(self) -> None:
-        """Have the thread drive until nothing is left to do."""
+        """Have the background thread drive until nothing is left to do."""
         with self._changed:
             self._attended = True
             if self._thread is None:
@@ -224,7 +225,7 @@ class Negotiator:
 
     @property
     def _owes(self) -> bool:
-        """Whether the others need this rank in a further round, whatever it has to say."""
+        """Whether the others need this rank in another round, even if it has no announcement."""
         return bool(self._table.waiting) or self._joining is not None
 
     def _serve(self) -> None:
@@ -237,7 +238,7 @@ class Negotiator:
                 self._free_after_end()
                 return
             if self._leaving:
-                # The others are then told that this rank has left, and do not wait for it.
+                # Freeing the communicators tells the others that this rank has left, so they do not wait for it.
                 if not all([self._rounds.free(), self._leave()]) and job.is_initialized():
                     time.sleep(_PAUSE)
                     continue
@@ -247,13 +248,13 @@ class Negotiator:
                     self._step()
 
     def _step(self) -> None:
-        """Take part in one round, and begin the calls that it lets begin. With `_driving` held."""
+        """Take part in one round, and begin the calls that are ready. With `_driving` held."""
         try:
             self._take_part()
         except DDLError as error:
             self._break(error)
         except BaseException as error:
-            # It may not have said or begun what the others take it to have: its next call would meet another of theirs.
+            # This rank may have missed an announcement or a call, so its next call could be matched with a wrong one.
             why = f"interrupted in a round of rank {self._me}: {type(error).__name__}"
             self._break(StateError(f"{why}: {error}" if str(error) else why))
             raise
@@ -283,13 +284,13 @@ class Negotiator:
         if last is not None and self._joining is not None:
             joining, self._joining = self._joining, None
             self._last_to_join = last
-            self._announced = self._nameless = 0  # the others have made calls without this rank
+            self._announced = self._nameless = 0  # the others made calls without this rank
             joining.begin({})
         if self._table.waiting:
             self._look_for_late_ranks()
 
     def _next_batch(self) -> Batch:
-        """Take from the queue what this rank announces in the next round. With `_changed` held."""
+        """Take this rank's announcements for the next round from the queue. With `_changed` held."""
         batch: list[Announcement] = []
         left = _MOST_BYTES
         while self._queue and len(batch) < _MOST:
@@ -303,10 +304,10 @@ class Negotiator:
         return tuple(batch)
 
     def _carry_out(self, outcome: Outcome, *, is_last: bool) -> None:
-        """Begin a call, or end it. Every rank does so with the same outcomes in the same order.
+        """Begin a call, or end it. Every rank does so for the same outcomes in the same order.
 
-        Only the last of a round may block until it is over, so that no other waits for it to begin. Raises what kept
-        this rank from beginning a call: the others have begun it.
+        Only the last call of a round may block until it is over, so that no other waits to begin. Raises the error that
+        kept this rank from beginning a call that the others have begun.
         """
         mine = outcome.announced.get(self._rank)
         if mine is not None:
@@ -324,13 +325,13 @@ class Negotiator:
             self._answers.append(self._answer(next(iter(outcome.announced.values()))))
 
     def forget(self, call: Call) -> None:
-        """One that is over: its name is free."""
+        """Forget a call that is over: its name is free again."""
         with self._changed:
             if self._calls.get(call.announcement.key) is call:
                 del self._calls[call.announcement.key]
 
     def _break(self, error: DDLError) -> None:
-        """No rank can be agreed with any more."""
+        """End the negotiations with an error."""
         with self._changed:
             self._broken = error
             self._leaving = not isinstance(error, _COMMON) and not self._stopping
@@ -366,13 +367,13 @@ class Negotiator:
     # ---- The end -------------------------------------------------------------------------------------------------
 
     def end(self) -> None:
-        """Take part in no further round. The others are told so now, or when the round that this rank is in is over."""
+        """Take part in no further round. The others learn this now, or after the round in which this rank is."""
         self._ended = True
         self.stop()
         self._free_after_end()
 
     def _free_after_end(self) -> None:
-        """Free what the rounds go through, unless a thread is in one: that frees it then."""
+        """Free the communicators of the rounds, unless a thread is in a round: then that thread frees them."""
         if self._ended and self._driving.acquire(blocking=False):
             try:
                 self._rounds.free()
@@ -380,7 +381,7 @@ class Negotiator:
                 self._driving.release()
 
     def stop(self) -> threading.Thread | None:
-        """Have the thread end, once what it waits for is over."""
+        """Have the background thread end, after what it waits for is over."""
         with self._changed:
             self._stopping = True
             self._changed.notify_all()
@@ -390,7 +391,7 @@ class Negotiator:
 def _timeout_of(environment: Mapping[str, str]) -> float:
     try:
         return float(environment["DDL_TIMEOUT"])
-    except (KeyError, ValueError):  # ddl_init has refused what is no number
+    except (KeyError, ValueError):  # ddl_init refuses a DDL_TIMEOUT that is not a number
         return _TIMEOUT_SECONDS
 
 
@@ -399,12 +400,12 @@ _negotiators: weakref.WeakSet[Negotiator] = weakref.WeakSet()
 
 @atexit.register
 def _end_threads() -> None:
-    """Nothing may run while the interpreter goes down."""
+    """No thread may run while the interpreter shuts down."""
     threads = [thread for its in list(_negotiators) if (thread := its.stop()) is not None]
     if any(thread.is_alive() for thread in threads):
-        job.finalize()  # ends what is in flight
+        job.finalize()  # ends the calls in flight
     for thread in threads:
         thread.join()
 
 
-os.register_at_fork(after_in_child=_negotiators.clear)  # a fork's child has none of the threads
+os.register_at_fork(after_in_child=_negotiators.clear)  # a forked child has none of the threads

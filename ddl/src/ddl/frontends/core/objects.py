@@ -1,4 +1,4 @@
-"""Python objects from one rank to all, and from all to all, as bytes in arrays of NumPy."""
+"""Python objects sent from one rank to all, or from all to all, as bytes in NumPy arrays."""
 
 from __future__ import annotations
 
@@ -14,9 +14,9 @@ ObjectT = TypeVar("ObjectT")
 def broadcast(
     obj: ObjectT, is_root: bool, name: str | None, copy_from_root: Callable[[np.ndarray, str | None], None]
 ) -> ObjectT:
-    """The root's object, on every rank; anything that can be pickled.
+    """The root's object, on every rank. It can be anything that can be pickled.
 
-    `copy_from_root(array, name)` writes the root's array over everyone's, and returns when that is done.
+    `copy_from_root(array, name)` copies the root's array to all ranks, and returns when that is done.
     """
     content = _pickled(obj) if is_root else np.empty(0, np.uint8)
     length = np.array([len(content)])
@@ -33,7 +33,7 @@ def broadcast(
 def allgather(
     obj: ObjectT, name: str | None, gathered: Callable[[np.ndarray, str | None], np.ndarray]
 ) -> list[ObjectT]:
-    """Everyone's object, in the order of ranks. `gathered(array, name)` returns everyone's arrays, joined."""
+    """The objects of all ranks, in order. `gathered(array, name)` returns the arrays of all ranks, joined."""
     content = _pickled(obj)
     ends = np.cumsum(gathered(np.array([len(content)]), _part(name, "length")))
     every = gathered(content, _part(name, "content"))

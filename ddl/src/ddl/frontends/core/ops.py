@@ -18,14 +18,14 @@ class Op(enum.Enum):
     Min = "min"
     Max = "max"
     Product = "product"
-    Adasum = "adasum"  # a name that scripts mention; using it is an error
+    Adasum = "adasum"  # scripts may mention the name; using it is an error
 
 
 Average, Sum, Min, Max, Product, Adasum = Op
 
 
 class Reduction(NamedTuple, Generic[SetT]):
-    """How tensors are reduced over the ranks of a set. They are multiplied by the factors before and after."""
+    """How tensors are reduced over the ranks of a set; the factors multiply them before and after."""
 
     op: Op
     prescale: float
@@ -33,18 +33,18 @@ class Reduction(NamedTuple, Generic[SetT]):
     process_set: SetT
 
     def terms(self, more: str = "") -> str:
-        """What of it must be the same on every rank, and `more`."""
+        """The part that must be the same on every rank, in words, and `more`."""
         factors = [f"{name}_factor {factor}" for name, factor in self.factors if factor != 1]
         return ", ".join([self.op.name, *factors, *([more] if more else [])])
 
     @property
     def factors(self) -> tuple[tuple[str, float], ...]:
-        """The names and values of both."""
+        """The names and values of both factors."""
         return ("prescale", self.prescale), ("postscale", self.postscale)
 
 
 def chosen(average: bool | None, op: Op | None) -> Op:
-    """What the old argument `average` and its successor `op` say together; the average if both are None.
+    """The reduction given by the old argument `average` or its successor `op`; Average if both are None.
 
     Raises ValueError if both are given.
     """
@@ -56,7 +56,7 @@ def chosen(average: bool | None, op: Op | None) -> Op:
 
 
 def check(op: object) -> None:
-    """Raises UnsupportedError for Adasum, ValueError for what is no Op."""
+    """Raises UnsupportedError for Adasum, and ValueError for anything that is not an Op."""
     if op is Op.Adasum:
         raise UnsupportedError("op=Adasum: DDL has no Adasum; use op=Average with a learning rate scaled by size()")
     if not isinstance(op, Op):

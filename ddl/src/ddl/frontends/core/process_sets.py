@@ -1,4 +1,4 @@
-"""Sets of ranks that call collectives among themselves, and who is where."""
+"""Process sets: sets of ranks that call collectives among themselves, and the ranks' numbers."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from ddl.frontends.core.rounds import Rounds
 
 
 class Group(Protocol):
-    """What a front end makes of a communicator to send its tensors through."""
+    """A front end's object around a communicator, which sends its tensors."""
 
     def shutdown(self) -> None:
         """End it, and free the communicator."""
@@ -33,16 +33,19 @@ class ProcessSet(Generic[GroupT]):
     """The ranks that take part in a call; `ProcessSet([0, 2])`. It works after `add_process_set`, or `init`."""
 
     def __init__(self, ranks: Sequence[int]) -> None:
-        self.ranks: list[int] = sorted(ranks)  #: numbers among all ranks
+        self.ranks: list[int] = sorted(ranks)  #: numbers in the job
         self.process_set_id: int | None = None  #: from 0, the set of all; None if it is not added
         self._group: GroupT | None = None
         self._negotiator: Negotiator | None = None
         self._optimizers = 0
-        self.remedy = "add_process_set"  #: what puts it to use
+        self.remedy = "add_process_set"  #: the call that puts it to use
 
     @property
     def group(self) -> GroupT:
-        """What its calls go through. Raises StateError: it was not added; ValueError: this rank is not in it."""
+        """The group that makes its calls.
+
+        Raises StateError if it was not added, ValueError if this rank is not in it.
+        """
         if self.process_set_id is None:
             raise StateError(f"{self} is not in use: call {self.remedy} first")
         if self._group is None:
@@ -51,13 +54,13 @@ class ProcessSet(Generic[GroupT]):
 
     @property
     def negotiator(self) -> Negotiator:
-        """What agrees on its calls. Raises as `group`."""
+        """The negotiator of its calls. Raises as `group`."""
         assert self.group is not None  # raises
         assert self._negotiator is not None
         return self._negotiator
 
     def count_optimizer(self) -> int:
-        """The number of one more optimizer of the set, from 0."""
+        """Count one more optimizer of the set; returns its number, from 0."""
         self._optimizers += 1
         return self._optimizers - 1
 
@@ -66,7 +69,7 @@ class ProcessSet(Generic[GroupT]):
         self.negotiator.announce(kind, None, lambda *_: None, terms=terms).wait()
 
     def included(self) -> bool:
-        """Whether this rank is in it. Raises StateError: it was not added."""
+        """Whether this rank is in it. Raises StateError if it was not added."""
         if self.process_set_id is None:
             return self.group is not None  # raises
         return self._group is not None
@@ -76,12 +79,12 @@ class ProcessSet(Generic[GroupT]):
         return int(self.group.rank())
 
     def size(self) -> int:
-        """How many ranks it has. Raises StateError: it was not added."""
+        """The number of its ranks. Raises StateError if it was not added."""
         self.included()
         return len(self.ranks)
 
     def number_of(self, rank: int) -> int:
-        """The number in the set of one of all ranks. Raises ValueError."""
+        """The number in the set of a rank of the job. Raises ValueError."""
         if rank not in self.ranks:
             raise ValueError(f"root_rank is {rank}, which is not in {self}")
         return self.ranks.index(rank)
@@ -94,10 +97,10 @@ SetT = TypeVar("SetT", bound=ProcessSet)  # type: ignore[type-arg]  # of the fro
 
 
 class ProcessSets(Generic[SetT]):
-    """Those of a front end that are in use.
+    """The process sets of a front end.
 
-    `kind` is its class of sets, `group_of` makes its group of a communicator and a name, and `answer` begins what the
-    others announced after this rank has joined.
+    `kind` is its class of sets. `group_of` makes its group from a communicator and a name. `answer` begins, after this
+    rank has joined, the calls that the others announced.
     """
 
     def __init__(
@@ -110,13 +113,13 @@ class ProcessSets(Generic[SetT]):
         self.everyone.remedy = "init()"
         self._kind, self._group_of, self._answer = kind, group_of, answer
         self._sets: dict[int, SetT] = {}
-        self._made = 0  # numbers of sets are not used again
-        self._local_ranks: list[int] = []  # of all ranks
+        self._made = 0  # numbers of sets are never reused
+        self._local_ranks: list[int] = []  # of every rank
 
     def begin(self) -> None:
         """Make the set of all ranks, once the job is joined."""
         self.everyone.ranks = list(range(ddl.size()))
-        # Not the job's own communicator, which the script may use in an order of its own.
+        # Not the job's own communicator, on which the script may make its own calls.
         self._register(self.everyone, 0, split(0))
         self._local_ranks = ddl.allgather(np.array([ddl.local_rank()])).ravel().tolist()
 
@@ -126,7 +129,7 @@ class ProcessSets(Generic[SetT]):
             self._forget(self._sets[number])
 
     def join(self) -> int:
-        """Answer the others' reductions until every rank has called it; returns the one that was the last to."""
+        """Answer the others' reductions until every rank has joined; returns the last rank to join."""
         self.everyone.included()  # raises before init()
         mine = [its.negotiator for its in self._sets.values() if its.included()]
         calls = [negotiator.join() for negotiator in mine]
@@ -140,7 +143,7 @@ class ProcessSets(Generic[SetT]):
     def add(self, process_set: SetT | Sequence[int]) -> SetT:
         """Put a set to use. Every rank calls it with the same ranks, in the same order of calls.
 
-        Raises ValueError: a rank that there is not, or twice; or the same set was added before.
+        Raises ValueError if a rank does not exist or is listed twice, or if the same set was added before.
         """
         made = process_set if isinstance(process_set, self._kind) else self._kind(process_set)  # type: ignore[arg-type]
         size = self.size()
@@ -155,7 +158,7 @@ class ProcessSets(Generic[SetT]):
         return made
 
     def remove(self, process_set: SetT) -> bool:
-        """Every rank calls it: the set is of no use from then on. False if it was not in use, or is the set of all."""
+        """Remove a set; every rank calls it. False if it was not in use, or is the set of all ranks."""
         if process_set is self.everyone or process_set.process_set_id is None:
             return False
         self.everyone.meet("remove_process_set", f"ranks {process_set.ranks}")
@@ -167,7 +170,7 @@ class ProcessSets(Generic[SetT]):
         return self.everyone.process_set_id is not None
 
     def rank(self) -> int:
-        """This process's number among all, from 0. Raises StateError before `init`."""
+        """This process's rank in the job, from 0. Raises StateError before `init`."""
         return self.everyone.rank()
 
     def size(self) -> int:
@@ -175,7 +178,7 @@ class ProcessSets(Generic[SetT]):
         return self.everyone.size()
 
     def local_rank(self) -> int:
-        """This process's number among those on its host, from 0. Raises StateError before `init`."""
+        """This process's rank on its host, from 0. Raises StateError before `init`."""
         self.rank()
         return ddl.local_rank()
 
@@ -185,21 +188,24 @@ class ProcessSets(Generic[SetT]):
         return ddl.local_size()
 
     def cross_rank(self) -> int:
-        """This process's number among those with its `local_rank` on all hosts. Raises StateError before `init`."""
+        """This process's number among the processes with its `local_rank` on all hosts.
+
+        Raises StateError before `init`.
+        """
         return self._local_ranks[: self.rank()].count(ddl.local_rank())
 
     def cross_size(self) -> int:
-        """How many hosts have a process with this one's `local_rank`. Raises StateError before `init`."""
+        """The number of hosts that have a process with this one's `local_rank`. Raises StateError before `init`."""
         self.rank()
         return self._local_ranks.count(ddl.local_rank())
 
     def is_homogeneous(self) -> bool:
-        """Whether every host has as many processes. Raises StateError before `init`."""
+        """Whether every host has the same number of processes. Raises StateError before `init`."""
         self.rank()
         return len({self._local_ranks.count(its) for its in set(self._local_ranks)}) == 1
 
     def _register(self, process_set: SetT, number: int, comm: Communicator | None) -> None:
-        """`comm`: of its ranks; None on a rank that is not in it."""
+        """`comm` has its ranks; None on a rank that is not in the set."""
         if comm is not None:
             group = process_set._group = self._group_of(comm, f"horovod-{number}")
             rounds = Rounds(split(0, comm=comm), split(0, comm=comm))
@@ -224,7 +230,7 @@ class ProcessSets(Generic[SetT]):
 
 
 def _is_freed(comm: Communicator) -> bool:
-    """Free it if nothing is in flight on it."""
+    """Free a communicator if nothing is in flight on it; returns whether it is free."""
     with suppress(StateError):
         comm.free()
     return comm.is_freed

@@ -1,8 +1,8 @@
-"""Rounds in which ranks tell one another which calls they announce.
+"""Rounds in which ranks exchange announcements of calls.
 
-Ranks first compare a digest (an allreduce): most often all announce the same calls. If some are only ahead of others, a
-second digest shows it, and what they have announced more is put off. Otherwise each tells all others what it announces
-(an allgather).
+Ranks first compare a digest (an allreduce): usually all announce the same calls. If some ranks are only ahead of
+others, a second digest shows this, and their extra announcements are put off. Otherwise each rank sends its
+announcements to all others (an allgather).
 """
 
 from __future__ import annotations
@@ -20,10 +20,10 @@ from ddl.elements import TYPES
 from ddl.errors import RankTimeoutError, ShutdownError, StateError
 from ddl.frontends.core.announcements import Batch, decode, digest, encode
 
-_SHORT = 256  # bytes of announcements that need one message, with their length
-_LENGTH = 8  # bytes that say it
+_SHORT = 256  # bytes of announcements that fit in one message, with their length
+_LENGTH = 8  # bytes of that length
 
-# What libddl says of a round, whose number and communicator the script does not know.
+# libddl's words about a round; its number and communicator mean nothing to the user's script.
 _ROUND = re.compile(r" in all\w+ #\d+ of communicator \d+ \([^)]*\)")
 _NO_ROUND = re.compile(
     r"has not called it; (it has made no call on this communicator|its last call was all\w+ #\d+ of communicator \d+ "
@@ -33,7 +33,7 @@ _LEFT = re.compile(r"has freed the communicator( without calling it; its last ca
 
 
 class Rounds:
-    """Those of a set of ranks. `digests` and `details` are communicators of theirs, for nothing else."""
+    """The rounds of a set of ranks, over two communicators of the set that nothing else uses."""
 
     def __init__(self, digests: Communicator, details: Communicator) -> None:
         self.rank = digests.rank  #: this rank's number in the set
@@ -41,9 +41,9 @@ class Rounds:
         self._digests, self._details = digests, details
 
     def take_part(self, mine: Batch) -> tuple[list[Batch], Batch]:
-        """Announce a batch. Returns what each rank has announced, and the end of `mine` that is not part of it.
+        """Announce a batch. Returns each rank's announcements, and the end of `mine` that was put off.
 
-        Blocks until every rank takes part. Raises RankTimeoutError: a rank does not; and other DDLErrors.
+        Blocks until every rank takes part. Raises RankTimeoutError if a rank does not, and other DDLErrors.
         """
         try:
             same, shortest, longest = self._compare(mine)
@@ -59,7 +59,10 @@ class Rounds:
             raise type(error)(_NO_ROUND.sub("has made no call", _ROUND.sub("", words))) from error
 
     def free(self) -> bool:
-        """Free the communicators; whether both are. Not while a round goes on, nor after the job is left."""
+        """Free the communicators; returns whether both are free.
+
+        Not possible during a round or after leaving the job.
+        """
         for comm in (self._digests, self._details):
             with suppress(StateError):
                 comm.free()
@@ -75,7 +78,7 @@ class Rounds:
         return same, ~greatest[5], greatest[4]
 
     def _tell(self, mine: Batch) -> list[Batch]:
-        """Everyone's batch."""
+        """The batch of each rank."""
         content = encode(mine)
         heads = self._gather(len(content).to_bytes(_LENGTH, "little") + content, _SHORT)
         lengths = [int.from_bytes(its[:_LENGTH], "little") for its in heads]
@@ -87,7 +90,7 @@ class Rounds:
         return [batches[its] for its in contents]
 
     def _gather(self, content: bytes, nbytes: int) -> list[bytes]:
-        """Everyone's content, up to `nbytes` of it."""
+        """The content of each rank, at most `nbytes` of it."""
         mine = np.frombuffer(content[:nbytes].ljust(nbytes), np.uint8)
         every = allgather(mine, comm=self._details).tobytes()
         return [every[start : start + nbytes] for start in range(0, len(every), nbytes)]

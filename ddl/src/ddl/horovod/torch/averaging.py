@@ -142,7 +142,7 @@ class Averager:
             )
 
     def synchronize(self) -> None:
-        """Start what is left, with zeros where there is no gradient; wait, and put the results into the gradients.
+        """Start the rest, with zeros for missing gradients; wait, and put the results into the gradients.
 
         Raises the error that ended a bucket's call, when all are over.
         """
@@ -198,7 +198,7 @@ class _Bucket:
         return all(self.counts.get(parameter, 0) >= passes for parameter in self.parameters)
 
     def begin(self, sparse_as_dense: bool) -> None:
-        """Find the sparse gradients, and make them dense where that is wanted."""
+        """Find the sparse gradients, and make them dense if that is wanted."""
         for parameter in self.parameters:
             gradient = parameter.grad
             if gradient is None or gradient.layout == torch.strided:
@@ -211,7 +211,7 @@ class _Bucket:
 
     @property
     def made_dense(self) -> tuple[int, ...]:
-        """What other ranks, which may have no gradient, need to know of this one's: as many sparse dimensions."""
+        """For each gradient, its number of sparse dimensions: ranks without a gradient need to know it."""
         return tuple(self._dense_here.get(parameter, 0) for parameter in self.parameters) if self._dense_here else ()
 
     def on_announced(self, announced: Mapping[int, Announcement]) -> None:
@@ -229,7 +229,7 @@ class _Bucket:
 
     @property
     def terms(self) -> str:
-        """What of its sparse gradients must be the same on every rank: else one's would be added to another's."""
+        """Names the sparse parameters, which must be the same on every rank."""
         names = [self.name_of(parameter) for parameter in self.sparse_parameters]
         return f"sparse gradients, without sparse_as_dense=True, of {', '.join(names)}" if names else ""
 
@@ -244,7 +244,7 @@ class _Bucket:
 
     def gather(self) -> Tensor:
         """The dense gradients, one after the other, in memory of their own."""
-        # Another rank may have one where this one has none.
+        # Another rank may have a gradient that this one has not.
         parts = [torch.zeros_like(its) if its.grad is None else its.grad.detach() for its in self._dense]
         return torch.cat([part.reshape(-1) for part in parts]) if parts else self.parameters[0].new_empty(0)
 
@@ -261,7 +261,7 @@ class _Bucket:
                 parameter.grad = part.clone()
 
     def sparse_gradient(self, parameter: Parameter) -> Tensor:
-        """One of a parameter in `sparse`: without elements where this rank has none."""
+        """The gradient of a parameter in `sparse`: one without elements if this rank has none."""
         if parameter.grad is not None:
             return parameter.grad
         dimensions = self.sparse[parameter]

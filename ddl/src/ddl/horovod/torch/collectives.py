@@ -108,7 +108,7 @@ def reducescatter(
     prescale_factor: float = 1.0,
     postscale_factor: float = 1.0,
 ) -> Tensor:
-    """This rank's rows of the reduced `tensor`; where they cannot be parted equally, the first ranks get one more."""
+    """This rank's rows of the reduced `tensor`. If they do not divide evenly, the first ranks get one more."""
     small, context = compression.compress(tensor)
     how = Reduction(op, prescale_factor, postscale_factor, process_set)
     return compression.decompress(gradients.reduce_scatter(small, how, name), context)

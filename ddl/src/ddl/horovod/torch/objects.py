@@ -77,7 +77,7 @@ def broadcast_optimizer_state(
 
 
 class _Outline(NamedTuple):
-    """What another rank needs to make a tensor of a parameter's state."""
+    """The type and shape from which another rank makes a tensor of a parameter's state."""
 
     dtype: torch.dtype
     shape: torch.Size
@@ -109,7 +109,7 @@ def allgather_object(
 
 
 def _mapped_state(state: dict[str, Any], step: Callable[[object, object], object]) -> dict[str, Any]:
-    """An optimizer's `state_dict()` with `step(value, number of its parameter)` in the place of each value."""
+    """An optimizer's `state_dict()`, each value replaced by `step(value, number of its parameter)`."""
 
     def mapped(value: object, number: object) -> object:
         if isinstance(value, dict):

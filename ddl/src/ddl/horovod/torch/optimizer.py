@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import warnings
 from collections.abc import Iterable, Iterator, Sequence
 from typing import Any, NoReturn, SupportsIndex, cast
 
@@ -15,6 +16,11 @@ from ddl.frontends.core.ops import Average, Op, check
 from ddl.horovod.torch.averaging import Averager, Method
 from ddl.horovod.torch.compression import Compression, Compressor
 from ddl.horovod.torch.process_sets import ProcessSet, global_process_set
+
+_NOT_AGAIN = (
+    "optimizer.step() called without optimizer.skip_synchronize() after optimizer.synchronize(): over DDL it reduces "
+    "nothing again, over Horovod it does; `with optimizer.skip_synchronize():` around the step means the same to both"
+)
 
 
 def DistributedOptimizer(
@@ -35,7 +41,7 @@ def DistributedOptimizer(
     MiB), or in `groups`: as many, or lists of parameters. Gradients of `backward_passes_per_step` passes add up before.
     With `gradient_predivide_factor` f an average is f / size times the sum of gradients over f. A parameter without a
     gradient on this rank counts as zeros. Every rank passes the same arguments; one that is not in `process_set` steps
-    by its own gradients.
+    by its own gradients. As in Horovod, gradients that are None become zeros; `zero_grad()` makes them None again.
 
     Raises ValueError: an argument is wrong, or a parameter's name stands twice or is missing.
     """
@@ -60,11 +66,14 @@ def DistributedOptimizer(
     made._averager = averager
     made.register_step_pre_hook(_before_step)
     made.register_step_post_hook(_after_step)
+    for _, parameter in named:
+        if parameter.grad is None:
+            parameter.grad = torch.zeros_like(parameter)
     return made
 
 
 class Distributed(torch.optim.Optimizer):
-    """What DistributedOptimizer adds to an optimizer's class."""
+    """Added to an optimizer's class by DistributedOptimizer."""
 
     _averager: Averager
 
@@ -113,6 +122,8 @@ def _before_step(
     averager: Averager = optimizer._averager  # type: ignore[attr-defined]
     positional = len(args) > 1  # the first is the optimizer
     closure = args[1] if positional else kwargs.get("closure")
+    if closure is None and averager.synchronized and not averager.skips:
+        warnings.warn(_NOT_AGAIN, stacklevel=3)
     if closure is None or averager.in_flight:
         _reduce(optimizer)
     if closure is None:

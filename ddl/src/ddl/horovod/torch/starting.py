@@ -70,7 +70,7 @@ def reduce_in_place(
 
 
 def reduce_now(tensors: Sequence[Tensor], op: ReduceOp, group: ProcessGroup, awaited: bool = False) -> Work:
-    """What an allreduce is once every rank has announced it. `awaited`: it may block."""
+    """Start an allreduce that every rank has announced. `awaited`: it may block."""
     options = dist.AllreduceOptions()
     options.asyncOp = not awaited
     options.reduceOp = op

@@ -17,7 +17,7 @@ from lms.torch.engine import calibrate
 
 
 class CpuEngine:
-    """RAM to a slab file. What comes back lies in memory of its own, which is free again when the tensor dies.
+    """RAM to a slab file. Each tensor comes back into memory of its own, which is free again when it dies.
 
     `memory` gives it: so many bytes as a uint8 tensor that starts on a page.
     """
@@ -57,7 +57,7 @@ class CpuEngine:
         return {"host": 0, "host_peak": 0} | self._files.usage()
 
     def link(self) -> Link | None:
-        """What the copies so far measured."""
+        """Bandwidth and latency of the copies so far; None before any."""
         return self._files.link("file")
 
     def stalled(self) -> tuple[float, float]:

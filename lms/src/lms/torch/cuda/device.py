@@ -12,7 +12,7 @@ from lms.memory.device import Mark, Peak, check_limit
 
 
 class CudaDevice:
-    """What PyTorch's allocator has given out on one GPU."""
+    """The bytes that PyTorch's allocator has given out on one GPU."""
 
     def __init__(self, device: torch.device) -> None:
         self._device = torch.device("cuda", torch.cuda.current_device() if device.index is None else device.index)
@@ -27,7 +27,7 @@ class CudaDevice:
         return self._allocated("current")
 
     def peak(self) -> Peak:
-        """Most allocated bytes since `reset_peak`. What the allocator has reserved beyond them does not count."""
+        """Most allocated bytes since `reset_peak`. Bytes that the allocator only reserves do not count."""
         peak = self._allocated("peak")
         return Peak(peak, peak)
 
@@ -61,6 +61,6 @@ class CudaDevice:
         """Nothing was set."""
 
     def _allocated(self, which: str) -> int:
-        # What memory_allocated reads, without the flat dictionary of a hundred figures that it sorts first.
+        # memory_allocated reads this too, but first sorts a flat dictionary of a hundred figures.
         figures = torch.cuda.memory_stats_as_nested_dict(self._device)
         return int(figures["allocated_bytes"]["all"][which]) if figures else 0

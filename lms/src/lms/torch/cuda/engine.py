@@ -133,7 +133,7 @@ class CudaEngine:
         return usage | (self._files.usage() if self._files is not None else {})
 
     def link(self) -> Link | None:
-        """What the copies between the GPU and pinned memory measured, as far as they are over."""
+        """Bandwidth and latency of the finished copies between the GPU and pinned memory."""
         self._slots.settle(self._poll)
         return measured_link(self.name, self._meters["out"], self._meters["back"])
 
@@ -211,7 +211,7 @@ class CudaEngine:
         )
 
     def _poll(self) -> None:
-        """Note the copies that are over, and the stalls whose length is known. Called with the lock."""
+        """Note the copies that are over, and the stalls with a known length. Called with the lock."""
         for direction, flying in self._flying.items():
             meter = self._meters[direction]
             while flying and flying[0][0].done():

@@ -41,6 +41,6 @@ def _forget_last_error() -> None:
 
 
 def _mapped_files(prefix: str, maps: Path = Path("/proc/self/maps")) -> list[str]:
-    """The files in this process's memory whose names begin with `prefix`."""
+    """The mapped files of this process with names that begin with `prefix`."""
     paths = (line.split(maxsplit=5)[5].strip() for line in maps.read_text().splitlines() if "/" in line)
     return sorted({path for path in paths if os.path.basename(path).startswith(prefix)})

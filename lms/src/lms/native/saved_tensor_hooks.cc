@@ -1,0 +1,486 @@
+// Saved-tensor hooks in C++, for saved tensors that need no decision. All others go to the hooks in Python.
+//
+// Two kinds need none:
+//
+// - A tensor that stays, because its storage is small or a parameter's. The hooks keep an alias and a version.
+// - A tensor of a pass that C++ leads. Python asks for that (`lead`) if the plan moves nothing. C++ leads as long as
+// the
+//   pass does what the plan was made for. Meanwhile it alone knows what happened: accesses, records, bytes held, saved
+//   tensors that ended. The first call that differs goes to Python. Python takes all of that over (`take`) and goes on
+//   with the pass. The end of the pass goes to Python, too.
+//
+// So each fact is known in one place. The interpreter's lock guards it: nothing that could run another thread or the
+// garbage collector happens between looking at a fact and changing it.
+//
+// The rules are those of lms.torch.swapper, lms.core.turns and lms.core.stepper for the case that nothing moves.
+
+#include <ATen/SequenceNumber.h>
+#include <c10/core/impl/TorchDispatchModeTLS.h>
+#include <pybind11/stl.h>
+#include <torch/csrc/Storage.h>
+#include <torch/csrc/autograd/graph_task.h>
+#include <torch/csrc/autograd/python_variable.h>
+
+#include <algorithm>
+#include <chrono>
+#include <cstddef>
+#include <cstdint>
+#include <unordered_map>
+#include <utility>
+#include <vector>
+
+namespace {
+
+using WeakStorage = c10::weak_intrusive_ptr<c10::StorageImpl>;
+using WeakTensor = c10::weak_intrusive_ptr<c10::TensorImpl, c10::UndefinedTensorImpl>;
+
+constexpr int kOldBackwards = 64;  // OLD_BACKWARDS of lms.core.turns
+
+// An access is coded as 4 times its record plus one of these: lms.core.guide.
+enum Kind : std::int64_t { kWrite, kHold, kRead };
+
+double now() {  // time.perf_counter()
+    return std::chrono::duration<double>(std::chrono::steady_clock::now().time_since_epoch()).count();
+}
+
+// Shares the storage and the version counter, and has no history.
+at::Tensor detached(const at::Tensor& tensor) {
+    c10::TensorImpl* impl = tensor.unsafeGetTensorImpl();
+    return at::Tensor(impl->shallow_copy_and_detach(impl->version_counter(), /*allow_tensor_metadata_change=*/false));
+}
+
+class Hooks;
+
+// Instead of the number of a record:
+constexpr std::ptrdiff_t kStays = -1;  // the tensor has none
+constexpr std::ptrdiff_t kTaken = -2;  // Python has taken it over, or is about to
+
+// The Python object that autograd keeps instead of a saved tensor.
+struct Saved {
+    PyObject ob_base;
+    Hooks* hooks;
+    PyObject* owner;  // the Python object that `hooks` belongs to
+    at::Tensor alias;
+    std::uint32_t version;
+    std::ptrdiff_t record;  // in the pass that C++ leads
+    PyObject* handle;       // Python's, once it has taken the record over
+};
+
+PyTypeObject* saved_type = nullptr;  // once the module is initialised
+
+struct Key {
+    const void* storage;
+    std::uint32_t version;
+
+    bool operator==(const Key&) const = default;
+};
+
+struct KeyHash {
+    std::size_t operator()(const Key& key) const {
+        return std::hash<const void*>()(key.storage) ^ (std::size_t{key.version} << 48);
+    }
+};
+
+struct Record {
+    Key key;
+    WeakStorage storage;          // a weak reference, so that no other storage gets this one's address
+    WeakTensor handed;            // the tensor that its last use was given
+    std::vector<Saved*> saved{};  // oldest first
+    std::ptrdiff_t freed = -1;    // the access before which its last saved tensor ended
+    bool waiting = false;         // it was not used since it was saved
+    bool judged = false;          // `owned` is known
+    bool owned = false;           // the script had the storage when the record was freed
+};
+
+// The pass that C++ leads.
+struct Led {
+    // The plan. For each access its code, and the most bytes that may be held after it. For each record its bytes, and
+    // whether another owner keeps it anyway.
+    std::vector<std::int64_t> codes, cap, sizes;
+    std::vector<bool> pinned;
+
+    // The facts so far.
+    std::vector<Record> records;
+    std::vector<int> tasks;                // for each access the number of its backward; -1 if it is no read
+    std::vector<double> marks;             // entry and exit of each hook, if the pass is timed
+    std::vector<std::int64_t> held_after;  // bytes held after each access, if the pass is timed
+    std::int64_t held = 0, held_peak = 0;
+    std::uint64_t last_use = 0;  // the sequence number at the last read
+    bool timed = false;
+
+    // Derived from that.
+    std::unordered_map<Key, std::size_t, KeyHash> live;  // records by storage and version
+    std::size_t waiting = 0;
+    int backwards = 0, backward = -1;
+
+    bool over() const { return live.empty() && !tasks.empty(); }
+
+    // Whether this is the plan's next access, and `more` bytes fit.
+    bool expects(std::size_t record, Kind kind, std::int64_t more = 0) const {
+        const std::size_t at = tasks.size();
+        return at < codes.size() && codes[at] == static_cast<std::int64_t>(4 * record + kind) && held + more <= cap[at];
+    }
+
+    void set_waiting(Record& record, bool is) {
+        waiting += is;
+        waiting -= record.waiting;
+        record.waiting = is;
+    }
+
+    void accessed(int task, double began) {
+        tasks.push_back(task);
+        if (!timed) return;
+        held_after.push_back(held);
+        marks.push_back(began);
+        marks.push_back(now());
+    }
+};
+
+class Hooks {
+  public:
+    // `example` is a plain tensor on the device. `stays` has the storages of parameters and buffers, by address.
+    // `ended` is called when a pass that C++ leads is over.
+    Hooks(const at::Tensor& example, std::int64_t min_size, py::dict stays, py::object ended)
+        : device_(example.device()),
+          keys_(example.key_set()),
+          min_size_(min_size),
+          thread_(PyThread_get_thread_ident()),
+          stays_(std::move(stays)),
+          ended_(std::move(ended)) {}
+
+    bool open = true;                        // whether new tensors are taken
+    bool leading = false;                    // a pass
+    double seconds = 0;                      // spent in these hooks. Who reads one of these three sets it to zero
+    std::int64_t small = 0, parameters = 0;  // bytes that were saved and stay
+
+    // Give everything else to these hooks. `self` is the Python object around this one.
+    void fall_back(const py::object& self, py::object pack, py::object unpack) {
+        self_ = self.ptr();
+        pack_ = std::move(pack);
+        unpack_ = std::move(unpack);
+    }
+
+    // The hooks
+
+    PyObject* pack(PyObject* object) {
+        if (const at::Tensor* tensor = open ? plain(object) : nullptr) {
+            const double began = now();
+            PyObject* saved = keep(*tensor);
+            if (saved == nullptr && leading) saved = save(*tensor, began);
+            if (saved != nullptr) {
+                seconds += now() - began;
+                return saved;
+            }
+        }
+        return PyObject_CallOneArg(pack_.ptr(), object);
+    }
+
+    PyObject* unpack(PyObject* object) {
+        if (Py_TYPE(object) != saved_type) return PyObject_CallOneArg(unpack_.ptr(), object);
+        auto& saved = *reinterpret_cast<Saved*>(object);
+        if (saved.handle != nullptr) return PyObject_CallOneArg(unpack_.ptr(), saved.handle);
+        // A GPU's backward runs on threads of autograd's own. On a CPU Python warns if the script chose another one.
+        const bool ours = !device_.is_cpu() || PyThread_get_thread_ident() == thread_;
+        const bool good = ours && saved.alias._version() == saved.version;  // else Python raises the error
+        if (good && saved.record == kStays) return THPVariable_Wrap(saved.alias);
+        if (good && saved.record >= 0 && !c10::impl::TorchDispatchModeTLS::any_modes_set()) {
+            const double began = now();
+            const at::Tensor tensor = detached(saved.alias);
+            PyObject* wrapped = THPVariable_Wrap(tensor);  // may run the collector, so it comes first
+            if (use(saved, tensor, began)) {
+                seconds += now() - began;
+                return wrapped;
+            }
+            Py_XDECREF(wrapped);
+        }
+        return PyObject_CallOneArg(unpack_.ptr(), object);
+    }
+
+    // The pass
+
+    // Lead the pass that begins with `tensor`. Returns what autograd is to keep of it; None if the pass is not for C++.
+    py::object lead(const at::Tensor& tensor, std::vector<std::int64_t> codes, std::vector<std::int64_t> cap,
+                    std::vector<std::int64_t> sizes, std::vector<bool> pinned, bool timed) {
+        led_ = Led{};
+        led_.codes = std::move(codes);
+        led_.cap = std::move(cap);
+        led_.sizes = std::move(sizes);
+        led_.pinned = std::move(pinned);
+        led_.timed = timed;
+        led_.records.reserve(led_.sizes.size());
+        led_.tasks.reserve(led_.codes.size());
+        PyObject* saved = save(tensor, now());
+        leading = saved != nullptr;
+        return leading ? py::reinterpret_steal<py::object>(saved) : py::none();
+    }
+
+    // The next access of the pass if it is as planned, else a null pointer.
+    PyObject* save(const at::Tensor& tensor, double began) {
+        if (led_.over()) return nullptr;
+        const bool in_backward = torch::autograd::get_current_graph_task_id() != -1;
+        if (!in_backward && led_.waiting == 0 && !led_.live.empty()) return nullptr;  // perhaps the next pass begins
+        const at::TensorBase& base = tensor.is_view() ? tensor._base() : tensor;
+        if (base.is_leaf() && base.requires_grad()) return nullptr;  // a parameter that Python has yet to note
+        c10::StorageImpl* storage = tensor.storage().unsafeGetStorageImpl();
+        const Key key{storage, static_cast<std::uint32_t>(tensor._version())};
+        const auto found = led_.live.find(key);
+        const bool is_new = found == led_.live.end();
+        const std::size_t index = is_new ? led_.records.size() : found->second;
+        const auto nbytes = static_cast<std::int64_t>(storage->nbytes());
+        if (is_new && (index >= led_.sizes.size() || led_.sizes[index] != nbytes)) return nullptr;
+        const std::int64_t more = is_new && !led_.pinned[index] ? nbytes : 0;
+        if (!led_.expects(index, is_new ? kWrite : kHold, more)) return nullptr;
+
+        Saved* saved = saved_of(tensor, static_cast<std::ptrdiff_t>(index));
+        if (is_new) {
+            led_.records.push_back(
+                {key, WeakStorage(tensor.storage().getWeakStorageImpl()), WeakTensor(at::Tensor().getIntrusivePtr())});
+            led_.live.emplace(key, index);
+            led_.held += more;
+            led_.held_peak = std::max(led_.held_peak, led_.held);
+        }
+        Record& record = led_.records[index];
+        record.saved.push_back(saved);
+        led_.set_waiting(record, true);
+        led_.accessed(-1, began);
+        return &saved->ob_base;
+    }
+
+    // Whether the use of a saved tensor is the planned access. If so, it is noted.
+    bool use(const Saved& saved, const at::Tensor& handed, double began) {
+        if (saved.record < 0 || !led_.expects(saved.record, kRead)) return false;
+        const int task = torch::autograd::get_current_graph_task_id();
+        const bool is_other = task != led_.backward;
+        if (led_.backwards + is_other >= kOldBackwards) return false;  // Python forgets those that waited that long
+        led_.backward = task;
+        led_.backwards += is_other;
+        led_.last_use = at::sequence_number::peek();
+        Record& record = led_.records[saved.record];
+        record.handed = WeakTensor(handed.getIntrusivePtr());
+        led_.set_waiting(record, false);
+        led_.accessed(task, began);
+        return true;
+    }
+
+    // The end of a saved tensor of the pass.
+    void end(Saved& saved) {
+        const std::size_t index = saved.record;
+        Record* record = &led_.records[index];
+        record->saved.erase(std::find(record->saved.begin(), record->saved.end(), &saved));
+        if (!record->saved.empty()) return;
+        record->freed = static_cast<std::ptrdiff_t>(led_.tasks.size());
+        led_.set_waiting(*record, false);
+        led_.live.erase(record->key);
+        if (!led_.pinned[index]) led_.held -= led_.sizes[index];
+        const auto pass = pass_;
+        // If the storage dies with it, other code may run, and Python may take the pass over.
+        saved.alias.reset();
+        if (pass != pass_) return;
+        record = &led_.records[index];
+        const bool gone = record->storage.expired(), at_work = !record->handed.expired();
+        record->judged = gone || !at_work;  // else the backward may still have it, or the script
+        record->owned = !gone && !at_work;
+        if (!led_.over()) return;
+        const py::error_scope scope;  // keeps the error of the code that let go of the saved tensor
+        try {
+            ended_();
+        } catch (py::error_already_set& error) {
+            error.discard_as_unraisable("the end of a pass");
+        }
+    }
+
+    // The fields of Led in native_hooks.py: all that is known of the pass, which is Python's from now on.
+    py::tuple take() {
+        Led led = std::exchange(led_, Led{});
+        leading = false;
+        ++pass_;
+        // Making objects may run the collector. The references keep it from ending a saved tensor in the lists below.
+        std::vector<std::pair<Record*, std::vector<py::object>>> open;
+        for (Record& record : led.records) {
+            if (record.freed >= 0 && record.judged) continue;
+            auto& saved = open.emplace_back(&record, std::vector<py::object>()).second;
+            for (Saved* one : record.saved) {
+                one->record = kTaken;
+                saved.push_back(py::reinterpret_borrow<py::object>(&one->ob_base));
+            }
+        }
+        std::vector<std::ptrdiff_t> freed;
+        std::vector<bool> owned;
+        for (const Record& record : led.records) {
+            freed.push_back(record.freed);
+            owned.push_back(record.owned);
+        }
+        py::list rest;
+        for (const auto& [record, saved] : open) {
+            const auto storage = record->storage.lock();
+            const auto handed = record->handed.lock();
+            rest.append(py::make_tuple(
+                record - led.records.data(),
+                py::make_tuple(reinterpret_cast<std::uintptr_t>(record->key.storage), record->key.version),
+                storage ? py::reinterpret_steal<py::object>(THPStorage_Wrap(c10::Storage(storage))) : py::none(),
+                handed ? wrap(at::Tensor(handed)) : py::none(), saved));
+        }
+        return py::make_tuple(led.marks, led.held_after, led.tasks, freed, owned, rest, led.last_use, led.held_peak);
+    }
+
+    std::size_t live() const { return led_.live.size(); }
+    std::int64_t held() const { return led_.held; }
+    bool over() const { return leading && led_.over(); }
+
+    int traverse(visitproc visit, void* arg) const {
+        for (const py::object* one : {static_cast<const py::object*>(&stays_), &ended_, &pack_, &unpack_}) {
+            Py_VISIT(one->ptr());
+        }
+        return 0;
+    }
+
+    void clear() { ended_ = pack_ = unpack_ = {}; }
+
+  private:
+    static py::object wrap(const at::Tensor& tensor) {
+        return py::reinterpret_steal<py::object>(THPVariable_Wrap(tensor));
+    }
+
+    // The tensor if it is no more than bytes on the device: `movable` of lms.torch.records.
+    const at::Tensor* plain(py::handle object) const {
+        if (!THPVariable_CheckExact(object.ptr()) || c10::impl::TorchDispatchModeTLS::any_modes_set()) return nullptr;
+        const at::Tensor& tensor = THPVariable_Unpack(object.ptr());
+        const bool is = tensor.key_set() == keys_ && tensor.device() == device_ && tensor.has_storage();
+        return is ? &tensor : nullptr;
+    }
+
+    Saved* saved_of(const at::Tensor& tensor, std::ptrdiff_t record) {
+        Saved* saved = PyObject_New(Saved, saved_type);  // the collector does not see it, and does not run for it
+        if (saved == nullptr) throw std::bad_alloc();
+        saved->hooks = this;
+        saved->owner = Py_NewRef(self_);
+        new (&saved->alias) at::Tensor(detached(tensor));
+        saved->version = tensor._version();
+        saved->record = record;
+        saved->handle = nullptr;
+        return saved;
+    }
+
+    // Returns what autograd is to keep of a tensor that stays; a null pointer if it may move.
+    PyObject* keep(const at::Tensor& tensor) {
+        const c10::StorageImpl* storage = tensor.storage().unsafeGetStorageImpl();
+        std::int64_t* bytes = nullptr;
+        if (static_cast<std::int64_t>(storage->nbytes()) < min_size_) {
+            bytes = &small;
+        } else if (stays_.contains(py::int_(reinterpret_cast<std::uintptr_t>(storage)))) {
+            bytes = &parameters;
+        } else {
+            return nullptr;
+        }
+        *bytes += static_cast<std::int64_t>(tensor.nbytes());
+        return &saved_of(tensor, kStays)->ob_base;
+    }
+
+    c10::Device device_;
+    c10::DispatchKeySet keys_;  // of every plain tensor; other kinds have further keys
+    std::int64_t min_size_;
+    unsigned long thread_;  // that opened the session
+    py::dict stays_;
+    py::object ended_, pack_, unpack_;
+    PyObject* self_ = nullptr;
+    Led led_;
+    std::uint64_t pass_ = 0;  // passes that Python has taken over
+};
+
+void dealloc(PyObject* object) {
+    auto* saved = reinterpret_cast<Saved*>(object);
+    PyTypeObject* type = Py_TYPE(object);
+    if (saved->record >= 0) saved->hooks->end(*saved);
+    saved->alias.~Tensor();
+    Py_XDECREF(saved->handle);
+    Py_DECREF(saved->owner);
+    PyObject_Free(object);
+    Py_DECREF(type);
+}
+
+Saved& as_saved(PyObject* object) { return *reinterpret_cast<Saved*>(object); }
+
+PyGetSetDef saved_fields[] = {
+    {"alias", [](PyObject* saved, void*) { return THPVariable_Wrap(as_saved(saved).alias); }, nullptr, nullptr,
+     nullptr},
+    {"version", [](PyObject* saved, void*) { return PyLong_FromUnsignedLong(as_saved(saved).version); }, nullptr,
+     nullptr, nullptr},
+    {"handle",
+     [](PyObject* saved, void*) {
+         PyObject* handle = as_saved(saved).handle;
+         return Py_NewRef(handle != nullptr ? handle : Py_None);
+     },
+     [](PyObject* saved, PyObject* handle, void*) {
+         as_saved(saved).handle = Py_XNewRef(handle);
+         as_saved(saved).alias.reset();
+         return 0;
+     },
+     nullptr, nullptr},
+    {},
+};
+
+// The hooks are plain C functions, because pybind11 would make each call slower.
+Hooks& hooks_of(PyObject* self) {
+    return *reinterpret_cast<py::detail::instance*>(self)->get_value_and_holder().value_ptr<Hooks>();
+}
+
+PyObject* pack(PyObject* self, PyObject* tensor) {
+    HANDLE_TH_ERRORS
+    return hooks_of(self).pack(tensor);
+    END_HANDLE_TH_ERRORS
+}
+
+PyObject* unpack(PyObject* self, PyObject* saved) {
+    HANDLE_TH_ERRORS
+    return hooks_of(self).unpack(saved);
+    END_HANDLE_TH_ERRORS
+}
+
+PyMethodDef methods[] = {{"pack", pack, METH_O, nullptr}, {"unpack", unpack, METH_O, nullptr}};
+
+py::object hook(PyMethodDef* definition, const py::object& self) {
+    return py::reinterpret_steal<py::object>(PyCFunction_New(definition, self.ptr()));
+}
+
+// The hooks in C++ and in Python hold each other, so the collector must see these.
+void collectable(PyHeapTypeObject* heap) {
+    PyTypeObject* type = &heap->ht_type;
+    type->tp_flags |= Py_TPFLAGS_HAVE_GC;
+    type->tp_traverse = [](PyObject* self, visitproc visit, void* arg) {
+        Py_VISIT(Py_TYPE(self));
+        return py::detail::is_holder_constructed(self) ? py::cast<Hooks&>(py::handle(self)).traverse(visit, arg) : 0;
+    };
+    type->tp_clear = [](PyObject* self) {
+        if (py::detail::is_holder_constructed(self)) py::cast<Hooks&>(py::handle(self)).clear();
+        return 0;
+    };
+}
+
+}  // namespace
+
+PYBIND11_MODULE(native_hooks, module) {
+    PyType_Slot slots[] = {
+        {Py_tp_dealloc, reinterpret_cast<void*>(dealloc)}, {Py_tp_getset, saved_fields}, {0, nullptr}};
+    PyType_Spec spec = {"native_hooks.Saved", sizeof(Saved), 0, Py_TPFLAGS_DEFAULT | Py_TPFLAGS_DISALLOW_INSTANTIATION,
+                        slots};
+    saved_type = reinterpret_cast<PyTypeObject*>(PyType_FromSpec(&spec));
+    if (saved_type == nullptr) throw py::error_already_set();
+    py::class_<Hooks>(module, "Hooks", py::module_local(), py::custom_type_setup(collectable))
+        .def(py::init<const at::Tensor&, std::int64_t, py::dict, py::object>())
+        .def_readwrite("open", &Hooks::open)
+        .def_readonly("leading", &Hooks::leading)
+        .def_readwrite("seconds", &Hooks::seconds)
+        .def_readwrite("small", &Hooks::small)
+        .def_readwrite("parameters", &Hooks::parameters)
+        .def_property_readonly("live", &Hooks::live)
+        .def_property_readonly("held", &Hooks::held)
+        .def_property_readonly("over", &Hooks::over)
+        .def_property_readonly("pack", [](const py::object& self) { return hook(&methods[0], self); })
+        .def_property_readonly("unpack", [](const py::object& self) { return hook(&methods[1], self); })
+        .def("fall_back",
+             [](const py::object& self, py::object pack, py::object unpack) {
+                 self.cast<Hooks&>().fall_back(self, std::move(pack), std::move(unpack));
+             })
+        .def("lead", &Hooks::lead)
+        .def("take", &Hooks::take);
+}

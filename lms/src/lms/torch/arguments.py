@@ -1,0 +1,43 @@
+"""Reads the arguments of a session that are PyTorch's objects."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from typing import TypeVar
+
+import torch
+
+from lms.errors import UsageError
+from lms.torch.backend import supported
+
+T = TypeVar("T")
+
+
+def listed(given: T | Iterable[T] | None, kind: type[T], argument: str) -> list[T]:
+    """The objects that `argument` was given: one or several of `kind`, or none. Raises UsageError for others."""
+    items: list[object]
+    if given is None:
+        items = []
+    elif isinstance(given, kind) or not isinstance(given, Iterable):
+        items = [given]
+    else:
+        items = list(given)
+    found = [item for item in items if isinstance(item, kind)]
+    if len(found) < len(items):
+        wrong = next(item for item in items if not isinstance(item, kind))
+        raise UsageError(f"{argument}: expected a {kind.__name__} or several, found {type(wrong).__name__}")
+    return found
+
+
+def training_device(given: str | torch.device | None, models: Sequence[torch.nn.Module]) -> torch.device:
+    """The device of the training: as given, or that of the first parameter, or the GPU if there is one."""
+    parameter = next((p for model in models for p in model.parameters()), None)
+    if given is not None:
+        device = torch.device(given)
+    elif parameter is not None:
+        device = parameter.device
+    else:
+        device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    if str(supported(device)) == "cuda":  # whichever is current
+        return torch.device("cuda", torch.cuda.current_device())
+    return device

@@ -1,0 +1,219 @@
+"""The hooks in C++ and the hooks in Python: the same bits, the same errors and the same figures.
+
+`test_fuzz.py` compares them on random graphs.
+"""
+
+from __future__ import annotations
+
+import gc
+import sys
+import threading
+import warnings
+import weakref
+from collections.abc import Callable
+
+import pytest
+import torch
+from torch import Tensor
+
+from lms.memory.resident import ResidentSet
+from lms.torch import native_hooks
+from lms.torch.passes import Pass
+from lms.torch.session import Session
+
+Make = Callable[..., Session]
+STEPS = 40
+ROOM = 10**6  # bytes, so that nothing has to move
+FIGURES = (
+    *("passes", "saved", "recorded", "held_peak", "largest", "swapped_out", "misses", "replans"),
+    *("kept_parameters", "kept_small", "kept_owned", "kept_types"),
+)
+
+
+@pytest.fixture(autouse=True)
+def _compiled() -> None:
+    if native_hooks.find() is None:
+        pytest.skip("the hooks are not compiled: `python -m lms.build torch` says what is missing")
+
+
+@pytest.fixture
+def taken(monkeypatch: pytest.MonkeyPatch) -> list[bool]:
+    """For each pass that C++ led: whether Python took it over before it was over."""
+    found: list[bool] = []
+    take_over = Pass.take_over
+
+    def noting(self: Pass, led: native_hooks.Led) -> object:
+        records = take_over(self, led)
+        found.append(bool(records))
+        return records
+
+    monkeypatch.setattr(Pass, "take_over", noting)
+    return found
+
+
+def leaf() -> Tensor:
+    return torch.arange(36.0).view(6, 6).div(36).requires_grad_()
+
+
+def usual(w: Tensor, _: int) -> list[Tensor]:
+    x = torch.exp(w * 1.0)
+    y = (x * x.t()).tanh() * x.view(-1)[:6]
+    return [torch.autograd.grad((torch.exp(y) * w).sum(), w)[0]]
+
+
+def another_way(w: Tensor, step: int) -> list[Tensor]:
+    x = torch.exp(w * 1.0)
+    for _ in range(2 + (step % 11 == 10)):
+        x = torch.tanh(x) * x
+    return [torch.autograd.grad(x.sum(), w)[0]]
+
+
+def shorter(w: Tensor, step: int) -> list[Tensor]:
+    x = torch.exp(torch.exp(w * 0.5) * 0.5)
+    return [torch.autograd.grad(x.sum(), w)[0]] if step % 9 else [x.detach()]
+
+
+def twice(w: Tensor, step: int) -> list[Tensor]:
+    loss = torch.exp(torch.exp(w * 0.5) * 0.5).sum()
+    return [
+        torch.autograd.grad(loss, w, retain_graph=step % 7 == 6 and not again)[0]
+        for again in range(1 + (step % 7 == 6))
+    ]
+
+
+def changed(w: Tensor, step: int) -> list[Tensor]:
+    x = torch.exp(w * 0.5)
+    y = torch.exp(x * 0.5).sum()
+    if step % 8 == 7:
+        with torch.no_grad():
+            x.add_(1)
+        with pytest.raises(RuntimeError, match=r"modified by an inplace operation: \[torch.FloatTensor \[6, 6\]\]"):
+            torch.autograd.grad(y, w)
+        return []
+    return [torch.autograd.grad(y, w)[0]]
+
+
+KEPT: list[Tensor] = []
+
+
+def keeps(w: Tensor, step: int) -> list[Tensor]:
+    x = torch.exp(w * 0.5)
+    if step % 10 == 9:
+        KEPT.append(x.detach())
+    return [torch.autograd.grad(torch.exp(x * 0.5).sum(), w)[0]]
+
+
+def train(make: Make, step: Callable[[Tensor, int], list[Tensor]]) -> tuple[list[list[Tensor]], dict[str, object]]:
+    KEPT.clear()
+    w = leaf()
+    with make(budget=ROOM) as session:
+        results = [step(w, index) for index in range(STEPS)]
+        stats = session.stats()
+        gc.collect()
+        assert session._swapper.live == 0
+        trace = session.trace
+        assert trace is not None
+        keys = [(access.kind, access.tensor) for access in trace.accesses]
+    return results, {name: stats[name] for name in FIGURES} | {"keys": keys}
+
+
+@pytest.mark.parametrize("step", [usual, another_way, shorter, twice, changed, keeps])
+def test_they_do_what_python_does(
+    step: Callable[[Tensor, int], list[Tensor]],
+    lms: Make,
+    taken: list[bool],
+    monkeypatch: pytest.MonkeyPatch,
+    bits: Callable[[Tensor], object],
+) -> None:
+    ours, figures = train(lms, step)
+    led = len(taken)
+    assert led > STEPS / 2
+    monkeypatch.setattr(native_hooks, "find", lambda: None)
+    theirs, expected = train(lms, step)
+    assert len(taken) == led
+    assert [[bits(t) for t in row] for row in ours] == [[bits(t) for t in row] for row in theirs]
+    assert figures == expected
+
+
+def test_a_known_pass_that_moves_nothing_is_led_by_cpp_and_leaves_nothing(lms: Make) -> None:
+    w = leaf()
+    with lms(budget=ROOM) as session:
+        for index in range(8):
+            usual(w, index)
+        x = torch.exp(w * 1.0)
+        storage = weakref.ref(x.untyped_storage())
+        y = x * x.t()
+        assert session._swapper.native.leading
+        assert session._swapper.live > 0
+        del x, y
+        assert storage() is None
+        assert session._swapper.live == 0
+
+
+def test_ten_thousand_passes_leave_nothing(lms: Make, taken: list[bool]) -> None:
+    w = leaf()
+
+    def steps(count: int) -> tuple[int, int]:
+        for step in range(count):
+            x = torch.exp(w * 1.0)
+            if step % 10 == 9:
+                x = torch.tanh(x)  # not as planned
+            (x * x).sum().backward()
+            w.grad = None
+        gc.collect()
+        return sys.getallocatedblocks(), ResidentSet().current()
+
+    with lms(budget=ROOM):
+        blocks, nbytes = steps(500)
+        taken.clear()
+        more_blocks, more_nbytes = steps(10_000)
+        assert taken.count(False) > 8000
+        assert taken.count(True) > 800
+    # One object, or 400 bytes, for each pass would show.
+    assert more_blocks - blocks < 2000
+    assert more_nbytes - nbytes < 4 << 20
+
+
+def test_other_threads_use_and_drop_what_this_one_saves(lms: Make, taken: list[bool], bits: object) -> None:
+    w = leaf()
+    graphs: list[Tensor] = []
+    over = threading.Event()
+    found: list[Tensor] = []
+
+    def loss() -> Tensor:
+        return torch.exp(torch.exp(w * 0.5) * 0.5).sum()
+
+    def work(*, use: bool) -> None:
+        while not over.is_set() or graphs:
+            try:
+                graph = graphs.pop()
+            except IndexError:
+                over.wait(1e-4)
+                continue
+            if use:
+                found.append(torch.autograd.grad(graph, w)[0])
+            del graph
+
+    expected = torch.autograd.grad(loss(), w)[0]
+    threads = [threading.Thread(target=work, kwargs={"use": use}) for use in (True, False)]
+    with lms(budget=ROOM) as session, warnings.catch_warnings():
+        warnings.filterwarnings("ignore", message="a backward runs on thread")
+        for _ in range(8):
+            torch.autograd.grad(loss(), w)
+        for thread in threads:
+            thread.start()
+        try:
+            for step in range(400):
+                if step % 4 == 0:
+                    graphs.append(loss())
+                assert torch.equal(torch.autograd.grad(loss(), w)[0], expected)
+        finally:
+            over.set()
+            for thread in threads:
+                thread.join()
+        gc.collect()
+        assert session._swapper.live == 0
+    assert found
+    assert all(torch.equal(one, expected) for one in found)
+    assert taken.count(True) > 0
+    assert taken.count(False) > 0
