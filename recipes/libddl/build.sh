@@ -2,6 +2,9 @@
 # libddl, which needs no MPI: the library with its links, and the headers.
 set -euxo pipefail
 
+# As conda-forge's compilers say it. A builder shortens the path in place; to lengthen a short one takes patchelf.
+export LDFLAGS="${LDFLAGS:-} -Wl,-rpath,$PREFIX/lib"
+
 cmake -S . -B build -G Ninja \
     -DCMAKE_BUILD_TYPE=Release \
     -DCMAKE_INSTALL_PREFIX="$PREFIX" \

@@ -18,7 +18,6 @@
 #include "base/random_number.h"
 #include "base/say.h"
 #include "base/status.h"
-#include "startup/environment.h"
 #include "startup/tcp_rendezvous.h"
 
 namespace ddl {

@@ -468,8 +468,9 @@ void TcpTransport::forget(Peer& peer, const Frame& frame) {
 void TcpTransport::end_payload(Peer& peer) {
     const Frame& frame = peer.frame;
     size_t cost = 0;
-    if (frame.kind == Frame::notice) {
-        notices_.push_back({peer.rank, {peer.copy.get(), peer.copy.get() + frame.bytes}});
+    if (frame.kind == Frame::notice || frame.kind == Frame::word) {
+        auto& queue = frame.kind == Frame::notice ? notices_ : words_;
+        queue.push_back({peer.rank, {peer.copy.get(), peer.copy.get() + frame.bytes}});
     } else if (frame.kind == Frame::eager && peer.copy) {
         // A receive may have been posted since its head came.
         const auto awaited = std::find_if(peer.awaited.begin(), peer.awaited.end(),
