@@ -147,8 +147,8 @@ DDL_API ddl_result ddl_finalize(void);
  *
  * Works over TCP only: under MPI it returns DDL_ERROR_UNSUPPORTED and changes nothing. After any other error this
  * process has left the job, as by ddl_finalize. DDL_ERROR_TIMEOUT: a rank that is alive did not call it within
- * DDL_TIMEOUT seconds. DDL_ERROR_PEER_LOST: this rank reaches fewer ranks than do not answer, and those may go on without
- * it. After a shrink modes b, m and n are rings. */
+ * DDL_TIMEOUT seconds. DDL_ERROR_PEER_LOST: this rank reaches fewer ranks than do not answer, and those may go on
+ * without it. After a shrink modes b, m and n are rings. */
 DDL_API ddl_result ddl_shrink(int* gone, int capacity, int* count);
 
 /* Stores the number of this epoch: 0 after ddl_init, and higher after each ddl_shrink, equal on all ranks. */

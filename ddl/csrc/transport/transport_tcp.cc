@@ -21,7 +21,7 @@ constexpr size_t kEagerBytes = 16 << 10;    // longest message that is sent befo
 constexpr size_t kEagerWindow = 256 << 10;  // of such that a receiver keeps, for each peer
 constexpr size_t kBuffer = 32 << 10;        // most bytes of one read, except of long payloads
 constexpr size_t kMostWord = 64 << 10;
-constexpr double kGoodbyeSeconds = 2;       // in which close() lets the rest leave
+constexpr double kGoodbyeSeconds = 2;  // in which close() lets the rest leave
 constexpr int kEvents = 64;
 
 }  // namespace
