@@ -106,8 +106,7 @@ def load() -> ctypes.CDLL:
     path = find()
     try:
         # By its own name: it looks for its plugin beside itself, and a conda package of this one holds a link to it.
-        # Global: PyTorch's backend in C++ takes its functions from there.
-        library = ctypes.CDLL(str(path.resolve()), mode=ctypes.RTLD_GLOBAL)
+        library = ctypes.CDLL(str(path.resolve()))
         library.ddl_version.argtypes = []
         library.ddl_last_error.argtypes = []
         library.ddl_last_error.restype = c_char_p
