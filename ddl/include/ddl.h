@@ -135,6 +135,25 @@ DDL_API ddl_result ddl_init_with(const ddl_membership* membership, const char* o
  */
 DDL_API ddl_result ddl_finalize(void);
 
+/* Goes on without the ranks that died. The ranks that are alive begin an epoch of their own, with consecutive ranks in
+ * their old order. Collective over all ranks that are alive; blocks. More of them may die meanwhile.
+ *
+ * Requests in flight, on any rank and communicator, end with DDL_ERROR_PEER_LOST, and no message reaches the new epoch.
+ * Every communicator except DDL_WORLD is freed; DDL_WORLD then has the survivors. *count becomes the number of ranks
+ * that are gone, and gone[0..capacity) the former ranks of the first of them. Both pointers may be NULL.
+ *
+ * The step in which a rank died has to be done again or dropped. Survivors may be one collective apart, because some
+ * may have the result of a call that failed on others. So they must agree on the step (an allreduce with DDL_MIN).
+ *
+ * Works over TCP only: under MPI it returns DDL_ERROR_UNSUPPORTED and changes nothing. After any other error this
+ * process has left the job, as by ddl_finalize. DDL_ERROR_TIMEOUT: a rank that is alive did not call it within
+ * DDL_TIMEOUT seconds. DDL_ERROR_PEER_LOST: this rank reaches fewer ranks than do not answer, and those may go on
+ * without it. After a shrink modes b, m and n are rings. */
+DDL_API ddl_result ddl_shrink(int* gone, int capacity, int* count);
+
+/* Stores the number of this epoch: 0 after ddl_init, and higher after each ddl_shrink, equal on all ranks. */
+DDL_API ddl_result ddl_epoch(uint64_t* epoch);
+
 /* Returns the version of the loaded library: major * 10000 + minor * 100 + patch. Needs no ddl_init; cannot fail. */
 DDL_API int ddl_version(void);
 

@@ -150,7 +150,7 @@ def test_other_launchers_jobs_of_libddl_name_the_rank_that_is_lost(
     other_mpi: Path, native: Callable[..., Path], tmp_path: Path
 ) -> None:
     library = native(
-        tmp_path / "build", "ddl", f"-DMPI_CXX_COMPILER={other_mpi.with_name('mpicxx')}", "-DDDL_TESTS=OFF"
+        tmp_path / "build", "ddl_all", f"-DMPI_CXX_COMPILER={other_mpi.with_name('mpicxx')}", "-DDDL_TESTS=OFF"
     )
     options = ["--mpirun", str(other_mpi), "-x", f"DDL_LIBRARY={library / 'libddl.so'}", sys.executable, str(PROGRAM)]
     with running(cluster([3], link="200mbit")) as one:

@@ -1,4 +1,4 @@
-"""Modes m, n and b, and buffers in a GPU's memory: over MPI itself, and over a stub of CUDA and NCCL (nccl_stub)."""
+"""Modes m, n and b, and buffers in a GPU's memory: over MPI itself, and on a stub of CUDA and NCCL (nccl_stub)."""
 
 import functools
 import re
@@ -22,18 +22,22 @@ def built(native: Callable[..., Path]) -> str:
 
 
 @pytest.fixture
-def on_stub(ranks: Run, native: Callable[..., Path], tmp_path: Path) -> Run:
-    """`ranks`, with the stub for CUDA and NCCL; calls are written down in `tmp_path`."""
-
+def stub(native: Callable[..., Path], tmp_path: Path) -> dict[str, str]:
+    """What chooses the stub for CUDA and NCCL; calls are written down in `tmp_path`."""
     # libddl knows the driver by its name.
-    stub = tmp_path / "libcuda.so.1"
-    stub.symlink_to(built(native))
+    file = tmp_path / "libcuda.so.1"
+    file.symlink_to(built(native))
+    return {"DDL_CUDA_LIB": str(file), "DDL_NCCL_LIB": str(file), "DDL_STUB_DIR": str(tmp_path)}
+
+
+@pytest.fixture
+def on_stub(ranks: Run, stub: dict[str, str]) -> Run:
+    """`ranks`, with the stub."""
 
     def run(
         size: int, program: str, *arguments: str, timeout: float = 60, **variables: str
     ) -> subprocess.CompletedProcess[str]:
-        places = {"DDL_CUDA_LIB": str(stub), "DDL_NCCL_LIB": str(stub), "DDL_STUB_DIR": str(tmp_path)}
-        return ranks(size, program, *arguments, timeout=timeout, **{**places, **variables})
+        return ranks(size, program, *arguments, timeout=timeout, **{**stub, **variables})
 
     return run
 
@@ -96,6 +100,13 @@ def test_nccl_is_called_in_one_order_and_the_numbers_are_right(
     done = on_stub(size, "sweep.py", str(size), "device", *modes, timeout=120)
     right(done, *(f"-mode {mode}: right" for mode in modes))
     assert calls <= check_order(tmp_path, size)
+
+
+def test_nccl_needs_no_mpi(tcp_ranks: Run, stub: dict[str, str], tmp_path: Path) -> None:
+    right(
+        tcp_ranks(4, "sweep.py", "4", "device", "nb:2x2", timeout=120, DDL_STUB_GPUS="1", **stub), "-mode nb:2x2: right"
+    )
+    assert {"ReduceScatter", "AllGather", "Send"} <= check_order(tmp_path, 4)
 
 
 @pytest.mark.parametrize("options", ["-mode n", "-mode r"])

@@ -40,7 +40,7 @@ def test_collectives_are_right_and_a_dead_rank_is_named(
     native: Callable[..., Path],
     command: Callable[..., subprocess.CompletedProcess[str]],
 ) -> None:
-    folder = native(tmp_path, "ddl", f"-DMPI_CXX_COMPILER={mpich / 'mpicxx'}", "-DDDL_TESTS=OFF")
+    folder = native(tmp_path, "ddl_all", f"-DMPI_CXX_COMPILER={mpich / 'mpicxx'}", "-DDDL_TESTS=OFF")
     library = str(folder / "libddl.so")
     launch = [mpich / "mpiexec", "-n", "4", sys.executable]
     swept = command([*launch, SWEEP, "4"], timeout=120, DDL_LIBRARY=library)

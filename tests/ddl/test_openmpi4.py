@@ -20,9 +20,9 @@ Run = Callable[..., subprocess.CompletedProcess[str]]
     reason=f"no {MPIRUN.name}: run ci/install_tools, or apt-get install openmpi-bin libopenmpi-dev",
 )
 def test_messages_collectives_and_a_dead_rank(tmp_path: Path, native: Callable[..., Path], command: Run) -> None:
-    native(tmp_path, "ddl", f"-DMPI_CXX_COMPILER={MPICXX}")
+    native(tmp_path, "ddl_all", f"-DMPI_CXX_COMPILER={MPICXX}")
     native(tmp_path, "ddl_mpi_tests", f"-DMPI_CXX_COMPILER={MPICXX}")
-    linked = command(["ldd", tmp_path / "libddl.so"], timeout=20).stdout
+    linked = command(["ldd", tmp_path / "libddl_mpi.so"], timeout=20).stdout
     assert "libmpi.so.40 => /lib" in linked or "libmpi.so.40 => /usr/lib" in linked, linked
     launch = [MPIRUN, "--oversubscribe", "--bind-to", "none", "--mca", "mpi_yield_when_idle", "1"]
     for size in ("2", "3"):

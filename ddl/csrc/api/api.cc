@@ -11,6 +11,7 @@
 #include "ddl.h"
 #include "startup/reporter.h"
 #include "startup/session.h"
+#include "startup/tcp_rendezvous.h"
 
 // What a request's handle points to. It keeps its session alive, so that it can be asked for after ddl_finalize.
 struct ddl_request_s {
@@ -223,6 +224,38 @@ ddl_result ddl_init(const char* options) { return ddl::initialise(options, nullp
 ddl_result ddl_init_with(const ddl_membership* membership, const char* options) {
     if (!membership) return ddl::failed(DDL_ERROR_ARGUMENT, "ddl_init_with: membership is NULL");
     return ddl::initialise(options, membership);
+}
+
+ddl_result ddl_shrink(int* gone, int capacity, int* count) {
+    return ddl::guarded([&]() -> Status {
+        ddl::Global& global = ddl::global();
+        const std::lock_guard joining(global.joining);
+        const ddl::SessionPtr former = ddl::session();
+        std::vector<int> ranks;
+        ddl::SessionPtr next;
+        try {
+            next = former->shrink(&ranks);
+        } catch (...) {
+            if (former->has_ended()) ddl::end_session();
+            throw;
+        }
+        {
+            const std::lock_guard lock(global.mutex);
+            global.session = std::move(next);
+        }
+        const auto most = static_cast<size_t>(std::max(capacity, 0));
+        if (gone) std::copy_n(ranks.begin(), std::min(most, ranks.size()), gone);
+        if (count) *count = static_cast<int>(ranks.size());
+        return {};
+    });
+}
+
+ddl_result ddl_epoch(uint64_t* epoch) {
+    return ddl::guarded([&]() -> Status {
+        ddl::need(epoch, "epoch");
+        *epoch = ddl::session()->epoch();
+        return {};
+    });
 }
 
 ddl_result ddl_finalize() {

@@ -9,11 +9,11 @@
 
 namespace ddl {
 
-SharedLibrary::SharedLibrary(const std::vector<std::string>& names, const std::string& what,
-                             const std::string& remedy) {
+SharedLibrary::SharedLibrary(const std::vector<std::string>& names, const std::string& what, const std::string& remedy,
+                             Scope scope) {
     std::string tried;
     for (const std::string& name : names) {
-        handle_ = dlopen(name.c_str(), RTLD_NOW | RTLD_LOCAL);
+        handle_ = dlopen(name.c_str(), RTLD_NOW | (scope == Scope::global ? RTLD_GLOBAL : RTLD_LOCAL));
         if (handle_) {
             name_ = name;
             return;

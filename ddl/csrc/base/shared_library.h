@@ -1,6 +1,7 @@
 // Libraries that are loaded at run time.
 #pragma once
 
+#include <cstdint>
 #include <string>
 #include <vector>
 
@@ -8,9 +9,11 @@ namespace ddl {
 
 class SharedLibrary {
   public:
+    enum class Scope : uint8_t { local, global };  // global: what it loads itself finds its symbols
     // Loads the first of `names` that can be loaded, and never unloads it. Throws Error(DDL_ERROR_UNSUPPORTED), which
     // names `what` needs it, the names that were tried, and the `remedy`.
-    SharedLibrary(const std::vector<std::string>& names, const std::string& what, const std::string& remedy);
+    SharedLibrary(const std::vector<std::string>& names, const std::string& what, const std::string& remedy,
+                  Scope scope = Scope::local);
 
     // Throws Error(DDL_ERROR_UNSUPPORTED) if the library has no such function.
     template <typename Function>

@@ -59,7 +59,7 @@ void Engine::tell(const std::vector<int>& members, const NoticeContent& notice) 
     }
 }
 
-void Engine::shutdown() {
+void Engine::shutdown(const Status& cause) {
     if (shut_.exchange(true)) return;
     {
         const std::lock_guard lock(sleep_);
@@ -75,6 +75,10 @@ void Engine::shutdown() {
         comms.swap(comms_);
     }
     for (const auto& [id, comm] : comms) {
+        if (!cause.ok()) {
+            break_comm(*comm, cause_of(cause.code, cause.message.c_str()), true);
+            continue;
+        }
         const auto pending = std::find_if(comm->queue.begin(), comm->queue.end(),
                                           [](const Active& active) { return !active.finished(); });
         if (pending != comm->queue.end()) break_comm(*comm, finalized_with(*pending), true);

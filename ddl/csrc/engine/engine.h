@@ -135,8 +135,8 @@ class Engine {
 
     // Ends requests in flight with DDL_ERROR_SHUTDOWN, here and on the other members of their communicators, says
     // goodbye, and joins the thread. Does not wait for other ranks. Later calls return DDL_ERROR_STATE; doing it twice
-    // does nothing.
-    void shutdown();
+    // does nothing. With a `cause` it breaks every communicator, as fail() does, and says no goodbye.
+    void shutdown(const Status& cause = {});
 
   private:
     struct Active;

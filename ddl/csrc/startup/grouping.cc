@@ -4,8 +4,8 @@
 #include <utility>
 
 #include "base/backoff.h"
+#include "base/say.h"
 #include "base/status.h"
-#include "device/group_mpi.h"
 #include "device/group_nccl.h"
 
 namespace ddl {
@@ -107,13 +107,13 @@ std::shared_ptr<NcclJob>& last_nccl() {
 
 }  // namespace
 
-GroupComms make_mpi_groups(Job& job, const Plan& plan, double timeout_seconds) {
+GroupComms make_mpi_groups(Job& job, const Plan& plan) {
     GroupComms comms(plan.dimensions.size());
     const int position = plan.positions[static_cast<size_t>(job.rank())];
     for (size_t i = 0; i < comms.size(); ++i) {
         if (plan.modes[i] != 'm' || plan.dimensions[i] == 1) continue;
         const int at = plan.coordinate(position, i);
-        comms[i] = std::make_unique<MpiGroup>(job.split(position - at * plan.stride(i), at, timeout_seconds));
+        comms[i] = job.group(position - at * plan.stride(i), at);
     }
     return comms;
 }

@@ -17,9 +17,9 @@ namespace ddl {
 // By dimension; null where it is a ring.
 using GroupComms = std::vector<std::unique_ptr<GroupComm>>;
 
-// The groups of mode m. Collective; blocks. `timeout_seconds`: as Patience's. It calls MPI, which nobody else may do
-// meanwhile: there is no engine yet. Throws Error.
-GroupComms make_mpi_groups(Job& job, const Plan& plan, double timeout_seconds);
+// The groups of mode m. Collective; blocks. It calls MPI, which nobody else may do meanwhile: there is no engine yet.
+// Throws Error, also if the job has no MPI.
+GroupComms make_mpi_groups(Job& job, const Plan& plan);
 
 struct NcclGroupsOptions {
     int local_rank = 0;  // chooses the GPU where the program has not: see ddl.h

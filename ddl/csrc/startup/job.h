@@ -10,23 +10,17 @@
 #include <string>
 #include <vector>
 
+#include "startup/launch.h"
 #include "startup/rendezvous.h"
-#include "startup/tcp_rendezvous.h"
 #include "transport/heartbeats.h"
-#include "transport/mpi_call.h"
-#include "transport/mpi_watch.h"
 
 namespace ddl {
 
-constexpr size_t kEagerBytes = 20 << 10;  // that Open MPI sends at once inside a host, where we initialise it
-
 class Job {
   public:
-    // This process's job. The first call initialises MPI, where the user has not, and blocks until every rank of the
-    // job does so; after `timeout_seconds` it ends the process, because MPI's calls cannot be given up. Throws Error.
-    // Never destroyed: it is in use until the process ends.
-    // `members`: who takes part in a job that no MPI started; null: DDL_TRANSPORT and the environment decide. The first
-    // call decides for the process.
+    // This process's job. The first call decides for the process who takes part (see make_launch()), and over MPI
+    // blocks until every rank of the job calls it; after `timeout_seconds` it then ends the process, because MPI's
+    // calls cannot be given up. Throws Error. Never destroyed: it is in use until the process ends.
     static Job& join(double timeout_seconds, const Membership* members);
     // True in a child that a rank has forked: nothing of the job is its own. Others would take for its parent's what it
     // sends, and a lock may be held by a thread that it does not have.
@@ -37,23 +31,22 @@ class Job {
 
     int rank() const { return rank_; }
     int size() const { return size_; }
-    bool uses_mpi() const { return !members_; }
-    // Over TCP: a connection to each other rank; each call makes new ones. Collective; before assemble(). Throws Error.
-    std::vector<Socket> connect_all(double timeout_seconds);
 
-    // Calls the roll, over `transport` if MPI did not start the job, and the first time connects the heartbeats.
-    // Returns everyone's greeting. Throws Error.
-    std::vector<Greeting> assemble(Transport* transport, const std::string& options, const Patience& patience,
+    // The rendezvous: returns everyone's greeting, and the first time connects the heartbeats. Collective. Throws
+    // Error.
+    std::vector<Greeting> assemble(const std::string& options, const Patience& patience,
                                    const std::function<void(const std::string&)>& warn);
+    // As Launch has them; after assemble().
+    std::unique_ptr<Transport> connect(const Patience& patience, const std::function<void(const std::string&)>& warn);
+    std::unique_ptr<GroupComm> group(int color, int key) { return launch_->group(color, key); }
 
-    // Another communicator of all ranks. Collective; all must have been there in assemble() just before. Names in a
-    // warning, then in an Error (DDL_ERROR_TIMEOUT), who does not answer meanwhile.
-    MPI_Comm duplicate(const Patience& patience, const std::function<void(const std::string&)>& warn);
-    // A communicator of the ranks of this one's color, ordered by key. Collective, and as duplicate(). Ends the process
-    // if it does not return for so many seconds, because MPI has no form of it that can be given up.
-    MPI_Comm split(int color, int key, double timeout_seconds);
+    // As Launch has them: rank() and size() are then those of the ranks that are alive, and assemble() is next.
+    std::vector<int> shrink(const Patience& patience, const std::function<void(const std::string&)>& warn);
+    bool can_shrink() const { return launch_->can_shrink(); }
+    void keep(std::unique_ptr<Transport> transport) { launch_->keep(std::move(transport)); }
 
-    bool is_dead(int rank) const { return heartbeats_ && watching_ && heartbeats_->death_of(rank) != Death::none; }
+    Death death_of(int rank) const { return watching_ ? heartbeats_->death_of(rank) : Death::none; }
+    bool is_dead(int rank) const { return death_of(rank) != Death::none; }
 
     // What is called before MPI is finalized, by whomever: it must leave MPI alone afterwards.
     void before_finalize(std::function<void()> action) { before_finalize_ = std::move(action); }
@@ -62,30 +55,23 @@ class Job {
 
   private:
     Job(double timeout_seconds, const Membership* members);
-    void start_mpi(double timeout_seconds);
-    std::vector<Greeting> call(Transport* transport, const Greeting& mine, const RendezvousOptions& options) const;
-    void initialise_mpi(double timeout_seconds);
-    void watch_calls(double timeout_seconds);
-    void watch_finalize();
     std::vector<std::string> addresses_in_use(const std::vector<Greeting>& greetings) const;
-    std::string name() const;
     std::string silent_ranks();
     void connect_heartbeats(const std::vector<Greeting>& greetings,
                             const std::function<void(const std::string&)>& warn);
     void report_death(int rank, Death cause);
+    bool any_dead() const { return heartbeats_ && heartbeats_->any_dead(); }
+    void spoil() { spoiled_ = failed_ = true; }
     void leave(int status);
-    void finalize_mpi();
+    void finalize();
     [[noreturn]] void end_process(const std::string& why);
 
     const pid_t process_;
-    std::unique_ptr<Membership> members_;  // none: MPI's
-    bool initialised_mpi_ = false;
-    MPI_Comm base_ = MPI_COMM_NULL;
+    std::unique_ptr<Launch> launch_;
     int rank_ = 0, size_ = 1;
     int round_ = 0;
-    bool spoiled_ = false;  // an assembly failed: its messages may still arrive
-    std::unique_ptr<MpiWatch> calls_;
-    std::unique_ptr<Heartbeats> heartbeats_;  // none if there is one rank
+    bool spoiled_ = false;                    // an assembly failed: its messages may still arrive
+    std::shared_ptr<Heartbeats> heartbeats_;  // none if there is one rank; a fork reads it at any time
     std::atomic<bool> watching_{false};
     std::vector<std::string> names_;  // "rank 3 (host b)", of each rank
     std::vector<std::string> hosts_;  // of each rank
@@ -94,8 +80,5 @@ class Job {
     std::atomic<bool> failed_{false}, exiting_{false};
     std::atomic<int> exit_status_{0};
 };
-
-// The name by which this host is known in messages.
-std::string host_name();
 
 }  // namespace ddl

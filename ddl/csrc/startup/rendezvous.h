@@ -8,7 +8,6 @@
 
 #include "base/cores.h"
 #include "base/patience.h"
-#include "transport/mpi_call.h"
 #include "transport/transport.h"
 
 namespace ddl {
@@ -26,18 +25,10 @@ struct Greeting {
     CoreSet cores;
 };
 
-struct RendezvousOptions {
-    Patience patience;
-    std::function<bool(int rank)> is_dead;
-    std::function<void(const std::string&)> warn;
-    const char* missing = "not called ddl_init";  // what a rank that does not come has done
-};
-
-// The greeting of every rank of `base`. Collective; blocks. Names in a warning, then in an Error (DDL_ERROR_TIMEOUT),
-// who has not called ddl_init; DDL_ERROR_PEER_LOST where a rank died, and DDL_ERROR_MISMATCH where versions, options or
-// rounds differ, naming both ranks. After an error `base` is not to be used again.
-std::vector<Greeting> call_roll(MPI_Comm base, const Greeting& mine, const RendezvousOptions& options);
-// The same over a transport. The caller uses it for nothing else meanwhile.
-std::vector<Greeting> call_roll(Transport& transport, const Greeting& mine, const RendezvousOptions& options);
+// The greeting of every rank. Collective; blocks. The caller uses `transport` for nothing else meanwhile, and after an
+// error not again. Names in a warning, then in an Error (DDL_ERROR_TIMEOUT), who has not called ddl_init;
+// DDL_ERROR_PEER_LOST if a rank died, and DDL_ERROR_MISMATCH if versions, options or rounds differ, naming both ranks.
+std::vector<Greeting> call_roll(Transport& transport, const Greeting& mine, const Patience& patience,
+                                const std::function<void(const std::string&)>& warn);
 
 }  // namespace ddl

@@ -1,12 +1,11 @@
 #include "startup/session.h"
 
-#include <unistd.h>
-
+#include <algorithm>
 #include <atomic>
 #include <cerrno>
 #include <cstdlib>
 
-#include "forecast/part.h"
+#include "base/say.h"
 #include "startup/decision.h"
 #include "startup/grouping.h"
 #include "transport/host_memory.h"
@@ -14,9 +13,6 @@
 
 namespace ddl {
 namespace {
-
-// A header and its payload in one message go at once inside a host, with room for MPI's own header.
-static_assert(sizeof(PackedHeader) + kInlineBytes + 256 <= kEagerBytes);
 
 // Of the messages before the engine's: to share memory, then to decide. All of them are received, or taken back, before
 // the next ones begin, which may use the tags again.
@@ -42,11 +38,6 @@ std::string text_of(const char* options) {
     return options ? options : "";
 }
 
-void say(const std::string& text) {
-    const std::string line = "ddl: " + text + "\n";
-    static_cast<void>(!write(STDERR_FILENO, line.data(), line.size()));
-}
-
 void warn(const std::string& text) { say("warning: " + text); }
 
 // Processors that the ranks of the host at `place` may run on: each of them may be bound to its own.
@@ -60,45 +51,71 @@ int cores_of_host(const std::vector<Greeting>& greetings, const std::string& pla
 
 }  // namespace
 
-Session::Session(const char* options_text, const Membership* members)
+Session::Session(const char* options, const Membership* members)
     : job_(Job::join(patience_of_environment().timeout_seconds, members)) {
+    begin(text_of(options));
+}
+
+Session::Session(Job& job, uint64_t epoch, std::shared_ptr<const Origin> origin, std::vector<int> places)
+    : job_(job), epoch_(epoch), origin_(std::move(origin)), places_(std::move(places)) {
+    begin(origin_->text);
+}
+
+std::shared_ptr<Session> Session::shrink(std::vector<int>* gone) {
+    if (!job_.can_shrink()) {
+        throw Error(DDL_ERROR_UNSUPPORTED,
+                    "ddl_shrink: MPI connects this job, and cannot go on without a rank: start it over TCP "
+                    "(DDL_TRANSPORT=tcp, with RANK, WORLD_SIZE, MASTER_ADDR and MASTER_PORT), or start it again");
+    }
+    const std::lock_guard lock(ending_);
+    if (ended_.exchange(true)) throw Error(DDL_ERROR_STATE, "ddl is not initialised: call ddl_init first");
+    const int size = job_.size();
+    engine_->shutdown({DDL_ERROR_PEER_LOST,
+                       "rank " + std::to_string(job_.rank()) + " called ddl_shrink, as every rank that is alive must"});
+    std::vector<int> here(static_cast<size_t>(size));  // by their numbers in this epoch
+    for (size_t i = 0; i < here.size(); ++i) here[i] = static_cast<int>(i);
+    for (uint64_t epoch = epoch_ + 1;; ++epoch) {
+        std::vector<int> survivors, places;
+        for (const int rank : job_.shrink(patience_of_environment(), warn)) {
+            survivors.push_back(here[static_cast<size_t>(rank)]);
+            places.push_back(places_[static_cast<size_t>(survivors.back())]);
+        }
+        here = std::move(survivors);
+        try {
+            std::shared_ptr<Session> next(new Session(job_, epoch, origin_, std::move(places)));
+            for (int rank = 0; rank < size; ++rank) {
+                if (!std::binary_search(here.begin(), here.end(), rank)) gone->push_back(rank);
+            }
+            return next;
+        } catch (const Error& error) {
+            if (error.code() == DDL_ERROR_PEER_LOST) continue;  // another one died: once more, without it
+            job_.keep(nullptr);                                 // which says goodbye
+            throw;
+        }
+    }
+}
+
+void Session::begin(const std::string& text) {
     EngineOptions options;
     options.patience = patience_of_environment();
     options.warn = warn;
     // What is wrong with the options is said on every rank, before the rendezvous, in which they wait for one another.
-    const std::string text = text_of(options_text);
     const Options asked = parse_options(text);
-    std::unique_ptr<Transport> transport;
-    if (!job_.uses_mpi()) {
-        auto tcp = std::make_unique<TcpTransport>(job_.rank(), job_.connect_all(options.patience.timeout_seconds),
-                                                  [&job = job_](int rank) { return job.is_dead(rank); });
-        tcp_ = tcp.get();
-        transport = std::move(tcp);
-    }
-    const std::vector<Greeting> greetings = job_.assemble(transport.get(), text, options.patience, warn);
+    const std::vector<Greeting> greetings = job_.assemble(text, options.patience, warn);
     std::vector<std::string> places;
     for (const Greeting& greeting : greetings) {
         options.hosts.push_back(greeting.host);
         places.push_back(greeting.place);
     }
     const std::string idle = idle_options(asked);
-    if (!idle.empty() && job_.rank() == 0) warn(idle);
+    if (!idle.empty() && job_.rank() == 0 && !origin_) warn(idle);
     free_former_nccl();
     placement_ = place(places);
-    Plan plan = plan_of(asked, placement_);
+    // The links of those that go on are as they were measured.
+    Plan plan = origin_ ? plan_of_part(origin_->basis, origin_->plan, places_) : plan_of(asked, placement_);
     // Who spins while another rank waits for its core only delays what it waits for.
     if (local_size() > cores_of_host(greetings, places[static_cast<size_t>(job_.rank())])) options.spin_polls = 0;
-    if (job_.uses_mpi()) {
-        // A session never meets messages of the one before it: each has communicators of its own. They are not freed,
-        // as what is still under way in them would be delivered to a later one with the same number.
-        const MPI_Comm data = job_.duplicate(options.patience, warn);
-        const MPI_Comm notices = job_.duplicate(options.patience, warn);
-        MpiTransportOptions transport_options;
-        transport_options.is_dead = [&job = job_](int rank) { return job.is_dead(rank); };
-        auto mpi = std::make_unique<MpiTransport>(data, notices, std::move(transport_options));
-        mpi_ = mpi.get();
-        transport = std::move(mpi);
-    }
+    std::unique_ptr<Transport> transport = job_.connect(options.patience, warn);
     BootstrapOptions talk;
     talk.patience = options.patience;
     talk.hosts = options.hosts;
@@ -107,8 +124,8 @@ Session::Session(const char* options_text, const Membership* members)
     Basis basis{asked, placement_, {}};
     try {
         talk.what = "ddl_init, sharing memory";
-        transport = within_host(std::move(transport), talk, asked, &options.early);
-        if (needs_links(asked, placement_)) {
+        go_within_host(transport, talk, asked, &options.early);
+        if (!origin_ && needs_links(asked, placement_)) {
             talk.what = "ddl_init, measuring links";
             Bootstrap bootstrap(*transport, talk);
             Decision decision = decide(bootstrap, asked, placement_, kFirstTag, say);
@@ -118,32 +135,34 @@ Session::Session(const char* options_text, const Membership* members)
         }
     } catch (const Error& error) {
         note(error.status());
+        if (origin_) job_.keep(std::move(transport));
         throw;
     } catch (const std::bad_alloc&) {
         note({DDL_ERROR_MEMORY, {}});
         throw;
+    }
+    if (!origin_) {
+        for (int rank = 0; rank < job_.size(); ++rank) places_.push_back(rank);
+        origin_ = std::make_shared<Origin>(Origin{text, std::move(basis), plan});
     }
     if (asked.dbg_level > 0 && job_.rank() == 0) {
         say(std::to_string(job_.size()) + " ranks on " + std::to_string(placement_.num_hosts) + " hosts, plan " +
             format_mode(plan) + ": " + plan.reason);
     }
     const NcclGroupsOptions groups_options{local_rank(), options.patience, warn};
-    options.plan_part = [basis = std::move(basis), rank = job_.rank()](const Plan& world,
-                                                                       const std::vector<int>& members) {
-        Plan part = plan_of_part(basis, world, members);
-        if (basis.options.dbg_level > 0 && members[0] == rank) {
+    options.plan_part = [origin = origin_, places = places_, rank = job_.rank()](const Plan&,
+                                                                                 const std::vector<int>& members) {
+        std::vector<int> of_origin;
+        for (const int member : members) of_origin.push_back(places[static_cast<size_t>(member)]);
+        Plan part = plan_of_part(origin->basis, origin->plan, of_origin);
+        if (origin->basis.options.dbg_level > 0 && members[0] == rank) {
             say("communicator of " + std::to_string(part.size()) + " ranks, rank " + std::to_string(rank) +
                 " of the job first, plan " + format_mode(part) + ": " + part.reason);
         }
         return part;
     };
-    if (tcp_ && plan.modes.find('m') != std::string::npos) {
-        throw Error(
-            DDL_ERROR_UNSUPPORTED,
-            "DDL_OPTIONS: mode m is MPI's collectives, but this job runs over TCP: start it by ddlrun or mpirun, "
-            "or take '-mode r'");
-    }
-    GroupComms groups = make_mpi_groups(job_, plan, options.patience.timeout_seconds);
+    GroupComms groups = make_mpi_groups(job_, plan);
+    transport_ = transport.get();
     engine_ = std::make_unique<Engine>(std::move(transport), plan, std::move(options));
     try {
         gpu_ = make_nccl_groups(job_, *engine_, plan, groups_options, &groups);
@@ -158,9 +177,9 @@ Session::Session(const char* options_text, const Membership* members)
 }
 
 // With a way through shared memory to the other ranks of this host, where there are some and it can be had.
-std::unique_ptr<Transport> Session::within_host(std::unique_ptr<Transport> transport, const BootstrapOptions& talk,
-                                                const Options& asked, std::vector<Notice>* early) {
-    if (local_size() == 1 || asked.shared_memory == 0) return transport;
+void Session::go_within_host(std::unique_ptr<Transport>& transport, const BootstrapOptions& talk, const Options& asked,
+                             std::vector<Notice>* early) {
+    if (local_size() == 1 || asked.shared_memory == 0) return;
     Bootstrap bootstrap(*transport, talk);
     HostMemory memory = share_memory(bootstrap, placement_, kFirstTag);
     *early = bootstrap.take_foreign();
@@ -169,8 +188,7 @@ std::unique_ptr<Transport> Session::within_host(std::unique_ptr<Transport> trans
         say("shared memory " + std::string(memory.memory ? "on host " : "is not used on host ") +
             talk.hosts[static_cast<size_t>(job_.rank())] + ": " + memory.reason);
     }
-    if (!memory.memory) return transport;
-    return std::make_unique<SharedTransport>(std::move(transport), std::move(memory));
+    if (memory.memory) transport = std::make_unique<SharedTransport>(std::move(transport), std::move(memory));
 }
 
 void Session::locate(Call& call, CudaStream stream) {
@@ -227,7 +245,8 @@ CommId Session::id_of(ddl_comm handle) const {
     const std::lock_guard lock(mutex_);
     const auto found = handles_.find(handle);
     if (found != handles_.end()) return found->second;
-    throw Error(DDL_ERROR_STATE, "this communicator was freed, or made before the last ddl_init: use another");
+    throw Error(DDL_ERROR_STATE,
+                "this communicator was freed, or made before the last ddl_init or ddl_shrink: use another");
 }
 
 Session::Handle Session::new_handle() {
@@ -268,10 +287,7 @@ void Session::end() {
     const std::lock_guard lock(ending_);
     if (ended_.exchange(true)) return;
     engine_->shutdown();
-    if (tcp_) return tcp_->close();
-    int finalized = 0;
-    MPI_Finalized(&finalized);
-    if (!finalized) mpi_->close();
+    transport_->close();
 }
 
 }  // namespace ddl

@@ -6,14 +6,14 @@
 #include <memory>
 #include <mutex>
 #include <string>
+#include <vector>
 
 #include "device/cuda.h"
 #include "engine/engine.h"
+#include "forecast/part.h"
 #include "schedule/placement.h"
 #include "startup/job.h"
 #include "transport/bootstrap.h"
-#include "transport/transport_mpi.h"
-#include "transport/transport_tcp.h"
 
 namespace ddl {
 
@@ -22,11 +22,17 @@ class Session {
     // Joins the job; `options` as ddl_init takes them. Collective. Throws Error.
     // `members`: as Job::join() takes them.
     explicit Session(const char* options, const Membership* members = nullptr);
+    // The next epoch's, among the ranks that are alive. Ends this one: what is in flight anywhere, on any of its
+    // communicators, ends with DDL_ERROR_PEER_LOST. `gone` gets the ranks that are no more in it, by their numbers
+    // here. Collective over those alive; blocks. Throws Error; over MPI DDL_ERROR_UNSUPPORTED, and then nothing has
+    // ended.
+    std::shared_ptr<Session> shrink(std::vector<int>* gone);
     ~Session() { end(); }
     Session(const Session&) = delete;
     Session& operator=(const Session&) = delete;
 
     Job& job() { return job_; }
+    uint64_t epoch() const { return epoch_; }
     Engine& engine() { return *engine_; }
     int local_rank() const { return placement_.local_rank(job_.rank()); }
     int local_size() const { return placement_.local_size(job_.rank()); }
@@ -47,18 +53,28 @@ class Session {
 
     // Keeps in mind that a collective failed in a way that may leave other ranks behind.
     void note(const Status& status);
-    // Ends what is in flight and leaves MPI alone from then on. Doing it twice does nothing.
+    // Ends what is in flight and leaves the transport alone from then on. Doing it twice does nothing.
     void end();
+    bool has_ended() const { return ended_; }
 
   private:
-    std::unique_ptr<Transport> within_host(std::unique_ptr<Transport> transport, const BootstrapOptions& talk,
-                                           const Options& asked, std::vector<Notice>* early);
+    // What the job's first plan was made of, and where this epoch's ranks stood in it.
+    struct Origin {
+        std::string text;  // the options'
+        Basis basis;
+        Plan plan;
+    };
+    Session(Job& job, uint64_t epoch, std::shared_ptr<const Origin> origin, std::vector<int> places);
+    void begin(const std::string& text);
+    void go_within_host(std::unique_ptr<Transport>& transport, const BootstrapOptions& talk, const Options& asked,
+                        std::vector<Notice>* early);
 
     Job& job_;
+    uint64_t epoch_ = 0;
+    std::shared_ptr<const Origin> origin_;
+    std::vector<int> places_;  // of each rank in origin_
     Placement placement_;
-    // One of them is the engine's, or wrapped in it.
-    MpiTransport* mpi_ = nullptr;
-    TcpTransport* tcp_ = nullptr;
+    Transport* transport_ = nullptr;  // the engine's
     std::unique_ptr<Engine> engine_;
     std::mutex ending_;
     std::atomic<bool> ended_{false};

@@ -100,7 +100,8 @@ void Bootstrap::look_around() {
     }
 }
 
-void Bootstrap::await(int peer, const std::function<bool()>& done, double grace_seconds) {
+void Bootstrap::await(const std::function<std::string()>& whom, const std::function<bool()>& done,
+                      double grace_seconds) {
     const double begin = seconds_now();
     bool warned = false;
     Backoff backoff(options_.spins, options_.nap_seconds);
@@ -117,13 +118,13 @@ void Bootstrap::await(int peer, const std::function<bool()>& done, double grace_
         look_around();
         const double waited = now - begin;
         const std::string text = options_.what + ": " + name(rank()) + " has waited " +
-                                 std::to_string(std::lround(waited)) + " s for " + name(peer);
+                                 std::to_string(std::lround(waited)) + " s for " + whom();
         if (!warned && waited > options_.patience.warn_seconds + grace_seconds) {
             warned = true;
             if (options_.warn) options_.warn(text);
         }
         if (waited <= options_.patience.timeout_seconds + grace_seconds) continue;
-        throw Error(DDL_ERROR_TIMEOUT, text + ": it is stopped, or the link to it is down. " + kPatienceOfInit);
+        throw Error(DDL_ERROR_TIMEOUT, text + ": not started, stopped, or its link is down. " + kPatienceOfInit);
     }
 }
 
@@ -175,11 +176,16 @@ void Bootstrap::say(int peer, Tag tag, const void* data, size_t bytes) {
     await(peer, [&] { return finished(ticket); });
 }
 
-size_t Bootstrap::hear(int peer, Tag tag, void* data, size_t capacity, double grace_seconds) {
+Ticket Bootstrap::expect(int peer, Tag tag, void* data, size_t capacity) {
     Block memory(new std::byte[capacity]);
     const Ticket ticket = receive(peer, tag, memory.get(), capacity);
     open_.back().memory = std::move(memory);
     open_.back().target = data;
+    return ticket;
+}
+
+size_t Bootstrap::hear(int peer, Tag tag, void* data, size_t capacity, double grace_seconds) {
+    const Ticket ticket = expect(peer, tag, data, capacity);
     size_t received = 0;
     await(peer, [&] { return finished(ticket, &received); }, grace_seconds);
     return received;

@@ -40,10 +40,13 @@ class Bootstrap {
     // Runs `body`. Where it throws Error or std::bad_alloc on one rank, the others' waits end with its error.
     void run(const std::function<void()>& body);
 
-    // Moves messages along until done() is true; `peer` is the rank that it depends on, for messages. Throws Error:
-    // DDL_ERROR_PEER_LOST where any rank of the job is dead, DDL_ERROR_TIMEOUT after the patience's time and
+    // Moves messages along until done() is true; whom() names the ranks that it depends on, for messages. Throws Error:
+    // DDL_ERROR_PEER_LOST if any rank of the job is dead, DDL_ERROR_TIMEOUT after the patience's time and
     // `grace_seconds` more, or the error of another rank.
-    void await(int peer, const std::function<bool()>& done, double grace_seconds = 0);
+    void await(const std::function<std::string()>& whom, const std::function<bool()>& done, double grace_seconds = 0);
+    void await(int peer, const std::function<bool()>& done, double grace_seconds = 0) {
+        await([&] { return name(peer); }, done, grace_seconds);
+    }
 
     // Posted messages; their memory is in use until finished() was true, which also frees the ticket, or cancel().
     // Where that is false, the memory stays in use: give it to keep().
@@ -51,6 +54,8 @@ class Bootstrap {
     Ticket receive(int peer, Tag tag, void* data, size_t capacity);
     bool finished(Ticket ticket, size_t* received = nullptr);
     bool cancel(Ticket ticket);
+    // As receive(), and copies the message to `data` in the finished() that is true: `data` is not in use otherwise.
+    Ticket expect(int peer, Tag tag, void* data, size_t capacity);
     // Keeps memory until the process ends.
     static void keep(Block memory);
 

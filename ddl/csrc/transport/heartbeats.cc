@@ -62,13 +62,12 @@ struct Heartbeats::Link {
     bool is_stranger() const { return peer < 0; }
 
     // Takes a bounded piece of what has arrived, and before the hello no more than that. False at the end of the
-    // connection; `error` then says why, 0 if it was closed.
-    bool receive(int* error) {
+    // connection.
+    bool receive() {
         std::byte buffer[512];
         const size_t most = state == awaits_hello ? sizeof(Hello) - received.size() : sizeof buffer;
         const ssize_t count = recv(socket.fd(), buffer, most, 0);
         if (count > 0) received.insert(received.end(), buffer, buffer + count);
-        *error = count < 0 ? errno : 0;
         return count > 0 || (count < 0 && (errno == EAGAIN || errno == EWOULDBLOCK || errno == EINTR));
     }
     // False if the bytes received so far cannot begin a hello of this program. The token is not checked here: an
@@ -224,13 +223,11 @@ bool Heartbeats::advance(Link& link) {
         link.state = Link::awaits_hello;
         return true;
     }
-    int error = 0;
-    const bool open = link.receive(&error);
+    const bool open = link.receive();
     if (link.state == Link::awaits_hello && !shake_hands(link)) return false;
     if (link.state >= Link::awaits_keep && !take_frames(link)) return false;
     if (!open && link.state == Link::up && !link.said_goodbye) {
-        const bool silent = error == ETIMEDOUT || error == EHOSTUNREACH || error == ENETUNREACH;
-        mark(link.peer, silent ? Death::silent : Death::ended);
+        mark(link.peer, was_silent(link.socket) ? Death::silent : Death::ended);
     }
     return open;
 }

@@ -75,10 +75,17 @@ void keep_alive(const Socket& socket) {
     set(socket, SOL_SOCKET, SO_KEEPALIVE, 1);
     set(socket, IPPROTO_TCP, TCP_KEEPIDLE, 2);   // seconds without traffic before the first probe
     set(socket, IPPROTO_TCP, TCP_KEEPINTVL, 1);  // seconds between probes
-    set(socket, IPPROTO_TCP, TCP_KEEPCNT, 5);    // probes without an answer
+    set(socket, IPPROTO_TCP, TCP_KEEPCNT, 3);    // probes without an answer
     set(socket, IPPROTO_TCP, TCP_NODELAY, 1);
 }
 
-void end_if_unanswered(const Socket& socket) { set(socket, IPPROTO_TCP, TCP_USER_TIMEOUT, 6000); }  // milliseconds
+void end_if_unanswered(const Socket& socket) { set(socket, IPPROTO_TCP, TCP_USER_TIMEOUT, 4500); }  // milliseconds
+
+bool was_silent(const Socket& socket) {
+    constexpr unsigned kMost = 3000;  // milliseconds: more than lie between two probes, and less than end it
+    tcp_info info{};
+    socklen_t length = sizeof info;
+    return getsockopt(socket.fd(), IPPROTO_TCP, TCP_INFO, &info, &length) == 0 && info.tcpi_last_ack_recv > kMost;
+}
 
 }  // namespace ddl

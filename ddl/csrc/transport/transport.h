@@ -1,4 +1,4 @@
-// Point-to-point messages between the ranks of a job, on which the engine stands. MPI implements it, and
+// Point-to-point messages between the ranks of a job, on which the engine stands. TCP and MPI implement it, and
 // transport_local.h for tests.
 //
 // The engine calls one function of a transport at a time (under its progress lock), from changing threads: an MPI
@@ -73,6 +73,9 @@ class Transport {
     // True from when a rank is known to be dead: its process ended or its host is gone. For this rank itself: it is cut
     // off for good. Must be cheap: it is asked about every member, a hundred times a second while requests wait.
     virtual bool is_dead(int rank) const = 0;
+
+    // Lets what was sent leave; the last call. Doing it twice does nothing.
+    virtual void close() {}
 };
 
 }  // namespace ddl

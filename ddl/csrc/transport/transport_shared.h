@@ -46,6 +46,7 @@ class SharedTransport final : public Transport {
     void notify(int peer, const void* data, size_t bytes) override { others_->notify(peer, data, bytes); }
     bool next_notice(Notice* notice) override { return others_->next_notice(notice); }
     bool is_dead(int rank) const override { return others_->is_dead(rank); }
+    void close() override { others_->close(); }
 
   private:
     enum class State : uint8_t {

@@ -20,7 +20,8 @@ namespace {
 constexpr size_t kEagerBytes = 16 << 10;    // longest message that is sent before it is asked for
 constexpr size_t kEagerWindow = 256 << 10;  // of such that a receiver keeps, for each peer
 constexpr size_t kBuffer = 32 << 10;        // most bytes of one read, except of long payloads
-constexpr double kGoodbyeSeconds = 2;       // in which close() lets the rest leave
+constexpr size_t kMostWord = 64 << 10;
+constexpr double kGoodbyeSeconds = 2;  // in which close() lets the rest leave
 constexpr int kEvents = 64;
 
 }  // namespace
@@ -34,14 +35,15 @@ struct TcpTransport::Frame {
         withdraw,   // the sender has taken back a message that it announced
         notice,
         credit,  // bytes that the sender may send before it is asked
-        goodbye
+        goodbye,
+        word,
+        park  // the connection's use by this transport ends here
     };
     uint32_t kind = 0;
     Tag tag = 0;
     uint64_t bytes = 0;     // of the message; of a credit: given back
     uint64_t sender = 0;    // the sender's ticket
     uint64_t receiver = 0;  // the receiver's ticket
-    bool has_payload() const { return kind == eager || kind == payload || kind == notice; }
 };
 
 struct TcpTransport::Message {
@@ -71,7 +73,9 @@ struct TcpTransport::Peer {
     };
     Socket socket;
     int rank = -1;
-    bool lost = false, left = false;
+    bool lost = false, left = false, ended = false;
+    double lost_at = 0;
+    bool parked = false, parked_there = false;  // by this end, by the other
     std::deque<Out> out;
     size_t window = kEagerWindow;     // eager bytes that may still be sent
     size_t consumed = 0;              // eager bytes to give back
@@ -90,15 +94,33 @@ struct TcpTransport::Peer {
     std::unique_ptr<std::byte[]> copy;
 };
 
+namespace {
+
+std::vector<TcpStream> fresh(std::vector<Socket> sockets) {
+    std::vector<TcpStream> streams(sockets.size());
+    for (size_t i = 0; i < sockets.size(); ++i) streams[i].socket = std::move(sockets[i]);
+    return streams;
+}
+
+}  // namespace
+
 TcpTransport::TcpTransport(int rank, std::vector<Socket> sockets, std::function<bool(int)> is_dead)
+    : TcpTransport(rank, fresh(std::move(sockets)), std::move(is_dead)) {}
+
+TcpTransport::TcpTransport(int rank, std::vector<TcpStream> streams, std::function<bool(int)> is_dead)
     : rank_(rank), is_dead_(std::move(is_dead)), ready_(epoll_create1(EPOLL_CLOEXEC)) {
     if (ready_ < 0) throw Error(DDL_ERROR_TRANSPORT, std::string("epoll_create1: ") + std::strerror(errno));
-    for (size_t i = 0; i < sockets.size(); ++i) {
+    for (size_t i = 0; i < streams.size(); ++i) {
         peers_.push_back(std::make_unique<Peer>());
         Peer& peer = *peers_.back();
         peer.rank = static_cast<int>(i);
-        peer.socket = std::move(sockets[i]);
+        peer.socket = std::move(streams[i].socket);
+        peer.lost = !peer.socket && peer.rank != rank_;
+        peer.ended = streams[i].has_ended;
+        peer.lost_at = seconds_now();
         if (!peer.socket) continue;
+        std::copy(streams[i].unread.begin(), streams[i].unread.end(), peer.buffer.get());
+        peer.end = streams[i].unread.size();
         keep_alive(peer.socket);
         epoll_event event{};
         event.events = EPOLLIN;
@@ -106,6 +128,7 @@ TcpTransport::TcpTransport(int rank, std::vector<Socket> sockets, std::function<
         if (epoll_ctl(ready_, EPOLL_CTL_ADD, peer.socket.fd(), &event) != 0) {
             throw Error(DDL_ERROR_TRANSPORT, std::string("epoll_ctl: ") + std::strerror(errno));
         }
+        digest(peer);
     }
 }
 
@@ -118,9 +141,18 @@ bool TcpTransport::is_dead(int rank) const {
     return peers_[static_cast<size_t>(rank)]->lost || (is_dead_ && is_dead_(rank));
 }
 
-void TcpTransport::lose(Peer& peer) noexcept {
+bool TcpTransport::has_left(int rank) const { return at(rank).left; }
+
+bool TcpTransport::has_ended(int rank) const { return at(rank).ended; }
+
+double TcpTransport::seconds_lost(int rank) const { return at(rank).lost ? seconds_now() - at(rank).lost_at : 0; }
+
+// `ended`: the other end has closed it.
+void TcpTransport::lose(Peer& peer, bool ended) noexcept {
     if (!peer.socket) return;
     peer.lost = !peer.left && !closed_;
+    peer.ended = peer.lost && ended && !was_silent(peer.socket);
+    peer.lost_at = seconds_now();
     peer.socket.close();
     peer.out.clear();
 }
@@ -282,7 +314,7 @@ void TcpTransport::hear(Peer& peer) noexcept {
     try {
         bool more = true;
         digest(peer);
-        while (more && peer.socket) {
+        while (more && peer.socket && !peer.parked_there) {
             more = read(peer);
             digest(peer);
         }
@@ -305,7 +337,7 @@ bool TcpTransport::read(Peer& peer) {
     if (count < 0 && errno == EINTR) return true;
     if (count < 0 && (errno == EAGAIN || errno == EWOULDBLOCK)) return false;
     if (count <= 0) {
-        lose(peer);
+        lose(peer, count == 0);
         return false;
     }
     if (direct) {
@@ -319,7 +351,7 @@ bool TcpTransport::read(Peer& peer) {
 
 // Takes frames and payloads from the buffer. Throws std::bad_alloc; the rest is taken the next time.
 void TcpTransport::digest(Peer& peer) {
-    while (peer.socket) {
+    while (peer.socket && !peer.parked_there) {  // bytes behind that belong to the next transport
         if (peer.in_payload) {
             const size_t here = std::min(peer.end - peer.begin, peer.left_bytes);
             if (here > 0 && peer.target) {
@@ -393,8 +425,17 @@ void TcpTransport::take(Peer& peer, const Frame& frame) {
             copy.reset(new std::byte[frame.bytes]);
             target = copy.get();
             break;
+        case Frame::word:
+            if (frame.bytes > kMostWord) return lose(peer);
+            copy.reset(new std::byte[frame.bytes]);
+            target = copy.get();
+            break;
         case Frame::credit: peer.window += frame.bytes; return;
         case Frame::goodbye: peer.left = true; return;
+        case Frame::park:
+            peer.parked_there = true;
+            epoll_ctl(ready_, EPOLL_CTL_DEL, peer.socket.fd(), nullptr);
+            return;
         default: return lose(peer);
     }
     peer.in_payload = true;
@@ -427,8 +468,9 @@ void TcpTransport::forget(Peer& peer, const Frame& frame) {
 void TcpTransport::end_payload(Peer& peer) {
     const Frame& frame = peer.frame;
     size_t cost = 0;
-    if (frame.kind == Frame::notice) {
-        notices_.push_back({peer.rank, {peer.copy.get(), peer.copy.get() + frame.bytes}});
+    if (frame.kind == Frame::notice || frame.kind == Frame::word) {
+        auto& queue = frame.kind == Frame::notice ? notices_ : words_;
+        queue.push_back({peer.rank, {peer.copy.get(), peer.copy.get() + frame.bytes}});
     } else if (frame.kind == Frame::eager && peer.copy) {
         // A receive may have been posted since its head came.
         const auto awaited = std::find_if(peer.awaited.begin(), peer.awaited.end(),
@@ -490,15 +532,61 @@ bool TcpTransport::cancel(Ticket ticket) {
     return true;
 }
 
-void TcpTransport::notify(int peer, const void* data, size_t bytes) {
+void TcpTransport::send_copy(Peer& peer, Frame frame, const void* data, size_t bytes) {
     Out out;
-    out.frame.kind = Frame::notice;
+    out.frame = frame;
     out.frame.bytes = bytes;
     out.copy.reset(new std::byte[bytes]);
     if (bytes > 0) std::memcpy(out.copy.get(), data, bytes);
     out.data = out.copy.get();
     out.bytes = bytes;
-    push(at(peer), std::move(out));
+    push(peer, std::move(out));
+}
+
+void TcpTransport::notify(int peer, const void* data, size_t bytes) {
+    Frame frame;
+    frame.kind = Frame::notice;
+    send_copy(at(peer), frame, data, bytes);
+}
+
+void TcpTransport::say(int peer, const std::vector<std::byte>& word) {
+    Frame frame;
+    frame.kind = Frame::word;
+    send_copy(at(peer), frame, word.data(), word.size());
+}
+
+bool TcpTransport::next_word(int* from, std::vector<std::byte>* word) {
+    if (words_.empty()) return false;
+    *from = words_.front().from;
+    *word = std::move(words_.front().content);
+    words_.pop_front();
+    return true;
+}
+
+void TcpTransport::park(int peer_rank) {
+    Peer& peer = at(peer_rank);
+    if (std::exchange(peer.parked, true)) return;
+    const auto is_void = [](const Out& out) { return out.written == 0 && out.frame.kind != Frame::word; };
+    peer.out.erase(std::remove_if(peer.out.begin(), peer.out.end(), is_void), peer.out.end());
+    Out out;
+    out.frame.kind = Frame::park;
+    push(peer, std::move(out));
+}
+
+bool TcpTransport::is_parked(int rank) const {
+    const Peer& peer = at(rank);
+    return peer.socket && peer.parked && peer.parked_there && peer.out.empty();
+}
+
+std::vector<TcpStream> TcpTransport::release(const std::vector<int>& ranks) {
+    std::vector<TcpStream> streams(ranks.size());
+    for (size_t i = 0; i < ranks.size(); ++i) {
+        if (!is_parked(ranks[i])) continue;
+        Peer& peer = at(ranks[i]);
+        streams[i].unread.assign(peer.buffer.get() + peer.begin, peer.buffer.get() + peer.end);
+        streams[i].socket = std::move(peer.socket);
+    }
+    return streams;
 }
 
 bool TcpTransport::next_notice(Notice* notice) {

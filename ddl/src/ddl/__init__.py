@@ -40,7 +40,19 @@ if TYPE_CHECKING:
         TransportError,
         UnsupportedError,
     )
-    from ddl.job import finalize, init, is_initialized, local_rank, local_size, num_hosts, rank, size
+    from ddl.job import (
+        Epoch,
+        epoch,
+        finalize,
+        init,
+        is_initialized,
+        local_rank,
+        local_size,
+        num_hosts,
+        rank,
+        shrink,
+        size,
+    )
     from ddl.request import Request
 
 __version__ = "0.1.0"
@@ -49,6 +61,7 @@ __all__ = [
     "ArgumentError",
     "Communicator",
     "DDLError",
+    "Epoch",
     "InternalError",
     "LibraryError",
     "MismatchError",
@@ -72,6 +85,7 @@ __all__ = [
     "broadcast",
     "broadcast_async",
     "create_group",
+    "epoch",
     "finalize",
     "init",
     "is_initialized",
@@ -81,6 +95,7 @@ __all__ = [
     "rank",
     "reduce_scatter",
     "reduce_scatter_async",
+    "shrink",
     "size",
     "split",
 ]
@@ -90,6 +105,7 @@ _HOMES = {
     "ArgumentError": "ddl.errors",
     "Communicator": "ddl.communicator",
     "DDLError": "ddl.errors",
+    "Epoch": "ddl.job",
     "InternalError": "ddl.errors",
     "LibraryError": "ddl.errors",
     "MismatchError": "ddl.errors",
@@ -113,6 +129,7 @@ _HOMES = {
     "broadcast": "ddl.collectives",
     "broadcast_async": "ddl.collectives",
     "create_group": "ddl.communicator",
+    "epoch": "ddl.job",
     "finalize": "ddl.job",
     "init": "ddl.job",
     "is_initialized": "ddl.job",
@@ -122,6 +139,7 @@ _HOMES = {
     "rank": "ddl.job",
     "reduce_scatter": "ddl.collectives",
     "reduce_scatter_async": "ddl.collectives",
+    "shrink": "ddl.job",
     "size": "ddl.job",
     "split": "ddl.communicator",
 }

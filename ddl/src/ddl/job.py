@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import atexit
 import os
+from ctypes import byref, c_int, c_uint64
+from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from ddl import library, membership, request, slurm
@@ -14,6 +16,7 @@ if TYPE_CHECKING:
     from ddl.membership import Store
 
 _registered = False
+_places: tuple[int, ...] = ()  # of each rank: its number in `init`
 _membership: Membership | None = None  # the last one: rank 0's store may be what other ranks still read
 
 
@@ -36,7 +39,7 @@ def init(
     outside of [0, size)), UnsupportedError, MismatchError (options or versions differ between ranks), RankTimeoutError,
     StateError (initialised already), LibraryError.
     """
-    global _registered
+    global _places, _registered
     given = (store is not None, rank is not None, size is not None)
     if any(given) and not all(given):
         raise ArgumentError("ddl.init: store, rank and size belong together: give all three, or none")
@@ -50,6 +53,7 @@ def init(
         library.call("ddl_init", text)
     else:
         _init_with(text, Membership(store, rank, size))
+    _places = tuple(range(library.number("ddl_size", None)))
     if not _registered:
         # Before other packages' exit handlers, of which mpi4py's ends MPI.
         atexit.register(finalize)
@@ -74,6 +78,51 @@ def finalize() -> None:
     """
     library.call("ddl_finalize")
     request.sweep()
+
+
+@dataclass(frozen=True)
+class Epoch:
+    """What `shrink` returns: who this process is among those that go on."""
+
+    number: int  #: of the epoch, the same on all ranks
+    rank: int  #: this process's number now
+    size: int  #: how many ranks there are now
+    gone: tuple[int, ...]  #: the former ranks of those that died or left
+
+
+def shrink() -> Epoch:
+    """Go on without the ranks that died. Collective over all ranks that are alive; blocks.
+
+    They keep their order and get consecutive ranks. Requests in flight end with PeerLostError on all ranks, and no
+    message reaches the new epoch. Every `Communicator` is freed: make others with `split`.
+
+    The step in which a rank died has to be done again or dropped. Survivors may be one collective apart, so they must
+    agree on the step: `ddl.allreduce(step, "min")`.
+
+    Only over TCP: raises UnsupportedError under MPI, and nothing has changed then. After any other error this process
+    has left the job: RankTimeoutError (a rank that is alive does not call it), PeerLostError (this rank was cut off
+    from the others, which may go on without it).
+    """
+    global _places
+    former = size()
+    numbers, count = (c_int * former)(), c_int()
+    library.call("ddl_shrink", numbers, former, byref(count))
+    gone = tuple(numbers[: count.value])
+    _places = tuple(place for number, place in enumerate(_places) if number not in gone)
+    request.sweep()
+    return Epoch(epoch(), rank(), size(), gone)
+
+
+def places() -> tuple[int, ...]:
+    """Of each rank, the number that it had after `init`, before any `shrink`."""
+    return _places
+
+
+def epoch() -> int:
+    """The number of this epoch: 0 after `init`, and higher after each `shrink`. Raises StateError before `init`."""
+    value = c_uint64()
+    library.call("ddl_epoch", byref(value))
+    return value.value
 
 
 def is_initialized() -> bool:

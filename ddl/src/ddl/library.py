@@ -13,6 +13,7 @@ from pathlib import Path
 from ddl.errors import LibraryError, error_of
 
 NAME = "libddl.so"
+PLUGIN = "libddl_mpi.so"  # beside it: adds MPI
 DISTRIBUTION = "bascule-ddl"
 VERSION = (0, 1)  # major and minor of the interface that this package is written for
 
@@ -26,6 +27,8 @@ _FUNCTIONS = {
     "ddl_init": [c_char_p],
     "ddl_init_with": [c_void_p, c_char_p],  # a ddl_membership
     "ddl_finalize": [],
+    "ddl_shrink": [POINTER(c_int), c_int, POINTER(c_int)],
+    "ddl_epoch": [POINTER(c_uint64)],
     "ddl_rank": [c_void_p, POINTER(c_int)],
     "ddl_size": [c_void_p, POINTER(c_int)],
     "ddl_local_rank": [POINTER(c_int)],
@@ -88,14 +91,22 @@ def find() -> Path:
     )
 
 
+def beside(name: str) -> Path | None:
+    """A file in the library's own folder, such as PLUGIN; None if it is not there, or there is no library."""
+    for path in candidates():
+        if path.is_file():
+            found = path.resolve().with_name(name)
+            return found if found.is_file() else None
+    return None
+
+
 @functools.cache
 def load() -> ctypes.CDLL:
     """The library, loaded once. Raises LibraryError."""
     path = find()
     try:
-        # Global: some MPIs load plug-ins that expect MPI's own symbols there. By its own name: where the library looks
-        # for MPI is said relative to where it lies, and a conda package of this one holds a link to it.
-        library = ctypes.CDLL(str(path.resolve()), mode=ctypes.RTLD_GLOBAL)
+        # By its own name: it looks for its plugin beside itself, and a conda package of this one holds a link to it.
+        library = ctypes.CDLL(str(path.resolve()))
         library.ddl_version.argtypes = []
         library.ddl_last_error.argtypes = []
         library.ddl_last_error.restype = c_char_p
@@ -103,8 +114,7 @@ def load() -> ctypes.CDLL:
             getattr(library, name).argtypes = arguments
     except (OSError, AttributeError) as error:
         raise LibraryError(
-            f"{path} could not be loaded: {error}. It needs the MPI that it was built with: load that one's module, or "
-            f"reinstall {DISTRIBUTION} with the one that is there"
+            f"{path} could not be loaded: {error}. If it is of another machine or version, reinstall {DISTRIBUTION}"
         ) from error
     number = library.ddl_version()
     found = (number // 10000, number // 100 % 100)

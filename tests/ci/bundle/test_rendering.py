@@ -173,7 +173,7 @@ def test_skip_becomes_the_condition_under_which_nothing_is_built(tmp_path: Path)
     path = tmp_path / "meta.yaml"
     path.write_text(RECIPE.replace("  number: 0", "  number: 0\n  skip: true  # [win or osx]"))
     assert rendering.render(path, {"python"})["build"] == {"number": 0, "skip": ["(win) or (osx)"]}
-    for name in ("libddl", "ddl", "lms-torch"):  # those that are compiled
+    for name in ("libddl", "libddl-mpi", "ddl", "lms-torch"):  # those that are compiled
         build = rendering.render(recipe_of(name), variants.read(ROOT / "conda_build_config.yaml"))["build"]
         assert isinstance(build, dict)
         assert build["skip"] == ["(win) or (osx)"]

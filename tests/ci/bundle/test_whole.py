@@ -65,10 +65,10 @@ def test_every_recipe_is_in_the_channel_and_ddl_for_both_mpis(whole: Folders) ->
     files = [path.name for path in whole.channel.glob("*/*.conda")]
     names = {name.split("-0.1.0-")[0] for name in files}
     assert names == {
-        "libddl", "ddl", "lms", "lms-torch", "bascule-tools", "bascule-base", "bascule-pytorch",
+        "libddl", "libddl-mpi", "ddl", "lms", "lms-torch", "bascule-tools", "bascule-base", "bascule-pytorch",
         "bascule-tensorflow", "bascule",
     }  # fmt: skip
-    for package in ("libddl", "ddl"):
+    for package in ("libddl-mpi", "ddl"):
         variants = [re.match(rf"{package}-0\.1\.0-mpi_(openmpi|mpich)_", name) for name in files]
         assert {found[1] for found in variants if found} == {"openmpi", "mpich"}
 

@@ -225,6 +225,25 @@ TEST_WITH_SPINS("a rank that has freed a communicator is named at once by those 
     }
 }
 
+TEST_WITH_SPINS(
+    "a rank that shuts down for a cause ends what the others wait for, on every communicator, by that cause") {
+    World world(3, flat_plan(3), patient(spins));
+    const auto found = results(world, [&](int rank, Engine& engine) {
+        std::vector<float> data(10);
+        CommId part = kWorld;
+        if (Status status = engine.split(kWorld, 0, rank, &part); !status.ok()) return status;
+        if (rank != 0) return engine.run(rank == 1 ? kWorld : part, allreduce(data));
+        RequestPtr own;
+        CHECK(engine.submit(part, allreduce(data), &own).ok());
+        engine.shutdown({DDL_ERROR_PEER_LOST, "the epoch is over"});
+        return own->status();
+    });
+    for (const Status& status : found) {
+        CHECK_EQ(status.code, DDL_ERROR_PEER_LOST);
+        CHECK_EQ(status.message, std::string("the epoch is over"));
+    }
+}
+
 TEST_WITH_SPINS("a rank may free a communicator as soon as its own part of each call is done") {
     World world(4, flat_plan(4), patient(spins));
     const auto found = results(world, [](int rank, Engine& engine) {

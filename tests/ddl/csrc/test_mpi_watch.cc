@@ -6,7 +6,7 @@
 
 #include "base/backoff.h"
 #include "check.h"
-#include "transport/mpi_watch.h"
+#include "mpi/mpi_watch.h"
 
 using namespace ddl;
 

@@ -329,3 +329,63 @@ TEST("over TCP, notices arrive with their sender and content, and a goodbye is n
     CHECK(!pair.its[1]->is_dead(0));
     pair.its[1].reset();
 }
+
+TEST("over TCP, connections go over to the next epoch, whose messages are its own, whatever was under way") {
+    for (unsigned seed = 0; seed < 100; ++seed) {
+        std::mt19937 draw(seed);
+        Pair pair;
+        constexpr size_t kLong = 1 << 20;  // more than the sockets hold
+        std::vector<std::byte> old(kLong, std::byte{1}), into(kLong);
+        std::vector<Ticket> sends, receives;
+        for (const size_t bytes : {kLong, size_t{100}, size_t{0}, kLong}) {
+            sends.push_back(pair.its[0]->isend(1, 3, old.data(), bytes));
+            if (draw() % 2 == 0) receives.push_back(pair.its[1]->irecv(0, 3, into.data(), kLong));
+            for (unsigned i = draw() % 4; i > 0; --i) pair.its[draw() % 2]->poll();
+        }
+        for (const Ticket ticket : sends) pair.its[0]->cancel(ticket);
+        for (const Ticket ticket : receives) pair.its[1]->cancel(ticket);
+        const std::vector<std::byte> word(300, std::byte{9});
+        pair.its[0]->say(1, word);
+        std::unique_ptr<TcpTransport> next[2];
+        std::vector<std::byte> fresh = message(draw, 5000), got(5000);
+        const auto renew = [&](size_t rank) {
+            std::vector<TcpStream> streams = pair.its[rank]->release({0, 1});
+            CHECK(streams[1 - rank].socket && !streams[rank].socket);
+            next[rank] = std::make_unique<TcpTransport>(static_cast<int>(rank), std::move(streams), nullptr);
+        };
+        pair.its[0]->park(1);
+        pair.its[1]->park(0);
+        const auto is_parked = [&](size_t rank) { return pair.its[rank]->is_parked(static_cast<int>(1 - rank)); };
+        for (int i = 0; i < 1000 && !(is_parked(0) && is_parked(1)); ++i) {
+            // One may be in its next epoch, and send there, before the other has left this one.
+            for (size_t rank = 0; rank < 2; ++rank) {
+                if (!next[rank]) pair.its[rank]->poll();
+                if (next[rank] || !is_parked(rank) || draw() % 3 != 0) continue;
+                renew(rank);
+                if (rank == 0) next[0]->isend(1, 3, fresh.data(), fresh.size());
+            }
+            if (next[0] && next[1]) break;
+        }
+        if (!next[0]) {
+            renew(0);
+            next[0]->isend(1, 3, fresh.data(), fresh.size());
+        }
+        if (!next[1]) renew(1);
+        int from = -1;
+        std::vector<std::byte> heard;
+        CHECK(pair.its[1]->next_word(&from, &heard) && from == 0 && heard == word);
+        const Ticket receive = next[1]->irecv(0, 3, got.data(), got.size());
+        Progress state = Progress::pending;
+        for (int i = 0; i < 100 && state == Progress::pending; ++i) {
+            next[0]->poll();
+            next[1]->poll();
+            state = test(*next[1], receive);
+        }
+        CHECK(state == Progress::done);
+        CHECK(got == fresh);
+        // What remains of the last epoch does not touch it.
+        for (const auto& one : pair.its) one->close();
+        next[1]->poll();
+        CHECK(!next[1]->is_dead(0));
+    }
+}

@@ -7,8 +7,8 @@
 #include <vector>
 
 #include "allocation.h"
-#include "device/group_mpi.h"
-#include "transport/transport_mpi.h"
+#include "mpi/group_mpi.h"
+#include "mpi/transport_mpi.h"
 
 using namespace ddl;
 

@@ -31,6 +31,7 @@ def _machine(name: str = "h0", *, sockets: int = 2, cores: int = 4, gpus: int = 
         ),
         python="3.11.7",
         ddl="0.1.0",
+        plugin=True,
         free_port=4242,
     )
 

@@ -29,6 +29,12 @@ def test_another_version_of_ddl_is_named_with_both_versions(machine: Make) -> No
     assert str(row).startswith("host b: it has ddl 0.0.9, and this host has 0.1.0; install the same there")
 
 
+def test_a_host_without_the_plugin_for_mpi_is_a_warning(machine: Make) -> None:
+    (row,) = checks.versions({"a": machine(), "b": replace(machine(), plugin=False)}, "0.1.0")
+    assert row.state == WARNING
+    assert str(row).startswith("ddl: no libddl_mpi.so on b: ranks there cannot use ddl")
+
+
 @pytest.mark.parametrize(("asked", "state"), [(False, FAILED), (True, WARNING)])
 def test_other_gpus_are_a_failure_unless_the_user_says_what_he_wants(machine: Make, asked: bool, state: str) -> None:
     machines = {name: machine(gpus=4) for name in "abc"} | {"d": machine(gpus=2)}

@@ -598,7 +598,7 @@ def test_another_mpi_from_the_package_index_works(
     assert done.returncode == 0, done.stderr
     assert kind in done.stderr
     assert sorted(done.stdout.splitlines()) == [f"{at} {at} 3 3 127.0.0.1 -mode p -dbg_level 1" for at in range(3)]
-    library = native(tmp_path / "build", "ddl", f"-DMPI_CXX_COMPILER={venv / 'bin/mpicxx'}", "-DDDL_TESTS=OFF")
+    library = native(tmp_path / "build", "ddl_all", f"-DMPI_CXX_COMPILER={venv / 'bin/mpicxx'}", "-DDDL_TESTS=OFF")
     words = ["--mpirun", venv / "bin/mpirun", "-np", "3", ROOT / "tests/ddl/programs/sweep.py", "3"]
     swept = ddlrun(*words, DDL_LIBRARY=str(library / "libddl.so"))
     assert swept.returncode == 0, swept.stdout + swept.stderr

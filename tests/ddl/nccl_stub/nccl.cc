@@ -1,14 +1,10 @@
-#define OMPI_SKIP_MPICXX 1
-#define MPICH_SKIP_MPICXX 1
-#include <mpi.h>
-#include <unistd.h>
-
 #include <atomic>
 #include <chrono>
 #include <cstdio>
 #include <cstdlib>
 #include <cstring>
 #include <fstream>
+#include <map>
 #include <memory>
 #include <random>
 #include <string>
@@ -35,9 +31,12 @@ struct Config {
     int blocking;
 };
 
+// What a message is for: its place in the order of those that one rank sends another is counted for each.
+enum Channel : char { connecting = 'c', data = 'd' };
+
 struct Comm {
-    MPI_Comm mpi = MPI_COMM_NULL;
     int size = 0, rank = 0;
+    std::map<std::pair<char, int>, int> sent, received;  // by channel and peer
     std::string name;
     std::atomic<bool> aborted{false};
     std::atomic<int> state{kInProgress};
@@ -53,9 +52,10 @@ std::string folder() {
 }
 
 int world_rank() {
-    int rank = 0;
-    MPI_Comm_rank(MPI_COMM_WORLD, &rank);
-    return rank;
+    for (const char* name : {"OMPI_COMM_WORLD_RANK", "PMI_RANK", "RANK"}) {
+        if (const char* text = std::getenv(name)) return std::atoi(text);
+    }
+    fail("nothing says which rank this is");
 }
 
 // From the calling thread alone, so that lines stand in the order of the calls.
@@ -69,12 +69,45 @@ size_t width(int type) {
     return type >= 0 && type < 10 ? widths[type] : 0;
 }
 
-// Waits, unless the communicator is aborted: then the request is left alone.
-void finish(const Comm& comm, MPI_Request* request) {
-    for (int finished = 0; !comm.aborted;) {
-        if (MPI_Test(request, &finished, MPI_STATUS_IGNORE) != MPI_SUCCESS) fail("MPI_Test");
-        if (finished) return;
+// Messages are files: whoever looks for one finds it whole, or not at all.
+void leave(const std::string& path, const void* content, size_t bytes) {
+    const std::string part = path + ".part";
+    {
+        std::ofstream file(part, std::ios::binary);
+        file.write(static_cast<const char*>(content), static_cast<std::streamsize>(bytes));
+        if (!file.flush()) fail("cannot write to DDL_STUB_DIR");
+    }
+    std::rename(part.c_str(), path.c_str());
+}
+
+std::string path_of(const Comm& comm, Channel channel, int from, int to, int number) {
+    return folder() + "/" + comm.name + "." + static_cast<char>(channel) + std::to_string(from) + "to" +
+           std::to_string(to) + "." + std::to_string(number);
+}
+
+void send(Comm& comm, Channel channel, int peer, const void* content, size_t bytes) {
+    leave(path_of(comm, channel, comm.rank, peer, comm.sent[{channel, peer}]++), content, bytes);
+}
+
+// Waits, unless the communicator is aborted.
+void receive(Comm& comm, Channel channel, int peer, void* content, size_t bytes) {
+    const std::string path = path_of(comm, channel, peer, comm.rank, comm.received[{channel, peer}]++);
+    while (!comm.aborted) {
+        if (std::ifstream file(path, std::ios::binary | std::ios::ate); file) {
+            if (file.tellg() != static_cast<std::streamoff>(bytes)) fail("ranks differ in the length of a message");
+            file.seekg(0).read(static_cast<char*>(content), static_cast<std::streamsize>(bytes));
+            std::remove(path.c_str());
+            return;
+        }
         std::this_thread::sleep_for(std::chrono::microseconds(50));
+    }
+}
+
+// To every other rank, what `of(rank)` points to.
+template <typename Of>
+void send_to_others(Comm& comm, size_t bytes, Of of) {
+    for (int peer = 0; peer < comm.size; ++peer) {
+        if (peer != comm.rank) send(comm, data, peer, of(peer), bytes);
     }
 }
 
@@ -123,28 +156,35 @@ void reduce(std::byte* into, const std::byte* from, size_t count, int type, int 
     }
 }
 
-// Waits for all ranks of the communicator, however long they take.
-int join(Comm* comm, int tag) {
-    const auto file = [&](int r) { return folder() + "/" + comm->name + "." + std::to_string(r); };
-    {
-        std::ofstream(file(comm->rank) + ".part") << world_rank() << std::endl;
-        std::rename((file(comm->rank) + ".part").c_str(), file(comm->rank).c_str());
+// Reduces what each rank has sent this one, with `own` for its own part, in the order of the ranks.
+void reduce_all(Comm& comm, const std::byte* own, std::byte* result, size_t count, int type, int op) {
+    const size_t bytes = count * width(type);
+    std::vector<std::byte> sum(bytes), theirs(bytes);
+    for (int peer = 0; peer < comm.size; ++peer) {
+        std::vector<std::byte>& target = peer == 0 ? sum : theirs;
+        if (peer == comm.rank) {
+            std::memcpy(target.data(), own, bytes);
+        } else {
+            receive(comm, data, peer, target.data(), bytes);
+        }
+        if (comm.aborted) return;
+        if (peer > 0) reduce(sum.data(), theirs.data(), count, type, op);
     }
-    std::vector<int> members;
-    while (static_cast<int>(members.size()) < comm->size) {
+    std::memcpy(result, sum.data(), bytes);
+}
+
+// Waits for all ranks of the communicator, however long they take.
+int join(Comm* comm) {
+    const auto file = [&](int rank) { return folder() + "/" + comm->name + "." + std::to_string(rank); };
+    leave(file(comm->rank), nullptr, 0);
+    for (int rank = 0; rank < comm->size;) {
         if (comm->aborted) return kSystem;
-        std::ifstream stream(file(static_cast<int>(members.size())));
-        int member = -1;
-        if (stream >> member) {
-            members.push_back(member);
+        if (std::ifstream(file(rank))) {
+            ++rank;
         } else {
             std::this_thread::sleep_for(std::chrono::milliseconds(1));
         }
     }
-    MPI_Group world, group;
-    MPI_Comm_group(MPI_COMM_WORLD, &world);
-    MPI_Group_incl(world, comm->size, members.data(), &group);
-    if (MPI_Comm_create_group(MPI_COMM_WORLD, group, tag, &comm->mpi) != MPI_SUCCESS) return kSystem;
     return kSuccess;
 }
 
@@ -179,18 +219,12 @@ int start(Comm* comm, std::vector<std::pair<void*, std::function<void()>>> work)
     int idle = kSuccess;
     if (!comm->state.compare_exchange_strong(idle, kInProgress)) return idle;
     std::thread([comm, work = std::move(work)]() mutable {
-        constexpr int kConnectTag = 1;  // ncclSend takes 0
-        for (int peer = 0; peer < comm->size; ++peer) {
-            MPI_Request sent, received;
-            MPI_Isend(nullptr, 0, MPI_BYTE, peer, kConnectTag, comm->mpi, &sent);
-            MPI_Irecv(nullptr, 0, MPI_BYTE, peer, kConnectTag, comm->mpi, &received);
-            finish(*comm, &received);
-            finish(*comm, &sent);
-        }
+        for (int peer = 0; peer < comm->size; ++peer) send(*comm, connecting, peer, nullptr, 0);
+        for (int peer = 0; peer < comm->size; ++peer) receive(*comm, connecting, peer, nullptr, 0);
         if (comm->aborted) return;
         for (auto& [stream, body] : work) stream_of(stream).give(std::move(body));
-        int connecting = kInProgress;
-        comm->state.compare_exchange_strong(connecting, kSuccess);
+        int busy = kInProgress;
+        comm->state.compare_exchange_strong(busy, kSuccess);
     }).detach();
     return kInProgress;
 }
@@ -199,7 +233,7 @@ int start(Comm* comm, std::vector<std::pair<void*, std::function<void()>>> work)
 thread_local int depth = 0;
 thread_local std::vector<std::pair<void*, std::function<void()>>> grouped;  // collectives, in order
 thread_local Comm* grouped_on = nullptr;
-thread_local std::vector<std::function<std::vector<MPI_Request>()>> posted;  // sends and receives: all at once
+thread_local std::vector<std::function<void()>> sends, receives;  // all at once
 thread_local Comm* posted_on = nullptr;
 thread_local void* posted_to = nullptr;
 
@@ -261,10 +295,9 @@ int ncclCommInitRankConfig(Comm** made, int size, Id id, int rank, Config* confi
     *made = comm;
     if (is_me("DDL_STUB_NCCL_STUCK")) return kInProgress;
     const bool fails = is_me("DDL_STUB_NCCL_FAILS");
-    const int tag = static_cast<unsigned char>(id.bytes[0]) << 6 | (static_cast<unsigned char>(id.bytes[1]) & 63);
     std::thread([=] {
         std::this_thread::sleep_for(std::chrono::milliseconds(20));
-        comm->state = fails ? static_cast<int>(kUnhandledCuda) : join(comm, tag);
+        comm->state = fails ? static_cast<int>(kUnhandledCuda) : join(comm);
     }).detach();
     return kInProgress;
 }
@@ -293,13 +326,10 @@ int ncclGroupStart() {
 int ncclGroupEnd() {
     if (--depth > 0) return kSuccess;
     if (!grouped.empty()) return start(grouped_on, std::exchange(grouped, {}));
-    if (posted.empty()) return kSuccess;
-    const auto exchange = [comm = posted_on, calls = std::exchange(posted, {})] {
-        std::vector<MPI_Request> requests;
-        for (const auto& call : calls) {
-            for (const MPI_Request request : call()) requests.push_back(request);
-        }
-        for (MPI_Request& request : requests) finish(*comm, &request);
+    if (sends.empty() && receives.empty()) return kSuccess;
+    const auto exchange = [out = std::exchange(sends, {}), in = std::exchange(receives, {})] {
+        for (const auto& call : out) call();
+        for (const auto& call : in) call();
     };
     return start(posted_on, {{posted_to, exchange}});
 }
@@ -310,16 +340,10 @@ int ncclReduceScatter(const void* from, void* to, size_t count, int type, int op
     return launch(comm, stream, [=] {
         const size_t bytes = count * width(type), all = bytes * static_cast<size_t>(comm->size);
         // A copy of what goes in: it may be the memory of what comes out.
-        std::vector<std::byte> mine(behind(from, all), behind(from, all) + all), theirs(all);
-        MPI_Request request;
-        MPI_Ialltoall(mine.data(), static_cast<int>(bytes), MPI_BYTE, theirs.data(), static_cast<int>(bytes), MPI_BYTE,
-                      comm->mpi, &request);
-        finish(*comm, &request);
-        if (comm->aborted) return;
-        for (int i = 1; i < comm->size; ++i) {
-            reduce(theirs.data(), theirs.data() + static_cast<size_t>(i) * bytes, count, type, op);
-        }
-        std::memcpy(behind(to, bytes), theirs.data(), bytes);
+        const std::vector<std::byte> mine(behind(from, all), behind(from, all) + all);
+        const auto part = [&](int rank) { return mine.data() + static_cast<size_t>(rank) * bytes; };
+        send_to_others(*comm, bytes, part);
+        reduce_all(*comm, part(comm->rank), behind(to, bytes), count, type, op);
     });
 }
 
@@ -329,10 +353,15 @@ int ncclAllGather(const void* from, void* to, size_t count, int type, Comm* comm
     return launch(comm, stream, [=] {
         const size_t bytes = count * width(type), all = bytes * static_cast<size_t>(comm->size);
         const std::vector<std::byte> mine(behind(from, bytes), behind(from, bytes) + bytes);
-        MPI_Request request;
-        MPI_Iallgather(mine.data(), static_cast<int>(bytes), MPI_BYTE, behind(to, all), static_cast<int>(bytes),
-                       MPI_BYTE, comm->mpi, &request);
-        finish(*comm, &request);
+        send_to_others(*comm, bytes, [&](int) { return mine.data(); });
+        for (int peer = 0; peer < comm->size; ++peer) {
+            std::byte* const theirs = behind(to, all) + static_cast<size_t>(peer) * bytes;
+            if (peer == comm->rank) {
+                std::memcpy(theirs, mine.data(), bytes);
+            } else {
+                receive(*comm, data, peer, theirs, bytes);
+            }
+        }
     });
 }
 
@@ -342,16 +371,8 @@ int ncclReduce(const void* from, void* to, size_t count, int type, int op, int r
     return launch(comm, stream, [=] {
         const size_t bytes = count * width(type);
         const std::vector<std::byte> mine(behind(from, bytes), behind(from, bytes) + bytes);
-        std::vector<std::byte> theirs(comm->rank == root ? bytes * static_cast<size_t>(comm->size) : 0);
-        MPI_Request request;
-        MPI_Igather(mine.data(), static_cast<int>(bytes), MPI_BYTE, theirs.data(), static_cast<int>(bytes), MPI_BYTE,
-                    root, comm->mpi, &request);
-        finish(*comm, &request);
-        if (comm->aborted || comm->rank != root) return;
-        for (int i = 1; i < comm->size; ++i) {
-            reduce(theirs.data(), theirs.data() + static_cast<size_t>(i) * bytes, count, type, op);
-        }
-        std::memcpy(behind(to, bytes), theirs.data(), bytes);
+        if (comm->rank != root) return send(*comm, data, root, mine.data(), bytes);
+        reduce_all(*comm, mine.data(), behind(to, bytes), count, type, op);
     });
 }
 
@@ -361,9 +382,8 @@ int ncclBroadcast(const void* from, void* to, size_t count, int type, int root, 
     return launch(comm, stream, [=] {
         const size_t bytes = count * width(type);
         if (from != to) fail("ncclBroadcast: libddl calls it in place");
-        MPI_Request request;
-        MPI_Ibcast(behind(to, bytes), static_cast<int>(bytes), MPI_BYTE, root, comm->mpi, &request);
-        finish(*comm, &request);
+        if (comm->rank != root) return receive(*comm, data, root, behind(to, bytes), bytes);
+        send_to_others(*comm, bytes, [&](int) { return behind(to, bytes); });
     });
 }
 
@@ -373,12 +393,8 @@ int ncclSend(const void* from, size_t count, int type, int peer, Comm* comm, voi
     note(*comm, "Send", count, type, peer);
     posted_on = comm;
     posted_to = stream;
-    posted.emplace_back([=] {
-        MPI_Request request;
-        const size_t bytes = count * width(type);
-        MPI_Isend(behind(from, bytes), static_cast<int>(bytes), MPI_BYTE, peer, 0, comm->mpi, &request);
-        return std::vector<MPI_Request>{request};
-    });
+    const size_t bytes = count * width(type);
+    sends.emplace_back([=] { send(*comm, data, peer, behind(from, bytes), bytes); });
     return kSuccess;
 }
 
@@ -388,12 +404,8 @@ int ncclRecv(void* to, size_t count, int type, int peer, Comm* comm, void* strea
     note(*comm, "Recv", count, type, peer);
     posted_on = comm;
     posted_to = stream;
-    posted.emplace_back([=] {
-        MPI_Request request;
-        const size_t bytes = count * width(type);
-        MPI_Irecv(behind(to, bytes), static_cast<int>(bytes), MPI_BYTE, peer, 0, comm->mpi, &request);
-        return std::vector<MPI_Request>{request};
-    });
+    const size_t bytes = count * width(type);
+    receives.emplace_back([=] { receive(*comm, data, peer, behind(to, bytes), bytes); });
     return kSuccess;
 }
 

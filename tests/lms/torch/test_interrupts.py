@@ -20,6 +20,7 @@ from lms.torch.interrupts import Shield
 PROGRAM = Path(__file__).with_name("interrupted_training.py")
 
 
+@pytest.mark.timeout(1000)
 @pytest.mark.parametrize("budget", [0, 1 << 40], ids=["all moves", "all stays"])
 @pytest.mark.parametrize("interrupts", [50, pytest.param(1000, marks=pytest.mark.slow)])
 def test_interrupts_at_random_times_are_none_lost_and_training_goes_on(interrupts: int, budget: int) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
+from ddl import library
 from ddl.launch.errors import CheckError
 from ddl.launch.machine import Gpu, Machine
 from ddl.launch.routes import Gap
@@ -38,10 +39,19 @@ def hosts(names: Sequence[str], machines: Mapping[str, Machine], problems: Mappi
 
 
 def versions(machines: Mapping[str, Machine], here: str) -> list[Check]:
-    """Every host must have the same ddl as `here`: ranks of two versions would compare different headers."""
+    """Every host must have the plugin for MPI and the ddl of `here`: two versions would compare different headers."""
     other = {name: one.ddl for name, one in machines.items() if one.ddl != here}
+    lacking = [name for name, one in machines.items() if not one.plugin]
+    if not other and not lacking:
+        return [Check(OK, "ddl", f"version {here} and its plugin for MPI on {_hosts(machines)}")]
     if not other:
-        return [Check(OK, "ddl", f"version {here} on {_hosts(machines)}")]
+        return [
+            Check(
+                WARNING, "ddl",
+                f"no {library.PLUGIN} on {', '.join(lacking)}: ranks there cannot use ddl, as MPI starts them; "
+                "install it (conda: libddl-mpi; pip: bascule-ddl again, with this MPI's mpicxx in PATH)",
+            )
+        ]  # fmt: skip
     return [
         Check(
             FAILED, f"host {name}",

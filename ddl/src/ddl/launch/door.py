@@ -97,11 +97,8 @@ def _lies_in(one: Network, wide: Network) -> bool:
 
 def find() -> Path | None:
     """The doorkeeper beside libddl; None if there is none, or if LD_PRELOAD cannot name its path."""
-    for path in library.candidates():
-        if path.is_file():
-            found = path.resolve().with_name(FILE)
-            return found if found.is_file() and _PLAIN.fullmatch(str(found)) else None
-    return None
+    found = library.beside(FILE)
+    return found if found and _PLAIN.fullmatch(str(found)) else None
 
 
 def variables(doorkeeper: Path, networks: Sequence[str], environ: Mapping[str, str]) -> dict[str, str]:

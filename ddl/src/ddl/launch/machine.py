@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Any
 
 import ddl
+from ddl import library
 from ddl.launch.counts import format_runs, parse_runs
 
 _SIOCGIFADDR, _SIOCGIFNETMASK = 0x8915, 0x891B
@@ -72,6 +73,7 @@ class Machine:
     fabrics: tuple[str, ...] = ()  # adapters of InfiniBand, EFA, Slingshot, ..., which MPI can use in place of TCP
     python: str = field(default_factory=platform.python_version)
     ddl: str = ddl.__version__
+    plugin: bool = field(default_factory=lambda: library.beside(library.PLUGIN) is not None)  # libddl's, for MPI
     free_port: int = 0  # a TCP port that was free; 0: not looked for
 
     @property
@@ -98,6 +100,7 @@ class Machine:
             fabrics=tuple(map(str, data["fabrics"])),
             python=str(data["python"]),
             ddl=str(data["ddl"]),
+            plugin=bool(data["plugin"]),
             free_port=int(data["free_port"]),
         )
 

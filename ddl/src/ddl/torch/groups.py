@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import zlib
+from functools import partial
 from typing import TYPE_CHECKING, Protocol, cast
 
 import ddl
 from ddl import membership
 from ddl.communicator import Communicator, create_group
-from ddl.errors import StateError
+from ddl.errors import ArgumentError, StateError
+from ddl.job import places
 from ddl.torch import job, shrinking
 from ddl.torch.process_group import ProcessGroup
 
@@ -45,8 +47,26 @@ def create(options: object) -> ProcessGroup:
     try:
         if not ranks:
             job.check_place(asked.group_rank, asked.group_size)
+            made.on_shrink = partial(shrink, asked, places())
         made.set_timeout(asked.timeout)
     except BaseException:
         made.shutdown()
         raise
+    return made
+
+
+def shrink(asked: Options, before: tuple[int, ...], excluded: list[int]) -> ProcessGroup:
+    """The group of all ranks but the excluded, all of which are gone. Collective over the others. Raises DDLError."""
+    if places() == before:  # the script has not called ddl.shrink itself
+        ddl.shrink()
+    gone = [rank for rank, place in enumerate(before) if place not in places()]
+    if gone != excluded:
+        raise ArgumentError(
+            f"shrink_group was asked to exclude ranks {excluded}, but those that are gone are {gone}: ddl.shrink() "
+            "returns them, and may be called before shrink_group"
+        )
+    job.enter()
+    made = ProcessGroup(asked.store, Communicator(None), asked.group_id, leave=job.leave)
+    made.on_shrink = partial(shrink, asked, places())
+    made.set_timeout(asked.timeout)
     return made

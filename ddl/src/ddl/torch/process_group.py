@@ -23,7 +23,7 @@ from torch import Tensor
 from torch.distributed import ReduceOp
 
 from ddl.communicator import Communicator
-from ddl.errors import DDLError, StateError
+from ddl.errors import DDLError, StateError, UnsupportedError
 from ddl.request import Request
 from ddl.torch import calls, point_to_point
 from ddl.torch.calls import Call, Step, all_back, all_of
@@ -44,6 +44,8 @@ class Options(Protocol):
 class ProcessGroup(dist.ProcessGroup):
     """If `leave` is given, it is called when the group is destroyed, and the communicator is not freed."""
 
+    supports_shrinking = True
+
     def __init__(
         self, store: Store | None, comm: Communicator, name: str, leave: Callable[[], None] | None = None
     ) -> None:
@@ -52,6 +54,7 @@ class ProcessGroup(dist.ProcessGroup):
         self._store = store
         self._comm = comm
         self._leave = leave
+        self.on_shrink: Callable[[list[int]], object] | None = None  # makes the next default group; others have none
         self._name = name
         self._description = "undefined"
         self._sequence = 0
@@ -139,6 +142,12 @@ class ProcessGroup(dist.ProcessGroup):
     def abort(self) -> None:
         """As `shutdown`."""
         self.shutdown()
+
+    def shrink(self, excluded: list[int], flags: int = 0, options: object = None) -> object:
+        """The group of the ranks that are left. Raises UnsupportedError if this is not the default group."""
+        if self.on_shrink is None:
+            raise UnsupportedError("shrink_group of backend ddl: only the default group can be shrunk: shrink that one")
+        return self.on_shrink(excluded)
 
     # ---- Reductions ----------------------------------------------------------------------------------------------
 

@@ -29,4 +29,4 @@ def install() -> None:
         return made
 
     create.is_of_ddl = True  # type: ignore[attr-defined]
-    c10d._create_shrunk_process_group = create
+    c10d._create_shrunk_process_group = create  # type: ignore[attr-defined]

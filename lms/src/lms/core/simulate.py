@@ -37,17 +37,24 @@ class Forecast:
 
 
 def simulate(
-    trace: Trace, schedule: Schedule, link: Link, *, picture: bool = True, laps: int | None = None
+    trace: Trace,
+    schedule: Schedule,
+    link: Link,
+    *,
+    picture: bool = True,
+    laps: int | None = None,
+    most_held: int | None = None,
 ) -> Forecast:
     """The cost of executing `schedule` on `link`, with the computation that `trace` recorded.
 
     The figures are those of the last of `laps` steps: by default the third if tensors live on from step to step,
     because the first one or two begin in another state than the rest.
+    A training that follows a plan makes room by the rule once it holds more than the plan's own forecast, `most_held`.
     Without the `picture` the forecast has no spans and no staircase of held bytes, and takes half the time to make.
     """
     if laps is None:
         laps = 3 if schedule.moves and any(tensor.freed is None for tensor in trace.tensors) else 1
-    return _Simulation(trace, schedule, link, picture=picture).run(laps)
+    return _Simulation(trace, Course(schedule, most_held), schedule, link, picture=picture).run(laps)
 
 
 def lingers_until(trace: Trace, index: int, at: int) -> int:
@@ -83,9 +90,9 @@ class _Copy(PaperCopy):
 class _Simulation(PaperMover):
     """One run: the mover, and the driver that follows the trace."""
 
-    def __init__(self, trace: Trace, schedule: Schedule, link: Link, *, picture: bool) -> None:
+    def __init__(self, trace: Trace, course: Course, schedule: Schedule, link: Link, *, picture: bool) -> None:
         self.trace, self.link = trace, link
-        self.course = Course(schedule)
+        self.course = course
         self.recomputed = {
             (move.tensor, move.before % len(schedule.cap)): move.seconds
             for move in schedule.moves

@@ -81,7 +81,7 @@ class PagePool {
     mutable std::mutex mutex_;
     Blocks blocks_;                                   // all, by address; they do not overlap
     std::set<std::pair<std::size_t, Address>> idle_;  // the idle ones, by size
-    std::set<Address> seams_;  // addresses at which a mapping may begin: mremap moves one mapping at a time
+    std::set<Address> seams_;                         // starts of mappings: mremap moves one at a time
     std::size_t keep_ = std::numeric_limits<std::size_t>::max();
     PoolUsage usage_;
     std::size_t page_;

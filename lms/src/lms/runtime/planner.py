@@ -263,7 +263,8 @@ class PassPlanner:
         trace = self._measured_again(guide, recorder)
         if over > 0:
             # The trace has what the plan did not know. A margin is needed only for errors that the plan would repeat.
-            foreseen = simulate(trace, guide.plan, self.link()).resident_peak
+            most_held = guide.plan.forecast.held_peak
+            foreseen = simulate(trace, guide.plan, self.link(), most_held=most_held).resident_peak
             self.budget.margin = max(self.budget.margin, guide.margin + min(over, recorder.in_use_peak - foreseen))
         plan = self._plan(trace)
         if plan is None:

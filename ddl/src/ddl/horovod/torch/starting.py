@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable, Mapping, Sequence
-from typing import TYPE_CHECKING, TypeAlias, TypeVar
+from typing import TypeAlias, TypeVar
 
 import torch
 import torch.distributed as dist
@@ -22,17 +22,16 @@ from ddl.frontends.core.announcements import Announcement
 from ddl.frontends.core.handle import Handle
 from ddl.frontends.core.ops import Op
 from ddl.frontends.core.ops import Reduction as AnyReduction
+from ddl.frontends.core.process_sets import ProcessSet as AnyProcessSet
 from ddl.horovod.torch.ops import neutral, of_torch
 from ddl.torch.process_group import ProcessGroup
 from ddl.torch.tensors import check, reducible
 from ddl.torch.work import Work
 
-if TYPE_CHECKING:
-    from ddl.horovod.torch.process_sets import ProcessSet
-
 _ON_GPU = "on a GPU"
 
-Reduction: TypeAlias = AnyReduction["ProcessSet"]
+ProcessSet: TypeAlias = AnyProcessSet[ProcessGroup]
+Reduction: TypeAlias = AnyReduction[ProcessSet]
 Announced = Mapping[int, Announcement]
 ResultT = TypeVar("ResultT")
 

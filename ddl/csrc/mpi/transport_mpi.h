@@ -10,8 +10,8 @@
 #include <utility>
 #include <vector>
 
-#include "transport/mpi_call.h"
-#include "transport/request_array.h"
+#include "mpi/mpi_call.h"
+#include "mpi/request_array.h"
 #include "transport/transport.h"
 
 namespace ddl {
@@ -44,7 +44,7 @@ class MpiTransport final : public Transport {
 
     // Takes back what is posted; the last call. The communicators are not to be used again: messages may still arrive.
     // Doing it twice does nothing.
-    void close();
+    void close() override;
 
   private:
     struct Part {  // of a message

@@ -7,7 +7,7 @@
 
 #include "base/scratch.h"
 #include "device/group.h"
-#include "transport/mpi_call.h"
+#include "mpi/mpi_call.h"
 
 namespace ddl {
 

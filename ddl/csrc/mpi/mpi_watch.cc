@@ -1,4 +1,4 @@
-#include "transport/mpi_watch.h"
+#include "mpi/mpi_watch.h"
 
 #include <algorithm>
 #include <chrono>

@@ -4,7 +4,7 @@
 #include <algorithm>
 #include <vector>
 
-#include "transport/mpi_call.h"
+#include "mpi/mpi_call.h"
 
 namespace ddl {
 

@@ -1,4 +1,4 @@
-#include "device/group_mpi.h"
+#include "mpi/group_mpi.h"
 
 #include <array>
 #include <climits>
@@ -7,7 +7,7 @@
 
 #include "base/float_environment.h"
 #include "base/range.h"
-#include "transport/mpi_watch.h"
+#include "mpi/mpi_watch.h"
 
 namespace ddl {
 namespace {

@@ -1,11 +1,11 @@
-#include "transport/transport_mpi.h"
+#include "mpi/transport_mpi.h"
 
 #include <algorithm>
 #include <cstring>
 #include <utility>
 
 #include "base/backoff.h"
-#include "transport/mpi_watch.h"
+#include "mpi/mpi_watch.h"
 
 namespace ddl {
 namespace {
@@ -201,7 +201,9 @@ bool MpiTransport::next_notice(Notice* notice) {
 }
 
 void MpiTransport::close() {
-    if (std::exchange(closed_, true)) return;
+    int finalized = 0;
+    MPI_Finalized(&finalized);
+    if (std::exchange(closed_, true) || finalized) return;
     const MpiCall call;
     const double deadline = seconds_now() + kGoodbyeSeconds;
     for (size_t index = 0; index < notice_parts_.end(); ++index) {

@@ -1,0 +1,73 @@
+// What started the processes of a job, and so connects them: TCP, or MPI, which is a plugin (csrc/mpi, libddl_mpi.so).
+#pragma once
+
+#include <functional>
+#include <memory>
+#include <string>
+
+#include "base/patience.h"
+#include "device/group.h"
+#include "transport/heartbeats.h"
+#include "transport/transport.h"
+
+namespace ddl {
+
+struct Membership;
+
+// What a launch asks of its job.
+struct LaunchOptions {
+    double timeout_seconds = 0;  // as Patience's
+    std::function<bool(int rank)> is_dead;
+    std::function<Death(int rank)> death_of;    // as far as heartbeats tell
+    std::function<std::string()> silent_ranks;  // who does not answer, in words; blocks for a while
+    std::function<void()> on_finalize;          // called when MPI is finalized, by whomever: nothing is sent afterwards
+};
+
+// Lives until the process ends. What throws throws Error, and std::bad_alloc.
+class Launch {
+  public:
+    virtual ~Launch() = default;
+
+    virtual int rank() const = 0;
+    virtual int size() const = 0;
+    // Takes the members for the next lobby(); false if this process cannot be that rank.
+    virtual bool accept(const Membership&) { return false; }
+
+    // The transport of the rendezvous. Collective; blocks. `round` counts the rendezvous of this process.
+    virtual Transport& lobby(int round) = 0;
+    // The transport of the session that follows, which shares no message with those before it. Collective; blocks. All
+    // must have been in the rendezvous just before.
+    virtual std::unique_ptr<Transport> connect(const Patience& patience,
+                                               const std::function<void(const std::string&)>& warn) = 0;
+    // Ends the epoch: the ranks that are alive agree on who they are, and rank() and size() count them alone, in their
+    // order. Returns their former ranks. The next lobby() and connect() are theirs; some may have died since.
+    // Collective over those alive; blocks. Nobody may use the last transport meanwhile, or afterwards, but it must
+    // still be there.
+    virtual std::vector<int> shrink(const Patience&, const std::function<void(const std::string&)>& /*warn*/) {
+        return {};
+    }
+    virtual bool can_shrink() const { return false; }
+    // Keeps the transport of a connect() for a shrink() when its session could not be made.
+    virtual void keep(std::unique_ptr<Transport>) {}
+    // For mode m: MPI's collectives among the ranks of one color, in the order of their keys. Collective; blocks.
+    virtual std::unique_ptr<GroupComm> group(int color, int key) = 0;
+
+    // True once MPI was finalized: the job cannot go on.
+    virtual bool is_over() const { return false; }
+    // True if finalize() must be called at exit. It blocks until all ranks call it.
+    virtual bool must_finalize() const { return false; }
+    virtual void finalize() {}
+};
+
+// `members`: who takes part in a job that MPI did not start; null: DDL_TRANSPORT and the environment decide. Blocks
+// until MPI has started, if it is MPI's.
+std::unique_ptr<Launch> make_launch(const Membership* members, const LaunchOptions& options);
+
+// What the plugin's one function, ddl_mpi_plugin(), returns. `version` is ddl_version()'s, and stays first: a plugin of
+// another version is asked for nothing else.
+struct MpiPlugin {
+    int version;
+    std::unique_ptr<Launch> (*launch)(const LaunchOptions& options);
+};
+
+}  // namespace ddl
