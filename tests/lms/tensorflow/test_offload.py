@@ -182,3 +182,12 @@ def test_a_plan_that_was_undone_is_an_error(monkeypatch: pytest.MonkeyPatch) -> 
     monkeypatch.setattr("lms.tensorflow.keras.usage", lambda: {**real(), "ins": 0})
     with pytest.raises(LMSError, match="undid the plan"):
         fit(compiled(cnn), [callback])
+
+
+def test_a_step_that_goes_over_the_limit_is_planned_again_and_the_bits_stay(monkeypatch: pytest.MonkeyPatch) -> None:
+    callback, peaks = LMS(limit="4GB"), iter([4_100_000_000])
+    monkeypatch.setattr(callback._resident, "peak", lambda: next(peaks, 1_000_000_000))
+    ours = fit(compiled(cnn), [callback])
+    assert callback.offload.scratch == 100_000_000
+    assert callback.stats()["predicted_peak"] - callback.offload.traces[0].predicted_peak > 90_000_000
+    assert same(ours, fit(compiled(cnn), []))

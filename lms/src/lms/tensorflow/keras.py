@@ -10,7 +10,7 @@ from typing import Any
 import keras
 import tensorflow as tf
 
-from lms.errors import LimitError, LMSError, UsageError
+from lms.errors import LMSError, UsageError
 from lms.memory.resident import ResidentSet
 from lms.tensorflow.offload import Offload, Traced, offload
 from lms.tensorflow.tiers import FileTier, usage
@@ -21,8 +21,8 @@ class LMS(keras.callbacks.Callback):  # type: ignore[misc]
     """Large model support for `model.fit`: `callbacks=[LMS(limit="12GB")]`. Takes what `offload` takes.
 
     Raises UsageError when training begins if the model runs eagerly, is compiled by XLA on request or does not run on
-    TensorFlow; LimitError for a limit below the floor, and after the first step if the process went over the limit;
-    LMSError after the first step if TensorFlow's optimizers undid the plan.
+    TensorFlow; LimitError for a limit below the floor; LMSError after the first step if TensorFlow's optimizers undid
+    the plan. If the first step goes over the limit, the next ones are planned with what it needed beside.
     """
 
     def __init__(self, **options: Any) -> None:
@@ -88,7 +88,7 @@ class LMS(keras.callbacks.Callback):  # type: ignore[misc]
                 self._resident.reset_peak()
             result = train(iterator)
             self._check(before, self.offload.traces[traced:][-model.distribute_strategy.num_replicas_in_sync :])
-            self._compare()
+            self._compare(model)
             return result
 
         model.train_function = first
@@ -106,16 +106,20 @@ class LMS(keras.callbacks.Callback):  # type: ignore[misc]
                 f"{wanted[0]} and {wanted[1]} a step; report this with the model"
             )
 
-    def _compare(self) -> None:
-        """Raise LimitError if the process has gone over the limit."""
+    def _compare(self, model: Any) -> None:
+        """If the process went over the limit, have the step traced anew, with what its operations need beside."""
         self._peak = self._resident.peak()
         limit = self.offload.options.limit
-        if limit is not None and isinstance(self.offload.tier, FileTier) and self._peak > limit:
-            raise LimitError(
-                f"limit {format_size(limit)}: the first step took {format_size(self._peak)}, of which "
-                f"{format_size(self.offload.traces[-1].predicted_peak)} were foreseen; operations need memory of their "
-                f"own. Give a limit that is lower by {format_size(self._peak - limit)}, or more memory"
-            )
+        if limit is None or not isinstance(self.offload.tier, FileTier) or self._peak <= limit:
+            return
+        self.offload.scratch += self._peak - limit
+        print(
+            f"lms: the step took {format_size(self._peak)}, because operations need memory beside their results: it is "
+            f"planned again for {format_size(limit)}",
+            file=sys.stderr,
+        )
+        model.make_train_function(force=True)
+        self._peek(model)
 
 
 def _take(iterator: Any, count: int) -> Sequence[Any]:

@@ -72,6 +72,7 @@ class Offload:
         self.tier = _tier(self.options, host)
         self.traces: list[Traced] = []
         self.first_batch: Sequence[Any] | None = None  # shapes of the inputs, if tracing does not know them
+        self.scratch = 0  # bytes that operations were seen to need beside their results
         self._told: set[str] = set()
 
     def __call__(self, function: F) -> F:
@@ -110,7 +111,7 @@ class Offload:
             start,
             results,
             min_size=self.options.min_size,
-            base=0 if isinstance(self.tier, HostTier) else ResidentSet().current(),
+            base=self.scratch + (0 if isinstance(self.tier, HostTier) else ResidentSet().current()),
             on_device=isinstance(self.tier, HostTier),
             given=self.first_batch,
             threshold=self.knobs["swapout_threshold"],
