@@ -228,6 +228,7 @@ ddl_result ddl_init_with(const ddl_membership* membership, const char* options) 
 
 ddl_result ddl_shrink(int* gone, int capacity, int* count) {
     return ddl::guarded([&]() -> Status {
+        ddl::refuse_child();
         ddl::Global& global = ddl::global();
         const std::lock_guard joining(global.joining);
         const ddl::SessionPtr former = ddl::session();
@@ -241,7 +242,11 @@ ddl_result ddl_shrink(int* gone, int capacity, int* count) {
         }
         {
             const std::lock_guard lock(global.mutex);
-            global.session = std::move(next);
+            if (global.session == former) global.session.swap(next);
+        }
+        if (next != former) {  // another thread has finalized meanwhile
+            next->end();
+            throw ddl::Error(DDL_ERROR_STATE, "ddl_shrink: ddl_finalize was called meanwhile");
         }
         const auto most = static_cast<size_t>(std::max(capacity, 0));
         if (gone) std::copy_n(ranks.begin(), std::min(most, ranks.size()), gone);
@@ -277,7 +282,7 @@ const char* ddl_error_string(ddl_result code) {
         case DDL_ERROR_PEER_LOST: return "a rank died";
         case DDL_ERROR_SHUTDOWN: return "a rank left with the collective unfinished";
         case DDL_ERROR_MEMORY: return "out of memory";
-        case DDL_ERROR_TRANSPORT: return "MPI or NCCL reported an error";
+        case DDL_ERROR_TRANSPORT: return "MPI, NCCL, CUDA or a socket reported an error";
         case DDL_ERROR_UNSUPPORTED: return "this build or this machine cannot do it";
         case DDL_ERROR_INTERNAL: return "a defect of the library";
     }

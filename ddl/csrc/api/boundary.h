@@ -30,7 +30,7 @@ ddl_result guarded(Body body) noexcept {
     }
 }
 
-// Throws Error(DDL_ERROR_ARGUMENT) where the pointer is NULL; `name` is what the caller calls it.
+// Throws Error(DDL_ERROR_ARGUMENT) if the pointer is NULL; `name` is the caller's name for it.
 void need(const void* pointer, const char* name);
 
 }  // namespace ddl

@@ -27,16 +27,16 @@ struct GroupCall {
 };
 
 // A communicator of the ranks of one dimension's ring, in the order of their coordinates. The engine calls it under its
-// progress lock. No function blocks for another rank; but where the queue of a GPU is full, start() waits for a place.
+// progress lock. No function blocks for another rank; but if the queue of a GPU is full, start() waits for a place.
 class GroupComm {
   public:
     virtual ~GroupComm() = default;
-    // True where start() may be called: false while a collective that was started before is still being prepared, on
+    // True if start() may be called: false while a collective that was started before is still being prepared, on
     // this communicator or on another that has to keep the order.
     virtual bool ready() { return true; }
     // Begins a collective. Its buffers must stay valid until test() was true or abandon() returned. Throws Error.
     virtual Ticket start(const GroupCall& call) = 0;
-    // True when it is complete, which ends the ticket. Throws Error(DDL_ERROR_TRANSPORT) where it failed.
+    // True when it is complete, which ends the ticket. Throws Error(DDL_ERROR_TRANSPORT) if it failed.
     virtual bool test(Ticket ticket) = 0;
     // Ends the ticket: its buffers are read and written no more, unless a GPU does not stop within seconds. No other
     // collective may be started afterwards.
@@ -49,7 +49,7 @@ class Groups {
   public:
     explicit Groups(std::vector<std::unique_ptr<GroupComm>> of_dimension) : of_dimension_(std::move(of_dimension)) {}
 
-    // Null where the dimension has none.
+    // Null if the dimension has none.
     GroupComm* of(size_t dimension) const {
         return dimension < of_dimension_.size() ? of_dimension_[dimension].get() : nullptr;
     }

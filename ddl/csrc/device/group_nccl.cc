@@ -53,7 +53,7 @@ class NcclGroup final : public GroupComm {
             if (++tests_ % kEvery == 0) job_->is_busy(comm_);
             return false;
         }
-        job_->is_busy(comm_);  // a kernel ends, too, where NCCL has given up
+        job_->is_busy(comm_);  // a kernel ends, too, if NCCL has given up
         events.give(event);
         flights_.erase(found);
         return true;
@@ -68,7 +68,7 @@ class NcclGroup final : public GroupComm {
     Range part(const GroupCall& call, int rank) const { return Range{0, call.count}.part(rank, size_); }
     bool is_even(const GroupCall& call) const { return call.count % static_cast<uint64_t>(size_) == 0; }
 
-    // Each of these is true where NCCL has still to prepare it.
+    // Each of these is true if NCCL has still to prepare it.
     bool pends(int code, const char* call) const { return api_.in_progress(code, call, comm_); }
 
     // Several calls as one of NCCL's.
@@ -163,7 +163,7 @@ class Aborts {
         }
         changed_.notify_all();
     }
-    // True where all have ended in this time.
+    // True if all have ended in this time.
     bool wait(double seconds) {
         std::unique_lock lock(mutex_);
         return changed_.wait_for(lock, std::chrono::duration<double>(seconds), [&] { return left_ == 0; });

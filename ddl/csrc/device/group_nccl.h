@@ -20,7 +20,7 @@ class NcclJob {
 
     // Begins to join a communicator of `size` ranks. Throws Error.
     NcclComm join(const NcclId& id, int size, int rank);
-    // True when every communicator that was asked for is joined. Throws Error where one failed.
+    // True when every communicator that was asked for is joined. Throws Error if one failed.
     bool joined() const;
 
     // True while NCCL prepares what was called on `comm`: its first collectives connect the GPUs. Throws Error where

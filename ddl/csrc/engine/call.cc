@@ -5,7 +5,7 @@
 namespace ddl {
 namespace {
 
-// Where the input must lie to be used in place; nullptr where the collective cannot work so.
+// Where the input must lie to be used in place; nullptr if the collective cannot work so.
 const std::byte* place_in(const Call& call, int rank, uint64_t input_bytes) {
     const auto* output = static_cast<const std::byte*>(call.output);
     if (call.task.collective == Collective::allreduce) return output;

@@ -21,7 +21,7 @@ struct Call {
     std::shared_ptr<Fence> after = nullptr;  // nothing is read or written before it has passed
 };
 
-// DDL_ERROR_ARGUMENT where a buffer is NULL with elements in it, is not aligned to them, or overlaps the other in a way
+// DDL_ERROR_ARGUMENT if a buffer is NULL with elements in it, is not aligned to them, or overlaps the other in a way
 // that ddl.h does not allow. Throws Error as extent_of() does.
 Status check_buffers(const Call& call, int rank, int size);
 

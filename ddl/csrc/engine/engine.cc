@@ -158,8 +158,8 @@ Status Engine::run(CommId comm, const Call& call) {
 }
 
 // Begins a call, and moves it on for a moment, under one hold of the lock: one small message between the ranks of a
-// host takes no longer than a dozen locks. Only where nobody else is at work, and nothing was given to the communicator
-// before; false where it began nothing, which start() then does, or says why not.
+// host takes no longer than a dozen locks. It does so only if no other thread makes progress and the communicator has
+// no earlier call. False if it began nothing: start() then begins the call, or says why not.
 bool Engine::run_alone(CommId id, const Call& call, const RequestPtr& request) {
     std::unique_lock held(progress_, std::try_to_lock);
     if (!held || shut_ || inbox_full_) return false;
@@ -184,7 +184,7 @@ bool Engine::run_alone(CommId id, const Call& call, const RequestPtr& request) {
 }
 
 void Engine::serve() {
-    // Others' queries wait this long for an answer, and 32 times as long where receives are posted (transport_mpi.cc,
+    // Others' queries wait this long for an answer, and 32 times as long if receives are posted (transport_mpi.cc,
     // transport_shared.cc).
     constexpr auto kIdle = std::chrono::milliseconds(5);
     Backoff backoff(options_.spin_polls, options_.nap_seconds);
@@ -200,7 +200,7 @@ void Engine::serve() {
     }
 }
 
-// Polls, where the lock is held, and lets it go. True where something moved.
+// Polls with the lock held, then releases it. True if something moved.
 bool Engine::progress(std::unique_lock<std::mutex> held) noexcept {
     if (!held) return false;
     const bool moved = poll();

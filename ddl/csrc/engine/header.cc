@@ -127,7 +127,7 @@ Header unpack(const PackedHeader& packed, const Header& mine) {
     header.op = packed.op;
     if (packed.birth != ours.birth) header.birth = ~mine.birth;
     if (packed.past != ours.past) header.past = ~mine.past;
-    // Also where only the digests differ: what two ranks have for layouts is the least that is said otherwise.
+    // Also if only the digests differ: what two ranks have for layouts is the least that is said otherwise.
     if (packed.layout != ours.layout || same_call(header, mine)) header.layout = ~mine.layout;
     return header;
 }

@@ -57,7 +57,7 @@ uint64_t past_of(const Header& header);
 // A number that is the same on ranks which made their schedules from the same plan and tuning.
 uint64_t layout_of(const Plan& plan, const Tuning& tuning);
 
-// True where the two ranks may exchange data.
+// True if the two ranks may exchange data.
 bool same_call(const Header& a, const Header& b);
 
 // A header ahead of a payload: a digest that decides, and what a mismatch is described with. Ranks that made the same
@@ -77,7 +77,7 @@ static_assert(sizeof(PackedHeader) == 24);
 PackedHeader pack(const Header& header);
 
 // The header that `packed` stands for, to a rank that sent `mine` in the same place. same_call(mine, result) is true
-// only where the two are packed alike.
+// only if the two are packed alike.
 Header unpack(const PackedHeader& packed, const Header& mine);
 
 // "1 element", "1000 elements".

@@ -197,7 +197,7 @@ void Mailbox::deliver(Letter& letter, const Arrival& arrival) noexcept {
     }
 }
 
-// Takes what has arrived from a rank. True where something has.
+// Takes what has arrived from a rank. True if something has.
 bool Mailbox::hear(int peer) noexcept {
     Line& line = lines_[static_cast<size_t>(peer)];
     bool heard = false;
@@ -232,7 +232,7 @@ bool Mailbox::hear(int peer) noexcept {
     return heard;
 }
 
-// True where the letter is over: its buffer is its caller's.
+// True if the letter is over: its buffer is its caller's.
 bool Mailbox::advance(Letter& letter) noexcept {
     const Mail& mail = letter.mail;
     Flight& flight = letter.flight.front();
@@ -270,7 +270,7 @@ bool Mailbox::advance(Letter& letter) noexcept {
     return letter.status.ok() ? is_over(flight) : end(letter);
 }
 
-// Takes back one that has failed or was withdrawn. True where it is over.
+// Takes back one that has failed or was withdrawn. True if it is over.
 bool Mailbox::end(Letter& letter) noexcept {
     Flight& flight = letter.flight.front();
     if (letter.ended_at == 0) {
@@ -286,7 +286,7 @@ bool Mailbox::is_over(const Flight& flight) {
                                                [](const Letter::Piece& piece) { return piece.ticket == 0; });
 }
 
-// True where the transport has done with it, whatever came of it.
+// True if the transport has done with it, whatever came of it.
 bool Mailbox::settle(Flight& flight) noexcept {
     settle(flight.envelope);
     for (Letter::Piece& piece : flight.pieces) settle(piece.ticket);

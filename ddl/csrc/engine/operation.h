@@ -32,9 +32,9 @@ struct Means {
     std::shared_ptr<Fence> after;  // what the buffers wait for; may be null
 };
 
-// Not thread-safe. Throws Error where MPI's or NCCL's collectives or the device fail, and std::bad_alloc; after an
+// Not thread-safe. Throws Error if MPI's or NCCL's collectives or the device fail, and std::bad_alloc; after an
 // error or an exception, call cancel(). What then cannot be taken back still uses its memory: an operation is to be
-// destroyed only where it is settled().
+// destroyed only if it is settled().
 class Operation {
   public:
     // `input` and `output` are what ddl.h says for the task. `first_tag` is the first of kOperationTags tags that are
@@ -46,8 +46,8 @@ class Operation {
     Operation& operator=(const Operation&) = delete;
     ~Operation() { cancel(); }
 
-    // Does what can be done without waiting. True where a message completed or a chunk went on. No chunk is
-    // begun while `room` or more are in flight, but for one where none is.
+    // Does what can be done without waiting. True if a message completed or a chunk went on. No chunk is
+    // begun while `room` or more are in flight, unless none is.
     bool poll(int room = kChunkSlots);
     // Chunks that are.
     int chunks_in_flight() const { return static_cast<int>(runs_.size()); }
@@ -59,16 +59,16 @@ class Operation {
     void cancel() noexcept;
     // Looks after what could not be taken back.
     void settle() noexcept;
-    // True where a rank that lives may still write into the caller's buffer.
+    // True if a rank that lives may still write into the caller's buffer.
     bool is_written() const;
-    // True where nothing is in flight.
+    // True if nothing is in flight.
     bool settled() const;
 
     // Ranks of the communicator that a message, or a part in a group step, is awaited from, ascending.
     std::vector<int> awaited() const;
     // True while the device has not done what its caller gave it before the call.
     bool is_held_back() const { return means_.after != nullptr; }
-    // What of this rank's own it waits for, in words; "" where that is nothing, or others are awaited as well.
+    // What of this rank's own it waits for, in words; "" if that is nothing, or others are awaited as well.
     std::string own_wait() const;
 
   private:
@@ -99,7 +99,7 @@ class Operation {
     void post_send(Run& run, const Step& step);
     void post_receive(Run& run, Flight& flight);
     void post_payload(Run& run, Flight& flight);
-    bool advance(Run& run);                  // true where something happened
+    bool advance(Run& run);                  // true if something happened
     bool advance(Run& run, Flight& flight);  // the same
     bool advance_message(Run& run, Flight& flight);
     bool advance_group(Run& run, Flight& flight);

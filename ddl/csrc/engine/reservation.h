@@ -12,7 +12,7 @@ class Engine::Reservation {
     Reservation(const Reservation&) = delete;
     Reservation& operator=(const Reservation&) = delete;
 
-    // Takes `id` instead of what it had; false where it is not free here.
+    // Takes `id` instead of what it had; false if it is not free here.
     bool take(CommId id) {
         give_back();
         const std::lock_guard lock(engine_.table_);

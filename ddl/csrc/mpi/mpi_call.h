@@ -20,7 +20,7 @@ inline std::string mpi_error(int code) {
     return {text, static_cast<size_t>(length)};
 }
 
-// Throws Error(DDL_ERROR_TRANSPORT) that names the call, where `code` is none of success.
+// Throws Error(DDL_ERROR_TRANSPORT) that names the call, if `code` is not success.
 inline void check_mpi(int code, const char* call) {
     if (code == MPI_SUCCESS) return;
     throw Error(DDL_ERROR_TRANSPORT,

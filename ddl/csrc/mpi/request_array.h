@@ -8,7 +8,7 @@
 
 namespace ddl {
 
-// Slots are given out from the lowest on: those in use stay together, and few slots are tested where few are in flight.
+// Slots are given out from the lowest on: those in use stay together, and few slots are tested if few are in flight.
 template <typename Part>
 class RequestArray {
   public:
@@ -91,7 +91,7 @@ class RequestArray {
         if (elements.capacity() < size) elements.reserve(2 * size);
     }
 
-    std::vector<MPI_Request> requests_;  // null where a slot is free
+    std::vector<MPI_Request> requests_;  // null if a slot is free
     std::vector<Part> parts_;
     std::vector<char> is_used_;
     size_t in_use_ = 0;

@@ -165,7 +165,7 @@ bool MpiTransport::cancel(Ticket ticket) {
     const MpiCall call;
     for (size_t index = 0; index < parts_.end(); ++index) {
         if (!parts_.is_used(index) || parts_.part(index).ticket != ticket) continue;
-        // MPI takes back no send, and a receive only where it has not begun to arrive. What it does not take back stays
+        // MPI takes back no send, and a receive only if it has not begun to arrive. What it does not take back stays
         // in the array: a send, so that what the peer waits for still reaches it.
         if (!parts_.part(index).is_send) MPI_Cancel(&parts_.request(index));
         int finished = 0;

@@ -26,7 +26,7 @@ struct MpiTransportOptions {
 class MpiTransport final : public Transport {
   public:
     // `data` and `notices` have the same ranks; they stay the caller's, and must live until close() has returned. Their
-    // error handlers become MPI_ERRORS_RETURN. Throws Error where MPI's tags are too few.
+    // error handlers become MPI_ERRORS_RETURN. Throws Error if MPI's tags are too few.
     MpiTransport(MPI_Comm data, MPI_Comm notices, MpiTransportOptions options);
     ~MpiTransport() override { close(); }
 

@@ -14,14 +14,10 @@ struct Agreement::Head {
     enum Kind : uint32_t { join = 1, decision };
     uint32_t kind = 0;
     int32_t ballot = -1;  // the leader that is joined, or that has decided
-    uint64_t vote = 0;
 };
 
-Agreement::Agreement(Links& links, uint64_t vote)
-    : links_(links),
-      vote_(vote),
-      joined_(static_cast<size_t>(links.size())),
-      heard_(static_cast<size_t>(links.size())) {}
+Agreement::Agreement(Links& links)
+    : links_(links), joined_(static_cast<size_t>(links.size())), heard_(static_cast<size_t>(links.size())) {}
 
 int Agreement::leader() const {
     int rank = 0;
@@ -34,7 +30,7 @@ std::vector<int> Agreement::awaited() const {
     std::vector<int> ranks;
     for (int rank = 0; rank < links_.size(); ++rank) {
         const auto index = static_cast<size_t>(rank);
-        const bool known = joined_[index].has || heard_[index].ballot >= 0;
+        const bool known = joined_[index] || heard_[index].ballot >= 0;
         if (rank != links_.rank() && !known && !is_gone(rank)) ranks.push_back(rank);
     }
     return ranks;
@@ -49,9 +45,9 @@ bool Agreement::poll() {
         ballot_ = first;
         Decision& its = heard_[static_cast<size_t>(first)];
         if (its.ballot >= 0) {  // it had decided before it could lead, and will decide nothing else
-            decide(first, its.vote, std::move(its.survivors));
+            decide(first, std::move(its.survivors));
         } else if (first != links_.rank()) {
-            const Head head{Head::join, first, vote_};
+            const Head head{Head::join, first};
             const auto* bytes = reinterpret_cast<const std::byte*>(&head);
             links_.send(first, {bytes, bytes + sizeof head});
         }
@@ -65,10 +61,10 @@ void Agreement::hear(int from, const std::vector<std::byte>& word) {
     if (word.size() < sizeof head) return;
     std::memcpy(&head, word.data(), sizeof head);
     const auto index = static_cast<size_t>(from);
-    if (head.kind == Head::join && head.ballot == links_.rank()) joined_[index] = {true, head.vote};
+    if (head.kind == Head::join && head.ballot == links_.rank()) joined_[index] = true;
     const auto size = static_cast<size_t>(links_.size());
     if (head.kind != Head::decision || word.size() != sizeof head + (size + 7) / 8) return;
-    Decision its{head.ballot, head.vote, {}};
+    Decision its{head.ballot, {}};
     for (size_t rank = 0; rank < size; ++rank) {
         const auto bits = std::to_integer<unsigned>(word[sizeof head + rank / 8]);
         if ((bits >> rank % 8 & 1) != 0) its.survivors.push_back(static_cast<int>(rank));
@@ -78,7 +74,7 @@ void Agreement::hear(int from, const std::vector<std::byte>& word) {
     if (its.ballot < ballot_) {
         heard_[index] = std::move(its);
     } else {
-        decide(its.ballot, its.vote, std::move(its.survivors));
+        decide(its.ballot, std::move(its.survivors));
     }
 }
 
@@ -86,18 +82,16 @@ void Agreement::hear(int from, const std::vector<std::byte>& word) {
 void Agreement::lead() {
     const Decision* earlier = nullptr;
     std::vector<int> here;
-    uint64_t vote = vote_;
     for (int rank = 0; rank < links_.size(); ++rank) {
         if (is_gone(rank)) continue;
         here.push_back(rank);
         if (rank == links_.rank()) continue;
         const Decision& its = heard_[static_cast<size_t>(rank)];
         if (its.ballot >= 0 && (!earlier || its.ballot > earlier->ballot)) earlier = &its;
-        if (joined_[static_cast<size_t>(rank)].vote != vote_) vote = 0;
     }
-    if (earlier) return decide(links_.rank(), earlier->vote, earlier->survivors);
+    if (earlier) return decide(links_.rank(), earlier->survivors);
     check_majority(here);
-    decide(links_.rank(), vote, std::move(here));
+    decide(links_.rank(), std::move(here));
 }
 
 // Throws unless these ranks may go on without those that are silent.
@@ -115,11 +109,10 @@ void Agreement::check_majority(const std::vector<int>& survivors) const {
                                          " ranks do not answer, and may go on without this one");
 }
 
-void Agreement::decide(int ballot, uint64_t vote, std::vector<int> survivors) {
+void Agreement::decide(int ballot, std::vector<int> survivors) {
     decided_ = true;
     survivors_ = std::move(survivors);
-    agreed_ = vote;
-    const Head head{Head::decision, ballot, vote};
+    const Head head{Head::decision, ballot};
     const auto size = static_cast<size_t>(links_.size());
     std::vector<std::byte> word(sizeof head + (size + 7) / 8);
     std::memcpy(word.data(), &head, sizeof head);

@@ -10,7 +10,6 @@
 
 #include <cstddef>
 #include <cstdint>
-#include <set>
 #include <vector>
 
 namespace ddl {
@@ -37,44 +36,36 @@ class Agreement {
         virtual Fate fate(int rank) const = 0;
     };
 
-    // `links` must outlive it, and carry nothing else. `vote`: the decision holds it if all survivors give the same.
-    explicit Agreement(Links& links, uint64_t vote = 0);
+    // `links` must outlive it, and carry nothing else.
+    explicit Agreement(Links& links);
 
     // Moves on; does not block. True once it is decided. Throws Error(DDL_ERROR_PEER_LOST): this rank is cut off, or
     // the others hold it for dead.
     bool poll();
-    // Only if decided: ascending, with this rank; the vote of all, or 0.
+    // Only if decided: ascending, with this rank.
     const std::vector<int>& survivors() const { return survivors_; }
-    uint64_t vote() const { return agreed_; }
     // Whom this rank waits for.
     std::vector<int> awaited() const;
 
   private:
     struct Head;
-    struct Joined {
-        bool has = false;
-        uint64_t vote = 0;
-    };
     bool is_gone(int rank) const { return rank != links_.rank() && links_.fate(rank) != Fate::here; }
     int leader() const;
     void hear(int from, const std::vector<std::byte>& word);
     void lead();
     void check_majority(const std::vector<int>& survivors) const;
-    void decide(int ballot, uint64_t vote, std::vector<int> survivors);
+    void decide(int ballot, std::vector<int> survivors);
 
     Links& links_;
-    const uint64_t vote_;
-    int ballot_ = -1;             // the leader that this rank has joined last
-    std::vector<Joined> joined_;  // by rank: who has joined this rank
+    int ballot_ = -1;           // the leader that this rank has joined last
+    std::vector<bool> joined_;  // by rank: who has joined this rank
     struct Decision {
         int ballot = -1;  // -1: none
-        uint64_t vote = 0;
         std::vector<int> survivors;
     };
     std::vector<Decision> heard_;  // by rank: the decisions of earlier leaders
     bool decided_ = false;
     std::vector<int> survivors_;
-    uint64_t agreed_ = 0;
 };
 
 }  // namespace ddl

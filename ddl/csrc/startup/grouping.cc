@@ -54,8 +54,8 @@ std::vector<Report> exchange(Engine& engine, const Report& mine) {
     return all;
 }
 
-// The GPU that the program has made current; where that is the first, as it is where it has made none, the one with
-// this rank's number on its host.
+// The GPU that the program has made current. If that is GPU 0, perhaps because the program made none current, the one
+// with this rank's number on its host.
 int choose_gpu(const CudaApi& cuda, int local_rank) {
     int count = 0, current = 0;
     const int code = cuda.get_device_count(&count);

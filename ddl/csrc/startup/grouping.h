@@ -14,7 +14,7 @@
 
 namespace ddl {
 
-// By dimension; null where it is a ring.
+// By dimension; null if it is a ring.
 using GroupComms = std::vector<std::unique_ptr<GroupComm>>;
 
 // The groups of mode m. Collective; blocks. It calls MPI, which nobody else may do meanwhile: there is no engine yet.
@@ -22,12 +22,12 @@ using GroupComms = std::vector<std::unique_ptr<GroupComm>>;
 GroupComms make_mpi_groups(Job& job, const Plan& plan);
 
 struct NcclGroupsOptions {
-    int local_rank = 0;  // chooses the GPU where the program has not: see ddl.h
+    int local_rank = 0;  // chooses the GPU if the program has not: see ddl.h
     Patience patience;
     std::function<void(const std::string&)> warn;
 };
 
-// Adds those of modes b and n, and returns the GPU that they use; null where there are none. `plan` is the world's, and
+// Adds those of modes b and n, and returns the GPU that they use; null if there are none. `plan` is the world's, and
 // `engine` runs it. Collective; blocks. Throws Error, on every rank, which names the ranks that cannot.
 std::shared_ptr<CudaDevice> make_nccl_groups(Job& job, Engine& engine, const Plan& plan,
                                              const NcclGroupsOptions& options, GroupComms* comms);

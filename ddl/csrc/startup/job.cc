@@ -150,10 +150,13 @@ std::vector<Greeting> Job::assemble(const std::string& options, const Patience& 
 
 std::vector<int> Job::shrink(const Patience& patience, const std::function<void(const std::string&)>& warn) {
     std::vector<int> ranks = launch_->shrink(patience, warn);
+    watching_ = false;
+    if (auto former = std::atomic_exchange(&heartbeats_, std::shared_ptr<Heartbeats>())) {
+        former->say_goodbye();
+        former.reset();  // joins its thread, which still names ranks by their old numbers
+    }
     rank_ = launch_->rank();
     size_ = launch_->size();
-    watching_ = false;
-    if (const auto former = std::atomic_exchange(&heartbeats_, std::shared_ptr<Heartbeats>())) former->say_goodbye();
     names_.clear();
     hosts_.clear();
     death_reported_ = spoiled_ = false;
@@ -216,13 +219,14 @@ std::string Job::silent_ranks() {
 
 // On the watching thread. One rank speaks for all, and only of the first death: what follows it is no news.
 void Job::report_death(int rank, Death cause) {
-    if (death_reported_.exchange(true)) return;
+    const auto heartbeats = std::atomic_load(&heartbeats_);
+    if (!heartbeats || death_reported_.exchange(true)) return;
     // A host that does not answer has lost all its ranks, though of some of them it is not known yet: none of them
     // speaks.
     const auto is_lost = [&](int other) {
         const bool with_it =
             cause != Death::ended && hosts_[static_cast<size_t>(other)] == hosts_[static_cast<size_t>(rank)];
-        return with_it || heartbeats_->death_of(other) != Death::none;
+        return with_it || heartbeats->death_of(other) != Death::none;
     };
     int speaker = (rank + 1) % size_;
     while (speaker != rank && is_lost(speaker)) speaker = (speaker + 1) % size_;

@@ -1,5 +1,5 @@
-// What lives in a process from its first ddl_init until it exits: MPI, the heartbeats and an orderly end. MPI cannot be
-// initialised twice, so ddl_finalize leaves it alone.
+// A process's part in its job, from its first ddl_init until it exits: the launch, the heartbeats and an orderly end.
+// MPI cannot be initialised twice, so ddl_finalize leaves the launch alone.
 #pragma once
 
 #include <sys/types.h>
@@ -48,7 +48,7 @@ class Job {
     Death death_of(int rank) const { return watching_ ? heartbeats_->death_of(rank) : Death::none; }
     bool is_dead(int rank) const { return death_of(rank) != Death::none; }
 
-    // What is called before MPI is finalized, by whomever: it must leave MPI alone afterwards.
+    // `action` is called before MPI is finalized, by whomever: it must leave MPI alone afterwards.
     void before_finalize(std::function<void()> action) { before_finalize_ = std::move(action); }
     // A collective failed: others may never come to MPI_Finalize, and this process does not wait for them for ever.
     void note_failure() { failed_ = true; }

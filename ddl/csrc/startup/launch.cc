@@ -106,10 +106,13 @@ std::unique_ptr<Launch> make_launch(const Membership* members, const LaunchOptio
     }
     if (asked == "mpi" || (asked == "auto" && mpi_started_it())) return launch_of_mpi(options);
     if (is_in_environment()) return std::make_unique<TcpLaunch>(membership_of_environment(), options);
-    if (asked == "auto") return std::make_unique<TcpLaunch>(Membership{}, options);  // a job of one process
-    throw Error(DDL_ERROR_ARGUMENT,
-                "ddl_init: DDL_TRANSPORT is tcp, but RANK, WORLD_SIZE, MASTER_ADDR and MASTER_PORT are not all set: "
-                "set them, or call ddl_init_with");
+    const char* size = std::getenv("WORLD_SIZE");
+    const bool alone = !size || std::atoi(size) <= 1;
+    if (asked == "auto" && alone) return std::make_unique<TcpLaunch>(Membership{}, options);  // a job of one process
+    throw Error(
+        DDL_ERROR_ARGUMENT,
+        (alone ? "ddl_init: DDL_TRANSPORT is tcp" : "ddl_init: WORLD_SIZE is " + std::string(size)) +
+            ", but RANK, WORLD_SIZE, MASTER_ADDR and MASTER_PORT are not all set: set them, or call ddl_init_with");
 }
 
 }  // namespace ddl

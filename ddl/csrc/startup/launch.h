@@ -1,4 +1,5 @@
-// What started the processes of a job, and so connects them: TCP, or MPI, which is a plugin (csrc/mpi, libddl_mpi.so).
+// How the processes of a job were started, and so are connected: TCP, or MPI, which is a plugin (csrc/mpi,
+// libddl_mpi.so).
 #pragma once
 
 #include <functional>
@@ -23,7 +24,7 @@ struct LaunchOptions {
     std::function<void()> on_finalize;          // called when MPI is finalized, by whomever: nothing is sent afterwards
 };
 
-// Lives until the process ends. What throws throws Error, and std::bad_alloc.
+// Lives until the process ends. Its functions throw Error and std::bad_alloc.
 class Launch {
   public:
     virtual ~Launch() = default;

@@ -75,6 +75,7 @@ std::shared_ptr<Session> Session::shrink(std::vector<int>* gone) {
     std::vector<int> here(static_cast<size_t>(size));  // by their numbers in this epoch
     for (size_t i = 0; i < here.size(); ++i) here[i] = static_cast<int>(i);
     for (uint64_t epoch = epoch_ + 1;; ++epoch) {
+        const size_t before = here.size();
         std::vector<int> survivors, places;
         for (const int rank : job_.shrink(patience_of_environment(), warn)) {
             survivors.push_back(here[static_cast<size_t>(rank)]);
@@ -88,8 +89,14 @@ std::shared_ptr<Session> Session::shrink(std::vector<int>* gone) {
             }
             return next;
         } catch (const Error& error) {
-            if (error.code() == DDL_ERROR_PEER_LOST) continue;  // another one died: once more, without it
-            job_.keep(nullptr);                                 // which says goodbye
+            // Another one died: once more, without it. If the last time was without it already, all are alive, but two
+            // of them cannot reach each other.
+            const bool again = epoch == epoch_ + 1 || here.size() < before;
+            if (error.code() == DDL_ERROR_PEER_LOST && again) continue;
+            job_.keep(nullptr);  // which says goodbye
+            throw;
+        } catch (...) {
+            job_.keep(nullptr);
             throw;
         }
     }
@@ -167,7 +174,7 @@ void Session::begin(const std::string& text) {
     try {
         gpu_ = make_nccl_groups(job_, *engine_, plan, groups_options, &groups);
     } catch (const Error& error) {
-        // Others may still be in it; where NCCL has failed, they are not.
+        // Others may still be in it; if NCCL has failed, they are not.
         if (error.code() == DDL_ERROR_TIMEOUT || error.code() == DDL_ERROR_PEER_LOST) note(error.status());
         throw;
     }
@@ -176,7 +183,7 @@ void Session::begin(const std::string& text) {
     engine_->set_groups(kWorld, std::make_shared<Groups>(std::move(groups)));
 }
 
-// With a way through shared memory to the other ranks of this host, where there are some and it can be had.
+// With a way through shared memory to the other ranks of this host, if there are some and it can be had.
 void Session::go_within_host(std::unique_ptr<Transport>& transport, const BootstrapOptions& talk, const Options& asked,
                              std::vector<Notice>* early) {
     if (local_size() == 1 || asked.shared_memory == 0) return;

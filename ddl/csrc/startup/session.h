@@ -1,4 +1,5 @@
-// What lives from a ddl_init to its ddl_finalize: the engine, the ranks' places, and the communicators' handles.
+// A session lasts from a ddl_init to its ddl_finalize. It has the engine, the ranks' places and the communicators'
+// handles.
 #pragma once
 
 #include <atomic>
@@ -38,7 +39,7 @@ class Session {
     int local_size() const { return placement_.local_size(job_.rank()); }
     int num_hosts() const { return placement_.num_hosts; }
 
-    // The engine's number of a communicator. Throws Error(DDL_ERROR_STATE) where the handle is none of this session's.
+    // The engine's number of a communicator. Throws Error(DDL_ERROR_STATE) if it is not this session's.
     CommId id_of(ddl_comm handle) const;
     // A handle that stands for nothing yet; bind() makes it a communicator's, and needs no memory.
     using Handle = std::map<ddl_comm, CommId>::node_type;
@@ -46,9 +47,9 @@ class Session {
     ddl_comm bind(Handle handle, CommId id);
     void forget(ddl_comm handle);
 
-    // Finds out where the buffers of `call` are. In a GPU's memory, and in managed memory, they are used once the GPU
-    // has done what was given to `stream` so far. Throws Error where they are in different memories, or in another
-    // GPU's than this rank's.
+    // Finds out in which memory the buffers of `call` are. Those in a GPU's memory, and in managed memory, are used
+    // once the GPU has done the work that `stream` holds. Throws Error if they are in different memories, or on another
+    // GPU than this rank's.
     void locate(Call& call, CudaStream stream);
 
     // Keeps in mind that a collective failed in a way that may leave other ranks behind.

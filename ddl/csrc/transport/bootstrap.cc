@@ -168,7 +168,7 @@ bool Bootstrap::cancel(Ticket ticket) {
 void Bootstrap::keep(Block memory) { keep_for_ever(std::move(memory)); }
 
 void Bootstrap::say(int peer, Tag tag, const void* data, size_t bytes) {
-    // A copy: where an error ends the wait, MPI cannot take back what it has begun to send.
+    // A copy: if an error ends the wait, MPI cannot take back what it has begun to send.
     Block memory(new std::byte[bytes]);
     if (bytes > 0) std::memcpy(memory.get(), data, bytes);
     const Ticket ticket = send(peer, tag, memory.get(), bytes);

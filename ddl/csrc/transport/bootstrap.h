@@ -35,9 +35,9 @@ class Bootstrap {
     int rank() const { return transport_.rank(); }
     int size() const { return transport_.size(); }
     std::string name(int rank) const;  // "rank 3 (host b)"
-    std::string host(int rank) const;  // "b"; "" where it is not known
+    std::string host(int rank) const;  // "b"; "" if it is not known
 
-    // Runs `body`. Where it throws Error or std::bad_alloc on one rank, the others' waits end with its error.
+    // Runs `body`. If it throws Error or std::bad_alloc on one rank, the others' waits end with its error.
     void run(const std::function<void()>& body);
 
     // Moves messages along until done() is true; whom() names the ranks that it depends on, for messages. Throws Error:
@@ -75,7 +75,7 @@ class Bootstrap {
   private:
     struct Open {
         Ticket ticket = 0;
-        Block memory;            // of the message, where it is ours
+        Block memory;            // of the message, if it is ours
         void* target = nullptr;  // to which it is copied when it has arrived
     };
     void give_up(int code, const char* text) noexcept;

@@ -6,7 +6,7 @@
 // processors' caches beside it. So that old bytes are not taken for an envelope, the writer clears the first word of
 // the line behind a message before the message can be seen; that line is therefore always kept free.
 //
-// What the reader has taken is one counter, in a line of its own, at which the writer looks only where the room that it
+// What the reader has taken is one counter, in a line of its own, at which the writer looks only if the room that it
 // knows of is too little.
 #pragma once
 

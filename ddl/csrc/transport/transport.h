@@ -58,7 +58,7 @@ class Transport {
     // Where a message stands; `done` and `failed` end its ticket. For a receive that is done, `received` is its length.
     virtual Progress test(Ticket ticket, size_t* received) = 0;
 
-    // Takes a message back, whatever its state: its ticket has ended, and its memory is used no more. False where that
+    // Takes a message back, whatever its state: its ticket has ended, and its memory is used no more. False if that
     // cannot be done (MPI takes back no send, and no receive that has begun to arrive): the memory is in use and the
     // ticket lives on until test() says otherwise, which may be never. Messages of this pair and tag may not be matched
     // correctly afterwards.

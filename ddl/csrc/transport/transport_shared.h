@@ -11,7 +11,7 @@
 // Nothing is received ahead, so that nothing has to be taken back when another message than expected comes. That costs
 // nothing: MPI asks the receiver about long messages anyhow, and the envelope is there before that question.
 //
-// A message goes straight from the sender's memory into the pipe, and from there to the receiver's, where it is awaited
+// A message goes straight from the sender's memory into the pipe, and from there to the receiver's, if it is awaited
 // by then. One that comes before it is awaited stays in the pipe while this rank awaits nothing from its sender;
 // otherwise it makes way for those behind it, and is kept as a copy. So a message whose receive is posted always gets
 // through, and a rank that nobody listens to waits, with its messages, for room in its pipe.

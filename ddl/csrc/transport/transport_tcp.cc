@@ -278,7 +278,7 @@ void TcpTransport::finish(Message& message, size_t bytes, const std::byte* paylo
 
 void TcpTransport::give_credit(Peer& peer, size_t bytes) {
     peer.consumed += bytes;
-    if (peer.consumed < kEagerWindow / 4) return;
+    if (peer.consumed < kEagerWindow / 4 || peer.parked) return;
     Out out;
     out.frame.kind = Frame::credit;
     out.frame.bytes = peer.consumed;

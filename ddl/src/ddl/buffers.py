@@ -74,7 +74,7 @@ def _name_of(dtype: np.dtype[Any]) -> str:
 
 
 def empty_like(array: ArrayT, shape: tuple[int, ...]) -> ArrayT:
-    """A new array of the same kind and type as `array`. Raises ArgumentError where its kind is not known."""
+    """A new array of the same kind and type as `array`. Raises ArgumentError if its kind is not known."""
     if isinstance(array, np.ndarray):
         return cast("ArrayT", np.empty(shape, array.dtype))
     new_empty: Callable[[tuple[int, ...]], object] | None = getattr(array, "new_empty", None)  # PyTorch's

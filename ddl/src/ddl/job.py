@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 _registered = False
 _places: tuple[int, ...] = ()  # of each rank: its number in `init`
-_membership: Membership | None = None  # the last one: rank 0's store may be what other ranks still read
+_memberships: list[Membership] = []  # libddl calls them in later starts, too, and other ranks may read rank 0's store
 
 
 def init(
@@ -25,8 +25,8 @@ def init(
 ) -> None:
     """Join the ranks of this job; blocks until every rank has called it.
 
-    `options` has the syntax of the environment's `DDL_OPTIONS` ("-mode r:4x2 -dbg_level 1"), which is taken where it is
-    None.
+    `options` has the syntax of the environment's `DDL_OPTIONS` ("-mode r:4x2 -dbg_level 1"), which is taken if it
+    is None.
 
     `store`, `rank` and `size`, all or none of them, are for processes that find one another without MPI. The store has
     `set(key, bytes)` and `get(key)`, which returns bytes; if there is nothing under the key, it returns None or raises
@@ -61,14 +61,13 @@ def init(
 
 
 def _init_with(options: bytes | None, its: Membership) -> None:
-    global _membership
+    _memberships.append(its)
     try:
         library.call("ddl_init_with", its.pointer, options)
     except DDLError as error:
         if its.error is not None:
             raise its.error from error
         raise
-    _membership = its
 
 
 def finalize() -> None:
