@@ -10,6 +10,7 @@ import resource
 import socket
 import threading
 import warnings
+import weakref
 from collections.abc import Callable, Generator
 from contextlib import contextmanager
 from pathlib import Path
@@ -163,6 +164,21 @@ def test_a_closed_session_and_its_graph_may_be_collected_together(lms: Make) -> 
     session.close()
     del session
     gc.collect()  # what a destructor does wrong, pytest reports as unraisable
+
+
+@pytest.mark.timeout(60)
+def test_a_finalizer_of_the_scripts_may_ask_for_figures(lms: Make) -> None:
+    net, asked = model(), []
+    refs = []  # of storages: their callbacks run while LMS deals with the end of a saved tensor
+    with lms(budget=1 << 40) as session:
+        for _ in range(3):
+            hidden = net[1](net[0](torch.randn(64, 32)))
+            refs.append(weakref.ref(hidden.untyped_storage(), lambda _: asked.append(session.stats())))
+            loss = hidden.square().mean()
+            del hidden
+            loss.backward()
+            del loss
+    assert len(asked) == 3
 
 
 @pytest.mark.timeout(60)

@@ -4,8 +4,8 @@ The simulator and a training run the same stepper, one with a mover that keeps a
 
 At each access, after the computation that led to it:
 
-1. Copies that are complete are settled: the memory of what has left is free. Drops take effect that the access before
-   asked for, because its operation is over now.
+1. Copies that are complete are settled: the memory of tensors that left is free. Drops that the access before asked for
+   take effect, because its operation is over now.
 2. A read brings its tensor back. If no one has started that (a miss, unless it was planned), it starts now, behind as
    many copies out as it takes to make room. A read of a tensor that is leaving keeps it.
 3. Moves of the schedule that start with this access start.

@@ -4,10 +4,9 @@
 //
 // - A tensor that stays, because its storage is small or a parameter's. The hooks keep an alias and a version.
 // - A tensor of a pass that C++ leads. Python asks for that (`lead`) if the plan moves nothing. C++ leads as long as
-// the
-//   pass does what the plan was made for. Meanwhile it alone knows what happened: accesses, records, bytes held, saved
-//   tensors that ended. The first call that differs goes to Python. Python takes all of that over (`take`) and goes on
-//   with the pass. The end of the pass goes to Python, too.
+//   the pass does what the plan was made for. Meanwhile it alone knows what happened: accesses, records, bytes held,
+//   saved tensors that ended. The first call that differs goes to Python, which takes all of that over (`take`) and
+//   goes on with the pass. The end of the pass goes to Python, too.
 //
 // So each fact is known in one place. The interpreter's lock guards it: nothing that could run another thread or the
 // garbage collector happens between looking at a fact and changing it.
@@ -150,7 +149,7 @@ class Hooks {
 
     bool open = true;                        // whether new tensors are taken
     bool leading = false;                    // a pass
-    double seconds = 0;                      // spent in these hooks. Who reads one of these three sets it to zero
+    double seconds = 0;                      // spent in these hooks. The reader of one of these three sets it to zero
     std::int64_t small = 0, parameters = 0;  // bytes that were saved and stay
 
     // Give everything else to these hooks. `self` is the Python object around this one.

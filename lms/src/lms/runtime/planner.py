@@ -24,14 +24,12 @@ from lms.runtime.recorder import Recorder
 from lms.units import format_size
 from lms.warn import warn_script
 
-TIMED_EVERY = 16  # passes: one of so many is timed, so that reports stay current
+TIMED_EVERY = 16  # one pass in 16 is timed, so that reports stay current
 MOST_GUIDES = 64  # plans kept; the one that was used longest ago goes
 MOST_VARIANTS = 3  # plans kept for one sequence of accesses, for different amounts of memory outside it
 REFINED_AFTER = (1, 3)  # passes that followed a plan, after which it is made again from better measurements
 CALIBRATION = 256 * 10**6  # bytes written and read when a link must be known before anything was moved
-_BAND = (
-    8  # of the budget's reserves, by which the memory outside may shrink before a plan with moves is made again for it
-)
+_BAND = 8  # reserves of the budget by which the memory outside may shrink before a plan with moves is made again
 _ROOMY = 0.75  # of the limit: while all passes stay under it, new shapes are not measured
 
 

@@ -179,9 +179,8 @@ class Recorder:
             more = [0] * (end + 2)
             for index, nbytes in enumerate(self.nbytes):
                 if self.pinned[index] and not self.foreseen[index]:
-                    more[self.first[index] + 1] += (
-                        nbytes  # its end showed that it is the script's; until then it counted as LMS's
-                    )
+                    # Its end showed that it is the script's. Until then it counted as LMS's.
+                    more[self.first[index] + 1] += nbytes
             other = [now + plus for now, plus in zip(other, accumulate(more), strict=False)]
         tensors = tuple(
             Tensor(

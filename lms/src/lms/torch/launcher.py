@@ -40,7 +40,7 @@ ENVIRONMENT = {
 
 OVER_LIMIT = 6  # exit status of a script that succeeded while memory went over the limit
 
-_NEWS = 1.1  # a plan is announced if it moves so many times the bytes of the last one announced
+_NEWS = 1.1  # a plan is announced if it moves at least this many times the bytes of the last one announced
 
 # How much `lms plan` watches. The first pass warms caches and allocators up, and a cycle lies between two steps.
 STEPS = 2

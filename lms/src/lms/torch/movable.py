@@ -24,7 +24,7 @@ _is_wrapper: Callable[[torch.Tensor], bool] = torch._C._functorch.is_functorch_w
 
 
 class Movable:
-    """Tells what can move, storages on `device` of at least `min_size` bytes except parameters, and counts the rest."""
+    """Tells which storages can move, and counts the others: those elsewhere, below `min_size` bytes, and parameters."""
 
     def __init__(self, device: torch.device, min_size: int) -> None:
         self.device = device

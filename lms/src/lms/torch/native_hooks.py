@@ -55,7 +55,7 @@ class NativeHooks:
     over = False  # that pass has ended
     live = 0  # records of it that autograd holds
     held = 0  # their bytes
-    seconds = 0.0  # spent in C++. Who reads this or one of the next two sets it to zero
+    seconds = 0.0  # spent in C++. The reader of this or one of the next two sets it to zero
     small = 0  # bytes that were saved and stay
     parameters = 0
     pack: Pack

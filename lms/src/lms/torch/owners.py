@@ -13,7 +13,7 @@ from lms.torch.records import LiveRecord, Origin
 
 
 class Owners:
-    """Notes when a storage dies that the forward made, and whether the script keeps it once its record is dead."""
+    """Notes when a storage that the forward made dies, and whether the script keeps it once its record is dead."""
 
     def __init__(self, mover: Mover, by_key: dict[tuple[int, ...], LiveRecord]) -> None:
         self._mover = mover

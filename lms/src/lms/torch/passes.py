@@ -99,7 +99,7 @@ class Pass:
         self.stepper.require(record)
 
     def take_over(self, led: Led) -> list[LiveRecord]:
-        """Go on with a pass that C++ has led so far; its records. None if the pass is over and was as planned.
+        """Go on with a pass that C++ has led so far; its records. Empty if the pass is over and was as planned.
 
         All accesses so far were as planned, so each is made now. If the pass is over, the plan tells what happened.
         """

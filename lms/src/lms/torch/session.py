@@ -337,7 +337,7 @@ class Session:
 
     def _end_pause(self, between: bool) -> None:
         self._pauses -= 1
-        self._swapper.native.open = self._is_open and not self._pauses
+        self._swapper.native.open = self._is_open and not self._pauses and self._swapper.active
         if between and self._is_open:
             self._planner.peaks.resume()
 

@@ -1,4 +1,4 @@
-"""The saved-tensor swapper: what autograd saves becomes records, and each end of a handle is taken note of."""
+"""The saved-tensor swapper: it makes records of the tensors that autograd saves, and notes each end of a handle."""
 
 from __future__ import annotations
 
@@ -130,7 +130,7 @@ class SavedTensorSwapper:
                         packed = self._pack(tensor, local, storage, beginning)
             assert packed is not None
         self.counters.hook += self._clock() - began
-        if self._ended.queue:
+        if self._ended.queue or self.native.over:
             self._drain_if_free()
         if isinstance(packed, str):
             return self.movable.kept(tensor, packed)
@@ -156,7 +156,7 @@ class SavedTensorSwapper:
         with self._lock:
             tensor = self._unpack(packed)
             self.counters.hook += self._clock() - began
-        if self._ended.queue:
+        if self._ended.queue or self.native.over:
             self._drain_if_free()
         return tensor
 
@@ -167,7 +167,7 @@ class SavedTensorSwapper:
             self._rounds.step(optimizer)
 
     def abandon(self) -> None:
-        """In a forked child: take on nothing more, and wait for no copy, because who copies stayed in the parent."""
+        """In a forked child: take on nothing more, and wait for no copy: the copying threads stayed in the parent."""
         self.active = self.native.open = False
         self._abandoned = True
 
@@ -186,9 +186,13 @@ class SavedTensorSwapper:
 
     def judge(self) -> None:
         """Find out which storages the script keeps, so that all figures are complete; those of C++, too."""
-        with self._lock:
-            self._take_over()
-        self._count_native()
+        # Not with patience: the script's own code may run inside the lock, and ask for figures on the same thread.
+        if self._lock.acquire(blocking=False):
+            try:
+                self._take_over()
+                self._count_native()
+            finally:
+                self._lock.release()
         self._owners.judge()
 
     # Inside the lock
