@@ -77,7 +77,7 @@ Job& Job::join(double timeout_seconds, const Membership* members) {
 
 bool Job::is_in_child() { return in_child; }
 
-Job::Job(double timeout_seconds, const Membership* members) : process_(getpid()) {
+Job::Job(double timeout_seconds, const Membership* members) : process_(getpid()), place_(place()) {
     LaunchOptions options;
     options.timeout_seconds = timeout_seconds;
     options.is_dead = [this](int rank) { return is_dead(rank); };
@@ -124,7 +124,7 @@ std::vector<Greeting> Job::assemble(const std::string& options, const Patience& 
     mine.process = process_;
     mine.cores = own_cores();
     copy(host_name(), mine.host, "the host's name");
-    copy(place(), mine.place, "the host's name");
+    copy(place_, mine.place, "the host's name");
     copy(options, mine.options, "DDL_OPTIONS");
     std::vector<Greeting> greetings;
     try {

@@ -67,6 +67,7 @@ class Job {
     [[noreturn]] void end_process(const std::string& why);
 
     const pid_t process_;
+    const std::string place_;  // equal on ranks that share a host
     std::unique_ptr<Launch> launch_;
     int rank_ = 0, size_ = 1;
     int round_ = 0;
