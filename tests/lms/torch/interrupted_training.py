@@ -73,6 +73,8 @@ def main(interrupts: int, seed: int, budget: int) -> None:
                 pass
             else:
                 continue
+            # Optimizer.step of PyTorch 2.13 leaves gradients off if the interrupt comes in its own `finally`.
+            torch.set_grad_enabled(True)
             # The exception and its frames are gone by now, and with them the graph.
             left += session._swapper.live
             sender.arrived.set()
