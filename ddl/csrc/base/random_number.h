@@ -8,8 +8,8 @@
 
 namespace ddl {
 
-// The kernel's. Not std::random_device's where that can be avoided: it asks the processor what it can do each time,
-// which takes a virtual machine some 50 us.
+// From the kernel. std::random_device is slower: each time it asks the processor what it can do, which takes a virtual
+// machine some 50 us.
 inline uint64_t random_number() {
     uint64_t number = 0;
     if (getrandom(&number, sizeof number, GRND_NONBLOCK) == static_cast<ssize_t>(sizeof number)) return number;

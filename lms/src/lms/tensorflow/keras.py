@@ -28,7 +28,6 @@ class LMS(keras.callbacks.Callback):  # type: ignore[misc]
     def __init__(self, **options: Any) -> None:
         super().__init__()
         self.offload: Offload = offload(**options)
-        self._unchecked = False
         self._jit: object = None
         self._resident = ResidentSet()
         self._peak = 0
