@@ -2,78 +2,79 @@
 
 from __future__ import annotations
 
+import argparse
 import os
 import shutil
 import subprocess
 import sys
-from collections.abc import Callable, Sequence
-from dataclasses import asdict
+from collections.abc import Sequence
+from functools import cache
 from pathlib import Path
+from typing import Any
 
-import machine
-from harness import Benchmark
-from page import bound_of, page
+from harness import ROOT, Benchmark, Tell, ddlrun
+from page import page
 from runs import Run
-from scenarios import ALL, Scenario, quick
-from shaped import ROOT, measured
-from verdicts import judge, left_out_of, lines, turns_of
+from scenarios import ALL, Allreduce, quick
+from verdicts import judge, left_out_of, turns_of
 
 from ddl.bench import chart, figures
 from ddl.bench.contestants import DDL
 from ddl.launch import output
 from ddl.planning import picture
+from testbed import Testbed
 
 
-def main(argv: Sequence[str] | None = None) -> int:
-    """The command line; 1 if a scenario could not be run."""
-    bench: Benchmark[Scenario, Run] = Benchmark("ddl/bench", "Time DDL beside its peers", ALL)
-    asked = bench.parser.parse_args(argv)
-    mpich = _mpich()
-
-    def measure(scenario: Scenario, tell: Callable[[str], None]) -> Run:
-        return measured(quick(scenario) if asked.quick else scenario, mpich, tell)
-
-    _, whole = bench.run(asked, measure, report, _keep)
-    return 0 if whole else 1
+def adapted(scenario: Allreduce, asked: argparse.Namespace) -> Allreduce:
+    """The scenario, in small with --quick."""
+    return quick(scenario) if asked.quick else scenario
 
 
-def report(run: Run) -> list[str]:
-    """A scenario's table and verdicts, as text."""
-    said = [run.scenario.title]
-    if run.before is not None and run.after is not None:
-        said += [f"calibrated before: {run.before}", f"calibrated after: {run.after}"]
-    ranks = run.scenario.ranks * run.scenario.hosts
-    for order, record in run.records:
+def work(scenario: Allreduce, tell: Tell, bed: Testbed | None) -> list[dict[str, Any]]:
+    """Run `ddlrun bench`, or once for each order of the hosts in each round."""
+    words = ["--sizes", scenario.sizes, "--seconds", str(scenario.seconds)]
+    words += ["--rounds", "1" if scenario.orders else str(scenario.rounds)]
+    if scenario.compare:
+        words += ["--compare", *(["--peer-mpi", str(mpich)] if (mpich := _mpich()) else [])]
+    records = []
+    for order in scenario.orders * scenario.rounds or (tuple(range(sum(scenario.racks))),):
+        tell(f"hosts {' '.join(map(str, order)) or 'this one'}")
+        records.append({"order": order, **ddlrun(scenario, bed, ["bench"], words, order)})
+    return records
+
+
+def report(run: Run[Allreduce]) -> list[str]:
+    """A table for each record."""
+    said = []
+    bound = run.bound if run.before else None
+    for record in run.records:
+        turns = turns_of(record)
         if len(run.records) > 1:
-            said.append(f"hosts {' '.join(map(str, order))}:")
-        said.append(figures.table(turns_of(record), ranks, DDL, bound_of(run)))
+            said.append(f"hosts {' '.join(map(str, record['order']))}:")
+        said.append(figures.table(turns, run.scenario.size, DDL, bound))
         said += [figures.words(one) for one in left_out_of(record)]
-        if ranks > (os.cpu_count() or 1) and any(one.name.startswith("MPICH") for one in turns_of(record)):
+        if run.scenario.size > (os.cpu_count() or 1) and any(one.name.startswith("MPICH") for one in turns):
             said.append("MPICH's ranks poll, and are more than the cores: its rows measure that, too")
-    return [*said, *lines(judge(run))]
+    return said
 
 
-def _keep(folder: Path, runs: Sequence[Run]) -> None:
-    made = [
-        {
-            "scenario": asdict(run.scenario),
-            "before": run.before and asdict(run.before),
-            "after": run.after and asdict(run.after),
-            "tries": run.tries,
-            "records": [{"order": order, **record} for order, record in run.records],
-            "verdicts": [asdict(one) for one in judge(run)],
-        }
-        for run in runs
-    ]
-    machine.write(folder / "ddl.json", {"format": "ddl-bench-1", "runs": made}, mpich=_mpich_version())
+def keep(folder: Path, runs: Sequence[Run[Allreduce]]) -> None:
+    """Write the results page, and a picture of the last run."""
     output.write(folder / "ddl.md", page(runs).encode())
     last = runs[-1]
     if len(last.records) == 1:
         title = f"allreduce, float32: {last.scenario.title}"
-        figure = chart.draw(turns_of(last.records[0][1]), bound_of(last), title)
+        figure = chart.draw(turns_of(last.records[0]), last.bound if last.before else None, title)
         picture.write(figure, folder / f"ddl_{last.scenario.name}.svg")
 
 
+def versions() -> dict[str, str]:
+    """MPICH's."""
+    found = sorted((ROOT / "out" / "mpich").glob("lib/python*/site-packages/mpich-*.dist-info"))
+    return {"mpich": found[0].name.removeprefix("mpich-").removesuffix(".dist-info") if found else ""}
+
+
+@cache
 def _mpich() -> Path | None:
     """The mpirun of PyPI's MPICH, in an environment of its own: it would overwrite Open MPI's in .venv."""
     venv = ROOT / "out" / "mpich"
@@ -94,9 +95,13 @@ def _mpich() -> Path | None:
     return launcher
 
 
-def _mpich_version() -> str:
-    found = sorted((ROOT / "out" / "mpich").glob("lib/python*/site-packages/mpich-*.dist-info"))
-    return found[0].name.removeprefix("mpich-").removesuffix(".dist-info") if found else ""
+def main(argv: Sequence[str] | None = None) -> int:
+    """The command line; 1 if a scenario could not be run."""
+    bench = Benchmark(
+        "ddl/bench", "Time DDL beside its peers", "ddl", ALL, adapted, work, report, judge, keep, versions=versions
+    )
+    _, whole = bench.main(argv)
+    return 0 if whole else 1
 
 
 if __name__ == "__main__":

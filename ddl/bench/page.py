@@ -5,32 +5,24 @@ from __future__ import annotations
 from collections.abc import Sequence
 from statistics import median
 
-from runs import Run
-from verdicts import Verdict, judge, left_out_of, turns_of
+from runs import Run, Verdict
+from scenarios import Allreduce
+from verdicts import by_order, judge, left_out_of, turns_of
 
 from ddl.bench.contest import Turns
 from ddl.bench.contestants import DDL
 from ddl.bench.figures import Bound, ratios, words
-from ddl.planning import interface, network
 from ddl.planning.units import format_size, format_time
 
 _WORDS = {True: "reached", False: "**missed**", None: "not judged"}
 
 
-def page(runs: Sequence[Run]) -> str:
+def page(runs: Sequence[Run[Allreduce]]) -> str:
     """A section for each scenario: links, targets, times and ratios to DDL's time."""
     return "\n\n".join("\n\n".join(_section(run)) for run in runs) + "\n"
 
 
-def bound_of(run: Run) -> Bound | None:
-    """The least time of any algorithm on the calibrated network; None inside a host."""
-    if run.network is None:
-        return None
-    tree = network.from_dict(run.network).tree
-    return lambda size: interface.bounds(tree, size).cut
-
-
-def _section(run: Run) -> list[str]:
+def _section(run: Run[Allreduce]) -> list[str]:
     said = [f"## {run.scenario.title[0].upper()}{run.scenario.title[1:]}"]
     if run.before is not None and run.after is not None:
         links = f"Links of {run.scenario.link}" + (f", uplinks of {run.scenario.uplink}" if run.before.uplink else "")
@@ -38,8 +30,8 @@ def _section(run: Run) -> list[str]:
     if verdicts := judge(run):
         said.append(_verdicts(verdicts))
     if len(run.records) == 1:
-        record = run.records[0][1]
-        said.append(_times(turns_of(record), bound_of(run)))
+        (record,) = run.records
+        said.append(_times(turns_of(record), run.bound if run.before else None))
         said += [f"{words(one)}." for one in left_out_of(record)]
     else:
         said.append(_orders(run))
@@ -76,11 +68,11 @@ def _ratio(other: Turns | None, ours: Turns) -> str:
     return "" if other is None else f"{median(ratios(other, ours)):.2f}"
 
 
-def _orders(run: Run) -> str:
-    by_order: dict[tuple[int, ...], list[float]] = {}
-    for order, record in run.records:
-        by_order.setdefault(order, []).extend(one.median for one in turns_of(record))
-    rows = [(" ".join(map(str, order)), ", ".join(map(format_time, times))) for order, times in by_order.items()]
+def _orders(run: Run[Allreduce]) -> str:
+    rows = [
+        (" ".join(map(str, order)), ", ".join(format_time(one.median) for one in turns))
+        for order, turns in by_order(run).items()
+    ]
     return table(("order of hosts", f"time of {run.scenario.sizes}, a run each"), rows)
 
 

@@ -1,8 +1,10 @@
-"""The scenarios: clusters, ranks, sizes and targets. Plain data."""
+"""The scenarios of the allreduce: clusters, ranks, sizes and targets. Plain data."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
+
+from runs import Scenario
 
 LARGE = 64 << 20
 SMALL = (1 << 10, 4 << 10, 16 << 10, 64 << 10)
@@ -18,80 +20,43 @@ class Target:
 
 
 @dataclass(frozen=True)
-class Scenario:
-    """One run of `ddlrun bench` on one cluster. Without racks: on this host alone, over shared memory."""
+class Allreduce(Scenario):
+    """One run of `ddlrun bench`, or several."""
 
-    name: str
-    title: str
-    racks: tuple[int, ...]  # hosts in each
-    ranks: int  # on each host
-    sizes: str
-    rounds: int = 5
+    sizes: str = "1KiB..64MiB"
     seconds: float = 0.5
-    link: str = "200mbit"
-    uplink: str = "100mbit"
     compare: bool = True
     orders: tuple[tuple[int, ...], ...] = ()  # orders of the hosts; each is run in turn, `rounds` times
     targets: tuple[Target, ...] = ()
 
-    @property
-    def hosts(self) -> int:
-        """The number of hosts; 1 without racks."""
-        return sum(self.racks) or 1
 
+_SMALL = tuple(Target("small", size) for size in SMALL)
 
 ALL = (
-    Scenario(
-        "host",
-        "one host, a rank on each of its 2 cores: shared memory",
-        racks=(),
-        ranks=2,
-        sizes="1KiB..64MiB",
-        seconds=1.0,
-        targets=tuple(Target("small", size, "") for size in SMALL),
+    Allreduce(
+        "host", "one host, a rank on each of its 2 cores: shared memory", racks=(), ranks=2,
+        seconds=1.0, targets=_SMALL,
     ),
-    Scenario(
-        "pair",
-        "2 hosts x 1 rank (a rank a core)",
-        racks=(2,),
-        ranks=1,
-        sizes="1KiB..64KiB",
-        seconds=1.0,
-        targets=tuple(Target("small", size, "") for size in SMALL),
+    Allreduce(
+        "pair", "2 hosts x 1 rank (a rank a core)", racks=(2,), ranks=1,
+        sizes="1KiB..64KiB", seconds=1.0, targets=_SMALL,
     ),
-    Scenario(
-        "switch",
-        "4 hosts x 2 ranks on one switch",
-        racks=(4,),
-        ranks=2,
-        sizes="1KiB..64MiB",
-        rounds=3,
+    Allreduce(
+        "switch", "4 hosts x 2 ranks on one switch", racks=(4,), ranks=2, rounds=3,
         targets=(Target("bound", 1.08), Target("ratio", 1.08, "gloo"), Target("ratio", 1.8, "Open MPI, default")),
     ),
-    Scenario(
-        "racks",
-        "2 racks x 2 hosts x 2 ranks",
-        racks=(2, 2),
-        ranks=2,
-        sizes="1KiB..64MiB",
-        rounds=3,
+    Allreduce(
+        "racks", "2 racks x 2 hosts x 2 ranks", racks=(2, 2), ranks=2, rounds=3,
         targets=(Target("bound", 1.08), Target("ratio", 1.5, "gloo"), Target("ratio", 1.5, "Open MPI")),
     ),
-    Scenario(
-        "order",
-        "2 racks x 2 hosts x 2 ranks, hosts given in the best and in the worst order",
-        racks=(2, 2),
-        ranks=2,
-        sizes="64MiB",
-        rounds=3,
-        compare=False,
-        orders=((0, 1, 2, 3), (0, 2, 1, 3)),
-        targets=(Target("order", 1.05),),
+    Allreduce(
+        "order", "2 racks x 2 hosts x 2 ranks, hosts given in the best and in the worst order", racks=(2, 2), ranks=2,
+        rounds=3, sizes="64MiB", compare=False, orders=((0, 1, 2, 3), (0, 2, 1, 3)), targets=(Target("order", 1.05),),
     ),
-)
+)  # fmt: skip
 
 
-def quick(scenario: Scenario) -> Scenario:
+def quick(scenario: Allreduce) -> Allreduce:
     """A small version of the scenario: it shows that it runs; its figures mean nothing."""
     largest = "256KiB" if scenario.sizes.endswith("64MiB") else "4KiB"
     sizes = largest if ".." not in scenario.sizes else f"1KiB..{largest}"

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 from steps import ALONE, Steps, rows
 
-from ddl.planning.picture import COLOURS, figure_class
+from ddl.planning.picture import COLOURS, figure_class, finish
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -31,8 +31,5 @@ def draw(steps: Mapping[str, Steps], bound: float, title: str) -> Figure:
         axes.axvline(bound, color="black", linestyle=":", label="bound: no allreduce is faster")
     axes.set_xlim(left=0)
     axes.set_xlabel("seconds a step, median")
-    axes.set_title(title, loc="left")
-    axes.grid(alpha=0.25, axis="x")
-    axes.legend(frameon=False, fontsize="small", loc="upper center", bbox_to_anchor=(0.5, -0.3), ncols=2)
-    axes.spines[["top", "right"]].set_visible(False)
+    finish(axes, title, fontsize="small", loc="upper center", bbox_to_anchor=(0.5, -0.3), ncols=2)
     return figure

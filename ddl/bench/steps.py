@@ -14,10 +14,15 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 from statistics import median
+from typing import Any
+
+from runs import Verdict, at_least, at_most
 
 from ddl.planning.units import format_time
 
 DDL, GLOO, ALONE = "ddl", "gloo", "no_sync"
+COMMUNICATION = 1.4  # gloo's over ours, at least
+OVER_FLOOR = 1.15  # our step over the floor, at most
 APART = 1e-4  # relative difference of losses that is allowed: additions in another order, through a few steps
 
 
@@ -43,11 +48,9 @@ class Row:
     over_floor: float
 
 
-def steps_of(record: Mapping[str, object]) -> dict[str, Steps]:
+def steps_of(record: Mapping[str, Any]) -> dict[str, Steps]:
     """The contestants of a trainee's record, by name."""
-    entries = record["steps"]
-    assert isinstance(entries, list)
-    return {one["name"]: Steps(**one) for one in entries}
+    return {one["name"]: Steps(**one) for one in record["steps"]}
 
 
 def rows(steps: Mapping[str, Steps], bound: float) -> list[Row]:
@@ -96,6 +99,19 @@ def table(steps: Mapping[str, Steps], bound: float) -> str:
         lines.append(line + (f"  {row.over_floor:>10.3f}" if bound else ""))
     lines.append(f"{ALONE:<{width}}  {format_time(median(steps[ALONE].seconds)):>10}")
     return "\n".join(line.rstrip() for line in lines)
+
+
+def judge(steps: Mapping[str, Steps], bound: float) -> list[Verdict]:
+    """The verdicts on the training steps of a virtual cluster; `bound` is in seconds."""
+    by_name = {row.name: row for row in rows(steps, bound)}
+    what = "communication of gloo over ours"
+    ratio = by_name[GLOO].ratio if GLOO in by_name else None
+    return [
+        Verdict(what, None, "", None, "there is none to be seen")
+        if ratio is None
+        else at_least(what, ratio, COMMUNICATION),
+        at_most("step over the larger of compute and bound", by_name[DDL].over_floor, OVER_FLOOR),
+    ]
 
 
 def _signed(seconds: float) -> str:

@@ -125,8 +125,9 @@ typedef struct ddl_membership {
  *
  * Rank 0 sets one key and the others get it. Its value holds a token by which ranks recognise one another, so anyone
  * who can read the store can join. A value that an earlier job left does no harm. This thread calls `set` and `get`
- * before the function returns; a later ddl_init of this process calls them again, so `context` must still be alive
- * then. A process keeps its rank and size: different ones, or an earlier job under MPI, are DDL_ERROR_STATE. */
+ * before the function returns; ddl_waiting and a later ddl_init of this process call them again, so `context` must
+ * still be alive then. A process keeps its rank and size: different ones, or an earlier job under MPI, are
+ * DDL_ERROR_STATE. */
 DDL_API ddl_result ddl_init_with(const ddl_membership* membership, const char* options);
 
 /* Leaves the job. Requests in flight end with DDL_ERROR_SHUTDOWN, and every communicator is freed. Does not wait for
@@ -135,23 +136,47 @@ DDL_API ddl_result ddl_init_with(const ddl_membership* membership, const char* o
  */
 DDL_API ddl_result ddl_finalize(void);
 
-/* Goes on without the ranks that died. The ranks that are alive begin an epoch of their own, with consecutive ranks in
- * their old order. Collective over all ranks that are alive; blocks. More of them may die meanwhile.
+/* Begins the next epoch: the ranks that died are left out, and the processes that wait in ddl_join are taken in.
+ * Collective over all ranks that are alive; blocks. Ranks that were there keep their order and get consecutive ranks;
+ * those that have joined come behind them. More of them may die meanwhile.
  *
  * Requests in flight, on any rank and communicator, end with DDL_ERROR_PEER_LOST, and no message reaches the new epoch.
- * Every communicator except DDL_WORLD is freed; DDL_WORLD then has the survivors. *count becomes the number of ranks
- * that are gone, and gone[0..capacity) the former ranks of the first of them. Both pointers may be NULL.
+ * Every communicator except DDL_WORLD is freed; DDL_WORLD then has the ranks of the new epoch. *count becomes the
+ * number of ranks that are gone, gone[0..capacity) the former ranks of the first of them, and *joined the number of
+ * those that have joined. All three pointers may be NULL.
  *
  * The step in which a rank died has to be done again or dropped. Survivors may be one collective apart, because some
- * may have the result of a call that failed on others. So they must agree on the step (an allreduce with DDL_MIN).
+ * may have the result of a call that failed on others. So they must agree on the step (an allreduce with DDL_MIN). Who
+ * has joined must be given the state (a broadcast from rank 0, which has not joined).
+ *
+ * A process that waits is taken in if every rank and every other process that is taken in can connect to it within 5
+ * seconds; others go on waiting. At most 32 are taken in at once. If some are, the links between hosts are measured
+ * again, and otherwise the plan is made of the links that were measured before.
  *
  * Works over TCP only: under MPI it returns DDL_ERROR_UNSUPPORTED and changes nothing. After any other error this
  * process has left the job, as by ddl_finalize. DDL_ERROR_TIMEOUT: a rank that is alive did not call it within
  * DDL_TIMEOUT seconds. DDL_ERROR_PEER_LOST: this rank reaches fewer ranks than do not answer, and those may go on
- * without it. After a shrink modes b, m and n are rings. */
+ * without it. After a resize modes b, m and n are rings, unless ranks have joined. */
+DDL_API ddl_result ddl_resize(int* gone, int capacity, int* count, int* joined);
+
+/* As ddl_resize, and takes nobody in. (If ranks call both, the lowest one's call decides.) */
 DDL_API ddl_result ddl_shrink(int* gone, int capacity, int* count);
 
-/* Stores the number of this epoch: 0 after ddl_init, and higher after each ddl_shrink, equal on all ranks. */
+/* Stores the number of processes that wait in ddl_join. Rank 0 alone knows them; elsewhere the number is 0. The first
+ * call on rank 0 opens the door: it listens at one port more, and sets one key of the store. Does not block. */
+DDL_API ddl_result ddl_waiting(int* count);
+
+/* Joins a job that runs already, over TCP: blocks until its ranks call ddl_resize, at most DDL_TIMEOUT seconds. Then
+ * this process is one of its ranks, as after ddl_init. ddl_epoch tells it from a first start.
+ *
+ * `membership`: the store of the job's ranks; its rank and size are not used. NULL: MASTER_ADDR and MASTER_PORT are the
+ * job's. Who can read the store can join. `options` must be those of the job, and the version of the library, too:
+ * otherwise DDL_ERROR_MISMATCH. DDL_ERROR_TIMEOUT: no rank has called ddl_waiting, or the ranks have not called
+ * ddl_resize. After DDL_ERROR_PEER_LOST (ranks died, and this one is cut off) start another process. */
+DDL_API ddl_result ddl_join(const ddl_membership* membership, const char* options);
+
+/* Stores the number of this epoch: 0 after ddl_init, and higher after each ddl_resize and ddl_shrink, equal on all
+ * ranks. */
 DDL_API ddl_result ddl_epoch(uint64_t* epoch);
 
 /* Returns the version of the loaded library: major * 10000 + minor * 100 + patch. Needs no ddl_init; cannot fail. */

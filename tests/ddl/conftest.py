@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import platform
 import shutil
 import signal
 import socket
@@ -104,7 +105,7 @@ def build(folder: Path, target: str, *definitions: str) -> Path:
     configure = [beside_python("cmake"), "-S", str(ROOT / "ddl"), "-B", str(folder), "-G", "Ninja"]
     configure += [f"-DCMAKE_MAKE_PROGRAM={beside_python('ninja')}", "-DDDL_MPI=ON", *definitions]
     compile_target = [beside_python("cmake"), "--build", str(folder), "--target", target, "--parallel", "2"]
-    for command, timeout in ((configure, 60), (compile_target, 500)):
+    for command, timeout in ((configure, 100), (compile_target, 1500)):
         done = run(command, timeout=timeout)
         assert done.returncode == 0, done.stdout
     return folder
@@ -114,6 +115,14 @@ def build(folder: Path, target: str, *definitions: str) -> Path:
 def native() -> Callable[..., Path]:
     """`native(folder, target, ...)`: `build`."""
     return build
+
+
+@pytest.fixture(scope="session")
+def compiled() -> Callable[[str], Path]:
+    """`compiled(target)`: build it where `make setup` compiles libddl, from the same objects; returns the folder."""
+    folder = ROOT / "ddl/build" / f"py3-none-linux_{platform.machine()}"
+    mpi = f"-DMPI_CXX_COMPILER={beside_python('mpicxx')}"
+    return lambda target: build(folder, target, mpi, "-DDDL_TESTS=ON")
 
 
 @pytest.fixture

@@ -42,7 +42,7 @@ def test_bench_and_plan_have_help_of_their_own(capsys: pytest.CaptureFixture[str
 
 def test_each_failed_check_is_a_line(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
     def fail(_: list[str]) -> int:
-        raise CheckError(("host a", "gone"), ("host b", "gone too"))
+        raise CheckError("host a", "gone", ("host b", "gone too"))
 
     monkeypatch.setattr(ddlrun, "_dispatch", fail)
     assert run(capsys) == (3, "", "ddlrun: error: host a: gone\nddlrun: error: host b: gone too\n")

@@ -54,11 +54,11 @@ def test_a_rank_that_dies_is_named_at_once(ranks: Run, fault: str, count: str) -
         assert float(seconds) < 10
 
 
-def test_a_rank_that_died_between_two_starts_is_named_on_every_rank(command: Run) -> None:
+def test_a_rank_that_died_between_two_starts_is_named_on_every_rank(command: Run, tmp_path: Path) -> None:
     # mpirun lets the others live, as ddlrun's job of a library with its own recovery would.
     program = Path(__file__).parent / "programs/init_after_death.py"
     mpirun = [Path(sys.executable).with_name("mpirun"), "--enable-recovery", "-np", "4", "--map-by", ":OVERSUBSCRIBE"]
-    done = command([*mpirun, "--bind-to", "none", sys.executable, program], timeout=60, DDL_TIMEOUT="6")
+    done = command([*mpirun, "--bind-to", "none", sys.executable, program, tmp_path], timeout=60, DDL_TIMEOUT="6")
     said = re.findall(r"^rank (\d) after (\d+) s: (.*)$", done.stdout, re.MULTILINE)
     assert sorted(rank for rank, _, _ in said) == ["0", "1", "3"], done.stdout
     assert {words for _, _, words in said} == {"PeerLostError: ddl_init: rank 2 died"}, done.stdout

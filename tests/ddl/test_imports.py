@@ -17,7 +17,9 @@ ARROWS = {
     "bench": {"", "launch", "planning"},
     "frontends.core": {""},
     "torch": {"", "launch"},  # a rank looks at its interfaces as ddlrun does
-    "horovod": {"", "frontends.core", "torch"},
+    "tensorflow": {"", "frontends.core"},
+    "keras": {"tensorflow"},
+    "horovod": {"", "frontends.core", "torch", "tensorflow"},
     "ddlrun": {"", "launch", "planning", "bench"},  # the command, above all that it hands its words to
 }
 

@@ -1,32 +1,27 @@
 """Modes m, n and b, and buffers in a GPU's memory: over MPI itself, and on a stub of CUDA and NCCL (nccl_stub)."""
 
-import functools
 import re
 import subprocess
-import sys
 from collections import defaultdict
 from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
-BUILD = Path(__file__).parents[2] / "out" / "ddl-build" / "plain"  # test_native.py's: most of it is compiled already
-MPICXX = Path(sys.executable).with_name("mpicxx")
 Run = Callable[..., subprocess.CompletedProcess[str]]
 
 
-@functools.cache
-def built(native: Callable[..., Path]) -> str:
-    folder = native(BUILD, "ddl_nccl_stub", f"-DMPI_CXX_COMPILER={MPICXX}")
-    return str(folder / "libddl_nccl_stub.so")
+@pytest.fixture(scope="module")
+def built(compiled: Callable[[str], Path]) -> Path:
+    return compiled("ddl_nccl_stub") / "libddl_nccl_stub.so"
 
 
 @pytest.fixture
-def stub(native: Callable[..., Path], tmp_path: Path) -> dict[str, str]:
+def stub(built: Path, tmp_path: Path) -> dict[str, str]:
     """What chooses the stub for CUDA and NCCL; calls are written down in `tmp_path`."""
     # libddl knows the driver by its name.
     file = tmp_path / "libcuda.so.1"
-    file.symlink_to(built(native))
+    file.symlink_to(built)
     return {"DDL_CUDA_LIB": str(file), "DDL_NCCL_LIB": str(file), "DDL_STUB_DIR": str(tmp_path)}
 
 

@@ -25,6 +25,7 @@ sys.stdin.read()
 """
 
 root = [pytest.mark.root, pytest.mark.alone, pytest.mark.usefixtures("needs_testbed", "untouched")]
+SLOW = pytest.mark.slow  # all workers wait for these
 
 
 class TestWithRoot:
@@ -39,6 +40,7 @@ class TestWithRoot:
         assert bed.name not in {guard.name for guard in guards()}
         bed.close()
 
+    @SLOW
     def test_nothing_is_left_when_a_test_fails(self, mark) -> None:
         def fail() -> None:
             with running(cluster([2]), environment=mark.environment) as bed:
@@ -54,7 +56,9 @@ class TestWithRoot:
         sleepers[0].communicate()
         assert sleepers[0].returncode == -signal.SIGKILL
 
-    @pytest.mark.parametrize("signo", [signal.SIGKILL, signal.SIGTERM, signal.SIGINT])
+    @pytest.mark.parametrize(
+        "signo", [signal.SIGKILL, *(pytest.param(signo, marks=SLOW) for signo in (signal.SIGTERM, signal.SIGINT))]
+    )
     def test_nothing_is_left_when_its_owner_is_killed(self, mark, signo: signal.Signals) -> None:
         with subprocess.Popen(
             [sys.executable, "-c", OWNER, mark.name], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
@@ -65,6 +69,7 @@ class TestWithRoot:
             owner.send_signal(signo)
         mark.wait_until_gone()
 
+    @SLOW
     def test_nothing_is_left_when_its_guard_is_killed_and_it_says_so(self, mark) -> None:
         with running(cluster([2]), environment=mark.environment) as bed:
             (guard,) = [guard for guard in guards() if guard.name == bed.name]
@@ -73,6 +78,7 @@ class TestWithRoot:
             with pytest.raises(TestbedError, match="is down"):
                 bed.run("h0", ["true"])
 
+    @SLOW
     def test_nothing_is_left_when_it_does_not_come_up(self, mark, tmp_path: Path) -> None:
         broken = tmp_path / "testbed"
         shutil.copytree(HERE, broken, ignore=shutil.ignore_patterns("__pycache__"))
@@ -112,6 +118,7 @@ class TestWithRoot:
             other.kill()
             other.communicate()
 
+    @SLOW
     def test_a_host_that_is_killed_is_silent_to_its_peers(self) -> None:
         listen = (
             "import socket; s = socket.create_server(('', 5000)); print('ready', flush=True);"
@@ -133,16 +140,19 @@ class TestWithRoot:
             assert "TimeoutError" in complaint
             server.communicate()
 
+    @SLOW
     def test_a_name_that_is_taken_is_refused_and_the_first_stays(self) -> None:
         with running(cluster([1])) as bed:
             with pytest.raises(TestbedError, match="runs already"):
                 start(cluster([1]), name=bed.name)
             assert find(bed.name).run("h0", ["hostname"]).stdout == "h0\n"
 
+    @SLOW
     def test_a_testbed_that_does_not_run_is_named_with_those_that_do(self) -> None:
         with running(cluster([1])) as bed, pytest.raises(TestbedError, match=rf"'nowhere'.*{bed.name}"):
             find("nowhere")
 
+    @SLOW
     def test_the_command_line_takes_a_testbed_through_its_life(self) -> None:
         name = f"life-{os.getpid()}"
 
@@ -172,6 +182,7 @@ class TestWithRoot:
             command("down")
         assert "was asked for" in command("down", status=1)
 
+    @SLOW
     def test_a_command_gets_a_logins_environment_and_what_is_added(self, bed: Testbed, tmp_path: Path) -> None:
         said = bed.run("h0", ["env"], env={"ADDED": "a b"}, cwd=tmp_path, check=True).stdout.splitlines()
         names = {line.partition("=")[0] for line in said}
@@ -182,12 +193,14 @@ class TestWithRoot:
         assert bed.run("h0", ["pwd"], cwd=tmp_path).stdout == f"{tmp_path}\n"
         assert Path(bed.run("h0", ["sh", "-c", "command -v python"]).stdout).parent == Path(sys.executable).parent
 
+    @SLOW
     def test_a_command_that_cannot_be_started_is_named(self, bed: Testbed) -> None:
         done = bed.run("h0", ["no-such-command"])
         assert done.returncode == 127
         assert "no-such-command" in done.stderr
         assert bed.run("h0", ["true"], cwd="/nowhere").returncode == 127
 
+    @SLOW
     def test_a_signal_reaches_the_command_once_and_its_end_is_ours(self, bed: Testbed) -> None:
         script = "import signal, sys; signal.pthread_sigmask(0, [15]); print(1, flush=True);" + (
             "signal.sigwait([15]); print(signal.sigtimedwait([15], 0.2), flush=True); sys.exit(3)"
@@ -209,6 +222,7 @@ class TestWithRoot:
             with os.fdopen(os.pidfd_open(one.pid)) as ending:
                 assert select.select([ending], [], [], 10)[0]
 
+    @SLOW
     def test_a_command_ignores_no_signal_that_a_login_would_not(self, bed: Testbed) -> None:
         status = bed.run("h0", ["grep", "-E", "^Sig(Blk|Ign)", "/proc/self/status"], check=True).stdout.split()
         ours = sum(1 << signo - 1 for signo in signal.valid_signals())  # the C library keeps two for itself

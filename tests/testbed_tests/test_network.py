@@ -11,6 +11,7 @@ from testbed import AGENT, Rates, Testbed, TestbedError, cluster, running
 from topology import PAYLOAD
 
 pytestmark = [pytest.mark.root, pytest.mark.alone, pytest.mark.usefixtures("needs_testbed", "untouched")]
+SLOW = pytest.mark.slow  # all workers wait for these; the first one, which is not slow, measures every link
 
 PYTHON = [sys.executable, "-E", "-S", "-c"]
 
@@ -46,6 +47,7 @@ def test_a_testbed_does_what_its_topology_says(bed: Testbed) -> None:
     assert [str(one) for one in found if not one.passed] == []
 
 
+@SLOW
 @pytest.mark.parametrize("rate", ["20mbit", "1gbit"])
 def test_a_link_carries_what_its_rate_leaves_after_headers(rate: str) -> None:
     topology = cluster([2], link=rate)
@@ -55,17 +57,20 @@ def test_a_link_carries_what_its_rate_leaves_after_headers(rate: str) -> None:
     assert goodput == pytest.approx(PAYLOAD * topology.hosts[0].link.up, rel=TOLERANCE)
 
 
+@SLOW
 def test_the_two_directions_of_a_link_have_rates_of_their_own() -> None:
     with running(cluster([2], link=Rates(up=20 * 10**6, down=50 * 10**6))) as bed:
         (one,) = measure(bed, [("h0", "h1")])
         assert one == pytest.approx(PAYLOAD * 20e6, rel=TOLERANCE)
 
 
+@SLOW
 def test_what_comes_from_several_hosts_shares_the_link_it_ends_on() -> None:
     with running(cluster([3], link="50mbit")) as bed:
         assert sum(measure(bed, [("h0", "h2"), ("h1", "h2")])) == pytest.approx(PAYLOAD * 50e6, rel=TOLERANCE)
 
 
+@SLOW
 @pytest.mark.parametrize(("link", "target"), [("h1", "h1"), ("h0", "h1"), ("rack1", "h2")])
 def test_a_link_that_is_cut_drops_traffic_at_once_and_carries_it_again_when_mended(link: str, target: str) -> None:
     with running(cluster([2, 2])) as bed:
@@ -103,6 +108,7 @@ def test_a_cut_link_is_silence_and_no_error(bed: Testbed) -> None:
         bed.mend("h0")
 
 
+@SLOW
 def test_hosts_answer_each_other_at_once_when_a_bed_has_settled(bed: Testbed) -> None:
     bed.cut("h1")
     try:
@@ -117,11 +123,13 @@ def test_hosts_answer_each_other_at_once_when_a_bed_has_settled(bed: Testbed) ->
         assert "ConnectionRefusedError" in refused.stderr
 
 
+@SLOW
 def test_cutting_what_does_not_exist_names_what_does(bed: Testbed) -> None:
     with pytest.raises(Exception, match=r"'rack7'.*h0 h1 h2 h3 rack0 rack1"):
         bed.cut("rack7")
 
 
+@SLOW
 def test_a_host_sees_its_own_interfaces_name_and_files_and_no_others(bed: Testbed) -> None:
     script = 'hostname; ls /sys/class/net; grep -c 10.77 /etc/hosts; ls -A /dev/shm; echo "$TMPDIR"; touch "$TMPDIR/x"'
     said = bed.run("h1", ["sh", "-c", script], check=True).stdout.split()
@@ -135,6 +143,7 @@ def test_a_host_sees_its_own_interfaces_name_and_files_and_no_others(bed: Testbe
     assert address == bed.topology.address("h1")
 
 
+@SLOW
 def test_memory_shared_on_one_host_is_not_shared_with_another(bed: Testbed) -> None:
     bed.run("h0", ["touch", "/dev/shm/segment"], check=True)
     assert bed.run("h0", ["ls", "/dev/shm"]).stdout == "segment\n"

@@ -2,13 +2,16 @@
 #include <unistd.h>
 
 #include <algorithm>
+#include <functional>
 #include <memory>
 #include <mutex>
+#include <optional>
 #include <string>
 #include <utility>
 
 #include "api/boundary.h"
 #include "ddl.h"
+#include "startup/environment.h"
 #include "startup/reporter.h"
 #include "startup/session.h"
 #include "startup/tcp_rendezvous.h"
@@ -193,7 +196,7 @@ using ddl::Status;
 namespace ddl {
 namespace {
 
-ddl_result initialise(const char* options, const ddl_membership* membership) {
+ddl_result initialise(const char* options, const std::function<std::optional<Start>()>& how) {
     return ddl::guarded([&]() -> Status {
         ddl::refuse_child();
         ddl::Global& global = ddl::global();
@@ -201,9 +204,8 @@ ddl_result initialise(const char* options, const ddl_membership* membership) {
         if (ddl::current()) {
             throw ddl::Error(DDL_ERROR_STATE, "ddl is initialised already: call ddl_finalize before the next ddl_init");
         }
-        Membership members;
-        if (membership) members = membership_of(*membership);
-        auto made = std::make_shared<ddl::Session>(options, membership ? &members : nullptr);
+        const std::optional<Start> start = how();
+        auto made = ddl::Session::begin(options, start ? &*start : nullptr);
         made->job().before_finalize(ddl::end_session);
         ddl::report_on_signal([] {
             const ddl::SessionPtr found = ddl::current();
@@ -216,26 +218,17 @@ ddl_result initialise(const char* options, const ddl_membership* membership) {
     });
 }
 
-}  // namespace
-}  // namespace ddl
-
-ddl_result ddl_init(const char* options) { return ddl::initialise(options, nullptr); }
-
-ddl_result ddl_init_with(const ddl_membership* membership, const char* options) {
-    if (!membership) return ddl::failed(DDL_ERROR_ARGUMENT, "ddl_init_with: membership is NULL");
-    return ddl::initialise(options, membership);
-}
-
-ddl_result ddl_shrink(int* gone, int capacity, int* count) {
+ddl_result resize(bool takes_in, int* gone, int capacity, int* count, int* joined) {
     return ddl::guarded([&]() -> Status {
         ddl::refuse_child();
         ddl::Global& global = ddl::global();
         const std::lock_guard joining(global.joining);
         const ddl::SessionPtr former = ddl::session();
         std::vector<int> ranks;
+        int added = 0;
         ddl::SessionPtr next;
         try {
-            next = former->shrink(&ranks);
+            next = former->resize(takes_in, &ranks, &added);
         } catch (...) {
             if (former->has_ended()) ddl::end_session();
             throw;
@@ -246,19 +239,49 @@ ddl_result ddl_shrink(int* gone, int capacity, int* count) {
         }
         if (next != former) {  // another thread has finalized meanwhile
             next->end();
-            throw ddl::Error(DDL_ERROR_STATE, "ddl_shrink: ddl_finalize was called meanwhile");
+            throw ddl::Error(DDL_ERROR_STATE, "ddl_finalize was called meanwhile");
         }
         const auto most = static_cast<size_t>(std::max(capacity, 0));
         if (gone) std::copy_n(ranks.begin(), std::min(most, ranks.size()), gone);
         if (count) *count = static_cast<int>(ranks.size());
+        if (joined) *joined = added;
         return {};
     });
+}
+
+}  // namespace
+}  // namespace ddl
+
+ddl_result ddl_init(const char* options) {
+    return ddl::initialise(options, [] { return std::nullopt; });
+}
+
+ddl_result ddl_init_with(const ddl_membership* membership, const char* options) {
+    if (!membership) return ddl::failed(DDL_ERROR_ARGUMENT, "ddl_init_with: membership is NULL");
+    return ddl::initialise(options, [&] { return ddl::start_of(*membership, false); });
+}
+
+ddl_result ddl_join(const ddl_membership* membership, const char* options) {
+    return ddl::initialise(
+        options, [&] { return membership ? ddl::start_of(*membership, true) : ddl::start_of_environment(true); });
+}
+
+ddl_result ddl_waiting(int* count) {
+    return ddl::store(count, "count", [](ddl::Session& its) { return its.waiting(); });
+}
+
+ddl_result ddl_shrink(int* gone, int capacity, int* count) {
+    return ddl::resize(false, gone, capacity, count, nullptr);
+}
+
+ddl_result ddl_resize(int* gone, int capacity, int* count, int* joined) {
+    return ddl::resize(true, gone, capacity, count, joined);
 }
 
 ddl_result ddl_epoch(uint64_t* epoch) {
     return ddl::guarded([&]() -> Status {
         ddl::need(epoch, "epoch");
-        *epoch = ddl::session()->epoch();
+        *epoch = ddl::session()->members().epoch;
         return {};
     });
 }

@@ -1,31 +1,40 @@
-// What the engine keeps for a communicator and for a request. Internal to the engine.
+// What the engine keeps for a communicator and for a call on it.
 #pragma once
 
 #include <algorithm>
 #include <array>
-#include <optional>
+#include <list>
+#include <map>
+#include <memory>
+#include <string>
+#include <vector>
 
-#include "engine/engine.h"
+#include "engine/call.h"
+#include "engine/notice.h"
+#include "engine/operation.h"
+#include "engine/request.h"
+#include "engine/watch.h"
+#include "schedule/plan.h"
 #include "schedule/schedule_cache.h"
 
 namespace ddl {
+
+using CommId = uint32_t;
+constexpr CommId kWorld = 0;
+constexpr int kAnyRank = -1;
+constexpr CommId kMostCommunicators = 1024;  // at once; ids of freed ones are used again
 
 inline Status no_such(CommId comm) {
     return {DDL_ERROR_STATE, "there is no communicator " + std::to_string(comm) + ": it was freed or never made"};
 }
 inline Status no_memory() { return {DDL_ERROR_MEMORY, "out of memory"}; }  // to say so needs none
-inline Status no_numbers_left() {
-    return {DDL_ERROR_UNSUPPORTED,
-            "there are " + std::to_string(kMostCommunicators) + " communicators already: free some with ddl_comm_free"};
-}
 inline Status shut_down() { return {DDL_ERROR_STATE, "the library was finalized: call ddl_init first"}; }
 
-// An id that is free (1), the first from a place on that `from` chooses; nothing if none is. Splits and groups begin
-// their search at different places, so that they seldom want the same.
-std::optional<CommId> first_free(const std::vector<uint8_t>& ids, uint64_t from);
+struct Communicator;
+using CommPtr = std::shared_ptr<Communicator>;
 
-// Made when it is submitted, or before (Engine::spare_): taking it from the inbox and ending it need no memory.
-struct Engine::Active {
+// A call that was submitted. Made then or before: taking it from the inbox and ending it need no memory.
+struct Active {
     CommPtr comm;        // while it is in the inbox
     RequestPtr request;  // until it is finished: who waits for it may then take its memory back
     Call call;
@@ -47,7 +56,7 @@ struct Departure {
     double at = 0;
 };
 
-struct Engine::Communicator {
+struct Communicator {
     // Constant once made:
     CommKey key;
     int rank = 0;
@@ -55,12 +64,12 @@ struct Engine::Communicator {
     Plan plan;
     uint64_t layout = 0;
 
-    // Guarded by progress_:
+    // Guarded by the progress lock:
     std::shared_ptr<Groups> groups;  // null if every dimension is a ring
     uint64_t sequence = 0;           // of the next call
     uint64_t past = 0;               // past_of() the calls before it
     std::list<Active> queue;  // in order; finished ones stay until those before them are, or until they are settled
-    bool listed = false;      // in Engine::running_
+    bool listed = false;      // among those that the loop polls
     Patience patience;
     Cause broken;  // none: it is whole
     double broken_at = 0;
@@ -70,12 +79,11 @@ struct Engine::Communicator {
     ScheduleCache schedules;
 
     int size() const { return static_cast<int>(group.members.size()); }
+    const std::string& name(int its_rank) const { return group.names[static_cast<size_t>(its_rank)]; }
     // This communicator's rank of a rank of the world; -1 if it has none.
     int rank_of(int world_rank) const {
-        for (int r = 0; r < size(); ++r) {
-            if (group.members[static_cast<size_t>(r)] == world_rank) return r;
-        }
-        return -1;
+        const auto found = std::find(group.members.begin(), group.members.end(), world_rank);
+        return found == group.members.end() ? -1 : static_cast<int>(found - group.members.begin());
     }
     // Notice about this communicator.
     NoticeContent notice(NoticeKind kind) const {

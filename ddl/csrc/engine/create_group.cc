@@ -2,8 +2,7 @@
 #include <algorithm>
 #include <string>
 
-#include "engine/communicator.h"
-#include "engine/reservation.h"
+#include "engine/engine.h"
 
 namespace ddl {
 namespace {
@@ -51,8 +50,8 @@ Status Engine::exchange(bool incoming, const std::vector<int>& peers, int64_t ta
 }
 
 Status Engine::create_group(const std::vector<int>& members, uint64_t tag, CommId* comm) {
-    const CommPtr world = find(kWorld);
-    if (!world || shut_) return shut_down();
+    const CommPtr world = core_.table.find(kWorld);
+    if (!world || core_.shut) return shut_down();
     try {
         std::vector<int> sorted = members;
         std::sort(sorted.begin(), sorted.end());
@@ -91,14 +90,10 @@ Status Engine::reserve_group_id(int rank, const std::vector<int>& members, uint6
     };
     // Other splits and groups may take the id that is chosen here on some rank meanwhile: then it is tried again.
     for (;; reservation->give_back()) {
-        std::vector<uint8_t> ids;
+        std::vector<uint8_t> ids = core_.table.free_ids();
         Proposal proposal;
-        {
-            const std::lock_guard lock(table_);
-            ids = free_ids_;
-            // No parent has this birth, and no two groups that a rank leads have the same number.
-            if (leads) proposal.birth = birth_of_child({static_cast<uint32_t>(rank), ~uint64_t{0}}, groups_++);
-        }
+        // No parent has this birth, and no two groups that a rank leads have the same number.
+        if (leads) proposal.birth = birth_of_child({static_cast<uint32_t>(rank), ~uint64_t{0}}, groups_++);
         if (leads) {
             std::vector<uint8_t> theirs(others.size() * ids.size());
             if (Status status = receive(theirs.data(), ids.size(), ids.size()); !status.ok()) return status;

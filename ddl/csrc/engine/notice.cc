@@ -17,7 +17,7 @@ constexpr size_t kMostText = kNoticeBytes - sizeof(Fixed);
 
 }  // namespace
 
-void send_notice(Transport& transport, int peer, const NoticeContent& content) {
+void send_notice(Transport& transport, const std::vector<int>& ranks, const NoticeContent& content) {
     const size_t text_bytes = std::min(content.text.size(), kMostText);
     Fixed fixed{};
     fixed.magic = kHeaderMagic;
@@ -32,7 +32,7 @@ void send_notice(Transport& transport, int peer, const NoticeContent& content) {
     std::byte bytes[kNoticeBytes];
     std::memcpy(bytes, &fixed, sizeof fixed);
     std::memcpy(bytes + sizeof fixed, content.text.data(), text_bytes);
-    transport.notify(peer, bytes, sizeof fixed + text_bytes);
+    transport.tell(ranks, bytes, sizeof fixed + text_bytes);
 }
 
 bool read_notice(const Notice& notice, NoticeContent* content) {

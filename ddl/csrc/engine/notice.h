@@ -2,6 +2,7 @@
 #pragma once
 
 #include <string>
+#include <vector>
 
 #include "base/status.h"
 #include "engine/header.h"
@@ -28,8 +29,8 @@ struct NoticeContent {
     std::string text;
 };
 
-// Long texts are cut to what a notice holds.
-void send_notice(Transport& transport, int peer, const NoticeContent& content);
+// To all of these ranks but this one. Long texts are cut to what a notice holds.
+void send_notice(Transport& transport, const std::vector<int>& ranks, const NoticeContent& content);
 
 // False if the notice is none of ours.
 bool read_notice(const Notice& notice, NoticeContent* content);

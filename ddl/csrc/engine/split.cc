@@ -1,11 +1,15 @@
-// Making and freeing communicators.
+// Splitting a communicator, and what is common to the ways of making one.
 #include <algorithm>
 #include <tuple>
 
-#include "engine/communicator.h"
-#include "engine/reservation.h"
+#include "engine/engine.h"
 
 namespace ddl {
+
+Status no_numbers_left() {
+    return {DDL_ERROR_UNSUPPORTED,
+            "there are " + std::to_string(kMostCommunicators) + " communicators already: free some with ddl_comm_free"};
+}
 
 std::optional<CommId> first_free(const std::vector<uint8_t>& ids, uint64_t from) {
     const auto begin = ids.begin() + static_cast<ptrdiff_t>(from % ids.size());
@@ -16,8 +20,8 @@ std::optional<CommId> first_free(const std::vector<uint8_t>& ids, uint64_t from)
 }
 
 Status Engine::split(CommId parent, int color, int key, CommId* comm) {
-    const CommPtr over = find(parent);
-    if (!over) return shut_ ? shut_down() : no_such(parent);
+    const CommPtr over = core_.table.find(parent);
+    if (!over) return core_.shut ? shut_down() : no_such(parent);
     Status status;
     try {
         status = split_over(over, color, key, comm);
@@ -26,7 +30,7 @@ Status Engine::split(CommId parent, int color, int key, CommId* comm) {
     } catch (const std::bad_alloc&) {
         status = no_memory();
     }
-    if (status.code == DDL_ERROR_MEMORY) fail(parent, *out_of_memory_);  // the others wait in it for this rank
+    if (status.code == DDL_ERROR_MEMORY) fail(parent, *core_.out_of_memory);  // the others wait in it for this rank
     return status;
 }
 
@@ -34,11 +38,7 @@ Status Engine::split(CommId parent, int color, int key, CommId* comm) {
 // split, of another communicator, may take the same one on some rank meanwhile: then both, or one, try again.
 Status Engine::reserve_id(const CommKey& parent, uint64_t birth, Reservation* reservation) {
     for (uint64_t attempt = 0;; ++attempt) {
-        std::vector<uint8_t> ids;
-        {
-            const std::lock_guard lock(table_);
-            ids = free_ids_;
-        }
+        std::vector<uint8_t> ids = core_.table.free_ids();
         Call agree{{Collective::allreduce, DDL_UINT8, DDL_MIN, ids.size(), 0}, ids.data(), ids.data(), Purpose::split};
         if (Status status = run(parent.id, agree); !status.ok()) return status;
         const auto found = first_free(ids, birth_of_child({parent.id, birth}, attempt));
@@ -68,7 +68,7 @@ Status Engine::split_over(const CommPtr& parent, int color, int key, CommId* com
     for (const auto& [its_key, rank] : order) members.push_back(parent->group.members[rank]);
     *comm = parent->key.id;
     const auto reserve = [&](Reservation* reservation, uint64_t* birth) {
-        *birth = birth_of_child(parent->key, request->sequence_);
+        *birth = birth_of_child(parent->key, request->sequence);
         return reserve_id(parent->key, *birth, reservation);
     };
     return make_part(parent, members, reserve, comm);
@@ -78,7 +78,7 @@ Status Engine::split_over(const CommPtr& parent, int color, int key, CommId* com
 // the other ranks of `parent`.
 Status Engine::make_part(const CommPtr& parent, const std::vector<int>& members,
                          const std::function<Status(Reservation*, uint64_t* birth)>& reserve, CommId* comm) {
-    Reservation reservation(*this);
+    Reservation reservation(core_.table);
     uint64_t birth = 0;
     Status status;
     try {
@@ -91,7 +91,7 @@ Status Engine::make_part(const CommPtr& parent, const std::vector<int>& members,
         if (!members.empty()) *comm = reservation.keep();
         return status;
     }
-    if (status.code == DDL_ERROR_MEMORY) fail(parent->key.id, *out_of_memory_);
+    if (status.code == DDL_ERROR_MEMORY) fail(parent->key.id, *core_.out_of_memory);
     if (reservation.is_taken()) renounce(*parent, {reservation.id(), birth}, members);
     return status;
 }
@@ -99,61 +99,26 @@ Status Engine::make_part(const CommPtr& parent, const std::vector<int>& members,
 // What broke `parent` while a part of it was made may have come too late for some, who have the part: they are told
 // that it is broken too, now and when they ask.
 void Engine::renounce(const Communicator& parent, const CommKey& key, const std::vector<int>& members) noexcept {
-    const std::lock_guard lock(progress_);
-    if (shut_ || !parent.broken) return;
+    const std::lock_guard lock(core_.progress);
+    if (core_.shut || !parent.broken) return;
     try {
         NoticeContent abort = parent.abort();
         abort.comm = key.id;
         abort.birth = key.birth;
-        tell(members, abort);
-        registry_.bury(key, {{}, *parent.broken});
+        core_.tell(members, abort);
+        diagnosis_.bury(key, {{}, *parent.broken});
     } catch (const std::bad_alloc&) {
         // Without memory they cannot be told.
     }
 }
 
 Status Engine::create_part(const CommKey& key, const std::vector<int>& members) {
-    const CommPtr world = find(kWorld);
+    const CommPtr world = core_.table.find(kWorld);
     if (!world) return shut_down();
     const Plan& all = world->plan;
     // Without the lock, as it may take a while, in which others' messages are waited for.
-    Plan part = options_.plan_part ? options_.plan_part(all, members) : plan_of_part(all, members);
+    Plan part = core_.options.plan_part ? core_.options.plan_part(all, members) : plan_of_part(all, members);
     create(key, members, std::move(part));
-    return {};
-}
-
-Status Engine::free(CommId id) {
-    if (id == kWorld) return {DDL_ERROR_ARGUMENT, "the communicator of all ranks cannot be freed"};
-    const CommPtr comm = find(id);
-    if (!comm) return no_such(id);
-    const std::lock_guard lock(progress_);
-    take_submissions();
-    if (const size_t in_flight = comm->in_flight() + mailbox_.count_of(comm->key)) {
-        return {DDL_ERROR_STATE, "communicator " + std::to_string(id) + " has " + std::to_string(in_flight) +
-                                     " requests in flight: wait for them before it is freed"};
-    }
-    // For a submission that another thread is making at this moment.
-    const Cause freed =
-        std::make_shared<const Status>(Status{DDL_ERROR_STATE, "communicator " + std::to_string(id) + " was freed"});
-    const bool was_whole = !comm->broken;
-    {
-        const std::lock_guard table(table_);
-        // Another thread may have freed it, and even made another of this number, since it was found.
-        const auto found = comms_.find(id);
-        if (found == comms_.end() || found->second != comm) return no_such(id);
-        registry_.bury(comm->key, {comm->last_call(), was_whole ? Status{} : *comm->broken});
-        comms_.erase(found);
-        mailbox_.forget(comm->key);
-        // Messages of a broken communicator may still arrive: its id is not used again.
-        free_ids_[id] = was_whole;
-        comm->broken = freed;
-    }
-    if (was_whole) {
-        // Others may still call it. They have been told what broke one that was broken.
-        NoticeContent notice = comm->notice(NoticeKind::freed);
-        notice.call = comm->last_call();
-        tell(comm->group.members, notice);
-    }
     return {};
 }
 

@@ -97,8 +97,10 @@ class MpiLaunch final : public Launch {
     // Initialises MPI, unless the program has.
     explicit MpiLaunch(const LaunchOptions& options) : options_(options) {
         initialise();
-        check_mpi(MPI_Comm_rank(MPI_COMM_WORLD, &rank_), "MPI_Comm_rank");
-        check_mpi(MPI_Comm_size(MPI_COMM_WORLD, &size_), "MPI_Comm_size");
+        int rank = 0, size = 1;
+        check_mpi(MPI_Comm_rank(MPI_COMM_WORLD, &rank), "MPI_Comm_rank");
+        check_mpi(MPI_Comm_size(MPI_COMM_WORLD, &size), "MPI_Comm_size");
+        members_ = Membership::first(rank, size);
         {
             const Reminder reminder(name(), "ddl_init", options_.timeout_seconds,
                                     [] { return "another rank has not called it"; });
@@ -107,12 +109,10 @@ class MpiLaunch final : public Launch {
             check_mpi(MPI_Comm_dup(base_, &notices_), "MPI_Comm_dup");
         }
         lobby_ = make_transport(base_, notices_);
-        if (size_ > 1) watch_calls();
+        if (size > 1) watch_calls();
         watch_finalize();
     }
 
-    int rank() const override { return rank_; }
-    int size() const override { return size_; }
     Transport& lobby(int) override { return *lobby_; }
 
     std::unique_ptr<Transport> connect(const Patience& patience,
@@ -137,7 +137,7 @@ class MpiLaunch final : public Launch {
     void finalize() override { MPI_Finalize(); }
 
   private:
-    std::string name() const { return "rank " + std::to_string(rank_) + " (host " + host_name() + ")"; }
+    std::string name() const { return "rank " + std::to_string(members_.rank) + " (host " + host_name() + ")"; }
 
     std::unique_ptr<MpiTransport> make_transport(MPI_Comm data, MPI_Comm notices) const {
         MpiTransportOptions options;
@@ -153,7 +153,6 @@ class MpiLaunch final : public Launch {
     const LaunchOptions options_;
     bool initialised_ = false;
     MPI_Comm base_ = MPI_COMM_NULL, notices_ = MPI_COMM_NULL;
-    int rank_ = 0, size_ = 1;
     std::unique_ptr<MpiTransport> lobby_;
     std::unique_ptr<MpiWatch> calls_;
 };
@@ -241,7 +240,7 @@ MPI_Comm MpiLaunch::duplicate(const Patience& patience, const std::function<void
                 if (late) throw Error(DDL_ERROR_TIMEOUT, text + ". " + kPatienceOfInit);
                 warn(text);
             }
-            for (int other = 0; other < size_; ++other) {
+            for (int other = 0; other < members_.size(); ++other) {
                 if (!options_.is_dead(other)) continue;
                 throw Error(DDL_ERROR_PEER_LOST, "ddl_init: rank " + std::to_string(other) + " died during the call");
             }
@@ -257,6 +256,7 @@ MPI_Comm MpiLaunch::duplicate(const Patience& patience, const std::function<void
 
 extern "C" DDL_API const ddl::MpiPlugin& ddl_mpi_plugin() {
     static const ddl::MpiPlugin plugin{DDL_VERSION_MAJOR * 10000 + DDL_VERSION_MINOR * 100 + DDL_VERSION_PATCH,
+                                       DDL_BUILD,
                                        [](const ddl::LaunchOptions& options) -> std::unique_ptr<ddl::Launch> {
                                            return std::make_unique<ddl::MpiLaunch>(options);
                                        }};

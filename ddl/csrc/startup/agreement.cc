@@ -9,15 +9,26 @@
 
 namespace ddl {
 
-// A message: this, and of a decision a bit for each rank that survives.
+// A message: this, and behind it an offer, or of a decision a bit for each rank that survives.
 struct Agreement::Head {
-    enum Kind : uint32_t { join = 1, decision };
+    enum Kind : uint32_t { offer = 1, question, join, decision };
     uint32_t kind = 0;
-    int32_t ballot = -1;  // the leader that is joined, or that has decided
+    int32_t ballot = -1;  // the leader that offers, is asked or joined, or has decided
+    uint64_t newcomers = 0;
 };
 
 Agreement::Agreement(Links& links)
-    : links_(links), joined_(static_cast<size_t>(links.size())), heard_(static_cast<size_t>(links.size())) {}
+    : links_(links),
+      joined_(static_cast<size_t>(links.size())),
+      offers_(static_cast<size_t>(links.size())),
+      heard_(static_cast<size_t>(links.size())) {}
+
+std::vector<std::byte> Agreement::word_of(const Head& head, const std::vector<std::byte>& body) {
+    std::vector<std::byte> word(sizeof head + body.size());
+    std::memcpy(word.data(), &head, sizeof head);
+    std::copy(body.begin(), body.end(), word.begin() + sizeof head);
+    return word;
+}
 
 int Agreement::leader() const {
     int rank = 0;
@@ -38,22 +49,42 @@ std::vector<int> Agreement::awaited() const {
 
 bool Agreement::poll() {
     int from = -1;
-    for (std::vector<std::byte> word; !decided_ && links_.next(&from, &word);) hear(from, word);
-    if (decided_) return true;
+    for (std::vector<std::byte> word; mine_.ballot < 0 && links_.next(&from, &word);) hear(from, word);
+    if (mine_.ballot >= 0) return true;
     const int first = leader();
-    if (first > ballot_) {
-        ballot_ = first;
-        Decision& its = heard_[static_cast<size_t>(first)];
-        if (its.ballot >= 0) {  // it had decided before it could lead, and will decide nothing else
-            decide(first, std::move(its.survivors));
-        } else if (first != links_.rank()) {
-            const Head head{Head::join, first};
-            const auto* bytes = reinterpret_cast<const std::byte*>(&head);
-            links_.send(first, {bytes, bytes + sizeof head});
-        }
+    if (first > ballot_) follow(first);
+    const auto& offer = offers_[static_cast<size_t>(first)];
+    if (mine_.ballot < 0 && !prepared_ && offer && links_.prepare(*offer, &ready_)) {
+        prepared_ = true;
+        if (first != links_.rank()) links_.send(first, word_of({Head::join, first, ready_}, {}));
     }
-    if (!decided_ && first == links_.rank() && awaited().empty()) lead();
-    return decided_;
+    if (mine_.ballot < 0 && first == links_.rank() && prepared_ && awaited().empty()) lead();
+    return mine_.ballot >= 0;
+}
+
+// There is a new leader.
+void Agreement::follow(int first) {
+    ballot_ = first;
+    prepared_ = false;
+    ready_ = 0;
+    Decision& its = heard_[static_cast<size_t>(first)];
+    if (its.ballot >= 0) {  // it had decided before it could lead, and will decide nothing else
+        its.ballot = first;
+        return decide(std::move(its));
+    }
+    if (first != links_.rank()) {
+        // It may have decided with an earlier leader, and answers then.
+        if (first > 0) links_.send(first, word_of({Head::question, first}, {}));
+        return;
+    }
+    // What an earlier leader offered is offered once more: others may be ready for it, or have decided for it.
+    std::vector<std::byte> offer;
+    for (int earlier = first; offer.empty() && earlier-- > 0;) {
+        offer = offers_[static_cast<size_t>(earlier)].value_or(std::vector<std::byte>());
+    }
+    if (offer.empty()) offer = links_.offer();
+    for (const int rank : awaited()) links_.send(rank, word_of({Head::offer, first}, offer));
+    offers_[static_cast<size_t>(first)] = std::move(offer);
 }
 
 void Agreement::hear(int from, const std::vector<std::byte>& word) {
@@ -61,10 +92,14 @@ void Agreement::hear(int from, const std::vector<std::byte>& word) {
     if (word.size() < sizeof head) return;
     std::memcpy(&head, word.data(), sizeof head);
     const auto index = static_cast<size_t>(from);
-    if (head.kind == Head::join && head.ballot == links_.rank()) joined_[index] = true;
+    if (head.kind == Head::offer) offers_[index].emplace(word.begin() + sizeof head, word.end());
+    if (head.kind == Head::join && head.ballot == links_.rank()) {
+        joined_[index] = true;
+        ready_of_all_ &= head.newcomers;
+    }
     const auto size = static_cast<size_t>(links_.size());
     if (head.kind != Head::decision || word.size() != sizeof head + (size + 7) / 8) return;
-    Decision its{head.ballot, {}};
+    Decision its{head.ballot, {}, head.newcomers};
     for (size_t rank = 0; rank < size; ++rank) {
         const auto bits = std::to_integer<unsigned>(word[sizeof head + rank / 8]);
         if ((bits >> rank % 8 & 1) != 0) its.survivors.push_back(static_cast<int>(rank));
@@ -74,7 +109,7 @@ void Agreement::hear(int from, const std::vector<std::byte>& word) {
     if (its.ballot < ballot_) {
         heard_[index] = std::move(its);
     } else {
-        decide(its.ballot, std::move(its.survivors));
+        decide(std::move(its));
     }
 }
 
@@ -89,9 +124,9 @@ void Agreement::lead() {
         const Decision& its = heard_[static_cast<size_t>(rank)];
         if (its.ballot >= 0 && (!earlier || its.ballot > earlier->ballot)) earlier = &its;
     }
-    if (earlier) return decide(links_.rank(), earlier->survivors);
+    if (earlier) return decide({links_.rank(), earlier->survivors, earlier->newcomers});
     check_majority(here);
-    decide(links_.rank(), std::move(here));
+    decide({links_.rank(), std::move(here), ready_ & ready_of_all_});
 }
 
 // Throws unless these ranks may go on without those that are silent.
@@ -109,18 +144,19 @@ void Agreement::check_majority(const std::vector<int>& survivors) const {
                                          " ranks do not answer, and may go on without this one");
 }
 
-void Agreement::decide(int ballot, std::vector<int> survivors) {
-    decided_ = true;
-    survivors_ = std::move(survivors);
-    const Head head{Head::decision, ballot};
-    const auto size = static_cast<size_t>(links_.size());
-    std::vector<std::byte> word(sizeof head + (size + 7) / 8);
-    std::memcpy(word.data(), &head, sizeof head);
-    for (const int rank : survivors_) word[sizeof head + static_cast<size_t>(rank) / 8] |= std::byte{1} << rank % 8;
-    for (int rank = 0; rank < links_.size(); ++rank) {
-        if (rank != links_.rank()) links_.send(rank, word);  // to those that are gone, too: they may be only cut off
+std::vector<std::byte> Agreement::farewell() const {
+    std::vector<std::byte> bits((static_cast<size_t>(links_.size()) + 7) / 8);
+    for (const int rank : mine_.survivors) bits[static_cast<size_t>(rank) / 8] |= std::byte{1} << rank % 8;
+    return word_of({Head::decision, mine_.ballot, mine_.newcomers}, bits);
+}
+
+void Agreement::decide(Decision decision) {
+    mine_ = std::move(decision);
+    for (int rank = 0; mine_.ballot == links_.rank() && rank < links_.size(); ++rank) {
+        // To those that are gone, too: they may be only cut off.
+        if (rank != links_.rank()) links_.send(rank, farewell());
     }
-    if (std::binary_search(survivors_.begin(), survivors_.end(), links_.rank())) return;
+    if (std::binary_search(mine_.survivors.begin(), mine_.survivors.end(), links_.rank())) return;
     throw Error(DDL_ERROR_PEER_LOST, "rank " + std::to_string(links_.rank()) +
                                          " was cut off from the job for a while: the others go on without it");
 }

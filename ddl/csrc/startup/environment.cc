@@ -109,10 +109,18 @@ bool is_in_environment() {
     return variable("RANK") && variable("WORLD_SIZE") && variable("MASTER_ADDR") && variable("MASTER_PORT");
 }
 
-Membership membership_of_environment() {
-    Membership made;
-    made.size = number_of("WORLD_SIZE", 1, 1 << 20);
-    made.rank = number_of("RANK", 0, made.size - 1);
+Start start_of_environment(bool joins) {
+    Start made;
+    made.joins = joins;
+    if (joins && !(variable("MASTER_ADDR") && variable("MASTER_PORT"))) {
+        throw Error(DDL_ERROR_ARGUMENT,
+                    "ddl_join: MASTER_ADDR and MASTER_PORT are not both set: set them as the job's ranks have them, or "
+                    "give a store");
+    }
+    if (!joins) {
+        made.size = number_of("WORLD_SIZE", 1, 1 << 20);
+        made.rank = number_of("RANK", 0, made.size - 1);
+    }
     number_of("MASTER_PORT", 1, 65535);
     const std::string address = variable("MASTER_ADDR"), port = variable("MASTER_PORT");
     made.set = [=](const std::string& key, const std::string& value) {

@@ -7,8 +7,8 @@ namespace ddl {
 
 // True if all four are set.
 bool is_in_environment();
-// Who takes part. The store is rank 0's own, at that address and port. Throws Error(DDL_ERROR_ARGUMENT) if a variable
-// cannot be read.
-Membership membership_of_environment();
+// The store is rank 0's own, at that address and port. A process that `joins` needs only these two variables. Throws
+// Error(DDL_ERROR_ARGUMENT) if a variable is missing or cannot be read.
+Start start_of_environment(bool joins);
 
 }  // namespace ddl

@@ -27,7 +27,9 @@ void copy(const std::string& text, char (&target)[size]) {
     std::strncpy(target, text.c_str(), size - 1);
 }
 
-std::string name_of(const Job& job) { return "rank " + std::to_string(job.rank()) + " (host " + host_name() + ")"; }
+std::string name_of(const Job& job) {
+    return "rank " + std::to_string(job.members().rank) + " (host " + host_name() + ")";
+}
 
 Error unusable(Code code, const std::string& text) {
     return Error(code, "DDL_OPTIONS: modes b and n cannot be used: " + text);
@@ -80,7 +82,7 @@ void await_joined(Job& job, Engine& engine, const NcclJob& nccl, const NcclGroup
     bool warned = false;
     for (Backoff backoff(0, 1e-3); !nccl.joined(); backoff.pause()) {
         if (const Status told = engine.state(kWorld); !told.ok()) throw Error(told.code, told.message);
-        for (int rank = 0; rank < job.size(); ++rank) {
+        for (int rank = 0; rank < job.members().size(); ++rank) {
             if (!job.is_dead(rank)) continue;
             throw Error(DDL_ERROR_PEER_LOST, "rank " + std::to_string(rank) + " died meanwhile");
         }
@@ -109,7 +111,7 @@ std::shared_ptr<NcclJob>& last_nccl() {
 
 GroupComms make_mpi_groups(Job& job, const Plan& plan) {
     GroupComms comms(plan.dimensions.size());
-    const int position = plan.positions[static_cast<size_t>(job.rank())];
+    const int position = plan.positions[static_cast<size_t>(job.members().rank)];
     for (size_t i = 0; i < comms.size(); ++i) {
         if (plan.modes[i] != 'm' || plan.dimensions[i] == 1) continue;
         const int at = plan.coordinate(position, i);
@@ -124,7 +126,7 @@ std::shared_ptr<CudaDevice> make_nccl_groups(Job& job, Engine& engine, const Pla
     bool any = false;
     for (size_t i = 0; i < dimensions; ++i) any |= is_nccl(plan, i);
     if (!any) return nullptr;
-    const int position = plan.positions[static_cast<size_t>(job.rank())];
+    const int position = plan.positions[static_cast<size_t>(job.members().rank)];
     std::shared_ptr<NcclJob> nccl;
     Report mine;
     copy(name_of(job), mine.who);

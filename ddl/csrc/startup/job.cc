@@ -30,8 +30,6 @@ constexpr double kDeathSeconds = 1;  // for which MPI_Finalize is given a chance
 constexpr double kFailureSeconds = 3;  // and after an error that others may still have to learn of
 constexpr double kLastWords = 0.5;     // for which a rank that fails alone waits, so that others can say that it left
 
-constexpr const char* kLoopback = "127.0.0.1";
-
 Job* the_job = nullptr;
 std::atomic<bool> in_child{false};
 thread_local std::shared_ptr<Heartbeats> forking;  // those that this thread holds while it forks
@@ -63,21 +61,22 @@ std::string place() {
 
 }  // namespace
 
-Job& Job::join(double timeout_seconds, const Membership* members) {
+Job& Job::join(double timeout_seconds, const Start* start, const std::string& text) {
     static std::mutex mutex;
     const std::lock_guard lock(mutex);
     if (!the_job) {
-        the_job = new Job(timeout_seconds, members);  // the process's: it could be deleted at no later moment
-    } else if (members && !the_job->launch_->accept(*members)) {
-        throw Error(DDL_ERROR_STATE, "ddl_init_with: this process has been rank " + std::to_string(the_job->rank_) +
-                                         " of " + std::to_string(the_job->size_) + " of its job: it stays that");
+        the_job = new Job(timeout_seconds, start, text);  // the process's: it could be deleted at no later moment
+    } else if (start && !the_job->launch_->accept(*start)) {
+        throw Error(DDL_ERROR_STATE, "ddl_init_with: this process has been rank " +
+                                         std::to_string(the_job->members_.rank) + " of " +
+                                         std::to_string(the_job->members_.size()) + " of its job: it stays that");
     }
     return *the_job;
 }
 
 bool Job::is_in_child() { return in_child; }
 
-Job::Job(double timeout_seconds, const Membership* members) : process_(getpid()), place_(place()) {
+Job::Job(double timeout_seconds, const Start* start, const std::string& text) : process_(getpid()), place_(place()) {
     LaunchOptions options;
     options.timeout_seconds = timeout_seconds;
     options.is_dead = [this](int rank) { return is_dead(rank); };
@@ -88,9 +87,9 @@ Job::Job(double timeout_seconds, const Membership* members) : process_(getpid())
         // When the call returns cannot be seen from here, so that it cannot be guarded: only what is known now counts.
         if (!exiting_ && any_dead()) end_process("a rank is dead");
     };
-    launch_ = make_launch(members, options);
-    rank_ = launch_->rank();
-    size_ = launch_->size();
+    options.warn = [](const std::string& line) { say("warning: " + line); };
+    launch_ = make_launch(start, text, options);
+    members_ = launch_->members();
     // on_exit, as atexit does not tell the exit status, by which a process that failed is known.
     on_exit([](int status, void*) { the_job->leave(status); }, nullptr);
     pthread_atfork(
@@ -108,7 +107,7 @@ Job::Job(double timeout_seconds, const Membership* members) : process_(getpid())
         });
 }
 
-std::vector<Greeting> Job::assemble(const std::string& options, const Patience& patience,
+std::vector<Greeting> Job::assemble(const std::string& options, int64_t origin, const Patience& patience,
                                     const std::function<void(const std::string&)>& warn) {
     if (launch_->is_over()) {
         throw Error(DDL_ERROR_STATE, "ddl_init: MPI was finalized in this process: it cannot be used again");
@@ -116,11 +115,12 @@ std::vector<Greeting> Job::assemble(const std::string& options, const Patience& 
     if (spoiled_) {
         throw Error(DDL_ERROR_STATE, "ddl_init failed before in this job, with ranks missing: start the job again");
     }
-    Transport& lobby = launch_->lobby(round_);
+    Transport& lobby = launch_->lobby(members_.round);
     Greeting mine;
     mine.token = random_number();
     mine.version = ddl_version();
-    mine.round = round_++;
+    mine.round = members_.round++;
+    mine.origin = origin;
     mine.process = process_;
     mine.cores = own_cores();
     copy(host_name(), mine.host, "the host's name");
@@ -129,7 +129,8 @@ std::vector<Greeting> Job::assemble(const std::string& options, const Patience& 
     std::vector<Greeting> greetings;
     try {
         greetings = call_roll(lobby, mine, patience, warn);
-        if (size_ > 1 && !heartbeats_) {
+        former_.reset();  // all have come out of its epoch
+        if (members_.size() > 1 && !heartbeats_) {
             // Only now it is known whether there are other hosts, who need an address to connect to.
             std::atomic_store(&heartbeats_, std::make_shared<Heartbeats>(addresses_in_use(greetings)));
             std::string contact;
@@ -148,60 +149,59 @@ std::vector<Greeting> Job::assemble(const std::string& options, const Patience& 
     return greetings;
 }
 
-std::vector<int> Job::shrink(const Patience& patience, const std::function<void(const std::string&)>& warn) {
-    std::vector<int> ranks = launch_->shrink(patience, warn);
+void Job::resize(bool takes_in, const Patience& patience, const std::function<void(const std::string&)>& warn) {
+    launch_->resize(takes_in, patience, warn);
     watching_ = false;
     if (auto former = std::atomic_exchange(&heartbeats_, std::shared_ptr<Heartbeats>())) {
+        // Ranks that still agree with others would take its end for this rank's death: a goodbye may get lost in it.
         former->say_goodbye();
-        former.reset();  // joins its thread, which still names ranks by their old numbers
+        former_ = std::move(former);
     }
-    rank_ = launch_->rank();
-    size_ = launch_->size();
-    names_.clear();
-    hosts_.clear();
+    members_ = launch_->members();
     death_reported_ = spoiled_ = false;
-    return ranks;
 }
 
 void Job::connect_heartbeats(const std::vector<Greeting>& greetings,
                              const std::function<void(const std::string&)>& warn) {
     std::vector<Contact> contacts;
+    names_.clear();
+    hosts_.clear();
     for (size_t rank = 0; rank < greetings.size(); ++rank) {
         const Greeting& greeting = greetings[rank];
         hosts_.emplace_back(greeting.host);
         names_.push_back("rank " + std::to_string(rank) + " (host " + greeting.host + ", process " +
                          std::to_string(greeting.process) + ")");
-        const bool same_host = std::strcmp(greeting.place, greetings[static_cast<size_t>(rank_)].place) == 0;
+        const bool same_host = std::strcmp(greeting.place, greetings[static_cast<size_t>(members_.rank)].place) == 0;
         Contact contact;
         const std::vector<std::string> pairs = words(greeting.contact);
         for (size_t i = 0; i + 1 < pairs.size(); i += 2) {
-            if (pairs[i] == kLoopback && !same_host) continue;
+            if (pairs[i] == kLoopbackAddress && !same_host) continue;
             contact.push_back({pairs[i], static_cast<uint16_t>(std::stoi(pairs[i + 1]))});
         }
         contacts.push_back(std::move(contact));
     }
-    const std::vector<int> missing = heartbeats_->connect(rank_, contacts, greetings[0].token, kConnectSeconds,
+    const std::vector<int> missing = heartbeats_->connect(members_.rank, contacts, greetings[0].token, kConnectSeconds,
                                                           [this](int rank, Death cause) { report_death(rank, cause); });
     watching_ = true;
     if (missing.empty()) return;
     std::string peers;
     for (const int peer : missing) peers += (peers.empty() ? "" : ", ") + names_[static_cast<size_t>(peer)];
-    warn(names_[static_cast<size_t>(rank_)] + " found no TCP connection to " + peers +
+    warn(names_[static_cast<size_t>(members_.rank)] + " found no TCP connection to " + peers +
          ", by which their death would be noticed at once: it may take until DDL_TIMEOUT. Is there a firewall?");
 }
 
 // Where ranks that have a heartbeat to this one may connect: those of its own host through the loopback interface, a
 // way that no cable is part of; those of other hosts through the networks that DDL_NETWORKS names, else any.
 std::vector<std::string> Job::addresses_in_use(const std::vector<Greeting>& greetings) const {
-    const std::string place = greetings[static_cast<size_t>(rank_)].place;
+    const std::string place = greetings[static_cast<size_t>(members_.rank)].place;
     std::vector<std::string> addresses;
     bool others = false;
     for (const Greeting& greeting : greetings) others = others || greeting.place != place;
     const auto on_this_host = [&](const Greeting& greeting) { return greeting.place == place; };
-    if (std::count_if(greetings.begin(), greetings.end(), on_this_host) > 1) addresses.emplace_back(kLoopback);
+    if (std::count_if(greetings.begin(), greetings.end(), on_this_host) > 1) addresses.emplace_back(kLoopbackAddress);
     if (!others) return addresses;
     for (std::string& address : addresses_for_other_hosts()) addresses.push_back(std::move(address));
-    if (addresses.empty()) addresses.emplace_back(kLoopback);  // nobody finds it, and says so in a warning
+    if (addresses.empty()) addresses.emplace_back(kLoopbackAddress);  // nobody finds it, and says so in a warning
     return addresses;
 }
 
@@ -228,9 +228,9 @@ void Job::report_death(int rank, Death cause) {
             cause != Death::ended && hosts_[static_cast<size_t>(other)] == hosts_[static_cast<size_t>(rank)];
         return with_it || heartbeats->death_of(other) != Death::none;
     };
-    int speaker = (rank + 1) % size_;
-    while (speaker != rank && is_lost(speaker)) speaker = (speaker + 1) % size_;
-    if (speaker != rank_) return;
+    int speaker = (rank + 1) % members_.size();
+    while (speaker != rank && is_lost(speaker)) speaker = (speaker + 1) % members_.size();
+    if (speaker != members_.rank) return;
     say(names_[static_cast<size_t>(rank)] + (cause == Death::ended
                                                  ? " died: its process ended"
                                                  : " is gone: its host, or the link to it, does not answer any more"));
@@ -254,7 +254,7 @@ void Job::leave(int status) {
     // With a rank dead MPI_Finalize does not return. Without it the launcher ends the other ranks, as it should.
     if (!launch_->is_over() && launch_->must_finalize() && !any_dead()) {
         // Who fails on its own is the cause of what others get for it: it ends first, so that its exit status counts.
-        if (status != 0 && !failed_ && size_ > 1 && watching_) {
+        if (status != 0 && !failed_ && members_.size() > 1 && watching_) {
             std::this_thread::sleep_for(std::chrono::duration<double>(kLastWords));
             std::fflush(nullptr);
             _exit(status);
@@ -292,7 +292,7 @@ void Job::finalize() {
 
 void Job::end_process(const std::string& why) {
     const int status = exit_status_ == 0 ? 1 : exit_status_.load();
-    say("rank " + std::to_string(rank_) + " ends without MPI_Finalize, which would not return: " + why);
+    say("rank " + std::to_string(members_.rank) + " ends without MPI_Finalize, which would not return: " + why);
     std::fflush(nullptr);
     _exit(status);
 }

@@ -21,7 +21,7 @@ class Job {
     // This process's job. The first call decides for the process who takes part (see make_launch()), and over MPI
     // blocks until every rank of the job calls it; after `timeout_seconds` it then ends the process, because MPI's
     // calls cannot be given up. Throws Error. Never destroyed: it is in use until the process ends.
-    static Job& join(double timeout_seconds, const Membership* members);
+    static Job& join(double timeout_seconds, const Start* start, const std::string& text);
     // True in a child that a rank has forked: nothing of the job is its own. Others would take for its parent's what it
     // sends, and a lock may be held by a thread that it does not have.
     static bool is_in_child();
@@ -29,20 +29,20 @@ class Job {
     Job(const Job&) = delete;
     Job& operator=(const Job&) = delete;
 
-    int rank() const { return rank_; }
-    int size() const { return size_; }
+    const Membership& members() const { return members_; }
 
     // The rendezvous: returns everyone's greeting, and the first time connects the heartbeats. Collective. Throws
     // Error.
-    std::vector<Greeting> assemble(const std::string& options, const Patience& patience,
+    std::vector<Greeting> assemble(const std::string& options, int64_t origin, const Patience& patience,
                                    const std::function<void(const std::string&)>& warn);
     // As Launch has them; after assemble().
     std::unique_ptr<Transport> connect(const Patience& patience, const std::function<void(const std::string&)>& warn);
     std::unique_ptr<GroupComm> group(int color, int key) { return launch_->group(color, key); }
 
-    // As Launch has them: rank() and size() are then those of the ranks that are alive, and assemble() is next.
-    std::vector<int> shrink(const Patience& patience, const std::function<void(const std::string&)>& warn);
-    bool can_shrink() const { return launch_->can_shrink(); }
+    // As Launch has them: members() are then those of the next epoch, and assemble() is next.
+    void resize(bool takes_in, const Patience& patience, const std::function<void(const std::string&)>& warn);
+    bool can_resize() const { return launch_->can_resize(); }
+    int waiting(const std::string& options) { return launch_->waiting(options); }
     void keep(std::unique_ptr<Transport> transport) { launch_->keep(std::move(transport)); }
 
     Death death_of(int rank) const { return watching_ ? heartbeats_->death_of(rank) : Death::none; }
@@ -54,7 +54,7 @@ class Job {
     void note_failure() { failed_ = true; }
 
   private:
-    Job(double timeout_seconds, const Membership* members);
+    Job(double timeout_seconds, const Start* start, const std::string& text);
     std::vector<std::string> addresses_in_use(const std::vector<Greeting>& greetings) const;
     std::string silent_ranks();
     void connect_heartbeats(const std::vector<Greeting>& greetings,
@@ -69,10 +69,10 @@ class Job {
     const pid_t process_;
     const std::string place_;  // equal on ranks that share a host
     std::unique_ptr<Launch> launch_;
-    int rank_ = 0, size_ = 1;
-    int round_ = 0;
+    Membership members_;
     bool spoiled_ = false;                    // an assembly failed: its messages may still arrive
     std::shared_ptr<Heartbeats> heartbeats_;  // none if there is one rank; a fork reads it at any time
+    std::shared_ptr<Heartbeats> former_;      // those of the epoch before, until all have left it
     std::atomic<bool> watching_{false};
     std::vector<std::string> names_;  // "rank 3 (host b)", of each rank
     std::vector<std::string> hosts_;  // of each rank

@@ -10,7 +10,6 @@ namespace {
 
 constexpr int kTag = 1;
 constexpr double kGraceSeconds = 5;  // beyond its own patience, in which a rank waits for rank 0 to say who is missing
-constexpr size_t kShown = 8;
 
 std::string name(const Greeting& greeting, size_t rank) {
     return "rank " + std::to_string(rank) + " (host " + greeting.host + ")";
@@ -23,14 +22,11 @@ void gather(Bootstrap& bootstrap, std::vector<Greeting>& greetings) {
         coming[rank] = bootstrap.expect(static_cast<int>(rank), kTag, &greetings[rank], sizeof greetings[rank]);
     }
     const auto missing = [&] {
-        std::string text;
-        size_t count = 0;
+        std::vector<int> ranks;
         for (size_t rank = 1; rank < coming.size(); ++rank) {
-            if (coming[rank] == 0 || ++count > kShown) continue;
-            text += (count == 1 ? "" : ", ") + std::to_string(rank);
+            if (coming[rank] != 0) ranks.push_back(static_cast<int>(rank));
         }
-        if (count > kShown) text += " and " + std::to_string(count - kShown) + " more";
-        return (count == 1 ? "rank " : "ranks ") + text;
+        return ranks;
     };
     bootstrap.await(missing, [&] {
         bool all = true;

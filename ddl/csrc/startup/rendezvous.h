@@ -16,7 +16,8 @@ namespace ddl {
 struct Greeting {
     uint64_t token = 0;  // random; rank 0's names this job to the heartbeats
     int32_t version = 0;
-    int32_t round = 0;  // ddl_init calls of this process before this one
+    int32_t round = 0;    // ddl_init calls of this process before this one
+    int64_t origin = -1;  // the epoch in which the links were measured that it plans with; -1: none
     int32_t process = 0;
     char host[256] = "";
     char place[320] = "";  // equal on ranks that share a host, and the loopback interface

@@ -8,6 +8,7 @@
 #include "base/say.h"
 #include "startup/decision.h"
 #include "startup/grouping.h"
+#include "startup/tcp_rendezvous.h"
 #include "transport/host_memory.h"
 #include "transport/transport_shared.h"
 
@@ -49,79 +50,114 @@ int cores_of_host(const std::vector<Greeting>& greetings, const std::string& pla
     return count_cores(sets);
 }
 
+// The numbers that the members of an epoch had before the one before, in which they were `numbers`; -1: has joined.
+std::vector<int> numbers_before(const Membership& members, const std::vector<int>& numbers) {
+    std::vector<int> all;
+    for (const int former : members.former) all.push_back(former < 0 ? -1 : numbers[static_cast<size_t>(former)]);
+    return all;
+}
+
 }  // namespace
 
-Session::Session(const char* options, const Membership* members)
-    : job_(Job::join(patience_of_environment().timeout_seconds, members)) {
-    begin(text_of(options));
+Session::Session(Job& job, std::string text, std::shared_ptr<const Origin> origin, std::vector<int> places)
+    : job_(job),
+      members_(job.members()),
+      text_(std::move(text)),
+      origin_(std::move(origin)),
+      places_(std::move(places)) {
+    open();
 }
 
-Session::Session(Job& job, uint64_t epoch, std::shared_ptr<const Origin> origin, std::vector<int> places)
-    : job_(job), epoch_(epoch), origin_(std::move(origin)), places_(std::move(places)) {
-    begin(origin_->text);
+std::shared_ptr<Session> Session::begin(const char* options, const Start* start) {
+    const std::string text = text_of(options);
+    parse_options(text);  // what is wrong with them is said on every rank, before they wait for one another
+    Job& job = Job::join(patience_of_environment().timeout_seconds, start, text);
+    if (!start || !start->joins) return std::shared_ptr<Session>(new Session(job, text, nullptr, {}));
+    std::vector<int> here = job.members().former;
+    return go_on(job, text, nullptr, {}, &here);
 }
 
-std::shared_ptr<Session> Session::shrink(std::vector<int>* gone) {
-    if (!job_.can_shrink()) {
-        throw Error(DDL_ERROR_UNSUPPORTED,
-                    "ddl_shrink: MPI connects this job, and cannot go on without a rank: start it over TCP "
-                    "(DDL_TRANSPORT=tcp, with RANK, WORLD_SIZE, MASTER_ADDR and MASTER_PORT), or start it again");
-    }
-    const std::lock_guard lock(ending_);
-    if (ended_.exchange(true)) throw Error(DDL_ERROR_STATE, "ddl is not initialised: call ddl_init first");
-    const int size = job_.size();
-    engine_->shutdown({DDL_ERROR_PEER_LOST,
-                       "rank " + std::to_string(job_.rank()) + " called ddl_shrink, as every rank that is alive must"});
-    std::vector<int> here(static_cast<size_t>(size));  // by their numbers in this epoch
-    for (size_t i = 0; i < here.size(); ++i) here[i] = static_cast<int>(i);
-    for (uint64_t epoch = epoch_ + 1;; ++epoch) {
-        const size_t before = here.size();
-        std::vector<int> survivors, places;
-        for (const int rank : job_.shrink(patience_of_environment(), warn)) {
-            survivors.push_back(here[static_cast<size_t>(rank)]);
-            places.push_back(places_[static_cast<size_t>(survivors.back())]);
-        }
-        here = std::move(survivors);
+// The session of the job's members. If one of them dies meanwhile, that of the others. `here` has the members' numbers
+// for the caller, -1 for who has joined, and is kept so.
+std::shared_ptr<Session> Session::go_on(Job& job, const std::string& text, std::shared_ptr<const Origin> origin,
+                                        std::vector<int> places, std::vector<int>* here) {
+    for (size_t before = here->size() + 1;;) {
         try {
-            std::shared_ptr<Session> next(new Session(job_, epoch, origin_, std::move(places)));
-            for (int rank = 0; rank < size; ++rank) {
-                if (!std::binary_search(here.begin(), here.end(), rank)) gone->push_back(rank);
-            }
-            return next;
+            return std::shared_ptr<Session>(new Session(job, text, origin, places));
         } catch (const Error& error) {
             // Another one died: once more, without it. If the last time was without it already, all are alive, but two
             // of them cannot reach each other.
-            const bool again = epoch == epoch_ + 1 || here.size() < before;
-            if (error.code() == DDL_ERROR_PEER_LOST && again) continue;
-            job_.keep(nullptr);  // which says goodbye
-            throw;
+            if (error.code() != DDL_ERROR_PEER_LOST || here->size() >= before) {
+                job.keep(nullptr);  // which says goodbye
+                throw;
+            }
         } catch (...) {
-            job_.keep(nullptr);
+            job.keep(nullptr);
             throw;
         }
+        before = here->size();
+        job.resize(false, patience_of_environment(), warn);
+        *here = numbers_before(job.members(), *here);
+        if (origin) places = numbers_before(job.members(), places);
     }
 }
 
-void Session::begin(const std::string& text) {
+std::shared_ptr<Session> Session::resize(bool takes_in, std::vector<int>* gone, int* joined) {
+    if (!job_.can_resize()) {
+        throw Error(DDL_ERROR_UNSUPPORTED,
+                    std::string(takes_in ? "ddl_resize" : "ddl_shrink") +
+                        ": MPI connects this job, and cannot go on with other ranks: start it over TCP "
+                        "(DDL_TRANSPORT=tcp, with RANK, WORLD_SIZE, MASTER_ADDR and MASTER_PORT), or start it again");
+    }
+    const std::lock_guard lock(ending_);
+    if (ended_.exchange(true)) throw Error(DDL_ERROR_STATE, "ddl is not initialised: call ddl_init first");
+    engine_->shutdown(
+        {DDL_ERROR_PEER_LOST, "rank " + std::to_string(members_.rank) +
+                                  " called ddl_resize or ddl_shrink: every rank that is alive must call one of them"});
+    job_.resize(takes_in, patience_of_environment(), warn);
+    std::vector<int> here = job_.members().former;
+    auto next = go_on(job_, text_, origin_, numbers_before(job_.members(), places_), &here);
+    for (int rank = 0; rank < members_.size(); ++rank) {
+        if (std::find(here.begin(), here.end(), rank) == here.end()) gone->push_back(rank);
+    }
+    *joined = static_cast<int>(std::count(here.begin(), here.end(), -1));
+    return next;
+}
+
+int Session::waiting() {
+    const std::lock_guard lock(ending_);
+    if (ended_) throw Error(DDL_ERROR_STATE, "ddl is not initialised: call ddl_init first");
+    return job_.waiting(text_);
+}
+
+void Session::open() {
     EngineOptions options;
     options.patience = patience_of_environment();
     options.warn = warn;
-    // What is wrong with the options is said on every rank, before the rendezvous, in which they wait for one another.
-    const Options asked = parse_options(text);
-    const std::vector<Greeting> greetings = job_.assemble(text, options.patience, warn);
+    Options asked = parse_options(text_);
+    if (members_.epoch > 0 && !asked.dimensions.empty()) {  // they are those of the ranks at the start
+        asked.dimensions.clear();
+        if (asked.modes.size() > 1) asked.modes = "p";
+    }
+    const int64_t known = origin_ ? static_cast<int64_t>(origin_->epoch) : -1;
+    const std::vector<Greeting> greetings = job_.assemble(text_, known, options.patience, warn);
+    // Links that not all know are measured again: some have joined, or have gone through an epoch that failed on
+    // others.
+    const auto is_common = [&](const Greeting& its) { return its.origin == known; };
+    if (!std::all_of(greetings.begin(), greetings.end(), is_common)) origin_ = nullptr;
     std::vector<std::string> places;
     for (const Greeting& greeting : greetings) {
         options.hosts.push_back(greeting.host);
         places.push_back(greeting.place);
     }
     const std::string idle = idle_options(asked);
-    if (!idle.empty() && job_.rank() == 0 && !origin_) warn(idle);
+    if (!idle.empty() && members_.rank == 0 && !origin_) warn(idle);
     free_former_nccl();
     placement_ = place(places);
     // The links of those that go on are as they were measured.
     Plan plan = origin_ ? plan_of_part(origin_->basis, origin_->plan, places_) : plan_of(asked, placement_);
     // Who spins while another rank waits for its core only delays what it waits for.
-    if (local_size() > cores_of_host(greetings, places[static_cast<size_t>(job_.rank())])) options.spin_polls = 0;
+    if (local_size() > cores_of_host(greetings, places[static_cast<size_t>(members_.rank)])) options.spin_polls = 0;
     std::unique_ptr<Transport> transport = job_.connect(options.patience, warn);
     BootstrapOptions talk;
     talk.patience = options.patience;
@@ -142,23 +178,23 @@ void Session::begin(const std::string& text) {
         }
     } catch (const Error& error) {
         note(error.status());
-        if (origin_) job_.keep(std::move(transport));
+        if (members_.epoch > 0) job_.keep(std::move(transport));
         throw;
     } catch (const std::bad_alloc&) {
         note({DDL_ERROR_MEMORY, {}});
         throw;
     }
     if (!origin_) {
-        for (int rank = 0; rank < job_.size(); ++rank) places_.push_back(rank);
-        origin_ = std::make_shared<Origin>(Origin{text, std::move(basis), plan});
+        places_ = Membership::first(0, members_.size()).former;
+        origin_ = std::make_shared<Origin>(Origin{members_.epoch, std::move(basis), plan});
     }
-    if (asked.dbg_level > 0 && job_.rank() == 0) {
-        say(std::to_string(job_.size()) + " ranks on " + std::to_string(placement_.num_hosts) + " hosts, plan " +
+    if (asked.dbg_level > 0 && members_.rank == 0) {
+        say(std::to_string(members_.size()) + " ranks on " + std::to_string(placement_.num_hosts) + " hosts, plan " +
             format_mode(plan) + ": " + plan.reason);
     }
     const NcclGroupsOptions groups_options{local_rank(), options.patience, warn};
-    options.plan_part = [origin = origin_, places = places_, rank = job_.rank()](const Plan&,
-                                                                                 const std::vector<int>& members) {
+    options.plan_part = [origin = origin_, places = places_, rank = members_.rank](const Plan&,
+                                                                                   const std::vector<int>& members) {
         std::vector<int> of_origin;
         for (const int member : members) of_origin.push_back(places[static_cast<size_t>(member)]);
         Plan part = plan_of_part(origin->basis, origin->plan, of_origin);
@@ -176,6 +212,8 @@ void Session::begin(const std::string& text) {
     } catch (const Error& error) {
         // Others may still be in it; if NCCL has failed, they are not.
         if (error.code() == DDL_ERROR_TIMEOUT || error.code() == DDL_ERROR_PEER_LOST) note(error.status());
+        // The engine has closed the transport: there is nothing left to go on with (go_on()).
+        if (members_.epoch > 0) throw Error(DDL_ERROR_TRANSPORT, error.what());
         throw;
     }
     nccl_gpu_ = gpu_ != nullptr;
@@ -190,10 +228,10 @@ void Session::go_within_host(std::unique_ptr<Transport>& transport, const Bootst
     Bootstrap bootstrap(*transport, talk);
     HostMemory memory = share_memory(bootstrap, placement_, kFirstTag);
     *early = bootstrap.take_foreign();
-    const bool speaks = job_.rank() == 0 || (local_rank() == 0 && !memory.memory);
+    const bool speaks = members_.rank == 0 || (local_rank() == 0 && !memory.memory);
     if (asked.dbg_level > 0 && speaks) {
         say("shared memory " + std::string(memory.memory ? "on host " : "is not used on host ") +
-            talk.hosts[static_cast<size_t>(job_.rank())] + ": " + memory.reason);
+            talk.hosts[static_cast<size_t>(members_.rank)] + ": " + memory.reason);
     }
     if (memory.memory) transport = std::make_unique<SharedTransport>(std::move(transport), std::move(memory));
 }
@@ -253,7 +291,7 @@ CommId Session::id_of(ddl_comm handle) const {
     const auto found = handles_.find(handle);
     if (found != handles_.end()) return found->second;
     throw Error(DDL_ERROR_STATE,
-                "this communicator was freed, or made before the last ddl_init or ddl_shrink: use another");
+                "this communicator was freed, or made before the last ddl_init, ddl_resize or ddl_shrink: use another");
 }
 
 Session::Handle Session::new_handle() {

@@ -20,23 +20,24 @@ namespace ddl {
 
 class Session {
   public:
-    // Joins the job; `options` as ddl_init takes them. Collective. Throws Error.
-    // `members`: as Job::join() takes them.
-    explicit Session(const char* options, const Membership* members = nullptr);
-    // The next epoch's, among the ranks that are alive. Ends this one: what is in flight anywhere, on any of its
-    // communicators, ends with DDL_ERROR_PEER_LOST. `gone` gets the ranks that are no more in it, by their numbers
-    // here. Collective over those alive; blocks. Throws Error; over MPI DDL_ERROR_UNSUPPORTED, and then nothing has
-    // ended.
-    std::shared_ptr<Session> shrink(std::vector<int>* gone);
+    // Comes to the job; `options` as ddl_init takes them, `start` as Job::join() does. Collective. Throws Error.
+    static std::shared_ptr<Session> begin(const char* options, const Start* start = nullptr);
+    // The next epoch's, among the ranks that are alive and, if `takes_in`, the processes that wait. Ends this one: what
+    // is in flight anywhere, on any of its communicators, ends with DDL_ERROR_PEER_LOST. `gone` gets the ranks that are
+    // no more in it, by their numbers here, and `joined` how many are new. Collective over those alive; blocks. Throws
+    // Error; over MPI DDL_ERROR_UNSUPPORTED, and then nothing has ended.
+    std::shared_ptr<Session> resize(bool takes_in, std::vector<int>* gone, int* joined);
+    // How many processes wait at this rank.
+    int waiting();
     ~Session() { end(); }
     Session(const Session&) = delete;
     Session& operator=(const Session&) = delete;
 
     Job& job() { return job_; }
-    uint64_t epoch() const { return epoch_; }
+    const Membership& members() const { return members_; }
     Engine& engine() { return *engine_; }
-    int local_rank() const { return placement_.local_rank(job_.rank()); }
-    int local_size() const { return placement_.local_size(job_.rank()); }
+    int local_rank() const { return placement_.local_rank(members_.rank); }
+    int local_size() const { return placement_.local_size(members_.rank); }
     int num_hosts() const { return placement_.num_hosts; }
 
     // The engine's number of a communicator. Throws Error(DDL_ERROR_STATE) if it is not this session's.
@@ -59,19 +60,23 @@ class Session {
     bool has_ended() const { return ended_; }
 
   private:
-    // What the job's first plan was made of, and where this epoch's ranks stood in it.
+    // What the last plan of measured links was made of: at the start, or when ranks joined.
     struct Origin {
-        std::string text;  // the options'
+        uint64_t epoch;
         Basis basis;
         Plan plan;
     };
-    Session(Job& job, uint64_t epoch, std::shared_ptr<const Origin> origin, std::vector<int> places);
-    void begin(const std::string& text);
+    // Where the ranks stood in the plan of `origin`; without one, links are measured.
+    Session(Job& job, std::string text, std::shared_ptr<const Origin> origin, std::vector<int> places);
+    static std::shared_ptr<Session> go_on(Job& job, const std::string& text, std::shared_ptr<const Origin> origin,
+                                          std::vector<int> places, std::vector<int>* here);
+    void open();
     void go_within_host(std::unique_ptr<Transport>& transport, const BootstrapOptions& talk, const Options& asked,
                         std::vector<Notice>* early);
 
     Job& job_;
-    uint64_t epoch_ = 0;
+    const Membership members_;
+    const std::string text_;  // the options'
     std::shared_ptr<const Origin> origin_;
     std::vector<int> places_;  // of each rank in origin_
     Placement placement_;

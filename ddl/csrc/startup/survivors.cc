@@ -3,6 +3,7 @@
 #include <algorithm>
 
 #include "base/backoff.h"
+#include "base/rank_list.h"
 #include "base/status.h"
 #include "startup/agreement.h"
 
@@ -11,17 +12,20 @@ namespace {
 
 // For which a connection may be broken until heartbeats say why.
 constexpr double kCauseSeconds = 1;
+constexpr double kWaitSeconds = 5e-3;  // the longest, for messages; news of deaths come from elsewhere
+// In which those that this rank waits for connect to it, if they are alive and call ddl_resize, too.
+constexpr double kReachSeconds = 2;
 
-class TcpLinks final : public Agreement::Links {
+class Words final : public Agreement::Links {
   public:
-    TcpLinks(TcpTransport& transport, const SurvivorOptions& options) : transport_(transport), options_(options) {}
+    Words(TcpTransport& transport, const SurvivorOptions& options) : transport_(transport), options_(options) {}
 
     int rank() const override { return transport_.rank(); }
     int size() const override { return transport_.size(); }
     void send(int peer, const std::vector<std::byte>& word) override { transport_.say(peer, word); }
     bool next(int* from, std::vector<std::byte>* word) override { return transport_.next_word(from, word); }
     Fate fate(int rank) const override {
-        if (transport_.has_left(rank)) return Fate::left;
+        if (transport_.is_gone(rank)) return Fate::left;
         if (transport_.has_ended(rank)) return Fate::ended;
         switch (options_.death_of(rank)) {
             case Death::ended: return Fate::ended;
@@ -30,33 +34,41 @@ class TcpLinks final : public Agreement::Links {
         }
         return transport_.seconds_lost(rank) > kCauseSeconds ? Fate::silent : Fate::here;
     }
+    std::vector<std::byte> offer() override {
+        const std::string text = options_.offer();
+        const auto* const bytes = reinterpret_cast<const std::byte*>(text.data());
+        return {bytes, bytes + text.size()};
+    }
+    bool prepare(const std::vector<std::byte>& offer, uint64_t* ready) override {
+        return options_.prepare({reinterpret_cast<const char*>(offer.data()), offer.size()}, ready);
+    }
 
   private:
     TcpTransport& transport_;
     const SurvivorOptions& options_;
 };
 
-std::string name_list(const std::vector<int>& ranks) {
-    std::string text = ranks.size() == 1 ? "rank" : "ranks";
-    constexpr size_t kShown = 8;
-    for (size_t i = 0; i < std::min(ranks.size(), kShown); ++i) text += (i ? ", " : " ") + std::to_string(ranks[i]);
-    return ranks.size() > kShown ? text + " and " + std::to_string(ranks.size() - kShown) + " more" : text;
-}
-
 // Moves messages along until done() is true; awaited() are those who keep this rank waiting.
 void await(TcpTransport& transport, const Patience& patience, const std::function<void(const std::string&)>& warn,
            const std::function<bool()>& done, const std::function<std::vector<int>()>& awaited) {
     const double start = seconds_now();
     bool warned = false;
-    for (Backoff backoff(0, 1e-3); !done(); backoff.pause()) {
+    Backoff backoff(0, 1e-3);
+    const auto pause = [&] {
+        if (!transport.wait(kWaitSeconds)) backoff.pause();
+    };
+    for (; !done(); pause()) {
         transport.poll();
         const double waited = seconds_now() - start;
+        // Whoever has no connection to this rank, and died, is found out by a connection that is refused; one that has
+        // decided answers a new connection with the farewell.
+        if (waited > kReachSeconds) transport.reach(awaited());
         const bool late = waited >= patience.timeout_seconds;
         if (!late && (warned || waited < patience.warn_seconds)) continue;
         warned = true;
         const std::string text = "rank " + std::to_string(transport.rank()) + " has waited " +
-                                 std::to_string(static_cast<int>(waited)) + " s in ddl_shrink for " +
-                                 name_list(awaited()) + ": every rank that is alive must call it";
+                                 std::to_string(static_cast<int>(waited)) + " s in ddl_resize or ddl_shrink for " +
+                                 name_list(awaited()) + ": every rank that is alive must call one of them";
         if (late) throw Error(DDL_ERROR_TIMEOUT, text);
         warn(text);
     }
@@ -67,28 +79,21 @@ void await(TcpTransport& transport, const Patience& patience, const std::functio
 Survivors agree_on_survivors(TcpTransport& transport, const SurvivorOptions& options) {
     Survivors result;
     try {
-        TcpLinks links(transport, options);
-        Agreement agreement(links);
+        Words words(transport, options);
+        Agreement agreement(words);
         await(
             transport, options.patience, options.warn, [&] { return agreement.poll(); },
             [&] { return agreement.awaited(); });
         result.ranks = agreement.survivors();
-        const auto pending = [&] {
-            std::vector<int> ranks;
-            for (const int rank : result.ranks) {
-                const bool known = rank == links.rank() || transport.is_parked(rank) || links.fate(rank) != Fate::here;
-                if (!known) ranks.push_back(rank);
-            }
-            return ranks;
-        };
-        for (const int rank : result.ranks) {
-            if (rank != links.rank()) transport.park(rank);
-        }
-        await(transport, options.patience, options.warn, [&] { return pending().empty(); }, pending);
-        result.streams = transport.release(result.ranks);
+        result.newcomers = agreement.newcomers();
+        result.ballot = agreement.ballot();
+        result.links = transport.end_epoch(result.ranks, agreement.farewell());
         for (size_t i = 0; i < result.ranks.size(); ++i) {
-            if (result.streams[i].socket || result.ranks[i] == links.rank()) continue;
-            result.streams[i].has_ended = links.fate(result.ranks[i]) != Fate::silent;
+            TcpLinks::Link& its = result.links.ranks[i];
+            if (its.connection || result.ranks[i] == words.rank()) continue;
+            const Fate fate = words.fate(result.ranks[i]);
+            its.is_lost |= fate != Fate::here;
+            its.has_ended = its.is_lost && fate != Fate::silent;
         }
     } catch (...) {
         transport.close();

@@ -1,4 +1,4 @@
-// The end of an epoch over TCP: who is alive, and the connections among them, for the next one.
+// The end of an epoch over TCP: who is alive and who is taken in, and the connections among those that were there.
 #pragma once
 
 #include <functional>
@@ -12,19 +12,24 @@
 namespace ddl {
 
 struct Survivors {
-    std::vector<int> ranks;          // ascending, with this one; others may have died since
-    std::vector<TcpStream> streams;  // to each of them; none to this rank, and to those that have died since
+    std::vector<int> ranks;  // ascending, with this one; others may have died since
+    TcpLinks links;
+    uint64_t newcomers = 0;  // of the last offer: a bit for each that is taken in
+    int ballot = -1;         // as Agreement has it
 };
 
 struct SurvivorOptions {
     Patience patience;
     std::function<Death(int rank)> death_of;  // as far as heartbeats tell
     std::function<void(const std::string&)> warn;
+    // As Agreement::Links has them.
+    std::function<std::string()> offer = [] { return std::string(); };
+    std::function<bool(const std::string& offer, uint64_t* ready)> prepare = [](auto&&...) { return true; };
 };
 
 // Collective over the ranks that are alive; blocks. `transport` is closed afterwards, also by an error. No message of
-// its reaches the streams. Throws Error: DDL_ERROR_TIMEOUT names who does not call it, DDL_ERROR_PEER_LOST: this rank
-// was cut off.
+// its reaches the next epoch. Throws Error: DDL_ERROR_TIMEOUT names who does not call it, DDL_ERROR_PEER_LOST: this
+// rank was cut off.
 Survivors agree_on_survivors(TcpTransport& transport, const SurvivorOptions& options);
 
 }  // namespace ddl

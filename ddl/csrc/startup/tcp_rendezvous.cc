@@ -1,16 +1,16 @@
 #include "startup/tcp_rendezvous.h"
 
-#include <poll.h>
-#include <sys/socket.h>
-
 #include <algorithm>
-#include <cerrno>
+#include <memory>
 #include <sstream>
+#include <utility>
 
 #include "base/backoff.h"
 #include "base/patience.h"
 #include "base/random_number.h"
+#include "base/rank_list.h"
 #include "base/status.h"
+#include "startup/text_message.h"
 #include "transport/connector.h"
 
 namespace ddl {
@@ -19,159 +19,142 @@ namespace {
 constexpr double kRetrySeconds = 2;  // without success: the store is read again
 constexpr size_t kMostLine = 1024;   // bytes of a rank's contact
 constexpr int kServeMilliseconds = 50;
-constexpr size_t kMostAttempts = 32;  // at once: with hundreds of ranks a host has too much to do to answer all in time
-
-std::string name_list(const std::vector<int>& ranks) {
-    std::string text = ranks.size() == 1 ? "rank " : "ranks ";
-    for (size_t i = 0; i < std::min<size_t>(ranks.size(), 8); ++i) text += (i ? ", " : "") + std::to_string(ranks[i]);
-    return ranks.size() > 8 ? text + " and " + std::to_string(ranks.size() - 8) + " more" : text;
-}
 
 // One rank's part.
 class Meeting {
   public:
-    Meeting(const Membership& members, int round, double timeout)
-        : members_(members),
+    Meeting(const Start& start, int round, double timeout)
+        : start_(start),
           key_("ddl/rendezvous/" + std::to_string(round)),
           deadline_(seconds_now() + timeout),
           timeout_(timeout),
-          sockets_(static_cast<size_t>(members.size)),
-          connector_(members.rank, members.size,
-                     [this](int peer, Socket socket) { sockets_[static_cast<size_t>(peer)] = std::move(socket); }) {}
+          sockets_(static_cast<size_t>(start.size)),
+          connector_(std::make_shared<Connector>(start.rank, start.size)) {}
 
-    std::vector<Socket> run() {
-        const int rank = members_.rank, size = members_.size;
+    TcpLinks run() {
+        const int rank = start_.rank, size = start_.size;
         std::vector<std::string> contacts(sockets_.size());
         if (rank == 0) {
-            std::string token;
-            for (int i = 0; i < 4; ++i) token += std::to_string(random_number());
-            token.resize(60);
-            connector_.set_token(token);
-            connector_.let_in();
-            if (!members_.set(key_, token + " " + connector_.contact())) {
+            const std::string token = new_token();
+            connector_->set_token(token);
+            connector_->let_in();
+            if (!start_.set(key_, token + " " + connector_->contact())) {
                 throw Error(DDL_ERROR_TRANSPORT, "ddl_init: the store did not take rank 0's address");
             }
-            await({});
-            contacts[0] = connector_.contact();
+            await_others();
+            contacts[0] = connector_->contact();
             for (int other = 1; other < size; ++other) contacts[static_cast<size_t>(other)] = hear(other);
             std::string all;
             for (const std::string& one : contacts) all += one + "\n";
             for (int other = 1; other < size; ++other) say(other, all);
-            return std::move(sockets_);
+        } else {
+            find_first();
+            connector_->let_in();  // not before the token is known to be this job's
+            say(0, connector_->contact());
+            std::istringstream lines(hear(0));
+            for (std::string& line : contacts) std::getline(lines, line);
         }
-        find_first();
-        connector_.let_in();  // not before the token is known to be this job's
-        say(0, connector_.contact());
-        std::istringstream lines(hear(0));
-        for (std::string& line : contacts) std::getline(lines, line);
-        await(contacts);
-        return std::move(sockets_);
+        connector_->know(std::move(contacts));
+        TcpLinks links;
+        for (int other = 0; other < size; ++other) {
+            links.numbers.push_back(other);
+            links.ranks.emplace_back();
+            Socket& socket = sockets_[static_cast<size_t>(other)];
+            if (!socket) continue;
+            links.ranks.back().connection = std::make_unique<TcpConnection>();
+            links.ranks.back().connection->open(std::move(socket), true);
+        }
+        links.connector = std::move(connector_);
+        return links;
     }
 
   private:
     // Reads the key again until the rank that it names knows the token: a job before this one may have left it.
     void find_first() {
-        for (Backoff backoff(0, 0.05); !connector_.is_connected(0); backoff.pause()) {
+        for (Backoff backoff(0, 0.05); !connector_->is_connected(0); backoff.pause()) {
             std::string value;
             const double left = deadline_ - seconds_now();
-            if (left <= 0 || !members_.get(key_, &value, left)) fail({0});
+            if (left <= 0 || !start_.get(key_, &value, left)) fail({0});
             const size_t space = value.find(' ');
             if (space == std::string::npos) continue;
-            connector_.set_token(value.substr(0, space));
-            connector_.connect(0, value.substr(space + 1));
+            connector_->set_token(value.substr(0, space));
+            connector_->connect(0, value.substr(space + 1));
             const double until = std::min(deadline_, seconds_now() + kRetrySeconds);
-            while (!connector_.is_connected(0) && connector_.attempts() > 0 &&
-                   (seconds_now() < until || connector_.is_promised(0))) {
+            while (!connector_->is_connected(0) && connector_->attempts() > 0 &&
+                   (seconds_now() < until || connector_->is_promised(0))) {
                 if (seconds_now() > deadline_) fail({0});
-                connector_.serve(kServeMilliseconds);
+                serve();
             }
-            connector_.give_up();
+            connector_->give_up();
         }
     }
 
-    // Until all others are connected: the higher ones connect, and this rank connects to the lower ones, its neighbour
-    // first. `contacts`: none for rank 0.
-    void await(const std::vector<std::string>& contacts) {
-        int next = members_.rank - 1;
-        double retry = seconds_now() + kRetrySeconds;
-        for (;;) {
+    void serve() {
+        connector_->serve(kServeMilliseconds);
+        for (Connector::News news; connector_->next(&news);) {
+            sockets_[static_cast<size_t>(news.peer)] = std::move(news.socket);
+        }
+    }
+
+    // Rank 0's: until all others are connected.
+    void await_others() {
+        for (;; serve()) {
             std::vector<int> missing;
-            for (int other = 0; other < members_.size; ++other) {
-                if (other != members_.rank && !connector_.is_connected(other)) missing.push_back(other);
+            for (int other = 1; other < start_.size; ++other) {
+                if (!connector_->is_connected(other)) missing.push_back(other);
             }
             if (missing.empty()) return;
             if (seconds_now() > deadline_) fail(missing);
-            if (seconds_now() > retry) {
-                retry = seconds_now() + kRetrySeconds;
-                for (const int other : missing) {
-                    if (other < members_.rank && other > next && !connector_.is_promised(other)) {
-                        connector_.connect(other, contacts[static_cast<size_t>(other)]);
-                    }
-                }
-            }
-            for (; next > 0 && connector_.attempts() < kMostAttempts; --next) {
-                connector_.connect(next, contacts[static_cast<size_t>(next)]);
-            }
-            connector_.serve(kServeMilliseconds);
         }
     }
 
     [[noreturn]] void fail(const std::vector<int>& missing) const {
-        throw Error(DDL_ERROR_TIMEOUT, "ddl_init: rank " + std::to_string(members_.rank) + " has waited " +
+        throw Error(DDL_ERROR_TIMEOUT, "ddl_init: rank " + std::to_string(start_.rank) + " has waited " +
                                            std::to_string(static_cast<int>(timeout_)) + " s for " + name_list(missing) +
                                            ": not started, or no TCP connection is possible. " + kPatienceOfInit);
     }
 
-    void wait_for(int peer, short what) {
-        pollfd wait{sockets_[static_cast<size_t>(peer)].fd(), what, 0};
-        while (poll(&wait, 1, 100) == 0) {
-            if (seconds_now() > deadline_) fail({peer});
-        }
+    void check(int peer, Delivery delivery) const {
+        if (delivery == Delivery::late) fail({peer});
+        if (delivery == Delivery::done) return;
+        throw Error(DDL_ERROR_PEER_LOST, "ddl_init: rank " + std::to_string(peer) + " died during the call" +
+                                             (peer == 0 ? ", or ended it because another rank did" : ""));
     }
-    void move(int peer, char* data, size_t bytes, bool sends) {
-        const int fd = sockets_[static_cast<size_t>(peer)].fd();
-        while (bytes > 0) {
-            wait_for(peer, sends ? POLLOUT : POLLIN);
-            const ssize_t count = sends ? send(fd, data, bytes, MSG_NOSIGNAL) : recv(fd, data, bytes, 0);
-            if (count < 0 && (errno == EAGAIN || errno == EINTR)) continue;
-            if (count <= 0) {
-                throw Error(DDL_ERROR_PEER_LOST, "ddl_init: rank " + std::to_string(peer) + " died during the call");
-            }
-            data += count;
-            bytes -= static_cast<size_t>(count);
-        }
-    }
-    void say(int peer, std::string text) {
-        uint64_t bytes = text.size();
-        move(peer, reinterpret_cast<char*>(&bytes), sizeof bytes, true);
-        move(peer, text.data(), text.size(), true);
+    void say(int peer, const std::string& text) {
+        check(peer, send_text(sockets_[static_cast<size_t>(peer)], text, deadline_));
     }
     std::string hear(int peer) {
-        uint64_t bytes = 0;
-        move(peer, reinterpret_cast<char*>(&bytes), sizeof bytes, false);
-        if (bytes > (kMostLine + 1) * sockets_.size())
-            throw Error(DDL_ERROR_INTERNAL, "ddl_init: no table of addresses");
-        std::string text(bytes, '\0');
-        move(peer, text.data(), text.size(), false);
+        std::string text;
+        const size_t most = (kMostLine + 1) * sockets_.size();
+        check(peer, receive_text(sockets_[static_cast<size_t>(peer)], &text, most, deadline_));
         return text;
     }
 
-    const Membership& members_;
+    const Start& start_;
     const std::string key_;
     const double deadline_, timeout_;
     std::vector<Socket> sockets_;
-    Connector connector_;
+    std::shared_ptr<Connector> connector_;
 };
 
 }  // namespace
 
-Membership membership_of(const ddl_membership& given) {
-    if (given.size < 1 || given.rank < 0 || given.rank >= given.size || !given.set || !given.get) {
+std::string new_token() {
+    std::string token;
+    for (int i = 0; i < 4; ++i) token += std::to_string(random_number());
+    token.resize(60);
+    return token;
+}
+
+Start start_of(const ddl_membership& given, bool joins) {
+    const bool has_place = given.size >= 1 && given.rank >= 0 && given.rank < given.size;
+    if (!given.set || !given.get || (!joins && !has_place)) {
         throw Error(DDL_ERROR_ARGUMENT, "ddl_init_with: rank " + std::to_string(given.rank) + " of " +
                                             std::to_string(given.size) +
                                             ": expected 0 <= rank < size, and both set and get");
     }
-    Membership made;
+    Start made;
+    made.joins = joins;
     made.rank = given.rank;
     made.size = given.size;
     made.set = [given](const std::string& key, const std::string& value) {
@@ -192,9 +175,13 @@ Membership membership_of(const ddl_membership& given) {
     return made;
 }
 
-std::vector<Socket> meet(const Membership& members, int round, double timeout_seconds) {
-    if (members.size == 1) return std::vector<Socket>(1);
-    return Meeting(members, round, timeout_seconds).run();
+TcpLinks meet(const Start& start, int round, double timeout_seconds) {
+    if (start.size == 1) {
+        TcpLinks alone;
+        alone.ranks.resize(1);
+        return alone;
+    }
+    return Meeting(start, round, timeout_seconds).run();
 }
 
 }  // namespace ddl

@@ -1,6 +1,6 @@
 // How the ranks of a job that no MPI started find one another: rank 0 leaves its addresses and a token in a store, the
 // others connect to it, and it tells each at which addresses all listen. Both ends of a connection prove that they know
-// the token.
+// the token. Other pairs connect when the first message passes between them.
 #pragma once
 
 #include <functional>
@@ -8,23 +8,29 @@
 #include <vector>
 
 #include "ddl.h"
-#include "transport/socket.h"
+#include "transport/transport_tcp.h"
 
 namespace ddl {
 
-// Who takes part.
-struct Membership {
-    int rank = 0, size = 1;
+// How a process that MPI did not start comes to its job: as one of its first ranks, or later.
+struct Start {
+    int rank = 0, size = 1;  // not if it joins later
+    bool joins = false;
+    // The store.
     std::function<bool(const std::string& key, const std::string& value)> set;
     // False: not set within so many seconds. Throws Error.
     std::function<bool(const std::string& key, std::string* value, double seconds)> get;
 };
 
 // A caller's. The structure and its context must live as long as the result. Throws Error(DDL_ERROR_ARGUMENT).
-Membership membership_of(const ddl_membership& given);
+Start start_of(const ddl_membership& given, bool joins);
 
-// A connection to each other rank; none to this one. Collective; blocks. `round` counts these calls of a process.
-// Throws Error: DDL_ERROR_TIMEOUT after so many seconds, which names the ranks that did not come.
-std::vector<Socket> meet(const Membership& members, int round, double timeout_seconds);
+// A secret that nobody guesses.
+std::string new_token();
+
+// The connections of rank 0 to all others, and what makes those among the others. Collective; blocks. `round` counts
+// these calls of a process. Throws Error: DDL_ERROR_TIMEOUT after so many seconds, which names the ranks that did not
+// come.
+TcpLinks meet(const Start& start, int round, double timeout_seconds);
 
 }  // namespace ddl

@@ -7,8 +7,10 @@
 #include <memory>
 #include <mutex>
 #include <new>
+#include <numeric>
 #include <utility>
 
+#include "base/rank_list.h"
 #include "base/status.h"
 
 namespace ddl {
@@ -16,6 +18,7 @@ namespace {
 
 constexpr double kLookSeconds = 1e-3;   // between looks for deaths and for errors of others
 constexpr double kWaitSeconds = 20e-3;  // the longest wait for messages
+constexpr double kReachSeconds = 2;     // in which those that this rank waits for connect to it, if they are there
 
 // A notice by which a rank tells that it gives up. The engine's have another first word.
 constexpr uint32_t kMagic = 0x50414c53;
@@ -73,13 +76,12 @@ void Bootstrap::give_up(int code, const char* text) noexcept {
     Failure failure;
     failure.code = code;
     std::strncpy(failure.text, text, sizeof failure.text - 1);
-    for (int peer = 0; peer < size(); ++peer) {
-        if (peer == rank()) continue;
-        try {
-            transport_.notify(peer, &failure, sizeof failure);
-        } catch (const std::bad_alloc&) {
-            // That peer's wait ends in time.
-        }
+    try {
+        std::vector<int> all(static_cast<size_t>(size()));
+        std::iota(all.begin(), all.end(), 0);
+        transport_.tell(all, &failure, sizeof failure);
+    } catch (const std::bad_alloc&) {
+        // Their waits end in time.
     }
 }
 
@@ -100,7 +102,7 @@ void Bootstrap::look_around() {
     }
 }
 
-void Bootstrap::await(const std::function<std::string()>& whom, const std::function<bool()>& done,
+void Bootstrap::await(const std::function<std::vector<int>()>& whom, const std::function<bool()>& done,
                       double grace_seconds) {
     const double begin = seconds_now();
     bool warned = false;
@@ -117,8 +119,15 @@ void Bootstrap::await(const std::function<std::string()>& whom, const std::funct
         next_look_ = now + kLookSeconds;
         look_around();
         const double waited = now - begin;
+        const std::vector<int> ranks = whom();
+        if (waited > kReachSeconds) transport_.reach(ranks);
+        for (const int peer : ranks) {
+            if (transport_.has_left(peer))
+                throw Error(DDL_ERROR_PEER_LOST, options_.what + ": " + name(peer) + " left");
+        }
         const std::string text = options_.what + ": " + name(rank()) + " has waited " +
-                                 std::to_string(std::lround(waited)) + " s for " + whom();
+                                 std::to_string(std::lround(waited)) + " s for " +
+                                 (ranks.size() == 1 ? name(ranks[0]) : name_list(ranks));
         if (!warned && waited > options_.patience.warn_seconds + grace_seconds) {
             warned = true;
             if (options_.warn) options_.warn(text);

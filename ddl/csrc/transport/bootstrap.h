@@ -40,12 +40,13 @@ class Bootstrap {
     // Runs `body`. If it throws Error or std::bad_alloc on one rank, the others' waits end with its error.
     void run(const std::function<void()>& body);
 
-    // Moves messages along until done() is true; whom() names the ranks that it depends on, for messages. Throws Error:
-    // DDL_ERROR_PEER_LOST if any rank of the job is dead, DDL_ERROR_TIMEOUT after the patience's time and
-    // `grace_seconds` more, or the error of another rank.
-    void await(const std::function<std::string()>& whom, const std::function<bool()>& done, double grace_seconds = 0);
+    // Moves messages along until done() is true; `whom` are the ranks that it depends on. Throws Error:
+    // DDL_ERROR_PEER_LOST if any rank of the job is dead, or one of these has left it, DDL_ERROR_TIMEOUT after the
+    // patience's time and `grace_seconds` more, or the error of another rank.
+    void await(const std::function<std::vector<int>()>& whom, const std::function<bool()>& done,
+               double grace_seconds = 0);
     void await(int peer, const std::function<bool()>& done, double grace_seconds = 0) {
-        await([&] { return name(peer); }, done, grace_seconds);
+        await([=] { return std::vector<int>{peer}; }, done, grace_seconds);
     }
 
     // Posted messages; their memory is in use until finished() was true, which also frees the ticket, or cancel().

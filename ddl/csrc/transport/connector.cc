@@ -1,29 +1,37 @@
 #include "transport/connector.h"
 
-#include <poll.h>
+#include <sys/epoll.h>
 #include <sys/socket.h>
 
 #include <algorithm>
 #include <cerrno>
 #include <cstring>
-#include <sstream>
+#include <utility>
 
 #include "base/backoff.h"
 #include "base/random_number.h"
 #include "base/sha256.h"
+#include "base/status.h"
 
 namespace ddl {
 namespace {
 
-constexpr uint64_t kMagic = 0x32706374206c6464;
+constexpr uint64_t kMagic = 0x33706374206c6464;
 constexpr double kGuestSeconds = 2;    // in which a connection must say whose it is
+constexpr double kHostSeconds = 4;     // in which the rank that is connected to must answer: it may have much to do
 constexpr size_t kMostGuests = 64;     // beyond the ranks, at once
 constexpr size_t kMostContact = 1000;  // bytes
 constexpr double kRestSeconds = 1;     // for which nobody is let in after descriptors have run out
+constexpr uint64_t kDoors = 1 << 10;   // numbers below are listening sockets in the epoll, those above are links
+constexpr double kRetrySeconds = 0.2;  // between two tries of a connection
+constexpr size_t kMostAttempts = 32;  // at once: with hundreds of ranks a host has too much to do to answer all in time
+// For which every try must fail before a rank counts as gone. Its heartbeats, if there are any, say more, and earlier.
+constexpr double kRefusedSeconds = 1, kUnreachableSeconds = 60;
 
 struct Hello {
     uint64_t magic = kMagic;
     int32_t from = -1, to = -1;
+    uint64_t epoch = 0;
     uint64_t nonce[2] = {};
 };
 struct Answer {
@@ -48,6 +56,7 @@ bool send_small(const Socket& socket, const T& value) {
 struct Connector::Link {
     enum State { connecting, awaits_answer, awaits_keep, awaits_hello, awaits_proof };
     Socket socket;
+    uint64_t number = 0;  // in the epoll
     int peer = -1;
     State state = awaits_hello;
     double since = seconds_now();
@@ -66,29 +75,94 @@ struct Connector::Link {
     bool is_ours() const { return state <= awaits_keep; }
 };
 
-Connector::Connector(int rank, int size, std::function<void(int, Socket)> on_connected)
-    : rank_(rank), size_(size), on_connected_(std::move(on_connected)), connected_(static_cast<size_t>(size)) {
+Connector::Connector(int rank, int size, bool listens)
+    : rank_(rank), size_(size), connected_(static_cast<size_t>(size)), ready_(epoll_create1(EPOLL_CLOEXEC)) {
+    if (!ready_) throw Error(DDL_ERROR_TRANSPORT, std::string("epoll_create1: ") + std::strerror(errno));
+    const std::string space = network_space();
+    contact_ = (space.empty() ? "?" : space) + " ";
+    if (!listens) return;
     std::vector<std::string> addresses = addresses_for_other_hosts();
     addresses.insert(addresses.begin(), kLoopbackAddress);
     addresses.erase(std::unique(addresses.begin(), addresses.end()), addresses.end());
     door_ = open_door(addresses);
-    const std::string space = network_space();
-    contact_ = (space.empty() ? "?" : space) + " ";
     contact_ += to_text(door_.contact, kMostContact - contact_.size());
 }
 
 Connector::~Connector() = default;
 
-void Connector::give_up() { links_.clear(); }
+// Without memory for it in the kernel the connection does not go on, and is dropped in time.
+void Connector::watch(int operation, int fd, uint64_t number, bool connects) const {
+    epoll_event event{};
+    event.events = connects ? EPOLLOUT : EPOLLIN;
+    event.data.u64 = number;
+    epoll_ctl(ready_.fd(), operation, fd, &event);
+}
+
+void Connector::listen(bool on) {
+    for (size_t i = 0; i < door_.listeners.size(); ++i) {
+        const Socket& listener = door_.listeners[i];
+        if (listener) watch(on ? EPOLL_CTL_ADD : EPOLL_CTL_DEL, listener.fd(), i);
+    }
+}
+
+void Connector::let_in() {
+    if (!std::exchange(open_, true)) listen(true);
+}
+
+void Connector::know(std::vector<std::string> contacts) {
+    contacts_ = std::move(contacts);
+    const std::string space = contact_.substr(0, contact_.find(' ') + 1);
+    const auto is_here = [&](const std::string& contact) { return contact.compare(0, space.size(), space) == 0; };
+    const bool is_known = space != "? " && door_.contact[0].address == kLoopbackAddress;
+    if (!is_known || !std::all_of(contacts_.begin(), contacts_.end(), is_here)) return;
+    for (size_t i = 1; i < door_.listeners.size(); ++i) door_.listeners[i].close();
+}
+
+void Connector::take_seat(int rank, int size) {
+    rank_ = rank;
+    size_ = size;
+    connected_.assign(static_cast<size_t>(size), false);
+    links_.clear();
+}
+
+void Connector::leave() {
+    leaves_ = true;
+    rests_until_ = 0;
+    for (Socket& listener : door_.listeners) listener.close();
+    for (auto link = links_.begin(); link != links_.end();) {
+        link = link->second.is_ours() ? std::next(link) : links_.erase(link);
+    }
+}
+
+void Connector::give_up() {
+    wants_.clear();
+    for (auto link = links_.begin(); link != links_.end();) {
+        const bool is_begun = link->second.is_ours() && link->second.state != Link::awaits_keep;
+        link = is_begun ? links_.erase(link) : std::next(link);
+    }
+}
 
 size_t Connector::attempts() const {
     return static_cast<size_t>(
-        std::count_if(links_.begin(), links_.end(), [](const Link& link) { return link.is_ours(); }));
+        std::count_if(links_.begin(), links_.end(), [](const auto& link) { return link.second.is_ours(); }));
 }
 
 bool Connector::is_promised(int peer) const {
+    return std::any_of(links_.begin(), links_.end(), [&](const auto& link) {
+        return link.second.peer == peer && link.second.state == Link::awaits_keep;
+    });
+}
+
+bool Connector::awaits(int peer) const {
     return std::any_of(links_.begin(), links_.end(),
-                       [&](const Link& link) { return link.peer == peer && link.state == Link::awaits_keep; });
+                       [&](const auto& link) { return link.second.peer == peer && link.second.is_ours(); });
+}
+
+void Connector::add(Link link, bool connects) {
+    link.number = kDoors + ++last_;
+    watch(EPOLL_CTL_ADD, link.socket.fd(), link.number, connects);
+    const uint64_t number = link.number;
+    links_.emplace(number, std::move(link));
 }
 
 void Connector::connect(int peer, const std::string& contact) {
@@ -100,6 +174,7 @@ void Connector::connect(int peer, const std::string& contact) {
     const bool is_here = known && contact.compare(0, space + 1, contact_, 0, space + 1) == 0;
     const auto is_loopback = [](const Endpoint& one) { return one.address == kLoopbackAddress; };
     const bool has_loopback = std::any_of(all.begin(), all.end(), is_loopback);
+    bool was_refused = false;
     for (const Endpoint& one : all) {
         if (known && (is_here && has_loopback) != is_loopback(one)) continue;
         for (const std::string& address : ways_to(one)) {
@@ -107,50 +182,116 @@ void Connector::connect(int peer, const std::string& contact) {
             link.socket = connect_to(address, one.port);
             link.peer = peer;
             link.state = Link::connecting;
-            if (link.socket) links_.push_back(std::move(link));
+            was_refused |= !link.socket && errno == ECONNREFUSED;
+            if (link.socket) add(std::move(link), true);
         }
+    }
+    if (const auto want = wants_.find(peer); want != wants_.end()) want->second.was_refused = was_refused;
+}
+
+void Connector::want(int peer) {
+    if (!is_connected(peer)) wants_.emplace(peer, Want{});
+}
+
+void Connector::try_wanted(double now) {
+    size_t room = kMostAttempts - std::min(kMostAttempts, attempts());
+    for (auto entry = wants_.begin(); entry != wants_.end();) {
+        const int peer = entry->first;
+        Want& want = entry->second;
+        if (is_connected(peer)) {
+            entry = wants_.erase(entry);
+            continue;
+        }
+        const auto here = entry++;
+        if (awaits(peer)) continue;
+        const auto since = [&](double before) { return before > 0 ? before : now; };
+        const bool failed = want.tried && !want.was_reached;
+        want.failing_since = failed ? since(want.failing_since) : 0;
+        want.refused_since = failed && want.was_refused && !want.failed ? since(want.refused_since) : 0;
+        const bool refused = want.refused_since > 0 && (leaves_ || now - want.refused_since > kRefusedSeconds);
+        if (refused || (want.failing_since > 0 && now - want.failing_since > kUnreachableSeconds)) {
+            news_.push_back({peer, refused ? News::refused : News::unreachable, {}, 0});
+            wants_.erase(here);
+            continue;
+        }
+        if (now < want.next_try || room == 0) continue;
+        want.tried = true;
+        want.was_reached = want.was_refused = want.failed = false;
+        want.next_try = now + kRetrySeconds;
+        --room;
+        connect(peer, contacts_[static_cast<size_t>(peer)]);
+    }
+}
+
+bool Connector::next(News* news) {
+    if (news_.empty()) return false;
+    *news = std::move(news_.front());
+    news_.pop_front();
+    return true;
+}
+
+void Connector::accept_at(size_t door, double now) {
+    for (int taken = 0; taken < 64; ++taken) {
+        Link link;
+        link.socket = accept_from(door_.listeners[door]);
+        if (link.socket) {
+            add(std::move(link), false);
+            continue;
+        }
+        if (errno == EMFILE || errno == ENFILE || errno == ENOBUFS || errno == ENOMEM) {
+            if (rests_until_ == 0) listen(false);
+            rests_until_ = now + kRestSeconds;
+        }
+        return;
     }
 }
 
 void Connector::serve(int milliseconds) {
-    std::vector<pollfd> waits;
-    const bool listens = open_ && seconds_now() >= listens_from_;
-    for (const Socket& listener : door_.listeners) waits.push_back({listens ? listener.fd() : -1, POLLIN, 0});
-    for (const Link& link : links_) {
-        waits.push_back({link.socket.fd(), static_cast<short>(link.state == Link::connecting ? POLLOUT : POLLIN), 0});
+    double now = seconds_now();
+    if (rests_until_ > 0 && now >= rests_until_) {
+        rests_until_ = 0;
+        listen(true);
     }
-    poll(waits.data(), waits.size(), milliseconds);
-    const double now = seconds_now();
-    size_t guests = 0;
-    for (size_t i = links_.size(); i-- > 0;) {
-        const short seen = waits[door_.listeners.size() + i].revents;
-        bool keep = seen == 0 || advance(links_[i]);
-        // The newest guests first: of too many the oldest go.
-        if (keep && !links_[i].is_ours() && ++guests > kMostGuests + connected_.size()) keep = false;
-        if (keep && links_[i].state != Link::awaits_keep && now - links_[i].since > kGuestSeconds) keep = false;
-        if (!keep || !links_[i].socket) links_.erase(links_.begin() + static_cast<std::ptrdiff_t>(i));
-    }
-    for (size_t i = 0; i < door_.listeners.size(); ++i) {
-        for (int taken = 0; waits[i].revents != 0 && taken < 64; ++taken) {
-            Link link;
-            link.socket = accept_from(door_.listeners[i]);
-            if (!link.socket) {
-                if (errno == EMFILE || errno == ENFILE || errno == ENOBUFS || errno == ENOMEM) {
-                    listens_from_ = now + kRestSeconds;
-                }
-                break;
-            }
-            links_.push_back(std::move(link));
+    try_wanted(now);
+    epoll_event events[64];
+    const int count = epoll_wait(ready_.fd(), events, 64, milliseconds);
+    now = seconds_now();
+    for (int i = 0; i < count; ++i) {
+        const uint64_t number = events[i].data.u64;
+        if (number < kDoors) {
+            accept_at(number, now);
+        } else if (const auto found = links_.find(number); found != links_.end() && !advance(found->second)) {
+            links_.erase(found);
         }
+    }
+    size_t guests = 0;
+    for (auto link = links_.end(); link != links_.begin();) {
+        const Link& its = (--link)->second;
+        // The newest guests first: of too many the oldest go.
+        const bool is_surplus = !its.is_ours() && ++guests > kMostGuests + connected_.size();
+        const double most = its.is_ours() ? kHostSeconds : kGuestSeconds;
+        const bool is_late = its.state != Link::awaits_keep && now - its.since > most;
+        if (!is_surplus && !is_late) continue;
+        if (const auto want = wants_.find(its.peer); want != wants_.end() && its.is_ours()) want->second.failed = true;
+        link = links_.erase(link);
     }
 }
 
-// False: the connection is to be closed.
+// False: the connection is over, or another's.
 bool Connector::advance(Link& link) {
     if (link.state == Link::connecting) {
-        if (error_of(link.socket) != 0 || is_connected(link.peer)) return false;
+        const int error = error_of(link.socket);
+        if (const auto want = wants_.find(link.peer); want != wants_.end()) {
+            want->second.was_reached |= error == 0;
+            want->second.was_refused |= error == ECONNREFUSED;
+            want->second.failed |= error != 0 && error != ECONNREFUSED;
+        }
+        if (error != 0 || is_connected(link.peer)) return false;
+        keep_alive(link.socket);
+        watch(EPOLL_CTL_MOD, link.socket.fd(), link.number);
         link.hello.from = rank_;
         link.hello.to = link.peer;
+        link.hello.epoch = epoch_;
         for (uint64_t& word : link.hello.nonce) word = random_number();
         link.state = Link::awaits_answer;
         return send_small(link.socket, link.hello);
@@ -161,13 +302,12 @@ bool Connector::advance(Link& link) {
     if (count <= 0) return count < 0 && (errno == EAGAIN || errno == EINTR);
     link.received.append(buffer, static_cast<size_t>(count));
     if (link.received.size() < link.expected()) return true;
-    const std::string got = std::move(link.received);
-    link.received.clear();
+    const std::string got = std::exchange(link.received, {});
     if (link.state == Link::awaits_hello) {
         std::memcpy(&link.hello, got.data(), sizeof link.hello);
         const int from = link.hello.from;
-        if (link.hello.magic != kMagic || link.hello.to != rank_ || from <= rank_ || from >= size_ ||
-            is_connected(from)) {
+        if (link.hello.magic != kMagic || link.hello.to != rank_ || from == rank_ || from < 0 || from >= size_ ||
+            link.hello.epoch > epoch_ || is_connected(from)) {
             return false;
         }
         link.peer = from;
@@ -178,7 +318,7 @@ bool Connector::advance(Link& link) {
     }
     if (link.state == Link::awaits_keep) {
         connected(link);
-        return true;
+        return false;
     }
     const bool ours = link.state == Link::awaits_answer;
     if (ours) std::memcpy(&link.answer, got.data(), sizeof link.answer);
@@ -191,14 +331,19 @@ bool Connector::advance(Link& link) {
         link.state = Link::awaits_keep;
         return send_small(link.socket, prove(token_, 'c', link.hello, link.answer.nonce));
     }
-    if (!send_small(link.socket, char{1})) return false;
-    connected(link);
-    return true;
+    // Both connect: the lower one accepts, if it is reached at all.
+    const auto is_rival = [&](const auto& other) {
+        return other.second.peer == link.peer && other.second.is_ours() && other.second.state != Link::connecting;
+    };
+    if (link.peer < rank_ && std::any_of(links_.begin(), links_.end(), is_rival)) return false;
+    if (send_small(link.socket, char{1})) connected(link);
+    return false;
 }
 
 void Connector::connected(Link& link) {
     connected_[static_cast<size_t>(link.peer)] = true;
-    on_connected_(link.peer, std::move(link.socket));
+    epoll_ctl(ready_.fd(), EPOLL_CTL_DEL, link.socket.fd(), nullptr);
+    news_.push_back({link.peer, News::connected, std::move(link.socket), static_cast<uint32_t>(link.hello.epoch)});
 }
 
 }  // namespace ddl

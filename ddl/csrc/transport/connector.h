@@ -1,13 +1,18 @@
 // Makes the connections of a job: listens, connects, and lets in ranks that prove that they know the job's token.
 //
-// The rank that connects sends its number, the number of the rank that it means, and a nonce (hello). The other answers
-// with a nonce of its own and an HMAC of all this under the token. The first then proves itself in the same way. There
-// may be several connections between two ranks, one for each address that was tried: the one that was connected to
-// keeps the first that came so far, and says so. A connection has two seconds and some hundred bytes for all this. They
-// are served side by side, so that none holds another up.
+// The rank that connects sends its number, the number of the rank that it means, its epoch, and a nonce (hello). The
+// other answers with a nonce of its own and an HMAC of all this under the token. The first then proves itself in the
+// same way. There may be several connections between two ranks, one for each address that was tried: the one that was
+// connected to keeps the first that came so far, and says so. If both connect at once, the higher rank refuses the
+// lower one as soon as its own connection is up, and the lower one accepts. Nobody accepts one that begins in an epoch
+// to come: the other end tries again. A connection has two seconds and some hundred bytes for all this. They are served
+// side by side, so that none holds another up.
+//
+// Ranks have the numbers here that they had when the job began, in every epoch.
 #pragma once
 
-#include <functional>
+#include <deque>
+#include <map>
 #include <string>
 #include <vector>
 
@@ -18,42 +23,92 @@ namespace ddl {
 
 class Connector {
   public:
-    // For `rank` of `size`. Listens at the loopback address and at addresses_for_other_hosts(). `on_connected` gets
-    // each connection to another rank once. Throws Error as open_door() does.
-    Connector(int rank, int size, std::function<void(int peer, Socket socket)> on_connected);
+    // For `rank` of `size`. If it `listens`, then at the loopback address and at addresses_for_other_hosts(). Throws
+    // Error as open_door() does.
+    Connector(int rank, int size, bool listens = true);
     ~Connector();
+    Connector(const Connector&) = delete;
+    Connector& operator=(const Connector&) = delete;
 
-    // Where this rank listens, for connect() of others: one line.
+    // Where this rank listens, for the others: one line.
     const std::string& contact() const { return contact_; }
     // The job's secret; at most 64 bytes. Nobody is let in before let_in().
     void set_token(std::string token) { token_ = std::move(token); }
-    void let_in() { open_ = true; }
+    void let_in();
+    // Where all listen. If they share this rank's host, it stops to listen at addresses that other hosts reach.
+    void know(std::vector<std::string> contacts);
+    // The epoch in which connections that are begun from now on start.
+    void set_epoch(uint32_t epoch) { epoch_ = epoch; }
 
-    // Begins to connect to a rank, at all its addresses at once; only a higher rank connects to a lower one.
+    // Takes another place among others, before let_in(); gives up all connections that are under way.
+    void take_seat(int rank, int size);
+    // Lets a rank connect once more.
+    void forget(int peer) { connected_[static_cast<size_t>(peer)] = false; }
+
+    // Begins to connect to a rank, at all its addresses at once.
     void connect(int peer, const std::string& contact);
-    // Gives up all connections that are under way.
+    // The same, again and again until there is a connection, or news that there will be none.
+    void want(int peer);
+    // Lets nobody in any more, and takes a rank that refuses for gone at once: this one leaves.
+    void leave();
+    // Gives up the connections that this rank has begun, but those that the other end may have kept.
     void give_up();
-    size_t attempts() const;  // of this rank's, under way
     // The other end may have kept a connection: it must not be tried again before that one ends.
     bool is_promised(int peer) const;
     bool is_connected(int peer) const { return connected_[static_cast<size_t>(peer)]; }
+    size_t attempts() const;  // of this rank's, under way
 
+    struct News {
+        enum Kind : uint8_t {
+            connected,
+            refused,     // nobody listens at any of its addresses any more
+            unreachable  // no address has led to it for a while
+        };
+        int peer = -1;
+        Kind kind = connected;
+        Socket socket;
+        uint32_t epoch = 0;  // in which the connection starts
+    };
+    // Of each connection once; false if there is none.
+    bool next(News* news);
+
+    // An epoll that becomes ready when serve() has something to do; if is_busy(), it is to be called anyway.
+    int ready() const { return ready_.fd(); }
+    bool is_busy() const { return !links_.empty() || !wants_.empty() || rests_until_ > 0; }
     // Moves all connections along; waits at most so long for the first event.
     void serve(int milliseconds);
 
   private:
     struct Link;
+    // A connection that is to be made.
+    struct Want {
+        double next_try = 0;
+        double refused_since = 0, failing_since = 0;  // 0: it did not
+        // In the last try; failed: an address did not lead there, but nobody refused.
+        bool tried = false, was_reached = false, was_refused = false, failed = false;
+    };
+    void add(Link link, bool connects);
     bool advance(Link& link);
+    bool awaits(int peer) const;  // a connection to it is under way
     void connected(Link& link);
+    void try_wanted(double now);
+    void accept_at(size_t door, double now);
+    void listen(bool on);
+    void watch(int operation, int fd, uint64_t number, bool connects = false) const;
 
-    const int rank_, size_;
-    const std::function<void(int, Socket)> on_connected_;
+    int rank_, size_;
     Door door_;
     std::string contact_, token_;
-    bool open_ = false;
-    double listens_from_ = 0;
+    std::vector<std::string> contacts_;
+    uint32_t epoch_ = 0;
+    bool open_ = false, leaves_ = false;
+    double rests_until_ = 0;  // nobody is let in before; 0: now
     std::vector<bool> connected_;
-    std::vector<Link> links_;
+    Socket ready_;
+    uint64_t last_ = 0;
+    std::map<uint64_t, Link> links_;  // the oldest first
+    std::map<int, Want> wants_;
+    std::deque<News> news_;
 };
 
 }  // namespace ddl

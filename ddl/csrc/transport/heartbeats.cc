@@ -247,6 +247,7 @@ bool Heartbeats::shake_hands(Link& link) {
     if (!std::binary_search(peers_.begin(), peers_.end(), hello.from)) return false;
     link.peer = hello.from;
     link.send(Hello{kMagic, token_, rank_, link.peer});
+    if (leaves_) link.send(Frame{Frame::goodbye, 0, rank_});
     link.state = Link::awaits_keep;
     return true;
 }
@@ -255,6 +256,7 @@ void Heartbeats::establish(Link& link) {
     keep_alive(link.socket);
     end_if_unanswered(link.socket);
     link.state = Link::up;
+    if (leaves_) link.send(Frame{Frame::goodbye, 0, rank_});
     // Deaths that were found before this connection was up.
     for (int rank = 0; rank < size_; ++rank) {
         const Death cause = death_of(rank);
@@ -287,7 +289,7 @@ void Heartbeats::mark(int rank, Death cause) {
     deaths_[static_cast<size_t>(rank)] = static_cast<uint8_t>(cause);
     any_dead_ = true;
     send_all(Frame{Frame::dead, static_cast<uint32_t>(cause), rank});
-    if (on_death_) on_death_(rank, cause);
+    if (on_death_ && !leaves_) on_death_(rank, cause);
 }
 
 // Tells the peers, too, unless it is old news.
@@ -333,7 +335,10 @@ void Heartbeats::send_all(const Frame& frame) {
 
 void Heartbeats::say_goodbye() {
     const std::lock_guard lock(mutex_);
-    send_all(Frame{Frame::goodbye, 0, rank_});
+    leaves_ = true;
+    for (const auto& link : links_) {  // the other end may take a connection for up that is not yet up here
+        if (link->state >= Link::awaits_keep) link->send(Frame{Frame::goodbye, 0, rank_});
+    }
 }
 
 void Heartbeats::close_in_child() {

@@ -58,7 +58,7 @@ class Heartbeats {
     // twice that time.
     std::vector<int> silent(double seconds);
 
-    // Tells the peers that this process ends in good order.
+    // Tells the peers that this process ends in good order. Deaths are then passed on, but no more reported here.
     void say_goodbye();
     // Around a fork, on the thread that forks: no line is made or dropped meanwhile. In the child close_in_child()
     // takes the place of after_fork(): the child's copies would keep the connections open beyond the parent's death.
@@ -92,6 +92,7 @@ class Heartbeats {
 
     std::mutex mutex_;  // guards the links
     std::condition_variable linked_;
+    bool leaves_ = false;                             // it has said goodbye
     std::vector<std::unique_ptr<Link>> links_;        // oldest first
     std::set<int> answered_;                          // of the peers that silent() has asked
     std::vector<double> silent_since_;                // by rank: when it was last found silent; 0: never

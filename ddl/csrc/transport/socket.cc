@@ -3,6 +3,7 @@
 #include <netdb.h>
 #include <netinet/in.h>
 #include <netinet/tcp.h>
+#include <sys/socket.h>
 #include <unistd.h>
 
 #include <cerrno>
@@ -12,7 +13,7 @@ namespace ddl {
 namespace {
 
 constexpr int kFlags = SOCK_STREAM | SOCK_NONBLOCK | SOCK_CLOEXEC;
-constexpr int kBacklog = 256;  // peers connect while this rank still waits for the last one to start
+constexpr int kBacklog = SOMAXCONN;  // all may connect at once, and while this rank has something else to do
 
 void set(const Socket& socket, int level, int option, int value) {
     // Without one of these options a death is found later, not never.

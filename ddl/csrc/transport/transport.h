@@ -66,6 +66,12 @@ class Transport {
 
     // Sends at most kNoticeBytes. They are copied; nobody learns whether they arrived.
     virtual void notify(int peer, const void* data, size_t bytes) = 0;
+    // The same to all of these but this rank; over others of them, if a connection to each is too much.
+    virtual void tell(const std::vector<int>& peers, const void* data, size_t bytes) {
+        for (const int peer : peers) {
+            if (peer != rank()) notify(peer, data, bytes);
+        }
+    }
 
     // The oldest notice that arrived and was not taken yet; false if there is none.
     virtual bool next_notice(Notice* notice) = 0;
@@ -73,6 +79,12 @@ class Transport {
     // True from when a rank is known to be dead: its process ended or its host is gone. For this rank itself: it is cut
     // off for good. Must be cheap: it is asked about every member, a hundred times a second while requests wait.
     virtual bool is_dead(int rank) const = 0;
+    // True from when this rank was found to have closed its transport in good order, if the transport can tell. As
+    // cheap.
+    virtual bool has_left(int /*rank*/) const { return false; }
+    // Finds out whether these ranks are still there, if this one waits for them in vain: makes a connection to each
+    // that there is none to yet.
+    virtual void reach(const std::vector<int>& /*ranks*/) {}
 
     // Lets what was sent leave; the last call. Doing it twice does nothing.
     virtual void close() {}

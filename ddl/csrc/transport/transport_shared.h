@@ -44,8 +44,13 @@ class SharedTransport final : public Transport {
     Progress test(Ticket ticket, size_t* received) override;
     bool cancel(Ticket ticket) override;
     void notify(int peer, const void* data, size_t bytes) override { others_->notify(peer, data, bytes); }
+    void tell(const std::vector<int>& peers, const void* data, size_t bytes) override {
+        others_->tell(peers, data, bytes);
+    }
     bool next_notice(Notice* notice) override { return others_->next_notice(notice); }
     bool is_dead(int rank) const override { return others_->is_dead(rank); }
+    bool has_left(int rank) const override { return others_->has_left(rank); }
+    void reach(const std::vector<int>& ranks) override { others_->reach(ranks); }
     void close() override { others_->close(); }
 
   private:

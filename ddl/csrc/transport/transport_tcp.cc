@@ -1,8 +1,6 @@
 #include "transport/transport_tcp.h"
 
 #include <sys/epoll.h>
-#include <sys/socket.h>
-#include <sys/uio.h>
 #include <unistd.h>
 
 #include <algorithm>
@@ -19,32 +17,15 @@ namespace {
 
 constexpr size_t kEagerBytes = 16 << 10;    // longest message that is sent before it is asked for
 constexpr size_t kEagerWindow = 256 << 10;  // of such that a receiver keeps, for each peer
-constexpr size_t kBuffer = 32 << 10;        // most bytes of one read, except of long payloads
 constexpr size_t kMostWord = 64 << 10;
 constexpr double kGoodbyeSeconds = 2;  // in which close() lets the rest leave
+constexpr double kLastWordsSeconds = 1;
+constexpr double kNewsSeconds = 4;  // in which heartbeats say whether a rank without a goodbye has died
+constexpr size_t kBranches = 8;     // ranks that one tells by itself
 constexpr int kEvents = 64;
+constexpr uint64_t kConnector = ~uint64_t{0};  // in the epoll; others are ranks
 
 }  // namespace
-
-struct TcpTransport::Frame {
-    enum Kind : uint32_t {
-        eager = 1,  // the whole message
-        announce,   // it is there, and its payload is not
-        ask,        // the receiver has a receive for it
-        payload,    // here it is
-        withdraw,   // the sender has taken back a message that it announced
-        notice,
-        credit,  // bytes that the sender may send before it is asked
-        goodbye,
-        word,
-        park  // the connection's use by this transport ends here
-    };
-    uint32_t kind = 0;
-    Tag tag = 0;
-    uint64_t bytes = 0;     // of the message; of a credit: given back
-    uint64_t sender = 0;    // the sender's ticket
-    uint64_t receiver = 0;  // the receiver's ticket
-};
 
 struct TcpTransport::Message {
     Progress state = Progress::pending;
@@ -57,78 +38,78 @@ struct TcpTransport::Message {
     uint64_t asked = 0;         // of a receive: the sender's ticket of the announced message that it has asked for
 };
 
-struct TcpTransport::Out {
-    Frame frame;
-    const std::byte* data = nullptr;
-    size_t bytes = 0;
-    Ticket ticket = 0;  // that is done when this has left; 0: none
-    std::unique_ptr<std::byte[]> copy;
-    size_t written = 0;  // of the frame and the data
-};
-
-struct TcpTransport::Peer {
+struct TcpTransport::Peer final : TcpConnection::Owner {
     struct Early {
         Frame frame;
         std::unique_ptr<std::byte[]> payload;
     };
-    Socket socket;
-    int rank = -1;
-    bool lost = false, left = false, ended = false;
+    Peer(TcpTransport& all, int its_rank) : all(all), rank(its_rank) {}
+
+    bool begin(const Frame& frame, TcpConnection::In* in) override;
+    void end(const Frame& frame, TcpConnection::In& in) override;
+    void sent(Ticket ticket) noexcept override {
+        if (const auto found = all.messages_.find(ticket); found != all.messages_.end()) {
+            found->second.state = Progress::done;
+        }
+    }
+    void lost(bool by_its_end, bool is_void) noexcept override {
+        // A rank that leaves may not have the time to say goodbye on a connection that it has not used.
+        if (is_void && !left && all.connector_) return leave_unseen();
+        is_lost = !left && !all.closed_;
+        has_ended = is_lost && by_its_end;
+        lost_at = seconds_now();
+    }
+    // It is no more there: has_left() says so, unless heartbeats tell of its death meanwhile.
+    void leave_unseen() noexcept {
+        left = true;
+        lost_at = seconds_now() + kNewsSeconds;
+    }
+    // The oldest receive of this tag that no message has come for.
+    auto awaiting(Tag tag) {
+        return std::find_if(awaited.begin(), awaited.end(),
+                            [&](Ticket ticket) { return all.messages_.at(ticket).tag == tag; });
+    }
+
+    TcpTransport& all;
+    const int rank;
+    std::unique_ptr<TcpConnection> wire = std::make_unique<TcpConnection>();
+    bool is_lost = false, left = false, has_ended = false;
     double lost_at = 0;
-    bool parked = false, parked_there = false;  // by this end, by the other
-    std::deque<Out> out;
     size_t window = kEagerWindow;     // eager bytes that may still be sent
     size_t consumed = 0;              // eager bytes to give back
-    std::deque<Ticket> awaited;       // receives that no message has come for, the oldest first
+    std::vector<Ticket> awaited;      // receives that no message has come for, the oldest first
     std::multimap<Tag, Early> early;  // of one tag in order
-    // Bytes that were read but not looked at, and the payload that is arriving. The buffer is not initialised:
-    // with hundreds of peers most of its pages are never used.
-    const std::unique_ptr<std::byte[]> buffer{new std::byte[kBuffer]};
-    size_t begin = 0, end = 0;
-    bool is_stuck = false;  // there was no memory for a message in the buffer: it is looked at again
-    Frame frame;
-    bool in_payload = false;
-    std::byte* target = nullptr;  // null: the payload is dropped
-    size_t left_bytes = 0;
-    Ticket receive = 0;  // that the payload is for; 0: none
-    std::unique_ptr<std::byte[]> copy;
 };
 
-namespace {
-
-std::vector<TcpStream> fresh(std::vector<Socket> sockets) {
-    std::vector<TcpStream> streams(sockets.size());
-    for (size_t i = 0; i < sockets.size(); ++i) streams[i].socket = std::move(sockets[i]);
-    return streams;
-}
-
-}  // namespace
-
-TcpTransport::TcpTransport(int rank, std::vector<Socket> sockets, std::function<bool(int)> is_dead)
-    : TcpTransport(rank, fresh(std::move(sockets)), std::move(is_dead)) {}
-
-TcpTransport::TcpTransport(int rank, std::vector<TcpStream> streams, std::function<bool(int)> is_dead)
-    : rank_(rank), is_dead_(std::move(is_dead)), ready_(epoll_create1(EPOLL_CLOEXEC)) {
+TcpTransport::TcpTransport(int rank, TcpLinks links, std::function<bool(int)> is_dead)
+    : rank_(rank),
+      is_dead_(std::move(is_dead)),
+      numbers_(std::move(links.numbers)),
+      connector_(std::move(links.connector)),
+      epoch_(links.epoch),
+      farewell_(std::move(links.farewell)),
+      peers_(links.ranks.size()),
+      ready_(epoll_create1(EPOLL_CLOEXEC)) {
     if (ready_ < 0) throw Error(DDL_ERROR_TRANSPORT, std::string("epoll_create1: ") + std::strerror(errno));
-    for (size_t i = 0; i < streams.size(); ++i) {
-        peers_.push_back(std::make_unique<Peer>());
-        Peer& peer = *peers_.back();
-        peer.rank = static_cast<int>(i);
-        peer.socket = std::move(streams[i].socket);
-        peer.lost = !peer.socket && peer.rank != rank_;
-        peer.ended = streams[i].has_ended;
+    for (int other = 0; other < size(); ++other) {
+        TcpLinks::Link& its = links.ranks[static_cast<size_t>(other)];
+        if (other == rank_ || (!its.connection && !its.is_lost && can_reach(other))) continue;
+        Peer& peer = at(other);
+        peer.is_lost = !its.connection;
+        peer.has_ended = its.has_ended;
         peer.lost_at = seconds_now();
-        if (!peer.socket) continue;
-        std::copy(streams[i].unread.begin(), streams[i].unread.end(), peer.buffer.get());
-        peer.end = streams[i].unread.size();
-        keep_alive(peer.socket);
-        epoll_event event{};
-        event.events = EPOLLIN;
-        event.data.u64 = i;
-        if (epoll_ctl(ready_, EPOLL_CTL_ADD, peer.socket.fd(), &event) != 0) {
-            throw Error(DDL_ERROR_TRANSPORT, std::string("epoll_ctl: ") + std::strerror(errno));
-        }
-        digest(peer);
+        if (!its.connection) continue;
+        peer.wire = std::move(its.connection);
+        peer.wire->renew();
+        open(peer);
+    }
+    if (!connector_) return;
+    connector_->set_epoch(epoch_);
+    epoll_event event{};
+    event.events = EPOLLIN;
+    event.data.u64 = kConnector;
+    if (epoll_ctl(ready_, EPOLL_CTL_ADD, connector_->ready(), &event) != 0) {
+        throw Error(DDL_ERROR_TRANSPORT, std::string("epoll_ctl: ") + std::strerror(errno));
     }
 }
 
@@ -137,54 +118,94 @@ TcpTransport::~TcpTransport() {
     if (ready_ >= 0) ::close(ready_);
 }
 
-bool TcpTransport::is_dead(int rank) const {
-    return peers_[static_cast<size_t>(rank)]->lost || (is_dead_ && is_dead_(rank));
+TcpTransport::Peer& TcpTransport::at(int rank) {
+    auto& peer = peers_[static_cast<size_t>(rank)];
+    if (!peer) peer = std::make_unique<Peer>(*this, rank);
+    return *peer;
 }
 
-bool TcpTransport::has_left(int rank) const { return at(rank).left; }
+// True if a connection to it can be made at any time.
+bool TcpTransport::can_reach(int rank) const {
+    return connector_ && numbers_[static_cast<size_t>(rank)] != TcpLinks::kNoNumber;
+}
 
-bool TcpTransport::has_ended(int rank) const { return at(rank).ended; }
+// Its connection is up.
+void TcpTransport::open(Peer& peer) {
+    keep_alive(peer.wire->socket());
+    epoll_event event{};
+    event.events = EPOLLIN;
+    event.data.u64 = static_cast<uint64_t>(peer.rank);
+    if (epoll_ctl(ready_, EPOLL_CTL_ADD, peer.wire->socket().fd(), &event) != 0) {
+        throw Error(DDL_ERROR_TRANSPORT, std::string("epoll_ctl: ") + std::strerror(errno));
+    }
+    peer.wire->hear(peer);
+    peer.wire->flush(peer);
+}
 
-double TcpTransport::seconds_lost(int rank) const { return at(rank).lost ? seconds_now() - at(rank).lost_at : 0; }
+bool TcpTransport::is_dead(int rank) const {
+    const Peer* const peer = find(rank);
+    return (peer && peer->is_lost) || (is_dead_ && is_dead_(rank));
+}
 
-// `ended`: the other end has closed it.
-void TcpTransport::lose(Peer& peer, bool ended) noexcept {
-    if (!peer.socket) return;
-    peer.lost = !peer.left && !closed_;
-    peer.ended = peer.lost && ended && !was_silent(peer.socket);
-    peer.lost_at = seconds_now();
-    peer.socket.close();
-    peer.out.clear();
+bool TcpTransport::is_gone(int rank) const { return find(rank) && find(rank)->left; }
+
+// Until then its own words may arrive, or those of its death.
+bool TcpTransport::has_left(int rank) const {
+    return is_gone(rank) && seconds_now() - find(rank)->lost_at > kLastWordsSeconds;
+}
+
+bool TcpTransport::has_ended(int rank) const { return find(rank) && find(rank)->has_ended; }
+
+double TcpTransport::seconds_lost(int rank) const {
+    const Peer* const peer = find(rank);
+    return peer && peer->is_lost ? seconds_now() - peer->lost_at : 0;
+}
+
+size_t TcpTransport::connections() const {
+    return static_cast<size_t>(
+        std::count_if(peers_.begin(), peers_.end(), [](const auto& peer) { return peer && peer->wire->is_open(); }));
 }
 
 void TcpTransport::push(Peer& peer, Out out) {
-    if (!peer.socket) return;
-    peer.out.push_back(std::move(out));
-    flush(peer);
+    const bool is_open = peer.wire->is_open();
+    if (peer.is_lost || closed_ || peer.wire->is_parked() || (!is_open && (peer.left || !can_reach(peer.rank)))) return;
+    // First, as it may find no memory: the caller then takes the message back, and none of it may be queued.
+    if (!is_open) connector_->want(numbers_[static_cast<size_t>(peer.rank)]);
+    peer.wire->push(std::move(out));
+    if (is_open) peer.wire->flush(peer);
 }
 
-void TcpTransport::flush(Peer& peer) noexcept {
-    while (!peer.out.empty() && peer.socket) {
-        Out& out = peer.out.front();
-        const size_t head = out.written < sizeof out.frame ? sizeof out.frame - out.written : 0;
-        const size_t past = out.written > sizeof out.frame ? out.written - sizeof out.frame : 0;
-        iovec parts[2] = {{reinterpret_cast<std::byte*>(&out.frame) + sizeof out.frame - head, head},
-                          {const_cast<std::byte*>(out.data) + past, out.bytes - past}};
-        msghdr message{};
-        message.msg_iov = head > 0 ? parts : parts + 1;
-        message.msg_iovlen = (head > 0 ? 1u : 0u) + (parts[1].iov_len > 0 ? 1u : 0u);
-        const ssize_t sent = sendmsg(peer.socket.fd(), &message, MSG_NOSIGNAL | MSG_DONTWAIT);
-        if (sent < 0) {
-            if (errno == EINTR) continue;
-            if (errno != EAGAIN && errno != EWOULDBLOCK && errno != ENOBUFS) lose(peer);
-            return;
-        }
-        out.written += static_cast<size_t>(sent);
-        if (out.written < sizeof out.frame + out.bytes) continue;
-        if (const auto found = messages_.find(out.ticket); found != messages_.end())
-            found->second.state = Progress::done;
-        peer.out.pop_front();
+void TcpTransport::reach(const std::vector<int>& ranks) {
+    for (const int rank : ranks) {
+        const Peer& peer = at(rank);
+        const bool is_over = peer.is_lost || peer.left || peer.wire->is_open();
+        if (can_reach(rank) && !is_over) connector_->want(numbers_[static_cast<size_t>(rank)]);
     }
+}
+
+// Makes the connections that are wanted, and takes those that others make.
+void TcpTransport::serve_connector() noexcept {
+    try {
+        connector_->serve(0);
+        for (Connector::News news; connector_->next(&news);) adopt(std::move(news));
+    } catch (const std::exception&) {
+        // There is no memory. A connection that was lost by that is missed by its other end, which says so.
+    }
+}
+
+void TcpTransport::adopt(Connector::News news) {
+    const auto found = std::lower_bound(numbers_.begin(), numbers_.end(), news.peer);
+    if (found == numbers_.end() || *found != news.peer) return;  // it is not in this epoch
+    Peer& peer = at(static_cast<int>(found - numbers_.begin()));
+    if (peer.is_lost || peer.wire->is_open()) return;
+    if (news.kind != Connector::News::connected) {
+        peer.wire->close();
+        return news.kind == Connector::News::refused ? peer.leave_unseen() : peer.lost(false, false);
+    }
+    peer.wire->follow(epoch_ - news.epoch, farewell_);  // none begins in an epoch to come
+    peer.wire->open(std::move(news.socket));
+    open(peer);
+    if (leaves_) say_goodbye(peer);
 }
 
 Ticket TcpTransport::isend(int peer_rank, Tag tag, const void* data, size_t bytes) {
@@ -278,7 +299,7 @@ void TcpTransport::finish(Message& message, size_t bytes, const std::byte* paylo
 
 void TcpTransport::give_credit(Peer& peer, size_t bytes) {
     peer.consumed += bytes;
-    if (peer.consumed < kEagerWindow / 4 || peer.parked) return;
+    if (peer.consumed < kEagerWindow / 4 || peer.wire->is_parked()) return;
     Out out;
     out.frame.kind = Frame::credit;
     out.frame.bytes = peer.consumed;
@@ -293,156 +314,92 @@ void TcpTransport::give_credit(Peer& peer, size_t bytes) {
 void TcpTransport::poll() {
     if (closed_) return;
     for (const auto& peer : peers_) {
-        if (!peer->out.empty()) flush(*peer);
-        if (peer->is_stuck) hear(*peer);
+        if (!peer || !peer->wire->is_open() || !peer->wire->is_busy()) continue;
+        peer->wire->flush(*peer);
+        if (peer->wire->is_stuck()) peer->wire->hear(*peer);
     }
     epoll_event events[kEvents];
     const int count = epoll_wait(ready_, events, kEvents, 0);
-    for (int i = 0; i < count; ++i) hear(*peers_[events[i].data.u64]);
+    bool serves = connector_ && connector_->is_busy();
+    for (int i = 0; i < count; ++i) {
+        if (events[i].data.u64 == kConnector) {
+            serves = true;
+            continue;
+        }
+        Peer& peer = *peers_[events[i].data.u64];
+        peer.wire->hear(peer);
+    }
+    if (serves) serve_connector();
 }
 
 bool TcpTransport::wait(double seconds) {
-    const auto is_busy = [](const auto& peer) { return !peer->out.empty() || peer->is_stuck; };
+    const auto is_busy = [](const auto& peer) { return peer && peer->wire->is_open() && peer->wire->is_busy(); };
     if (closed_ || std::any_of(peers_.begin(), peers_.end(), is_busy)) return false;
     epoll_event event;
     epoll_wait(ready_, &event, 1, static_cast<int>(seconds * 1e3));
     return true;
 }
 
-// Reads and takes messages, as far as there is memory for them.
-void TcpTransport::hear(Peer& peer) noexcept {
-    try {
-        bool more = true;
-        digest(peer);
-        while (more && peer.socket && !peer.parked_there) {
-            more = read(peer);
-            digest(peer);
-        }
-        peer.is_stuck = false;
-    } catch (const std::bad_alloc&) {
-        peer.is_stuck = true;
-    }
-}
-
-// Reads once: a long payload straight to its place. False if nothing more is there now.
-bool TcpTransport::read(Peer& peer) {
-    const bool direct = peer.in_payload && peer.target && peer.left_bytes >= kBuffer;  // the buffer is empty then
-    if (!direct && peer.begin > 0) {
-        std::memmove(peer.buffer.get(), peer.buffer.get() + peer.begin, peer.end - peer.begin);
-        peer.end -= std::exchange(peer.begin, 0);
-    }
-    void* const to = direct ? peer.target : peer.buffer.get() + peer.end;
-    const size_t room = direct ? peer.left_bytes : kBuffer - peer.end;
-    const ssize_t count = recv(peer.socket.fd(), to, room, MSG_DONTWAIT);
-    if (count < 0 && errno == EINTR) return true;
-    if (count < 0 && (errno == EAGAIN || errno == EWOULDBLOCK)) return false;
-    if (count <= 0) {
-        lose(peer, count == 0);
-        return false;
-    }
-    if (direct) {
-        peer.target += count;
-        peer.left_bytes -= static_cast<size_t>(count);
-    } else {
-        peer.end += static_cast<size_t>(count);
-    }
-    return static_cast<size_t>(count) == room;
-}
-
-// Takes frames and payloads from the buffer. Throws std::bad_alloc; the rest is taken the next time.
-void TcpTransport::digest(Peer& peer) {
-    while (peer.socket && !peer.parked_there) {  // bytes behind that belong to the next transport
-        if (peer.in_payload) {
-            const size_t here = std::min(peer.end - peer.begin, peer.left_bytes);
-            if (here > 0 && peer.target) {
-                std::memcpy(peer.target, peer.buffer.get() + peer.begin, here);
-                peer.target += here;
-            }
-            peer.begin += here;
-            peer.left_bytes -= here;
-            if (peer.left_bytes > 0) return;
-            end_payload(peer);
-            continue;
-        }
-        if (peer.end - peer.begin < sizeof(Frame)) return;
-        std::memcpy(&peer.frame, peer.buffer.get() + peer.begin, sizeof(Frame));
-        take(peer, peer.frame);
-        peer.begin += sizeof(Frame);
-    }
-}
-
-// A frame's head. Throws std::bad_alloc; then nothing has changed.
-void TcpTransport::take(Peer& peer, const Frame& frame) {
-    const auto awaited = std::find_if(peer.awaited.begin(), peer.awaited.end(),
-                                      [&](Ticket ticket) { return messages_.at(ticket).tag == frame.tag; });
-    std::byte* target = nullptr;
-    Ticket receive = 0;
-    std::unique_ptr<std::byte[]> copy;
+bool TcpTransport::Peer::begin(const Frame& frame, TcpConnection::In* in) {
     switch (frame.kind) {
         case Frame::eager:
-            if (frame.bytes > kEagerBytes) return lose(peer);
-            if (awaited != peer.awaited.end()) {
-                Message& its = messages_.at(*awaited);
-                receive = *awaited;
-                if (frame.bytes <= its.bytes) target = its.to;
-                peer.awaited.erase(awaited);
-            } else {
-                copy.reset(new std::byte[frame.bytes]);
-                target = copy.get();
+            if (frame.bytes > kEagerBytes) return false;
+            if (const auto first = awaiting(frame.tag); first != awaited.end()) {
+                const Message& its = all.messages_.at(*first);
+                in->receive = *first;
+                if (frame.bytes <= its.bytes) in->target = its.to;
+                awaited.erase(first);
+                return true;
             }
             break;
         case Frame::announce:
-            if (awaited != peer.awaited.end()) {
-                ask(peer, *awaited, frame);
-                peer.awaited.erase(awaited);
+            if (const auto first = awaiting(frame.tag); first != awaited.end()) {
+                all.ask(*this, *first, frame);
+                awaited.erase(first);
             } else {
-                peer.early.emplace(frame.tag, Peer::Early{frame, nullptr});
+                early.emplace(frame.tag, Early{frame, nullptr});
             }
-            return;
-        case Frame::withdraw: return forget(peer, frame);
+            return true;
+        case Frame::withdraw: all.forget(*this, frame); return true;
         case Frame::ask: {
-            const auto found = messages_.find(frame.sender);
-            if (found == messages_.end() || found->second.peer != peer.rank) return;  // it is withdrawn
+            const auto found = all.messages_.find(frame.sender);
+            if (found == all.messages_.end() || found->second.peer != rank) return true;  // it is withdrawn
             Out out;
             out.frame = frame;
             out.frame.kind = Frame::payload;
             out.data = found->second.from;
             out.bytes = found->second.bytes;
             out.ticket = frame.sender;
-            push(peer, std::move(out));
-            return;
+            all.push(*this, std::move(out));
+            return true;
         }
         case Frame::payload: {
-            const auto found = messages_.find(frame.receiver);
-            if (found != messages_.end() && found->second.peer == peer.rank) {
-                receive = frame.receiver;
-                if (frame.bytes <= found->second.bytes) target = found->second.to;
-            }
-            break;
+            const auto found = all.messages_.find(frame.receiver);
+            if (found == all.messages_.end() || found->second.peer != rank) return true;
+            in->receive = frame.receiver;
+            if (frame.bytes <= found->second.bytes) in->target = found->second.to;
+            return true;
         }
         case Frame::notice:
-            if (frame.bytes > kNoticeBytes) return lose(peer);
-            copy.reset(new std::byte[frame.bytes]);
-            target = copy.get();
+            if (frame.tag > static_cast<Tag>(all.size()) || frame.sender >= static_cast<uint64_t>(all.size()) ||
+                frame.bytes > kNoticeBytes + frame.tag * sizeof(int32_t)) {
+                return false;
+            }
             break;
         case Frame::word:
-            if (frame.bytes > kMostWord) return lose(peer);
-            copy.reset(new std::byte[frame.bytes]);
-            target = copy.get();
-            break;
-        case Frame::credit: peer.window += frame.bytes; return;
-        case Frame::goodbye: peer.left = true; return;
         case Frame::park:
-            peer.parked_there = true;
-            epoll_ctl(ready_, EPOLL_CTL_DEL, peer.socket.fd(), nullptr);
-            return;
-        default: return lose(peer);
+            if (frame.bytes > kMostWord) return false;
+            break;
+        case Frame::credit: window += frame.bytes; return true;
+        case Frame::goodbye:
+            left = true;
+            lost_at = seconds_now();
+            return true;
+        default: return false;
     }
-    peer.in_payload = true;
-    peer.target = target;
-    peer.left_bytes = frame.bytes;
-    peer.receive = receive;
-    peer.copy = std::move(copy);
+    in->copy.reset(new std::byte[frame.bytes]);
+    in->target = in->copy.get();
+    return true;
 }
 
 // The sender has taken back a message that it had announced.
@@ -464,34 +421,28 @@ void TcpTransport::forget(Peer& peer, const Frame& frame) {
     if (asked->second.asked == frame.sender) asked->second.asked = 0;
 }
 
-// The payload is here. Throws std::bad_alloc; then nothing has changed.
-void TcpTransport::end_payload(Peer& peer) {
-    const Frame& frame = peer.frame;
+void TcpTransport::Peer::end(const Frame& frame, TcpConnection::In& in) {
     size_t cost = 0;
-    if (frame.kind == Frame::notice || frame.kind == Frame::word) {
-        auto& queue = frame.kind == Frame::notice ? notices_ : words_;
-        queue.push_back({peer.rank, {peer.copy.get(), peer.copy.get() + frame.bytes}});
-    } else if (frame.kind == Frame::eager && peer.copy) {
+    if (frame.kind == Frame::notice) {
+        all.take_notice(frame, in.copy.get());
+    } else if (frame.kind == Frame::word || (frame.kind == Frame::park && frame.bytes > 0)) {
+        all.words_.push_back({rank, {in.copy.get(), in.copy.get() + frame.bytes}});
+    } else if (frame.kind == Frame::eager && in.copy) {
         // A receive may have been posted since its head came.
-        const auto awaited = std::find_if(peer.awaited.begin(), peer.awaited.end(),
-                                          [&](Ticket ticket) { return messages_.at(ticket).tag == frame.tag; });
-        if (awaited == peer.awaited.end()) {
-            peer.early.emplace(frame.tag, Peer::Early{frame, nullptr})->second.payload = std::move(peer.copy);
+        if (const auto first = awaiting(frame.tag); first == awaited.end()) {
+            early.emplace(frame.tag, Early{frame, nullptr})->second.payload = std::move(in.copy);
         } else {
-            finish(messages_.at(*awaited), frame.bytes, peer.copy.get());
-            peer.awaited.erase(awaited);
+            finish(all.messages_.at(*first), frame.bytes, in.copy.get());
+            awaited.erase(first);
             cost = frame.bytes + sizeof(Frame);
         }
     } else {
-        const auto found = messages_.find(peer.receive);
-        if (peer.receive != 0 && found != messages_.end()) finish(found->second, frame.bytes, nullptr);
+        const auto found = all.messages_.find(in.receive);
+        if (in.receive != 0 && found != all.messages_.end()) finish(found->second, frame.bytes, nullptr);
         if (frame.kind == Frame::eager) cost = frame.bytes + sizeof(Frame);
     }
-    if (cost > 0) give_credit(peer, cost);
-    peer.in_payload = false;
-    peer.receive = 0;
-    peer.target = nullptr;
-    peer.copy.reset();
+    if (frame.kind == Frame::park) epoll_ctl(all.ready_, EPOLL_CTL_DEL, wire->socket().fd(), nullptr);
+    if (cost > 0) all.give_credit(*this, cost);
 }
 
 Progress TcpTransport::test(Ticket ticket, size_t* received) {
@@ -509,17 +460,9 @@ bool TcpTransport::cancel(Ticket ticket) {
     const Tag tag = found->second.tag;
     messages_.erase(found);
     peer.awaited.erase(std::remove(peer.awaited.begin(), peer.awaited.end(), ticket), peer.awaited.end());
-    if (peer.receive == ticket) peer.target = nullptr;
-    const auto out =
-        std::find_if(peer.out.begin(), peer.out.end(), [&](const Out& one) { return one.ticket == ticket; });
     try {
-        if (out != peer.out.end()) {
-            // A message that has begun must go on, but its memory is the caller's again.
-            out->copy.reset(new std::byte[out->bytes]);
-            if (out->bytes > 0) std::memcpy(out->copy.get(), out->data, out->bytes);
-            out->data = out->copy.get();
-            out->ticket = 0;
-        } else if (is_announced) {
+        // A message that has begun must go on.
+        if (!peer.wire->forget(ticket) && is_announced) {
             Out withdraw;
             withdraw.frame.kind = Frame::withdraw;
             withdraw.frame.tag = tag;
@@ -527,26 +470,67 @@ bool TcpTransport::cancel(Ticket ticket) {
             push(peer, std::move(withdraw));
         }
     } catch (const std::bad_alloc&) {
-        lose(peer);
+        peer.wire->close();
+        peer.lost(false, false);
     }
     return true;
 }
 
-void TcpTransport::send_copy(Peer& peer, Frame frame, const void* data, size_t bytes) {
-    Out out;
-    out.frame = frame;
-    out.frame.bytes = bytes;
-    out.copy.reset(new std::byte[bytes]);
-    if (bytes > 0) std::memcpy(out.copy.get(), data, bytes);
-    out.data = out.copy.get();
-    out.bytes = bytes;
-    push(peer, std::move(out));
+void TcpTransport::send_copy(Peer& peer, const Frame& frame, const void* data, size_t bytes) {
+    push(peer, TcpConnection::copy_of(frame, data, bytes));
 }
 
-void TcpTransport::notify(int peer, const void* data, size_t bytes) {
-    Frame frame;
-    frame.kind = Frame::notice;
-    send_copy(at(peer), frame, data, bytes);
+void TcpTransport::notify(int peer, const void* data, size_t bytes) { pass_on(rank_, {peer}, data, bytes); }
+
+void TcpTransport::tell(const std::vector<int>& peers, const void* data, size_t bytes) {
+    std::vector<int> others;
+    for (const int peer : peers) {
+        if (peer == rank_ || is_dead(peer) || is_gone(peer)) continue;
+        const bool is_near = find(peer) && find(peer)->wire->is_open();
+        is_near ? notify(peer, data, bytes) : others.push_back(peer);
+    }
+    // From this rank on, so that every rank has its branches at the same distances: few connections carry all of it.
+    const auto distance = [&](int peer) { return (peer - rank_ + size()) % size(); };
+    std::sort(others.begin(), others.end(), [&](int a, int b) { return distance(a) < distance(b); });
+    pass_on(rank_, others, data, bytes);
+}
+
+// Sends a notice of `from` to some of these ranks, each of which passes it on to those behind it.
+void TcpTransport::pass_on(int from, const std::vector<int>& ranks, const void* data, size_t bytes) {
+    const size_t count = ranks.size(), branches = std::min(kBranches, count);
+    std::vector<std::byte> content;
+    for (size_t i = 0; i < branches; ++i) {
+        const size_t begin = count * i / branches, end = count * (i + 1) / branches;
+        const auto* const first = static_cast<const std::byte*>(data);
+        content.assign(first, first + bytes);
+        const std::vector<int32_t> behind(ranks.begin() + static_cast<ptrdiff_t>(begin) + 1,
+                                          ranks.begin() + static_cast<ptrdiff_t>(end));
+        const auto* const list = reinterpret_cast<const std::byte*>(behind.data());
+        content.insert(content.end(), list, list + behind.size() * sizeof(int32_t));
+        Frame frame;
+        frame.kind = Frame::notice;
+        frame.tag = static_cast<Tag>(behind.size());
+        frame.sender = static_cast<uint64_t>(from);
+        send_copy(at(ranks[begin]), frame, content.data(), content.size());
+    }
+}
+
+void TcpTransport::take_notice(const Frame& frame, const std::byte* payload) {
+    std::vector<int32_t> behind(frame.tag);
+    const size_t listed = behind.size() * sizeof(int32_t);
+    if (frame.bytes < listed) return;
+    const size_t bytes = frame.bytes - listed;
+    if (listed > 0) std::memcpy(behind.data(), payload + bytes, listed);
+    const auto is_wrong = [&](int32_t rank) { return rank < 0 || rank >= size() || rank == rank_; };
+    if (std::any_of(behind.begin(), behind.end(), is_wrong)) return;
+    const auto is_over = [&](int32_t rank) { return is_dead(rank) || is_gone(rank); };
+    behind.erase(std::remove_if(behind.begin(), behind.end(), is_over), behind.end());
+    notices_.push_back({static_cast<int>(frame.sender), {payload, payload + bytes}});
+    try {
+        pass_on(static_cast<int>(frame.sender), {behind.begin(), behind.end()}, payload, bytes);
+    } catch (const std::bad_alloc&) {
+        // Notices may be lost.
+    }
 }
 
 void TcpTransport::say(int peer, const std::vector<std::byte>& word) {
@@ -563,30 +547,31 @@ bool TcpTransport::next_word(int* from, std::vector<std::byte>* word) {
     return true;
 }
 
-void TcpTransport::park(int peer_rank) {
-    Peer& peer = at(peer_rank);
-    if (std::exchange(peer.parked, true)) return;
-    const auto is_void = [](const Out& out) { return out.written == 0 && out.frame.kind != Frame::word; };
-    peer.out.erase(std::remove_if(peer.out.begin(), peer.out.end(), is_void), peer.out.end());
-    Out out;
-    out.frame.kind = Frame::park;
-    push(peer, std::move(out));
-}
-
-bool TcpTransport::is_parked(int rank) const {
-    const Peer& peer = at(rank);
-    return peer.socket && peer.parked && peer.parked_there && peer.out.empty();
-}
-
-std::vector<TcpStream> TcpTransport::release(const std::vector<int>& ranks) {
-    std::vector<TcpStream> streams(ranks.size());
-    for (size_t i = 0; i < ranks.size(); ++i) {
-        if (!is_parked(ranks[i])) continue;
-        Peer& peer = at(ranks[i]);
-        streams[i].unread.assign(peer.buffer.get() + peer.begin, peer.buffer.get() + peer.end);
-        streams[i].socket = std::move(peer.socket);
+TcpLinks TcpTransport::end_epoch(const std::vector<int>& ranks, const std::vector<std::byte>& farewell) {
+    TcpLinks links;
+    links.epoch = epoch_ + 1;
+    links.farewell = farewell;
+    if (connector_) {
+        connector_->give_up();
+        epoll_ctl(ready_, EPOLL_CTL_DEL, connector_->ready(), nullptr);
     }
-    return streams;
+    for (const int rank : ranks) {
+        links.ranks.emplace_back();
+        if (!numbers_.empty()) links.numbers.push_back(numbers_[static_cast<size_t>(rank)]);
+        Peer* const peer = peers_[static_cast<size_t>(rank)].get();
+        if (!peer) continue;
+        TcpLinks::Link& link = links.ranks.back();
+        if (peer->wire->is_open()) {
+            peer->wire->park(farewell);
+            peer->wire->flush(*peer);
+        }
+        link.is_lost = peer->is_lost || peer->left;
+        if (!peer->wire->is_open()) continue;
+        epoll_ctl(ready_, EPOLL_CTL_DEL, peer->wire->socket().fd(), nullptr);
+        link.connection = std::exchange(peer->wire, std::make_unique<TcpConnection>());
+    }
+    links.connector = std::exchange(connector_, nullptr);
+    return links;
 }
 
 bool TcpTransport::next_notice(Notice* notice) {
@@ -596,22 +581,38 @@ bool TcpTransport::next_notice(Notice* notice) {
     return true;
 }
 
+void TcpTransport::say_goodbye(Peer& peer) {
+    Out out;
+    out.frame.kind = Frame::goodbye;
+    push(peer, std::move(out));
+}
+
 void TcpTransport::close() {
     if (closed_) return;
     const double deadline = seconds_now() + kGoodbyeSeconds;
-    for (const auto& peer : peers_) {
-        Out out;
-        out.frame.kind = Frame::goodbye;
-        push(*peer, std::move(out));
+    leaves_ = true;  // connections that are made from now on, for notices that are passed on, end with a goodbye, too
+    if (connector_) {
+        // Nobody connects any more who would not hear the goodbye.
+        serve_connector();
+        connector_->leave();
     }
-    const auto is_busy = [&](const auto& peer) { return !peer->out.empty() && !is_dead(peer->rank); };
+    for (const auto& peer : peers_) {
+        if (peer && peer->wire->is_open()) say_goodbye(*peer);
+    }
+    const auto is_busy = [&](const auto& peer) {
+        return peer && peer->wire->is_busy() && (connector_ || peer->wire->is_open()) && !peer->wire->is_parked() &&
+               !is_dead(peer->rank);
+    };
     for (Backoff backoff(0, 1e-3); std::any_of(peers_.begin(), peers_.end(), is_busy); backoff.pause()) {
         if (seconds_now() > deadline) break;
         poll();
     }
     poll();  // if a socket is closed with bytes that were not read, the kernel drops bytes that were sent
     closed_ = true;
-    for (const auto& peer : peers_) peer->socket.close();
+    for (const auto& peer : peers_) {
+        if (peer) peer->wire->close();
+    }
+    connector_.reset();
 }
 
 }  // namespace ddl

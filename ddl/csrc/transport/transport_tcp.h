@@ -1,35 +1,46 @@
-// The transport over one TCP connection for each pair of ranks.
+// The transport over TCP. A pair of ranks connects when the first message between them is sent.
 //
 // Short messages are sent at once, as long as the receiver keeps few of them that it has no receive for: each side
 // gives credit. Others announce themselves, and their payload moves once a receive is posted. So memory for unexpected
 // messages is bounded by kEagerWindow for each peer.
+//
+// A rank that has no connection to another one learns of its death from heartbeats. What is told to many ranks passes
+// over a tree, so that it needs few connections.
 #pragma once
 
 #include <deque>
 #include <functional>
+#include <limits>
 #include <map>
 #include <memory>
 #include <unordered_map>
 #include <vector>
 
-#include "transport/socket.h"
+#include "transport/connector.h"
+#include "transport/tcp_connection.h"
 #include "transport/transport.h"
 
 namespace ddl {
 
-// A connection, and what of it was read but not looked at.
-struct TcpStream {
-    Socket socket;
-    std::vector<std::byte> unread;
-    bool has_ended = false;  // there is none, because the process at the other end has ended
+// What an epoch leaves to the next one.
+struct TcpLinks {
+    static constexpr int kNoNumber = std::numeric_limits<int>::max();  // of ranks that the connector does not know
+    struct Link {
+        std::unique_ptr<TcpConnection> connection;  // null: not made yet, or lost
+        bool is_lost = false;                       // the rank is gone, ...
+        bool has_ended = false;                     // ... because its process has ended
+    };
+    std::vector<Link> ranks;               // by rank
+    std::vector<int> numbers;              // of each rank, the connector's, ascending; kNoNumber come last
+    std::shared_ptr<Connector> connector;  // makes the connections that are missing; null: ranks without one are lost
+    uint32_t epoch = 0;                    // that begins
+    std::vector<std::byte> farewell;       // for ranks that are still in the one before
 };
 
 class TcpTransport final : public Transport {
   public:
-    // `sockets`: a connection to each rank, none to this one; the other end is known to be that rank. A rank without
-    // one is dead. `is_dead` says which ranks are known to be dead; it may be empty.
-    TcpTransport(int rank, std::vector<Socket> sockets, std::function<bool(int rank)> is_dead);
-    TcpTransport(int rank, std::vector<TcpStream> streams, std::function<bool(int rank)> is_dead);
+    // `is_dead` says which ranks are known to be dead; it may be empty.
+    TcpTransport(int rank, TcpLinks links, std::function<bool(int rank)> is_dead);
     ~TcpTransport() override;
 
     int rank() const override { return rank_; }
@@ -41,59 +52,64 @@ class TcpTransport final : public Transport {
     Progress test(Ticket ticket, size_t* received) override;
     bool cancel(Ticket ticket) override;
     void notify(int peer, const void* data, size_t bytes) override;
+    void tell(const std::vector<int>& peers, const void* data, size_t bytes) override;
     bool next_notice(Notice* notice) override;
     // Also of a rank whose connection broke without a goodbye.
     bool is_dead(int rank) const override;
+    bool has_left(int rank) const override;
+    void reach(const std::vector<int>& ranks) override;
 
     // What became of a rank's connection, as far as this end can tell.
-    bool has_left(int rank) const;        // it said goodbye
+    bool is_gone(int rank) const;         // it said goodbye, or nobody listens at its addresses
     bool has_ended(int rank) const;       // closed, as only a process's end does
     double seconds_lost(int rank) const;  // since it broke; 0: it did not
+    size_t connections() const;           // that are up
 
     // Messages beside those of the interface, in order, for ranks that agree on who goes on.
     void say(int peer, const std::vector<std::byte>& word);
     bool next_word(int* from, std::vector<std::byte>* word);
-    // Ends the use of a connection by this transport: nothing more is sent, and what was not begun is dropped.
-    void park(int peer);
-    // True when both ends have parked it, and what was begun has left.
-    bool is_parked(int peer) const;
-    // The parked connections to these ranks, in this order; of this rank, and of those not parked, none.
-    std::vector<TcpStream> release(const std::vector<int>& ranks);
+    // Ends the epoch: the connections to these ranks, which are ascending, and will have new numbers in this order.
+    // Nothing more is sent here, and what was not begun is dropped. Ranks that are not as far get `farewell` as a word.
+    TcpLinks end_epoch(const std::vector<int>& ranks, const std::vector<std::byte>& farewell);
 
     // Sends what was begun, says goodbye and closes the connections; the last call. Doing it twice does nothing.
     void close() override;
 
   private:
-    struct Frame;
     struct Peer;
     struct Message;
-    struct Out;
+    using Frame = TcpFrame;
+    using Out = TcpConnection::Out;
 
-    Peer& at(int peer) { return *peers_[static_cast<size_t>(peer)]; }
-    const Peer& at(int peer) const { return *peers_[static_cast<size_t>(peer)]; }
+    Peer& at(int rank);
+    bool can_reach(int rank) const;
+    const Peer* find(int rank) const { return peers_[static_cast<size_t>(rank)].get(); }
+    void open(Peer& peer);
     void push(Peer& peer, Out out);
-    void send_copy(Peer& peer, Frame frame, const void* data, size_t bytes);
-    void flush(Peer& peer) noexcept;
-    void hear(Peer& peer) noexcept;
-    bool read(Peer& peer);
-    void digest(Peer& peer);
-    void take(Peer& peer, const Frame& frame);
-    void end_payload(Peer& peer);
+    void send_copy(Peer& peer, const Frame& frame, const void* data, size_t bytes);
+    void serve_connector() noexcept;
+    void adopt(Connector::News news);
+    void pass_on(int from, const std::vector<int>& ranks, const void* data, size_t bytes);
+    void take_notice(const Frame& frame, const std::byte* payload);
     void await(Peer& peer, Ticket ticket);
     void ask(Peer& peer, Ticket ticket, const Frame& announced);
     void forget(Peer& peer, const Frame& frame);
     static void finish(Message& message, size_t bytes, const std::byte* payload);
-    void lose(Peer& peer, bool ended = false) noexcept;
     void give_credit(Peer& peer, size_t bytes);
+    void say_goodbye(Peer& peer);
 
     const int rank_;
     const std::function<bool(int)> is_dead_;
-    std::vector<std::unique_ptr<Peer>> peers_;
-    int ready_ = -1;  // an epoll
+    std::vector<int> numbers_;
+    std::shared_ptr<Connector> connector_;
+    const uint32_t epoch_;
+    const std::vector<std::byte> farewell_;
+    std::vector<std::unique_ptr<Peer>> peers_;  // null: nothing has passed between the two
+    int ready_ = -1;                            // an epoll
     std::unordered_map<Ticket, Message> messages_;
     Ticket last_ = 0;
     std::deque<Notice> notices_, words_;
-    bool closed_ = false;
+    bool leaves_ = false, closed_ = false;
 };
 
 }  // namespace ddl

@@ -10,139 +10,29 @@ from importlib import import_module
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from ddl.collectives import (
-        Op,
-        allgather,
-        allgather_async,
-        allreduce,
-        allreduce_async,
-        alltoall,
-        alltoall_async,
-        barrier,
-        barrier_async,
-        broadcast,
-        broadcast_async,
-        reduce_scatter,
-        reduce_scatter_async,
-    )
-    from ddl.communicator import Communicator, create_group, split
-    from ddl.errors import (
-        ArgumentError,
-        DDLError,
-        InternalError,
-        LibraryError,
-        MismatchError,
-        OutOfMemoryError,
-        PeerLostError,
-        RankTimeoutError,
-        ShutdownError,
-        StateError,
-        TransportError,
-        UnsupportedError,
-    )
-    from ddl.job import (
-        Epoch,
-        epoch,
-        finalize,
-        init,
-        is_initialized,
-        local_rank,
-        local_size,
-        num_hosts,
-        rank,
-        shrink,
-        size,
-    )
-    from ddl.request import Request
+    from ddl.collectives import *  # noqa: F403
+    from ddl.communicator import *  # noqa: F403
+    from ddl.errors import *  # noqa: F403
+    from ddl.job import *  # noqa: F403
+    from ddl.request import *  # noqa: F403
 
 __version__ = "0.1.0"
 
-__all__ = [
-    "ArgumentError",
-    "Communicator",
-    "DDLError",
-    "Epoch",
-    "InternalError",
-    "LibraryError",
-    "MismatchError",
-    "Op",
-    "OutOfMemoryError",
-    "PeerLostError",
-    "RankTimeoutError",
-    "Request",
-    "ShutdownError",
-    "StateError",
-    "TransportError",
-    "UnsupportedError",
-    "allgather",
-    "allgather_async",
-    "allreduce",
-    "allreduce_async",
-    "alltoall",
-    "alltoall_async",
-    "barrier",
-    "barrier_async",
-    "broadcast",
-    "broadcast_async",
-    "create_group",
-    "epoch",
-    "finalize",
-    "init",
-    "is_initialized",
-    "local_rank",
-    "local_size",
-    "num_hosts",
-    "rank",
-    "reduce_scatter",
-    "reduce_scatter_async",
-    "shrink",
-    "size",
-    "split",
-]
-
-# Where each name lives. It is imported when it is first used: ddlrun, and its probe on every host, need none of them.
-_HOMES = {
-    "ArgumentError": "ddl.errors",
-    "Communicator": "ddl.communicator",
-    "DDLError": "ddl.errors",
-    "Epoch": "ddl.job",
-    "InternalError": "ddl.errors",
-    "LibraryError": "ddl.errors",
-    "MismatchError": "ddl.errors",
-    "Op": "ddl.collectives",
-    "OutOfMemoryError": "ddl.errors",
-    "PeerLostError": "ddl.errors",
-    "RankTimeoutError": "ddl.errors",
-    "Request": "ddl.request",
-    "ShutdownError": "ddl.errors",
-    "StateError": "ddl.errors",
-    "TransportError": "ddl.errors",
-    "UnsupportedError": "ddl.errors",
-    "allgather": "ddl.collectives",
-    "allgather_async": "ddl.collectives",
-    "allreduce": "ddl.collectives",
-    "allreduce_async": "ddl.collectives",
-    "alltoall": "ddl.collectives",
-    "alltoall_async": "ddl.collectives",
-    "barrier": "ddl.collectives",
-    "barrier_async": "ddl.collectives",
-    "broadcast": "ddl.collectives",
-    "broadcast_async": "ddl.collectives",
-    "create_group": "ddl.communicator",
-    "epoch": "ddl.job",
-    "finalize": "ddl.job",
-    "init": "ddl.job",
-    "is_initialized": "ddl.job",
-    "local_rank": "ddl.job",
-    "local_size": "ddl.job",
-    "num_hosts": "ddl.job",
-    "rank": "ddl.job",
-    "reduce_scatter": "ddl.collectives",
-    "reduce_scatter_async": "ddl.collectives",
-    "shrink": "ddl.job",
-    "size": "ddl.job",
-    "split": "ddl.communicator",
+# The names of the package, by the modules that define them. A module is imported when one of its names is first used:
+# ddlrun, and its probe on every host, need none of them.
+_NAMES = {
+    "collectives": "Op allgather allgather_async allreduce allreduce_async alltoall alltoall_async barrier "
+    "barrier_async broadcast broadcast_async reduce_scatter reduce_scatter_async",
+    "communicator": "Communicator create_group split",
+    "errors": "ArgumentError DDLError InternalError LibraryError MismatchError OutOfMemoryError PeerLostError "
+    "RankTimeoutError ShutdownError StateError TransportError UnsupportedError",
+    "job": "Epoch epoch finalize init is_initialized join local_rank local_size num_hosts rank resize shrink size "
+    "waiting",
+    "request": "Request",
 }
+_HOMES = {name: f"ddl.{module}" for module, names in _NAMES.items() for name in names.split()}
+
+__all__ = sorted(_HOMES)
 
 
 def __getattr__(name: str) -> object:

@@ -35,7 +35,7 @@ class Buffer:
         return math.prod(self.shape)
 
 
-def buffer_of(array: SupportsDLPack, *, writable: bool, name: str = "array") -> Buffer:
+def buffer_of(array: SupportsDLPack, *, writable: bool) -> Buffer:
     """The memory of a NumPy array or of a DLPack tensor on a CPU; no copy. Raises ArgumentError: it cannot be used."""
     if isinstance(array, np.ndarray):
         contiguous, aligned = array.flags.c_contiguous, array.flags.aligned
@@ -49,22 +49,22 @@ def buffer_of(array: SupportsDLPack, *, writable: bool, name: str = "array") -> 
         aligned = True  # libddl itself refuses one that is not
     else:
         raise ArgumentError(
-            f"{name} is a {type(array).__name__}: expected a NumPy array, or a tensor that speaks DLPack (PyTorch's)"
+            f"array is a {type(array).__name__}: expected a NumPy array, or a tensor that speaks DLPack (PyTorch's)"
         )
     if dtype not in TYPES:
-        raise ArgumentError(f"{name} has elements of type {dtype}: allowed are {', '.join(TYPES)}")
+        raise ArgumentError(f"array has elements of type {dtype}: allowed are {', '.join(TYPES)}")
     if not contiguous:
         raise ArgumentError(
-            f"{name} (shape {shape}) is not contiguous in memory: pass a contiguous copy (numpy.ascontiguousarray, "
+            f"array (shape {shape}) is not contiguous in memory: pass a contiguous copy (numpy.ascontiguousarray, "
             "Tensor.contiguous)"
         )
     if not aligned:
         raise ArgumentError(
-            f"{name} (shape {shape}, {dtype}) is not aligned in memory: the address of its elements is no multiple of "
+            f"array (shape {shape}, {dtype}) is not aligned in memory: the address of its elements is no multiple of "
             "their size; pass an aligned copy (array.copy())"
         )
     if writable and read_only:
-        raise ArgumentError(f"{name} (shape {shape}) is read-only, but the result is written to it: pass a copy")
+        raise ArgumentError(f"array (shape {shape}) is read-only, but the result is written to it: pass a copy")
     return Buffer(address, shape, TYPES[dtype], owner)
 
 

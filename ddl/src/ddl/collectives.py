@@ -11,19 +11,16 @@ different things), RankTimeoutError and PeerLostError (another rank is missing, 
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import Literal, TypeVar
+from typing import Literal
 
-from ddl import library, request
+from ddl import library
 from ddl.buffers import ArrayT, Buffer, buffer_of, empty_like
 from ddl.communicator import Communicator, handle_of
 from ddl.errors import ArgumentError
-from ddl.request import Request
+from ddl.request import Call, Request
 
 Op = Literal["sum", "average", "min", "max", "product"]
 OPS: dict[Op, int] = {"sum": 0, "average": 1, "min": 2, "max": 3, "product": 4}  # ddl_op of ddl.h
-
-ResultT = TypeVar("ResultT")
 
 
 def allreduce(array: ArrayT, op: Op = "sum", *, comm: Communicator | None = None) -> ArrayT:
@@ -32,125 +29,105 @@ def allreduce(array: ArrayT, op: Op = "sum", *, comm: Communicator | None = None
     The result has the same bits on every rank. float16 and bfloat16 are added in float32 and rounded at each hop;
     integers wrap around; "average" divides the sum once, integers towards zero.
     """
-    return _run(_allreduce(array, op, comm))
+    return _allreduce(array, op, comm).run()
 
 
 def allreduce_async(array: ArrayT, op: Op = "sum", *, comm: Communicator | None = None) -> Request[ArrayT]:
     """`allreduce` that returns at once."""
-    return _start(_allreduce(array, op, comm))
+    return _allreduce(array, op, comm).start()
 
 
 def broadcast(array: ArrayT, root: int = 0, *, comm: Communicator | None = None) -> ArrayT:
     """Copy the root's `array` over everyone's, in place, and return it."""
-    return _run(_broadcast(array, root, comm))
+    return _broadcast(array, root, comm).run()
 
 
 def broadcast_async(array: ArrayT, root: int = 0, *, comm: Communicator | None = None) -> Request[ArrayT]:
     """`broadcast` that returns at once."""
-    return _start(_broadcast(array, root, comm))
+    return _broadcast(array, root, comm).start()
 
 
 def allgather(array: ArrayT, *, comm: Communicator | None = None) -> ArrayT:
-    """Everyone's `array`, stacked: a new array of shape (size, *array.shape) whose row r is rank r's."""
-    return _run(_allgather(array, comm))
+    """Everyone's `array`, stacked: a new array of shape `(size, *array.shape)` whose row r is rank r's."""
+    return _allgather(array, comm).run()
 
 
 def allgather_async(array: ArrayT, *, comm: Communicator | None = None) -> Request[ArrayT]:
     """`allgather` that returns at once."""
-    return _start(_allgather(array, comm))
+    return _allgather(array, comm).start()
 
 
 def reduce_scatter(array: ArrayT, op: Op = "sum", *, comm: Communicator | None = None) -> ArrayT:
     """This rank's row of the reduced `array`: that one has shape (size, ...), the new array that is returned (...)."""
-    return _run(_reduce_scatter(array, op, comm))
+    return _reduce_scatter(array, op, comm).run()
 
 
 def reduce_scatter_async(array: ArrayT, op: Op = "sum", *, comm: Communicator | None = None) -> Request[ArrayT]:
     """`reduce_scatter` that returns at once."""
-    return _start(_reduce_scatter(array, op, comm))
+    return _reduce_scatter(array, op, comm).start()
 
 
 def alltoall(array: ArrayT, *, comm: Communicator | None = None) -> ArrayT:
     """Row r of `array` goes to rank r: from shape (size, ...) to a new array of the same shape, with a row of each."""
-    return _run(_alltoall(array, comm))
+    return _alltoall(array, comm).run()
 
 
 def alltoall_async(array: ArrayT, *, comm: Communicator | None = None) -> Request[ArrayT]:
     """`alltoall` that returns at once."""
-    return _start(_alltoall(array, comm))
+    return _alltoall(array, comm).start()
 
 
 def barrier(*, comm: Communicator | None = None) -> None:
     """Return when every rank has called it."""
-    _run(_barrier(comm))
+    _barrier(comm).run()
 
 
 def barrier_async(*, comm: Communicator | None = None) -> Request[None]:
     """`barrier` that returns at once."""
-    return _start(_barrier(comm))
+    return _barrier(comm).start()
 
 
-@dataclass(frozen=True)
-class _Call:
-    """A call of the library that is not made yet."""
-
-    name: str  # without ddl_, and without the i of the asynchronous form
-    arguments: tuple[object, ...]
-    owners: object  # of the memory that it works on
-
-
-def _run(made: tuple[_Call, ResultT]) -> ResultT:
-    call, result = made
-    request.run(f"ddl_{call.name}", *call.arguments, buffers=call.owners)
-    return result
-
-
-def _start(made: tuple[_Call, ResultT]) -> Request[ResultT]:
-    call, result = made
-    return request.start(f"ddl_i{call.name}", *call.arguments, result=result, buffers=call.owners)
-
-
-def _allreduce(array: ArrayT, op: Op, comm: Communicator | None) -> tuple[_Call, ArrayT]:
+def _allreduce(array: ArrayT, op: Op, comm: Communicator | None) -> Call[ArrayT]:
     buffer = buffer_of(array, writable=True)
     address = buffer.address
     arguments = (address, address, buffer.count, buffer.type, _number_of(op), handle_of(comm))
-    return _Call("allreduce", arguments, buffer), array
+    return Call("allreduce", arguments, buffer, array)
 
 
-def _broadcast(array: ArrayT, root: int, comm: Communicator | None) -> tuple[_Call, ArrayT]:
+def _broadcast(array: ArrayT, root: int, comm: Communicator | None) -> Call[ArrayT]:
     buffer = buffer_of(array, writable=True)
-    return _Call("broadcast", (buffer.address, buffer.count, buffer.type, root, handle_of(comm)), buffer), array
+    return Call("broadcast", (buffer.address, buffer.count, buffer.type, root, handle_of(comm)), buffer, array)
 
 
-def _allgather(array: ArrayT, comm: Communicator | None) -> tuple[_Call, ArrayT]:
+def _allgather(array: ArrayT, comm: Communicator | None) -> Call[ArrayT]:
     buffer = buffer_of(array, writable=False)
     return _movement("allgather", array, buffer, buffer.count, (_size_of(comm), *buffer.shape), comm)
 
 
-def _reduce_scatter(array: ArrayT, op: Op, comm: Communicator | None) -> tuple[_Call, ArrayT]:
+def _reduce_scatter(array: ArrayT, op: Op, comm: Communicator | None) -> Call[ArrayT]:
     buffer = _rows_of(array, comm)
     output = empty_like(array, buffer.shape[1:])
     target = buffer_of(output, writable=True)
     arguments = (buffer.address, target.address, target.count, buffer.type, _number_of(op), handle_of(comm))
-    return _Call("reduce_scatter", arguments, (buffer, target)), output
+    return Call("reduce_scatter", arguments, (buffer, target), output)
 
 
-def _alltoall(array: ArrayT, comm: Communicator | None) -> tuple[_Call, ArrayT]:
+def _alltoall(array: ArrayT, comm: Communicator | None) -> Call[ArrayT]:
     buffer = _rows_of(array, comm)
     return _movement("alltoall", array, buffer, buffer.count // buffer.shape[0], buffer.shape, comm)
 
 
-def _barrier(comm: Communicator | None) -> tuple[_Call, None]:
-    return _Call("barrier", (handle_of(comm),), None), None
+def _barrier(comm: Communicator | None) -> Call[None]:
+    return Call("barrier", (handle_of(comm),), None, None)
 
 
 def _movement(
     name: str, array: ArrayT, buffer: Buffer, count: int, shape: tuple[int, ...], comm: Communicator | None
-) -> tuple[_Call, ArrayT]:
+) -> Call[ArrayT]:
     output = empty_like(array, shape)
     target = buffer_of(output, writable=True)
     arguments = (buffer.address, target.address, count, buffer.type, handle_of(comm))
-    return _Call(name, arguments, (buffer, target)), output
+    return Call(name, arguments, (buffer, target), output)
 
 
 def _rows_of(array: ArrayT, comm: Communicator | None) -> Buffer:

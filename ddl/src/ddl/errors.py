@@ -50,6 +50,10 @@ class InternalError(DDLError):
     """A defect of the library: please report it."""
 
 
+class LaunchError(DDLError):
+    """The processes of this job were not started in a way that lets them find one another."""
+
+
 class LibraryError(DDLError, ImportError):
     """libddl.so was not found, could not be loaded, or is of another version than this package."""
 

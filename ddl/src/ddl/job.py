@@ -16,7 +16,8 @@ if TYPE_CHECKING:
     from ddl.membership import Store
 
 _registered = False
-_places: tuple[int, ...] = ()  # of each rank: its number in `init`
+_places: tuple[int, ...] = ()  # of each rank, a number that it keeps over epochs
+_next_place = 0  # that no rank has had
 _memberships: list[Membership] = []  # libddl calls them in later starts, too, and other ranks may read rank 0's store
 
 
@@ -39,7 +40,6 @@ def init(
     outside of [0, size)), UnsupportedError, MismatchError (options or versions differ between ranks), RankTimeoutError,
     StateError (initialised already), LibraryError.
     """
-    global _places, _registered
     given = (store is not None, rank is not None, size is not None)
     if any(given) and not all(given):
         raise ArgumentError("ddl.init: store, rank and size belong together: give all three, or none")
@@ -52,22 +52,46 @@ def init(
     if store is None or rank is None or size is None:
         library.call("ddl_init", text)
     else:
-        _init_with(text, Membership(store, rank, size))
-    _places = tuple(range(library.number("ddl_size", None)))
-    if not _registered:
-        # Before other packages' exit handlers, of which mpi4py's ends MPI.
-        atexit.register(finalize)
-        _registered = True
+        _call_with("ddl_init_with", Membership(store, rank, size), text)
+    _begin()
 
 
-def _init_with(options: bytes | None, its: Membership) -> None:
+def join(options: str | None = None, *, store: Store | None = None) -> None:
+    """Join a job that runs already, over TCP; blocks until its ranks call `resize`, at most DDL_TIMEOUT seconds.
+
+    Then this process is one of its ranks, as after `init`; `epoch` is above 0. `options` must be those of the job.
+    `store`: that of the job's ranks; without one MASTER_ADDR and MASTER_PORT are the job's.
+
+    Raises RankTimeoutError (no rank has called `waiting`, or the ranks have not called `resize`), MismatchError
+    (options or versions differ from the job's), ArgumentError, PeerLostError (ranks died, and this one was cut off),
+    StateError (initialised already), LibraryError, and what the store raises.
+    """
+    text = None if options is None else options.encode()
+    if store is None:
+        library.call("ddl_join", None, text)
+    else:
+        _call_with("ddl_join", Membership(store, 0, 1), text)
+    _begin()
+
+
+def _call_with(function: str, its: Membership, options: bytes | None) -> None:
     _memberships.append(its)
     try:
-        library.call("ddl_init_with", its.pointer, options)
+        library.call(function, its.pointer, options)
     except DDLError as error:
         if its.error is not None:
             raise its.error from error
         raise
+
+
+def _begin() -> None:
+    global _next_place, _places, _registered
+    _next_place = size()
+    _places = tuple(range(_next_place))
+    if not _registered:
+        # Before other packages' exit handlers, of which mpi4py's ends MPI.
+        atexit.register(finalize)
+        _registered = True
 
 
 def finalize() -> None:
@@ -81,44 +105,65 @@ def finalize() -> None:
 
 @dataclass(frozen=True)
 class Epoch:
-    """What `shrink` returns: who this process is among those that go on."""
+    """What `resize` and `shrink` return: who this process is among the ranks of the new epoch."""
 
     number: int  #: of the epoch, the same on all ranks
     rank: int  #: this process's number now
     size: int  #: how many ranks there are now
     gone: tuple[int, ...]  #: the former ranks of those that died or left
+    joined: int  #: how many have joined: the last ranks of the epoch
 
 
-def shrink() -> Epoch:
-    """Go on without the ranks that died. Collective over all ranks that are alive; blocks.
+def resize() -> Epoch:
+    """Begin the next epoch: without the ranks that died, and with the processes that wait in `join`.
 
-    They keep their order and get consecutive ranks. Requests in flight end with PeerLostError on all ranks, and no
-    message reaches the new epoch. Every `Communicator` is freed: make others with `split`.
+    Collective over all ranks that are alive; blocks. They keep their order and get consecutive ranks; those that have
+    joined come behind them. Requests in flight end with PeerLostError on all ranks, and no message reaches the new
+    epoch. Every `Communicator` is freed: make others with `split`.
 
     The step in which a rank died has to be done again or dropped. Survivors may be one collective apart, so they must
-    agree on the step: `ddl.allreduce(step, "min")`.
+    agree on the step: `ddl.allreduce(step, "min")`. Who has joined must be given the state: `ddl.broadcast(state, 0)`.
 
     Only over TCP: raises UnsupportedError under MPI, and nothing has changed then. After any other error this process
     has left the job: RankTimeoutError (a rank that is alive does not call it), PeerLostError (this rank was cut off
     from the others, which may go on without it).
     """
-    global _places
+    return _next_epoch("ddl_resize")
+
+
+def shrink() -> Epoch:
+    """Begin the next epoch as `resize` does, and take nobody in."""
+    return _next_epoch("ddl_shrink")
+
+
+def _next_epoch(function: str) -> Epoch:
+    global _next_place, _places
     former = size()
-    numbers, count = (c_int * former)(), c_int()
-    library.call("ddl_shrink", numbers, former, byref(count))
+    numbers, count, joined = (c_int * former)(), c_int(), c_int()
+    library.call(function, numbers, former, byref(count), *([byref(joined)] if function == "ddl_resize" else []))
     gone = tuple(numbers[: count.value])
-    _places = tuple(place for number, place in enumerate(_places) if number not in gone)
+    new = range(_next_place, _next_place + joined.value)
+    _places = (*(place for number, place in enumerate(_places) if number not in gone), *new)
+    _next_place = new.stop
     request.sweep()
-    return Epoch(epoch(), rank(), size(), gone)
+    return Epoch(epoch(), rank(), size(), gone, joined.value)
+
+
+def waiting() -> int:
+    """How many processes wait in `join`. Rank 0 alone knows; elsewhere it is 0: tell the others, then all `resize`.
+
+    The first call on rank 0 opens the door: before it, nobody finds this job. Raises StateError before `init`.
+    """
+    return library.number("ddl_waiting")
 
 
 def places() -> tuple[int, ...]:
-    """Of each rank, the number that it had after `init`, before any `shrink`."""
+    """Of each rank, a number that it keeps over epochs and that no other rank has had: after `init` its own."""
     return _places
 
 
 def epoch() -> int:
-    """The number of this epoch: 0 after `init`, and higher after each `shrink`. Raises StateError before `init`."""
+    """The number of this epoch: 0 after `init`, and higher after each `resize`. Raises StateError before `init`."""
     value = c_uint64()
     library.call("ddl_epoch", byref(value))
     return value.value

@@ -6,6 +6,7 @@ import contextlib
 import ctypes
 import functools
 import os
+import sys
 from collections.abc import Iterator
 from ctypes import POINTER, byref, c_char_p, c_double, c_int, c_int64, c_size_t, c_uint64, c_void_p
 from pathlib import Path
@@ -27,7 +28,10 @@ _FUNCTIONS = {
     "ddl_init": [c_char_p],
     "ddl_init_with": [c_void_p, c_char_p],  # a ddl_membership
     "ddl_finalize": [],
+    "ddl_join": [c_void_p, c_char_p],
+    "ddl_resize": [POINTER(c_int), c_int, POINTER(c_int), POINTER(c_int)],
     "ddl_shrink": [POINTER(c_int), c_int, POINTER(c_int)],
+    "ddl_waiting": [POINTER(c_int)],
     "ddl_epoch": [POINTER(c_uint64)],
     "ddl_rank": [c_void_p, POINTER(c_int)],
     "ddl_size": [c_void_p, POINTER(c_int)],
@@ -68,6 +72,7 @@ def candidates() -> Iterator[Path]:
         return
     here = Path(__file__).resolve().parent
     yield here / NAME
+    yield Path(sys.prefix, "lib", NAME)  # a conda package of its own
     import importlib.metadata  # here, because it takes as long as all the rest, and is rarely needed
 
     with contextlib.suppress(importlib.metadata.PackageNotFoundError):
@@ -105,7 +110,7 @@ def load() -> ctypes.CDLL:
     """The library, loaded once. Raises LibraryError."""
     path = find()
     try:
-        # By its own name: it looks for its plugin beside itself, and a conda package of this one holds a link to it.
+        # By its own name: it looks for its plugin beside itself, and lib/ holds links to it.
         library = ctypes.CDLL(str(path.resolve()))
         library.ddl_version.argtypes = []
         library.ddl_last_error.argtypes = []

@@ -42,9 +42,9 @@ class _Struct(Structure):
 class Membership:
     """A store, with this process's place in the job, as libddl takes them.
 
-    libddl calls the store in `ddl_init_with` only, from any thread; ctypes takes the GIL for each call. An exception of
-    the store cannot pass through C: it is kept in `error`, for the caller of `ddl_init_with` to raise. Raises
-    ArgumentError.
+    libddl calls the store in `ddl_init_with`, `ddl_join` and `ddl_waiting`, from any thread; ctypes takes the GIL for
+    each call. An exception of the store cannot pass through C: it is kept in `error`, for the caller of the first two
+    to raise. Raises ArgumentError.
     """
 
     def __init__(self, store: Store, rank: int, size: int) -> None:

@@ -1,10 +1,10 @@
-"""Collectives in flight."""
+"""Calls of the library: those to make, and those in flight."""
 
 from __future__ import annotations
 
 import threading
 from ctypes import byref, c_int, c_void_p
-from typing import Generic, TypeVar
+from typing import Generic, NamedTuple, TypeVar
 
 from ddl import library
 from ddl.errors import ArgumentError, DDLError
@@ -75,23 +75,31 @@ class Request(Generic[ResultT]):
             _dropped.append((self._handle, (self._result, self._buffers)))
 
 
-def start(name: str, *arguments: object, result: ResultT, buffers: object) -> Request[ResultT]:
-    """Call an asynchronous function of the library, whose last argument the request is. Raises DDLError."""
-    sweep()
-    handle = c_void_p()
-    library.call(name, *arguments, byref(handle))
-    return Request(handle, result, buffers)
+class Call(NamedTuple, Generic[ResultT]):
+    """A call of the library that is not made yet."""
 
+    name: str  # without ddl_, and without the i of the asynchronous form
+    arguments: tuple[object, ...]
+    buffers: object  # they must live until the call is over
+    result: ResultT
 
-def run(name: str, *arguments: object, buffers: object) -> None:
-    """Call a blocking function of the library. Raises DDLError."""
-    try:
-        library.call(name, *arguments)
-    except ArgumentError:  # nothing was started
-        raise
-    except DDLError:
-        retain(buffers)
-        raise
+    def start(self) -> Request[ResultT]:
+        """Start the call. Raises DDLError."""
+        sweep()
+        handle = c_void_p()
+        library.call(f"ddl_i{self.name}", *self.arguments, byref(handle))
+        return Request(handle, self.result, self.buffers)
+
+    def run(self) -> ResultT:
+        """Make the call, and block until it is over. Raises DDLError."""
+        try:
+            library.call(f"ddl_{self.name}", *self.arguments)
+        except ArgumentError:  # nothing was started
+            raise
+        except DDLError:
+            retain(self.buffers)
+            raise
+        return self.result
 
 
 def retain(buffers: object) -> None:

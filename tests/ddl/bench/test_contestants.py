@@ -7,17 +7,18 @@ from ddl.bench import contestants
 from ddl.launch.errors import CheckError
 
 
-def test_the_programs_are_found_beside_a_library_that_is_a_link_as_in_conda_packages(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize(
+    "folder", ["lib/bench", "lib", "libexec/ddl"]
+)  # of a wheel, of a build, of an installed libddl
+def test_the_programs_are_found_from_where_the_library_lies(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, folder: str
 ) -> None:
-    package, lib, programs = (tmp_path / name for name in ("site-packages/ddl", "lib", "libexec"))
-    for folder in (package / "bench", lib, programs):
-        folder.mkdir(parents=True)
-    (lib / library.NAME).touch()
-    (programs / "bench_ddl").touch()
-    (package / library.NAME).symlink_to(lib / library.NAME)
-    (package / "bench/bench_ddl").symlink_to(programs / "bench_ddl")
-    monkeypatch.setattr(library, "find", lambda: package / library.NAME)
-    assert contestants._worker("bench_ddl").samefile(programs / "bench_ddl")
-    with pytest.raises(CheckError, match=f"bench_mpi is not beside {library.NAME} in {lib}"):
+    for name in (f"lib/{library.NAME}.0", f"{folder}/bench_ddl"):
+        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / name).touch()
+    link = tmp_path / "lib" / library.NAME
+    link.symlink_to(f"{library.NAME}.0")
+    monkeypatch.setattr(library, "find", lambda: link)
+    assert contestants._worker("bench_ddl") == tmp_path / folder / "bench_ddl"
+    with pytest.raises(CheckError, match=f"bench_mpi is not beside {library.NAME} in {tmp_path / 'lib'}"):
         contestants._worker("bench_mpi")

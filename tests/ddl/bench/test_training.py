@@ -8,10 +8,9 @@ import sys
 from pathlib import Path
 
 import pytest
-from runs import Goodput
-from steps import ALONE, Steps, faults, rows, table
-from training import ALL, Trained, Training, report
-from verdicts import judge_steps, lines
+from runs import Goodput, Run
+from steps import ALONE, Steps, faults, judge, rows
+from training import ALL, Training, report, verdicts
 
 ROOT = Path(__file__).parents[3]
 LOSSES = [2.0, 1.0]
@@ -36,7 +35,7 @@ def test_communication_is_what_a_step_takes_beyond_the_same_rounds_step_without_
 def test_what_cannot_be_seen_beside_the_computation_has_no_ratio() -> None:
     found = steps(ddl=[1.02, 0.99, 1.01], gloo=[1.2, 1.2, 1.2])
     assert [row.ratio for row in rows(found, bound=0.0)] == [None, None]
-    (first, _) = judge_steps(found, bound=0.5)
+    (first, _) = judge(found, bound=0.5)
     assert (first.reached, first.why) == (None, "there is none to be seen")
 
 
@@ -48,8 +47,8 @@ def test_what_cannot_be_seen_beside_the_computation_has_no_ratio() -> None:
     ],
 )
 def test_verdicts_are_of_both_figures(ours: list[float], words: list[str]) -> None:
-    said = lines(judge_steps(steps(ddl=ours), bound=2.8))
-    assert all(line.startswith(word) for line, word in zip(said, words, strict=True))
+    said = judge(steps(ddl=ours), bound=2.8)
+    assert all(str(one).startswith(word) for one, word in zip(said, words, strict=True))
 
 
 @pytest.mark.parametrize(
@@ -76,13 +75,12 @@ def test_the_bound_is_that_of_all_gradients_over_the_calibrated_links() -> None:
     record: dict[str, object] = {"bytes": 44_000_000, "steps": [vars(one) for one in steps().values()]}
     link = Goodput(link=24e6, uplink=12e6)
     shaped = Training("x", "x", racks=(2, 2), ranks=1, judged=True)
-    made = Trained(shaped, record, link, link)
-    assert made.bound == pytest.approx(44 / 12)  # 2 (2-1)/2 of them through a rack's uplink
-    assert made.verdicts[0].value == pytest.approx(5 / 3)
-    assert "1.67" in table(made.steps, made.bound)
-    assert any(line.startswith("reached") for line in report(made))
-    here = Trained(Training("x", "x", racks=(), ranks=2), record)
-    assert (here.bound, here.verdicts) == (0.0, [])
+    made = Run(shaped, [record], link, link)
+    assert made.bound(44_000_000) == pytest.approx(44 / 12)  # 2 (2-1)/2 of them through a rack's uplink
+    assert verdicts(made)[0].value == pytest.approx(5 / 3)
+    assert any("1.67" in line for line in report(made))
+    here = Run(Training("x", "x", racks=(), ranks=2), [record])
+    assert (here.bound(44_000_000), verdicts(here)) == (0.0, [])
 
 
 def test_each_contestant_follows_each_other_equally_often() -> None:
@@ -97,10 +95,10 @@ def test_the_whole_runs_in_small(tmp_path: Path) -> None:
     done = subprocess.run(command, capture_output=True, text=True)
     assert done.returncode == 0, done.stdout + done.stderr
     found = json.loads((tmp_path / "training.json").read_text())
-    assert [run["training"]["name"] for run in found["runs"]] == [one.name for one in ALL]
+    assert [run["scenario"]["name"] for run in found["runs"]] == [one.name for one in ALL]
     for run in found["runs"]:
-        assert run["faults"] == []
-        assert [one["name"] for one in run["record"]["steps"]] == ["ddl", "gloo", ALONE]
-        assert all(len(one["seconds"]) == 2 and min(one["seconds"]) > 0 for one in run["record"]["steps"])
-    assert found["runs"][1]["bound"] > 0
+        (record,) = run["records"]
+        assert [one["name"] for one in record["steps"]] == ["ddl", "gloo", ALONE]
+        assert all(len(one["seconds"]) == 2 and min(one["seconds"]) > 0 for one in record["steps"])
+    assert "bound of one allreduce of all gradients" in done.stdout
     assert sorted(path.name for path in tmp_path.glob("*.svg")) == ["training_host.svg", "training_racks.svg"]

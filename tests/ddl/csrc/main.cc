@@ -1,5 +1,5 @@
-// ddl_tests [--seed N] [--part K/N] [WORD]: runs the tests whose file or name contains WORD; of those every Nth, from
-// the Kth on. Exit status 1 if one failed, or there was none.
+// ddl_tests [--seed N] [--ranks N] [--part K/N] [WORD]: runs the tests whose file or name contains WORD; of those every
+// Nth, from the Kth on. Exit status 1 if one failed, or there was none.
 #include <chrono>
 #include <cstdio>
 #include <cstdlib>
@@ -16,6 +16,7 @@ namespace {
 std::mutex mutex;
 int failures = 0;
 uint64_t the_seed = 0;
+int the_ranks = 0;
 
 }  // namespace
 
@@ -32,6 +33,8 @@ void failed(const char* file, int line, const std::string& what) {
 
 uint64_t seed() { return the_seed; }
 
+int ranks() { return the_ranks; }
+
 }  // namespace check
 
 int main(int argc, char** argv) {
@@ -41,6 +44,8 @@ int main(int argc, char** argv) {
     for (int i = 1; i < argc; ++i) {
         if (std::strcmp(argv[i], "--seed") == 0 && i + 1 < argc) {
             check::the_seed = std::strtoull(argv[++i], nullptr, 10);
+        } else if (std::strcmp(argv[i], "--ranks") == 0 && i + 1 < argc) {
+            check::the_ranks = std::atoi(argv[++i]);
         } else if (std::strcmp(argv[i], "--part") == 0 && i + 1 < argc) {
             if (std::sscanf(argv[++i], "%d/%d", &part, &parts) != 2 || part < 1 || part > parts) {
                 std::fprintf(stderr, "--part %s: expected K/N, from 1/N to N/N\n", argv[i]);

@@ -88,7 +88,7 @@ TEST("what the engine of a rank that is further says meanwhile is for this rank'
     {
         NoticeContent goodbye;
         goodbye.kind = NoticeKind::goodbye;
-        send_notice(*network.transport(1), 0, goodbye);
+        send_notice(*network.transport(1), {0}, goodbye);
         Bootstrap bootstrap(*transport, talk_options());
         int looks = 0;
         bootstrap.await(1, [&] { return ++looks > 2; });

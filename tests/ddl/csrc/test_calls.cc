@@ -115,8 +115,8 @@ TEST("an abort counts only from a member, and only for the communicator of that 
     abort.birth = birth_of_child({kWorld, 0}, 0);
     const auto pass = [&](int from) {
         const auto transport = world.network.transport(from);
-        send_notice(*transport, from == 1 ? 2 : 1, abort);
-        send_notice(*transport, from == 0 ? 2 : 0, abort);
+        send_notice(*transport, {from == 1 ? 2 : 1}, abort);
+        send_notice(*transport, {from == 0 ? 2 : 0}, abort);
     };
     const auto calls = [&](bool good) {
         world.run([&](int rank, Engine& engine) {

@@ -1,6 +1,7 @@
 // Heartbeats between ranks that are objects of one process, over the loopback interface. A rank dies by being
 // destroyed.
 #include <netinet/in.h>
+#include <poll.h>
 #include <sys/resource.h>
 #include <sys/socket.h>
 #include <sys/time.h>
@@ -16,6 +17,7 @@
 #include "base/status.h"
 #include "check.h"
 #include "transport/heartbeats.h"
+#include "transport/socket.h"
 
 using namespace ddl;
 
@@ -124,6 +126,34 @@ TEST("who says goodbye is not dead") {
     ring.ranks[2].reset();
     CHECK(ring.all_know(2));
     CHECK(ring.ranks[0]->death_of(1) == Death::none);
+}
+
+TEST("who says goodbye says so on lines that are not up yet, too: the other end may think otherwise") {
+    const auto ignore = [](int, Death) {};
+    uint16_t port = 0;
+    const Socket listener = listen_at("127.0.0.1", &port);
+    Heartbeats first(kLoopback), second(kLoopback);
+    first.connect(0, {first.contact(), {{"127.0.0.1", port}}}, kToken, 0, ignore);
+    second.connect(1, {first.contact(), second.contact()}, kToken, 0, ignore);
+    // The first rank's hello, which the test takes to the second.
+    Socket line;
+    for (int i = 0; i < 10000 && !line; ++i) {
+        line = accept_from(listener);
+        usleep(1000);
+    }
+    char hello[24], answer[sizeof hello];
+    pollfd wait{line.fd(), POLLIN, 0};
+    CHECK_EQ(poll(&wait, 1, 20000), 1);
+    CHECK_EQ(recv(line.fd(), hello, sizeof hello, 0), ssize_t{sizeof hello});
+    for (const bool is_late : {false, true}) {
+        const Socket guest(guest_of(second));
+        CHECK_EQ(send(guest.fd(), hello, sizeof hello, MSG_NOSIGNAL), ssize_t{sizeof hello});
+        CHECK_EQ(recv(guest.fd(), answer, sizeof answer, MSG_WAITALL), ssize_t{sizeof answer});
+        if (!is_late) second.say_goodbye();
+        uint32_t frame[3] = {};
+        CHECK_EQ(recv(guest.fd(), frame, sizeof frame, MSG_WAITALL), ssize_t{sizeof frame});
+        CHECK_EQ(frame[0], 2u);  // a goodbye
+    }
 }
 
 TEST("another job's rank is not taken for one of this") {

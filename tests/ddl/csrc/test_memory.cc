@@ -97,6 +97,8 @@ void meet(Engine& engine, CommId comm) {
     try {
         const Status status = engine.run(comm, {{Collective::barrier, DDL_UINT8, DDL_SUM, 0, 0}, nullptr, nullptr});
         CHECK(status.ok() || ended_by_memory(status));
+        if (status.message != "out of memory") return;
+        engine.shutdown();  // it was not let in, and nobody waits for it
     } catch (const std::bad_alloc&) {
         // No memory for the words of its error.
     }

@@ -395,7 +395,7 @@ TEST("a rank that says again that it has left gets no second grace") {
     int source = -1;
     Status status;
     for (Backoff backoff(0, 0.05); status.ok() && seconds_now() - start < 8; backoff.pause()) {
-        send_notice(*transport, 0, goodbye);
+        send_notice(*transport, {0}, goodbye);
         status = world.engines[0]->probe(kWorld, 1, 1, &found, &source);
     }
     CHECK_EQ(status.code, DDL_ERROR_SHUTDOWN);
@@ -408,9 +408,9 @@ TEST("a rank that leaves gives no second grace to one that left before") {
     bool found = false;
     int source = -1;
     const auto probe = [&] { return world.engines[0]->probe(kWorld, 1, 1, &found, &source); };
-    send_notice(*world.network.transport(1), 0, goodbye);
+    send_notice(*world.network.transport(1), {0}, goodbye);
     for (Backoff backoff(0, 0.05); probe().ok();) backoff.pause();
-    send_notice(*world.network.transport(2), 0, goodbye);
+    send_notice(*world.network.transport(2), {0}, goodbye);
     world.engines[0]->probe(kWorld, 2, 1, &found, &source);  // hears it
     CHECK_EQ(probe().code, DDL_ERROR_SHUTDOWN);
 }

@@ -31,7 +31,7 @@ struct HalfReceived {
         abort.kind = NoticeKind::abort;
         abort.code = DDL_ERROR_TRANSPORT;
         abort.text = "a fault";
-        send_notice(*peer, 0, abort);
+        send_notice(*peer, {0}, abort);
     }
 
     LocalNetwork network{2};

@@ -16,14 +16,22 @@ using namespace ddl;
 
 namespace {
 
+// Of a rank of two, to the other.
+TcpLinks link_to(size_t other, Socket socket) {
+    TcpLinks links;
+    links.ranks.resize(2);
+    links.ranks[other].connection = std::make_unique<TcpConnection>();
+    links.ranks[other].connection->open(std::move(socket));
+    return links;
+}
+
 struct Pair {
     Pair() {
         int ends[2];
         CHECK_EQ(socketpair(AF_UNIX, SOCK_STREAM | SOCK_NONBLOCK | SOCK_CLOEXEC, 0, ends), 0);
         for (size_t rank = 0; rank < 2; ++rank) {
-            std::vector<Socket> sockets(2);
-            sockets[1 - rank] = Socket(ends[rank]);
-            its[rank] = std::make_unique<TcpTransport>(static_cast<int>(rank), std::move(sockets), nullptr);
+            its[rank] =
+                std::make_unique<TcpTransport>(static_cast<int>(rank), link_to(1 - rank, Socket(ends[rank])), nullptr);
         }
     }
     // Until nothing can move any more.
@@ -270,10 +278,8 @@ TEST("over TCP, what there was no memory for is taken when there is, with no tra
 TEST("over TCP, a peer that sends no frame of ours is lost and nothing else") {
     int ends[2];
     CHECK_EQ(socketpair(AF_UNIX, SOCK_STREAM | SOCK_NONBLOCK | SOCK_CLOEXEC, 0, ends), 0);
-    std::vector<Socket> sockets(2);
-    sockets[1] = Socket(ends[0]);
     const Socket stranger(ends[1]);
-    TcpTransport transport(0, std::move(sockets), nullptr);
+    TcpTransport transport(0, link_to(1, Socket(ends[0])), nullptr);
     const std::vector<char> garbage(1000, 'x');
     CHECK_EQ(write(stranger.fd(), garbage.data(), garbage.size()), ssize_t{1000});
     CHECK(!transport.is_dead(1));
@@ -285,13 +291,13 @@ TEST("over TCP, a rank that reads nothing for longer than the kernel waits for t
     if (check::kSanitized) return;  // it takes 8 seconds
     uint16_t port = 0;
     const Socket listener = listen_at("127.0.0.1", &port);
-    std::vector<Socket> ends[2] = {std::vector<Socket>(2), std::vector<Socket>(2)};
-    ends[0][1] = connect_to("127.0.0.1", port);
-    for (int i = 0; i < 1000 && !ends[1][0]; ++i) {
-        ends[1][0] = accept_from(listener);
+    Socket ends[2] = {connect_to("127.0.0.1", port), {}};
+    for (int i = 0; i < 1000 && !ends[1]; ++i) {
+        ends[1] = accept_from(listener);
         usleep(1000);
     }
-    TcpTransport sender(0, std::move(ends[0]), nullptr), receiver(1, std::move(ends[1]), nullptr);
+    TcpTransport sender(0, link_to(1, std::move(ends[0])), nullptr);
+    TcpTransport receiver(1, link_to(0, std::move(ends[1])), nullptr);
     constexpr size_t kBytes = 64 << 20;  // more than the sockets hold
     const std::vector<std::byte> out(kBytes, std::byte{9});
     std::vector<std::byte> in(kBytes);
@@ -348,32 +354,25 @@ TEST("over TCP, connections go over to the next epoch, whose messages are its ow
         pair.its[0]->say(1, word);
         std::unique_ptr<TcpTransport> next[2];
         std::vector<std::byte> fresh = message(draw, 5000), got(5000);
+        const std::vector<std::byte> farewell(7, std::byte{4});
         const auto renew = [&](size_t rank) {
-            std::vector<TcpStream> streams = pair.its[rank]->release({0, 1});
-            CHECK(streams[1 - rank].socket && !streams[rank].socket);
-            next[rank] = std::make_unique<TcpTransport>(static_cast<int>(rank), std::move(streams), nullptr);
+            TcpLinks links = pair.its[rank]->end_epoch({0, 1}, farewell);
+            CHECK(links.ranks[1 - rank].connection && !links.ranks[rank].connection);
+            next[rank] = std::make_unique<TcpTransport>(static_cast<int>(rank), std::move(links), nullptr);
         };
-        pair.its[0]->park(1);
-        pair.its[1]->park(0);
-        const auto is_parked = [&](size_t rank) { return pair.its[rank]->is_parked(static_cast<int>(1 - rank)); };
-        for (int i = 0; i < 1000 && !(is_parked(0) && is_parked(1)); ++i) {
-            // One may be in its next epoch, and send there, before the other has left this one.
-            for (size_t rank = 0; rank < 2; ++rank) {
-                if (!next[rank]) pair.its[rank]->poll();
-                if (next[rank] || !is_parked(rank) || draw() % 3 != 0) continue;
-                renew(rank);
-                if (rank == 0) next[0]->isend(1, 3, fresh.data(), fresh.size());
-            }
-            if (next[0] && next[1]) break;
+        // The first is in its next epoch, and sends there, before the other has left this one.
+        for (unsigned i = draw() % 4; i > 0; --i) pair.its[draw() % 2]->poll();
+        renew(0);
+        next[0]->isend(1, 3, fresh.data(), fresh.size());
+        for (int i = 0; i < 100; ++i) {
+            next[0]->poll();
+            pair.its[1]->poll();
         }
-        if (!next[0]) {
-            renew(0);
-            next[0]->isend(1, 3, fresh.data(), fresh.size());
-        }
-        if (!next[1]) renew(1);
+        renew(1);
         int from = -1;
         std::vector<std::byte> heard;
         CHECK(pair.its[1]->next_word(&from, &heard) && from == 0 && heard == word);
+        CHECK(pair.its[1]->next_word(&from, &heard) && from == 0 && heard == farewell);
         const Ticket receive = next[1]->irecv(0, 3, got.data(), got.size());
         Progress state = Progress::pending;
         for (int i = 0; i < 100 && state == Progress::pending; ++i) {
@@ -388,4 +387,25 @@ TEST("over TCP, connections go over to the next epoch, whose messages are its ow
         next[1]->poll();
         CHECK(!next[1]->is_dead(0));
     }
+}
+
+TEST("over TCP, an epoch is not taken for a later one by a rank that reads both their ends late") {
+    Pair pair;
+    const auto renew = [&](size_t rank) {
+        TcpLinks links = pair.its[rank]->end_epoch({0, 1}, {});
+        pair.its[rank] = std::make_unique<TcpTransport>(static_cast<int>(rank), std::move(links), nullptr);
+    };
+    // What the second sends is long on its way: the first has gone through two epochs before any of it is here.
+    renew(0);
+    renew(0);
+    const int32_t former = 13, latter = 42;
+    renew(1);
+    pair.its[1]->isend(0, 5, &former, sizeof former);
+    renew(1);
+    pair.its[1]->isend(0, 5, &latter, sizeof latter);
+    int32_t got = 0;
+    const Ticket receive = pair.its[0]->irecv(1, 5, &got, sizeof got);
+    pair.settle();
+    CHECK(test(*pair.its[0], receive) == Progress::done);
+    CHECK_EQ(got, latter);
 }

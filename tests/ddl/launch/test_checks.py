@@ -5,6 +5,7 @@ import pytest
 
 from ddl.launch import checks
 from ddl.launch.checks import FAILED, OK, WARNING
+from ddl.launch.errors import CheckError
 from ddl.launch.machine import Machine
 from ddl.launch.routes import Gap
 
@@ -52,14 +53,14 @@ def test_other_cores_are_a_warning(machine: Make) -> None:
 def test_equal_hosts_are_fine(machine: Make) -> None:
     rows = checks.hardware({"a": machine(), "b": machine()}, asked=False)
     assert [row.state for row in rows] == [OK]
-    assert checks.failures(rows) is None
+    assert checks.failed(rows) == []
 
 
 def test_every_failure_is_a_line_of_one_error(machine: Make) -> None:
-    error = checks.failures(checks.hosts(["a", "b"], {}, {"a": "x", "b": "y"}))
-    assert error is not None
-    assert error.lines == ("host a: x", "host b: y")
-    assert error.failures == (("host a", "x"), ("host b", "y"))
+    with pytest.raises(CheckError) as raised:
+        checks.tell(checks.hosts(["a", "b"], {}, {"a": "x", "b": "y"}), print)
+    assert raised.value.lines == ("host a: x", "host b: y")
+    assert raised.value.failures == (("host a", "x"), ("host b", "y"))
 
 
 def test_a_gpu_that_cannot_be_used_is_named_with_its_host(machine: Make) -> None:

@@ -1,5 +1,6 @@
 import re
 from pathlib import Path
+from unittest import mock
 
 import pytest
 
@@ -23,7 +24,8 @@ def found(environ: dict[str, str] | None = None, files: dict[str, str] | None = 
         raise FileNotFoundError(2, "No such file or directory", str(path))
 
     arguments = {"given": None, "hostfile": None, **given}
-    return allocation(environ=environ or {}, here="me", read=read, **arguments)  # type: ignore[arg-type]
+    with mock.patch("ddl.launch.files.read", read):
+        return allocation(environ=environ or {}, here="me", **arguments)  # type: ignore[arg-type]
 
 
 def test_with_nothing_given_it_is_this_host() -> None:

@@ -1,9 +1,10 @@
 """Which program is run, by its words, PATH and the files that there are."""
 
-import stat
+import os
 
 import pytest
 
+from ddl.launch.errors import UsageError
 from ddl.launch.program import choose
 
 PY = "/venv/bin/python"
@@ -12,10 +13,14 @@ FILES |= {"/venv/bin/lms": 0o755, "/venv/bin/activate": 0o644, "/venv/bin/tool2"
 
 
 def chosen(line: str, on_path: str = "python tool2") -> tuple[tuple[str, ...], str]:
-    def mode(path: str) -> int | None:
-        return stat.S_IFREG | FILES[path] if path in FILES else None
+    files = {os.path.normpath(path): mode for path, mode in FILES.items()}
 
-    return choose(line.split(), PY, lambda name: f"/bin/{name}" if name in on_path.split() else None, mode)
+    def which(name: str) -> str | None:
+        if "/" not in name:
+            return f"/bin/{name}" if name in on_path.split() else None
+        return name if files.get(os.path.normpath(name), 0) & 0o111 else None
+
+    return choose(line.split(), PY, which, lambda path: os.path.normpath(path) in files)
 
 
 def test_a_python_file_that_is_not_executable_is_run_with_this_python() -> None:
@@ -48,6 +53,6 @@ def test_what_is_not_on_path_may_lie_beside_this_python() -> None:
     ],
 )
 def test_a_program_that_cannot_be_run_is_named(line: str, message: str) -> None:
-    words, why = chosen(line)
-    assert words == ()
-    assert why.startswith(message)
+    with pytest.raises(UsageError) as raised:
+        chosen(line)
+    assert str(raised.value).startswith(message)

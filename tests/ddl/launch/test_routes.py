@@ -19,17 +19,14 @@ class Kernel:
     def __init__(self, says: dict[str, int], at_ssh: dict[str, int]) -> None:
         self.says, self.at_ssh, self.tried = says, at_ssh, set[str]()
 
-    def connect(self, _: socket.socket, to: tuple[str, int]) -> int:
+    def connect(self, to: tuple[str, int], timeout: float) -> socket.socket:
         self.tried.add(to[0])
-        return (self.at_ssh if to[1] == routes.SSH else self.says).get(to[0], errno.ECONNREFUSED)
+        says = (self.at_ssh if to[1] == routes.SSH else self.says).get(to[0], errno.ECONNREFUSED)
+        raise OSError(says, os.strerror(says))
 
 
 def gaps(monkeypatch: pytest.MonkeyPatch, kernel: Kernel, addresses: Sequence[str], own: int) -> tuple[Gap, ...]:
-    class Socket(socket.socket):
-        def connect_ex(self, to: tuple[str, int]) -> int:
-            return kernel.connect(self, to)
-
-    monkeypatch.setattr(routes.socket, "socket", Socket)
+    monkeypatch.setattr(routes.socket, "create_connection", kernel.connect)
     return routes.gaps(addresses, own, 40000)
 
 

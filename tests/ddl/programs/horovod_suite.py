@@ -1,4 +1,4 @@
-"""Plugin of pytest for `make horovod-suite`: Horovod's names are ours; each rank writes what became of its tests."""
+"""Plugin of pytest for `make horovod-suite`: each rank writes what became of its tests."""
 
 from __future__ import annotations
 
@@ -13,10 +13,8 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-import torch
 
 import ddl.horovod
-import ddl.horovod.torch
 
 
 def _thread(target: Callable[[], object]) -> threading.Thread:
@@ -25,32 +23,21 @@ def _thread(target: Callable[[], object]) -> threading.Thread:
     return made
 
 
-def _module(name: str, **members: object) -> None:
+def module(name: str, **members: object) -> None:
+    """Make a module that the tests import."""
     sys.modules[name] = types.ModuleType(name)
     vars(sys.modules[name]).update(members)
 
 
-sys.modules |= {"horovod": ddl.horovod, "horovod.torch": ddl.horovod.torch}
+sys.modules["horovod"] = ddl.horovod
 # What the tests' helpers import beside it.
 sys.modules.setdefault("mock", unittest.mock)
 sys.modules.setdefault("cloudpickle", pickle)
 for package in ("horovod.runner", "horovod.runner.util"):
-    _module(package)
-_module("horovod.runner.util.threads", in_thread=_thread)
-
-# The tests take every optimizer of PyTorch, which has had one more since 2.9: it takes no biases.
-torch.optim.Muon.__module__ = "later"
+    module(package)
+module("horovod.runner.util.threads", in_thread=_thread)
 
 _results = Path(os.environ["HOROVOD_SUITE_RESULTS"]) / f"rank{os.environ['OMPI_COMM_WORLD_RANK']}.jsonl"
-
-# Horovod skips these over MPI, which cannot begin again after its end: DDL can.
-_BEGIN_AGAIN = ("test_horovod_reinit", "test_horovod_is_initialized")
-
-
-@pytest.fixture(autouse=True)
-def _may_begin_again(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
-    if request.node.name in _BEGIN_AGAIN:
-        monkeypatch.setenv("HOROVOD_RANK", os.environ["OMPI_COMM_WORLD_RANK"])
 
 
 def pytest_runtest_logreport(report: pytest.TestReport) -> None:

@@ -13,6 +13,7 @@ from types import SimpleNamespace
 import pytest
 
 import ddl
+from ddl.errors import LaunchError
 from ddl.torch import groups, job, process_group, rendezvous
 
 SCRIPT = "import torch.distributed as dist; dist.init_process_group('ddl')"
@@ -115,9 +116,12 @@ def test_another_place_than_mpis_is_refused(monkeypatch: pytest.MonkeyPatch) -> 
     monkeypatch.setenv("OMPI_COMM_WORLD_RANK", "1")
     monkeypatch.setattr(ddl, "rank", lambda: 1, raising=False)
     monkeypatch.setattr(ddl, "size", lambda: 4, raising=False)
-    job.check_place(1, 4)
-    with pytest.raises(job.LaunchError, match=r"rank 1 of 5, but MPI knows this process as rank 1 of 4"):
-        job.check_place(1, 5)
+    monkeypatch.setattr(ddl, "is_initialized", lambda: True, raising=False)
+    store = SimpleNamespace()
+    job.enter(store, 1, 4)
+    with pytest.raises(LaunchError, match=r"rank 1 of 5, but MPI knows this process as rank 1 of 4"):
+        job.enter(store, 1, 5)
+    job.leave()
 
 
 @pytest.mark.parametrize(

@@ -16,6 +16,7 @@ EXAMPLE = Path(__file__).parents[3] / "examples/ddp_digits/train.py"
 ELASTIC = Path(__file__).parents[1] / "programs" / "torch_elastic.py"
 
 
+@pytest.mark.slow
 def test_the_example_runs_under_torchrun(command: Callable[..., object]) -> None:
     torchrun = [*TORCHRUN, "--standalone", "--nproc-per-node", "4"]
     done = command([*torchrun, str(EXAMPLE), "--epochs", "1"], timeout=110, OMP_NUM_THREADS="1")

@@ -8,8 +8,7 @@ from typing import TYPE_CHECKING
 
 from ddl.bench.contest import Turns
 from ddl.bench.figures import Bound
-from ddl.planning.picture import COLOURS, figure_class
-from ddl.planning.units import format_size
+from ddl.planning.picture import colour, figure_class, finish, label_sizes
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -24,19 +23,13 @@ def draw(turns: Sequence[Turns], bound: Bound | None, title: str) -> Figure:
     axes = figure.subplots()
     for at, name in enumerate(names):
         theirs = [timed.get((name, size)) for size in sizes]  # a gap at sizes at which it was not timed
-        colour = COLOURS[at % len(COLOURS)]
         middle = [one.median if one else nan for one in theirs]
-        axes.plot(sizes, middle, "o-", label=name, color=colour, linewidth=2.2 - 1.2 * (at > 0))
+        axes.plot(sizes, middle, "o-", label=name, color=colour(at), linewidth=2.2 - 1.2 * (at > 0))
         low, high = ([edge(one.seconds.values()) if one else nan for one in theirs] for edge in (min, max))
-        axes.fill_between(sizes, low, high, color=colour, alpha=0.15, linewidth=0)
+        axes.fill_between(sizes, low, high, color=colour(at), alpha=0.15, linewidth=0)
     if bound is not None:
         axes.plot(sizes, [bound(size) for size in sizes], "k:", label="bound: no algorithm is faster")
-    axes.set_xscale("log", base=2)
-    axes.set_yscale("log")
-    axes.set_xticks(sizes, [format_size(size) for size in sizes], rotation=45)
+    label_sizes(axes, sizes)
     axes.set_ylabel("seconds an allreduce, median (band: all rounds)")
-    axes.set_title(title, loc="left")
-    axes.grid(alpha=0.25)
-    axes.legend(frameon=False)
-    axes.spines[["top", "right"]].set_visible(False)
+    finish(axes, title)
     return figure

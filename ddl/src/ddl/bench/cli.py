@@ -18,7 +18,7 @@ from typing import IO
 
 import ddl
 from ddl.bench import chart, contest, contestants, figures, options
-from ddl.bench.contest import Entry, LeftOut, Turns
+from ddl.bench.contest import LeftOut, Turns
 from ddl.bench.contestants import Contestant
 from ddl.bench.controller import Controller, CrewError
 from ddl.bench.crew import END_SECONDS, Crew, WrongSum, disband
@@ -55,8 +55,7 @@ def main(words: Sequence[str]) -> int:
     arguments.mask(asked.launch.secrets)
     environ = dict(os.environ)
     found = look(asked.launch, environ)
-    if failed := checks.failures(found.rows):
-        raise failed
+    checks.tell(found.rows, warn)
     planned = decide(asked.launch, contestants.of_ddl(found.mpi).found(found))
     if asked.launch.verbose:
         for reason in planned.reasons:
@@ -118,13 +117,13 @@ def _measure(
     left_out: list[LeftOut] = []
     errors: list[str] = []  # at most one, DDL's
 
-    def leave_out(name: str, crew: Crew, size: int | None, error: RuntimeError) -> bool:
+    def leave_out(crew: Crew, size: int | None, error: RuntimeError) -> bool:
         """Leave out a contestant; returns whether the others go on: not without DDL."""
-        if name == contestants.DDL:
+        if crew.name == contestants.DDL:
             errors.append(str(error))
             return False
         crew.close()  # ranks that are there would disturb the others
-        left_out.append(LeftOut(name, size, str(error), isinstance(error, WrongSum)))
+        left_out.append(LeftOut(crew.name, size, str(error), isinstance(error, WrongSum)))
         tell("")
         warn(f"left out{'' if size is None else ' from here on'}: {error}")
         return True
@@ -138,31 +137,25 @@ def _measure(
         running.push(lambda kind, *_: disband(crews, END_SECONDS if kind is None else 0.0))
         for at, one in enumerate(entered):  # mpirun takes no folder whose name has a comma or a space
             launch = _launch(one, asked, planned.found, folder / str(at))
-            crews.append(Crew(one.name, ranks, controller, _starter(launch, environ), folder / f"{at}.log"))
-        entries: list[Entry] = []
-        for one, crew in zip(entered, crews, strict=True):
+            crews.append(Crew(one.name, ranks, controller, _starter(launch, environ), folder / f"{at}.log", one.family))
+        ready: list[Crew] = []
+        for crew in crews:
             try:
                 crew.assemble()
-                entries.append(Entry(one.name, crew, one.family))
+                ready.append(crew)
             except CrewError as error:
-                if not leave_out(one.name, crew, None, error):
+                if not leave_out(crew, None, error):
                     return Outcome(tuple(entered), [], left_out, crew.said("ddl"), errors[0])
         controller.close()  # no other rank is expected
-        by_name = {crew.name: crew for crew in crews}
-
-        def drop(entry: Entry, size: int, error: RuntimeError) -> bool:
-            return leave_out(entry.name, by_name[entry.name], size, error)
-
         running.callback(tell, "")
-        turns = contest.hold(entries, asked.sizes, asked.rounds, asked.seconds, tell, drop)
+        turns = contest.hold(ready, asked.sizes, asked.rounds, asked.seconds, tell, leave_out)
         return Outcome(tuple(entered), turns, left_out, crews[0].said("ddl"), "".join(errors))
 
 
 def _launch(one: Contestant, asked: options.Bench, found: Found, folder: Path) -> command.Launch:
     launch = command.build(decide(one.options(asked.launch, found.mpi), one.found(found)), folder)
     folder.mkdir()
-    for name, text in launch.files.items():
-        (folder / name).write_text(text)
+    launch.write(folder)
     return launch
 
 

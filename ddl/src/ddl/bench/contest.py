@@ -12,7 +12,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
 from statistics import median
-from typing import Protocol
+from typing import Protocol, TypeVar
 
 STAY = 2  # variants of a family that are timed at each size
 TRIAL = 0.1  # of a turn: the length of a trial that chooses the best of a family
@@ -22,6 +22,9 @@ MARGIN = 1.05  # on a turn's length, as a turn may be quicker than its trials
 class Timed(Protocol):
     """The part of a crew that a contest needs."""
 
+    name: str
+    family: str  # those with the same one are variants, of which only the best are timed at length; "": none
+
     def check(self, size: int) -> float:
         """Seconds of one collective of `size` bytes; raises if its result is wrong."""
 
@@ -29,13 +32,7 @@ class Timed(Protocol):
         """Seconds of one collective of `size` bytes: the mean of `repeats` back to back."""
 
 
-@dataclass(frozen=True)
-class Entry:
-    """A contestant. Those with the same `family` are variants; only the best of them are timed at length."""
-
-    name: str
-    crew: Timed
-    family: str = ""
+TimedT = TypeVar("TimedT", bound=Timed)
 
 
 @dataclass(frozen=True)
@@ -65,56 +62,56 @@ class LeftOut:
 
 
 def hold(
-    entries: Sequence[Entry],
+    crews: Sequence[TimedT],
     sizes: Sequence[int],
     rounds: int,
     seconds: float,
     tell: Callable[[str], None] = lambda _: None,
-    drop: Callable[[Entry, int, RuntimeError], bool] | None = None,
+    drop: Callable[[TimedT, int, RuntimeError], bool] | None = None,
 ) -> list[Turns]:
-    """Time `entries` at `sizes` (bytes) in `rounds` turns of at least `seconds` each; calls `tell` before each turn.
+    """Time `crews` at `sizes` (bytes) in `rounds` turns of at least `seconds` each; calls `tell` before each turn.
 
-    If a crew raises a RuntimeError, its entry is left out from that size on. `drop` is told, and the contest ends if it
+    If a crew raises a RuntimeError, it is left out from that size on. `drop` is told, and the contest ends if it
     returns False. Without `drop` the error goes to the caller.
     """
-    if len({entry.name for entry in entries}) < len(entries):
-        raise ValueError(f"two entries of one name: {', '.join(entry.name for entry in entries)}")
-    left = list(entries)
+    if len({crew.name for crew in crews}) < len(crews):
+        raise ValueError(f"two crews of one name: {', '.join(crew.name for crew in crews)}")
+    left = list(crews)
     found = []
 
-    def turn(entry: Entry, what: str, take: Callable[[], float]) -> float | None:
-        tell(f"{entry.name}, {size} B, {what}")
+    def turn(crew: TimedT, what: str, take: Callable[[], float]) -> float | None:
+        tell(f"{crew.name}, {size} B, {what}")
         try:
             return take()
         except RuntimeError as error:
             if drop is None:
                 raise
-            left.remove(entry)
-            if not drop(entry, size, error):
+            left.remove(crew)
+            if not drop(crew, size, error):
                 left.clear()
             return None
 
     for size in sizes:
         trials: dict[str, float] = {}
-        for entry in tuple(left):
-            if entry not in left:
+        for crew in tuple(left):
+            if crew not in left:
                 break
-            trial = turn(entry, "trial", partial(_trial, entry.crew, size, seconds))
+            trial = turn(crew, "trial", partial(_trial, crew, size, seconds))
             if trial is not None:
-                trials[entry.name] = trial
-        stay = [entry for entry in left if entry.name in _best(left, trials)]
+                trials[crew.name] = trial
+        stay = [crew for crew in left if crew.name in _best(left, trials)]
         repeats: dict[str, int] = {}
-        for entry in stay:
-            if entry in left:
-                count = turn(entry, "trial", partial(_repeats, entry.crew, size, trials[entry.name], seconds))
-                repeats[entry.name] = int(count or 0)
-        turns: dict[str, dict[int, float]] = {entry.name: {} for entry in stay}
+        for crew in stay:
+            if crew in left:
+                count = turn(crew, "trial", partial(_repeats, crew, size, trials[crew.name], seconds))
+                repeats[crew.name] = int(count or 0)
+        turns: dict[str, dict[int, float]] = {crew.name: {} for crew in stay}
         for at in range(rounds):
-            for entry in (stay[place] for place in order(len(stay), at)):
-                if entry in left:
-                    took = turn(entry, f"round {at + 1}", partial(entry.crew.time, size, repeats[entry.name]))
+            for crew in (stay[place] for place in order(len(stay), at)):
+                if crew in left:
+                    took = turn(crew, f"round {at + 1}", partial(crew.time, size, repeats[crew.name]))
                     if took is not None:
-                        turns[entry.name][at] = took
+                        turns[crew.name][at] = took
         found += [
             Turns(one.name, size, repeats[one.name], turns[one.name], one.family) for one in stay if turns[one.name]
         ]
@@ -155,9 +152,9 @@ def _filled(crew: Timed, size: int, trial: float, seconds: float) -> tuple[int, 
     return count, trial
 
 
-def _best(entries: Sequence[Entry], trials: dict[str, float]) -> set[str]:
-    stay = {entry.name for entry in entries if not entry.family}
-    for family in {entry.family for entry in entries if entry.family}:
-        names = sorted((one.name for one in entries if one.family == family), key=trials.__getitem__)
+def _best(crews: Sequence[Timed], trials: dict[str, float]) -> set[str]:
+    stay = {crew.name for crew in crews if not crew.family}
+    for family in {crew.family for crew in crews if crew.family}:
+        names = sorted((one.name for one in crews if one.family == family), key=trials.__getitem__)
         stay |= set(names[:STAY])
     return stay

@@ -96,7 +96,7 @@ def peers(
         if name in names:  # Open MPI 4 beside 5
             name = str(other)
         if name in names:
-            raise CheckError((f"--peer-mpi {other.path}", f"{other} takes part already; name each MPI once"))
+            raise CheckError(f"--peer-mpi {other.path}", f"{other} takes part already; name each MPI once")
         names.add(name)
         found += _of_mpi(other, partial(compiled, other), name, wanted)
     if find_spec("torch") is not None:
@@ -111,7 +111,7 @@ def compiled(mpi: Mpi) -> Path:
     wrapper = shutil.which(mpi.path.parent / "mpicxx")
     if wrapper is None:
         why = f"to time it takes mpicxx, and there is none beside {mpi.path}: install its headers"
-        raise CheckError((str(mpi), why))
+        raise CheckError(str(mpi), why)
     source = _worker("allreduce.cc")
     made_of = f"{mpi.path.parent.resolve()} {mpi} {source.read_text()}"
     program = _cache() / f"bench_{mpi.family}-{hashlib.sha256(made_of.encode()).hexdigest()[:16]}"
@@ -122,7 +122,7 @@ def compiled(mpi: Mpi) -> Path:
     words.append(f"-Wl,-rpath,{mpi.path.parent.parent / 'lib'}")
     done = subprocess.run(words, stdin=subprocess.DEVNULL, capture_output=True, text=True)
     if done.returncode:
-        raise CheckError((str(mpi), f"{wrapper} cannot compile {source}: {done.stderr.strip()[:400]}"))
+        raise CheckError(str(mpi), f"{wrapper} cannot compile {source}: {done.stderr.strip()[:400]}")
     aside.replace(program)
     return program
 
@@ -149,10 +149,9 @@ def _of_mpi(mpi: Mpi, worker: Callable[[], Path], name: str, wanted: Callable[[s
 
 def _worker(name: str) -> Path:
     """A file that is installed or built with the library."""
-    # The conda package has a link to libddl's library, and its programs beside that link.
-    found = library.find()
-    folders = (found.parent, found.resolve().parent)
-    for path in (place for folder in folders for place in (folder / "bench" / name, folder / name)):
+    folder = library.find().resolve().parent
+    # Of a wheel, of a build, of an installed libddl.
+    for path in (folder / "bench" / name, folder / name, folder.parent / "libexec/ddl" / name):
         if path.is_file():
             return path
-    raise CheckError(("ddlrun bench", f"{name} is not beside {library.NAME} in {folders[-1]}; install ddl again"))
+    raise CheckError("ddlrun bench", f"{name} is not beside {library.NAME} in {folder}; install ddl again")

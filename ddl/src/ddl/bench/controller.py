@@ -13,6 +13,7 @@ import socket
 import time
 from collections.abc import Callable, Sequence
 from contextlib import suppress
+from io import FileIO
 
 from ddl.launch.reception import Reception
 
@@ -33,7 +34,7 @@ class Controller:
         """`addresses` of this host at which `ranks` ranks may reach it, best first; empty: all are on this host."""
         self._reception = Reception(addresses, ranks)
         self._expected: dict[str, int] = {}  # tokens, and the number of ranks that send each
-        self._found: dict[str, dict[int, Line]] = {}
+        self._found: dict[str, dict[int, FileIO]] = {}
         self._odd: dict[str, int] = {}  # tokens of jobs with a wrong number of ranks, and that number
 
     @property
@@ -46,7 +47,7 @@ class Controller:
         self._expected[token] = ranks
         self._found[token] = {}
 
-    def lines(self, token: str, seconds: float, alive: Callable[[], bool]) -> list[Line]:
+    def lines(self, token: str, seconds: float, alive: Callable[[], bool]) -> list[FileIO]:
         """Wait for all ranks that send `token`; returns their lines, by rank.
 
         Raises CrewError after `seconds`, if the job is not `alive` any more, or if it has another number of ranks.
@@ -95,48 +96,17 @@ class Controller:
             self._odd[token] = size
             connection.close()
             return
-        self._found[token][rank] = Line(connection)
+        self._found[token][rank] = _line_of(connection)
 
 
-class Line:
-    """A connection that carries lines of text."""
-
-    def __init__(self, connection: socket.socket) -> None:
-        connection.setblocking(True)
-        connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-        self._connection = connection
-        self._heard = b""
-
-    def fileno(self) -> int:
-        """For poll."""
-        return self._connection.fileno()
-
-    def write(self, text: str) -> None:
-        """Send a line."""
-        self._connection.sendall(f"{text}\n".encode())
-
-    def read(self) -> str | None:
-        """The next line; None if it is not complete yet, "" at the end."""
-        try:
-            data = self._connection.recv(LINE_BYTES, socket.MSG_DONTWAIT)
-        except BlockingIOError:
-            return None
-        except OSError:
-            data = b""
-        line, end, rest = (self._heard + data).partition(b"\n")
-        if end:
-            self._heard = rest
-            return line.decode(errors="replace").strip()
-        self._heard = line
-        return None if data and len(line) <= LINE_BYTES else ""
-
-    def close(self) -> None:
-        """Close the connection."""
-        with suppress(OSError):
-            self._connection.close()
+def _line_of(connection: socket.socket) -> FileIO:
+    """The connection as a file; closing the file closes the connection."""
+    connection.setblocking(True)  # ranks send a line in one piece
+    connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+    return open(connection.detach(), "r+b", buffering=0)
 
 
-def answers(lines: Sequence[Line], seconds: float) -> list[str]:
+def answers(lines: Sequence[FileIO], seconds: float) -> list[str]:
     """A line from each, all within `seconds`; "" for ranks without one by then, or when one ended."""
     deadline = time.monotonic() + seconds
     found = dict.fromkeys(range(len(lines)), "")
@@ -146,9 +116,9 @@ def answers(lines: Sequence[Line], seconds: float) -> list[str]:
         poll.register(descriptor, select.POLLIN)
     while left and (wait := deadline - time.monotonic()) > 0:
         for descriptor, _ in poll.poll(wait * 1000):
-            said = lines[left[descriptor]].read()
-            if said is None:
-                continue
+            said = ""
+            with suppress(OSError):
+                said = lines[left[descriptor]].readline(LINE_BYTES).decode(errors="replace").strip()
             if not said:
                 return list(found.values())  # the others would wait for this rank for ever
             found[left.pop(descriptor)] = said

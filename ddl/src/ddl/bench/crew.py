@@ -12,10 +12,11 @@ import subprocess
 import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
+from io import FileIO
 from pathlib import Path
 from typing import IO
 
-from ddl.bench.controller import TOKEN, Controller, CrewError, Line, answers
+from ddl.bench.controller import TOKEN, Controller, CrewError, answers
 
 # Starts a job; gets the worker's last arguments, additional variables, and a file for its output.
 Start = Callable[[Sequence[str], Mapping[str, str], IO[bytes]], "subprocess.Popen[bytes]"]
@@ -39,16 +40,17 @@ class Crew:
         controller: Controller,
         start: Start,
         log: Path,
+        family: str = "",
         *,
         assemble_seconds: float = ASSEMBLE_SECONDS,
         answer_seconds: float = ANSWER_SECONDS,
     ) -> None:
         """Begin the job."""
-        self.name, self.ranks = name, ranks
+        self.name, self.family, self.ranks = name, family, ranks
         self._controller = controller
         self._assemble_seconds, self._answer_seconds = assemble_seconds, answer_seconds
         self._token = secrets.token_hex(16)
-        self._lines: list[Line] = []
+        self._lines: list[FileIO] = []
         self._log = log
         controller.expect(self._token, ranks)
         with log.open("wb") as output:
@@ -82,7 +84,8 @@ class Crew:
     def hang_up(self) -> None:
         """Close the connections to its ranks, which then end."""
         for line in self._lines:
-            line.close()
+            with suppress(OSError):
+                line.close()
 
     def close(self, seconds: float = END_SECONDS) -> None:
         """End the job: wait for it for `seconds`, then send SIGTERM, then SIGKILL."""
@@ -100,7 +103,7 @@ class Crew:
     def _ask(self, text: str) -> list[str]:
         with suppress(OSError):  # the missing answer is the better message
             for line in self._lines:
-                line.write(text)
+                line.write(f"{text}\n".encode())
         return answers(self._lines, self._answer_seconds)
 
     def _seconds_of(self, answer: str) -> float:

@@ -47,10 +47,15 @@ class Parser(argparse.ArgumentParser):
             found += [words.pop(0)] if words else []
         return super().parse_args(found, namespace)
 
-    def parse_start(self, words: Sequence[str]) -> tuple[argparse.Namespace, list[str]]:
-        """The options before the first other word, and all words from that one on; "--" ends the options, too."""
+    def parse_start(
+        self, words: Sequence[str], given: argparse.Namespace | None = None
+    ) -> tuple[argparse.Namespace, list[str]]:
+        """The options before the first other word, and all words from that one on; "--" ends the options, too.
+
+        The options are added to those in `given`.
+        """
         rest = list(words)
-        return super().parse_args(self._options(rest)), rest
+        return super().parse_args(self._options(rest), given), rest
 
     def _options(self, words: list[str]) -> list[str]:
         """Take the options from the start of `words`, each as one word `NAME=VALUE` for argparse."""

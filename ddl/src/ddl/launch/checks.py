@@ -40,25 +40,19 @@ def hosts(names: Sequence[str], machines: Mapping[str, Machine], problems: Mappi
 
 def versions(machines: Mapping[str, Machine], here: str) -> list[Check]:
     """Every host must have the plugin for MPI and the ddl of `here`: two versions would compare different headers."""
-    other = {name: one.ddl for name, one in machines.items() if one.ddl != here}
-    lacking = [name for name, one in machines.items() if not one.plugin]
-    if not other and not lacking:
-        return [Check(OK, "ddl", f"version {here} and its plugin for MPI on {_hosts(machines)}")]
-    if not other:
-        return [
-            Check(
-                WARNING, "ddl",
-                f"no {library.PLUGIN} on {', '.join(lacking)}: ranks there cannot use ddl, as MPI starts them; "
-                "install it (conda: libddl-mpi; pip: bascule-ddl again, with this MPI's mpicxx in PATH)",
-            )
-        ]  # fmt: skip
-    return [
-        Check(
-            FAILED, f"host {name}",
-            f"it has ddl {found}, and this host has {here}; install the same there: pip install bascule-ddl=={here}",
-        )
-        for name, found in other.items()
-    ]  # fmt: skip
+    remedy = f"install the same there: pip install bascule-ddl=={here}"
+    other = [
+        Check(FAILED, f"host {name}", f"it has ddl {one.ddl}, and this host has {here}; {remedy}")
+        for name, one in machines.items()
+        if one.ddl != here
+    ]
+    if other:
+        return other
+    if lacking := [name for name, one in machines.items() if not one.plugin]:
+        text = f"no {library.PLUGIN} on {', '.join(lacking)}: ranks there cannot use ddl, as MPI starts them; "
+        text += "install it (conda: libddl-mpi; pip: bascule-ddl again, with this MPI's mpicxx in PATH)"
+        return [Check(WARNING, "ddl", text)]
+    return [Check(OK, "ddl", f"version {here} and its plugin for MPI on {_hosts(machines)}")]
 
 
 def gpus(machines: Mapping[str, Machine]) -> list[Check]:
@@ -80,18 +74,16 @@ def routes(gaps: Mapping[str, Sequence[Gap]], names: Sequence[str], addresses: M
     for name in names:
         for gap in gaps.get(name, ()):
             other = names[gap.to]
-            where = f"host {other}" + (f" ({addresses[other]})" if addresses.get(other) else "")
-            row = Check(
-                FAILED, f"host {name}",
-                f"no route to {where}: {gap.why}; fix the network between the two, or leave one of them out",
-            )  # fmt: skip
+            there = f"host {other}" + (f" ({addresses[other]})" if addresses.get(other) else "")
+            state, text = FAILED, f"no route to {there}: {gap.why}; fix the network between the two, "
+            text += "or leave one of them out"
             if gap.filtered:
-                row = Check(
-                    WARNING, f"host {name}",
-                    f"{where} answers it at ssh's port alone ({gap.why}); if no other ports are open between the two, "
-                    "MPI will fail: open more, or have MPI use the open ones, with --mpiarg",
-                )  # fmt: skip
-            rows.setdefault(frozenset((name, other)), row)
+                state, text = (
+                    WARNING,
+                    f"{there} answers it at ssh's port alone ({gap.why}); if no other ports are open ",
+                )
+                text += "between the two, MPI will fail: open more, or have MPI use the open ones, with --mpiarg"
+            rows.setdefault(frozenset((name, other)), Check(state, f"host {name}", text))
     return list(rows.values())[:ROUTES]
 
 
@@ -111,13 +103,10 @@ def hardware(machines: Mapping[str, Machine], *, asked: bool) -> list[Check]:
         common = max(kinds.values(), key=list(kinds.values()).count)
         for name, kind in kinds.items():
             if kind != common:
-                rows.append(
-                    Check(
-                        state, f"host {name}",
-                        f"it has {kind}, and {_named(kinds, common)} {common}; leave it out, or say what you want of "
-                        f"its {what} with -np or --accelerators",
-                    )
-                )  # fmt: skip
+                text = (
+                    f"it has {kind}, and {_named(kinds, common)} {common}; leave it out, or say what you want of its "
+                )
+                rows.append(Check(state, f"host {name}", f"{text}{what} with -np or --accelerators"))
     return rows or [Check(OK, "hardware", f"the same on {_hosts(machines)}")]
 
 
@@ -130,19 +119,18 @@ def describe(machine: Machine) -> str:
     return ", ".join([*parts, f"ddl {machine.ddl}", f"Python {machine.python}"])
 
 
+def failed(rows: Iterable[Check]) -> list[tuple[str, str]]:
+    """The subjects and texts of the failed checks."""
+    return [(row.subject, row.text) for row in rows if row.state == FAILED]
+
+
 def tell(rows: Sequence[Check], warn: Callable[[str], None]) -> None:
     """Print the warnings. Raises CheckError if a check failed."""
     for row in rows:
         if row.state == WARNING:
             warn(str(row))
-    if error := failures(rows):
-        raise error
-
-
-def failures(rows: Iterable[Check]) -> CheckError | None:
-    """The error with all failed rows; None if no check failed."""
-    failed = [(row.subject, row.text) for row in rows if row.state == FAILED]
-    return CheckError(*failed) if failed else None
+    if failures := failed(rows):
+        raise CheckError(*failures[0], *failures[1:])
 
 
 def table(rows: Sequence[Check]) -> str:

@@ -24,13 +24,12 @@ from ddl.launch import door, rankfile
 from ddl.launch.decide import Job
 from ddl.launch.environment import HIDDEN_PREFIX, wrapper
 from ddl.launch.errors import UsageError
-from ddl.launch.mpi import HYDRA
+from ddl.launch.mpi import AGENTS, HYDRA
 from ddl.launch.options import Export
 
 ROOT_RIGHTS = {"OMPI_ALLOW_RUN_AS_ROOT": "1", "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM": "1"}
 MASK = "***"
 _PARAMETER_OPTIONS = frozenset({"mca", "gmca", "omca", "prtemca", "pmixmca"})  # of mpirun, before a name and a value
-AGENTS = ("PRTE_MCA_plm_ssh_agent", "OMPI_MCA_plm_rsh_agent", "HYDRA_LAUNCHER_EXEC")
 
 
 @dataclass(frozen=True)
@@ -44,6 +43,11 @@ class Launch:
     environment: Mapping[str, str]
     files: Mapping[str, str]
     secrets: tuple[str, ...] = ()
+
+    def write(self, folder: Path) -> None:
+        """Write the files."""
+        for name, text in self.files.items():
+            (folder / name).write_text(text)
 
     def __str__(self) -> str:
         """The command with the variables that it needs, as a shell takes it; MASK stands for each secret value."""
@@ -75,7 +79,7 @@ def build(job: Job, folder: Path) -> Launch:
 
 def agent(environ: Mapping[str, str]) -> str:
     """The launch agent that the environment names for any MPI; "" if it names none, which means ssh."""
-    return next((environ[name] for name in AGENTS if environ.get(name)), "")
+    return next((environ[name] for name in AGENTS.values() if environ.get(name)), "")
 
 
 def _openmpi(job: Job, folder: Path) -> tuple[list[str], dict[str, str]]:

@@ -116,7 +116,7 @@ def _places(options: Options, found: Found) -> tuple[tuple[Place, ...], tuple[st
         places = rankfile.parse(found.rankfile, str(options.rankfile), found.allocation)
         if options.ranks not in (None, len(places)):
             text = f"-np asks for {options.ranks}, and {options.rankfile} places {len(places)}; give one of them"
-            raise CheckError(("ranks", text))
+            raise CheckError("ranks", text)
         return places, (), f"-rf {options.rankfile}"
     chosen = layout.choose(found.allocation, found.machines, ranks=options.ranks, accelerators=options.accelerators)
     places = rankfile.place(chosen.hosts, chosen.counts, found.machines, order=options.order)

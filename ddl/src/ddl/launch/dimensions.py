@@ -42,29 +42,32 @@ def choose(
     ranks, hosts = sum(counts), len(counts)
     if mode.dimensions:
         if prod(mode.dimensions) != ranks:
-            raise _wrong(
+            raise CheckError(
+                "dimensions",
                 f"-m {mode} multiplies to {prod(mode.dimensions)} ranks, and there are {ranks} ({_spread(counts)}); "
-                f"give dimensions that multiply to {ranks}, or leave them to ddlrun: -m {mode.letters[0]}"
+                f"give dimensions that multiply to {ranks}, or leave them to ddlrun: -m {mode.letters[0]}",
             )
         return Dimensions(mode.dimensions, f"-m {mode}")
     shape = (racks or 1) * (aisles or 1)
     per_rack = nodes if nodes is not None else hosts // shape
     if per_rack * shape != hosts:
         named = f"{nodes} nodes x " if nodes is not None else ""
-        raise _wrong(
+        raise CheckError(
+            "dimensions",
             f"{named}{racks or 1} racks x {aisles or 1} aisles "
             + (
                 f"is {per_rack * shape} hosts, and there are {hosts}"
                 if nodes
                 else f"do not divide {hosts} hosts evenly"
             )
-            + "; give --nodes, --racks and --aisles that multiply to the number of hosts"
+            + "; give --nodes, --racks and --aisles that multiply to the number of hosts",
         )
     if len(set(counts)) > 1:
         if len(mode.letters) > 1:
-            raise _wrong(
+            raise CheckError(
+                "dimensions",
                 f"-m {mode} has a mode for each of {len(mode.letters)} dimensions, and hosts with different numbers of "
-                f"ranks ({_spread(counts)}) have only one; give one mode, or as many ranks on each"
+                f"ranks ({_spread(counts)}) have only one; give one mode, or as many ranks on each",
             )
         return Dimensions((), f"the hosts run different numbers of ranks ({_spread(counts)})")
     if mode.letters == "p" and (nodes, racks, aisles) == (None, None, None):
@@ -74,10 +77,6 @@ def choose(
     asked = [f"--{name} {value}" for name, value in (("nodes", nodes), ("racks", racks), ("aisles", aisles)) if value]
     by = f", by {' '.join(asked)}" if asked else ""
     return Dimensions(sizes, f"{_spread(counts)}{by}")
-
-
-def _wrong(text: str) -> CheckError:
-    return CheckError(("dimensions", text))
 
 
 def _spread(counts: Sequence[int]) -> str:

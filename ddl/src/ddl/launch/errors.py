@@ -18,13 +18,13 @@ class UsageError(LaunchError, ValueError):
 class CheckError(LaunchError):
     """The machine cannot run what was asked.
 
-    Each of `failures` has a subject (what was checked) and a text: what was asked, what was found, what to do. `lines`
-    joins the two.
+    `subject` is what was checked; `text` says what was asked, what was found, and what to do. `others` are more of such
+    failures; `lines` has a line for each.
     """
 
     exit_status = 3
 
-    def __init__(self, *failures: tuple[str, str]) -> None:
-        self.failures = failures
-        self.lines = tuple(f"{subject}: {text}" for subject, text in failures)
+    def __init__(self, subject: str, text: str, *others: tuple[str, str]) -> None:
+        self.failures = ((subject, text), *others)
+        self.lines = tuple(f"{subject}: {text}" for subject, text in self.failures)
         super().__init__("\n".join(self.lines))

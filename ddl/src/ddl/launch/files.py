@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import errno
 import os
-from collections.abc import Callable
 from pathlib import Path
 
 from ddl.launch.counts import quoted
@@ -22,8 +21,8 @@ def read(path: Path) -> str:
     return text.decode().replace("\r\n", "\n")
 
 
-def named(read: Callable[[Path], str], path: Path, name: str, expected: str) -> str:
-    """The text that `read` returns for `path`, given by the option or variable `name`.
+def named(path: Path, name: str, expected: str) -> str:
+    """The text of a file that the option or variable `name` gives.
 
     Raises UsageError, which says what is `expected`.
     """

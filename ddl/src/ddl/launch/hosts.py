@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -48,22 +48,15 @@ class Allocation:
         return tuple(host.name for host in self.hosts)
 
 
-def allocation(
-    *,
-    given: str | None,
-    hostfile: Path | None,
-    environ: Mapping[str, str],
-    here: str,
-    read: Callable[[Path], str],
-) -> Allocation:
+def allocation(given: str | None, hostfile: Path | None, environ: Mapping[str, str], here: str) -> Allocation:
     """The hosts to use: `given` (-H), else `hostfile`, else Slurm's, LSF's or the MPI Operator's, else `here`.
 
-    `read` reads a text file. Raises UsageError if a name is impossible or a file cannot be read.
+    Raises UsageError if a name is impossible or a file cannot be read.
     """
     if given is not None:
         return Allocation(parse_hosts(given), f"-H {given}")
     if hostfile is not None:
-        text = files.named(read, hostfile, "-hostfile", _EXPECTED)
+        text = files.named(hostfile, "-hostfile", _EXPECTED)
         return Allocation(parse_hostfile(text, str(hostfile)), f"-hostfile {hostfile}")
     if nodes := environ.get("SLURM_JOB_NODELIST", environ.get("SLURM_NODELIST", "")):
         return _slurm(nodes, environ)
@@ -71,10 +64,10 @@ def allocation(
         return _lsf(counts)
     for name in HOSTFILE_VARIABLES:
         if path := environ.get(name, ""):
-            found = parse_hostfile(files.named(read, Path(path), name, _EXPECTED), path)
+            found = parse_hostfile(files.named(Path(path), name, _EXPECTED), path)
             return Allocation(found, f"{path}, which {name} names", batch="operator")
     try:
-        text = read(OPERATOR_HOSTFILE)
+        text = files.read(OPERATOR_HOSTFILE)
     except OSError:
         return Allocation((Host(here),), "this host: no host was named and no batch system shows any")
     return Allocation(

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from ddl.launch.counts import MOST
 from ddl.launch.errors import CheckError
-from ddl.launch.hosts import Allocation, Host
+from ddl.launch.hosts import Allocation
 from ddl.launch.machine import Machine
 
 
@@ -19,11 +19,6 @@ class Layout:
     counts: tuple[int, ...]
     spares: tuple[str, ...]
     reason: str
-
-    @property
-    def ranks(self) -> int:
-        """How many ranks there are on all hosts."""
-        return sum(self.counts)
 
 
 def choose(
@@ -39,48 +34,39 @@ def choose(
     do not suffice; it names both numbers.
     """
     hosts = allocation.hosts
+    known = [machines.get(host.name) for host in hosts]
+    gpus = tuple(len(one.gpus) if one else 0 for one in known)
+
+    def limited(counts: Sequence[int]) -> tuple[int, ...]:
+        return tuple(min(count, host.slots or count) for count, host in zip(counts, hosts, strict=True))
+
     if accelerators is not None:
+        most = (accelerators,) * len(hosts)
         if ranks is None:
-            counts = tuple(accelerators for _ in hosts)
-            return _made(allocation, counts, f"{accelerators} on each host: --accelerators")
-        most = tuple(accelerators for _ in hosts)
+            return _made(allocation, most, f"{accelerators} on each host: --accelerators")
         if ranks > sum(most):
             raise CheckError(
-                (
-                    "ranks",
-                    f"-np asks for {ranks}, and --accelerators {accelerators} on {len(hosts)} hosts makes {sum(most)}; "
-                    "lower -np or raise --accelerators",
-                )
+                "ranks",
+                f"-np asks for {ranks}, and --accelerators {accelerators} on {len(hosts)} hosts makes {sum(most)}; "
+                "lower -np or raise --accelerators",
             )
         return _made(allocation, _dealt(ranks, most), f"-np {ranks}, at most {accelerators} on each host")
     if ranks is not None:
-        return _made(allocation, _dealt(ranks, _capacity(allocation, machines, ranks)), f"-np {ranks}")
-    gpus = tuple(len(machines[host.name].gpus) if host.name in machines else 0 for host in hosts)
+        # A host takes its slots, else its GPUs if these suffice for all ranks, else any number (None).
+        soft = gpus if sum(gpus) >= ranks else (None,) * len(hosts)
+        given = [host.slots if allocation.asked else None for host in hosts]
+        capacity = tuple(count if slots is None else slots for count, slots in zip(soft, given, strict=True))
+        return _made(allocation, _dealt(ranks, capacity), f"-np {ranks}")
     if any(gpus):
-        if 0 in gpus:
-            without = ", ".join(host.name for host, count in zip(hosts, gpus, strict=True) if not count)
-            raise CheckError(("GPUs", f"other hosts have some, and {without} has none; leave it out, or say -np N"))
-        counts = tuple(min(count, host.slots or count) for host, count in zip(hosts, gpus, strict=True))
+        if without := [host.name for host, count in zip(hosts, gpus, strict=True) if not count]:
+            text = f"other hosts have some, and {', '.join(without)} has none; leave it out, or say -np N"
+            raise CheckError("GPUs", text)
+        counts = limited(gpus)
         return _made(allocation, counts, "one a GPU" if counts == gpus else "one a GPU, as far as the slots go")
     if allocation.asked and all(host.slots is not None for host in hosts):
         return _made(allocation, tuple(host.slots or 1 for host in hosts), "no GPU; the hosts' slots")
-    sockets = tuple(_sockets(machines, host) for host in hosts)
-    counts = tuple(min(count, host.slots or count) for host, count in zip(hosts, sockets, strict=True))
-    return _made(allocation, counts, "no GPU and no number of slots; one a socket")
-
-
-def _sockets(machines: Mapping[str, Machine], host: Host) -> int:
-    return len(machines[host.name].sockets) if host.name in machines else 1
-
-
-def _capacity(allocation: Allocation, machines: Mapping[str, Machine], ranks: int) -> tuple[int | None, ...]:
-    """How many ranks each host takes: its slots, else its GPUs if these suffice for all, else any number (None)."""
-    gpus = [len(machines[host.name].gpus) if host.name in machines else 0 for host in allocation.hosts]
-    soft = [count if sum(gpus) >= ranks else None for count in gpus]
-    return tuple(
-        soft[at] if host.slots is None or not allocation.asked else host.slots
-        for at, host in enumerate(allocation.hosts)
-    )
+    sockets = limited([len(one.sockets) if one else 1 for one in known])
+    return _made(allocation, sockets, "no GPU and no number of slots; one a socket")
 
 
 def _dealt(ranks: int, most: tuple[int | None, ...]) -> tuple[int, ...]:
@@ -105,17 +91,15 @@ def _made(allocation: Allocation, counts: tuple[int, ...], reason: str) -> Layou
     for host, count in zip(hosts, counts, strict=True):
         if host.slots is not None and count > host.slots:
             raise CheckError(
-                (
-                    "slots",
-                    f"{sum(counts)} ranks were asked for, {count} of them on {host.name}, and it has {host.slots} (of "
-                    f"{sum(one.slots or 0 for one in hosts)} in {allocation.source}); lower -np, or give the host more "
-                    f"slots, as in -H {host.name}:{count}",
-                )
+                "slots",
+                f"{sum(counts)} ranks were asked for, {count} of them on {host.name}, and it has {host.slots} (of "
+                f"{sum(one.slots or 0 for one in hosts)} in {allocation.source}); lower -np, or give the host more "
+                f"slots, as in -H {host.name}:{count}",
             )
     if sum(counts) > MOST:
-        raise CheckError(("ranks", f"there would be {sum(counts):,}, and a job has at most {MOST:,}; say -np N"))
+        raise CheckError("ranks", f"there would be {sum(counts):,}, and a job has at most {MOST:,}; say -np N")
     used = [(host.name, count) for host, count in zip(hosts, counts, strict=True) if count]
     spares = tuple(host.name for host, count in zip(hosts, counts, strict=True) if not count)
     if not used:
-        raise CheckError(("ranks", "there would be none; say -np N"))
+        raise CheckError("ranks", "there would be none; say -np N")
     return Layout(tuple(name for name, _ in used), tuple(count for _, count in used), spares, reason)

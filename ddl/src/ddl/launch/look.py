@@ -25,9 +25,7 @@ def look(asked: Options, environ: Mapping[str, str], rows: list[Check] | None = 
     Raises CheckError if there is no mpirun, without which nothing can be checked, and UsageError for impossible names.
     """
     rows = [] if rows is None else rows
-    allocation = hosts.allocation(
-        given=asked.hosts, hostfile=asked.hostfile, environ=environ, here=socket.gethostname(), read=files.read
-    )
+    allocation = hosts.allocation(asked.hosts, asked.hostfile, environ, socket.gethostname())
     names = allocation.names
     rows.append(Check(checks.OK, "hosts", f"{checks.plural(len(names), 'host')}: {allocation.source}"))
     launcher = mpi.find(asked.mpirun, path=environ.get("PATH"))
@@ -38,7 +36,7 @@ def look(asked: Options, environ: Mapping[str, str], rows: list[Check] | None = 
         machines={},
         addresses=reach.addresses(names),
         environ=environ,
-        rankfile=files.named(files.read, asked.rankfile, "-rf", _RANKS) if asked.rankfile else "",
+        rankfile=files.named(asked.rankfile, "-rf", _RANKS) if asked.rankfile else "",
         agent=command.agent(environ),
         root=os.geteuid() == 0,
         port=free_port(),

@@ -91,18 +91,13 @@ class Machine:
     @classmethod
     def from_dict(cls, data: Mapping[str, Any]) -> Machine:
         """The inverse of `to_dict`. Raises KeyError, TypeError or ValueError for other data."""
-        return cls(
-            name=str(data["name"]),
-            sockets=tuple(Socket(int(row["cores"]), parse_runs(row["cpus"])) for row in data["sockets"]),
-            numa_nodes=int(data["numa_nodes"]),
-            gpus=tuple(Gpu(**row) for row in data["gpus"]),
-            nics=tuple(Nic(**row) for row in data["nics"]),
-            fabrics=tuple(map(str, data["fabrics"])),
-            python=str(data["python"]),
-            ddl=str(data["ddl"]),
-            plugin=bool(data["plugin"]),
-            free_port=int(data["free_port"]),
-        )
+        rows = {
+            "sockets": tuple(Socket(int(row["cores"]), parse_runs(row["cpus"])) for row in data["sockets"]),
+            "gpus": tuple(Gpu(**row) for row in data["gpus"]),
+            "nics": tuple(Nic(**row) for row in data["nics"]),
+            "fabrics": tuple(data["fabrics"]),
+        }
+        return cls(**{**data, **rows})
 
 
 def read(

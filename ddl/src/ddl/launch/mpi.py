@@ -14,6 +14,9 @@ from ddl.launch.errors import CheckError
 
 OPENMPI, HYDRA = "openmpi", "hydra"
 
+AGENTS = {
+    "openmpi5": "PRTE_MCA_plm_ssh_agent", "openmpi4": "OMPI_MCA_plm_rsh_agent", "hydra": "HYDRA_LAUNCHER_EXEC",
+}  # fmt: skip
 _NAMES = {OPENMPI: "Open MPI", HYDRA: "MPICH's hydra"}
 _VERSIONS = (
     (OPENMPI, re.compile(r"\(Open(?:RTE| MPI)\) v?(\d+(?:\.\d+)+)")),
@@ -42,11 +45,7 @@ class Mpi:
     @property
     def agent_variable(self) -> str:
         """The environment variable that names a launch agent to use in place of ssh."""
-        return {
-            "openmpi5": "PRTE_MCA_plm_ssh_agent",
-            "openmpi4": "OMPI_MCA_plm_rsh_agent",
-            HYDRA: "HYDRA_LAUNCHER_EXEC",
-        }[self.kind]
+        return AGENTS[self.kind]
 
 
 def parse_version(text: str, path: Path, reason: str = "") -> Mpi:
@@ -55,15 +54,13 @@ def parse_version(text: str, path: Path, reason: str = "") -> Mpi:
         if found := pattern.search(text):
             version = tuple(map(int, found[1].split(".")))
             if family == OPENMPI and version[0] < 4:
-                raise CheckError(("mpirun", f"{path} is Open MPI {found[1]}, and 4 or later is needed; {_INSTALL}"))
+                raise CheckError("mpirun", f"{path} is Open MPI {found[1]}, and 4 or later is needed; {_INSTALL}")
             return Mpi(path, family, version, reason)
     first = text.strip().splitlines()[0] if text.strip() else "nothing"
     raise CheckError(
-        (
-            "mpirun",
-            f"{path} --version prints {first[:80]!r}, which is neither Open MPI nor MPICH's hydra; name another with "
-            "--mpirun FILE",
-        )
+        "mpirun",
+        f"{path} --version prints {first[:80]!r}, which is neither Open MPI nor MPICH's hydra; name another with "
+        "--mpirun FILE",
     )
 
 
@@ -77,13 +74,13 @@ def find(given: Path | None = None, *, beside: Path | None = None, path: str | N
         found, reason = shutil.which(given), "--mpirun"
         if found is None:
             why = f"--mpirun {given} is not a program that can be run; expected the path of an mpirun"
-            raise CheckError(("mpirun", why))
+            raise CheckError("mpirun", why)
     elif found := shutil.which(folder / "mpirun"):
         reason = "beside this python"
     elif found := shutil.which("mpirun", path=path):
         reason = "the first on PATH"
     else:
-        raise CheckError(("mpirun", f"there is none in {folder} and none on PATH; {_INSTALL}"))
+        raise CheckError("mpirun", f"there is none in {folder} and none on PATH; {_INSTALL}")
     environment = {name: value for name, value in os.environ.items() if not name.startswith(("OMPI_", "PMIX_"))}
     try:
         done = subprocess.run(
@@ -92,5 +89,5 @@ def find(given: Path | None = None, *, beside: Path | None = None, path: str | N
         )  # fmt: skip
     except (OSError, subprocess.TimeoutExpired) as error:
         why = f"{found} --version does not run: {error}; name another with --mpirun FILE"
-        raise CheckError(("mpirun", why)) from None
+        raise CheckError("mpirun", why) from None
     return parse_version(done.stdout + done.stderr, Path(found).absolute(), reason)

@@ -200,13 +200,9 @@ def add_options(parser: Parser) -> None:
     # fmt: on
 
 
-def made(*given: argparse.Namespace, **more: object) -> Options:
-    """Make Options of parsed namespaces, in the order of the command line. Raises UsageError."""
-    values: dict[str, object] = {}
-    for name, value in (pair for part in given for pair in vars(part).items()):
-        if isinstance(value, list):
-            value = (*values.get(name, ()), *value)  # type: ignore[misc]  # a tuple, by this line
-        values[name] = value
+def made(given: argparse.Namespace, **more: object) -> Options:
+    """Make Options of what was parsed. Raises UsageError."""
+    values = {name: tuple(value) if isinstance(value, list) else value for name, value in vars(given).items()}
     options = Options(**values, **more)  # type: ignore[arg-type]  # each type is its field's
     if options.hosts is not None and options.hostfile is not None:
         raise UsageError("-H and -hostfile: both name the hosts; give one of them")
@@ -220,24 +216,21 @@ def parse(argv: Sequence[str]) -> Options | None:
     Raises UsageError.
     """
     parser = _parser()
-    parts = [parser.parse_start(argv)]
+    given, program = parser.parse_start(argv)
     command = "run"
-    if parts[0][1][:1] and parts[0][1][0] in COMMANDS:
-        command, *rest = parts[0][1]
-        parts.append(parser.parse_start(rest))
-    program = parts[-1][1]
-    given = [part for part, _ in parts]
-    for part in given:
-        for name, text in (("help", parser.format_help()), ("version", f"ddlrun {ddl.__version__}\n")):
-            if hasattr(part, name):
-                show(text.rstrip("\n"))
-                return None
+    if program and program[0] in COMMANDS:
+        command, *rest = program
+        given, program = parser.parse_start(rest, given)
+    for name, text in (("help", parser.format_help()), ("version", f"ddlrun {ddl.__version__}\n")):
+        if hasattr(given, name):
+            show(text.rstrip("\n"))
+            return None
     program = program[program[:1] == ["--"] :]
     if command == "run" and not program:
         raise UsageError("PROGRAM: none given; expected a program to run, as in `ddlrun python train.py`")
     if command == "doctor" and program:
         raise UsageError(f"ddlrun doctor runs no program, and was given {shlex.join(program)!r}")
-    return made(*given, command=command, program=tuple(program))
+    return made(given, command=command, program=tuple(program))
 
 
 _USAGE = """\

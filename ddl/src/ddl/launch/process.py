@@ -6,7 +6,6 @@ import ctypes
 import os
 import select
 import signal
-import socket
 import subprocess
 import sys
 import tempfile
@@ -16,7 +15,11 @@ from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from types import FrameType
-from typing import IO, Protocol
+from typing import IO, TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from ddl.launch.reports import Reports
+    from ddl.launch.watch import Watch
 
 ENDING = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT)
 FORWARDED = (*ENDING, signal.SIGUSR1, signal.SIGUSR2)
@@ -44,23 +47,6 @@ class Ended:
     given_up: str | None = None
 
 
-class Filter(Protocol):
-    """A filter of a command's stderr: `take` returns what goes on, and `rest`, at the end, what was held back."""
-
-    def take(self, chunk: bytes) -> bytes: ...  # noqa: D102
-    def rest(self) -> bytes: ...  # noqa: D102
-
-
-class Watcher(Protocol):
-    """Watches a command that runs, as `watch.Watch` does."""
-
-    def sockets(self) -> Sequence[socket.socket]: ...  # noqa: D102
-    def receive(self, ready: socket.socket, now: float) -> None: ...  # noqa: D102
-    def overdue(self, now: float) -> str | None: ...  # noqa: D102
-    def end(self) -> None: ...  # noqa: D102
-    def wait(self, seconds: float) -> None: ...  # noqa: D102
-
-
 @contextmanager
 def _adopting() -> Iterator[None]:
     """Become the parent of orphaned descendants for the time of the `with`, so that `end_children` finds them."""
@@ -76,10 +62,7 @@ def _adopting() -> Iterator[None]:
 
 @_adopting()
 def run(
-    argv: Sequence[str],
-    environment: Mapping[str, str],
-    errors: Filter | None = None,
-    watch: Watcher | None = None,
+    argv: Sequence[str], environment: Mapping[str, str], errors: Reports | None = None, watch: Watch | None = None
 ) -> Ended:
     """Run a command with our own input and output, and wait for its end, or end it if `watch` says so.
 
@@ -135,7 +118,7 @@ def run(
 
 
 def _pass_on(
-    process: subprocess.Popen[bytes], errors: Filter | None, watch: Watcher | None, asked: Sequence[int]
+    process: subprocess.Popen[bytes], errors: Reports | None, watch: Watch | None, asked: Sequence[int]
 ) -> tuple[str, str | None]:
     """Copy a process's stderr to ours until the process ends, even if others still hold the pipe.
 

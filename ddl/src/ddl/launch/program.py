@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import shutil
-import stat
 import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -19,16 +18,7 @@ PYTHON_SECONDS = 20  # for a python to say whether it has ddl; its first start m
 
 def find(words: Sequence[str]) -> tuple[tuple[str, ...], str]:
     """The words with which mpirun starts the program, and why. Raises UsageError if there is no such program."""
-
-    def mode(path: str) -> int | None:
-        try:
-            return os.stat(path).st_mode
-        except OSError:
-            return None
-
-    made, why = choose(words, sys.executable, shutil.which, mode)
-    if not made:
-        raise UsageError(why)
+    made, why = choose(words, sys.executable, shutil.which, os.path.isfile)
     path = shutil.which(made[0]) if made[0] in ("python", "python3") else None
     if path is not None and not os.path.samefile(Path(path).parent, Path(sys.executable).parent):
         # Without an activated environment, this is often the system's Python.
@@ -50,36 +40,31 @@ def _version_of_ddl(python: str) -> str:
 
 
 def choose(
-    words: Sequence[str], python: str, which: Callable[[str], str | None], mode: Callable[[str], int | None]
+    words: Sequence[str], python: str, which: Callable[[str], str | None], is_file: Callable[[str], bool]
 ) -> tuple[tuple[str, ...], str]:
-    """As `find`, but pure; returns () and the reason if there is no such program.
+    """As `find`, but pure: `which` finds an executable by its path, or on PATH, and `is_file` knows the files.
 
-    `which` looks a program up on PATH; `mode` returns a file's mode, or None if there is no such file. This `python`
-    runs a Python file that is not executable, and stands in for `python` if PATH has none. A program that is not on
-    PATH may lie beside this `python`, as `lms` does in an environment that is not activated.
+    This `python` runs a Python file that is not executable, and stands in for `python` if PATH has none. A program that
+    is not on PATH may lie beside this `python`, as `lms` does in an environment that is not activated.
     """
     first, rest = words[0], tuple(words[1:])
     if not first:
-        return (), "PROGRAM is empty; expected a program to run, as in `ddlrun python train.py`"
+        raise UsageError("PROGRAM is empty; expected a program to run, as in `ddlrun python train.py`")
     if first in ("python", "python3") and which(first) is None:
         return (python, *rest), f"there is no {first} on PATH: {python}"
-    bits = mode(first)
-    is_file = bits is not None and stat.S_ISREG(bits)
-    if first.endswith(".py") and is_file and bits is not None and not bits & 0o111:
+    path = first if "/" in first else f"./{first}"
+    if first.endswith(".py") and is_file(path) and which(path) is None:
         return (python, *words), f"{first} is a Python file and not executable: {python} runs it"
-    if "/" not in first and which(first) is None:
-        if first.endswith(".py") and is_file:
-            return (python, *words), f"{first} is not on PATH: {python} runs it"
-        beside = str(Path(python).with_name(first))
-        of_its = mode(beside)
-        if of_its is not None and stat.S_ISREG(of_its) and of_its & 0o111:
-            return (beside, *rest), f"{first} is not on PATH, but beside the python that runs ddlrun: {beside}"
-        hint = f"; there is a file of this name here: use ./{first}" if is_file else ""
-        what_to_do = hint or "; give its path, or the path of a Python file"
-        return (), f"PROGRAM {quoted(first)}: not found on PATH{what_to_do}"
-    if "/" in first and not is_file:
+    if found := which(first):
+        return tuple(words), f"as given: {found}"
+    if "/" in first:
+        if is_file(first):
+            raise UsageError(f"PROGRAM {first!r}: it is not executable: chmod +x {first}, or name what runs it")
         where = f"(in {Path.cwd()}); give the path of a program or a Python file"
-        return (), f"PROGRAM {quoted(first)}: no such file {where}"
-    if "/" in first and bits is not None and not bits & 0o111:
-        return (), f"PROGRAM {first!r}: it is not executable: chmod +x {first}, or name what runs it"
-    return tuple(words), f"as given: {which(first) or first}"
+        raise UsageError(f"PROGRAM {quoted(first)}: no such file {where}")
+    if first.endswith(".py") and is_file(path):
+        return (python, *words), f"{first} is not on PATH: {python} runs it"
+    if beside := which(str(Path(python).with_name(first))):
+        return (beside, *rest), f"{first} is not on PATH, but beside the python that runs ddlrun: {beside}"
+    hint = f"there is a file of this name here: use {path}" if is_file(path) else "give its path, or a Python file's"
+    raise UsageError(f"PROGRAM {quoted(first)}: not found on PATH; {hint}")

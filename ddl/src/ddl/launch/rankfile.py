@@ -105,37 +105,35 @@ def parse(text: str, path: str, allocation: Allocation) -> tuple[Place, ...]:
             continue
         match = _LINE.fullmatch(line)
         if not match:
-            raise _wrong(f"{path}, line {number}: {quoted(line)}; expected: rank N=HOST slot=CORES")
+            raise CheckError("rankfile", f"{path}, line {number}: {quoted(line)}; expected: rank N=HOST slot=CORES")
         try:
             rank = whole(match[1], MOST - 1, 0)
         except ValueError as error:
-            raise _wrong(f"{path}, line {number}: {quoted(match[1])} is not a rank; {error}") from None
+            raise CheckError("rankfile", f"{path}, line {number}: {quoted(match[1])} is not a rank; {error}") from None
         if rank in found:
-            raise _wrong(f"{path}, line {number}: rank {rank} is listed twice; expected each rank once")
+            raise CheckError("rankfile", f"{path}, line {number}: rank {rank} is listed twice; expected each rank once")
         found[rank] = (match[2], match[3])
     if missing := [rank for rank in range(max(found, default=0) + 1) if rank not in found]:
-        raise _wrong(f"{path}: rank {missing[0]} is missing; expected every rank from 0 on")
+        raise CheckError("rankfile", f"{path}: rank {missing[0]} is missing; expected every rank from 0 on")
     local: Counter[str] = Counter()
     places = []
     slots = {host.name: host.slots for host in allocation.hosts}
     for rank in sorted(found):
         host, slot = found[rank]
         if host not in slots:
-            raise _wrong(
+            raise CheckError(
+                "rankfile",
                 f"{path}: rank {rank} is on {host!r}, and the hosts are {', '.join(slots)} ({allocation.source}); name "
-                "that host with -H, or change the file"
+                "that host with -H, or change the file",
             )
         places.append(Place(rank, host, local[host], slot=slot))
         local[host] += 1
     for host, count in local.items():
         most = slots[host]
         if most is not None and count > most:
-            raise _wrong(
+            raise CheckError(
+                "rankfile",
                 f"{path}: it puts {count} ranks on {host}, which has {most} slots ({allocation.source}); take ranks "
-                "away, or give the host more slots"
+                "away, or give the host more slots",
             )
     return tuple(places)
-
-
-def _wrong(text: str) -> CheckError:
-    return CheckError(("rankfile", text))

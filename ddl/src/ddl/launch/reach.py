@@ -135,8 +135,7 @@ def _look(asked: Options, found: Found, seconds: float) -> tuple[Reached, str]:
     )  # fmt: skip
     with tempfile.TemporaryDirectory(prefix="ddlrun-") as made, folders.readable(Path(made)) as folder:
         launch = command.build(job, folder)
-        for name, text in launch.files.items():
-            Path(folder, name).write_text(text)
+        launch.write(folder)
         status, output, errors = process.capture(launch.argv, {**environ, **launch.environment, **_ALERT}, seconds)
     said_by = probe.parse(output)
     answers = {name: said_by[rank] for rank, name in enumerate(names) if rank in said_by}  # in the list's order

@@ -9,11 +9,9 @@ from __future__ import annotations
 
 import errno
 import os
-import select
 import socket
-import time
 from collections.abc import Mapping, Sequence
-from contextlib import ExitStack
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 
 SECONDS = 1.5  # for an answer; a lost packet is sent again after one
@@ -48,26 +46,17 @@ def gaps(addresses: Sequence[str], own: int, port: int) -> tuple[Gap, ...]:
 
 
 def _silent(targets: Mapping[int, str], port: int) -> dict[int, str]:
-    """The hosts that do not answer at `port`, and the kernel's reason."""
-    found = {}
-    poll = select.poll()
-    waiting: dict[int, tuple[int, socket.socket]] = {}
-    with ExitStack() as opened:
-        for at, address in targets.items():
-            one = opened.enter_context(socket.socket())
-            one.setblocking(False)
-            error = one.connect_ex((address, port))
-            if error == errno.EINPROGRESS:
-                waiting[one.fileno()] = at, one
-                poll.register(one, select.POLLOUT)
-            elif error in _GAPS:  # known at once: there is no route to it
-                found[at] = os.strerror(errno.EHOSTUNREACH if error == errno.EINVAL else error)
-        until = time.monotonic() + SECONDS
-        while waiting and (left := until - time.monotonic()) > 0:
-            for descriptor, _ in poll.poll(left * 1000):
-                poll.unregister(descriptor)
-                at, one = waiting.pop(descriptor)
-                error = one.getsockopt(socket.SOL_SOCKET, socket.SO_ERROR)
-                if error in _GAPS:
-                    found[at] = os.strerror(error)
-    return found | {at: f"no answer within {SECONDS} s" for at, _ in waiting.values()}
+    """The hosts that do not answer at `port`, and why."""
+
+    def gap(address: str) -> str:
+        try:
+            socket.create_connection((address, port), SECONDS).close()
+        except OSError as error:
+            if error.errno in _GAPS:
+                return os.strerror(errno.EHOSTUNREACH if error.errno == errno.EINVAL else error.errno)
+            return f"no answer within {SECONDS} s" if isinstance(error, TimeoutError) else ""
+        return ""
+
+    with ThreadPoolExecutor(MOST) as pool:
+        found = zip(targets, pool.map(gap, targets.values()), strict=True)
+        return {at: why for at, why in found if why}

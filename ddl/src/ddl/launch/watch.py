@@ -23,7 +23,7 @@ from ddl.launch import guard
 from ddl.launch.options import START_SECONDS
 from ddl.launch.rankfile import Place
 from ddl.launch.reception import BACKLOG, Reception
-from ddl.launch.reports import Reports, culprit, in_words, named, remedy
+from ddl.launch.reports import Reports, culprit, in_words, judge, named, remedy
 
 # Seconds that MPI, or the ranks, are given to end the job and to say why, before ddlrun does.
 SETTLE_SECONDS = 0.3  # after a guard has gone: the reports of its host's ranks may still be on their way
@@ -117,11 +117,8 @@ class Progress:
         """The exit status of the rank that made the job fail; 0 if all reported 0; 1 otherwise, or for a lost host."""
         if self.reports is None:
             return 1
-        ended = self.reports.ended
-        if ended.keys() >= {one.rank for one in self.places} and not any(ended.values()):
-            return 0
-        rank = culprit(0, self.reports)
-        return 1 if rank is None or (self.lost and not self.reports.failed) else ended[rank]
+        status = judge(0, self.reports, self.places).status
+        return min(status, 1) if self.lost and not self.reports.failed else status
 
     def was_ending(self, moment: float) -> bool:
         """Whether MPI was ending the job at that moment: its daemons end with the job, and this is no lost host."""

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import argparse
 import json
-import re
 from collections.abc import Sequence
 from dataclasses import asdict, replace
 from pathlib import Path
@@ -53,7 +52,6 @@ UNSCALED = (  # options that --scaling does not take
     *("ranks", "hosts", "racks", "aisles", "uplink", "aisle_link", "odd"),
     *("size", "type", "mode", "chunks", "algorithm", "schedule", "rank"),
 )
-_LONG = re.compile(r"-[a-z][a-z-]+(=.*)?", re.DOTALL)  # an option of more than one letter with one dash
 
 
 def main(words: Sequence[str]) -> int:
@@ -62,8 +60,6 @@ def main(words: Sequence[str]) -> int:
     if not {"-h", "-help", "--help"}.isdisjoint(words):
         print(parser.format_help(), end="")
         return 0
-    # Long options may have one dash, as elsewhere in ddlrun.
-    words = [f"-{word}" if _LONG.fullmatch(word) else word for word in words]
     asked = parser.parse_args(words)
     if asked.list:
         _list_machines()
@@ -128,7 +124,7 @@ def _scaling(asked: argparse.Namespace) -> int:
 
 
 def _published(asked: argparse.Namespace, words: Sequence[str]) -> int:
-    if set(words) - {"--published", "--json"}:
+    if {word.lstrip("-") for word in words} - {"published", "json"}:
         raise UsageError("plan: --published has its own machines: it goes with --json alone")
     rows = published.study()
     print(json.dumps(published.to_dict(rows), indent=2) + "\n" if asked.json else published.to_text(rows), end="")
@@ -175,14 +171,7 @@ def _list_machines() -> None:
 
 
 def _parser() -> argparse.ArgumentParser:
-    parser = arguments.Parser(
-        prog="ddlrun plan",
-        description=_DESCRIPTION,
-        epilog=_EPILOG,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-        allow_abbrev=False,
-        add_help=False,
-    )
+    parser = arguments.Parser("ddlrun plan", description=_DESCRIPTION, epilog=_EPILOG)
     add = parser.add_argument
     add("network", nargs="?", metavar="NETWORK", help="a file (.toml, .json), or a machine that --list names")
     add("-h", "--help", action="store_true", help="print this")

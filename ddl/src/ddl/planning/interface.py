@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import functools
 from collections.abc import Sequence
 from ctypes import POINTER, Structure, byref, c_char, c_char_p, c_double, c_int, c_size_t, c_uint64
 from dataclasses import dataclass, fields
@@ -226,21 +225,14 @@ _FUNCTIONS = {
 }  # fmt: skip
 
 
-@functools.cache
-def _declare() -> None:
-    loaded = library.load()
-    for name, arguments in _FUNCTIONS.items():
-        try:
-            getattr(loaded, name).argtypes = arguments
-        except AttributeError:
-            raise LibraryError(
-                f"{library.find()} has no {name}: it is older than this package; run `make setup`, or reinstall "
-                f"{library.DISTRIBUTION}"
-            ) from None
-
-
 def _call(name: str, *arguments: object) -> None:
-    _declare()
+    try:
+        getattr(library.load(), name).argtypes = _FUNCTIONS[name]
+    except AttributeError:
+        raise LibraryError(
+            f"{library.find()} has no {name}: it is older than this package; run `make setup`, or reinstall "
+            f"{library.DISTRIBUTION}"
+        ) from None
     library.call(name, *arguments)
 
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 import io
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from ddl import elements
 from ddl.launch import output
@@ -18,11 +18,11 @@ from ddl.planning.network import Network
 from ddl.planning.units import format_size
 
 if TYPE_CHECKING:
+    from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
 SUFFIXES = (".png", ".svg")
 COLOURS = ("#0072B2", "#D55E00", "#009E73", "#E69F00", "#CC79A7", "#56B4E9", "#6E6E6E", "#F0E442")
-SMALLEST, LARGEST = 1 << 10, 1 << 30  # bytes, of the picture of a network
 
 
 class PictureError(ValueError):
@@ -36,36 +36,33 @@ def check(path: Path) -> None:
     figure_class()
 
 
-def draw_times(network: Network, dtype: str, plan: Plan | None, largest: int = LARGEST) -> Figure:
+def draw_times(network: Network, dtype: str, plan: Plan | None) -> Figure:
     """Time of an allreduce against its size: the library's choice, each other plan, and the bound."""
     tree, element = network.tree, elements.TYPES[dtype].nbytes
-    sizes = [1 << power for power in range(10, max(SMALLEST * 4, largest).bit_length())]
+    sizes = [1 << power for power in range(10, 31)]
     curves: dict[str, dict[int, float]] = {}
     ours = []
     for size in sizes:
         count = max(1, size // element)
         found = interface.alternatives(tree, count, dtype)
         mine = interface.forecast(tree, count, dtype, plan) if plan else found[0]
-        ours.append((size, mine.seconds))
+        ours.append(mine.seconds)
         for one in found:
             label = "recursive doubling" if one.algorithm.startswith("recursive") else one.plan
             curve = curves.setdefault(label, {})
             curve[size] = min(one.seconds, curve.get(size, one.seconds))  # one plan is also listed without chunks
     figure = figure_class()(figsize=(9, 5.5), layout="constrained")
     axes = figure.subplots()
-    bound = [(size, interface.bounds(tree, size).cut) for size in sizes]
-    axes.plot(*_columns(bound), color="black", linestyle=":", label="bound of any algorithm (cut)")
-    for colour, (label, points) in zip(_cycle(COLOURS[1:], len(curves)), sorted(curves.items()), strict=True):
-        axes.plot(*_columns(sorted(points.items())), color=colour, linewidth=1, label=label)
+    bound = [interface.bounds(tree, size).cut for size in sizes]
+    axes.plot(sizes, bound, color="black", linestyle=":", label="bound of any algorithm (cut)")
+    for at, (label, points) in enumerate(sorted(curves.items()), start=1):
+        axes.plot(*zip(*sorted(points.items()), strict=True), color=colour(at), linewidth=1, label=label)
     label = "as asked for" if plan else "what the library does"
-    axes.plot(*_columns(ours), color=COLOURS[0], linewidth=3, alpha=0.5, label=label)
-    axes.set_xscale("log", base=2)
-    axes.set_yscale("log")
-    axes.set_xticks(sizes[::2], [format_size(size) for size in sizes[::2]], rotation=45, ha="right")
+    axes.plot(sizes, ours, color=colour(0), linewidth=3, alpha=0.5, label=label)
+    label_sizes(axes, sizes[::2])
     axes.set_xlabel("size of the allreduce")
     axes.set_ylabel("time (s), simulated")
-    axes.set_title(f"{network.name or 'described network'}, {network.ranks:,} ranks: SIMULATION", loc="left")
-    _finish(axes)
+    finish(axes, f"{network.name or 'described network'}, {network.ranks:,} ranks: SIMULATION")
     return figure
 
 
@@ -75,9 +72,10 @@ def draw_scaling(curves: Mapping[str, Sequence[tuple[int, float]]], title: str, 
     upper, lower = figure.subplots(2, 1, sharex=True, height_ratios=(3, 2))
     gpus = sorted({count for points in curves.values() for count, _ in points})
     upper.plot(gpus, [count / base for count in gpus], color="black", linestyle=":", label="linear")
-    for colour, (label, points) in zip(_cycle(COLOURS, len(curves)), curves.items(), strict=True):
-        upper.plot(*_columns(points), "o-", color=colour, markersize=4, label=label)
-        lower.plot([c for c, _ in points], [100 * s * base / c for c, s in points], "o-", color=colour, markersize=4)
+    for at, (label, points) in enumerate(curves.items()):
+        counts, speedups = zip(*points, strict=True)
+        upper.plot(counts, speedups, "o-", color=colour(at), markersize=4, label=label)
+        lower.plot(counts, [100 * s * base / c for c, s in points], "o-", color=colour(at), markersize=4)
     for axes in (upper, lower):
         axes.set_xscale("log", base=2)
         axes.set_xticks(gpus, [str(count) for count in gpus])
@@ -85,10 +83,8 @@ def draw_scaling(curves: Mapping[str, Sequence[tuple[int, float]]], title: str, 
     upper.set_ylabel(f"speedup over {base} GPUs")
     lower.set_ylabel("efficiency (%)")
     lower.set_xlabel("GPUs")
-    upper.set_title(title, loc="left")
-    _finish(upper)
-    lower.spines[["top", "right"]].set_visible(False)
-    lower.grid(alpha=0.3)
+    finish(upper, title)
+    finish(lower)
     return figure
 
 
@@ -104,10 +100,25 @@ def write(figure: Figure, path: Path) -> None:
     output.write(path, content.getvalue())
 
 
-def _finish(axes: object) -> None:
-    axes.spines[["top", "right"]].set_visible(False)  # type: ignore[attr-defined]
-    axes.grid(alpha=0.3)  # type: ignore[attr-defined]
-    axes.legend(frameon=False)  # type: ignore[attr-defined]
+def colour(at: int) -> str:
+    """The colour of curve number `at`."""
+    return COLOURS[at % len(COLOURS)]
+
+
+def label_sizes(axes: Axes, sizes: Sequence[int]) -> None:
+    """Have sizes in bytes and seconds on logarithmic axes."""
+    axes.set_xscale("log", base=2)
+    axes.set_yscale("log")
+    axes.set_xticks(sizes, [format_size(size) for size in sizes], rotation=45, ha="right")
+
+
+def finish(axes: Axes, title: str = "", **legend: Any) -> None:
+    """The title, the grid and the frame; with a title, a legend, too."""
+    axes.spines[["top", "right"]].set_visible(False)
+    axes.grid(alpha=0.3)
+    if title:
+        axes.set_title(title, loc="left")
+        axes.legend(frameon=False, **legend)
 
 
 def figure_class() -> type[Figure]:
@@ -119,11 +130,3 @@ def figure_class() -> type[Figure]:
             "a picture needs matplotlib, which is not installed here: pip install 'bascule-ddl[plot]'"
         ) from None
     return Figure
-
-
-def _columns(points: Sequence[tuple[int, float]]) -> tuple[list[int], list[float]]:
-    return [x for x, _ in points], [y for _, y in points]
-
-
-def _cycle(colours: Sequence[str], count: int) -> list[str]:
-    return [colours[at % len(colours)] for at in range(count)]

@@ -13,6 +13,8 @@ from ddl.planning.interface import Bounds, Cut, Forecast, Plan, Step, Term
 from ddl.planning.network import Network
 from ddl.planning.units import format_bytes, format_size, format_time
 
+MOST_STEPS = 400  # that are shown as text
+
 
 @dataclass(frozen=True)
 class Study:
@@ -29,14 +31,16 @@ class Study:
     bounds: Bounds
     optimum: Optimum | str  # ForestColl's, or why there is none
 
-    @property
-    def cut(self) -> float:
-        """The least time of any algorithm, in seconds."""
-        return self.bounds.cut
-
     def share(self, forecast: Forecast) -> float:
         """The cut bound over a forecast's time: 1 is perfect."""
-        return self.cut / forecast.seconds if forecast.seconds else 1.0
+        return self.bounds.cut / forecast.seconds if forecast.seconds else 1.0
+
+    def bandwidths(self, forecast: Forecast) -> tuple[float | None, float | None]:
+        """A forecast's algorithm bandwidth and bus bandwidth in bytes a second; None if it takes no time."""
+        if not forecast.seconds:
+            return None, None
+        rate = self.nbytes / forecast.seconds
+        return rate, rate * 2 * (self.network.ranks - 1) / self.network.ranks
 
 
 def study(network: Network, nbytes: int, dtype: str, plan: Plan | None) -> Study:
@@ -88,14 +92,13 @@ def to_dict(made: Study) -> dict[str, object]:
     """The study as plain data: seconds, bytes, bytes a second."""
 
     def row(forecast: Forecast) -> dict[str, object]:
-        nbytes, ranks = made.nbytes, made.network.ranks
-        rate = nbytes / forecast.seconds if forecast.seconds else None
+        algorithm, bus = made.bandwidths(forecast)
         return {
             **asdict(forecast),
             "timed_as_rings": _is_timed_as_rings(forecast),
             "share_of_bound": made.share(forecast),
-            "algorithm_bandwidth": rate,
-            "bus_bandwidth": None if rate is None else rate * 2 * (ranks - 1) / ranks,
+            "algorithm_bandwidth": algorithm,
+            "bus_bandwidth": bus,
         }
 
     return {
@@ -114,14 +117,14 @@ def to_dict(made: Study) -> dict[str, object]:
     }
 
 
-def steps_to_text(steps: Sequence[Step], rank: int, network: Network, most: int = 400) -> str:
-    """A rank's schedule: a line for each step, a blank line between chunks, at most `most` lines."""
+def steps_to_text(steps: Sequence[Step], rank: int, network: Network) -> str:
+    """A rank's schedule: a line for each step, a blank line between chunks, at most MOST_STEPS lines."""
     lines = [f"schedule of rank {rank}: {len(steps):,} steps", "chunk round  step"]
     chunk = -1
     width = max([7, *(len(step.kind) for step in steps)])
     for at, step in enumerate(steps):
-        if at == most:
-            lines.append(f"... and {len(steps) - most:,} more (--json has them all)")
+        if at == MOST_STEPS:
+            lines.append(f"... and {len(steps) - MOST_STEPS:,} more (--json has them all)")
             break
         if step.chunk != chunk and chunk >= 0:
             lines.append("")
@@ -156,18 +159,17 @@ def _is_timed_as_rings(forecast: Forecast) -> bool:
 
 
 def _plans(made: Study) -> str:
-    ranks = made.network.ranks
     rows = [("", "plan", "time", "of the bound", "alg. bandwidth", "bus bandwidth", "rounds")]
     for at, one in enumerate((made.chosen, *made.others)):
-        rate = made.nbytes / one.seconds if one.seconds else 0.0
+        algorithm, bus = made.bandwidths(one)
         rows.append(
             (
                 "" if at else ">",
                 _name(one),
                 format_time(one.seconds),
                 f"{made.share(one):.1%}",
-                format_bytes(rate) if rate else "-",
-                format_bytes(rate * 2 * (ranks - 1) / ranks) if rate and ranks > 1 else "-",
+                format_bytes(algorithm) if algorithm else "-",
+                format_bytes(bus) if bus else "-",
                 str(one.rounds),
             )
         )

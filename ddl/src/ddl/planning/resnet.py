@@ -61,12 +61,10 @@ class Bucket:
     ready: float
 
 
-def buckets(
-    parameters: Sequence[Parameter], element: int = 4, first: int = FIRST_BUCKET, size: int = BUCKET
-) -> tuple[Bucket, ...]:
-    """The gradients in the order in which the backward pass makes them, cut as DistributedDataParallel does.
+def buckets(parameters: Sequence[Parameter]) -> tuple[Bucket, ...]:
+    """The gradients in float32, in the order of the backward pass, cut as DistributedDataParallel cuts them.
 
-    A bucket ends with the gradient that makes it reach its size: `first` bytes for the first bucket, `size` for the
+    A bucket ends with the gradient that makes it reach its size: FIRST_BUCKET bytes for the first one, BUCKET for the
     others. The time of a layer in the backward pass is taken as proportional to its multiplications.
     """
     total = sum(one.work for one in parameters)
@@ -74,8 +72,8 @@ def buckets(
     filled, done = 0, 0
     for one in reversed(parameters):
         done += one.work
-        filled += one.elements * element
-        if filled >= (size if made else first):
+        filled += one.elements * 4
+        if filled >= (BUCKET if made else FIRST_BUCKET):
             made.append(Bucket(filled, done / total))
             filled = 0
     if filled:

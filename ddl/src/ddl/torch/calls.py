@@ -1,25 +1,25 @@
-"""The calls of libddl that make up a collective of torch.distributed: their memory, and the step that finishes each.
+"""The calls of libddl that make up a collective of torch.distributed.
 
-Nothing is started here, so that nothing is in flight if one of several tensors is wrong. Tensors are used where they
-lie; those that are not contiguous, and outputs that share memory with inputs, go through a copy.
+The result of a call is the step that finishes it, or None. Nothing is started here, so nothing is in flight if one of
+several tensors is wrong. Tensors are used in place; those that are not contiguous, and outputs that share memory with
+inputs, go through a copy.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import NamedTuple
+from typing import TypeAlias
 
+import torch
 from torch import Tensor
 from torch.distributed import ReduceOp
 
 from ddl import request
 from ddl.communicator import Communicator
 from ddl.errors import ArgumentError
-from ddl.request import Request
 from ddl.torch.tensors import (
     check,
     copy_back,
-    flat,
     movable,
     need_one_for_each,
     overlap,
@@ -28,34 +28,17 @@ from ddl.torch.tensors import (
     same_size,
     same_type,
     target_of,
-    unflatten,
 )
 
 Step = Callable[[], None]
-
-
-class Call(NamedTuple):
-    """A call of the library that is not made yet."""
-
-    name: str  # without ddl_, and without the i of the asynchronous form
-    arguments: tuple[object, ...]
-    buffers: object  # what must live until it is over
-    finish: Step | None  # what is left to do then
-
-    def start(self) -> Request[None]:
-        """Start the call. Raises DDLError."""
-        return request.start(f"ddl_i{self.name}", *self.arguments, result=None, buffers=self.buffers)
-
-    def run(self) -> None:
-        """Make the call, and block until it is over. Raises DDLError."""
-        request.run(f"ddl_{self.name}", *self.arguments, buffers=self.buffers)
+Call: TypeAlias = request.Call[Step | None]
 
 
 def allreduce(tensor: Tensor, op: ReduceOp, comm: Communicator) -> Call:
     """Reduce a tensor over all ranks, in place."""
     memory = packed(tensor)
-    it, number = reducible(memory, op)
-    arguments = (it.address, it.address, it.count, it.type, number, comm.handle)
+    address = memory.data_ptr()
+    arguments = (address, address, *reducible(memory, op), comm.handle)
     return Call("allreduce", arguments, memory, back(memory, tensor))
 
 
@@ -63,8 +46,7 @@ def contribute(tensor: Tensor, op: ReduceOp, comm: Communicator, result: Tensor 
     """An allreduce that does not write to the tensor; the outcome goes to `result`, or is dropped."""
     memory = packed(tensor)
     scratch = memory.new_empty(memory.shape)
-    it, number = reducible(memory, op)
-    arguments = (it.address, scratch.data_ptr(), it.count, it.type, number, comm.handle)
+    arguments = (memory.data_ptr(), scratch.data_ptr(), *reducible(memory, op), comm.handle)
     return Call("allreduce", arguments, (memory, scratch), None if result is None else back(scratch, result))
 
 
@@ -75,8 +57,7 @@ def reduce_scatter(output: Tensor, input: Tensor, op: ReduceOp, comm: Communicat
     memory, target = packed(input), target_of(output)
     if overlap(memory, target):
         target = target.new_empty(target.shape)
-    it, number = reducible(memory, op, comm.size)
-    arguments = (it.address, target.data_ptr(), it.count, it.type, number, comm.handle)
+    arguments = (memory.data_ptr(), target.data_ptr(), *reducible(memory, op, comm.size), comm.handle)
     return Call("reduce_scatter", arguments, (memory, target), back(target, output))
 
 
@@ -87,7 +68,8 @@ def reduce_scatter_list(output: Tensor, blocks: Sequence[Tensor], op: ReduceOp, 
     for block in blocks:
         check(block)
     if same_size(blocks):
-        return [reduce_scatter(output, flat(blocks), op, comm)]
+        every = torch.cat([block.detach().reshape(-1) for block in blocks])
+        return [reduce_scatter(output, every, op, comm)]
     own = blocks[comm.rank]
     if own.numel() != output.numel():
         raise ArgumentError(
@@ -102,9 +84,8 @@ def broadcast(tensor: Tensor, root: int, comm: Communicator) -> Call:
     """Overwrite everyone's tensor with the root's."""
     sends = root == comm.rank
     memory = packed(tensor) if sends else target_of(tensor)
-    it = movable(memory)
-    arguments = (it.address, it.count, it.type, root, comm.handle)
-    return Call("broadcast", arguments, memory, None if sends else back(memory, tensor))
+    finish = None if sends else back(memory, tensor)
+    return Call("broadcast", (*movable(memory), root, comm.handle), memory, finish)
 
 
 def allgather(output: Tensor, input: Tensor, comm: Communicator) -> Call:
@@ -134,8 +115,13 @@ def allgather_list(outputs: Sequence[Tensor], input: Tensor, comm: Communicator)
     if not same_size(outputs):
         own.detach().copy_(memory.view(own.shape))
         return [broadcast(output, rank, comm) for rank, output in enumerate(outputs)]
-    gathered = memory.new_empty(memory.numel() * comm.size)
-    return [_allgather(gathered, memory, comm, lambda: unflatten(gathered, outputs))]
+    gathered = memory.new_empty(comm.size, memory.numel())
+
+    def finish() -> None:
+        for part, output in zip(gathered, outputs, strict=True):
+            output.detach().copy_(part.view(output.shape))
+
+    return [_allgather(gathered, memory, comm, finish)]
 
 
 def barrier(comm: Communicator) -> Call:
@@ -169,9 +155,8 @@ def all_of(steps: Sequence[Step | None]) -> Step | None:
 
 
 def _allgather(target: Tensor, memory: Tensor, comm: Communicator, finish: Step | None) -> Call:
-    it = movable(memory)
-    arguments = (it.address, target.data_ptr(), it.count, it.type, comm.handle)
-    return Call("allgather", arguments, (memory, target), finish)
+    address, count, kind = movable(memory)
+    return Call("allgather", (address, target.data_ptr(), count, kind, comm.handle), (memory, target), finish)
 
 
 def _need_multiple(large: Tensor, small: Tensor, comm: Communicator, what: str, other: str) -> None:

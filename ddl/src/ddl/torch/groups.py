@@ -36,23 +36,13 @@ def create(options: object) -> ProcessGroup:
     asked: Options = options  # type: ignore[assignment]
     shrinking.install()
     ranks = list(asked.global_ranks_in_group)
-    if ranks:
-        if not ddl.is_initialized():
-            raise StateError("new_group of backend ddl: the default group is not of it: init_process_group('ddl')")
-        communicator = create_group(ranks, zlib.crc32(asked.group_id.encode()))
-    else:
+    if not ranks:
         job.enter(cast(membership.Store, asked.store), asked.group_rank, asked.group_size)
-        communicator = Communicator(None)
-    made = ProcessGroup(asked.store, communicator, asked.group_id, leave=None if ranks else job.leave)
-    try:
-        if not ranks:
-            job.check_place(asked.group_rank, asked.group_size)
-            made.on_shrink = partial(shrink, asked, places())
-        made.set_timeout(asked.timeout)
-    except BaseException:
-        made.shutdown()
-        raise
-    return made
+        return _default(asked)
+    if not ddl.is_initialized():
+        raise StateError("new_group of backend ddl: the default group is not of it: init_process_group('ddl')")
+    made = ProcessGroup(asked.store, create_group(ranks, zlib.crc32(asked.group_id.encode())), asked.group_id)
+    return _timed(made, asked)
 
 
 def shrink(asked: Options, before: tuple[int, ...], excluded: list[int]) -> ProcessGroup:
@@ -66,7 +56,20 @@ def shrink(asked: Options, before: tuple[int, ...], excluded: list[int]) -> Proc
             "returns them, and may be called before shrink_group"
         )
     job.enter()
+    return _default(asked)
+
+
+def _default(asked: Options) -> ProcessGroup:
+    """The group of all ranks, once the job is entered; it leaves the job when it is destroyed."""
     made = ProcessGroup(asked.store, Communicator(None), asked.group_id, leave=job.leave)
     made.on_shrink = partial(shrink, asked, places())
-    made.set_timeout(asked.timeout)
+    return _timed(made, asked)
+
+
+def _timed(made: ProcessGroup, asked: Options) -> ProcessGroup:
+    try:
+        made.set_timeout(asked.timeout)
+    except BaseException:
+        made.shutdown()
+        raise
     return made

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 import ddl
 from ddl import slurm
-from ddl.errors import DDLError
+from ddl.errors import LaunchError
 from ddl.membership import from_torch, under_mpi
 
 if TYPE_CHECKING:
@@ -15,22 +15,6 @@ if TYPE_CHECKING:
 
 _joined = False  # by us: the script has not called ddl.init itself
 _members = 0  # that need the job: the default group of torch.distributed, and Horovod's names
-
-
-class LaunchError(DDLError):
-    """The processes of this job were not started in a way that lets them find one another."""
-
-
-def check_place(rank: int, size: int) -> None:
-    """Raises LaunchError if the job has this process in another place than torch.distributed has."""
-    if (rank, size) == (ddl.rank(), ddl.size()):
-        return
-    knows = "MPI knows this process" if under_mpi(os.environ) else "this process has joined with ddl.init"
-    raise LaunchError(
-        f"init_process_group('ddl') was asked for rank {rank} of {size}, but {knows} as rank {ddl.rank()} of "
-        f"{ddl.size()}: RANK and WORLD_SIZE, or rank= and world_size=, must say the same. ddlrun sets them: ddlrun -np "
-        f"{size} python SCRIPT ARGUMENTS"
-    )
 
 
 def join(store: Store | None = None, rank: int = 0, size: int = 1) -> None:
@@ -52,10 +36,22 @@ def join(store: Store | None = None, rank: int = 0, size: int = 1) -> None:
 
 
 def enter(store: Store | None = None, rank: int = 0, size: int = 1) -> None:
-    """Join the job, as `join` does, and stay in it until `leave`."""
+    """Join the job, as `join` does, and stay in it until `leave`.
+
+    Raises LaunchError if a store was given, and the job has this process in another place than `rank` of `size`.
+    """
     global _members
     join(store, rank, size)
     _members += 1
+    its_rank, its_size = ddl.rank(), ddl.size()
+    if store is not None and (rank, size) != (its_rank, its_size):
+        leave()
+        knows = "MPI knows this process" if under_mpi(os.environ) else "this process has joined with ddl.init"
+        raise LaunchError(
+            f"init_process_group('ddl') was asked for rank {rank} of {size}, but {knows} as rank {its_rank} of "
+            f"{its_size}: RANK and WORLD_SIZE, or rank= and world_size=, must say the same. ddlrun sets them: ddlrun "
+            f"-np {size} python SCRIPT ARGUMENTS"
+        )
 
 
 def leave() -> None:

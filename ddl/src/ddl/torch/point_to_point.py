@@ -11,10 +11,9 @@ from ctypes import byref, c_int
 
 from torch import Tensor
 
-from ddl import library, request
 from ddl.communicator import Communicator
 from ddl.errors import ArgumentError
-from ddl.request import Request
+from ddl.request import Call, Request
 from ddl.torch.tensors import any_overlap, movable, need_one_for_each
 
 ANY_RANK = -1
@@ -25,31 +24,13 @@ GATHER, SCATTER, ALLTOALL = (1 << 40, 1 << 41, 1 << 42)
 
 def send(memory: Tensor, peer: int, tag: int, comm: Communicator) -> Request[None]:
     """Begin to send a contiguous tensor."""
-    it = movable(memory)
-    return request.start(
-        "ddl_isend", it.address, it.count, it.type, peer, tag, comm.handle, result=None, buffers=memory
-    )
+    return Call("send", (*movable(memory), peer, tag, comm.handle), memory, None).start()
 
 
 def receive(memory: Tensor, peer: int, tag: int, comm: Communicator, source: c_int | None = None) -> Request[None]:
     """Begin to receive into a contiguous tensor; `source` gets the sender's rank, before it is finished."""
-    it = movable(memory)
-    where = None if source is None else byref(source)
-    return request.start(
-        *("ddl_irecv", it.address, it.count, it.type, peer, tag, comm.handle, where),
-        result=None,
-        buffers=(memory, source),
-    )
-
-
-def probe(peer: int, tag: int, comm: Communicator) -> int | None:
-    """The sender of a message that a receive would take; None if there is no message yet. Does not block.
-
-    Raises PeerLostError or ShutdownError if there is none and none will come, and the error that broke `comm`.
-    """
-    found, source = c_int(), c_int()
-    library.call("ddl_probe", peer, tag, comm.handle, byref(found), byref(source))
-    return source.value if found.value else None
+    arguments = (*movable(memory), peer, tag, comm.handle, None if source is None else byref(source))
+    return Call("recv", arguments, (memory, source), None).start()
 
 
 def gather(mine: Tensor, blocks: Sequence[Tensor], root: int, comm: Communicator) -> list[Request[None]]:

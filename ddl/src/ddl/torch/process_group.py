@@ -27,7 +27,7 @@ from ddl.errors import DDLError, StateError, UnsupportedError
 from ddl.request import Request
 from ddl.torch import calls, point_to_point
 from ddl.torch.calls import Call, Step, all_back, all_of
-from ddl.torch.streams import Order, order_of
+from ddl.torch.streams import order_of
 from ddl.torch.tensors import packed_on_host, same_type, target_on_host
 from ddl.torch.work import Reaper, Work, explained
 
@@ -69,12 +69,7 @@ class ProcessGroup(dist.ProcessGroup):
         """The name that init_process_group knows it by."""
         return "ddl"
 
-    def _get_backend_name(self) -> str:
-        return "ddl"
-
-    def name(self) -> str:
-        """The same."""
-        return "ddl"
+    name = _get_backend_name = getBackendName
 
     @property
     def group_name(self) -> str:
@@ -139,9 +134,7 @@ class ProcessGroup(dist.ProcessGroup):
             with suppress(StateError):  # the job is left already, or something is still awaited
                 self._comm.free()
 
-    def abort(self) -> None:
-        """As `shutdown`."""
-        self.shutdown()
+    abort = shutdown
 
     def shrink(self, excluded: list[int], flags: int = 0, options: object = None) -> object:
         """The group of the ranks that are left. Raises UnsupportedError if this is not the default group."""
@@ -156,9 +149,7 @@ class ProcessGroup(dist.ProcessGroup):
         op = _op(opts)
         return self._make("allreduce", opts, tensors, [calls.allreduce(tensor, op, self._comm) for tensor in tensors])
 
-    def allreduce_coalesced(self, tensors: list[Tensor], opts: Options | None = None) -> Work:
-        """The same."""
-        return self.allreduce(tensors, opts)
+    allreduce_coalesced = allreduce
 
     def reduce(self, tensors: list[Tensor], opts: Options | None = None) -> Work:
         """Reduce each tensor to the root's; the others' stay as they are."""
@@ -293,7 +284,7 @@ class ProcessGroup(dist.ProcessGroup):
     def _make(self, name: str, opts: Options | None, results: list[Tensor], made: Sequence[Call]) -> Work:
         order = order_of(results)
         parts = "" if not made or made[0].name == name else made[0].name
-        requests: list[Request[None]] = []
+        requests: list[Request[Step | None]] = []
         with nullcontext() if order is None else order.told():
             if len(made) == 1 and self._coalescing is None and not _returns_at_once(opts):
                 # The caller waits at once: by itself it is faster than with libddl's thread awake beside it.
@@ -305,8 +296,10 @@ class ProcessGroup(dist.ProcessGroup):
                     raise explained(error, self._called(name), parts) from None
             else:
                 requests = [call.start() for call in made]
-        finish = all_of([call.finish for call in made])
-        return self._begin(name, opts, requests, results, finish, self._in_order, None, order, parts)
+        finish = all_of([call.result for call in made])
+        return self._begun(
+            Work(self._called(name), requests, results, finish, self._in_order, None, order, parts), opts
+        )
 
     def _exchange(
         self,
@@ -317,26 +310,15 @@ class ProcessGroup(dist.ProcessGroup):
         finish: Step | None,
         source: Callable[[], int] | None = None,
     ) -> Work:
-        return self._begin(name, opts, requests, results, finish, self._in_any_order, source, order_of(results))
+        order = order_of(results)
+        return self._begun(Work(self._called(name), requests, results, finish, self._in_any_order, source, order), opts)
 
-    def _begin(
-        self,
-        name: str,
-        opts: Options | None,
-        requests: Sequence[Request[None]],
-        results: list[Tensor],
-        finish: Step | None,
-        reaper: Reaper,
-        source: Callable[[], int] | None,
-        order: Order | None,
-        parts: str = "",
-    ) -> Work:
+    def _begun(self, work: Work, opts: Options | None) -> Work:
         self._sequence += 1
-        work = Work(self._called(name), requests, results, finish, reaper, source, order, parts)
         if self._coalescing is not None:
             self._coalescing.append(work)
-        # A caller that waits is faster than the reaper. One that need not wait must get its results copied back.
-        if finish is not None and _returns_at_once(opts):
+        # A caller that waits is faster than the reaper. If the caller need not wait, results must be copied back.
+        if work.finish is not None and _returns_at_once(opts):
             work.reap()
         return work
 
@@ -356,7 +338,8 @@ class ProcessGroup(dist.ProcessGroup):
         requests = [request for work in works for request in work.requests]
         results = [tensor for work in works for tensor in work.result()]
         order = next((work.order for work in works if work.order is not None), None)
-        return self._begin("coalesced calls", None, requests, results, finish, self._in_any_order, None, order)
+        called = self._called("coalesced calls")
+        return self._begun(Work(called, requests, results, finish, self._in_any_order, None, order), None)
 
 
 def seconds_of(timeout: timedelta, environment: Mapping[str, str]) -> float:

@@ -14,6 +14,7 @@ from importlib import import_module
 from typing import TYPE_CHECKING, cast
 
 from ddl import slurm
+from ddl.errors import LaunchError
 from ddl.membership import under_mpi
 
 if TYPE_CHECKING:
@@ -22,7 +23,6 @@ if TYPE_CHECKING:
     Handler = Callable[..., Iterator[tuple[Store, int, int]]]
 
 _CONTACTS_BYTES = 1024  # of the text in which rank 0 says where its store is
-_CONNECT_SECONDS = 5.0
 
 # The number of processes, as Open MPI and MPICH set it.
 _MPI_SIZE = ("OMPI_COMM_WORLD_SIZE", "PMI_SIZE")
@@ -78,6 +78,7 @@ def join_mpi(timeout: timedelta | None) -> tuple[Store, int, int]:
     from torch.distributed.constants import default_pg_timeout
 
     import ddl
+    from ddl.launch import guard
     from ddl.torch import job
 
     job.join()
@@ -93,13 +94,15 @@ def join_mpi(timeout: timedelta | None) -> tuple[Store, int, int]:
     ddl.broadcast(text, 0)
     if store is None:
         port, *hosts = text.tobytes().rstrip(b"\0").decode().split()
-        host = first_that_answers(hosts, int(port))
-        if host is None:
-            raise job.LaunchError(
+        connection = guard.connect([f"{host}:{port}" for host in hosts])
+        if connection is None:
+            raise LaunchError(
                 f"rank {rank} on host {socket.gethostname()} cannot reach the store of rank 0, port {port} of "
                 f"{', '.join(hosts)}: let the hosts connect to one another over TCP (a firewall?), or start the job "
                 "with ddlrun, or with MASTER_ADDR, MASTER_PORT, RANK and WORLD_SIZE set"
             )
+        with connection:
+            host = connection.getpeername()[0]
         store = TCPStore(host, int(port), size, False, timeout=patience, wait_for_workers=False)
     return cast("Store", store), rank, size
 
@@ -118,14 +121,3 @@ def described(port: int, hosts: Sequence[str]) -> bytes:
     """The port, and as many of the hosts as there is space for."""
     text = f"{port} {' '.join(hosts)}"
     return (text if len(text) <= _CONTACTS_BYTES else text[:_CONTACTS_BYTES].rpartition(" ")[0]).encode()
-
-
-def first_that_answers(hosts: Sequence[str], port: int) -> str | None:
-    """The first of the hosts that accepts a connection at the port; None if none does."""
-    for host in hosts:
-        try:
-            socket.create_connection((host, port), _CONNECT_SECONDS).close()
-        except OSError:
-            continue
-        return host
-    return None

@@ -3,52 +3,29 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 from torch.distributed import ReduceOp
 
 from ddl.buffers import TYPES
+from ddl.collectives import OPS
 from ddl.errors import ArgumentError, UnsupportedError
 
 _BYTE = TYPES["uint8"]
-TYPES_OF_TORCH = {
-    torch.float16: TYPES["float16"],
-    torch.bfloat16: TYPES["bfloat16"],
-    torch.float32: TYPES["float32"],
-    torch.float64: TYPES["float64"],
-    torch.int8: TYPES["int8"],
-    torch.int32: TYPES["int32"],
-    torch.int64: TYPES["int64"],
-    torch.uint8: TYPES["uint8"],
-}
-_SUM, _AVERAGE, _MIN, _MAX, _PRODUCT = range(5)  # ddl_op of ddl.h
+TYPES_OF_TORCH: dict[torch.dtype, int] = {getattr(torch, name): number for name, number in TYPES.items()}
 OPERATIONS = {
-    ReduceOp.SUM: _SUM,
-    ReduceOp.AVG: _AVERAGE,
-    ReduceOp.MIN: _MIN,
-    ReduceOp.MAX: _MAX,
-    ReduceOp.PRODUCT: _PRODUCT,
+    ReduceOp.SUM: OPS["sum"],
+    ReduceOp.AVG: OPS["average"],
+    ReduceOp.MIN: OPS["min"],
+    ReduceOp.MAX: OPS["max"],
+    ReduceOp.PRODUCT: OPS["product"],
 }
-# Booleans are bytes of 0 and 1: "or" is their greatest, "and" their least.
+# Booleans are bytes of 0 and 1: "or" is their maximum, "and" their minimum.
 _OF_BOOL = {
-    ReduceOp.SUM: _MAX,
-    ReduceOp.MAX: _MAX,
-    ReduceOp.BOR: _MAX,
-    ReduceOp.MIN: _MIN,
-    ReduceOp.PRODUCT: _MIN,
-    ReduceOp.BAND: _MIN,
+    **dict.fromkeys((ReduceOp.SUM, ReduceOp.MAX, ReduceOp.BOR), OPS["max"]),
+    **dict.fromkeys((ReduceOp.MIN, ReduceOp.PRODUCT, ReduceOp.BAND), OPS["min"]),
 }
-
-
-@dataclass(frozen=True, slots=True)
-class Elements:
-    """Memory of a contiguous tensor, valid while that lives."""
-
-    address: int
-    count: int
-    type: int  # ddl_type
 
 
 def check(tensor: Tensor) -> None:
@@ -65,27 +42,27 @@ def check(tensor: Tensor) -> None:
         )
 
 
-def movable(tensor: Tensor) -> Elements:
-    """A contiguous tensor's memory, for collectives that only move bits."""
+def movable(tensor: Tensor) -> tuple[int, int, int]:
+    """The address, count and ddl_type of a contiguous tensor's elements, for calls that only move bits."""
     kind = TYPES_OF_TORCH.get(tensor.dtype)
     if kind is None:
-        return Elements(tensor.data_ptr(), tensor.nbytes, _BYTE)
-    return Elements(tensor.data_ptr(), tensor.numel(), kind)
+        return tensor.data_ptr(), tensor.nbytes, _BYTE
+    return tensor.data_ptr(), tensor.numel(), kind
 
 
-def reducible(tensor: Tensor, op: ReduceOp | ReduceOp.RedOpType, part: int = 1) -> tuple[Elements, int]:
-    """A contiguous tensor's memory, and the ddl_op for `op`. `part`: of as many equal parts, the first.
+def reducible(tensor: Tensor, op: ReduceOp | ReduceOp.RedOpType, parts: int = 1) -> tuple[int, int, int]:
+    """The count, ddl_type and ddl_op for a reduction of a contiguous tensor; the count is that of one of equal `parts`.
 
-    Raises UnsupportedError: there is no such reduction.
+    Raises UnsupportedError if there is no such reduction.
     """
     name = getattr(op, "op", op)  # a ReduceOp holds the enumeration's member
-    count = tensor.numel() // part
+    count = tensor.numel() // parts
     if tensor.dtype == torch.bool and name in _OF_BOOL:
-        return Elements(tensor.data_ptr(), count, _BYTE), _OF_BOOL[name]
+        return count, _BYTE, _OF_BOOL[name]
     if tensor.is_complex() and name in (ReduceOp.SUM, ReduceOp.AVG):
         real = TYPES_OF_TORCH.get(tensor.dtype.to_real())
         if real is not None:
-            return Elements(tensor.data_ptr(), 2 * count, real), OPERATIONS[name]
+            return 2 * count, real, OPERATIONS[name]
     kind = TYPES_OF_TORCH.get(tensor.dtype)
     if kind is None or name not in OPERATIONS:
         operations = ", ".join(str(known).rpartition(".")[2] for known in OPERATIONS)
@@ -95,12 +72,12 @@ def reducible(tensor: Tensor, op: ReduceOp | ReduceOp.RedOpType, part: int = 1) 
             f"{tuple(tensor.shape)}): there are {operations} of {types}, those but AVG of bool, and SUM and AVG of "
             "complex: convert the tensor first"
         )
-    return Elements(tensor.data_ptr(), count, kind), OPERATIONS[name]
+    return count, kind, OPERATIONS[name]
 
 
 def same_size(tensors: Sequence[Tensor]) -> bool:
-    """Whether all have as many elements as the first."""
-    return all(tensor.numel() == tensors[0].numel() for tensor in tensors)
+    """Whether all have the same number of elements."""
+    return len({tensor.numel() for tensor in tensors}) == 1
 
 
 def same_type(tensors: Sequence[Tensor], what: str) -> None:
@@ -133,19 +110,6 @@ def any_overlap(ones: Sequence[Tensor], others: Sequence[Tensor]) -> bool:
             return True
         ends[kind] = max(ends[kind], start + nbytes)
     return False
-
-
-def flat(tensors: Sequence[Tensor]) -> Tensor:
-    """One after the other, in a new tensor of one dimension."""
-    return torch.cat([tensor.detach().reshape(-1) for tensor in tensors])
-
-
-def unflatten(source: Tensor, targets: Sequence[Tensor]) -> None:
-    """Copies consecutive pieces of `source` (one dimension) to `targets`, whatever their strides."""
-    offset = 0
-    for target in targets:
-        target.detach().copy_(source[offset : offset + target.numel()].view(target.shape))
-        offset += target.numel()
 
 
 def packed(tensor: Tensor) -> Tensor:

@@ -10,6 +10,7 @@ import weakref
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from datetime import timedelta
+from typing import Any
 
 import torch
 import torch.distributed as dist
@@ -24,22 +25,9 @@ _SHORTEST_NAP = 20e-6  # seconds between two looks at requests
 _LONGEST_NAP = 1e-3
 
 
-def late(name: str, seconds: float) -> RankTimeoutError:
-    """The error for a call that did not finish while it was waited for."""
-    return RankTimeoutError(
-        f"{name} was not finished {seconds:g} s after it was waited for: the ranks that it waits for are named in a "
-        "warning after 10 s, and in an error after the group's timeout"
-    )
-
-
 def explained(error: DDLError, name: str, parts: str) -> DDLError:
     """The error of a call that is made of several calls of libddl: names it first, then the part that failed."""
     return type(error)(f"{name}, which is made of {parts}s here: {error}")
-
-
-def sourceless(name: str) -> RuntimeError:
-    """The error if a call other than a receive is asked for its sender."""
-    return RuntimeError(f"{name} has no source rank: only receives have")
 
 
 class Work(dist.Work):
@@ -48,7 +36,7 @@ class Work(dist.Work):
     def __init__(
         self,
         name: str,
-        requests: Sequence[Request[None]],
+        requests: Sequence[Request[Any]],
         results: list[Tensor],
         finish: Callable[[], None] | None,
         reaper: Reaper,
@@ -59,27 +47,17 @@ class Work(dist.Work):
         super().__init__()
         self._parts = parts
         self._name = name
-        self._requests = requests
+        self.requests = requests  #: to libddl; none once the call is over
         self._results = results
-        self._finish = finish
+        self.finish = finish  #: the step that finishes it; None if there is none, or it was run
         self._reaper = reaper
         self._source = source
-        self._order = order
+        self.order = order  #: its place in the order of a GPU's stream; None if its tensors are in host memory
         self._lock = threading.Lock()
         self._done = not requests and finish is None
         self._error: Exception | None = None
         self._future: torch.futures.Future[list[Tensor]] | None = None
         self._reaped = False
-
-    @property
-    def requests(self) -> Sequence[Request[None]]:
-        """The requests to libddl; none once the call is over."""
-        return self._requests
-
-    @property
-    def order(self) -> Order | None:
-        """The call's place in the order of a GPU's stream; None for tensors in host memory."""
-        return self._order
 
     def wait(self, timeout: timedelta = timedelta(0)) -> bool:
         """Block until the results are there; `timeout` 0 is the group's. Raises the error that ended the call."""
@@ -89,8 +67,8 @@ class Work(dist.Work):
         self.settle()
         if self._error is not None:
             raise self._error
-        if self._order is not None:
-            self._order.follow()
+        if self.order is not None:
+            self.order.follow()
         return True
 
     def _await(self, limit: float) -> None:
@@ -98,13 +76,16 @@ class Work(dist.Work):
         nap = _SHORTEST_NAP
         while not self.test():
             if time.monotonic() > deadline:
-                raise late(self._name, limit)
+                raise RankTimeoutError(
+                    f"{self._name} was not finished {limit:g} s after it was waited for: the ranks that it waits for "
+                    "are named in a warning after 10 s, and in an error after the group's timeout"
+                )
             time.sleep(nap)
             nap = min(2 * nap, _LONGEST_NAP)
 
     def test(self) -> bool:
         """Whether `settle` would return at once."""
-        return self._done or all(request.test() for request in self._requests)
+        return self._done or all(request.test() for request in self.requests)
 
     def settle(self) -> None:
         """As `end`; then complete the future, whose callbacks run on this thread. Raises nothing."""
@@ -118,28 +99,28 @@ class Work(dist.Work):
         """Block until the call has succeeded or failed, and copy the results to where they belong. Raises nothing."""
         error: Exception | None = None
         if not self._done:
-            for request in self._requests:
+            for request in self.requests:
                 try:
                     request.wait()
                 except DDLError as its:  # the others end soon, too: their communicator is broken
                     error = error or (explained(its, self._name, self._parts) if self._parts else its)
         with self._lock:
             if not self._done:
-                if error is None and self._finish is not None:
+                if error is None and self.finish is not None:
                     try:
-                        self._finish() if self._order is None else self._order.finish(self._finish)
+                        self.finish() if self.order is None else self.order.finish(self.finish)
                     except Exception as its:
                         error = its
                 self._error = error
-                self._finish = None
-                self._requests = ()
+                self.finish = None
+                self.requests = ()
                 self._done = True
 
     def _complete(self, future: torch.futures.Future[list[Tensor]]) -> None:
-        if self._order is None:
+        if self.order is None:
             future.set_result(self._results)
         else:
-            self._order.run(lambda: future.set_result(self._results))
+            self.order.run(lambda: future.set_result(self._results))
 
     def _result_or_raise(self, done: torch.futures.Future[list[Tensor]]) -> list[Tensor]:
         if self._error is not None:
@@ -156,7 +137,7 @@ class Work(dist.Work):
 
     def get_future(self) -> torch.futures.Future[list[Tensor]]:
         """A new future of the results (a list of tensors). It completes even if nobody waits for the call."""
-        devices: list[int | str | torch.device] | None = None if self._order is None else [self._order.device]
+        devices: list[int | str | torch.device] | None = None if self.order is None else [self.order.device]
         future: torch.futures.Future[list[Tensor]] = torch.futures.Future(devices=devices)
         with self._lock:
             waits = not self._done
@@ -198,19 +179,16 @@ class Work(dist.Work):
         """As `wait`."""
         self.wait()
 
-    def block_current_stream(self) -> None:
-        """As `wait`."""
-        self.wait()
+    block_current_stream = synchronize
 
     def source_rank(self) -> int:
         """The rank in the group that a message came from. Raises RuntimeError: it is no receive."""
         if self._source is None:
-            raise sourceless(self._name)
+            raise RuntimeError(f"{self._name} has no source rank: only receives have one")
         self.wait()
         return self._source()
 
-    def _source_rank(self) -> int:
-        return self.source_rank()
+    _source_rank = source_rank
 
 
 _threads: weakref.WeakSet[threading.Thread] = weakref.WeakSet()

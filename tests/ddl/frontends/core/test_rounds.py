@@ -10,11 +10,11 @@ from typing import Any
 import numpy as np
 import pytest
 
-from ddl import request
 from ddl.errors import RankTimeoutError, ShutdownError
 from ddl.frontends.core import rounds
 from ddl.frontends.core.announcements import Announcement, Batch
 from ddl.frontends.core.rounds import Rounds
+from ddl.request import Call
 
 
 class Messages:
@@ -32,8 +32,8 @@ class Messages:
         self._barrier.wait()
         return every
 
-    def allreduce(self, _: str, *arguments: int, buffers: tuple[list[int], list[int]]) -> None:
-        rank, (sent, greatest) = arguments[-1], buffers
+    def allreduce(self, call: Call[None]) -> None:
+        rank, (sent, greatest) = call.arguments[-1], call.buffers
         greatest[:] = list(map(max, *self._exchange(rank, list(sent))))
         self.allreduces += rank == 0
 
@@ -55,7 +55,7 @@ class Messages:
 @pytest.fixture
 def messages(monkeypatch: pytest.MonkeyPatch) -> Messages:
     made = Messages()
-    monkeypatch.setattr(request, "run", made.allreduce)
+    monkeypatch.setattr(Call, "run", lambda call: made.allreduce(call))
     monkeypatch.setattr(rounds, "allgather", made.allgather)
     return made
 
@@ -95,7 +95,7 @@ def test_a_rank_that_takes_no_part_is_named_in_the_scripts_words(monkeypatch: py
             "it; it has made no call on this communicator. DDL_TIMEOUT"
         )
 
-    monkeypatch.setattr(request, "run", run)
+    monkeypatch.setattr(Call, "run", run)
     comm = SimpleNamespace(rank=0, size=2, handle=0)
     with pytest.raises(RankTimeoutError, match=r"^rank 0 has waited 5 s: rank 1 has made no call. DDL_TIMEOUT$"):
         Rounds(comm, comm).take_part(batch("a"))
@@ -109,7 +109,7 @@ def test_a_rank_that_has_left_is_named_in_the_scripts_words(monkeypatch: pytest.
             "6 elements)"
         )
 
-    monkeypatch.setattr(request, "run", run)
+    monkeypatch.setattr(Call, "run", run)
     comm = SimpleNamespace(rank=0, size=2, handle=0)
     with pytest.raises(ShutdownError, match=r"^rank 0 has waited 0 s: rank 1 \(host a\) has left the process set, by"):
         Rounds(comm, comm).take_part(batch("a"))

@@ -61,16 +61,23 @@ class Call:
     """A call that this rank has announced.
 
     `start` begins it. Its arguments are the announcements of all ranks, by rank, and whether it may block until the
-    call is over.
+    call is over. `on_failure` gets the error that ends the call before it begins.
     """
 
-    def __init__(self, negotiator: Negotiator, announcement: Announcement, start: Start) -> None:
+    def __init__(
+        self,
+        negotiator: Negotiator,
+        announcement: Announcement,
+        start: Start,
+        on_failure: Callable[[Exception], None] | None = None,
+    ) -> None:
         self.announcement = announcement
         self.begun = False  #: it was started, or has failed
         self.awaited = False
         self.since = time.monotonic()
         self.warned = self.withdrawn = False
         self._start = start
+        self._on_failure = on_failure
         self._negotiator = negotiator
         self._work: Begun | None = None
         self._error: Exception | None = None
@@ -110,6 +117,8 @@ class Call:
         """End the call with an error before it begins."""
         self._error = error
         self.begun = True
+        if self._on_failure is not None:
+            self._on_failure(error)
 
 
 class Negotiator:
@@ -160,6 +169,7 @@ class Negotiator:
         tensors: tuple[tuple[str, tuple[int, ...]], ...] = (),
         terms: str = "",
         per_rank: tuple[int, ...] = (),
+        on_failure: Callable[[Exception], None] | None = None,
     ) -> Call:
         """Announce that this rank is ready for a call, which `start` begins. The arguments are those of Announcement.
 
@@ -177,8 +187,9 @@ class Negotiator:
                 )
             self._nameless += name is None
             self._announced += 1
-            call = self._calls[key] = Call(self, Announcement(kind, key, tensors, terms, per_rank), start)
-            self._queue.append(call.announcement)
+            announcement = Announcement(kind, key, tensors, terms, per_rank)
+            call = self._calls[key] = Call(self, announcement, start, on_failure)
+            self._queue.append(announcement)
         return call
 
     def join(self) -> Call:

@@ -165,6 +165,13 @@ class ProcessSets(Generic[SetT]):
         self._forget(process_set)
         return True
 
+    def numbered(self, number: int) -> SetT:
+        """The set of that `process_set_id`. Raises StateError if there is none."""
+        if number not in self._sets:
+            self.rank()  # raises before init()
+            raise StateError(f"process set {number} is not in use: was it removed?")
+        return self._sets[number]
+
     def is_initialized(self) -> bool:
         """Whether this process is part of a job: after `init`, before `shutdown`."""
         return self.everyone.process_set_id is not None

@@ -13,12 +13,12 @@ from ctypes import addressof, c_int64
 
 import numpy as np
 
-from ddl import request
 from ddl.collectives import OPS, allgather
 from ddl.communicator import Communicator
 from ddl.elements import TYPES
 from ddl.errors import RankTimeoutError, ShutdownError, StateError
 from ddl.frontends.core.announcements import Batch, decode, digest, encode
+from ddl.request import Call
 
 _SHORT = 256  # bytes of announcements that fit in one message, with their length
 _LENGTH = 8  # bytes of that length
@@ -73,7 +73,7 @@ class Rounds:
         one, two = digest(mine)
         sent, greatest = (c_int64 * 6)(one, ~one, two, ~two, len(mine), ~len(mine)), (c_int64 * 6)()
         arguments = (addressof(sent), addressof(greatest), 6, TYPES["int64"].number, OPS["max"], self._digests.handle)
-        request.run("ddl_allreduce", *arguments, buffers=(sent, greatest))
+        Call("allreduce", arguments, (sent, greatest), None).run()
         same = greatest[0] == ~greatest[1] and greatest[2] == ~greatest[3]
         return same, ~greatest[5], greatest[4]
 

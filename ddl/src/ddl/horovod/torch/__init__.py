@@ -42,7 +42,6 @@ from ddl.horovod.torch.collectives import (
     broadcast_ as broadcast_,
     broadcast_async as broadcast_async,
     broadcast_async_ as broadcast_async_,
-    join as join,
     reducescatter as reducescatter,
     reducescatter_async as reducescatter_async,
 )
@@ -85,6 +84,7 @@ from ddl.horovod.torch.process_sets import (
     ProcessSet as ProcessSet,
     add_process_set as add_process_set,
     global_process_set as global_process_set,
+    join as join,
     remove_process_set as remove_process_set,
 )
 from ddl.horovod.torch.sparse import (

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import weakref
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 
 import torch
 from torch import Tensor
@@ -20,27 +19,13 @@ from ddl.frontends.core.announcements import Announcement
 from ddl.frontends.core.buckets import plan
 from ddl.frontends.core.handle import Handle
 from ddl.frontends.core.negotiation import Negotiator
-from ddl.frontends.core.ops import Op
 from ddl.horovod.torch import sparse, starting
 from ddl.horovod.torch.compression import Compressor
-from ddl.horovod.torch.process_sets import ProcessSet
 from ddl.horovod.torch.starting import Reduction
 
 
-@dataclass(frozen=True)
-class Method:
-    """How gradients are reduced."""
-
-    op: Op
-    prescale: float
-    postscale: float
-    compression: type[Compressor]
-    sparse_as_dense: bool
-    process_set: ProcessSet
-
-
 class Averager:
-    """`passes`: how many backward passes add up to a gradient. `limit`: the most bytes of a bucket.
+    """Reduces gradients as `how` says. `passes` backward passes make a gradient; a bucket has at most `limit` bytes.
 
     Making one is collective over the process set. On a rank that is not in the set it does nothing: such a rank keeps
     its own gradients.
@@ -49,25 +34,29 @@ class Averager:
     def __init__(
         self,
         named: Sequence[tuple[str, Parameter]],
-        method: Method,
+        how: Reduction,
+        compression: type[Compressor],
+        sparse_as_dense: bool,
         passes: int,
         limit: int,
         groups: Sequence[Sequence[int]] = (),
     ) -> None:
         self.passes = passes
-        self._method = method
+        self._how = how
+        self._compression = compression
+        self._sparse_as_dense = sparse_as_dense
         self._limit = limit
         self._buckets: list[_Bucket] = []
         self._bucket_of: dict[Parameter, _Bucket] = {}
-        self.names: dict[Parameter, str] = {}
+        self.names: dict[Parameter, str] = {}  #: of the parameters that were added
         self._started = 0  # buckets in flight: the first ones
         self.synchronized = False  #: no gradient has come since the last `synchronize`
         self.skips = False  #: the next step takes the gradients as they are
         self._negotiator: Negotiator | None = None  # of a rank that is in the set
-        if method.process_set.included():
-            self._negotiator = method.process_set.negotiator
-            method.process_set.meet("DistributedOptimizer")
-            self._number = method.process_set.count_optimizer()
+        if how.process_set.included():
+            self._negotiator = how.process_set.negotiator
+            how.process_set.meet("DistributedOptimizer")
+            self._number = how.process_set.count_optimizer()
         self.add(named, groups)
 
     def add(self, named: Sequence[tuple[str, Parameter]], groups: Sequence[Sequence[int]] = ()) -> None:
@@ -88,15 +77,11 @@ class Averager:
         kinds = [(parameter.dtype, parameter.device) for parameter in parameters]
         for numbers in plan(nbytes, kinds, self._limit, groups):
             name = f"gradients of optimizer {self._number}, bucket {len(self._buckets)}"
-            bucket = _Bucket(name, [named[number][0] for number in numbers], [parameters[number] for number in numbers])
+            bucket = _Bucket(name, self.names, [parameters[number] for number in numbers])
             self._buckets.append(bucket)
             for parameter in bucket.parameters:
                 self._bucket_of[parameter] = bucket
                 parameter.register_post_accumulate_grad_hook(accumulated)
-
-    def knows(self, parameter: Parameter) -> bool:
-        """Whether it was added."""
-        return parameter in self._bucket_of
 
     @property
     def in_flight(self) -> bool:
@@ -110,7 +95,7 @@ class Averager:
         bucket.counts[parameter] = count = bucket.counts.get(parameter, 0) + 1
         if count > self.passes or bucket.handle is not None:
             raise RuntimeError(
-                f"{bucket.name_of(parameter)} got a gradient in {count} backward passes without step() or "
+                f"{self.names[parameter]} got a gradient in {count} backward passes without step() or "
                 f"synchronize(), but backward_passes_per_step is {self.passes}: raise that to add up more of them"
             )
         while self._started < len(self._buckets) and self._buckets[self._started].is_ready(self.passes):
@@ -119,22 +104,16 @@ class Averager:
     def _start_next(self) -> None:
         self._need_its_job()
         bucket = self._buckets[self._started]
-        method = self._method
-        bucket.begin(method.sparse_as_dense)
-        small, bucket.context = method.compression.compress(bucket.gather())
+        bucket.begin(self._sparse_as_dense)
+        small, bucket.context = self._compression.compress(bucket.gather())
         handle = starting.reduce_in_place(
             [small], self._how, bucket.name, bucket.terms, bucket.made_dense, bucket.on_announced
         )
         bucket.handle = handle.in_background()
         self._started += 1
 
-    @property
-    def _how(self) -> Reduction:
-        method = self._method
-        return Reduction(method.op, method.prescale, method.postscale, method.process_set)
-
     def _need_its_job(self) -> None:
-        process_set = self._method.process_set
+        process_set = self._how.process_set
         if process_set.negotiator is not self._negotiator:  # raises if the set is not in use
             raise StateError(
                 f"rank {process_set.rank()} of {process_set}: the optimizer is from before shutdown() or "
@@ -165,7 +144,7 @@ class Averager:
             except DDLError as error:  # its name is free again, and so must the others' be
                 errors.append(error)
             else:
-                bucket.scatter(self._method.compression.decompress(results, bucket.context))
+                bucket.scatter(self._compression.decompress(results, bucket.context))
         if errors:
             raise errors[0]
         # Not while the backward pass goes on: they have to be summed by index first.
@@ -180,8 +159,9 @@ class Averager:
 class _Bucket:
     """Parameters whose gradients travel as one tensor."""
 
-    def __init__(self, name: str, names: list[str], parameters: list[Parameter]) -> None:
+    def __init__(self, name: str, names: Mapping[Parameter, str], parameters: list[Parameter]) -> None:
         self.name = name
+        self.names = names
         self.parameters = parameters
         self.handle: Handle[list[Tensor]] | None = None
         self.context: object = None
@@ -189,10 +169,6 @@ class _Bucket:
         self.sparse: dict[Parameter, int] = {}  # whose gradients are, once one was seen; how many dimensions are
         self._dense_here: dict[Parameter, int] = {}  # made so in this step; how many dimensions were sparse
         self._dense_anywhere: dict[Parameter, int] = {}  # on some rank
-        self._names = names
-
-    def name_of(self, parameter: Parameter) -> str:
-        return next(name for name, its in zip(self._names, self.parameters, strict=True) if its is parameter)
 
     def is_ready(self, passes: int) -> bool:
         return all(self.counts.get(parameter, 0) >= passes for parameter in self.parameters)
@@ -230,7 +206,7 @@ class _Bucket:
     @property
     def terms(self) -> str:
         """Names the sparse parameters, which must be the same on every rank."""
-        names = [self.name_of(parameter) for parameter in self.sparse_parameters]
+        names = [self.names[parameter] for parameter in self.sparse_parameters]
         return f"sparse gradients, without sparse_as_dense=True, of {', '.join(names)}" if names else ""
 
     @property
@@ -250,15 +226,13 @@ class _Bucket:
 
     def scatter(self, results: Tensor) -> None:
         """Put the results, in the order of `gather`, into the gradients."""
-        offset = 0
-        for parameter in self._dense:
-            part = results[offset : offset + parameter.numel()].view(parameter.shape)
-            offset += parameter.numel()
+        parts = results.split([parameter.numel() for parameter in self._dense])
+        for parameter, part in zip(self._dense, parts, strict=True):
             if parameter.grad is not None:
                 with torch.no_grad():
-                    parameter.grad.copy_(part)
+                    parameter.grad.copy_(part.view(parameter.shape))
             elif parameter.requires_grad:  # one that was frozen meanwhile stays without
-                parameter.grad = part.clone()
+                parameter.grad = part.view(parameter.shape).clone()
 
     def sparse_gradient(self, parameter: Parameter) -> Tensor:
         """The gradient of a parameter in `sparse`: one without elements if this rank has none."""

@@ -24,7 +24,7 @@ from torch import Tensor
 
 from ddl.frontends.core.handle import Handle
 from ddl.frontends.core.ops import Op, chosen
-from ddl.horovod.torch import gradients, process_sets, starting
+from ddl.horovod.torch import gradients, starting
 from ddl.horovod.torch.compression import Compression, Compressor
 from ddl.horovod.torch.gradients import copy_of
 from ddl.horovod.torch.process_sets import ProcessSet, global_process_set
@@ -213,17 +213,6 @@ def alltoall_async(
 def barrier(process_set: ProcessSet = global_process_set) -> None:
     """Return when every rank has called it."""
     process_set.meet("barrier")
-
-
-def join(device: int = -1) -> int:
-    """Say that this rank has run out of data, and wait until every rank has; returns the one that was the last to.
-
-    Until then it takes part in the others' allreduces, and in steps of their optimizers, with zeros (in a minimum,
-    maximum or product with what leaves that as it is); an average is still over all ranks. `device` is the GPU of these
-    zeros if the others' tensors are on one; below 0 the current one. A rank that calls anything else before all have
-    joined gets an UnsupportedError.
-    """
-    return process_sets.join(device)
 
 
 def _only(tensors: list[Tensor]) -> Tensor:

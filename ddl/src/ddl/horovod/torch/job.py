@@ -7,11 +7,10 @@ from collections.abc import Sequence
 
 import torch
 
-from ddl.errors import UnsupportedError
-from ddl.horovod.torch import process_sets as own
+from ddl.errors import LaunchError, UnsupportedError
 from ddl.horovod.torch.process_sets import ProcessSet, sets
 from ddl.membership import under_mpi
-from ddl.torch.job import LaunchError
+from ddl.torch import job
 
 is_initialized, is_homogeneous = sets.is_initialized, sets.is_homogeneous
 rank, size, local_rank, local_size = sets.rank, sets.size, sets.local_rank, sets.local_size
@@ -33,7 +32,12 @@ def init(comm: Sequence[int] | None = None, process_sets: Sequence[ProcessSet] |
             f"hvd.init(): HOROVOD_SIZE is {started}, but this process does not know how to find the other ranks: start "
             f"it with ddlrun -np {started} python SCRIPT ARGUMENTS, or with torchrun"
         )
-    own.begin()
+    job.enter()
+    try:
+        sets.begin()
+    except BaseException:
+        job.leave()
+        raise
     if comm is not None and (not isinstance(comm, Sequence) or sorted(comm) not in ([], sets.everyone.ranks)):
         shutdown()
         raise UnsupportedError(f"init(comm={comm!r}): a job is all ranks that were started: use process sets for parts")
@@ -43,7 +47,9 @@ def init(comm: Sequence[int] | None = None, process_sets: Sequence[ProcessSet] |
 
 def shutdown() -> None:
     """Leave the job. `init` may be called again."""
-    own.end()
+    if is_initialized():
+        job.leave()  # before the communicators go: a rank that waits for this one on them is told that it has left
+        sets.end()
 
 
 def cuda_built() -> bool:

@@ -13,9 +13,10 @@ from torch.nn import Parameter
 
 from ddl.frontends.core.buckets import even_groups, limit_of
 from ddl.frontends.core.ops import Average, Op, check
-from ddl.horovod.torch.averaging import Averager, Method
+from ddl.horovod.torch.averaging import Averager
 from ddl.horovod.torch.compression import Compression, Compressor
 from ddl.horovod.torch.process_sets import ProcessSet, global_process_set
+from ddl.horovod.torch.starting import Reduction
 
 _NOT_AGAIN = (
     "optimizer.step() called without optimizer.skip_synchronize() after optimizer.synchronize(): over DDL it reduces "
@@ -54,10 +55,10 @@ def DistributedOptimizer(
     check(op)
     named = _named(optimizer, named_parameters)
     factor = gradient_predivide_factor
-    method = Method(op, 1 / factor, factor, compression, sparse_as_dense, process_set)
+    how = Reduction(op, 1 / factor, factor, process_set)
     numbered = _numbered(groups if groups is not None else num_groups, named)
     passes = _checked_passes(backward_passes_per_step)
-    averager = Averager(named, method, passes, limit_of(os.environ), numbered)
+    averager = Averager(named, how, compression, sparse_as_dense, passes, limit_of(os.environ), numbered)
     # Of the optimizer's class, as learning-rate schedulers and others check. It shares the optimizer's state, hooks
     # included: however a step is begun (a scheduler may have wrapped it), it reduces first.
     kind = type(optimizer)
@@ -150,7 +151,7 @@ def _reduce(optimizer: torch.optim.Optimizer) -> None:
 def _synchronize(optimizer: torch.optim.Optimizer) -> None:
     averager: Averager = optimizer._averager  # type: ignore[attr-defined]
     # Those that came later, or were frozen at first.
-    late = [pair for pair in _parameters(optimizer) if pair[1].requires_grad and not averager.knows(pair[1])]
+    late = [pair for pair in _parameters(optimizer) if pair[1].requires_grad and pair[1] not in averager.names]
     averager.add(late)
     averager.synchronize()
 

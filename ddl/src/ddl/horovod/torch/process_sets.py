@@ -10,7 +10,6 @@ from ddl.communicator import Communicator
 from ddl.frontends.core import process_sets as core
 from ddl.frontends.core.announcements import Announcement
 from ddl.horovod.torch import starting
-from ddl.torch import job
 from ddl.torch.process_group import ProcessGroup
 from ddl.torch.work import Work
 
@@ -35,25 +34,14 @@ global_process_set = sets.everyone
 add_process_set, remove_process_set = sets.add, sets.remove
 
 
-def begin() -> None:
-    """Join the job, and make the set of all ranks."""
-    job.enter()
-    try:
-        sets.begin()
-    except BaseException:
-        job.leave()
-        raise
+def join(device: int = -1) -> int:
+    """Say that this rank has run out of data, and wait until every rank has; returns the last rank to do so.
 
-
-def end() -> None:
-    """Remove all sets, and leave the job."""
-    if sets.is_initialized():
-        job.leave()  # before the communicators go: a rank that waits for this one on them is told that it has left
-        sets.end()
-
-
-def join(device: int) -> int:
-    """Answer the others' reductions until every rank has called it; returns the one that was the last to."""
+    Until then it takes part in the others' allreduces, and in steps of their optimizers, with zeros (in a minimum,
+    maximum or product with what leaves that as it is); an average is still over all ranks. `device` is the GPU of these
+    zeros if the others' tensors are on one; below 0 the current one. A rank that calls anything else before all have
+    joined gets an UnsupportedError.
+    """
     global _device
     # Which GPU is the current one differs from thread to thread, and another thread may answer.
     _device = torch.cuda.current_device() if device < 0 and torch.cuda.is_available() else device

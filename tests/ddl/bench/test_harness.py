@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from typing import Any
 
 import pytest
-from runs import Goodput
-from shaped import BenchError, Steady, steady
+from harness import BenchError, steady
+from runs import Goodput, Run, Scenario
 
 from testbed import Topology
 
@@ -21,7 +22,7 @@ class Cluster:
         self.done = 0
         self.told: list[str] = []
 
-    def steady(self) -> Steady[int]:
+    def steady(self) -> Run[Scenario]:
         @contextmanager
         def running(topology: Topology) -> Iterator[Cluster]:
             self.made.append(topology)
@@ -30,18 +31,18 @@ class Cluster:
         def calibrate(bed: Cluster) -> Goodput:
             return bed.left.pop(0)
 
-        told = self.told.append
-        return steady("x", (2, 2), "200mbit", "100mbit", Cluster.work, told, running=running, calibrate=calibrate)
+        def work(scenario: Scenario, tell: object, bed: Cluster) -> list[dict[str, Any]]:
+            bed.done += 1
+            return [{"done": bed.done}]
 
-    def work(self) -> int:
-        self.done += 1
-        return self.done
+        scenario = Scenario("x", "x", racks=(2, 2), ranks=1)
+        return steady(scenario, work, self.told.append, running=running, calibrate=calibrate)
 
 
 def test_work_counts_whose_links_held_still() -> None:
     cluster = Cluster([100, 96])
     held = cluster.steady()
-    assert (held.result, held.tries, cluster.done) == (1, 1, 1)
+    assert (held.records, held.tries, cluster.done) == ([{"done": 1}], 1, 1)
     assert (held.before.link, held.after.link) == (100, 96)
     assert [rack.uplink is not None for rack in cluster.made[0].racks] == [True, True]
 
@@ -49,7 +50,7 @@ def test_work_counts_whose_links_held_still() -> None:
 def test_work_is_done_again_on_a_new_cluster_when_the_links_have_changed_meanwhile() -> None:
     cluster = Cluster([100, 90, 100, 100])
     held = cluster.steady()
-    assert (held.result, held.tries, len(cluster.made)) == (2, 2, 2)
+    assert (held.records, held.tries, len(cluster.made)) == ([{"done": 2}], 2, 2)
     assert (held.before, held.after) == (Goodput(100, 50), Goodput(100, 50))
     assert [text for text in cluster.told if "changed" in text] == [
         "the links' goodput changed by 10% meanwhile: once more"

@@ -1,0 +1,18 @@
+// Ranks in words.
+#pragma once
+
+#include <algorithm>
+#include <string>
+#include <vector>
+
+namespace ddl {
+
+// "rank 3", or "ranks 1, 2, 3": the first eight, and how many more there are.
+inline std::string name_list(const std::vector<int>& ranks) {
+    constexpr size_t kShown = 8;
+    std::string text = ranks.size() == 1 ? "rank " : "ranks ";
+    for (size_t i = 0; i < std::min(ranks.size(), kShown); ++i) text += (i ? ", " : "") + std::to_string(ranks[i]);
+    return ranks.size() > kShown ? text + " and " + std::to_string(ranks.size() - kShown) + " more" : text;
+}
+
+}  // namespace ddl

@@ -1,0 +1,337 @@
+#include "engine/loop.h"
+
+#include <algorithm>
+#include <chrono>
+#include <cstdio>
+#include <new>
+#include <utility>
+
+#include "base/backoff.h"
+
+namespace ddl {
+namespace {
+
+constexpr double kWatchSeconds = 0.01;  // how often deaths and stalls are looked for
+constexpr unsigned kIdlePolls = 8;      // polls without progress before the clock is looked at
+constexpr int kHeldPolls = 16;          // polls of a blocking call before it lets others have the lock
+constexpr int kSequenceSlots = 16;      // collectives of a communicator that tags tell apart
+static_assert(kMostCommunicators * kSequenceSlots * kOperationTags <=
+              1u << (kTagBits - 1));  // the upper half is the mailbox's
+
+Tag first_tag(CommId comm, uint64_t sequence) {
+    return (comm * kSequenceSlots + static_cast<Tag>(sequence % kSequenceSlots)) * kOperationTags;
+}
+
+}  // namespace
+
+// A caller that makes progress itself. The thread naps meanwhile.
+class Loop::Helper {
+  public:
+    explicit Helper(Loop& loop) : loop_(loop) { ++loop_.helpers_; }
+    ~Helper() {
+        if (--loop_.helpers_ == 0 && loop_.is_busy()) loop_.wake();
+    }
+    Helper(const Helper&) = delete;
+    Helper& operator=(const Helper&) = delete;
+
+  private:
+    Loop& loop_;
+};
+
+Status Loop::start(CommId id, const Call& call, const RequestPtr& request) {
+    try {
+        std::list<Active> one;
+        one.emplace_back();
+        one.front().request = request;
+        one.front().call = call;
+        const CommPtr comm = core_.table.find(id);
+        if (!comm) return core_.shut ? shut_down() : no_such(id);
+        if (Status status = check_buffers(call, comm->rank, comm->size()); !status.ok()) return status;
+        one.front().comm = comm;
+        const std::lock_guard lock(in_);
+        if (core_.shut) return shut_down();  // under the lock with which the inbox is emptied for the last time
+        inbox_.splice(inbox_.end(), one);
+        inbox_full_ = true;
+    } catch (const Error& error) {
+        return error.status();
+    } catch (const std::bad_alloc&) {
+        return no_memory();
+    }
+    return {};
+}
+
+Status Loop::submit(CommId comm, const Call& call, RequestPtr* request) {
+    try {
+        auto made = std::make_shared<Request>();
+        Status status = start(comm, call, made);
+        if (!status.ok()) return status;
+        *request = std::move(made);
+    } catch (const std::bad_alloc&) {
+        return no_memory();
+    }
+    wake();
+    return {};
+}
+
+Status Loop::post(CommId comm, int peer, Mail mail, RequestPtr* request) {
+    Status status = messages_.post(comm, peer, std::move(mail), request);
+    if (status.ok()) wake();
+    return status;
+}
+
+Status Loop::probe(CommId comm, int peer, int64_t tag, bool* found, int* source) {
+    *found = false;
+    std::unique_lock held(core_.progress);
+    if (core_.shut) return shut_down();
+    poll();
+    Status status = messages_.probe(comm, peer, tag, found, source);
+    unlock_and_warn(std::move(held));
+    return status;
+}
+
+bool Loop::test(const RequestPtr& request) {
+    if (!request->finished()) progress(std::unique_lock(core_.progress, std::try_to_lock));
+    return request->finished();
+}
+
+const Status& Loop::wait(const RequestPtr& request) {
+    if (request->finished()) return request->status();
+    const Helper helper(*this);
+    Backoff backoff(core_.options.spin_polls, core_.options.nap_seconds);
+    while (!request->finished()) {
+        progress(std::unique_lock(core_.progress, std::try_to_lock)) ? backoff.reset() : backoff.pause();
+    }
+    return request->status();
+}
+
+Status Loop::run(CommId comm, const Call& call) {
+    Request mine;
+    const RequestPtr request(RequestPtr(), &mine);  // shared with nobody who outlives this call: there is no count
+    if (!run_alone(comm, call, request)) {
+        Status status = start(comm, call, request);
+        if (!status.ok()) return status;
+    }
+    return wait(request);
+}
+
+// Begins a call, and moves it on for a moment, under one hold of the lock: one small message between the ranks of a
+// host takes no longer than a dozen locks. It does so only if no other thread makes progress and the communicator has
+// no earlier call. False if it began nothing: start() then begins the call, or says why not.
+bool Loop::run_alone(CommId id, const Call& call, const RequestPtr& request) {
+    std::unique_lock held(core_.progress, std::try_to_lock);
+    if (!held || core_.shut || inbox_full_) return false;
+    const CommPtr* const found = core_.table.find_held(id);
+    if (!found || !(*found)->queue.empty()) return false;
+    Communicator& comm = **found;
+    try {
+        if (!check_buffers(call, comm.rank, comm.size()).ok()) return false;
+        if (spare_.empty()) spare_.emplace_back();
+    } catch (const std::exception&) {
+        return false;
+    }
+    spare_.front().request = request;
+    spare_.front().call = call;
+    core_.begin(1);
+    accept(*found, spare_);
+    poll(comm);
+    const int polls = std::min(core_.options.spin_polls, kHeldPolls);
+    for (int i = 0; i < polls && !request->finished(); ++i) poll();
+    unlock_and_warn(std::move(held));
+    return true;
+}
+
+void Loop::serve() {
+    // Others' queries wait this long for an answer, and 32 times as long if receives are posted (transport_mpi.cc,
+    // transport_shared.cc).
+    constexpr auto kIdle = std::chrono::milliseconds(5);
+    Backoff backoff(core_.options.spin_polls, core_.options.nap_seconds);
+    while (!stopping_) {
+        if (helpers_ > 0 || !is_busy()) {
+            std::unique_lock lock(sleep_);
+            wake_.wait_for(lock, kIdle, [&] { return stopping_ || (helpers_ == 0 && is_busy()); });
+            if (stopping_) return;
+            if (helpers_ > 0) continue;
+            backoff.reset();
+        }
+        progress(std::unique_lock(core_.progress)) ? backoff.reset() : backoff.pause();
+    }
+}
+
+// Polls with the lock held, then releases it. True if something moved.
+bool Loop::progress(std::unique_lock<std::mutex> held) noexcept {
+    if (!held) return false;
+    const bool moved = poll();
+    unlock_and_warn(std::move(held));
+    return moved;
+}
+
+// Says what was to be said meanwhile, without the lock: who hears it may be slow, or ask this engine something.
+void Loop::unlock_and_warn(std::unique_lock<std::mutex> held) noexcept {
+    const std::vector<std::string> warnings = std::exchange(core_.warnings, {});
+    held.unlock();
+    for (const std::string& text : warnings) {
+        try {
+            core_.options.warn(text);
+        } catch (...) {
+            std::fprintf(stderr, "ddl: warning: %s\n",
+                         text.c_str());  // no reason to leave the call, which is still under way
+        }
+    }
+}
+
+bool Loop::poll() noexcept {
+    if (core_.shut) return false;
+    bool moved = inbox_full_;
+    if (inbox_full_) take_submissions();  // elsewhere without this look, which may miss what is being put in
+    try {
+        core_.transport->poll();
+        for (const CommPtr& comm : running_) moved |= poll(*comm);
+        moved |= messages_.poll();
+        if (moved || (core_.pending() > 0 && idle_polls_++ % kIdlePolls != 0)) return moved;
+        diagnosis_.take_notices();
+        const double now = seconds_now();
+        if (now < next_watch_) return false;
+        next_watch_ = now + kWatchSeconds;
+        for (const CommPtr& comm : running_) diagnosis_.watch(*comm, now);
+        messages_.watch(now);
+        drop_idle();
+    } catch (const std::bad_alloc&) {
+        // Outside of a collective, whose own are its errors: nothing is lost, and it is tried again.
+        if (!std::exchange(said_, true)) std::fputs("ddl: warning: out of memory while ranks are watched\n", stderr);
+    }
+    return moved;
+}
+
+// Polls no more those that had no call lately. Not as soon as they have none: most get the next one at once.
+void Loop::drop_idle() noexcept {
+    for (const CommPtr& comm : running_) comm->listed = !comm->queue.empty();
+    const auto is_idle = [](const CommPtr& comm) { return !comm->listed; };
+    running_.erase(std::remove_if(running_.begin(), running_.end(), is_idle), running_.end());
+}
+
+void Loop::take_submissions() noexcept {
+    std::list<Active> taken;
+    {
+        const std::lock_guard lock(in_);
+        taken.swap(inbox_);
+        core_.begin(taken.size());  // first: is_busy() reads the two without the lock
+        inbox_full_ = false;
+    }
+    while (!taken.empty()) {
+        const CommPtr comm = std::move(taken.front().comm);
+        accept(comm, taken);
+    }
+}
+
+// The first of `taken`.
+void Loop::accept(const CommPtr& owner, std::list<Active>& taken) noexcept {
+    Active& active = taken.front();
+    Communicator& comm = *owner;
+    comm.queue.splice(comm.queue.end(), taken, taken.begin());
+    active.header = make_header(active.call.task, comm.key, comm.sequence, comm.layout, comm.past, active.call.purpose,
+                                uses_nccl(comm.plan, active.call.task));
+    active.watch = Watch(comm.patience);
+    comm.past = past_of(active.header);
+    active.request->sequence = comm.sequence;
+    comm.history[comm.sequence++ % comm.history.size()] = active.header;
+    if (comm.broken) return static_cast<void>(core_.settle(comm));
+    if (!comm.listed) running_.push_back(owner);
+    comm.listed = true;
+}
+
+void Loop::begin(Communicator& comm, Active& active) {
+    const Task& task = active.call.task;
+    const void* input = task.collective == Collective::broadcast ? active.call.output : active.call.input;
+    auto schedule = comm.schedules.get(comm.plan, comm.rank, task, core_.options.tuning);
+    if (schedule->stages > 0 && !comm.groups) {
+        throw Error(DDL_ERROR_INTERNAL, "a plan with group steps, " + schedule->algorithm + ", but no groups");
+    }
+    active.operation = std::make_unique<Operation>(
+        std::move(schedule), input, active.call.output, active.header, comm.group, comm.rank,
+        first_tag(comm.key.id, active.header.sequence), core_.options.window, *core_.transport, core_.pool,
+        Means{comm.groups, active.call.device, active.call.after});
+}
+
+bool Loop::poll(Communicator& comm) noexcept {
+    if (comm.broken) return core_.settle(comm);
+    bool moved = false;
+    Cause failure;
+    try {
+        int left = std::clamp(core_.options.concurrent, 1, kSequenceSlots);
+        // The window is that of all calls together, earlier ones first: a later call fills it up while the tiers of an
+        // earlier one run dry. What an earlier one may have in flight never depends on a later one, or ranks that
+        // begin them at different times would wait for one another.
+        int room = core_.options.window;
+        for (auto active = comm.queue.begin(); active != comm.queue.end() && left-- > 0 && !failure; ++active) {
+            if (active->finished()) continue;
+            if (!active->operation) {
+                begin(comm, *active);
+                moved = true;
+            }
+            if (active->operation->poll(room)) {
+                moved = active->has_moved = true;
+            }
+            room -= active->operation->chunks_in_flight();
+            const Status& failed = active->operation->status();
+            if (!failed.ok()) failure = core_.cause(failed.code, failed.message);
+            if (active->operation->finished()) {
+                active->operation.reset();
+                core_.finish(active->request, nullptr);
+                moved = true;
+            }
+        }
+    } catch (const Error& error) {
+        failure = core_.cause(error.code(), error.what());
+    } catch (const std::bad_alloc&) {
+        failure = core_.out_of_memory;
+    }
+    if (failure) {
+        core_.break_comm(comm, std::move(failure));
+        return true;
+    }
+    while (!comm.queue.empty() && comm.queue.front().finished()) retire(comm);
+    return moved;
+}
+
+// Takes the first of its queue, which is finished, out of it.
+void Loop::retire(Communicator& comm) noexcept {
+    if (!spare_.empty()) return comm.queue.pop_front();
+    spare_.splice(spare_.begin(), comm.queue, comm.queue.begin());
+    spare_.front() = Active{};
+}
+
+void Loop::wake() {
+    // Under the lock, so that it does not fall between the thread's look at its work and its sleep.
+    const std::lock_guard lock(sleep_);
+    wake_.notify_one();
+}
+
+void Loop::start() {
+    thread_ = std::thread([this] { serve(); });
+}
+
+void Loop::stop() {
+    {
+        const std::lock_guard lock(sleep_);
+        stopping_ = true;
+    }
+    wake_.notify_all();
+    if (thread_.joinable()) thread_.join();
+}
+
+void Loop::make_room() {
+    running_.reserve(running_.size() + core_.table.size() +
+                     1);  // those that were freed with messages on their way included
+}
+
+void Loop::drain() noexcept {
+    for (Backoff backoff(0, 1e-3); core_.pending() > 0; backoff.pause()) {
+        core_.transport->poll();
+        for (const CommPtr& comm : running_) core_.settle(*comm);
+        messages_.poll();
+    }
+    for (const CommPtr& comm : running_) core_.abandon(*comm);
+    running_.clear();
+}
+
+}  // namespace ddl

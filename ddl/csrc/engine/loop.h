@@ -1,0 +1,84 @@
+// Progress: whoever makes it, the loop's own thread or a caller that waits, begins the calls that were submitted and
+// moves on those in flight.
+#pragma once
+
+#include <atomic>
+#include <condition_variable>
+#include <list>
+#include <mutex>
+#include <thread>
+#include <vector>
+
+#include "engine/diagnosis.h"
+#include "engine/messages.h"
+
+namespace ddl {
+
+class Loop {
+  public:
+    Loop(Core& core, Messages& messages, Diagnosis& diagnosis)
+        : core_(core), messages_(messages), diagnosis_(diagnosis) {}
+    ~Loop() { stop(); }
+
+    // As Engine has them. Calls are begun in the order of their submission.
+    Status submit(CommId comm, const Call& call, RequestPtr* request);
+    Status post(CommId comm, int peer, Mail mail, RequestPtr* request);
+    Status probe(CommId comm, int peer, int64_t tag, bool* found, int* source);
+    bool test(const RequestPtr& request);
+    const Status& wait(const RequestPtr& request);
+    Status run(CommId comm, const Call& call);
+
+    // Starts the thread, and ends it.
+    void start();
+    void stop();
+
+    // With the progress lock held:
+    // Keeps room to poll one communicator more, so that a call on it needs no memory for that.
+    void make_room();
+    // Begins what was submitted before.
+    void take_submissions() noexcept;
+    // Moves on what is in flight until all of it has ended, and is used no more. The last call.
+    void drain() noexcept;
+
+  private:
+    class Helper;
+
+    Status start(CommId comm, const Call& call, const RequestPtr& request);
+    bool run_alone(CommId comm, const Call& call, const RequestPtr& request);
+    void serve();
+    void wake();
+    bool is_busy() const { return inbox_full_ || core_.pending() > 0; }
+    bool progress(std::unique_lock<std::mutex> held) noexcept;
+
+    // With the progress lock held:
+    void unlock_and_warn(std::unique_lock<std::mutex> held) noexcept;
+    bool poll() noexcept;
+    bool poll(Communicator& comm) noexcept;
+    void drop_idle() noexcept;
+    void accept(const CommPtr& comm, std::list<Active>& taken) noexcept;
+    void begin(Communicator& comm, Active& active);
+    void retire(Communicator& comm) noexcept;
+
+    Core& core_;
+    Messages& messages_;
+    Diagnosis& diagnosis_;
+
+    std::mutex in_;  // guards the inbox; nothing else is done under it
+    std::list<Active> inbox_;
+    std::atomic<bool> inbox_full_{false};  // something is in it: spares each poll the lock
+
+    // Guarded by the progress lock:
+    double next_watch_ = 0;
+    std::vector<CommPtr> running_;  // those that had a queue lately; make_room() keeps room for all
+    std::list<Active> spare_;       // at most one, for the next call
+    unsigned idle_polls_ = 0;       // that moved nothing
+    bool said_ = false;             // that memory is short: once is enough
+
+    std::mutex sleep_;  // as in_
+    std::condition_variable wake_;
+    std::atomic<int> helpers_{0};
+    std::atomic<bool> stopping_{false};
+    std::thread thread_;
+};
+
+}  // namespace ddl
