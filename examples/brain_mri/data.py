@@ -39,6 +39,15 @@ class DataError(RuntimeError):
 
 
 @dataclass(frozen=True)
+class Arrays:
+    """A brain without a framework: `image` is (x, y, z), of the brain's mean 0 and variance 1; `truth` as in Volume."""
+
+    image: NDArray[np.float32]
+    truth: NDArray[np.int64]
+    unpadded: tuple[int, int, int]  # the shape before the padding
+
+
+@dataclass(frozen=True)
 class Volume:
     """A brain: `image` is float32 (1, 1, x, y, z), `truth` the class of each voxel as int64 (x, y, z)."""
 
@@ -60,18 +69,19 @@ def load(resolution: int, multiple: int = 8, folder: Path = FOLDER) -> Volume:
     """
     import torch
 
+    brain = load_arrays(resolution, multiple, folder)
+    return Volume(torch.from_numpy(brain.image)[None, None], torch.from_numpy(brain.truth), resolution, brain.unpadded)
+
+
+def load_arrays(resolution: int, multiple: int = 8, folder: Path = FOLDER) -> Arrays:
+    """As `load`, without PyTorch."""
     image, truth = _prepared(resolution, folder)
     unpadded = image.shape
     padding = [(0, -side % multiple) for side in unpadded]
     image, truth = np.pad(image, padding), np.pad(truth, padding)  # 0 is both black and the background's class
     inside = image[truth > 0]
     image = (image - inside.mean()) / inside.std()  # of the brain alone: how much air is around it must not matter
-    return Volume(
-        image=torch.from_numpy(image)[None, None],
-        truth=torch.from_numpy(truth.astype(np.int64)),
-        resolution=resolution,
-        unpadded=(unpadded[0], unpadded[1], unpadded[2]),
-    )
+    return Arrays(image, truth.astype(np.int64), (unpadded[0], unpadded[1], unpadded[2]))
 
 
 def _prepared(resolution: int, folder: Path) -> tuple[NDArray[np.float32], NDArray[np.uint8]]:

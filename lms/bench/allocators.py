@@ -12,7 +12,7 @@ from ctypes.util import find_library
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from lms.torch.cpu.page_pool import PagePool
+    from lms.memory.page_pool import PagePool
 
 POOL, JEMALLOC = "pool", "jemalloc"
 

@@ -30,9 +30,9 @@ DEFINITIONS: Mapping[str, str] = {
     "bytes are saved less budget, the bandwidths those that the session measured",
     "against swap": "step time of plain on the system's swap over that of LMS, in the same round, both under one cap",
     "hook time": "seconds that LMS's own code ran, over the step's CPU time, with everything fitting",
-    "predicted peak": "managed peak that the simulator foretold for a pass, less the one measured in that pass",
-    "predicted transfers": "the link's busy time foretold for a pass, out and back, relative to the one measured",
-    "predicted stalls": "the time waited for copies foretold for a pass, out and back, relative to the one measured",
+    "predicted peak": "managed peak that the simulator predicted for a pass, less the one measured in that pass",
+    "predicted transfers": "the link's busy time predicted for a pass, out and back, relative to the one measured",
+    "predicted stalls": "the time waited for copies predicted for a pass, out and back, relative to the one measured",
 }
 
 STEP_TARGET = 1.10  # times plain, beyond the noise floor

@@ -6,6 +6,7 @@ from collections.abc import Callable
 from itertools import pairwise
 
 from lms import Session
+from lms.core.gaps import find_gaps, held_before
 from lms.core.plan import floor
 from lms.core.trace import Trace
 
@@ -49,8 +50,10 @@ def describe(session: Session) -> dict[str, float]:
 
 def held_at_floor(trace: Trace) -> int:
     """Bytes of the records that are in hand at the floor; 0 if memory was not measured."""
-    lowest, where = floor(trace)
-    return max(0, lowest - trace.accesses[where].other) if lowest else 0
+    lowest, _ = floor(trace)
+    held = held_before(trace, find_gaps(trace))
+    others = [*(access.other for access in trace.accesses), trace.tail_other]
+    return next((int(bytes_) for bytes_, other in zip(held, others, strict=True) if bytes_ + other == lowest), 0)
 
 
 def forced_again(trace: Trace, most: int) -> int:

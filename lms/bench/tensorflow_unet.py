@@ -1,6 +1,7 @@
 """A U-Net in Keras on the processor, plain and with LMS: resident peak above the state after tracing, and step times.
 
-Run it in the environment of `make test-tensorflow`: out/tensorflow/bin/python lms/bench/tensorflow_unet.py [BUDGET...]
+Run it in the environment of `make test-tensorflow`:
+out/tensorflow/bin/python lms/bench/tensorflow_unet.py [BUDGET | limit=SIZE ...]
 Each variant runs in a process of its own; `plain` is one of them. With TF_MKL_ALLOC_MAX_BYTES set, oneDNN's pool is
 capped, and a variant that dies says so.
 """
@@ -13,7 +14,10 @@ import statistics
 import subprocess
 import sys
 import time
+from pathlib import Path
 from typing import Any
+
+sys.path.append(str(Path(__file__).resolve().parents[2] / "examples" / "brain_mri"))  # the net
 
 
 def train(variant: str, side: int, width: int, depth: int, batch: int, steps: int) -> dict[str, Any]:
@@ -21,27 +25,13 @@ def train(variant: str, side: int, width: int, depth: int, batch: int, steps: in
     import keras
     import numpy as np
     import tensorflow as tf
+    from net_keras import unet
 
     from lms.memory.resident import ResidentSet
     from lms.tensorflow import LMS
 
     keras.utils.set_random_seed(1)
-    layers = keras.layers
-    x = inputs = keras.Input((side, side, 3), batch_size=batch)
-    skips = []
-
-    def block(x: Any, width: int) -> Any:
-        for _ in range(2):
-            x = layers.ReLU()(layers.BatchNormalization()(layers.Conv2D(width, 3, padding="same")(x)))
-        return x
-
-    for level in range(depth):
-        x = block(x, width << level)
-        skips.append(x)
-        x = layers.MaxPooling2D()(x)
-    x = block(x, width << depth)
-    for level in reversed(range(depth)):
-        x = block(layers.Concatenate()([layers.UpSampling2D()(x), skips[level]]), width << level)
+    net = unet((side, side, 3), 2, width, depth, batch)
     resident = ResidentSet()
     base = 0
 
@@ -52,7 +42,7 @@ def train(variant: str, side: int, width: int, depth: int, batch: int, steps: in
             base = base or resident.current()
             return result
 
-    model = Traced(inputs, layers.Conv2D(2, 1)(x))
+    model = Traced(net.inputs, net.outputs)
     loss = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
     model.compile(keras.optimizers.Adam(), loss, jit_compile=False)
     times: list[float] = []
@@ -72,7 +62,8 @@ def train(variant: str, side: int, width: int, depth: int, batch: int, steps: in
     ).repeat()
     callbacks: list[Any] = [Watch()]
     if variant != "plain":
-        callbacks.insert(0, LMS(budget=variant))
+        name, _, bound = variant.rpartition("=")
+        callbacks.insert(0, LMS(**{name or "budget": bound}))
     model.optimizer.build(model.trainable_variables)
     try:
         model.fit(data, steps_per_epoch=steps + 1, epochs=1, verbose=0, callbacks=callbacks)
@@ -82,6 +73,7 @@ def train(variant: str, side: int, width: int, depth: int, batch: int, steps: in
         "variant": variant,
         "base": base,
         "above": resident.peak() - base,
+        "peak": resident.peak(),
         "step": statistics.median(times[1:]),
         "losses": losses,
     }

@@ -18,7 +18,6 @@ class FakeCopy:
     """A copy that is over when somebody says so: at once, or when it is waited for."""
 
     span = None
-    marks = None
 
     def __init__(self, nbytes: int, over: bool, failed: LMSError | None) -> None:
         self.nbytes = nbytes
@@ -28,20 +27,19 @@ class FakeCopy:
     def done(self) -> bool:
         return self.over
 
-    def wait(self) -> float:
+    def wait(self) -> None:
         self.over = True
         if self.failed is not None:
             raise afresh(self.failed)  # as the real ones do: what is kept must not keep the frames that it passed
-        return 0.0
 
-    def synchronize(self) -> None:
-        self.wait()
+    synchronize = wait
 
 
 class FakeEngine:
     """Keeps bytes in memory, counts, and fails or dawdles when it is told to."""
 
     name = "fake"
+    device = torch.device("cpu")
 
     def __init__(self) -> None:
         self.slots: dict[int, tuple[Slot, torch.Tensor]] = {}

@@ -70,26 +70,24 @@ class Page(HTMLParser):
 def test_the_answer_names_the_floor_plains_peak_and_a_row_for_each_share() -> None:
     trace = chain()
     limits = limits_of(trace, LINK)
-    assert limits.plain_peak == 1100 * MB
-    assert limits.floor == 400 * MB
-    assert [round(row.share, 2) for row in limits.rows] == [1.0, 0.75, 0.5, 0.35, 0.25, 0.0]
-    assert limits.rows[0].moved == 0
-    assert limits.rows[0].slowdown == 1.0
-    moved = [row.moved for row in limits.rows]
+    assert [round(row.share, 2) for row in limits] == [1.0, 0.75, 0.5, 0.35, 0.25, 0.0]
+    assert limits[0].moved == 0
+    assert limits[0].slowdown == 1.0
+    moved = [row.moved for row in limits]
     assert moved == sorted(moved)
-    peaks = [row.peak for row in limits.rows if row.peak is not None]
-    assert len(peaks) == len(limits.rows)
+    peaks = [row.peak for row in limits if row.peak is not None]
+    assert len(peaks) == len(limits)
     assert peaks == sorted(peaks, reverse=True)
     text = limits_text(trace, LINK, limits)
     assert re.search(r"^unswapped +1\.1 GB,", text, re.MULTILINE)
     assert re.search(r"^floor +400 MB, module 'layer\d': no limit can be lower$", text, re.MULTILINE)
-    assert len(text[text.index("may stay") :].splitlines()) == 1 + len(limits.rows)
+    assert len(text[text.index("may stay") :].splitlines()) == 1 + len(limits)
 
 
 def test_what_is_foretold_of_a_step_is_its_passes_and_the_rest_of_its_cycle() -> None:
     alone = chain()
     trace = replace(alone, cycle=100.0, busy=40.0, passes=2.0)
-    passes, steps = limits_of(alone, LINK).rows, limits_of(trace, LINK).rows
+    passes, steps = limits_of(alone, LINK), limits_of(trace, LINK)
     assert passes[-1].seconds > alone.seconds, "copies show, or the test tests nothing"
     for one, step in zip(passes, steps, strict=True):
         assert step.seconds == pytest.approx(100.0 + 2 * (one.seconds - alone.seconds))
@@ -111,7 +109,7 @@ def test_without_a_cycle_the_table_speaks_of_passes() -> None:
 
 def test_a_limit_from_the_table_can_be_asked_for() -> None:
     trace = chain()
-    for row in limits_of(trace, LINK).rows:
+    for row in limits_of(trace, LINK):
         assert row.limit is not None
         assert make_plan(trace, LINK, limit=row.limit).forecast.resident_peak <= row.limit
 
@@ -119,7 +117,7 @@ def test_a_limit_from_the_table_can_be_asked_for() -> None:
 def test_without_a_measured_rest_the_table_speaks_of_saved_bytes_only() -> None:
     trace = chain(other=0)
     limits = limits_of(trace, LINK)
-    assert {row.limit for row in limits.rows} == {row.peak for row in limits.rows} == {None}
+    assert {row.limit for row in limits} == {row.peak for row in limits} == {None}
     text = limits_text(trace, LINK, limits)
     assert "floor" not in text
     assert "held" in text

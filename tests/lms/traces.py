@@ -244,13 +244,13 @@ def moves_of(trace: Trace, away: Sequence[int], cap: Sequence[int]) -> tuple[Mov
     earliest = len(trace.tensors)  # the backward's first read
     for index in sorted(away, reverse=True):
         nbytes, written, use = trace.tensors[index].nbytes, trace.touches[index][0], reads(trace, index)[0]
-        fetch = use
-        while fetch > max(earliest, written + 1) and held[fetch - 1] + nbytes <= cap[fetch - 1]:
-            fetch -= 1
-        for at in range(fetch, use):
+        reload = use
+        while reload > max(earliest, written + 1) and held[reload - 1] + nbytes <= cap[reload - 1]:
+            reload -= 1
+        for at in range(reload, use):
             held[at] += nbytes
-        earliest = fetch
-        moves.append(Swap(index, written, use, fetch, True))
+        earliest = reload
+        moves.append(Swap(index, written, use, reload, True))
     return tuple(sorted(moves, key=lambda move: move.after))
 
 

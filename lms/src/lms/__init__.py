@@ -1,5 +1,13 @@
 """Large model support: train models whose tensors need more memory than the device has.
 
+Where things go (docs/lms.md, "Source layout", has the files):
+
+- A tensor that PyTorch's autograd saves: into `lms.torch`, by its hooks. It becomes a tensor of a trace, on which
+  `lms.core` decides, and its bytes go to a tier of `lms.memory`.
+- The state of an optimizer, gradients and parameters: they stay where they are, so far. Traces and plans have them as
+  tensors that live on from step to step.
+- TensorFlow's graph of a training step: into `lms.tensorflow`, which puts copies into it by a plan of `lms.core`.
+
 Nothing here imports a framework; the names that need one import it when they are first asked for.
 """
 

@@ -1,11 +1,16 @@
-"""`python -m lms.build torch` (or `tensorflow`): compile LMS's C++ for the framework that is there.
+"""Compile LMS's C++ for the framework that is installed.
 
-For PyTorch that is the page pool and the saved-tensor hooks, for TensorFlow the operations that swap and that order a
-graph. A wheel cannot carry them, because the frameworks' C++ interfaces change from version to version. Each library
-lies beside its sources. Its name holds the framework's version, the processor's kind (and Python's version if it is a
-Python module), and a checksum of the sources and the compiler's flags. So none is ever loaded with another version, on
-another processor or after an update.
+For PyTorch: the page pool, from which a CPU's tensors come, so that freed memory is reused and not returned to the
+system; and the saved-tensor hooks, which do LMS's own work for a saved tensor if nothing has to move. LMS works without
+them, slower. For TensorFlow: the operations that swap and that order a graph, without which LMS does not train there.
+
+Needs a C++20 compiler (CXX, g++ or c++) and, for the hooks, Python's headers. Does nothing for a library that is there.
 """
+
+# A wheel cannot carry these libraries, because the frameworks' C++ interfaces change from version to version. Each one
+# lies beside its sources. Its name holds the framework's version, the processor's kind (and Python's version if it is a
+# Python module), and a checksum of the sources and the compiler's flags. So none is ever loaded with another version,
+# on another processor or after an update.
 
 from __future__ import annotations
 
@@ -19,14 +24,17 @@ import subprocess
 import sys
 import sysconfig
 import tempfile
-from collections.abc import Sequence
+import warnings
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from importlib import import_module
 from pathlib import Path
+from types import ModuleType
+from typing import TypeVar
 
 from lms.errors import LMSError
 
 NATIVE = Path(__file__).with_name("native")
-OPERATIONS = NATIVE / "tensorflow_swap.cc"
 _FLAGS = ("-std=c++20", "-O2", "-fPIC", "-shared", "-Wall", "-Wextra", "-Werror")
 
 
@@ -37,9 +45,12 @@ class Library:
     name: str
     title: str
     sources: tuple[str, ...]  # in NATIVE
-    links: tuple[str, ...]  # PyTorch's libraries
+    links: tuple[str, ...] = ()  # PyTorch's libraries
     is_module: bool = False  # a Python module, which needs Python's headers
+    framework: str = "torch"
 
+
+T = TypeVar("T")
 
 POOL = Library("page_pool", "page pool", ("page_pool.h", "page_pool.cc", "torch_allocator.cc"), ("c10",))
 HOOKS = Library(
@@ -49,28 +60,36 @@ HOOKS = Library(
     ("c10", "torch_cpu", "torch_python"),
     is_module=True,
 )
+OPERATIONS = Library("tensorflow_swap", "operations", ("tensorflow_swap.cc",), framework="tensorflow")
 
 
-def library_path(torch_version: str, library: Library = POOL) -> Path:
-    """The path of the library for that PyTorch, once it is built."""
+def library_path(version: str, library: Library = POOL) -> Path:
+    """The path of the library for that version of its framework, once it is built."""
     parts = [" ".join(_FLAGS).encode(), *((NATIVE / source).read_bytes() for source in library.sources)]
     checksum = hashlib.sha256(b"".join(parts)).hexdigest()
-    return NATIVE / f"{_stem(torch_version, library)}{checksum[:8]}.so"
+    return NATIVE / f"{_stem(version, library)}{checksum[:8]}.so"
 
 
-def operations_path(tensorflow_version: str) -> Path:
-    """The path of the operations for that TensorFlow, once they are built."""
-    checksum = hashlib.sha256(" ".join(_FLAGS).encode() + OPERATIONS.read_bytes()).hexdigest()
-    return NATIVE / f"{_operations_stem(tensorflow_version)}{checksum[:8]}.so"
-
-
-def _operations_stem(tensorflow_version: str) -> str:
-    return f"tensorflow_swap-tensorflow{tensorflow_version}-{platform.machine()}-"
-
-
-def _stem(torch_version: str, library: Library) -> str:
+def _stem(version: str, library: Library) -> str:
     machine = sysconfig.get_config_var("SOABI") if library.is_module else platform.machine()
-    return f"{library.name}-torch{torch_version}-{machine}-"
+    return f"{library.name}-{library.framework}{version}-{machine}-"
+
+
+def built(version: str, library: Library, load: Callable[[str], T]) -> T | None:
+    """What `load` makes of the library's path; None, with a warning if it was built, if it cannot be loaded."""
+    path = library_path(version, library)
+    if not path.exists():
+        return None
+    try:
+        return load(str(path))
+    except (ImportError, OSError) as error:
+        warnings.warn(
+            f"the {library.title} in C++ cannot be loaded ({error}): remove {path.name} and compile it again with "
+            f"`python -m lms.build {library.framework}`",
+            RuntimeWarning,
+            stacklevel=3,
+        )
+        return None
 
 
 def compiler() -> list[str]:
@@ -85,63 +104,26 @@ def compiler() -> list[str]:
 
 
 def build(library: Library = POOL) -> Path:
-    """Compile the library for the PyTorch that this Python imports, unless it is there, and return its path.
+    """Compile the library for the framework that this Python imports, unless it is there, and return its path.
 
-    Raises LMSError when PyTorch, a compiler or headers are missing, the folder is not writable, or compiling fails.
+    Raises LMSError when that, a compiler or headers are missing, the folder is not writable, or compiling fails.
     """
     try:
-        import torch
+        framework = import_module(library.framework)
     except ImportError as error:
         raise LMSError(
-            f"the {library.title} needs PyTorch to compile against, which cannot be imported: {error}"
+            f"{library.framework} cannot be imported, to compile the {library.title} for it: {error}"
         ) from None
-    home = Path(torch.__file__).parent
-    arguments = [
-        *_FLAGS,
-        f"-D_GLIBCXX_USE_CXX11_ABI={int(torch._C._GLIBCXX_USE_CXX11_ABI)}",
-        *("-isystem", str(home / "include")),
-    ]
+    target = library_path(framework.__version__, library)
+    if target.exists():
+        return target
+    flags, links = _torch_flags(framework, library) if library.framework == "torch" else _tensorflow_flags(framework)
     sources = [str(NATIVE / source) for source in library.sources if source.endswith(".cc")]
-    links = ["-L", str(home / "lib"), *(f"-l{name}" for name in library.links)]
-    target = library_path(torch.__version__, library)
-    if target.exists():
-        return target
-    module = _module_flags(home) if library.is_module else []
-    return _compile(target, _stem(torch.__version__, library), [*arguments, *module, *sources, *links])
-
-
-def build_operations() -> Path:
-    """Compile the operations for the TensorFlow that this Python imports, unless they are there; return their path.
-
-    Raises LMSError as `build`.
-    """
-    try:
-        import tensorflow
-    except ImportError as error:
-        raise LMSError(
-            f"the operations need TensorFlow to compile against, which cannot be imported: {error}"
-        ) from None
-    flags = tensorflow.sysconfig.get_compile_flags()
-    arguments = [
-        *_FLAGS,
-        *(flag for flag in flags if not flag.startswith(("-I", "--std"))),
-        *("-isystem" + flag[2:] for flag in flags if flag.startswith("-I")),
-        str(OPERATIONS),
-        *tensorflow.sysconfig.get_link_flags(),
-    ]
-    version = tensorflow.__version__
-    return _compile(operations_path(version), _operations_stem(version), arguments)
-
-
-def _compile(target: Path, stem: str, arguments: Sequence[str]) -> Path:
-    """Compile `target` unless it is there, and remove those of the same stem that it replaces."""
-    if target.exists():
-        return target
     if not os.access(NATIVE, os.W_OK):
         raise LMSError(f"{NATIVE} is not writable: run this as the owner of the environment that LMS is installed in")
     with tempfile.TemporaryDirectory(dir=NATIVE, prefix=".build-") as folder:
         made = Path(folder) / target.name
-        command = [*compiler(), *arguments, "-o", str(made)]
+        command = [*compiler(), *_FLAGS, *flags, *sources, *links, "-o", str(made)]
         try:
             run = subprocess.run(command, capture_output=True, text=True)
         except OSError as error:
@@ -149,46 +131,50 @@ def _compile(target: Path, stem: str, arguments: Sequence[str]) -> Path:
         if run.returncode:
             raise LMSError(f"{shlex.join(command)} failed:\n{run.stderr.strip()}")
         made.replace(target)
-    for old in NATIVE.glob(f"{stem}*.so"):
+    for old in NATIVE.glob(f"{_stem(framework.__version__, library)}*.so"):
         # Another build may be done meanwhile: what it made is not old.
         if old != target:
             old.unlink(missing_ok=True)
     return target
 
 
-def _module_flags(home: Path) -> list[str]:
-    """The further flags of a Python module. Raises LMSError if Python's headers are missing."""
-    headers = Path(sysconfig.get_path("include"))
-    if not (headers / "Python.h").is_file():
-        raise LMSError(f"{headers} has no Python.h: install Python's headers (Debian, Ubuntu: python3-dev)")
-    folders = (home / "include" / "torch" / "csrc" / "api" / "include", headers)
-    return ["-fvisibility=hidden", *(flag for folder in folders for flag in ("-isystem", str(folder)))]
+def _torch_flags(torch: ModuleType, library: Library) -> tuple[list[str], list[str]]:
+    """The compiler's flags, and the linker's. Raises LMSError if Python's headers are needed and missing."""
+    home = Path(torch.__file__ or "").parent
+    flags, folders = [f"-D_GLIBCXX_USE_CXX11_ABI={int(torch._C._GLIBCXX_USE_CXX11_ABI)}"], [home / "include"]
+    if library.is_module:
+        headers = Path(sysconfig.get_path("include"))
+        if not (headers / "Python.h").is_file():
+            raise LMSError(f"{headers} has no Python.h: install Python's headers (Debian, Ubuntu: python3-dev)")
+        flags.append("-fvisibility=hidden")
+        folders += [home / "include" / "torch" / "csrc" / "api" / "include", headers]
+    flags += [f"-isystem{folder}" for folder in folders]
+    return flags, ["-L", str(home / "lib"), *(f"-l{name}" for name in library.links)]
+
+
+def _tensorflow_flags(tensorflow: ModuleType) -> tuple[list[str], list[str]]:
+    """The compiler's flags, and the linker's."""
+    given = [flag for flag in tensorflow.sysconfig.get_compile_flags() if not flag.startswith("--std")]
+    flags = [f"-isystem{flag[2:]}" if flag.startswith("-I") else flag for flag in given]
+    return flags, tensorflow.sysconfig.get_link_flags()
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """The command line; its exit status."""
     parser = argparse.ArgumentParser(
-        prog="python -m lms.build",
-        description="Compile LMS's C++ for a framework: the page pool, from which a CPU's tensors come, so that freed "
-        "memory is reused and not returned to the system; and the saved-tensor hooks, which do LMS's own work for a "
-        "saved tensor if nothing has to move. LMS works without them, slower. Needs a C++20 compiler (CXX, g++ or "
-        "c++) and, for the hooks, Python's headers. For tensorflow: the operations that swap and that order a graph, "
-        "without which LMS does not train there. Does nothing for a library that is there.",
+        prog="python -m lms.build", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("framework", choices=["torch", "tensorflow"], help="the framework to compile for")
     framework = parser.parse_args(arguments).framework
-    try:
-        path = build() if framework == "torch" else build_operations()
-        print(f"lms.build: {path.name} is ready")
-    except LMSError as error:
-        print(f"lms.build: error: {error}", file=sys.stderr)
-        return 1
-    if framework != "torch":
-        return 0
-    try:
-        print(f"lms.build: {build(HOOKS).name} is ready")
-    except LMSError as error:
-        print(f"lms.build: warning: no saved-tensor hooks in C++, so Python does their work: {error}", file=sys.stderr)
+    for library in (POOL, HOOKS) if framework == "torch" else (OPERATIONS,):
+        try:
+            print(f"lms.build: {build(library).name} is ready")
+        except LMSError as error:
+            if library is not HOOKS:
+                print(f"lms.build: error: {error}", file=sys.stderr)
+                return 1
+            what = "no saved-tensor hooks in C++, so Python does their work"
+            print(f"lms.build: warning: {what}: {error}", file=sys.stderr)
     return 0
 
 

@@ -9,10 +9,11 @@ import re
 import shlex
 import sys
 from collections.abc import Sequence
+from importlib import import_module
 from importlib.util import find_spec
 from itertools import dropwhile
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Protocol
 
 import lms
 from lms.console import say, warn
@@ -22,12 +23,12 @@ from lms.link import KNOWN, Link, parse_link
 from lms.link import cli as link_cli
 from lms.options import BOUNDS, Options, add_flags, arguments, from_flags, spelled
 from lms.stats import format_seconds
+from lms.target import Target, framework_of
 from lms.trace import Trace
 from lms.units import format_size
 
 if TYPE_CHECKING:
     from lms.core.plan import Plan
-    from lms.torch.launcher import Target
 
 PLANNED = (*BOUNDS, "prefetch", "write_ahead")  # the options that concern the plan alone
 INTERRUPTED = 130  # what shells return for a command that Ctrl-C ended
@@ -114,6 +115,7 @@ def _add_run(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> N
         "run a script with large model support",
         "Run SCRIPT as python would, with large model support switched on in the process.\n"
         "Tensors that are saved for the backward pass are swapped out once memory passes the limit.\n"
+        "A script that imports Keras or TensorFlow and no PyTorch trains with swapping in each model.fit.\n"
         "LMS's own messages go to stderr; an option can also be set in the environment variable in [BRACKETS].",
         "examples:\n"
         "  lms run --limit 12GB train.py big.toml\n"
@@ -205,17 +207,13 @@ def _run(args: argparse.Namespace) -> int:
     trace, report = _output("--trace", args.trace), _output("--report", args.report)
     if report is not None:
         _check_installed("--report", "matplotlib", "jinja2", extra="report")
-    from lms.torch import launcher
-
-    return launcher.run(target, options, trace=trace, report=report)
+    return _launcher(target).run(target, options, trace=trace, report=report)
 
 
 def _plan(args: argparse.Namespace) -> int:
     options, target = _prepared(args)
     step, table = _output("--trace", args.trace), _output("--json", args.json)
-    from lms.torch import launcher
-
-    status, trace, link = launcher.record(target, options)
+    status, trace, link = _launcher(target).record(target, options)
     if trace is None or link is None:
         return status
     if step is not None:
@@ -266,8 +264,6 @@ def _report(args: argparse.Namespace) -> int:
 
 def _prepared(args: argparse.Namespace) -> tuple[Options, Target]:
     """Everything about `lms run` and `lms plan` that can be refused before a framework is loaded."""
-    from lms.torch.launcher import Target
-
     name, *rest = args.target or [""]
     is_module = name.startswith("-m")
     if is_module:
@@ -287,8 +283,24 @@ def _prepared(args: argparse.Namespace) -> tuple[Options, Target]:
             raise UsageError(f"SCRIPT={name!r}: {wrong}; expected the path of a Python script, or -m MODULE")
     target = Target(name, tuple(rest), is_module=is_module)
     options = from_flags(args)
-    _check_installed("lms run", "torch", extra="torch")
+    framework = framework_of(target)
+    _check_installed("lms run", framework, extra=framework)
     return options, target
+
+
+class Launcher(Protocol):
+    """A framework's way to run a script with large model support."""
+
+    def run(self, target: Target, options: Options, *, trace: Path | None = None, report: Path | None = None) -> int:
+        """Run it; the exit status."""
+
+    def record(self, target: Target, options: Options) -> tuple[int, Trace | None, Link | None]:
+        """Run it until a step was recorded; the exit status so far, the step, the link."""
+
+
+def _launcher(target: Target) -> Launcher:
+    launcher: Launcher = import_module(f"lms.{framework_of(target)}.launcher")
+    return launcher
 
 
 _PYTHON = re.compile(r"python[0-9.]*")
@@ -350,10 +362,10 @@ def _answer(trace: Trace, link: Link, path: Path | None) -> None:
     """Print the limits and their costs, and write them as JSON to `path`."""
     from lms.report import limit_document, limits_of, limits_text
 
-    limits = limits_of(trace, link)
+    rows = limits_of(trace, link)
     if path is not None:
-        write_output("--json", path, json.dumps(limit_document(trace, link, limits), indent=2).encode() + b"\n")
-    print(limits_text(trace, link, limits))
+        write_output("--json", path, json.dumps(limit_document(trace, link, rows), indent=2).encode() + b"\n")
+    print(limits_text(trace, link, rows))
 
 
 def _priced(trace: Trace, plan: Plan, link: Link) -> str:

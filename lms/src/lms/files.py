@@ -20,7 +20,10 @@ def write_aside(path: Path, content: bytes) -> None:
     """
     status = _status(path)
     if status is not None and (stream := _stream(status)) is not None:
-        _append(stream, content)
+        for output in (sys.stdout, sys.stderr):
+            if output is not None:
+                output.flush()
+        _write_all(stream, content)
         return
     if _is_special(status):
         with open(path, "wb", buffering=0) as file:
@@ -111,13 +114,6 @@ def _stream(status: os.stat_result) -> int | None:
         except OSError:  # it is closed
             continue
     return None
-
-
-def _append(descriptor: int, content: bytes) -> None:
-    for stream in (sys.stdout, sys.stderr):
-        if stream is not None:
-            stream.flush()
-    _write_all(descriptor, content)
 
 
 def _write_all(descriptor: int, content: bytes) -> None:

@@ -11,6 +11,7 @@ import os
 import tempfile
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import Field, dataclass, field, fields
+from functools import partial
 from pathlib import Path
 from typing import Any, TypedDict
 
@@ -30,12 +31,7 @@ class NotBuiltError(UsageError, NotImplementedError):
     """A known value of an option that this version does not implement yet."""
 
 
-def _size(value: object, name: str) -> int:
-    return parse_size(value, name)
-
-
-def _size_or_zero(value: object, name: str) -> int:
-    return parse_size(value, name, zero=True)
+_size_or_zero = partial(parse_size, zero=True)
 
 
 def _share(value: object, name: str) -> float:
@@ -125,7 +121,7 @@ class Options:
 
     limit: int | None = _option(
         None,
-        _size,
+        parse_size,
         "SIZE",
         "most memory the device may hold, such as 12GB or 12GiB (GPU: the allocator's allocated bytes; "
         "CPU: the process's resident set)",
@@ -152,7 +148,7 @@ class Options:
         "/var/tmp, the working directory or the home folder; GPU, when not given: no file tier)",
     )
     host_limit: int | None = _option(
-        None, _size, "SIZE", "GPU: most pinned host memory to use; past it the file tier, or an error"
+        None, parse_size, "SIZE", "GPU: most pinned host memory to use; past it the file tier, or an error"
     )
     prefetch: int | None = _option(
         None,

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from bisect import bisect_right
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import accumulate
 from typing import TYPE_CHECKING
 
 from lms.core.timeline import Lane, Span, Timeline
@@ -23,7 +24,7 @@ LANES: tuple[tuple[Lane, str, str], ...] = (
     ("stall", "waiting", "#CC79A7"),
 )
 PLAIN, MANAGED, LIMIT = GREY, BLUE, RED
-DETAIL = 2000  # steps across the picture: more cannot be seen, and would swell the file
+DETAIL = 2000  # steps of a curve, or bars of a lane: more are drawn as pixels, so that the file stays small
 
 
 @dataclass(frozen=True)
@@ -51,13 +52,9 @@ class Picture:
 
 def plain_curve(trace: Trace, *, whole: bool, label: str = "plain") -> Curve:
     """Memory of the recorded pass with nothing moved; `whole` adds what the device held beside the saved bytes."""
-    seconds, points, live = 0.0, [], 0
-    for access, after in zip(trace.accesses, trace.live, strict=True):
-        points.append((seconds, live + (access.other if whole else 0)))
-        seconds += access.seconds
-        live = after
-    points.append((seconds, live + (trace.tail_other if whole else 0)))
-    return _curve(label, points, seconds + trace.tail)
+    starts = [0.0, *accumulate(trace.times)]
+    stretches = zip(starts, (0, *trace.live), trace.others, strict=False)
+    return _curve(label, [(start, live + (other if whole else 0)) for start, live, other in stretches], starts[-1])
 
 
 def managed_curve(trace: Trace, ran: Timeline, *, whole: bool, label: str = "with LMS") -> Curve:
@@ -69,7 +66,7 @@ def managed_curve(trace: Trace, ran: Timeline, *, whole: bool, label: str = "wit
     if not whole:
         return _curve(label, ran.held, end)
     computing = [span.start for span in ran.spans if span.lane == "compute"]
-    stretches = [(access.seconds, access.other) for access in trace.accesses] + [(trace.tail, trace.tail_other)]
+    stretches = list(zip(trace.times, trace.others, strict=True))
     if len(computing) != len(stretches):  # the simulator has no spans for stretches that take no time
         stretches = [stretch for stretch in stretches if stretch[0] > 0]
     rest = [(start, other) for start, (_, other) in zip(computing, stretches, strict=False)]
@@ -102,14 +99,13 @@ def to_png(picture: Picture) -> bytes:
 def _draw_memory(axes: Axes, picture: Picture) -> None:
     for index, curve in enumerate(picture.curves):
         colour = (PLAIN, MANAGED)[min(index, 1)]
-        points = _thin_steps(curve.points, curve.end)
-        times = [seconds for seconds, _ in points] + [curve.end]
-        sizes = [nbytes / 1e9 for _, nbytes in points] + [points[-1][1] / 1e9 if points else 0.0]
-        if not points:
-            sizes = [0.0]
-        axes.fill_between(times, sizes, step="post", color=colour, alpha=(0.16, 0.30)[min(index, 1)], linewidth=0)
+        points = [*curve.points, (curve.end, curve.points[-1][1] if curve.points else 0)]
+        times, sizes = [seconds for seconds, _ in points], [nbytes / 1e9 for _, nbytes in points]
+        pixels = len(points) > DETAIL
+        alpha = (0.16, 0.30)[min(index, 1)]
+        axes.fill_between(times, sizes, step="post", color=colour, alpha=alpha, linewidth=0, rasterized=pixels)
         label = f"{curve.label}: peak {format_size(curve.peak)}"
-        axes.step(times, sizes, where="post", color=colour, linewidth=1.4, label=label)
+        axes.step(times, sizes, where="post", color=colour, linewidth=1.4, label=label, rasterized=pixels)
     if picture.limit is not None:
         label = f"{picture.limit_label}: {format_size(picture.limit)}"
         axes.axhline(picture.limit / 1e9, color=LIMIT, linestyle=(0, (6, 3)), linewidth=1.4, label=label)
@@ -125,15 +121,24 @@ def _draw_memory(axes: Axes, picture: Picture) -> None:
 
 
 def _draw_lanes(axes: Axes, spans: Sequence[Span]) -> None:
-    end = max(span.end for span in spans)
+    thin = max(span.end for span in spans) / DETAIL
     for row, (lane, _, colour) in enumerate(LANES):
-        bars = _merge(((span.start, span.end) for span in spans if span.lane == lane), end / DETAIL)
-        if lane == "stall":  # every hook takes a little time, too little to be seen
-            bars = [(start, stop) for start, stop in bars if stop - start > end / DETAIL]
+        shown = [span for span in spans if span.lane == lane]
+        if lane == "stall":  # every hook takes a little time: too little to be seen, unless it adds up
+            short = [span for span in shown if span.end - span.start <= thin]
+            if sum(span.end - span.start for span in short) < 0.01 * thin * DETAIL:
+                shown = [span for span in shown if span.end - span.start > thin]
+        bars = [(span.start, max(span.end - span.start, thin)) for span in shown]
         if bars:
-            pieces = [(start, max(stop - start, end / DETAIL)) for start, stop in bars]
-            hatch = "////" if lane == "stall" else None  # told apart without any colour too
-            axes.broken_barh(pieces, (row - 0.38, 0.76), facecolors=colour, edgecolor="white", linewidth=0, hatch=hatch)
+            axes.broken_barh(
+                bars,
+                (row - 0.38, 0.76),
+                facecolors=colour,
+                edgecolor="white",
+                linewidth=0,
+                hatch="////" if lane == "stall" else None,  # told apart without any colour too
+                rasterized=len(bars) > DETAIL,
+            )
     axes.set_yticks(range(len(LANES)), [name for _, name, _ in LANES])
     axes.set_ylim(len(LANES) - 0.5, -0.5)
     plain(axes, "x")
@@ -155,28 +160,3 @@ def _curve(label: str, points: Sequence[tuple[float, int]], end: float) -> Curve
 def _level(stairs: Sequence[tuple[float, int]], time: float) -> int:
     index = bisect_right(stairs, time, key=lambda stair: stair[0])
     return stairs[index - 1][1] if index else 0
-
-
-def _thin_steps(points: Sequence[tuple[float, int]], end: float) -> list[tuple[float, int]]:
-    """The staircase with at most two steps in each of DETAIL pieces of time: the highest, for the peak; the last."""
-    if len(points) <= DETAIL or end <= 0:
-        return list(points)
-    pieces: dict[int, list[tuple[float, int]]] = {}
-    for point in points:
-        pieces.setdefault(int(point[0] / end * DETAIL), []).append(point)
-    thinned: list[tuple[float, int]] = []
-    for piece in pieces.values():
-        highest = max(range(len(piece)), key=lambda index: piece[index][1])
-        thinned.extend(piece[index] for index in sorted({highest, len(piece) - 1}))
-    return thinned
-
-
-def _merge(bars: Iterable[tuple[float, float]], gap: float) -> list[tuple[float, float]]:
-    """The bars in order, those closer than `gap` joined."""
-    merged: list[tuple[float, float]] = []
-    for start, stop in sorted(bars):
-        if merged and start - merged[-1][1] < gap:
-            merged[-1] = merged[-1][0], max(merged[-1][1], stop)
-        else:
-            merged.append((start, stop))
-    return merged

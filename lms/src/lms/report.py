@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections import defaultdict
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from typing import TYPE_CHECKING
 
-from lms.core.plan import Plan, table
+from lms.core.plan import Plan, floor, plain_peak, table
 from lms.core.timeline import Span, Timeline
 from lms.core.trace import Trace
 from lms.drawing import svg
@@ -20,8 +21,6 @@ from lms.units import format_size
 
 if TYPE_CHECKING:
     from jinja2 import Template
-
-_ANY_LINK = Link("any", 1e9, 1e9)  # for figures that no link changes, such as the floor
 
 
 @dataclass(frozen=True)
@@ -38,26 +37,13 @@ class LimitRow:
     slowdown: float  # over the same with nothing swapped
 
 
-@dataclass(frozen=True)
-class Limits:
-    """The limits to choose from, and their costs. Sizes in bytes; 0: not measured."""
-
-    floor: int
-    floor_module: str
-    plain_peak: int  # of the recorded pass with nothing swapped, in LMS's page pool; an evaluation is not in it
-    rows: tuple[LimitRow, ...]
-
-
-def limits_of(trace: Trace, link: Link) -> Limits:
-    """Floor, the peak with nothing swapped, and a row for each share of the saved bytes that may stay."""
-    plans = table(trace, link)
+def limits_of(trace: Trace, link: Link) -> list[LimitRow]:
+    """A row for each of some shares of the saved bytes that may stay."""
     plain = trace.step_seconds(trace.seconds)
-    seconds = [trace.step_seconds(plan.forecast.seconds) for plan in plans]
-    return Limits(
-        floor=plans[-1].floor,
-        floor_module=plans[-1].floor_module,
-        plain_peak=plans[-1].plain_peak,
-        rows=tuple(
+    rows = []
+    for plan in table(trace, link):
+        seconds = trace.step_seconds(plan.forecast.seconds)
+        rows.append(
             LimitRow(
                 share=plan.budget / trace.saved if trace.saved else 1.0,
                 budget=plan.budget,
@@ -65,45 +51,32 @@ def limits_of(trace: Trace, link: Link) -> Limits:
                 held_peak=plan.forecast.held_peak,
                 peak=plan.forecast.resident_peak or None,
                 moved=plan.forecast.out,
-                seconds=predicted,
-                slowdown=predicted / plain if plain else 1.0,
+                seconds=seconds,
+                slowdown=seconds / plain if plain else 1.0,
             )
-            for plan, predicted in zip(plans, seconds, strict=True)
-        ),
-    )
+        )
+    return rows
 
 
-def limits_text(trace: Trace, link: Link, limits: Limits) -> str:
+def limits_text(trace: Trace, link: Link, rows: Sequence[LimitRow]) -> str:
     """The answer as text: a few lines, and a table."""
-    whole = limits.plain_peak > 0
+    lowest, where = floor(trace)
+    # The peak is the recorded pass's, in LMS's page pool. An evaluation is not in it.
+    plain = f"{format_size(plain_peak(trace))}, the peak of forward and backward with nothing swapped"
+    pool = "; without LMS's page pool it is higher" if trace.device == "cpu" else ""
     facts = [
         ("saved", f"{format_size(trace.saved)} for the backward pass, in {len(trace.records)} records"),
-        *([("unswapped", f"{format_size(limits.plain_peak)}{_unlike_plain(trace)}")] if whole else []),
-        *([("floor", f"{format_size(limits.floor)}, {limits.floor_module}: no limit can be lower")] if whole else []),
+        *([("unswapped", plain + pool)] if lowest else []),
+        *([("floor", f"{format_size(lowest)}, {where}: no limit can be lower")] if lowest else []),
         *cycle_facts(trace),
         ("link", f"{format_size(link.out)}/s out, {format_size(link.back)}/s back ({link.source or link.name})"),
     ]
-    head = [
-        "may stay",
-        "budget",
-        *(["limit"] if whole else []),
-        "peak" if whole else "held",
-        "moved out",
-        "step" if trace.cycle else "pass",
-    ]
-    lines = [[*head, "x plain"]]
-    for row in limits.rows:
-        lines.append(
-            [
-                f"{row.share:.0%}",
-                format_size(row.budget),
-                *([format_size(row.limit or 0)] if whole else []),
-                format_size(row.peak or row.held_peak),
-                format_size(row.moved),
-                format_seconds(row.seconds),
-                f"{row.slowdown:.2f}",
-            ]
-        )
+    known = ["budget", "limit", "peak"] if lowest else ["budget", "held"]
+    lines = [["may stay", *known, "moved out", "step" if trace.cycle else "pass", "x plain"]]
+    for row in rows:
+        sizes = [row.budget, row.limit or 0, row.peak or 0] if lowest else [row.budget, row.held_peak]
+        times = [format_seconds(row.seconds), f"{row.slowdown:.2f}"]
+        lines.append([f"{row.share:.0%}", *map(format_size, [*sizes, row.moved]), *times])
     return "\n".join([*(f"{name:<10}  {text}" for name, text in facts), "", *columns(lines, 0)])
 
 
@@ -122,19 +95,14 @@ def cycle_facts(trace: Trace) -> list[tuple[str, str]]:
     ]
 
 
-def _unlike_plain(trace: Trace) -> str:
-    """Why the peak with nothing swapped is not that of the script without LMS."""
-    pool = "; without LMS's page pool it is higher" if trace.device == "cpu" else ""
-    return f", the peak of forward and backward with nothing swapped{pool}"
-
-
-def limit_document(trace: Trace, link: Link, limits: Limits) -> dict[str, object]:
+def limit_document(trace: Trace, link: Link, rows: Sequence[LimitRow]) -> dict[str, object]:
     """The document that `--json` writes. Sizes in bytes, times in seconds; null: not measured."""
+    lowest, where = floor(trace)
     return {
         "format": "lms-limits-1",
-        "floor": limits.floor or None,
-        "floor_module": limits.floor_module or None,
-        "plain_peak": limits.plain_peak or None,
+        "floor": lowest or None,
+        "floor_module": where or None,
+        "plain_peak": plain_peak(trace) or None,
         "saved": trace.saved,
         "largest": trace.largest,
         "seconds": trace.seconds,
@@ -144,7 +112,7 @@ def limit_document(trace: Trace, link: Link, limits: Limits) -> dict[str, object
         "link": link.to_dict(),
         "device": trace.device,
         "capacity": trace.capacity or None,
-        "limits": [asdict(row) for row in limits.rows],
+        "limits": [asdict(row) for row in rows],
         "machine": dict(trace.machine),
     }
 
@@ -167,6 +135,7 @@ def picture_of(
         spans = plan.forecast.spans
         curve = managed_curve(trace, Timeline(spans, plan.forecast.held), whole=whole, label="LMS, predicted")
         curves.append(replace(curve, peak=plan.forecast.resident_peak if whole else plan.forecast.held_peak))
+    held_by = "process" if trace.device == "cpu" else "device"
     return Picture(
         title=title or "Memory over one step",
         curves=tuple(curves),
@@ -174,11 +143,7 @@ def picture_of(
         limit=None if plan is None else (limit or plan.limit) if whole else plan.budget,
         limit_label="limit" if whole else "budget",
         floor=plan.floor if plan is not None and whole else None,
-        memory_label=(
-            f"memory of the {'process' if trace.device == 'cpu' else 'device'}"
-            if whole
-            else "saved bytes on the device"
-        ),
+        memory_label=f"memory of the {held_by}" if whole else "saved bytes on the device",
     )
 
 
@@ -189,13 +154,12 @@ def render(
     plan: Plan | None = None,
     ran: Timeline | None = None,
     stats: Mapping[str, float | int | None] | None = None,
-    watched: Watched | None = None,
-    unwatched: str = "",
+    watched: Watched | str | None = None,
     title: str = "One training step",
 ) -> str:
     """The page, as one self-contained HTML document; without a link it says nothing of times to come.
 
-    `watched` is what the machine counted while the session ran; `unwatched` says why it counted nothing.
+    `watched` is what the machine counted while the session ran, or why it counted nothing.
 
     Raises UsageError when jinja2 or matplotlib is not installed.
     """
@@ -208,8 +172,8 @@ def render(
         plan=plan,
         headline=_headline(trace, plan, stats),
         svg=svg(draw(picture_of(trace, plan, ran, limit=int((stats or {}).get("limit") or 0) or None))),
-        rows=limits_of(trace, link).rows if link else (),
-        **page.facts(trace, link, watched, stats, unwatched),
+        rows=limits_of(trace, link) if link else (),
+        **page.facts(trace, link, watched, stats),
         modules=_modules(trace, plan),
         gone=plan.moved() if plan else (),
         stats=stats,
@@ -237,10 +201,10 @@ def _headline(
 ) -> list[tuple[str, str, str]]:
     """The figures to read first, as (figure, name, origin)."""
     said: list[tuple[str, str, str]] = [(format_size(trace.saved), "saved for the backward pass", "recorded")]
-    lowest = plan or table(trace, _ANY_LINK, shares=(0.0,))[0]
-    if lowest.plain_peak:
-        said.append((format_size(lowest.plain_peak), "peak with nothing swapped", "recorded"))
-        said.append((format_size(lowest.floor), f"floor: {lowest.floor_module}", "no limit can be lower"))
+    lowest, where = floor(trace)
+    if lowest:
+        said.append((format_size(plain_peak(trace)), "peak with nothing swapped", "recorded"))
+        said.append((format_size(lowest), f"floor: {where}", "no limit can be lower"))
     if plan is not None:
         limit = (stats or {}).get("limit") or plan.limit
         if limit is not None:
@@ -256,8 +220,8 @@ def _headline(
         moved = f"{format_size(plan.forecast.out)} / {format_size(plan.forecast.back)}"
         said.append((moved, "out / back in a pass", "planned"))
         seconds = (stats.get("last_seconds") if stats else None) or None
-        ratio = (seconds or plan.forecast.seconds) / trace.seconds if trace.seconds else 1.0
-        shown = f"{format_seconds(seconds or plan.forecast.seconds)} ({ratio:.2f} x)"
+        took = seconds or plan.forecast.seconds
+        shown = f"{format_seconds(took)} ({trace.slowdown(took):.2f} x)"
         said.append((shown, "pass, over its computation alone", "measured" if seconds else "predicted"))
     else:
         said.append((format_seconds(trace.seconds), "computation of one pass", "recorded"))
@@ -267,23 +231,14 @@ def _headline(
     return said
 
 
-def _modules(trace: Trace, plan: Plan | None) -> list[dict[str, object]]:
-    """Totals for each module, the one that saved most first."""
+def _modules(trace: Trace, plan: Plan | None) -> list[tuple[str, int, int, int]]:
+    """For each module its name, records, their bytes, and those of them that go. The one that saved most first."""
     gone = plan.moved() if plan else frozenset()
-    totals: dict[str, list[int]] = {}
+    sizes: defaultdict[str, list[tuple[int, bool]]] = defaultdict(list)
     for index, record in enumerate(trace.records):
-        total = totals.setdefault(record.module, [0, 0, 0])
-        total[0] += 1
-        total[1] += record.nbytes
-        total[2] += record.nbytes if index in gone else 0
-    ordered = sorted(totals.items(), key=lambda item: (-item[1][1], item[0]))
-    return [
-        {
-            "name": name or "(no module)",
-            "records": count,
-            "saved": saved,
-            "goes": goes,
-            "share": saved / trace.saved if trace.saved else 0.0,
-        }
-        for name, (count, saved, goes) in ordered
+        sizes[record.module].append((record.nbytes, index in gone))
+    modules = [
+        (name or "(no module)", len(found), sum(size for size, _ in found), sum(size for size, goes in found if goes))
+        for name, found in sizes.items()
     ]
+    return sorted(modules, key=lambda module: (-module[2], module[0]))

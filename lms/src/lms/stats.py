@@ -48,7 +48,7 @@ class Stats:
     stall_in: float = 0.0  # computation waited for copies back
     host_peak: int = 0
     file_peak: int = 0
-    misses: int = 0  # fetches that no plan had foreseen
+    misses: int = 0  # copies back that no plan had foreseen
     replans: int = 0
     predicted_peak: int | None = None
     predicted_step_time: float | None = None

@@ -31,3 +31,4 @@ def test_what_is_in_hand_at_the_floor_belongs_to_lms(traces: ModuleType) -> None
     trace = tape.trace(base=100, scratch=(0, 0, 0, 50, 0))
     assert held_at_floor(trace) == 30
     assert held_at_floor(tape.trace()) == 0
+    assert held_at_floor(tape.trace(base=100, scratch=(0, 0, 0, 0, 50))) == 10  # it lies after the last access

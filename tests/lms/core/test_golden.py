@@ -30,7 +30,7 @@ def decisions(plan: Plan) -> dict[str, object]:
     forecast = plan.forecast
     return {
         "moves": [
-            [move.tensor, move.after, move.before, len(plan.cap) if move.fetch is None else move.fetch, move.write]
+            [move.tensor, move.after, move.before, len(plan.cap) if move.reload is None else move.reload, move.write]
             for move in plan.moves
             if isinstance(move, Swap)
         ],

@@ -55,7 +55,7 @@ def test_moves_are_found_by_the_access_with_which_they_start_and_in_the_order_of
         assert move in guide.course.starts[move.after]
     assert sum(len(moves) for moves in guide.course.starts.values()) == len(guide.plan.moves)
     assert guide.course.returns == sorted(guide.course.returns)
-    assert guide.course.on_demand == {(m.tensor, m.before) for m in guide.plan.moves if m.fetch == m.before}
+    assert guide.course.on_demand == {(m.tensor, m.before) for m in guide.plan.moves if m.reload == m.before}
 
 
 def test_it_can_take_another_plan_for_the_same_accesses(guide: Guide) -> None:

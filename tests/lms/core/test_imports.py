@@ -1,9 +1,11 @@
-"""What the core may know: data and rules. No framework, no clock, no file system."""
+"""Which folder may import which, as docs/lms.md has it. The core has no framework, no clock and no file system."""
 
 import ast
 import importlib.util
 from collections.abc import Iterator
 from pathlib import Path
+
+import pytest
 
 import lms.core
 
@@ -33,6 +35,29 @@ def test_the_core_and_what_it_imports_of_lms_know_no_framework_no_clock_and_no_f
             assert name.partition(".")[0] not in FORBIDDEN, f"{path.name} imports {name}"
             if name.startswith("lms.") and (spec := _spec(name)) is not None and spec.origin:
                 left.append(Path(spec.origin))
+
+
+@pytest.mark.parametrize(
+    ("folder", "allowed"),
+    [
+        ("core", set()),
+        ("memory", {"core"}),
+        ("runtime", {"core", "memory"}),
+        ("torch", {"core", "memory", "runtime"}),
+        ("tensorflow", {"core", "memory"}),
+        ("link", {"core", "memory", "torch.cuda"}),
+    ],
+)
+def test_a_folder_imports_those_below_it_alone(folder: str, allowed: set[str]) -> None:
+    package = FOLDER.parent
+    folders = {path.parent.name for path in package.glob("*/__init__.py")}
+    files = [path for path in (package / folder).rglob("*.py") if path.name != "launcher.py"]
+    assert files
+    for path in files:
+        for name in imported(path):
+            _, _, below = name.partition("lms.")
+            if name.startswith("lms.") and below.partition(".")[0] in folders - {folder}:
+                assert any(f"{below}.".startswith(f"{one}.") for one in allowed), f"{path.name} imports {name}"
 
 
 def _spec(name: str) -> importlib.machinery.ModuleSpec | None:

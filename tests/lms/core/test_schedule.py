@@ -5,8 +5,8 @@ from lms.core.schedule import Course, Recompute, Return, Schedule, Swap
 TEN = (0,) * 10
 
 
-def swap(tensor: int, *, after: int = 0, before: int = 9, fetch: int | None = 5) -> Swap:
-    return Swap(tensor, after, before, fetch, write=True)
+def swap(tensor: int, *, after: int = 0, before: int = 9, reload: int | None = 5) -> Swap:
+    return Swap(tensor, after, before, reload, write=True)
 
 
 def order(*moves: Swap) -> list[int]:
@@ -14,7 +14,7 @@ def order(*moves: Swap) -> list[int]:
 
 
 def test_moves_come_back_in_the_order_in_which_their_copies_may_start() -> None:
-    assert order(swap(0, fetch=7), swap(1, fetch=5), swap(2, fetch=6)) == [1, 2, 0]
+    assert order(swap(0, reload=7), swap(1, reload=5), swap(2, reload=6)) == [1, 2, 0]
 
 
 def test_of_moves_that_may_start_back_together_the_one_that_is_read_first_comes_first() -> None:
@@ -27,14 +27,14 @@ def test_ties_are_broken_by_the_tensor_so_that_the_order_is_the_same_each_time()
 
 
 def test_a_move_that_need_not_come_back_is_left_out_and_one_that_comes_when_it_is_read_is_on_demand() -> None:
-    course = Course(Schedule((swap(0, fetch=None, before=10), swap(1), swap(2, fetch=9)), TEN))
+    course = Course(Schedule((swap(0, reload=None, before=10), swap(1), swap(2, reload=9)), TEN))
     assert [back.tensor for back in course.returns] == [1]
     assert course.on_demand == {(2, 9)}
     assert [move.tensor for move in course.starts[0]] == [0, 1, 2]
 
 
 def test_a_move_that_goes_on_in_the_next_step_comes_back_in_the_one_after_it_left() -> None:
-    moves = swap(0, after=8, fetch=12, before=13), swap(1, after=8, fetch=9, before=11), swap(2, fetch=10, before=10)
+    moves = swap(0, after=8, reload=12, before=13), swap(1, after=8, reload=9, before=11), swap(2, reload=10, before=10)
     course = Course(Schedule(moves, TEN))
     assert course.begins_away == {0, 2}, "tensor 1 has started back by then"
     assert course.returns == [Return(0, 1, 1), Return(2, 3, 0), Return(9, 11, 1)]
@@ -42,7 +42,8 @@ def test_a_move_that_goes_on_in_the_next_step_comes_back_in_the_one_after_it_lef
 
 
 def test_what_is_computed_again_is_on_demand_and_names_what_that_reads() -> None:
-    course = Course(Schedule((Recompute(3, after=1, before=8, seconds=0.5, needs=(1, 2)),), TEN))
+    again = Recompute(3, after=1, before=8, seconds=0.5, needs=(1, 2))
+    course = Course(Schedule((again,), TEN))
     assert course.on_demand == {(3, 8)}
-    assert course.needs == {(3, 8): (1, 2)}
+    assert course.recomputed == {(3, 8): again}
     assert course.returns == []

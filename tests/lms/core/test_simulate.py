@@ -158,7 +158,7 @@ def test_state_is_there_when_the_step_begins_and_when_it_ends(traces: ModuleType
 
 def test_state_that_leaves_after_its_write_is_away_when_the_step_begins(traces: ModuleType) -> None:
     # It starts back with the activation's read, in the step after the one in which it left.
-    move = Swap(1, after=3, before=6, fetch=5, write=True)
+    move = Swap(1, after=3, before=6, reload=5, write=True)
     forecast = simulate(training(traces, tail=8.0), Schedule((move,), (ROOMY,) * 4), ONE)
     assert forecast.held == ((0.0, 0), (4.0, 10), (8.0, 14), (12.0, 4))
     assert (spans(forecast, "back"), spans(forecast, "out")) == ([(8.0, 12.0, 1)], [(16.0, 20.0, 1)])
@@ -166,13 +166,13 @@ def test_state_that_leaves_after_its_write_is_away_when_the_step_begins(traces: 
 
 
 def test_state_that_comes_back_with_its_read_is_waited_for(traces: ModuleType) -> None:
-    move = Swap(1, after=3, before=6, fetch=6, write=True)
+    move = Swap(1, after=3, before=6, reload=6, write=True)
     forecast = simulate(training(traces), Schedule((move,), (ROOMY,) * 4), ONE)
     assert (forecast.held_peak, forecast.seconds, forecast.stall_in, forecast.misses) == (10, 20.0, 4.0, 0)
 
 
 def test_state_that_only_was_read_leaves_without_a_copy(traces: ModuleType) -> None:
-    move = Swap(1, after=3, before=6, fetch=6, write=False)
+    move = Swap(1, after=3, before=6, reload=6, write=False)
     forecast = simulate(training(traces, rewrites=False), Schedule((move,), (ROOMY,) * 4), ONE)
     assert (forecast.out, forecast.back, forecast.held_peak) == (0, 4, 10)
 

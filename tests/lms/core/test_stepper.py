@@ -145,9 +145,9 @@ def course(
     return Course(Schedule(moves, tuple(caps.get(at, ROOM) for at in range(accesses)), write_ahead), most_held)
 
 
-def swap(tensor: int, after: int, before: int, fetch: int | None = None, *, write: bool = True) -> Swap:
-    """A move whose way back starts with the read, unless `fetch` says otherwise."""
-    return Swap(tensor, after, before, before if fetch is None else fetch, write)
+def swap(tensor: int, after: int, before: int, reload: int | None = None, *, write: bool = True) -> Swap:
+    """A move whose way back starts with the read, unless `reload` says otherwise."""
+    return Swap(tensor, after, before, before if reload is None else reload, write)
 
 
 def out(tensor: int, after: int, *, write: bool = True) -> Swap:

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import io
+import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+
+import pytest
 
 from lms.errors import SpillError
 from lms.link.draft import Draft, Task, run
 from lms.link.profile import Absence, MeasuredLink
-from lms.link.progress import Progress
 from lms.link.sweep import SIZES, Copy
 
 GB = 1 << 30
@@ -54,7 +57,7 @@ def test_all_is_measured_in_the_time() -> None:
         draft("b", task("copy", clock.link(10e9))),
     ]
     absent: list[Absence] = []
-    one, other = run(drafts, 40.0, absent, Progress(), clock)
+    one, other = run(drafts, 40.0, absent, clock)
     assert [series.direction for series in one.series] == ["out", "back", "both"]
     assert len(other.series) == 1
     assert clock.now < 45
@@ -63,9 +66,7 @@ def test_all_is_measured_in_the_time() -> None:
 
 def test_both_ways_count_the_bytes_of_both() -> None:
     clock = Clock()
-    (link,) = run(
-        [draft("a", task("out", clock.link(1e9)), task("both", clock.link(1e9)))], 20.0, [], Progress(), clock
-    )
+    (link,) = run([draft("a", task("out", clock.link(1e9)), task("both", clock.link(1e9)))], 20.0, [], clock)
     out, both = link.series
     assert both.rate == 2 * out.rate
     assert both.points[0].nbytes == 2 * out.points[0].nbytes
@@ -77,7 +78,6 @@ def test_time_that_preparation_takes_is_the_tasks_own() -> None:
         [draft("a", task("out", clock.link(1e9, prepare=5.0)), task("back", clock.link(1e9)))],
         20.0,
         [],
-        Progress(),
         clock,
     )
     assert clock.now < 24
@@ -94,7 +94,7 @@ def test_a_link_that_fails_is_named_and_the_others_are_measured() -> None:
     ]
     for one in drafts:
         one.close = lambda name=one.link.name: closed.append(name)  # type: ignore[misc]
-    links = run(drafts, 20.0, absent, Progress(), clock)
+    links = run(drafts, 20.0, absent, clock)
     assert [(link.name, len(link.series)) for link in links] == [("a", 2), ("b", 1)]
     assert absent == [Absence("a, back", "the disk is full")]
     assert closed == ["a", "b"]
@@ -104,32 +104,43 @@ def test_what_fails_in_each_task_is_named_once() -> None:
     clock = Clock()
     absent: list[Absence] = []
     lost = [task(way, clock.link(1.0, fail=RuntimeError("the GPU is lost"))) for way in ("out", "back", "both")]
-    assert run([draft("a", *lost)], 1.0, absent, Progress(), clock) == []
+    assert run([draft("a", *lost)], 1.0, absent, clock) == []
     assert absent == [Absence("a, out", "the GPU is lost")]
 
 
 def test_a_link_of_which_nothing_was_measured_is_none() -> None:
     clock = Clock()
     absent: list[Absence] = []
-    assert (
-        run([draft("a", task("out", clock.link(1.0, fail=RuntimeError("CUDA error"))))], 1.0, absent, Progress(), clock)
-        == []
-    )
+    assert run([draft("a", task("out", clock.link(1.0, fail=RuntimeError("CUDA error"))))], 1.0, absent, clock) == []
     assert absent[0].why == "CUDA error"
 
 
 def test_sizes_that_were_left_out_are_said() -> None:
     clock = Clock()
-    (link,) = run([draft("a", task("out", clock.link(0.1e9)))], 10.0, [], Progress(), clock)
-    assert "out, O_DIRECT: sizes above 67.1 MB left out, for want of time" in link.notes
+    (link,) = run([draft("a", task("out", clock.link(0.1e9)))], 10.0, [], clock)
+    assert "out, O_DIRECT: sizes above 67.1 MB left out: there was no time for them" in link.notes
 
 
 def test_without_a_copy_past_the_caches_there_is_no_figure() -> None:
     clock = Clock()
     slow = Task("copy", lambda: "1 thread", clock.link(1e6), lambda: SIZES, least=GB)  # type: ignore[arg-type]
     absent: list[Absence] = []
-    assert run([draft("memory", slow)], 10.0, absent, Progress(), clock) == []
+    assert run([draft("memory", slow)], 10.0, absent, clock) == []
     (one,) = absent
     assert one.why == (
         "1 thread: no copy of 1.07 GB or more fitted into the time, and smaller ones may lie in the caches"
     )
+
+
+class Terminal(io.StringIO):
+    def isatty(self) -> bool:
+        return True
+
+
+def test_a_terminal_shows_what_is_measured_and_is_clean_afterwards(monkeypatch: pytest.MonkeyPatch) -> None:
+    clock, terminal, file = Clock(), Terminal(), io.StringIO()
+    for stream in (terminal, file):
+        monkeypatch.setattr(sys, "stderr", stream)
+        run([draft("a", task("out", clock.link(1e9)), task("back", clock.link(1e9)))], 20.0, [], clock)
+    assert terminal.getvalue() == "\r  0%  a, out\x1b[K\r 50%  a, back\x1b[K\r\x1b[K"
+    assert file.getvalue() == ""

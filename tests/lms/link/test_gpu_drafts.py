@@ -14,7 +14,6 @@ from lms.link import gpu_drafts, nvml  # noqa: E402
 from lms.link.draft import run  # noqa: E402
 from lms.link.measure import QUICK_SECONDS, SECONDS  # noqa: E402
 from lms.link.profile import Absence  # noqa: E402
-from lms.link.progress import Progress  # noqa: E402
 from lms.link.sweep import GB, MB, QUICK_SIZES, SIZES  # noqa: E402
 from lms.memory import machine  # noqa: E402
 
@@ -188,7 +187,7 @@ def test_eight_gpus_on_two_nodes_are_measured_in_the_time(
         now[0] = 0.0
         locked.clear()
         absent: list[Absence] = []
-        links = run(gpu_drafts.of(gpus, sizes, absent), seconds, absent, Progress(), lambda: now[0])
+        links = run(gpu_drafts.of(gpus, sizes, absent), seconds, absent, lambda: now[0])
         assert (len(links), absent) == (8 + 28, [])
         assert all(series.points for link in links for series in link.series)
         assert sorted(locked) == [(0,), (1,)]

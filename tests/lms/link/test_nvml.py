@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 import sys
+from contextlib import closing
+from dataclasses import asdict
 from pathlib import Path
 from types import ModuleType
 
@@ -181,7 +183,7 @@ def test_the_deprecated_counters_are_not_asked(replay: ModuleType, name: str) ->
 
 def test_a_gpu_survives_json(replay: ModuleType) -> None:
     (gpu,) = look(replay, "gh200").gpus
-    assert json.loads(json.dumps(gpu.to_dict()))["c2c"] == {"up": 10, "count": 10, "rate": 450e9}
+    assert json.loads(json.dumps(asdict(gpu)))["c2c"] == {"up": 10, "count": 10, "rate": 450e9}
 
 
 def test_nvlinks_whose_far_end_a_virtual_machine_hides_go_to_switches(replay: ModuleType) -> None:
@@ -231,7 +233,7 @@ def test_a_field_is_read_as_the_type_that_the_driver_says(
 
     library = replay.Replay("h100")
     monkeypatch.setattr(library, "nvmlDeviceGetFieldValues", answer, raising=False)
-    with nvml.opened(library) as opened:
+    with closing(nvml.Nvml(library)) as opened:
         assert opened.fields(opened.handle(0), [(1, 0)]) == [int(value)]
 
 
@@ -245,5 +247,5 @@ def test_a_field_of_a_type_that_is_not_known_is_not_there(replay: ModuleType, mo
 
     library = replay.Replay("h100")
     monkeypatch.setattr(library, "nvmlDeviceGetFieldValues", answer, raising=False)
-    with nvml.opened(library) as opened:
+    with closing(nvml.Nvml(library)) as opened:
         assert opened.fields(opened.handle(0), [(1, 0)]) == [None]

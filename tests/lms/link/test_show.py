@@ -12,7 +12,7 @@ from lms import cli
 from lms.errors import UsageError
 from lms.link import catalogue, nvml, show
 from lms.link.profile import MeasuredLink, Profile
-from lms.link.series import Series
+from lms.link.series import Series, point
 
 
 @pytest.fixture
@@ -45,21 +45,26 @@ def test_links_have_names_and_ceilings(on, capsys: pytest.CaptureFixture[str]) -
 
 def test_measured_shares_stand_beside_the_ceilings(on, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     on("h100")
-    series = (Series("out", "pinned", 31.5e9, 0.0), Series("back", "pinned", 50.4e9, 0.0))
+    points = (point(1 << 30, [0.03]),)
+    series = (Series("out", "pinned", 31.5e9, 0.0, points), Series("back", "pinned", 50.4e9, 0.0, points))
     profile = Profile(
         "x", "measured", (MeasuredLink("gpu0", "gpu", "", series), MeasuredLink("memory", "memory", "", ()))
     )
-    profile.save(tmp_path / "a.json")
+    (tmp_path / "a.json").write_text(profile.to_json())
     text = printed(capsys, "--measured", str(tmp_path / "a.json"))
-    assert "31.5 GB/s (50%)" in text
-    assert "50.4 GB/s (80%)" in text
+    rows = [line.split() for line in text.splitlines() if line.startswith("gpu0 ")]
+    assert [row[1:6] for row in rows] == [
+        ["out", "pinned", "31.5", "GB/s", "0%"],
+        ["back", "pinned", "50.4", "GB/s", "0%"],
+    ]
+    assert [row[6] for row in rows] == ["50%", "80%"]
     assert "Nothing of it is measured" not in text
 
 
 def test_a_slot_of_eight_lanes_is_warned_of(on, capsys: pytest.CaptureFixture[str]) -> None:
     on("t4_x8")
     text = printed(capsys)
-    assert "gpu0: x8 lanes at most" in text
+    assert "\n  x8 lanes at most" in text
     (line,) = [line for line in text.splitlines() if line.startswith("0 ")]
     assert line.split()[-6:] == ["1", "x8", "3", "x8", "-", "-"]
 
@@ -98,8 +103,8 @@ def test_the_json_is_whole(on, capsys: pytest.CaptureFixture[str]) -> None:
         ("no_permission", "the NVIDIA driver refuses this user"),
         ("version_mismatch", "not here: GPU: the NVIDIA driver and its library differ in version"),
         ("falls_off", "it fell off the bus"),
-        ("mig", "gpu0: cut into MIG instances"),
-        ("unknown_gpu", "gpu0 "),
+        ("mig", "\n  cut into MIG instances"),
+        ("unknown_gpu", "gpu0: "),
     ],
 )
 def test_a_machine_with_a_fault_is_shown_as_far_as_it_goes(
@@ -125,19 +130,21 @@ def test_columns_bear_the_drivers_numbers_when_a_gpu_is_lost(
 def test_what_was_measured_in_memory_is_shown(on, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     on("no_library")
     memory = MeasuredLink("memory", "memory", "copies", (Series("copy", "2 threads", 9e9, 0.0),))
-    Profile("x", "measured", (memory,), machine={"host": show.machine.machine()["host"]}).save(tmp_path / "a.json")
+    (tmp_path / "a.json").write_text(
+        Profile("x", "measured", (memory,), machine={"host": show.machine.machine()["host"]}).to_json()
+    )
     text = printed(capsys, "--measured", str(tmp_path / "a.json"))
     (line,) = [line for line in text.splitlines() if line.startswith("memory ")]
-    assert line.split()[-4:] == ["-", "-", "9", "GB/s"]
+    assert line.split()[1:6] == ["copy", "2", "threads", "9", "GB/s"]
     assert "figures of" not in text
 
 
 def test_figures_of_another_machine_are_said_to_be_so(on, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     on("h100")
     link = MeasuredLink("gpu0", "gpu", "", (Series("out", "pinned", 31.5e9, 0.0),))
-    Profile("theirs", "measured", (link,), machine={"host": "elsewhere"}).save(tmp_path / "a.json")
+    (tmp_path / "a.json").write_text(Profile("theirs", "measured", (link,), machine={"host": "elsewhere"}).to_json())
     text = printed(capsys, "--measured", str(tmp_path / "a.json"))
-    assert "gpu0: figures of elsewhere, which is not this machine's name" in text
+    assert "\n  figures of elsewhere, which is not this machine's name" in text
 
 
 def test_what_to_do_next_shows_the_measured_beside_the_ceilings(on, capsys: pytest.CaptureFixture[str]) -> None:

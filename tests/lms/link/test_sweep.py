@@ -30,21 +30,19 @@ def test_the_sizes_go_from_4_kib_to_1_gib() -> None:
 
 def test_the_first_copy_of_each_size_warms_up_and_does_not_count() -> None:
     swept = sweep(Paper(1e9, slow=100.0), (4096, 65536), 1.0)
-    assert [point.seconds for point in swept.points] == [4096 / 1e9, 65536 / 1e9]
-    assert [point.high for point in swept.points] == [4096 / 1e9, 65536 / 1e9]
+    assert [point.seconds for point in swept] == [4096 / 1e9, 65536 / 1e9]
+    assert [point.high for point in swept] == [4096 / 1e9, 65536 / 1e9]
 
 
 def test_every_size_that_fits_is_copied_often_enough_for_a_median() -> None:
     swept = sweep(Paper(10e9), SIZES, 10.0)
-    assert swept.left_out == ()
-    assert [point.nbytes for point in swept.points] == list(SIZES)
-    assert all(LEAST <= point.count <= MOST for point in swept.points)
+    assert [point.nbytes for point in swept] == list(SIZES)
+    assert all(LEAST <= point.count <= MOST for point in swept)
 
 
-def test_sizes_that_take_too_long_are_left_out_and_named() -> None:
+def test_sizes_that_take_too_long_are_left_out() -> None:
     swept = sweep(Paper(0.2e9), SIZES, 10.0)
-    assert swept.left_out == (GB,)
-    assert swept.points[-1].nbytes == GB // 4
+    assert swept[-1].nbytes == GB // 4
 
 
 @pytest.mark.parametrize("rate", [1e6, 1e8, 1e9, 1e10, 1e11])
@@ -60,31 +58,24 @@ def test_the_time_is_kept(rate: float, seconds: float) -> None:
     swept = sweep(copy, SIZES, seconds)
     # One copy that was tried and did not fit, or the turn that was under way, may come on top.
     assert sum(spent) <= 1.5 * seconds + (2 + LEAST) * 1.4 * ((1 << 20) / rate + 1e-4)
-    assert swept.points
+    assert swept
 
 
 def test_the_smallest_size_is_copied_however_slow_the_link_is() -> None:
     swept = sweep(Paper(10.0), SIZES, 1.0)
-    assert [point.nbytes for point in swept.points] == [4096]
-    assert swept.points[0].count == LEAST
+    assert [point.nbytes for point in swept] == [4096]
+    assert swept[0].count == LEAST
 
 
 def test_a_megabyte_is_copied_though_time_is_short() -> None:
     swept = sweep(Paper(50e6), SIZES, 0.01)
-    assert swept.points[-1].nbytes == 1 << 20
+    assert swept[-1].nbytes == 1 << 20
 
 
 def test_sizes_take_turns() -> None:
     paper = Paper(1e9)
     sweep(paper, (4096, 65536), 1e-3)
     assert paper.copies[:6] == [4096, 65536] * 3
-
-
-def test_progress_only_grows_and_ends_at_the_whole() -> None:
-    told: list[float] = []
-    sweep(Paper(1e9), SIZES, 1.0, told.append)
-    assert told == sorted(told)
-    assert 0 < told[0] < told[-1] <= 1.0
 
 
 def test_a_figure_that_takes_longer_than_it_says_is_paid_by_the_clock() -> None:
@@ -97,7 +88,7 @@ def test_a_figure_that_takes_longer_than_it_says_is_paid_by_the_clock() -> None:
 
     swept = sweep(copy, (4096, 65536), 1.0, clock=lambda: now)
     assert now <= 1.1
-    assert swept.points[0].seconds == 1e-6
+    assert swept[0].seconds == 1e-6
 
 
 @pytest.mark.parametrize("rate", [5e9, 10e9])
@@ -111,4 +102,4 @@ def test_a_small_copy_that_is_repeated_does_not_make_a_larger_one_seem_long(rate
         return nbytes / rate
 
     needed = sum((1 + LEAST) * max(nbytes, repeated) / rate for nbytes in QUICK_SIZES)
-    assert sweep(copy, QUICK_SIZES, 1.4 * needed, clock=lambda: elapsed).left_out == ()
+    assert len(sweep(copy, QUICK_SIZES, 1.4 * needed, clock=lambda: elapsed)) == len(QUICK_SIZES)

@@ -9,7 +9,7 @@ import pytest
 
 from lms.errors import LMSError
 from lms.link.counters import Reading
-from lms.link.watch import SHARE, Course, Watch, Watched
+from lms.link.watch import SHARE, Tally, Watch, Watched
 
 GB = 10**9
 
@@ -87,10 +87,10 @@ def test_dear_readings_are_read_the_less_often() -> None:
 
 
 def summary(what: str, readings: list[tuple[float, Reading]], *, wraps: int = 1 << 64, most: float = 0.0) -> Watched:
-    course = Course(wraps, most)
+    tally = Tally(wraps, most)
     for at, reading in readings:
-        course.add(at, reading)
-    return course.watched(what)
+        tally.add(at, reading)
+    return tally.watched(what)
 
 
 def test_a_counter_that_begins_anew_goes_on() -> None:
@@ -147,7 +147,7 @@ def test_a_reading_alone_says_nothing() -> None:
     assert (watched.out, watched.back, watched.samples) == (None, None, ())
 
 
-def test_a_long_run_keeps_its_whole_course(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_long_run_keeps_its_whole_tally(monkeypatch: pytest.MonkeyPatch) -> None:
     from lms.link import watch as module
 
     monkeypatch.setattr(module, "_KEEP", 4)

@@ -13,7 +13,8 @@ import pytest
 
 import lms.memory.device as module
 from lms.errors import UsageError
-from lms.memory.device import CpuDevice, Peak, PoolUsage
+from lms.memory.device import CpuDevice, Peak
+from lms.memory.page_pool import PoolUsage
 from lms.torch.cuda.device import CudaDevice
 
 MB = 1 << 20
@@ -157,7 +158,7 @@ class FakePool:
         self.used_peak, self.most = self.used, self.used + self.idle
 
     def usage(self) -> PoolUsage:
-        return PoolUsage(self.used, self.used_peak, self.idle, self.most, 0, 0, 0, 0, 0)
+        return PoolUsage(self.used, self.used_peak, self.idle, self.most, 0, 0, 0)
 
 
 def with_pool(pool: FakePool, resident: list[int], limit: int | None) -> CpuDevice:

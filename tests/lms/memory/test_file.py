@@ -1,6 +1,5 @@
 """The slab file: bytes come back as they went out, or an error says what happened."""
 
-import ctypes
 import errno
 import fcntl
 import mmap
@@ -17,7 +16,6 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-import lms.memory.file as module
 from lms.errors import CorruptionError, SpillError
 from lms.memory.file import FileSlab, Place, address_of, page_memory
 from lms.memory.slab import ALIGNMENT
@@ -86,37 +84,21 @@ def test_places_do_not_overlap(slab: FileSlab) -> None:
 
 
 def test_a_write_or_read_that_the_kernel_cuts_short_goes_on(slab: FileSlab, monkeypatch: pytest.MonkeyPatch) -> None:
-    pwritev, pread, calls = module._pwritev, module._pread, []
+    pwritev, preadv, calls = os.pwritev, os.preadv, []
 
-    def block_by_block(fd: int, vector: object, count: int, offset: int) -> int:
-        first = vector[0]  # type: ignore[index]
+    def block_by_block(fd: int, parts: list[memoryview], offset: int) -> int:
         calls.append("write")
-        one = (module._Segment * 1)(module._Segment(first.address, ALIGNMENT))
-        return int(pwritev(fd, one, 1, offset))
+        return pwritev(fd, [parts[0][:ALIGNMENT]], offset)
 
-    def two_blocks(fd: int, address: int, nbytes: int, offset: int) -> int:
+    def two_blocks(fd: int, parts: list[memoryview], offset: int) -> int:
         calls.append("read")
-        return int(pread(fd, address, min(nbytes, 2 * ALIGNMENT), offset))
+        return preadv(fd, [parts[0][: 2 * ALIGNMENT]], offset)
 
-    monkeypatch.setattr(module, "_pwritev", block_by_block)
-    monkeypatch.setattr(module, "_pread", two_blocks)
+    monkeypatch.setattr(os, "pwritev", block_by_block)
+    monkeypatch.setattr(os, "preadv", two_blocks)
     content = NOISE[: 4 * ALIGNMENT]
     assert get(slab, put(slab, content, skew=64)) == content
     assert (calls.count("write"), calls.count("read")) == (5, 3)
-
-
-def test_an_interrupted_call_is_repeated(slab: FileSlab, monkeypatch: pytest.MonkeyPatch) -> None:
-    for name in ("_pwritev", "_pread"):
-        real, interruptions = getattr(module, name), iter([True])
-
-        def call(*arguments: object, real=real, interruptions=interruptions) -> int:  # type: ignore[no-untyped-def]
-            if next(interruptions, False):
-                ctypes.set_errno(errno.EINTR)
-                return -1
-            return int(real(*arguments))
-
-        monkeypatch.setattr(module, name, call)
-    assert get(slab, put(slab, NOISE)) == NOISE
 
 
 # The file itself
@@ -205,15 +187,14 @@ def test_a_file_system_that_refuses_the_flag_is_used_through_the_cache_and_said_
 def test_a_file_system_that_takes_the_flag_but_no_write_is_used_through_the_cache(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    real = module._pwritev
+    real = os.pwritev
 
-    def refuse(fd: int, *rest: object) -> int:
+    def refuse(fd: int, parts: list[memoryview], offset: int) -> int:
         if fcntl.fcntl(fd, fcntl.F_GETFL) & os.O_DIRECT:
-            ctypes.set_errno(errno.EINVAL)
-            return -1
-        return int(real(fd, *rest))
+            raise OSError(errno.EINVAL, os.strerror(errno.EINVAL))
+        return real(fd, parts, offset)
 
-    monkeypatch.setattr(module, "_pwritev", refuse)
+    monkeypatch.setattr(os, "pwritev", refuse)
     with pytest.warns(RuntimeWarning, match="refuses O_DIRECT"):
         slab = FileSlab(tmp_path)
     assert get(slab, put(slab, NOISE, 64)) == NOISE
@@ -259,11 +240,10 @@ def test_a_disk_that_fails_is_named(slab: FileSlab, monkeypatch: pytest.MonkeyPa
     place = put(slab, NOISE)
 
     def fail(*_: object) -> int:
-        ctypes.set_errno(errno.EIO)
-        return -1
+        raise OSError(errno.EIO, os.strerror(errno.EIO))
 
-    monkeypatch.setattr(module, "_pwritev", fail)
-    monkeypatch.setattr(module, "_pread", fail)
+    monkeypatch.setattr(os, "pwritev", fail)
+    monkeypatch.setattr(os, "preadv", fail)
     with pytest.raises(SpillError, match=r"spill_dir=.*writing .* failed: Input/output error; check the disk"):
         put(slab, NOISE)
     with pytest.raises(SpillError, match=r"spill_dir=.*back failed: Input/output error"):

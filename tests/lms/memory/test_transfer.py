@@ -18,7 +18,7 @@ from lms.errors import CorruptionError, SpillError
 from lms.memory.file import FileSlab, Place, address_of, page_memory
 from lms.memory.meter import Meter
 from lms.memory.slab import ALIGNMENT
-from lms.memory.transfer import At, FileEngine, FileSlot, Lane, Queue, ThreadCopy
+from lms.memory.transfer import FileEngine, FileSlot, Lane, Memory, Queue, ThreadCopy
 
 SECONDS = 30  # how long a test waits for what must come; never waited out when it comes
 
@@ -82,12 +82,12 @@ class Source:
 
 def write(engine: FileEngine, content: bytes, keep: object = None) -> tuple[FileSlot, ThreadCopy]:
     source = Source(content)
-    return engine.write(At(source.address), source.nbytes, skew=source.skew, keep=(source, keep))
+    return engine.write(Memory(source.address), source.nbytes, skew=source.skew, keep=(source, keep))
 
 
 def read(engine: FileEngine, slot: FileSlot) -> tuple[Source, ThreadCopy]:
     destination = Source(bytes(slot.nbytes))
-    return destination, engine.read(slot, At(destination.address), keep=destination)
+    return destination, engine.read(slot, Memory(destination.address), keep=destination)
 
 
 def got(destination: Source) -> bytes:
@@ -107,7 +107,6 @@ def test_a_copy_runs_beside_its_caller_and_says_when_it_is_over(engine: FileEngi
     assert copy.done()
     assert copy.failed is None
     assert copy.span is not None
-    assert copy.span == copy.marks
     assert 0 < copy.span[1] - copy.span[0] < SECONDS
     assert slot.nbytes == copy.nbytes == 10_000
 
@@ -229,7 +228,7 @@ def test_the_two_directions_run_at_the_same_time(engine: FileEngine, file: Gated
     assert file.reached["read"].wait(SECONDS)  # while the write stands at its gate
 
 
-def test_waiting_returns_the_seconds_that_it_took_and_nothing_for_a_copy_that_is_over(
+def test_the_time_of_waiting_is_counted_and_none_for_a_copy_that_is_over(
     engine: FileEngine, file: GatedFile, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def clock() -> float:  # the waiting thread asks for the time just before it waits
@@ -239,11 +238,11 @@ def test_waiting_returns_the_seconds_that_it_took_and_nothing_for_a_copy_that_is
 
     _, copy = write(engine, b"x" * 5000)
     monkeypatch.setattr(lms.memory.transfer, "perf_counter", clock)
-    stalled = copy.wait()
-    assert 0 < stalled < SECONDS
-    assert engine.out.meter.stalled == stalled
-    assert copy.wait() == 0
-    assert engine.out.meter.stalled == stalled
+    copy.wait()
+    stalled = engine.stalled()
+    assert 0 < stalled[0] < SECONDS
+    copy.wait()
+    assert engine.stalled() == stalled
 
 
 def test_several_threads_may_wait_for_one_copy(engine: FileEngine, file: GatedFile) -> None:
@@ -270,12 +269,12 @@ def test_random_traffic_never_mixes_bytes_up(tmp_path: Path, chunk: int) -> None
         if action < 0.45 or not live:
             content = rng.randbytes(rng.randrange(1, 40_000))
             source = Source(content, skew=0 if chunk else rng.randrange(ALIGNMENT))
-            slot, _ = engine.write(At(source.address), source.nbytes, skew=source.skew, chunk=chunk, keep=source)
+            slot, _ = engine.write(Memory(source.address), source.nbytes, skew=source.skew, chunk=chunk, keep=source)
             live.append((slot, content))
         elif action < 0.75:
             slot, content = rng.choice(live)
             destination = Source(bytes(slot.nbytes), skew=slot.places[0].skew)
-            reads.append((destination, engine.read(slot, At(destination.address), keep=destination), content))
+            reads.append((destination, engine.read(slot, Memory(destination.address), keep=destination), content))
         else:
             slot, _ = live.pop(rng.randrange(len(live)))
             engine.discard(slot)
@@ -476,14 +475,14 @@ import os, sys, threading
 from pathlib import Path
 from lms.errors import SpillError
 from lms.memory.file import FileSlab, address_of, page_memory
-from lms.memory.transfer import At, FileEngine
+from lms.memory.transfer import FileEngine, Memory
 gate, reached = threading.Event(), threading.Event()
 class Slow(FileSlab):
     def write(self, place, address):
         reached.set(); gate.wait(); super().write(place, address)
 engine = FileEngine(Slow(Path(sys.argv[1])))
 memory = page_memory(1 << 20)
-slot, copy = engine.write(At(address_of(memory)), 1 << 20)
+slot, copy = engine.write(Memory(address_of(memory)), 1 << 20)
 reached.wait()
 """
 
@@ -514,7 +513,7 @@ child = os.fork()
 if child == 0:
     engine.discard(slot)
     engine.close()
-    for refused in (copy.wait, lambda: engine.write(At(0), 1), lambda: engine.read(slot, At(0))):
+    for refused in (copy.wait, lambda: engine.write(Memory(0), 1), lambda: engine.read(slot, Memory(0))):
         try: refused()
         except SpillError as error: assert "fork" in str(error)
         else: os._exit(3)
@@ -524,7 +523,7 @@ assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 7
 gate.set()
 copy.wait()
 back = page_memory(1 << 20)
-engine.read(slot, At(address_of(back))).wait()
+engine.read(slot, Memory(address_of(back))).wait()
 engine.close()
 """,
         tmp_path,
@@ -549,7 +548,6 @@ def test_what_was_copied_is_measured(engine: FileEngine, file: GatedFile) -> Non
     assert link.name == "file"
     assert out.span is not None
     assert engine.out.meter.nbytes == engine.back.meter.nbytes == 100_000
-    assert engine.out.meter.seconds == pytest.approx(out.span[1] - out.span[0])
 
 
 def test_a_lane_ends_after_what_was_queued() -> None:

@@ -12,8 +12,8 @@ from lms.core.guide import Guide
 from lms.core.trace import AccessKind
 from lms.errors import LimitError
 from lms.runtime import planner as planner_module
-from lms.runtime.finished import Counters, Finished
 from lms.runtime.planner import MOST_GUIDES, PassPlanner
+from lms.runtime.recorder import Counters, Finished
 
 LABEL = ("block.1", "float32", (1,))
 

@@ -6,6 +6,7 @@ from collections.abc import Callable
 from typing import Any
 
 import keras
+import net_keras
 import numpy as np
 import tensorflow as tf
 
@@ -35,27 +36,10 @@ def resnet() -> keras.Model:
     return keras.Model(inputs, layers.Dense(10)(layers.GlobalAveragePooling2D()(x)))
 
 
-def unet(side: int = 32, width: int = 8, depth: int = 3, classes: int = 0) -> keras.Model:
-    """An encoder, a decoder, and what the one hands the other; 10 classes an image if no `classes` a pixel."""
-    x = inputs = keras.Input((side, side, 3))
-    skips = []
-
-    def block(x: Any, width: int) -> Any:
-        for _ in range(2):
-            x = layers.ReLU()(layers.BatchNormalization()(layers.Conv2D(width, 3, padding="same")(x)))
-        return x
-
-    for level in range(depth):
-        x = block(x, width << level)
-        skips.append(x)
-        x = layers.MaxPooling2D()(x)
-    x = block(x, width << depth)
-    for level in reversed(range(depth)):
-        x = layers.Conv2DTranspose(width << level, 2, strides=2)(x)
-        x = block(layers.Concatenate()([x, skips[level]]), width << level)
-    if not classes:
-        return keras.Model(inputs, layers.Dense(10)(layers.GlobalAveragePooling2D()(x)))
-    return keras.Model(inputs, layers.Conv2D(classes, 1)(x))
+def unet() -> keras.Model:
+    """The example's, small, with one answer for an image."""
+    net = net_keras.unet((32, 32, 3), 8, width=8)
+    return keras.Model(net.inputs, layers.Dense(10)(layers.GlobalAveragePooling2D()(net.outputs[0])))
 
 
 def lstm() -> keras.Model:
@@ -114,6 +98,19 @@ def efficientnet() -> keras.Model:
 def mobilenet() -> keras.Model:
     """MobileNetV2 of keras.applications."""
     return keras.applications.MobileNetV2(weights=None, input_shape=(48, 48, 3), classes=10, classifier_activation=None)
+
+
+def bert() -> keras.Model:
+    """KerasHub's BERT, small, with token numbers made of the inputs."""
+    import keras_hub
+
+    inputs = keras.Input((48,))
+    tokens = keras.ops.cast(keras.ops.minimum(keras.ops.abs(inputs) * 200, 999), "int32")
+    net = keras_hub.models.BertBackbone(
+        vocabulary_size=1000, num_layers=3, num_heads=4, hidden_dim=64, intermediate_dim=256, max_sequence_length=48
+    )
+    every = {"token_ids": tokens, "segment_ids": tokens * 0, "padding_mask": tokens * 0 + 1}
+    return keras.Model(inputs, layers.Dense(10)(net(every)["pooled_output"]))
 
 
 def compiled(make: Callable[[], keras.Model], **options: Any) -> keras.Model:

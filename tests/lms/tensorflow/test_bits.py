@@ -31,6 +31,19 @@ def test_models(make: str) -> None:
     check(getattr(models, make))  # the last batch is smaller, so that tracing does not know the batch's size
 
 
+@pytest.mark.slow
+@pytest.mark.timeout(600)
+@pytest.mark.parametrize("make", ["resnet50", "efficientnet", "mobilenet"])
+def test_models_of_keras_applications(make: str) -> None:
+    check(getattr(models, make), count=12, batch=8)
+
+
+@pytest.mark.timeout(600)
+def test_a_bert_of_kerashub() -> None:
+    pytest.importorskip("keras_hub", reason="no KerasHub")
+    check(models.bert)
+
+
 @pytest.mark.parametrize("budget", ["0%", "50%"])
 def test_budgets(budget: str) -> None:
     check(cnn, budget)

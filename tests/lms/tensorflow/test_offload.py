@@ -12,10 +12,11 @@ keras = pytest.importorskip("keras", reason="no TensorFlow")
 
 from tests.lms.tensorflow.models import cnn, compiled, fit, same  # noqa: E402
 
-from lms.errors import LMSError, UsageError  # noqa: E402
+from lms.errors import LimitError, LMSError, UsageError  # noqa: E402
+from lms.memory.resident import ResidentSet  # noqa: E402
 from lms.tensorflow import LMS, offload, tiers  # noqa: E402
-from lms.tensorflow.graph import _content  # noqa: E402
-from lms.tensorflow.offload import _check_version  # noqa: E402
+from lms.tensorflow.decorator import _check_version  # noqa: E402
+from lms.tensorflow.traced import _content  # noqa: E402
 
 
 def layers(width: int = 128, depth: int = 6) -> list:
@@ -62,6 +63,7 @@ def test_a_step_has_the_bits_that_it_has_without(budget) -> None:
         {"swapin_ahead": 0},
         {"swapin_ahead": 2},
         *({"sync_mode": mode} for mode in range(4)),
+        {"swapin_groupby": 3},
         {"swapout_threshold": -1, "swapin_ahead": None},
     ],
 )
@@ -87,7 +89,7 @@ def test_a_limit_below_the_floor_names_the_floor() -> None:
         ({"limit": "1GB", "frac": 0.5}, "at most one"),
         ({"sync_mode": 4}, "sync_mode=4"),
         ({"swapin_ahead": -2}, "swapin_ahead=-2"),
-        ({"swapin_groupby": 2}, "swapin_groupby"),
+        ({"swapin_groupby": -2}, "swapin_groupby=-2"),
         ({"swapin_ahed": 2}, "'swapin_ahed' is no option"),
     ],
 )
@@ -105,7 +107,7 @@ def test_an_eager_call_and_a_compiled_function_are_refused() -> None:
 
 
 def test_operations_that_are_not_built_are_an_error_that_says_how(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(tiers, "operations_path", lambda version: tiers.Path("/nowhere.so"))
+    monkeypatch.setattr(tiers, "library_path", lambda *_: tiers.Path("/nowhere.so"))
     tiers.load_operations.cache_clear()
     with pytest.raises(LMSError, match=r"python -m lms\.build tensorflow"):
         offload(budget=0)
@@ -117,17 +119,6 @@ def test_a_version_outside_the_range_is_a_warning() -> None:
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         _check_version(tf.__version__)
-
-
-def test_the_private_methods_that_are_used_are_there() -> None:
-    with tf.Graph().as_default() as graph:
-        one, two = tf.constant(1.0), tf.constant(2.0)
-        total = tf.add(one, one)
-        total.op._update_input(1, two)
-        total.op._add_control_input(two.op)
-    assert [tensor.op.name for tensor in total.op.inputs] == [one.op.name, two.op.name]
-    assert total.op.control_inputs == [two.op]
-    assert graph.get_operations()[-1] is total.op
 
 
 def test_a_handle_still_tells_the_shape_of_its_variable() -> None:
@@ -150,16 +141,16 @@ def test_planning_and_rewriting_take_at_most_two_seconds_for_5000_operations() -
         with tf.GradientTape() as tape:
             tape.watch(x)
             y = x
-            for _ in range(830):
+            for _ in range(1260):
                 y = tf.tanh(y) * 1.01
             loss = tf.reduce_sum(y)
         return tape.gradient(loss, x)
 
-    step.get_concrete_function(tf.ones((64, 64)))
+    step(tf.ones((64, 64)))
     (traced,) = decorator.traces
     assert traced.operations > 5000
     assert traced.swapped > 100
-    assert traced.seconds < 2
+    assert traced.seconds < 2, f"{traced.seconds:.2f} s"
 
 
 def test_a_model_is_left_as_it_was() -> None:
@@ -185,9 +176,15 @@ def test_a_plan_that_was_undone_is_an_error(monkeypatch: pytest.MonkeyPatch) -> 
 
 
 def test_a_step_that_goes_over_the_limit_is_planned_again_and_the_bits_stay(monkeypatch: pytest.MonkeyPatch) -> None:
-    callback, peaks = LMS(limit="4GB"), iter([4_100_000_000])
+    callback, peaks = LMS(limit="4GB"), iter([4_001_000_000])
     monkeypatch.setattr(callback._resident, "peak", lambda: next(peaks, 1_000_000_000))
+    monkeypatch.setattr(ResidentSet, "current", lambda self: 600_000_000)
     ours = fit(compiled(cnn), [callback])
-    assert callback.offload.scratch == 100_000_000
-    assert callback.stats()["predicted_peak"] - callback.offload.traces[0].predicted_peak > 90_000_000
+    assert callback.offload.scratch > 3_000_000_000
+    assert len(callback.offload.traces) == 2
     assert same(ours, fit(compiled(cnn), []))
+
+
+def test_a_limit_that_the_step_cannot_keep_is_refused_before_the_second_step() -> None:
+    with pytest.raises(LimitError, match="below the floor"):
+        fit(compiled(cnn), [LMS(limit="100MB")])

@@ -41,9 +41,8 @@ class Copy:
     def done(self) -> bool:
         return self.end <= self.link.now
 
-    def wait(self) -> float:
+    def wait(self) -> None:
         self.link.now = max(self.link.now, self.end)
-        return 0.0
 
 
 class PaperLink:
@@ -123,7 +122,7 @@ def train(trace: Trace, guide: Guide, link: Link) -> tuple[PaperLink, Watched]:
             under_way.add(record, lambda: ("", "uint8", ()))
             under_way.save(record)
         elif access.kind == "read":
-            under_way.bring(record)
+            under_way.require(record)
             if record.flat is not None:
                 record.views[0].fill(record.flat)
             assert bool((record.views[0].alias == access.tensor).all()), "other bytes came back"

@@ -8,8 +8,6 @@ from types import ModuleType
 import pytest
 import torch
 from torch import Tensor, nn
-from torch._dynamo.testing import CompileCounterWithBackend
-from torch._dynamo.utils import counters
 
 from lms.torch.session import Session
 
@@ -22,8 +20,9 @@ pytestmark = pytest.mark.filterwarnings("ignore::UserWarning")  # a compiler's a
 
 @pytest.fixture(autouse=True)
 def _nothing_compiled() -> Iterator[None]:
+    # torch imports _dynamo when it is first named. That takes seconds, and every worker collects all tests.
     torch._dynamo.reset()
-    counters.clear()
+    torch._dynamo.utils.counters.clear()
     yield
     torch._dynamo.reset()
 
@@ -88,28 +87,28 @@ def train(call: Callable[[Tensor], Tensor], steps: int = 3) -> None:
 
 @pytest.mark.parametrize("way", WAYS)
 def test_a_session_compiles_nothing_again(way: Compile, lms: Make) -> None:
-    backend = CompileCounterWithBackend("aot_eager")
+    backend = torch._dynamo.testing.CompileCounterWithBackend("aot_eager")
     call = way(net(), backend)
     train(call)
-    plain = backend.frame_count, dict(counters["stats"])
+    plain = backend.frame_count, dict(torch._dynamo.utils.counters["stats"])
     assert plain[0] > 0
     for _ in range(10):
         with lms() as session:
             train(call)
         assert session.stats()["swapped_out"] > 0
-    assert (backend.frame_count, dict(counters["stats"])) == plain
+    assert (backend.frame_count, dict(torch._dynamo.utils.counters["stats"])) == plain
 
 
 @pytest.mark.parametrize("way", WAYS)
 def test_what_is_compiled_under_a_session_is_what_is_compiled_without(way: Compile, lms: Make) -> None:
     def graphs() -> int:
         torch._dynamo.reset()
-        backend = CompileCounterWithBackend("aot_eager")
+        backend = torch._dynamo.testing.CompileCounterWithBackend("aot_eager")
         train(way(net(), backend))
         return backend.frame_count
 
     plain = graphs()
-    counters.clear()
+    torch._dynamo.utils.counters.clear()
     with lms() as session:
         assert graphs() == plain, "LMS's own code was compiled"
     assert session.stats()["swapped_out"] > 0

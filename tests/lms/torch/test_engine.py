@@ -7,9 +7,7 @@ import torch
 
 from lms.errors import SpillError
 from lms.torch import engine as engine_module
-from lms.torch.engine import calibrate
-
-CPU = torch.device("cpu")
+from lms.torch.engine import Engine
 
 
 @pytest.fixture(autouse=True)
@@ -21,7 +19,7 @@ def _small_pieces(monkeypatch: pytest.MonkeyPatch) -> None:
     ("nbytes", "pieces"), [(250, [100, 100, 50]), (200, [100, 100]), (100, [100]), (7, [7]), (0, [1])]
 )
 def test_so_many_bytes_go_out_and_come_back_in_pieces(nbytes: int, pieces: list[int], tier: object) -> None:
-    assert calibrate(tier, CPU, nbytes) == tier.link()
+    assert Engine.calibrate(tier, nbytes) == tier.link()
     assert (tier.offloads, tier.reloads) == (pieces, pieces)
     assert tier.slots == {}
 
@@ -41,7 +39,7 @@ def test_each_copy_is_waited_for_before_the_next_one_starts(
         return result
 
     monkeypatch.setattr(tier, way, watched)
-    calibrate(tier, CPU, 300)
+    Engine.calibrate(tier, 300)
     assert len(copies) == 3
     assert all(copy.done() for copy in copies)
 
@@ -51,7 +49,7 @@ def test_the_bytes_are_noise_of_the_systems_and_the_users_random_numbers_stay(ti
     tier.during = lambda: seen.append(bytes(next(reversed(tier.slots.values()))[1].tolist()))
     state = torch.get_rng_state()
     for _ in range(2):
-        calibrate(tier, CPU, 100)
+        Engine.calibrate(tier, 100)
     assert torch.equal(torch.get_rng_state(), state)
     first, second = seen
     assert first != second
@@ -62,5 +60,5 @@ def test_the_bytes_are_noise_of_the_systems_and_the_users_random_numbers_stay(ti
 def test_a_tier_that_fails_raises_and_keeps_nothing(how: str, tier: object) -> None:
     setattr(tier, how, True)
     with pytest.raises(SpillError, match=how):
-        calibrate(tier, CPU, 250)
+        Engine.calibrate(tier, 250)
     assert tier.slots == {}

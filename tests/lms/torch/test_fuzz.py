@@ -21,8 +21,8 @@ from torch.utils.checkpoint import checkpoint
 
 from lms.core.plan import Plan
 from lms.runtime import planner
-from lms.runtime.finished import Finished
 from lms.runtime.progress import Progress
+from lms.runtime.recorder import Finished
 from lms.torch import native_hooks
 from lms.torch.passes import Pass
 from lms.torch.session import Session

@@ -11,12 +11,13 @@ import cap
 import pytest
 
 import lms
-from lms.torch.launcher import ENVIRONMENT, OVER_LIMIT, missing_environment
+from lms.torch.launcher import OVER_LIMIT, missing_environment
 from lms.trace import Trace
 
 pytest.importorskip("torch")
 
 SOURCE = str(Path(lms.__file__).parents[1])
+ENVIRONMENT = {"PYTORCH_CUDA_ALLOC_CONF": "expandable_segments:True"}
 
 # A network that saves 16 records of 1 MB. Its arguments: passes, and what to do after them.
 TRAIN = """
@@ -123,10 +124,10 @@ print(json.dumps({
 # What `lms run` does when all is set up, without the seconds that PyTorch and a session take to begin.
 EXECUTE = """
 import sys
-from lms.torch.launcher import Target, _execute
+from lms.target import Target, execute
 
 module = sys.argv[1] == "-m"
-sys.exit(_execute(Target(sys.argv[1 + module], tuple(sys.argv[2 + module:]), is_module=module)))
+sys.exit(execute(Target(sys.argv[1 + module], tuple(sys.argv[2 + module:]), is_module=module)))
 """
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import weakref
+from dataclasses import replace
 from itertools import count
 from types import SimpleNamespace
 
@@ -13,7 +14,7 @@ from torch import Tensor
 from lms.core.items import State
 from lms.core.stepper import Stepper
 from lms.errors import SpillError
-from lms.runtime.finished import Counters
+from lms.runtime.recorder import Counters
 from lms.torch import mover as mover_module
 from lms.torch.mover import Mover
 from lms.torch.records import LiveRecord, View
@@ -38,7 +39,7 @@ class Run:
         record.origin = weakref.ref(storage)
         record.views.append(View(tensor))
         self.stepper.add(record)
-        self.mover.watch(storage)
+        self.mover.storages.count_made(storage)
         return record
 
     def send(self, record: LiveRecord) -> None:
@@ -66,7 +67,7 @@ class Run:
 
     @property
     def counted(self) -> tuple[int, int]:
-        return self.stepper.held, self.mover.present
+        return self.stepper.held, self.mover.storages.present
 
 
 @pytest.fixture
@@ -200,25 +201,25 @@ def test_the_wait_for_a_copy_out_is_counted_even_if_it_fails(run: Run, tier: obj
 def test_a_storage_is_present_once_however_often_it_is_counted(run: Run) -> None:
     tensor = content()
     for _ in range(3):
-        run.mover.watch(tensor.untyped_storage())
-    assert run.mover.present == N
+        run.mover.storages.count_made(tensor.untyped_storage())
+    assert run.mover.storages.present == N
     del tensor
-    assert run.mover.present == 0
+    assert run.mover.storages.present == 0
 
 
 def test_a_storage_that_turned_out_to_be_somebody_elses_is_not_counted_any_more(run: Run) -> None:
     tensor = content()
-    run.mover.watch(tensor.untyped_storage())
+    run.mover.storages.count_made(tensor.untyped_storage())
     for _ in range(2):
-        run.mover.uncount(tensor.untyped_storage())
-        assert run.mover.present == 0
+        run.mover.storages.uncount(tensor.untyped_storage())
+        assert run.mover.storages.present == 0
     del tensor
-    assert run.mover.present == 0
+    assert run.mover.storages.present == 0
 
 
 def test_the_counters_of_a_stretch_are_differences() -> None:
     counters = Counters(1, 2, 3.0, 4.0, 5.0)
-    before = counters.copy()
+    before = replace(counters)
     for name, more in zip(vars(counters), (10, 20, 30.0, 40.0, 50.0), strict=True):
         setattr(counters, name, getattr(counters, name) + more)
     assert counters.since(before) == Counters(10, 20, 30.0, 40.0, 50.0)

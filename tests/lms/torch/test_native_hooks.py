@@ -150,6 +150,22 @@ def test_a_known_pass_that_moves_nothing_is_led_by_cpp_and_leaves_nothing(lms: M
         assert session._swapper.live == 0
 
 
+def test_what_stays_is_used_on_another_thread_while_cpp_leads(lms: Make) -> None:
+    w, small = leaf(), torch.ones(3, requires_grad=True)
+    found: list[Tensor] = []
+    with lms(budget=ROOM, min_size=100) as session:
+        side = torch.exp(small * 1.0).sum()
+        for index in range(8):
+            usual(w, index)
+        x = torch.exp(w * 1.0)
+        thread = threading.Thread(target=lambda: found.extend(torch.autograd.grad(side, small)))
+        thread.start()
+        thread.join()
+        assert session._swapper.native.leading
+        del x
+    assert torch.equal(found[0], torch.exp(small))
+
+
 def test_ten_thousand_passes_leave_nothing(lms: Make, taken: list[bool]) -> None:
     w = leaf()
 

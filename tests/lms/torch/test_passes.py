@@ -17,8 +17,7 @@ from lms.core.schedule import Swap
 from lms.core.stepper import Stepper
 from lms.core.turns import Rounds
 from lms.memory.device import CpuDevice
-from lms.runtime.finished import Finished
-from lms.runtime.recorder import Recorder
+from lms.runtime.recorder import Finished, Recorder
 from lms.torch.mover import Mover
 from lms.torch.passes import AT_ONCE, Pass
 from lms.torch.records import LiveRecord, View
@@ -59,7 +58,7 @@ class Run:
         record.views.append(View(tensor))
         del tensor, storage
         run.save(record)
-        run.recorder.leave(self.stepper.held, self.mover.present)
+        run.recorder.leave(self.stepper.held, self.mover.storages.present)
         return record
 
     def _one(self, kind: str, index: int) -> str:
@@ -72,11 +71,11 @@ class Run:
         elif kind == "r":
             run.recorder.enter()
             record = run.records[index]
-            run.bring(record)
+            run.require(record)
             if record.flat is not None:
                 record.views[0].fill(record.flat)
             run.use(record, 1)
-            run.recorder.leave(self.stepper.held, self.mover.present)
+            run.recorder.leave(self.stepper.held, self.mover.storages.present)
         else:
             run.records[index].views.clear()
             run.free(run.records[index])
@@ -100,7 +99,7 @@ def keys_of(accesses: str) -> list[Key]:
 
 @pytest.fixture
 def guide_of(traces: ModuleType) -> Callable[..., Guide]:
-    """A guide for these accesses with these moves: (tensor, after, before, fetch, write)."""
+    """A guide for these accesses with these moves: (tensor, after, before, reload, write)."""
 
     def make(accesses: str, *moves: tuple[int, int, int, int, bool], pinned: frozenset[int] = frozenset()) -> Guide:
         keys = keys_of(accesses)

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from lms.torch.movable import movable, nbytes_of
-from lms.torch.records import Ended, Handle, Kept, LiveRecord, View
+from lms.torch.records import Handle, LiveRecord, View
 
 CPU = torch.device("cpu")
 
@@ -108,7 +108,7 @@ def test_what_was_handed_out_keeps_its_bytes_when_the_view_is_vacated() -> None:
 
 def test_a_tensor_that_stays_sees_changes_in_place() -> None:
     tensor = torch.ones(3)
-    kept = Kept(tensor)
+    kept = View(tensor)
     kept.check()
     tensor.add_(1)
     with pytest.raises(RuntimeError, match="modified by an inplace operation"):
@@ -126,16 +126,14 @@ def test_a_record_is_the_whole_storage() -> None:
 
 
 def test_the_end_of_a_handle_is_noted() -> None:
-    ended, told = Ended(), []
-    ended.drain = lambda: told.append(len(ended.queue))
+    told = []
     tensor = torch.ones(3)
     storage = tensor.untyped_storage()
     record, view = LiveRecord(0, (0, 0), storage.nbytes()), View(tensor)
-    handle = Handle(record, view, ended)
+    handle = Handle(record, view, lambda *end: told.append(end))
     assert told == []
     del handle
-    assert told == [1]
-    assert ended.queue.popleft() == (record, view)
+    assert told == [(record, view)]
 
 
 class Subclass(torch.Tensor):

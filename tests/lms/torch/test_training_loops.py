@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import io
 import warnings
 from collections.abc import Callable, Iterable
+from copy import deepcopy
 from types import ModuleType
 
 import pytest
@@ -190,6 +192,33 @@ def build_forking_loader(models: ModuleType) -> Step:
     return step
 
 
+def build_checkpoint(models: ModuleType) -> Step:
+    """Model and optimizer are written while a graph is open, and read into others, which go on."""
+    making = [models.mlp(), models.mlp()]
+    optimizers = [torch.optim.Adam(model.parameters(), 1e-2) for model in making]
+
+    def step(index: int) -> list[Tensor]:
+        (model, other), (optimizer, next_one) = making, optimizers
+        loss = model(torch.randn(16, 8)).square().mean()
+        written = io.BytesIO()
+        torch.save({"model": model.state_dict(), "optimizer": optimizer.state_dict()}, written)
+        loss.backward()
+        written.seek(0)
+        read = torch.load(written)
+        other.load_state_dict(read["model"])
+        next_one.load_state_dict(read["optimizer"])
+        again = deepcopy(other)(torch.randn(16, 8)).square().mean()
+        for mine, theirs in zip(model.parameters(), other.parameters(), strict=True):
+            theirs.grad = mine.grad
+            mine.grad = None
+        next_one.step()
+        making.reverse()
+        optimizers.reverse()
+        return [loss, again, *other.parameters()]
+
+    return step
+
+
 KINDS: dict[str, Build] = {
     "gradient accumulation": build_accumulation,
     "two models and two optimizers": build_gan,
@@ -203,6 +232,7 @@ KINDS: dict[str, Build] = {
     "evaluation between steps": build_evaluation,
     "graphs that are dropped": build_graph_dropped,
     "a loader with forking workers": build_forking_loader,
+    "checkpoints that are written and read": build_checkpoint,
 }
 
 

@@ -33,7 +33,7 @@ class Gap(NamedTuple):
 
 def find_gaps(trace: Trace) -> list[Gap]:
     """Every stretch in which a tensor could be away."""
-    clock = np.cumsum([*(access.seconds for access in trace.accesses), trace.tail])  # at each access, and at the end
+    clock = np.cumsum(trace.times)  # at each access, and at the end
     gaps: list[Gap] = []
     end = len(trace.accesses)
     for index, (tensor, touches) in enumerate(zip(trace.tensors, trace.touches, strict=True)):

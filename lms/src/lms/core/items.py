@@ -24,15 +24,18 @@ class Copy(Protocol):
     @property
     def failed(self) -> LMSError | None:
         """Why it failed; None if it has not."""
+        return None
 
     def done(self) -> bool:
         """Whether it is complete, or has failed. Never blocks."""
 
-    def wait(self) -> object:
+    def wait(self) -> None:
         """Have the computation wait until it is complete. Raises its error if it failed."""
+        return None
 
-    def synchronize(self) -> object:
+    def synchronize(self) -> None:
         """Block this thread until it is complete. Raises its error if it failed."""
+        return None
 
 
 class Item:
@@ -76,6 +79,8 @@ class Mover(Protocol[M]):
 
     def discard(self, item: M) -> None:
         """Forget the bytes in the tier below."""
+        return None
 
     def forget(self, item: M) -> None:
         """The item was freed, and no copy uses its memory any more."""
+        return None

@@ -1,4 +1,4 @@
-"""Links between two tiers: how fast bytes go out and come back. Plain data; `lms.torch` measures them."""
+"""Links between two tiers: how fast bytes go out and come back. Plain data; `lms.memory.meter` measures them."""
 
 from __future__ import annotations
 

@@ -76,11 +76,11 @@ def make_plan(
     if (limit is None) == (budget is None):
         raise UsageError("give exactly one of limit and budget")
     gaps = find_gaps(trace)
-    least, where = _floor(trace, gaps)
+    least, where = floor(trace, gaps)
     if limit is not None and least > limit:
         raise LimitError(
             f"limit {format_size(limit)} is below the floor of {format_size(least)}: with every tensor swapped, "
-            f"{_module(trace, where)} still needs that much. Raise the limit to {format_size(least * 1.02)} or more, "
+            f"{where} still needs that much. Raise the limit to {format_size(least * 1.02)} or more, "
             "or make that module's working set smaller (batch, resolution, width)"
         )
     cap = _caps(trace, gaps, limit=limit, budget=budget)
@@ -101,7 +101,7 @@ def make_plan(
         limit=limit,
         budget=budget if budget is not None else max(0, min(cap.tolist(), default=0) - trace.largest),
         floor=least,
-        floor_module=_module(trace, where) if least else "",
+        floor_module=where,
         plain_peak=plain_peak(trace),
         forecast=simulate(trace, schedule, link),
         reasons=_reasons(trace, link, chosen, gaps),
@@ -111,22 +111,18 @@ def make_plan(
 
 def plain_peak(trace: Trace) -> int:
     """The resident peak of the pass with nothing moved; 0 when the trace did not measure the rest."""
-    other = _other(trace)
-    return int((other + held_before(trace, [])).max(initial=0)) if other.any() else 0
+    return int((_others(trace) + held_before(trace, [])).max(initial=0)) if any(trace.others) else 0
 
 
-def floor(trace: Trace) -> tuple[int, int]:
-    """The resident peak with a budget of zero, and the access at which it stands; (0, 0) when not measured."""
-    return _floor(trace, find_gaps(trace))
-
-
-def _floor(trace: Trace, gaps: Sequence[Gap]) -> tuple[int, int]:
-    other = _other(trace)
-    if not other.any():
-        return 0, 0
-    resident = other + held_before(trace, gaps)
+def floor(trace: Trace, gaps: Sequence[Gap] | None = None) -> tuple[int, str]:
+    """The resident peak with a budget of zero, and the module whose working set it is; 0 and "" when not measured."""
+    if not any(trace.others):
+        return 0, ""
+    resident = _others(trace) + held_before(trace, find_gaps(trace) if gaps is None else gaps)
     where = int(resident.argmax())
-    return int(resident[where]), min(where, len(trace.accesses) - 1)
+    access = trace.accesses[min(where, len(trace.accesses) - 1)] if trace.accesses else None
+    name = trace.tensors[access.tensor].module if access is not None else ""
+    return int(resident[where]), f"module {name!r}" if name else "the model"
 
 
 def table(trace: Trace, link: Link, shares: Sequence[float] = (1.0, 0.75, 0.5, 0.35, 0.25, 0.0)) -> list[Plan]:
@@ -142,16 +138,8 @@ def table(trace: Trace, link: Link, shares: Sequence[float] = (1.0, 0.75, 0.5, 0
     return rows
 
 
-def _module(trace: Trace, access: int) -> str:
-    if not trace.accesses:
-        return "the model"
-    name = trace.tensors[trace.accesses[access].tensor].module
-    return f"module {name!r}" if name else "the model"
-
-
-def _other(trace: Trace) -> Bytes:
-    """Bytes that LMS does not hold, most in the stretch before each access and in the tail: len(accesses) + 1."""
-    return np.array([access.other for access in trace.accesses] + [trace.tail_other], np.int64)
+def _others(trace: Trace) -> Bytes:
+    return np.array(trace.others, np.int64)
 
 
 def _caps(trace: Trace, gaps: Sequence[Gap], *, limit: int | None, budget: int | None) -> Bytes:
@@ -162,7 +150,7 @@ def _caps(trace: Trace, gaps: Sequence[Gap], *, limit: int | None, budget: int |
     """
     if limit is None:
         return (budget or 0) + trace.largest - _next_new(trace)
-    other = _other(trace)
+    other = _others(trace)
     if _is_cyclic(trace):
         # Tensors held after the last access are there before the next step's first, unless they end with the step.
         end = len(trace.accesses)
@@ -262,7 +250,7 @@ def _needless(trace: Trace, chosen: Sequence[Gap], target: Bytes, cap: Bytes) ->
 
 def _moves(trace: Trace, chosen: Sequence[Gap], cap: Bytes, prefetch: int | None) -> tuple[Move, ...]:
     """Moves for the chosen gaps, in the same order. A tensor not written since it was last away needs no copy out."""
-    fetches = _fetches(trace, chosen, cap, prefetch)
+    reloads = _reloads(trace, chosen, cap, prefetch)
     end = len(trace.accesses)
     # Before the first gap of what lives on comes the last one of the step before.
     away = {gap.tensor: gap.start - end for gap in chosen if trace.tensors[gap.tensor].freed is None}
@@ -270,11 +258,11 @@ def _moves(trace: Trace, chosen: Sequence[Gap], cap: Bytes, prefetch: int | None
     for gap in chosen:
         dirty = gap.written >= away.get(gap.tensor, 0)
         away[gap.tensor] = gap.start
-        moves.append(Swap(gap.tensor, gap.after, gap.before, fetches.get(gap), dirty))
+        moves.append(Swap(gap.tensor, gap.after, gap.before, reloads.get(gap), dirty))
     return tuple(moves)
 
 
-def _fetches(trace: Trace, chosen: Sequence[Gap], cap: Bytes, prefetch: int | None) -> dict[Gap, int]:
+def _reloads(trace: Trace, chosen: Sequence[Gap], cap: Bytes, prefetch: int | None) -> dict[Gap, int]:
     """With which access the way back may start: as early as the memory of every access up to the use allows.
 
     Copies back start in the order of their uses. So the accesses that the next one may fill are a window, and its ends
@@ -291,7 +279,7 @@ def _fetches(trace: Trace, chosen: Sequence[Gap], cap: Bytes, prefetch: int | No
     seen = 0
     earliest = 0
     coming = 0
-    fetches: dict[Gap, int] = {}
+    reloads: dict[Gap, int] = {}
     for gap in sorted((gap for gap in chosen if gap.comes_back), key=lambda gap: (gap.before, gap.tensor)):
         for at in range(seen, gap.before):
             if at >= end:  # in the next step, with what comes back in this one
@@ -309,10 +297,10 @@ def _fetches(trace: Trace, chosen: Sequence[Gap], cap: Bytes, prefetch: int | No
         coming += gap.nbytes
         while window and window[0][0] < coming:
             first = max(first, window.popleft()[1] + 1)
-        fetches[gap] = earliest = first
+        reloads[gap] = earliest = first
         filled[min(first, end)] += gap.nbytes
         filled[min(gap.before, end)] -= gap.nbytes
-    return fetches
+    return reloads
 
 
 def _best(trace: Trace, schedules: Sequence[Schedule], link: Link) -> int:

@@ -11,28 +11,6 @@ from lms.core.stepper import Stepper
 from lms.core.trace import Trace
 
 
-class PaperCopy:
-    """A copy that moves nothing and cannot fail."""
-
-    failed = None
-
-    def wait(self) -> None:
-        """The mover does."""
-
-    def synchronize(self) -> None:
-        """Nothing is in flight."""
-
-
-class PaperMover:
-    """A mover without bytes: its tier costs nothing."""
-
-    def discard(self, item: Item) -> None:
-        """The tier below has forgotten the bytes."""
-
-    def forget(self, item: Item) -> None:
-        """Nothing of it is left."""
-
-
 def replay(
     trace: Trace,
     course: Course,

@@ -14,13 +14,13 @@ from typing import NamedTuple
 class Swap:
     """One tensor out of memory for one of the gaps between its accesses.
 
-    A gap may go on in the next step: then `before` and `fetch` count on past the last access.
+    A gap may go on in the next step: then `before` and `reload` count on past the last access.
     """
 
     tensor: int
     after: int  # the access with which the way out starts
     before: int  # the access that it must be back for; the tensor's `freed` if it need not come back
-    fetch: int | None  # the access with which the way back may start; None if it need not come back
+    reload: int | None  # the access with which the way back may start; None if it need not come back
     write: bool  # False: the tier below holds the bytes already (it is clean), so memory is dropped without a copy
 
 
@@ -64,22 +64,22 @@ class Course:
         self.write_ahead = schedule.write_ahead
         self.most_held = most_held
         self.starts: dict[int, list[Move]] = defaultdict(list)  # by the access with which they start
-        self.needs: dict[tuple[int, int], tuple[int, ...]] = {}  # (tensor, access) -> what computing it again reads
+        self.recomputed: dict[tuple[int, int], Recompute] = {}  # by tensor and the access that it is computed for
         self.on_demand: set[tuple[int, int]] = set()  # (tensor, access): it comes back only when it is read
         self.returns: list[Return] = []  # in the order in which they may start
         self.begins_away: set[int] = set()  # tensors that are away when a step begins, since the one before
         for move in schedule.moves:
             self.starts[move.after].append(move)
             if isinstance(move, Recompute):
-                self.needs[move.tensor, move.before % end] = move.needs
-            elif move.fetch is None:
+                self.recomputed[move.tensor, move.before % end] = move
+            elif move.reload is None:
                 continue
             else:
-                laps = move.fetch // end * end
+                laps = move.reload // end * end
                 if laps:
                     self.begins_away.add(move.tensor)
-                if move.fetch < move.before:
-                    self.returns.append(Return(move.fetch - laps, move.before - laps, move.tensor))
+                if move.reload < move.before:
+                    self.returns.append(Return(move.reload - laps, move.before - laps, move.tensor))
                     if not laps and move.before > end:  # if there was no room for it before the step's end
                         self.returns.append(Return(0, move.before - end, move.tensor))
                     continue

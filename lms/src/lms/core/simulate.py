@@ -9,10 +9,10 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Literal
 
-from lms.core.items import Item
+from lms.core.items import Copy, Item, Mover
 from lms.core.link import Link
-from lms.core.replay import PaperCopy, PaperMover, end_step, replay
-from lms.core.schedule import Course, Recompute, Schedule
+from lms.core.replay import end_step, replay
+from lms.core.schedule import Course, Schedule
 from lms.core.stepper import Stepper
 from lms.core.timeline import Lane, Span
 from lms.core.trace import Trace
@@ -54,7 +54,7 @@ def simulate(
     """
     if laps is None:
         laps = 3 if schedule.moves and any(tensor.freed is None for tensor in trace.tensors) else 1
-    return _Simulation(trace, Course(schedule, most_held), schedule, link, picture=picture).run(laps)
+    return _Simulation(trace, Course(schedule, most_held), link, picture=picture).run(laps)
 
 
 def lingers_until(trace: Trace, index: int, at: int) -> int:
@@ -76,8 +76,8 @@ class _Clock:
     now = 0.0
 
 
-class _Copy(PaperCopy):
-    """A copy on the link; `end` is when it is complete."""
+class _Copy(Copy):
+    """A copy on the link; `end` is when it is complete. It cannot fail, and the mover waits for it."""
 
     def __init__(self, clock: _Clock, end: float) -> None:
         self.clock = clock
@@ -87,24 +87,19 @@ class _Copy(PaperCopy):
         return self.end <= self.clock.now
 
 
-class _Simulation(PaperMover):
-    """One run: the mover, and the driver that follows the trace."""
+class _Simulation(Mover[Item]):
+    """One run: the mover, and the driver that follows the trace. The tier below costs nothing."""
 
-    def __init__(self, trace: Trace, course: Course, schedule: Schedule, link: Link, *, picture: bool) -> None:
+    def __init__(self, trace: Trace, course: Course, link: Link, *, picture: bool) -> None:
         self.trace, self.link = trace, link
         self.course = course
-        self.recomputed = {
-            (move.tensor, move.before % len(schedule.cap)): move.seconds
-            for move in schedule.moves
-            if isinstance(move, Recompute)
-        }
         self.clock = _Clock()
         self.position = 0
         self.lingering: dict[int, int] = {}  # tensors that LMS let go of and the framework holds, and until when
         self.lingering_bytes = 0
         self.free_at: dict[Lane, float] = {"out": 0.0, "back": 0.0}  # when each direction of the link is free
         self.picture = picture
-        self.stepper = _Watched(self) if picture else Stepper(self, room=lambda _: 0)
+        self.stepper = Stepper(self, room=lambda _: 0, changed=self._note_held if picture else None)
 
     def _begin_lap(self) -> None:
         self.began = self.clock.now
@@ -117,7 +112,7 @@ class _Simulation(PaperMover):
         self.spans: list[Span] | None = [] if self.picture else None
         self.stairs: list[tuple[float, int]] = [(0.0, 0)] if self.picture else []
         if self.picture and self.stepper.held:
-            self.note_held()
+            self._note_held()
         self.resident_peak = 0
 
     def run(self, laps: int) -> Forecast:
@@ -165,8 +160,7 @@ class _Simulation(PaperMover):
         if self.spans is not None:
             self.spans.append(Span(lane, start - self.began, end - self.began, nbytes, record))
 
-    def note_held(self) -> None:
-        """The held bytes changed."""
+    def _note_held(self) -> None:
         self.stairs.append((self.clock.now - self.began, self.stepper.held))
 
     # The stepper's mover
@@ -182,7 +176,7 @@ class _Simulation(PaperMover):
             self.lingering_bytes -= item.nbytes
             return None
         if not item.stored:
-            self._compute(self.recomputed[item.index, self.position], 0)
+            self._compute(self.course.recomputed[item.index, self.position].seconds, 0)
             return None
         return self._queue("back", item, self.link.seconds_back(item.nbytes))
 
@@ -210,21 +204,3 @@ class _Simulation(PaperMover):
             self.lingering[item.index] = until
             self.lingering_bytes += item.nbytes
         return True
-
-
-class _Watched(Stepper[Item]):
-    """Notes each change of the held bytes."""
-
-    def __init__(self, simulation: _Simulation) -> None:
-        self.simulation = simulation
-        super().__init__(simulation, room=lambda _: 0)
-
-    def _hold(self, item: Item) -> None:
-        super()._hold(item)
-        self.simulation.note_held()
-
-    def _unhold(self, item: Item) -> None:
-        had = item.held
-        super()._unhold(item)
-        if had:
-            self.simulation.note_held()

@@ -11,8 +11,8 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from typing import Literal
 
-from lms.core.items import Item
-from lms.core.replay import PaperCopy, PaperMover, replay
+from lms.core.items import Copy, Item, Mover
+from lms.core.replay import replay
 from lms.core.schedule import Course, Schedule, Swap
 from lms.core.stepper import Stepper
 from lms.core.trace import Trace
@@ -58,7 +58,7 @@ def make_static(trace: Trace, schedule: Schedule) -> StaticSchedule:
     return _Worst(trace, schedule).run()
 
 
-class _OutCopy(PaperCopy):
+class _OutCopy(Copy):
     """A copy out that is complete once it was waited for."""
 
     def __init__(self, index: int) -> None:
@@ -69,7 +69,7 @@ class _OutCopy(PaperCopy):
         return self.over
 
 
-class _Worst(PaperMover):
+class _Worst(Mover[Item]):
     """The stepper's mover in the worst case, and the driver that follows the trace."""
 
     def __init__(self, trace: Trace, schedule: Schedule) -> None:

@@ -38,9 +38,19 @@ I = TypeVar("I", bound=Item)  # noqa: E741
 
 
 class Stepper(Generic[I]):
-    """Runs steps one after the other. `room` gives the bytes that may stay in a step without a schedule."""
+    """Runs steps one after the other.
 
-    def __init__(self, mover: Mover[I], *, room: Callable[[int], int], write_ahead: int | None = None) -> None:
+    `room` gives the bytes that may stay in a step without a schedule. `changed` is called when the held bytes change.
+    """
+
+    def __init__(
+        self,
+        mover: Mover[I],
+        *,
+        room: Callable[[int], int],
+        write_ahead: int | None = None,
+        changed: Callable[[], None] | None = None,
+    ) -> None:
         self.mover = mover
         self.held = 0
         self.held_peak = 0
@@ -49,15 +59,16 @@ class Stepper(Generic[I]):
         self.evictable: dict[int, I] = {}  # by index: held, not pinned, and not on their way
         self._room = room
         self._write_ahead = write_ahead
+        self._changed = changed
         self._drops: list[Move] = []  # to be dropped at the next access
         self.begin(None)
         self._behind = 0  # the least index so far
         self._leaving: deque[I] = deque()  # oldest first
-        self._staying: list[I] = []  # came back into use while their copy out was in flight
-        self._abandoned: list[I] = []  # freed while their copy back was in flight
+        # Others with a copy in flight: they came back into use during their copy out, or were freed during any copy.
+        self._copied: list[I] = []
 
     def begin(self, course: Course | None) -> None:
-        """A step begins that follows `course`; the rule, if there is none."""
+        """Begin a step. It follows `course`, or the rule if there is none."""
         self.drop_due()  # the last operation of the step before is over
         self.items: list[I] = []  # by index; the dead ones too
         self.position = 0
@@ -71,7 +82,7 @@ class Stepper(Generic[I]):
     @property
     def is_idle(self) -> bool:
         """Whether nothing is held, and no copy is in flight."""
-        return not (self.held or self._leaving or self._staying or self._abandoned)
+        return not (self.held or self._leaving or self._copied)
 
     @property
     def leaving(self) -> int:
@@ -92,10 +103,8 @@ class Stepper(Generic[I]):
     def write(self, item: I) -> None:
         """The bytes of the item, which is here, change: a copy of the old ones is worth nothing."""
         if item.departure is not None:
-            self._wait(item, "out")
-            self._staying.remove(item)
             with suppress(SpillError):  # no one needs what may have failed
-                self._depart(item)
+                self._finish(item)
         if item.stored:
             self.mover.discard(item)
             item.stored = False
@@ -111,7 +120,8 @@ class Stepper(Generic[I]):
             foreseen = course is not None and (item.index, self.position) in course.on_demand
             self.misses += not foreseen
             if not item.stored and course is not None:
-                for need in course.needs.get((item.index, self.position), ()):
+                again = course.recomputed.get((item.index, self.position))
+                for need in again.needs if again is not None else ():
                     self.require(self.items[need])
             self._make_room(self._cap() - item.nbytes, item)
             self._come(item)
@@ -130,7 +140,7 @@ class Stepper(Generic[I]):
         self.evictable.pop(item.index, None)
         coming, item.state = item.state is State.COMING, State.DEAD
         if coming:
-            self._abandoned.append(item)  # its memory is being written to
+            self._copied.append(item)  # its memory is being written to
         elif item.departure is None:
             self._bury(item)
 
@@ -152,15 +162,11 @@ class Stepper(Generic[I]):
             assert departure is not None
             if not departure.done():
                 break
-            self._depart(self._leaving.popleft())
-        if self._staying:
-            for item in [one for one in self._staying if one.departure is not None and one.departure.done()]:
-                self._staying.remove(item)
-                self._depart(item)
-        if self._abandoned:
-            for item in [one for one in self._abandoned if one.arrival is None or one.arrival.done()]:
-                self._abandoned.remove(item)
-                self._bury(item)
+            self._complete(self._leaving.popleft())
+        if self._copied:
+            for item in [one for one in self._copied if (copy := one.departure or one.arrival) is None or copy.done()]:
+                self._copied.remove(item)
+                self._complete(item)
 
     def drop_due(self) -> None:
         """Rule 1, for what the access before asked for."""
@@ -250,12 +256,15 @@ class Stepper(Generic[I]):
         copies out stay in flight.
         """
         while self.held > cap or (ahead is not None and len(self._leaving) > ahead):
-            if self.held > cap and self._wait_for_dead():
-                continue
-            if self._leaving:
-                self._wait_for_oldest()
+            dead = next((one for one in self._copied if one.state is State.DEAD), None) if self.held > cap else None
+            if dead is not None:
+                self._finish(dead)
+            elif self._leaving:
+                self._wait(self._leaving[0], "out")
+                self._complete(self._leaving.popleft())
             elif not self._evict(in_hand):
-                self._wait_for_staying()
+                for item in list(self._copied):  # in use: their memory must be free as soon as they are not
+                    self._finish(item)
                 return
 
     def _evict(self, in_hand: I | None) -> bool:
@@ -279,33 +288,14 @@ class Stepper(Generic[I]):
                 return True
         return False
 
-    def _wait_for_oldest(self) -> None:
-        item = self._leaving[0]
-        self._wait(item, "out")
-        self._depart(self._leaving.popleft())
-
-    def _wait_for_staying(self) -> None:
-        """Wait for the copies out of items that came back into use: their memory must be free as soon as they are."""
-        for item in list(self._staying):
-            self._wait(item, "out")
-            self._staying.remove(item)
-            self._depart(item)
-
-    def _wait_for_dead(self) -> bool:
-        """Wait for the copy of an item that was freed meanwhile, so that its memory is free. Whether there was one."""
-        item = next((one for one in (*self._abandoned, *self._staying) if one.state is State.DEAD), None)
-        if item is None:
-            return False
+    def _finish(self, item: I) -> None:
+        """Wait for the item's copy, which is not one of those that leave."""
         if item.departure is not None:
             self._wait(item, "out")
-            self._staying.remove(item)
-            self._depart(item)
-        else:
-            if item.arrival is not None:
-                self._wait(item, "back")
-            self._abandoned.remove(item)
-            self._bury(item)
-        return True
+        elif item.arrival is not None:
+            self._wait(item, "back")
+        self._copied.remove(item)
+        self._complete(item)
 
     def _wait(self, item: I, lane: Literal["out", "back"]) -> None:
         """Wait for a copy. Its error, if it failed, is dealt with later."""
@@ -314,12 +304,12 @@ class Stepper(Generic[I]):
 
     def give_up(self) -> None:
         """Wait for all that is in flight. A copy out that failed has lost nothing that is needed."""
-        for item in [*self._leaving, *self._staying, *self._abandoned]:
+        for item in [*self._leaving, *self._copied]:
             copy = item.departure or item.arrival
             if copy is not None:
                 with suppress(SpillError):
                     copy.synchronize()
-        while self._leaving or self._staying or self._abandoned:
+        while self._leaving or self._copied:
             with suppress(SpillError):
                 self.settle()
 
@@ -333,7 +323,7 @@ class Stepper(Generic[I]):
         if item.state is not State.HERE or item.pinned:
             return
         if item.departure is not None:
-            self._staying.remove(item)
+            self._copied.remove(item)
             self._leave(item)
         elif item.stored:
             self._drop(item)
@@ -350,25 +340,24 @@ class Stepper(Generic[I]):
         """An item that was leaving stays; its copy out goes on, so that it can be dropped later."""
         item.state = State.HERE
         self._leaving.remove(item)
-        self._staying.append(item)
+        self._copied.append(item)
         self.evictable[item.index] = item
 
-    def _depart(self, item: I) -> None:
-        """The item's copy out is complete."""
-        assert item.departure is not None
-        failed, item.departure = item.departure.failed, None
-        if item.state is State.DEAD:
+    def _complete(self, item: I) -> None:
+        """The item's copy out is complete; or its copy back, after it was freed."""
+        copy, item.departure = item.departure, None
+        if item.state is State.DEAD or copy is None:
             self._bury(item)  # no one needs what may have failed
             return
         if item.state is State.LEAVING:
             item.state = State.HERE
             self.evictable[item.index] = item
-            if failed is None:
+            if copy.failed is None:
                 self._drop(item)
-        if failed is not None:
+        if copy.failed is not None:
             self.mover.discard(item)
             item.stored = False
-            raise afresh(failed)
+            raise afresh(copy.failed)
 
     def _drop(self, item: I) -> None:
         if self.mover.release(item):
@@ -393,11 +382,15 @@ class Stepper(Generic[I]):
         if self.held > self.held_peak:
             self.held_peak = self.held
         self.evictable[item.index] = item
+        if self._changed is not None:
+            self._changed()
 
     def _unhold(self, item: I) -> None:
-        self.held -= item.held
+        had, item.held = item.held, 0
+        self.held -= had
         if item.index < 0:
-            self.left -= item.held
-        item.held = 0
+            self.left -= had
         if self.evictable.get(item.index) is item:  # else the next step has another of this index already
             del self.evictable[item.index]
+        if had and self._changed is not None:
+            self._changed()

@@ -12,8 +12,8 @@ An activation is one (storage, version) that autograd saved, whatever number of 
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
-from dataclasses import asdict, dataclass, field
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, field, replace
 from functools import cached_property
 from reprlib import repr as shortened
 from typing import Annotated, Literal, Self
@@ -85,6 +85,22 @@ class Trace:
         return bool(self.accesses) and all(access.other for access in self.accesses)
 
     @cached_property
+    def times(self) -> tuple[float, ...]:
+        """Seconds of computation before each access and in the tail."""
+        return (*(access.seconds for access in self.accesses), self.tail)
+
+    @cached_property
+    def others(self) -> tuple[int, ...]:
+        """Most bytes that LMS did not hold before each access and in the tail; 0: not measured."""
+        return (*(access.other for access in self.accesses), self.tail_other)
+
+    def with_measured(self, times: Sequence[float], others: Sequence[int]) -> Self:
+        """The same accesses with other `times` and `others`."""
+        measured = zip(self.accesses, times[:-1], others[:-1], strict=True)
+        accesses = tuple(replace(access, seconds=seconds, other=other) for access, seconds, other in measured)
+        return replace(self, accesses=accesses, tail=times[-1], tail_other=others[-1])
+
+    @cached_property
     def touches(self) -> tuple[tuple[int, ...], ...]:
         """For each tensor the positions of its accesses, ascending."""
         found: list[list[int]] = [[] for _ in self.tensors]
@@ -106,6 +122,10 @@ class Trace:
     def seconds(self) -> float:
         """Computation of the whole step: its time without any waiting."""
         return sum(access.seconds for access in self.accesses) + self.tail
+
+    def slowdown(self, seconds: float) -> float:
+        """How many times as long as its computation alone the step takes if it takes `seconds`."""
+        return seconds / self.seconds if self.seconds else 1.0
 
     def step_seconds(self, seconds: float) -> float:
         """Seconds from one optimizer step to the next if each pass takes `seconds`.

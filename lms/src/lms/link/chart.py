@@ -6,6 +6,7 @@ Colours are never the only difference: hatches, markers or words repeat it.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from itertools import combinations
 from math import cos, pi, sin
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -56,27 +57,10 @@ def _draw_rates(axes: Axes, comparison: Comparison) -> None:
         for side, colour, marker, shift in ((row.one, ONE, "o", 8), (row.other, OTHER, "s", -9)):
             if side is None:
                 continue
-            face = colour if side.points else "white"  # hollow: described, not measured
-            axes.scatter(
-                [side.rate / 1e9],
-                [at],
-                s=52,
-                marker=marker,
-                facecolors=face,
-                edgecolors=colour,
-                linewidths=1.8,
-                zorder=2,
-            )
-            axes.annotate(
-                _tag(side),
-                (side.rate / 1e9, at),
-                xytext=(0, shift),
-                textcoords="offset points",
-                ha="center",
-                va="bottom" if shift > 0 else "top",
-                fontsize=8,
-                color="#1c1c1c",
-            )
+            face, place = colour if side.points else "white", (side.rate / 1e9, at)  # hollow: described, not measured
+            axes.scatter(*place, s=52, marker=marker, facecolors=face, edgecolors=colour, linewidths=1.8, zorder=2)
+            align = "bottom" if shift > 0 else "top"
+            axes.annotate(_tag(side), place, (0, shift), textcoords="offset points", ha="center", va=align, fontsize=8)
     axes.set_xscale("log")
     axes.margins(x=0.25)
     axes.set_yticks(range(len(rows)), labels, fontsize=9)
@@ -164,45 +148,25 @@ def draw_topology(gpus: Sequence[Gpu], matrix: Sequence[Sequence[str]], title: s
     axes = drawn.subplots(1, 1)
     count = len(gpus)
     places = [(sin(2 * pi * at / count), cos(2 * pi * at / count)) if count > 1 else (0.0, 0.0) for at in range(count)]
-    for one in range(count):
-        for other in range(one + 1, count):
-            words = matrix[one][other]
-            (x0, y0), (x1, y1) = places[one], places[other]
-            links = int(words[2:]) if words.startswith("NV") else 0
-            axes.plot(
-                [x0, x1],
-                [y0, y1],
-                color=ONE if links else PLAIN,
-                linewidth=1 + links / 4 if links else 0.8,
-                linestyle="-" if links else ":",
-                zorder=1,
-            )
-            axes.text(
-                (x0 + x1) / 2,
-                (y0 + y1) / 2,
-                words,
-                fontsize=8,
-                ha="center",
-                va="center",
-                color=ONE if links else PLAIN,
-                bbox={"facecolor": "white", "edgecolor": "none", "pad": 1},
-            )
-    for gpu, (x, y) in zip(gpus, places, strict=True):
+    for one, other in combinations(range(count), 2):
+        words, ((x0, y0), (x1, y1)) = matrix[one][other], (places[one], places[other])
+        links = int(words[2:]) if words.startswith("NV") else 0
+        colour, style, width = (ONE, "-", 1 + links / 4) if links else (PLAIN, ":", 0.8)
+        axes.plot([x0, x1], [y0, y1], color=colour, linewidth=width, linestyle=style, zorder=1)
+        _label(axes, ((x0 + x1) / 2, (y0 + y1) / 2), words, colour, facecolor="white", edgecolor="none", pad=1)
+    for gpu, place in zip(gpus, places, strict=True):
         words, ceiling = gpu.host()
         most = f"\nat most {format_size(ceiling.out)}/s each way" if ceiling is not None else ""
         node = f", node {gpu.node}" if gpu.node is not None else ""
-        axes.text(
-            x,
-            y,
-            f"GPU {gpu.index}: {_plain(gpu.name)}\n{words}{node}{most}",
-            fontsize=8,
-            ha="center",
-            va="center",
-            zorder=2,
-            bbox={"boxstyle": "round", "facecolor": "#F4F8FB", "edgecolor": ONE},
-        )
+        text = f"GPU {gpu.index}: {_plain(gpu.name)}\n{words}{node}{most}"
+        _label(axes, place, text, "black", boxstyle="round", facecolor="#F4F8FB", edgecolor=ONE)
     axes.set_xlim(-1.6, 1.6)
     axes.set_ylim(-1.35, 1.35)
     axes.axis("off")
     axes.set_title(_plain(title), loc="left", fontsize=11, fontweight="bold")
     return drawn
+
+
+def _label(axes: Axes, place: tuple[float, float], text: str, colour: str, **box: object) -> None:
+    """Text in a box, in the middle of a place."""
+    axes.text(*place, text, fontsize=8, ha="center", va="center", color=colour, bbox=box)

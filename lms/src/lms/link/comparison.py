@@ -1,18 +1,20 @@
-"""Two machines side by side: each kind of link, and the cost of a recorded step on both. Pure."""
+"""Two machines side by side: each kind of link, and what a recorded step costs on both. Pure."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import asdict, dataclass, replace
 
 from lms.core.link import Link
 from lms.core.plan import Plan, make_plan, plain_peak, table
+from lms.core.simulate import simulate
 from lms.core.trace import Trace
 from lms.errors import LimitError
-from lms.link.profile import KINDS, Kind, MeasuredLink, Profile
+from lms.link.profile import KINDS, Kind, Profile
 from lms.link.series import DIRECTIONS, Direction, Series
 
 FRAC = 0.9  # of the device's memory that a step may fill, as `lms run` has it by default
+FASTEST = 1e6  # times as fast: beyond it computation takes no time
 SLOWER = 1.10  # what a step may take over its computation alone and still count as hidden
 _LEAST = 1e-3  # times as large a batch: below it none counts as fitting
 _MOST = 4096.0  # times as large a batch: larger than any that is trained
@@ -118,8 +120,7 @@ def predict(profile: Profile, kind: Kind, trace: Trace) -> Prediction:
 
 def at_speed(trace: Trace, factor: float) -> Trace:
     """The step with its computation `factor` times as fast."""
-    accesses = tuple(replace(access, seconds=access.seconds / factor) for access in trace.accesses)
-    return replace(trace, accesses=accesses, tail=trace.tail / factor)
+    return trace.with_measured([seconds / factor for seconds in trace.times], trace.others)
 
 
 def batch(trace: Trace, times: float) -> Trace:
@@ -128,21 +129,29 @@ def batch(trace: Trace, times: float) -> Trace:
     Saved bytes and computation grow with it. Of the device's other bytes, the least of the step counts as fixed
     (parameters, interpreter), the rest as growing (the scratch memory of operations).
     """
-    others = [access.other for access in trace.accesses] + [trace.tail_other]
-    fixed = min(others)
-
-    def grown(other: int) -> int:
-        return fixed + round((other - fixed) * times)
-
+    fixed = min(trace.others)
+    others = [fixed + round((other - fixed) * times) for other in trace.others]
+    larger = trace.with_measured([seconds * times for seconds in trace.times], others)
     return replace(
-        trace,
-        tensors=tuple(replace(one, nbytes=max(1, round(one.nbytes * times))) for one in trace.tensors),
-        accesses=tuple(
-            replace(access, seconds=access.seconds * times, other=grown(access.other)) for access in trace.accesses
-        ),
-        tail=trace.tail * times,
-        tail_other=grown(trace.tail_other),
+        larger, tensors=tuple(replace(one, nbytes=max(1, round(one.nbytes * times))) for one in trace.tensors)
     )
+
+
+def headroom(trace: Trace, plan: Plan, link: Link) -> float:
+    """How many times as fast the computation may become until `plan` takes SLOWER times as long as the computation.
+
+    0 if it already does; infinity if nothing is moved.
+    """
+    if not plan.moves or not trace.seconds:
+        return float("inf")
+
+    def hides(factor: float) -> bool:
+        # A link that is slower by the factor, in time that is longer by it, is the same step: simulated without a copy
+        # of the trace.
+        slower = replace(link.scaled(1 / factor), latency=link.latency * factor)
+        return simulate(trace, plan, slower).seconds <= SLOWER * trace.seconds
+
+    return most(hides, 1.0, FASTEST, 1.05)
 
 
 def _typical(profile: Profile, kind: Kind, direction: Direction) -> Series | None:
@@ -156,7 +165,7 @@ def _typical(profile: Profile, kind: Kind, direction: Direction) -> Series | Non
 
 def _swapped_over(one: Profile, other: Profile, trace: Trace) -> tuple[tuple[Kind, Kind], tuple[str, ...]]:
     order: tuple[Kind, ...] = ("file", "gpu") if trace.device == "cpu" else ("gpu", "file")
-    have = [[kind for kind in order if _whole(profile.of(kind))] for profile in (one, other)]
+    have = [[kind for kind in order if any(link.link() for link in profile.of(kind))] for profile in (one, other)]
     for profile, kinds in zip((one, other), have, strict=True):
         if not kinds:
             raise ValueError(f"{profile.name}: no link to swap over was measured there, neither GPU to host nor file")
@@ -168,10 +177,6 @@ def _swapped_over(one: Profile, other: Profile, trace: Trace) -> tuple[tuple[Kin
     return (ours, theirs), (f"they have no link of one kind to swap over: compared are {words}",)
 
 
-def _whole(links: Sequence[MeasuredLink]) -> bool:
-    return any(link.link() is not None for link in links)
-
-
 def _share(trace: Trace, plan: Plan) -> Share:
     forecast = plan.forecast
     return Share(
@@ -179,7 +184,7 @@ def _share(trace: Trace, plan: Plan) -> Share:
         seconds=forecast.seconds,
         stall=forecast.stall_out + forecast.stall_in,
         moved=forecast.out,
-        slowdown=forecast.seconds / trace.seconds if trace.seconds else 1.0,
+        slowdown=trace.slowdown(forecast.seconds),
     )
 
 

@@ -32,8 +32,8 @@ def _rate(series: Series | None) -> str:
 
 def _step(comparison: Comparison, one: Prediction, other: Prediction, speedup: float) -> list[str]:
     faster = "" if speedup == 1.0 else f", its computation {speedup:g} times as fast as recorded"
-    lines = [f"the recorded step{faster}, over {KINDS[one.kind]}" + _and(one, other)]
-    lines += [f"{letter}: {name}" for letter, name in zip("AB", _names(comparison), strict=True)]
+    over = " and over ".join(dict.fromkeys(KINDS[side.kind] for side in (one, other)))
+    lines = [f"the recorded step{faster}, over {over}", f"A: {comparison.one.name}", f"B: {comparison.other.name}"]
     rows: list[tuple[str, ...]] = [
         ("may stay", *(f"{letter}: {word}" for letter in "AB" for word in ("step", "waiting", "x plain"))),
     ]
@@ -48,14 +48,6 @@ def _step(comparison: Comparison, one: Prediction, other: Prediction, speedup: f
     for word, name in zip(words, ("plain", "hidden", "most"), strict=True):
         rows.append((word, *(_times(side, name) for side in (one, other))))
     return lines + table.columns(rows, 1)
-
-
-def _and(one: Prediction, other: Prediction) -> str:
-    return "" if one.kind == other.kind else f" and over {KINDS[other.kind]}"
-
-
-def _names(comparison: Comparison) -> tuple[str, str]:
-    return comparison.one.name, comparison.other.name
 
 
 def _times(side: Prediction, name: str) -> str:

@@ -1,6 +1,6 @@
 """Copies between a GPU and its host, and between GPUs, timed by events on their streams as nvbandwidth does.
 
-The GPU is used through `lms.torch.cuda.streams.Streams`, so that a test can imitate it.
+The GPU is used through `lms.torch.cuda.streams.CudaStreams`, so that a test can imitate it.
 """
 
 from __future__ import annotations
@@ -8,7 +8,7 @@ from __future__ import annotations
 import os
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 
 import torch
 
@@ -17,7 +17,10 @@ from lms.link.series import Direction
 from lms.link.sweep import MB, Copy
 from lms.memory.host import HostSlab
 from lms.torch.cuda.pinning import cuda_register, cuda_unregister
-from lms.torch.cuda.streams import Stream, Streams, host_tensor
+from lms.torch.cuda.streams import CudaStreams, Stream, host_tensor
+
+Way = tuple[torch.Tensor, torch.Tensor]  # destination and source
+Queue = Callable[[Stream, torch.Tensor, torch.Tensor], None]  # queues a copy on a stream: destination, source
 
 _SETTLED = 4 * MB  # bytes between two events at least: a single small copy is lost in the time of its launch
 
@@ -52,29 +55,20 @@ class Pinned:
         self._slab.close()
 
 
-@contextmanager
-def gpu_copies(streams: Streams, host: Sequence[torch.Tensor], direction: Direction) -> Iterator[Copy]:
+def gpu_copies(
+    streams: CudaStreams, host: Sequence[torch.Tensor], direction: Direction
+) -> AbstractContextManager[Copy]:
     """A function that copies so many bytes between the GPU of `streams` and the two host tensors.
 
     `out` is from the GPU to the host, `back` the other way, `both` so many each way at once.
     """
     device = [streams.empty(len(tensor)) for tensor in host[: 2 if direction == "both" else 1]]
-
-    def queue(nbytes: int) -> list[tuple[Stream, torch.Tensor, torch.Tensor]]:
-        """The copies to make: stream, destination, source."""
-        out = (streams.out, host[0][:nbytes], device[0][:nbytes])
-        back = (streams.back, device[-1][:nbytes], host[len(device) - 1][:nbytes])
-        return {"out": [out], "back": [back], "both": [out, back]}[direction]
-
-    try:
-        yield lambda nbytes: timed(streams, queue(nbytes))
-    finally:  # whatever interrupts: the caller may let the memory go then
-        streams.synchronize(streams.record(streams.out))
-        streams.synchronize(streams.record(streams.back))
+    return _copies(streams, direction, (host[0], device[0]), (device[-1], host[len(device) - 1]), streams.copy)
 
 
-@contextmanager
-def peer_copies(here: Streams, there: Streams, nbytes: int, direction: Direction) -> Iterator[Copy]:
+def peer_copies(
+    here: CudaStreams, there: CudaStreams, nbytes: int, direction: Direction
+) -> AbstractContextManager[Copy]:
     """A function that copies up to `nbytes` between two GPUs; `out` is from `here` to `there`.
 
     PyTorch queues such a copy on the current stream of the source's GPU, between two waits that bind it to the current
@@ -85,30 +79,38 @@ def peer_copies(here: Streams, there: Streams, nbytes: int, direction: Direction
     ours = [here.empty(nbytes) for _ in range(2)]
     theirs = [there.empty(nbytes) for _ in range(2)]
 
-    def queue(count: int) -> list[tuple[Stream, torch.Tensor, torch.Tensor]]:
-        out = (here.out, theirs[0][:count], ours[0][:count])
-        back = (here.back, ours[1][:count], theirs[1][:count])
-        return {"out": [out], "back": [back], "both": [out, back]}[direction]
-
     def copy(stream: Stream, destination: torch.Tensor, source: torch.Tensor) -> None:
         with there.using(there.out if stream is here.out else there.back):
             here.copy(stream, destination, source)
 
+    return _copies(here, direction, (theirs[0], ours[0]), (ours[1], theirs[1]), copy)
+
+
+@contextmanager
+def _copies(streams: CudaStreams, direction: Direction, out: Way, back: Way, copy: Queue) -> Iterator[Copy]:
+    """A function that copies so many bytes from the sources of `out`, `back` or both to their destinations."""
+    ways = {"out": [(streams.out, *out)], "back": [(streams.back, *back)]}
+    ways["both"] = ways["out"] + ways["back"]
+
+    def timed_copies(nbytes: int) -> float:
+        cut = [(stream, destination[:nbytes], source[:nbytes]) for stream, destination, source in ways[direction]]
+        return timed(streams, cut, copy)
+
     try:
-        yield lambda count: timed(here, queue(count), copy)
-    finally:
-        here.synchronize(here.record(here.out))
-        here.synchronize(here.record(here.back))
+        yield timed_copies
+    finally:  # whatever interrupts: the caller may let the memory go then
+        streams.synchronize(streams.record(streams.out))
+        streams.synchronize(streams.record(streams.back))
 
 
 def timed(
-    streams: Streams,
+    streams: CudaStreams,
     copies: Sequence[tuple[Stream, torch.Tensor, torch.Tensor]],
-    copy: Callable[[Stream, torch.Tensor, torch.Tensor], None] | None = None,
+    queue: Queue | None = None,
 ) -> float:
     """Seconds that the copies take, which begin at once, each on a stream of its own. Waits for them.
 
-    `copy` queues one (by default `streams.copy`). Small copies are repeated, the ways in turns, and the mean is taken.
+    `queue` queues one (by default `streams.copy`). Small copies are repeated, the ways in turns, and the mean is taken.
     The clock is the GPU's; PyTorch's time to launch a copy is included if the stream is idle meanwhile, as it is
     with small copies.
     """
@@ -119,7 +121,7 @@ def timed(
         streams.wait(stream, begin)
     for _ in range(turns):
         for stream, destination, source in copies:
-            (copy or streams.copy)(stream, destination, source)
+            (queue or streams.copy)(stream, destination, source)
     ends = [streams.record(stream) for stream, _, _ in copies]
     for end in ends:
         streams.synchronize(end)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 import time
 from collections.abc import Callable
 from contextlib import AbstractContextManager
@@ -9,7 +10,6 @@ from dataclasses import dataclass, field, replace
 
 from lms.errors import LMSError
 from lms.link.profile import Absence, MeasuredLink
-from lms.link.progress import Progress
 from lms.link.series import Direction, Series
 from lms.link.sweep import Copy, sweep
 from lms.units import format_size
@@ -17,7 +17,6 @@ from lms.units import format_size
 _LATE = 0.1  # of the time is still given to what comes when all of it is over
 _AT_LEAST = 1 / 3  # of a task's share of the time is for copying, however long the preparation took
 
-Tell = Callable[[float], None]
 Open = Callable[[], AbstractContextManager[Copy]]
 
 
@@ -51,7 +50,6 @@ def run(
     drafts: list[Draft],
     available: float,
     absent: list[Absence],
-    progress: Progress,
     clock: Callable[[], float] = time.monotonic,
 ) -> list[MeasuredLink]:
     """Measure the drafts one after the other, each task for its share of what is left of `available` seconds.
@@ -62,51 +60,52 @@ def run(
     begun = 0.0
     deadline = clock() + available
     links = []
-    with progress:
-        for draft in drafts:
-            link = draft.link
-            failed = set()
-            try:
-                for task in draft.tasks:
-                    title = f"{link.name}, {task.direction}"
-
-                    def tell(share: float, begun: float = begun, task: Task = task, title: str = title) -> None:
-                        progress.show((begun + share * task.weight) / whole, title)
-
-                    tell(0.0)
-                    left = max(deadline - clock(), _LATE * available)
-                    seconds = left * task.weight / (whole - begun)
-                    begun += task.weight
-                    try:
-                        link = _with(link, task, seconds, clock, tell)
-                    except (LMSError, RuntimeError, OSError) as error:  # RuntimeError: PyTorch's of CUDA's errors
-                        why = " ".join(str(error).split())
-                        if why not in failed:  # a GPU that is gone fails in each task, and is named once
-                            absent.append(Absence(title, why))
-                        failed.add(why)
-            finally:
-                draft.close()
-            if link.series:
-                links.append(link)
+    for draft in drafts:
+        link = draft.link
+        failed = set()
+        try:
+            for task in draft.tasks:
+                title = f"{link.name}, {task.direction}"
+                _show(f"{begun / whole:4.0%}  {title}")
+                left = max(deadline - clock(), _LATE * available)
+                seconds = left * task.weight / (whole - begun)
+                begun += task.weight
+                try:
+                    link = _with(link, task, seconds, clock)
+                except (LMSError, RuntimeError, OSError) as error:  # RuntimeError: PyTorch's of CUDA's errors
+                    why = " ".join(str(error).split())
+                    if why not in failed:  # a GPU that is gone fails in each task, and is named once
+                        absent.append(Absence(title, why))
+                    failed.add(why)
+        finally:
+            _show("")
+            draft.close()
+        if link.series:
+            links.append(link)
     return links
 
 
-def _with(link: MeasuredLink, task: Task, seconds: float, clock: Callable[[], float], tell: Tell) -> MeasuredLink:
+def _show(text: str) -> None:
+    """Write on the terminal's last line how far the measurement is, and what is measured now; "" clears it."""
+    if sys.stderr is not None and sys.stderr.isatty():
+        print(f"\r{text}\x1b[K", end="", file=sys.stderr, flush=True)
+
+
+def _with(link: MeasuredLink, task: Task, seconds: float, clock: Callable[[], float]) -> MeasuredLink:
     sizes, end = task.sizes(), clock() + seconds
     with task.open() as copy:  # which takes some of the time itself: memory is filled, files are written
-        swept = sweep(copy, sizes, max(end - clock(), _AT_LEAST * seconds), tell, clock)
-    ways = 2 if task.direction == "both" else 1
-    points = [replace(point, nbytes=point.nbytes * ways) for point in swept.points]
-    if swept.points[-1].nbytes < task.least:
+        swept = sweep(copy, sizes, max(end - clock(), _AT_LEAST * seconds), clock)
+    if swept[-1].nbytes < task.least:
         raise LMSError(
             f"{task.via()}: no copy of {format_size(task.least)} or more fitted into the time, "
             "and smaller ones may lie in the caches"
         )
+    ways = 2 if task.direction == "both" else 1
+    points = [replace(point, nbytes=point.nbytes * ways) for point in swept]
     series = Series.of(task.direction, task.via(), points, task.least)
     task.done(series)
     notes = link.notes
-    if swept.left_out:
-        above = format_size(swept.points[-1].nbytes)
-        note = f"{task.direction}, {series.via}: sizes above {above} left out, for want of time"
-        notes = (*notes, note)
+    if len(swept) < len(sizes):
+        above = format_size(swept[-1].nbytes)
+        notes = (*notes, f"{task.direction}, {series.via}: sizes above {above} left out: there was no time for them")
     return replace(link, series=(*link.series, series), notes=notes)

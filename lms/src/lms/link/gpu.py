@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass, replace
 from typing import Literal
 
 from lms.link.profile import Ceiling
@@ -112,11 +112,7 @@ class Gpu:
         if bricks := self.to("cpu"):
             version = bricks[0].version
             words = f"NVLink {version} to the processor, {plural(len(bricks), 'link')} up".replace("  ", " ")
-            speeds = [link.speed() for link in bricks]
-            if None in speeds:
-                return words, None
-            rate = sum(speed for speed in speeds if speed is not None)
-            return words, Ceiling(rate, rate, f"{len(bricks)} NVLinks that are up, {_rate(rate / len(bricks))} each")
+            return words, _together(bricks)
         if self.pcie is None:
             return "a link that the driver does not describe", None
         pcie = self.pcie.rate()
@@ -147,31 +143,31 @@ class Gpu:
         found += [f"slowed down: {reason}" for reason in self.slowed]
         return found
 
-    def to_dict(self) -> dict[str, object]:
-        """Plain data for JSON."""
-        return asdict(self)
-
 
 def pair_words(one: Gpu, other: Gpu, ancestor: str = "") -> str:
     """How two GPUs reach each other: `NV` with the count of NVLinks that are up, else `ancestor`."""
-    direct = [link for link in one.to("gpu") if link.bus.lower() == other.bus.lower()]
-    if direct:
-        return f"NV{len(direct)}"
-    switched = min(len(one.to("switch")), len(other.to("switch")))
-    return f"NV{switched}" if switched else ancestor or "?"
+    links = _joining(one, other)
+    return f"NV{len(links)}" if links else ancestor or "?"
 
 
 def pair_ceiling(one: Gpu, other: Gpu) -> Ceiling | None:
     """The most that two GPUs can exchange over NVLink; None if they have none, or if its rate is not known."""
+    return _together(_joining(one, other))
+
+
+def _joining(one: Gpu, other: Gpu) -> list[NvLink]:
+    """The NVLinks between two GPUs that are up: direct ones, or those to the switch of the GPU that has fewer."""
     direct = [link for link in one.to("gpu") if link.bus.lower() == other.bus.lower()]
-    links = direct or min(one.to("switch"), other.to("switch"), key=len)
-    if not links:
+    return direct or min(one.to("switch"), other.to("switch"), key=len)
+
+
+def _together(links: Sequence[NvLink]) -> Ceiling | None:
+    """The most that the links carry together; None if there are none, or if the rate of one is not known."""
+    speeds = [speed for link in links if (speed := link.speed()) is not None]
+    if not speeds or len(speeds) < len(links):
         return None
-    speeds = [link.speed() for link in links]
-    if None in speeds:
-        return None
-    rate = sum(speed for speed in speeds if speed is not None)
-    return Ceiling(rate, rate, f"{len(links)} NVLinks that are up, {_rate(rate / len(links))} each")
+    rate = sum(speeds)
+    return Ceiling(rate, rate, f"{len(links)} NVLinks that are up, {format_size(rate / len(links))}/s each")
 
 
 LEGEND: Mapping[str, str] = {
@@ -191,7 +187,3 @@ def matrix(gpus: Sequence[Gpu], ancestors: Mapping[tuple[int, int], str]) -> lis
         ["X" if one is other else pair_words(one, other, ancestors.get((one.index, other.index), "")) for other in gpus]
         for one in gpus
     ]
-
-
-def _rate(rate: float) -> str:
-    return f"{format_size(rate)}/s"

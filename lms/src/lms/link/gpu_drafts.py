@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 
@@ -152,23 +152,19 @@ class _Pinned:
 
     def task(self, device: torch.device, cpus: tuple[int, ...], direction: Direction, largest: int) -> Open:
         """Copies of at most `largest` bytes between it and a GPU."""
-
-        @contextmanager
-        def opened() -> Iterator[Copy]:
-            memory = [tensor[:largest] for tensor in self.near(cpus).tensors]
-            with gpu_copies(CudaStreams(device), memory, direction) as copy:
-                yield copy
-            del memory
-            torch.cuda.empty_cache()
-
-        return opened
+        return _opened(device, direction, lambda: [tensor[:largest] for tensor in self.near(cpus).tensors])
 
 
 def _pageable(device: torch.device, largest: int, direction: Direction) -> Open:
+    return _opened(device, direction, lambda: [torch.ones(largest, dtype=torch.uint8)])
+
+
+def _opened(device: torch.device, direction: Direction, memory: Callable[[], list[torch.Tensor]]) -> Open:
+    """Copies between a GPU and the host's `memory`."""
+
     @contextmanager
     def opened() -> Iterator[Copy]:
-        memory = [torch.ones(largest, dtype=torch.uint8)]
-        with gpu_copies(CudaStreams(device), memory, direction) as copy:
+        with gpu_copies(CudaStreams(device), memory(), direction) as copy:
             yield copy
         torch.cuda.empty_cache()
 

@@ -23,7 +23,6 @@ from lms.link.file import FileProbe
 from lms.link.gpu import Gpu
 from lms.link.memory import host_copies
 from lms.link.profile import KINDS, Absence, Kind, MeasuredLink, Profile
-from lms.link.progress import Progress
 from lms.link.series import Direction
 from lms.link.sweep import QUICK_SIZES, SIZES, WORTH, Copy, cut
 from lms.memory import machine
@@ -39,12 +38,10 @@ _PAST = 2
 _UNKNOWN_CACHE = 128 << 20  # bytes; if the kernel names none
 
 
-def measure(
-    folder: Path, *, quick: bool = False, kinds: Collection[Kind] = (), name: str = "", progress: Progress | None = None
-) -> Profile:
+def measure(folder: Path, *, quick: bool = False, kinds: Collection[Kind] = (), name: str = "") -> Profile:
     """Measure the links of this machine; if `kinds` are given, only those. The file link is that of `folder`.
 
-    What cannot be measured is named in `absent` with the reason. Raises UsageError when `folder` is none, and when
+    What cannot be measured is named in `absent` with the reason. Raises UsageError if `folder` is no folder, or if
     nothing at all could be measured.
     """
     begun = time.monotonic()
@@ -61,7 +58,7 @@ def measure(
         drafts += [draft for draft in cuda_drafts(gpus, sizes, absent) if draft.link.kind in wanted]
     seconds = QUICK_SECONDS if quick else SECONDS
     left = max(seconds - (time.monotonic() - begun), _AT_LEAST * seconds)
-    links = run(drafts, left, absent, progress or Progress())
+    links = run(drafts, left, absent)
     if not links:
         raise UsageError(f"nothing could be measured: {'; '.join(f'{one.what}: {one.why}' for one in absent)}")
     facts = machine.machine()
@@ -129,7 +126,7 @@ def _memory_task(
 
 
 def file_drafts(folder: Path, sizes: tuple[int, ...], absent: list[Absence]) -> list[Draft]:
-    """A file in `folder`, written, read, and both at once. Raises UsageError when `folder` is none."""
+    """A file in `folder`, written, read, and both at once. Raises UsageError if `folder` is no folder."""
     disk = disk_at(folder)
     name = f"file {folder}"
     state = os.statvfs(folder)

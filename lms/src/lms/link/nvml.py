@@ -5,8 +5,8 @@ The library is optional. Without it, or without a driver, no GPUs are found, and
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Mapping, Sequence
+from contextlib import closing
 from dataclasses import dataclass
 from pathlib import Path
 from types import ModuleType
@@ -138,20 +138,10 @@ class Nvml:
         return found
 
 
-@contextmanager
-def opened(library: ModuleType | None = None) -> Iterator[Nvml]:
-    """NVML for as long as the block lasts. Raises NvmlMissing."""
-    nvml = Nvml(library)
-    try:
-        yield nvml
-    finally:
-        nvml.close()
-
-
 def look(library: ModuleType | None = None, root: Path = Path("/")) -> Seen:
     """All GPUs, and what is missing with the reason. Never raises: a machine may have no GPUs."""
     try:
-        with opened(library) as nvml:
+        with closing(Nvml(library)) as nvml:
             return _look(nvml, root)
     except NvmlMissing as error:
         return Seen((), {}, (Absence("GPU", str(error)),))

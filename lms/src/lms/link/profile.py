@@ -3,16 +3,14 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Mapping
-from dataclasses import asdict, dataclass, field, replace
-from pathlib import Path
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, field
 from typing import Literal
 
 from lms import documents
 from lms.core.link import Link
 from lms.documents import Rate, Some
 from lms.errors import UsageError
-from lms.files import write_aside
 from lms.link.series import Direction, Series
 
 FORMAT = "lms-link-1"
@@ -97,10 +95,6 @@ class Profile:
         """The profile as one JSON document, with its format named first."""
         return json.dumps({"format": FORMAT, **asdict(self)}, indent=1) + "\n"
 
-    def save(self, path: Path) -> None:
-        """Write it to `path`, whole or not at all. Raises OSError."""
-        write_aside(path, self.to_json().encode())
-
     @classmethod
     def from_dict(cls, document: Mapping[str, object], where: str) -> Profile:
         """The profile in `document`, which was read from `where`. Raises UsageError for anything else."""
@@ -117,7 +111,3 @@ class Profile:
         except ValueError as error:
             raise UsageError(f"{where}: damaged ({error}); measure again (`lms link measure -o FILE.json`)") from None
         return profile
-
-    def with_links(self, links: Iterable[MeasuredLink]) -> Profile:
-        """The same machine with other links."""
-        return replace(self, links=tuple(links))

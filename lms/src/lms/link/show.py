@@ -12,7 +12,6 @@ from lms.errors import UsageError
 from lms.link import nvml, table
 from lms.link.gpu import LEGEND, Gpu, matrix, pair_ceiling
 from lms.link.profile import MeasuredLink, Profile
-from lms.link.series import Direction
 from lms.memory import machine
 from lms.memory.disk import Disk, disk_at
 from lms.memory.machine import Node
@@ -34,7 +33,7 @@ class Shown:
 def this_machine(folder: Path, *, only: int | None = None, measured: Profile | None = None) -> Shown:
     """This machine now. `only` is the index of the one GPU to tell of; `measured` are figures of its links.
 
-    Raises UsageError when there is no GPU `only`, and when `folder` is none.
+    Raises UsageError if there is no GPU `only`, or if `folder` is no folder.
     """
     disk = disk_at(folder)
     seen = nvml.look()
@@ -56,7 +55,7 @@ def this_machine(folder: Path, *, only: int | None = None, measured: Profile | N
     found = matrix(seen.gpus, seen.ancestors)
     keep = [at for at, gpu in enumerate(seen.gpus) if only is None or gpu.index == only]
     if only is not None:
-        profile = profile.with_links(link for link in profile.links if link.name == f"gpu{only}")
+        profile = replace(profile, links=tuple(link for link in profile.links if link.name == f"gpu{only}"))
     return Shown(
         profile,
         tuple(seen.gpus[at] for at in keep),
@@ -76,9 +75,7 @@ def text(shown: Shown) -> str:
             lines += ["", *_matrix_lines(shown)]
     if len(shown.nodes) > 1:
         lines += ["", *_node_lines(shown.nodes)]
-    lines += ["", *_link_lines(profile.links)]
-    if profile.absent:
-        lines += ["", *(f"not here: {one.what}: {one.why}" for one in profile.absent)]
+    lines += ["", *table.body(profile)]
     if not any(link.series for link in profile.links):
         lines += [
             "",
@@ -93,7 +90,7 @@ def document(shown: Shown) -> str:
         "format": FORMAT,
         "machine": dict(shown.profile.machine),
         "links": [asdict(link) for link in shown.profile.links],
-        "gpus": [gpu.to_dict() | {"warnings": gpu.warnings()} for gpu in shown.gpus],
+        "gpus": [asdict(gpu) | {"warnings": gpu.warnings()} for gpu in shown.gpus],
         "matrix": shown.matrix,
         "nodes": [asdict(node) for node in shown.nodes],
         "absent": [asdict(one) for one in shown.profile.absent],
@@ -127,7 +124,7 @@ def _with_figures(profile: Profile, measured: Profile) -> Profile:
     for link in profile.links:
         found = theirs.pop(link.name, None)
         links.append(link if found is None else replace(link, series=found.series, notes=(*link.notes, *notes)))
-    return profile.with_links([*links, *theirs.values()])
+    return replace(profile, links=(*links, *theirs.values()))
 
 
 def _gpu_lines(gpus: Sequence[Gpu]) -> list[str]:
@@ -160,25 +157,3 @@ def _node_lines(nodes: Sequence[Node]) -> list[str]:
     rows += [(f"node{node.index}", *map(str, node.distances)) for node in nodes]
     width = max(map(len, rows))
     return table.columns([(*row, *[""] * (width - len(row))) for row in rows], 1)
-
-
-def _link_lines(links: Sequence[MeasuredLink]) -> list[str]:
-    ways: tuple[Direction, ...] = ("out", "back")
-    if any(link.best("copy") for link in links):
-        ways = (*ways, "copy")
-    rows = [("link", "what", "at most each way", "measured out", *ways[1:])]
-    for link in links:
-        most = table.rate(link.ceiling.out) if link.ceiling is not None else "not known"
-        rows.append((link.name, link.what, most, *(_measured(link, way) for way in ways)))
-    lines = table.columns(rows, 2)
-    for link in links:
-        lines += [f"{link.name}: {note}" for note in link.notes]
-    return lines
-
-
-def _measured(link: MeasuredLink, direction: Direction) -> str:
-    series = link.best(direction)
-    if series is None:
-        return "-"
-    share = f" ({series.rate / link.ceiling.of(series.direction):.0%})" if link.ceiling is not None else ""
-    return f"{table.rate(series.rate)}{share}"

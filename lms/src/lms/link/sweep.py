@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 
 from lms.link.series import Point, point
 from lms.units import format_size
@@ -31,27 +30,15 @@ def cut(fitting: Sequence[int], sizes: Sequence[int], why: str) -> tuple[str, ..
     return (f"a smaller sweep, up to {format_size(fitting[-1])}: more would have been more than {why}",)
 
 
-@dataclass(frozen=True)
-class Swept:
-    """The sizes that were copied, and those for which the time was too short."""
-
-    points: tuple[Point, ...]
-    left_out: tuple[int, ...]
-
-
 def sweep(
-    copy: Copy,
-    sizes: Sequence[int],
-    seconds: float,
-    tell: Callable[[float], None] = lambda done: None,
-    clock: Callable[[], float] | None = None,
-) -> Swept:
-    """Copy each of `sizes` (ascending) LEAST times or more, in about `seconds`.
+    copy: Copy, sizes: Sequence[int], seconds: float, clock: Callable[[], float] | None = None
+) -> tuple[Point, ...]:
+    """Copy each of `sizes` (ascending) LEAST times or more, in about `seconds`; a point for each size.
 
     The first copy of a size warms up and does not count. If LEAST copies of a size would not fit into the
     time, that size and all larger ones are left out. Sizes up to a MB are copied in any case, as long as no copy takes
     a second, because smaller ones say little of a link. Sizes take turns, so that a disturbance is spread over all of
-    them. `tell` is called with the share of the time that is over.
+    them.
 
     Time is the `clock`'s, since a small copy may be repeated for one figure; without one it is the copies' own.
     """
@@ -61,12 +48,11 @@ def sweep(
     times: dict[int, list[float]] = {}
 
     def timed(nbytes: int) -> tuple[float, float]:
-        """What a copy took by its own word, and in all."""
+        """The seconds that the copy says it took, and those that went by."""
         nonlocal spent
         before = spent
         took = copy(nbytes)
         spent = clock() - begun if clock is not None else spent + took
-        tell(min(1.0, spent / seconds))
         return took, spent - before
 
     for nbytes in sizes:
@@ -85,4 +71,4 @@ def sweep(
             times[nbytes].append(timed(nbytes)[0])
         if turn + 1 >= LEAST and spent * (turn + 2) / (turn + 1) > seconds:
             break
-    return Swept(tuple(point(nbytes, times[nbytes]) for nbytes in chosen), tuple(sizes[len(chosen) :]))
+    return tuple(point(nbytes, times[nbytes]) for nbytes in chosen)

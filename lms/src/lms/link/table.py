@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 
 from lms.link.profile import MeasuredLink, Profile
 from lms.link.series import Series
@@ -29,10 +29,7 @@ def columns(rows: Sequence[Sequence[str]], left: int) -> list[str]:
 
 def text(profile: Profile) -> str:
     """The whole profile."""
-    lines = [heading(profile), ""]
-    lines += links(profile.links)
-    lines += remarks(profile)
-    return "\n".join(lines).rstrip()
+    return "\n".join([heading(profile), "", *body(profile)])
 
 
 def heading(profile: Profile) -> str:
@@ -41,16 +38,11 @@ def heading(profile: Profile) -> str:
     return f"{profile.name}: {origin}"
 
 
-def links(found: Iterable[MeasuredLink]) -> list[str]:
-    """A line for each way over each link."""
+def body(profile: Profile) -> list[str]:
+    """A line for each way over each link, a description and notes for each link, and a line for each absent one."""
     rows: list[tuple[str, ...]] = [("link", "way", "by", "rate", "±", "of its ceiling", "latency", "sizes")]
-    rows += [_row(link, series) for link in found for series in link.series]
-    return columns(rows, 3) if len(rows) > 1 else []
-
-
-def remarks(profile: Profile) -> list[str]:
-    """A description and notes for each link, and a line for each absent one."""
-    lines = [""]
+    rows += [_row(link, series) for link in profile.links for series in link.series]
+    lines = [*columns(rows, 3), ""] if len(rows) > 1 else []
     for link in profile.links:
         ceiling = link.ceiling
         most = ""
@@ -62,8 +54,7 @@ def remarks(profile: Profile) -> list[str]:
     if profile.origin != "measured" and (source := profile.machine.get("source")):
         lines += ["", f"capacity: {source}"]
     if profile.absent:
-        lines.append("")
-        lines += [f"not here: {one.what}: {one.why}" for one in profile.absent]
+        lines += ["", *(f"not here: {one.what}: {one.why}" for one in profile.absent)]
     return lines
 
 

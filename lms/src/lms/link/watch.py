@@ -56,7 +56,7 @@ class Watch:
         self._interval = min(interval, counters.wraps / counters.most / 2) if counters.most else interval
         self._clock = clock
         self._begun = clock()
-        self._course = Course(counters.wraps, counters.most)
+        self._tally = Tally(counters.wraps, counters.most)
         self._cost = 0.0
         self._error = ""
         self._stopped = threading.Event()
@@ -71,7 +71,7 @@ class Watch:
             self._thread.join()
             self._add()
             self._counters.close()
-        return self._course.watched(self._counters.what, cost=self._cost, error=self._error)
+        return self._tally.watched(self._counters.what, cost=self._cost, error=self._error)
 
     def _run(self) -> None:
         cpu = time.thread_time()
@@ -87,12 +87,12 @@ class Watch:
 
     def _add(self) -> None:
         try:
-            self._course.add(self._clock() - self._begun, self._counters.read())
+            self._tally.add(self._clock() - self._begun, self._counters.read())
         except (LMSError, OSError) as error:
             self._error = self._error or str(error)
 
 
-class Course:
+class Tally:
     """Adds up the readings of counters as they come, however many there are.
 
     `wraps` and `most` are those of the counters. Pure.

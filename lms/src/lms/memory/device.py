@@ -14,6 +14,7 @@ from typing import NamedTuple, Protocol, cast
 
 from lms.errors import TOO_MANY_FILES, LMSError, UsageError, remedy
 from lms.memory.capacity import memory_capacity
+from lms.memory.page_pool import PagePool
 from lms.memory.resident import ResidentSet
 from lms.units import format_size
 
@@ -57,6 +58,7 @@ class Device(Protocol):
 
     def computed(self) -> float | None:
         """Seconds that the device has computed for this thread so far; None if it runs on its own, as a GPU does."""
+        return None
 
     def prepare(self, limit: int | None) -> str | None:
         """Have freed memory count no longer. Returns a warning for the user if that cannot be done.
@@ -68,40 +70,7 @@ class Device(Protocol):
         """Return the memory that was kept for reuse, and keep no more."""
 
 
-class PoolUsage(NamedTuple):
-    """A page pool in figures: bytes, except the last two."""
-
-    used: int
-    used_peak: int
-    idle: int
-    peak: int
-    fresh: int
-    moved: int
-    returned: int
-    blocks: int
-    stitched: int
-
-
-class Pool(Protocol):
-    """Hands freed pages out again: see `lms.torch.cpu.page_pool`."""
-
-    def install(self) -> bool:
-        """Let new tensors come from it."""
-
-    def retire(self) -> None:
-        """No longer."""
-
-    def keep(self, nbytes: int) -> None:
-        """Most bytes, used and idle, up to which it keeps idle ones."""
-
-    def reset_peak(self) -> None:
-        """Let `used_peak` and `peak` begin anew."""
-
-    def usage(self) -> PoolUsage:
-        """Where its pages are."""
-
-
-class CpuDevice:
+class CpuDevice(Device):
     """The resident set of this process, or of the forked child that asks.
 
     With a `pool` freed tensors stay in it, resident and ready for the next: the step then pays for no page twice. Idle
@@ -113,7 +82,7 @@ class CpuDevice:
 
     name = "cpu"
 
-    def __init__(self, pool: Pool | None = None, sharing: int = 1) -> None:
+    def __init__(self, pool: PagePool | None = None, sharing: int = 1) -> None:
         try:
             self._resident = ResidentSet()
             self._whole = memory_capacity()
@@ -122,7 +91,7 @@ class CpuDevice:
         self._sharing = sharing
         self._warned = False
         self._offered = pool
-        self._pool: Pool | None = None  # once it is in use
+        self._pool: PagePool | None = None  # once it is in use
         self._limit: int | None = None
         self._outside = 0  # most resident bytes that were not the pool's
 

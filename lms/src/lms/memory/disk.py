@@ -12,6 +12,7 @@ from pathlib import Path
 
 from lms.errors import UsageError
 from lms.memory import machine
+from lms.memory.proc import contents, mounts
 
 _MEMORY = ("tmpfs", "ramfs", "devtmpfs", "hugetlbfs")
 _REMOTE = ("nfs", "nfs4", "cifs", "smb3", "lustre", "gpfs", "beegfs", "ceph", "9p", "virtiofs", "fuse.sshfs")
@@ -87,21 +88,17 @@ def disk_of(folder: Path, root: Path = Path("/")) -> Disk:
         except OSError:
             number = ""
         block = root / "sys/dev/block" / number if number else block
-    if not block.exists():
-        return Disk(
-            str(folder), filesystem, "", "", "", filesystem in _MEMORY, filesystem in _REMOTE, virtual=False,
-            layered=False, guest=bool(machine.hypervisor(root)),
-        )  # fmt: skip
+    there = block.exists()
     real = block.resolve()
     if (real / "partition").exists():
         real = real.parent
-    name = real.name
+    name = real.name if there else ""
     model = " ".join(filter(None, (_word(real / "device/vendor"), _word(real / "device/model"))))
     return Disk(
         str(folder),
         filesystem,
         name,
-        _word(real / "dev") or number,
+        (_word(real / "dev") or number) if there else "",
         model,
         memory=filesystem in _MEMORY or name.startswith(("zram", "ram")),
         remote=filesystem in _REMOTE,
@@ -118,17 +115,10 @@ def _mount(number: str, folder: Path, root: Path) -> tuple[str, str]:
     mount has.
     """
     best, found = (False, -1), ("unknown", "")
-    try:
-        lines = (root / "proc/self/mountinfo").read_text().splitlines()
-    except OSError:
-        return found
-    for line in lines:
-        left, _, right = line.partition(" - ")
-        fields, (kind, source, *_) = left.split(), right.split()
-        point = fields[4].replace("\\040", " ")
-        rank = (fields[2] == number, len(point))
-        if folder.is_relative_to(point) and rank >= best:  # of two at one point the later one is on top
-            best, found = rank, (kind, source)
+    for mount in mounts(root):
+        rank = (mount.number == number, len(mount.point))
+        if folder.is_relative_to(mount.point) and rank >= best:  # of two at one point the later one is on top
+            best, found = rank, (mount.kind, mount.source)
     return found
 
 
@@ -139,8 +129,5 @@ def _number(path: Path) -> str:
 
 def _word(path: Path) -> str:
     """A file of /sys in a line; a vendor's bare number says nothing to people."""
-    try:
-        text = " ".join(path.read_text().split())
-    except OSError:
-        return ""
+    text = " ".join(contents(path).split())
     return "" if text.startswith("0x") else text

@@ -15,6 +15,7 @@ import os
 import tempfile
 import warnings
 import zlib
+from itertools import pairwise
 from pathlib import Path
 
 from lms.errors import CorruptionError, SpillError, remedy
@@ -26,16 +27,10 @@ _UNBOUNDED = 1 << 62  # the file system says when a file is full, the slab never
 _FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 
 
-class _Segment(ctypes.Structure):
-    _fields_ = (("address", ctypes.c_void_p), ("nbytes", ctypes.c_size_t))  # struct iovec
-
-
-# By address and not by buffer: no object to build for each copy, and ctypes releases the interpreter's lock too.
-_libc = ctypes.CDLL(None, use_errno=True)
-_pwritev, _pread = _libc.pwritev, _libc.pread
-_pwritev.argtypes = (ctypes.c_int, ctypes.POINTER(_Segment), ctypes.c_int, ctypes.c_long)
-_pread.argtypes = (ctypes.c_int, ctypes.c_void_p, ctypes.c_size_t, ctypes.c_long)
-_pwritev.restype = _pread.restype = ctypes.c_ssize_t
+_WRITABLE = 0x200  # PyBUF_WRITE of Python's C interface
+_view = ctypes.pythonapi.PyMemoryView_FromMemory
+_view.argtypes = (ctypes.c_void_p, ctypes.c_ssize_t, ctypes.c_int)
+_view.restype = ctypes.py_object
 
 
 class Place:
@@ -85,6 +80,12 @@ def page_memory(nbytes: int) -> mmap.mmap:
 def address_of(memory: mmap.mmap) -> int:
     """The address of a mapping's first byte."""
     return ctypes.addressof(ctypes.c_char.from_buffer(memory))
+
+
+def bytes_at(address: int, nbytes: int) -> memoryview:
+    """The memory at an address. Nothing keeps it there."""
+    view: memoryview = _view(address, nbytes, _WRITABLE)
+    return view
 
 
 class FileSlab:
@@ -144,20 +145,17 @@ class FileSlab:
         if not place.nbytes:
             return
         if self.verify:
-            place.checksum = _checksum(address, place.nbytes)
-        segments, keep = _segments(address, place.nbytes)
-        offset, left = place.offset, segments
+            place.checksum = zlib.crc32(bytes_at(address, place.nbytes))
+        left, offset = _pages(address, place.nbytes), place.offset
         while left:
-            vector = (_Segment * len(left))(*(_Segment(*segment) for segment in left))
-            written = _pwritev(self.fileno(), vector, len(left), offset)
-            if written <= 0:
-                code = ctypes.get_errno()
-                if written < 0 and code == errno.EINTR:
-                    continue
-                raise self._refused(place, code if written < 0 else errno.EIO)
+            try:
+                written = os.pwritev(self.fileno(), left, offset)
+            except OSError as error:
+                raise self._refused(place, error.errno) from None
+            if not written:
+                raise self._refused(place, errno.EIO)
             offset += written
             left = _after(left, written)
-        del keep  # the blocks at the ends live until here
 
     def read(self, place: Place, address: int) -> None:
         """Read the place's whole pages to `address`, the start of a page; the bytes begin `skew` behind it.
@@ -165,26 +163,27 @@ class FileSlab:
         Raises CorruptionError when bytes are missing or, with `verify`, not those that were written; SpillError when
         the file system refuses.
         """
-        done, span = 0, place.span if place.nbytes else 0
-        while done < span:
-            got = _pread(self.fileno(), address + done, span - done, place.offset + done)
-            if got >= 0 and self.direct:
-                got -= got % ALIGNMENT  # a part of a block is the file's end; O_DIRECT could not go on from there
-            if got == 0:
-                raise CorruptionError(
-                    f"spill_dir={str(self.directory)!r}: a short read, {done} of {span} bytes at {place.offset}: "
-                    "the slab file was cut; nothing else may touch it"
-                )
-            if got < 0:
-                code = ctypes.get_errno()
-                if code == errno.EINTR:
-                    continue
+        if not place.nbytes:
+            return
+        pages, done = bytes_at(address, place.span), 0
+        while done < place.span:
+            try:
+                got = os.preadv(self.fileno(), [pages[done:]], place.offset + done)
+            except OSError as error:
                 raise SpillError(
                     f"spill_dir={str(self.directory)!r}: reading {format_size(place.nbytes)} back failed: "
-                    f"{os.strerror(code)}; check the disk"
+                    f"{error.strerror}; check the disk"
+                ) from None
+            if self.direct:
+                got -= got % ALIGNMENT  # a part of a block is the file's end; O_DIRECT could not go on from there
+            if not got:
+                raise CorruptionError(
+                    f"spill_dir={str(self.directory)!r}: a short read, {done} of {place.span} bytes at "
+                    f"{place.offset}: the slab file was cut; nothing else may touch it"
                 )
             done += got
-        if place.checksum is not None and _checksum(address + place.skew, place.nbytes) != place.checksum:
+        content = pages[place.skew : place.skew + place.nbytes]
+        if place.checksum is not None and place.checksum != zlib.crc32(content):
             raise CorruptionError(
                 f"spill_dir={str(self.directory)!r}: {format_size(place.nbytes)} at {place.offset} came back other "
                 "than they were written; check the disk and the memory"
@@ -204,16 +203,18 @@ class FileSlab:
         except (OSError, AttributeError):
             return False
         with page_memory(ALIGNMENT) as block:
-            vector = (_Segment * 1)(_Segment(address_of(block), ALIGNMENT))
-            written = _pwritev(self._fd, vector, 1, 0)
-            del vector
-        if written < 0 and ctypes.get_errno() in (errno.EINVAL, errno.EOPNOTSUPP):
-            fcntl.fcntl(self._fd, fcntl.F_SETFL, flags)
-            return False
-        return True  # any other error is for the first real write to name
+            try:
+                os.pwritev(self._fd, [block], 0)
+            except OSError as error:
+                if error.errno in (errno.EINVAL, errno.EOPNOTSUPP):
+                    fcntl.fcntl(self._fd, fcntl.F_SETFL, flags)
+                    return False
+                # Any other error is for the first real write to name.
+        return True
 
-    def _refused(self, place: Place, code: int) -> SpillError:
-        asked = f"spill_dir={str(self.directory)!r}: writing {format_size(place.nbytes)} failed: {os.strerror(code)}"
+    def _refused(self, place: Place, code: int | None) -> SpillError:
+        why = os.strerror(code or errno.EIO)
+        asked = f"spill_dir={str(self.directory)!r}: writing {format_size(place.nbytes)} failed: {why}"
         if code not in _FULL:
             return SpillError(f"{asked}; check the disk, or give another folder")
         state = os.fstatvfs(self.fileno())
@@ -234,47 +235,32 @@ def _open_unlinked(directory: Path) -> int:
         return fd
 
 
-def _segments(address: int, nbytes: int) -> tuple[list[tuple[int, int]], list[mmap.mmap]]:
-    """The whole pages that hold `nbytes` at `address`, as (address, length), and the blocks that must outlive them.
+def _pages(address: int, nbytes: int) -> list[memoryview]:
+    """The whole pages that hold `nbytes` at `address`.
 
     Pages that belong to the bytes alone are written in place. A page at either end that is shared with
     other memory goes out as a copy, padded with zeros: the neighbours' bytes are no business of this file, and they
     may change during the write, which a file system with checksums would take for a broken block.
     """
-    start, stop = address, address + nbytes
-    first, last = round_up(start), stop // ALIGNMENT * ALIGNMENT
-    if first > last:  # all within one page
-        block = _copy_of(start, nbytes, start % ALIGNMENT)
-        return [(address_of(block), ALIGNMENT)], [block]
-    segments: list[tuple[int, int]] = []
-    keep: list[mmap.mmap] = []
-    if start < first:
-        keep.append(_copy_of(start, first - start, start % ALIGNMENT))
-        segments.append((address_of(keep[-1]), ALIGNMENT))
-    if first < last:
-        segments.append((first, last - first))
-    if last < stop:
-        keep.append(_copy_of(last, stop - last, 0))
-        segments.append((address_of(keep[-1]), ALIGNMENT))
-    return segments, keep
+    stop = address + nbytes
+    first = min(round_up(address), stop)
+    last = max(stop // ALIGNMENT * ALIGNMENT, first)
+    pages = []
+    for begin, end in pairwise(sorted({address, first, last, stop})):
+        part = bytes_at(begin, end - begin)
+        if begin % ALIGNMENT or end % ALIGNMENT:
+            page = memoryview(page_memory(ALIGNMENT))
+            page[begin % ALIGNMENT :][: len(part)] = part
+            part = page
+        pages.append(part)
+    return pages
 
 
-def _copy_of(address: int, nbytes: int, at: int) -> mmap.mmap:
-    block = page_memory(ALIGNMENT)
-    ctypes.memmove(address_of(block) + at, address, nbytes)
-    return block
-
-
-def _after(segments: list[tuple[int, int]], written: int) -> list[tuple[int, int]]:
-    """The rest of `segments` when their first `written` bytes are done."""
+def _after(parts: list[memoryview], done: int) -> list[memoryview]:
+    """What is left of `parts` when their first `done` bytes are done."""
     left = []
-    for address, nbytes in segments:
-        done = min(written, nbytes)
-        written -= done
-        if done < nbytes:
-            left.append((address + done, nbytes - done))
+    for part in parts:
+        if done < len(part):
+            left.append(part[done:])
+        done = max(0, done - len(part))
     return left
-
-
-def _checksum(address: int, nbytes: int) -> int:
-    return zlib.crc32((ctypes.c_char * nbytes).from_address(address))

@@ -94,9 +94,7 @@ class HostSlab:
     def close(self) -> None:
         """Unlock everything and let it go. No copy may be in flight. Idempotent."""
         while self._segments:
-            segment = self._segments.pop()
-            self._unregister(segment.address)
-            self.reserved -= segment.slab.size
+            self._unregister(self._segments.pop().address)
         self.reserved = 0
 
     def _grow(self, wanted: int, need: int) -> _Segment | None:

@@ -8,7 +8,6 @@ from __future__ import annotations
 import os
 import platform
 import re
-import sys
 from collections.abc import Iterable
 from dataclasses import dataclass
 from importlib.metadata import PackageNotFoundError, version
@@ -16,6 +15,7 @@ from pathlib import Path
 
 import lms
 from lms.memory.capacity import memory_capacity
+from lms.memory.proc import contents, stated
 
 ROOT = Path("/")
 
@@ -35,23 +35,15 @@ def nodes(root: Path = ROOT) -> tuple[Node, ...]:
     folder = root / "sys/devices/system/node"
     found = []
     for path in sorted(folder.glob("node[0-9]*"), key=lambda path: int(path.name[4:])):
-        memory = re.search(r"MemTotal:\s+(\d+) kB", _read(path / "meminfo"))
-        distances = tuple(int(word) for word in _read(path / "distance").split())
-        found.append(
-            Node(
-                int(path.name[4:]),
-                tuple(_ranges(_read(path / "cpulist"))),
-                int(memory[1]) * 1024 if memory else 0,
-                distances,
-            )
-        )
+        distances = tuple(int(word) for word in contents(path / "distance").split())
+        memory = stated(contents(path / "meminfo"), "MemTotal")
+        found.append(Node(int(path.name[4:]), tuple(_ranges(contents(path / "cpulist"))), memory, distances))
     return tuple(found) or (Node(0, tuple(sorted(os.sched_getaffinity(0))), 0, (10,)),)
 
 
 def available_memory(root: Path = ROOT) -> int:
     """Bytes that could be taken now without pushing anything out; 0 if the kernel does not say."""
-    match = re.search(r"^MemAvailable:\s+(\d+) kB", _read(root / "proc/meminfo"), re.MULTILINE)
-    return int(match[1]) * 1024 if match else 0
+    return stated(contents(root / "proc/meminfo"), "MemAvailable")
 
 
 def memory_room(share: float) -> int:
@@ -65,9 +57,9 @@ def last_cache(cpus: Iterable[int], root: Path = ROOT) -> int:
     for cpu in cpus:
         found = []
         for path in (root / f"sys/devices/system/cpu/cpu{cpu}/cache").glob("index[0-9]*"):
-            level, size = _read(path / "level").strip(), re.fullmatch(r"(\d+)K", _read(path / "size").strip())
+            level, size = contents(path / "level").strip(), re.fullmatch(r"(\d+)K", contents(path / "size").strip())
             if level.isdigit() and size:
-                found.append((int(level), int(size[1]) * 1024, _read(path / "shared_cpu_list").strip()))
+                found.append((int(level), int(size[1]) * 1024, contents(path / "shared_cpu_list").strip()))
         if found:
             _, nbytes, shared = max(found)
             caches[shared] = nbytes
@@ -76,7 +68,7 @@ def last_cache(cpus: Iterable[int], root: Path = ROOT) -> int:
 
 def processor(root: Path = ROOT) -> str:
     """The processor's name, as /proc/cpuinfo spells it on x86, POWER and (if it does) on Arm."""
-    text = _read(root / "proc/cpuinfo")
+    text = contents(root / "proc/cpuinfo")
     for key in ("model name", "cpu", "Processor"):
         if match := re.search(rf"^{key}\s*:\s*(.+)$", text, re.MULTILINE):
             return match[1].strip()
@@ -85,7 +77,7 @@ def processor(root: Path = ROOT) -> str:
 
 def hypervisor(root: Path = ROOT) -> bool | None:
     """Whether this is a virtual machine, as far as its processor tells; None if it never tells (Arm, POWER)."""
-    flags = re.search(r"^flags\s*:(.*)$", _read(root / "proc/cpuinfo"), re.MULTILINE)
+    flags = re.search(r"^flags\s*:(.*)$", contents(root / "proc/cpuinfo"), re.MULTILINE)
     return None if flags is None else "hypervisor" in flags[1].split()
 
 
@@ -113,9 +105,6 @@ def machine(root: Path = ROOT) -> dict[str, str]:
 
 
 def _version(package: str) -> str:
-    module = sys.modules.get(package)
-    if module is not None and isinstance(getattr(module, "__version__", None), str):
-        return str(module.__version__)
     try:
         return version(package)
     except PackageNotFoundError:
@@ -129,10 +118,3 @@ def _ranges(text: str) -> list[int]:
         first, _, last = part.partition("-")
         numbers += range(int(first), int(last or first) + 1)
     return numbers
-
-
-def _read(path: Path) -> str:
-    try:
-        return path.read_text()
-    except OSError:
-        return ""

@@ -17,7 +17,6 @@ class Meter:
     def __init__(self) -> None:
         self.copies = 0
         self.nbytes = 0
-        self.seconds = 0.0
         self.stalled = 0.0  # seconds that the computation waited for these copies
         self._least = float("inf")
         # Sums over the copies, each with the weight that is left of it: 1, bytes, seconds, bytes squared, products.
@@ -27,7 +26,6 @@ class Meter:
         """Count one copy that kept the way busy for `seconds`."""
         self.copies += 1
         self.nbytes += nbytes
-        self.seconds += seconds
         self._least = min(self._least, seconds)
         x, y = float(nbytes), seconds
         n, sx, sy, sxx, sxy = self._sums

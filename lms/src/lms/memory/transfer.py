@@ -32,16 +32,6 @@ class Copy(items.Copy, Protocol):
     def span(self) -> tuple[float, float] | None:
         """When its bytes moved, by `time.perf_counter`; None while they do, if none did, and on a stream."""
 
-    @property
-    def marks(self) -> tuple[object, object] | None:
-        """The same as marks of the device's clock, for `Device.elapsed`; on a stream they may lie ahead still."""
-
-    def wait(self) -> float:
-        """Order the caller behind the copy; returns the seconds that this thread stood still. Raises the copy's error.
-
-        On a CPU the thread blocks; on CUDA the current stream waits and the thread goes on.
-        """
-
 
 class ThreadCopy:
     """A copy that a lane's thread carries out. `keep` stays alive meanwhile.
@@ -69,26 +59,16 @@ class ThreadCopy:
         """Whether it is over, failed copies included."""
         return self._over
 
-    def wait(self) -> float:
-        """Block until the copy is over; returns for how many seconds. Raises its error if it failed."""
-        stalled = 0.0
+    def wait(self) -> None:
+        """Block until the copy is over. Raises its error if it failed."""
         if not self._over:
             start = perf_counter()
             self.join()
-            stalled = perf_counter() - start
-            self._meter.stalled += stalled
+            self._meter.stalled += perf_counter() - start
         if self.failed is not None:
             raise afresh(self.failed)
-        return stalled
 
-    def synchronize(self) -> None:
-        """Block until the copy is over. Raises its error if it failed."""
-        self.wait()
-
-    @property
-    def marks(self) -> tuple[object, object] | None:
-        """The span: the host's clock is the device's."""
-        return self.span
+    synchronize = wait  # this thread is the one that computes
 
     def join(self) -> None:
         """Block until the copy is over, and count it as no stall. Raises SpillError in a forked child."""
@@ -199,37 +179,22 @@ def _carry_out(queue: Queue) -> None:
         del copy, after, failed
 
 
-class Memory(Protocol):
-    """The upper end of a copy, as host addresses; for bytes that are not in host memory, with a stage between."""
-
-    def fill(self, start: int, stop: int) -> int:
-        """The address at which bytes `start` to `stop` can be read now. May block."""
-
-    def room(self, start: int, stop: int) -> int:
-        """The address, a page's start less the skew, to which bytes `start` to `stop` may be written. May block."""
-
-    def drain(self, start: int, stop: int) -> None:
-        """Bytes `start` to `stop` are at the address that `room` gave. May block until they have arrived."""
-
-
-class At:
-    """Memory that is simply there, at `address`."""
-
-    __slots__ = ("address",)
+class Memory:
+    """The upper end of a copy: host memory at `address`. A subclass puts a stage between, and blocks for it."""
 
     def __init__(self, address: int) -> None:
         self.address = address
 
     def fill(self, start: int, stop: int) -> int:
-        """The address of byte `start`."""
+        """The address at which bytes `start` to `stop` can be read now."""
         return self.address + start
 
     def room(self, start: int, stop: int) -> int:
-        """The address of byte `start`."""
+        """The address, a page's start less the skew, to which bytes `start` to `stop` may be written."""
         return self.address + start
 
     def drain(self, start: int, stop: int) -> None:
-        """Nothing is left to do."""
+        """Bytes `start` to `stop` are at the address that `room` gave."""
 
 
 class FileSlot(Slot):
@@ -321,8 +286,9 @@ class FileEngine:
         lane.submit(copy, work, partial(self._slots.leave, slot))
         return copy
 
-    def discard(self, slot: FileSlot) -> None:
+    def discard(self, slot: Slot) -> None:
         """Give the slot's room back, once its copies have ended. Never blocks. Idempotent."""
+        assert isinstance(slot, FileSlot)
         if os.getpid() == self._pid:
             self._slots.drop(slot)
 
@@ -331,9 +297,13 @@ class FileEngine:
         self._slots.settle()
         return {"file": self.file.slab.used, "file_peak": self.file.slab.peak}
 
-    def link(self, name: str = "file") -> Link | None:
+    def link(self) -> Link | None:
         """Bandwidth and latency of the copies so far; None before any."""
-        return measured_link(name, self.out.meter, self.back.meter)
+        return measured_link("file", self.out.meter, self.back.meter)
+
+    def stalled(self) -> tuple[float, float]:
+        """Seconds that threads have waited for copies out, and for copies back."""
+        return self.out.meter.stalled, self.back.meter.stalled
 
     def close(self) -> None:
         """Wait for the copies, end the threads, close the file. Idempotent; does nothing in a forked child."""

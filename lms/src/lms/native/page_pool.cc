@@ -36,7 +36,6 @@ void* PagePool::allocate(std::size_t nbytes) {
     usage_.used += nbytes;
     usage_.used_peak = std::max(usage_.used_peak, usage_.used);
     usage_.peak = std::max(usage_.peak, usage_.used + usage_.idle);
-    usage_.blocks += 1;
     return block;
 }
 
@@ -136,9 +135,7 @@ bool PagePool::move(Address from, Address to, std::size_t nbytes) {
         // Asked first whether it is one mapping (nothing moves): a move that fails for that reason has unmapped its
         // target already, and another thread might get these addresses. Linux 6.17 and later say yes, and move several.
         const bool whole = mremap(piece, size, size, 0) != MAP_FAILED;
-        if (whole && mremap(piece, size, size, MREMAP_MAYMOVE | MREMAP_FIXED, target) != MAP_FAILED) {
-            usage_.moved += size;
-        } else {
+        if (!whole || mremap(piece, size, size, MREMAP_MAYMOVE | MREMAP_FIXED, target) == MAP_FAILED) {
             give_back(piece, size);
             if (mprotect(target, size, PROT_READ | PROT_WRITE) != 0) {
                 if (next < end) give_back(next, static_cast<std::size_t>(end - next));

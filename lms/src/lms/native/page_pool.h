@@ -20,17 +20,15 @@
 
 namespace lms {
 
-// Everything in bytes, except the counts at the end.
+// Everything in bytes, except the count at the end.
 struct PoolUsage {
     std::size_t used = 0;        // in blocks that were handed out
     std::size_t used_peak = 0;   // the most of `used` since `reset_peak`
     std::size_t idle = 0;        // freed and kept
     std::size_t peak = 0;        // the most of `used` and `idle` together since `reset_peak`
     std::uint64_t fresh = 0;     // taken from the system, over the pool's life
-    std::uint64_t moved = 0;     // moved from idle blocks to new ones
     std::uint64_t returned = 0;  // given back to the system
-    std::uint64_t blocks = 0;    // blocks handed out, over the pool's life
-    std::uint64_t stitched = 0;  // those of them for which pages were moved
+    std::uint64_t stitched = 0;  // blocks for which pages of others were moved
 };
 
 // Blocks of whole pages, page-aligned. Safe to use from several threads.

@@ -178,11 +178,11 @@ class Hooks {
         if (Py_TYPE(object) != saved_type) return PyObject_CallOneArg(unpack_.ptr(), object);
         auto& saved = *reinterpret_cast<Saved*>(object);
         if (saved.handle != nullptr) return PyObject_CallOneArg(unpack_.ptr(), saved.handle);
+        const bool good = saved.alias._version() == saved.version;  // else Python raises the error
+        if (good && saved.record == kStays) return THPVariable_Wrap(saved.alias);
         // A GPU's backward runs on threads of autograd's own. On a CPU Python warns if the script chose another one.
         const bool ours = !device_.is_cpu() || PyThread_get_thread_ident() == thread_;
-        const bool good = ours && saved.alias._version() == saved.version;  // else Python raises the error
-        if (good && saved.record == kStays) return THPVariable_Wrap(saved.alias);
-        if (good && saved.record >= 0 && !c10::impl::TorchDispatchModeTLS::any_modes_set()) {
+        if (good && ours && saved.record >= 0 && !c10::impl::TorchDispatchModeTLS::any_modes_set()) {
             const double began = now();
             const at::Tensor tensor = detached(saved.alias);
             PyObject* wrapped = THPVariable_Wrap(tensor);  // may run the collector, so it comes first
@@ -323,7 +323,6 @@ class Hooks {
     }
 
     std::size_t live() const { return led_.live.size(); }
-    std::int64_t held() const { return led_.held; }
     bool over() const { return leading && led_.over(); }
 
     int traverse(visitproc visit, void* arg) const {
@@ -340,7 +339,7 @@ class Hooks {
         return py::reinterpret_steal<py::object>(THPVariable_Wrap(tensor));
     }
 
-    // The tensor if it is no more than bytes on the device: `movable` of lms.torch.records.
+    // The tensor if it is no more than bytes on the device: `movable` of lms.torch.movable.
     const at::Tensor* plain(py::handle object) const {
         if (!THPVariable_CheckExact(object.ptr()) || c10::impl::TorchDispatchModeTLS::any_modes_set()) return nullptr;
         const at::Tensor& tensor = THPVariable_Unpack(object.ptr());
@@ -472,7 +471,6 @@ PYBIND11_MODULE(native_hooks, module) {
         .def_readwrite("small", &Hooks::small)
         .def_readwrite("parameters", &Hooks::parameters)
         .def_property_readonly("live", &Hooks::live)
-        .def_property_readonly("held", &Hooks::held)
         .def_property_readonly("over", &Hooks::over)
         .def_property_readonly("pack", [](const py::object& self) { return hook(&methods[0], self); })
         .def_property_readonly("unpack", [](const py::object& self) { return hook(&methods[1], self); })

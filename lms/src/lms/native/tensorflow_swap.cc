@@ -1,12 +1,19 @@
 // TensorFlow operations of LMS. LmsSwapOut writes a tensor to the file tier, after which its memory can go; LmsSwapIn
-// reads it back. LmsTap makes a token once a tensor is there, and LmsGate hands a tensor on once tokens are there: with
-// them LMS orders a graph. Control edges would do the same, but TensorFlow's graph optimizers do not rewrite an
-// operation that has one, and what they do not rewrite adds up in another order, to other bits.
+// reads it back. LmsGate hands a tensor on: it stands for a copy if TensorFlow itself copies, between two devices.
 //
-// All are stateless. TensorFlow chains stateful operations in the order of their creation, and every write would then
-// wait for the backward pass. What a write made belongs to its handle, a variant that shares the ownership of its place
-// in the file: the place is free once nothing can read it any more. One thread writes and one reads, so that no thread
-// of TensorFlow's waits for a disk. Copies go through a page-aligned buffer, because O_DIRECT needs one.
+// LmsMark stands in a step that LMS shall edit. When TensorFlow's and oneDNN's optimizers are done with a graph, a pass
+// gives each graph with a mark to Python and takes the edited one. Edited earlier, they would rewrite other operations
+// than they do without LMS, and sums would add up in another order, to other bits.
+//
+// The copies are stateless. TensorFlow chains stateful operations in the order of their creation, and every write would
+// then wait for the backward pass. What a write made belongs to its handle, a variant that shares the ownership of its
+// place in the file: the place is free once nothing can read it any more. One thread writes and one reads, so that no
+// thread of TensorFlow's waits for a disk. Copies go through a page-aligned buffer, because O_DIRECT needs one.
+
+// TensorFlow is built with it, and a graph's nodes have another layout without.
+#ifndef NDEBUG
+#define NDEBUG
+#endif
 
 #include <errno.h>
 #include <string.h>
@@ -22,10 +29,13 @@
 #include <map>
 #include <memory>
 #include <mutex>
+#include <set>
 #include <string>
 #include <thread>
 #include <utility>
 
+#include "tensorflow/core/common_runtime/graph_constructor.h"
+#include "tensorflow/core/common_runtime/optimization_registry.h"
 #include "tensorflow/core/framework/common_shape_fns.h"
 #include "tensorflow/core/framework/op.h"
 #include "tensorflow/core/framework/op_kernel.h"
@@ -33,6 +43,7 @@
 #include "tensorflow/core/framework/variant.h"
 #include "tensorflow/core/framework/variant_encode_decode.h"
 #include "tensorflow/core/framework/variant_op_registry.h"
+#include "tensorflow/core/graph/graph.h"
 
 namespace {
 
@@ -255,18 +266,6 @@ class SwapIn : public AsyncOpKernel {
     }
 };
 
-class Tap : public OpKernel {
-  public:
-    explicit Tap(OpKernelConstruction* context) : OpKernel(context) {}
-
-    void Compute(OpKernelContext* context) override {
-        Tensor* token = nullptr;
-        OP_REQUIRES_OK(context, context->allocate_output(0, {0}, &token));
-    }
-
-    bool IsExpensive() override { return false; }
-};
-
 class Gate : public OpKernel {
   public:
     explicit Gate(OpKernelConstruction* context) : OpKernel(context) {}
@@ -276,13 +275,73 @@ class Gate : public OpKernel {
     bool IsExpensive() override { return false; }
 };
 
-// The optimizers need the shape: with unknown ones they rewrite less.
-absl::Status given_shape(InferenceContext* context) {
-    tensorflow::shape_inference::ShapeHandle shape;
-    TF_RETURN_IF_ERROR(context->MakeShapeFromShapeTensor(1, &shape));
-    context->set_output(0, shape);
-    return absl::OkStatus();
-}
+class Mark : public OpKernel {
+  public:
+    explicit Mark(OpKernelConstruction* context) : OpKernel(context) {}
+
+    void Compute(OpKernelContext*) override {}
+
+    bool IsExpensive() override { return false; }
+};
+
+struct Answer {
+    std::string graph, error;
+};
+
+// Python's function: the graph, which mark stands in it, and the Answer to be filled by lms_tensorflow_answer.
+using Editor = void (*)(const char* graph, std::int64_t nbytes, std::int64_t index, void* answer);
+std::atomic<Editor> editor{nullptr};
+
+class Edit : public tensorflow::GraphOptimizationPass {
+  public:
+    absl::Status Run(const tensorflow::GraphOptimizationPassOptions& options) override {
+        if (editor == nullptr) return absl::OkStatus();
+        if (options.graph != nullptr) return edit(*options.graph, true);
+        if (options.partition_graphs == nullptr) return absl::OkStatus();
+        for (auto& [device, graph] : *options.partition_graphs) {
+            const absl::Status status = edit(graph, false);
+            if (!status.ok()) return status;
+        }
+        return absl::OkStatus();
+    }
+
+  private:
+    static absl::Status edit(std::unique_ptr<tensorflow::Graph>& graph, bool before_partition) {
+        std::set<std::int64_t> marks;
+        for (const tensorflow::Node* node : graph->op_nodes()) {
+            if (node->type_string() != "LmsMark") continue;
+            bool early = false;
+            std::int64_t index = 0;
+            TF_RETURN_IF_ERROR(tensorflow::GetNodeAttr(node->attrs(), "before_partition", &early));
+            TF_RETURN_IF_ERROR(tensorflow::GetNodeAttr(node->attrs(), "index", &index));
+            if (early == before_partition) marks.insert(index);
+        }
+        for (const std::int64_t index : marks) {
+            tensorflow::GraphDef definition;
+            graph->ToGraphDef(&definition);
+            definition.clear_library();
+            const std::string bytes = definition.SerializeAsString();
+            Answer answer;
+            editor.load()(bytes.data(), bytes.size(), index, &answer);
+            if (!answer.error.empty()) return absl::InvalidArgumentError(answer.error);
+            definition.Clear();
+            if (!definition.ParseFromString(answer.graph)) return absl::InternalError("LMS: no graph came back");
+            auto edited = std::make_unique<tensorflow::Graph>(tensorflow::OpRegistry::Global());
+            tensorflow::GraphConstructorOptions how;
+            how.allow_internal_ops = true;
+            how.expect_device_spec = true;
+            TF_RETURN_IF_ERROR(tensorflow::ConvertGraphDefToGraph(how, std::move(definition), edited.get()));
+            for (tensorflow::Node* node : edited->op_nodes())
+                if (node->assigned_device_name().empty()) node->set_assigned_device_name(node->requested_device());
+            graph = std::move(edited);
+        }
+        return absl::OkStatus();
+    }
+};
+
+// After all of TensorFlow's own passes: oneDNN's is the first of the last group.
+REGISTER_OPTIMIZATION(tensorflow::OptimizationPassRegistry::POST_REWRITE_FOR_EXEC, 1000, Edit);
+REGISTER_OPTIMIZATION(tensorflow::OptimizationPassRegistry::POST_PARTITIONING, 1000, Edit);
 
 // `index` differs from operation to operation, so that no optimizer takes two of them for the same.
 REGISTER_OP("LmsSwapOut")
@@ -293,41 +352,40 @@ REGISTER_OP("LmsSwapOut")
     .SetShapeFn(tensorflow::shape_inference::ScalarShape);
 REGISTER_OP("LmsSwapIn")
     .Input("handle: variant")
-    .Input("shape: int32")
-    .Input("tokens: N * variant")
     .Output("tensor: T")
     .Attr("T: type")
-    .Attr("N: int >= 0")
     .Attr("index: int")
-    .SetShapeFn(given_shape);
-REGISTER_OP("LmsTap")
-    .Input("tensor: T")
-    .Output("token: variant")
-    .Attr("T: type")
-    .Attr("index: int")
-    .SetShapeFn([](InferenceContext* context) {
-        context->set_output(0, context->Vector(0));
-        return absl::OkStatus();
-    });
+    .SetShapeFn(tensorflow::shape_inference::UnknownShape);
 REGISTER_OP("LmsGate")
     .Input("tensor: T")
-    .Input("tokens: N * variant")
     .Output("same: T")
     .Attr("T: type")
-    .Attr("N: int >= 0")
     .Attr("index: int")
     .SetShapeFn(tensorflow::shape_inference::UnchangedShape);
+REGISTER_OP("LmsMark")
+    .Attr("index: int")
+    .Attr("before_partition: bool")
+    .SetIsStateful()
+    .SetShapeFn(tensorflow::shape_inference::NoOutputs);
 REGISTER_KERNEL_BUILDER(Name("LmsSwapOut").Device(tensorflow::DEVICE_CPU), SwapOut);
 REGISTER_KERNEL_BUILDER(Name("LmsSwapIn").Device(tensorflow::DEVICE_CPU), SwapIn);
-REGISTER_KERNEL_BUILDER(Name("LmsTap").Device(tensorflow::DEVICE_CPU), Tap);
 REGISTER_KERNEL_BUILDER(Name("LmsGate").Device(tensorflow::DEVICE_CPU), Gate);
-REGISTER_KERNEL_BUILDER(Name("LmsTap").Device(tensorflow::DEVICE_GPU).HostMemory("token"), Tap);
-REGISTER_KERNEL_BUILDER(Name("LmsGate").Device(tensorflow::DEVICE_GPU).HostMemory("tokens"), Gate);
+REGISTER_KERNEL_BUILDER(Name("LmsMark").Device(tensorflow::DEVICE_CPU), Mark);
+REGISTER_KERNEL_BUILDER(Name("LmsMark").Device(tensorflow::DEVICE_GPU), Mark);
 
 }  // namespace
 
 // For Python, by ctypes. `file` stays open until the process ends.
 extern "C" void lms_tensorflow_use(int file) { Tier::get().use(file); }
+
+// The function that edits graphs; it calls lms_tensorflow_answer once. One of `graph` and `error` is NULL.
+extern "C" void lms_tensorflow_edit_with(Editor function) { editor = function; }
+
+extern "C" void lms_tensorflow_answer(void* answer, const char* graph, std::int64_t nbytes, const char* error) {
+    auto* filled = static_cast<Answer*>(answer);
+    if (graph != nullptr) filled->graph.assign(graph, nbytes);
+    if (error != nullptr) filled->error = error;
+}
 
 // Six figures: copies out, copies in, places in use, bytes out, bytes in, most bytes in the file at once.
 extern "C" void lms_tensorflow_usage(std::int64_t* figures) {

@@ -47,7 +47,7 @@ class PoolAllocator final : public c10::Allocator {
         if (block != nullptr) {
             c10::profiledCPUMemoryReporter().New(block, nbytes);
         } else {
-            // Where the pool has none, the C library may: it keeps free memory too. If not, the error is the usual one.
+            // If the pool has none, the C library may: it keeps free memory, too. If not, the error is the usual one.
             block = c10::GetDefaultCPUAllocator()->raw_allocate(nbytes);
         }
         return {block, block, &release, c10::Device(c10::DeviceType::CPU)};
@@ -97,10 +97,10 @@ void lms_pool_keep(std::size_t nbytes) { pool().keep(nbytes); }
 void lms_pool_reset_peak() { pool().reset_peak(); }
 
 // Figures in the order of PoolUsage.
-void lms_pool_usage(std::uint64_t figures[9]) {
+void lms_pool_usage(std::uint64_t figures[7]) {
     const lms::PoolUsage usage = pool().usage();
-    const std::uint64_t all[] = {usage.used,  usage.used_peak, usage.idle,   usage.peak,    usage.fresh,
-                                 usage.moved, usage.returned,  usage.blocks, usage.stitched};
+    const std::uint64_t all[] = {usage.used,  usage.used_peak, usage.idle,    usage.peak,
+                                 usage.fresh, usage.returned,  usage.stitched};
     std::copy(std::begin(all), std::end(all), figures);
 }
 

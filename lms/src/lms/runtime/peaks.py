@@ -71,7 +71,7 @@ class Peaks:
         self._saw(self.device.peak().held, f"after pass {self.progress.passes}")
 
     def pause(self) -> None:
-        """Note what the time since the last pass has needed, before something that is none of LMS's business."""
+        """Note what the time since the last pass has needed, before something that does not concern LMS."""
         self.after_the_last_pass()
         if self._peak_is_between:
             self._before_pause = max(self._before_pause, self.device.peak().in_use)

@@ -17,10 +17,9 @@ from lms.core.trace import Trace
 from lms.errors import LimitError
 from lms.memory.device import Device
 from lms.memory.machine import kernel
-from lms.runtime.finished import Finished
 from lms.runtime.peaks import Peaks
 from lms.runtime.progress import Progress
-from lms.runtime.recorder import Recorder
+from lms.runtime.recorder import Finished, Recorder
 from lms.units import format_size
 from lms.warn import warn_script
 
@@ -176,10 +175,6 @@ class PassPlanner:
         elif not self._cut_short(recorder):
             self._learn(finished)
 
-    def look(self) -> None:
-        """Note what the device has held since the last pass."""
-        self.peaks.after_the_last_pass()
-
     def link(self) -> Link:
         """The link to the tier below, measured on past copies, or by copying something now."""
         return self.tier.link() or self.tier.calibrate(CALIBRATION)
@@ -239,9 +234,11 @@ class PassPlanner:
             return None
         (found, outside), self._unsuited = self._unsuited, None
         # Which of the passes this one will be like is not known, so it is planned for the most of them.
-        variants = self._variants(found) or [found]
-        columns = zip(*(_other(guide.trace, outside - guide.outside) for guide in variants), strict=True)
-        trace = _with_other(found.trace, [max(column) for column in columns])
+        grown = (
+            [other + outside - guide.outside for other in guide.trace.others]
+            for guide in self._variants(found) or [found]
+        )
+        trace = found.trace.with_measured(found.trace.times, [max(column) for column in zip(*grown, strict=True)])
         if floor(trace)[0] > (self.limit or 0) and self.progress.early:
             return None  # an estimate is no reason to end the training: the rule leads, and the pass is measured
         return self._add(found.keys, trace)
@@ -282,32 +279,26 @@ class PassPlanner:
 
     def _measured_again(self, guide: Guide, recorder: Recorder) -> Trace:
         """The guide's trace as its last pass measured it, with the median of the times so far."""
-        trace = self._trace(recorder)
+        trace, before = self._trace(recorder), guide.trace
+        times: Sequence[float] = before.times
         if guide.samples:
-            gaps = [statistics.median(column) for column in zip(*guide.samples, strict=True)]
-        else:
-            gaps = [*(access.seconds for access in guide.trace.accesses), guide.trace.tail]
-        trace = replace(
-            trace,
-            accesses=tuple(replace(access, seconds=gap) for access, gap in zip(trace.accesses, gaps, strict=False)),
-            tail=gaps[-1],
+            times = [statistics.median(column) for column in zip(*guide.samples, strict=True)]
+        return replace(
+            trace.with_measured(times, (trace if recorder.measure else before).others),
             tensors=tuple(
                 replace(new, module=old.module, let_go=new.let_go if new.let_go is not None else old.let_go)
-                for new, old in zip(trace.tensors, guide.trace.tensors, strict=True)
+                for new, old in zip(trace.tensors, before.tensors, strict=True)
             ),
         )
-        return trace if recorder.measure else _with_other(trace, _other(guide.trace))
-
-    def _warn(self, what: str) -> None:
-        """Warn once of something for which a training past its beginning is not ended."""
-        if not self._warned:
-            self._warned = True
-            warn_script(what)
 
     def _trace(self, recorder: Recorder) -> Trace:
         link = self.tier.link()
+        system = {
+            "system": f"{platform.system()} {kernel()} {platform.machine()}",
+            "python": platform.python_version(),
+        }
         return recorder.trace(
-            self.device.capacity(), link.to_dict() if link is not None else {}, {**machine(), **self.facts}
+            self.device.capacity(), link.to_dict() if link is not None else {}, {**system, **self.facts}
         )
 
     def _plan(self, trace: Trace) -> Plan | None:
@@ -318,13 +309,14 @@ class PassPlanner:
         limit, lowest = None, 0
         if self.limit is not None:
             lowest = floor(trace)[0]
-            if lowest > self.limit and not self.progress.early:
-                self._warn(
+            if lowest > self.limit and self.progress.early:
+                lowest = self.limit
+            elif lowest > self.limit and not self._warned:
+                self._warned = True
+                warn_script(
                     f"the limit of {format_size(self.limit)} cannot be kept any more: {format_size(lowest)} are needed "
                     "with every saved tensor swapped; training goes on with as little as that"
                 )
-            elif lowest > self.limit:
-                lowest = self.limit
             limit = self.budget.planned(lowest)
             fits = plain_peak(trace) <= limit
         else:
@@ -344,22 +336,3 @@ class PassPlanner:
             self._refused = refused
             return None
         return replace(plan, limit=self.limit)
-
-
-def _other(trace: Trace, change: int = 0) -> list[int]:
-    """Bytes outside the saved tensors before each access and in the tail, with `change` added to each."""
-    return [*(access.other + change for access in trace.accesses), trace.tail_other + change]
-
-
-def _with_other(trace: Trace, other: Sequence[int]) -> Trace:
-    """The trace with other bytes outside the saved tensors."""
-    accesses = tuple(replace(access, other=now) for access, now in zip(trace.accesses, other, strict=False))
-    return replace(trace, accesses=accesses, tail_other=other[-1])
-
-
-def machine() -> dict[str, str]:
-    """The system and Python, for readers of a trace."""
-    return {
-        "system": f"{platform.system()} {kernel()} {platform.machine()}",
-        "python": platform.python_version(),
-    }

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import dataclass, fields
 from itertools import accumulate
 from typing import Literal
 
+from lms.core.guide import Guide
 from lms.core.timeline import Span, Timeline
 from lms.core.trace import Access, AccessKind, Tensor, Trace
 from lms.memory.device import Device, Mark, Peak
@@ -208,3 +210,29 @@ class Recorder:
             link=link,
             machine=machine,
         )
+
+
+@dataclass
+class Counters:
+    """Bytes moved and seconds waited."""
+
+    out: int = 0
+    back: int = 0
+    stall_out: float = 0.0
+    stall_in: float = 0.0
+    hook: float = 0.0  # in LMS, waiting left out
+
+    def since(self, before: Counters) -> Counters:
+        """The difference to an earlier state."""
+        return Counters(*(getattr(self, one.name) - getattr(before, one.name) for one in fields(self)))
+
+
+@dataclass
+class Finished:
+    """A complete pass, for the planner to learn from."""
+
+    recorder: Recorder
+    guide: Guide | None  # the plan for just this sequence of accesses; None when none is known
+    counters: Counters
+    held_peak: int
+    seconds: float

@@ -3,16 +3,18 @@
 from __future__ import annotations
 
 import contextlib
+import statistics
 import sys
+import time
 from collections.abc import Callable, Sequence
 from typing import Any
 
 import keras
 import tensorflow as tf
 
-from lms.errors import LMSError, UsageError
+from lms.errors import LimitError, LMSError, UsageError
 from lms.memory.resident import ResidentSet
-from lms.tensorflow.offload import Offload, Traced, offload
+from lms.tensorflow.decorator import Offload, Traced, offload
 from lms.tensorflow.tiers import FileTier, usage
 from lms.units import format_size
 
@@ -28,9 +30,12 @@ class LMS(keras.callbacks.Callback):  # type: ignore[misc]
     def __init__(self, **options: Any) -> None:
         super().__init__()
         self.offload: Offload = offload(**options)
+        self.offload.trying = True
         self._jit: object = None
         self._resident = ResidentSet()
         self._peak = 0
+        self._times: list[float] = []  # seconds of each batch since the step was planned
+        self.over_limit = False  # whether a step went over the limit that was planned with what the first one needed
 
     def stats(self) -> dict[str, int]:
         """Figures: bytes and counts of the last trace, and what the file tier of this process has done."""
@@ -40,6 +45,19 @@ class LMS(keras.callbacks.Callback):  # type: ignore[misc]
             figures |= {name: getattr(last, name) for name in ("tensors", "swapped", "plain_peak", "predicted_peak")}
             figures |= {"variables": last.variables, "peak": self._peak}
         return figures
+
+    @property
+    def step_time(self) -> float:
+        """Median seconds of a batch but the first, which traces; 0.0 if there was none."""
+        return statistics.median(self._times[1:]) if self._times[1:] else 0.0
+
+    def on_train_batch_begin(self, batch: int, logs: object = None) -> None:
+        """Note the time."""
+        self._began = time.perf_counter()
+
+    def on_train_batch_end(self, batch: int, logs: object = None) -> None:
+        """Note how long it took."""
+        self._times.append(time.perf_counter() - self._began)
 
     def on_train_begin(self, logs: object = None) -> None:
         """Have the training step traced anew, with LMS."""
@@ -55,6 +73,11 @@ class LMS(keras.callbacks.Callback):  # type: ignore[misc]
         if model.jit_compile:
             print("lms: XLA is off for this model (jit_compile): it has a schedule of its own", file=sys.stderr)
             model.jit_compile = False
+        optimizer = model.optimizer
+        if model.built and optimizer is not None and not optimizer.built:
+            # Variables that the first step makes would put it into a branch: TensorFlow traces another for those after.
+            with model.distribute_strategy.scope():
+                optimizer.build(model.trainable_variables)
         model.train_step = self.offload(model.train_step)
         model.make_train_function(force=True)
         self._peek(model)
@@ -85,7 +108,13 @@ class LMS(keras.callbacks.Callback):  # type: ignore[misc]
             before, traced = self.stats(), len(self.offload.traces)
             with contextlib.suppress(OSError):  # a sandbox's kernel may refuse: the peak is then that of the process
                 self._resident.reset_peak()
-            result = train(iterator)
+            self.offload.failure = None
+            try:
+                result = train(iterator)
+            except tf.errors.OpError:
+                if self.offload.failure is not None:
+                    raise self.offload.failure from None
+                raise
             self._check(before, self.offload.traces[traced:][-model.distribute_strategy.num_replicas_in_sync :])
             self._compare(model)
             return result
@@ -106,17 +135,31 @@ class LMS(keras.callbacks.Callback):  # type: ignore[misc]
             )
 
     def _compare(self, model: Any) -> None:
-        """If the process went over the limit, have the step traced anew, with what its operations need beside."""
+        """Have the step traced anew if it can now be planned with what its operations need beside their results.
+
+        The first one under a limit that is tight holds as little as possible. Raises LimitError if even that was more
+        than the limit.
+        """
         self._peak = self._resident.peak()
-        limit = self.offload.options.limit
-        if limit is None or not isinstance(self.offload.tier, FileTier) or self._peak <= limit:
+        limit, _ = self.offload.bound(self.offload.traces[-1].trace) if self.offload.traces else (None, None)
+        if limit is None or not isinstance(self.offload.tier, FileTier):
             return
-        self.offload.scratch += self._peak - limit
-        print(
-            f"lms: the step took {format_size(self._peak)}, because operations need memory beside their results: it is "
-            f"planned again for {format_size(limit)}",
-            file=sys.stderr,
-        )
+        first = self.offload.scratch is None
+        last = self.offload.traces[-1]
+        if self._peak > limit:
+            if first and last.swapped:
+                raise LimitError(
+                    f"limit {format_size(limit)} is below the floor of {format_size(self._peak)}: the step took that "
+                    "much with every tensor swapped that can be. Raise the limit, or make the batch, the resolution "
+                    "or the width smaller"
+                )
+            self.over_limit = not first
+            print(f"lms: the step took {format_size(self._peak)}: it is planned again", file=sys.stderr)
+        elif not (first and last.swapped):
+            return
+        used = max(0, self._peak - last.predicted_peak)
+        spare = used // 10 if last.swapped else 0  # the allocator's: another plan leaves other holes in its memory
+        self.offload.scratch = (self.offload.scratch or 0) + used + spare
         model.make_train_function(force=True)
         self._peek(model)
 

@@ -4,80 +4,57 @@ from __future__ import annotations
 
 import atexit
 import ctypes
+import weakref
+from collections.abc import Callable
 from functools import cache
+from itertools import count
 from pathlib import Path
 from typing import Any
 
 import tensorflow as tf
 
-from lms.build import operations_path
+from lms.build import OPERATIONS, library_path
 from lms.errors import LMSError
 from lms.memory.file import FileSlab
 from lms.memory.spill import spill_folder
 
+_M_MMAP_THRESHOLD = -3  # malloc.h
+_LARGE = 1 << 20  # bytes: what is as large has a mapping of its own, which goes back to the system with the tensor
 
-class _Tier:
-    """The operations that order others."""
-
-    def __init__(self) -> None:
-        self._operations = load_operations()
-
-    def tap(self, tensor: Any, index: int) -> Any:
-        """A token that is there once the tensor is."""
-        return self._operations.lms_tap(tensor=tensor, index=index, name="lms_tap")
-
-    def gate(self, tensor: Any, tokens: list[Any], index: int, name: str = "lms_swap_out") -> Any:
-        """The tensor, once the tokens are there."""
-        return self._operations.lms_gate(tensor=tensor, tokens=tokens, index=index, name=name)
+Edit = Callable[[bytes, int], bytes]  # the graph and the index of the mark in it -> the edited graph
 
 
-class HostTier(_Tier):
+class HostTier:
     """Pairs of operations on the host's device that hand a tensor on: TensorFlow itself copies between devices."""
 
-    def __init__(self, device: str) -> None:
-        super().__init__()
-        self.device = device
+    out_op = back_op = "LmsGate"
+    before_partition = True  # the copies between devices are made then
 
-    def swap_out(self, tensor: Any, index: int) -> Any:
-        """The tensor on the host."""
-        with tf.device(self.device):
-            return self.gate(tensor, [], index)
+    def __init__(self, host: str) -> None:
+        self.host = host
 
-    def swap_in(self, handle: Any, like: Any, tokens: list[Any], index: int, name: str) -> Any:
-        """The same, from when on the device may have it."""
-        with tf.device(self.device):
-            return self.gate(handle, tokens, index, name)
-
-    def token(self, handle: Any, index: int) -> Any:
-        """A token that is there once the tensor is on the host."""
-        with tf.device(self.device):
-            return self.tap(handle, index)
+    def device(self, own: str) -> str:
+        """The host."""
+        return str(tf.DeviceSpec.from_string(own).make_merged_spec(tf.DeviceSpec.from_string(self.host)).to_string())
 
     def __str__(self) -> str:
-        return f"the memory of {self.device}"
+        return f"the memory of {self.host}"
 
 
-class FileTier(_Tier):
+class FileTier:
     """Pairs of LMS's own operations over one file without a name, which stays open until the process ends."""
 
+    out_op, back_op = "LmsSwapOut", "LmsSwapIn"
+    before_partition = False  # oneDNN, too, has replaced operations by then
+
     def __init__(self, folder: Path | None) -> None:
-        super().__init__()
         self.folder = spill_folder(folder)
+        load_operations()
         _open(self.folder)
 
-    def swap_out(self, tensor: Any, index: int) -> Any:
-        """A handle that owns the tensor's place in the file."""
-        return self._operations.lms_swap_out(tensor=tensor, index=index, name="lms_swap_out")
-
-    def swap_in(self, handle: Any, like: Any, tokens: list[Any], index: int, name: str) -> Any:
-        """The tensor, read from the file."""
-        return self._operations.lms_swap_in(
-            handle=handle, shape=tf.shape(like), tokens=tokens, T=like.dtype, index=index, name=name
-        )
-
-    def token(self, handle: Any, index: int) -> Any:
-        """The handle: it is there once the tensor is in the file."""
-        return handle
+    def device(self, own: str) -> str:
+        """The tensor's own."""
+        return own
 
     def __str__(self) -> str:
         return f"a file in {self.folder}"
@@ -86,7 +63,39 @@ class FileTier(_Tier):
 @cache
 def load_operations() -> Any:
     """LMS's operations, loaded into TensorFlow. Raises LMSError that says what to do if they are not built."""
-    return tf.load_op_library(str(_library()))
+    operations = tf.load_op_library(str(_library()))
+    library = ctypes.CDLL(str(_library()))
+    library.lms_tensorflow_edit_with(_edit)
+    return operations
+
+
+_EDITOR = ctypes.CFUNCTYPE(None, ctypes.c_void_p, ctypes.c_int64, ctypes.c_int64, ctypes.c_void_p)
+_edits: dict[int, Edit] = {}  # by the index of the mark in the graph
+_indices = count()
+
+
+@_EDITOR  # type: ignore[untyped-decorator]
+def _edit(address: int, nbytes: int, index: int, reply: int) -> None:
+    """Called by TensorFlow for each graph in which a mark stands, when its optimizers are done."""
+    library = ctypes.CDLL(str(_library()))
+    answer = library.lms_tensorflow_answer
+    answer.argtypes = (ctypes.c_void_p, ctypes.c_char_p, ctypes.c_int64, ctypes.c_char_p)
+    try:
+        if index not in _edits:
+            raise LMSError("the function of this graph is gone: call the tf.function that was traced")
+        graph = _edits[index](ctypes.string_at(address, nbytes), index)
+        answer(reply, graph, len(graph), None)
+    except BaseException as error:  # no exception passes through C++
+        answer(reply, None, 0, f"lms: {error}".encode())
+
+
+def mark(edit: Edit, *, before_partition: bool) -> None:
+    """Have the graph that is being traced edited by `edit` once TensorFlow has optimized it."""
+    graph, index = tf.compat.v1.get_default_graph(), next(_indices)
+    _edits[index] = edit
+    weakref.finalize(graph, _edits.pop, index, None)
+    with graph.name_scope(None):  # what comes before it in the optimized graph comes before every name
+        load_operations().lms_mark(index=index, before_partition=before_partition, name=f"lms_mark_{index}")
 
 
 @cache
@@ -94,6 +103,8 @@ def _open(folder: Path) -> FileSlab:
     slab = FileSlab(folder)
     ctypes.CDLL(str(_library())).lms_tensorflow_use(slab.fileno())
     _open_slabs.append(slab)
+    if (mallopt := getattr(ctypes.CDLL(None), "mallopt", None)) is not None:
+        mallopt(_M_MMAP_THRESHOLD, _LARGE)  # glibc's own choice grows, and keeps what was freed (TensorFlow 2.16)
     return slab
 
 
@@ -102,7 +113,7 @@ atexit.register(_open_slabs.clear)
 
 
 def _library() -> Path:
-    path = operations_path(tf.__version__)
+    path = library_path(tf.__version__, OPERATIONS)
     if not path.exists():
         raise LMSError(
             f"LMS swaps by operations that are not built for TensorFlow {tf.__version__}: run "

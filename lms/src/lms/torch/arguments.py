@@ -8,7 +8,6 @@ from typing import TypeVar
 import torch
 
 from lms.errors import UsageError
-from lms.torch.backend import supported
 
 T = TypeVar("T")
 
@@ -30,7 +29,10 @@ def listed(given: T | Iterable[T] | None, kind: type[T], argument: str) -> list[
 
 
 def training_device(given: str | torch.device | None, models: Sequence[torch.nn.Module]) -> torch.device:
-    """The device of the training: as given, or that of the first parameter, or the GPU if there is one."""
+    """The device of the training: as given, or that of the first parameter, or the GPU if there is one.
+
+    Raises UsageError when LMS cannot swap its tensors.
+    """
     parameter = next((p for model in models for p in model.parameters()), None)
     if given is not None:
         device = torch.device(given)
@@ -38,6 +40,8 @@ def training_device(given: str | torch.device | None, models: Sequence[torch.nn.
         device = parameter.device
     else:
         device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
-    if str(supported(device)) == "cuda":  # whichever is current
+    if device.type not in ("cpu", "cuda"):
+        raise UsageError(f"device={str(device)!r}: LMS swaps tensors of a device of type 'cpu' or 'cuda'")
+    if str(device) == "cuda":  # whichever is current
         return torch.device("cuda", torch.cuda.current_device())
     return device

@@ -8,7 +8,6 @@ from pathlib import Path
 
 import torch
 
-from lms.errors import UsageError
 from lms.memory.capacity import memory_capacity
 from lms.memory.device import CpuDevice, Device
 from lms.memory.file import FileSlab
@@ -26,21 +25,13 @@ from lms.torch.engine import Engine
 _HOST_SHARE = 0.75  # of the host's memory: the pinned slab's limit when none is given
 
 
-def supported(device: torch.device) -> torch.device:
-    """The same device. Raises UsageError when LMS cannot swap its tensors."""
-    if device.type not in ("cpu", "cuda"):
-        raise UsageError(f"device={str(device)!r}: LMS swaps tensors of a device of type 'cpu' or 'cuda'")
-    return device
-
-
 def make_engine(device: torch.device, *, spill_dir: Path | None, host_limit: int | None, verify: bool) -> Engine:
     """The engine for `device`: RAM to a file on a CPU, GPU to pinned memory (and past `host_limit` a file) on CUDA.
 
     `host_limit` is the host's, in bytes: the ranks of one host share it evenly; None takes three quarters of the host's
-    memory. Raises UsageError for another kind of device and, on a CPU, for a `spill_dir` in memory; SpillError for one
-    that no file can be made in.
+    memory. Raises UsageError, on a CPU, for a `spill_dir` in memory; SpillError for one that no file can be made in.
     """
-    if supported(device).type == "cpu":
+    if device.type == "cpu":
         if host_limit is not None:
             warnings.warn(
                 "host_limit has no effect on a CPU device: its tier is the file in spill_dir, without pinned memory",
@@ -55,10 +46,10 @@ def make_engine(device: torch.device, *, spill_dir: Path | None, host_limit: int
 
 
 def device_for(device: torch.device) -> Device:
-    """The memory of `device` that the limit bounds. Raises UsageError when it is neither a CPU nor a CUDA device.
+    """The memory of `device`, a CPU or a GPU, that the limit bounds.
 
     The ranks of one host share its memory evenly if the device is the CPU; each rank has a GPU of its own.
     """
-    if supported(device).type == "cpu":
+    if device.type == "cpu":
         return CpuDevice(page_pool.find(), sharing(os.environ))
     return CudaDevice(device)

@@ -7,7 +7,7 @@ from typing import Protocol
 
 import torch
 
-from lms.link import Link
+from lms.core.link import Link
 from lms.memory.slots import Slot
 from lms.memory.transfer import Copy
 from lms.torch.cuda.streams import Stream
@@ -19,6 +19,7 @@ class Engine(Protocol):
     """Moves flat byte tensors off the device and back. Called under one lock; copies may be waited for outside it."""
 
     name: str  # the tier in words: "file in /var/tmp", "host"
+    device: torch.device
 
     def offload(self, source: torch.Tensor) -> tuple[Slot, Copy]:
         """Start the copy out of `source` (uint8, one dimension, contiguous, on the device).
@@ -38,7 +39,7 @@ class Engine(Protocol):
         """Free the slot when its copies are over. Never blocks; idempotent; may come from any thread."""
 
     def usage(self) -> dict[str, int]:
-        """Bytes below the device: `host`, `host_peak`, `file`, `file_peak`."""
+        """Bytes below the device: `host` and `host_peak`, `file` and `file_peak`, as far as there is such a tier."""
 
     def link(self) -> Link | None:
         """Bandwidth and latency of the copies so far; None before any."""
@@ -46,41 +47,40 @@ class Engine(Protocol):
     def stalled(self) -> tuple[float, float]:
         """Seconds that the computation has stood still for copies out, and for copies back, as far as known by now."""
 
-    def stream(self) -> Stream | None:
-        """The stream that computes for this thread; None on a device that has none."""
-
-    def capturing(self) -> bool:
-        """Whether what this thread computes is captured in a CUDA graph, and not run."""
-
-    def calibrate(self, nbytes: int) -> Link:
-        """Copy `nbytes` out and back, one piece at a time, and measure."""
-
     def close(self) -> None:
         """Wait for the copies and give everything back. Idempotent; does nothing in a forked child."""
 
+    def stream(self) -> Stream | None:
+        """The stream that computes for this thread; None on a device that has none."""
+        return None
 
-def calibrate(engine: Engine, device: torch.device, nbytes: int) -> Link:
-    """Copy `nbytes` of `device` out and back, one piece at a time, and measure.
+    def capturing(self) -> bool:
+        """Whether what this thread computes is captured in a CUDA graph, and not run."""
+        return False
 
-    The bytes are noise, since a disk may spare itself zeros; from the system, since the framework's generators are the
-    user's.
-    """
-    piece = min(max(nbytes, 1), _PIECE)
-    grain = torch.frombuffer(bytearray(os.urandom(min(piece, 1 << 20))), dtype=torch.uint8)
-    source = grain.repeat(-(-piece // len(grain)))[:piece].to(device)
-    slots = []
-    try:
-        for begin in range(0, max(nbytes, 1), piece):
-            slot, copy = engine.offload(source[: min(piece, max(nbytes, 1) - begin)])
-            slots.append(slot)
-            copy.synchronize()
-        for slot in slots:
-            tensor, copy = engine.reload(slot)
-            copy.synchronize()
-            del tensor, copy
-    finally:
-        for slot in slots:
-            engine.discard(slot)
-    link = engine.link()
-    assert link is not None
-    return link
+    def calibrate(self, nbytes: int) -> Link:
+        """Copy `nbytes` out and back, one piece at a time, and measure.
+
+        The bytes are noise, since a disk may spare itself zeros; from the system, since the framework's generators are
+        the user's.
+        """
+        nbytes = max(nbytes, 1)
+        piece = min(nbytes, _PIECE)
+        grain = torch.frombuffer(bytearray(os.urandom(min(piece, 1 << 20))), dtype=torch.uint8)
+        source = grain.repeat(-(-piece // len(grain)))[:piece].to(self.device)
+        slots = []
+        try:
+            for begin in range(0, nbytes, piece):
+                slot, copy = self.offload(source[: nbytes - begin])
+                slots.append(slot)
+                copy.synchronize()
+            for slot in slots:
+                tensor, copy = self.reload(slot)
+                copy.synchronize()
+                del tensor, copy
+        finally:
+            for slot in slots:
+                self.discard(slot)
+        link = self.link()
+        assert link is not None
+        return link

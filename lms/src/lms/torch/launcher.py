@@ -2,41 +2,29 @@
 
 from __future__ import annotations
 
-import builtins
 import gc
 import os
-import runpy
 import shlex
-import sys
-import zipfile
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, replace
-from importlib.machinery import SourceFileLoader
-from importlib.util import find_spec
+from dataclasses import replace
 from pathlib import Path
-from types import ModuleType, TracebackType
 from typing import TYPE_CHECKING
 
 from lms.console import say, warn
-from lms.errors import LMSError, UsageError, remedy
+from lms.core.link import Link
+from lms.errors import LMSError
 from lms.files import write_output
-from lms.link import Link
 from lms.link.watch import Watch
 from lms.memory.spill import spill_folder
 from lms.options import Options
 from lms.stats import Stats, format_seconds
+from lms.target import Target, execute
 from lms.trace import Trace
 from lms.units import format_size
 
 if TYPE_CHECKING:
     from lms.core.plan import Plan
     from lms.torch.session import Session
-
-# PyTorch reads these when it begins to use a GPU.
-ENVIRONMENT = {
-    # Blocks of any size can be reused for any other, so that fragmentation does not eat what swapping frees.
-    "PYTORCH_CUDA_ALLOC_CONF": "expandable_segments:True",
-}
 
 OVER_LIMIT = 6  # exit status of a script that succeeded while memory went over the limit
 
@@ -48,26 +36,14 @@ PASSES = 2  # complete ones with a backward, whether a step comes or not
 MOST_PASSES = 64  # while an optimizer is there and does not step
 
 
-@dataclass(frozen=True)
-class Target:
-    """The program to run: a script (or a folder or archive with __main__.py) or a module's name, and its arguments."""
-
-    name: str
-    args: tuple[str, ...] = ()
-    is_module: bool = False
-
-    @property
-    def title(self) -> str:
-        """The script's name without its folder, or the module's."""
-        return self.name if self.is_module else Path(os.path.abspath(self.name)).name
-
-
 def missing_environment(environ: Mapping[str, str]) -> dict[str, str]:
-    """The variables of ENVIRONMENT that the user did not set himself."""
-    missing = {name: value for name, value in ENVIRONMENT.items() if name not in environ}
-    if "PYTORCH_ALLOC_CONF" in environ:  # the newer name; not every release with it reads it for CUDA, so not ours
-        missing.pop("PYTORCH_CUDA_ALLOC_CONF", None)
-    return missing
+    """What PyTorch reads when it begins to use a GPU, unless the user set it.
+
+    Blocks of any size can then be reused for any other, so that fragmentation does not eat what swapping frees.
+    """
+    newer = "PYTORCH_ALLOC_CONF"  # not every release with it reads it for CUDA, so it is not ours
+    ours = {"PYTORCH_CUDA_ALLOC_CONF": "expandable_segments:True"}
+    return {} if newer in environ or ours.keys() <= environ.keys() else ours
 
 
 def run(target: Target, options: Options, *, trace: Path | None = None, report: Path | None = None) -> int:
@@ -77,17 +53,17 @@ def run(target: Target, options: Options, *, trace: Path | None = None, report: 
     exception, which is shown as python shows it. Raises LMSError, KeyboardInterrupt and SystemExit as the target does.
     """
     session = _start(options)
-    watch, unwatched = watch_link(session) if report is not None else (None, "")
+    watch = watch_link(session) if report is not None else None
     status, returned = 1, False
     try:
-        status = _execute(target)
+        status = execute(target)
         returned = True
     except SystemExit as end:
         if end.code not in (None, 0):
             raise
         status, returned = 0, True  # the usual `sys.exit(main())`
     finally:
-        problems = _finish(session, target, trace, report, watch, unwatched, returned=returned)
+        problems = _finish(session, target, trace, report, watch, returned=returned)
     if problems:
         status = status or 1
     return status or (OVER_LIMIT if session.over_limit else 0)
@@ -102,7 +78,7 @@ def record(target: Target, options: Options) -> tuple[int, Trace | None, Link | 
     stop = _Stop(session)
     try:
         try:
-            status = _execute(target)
+            status = execute(target)
         except _Enough:
             status = 0
         if status != 0:
@@ -120,10 +96,6 @@ def _described(session: Session, target: Target, step: Trace) -> tuple[Trace, Li
     """The step with the script's name and the link, and the link."""
     link = Link.from_dict(step.link) if step.link else session.link()
     return replace(step, link=link.to_dict(), machine={"script": target.title, **step.machine}), link
-
-
-def _arguments(target: Target) -> dict[str, str]:
-    return {"arguments": shlex.join(target.args)} if target.args else {}
 
 
 def _why_no_step(session: Session) -> str:
@@ -193,23 +165,21 @@ def _start(options: Options) -> Session:
     os.environ.update(missing_environment(os.environ))
     from lms.torch.session import enable
 
-    session = enable(None, None, on_plan=_Plans().tell, **options.keywords())
+    session = enable(None, None, on_plan=_announcer(), **options.keywords())
     say(f"{session.describe()} ({options.why})")
     return session
 
 
-class _Plans:
-    """Announces plans and their costs: the first, and each that moves notably more than those before it."""
+def _announcer() -> Callable[[Plan], None]:
+    """A function that prints a line about a plan: the first one, and each that moves notably more than those before."""
+    most = -1  # bytes out of a plan that was announced
 
-    def __init__(self) -> None:
-        self._told = -1  # most bytes out of a plan that was told
-
-    def tell(self, plan: Plan) -> None:
-        """Print one line, or nothing."""
+    def announce(plan: Plan) -> None:
+        nonlocal most
         forecast = plan.forecast
-        if forecast.out <= self._told * _NEWS:
+        if forecast.out <= most * _NEWS:
             return
-        self._told = forecast.out
+        most = forecast.out
         peak = f"peak {format_size(forecast.resident_peak)}, " if forecast.resident_peak else ""
         if not plan.moves:
             say(f"plan: {peak}everything fits, nothing will be swapped")
@@ -222,8 +192,10 @@ class _Plans:
             f"{format_seconds(forecast.seconds)}{slower}"
         )
 
+    return announce
 
-def watch_link(session: Session) -> tuple[Watch | None, str]:
+
+def watch_link(session: Session) -> Watch | str:
     """Begin to read what the machine counts of the session's link; or why it cannot be read."""
     from lms.link.counters import Counters, DiskCounters, NvmlCounters
 
@@ -237,8 +209,8 @@ def watch_link(session: Session) -> tuple[Watch | None, str]:
         else:
             counters = DiskCounters(spill_folder(session.options.spill_dir))
     except (LMSError, OSError) as error:
-        return None, str(error)
-    return Watch(counters), ""
+        return str(error)
+    return Watch(counters)
 
 
 def _finish(
@@ -246,8 +218,7 @@ def _finish(
     target: Target,
     trace: Path | None,
     report: Path | None,
-    watch: Watch | None,
-    unwatched: str,
+    watch: Watch | str | None,
     *,
     returned: bool,
 ) -> bool:
@@ -269,7 +240,7 @@ def _finish(
     except LMSError as error:
         say(f"error: {error}")
         problems = True
-    watched = watch.stop() if watch is not None else None
+    watched = watch.stop() if isinstance(watch, Watch) else watch
     counters = session.stats()
     if step is None:
         if returned:  # else it had no time to
@@ -287,14 +258,14 @@ def _finish(
         def page() -> str:
             from lms.report import render
 
+            arguments = {"arguments": shlex.join(target.args)} if target.args else {}
             return render(
-                replace(step, machine={**step.machine, **_arguments(target)}),
+                replace(step, machine={**step.machine, **arguments}),
                 link=link,
                 plan=session.plan,
                 ran=timeline,
                 stats=counters,
                 watched=watched,
-                unwatched=unwatched,
                 title=target.title,
             )
 
@@ -313,75 +284,3 @@ def _write(option: str, path: Path, content: Callable[[], str]) -> bool:
         return False
     say(f"wrote {path}")
     return True
-
-
-def _execute(target: Target) -> int:
-    """Run the target as python does; 1 when it ended with an exception, which has been shown, else 0."""
-    sys.argv[:] = [target.name, *target.args]
-    if not sys.flags.safe_path:
-        # Our own entry (a console script's folder, or the working directory of `-m lms`) makes way for the target's.
-        del sys.path[0]
-    try:
-        if target.is_module:
-            _execute_module(target.name)
-        elif os.path.isfile(target.name) and not target.name.endswith(".pyc") and not zipfile.is_zipfile(target.name):
-            _execute_file(target.name)
-        else:
-            runpy.run_path(os.path.abspath(target.name), run_name="__main__")
-    except LMSError:
-        raise
-    except Exception as error:
-        error.__traceback__ = _own(error.__traceback__)
-        sys.excepthook(type(error), error, error.__traceback__)
-        return 1
-    return 0
-
-
-def _execute_file(name: str) -> None:
-    # Not by runpy.run_path: it gives sys.argv[0] and __file__ one spelling, but python makes only the latter
-    # absolute, and it takes the script's module away before exit handlers run.
-    path = os.path.abspath(name)
-    if not sys.flags.safe_path:
-        sys.path.insert(0, os.path.dirname(os.path.realpath(path)))
-    loader = SourceFileLoader("__main__", path)
-    try:
-        source = loader.get_data(path)
-    except OSError as error:
-        advice = remedy(error, "expected a Python script that this user may read")
-        raise UsageError(f"SCRIPT={name!r}: {error.strerror}; {advice}") from None
-    code = loader.source_to_code(source, path)
-    module = ModuleType("__main__")
-    module.__dict__.update(__file__=path, __loader__=loader, __builtins__=builtins, __cached__=None)
-    sys.modules["__main__"] = module
-    exec(code, module.__dict__)
-
-
-def _execute_module(name: str) -> None:
-    if not sys.flags.safe_path:
-        sys.path.insert(0, os.getcwd())
-    if not _found(name):
-        raise UsageError(f"-m {name}: no module of that name; expected one that `python -m` could run")
-    runpy.run_module(name, run_name="__main__", alter_sys=True)
-
-
-def _found(module: str) -> bool:
-    try:
-        return find_spec(module) is not None
-    except ModuleNotFoundError:
-        return False
-
-
-_OURS = (
-    __file__,
-    runpy.__file__,
-    "<frozen runpy>",
-    "<frozen importlib._bootstrap>",
-    "<frozen importlib._bootstrap_external>",
-)
-
-
-def _own(traceback: TracebackType | None) -> TracebackType | None:
-    """The script's own part of a traceback: what python would show if it had been run without us."""
-    while traceback is not None and traceback.tb_frame.f_code.co_filename in _OURS:
-        traceback = traceback.tb_next
-    return traceback

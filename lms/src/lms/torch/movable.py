@@ -8,7 +8,7 @@ from collections.abc import Callable
 import torch
 
 from lms.torch.dtensor import local_part
-from lms.torch.records import Kept
+from lms.torch.records import View
 from lms.warn import warn_script
 
 REASONS = ("parameters", "small", "owned", "types", "device", "stream", "capture")  # why saved bytes stay: lms.stats
@@ -33,13 +33,13 @@ class Movable:
         self.stayed = dict.fromkeys(REASONS, 0)  # bytes that were saved and stay, each time that they are saved
         self._warned: set[str] = set()
 
-    def kept(self, tensor: torch.Tensor, reason: str) -> Kept:
+    def kept(self, tensor: torch.Tensor, reason: str) -> View:
         """The object that autograd is to keep of a tensor that stays. Some reasons are worth a warning, once."""
         self.stayed[reason] += nbytes_of(tensor)
         if reason in _WARNINGS and reason not in self._warned:
             self._warned.add(reason)
             warn_script(_WARNINGS[reason])
-        return Kept(tensor)
+        return View(tensor)
 
     def never(self, tensor: torch.Tensor) -> None:
         """Never move the storage of this parameter or buffer."""

@@ -5,17 +5,15 @@
 
 from __future__ import annotations
 
-import warnings
 from collections.abc import Callable, Mapping
 from functools import cache
-from importlib.machinery import ExtensionFileLoader
-from importlib.util import module_from_spec, spec_from_loader
+from importlib.util import module_from_spec, spec_from_file_location
 from types import ModuleType
 from typing import NamedTuple, Protocol, cast
 
 import torch
 
-from lms.build import HOOKS, library_path
+from lms.build import HOOKS, built
 
 Pack = Callable[[torch.Tensor], object]
 Unpack = Callable[[object], torch.Tensor]
@@ -54,7 +52,6 @@ class NativeHooks:
     leading = False  # a pass: Python knows nothing yet of what has happened in it
     over = False  # that pass has ended
     live = 0  # records of it that autograd holds
-    held = 0  # their bytes
     seconds = 0.0  # spent in C++. The reader of this or one of the next two sets it to zero
     small = 0  # bytes that were saved and stay
     parameters = 0
@@ -103,21 +100,13 @@ def native_hooks(
 @cache
 def find() -> ModuleType | None:
     """The compiled module; None if there is none for this PyTorch and this Python, or it cannot be loaded."""
-    path = library_path(torch.__version__, HOOKS)
-    if not path.exists():
-        return None
-    spec = spec_from_loader("native_hooks", ExtensionFileLoader("native_hooks", str(path)))
+    return built(torch.__version__, HOOKS, _imported)
+
+
+def _imported(path: str) -> ModuleType:
+    spec = spec_from_file_location("native_hooks", path)
     assert spec is not None
     assert spec.loader is not None
-    try:
-        module = module_from_spec(spec)
-        spec.loader.exec_module(module)
-    except ImportError as error:
-        warnings.warn(
-            f"the hooks in C++ cannot be loaded ({error}): remove {path.name} and compile it again with "
-            "`python -m lms.build torch`",
-            RuntimeWarning,
-            stacklevel=2,
-        )
-        return None
+    module = module_from_spec(spec)
+    spec.loader.exec_module(module)
     return module

@@ -8,7 +8,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from contextlib import suppress
 from itertools import islice
 from types import FrameType, ModuleType
-from typing import TypeGuard, cast
+from typing import cast
 
 import torch
 
@@ -103,24 +103,21 @@ def _is_ours(frame: FrameType) -> bool:
 
 
 def _holds(value: object, before: int) -> bool:
-    if _is_tensor(value):
-        return _is_old(value, before)
     # Nothing of the script's own may run here, so containers of other types are left out.
-    items: Iterable[object] = ()
+    items: Iterable[object] = (value,)
     if type(value) is dict:
         items = list(value.values())
     elif type(value) in (list, tuple, set):
         items = list(cast("Iterable[object]", value))
-    elif not issubclass(type(value), (type, ModuleType)):
+    elif not issubclass(type(value), (type, ModuleType, torch.Tensor)):
         with suppress(AttributeError):
             items = list(object.__getattribute__(value, "__dict__").values())
-    return any(_is_tensor(item) and _is_old(item, before) for item in islice(items, _MOST_ITEMS))
+    return any(_is_old(item, before) for item in islice(items, _MOST_ITEMS))
 
 
-def _is_tensor(value: object) -> TypeGuard[torch.Tensor]:
-    return issubclass(type(value), torch.Tensor)  # isinstance would ask the value itself
-
-
-def _is_old(tensor: torch.Tensor, before: int) -> bool:
-    node = tensor.grad_fn
+def _is_old(value: object, before: int) -> bool:
+    """Whether it is a tensor with a graph from before that sequence number."""
+    if not issubclass(type(value), torch.Tensor):  # isinstance would ask the value itself
+        return False
+    node = cast("torch.Tensor", value).grad_fn
     return node is not None and node._sequence_nr() < before

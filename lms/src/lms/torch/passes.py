@@ -5,14 +5,14 @@ from __future__ import annotations
 import time
 from collections import defaultdict
 from collections.abc import Callable
+from dataclasses import replace
 
 from lms.core.guide import Guide, Key
 from lms.core.items import State
 from lms.core.stepper import Stepper
 from lms.core.trace import AccessKind
 from lms.core.turns import Rounds, Turns
-from lms.runtime.finished import Finished
-from lms.runtime.recorder import Label, Recorder
+from lms.runtime.recorder import Finished, Label, Recorder
 from lms.torch.mover import Mover
 from lms.torch.native_hooks import Led
 from lms.torch.records import LiveRecord
@@ -43,7 +43,7 @@ class Pass:
         self._shared: list[LiveRecord] = []  # saved by the forward, and held by others since
         self._started = time.perf_counter()
         self._mover = mover
-        self._before = mover.counters.copy()
+        self._before = replace(mover.counters)
         mover.log = recorder.copies
         stepper.begin(guide.course if guide is not None else None)
 
@@ -71,7 +71,7 @@ class Pass:
         self._step("write" if self.recorder.first[record.index] < 0 else "hold", record)
 
     def use(self, record: LiveRecord, backward: int) -> None:
-        """The backward of this number uses `record`, which was brought. It may leave again."""
+        """The backward of this number uses `record`, which is on the device. It may leave again."""
         self.turns.use(record.index, backward)
         self._step("read", record)
 
@@ -89,7 +89,7 @@ class Pass:
         """
         return not in_backward and (self.turns.take_turn() or self.recorder.truncated)
 
-    def bring(self, record: LiveRecord) -> None:
+    def require(self, record: LiveRecord) -> None:
         """The backward needs `record`: make it resident, whatever it takes."""
         if self._forward:
             self._forward = False
@@ -128,7 +128,7 @@ class Pass:
                 records.append(LiveRecord(index, (), nbytes))
                 self.add(records[index], lambda: ("", "", ()))
             if kind == "read":
-                self.bring(records[index])
+                self.require(records[index])
                 self.use(records[index], led.tasks[position])
             else:
                 self.save(records[index])

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import weakref
-from collections import deque
 from collections.abc import Callable
 
 import torch
@@ -16,10 +15,11 @@ _use_count: Callable[[int], int] = torch._C._storage_Use_Count  # of a storage. 
 
 
 class View:
-    """One saved tensor: its geometry, and an alias that shares its version counter.
+    """One saved tensor: its geometry, and an alias without history that shares its version counter.
 
-    While the record is resident the alias shares the storage too. `vacate` takes the storage away and keeps the
-    counter, so that a change in place is noticed however long the bytes have been away.
+    Autograd keeps a view alone of a tensor that stays. The views of a record share its storage while that is resident.
+    `vacate` takes the storage away and keeps the counter, so that a change in place is noticed however long the bytes
+    have been away.
     """
 
     __slots__ = ("alias", "geometry", "version")
@@ -130,45 +130,14 @@ class LiveRecord(Item):
 
 
 class Handle:
-    """Autograd keeps this instead of a saved tensor. When it dies, the view is not needed any more."""
+    """Autograd keeps this instead of a tensor that may move. When it dies, the view is not needed any more."""
 
     __slots__ = ("_ended", "record", "view")
 
-    def __init__(self, record: LiveRecord, view: View, ended: Ended) -> None:
+    def __init__(self, record: LiveRecord, view: View, ended: Callable[[LiveRecord, View], None]) -> None:
         self.record = record
         self.view = view
         self._ended = ended
 
     def __del__(self) -> None:
-        self._ended.note(self.record, self.view)
-
-
-class Kept:
-    """Autograd keeps this for a tensor that stays: an alias without history, and its version."""
-
-    __slots__ = ("alias", "version")
-
-    def __init__(self, tensor: torch.Tensor, version: int | None = None) -> None:
-        self.alias = tensor.detach()
-        self.version = tensor._version if version is None else version
-
-    def check(self) -> None:
-        """Raise as plain autograd does when the tensor was changed in place since it was saved."""
-        check_version(self.alias, self.version, self.alias.shape)
-
-
-class Ended:
-    """Ends of handles, noted in destructors that may run on any thread, at any time, even inside the swapper's lock."""
-
-    def __init__(self) -> None:
-        self.queue: deque[tuple[LiveRecord, View]] = deque()
-        self.drain: Callable[[], None] = lambda: None  # set by the swapper
-
-    def note(self, record: LiveRecord, view: View) -> None:
-        """Queue the news, and deal with it now if no thread holds the lock."""
-        self.queue.append((record, view))
-        self.drain()
-
-    def note_pass(self) -> None:
-        """A pass that C++ led is over: deal with that, too."""
-        self.drain()
+        self._ended(self.record, self.view)

@@ -6,25 +6,22 @@ import os
 import threading
 from collections.abc import Callable, Iterable
 from dataclasses import asdict
-from types import TracebackType
 from typing import Unpack
 
 import torch
 from torch.optim.optimizer import Optimizer
 
 from lms.core.budget import Budget, Client
-from lms.core.guide import Guide, Key
+from lms.core.link import Link
 from lms.core.plan import Plan
 from lms.core.timeline import Timeline
 from lms.errors import UsageError
-from lms.link import Link
 from lms.options import Given, Options
 from lms.ranks import sharing
 from lms.runtime import planner
 from lms.runtime.planner import PassPlanner
 from lms.runtime.progress import Progress
-from lms.runtime.recorder import Recorder
-from lms.torch import dtensor, hooks, movable, mover, owners, records, swapper
+from lms.torch import dtensor, hooks, movable, mover, records, storages, swapper
 from lms.torch.arguments import listed, training_device
 from lms.torch.backend import device_for, make_engine
 from lms.torch.figures import figures
@@ -32,15 +29,14 @@ from lms.torch.hooks import SavedTensorHooks
 from lms.torch.interrupts import Shield
 from lms.torch.modules import ModuleNames
 from lms.torch.optimizers import Optimizers
-from lms.torch.pause import Pause
-from lms.torch.records import Kept
+from lms.torch.records import View
 from lms.torch.swapper import SavedTensorSwapper
 from lms.trace import Trace
 from lms.units import format_size
 from lms.warn import warn_script
 
 # Code that Ctrl-C must not leave half done, beside opening and closing a session.
-_UNINTERRUPTED = (dtensor, hooks, movable, mover, owners, planner, records, swapper)
+_UNINTERRUPTED = (dtensor, hooks, movable, mover, planner, records, storages, swapper)
 
 _open: Session | None = None  # hooks are one per thread and the device is one per process, so sessions do not nest
 _claiming = threading.Lock()  # held to look at `_open` and take its place
@@ -92,9 +88,7 @@ class Session:
     def __enter__(self) -> Session:
         return self.open()
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self.close()
 
     def open(self) -> Session:
@@ -155,11 +149,8 @@ class Session:
         self._swapper = SavedTensorSwapper(
             self.torch_device,
             self.engine,
+            self._planner,
             min_size=options.min_size,
-            write_ahead=options.write_ahead,
-            budget=self._planner.room,
-            begin=self._begin,
-            choose=self._planner.choose,
             module=ModuleNames(self._models).running,
         )
         for model in self._models:
@@ -184,7 +175,7 @@ class Session:
             _open = None
         self._hooks.remove()
         self._optimizers.leave()
-        self._planner.look()
+        self._planner.peaks.after_the_last_pass()
         try:
             self._swapper.stop(self.engine.close)
         finally:
@@ -215,7 +206,7 @@ class Session:
             raise UsageError("pause: the session is not open")
         if threading.get_ident() != self._thread:
             raise UsageError("pause the session on the thread that opened it: saved-tensor hooks are thread-local")
-        return Pause(self._begin_pause, self._end_pause)
+        return Pause(self)
 
     # Results
 
@@ -223,7 +214,7 @@ class Session:
         """The session in figures: seconds and bytes. `docs/python.md` says what each is."""
         self._learn()
         if self._is_open:
-            self._planner.look()
+            self._planner.peaks.after_the_last_pass()
         return asdict(figures(self._planner, self._swapper, self.engine.usage(), self._stalled()))
 
     def _stalled(self) -> tuple[float, float]:
@@ -294,24 +285,15 @@ class Session:
 
     def _pack(self, tensor: torch.Tensor) -> object:
         if self._pauses:
-            return Kept(tensor)
+            return View(tensor)
         packed = self._swapper.pack(tensor)
         if self._planner.news:
             self._tell()
         return packed
 
-    def _begin(self, key: Key, present: int) -> tuple[Guide | None, Recorder]:
-        self._note()
-        return self._planner.begin(key, present)
-
     def _learn(self) -> None:
-        self._note()
+        self._swapper.learn()
         self._tell()
-
-    def _note(self) -> None:
-        self._swapper.judge()
-        while self._swapper.finished:
-            self._planner.note(self._swapper.finished.popleft())
 
     def _tell(self) -> None:
         # Outside the swapper's lock: the function that is told may well close the session.
@@ -329,7 +311,7 @@ class Session:
     def _begin_pause(self) -> bool:
         between = not self._pauses and self._swapper.between_passes
         if between:
-            self._note()
+            self._swapper.learn()
             self._planner.peaks.pause()
         self._pauses += 1
         self._swapper.native.open = False
@@ -373,9 +355,23 @@ class Session:
         return hooks + sum(self._stalled())
 
 
-_OPENING = (Session.__enter__, Session.open, Session._claim, Session._acquire, Session._switch_on)
-_CLOSING = (Session.__exit__, Session.close)
-_UNINTERRUPTED_CODES = frozenset(method.__code__ for method in (*_OPENING, *_CLOSING, Pause.__enter__, Pause.__exit__))
+class Pause:
+    """What `Session.pause` returns. A class, because an interrupt inside of contextlib would leave LMS paused."""
+
+    def __init__(self, session: Session) -> None:
+        self._session = session
+        self._between = False  # it lies between two passes
+
+    def __enter__(self) -> None:
+        self._between = self._session._begin_pause()
+
+    def __exit__(self, *_: object) -> None:
+        self._session._end_pause(self._between)
+
+
+_OPENING = (Session.__enter__, Session.open, Pause.__enter__)
+_CLOSING = (Session.__exit__, Session.close, Pause.__exit__)
+_UNINTERRUPTED_CODES = frozenset(method.__code__ for method in (*_OPENING, *_CLOSING))
 
 LMS = Session
 

@@ -12,13 +12,13 @@ from typing import cast
 
 import torch
 
-from lms.core.guide import Guide, Key
+from lms.core.guide import Guide
 from lms.core.items import State
 from lms.core.stepper import Stepper
 from lms.core.turns import Rounds
 from lms.errors import LMSError
-from lms.runtime.finished import Finished
-from lms.runtime.recorder import Recorder
+from lms.runtime.planner import PassPlanner
+from lms.runtime.recorder import Finished, Recorder
 from lms.torch.cuda.streams import Stream
 from lms.torch.dtensor import DTensorView
 from lms.torch.engine import Engine
@@ -26,9 +26,8 @@ from lms.torch.movable import Movable
 from lms.torch.mover import Mover
 from lms.torch.native_hooks import Led, Saved, native_hooks
 from lms.torch.open_graphs import OpenGraphs, sequence_number
-from lms.torch.owners import Owners
 from lms.torch.passes import Pass
-from lms.torch.records import Ended, Handle, Kept, LiveRecord, View
+from lms.torch.records import Handle, LiveRecord, View
 
 LANES = "lms-"  # how the names of the copying threads begin
 # The backward that runs on this thread, -1 if none does. PyTorch has no public name for this.
@@ -38,60 +37,49 @@ _graph_task: Callable[[], int] = torch._C._current_graph_task_id
 class SavedTensorSwapper:
     """Pack and unpack hooks for `torch.autograd.graph.saved_tensors_hooks`.
 
-    `begin` gives the guide and the recorder for the pass that begins with an access, with so many bytes of saved
-    storages on the device already. It may plan, so it is called without the lock. `choose` gives the guide for a pass
-    that turned out to begin with other accesses. It is called with the lock held, and must not plan. `budget` gives the
-    bytes that may stay in a pass without a guide, for its largest record so far; it is asked at each access. `module`
-    names the module that is running. All four are the session's.
+    The `planner` is asked for a guide when a pass begins, and told of each pass that is over. It may plan then, so this
+    happens without the lock. What it is asked in the middle of a pass is quick. `module` names the module that runs.
     """
 
     def __init__(
         self,
         device: torch.device,
         engine: Engine,
+        planner: PassPlanner,
         *,
         min_size: int,
-        write_ahead: int | None,
-        begin: Callable[[Key, int], tuple[Guide | None, Recorder]],
-        choose: Callable[[list[Key]], Guide | None],
-        budget: Callable[[int], int],
         module: Callable[[], str],
     ) -> None:
         self.mover = Mover(engine, device)
-        self.stepper: Stepper[LiveRecord] = Stepper(self.mover, room=budget, write_ahead=write_ahead)
+        self.planner = planner
+        self.stepper: Stepper[LiveRecord] = Stepper(self.mover, room=planner.room, write_ahead=planner.write_ahead)
         self.counters = self.mover.counters
         self.recorded = 0  # bytes of all records but those that count as `owned`
         self.active = True
-        self.finished: deque[Finished] = deque(maxlen=8)
-        self._begin_pass = begin
-        self._choose = choose
+        self._finished: deque[Finished] = deque(maxlen=8)  # passes that the planner was not told of yet
         self._module = module
         self._when_idle: Callable[[], None] | None = None  # called when no record is live any more
         self._lock = threading.Lock()
         self._planning = threading.RLock()  # held while a pass is planned; taken before the other one
-        self._ended = Ended()
-        self._ended.drain = torch.compiler.disable(self._drain_if_free)  # as the hooks: see the session
+        self._ended: deque[tuple[LiveRecord, View]] = deque()  # handles that ended
+        # Dynamo must not compile this, nor the hooks. Only this file calls PyTorch's wrapper, because Ctrl-C is held
+        # back in this file: a destructor would swallow it.
+        self._tidy = torch.compiler.disable(self._drain_if_free)
         self._pass: Pass | None = None
         self._stream: Stream | None = None  # the one that computed when the pass began
         self._copies: dict[int, bool] = {}  # whether the thread with this number copies
         self._open = OpenGraphs()
         self._rounds = Rounds()
         self._abandoned = False
-        self._by_key: dict[tuple[int, ...], LiveRecord] = {}
-        self._owners = Owners(self.mover, self._by_key)
+        self._storages = self.mover.storages
         self._live = 0  # records that autograd holds a handle on, those of C++ left out
         self.movable = Movable(device, min_size)
-        self.native = native_hooks(device, min_size, self.movable.stay, self._ended.note_pass)
+        self.native = native_hooks(device, min_size, self.movable.stay, lambda: self._tidy())
 
     @property
     def between_passes(self) -> bool:
         """Whether no pass is under way."""
         return self._pass is None
-
-    @property
-    def held(self) -> int:
-        """Bytes of records that LMS keeps on the device, copies in flight included."""
-        return self.stepper.held + self.native.held
 
     @property
     def live(self) -> int:
@@ -105,10 +93,10 @@ class SavedTensorSwapper:
 
     # For autograd
 
-    def pack(self, tensor: torch.Tensor) -> Handle | Kept | Saved:
+    def pack(self, tensor: torch.Tensor) -> Handle | View | Saved:
         """The object that autograd is to keep instead of `tensor`."""
         if not self.active:
-            return Kept(tensor)
+            return View(tensor)
         began = self._clock()
         found = self.movable.storage(tensor)
         if isinstance(found, str):
@@ -123,27 +111,28 @@ class SavedTensorSwapper:
             with self._planning:
                 with self._lock:
                     packed = self._pack(tensor, local, storage)  # another thread may have begun the pass meanwhile
-                    present = self.mover.present
+                    present = self._storages.present
                 if packed is None:
-                    beginning = self._begin_pass(("write", 0, storage.nbytes()), present)
+                    self.learn()
+                    beginning = self.planner.begin(("write", 0, storage.nbytes()), present)
                     with self._lock:
                         packed = self._pack(tensor, local, storage, beginning)
             assert packed is not None
         self.counters.hook += self._clock() - began
-        if self._ended.queue or self.native.over:
+        if self._ended or self.native.over:
             self._drain_if_free()
         if isinstance(packed, str):
             return self.movable.kept(tensor, packed)
         self._open.warn()
         return packed
 
-    def unpack(self, packed: Handle | Kept | Saved) -> torch.Tensor:
+    def unpack(self, packed: Handle | View | Saved) -> torch.Tensor:
         """The saved tensor, bit for bit. Raises as plain autograd does when it was changed in place since."""
-        if not isinstance(packed, (Handle, Kept)):
+        if not isinstance(packed, (Handle, View)):
             with self._lock:
                 self._take_over()
-            packed = cast("Handle | None", packed.handle) or Kept(packed.alias, packed.version)
-        if isinstance(packed, Kept):
+            packed = cast("Handle | None", packed.handle) or View(packed.alias, packed.version)
+        if isinstance(packed, View):
             packed.check()
             return packed.alias
         if self.mover.engine.capturing():
@@ -156,7 +145,7 @@ class SavedTensorSwapper:
         with self._lock:
             tensor = self._unpack(packed)
             self.counters.hook += self._clock() - began
-        if self._ended.queue or self.native.over:
+        if self._ended or self.native.over:
             self._drain_if_free()
         return tensor
 
@@ -193,7 +182,13 @@ class SavedTensorSwapper:
                 self._count_native()
             finally:
                 self._lock.release()
-        self._owners.judge()
+        self._storages.judge()
+
+    def learn(self) -> None:
+        """Tell the planner of the passes that are over, with all of their figures."""
+        self.judge()
+        while self._finished:
+            self.planner.note(self._finished.popleft())
 
     # Inside the lock
 
@@ -220,9 +215,12 @@ class SavedTensorSwapper:
         run = self._pass
         if run is None:
             if beginning is None:
-                self.mover.recount(self._open.records)
+                self._storages.recount(self._open.records)
                 return None
-            run = self._begin(*beginning)
+            guide, recorder = beginning
+            choose = self.planner.choose
+            run = Pass(self.stepper, self.mover, recorder, guide, choose=choose, rounds=self._rounds)
+            self._pass, self._stream = run, self.mover.engine.stream()
             if local is tensor and (saved := self._lead(run, tensor)) is not None:
                 return saved
         run.recorder.enter()
@@ -233,7 +231,7 @@ class SavedTensorSwapper:
             # tensor's. Another DTensor over the same storage has a version of its own, so it has a record of its own.
             root = tensor._base if tensor._base is not None else tensor
             key = (*key, id(root), tensor._version)
-        record = self._by_key.get(key)
+        record = self._storages.by_key.get(key)
         if record is None or not record.holds(storage, root):
             record = self._new(run, key, local, storage)
             record.root = weakref.ref(root) if root is not None else None
@@ -241,9 +239,9 @@ class SavedTensorSwapper:
         record.views.append(view)
         if record.let_go:
             view.vacate()
-        handle = Handle(record, view, self._ended)  # before what may raise, so that the record has an end
+        handle = Handle(record, view, self._end)  # before what may raise, so that the record has an end
         run.save(record)
-        run.recorder.leave(self.stepper.held, self.mover.present)
+        run.recorder.leave(self.stepper.held, self._storages.present)
         return handle
 
     def _unpack(self, packed: Handle) -> torch.Tensor:
@@ -258,7 +256,7 @@ class SavedTensorSwapper:
         else:
             self._open.last_use = sequence_number()
             run.recorder.enter()
-            run.bring(record)
+            run.require(record)
         if record.flat is not None:
             view.fill(record.flat)
         # A tensor of its own: the record may leave, and empty the alias, while the operation still works on this one.
@@ -266,37 +264,34 @@ class SavedTensorSwapper:
         record.handed = weakref.ref(tensor)
         if run is not None:
             run.use(record, _graph_task())
-            run.recorder.leave(self.stepper.held, self.mover.present)
+            run.recorder.leave(self.stepper.held, self._storages.present)
         return view.wrap(tensor)
 
     def _leave_behind(self, run: Pass) -> None:
         """The pass is over, and some of its records are not: from now on they are moved if there is need, unplanned."""
         left = [record for record in run.records if record.state is not State.DEAD]
         for record in left:
-            if self._by_key.get(record.key) is record:
-                del self._by_key[record.key]
+            self._storages.lose(record)
             self.stepper.leave_behind(record)
         self._open.add(left, told=run.recorder.truncated)
-        self._pass = None
-        self.finished.append(run.finish())
+        self._finish(run)
 
-    def _begin(self, guide: Guide | None, recorder: Recorder) -> Pass:
-        self._stream = self.mover.engine.stream()
-        self._pass = Pass(self.stepper, self.mover, recorder, guide, choose=self._choose, rounds=self._rounds)
-        return self._pass
+    def _finish(self, run: Pass) -> None:
+        self._pass = None
+        self._finished.append(run.finish())
 
     def _new(self, run: Pass, key: tuple[int, ...], tensor: torch.Tensor, storage: torch.UntypedStorage) -> LiveRecord:
         index = len(run.records)
         record = LiveRecord(index, key, storage.nbytes())
-        origin = self._owners.watch(record, run.recorder, storage)
+        origin = self._storages.watch(record, run.recorder, storage)
         run.add(record, lambda: (self._module(), str(tensor.dtype).removeprefix("torch."), tuple(tensor.shape)))
-        self._by_key[key] = record
+        self._storages.by_key[key] = record
         self._live += 1
         if record.pinned:
             self.movable.stayed["owned"] += record.nbytes
         else:
             self.recorded += record.nbytes
-            self.mover.count_present(origin, key[0], record.nbytes)
+            self._storages.count(origin, key[0], record.nbytes)
         return record
 
     # Passes that C++ leads
@@ -330,19 +325,18 @@ class SavedTensorSwapper:
             record.key = key
             record.handed = weakref.ref(handed) if handed is not None else None
             if storage is not None:
-                self._owners.watch(record, recorder, storage)
+                self._storages.watch(record, recorder, storage)
             if not saved:
-                self._owners.unjudged.append((recorder, record))
+                self._storages.unjudged.append((recorder, record))
                 continue
-            self._by_key[key] = record
+            self._storages.by_key[key] = record
             self._live += 1
             for one in saved:
                 view = View(one.alias, one.version)
                 record.views.append(view)
-                one.handle = Handle(record, view, self._ended)
+                one.handle = Handle(record, view, self._end)
         if run.live == 0:
-            self._pass = None
-            self.finished.append(run.finish())
+            self._finish(run)
 
     def _count_native(self) -> None:
         native = self.native
@@ -353,6 +347,11 @@ class SavedTensorSwapper:
 
     # Ends of handles
 
+    def _end(self, record: LiveRecord, view: View) -> None:
+        """A handle ends. Its destructor may run on any thread, at any time, even inside the lock."""
+        self._ended.append((record, view))
+        self._tidy()
+
     def _drain_if_free(self) -> None:
         """Deal with the handles that ended. If another thread holds the lock, that thread deals with them."""
         thread = get_ident()
@@ -361,9 +360,9 @@ class SavedTensorSwapper:
             copies = self._copies[thread] = threading.current_thread().name.startswith(LANES)
         if copies:
             return  # the collector ran on a thread that copies; what it would wait for, only that thread can do
-        if self._ended.queue and self.mover.engine.capturing():
+        if self._ended and self.mover.engine.capturing():
             return  # events must not be asked for while a CUDA graph is captured; the next access deals with them
-        while (self._ended.queue or self.native.over) and self._lock.acquire(blocking=False):
+        while (self._ended or self.native.over) and self._lock.acquire(blocking=False):
             began = self._clock()
             try:
                 if self.native.over:
@@ -374,7 +373,7 @@ class SavedTensorSwapper:
                 self._lock.release()
 
     def _drain(self) -> None:
-        queue = self._ended.queue
+        queue = self._ended
         if self._abandoned:
             queue.clear()
         while queue:
@@ -386,8 +385,7 @@ class SavedTensorSwapper:
 
     def _die(self, record: LiveRecord) -> None:
         run = self._pass
-        if self._by_key.get(record.key) is record:
-            del self._by_key[record.key]
+        self._storages.lose(record)
         if record in self._open.records:
             self._open.records.remove(record)
             self.stepper.free(record)
@@ -396,11 +394,10 @@ class SavedTensorSwapper:
             copying = record.departure is not None
             run.free(record)
             if not copying:
-                self._owners.ended(run.recorder, record)
+                self._storages.ended(run.recorder, record)
         self._live -= 1
         if run is not None and run.live == 0:
-            self._pass = None
-            self.finished.append(run.finish())
+            self._finish(run)
         if self._live == 0 and self._when_idle is not None:
             self._when_idle()
         if not self.active:

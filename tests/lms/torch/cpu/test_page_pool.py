@@ -392,7 +392,7 @@ def run_alone(script: str, *arguments: str) -> None:
 
 def test_a_library_that_cannot_be_loaded_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     broken = tmp_path / "page_pool-broken.so"
-    monkeypatch.setattr(page_pool, "library_path", lambda version: broken)
+    monkeypatch.setattr("lms.build.library_path", lambda version, library: broken)
     assert page_pool.find.__wrapped__() is None, "not compiled: the session says what to do"
     broken.write_bytes(b"no library")
     with pytest.warns(RuntimeWarning, match=r"cannot be loaded.*remove page_pool-broken.so and compile it again"):

@@ -1,78 +1,22 @@
-"""The page pool under PyTorch's CPU tensors: `lms/native` in C++, here its Python side.
-
-`python -m lms.build torch` compiles it. Without it LMS has malloc return each freed tensor to the system, which keeps
-the same limit and costs a page fault for every 4 KB of the next one.
-"""
+"""The page pool that was compiled for this PyTorch, and tensors that start on a page of it."""
 
 from __future__ import annotations
 
 import ctypes
-import warnings
 from functools import cache
 
 import torch
 
-from lms.build import library_path
-from lms.memory.device import PoolUsage
+from lms.build import POOL, built
 from lms.memory.file import page_memory
+from lms.memory.page_pool import LEAST, PagePool
 from lms.torch.cuda.streams import over
-
-LEAST = 64 << 10  # bytes; smaller blocks are not the pool's (kLeast in torch_allocator.cc)
-_UNBOUNDED = 2**64 - 1
-
-
-class PagePool:
-    """PyTorch's CPU allocator, once `install` was called. There is one a process."""
-
-    def __init__(self, library: ctypes.CDLL) -> None:
-        self._library = library
-        library.lms_pool_keep.argtypes = (ctypes.c_size_t,)
-        library.lms_pool_usage.argtypes = (ctypes.POINTER(ctypes.c_uint64),)
-        self._figures = (ctypes.c_uint64 * len(PoolUsage._fields))()
-
-    @property
-    def installed(self) -> bool:
-        """Whether new tensors come from the pool. A forked child's do not, until it calls `install` itself."""
-        return bool(self._library.lms_pool_active())
-
-    def install(self) -> bool:
-        """Let new tensors come from the pool; False if another allocator will not give way."""
-        return bool(self._library.lms_pool_install() == 0)
-
-    def retire(self) -> None:
-        """Let new tensors come from PyTorch's own allocator again, and return what is idle. Tensors live on."""
-        self._library.lms_pool_retire()
-
-    def keep(self, nbytes: int) -> None:
-        """Keep idle pages only while used and idle ones together are at most `nbytes`; return the rest."""
-        self._library.lms_pool_keep(min(max(nbytes, 0), _UNBOUNDED))
-
-    def reset_peak(self) -> None:
-        """Let `used_peak` and `peak` begin anew."""
-        self._library.lms_pool_reset_peak()
-
-    def usage(self) -> PoolUsage:
-        """Where the pool's pages are."""
-        self._library.lms_pool_usage(self._figures)
-        return PoolUsage(*self._figures)
 
 
 @cache
 def find() -> PagePool | None:
     """The pool of this process; None when it was not compiled for this PyTorch, or cannot be loaded."""
-    path = library_path(torch.__version__)
-    if not path.exists():
-        return None
-    try:
-        return PagePool(ctypes.CDLL(str(path)))
-    except OSError as error:
-        warnings.warn(
-            f"the page pool cannot be loaded ({error}): remove {path.name} and compile it again with "
-            "`python -m lms.build torch`",
-            RuntimeWarning,
-            stacklevel=2,
-        )
-        return None
+    return built(torch.__version__, POOL, lambda path: PagePool(ctypes.CDLL(path)))
 
 
 def pages(nbytes: int) -> torch.Tensor:

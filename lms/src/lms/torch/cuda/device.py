@@ -8,10 +8,10 @@ from typing import cast
 
 import torch
 
-from lms.memory.device import Mark, Peak, check_limit
+from lms.memory.device import Device, Mark, Peak, check_limit
 
 
-class CudaDevice:
+class CudaDevice(Device):
     """The bytes that PyTorch's allocator has given out on one GPU."""
 
     def __init__(self, device: torch.device) -> None:
@@ -48,12 +48,8 @@ class CudaDevice:
             event.synchronize()
         return [before.elapsed_time(after) / 1e3 for before, after in pairwise(events)]
 
-    def computed(self) -> float | None:
-        """Unknown: what the GPU does, only marks on its stream tell."""
-        return None
-
     def prepare(self, limit: int | None) -> str | None:
-        """Nothing is to be set."""
+        """Check the limit. There is nothing to set."""
         check_limit(limit, self.capacity(), f"{self.name} has", "its memory")
         return None
 

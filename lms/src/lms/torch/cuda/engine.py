@@ -10,16 +10,16 @@ from collections import deque
 
 import torch
 
+from lms.core.link import Link
 from lms.errors import CorruptionError, LMSError, SpillError, UsageError
-from lms.link import Link
 from lms.memory.file import FileSlab
 from lms.memory.host import Block, HostSlab
 from lms.memory.meter import Meter, measured_link
 from lms.memory.slab import ALIGNMENT, round_up
 from lms.memory.slots import Ledger, Slot
 from lms.memory.transfer import Copy, FileEngine, FileSlot
-from lms.torch.cuda.streams import Event, Staged, Stream, StreamCopy, Streams, host_tensor, start
-from lms.torch.engine import calibrate
+from lms.torch.cuda.streams import CudaStreams, Event, Staged, Stream, StreamCopy, host_tensor, start
+from lms.torch.engine import Engine
 from lms.units import format_size
 
 STAGE = 16 << 20  # bytes of page-locked memory a direction, through which a GPU reaches the file
@@ -37,7 +37,7 @@ class HostSlot(Slot):
         self.checksum: int | None = None
 
 
-class CudaEngine:
+class CudaEngine(Engine):
     """A GPU to pinned memory over two streams; past what may and can be pinned to a file, piece by piece.
 
     With `verify` each copy is waited for and its bytes are checked in host memory: right, and slow.
@@ -48,7 +48,8 @@ class CudaEngine:
 
     name = "host"
 
-    def __init__(self, streams: Streams, host: HostSlab, file: FileSlab | None, *, verify: bool = False) -> None:
+    def __init__(self, streams: CudaStreams, host: HostSlab, file: FileSlab | None, *, verify: bool = False) -> None:
+        self.device = streams.device
         self._streams = streams
         self._host = host
         self._verify = verify
@@ -81,11 +82,25 @@ class CudaEngine:
             if block is None and self._files is None:
                 block = self._reclaim(source.nbytes)
             if block is not None:
-                return self._offload(source, block)
+                copy = start(self._streams, self._streams.out, host_tensor(block), source, keep=source)
+                slot = HostSlot(source.nbytes, block, copy)
+                slot.users = 2
+                self._flying["out"].append((copy, slot))
+                if self._verify:
+                    copy.synchronize()
+                    slot.checksum = _checksum(block)
+                return slot, copy
         assert self._files is not None
         if self._host.refused is not None and not self._warned:
             self._warned = True
-            self._warn(self._files.file)
+            warnings.warn(
+                f"{self._host.refused}: {format_size(self._host.reserved)} could be locked, and what does not fit "
+                f"there goes to the file in spill_dir={str(self._files.file.directory)!r}, which is slower; give this "
+                "process more host memory, raise the limit so that less is swapped, or set host_limit to what can be "
+                "locked here",
+                RuntimeWarning,
+                stacklevel=2,
+            )
         memory = Staged(self._streams, self._streams.out, source, self._stages[0])
         return self._files.write(memory, source.nbytes, chunk=self._stages[0].nbytes, keep=source)
 
@@ -129,7 +144,7 @@ class CudaEngine:
 
     def usage(self) -> dict[str, int]:
         """Bytes of pinned memory, whether in use or not (it grows until `close`), and bytes in the file."""
-        usage = {"host": self._host.reserved, "host_peak": self._host.peak, "file": 0, "file_peak": 0}
+        usage = {"host": self._host.reserved, "host_peak": self._host.peak}
         return usage | (self._files.usage() if self._files is not None else {})
 
     def link(self) -> Link | None:
@@ -142,7 +157,8 @@ class CudaEngine:
         self._slots.settle(self._poll)
         out, back = self._meters["out"].stalled, self._meters["back"].stalled
         if self._files is not None:
-            out, back = out + self._files.out.meter.stalled, back + self._files.back.meter.stalled
+            to_file, from_file = self._files.stalled()
+            return out + to_file, back + from_file
         return out, back
 
     def stream(self) -> Stream:
@@ -152,10 +168,6 @@ class CudaEngine:
     def capturing(self) -> bool:
         """Whether this thread captures a CUDA graph; a forked child has no CUDA to be asked."""
         return os.getpid() == self._pid and self._streams.capturing()
-
-    def calibrate(self, nbytes: int) -> Link:
-        """Copy `nbytes` to pinned memory and back."""
-        return calibrate(self, self._streams.device, nbytes)
 
     def close(self) -> None:
         """Wait for the copies, unlock the pinned memory, close the file."""
@@ -167,16 +179,6 @@ class CudaEngine:
         self._end()
         with self._slots.lock:
             self._poll()
-
-    def _offload(self, source: torch.Tensor, block: Block) -> tuple[HostSlot, StreamCopy]:
-        copy = start(self._streams, self._streams.out, host_tensor(block), source, keep=source)
-        slot = HostSlot(source.nbytes, block, copy)
-        slot.users = 2
-        self._flying["out"].append((copy, slot))
-        if self._verify:
-            copy.synchronize()
-            slot.checksum = _checksum(block)
-        return slot, copy
 
     def _reclaim(self, nbytes: int) -> Block:
         """A block once the copies that hold discarded slots are over. Raises SpillError when that does not help."""
@@ -199,15 +201,6 @@ class CudaEngine:
             f"host_limit: {format_size(nbytes)} more do not fit into the {format_size(host.limit or 0)} of pinned "
             f"memory that this process may use ({format_size(host.used)} are taken); raise host_limit, give a "
             "spill_dir for the rest, or raise the limit so that less is swapped"
-        )
-
-    def _warn(self, file: FileSlab) -> None:
-        warnings.warn(
-            f"{self._host.refused}: {format_size(self._host.reserved)} could be locked, and what does not fit there "
-            f"goes to the file in spill_dir={str(file.directory)!r}, which is slower; give this process more host "
-            "memory, raise the limit so that less is swapped, or set host_limit to what can be locked here",
-            RuntimeWarning,
-            stacklevel=3,
         )
 
     def _poll(self) -> None:
@@ -252,7 +245,7 @@ def _make_stages(host: HostSlab) -> list[Block]:
     )
 
 
-def _release(pid: int, streams: Streams, host: HostSlab) -> None:
+def _release(pid: int, streams: CudaStreams, host: HostSlab) -> None:
     if os.getpid() == pid:
         for stream in (streams.out, streams.back):
             streams.synchronize(streams.record(stream))

@@ -16,7 +16,6 @@ from __future__ import annotations
 import mmap
 from collections.abc import Iterable
 from contextlib import AbstractContextManager
-from typing import Protocol, cast
 
 import numpy
 import numpy.typing
@@ -24,104 +23,72 @@ import torch
 
 from lms.errors import LMSError, afresh
 from lms.memory.host import Block
+from lms.memory.transfer import Memory
 
-Stream = object  # opaque to all but the Streams that made it
-Event = object
-
-
-class Streams(Protocol):
-    """A device's streams and events. Streams compare equal when they are the same one."""
-
-    device: torch.device
-    out: Stream  # copies from the device to the host
-    back: Stream  # copies from the host to the device
-
-    def current(self) -> Stream:
-        """The stream that computes for this thread."""
-
-    def capturing(self) -> bool:
-        """Whether what the current stream is given is captured in a graph, and not run."""
-
-    def record(self, stream: Stream) -> Event:
-        """An event, with time, behind all that `stream` was given so far."""
-
-    def wait(self, stream: Stream, event: Event) -> None:
-        """Let what `stream` is given from now on begin after `event`. Never blocks the host."""
-
-    def copy(self, stream: Stream, destination: torch.Tensor, source: torch.Tensor) -> None:
-        """Queue a copy on `stream`. Never blocks the host."""
-
-    def using(self, stream: Stream) -> AbstractContextManager[object]:
-        """Make `stream` the current one of this thread."""
-
-    def empty(self, nbytes: int) -> torch.Tensor:
-        """Device bytes from the current stream's pool."""
-
-    def done(self, event: Event) -> bool:
-        """Whether `event` was reached. Never blocks."""
-
-    def synchronize(self, event: Event) -> None:
-        """Block the host until `event` is reached."""
-
-    def seconds(self, start: Event, end: Event) -> float:
-        """Time between two events that were reached."""
+Stream = torch.cuda.Stream
+Event = torch.cuda.Event
 
 
 class CudaStreams:
-    """The streams of one GPU: the caller's own, and one for each direction."""
+    """The streams of one GPU: the caller's own, and one for each direction. Tests imitate them.
+
+    Only `synchronize` blocks the host. Streams compare equal when they are the same one.
+    """
 
     def __init__(self, device: torch.device) -> None:
         index = torch.cuda.current_device() if device.index is None else device.index
         self.device = torch.device("cuda", index)
-        self.out: Stream = torch.cuda.Stream(self.device)
-        self.back: Stream = torch.cuda.Stream(self.device)
+        self.out = Stream(self.device)  # copies from the device to the host
+        self.back = Stream(self.device)  # copies from the host to the device
 
     def current(self) -> Stream:
-        """The current stream of this thread; the backward pass runs in a thread with one of its own."""
+        """The stream that computes for this thread; the backward pass runs in a thread with one of its own."""
         return torch.cuda.current_stream(self.device)
 
     def capturing(self) -> bool:
-        """Whether a CUDA graph is captured on the current stream."""
+        """Whether what the current stream is given is captured in a CUDA graph, and not run."""
         return torch.cuda.is_current_stream_capturing()
 
     def record(self, stream: Stream) -> Event:
-        """A timing event at the end of `stream`."""
-        return cast(torch.cuda.Stream, stream).record_event(torch.cuda.Event(enable_timing=True))
+        """An event, with time, behind all that `stream` was given so far."""
+        event = Event(enable_timing=True)
+        event.record(stream)
+        return event
 
     def wait(self, stream: Stream, event: Event) -> None:
-        """`stream` waits for `event`, the host does not."""
-        cast(torch.cuda.Stream, stream).wait_event(cast(torch.cuda.Event, event))
+        """Let what `stream` is given from now on begin after `event`."""
+        stream.wait_event(event)
 
     def copy(self, stream: Stream, destination: torch.Tensor, source: torch.Tensor) -> None:
-        """Queue the copy; the host's side must be page-locked, or the driver makes the host wait."""
+        """Queue a copy on `stream`; the host's side must be page-locked, or the driver makes the host wait."""
         with self.using(stream):
             destination.copy_(source, non_blocking=True)
 
     def using(self, stream: Stream) -> AbstractContextManager[object]:
-        """Current on the stream's own GPU; other GPUs keep theirs."""
-        return torch.cuda.stream(cast(torch.cuda.Stream, stream))
+        """Make `stream` the current one of this thread on its own GPU; other GPUs keep theirs."""
+        return torch.cuda.stream(stream)
 
     def empty(self, nbytes: int) -> torch.Tensor:
-        """Uninitialised bytes on the GPU."""
+        """Uninitialised bytes on the GPU, from the current stream's pool."""
         return torch.empty(nbytes, dtype=torch.uint8, device=self.device)
 
     def done(self, event: Event) -> bool:
         """Whether `event` was reached."""
-        return bool(cast(torch.cuda.Event, event).query())
+        return bool(event.query())
 
     def synchronize(self, event: Event) -> None:
-        """Block until `event` is reached."""
-        cast(torch.cuda.Event, event).synchronize()
+        """Block the host until `event` is reached."""
+        event.synchronize()
 
     def seconds(self, start: Event, end: Event) -> float:
-        """Time between the two."""
-        return float(cast(torch.cuda.Event, start).elapsed_time(cast(torch.cuda.Event, end))) / 1e3
+        """Time between two events that were reached."""
+        return float(start.elapsed_time(end)) / 1e3
 
 
 class StreamCopy:
     """A copy on a stream. `keep` is the device's side, for as long as rule 4 asks."""
 
-    def __init__(self, streams: Streams, nbytes: int, keep: torch.Tensor, start: Event, end: Event) -> None:
+    def __init__(self, streams: CudaStreams, nbytes: int, keep: torch.Tensor, start: Event, end: Event) -> None:
         self.nbytes = nbytes
         self.failed: LMSError | None = None
         self.keep: torch.Tensor | None = keep
@@ -140,8 +107,8 @@ class StreamCopy:
             self.keep = None
         return self._over
 
-    def wait(self) -> float:
-        """Let the current stream wait for the copy. The host goes on, so no time is known yet: 0; see `stalls`."""
+    def wait(self) -> None:
+        """Let the current stream wait for the copy. The host goes on, so no time is known yet: see `stalls`."""
         if self.failed is not None:
             raise afresh(self.failed)
         if not self.done():
@@ -153,7 +120,6 @@ class StreamCopy:
                 self._ordered.append(current)
             if current == self._pool:  # another stream's wait says nothing about this pool's next user
                 self.keep = None
-        return 0.0
 
     def synchronize(self) -> None:
         """Block the host until the copy is over. Raises its error if it failed."""
@@ -168,7 +134,7 @@ class StreamCopy:
 
 
 def start(
-    streams: Streams,
+    streams: CudaStreams,
     stream: Stream,
     destination: torch.Tensor,
     source: torch.Tensor,
@@ -188,14 +154,15 @@ def start(
     return StreamCopy(streams, source.nbytes, keep, begin, streams.record(stream))
 
 
-class Staged:
+class Staged(Memory):
     """Device memory as a thread that writes or reads a file sees it: each piece goes through one pinned block.
 
     Made in the thread that computes, so that the copies come behind what its stream was given so far; used by one
     thread, which waits for each piece, so that the block is free for the next one.
     """
 
-    def __init__(self, streams: Streams, stream: Stream, tensor: torch.Tensor, block: Block) -> None:
+    def __init__(self, streams: CudaStreams, stream: Stream, tensor: torch.Tensor, block: Block) -> None:
+        super().__init__(block.address)
         self._streams, self._stream, self._block = streams, stream, block
         self._tensor = tensor
         self._ready = streams.record(streams.current())
@@ -203,11 +170,11 @@ class Staged:
     def fill(self, start: int, stop: int) -> int:
         """Bring bytes from the device; the block's address."""
         self._copy(host_tensor(self._block, stop - start), self._tensor[start:stop])
-        return self._block.address
+        return self.address
 
     def room(self, start: int, stop: int) -> int:
         """The block's address."""
-        return self._block.address
+        return self.address
 
     def drain(self, start: int, stop: int) -> None:
         """Bring bytes to the device."""

@@ -8,7 +8,8 @@ from lms.core.link import Link
 from lms.core.plan import make_plan
 from lms.core.simulate import simulate
 from lms.core.trace import Access, Tensor
-from lms.link.elsewhere import FASTEST, elsewhere, headroom
+from lms.link.comparison import FASTEST, headroom
+from lms.link.page import elsewhere
 from lms.link.watch import Sample, Watched
 from lms.trace import Trace
 
@@ -23,9 +24,10 @@ def step(seconds: float = 1e-2) -> Trace:
 
 
 def test_a_faster_link_takes_no_longer_and_has_more_headroom() -> None:
-    slow, fast = elsewhere(step(), [("a", Link("a", 20e9, 20e9)), ("b", Link("b", 200e9, 200e9))])
-    assert fast.seconds <= slow.seconds
-    assert fast.headroom > slow.headroom > 0
+    links = [("a", Link("a", 20e9, 20e9)), ("b", Link("b", 200e9, 200e9))]
+    (_, _, slow, less), (_, _, fast, more) = elsewhere(step(), links)
+    assert fast <= slow
+    assert more > less > 0
 
 
 def test_headroom_is_where_the_step_becomes_slower_by_a_tenth() -> None:
@@ -55,13 +57,13 @@ def watched(**change: object) -> Watched:
     return Watched(**(fields | change))  # type: ignore[arg-type]
 
 
-def page(trace: Trace, link: Link | None, counted: Watched | None, why: str = "") -> str:
+def page(trace: Trace, link: Link | None, counted: Watched | str | None) -> str:
     pytest.importorskip("matplotlib")
     pytest.importorskip("jinja2")
     from lms.link.page import facts
     from lms.report import template
 
-    return template("links.html").render(**facts(trace, link, counted, {"swapped_out": 1000, "swapped_in": 1000}, why))
+    return template("links.html").render(**facts(trace, link, counted, {"swapped_out": 1000, "swapped_in": 1000}))
 
 
 def test_the_page_has_the_machines_bytes_beside_ours_and_the_other_links() -> None:
@@ -82,7 +84,7 @@ def test_bytes_that_were_not_counted_are_called_that() -> None:
 
 
 def test_why_nothing_was_counted_is_told_and_escaped() -> None:
-    assert "Not counted: no &lt;NVML&gt;." in page(step(), None, None, "no <NVML>")
+    assert "Not counted: no &lt;NVML&gt;." in page(step(), None, "no <NVML>")
 
 
 def test_without_anything_to_tell_there_is_no_page() -> None:

@@ -1,0 +1,132 @@
+"""The program that `lms run` and `lms plan` run: found and executed as python does it."""
+
+from __future__ import annotations
+
+import ast
+import builtins
+import os
+import runpy
+import sys
+import zipfile
+from dataclasses import dataclass
+from importlib.machinery import SourceFileLoader
+from importlib.util import find_spec
+from pathlib import Path
+from types import ModuleType, TracebackType
+
+from lms.errors import LMSError, UsageError, remedy
+
+
+@dataclass(frozen=True)
+class Target:
+    """The program to run: a script (or a folder or archive with __main__.py) or a module's name, and its arguments."""
+
+    name: str
+    args: tuple[str, ...] = ()
+    is_module: bool = False
+
+    @property
+    def title(self) -> str:
+        """The script's name without its folder, or the module's."""
+        return self.name if self.is_module else Path(os.path.abspath(self.name)).name
+
+
+def framework_of(target: Target) -> str:
+    """The framework that the target trains with: "tensorflow" if it imports Keras or TensorFlow and no PyTorch.
+
+    What it imports by other modules is not looked for. So if it imports neither: the one that is installed, or "torch".
+    """
+    found = _imported(target)
+    if "torch" in found:
+        return "torch"
+    if found & {"tensorflow", "keras", "keras_hub"} or (find_spec("torch") is None and find_spec("tensorflow")):
+        return "tensorflow"
+    return "torch"
+
+
+def _imported(target: Target) -> set[str]:
+    """First names of the modules that the target's own file imports; none if it cannot be read."""
+    path = Path(target.name.replace(".", "/") + ".py" if target.is_module else target.name)
+    if target.is_module and not path.is_file():
+        path = path.with_suffix("") / "__main__.py"
+    elif path.is_dir():
+        path /= "__main__.py"
+    try:
+        tree = ast.parse(path.read_bytes())
+    except (OSError, SyntaxError, ValueError):
+        return set()
+    names = [one.name for node in ast.walk(tree) if isinstance(node, ast.Import) for one in node.names]
+    names += [node.module or "" for node in ast.walk(tree) if isinstance(node, ast.ImportFrom) and not node.level]
+    return {name.partition(".")[0] for name in names}
+
+
+def execute(target: Target) -> int:
+    """Run the target as python does; 1 when it ended with an exception, which has been shown, else 0."""
+    sys.argv[:] = [target.name, *target.args]
+    if not sys.flags.safe_path:
+        # Our own entry (a console script's folder, or the working directory of `-m lms`) makes way for the target's.
+        del sys.path[0]
+    try:
+        if target.is_module:
+            _execute_module(target.name)
+        elif os.path.isfile(target.name) and not target.name.endswith(".pyc") and not zipfile.is_zipfile(target.name):
+            _execute_file(target.name)
+        else:
+            runpy.run_path(os.path.abspath(target.name), run_name="__main__")
+    except LMSError:
+        raise
+    except Exception as error:
+        error.__traceback__ = _own(error.__traceback__)
+        sys.excepthook(type(error), error, error.__traceback__)
+        return 1
+    return 0
+
+
+def _execute_file(name: str) -> None:
+    # Not by runpy.run_path: it gives sys.argv[0] and __file__ one spelling, but python makes only the latter
+    # absolute, and it takes the script's module away before exit handlers run.
+    path = os.path.abspath(name)
+    if not sys.flags.safe_path:
+        sys.path.insert(0, os.path.dirname(os.path.realpath(path)))
+    loader = SourceFileLoader("__main__", path)
+    try:
+        source = loader.get_data(path)
+    except OSError as error:
+        advice = remedy(error, "expected a Python script that this user may read")
+        raise UsageError(f"SCRIPT={name!r}: {error.strerror}; {advice}") from None
+    code = loader.source_to_code(source, path)
+    module = ModuleType("__main__")
+    module.__dict__.update(__file__=path, __loader__=loader, __builtins__=builtins, __cached__=None)
+    sys.modules["__main__"] = module
+    exec(code, module.__dict__)
+
+
+def _execute_module(name: str) -> None:
+    if not sys.flags.safe_path:
+        sys.path.insert(0, os.getcwd())
+    if not _found(name):
+        raise UsageError(f"-m {name}: no module of that name; expected one that `python -m` could run")
+    runpy.run_module(name, run_name="__main__", alter_sys=True)
+
+
+def _found(module: str) -> bool:
+    try:
+        return find_spec(module) is not None
+    except ModuleNotFoundError:
+        return False
+
+
+_OURS = (
+    __file__,
+    runpy.__file__,
+    "<frozen runpy>",
+    "<frozen importlib._bootstrap>",
+    "<frozen importlib._bootstrap_external>",
+)
+
+
+def _own(traceback: TracebackType | None) -> TracebackType | None:
+    """The script's own part of a traceback: what python would show if it had been run without us."""
+    while traceback is not None and traceback.tb_frame.f_code.co_filename in _OURS:
+        traceback = traceback.tb_next
+    return traceback
