@@ -12,20 +12,26 @@ ENV =
 ENVS =
 FRAMEWORKS =
 HOROVOD =
+KERAS =
 OUT =
 PREFIX =
-RECIPE =
+TENSORFLOW =
 BIN := .venv/bin
 PYTEST := $(BIN)/python -m pytest
-IMAGES = PYTHONPATH=ci:recipes/bascule-tools/src $(BIN)/python -m images
+# 77: there are none for this machine, and the tests that need them are skipped.
+CHART_TOOLS = "$(PYTHON)" ci/chart_tools || [ $$? = 77 ]
+IN_CI = PYTHONPATH=ci:recipes/bascule-tools/src out/bundle-env/bin/python -m
+IMAGES = $(IN_CI) images
 IMAGE_OPTIONS = $(if $(BASE),--base "$(BASE)") $(if $(BASE_IMAGE),--base-image "$(BASE_IMAGE)") $(if $(ENGINE),--engine "$(ENGINE)") $(if $(OUT),--out "$(OUT)") $(ARGS)
-CXX_SOURCES = $(shell find ddl/include ddl/csrc lms/src tests -name '*.cc' -o -name '*.h' -o -name '*.c')
-BUNDLE = PYTHONPATH=ci:recipes/bascule-tools/src $(BIN)/python -m bundle $(if $(OUT),--out "$(OUT)")
+CXX_SOURCES = $(shell find ddl/include ddl/csrc ddl/src lms/src tests -name '*.cc' -o -name '*.h' -o -name '*.c')
+BUNDLE = $(IN_CI) bundle $(if $(OUT),--out "$(OUT)")
 BUNDLE_OPTIONS = $(if $(BASE),--base "$(BASE)") $(ARGS)
 export PYTHON
+# Many container images set it: each process would compile torch again when it imports it, which takes as long again.
+unexport PYTHONDONTWRITEBYTECODE
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test test-all test-integrations test-tensorflow lint format bench bench-lms bench-bookkeeping bench-links bench-ddl bench-training bench-bundle bench-images channel render env mirror image images context chart horovod-suite gpu-check clean
+.PHONY: help setup demo demo-tensorflow test test-all test-tensorflow test-integrations lint format versions docs bench bench-lms bench-bookkeeping bench-links bench-ddl bench-training setup-bundle bench-bundle channel env mirror image images context chart horovod-suite gpu-check clean
 
 help: ## list what make can do here
 	@sed -n 's/^\([a-z-]*\):[^#]*## \(.*\)/make \1\t\2/p' Makefile | expand -t 20
@@ -36,17 +42,22 @@ setup: ## put everything that the other targets need into .venv; does nothing th
 demo: setup ## train a 3D U-Net on a whole brain in less memory than it needs: the table, a report and the proof
 	$(BIN)/python examples/brain_mri/demo.py
 
-test: setup ## the tests, less the slow ones, two at a time (ARGS="-k NAME" goes to pytest)
-	$(PYTEST) -m "not slow" -n 2 $(ARGS)
+demo-tensorflow: ## the same in Keras: a 3D U-Net plain and with LMS, the table and the proof
+	@ci/setup_tensorflow
+	out/tensorflow$(TENSORFLOW:%=-%)/bin/python examples/brain_mri/demo_keras.py
+
+test: setup ## the tests, less the slow ones, three at a time (ARGS="-k NAME" goes to pytest)
+	@$(CHART_TOOLS) || [ -z "$$CI" ] # without a network their tests are skipped, which CI does not take
+	$(PYTEST) -m "not slow" -n 3 $(ARGS)
 
 test-all: setup ## every test, and both commands on a fresh Debian (needs root; installs mmdebstrap where it is missing)
 	ci/install_tools
-	ci/chart_tools
+	@$(CHART_TOOLS)
 	$(PYTEST) $(ARGS)
 
-test-tensorflow: ## the tests with TensorFlow and Keras, in an environment of their own: out/tensorflow
+test-tensorflow: setup ## the tests with TensorFlow and Keras, in an environment of their own (TENSORFLOW=2.16.2 KERAS=3.3.3)
 	@ci/setup_tensorflow
-	TF_CPP_MIN_LOG_LEVEL=2 out/tensorflow/bin/python -m pytest tests/lms/tensorflow $(ARGS)
+	TF_CPP_MIN_LOG_LEVEL=2 out/tensorflow$(TENSORFLOW:%=-%)/bin/python -m pytest tests/lms/tensorflow tests/ddl/tensorflow $(ARGS)
 
 test-integrations: setup ## Accelerate, Lightning and Ray Train over DDL, in an environment of their own (out/integrations)
 	ci/integrations
@@ -61,6 +72,13 @@ format: setup ## write the sources as `make lint` wants them
 	$(BIN)/ruff check --fix .
 	$(BIN)/ruff format .
 	$(BIN)/clang-format -i $(CXX_SOURCES)
+
+versions: setup ## write the version in VERSION, and those in conda_build_config.yaml, wherever they stand
+	$(BIN)/python ci/versions
+
+docs: setup ## write the site to out/docs; a link that leads nowhere is an error
+	$(BIN)/python -m sphinx -q -W --keep-going -b html -c docs . out/docs
+	@echo out/docs/docs/index.html
 
 bench: bench-lms bench-links bench-ddl bench-training ## all benchmarks (ARGS="--quick" shows that they run)
 
@@ -81,37 +99,35 @@ bench-ddl: setup ## measure DDL's allreduce beside gloo, Open MPI and MPICH on a
 bench-training: setup ## measure a training step over DDL beside gloo on a virtual cluster (needs root); JSON to out/bench/
 	$(BIN)/python ddl/bench/training.py $(ARGS)
 
-bench-bundle: setup ## measure the conda side from nothing: channel, environment, training, mirror; JSON to out/bench-bundle/
-	PYTHONPATH=ci:recipes/bascule-tools/src $(BIN)/python -m bundle --out "$(or $(OUT),out/bench-bundle)" bench $(if $(FRAMEWORKS),--frameworks $(FRAMEWORKS)) $(BUNDLE_OPTIONS)
+setup-bundle: ## the same for channel, env, mirror and image alone, which need no torch: out/bundle-env
+	@ci/setup bundle
 
-bench-images: setup ## measure images and containers: sizes, and what a user waits for (needs root and podman); JSON to out/bench-images/
-	PYTHONPATH=ci:recipes/bascule-tools/src $(BIN)/python -m images.bench $(if $(OUT),--out "$(OUT)") $(ARGS)
+bench-bundle: setup-bundle ## time channel, environment, mirror and images (ARGS="--image base") from nothing; JSON to out/bench-bundle/
+	$(IN_CI) bundle.bench "$(or $(OUT),out/bench-bundle)" $(BUNDLE_OPTIONS)
 
-channel: setup ## build, test and index the conda packages: out/channel (FRAMEWORKS="pytorch tensorflow", BASE=conda-forge)
+channel: setup-bundle ## build, test and index the conda packages: out/channel (FRAMEWORKS="pytorch tensorflow", BASE=stand-in)
 	$(BUNDLE) channel $(if $(FRAMEWORKS),--frameworks $(FRAMEWORKS)) $(BUNDLE_OPTIONS)
 
-render: setup ## print RECIPE=recipes/ddl/meta.yaml as rattler-build reads it
-	@$(BUNDLE) render $(or $(RECIPE),meta.yaml)
-
-env: setup ## install ENV=pytorch (a file of envs/) from out/channel into PREFIX=out/envs/pytorch, without conda, and try it
+env: setup-bundle ## install ENV=pytorch (a file of envs/) from out/channel into PREFIX=out/envs/pytorch, without conda, and try it
 	$(BUNDLE) env $(or $(ENV),pytorch) $(if $(PREFIX),--prefix "$(PREFIX)") $(BUNDLE_OPTIONS)
 
-mirror: setup ## copy out/channel and all that ENVS="base pytorch" need to out/mirror and a tar, for machines without a network
+mirror: setup-bundle ## copy out/channel and all that ENVS="base pytorch" need to out/mirror and a tar, for machines without a network
 	$(BUNDLE) mirror $(or $(ENVS),base pytorch) $(BUNDLE_OPTIONS)
 
-image: setup ## build the container image of ENV=pytorch (BASE_IMAGE=debian:bookworm-slim, ENGINE=podman)
+image: setup-bundle ## build the container image of ENV=pytorch, and the channel if there is none (BASE_IMAGE=..., ENGINE=podman)
 	$(IMAGES) $(or $(ENV),pytorch) $(IMAGE_OPTIONS)
 
-images: setup ## build the images ENVS="base pytorch tensorflow"
+images: setup-bundle ## build the images ENVS="base pytorch tensorflow"
 	$(IMAGES) $(or $(ENVS),base pytorch tensorflow) $(IMAGE_OPTIONS)
 
-context: setup ## lay out what goes into the image of ENV=pytorch, and leave its build to you: out/images/pytorch/context
+context: setup-bundle ## lay out what goes into the image of ENV=pytorch, and leave its build to you: out/images/pytorch/context
 	$(IMAGES) $(or $(ENV),pytorch) --context-only $(IMAGE_OPTIONS)
 
 chart: setup ## lint the Helm chart with helm 3 and 4, and pack it into out/chart
 	ci/chart
 
-horovod-suite: setup ## Horovod's own tests of its names for PyTorch, over DDL on 2 and 4 ranks, on a copy of HOROVOD=path's sources
+horovod-suite: setup ## Horovod's own tests of its names for PyTorch, TensorFlow and Keras, on 2 and 4 ranks, on a copy of HOROVOD=path's sources
+	@ci/setup_tensorflow
 	$(BIN)/python ci/horovod_suite "$(HOROVOD)" $(ARGS)
 
 gpu-check: ## the GPU's tests and benchmark with PYTHON's own torch, without .venv; to $OUT, or out/gpu

@@ -1,7 +1,7 @@
 """`python -m bundle`."""
 
 from bundle.cli import main
-from bundle.ending import leave
+from bundle.process import leave
 
 if __name__ == "__main__":  # and not where a process is spawned
     leave(main())

@@ -1,25 +1,23 @@
-"""The channel below ours: conda-forge where it is reached, else the stand-in."""
+"""The channel below ours: conda-forge, or what is named in its place."""
 
 from __future__ import annotations
 
 import asyncio
-import hashlib
 import json
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from pathlib import Path
 
-from rattler import Channel, Gateway, Subdir
+from rattler import Channel, Gateway
 
-from bundle import plan, stand_in
-from bundle.errors import ToolError
+from bundle import channel, stand_in
+from bundle.errors import BundleError
 from bundle.folders import Folders, path_of, write
-from bundle.progress import say
+from bundle.process import say
 
-AUTO = "auto"
 CONDA_FORGE = "conda-forge"
 STAND_IN = "stand-in"
-_PATIENCE = 8  # seconds that conda-forge gets to answer: where a firewall drops all, every run waits that long
+_PATIENCE = 8  # seconds that conda-forge gets to answer
 
 
 @dataclass(frozen=True)
@@ -27,114 +25,75 @@ class Base:
     """A channel with everything that we do not build ourselves."""
 
     name: str
-    channels: tuple[str, ...]
-    reason: str
-    pythons: list[str] | None = None  # those that it has; None: all
-    # By name: of its packages and of all that they run with. Empty: not looked at.
-    checksums: Mapping[str, str] = field(default_factory=dict)
+    address: str
+    variants: Mapping[str, list[str]] = field(default_factory=dict)  # of conda_build_config.yaml, if it has not all
+    checksums: Mapping[str, str] = field(default_factory=dict)  # of its packages, by name; empty: not looked at
     left_out: frozenset[str] = frozenset()  # frameworks that nobody asked for: what needs one is not tested
 
     @property
     def is_stand_in(self) -> bool:
         """Whether its packages are good for this machine only, wherever they lie."""
-        return any((folder / stand_in.MARK).is_file() for folder in filter(None, map(path_of, self.channels)))
+        folder = path_of(self.address)
+        return folder is not None and (folder / stand_in.MARK).is_file()
 
 
-def choose(asked: str, where: Folders, frameworks: Sequence[str], variants: Mapping[str, list[str]]) -> Base:
-    """The base for `asked`: "auto", "conda-forge", "stand-in", or another channel's address or folder.
+def choose(asked: str | None, where: Folders, frameworks: Sequence[str]) -> Base:
+    """The base that is `asked` for: conda-forge (None: it must answer), stand-in, a channel's address or folder.
 
-    Says which it is, and why. The stand-in is made here, with `frameworks`. Raises ToolError where it cannot be, and
-    where it would take the place of another base that nobody asked to leave.
+    Says which it is. The stand-in is made here, with `frameworks`. Raises BundleError if there is none.
     """
-    reason = "asked for"
-    if asked == AUTO:
-        asked, reason = CONDA_FORGE, "it answers"
+    left_out = frozenset(stand_in.FRAMEWORKS) - frozenset(frameworks)
+    if asked == STAND_IN:
+        say("the packages are built against a stand-in for conda-forge: they are good on this machine only")
+        return of_stand_in(stand_in.make(where, frameworks), left_out)
+    if asked is None:
+        asked = CONDA_FORGE
         if trouble := unreachable(CONDA_FORGE):
-            _keep(where, trouble)
-            asked, reason = STAND_IN, f"conda-forge does not answer: {trouble}"
-    named = "a stand-in for conda-forge" if asked == STAND_IN else asked
-    say(f"the packages are built against {named} ({reason})")
-    left_out = frozenset(stand_in.CONDA_NAMES[group] for group in set(stand_in.CONDA_NAMES) - set(frameworks))
-    if asked != STAND_IN:
-        return replace(_elsewhere(asked, reason), left_out=left_out)
-    groups = [stand_in.BASE, *frameworks]
-    names = [name for group in groups for name in stand_in.GROUPS[group]]
-    channel = stand_in.make(where.stand_in, names, variants, where.tree / "ci/constraints.txt")
-    return of_folder(STAND_IN, channel, str(Subdir.current()), reason, left_out)
+            raise BundleError(
+                f"conda-forge does not answer: {trouble}\nBASE=ADDRESS names another channel that has its packages; "
+                "BASE=stand-in makes one of pip's wheels and this Python, good on this machine only"
+            )
+    say(f"the packages are built against {asked}")
+    return Base(asked, _address(asked), left_out=left_out)
 
 
-def _keep(where: Folders, trouble: str) -> None:
-    """Raises ToolError where the channel was built against more than a stand-in: it may be used on other machines."""
-    try:
-        built = remembered(where, None)
-    except ToolError:
-        return
-    if built.is_stand_in or built.name == STAND_IN:
-        return
-    raise ToolError(
-        f"{where.channel} was built against {built.name}, and conda-forge does not answer ({trouble}): run this again "
-        f"when it does; BASE={built.name} names what it was built against, BASE={STAND_IN} makes the channel one that "
-        "is good on this machine only"
-    )
+def of_stand_in(made: Path, left_out: frozenset[str] = frozenset()) -> Base:
+    """The stand-in at `made`, whose content is known: it has one Python."""
+    found = {one["name"]: one["sha256"] for one in channel.records(made)}
+    python = [stand_in.PYTHON]
+    return Base(STAND_IN, made.as_uri(), {"python": python, "python_min": python}, found, left_out)
 
 
 def remember(base: Base, where: Folders) -> None:
     """So that environments and mirrors are made from what the channel was built against."""
-    write(where.work / "base.json", json.dumps({"name": base.name, "channels": base.channels}))
+    write(where.work / "base.json", json.dumps([base.name, base.address]))
 
 
-def remembered(where: Folders, asked: str | None) -> Base:
+def remembered(where: Folders, asked: str | None = None) -> Base:
     """What the channel was built against, or another channel that is asked for in its place.
 
-    Raises ToolError: there is no channel, or it was not built against the stand-in that is asked for.
+    Raises BundleError: there is no channel.
     """
     try:
-        noted = json.loads((where.work / "base.json").read_text())
-        built = Base(noted["name"], tuple(noted["channels"]), "the channel was built against it")
-    except (OSError, ValueError, KeyError, TypeError):
-        raise ToolError(f"{where.channel} is no finished channel yet: run `make channel` first") from None
-    if asked in (None, AUTO, built.name):
+        built = Base(*json.loads((where.work / "base.json").read_text()))
+    except (OSError, ValueError, TypeError):
+        raise BundleError(f"{where.channel} is no finished channel yet: run `make channel` first") from None
+    if asked in (None, built.name):
         return built
-    if asked == STAND_IN:
-        raise ToolError(f"{where.channel} was built against {built.name}: `make channel BASE={STAND_IN}` first")
     say(f"the packages were built against {built.name}, and get what they need from {asked}")
-    return _elsewhere(asked, "asked for")
+    return Base(str(asked), _address(str(asked)))
 
 
-def _elsewhere(asked: str, reason: str) -> Base:
-    address = Path(asked).resolve().as_uri() if Path(asked).is_dir() else asked
-    return Base(asked, (address,), reason)
+def _address(asked: str) -> str:
+    return Path(asked).resolve().as_uri() if Path(asked).is_dir() else asked
 
 
-def of_folder(name: str, channel: Path, platform: str, reason: str, left_out: frozenset[str] = frozenset()) -> Base:
-    """A base whose whole content is known."""
-    records = json.loads((channel / platform / "repodata.json").read_text())["packages.conda"].values()
-    sums: dict[str, list[str]] = {}
-    runs_with: dict[str, set[str]] = {}
-    for record in records:
-        sums.setdefault(record["name"], []).append(record["sha256"])
-        runs_with.setdefault(record["name"], set()).update(one.split()[0] for one in record["depends"])
-
-    def reached(name: str) -> str:
-        found = (one for reached in plan.closure([name], runs_with) for one in sums.get(reached, ()))
-        return hashlib.sha256("".join(sorted(found)).encode()).hexdigest()
-
-    return Base(
-        name,
-        (channel.as_uri(),),
-        reason,
-        pythons=sorted({".".join(one["version"].split(".")[:2]) for one in records if one["name"] == "python"}),
-        checksums={name: reached(name) for name in sums},
-        left_out=left_out,
-    )
-
-
-def unreachable(channel: str) -> str | None:
-    """Why `channel` cannot be used; None where it answers."""
+def unreachable(name: str) -> str | None:
+    """Why the channel cannot be used; None if it answers."""
 
     async def ask() -> None:
         gateway = Gateway(show_progress=False)
-        await gateway.query([Channel(channel)], ["noarch"], ["python_abi"], recursive=False)
+        await gateway.query([Channel(name)], ["noarch"], ["python_abi"], recursive=False)
 
     try:
         asyncio.run(asyncio.wait_for(ask(), _PATIENCE))

@@ -4,37 +4,29 @@ from __future__ import annotations
 
 import hashlib
 import os
-import shutil
+import re
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from urllib.parse import unquote, urlsplit
 
-# What builds leave beside sources: what .gitignore names, by which a source cannot be called either.
-_DEBRIS_FOLDERS = {".venv", "out", "__pycache__", ".hypothesis", ".pytest_cache", ".mypy_cache", ".ruff_cache", "dist"}
-_DEBRIS_FOLDERS |= {"build"}
-_DEBRIS_BEGINNINGS = (".build-",)
-_DEBRIS_ENDS = (".so", ".egg-info")
-_GITS_OWN = ".git"
+# What builds leave beside sources, as .gitignore names it.
+_DEBRIS = re.compile(
+    r"\.git|\.venv|out|__pycache__|dist|build|\.(hypothesis|(pytest|mypy|ruff)_cache)|\.build-.*|.*\.(so|egg-info)"
+)
 
 
 @dataclass(frozen=True)
 class Folders:
-    """The tree that is built, where what is made of it goes, and the one MPI that it is built for, if not for all."""
+    """The tree that is built, and where what is made of it goes."""
 
     tree: Path
     out: Path
-    mpi: str | None = None
 
     @property
     def channel(self) -> Path:
         """The finished channel."""
         return self.out / "channel"
-
-    @property
-    def staged(self) -> Path:
-        """The channel as it is being made, which users do not see."""
-        return self.work / "channel"
 
     @property
     def work(self) -> Path:
@@ -46,18 +38,9 @@ class Folders:
         """The stand-in for conda-forge, with the wheels that it is made of."""
         return self.out / "stand-in"
 
-    def recipes(self) -> list[Path]:
-        """All recipes, that of the metapackages last."""
-        return [*sorted(self.tree.glob("recipes/*/meta.yaml")), self.tree / "meta.yaml"]
-
-    def is_bundle(self, recipe: Path) -> bool:
-        """Whether `recipe` is that of the metapackages, whose folder is the whole tree."""
-        return recipe.parent == self.tree
-
-    @property
-    def variants(self) -> Path:
-        """The variants."""
-        return self.tree / "conda_build_config.yaml"
+    def environment(self, name: str) -> Path:
+        """A file of envs/, by its name without .yaml; or another, by its path."""
+        return Path(name) if name.endswith(".yaml") else self.tree / "envs" / f"{name}.yaml"
 
 
 def is_ours(folder: Path, *marks: str) -> bool:
@@ -69,6 +52,7 @@ def is_ours(folder: Path, *marks: str) -> bool:
 
 def write(path: Path, text: str) -> None:
     """`text` as the file `path`: written aside and renamed, so that a full disk leaves the old one."""
+    path.parent.mkdir(parents=True, exist_ok=True)
     aside = path.with_name(f".{path.name}.new")
     try:
         aside.write_text(text)
@@ -78,25 +62,21 @@ def write(path: Path, text: str) -> None:
         raise
 
 
-def sources(folder: Path) -> Iterator[Path]:
-    """The files below `folder` that are sources, sorted."""
-    for root, folders, names in os.walk(folder):
-        folders[:] = sorted(name for name in folders if not _is_debris(name) and name not in _DEBRIS_FOLDERS)
-        yield from (Path(root, name) for name in sorted(names) if not _is_debris(name))
+def sources(path: Path) -> Iterator[Path]:
+    """The file `path`, or the files below that folder that are sources, sorted."""
+    if path.is_file():
+        yield path
+    for root, folders, names in os.walk(path):
+        folders[:] = sorted(name for name in folders if not _DEBRIS.fullmatch(name))
+        yield from (Path(root, name) for name in sorted(names) if not _DEBRIS.fullmatch(name))
 
 
-def _is_debris(name: str) -> bool:
-    return name == _GITS_OWN or name.startswith(_DEBRIS_BEGINNINGS) or name.endswith(_DEBRIS_ENDS)
-
-
-def checksum(folder: Path) -> str:
-    """Of the sources below `folder`: their names, contents and modes."""
+def checksum(path: Path) -> str:
+    """Of a file or of the sources below a folder: their names, contents and modes."""
     total = hashlib.sha256()
-    for path in sources(folder):
-        content = os.readlink(path).encode() if path.is_symlink() else path.read_bytes()
-        executable = b"x" if os.access(path, os.X_OK) else b"-"
-        name = str(path.relative_to(folder)).encode()
-        total.update(b"%d:%b%b%d:%b" % (len(name), name, executable, len(content), content))
+    for file in sources(path):
+        content = checksum_of(file)
+        total.update(f"{file.relative_to(path.parent)}\0{os.access(file, os.X_OK)}\0{content}\0".encode())
     return total.hexdigest()
 
 
@@ -110,13 +90,3 @@ def path_of(address: str) -> Path | None:
     """The file or folder that an address names; None for one of another machine."""
     parts = urlsplit(address)
     return Path(unquote(parts.path)) if parts.scheme == "file" else None
-
-
-def copy(folder: Path, target: Path) -> None:
-    """The sources below `folder` and no debris, as `target`, which is replaced."""
-    shutil.rmtree(target, ignore_errors=True)
-    target.mkdir(parents=True)
-    for path in sources(folder):
-        to = target / path.relative_to(folder)
-        to.parent.mkdir(parents=True, exist_ok=True)
-        shutil.copy2(path, to, follow_symlinks=False)

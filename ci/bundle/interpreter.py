@@ -10,7 +10,7 @@ import sysconfig
 from collections.abc import Iterable
 from pathlib import Path
 
-from bundle.errors import ToolError
+from bundle.errors import BundleError
 from bundle.wheel import PYTHON, compiled
 
 # Large, and needed by no program: CPython's own tests, its graphical tools, other projects' packages.
@@ -21,7 +21,7 @@ _LEFT_OUT = shutil.ignore_patterns(
 
 
 def obstacle() -> str | None:
-    """Why the running CPython cannot be made a package; None where it can."""
+    """Why the running CPython cannot be made a package; None if it can."""
     program = "import sysconfig; print(sysconfig.get_default_scheme())"
     done = subprocess.run([base_python(), "-I", "-c", program], capture_output=True, text=True, check=True)
     if done.stdout.strip() == "posix_prefix":
@@ -37,15 +37,20 @@ def base_python() -> str:
     return str(getattr(sys, "_base_executable", sys.executable))
 
 
+def pip(python: Path) -> list[str]:
+    """The pip of that Python, working for another one: .venv and most environments have none of their own."""
+    return [base_python(), "-m", "pip", "--python", str(python), "--disable-pip-version-check", "--no-input"]
+
+
 def version() -> str:
     """Its version, as the package's."""
     return ".".join(map(str, sys.version_info[:3]))
 
 
 def stage(folder: Path) -> None:
-    """Lay the interpreter into `folder` as it lies in a prefix. Raises ToolError where it cannot be moved."""
+    """Lay the interpreter into `folder` as it lies in a prefix. Raises BundleError if it cannot be moved."""
     if reason := obstacle():
-        raise ToolError(reason)
+        raise BundleError(reason)
     base = Path(sys.base_prefix)
     library = folder / "lib" / f"python{PYTHON}"
     shutil.copytree(base / "lib" / f"python{PYTHON}", library, ignore=_LEFT_OUT, symlinks=True)
@@ -70,7 +75,7 @@ def stage(folder: Path) -> None:
         os.chmod(file, 0o755)
         done = subprocess.run([tool, "--set-rpath", "$ORIGIN/../lib", file], capture_output=True, text=True)
         if done.returncode:
-            raise ToolError(f"{tool} cannot change where {file} looks for libraries: {done.stderr.strip()}")
+            raise BundleError(f"{tool} cannot change where {file} looks for libraries: {done.stderr.strip()}")
 
 
 def _strip(files: Iterable[Path]) -> None:

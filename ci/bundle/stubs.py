@@ -8,16 +8,19 @@ import subprocess
 from dataclasses import dataclass
 from pathlib import Path
 
-_CXX = "g++ c++"
-_ACTIVATE = f"""# Stand-in for conda-forge's compiler: the system's own.
-for one in {_CXX}; do
+from bundle.recipes import Variants
+
+_CXX = ("g++", "c++")
+# Read when the environment is activated.
+_ACTIVATE = """# Stand-in for conda-forge's compiler: the system's own.
+for one in g++ c++; do
     if command -v "$one" >/dev/null 2>&1; then
         export CXX="$one"
         break
     fi
 done
-if [ -z "${{CXX:-}}" ]; then
-    echo "no C++ compiler: looked for {_CXX}; install one (Debian, Ubuntu: g++)" >&2
+if [ -z "${CXX:-}" ]; then
+    echo "no C++ compiler: looked for g++ and c++; install one (Debian, Ubuntu: g++)" >&2
     export CXX=no-C++-compiler-was-found
 fi
 """
@@ -25,49 +28,42 @@ fi
 
 @dataclass(frozen=True)
 class Stub:
-    """A package without files of its own, except what `activate` says."""
+    """A package whose one file is a text."""
 
     name: str
     version: str
     build: str
-    depends: tuple[str, ...] = ()
-    summary: str = ""
-    activate: str | None = None  # a shell script that is read when the environment is activated
+    summary: str
+    place: str
+    text: str
 
     def stage(self, folder: Path) -> None:
-        """Lay its files into `folder`; a package of rattler-build's holds one at least."""
-        if self.activate is None:
-            note = folder / "share" / "bascule-stand-in" / self.name
-        else:
-            note = folder / "etc" / "conda" / "activate.d" / f"{self.name}.sh"
-        note.parent.mkdir(parents=True)
-        note.write_text(self.activate or f"{self.summary}\n")
+        """Lay its file into `folder`."""
+        (folder / self.place).parent.mkdir(parents=True)
+        (folder / self.place).write_text(self.text)
 
 
-def stubs(cxx_versions: list[str], stdlib_versions: list[str], platform: str) -> list[Stub]:
-    """All of them; the versions are the variants' that recipes ask for. `platform` is conda's, as linux-64.
+def stubs(variants: Variants, platform: str) -> list[Stub]:
+    """All of them, of the versions that recipes ask for. `platform` is conda's, as linux-64.
 
     What the system has in their place is said in their summaries, which makes them other packages when it changes: what
     was compiled is then compiled again.
     """
-    made = [
-        Stub("mpi", "1.0", family, summary=f"stand-in: the MPI of this environment is {family}")
-        for family in ("openmpi", "mpich")
-    ]
-    for version in cxx_versions:
-        summary = f"stand-in: the system's own C++ compiler, {_compiler(_CXX)}"
-        made.append(Stub(f"gxx_{platform}", version, "0", summary=summary, activate=_ACTIVATE))
-    c_library = " ".join(machine.libc_ver())
-    made += [
-        Stub(f"sysroot_{platform}", version, "0", summary=f"stand-in: the system's own C library, {c_library}")
-        for version in stdlib_versions
-    ]
-    return made
+
+    def note(name: str, version: str, build: str, summary: str) -> Stub:
+        return Stub(name, version, build, summary, f"share/bascule-stand-in/{name}", f"{summary}\n")
+
+    found = [note("mpi", "1.0", one, f"stand-in: the MPI of this environment is {one}") for one in variants["mpi"]]
+    library = f"stand-in: the system's own C library, {' '.join(machine.libc_ver())}"
+    found += [note(f"sysroot_{platform}", version, "0", library) for version in variants["c_stdlib_version"]]
+    name, compiler = f"gxx_{platform}", f"stand-in: the system's own C++ compiler, {_compiler()}"
+    place = f"etc/conda/activate.d/{name}.sh"
+    return found + [Stub(name, one, "0", compiler, place, _ACTIVATE) for one in variants["cxx_compiler_version"]]
 
 
-def _compiler(candidates: str) -> str:
-    """The first of `candidates` that is there, as it names itself with its version."""
-    for path in filter(None, map(shutil.which, candidates.split())):
+def _compiler() -> str:
+    """The first that is there, as it names itself with its version."""
+    for path in filter(None, map(shutil.which, _CXX)):
         said = subprocess.run([path, "--version"], stdin=subprocess.DEVNULL, capture_output=True, text=True).stdout
         return said.partition("\n")[0].strip() or path
     return "which is not there"

@@ -6,22 +6,21 @@ Source: the binary distribution format and the core metadata of PyPA's specifica
 from __future__ import annotations
 
 import compileall
-import configparser
+import importlib.metadata
 import py_compile
 import re
 import shutil
 import sys
 import zipfile
 from dataclasses import dataclass
-from email.message import Message
-from email.parser import BytesParser
 from pathlib import Path, PurePosixPath
 
 from packaging.markers import default_environment
 from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name, parse_wheel_filename
 
-from bundle.errors import ToolError
+from bascule import inventory
+from bundle.errors import BundleError
 
 # conda-forge's names where they are not the package index's.
 RENAMED = {
@@ -68,7 +67,7 @@ def conda_name(name: str) -> str:
 
 
 def describe(path: Path) -> Described:
-    """What the wheel at `path` says of itself. Raises ToolError where conda's words cannot say it."""
+    """What the wheel at `path` says of itself. Raises BundleError if conda's words cannot say it."""
     _, version, _, _ = parse_wheel_filename(path.name)
     metadata = _metadata(path)
     depends = [f"python {PYTHON}.*"] if _holds_python(path) else []
@@ -81,15 +80,15 @@ def describe(path: Path) -> Described:
         name=conda_name(str(metadata["Name"])),
         version=version.public,  # conda-forge's have no +cpu
         depends=(*depends, *_MORE.get(conda_name(str(metadata["Name"])), ())),
-        license=_license(metadata),
-        summary=str(metadata["Summary"] or ""),
+        license=inventory.license_of(metadata),
+        summary=(metadata.get_all("Summary") or [""])[0],
     )
 
 
 def dependency(requirement: Requirement, whose: str) -> str:
-    """A requirement as conda writes it (`typing_extensions >=4.10,<5`). Raises ToolError where it cannot be."""
+    """A requirement as conda writes it (`typing_extensions >=4.10,<5`). Raises BundleError if it cannot be."""
     if requirement.url or any(specifier.operator == "===" for specifier in requirement.specifier):
-        raise ToolError(f"{whose}: {requirement} cannot be written as a dependency of a conda package")
+        raise BundleError(f"{whose}: {requirement} cannot be written as a dependency of a conda package")
     parts = []
     for specifier in sorted(requirement.specifier, key=str):
         if specifier.operator == "==" and specifier.version.endswith(".*"):
@@ -115,7 +114,7 @@ def stage(path: Path, folder: Path) -> None:
                 continue
             parts = PurePosixPath(member.filename).parts
             if ".." in parts or member.filename.startswith("/"):
-                raise ToolError(f"{path.name}: the member {member.filename!r} would lie outside the prefix")
+                raise BundleError(f"{path.name}: the member {member.filename!r} would lie outside the prefix")
             target = site.joinpath(*parts)
             if parts[0].endswith(".data"):
                 target = places[parts[1]].joinpath(*parts[2:])
@@ -155,18 +154,11 @@ def _head(script: Path) -> None:
 
 
 def _launchers(site: Path, folder: Path) -> None:
-    for declared in site.glob("*.dist-info/entry_points.txt"):
-        parser = configparser.ConfigParser(delimiters=("=",), strict=False)
-        parser.optionxform = str  # type: ignore[assignment,method-assign] # names keep their capitals
-        parser.read(declared)
-        if not parser.has_section("console_scripts"):
-            continue
-        folder.mkdir(exist_ok=True)
-        for name, value in parser.items("console_scripts"):
-            module, _, call = value.partition("[")[0].strip().partition(":")
-            attribute = call.partition(".")[0]
-            script = folder / name
-            script.write_text(_LAUNCHER.format(python=PYTHON, module=module, attribute=attribute, call=call))
+    for distribution in importlib.metadata.distributions(path=[str(site)]):
+        for one in distribution.entry_points.select(group="console_scripts"):
+            folder.mkdir(exist_ok=True)
+            script, first = folder / one.name, one.attr.partition(".")[0]
+            script.write_text(_LAUNCHER.format(python=PYTHON, module=one.module, attribute=first, call=one.attr))
             script.chmod(0o755)
 
 
@@ -180,23 +172,9 @@ def _holds_python(path: Path) -> bool:
     return False
 
 
-def _metadata(path: Path) -> Message:
+def _metadata(path: Path) -> importlib.metadata.PackageMetadata:
     with zipfile.ZipFile(path) as archive:
         names = [name for name in archive.namelist() if name.count("/") == 1 and name.endswith(".dist-info/METADATA")]
-        if len(names) != 1:
-            raise ToolError(f"{path}: expected one METADATA, found {len(names)}; remove the file and run this again")
-        return BytesParser().parsebytes(archive.read(names[0]))
-
-
-def _license(metadata: Message) -> str:
-    if expression := str(metadata["License-Expression"] or "").strip():
-        return expression
-    value = str(metadata["License"] or "").strip()
-    if value and "\n" not in value and len(value) < 80 and value.upper() != "UNKNOWN":  # a name, and not the text
-        return value
-    classified = [
-        line.rpartition("::")[2].strip()
-        for line in metadata.get_all("Classifier") or []
-        if line.startswith("License ::") and not line.endswith("OSI Approved")
-    ]
-    return " AND ".join(classified)
+    if len(names) != 1:
+        raise BundleError(f"{path}: expected one METADATA, found {len(names)}; remove the file and run this again")
+    return importlib.metadata.PathDistribution(zipfile.Path(path, names[0].removesuffix("METADATA"))).metadata

@@ -1,6 +1,6 @@
 """`python -m images`."""
 
-from bundle.ending import leave
+from bundle.process import leave
 from images.cli import main
 
 if __name__ == "__main__":

@@ -13,7 +13,7 @@ Json = dict[str, Any]  # a CycloneDX document or a part of one
 
 
 def make(engine: Engine, reference: str, name: str) -> Json:
-    """The bill of a finished image, in CycloneDX's form. Raises ImageError."""
+    """The bill of a finished image, in CycloneDX's form. Raises BundleError."""
     document: Json = json.loads(engine.output(reference, "/opt/conda/bin/bascule", "sbom", "--name", name))
     debian = engine.output(reference, "cat", "/var/lib/dpkg/status")
     release = engine.output(reference, "cat", "/etc/os-release")

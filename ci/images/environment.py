@@ -19,8 +19,7 @@ from typing import Any
 from rattler import RepoDataRecord
 
 from bundle import install
-from bundle.errors import InstallError
-from images.errors import ImageError
+from bundle.errors import BundleError
 
 PREFIX = Path("/opt/conda")  # where the environment lies in the image
 FILES = Path(__file__).parents[2] / "envs/images/files"
@@ -48,8 +47,7 @@ class Environment:
 def lay_out(environment: Environment, folder: Path, cache: Path) -> Path:
     """The context of the image's build, in `folder`; `cache` keeps unpacked packages.
 
-    Raises InstallError: a package is damaged, two claim one file, or pip fails; ImageError: Python files do not
-    compile.
+    Raises BundleError: a package is damaged, two claim one file, pip fails, or Python files do not compile.
 
     framework/ is left as it is while its lock is the same, so that an engine finds its layer made already.
     """
@@ -60,7 +58,7 @@ def lay_out(environment: Environment, folder: Path, cache: Path) -> Path:
     context.mkdir(parents=True, exist_ok=True)
     install.install(environment.records, whole, cache, target=PREFIX)
     if both := install.clobbered(whole):
-        raise InstallError(f"environment {environment.name!r}: files of two packages: {'; '.join(both[:5])}")
+        raise BundleError(f"environment {environment.name!r}: files of two packages: {'; '.join(both[:5])}")
     by_pip = _pip(environment.pip, whole)
     _forget_this_machine(whole)
     _split(whole, context / "ours", environment.ours)
@@ -82,7 +80,7 @@ def lay_out(environment: Environment, folder: Path, cache: Path) -> Path:
 
 
 def _pip(requirements: Sequence[str], prefix: Path) -> set[str]:
-    """The environment's own pip step; what it installed, as NAME-VERSION. Raises InstallError."""
+    """The environment's own pip step; what it installed, as NAME-VERSION. Raises BundleError."""
     if not requirements:
         return set()
 
@@ -90,7 +88,7 @@ def _pip(requirements: Sequence[str], prefix: Path) -> set[str]:
         return {path.name.removesuffix(".dist-info") for path in prefix.glob("lib/python3*/site-packages/*.dist-info")}
 
     before = there()
-    install.pip(prefix, requirements, "--no-compile")
+    install.pip(prefix, "install", "--no-compile", *requirements)
     return there() - before
 
 
@@ -152,7 +150,7 @@ def _compile(folder: Path, environment: Path) -> None:
     # Its status is 1 where a file cannot be compiled, and tests of compilers bring such files on purpose.
     done = subprocess.run(command, stdin=subprocess.DEVNULL, capture_output=True, text=True)
     if done.returncode not in (0, 1) or not any(target.rglob("*.pyc")):
-        raise ImageError(f"{folder}: its Python files could not be compiled: {done.stderr.strip()[-1000:]}")
+        raise BundleError(f"{folder}: its Python files could not be compiled: {done.stderr.strip()[-1000:]}")
 
 
 def _readable(folder: Path) -> None:

@@ -6,7 +6,7 @@ import re
 from collections.abc import Iterable
 from dataclasses import dataclass
 
-from images.errors import ImageError
+from bundle.errors import BundleError
 
 REGISTRY = "localhost"  # where engines look for what was never pushed
 
@@ -39,12 +39,12 @@ class Description:
 def describe(environment: str, packages: Iterable[Package], pip: Iterable[str]) -> Description:
     """The description of an environment's image.
 
-    `pip` are the requirements of its own pip step: only what may not be passed on is installed so. Raises ImageError
-    where the environment has no python or no lms.
+    `pip` are the requirements of its own pip step: only what may not be passed on is installed so. Raises BundleError
+    if the environment has no python or no bascule-lms.
     """
     by_name = {package.name: package for package in packages}
-    if missing := {"python", "lms"} - by_name.keys():
-        raise ImageError(
+    if missing := {"python", "bascule-lms"} - by_name.keys():
+        raise BundleError(
             f"environment {environment!r} has no {' and no '.join(sorted(missing))}, after whose version its image is "
             f"named: add it to envs/{environment}.yaml"
         )
@@ -53,7 +53,7 @@ def describe(environment: str, packages: Iterable[Package], pip: Iterable[str]) 
     return Description(
         environment=environment,
         name=f"{REGISTRY}/bascule-{environment}",
-        tag=f"{by_name['lms'].version}-{_accelerator(by_name)}-{python}",
+        tag=f"{by_name['bascule-lms'].version}-{_accelerator(by_name)}-{python}",
         title=f"bascule-{environment}",
         redistribution=(
             f"forbidden: {', '.join(restricted)} is under a licence that does not allow it; build it where it is used"

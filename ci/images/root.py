@@ -12,11 +12,17 @@ import tempfile
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
-from images import system
+from bundle.errors import BundleError
 from images.engine import TIMESTAMP, Engine
-from images.errors import ImageError
 
 SUITE = "bookworm"
+# Debian's packages that an environment needs below it: for hosts of a job, and for the stand-in, which packs this
+# machine's python and pip's wheels, which look for these in the system.
+HOST = ("openssh-client", "openssh-server", "passwd", "tini")
+STAND_IN = (
+    *("libbz2-1.0", "libexpat1", "libffi8", "libgomp1", "liblzma5", "libncursesw6", "libnsl2", "libreadline8"),
+    *("libsqlite3-0", "libssl3", "libstdc++6", "libuuid1", "zlib1g"),
+)
 # Nobody reads a manual in there; licences stay.
 _LEFT_OUT = ("/usr/share/man/*", "/usr/share/doc/*", "/usr/share/locale/*", "/usr/share/i18n/*", "/usr/share/info/*")
 _KEPT = ("/usr/share/doc/*/copyright",)
@@ -27,10 +33,10 @@ _CLEAN = 'rm -rf "$1"/var/lib/apt/lists/* "$1"/var/cache/* "$1"/var/log/* "$1"/e
 _MOUNTED_OVER = 'cd "$1"/etc && for file in hosts hostname resolv.conf; do rm -f $file && : >$file; done'
 
 
-def make(engine: Engine, packages: Sequence[str] = system.ALL, *, cache: bool = True) -> str:
+def make(engine: Engine, packages: Sequence[str] = (*HOST, *STAND_IN), *, cache: bool = True) -> str:
     """The name of the image, with `packages` and what they need over Debian's essential ones.
 
-    It is made where it is not there yet or `cache` is false. Raises ImageError.
+    It is made if it is not there yet or `cache` is false. Raises BundleError.
     """
     options = ["--variant=essential", *([f"--include={','.join(packages)}"] if packages else [])]
     options += [f"--dpkgopt=path-exclude={path}" for path in _LEFT_OUT]
@@ -39,14 +45,14 @@ def make(engine: Engine, packages: Sequence[str] = system.ALL, *, cache: bool = 
     # Another list of packages makes another image, and the old one is not taken for it.
     of = " ".join([*options, str(TIMESTAMP)])
     name = f"localhost/bascule-os:{SUITE}-{hashlib.sha256(of.encode()).hexdigest()[:12]}"
-    if cache and engine.image_id(name) is not None:
+    if cache and engine.told(name, "{{.Id}}"):
         return name
     if os.geteuid() != 0:
-        raise ImageError(
+        raise BundleError(
             "BASE_IMAGE=mmdebstrap: only root can make a root file system; run as root, or name an image to fetch"
         )
     if shutil.which("mmdebstrap") is None:
-        raise ImageError("BASE_IMAGE=mmdebstrap: mmdebstrap is missing; ci/install_tools mmdebstrap installs it")
+        raise BundleError("BASE_IMAGE=mmdebstrap: mmdebstrap is missing; ci/install_tools mmdebstrap installs it")
     with tempfile.TemporaryDirectory(prefix="bascule-os.") as folder:
         archive = Path(folder, "root.tar")
         settings = [f"--aptopt={setting}" for setting in apt_settings()]
@@ -54,8 +60,8 @@ def make(engine: Engine, packages: Sequence[str] = system.ALL, *, cache: bool = 
         dated = os.environ | {"SOURCE_DATE_EPOCH": str(TIMESTAMP)}  # so that the same packages make the same image
         done = subprocess.run(command, stdin=subprocess.DEVNULL, capture_output=True, text=True, env=dated)
         if done.returncode:
-            raise ImageError(f"{shlex.join(command[:3])} ... could not make Debian {SUITE}:\n{done.stderr[-2000:]}")
-        engine.import_root(archive, name)
+            raise BundleError(f"{shlex.join(command[:3])} ... could not make Debian {SUITE}:\n{done.stderr[-2000:]}")
+        engine.run("import", archive, name)
     return name
 
 
@@ -67,7 +73,7 @@ def apt_settings() -> Iterator[str]:
 
 
 def sources() -> list[str]:
-    """Where Debian's packages come from: this machine's mirror where it runs the same Debian, else mmdebstrap's own."""
+    """Where Debian's packages come from: this machine's mirror if it runs the same Debian, else mmdebstrap's own."""
     release = Path("/etc/os-release").read_text()
     if not (re.search(r"^ID=debian$", release, re.MULTILINE) and f"VERSION_CODENAME={SUITE}" in release):
         return []

@@ -7,6 +7,8 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
+
 SCRIPT = Path(__file__).parents[2] / "ci" / "horovod_suite"
 
 TESTS = """
@@ -37,7 +39,7 @@ def suite(folder: Path, tests: str) -> subprocess.CompletedProcess[str]:
         file = folder / "test" / name
         file.parent.mkdir(parents=True)
         file.write_text(content)
-    command = [sys.executable, SCRIPT, folder, "--ranks", "2"]
+    command = [sys.executable, SCRIPT, folder, "--suites", "torch", "--ranks", "2"]
     return subprocess.run(command, capture_output=True, text=True, timeout=90, env=os.environ, check=False)
 
 
@@ -50,6 +52,7 @@ def test_a_test_passes_if_it_does_on_every_rank_and_others_are_named_with_their_
     assert sorted(path.name for path in tmp_path.rglob("*") if path.is_file()) == ["common.py", "test_torch.py"]
 
 
+@pytest.mark.slow
 def test_a_job_that_ran_no_test_is_a_failure(tmp_path: Path) -> None:
     assert suite(tmp_path, "import nothing_there").returncode == 1
 

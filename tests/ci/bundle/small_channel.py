@@ -8,7 +8,6 @@ from pathlib import Path
 
 from rattler import Subdir
 
-from bundle import stand_in
 from bundle.base import Base
 from bundle.folders import Folders
 
@@ -17,7 +16,6 @@ PLATFORM = str(Subdir.current())
 # Where the tests of the bundle and those of the images share a stand-in channel with what needs no framework: it is
 # made once in a run, and kept.
 SHARED = Folders(ROOT, ROOT / "out/test-channel")
-STAND_IN = stand_in.GROUPS[stand_in.BASE]
 
 
 @dataclass(frozen=True)
@@ -30,11 +28,11 @@ class Small:
     @property
     def channels(self) -> list[str]:
         """Ours first."""
-        return [self.where.channel.as_uri(), *self.base.channels]
+        return [self.where.channel.as_uri(), self.base.address]
 
 
 def tree(prefix: Path) -> dict[str, tuple[int, bytes | str | None]]:
-    """Every path below `prefix` with its kind, and its content where it is a file."""
+    """Every path below `prefix` with its kind, and its content if it is a file."""
     found: dict[str, tuple[int, bytes | str | None]] = {}
     for root, folders, names in os.walk(prefix):
         for name in (*folders, *names):

@@ -1,4 +1,4 @@
-"""Real builds of the small channel."""
+"""Real builds of the small channel, and what is to be done in which order."""
 
 import os
 import shutil
@@ -10,19 +10,19 @@ import rattler_build
 from rattler.package_streaming import extract
 from small_channel import PLATFORM, Small
 
-from bundle import build, index, install, published
+from bundle import build, channel, install
 from bundle.base import Base
-from bundle.errors import BuildError, RecipeError, ToolError
+from bundle.build import Step
+from bundle.errors import BundleError
 from bundle.folders import Folders
+from bundle.recipes import Package
 
 pytestmark = pytest.mark.timeout(600)  # the first test makes the small channel
 
-TOOLS = "bascule-tools-0.1.0-pyh"
 
-
-def reasons(small: Small, where: Folders) -> dict[str, str | None]:
-    done = build.build(where, small.base, PLATFORM)
-    return {step.package.name: step.reason for step in done}
+def done(small: Small, where: Folders, below: Base | None = None) -> list[str]:
+    steps = build.build(where, below or small.base, PLATFORM)
+    return [f"{step.package.name} {'tested' if step.tests else 'built'}" for step in steps]
 
 
 @pytest.fixture
@@ -32,103 +32,38 @@ def copied(small: Small, tmp_path: Path) -> Folders:
     return Folders(tmp_path / "copy", tmp_path / "copy/out")
 
 
+def change(where: Folders) -> None:
+    with (where.tree / "recipes/bascule-tools/src/bascule/care.py").open("a") as file:
+        file.write("# a change\n")
+
+
 def test_what_was_built_and_tested_is_in_the_channel_with_an_index(small: Small) -> None:
-    found = sorted(str(path.relative_to(small.where.channel)) for path in small.where.channel.glob("*/*.conda"))
-    assert [name.partition("-0.1.0-")[0] for name in found] == ["noarch/bascule-tools", "noarch/small"]
-    index = (small.where.channel / "noarch/repodata.json").read_text()
-    assert all(Path(name).name in index for name in found)
+    found = {str(path.relative_to(small.where.channel)) for path in small.where.channel.glob("*/*.conda")}
+    assert {name.partition("-0.1.0-")[0] for name in found} == {"noarch/bascule-tools", "noarch/small"}
+    assert {one["name"] for one in channel.records(small.where.channel)} == {"bascule-tools", "small"}
 
 
-def test_a_package_that_is_damaged_in_the_channel_is_there_again_after_the_next_run(
-    small: Small, copied: Folders
-) -> None:
-    for channel, reason in ((copied.channel, None), (copied.staged, "its file is damaged")):
-        (path,) = channel.glob("noarch/bascule-tools-*.conda")
+def test_a_second_run_does_nothing(small: Small, copied: Folders) -> None:
+    assert done(small, copied) == []
+
+
+def test_a_package_that_is_damaged_is_there_again_after_the_next_run(small: Small, copied: Folders) -> None:
+    for folder, expected in ((copied.channel, []), (copied.work / "channel", ["bascule-tools built"])):
+        (path,) = folder.glob("noarch/bascule-tools-*.conda")
         content = bytearray(path.read_bytes())
         content[len(content) // 2] ^= 0xFF
+        path.unlink()
         path.write_bytes(content)
-        assert reasons(small, copied)["bascule-tools"] == reason
-        records = install.solve(["small"], [copied.channel.as_uri(), *small.base.channels])
+        assert done(small, copied)[:1] == expected
+        records = channel.solve(["small"], [copied.channel.as_uri(), small.base.address])
         install.install(records, copied.tree / "env")  # which looks at checksums
         shutil.rmtree(copied.tree / "env")
 
 
-def test_an_index_that_names_what_is_gone_is_written_anew(small: Small, copied: Folders) -> None:
-    for channel in (copied.channel, copied.staged):
-        path = channel / "noarch/repodata.json"
-        path.write_text(path.read_text().replace('"small-0.1.0', '"gone-0.1.0'))
-    assert set(reasons(small, copied).values()) == {None}
-    assert set(index.indexed(copied.channel)) == set(published.files(copied.channel))
-
-
-@pytest.mark.parametrize("content", ["", "{", '{"noarch/small": "of an older version"}'])
-def test_a_state_that_cannot_be_read_is_none(tmp_path: Path, content: str) -> None:
-    (tmp_path / "state.json").write_text(content)
-    assert build._State(tmp_path / "state.json").finished == {}
-
-
-def test_the_last_checksum_of_what_is_left_out_is_kept(tmp_path: Path) -> None:
-    full = Base("stand-in", (), "a test", checksums={"python": "a", "torch": "b", "tqdm": "c"})
-    less = replace(full, checksums={"python": "d"}, left_out=frozenset({"torch", "tensorflow"}))
-    for below, known in (
-        (full, full.checksums),
-        (less, {"python": "d", "torch": "b"}),
-        (less, {"python": "d", "torch": "b"}),
-    ):
-        state = build._State(tmp_path / "state.json")
-        state.see(below)
-        assert state.below == known
-        assert build._State(tmp_path / "state.json").below == known
-    state.see(Base("conda-forge", ("conda-forge",), "a test"))  # of which nothing is known
-    assert state.below == {}
-
-
-def test_leaving_out_what_it_was_built_with_removes_no_package(small: Small, copied: Folders) -> None:
-    checksums = {name: one for name, one in small.base.checksums.items() if name != "hatchling"}
-    without = replace(small.base, checksums=checksums, left_out=frozenset({"hatchling"}))
-    done = build.build(copied, without, PLATFORM)
-    assert {step.package.name: step.reason for step in done} == {"bascule-tools": None, "small": None}
-    assert list(copied.channel.glob("noarch/bascule-tools-*"))
-
-
-def test_another_channel_below_whose_content_is_not_known_builds_everything() -> None:
-    first, second = (Base(name, (name,), "a test") for name in ("conda-forge", "https://our.mirror/conda-forge"))
-    assert build.tools(first) != build.tools(second)
-    known = replace(first, checksums={"python": "a"}), replace(second, checksums={"python": "a"})
-    assert build.tools(known[0]) == build.tools(known[1])
-
-
-def test_a_recipe_with_variants_of_its_own_is_refused(small: Small, copied: Folders) -> None:
-    path = copied.tree / "recipes/bascule-tools/conda_build_config.yaml"
-    path.write_text('python:\n  - "3.11"\n')
-    with pytest.raises(RecipeError, match=rf"^{path}:1: is not read"):
-        build.build(copied, small.base, PLATFORM)
-
-
-def test_what_cannot_be_built_any_more_does_not_stay_beside_newer_packages(small: Small, copied: Folders) -> None:
-    (copied.tree / "LICENSE").write_text("Another text.\n")  # of which the metapackage is made
-    without = replace(small.base, left_out=frozenset({"hatchling"}))
-    (step,) = (one for one in build.build(copied, without, PLATFORM) if one.package.name == "bascule-tools")
-    assert (step.reason, step.unbuilt) == (None, ("hatchling",))  # it is as it was
-    source = copied.tree / "recipes/bascule-tools/src/bascule/care.py"
-    source.write_text(f"{source.read_text()}# a change\n")
-    (step,) = (one for one in build.build(copied, without, PLATFORM) if one.package.name == "small")
-    assert step.untested == ("bascule-tools",)
-    assert list(copied.channel.glob("noarch/bascule-tools-*")) == []
-
-
-def test_a_second_run_builds_nothing(small: Small, copied: Folders) -> None:
-    assert reasons(small, copied) == {"bascule-tools": None, "small": None}
-
-
 @pytest.mark.slow
-def test_a_changed_source_builds_it_again_and_what_needs_it(small: Small, copied: Folders) -> None:
-    with (copied.tree / "recipes/bascule-tools/src/bascule/care.py").open("a") as file:
-        file.write("# a change\n")
-    assert reasons(small, copied) == {
-        "bascule-tools": "what it is made from has changed",
-        "small": "what it runs with has changed",
-    }
+def test_a_changed_source_builds_it_again_and_tests_what_runs_with_it(small: Small, copied: Folders) -> None:
+    change(copied)
+    assert sorted(done(small, copied)) == ["bascule-tools built", "bascule-tools tested", "small tested"]
 
 
 def test_what_was_built_is_tested_and_not_what_the_builder_has_unpacked_before(small: Small, copied: Folders) -> None:
@@ -139,122 +74,116 @@ def test_what_was_built_is_tested_and_not_what_the_builder_has_unpacked_before(s
     tests.write_text(tests.read_text().replace("bascule info", "bascule inof"))
     results = rattler_build.Package.from_file(old).run_tests(channel=small.channels)
     assert not all(result.success for result in results)  # the builder takes what it finds: else this shows nothing
-    with (copied.tree / "recipes/bascule-tools/src/bascule/care.py").open("a") as file:
-        file.write("# a change\n")
-    assert reasons(small, copied)["bascule-tools"] == "what it is made from has changed"
+    change(copied)
+    assert "bascule-tools tested" in done(small, copied)
 
 
-@pytest.mark.slow
+def test_a_test_whose_first_command_fails_keeps_the_channel_as_it_was(small: Small, copied: Folders) -> None:
+    before = sorted(path.name for path in copied.channel.rglob("*"))
+    meta = copied.tree / "meta.yaml"
+    meta.write_text(
+        meta.read_text()
+        .replace("- bascule info", "- bascule inof\n        - 'true'")
+        .replace("- name: small", "- name: other")
+    )
+    with pytest.raises(BundleError, match=r"^other-0\.1\.0-.*its test fails") as caught:
+        build.build(copied, small.base, PLATFORM)
+    assert "all of it: " in str(caught.value)
+    assert sorted(path.name for path in copied.channel.rglob("*")) == before
+
+
 def test_a_package_whose_recipe_is_gone_leaves_the_channel(small: Small, copied: Folders) -> None:
     meta = copied.tree / "meta.yaml"
     meta.write_text(meta.read_text().replace("- name: small", "- name: other"))
-    assert set(reasons(small, copied)) == {"bascule-tools", "other"}
-    assert list(copied.channel.glob("noarch/small-*")) == []
-    assert '"small-0.1.0' not in (copied.channel / "noarch/repodata.json").read_text()
+    assert done(small, copied) == ["other built", "other tested"]
+    assert {one["name"] for one in channel.records(copied.channel)} == {"bascule-tools", "other"}
 
 
-@pytest.mark.slow
-def test_a_test_that_fails_keeps_the_package_out_and_shows_what_it_said(small: Small, copied: Folders) -> None:
-    path = copied.tree / "recipes/bascule-tools/meta.yaml"
-    path.write_text(path.read_text().replace("    - bascule info\n", "    - bascule inof\n    - bascule info\n"))
-    before = {one: one.read_bytes() for one in copied.channel.glob("noarch/*.conda")}
-    with pytest.raises(BuildError, match="its test fails") as caught:
-        build.build(copied, small.base, PLATFORM)
-    assert "invalid choice: 'inof'" in str(caught.value)
-    assert {one: one.read_bytes() for one in copied.channel.glob("noarch/*.conda")} == before
-    path.write_text(path.read_text().replace("    - bascule inof\n", ""))
-    assert reasons(small, copied)["bascule-tools"] == "what it is made from has changed"
-
-
-def test_a_script_that_fails_shows_the_end_of_its_log(small: Small, copied: Folders) -> None:
-    path = copied.tree / "recipes/bascule-tools/meta.yaml"
-    path.write_text(path.read_text().replace("script: {{ PYTHON }}", "script: echo its words; exit 3; {{ PYTHON }}"))
-    with pytest.raises(BuildError, match="could not be built") as caught:
-        build.build(copied, small.base, PLATFORM)
-    assert "its words" in str(caught.value)
-
-
-def test_a_requirement_that_no_channel_has_is_explained_by_the_solver(small: Small, copied: Folders) -> None:
-    path = copied.tree / "recipes/bascule-tools/meta.yaml"
-    path.write_text(path.read_text().replace("hatchling >=1.27", "hatchling >=99"))
-    with pytest.raises(BuildError) as caught:
-        build.build(copied, small.base, PLATFORM)
-    assert "hatchling >=99" in str(caught.value)
-
-
-def test_a_compiler_that_is_missing_is_named(
-    small: Small, copied: Folders, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+def test_what_lacks_a_framework_is_not_tested_and_what_is_built_with_it_not_built(
+    small: Small, copied: Folders, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    path = copied.tree / "recipes/bascule-tools/meta.yaml"
-    text = path.read_text().replace("  host:\n", '  build:\n    - {{ compiler("cxx") }}\n  host:\n', 1)
-    path.write_text(text.replace("script: {{ PYTHON }}", "script: $CXX --version && {{ PYTHON }}"))
-    programs = tmp_path / "programs"
-    programs.mkdir()
-    for name in ("bash", "env", "cat", "rm", "mkdir", "ls", "dirname", "readlink", "uname", "sh"):
-        (programs / name).symlink_to(shutil.which(name) or name)
-    monkeypatch.setenv("PATH", str(programs))
-    with pytest.raises(BuildError) as caught:
-        build.build(copied, small.base, PLATFORM)
-    assert "no C++ compiler: looked for g++ c++; install one" in str(caught.value)
-
-
-# Its folder in a file of text, and between zeros as a program's constant.
-MARKED = """\
-package:
-  name: marked
-  version: 0.1.0
-build:
-  number: 0
-  script: bash $RECIPE_DIR/mark.sh
-test:
-  commands:
-    - grep "^$PREFIX/share$" $PREFIX/share/marked/text
-about:
-  license: Apache-2.0
-"""
-MARK = r"""
-mkdir -p "$PREFIX/share/marked"
-echo "$PREFIX/share" >"$PREFIX/share/marked/text"
-printf 'a\0%s/share\0b' "$PREFIX" >"$PREFIX/share/marked/binary"
-"""
-
-
-def add_marked(where: Folders, recipe: str) -> Path:
-    folder = where.tree / "recipes/marked"
-    folder.mkdir()
-    (folder / "meta.yaml").write_text(recipe)
-    (folder / "mark.sh").write_text(MARK)
-    return folder / "meta.yaml"
-
-
-def test_a_package_without_tests_is_refused(small: Small, copied: Folders) -> None:
-    start, end = MARKED.index("test:"), MARKED.index("about:")
-    path = add_marked(copied, MARKED[:start] + MARKED[end:])
-    with pytest.raises(RecipeError, match=rf"^{path}:1: marked has no tests, and would count as tested: give it"):
-        build.build(copied, small.base, PLATFORM)
-
-
-def test_the_folder_that_a_program_was_built_for_becomes_a_long_prefix_and_nothing_moves(
-    small: Small, copied: Folders, tmp_path: Path
-) -> None:
-    add_marked(copied, MARKED)
-    assert reasons(small, copied)["marked"] == "it is not in the channel"
-    prefix = tmp_path / ("a" * 60) / ("b" * 60)
-    prefix.parent.mkdir()
-    install.install(install.solve(["marked"], [copied.channel.as_uri()]), prefix)
-    assert (prefix / "share/marked/text").read_text() == f"{prefix}/share\n"
-    binary = (prefix / "share/marked/binary").read_bytes()
-    assert binary.startswith(f"a\0{prefix}/share\0".encode())
-    assert binary.endswith(b"\0b")
-    assert len(binary) == 255 + len(b"a\0/share\0b")  # as long as with conda's longest prefix
+    change(copied)
+    assert done(small, copied, replace(small.base, left_out=frozenset({"hatchling"}))) == []
+    said = capsys.readouterr().err
+    assert "bascule-tools-0.1.0-" in said
+    assert "is not built, for lack of hatchling (FRAMEWORKS names them)" in said
 
 
 def test_a_folder_with_a_space_is_refused_before_anything_is_done(small: Small, tmp_path: Path) -> None:
-    with pytest.raises(ToolError, match="with spaces in its name; name another: `make channel OUT=DIR`"):
+    with pytest.raises(BundleError, match="with spaces in its name: make channel OUT=DIR"):
         build.build(Folders(small.where.tree, tmp_path / "my out"), small.base, PLATFORM)
     assert not (tmp_path / "my out").exists()
 
 
-def test_a_python_that_the_base_lacks_is_an_error_that_says_which_it_has(small: Small, copied: Folders) -> None:
-    with pytest.raises(RecipeError, match=r"python: none of them is in stand-in, which has \['2.7'\]"):
-        build.build(copied, replace(small.base, pythons=["2.7"]), PLATFORM)
+def test_a_recipe_without_tests_and_a_key_that_no_metapackage_has_are_refused(small: Small, copied: Folders) -> None:
+    meta = copied.tree / "meta.yaml"
+    before = meta.read_text()
+    meta.write_text(before + "    script: touch x\n")
+    with pytest.raises(BundleError, match=r"meta\.yaml: small: no metapackage needs script"):
+        build.build(copied, small.base, PLATFORM)
+    meta.write_text(before)
+    recipe = copied.tree / "recipes/bascule-tools/recipe.yaml"
+    text = recipe.read_text()
+    recipe.write_text(text[: text.index("\ntests:")] + text[text.index("\nabout:") :])
+    with pytest.raises(BundleError, match="bascule-tools has no tests"):
+        build.build(copied, small.base, PLATFORM)
+    recipe.write_text(text.replace("requirements:", "requirement:", 1))
+    with pytest.raises(BundleError, match=r"^\S+bascule-tools/recipe\.yaml: "):
+        build.build(copied, small.base, PLATFORM)
+
+
+def package(name: str, builds: str = "", runs: str = "", tests: str = "", content: str = "1") -> Package:
+    needs = (frozenset(words.split()) for words in (builds, runs, tests))
+    return Package(Path(name), name, f"{name}-1-0.conda", f"noarch/{name}-1-0.conda", *needs, content)
+
+
+PACKAGES = [
+    package("lib", builds="cmake", runs="libc"),
+    package("plugin", builds="mpi", runs="lib mpi", tests="cmake"),
+    package("front", builds="pip", runs="lib plugin"),
+    package("pool", builds="torch", runs="torch front"),
+    package("all", runs="pool"),
+]
+BELOW = Base("x", "file:///x", checksums=dict.fromkeys(("cmake", "libc", "mpi", "pip", "torch"), "1"))
+
+
+def changed(packages: list[Package] = PACKAGES, below: Base = BELOW) -> set[str]:
+    """Which keys of what another tree, or another channel below, makes are others."""
+    before, after = build.keyed(PACKAGES, BELOW), build.keyed(packages, below)
+    parts = ("built", "tested")
+    return {
+        f"{one.name} {part}"
+        for one in PACKAGES
+        for part in parts
+        if getattr(before[one.file], part) != getattr(after[one.file], part)
+    }
+
+
+@pytest.mark.parametrize(
+    ("name", "expected"),
+    [
+        ("lib", {"lib built", "lib tested", "plugin tested", "front tested", "pool tested", "all tested"}),
+        ("front", {"front built", "front tested", "pool tested", "all tested"}),
+        ("all", {"all built", "all tested"}),
+    ],
+)
+def test_what_a_package_is_made_of_builds_it_and_what_it_runs_with_tests_it(name: str, expected: set[str]) -> None:
+    assert changed([replace(one, content="2") if one.name == name else one for one in PACKAGES]) == expected
+
+
+def test_what_needs_a_framework_that_is_left_out_has_no_key() -> None:
+    keys = build.keyed(PACKAGES, replace(BELOW, left_out=frozenset({"torch"})))
+    assert [one.name for one in PACKAGES if not keys[one.file].built] == ["pool"]
+    assert [one.name for one in PACKAGES if not keys[one.file].tested] == ["pool", "all"]
+
+
+def test_a_step_comes_after_the_builds_of_all_that_it_needs_and_never_waits_for_a_test() -> None:
+    todo = [Step(one, tests) for one in PACKAGES for tests in (False, True)]
+    found = {
+        str(step): {str(one).split("-")[0] for one in before} for step, before in build.order(todo, PACKAGES).items()
+    }
+    assert found["lib-1-0.conda: built"] == set()
+    assert found["pool-1-0.conda: built"] == set()
+    assert found["plugin-1-0.conda: tested"] == {"plugin", "lib"}
+    assert found["all-1-0.conda: tested"] == {"all", "pool", "front", "plugin", "lib"}
+    assert all(not one.tests for before in build.order(todo, PACKAGES).values() for one in before)

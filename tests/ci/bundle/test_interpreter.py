@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from bundle import interpreter
-from bundle.errors import ToolError
+from bundle.errors import BundleError
 from bundle.wheel import PYTHON
 
 
@@ -40,6 +40,6 @@ def test_one_with_another_layout_is_refused_with_a_remedy(monkeypatch: pytest.Mo
     reason = interpreter.obstacle()
     assert reason is not None
     assert "make setup PYTHON=" in reason
-    with pytest.raises(ToolError, match="keeps packages in other folders"):
+    with pytest.raises(BundleError, match="keeps packages in other folders"):
         interpreter.stage(tmp_path / "stage")
     assert not (tmp_path / "stage").exists()

@@ -5,16 +5,16 @@ import pytest
 from small_channel import Small
 
 from bascule import inventory, sbom
-from bundle import install, materials
+from bundle import channel, install, materials
 
 pytestmark = pytest.mark.timeout(600)  # the first test makes the small channel
 
 
 def test_the_bill_of_what_was_solved_is_that_of_what_is_installed(small: Small, tmp_path: Path) -> None:
-    records = install.solve(["small"], small.channels)
+    records = channel.solve(["small"], small.channels)
     prefix = tmp_path / "env"
     install.install(records, prefix)
-    materials.write("mine", materials.of_records(records), tmp_path / "mine.cdx.json")
+    materials.write("mine", [*map(materials.of_conda, records)], tmp_path / "mine.cdx.json")
     before = json.loads((tmp_path / "mine.cdx.json").read_text())
     after = json.loads(json.dumps(sbom.document("mine", inventory.read(prefix))))
     for document in (before, after):
@@ -27,10 +27,18 @@ def test_the_bill_of_what_was_solved_is_that_of_what_is_installed(small: Small, 
 
 def test_what_a_pip_step_would_bring_is_optional_until_it_has_brought_it(tmp_path: Path) -> None:
     path = tmp_path / "mine.cdx.json"
-    (named,) = materials.of_pip(["snapml ==1.17.2"])
-    materials.write("mine", [], path, [named])
+    step = ["snapml ==1.17.2"]
+    materials.write("mine", [], path, step)
     (found,) = json.loads(path.read_text())["components"]
     assert (found["purl"], found["scope"]) == ("pkg:pypi/snapml@1.17.2", "optional")
-    materials.write("mine", [named], path, [named])
+    there = inventory.Package("snapml", "1.17.2", "", "pip", "", "", (), "", "")
+    materials.write("mine", [there], path, step)
     (found,) = json.loads(path.read_text())["components"]
     assert "scope" not in found
+
+
+def test_a_lock_file_names_each_package_after_what_it_needs_by_its_address_and_checksum(small: Small) -> None:
+    head, mark, *lines = materials.explicit("mine", "linux-64", channel.solve(["small"], small.channels)).splitlines()
+    assert (head[0], mark) == ("#", "@EXPLICIT")
+    assert [line.rpartition("/")[2].partition("-")[0] for line in lines] == ["python", "bascule", "small"]
+    assert all(len(line.partition("#")[2]) == 32 for line in lines)

@@ -31,8 +31,3 @@ def test_debians_packages_are_listed_with_their_urls_and_those_that_are_gone_are
         "pkg:deb/debian/tini@0.19.0-1%2Bb3?arch=amd64&distro=debian-12",
         "pkg:deb/debian/libstdc%2B%2B6@1%3A12.2.0-14?arch=amd64&distro=debian-12",
     ]
-
-
-def test_every_reference_is_there_once() -> None:
-    references = [one["bom-ref"] for one in operating_system(RELEASE, STATUS)]
-    assert len(set(references)) == len(references)

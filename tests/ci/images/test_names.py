@@ -1,10 +1,10 @@
 import pytest
 
-from images.errors import ImageError
+from bundle.errors import BundleError
 from images.names import Package, describe
 
 PYTHON = Package("python", "3.11.7", "0_cpython")
-LMS = Package("lms", "0.1.0", "pyh0_0")
+LMS = Package("bascule-lms", "0.1.0", "pyh0_0")
 
 
 @pytest.mark.parametrize(
@@ -32,5 +32,5 @@ def test_what_comes_by_the_pip_step_may_not_be_passed_on_and_is_named() -> None:
 
 
 def test_an_environment_without_our_own_package_has_no_name() -> None:
-    with pytest.raises(ImageError, match=r"'mine' has no lms, .*: add it to envs/mine\.yaml"):
+    with pytest.raises(BundleError, match=r"'mine' has no bascule-lms, .*: add it to envs/mine\.yaml"):
         describe("mine", (PYTHON,), ())

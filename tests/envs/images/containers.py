@@ -15,7 +15,7 @@ from small_channel import SHARED
 
 from bundle import interpreter
 from images.cli import MADE
-from images.engine import Podman
+from images.engine import PODMAN, Engine
 
 Done = subprocess.CompletedProcess[str]
 
@@ -29,7 +29,7 @@ PROGRAMS = {
     "/usr/lib/podman/netavark": "netavark",
     "/usr/lib/podman/aardvark-dns": "aardvark-dns",
 }
-LIMITS = Podman("").limits
+LIMITS = Engine(PODMAN).limits
 PRIVATE = ("--cap-drop", "all", "--security-opt", "no-new-privileges")
 
 NAMED = ("pod", "network")  # what has a name of its own besides containers
@@ -158,7 +158,7 @@ def build(
 
 def channel(*frameworks: str, out: Path, timeout: float = 1800) -> None:
     """`make channel` in a folder of its own, so that a developer's is left alone."""
-    words = ("channel", "--mpi", "openmpi", "--frameworks", *(frameworks or ("none",)))
+    words = ("channel", "--base", "stand-in", "--frameworks", *(frameworks or ("none",)))
     done = _in_ci(("bundle", "--out", out, *words), timeout)
     assert done.returncode == 0, done.stdout[-4000:] + done.stderr[-4000:]
 

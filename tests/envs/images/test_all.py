@@ -13,7 +13,7 @@ from manual import blocks, follow
 
 pytestmark = [pytest.mark.slow, pytest.mark.root, pytest.mark.timeout(3600)]
 
-STEP = containers.ROOT / "recipes/lms/step.py"
+STEP = containers.ROOT / "recipes/bascule-lms/step.py"
 IMPORTS = {
     "pytorch": "torch, ddl.torch, nilearn",
     "tensorflow": "tensorflow",
@@ -45,7 +45,7 @@ def test_the_image_has_what_its_name_says_and_says_whether_it_may_be_passed_on(c
     assert says.startswith("forbidden: snapml") == (name in ("snapml", "all")), says
     assert bill_schema.fault(image.bill) is None
     bill = {one["name"] for one in json.loads(image.bill.read_text())["components"]}
-    assert {"lms", "libc6"} <= bill
+    assert {"bascule-lms", "libc6"} <= bill
     assert ("snapml" in bill) == (name in ("snapml", "all"))
 
 

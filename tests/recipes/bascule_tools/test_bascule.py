@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import shutil
+import sys
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
@@ -56,7 +58,45 @@ def test_a_folder_that_is_no_environment_is_an_error_that_says_what_to_do(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert main(["info", "--prefix", str(tmp_path)]) == 1
-    assert f"{tmp_path} is no conda environment" in capsys.readouterr().err
+    assert f"{tmp_path} is no environment" in capsys.readouterr().err
+
+
+def test_an_environment_without_conda_has_what_pip_installed(prefix: Path) -> None:
+    shutil.rmtree(prefix / "conda-meta")
+    assert [package.name for package in inventory.read(prefix)] == ["snapml"]
+
+
+@pytest.mark.parametrize(
+    ("words", "program", "first"),
+    [(["lms", "run", "x.py"], "lms", ["run", "x.py"]), (["ddlrun", "--help"], "ddlrun", ["--help"]),
+     (["doctor"], "ddlrun", ["doctor"])],
+)  # fmt: skip
+def test_a_command_of_another_package_becomes_its_program(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, words: list[str], program: str, first: list[str]
+) -> None:
+    (tmp_path / "python").touch()
+    (tmp_path / program).write_text(f'#!/bin/sh\necho {program} "$@"\nexit 3\n')
+    (tmp_path / program).chmod(0o755)
+    called: list[list[str]] = []
+
+    def become(path: str, command: list[str]) -> None:
+        called.append([path, *command])
+        raise SystemExit(3)
+
+    monkeypatch.setattr(sys, "executable", str(tmp_path / "python"))
+    monkeypatch.setattr("os.execv", become)
+    with pytest.raises(SystemExit):
+        main(words)
+    assert called == [[str(tmp_path / program), program, *first]]
+
+
+def test_a_program_that_is_not_installed_is_said_with_its_package(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(sys, "executable", str(tmp_path / "python"))
+    monkeypatch.setenv("PATH", str(tmp_path))
+    assert main(["lms", "--version"]) == 1
+    assert "the program lms is not installed: install bascule-lms" in capsys.readouterr().err
 
 
 def test_a_record_that_is_damaged_is_named(prefix: Path, capsys: pytest.CaptureFixture[str]) -> None:

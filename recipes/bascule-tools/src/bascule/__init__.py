@@ -1,4 +1,4 @@
-"""The command `bascule`: what is in an environment, under which licences, and its bill of materials.
+"""The command `bascule`: all of Bascule's commands under one name, and what is in an environment.
 
 It reads what conda and pip record of an environment, needs nothing but Python's own library, and changes nothing.
 """

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import os
 import platform
 import shutil
 import subprocess
@@ -14,12 +15,20 @@ from pathlib import Path
 import bascule
 from bascule import care, inventory, pins, sbom
 
-_BUNDLES = ("bascule", "bascule-tensorflow", "bascule-pytorch", "bascule-base")
+# Commands that are programs of their own: what they are for, the program with its first words, and its package.
+_PROGRAMS = {
+    "lms": ("train what does not fit, plan, simulate, measure links", ("lms",), "bascule-lms"),
+    "ddlrun": ("start a program on several GPUs or hosts", ("ddlrun",), "bascule-ddl"),
+    "doctor": ("check what starting a job needs, on each host", ("ddlrun", "doctor"), "bascule-ddl"),
+}
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run a command; its exit status: 0, 1 for an error or an incomplete set, 2 for a wrong command line."""
-    args = _parser().parse_args(arguments)
+    words = list(sys.argv[1:] if arguments is None else arguments)
+    if words and words[0] in _PROGRAMS:
+        return _program(words[0], words[1:])
+    args = _parser().parse_args(words)
     try:
         packages = inventory.read(args.prefix)
         return int(args.run(args, packages))
@@ -34,9 +43,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
         prog="bascule",
-        description="Says what is in an environment of Bascule, under which licences, and makes its bill of materials. "
-        "It reads what conda and pip have recorded, and changes nothing.",
+        description="Bascule's commands under one name. `bascule COMMAND --help` tells more of each.",
         epilog="examples:\n"
+        "  bascule lms run --limit 12GB train.py\n"
+        "  bascule ddlrun -np 4 python train.py\n"
         "  bascule info                      the tested set, and what is installed of it\n"
         "  bascule licenses --care           the packages whose licence needs care\n"
         "  bascule sbom > environment.json   CycloneDX, for a scanner\n",
@@ -44,6 +54,8 @@ def _parser() -> argparse.ArgumentParser:
     )
     parser.add_argument("--version", action="version", version=f"bascule {bascule.__version__}")
     commands = parser.add_subparsers(required=True, metavar="COMMAND")
+    for name, (summary, _, _) in _PROGRAMS.items():
+        commands.add_parser(name, help=summary, add_help=False)
     for name, function, summary in (
         ("info", _info, "print the tested set, beside what is installed, and the machine; status 1 where they differ"),
         ("licenses", _licenses, "list the licence of every package, and mark those that need care"),
@@ -63,13 +75,28 @@ def _parser() -> argparse.ArgumentParser:
     return parser
 
 
+def _program(name: str, words: Sequence[str]) -> int:
+    """Become the program behind a command, which lies beside this one; 1 if it is not installed."""
+    _, (program, *first), package = _PROGRAMS[name]
+    path = shutil.which(program, path=str(Path(sys.executable).parent)) or shutil.which(program)
+    if path is None:
+        print(f"bascule: error: {name}: the program {program} is not installed: install {package}", file=sys.stderr)
+        return 1
+    os.execv(path, [program, *first, *words])
+
+
 def _info(args: argparse.Namespace, packages: Sequence[inventory.Package]) -> int:
     installed = {package.name: package for package in packages if package.manager == "conda"}
     print(f"environment   {args.prefix}")
     print(f"machine       {platform.machine()}, {platform.system()} {platform.release()}, {_gpu()}")
-    bundles = [installed[name] for name in _BUNDLES if name in installed]
+    # The metapackages, of which bascule-base is the one that all others need.
+    bundles = [
+        package
+        for name, package in sorted(installed.items(), key=lambda item: (item[0] == "bascule-base", item[0]))
+        if name in ("bascule", "bascule-base") or any(line.startswith("bascule-base ") for line in package.depends)
+    ]
     if not bundles:
-        print("bundle        none of bascule-base, -pytorch, -tensorflow or bascule is installed here")
+        print("bundle        neither bascule-base nor what stands on it is installed here")
     seen: set[str] = set()
     faults: dict[str, str] = {}  # by bundle
     for bundle in bundles:
@@ -82,7 +109,7 @@ def _info(args: argparse.Namespace, packages: Sequence[inventory.Package]) -> in
             fault = "MISSING" if there is None else _misfit(pin, there)
             if fault:
                 faults.setdefault(bundle.name, name)
-            elif name in seen or name in _BUNDLES:
+            elif name in seen or there in bundles:
                 continue
             seen.add(name)
             found = f"{there.version} {there.build}  " if there else ""

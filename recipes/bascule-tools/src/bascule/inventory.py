@@ -33,11 +33,11 @@ class Package:
 
 
 def read(prefix: Path) -> list[Package]:
-    """All packages of the environment at `prefix`, by name. Raises InventoryError where there is none."""
+    """All packages of the environment at `prefix`, by name. Raises InventoryError if there is none."""
     records = prefix / "conda-meta"
-    if not records.is_dir():
+    if not records.is_dir() and not any(prefix.glob("lib/python3.*/site-packages")):
         raise InventoryError(
-            f"{prefix} is no conda environment (it has no conda-meta): name one with --prefix, or activate one"
+            f"{prefix} is no environment (it has neither conda-meta nor site-packages): name one with --prefix"
         )
     known = [_record(path) for path in sorted(records.glob("*.json"))]
     owned = {at[1] for one in known for file in one.files if (at := _METADATA.match(file))}
@@ -89,7 +89,7 @@ def _of_pip(prefix: Path, owned: Set[str]) -> Iterator[Package]:
             version=distribution.version,
             build="",
             manager="pip",
-            license=_license(said),
+            license=license_of(said),
             channel="",
             depends=tuple(distribution.requires or ()),
             sha256="",
@@ -97,13 +97,17 @@ def _of_pip(prefix: Path, owned: Set[str]) -> Iterator[Package]:
         )
 
 
-def _license(said: metadata.PackageMetadata) -> str:
-    for key in ("License-Expression", "License"):
-        first = str((said.get_all(key) or [""])[0]).strip().partition("\n")[0]
-        if first and first.upper() != "UNKNOWN":  # setuptools' word for none
-            return first
+def license_of(said: metadata.PackageMetadata) -> str:
+    """What a distribution's metadata says of its licence: an expression, a name, or the first line of a text."""
+    if expression := str((said.get_all("License-Expression") or [""])[0]).strip():
+        return expression
+    text = str((said.get_all("License") or [""])[0]).strip()
+    first = "" if text.upper() == "UNKNOWN" else text.partition("\n")[0]  # setuptools' word for none
+    if first == text and 0 < len(first) < 80:
+        return first
     classified = [str(line) for line in said.get_all("Classifier") or []]
-    return " AND ".join(line.rpartition("::")[2].strip() for line in classified if line.startswith("License ::"))
+    names = [line.rpartition("::")[2].strip() for line in classified if line.startswith("License ::")]
+    return " AND ".join(name for name in names if name != "OSI Approved") or first
 
 
 def here() -> Path:

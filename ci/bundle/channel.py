@@ -1,0 +1,68 @@
+"""A channel: its index, what is in it, what can be installed from it."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import shutil
+import subprocess
+import sys
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+import rattler
+from rattler import Gateway, RepoDataRecord, Subdir, VirtualPackage, VirtualPackageOverrides
+
+from bundle.errors import BundleError
+
+# In a process of its own: py-rattler's indexer once aborted while its interpreter ended.
+_INDEX = """
+import asyncio, os, sys
+from rattler.index import index_fs
+asyncio.run(index_fs(sys.argv[1], write_zst=True, write_shards=False, force=True))
+os._exit(0)
+"""
+
+
+def index(channel: Path) -> None:
+    """Write the index of `channel`, a folder of folders (linux-64, noarch). Raises BundleError.
+
+    Every package is read anew: one of the same name may have another content.
+    """
+    (channel / "noarch").mkdir(parents=True, exist_ok=True)  # a channel without one is none to conda
+    done = subprocess.run(
+        [sys.executable, "-c", _INDEX, channel], stdin=subprocess.DEVNULL, capture_output=True, text=True
+    )
+    shutil.rmtree(channel / ".tmp", ignore_errors=True)
+    if done.returncode:
+        raise BundleError(f"{channel} could not be indexed: {done.stderr.strip()[-1000:]}")
+
+
+def records(channel: Path) -> Iterator[dict[str, Any]]:
+    """What the index of `channel` says of each package."""
+    for path in channel.glob("*/repodata.json"):
+        yield from json.loads(path.read_text())["packages.conda"].values()
+
+
+def solve(specs: Sequence[str], channels: Sequence[str]) -> list[RepoDataRecord]:
+    """The packages that satisfy `specs`, from `channels` in their order of preference.
+
+    Raises BundleError with the solver's explanation.
+    """
+
+    async def run() -> list[RepoDataRecord]:
+        return await rattler.solve(
+            [rattler.Channel(channel) for channel in channels],
+            list(specs),
+            gateway=Gateway(show_progress=False),
+            platforms=[Subdir.current(), Subdir("noarch")],
+            virtual_packages=VirtualPackage.detect(VirtualPackageOverrides.from_env()),
+        )
+
+    try:
+        return asyncio.run(run())
+    except Exception as error:  # the solver's and the gateway's have no common base
+        raise BundleError(
+            f"no set of packages has {', '.join(specs)}\nfrom {', '.join(channels)}:\n{str(error).strip()}"
+        ) from None
