@@ -47,6 +47,25 @@ def test_test_leaves_out_what_is_slow_and_test_all_does_not() -> None:
     assert "not slow" not in make("--dry-run", "test-all")
 
 
+@pytest.mark.parametrize("target", ["test", "test-all"])
+def test_the_tests_have_the_charts_tools_by_the_python_that_was_asked_for(target: str) -> None:
+    assert '"python3.13" ci/chart_tools' in make("--dry-run", target, PYTHON="python3.13")
+
+
+def test_what_is_imported_is_compiled_once_whatever_the_environment_says() -> None:
+    """Containers set it, and a process that imports torch then takes twice as long."""
+    shown = make("--eval", "shown: ; @env", "shown", PYTHONDONTWRITEBYTECODE="1", SOMETHING="else")
+    assert "SOMETHING=else" in shown
+    assert "PYTHONDONTWRITEBYTECODE" not in shown
+
+
+def test_ci_runs_all_tests_but_the_slow_ones_and_ends_with_most_of_them() -> None:
+    run = (ROOT / ".ci/run").read_text()
+    called = re.findall(r"^make (\S+)", run, re.MULTILINE)
+    assert {"lint", "docs", "test-tensorflow", "test-integrations"} <= set(called)
+    assert run.strip().splitlines()[-1].startswith("make test ")
+
+
 def test_ci_runs_the_readmes_command_for_tests() -> None:
     assert re.search(r"^make test\b", (ROOT / ".ci/run").read_text(), re.MULTILINE)
     assert re.search(r"^\s*make test\b", (ROOT / "README.md").read_text(), re.MULTILINE)
@@ -67,7 +86,7 @@ def test_lint_and_format_reach_every_source_of_c_and_cpp(target: str) -> None:
     assert sources <= reached
 
 
-@pytest.mark.parametrize("target", ["channel", "render", "env", "mirror", "image", "images", "context", "bench-bundle"])
+@pytest.mark.parametrize("target", ["channel", "env", "mirror", "image", "images", "context", "bench-bundle"])
 def test_what_happens_to_be_in_the_environment_is_not_asked_for(target: str) -> None:
     """A shell's own ENV, a build's PREFIX."""
     text = (ROOT / "Makefile").read_text()
@@ -84,7 +103,7 @@ def test_what_happens_to_be_in_the_environment_is_not_asked_for(target: str) -> 
         "ARGS",
         "FRAMEWORKS",
         "HOROVOD",
-        "RECIPE",
+        "TENSORFLOW",
     } == asked
     assert make("--dry-run", target, **dict.fromkeys(asked, "surprise")) == make("--dry-run", target)
     assert "surprise" in make("--dry-run", target, *(f"{name}=surprise" for name in sorted(asked)))

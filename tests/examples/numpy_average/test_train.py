@@ -1,4 +1,4 @@
-"""The example of the README: four ranks reach the losses that one reaches."""
+"""The smallest example of DDL: four ranks reach the losses that one reaches."""
 
 import os
 import re
@@ -11,7 +11,6 @@ LINE = "ddlrun -np 4 python examples/numpy_average/train.py"
 
 
 def test_four_ranks_train_as_one_does_to_rounding(tmp_path: Path) -> None:
-    assert f".venv/bin/{LINE}\n" in (ROOT / "README.md").read_text()
     command = [Path(sys.executable).with_name("ddlrun"), *LINE.split()[1:]]
     variables = {**os.environ, "PYTHONPATH": str(ROOT / "ddl/src"), "XDG_STATE_HOME": str(tmp_path)}
     done = subprocess.run(command, env=variables, cwd=ROOT, capture_output=True, text=True, timeout=60)
