@@ -23,8 +23,9 @@ from bundle.errors import BundleError
 
 PREFIX = Path("/opt/conda")  # where the environment lies in the image
 FILES = Path(__file__).parents[2] / "envs/images/files"
-_VERSION = "3"  # of this layout: another one makes every layer anew
-_LOCAL = ("extracted_package_dir", "package_tarball_full_path", "link")  # of a record: this machine's folders
+_VERSION = "4"  # of this layout: another one makes every layer anew
+# Of a record: this machine's folders, and the time at which its channel was indexed.
+_LOCAL = ("extracted_package_dir", "package_tarball_full_path", "link", "indexed_timestamp")
 
 
 @dataclass(frozen=True)
@@ -93,7 +94,7 @@ def _pip(requirements: Sequence[str], prefix: Path) -> set[str]:
 
 
 def _forget_this_machine(whole: Path) -> None:
-    """Take this machine's paths out of what the installers recorded."""
+    """Take this machine's paths and times out of what the installers recorded: the same lock gives the same layer."""
     (whole / "CACHEDIR.TAG").unlink(missing_ok=True)  # rattler's; whoever makes copies would skip the folder
     for path in (whole / "conda-meta").glob("*.json"):
         record = json.loads(path.read_text())
