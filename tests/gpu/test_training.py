@@ -172,3 +172,23 @@ def test_losses_and_gradients_are_those_of_plain_training(
         assert stats["swapped_out"] > 0
         assert stats["swapped_in"] > 0
         assert stats["host_peak"] > 0
+
+
+@pytest.mark.parametrize("fused", [False, True])
+def test_optimizer_state_that_is_away_between_steps_has_plains_bits(fused: bool) -> None:
+    def train(*, swapped: bool) -> list[Tensor]:
+        torch.manual_seed(1)
+        net = nn.Sequential(*(nn.Linear(1024, 1024) for _ in range(24))).to(GPU)  # several parts of a step
+        optimizer = torch.optim.AdamW(net.parameters(), 1e-3, fused=fused)
+        session = Session(net, optimizer, budget=0, min_size=0, swap="optimizer") if swapped else nullcontext()
+        with session:
+            for _ in range(STEPS):
+                optimizer.zero_grad()
+                net(torch.ones(8, 1024, device=GPU)).square().mean().backward()
+                optimizer.step()
+            if isinstance(session, Session):
+                assert session.stats()["state_held"] == 0
+        return [*net.parameters(), *(one["exp_avg_sq"] for one in optimizer.state.values())]
+
+    for ours, plain in zip(train(swapped=True), train(swapped=False), strict=True):
+        assert torch.equal(ours, plain)

@@ -11,7 +11,9 @@ KEYS = [
     *("steps", "passes", "limit", "budget", "floor", "peak", "saved", "recorded"),
     *("kept_parameters", "kept_small", "kept_owned", "kept_types", "kept_device", "kept_stream", "kept_capture"),
     *("held_peak", "largest"),
-    *("swapped_out", "swapped_in", "stall_out", "stall_in", "host_peak", "file_peak", "misses", "replans"),
+    *("swapped_out", "swapped_in", "stall_out", "stall_in"),
+    *("state", "state_held", "state_out", "state_in", "state_stall"),
+    *("host_peak", "file_peak", "misses", "replans"),
     *("predicted_peak", "predicted_step_time", "step_time", "step_busy", "hook_time"),
     *("last_out", "last_in", "last_stall_out", "last_stall_in", "last_seconds"),
 ]

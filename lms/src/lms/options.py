@@ -22,7 +22,7 @@ DEFAULT_FRAC = 0.9
 _DEFAULT_WHY = f"frac {DEFAULT_FRAC}, the default"
 BOUNDS = ("limit", "frac", "budget")  # at most one is given
 KINDS = ("activations", "optimizer", "gradients", "parameters")
-BUILT = ("activations",)
+BUILT = ("activations", "optimizer")  # with PyTorch
 
 Reader = Callable[[object, str], object]  # (value as given, the name it was given under) -> value
 
@@ -138,7 +138,10 @@ class Options:
     )
     min_size: int = _option(64_000, _size_or_zero, "SIZE", "tensors smaller than this stay (default 64KB)")
     swap: tuple[str, ...] = _option(
-        BUILT, _kinds, "KINDS", f"what may move, separated by commas (default and so far only: {BUILT[0]})"
+        BUILT[:1],
+        _kinds,
+        "KINDS",
+        f"what may move, separated by commas: {' and '.join(BUILT)} (default {BUILT[0]})",
     )
     spill_dir: Path | None = _option(  # noqa: RUF009  # it is a field
         None,

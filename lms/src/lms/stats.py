@@ -46,6 +46,11 @@ class Stats:
     swapped_in: int = 0
     stall_out: float = 0.0  # computation waited for copies out
     stall_in: float = 0.0  # computation waited for copies back
+    state: int = 0  # bytes of optimizers' state that may move
+    state_held: int = 0  # of these on the device after the last step
+    state_out: int = 0
+    state_in: int = 0
+    state_stall: float = 0.0  # optimizers waited for their state's copies
     host_peak: int = 0
     file_peak: int = 0
     misses: int = 0  # copies back that no plan had foreseen
@@ -68,12 +73,21 @@ class Stats:
             limit = f" of {format_size(self.limit)} allowed" if self.limit is not None else ""
             where = f" ({peak_where})" if peak_where else ""
             parts.append(f"peak {format_size(self.peak)}{where}{limit}")
-        parts.append(f"saved bytes on the device at most {format_size(self.held_peak)} of {format_size(self.saved)}")
+        if self.saved or not self.state:
+            parts.append(
+                f"saved bytes on the device at most {format_size(self.held_peak)} of {format_size(self.saved)}"
+            )
         if self.swapped_out:
             parts.append(f"swapped {format_size(self.swapped_out)} out, {format_size(self.swapped_in)} back")
             parts.append(f"waited {format_seconds(self.stall_out + self.stall_in)} for it")
-        else:
+        elif not self.state_out:
             parts.append("nothing had to be swapped")
+        if self.state:
+            parts.append(
+                f"{format_size(self.state_held)} of {format_size(self.state)} of optimizer state stay, "
+                f"{format_size(self.state_out)} went out, {format_size(self.state_in)} came back, "
+                f"waited {format_seconds(self.state_stall)} for it"
+            )
         return ", ".join(parts + self.stayed())
 
     def stayed(self) -> list[str]:

@@ -284,6 +284,38 @@ def test_the_limit_holds_once_the_optimizers_state_exists(parts: int, gradients:
     assert "Raise the limit to" in said(done)[-1]
 
 
+STATE = """
+import torch
+
+torch.manual_seed(0)
+model = torch.nn.Sequential(*(torch.nn.Sequential(torch.nn.Linear(1280, 1280), torch.nn.GELU()) for _ in range(12)))
+optimizer = torch.optim.AdamW(model.parameters())
+for step in range(4):
+    optimizer.zero_grad()
+    loss = model(torch.randn(32, 1280)).square().mean()
+    loss.backward()
+    optimizer.step()
+    print(loss.item().hex())
+"""
+
+
+@pytest.mark.parametrize("kinds", ["optimizer", "activations,optimizer"])
+def test_the_limit_holds_with_optimizer_state_that_does_not_fit(kinds: str, tmp_path: Path) -> None:
+    (script := tmp_path / "state.py").write_text(STATE)
+    roomy = python("-m", "lms", "run", "--swap", kinds, script)
+    assert roomy.returncode == 0, said(roomy)
+    found = re.search(r"peak ([\d.]+) MB .*157 MB of 157 MB of optimizer state stay, 0 B went out", said(roomy)[-1])
+    assert found is not None, said(roomy)
+    limit = int(float(found[1]) * 1e6) - 60_000_000
+    done = python("-m", "lms", "run", "--swap", kinds, "--limit", str(limit), script)
+    assert done.returncode == 0, said(done)
+    peak = re.search(r"peak ([\d.]+) MB .* of 157 MB of optimizer state stay, (\d+) MB went out", said(done)[-1])
+    assert peak is not None, said(done)
+    assert float(peak[1]) * 1e6 <= 1.005 * limit
+    assert int(peak[2]) > 200
+    assert done.stdout == roomy.stdout
+
+
 GROWING = """
 import torch
 

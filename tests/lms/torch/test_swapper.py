@@ -460,7 +460,7 @@ def test_nothing_is_planned_while_the_lock_is_held(lms: Make, monkeypatch: pytes
     make_plan = planner.make_plan
 
     def watched(*args: object, **options: object) -> object:
-        held.append(session._swapper._lock.locked())
+        held.append(session._swapper.lock.locked())
         return make_plan(*args, **options)  # type: ignore[arg-type]
 
     monkeypatch.setattr(planner, "make_plan", watched)

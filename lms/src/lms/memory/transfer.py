@@ -29,6 +29,10 @@ class Copy(items.Copy, Protocol):
     nbytes: int
 
     @property
+    def keep(self) -> object:
+        """The memory that it reads or fills, until it is done; for good if it failed."""
+
+    @property
     def span(self) -> tuple[float, float] | None:
         """When its bytes moved, by `time.perf_counter`; None while they do, if none did, and on a stream."""
 

@@ -66,6 +66,12 @@ class Peaks:
         self._saw(recorder.peak, f"pass {self.progress.passes}{module}")
         self._peak_is_between = recorder.measure
 
+    def after_a_step(self) -> None:
+        """Note what a step needed, forward, backward and optimizer, if no passes are recorded."""
+        self._saw(self.device.peak().held, f"step {self.progress.steps + 1}")
+        self._steps = self.progress.steps + 1
+        self.device.reset_peak()
+
     def after_the_last_pass(self) -> None:
         """Note what the time since the last pass has needed so far."""
         self._saw(self.device.peak().held, f"after pass {self.progress.passes}")

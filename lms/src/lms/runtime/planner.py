@@ -87,7 +87,7 @@ class PassPlanner:
         self._unsuited: tuple[Guide, int] | None = None  # the guide needs a variant for so many bytes outside
         self._recorder: Recorder | None = None
         self._beside = 0  # bytes beside the saved tensors when the pass under way began
-        self._above = 0  # what came on top of that, at most, in the last pass that was measured
+        self.above = 0  # what came on top of that, at most, in the last pass that was measured
 
     # For the swapper
 
@@ -133,7 +133,7 @@ class PassPlanner:
 
     def room(self, largest: int) -> int:
         """Bytes that may stay in a pass without a plan, if its largest record so far has `largest` bytes."""
-        worst = max(self._beside + self._above, self._recorder.worst if self._recorder is not None else 0)
+        worst = max(self._beside + self.above, self._recorder.worst if self._recorder is not None else 0)
         # The next operation may make one record and need another's worth of scratch before it can be measured.
         return self.budget.room(self.client, worst, spare=2 * max(largest, self.client.needed))
 
@@ -160,7 +160,7 @@ class PassPlanner:
         if recorder.truncated or not trained:
             return  # it never ended, or had no backward: there is nothing to plan for
         if recorder.measure:
-            self._above = max(0, recorder.worst - recorder.other[0])
+            self.above = max(0, recorder.worst - recorder.other[0])
             self.budget.proven |= finished.counters.out > 0
         self.last = finished
         if recorder.timed:

@@ -22,7 +22,7 @@ from lms.core.trace import Trace
 from lms.errors import LimitError, LMSError, UsageError
 from lms.memory.capacity import memory_capacity
 from lms.memory.resident import ResidentSet
-from lms.options import Options
+from lms.options import NotBuiltError, Options
 from lms.tensorflow.edit import edit
 from lms.tensorflow.graph import read_nodes
 from lms.tensorflow.step import Step, read_step
@@ -68,6 +68,11 @@ class Offload:
                 raise UsageError(f"budget={share!r}: expected at most 100%")
             options = {**options, "budget": 0}
         self.options = Options.parse(**options)
+        if self.options.swap != ("activations",):
+            raise NotBuiltError(
+                f"swap={self.options.swap!r}: with TensorFlow LMS moves activations alone; leave swap out, or lower "
+                "the limit"
+            )
         self.knobs = {name: _knob(name, value) for name, value in knobs.items()}
         if self.knobs["sync_mode"] > 3:
             raise UsageError(f"sync_mode={knobs['sync_mode']!r}: expected 0, 1 (out), 2 (in), 3 (both), or -1")

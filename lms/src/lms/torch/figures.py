@@ -7,11 +7,16 @@ from collections.abc import Mapping
 
 from lms.runtime.planner import PassPlanner
 from lms.stats import Stats
+from lms.torch.optimizer_state import StatePager
 from lms.torch.swapper import SavedTensorSwapper
 
 
 def figures(
-    planner: PassPlanner, swapper: SavedTensorSwapper, usage: Mapping[str, int], stalled: tuple[float, float]
+    planner: PassPlanner,
+    swapper: SavedTensorSwapper,
+    pager: StatePager,
+    usage: Mapping[str, int],
+    stalled: tuple[float, float],
 ) -> Stats:
     """The figures so far. `usage` is the engine's; `stalled` are the seconds waited for copies out, and back."""
     plan, trace, last = planner.plan, planner.trace, planner.last
@@ -31,6 +36,11 @@ def figures(
         swapped_in=counters.back,
         stall_out=stalled[0],
         stall_in=stalled[1],
+        state=pager.figures.nbytes,
+        state_held=pager.figures.held,
+        state_out=pager.tier.out,
+        state_in=pager.tier.back,
+        state_stall=pager.tier.waited,
         host_peak=usage.get("host_peak", 0),
         file_peak=usage.get("file_peak", 0),
         misses=swapper.stepper.misses,

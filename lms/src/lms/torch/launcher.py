@@ -100,6 +100,8 @@ def _described(session: Session, target: Target, step: Trace) -> tuple[Trace, Li
 
 def _why_no_step(session: Session) -> str:
     stats = session.stats()
+    if "activations" not in session.options.swap:
+        return "swap has no activations, so no pass was recorded"
     if session.progress.passes:
         return "no pass with a backward was complete and could be planned for"
     if stats["held_peak"]:
@@ -242,15 +244,16 @@ def _finish(
         problems = True
     watched = watch.stop() if isinstance(watch, Watch) else watch
     counters = session.stats()
+    if step is not None or counters["state"]:
+        say(Stats(**counters).line(session.peak_where))  # type: ignore[arg-type]  # the keys of the dict are the fields
+    elif returned:  # else it had no time to
+        swapped = counters["swapped_out"]
+        warn(f"{'there is no plan' if swapped else 'LMS had no effect'}: {_why_no_step(session)}")
     if step is None:
-        if returned:  # else it had no time to
-            swapped = counters["swapped_out"]
-            warn(f"{'there is no plan' if swapped else 'LMS had no effect'}: {_why_no_step(session)}")
         for option, path in (("--trace", trace), ("--report", report)):
             if path is not None:
                 warn(f"{option}={str(path)!r}: nothing written, because no step was recorded")
         return problems
-    say(Stats(**counters).line(session.peak_where))  # type: ignore[arg-type]  # the keys of the dict are the fields
     if trace is not None:
         problems |= not _write("--trace", trace, step.to_json)
     if report is not None:

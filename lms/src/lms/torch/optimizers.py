@@ -2,21 +2,30 @@
 
 from __future__ import annotations
 
+import weakref
+from collections import OrderedDict
 from collections.abc import Callable, Iterable
+from typing import Any, cast
 
 import torch
-from torch.optim.optimizer import Optimizer, register_optimizer_step_post_hook
+from torch.optim.optimizer import (
+    Optimizer,
+    register_optimizer_step_post_hook,
+    register_optimizer_step_pre_hook,
+)
 from torch.utils.hooks import RemovableHandle
 
 
 class Optimizers:
-    """Calls `after_step` after each step of the optimizers that are known; of all, as long as none is."""
+    """Calls hooks before and after each step of the optimizers that are known; of all, as long as none is."""
 
     def __init__(self, given: Iterable[Optimizer]) -> None:
         self._known: list[Optimizer] = []
         self._first: int | None = None  # the number of the one that counts
         self._hooks: list[RemovableHandle] = []
-        self._after_step: Callable[..., None] | None = None
+        self._after_step: Callable[[Optimizer], None] | None = None
+        self._before_step: Callable[..., Any] | None = None
+        self._before: weakref.WeakKeyDictionary[Optimizer, RemovableHandle] = weakref.WeakKeyDictionary()
         self.add(given)
 
     def add(self, more: Iterable[Optimizer]) -> None:
@@ -27,10 +36,10 @@ class Optimizers:
             if not any(one is known for known in self._known):
                 self._known.append(one)
         if self._after_step is not None:
-            self.listen(self._after_step)
+            self.listen(self._after_step, self._before_step)
 
-    def listen(self, after_step: Callable[[Optimizer], None]) -> None:
-        """Have steps told until `leave`."""
+    def listen(self, after_step: Callable[[Optimizer], None], before_step: Callable[..., Any] | None = None) -> None:
+        """Have steps told until `leave`. `before_step` is a pre-hook of PyTorch's, which may replace the arguments."""
         self.leave()
         self._after_step = after_step
 
@@ -42,13 +51,27 @@ class Optimizers:
             self._hooks = [one.register_step_post_hook(hook) for one in self._known]
         else:
             self._hooks = [register_optimizer_step_post_hook(hook)]
+        if before_step is not None:
+            self._before_step = torch.compiler.disable(before_step)
+            self._hooks.append(register_optimizer_step_pre_hook(torch.compiler.disable(self._come_last)))
 
     def leave(self) -> None:
         """Have nothing told any more."""
-        self._after_step = None
-        for handle in self._hooks:
+        self._after_step = self._before_step = None
+        for handle in (*self._hooks, *self._before.values()):
             handle.remove()
         self._hooks = []
+        self._before.clear()
+
+    def _come_last(self, optimizer: Optimizer, _args: object, _kwargs: object) -> None:
+        """Put `before_step` behind the optimizer's other hooks, which have not begun: they may change gradients."""
+        if self._known and not any(optimizer is known for known in self._known):
+            return
+        assert self._before_step is not None
+        if optimizer not in self._before:
+            self._before[optimizer] = optimizer.register_step_pre_hook(self._before_step)
+        hooks = cast("OrderedDict[int, object]", optimizer._optimizer_step_pre_hooks)
+        hooks.move_to_end(self._before[optimizer].id)
 
     def counts(self, optimizer: Optimizer) -> bool:
         """Whether a step of `optimizer` is one of the training's: of several, the first that stepped tells."""

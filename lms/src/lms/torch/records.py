@@ -11,7 +11,7 @@ from lms.core.items import Item, State
 from lms.memory.slots import Slot
 from lms.runtime.recorder import Recorder
 
-_use_count: Callable[[int], int] = torch._C._storage_Use_Count  # of a storage. PyTorch has no public name for this.
+use_count: Callable[[int], int] = torch._C._storage_Use_Count  # of a storage. PyTorch has no public name for this.
 
 
 class View:
@@ -57,6 +57,12 @@ class View:
     def wrap(self, tensor: torch.Tensor) -> torch.Tensor:
         """The saved tensor, given the plain tensor that holds its bytes."""
         return tensor
+
+
+def flat_bytes(tensor: torch.Tensor) -> torch.Tensor:
+    """The bytes of the tensor's storage, 1-D uint8."""
+    storage = tensor.untyped_storage()
+    return torch.empty(0, dtype=torch.uint8, device=tensor.device).set_(storage, 0, (storage.nbytes(),), (1,))
 
 
 def check_version(alias: torch.Tensor, version: int, size: torch.Size) -> None:
@@ -114,7 +120,7 @@ class LiveRecord(Item):
         if storage is None:
             return False
         # The views' aliases and the object `storage` count too.
-        return _use_count(storage._cdata) > len(self.views) + 1
+        return use_count(storage._cdata) > len(self.views) + 1
 
     def storage(self) -> torch.UntypedStorage | None:
         """The storage that has the record's bytes on the device; None if there is none."""
@@ -124,9 +130,7 @@ class LiveRecord(Item):
 
     def source(self) -> torch.Tensor:
         """The storage's bytes, 1-D uint8."""
-        alias = self.views[0].alias
-        flat = torch.empty(0, dtype=torch.uint8, device=alias.device)
-        return flat.set_(alias.untyped_storage(), 0, (self.nbytes,), (1,))
+        return flat_bytes(self.views[0].alias)
 
 
 class Handle:

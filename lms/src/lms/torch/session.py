@@ -6,6 +6,7 @@ import os
 import threading
 from collections.abc import Callable, Iterable
 from dataclasses import asdict
+from functools import partial
 from typing import Unpack
 
 import torch
@@ -21,13 +22,15 @@ from lms.ranks import sharing
 from lms.runtime import planner
 from lms.runtime.planner import PassPlanner
 from lms.runtime.progress import Progress
-from lms.torch import dtensor, hooks, movable, mover, records, storages, swapper
+from lms.runtime.state_room import StateRoom
+from lms.torch import dtensor, hooks, movable, mover, optimizer_state, records, storages, swapper
 from lms.torch.arguments import listed, training_device
 from lms.torch.backend import device_for, make_engine
 from lms.torch.figures import figures
 from lms.torch.hooks import SavedTensorHooks
 from lms.torch.interrupts import Shield
 from lms.torch.modules import ModuleNames
+from lms.torch.optimizer_state import CHUNK, Arguments, Keywords, StatePager, StepArguments, Tier
 from lms.torch.optimizers import Optimizers
 from lms.torch.records import View
 from lms.torch.swapper import SavedTensorSwapper
@@ -36,7 +39,7 @@ from lms.units import format_size
 from lms.warn import warn_script
 
 # Code that Ctrl-C must not leave half done, beside opening and closing a session.
-_UNINTERRUPTED = (dtensor, hooks, movable, mover, planner, records, storages, swapper)
+_UNINTERRUPTED = (dtensor, hooks, movable, mover, optimizer_state, planner, records, storages, swapper)
 
 _open: Session | None = None  # hooks are one per thread and the device is one per process, so sessions do not nest
 _claiming = threading.Lock()  # held to look at `_open` and take its place
@@ -54,7 +57,8 @@ class Session:
         frac: the same as a share of the device's capacity, in (0, 1]; 0.9 when none of limit, frac and budget is given.
         budget: most bytes of saved tensors that may stay on the device, whatever else it holds; 0 is allowed.
         min_size: storages smaller than this stay.
-        swap: what may move; so far "activations" only.
+        swap: what may move: "activations", "optimizer" or both. An optimizer's state is away between its steps, as far
+            as the limit asks for it, and comes back chunk by chunk; under a budget all of it leaves.
         spill_dir: folder of the file tier; on a CPU the first usual folder on a disk by default.
         host_limit: most pinned host memory on CUDA; past it the file tier, or an error.
         prefetch: accesses that a copy back may start ahead of its use; the plan's choice by default.
@@ -136,11 +140,11 @@ class Session:
         options = self.options
         if (warning := self.device.prepare(self.limit)) is not None:
             warn_script(warning)
-        saved = Client(priority=0, most=options.budget)
+        saved, state = Client(priority=1, most=options.budget), Client(priority=0)
         self._planner = PassPlanner(
             self.device,
             self.engine,
-            Budget(self.limit, saved),
+            Budget(self.limit, saved, state),
             saved,
             prefetch=options.prefetch,
             write_ahead=options.write_ahead,
@@ -160,11 +164,18 @@ class Session:
         self._warned = False
         self._pauses = 0  # that are open, one inside another
         self._hooks = SavedTensorHooks(self._swapper.native, self._pack, self._unpack)
-        self._hooks.set()
-        self._optimizers.listen(self._after_step)
+        if self._records:
+            self._hooks.set()
+        self._room = StateRoom(self._planner, state, part=CHUNK, passes=self._records)
+        tier = Tier(self.engine, self._swapper.lock)
+        self._pager = StatePager(tier, self.torch_device, min_size=options.min_size, slack=(self.limit or 0) // 32)
+        self._optimizers.listen(self._after_step, self._before_step if "optimizer" in options.swap else None)
 
     def close(self) -> None:
-        """Switch LMS off. Tensors that are still saved stay usable; their memory goes back with the last of them."""
+        """Switch LMS off. Tensors that are still saved stay usable; their memory goes back with the last of them.
+
+        So does an optimizer's state that is away: it comes back as it is read.
+        """
         global _open
         if not self._is_open:
             return
@@ -173,11 +184,12 @@ class Session:
         self._is_open = False
         if _open is self:
             _open = None
-        self._hooks.remove()
+        if self._records:
+            self._hooks.remove()
         self._optimizers.leave()
         self._planner.peaks.after_the_last_pass()
         try:
-            self._swapper.stop(self.engine.close)
+            self._swapper.stop(partial(self._pager.tier.close, self.engine.close))
         finally:
             self.device.release()
             self._shield.take_down()
@@ -215,7 +227,7 @@ class Session:
         self._learn()
         if self._is_open:
             self._planner.peaks.after_the_last_pass()
-        return asdict(figures(self._planner, self._swapper, self.engine.usage(), self._stalled()))
+        return asdict(figures(self._planner, self._swapper, self._pager, self.engine.usage(), self._stalled()))
 
     def _stalled(self) -> tuple[float, float]:
         """Seconds that the computation has waited for copies out, and for copies back."""
@@ -332,9 +344,23 @@ class Session:
                 "what is saved elsewhere stays. Enable LMS on the thread that runs the forward"
             )
 
+    @property
+    def _records(self) -> bool:
+        """Whether saved tensors may move, so that passes are recorded."""
+        return "activations" in self.options.swap
+
+    def _before_step(self, optimizer: Optimizer, args: Arguments, kwargs: Keywords) -> StepArguments | None:
+        if self._pauses:
+            return None
+        self._swapper.learn()
+        return self._pager.before_step(optimizer, args, kwargs, room=self._room.now())
+
     def _after_step(self, optimizer: Optimizer) -> None:
         if self._pauses:
             return
+        if "optimizer" in self.options.swap:
+            self._pager.after_step(optimizer)
+            self._room.after_step(*self._pager.figures)
         self._swapper.step(id(optimizer))
         self._swapper.judge()  # while the script still has what it had during the backward
         if not self._optimizers.counts(optimizer):
@@ -342,7 +368,7 @@ class Session:
         own_thread, progress = threading.get_ident() == self._thread, self._planner.progress
         if not own_thread:
             self._warn_of_thread(f"an optimizer steps on thread {threading.current_thread().name!r}")
-        elif progress.steps == 1 and not self._swapper.recorded and not any(self._swapper.movable.stayed.values()):
+        elif progress.steps == 1 and self._records and self._swapper.saw_nothing:
             # The first step may be one without a training, to make the optimizer's state.
             self._warn_of_thread("an optimizer steps again, and nothing was saved for a backward on this thread")
         clocked = own_thread and not self.engine.capturing()

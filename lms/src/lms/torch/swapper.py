@@ -59,7 +59,7 @@ class SavedTensorSwapper:
         self._finished: deque[Finished] = deque(maxlen=8)  # passes that the planner was not told of yet
         self._module = module
         self._when_idle: Callable[[], None] | None = None  # called when no record is live any more
-        self._lock = threading.Lock()
+        self.lock = threading.Lock()
         self._planning = threading.RLock()  # held while a pass is planned; taken before the other one
         self._ended: deque[tuple[LiveRecord, View]] = deque()  # handles that ended
         # Dynamo must not compile this, nor the hooks. Only this file calls PyTorch's wrapper, because Ctrl-C is held
@@ -80,6 +80,11 @@ class SavedTensorSwapper:
     def between_passes(self) -> bool:
         """Whether no pass is under way."""
         return self._pass is None
+
+    @property
+    def saw_nothing(self) -> bool:
+        """Whether nothing was saved so far."""
+        return not self.recorded and not any(self.movable.stayed.values())
 
     @property
     def live(self) -> int:
@@ -104,18 +109,18 @@ class SavedTensorSwapper:
             self.counters.hook += self._clock() - began
             return kept
         local, storage = found
-        with self._lock:
+        with self.lock:
             packed = self._pack(tensor, local, storage)
         if packed is None:
             # Planning takes up to a second, and other threads wait for the lock.
             with self._planning:
-                with self._lock:
+                with self.lock:
                     packed = self._pack(tensor, local, storage)  # another thread may have begun the pass meanwhile
                     present = self._storages.present
                 if packed is None:
                     self.learn()
                     beginning = self.planner.begin(("write", 0, storage.nbytes()), present)
-                    with self._lock:
+                    with self.lock:
                         packed = self._pack(tensor, local, storage, beginning)
             assert packed is not None
         self.counters.hook += self._clock() - began
@@ -129,7 +134,7 @@ class SavedTensorSwapper:
     def unpack(self, packed: Handle | View | Saved) -> torch.Tensor:
         """The saved tensor, bit for bit. Raises as plain autograd does when it was changed in place since."""
         if not isinstance(packed, (Handle, View)):
-            with self._lock:
+            with self.lock:
                 self._take_over()
             packed = cast("Handle | None", packed.handle) or View(packed.alias, packed.version)
         if isinstance(packed, View):
@@ -142,7 +147,7 @@ class SavedTensorSwapper:
             )
         began = self._clock()
         packed.view.check()
-        with self._lock:
+        with self.lock:
             tensor = self._unpack(packed)
             self.counters.hook += self._clock() - began
         if self._ended or self.native.over:
@@ -151,7 +156,7 @@ class SavedTensorSwapper:
 
     def step(self, optimizer: int) -> None:
         """The optimizer with this number has stepped."""
-        with self._lock:
+        with self.lock:
             self._take_over()
             self._rounds.step(optimizer)
 
@@ -163,7 +168,7 @@ class SavedTensorSwapper:
     def stop(self, then: Callable[[], None]) -> None:
         """Take on nothing more; `then` is called as soon as no record is live."""
         self.active = self.native.open = False
-        with self._lock:
+        with self.lock:
             self._take_over()
             self._drain()
             self.stepper.give_up()
@@ -176,12 +181,12 @@ class SavedTensorSwapper:
     def judge(self) -> None:
         """Find out which storages the script keeps, so that all figures are complete; those of C++, too."""
         # Not with patience: the script's own code may run inside the lock, and ask for figures on the same thread.
-        if self._lock.acquire(blocking=False):
+        if self.lock.acquire(blocking=False):
             try:
                 self._take_over()
                 self._count_native()
             finally:
-                self._lock.release()
+                self.lock.release()
         self._storages.judge()
 
     def learn(self) -> None:
@@ -362,7 +367,7 @@ class SavedTensorSwapper:
             return  # the collector ran on a thread that copies; what it would wait for, only that thread can do
         if self._ended and self.mover.engine.capturing():
             return  # events must not be asked for while a CUDA graph is captured; the next access deals with them
-        while (self._ended or self.native.over) and self._lock.acquire(blocking=False):
+        while (self._ended or self.native.over) and self.lock.acquire(blocking=False):
             began = self._clock()
             try:
                 if self.native.over:
@@ -370,7 +375,7 @@ class SavedTensorSwapper:
                 self._drain()
                 self.counters.hook += self._clock() - began
             finally:
-                self._lock.release()
+                self.lock.release()
 
     def _drain(self) -> None:
         queue = self._ended

@@ -1,0 +1,381 @@
+"""Optimizer state below the device: it is away between steps, and comes back while its optimizer steps.
+
+PyTorch's own optimizers treat each parameter by itself, so a step over all parameters is a step over one chunk of them
+after another, bit for bit. The state of one chunk is on the device while the next comes back and the last one leaves.
+Other optimizers get all of their state back, entry by entry as they read it.
+"""
+
+from __future__ import annotations
+
+import sys
+import threading
+import time
+import weakref
+from collections import defaultdict, deque
+from collections.abc import Callable, Iterable, Iterator
+from typing import Any, NamedTuple, cast
+
+import torch
+from torch.optim.optimizer import Optimizer
+
+from lms.errors import LMSError
+from lms.memory.transfer import Copy
+from lms.torch.engine import Engine
+from lms.torch.movable import movable
+from lms.torch.records import View, flat_bytes, use_count
+
+CHUNK = 32 << 20  # bytes of state that step together, unless one parameter has more
+_BY_PARAMETER = frozenset(
+    getattr(torch.optim, name)
+    for name in (
+        "ASGD", "Adadelta", "Adafactor", "Adagrad", "Adam", "AdamW", "Adamax", "Muon", "NAdam", "RAdam", "RMSprop",
+        "Rprop", "SGD", "SparseAdam",
+    )
+    if hasattr(torch.optim, name)
+)  # fmt: skip
+
+Parameter = torch.Tensor
+Arguments = tuple[Any, ...]
+Keywords = dict[str, Any]
+StepArguments = tuple[Arguments, Keywords]
+Part = list[tuple[dict[str, Any], list[Parameter]]]  # parameters that step together, with their parameter groups
+
+
+class Figures(NamedTuple):
+    """Bytes of an optimizer's state: what may move, and what of it is on the device."""
+
+    nbytes: int
+    held: int
+
+
+class Tier:
+    """The engine, shared with the saved tensors, and what the state's copies cost: bytes, and seconds of waiting.
+
+    `lock` is held for each call of the engine. After `close` it ends with the last tensor that is away.
+    """
+
+    def __init__(self, engine: Engine, lock: threading.Lock) -> None:
+        self.engine = engine
+        self.lock = lock
+        self.out = self.back = 0
+        self.waited = 0.0
+        self._away = 0
+        self._then: Callable[[], None] | None = None
+
+    def wait(self, copy: Copy) -> None:
+        """Wait for a copy. Raises its error if it failed."""
+        began = time.perf_counter()
+        try:
+            copy.wait()
+        finally:
+            self.waited += time.perf_counter() - began
+
+    def close(self, then: Callable[[], None]) -> None:
+        """Call `then` as soon as nothing is away."""
+        self._then = then
+        self.count(0)
+
+    def count(self, more: int) -> None:
+        """So many more tensors are away."""
+        self._away += more
+        if not self._away and self._then is not None:
+            then, self._then = self._then, None
+            then()
+
+
+class Away:
+    """Stands in the place of a tensor that is away. PyTorch's functions refuse it."""
+
+    __slots__ = ("_arrival", "_flat", "_slot", "_tier", "_view", "departure", "nbytes")
+
+    def __init__(self, tier: Tier, tensor: torch.Tensor) -> None:
+        self._tier = tier
+        self.nbytes = tensor.untyped_storage().nbytes()
+        self._view = View(tensor)
+        with tier.lock:
+            self._slot, self.departure = tier.engine.offload(flat_bytes(tensor))
+        tier.count(1)
+        tier.out += self.nbytes
+        self._view.vacate()
+        self._flat: torch.Tensor | None = None
+        self._arrival: Copy | None = None
+
+    def start(self) -> None:
+        """Start the copy back, unless it was started."""
+        if self._flat is None:
+            with self._tier.lock:
+                self._flat, self._arrival = self._tier.engine.reload(self._slot)
+
+    def tensor(self) -> torch.Tensor:
+        """The tensor, bit for bit; waits for its copy. Raises the copy's error; the tensor is not lost by it."""
+        self.start()
+        assert self._arrival is not None
+        try:
+            self._tier.wait(self._arrival)
+        except LMSError:
+            self._flat = self._arrival = None
+            if self.departure.failed is None:
+                raise
+            self._flat = cast(torch.Tensor, self.departure.keep)  # it never left
+        assert self._flat is not None
+        self._view.fill(self._flat)
+        self._flat = None
+        self._tier.back += self.nbytes
+        return self._view.alias
+
+    def __del__(self) -> None:
+        if hasattr(self, "_arrival"):  # else it never left
+            self._tier.engine.discard(self._slot)
+            self._tier.count(-1)
+
+    def __repr__(self) -> str:
+        return f"<{self.nbytes} bytes of state that LMS has swapped out: read optimizer.state[parameter] anew>"
+
+
+class OptimizerState(defaultdict[Parameter, dict[str, Any]]):
+    """`optimizer.state` of which a part is away. To read a parameter's entry brings its tensors back."""
+
+    def __init__(self, plain: Iterable[tuple[Parameter, dict[str, Any]]]) -> None:
+        super().__init__(dict, plain)
+
+    def entry(self, parameter: Parameter) -> dict[str, Any]:
+        """The entry as it is, with what is away left away; an empty one for a parameter without state."""
+        return super().get(parameter, {})
+
+    def __getitem__(self, parameter: Parameter) -> dict[str, Any]:
+        bring_back(self.entry(parameter))
+        return super().__getitem__(parameter)
+
+    def __iter__(self) -> Iterator[Parameter]:
+        return super().__iter__()  # with this, dict(state) reads each entry as above
+
+    def get(self, parameter: Parameter, default: Any = None) -> Any:
+        """As a dict's."""
+        bring_back(self.entry(parameter))
+        return super().get(parameter, default)
+
+    def values(self) -> Any:
+        """As a dict's, in a list: everything is back."""
+        return [self[parameter] for parameter in self]
+
+    def items(self) -> Any:
+        """As a dict's, in a list: everything is back."""
+        return [(parameter, self[parameter]) for parameter in self]
+
+    def pop(self, parameter: Parameter, *default: Any) -> Any:
+        """As a dict's."""
+        bring_back(self.entry(parameter))
+        return super().pop(parameter, *default)
+
+    def copy(self) -> Any:
+        """A plain one, with everything back."""
+        return defaultdict(dict, self.items())
+
+    __copy__ = copy
+
+    def __reduce__(self) -> Any:
+        return defaultdict, (dict,), None, None, iter(self.items())
+
+
+class StatePager:
+    """Moves the state of optimizers between the device and `tier`, around their steps.
+
+    Storages below `min_size` bytes stay, and so does what other code refers to, because that code could not be told
+    that the tensor is away. If there is more room than before, by no more than `slack` bytes, as much leaves as before.
+    """
+
+    def __init__(self, tier: Tier, device: torch.device, *, min_size: int, slack: int) -> None:
+        self.tier = tier
+        self._device = device
+        self._min_size = max(min_size, 1)
+        self._slack = slack
+        self._stay = 0
+        self._known: weakref.WeakKeyDictionary[Optimizer, Figures] = weakref.WeakKeyDictionary()
+        self._failed: LMSError | None = None  # of a copy out: the tensor stays on the device
+
+    @property
+    def figures(self) -> Figures:
+        """Of all optimizers, after their last steps."""
+        return Figures(*map(sum, zip((0, 0), *self._known.values(), strict=True)))
+
+    def before_step(
+        self, optimizer: Optimizer, args: Arguments, kwargs: Keywords, *, room: int
+    ) -> StepArguments | None:
+        """Before a step: PyTorch's own optimizers step here, chunk by chunk, and then once more over nothing.
+
+        `room` bytes of all state may stay. The arguments are a step's; returns others for the step to go on with.
+        """
+        if not 0 <= room - self._stay <= self._slack:
+            self._stay = room
+        if not isinstance(optimizer.state, OptimizerState):
+            optimizer.state = OptimizerState(optimizer.state.items())
+        if type(optimizer) not in _BY_PARAMETER:
+            return None
+        closure = kwargs.get("closure", args[1] if len(args) > 1 else None)
+        loss = None
+        if closure is not None:
+            with torch.enable_grad():
+                loss = closure()
+        self._step(optimizer)
+        return (_part_of(optimizer, []), (lambda: loss) if closure is not None else None), {}
+
+    def after_step(self, optimizer: Optimizer) -> None:
+        """After a step: what may not stay leaves. Raises the error of a copy out that failed, if one did.
+
+        The step is complete then, and nothing is lost.
+        """
+        state = optimizer.state
+        if isinstance(state, OptimizerState):  # else it was loaded in the step
+            allowed = self._allowed(optimizer)
+            nbytes = sum(self._nbytes(state.entry(parameter)) for parameter in state)
+            departures, held = self._trim(state, state, allowed, 0)
+            self._known[optimizer] = Figures(nbytes, held)
+            self._wait(departures)
+        failed, self._failed = self._failed, None
+        if failed is not None:
+            raise failed
+
+    def _allowed(self, optimizer: Optimizer) -> int:
+        """Bytes of the state of `optimizer` that may stay."""
+        return self._stay - sum(figures.held for other, figures in self._known.items() if other is not optimizer)
+
+    def _step(self, optimizer: Optimizer) -> None:
+        state, step = optimizer.state, type(optimizer).step.__wrapped__  # type: ignore[attr-defined]  # without hooks
+        assert isinstance(state, OptimizerState)
+        parts, allowed, held = self._parts(optimizer, state), self._allowed(optimizer), 0
+        leaving: deque[list[Copy]] = deque([[], []])  # copies out of the last two parts
+        for index, part in enumerate(parts):
+            self._wait(leaving.popleft())
+            for soon in parts[index : index + 2]:
+                for parameter in _parameters(soon):
+                    start_back(state.entry(parameter))
+            step(_part_of(optimizer, part))
+            departures, held = self._trim(state, _parameters(part), allowed, held)
+            leaving.append(departures)
+        for copies in leaving:
+            self._wait(copies)
+
+    def _trim(
+        self, state: OptimizerState, parameters: Iterable[Parameter], allowed: int, held: int
+    ) -> tuple[list[Copy], int]:
+        """Let the state of `parameters` leave, except the first, which fill the `allowed` bytes beside `held` others.
+
+        Returns the copies out, and the bytes held then.
+        """
+        departures: list[Copy] = []
+        for parameter in parameters:
+            entry = state.entry(parameter)
+            nbytes = self._nbytes(entry)
+            if held + nbytes <= allowed:
+                held += nbytes
+            else:
+                departures += self._send_away(entry)
+        return departures, held
+
+    def _wait(self, departures: Iterable[Copy]) -> None:
+        for copy in departures:
+            try:
+                self.tier.wait(copy)
+            except LMSError as error:
+                self._failed = self._failed or error
+
+    def _parts(self, optimizer: Optimizer, state: OptimizerState) -> list[Part]:
+        """The parameters that have a gradient, in parts of about `CHUNK` bytes of state."""
+        parts: list[Part] = []
+        room = 0
+        for group in optimizer.param_groups:
+            fresh = True
+            for parameter in group["params"]:
+                if parameter.grad is None:
+                    continue
+                # No state yet: most optimizers keep two tensors of the parameter's size.
+                nbytes = self._nbytes(state.entry(parameter)) or 2 * parameter.nbytes
+                if nbytes > room or not parts:
+                    parts.append([])
+                    room, fresh = CHUNK, True
+                if fresh:
+                    parts[-1].append((group, []))
+                    fresh = False
+                parts[-1][-1][1].append(parameter)
+                room -= nbytes
+        return parts
+
+    def _nbytes(self, entry: dict[str, Any]) -> int:
+        """Bytes of the entry that are away, or that may leave."""
+        total = 0
+        for container, key in _places(entry):
+            value = container[key]
+            if isinstance(value, Away):
+                total += value.nbytes
+            elif self._may_leave(value):
+                total += value.untyped_storage().nbytes()
+        return total
+
+    def _may_leave(self, tensor: torch.Tensor) -> bool:
+        return (
+            tensor.device == self._device
+            and movable(tensor, self._device)
+            and not tensor.requires_grad
+            and tensor.untyped_storage().nbytes() >= self._min_size
+        )
+
+    def _send_away(self, entry: dict[str, Any]) -> list[Copy]:
+        """The copies of what of the entry leaves."""
+        copies = []
+        for container, key in _places(entry):
+            if not isinstance(container[key], Away) and _is_alone(container, key) and self._may_leave(container[key]):
+                container[key] = away = Away(self.tier, container[key])
+                copies.append(away.departure)
+        return copies
+
+
+def bring_back(entry: dict[str, Any]) -> None:
+    """Bring back what of a parameter's state is away. Raises the error of a copy that failed."""
+    start_back(entry)
+    for container, key in _places(entry):
+        if isinstance(away := container[key], Away):
+            container[key] = away.tensor()
+
+
+def start_back(entry: dict[str, Any]) -> None:
+    """Start the copies back of what of a parameter's state is away."""
+    for container, key in _places(entry):
+        if isinstance(away := container[key], Away):
+            away.start()
+
+
+def _places(entry: Any) -> Iterator[tuple[Any, Any]]:
+    """Where an entry has a tensor or an `Away`: container and key. It refers to neither meanwhile."""
+    for key in list(entry) if isinstance(entry, dict) else range(len(entry)):
+        kind = type(entry[key])
+        if kind in (dict, list):
+            yield from _places(entry[key])
+        elif kind in (torch.Tensor, Away):
+            yield entry, key
+
+
+def _references(container: Any, key: Any) -> int:
+    return sys.getrefcount(container[key])
+
+
+_ALONE = _references([torch.empty(0)], 0)  # what is counted if nothing but the container refers to an object
+
+
+def _is_alone(container: Any, key: Any) -> bool:
+    """Whether no other code has the tensor, or another over the same storage."""
+    if _references(container, key) > _ALONE:
+        return False
+    storage = container[key].untyped_storage()
+    return use_count(storage._cdata) <= 2  # the tensor's and `storage`
+
+
+def _parameters(part: Part) -> Iterator[Parameter]:
+    for _, parameters in part:
+        yield from parameters
+
+
+def _part_of(optimizer: Optimizer, part: Part) -> Optimizer:
+    """The optimizer as if it had only these parameters. It shares all else: state, defaults, a scaler's marks."""
+    alike = object.__new__(type(optimizer))
+    alike.__dict__ = {**optimizer.__dict__, "param_groups": [{**group, "params": some} for group, some in part]}
+    return alike
