@@ -42,7 +42,8 @@ class Words final : public Agreement::Links {
     // Heartbeats have found a rank silent: the network may be cut.
     bool is_cut() const {
         const std::vector<int> ranks = others();
-        return std::any_of(ranks.begin(), ranks.end(), [&](int its) { return options_.death_of(its) == Death::silent; });
+        return std::any_of(ranks.begin(), ranks.end(),
+                           [&](int its) { return options_.death_of(its) == Death::silent; });
     }
     std::vector<int> others() const {
         std::vector<int> ranks;

@@ -18,7 +18,7 @@ namespace ddl {
 namespace {
 
 constexpr int kServeMilliseconds = 20;
-constexpr double kKnockSeconds = 2;       // in which a connection to the door comes up, or is tried again
+constexpr double kKnockSeconds = 2;  // in which a connection to the door comes up, or is tried again
 constexpr size_t kMostText = 1 << 20;
 constexpr char kReady = 'r';
 

@@ -240,7 +240,8 @@ void Connector::try_wanted(double now) {
             (is_cut_ || !want.is_there) && want.unanswered_since > 0 && now - want.unanswered_since > most;
         const bool is_over = !is_tried[static_cast<size_t>(peer)];  // the last try
         if (is_over) (want.was_refused && !want.failed ? want.unanswered_since : want.refused_since) = 0;
-        const bool refused = is_over && want.refused_since > 0 && (leaves_ || now - want.refused_since > kRefusedSeconds);
+        const bool refused =
+            is_over && want.refused_since > 0 && (leaves_ || now - want.refused_since > kRefusedSeconds);
         if (refused || unreachable) {
             news_.push_back({peer, refused ? News::refused : News::unreachable, {}, 0});
             wants_.erase(here);

@@ -7,6 +7,7 @@
 #include <sys/socket.h>
 #include <unistd.h>
 
+#include <algorithm>
 #include <bitset>
 #include <cerrno>
 #include <memory>
@@ -22,15 +23,17 @@ void set(const Socket& socket, int level, int option, int value) {
     static_cast<void>(setsockopt(socket.fd(), level, option, &value, sizeof value));
 }
 
-// By descriptor, those below this number; the memory is only touched as far as they go.
+// By descriptor, those below kMostSockets; `end` is above all of them. The memory is only touched as far as they go.
 constexpr int kMostSockets = 1 << 20;
 std::bitset<kMostSockets> sockets;
+int end = 0;
 
 void close_all() {
-    for (int fd = 0; fd < kMostSockets; ++fd) {
-        if (sockets[static_cast<size_t>(fd)]) ::close(fd);
+    while (end-- > 0) {
+        if (sockets[static_cast<size_t>(end)]) ::close(end);
+        sockets[static_cast<size_t>(end)] = false;
     }
-    sockets.reset();
+    end = 0;
 }
 
 // Between processes of this host, which connect over loopback.
@@ -68,15 +71,19 @@ std::mutex& Socket::forks() {
 
 void Socket::own(int fd) {
     fd_ = fd;
-    if (fd >= 0 && fd < kMostSockets) sockets[static_cast<size_t>(fd)] = true;
+    if (fd < 0 || fd >= kMostSockets) return;
+    sockets[static_cast<size_t>(fd)] = true;
+    end = std::max(end, fd + 1);
 }
 
 void Socket::close() {
     if (fd_ < 0) return;
     const std::lock_guard lock(forks());
     const int fd = std::exchange(fd_, -1);
-    if (fd >= kMostSockets || sockets[static_cast<size_t>(fd)]) ::close(fd);
-    if (fd < kMostSockets) sockets[static_cast<size_t>(fd)] = false;
+    const auto index = static_cast<size_t>(fd);
+    if (fd < kMostSockets && !sockets[index]) return;  // in a child
+    if (fd < kMostSockets) sockets[index] = false;
+    ::close(fd);
 }
 
 Socket listen_at(const std::string& address, uint16_t* port) {

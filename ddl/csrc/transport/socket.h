@@ -62,8 +62,8 @@ void keep_alive(const Socket& socket);
 void end_if_unanswered(const Socket& socket);
 
 // Whether the other end of a connection under keep_alive() was silent before the connection ended. If so, its host or
-// the network is gone, or was for a while. If not, its process ended, as always inside a host. (The kernel's error does not tell: a send may
-// have taken it, and a host that is back answers with a reset.)
+// the network is gone, or was for a while. If not, its process ended, as always inside a host. (The kernel's error does
+// not tell: a send may have taken it, and a host that is back answers with a reset.)
 bool was_silent(const Socket& socket);
 
 }  // namespace ddl

@@ -1,6 +1,4 @@
 // Sockets over the loopback interface, and what becomes of them when their process forks or is slow.
-#include "transport/socket.h"
-
 #include <poll.h>
 #include <sys/socket.h>
 #include <sys/wait.h>
@@ -9,6 +7,7 @@
 #include <cerrno>
 
 #include "check.h"
+#include "transport/socket.h"
 
 using namespace ddl;
 
