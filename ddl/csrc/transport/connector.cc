@@ -28,8 +28,9 @@ constexpr size_t kMostTries = 32;  // at once: with hundreds of ranks a host has
 // After which an address most likely leads nowhere, and its try gives no host anything to do.
 constexpr double kTrySeconds = 0.25;
 // For which every try must fail before a rank counts as gone. Its heartbeats, if there are any, say more, and earlier.
-// What refuses may also be a firewall, for a moment. If the network is cut, as much silence as keep_alive() takes.
-constexpr double kRefusedSeconds = 5, kUnreachableSeconds = 60, kCutSeconds = 4.5;
+// What refuses may also be a firewall, for a moment. A kernel does not answer for a process that is stopped if too many
+// wait for it to accept them: only if the network is cut no answer means anything, after as long as for keep_alive().
+constexpr double kRefusedSeconds = 5, kCutSeconds = 4.5;
 constexpr double kUnansweredSeconds = 1;  // for is_unanswered()
 
 struct Hello {
@@ -235,9 +236,7 @@ void Connector::try_wanted(double now) {
             wants_.erase(here);
             continue;
         }
-        const double most = is_cut_ ? kCutSeconds : kUnreachableSeconds;
-        const bool unreachable =
-            (is_cut_ || !want.is_there) && want.unanswered_since > 0 && now - want.unanswered_since > most;
+        const bool unreachable = is_cut_ && want.unanswered_since > 0 && now - want.unanswered_since > kCutSeconds;
         const bool is_over = !is_tried[static_cast<size_t>(peer)];  // the last try
         if (is_over) (want.was_refused && !want.failed ? want.unanswered_since : want.refused_since) = 0;
         const bool refused =
@@ -321,10 +320,7 @@ bool Connector::advance(Link& link) {
             Want& want = found->second;
             want.was_refused |= error == ECONNREFUSED;
             want.failed |= error != ECONNREFUSED;
-            if (error == 0) {
-                want.is_there = true;
-                want.unanswered_since = 0;
-            }
+            if (error == 0) want.unanswered_since = 0;
         }
         if (error != 0 || is_connected(link.peer)) return false;
         keep_alive(link.socket);

@@ -44,7 +44,7 @@ class Connector {
         epoch_ = epoch;
         is_cut_ = false;
     }
-    // The network is known to be cut, in this epoch: who cannot be reached is so as soon as a host that is silent.
+    // The network is known to be cut, in this epoch: ranks of which no address answers are unreachable.
     void expect_cut() { is_cut_ = true; }
 
     // Takes another place among others, before let_in(); gives up all connections that are under way.
@@ -56,7 +56,7 @@ class Connector {
     void connect(int peer, const std::string& contact);
     // The same, again and again until there is a connection, or news that there will be none.
     void want(int peer);
-    // No address of a wanted rank has answered for a while.
+    // No address of a wanted rank has answered for a second.
     bool is_unanswered(int peer) const;
     // Lets nobody in any more, and takes a rank that refuses for gone at once: this one leaves.
     void leave();
@@ -71,7 +71,7 @@ class Connector {
         enum Kind : uint8_t {
             connected,
             refused,     // nobody has listened at any of its addresses for a while
-            unreachable  // no address has led to it
+            unreachable  // the network is cut, and no address has led to it for a while
         };
         int peer = -1;
         Kind kind = connected;
@@ -93,7 +93,6 @@ class Connector {
     struct Want {
         double next_try = 0;
         double unanswered_since = 0, refused_since = 0;  // 0: it is not so
-        bool is_there = false;                           // an address has led there
         // In the last try; failed: an address did not lead there, but nobody refused.
         bool was_refused = false, failed = false;
     };
