@@ -12,10 +12,10 @@
 #include <ctime>
 #include <functional>
 #include <future>
+#include <mutex>
 #include <set>
 #include <string>
 #include <thread>
-#include <utility>
 
 #include "base/status.h"
 #include "check.h"
@@ -54,7 +54,8 @@ double seconds_since(std::chrono::steady_clock::time_point start) {
 }
 
 struct Ring {
-    explicit Ring(int size, uint64_t odd_token = kToken) {
+    // `on_death` is called on the watching thread of a rank.
+    explicit Ring(int size, uint64_t odd_token = kToken, std::function<void(int rank)> on_death = [](int) {}) {
         for (int rank = 0; rank < size; ++rank) {
             ranks.push_back(std::make_unique<Heartbeats>(kLoopback));
             const Endpoint own = ranks.back()->contact()[0];
@@ -64,12 +65,12 @@ struct Ring {
         std::vector<std::thread> threads;
         missing.resize(ranks.size());
         for (size_t rank = 0; rank < ranks.size(); ++rank) {
-            threads.emplace_back([this, rank, odd_token] {
+            threads.emplace_back([&, rank] {
                 const uint64_t token = rank == 1 ? odd_token : kToken;
-                missing[rank] = ranks[rank]->connect(static_cast<int>(rank), contacts, token,
-                                                     odd_token == kToken ? 20 : 0.3, [this, rank](int, Death) {
-                                                         if (on_death) on_death(static_cast<int>(rank));
-                                                     });
+                const double patience = odd_token == kToken ? 20 : 0.3;
+                missing[rank] =
+                    ranks[rank]->connect(static_cast<int>(rank), contacts, token, patience,
+                                         [on_death, rank](int, Death) { on_death(static_cast<int>(rank)); });
             });
         }
         for (std::thread& thread : threads) thread.join();
@@ -89,7 +90,6 @@ struct Ring {
     std::vector<std::unique_ptr<Heartbeats>> ranks;
     std::vector<Contact> contacts;
     std::vector<std::vector<int>> missing;
-    std::function<void(int rank)> on_death;  // called on the watching thread of `rank`
 };
 
 }  // namespace
@@ -271,15 +271,17 @@ TEST("of many strangers only so many are kept, the newest, and ranks still find 
 
 TEST("a rank that answers nobody is found by its peers, who tell the others") {
     constexpr int kSize = 12;
-    Ring ring(kSize);
-    for (const auto& rank : ring.ranks) CHECK(rank->silent(0.05).empty());
     // The watching thread of rank 6 stands still, as that of a process that is stopped.
     std::promise<void> stands, goes_on;
-    ring.on_death = [&, first = true](int rank) mutable {
-        if (rank != 6 || !std::exchange(first, false)) return;
-        stands.set_value();
-        goes_on.get_future().wait();
-    };
+    std::once_flag once;
+    Ring ring(kSize, kToken, [&](int rank) {
+        if (rank != 6) return;
+        std::call_once(once, [&] {
+            stands.set_value();
+            goes_on.get_future().wait();
+        });
+    });
+    for (const auto& rank : ring.ranks) CHECK(rank->silent(0.05).empty());
     ring.ranks[0].reset();
     stands.get_future().wait();
     std::vector<std::vector<int>> expected(kSize, {6}), found;
