@@ -13,7 +13,7 @@ from ddl import library
 HERE = Path(__file__).parent
 
 
-@pytest.mark.parametrize("ranks", [24, pytest.param(96, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("ranks", [24, pytest.param(256, marks=pytest.mark.slow)])
 def test_many_ranks_need_few_connections_and_one_store_operation_each(ranks: int, tmp_path: Path) -> None:
     built = library.find().resolve()
     for name in ("libddl.so", "libddl.so.0"):

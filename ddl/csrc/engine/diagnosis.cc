@@ -108,8 +108,12 @@ void Diagnosis::heed(Communicator& comm, int from, const NoticeContent& notice) 
     if (rank < 0) return;
     if (notice.kind == NoticeKind::goodbye || notice.kind == NoticeKind::freed) {
         const bool finalized = notice.kind == NoticeKind::goodbye;
-        // A rank that has left says so again whenever it is asked: only the first time starts the grace.
-        comm.departed.emplace(rank, Departure{finalized ? Leave::finalized : Leave::freed, notice.call, seconds_now()});
+        // A rank that has left says so again whenever it is asked: only the first time starts the grace. What the
+        // transport has said before did not tell its last call.
+        Departure& its = comm.departed.try_emplace(rank, Departure{Leave::no, {}, seconds_now()}).first->second;
+        if (its.last.magic != 0) return;
+        its.how = finalized ? Leave::finalized : Leave::freed;
+        its.last = notice.call;
     }
     if (notice.kind == NoticeKind::abort) {
         core_.break_comm(comm, core_.cause(static_cast<Code>(notice.code), notice.text), false);

@@ -102,11 +102,11 @@ void Engine::renounce(const Communicator& parent, const CommKey& key, const std:
     const std::lock_guard lock(core_.progress);
     if (core_.shut || !parent.broken) return;
     try {
+        diagnosis_.bury(key, {{}, *parent.broken});  // first: whoever is not told asks
         NoticeContent abort = parent.abort();
         abort.comm = key.id;
         abort.birth = key.birth;
         core_.tell(members, abort);
-        diagnosis_.bury(key, {{}, *parent.broken});
     } catch (const std::bad_alloc&) {
         // Without memory they cannot be told.
     }

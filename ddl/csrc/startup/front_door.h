@@ -22,7 +22,6 @@ constexpr const char* kDoorKey = "ddl/door";
 constexpr int kSeats = 128;                  // of the door itself and of those that wait
 constexpr size_t kMostNewcomers = 32;        // of one epoch
 constexpr double kMeetSeconds = 5;           // for the connections between newcomers and ranks
-constexpr size_t kMostContact = 1000;        // bytes of where a process listens
 constexpr const char* kInvited = "invited";  // what the text of an invitation begins with; others say why not
 
 class FrontDoor {

@@ -32,7 +32,6 @@ constexpr double kLastWords = 0.5;     // for which a rank that fails alone wait
 
 Job* the_job = nullptr;
 std::atomic<bool> in_child{false};
-thread_local std::shared_ptr<Heartbeats> forking;  // those that this thread holds while it forks
 
 template <size_t size>
 void copy(const std::string& text, char (&target)[size], const char* what) {
@@ -92,19 +91,7 @@ Job::Job(double timeout_seconds, const Start* start, const std::string& text) : 
     members_ = launch_->members();
     // on_exit, as atexit does not tell the exit status, by which a process that failed is known.
     on_exit([](int status, void*) { the_job->leave(status); }, nullptr);
-    pthread_atfork(
-        [] {
-            forking = the_job ? std::atomic_load(&the_job->heartbeats_) : nullptr;
-            if (forking) forking->before_fork();
-        },
-        [] {
-            if (forking) forking->after_fork();
-            forking.reset();
-        },
-        [] {
-            in_child = true;
-            if (forking) forking->close_in_child();
-        });
+    pthread_atfork(nullptr, nullptr, [] { in_child = true; });
 }
 
 std::vector<Greeting> Job::assemble(const std::string& options, int64_t origin, const Patience& patience,

@@ -71,7 +71,7 @@ class Job {
     std::unique_ptr<Launch> launch_;
     Membership members_;
     bool spoiled_ = false;                    // an assembly failed: its messages may still arrive
-    std::shared_ptr<Heartbeats> heartbeats_;  // none if there is one rank; a fork reads it at any time
+    std::shared_ptr<Heartbeats> heartbeats_;  // none if there is one rank; its own thread reads it, too
     std::shared_ptr<Heartbeats> former_;      // those of the epoch before, until all have left it
     std::atomic<bool> watching_{false};
     std::vector<std::string> names_;  // "rank 3 (host b)", of each rank

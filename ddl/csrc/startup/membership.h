@@ -1,7 +1,6 @@
 // Who the ranks of an epoch are. MPI makes it, the rendezvous over TCP, or the agreement that ends the epoch before.
 #pragma once
 
-#include <algorithm>
 #include <cstdint>
 #include <numeric>
 #include <vector>
@@ -15,7 +14,6 @@ struct Membership {
     int round = 0;            // rendezvous of this job before the next one
 
     int size() const { return static_cast<int>(former.size()); }
-    int joined() const { return static_cast<int>(std::count(former.begin(), former.end(), -1)); }
     // The first one's: ranks have the numbers that they always had.
     static Membership first(int rank, int size) {
         Membership made;

@@ -17,7 +17,6 @@ namespace ddl {
 namespace {
 
 constexpr double kRetrySeconds = 2;  // without success: the store is read again
-constexpr size_t kMostLine = 1024;   // bytes of a rank's contact
 constexpr int kServeMilliseconds = 50;
 
 // One rank's part.
@@ -125,7 +124,7 @@ class Meeting {
     }
     std::string hear(int peer) {
         std::string text;
-        const size_t most = (kMostLine + 1) * sockets_.size();
+        const size_t most = (kMostContact + 1) * sockets_.size();
         check(peer, receive_text(sockets_[static_cast<size_t>(peer)], &text, most, deadline_));
         return text;
     }

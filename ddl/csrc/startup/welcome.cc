@@ -18,8 +18,7 @@ namespace ddl {
 namespace {
 
 constexpr int kServeMilliseconds = 20;
-constexpr double kKnockSeconds = 2;       // in which a connection to the door comes up, or is tried again
-constexpr double kAdmissionSeconds = 10;  // in which the ranks say that they have decided, once one has
+constexpr double kKnockSeconds = 2;  // in which a connection to the door comes up, or is tried again
 constexpr size_t kMostText = 1 << 20;
 constexpr char kReady = 'r';
 
@@ -187,11 +186,18 @@ class Attempt {
             return next.survivors == other.next.survivors && newcomers == other.newcomers;
         }
     };
-    // Nothing if it does not come.
-    std::optional<Word> hear(size_t rank, double until) {
+    // Nothing if it has died, or does not take this process. As long as its connection is up it may still say that it
+    // does, and would hold this process for dead if that did not wait for it.
+    std::optional<Word> hear(size_t rank) {
         std::string text;
         Socket& socket = sockets_[count_ + rank];
-        if (!socket || receive_text(socket, &text, kMostText, until) != Delivery::done) return std::nullopt;
+        const Delivery heard = socket ? receive_text(socket, &text, kMostText, deadline_) : Delivery::ended;
+        if (heard == Delivery::late) {
+            throw Error(DDL_ERROR_TIMEOUT, "ddl_join: the ranks take this process in, but rank " +
+                                               std::to_string(rank) + " has not said so: is it stopped? " +
+                                               kPatienceOfInit);
+        }
+        if (heard == Delivery::ended) return std::nullopt;
         Word word;
         NextEpoch& next = word.next;
         std::istringstream words(text);
@@ -204,13 +210,12 @@ class Attempt {
 
     // Hears the decision from every rank that belongs to it: what follows on the connection is the next epoch's.
     std::optional<Admission> take_places() {
-        const double until = seconds_now() + kAdmissionSeconds;
         std::vector<std::optional<Word>> heard(ranks_);
         std::vector<bool> asked(ranks_);
         std::optional<Word> its;
         const auto ask = [&](size_t rank) {
             asked[rank] = true;
-            heard[rank] = hear(rank, until);
+            heard[rank] = hear(rank);
             // Who decided the earlier one was gone before the others knew of it, and they have decided anew.
             if (heard[rank] && (!its || heard[rank]->next.ballot > its->next.ballot)) its = heard[rank];
         };

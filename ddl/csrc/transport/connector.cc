@@ -18,15 +18,20 @@ namespace {
 
 constexpr uint64_t kMagic = 0x33706374206c6464;
 constexpr double kGuestSeconds = 2;    // in which a connection must say whose it is
-constexpr double kHostSeconds = 4;     // in which the rank that is connected to must answer: it may have much to do
+constexpr double kWaySeconds = 4;      // in which an address must lead somewhere
+constexpr double kAnswerSeconds = 20;  // in which a rank must go on that is connected: it may have much to do
 constexpr size_t kMostGuests = 64;     // beyond the ranks, at once
-constexpr size_t kMostContact = 1000;  // bytes
 constexpr double kRestSeconds = 1;     // for which nobody is let in after descriptors have run out
 constexpr uint64_t kDoors = 1 << 10;   // numbers below are listening sockets in the epoll, those above are links
 constexpr double kRetrySeconds = 0.2;  // between two tries of a connection
-constexpr size_t kMostAttempts = 32;  // at once: with hundreds of ranks a host has too much to do to answer all in time
+constexpr size_t kMostTries = 32;  // at once: with hundreds of ranks a host has too much to do to answer all in time
+// After which an address most likely leads nowhere, and its try gives no host anything to do.
+constexpr double kTrySeconds = 0.25;
 // For which every try must fail before a rank counts as gone. Its heartbeats, if there are any, say more, and earlier.
-constexpr double kRefusedSeconds = 1, kUnreachableSeconds = 60;
+// What refuses may also be a firewall, for a moment. A kernel does not answer for a process that is stopped if too many
+// wait for it to accept them: only if the network is cut no answer means anything, after as long as for keep_alive().
+constexpr double kRefusedSeconds = 5, kCutSeconds = 4.5;
+constexpr double kUnansweredSeconds = 1;  // for is_unanswered()
 
 struct Hello {
     uint64_t magic = kMagic;
@@ -59,7 +64,7 @@ struct Connector::Link {
     uint64_t number = 0;  // in the epoll
     int peer = -1;
     State state = awaits_hello;
-    double since = seconds_now();
+    double since = seconds_now();  // in this state
     Hello hello;
     Answer answer;
     std::string received;
@@ -73,6 +78,14 @@ struct Connector::Link {
         }
     }
     bool is_ours() const { return state <= awaits_keep; }
+    bool is_late(double now) const {
+        switch (state) {
+            case connecting: return now - since > kWaySeconds;
+            case awaits_keep: return false;
+            case awaits_hello: return now - since > kGuestSeconds;
+            default: return now - since > kAnswerSeconds;
+        }
+    }
 };
 
 Connector::Connector(int rank, int size, bool listens)
@@ -153,11 +166,6 @@ bool Connector::is_promised(int peer) const {
     });
 }
 
-bool Connector::awaits(int peer) const {
-    return std::any_of(links_.begin(), links_.end(),
-                       [&](const auto& link) { return link.second.peer == peer && link.second.is_ours(); });
-}
-
 void Connector::add(Link link, bool connects) {
     link.number = kDoors + ++last_;
     watch(EPOLL_CTL_ADD, link.socket.fd(), link.number, connects);
@@ -174,7 +182,7 @@ void Connector::connect(int peer, const std::string& contact) {
     const bool is_here = known && contact.compare(0, space + 1, contact_, 0, space + 1) == 0;
     const auto is_loopback = [](const Endpoint& one) { return one.address == kLoopbackAddress; };
     const bool has_loopback = std::any_of(all.begin(), all.end(), is_loopback);
-    bool was_refused = false;
+    bool was_refused = false, was_tried = false, is_short = false;
     for (const Endpoint& one : all) {
         if (known && (is_here && has_loopback) != is_loopback(one)) continue;
         for (const std::string& address : ways_to(one)) {
@@ -182,11 +190,28 @@ void Connector::connect(int peer, const std::string& contact) {
             link.socket = connect_to(address, one.port);
             link.peer = peer;
             link.state = Link::connecting;
-            was_refused |= !link.socket && errno == ECONNREFUSED;
-            if (link.socket) add(std::move(link), true);
+            if (link.socket) {
+                add(std::move(link), true);
+                was_tried = true;
+                continue;
+            }
+            was_refused |= errno == ECONNREFUSED;
+            is_short |= errno == EMFILE || errno == ENFILE || errno == ENOBUFS || errno == ENOMEM;
+            was_tried |= errno != EADDRNOTAVAIL && errno != EAGAIN;
         }
     }
-    if (const auto want = wants_.find(peer); want != wants_.end()) want->second.was_refused = was_refused;
+    const auto want = wants_.find(peer);
+    if (want == wants_.end()) return;
+    want->second.was_refused = was_refused;
+    // What this rank lacks itself says nothing about the other.
+    if (is_short || !was_tried) want->second.unanswered_since = want->second.refused_since = 0;
+    want->second.failed = is_short;
+}
+
+bool Connector::is_unanswered(int peer) const {
+    const auto want = wants_.find(peer);
+    return want != wants_.end() && want->second.unanswered_since > 0 &&
+           seconds_now() - want->second.unanswered_since > kUnansweredSeconds;
 }
 
 void Connector::want(int peer) {
@@ -194,31 +219,43 @@ void Connector::want(int peer) {
 }
 
 void Connector::try_wanted(double now) {
-    size_t room = kMostAttempts - std::min(kMostAttempts, attempts());
+    std::vector<bool> is_tried(connected_.size());
+    size_t room = kMostTries;
+    for (const auto& [number, link] : links_) {
+        if (!link.is_ours()) continue;
+        is_tried[static_cast<size_t>(link.peer)] = true;
+        const double most = link.state == Link::connecting ? kTrySeconds : kWaySeconds;
+        if (room > 0 && now - link.since < most) --room;
+    }
+    std::vector<std::pair<double, int>> due;
     for (auto entry = wants_.begin(); entry != wants_.end();) {
-        const int peer = entry->first;
-        Want& want = entry->second;
-        if (is_connected(peer)) {
-            entry = wants_.erase(entry);
-            continue;
-        }
         const auto here = entry++;
-        if (awaits(peer)) continue;
-        const auto since = [&](double before) { return before > 0 ? before : now; };
-        const bool failed = want.tried && !want.was_reached;
-        want.failing_since = failed ? since(want.failing_since) : 0;
-        want.refused_since = failed && want.was_refused && !want.failed ? since(want.refused_since) : 0;
-        const bool refused = want.refused_since > 0 && (leaves_ || now - want.refused_since > kRefusedSeconds);
-        if (refused || (want.failing_since > 0 && now - want.failing_since > kUnreachableSeconds)) {
-            news_.push_back({peer, refused ? News::refused : News::unreachable, {}, 0});
+        const int peer = here->first;
+        Want& want = here->second;
+        if (is_connected(peer)) {
             wants_.erase(here);
             continue;
         }
-        if (now < want.next_try || room == 0) continue;
-        want.tried = true;
-        want.was_reached = want.was_refused = want.failed = false;
+        const bool unreachable = is_cut_ && want.unanswered_since > 0 && now - want.unanswered_since > kCutSeconds;
+        const bool is_over = !is_tried[static_cast<size_t>(peer)];  // the last try
+        if (is_over) (want.was_refused && !want.failed ? want.unanswered_since : want.refused_since) = 0;
+        const bool refused =
+            is_over && want.refused_since > 0 && (leaves_ || now - want.refused_since > kRefusedSeconds);
+        if (refused || unreachable) {
+            news_.push_back({peer, refused ? News::refused : News::unreachable, {}, 0});
+            wants_.erase(here);
+        } else if (is_over && now >= want.next_try) {
+            due.emplace_back(want.next_try, peer);
+        }
+    }
+    std::sort(due.begin(), due.end());  // who has waited longest comes first
+    due.resize(std::min(room, due.size()));
+    for (const auto& [time, peer] : due) {
+        Want& want = wants_.at(peer);
         want.next_try = now + kRetrySeconds;
-        --room;
+        for (double* since : {&want.unanswered_since, &want.refused_since}) {
+            if (*since == 0) *since = now;
+        }
         connect(peer, contacts_[static_cast<size_t>(peer)]);
     }
 }
@@ -269,9 +306,7 @@ void Connector::serve(int milliseconds) {
         const Link& its = (--link)->second;
         // The newest guests first: of too many the oldest go.
         const bool is_surplus = !its.is_ours() && ++guests > kMostGuests + connected_.size();
-        const double most = its.is_ours() ? kHostSeconds : kGuestSeconds;
-        const bool is_late = its.state != Link::awaits_keep && now - its.since > most;
-        if (!is_surplus && !is_late) continue;
+        if (!is_surplus && !its.is_late(now)) continue;
         if (const auto want = wants_.find(its.peer); want != wants_.end() && its.is_ours()) want->second.failed = true;
         link = links_.erase(link);
     }
@@ -281,10 +316,11 @@ void Connector::serve(int milliseconds) {
 bool Connector::advance(Link& link) {
     if (link.state == Link::connecting) {
         const int error = error_of(link.socket);
-        if (const auto want = wants_.find(link.peer); want != wants_.end()) {
-            want->second.was_reached |= error == 0;
-            want->second.was_refused |= error == ECONNREFUSED;
-            want->second.failed |= error != 0 && error != ECONNREFUSED;
+        if (const auto found = wants_.find(link.peer); found != wants_.end()) {
+            Want& want = found->second;
+            want.was_refused |= error == ECONNREFUSED;
+            want.failed |= error != ECONNREFUSED;
+            if (error == 0) want.unanswered_since = 0;
         }
         if (error != 0 || is_connected(link.peer)) return false;
         keep_alive(link.socket);
@@ -294,6 +330,7 @@ bool Connector::advance(Link& link) {
         link.hello.epoch = epoch_;
         for (uint64_t& word : link.hello.nonce) word = random_number();
         link.state = Link::awaits_answer;
+        link.since = seconds_now();
         return send_small(link.socket, link.hello);
     }
     char buffer[64];
@@ -314,6 +351,7 @@ bool Connector::advance(Link& link) {
         for (uint64_t& word : link.answer.nonce) word = random_number();
         link.answer.proof = prove(token_, 'a', link.hello, link.answer.nonce);
         link.state = Link::awaits_proof;
+        link.since = seconds_now();
         return send_small(link.socket, link.answer);
     }
     if (link.state == Link::awaits_keep) {
@@ -331,9 +369,11 @@ bool Connector::advance(Link& link) {
         link.state = Link::awaits_keep;
         return send_small(link.socket, prove(token_, 'c', link.hello, link.answer.nonce));
     }
-    // Both connect: the lower one accepts, if it is reached at all.
+    // Both connect: the lower one accepts, if it is reached at all, and answers.
     const auto is_rival = [&](const auto& other) {
-        return other.second.peer == link.peer && other.second.is_ours() && other.second.state != Link::connecting;
+        const Link& its = other.second;
+        const bool is_promising = its.state == Link::awaits_answer && seconds_now() - its.since < kWaySeconds;
+        return its.peer == link.peer && (is_promising || its.state == Link::awaits_keep);
     };
     if (link.peer < rank_ && std::any_of(links_.begin(), links_.end(), is_rival)) return false;
     if (send_small(link.socket, char{1})) connected(link);

@@ -5,8 +5,8 @@
 // same way. There may be several connections between two ranks, one for each address that was tried: the one that was
 // connected to keeps the first that came so far, and says so. If both connect at once, the higher rank refuses the
 // lower one as soon as its own connection is up, and the lower one accepts. Nobody accepts one that begins in an epoch
-// to come: the other end tries again. A connection has two seconds and some hundred bytes for all this. They are served
-// side by side, so that none holds another up.
+// to come: the other end tries again. A connection has two seconds for its hello, and some hundred bytes for all this.
+// They are served side by side, so that none holds another up.
 //
 // Ranks have the numbers here that they had when the job began, in every epoch.
 #pragma once
@@ -20,6 +20,8 @@
 #include "transport/socket.h"
 
 namespace ddl {
+
+constexpr size_t kMostContact = 1000;  // bytes of where a process listens
 
 class Connector {
   public:
@@ -38,7 +40,12 @@ class Connector {
     // Where all listen. If they share this rank's host, it stops to listen at addresses that other hosts reach.
     void know(std::vector<std::string> contacts);
     // The epoch in which connections that are begun from now on start.
-    void set_epoch(uint32_t epoch) { epoch_ = epoch; }
+    void set_epoch(uint32_t epoch) {
+        epoch_ = epoch;
+        is_cut_ = false;
+    }
+    // The network is known to be cut, in this epoch: ranks of which no address answers are unreachable.
+    void expect_cut() { is_cut_ = true; }
 
     // Takes another place among others, before let_in(); gives up all connections that are under way.
     void take_seat(int rank, int size);
@@ -49,6 +56,8 @@ class Connector {
     void connect(int peer, const std::string& contact);
     // The same, again and again until there is a connection, or news that there will be none.
     void want(int peer);
+    // No address of a wanted rank has answered for a second.
+    bool is_unanswered(int peer) const;
     // Lets nobody in any more, and takes a rank that refuses for gone at once: this one leaves.
     void leave();
     // Gives up the connections that this rank has begun, but those that the other end may have kept.
@@ -61,8 +70,8 @@ class Connector {
     struct News {
         enum Kind : uint8_t {
             connected,
-            refused,     // nobody listens at any of its addresses any more
-            unreachable  // no address has led to it for a while
+            refused,     // nobody has listened at any of its addresses for a while
+            unreachable  // the network is cut, and no address has led to it for a while
         };
         int peer = -1;
         Kind kind = connected;
@@ -83,13 +92,12 @@ class Connector {
     // A connection that is to be made.
     struct Want {
         double next_try = 0;
-        double refused_since = 0, failing_since = 0;  // 0: it did not
+        double unanswered_since = 0, refused_since = 0;  // 0: it is not so
         // In the last try; failed: an address did not lead there, but nobody refused.
-        bool tried = false, was_reached = false, was_refused = false, failed = false;
+        bool was_refused = false, failed = false;
     };
     void add(Link link, bool connects);
     bool advance(Link& link);
-    bool awaits(int peer) const;  // a connection to it is under way
     void connected(Link& link);
     void try_wanted(double now);
     void accept_at(size_t door, double now);
@@ -101,7 +109,7 @@ class Connector {
     std::string contact_, token_;
     std::vector<std::string> contacts_;
     uint32_t epoch_ = 0;
-    bool open_ = false, leaves_ = false;
+    bool open_ = false, leaves_ = false, is_cut_ = false;
     double rests_until_ = 0;  // nobody is let in before; 0: now
     std::vector<bool> connected_;
     Socket ready_;

@@ -341,10 +341,4 @@ void Heartbeats::say_goodbye() {
     }
 }
 
-void Heartbeats::close_in_child() {
-    for (const Socket& listener : door_.listeners) ::close(listener.fd());
-    for (const auto& link : links_) ::close(link->socket.fd());
-    after_fork();
-}
-
 }  // namespace ddl

@@ -60,11 +60,6 @@ class Heartbeats {
 
     // Tells the peers that this process ends in good order. Deaths are then passed on, but no more reported here.
     void say_goodbye();
-    // Around a fork, on the thread that forks: no line is made or dropped meanwhile. In the child close_in_child()
-    // takes the place of after_fork(): the child's copies would keep the connections open beyond the parent's death.
-    void before_fork() { mutex_.lock(); }
-    void after_fork() { mutex_.unlock(); }
-    void close_in_child();
 
   private:
     struct Link;

@@ -170,9 +170,9 @@ void TcpConnection::park(const std::vector<std::byte>& farewell) {
     push(mark_of(farewell));
 }
 
-void TcpConnection::follow(uint32_t epochs, const std::vector<std::byte>& farewell) {
-    for (stale_ = 0; stale_ < epochs; ++stale_)
-        out_.push_front(mark_of(stale_ == 0 ? farewell : std::vector<std::byte>()));
+void TcpConnection::follow(const std::vector<std::vector<std::byte>>& farewells) {
+    stale_ = static_cast<uint32_t>(farewells.size());
+    for (auto its = farewells.rbegin(); its != farewells.rend(); ++its) out_.push_front(mark_of(*its));
 }
 
 void TcpConnection::renew() {

@@ -96,9 +96,9 @@ class TcpConnection {
     bool is_parked() const { return parked_; }
     // The next epoch begins on this end, if it has parked the connection.
     void renew();
-    // Before open(), if the connection was begun so many epochs before this one. The other end gets that many marks,
-    // the last with the farewell, and then what waits here.
-    void follow(uint32_t epochs, const std::vector<std::byte>& farewell);
+    // Before open(), if the connection was begun in an epoch before this one. The other end gets a mark for each of
+    // these that have ended, with its farewell, and then what waits here.
+    void follow(const std::vector<std::vector<std::byte>>& farewells);
 
   private:
     bool read(Owner& owner);

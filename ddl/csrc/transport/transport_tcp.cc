@@ -1,7 +1,6 @@
 #include "transport/transport_tcp.h"
 
 #include <sys/epoll.h>
-#include <unistd.h>
 
 #include <algorithm>
 #include <cerrno>
@@ -54,15 +53,16 @@ struct TcpTransport::Peer final : TcpConnection::Owner {
     }
     void lost(bool by_its_end, bool is_void) noexcept override {
         // A rank that leaves may not have the time to say goodbye on a connection that it has not used.
-        if (is_void && !left && all.connector_) return leave_unseen();
+        if (is_void && !left && all.connector_) return vanish(kNewsSeconds);
         is_lost = !left && !all.closed_;
         has_ended = is_lost && by_its_end;
         lost_at = seconds_now();
     }
-    // It is no more there: has_left() says so, unless heartbeats tell of its death meanwhile.
-    void leave_unseen() noexcept {
-        left = true;
-        lost_at = seconds_now() + kNewsSeconds;
+    // It does not want this rank, or is no more there: has_left() says so, unless heartbeats tell of its death in these
+    // seconds.
+    void vanish(double seconds) noexcept {
+        has_vanished = true;
+        lost_at = seconds_now() + seconds;
     }
     // The oldest receive of this tag that no message has come for.
     auto awaiting(Tag tag) {
@@ -73,7 +73,8 @@ struct TcpTransport::Peer final : TcpConnection::Owner {
     TcpTransport& all;
     const int rank;
     std::unique_ptr<TcpConnection> wire = std::make_unique<TcpConnection>();
-    bool is_lost = false, left = false, has_ended = false;
+    bool is_lost = false, left = false, has_ended = false, has_vanished = false;
+    bool is_over() const { return is_lost || left || has_vanished; }
     double lost_at = 0;
     size_t window = kEagerWindow;     // eager bytes that may still be sent
     size_t consumed = 0;              // eager bytes to give back
@@ -87,10 +88,10 @@ TcpTransport::TcpTransport(int rank, TcpLinks links, std::function<bool(int)> is
       numbers_(std::move(links.numbers)),
       connector_(std::move(links.connector)),
       epoch_(links.epoch),
-      farewell_(std::move(links.farewell)),
+      farewells_(std::move(links.farewells)),
       peers_(links.ranks.size()),
       ready_(epoll_create1(EPOLL_CLOEXEC)) {
-    if (ready_ < 0) throw Error(DDL_ERROR_TRANSPORT, std::string("epoll_create1: ") + std::strerror(errno));
+    if (!ready_) throw Error(DDL_ERROR_TRANSPORT, std::string("epoll_create1: ") + std::strerror(errno));
     for (int other = 0; other < size(); ++other) {
         TcpLinks::Link& its = links.ranks[static_cast<size_t>(other)];
         if (other == rank_ || (!its.connection && !its.is_lost && can_reach(other))) continue;
@@ -108,15 +109,12 @@ TcpTransport::TcpTransport(int rank, TcpLinks links, std::function<bool(int)> is
     epoll_event event{};
     event.events = EPOLLIN;
     event.data.u64 = kConnector;
-    if (epoll_ctl(ready_, EPOLL_CTL_ADD, connector_->ready(), &event) != 0) {
+    if (epoll_ctl(ready_.fd(), EPOLL_CTL_ADD, connector_->ready(), &event) != 0) {
         throw Error(DDL_ERROR_TRANSPORT, std::string("epoll_ctl: ") + std::strerror(errno));
     }
 }
 
-TcpTransport::~TcpTransport() {
-    close();
-    if (ready_ >= 0) ::close(ready_);
-}
+TcpTransport::~TcpTransport() { close(); }
 
 TcpTransport::Peer& TcpTransport::at(int rank) {
     auto& peer = peers_[static_cast<size_t>(rank)];
@@ -135,7 +133,7 @@ void TcpTransport::open(Peer& peer) {
     epoll_event event{};
     event.events = EPOLLIN;
     event.data.u64 = static_cast<uint64_t>(peer.rank);
-    if (epoll_ctl(ready_, EPOLL_CTL_ADD, peer.wire->socket().fd(), &event) != 0) {
+    if (epoll_ctl(ready_.fd(), EPOLL_CTL_ADD, peer.wire->socket().fd(), &event) != 0) {
         throw Error(DDL_ERROR_TRANSPORT, std::string("epoll_ctl: ") + std::strerror(errno));
     }
     peer.wire->hear(peer);
@@ -151,15 +149,26 @@ bool TcpTransport::is_gone(int rank) const { return find(rank) && find(rank)->le
 
 // Until then its own words may arrive, or those of its death.
 bool TcpTransport::has_left(int rank) const {
-    return is_gone(rank) && seconds_now() - find(rank)->lost_at > kLastWordsSeconds;
+    const Peer* const peer = find(rank);
+    return peer && (peer->left || peer->has_vanished) && seconds_now() - peer->lost_at > kLastWordsSeconds;
 }
 
 bool TcpTransport::has_ended(int rank) const { return find(rank) && find(rank)->has_ended; }
 
 double TcpTransport::seconds_lost(int rank) const {
     const Peer* const peer = find(rank);
-    return peer && peer->is_lost ? seconds_now() - peer->lost_at : 0;
+    return peer && (peer->is_lost || peer->has_vanished) ? seconds_now() - peer->lost_at : 0;
 }
+
+bool TcpTransport::is_unanswered(int rank) const {
+    return can_reach(rank) && connector_->is_unanswered(numbers_[static_cast<size_t>(rank)]);
+}
+
+void TcpTransport::expect_cut() const {
+    if (connector_) connector_->expect_cut();
+}
+
+bool TcpTransport::is_over(int rank) const { return is_dead(rank) || (find(rank) && find(rank)->is_over()); }
 
 size_t TcpTransport::connections() const {
     return static_cast<size_t>(
@@ -168,7 +177,8 @@ size_t TcpTransport::connections() const {
 
 void TcpTransport::push(Peer& peer, Out out) {
     const bool is_open = peer.wire->is_open();
-    if (peer.is_lost || closed_ || peer.wire->is_parked() || (!is_open && (peer.left || !can_reach(peer.rank)))) return;
+    if (peer.is_lost || closed_ || peer.wire->is_parked()) return;
+    if (!is_open && (peer.is_over() || !can_reach(peer.rank))) return;
     // First, as it may find no memory: the caller then takes the message back, and none of it may be queued.
     if (!is_open) connector_->want(numbers_[static_cast<size_t>(peer.rank)]);
     peer.wire->push(std::move(out));
@@ -177,9 +187,8 @@ void TcpTransport::push(Peer& peer, Out out) {
 
 void TcpTransport::reach(const std::vector<int>& ranks) {
     for (const int rank : ranks) {
-        const Peer& peer = at(rank);
-        const bool is_over = peer.is_lost || peer.left || peer.wire->is_open();
-        if (can_reach(rank) && !is_over) connector_->want(numbers_[static_cast<size_t>(rank)]);
+        if (!can_reach(rank) || is_over(rank) || at(rank).wire->is_open()) continue;
+        connector_->want(numbers_[static_cast<size_t>(rank)]);
     }
 }
 
@@ -195,15 +204,21 @@ void TcpTransport::serve_connector() noexcept {
 
 void TcpTransport::adopt(Connector::News news) {
     const auto found = std::lower_bound(numbers_.begin(), numbers_.end(), news.peer);
-    if (found == numbers_.end() || *found != news.peer) return;  // it is not in this epoch
-    Peer& peer = at(static_cast<int>(found - numbers_.begin()));
-    if (peer.is_lost || peer.wire->is_open()) return;
-    if (news.kind != Connector::News::connected) {
+    const bool is_in = found != numbers_.end() && *found == news.peer;
+    const bool is_connected = news.kind == Connector::News::connected;
+    if (!is_in && !is_connected) return;
+    // It gets the farewell, and its end stays open: the kernel would drop what it has not read yet.
+    if (!is_in) left_out_.push_back(std::make_unique<Peer>(*this, -1));
+    Peer& peer = is_in ? at(static_cast<int>(found - numbers_.begin())) : *left_out_.back();
+    if (peer.is_lost || peer.has_vanished || peer.wire->is_open()) return;
+    if (!is_connected) {
         peer.wire->close();
-        return news.kind == Connector::News::refused ? peer.leave_unseen() : peer.lost(false, false);
+        return news.kind == Connector::News::refused ? peer.vanish(0) : peer.lost(false, false);
     }
-    peer.wire->follow(epoch_ - news.epoch, farewell_);  // none begins in an epoch to come
+    const auto ended = static_cast<std::ptrdiff_t>(epoch_ - news.epoch);  // none begins in an epoch to come
+    peer.wire->follow({farewells_.end() - ended, farewells_.end()});
     peer.wire->open(std::move(news.socket));
+    if (!is_in) return peer.wire->flush(peer);
     open(peer);
     if (leaves_) say_goodbye(peer);
 }
@@ -319,7 +334,7 @@ void TcpTransport::poll() {
         if (peer->wire->is_stuck()) peer->wire->hear(*peer);
     }
     epoll_event events[kEvents];
-    const int count = epoll_wait(ready_, events, kEvents, 0);
+    const int count = epoll_wait(ready_.fd(), events, kEvents, 0);
     bool serves = connector_ && connector_->is_busy();
     for (int i = 0; i < count; ++i) {
         if (events[i].data.u64 == kConnector) {
@@ -336,7 +351,7 @@ bool TcpTransport::wait(double seconds) {
     const auto is_busy = [](const auto& peer) { return peer && peer->wire->is_open() && peer->wire->is_busy(); };
     if (closed_ || std::any_of(peers_.begin(), peers_.end(), is_busy)) return false;
     epoll_event event;
-    epoll_wait(ready_, &event, 1, static_cast<int>(seconds * 1e3));
+    epoll_wait(ready_.fd(), &event, 1, static_cast<int>(seconds * 1e3));
     return true;
 }
 
@@ -441,7 +456,7 @@ void TcpTransport::Peer::end(const Frame& frame, TcpConnection::In& in) {
         if (in.receive != 0 && found != all.messages_.end()) finish(found->second, frame.bytes, nullptr);
         if (frame.kind == Frame::eager) cost = frame.bytes + sizeof(Frame);
     }
-    if (frame.kind == Frame::park) epoll_ctl(all.ready_, EPOLL_CTL_DEL, wire->socket().fd(), nullptr);
+    if (frame.kind == Frame::park) epoll_ctl(all.ready_.fd(), EPOLL_CTL_DEL, wire->socket().fd(), nullptr);
     if (cost > 0) all.give_credit(*this, cost);
 }
 
@@ -485,33 +500,36 @@ void TcpTransport::notify(int peer, const void* data, size_t bytes) { pass_on(ra
 void TcpTransport::tell(const std::vector<int>& peers, const void* data, size_t bytes) {
     std::vector<int> others;
     for (const int peer : peers) {
-        if (peer == rank_ || is_dead(peer) || is_gone(peer)) continue;
-        const bool is_near = find(peer) && find(peer)->wire->is_open();
-        is_near ? notify(peer, data, bytes) : others.push_back(peer);
+        if (peer != rank_ && !is_over(peer)) others.push_back(peer);
     }
     // From this rank on, so that every rank has its branches at the same distances: few connections carry all of it.
     const auto distance = [&](int peer) { return (peer - rank_ + size()) % size(); };
     std::sort(others.begin(), others.end(), [&](int a, int b) { return distance(a) < distance(b); });
-    pass_on(rank_, others, data, bytes);
+    pass_on(rank_, std::move(others), data, bytes);
 }
 
-// Sends a notice of `from` to some of these ranks, each of which passes it on to those behind it.
-void TcpTransport::pass_on(int from, const std::vector<int>& ranks, const void* data, size_t bytes) {
+// Sends a notice of `from` to those of these ranks that this one is connected to; one of each branch, which it connects
+// to if need be, passes it on to the others.
+void TcpTransport::pass_on(int from, std::vector<int> ranks, const void* data, size_t bytes) {
     const size_t count = ranks.size(), branches = std::min(kBranches, count);
+    const auto is_near = [&](int rank) { return find(rank) && find(rank)->wire->is_open(); };
+    const auto at_index = [&](size_t index) { return ranks.begin() + static_cast<ptrdiff_t>(index); };
     std::vector<std::byte> content;
     for (size_t i = 0; i < branches; ++i) {
-        const size_t begin = count * i / branches, end = count * (i + 1) / branches;
-        const auto* const first = static_cast<const std::byte*>(data);
-        content.assign(first, first + bytes);
-        const std::vector<int32_t> behind(ranks.begin() + static_cast<ptrdiff_t>(begin) + 1,
-                                          ranks.begin() + static_cast<ptrdiff_t>(end));
-        const auto* const list = reinterpret_cast<const std::byte*>(behind.data());
-        content.insert(content.end(), list, list + behind.size() * sizeof(int32_t));
-        Frame frame;
-        frame.kind = Frame::notice;
-        frame.tag = static_cast<Tag>(behind.size());
-        frame.sender = static_cast<uint64_t>(from);
-        send_copy(at(ranks[begin]), frame, content.data(), content.size());
+        const auto begin = at_index(count * i / branches), end = at_index(count * (i + 1) / branches);
+        const auto others = std::max(std::stable_partition(begin, end, is_near), begin + 1);
+        for (auto one = begin; one != others; ++one) {
+            const std::vector<int32_t> behind(one == begin ? others : end, end);
+            const auto* const first = static_cast<const std::byte*>(data);
+            content.assign(first, first + bytes);
+            const auto* const list = reinterpret_cast<const std::byte*>(behind.data());
+            content.insert(content.end(), list, list + behind.size() * sizeof(int32_t));
+            Frame frame;
+            frame.kind = Frame::notice;
+            frame.tag = static_cast<Tag>(behind.size());
+            frame.sender = static_cast<uint64_t>(from);
+            send_copy(at(*one), frame, content.data(), content.size());
+        }
     }
 }
 
@@ -523,8 +541,8 @@ void TcpTransport::take_notice(const Frame& frame, const std::byte* payload) {
     if (listed > 0) std::memcpy(behind.data(), payload + bytes, listed);
     const auto is_wrong = [&](int32_t rank) { return rank < 0 || rank >= size() || rank == rank_; };
     if (std::any_of(behind.begin(), behind.end(), is_wrong)) return;
-    const auto is_over = [&](int32_t rank) { return is_dead(rank) || is_gone(rank); };
-    behind.erase(std::remove_if(behind.begin(), behind.end(), is_over), behind.end());
+    const auto is_gone = [&](int32_t rank) { return is_over(rank); };
+    behind.erase(std::remove_if(behind.begin(), behind.end(), is_gone), behind.end());
     notices_.push_back({static_cast<int>(frame.sender), {payload, payload + bytes}});
     try {
         pass_on(static_cast<int>(frame.sender), {behind.begin(), behind.end()}, payload, bytes);
@@ -550,10 +568,16 @@ bool TcpTransport::next_word(int* from, std::vector<std::byte>* word) {
 TcpLinks TcpTransport::end_epoch(const std::vector<int>& ranks, const std::vector<std::byte>& farewell) {
     TcpLinks links;
     links.epoch = epoch_ + 1;
-    links.farewell = farewell;
+    links.farewells = farewells_;
+    links.farewells.push_back(farewell);
     if (connector_) {
         connector_->give_up();
-        epoll_ctl(ready_, EPOLL_CTL_DEL, connector_->ready(), nullptr);
+        epoll_ctl(ready_.fd(), EPOLL_CTL_DEL, connector_->ready(), nullptr);
+    }
+    for (const auto& peer : peers_) {
+        if (!peer || !peer->wire->is_open()) continue;
+        peer->wire->park(farewell);
+        peer->wire->flush(*peer);
     }
     for (const int rank : ranks) {
         links.ranks.emplace_back();
@@ -561,13 +585,9 @@ TcpLinks TcpTransport::end_epoch(const std::vector<int>& ranks, const std::vecto
         Peer* const peer = peers_[static_cast<size_t>(rank)].get();
         if (!peer) continue;
         TcpLinks::Link& link = links.ranks.back();
-        if (peer->wire->is_open()) {
-            peer->wire->park(farewell);
-            peer->wire->flush(*peer);
-        }
-        link.is_lost = peer->is_lost || peer->left;
+        link.is_lost = peer->is_over();
         if (!peer->wire->is_open()) continue;
-        epoll_ctl(ready_, EPOLL_CTL_DEL, peer->wire->socket().fd(), nullptr);
+        epoll_ctl(ready_.fd(), EPOLL_CTL_DEL, peer->wire->socket().fd(), nullptr);
         link.connection = std::exchange(peer->wire, std::make_unique<TcpConnection>());
     }
     links.connector = std::exchange(connector_, nullptr);

@@ -34,7 +34,7 @@ struct TcpLinks {
     std::vector<int> numbers;              // of each rank, the connector's, ascending; kNoNumber come last
     std::shared_ptr<Connector> connector;  // makes the connections that are missing; null: ranks without one are lost
     uint32_t epoch = 0;                    // that begins
-    std::vector<std::byte> farewell;       // for ranks that are still in the one before
+    std::vector<std::vector<std::byte>> farewells;  // of the epochs before it, for ranks that are still there
 };
 
 class TcpTransport final : public Transport {
@@ -60,16 +60,21 @@ class TcpTransport final : public Transport {
     void reach(const std::vector<int>& ranks) override;
 
     // What became of a rank's connection, as far as this end can tell.
-    bool is_gone(int rank) const;         // it said goodbye, or nobody listens at its addresses
+    bool is_gone(int rank) const;         // it said goodbye
     bool has_ended(int rank) const;       // closed, as only a process's end does
-    double seconds_lost(int rank) const;  // since it broke; 0: it did not
-    size_t connections() const;           // that are up
+    double seconds_lost(int rank) const;  // since it broke, or none could be made; 0 or less: it is not so
+    // No address of it has answered, though this rank tries.
+    bool is_unanswered(int rank) const;
+    // As Connector has it.
+    void expect_cut() const;
+    size_t connections() const;  // that are up: that they are few is a promise, which tests hold
 
     // Messages beside those of the interface, in order, for ranks that agree on who goes on.
     void say(int peer, const std::vector<std::byte>& word);
     bool next_word(int* from, std::vector<std::byte>* word);
     // Ends the epoch: the connections to these ranks, which are ascending, and will have new numbers in this order.
-    // Nothing more is sent here, and what was not begun is dropped. Ranks that are not as far get `farewell` as a word.
+    // Nothing more is sent here, and what was not begun is dropped. Ranks that are not as far, and those that are left
+    // out, get `farewell` as a word.
     TcpLinks end_epoch(const std::vector<int>& ranks, const std::vector<std::byte>& farewell);
 
     // Sends what was begun, says goodbye and closes the connections; the last call. Doing it twice does nothing.
@@ -83,13 +88,14 @@ class TcpTransport final : public Transport {
 
     Peer& at(int rank);
     bool can_reach(int rank) const;
+    bool is_over(int rank) const;
     const Peer* find(int rank) const { return peers_[static_cast<size_t>(rank)].get(); }
     void open(Peer& peer);
     void push(Peer& peer, Out out);
     void send_copy(Peer& peer, const Frame& frame, const void* data, size_t bytes);
     void serve_connector() noexcept;
     void adopt(Connector::News news);
-    void pass_on(int from, const std::vector<int>& ranks, const void* data, size_t bytes);
+    void pass_on(int from, std::vector<int> ranks, const void* data, size_t bytes);
     void take_notice(const Frame& frame, const std::byte* payload);
     void await(Peer& peer, Ticket ticket);
     void ask(Peer& peer, Ticket ticket, const Frame& announced);
@@ -103,9 +109,10 @@ class TcpTransport final : public Transport {
     std::vector<int> numbers_;
     std::shared_ptr<Connector> connector_;
     const uint32_t epoch_;
-    const std::vector<std::byte> farewell_;
-    std::vector<std::unique_ptr<Peer>> peers_;  // null: nothing has passed between the two
-    int ready_ = -1;                            // an epoll
+    std::vector<std::vector<std::byte>> farewells_;
+    std::vector<std::unique_ptr<Peer>> peers_;     // null: nothing has passed between the two
+    std::vector<std::unique_ptr<Peer>> left_out_;  // who is not in this epoch, and has been told so
+    Socket ready_;                                 // an epoll
     std::unordered_map<Ticket, Message> messages_;
     Ticket last_ = 0;
     std::deque<Notice> notices_, words_;

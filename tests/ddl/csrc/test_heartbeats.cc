@@ -10,6 +10,9 @@
 #include <cerrno>
 #include <chrono>
 #include <ctime>
+#include <functional>
+#include <future>
+#include <mutex>
 #include <set>
 #include <string>
 #include <thread>
@@ -51,7 +54,8 @@ double seconds_since(std::chrono::steady_clock::time_point start) {
 }
 
 struct Ring {
-    explicit Ring(int size, uint64_t odd_token = kToken) {
+    // `on_death` is called on the watching thread of a rank.
+    explicit Ring(int size, uint64_t odd_token = kToken, std::function<void(int rank)> on_death = [](int) {}) {
         for (int rank = 0; rank < size; ++rank) {
             ranks.push_back(std::make_unique<Heartbeats>(kLoopback));
             const Endpoint own = ranks.back()->contact()[0];
@@ -61,10 +65,12 @@ struct Ring {
         std::vector<std::thread> threads;
         missing.resize(ranks.size());
         for (size_t rank = 0; rank < ranks.size(); ++rank) {
-            threads.emplace_back([this, rank, odd_token] {
+            threads.emplace_back([&, rank] {
                 const uint64_t token = rank == 1 ? odd_token : kToken;
-                missing[rank] = ranks[rank]->connect(static_cast<int>(rank), contacts, token,
-                                                     odd_token == kToken ? 20 : 0.3, [](int, Death) {});
+                const double patience = odd_token == kToken ? 20 : 0.3;
+                missing[rank] =
+                    ranks[rank]->connect(static_cast<int>(rank), contacts, token, patience,
+                                         [on_death, rank](int, Death) { on_death(static_cast<int>(rank)); });
             });
         }
         for (std::thread& thread : threads) thread.join();
@@ -163,16 +169,6 @@ TEST("another job's rank is not taken for one of this") {
     ring.ranks[1].reset();
     std::this_thread::sleep_for(std::chrono::milliseconds(50));
     CHECK(!ring.ranks[0]->any_dead());
-}
-
-TEST("while a rank forks, its lines stay as they are") {
-    Ring ring(2);
-    ring.ranks[0]->before_fork();
-    ring.ranks[1].reset();
-    std::this_thread::sleep_for(std::chrono::milliseconds(50));
-    CHECK(ring.ranks[0]->death_of(1) == Death::none);
-    ring.ranks[0]->after_fork();
-    CHECK(ring.all_know(1));
 }
 
 TEST("where descriptors have run out, who connects waits, and the watching thread does not spin") {
@@ -275,19 +271,30 @@ TEST("of many strangers only so many are kept, the newest, and ranks still find 
 
 TEST("a rank that answers nobody is found by its peers, who tell the others") {
     constexpr int kSize = 12;
-    Ring ring(kSize);
+    // The watching thread of rank 6 stands still, as that of a process that is stopped.
+    std::promise<void> stands, goes_on;
+    std::once_flag once;
+    Ring ring(kSize, kToken, [&](int rank) {
+        if (rank != 6) return;
+        std::call_once(once, [&] {
+            stands.set_value();
+            goes_on.get_future().wait();
+        });
+    });
     for (const auto& rank : ring.ranks) CHECK(rank->silent(0.05).empty());
-    ring.ranks[6]->before_fork();  // its watching thread stands still, as that of a process that is stopped
+    ring.ranks[0].reset();
+    stands.get_future().wait();
     std::vector<std::vector<int>> expected(kSize, {6}), found;
+    expected[0].clear();
     expected[6].clear();
     for (int tries = 0; tries < 3 && found != expected; ++tries) {  // on a busy machine others may be late too
         found.assign(kSize, {});
         std::vector<std::thread> threads;
         for (int rank = 0; rank < kSize; ++rank) {
-            if (rank != 6) threads.emplace_back([&, rank] { found[rank] = ring.ranks[rank]->silent(1); });
+            if (rank % 6 != 0) threads.emplace_back([&, rank] { found[rank] = ring.ranks[rank]->silent(1); });
         }
         for (std::thread& thread : threads) thread.join();
     }
     CHECK(found == expected);
-    ring.ranks[6]->after_fork();
+    goes_on.set_value();
 }

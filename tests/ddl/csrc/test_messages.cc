@@ -1,5 +1,7 @@
 // Messages between two ranks, and communicators that their members make alone.
+#include <atomic>
 #include <numeric>
+#include <thread>
 
 #include "base/backoff.h"
 #include "check.h"
@@ -413,6 +415,75 @@ TEST("a rank that leaves gives no second grace to one that left before") {
     send_notice(*world.network.transport(2), {0}, goodbye);
     world.engines[0]->probe(kWorld, 2, 1, &found, &source);  // hears it
     CHECK_EQ(probe().code, DDL_ERROR_SHUTDOWN);
+}
+
+namespace {
+
+// A transport that finds rank 1 to have left, from a moment on.
+class Leaving final : public Transport {
+  public:
+    Leaving(std::unique_ptr<Transport> inner, std::atomic<bool>& left, std::atomic<int>& asked)
+        : inner_(std::move(inner)), left_(left), asked_(asked) {}
+    int rank() const override { return inner_->rank(); }
+    int size() const override { return inner_->size(); }
+    Ticket isend(int peer, Tag tag, const void* data, size_t bytes) override {
+        return inner_->isend(peer, tag, data, bytes);
+    }
+    Ticket irecv(int peer, Tag tag, void* data, size_t capacity) override {
+        return inner_->irecv(peer, tag, data, capacity);
+    }
+    Progress test(Ticket ticket, size_t* received) override { return inner_->test(ticket, received); }
+    bool cancel(Ticket ticket) override { return inner_->cancel(ticket); }
+    void notify(int peer, const void* data, size_t bytes) override { inner_->notify(peer, data, bytes); }
+    bool next_notice(Notice* notice) override { return inner_->next_notice(notice); }
+    bool is_dead(int rank) const override { return inner_->is_dead(rank); }
+    bool has_left(int rank) const override {
+        if (rank == 1 && left_) ++asked_;
+        return rank == 1 && left_;
+    }
+
+  private:
+    const std::unique_ptr<Transport> inner_;
+    std::atomic<bool>& left_;
+    std::atomic<int>& asked_;
+};
+
+}  // namespace
+
+TEST("a goodbye says which call a rank made last, though the transport found before that it has left") {
+    LocalNetwork network(3);
+    std::atomic<bool> left{false};
+    std::atomic<int> asked{0};
+    std::vector<std::unique_ptr<Engine>> engines;
+    for (int rank = 0; rank < 3; ++rank) {
+        std::unique_ptr<Transport> its = network.transport(rank);
+        if (rank == 0) its = std::make_unique<Leaving>(std::move(its), left, asked);
+        engines.push_back(std::make_unique<Engine>(std::move(its), flat_plan(3), test_options()));
+    }
+    // Whoever is asked about is looked at again, with all that was heard meanwhile.
+    const auto look = [&] {
+        const double deadline = seconds_now() + 60;
+        for (const int goal = asked + 3; asked < goal && seconds_now() < deadline;) Backoff(0, 1e-3).nap();
+    };
+    std::vector<float> got(1);
+    RequestPtr letter, barrier;
+    CHECK(engines[0]->post(kWorld, kAnyRank, receive_of(got), &letter).ok());
+    left = true;
+    look();
+    NoticeContent goodbye;
+    goodbye.kind = NoticeKind::goodbye;
+    goodbye.call.magic = kHeaderMagic;
+    goodbye.call.sequence = 1;  // after the barrier
+    send_notice(*network.transport(1), {0}, goodbye);
+    look();
+    const Call call{{Collective::barrier, DDL_UINT8, DDL_SUM, 0, 0}, nullptr, nullptr};
+    CHECK(engines[0]->submit(kWorld, call, &barrier).ok());
+    look();
+    CHECK(!engines[0]->test(barrier));
+    std::thread other([&] { CHECK(engines[1]->run(kWorld, call).ok()); });
+    CHECK(engines[2]->run(kWorld, call).ok());
+    other.join();
+    CHECK_EQ(engines[0]->wait(barrier).message, std::string());
 }
 
 TEST("what a message cannot be is refused") {

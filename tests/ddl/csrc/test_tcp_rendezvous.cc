@@ -1,4 +1,5 @@
 // Ranks that are threads of one process meet over TCP, through a store that is a map.
+#include <sys/resource.h>
 #include <sys/socket.h>
 
 #include <algorithm>
@@ -222,20 +223,105 @@ TEST("a rank that waits for one that has left learns so, though nothing ever pas
     other.join();
 }
 
+namespace {
+
+// A host that drops what comes: its queue is full.
+struct SilentHost {
+    SilentHost() {
+        CHECK_EQ(listen(socket.fd(), 0), 0);
+        for (int i = 0; i < 4; ++i) queue.push_back(connect_to("127.0.0.1", port));
+    }
+    // Where it is, for `other`, of this host.
+    std::string contact(const Connector& other) const {
+        const std::string space = other.contact().substr(0, other.contact().find(' ') + 1);
+        return space + "127.0.0.1 " + std::to_string(port) + " ";
+    }
+    uint16_t port = 0;
+    const Socket socket = listen_at("127.0.0.1", &port);
+    std::vector<Socket> queue;
+};
+
+// Knows the token, and has its own contact where the silent one's are not.
+std::shared_ptr<Connector> among_silent(int rank, int size, const SilentHost& silent) {
+    auto made = std::make_shared<Connector>(rank, size);
+    made->set_token("token");
+    made->let_in();
+    std::vector<std::string> contacts(static_cast<size_t>(size), silent.contact(*made));
+    contacts[static_cast<size_t>(rank)] = made->contact();
+    made->know(std::move(contacts));
+    return made;
+}
+
+}  // namespace
+
+TEST("a rank that can be reached is, though many that do not answer come before it") {
+    constexpr int kSize = 101;
+    const SilentHost silent;
+    const auto first = among_silent(0, kSize, silent), last = among_silent(kSize - 1, kSize, silent);
+    std::vector<std::string> contacts(kSize, silent.contact(*first));
+    contacts.back() = last->contact();
+    first->know(std::move(contacts));
+    for (int rank = 1; rank < kSize; ++rank) first->want(rank);
+    const double deadline = seconds_now() + 20;
+    while (!first->is_connected(kSize - 1) && seconds_now() < deadline) {
+        first->serve(1);
+        last->serve(1);
+    }
+    CHECK(first->is_connected(kSize - 1) && last->is_connected(0));
+}
+
+TEST("a rank that accepts and says nothing is there, and so is one for whom descriptors are missing") {
+    uint16_t port = 0;
+    const Socket stopped = listen_at("127.0.0.1", &port);
+    const SilentHost silent;
+    for (const bool is_short : {false, true}) {
+        const auto connector = among_silent(0, 3, silent);
+        const std::string contact = silent.contact(*connector);
+        const std::string space = contact.substr(0, contact.find(' ') + 1);
+        connector->know({connector->contact(), space + "127.0.0.1 " + std::to_string(port) + " ", contact});
+        rlimit limit{}, none{};
+        getrlimit(RLIMIT_NOFILE, &limit);
+        none = limit;
+        none.rlim_cur = 3;  // for new ones
+        if (is_short) setrlimit(RLIMIT_NOFILE, &none);
+        connector->want(1);
+        connector->want(2);
+        const auto serve = [&](double seconds) {
+            for (const double until = seconds_now() + seconds; seconds_now() < until;) connector->serve(1);
+        };
+        serve(1.2);
+        setrlimit(RLIMIT_NOFILE, &limit);
+        CHECK(!connector->is_unanswered(1));
+        CHECK_EQ(connector->is_unanswered(2), !is_short);
+    }
+}
+
+TEST("ranks that were cut off learn so in seconds, though heartbeats know of one alone that it is silent") {
+    if (check::kSanitized) return;  // it takes 7 seconds
+    constexpr int kSize = 40;
+    const SilentHost silent;
+    TcpLinks links;
+    links.ranks.resize(kSize);
+    for (int rank = 0; rank < kSize; ++rank) links.numbers.push_back(rank);
+    links.connector = among_silent(30, kSize, silent);
+    TcpTransport transport(30, std::move(links), nullptr);
+    SurvivorOptions options;
+    options.death_of = [](int rank) { return rank == 29 ? Death::silent : Death::none; };
+    options.warn = [](const std::string& text) { std::printf("%s\n", text.c_str()); };
+    const double begin = seconds_now();
+    CHECK_CONTAINS(check::message_of<Error>([&] { agree_on_survivors(transport, options); }),
+                   "was cut off from the job: 39 of its 40 ranks do not answer");
+    CHECK(seconds_now() - begin < 20);
+}
+
 TEST("of two ranks that want each other the lower one connects, if the other does not come through") {
     Connector lower(0, 2), higher(1, 2);
     for (Connector* one : {&lower, &higher}) {
         one->set_token("token");
         one->let_in();
     }
-    // A host that drops what comes: its queue is full.
-    uint16_t port = 0;
-    const Socket silent = listen_at("127.0.0.1", &port);
-    CHECK_EQ(listen(silent.fd(), 0), 0);
-    std::vector<Socket> queue;
-    for (int i = 0; i < 4; ++i) queue.push_back(connect_to("127.0.0.1", port));
-    const std::string space = lower.contact().substr(0, lower.contact().find(' ') + 1);
-    higher.know({space + "127.0.0.1 " + std::to_string(port) + " ", higher.contact()});
+    const SilentHost silent;
+    higher.know({silent.contact(higher), higher.contact()});
     lower.know({lower.contact(), higher.contact()});
     higher.want(0);
     lower.want(1);
@@ -291,6 +377,50 @@ TEST("a rank that is still in the last epoch gets its farewell from one that it 
     while (all[2]->test(last, &received) == Progress::pending && seconds_now() < deadline) poll_all(all);
     CHECK_EQ(in, 42);
     CHECK(all[1]->test(next, &received) == Progress::done);
+}
+
+TEST("a living rank that the others leave out learns so from whomever it asks, and takes nobody for gone") {
+    for (const bool has_connection : {false, true}) {
+        Store store;
+        Transports all = meet_all(store, 4);
+        if (has_connection) CHECK(exchange_all(all, {1, 2, 3}));
+        // 1 and 2 go on without 3, and then once more: it is two epochs behind.
+        const std::vector<std::byte> farewell(9, std::byte{7}), next(9, std::byte{8});
+        TcpLinks links = all[1]->end_epoch({1, 2}, farewell);
+        all[1] = std::make_unique<TcpTransport>(0, std::move(links), nullptr);
+        links = all[1]->end_epoch({0, 1}, next);
+        all[1] = std::make_unique<TcpTransport>(0, std::move(links), nullptr);
+        all[3]->say(1, {std::byte{1}});
+        int from = -1;
+        std::vector<std::byte> word;
+        const double deadline = seconds_now() + 20;
+        while (!all[3]->next_word(&from, &word) && seconds_now() < deadline) poll_all(all);
+        CHECK_EQ(from, 1);
+        CHECK(word == farewell);
+        CHECK(!all[3]->is_gone(1) && !all[3]->is_dead(1));
+    }
+}
+
+TEST("who closes a connection before it says anything has not said goodbye") {
+    Connector other(0, 2);
+    other.set_token("token");
+    other.let_in();
+    TcpLinks links;
+    links.ranks.resize(2);
+    links.numbers = {0, 1};
+    links.connector = std::make_shared<Connector>(1, 2);
+    links.connector->set_token("token");
+    links.connector->know({other.contact(), links.connector->contact()});
+    TcpTransport transport(1, std::move(links), nullptr);
+    transport.say(0, {std::byte{1}});
+    const double deadline = seconds_now() + 20;
+    while (transport.seconds_lost(0) == 0 && !transport.is_gone(0) && seconds_now() < deadline) {
+        transport.poll();
+        other.serve(1);
+        for (Connector::News news; other.next(&news);) news.socket.close();
+    }
+    CHECK(!transport.is_gone(0) && !transport.is_dead(0));
+    CHECK(transport.seconds_lost(0) != 0);  // negative as long as heartbeats may say why
 }
 
 TEST("ranks that find the address of a job before theirs in the store ask again") {

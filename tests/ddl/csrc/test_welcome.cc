@@ -154,7 +154,7 @@ TEST("newcomers are connected to every rank that goes on and to one another") {
     for (auto& one : made) {
         if (one->members.epoch == 4) taken[static_cast<size_t>(one->members.rank)] = &*one;
         CHECK_EQ(one->members.round, one->members.epoch == 4 ? 6 : 7);
-        CHECK_EQ(one->members.joined(), one->members.epoch == 4 ? 4 : 2);
+        CHECK(one->members.former == std::vector<int>(one->members.epoch == 4 ? 4 : 2, -1));
     }
     CHECK(taken[2] && taken[3]);
     for (const size_t place : {2u, 3u}) {
@@ -180,6 +180,27 @@ TEST("a newcomer believes the later of two decisions, as those that made it are 
     CHECK_EQ(made->links.ranks.size(), size_t{3});
     CHECK_EQ(made->members.rank, 2);
     CHECK(made->links.ranks[0].connection && made->links.ranks[1].connection);
+}
+
+TEST("a newcomer gives no rank up that may still take it in") {
+    Store store;
+    FrontDoor door(store.member(0, 2), "");
+    std::string text;
+    std::thread thread([&] {
+        text = check::message_of<Error>([&] { join(newcomer(store), "", {1, 1, 2}, [](const std::string&) {}); });
+    });
+    await([&] { return door.waiting() == 1; });
+    Ranks ranks(2);
+    CHECK(ranks.prepare(door.invite(2)) == std::vector<uint64_t>(2, 1));
+    const auto links = ranks.all[0]->admit(1, {4, 6, 0, {0, 1}});  // rank 1 is stopped
+    thread.join();
+    CHECK_CONTAINS(text, "rank 1 has not said so");
+    // It is out, and both learn so.
+    const auto late = ranks.all[1]->admit(1, {4, 6, 0, {0, 1}});
+    for (const auto* its : {&links[0], &late[0]}) {
+        char byte = 0;
+        CHECK(its->is_lost || recv(its->connection->socket().fd(), &byte, 1, 0) <= 0);
+    }
 }
 
 TEST("a newcomer that stops or dies at whatever step keeps the ranks for a few seconds at most") {

@@ -5,28 +5,16 @@ its ranks are these, by commas; STEP:NAME kills that rank at that step; SECONDS+
 to join, or to take others in; `apart` takes in as soon as one waits.
 """
 
-import os
 import sys
 import threading
 import time
 
 import numpy as np
+from steps import data_of, die
 
 import ddl
 
-STEPS, COUNT = 12, 20_000
-
-
-def die() -> None:
-    """Without a word to the others."""
-    print(f"death at {time.monotonic()}", flush=True)
-    os.kill(os.getpid(), 9)
-
-
-def data_of(name: int, step: int) -> np.ndarray:
-    """What a rank brings to a step: small whole numbers, whose sums are exact."""
-    return np.arange(COUNT, dtype=np.float64) % 1000 + 31 * name + step
-
+STEPS = 12
 
 words = sys.argv[1:]
 expected = sorted(int(name) for name in words[words.index("until") + 1].split(","))

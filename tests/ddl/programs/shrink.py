@@ -4,29 +4,17 @@ Arguments: STEP:RANK of each that dies, by its first rank; SECONDS+RANK of each 
 shrink; `cut` goes on until some are lost.
 """
 
-import os
 import sys
 import threading
 import time
 
 import numpy as np
 import pytest
+from steps import data_of, die
 
 import ddl
 
-STEPS, COUNT = 24, 20_000
-
-
-def die() -> None:
-    """Without a word to the others."""
-    print(f"death at {time.monotonic()}", flush=True)
-    os.kill(os.getpid(), 9)
-
-
-def data_of(who: int, step: int) -> np.ndarray:
-    """What a rank brings to a step: small whole numbers, whose sums are exact."""
-    return np.arange(COUNT, dtype=np.float64) % 1000 + 31 * who + step
-
+STEPS = 24
 
 ddl.init()
 who, members = ddl.rank(), list(range(ddl.size()))  # by their first ranks
