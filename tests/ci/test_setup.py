@@ -17,6 +17,7 @@ READ = (  # what `ci/setup` reads, beside sources that are compiled
     "ci/constraints.txt",
     "recipes/bascule-tools/pyproject.toml",
     "lms/pyproject.toml",
+    "frontends/glm/pyproject.toml",
     BUILD,
     "ddl/pyproject.toml",
     "ddl/CMakeLists.txt",
