@@ -230,6 +230,8 @@ class _Columns:
                     yield self._chunk(part, before)
         except self._pa.ArrowInvalid as error:
             raise FileError(f"{self._path} is damaged ({error}): write it again") from None
+        finally:
+            self._pa.default_memory_pool().release_unused()  # what it keeps would count against a fit's limit
 
     def _batches(self, step: int) -> Iterator[Any]:
         if hasattr(self._file, "iter_batches"):
@@ -271,7 +273,8 @@ class _Writer:
     def add(self, chunk: _Chunk) -> None:
         """Append rows. Raises DataError for what is no finite number, with its place."""
         self._check(chunk)
-        x = chunk.x.astype(self._layout.dtype)
+        with np.errstate(over="ignore"):  # it is refused below
+            x = chunk.x.astype(self._layout.dtype)
         self._check_range(x)
         largest = np.asarray(abs(chunk.x).max(axis=0).todense() if self._layout.sparse else np.abs(chunk.x).max(axis=0))
         grown = np.zeros(max(len(self._largest), x.shape[1]))
