@@ -3,7 +3,8 @@
 from bascule_glm import LogisticRegression
 
 model = LogisticRegression(limit="2GB", verbose=1).fit("train.parquet", "label")
-model.objective_, model.gap_  # the optimum lies between objective_ - gap_ and objective_
+
+The fitted model's `objective_` is at most `gap_` above the optimum.
 """
 
 from bascule_glm.certified import Solver
