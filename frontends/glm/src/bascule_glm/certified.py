@@ -170,8 +170,7 @@ class Certified:
             why = f"{size} fit into limit={allowed.limit}"
             self._fit_memory(loaded, loaded.weights, history, why)
             return
-        names, weights = rows.labels()
-        problem = self._problem(self._labels(names, weights, joined), "", joined)
+        problem = self._problem(self._labels(*rows.label_counts(), joined), "", joined)
         nbytes = allowed.sample(rows, problem, self._in_passes(problem, rows.n_features)[0])
         generator = np.random.default_rng(check_random_state(this.random_state).randint(1 << 31))
         sample = rows.sample(nbytes, generator)

@@ -131,17 +131,36 @@ class FileRows:
 
     def labels(self) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
         """Labels and weights of all rows, (n,) each."""
-        labels, weights = np.empty(self.n_rows), np.ones(self.n_rows)
+        both = list(self._label_blocks())
+        return np.concatenate([labels for labels, _ in both]), np.concatenate([weights for _, weights in both])
+
+    def label_counts(self, most: int = 1001) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
+        """The distinct labels, and the weight of all rows of each. Stops when there are `most` labels or more."""
+        counts: dict[float, float] = {}
+        for labels, weights in self._label_blocks():
+            found, codes = np.unique(labels, return_inverse=True)
+            for label, weight in zip(found.tolist(), np.bincount(codes, weights).tolist(), strict=True):
+                counts[label] = counts.get(label, 0.0) + weight
+            if len(counts) >= most:
+                break
+        names = sorted(counts)
+        return np.array(names), np.array([counts[name] for name in names])
+
+    def _label_blocks(self) -> Iterator[tuple[NDArray[np.float64], NDArray[np.float64]]]:
+        """Labels and weights of each block, read without its features."""
         with self.path.open("rb") as file:
-            for number, (start, stop) in enumerate(zip(self._starts[:-1], self._starts[1:], strict=True)):
+            for number, (begin, rows, _) in enumerate(self._index.tolist()):
                 parts = self._parts(number)[:-1]
-                names = [labels, weights] if self.layout.weighted else [labels]
-                for into, (offset, count, dtype) in zip(names, parts[-len(names) :], strict=True):
-                    got = os.pread(file.fileno(), count * dtype.itemsize, int(self._index[number, 0]) + offset)
+                found = []
+                for offset, count, dtype in parts[-2:] if self.layout.weighted else parts[-1:]:
+                    got = os.pread(file.fileno(), count * dtype.itemsize, begin + offset)
                     if len(got) < count * dtype.itemsize:
                         raise self._cut()
-                    into[start:stop] = np.frombuffer(got)
-        return labels, weights if self._weights is None else weights * self._weights
+                    found.append(np.frombuffer(got))
+                weights = found[1] if self.layout.weighted else np.ones(rows)
+                if self._weights is not None:
+                    weights = weights * self._weights[self._starts[number] : self._starts[number + 1]]
+                yield found[0], weights
 
     def _parts(self, number: int) -> list[tuple[int, int, np.dtype[Any]]]:
         _, rows, entries = (int(one) for one in self._index[number])
