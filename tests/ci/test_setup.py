@@ -17,6 +17,7 @@ READ = (  # what `ci/setup` reads, beside sources that are compiled
     "ci/constraints.txt",
     "recipes/bascule-tools/pyproject.toml",
     "lms/pyproject.toml",
+    "frontends/glm/pyproject.toml",
     BUILD,
     "ddl/pyproject.toml",
     "ddl/CMakeLists.txt",
@@ -78,7 +79,9 @@ def test_the_first_installs_pinned_versions_and_the_second_does_nothing(machine:
     installs = [line for line in machine.asked.splitlines() if " install " in line]
     assert len(installs) == 3
     assert all("--constraint ci/constraints.txt" in line for line in installs)
-    assert "--editable lms[torch,report] --editable recipes/bascule-tools" in installs[1]
+    assert (
+        "--editable lms[torch,report] --editable frontends/glm[arrow] --editable recipes/bascule-tools" in installs[1]
+    )
     assert "--editable ddl" in installs[2]
     # What they are built with is there before, at its pin: a build of its own would take any version.
     assert all("--no-build-isolation" in line for line in installs[1:])

@@ -1,0 +1,52 @@
+"""How much memory a fit may take, of what its user allows this process."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from bascule_glm.errors import DataError
+from bascule_glm.files import READ_AHEAD, FileRows
+from bascule_glm.objective import Problem
+from lms.memory.machine import memory_room
+from lms.memory.resident import ResidentSet
+from lms.units import format_size, parse_size
+
+_SHARE = 0.5  # of what the machine has available, if no limit is given
+_COPIES = 3  # of data in memory: itself, scikit-learn's own copy, and its products with weights
+
+
+@dataclass(frozen=True)
+class Budget:
+    """`work` bytes may be taken by data and buffers, beside what the process holds already. `limit` as it was asked."""
+
+    limit: str
+    work: int
+
+    def holds(self, rows: FileRows) -> bool:
+        """Whether scikit-learn can fit these rows in memory."""
+        return rows.nbytes * _COPIES <= self.work
+
+    def sample(self, rows: FileRows, problem: Problem, cholesky: bool) -> int:
+        """Bytes of rows to draw. Raises DataError if not even one block fits."""
+        outputs, columns = problem.loss.outputs, problem.columns(rows.n_features)
+        fixed = max(READ_AHEAD, 3 * rows.largest_block) + 3 * rows.largest_block  # read ahead; float64, and its scores
+        fixed += outputs * columns * 8 * (40 + (3 * columns if cholesky else 0))  # L-BFGS's pairs; matrices and factors
+        of_a_row = rows.nbytes / rows.n_rows
+        left = self.work - fixed
+        # Drawn rows stand twice in memory while they are joined, and have their derivatives beside them.
+        nbytes = int(left / (2 + 40 * outputs / of_a_row))
+        if nbytes < rows.largest_block:
+            raise DataError(
+                f"limit={self.limit}: {format_size(max(self.work, 0))} are left in this process; the fit "
+                f"needs {format_size(fixed)} and a block of {format_size(rows.largest_block)} twice: "
+                f"raise the limit by {format_size(2.2 * rows.largest_block - left)} or more"
+            )
+        return nbytes
+
+
+def budget(limit: int | str | None) -> Budget:
+    """What `limit` leaves: bytes or a size such as "2GB" that this process may hold in all. Raises ValueError."""
+    if limit is None:
+        work = memory_room(_SHARE)
+        return Budget(f"None ({format_size(work)})", work)
+    return Budget(repr(limit), parse_size(limit, "limit") - ResidentSet().current())

@@ -1,0 +1,268 @@
+"""What the estimators share: a fit of arrays or files that ends with a certificate."""
+
+from __future__ import annotations
+
+import warnings
+from dataclasses import dataclass
+from os import PathLike
+from typing import Any, ClassVar
+
+import numpy as np
+from numpy.typing import NDArray
+from sklearn.exceptions import ConvergenceWarning
+from sklearn.utils import check_random_state
+from sklearn.utils.validation import _check_sample_weight, check_is_fitted, validate_data
+
+from bascule_glm.budget import budget
+from bascule_glm.errors import DataError, ScaleWarning
+from bascule_glm.files import FileRows
+from bascule_glm.losses import Floats
+from bascule_glm.objective import Problem, evaluate
+from bascule_glm.ranks import ALONE, Ranks, ranks
+from bascule_glm.rows import MemoryRows
+from bascule_glm.solver import History, Pass, minimise, uses_cholesky
+from bascule_glm.sources import open_rows
+from lms.units import format_size
+
+_SPREAD = 1e4  # of the columns' largest entries: beyond, the penalty means another thing for each column
+_SAMPLE_GAP = 1e-4  # of the objective: the optimum of a sample is no nearer to that of all rows
+
+
+@dataclass(frozen=True)
+class Solver:
+    """Which solver was taken, and why."""
+
+    name: str
+    reason: str
+
+
+@dataclass(frozen=True)
+class Labels:
+    """What a problem must know of the labels: classes and the weight of each, or the number of targets."""
+
+    classes: NDArray[Any]
+    counts: Floats
+    targets: int = 1
+
+
+class Certified:
+    """What the three estimators share. Fitted, they have scikit-learn's attributes, and:
+
+    - `objective_`, and `gap_`: the objective is at most this far above its optimum;
+    - `history_`: a `Pass` for each pass over the rows, or for each call of scikit-learn's solver;
+    - `solver_`: the solver that was taken, and why.
+    """
+
+    _engine: ClassVar[Any]  # scikit-learn's estimator of the same name
+    _types: ClassVar[dict[str, Any]]  # how scikit-learn checks the rows
+
+    gap_: float
+    objective_: float
+    history_: list[Pass]
+    solver_: Solver
+
+    def fit(self, X: Any, y: Any = None, sample_weight: Any = None) -> Any:
+        """Fit until the gap is at most `tol` times the objective.
+
+        X: array or sparse matrix (n, d); or a file, by its path or as the rows that `open_rows` or `convert` returned.
+        A path to svmlight, Parquet or Arrow is converted once to row blocks, beside it.
+        y: labels (n,); for Parquet and Arrow the column's name; for svmlight and row blocks None.
+        sample_weight: (n,), or for Parquet and Arrow a column's name.
+
+        Raises DataError (a ValueError) for data that cannot be fitted, FileError for a damaged file, and DDL's errors
+        if a rank is missing. Warns with ConvergenceWarning if the gap is larger when `max_iter` is reached.
+        """
+        this: Any = self
+        self._check()
+        joined = ranks(this.distributed)
+        history = History(this.tol, bool(this.verbose) and joined.rank == 0)
+        if is_file(X):
+            self._fit_file(_rows_of(X, y, sample_weight), joined, history)
+        else:
+            x, labels = self._validated(X, y)
+            weights = None if sample_weight is None else _check_sample_weight(sample_weight, x, dtype=np.float64)
+            rows = MemoryRows(x, labels, weights)
+            self._warn_of_scale([[k, v] for k, v in enumerate(_largest(rows))])
+            if joined.size > 1:
+                joined.agree_on_features(rows.n_features)
+                problem = self._problem(self._labels(rows.labels, rows.weights, joined), "", joined)
+                self._fit_passes(rows, problem, history, rows)
+            else:
+                self._fit_memory(rows, sample_weight, history, "the rows are in memory")
+        self._conclude(history)
+        return self
+
+    def _check(self) -> None:
+        """Raise DataError for parameters of scikit-learn's that have no certificate here."""
+
+    def _problem(self, labels: Labels, solver: str, joined: Ranks) -> Problem:
+        raise NotImplementedError
+
+    def _in_memory(self, columns: int, outputs: int, n_rows: int) -> Solver:
+        """Which of scikit-learn's solvers takes rows in memory."""
+        raise NotImplementedError
+
+    def _in_passes(self, problem: Problem, n_features: int) -> tuple[bool, str]:
+        """Whether Newton's direction comes from a Cholesky factor, and why."""
+        return uses_cholesky(problem, n_features)
+
+    def _keep(self, parameters: Floats, problem: Problem, steps: int, n_features: int) -> None:
+        """Set scikit-learn's attributes from parameters (K, D)."""
+        raise NotImplementedError
+
+    def _labels(self, labels: NDArray[Any], weights: Floats, joined: Ranks) -> Labels:
+        raise NotImplementedError
+
+    def _validated(self, X: Any, y: Any) -> tuple[Any, NDArray[Any]]:
+        x, labels = validate_data(self, X, y, **self._types)
+        return x, np.asarray(labels)
+
+    def _fit_memory(self, rows: MemoryRows, sample_weight: Any, history: History, why: str) -> None:
+        """Let scikit-learn fit; go on from there if its result is too far from the optimum."""
+        this: Any = self
+        inner = self._engine(
+            **{name: getattr(this, name) for name in self._engine().get_params() if hasattr(this, name)}
+        )
+        inner.set_params(**({"verbose": 0} if "verbose" in inner.get_params() else {}))
+        labels = self._labels(rows.labels, rows.weights, ALONE)
+        outputs = self._problem(labels, "", ALONE).loss.outputs
+        found = self._in_memory(rows.n_features + this.fit_intercept, outputs, rows.n_rows)
+        self.solver_ = Solver(found.name, f"{why}; {found.reason}")
+        if "solver" in inner.get_params():
+            inner.solver = found.name
+        history.say(f"solver: {found.name} of scikit-learn ({self.solver_.reason})")
+        if getattr(this, "warm_start", False) and hasattr(this, "coef_"):
+            inner.coef_, inner.intercept_ = this.coef_, this.intercept_
+
+        problem = self._problem(labels, found.name, ALONE)
+        # scikit-learn's tolerances are on the mean gradient, and half the square of its sum is the gap.
+        cost = getattr(this, "C", 1.0)
+        size = rows.n_rows * rows.n_features * (cost if np.isfinite(cost) else 1.0)
+        inner.tol = min(inner.tol, (this.tol / size) ** 0.5)
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", ConvergenceWarning)  # the gap says it better
+            inner.fit(rows.x, rows.labels, sample_weight=None if sample_weight is None else rows.weights)
+        start = _parameters(inner, problem)
+        history.add(evaluate(problem, rows, start), 0)
+        for name in ("classes_", "coef_", "intercept_", "n_iter_", "solver_name_"):
+            if hasattr(inner, name):
+                setattr(self, name, getattr(inner, name))
+        if this.n_iter_ is None:
+            this.n_iter_ = np.ones(outputs, dtype=np.int32)  # a direct solver's one step
+        left = 100 if this.max_iter is None else this.max_iter - int(np.max(this.n_iter_))
+        if not history.done and left > 0 and problem.penalty.all():
+            history.say("scikit-learn stopped too far from the optimum: Newton's method goes on")
+            cholesky = uses_cholesky(problem, rows.n_features)[0]
+            parameters, steps = minimise(problem, rows, start, rows, left, history, cholesky)
+            self._keep(parameters, problem, steps + int(np.max(this.n_iter_)), rows.n_features)
+
+    def _fit_file(self, rows: FileRows, joined: Ranks, history: History) -> None:
+        this: Any = self
+        joined.agree_on_features(rows.n_features)
+        this.n_features_in_ = rows.n_features
+        if rows.names is not None:
+            this.feature_names_in_ = np.array(rows.names, dtype=object)
+        self._warn_of_scale(rows.about["scale"])
+        allowed = budget(this.limit)
+        size = f"the file's {format_size(rows.nbytes)}"
+        if joined.size == 1 and allowed.holds(rows):
+            loaded = rows.load()
+            why = f"{size} fit into limit={allowed.limit}"
+            self._fit_memory(loaded, loaded.weights, history, why)
+            return
+        problem = self._problem(self._labels(*rows.label_counts(), joined), "", joined)
+        nbytes = allowed.sample(rows, problem, self._in_passes(problem, rows.n_features)[0])
+        generator = np.random.default_rng(check_random_state(this.random_state).randint(1 << 31))
+        sample = rows.sample(nbytes, generator)
+        history.say(f"sample: {sample.n_rows} of {rows.n_rows} rows, {format_size(sample.nbytes)}, drawn at random")
+        why = f"{size} do not fit into limit={allowed.limit}; " if joined.size == 1 else ""
+        self._fit_passes(rows, problem, history, sample, why)
+
+    def _fit_passes(
+        self, rows: FileRows | MemoryRows, problem: Problem, history: History, sample: MemoryRows, why: str = ""
+    ) -> None:
+        this: Any = self
+        cholesky, reason = self._in_passes(problem, rows.n_features)
+        if problem.ranks.size > 1:
+            why += f"{problem.ranks.size} ranks; "
+        self.solver_ = Solver("newton-cholesky" if cholesky else "lbfgs", why + reason)
+        history.say(f"solver: L-BFGS over passes, Newton on the sample ({self.solver_.reason})")
+        start = np.zeros((problem.loss.outputs, problem.columns(rows.n_features)))
+        if getattr(this, "warm_start", False) and hasattr(this, "coef_"):
+            start = _parameters(this, problem)
+        elif sample is not rows:
+            start, _ = minimise(
+                problem, sample, start, sample, 50, History(max(this.tol, _SAMPLE_GAP), False), cholesky
+            )
+        most = 100 if this.max_iter is None else this.max_iter
+        found, steps = minimise(problem, rows, start, sample, most, history, cholesky)
+        self._keep(found, problem, steps, rows.n_features)
+
+    def _conclude(self, history: History) -> None:
+        this: Any = self
+        last = history.passes[-1]
+        self.history_, self.gap_, self.objective_ = history.passes, last.gap, last.objective
+        if history.done:
+            history.say(f"stopped: the gap is at most tol = {this.tol:g} times the objective")
+            return
+        message = (
+            f"the gap is {last.gap:.2g}, which is {history.relative:.1g} of the objective; tol asks for {this.tol:g}: "
+            "raise max_iter or tol, or scale the columns. Without a penalty there is no gap but the objective"
+        )
+        history.say(f"stopped: {message}")
+        warnings.warn(message, ConvergenceWarning, stacklevel=3)
+
+    def _warn_of_scale(self, largest: list[list[float]]) -> None:
+        """Warn if columns (number, largest absolute value) are of very different scale."""
+        this: Any = self
+        used = [(value, int(column)) for column, value in largest if value > 0]
+        if this.fit_intercept and used and max(used)[0] > _SPREAD * min(used)[0]:
+            (least, narrow), (most, broad) = min(used), max(used)
+            warnings.warn(
+                f"column {broad} reaches {most:.3g}, column {narrow} only {least:.3g}: the penalty weighs on "
+                "them very differently, and solvers are slow; scale the columns first "
+                "(sklearn.preprocessing.StandardScaler, or MaxAbsScaler for sparse data)",
+                ScaleWarning,
+                stacklevel=4,
+            )
+
+    def _scores(self, rows: FileRows) -> Floats:
+        """Scores of a file's rows, (n,) or (n, K)."""
+        this: Any = self
+        check_is_fitted(this)
+        if rows.n_features != this.n_features_in_:
+            raise DataError(f"{rows.path} has {rows.n_features} features, and the fit had {this.n_features_in_}")
+        found = np.concatenate([np.asarray(block.x @ np.atleast_2d(this.coef_).T + this.intercept_) for block in rows])
+        return found[:, 0] if found.shape[1] == 1 else found
+
+
+def _parameters(fitted: Any, problem: Problem) -> Floats:
+    """The coefficients of a fitted estimator as (K, D), in float64."""
+    coefficients = np.atleast_2d(np.asarray(fitted.coef_, dtype=np.float64))
+    if problem.intercept == "none":
+        return coefficients
+    intercept = np.reshape(np.asarray(fitted.intercept_, dtype=np.float64), (-1, 1)) / problem.scale
+    return np.concatenate([coefficients, intercept], axis=1)
+
+
+def is_file(x: Any) -> bool:
+    """Whether rows are given as a file."""
+    return isinstance(x, (str, PathLike, FileRows))
+
+
+def _rows_of(x: Any, label: Any, weight: Any) -> FileRows:
+    """A file's rows, with weights that may be an array."""
+    if label is not None and not isinstance(label, str):
+        raise DataError("y is an array and X a file: give y=None, or the name of a Parquet or Arrow file's column")
+    named = isinstance(weight, str)
+    rows = open_rows(x, **({"label": label} if label else {}), **({"weight": weight} if named else {}))
+    return rows if weight is None or named else rows.weighted(weight)
+
+
+def _largest(rows: MemoryRows) -> Floats:
+    """The largest absolute value of each column, (d,)."""
+    largest = np.zeros(rows.n_features)
+    for block in rows:
+        found = abs(block.x).max(axis=0)
+        largest = np.maximum(largest, found.toarray().ravel() if hasattr(found, "toarray") else found)
+    return largest

@@ -1,0 +1,267 @@
+"""scikit-learn's linear models with a certificate, for arrays and for files larger than memory.
+
+An array goes to scikit-learn's own solver; a file of row blocks goes there too if it fits into the limit. Else, and if
+the rows are spread over ranks, `bascule_glm.solver` fits it in passes.
+"""
+
+from __future__ import annotations
+
+from typing import Any, ClassVar
+
+import numpy as np
+import scipy.special
+import sklearn.linear_model
+import sklearn.svm
+from numpy.typing import NDArray
+from sklearn.utils.class_weight import compute_class_weight
+from sklearn.utils.multiclass import check_classification_targets
+
+from bascule_glm.certified import Certified, Labels, Solver, is_file
+from bascule_glm.errors import DataError
+from bascule_glm.losses import Floats, Logistic, Loss, Softmax, Squared, SquaredHinge
+from bascule_glm.objective import Intercept, Problem
+from bascule_glm.ranks import Ranks
+from bascule_glm.sources import open_rows
+
+_NEWTON_PARAMETERS = 1000  # up to here scikit-learn's newton-cholesky is its fastest
+
+
+class _Classifier(Certified):
+    """Labels of classes; scores, predictions and accuracy of a file."""
+
+    def _labels(self, labels: NDArray[Any], weights: Floats, joined: Ranks) -> Labels:
+        if joined.size > 1 and labels.dtype.kind not in "biuf":
+            raise DataError(f"labels are {labels.dtype}: between ranks they must be numbers")
+        classes = joined.union(labels) if joined.size > 1 else np.unique(labels)
+        if len(classes) < 2:
+            raise DataError(f"there is one class, {classes[0]!r}: a classifier needs rows of two classes or more")
+        if labels.dtype.kind == "f" and len(classes) > 1000:
+            raise DataError(f"there are {len(classes)} different labels: for numbers that are no classes take Ridge")
+        counts = np.bincount(np.searchsorted(classes, labels), weights, len(classes))
+        return Labels(classes, joined.add(counts))
+
+    def _class_weights(self, labels: Labels) -> Floats:
+        this: Any = self
+        # Each class once, with the weight of all its rows: for "balanced" the same as all rows.
+        weights: Floats = compute_class_weight(
+            this.class_weight, classes=labels.classes, y=labels.classes, sample_weight=labels.counts
+        )
+        return weights
+
+    def _validated(self, X: Any, y: Any) -> tuple[Any, NDArray[Any]]:
+        x, labels = super()._validated(X, y)
+        check_classification_targets(labels)
+        return x, labels
+
+    def decision_function(self, X: Any) -> Any:
+        """Scores (n,) or (n, K) of rows, or of a file's rows."""
+        parent: Any = super()
+        return self._scores(open_rows(X)) if is_file(X) else parent.decision_function(X)
+
+    def predict(self, X: Any) -> Any:
+        """Classes (n,) of rows, or of a file's rows."""
+        parent: Any = super()
+        if not is_file(X):
+            return parent.predict(X)
+        this: Any = self
+        scores = self._scores(open_rows(X))
+        return this.classes_[(scores > 0).astype(int) if scores.ndim == 1 else scores.argmax(axis=1)]
+
+    def score(self, X: Any, y: Any = None, sample_weight: Any = None) -> Any:
+        """The accuracy on rows and their labels, or on a file's rows."""
+        parent: Any = super()
+        if is_file(X):
+            y, sample_weight = open_rows(X).labels()
+        return parent.score(X, y, sample_weight)
+
+    def _keep(self, parameters: Floats, problem: Problem, steps: int, n_features: int) -> None:
+        this: Any = self
+        loss: Any = problem.loss
+        this.classes_, this.coef_ = loss.classes, parameters[:, :n_features]
+        this.intercept_ = np.zeros(len(parameters))
+        if problem.intercept != "none":
+            this.intercept_ = problem.scale * parameters[:, -1]
+
+
+class LogisticRegression(_Classifier, sklearn.linear_model.LogisticRegression):  # type: ignore[misc]
+    """scikit-learn's LogisticRegression with an L2 penalty, a certificate, and files larger than memory.
+
+    Parameters and attributes are scikit-learn's, and:
+
+    solver: "auto", or one of scikit-learn's. Of these "newton-cholesky" and "lbfgs" also fit in passes.
+    tol: the gap that is small enough, as a share of the objective.
+    limit: the memory this process may hold while it fits a file, as bytes or "2GB". None: half of what is available.
+    distributed: each rank of DDL's job fits its share of the rows, and all have the same result.
+    """
+
+    _engine = sklearn.linear_model.LogisticRegression
+    _types: ClassVar[dict[str, Any]] = {"accept_sparse": "csr", "dtype": [np.float64, np.float32], "order": "C"}
+
+    def __init__(
+        self, penalty: Any = "deprecated", *, C: float = 1.0, l1_ratio: float = 0.0, dual: bool = False,
+        tol: float = 1e-4, fit_intercept: bool = True, intercept_scaling: float = 1, class_weight: Any = None,
+        random_state: Any = None, solver: str = "auto", max_iter: int = 100, verbose: int = 0, warm_start: bool = False,
+        n_jobs: Any = None, limit: int | str | None = None, distributed: bool = False,
+    ) -> None:  # fmt: skip
+        super().__init__(
+            penalty, C=C, l1_ratio=l1_ratio, dual=dual, tol=tol, fit_intercept=fit_intercept,
+            intercept_scaling=intercept_scaling, class_weight=class_weight, random_state=random_state, solver=solver,
+            max_iter=max_iter, verbose=verbose, warm_start=warm_start, n_jobs=n_jobs,
+        )  # fmt: skip
+        self.limit, self.distributed = limit, distributed
+
+    def _check(self) -> None:
+        if self.l1_ratio or self.penalty in ("l1", "elasticnet"):
+            raise DataError(
+                f"penalty={self.penalty!r}, l1_ratio={self.l1_ratio}: only the L2 penalty has a certificate; take "
+                "scikit-learn's LogisticRegression for others"
+            )
+
+    def _problem(self, labels: Labels, solver: str, joined: Ranks) -> Problem:
+        free = self.penalty is None or np.isinf(self.C)
+        kind = Logistic if len(labels.classes) == 2 else Softmax
+        loss: Loss = kind(1.0 if free else self.C, labels.classes, self._class_weights(labels))
+        intercept: Intercept = "none"
+        if self.fit_intercept:
+            intercept = "penalised" if solver == "liblinear" else "free"
+        scale = self.intercept_scaling if intercept == "penalised" else 1.0
+        return Problem(loss, np.full(loss.outputs, 0.0 if free else 1.0), intercept, scale, joined)
+
+    def _in_memory(self, columns: int, outputs: int, n_rows: int) -> Solver:
+        if self.solver != "auto":
+            return Solver(self.solver, "it was asked for")
+        parameters = columns * outputs
+        if parameters <= _NEWTON_PARAMETERS and parameters < n_rows:
+            return Solver("newton-cholesky", f"{parameters} parameters, at most {_NEWTON_PARAMETERS}, and more rows")
+        return Solver("lbfgs", f"{parameters} parameters: factoring their matrix would take longer")
+
+    def _in_passes(self, problem: Problem, n_features: int) -> tuple[bool, str]:
+        if self.solver == "auto":
+            return super()._in_passes(problem, n_features)
+        if self.solver not in ("lbfgs", "newton-cholesky"):
+            raise DataError(f"solver={self.solver!r} needs all rows in memory: auto, lbfgs and newton-cholesky do not")
+        if self.solver == "newton-cholesky" and isinstance(problem.loss, Softmax):
+            raise DataError("solver='newton-cholesky' in passes is for two classes: take auto or lbfgs")
+        return self.solver == "newton-cholesky", "it was asked for"
+
+    def _keep(self, parameters: Floats, problem: Problem, steps: int, n_features: int) -> None:
+        super()._keep(parameters, problem, steps, n_features)
+        self.n_iter_ = np.array([steps], dtype=np.int32)
+
+    def predict_proba(self, X: Any) -> Any:
+        """The probability of each class (n, K), for rows or a file's rows."""
+        if not is_file(X):
+            return super().predict_proba(X)
+        scores = self._scores(open_rows(X))
+        if scores.ndim == 1:
+            scores = np.stack([np.zeros_like(scores), scores], axis=1)
+        return scipy.special.softmax(scores, axis=1)
+
+    def predict_log_proba(self, X: Any) -> Any:
+        """The logarithm of `predict_proba`."""
+        return np.log(self.predict_proba(X)) if is_file(X) else super().predict_log_proba(X)
+
+    def __sklearn_tags__(self) -> Any:
+        tags = super().__sklearn_tags__()
+        tags.array_api_support = False  # the certificate is NumPy's
+        return tags
+
+
+class LinearSVC(_Classifier, sklearn.svm.LinearSVC):  # type: ignore[misc]
+    """scikit-learn's LinearSVC with the squared hinge and an L2 penalty, a certificate, and files larger than memory.
+
+    Parameters and attributes are scikit-learn's; `tol`, `limit` and `distributed` are those of LogisticRegression.
+    """
+
+    _engine = sklearn.svm.LinearSVC
+    _types: ClassVar[dict[str, Any]] = {"accept_sparse": "csr", "dtype": np.float64, "order": "C"}
+
+    def __init__(
+        self, penalty: str = "l2", loss: str = "squared_hinge", *, dual: bool | str = "auto", tol: float = 1e-4,
+        C: float = 1.0, multi_class: str = "ovr", fit_intercept: bool = True, intercept_scaling: float = 1,
+        class_weight: Any = None, verbose: int = 0, random_state: Any = None, max_iter: int = 1000,
+        limit: int | str | None = None, distributed: bool = False,
+    ) -> None:  # fmt: skip
+        super().__init__(
+            penalty, loss, dual=dual, tol=tol, C=C, multi_class=multi_class, fit_intercept=fit_intercept,
+            intercept_scaling=intercept_scaling, class_weight=class_weight, verbose=verbose, random_state=random_state,
+            max_iter=max_iter,
+        )  # fmt: skip
+        self.limit, self.distributed = limit, distributed
+
+    def _check(self) -> None:
+        asked = {"penalty": self.penalty, "loss": self.loss, "multi_class": self.multi_class}
+        known = {"penalty": "l2", "loss": "squared_hinge", "multi_class": "ovr"}
+        for name in known:
+            if asked[name] != known[name]:
+                raise DataError(
+                    f"{name}={asked[name]!r} has no certificate as {known[name]!r} has: take scikit-learn's LinearSVC"
+                )
+
+    def _problem(self, labels: Labels, solver: str, joined: Ranks) -> Problem:
+        loss = SquaredHinge(self.C, labels.classes, self._class_weights(labels))
+        intercept: Intercept = "penalised" if self.fit_intercept else "none"
+        return Problem(loss, np.ones(loss.outputs), intercept, self.intercept_scaling, joined)
+
+    def _in_memory(self, columns: int, outputs: int, n_rows: int) -> Solver:
+        return Solver("liblinear", "scikit-learn has no other for the squared hinge")
+
+    def _keep(self, parameters: Floats, problem: Problem, steps: int, n_features: int) -> None:
+        super()._keep(parameters, problem, steps, n_features)
+        self.n_iter_ = steps
+
+
+class Ridge(Certified, sklearn.linear_model.Ridge):  # type: ignore[misc]
+    """scikit-learn's Ridge with a certificate, and files larger than memory.
+
+    Parameters and attributes are scikit-learn's, and `verbose`; `tol`, `limit` and `distributed` are those of
+    LogisticRegression.
+    """
+
+    _engine = sklearn.linear_model.Ridge
+    _types: ClassVar[dict[str, Any]] = {
+        "accept_sparse": "csr", "dtype": [np.float64, np.float32], "multi_output": True, "y_numeric": True,
+    }  # fmt: skip
+
+    def __init__(
+        self, alpha: Any = 1.0, *, fit_intercept: bool = True, copy_X: bool = True, max_iter: int | None = None,
+        tol: float = 1e-4, solver: str = "auto", positive: bool = False, random_state: Any = None, verbose: int = 0,
+        limit: int | str | None = None, distributed: bool = False,
+    ) -> None:  # fmt: skip
+        super().__init__(
+            alpha, fit_intercept=fit_intercept, copy_X=copy_X, max_iter=max_iter, tol=tol, solver=solver,
+            positive=positive, random_state=random_state,
+        )  # fmt: skip
+        self.verbose, self.limit, self.distributed = verbose, limit, distributed
+
+    def _check(self) -> None:
+        if self.positive:
+            raise DataError("positive=True has no certificate: take scikit-learn's Ridge")
+
+    def _labels(self, labels: NDArray[Any], weights: Floats, joined: Ranks) -> Labels:
+        return Labels(np.empty(0), np.empty(0), 1 if labels.ndim == 1 else labels.shape[1])
+
+    def _problem(self, labels: Labels, solver: str, joined: Ranks) -> Problem:
+        penalty = 2 * np.broadcast_to(np.asarray(self.alpha, dtype=np.float64), (labels.targets,))
+        return Problem(Squared(labels.targets), penalty, "free" if self.fit_intercept else "none", 1.0, joined)
+
+    def _in_memory(self, columns: int, outputs: int, n_rows: int) -> Solver:
+        return Solver(self.solver, "scikit-learn's own choice" if self.solver == "auto" else "it was asked for")
+
+    def _keep(self, parameters: Floats, problem: Problem, steps: int, n_features: int) -> None:
+        this: Any = self
+        one = len(parameters) == 1
+        coefficients = parameters[:, :n_features]
+        intercept = parameters[:, -1] if problem.intercept == "free" else np.zeros(len(parameters))
+        this.coef_, this.intercept_ = (coefficients[0], float(intercept[0])) if one else (coefficients, intercept)
+        this.n_iter_, this.solver_name_ = np.array([steps], dtype=np.int32), self.solver_.name
+
+    def predict(self, X: Any) -> Any:
+        """Predictions (n,) or (n, K) for rows, or for a file's rows."""
+        return self._scores(open_rows(X)) if is_file(X) else super().predict(X)
+
+    def score(self, X: Any, y: Any = None, sample_weight: Any = None) -> Any:
+        """R^2 on rows and their labels, or on a file's rows."""
+        if is_file(X):
+            y, sample_weight = open_rows(X).labels()
+        return super().score(X, y, sample_weight)

@@ -1,0 +1,298 @@
+"""Files of row blocks: their format, and passes over them that read ahead past the page cache.
+
+A file is a header of one page, blocks that each begin on a page, and an index in JSON. A block holds its rows' features
+(dense and row-major, or CSR as data, column numbers and row starts), then labels, then weights if the file has any. The
+header is written last, so a file that was cut, or never finished, is told from a whole one.
+"""
+
+from __future__ import annotations
+
+import copy
+import json
+import os
+import threading
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from queue import Queue
+from typing import Any
+
+import numpy as np
+import scipy.sparse
+from numpy.typing import NDArray
+
+from bascule_glm.errors import DataError, FileError
+from bascule_glm.rows import Block, MemoryRows, join
+from lms.memory.file import page_memory
+
+PAGE = 4096
+MAGIC = b"BASCULE ROWS 1\n"
+_GROUP = 8 << 20  # bytes of one read: consecutive blocks
+_BUFFERS = 3  # one is computed on, two are read ahead
+READ_AHEAD = _GROUP * _BUFFERS
+
+
+@dataclass(frozen=True)
+class Layout:
+    """Where the arrays of a block lie, in bytes from its start: features, labels, weights, and the whole."""
+
+    dtype: np.dtype[Any]
+    sparse: bool
+    weighted: bool
+
+    def parts(self, rows: int, columns: int, entries: int) -> list[tuple[int, int, np.dtype[Any]]]:
+        """(offset, count, type) of each array; the last one's offset is the block's size, in whole pages."""
+        double = np.dtype(np.float64)
+        shapes: list[tuple[int, np.dtype[Any]]] = [(entries if self.sparse else rows * columns, self.dtype)]
+        if self.sparse:
+            shapes += [(entries, np.dtype(np.int32)), (rows + 1, np.dtype(np.int64))]
+        shapes += [(rows, double)] * (2 if self.weighted else 1)
+        found, offset = [], 0
+        for count, dtype in shapes:
+            found.append((offset, count, dtype))
+            offset += -(-count * dtype.itemsize // 8) * 8
+        return [*found, (-(-offset // PAGE) * PAGE, 0, double)]
+
+
+class FileRows:
+    """The rows of a finished file, block by block. Raises FileError if it is none, or cut.
+
+    `n_rows`, `n_features`, `dtype`, `sparse`, `nbytes` of one pass, `names` of the columns if the source had any.
+    `bytes_read` counts what all passes have read.
+    """
+
+    def __init__(self, path: str | os.PathLike[str]) -> None:
+        self.path = Path(path)
+        self.about = _read_index(self.path)
+        self.layout = Layout(np.dtype(self.about["dtype"]), self.about["sparse"], self.about["weighted"])
+        self.n_features: int = self.about["n_features"]
+        self.names: list[str] | None = self.about["names"]
+        self._weights: NDArray[np.float64] | None = None  # the caller's, one for each row
+        self._take(np.array(self.about["blocks"], dtype=np.int64).reshape(-1, 3))
+
+    def _take(self, index: NDArray[np.int64]) -> None:
+        """Hold these blocks alone: (offset, rows, entries) each."""
+        self._index = index
+        self.n_rows = int(index[:, 1].sum())
+        self._starts = np.concatenate([[0], np.cumsum(index[:, 1])])
+        self._sizes = [self._parts(number)[-1][0] for number in range(len(index))]
+        self.nbytes = sum(self._sizes)
+        self.largest_block = max(self._sizes, default=0)
+
+    @property
+    def dtype(self) -> np.dtype[Any]:
+        """float32 or float64."""
+        return self.layout.dtype
+
+    @property
+    def sparse(self) -> bool:
+        """Whether blocks are CSR."""
+        return self.layout.sparse
+
+    def share(self, rank: int, size: int) -> FileRows:
+        """The blocks of one of `size` ranks, about equal in bytes. Each block is one rank's."""
+        if not 0 <= rank < size:
+            raise DataError(f"rank={rank}, size={size}: expected 0 <= rank < size")
+        before = np.cumsum([0, *self._sizes[:-1]])
+        mine = (before * size // max(self.nbytes, 1)) == rank
+        other = copy.copy(self)
+        other._take(self._index[mine])
+        if self._weights is not None:
+            other._weights = self._weights[np.repeat(mine, self._index[:, 1])]
+        return other
+
+    def weighted(self, weights: Any) -> FileRows:
+        """The same rows with these weights (n_rows,), times the file's own."""
+        given = np.asarray(weights, dtype=np.float64)
+        if given.shape != (self.n_rows,) or not np.isfinite(given).all() or (given < 0).any():
+            raise DataError(
+                f"sample_weight has shape {given.shape}: expected {self.n_rows} finite numbers of zero or more, one "
+                f"for each row of {self.path.name}"
+            )
+        other = copy.copy(self)
+        other._weights = given
+        return other
+
+    def __iter__(self) -> Iterator[Block]:
+        return self._read(range(len(self._index)))
+
+    def sample(self, nbytes: int, generator: np.random.Generator) -> MemoryRows:
+        """Whole blocks, drawn without replacement: a sorted file's too come from everywhere."""
+        order = generator.permutation(len(self._index))
+        fit = np.cumsum(np.array(self._sizes)[order]) <= nbytes
+        chosen = np.sort(order[: max(1, int(fit.sum()))])
+        found = join([_kept(block) for block in self._read(chosen.tolist())])
+        found.weights *= self.n_rows / found.n_rows
+        return found
+
+    def load(self) -> MemoryRows:
+        """All rows, in memory."""
+        return join([_kept(block) for block in self])
+
+    def labels(self) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
+        """Labels and weights of all rows, (n,) each."""
+        both = list(self._label_blocks())
+        return np.concatenate([labels for labels, _ in both]), np.concatenate([weights for _, weights in both])
+
+    def label_counts(self, most: int = 1001) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
+        """The distinct labels, and the weight of all rows of each. Stops when there are `most` labels or more."""
+        counts: dict[float, float] = {}
+        for labels, weights in self._label_blocks():
+            found, codes = np.unique(labels, return_inverse=True)
+            for label, weight in zip(found.tolist(), np.bincount(codes, weights).tolist(), strict=True):
+                counts[label] = counts.get(label, 0.0) + weight
+            if len(counts) >= most:
+                break
+        names = sorted(counts)
+        return np.array(names), np.array([counts[name] for name in names])
+
+    def _label_blocks(self) -> Iterator[tuple[NDArray[np.float64], NDArray[np.float64]]]:
+        """Labels and weights of each block, read without its features."""
+        with self.path.open("rb") as file:
+            for number, (begin, rows, _) in enumerate(self._index.tolist()):
+                parts = self._parts(number)[:-1]
+                found = []
+                for offset, count, dtype in parts[-2:] if self.layout.weighted else parts[-1:]:
+                    got = os.pread(file.fileno(), count * dtype.itemsize, begin + offset)
+                    if len(got) < count * dtype.itemsize:
+                        raise self._cut()
+                    found.append(np.frombuffer(got))
+                weights = found[1] if self.layout.weighted else np.ones(rows)
+                if self._weights is not None:
+                    weights = weights * self._weights[self._starts[number] : self._starts[number + 1]]
+                yield found[0], weights
+
+    def _parts(self, number: int) -> list[tuple[int, int, np.dtype[Any]]]:
+        _, rows, entries = (int(one) for one in self._index[number])
+        return self.layout.parts(rows, self.n_features, entries)
+
+    def _cut(self) -> FileError:
+        return FileError(f"{self.path} was cut while it was read: convert its source again")
+
+    def _read(self, numbers: Iterable[int]) -> Iterator[Block]:
+        """These blocks, while a thread reads the next ones. The next block may overwrite the last one's memory."""
+        groups = self._groups(numbers)
+        if not groups:
+            return
+        free: Queue[Any] = Queue()
+        ready: Queue[Any] = Queue()
+        size = max(sum(self._sizes[number] for number in group) for group in groups)
+        for _ in range(min(_BUFFERS, len(groups))):
+            free.put(page_memory(size))
+        stop = threading.Event()
+        reader = threading.Thread(target=self._read_ahead, args=(groups, free, ready, stop), daemon=True)
+        reader.start()
+        try:
+            for group in groups:
+                buffer = ready.get()
+                if isinstance(buffer, BaseException):
+                    raise buffer
+                offset = 0
+                for number in group:
+                    yield self._block(number, memoryview(buffer)[offset : offset + self._sizes[number]])
+                    offset += self._sizes[number]
+                free.put(buffer)
+        finally:
+            stop.set()
+            free.put(None)
+            reader.join()
+
+    def _groups(self, numbers: Iterable[int]) -> list[list[int]]:
+        """Blocks that one read takes: neighbours, up to its size."""
+        groups: list[list[int]] = []
+        nbytes = 0
+        for number in numbers:
+            if groups and groups[-1][-1] == number - 1 and nbytes + self._sizes[number] <= _GROUP:
+                groups[-1].append(number)
+                nbytes += self._sizes[number]
+            else:
+                groups.append([number])
+                nbytes = self._sizes[number]
+        return groups
+
+    def _read_ahead(self, groups: list[list[int]], free: Queue[Any], ready: Queue[Any], stop: threading.Event) -> None:
+        try:
+            fd, direct = _open_direct(self.path)
+            try:
+                for group in groups:
+                    buffer = free.get()
+                    if stop.is_set():
+                        return
+                    offset, nbytes = int(self._index[group[0], 0]), sum(self._sizes[number] for number in group)
+                    view, done = memoryview(buffer)[:nbytes], 0
+                    while done < nbytes:
+                        got = os.preadv(fd, [view[done:]], offset + done)
+                        if got <= 0 or (direct and got % PAGE):
+                            raise self._cut()
+                        done += got
+                    if not direct:
+                        os.posix_fadvise(fd, offset, nbytes, os.POSIX_FADV_DONTNEED)
+                    ready.put(buffer)
+            finally:
+                os.close(fd)
+        except BaseException as error:  # the thread that computes raises it
+            ready.put(error)
+
+    def _block(self, number: int, memory: memoryview) -> Block:
+        arrays = [
+            np.frombuffer(memory, dtype=dtype, count=count, offset=offset)
+            for offset, count, dtype in self._parts(number)[:-1]
+        ]
+        rows = int(self._index[number, 1])
+        x: Any
+        if self.sparse:
+            x = scipy.sparse.csr_matrix((rows, self.n_features), dtype=self.dtype)
+            x.data, x.indices, x.indptr = arrays[0], arrays[1], arrays[2].astype(np.int32)
+        else:
+            x = arrays[0].reshape(rows, self.n_features)
+        labels = arrays[3 if self.sparse else 1]
+        weights = arrays[-1] if self.layout.weighted else np.ones(rows)
+        if self._weights is not None:
+            weights = weights * self._weights[self._starts[number] : self._starts[number + 1]]
+        return Block(x, labels, weights)
+
+
+def _kept(block: Block) -> Block:
+    """A copy, which stays when the next block is read."""
+    return Block(block.x.copy(), block.labels.copy(), block.weights.copy())
+
+
+def _open_direct(path: Path) -> tuple[int, bool]:
+    """A descriptor past the page cache, and whether the file system allowed it."""
+    try:
+        fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_DIRECT)
+    except (OSError, AttributeError):
+        return os.open(path, os.O_RDONLY | os.O_CLOEXEC), False
+    try:
+        with page_memory(PAGE) as page:
+            os.preadv(fd, [page], 0)
+    except OSError:
+        os.close(fd)
+        return os.open(path, os.O_RDONLY | os.O_CLOEXEC), False
+    return fd, True
+
+
+def _read_index(path: Path) -> dict[str, Any]:
+    """The index of a finished file. Raises FileError."""
+    try:
+        with path.open("rb") as file:
+            head, size = file.read(PAGE), os.fstat(file.fileno()).st_size
+            if not head.startswith(MAGIC):
+                raise FileError(
+                    f"{path} is no finished file of row blocks: convert its source with bascule_glm.convert"
+                )
+            place = json.loads(head[len(MAGIC) :].rstrip(b"\0"))
+            if size != place["nbytes"]:
+                raise FileError(
+                    f"{path} has {size} bytes and should have {place['nbytes']}: it was cut or written to; "
+                    "convert its source again"
+                )
+            file.seek(place["index"])
+            found: dict[str, Any] = json.loads(file.read(place["nbytes"] - place["index"]))
+            return found
+    except OSError as error:
+        if isinstance(error, FileError):
+            raise
+        raise FileError(f"{path} cannot be read: {error.strerror}; give a file of row blocks, or a source") from error
+    except (ValueError, KeyError) as error:
+        raise FileError(f"{path} is damaged ({error}): convert its source again") from error

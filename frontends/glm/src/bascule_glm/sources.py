@@ -1,0 +1,367 @@
+"""Sources of rows (svmlight, Parquet, Arrow) converted to a file of row blocks, once.
+
+The conversion streams. What it has written is noted beside the unfinished file, so that after an interrupt the same
+call goes on from there. The finished file gets its name in one step.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import io
+import json
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any, BinaryIO, NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+from sklearn.datasets import load_svmlight_file
+
+from bascule_glm.errors import DataError, FileError, GLMError
+from bascule_glm.files import MAGIC, PAGE, FileRows, Layout
+from bascule_glm.rows import Matrix, nbytes_of
+
+_TEXT = 8 << 20  # bytes of text that are parsed at once
+_ROWS = 8 << 20  # bytes of columns that are decoded at once
+_SAVE = 128 << 20  # bytes that are written between two notes of where the conversion is
+_BLOCK = 1 << 20  # bytes of a block's features
+TEXT = (".svm", ".svmlight", ".libsvm", ".txt")
+COLUMNS = (".parquet", ".pq", ".arrow", ".feather", ".ipc")
+
+
+class _Chunk(NamedTuple):
+    """Some rows of a source, in order, and where the next ones begin."""
+
+    x: Matrix
+    labels: NDArray[np.float64]
+    weights: NDArray[np.float64] | None
+    position: int
+
+
+def open_rows(source: Any, **options: Any) -> FileRows:
+    """The rows of a file: of row blocks, or of a source, which is converted first if it was not.
+
+    `options` are those of `convert`. Raises DataError and FileError.
+    """
+    if isinstance(source, FileRows):
+        return source
+    path = Path(source)
+    return FileRows(path) if path.suffix == ".rows" else convert(path, **options)
+
+
+def convert(
+    source: str | os.PathLike[str],
+    target: str | os.PathLike[str] | None = None,
+    *,
+    label: str | None = None,
+    weight: str | None = None,
+    dtype: Any = None,
+    n_features: int | None = None,
+    zero_based: bool = False,
+) -> FileRows:
+    """Convert an svmlight, Parquet or Arrow file to row blocks in `target` (by default the source's name and `.rows`).
+
+    label, weight: columns of a Parquet or Arrow file; all others are features, and must be numbers.
+    dtype: of the features, float32 or float64. By default float32 for svmlight; else float32 if no column needs more.
+    n_features: for svmlight, if not every column occurs. zero_based: whether its first column is 0 and not 1.
+
+    Does nothing if `target` was made from this source with these options. Raises DataError for NaN, infinities and
+    words, with their place; FileError if the source cannot be read or the target not be written.
+    """
+    path = Path(source)
+    made = Path(target) if target is not None else path.with_name(path.name + ".rows")
+    options = {
+        "label": label, "weight": weight, "dtype": None if dtype is None else np.dtype(dtype).name,
+        "n_features": n_features, "zero_based": zero_based,
+    }  # fmt: skip
+    if options["dtype"] not in (None, "float32", "float64"):
+        raise DataError(f"dtype={dtype!r}: expected float32 or float64")
+    if path.suffix not in TEXT + COLUMNS:
+        raise DataError(f"{path}: expected a name that ends in .rows, {', '.join(TEXT + COLUMNS)}")
+    try:
+        status = path.stat()
+        origin = {"size": status.st_size, "changed": status.st_mtime_ns, **options}
+        if _is_made(made, origin):
+            return FileRows(made)
+        with _locked(_part(made)) as file:
+            if _is_made(made, origin):  # by a process that held the lock
+                _part(made).unlink()
+                return FileRows(made)
+            reader = _Svmlight(path, options) if path.suffix in TEXT else _Columns(path, options)
+            writer = _Writer(file, made, origin, reader)
+            for chunk in reader.chunks(writer.position):
+                writer.add(chunk)
+            writer.finish()
+    except GLMError:
+        raise
+    except OSError as error:
+        raise FileError(
+            f"{path} could not be converted to {made}: {error.strerror or error}; when that is put right, the same "
+            "call goes on from where it was"
+        ) from error
+    return FileRows(made)
+
+
+def _part(target: Path) -> Path:
+    return target.with_name(target.name + ".part")
+
+
+@contextmanager
+def _locked(path: Path) -> Iterator[BinaryIO]:
+    """The file, open and locked. Who held the lock may have renamed it meanwhile: then it is another one."""
+    while True:
+        with os.fdopen(os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o666), "r+b") as file:
+            fcntl.flock(file, fcntl.LOCK_EX)
+            if path.exists() and os.path.samestat(os.fstat(file.fileno()), path.stat()):
+                yield file
+                return
+
+
+def _is_made(target: Path, origin: dict[str, Any]) -> bool:
+    try:
+        return bool(FileRows(target).about["origin"] == origin)
+    except FileError:
+        return False
+
+
+class _Svmlight:
+    """Lines of text: a label, then column:value pairs. The position is a byte of the file."""
+
+    sparse, names, weighted = True, None, False
+
+    def __init__(self, path: Path, options: dict[str, Any]) -> None:
+        self._path, self._options = path, options
+        self.dtype = np.dtype(options["dtype"] or "float32")
+        if options["label"] or options["weight"]:
+            raise DataError(
+                f"{path}: an svmlight file has its labels in it and no weights; give label=None, weight=None"
+            )
+
+    def chunks(self, position: int) -> Iterator[_Chunk]:
+        """The rows from a byte on."""
+        with self._path.open("rb") as file:
+            file.seek(position)
+            while text := file.read(_TEXT):
+                text += file.readline()
+                x, labels = self._parse(text, position)
+                position += len(text)
+                yield _Chunk(x, labels, None, position)
+
+    def _parse(self, text: bytes, position: int) -> tuple[Matrix, NDArray[np.float64]]:
+        try:
+            # The number of columns is known at the end of the file; here any number does.
+            x, labels = load_svmlight_file(
+                io.BytesIO(text), dtype=np.float64, zero_based=self._options["zero_based"],
+                n_features=self._options["n_features"],
+            )  # fmt: skip
+        except (ValueError, OverflowError) as error:
+            raise DataError(self._place(text, position, str(error))) from None
+        return x, labels
+
+    def _place(self, text: bytes, position: int, why: str) -> str:
+        """Which line cannot be parsed."""
+        before = 0
+        with self._path.open("rb") as file:
+            while position > 0 and (part := file.read(min(_TEXT, position))):
+                before, position = before + part.count(b"\n"), position - len(part)
+        for number, line in enumerate(text.splitlines(), before + 1):
+            try:
+                load_svmlight_file(io.BytesIO(line), zero_based=self._options["zero_based"])
+            except (ValueError, OverflowError) as error:
+                why, words = str(error), line.split()
+                if words and b":" in words[0]:
+                    why = "it has no label"
+                return f"{self._path}, line {number}: {why}; labels and values must be numbers" + (
+                    ", and columns count from 1 (else: zero_based=True)" if "index" in why.lower() else ""
+                )
+        return f"{self._path}: {why}"
+
+
+class _Columns:
+    """Parquet and Arrow, by pyarrow. The position is a row."""
+
+    sparse = False
+
+    def __init__(self, path: Path, options: dict[str, Any]) -> None:
+        try:
+            import pyarrow as pa
+            import pyarrow.parquet as pq
+        except ImportError as error:
+            raise GLMError(f"{path}: reading it needs pyarrow ({error}): pip install 'bascule-glm[arrow]'") from error
+        self._pa, self._path = pa, path
+        try:
+            self._file: Any
+            if path.suffix in (".parquet", ".pq"):
+                self._file = pq.ParquetFile(path)
+                schema = self._file.schema_arrow
+            else:
+                self._file = pa.ipc.open_file(pa.memory_map(str(path)))
+                schema = self._file.schema
+        except (pa.ArrowInvalid, OSError) as error:
+            raise FileError(f"{path} cannot be read ({error}): write it again") from None
+        self._label, self._weight = options["label"], options["weight"]
+        if self._label is None:
+            raise DataError(f"{path}: which column holds the labels? Give its name as y or label: {schema.names}")
+        for name in filter(None, (self._label, self._weight)):
+            if name not in schema.names:
+                raise DataError(f"{path} has no column {name!r}; it has {schema.names}")
+        kinds = {field.name: field.type for field in schema}
+        for name, kind in kinds.items():
+            if not (pa.types.is_integer(kind) or pa.types.is_floating(kind) or pa.types.is_boolean(kind)):
+                raise DataError(f"{path}: column {name!r} holds {kind}, and numbers are needed: encode or drop it")
+        self.names: list[str] | None = [name for name in schema.names if name not in (self._label, self._weight)]
+        self.weighted = self._weight is not None
+        narrow = all(np.can_cast(kinds[name].to_pandas_dtype(), np.float32) for name in self.names)
+        self.dtype = np.dtype(options["dtype"] or ("float32" if narrow else "float64"))
+
+    def chunks(self, position: int) -> Iterator[_Chunk]:
+        """The rows from a row on."""
+        step = max(1, _ROWS // (8 * (len(self.names or ()) + 2)))
+        done = 0
+        try:
+            for batch in self._batches(step):
+                skip = min(max(position - done, 0), batch.num_rows)
+                done += batch.num_rows
+                for start in range(skip, batch.num_rows, step):
+                    part = batch.slice(start, step)
+                    before = done - batch.num_rows + start
+                    yield self._chunk(part, before)
+        except self._pa.ArrowInvalid as error:
+            raise FileError(f"{self._path} is damaged ({error}): write it again") from None
+        finally:
+            self._pa.default_memory_pool().release_unused()  # what it keeps would count against a fit's limit
+
+    def _batches(self, step: int) -> Iterator[Any]:
+        if hasattr(self._file, "iter_batches"):
+            yield from self._file.iter_batches(batch_size=step)
+        else:
+            yield from (self._file.get_batch(number) for number in range(self._file.num_record_batches))
+
+    def _chunk(self, batch: Any, before: int) -> _Chunk:
+        columns = {
+            name: np.asarray(column.to_numpy(zero_copy_only=False), dtype=np.float64)
+            for name, column in zip(batch.schema.names, batch.columns, strict=True)
+        }
+        x = np.empty((batch.num_rows, len(self.names or ())), dtype=np.float64)
+        for number, name in enumerate(self.names or ()):
+            x[:, number] = columns[name]
+        weights = columns[self._weight] if self._weight is not None else None
+        return _Chunk(x, columns[self._label], weights, before + batch.num_rows)
+
+
+class _Writer:
+    """The unfinished file, and the note beside it of what it holds and where the source goes on."""
+
+    def __init__(self, file: BinaryIO, target: Path, origin: dict[str, Any], reader: _Svmlight | _Columns) -> None:
+        self._file, self._target, self._origin, self._reader = file, target, origin, reader
+        self._note = target.with_name(target.name + ".part.json")
+        self._layout = Layout(reader.dtype, reader.sparse, reader.weighted)
+        self.position, self._end, self._blocks, self._rows = 0, PAGE, list[list[int]](), 0
+        self._largest = np.zeros(origin["n_features"] or 0)  # absolute value of each column
+        try:
+            noted = json.loads(self._note.read_text())
+        except (OSError, ValueError):
+            noted = {}
+        if noted.get("origin") == origin and os.fstat(file.fileno()).st_size >= noted["end"]:
+            self.position, self._end, self._blocks = noted["position"], noted["end"], noted["blocks"]
+            self._rows, self._largest = sum(rows for _, rows, _ in self._blocks), np.array(noted["largest"])
+        os.ftruncate(file.fileno(), self._end)
+        self._saved = self._end
+
+    def add(self, chunk: _Chunk) -> None:
+        """Append rows. Raises DataError for what is no finite number, with its place."""
+        self._check(chunk)
+        with np.errstate(over="ignore"):  # it is refused below
+            x = chunk.x.astype(self._layout.dtype)
+        self._check_range(x)
+        largest = np.asarray(abs(chunk.x).max(axis=0).todense() if self._layout.sparse else np.abs(chunk.x).max(axis=0))
+        grown = np.zeros(max(len(self._largest), x.shape[1]))
+        grown[: len(self._largest)] = self._largest
+        grown[: x.shape[1]] = np.maximum(grown[: x.shape[1]], largest.ravel())
+        self._largest = grown
+        step = max(1, int(_BLOCK * x.shape[0] // max(nbytes_of(x), 1)))
+        for start in range(0, x.shape[0], step):
+            part = slice(start, start + step)
+            self._write(x[part], chunk.labels[part], None if chunk.weights is None else chunk.weights[part])
+        self.position, self._rows = chunk.position, self._rows + x.shape[0]
+        if self._end - self._saved > _SAVE:
+            self._save()
+
+    def finish(self) -> None:
+        """Write the index and the header, and give the file its name."""
+        if not self._rows:
+            raise DataError(f"{self._target} would have no rows: the source is empty")
+        used = np.flatnonzero(self._largest)
+        least, most = (int(used[pick(self._largest[used])]) if len(used) else 0 for pick in (np.argmin, np.argmax))
+        about = {
+            "origin": self._origin, "dtype": self._layout.dtype.name, "sparse": self._layout.sparse,
+            "weighted": self._layout.weighted, "n_features": len(self._largest), "names": self._reader.names,
+            "blocks": self._blocks, "scale": [[one, float(self._largest[one])] for one in (least, most)],
+        }  # fmt: skip
+        index = json.dumps(about).encode()
+        self._put(index, self._end)
+        place = json.dumps({"index": self._end, "nbytes": self._end + len(index)}).encode()
+        os.fsync(self._file.fileno())
+        self._put((MAGIC + place).ljust(PAGE, b"\0"), 0)
+        os.fsync(self._file.fileno())
+        os.replace(_part(self._target), self._target)
+        self._note.unlink(missing_ok=True)
+
+    def _check(self, chunk: _Chunk) -> None:
+        data = chunk.x.data if self._layout.sparse else chunk.x
+        for what, values in (("a feature", data), ("the label", chunk.labels), ("the weight", chunk.weights)):
+            if values is None or np.isfinite(values).all():
+                continue
+            where = np.argwhere(~np.isfinite(values))[0]
+            row = int(where[0])
+            if values is data and self._layout.sparse:
+                row, where = int(np.searchsorted(chunk.x.indptr, row, side="right")) - 1, where
+            column = ""
+            if values is data and not self._layout.sparse:
+                column = f", column {(self._reader.names or [])[int(where[1])]!r}"
+            raise DataError(
+                f"{self._target.name}: row {self._rows + row + 1}{column}: {what} is {values[tuple(where)]}: drop the "
+                "row or fill in a number"
+            )
+        if chunk.weights is not None and (chunk.weights < 0).any():
+            row = self._rows + int(np.argmax(chunk.weights < 0)) + 1
+            raise DataError(f"{self._target.name}: row {row}: the weight is negative: drop the row or fill in a number")
+
+    def _check_range(self, x: Matrix) -> None:
+        if not np.isfinite(x.data if self._layout.sparse else x).all():
+            raise DataError(
+                f"{self._target.name}: a value is beyond float32: give dtype='float64', or scale the columns"
+            )
+
+    def _write(self, x: Matrix, labels: NDArray[np.float64], weights: NDArray[np.float64] | None) -> None:
+        entries = x.nnz if self._layout.sparse else 0
+        arrays = [x.data, x.indices, x.indptr] if self._layout.sparse else [x]
+        arrays += [labels] if weights is None else [labels, weights]
+        *parts, (nbytes, _, _) = self._layout.parts(x.shape[0], x.shape[1], entries)
+        memory = np.zeros(nbytes, dtype=np.uint8)
+        for array, (offset, count, dtype) in zip(arrays, parts, strict=True):
+            content = np.ascontiguousarray(array, dtype=dtype).view(np.uint8).ravel()
+            memory[offset : offset + count * dtype.itemsize] = content
+        self._put(memory.data, self._end)
+        self._blocks.append([self._end, x.shape[0], entries])
+        self._end += nbytes
+
+    def _put(self, content: Any, offset: int) -> None:
+        view = memoryview(content).cast("B")
+        while view:
+            done = os.pwrite(self._file.fileno(), view, offset)
+            view, offset = view[done:], offset + done
+
+    def _save(self) -> None:
+        os.fsync(self._file.fileno())
+        os.posix_fadvise(self._file.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)
+        noted = {
+            "origin": self._origin, "position": self.position, "end": self._end, "blocks": self._blocks,
+            "largest": self._largest.tolist(),
+        }  # fmt: skip
+        aside = self._note.with_name(self._note.name + ".new")
+        aside.write_text(json.dumps(noted))
+        os.replace(aside, self._note)
+        self._saved = self._end

@@ -1,0 +1,133 @@
+"""The estimators on arrays: scikit-learn's checks, its parameters and attributes, and the certificate."""
+
+import warnings
+from typing import Any
+
+import numpy as np
+import pytest
+from scipy import sparse
+from sklearn.exceptions import ConvergenceWarning
+from sklearn.utils.estimator_checks import estimator_checks_generator
+
+from bascule_glm import DataError, LinearSVC, LogisticRegression, Ridge, ScaleWarning
+
+ESTIMATORS = (LogisticRegression, LinearSVC, Ridge)
+# scikit-learn excepts its own LinearSVC: liblinear visits the rows in an order that depends on their number.
+EXCEPTED = {f"check_sample_weight_equivalence_on_{kind}_data" for kind in ("dense", "sparse")}
+
+
+@pytest.mark.filterwarnings("ignore")
+@pytest.mark.parametrize("kind", ESTIMATORS)
+def test_every_check_of_scikit_learn_that_applies_passes(kind: Any) -> None:
+    passed = 0
+    for estimator, check in estimator_checks_generator(kind()):
+        name = check.func.__name__
+        if name.startswith("check_array_api") or (kind is LinearSVC and name in EXCEPTED):
+            continue  # arrays that are not NumPy's are not taken
+        check(estimator)
+        passed += 1
+    assert passed > 50
+
+
+def data(classes: int, generator: np.random.Generator, n: int = 300, d: int = 8) -> tuple[Any, Any]:
+    x = generator.normal(size=(n, d))
+    scores = x @ generator.normal(size=(d, classes)) + generator.normal(size=(n, classes))
+    return x, scores.argmax(axis=1)
+
+
+@pytest.mark.parametrize("classes", [2, 4])
+@pytest.mark.parametrize("intercept", [True, False])
+@pytest.mark.parametrize("form", [np.asarray, sparse.csr_matrix])
+@pytest.mark.parametrize("dtype", [np.float32, np.float64])
+@pytest.mark.parametrize("kind", ESTIMATORS)
+def test_the_result_is_scikit_learns_and_certified(
+    kind: Any, dtype: Any, form: Any, intercept: bool, classes: int
+) -> None:
+    x, y = data(classes, np.random.default_rng(5))
+    weights = np.random.default_rng(6).uniform(0.5, 2, len(y))
+    more: dict[str, Any] = {} if kind is Ridge else {"class_weight": "balanced"}
+    exact, x = form(x.astype(dtype).astype(float)), form(x.astype(dtype))
+    ours = kind(fit_intercept=intercept, tol=1e-9, **more).fit(x, y, weights)
+    theirs = kind._engine(fit_intercept=intercept, tol=1e-10, max_iter=10000, **more).fit(
+        exact, y, sample_weight=weights
+    )
+    assert ours.gap_ <= 1e-9 * ours.objective_
+    np.testing.assert_allclose(ours.coef_, theirs.coef_, atol=1e-3)
+    np.testing.assert_allclose(ours.intercept_, theirs.intercept_, atol=1e-3)
+    assert np.shape(ours.coef_) == np.shape(theirs.coef_)
+    np.testing.assert_allclose(ours.predict(x[:20]), theirs.predict(x[:20]), atol=1e-2)
+
+
+def test_labels_may_be_words() -> None:
+    x, y = data(3, np.random.default_rng(1))
+    names = np.array(["ash", "beech", "oak"])[y]
+    model = LogisticRegression().fit(x, names)
+    assert model.classes_.tolist() == ["ash", "beech", "oak"]
+    assert model.score(x, names) > 0.7
+
+
+def test_a_fit_that_stops_early_says_how_far_it_is(capsys: pytest.CaptureFixture[str]) -> None:
+    x, y = data(3, np.random.default_rng(2))
+    with pytest.warns(ConvergenceWarning, match="raise max_iter or tol"):
+        model = LogisticRegression(max_iter=1, tol=1e-12, solver="lbfgs", verbose=1).fit(x, y)
+    assert model.gap_ > 1e-12 * model.objective_
+    said = capsys.readouterr().out
+    assert "solver: lbfgs of scikit-learn" in said
+    assert "it was asked for" in said
+    assert "stopped: the gap is" in said
+    assert [one.number for one in model.history_] == list(range(1, len(model.history_) + 1))
+
+
+def test_a_warm_start_begins_at_the_last_solution() -> None:
+    x, y = data(2, np.random.default_rng(3))
+    cold = LogisticRegression(solver="lbfgs", tol=1e-6).fit(x, y)
+    warm = LogisticRegression(solver="lbfgs", tol=1e-6, warm_start=True).fit(x, y)
+    warm.fit(x, y)
+    assert warm.n_iter_.max() < cold.n_iter_.max()
+    assert warm.gap_ <= 1e-6 * warm.objective_
+
+
+def test_columns_of_very_different_scale_are_warned_of() -> None:
+    x, y = data(2, np.random.default_rng(4))
+    x[:, 3] *= 1e6
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", ConvergenceWarning)
+        with pytest.warns(ScaleWarning, match=r"column 3 .*StandardScaler"):
+            LogisticRegression().fit(x, y)
+
+
+def test_without_a_penalty_the_bound_is_the_objective() -> None:
+    x, y = data(2, np.random.default_rng(7))
+    with pytest.warns(ConvergenceWarning, match="Without a penalty"):
+        model = LogisticRegression(C=np.inf).fit(x, y)
+    assert model.gap_ == model.objective_
+
+
+@pytest.mark.parametrize(
+    ("model", "words"),
+    [
+        (LogisticRegression(l1_ratio=0.5), "only the L2 penalty"),
+        (LinearSVC(loss="hinge"), "loss='hinge' has no certificate"),
+        (LinearSVC(multi_class="crammer_singer"), "multi_class='crammer_singer'"),
+        (Ridge(positive=True), "positive=True"),
+    ],
+)
+def test_what_has_no_certificate_is_refused_by_name(model: Any, words: str) -> None:
+    x, y = data(2, np.random.default_rng(8))
+    with pytest.raises(DataError, match=words):
+        model.fit(x, y)
+
+
+@pytest.mark.parametrize("kind", [LogisticRegression, LinearSVC])
+def test_one_class_is_refused(kind: Any) -> None:
+    with pytest.raises(DataError, match="one class"):
+        kind().fit(np.eye(4), np.ones(4))
+
+
+@pytest.mark.parametrize("bad", [np.nan, np.inf])
+@pytest.mark.parametrize("kind", ESTIMATORS)
+def test_nan_and_infinities_are_refused(kind: Any, bad: float) -> None:
+    x, y = data(2, np.random.default_rng(9))
+    x[7, 2] = bad
+    with pytest.raises(ValueError, match=r"NaN|infinity"):
+        kind().fit(x, y)

@@ -1,0 +1,353 @@
+"""Files: converted once, read in passes, fitted within a limit."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+from scipy import sparse
+from sklearn.datasets import dump_svmlight_file
+
+import bascule_glm.budget
+import bascule_glm.certified
+import bascule_glm.sources
+from bascule_glm import (
+    DataError,
+    FileError,
+    FileRows,
+    LinearSVC,
+    LogisticRegression,
+    Ridge,
+    ScaleWarning,
+    convert,
+    open_rows,
+)
+from bascule_glm.budget import Budget
+from lms.memory.resident import ResidentSet
+
+N, D = 6000, 40
+
+
+@pytest.fixture(scope="module")
+def arrays() -> tuple[Any, Any, Any]:
+    """Features, labels of three classes by which the rows are sorted, and weights."""
+    generator = np.random.default_rng(0)
+    x = generator.normal(size=(N, D)).astype(np.float32)
+    y = np.digitize(x @ generator.normal(size=D) / 5 + generator.normal(size=N), [-0.5, 0.5])
+    order = np.argsort(y, kind="stable")
+    return x[order], y[order], generator.uniform(0.5, 2, N)
+
+
+@pytest.fixture(scope="module")
+def parquet(arrays: tuple[Any, Any, Any], tmp_path_factory: pytest.TempPathFactory) -> Path:
+    x, y, weights = arrays
+    path = tmp_path_factory.mktemp("glm") / "sorted.parquet"
+    columns = {f"x{j}": x[:, j] for j in range(D)} | {"y": y, "w": weights}
+    pq.write_table(pa.table(columns), path, row_group_size=1000)
+    return path
+
+
+@pytest.fixture
+def _small_blocks(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Files of many blocks, of which a fit may hold a part: the limit itself is the real one's affair."""
+    monkeypatch.setattr(bascule_glm.sources, "_BLOCK", 16384)
+    monkeypatch.setattr(bascule_glm.sources, "_ROWS", 1 << 18)
+    monkeypatch.setattr(bascule_glm.sources, "_TEXT", 1 << 16)
+    monkeypatch.setattr(bascule_glm.budget, "READ_AHEAD", 0)
+    monkeypatch.setattr(
+        bascule_glm.certified, "budget", lambda limit: Budget("a test's", 2_500_000 if limit else 1 << 40)
+    )
+
+
+def rows_of(rows: FileRows) -> tuple[Any, Any, Any]:
+    blocks = [(b.x.toarray() if sparse.issparse(b.x) else b.x.copy(), b.labels.copy(), b.weights.copy()) for b in rows]
+    return tuple(np.concatenate(part) for part in zip(*blocks, strict=True))
+
+
+@pytest.mark.usefixtures("_small_blocks")
+def test_parquet_comes_back_as_it_was(parquet: Path, arrays: tuple[Any, Any, Any], tmp_path: Path) -> None:
+    rows = convert(parquet, tmp_path / "a.rows", label="y", weight="w")
+    for found, expected in zip(rows_of(rows), arrays, strict=True):
+        np.testing.assert_array_equal(found, expected)
+    assert (rows.n_rows, rows.n_features, rows.dtype, rows.sparse) == (N, D, np.float32, False)
+    assert rows.names == [f"x{j}" for j in range(D)]
+    assert len(rows.about["blocks"]) > 50
+    labels, weights = rows.labels()
+    np.testing.assert_array_equal(labels, arrays[1])
+    np.testing.assert_array_equal(weights, arrays[2])
+
+
+@pytest.mark.usefixtures("_small_blocks")
+def test_svmlight_comes_back_as_it_was(arrays: tuple[Any, Any, Any], tmp_path: Path) -> None:
+    x, y, _ = arrays
+    x = np.where(np.abs(x) > 1, x, 0)
+    dump_svmlight_file(x, y, str(tmp_path / "a.svm"), zero_based=False)
+    rows = convert(tmp_path / "a.svm")
+    found = rows_of(rows)
+    np.testing.assert_array_equal(found[0], x)
+    np.testing.assert_array_equal(found[1], y)
+    assert rows.sparse
+    assert rows.path == tmp_path / "a.svm.rows"
+
+
+@pytest.mark.usefixtures("_small_blocks")
+def test_arrow_comes_back_as_it_was(arrays: tuple[Any, Any, Any], tmp_path: Path) -> None:
+    table = pa.table({"a": arrays[0][:, 0].astype(float), "b": arrays[1], "c": arrays[1] > 0})
+    with pa.ipc.new_file(tmp_path / "a.arrow", table.schema) as file:
+        file.write_table(table, max_chunksize=700)
+    found = rows_of(convert(tmp_path / "a.arrow", label="b"))
+    np.testing.assert_array_equal(found[0], np.stack([arrays[0][:, 0], arrays[1] > 0], axis=1))
+
+
+@pytest.mark.filterwarnings("ignore:X does not have valid feature names")
+@pytest.mark.usefixtures("_small_blocks")
+@pytest.mark.parametrize("intercept", [True, False])
+@pytest.mark.parametrize("kind", [LogisticRegression, LinearSVC, Ridge])
+def test_a_sorted_file_is_fitted_as_the_arrays_are(
+    kind: Any, intercept: bool, parquet: Path, arrays: tuple[Any, Any, Any], tmp_path: Path
+) -> None:
+    x, y, weights = arrays
+    rows = convert(parquet, tmp_path / "a.rows", label="y", weight="w")
+    more: dict[str, Any] = {} if kind is Ridge else {"class_weight": "balanced"}
+    model = kind(tol=1e-8, fit_intercept=intercept, random_state=0, limit="1GB", **more).fit(rows)
+    inside = kind(tol=1e-8, fit_intercept=intercept, **more).fit(x, y, weights)
+    assert "do not fit into limit" in model.solver_.reason
+    assert model.gap_ <= 1e-8 * model.objective_
+    assert model.objective_ == pytest.approx(inside.objective_, rel=2e-8)
+    np.testing.assert_allclose(model.coef_, inside.coef_, atol=1e-3)
+    assert len(model.history_) < 25
+    assert {one.nbytes for one in model.history_} == {rows.nbytes}
+    # Prediction from the file, too.
+    np.testing.assert_allclose(model.predict(rows), model.predict(x))
+    assert model.score(rows) == pytest.approx(model.score(x, y, weights))
+
+
+@pytest.mark.usefixtures("_small_blocks")
+def test_a_sparse_file_with_many_columns_is_fitted_as_the_arrays_are(tmp_path: Path) -> None:
+    generator = np.random.default_rng(3)
+    x = sparse.random(4000, 3000, density=0.01, random_state=3, format="csr")
+    y = (x @ generator.normal(size=3000) + 0.3 * generator.normal(size=4000) > 0).astype(int)
+    dump_svmlight_file(x, y, str(tmp_path / "a.svm"), zero_based=False)
+    rows = convert(tmp_path / "a.svm", n_features=3000, dtype="float64")
+    model = LogisticRegression(tol=1e-7, C=10, random_state=0, limit="1GB").fit(rows)
+    inside = LogisticRegression(tol=1e-7, C=10).fit(x, y)
+    assert "conjugate gradients" in model.solver_.reason
+    assert model.objective_ == pytest.approx(inside.objective_, rel=2e-7)
+
+
+@pytest.mark.usefixtures("_small_blocks")
+def test_a_file_that_fits_goes_to_scikit_learn(
+    parquet: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    rows = convert(parquet, tmp_path / "a.rows", label="y")
+    model = LogisticRegression(verbose=1).fit(rows)
+    assert "fit into limit" in model.solver_.reason
+    assert "of scikit-learn" in capsys.readouterr().out
+
+
+@pytest.mark.usefixtures("_small_blocks")
+def test_weights_given_as_an_array_are_those_of_the_rows(
+    parquet: Path, arrays: tuple[Any, Any, Any], tmp_path: Path
+) -> None:
+    rows = convert(parquet, tmp_path / "a.rows", label="y")
+    np.testing.assert_array_equal(rows_of(rows.weighted(arrays[2]))[2], arrays[2])
+    with pytest.raises(DataError, match=f"expected {N} finite numbers"):
+        rows.weighted(arrays[2][1:])
+
+
+@pytest.mark.usefixtures("_small_blocks")
+def test_a_warm_start_needs_no_more_passes(parquet: Path, tmp_path: Path) -> None:
+    rows = convert(parquet, tmp_path / "a.rows", label="y")
+    model = LogisticRegression(tol=1e-6, limit="1GB", warm_start=True, random_state=0).fit(rows)
+    model.fit(rows)
+    assert len(model.history_) == 1
+
+
+@pytest.mark.timeout(300)
+def test_a_limit_is_kept_in_a_process_of_its_own(tmp_path: Path) -> None:
+    path = tmp_path / "a.parquet"
+    generator = np.random.default_rng(0)
+    x = generator.normal(size=(200_000, 64)).astype(np.float32)  # 51 MB
+    pq.write_table(pa.table({f"x{j}": x[:, j] for j in range(64)} | {"y": (x[:, 0] > 0).astype(np.int8)}), path)
+    rows = convert(path, label="y")
+    program = """
+import json, sys
+import bascule_glm
+from lms.memory.resident import ResidentSet
+resident = ResidentSet()
+limit = resident.current() + (60 << 20)
+resident.reset_peak()
+model = bascule_glm.LogisticRegression(limit=limit).fit(sys.argv[1])
+print(json.dumps([limit, resident.peak(), model.gap_ / model.objective_, model.solver_.reason]))
+"""
+    done = subprocess.run([sys.executable, "-c", program, str(rows.path)], capture_output=True, text=True, timeout=280)
+    assert done.returncode == 0, done.stderr
+    limit, peak, gap, reason = json.loads(done.stdout)
+    assert "do not fit" in reason
+    assert peak <= limit
+    assert gap <= 1e-4
+
+
+def test_a_limit_below_one_block_says_how_much_is_missing(parquet: Path, tmp_path: Path) -> None:
+    rows = convert(parquet, tmp_path / "a.rows", label="y")
+    with pytest.raises(DataError, match=r"limit='1MB'.*raise the limit by"):
+        LogisticRegression(limit="1MB").fit(rows)
+    with pytest.raises(ValueError, match="limit='much'"):
+        LogisticRegression(limit="much").fit(rows)
+    assert ResidentSet().current() > 1 << 20
+
+
+@pytest.mark.usefixtures("_small_blocks")
+def test_a_conversion_is_done_once_and_again_if_the_source_changes(parquet: Path, tmp_path: Path) -> None:
+    source = tmp_path / "a.parquet"
+    source.write_bytes(parquet.read_bytes())
+    first = convert(source, label="y").path.stat()
+    assert convert(source, label="y").path.stat().st_ino == first.st_ino
+    assert convert(source, label="x0").path.stat().st_ino != first.st_ino
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["a.parquet", "a.parquet.rows"]
+
+
+@pytest.mark.parametrize("suffix", ["parquet", "svm"])
+@pytest.mark.usefixtures("_small_blocks")
+def test_an_interrupted_conversion_goes_on_where_it_was(
+    suffix: str, parquet: Path, arrays: tuple[Any, Any, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    source, label = tmp_path / f"a.{suffix}", "y" if suffix == "parquet" else None
+    if suffix == "parquet":
+        source.write_bytes(parquet.read_bytes())
+    else:
+        dump_svmlight_file(arrays[0], arrays[1], str(source), zero_based=False)
+    whole = convert(source, tmp_path / "whole.rows", label=label).path.read_bytes()
+    monkeypatch.setattr(bascule_glm.sources, "_SAVE", 1)
+    add, begun = bascule_glm.sources._Writer.add, list[int]()
+
+    def interrupted(writer: Any, chunk: Any) -> None:
+        begun.append(writer.position)
+        if len(begun) == 3:
+            os.pwrite(writer._file.fileno(), b"half a block", writer._end)
+            raise KeyboardInterrupt
+        add(writer, chunk)
+
+    monkeypatch.setattr(bascule_glm.sources._Writer, "add", interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        convert(source, label=label)
+    assert not Path(f"{source}.rows").exists()
+    rows = convert(source, label=label)
+    assert begun[3] == begun[2] > 0
+    assert rows.path.read_bytes() == whole
+
+
+@pytest.mark.timeout(300)
+def test_a_killed_conversion_leaves_no_file_and_the_next_one_finishes(tmp_path: Path) -> None:
+    source = tmp_path / "a.svm"
+    source.write_text("".join(f"{i % 2} 1:{i} 2:1\n" for i in range(400_000)))
+    program = "import sys, bascule_glm.sources as c; c._TEXT = c._SAVE = 4096; c.convert(sys.argv[1])"
+    child = subprocess.Popen([sys.executable, "-c", program, str(source)])
+    note = Path(f"{source}.rows.part.json")
+    deadline = time.monotonic() + 200
+    while not note.exists() and time.monotonic() < deadline:
+        time.sleep(0.01)
+    child.send_signal(signal.SIGKILL)
+    assert child.wait() == -signal.SIGKILL
+    assert not Path(f"{source}.rows").exists()
+    begun = json.loads(note.read_text())["position"]
+    assert 0 < begun < source.stat().st_size
+    rows = convert(source)
+    assert rows.n_rows == 400_000
+    np.testing.assert_array_equal(rows_of(rows)[0][:, 0], np.arange(400_000, dtype=np.float32))
+
+
+@pytest.mark.usefixtures("_small_blocks")
+def test_shares_hold_every_row_once(parquet: Path, arrays: tuple[Any, Any, Any], tmp_path: Path) -> None:
+    rows = convert(parquet, tmp_path / "a.rows", label="y", weight="w")
+    parts = [rows.share(rank, 3) for rank in range(3)]
+    np.testing.assert_array_equal(np.concatenate([rows_of(part)[0] for part in parts]), arrays[0])
+    assert max(part.n_rows for part in parts) < 1.2 * min(part.n_rows for part in parts)
+    with pytest.raises(DataError, match="rank=3, size=3"):
+        rows.share(3, 3)
+
+
+def test_a_cut_file_is_told_from_a_whole_one(parquet: Path, tmp_path: Path) -> None:
+    path = convert(parquet, tmp_path / "a.rows", label="y").path
+    whole = path.read_bytes()
+    path.write_bytes(whole[:-5000])
+    with pytest.raises(FileError, match=rf"has {len(whole) - 5000} bytes and should have {len(whole)}"):
+        open_rows(path)
+    path.write_bytes(whole[:100])
+    with pytest.raises(FileError, match=r"damaged|should have"):
+        open_rows(path)
+    path.write_bytes(b"something else")
+    with pytest.raises(FileError, match="no finished file of row blocks"):
+        open_rows(path)
+    with pytest.raises(FileError, match="cannot be read"):
+        open_rows(tmp_path / "none.rows")
+
+
+def test_a_file_that_is_cut_while_it_is_read_is_an_error(parquet: Path, tmp_path: Path) -> None:
+    rows = convert(parquet, tmp_path / "a.rows", label="y")
+    os.truncate(rows.path, 8192)
+    with pytest.raises(FileError, match="was cut while it was read"):
+        list(rows)
+    with pytest.raises(FileError, match="was cut while it was read"):
+        rows.labels()
+
+
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [
+        ("1 1:2\n0 1:nan\n", "row 2: a feature is nan"),
+        ("1 1:2\n0 1:inf\n", "row 2: a feature is inf"),
+        ("nan 1:2\n", "row 1: the label is nan"),
+        ("1 1:2\ncat 1:2\n", "line 2: .*labels and values must be numbers"),
+        ("1 1:2\n0 1:2 0:1\n", "line 2: .*zero_based=True"),
+        ("1 1:2\n0 1:1e60\n", "beyond float32: give dtype='float64'"),
+        ("", "the source is empty"),
+        ("1 1:2\n1 2:1\n", "there is one class"),
+    ],
+)
+def test_a_bad_svmlight_file_is_refused_with_the_place(text: str, words: str, tmp_path: Path) -> None:
+    (tmp_path / "a.svm").write_text(text)
+    with pytest.raises(DataError, match=words):
+        LogisticRegression().fit(tmp_path / "a.svm")
+
+
+@pytest.mark.parametrize(
+    ("columns", "label", "words"),
+    [
+        ({"a": [1.0, None], "y": [0, 1]}, "y", "row 2, column 'a': a feature is nan"),
+        ({"a": [1.0, 2.0], "y": ["cat", "dog"]}, "y", "column 'y' holds string"),
+        ({"a": [1.0, 2.0], "y": [0, 1]}, "z", "has no column 'z'"),
+        ({"a": [1.0, 2.0], "y": [0, 1]}, None, "which column holds the labels"),
+    ],
+)
+def test_a_bad_parquet_file_is_refused_with_the_place(
+    columns: dict[str, Any], label: Any, words: str, tmp_path: Path
+) -> None:
+    pq.write_table(pa.table(columns), tmp_path / "a.parquet")
+    with pytest.raises(DataError, match=words):
+        LogisticRegression().fit(tmp_path / "a.parquet", label)
+
+
+def test_a_cut_parquet_file_is_refused(parquet: Path, tmp_path: Path) -> None:
+    (tmp_path / "a.parquet").write_bytes(parquet.read_bytes()[:-100])
+    with pytest.raises(FileError, match=r"a\.parquet cannot be read"):
+        convert(tmp_path / "a.parquet", label="y")
+
+
+def test_columns_of_very_different_scale_are_warned_of(tmp_path: Path) -> None:
+    (tmp_path / "a.svm").write_text("".join(f"{i % 2} 1:{i % 3} 2:{i % 5}e6\n" for i in range(60)))
+    with pytest.warns(ScaleWarning, match="column 1 .*MaxAbsScaler"):
+        LogisticRegression(tol=0.5).fit(tmp_path / "a.svm")
+
+
+def test_another_ending_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(DataError, match=r"ends in \.rows, \.svm"):
+        LogisticRegression().fit(tmp_path / "a.csv")

@@ -1,0 +1,129 @@
+"""Ranks that each have a share of the rows, over DDL."""
+
+import json
+import os
+import socket
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from sklearn.datasets import dump_svmlight_file, load_breast_cancer, load_digits
+from sklearn.preprocessing import scale
+
+from bascule_glm import LinearSVC, LogisticRegression, Ridge, convert
+
+pytestmark = pytest.mark.timeout(300)  # processes that import scikit-learn, on a busy machine
+DDLRUN = Path(sys.executable).with_name("ddlrun")
+
+FIT = """
+import json
+import bascule_glm, ddl, numpy as np
+from sklearn.datasets import load_breast_cancer, load_digits
+from sklearn.preprocessing import scale
+
+ddl.init()
+for data in (load_breast_cancer, load_digits):
+    x, y = data(return_X_y=True)
+    x, order = scale(x), np.argsort(y, kind="stable")  # sorted: a rank may have one class alone
+    mine = np.array_split(order, ddl.size())[ddl.rank()]
+    for kind in (bascule_glm.LogisticRegression, bascule_glm.LinearSVC, bascule_glm.Ridge):
+        model = kind(tol=1e-7, distributed=True).fit(x[mine], y[mine])
+        found = np.concatenate([np.ravel(model.coef_), np.ravel(model.intercept_)])
+        same = bool((ddl.allgather(found) == found).all())
+        if ddl.rank() == 0:
+            print("found", json.dumps([model.objective_, model.gap_, same, model.solver_.reason]), flush=True)
+"""
+
+
+def ddlrun(program: str, *words: str) -> subprocess.CompletedProcess[str]:
+    command = [str(DDLRUN), "-np", "2", sys.executable, "-c", program, *words]
+    return subprocess.run(command, capture_output=True, text=True, timeout=280)
+
+
+def test_ranks_reach_the_objective_of_one_process() -> None:
+    done = ddlrun(FIT)
+    assert done.returncode == 0, done.stderr
+    lines = [json.loads(line.partition("found ")[2]) for line in done.stdout.splitlines() if "found " in line]
+    expected: list[Any] = []
+    for data in (load_breast_cancer, load_digits):
+        x, y = data(return_X_y=True)
+        expected += [kind(tol=1e-7).fit(scale(x), y) for kind in (LogisticRegression, LinearSVC, Ridge)]
+    for (objective, gap, same, reason), alone in zip(lines, expected, strict=True):
+        assert same
+        assert "2 ranks" in reason
+        assert gap <= 1e-7 * objective
+        assert abs(objective - alone.objective_) <= max(gap, alone.gap_)
+
+
+def test_shares_with_different_numbers_of_features_are_refused_by_every_rank() -> None:
+    done = ddlrun(
+        "import bascule_glm, ddl, numpy as np; ddl.init()\n"
+        "try: bascule_glm.Ridge(distributed=True).fit(np.eye(4, 3 + ddl.rank()), np.arange(4))\n"
+        "except bascule_glm.DataError as error: print('refused:', error)"
+    )
+    assert done.stdout.count("refused: rank 0 has 3 features and rank 1 has 4") == 2, done.stdout + done.stderr
+
+
+DEAD = """
+import os, bascule_glm, ddl, numpy as np
+ddl.init()
+ddl.barrier()
+if ddl.rank() == 1:
+    os._exit(7)
+try:
+    bascule_glm.Ridge(distributed=True).fit(np.eye(4), np.arange(4))
+except ddl.PeerLostError as error:
+    print("lost:", error)
+"""
+
+
+def test_a_dead_rank_is_named() -> None:
+    with socket.socket() as free:  # no launcher, which would end the job when a rank dies
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    shared = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port), "DDL_TRANSPORT": "tcp", "WORLD_SIZE": "2"}
+    ranks = [
+        subprocess.Popen(
+            [sys.executable, "-c", DEAD],
+            env=os.environ | shared | {"RANK": str(rank)},
+            stdout=subprocess.PIPE,
+            text=True,
+        )
+        for rank in range(2)
+    ]
+    said = [rank.communicate(timeout=280)[0] for rank in ranks]
+    assert "lost: rank 1 " in said[0]
+    assert [rank.returncode for rank in ranks] == [0, 7]
+
+
+SHARE = """
+import sys, bascule_glm, ddl
+ddl.init()
+rows = bascule_glm.open_rows(sys.argv[1]).share(ddl.rank(), ddl.size())
+model = bascule_glm.LogisticRegression(tol=1e-7, distributed=True, verbose=1).fit(rows)
+print(f"rank {ddl.rank()}: {rows.n_rows} rows, objective {float(model.objective_)!r}", flush=True)
+"""
+
+
+def test_ranks_share_one_file(tmp_path: Path) -> None:
+    generator = np.random.default_rng(0)
+    x = generator.normal(size=(9000, 30)).round(3)
+    y = (x.sum(axis=1) + 3 * generator.normal(size=9000) > 0).astype(int)
+
+    dump_svmlight_file(x, y, str(tmp_path / "a.svm"), zero_based=False)
+
+    rows = convert(tmp_path / "a.svm")
+    done = ddlrun(SHARE, str(rows.path))
+    assert done.returncode == 0, done.stderr
+    said = [line.partition("rank ")[2] for line in done.stdout.splitlines() if "rows, objective" in line]
+    counts = [int(line.split()[1]) for line in said]
+    objectives = {float(line.split()[-1]) for line in said}
+    assert sum(counts) == 9000
+    assert min(counts) > 0
+    assert len(objectives) == 1
+    alone = LogisticRegression(tol=1e-7).fit(rows)
+    assert objectives.pop() == pytest.approx(alone.objective_, rel=2e-7)
+    assert done.stdout.count("pass 1:") == 1  # one rank prints
