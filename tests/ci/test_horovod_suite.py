@@ -25,6 +25,13 @@ class Tests(unittest.TestCase):
         hvd.init()
         assert hvd.rank() == 0, "only rank 0 is right"
 
+    def test_differs_in_a_part(self):
+        hvd.init()
+        with self.subTest("first"):
+            assert hvd.rank() == 0, "only rank 0 is right"
+        with self.subTest("second"):
+            pass
+
     def test_needs_more(self):
         self.skipTest("No GPUs available")
 
@@ -47,8 +54,9 @@ def test_a_test_passes_if_it_does_on_every_rank_and_others_are_named_with_their_
     done = suite(tmp_path, TESTS)
     assert done.returncode == 1, done.stderr
     assert "failed  test_differs: AssertionError: only rank 0 is right" in done.stdout
+    assert "failed  test_differs_in_a_part" in done.stdout
     assert "skipped  test_needs_more: No GPUs available" in done.stdout
-    assert "4 tests: 2 passed, 1 skipped, 1 failed" in done.stdout
+    assert "5 tests: 2 passed, 1 skipped, 2 failed" in done.stdout
     assert sorted(path.name for path in tmp_path.rglob("*") if path.is_file()) == ["common.py", "test_torch.py"]
 
 

@@ -41,6 +41,8 @@ def test_a_function_knows_that_xla_compiles_it() -> None:
     function = tf.function(lambda: tf.constant(1), jit_compile=True)
     assert type(function).__name__ == "Function"
     assert function._jit_compile is True, "Function._jit_compile, which lms/tensorflow/decorator.py uses, is gone"
+    copy = function._clone(lambda: tf.constant(2))
+    assert copy._jit_compile is True, "Function._clone, which lms/tensorflow/decorator.py uses, forgets options"
 
 
 def test_fit_calls_the_train_function_that_a_callback_has_set() -> None:

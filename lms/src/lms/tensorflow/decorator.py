@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import re
 import sys
@@ -10,7 +11,7 @@ import warnings
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from types import FrameType
-from typing import Any, TypeVar
+from typing import Any, TypeVar, cast
 
 import tensorflow as tf
 from tensorflow.core.framework.graph_pb2 import GraphDef
@@ -27,16 +28,18 @@ from lms.tensorflow.edit import edit
 from lms.tensorflow.graph import read_nodes
 from lms.tensorflow.step import Step, read_step
 from lms.tensorflow.swaps import Swaps, make_swaps, plain
-from lms.tensorflow.tiers import FileTier, HostTier, mark
+from lms.tensorflow.tiers import FileTier, HostTier, mark, usage
 from lms.tensorflow.traced import Known, read_traced
 from lms.units import format_size
 
 TESTED = ((2, 16), (2, 21))  # the first and the last version of TensorFlow that the tests ran with
 _KNOBS = ("swapout_threshold", "swapin_ahead", "swapin_groupby", "sync_mode")
+_UNMEASURED = 8  # a limit that leaves so many times what a step's tensors take holds without a measured step
 _ATTEMPTS = 4  # plans that are made for a limit: copies that are waited for late may need another
 _FILE = Link("file", 1.5e9, 1.5e9, source="assumed: what a disk of a cloud's machine reaches")
 
 F = TypeVar("F", bound=Callable[..., Any])
+T = TypeVar("T")
 
 
 @dataclass(frozen=True)
@@ -80,13 +83,22 @@ class Offload:
         self.tier = _tier(self.options, host)
         self.traces: list[Traced] = []
         self.first_batch: Sequence[Any] | None = None  # shapes of the inputs, if tracing does not know them
-        self.scratch: int | None = None  # bytes that operations were seen to need beside their results; None: not yet
-        self.trying = False  # whether a step is measured before one is planned for a limit
-        self.failure: Exception | None = None  # what stopped the last graph
+        # Most bytes that each operation needs inside, by its name, as far as it is known; None: nothing was measured.
+        self.scratch: dict[str, int] | None = None
+        self.peak = 0  # most resident bytes of the process in the last step that was measured
+        self.over_limit = False  # whether a step went over the limit that was planned with what another one needed
+        self._found = 0  # resident bytes when the last step was planned
+        self._tries = False  # whether the next step holds as little as possible, to be measured
+        self._surely: dict[str, int] = {}  # bytes that its tensors take at least while each operation runs
+        self._measuring = False
+        self._failure: Exception | None = None  # what stopped the last graph
+        self._resident = ResidentSet()
         self._told: set[str] = set()
 
     def __call__(self, function: F) -> F:
-        """The function, whose graph is edited each time that it is traced."""
+        """The function, whose graph is edited each time that it is traced; one of tf.function's is also measured."""
+        if isinstance(function, tf.types.experimental.PolymorphicFunction):
+            return cast(F, self._measured(function))
 
         @functools.wraps(function)
         def traced(*args: Any, **kwargs: Any) -> Any:
@@ -97,15 +109,109 @@ class Offload:
 
         return traced  # type: ignore[return-value]
 
+    def _measured(self, function: Any) -> Callable[..., Any]:
+        """What `function` does. Each new plan is traced by another copy of it, whose first call is measured."""
+        traced = self(function.python_function)
+        copy, is_new = function._clone(traced), True
+
+        @functools.wraps(function.python_function)
+        def step(*args: Any, **kwargs: Any) -> Any:
+            nonlocal copy, is_new
+            if not tf.executing_eagerly():  # a part of another function
+                return copy(*args, **kwargs)
+            result, again = self.watch(lambda: copy(*args, **kwargs), is_new=is_new)
+            copy, is_new = (function._clone(traced), True) if again else (copy, False)
+            return result
+
+        del step.__wrapped__  # TensorFlow would call that if `step` were an argument of another function
+        return step
+
+    def watch(self, call: Callable[[], T], *, is_new: bool, replicas: int = 1) -> tuple[T, bool]:
+        """Call a step, and measure the call if it traced the step; `is_new` says that it will.
+
+        Returns its result, and whether to trace it again because a better plan can now be made. Raises LMSError if not
+        all copies of the plan ran, and LimitError if the limit turns out to be below the floor.
+        """
+        before, traced = self._usage(), len(self.traces)
+        if is_new:
+            with contextlib.suppress(OSError):  # a sandbox's kernel may refuse: the peak is then that of the process
+                self._resident.reset_peak()
+        self._failure, self._measuring = None, True
+        try:
+            result = call()
+        except tf.errors.OpError:
+            if self._failure is not None:
+                raise self._failure from None
+            raise
+        finally:
+            self._measuring = False
+        traces = self.traces[traced:][-replicas:]
+        if not traces:
+            return result, False
+        self.peak = self._resident.peak()
+        self._check(before, traces)
+        return result, self._learn(traces)
+
+    def _usage(self) -> dict[str, int]:
+        return usage() if isinstance(self.tier, FileTier) else {}
+
+    def _check(self, before: dict[str, int], traces: Sequence[Traced]) -> None:
+        """Raise LMSError if not all pairs ran that were put into the graph."""
+        if not before:
+            return
+        after, wanted = self._usage(), [sum(getattr(one, name) for one in traces) for name in ("outs", "ins")]
+        outs, ins = (after[name] - before[name] for name in ("outs", "ins"))
+        steps = max(1, round(outs / wanted[0])) if wanted[0] else 1
+        if [outs, ins] != [steps * one for one in wanted]:
+            raise LMSError(
+                f"TensorFlow's graph optimizers undid the plan: {outs} copies out and {ins} back ran of "
+                f"{wanted[0]} and {wanted[1]} a step; report this with the model"
+            )
+
+    def _learn(self, traces: Sequence[Traced]) -> bool:
+        """Learn from the peak what operations may need inside; returns whether another plan can be better.
+
+        The first step under a limit that is tight holds as little as possible. Raises LimitError if even that was more
+        than the limit.
+        """
+        last = traces[-1]
+        limit, _ = self.bound(last.trace)
+        if limit is None or not isinstance(self.tier, FileTier):
+            return False
+        first = self.scratch is None
+        over = self.peak > limit
+        if over and first and (last.swapped or self._tries):
+            raise LimitError(
+                f"limit {format_size(limit)} is below the floor of {format_size(self.peak)}: the step took that "
+                "much with every tensor swapped that can be. Raise the limit, or make the batch, the resolution "
+                "or the width smaller"
+            )
+        if over:
+            self.over_limit = not first
+            print(f"lms: the step took {format_size(self.peak)}: it is planned again", file=sys.stderr)
+        self._tries = over and first
+        if not self._tries and (first or over):
+            # An operation needs inside at most what the peak leaves beside its tensors; with other threads at work a
+            # quarter more. What stays in memory after the step is a part of what the next plan finds there.
+            above = (self.peak - max(self._found, self._resident.current())) * 5 // 4 // len(traces)
+            self.scratch = {name: max(0, above - nbytes) for name, nbytes in self._surely.items()}
+        return over or (first and last.swapped > 0)
+
     @tf.autograph.experimental.do_not_convert  # type: ignore[untyped-decorator]
     def _begin(self) -> int:
         if tf.executing_eagerly():
             raise UsageError(
-                "offload edits the graph of a tf.function, and this function runs eagerly: put @tf.function above "
+                "offload edits the graph of a tf.function, and this function runs eagerly: put @tf.function below "
                 "@offload(...), and leave run_functions_eagerly off"
             )
         if _is_compiled():
             raise UsageError("jit_compile=True: XLA has a schedule of its own; take jit_compile=False")
+        unmeasured = self.scratch is None and not self._measuring
+        if unmeasured and self.options.budget is None and isinstance(self.tier, FileTier):
+            raise UsageError(
+                "with a limit, offload measures a step before it plans: put @offload(...) above @tf.function, and call "
+                "the function from Python, not from another tf.function; or give a budget"
+            )
         return len(tf.compat.v1.get_default_graph().get_operations())
 
     @tf.autograph.experimental.do_not_convert  # type: ignore[untyped-decorator]
@@ -131,7 +237,7 @@ class Offload:
             for name in marks:
                 self._edit(definition, known, replicas, name)
         except Exception as error:
-            self.failure = error
+            self._failure = error
             raise
         edited: bytes = definition.SerializeToString()
         return edited
@@ -141,15 +247,17 @@ class Offload:
         prefix = name[: name.rindex("lms_mark_")]
         on_device = isinstance(self.tier, HostTier)
         nodes = read_nodes(definition, lambda node: _number(node, prefix, known))
+        self._found = self._resident.current()
         step = read_step(
             nodes,
             next(node for node in nodes if node.name == name),
             known,
             prefix,
             min_size=self.options.min_size,
-            base=known.variables + known.inputs if on_device else ResidentSet().current() + (self.scratch or 0),
+            base=known.variables + known.inputs if on_device else self._found,
             on_device=on_device,
             threshold=self.knobs["swapout_threshold"],
+            scratch=self.scratch,
         )
         swaps = self._planned(step, replicas)
         if not swaps.outs and known.unknown > len(step.tensors):
@@ -159,7 +267,9 @@ class Offload:
                 RuntimeWarning,
                 stacklevel=2,
             )
-        edit(definition, step, swaps, self.tier, f"{name}_")
+        edit(definition, step, swaps, self.tier, f"{name}_", ordered=self.scratch is not None)
+        names = (operation.node.name.removeprefix(prefix) for operation in step.operations)
+        self._surely = dict(zip(names, swaps.surely, strict=True))
         if swaps.outs and len(read_nodes(definition, lambda node: None)) < len(definition.node):
             raise LMSError("the edited graph has a cycle; report this with the model")
         self.traces.append(
@@ -195,14 +305,12 @@ class Offload:
         nothing = plain(step)
         if limit is not None:
             limit = step.base + (limit - step.base) // replicas
-            # What operations need inside is not known before one step has run: half as much again is left for it.
+            # What operations need inside is not known before one step has run.
             known = self.scratch is not None or isinstance(self.tier, HostTier)
-            safe = limit if known else step.base + (limit - step.base) * 2 // 3
-            if nothing.peak <= safe:
+            room = (limit - step.base) // (1 if known else _UNMEASURED)
+            if nothing.peak - step.base <= room and not self._tries:
                 return nothing
-            if self.trying and not known:
-                return self._swaps(step, budget=0)
-            return self._under(step, safe)
+            return self._under(step, limit) if known else self._swaps(step, budget=0)
         assert budget is not None
         return nothing if max(step.trace.live, default=0) <= budget else self._swaps(step, budget=budget)
 
@@ -254,7 +362,10 @@ def offload(
     host: str | None = None,
     **options: Any,
 ) -> Offload:
-    """LMS for a training step: a decorator to be put below `@tf.function`, for a function that computes its gradients.
+    """LMS for a training step: a decorator above `@tf.function`, for a function that computes its gradients.
+
+    It may also stand below `@tf.function`, as it must in a function that another one calls. Then nothing is measured,
+    and on a processor it takes a budget, but no limit.
 
     `options` are those of `lms.LMS` that fit: limit, frac or budget (which may be a share such as "35%" of what the
     step's tensors take at their peak), min_size, spill_dir, prefetch, write_ahead. `host` is the device that swapped

@@ -20,12 +20,12 @@ class Tier(Protocol):
         """The device of a pair whose tensor is on `own`."""
 
 
-def edit(definition: Any, step: Step, swaps: Swaps, tier: Tier, name: str) -> None:
+def edit(definition: Any, step: Step, swaps: Swaps, tier: Tier, name: str, *, ordered: bool = False) -> None:
     """Edit the GraphDef: the copies of `swaps`, and control edges with which its peak holds.
 
-    Names of what is added begin with `name`. If nothing is copied, the graph stays as it is.
+    Names of what is added begin with `name`. If nothing is copied, there are edges only if it is to be `ordered`.
     """
-    if swaps.outs:
+    if swaps.outs or ordered:
         _Editor(definition, step, swaps, tier, name).run()
 
 

@@ -2,21 +2,18 @@
 
 from __future__ import annotations
 
-import contextlib
 import statistics
 import sys
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import keras
 import tensorflow as tf
 
-from lms.errors import LimitError, LMSError, UsageError
-from lms.memory.resident import ResidentSet
-from lms.tensorflow.decorator import Offload, Traced, offload
+from lms.errors import UsageError
+from lms.tensorflow.decorator import Offload, offload
 from lms.tensorflow.tiers import FileTier, usage
-from lms.units import format_size
 
 
 class LMS(keras.callbacks.Callback):  # type: ignore[misc]
@@ -30,12 +27,8 @@ class LMS(keras.callbacks.Callback):  # type: ignore[misc]
     def __init__(self, **options: Any) -> None:
         super().__init__()
         self.offload: Offload = offload(**options)
-        self.offload.trying = True
         self._jit: object = None
-        self._resident = ResidentSet()
-        self._peak = 0
         self._times: list[float] = []  # seconds of each batch since the step was planned
-        self.over_limit = False  # whether a step went over the limit that was planned with what the first one needed
 
     def stats(self) -> dict[str, int]:
         """Figures: bytes and counts of the last trace, and what the file tier of this process has done."""
@@ -43,7 +36,7 @@ class LMS(keras.callbacks.Callback):  # type: ignore[misc]
         if self.offload.traces:
             last = self.offload.traces[-1]
             figures |= {name: getattr(last, name) for name in ("tensors", "swapped", "plain_peak", "predicted_peak")}
-            figures |= {"variables": last.variables, "peak": self._peak}
+            figures |= {"variables": last.variables, "peak": self.offload.peak}
         return figures
 
     @property
@@ -93,7 +86,7 @@ class LMS(keras.callbacks.Callback):  # type: ignore[misc]
 
     def _peek(self, model: Any) -> None:
         """Look at the first batch before the step is traced, because tracing may not know its size."""
-        train: Callable[[Any], Any] = model.train_function
+        train = model.train_function
 
         def first(iterator: Any) -> Any:
             model.train_function = train
@@ -105,63 +98,14 @@ class LMS(keras.callbacks.Callback):  # type: ignore[misc]
                     ]
                 spec = iterator.element_spec
                 iterator = iter(tf.data.Dataset.from_generator(lambda: iter(batches), output_signature=spec))
-            before, traced = self.stats(), len(self.offload.traces)
-            with contextlib.suppress(OSError):  # a sandbox's kernel may refuse: the peak is then that of the process
-                self._resident.reset_peak()
-            self.offload.failure = None
-            try:
-                result = train(iterator)
-            except tf.errors.OpError:
-                if self.offload.failure is not None:
-                    raise self.offload.failure from None
-                raise
-            self._check(before, self.offload.traces[traced:][-model.distribute_strategy.num_replicas_in_sync :])
-            self._compare(model)
+            replicas = model.distribute_strategy.num_replicas_in_sync
+            result, again = self.offload.watch(lambda: train(iterator), is_new=True, replicas=replicas)
+            if again:
+                model.make_train_function(force=True)
+                self._peek(model)
             return result
 
         model.train_function = first
-
-    def _check(self, before: dict[str, int], traces: Sequence[Traced]) -> None:
-        """Raise LMSError if not all pairs ran that were put into the graph, or if a place outlived the step."""
-        if not isinstance(self.offload.tier, FileTier) or not traces:
-            return
-        after, wanted = self.stats(), [sum(getattr(one, name) for one in traces) for name in ("outs", "ins")]
-        outs, ins = (after[name] - before[name] for name in ("outs", "ins"))
-        steps = max(1, round(outs / wanted[0])) if wanted[0] else 1
-        if [outs, ins] != [steps * one for one in wanted]:
-            raise LMSError(
-                f"TensorFlow's graph optimizers undid the plan: {outs} copies out and {ins} back ran of "
-                f"{wanted[0]} and {wanted[1]} a step; report this with the model"
-            )
-
-    def _compare(self, model: Any) -> None:
-        """Have the step traced anew if it can now be planned with what its operations need beside their results.
-
-        The first one under a limit that is tight holds as little as possible. Raises LimitError if even that was more
-        than the limit.
-        """
-        self._peak = self._resident.peak()
-        limit, _ = self.offload.bound(self.offload.traces[-1].trace) if self.offload.traces else (None, None)
-        if limit is None or not isinstance(self.offload.tier, FileTier):
-            return
-        first = self.offload.scratch is None
-        last = self.offload.traces[-1]
-        if self._peak > limit:
-            if first and last.swapped:
-                raise LimitError(
-                    f"limit {format_size(limit)} is below the floor of {format_size(self._peak)}: the step took that "
-                    "much with every tensor swapped that can be. Raise the limit, or make the batch, the resolution "
-                    "or the width smaller"
-                )
-            self.over_limit = not first
-            print(f"lms: the step took {format_size(self._peak)}: it is planned again", file=sys.stderr)
-        elif not (first and last.swapped):
-            return
-        used = max(0, self._peak - last.predicted_peak)
-        spare = used // 10 if last.swapped else 0  # the allocator's: another plan leaves other holes in its memory
-        self.offload.scratch = (self.offload.scratch or 0) + used + spare
-        model.make_train_function(force=True)
-        self._peek(model)
 
 
 def _take(iterator: Any, count: int) -> Sequence[Any]:

@@ -149,7 +149,7 @@ class _Fits:
 
     def over_limit(self) -> bool:
         """Whether a step went over the limit after the first, which is planned with what it needed."""
-        return any(one.over_limit for one in self.callbacks)
+        return any(one.offload.over_limit for one in self.callbacks)
 
     def finish(self, target: Target, trace: Path | None, report: Path | None, *, returned: bool) -> bool:
         """Sum up and write the files; returns whether that failed."""

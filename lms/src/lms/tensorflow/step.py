@@ -7,7 +7,7 @@ operation has in hand counts until it is over, and nothing leaves or comes back 
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import pairwise
 from math import prod
@@ -51,6 +51,7 @@ class Operation:
     done: int = 0  # position from which on its results are there
     tail: int = 0  # position from which on it is over
     fixed: int = 0  # bytes beside movable storages while it runs
+    scratch: int = 0  # of them: the most that it may need inside
 
 
 @dataclass(eq=False)
@@ -99,12 +100,14 @@ def read_step(
     base: int,
     on_device: bool = False,
     threshold: int = -1,
+    scratch: Mapping[str, int] | None = None,
 ) -> Step:
     """The step in which `mark` stands, from the nodes in their order; names of what was traced begin with `prefix`.
 
     `base` are the bytes that are there before the step. `on_device` says that it runs on another device than the
     processor: reads of variables then count as copies, as TensorFlow's own estimate has them. A storage stays if it is
-    never idle for `threshold` operations.
+    never idle for `threshold` operations. `scratch` are the most bytes that operations need inside, by their names
+    after `prefix`: an operation that it does not name may need as much as any.
     """
     reader = _Reader(mark, known, prefix, min_size, on_device)
     for node in nodes:
@@ -114,6 +117,10 @@ def read_step(
         touches = [storage.writer, *storage.readers]
         if storage.lasts or max((after - at for at, after in pairwise(touches)), default=0) < threshold:
             storage.movable = False
+    if scratch:
+        most = max(scratch.values())
+        for operation in operations:
+            operation.scratch = scratch.get(operation.node.name.removeprefix(prefix), most)
     _count_fixed(operations, storages)
     trace, tensors = _trace(operations, storages, base)
     return Step(operations, storages, reader.views, reader.where, trace, tensors, base, mark.definition.device)
@@ -202,7 +209,7 @@ def _count_fixed(operations: Sequence[Operation], storages: Sequence[Storage]) -
     total = 0
     for at, operation in enumerate(operations):
         total += change[at]
-        operation.fixed = total
+        operation.fixed = total + operation.scratch
 
 
 def _trace(operations: Sequence[Operation], storages: Sequence[Storage], base: int) -> tuple[Trace, list[int]]:

@@ -32,16 +32,20 @@ class Back:
 
 @dataclass(frozen=True)
 class Swaps:
-    """Copies out, and copies back in the order in which they run. `peak` bytes are held at most, with all else."""
+    """Copies out, and copies back in the order in which they run. `peak` bytes are held at most, with all else.
+
+    `surely` are the bytes that the step's tensors take at least while each operation runs.
+    """
 
     outs: tuple[Out, ...]
     backs: tuple[Back, ...]
     peak: int
+    surely: tuple[int, ...]
 
 
 def plain(step: Step) -> Swaps:
     """No copies."""
-    return Swaps((), (), peak_of(step, (), ()))
+    return _swaps(step, (), ())
 
 
 def make_swaps(step: Step, static: StaticSchedule, *, ahead: int = -1, group: int = -1) -> Swaps:
@@ -78,11 +82,17 @@ def make_swaps(step: Step, static: StaticSchedule, *, ahead: int = -1, group: in
             trigger = max(trigger, reader - 1 - ahead)
         behind = tuple(kept[one] for one in back.behind if one in kept and one != back.out)
         backs.append(Back(kept[back.out], step.linked(min(trigger, reader - 1)), behind, reader))
-    return Swaps(tuple(outs), tuple(backs), peak_of(step, outs, backs))
+    return _swaps(step, outs, backs)
 
 
-def peak_of(step: Step, outs: Sequence[Out], backs: Sequence[Back]) -> int:
-    """The most bytes while any operation runs, however long the copies take."""
+def _swaps(step: Step, outs: Sequence[Out], backs: Sequence[Back]) -> Swaps:
+    scratch = np.array([operation.scratch for operation in step.operations], np.int64)
+    peak = step.base + int((_held(step, outs, backs) + scratch).max(initial=0))
+    return Swaps(tuple(outs), tuple(backs), peak, tuple(_held(step, outs, backs, at_once=True).tolist()))
+
+
+def _held(step: Step, outs: Sequence[Out], backs: Sequence[Back], *, at_once: bool = False) -> np.ndarray:
+    """Bytes of the step's tensors while each operation runs: however long copies take, or if they take no time."""
     count = len(step.operations)
     change = np.zeros(count + 1, np.int64)
 
@@ -93,12 +103,13 @@ def peak_of(step: Step, outs: Sequence[Out], backs: Sequence[Back]) -> int:
     moves: dict[int, list[tuple[int, int]]] = {}  # storage -> (first reader, held from) of each return
     gone: dict[int, int] = {}  # storage -> the last operation beside which it may be there
     for out in outs:
-        gone[out.storage] = max(out.after, count - 1 if out.gate is None else out.gate - 1)
+        waits = 0 if at_once else count - 1 if out.gate is None else out.gate - 1
+        gone[out.storage] = max(out.after, waits)
     for back in backs:
         storage = outs[back.out].storage
         if not moves.get(storage):
             gone[storage] = min(gone[storage], max(back.reader - 1, outs[back.out].after))
-        moves.setdefault(storage, []).append((back.reader, back.trigger + 1))
+        moves.setdefault(storage, []).append((back.reader, back.reader if at_once else back.trigger + 1))
     for index, held in enumerate(step.storages):
         last = count - 1 if held.lasts else max(held.readers, default=held.writer)
         returns = sorted(moves.get(index, ()))
@@ -111,4 +122,4 @@ def peak_of(step: Step, outs: Sequence[Out], backs: Sequence[Back]) -> int:
             until = returns[at + 1][0] if at + 1 < len(returns) else count
             served = [one for one in held.readers if reader <= one < until]
             hold(held.nbytes, begins, max(served, default=reader))
-    return step.base + int(np.cumsum(change)[:-1].max(initial=0))
+    return np.cumsum(change)[:-1]
