@@ -14,7 +14,7 @@ import hashlib
 import keras
 import numpy as np
 import tensorflow as tf
-from sklearn.datasets import load_digits  # type: ignore[import-untyped]
+from sklearn.datasets import load_digits
 
 import ddl.keras as ddl
 
