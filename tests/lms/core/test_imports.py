@@ -44,6 +44,7 @@ def test_the_core_and_what_it_imports_of_lms_know_no_framework_no_clock_and_no_f
         ("memory", {"core"}),
         ("runtime", {"core", "memory"}),
         ("torch", {"core", "memory", "runtime"}),
+        ("integrations", {"torch"}),
         ("tensorflow", {"core", "memory"}),
         ("link", {"core", "memory", "torch.cuda"}),
     ],
