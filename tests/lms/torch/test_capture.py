@@ -40,6 +40,29 @@ def gradient(loss: Tensor) -> Tensor:
     return torch.autograd.grad(loss, W)[0]
 
 
+def test_optimizer_state_moves_through_pinned_memory_and_no_step_is_captured(streams: object) -> None:
+    def train(session: Session | None) -> list[Tensor]:
+        torch.manual_seed(0)
+        net = torch.nn.Sequential(torch.nn.Linear(6, 6), torch.nn.Linear(6, 6))
+        optimizer = torch.optim.AdamW(net.parameters(), 1e-2)
+        with session or torch.enable_grad():
+            for _ in range(4):
+                optimizer.zero_grad()
+                net(torch.ones(2, 6)).square().sum().backward()
+                optimizer.step()
+            if session is not None:
+                stats = session.stats()
+                assert stats["state_held"] == 0
+                assert stats["state_in"] == 3 * stats["state"] > 0  # type: ignore[operator]
+                assert stats["host_peak"] > 0
+                with streams.capture(), pytest.raises(LMSError, match="leave 'optimizer' out of swap"):
+                    optimizer.step()
+        return [*net.parameters(), *(one["exp_avg"] for one in optimizer.state.values())]
+
+    ours = train(Session(budget=0, min_size=0, swap="optimizer"))
+    assert all(torch.equal(one, other) for one, other in zip(ours, train(None), strict=True))
+
+
 def test_what_is_captured_stays_and_is_told_of_once(streams: object, lms: Make) -> None:
     theirs = gradient(forward())
     with lms() as session, warnings.catch_warnings(record=True) as caught:

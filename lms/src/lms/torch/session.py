@@ -16,7 +16,7 @@ from lms.core.budget import Budget, Client
 from lms.core.link import Link
 from lms.core.plan import Plan
 from lms.core.timeline import Timeline
-from lms.errors import UsageError
+from lms.errors import LMSError, UsageError
 from lms.options import Given, Options
 from lms.ranks import sharing
 from lms.runtime import planner
@@ -352,6 +352,11 @@ class Session:
     def _before_step(self, optimizer: Optimizer, args: Arguments, kwargs: Keywords) -> StepArguments | None:
         if self._pauses:
             return None
+        if self.engine.capturing():
+            raise LMSError(
+                "an optimizer steps while a CUDA graph is captured, and its state may be away when the graph runs "
+                "again; leave 'optimizer' out of swap, or close the session around the capture"
+            )
         self._swapper.learn()
         return self._pager.before_step(optimizer, args, kwargs, room=self._room.now())
 
