@@ -60,10 +60,10 @@ def test_conda_forge_is_built_against_if_it_answers_and_nothing_takes_its_place_
 
 
 def test_nobody_is_told_to_install_before_a_channel_was_made() -> None:
-    told = 0
-    for path in (ROOT / "README.md", ROOT / "docs/conda.md", *ROOT.glob("envs/*.yaml")):
+    told, environments = 0, list(ROOT.glob("envs/*.yaml"))
+    for path in (ROOT / "README.md", ROOT / "docs/conda.md", *environments):
         for block in path.read_text().split("\n\n"):
             if "conda env create -f envs/" in block.partition("dependencies:")[0]:
                 assert "make channel" in block.partition("conda env create -f envs/")[0], (path, block)
                 told += 1
-    assert told == 7
+    assert told > len(environments)

@@ -55,7 +55,7 @@ def test_optimizer_state_moves_through_pinned_memory_and_no_step_is_captured(str
                 assert stats["state_held"] == 0
                 assert stats["state_in"] == 3 * stats["state"] > 0  # type: ignore[operator]
                 assert stats["host_peak"] > 0
-                with streams.capture(), pytest.raises(LMSError, match="leave 'optimizer' out of swap"):
+                with streams.capture(), pytest.raises(LMSError, match="close the session, step once"):
                     optimizer.step()
         return [*net.parameters(), *(one["exp_avg"] for one in optimizer.state.values())]
 

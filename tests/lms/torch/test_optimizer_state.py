@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import io
+import os
 import pickle
 from collections.abc import Callable, Iterable, Iterator
 from typing import Any
@@ -289,6 +290,52 @@ def test_what_is_away_is_refused_and_comes_back_after_the_session(same: Callable
         session.engine.file.fileno()  # type: ignore[attr-defined]
 
 
+def test_what_a_checkpoint_brought_back_leaves_when_the_next_pass_begins() -> None:
+    model = nn.Sequential(nn.Linear(16, 16), nn.Tanh(), nn.Linear(16, 4))
+    optimizer = torch.optim.Adam(model.parameters())
+    with Session(model, optimizer, budget=0, min_size=0, swap="activations,optimizer"):
+        for _ in range(3):
+            loss = model(torch.ones(2, 16)).sum()
+            assert not optimizer.state or away(optimizer) == 12
+            loss.backward()
+            optimizer.step()
+            optimizer.state_dict()
+            assert away(optimizer) == 0
+
+
+def test_a_closure_that_saves_tensors_moves_no_state_of_the_step_under_way(same: Callable[[Any, Any], bool]) -> None:
+    plain, _ = train(OPTIMIZERS["lbfgs"], steps=3)
+    ours, session = train(OPTIMIZERS["lbfgs"], steps=3, budget=0, swap="activations,optimizer")
+    assert same(ours, plain)
+    assert session is not None
+    assert session.stats()["passes"] > 3  # type: ignore[operator]
+
+
+def test_entries_that_are_no_dicts_and_a_forked_childs_optimizer() -> None:
+    class Counting(torch.optim.SGD):
+        def step(self, closure: Any = None) -> Any:
+            self.state["steps"] = self.state.get("steps", 0) + 1  # type: ignore[index, call-overload]
+            return super().step(closure)
+
+    model = nn.Linear(16, 16)
+    optimizer = Counting(model.parameters(), 0.1, momentum=0.9)
+    with Session(model, optimizer, budget=0, min_size=0, swap="optimizer"):
+        for _ in range(2):
+            model(torch.ones(2, 16)).sum().backward()
+            optimizer.step()
+        assert optimizer.state["steps"] == 2  # type: ignore[index]
+        child = os.fork()
+        if child == 0:
+            net = nn.Linear(4, 4)
+            other = torch.optim.Adam(net.parameters())
+            for parameter in net.parameters():
+                parameter.grad = torch.ones_like(parameter)
+            other.step()
+            other.step()
+            os._exit(0 if type(other.state) is not OptimizerState else 1)
+        assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
+
+
 def test_a_step_inside_a_pause_brings_the_state_back() -> None:
     def between(_: nn.Module, optimizer: Optimizer, index: int) -> None:
         if index == 2:
@@ -337,6 +384,53 @@ def test_a_full_disk_ends_no_step_in_the_middle_and_loses_nothing(
             else:
                 optimizer.step()
         assert same([list(model.parameters()), optimizer.state_dict()], plain[1:])
+
+
+def test_a_tier_that_takes_no_more_ends_no_step_in_the_middle(
+    monkeypatch: pytest.MonkeyPatch, same: Callable[[Any, Any], bool]
+) -> None:
+    def refuse(*_: object, **__: object) -> None:
+        raise SpillError("there is no room")
+
+    plain, _ = train(OPTIMIZERS["adam"], steps=1)
+    with monkeypatch.context() as patch:
+        patch.setattr("lms.torch.cpu.engine.CpuEngine.offload", refuse)
+        torch.manual_seed(3)
+        model = nn.Sequential(nn.Linear(16, 32), nn.Tanh(), nn.Linear(32, 32), nn.Tanh(), nn.Linear(32, 4))
+        optimizer = OPTIMIZERS["adam"](model.parameters())
+        with Session(model, optimizer, budget=0, min_size=0, swap="optimizer"):
+            x = torch.randn(8, 16, generator=torch.Generator().manual_seed(0))
+            model(x).square().mean().backward()
+            with pytest.raises(SpillError, match="there is no room"):
+                optimizer.step()
+    assert same([list(model.parameters()), optimizer.state_dict()], plain[1:])
+
+
+def test_a_copy_back_that_fails_says_how_far_the_step_came(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("lms.torch.optimizer_state.CHUNK", 1000)
+
+    def refuse(*_: object) -> None:
+        raise SpillError("the disk is gone")
+
+    def between(_: nn.Module, __: Optimizer, index: int) -> None:
+        monkeypatch.setattr(FileSlab, "read", refuse)
+
+    with pytest.raises(SpillError, match=r"the disk is gone; the optimizer has stepped 0 of the \d parts"):
+        train(OPTIMIZERS["sgd"], between, budget=0, swap="optimizer")
+
+
+def test_an_embedding_whose_saved_tensors_are_small_still_keeps_its_state_if_all_fits() -> None:
+    torch.manual_seed(0)
+    table = nn.Embedding(4000, 16)
+    optimizer = torch.optim.Adam(table.parameters())
+    with Session(table, optimizer, frac=0.9, swap="activations,optimizer") as session:
+        for _ in range(5):
+            optimizer.zero_grad()
+            table(torch.arange(8)).square().sum().backward()
+            optimizer.step()
+    stats = session.stats()
+    assert stats["state_held"] == stats["state"] > 0  # type: ignore[operator]
+    assert stats["state_out"] <= 2 * stats["state"]  # type: ignore[operator]
 
 
 def test_an_optimizer_that_the_session_was_not_told_of(same: Callable[[Any, Any], bool]) -> None:

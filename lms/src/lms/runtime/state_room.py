@@ -9,8 +9,8 @@ from lms.runtime.planner import PassPlanner
 class StateRoom:
     """Asks the planner's budget for its client `state`, which steps in parts of `part` bytes.
 
-    If `passes` are recorded, saved tensors come first: state stays in what the limit leaves beside all of them. Else
-    the peak since the last step tells what the device holds beside the state.
+    If there are passes, which are recorded if `passes`, saved tensors come first: state stays in what the limit leaves
+    beside all of them. Else the peak since the last step tells what the device holds beside the state.
     """
 
     def __init__(self, planner: PassPlanner, state: Client, *, part: int, passes: bool) -> None:
@@ -24,13 +24,13 @@ class StateRoom:
         """Bytes of state that may stay, asked before a step. Under a budget without a limit all of it leaves."""
         planner, state = self._planner, self._state
         budget, saved, device = planner.budget, planner.client, planner.device
-        if budget.limit is None or (self._passes and not saved.wanted):
+        if budget.limit is None or (self._has_passes and not planner.progress.passes):
             return 0
         limit = budget.planned(0)
         # A step has scratch memory for one part, and moves one part out and one back beside the one that steps.
         free = limit - (device.current() - state.held) - min(self._part, state.wanted or self._part)
         in_step = free if free >= state.wanted > 0 else free - 3 * self._part
-        if self._passes:
+        if self._has_passes:
             in_pass = limit - budget.outside - planner.above - saved.wanted
         else:
             self._beside = max(self._beside, device.peak().in_use - state.held)
@@ -39,6 +39,16 @@ class StateRoom:
 
     def after_step(self, nbytes: int, held: int) -> None:
         """An optimizer has stepped: `held` of the `nbytes` of state that may move are on the device now."""
-        self._state.wanted, self._state.held = nbytes, held
-        if not self._passes:
+        self.note(nbytes, held)
+        if not self._has_passes:
             self._planner.peaks.after_a_step()
+
+    def note(self, nbytes: int, held: int) -> None:
+        """`held` of the `nbytes` of state that may move are on the device now."""
+        self._state.wanted, self._state.held = nbytes, held
+
+    @property
+    def _has_passes(self) -> bool:
+        """Whether passes are recorded; after a step without one nothing was saved that may move."""
+        progress = self._planner.progress
+        return self._passes and (progress.passes > 0 or progress.steps == 0)

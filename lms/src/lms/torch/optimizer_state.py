@@ -21,7 +21,7 @@ from torch.optim.optimizer import Optimizer
 from lms.errors import LMSError
 from lms.memory.transfer import Copy
 from lms.torch.engine import Engine
-from lms.torch.movable import movable
+from lms.torch.movable import is_plain, movable
 from lms.torch.records import View, flat_bytes, use_count
 
 CHUNK = 32 << 20  # bytes of state that step together, unless one parameter has more
@@ -59,6 +59,7 @@ class Tier:
         self.lock = lock
         self.out = self.back = 0
         self.waited = 0.0
+        self.strays = False  # something came back since the last step
         self._away = 0
         self._then: Callable[[], None] | None = None
 
@@ -103,6 +104,11 @@ class Away:
     def start(self) -> None:
         """Start the copy back, unless it was started."""
         if self._flat is None:
+            if self._tier.engine.capturing():
+                raise LMSError(
+                    "optimizer state that LMS has swapped out is used while a CUDA graph is captured; close the "
+                    "session, step once, and capture then"
+                )
             with self._tier.lock:
                 self._flat, self._arrival = self._tier.engine.reload(self._slot)
 
@@ -121,6 +127,7 @@ class Away:
         self._view.fill(self._flat)
         self._flat = None
         self._tier.back += self.nbytes
+        self._tier.strays = True
         return self._view.alias
 
     def __del__(self) -> None:
@@ -133,14 +140,15 @@ class Away:
 
 
 class OptimizerState(defaultdict[Parameter, dict[str, Any]]):
-    """`optimizer.state` of which a part is away. To read a parameter's entry brings its tensors back."""
+    """`optimizer.state`, partly away. To read a parameter's entry brings its tensors back."""
 
     def __init__(self, plain: Iterable[tuple[Parameter, dict[str, Any]]]) -> None:
         super().__init__(dict, plain)
 
     def entry(self, parameter: Parameter) -> dict[str, Any]:
-        """The entry as it is, with what is away left away; an empty one for a parameter without state."""
-        return super().get(parameter, {})
+        """The entry as it is, with what is away left away; an empty one if there is none, or no dict."""
+        entry = super().get(parameter)
+        return entry if isinstance(entry, dict) else {}
 
     def __getitem__(self, parameter: Parameter) -> dict[str, Any]:
         bring_back(self.entry(parameter))
@@ -167,6 +175,16 @@ class OptimizerState(defaultdict[Parameter, dict[str, Any]]):
         bring_back(self.entry(parameter))
         return super().pop(parameter, *default)
 
+    def popitem(self) -> Any:
+        """As a dict's."""
+        parameter = next(reversed(self))
+        return parameter, self.pop(parameter)
+
+    def setdefault(self, parameter: Parameter, default: Any = None) -> Any:
+        """As a dict's."""
+        bring_back(self.entry(parameter))
+        return super().setdefault(parameter, default)
+
     def copy(self) -> Any:
         """A plain one, with everything back."""
         return defaultdict(dict, self.items())
@@ -191,6 +209,7 @@ class StatePager:
         self._slack = slack
         self._stay = 0
         self._known: weakref.WeakKeyDictionary[Optimizer, Figures] = weakref.WeakKeyDictionary()
+        self._stepping = False
         self._failed: LMSError | None = None  # of a copy out: the tensor stays on the device
 
     @property
@@ -205,6 +224,7 @@ class StatePager:
 
         `room` bytes of all state may stay. The arguments are a step's; returns others for the step to go on with.
         """
+        self._stepping = True
         if not 0 <= room - self._stay <= self._slack:
             self._stay = room
         if not isinstance(optimizer.state, OptimizerState):
@@ -224,16 +244,26 @@ class StatePager:
 
         The step is complete then, and nothing is lost.
         """
-        state = optimizer.state
-        if isinstance(state, OptimizerState):  # else it was loaded in the step
-            allowed = self._allowed(optimizer)
-            nbytes = sum(self._nbytes(state.entry(parameter)) for parameter in state)
-            departures, held = self._trim(state, state, allowed, 0)
-            self._known[optimizer] = Figures(nbytes, held)
-            self._wait(departures)
+        self._leave(optimizer)
+        self._stepping = self.tier.strays = False
         failed, self._failed = self._failed, None
         if failed is not None:
             raise failed
+
+    def tidy(self) -> None:
+        """Let leave again what came back between two steps because something read it: a checkpoint, a log."""
+        if not self._stepping:
+            for optimizer in list(self._known):
+                self._leave(optimizer)
+            self.tier.strays = False
+
+    def _leave(self, optimizer: Optimizer) -> None:
+        state = optimizer.state
+        if isinstance(state, OptimizerState):  # else it was loaded since the step began
+            nbytes = sum(self._nbytes(state.entry(parameter)) for parameter in state)
+            departures, held = self._trim(state, state, self._allowed(optimizer), 0)
+            self._known[optimizer] = Figures(nbytes, held)
+            self._wait(departures)
 
     def _allowed(self, optimizer: Optimizer) -> int:
         """Bytes of the state of `optimizer` that may stay."""
@@ -246,9 +276,17 @@ class StatePager:
         leaving: deque[list[Copy]] = deque([[], []])  # copies out of the last two parts
         for index, part in enumerate(parts):
             self._wait(leaving.popleft())
-            for soon in parts[index : index + 2]:
-                for parameter in _parameters(soon):
-                    start_back(state.entry(parameter))
+            try:
+                for soon in parts[index : index + 2]:
+                    for parameter in _parameters(soon):
+                        start_back(state.entry(parameter))
+                for parameter in _parameters(part):
+                    bring_back(state.entry(parameter))
+            except LMSError as error:
+                raise type(error)(
+                    f"{error}; the optimizer has stepped {index} of the {len(parts)} parts of its parameters: go on "
+                    "from a checkpoint, and do not repeat the step"
+                ) from error
             step(_part_of(optimizer, part))
             departures, held = self._trim(state, _parameters(part), allowed, held)
             leaving.append(departures)
@@ -284,13 +322,13 @@ class StatePager:
         parts: list[Part] = []
         room = 0
         for group in optimizer.param_groups:
-            fresh = True
+            fresh, is_uniform = True, self._is_uniform(group["params"])
             for parameter in group["params"]:
                 if parameter.grad is None:
                     continue
                 # No state yet: most optimizers keep two tensors of the parameter's size.
                 nbytes = self._nbytes(state.entry(parameter)) or 2 * parameter.nbytes
-                if nbytes > room or not parts:
+                if not parts or (nbytes > room and (fresh or is_uniform)):
                     parts.append([])
                     room, fresh = CHUNK, True
                 if fresh:
@@ -299,6 +337,16 @@ class StatePager:
                 parts[-1][-1][1].append(parameter)
                 room -= nbytes
         return parts
+
+    def _is_uniform(self, parameters: Iterable[Parameter]) -> bool:
+        """Whether a step over some of the parameters computes as one over all of them does.
+
+        Optimizers that may choose between a loop and one call for many tensors look at all of them.
+        """
+        return all(
+            is_plain(one) and one.device == self._device and (one.grad is None or one.grad.layout is torch.strided)
+            for one in parameters
+        )
 
     def _nbytes(self, entry: dict[str, Any]) -> int:
         """Bytes of the entry that are away, or that may leave."""
@@ -323,8 +371,13 @@ class StatePager:
         """The copies of what of the entry leaves."""
         copies = []
         for container, key in _places(entry):
-            if not isinstance(container[key], Away) and _is_alone(container, key) and self._may_leave(container[key]):
+            if isinstance(container[key], Away) or not self._may_leave(container[key]) or not _is_alone(container, key):
+                continue
+            try:
                 container[key] = away = Away(self.tier, container[key])
+            except LMSError as error:  # the tier takes no more
+                self._failed = self._failed or error
+            else:
                 copies.append(away.departure)
         return copies
 

@@ -298,6 +298,9 @@ class Session:
     def _pack(self, tensor: torch.Tensor) -> object:
         if self._pauses:
             return View(tensor)
+        if self._pager.tier.strays and self._swapper.between_passes:
+            self._pager.tidy()
+            self._room.note(*self._pager.figures)
         packed = self._swapper.pack(tensor)
         if self._planner.news:
             self._tell()
@@ -350,18 +353,20 @@ class Session:
         return "activations" in self.options.swap
 
     def _before_step(self, optimizer: Optimizer, args: Arguments, kwargs: Keywords) -> StepArguments | None:
-        if self._pauses:
+        if _open is not self:  # in a forked child
             return None
         if self.engine.capturing():
             raise LMSError(
-                "an optimizer steps while a CUDA graph is captured, and its state may be away when the graph runs "
-                "again; leave 'optimizer' out of swap, or close the session around the capture"
+                "an optimizer steps while a CUDA graph is captured, and LMS may move its state before the graph runs "
+                "again; close the session, step once, and capture then"
             )
+        if self._pauses:
+            return None
         self._swapper.learn()
         return self._pager.before_step(optimizer, args, kwargs, room=self._room.now())
 
     def _after_step(self, optimizer: Optimizer) -> None:
-        if self._pauses:
+        if self._pauses or _open is not self:
             return
         if "optimizer" in self.options.swap:
             self._pager.after_step(optimizer)
