@@ -56,7 +56,8 @@ class History:
     def add(self, found: Evaluation, nbytes: int) -> bool:
         """Note a pass; whether its gap is at most `tol` times the objective."""
         self._best = max(self._best, found.value - found.gap)
-        gap = max(0.0, min(found.gap, found.value - self._best))
+        gap = min(found.gap, found.value - self._best)
+        gap = max(0.0, gap) if np.isfinite([gap, found.value]).all() else np.inf
         seconds = time.monotonic() - self._start
         self.passes.append(Pass(len(self.passes) + 1, seconds, found.value, gap, nbytes))
         self.say(
@@ -67,8 +68,10 @@ class History:
 
     @property
     def relative(self) -> float:
-        """The last gap by the objective."""
+        """The last gap by the objective; infinite if the objective is no finite number of zero or more."""
         last = self.passes[-1]
+        if not np.isfinite(last.objective) or last.objective < 0:
+            return np.inf
         return last.gap / last.objective if last.objective > 0 else 0.0
 
     @property
@@ -88,10 +91,10 @@ def minimise(
     def look(parameters: Floats) -> Evaluation:
         return evaluate(problem, rows, parameters)
 
-    point, nbytes = start, 0 if isinstance(rows, MemoryRows) else rows.nbytes
+    point, step, nbytes = start, 0, 0 if isinstance(rows, MemoryRows) else rows.nbytes
     here = look(point)
     pairs: deque[tuple[Floats, Floats]] = deque(maxlen=_PAIRS)
-    if history.add(here, nbytes):
+    if history.add(here, nbytes) or not np.isfinite(here.value):
         return point, 0
     for step in range(1, max_iter + 1):
         if sample is rows:

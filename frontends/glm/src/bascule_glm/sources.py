@@ -10,6 +10,7 @@ import fcntl
 import io
 import json
 import os
+from collections import Counter
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -43,12 +44,25 @@ class _Chunk(NamedTuple):
 def open_rows(source: Any, **options: Any) -> FileRows:
     """The rows of a file: of row blocks, or of a source, which is converted first if it was not.
 
-    `options` are those of `convert`. Raises DataError and FileError.
+    `options` are those of `convert`. Raises DataError, also if the rows were converted with another label or weight,
+    and FileError.
     """
-    if isinstance(source, FileRows):
-        return source
-    path = Path(source)
-    return FileRows(path) if path.suffix == ".rows" else convert(path, **options)
+    if not is_converted(source):
+        return convert(source, **options)
+    rows = source if isinstance(source, FileRows) else FileRows(source)
+    for name in ("label", "weight"):
+        asked, had = options.get(name), rows.about["origin"][name]
+        if asked not in (None, had):
+            raise DataError(
+                f"{rows.path} was converted with {name}={had!r}, and {asked!r} is asked for: leave it out, or convert "
+                f"the source again with {name}={asked!r}"
+            )
+    return rows
+
+
+def is_converted(source: Any) -> bool:
+    """Whether these are row blocks, or the path of a file of row blocks."""
+    return isinstance(source, FileRows) or Path(source).suffix == ".rows"
 
 
 def convert(
@@ -85,11 +99,11 @@ def convert(
         origin = {"size": status.st_size, "changed": status.st_mtime_ns, **options}
         if _is_made(made, origin):
             return FileRows(made)
+        reader = _Svmlight(path, options) if path.suffix in TEXT else _Columns(path, options)
         with _locked(_part(made)) as file:
             if _is_made(made, origin):  # by a process that held the lock
                 _part(made).unlink()
                 return FileRows(made)
-            reader = _Svmlight(path, options) if path.suffix in TEXT else _Columns(path, options)
             writer = _Writer(file, made, origin, reader)
             for chunk in reader.chunks(writer.position):
                 writer.add(chunk)
@@ -207,6 +221,8 @@ class _Columns:
         for name in filter(None, (self._label, self._weight)):
             if name not in schema.names:
                 raise DataError(f"{path} has no column {name!r}; it has {schema.names}")
+        if double := sorted({name for name, count in Counter(schema.names).items() if count > 1}):
+            raise DataError(f"{path}: several columns have the name {double[0]!r}: rename or drop all but one")
         kinds = {field.name: field.type for field in schema}
         for name, kind in kinds.items():
             if not (pa.types.is_integer(kind) or pa.types.is_floating(kind) or pa.types.is_boolean(kind)):
@@ -317,7 +333,7 @@ class _Writer:
             where = np.argwhere(~np.isfinite(values))[0]
             row = int(where[0])
             if values is data and self._layout.sparse:
-                row, where = int(np.searchsorted(chunk.x.indptr, row, side="right")) - 1, where
+                row = int(np.searchsorted(chunk.x.indptr, row, side="right")) - 1
             column = ""
             if values is data and not self._layout.sparse:
                 column = f", column {(self._reader.names or [])[int(where[1])]!r}"
