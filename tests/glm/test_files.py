@@ -367,9 +367,9 @@ def small(tmp_path: Path) -> Path:
 def test_converted_rows_keep_their_label_and_weight(small: Path) -> None:
     rows = convert(small, label="even", weight="b")
     LogisticRegression().fit(rows, "even", "b")
-    with pytest.raises(DataError, match="converted with label='even', and 'odd' is asked for"):
+    with pytest.raises(DataError, match="converted with label='even', not 'odd'"):
         LogisticRegression().fit(rows, "odd")
-    with pytest.raises(DataError, match="converted with weight='b', and 'a' is asked for"):
+    with pytest.raises(DataError, match="converted with weight='b', not 'a'"):
         LogisticRegression().fit(rows.path, None, "a")
 
 
@@ -378,7 +378,7 @@ def test_score_takes_a_label_with_a_source_and_none_with_converted_rows(kind: An
     model = kind().fit(small, "even")
     assert model.score(small, "even") == model.score(convert(small, label="even"))
     for more in ({"y": np.ones(4)}, {"y": "odd"}, {"sample_weight": np.ones(4)}):
-        with pytest.raises(DataError, match="has its labels and weights in it"):
+        with pytest.raises(DataError, match="with labels and weights in it"):
             model.score(convert(small, label="even"), **more)
 
 
@@ -386,7 +386,7 @@ def test_prediction_refuses_columns_in_another_order(small: Path, tmp_path: Path
     table = pq.read_table(small)
     pq.write_table(table.select(["b", "a", "even"]), tmp_path / "turned.parquet")
     model = Ridge().fit(convert(small, tmp_path / "a.rows", label="even", weight="odd"))
-    with pytest.raises(DataError, match=r"feature 0 is 'b', and the fit had 'a' there"):
+    with pytest.raises(DataError, match=r"has the columns .'b', 'a'., and the fit had .'a', 'b'."):
         model.predict(convert(tmp_path / "turned.parquet", label="even"))
 
 
@@ -402,7 +402,7 @@ def test_prediction_says_what_to_do_about_another_number_of_features(tmp_path: P
 def test_prediction_from_a_source_of_columns_asks_for_converted_rows(small: Path) -> None:
     model = Ridge().fit(small, "even")
     before = sorted(small.parent.iterdir())
-    with pytest.raises(DataError, match="the rows that convert"):
+    with pytest.raises(DataError, match=r"to predict, give the rows that convert"):
         model.predict(small)
     assert sorted(small.parent.iterdir()) == before
 
@@ -416,7 +416,7 @@ def test_a_source_that_is_refused_leaves_nothing_behind(small: Path) -> None:
 def test_two_columns_of_one_name_are_refused(tmp_path: Path) -> None:
     columns = [pa.array([0.0, 1.0]), pa.array([2.0, 3.0]), pa.array([0, 1])]
     pq.write_table(pa.table(columns, names=["a", "a", "y"]), tmp_path / "a.parquet")
-    with pytest.raises(DataError, match="several columns have the name 'a'"):
+    with pytest.raises(DataError, match="several columns have the same name"):
         convert(tmp_path / "a.parquet", label="y")
 
 

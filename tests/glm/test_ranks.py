@@ -104,7 +104,7 @@ def test_what_one_rank_refuses_every_rank_refuses(tmp_path: Path) -> None:
         ("between ranks they must be numbers", 2),
         ("raise the limit by", 2),
         ("rank 1 has no rows of ", 2),
-        ("ranks 0 and 1 have columns of different names", 2),
+        ("ranks 0 and 1 differ in the columns", 2),
     ):
         assert done.stdout.count(words) == ranks, (words, done.stdout)
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 import warnings
 from dataclasses import dataclass
 from os import PathLike
-from pathlib import Path
 from typing import Any, ClassVar
 
 import numpy as np
@@ -22,7 +21,7 @@ from bascule_glm.objective import Problem, evaluate
 from bascule_glm.ranks import ALONE, Ranks, ranks
 from bascule_glm.rows import MemoryRows
 from bascule_glm.solver import History, Pass, minimise, uses_cholesky
-from bascule_glm.sources import COLUMNS, is_converted, open_rows
+from bascule_glm.sources import is_converted, open_rows
 from lms.units import format_size
 
 _SPREAD = 1e4  # of the columns' largest entries: beyond, the penalty means another thing for each column
@@ -95,6 +94,20 @@ class Certified:
         self._conclude(history)
         return self
 
+    def score(self, X: Any, y: Any = None, sample_weight: Any = None) -> Any:
+        """The accuracy, or for Ridge R^2, on rows and their labels, or on a file's rows.
+
+        `y` may name the column of a Parquet or Arrow file's labels. Raises DataError for y or sample_weight beside
+        rows that are converted already.
+        """
+        parent: Any = super()
+        if is_file(X):
+            if is_converted(X) and not (y is None and sample_weight is None):
+                raise DataError("X is converted, with labels and weights in it: give y=None, sample_weight=None")
+            X = _rows_of(X, y, sample_weight)
+            y, sample_weight = X.labels()
+        return parent.score(X, y, sample_weight)
+
     def _check(self) -> None:
         """Raise DataError for parameters of scikit-learn's that have no certificate here."""
 
@@ -164,23 +177,17 @@ class Certified:
         with joined.agree():
             rows = _rows_of(X, y, sample_weight)
             if not rows.n_rows:
-                raise DataError(
-                    f"rank {joined.rank} has no rows of {rows.path}: give every rank rows; a file of fewer blocks than "
-                    "ranks has none for some, so start fewer ranks"
-                )
+                raise DataError(f"rank {joined.rank} has no rows of {rows.path}: start fewer ranks, or give it some")
             allowed = budget(this.limit)
-            in_memory = joined.size == 1 and allowed.holds(rows)
-            if not in_memory:
-                counted = rows.label_counts()
+            counted = None if joined.size == 1 and allowed.holds(rows) else rows.label_counts()
         joined.agree_on_features(rows.n_features, rows.names)
         this.n_features_in_ = rows.n_features
+        vars(this).pop("feature_names_in_", None)  # a former fit's
         if rows.names is not None:
             this.feature_names_in_ = np.array(rows.names, dtype=object)
-        elif hasattr(this, "feature_names_in_"):
-            del this.feature_names_in_  # a former fit's
         self._warn_of_scale(rows.about["scale"])
         size = f"the file's {format_size(rows.nbytes)}"
-        if in_memory:
+        if counted is None:
             loaded = rows.load()
             why = f"{size} fit into limit={allowed.limit}"
             self._fit_memory(loaded, loaded.weights, history, why)
@@ -246,11 +253,6 @@ class Certified:
         """Scores of a file's rows, (n,) or (n, K)."""
         this: Any = self
         check_is_fitted(this)
-        if not is_converted(X) and Path(X).suffix in COLUMNS:
-            raise DataError(
-                f"{X} does not say which columns are features: give the rows that convert({str(X)!r}, label=...) "
-                "returned"
-            )
         rows = open_rows(X)
         if rows.n_features != this.n_features_in_:
             raise DataError(
@@ -258,13 +260,11 @@ class Certified:
                 f"with the same columns (for svmlight: convert(..., n_features={this.n_features_in_}))"
             )
         fitted = getattr(this, "feature_names_in_", None)
-        if rows.names is not None and fitted is not None:
-            for number, (name, expected) in enumerate(zip(rows.names, fitted, strict=True)):
-                if name != expected:
-                    raise DataError(
-                        f"{rows.path}: feature {number} is {name!r}, and the fit had {expected!r} there: convert a "
-                        "file with the same columns in the same order"
-                    )
+        if rows.names is not None and fitted is not None and rows.names != list(fitted):
+            raise DataError(
+                f"{rows.path} has the columns {rows.names}, and the fit had {list(fitted)}: convert a file with the "
+                "same columns in the same order"
+            )
         found = np.concatenate([np.asarray(block.x @ np.atleast_2d(this.coef_).T + this.intercept_) for block in rows])
         return found[:, 0] if found.shape[1] == 1 else found
 
@@ -290,16 +290,6 @@ def _rows_of(x: Any, label: Any, weight: Any) -> FileRows:
     named = isinstance(weight, str)
     rows = open_rows(x, label=label, weight=weight if named else None)
     return rows if weight is None or named else rows.weighted(weight)
-
-
-def scored_rows(x: Any, label: Any, weight: Any) -> FileRows:
-    """A file's rows with the labels and weights that `score` takes."""
-    if is_converted(x) and not (label is None and weight is None):
-        raise DataError(
-            "X is converted and has its labels and weights in it: give y=None, sample_weight=None (for other weights, "
-            "X.weighted(...))"
-        )
-    return _rows_of(x, label, weight)
 
 
 def _largest(rows: MemoryRows) -> Floats:

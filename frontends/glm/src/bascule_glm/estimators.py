@@ -17,7 +17,7 @@ from sklearn.utils._param_validation import StrOptions
 from sklearn.utils.class_weight import compute_class_weight
 from sklearn.utils.multiclass import check_classification_targets
 
-from bascule_glm.certified import Certified, Labels, Solver, is_file, scored_rows
+from bascule_glm.certified import Certified, Labels, Solver, is_file
 from bascule_glm.errors import DataError
 from bascule_glm.losses import Floats, Logistic, Loss, Softmax, Squared, SquaredHinge
 from bascule_glm.objective import Intercept, Problem
@@ -66,14 +66,6 @@ class _Classifier(Certified):
         this: Any = self
         scores = self._scores(X)
         return this.classes_[(scores > 0).astype(int) if scores.ndim == 1 else scores.argmax(axis=1)]
-
-    def score(self, X: Any, y: Any = None, sample_weight: Any = None) -> Any:
-        """The accuracy on rows and their labels, or on a file's rows. `y` may name a Parquet file's column."""
-        parent: Any = super()
-        if is_file(X):
-            X = scored_rows(X, y, sample_weight)
-            y, sample_weight = X.labels()
-        return parent.score(X, y, sample_weight)
 
     def _keep(self, parameters: Floats, problem: Problem, steps: int, n_features: int) -> None:
         this: Any = self
@@ -264,10 +256,3 @@ class Ridge(Certified, sklearn.linear_model.Ridge):  # type: ignore[misc]
     def predict(self, X: Any) -> Any:
         """Predictions (n,) or (n, K) for rows, or for a file's rows."""
         return self._scores(X) if is_file(X) else super().predict(X)
-
-    def score(self, X: Any, y: Any = None, sample_weight: Any = None) -> Any:
-        """R^2 on rows and their labels, or on a file's rows. `y` may name a Parquet file's column."""
-        if is_file(X):
-            X = scored_rows(X, y, sample_weight)
-            y, sample_weight = X.labels()
-        return super().score(X, y, sample_weight)

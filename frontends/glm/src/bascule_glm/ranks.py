@@ -65,7 +65,7 @@ class Ranks:
         if failed is not None:
             raise failed
         for rank in np.flatnonzero(everyone.any(axis=1)).tolist():
-            words = everyone[rank].tobytes().rstrip(b"\0").decode(errors="ignore")
+            words = bytes(everyone[rank]).rstrip(b"\0").decode(errors="ignore")
             raise DataError(f"rank {rank} cannot fit its rows: {words}")
 
     def agree_on_features(self, n_features: int, names: Iterable[str] | None) -> None:
@@ -74,8 +74,7 @@ class Ranks:
         Names are compared between the ranks that have any.
         """
         key = 0 if names is None else int.from_bytes(hashlib.sha256(repr([*map(str, names)]).encode()).digest()[:7])
-        everyone = self.gather(np.array([n_features, key]))
-        found, keys = everyone[:, 0], everyone[:, 1]
+        found, keys = self.gather(np.array([n_features, key])).T
         if (found != found[0]).any():
             other = int(np.flatnonzero(found != found[0])[0])
             raise DataError(
@@ -84,10 +83,7 @@ class Ranks:
             )
         named = np.flatnonzero(keys)
         if len(other := named[keys[named] != keys[named[:1]]]):
-            raise DataError(
-                f"ranks {named[0]} and {other[0]} have columns of different names, or in another order: give every "
-                "rank the same columns in the same order"
-            )
+            raise DataError(f"ranks {named[0]} and {other[0]} differ in the columns or their order: give all the same")
 
 
 ALONE = Ranks()

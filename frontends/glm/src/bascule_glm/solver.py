@@ -57,7 +57,7 @@ class History:
         """Note a pass; whether its gap is at most `tol` times the objective."""
         self._best = max(self._best, found.value - found.gap)
         gap = min(found.gap, found.value - self._best)
-        gap = max(0.0, gap) if np.isfinite([gap, found.value]).all() else np.inf
+        gap = max(0.0, gap) if np.isfinite(gap) and 0 <= found.value < np.inf else np.inf
         seconds = time.monotonic() - self._start
         self.passes.append(Pass(len(self.passes) + 1, seconds, found.value, gap, nbytes))
         self.say(
@@ -68,11 +68,9 @@ class History:
 
     @property
     def relative(self) -> float:
-        """The last gap by the objective; infinite if the objective is no finite number of zero or more."""
+        """The last gap by the objective."""
         last = self.passes[-1]
-        if not np.isfinite(last.objective) or last.objective < 0:
-            return np.inf
-        return last.gap / last.objective if last.objective > 0 else 0.0
+        return last.gap / last.objective if 0 < last.gap < np.inf else last.gap
 
     @property
     def done(self) -> bool:

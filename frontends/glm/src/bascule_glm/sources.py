@@ -10,7 +10,6 @@ import fcntl
 import io
 import json
 import os
-from collections import Counter
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -53,10 +52,7 @@ def open_rows(source: Any, **options: Any) -> FileRows:
     for name in ("label", "weight"):
         asked, had = options.get(name), rows.about["origin"][name]
         if asked not in (None, had):
-            raise DataError(
-                f"{rows.path} was converted with {name}={had!r}, and {asked!r} is asked for: leave it out, or convert "
-                f"the source again with {name}={asked!r}"
-            )
+            raise DataError(f"{rows.path} was converted with {name}={had!r}, not {asked!r}: convert its source again")
     return rows
 
 
@@ -217,12 +213,15 @@ class _Columns:
             raise FileError(f"{path} cannot be read ({error}): write it again") from None
         self._label, self._weight = options["label"], options["weight"]
         if self._label is None:
-            raise DataError(f"{path}: which column holds the labels? Give its name as y or label: {schema.names}")
+            raise DataError(
+                f"{path}: which column holds the labels? Give its name as y or label (to predict, give the rows that "
+                f"convert(..., label=...) returned): {schema.names}"
+            )
         for name in filter(None, (self._label, self._weight)):
             if name not in schema.names:
                 raise DataError(f"{path} has no column {name!r}; it has {schema.names}")
-        if double := sorted({name for name, count in Counter(schema.names).items() if count > 1}):
-            raise DataError(f"{path}: several columns have the name {double[0]!r}: rename or drop all but one")
+        if len(set(schema.names)) < len(schema.names):
+            raise DataError(f"{path}: several columns have the same name: rename or drop all but one: {schema.names}")
         kinds = {field.name: field.type for field in schema}
         for name, kind in kinds.items():
             if not (pa.types.is_integer(kind) or pa.types.is_floating(kind) or pa.types.is_boolean(kind)):
