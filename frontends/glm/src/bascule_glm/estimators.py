@@ -84,7 +84,7 @@ class LogisticRegression(_Classifier, sklearn.linear_model.LogisticRegression): 
     solver: "auto", or one of scikit-learn's. Of these "newton-cholesky" and "lbfgs" also fit in passes.
     tol: the gap that is small enough, as a share of the objective.
     limit: the memory this process may hold while it fits a file, as bytes or "2GB". None: half of what is available,
-        divided by the ranks on this host.
+    divided by the ranks on this host.
     distributed: each rank of DDL's job fits its share of the rows, and all have the same result.
     """
 
