@@ -10,7 +10,7 @@ from scipy import sparse
 from sklearn.exceptions import ConvergenceWarning
 
 from bascule_glm.losses import Logistic, Softmax, Squared, SquaredHinge
-from bascule_glm.objective import Problem, evaluate
+from bascule_glm.objective import Evaluation, Problem, evaluate
 from bascule_glm.rows import MemoryRows
 from bascule_glm.solver import History, minimise, uses_cholesky
 
@@ -125,3 +125,17 @@ def test_sparse_rows_have_the_same_objective_gradient_and_gap(kind: str) -> None
     assert csr.value == pytest.approx(dense.value)
     assert csr.gap == pytest.approx(dense.gap)
     np.testing.assert_allclose(csr.gradient, dense.gradient, rtol=1e-9)
+
+
+@pytest.mark.parametrize(("value", "gap"), [(np.nan, np.nan), (1.0, np.nan), (np.nan, 0.0), (np.inf, 0.0), (-1.0, 0.0)])
+def test_what_is_no_finite_objective_and_gap_is_never_converged(value: float, gap: float) -> None:
+    history = History(1e-4, False)
+    assert not history.add(Evaluation(value, np.zeros((1, 2)), gap), 0)
+
+
+def test_a_start_that_is_no_number_ends_the_search_unconverged() -> None:
+    rows = MemoryRows(np.eye(3), np.arange(3.0))
+    problem = Problem(Squared(), np.ones(1), "none")
+    history = History(1e-4, False)
+    _, steps = minimise(problem, rows, np.full((1, 3), np.nan), rows, 5, history, True)
+    assert (steps, history.done, history.passes[-1].gap) == (0, False, np.inf)

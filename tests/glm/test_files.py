@@ -15,6 +15,7 @@ import pyarrow.parquet as pq
 import pytest
 from scipy import sparse
 from sklearn.datasets import dump_svmlight_file
+from sklearn.exceptions import ConvergenceWarning
 
 import bascule_glm.budget
 import bascule_glm.certified
@@ -351,3 +352,97 @@ def test_columns_of_very_different_scale_are_warned_of(tmp_path: Path) -> None:
 def test_another_ending_is_refused(tmp_path: Path) -> None:
     with pytest.raises(DataError, match=r"ends in \.rows, \.svm"):
         LogisticRegression().fit(tmp_path / "a.csv")
+
+
+@pytest.fixture
+def small(tmp_path: Path) -> Path:
+    """Two features and two columns that may be labels."""
+    path = tmp_path / "small.parquet"
+    pq.write_table(
+        pa.table({"a": [0.0, 1, 0, 1], "b": [0.0, 0, 1, 2], "even": [1, 0, 1, 0], "odd": [0, 1, 0, 1]}), path
+    )
+    return path
+
+
+def test_converted_rows_keep_their_label_and_weight(small: Path) -> None:
+    rows = convert(small, label="even", weight="b")
+    LogisticRegression().fit(rows, "even", "b")
+    with pytest.raises(DataError, match="converted with label='even', not 'odd'"):
+        LogisticRegression().fit(rows, "odd")
+    with pytest.raises(DataError, match="converted with weight='b', not 'a'"):
+        LogisticRegression().fit(rows.path, None, "a")
+
+
+@pytest.mark.parametrize("kind", [LogisticRegression, Ridge])
+def test_score_takes_a_label_with_a_source_and_none_with_converted_rows(kind: Any, small: Path) -> None:
+    model = kind().fit(small, "even")
+    assert model.score(small, "even") == model.score(convert(small, label="even"))
+    for more in ({"y": np.ones(4)}, {"y": "odd"}, {"sample_weight": np.ones(4)}):
+        with pytest.raises(DataError, match="with labels and weights in it"):
+            model.score(convert(small, label="even"), **more)
+
+
+def test_prediction_refuses_columns_in_another_order(small: Path, tmp_path: Path) -> None:
+    table = pq.read_table(small)
+    pq.write_table(table.select(["b", "a", "even"]), tmp_path / "turned.parquet")
+    model = Ridge().fit(convert(small, tmp_path / "a.rows", label="even", weight="odd"))
+    with pytest.raises(DataError, match=r"has the columns .'b', 'a'., and the fit had .'a', 'b'."):
+        model.predict(convert(tmp_path / "turned.parquet", label="even"))
+
+
+def test_prediction_says_what_to_do_about_another_number_of_features(tmp_path: Path) -> None:
+    (tmp_path / "a.svm").write_text("0 1:1\n1 3:1\n")
+    (tmp_path / "b.svm").write_text("0 1:1\n1 2:1\n")
+    model = Ridge().fit(tmp_path / "a.svm")
+    with pytest.raises(DataError, match=r"has 2 features, and the fit had 3: .*n_features=3"):
+        model.predict(tmp_path / "b.svm")
+    assert len(model.predict(convert(tmp_path / "b.svm", n_features=3))) == 2
+
+
+def test_prediction_from_a_source_of_columns_asks_for_converted_rows(small: Path) -> None:
+    model = Ridge().fit(small, "even")
+    before = sorted(small.parent.iterdir())
+    with pytest.raises(DataError, match=r"to predict, give the rows that convert"):
+        model.predict(small)
+    assert sorted(small.parent.iterdir()) == before
+
+
+def test_a_source_that_is_refused_leaves_nothing_behind(small: Path) -> None:
+    with pytest.raises(DataError, match="which column holds the labels"):
+        convert(small)
+    assert list(small.parent.iterdir()) == [small]
+
+
+def test_two_columns_of_one_name_are_refused(tmp_path: Path) -> None:
+    columns = [pa.array([0.0, 1.0]), pa.array([2.0, 3.0]), pa.array([0, 1])]
+    pq.write_table(pa.table(columns, names=["a", "a", "y"]), tmp_path / "a.parquet")
+    with pytest.raises(DataError, match="several columns have the same name"):
+        convert(tmp_path / "a.parquet", label="y")
+
+
+@pytest.mark.usefixtures("_small_blocks")
+def test_parameters_are_checked_before_passes_begin(parquet: Path, tmp_path: Path) -> None:
+    rows = convert(parquet, tmp_path / "a.rows", label="y")
+    for model, words in (
+        (LogisticRegression(C=-1, limit="1GB"), "'C' parameter"),
+        (LinearSVC(C=-1, limit="1GB"), "'C' parameter"),
+        (Ridge(alpha=-1, limit="1GB"), "'alpha' parameter"),
+        (LogisticRegression(solver="none", limit="1GB"), "'solver' parameter"),
+    ):
+        with pytest.raises(ValueError, match=words):
+            model.fit(rows)
+
+
+@pytest.mark.usefixtures("_small_blocks")
+def test_no_steps_leave_the_solution_of_the_sample(parquet: Path, tmp_path: Path) -> None:
+    rows = convert(parquet, tmp_path / "a.rows", label="y")
+    with pytest.warns(ConvergenceWarning, match="raise max_iter"):
+        model = LogisticRegression(max_iter=0, tol=1e-9, random_state=0, limit="1GB").fit(rows)
+    assert len(model.history_) == 1
+    assert model.coef_.any()
+
+
+def test_ranks_on_one_host_share_the_memory_that_is_taken_without_a_limit(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(bascule_glm.budget, "memory_room", lambda share: 1000)
+    monkeypatch.setenv("LOCAL_WORLD_SIZE", "4")
+    assert bascule_glm.budget.budget(None).work == 250

@@ -9,6 +9,8 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 from sklearn.datasets import dump_svmlight_file, load_breast_cancer, load_digits
 from sklearn.preprocessing import scale
@@ -65,6 +67,46 @@ def test_shares_with_different_numbers_of_features_are_refused_by_every_rank() -
         "except bascule_glm.DataError as error: print('refused:', error)"
     )
     assert done.stdout.count("refused: rank 0 has 3 features and rank 1 has 4") == 2, done.stdout + done.stderr
+
+
+REFUSED = """
+import sys, bascule_glm, ddl, numpy as np
+ddl.init()
+mine, x, y = ddl.rank() == 1, np.eye(4), np.array([0, 1, 0, 1])
+rows = bascule_glm.open_rows(sys.argv[1])
+turned = bascule_glm.open_rows(sys.argv[2])
+bad = np.where(x == 0, np.nan, x)
+for given, limit in (
+    ((bad if mine else x, y), None),
+    ((x, np.array(list("abab")) if mine else y), None),
+    ((rows,), 1 if mine else None),
+    ((rows.share(ddl.rank(), 2),), None),
+    ((turned if mine else rows,), None),
+):
+    try:
+        bascule_glm.LogisticRegression(distributed=True, limit=limit).fit(*given)
+    except ValueError as error:
+        print("refused:", error, flush=True)
+"""
+
+
+def test_what_one_rank_refuses_every_rank_refuses(tmp_path: Path) -> None:
+    paths = []
+    for names in (["a", "b", "y"], ["b", "a", "y"]):
+        source = tmp_path / f"{names[0]}.parquet"
+        pq.write_table(pa.table([[0.0, 1], [1.0, 0], [0, 1]], names=names), source)
+        paths.append(str(convert(source, label="y").path))
+    done = ddlrun(REFUSED, *paths)
+    assert done.returncode == 0, done.stderr
+    for words, ranks in (
+        ("Input X contains NaN", 2),
+        ("rank 1 cannot fit its rows: Input X contains NaN", 1),
+        ("between ranks they must be numbers", 2),
+        ("raise the limit by", 2),
+        ("rank 1 has no rows of ", 2),
+        ("ranks 0 and 1 differ in the columns", 2),
+    ):
+        assert done.stdout.count(words) == ranks, (words, done.stdout)
 
 
 DEAD = """

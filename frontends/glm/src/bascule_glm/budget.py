@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from dataclasses import dataclass
 
 from bascule_glm.errors import DataError
@@ -9,9 +10,10 @@ from bascule_glm.files import READ_AHEAD, FileRows
 from bascule_glm.objective import Problem
 from lms.memory.machine import memory_room
 from lms.memory.resident import ResidentSet
+from lms.ranks import sharing
 from lms.units import format_size, parse_size
 
-_SHARE = 0.5  # of what the machine has available, if no limit is given
+_SHARE = 0.5  # of what the machine has available, for all ranks on it, if no limit is given
 _COPIES = 3  # of data in memory: itself, scikit-learn's own copy, and its products with weights
 
 
@@ -47,6 +49,6 @@ class Budget:
 def budget(limit: int | str | None) -> Budget:
     """What `limit` leaves: bytes or a size such as "2GB" that this process may hold in all. Raises ValueError."""
     if limit is None:
-        work = memory_room(_SHARE)
+        work = memory_room(_SHARE) // sharing(os.environ)
         return Budget(f"None ({format_size(work)})", work)
     return Budget(repr(limit), parse_size(limit, "limit") - ResidentSet().current())

@@ -21,7 +21,7 @@ from bascule_glm.objective import Problem, evaluate
 from bascule_glm.ranks import ALONE, Ranks, ranks
 from bascule_glm.rows import MemoryRows
 from bascule_glm.solver import History, Pass, minimise, uses_cholesky
-from bascule_glm.sources import open_rows
+from bascule_glm.sources import is_converted, open_rows
 from lms.units import format_size
 
 _SPREAD = 1e4  # of the columns' largest entries: beyond, the penalty means another thing for each column
@@ -73,24 +73,40 @@ class Certified:
         if a rank is missing. Warns with ConvergenceWarning if the gap is larger when `max_iter` is reached.
         """
         this: Any = self
+        this._validate_params()  # scikit-learn's solvers do this, and passes would not
         self._check()
         joined = ranks(this.distributed)
         history = History(this.tol, bool(this.verbose) and joined.rank == 0)
         if is_file(X):
-            self._fit_file(_rows_of(X, y, sample_weight), joined, history)
+            self._fit_file(X, y, sample_weight, joined, history)
         else:
-            x, labels = self._validated(X, y)
-            weights = None if sample_weight is None else _check_sample_weight(sample_weight, x, dtype=np.float64)
-            rows = MemoryRows(x, labels, weights)
+            with joined.agree():
+                x, labels = self._validated(X, y, joined)
+                weights = None if sample_weight is None else _check_sample_weight(sample_weight, x, dtype=np.float64)
+                rows = MemoryRows(x, labels, weights)
             self._warn_of_scale([[k, v] for k, v in enumerate(_largest(rows))])
             if joined.size > 1:
-                joined.agree_on_features(rows.n_features)
+                joined.agree_on_features(rows.n_features, getattr(this, "feature_names_in_", None))
                 problem = self._problem(self._labels(rows.labels, rows.weights, joined), "", joined)
                 self._fit_passes(rows, problem, history, rows)
             else:
                 self._fit_memory(rows, sample_weight, history, "the rows are in memory")
         self._conclude(history)
         return self
+
+    def score(self, X: Any, y: Any = None, sample_weight: Any = None) -> Any:
+        """The accuracy, or for Ridge R^2, on rows and their labels, or on a file's rows.
+
+        `y` may name the column of a Parquet or Arrow file's labels. Raises DataError for y or sample_weight beside
+        rows that are converted already.
+        """
+        parent: Any = super()
+        if is_file(X):
+            if is_converted(X) and not (y is None and sample_weight is None):
+                raise DataError("X is converted, with labels and weights in it: give y=None, sample_weight=None")
+            X = _rows_of(X, y, sample_weight)
+            y, sample_weight = X.labels()
+        return parent.score(X, y, sample_weight)
 
     def _check(self) -> None:
         """Raise DataError for parameters of scikit-learn's that have no certificate here."""
@@ -113,7 +129,7 @@ class Certified:
     def _labels(self, labels: NDArray[Any], weights: Floats, joined: Ranks) -> Labels:
         raise NotImplementedError
 
-    def _validated(self, X: Any, y: Any) -> tuple[Any, NDArray[Any]]:
+    def _validated(self, X: Any, y: Any, joined: Ranks) -> tuple[Any, NDArray[Any]]:
         x, labels = validate_data(self, X, y, **self._types)
         return x, np.asarray(labels)
 
@@ -156,24 +172,31 @@ class Certified:
             parameters, steps = minimise(problem, rows, start, rows, left, history, cholesky)
             self._keep(parameters, problem, steps + int(np.max(this.n_iter_)), rows.n_features)
 
-    def _fit_file(self, rows: FileRows, joined: Ranks, history: History) -> None:
+    def _fit_file(self, X: Any, y: Any, sample_weight: Any, joined: Ranks, history: History) -> None:
         this: Any = self
-        joined.agree_on_features(rows.n_features)
+        with joined.agree():
+            rows = _rows_of(X, y, sample_weight)
+            if not rows.n_rows:
+                raise DataError(f"rank {joined.rank} has no rows of {rows.path}: start fewer ranks, or give it some")
+            allowed = budget(this.limit)
+            counted = None if joined.size == 1 and allowed.holds(rows) else rows.label_counts()
+        joined.agree_on_features(rows.n_features, rows.names)
         this.n_features_in_ = rows.n_features
+        vars(this).pop("feature_names_in_", None)  # a former fit's
         if rows.names is not None:
             this.feature_names_in_ = np.array(rows.names, dtype=object)
         self._warn_of_scale(rows.about["scale"])
-        allowed = budget(this.limit)
         size = f"the file's {format_size(rows.nbytes)}"
-        if joined.size == 1 and allowed.holds(rows):
+        if counted is None:
             loaded = rows.load()
             why = f"{size} fit into limit={allowed.limit}"
             self._fit_memory(loaded, loaded.weights, history, why)
             return
-        problem = self._problem(self._labels(*rows.label_counts(), joined), "", joined)
-        nbytes = allowed.sample(rows, problem, self._in_passes(problem, rows.n_features)[0])
-        generator = np.random.default_rng(check_random_state(this.random_state).randint(1 << 31))
-        sample = rows.sample(nbytes, generator)
+        problem = self._problem(self._labels(*counted, joined), "", joined)
+        with joined.agree():
+            nbytes = allowed.sample(rows, problem, self._in_passes(problem, rows.n_features)[0])
+            generator = np.random.default_rng(check_random_state(this.random_state).randint(1 << 31))
+            sample = rows.sample(nbytes, generator)
         history.say(f"sample: {sample.n_rows} of {rows.n_rows} rows, {format_size(sample.nbytes)}, drawn at random")
         why = f"{size} do not fit into limit={allowed.limit}; " if joined.size == 1 else ""
         self._fit_passes(rows, problem, history, sample, why)
@@ -226,12 +249,22 @@ class Certified:
                 stacklevel=4,
             )
 
-    def _scores(self, rows: FileRows) -> Floats:
+    def _scores(self, X: Any) -> Floats:
         """Scores of a file's rows, (n,) or (n, K)."""
         this: Any = self
         check_is_fitted(this)
+        rows = open_rows(X)
         if rows.n_features != this.n_features_in_:
-            raise DataError(f"{rows.path} has {rows.n_features} features, and the fit had {this.n_features_in_}")
+            raise DataError(
+                f"{rows.path} has {rows.n_features} features, and the fit had {this.n_features_in_}: convert a file "
+                f"with the same columns (for svmlight: convert(..., n_features={this.n_features_in_}))"
+            )
+        fitted = getattr(this, "feature_names_in_", None)
+        if rows.names is not None and fitted is not None and rows.names != list(fitted):
+            raise DataError(
+                f"{rows.path} has the columns {rows.names}, and the fit had {list(fitted)}: convert a file with the "
+                "same columns in the same order"
+            )
         found = np.concatenate([np.asarray(block.x @ np.atleast_2d(this.coef_).T + this.intercept_) for block in rows])
         return found[:, 0] if found.shape[1] == 1 else found
 
@@ -255,7 +288,7 @@ def _rows_of(x: Any, label: Any, weight: Any) -> FileRows:
     if label is not None and not isinstance(label, str):
         raise DataError("y is an array and X a file: give y=None, or the name of a Parquet or Arrow file's column")
     named = isinstance(weight, str)
-    rows = open_rows(x, **({"label": label} if label else {}), **({"weight": weight} if named else {}))
+    rows = open_rows(x, label=label, weight=weight if named else None)
     return rows if weight is None or named else rows.weighted(weight)
 
 

@@ -13,6 +13,7 @@ import scipy.special
 import sklearn.linear_model
 import sklearn.svm
 from numpy.typing import NDArray
+from sklearn.utils._param_validation import StrOptions
 from sklearn.utils.class_weight import compute_class_weight
 from sklearn.utils.multiclass import check_classification_targets
 
@@ -21,7 +22,6 @@ from bascule_glm.errors import DataError
 from bascule_glm.losses import Floats, Logistic, Loss, Softmax, Squared, SquaredHinge
 from bascule_glm.objective import Intercept, Problem
 from bascule_glm.ranks import Ranks
-from bascule_glm.sources import open_rows
 
 _NEWTON_PARAMETERS = 1000  # up to here scikit-learn's newton-cholesky is its fastest
 
@@ -30,8 +30,6 @@ class _Classifier(Certified):
     """Labels of classes; scores, predictions and accuracy of a file."""
 
     def _labels(self, labels: NDArray[Any], weights: Floats, joined: Ranks) -> Labels:
-        if joined.size > 1 and labels.dtype.kind not in "biuf":
-            raise DataError(f"labels are {labels.dtype}: between ranks they must be numbers")
         classes = joined.union(labels) if joined.size > 1 else np.unique(labels)
         if len(classes) < 2:
             raise DataError(f"there is one class, {classes[0]!r}: a classifier needs rows of two classes or more")
@@ -48,15 +46,17 @@ class _Classifier(Certified):
         )
         return weights
 
-    def _validated(self, X: Any, y: Any) -> tuple[Any, NDArray[Any]]:
-        x, labels = super()._validated(X, y)
+    def _validated(self, X: Any, y: Any, joined: Ranks) -> tuple[Any, NDArray[Any]]:
+        x, labels = super()._validated(X, y, joined)
         check_classification_targets(labels)
+        if joined.size > 1 and labels.dtype.kind not in "biuf":
+            raise DataError(f"labels are {labels.dtype}: between ranks they must be numbers, so encode them alike")
         return x, labels
 
     def decision_function(self, X: Any) -> Any:
         """Scores (n,) or (n, K) of rows, or of a file's rows."""
         parent: Any = super()
-        return self._scores(open_rows(X)) if is_file(X) else parent.decision_function(X)
+        return self._scores(X) if is_file(X) else parent.decision_function(X)
 
     def predict(self, X: Any) -> Any:
         """Classes (n,) of rows, or of a file's rows."""
@@ -64,15 +64,8 @@ class _Classifier(Certified):
         if not is_file(X):
             return parent.predict(X)
         this: Any = self
-        scores = self._scores(open_rows(X))
+        scores = self._scores(X)
         return this.classes_[(scores > 0).astype(int) if scores.ndim == 1 else scores.argmax(axis=1)]
-
-    def score(self, X: Any, y: Any = None, sample_weight: Any = None) -> Any:
-        """The accuracy on rows and their labels, or on a file's rows."""
-        parent: Any = super()
-        if is_file(X):
-            y, sample_weight = open_rows(X).labels()
-        return parent.score(X, y, sample_weight)
 
     def _keep(self, parameters: Floats, problem: Problem, steps: int, n_features: int) -> None:
         this: Any = self
@@ -90,11 +83,15 @@ class LogisticRegression(_Classifier, sklearn.linear_model.LogisticRegression): 
 
     solver: "auto", or one of scikit-learn's. Of these "newton-cholesky" and "lbfgs" also fit in passes.
     tol: the gap that is small enough, as a share of the objective.
-    limit: the memory this process may hold while it fits a file, as bytes or "2GB". None: half of what is available.
+    limit: the memory this process may hold while it fits a file, as bytes or "2GB". None: half of what is available,
+    divided by the ranks on this host.
     distributed: each rank of DDL's job fits its share of the rows, and all have the same result.
     """
 
     _engine = sklearn.linear_model.LogisticRegression
+    _parameter_constraints: ClassVar[dict[str, Any]] = _engine._parameter_constraints | {
+        "solver": [StrOptions({"auto", *_engine._parameter_constraints["solver"][0].options})]
+    }
     _types: ClassVar[dict[str, Any]] = {"accept_sparse": "csr", "dtype": [np.float64, np.float32], "order": "C"}
 
     def __init__(
@@ -152,7 +149,7 @@ class LogisticRegression(_Classifier, sklearn.linear_model.LogisticRegression): 
         """The probability of each class (n, K), for rows or a file's rows."""
         if not is_file(X):
             return super().predict_proba(X)
-        scores = self._scores(open_rows(X))
+        scores = self._scores(X)
         if scores.ndim == 1:
             scores = np.stack([np.zeros_like(scores), scores], axis=1)
         return scipy.special.softmax(scores, axis=1)
@@ -258,10 +255,4 @@ class Ridge(Certified, sklearn.linear_model.Ridge):  # type: ignore[misc]
 
     def predict(self, X: Any) -> Any:
         """Predictions (n,) or (n, K) for rows, or for a file's rows."""
-        return self._scores(open_rows(X)) if is_file(X) else super().predict(X)
-
-    def score(self, X: Any, y: Any = None, sample_weight: Any = None) -> Any:
-        """R^2 on rows and their labels, or on a file's rows."""
-        if is_file(X):
-            y, sample_weight = open_rows(X).labels()
-        return super().score(X, y, sample_weight)
+        return self._scores(X) if is_file(X) else super().predict(X)

@@ -66,7 +66,7 @@ class Loss(Protocol):
 
 @dataclass(frozen=True)
 class Logistic:
-    """C w_i log(1 + exp(-y_i z_i)) for two classes, the second of which has y = 1, the first y = -1."""
+    """C w_i log(1 + exp(-y_i z_i)) for two classes: the second has y = 1, the first y = -1."""
 
     C: float
     classes: NDArray[np.generic]

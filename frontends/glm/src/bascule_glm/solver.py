@@ -56,7 +56,8 @@ class History:
     def add(self, found: Evaluation, nbytes: int) -> bool:
         """Note a pass; whether its gap is at most `tol` times the objective."""
         self._best = max(self._best, found.value - found.gap)
-        gap = max(0.0, min(found.gap, found.value - self._best))
+        gap = min(found.gap, found.value - self._best)
+        gap = max(0.0, gap) if np.isfinite(gap) and 0 <= found.value < np.inf else np.inf
         seconds = time.monotonic() - self._start
         self.passes.append(Pass(len(self.passes) + 1, seconds, found.value, gap, nbytes))
         self.say(
@@ -69,7 +70,7 @@ class History:
     def relative(self) -> float:
         """The last gap by the objective."""
         last = self.passes[-1]
-        return last.gap / last.objective if last.objective > 0 else 0.0
+        return last.gap / last.objective if 0 < last.gap < np.inf else last.gap
 
     @property
     def done(self) -> bool:
@@ -88,10 +89,10 @@ def minimise(
     def look(parameters: Floats) -> Evaluation:
         return evaluate(problem, rows, parameters)
 
-    point, nbytes = start, 0 if isinstance(rows, MemoryRows) else rows.nbytes
+    point, step, nbytes = start, 0, 0 if isinstance(rows, MemoryRows) else rows.nbytes
     here = look(point)
     pairs: deque[tuple[Floats, Floats]] = deque(maxlen=_PAIRS)
-    if history.add(here, nbytes):
+    if history.add(here, nbytes) or not np.isfinite(here.value):
         return point, 0
     for step in range(1, max_iter + 1):
         if sample is rows:

@@ -43,12 +43,22 @@ class _Chunk(NamedTuple):
 def open_rows(source: Any, **options: Any) -> FileRows:
     """The rows of a file: of row blocks, or of a source, which is converted first if it was not.
 
-    `options` are those of `convert`. Raises DataError and FileError.
+    `options` are those of `convert`. Raises DataError, also if the rows were converted with another label or weight,
+    and FileError.
     """
-    if isinstance(source, FileRows):
-        return source
-    path = Path(source)
-    return FileRows(path) if path.suffix == ".rows" else convert(path, **options)
+    if not is_converted(source):
+        return convert(source, **options)
+    rows = source if isinstance(source, FileRows) else FileRows(source)
+    for name in ("label", "weight"):
+        asked, had = options.get(name), rows.about["origin"][name]
+        if asked not in (None, had):
+            raise DataError(f"{rows.path} was converted with {name}={had!r}, not {asked!r}: convert its source again")
+    return rows
+
+
+def is_converted(source: Any) -> bool:
+    """Whether these are row blocks, or the path of a file of row blocks."""
+    return isinstance(source, FileRows) or Path(source).suffix == ".rows"
 
 
 def convert(
@@ -85,11 +95,11 @@ def convert(
         origin = {"size": status.st_size, "changed": status.st_mtime_ns, **options}
         if _is_made(made, origin):
             return FileRows(made)
+        reader = _Svmlight(path, options) if path.suffix in TEXT else _Columns(path, options)
         with _locked(_part(made)) as file:
             if _is_made(made, origin):  # by a process that held the lock
                 _part(made).unlink()
                 return FileRows(made)
-            reader = _Svmlight(path, options) if path.suffix in TEXT else _Columns(path, options)
             writer = _Writer(file, made, origin, reader)
             for chunk in reader.chunks(writer.position):
                 writer.add(chunk)
@@ -203,10 +213,15 @@ class _Columns:
             raise FileError(f"{path} cannot be read ({error}): write it again") from None
         self._label, self._weight = options["label"], options["weight"]
         if self._label is None:
-            raise DataError(f"{path}: which column holds the labels? Give its name as y or label: {schema.names}")
+            raise DataError(
+                f"{path}: which column holds the labels? Give its name as y or label (to predict, give the rows that "
+                f"convert(..., label=...) returned): {schema.names}"
+            )
         for name in filter(None, (self._label, self._weight)):
             if name not in schema.names:
                 raise DataError(f"{path} has no column {name!r}; it has {schema.names}")
+        if len(set(schema.names)) < len(schema.names):
+            raise DataError(f"{path}: several columns have the same name: rename or drop all but one: {schema.names}")
         kinds = {field.name: field.type for field in schema}
         for name, kind in kinds.items():
             if not (pa.types.is_integer(kind) or pa.types.is_floating(kind) or pa.types.is_boolean(kind)):
@@ -317,7 +332,7 @@ class _Writer:
             where = np.argwhere(~np.isfinite(values))[0]
             row = int(where[0])
             if values is data and self._layout.sparse:
-                row, where = int(np.searchsorted(chunk.x.indptr, row, side="right")) - 1, where
+                row = int(np.searchsorted(chunk.x.indptr, row, side="right")) - 1
             column = ""
             if values is data and not self._layout.sparse:
                 column = f", column {(self._reader.names or [])[int(where[1])]!r}"
