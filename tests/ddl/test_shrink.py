@@ -32,6 +32,14 @@ def test_ranks_may_die_one_after_the_other_until_one_is_left(tcp_ranks: Run) -> 
     assert ends(done.stdout) == ["1: right to the end, with [1]"], done.stdout
 
 
+@pytest.mark.parametrize("shared_memory", ["1", "0"])
+def test_the_last_rank_goes_on_alone_though_all_others_died_at_once(
+    tcp_ranks: Run, tmp_path: Path, shared_memory: str
+) -> None:
+    done = tcp_ranks(8, "last_rank.py", str(tmp_path), timeout=120, DDL_OPTIONS=f"-shared_memory {shared_memory}")
+    assert "rank 0 goes on alone" in done.stdout, done.stdout
+
+
 @pytest.mark.parametrize("delays", [(0, 0), (0.001, 0.002), (0.005, 0.01), (0.02, 0.03)])
 def test_ranks_may_die_while_the_others_shrink(tcp_ranks: Run, delays: tuple[float, float]) -> None:
     done = tcp_ranks(6, "shrink.py", "4:2", f"{delays[0]}+0", f"{delays[1]}+3", timeout=60)

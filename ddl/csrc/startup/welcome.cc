@@ -63,7 +63,6 @@ bool Welcome::prepare(const std::string& offer, uint64_t* ready) {
     }
     connector_->serve(0);
     for (Connector::News news; connector_->next(&news);) {
-        keep_alive(news.socket);
         newcomers_[static_cast<size_t>(news.peer)].socket = std::move(news.socket);
     }
     bool settled = true;
@@ -131,7 +130,6 @@ class Attempt {
             serve();
         }
         if (!sockets_[0]) return false;
-        keep_alive(sockets_[0]);
         std::string text;
         if (send_text(sockets_[0], knock_ + connector_.contact(), until + kKnockSeconds) != Delivery::done ||
             receive_text(sockets_[0], &text, kMostText, deadline_) != Delivery::done) {
@@ -165,10 +163,7 @@ class Attempt {
                 Socket& socket = sockets_[count_ + rank];
                 if (!socket) continue;
                 met = any = true;
-                if (ready && !told[rank]) {
-                    keep_alive(socket);
-                    told[rank] = send(socket.fd(), &kReady, 1, MSG_NOSIGNAL) == 1;
-                }
+                if (ready && !told[rank]) told[rank] = send(socket.fd(), &kReady, 1, MSG_NOSIGNAL) == 1;
                 char byte = 0;
                 const int seen = look(socket, MSG_PEEK, &byte);
                 if (seen == 0) socket.close();

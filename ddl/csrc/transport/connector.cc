@@ -29,7 +29,8 @@ constexpr size_t kMostTries = 32;  // at once: with hundreds of ranks a host has
 constexpr double kTrySeconds = 0.25;
 // For which every try must fail before a rank counts as gone. Its heartbeats, if there are any, say more, and earlier.
 // What refuses may also be a firewall, for a moment. A kernel does not answer for a process that is stopped if too many
-// wait for it to accept them: only if the network is cut no answer means anything, after as long as for keep_alive().
+// wait for it to accept them: no answer only means something if the network to its host is cut, and then after as long
+// as for keep_alive().
 constexpr double kRefusedSeconds = 5, kCutSeconds = 4.5;
 constexpr double kUnansweredSeconds = 1;  // for is_unanswered()
 
@@ -124,11 +125,24 @@ void Connector::let_in() {
 
 void Connector::know(std::vector<std::string> contacts) {
     contacts_ = std::move(contacts);
-    const std::string space = contact_.substr(0, contact_.find(' ') + 1);
-    const auto is_here = [&](const std::string& contact) { return contact.compare(0, space.size(), space) == 0; };
-    const bool is_known = space != "? " && door_.contact[0].address == kLoopbackAddress;
-    if (!is_known || !std::all_of(contacts_.begin(), contacts_.end(), is_here)) return;
+    const auto is_other = [&](const std::string& contact) { return !is_here(contact); };
+    if (std::any_of(contacts_.begin(), contacts_.end(), is_other)) return;
+    if (door_.contact[0].address != kLoopbackAddress) return;
     for (size_t i = 1; i < door_.listeners.size(); ++i) door_.listeners[i].close();
+}
+
+void Connector::expect_cut() {
+    if (cut_since_ == 0) cut_since_ = seconds_now();
+}
+
+// It begins with the same network_space(), which is known.
+bool Connector::is_here(const std::string& contact) const {
+    return contact_[0] != '?' && contact.compare(0, contact_.find(' ') + 1, contact_, 0, contact_.find(' ') + 1) == 0;
+}
+
+bool Connector::is_near(int peer) const {
+    const auto index = static_cast<size_t>(peer);
+    return index < contacts_.size() && is_here(contacts_[index]);
 }
 
 void Connector::take_seat(int rank, int size) {
@@ -179,12 +193,11 @@ void Connector::connect(int peer, const std::string& contact) {
     Contact all = contact_of(contact.substr(space + 1));
     // A rank of this host is reached through the loopback interface, and no other rank is.
     const bool known = contact[0] != '?' && contact_[0] != '?';
-    const bool is_here = known && contact.compare(0, space + 1, contact_, 0, space + 1) == 0;
     const auto is_loopback = [](const Endpoint& one) { return one.address == kLoopbackAddress; };
     const bool has_loopback = std::any_of(all.begin(), all.end(), is_loopback);
     bool was_refused = false, was_tried = false, is_short = false;
     for (const Endpoint& one : all) {
-        if (known && (is_here && has_loopback) != is_loopback(one)) continue;
+        if (known && (is_here(contact) && has_loopback) != is_loopback(one)) continue;
         for (const std::string& address : ways_to(one)) {
             Link link;
             link.socket = connect_to(address, one.port);
@@ -236,7 +249,8 @@ void Connector::try_wanted(double now) {
             wants_.erase(here);
             continue;
         }
-        const bool unreachable = is_cut_ && want.unanswered_since > 0 && now - want.unanswered_since > kCutSeconds;
+        const bool unreachable = cut_since_ > 0 && want.unanswered_since > 0 &&
+                                 now - std::max(want.unanswered_since, cut_since_) > kCutSeconds && !is_near(peer);
         const bool is_over = !is_tried[static_cast<size_t>(peer)];  // the last try
         if (is_over) (want.was_refused && !want.failed ? want.unanswered_since : want.refused_since) = 0;
         const bool refused =
@@ -272,6 +286,7 @@ void Connector::accept_at(size_t door, double now) {
         Link link;
         link.socket = accept_from(door_.listeners[door]);
         if (link.socket) {
+            keep_alive(link.socket);
             add(std::move(link), false);
             continue;
         }

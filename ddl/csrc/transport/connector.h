@@ -42,10 +42,11 @@ class Connector {
     // The epoch in which connections that are begun from now on start.
     void set_epoch(uint32_t epoch) {
         epoch_ = epoch;
-        is_cut_ = false;
+        cut_since_ = 0;
     }
-    // The network is known to be cut, in this epoch: ranks of which no address answers are unreachable.
-    void expect_cut() { is_cut_ = true; }
+    // The network is known to be cut, in this epoch: ranks of other hosts that do not answer at any address are
+    // unreachable.
+    void expect_cut();
 
     // Takes another place among others, before let_in(); gives up all connections that are under way.
     void take_seat(int rank, int size);
@@ -58,6 +59,9 @@ class Connector {
     void want(int peer);
     // No address of a wanted rank has answered for a second.
     bool is_unanswered(int peer) const;
+    // It is known to be on this host, and reached without a network: only its end, or its leave(), refuses a connection
+    // or closes one.
+    bool is_near(int peer) const;
     // Lets nobody in any more, and takes a rank that refuses for gone at once: this one leaves.
     void leave();
     // Gives up the connections that this rank has begun, but those that the other end may have kept.
@@ -71,11 +75,11 @@ class Connector {
         enum Kind : uint8_t {
             connected,
             refused,     // nobody has listened at any of its addresses for a while
-            unreachable  // the network is cut, and no address has led to it for a while
+            unreachable  // it is on another host, the network is cut, and no address has led to it for a while
         };
         int peer = -1;
         Kind kind = connected;
-        Socket socket;
+        Socket socket;       // under keep_alive()
         uint32_t epoch = 0;  // in which the connection starts
     };
     // Of each connection once; false if there is none.
@@ -101,6 +105,7 @@ class Connector {
     void connected(Link& link);
     void try_wanted(double now);
     void accept_at(size_t door, double now);
+    bool is_here(const std::string& contact) const;
     void listen(bool on);
     void watch(int operation, int fd, uint64_t number, bool connects = false) const;
 
@@ -109,7 +114,8 @@ class Connector {
     std::string contact_, token_;
     std::vector<std::string> contacts_;
     uint32_t epoch_ = 0;
-    bool open_ = false, leaves_ = false, is_cut_ = false;
+    bool open_ = false, leaves_ = false;
+    double cut_since_ = 0;    // 0: there is no cut
     double rests_until_ = 0;  // nobody is let in before; 0: now
     std::vector<bool> connected_;
     Socket ready_;

@@ -36,15 +36,6 @@ void close_all() {
     end = 0;
 }
 
-// Between processes of this host, which connect over loopback.
-bool is_local(const Socket& socket) {
-    sockaddr_storage own{};
-    socklen_t length = sizeof own;
-    if (getsockname(socket.fd(), reinterpret_cast<sockaddr*>(&own), &length) != 0) return false;
-    if (own.ss_family != AF_INET) return own.ss_family == AF_UNIX;
-    return ntohl(reinterpret_cast<const sockaddr_in*>(&own)->sin_addr.s_addr) >> 24 == IN_LOOPBACKNET;
-}
-
 using Addresses = std::unique_ptr<addrinfo, void (*)(addrinfo*)>;
 
 // A numeric address as the kernel takes it; none if it is no such address.
@@ -121,6 +112,14 @@ int error_of(const Socket& socket) {
     return getsockopt(socket.fd(), SOL_SOCKET, SO_ERROR, &error, &length) == 0 ? error : errno;
 }
 
+bool is_local(const Socket& socket) {
+    sockaddr_storage own{};
+    socklen_t length = sizeof own;
+    if (getsockname(socket.fd(), reinterpret_cast<sockaddr*>(&own), &length) != 0) return false;
+    if (own.ss_family != AF_INET) return own.ss_family == AF_UNIX;
+    return ntohl(reinterpret_cast<const sockaddr_in*>(&own)->sin_addr.s_addr) >> 24 == IN_LOOPBACKNET;
+}
+
 void keep_alive(const Socket& socket) {
     const bool local = is_local(socket);  // then probes only ask again for an end that was dropped
     set(socket, SOL_SOCKET, SO_KEEPALIVE, 1);
@@ -135,11 +134,11 @@ void end_if_unanswered(const Socket& socket) {
 }
 
 bool was_silent(const Socket& socket) {
-    if (is_local(socket)) return false;
-    constexpr unsigned kMost = 3000;  // milliseconds: more than lie between two probes, and less than end it
+    // Milliseconds: more than lie between two probes that arrive, and less than keep_alive() gives the other end.
+    const unsigned most = is_local(socket) ? 60000 : 3000;
     tcp_info info{};
     socklen_t length = sizeof info;
-    return getsockopt(socket.fd(), IPPROTO_TCP, TCP_INFO, &info, &length) == 0 && info.tcpi_last_ack_recv > kMost;
+    return getsockopt(socket.fd(), IPPROTO_TCP, TCP_INFO, &info, &length) == 0 && info.tcpi_last_ack_recv > most;
 }
 
 }  // namespace ddl

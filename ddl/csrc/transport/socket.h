@@ -52,9 +52,12 @@ Socket connect_to(const std::string& address, uint16_t port);
 // The error that a socket has run into since it was last asked for; 0: none.
 int error_of(const Socket& socket);
 
+// Between processes of this host, over its loopback interface.
+bool is_local(const Socket& socket);
+
 // Lets the kernel probe the other end while the connection is idle, and end it after some 5 seconds of silence. The
 // other kernel answers, whatever its process does: a rank that is stopped or slow stays connected. Inside a host
-// silence ends nothing: with thousands of connections the loopback interface drops probes, and the end of a process is
+// it takes 132 seconds: with thousands of connections the loopback interface drops probes, and the end of a process is
 // known without them. Small pieces leave at once.
 void keep_alive(const Socket& socket);
 // Ends it as soon as well if something was sent and is not acknowledged. For short messages alone: the kernel counts a
@@ -62,8 +65,8 @@ void keep_alive(const Socket& socket);
 void end_if_unanswered(const Socket& socket);
 
 // Whether the other end of a connection under keep_alive() was silent before the connection ended. If so, its host or
-// the network is gone, or was for a while. If not, its process ended, as always inside a host. (The kernel's error does
-// not tell: a send may have taken it, and a host that is back answers with a reset.)
+// the network is gone, or was for a while; inside a host, the loopback interface. If not, its process ended. (The
+// kernel's error does not tell: a send may have taken it, and a host that is back answers with a reset.)
 bool was_silent(const Socket& socket);
 
 }  // namespace ddl

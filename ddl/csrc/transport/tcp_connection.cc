@@ -105,7 +105,8 @@ bool TcpConnection::read(Owner& owner) {
     if (count < 0 && errno == EINTR) return true;
     if (count < 0 && (errno == EAGAIN || errno == EWOULDBLOCK)) return false;
     if (count <= 0) {
-        lose(owner, count == 0);
+        // A process that ends before it has read all resets the connection. So may others, but not inside a host.
+        lose(owner, count == 0 || (errno == ECONNRESET && is_local(socket_)));
         return false;
     }
     if (direct) {

@@ -53,15 +53,16 @@ struct TcpTransport::Peer final : TcpConnection::Owner {
     }
     void lost(bool by_its_end, bool is_void) noexcept override {
         // A rank that leaves may not have the time to say goodbye on a connection that it has not used.
-        if (is_void && !left && all.connector_) return vanish(kNewsSeconds);
+        if (is_void && !left && all.connector_) return vanish(kNewsSeconds, by_its_end && all.is_near(rank));
         is_lost = !left && !all.closed_;
         has_ended = is_lost && by_its_end;
         lost_at = seconds_now();
     }
     // It does not want this rank, or is no more there: has_left() says so, unless heartbeats tell of its death in these
-    // seconds.
-    void vanish(double seconds) noexcept {
+    // seconds. If its process `ended`, has_ended() says so then.
+    void vanish(double seconds, bool ended) noexcept {
         has_vanished = true;
+        has_ended = ended;
         lost_at = seconds_now() + seconds;
     }
     // The oldest receive of this tag that no message has come for.
@@ -127,6 +128,11 @@ bool TcpTransport::can_reach(int rank) const {
     return connector_ && numbers_[static_cast<size_t>(rank)] != TcpLinks::kNoNumber;
 }
 
+// No cable lies between it and this rank.
+bool TcpTransport::is_near(int rank) const {
+    return can_reach(rank) && connector_->is_near(numbers_[static_cast<size_t>(rank)]);
+}
+
 // Its connection is up.
 void TcpTransport::open(Peer& peer) {
     keep_alive(peer.wire->socket());
@@ -153,7 +159,10 @@ bool TcpTransport::has_left(int rank) const {
     return peer && (peer->left || peer->has_vanished) && seconds_now() - peer->lost_at > kLastWordsSeconds;
 }
 
-bool TcpTransport::has_ended(int rank) const { return find(rank) && find(rank)->has_ended; }
+bool TcpTransport::has_ended(int rank) const {
+    const Peer* const peer = find(rank);
+    return peer && peer->has_ended && seconds_now() >= peer->lost_at;
+}
 
 double TcpTransport::seconds_lost(int rank) const {
     const Peer* const peer = find(rank);
@@ -213,7 +222,7 @@ void TcpTransport::adopt(Connector::News news) {
     if (peer.is_lost || peer.has_vanished || peer.wire->is_open()) return;
     if (!is_connected) {
         peer.wire->close();
-        return news.kind == Connector::News::refused ? peer.vanish(0) : peer.lost(false, false);
+        return news.kind == Connector::News::refused ? peer.vanish(0, is_near(peer.rank)) : peer.lost(false, false);
     }
     const auto ended = static_cast<std::ptrdiff_t>(epoch_ - news.epoch);  // none begins in an epoch to come
     peer.wire->follow({farewells_.end() - ended, farewells_.end()});

@@ -61,7 +61,7 @@ class TcpTransport final : public Transport {
 
     // What became of a rank's connection, as far as this end can tell.
     bool is_gone(int rank) const;         // it said goodbye
-    bool has_ended(int rank) const;       // closed, as only a process's end does
+    bool has_ended(int rank) const;       // closed, reset or refused, as only the end of its process does
     double seconds_lost(int rank) const;  // since it broke, or none could be made; 0 or less: it is not so
     // No address of it has answered, though this rank tries.
     bool is_unanswered(int rank) const;
@@ -88,6 +88,7 @@ class TcpTransport final : public Transport {
 
     Peer& at(int rank);
     bool can_reach(int rank) const;
+    bool is_near(int rank) const;
     bool is_over(int rank) const;
     const Peer* find(int rank) const { return peers_[static_cast<size_t>(rank)].get(); }
     void open(Peer& peer);

@@ -227,17 +227,19 @@ namespace {
 
 // A host that drops what comes: its queue is full.
 struct SilentHost {
-    SilentHost() {
+    explicit SilentHost(bool is_near = true) : is_near(is_near) {
         CHECK_EQ(listen(socket.fd(), 0), 0);
-        for (int i = 0; i < 4; ++i) queue.push_back(connect_to("127.0.0.1", port));
+        for (int i = 0; i < 4; ++i) queue.push_back(connect_to(address, port));
     }
-    // Where it is, for `other`, of this host.
+    // Where it is, for `other`: on the same host, or on another one.
     std::string contact(const Connector& other) const {
-        const std::string space = other.contact().substr(0, other.contact().find(' ') + 1);
-        return space + "127.0.0.1 " + std::to_string(port) + " ";
+        const std::string space = other.contact().substr(0, other.contact().find(' '));
+        return (is_near ? space : "elsewhere") + " " + address + " " + std::to_string(port) + " ";
     }
+    const bool is_near;
+    const std::string address = is_near ? kLoopbackAddress : "127.0.0.2";  // no rank of this host listens there
     uint16_t port = 0;
-    const Socket socket = listen_at("127.0.0.1", &port);
+    const Socket socket = listen_at(address, &port);
     std::vector<Socket> queue;
 };
 
@@ -296,10 +298,29 @@ TEST("a rank that accepts and says nothing is there, and so is one for whom desc
     }
 }
 
+TEST("in a cut network a rank of this host is not taken for gone if it does not answer, and one of another host is") {
+    if (check::kSanitized) return;  // it takes 5 seconds
+    const SilentHost near, far(false);
+    const auto connector = among_silent(0, 3, near);
+    connector->know({connector->contact(), near.contact(*connector), far.contact(*connector)});
+    connector->expect_cut();
+    connector->want(1);
+    connector->want(2);
+    Connector::News news;
+    const double deadline = seconds_now() + 60;
+    while (news.peer < 0 && seconds_now() < deadline) {
+        connector->serve(10);
+        connector->next(&news);
+    }
+    CHECK(news.peer == 2 && news.kind == Connector::News::unreachable);
+    for (const double until = seconds_now() + 1; seconds_now() < until;) connector->serve(10);
+    CHECK(!connector->next(&news));
+}
+
 TEST("ranks that were cut off learn so in seconds, though heartbeats know of one alone that it is silent") {
     if (check::kSanitized) return;  // it takes 7 seconds
     constexpr int kSize = 40;
-    const SilentHost silent;
+    const SilentHost silent(false);
     TcpLinks links;
     links.ranks.resize(kSize);
     for (int rank = 0; rank < kSize; ++rank) links.numbers.push_back(rank);
@@ -312,6 +333,25 @@ TEST("ranks that were cut off learn so in seconds, though heartbeats know of one
     CHECK_CONTAINS(check::message_of<Error>([&] { agree_on_survivors(transport, options); }),
                    "was cut off from the job: 39 of its 40 ranks do not answer");
     CHECK(seconds_now() - begin < 20);
+}
+
+TEST("ranks of this host at whose addresses nobody listens have ended: the last one goes on alone") {
+    if (check::kSanitized) return;  // it takes 7 seconds
+    constexpr int kSize = 4;
+    uint16_t port = 0;
+    listen_at(kLoopbackAddress, &port).close();
+    TcpLinks links;
+    links.ranks.resize(kSize);
+    links.numbers = {0, 1, 2, 3};
+    links.connector = std::make_shared<Connector>(0, kSize);
+    const std::string own = links.connector->contact();
+    const std::string other = own.substr(0, own.find(' ') + 1) + kLoopbackAddress + " " + std::to_string(port) + " ";
+    links.connector->know({own, other, other, other});
+    TcpTransport transport(0, std::move(links), nullptr);
+    SurvivorOptions options;
+    options.death_of = [](int) { return Death::none; };
+    options.warn = [](const std::string& text) { std::printf("%s\n", text.c_str()); };
+    CHECK(agree_on_survivors(transport, options).ranks == std::vector<int>{0});
 }
 
 TEST("of two ranks that want each other the lower one connects, if the other does not come through") {
