@@ -25,7 +25,7 @@ def say(text: str) -> None:
 
 
 def bar(what: str, total: int, unit: str) -> tqdm[NoReturn]:
-    """A progress bar, where somebody watches."""
+    """A progress bar, if somebody watches."""
     return tqdm(
         total=total, desc=what, unit=unit, unit_scale=unit == "B", leave=False, file=sys.stderr,
         disable=not sys.stderr.isatty(),

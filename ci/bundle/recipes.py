@@ -117,7 +117,7 @@ def _metapackages(where: Folders, chosen: Variants) -> Path:
 
 
 def _names(*lists: Iterable[object]) -> frozenset[str]:
-    """The names in requirements, each of which is text or one of the builder's pins."""
+    """The names in requirements. Each is text, or one of the builder's pins."""
     found = set()
     for item in (item for one in lists for item in one):
         if isinstance(item, dict):

@@ -58,7 +58,7 @@ def parquet(arrays: tuple[Any, Any, Any], tmp_path_factory: pytest.TempPathFacto
 
 @pytest.fixture
 def _small_blocks(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Files of many blocks, of which a fit may hold a part: the limit itself is the real one's affair."""
+    """Files of many blocks. A fit may hold a part of them; the limit itself is the real one's affair."""
     monkeypatch.setattr(bascule_glm.sources, "_BLOCK", 16384)
     monkeypatch.setattr(bascule_glm.sources, "_ROWS", 1 << 18)
     monkeypatch.setattr(bascule_glm.sources, "_TEXT", 1 << 16)

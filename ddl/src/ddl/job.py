@@ -89,7 +89,7 @@ def _begin() -> None:
     _next_place = size()
     _places = tuple(range(_next_place))
     if not _registered:
-        # Before other packages' exit handlers, of which mpi4py's ends MPI.
+        # Before other packages' exit handlers: mpi4py's ends MPI.
         atexit.register(finalize)
         _registered = True
 

@@ -1,4 +1,4 @@
-"""Reduces a model's gradients: in buckets, all of which start before the first is waited for."""
+"""Reduces a model's gradients in buckets. All of them start before the first is waited for."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Sums over the ranks of a job, each of which has a share of the rows. One process alone adds nothing."""
+"""Sums over the ranks of a job. Each rank has a share of the rows. One process alone adds nothing."""
 
 from __future__ import annotations
 

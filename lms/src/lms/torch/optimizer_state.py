@@ -1,7 +1,7 @@
 """Optimizer state below the device: it is away between steps, and comes back while its optimizer steps.
 
-PyTorch's own optimizers treat each parameter by itself, so a step over all parameters is a step over one chunk of them
-after another, bit for bit. The state of one chunk is on the device while the next comes back and the last one leaves.
+PyTorch's own optimizers treat each parameter by itself, so a step over all parameters is a step over one part of them
+after another, bit for bit. The state of one part is on the device while the next comes back and the last one leaves.
 Other optimizers get all of their state back, entry by entry as they read it.
 """
 
@@ -220,7 +220,7 @@ class StatePager:
     def before_step(
         self, optimizer: Optimizer, args: Arguments, kwargs: Keywords, *, room: int
     ) -> StepArguments | None:
-        """Before a step: PyTorch's own optimizers step here, chunk by chunk, and then once more over nothing.
+        """Before a step: PyTorch's own optimizers step here, part by part, and then once more over nothing.
 
         `room` bytes of all state may stay. The arguments are a step's; returns others for the step to go on with.
         """

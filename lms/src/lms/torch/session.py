@@ -57,8 +57,8 @@ class Session:
         frac: the same as a share of the device's capacity, in (0, 1]; 0.9 when none of limit, frac and budget is given.
         budget: most bytes of saved tensors that may stay on the device, whatever else it holds; 0 is allowed.
         min_size: storages smaller than this stay.
-        swap: what may move: "activations", "optimizer" or both. An optimizer's state is away between its steps, as far
-            as the limit asks for it, and comes back chunk by chunk; under a budget all of it leaves.
+        swap: what may move: "activations", "optimizer" or both. An optimizer's state is away between its steps, if
+            the limit asks for it, and comes back part by part; under a budget all of it leaves.
         spill_dir: folder of the file tier; on a CPU the first usual folder on a disk by default.
         host_limit: most pinned host memory on CUDA; past it the file tier, or an error.
         prefetch: accesses that a copy back may start ahead of its use; the plan's choice by default.

@@ -53,7 +53,7 @@ def allreduce(array: Array, output: Array, op: Op, comm: Communicator) -> Reques
 
 
 def reduce_scatter(array: Array, output: Array, rows: Sequence[int], op: Op, comm: Communicator) -> Requests:
-    """Reduce `array`, of which rank r keeps `rows[r]` rows, into this rank's `output`."""
+    """Reduce `array` into this rank's `output`; rank r keeps `rows[r]` rows."""
     if len(set(rows)) == 1:
         return [_start("reduce_scatter", (array, output), output.size, TYPES[array.dtype.name], _NUMBERS[op], comm)]
     blocks = _split(array, rows)
