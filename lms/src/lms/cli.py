@@ -25,6 +25,7 @@ from lms.options import BOUNDS, Options, add_flags, arguments, from_flags, spell
 from lms.stats import format_seconds
 from lms.target import Target, framework_of
 from lms.trace import Trace
+from lms.tune import cli as tune_cli
 from lms.units import format_size
 
 if TYPE_CHECKING:
@@ -74,6 +75,7 @@ def _parser() -> argparse.ArgumentParser:
     _add_simulate(commands)
     _add_report(commands)
     link_cli.add(commands)
+    tune_cli.add(commands).set_defaults(action=_tune)
     return parser
 
 
@@ -86,6 +88,7 @@ examples:
   lms simulate step.json --link pcie4x16   ... or on another machine's link
   lms report step.json -o step.html        a page with the picture of that step
   lms link measure                         what do this machine's links carry?
+  lms tune --param lr=loguniform:1e-5:1e-1 --metric val_loss train.py    which learning rate is best?
 """
 
 
@@ -94,7 +97,7 @@ def _split(argv: list[str]) -> tuple[list[str], list[str]]:
 
     argparse cannot be asked to stop there: it looks for its options behind every `--`.
     """
-    if argv[:1] not in (["run"], ["plan"]):
+    if argv[:1] not in (["run"], ["plan"], ["tune"]):
         return argv, []
     at = 1
     while at < len(argv) and argv[at].startswith("-") and not argv[at].startswith("-m"):
@@ -262,8 +265,14 @@ def _report(args: argparse.Namespace) -> int:
     return 0
 
 
+def _tune(args: argparse.Namespace) -> int:
+    _check_installed("lms tune", "optuna", extra="tune")
+    options, target = _prepared(args)
+    return tune_cli.run(args, options, target)
+
+
 def _prepared(args: argparse.Namespace) -> tuple[Options, Target]:
-    """Everything about `lms run` and `lms plan` that can be refused before a framework is loaded."""
+    """Everything about `lms run`, `lms plan` and `lms tune` that can be refused before a framework is loaded."""
     name, *rest = args.target or [""]
     is_module = name.startswith("-m")
     if is_module:
@@ -275,7 +284,7 @@ def _prepared(args: argparse.Namespace) -> tuple[Options, Target]:
     else:
         path = Path(name)
         if _PYTHON.fullmatch(path.name) and not _is_script(path):
-            raise UsageError(_without_python(name, rest, "run" if args.action is _run else "plan"))
+            raise UsageError(_without_python(name, rest, args.action.__name__[1:]))
         wrong = "no such file" if not os.path.exists(path) else ""  # False also for a name that is too long
         if os.path.isdir(path) and not (path / "__main__.py").is_file():
             wrong = "a folder without __main__.py"

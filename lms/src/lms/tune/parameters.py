@@ -1,0 +1,95 @@
+"""Parameters of a search: as they are written, as Optuna's distributions, and on a script's command line."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from lms.errors import UsageError
+
+if TYPE_CHECKING:
+    from optuna.distributions import BaseDistribution
+
+KINDS = ("uniform", "loguniform", "int", "logint", "choice")
+FORMS = (
+    "lr=loguniform:1e-5:1e-1 or dropout=uniform:0:0.5 (numbers), width=int:16:512 or batch=logint:1:64 (whole "
+    "numbers), optimizer=choice:sgd,adam (words)"
+)
+
+
+@dataclass(frozen=True)
+class Parameter:
+    """What `--param` says: a range from `low` to `high`, both included, or `choices`. `text` is as it was written."""
+
+    name: str
+    kind: str
+    text: str
+    low: float = 0
+    high: float = 0
+    choices: tuple[str, ...] = ()
+
+    @classmethod
+    def parse(cls, text: str) -> Parameter:
+        """The parameter that `text` describes. Raises UsageError that shows every form."""
+        name, equals, rest = text.partition("=")
+        kind, _, values = rest.partition(":")
+        if not equals or not name.strip("-") or kind not in KINDS:
+            raise _refused(text, f"expected NAME=KIND:VALUES with a kind of {', '.join(KINDS)}")
+        name = name.strip("-")
+        if kind == "choice":
+            choices = tuple(values.split(","))
+            if len(set(choices)) < len(choices) or "" in choices:
+                raise _refused(text, "expected choices that differ, separated by commas")
+            return cls(name, kind, rest, choices=choices)
+        number = int if kind.endswith("int") else float
+        try:
+            low, high = (number(value) for value in values.split(":"))
+        except ValueError:
+            noun = "whole numbers" if number is int else "numbers"
+            raise _refused(text, f"expected {kind}:LOW:HIGH, two {noun}") from None
+        if not float("-inf") < low < high < float("inf"):  # NaN fails this too
+            raise _refused(text, f"expected a finite range that ends above {low}")
+        if kind.startswith("log") and low <= 0:
+            raise _refused(text, "a logarithmic range begins above 0")
+        return cls(name, kind, rest, low, high)
+
+    def distribution(self) -> BaseDistribution:
+        """The same as Optuna writes it."""
+        from optuna.distributions import CategoricalDistribution, FloatDistribution, IntDistribution
+
+        if self.kind == "choice":
+            return CategoricalDistribution(self.choices)
+        log = self.kind.startswith("log")
+        if self.kind.endswith("int"):
+            return IntDistribution(int(self.low), int(self.high), log=log)
+        return FloatDistribution(self.low, self.high, log=log)
+
+
+def _refused(text: str, why: str) -> UsageError:
+    return UsageError(f"--param={text!r}: {why}; such as {FORMS}")
+
+
+def parse_all(texts: Sequence[str]) -> tuple[Parameter, ...]:
+    """The parameters in the order given. Raises UsageError, also if two have one name."""
+    parameters = tuple(Parameter.parse(text) for text in texts)
+    names = [one.name for one in parameters]
+    if twice := [name for name in names if names.count(name) > 1]:
+        raise UsageError(f"--param: {twice[0]!r} is given twice; expected each name once")
+    return parameters
+
+
+def command_line(words: Sequence[str], values: Mapping[str, object]) -> list[str]:
+    """A script's arguments with the parameters' values.
+
+    A value goes where a word holds `{NAME}`. If none does, `--NAME=VALUE` comes last.
+    """
+    filled = list(words)
+    for name, value in values.items():
+        mark = "{" + name + "}"
+        if any(mark in word for word in words):
+            filled = [word.replace(mark, str(value)) for word in filled]
+        else:
+            # One word: argparse takes a second word such as -1e-05 for an option.
+            filled.append(f"--{name}={value}")
+    return filled

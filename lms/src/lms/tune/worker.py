@@ -1,0 +1,235 @@
+"""One worker of a search: asks the study for trials, has them done, tells it how they ended."""
+
+from __future__ import annotations
+
+import re
+import select
+import signal
+import sys
+import time
+from collections.abc import Callable, Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+
+from optuna.trial import FrozenTrial, Trial, TrialState
+
+from lms.console import say
+from lms.errors import LimitError, LMSError
+from lms.stats import format_seconds
+from lms.tune import table
+from lms.tune.metric import Log
+from lms.tune.parameters import Parameter
+from lms.tune.study import AWAY, OUTCOME, Study, counts
+from lms.tune.trial import End, Process, meaning
+from lms.units import plural
+
+MOST_DEATHS = 3  # of one trial's process; then it has failed
+MOST_BELOW = 3  # trials below the floor before any has a value; then the search ends
+_PAUSE = 0.5  # seconds between looks at the logs
+_MOST_REPORTS = 50  # of one look: a script that prints its metric all the time must not keep the database busy
+
+
+@dataclass(frozen=True)
+class Search:
+    """What is searched, and how. `command` gives a trial's command and variables: (trial, whether it runs alone)."""
+
+    trials: int
+    at_once: int
+    parameters: Sequence[Parameter]
+    metric: str
+    pattern: re.Pattern[str]
+    pruned: str | None  # the line that an objective's process prints if it gave itself up; None: we ask the pruner
+    logs: Path
+    heartbeat: int  # seconds
+    gently: bool
+    command: Callable[[Trial, bool], tuple[list[str], dict[str, str]]]
+
+
+@dataclass
+class Running:
+    """A trial that is being done."""
+
+    trial: Trial
+    process: Process
+    alone: bool
+    began: float
+
+
+class Worker:
+    """Does trials until the study has as many results as were asked for."""
+
+    def __init__(self, study: Study, search: Search) -> None:
+        self._study, self._search = study, search
+        self._distributions = {one.name: one.distribution() for one in search.parameters}
+        self._running: list[Running] = []
+        self._below: list[Trial] = []  # those that wait to be tried alone
+        self._beaten = float("-inf")
+        self._waiting = False
+
+    def run(self) -> None:
+        """Work until the search is done. If it ends before, for whatever reason, its trials can be done again.
+
+        Raises LMSError if the first trials show that none will have a value.
+        """
+        before = signal.signal(signal.SIGTERM, _terminated)
+        try:
+            while not self._finished():
+                self._beat()
+                self._start()
+                self._wait()
+                for one in list(self._running):
+                    self._look(one)
+        finally:
+            signal.signal(signal.SIGTERM, before)
+            self._give_back()
+
+    def _finished(self) -> bool:
+        if self._running or self._below:
+            return False
+        trials = self._study.trials()
+        results = _results(trials)
+        running = [one for one in trials if one.state == TrialState.RUNNING]
+        if not self._waiting and running and results + len(running) >= self._search.trials:
+            self._waiting = True
+            say(f"waiting for {plural(len(running), 'trial')} of other workers, alive or dead")
+        return results >= self._search.trials
+
+    def _beat(self) -> None:
+        if time.monotonic() - self._beaten < self._search.heartbeat:
+            return
+        self._study.beat([*(one.trial for one in self._running), *self._below])
+        self._study.recover()
+        self._beaten = time.monotonic()
+
+    def _start(self) -> None:
+        if self._below:
+            if not self._running:
+                self._launch(self._below.pop(0), alone=True)
+            return
+        while len(self._running) < self._search.at_once:
+            trial = self._study.ask(self._search.trials, self._distributions)
+            if trial is None:
+                return
+            self._launch(trial, alone=self._search.at_once == 1)
+
+    def _launch(self, trial: Trial, *, alone: bool) -> None:
+        command, environ = self._search.command(trial, alone)
+        log = Log(self._search.logs / f"trial-{trial.number:04}.log", self._search.pattern)
+        process = Process(command, log, environ, gently=self._search.gently)
+        self._running.append(Running(trial, process, alone, time.monotonic()))
+
+    def _wait(self) -> None:
+        poll = select.poll()
+        for one in self._running:
+            poll.register(one.process.descriptor, select.POLLIN)
+        poll.poll(_PAUSE * 1000)
+
+    def _look(self, one: Running) -> None:
+        status = one.process.ended()
+        log = one.process.log
+        readings = log.read(ended=status is not None)
+        if self._search.pruned is None:
+            for reading in readings[-_MOST_REPORTS:]:
+                self._study.report(one.trial, reading.value, reading.step)
+            if status is None and readings and self._study.should_prune(one.trial):
+                one.process.stop()
+                self._running.remove(one)
+                self._told(one, self._study.tell(one.trial, TrialState.PRUNED), f"pruned at step {readings[-1].step}")
+                return
+        if status is None:
+            return
+        one.process.close()
+        self._running.remove(one)
+        pruned = self._search.pruned is not None and self._search.pruned in log.tail().splitlines()
+        end, why = meaning(status, log.last, pruned=pruned)
+        if end is End.RIGHT:
+            assert log.last is not None
+            told = self._study.tell(one.trial, TrialState.COMPLETE, log.last.value)
+            self._told(one, told, f"{self._search.metric} {log.last.value:.6g}")
+        elif end is End.PRUNED:
+            self._told(one, self._study.tell(one.trial, TrialState.PRUNED), why)
+        elif end is End.BELOW_FLOOR:
+            self._below_floor(one, why)
+        elif end is End.DIED:
+            self._died(one, why)
+        else:
+            self._failed(one, why)
+
+    def _below_floor(self, one: Running, why: str) -> None:
+        if not one.alone:
+            say(f"trial {one.trial.number}: {why} ({_last(one)}); it will be tried alone, with all the memory")
+            self._below.append(one.trial)
+            return
+        # A pruned trial without a value: samplers learn from it to stay away. From a failed one they learn nothing.
+        self._told(one, self._study.tell(one.trial, TrialState.PRUNED, outcome="infeasible: below the floor"), why)
+        trials = self._study.trials()
+        below = sum(OUTCOME in trial.user_attrs and trial.state == TrialState.PRUNED for trial in trials)
+        if below >= MOST_BELOW and not _proven(trials):
+            raise LimitError(
+                f"{below} trials are below LMS's floor, alone too, and no trial has a value, so the search ends: "
+                f"{_last(one)}. Give more --memory or --limit, or a --param with smaller values"
+            )
+
+    def _died(self, one: Running, why: str) -> None:
+        before = self._study.deaths(one.trial)
+        if before >= MOST_DEATHS:
+            outcome = f"failed: {why}, {before + 1} times"
+            self._told(one, self._study.tell(one.trial, TrialState.FAIL, outcome=outcome), outcome)
+            return
+        if self._study.tell(one.trial, TrialState.FAIL):
+            self._study.again(one.trial, died=True)
+        say(f"trial {one.trial.number}: {why}; it will be done again")
+
+    def _failed(self, one: Running, why: str) -> None:
+        if _proven(self._study.trials()):
+            self._told(one, self._study.tell(one.trial, TrialState.FAIL, outcome=f"failed: {why}"), why)
+            return
+        self._study.tell(one.trial, TrialState.FAIL)  # it does not count: the script or our options must change first
+        print(one.process.log.tail(), file=sys.stderr)
+        options = ", ".join(parameter.name for parameter in self._search.parameters)
+        raise LMSError(
+            f"trial {one.trial.number} failed ({why}), and no trial has had a value yet, so the search ends. Above are "
+            f"the last lines of its log, {one.process.log.path}. Expected a script that takes the parameters "
+            f"({options or 'those that the objective asks for'}), prints the metric ({self._search.metric}) and ends "
+            "with exit status 0"
+        )
+
+    def _told(self, one: Running, told: bool, result: str) -> None:
+        trials = self._study.trials()
+        took = format_seconds(time.monotonic() - one.began)
+        if not told:
+            result += ", too late: it was taken for dead and will be done again"
+        best = table.best(trials, self._study.direction)
+        leader = f"best {best.value:.6g}, trial {best.number}; " if best is not None else ""
+        done = f"{_results(trials)} of {self._search.trials} done"
+        say(f"trial {one.trial.number}: {result} after {took} ({table.settings(one.trial.params)}); {leader}{done}")
+
+    def _give_back(self) -> None:
+        """End what runs; let others do it again."""
+        for one in self._running:
+            one.process.stop()
+        self._study.patient = False
+        with suppress(*AWAY):  # then they are taken for dead
+            for trial in [*(one.trial for one in self._running), *self._below]:
+                if self._study.tell(trial, TrialState.FAIL):
+                    self._study.again(trial, died=False)
+        self._study.patient = True
+        self._running, self._below = [], []
+
+
+def _results(trials: Sequence[FrozenTrial]) -> int:
+    return sum(one.state.is_finished() and counts(one) for one in trials)
+
+
+def _proven(trials: Sequence[FrozenTrial]) -> bool:
+    """Whether the script has shown that it can be searched."""
+    return any(one.state == TrialState.COMPLETE for one in trials)
+
+
+def _last(one: Running) -> str:
+    return one.process.log.tail(1).strip()
+
+
+def _terminated(*_: object) -> None:
+    raise SystemExit(128 + signal.SIGTERM)
