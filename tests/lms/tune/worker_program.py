@@ -1,4 +1,4 @@
-"""A worker of a search whose trials are programs without a framework: `worker_program.py URL TRIALS AT_ONCE PROGRAM`."""
+"""A worker whose trials are programs without a framework: `worker_program.py URL TRIALS AT_ONCE PROGRAM`."""
 
 import sys
 from pathlib import Path
