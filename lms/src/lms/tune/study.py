@@ -259,7 +259,7 @@ def _opened(url: str, heartbeat: int, grace: int, lost: Callable[[optuna.Study, 
                 )
             break
         except ImportError as error:
-            raise UsageError(f"--storage={_shown(url)!r}: {error}; install this database's driver") from None
+            raise UsageError(f"--storage={_shown(url)!r}: {error} Install the driver, such as psycopg") from None
         except (sqlalchemy.exc.ArgumentError, sqlalchemy.exc.NoSuchModuleError) as error:
             raise UsageError(f"--storage={_shown(url)!r}: {_reason(error)}") from None
         except (*AWAY, sqlalchemy.exc.DBAPIError) as error:

@@ -203,7 +203,8 @@ class Worker:
         best = table.best(trials, self._study.direction)
         leader = f"best {best.value:.6g}, trial {best.number}; " if best is not None else ""
         done = f"{_results(trials)} of {self._search.trials} done"
-        say(f"trial {one.trial.number}: {result} after {took} ({table.settings(one.trial.params)}); {leader}{done}")
+        params = table.settings(trials[one.trial.number].params)  # an objective's process has chosen them
+        say(f"trial {one.trial.number}: {result} after {took} ({params}); {leader}{done}")
 
     def _give_back(self) -> None:
         """End what runs; let others do it again."""
