@@ -1,3 +1,4 @@
+import optuna
 import pytest
 
 from lms.errors import UsageError
@@ -5,7 +6,7 @@ from lms.tune.parameters import command_line, parse_all
 
 
 def test_each_kind_is_the_distribution_of_optuna_that_it_names() -> None:
-    optuna = pytest.importorskip("optuna")
+
     texts = [
         "lr=loguniform:1e-5:1e-1",
         "drop=uniform:0:0.5",

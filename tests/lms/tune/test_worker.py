@@ -12,9 +12,8 @@ import time
 from pathlib import Path
 from types import ModuleType
 
+import optuna
 import pytest
-
-optuna = pytest.importorskip("optuna")
 
 PROGRAM = Path(__file__).with_name("worker_program.py")
 URL = "sqlite:///search.db"
