@@ -31,7 +31,7 @@ export PYTHON
 unexport PYTHONDONTWRITEBYTECODE
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo demo-tensorflow test test-all test-tensorflow test-integrations lint format versions docs bench bench-lms bench-bookkeeping bench-links bench-ddl bench-training setup-bundle bench-bundle channel env mirror image images context chart horovod-suite gpu-check clean
+.PHONY: help setup demo demo-tensorflow test test-all test-tensorflow test-integrations lint format versions docs bench bench-lms bench-bookkeeping bench-tune bench-links bench-ddl bench-training setup-bundle bench-bundle channel env mirror image images context chart horovod-suite gpu-check clean
 
 help: ## list what make can do here
 	@sed -n 's/^\([a-z-]*\):[^#]*## \(.*\)/make \1\t\2/p' Makefile | expand -t 20
@@ -88,6 +88,9 @@ bench-lms: setup ## measure LMS against plain training, other allocators, checkp
 
 bench-bookkeeping: setup ## measure LMS's own work for a saved tensor (ARGS="--against ../other-checkout"); JSON to out/bench/
 	$(BIN)/python lms/bench/bookkeeping.py $(ARGS)
+
+bench-tune: setup ## measure `lms tune` beside a loop of sh, and two trials at once (needs root, half an hour); JSON to out/bench/
+	$(BIN)/python lms/bench/tune.py $(ARGS)
 
 bench-links: setup ## measure `lms link` beside fio, a memcpy in C++ and a disk that the kernel throttles (needs root); JSON to out/bench/
 	ci/install_tools fio

@@ -122,7 +122,9 @@ def main() -> int:
     }
     for name, value in figures.items():
         print(f"{name}: {value:.3f}")
-    machine = {"platform": platform.platform(), "cores": os.cpu_count(), "python": platform.python_version()}
+    kernel = ".".join(platform.release().split(".")[:2])
+    machine = {"platform": f"Linux {kernel} {platform.machine()}", "cores": os.cpu_count()}
+    machine["python"] = platform.python_version()
     settings = {key: value for key, value in vars(asked).items() if key != "output"}
     document = {"machine": machine, "settings": settings, "step": idle, "seconds": rows, "figures": figures}
     asked.output.parent.mkdir(parents=True, exist_ok=True)

@@ -38,7 +38,7 @@ def run(worker: Sequence[str], folder: Path, trials: int, kills: int, delay: flo
                 if moments and len(list(folder.glob("*logs/*.log"))) >= moments[0]:
                     time.sleep(chance.uniform(0, delay))
                     one = chance.choice([one.pid for one in workers if one.poll() is None])
-                    victims = [one, *_children(one)] if chance.random() < 0.5 else _children(one)
+                    victims = [one] if chance.random() < 0.5 else _children(one)
                     if victims:
                         with suppress(ProcessLookupError):
                             os.kill(chance.choice(victims), signal.SIGKILL)

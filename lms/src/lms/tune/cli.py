@@ -38,8 +38,8 @@ def add(commands: Commands) -> argparse.ArgumentParser:
         "defines `objective(trial)` as Optuna's examples do; then --param and --metric are not given.\n"
         "The same command on other hosts, with the same --storage, joins the search; started again, it goes on.",
         "examples:\n"
-        "  lms tune --param lr=loguniform:1e-5:1e-1 --metric val_loss train.py --epochs 5\n"
-        "  lms tune --param lr=loguniform:1e-5:1e-1 --metric-regex 'loss is (\\S+)' train.py --learning-rate {lr}\n"
+        "  lms tune --param lr=loguniform:1e-5:1e-1 --metric val_loss train.py big.toml\n"
+        "  lms tune --param lr=loguniform:1e-5:1e-1 --metric-regex 'loss is (\\S+)' train.py model.lr={lr}\n"
         "  lms tune --trials 50 --at-once 2 --memory 80GB --storage postgresql://user@host/base objective.py\n"
         "  optuna-dashboard sqlite:///train.db        the search as a page, while it runs and afterwards\n"
         "\n"

@@ -7,9 +7,11 @@ import os
 import sys
 from importlib.util import module_from_spec, spec_from_file_location
 from pathlib import Path
+from typing import NoReturn
 
 import optuna
 
+from lms.errors import LMSError
 from lms.tune.study import AWAY, Study
 from lms.tune.trial import DATABASE_AWAY
 
@@ -35,14 +37,21 @@ def main() -> None:
     spec.loader.exec_module(module)
     try:
         trial = Study(url, name, heartbeat, sampler=sampler, pruner=pruner).load(trial_id)
+    except (*AWAY, LMSError) as error:
+        _database_away(error)
+    try:
         value = float(module.objective(trial))
     except optuna.TrialPruned:
         print(f"\n{PRUNED}")
     except AWAY as error:
-        print(f"the database does not answer: {error}", file=sys.stderr)
-        sys.exit(DATABASE_AWAY)
+        _database_away(error)
     else:
         print(f"\nlms tune: value {value!r}")
+
+
+def _database_away(error: Exception) -> NoReturn:
+    print(f"the database does not answer: {error}", file=sys.stderr)
+    sys.exit(DATABASE_AWAY)
 
 
 if __name__ == "__main__":

@@ -168,7 +168,10 @@ class Study:
             return None
         with warnings.catch_warnings():
             warnings.filterwarnings("ignore", "Heartbeat of storage")  # the worker sends them
-            trial = self.patiently(self._study.ask, distributions)
+            try:
+                trial = self.patiently(self._study.ask, distributions)
+            except ImportError as error:  # cmaes and others, which Optuna imports when it needs them
+                raise UsageError(f"--sampler: {error}") from None
         self.beat([trial])
         # Another worker may have asked for the last one in the same moment. The later number gives way.
         before = sum(one.number < trial.number and counts(one) for one in self.trials())
