@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.util
 import os
 import re
 import signal
@@ -93,6 +94,22 @@ def _kill(one: subprocess.Popen[str]) -> None:
         with suppress(ProcessLookupError):
             os.kill(pid, signal.SIGKILL)
     one.wait()
+
+
+def test_the_ranks_of_every_size_share_the_same_samples() -> None:
+    spec = importlib.util.spec_from_file_location("elastic_train", ROOT / "examples/elastic/train.py")
+    assert spec is not None
+    assert spec.loader is not None
+    train = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(train)
+
+    def samples(step: int, size: int) -> list[int]:
+        shares = [train.share_of(100, 1797, step, 0, rank, size).tolist() for rank in range(size)]
+        return sorted(sample for share in shares for sample in share)
+
+    assert samples(7, 1) == samples(7, 2) == samples(7, 3)
+    assert len(set(samples(7, 3))) == 100
+    assert samples(7, 1) != samples(8, 1)
 
 
 @pytest.mark.slow
