@@ -32,7 +32,7 @@ def campaign() -> ModuleType:
 
 def worker(folder: Path, source: str, trials: int = 1, at_once: int = 1, url: str = URL) -> list[str]:
     (folder / "trial.py").write_text(source)
-    return [sys.executable, str(PROGRAM), url, str(trials), str(at_once), "trial.py"]
+    return [sys.executable, str(PROGRAM), url, str(trials), str(at_once), "trial.py", "threshold:upper=2"]
 
 
 def searched(folder: Path, source: str, trials: int = 1, at_once: int = 1) -> str:
@@ -125,6 +125,19 @@ def test_a_first_trial_that_fails_ends_the_search_and_does_not_count(tmp_path: P
     assert "the metric is not in its log" in done.stderr
     searched(tmp_path, RIGHT)
     assert states(tmp_path) == ["FAIL", "COMPLETE"]
+
+
+PRUNED = "import sys, time; print('step 7: loss=3', flush=True); time.sleep(600)"
+
+
+def test_a_trial_that_the_pruner_gives_up_is_ended(tmp_path: Path) -> None:
+    assert "pruned at step 7" in searched(tmp_path, PRUNED)
+    assert states(tmp_path) == ["PRUNED"]
+
+
+def test_a_trial_without_a_number_at_its_end_counts_as_failed(tmp_path: Path) -> None:
+    assert "not a number at its end" in searched(tmp_path, "print('loss=1'); print('loss=nan')")
+    assert states(tmp_path) == ["FAIL"]
 
 
 WAITS = "import sys, time; x = float(sys.argv[1]); print('up', flush=True); time.sleep({}); print(f'loss={{x * x!r}}')"

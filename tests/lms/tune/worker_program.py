@@ -1,4 +1,4 @@
-"""A worker whose trials are programs without a framework: `worker_program.py URL TRIALS AT_ONCE PROGRAM`."""
+"""A worker whose trials are programs without a framework: `worker_program.py URL TRIALS AT_ONCE PROGRAM PRUNER`."""
 
 import sys
 from pathlib import Path
@@ -8,8 +8,8 @@ from lms.tune.parameters import Parameter
 from lms.tune.study import Study
 from lms.tune.worker import Search, Worker
 
-url, trials, at_once, program = sys.argv[1:]
-study = Study(url, "search", 1, sampler="random", pruner="nop")
+url, trials, at_once, program, pruner = sys.argv[1:]
+study = Study(url, "search", 1, sampler="random", pruner=pruner)
 study.create("minimize", {"parameters": "x"})
 Worker(
     study,

@@ -242,7 +242,7 @@ class Study:
                 self.patiently(self._storage.record_heartbeat, one._trial_id)
 
     def _lost(self, _: optuna.Study, trial: FrozenTrial) -> None:
-        say(f"trial {trial.number}: nothing was heard of its worker for {self.grace} s; it will be done again")
+        say(f"trial {trial.number}: nothing was heard of its worker for {self.grace} s")
         self.again(trial, died=False)
 
 

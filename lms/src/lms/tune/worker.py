@@ -182,15 +182,16 @@ class Worker:
         say(f"trial {one.trial.number}: {why}; it will be done again")
 
     def _failed(self, one: Running, why: str) -> None:
-        if _proven(self._study.trials()):
+        # A script that printed the metric once can be searched. These parameters are bad: the loss is NaN, memory is short.
+        if one.process.log.last is not None or _proven(self._study.trials()):
             self._told(one, self._study.tell(one.trial, TrialState.FAIL, outcome=f"failed: {why}"), why)
             return
         self._study.tell(one.trial, TrialState.FAIL)  # it does not count: the script or our options must change first
         print(one.process.log.tail(), file=sys.stderr)
         options = ", ".join(parameter.name for parameter in self._search.parameters)
         raise LMSError(
-            f"trial {one.trial.number} failed ({why}), and no trial has had a value yet, so the search ends. Above are "
-            f"the last lines of its log, {one.process.log.path}. Expected a script that takes the parameters "
+            f"trial {one.trial.number} failed ({why}), and no trial has printed the metric yet, so the search ends. Above "
+            f"are the last lines of its log, {one.process.log.path}. Expected a script that takes the parameters "
             f"({options or 'those that the objective asks for'}), prints the metric ({self._search.metric}) and ends "
             "with exit status 0"
         )
