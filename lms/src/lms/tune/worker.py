@@ -182,7 +182,7 @@ class Worker:
         say(f"trial {one.trial.number}: {why}; it will be done again")
 
     def _failed(self, one: Running, why: str) -> None:
-        # A script that printed the metric once can be searched. These parameters are bad: the loss is NaN, memory is short.
+        # A script that printed the metric can be searched; these parameters are bad. The loss is NaN, memory is short.
         if one.process.log.last is not None or _proven(self._study.trials()):
             self._told(one, self._study.tell(one.trial, TrialState.FAIL, outcome=f"failed: {why}"), why)
             return
@@ -190,8 +190,8 @@ class Worker:
         print(one.process.log.tail(), file=sys.stderr)
         options = ", ".join(parameter.name for parameter in self._search.parameters)
         raise LMSError(
-            f"trial {one.trial.number} failed ({why}), and no trial has printed the metric yet, so the search ends. Above "
-            f"are the last lines of its log, {one.process.log.path}. Expected a script that takes the parameters "
+            f"trial {one.trial.number} failed ({why}), and no trial has printed the metric yet, so the search ends. "
+            f"Above are the last lines of its log, {one.process.log.path}. Expected a script that takes the parameters "
             f"({options or 'those that the objective asks for'}), prints the metric ({self._search.metric}) and ends "
             "with exit status 0"
         )
