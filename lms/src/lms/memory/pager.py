@@ -30,6 +30,7 @@ class PagerUsage(NamedTuple):
 class Block(NamedTuple):
     """Pieces, and their place in a file, for one block after another: a parameter, or the gradients of its steps."""
 
+    nbytes: int
     pieces: range
     file: int  # its descriptor
     offset: int
@@ -58,11 +59,11 @@ class Pager:
         place = self._slab.allocate(round_up(nbytes), 0)
         count = -(-place.span // PIECE)
         first = self._library.lms_pager_number(count)
-        return Block(range(first, first + count), self._file, place.offset, transient)
+        return Block(nbytes, range(first, first + count), self._file, place.offset, transient)
 
     def track(self, block: Block, address: int) -> bool:
         """Let the pages of the tensor at `address` leave. False if it is not a block of the page pool of its own."""
-        pieces, file, offset, transient = block
+        _, pieces, file, offset, transient = block
         return bool(self._library.lms_pager_track(pieces.start, address, file, offset, int(transient)))
 
     def keep(self, nbytes: int) -> None:

@@ -208,7 +208,7 @@ bool Pager::fault(char* address) {
     ++usage_.faults;
     if (piece.state == State::kAway) {
         while (usage_.resident + piece.nbytes > keep_) {
-            Piece* const victim = next_out(0);
+            Piece* const victim = next_out(0, false);
             if (victim == nullptr || !evict(lock, *victim)) break;
             if (piece.state != State::kAway) break;  // it came meanwhile
         }
@@ -288,13 +288,13 @@ bool Pager::evict(Lock& lock, Piece& piece) {
     return true;
 }
 
-// Positions from here to the next use. What is transient is as near as can be once its last use is past.
+// Positions from here to the next use. What is transient has none behind its last one.
 std::uint32_t Pager::distance(const Piece& piece) const {
     const auto& uses = piece.positions;
     if (uses.empty()) return kNever;
     const auto next = std::lower_bound(uses.begin(), uses.end(), position_);
     if (next != uses.end()) return *next - position_;
-    return piece.transient ? 0 : uses.front() + length_ - position_;
+    return piece.transient ? kNever : uses.front() + length_ - position_;
 }
 
 // The piece that is away and used first, if few are on their way back.
@@ -319,15 +319,16 @@ Pager::Piece* Pager::next_back(std::uint32_t* at) {
     return waiting <= std::max(kAhead * kPiece, keep_ / 4) ? best : nullptr;
 }
 
-// The piece in memory that is used last, if that is later than `than` positions from here.
-Pager::Piece* Pager::next_out(std::uint32_t than) {
+// The piece in memory that is used last, if that is later than `than` positions from here. To read ahead is no reason to
+// write what will be freed soon.
+Pager::Piece* Pager::next_out(std::uint32_t than, bool reads_ahead) {
     Piece* best = nullptr;
     std::uint32_t farthest = 0;
     for (Piece& piece : pieces_) {
         if ((piece.state != State::kDirty && piece.state != State::kClean) || piece.busy) continue;
         if (piece.touched + recent_ > clock_) continue;
         const std::uint32_t distance = this->distance(piece);
-        if (distance <= than) continue;
+        if (distance <= than || (reads_ahead && piece.transient && distance == kNever)) continue;
         if (best == nullptr || distance > farthest || (distance == farthest && piece.touched < best->touched)) {
             farthest = distance, best = &piece;
         }
@@ -344,7 +345,7 @@ void Pager::read_ahead() {
             bring(lock, *piece);
             continue;
         }
-        const std::size_t wanted = piece != nullptr && next_out(at) != nullptr ? 2 * kPiece : 0;
+        const std::size_t wanted = piece != nullptr && next_out(at, true) != nullptr ? 2 * kPiece : 0;
         if (wanted != coming_) {
             coming_ = wanted;
             changed_.notify_all();
@@ -358,10 +359,10 @@ void Pager::write_behind() {
     while (running_) {
         Piece* victim = nullptr;
         if (usage_.resident > keep_) {
-            victim = next_out(0);
+            victim = next_out(0, false);
         } else if (usage_.resident + coming_ > keep_) {
             std::uint32_t at = 0;
-            if (next_back(&at) != nullptr) victim = next_out(at);
+            if (next_back(&at) != nullptr) victim = next_out(at, true);
         }
         if (victim == nullptr || !evict(lock, *victim)) changed_.wait(lock);
     }

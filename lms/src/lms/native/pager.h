@@ -98,7 +98,7 @@ class Pager {
     void bring(Lock& lock, Piece& piece);
     bool evict(Lock& lock, Piece& piece);
     Piece* next_back(std::uint32_t* distance);
-    Piece* next_out(std::uint32_t nearer_than);
+    Piece* next_out(std::uint32_t than, bool reads_ahead);
     std::uint32_t distance(const Piece& piece) const;
 
     PagePool& pool_;

@@ -70,10 +70,17 @@ class Paging:
             hook.remove()
         self.pager.stop()
 
-    def before_part(self, parameters: Iterable[torch.Tensor]) -> None:
-        """An optimizer is about to step over these."""
+    def before_part(self, parameters: Iterable[torch.Tensor], room: int) -> None:
+        """An optimizer is about to step over these, with `room` bytes for all that may leave."""
+        self.pager.keep(room)
         for parameter in parameters:
             self._use(parameter)
+
+    @property
+    def nbytes(self) -> int:
+        """All bytes that may leave, of gradients that were freed too."""
+        blocks = (*self._adopted.values(), *self._of_gradients.values())
+        return sum(block.nbytes for block in blocks if block is not None)
 
     def usage(self) -> PagerUsage:
         """Figures of this session. Raises SpillError if a write failed since the last call."""
@@ -148,10 +155,10 @@ class Paging:
         if not self._parameters or not self._may_leave(parameter):
             return
         nbytes = _nbytes(parameter)
-        place: tuple[int, Block] | None = _places.get(parameter)
-        if place is None or place[0] != nbytes:
-            place = _places[parameter] = nbytes, self.pager.block(nbytes)
-        storage, block = parameter.untyped_storage(), place[1]
+        block: Block | None = _places.get(parameter)
+        if block is None or block.nbytes != nbytes:
+            block = _places[parameter] = self.pager.block(nbytes)
+        storage = parameter.untyped_storage()
         tracked = self.pager.track(block, storage.data_ptr())
         if not tracked and use_count(storage._cdata) <= 2:  # the parameter's and `storage`
             # It was made before the page pool took over. Memory that others refer to stays where it is.

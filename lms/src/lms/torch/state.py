@@ -64,7 +64,7 @@ class State:
             engine.device,
             min_size=options.min_size,
             slack=(planner.limit or 0) // 32,
-            before_part=self._paging.before_part if self._paging is not None else None,
+            before_part=self._before_part if self._paging is not None else None,
         )
 
     def _page(
@@ -98,6 +98,10 @@ class State:
         )
         self._paging.open(models)
 
+    def _before_part(self, parameters: Iterable[torch.Tensor]) -> None:
+        assert self._paging is not None
+        self._paging.before_part(parameters, self._paged.in_step(2 * CHUNK))
+
     def before_step(self, optimizer: Optimizer, args: Arguments, kwargs: Keywords) -> StepArguments | None:
         """As the pager's. All passes are known."""
         return self.pager.before_step(
@@ -107,7 +111,7 @@ class State:
     def after_step(self, optimizer: Optimizer) -> None:
         """An optimizer has stepped. Raises SpillError if the tier took no more; nothing is lost then."""
         if self._paging is not None:
-            self._paged.after_step()
+            self._paged.after_step(self._paging.nbytes)
             self._paging.after_step(self._paged.now)
         self.pager.after_step(optimizer)
         if self._optimizers:
