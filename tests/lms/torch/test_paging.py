@@ -4,9 +4,12 @@ from __future__ import annotations
 
 import copy
 import io
+import random
 import resource
 import subprocess
 import sys
+import threading
+import time
 from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
@@ -314,6 +317,63 @@ def test_a_full_disk_is_an_error_behind_the_step_and_loses_nothing() -> None:
             resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
         step(2)
     assert same(plain[1], list(model.parameters()))
+
+
+def test_a_model_is_built_under_the_limit() -> None:
+    with torch.device("meta"):
+        model = Net(40)
+    model.to_empty(device="cpu")
+    with Session(model, budget=0, swap="parameters") as session:
+        for index, layer in enumerate(model.layers):
+            nn.init.constant_(layer.weight, index)
+        deadline = time.monotonic() + 60  # what has to leave is written beside the computation
+        while (figures := session.stats())["state_held"] > figures["state"] // 2:  # type: ignore[operator]
+            assert time.monotonic() < deadline
+            time.sleep(0.01)
+        for index, layer in enumerate(model.layers[1:-1], 1):
+            assert torch.equal(layer.weight, torch.full((WIDTH, WIDTH), float(index)))
+
+
+def test_threads_read_and_write_what_comes_and_goes() -> None:
+    pool = page_pool.find()
+    assert pool is not None
+    with Session(budget=0, swap="parameters") as session:
+        paging = session._state._paging
+        assert paging is not None
+        draw = random.Random(1)
+        ours = [torch.randn(draw.choice([20_000, 100_000, 3_000_000])) for _ in range(30)]
+        theirs = [one.numpy().copy() for one in ours]
+        blocks = [paging.pager.block(one.nbytes) for one in ours]
+        for one, block in zip(ours, blocks, strict=True):
+            assert paging.pager.track(block, one.data_ptr())
+        paging.pager.expect([[block] for block in blocks])
+        paging.pager.keep(40 << 20)
+        over = threading.Event()
+
+        def read() -> None:
+            while not over.is_set():
+                for one in ours:
+                    one.sum()
+
+        reader = threading.Thread(target=read)
+        reader.start()
+        try:
+            for turn in range(300):
+                at = turn % 30 if draw.random() < 0.7 else draw.randrange(30)
+                paging.pager.reach(turn % 30)
+                if draw.random() < 0.5:
+                    ours[at].add_(1)
+                    theirs[at] += 1
+                else:
+                    assert np.array_equal(ours[at].numpy(), theirs[at])
+        finally:
+            over.set()
+            reader.join()
+        usage = paging.pager.usage()
+        assert usage.out
+        assert usage.back
+        assert usage.resident < usage.tracked
+        assert all(np.array_equal(one.numpy(), other) for one, other in zip(ours, theirs, strict=True))
 
 
 def test_without_the_page_pool_it_is_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
