@@ -8,8 +8,7 @@ from collections.abc import Iterable, Sequence
 from typing import NamedTuple
 
 from lms.errors import SpillError
-from lms.memory.file import FileSlab
-from lms.memory.slab import round_up
+from lms.memory.transfer import FileEngine
 from lms.units import format_size
 
 PIECE = 8 << 20  # bytes that move at once (kPiece in pager.h)
@@ -40,9 +39,9 @@ class Block(NamedTuple):
 class Pager:
     """Lets the pages of tensors leave, which come back when they are touched. There is one at a time in a process."""
 
-    def __init__(self, library: ctypes.CDLL, file: FileSlab) -> None:
+    def __init__(self, library: ctypes.CDLL, engine: FileEngine) -> None:
         self._library = library
-        self._slab = file
+        self._engine = engine
         library.lms_pager_number.restype = ctypes.c_uint32
         library.lms_pager_track.argtypes = (
             ctypes.c_uint32, ctypes.c_void_p, ctypes.c_int, ctypes.c_uint64, ctypes.c_int,
@@ -51,12 +50,12 @@ class Pager:
         library.lms_pager_expect.argtypes = (ctypes.c_void_p, ctypes.c_void_p, ctypes.c_size_t)
         self._figures = (ctypes.c_uint64 * len(PagerUsage._fields))()
         # What is away when the session ends comes back from this file, which the engine's does not outlive.
-        self._file = os.dup(file.fileno())
+        self._file = os.dup(engine.file.fileno())
         library.lms_pager_start()
 
     def block(self, nbytes: int, *, transient: bool = False) -> Block:
         """Room for a block of `nbytes`. If `transient`, its contents are freed soon after their last use of a step."""
-        place = self._slab.allocate(round_up(nbytes), 0)
+        place = self._engine.reserve(nbytes)
         count = -(-place.span // PIECE)
         first = self._library.lms_pager_number(count)
         return Block(nbytes, range(first, first + count), self._file, place.offset, transient)
@@ -87,7 +86,7 @@ class Pager:
         usage = PagerUsage(*self._figures)
         if usage.failed:
             raise SpillError(
-                f"spill_dir={str(self._slab.directory)!r}: writing failed: {os.strerror(usage.failed)}; "
+                f"spill_dir={str(self._engine.file.directory)!r}: writing failed: {os.strerror(usage.failed)}; "
                 f"{format_size(usage.resident)} of state stay in memory. Free some room there, or give another folder"
             )
         return usage

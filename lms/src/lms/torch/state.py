@@ -86,7 +86,7 @@ class State:
                 f"swap={','.join(options.swap)!r}: parameters and gradients need the page pool; compile it with "
                 "`python -m lms.build torch`"
             )
-        pager = Pager(pool.library, engine.file)
+        pager = Pager(pool.library, engine)
         self._paged = PagedRoom(planner, planner.device, least=0 if planner.limit is None else _LEAST)
         pager.keep(self._paged.now)
         self._paging = Paging(
