@@ -69,7 +69,20 @@ _LMS = (
     _gauge("lms_advice", "", "advice", "Advice that holds now: the figure it rests on.", "rule", "option"),
 )
 
-FAMILIES = _LMS
+_DDL = (
+    _gauge("ddl_ranks", "", "ranks", "Ranks of the job now."),
+    _counter("ddl_collectives", "", "calls", "Collectives that have finished."),
+    _counter("ddl_collective", "bytes", "bytes", "Bytes of their buffers."),
+    _counter("ddl_timed_collectives", "", "timed", "Collectives that were timed: of 64 KiB or more, among all ranks."),
+    _counter("ddl_collective", "seconds", "seconds", "Time in which a timed collective was in flight."),
+    _counter("ddl_least", "seconds", "least_seconds", "Time that the measured links need for the timed collectives."),
+    _gauge("ddl_bound", "ratio", "bound", "Share of the bound: that time over the time they took, since the start."),
+    _counter("ddl_wait", "seconds", "waited", "Timed collectives waited for the first message of a rank.", "peer"),
+    _counter("ddl_late_collectives", "", "late", "Timed collectives that waited for a rank half their time.", "peer"),
+    _gauge("ddl_advice", "", "advice", "Advice that holds now: the figure it rests on.", "rule", "option"),
+)
+
+FAMILIES = (*_LMS, *_DDL)
 BY_NAME = {family.name: family for family in FAMILIES}
 
 
