@@ -103,8 +103,8 @@ def _room(stats: Stats) -> Advice | None:
         peak / limit,
         "batch size",
         f"the peak is {format_size(peak)}, {peak / limit:.0%} of the limit of {format_size(limit)}, and nothing was "
-        f"swapped: a batch of up to {_times(times)} the size fits without swapping, as {format_size(stats.saved)} are "
-        "saved for the backward now",
+        f"swapped: a batch of up to {_times(times)} the size should fit without swapping, as "
+        f"{format_size(stats.saved)} are saved for the backward now",
     )
 
 

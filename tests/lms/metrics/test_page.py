@@ -175,6 +175,14 @@ def test_two_runs_do_not_share_a_port(make: Callable[..., Page], port: int) -> N
     assert get(port)[1] == {("lms_steps_total", "0"): 1.0}
 
 
+def test_a_series_stands_on_the_page_once_even_if_two_ranks_have_one_number(
+    make: Callable[..., Page], port: int
+) -> None:
+    for number in (1, 2):
+        make(0).publish(steps(number))
+    assert get(port)[1] == {("lms_steps_total", "0"): 2.0}
+
+
 def test_an_address_of_another_host_is_an_error(port: int) -> None:
     page = Page(port, "192.0.2.1", ("0", "here"), None)  # an address for documentation: nobody's
     with pytest.raises(OSError, match=r"\S"):

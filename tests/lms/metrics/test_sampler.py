@@ -129,9 +129,10 @@ import os, sys
 from pathlib import Path
 from types import ModuleType
 from lms.metrics import Outputs, watch
-watch("lms", lambda: {"steps": 42}, Outputs(Path(sys.argv[1]), int(sys.argv[2])))
+watched = watch("lms", lambda: {"steps": 42}, Outputs(Path(sys.argv[1]), int(sys.argv[2])))
 if os.fork() == 0:
-    sys.exit()  # a worker: it writes nothing
+    watched.close()  # a worker: it writes nothing
+    sys.exit()
 os.wait()
 """
 

@@ -179,9 +179,10 @@ class _Server:
         now = time.monotonic()
         with self._lock:
             self._take()
-            fresh = [(one.labels, one.sample) for one in self._ranks if one.sample and now - one.at < STALE]
+            # By their labels: a series may stand on a page once.
+            fresh = {one.labels: one.sample for one in self._ranks if one.sample and now - one.at < STALE}
         for family in FAMILIES:
-            rows = [(labels, values) for labels, sample in fresh if (values := sample.get(family.name))]
+            rows = [(labels, values) for labels, sample in fresh.items() if (values := sample.get(family.name))]
             if not rows:
                 continue
             make = CounterMetricFamily if family.kind == "counter" else GaugeMetricFamily

@@ -94,7 +94,8 @@ class _Sampler:
             self._folder /= f"rank{rank}"
         self._page: Page | None = None
         if outputs.port is not None:
-            self._page = Page(outputs.port, outputs.address, self._labels, job_of(os.environ))
+            job = job_of(os.environ) or (None if rank is None else "ranks")
+            self._page = Page(outputs.port, outputs.address, self._labels, job)
         self._samples = 0
         self._stop = threading.Event()
         self._thread = threading.Thread(target=self._run, name="bascule-metrics", daemon=True)
@@ -173,6 +174,12 @@ class _Sampler:
             self._page = None
         self._folder = None
 
+    def abandon(self) -> None:
+        """In a forked child: leave the parent's file and page alone, whoever closes a watch here."""
+        atexit.unregister(self._end)
+        self._sources.clear()
+        self._events = self._page = self._folder = None
+
     def _warn(self, what: str, text: str) -> None:
         if what not in self._warned:
             self._warned.add(what)
@@ -199,7 +206,7 @@ def _after_fork() -> None:
     global _lock
     _lock = threading.Lock()
     for sampler in _samplers.values():
-        atexit.unregister(sampler._end)
+        sampler.abandon()
     _samplers.clear()
 
 
