@@ -23,7 +23,6 @@ DEFAULT_FRAC = 0.9
 _DEFAULT_WHY = f"frac {DEFAULT_FRAC}, the default"
 BOUNDS = ("limit", "frac", "budget")  # at most one is given
 KINDS = ("activations", "optimizer", "gradients", "parameters")
-BUILT = ("activations", "optimizer")  # with PyTorch
 
 Reader = Callable[[object, str], object]  # (value as given, the name it was given under) -> value
 
@@ -51,8 +50,6 @@ def _kinds(value: object, name: str) -> tuple[str, ...]:
     for kind in kinds:
         if kind not in KINDS:
             raise UsageError(f"{name}={value!r}: {kind!r} is unknown; expected any of {', '.join(KINDS)}")
-        if kind not in BUILT:
-            raise NotBuiltError(f"{name}={value!r}: {kind!r} is not built yet; this version has {', '.join(BUILT)}")
     if not kinds:
         raise UsageError(f"{name}={value!r}: nothing to swap; expected any of {', '.join(KINDS)}")
     return kinds
@@ -177,10 +174,10 @@ class Options:
     )
     min_size: int = _option(64_000, _size_or_zero, "SIZE", "tensors smaller than this stay (default 64KB)")
     swap: tuple[str, ...] = _option(
-        BUILT[:1],
+        KINDS[:1],
         _kinds,
         "KINDS",
-        f"what may move, separated by commas: {' and '.join(BUILT)} (default {BUILT[0]})",
+        f"what may move, separated by commas: {', '.join(KINDS)} (default {KINDS[0]})",
     )
     spill_dir: Path | None = _option(  # noqa: RUF009  # it is a field
         None,
@@ -228,8 +225,8 @@ class Options:
         `prefix` is how the caller's user spells an option: "" for keywords, "--" or "--lms-" for flags; errors name
         the option that way, or by its variable. `environ` is os.environ when None.
 
-        Raises UsageError for a wrong value or for two of limit, frac and budget; NotBuiltError (a NotImplementedError
-        too) for a kind of `swap` that is known but not built; TypeError for a keyword that is no option.
+        Raises UsageError for a wrong value or for two of limit, frac and budget; TypeError for a keyword that is no
+        option.
         """
         table = {option.name: option for option in arguments()}
         if unknown := [name for name in given if name not in table]:

@@ -85,7 +85,7 @@ class Stats:
             parts.append("nothing had to be swapped")
         if self.state:
             parts.append(
-                f"{format_size(self.state_held)} of {format_size(self.state)} of optimizer state stay, "
+                f"{format_size(self.state_held)} of {format_size(self.state)} of state stay, "
                 f"{format_size(self.state_out)} went out, {format_size(self.state_in)} came back, "
                 f"waited {format_seconds(self.state_stall)} for it"
             )

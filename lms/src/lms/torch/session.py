@@ -25,25 +25,25 @@ from lms.ranks import sharing
 from lms.runtime import planner
 from lms.runtime.planner import PassPlanner
 from lms.runtime.progress import Progress
-from lms.runtime.state_room import StateRoom
 from lms.stats import Stats
-from lms.torch import dtensor, hooks, movable, mover, optimizer_state, records, storages, swapper
+from lms.torch import dtensor, hooks, movable, mover, optimizer_state, paging, records, state, storages, swapper
 from lms.torch.arguments import listed, training_device
 from lms.torch.backend import device_for, make_engine
 from lms.torch.figures import figures
 from lms.torch.hooks import SavedTensorHooks
 from lms.torch.interrupts import Shield
 from lms.torch.modules import ModuleNames
-from lms.torch.optimizer_state import CHUNK, Arguments, Keywords, StatePager, StepArguments, Tier
+from lms.torch.optimizer_state import Arguments, Keywords, StepArguments
 from lms.torch.optimizers import Optimizers
 from lms.torch.records import View
+from lms.torch.state import State
 from lms.torch.swapper import SavedTensorSwapper
 from lms.trace import Trace
 from lms.units import format_size
 from lms.warn import warn_script
 
 # Code that Ctrl-C must not leave half done, beside opening and closing a session.
-_UNINTERRUPTED = (dtensor, hooks, movable, mover, optimizer_state, planner, records, storages, swapper)
+_UNINTERRUPTED = (dtensor, hooks, movable, mover, optimizer_state, paging, planner, records, state, storages, swapper)
 
 _open: Session | None = None  # hooks are one per thread and the device is one per process, so sessions do not nest
 _claiming = threading.Lock()  # held to look at `_open` and take its place
@@ -61,8 +61,9 @@ class Session:
         frac: the same as a share of the device's capacity, in (0, 1]; 0.9 when none of limit, frac and budget is given.
         budget: most bytes of saved tensors that may stay on the device, whatever else it holds; 0 is allowed.
         min_size: storages smaller than this stay.
-        swap: what may move: "activations", "optimizer" or both. An optimizer's state is away between its steps, if
-            the limit asks for it, and comes back part by part; under a budget all of it leaves.
+        swap: what may move: any of "activations", "optimizer", "parameters" and "gradients". An optimizer's state is
+            away between its steps, if the limit asks for it, and comes back part by part. Parameters and gradients
+            (on a CPU) are away between their uses. Under a budget all that can leaves.
         spill_dir: folder of the file tier; on a CPU the first usual folder on a disk by default.
         host_limit: most pinned host memory on CUDA; past it the file tier, or an error.
         prefetch: accesses that a copy back may start ahead of its use; the plan's choice by default.
@@ -178,10 +179,16 @@ class Session:
         self._hooks = SavedTensorHooks(self._swapper.native, self._pack, self._unpack)
         if self._records:
             self._hooks.set()
-        self._room = StateRoom(self._planner, state, part=CHUNK, passes=self._records)
-        tier = Tier(self.engine, self._swapper.lock)
-        self._pager = StatePager(tier, self.torch_device, min_size=options.min_size, slack=(self.limit or 0) // 32)
-        self._optimizers.listen(self._after_step, self._before_step if "optimizer" in options.swap else None)
+        self._state = State(
+            options,
+            self._planner,
+            self.engine,
+            state,
+            lock=self._swapper.lock,
+            models=self._models,
+            never=self._swapper.movable.never,
+        )
+        self._optimizers.listen(self._after_step, self._before_step if self._state.moves else None)
 
     def close(self) -> None:
         """Switch LMS off. Tensors that are still saved stay usable; their memory goes back with the last of them.
@@ -201,7 +208,7 @@ class Session:
         self._optimizers.leave()
         self._planner.peaks.after_the_last_pass()
         try:
-            self._swapper.stop(partial(self._pager.tier.close, self.engine.close))
+            self._swapper.stop(partial(self._state.close, self.engine.close))
         finally:
             if self._watch is not None:
                 self._watch.close()
@@ -244,7 +251,7 @@ class Session:
         return asdict(self._figures())
 
     def _figures(self) -> Stats:
-        return figures(self._planner, self._swapper, self._pager, self.engine.usage(), self._stalled())
+        return figures(self._planner, self._swapper, self._state.figures(), self.engine.usage(), self._stalled())
 
     def _sampled(self) -> dict[str, Figure]:
         """The figures and the advice, for the sampler's thread: it may not plan, so the last pass may be missing."""
@@ -320,9 +327,8 @@ class Session:
     def _pack(self, tensor: torch.Tensor) -> object:
         if self._pauses:
             return View(tensor)
-        if self._pager.tier.strays and self._swapper.between_passes:
-            self._pager.tidy()
-            self._room.note(*self._pager.figures)
+        if self._state.strays and self._swapper.between_passes:
+            self._state.tidy()
         packed = self._swapper.pack(tensor)
         if self._planner.news:
             self._tell()
@@ -385,14 +391,13 @@ class Session:
         if self._pauses:
             return None
         self._swapper.learn()
-        return self._pager.before_step(optimizer, args, kwargs, room=self._room.now())
+        return self._state.before_step(optimizer, args, kwargs)
 
     def _after_step(self, optimizer: Optimizer) -> None:
         if self._pauses or _open is not self:
             return
-        if "optimizer" in self.options.swap:
-            self._pager.after_step(optimizer)
-            self._room.after_step(*self._pager.figures)
+        if self._state.moves:
+            self._state.after_step(optimizer)
         self._swapper.step(id(optimizer))
         self._swapper.judge()  # while the script still has what it had during the backward
         if not self._optimizers.counts(optimizer):
