@@ -65,7 +65,7 @@ def test_before_init_there_are_no_figures() -> None:
         ddl.watch(metrics_port=9118)
 
 
-def test_a_rank_that_is_late_each_time_is_named_with_how_often_and_how_long() -> None:
+def test_a_rank_that_is_late_again_and_again_is_named_with_how_often_and_how_long() -> None:
     (one,) = advice(LATE, 100.0)
     assert (one.rule, one.figure) == ("late", pytest.approx(0.2))
     for part in ("rank 3 was late at 90 of 100 calls", "20 s of 1 min 40 s"):
@@ -75,7 +75,7 @@ def test_a_rank_that_is_late_each_time_is_named_with_how_often_and_how_long() ->
 @pytest.mark.parametrize(
     "stats",
     [
-        Stats(120, 10**9, 100, 50.0, None, {3: 20.0}, {3: 40}),  # not most times
+        Stats(120, 10**9, 100, 50.0, None, {3: 20.0}, {3: LEAST_CALLS - 1}),  # a few long pauses
         Stats(120, 10**9, 100, 50.0, None, {3: 2.0}, {3: 90}),  # not long
         Stats(120, 10**9, LEAST_CALLS - 1, 50.0, None, {3: 20.0}, {3: LEAST_CALLS - 1}),  # too few calls to say
         Stats(0, 0, 0, 0.0, None, {}, {}),
@@ -83,6 +83,11 @@ def test_a_rank_that_is_late_each_time_is_named_with_how_often_and_how_long() ->
 )
 def test_what_is_seldom_short_or_too_little_to_say_is_no_reason(stats: Stats) -> None:
     assert advice(stats, 100.0) == []
+
+
+def test_of_several_calls_in_a_step_a_late_rank_is_late_at_the_first_and_is_named_all_the_same() -> None:
+    (one,) = advice(Stats(5000, 10**10, 5000, 50.0, None, {3: 20.0}, {3: 100}), 100.0)
+    assert "rank 3 was late at 100 of 5000 calls" in one.text
 
 
 def test_a_short_run_gets_none() -> None:
