@@ -80,7 +80,8 @@ def test_the_first_installs_pinned_versions_and_the_second_does_nothing(machine:
     assert len(installs) == 3
     assert all("--constraint ci/constraints.txt" in line for line in installs)
     assert (
-        "--editable lms[torch,report] --editable frontends/glm[arrow] --editable recipes/bascule-tools" in installs[1]
+        "--editable lms[torch,report,metrics] --editable frontends/glm[arrow] --editable recipes/bascule-tools"
+        in installs[1]
     )
     assert "--editable ddl" in installs[2]
     # What they are built with is there before, at its pin: a build of its own would take any version.

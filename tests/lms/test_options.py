@@ -27,6 +27,9 @@ GIVEN: dict[str, tuple[str, object]] = {
     "prefetch": ("3", 3),
     "write_ahead": ("0", 0),
     "verify": ("1", True),
+    "tensorboard": ("runs/a", Path("runs/a")),
+    "metrics_port": ("9117", 9117),
+    "metrics_address": ("0.0.0.0", "0.0.0.0"),
 }
 
 
@@ -114,6 +117,16 @@ def test_an_empty_variable_is_none(name: str) -> None:
         ({"write_ahead": 1.5}, "zero or more"),
         ({"verify": "perhaps"}, "true"),
         ({"verify": 3}, "true"),
+        ({"tensorboard": __file__}, "not a folder"),
+        ({"tensorboard": "/dev/null/runs"}, "not a folder"),
+        ({"tensorboard": "/proc/runs"}, "expected one that can be written to"),
+        ({"tensorboard": ""}, "the path of a folder"),
+        ({"metrics_port": 0}, "1 to 65535"),
+        ({"metrics_port": "65536"}, "1 to 65535"),
+        ({"metrics_port": "http"}, "1 to 65535"),
+        ({"metrics_port": True}, "1 to 65535"),
+        ({"metrics_address": "localhost"}, "an IP address of this host"),
+        ({"metrics_address": ""}, "an IP address of this host"),
         ({"spill_dir": "/nowhere/at/all"}, "does not exist"),
         ({"spill_dir": __file__}, "not a folder"),
         ({"spill_dir": ""}, "the path of a folder"),

@@ -11,6 +11,9 @@ import cap
 import pytest
 
 import lms
+from lms.options import Options
+from lms.target import Target
+from lms.torch import launcher
 from lms.torch.launcher import OVER_LIMIT, missing_environment
 from lms.trace import Trace
 
@@ -515,3 +518,18 @@ def test_too_few_open_files_are_one_line_of_lms(train: Path, files: int) -> None
     (line,) = [line for line in said(done) if line.startswith("error: ")]
     assert "Too many open files" in line
     assert "raise the limit of open files (ulimit -n)" in line
+
+
+@pytest.mark.usefixtures("one_thread")
+def test_a_runs_last_lines_have_the_advice(
+    train: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr("lms.advice.LEAST_SECONDS", 0.0)
+    monkeypatch.setattr("lms.advice.STALLED", 0.0)  # however quick the disk is
+    monkeypatch.setattr(sys, "argv", [])
+    monkeypatch.setattr(sys, "path", ["", *sys.path])
+    for name in [name for name in os.environ if name.startswith("LMS_")]:
+        monkeypatch.delenv(name)
+    launcher.run(Target(str(train), ("20",)), Options.parse(budget="2MB"))
+    _, _, last = capfd.readouterr().err.partition("20 steps")
+    assert re.search(r"\nlms: advice: \d+% of the time .* raise --budget, now 2 MB,", last)

@@ -46,6 +46,7 @@ def figures(
         misses=swapper.stepper.misses,
         replans=planner.replans,
         step_time=statistics.median(progress.step_times) if progress.step_times else None,
+        elapsed=progress.elapsed,
         step_busy=cycle.busy if cycle is not None else None,
         hook_time=counters.hook,
         **{f"kept_{reason}": nbytes for reason, nbytes in swapper.movable.stayed.items()},

@@ -12,16 +12,20 @@ from typing import Unpack
 import torch
 from torch.optim.optimizer import Optimizer
 
+from lms.advice import advice, as_figure
 from lms.core.budget import Budget, Client
 from lms.core.link import Link
 from lms.core.plan import Plan
 from lms.core.timeline import Timeline
 from lms.errors import LMSError, UsageError
+from lms.metrics import Outputs, Watch, watch
+from lms.metrics.families import Figure
 from lms.options import Given, Options
 from lms.ranks import sharing
 from lms.runtime import planner
 from lms.runtime.planner import PassPlanner
 from lms.runtime.progress import Progress
+from lms.stats import Stats
 from lms.torch import dtensor, hooks, movable, mover, optimizer_state, paging, records, state, storages, swapper
 from lms.torch.arguments import listed, training_device
 from lms.torch.backend import device_for, make_engine
@@ -65,6 +69,9 @@ class Session:
         prefetch: accesses that a copy back may start ahead of its use; the plan's choice by default.
         write_ahead: copies out that may be in flight; the plan's choice by default.
         verify: compare a checksum of everything that is swapped when it comes back.
+        tensorboard: folder that TensorBoard's event files are written to, once a second, from a thread of its own.
+        metrics_port: TCP port that Prometheus finds the same figures on; the ranks of a host share it.
+        metrics_address: IP address that the port is opened at, 127.0.0.1 by default.
         device: the device of the training; by default that of the model's parameters.
         on_plan: called with each new plan before it is first followed.
 
@@ -87,6 +94,9 @@ class Session:
         self._on_plan = on_plan
         self._is_open = False
         self._opened = False
+        self._outputs = Outputs(self.options.tensorboard, self.options.metrics_port, self.options.metrics_address)
+        self._outputs.check()
+        self._watch: Watch | None = None
 
     # Life
 
@@ -105,6 +115,8 @@ class Session:
             self._claim()
             self._acquire()
             self._is_open = True
+            if self._outputs:
+                self._watch = watch("lms", self._sampled, self._outputs)
         except BaseException:
             if _open is self:
                 _open = None
@@ -198,6 +210,8 @@ class Session:
         try:
             self._swapper.stop(partial(self._state.close, self.engine.close))
         finally:
+            if self._watch is not None:
+                self._watch.close()
             self.device.release()
             self._shield.take_down()
 
@@ -234,9 +248,15 @@ class Session:
         self._learn()
         if self._is_open:
             self._planner.peaks.after_the_last_pass()
-        return asdict(
-            figures(self._planner, self._swapper, self._state.figures(), self.engine.usage(), self._stalled())
-        )
+        return asdict(self._figures())
+
+    def _figures(self) -> Stats:
+        return figures(self._planner, self._swapper, self._state.figures(), self.engine.usage(), self._stalled())
+
+    def _sampled(self) -> dict[str, Figure]:
+        """The figures and the advice, for the sampler's thread: it may not plan, so the last pass may be missing."""
+        found = self._figures()
+        return {**asdict(found), "advice": as_figure(advice(found))}
 
     def _stalled(self) -> tuple[float, float]:
         """Seconds that the computation has waited for copies out, and for copies back."""
