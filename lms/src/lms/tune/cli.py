@@ -96,7 +96,7 @@ def run(args: argparse.Namespace, options: Options, target: Target) -> int:
     passed = [
         word
         for name, value in given_flags(args, "--").items()
-        if name not in BOUNDS
+        if name not in (*BOUNDS, "tensorboard")
         for word in ([spelled(name, "--")] if value is True else [spelled(name, "--"), str(value)])
     ]
     name = args.study or Path(target.title).stem
@@ -122,6 +122,8 @@ def run(args: argparse.Namespace, options: Options, target: Target) -> int:
 
     def trial_command(trial: Trial, alone: bool) -> tuple[list[str], dict[str, str]]:
         bound = [*(bounds[1] if alone else bounds[0]), *passed]
+        if options.tensorboard is not None:  # each trial is a run of its own there
+            bound += ["--tensorboard", str(options.tensorboard / f"trial-{trial.number:04}")]
         if objective:
             variables = child.environment(study, trial._trial_id, args.heartbeat, args.sampler, args.pruner)
             return [sys.executable, "-m", "lms.tune", *bound, target.name], variables
