@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+import mmap
 import os
 from collections.abc import Iterable, Sequence
 from typing import NamedTuple
@@ -15,13 +16,12 @@ PIECE = 8 << 20  # bytes that move at once (kPiece in pager.h)
 
 
 class PagerUsage(NamedTuple):
-    """A pager in figures: bytes, counts, and nanoseconds."""
+    """A pager in figures: bytes, nanoseconds, and an errno."""
 
     tracked: int
     resident: int
     out: int
     back: int
-    faults: int
     waited: int
     failed: int
 
@@ -33,6 +33,7 @@ class Block(NamedTuple):
     pieces: range
     file: int  # its descriptor
     offset: int
+    room: int
     transient: bool
 
 
@@ -44,26 +45,28 @@ class Pager:
         self._engine = engine
         library.lms_pager_number.restype = ctypes.c_uint32
         library.lms_pager_track.argtypes = (
-            ctypes.c_uint32, ctypes.c_void_p, ctypes.c_int, ctypes.c_uint64, ctypes.c_int,
+            ctypes.c_uint32, ctypes.c_void_p, ctypes.c_int, ctypes.c_uint64, ctypes.c_size_t, ctypes.c_int,
         )  # fmt: skip
         library.lms_pager_keep.argtypes = (ctypes.c_size_t,)
         library.lms_pager_expect.argtypes = (ctypes.c_void_p, ctypes.c_void_p, ctypes.c_size_t)
         self._figures = (ctypes.c_uint64 * len(PagerUsage._fields))()
-        # What is away when the session ends comes back from this file, which the engine's does not outlive.
+        # What is away when the session ends comes back from this file, so it stays open as long as the process lives.
         self._file = os.dup(engine.file.fileno())
+        self._used = False
         library.lms_pager_start()
 
     def block(self, nbytes: int, *, transient: bool = False) -> Block:
         """Room for a block of `nbytes`. If `transient`, its contents are freed soon after their last use of a step."""
-        place = self._engine.reserve(nbytes)
+        place = self._engine.reserve(-(-nbytes // mmap.PAGESIZE) * mmap.PAGESIZE)
+        self._used = True
         count = -(-place.span // PIECE)
         first = self._library.lms_pager_number(count)
-        return Block(nbytes, range(first, first + count), self._file, place.offset, transient)
+        return Block(nbytes, range(first, first + count), self._file, place.offset, place.span, transient)
 
     def track(self, block: Block, address: int) -> bool:
-        """Let the pages of the tensor at `address` leave. False if it is not a block of the page pool of its own."""
-        _, pieces, file, offset, transient = block
-        return bool(self._library.lms_pager_track(pieces.start, address, file, offset, int(transient)))
+        """Let the pages of the tensor at `address` leave. False if the tensor does not own a block of the page pool."""
+        _, pieces, file, offset, room, transient = block
+        return bool(self._library.lms_pager_track(pieces.start, address, file, offset, room, int(transient)))
 
     def keep(self, nbytes: int) -> None:
         """Keep at most so many bytes of all blocks in memory."""
@@ -94,3 +97,5 @@ class Pager:
     def stop(self) -> None:
         """Nothing leaves any more. What is away comes back when it is touched."""
         self._library.lms_pager_stop()
+        if not self._used:
+            os.close(self._file)

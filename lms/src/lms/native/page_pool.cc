@@ -52,10 +52,11 @@ bool PagePool::free(void* block) {
     return true;
 }
 
-std::size_t PagePool::lend(void* block) {
+std::size_t PagePool::lend(void* block, std::size_t most) {
     const std::lock_guard<std::mutex> guard(mutex_);
     const auto found = blocks_.find(static_cast<Address>(block));
     if (found == blocks_.end() || found->second.idle || found->second.lent) return 0;
+    if (found->second.nbytes > most) return 0;
     found->second.lent = true;
     usage_.used -= found->second.nbytes;
     usage_.paged += found->second.nbytes;

@@ -47,8 +47,8 @@ class PagePool {
     bool free(void* block);
 
     // Lend a block in use to a pager, which takes its pages away and brings them back until the block is freed. The
-    // bytes of the block, zero for memory that is not the pool's.
-    std::size_t lend(void* block);
+    // bytes of the block; zero, and nothing done, for memory that is not the pool's and for more than `most` bytes.
+    std::size_t lend(void* block, std::size_t most);
 
     // So many more bytes of lent blocks are in memory, or fewer.
     void paged(std::ptrdiff_t more);

@@ -1,16 +1,18 @@
 #include "pager.h"
 
-#include <signal.h>
 #include <sys/mman.h>
+#include <ucontext.h>
 #include <unistd.h>
 
 #include <algorithm>
 #include <cerrno>
 #include <chrono>
+#include <csignal>
 #include <cstdio>
 #include <cstdlib>
 #include <cstring>
 #include <limits>
+#include <new>
 
 namespace lms {
 namespace {
@@ -49,8 +51,18 @@ struct sigaction former;
 
 void on_fault(int signal, siginfo_t* info, void* context) {
     const int error = errno;
-    if (the_pager->fault(static_cast<char*>(info->si_addr))) {
+#ifdef __x86_64__
+    const bool writes = (static_cast<ucontext_t*>(context)->uc_mcontext.gregs[REG_ERR] & 2) != 0;
+#else
+    const bool writes = true;
+#endif
+    if (info->si_code > 0 && the_pager->fault(static_cast<char*>(info->si_addr), writes)) {
         errno = error;
+        return;
+    }
+    if (info->si_code <= 0) {  // a process sent it, or a handler that was called from here
+        std::signal(SIGSEGV, SIG_DFL);
+        std::raise(SIGSEGV);
         return;
     }
     if ((former.sa_flags & SA_SIGINFO) != 0) {
@@ -83,6 +95,7 @@ Pager::Pager(PagePool& pool) : pool_(pool), recent_(std::max(8U, 2 * std::thread
 void Pager::start() {
     const Lock lock(mutex_);
     take_faults(this);
+    usage_.failed = 0;
     if (running_) return;
     running_ = true;
     threads_.emplace_back([this] { read_ahead(); });
@@ -106,10 +119,11 @@ std::uint32_t Pager::number(std::uint32_t count) {
     return static_cast<std::uint32_t>(pieces_.size()) - count;
 }
 
-bool Pager::track(std::uint32_t first, char* address, int file, std::uint64_t offset, bool transient) {
-    const Lock lock(mutex_);
+bool Pager::track(std::uint32_t first, char* address, int file, std::uint64_t offset, std::size_t room,
+                  bool transient) {
+    Lock lock(mutex_);
     if (pieces_[first].state != State::kEmpty) return pieces_[first].address == address;
-    const std::size_t nbytes = pool_.lend(address);
+    const std::size_t nbytes = pool_.lend(address, room);
     if (nbytes == 0) return false;
     const std::size_t count = (nbytes + kPiece - 1) / kPiece;
     for (std::size_t index = 0; index < count; ++index) {
@@ -128,6 +142,7 @@ bool Pager::track(std::uint32_t first, char* address, int file, std::uint64_t of
     usage_.tracked += nbytes;
     usage_.resident += nbytes;
     changed_.notify_all();
+    make_room(lock, 0);
     return true;
 }
 
@@ -173,7 +188,7 @@ void Pager::expect(const std::uint32_t* pieces, const std::uint32_t* positions, 
 
 void Pager::reach(std::uint32_t position) {
     const Lock lock(mutex_);
-    if (running_ && position == 0) take_faults(this);
+    if (running_) take_faults(this);
     position_ = position;
     changed_.notify_all();
 }
@@ -185,19 +200,20 @@ PagerUsage Pager::usage() {
     return now;
 }
 
-bool Pager::fault(char* address) {
+bool Pager::fault(char* address, bool writes) {
     Lock lock(mutex_);
     auto found = addresses_.upper_bound(address);
     if (found == addresses_.begin()) return false;
     Piece& piece = pieces_[(--found)->second];
     if (address >= piece.address + piece.nbytes) return false;
-    if (piece.state == State::kClean || piece.state == State::kLeaving) {
-        // It can be read, so this is a write. A copy under way is of no use any more.
+    if (piece.state == State::kClean || piece.state == State::kLeaving || piece.state == State::kDirty) {
+        if (!writes) return true;  // it came meanwhile
+        // A copy under way is of no use any more, and the next one had better wait until the writing is over.
         if (mprotect(piece.address, piece.nbytes, PROT_READ | PROT_WRITE) != 0) die("mprotect", piece.nbytes, errno);
+        if (piece.state == State::kLeaving) piece.touched = ++clock_;
         piece.state = State::kDirty;
         return true;
     }
-    if (piece.state == State::kDirty) return true;  // another thread was faster
     if (piece.state == State::kLost) {
         std::fprintf(stderr,
                      "lms: error: a forked process uses memory that its parent has swapped out: use it in "
@@ -205,15 +221,8 @@ bool Pager::fault(char* address) {
         return false;
     }
     const auto began = std::chrono::steady_clock::now();
-    ++usage_.faults;
-    if (piece.state == State::kAway) {
-        while (usage_.resident + piece.nbytes > keep_) {
-            Piece* const victim = next_out(0, false);
-            if (victim == nullptr || !evict(lock, *victim)) break;
-            if (piece.state != State::kAway) break;  // it came meanwhile
-        }
-    }
-    if (piece.state == State::kAway) bring(lock, piece);
+    if (piece.state == State::kAway) make_room(lock, piece.nbytes);
+    if (piece.state == State::kAway) bring(lock, piece);  // else it came meanwhile
     changed_.wait(lock, [&piece] { return piece.state != State::kComing; });
     usage_.waited += static_cast<std::uint64_t>(
         std::chrono::duration_cast<std::chrono::nanoseconds>(std::chrono::steady_clock::now() - began).count());
@@ -225,8 +234,14 @@ void Pager::in_child() {
     // The threads stayed in the parent, and so did what is away: the parent goes on writing to the file.
     static_cast<void>(new std::vector<std::thread>(std::move(threads_)));
     threads_.clear();
+    new (&changed_) std::condition_variable;  // the parent's threads wait for the other one
     for (Piece& piece : pieces_) {
         piece.busy = false;
+        piece.file = -1;
+        if (piece.state == State::kComing) {
+            usage_.resident -= piece.nbytes;
+            pool_.paged(-static_cast<std::ptrdiff_t>(piece.nbytes));
+        }
         if (piece.state == State::kComing || piece.state == State::kAway) piece.state = State::kLost;
     }
     mutex_.unlock();
@@ -288,6 +303,14 @@ bool Pager::evict(Lock& lock, Piece& piece) {
     return true;
 }
 
+// Let others leave until `nbytes` more may come, as far as they can.
+void Pager::make_room(Lock& lock, std::size_t nbytes) {
+    while (usage_.resident + nbytes > keep_) {
+        Piece* const victim = next_out(0, false);
+        if (victim == nullptr || !evict(lock, *victim)) return;
+    }
+}
+
 // Positions from here to the next use. What is transient has none behind its last one.
 std::uint32_t Pager::distance(const Piece& piece) const {
     const auto& uses = piece.positions;
@@ -319,13 +342,15 @@ Pager::Piece* Pager::next_back(std::uint32_t* at) {
     return waiting <= std::max(kAhead * kPiece, keep_ / 4) ? best : nullptr;
 }
 
-// The piece in memory that is used last, if that is later than `than` positions from here. To read ahead is no reason to
-// write what will be freed soon.
+// The piece in memory that is used last, if that is later than `than` positions from here. Reading ahead does not evict
+// what will soon be freed.
 Pager::Piece* Pager::next_out(std::uint32_t than, bool reads_ahead) {
     Piece* best = nullptr;
     std::uint32_t farthest = 0;
     for (Piece& piece : pieces_) {
-        if ((piece.state != State::kDirty && piece.state != State::kClean) || piece.busy) continue;
+        if ((piece.state != State::kDirty && piece.state != State::kClean) || piece.busy || piece.file < 0) {
+            continue;
+        }
         if (piece.touched + recent_ > clock_) continue;
         const std::uint32_t distance = this->distance(piece);
         if (distance <= than || (reads_ahead && piece.transient && distance == kNever)) continue;

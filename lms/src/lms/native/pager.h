@@ -27,8 +27,7 @@ struct PagerUsage {
     std::uint64_t resident = 0;  // bytes of these that are in memory
     std::uint64_t out = 0;       // bytes written, over the pager's life
     std::uint64_t back = 0;      // bytes read
-    std::uint64_t faults = 0;    // times that a thread waited for memory that was out
-    std::uint64_t waited = 0;    // nanoseconds of that
+    std::uint64_t waited = 0;    // nanoseconds that threads waited for memory that was out
     std::uint64_t failed = 0;    // errno of the last write that failed since the last call of `usage`; 0 if none did
 };
 
@@ -48,10 +47,11 @@ class Pager {
     std::uint32_t number(std::uint32_t count);
 
     // Let the pages of a block of the pool's leave, in pieces of kPiece bytes that are numbered from `first`. Their
-    // place in `file` begins at `offset`. Contents that are `transient` are not worth keeping behind their last use
-    // of a step: they will be freed. False if no block in use begins at `address`, or if the last block with these
-    // numbers lives on elsewhere.
-    bool track(std::uint32_t first, char* address, int file, std::uint64_t offset, bool transient);
+    // place in `file` begins at `offset` and has `room` bytes. Contents that are `transient` are not worth keeping
+    // behind their last use of a step: they will be freed. Waits until the memory is within its bound again. False if
+    // no block in use begins at `address`, if it is larger than the place, or if the last block with these numbers
+    // lives on elsewhere.
+    bool track(std::uint32_t first, char* address, int file, std::uint64_t offset, std::size_t room, bool transient);
 
     // The block is freed. Returns whether it was tracked; then it has no pages of use to anyone.
     bool forget(char* address);
@@ -67,8 +67,9 @@ class Pager {
 
     PagerUsage usage();
 
-    // A thread faulted at this address: true if it may try again, false if the address is nothing of ours.
-    bool fault(char* address);
+    // A thread faulted at this address, to write or perhaps to write: true if it may try again, false if the address is
+    // nothing of ours.
+    bool fault(char* address, bool writes);
 
     // Around a fork. The child's pager moves nothing.
     void before_fork() { mutex_.lock(); }
@@ -82,7 +83,7 @@ class Pager {
         char* address = nullptr;
         std::size_t nbytes = 0;
         std::uint64_t offset = 0;
-        int file = -1;
+        int file = -1;  // none: it stays
         State state = State::kEmpty;
         bool busy = false;    // a thread copies it
         bool begins = false;  // a block begins with it
@@ -97,6 +98,7 @@ class Pager {
     void write_behind();
     void bring(Lock& lock, Piece& piece);
     bool evict(Lock& lock, Piece& piece);
+    void make_room(Lock& lock, std::size_t nbytes);
     Piece* next_back(std::uint32_t* distance);
     Piece* next_out(std::uint32_t than, bool reads_ahead);
     std::uint32_t distance(const Piece& piece) const;

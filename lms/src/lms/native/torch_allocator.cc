@@ -34,7 +34,7 @@ lms::Pager& pager() {
 }
 
 std::atomic<bool> active{false};
-std::atomic<bool> paging{false};  // a block was tracked once
+std::atomic<bool> paging{false};  // set when the first block is tracked
 
 void release(void* block) {
     // The pool's blocks begin on a page, nearly all others do not and need no look into it.
@@ -126,9 +126,10 @@ void lms_pool_usage(std::uint64_t figures[8]) {
 void lms_pager_start() { pager().start(); }
 void lms_pager_stop() { pager().stop(); }
 std::uint32_t lms_pager_number(std::uint32_t count) { return pager().number(count); }
-int lms_pager_track(std::uint32_t first, void* address, int file, std::uint64_t offset, int transient) {
+int lms_pager_track(std::uint32_t first, void* address, int file, std::uint64_t offset, std::size_t room,
+                    int transient) {
     paging = true;
-    return pager().track(first, static_cast<char*>(address), file, offset, transient != 0) ? 1 : 0;
+    return pager().track(first, static_cast<char*>(address), file, offset, room, transient != 0) ? 1 : 0;
 }
 void lms_pager_keep(std::size_t nbytes) { pager().keep(nbytes); }
 void lms_pager_expect(const std::uint32_t* pieces, const std::uint32_t* positions, std::size_t count) {
@@ -137,10 +138,9 @@ void lms_pager_expect(const std::uint32_t* pieces, const std::uint32_t* position
 void lms_pager_reach(std::uint32_t position) { pager().reach(position); }
 
 // Figures in the order of PagerUsage.
-void lms_pager_usage(std::uint64_t figures[7]) {
+void lms_pager_usage(std::uint64_t figures[6]) {
     const lms::PagerUsage usage = pager().usage();
-    const std::uint64_t all[] = {usage.tracked, usage.resident, usage.out,   usage.back,
-                                 usage.faults,  usage.waited,   usage.failed};
+    const std::uint64_t all[] = {usage.tracked, usage.resident, usage.out, usage.back, usage.waited, usage.failed};
     std::copy(std::begin(all), std::end(all), figures);
 }
 

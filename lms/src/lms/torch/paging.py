@@ -7,7 +7,7 @@ gradient, and both as an optimizer steps over them.
 
 from __future__ import annotations
 
-import weakref
+import os
 from bisect import bisect_left
 from collections import defaultdict
 from collections.abc import Callable, Iterable
@@ -23,8 +23,9 @@ from lms.torch.cpu.page_pool import pages
 from lms.torch.movable import movable
 from lms.torch.records import flat_bytes, use_count
 
-# A parameter that a session has let leave stays with the pager: later sessions go on with its place in the file.
-_places: WeakIdKeyDictionary = WeakIdKeyDictionary()
+# What a session has let leave stays with the pager: later sessions go on with its place in the file.
+_places: WeakIdKeyDictionary = WeakIdKeyDictionary()  # parameters: their blocks
+_places_of_gradients: WeakIdKeyDictionary = WeakIdKeyDictionary()  # parameters: the blocks of their gradients
 _CPU = torch.device("cpu")
 _MOST_USES = 1_000_000  # in a step; one that never ends is not remembered
 
@@ -44,13 +45,13 @@ class Paging:
         min_size: int,
     ) -> None:
         self.pager = pager
-        self._never = never  # have a parameter not count as a saved tensor
+        self._never = never  # marks a parameter as not to be moved as a saved tensor
         self._parameters = parameters
         self._gradients = gradients
         self._min_size = max(min_size, LEAST)
-        self._known: weakref.WeakSet[torch.nn.Module] = weakref.WeakSet()
+        self.paused = False
         self._adopted = WeakIdKeyDictionary()  # parameters: their blocks, or None for one that stays
-        self._of_gradients = WeakIdKeyDictionary()  # parameters: the blocks of their gradients
+        self._watched = WeakIdKeyDictionary()  # parameters whose gradients are
         self._hooks: list[RemovableHandle] = []
         self._course: list[Use] = []  # of the last step
         self._uses: dict[Use, list[int]] = {}  # their positions in it
@@ -62,12 +63,17 @@ class Paging:
         """Begin, with the parameters of `models`. Others follow as their modules are called."""
         self._hooks.append(register_module_forward_pre_hook(torch.compiler.disable(self._before_forward)))
         for model in models:
-            self._learn(model)
+            for parameter in model.parameters():
+                self._adopt(parameter)
+
+    def leave(self) -> None:
+        """Learn of no more uses."""
+        for hook in self._hooks:
+            hook.remove()
 
     def close(self) -> None:
         """Nothing leaves any more. What is away comes back as it is used."""
-        for hook in self._hooks:
-            hook.remove()
+        self.leave()
         self.pager.stop()
 
     def before_part(self, parameters: Iterable[torch.Tensor], room: int) -> None:
@@ -79,8 +85,8 @@ class Paging:
     @property
     def nbytes(self) -> int:
         """All bytes that may leave, of gradients that were freed too."""
-        blocks = (*self._adopted.values(), *self._of_gradients.values())
-        return sum(block.nbytes for block in blocks if block is not None)
+        of_gradients = (_places_of_gradients.get(parameter) for parameter in self._watched)
+        return sum(block.nbytes for block in (*self._adopted.values(), *of_gradients) if block is not None)
 
     def usage(self) -> PagerUsage:
         """Figures of this session. Raises SpillError if a write failed since the last call."""
@@ -93,7 +99,7 @@ class Paging:
         At most `room` bytes of all that may leave stay from now on. Raises SpillError if the disk took no more.
         """
         self.pager.keep(room)
-        for parameter in list(self._adopted):  # those whose memory is another's now
+        for parameter in list(self._adopted):  # those whose storage was replaced
             self._track(parameter)
         if self._taken != self._course:
             self._course, self._uses = self._taken, defaultdict(list)
@@ -107,23 +113,27 @@ class Paging:
     # Uses
 
     def _before_forward(self, module: torch.nn.Module, _args: object) -> None:
-        if module not in self._known:
-            self._learn(module)
+        if self.paused:
+            return
         for parameter in module._parameters.values():
             if parameter is not None:
+                self._adopt(parameter)
                 self._use(parameter, gradient=False)
 
     def _after_accumulation(self, parameter: torch.Tensor) -> None:
         gradient = parameter.grad
-        if self._gradients and gradient is not None and self._may_leave(gradient):
-            block = self._of_gradients.get(parameter)
-            if block is None:
-                block = self._of_gradients[parameter] = self.pager.block(_nbytes(gradient), transient=True)
+        if self.paused:
+            return
+        if gradient is not None and self._may_leave(gradient):
+            nbytes = _nbytes(gradient)
+            block: Block | None = _places_of_gradients.get(parameter)
+            if block is None or block.nbytes != nbytes:
+                block = _places_of_gradients[parameter] = self.pager.block(nbytes, transient=True)
             self.pager.track(block, gradient.untyped_storage().data_ptr())
         self._use(parameter)
 
     def _use(self, parameter: torch.Tensor, *, gradient: bool = True) -> None:
-        of_gradient = self._of_gradients.get(parameter) if gradient else None
+        of_gradient = _places_of_gradients.get(parameter) if gradient and self._gradients else None
         used = tuple(block for block in (self._adopted.get(parameter), of_gradient) if block is not None)
         if not used:
             return
@@ -138,33 +148,32 @@ class Paging:
 
     # What may leave
 
-    def _learn(self, module: torch.nn.Module) -> None:
-        for part in module.modules():
-            self._known.add(part)
-        for parameter in module.parameters():
-            if parameter in self._adopted:
-                continue
+    def _adopt(self, parameter: torch.Tensor) -> None:
+        if self._gradients and parameter.requires_grad and parameter.is_leaf and parameter not in self._watched:
+            self._watched[parameter] = None
+            hook = torch.compiler.disable(self._after_accumulation)
+            self._hooks.append(parameter.register_post_accumulate_grad_hook(hook))
+        if parameter not in self._adopted:
             self._adopted[parameter] = None
-            self._never(parameter)
-            if parameter.requires_grad and parameter.is_leaf:
-                hook = torch.compiler.disable(self._after_accumulation)
-                self._hooks.append(parameter.register_post_accumulate_grad_hook(hook))
             self._track(parameter)
 
     def _track(self, parameter: torch.Tensor) -> None:
         if not self._parameters or not self._may_leave(parameter):
             return
-        nbytes = _nbytes(parameter)
+        self._never(parameter)
+        nbytes, storage = _nbytes(parameter), parameter.untyped_storage()
         block: Block | None = _places.get(parameter)
         if block is None or block.nbytes != nbytes:
             block = _places[parameter] = self.pager.block(nbytes)
-        storage = parameter.untyped_storage()
         tracked = self.pager.track(block, storage.data_ptr())
-        if not tracked and use_count(storage._cdata) <= 2:  # the parameter's and `storage`
-            # It was made before the page pool took over. Memory that others refer to stays where it is.
+        # What was made before the page pool took over moves into it, unless others refer to the memory: a tensor, NumPy,
+        # whose part in a storage makes it one of a fixed size, or another process.
+        alone = use_count(storage._cdata) <= 2 and storage.resizable() and not storage.is_shared()
+        if not tracked and alone:
             twin = pages(nbytes)
             twin.copy_(flat_bytes(parameter))
             storage._swap_data_ptr_(twin.untyped_storage())  # type: ignore[attr-defined]
+            block = _places[parameter] = self.pager.block(nbytes)  # the old one's memory may live on elsewhere
             tracked = self.pager.track(block, storage.data_ptr())
         self._adopted[parameter] = block if tracked else None
 
@@ -174,3 +183,11 @@ class Paging:
 
 def _nbytes(tensor: torch.Tensor) -> int:
     return tensor.untyped_storage().nbytes()
+
+
+def _forget_places() -> None:
+    _places.clear()
+    _places_of_gradients.clear()
+
+
+os.register_at_fork(after_in_child=_forget_places)  # the parent goes on writing to them

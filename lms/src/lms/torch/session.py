@@ -176,9 +176,6 @@ class Session:
         self.device.reset_peak()
         self._warned = False
         self._pauses = 0  # that are open, one inside another
-        self._hooks = SavedTensorHooks(self._swapper.native, self._pack, self._unpack)
-        if self._records:
-            self._hooks.set()
         self._state = State(
             options,
             self._planner,
@@ -188,6 +185,9 @@ class Session:
             models=self._models,
             never=self._swapper.movable.never,
         )
+        self._hooks = SavedTensorHooks(self._swapper.native, self._pack, self._unpack)
+        if self._records:
+            self._hooks.set()
         self._optimizers.listen(self._after_step, self._before_step if self._state.moves else None)
 
     def close(self) -> None:
@@ -207,8 +207,9 @@ class Session:
             self._hooks.remove()
         self._optimizers.leave()
         self._planner.peaks.after_the_last_pass()
+        self._state.close()
         try:
-            self._swapper.stop(partial(self._state.close, self.engine.close))
+            self._swapper.stop(partial(self._state.pager.tier.close, self.engine.close))
         finally:
             if self._watch is not None:
                 self._watch.close()
@@ -357,11 +358,13 @@ class Session:
             self._swapper.learn()
             self._planner.peaks.pause()
         self._pauses += 1
+        self._state.pause(True)
         self._swapper.native.open = False
         return between
 
     def _end_pause(self, between: bool) -> None:
         self._pauses -= 1
+        self._state.pause(self._pauses > 0)
         self._swapper.native.open = self._is_open and not self._pauses and self._swapper.active
         if between and self._is_open:
             self._planner.peaks.resume()
@@ -397,7 +400,7 @@ class Session:
         if self._pauses or _open is not self:
             return
         if self._state.moves:
-            self._state.after_step(optimizer)
+            self._state.after_step(optimizer, counts=self._optimizers.counts(optimizer))
         self._swapper.step(id(optimizer))
         self._swapper.judge()  # while the script still has what it had during the backward
         if not self._optimizers.counts(optimizer):
@@ -459,6 +462,7 @@ def _after_fork() -> None:
     global _open, _claiming
     if _open is not None and _open._is_open:  # else another thread of the parent was about to open it
         _open._swapper.abandon()
+        _open._state.abandon()
     _open = None
     _claiming = threading.Lock()  # the thread that may have held it stayed in the parent
 

@@ -80,6 +80,11 @@ class State:
                 f"swap={','.join(options.swap)!r}: parameters and gradients leave a CPU only so far; on a GPU swap "
                 "'activations,optimizer'"
             )
+        if options.verify:
+            raise UsageError(
+                f"verify=True, swap={','.join(options.swap)!r}: no checksum is kept of parameters and gradients; "
+                "leave one of the two out"
+            )
         pool = page_pool.find()
         if pool is None or not pool.installed:
             raise UsageError(
@@ -96,7 +101,11 @@ class State:
             gradients="gradients" in options.swap,
             min_size=options.min_size,
         )
-        self._paging.open(models)
+        try:
+            self._paging.open(models)
+        except BaseException:
+            self.close()
+            raise
 
     def _before_part(self, parameters: Iterable[torch.Tensor]) -> None:
         assert self._paging is not None
@@ -108,14 +117,22 @@ class State:
             optimizer, args, kwargs, room=self._room.now() if self._optimizers else sys.maxsize
         )
 
-    def after_step(self, optimizer: Optimizer) -> None:
-        """An optimizer has stepped. Raises SpillError if the tier took no more; nothing is lost then."""
-        if self._paging is not None:
-            self._paged.after_step(self._paging.nbytes)
-            self._paging.after_step(self._paged.now)
+    def after_step(self, optimizer: Optimizer, *, counts: bool) -> None:
+        """An optimizer has stepped, which ends a step of the training if it `counts`.
+
+        Raises SpillError if the tier took no more; nothing is lost then.
+        """
         self.pager.after_step(optimizer)
         if self._optimizers:
             self._room.after_step(*self.pager.figures)
+        if self._paging is not None and counts:
+            self._paged.after_step(self._paging.nbytes)
+            self._paging.after_step(self._paged.now)
+
+    def pause(self, paused: bool) -> None:
+        """Whether uses of parameters and gradients concern nobody."""
+        if self._paging is not None:
+            self._paging.paused = paused
 
     @property
     def strays(self) -> bool:
@@ -142,9 +159,13 @@ class State:
             total.waited + paged.waited * 1e-9,
         )
 
-    def close(self, then: Callable[[], None]) -> None:
-        """Nothing leaves any more. `then` is called as soon as no optimizer's state is away."""
+    def close(self) -> None:
+        """No parameter or gradient leaves any more."""
         if self._paging is not None:
             self._paging.close()
             self._paged.close()
-        self.pager.tier.close(then)
+
+    def abandon(self) -> None:
+        """In a forked child: learn of nothing more."""
+        if self._paging is not None:
+            self._paging.leave()
