@@ -169,7 +169,7 @@ def array_blob(array: npt.NDArray[np.floating]) -> Message:
 
 
 def foreign(parameter: Message, name: str) -> str | None:
-    """The text of a layer's field that is not Caffe's own, such as "{ zoom_factor: 8 }"; None if it has no such field."""
+    """The text of a layer's field that is not Caffe's own, such as "{ zoom_factor: 8 }"; None if it is not there."""
     return next((str(field.text) for field in parameter.foreign if field.name == name), None)
 
 
