@@ -63,7 +63,9 @@ def test_a_unit_ball_is_positive_and_each_row_sums_to_1():
     ("size", "line"), [(4, [0.25, 0.75, 0.75, 0.25]), (3, [0.25, 0.75, 0.75]), (5, [1 / 3, 2 / 3, 1, 2 / 3, 1 / 3])]
 )
 def test_bilinear(size, line):
-    np.testing.assert_allclose(filled('type: "bilinear"', (2, 1, size, size)), np.outer(line, line)[None, None].repeat(2, 0), rtol=1e-6)
+    np.testing.assert_allclose(
+        filled('type: "bilinear"', (2, 1, size, size)), np.outer(line, line)[None, None].repeat(2, 0), rtol=1e-6
+    )
 
 
 def test_a_constant_is_0_unless_it_says_more_and_others_are_errors():

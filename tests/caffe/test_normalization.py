@@ -72,7 +72,13 @@ def test_scale_and_bias(one, numbers, fields, shape):
     x = numbers(2, 3, 4, 5)
     axis = 0 if "axis: 0" in fields else 3 if "axis: -1" in fields and "num" not in fields else 1
     spread = lambda array: array.reshape(*array.shape, *[1] * (4 - axis - array.ndim))  # noqa: E731
-    (y,), net = one("Scale", f"scale_param {{ {fields} bias_term: true filler {{ type: 'xavier' }} }}" if shape else f"scale_param {{ {fields} bias_term: true }}", x)
+    (y,), net = one(
+        "Scale",
+        f"scale_param {{ {fields} bias_term: true filler {{ type: 'xavier' }} }}"
+        if shape
+        else f"scale_param {{ {fields} bias_term: true }}",
+        x,
+    )
     scale, bias = (blob.detach().numpy() for blob in net.layers[-1].blobs)
     assert scale.shape == bias.shape == shape
     np.testing.assert_allclose(y, x * spread(scale) + spread(bias), **close)

@@ -143,7 +143,11 @@ def test_dummy_data_and_parameters(build):
         ("Slice", "slice_param { slice_point: 3 }", r"slice_point is \[3\]: 1 tops"),
         ("ArgMax", "argmax_param { top_k: 9 }", "top_k is 9, and must be from 1 to 6"),
         ("InnerProduct", "", "num_output is 0"),
-        ("InnerProduct", "inner_product_param { num_output: 1 weight_filler { type: 'he' } }", "no filler 'he'; allowed are"),
+        (
+            "InnerProduct",
+            "inner_product_param { num_output: 1 weight_filler { type: 'he' } }",
+            "no filler 'he'; allowed are",
+        ),
         ("Tile", "", "tiles is 0"),
     ],
 )

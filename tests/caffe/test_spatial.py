@@ -109,10 +109,24 @@ def pooling(x, kernel, stride, pad, average, ceil=True):
         ((2, 3, 5, 5), "kernel_size: 2 stride: 2 pad: 1", (2, 2), (2, 2), (1, 1), True),  # the last is left out
         ((1, 2, 6, 6), "kernel_size: 3 stride: 2 round_mode: FLOOR", (3, 3), (2, 2), (0, 0), False),
         ((1, 2, 6, 6), "kernel_size: 3 stride: 2 ceil_mode: false", (3, 3), (2, 2), (0, 0), False),
-        ((1, 2, 6, 7), "kernel_h: 3 kernel_w: 2 stride_h: 1 stride_w: 2 pad_h: 2 pad_w: 1", (3, 2), (1, 2), (2, 1), True),
+        (
+            (1, 2, 6, 7),
+            "kernel_h: 3 kernel_w: 2 stride_h: 1 stride_w: 2 pad_h: 2 pad_w: 1",
+            (3, 2),
+            (1, 2),
+            (2, 1),
+            True,
+        ),
         ((1, 2, 6, 7), "kernel_size: 4 stride: 3 pad: 3", (4, 4), (3, 3), (3, 3), True),
         ((1, 2, 1, 5), "kernel_size: 2 stride: 2", (2, 2), (2, 2), (0, 0), True),  # larger than the bottom
-        ((2, 2, 5, 6, 7), "kernel_size: 3 kernel_size: 2 kernel_size: 3 stride: 2", (3, 2, 3), (2,) * 3, (0,) * 3, True),
+        (
+            (2, 2, 5, 6, 7),
+            "kernel_size: 3 kernel_size: 2 kernel_size: 3 stride: 2",
+            (3, 2, 3),
+            (2,) * 3,
+            (0,) * 3,
+            True,
+        ),
         ((2, 3, 5, 4), "global_pooling: true", (5, 4), (1, 1), (0, 0), True),
         ((2, 3, 9), "kernel_size: 4 stride: 3", (4,), (3,), (0,), True),
     ],
@@ -126,7 +140,9 @@ def test_pooling(one, numbers, average, shape, fields, kernel, stride, pad, ceil
 def test_the_second_top_of_pooling_has_the_places_of_the_largest(one, numbers):
     x = numbers(2, 3, 6, 6)
     (y, mask), _ = one("Pooling", "pooling_param { kernel_size: 2 stride: 2 }", x, tops=2)
-    np.testing.assert_array_equal(np.take_along_axis(x.reshape(2, 3, 36), mask.astype(int).reshape(2, 3, 9), 2), y.reshape(2, 3, 9))
+    np.testing.assert_array_equal(
+        np.take_along_axis(x.reshape(2, 3, 36), mask.astype(int).reshape(2, 3, 9), 2), y.reshape(2, 3, 9)
+    )
 
 
 @pytest.mark.parametrize(
@@ -185,7 +201,9 @@ def test_roi_pooling_and_its_gradient(build, numbers):
         high, wide = np.float32(max(y2 - y1 + 1, 1)) / np.float32(3), np.float32(max(x2 - x1 + 1, 1)) / np.float32(4)
         for c, row, column in itertools.product(range(2), range(3), range(4)):
             top, bottom = (min(max(int(edge) + y1, 0), 9) for edge in (np.floor(row * high), np.ceil((row + 1) * high)))
-            left, right = (min(max(int(edge) + x1, 0), 12) for edge in (np.floor(column * wide), np.ceil((column + 1) * wide)))
+            left, right = (
+                min(max(int(edge) + x1, 0), 12) for edge in (np.floor(column * wide), np.ceil((column + 1) * wide))
+            )
             window = values[item, c, top:bottom, left:right]
             if window.size:
                 wanted[r, c, row, column] = window.max()

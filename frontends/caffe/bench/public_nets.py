@@ -61,7 +61,9 @@ def run(net: Message, phase: str) -> float:
                 error = caught
                 continue
             blobs = {
-                top: torch.rand(shape) if (len(shape) > 2 and shape[1] > 1) or "label" not in top else torch.zeros(shape)
+                top: torch.rand(shape)
+                if (len(shape) > 2 and shape[1] > 1) or "label" not in top
+                else torch.zeros(shape)
                 for layer in built.layers
                 if layer.kind == "Input"
                 for top, shape in ((top, built.shapes[top]) for top in layer.tops)

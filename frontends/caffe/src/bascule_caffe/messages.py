@@ -210,7 +210,7 @@ def _marked(text: str, source: str, blocks: list[_Block]) -> str:
             continue
         elif foreign is None and stack and stack[-1] in _LAYER_FIELDS and open_blocks:
             if value_of in ("name", "type"):
-                setattr(open_blocks[-1], value_of, token.strip("\"'"))
+                setattr(open_blocks[-1], value_of, token[1:-1] if token[0] in "\"'" else token)
             elif not value_of and token.isidentifier() and token not in _LAYER_FIELDS[stack[-1]]:
                 out.append(text[copied:start])
                 foreign, copied = (token, start + len(token), len(stack)), start
