@@ -31,7 +31,8 @@ def test_softmax_with_loss(build, numbers, loss, divisor):
     net = build(
         'layer { name: "i" type: "Input" top: "x" top: "l" input_param { shape { dim: 3 dim: 4 dim: 2 dim: 2 } '
         "shape { dim: 3 dim: 1 dim: 2 dim: 2 } } }"
-        f'layer {{ name: "s" type: "SoftmaxWithLoss" bottom: "x" bottom: "l" top: "loss" top: "p" loss_param {{ {loss} }} }}'
+        f'layer {{ name: "s" type: "SoftmaxWithLoss" bottom: "x" bottom: "l" top: "loss" top: "p" '
+        f"loss_param {{ {loss} }} }}"
     )
     x = torch.tensor(numbers(3, 4, 2, 2), requires_grad=True)
     labels = np.arange(12).reshape(3, 1, 2, 2) % 4

@@ -74,7 +74,7 @@ def test_fields_of_other_branches_are_kept_as_text():
     with pytest.raises(NetError, match="a:5: layer 'c'"):
         parse_string(text, NetParameter, "a")
     (layer,) = parse_string(text.rpartition("layer")[0], NetParameter, "a").layer
-    assert foreign(layer, "interp_param").split() == '{ height: 3 # { note: "}" deep { x: 1 } }'.split()
+    assert " ".join(foreign(layer, "interp_param").split()) == '{ height: 3 # { note: "}" deep { x: 1 } }'
     assert foreign(layer, "freeze") == "true"
     assert foreign(layer, "other") is None
     assert list(layer.bottom) == ["a"]
@@ -113,9 +113,9 @@ def test_a_damaged_file_is_an_error(tmp_path: Path, damage):
     write_binary(path, SolverState(iter=3, learned_net="a", history=[array_blob(np.ones(5))]))
     assert read_binary(path, SolverState).iter == 3
     path.write_bytes(damage(path.read_bytes()))
-    with pytest.raises(FileError, match="x.solverstate: .*SolverState"):
+    with pytest.raises(FileError, match=r"x.solverstate: .*SolverState"):
         read_binary(path, SolverState)
-    with pytest.raises(FileError, match="nothing.solverstate: cannot be read"):
+    with pytest.raises(FileError, match=r"nothing.solverstate: cannot be read"):
         read_binary(tmp_path / "nothing.solverstate", SolverState)
 
 

@@ -1,5 +1,7 @@
 """Nets: rules, names, sharing, gradients, models, and what is said of bad ones."""
 
+# ruff: noqa: E501 - a layer stands in a line
+
 import numpy as np
 import pytest
 import torch
@@ -35,7 +37,7 @@ def test_layers_are_included_by_phase_level_and_stage():
     assert layer_names(text, "TRAIN", stages=["deploy"]) == ["all", "train", "low", "deploy"]
     assert layer_names(text, "TRAIN", stages=["deploy", "val"]) == ["all", "train", "low", "either"]
     assert layer_names('state { level: 3 stage: "deploy" }' + text, "TRAIN") == ["all", "train", "high", "deploy"]
-    with pytest.raises(NetError, match="layer 'a' .*it has include and exclude"):
+    with pytest.raises(NetError, match=r"layer 'a' .*it has include and exclude"):
         layer_names('layer { name: "a" type: "ReLU" include { } exclude { } }', "TEST")
 
 
@@ -154,16 +156,16 @@ def test_a_model_is_read_and_written_by_the_names_of_layers(build, tmp_path):
     assert other.load_caffemodel(path) == ["a"]
     assert torch.equal(other.layers[1].blobs[0], net.layers[1].blobs[0].double())
     assert torch.equal(other.layers[2].blobs[0], before)
+    wider = IP.replace("num_output: 3", "num_output: 4") % ("b", "a", "b", "")
     with pytest.raises(NetError, match=r"net.caffemodel: layer 'b': blob 0 is 3x3, and 4x3 in net ''"):
-        wider = IP.replace("num_output: 3", "num_output: 4") % ("b", "a", "b", "")
         build(INPUT + IP % ("a", "x", "a", "") + wider).load_caffemodel(path)
-    with pytest.raises(NetError, match="has no layer of net '': it has 'i', 'a', 'b'"):
+    with pytest.raises(NetError, match=r"has no layer of net '': it has 'i', 'a', 'b'"):
         build(INPUT + IP % ("z", "x", "z", "")).load_caffemodel(path)
     unbiased = IP.replace("num_output: 3", "num_output: 3 bias_term: false") % ("a", "x", "a", "")
     with pytest.raises(NetError, match="layer 'a' has 2 blobs, and 1 in net ''"):
         build(INPUT + unbiased).load_caffemodel(path)
     path.write_bytes(path.read_bytes()[:-5])
-    with pytest.raises(FileError, match="net.caffemodel: its .* bytes are no Model"):
+    with pytest.raises(FileError, match=r"net.caffemodel: its .* bytes are no Model"):
         other.load_caffemodel(path)
 
 

@@ -4,6 +4,8 @@ OpenCV is silently wrong about Axpy, a deconvolution's dilation, InnerProduct's 
 compared with NumPy.
 """
 
+# ruff: noqa: E501 - a layer stands in a line
+
 import numpy as np
 import pytest
 import torch

@@ -146,7 +146,7 @@ def test_dummy_data_and_parameters(build):
         (
             "InnerProduct",
             "inner_product_param { num_output: 1 weight_filler { type: 'he' } }",
-            "no filler 'he'; allowed are",
+            "no filler 'he'; allowed",
         ),
         ("Tile", "", "tiles is 0"),
     ],

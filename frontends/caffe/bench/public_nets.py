@@ -2,9 +2,9 @@
 
     python frontends/caffe/bench/public_nets.py FOLDER [-v]
 
-It fetches nothing. A file counts as a net if it has layers. The figure is the part of the nets whose layer types are all
-supported that run. Data layers become inputs of one item (two, if one fails), whose shape is tried from a few: that of
-the transformation's crop, or those of ImageNet, CIFAR and MNIST. Labels are zeros.
+It fetches nothing. A file counts as a net if it has layers. The figure is the part that runs of the nets whose layer
+types are all supported. Data layers become inputs of one item (two, if one fails), whose shape is tried from a few:
+that of the transformation's crop, or those of ImageNet, CIFAR and MNIST. Labels are zeros.
 """
 
 from __future__ import annotations

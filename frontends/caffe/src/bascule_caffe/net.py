@@ -229,7 +229,12 @@ class Net(nn.Module):
         Raises:
             NetError: an input is missing, a blob to keep is none, or a layer's bottoms do not fit.
         """
-        values = {**(blobs or {}), **named}
+        outputs, self.loss = self.compute({**(blobs or {}), **named}, keep)
+        return outputs
+
+    def compute(self, blobs: Mapping[str, Tensor], keep: Collection[str] = ()) -> tuple[dict[str, Tensor], Tensor]:
+        """As `forward`, which is this, but returns the loss and does not keep it."""
+        values = dict(blobs)
         kept: dict[str, Tensor] = {}
         loss = self.anchor
         if unknown := [blob for blob in (*values, *keep) if blob not in self.shapes]:
@@ -259,8 +264,7 @@ class Net(nn.Module):
                 if blob in keep:
                     kept[blob] = values[blob]
                 del values[blob]
-        self.loss = loss
-        return {**kept, **{blob: values[blob] for blob in self.outputs if blob in values}}
+        return {**kept, **{blob: values[blob] for blob in self.outputs if blob in values}}, loss
 
     def share(self, other: Net) -> None:
         """Uses another net's blobs in layers of the same name, as a solver's test nets do.
@@ -292,7 +296,7 @@ class Net(nn.Module):
         model = read_binary(path, Model)
         layers = [*model.layer, *model.layers]
         if any(layer.HasField("layer") for layer in model.layers):
-            raise NetError(f"{path}: V0, the form of 2013, is left out: use Caffe's upgrade_net_proto_binary")
+            raise NetError(f"{path}: V0, the form of 2013, is left out: see Caffe's upgrade_net_proto_binary")
         blobs: dict[str, list[npt.NDArray[np.floating]]] = {}
         for layer in layers:
             where = f"{path}: layer '{layer.name}'"
@@ -313,8 +317,8 @@ class Net(nn.Module):
                 # Old files have 1 in place of axes that there are none of.
                 if array.shape not in (shape, (1,) * (4 - len(shape)) + shape):
                     raise NetError(
-                        f"{where}: blob {index} is {dims(array.shape)}, and {dims(shape)} in net '{self.name}': take the "
-                        "net that the file was made with, or give the layer another name"
+                        f"{where}: blob {index} is {dims(array.shape)}, and {dims(shape)} in net '{self.name}': take "
+                        "the net that the file was made with, or give the layer another name"
                     )
                 copies.append((layer.blobs[index], array))
             taken.append(layer.name)

@@ -50,10 +50,11 @@ _LAYER_PARAMETERS = _parameters(
     "lrn_param:LRN:118 memory_data_param:MemoryData:119 mvn_param:MVN:120 pooling_param:Pooling:121 "
     "power_param:Power:122 relu_param:ReLU:123 sigmoid_param:Sigmoid:124 softmax_param:Softmax:125 "
     "slice_param:Slice:126 tanh_param:TanH:127 threshold_param:Threshold:128 window_data_param:WindowData:129 "
-    "python_param:Python:130 prelu_param:PReLU:131 spp_param:SPP:132 reshape_param:Reshape:133 log_param:Log:134 flatten_param:Flatten:135 "
-    "reduction_param:Reduction:136 embed_param:Embed:137 tile_param:Tile:138 batch_norm_param:BatchNorm:139 "
-    "elu_param:ELU:140 bias_param:Bias:141 scale_param:Scale:142 input_param:Input:143 crop_param:Crop:144 "
-    "parameter_param:Parameter:145 recurrent_param:Recurrent:146 swish_param:Swish:147 clip_param:Clip:148"
+    "python_param:Python:130 prelu_param:PReLU:131 spp_param:SPP:132 reshape_param:Reshape:133 log_param:Log:134 "
+    "flatten_param:Flatten:135 reduction_param:Reduction:136 embed_param:Embed:137 tile_param:Tile:138 "
+    "batch_norm_param:BatchNorm:139 elu_param:ELU:140 bias_param:Bias:141 scale_param:Scale:142 input_param:Input:143 "
+    "crop_param:Crop:144 parameter_param:Parameter:145 recurrent_param:Recurrent:146 swish_param:Swish:147 "
+    "clip_param:Clip:148"
 )
 _V1_PARAMETERS = _parameters(
     "concat_param:Concat:9 convolution_param:Convolution:10 data_param:Data:11 dropout_param:Dropout:12 "
