@@ -142,7 +142,7 @@ def _train(flags: argparse.Namespace, words: Sequence[str]) -> int:
     log = Log(job.rank)
     _notices(flags, log)
     try:
-        device = _device(gpus, job, log, wanted=flags.gpu is not None or parameter.SolverMode.Name(parameter.solver_mode) == "GPU",
+        device = _device(gpus, job, log, wanted=flags.gpu is not None or parameter.solver_mode == parameter.GPU,
                          default=parameter.device_id)
         memory = Memory(flags.lms, flags.lms_frac) if flags.lms is not None and flags.lms >= 0 else None
         solver = Solver(

@@ -14,7 +14,7 @@ from numpy.typing import ArrayLike
 from torch import Tensor
 
 from bascule_caffe.errors import CaffeError, FileError, NetError
-from bascule_caffe.layers import register_data
+from bascule_caffe.layer import register_data
 from bascule_caffe.loader import Batches, Loader, Share
 from bascule_caffe.messages import BlobProto, Datum, blob_array, read_binary
 from bascule_caffe.records import LMDB, HDF5Files, ImageFiles, Records
@@ -85,7 +85,7 @@ class MemorySource:
 
 def _data(layer: Any) -> tuple[Records, dict[str, Any]]:
     param = layer.data_param
-    if param.Backend.Name(param.backend) == "LEVELDB" and not os.path.isfile(os.path.join(param.source, "data.mdb")):
+    if param.backend == param.LEVELDB and not os.path.isfile(os.path.join(param.source, "data.mdb")):
         raise FileError(
             f"{param.source}: backend is LEVELDB, which is not read here: copy the records into an LMDB "
             "(docs/caffe.md has the program) and write backend: LMDB"
@@ -127,7 +127,7 @@ def _from_records(
         except FileError as error:
             raise FileError(f"{where}: {error}") from None
         except ValueError as error:
-            raise NetError(f"{where}: {error}") from None
+            raise NetError(str(error)) from None  # the net adds the place
         except ModuleNotFoundError as error:
             raise CaffeError(f"{where}: needs the package {error.name}: pip install 'bascule-caffe[data]'") from None
         source = Loader(batches.make, batches.shapes[: len(layer.top)], ahead)

@@ -158,7 +158,7 @@ class Solver:
         """Write the model and the solver's state. Rank 0 writes."""
         if self.job.rank != 0:
             return
-        hdf5 = self.parameter.SnapshotFormat.Name(self.parameter.snapshot_format) == "HDF5"
+        hdf5 = self.parameter.snapshot_format == self.parameter.HDF5
         kind, ending = ("HDF5", ".h5") if hdf5 else ("binary proto", "")
         prefix = self.parameter.snapshot_prefix or os.path.splitext(self.path)[0]
         model, state = (f"{prefix}_iter_{self.iteration}.{what}{ending}" for what in ("caffemodel", "solverstate"))
@@ -317,9 +317,8 @@ class Solver:
         return nets
 
     def _net(self, source: Any, phase: str, name: str, feed: Feed, number: int = 0) -> Net:
-        """The state of a net is its own, then the solver's, then the command line's; later ones add to it."""
+        """The state of a net is its own, the solver's and the command line's together."""
         state = NetState()
-        state.CopyFrom(source.state)
         if phase == "TRAIN":
             state.MergeFrom(self.parameter.train_state)
         elif self.parameter.test_state:

@@ -89,7 +89,7 @@ def resize(image: Image, height: int, width: int) -> Image:
         return image
     import torch
 
-    source = torch.from_numpy(np.ascontiguousarray(image)).unsqueeze(0).float()
+    source = torch.from_numpy(np.array(image, dtype=np.float32, order="C")).unsqueeze(0)
     scaled = torch.nn.functional.interpolate(source, size=(height, width), mode="bilinear", align_corners=False)
     result: Image = scaled[0].round().clamp(0, 255).to(torch.uint8).numpy()
     return result
