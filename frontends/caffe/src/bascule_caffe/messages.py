@@ -3,8 +3,8 @@
 The classes come from the table in schema.py. Fields are Caffe's own, but for a blob's numbers, which are raw bytes:
 `blob_array` and `array_blob` convert them.
 
-A layer that is read from text knows its place (`location`, as "net.prototxt:12"). Its fields that Caffe itself does not
-have stay in `foreign` as text: other branches of Caffe have hundreds of them, and only the layer can tell what they mean.
+A layer that is read from text knows its place (`location`, as "net.prototxt:12"). Its fields that Caffe itself does
+not have stay in `foreign` as text: other branches of Caffe have hundreds, and only the layer can tell what they mean.
 """
 
 from __future__ import annotations
@@ -81,19 +81,22 @@ def parse_string(text: str, kind: type[Message], source: str = "<text>") -> Mess
 
 
 def format_text(message: Message) -> str:
-    """The message as text, as Caffe would read it."""
+    """A message as text. Raises NetError if a layer has fields that only a user's module knows."""
     copy = type(message)()
     copy.CopyFrom(message)
-    clear_private(copy)
+    for layer in getattr(copy, "layer", []):
+        if layer.foreign:
+            raise NetError(f"{layer.location}: layer '{layer.name}' has an unknown field '{layer.foreign[0].name}'")
+        layer.ClearField("location")
     return str(text_format.MessageToString(copy))
 
 
 def clear_private(message: Message) -> None:
-    """Removes places in text files, which no file holds, from a NetParameter's or a SolverParameter's layers."""
+    """Removes the fields that Caffe's files do not have from a message and all within it."""
     for field, value in list(message.ListFields()):
-        if field.name in ("location", "foreign"):
+        if field.number >= schema.PRIVATE:
             message.ClearField(field.name)
-        elif field.message_type is not None and field.message_type.name.endswith(("NetParameter", "LayerParameter")):
+        elif field.message_type is not None:
             for part in value if field.is_repeated else [value]:
                 clear_private(part)
 
@@ -114,7 +117,7 @@ def read_binary(path: str | Path, kind: type[Message]) -> Message:
         return kind.FromString(data)
     except protobuf.DecodeError as error:
         raise FileError(
-            f"{path}: its {len(data)} bytes are no {kind.DESCRIPTOR.name}: the file is cut, damaged or of another kind. "
+            f"{path}: its {len(data)} bytes are no {kind.DESCRIPTOR.name}: it is cut, damaged or of another kind. "
             "Copy or make it again"
         ) from error
 
@@ -163,6 +166,11 @@ def array_blob(array: npt.NDArray[np.floating]) -> Message:
     blob = BlobProto(shape=BlobShape(dim=array.shape))
     (blob.double_data if double else blob.data).append(array.astype("<f8" if double else "<f4", order="C").tobytes())
     return blob
+
+
+def foreign(parameter: Message, name: str) -> str | None:
+    """The text of a layer's field that is not Caffe's own, such as "{ zoom_factor: 8 }"; None if it has no such field."""
+    return next((str(field.text) for field in parameter.foreign if field.name == name), None)
 
 
 def _marked(text: str, source: str, blocks: list[_Block]) -> str:

@@ -1,8 +1,8 @@
 """Caffe's messages as a table: one line a message, its fields as `name number type`, and descriptors made of it.
 
-A type is a scalar, another message, or the names of an enumeration (`MAX|AVE`, from 0 unless `=1` says otherwise). `*` means
-repeated, `=` gives the default. The numbers are those of Caffe's files (caffe.proto of BVLC/caffe 1.0); fields without
-one are private: other branches of Caffe have them under numbers that disagree, and files never hold ours.
+A type is a scalar, another message, or the names of an enumeration (`MAX|AVE`, from 0 unless `=1` says otherwise).
+`*` means repeated, `=` gives the default. The numbers are those of Caffe's files (caffe.proto of BVLC/caffe 1.0).
+Fields without one are private: other branches of Caffe disagree about their numbers, and files never hold ours.
 
 A blob's numbers are raw bytes here: a packed field of floats has the same form in a file, and NumPy takes it as it is.
 """
@@ -22,19 +22,17 @@ _FILLERS = "weight_filler {} FillerParameter; bias_filler {} FillerParameter"
 _PRIVATE_OF_LAYERS = "location string; foreign Foreign*"  # see messages.py
 
 # The types of V1's layers as they write them, and as they are called today, in the order of their numbers.
-V1_TYPES = dict(
-    pair.split(":")
-    for pair in (
-        "NONE: ACCURACY:Accuracy BNLL:BNLL CONCAT:Concat CONVOLUTION:Convolution DATA:Data DROPOUT:Dropout "
-        "EUCLIDEAN_LOSS:EuclideanLoss FLATTEN:Flatten HDF5_DATA:HDF5Data HDF5_OUTPUT:HDF5Output IM2COL:Im2col "
-        "IMAGE_DATA:ImageData INFOGAIN_LOSS:InfogainLoss INNER_PRODUCT:InnerProduct LRN:LRN "
-        "MULTINOMIAL_LOGISTIC_LOSS:MultinomialLogisticLoss POOLING:Pooling RELU:ReLU SIGMOID:Sigmoid SOFTMAX:Softmax "
-        "SOFTMAX_LOSS:SoftmaxWithLoss SPLIT:Split TANH:TanH WINDOW_DATA:WindowData ELTWISE:Eltwise POWER:Power "
-        "SIGMOID_CROSS_ENTROPY_LOSS:SigmoidCrossEntropyLoss HINGE_LOSS:HingeLoss MEMORY_DATA:MemoryData ARGMAX:ArgMax "
-        "THRESHOLD:Threshold DUMMY_DATA:DummyData SLICE:Slice MVN:MVN ABSVAL:AbsVal SILENCE:Silence "
-        "CONTRASTIVE_LOSS:ContrastiveLoss EXP:Exp DECONVOLUTION:Deconvolution"
-    ).split()
+_V1 = (
+    "NONE: ACCURACY:Accuracy BNLL:BNLL CONCAT:Concat CONVOLUTION:Convolution DATA:Data DROPOUT:Dropout "
+    "EUCLIDEAN_LOSS:EuclideanLoss FLATTEN:Flatten HDF5_DATA:HDF5Data HDF5_OUTPUT:HDF5Output IM2COL:Im2col "
+    "IMAGE_DATA:ImageData INFOGAIN_LOSS:InfogainLoss INNER_PRODUCT:InnerProduct LRN:LRN "
+    "MULTINOMIAL_LOGISTIC_LOSS:MultinomialLogisticLoss POOLING:Pooling RELU:ReLU SIGMOID:Sigmoid SOFTMAX:Softmax "
+    "SOFTMAX_LOSS:SoftmaxWithLoss SPLIT:Split TANH:TanH WINDOW_DATA:WindowData ELTWISE:Eltwise POWER:Power "
+    "SIGMOID_CROSS_ENTROPY_LOSS:SigmoidCrossEntropyLoss HINGE_LOSS:HingeLoss MEMORY_DATA:MemoryData ARGMAX:ArgMax "
+    "THRESHOLD:Threshold DUMMY_DATA:DummyData SLICE:Slice MVN:MVN ABSVAL:AbsVal SILENCE:Silence "
+    "CONTRASTIVE_LOSS:ContrastiveLoss EXP:Exp DECONVOLUTION:Deconvolution"
 )
+V1_TYPES = dict(pair.split(":") for pair in _V1.split())
 
 
 def _parameters(numbers: str) -> str:
@@ -50,8 +48,8 @@ _LAYER_PARAMETERS = _parameters(
     "exp_param:Exp:111 hdf5_data_param:HDF5Data:112 hdf5_output_param:HDF5Output:113 hinge_loss_param:HingeLoss:114 "
     "image_data_param:ImageData:115 infogain_loss_param:InfogainLoss:116 inner_product_param:InnerProduct:117 "
     "lrn_param:LRN:118 memory_data_param:MemoryData:119 mvn_param:MVN:120 pooling_param:Pooling:121 "
-    "power_param:Power:122 relu_param:ReLU:123 sigmoid_param:Sigmoid:124 softmax_param:Softmax:125 slice_param:Slice:126 "
-    "tanh_param:TanH:127 threshold_param:Threshold:128 window_data_param:WindowData:129 python_param:Python:130 "
+    "power_param:Power:122 relu_param:ReLU:123 sigmoid_param:Sigmoid:124 softmax_param:Softmax:125 "
+    "slice_param:Slice:126 tanh_param:TanH:127 threshold_param:Threshold:128 window_data_param:WindowData:129 python_param:Python:130 "
     "prelu_param:PReLU:131 spp_param:SPP:132 reshape_param:Reshape:133 log_param:Log:134 flatten_param:Flatten:135 "
     "reduction_param:Reduction:136 embed_param:Embed:137 tile_param:Tile:138 batch_norm_param:BatchNorm:139 "
     "elu_param:ELU:140 bias_param:Bias:141 scale_param:Scale:142 input_param:Input:143 crop_param:Crop:144 "
@@ -75,8 +73,8 @@ TABLE = {
     "BlobProtoVector": "blobs 1 BlobProto*",
     "Datum": "channels 1 int32; height 2 int32; width 3 int32; data 4 bytes; label 5 int32; float_data 6 float*; "
     "encoded 7 bool = false",
-    "FillerParameter": "type 1 string = constant; value 2 float = 0; min 3 float = 0; max 4 float = 1; mean 5 float = 0; "
-    "std 6 float = 1; sparse 7 int32 = -1; variance_norm 8 FAN_IN|FAN_OUT|AVERAGE",
+    "FillerParameter": "type 1 string = constant; value 2 float = 0; min 3 float = 0; max 4 float = 1; "
+    "mean 5 float = 0; std 6 float = 1; sparse 7 int32 = -1; variance_norm 8 FAN_IN|FAN_OUT|AVERAGE",
     "NetState": f"phase 1 {_PHASE} = TEST; level 2 int32 = 0; stage 3 string*",
     "NetStateRule": f"phase 1 {_PHASE}; min_level 2 int32; max_level 3 int32; stage 4 string*; not_stage 5 string*",
     "ParamSpec": "name 1 string; share_mode 2 STRICT|PERMISSIVE; lr_mult 3 float = 1; decay_mult 4 float = 1",
@@ -142,8 +140,8 @@ TABLE = {
     "rand_skip 7 uint32 = 0; shuffle 8 bool = false; "
     "new_height 9 uint32 = 0; new_width 10 uint32 = 0; is_color 11 bool = true; root_folder 12 string",
     "InfogainLossParameter": "source 1 string; axis 2 int32 = 1",
-    "InnerProductParameter": f"num_output 1 uint32; bias_term 2 bool = true; {_FILLERS.format(3, 4)}; axis 5 int32 = 1; "
-    "transpose 6 bool = false",
+    "InnerProductParameter": f"num_output 1 uint32; bias_term 2 bool = true; {_FILLERS.format(3, 4)}; "
+    "axis 5 int32 = 1; transpose 6 bool = false",
     "InputParameter": "shape 1 BlobShape*",
     "LogParameter": "base 1 float = -1; scale 2 float = 1; shift 3 float = 0",
     "LRNParameter": "local_size 1 uint32 = 5; alpha 2 float = 1; beta 3 float = 0.75; "
@@ -151,7 +149,7 @@ TABLE = {
     "MemoryDataParameter": "batch_size 1 uint32; channels 2 uint32; height 3 uint32; width 4 uint32",
     "MVNParameter": "normalize_variance 1 bool = true; across_channels 2 bool = false; eps 3 float = 1e-9",
     "ParameterParameter": "shape 1 BlobShape",
-    "PoolingParameter": f"pool 1 {_POOL}; kernel_size 2 uint32; stride 3 uint32 = 1; pad 4 uint32 = 0; "
+    "PoolingParameter": f"pool 1 {_POOL}; kernel_size 2 uint32*; stride 3 uint32*; pad 4 uint32*; "
     "kernel_h 5 uint32; kernel_w 6 uint32; stride_h 7 uint32; stride_w 8 uint32; pad_h 9 uint32 = 0; "
     f"pad_w 10 uint32 = 0; engine 11 {_ENGINE}; global_pooling 12 bool = false; round_mode 13 CEIL|FLOOR; "
     "ceil_mode bool = true",
