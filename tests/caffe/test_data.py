@@ -171,7 +171,8 @@ def test_hdf5_data_reads_data_sets_with_the_names_of_the_tops(tmp_path: Path) ->
 
 def test_memory_data_reads_the_arrays_that_it_was_given() -> None:
     feed = Feed()
-    layer = 'type: "MemoryData" name: "d" top: "x" top: "y" memory_data_param { batch_size: 2 channels: 1 height: 1 width: 1 }'
+    layer = """type: "MemoryData" name: "d" top: "x" top: "y"
+      memory_data_param { batch_size: 2 channels: 1 height: 1 width: 1 }"""
     net = Net(parse_string(f"layer {{ {layer} }}", NetParameter), "TEST", data=feed)
     source: Any = feed.sources[0]
     source.reset(np.arange(4).reshape(4, 1, 1, 1), np.arange(4))
@@ -185,7 +186,9 @@ def test_a_truncated_lmdb_is_told(tmp_path: Path) -> None:
     file = path / "data.mdb"
     whole = file.read_bytes()
     file.write_bytes(whole[: len(whole) // 2])
-    with pytest.raises(FileError, match=r"layer 'data' \(Data\): .*is truncated: its pages need \d+ bytes, the file has"):
+    with pytest.raises(
+        FileError, match=r"layer 'data' \(Data\): .*is truncated: its pages need \d+ bytes, the file has"
+    ):
         net_of(data_layer(path, 2))
     file.write_bytes(whole[:100])
     with pytest.raises(FileError, match="is no LMDB, or a damaged one"):
@@ -207,7 +210,10 @@ def test_a_record_that_is_no_image_is_named(tmp_path: Path) -> None:
     ("layer", "words"),
     [
         ('type: "Data" data_param { source: "nowhere" batch_size: 1 backend: LMDB }', "nowhere: no such folder"),
-        ('type: "Data" data_param { source: "old" batch_size: 1 }', "LEVELDB, which is not read here: copy the records"),
+        (
+            'type: "Data" data_param { source: "old" batch_size: 1 }',
+            "LEVELDB, which is not read here: copy the records",
+        ),
         ('type: "HDF5Data" hdf5_data_param { source: "nowhere" batch_size: 1 }', "source nowhere cannot be read"),
         ('type: "ImageData" image_data_param { source: "nowhere" batch_size: 1 }', "source nowhere cannot be read"),
     ],

@@ -136,7 +136,7 @@ def test_a_snapshot_that_cannot_be_written_leaves_the_last_one(tmp_path: Path, m
 
         with monkeypatch.context() as patched:
             patched.setattr("os.fsync", full)
-            with pytest.raises(FileError, match="cannot be written: .*No space left"):
+            with pytest.raises(FileError, match=r"cannot be written: .*No space left"):
                 save_model(str(path), net_of())
         assert path.read_bytes() == good
     assert len(list(tmp_path.iterdir())) == 2

@@ -30,7 +30,8 @@ NET = (
     DATA % ("TRAIN", "true")
     + DATA % ("TEST", "false")
     + """
-layer { name: "conv1" type: "Convolution" bottom: "data" top: "conv1" param { lr_mult: 1 } param { lr_mult: 2 decay_mult: 0 }
+layer { name: "conv1" type: "Convolution" bottom: "data" top: "conv1"
+  param { lr_mult: 1 } param { lr_mult: 2 decay_mult: 0 }
   convolution_param { num_output: 8 kernel_size: 3 weight_filler { type: "xavier" } } }
 layer { name: "bn" type: "BatchNorm" bottom: "conv1" top: "bn" }
 layer { name: "relu" type: "ReLU" bottom: "bn" top: "bn" }
@@ -159,7 +160,7 @@ def test_a_test_goes_on_with_the_records_that_follow_after_a_restart_too(
 
 
 def vgg() -> str:
-    """VGG16's form in small: blocks of convolutions of 3 x 3, each with a ReLU in place, and a pooling; fully connected."""
+    """VGG16's form in small: blocks of convolutions of 3 x 3, each with a ReLU in place, and a pooling."""
     layers, bottom = [DATA % ("TRAIN", "true")], "data"
     for block, (count, width) in enumerate([(2, 8), (2, 16), (3, 16)], 1):
         for number in range(1, count + 1):
@@ -223,9 +224,8 @@ def test_weights_are_taken_by_the_names_of_layers(make: Make) -> None:
 
 def test_lines_are_those_that_plotting_scripts_read(make: Make, capsys: pytest.CaptureFixture[str]) -> None:
     solver = make("display: 2\naverage_loss: 3\ntest_iter: 5\ntest_interval: 4\ntest_compute_loss: true")
-    losses = []
-    update = solver.optimizer.step
-    solver.optimizer.step = lambda *a: losses.append(float(solver.net.loss)) or update(*a)  # type: ignore[func-returns-value,method-assign]
+    losses: list[float] = []
+    solver.optimizer.register_step_pre_hook(lambda *_: losses.append(solver.net.loss.item()))
     solver.solve()
     solver.close()
     lines = capsys.readouterr().err.splitlines()
@@ -256,10 +256,11 @@ def test_lines_are_those_that_plotting_scripts_read(make: Make, capsys: pytest.C
     assert lines[-1].endswith("Optimization Done.")
 
 
-def test_several_test_nets_have_their_own_stages(
-    folder: Path, make: Make, capsys: pytest.CaptureFixture[str]
-) -> None:
-    text = NET.replace("include { phase: TEST } }\nlayer { name: \"loss\"", 'include { phase: TEST stage: "score" } }\nlayer { name: "loss"')
+def test_several_test_nets_have_their_own_stages(folder: Path, make: Make, capsys: pytest.CaptureFixture[str]) -> None:
+    text = NET.replace(
+        'include { phase: TEST } }\nlayer { name: "loss"',
+        'include { phase: TEST stage: "score" } }\nlayer { name: "loss"',
+    )
     (folder / "net.prototxt").write_text(text)
     solver = make("test_iter: 1 test_iter: 5 test_state { } test_state { stage: 'score' } test_interval: 8")
     solver.test_all()
@@ -270,7 +271,9 @@ def test_several_test_nets_have_their_own_stages(
     assert "Test net output #0: accuracy" in second
 
 
-def test_signals_ask_for_a_snapshot_and_for_the_end(folder: Path, make: Make, capsys: pytest.CaptureFixture[str]) -> None:
+def test_signals_ask_for_a_snapshot_and_for_the_end(
+    folder: Path, make: Make, capsys: pytest.CaptureFixture[str]
+) -> None:
     before = signal.getsignal(signal.SIGHUP)
     with Signals() as signals:
         os.kill(os.getpid(), signal.SIGHUP)
@@ -314,7 +317,7 @@ def test_a_net_that_is_not_there_is_told_with_where_it_is(
 ) -> None:
     (folder / "elsewhere").mkdir()
     monkeypatch.chdir("elsewhere")
-    with pytest.raises(FileError, match="net.prototxt exists: names are relative to where caffe is started"):
+    with pytest.raises(FileError, match=r"net.prototxt exists: names are relative to where caffe is started"):
         make()
 
 

@@ -11,9 +11,7 @@ from pathlib import Path
 import torch
 
 import bascule_caffe
-from bascule_caffe.convert import convert
 from bascule_caffe.data import Feed
-from bascule_caffe.devices import describe_devices
 from bascule_caffe.errors import CaffeError
 from bascule_caffe.job import Job, join, launched
 from bascule_caffe.log import Log
@@ -23,7 +21,7 @@ from bascule_caffe.net import Net
 from bascule_caffe.signals import EFFECTS, Signals
 from bascule_caffe.snapshot import load_model
 from bascule_caffe.solver import Solver, numbers_of
-from bascule_caffe.timing import time_net
+from lms import LMSError
 
 _HELP = """\
 caffe train: train a net, or go on from a snapshot
@@ -34,11 +32,11 @@ caffe convert: write a model in another format (.safetensors, .pt2, .caffemodel)
 
 `caffe COMMAND -help` lists the flags of a command. A flag is written -x v, -x=v, --x v or --x=v.
 
-  caffe train -solver solver.prototxt                             on one GPU, or on the CPU if there is none
-  caffe train -solver solver.prototxt -gpu all -lms 1000          on all GPUs of this host, swapping what is over 1,000 KB
-  caffe train -solver solver.prototxt -snapshot x.solverstate     go on from a snapshot
-  caffe train -solver solver.prototxt -weights x.caffemodel       fine-tune
-  ddlrun -H host1,host2 caffe train -solver solver.prototxt       on several hosts
+  caffe train -solver s.prototxt                            on one GPU, or on the CPU if there is none
+  caffe train -solver s.prototxt -gpu all -lms 1000         on all GPUs of this host; what is over 1,000 KB is swapped
+  caffe train -solver s.prototxt -snapshot x.solverstate    go on from a snapshot
+  caffe train -solver s.prototxt -weights x.caffemodel      fine-tune
+  ddlrun -H host1,host2 caffe train -solver s.prototxt      on several hosts
 """
 
 _NO_EFFECT = ("-bvlc", "-threshold", "-engine")  # of Caffe-IBM and Intel's Caffe
@@ -46,13 +44,16 @@ _SWITCHES = ("-bvlc", "-help", "-h")  # flags without a value
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Run the command. Returns the exit status: 0, 1 for an error that is told in a line, 2 for a wrong command line."""
+    """Run the command. Returns the exit status: 0, or 1 after an error that is told in a line."""
     words = sys.argv[1:] if arguments is None else list(arguments)
     parsed = _parser().parse_args(_normal(words))
     log = Log()
     try:
         return int(parsed.run(parsed, words))
-    except (CaffeError, MemoryError, ImportError) as error:
+    except Exception as error:
+        # DDL may not be installed, so its errors are known by their module.
+        if not isinstance(error, (CaffeError, LMSError)) and not type(error).__module__.startswith("ddl."):
+            raise
         log.error("caffe.cpp:1", str(error))
         return 1
 
@@ -92,17 +93,26 @@ def _parser() -> argparse.ArgumentParser:
     train = command("train", _train, "Train a net as a solver says, or go on from a snapshot.")
     train.add_argument("-solver", required=True, metavar="FILE", help="the solver (.prototxt)")
     train.add_argument("-snapshot", metavar="FILE", help="go on from this .solverstate or .solverstate.h5")
-    train.add_argument("-weights", metavar="FILES", help="begin with these models (.caffemodel, .h5), separated by commas")
-    train.add_argument("-lms", type=int, metavar="KB", help="swap saved tensors of at least so many KB: see docs/caffe.md")
+    train.add_argument(
+        "-weights", metavar="FILES", help="begin with these models (.caffemodel, .h5), separated by commas"
+    )
+    train.add_argument(
+        "-lms", type=int, metavar="KB", help="swap saved tensors of at least so many KB: see docs/caffe.md"
+    )
     train.add_argument(
         "-lms_frac", type=float, metavar="F", help="with -lms: swap if more than this share of the memory is needed (0)"
     )
     train.add_argument(
-        "-ddl", metavar="OPTIONS", help='options of DDL, such as "-mode b:4x8x2"; several ranks need ddlrun, not this flag'
+        "-ddl",
+        metavar="OPTIONS",
+        help='options of DDL, such as "-mode b:4x8x2"; several ranks need ddlrun, not this flag',
     )
     for flag, effect in (("-sigint_effect", "stop"), ("-sighup_effect", "snapshot")):
         train.add_argument(
-            flag, choices=sorted(EFFECTS), default=effect, help=f"what the signal does: snapshot, stop or none ({effect})"
+            flag,
+            choices=sorted(EFFECTS),
+            default=effect,
+            help=f"what the signal does: snapshot, stop or none ({effect})",
         )
     test = command("test", _test, "Score a model on the data of a net's TEST phase.")
     timing = command("time", _time, "Time each layer of a net, forward and backward.")
@@ -112,11 +122,15 @@ def _parser() -> argparse.ArgumentParser:
         some.add_argument("-iterations", type=int, default=50, metavar="N", help="how many batches (50)")
     query = command("device_query", _device_query, "Show the GPUs.")
     for some in (train, test, timing, query):
-        some.add_argument("-gpu", metavar="IDS", help="a GPU, several (0,1) or all; train takes several, one process each")
+        some.add_argument(
+            "-gpu", metavar="IDS", help="a GPU, several (0,1) or all; train takes several, one process each"
+        )
     change = command("convert", _convert, "Write a model in another format. The ending of -o says which.")
     change.add_argument("model", metavar="net.prototxt")
     change.add_argument("weights", metavar="net.caffemodel")
-    change.add_argument("-o", "-output", dest="output", required=True, metavar="FILE", help=".safetensors, .pt2 or .caffemodel")
+    change.add_argument(
+        "-o", "-output", dest="output", required=True, metavar="FILE", help=".safetensors, .pt2 or .caffemodel"
+    )
     for some in (train, test, timing, change):
         some.add_argument("-level", type=int, default=0, metavar="N", help="the level of the net's state (0)")
         some.add_argument("-stage", default="", metavar="NAMES", help="stages of the net's state, separated by commas")
@@ -142,11 +156,23 @@ def _train(flags: argparse.Namespace, words: Sequence[str]) -> int:
     log = Log(job.rank)
     _notices(flags, log)
     try:
-        device = _device(gpus, job, log, wanted=flags.gpu is not None or parameter.solver_mode == parameter.GPU,
-                         default=parameter.device_id)
+        device = _device(
+            gpus,
+            job,
+            log,
+            wanted=flags.gpu is not None or parameter.solver_mode == parameter.GPU,
+            default=parameter.device_id,
+        )
         memory = Memory(flags.lms, flags.lms_frac) if flags.lms is not None and flags.lms >= 0 else None
         solver = Solver(
-            parameter, flags.solver, job=job, device=device, log=log, memory=memory, level=flags.level, stages=_stages(flags)
+            parameter,
+            flags.solver,
+            job=job,
+            device=device,
+            log=log,
+            memory=memory,
+            level=flags.level,
+            stages=_stages(flags),
         )
         try:
             if flags.snapshot:
@@ -194,6 +220,8 @@ def _test(flags: argparse.Namespace, words: Sequence[str]) -> int:
 
 
 def _time(flags: argparse.Namespace, words: Sequence[str]) -> int:
+    from bascule_caffe.timing import time_net
+
     log = Log()
     _notices(flags, log)
     device = _device(_gpus(flags.gpu), Job(), log, wanted=flags.gpu is not None)
@@ -206,6 +234,8 @@ def _time(flags: argparse.Namespace, words: Sequence[str]) -> int:
 
 
 def _device_query(flags: argparse.Namespace, words: Sequence[str]) -> int:
+    from bascule_caffe.devices import describe_devices
+
     log = Log()
     for line in describe_devices(_gpus(flags.gpu) if flags.gpu else None):
         log.info("common.cpp:176", line)
@@ -213,6 +243,8 @@ def _device_query(flags: argparse.Namespace, words: Sequence[str]) -> int:
 
 
 def _convert(flags: argparse.Namespace, words: Sequence[str]) -> int:
+    from bascule_caffe.convert import convert
+
     log = Log()
     for line in convert(flags.model, flags.weights, flags.output, flags.phase, flags.level, _stages(flags)):
         log.info("convert", line)
@@ -270,7 +302,9 @@ def _one_process_a_gpu(gpus: Sequence[int], words: Sequence[str]) -> int:
     """Replace this process by ddlrun, which starts this command once for each GPU."""
     ddlrun = Path(sys.executable).with_name("ddlrun")
     if not ddlrun.exists():
-        raise CaffeError(f"several GPUs need ddlrun of the package bascule-ddl, which is not beside {sys.executable}: install it")
+        raise CaffeError(
+            f"several GPUs need ddlrun of the package bascule-ddl, which is not beside {sys.executable}: install it"
+        )
     line = [str(ddlrun), "-np", str(len(gpus)), sys.executable, "-m", "bascule_caffe", *words]
     Log().info("caffe.cpp:218", f"Using GPUs {', '.join(map(str, gpus))}: {' '.join(line)}")
     os.execv(line[0], line)

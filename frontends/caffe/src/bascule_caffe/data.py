@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
@@ -13,20 +13,16 @@ from google.protobuf.message import Message
 from numpy.typing import ArrayLike
 from torch import Tensor
 
+from bascule_caffe import layer as layers
 from bascule_caffe.errors import CaffeError, FileError, NetError
-from bascule_caffe.layer import register_data
 from bascule_caffe.loader import Batches, Loader, Share
 from bascule_caffe.messages import BlobProto, Datum, blob_array, read_binary
 from bascule_caffe.records import LMDB, HDF5Files, ImageFiles, Records
 from bascule_caffe.transform import Image, Transform
 
 
-class Source(Protocol):
-    """What a data layer reads from: `next` gives a batch, a tensor for each top of the shapes in `shapes`."""
-
-    shapes: list[tuple[int, ...]]
-
-    def __next__(self) -> list[Tensor]: ...
+class Source(layers.Source, Protocol):
+    """What the data layers of this module read."""
 
     def seek(self, batch: int) -> None:
         """Go on with batch number `batch`, from 0."""
@@ -52,12 +48,15 @@ class MemorySource:
     """MemoryData: arrays that the program gives with `reset`."""
 
     def __init__(self, shape: tuple[int, ...]) -> None:
-        self.shapes = [shape, shape[:1]]
+        self.shapes: Sequence[tuple[int, ...]] = [shape, shape[:1]]
         self._arrays: list[Tensor] = []
         self._row = 0
 
     def reset(self, data: ArrayLike, labels: ArrayLike) -> None:
-        """Read from `data` (n, C, H, W) and `labels` (n,) from now on; n is a multiple of the batch size. Raises ValueError."""
+        """Read from `data` (n, C, H, W) and `labels` (n,) from now on.
+
+        n is a multiple of the batch size. Raises ValueError.
+        """
         arrays = [torch.as_tensor(np.asarray(array, dtype=np.float32)) for array in (data, labels)]
         batch, *image = self.shapes[0]
         if list(arrays[0].shape[1:]) != image or arrays[1].shape != arrays[0].shape[:1] or len(arrays[0]) % batch:
@@ -108,9 +107,9 @@ def _hdf5_data(layer: Any) -> tuple[Records, dict[str, Any]]:
 
 def _from_records(
     open_records: Callable[[Any], tuple[Records, dict[str, Any]]], field_name: str
-) -> Callable[[Message, str, Any], Source]:
-    def make(layer: Any, phase: str, data: Feed | None) -> Source:
-        feed = data or Feed()
+) -> Callable[[Message, str, object], Source]:
+    def make(layer: Any, phase: str, data: object) -> Source:
+        feed = data if isinstance(data, Feed) else Feed()
         where = f"{layer.location}: layer '{layer.name}' ({layer.type})".lstrip(": ")
         batch = getattr(layer, field_name).batch_size
         try:
@@ -137,10 +136,10 @@ def _from_records(
     return make
 
 
-def _memory_data(layer: Any, phase: str, data: Feed | None) -> Source:
+def _memory_data(layer: Any, phase: str, data: object) -> Source:
     param = layer.memory_data_param
     source = MemorySource((param.batch_size, param.channels, param.height, param.width))
-    if data is not None:
+    if isinstance(data, Feed):
         data.sources.append(source)
     return source
 
@@ -156,7 +155,7 @@ def _mean(param: Any) -> Image | None:
     return mean
 
 
-register_data("Data", _from_records(_data, "data_param"))
-register_data("ImageData", _from_records(_image_data, "image_data_param"))
-register_data("HDF5Data", _from_records(_hdf5_data, "hdf5_data_param"))
-register_data("MemoryData", _memory_data)
+layers.register_data("Data", _from_records(_data, "data_param"))
+layers.register_data("ImageData", _from_records(_image_data, "image_data_param"))
+layers.register_data("HDF5Data", _from_records(_hdf5_data, "hdf5_data_param"))
+layers.register_data("MemoryData", _memory_data)

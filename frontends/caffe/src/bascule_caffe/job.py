@@ -54,14 +54,16 @@ class Job:
 def launched() -> bool:
     """Whether a launcher (ddlrun, mpirun, torchrun, srun) started this process as one of several."""
     several = int(os.environ.get("SLURM_STEP_NUM_TASKS") or 1) > 1
-    return several or any(name in os.environ for name in ("WORLD_SIZE", "OMPI_COMM_WORLD_RANK", "PMI_RANK", "PMIX_RANK"))
+    return several or any(
+        name in os.environ for name in ("WORLD_SIZE", "OMPI_COMM_WORLD_RANK", "PMI_RANK", "PMIX_RANK")
+    )
 
 
 def join(options: str | None = None) -> Job:
     """Join the launcher's job; without a launcher, be alone.
 
-    `options` is what `-ddl` gave (such as "-mode b:4x8x2"), for libddl. Raises CaffeError if options were given without a
-    launcher, or if DDL is not installed.
+    `options` is what `-ddl` gave (such as "-mode b:4x8x2"), for libddl. Raises CaffeError if options were given
+    without a launcher, or if DDL is not installed.
     """
     if not launched():
         if options is not None:

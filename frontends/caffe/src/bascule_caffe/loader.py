@@ -19,7 +19,7 @@ from bascule_caffe.transform import Transform
 
 @dataclass(frozen=True)
 class Share:
-    """Which records a rank reads (i goes to rank i % size), and the seed of everything random in data, the same on all ranks."""
+    """Record i goes to rank i % size. `seed` is that of everything random in data, the same on all ranks."""
 
     rank: int = 0
     size: int = 1
@@ -32,10 +32,8 @@ class Loader:
     A batch depends on its number alone, so that a training that is resumed sees the batches it would have seen.
     """
 
-    def __init__(
-        self, make: Callable[[int], list[Tensor]], shapes: Sequence[tuple[int, ...]], ahead: int = 4
-    ) -> None:
-        self.shapes = list(shapes)  # of what a batch has of use: the first arrays of what `make` returns
+    def __init__(self, make: Callable[[int], list[Tensor]], shapes: Sequence[tuple[int, ...]], ahead: int = 4) -> None:
+        self.shapes: Sequence[tuple[int, ...]] = list(shapes)  # of the first arrays of what `make` returns
         self._make = make
         self._ahead = ahead
         self._thread = ThreadPoolExecutor(1, "caffe-data")
@@ -88,8 +86,8 @@ class Batches:
             for column, array in zip(columns, self._record(place), strict=True):
                 if array.shape != column.shape[1:]:
                     raise FileError(
-                        f"{self.records.path}: record {place % len(self.records)} has shape {array.shape}, and the first "
-                        f"one {column.shape[1:]}: a batch needs one shape (use crop_size, or resize the images)"
+                        f"{self.records.path}: record {place % len(self.records)} has shape {array.shape}, and the "
+                        f"first one {column.shape[1:]}: a batch needs one shape (use crop_size, or resize the images)"
                     )
                 column[row] = array
         return [torch.from_numpy(column) for column in columns]

@@ -1,7 +1,7 @@
 """Log lines as Caffe's library glog wrote them, because people's scripts read them.
 
-A line is `I1126 00:10:02.123456 12345 solver.cpp:218] Iteration 0, ...`: level, month and day, time, process, the place in
-Caffe's sources, text.
+A line is `I1126 00:10:02.123456 12345 solver.cpp:218] Iteration 0, ...`: level, month and day, time, process, the
+place in Caffe's sources, text.
 """
 
 from __future__ import annotations

@@ -9,18 +9,22 @@ from typing import Any
 
 import torch
 
+from bascule_caffe.errors import CaffeError
 from bascule_caffe.log import Log
 
 
 class Memory:
     """Swaps saved tensors of at least `kilobytes` KiB.
 
-    `fraction` was a threshold in Caffe-IBM: the share of the device's memory at which swapping starts. Here it is a limit, 0 a
-    budget of nothing. If the net cannot be trained within the limit, training goes on with everything swapped. Without a
-    fraction, LMS_LIMIT, LMS_FRAC and LMS_BUDGET count, and 0 is the default.
+    `fraction` was a threshold in Caffe-IBM: the share of the device's memory at which swapping starts. Here it is a
+    limit, 0 a budget of nothing. If the net cannot be trained within the limit, training goes on with everything
+    swapped. Without a fraction, LMS_LIMIT, LMS_FRAC and LMS_BUDGET count, and 0 is the default. Raises CaffeError for
+    another fraction.
     """
 
     def __init__(self, kilobytes: int, fraction: float | None = None) -> None:
+        if fraction is not None and not 0 <= fraction <= 1:
+            raise CaffeError(f"-lms_frac is {fraction:g}: give a share of the memory, from 0 to 1")
         self._arguments: dict[str, Any] = {"min_size": f"{kilobytes}KiB"}
         elsewhere = any(os.environ.get(name) for name in ("LMS_LIMIT", "LMS_FRAC", "LMS_BUDGET"))
         if fraction:

@@ -1,8 +1,8 @@
 """Caffe's six solvers as optimizers of PyTorch, with Caffe's formulas.
 
-They differ from those of `torch.optim`: a history of Caffe's holds steps (V = mV + rate * gradient), so that a change of the
-rate takes effect as it did in Caffe; Adam's delta stands beside the corrected root. The order of a step is Caffe's: clip, divide
-by iter_size, add the regularisation, update.
+They differ from those of `torch.optim`: a history of Caffe's holds steps (V = mV + rate * gradient), so that a change
+of the rate takes effect as it did in Caffe; Adam's delta stands beside the corrected root. The order of a step is
+Caffe's: clip, divide by iter_size, add the regularisation, update.
 """
 
 from __future__ import annotations
@@ -31,11 +31,12 @@ class Step:
 
 
 class CaffeOptimizer(torch.optim.Optimizer):
-    """The base of the solvers. `params` is what `torch.optim.Optimizer` takes; a group may have `lr_mult` and `decay_mult`.
+    """The base of the solvers. `params` is what `torch.optim.Optimizer` takes; a group may have `lr_mult` and
+    `decay_mult`.
 
-    `lr` is the rate before `lr_mult`: set it in each group before a step. `iteration` counts steps. After a step `grad` holds
-    what was subtracted from the parameter, as a diff of Caffe does. `on_clip(norm, limit)` is called if gradients are clipped.
-    Raises ValueError for a regularisation other than L1 and L2.
+    `lr` is the rate before `lr_mult`: set it in each group before a step. `iteration` counts steps. After a step
+    `grad` holds what was subtracted from the parameter, as a diff of Caffe does. `on_clip(norm, limit)` is called if
+    gradients are clipped. Raises ValueError for a regularisation other than L1 and L2.
     """
 
     names: ClassVar[tuple[str, ...]] = ("history",)  # of a parameter's state, in the order of a solverstate
@@ -55,7 +56,9 @@ class CaffeOptimizer(torch.optim.Optimizer):
 
     @torch.no_grad()
     def step(self, closure: Callable[[], float] | None = None) -> float | None:  # type: ignore[override]
-        """Update every parameter that has a gradient; `closure`, if given, computes the gradients and returns the loss."""
+        """Update every parameter that has a gradient; `closure`, if given, computes the gradients and returns the
+        loss.
+        """
         loss = None
         if closure is not None:
             with torch.enable_grad():
@@ -139,7 +142,9 @@ class RMSProp(CaffeOptimizer):
 
 
 class AdaDelta(CaffeOptimizer):
-    """Steps in proportion to the root of the mean of squared steps (Zeiler, 2012); momentum is the decay of both means."""
+    """Steps in proportion to the root of the mean of squared steps (Zeiler, 2012); momentum is the decay of both
+    means.
+    """
 
     names = ("history", "steps")
 

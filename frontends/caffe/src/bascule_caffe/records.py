@@ -37,7 +37,7 @@ class Records(ABC):
 class LMDB(Records):
     """An LMDB of Datums: an image (C, H, W) and a label. Raises FileError if it cannot be opened or is truncated."""
 
-    def __init__(self, path: str, datum: type, color: bool | None = None) -> None:
+    def __init__(self, path: str, datum: Any, color: bool | None = None) -> None:
         self.path, self._datum, self._color = path, datum, color
         file = Path(path, "data.mdb") if os.path.isdir(path) else Path(path)
         if not file.is_file():
@@ -54,6 +54,7 @@ class LMDB(Records):
         return self._count
 
     def read(self, number: int) -> tuple[NDArray[Any], ...]:
+        """Image and label. Raises FileError for what is no image."""
         if self._place < 0 or number < self._place:
             self._cursor.first()
             self._place = 0
@@ -62,7 +63,7 @@ class LMDB(Records):
             self._place += 1
         try:
             datum = self._datum.FromString(bytes(self._cursor.value()))
-            return self._image(datum), np.float32(datum.label)
+            return self._image(datum), np.array(datum.label, np.float32)
         except (ValueError, DecodeError) as error:
             key = bytes(self._cursor.key())
             raise FileError(f"{self.path}: record {number} (key {key!r}) is no image: {error}") from None
@@ -77,7 +78,7 @@ class LMDB(Records):
 
 @functools.cache
 def _environment(path: str, inode: int, nbytes: int) -> Any:
-    """An LMDB may be open once in a process, so that the layers share it. `inode` and `nbytes` tell a new file apart."""
+    """An LMDB may be open once in a process, so layers share it. `inode` and `nbytes` tell a new file apart."""
     import lmdb
 
     try:
@@ -93,7 +94,7 @@ def _environment(path: str, inode: int, nbytes: int) -> Any:
 
 
 class ImageFiles(Records):
-    """A text file with a path and a label on each line. Images are resized to `size` (height, width) if it is not (0, 0)."""
+    """A text file with a path and a label on each line. Images get `size` (height, width), unless it is (0, 0)."""
 
     def __init__(self, path: str, root: str, size: tuple[int, int], color: bool) -> None:
         self.path, self._root, self._size, self._color = path, root, size, color
@@ -109,12 +110,13 @@ class ImageFiles(Records):
         return len(self._lines)
 
     def read(self, number: int) -> tuple[NDArray[Any], ...]:
+        """Image and label. Raises FileError for a file that is missing or no image."""
         name, label = self._lines[number]
         try:
             image = decode(Path(self._root + name).read_bytes(), self._color)
         except (OSError, ValueError) as error:
             raise FileError(f"{self.path}, image {number} ({self._root + name}): {error}") from None
-        return resize(image, *self._size) if any(self._size) else image, np.float32(label)
+        return resize(image, *self._size) if any(self._size) else image, np.array(label, np.float32)
 
 
 class HDF5Files(Records):
@@ -133,6 +135,7 @@ class HDF5Files(Records):
         return int(self._ends[-1])
 
     def read(self, number: int) -> tuple[NDArray[Any], ...]:
+        """A row of each data set. Raises FileError."""
         file = int(np.searchsorted(self._ends, number, side="right"))
         if self._held[0] != file:
             self._held = (file, [array[:] for array in self._load(self._files[file])])

@@ -12,8 +12,8 @@ POLICIES = ("fixed", "step", "exp", "inv", "multistep", "poly", "sigmoid")
 class Schedule:
     """A policy with its fields of SolverParameter.
 
-    `current_step` is what a solverstate keeps: how often the rate of `step` and `multistep` has fallen. Raises ValueError for
-    another policy, and for `step` without a stepsize.
+    `current_step` is what a solverstate keeps: how often the rate of `step` and `multistep` has fallen. Raises
+    ValueError for another policy, and for `step` without a stepsize.
     """
 
     policy: str = "fixed"
@@ -44,9 +44,9 @@ class Schedule:
         if self.policy == "exp":
             return self.base_lr * self.gamma**iteration
         if self.policy == "inv":
-            return self.base_lr * (1 + self.gamma * iteration) ** -self.power
+            return self.base_lr * math.pow(1 + self.gamma * iteration, -self.power)
         if self.policy == "poly":
-            return self.base_lr * (1 - iteration / self.max_iter) ** self.power
+            return self.base_lr * math.pow(1 - iteration / self.max_iter, self.power)
         if self.policy == "sigmoid":
             exponent = -self.gamma * (iteration - self.stepsize)
             return self.base_lr / (1 + math.exp(min(exponent, 700.0)))  # beyond, exp has no float

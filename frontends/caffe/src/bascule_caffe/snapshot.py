@@ -52,7 +52,9 @@ def save_model(path: str, net: Net, diff: bool = False) -> None:
 
 
 def load_model(path: str, net: Net) -> list[str]:
-    """Take the blobs of layers with the same names, and return these. Raises FileError, and NetError for another net's."""
+    """Take the blobs of layers with the same names, and return these. Raises FileError, and NetError for another
+    net's.
+    """
     if not path.endswith(".h5"):
         return net.load_caffemodel(path)
     with _reading(path) as file:
@@ -107,8 +109,8 @@ def _set_histories(path: str, optimizer: CaffeOptimizer, found: list[NDArray[Any
         differs = next((i for i, (a, s) in enumerate(zip(found, shapes, strict=False)) if _short(a.shape) != s), None)
         place = "" if differs is None else f"; number {differs} is {found[differs].shape}, not {shapes[differs]}"
         raise FileError(
-            f"{path}: is the state of another net or solver: it has {len(found)} histories, and {type(optimizer).__name__} "
-            f"has {len(wanted)} for this net{place}. Give the solverstate that this solver wrote"
+            f"{path}: is the state of another net or solver: it has {len(found)} histories, and "
+            f"{type(optimizer).__name__} has {len(wanted)} for this net{place}. Give one that this solver wrote"
         )
     with torch.no_grad():
         for history, array in zip(wanted, found, strict=True):

@@ -7,7 +7,7 @@ import re
 import time
 from collections import deque
 from collections.abc import Iterator
-from contextlib import contextmanager, nullcontext
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -16,12 +16,12 @@ from google.protobuf.message import Message
 from torch import Tensor
 
 from bascule_caffe.data import Feed
-from bascule_caffe.errors import CaffeError, FileError, NetError
+from bascule_caffe.errors import FileError, NetError
 from bascule_caffe.job import Job
 from bascule_caffe.loader import Share
 from bascule_caffe.log import Log
 from bascule_caffe.memory import Memory
-from bascule_caffe.messages import NetParameter, NetState, SolverParameter, format_text, parse_text
+from bascule_caffe.messages import NetParameter, NetState, format_text, parse_text
 from bascule_caffe.net import Net
 from bascule_caffe.optimizers import SOLVERS, CaffeOptimizer
 from bascule_caffe.schedule import Schedule
@@ -29,14 +29,13 @@ from bascule_caffe.signals import Action, Signals
 from bascule_caffe.snapshot import Progress, load_model, load_state, save_model, save_state
 
 _OLD_TYPES = ("SGD", "Nesterov", "AdaGrad", "RMSProp", "AdaDelta", "Adam")  # solver_type, by its number
-_RULES = {"momentum": ("AdaGrad", "RMSProp")}  # fields that Caffe refuses for these solvers
 
 
 class Solver:
     """A training that a solver.prototxt describes.
 
-    `parameter` is a SolverParameter and `path` its file, which errors name. Raises NetError for what a solver or net cannot be,
-    with its file and line, and FileError for files that are missing or damaged.
+    `parameter` is a SolverParameter and `path` its file, which errors name. Raises NetError for what a solver or net
+    cannot be, with its file and line, and FileError for files that are missing or damaged.
     """
 
     def __init__(
@@ -127,11 +126,9 @@ class Solver:
         end, since, last = self.iteration + iterations, time.perf_counter(), self.iteration
         self._losses.clear()
         while self.iteration < end and not self._stop:
-            tested = self._is_due(self.parameter.test_interval)
-            if tested and (self.iteration > 0 or self.parameter.test_initialization):
-                self.test_all()
-                if self._stop:
-                    break
+            due = self._is_due(self.parameter.test_interval)
+            if due and (self.iteration > 0 or self.parameter.test_initialization) and not self.test_all():
+                break
             outputs = self._forward_backward()
             display = self._is_due(self.parameter.display)
             if display:
@@ -147,12 +144,9 @@ class Solver:
                 self.snapshot()
             self._stop = asked == Action.STOP
 
-    def test_all(self) -> None:
-        """Run every test net, and log the means of its outputs."""
-        for number, net in enumerate(self.test_nets):
-            if self._stop:
-                return
-            self._test(number, net)
+    def test_all(self) -> bool:
+        """Run every test net, and log the means of its outputs. Returns False if a signal asked to stop meanwhile."""
+        return all(self._test(number, net) for number, net in enumerate(self.test_nets))
 
     def snapshot(self) -> None:
         """Write the model and the solver's state. Rank 0 writes."""
@@ -235,7 +229,7 @@ class Solver:
 
     # A test
 
-    def _test(self, number: int, net: Net) -> None:
+    def _test(self, number: int, net: Net) -> bool:
         self.log.info("solver.cpp:347", f"Iteration {self.iteration}, Testing net (#{number})")
         sums: dict[str, Tensor] = {}
         loss = torch.zeros(())
@@ -247,7 +241,7 @@ class Solver:
             if asked == Action.STOP:
                 self._stop = True
                 self.log.info("solver.cpp:386", "Test interrupted.")
-                return
+                return False
             with torch.no_grad():
                 outputs = net()
             loss = loss + net.loss.cpu()
@@ -259,6 +253,7 @@ class Solver:
         if self.parameter.test_compute_loss:
             self.log.info("solver.cpp:391", f"Test loss: {float(loss):g}")
         self._show(net, means, "Test", "solver.cpp:414")
+        return True
 
     def _show(self, net: Net, outputs: dict[str, Tensor], kind: str, place: str) -> None:
         for number, (name, value) in enumerate(numbers_of(net, outputs)):
@@ -289,7 +284,9 @@ class Solver:
         given = [name for name in ("train_net", "train_net_param", "net", "net_param") if param.HasField(name)]
         if len(given) != 1:
             found = ", ".join(given) or "none"
-            raise NetError(f"{self.path}: one of train_net, train_net_param, net and net_param says the net; found: {found}")
+            raise NetError(
+                f"{self.path}: one of train_net, train_net_param, net and net_param says the net; found: {found}"
+            )
         return self._parsed(given[0]), "TRAIN", given[0]
 
     def _make_test_nets(self) -> list[Net]:
@@ -301,7 +298,9 @@ class Solver:
         if generic is not None and count > len(sources):
             sources += [self._parsed(generic)] * (count - len(sources))
         if len(sources) != count:
-            raise NetError(f"{self._at('test_iter')}: {count} of test_iter for {len(sources)} test nets: give one for each")
+            raise NetError(
+                f"{self._at('test_iter')}: {count} of test_iter for {len(sources)} test nets: give one for each"
+            )
         if count and param.test_interval < 1:
             raise NetError(f"{self._at('test_iter')}: a test net needs a test_interval above 0")
         if len(param.test_state) not in (0, count):
@@ -345,7 +344,7 @@ class Solver:
             kind, field = _OLD_TYPES[param.solver_type], "solver_type"
         if kind not in SOLVERS:
             raise NetError(f"{self._at(field)}: type is {kind!r}: {', '.join(SOLVERS)} are allowed")
-        if param.momentum and kind in _RULES["momentum"]:
+        if param.momentum and kind in ("AdaGrad", "RMSProp"):  # as in Caffe
             raise NetError(f"{self._at('momentum')}: {kind} has no momentum: leave it out")
         groups = [
             {"params": [entry.parameter], "lr_mult": entry.lr_mult, "decay_mult": entry.decay_mult}
@@ -361,11 +360,12 @@ class Solver:
             )
         except ValueError as error:
             raise NetError(f"{self._at('regularization_type')}: {error}") from None
-        optimizer.on_clip = lambda norm, limit: self.log.info(
-            "sgd_solver.cpp:95",
-            f"Gradient clipping: scaling down gradients (L2 norm {norm:g} > {limit:g}) by scale factor {limit / norm:g}",
-        )
+        optimizer.on_clip = self._say_clipped
         return optimizer
+
+    def _say_clipped(self, norm: float, limit: float) -> None:
+        how = f"(L2 norm {norm:g} > {limit:g}) by scale factor {limit / norm:g}"
+        self.log.info("sgd_solver.cpp:95", f"Gradient clipping: scaling down gradients {how}")
 
     def _schedule(self) -> Schedule:
         param = self.parameter

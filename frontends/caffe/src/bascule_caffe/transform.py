@@ -15,8 +15,8 @@ Image = NDArray[Any]  # (channels, height, width); channels are blue, green, red
 class Transform:
     """What one layer does with each image.
 
-    `mean` is a mean image of shape (C, H, W), or None. `training`: crops lie anywhere, else in the middle. Raises ValueError
-    for fields that exclude each other.
+    `mean` is a mean image of shape (C, H, W), or None. `training`: crops lie anywhere, else in the middle. Raises
+    ValueError for fields that exclude each other.
     """
 
     def __init__(self, param: Any, training: bool, mean: Image | None = None) -> None:
@@ -40,7 +40,9 @@ class Transform:
         if self.mean is not None and self.mean.shape != shape:
             raise ValueError(f"the mean image has shape {self.mean.shape}, and the images have {shape}")
         if len(self.values) not in (0, 1, channels):
-            raise ValueError(f"there are {len(self.values)} values of mean_value for {channels} channels: give 1 or all")
+            raise ValueError(
+                f"there are {len(self.values)} values of mean_value for {channels} channels: give 1 or all"
+            )
         return (channels, self.crop or height, self.crop or width)
 
     def apply(self, image: Image, generator: Callable[[], np.random.Generator]) -> NDArray[np.float32]:
