@@ -24,7 +24,7 @@ from bascule_caffe.layer import TYPES
 from bascule_caffe.upgrade import upgraded
 
 DATA = {"Data", "HDF5Data", "ImageData", "MemoryData"}
-IMAGES = ((3, 224, 224), (3, 32, 32), (1, 28, 28))
+IMAGES = ((3, 224, 224), (3, 32, 32), (1, 28, 28), (2, 28, 28))
 
 
 def guesses(net: Message, items: int) -> Iterator[dict[str, tuple[int, ...]]]:
@@ -61,7 +61,9 @@ def run(net: Message, phase: str) -> float:
                 error = caught
                 continue
             blobs = {
-                top: torch.rand(shape) if len(shape) > 2 and shape[1] > 1 or "label" not in top else torch.zeros(shape)
+                top: torch.rand(shape)
+                if (len(shape) > 2 and shape[1] > 1) or "label" not in top
+                else torch.zeros(shape)
                 for layer in built.layers
                 if layer.kind == "Input"
                 for top, shape in ((top, built.shapes[top]) for top in layer.tops)
@@ -118,7 +120,9 @@ def main() -> None:
         if options.verbose:
             print(f"{path}: {said}", flush=True)
     print(f"{counts['nets']} distinct nets; {counts['parsed']} parse; {counts['supported']} have supported types only")
-    print(f"of these, {counts['ran']} ({100 * counts['ran'] / max(1, counts['supported']):.0f}%) run forward and backward")
+    print(
+        f"of these, {counts['ran']} ({100 * counts['ran'] / max(1, counts['supported']):.0f}%) run forward and backward"
+    )
     print("types that are missing most:", ", ".join(f"{name} {count}" for name, count in missing.most_common(20)))
 
 

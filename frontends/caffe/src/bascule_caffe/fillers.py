@@ -20,7 +20,7 @@ def fill(filler: Message, shape: Sequence[int], generator: torch.Generator | Non
     """
     if filler.type not in FILLERS:
         raise NetError(f"there is no filler '{filler.type}'; allowed are {', '.join(sorted(FILLERS))}")
-    return FILLERS[filler.type](filler, torch.empty(*shape), generator)
+    return FILLERS[filler.type](filler, torch.empty(tuple(shape)), generator)
 
 
 def _constant(filler: Message, blob: Tensor, _: torch.Generator | None) -> Tensor:

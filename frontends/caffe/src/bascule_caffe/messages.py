@@ -169,7 +169,7 @@ def array_blob(array: npt.NDArray[np.floating]) -> Message:
 
 
 def foreign(parameter: Message, name: str) -> str | None:
-    """The text of a layer's field that is not Caffe's own, such as "{ zoom_factor: 8 }"; None if it has no such field."""
+    """The text of a layer's field that is not Caffe's own, such as "{ zoom_factor: 8 }"; None if it is not there."""
     return next((str(field.text) for field in parameter.foreign if field.name == name), None)
 
 
@@ -210,7 +210,7 @@ def _marked(text: str, source: str, blocks: list[_Block]) -> str:
             continue
         elif foreign is None and stack and stack[-1] in _LAYER_FIELDS and open_blocks:
             if value_of in ("name", "type"):
-                setattr(open_blocks[-1], value_of, token.strip("\"'"))
+                setattr(open_blocks[-1], value_of, token[1:-1] if token[0] in "\"'" else token)
             elif not value_of and token.isidentifier() and token not in _LAYER_FIELDS[stack[-1]]:
                 out.append(text[copied:start])
                 foreign, copied = (token, start + len(token), len(stack)), start

@@ -292,9 +292,7 @@ class Net(nn.Module):
         model = read_binary(path, Model)
         layers = [*model.layer, *model.layers]
         if any(layer.HasField("layer") for layer in model.layers):
-            raise NetError(
-                f"{path}: V0, the form of 2013, is left out: use Caffe's upgrade_net_proto_binary"
-            )
+            raise NetError(f"{path}: V0, the form of 2013, is left out: use Caffe's upgrade_net_proto_binary")
         blobs: dict[str, list[npt.NDArray[np.floating]]] = {}
         for layer in layers:
             where = f"{path}: layer '{layer.name}'"
