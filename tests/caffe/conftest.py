@@ -1,6 +1,6 @@
-"""Nets from text, in float64, for the tests of layers."""
+"""One thread for small nets, and nets from text, in float64, for the tests of layers."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 
 import numpy as np
 import pytest
@@ -10,6 +10,15 @@ from bascule_caffe import Net, NetParameter
 from bascule_caffe.messages import parse_string
 
 Built = Callable[..., Net]
+
+
+@pytest.fixture(autouse=True)
+def _one_thread() -> Iterator[None]:
+    """Nets this small wait for one another's threads on a busy machine."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(before)
 
 
 @pytest.fixture
