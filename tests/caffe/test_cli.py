@@ -127,11 +127,19 @@ def test_an_error_is_one_line_with_what_to_do(words: str, said: str, capsys: pyt
     assert re.match(rf"E\d{{4}} .*\] .*{said}", last), last
 
 
-def test_a_flag_that_is_not_caffes_is_refused(capsys: pytest.CaptureFixture[str]) -> None:
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        ("train -solver solver.prototxt -batch 3", "-batch=3"),
+        ("time -model net.prototxt -iterations 0", "0 is no number above 0"),
+        ("train -solver solver.prototxt -sigint_effect die", "invalid choice: 'die'"),
+    ],
+)
+def test_a_flag_that_is_not_caffes_is_refused(words: str, said: str, capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit) as end:
-        main(["train", "-solver", "solver.prototxt", "-batch", "3"])
+        main(words.split())
     assert end.value.code == 2
-    assert "-batch=3" in capsys.readouterr().err
+    assert said in capsys.readouterr().err
 
 
 def test_several_gpus_are_one_process_each_under_ddlrun(monkeypatch: pytest.MonkeyPatch) -> None:

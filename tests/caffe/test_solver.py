@@ -312,6 +312,11 @@ def test_a_solver_that_cannot_be_is_told_with_its_line(make: Make, more: str, wi
         make(more, without=without)
 
 
+def test_a_folder_that_cannot_hold_snapshots_is_told_before_the_training(make: Make) -> None:
+    with pytest.raises(FileError, match=r"solver.prototxt:13: the folder nowhere cannot be written"):
+        make("snapshot_prefix: 'nowhere/x'", without="snapshot_prefix")
+
+
 def test_a_net_that_is_not_there_is_told_with_where_it_is(
     make: Make, folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -18,9 +18,10 @@ from bascule_caffe.log import Log
 from bascule_caffe.memory import Memory
 from bascule_caffe.messages import NetParameter, SolverParameter, parse_text
 from bascule_caffe.net import Net
+from bascule_caffe.outputs import described, numbers_of
 from bascule_caffe.signals import EFFECTS, Signals
 from bascule_caffe.snapshot import load_model
-from bascule_caffe.solver import Solver, numbers_of
+from bascule_caffe.solver import Solver
 from lms import LMSError
 
 _HELP = """\
@@ -119,7 +120,7 @@ def _parser() -> argparse.ArgumentParser:
     for some, required in ((test, True), (timing, False)):
         some.add_argument("-model", required=True, metavar="FILE", help="the net (.prototxt)")
         some.add_argument("-weights", required=required, metavar="FILES", help="its model (.caffemodel, .h5)")
-        some.add_argument("-iterations", type=int, default=50, metavar="N", help="how many batches (50)")
+        some.add_argument("-iterations", type=_count, default=50, metavar="N", help="how many batches (50)")
     query = command("device_query", _device_query, "Show the GPUs.")
     for some in (train, test, timing, query):
         some.add_argument(
@@ -213,9 +214,7 @@ def _test(flags: argparse.Namespace, words: Sequence[str]) -> int:
     net.close()
     log.info("caffe.cpp:309", f"Loss: {loss / flags.iterations:g}")
     for number, name in enumerate(names):
-        mean, weight = sums[number] / flags.iterations, net.loss_weights.get(name, 0)
-        weighted = f" (* {weight:g} = {weight * mean:g} loss)" if weight else ""
-        log.info("caffe.cpp:321", f"{name} = {mean:g}{weighted}")
+        log.info("caffe.cpp:321", described(net, name, sums[number] / flags.iterations))
     return 0
 
 
@@ -246,9 +245,20 @@ def _convert(flags: argparse.Namespace, words: Sequence[str]) -> int:
     from bascule_caffe.convert import convert
 
     log = Log()
-    for line in convert(flags.model, flags.weights, flags.output, flags.phase, flags.level, _stages(flags)):
+    try:
+        lines = convert(flags.model, flags.weights, flags.output, flags.phase, flags.level, _stages(flags))
+    except ValueError as error:  # another ending
+        raise CaffeError(str(error)) from error
+    for line in lines:
         log.info("convert", line)
     return 0
+
+
+def _count(text: str) -> int:
+    """A number of iterations, for argparse."""
+    if not text.isdecimal() or int(text) < 1:
+        raise argparse.ArgumentTypeError(f"{text} is no number above 0")
+    return int(text)
 
 
 def _stages(flags: argparse.Namespace) -> tuple[str, ...]:

@@ -41,7 +41,7 @@ class Job:
 
     def leave(self) -> None:
         """Leave the job, if there is one."""
-        if self.size > 1:
+        if torch.distributed.is_initialized():
             torch.distributed.destroy_process_group()
 
     @staticmethod

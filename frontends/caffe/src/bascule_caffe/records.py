@@ -83,7 +83,7 @@ def _environment(path: str, inode: int, nbytes: int) -> Any:
 
     try:
         folder = os.path.isdir(path)
-        environment = lmdb.open(path, subdir=folder, readonly=True, lock=False, readahead=False, max_readers=1024)
+        environment = lmdb.open(path, subdir=folder, readonly=True, lock=False, readahead=False)
         needed = (environment.info()["last_pgno"] + 1) * environment.stat()["psize"]
     except lmdb.Error as error:
         raise FileError(f"{path} is no LMDB, or a damaged one ({error}): write it again") from None

@@ -6,7 +6,6 @@ import os
 import re
 import time
 from collections import deque
-from collections.abc import Iterator
 from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
@@ -24,6 +23,7 @@ from bascule_caffe.memory import Memory
 from bascule_caffe.messages import NetParameter, NetState, format_text, parse_text
 from bascule_caffe.net import Net
 from bascule_caffe.optimizers import SOLVERS, CaffeOptimizer
+from bascule_caffe.outputs import described, numbers_of
 from bascule_caffe.schedule import Schedule
 from bascule_caffe.signals import Action, Signals
 from bascule_caffe.snapshot import Progress, load_model, load_state, save_model, save_state
@@ -60,6 +60,7 @@ class Solver:
         self._level, self._stages = level, stages
         self.log.info("solver.cpp:45", f"Initializing solver from parameters: \n{format_text(parameter).rstrip()}")
         self._notices()
+        self._prefix = self._snapshot_prefix()
         self.seed = self._agreed_seed()
         torch.manual_seed(self.seed)
         self._feed = Feed(Share(self.job.rank, self.job.size, self.seed))
@@ -105,6 +106,8 @@ class Solver:
         self._signals = signals or Signals()
         with self.memory.swapping(self.net, self.optimizer) if self.memory is not None else nullcontext():
             self.step(self.parameter.max_iter - self.iteration)
+            if self.memory is not None:
+                self.log.info("lms", self.memory.session.describe())
         every = self.parameter.snapshot
         if self.parameter.snapshot_after_train and not (every and self.iteration % every == 0):
             self.snapshot()
@@ -154,8 +157,8 @@ class Solver:
             return
         hdf5 = self.parameter.snapshot_format == self.parameter.HDF5
         kind, ending = ("HDF5", ".h5") if hdf5 else ("binary proto", "")
-        prefix = self.parameter.snapshot_prefix or os.path.splitext(self.path)[0]
-        model, state = (f"{prefix}_iter_{self.iteration}.{what}{ending}" for what in ("caffemodel", "solverstate"))
+        begin = f"{self._prefix}_iter_{self.iteration}"
+        model, state = f"{begin}.caffemodel{ending}", f"{begin}.solverstate{ending}"
         self.log.info("solver.cpp:447", f"Snapshotting to {kind} file {model}")
         save_model(model, self.net, self.parameter.snapshot_diff)
         self.log.info("sgd_solver.cpp:273", f"Snapshotting solver state to {kind} file {state}")
@@ -257,9 +260,7 @@ class Solver:
 
     def _show(self, net: Net, outputs: dict[str, Tensor], kind: str, place: str) -> None:
         for number, (name, value) in enumerate(numbers_of(net, outputs)):
-            weight = net.loss_weights.get(name, 0)
-            loss = f" (* {weight:g} = {weight * value:g} loss)" if weight else ""
-            self.log.info(place, f"    {kind} net output #{number}: {name} = {value:g}{loss}")
+            self.log.info(place, f"    {kind} net output #{number}: {described(net, name, value)}")
 
     # Making it
 
@@ -270,6 +271,15 @@ class Solver:
         ):
             if self.parameter.HasField(field):
                 self.log.warn("solver.cpp:45", f"{field} {words}")
+
+    def _snapshot_prefix(self) -> str:
+        """How the names of snapshots begin. Raises FileError now, and not when the training has ended."""
+        prefix = str(self.parameter.snapshot_prefix or os.path.splitext(self.path)[0])
+        folder = os.path.dirname(prefix) or "."
+        written = self.job.rank == 0 and (self.parameter.snapshot or self.parameter.snapshot_after_train)
+        if written and not os.access(folder, os.W_OK):
+            raise FileError(f"{self._at('snapshot_prefix')}: the folder {folder} cannot be written: make it")
+        return prefix
 
     def _agreed_seed(self) -> int:
         seed = torch.tensor(self.parameter.random_seed)
@@ -383,10 +393,3 @@ class Solver:
             return self.path
         number = next((i for i, line in enumerate(lines, 1) if re.match(rf"\s*{field}\s*:", line)), None)
         return self.path if number is None else f"{self.path}:{number}"
-
-
-def numbers_of(net: Net, outputs: dict[str, Tensor]) -> Iterator[tuple[str, float]]:
-    """Each number of each output, in the net's order, with the output's name."""
-    for name in net.outputs:
-        for value in outputs[name].flatten().tolist():
-            yield name, value
