@@ -69,15 +69,16 @@ def test_fields_of_other_branches_are_kept_as_text():
     text = """layer { name: "i" type: "Interp" interp_param {
       height: 3 # {
       note: "}" deep { x: 1 } }
-      freeze: true bottom: "a" }
+      freeze: true bottom: ["a", "b"] propagate_down: [true, false] rates: [1, 2] }
     layer { name: "c" type: "Convolution" convolution_param { wrong: 1 } }"""
     with pytest.raises(NetError, match="a:5: layer 'c'"):
         parse_string(text, NetParameter, "a")
     (layer,) = parse_string(text.rpartition("layer")[0], NetParameter, "a").layer
     assert " ".join(foreign(layer, "interp_param").split()) == '{ height: 3 # { note: "}" deep { x: 1 } }'
     assert foreign(layer, "freeze") == "true"
+    assert foreign(layer, "rates") == "[1, 2]"
     assert foreign(layer, "other") is None
-    assert list(layer.bottom) == ["a"]
+    assert (list(layer.bottom), list(layer.propagate_down)) == (["a", "b"], [True, False])
 
 
 def test_a_solver_with_a_net_in_it():

@@ -123,7 +123,8 @@ def test_embed(one):
 
 def test_dummy_data_and_parameters(build):
     net = build(
-        'layer { name: "d" type: "DummyData" top: "a" top: "b" dummy_data_param { num: 2 channels: 3 height: 1 width: 1 '
+        'layer { name: "d" type: "DummyData" top: "a" top: "b" dummy_data_param { '
+        "num: 2 channels: 3 height: 1 width: 1 "
         'data_filler { type: "constant" value: 4 } data_filler { type: "uniform" } } }'
         'layer { name: "p" type: "Parameter" top: "p" parameter_param { shape { dim: 4 } } }'
     )

@@ -13,6 +13,7 @@ from torch import Tensor, nn
 from bascule_caffe.errors import FileError
 from bascule_caffe.messages import NetParameter, parse_text, write_binary
 from bascule_caffe.net import Net
+from bascule_caffe.snapshot import load_model
 
 _MODULE = '''"""{name}, as `caffe convert` wrote it from {source}."""
 
@@ -47,7 +48,7 @@ def convert(
 
     Args:
         net_path: the .prototxt.
-        model_path: the .caffemodel, or a .safetensors that `caffe convert` wrote.
+        model_path: the .caffemodel or .caffemodel.h5, or a .safetensors that `caffe convert` wrote.
         output_path: .safetensors, beside which a Python module is written that builds the net; .pt2, a program of
             torch.export, for batches of any size if the net allows it; or .caffemodel.
         phase: as Net.
@@ -63,7 +64,8 @@ def convert(
     if output.suffix not in (".safetensors", ".pt2", ".caffemodel"):
         raise ValueError(f"the output is '{output}'; its suffix must be .safetensors, .pt2 or .caffemodel")
     net = Net(parse_text(net_path, NetParameter), phase, level, stages, inputs=inputs)
-    taken = (load_safetensors if Path(model_path).suffix == ".safetensors" else Net.load_caffemodel)(net, model_path)
+    safe = Path(model_path).suffix == ".safetensors"
+    taken = load_safetensors(net, model_path) if safe else load_model(str(model_path), net)
     lines = [f"{model_path}: {len(taken)} layers read"]
     left = [layer.name for layer in net.layers if layer.blobs and layer.name not in taken]
     if left:

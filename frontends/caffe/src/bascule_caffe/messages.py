@@ -185,19 +185,19 @@ def _marked(text: str, source: str, blocks: list[_Block]) -> str:
     foreign: tuple[str, int, int] | None = None  # a field that is not Caffe's: its name, where its value begins, depth
     previous = value_of = ""
     for token, start, line in _tokens(text):
-        if foreign and len(stack) == foreign[2] and token not in (":", "{", "<") and foreign[1] <= start:
+        if foreign and len(stack) == foreign[2] and token not in (":", "{", "<", "[") and foreign[1] <= start:
             # A scalar: this token is the value, unless the colon has not come yet.
             out.append(_foreign(foreign[0], text[foreign[1] : start + len(token)]))
             copied, foreign, previous = start + len(token), None, ""
             continue
-        if token in ("{", "<"):
-            stack.append(previous)
-            if foreign is None and previous in _LAYER_FIELDS and "layers" not in stack[:-1]:
+        if token in ("{", "<", "["):
+            stack.append(previous if token != "[" else token)
+            if foreign is None and stack[-1] in _LAYER_FIELDS and "layers" not in stack[:-1]:
                 out += [text[copied : start + 1], f' location: "{_escaped(source)}:{line}" ']
                 copied = start + 1
                 open_blocks.append(_Block(line))
                 blocks.append(open_blocks[-1])
-        elif token in ("}", ">"):
+        elif token in ("}", ">", "]"):
             if stack:
                 closed = stack.pop()
                 if foreign and len(stack) == foreign[2]:

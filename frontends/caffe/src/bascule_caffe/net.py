@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 from pathlib import Path
 from typing import cast
 
@@ -65,7 +66,7 @@ class Net(nn.Module):
         layers: the layers of this phase in their order, each with name, kind, bottoms, tops, parameter and blobs.
         learnable: the blobs of all layers, in Caffe's order: a solver state has its history in it.
         shapes: a shape for each blob.
-        outputs: the blobs that no layer takes.
+        outputs: the blobs that no layer takes, in the order of the alphabet, as Caffe has them.
         loss_weights: what each top that counts into the loss is multiplied by.
         loss: the weighted loss of the last forward: a tensor without axes.
 
@@ -104,7 +105,7 @@ class Net(nn.Module):
         for layer_parameter in net.layer:
             if _included(layer_parameter, *state):
                 self._add(layer_parameter, inputs or {}, data)
-        self.outputs = [blob for blob in self._producers if blob not in self._taken | self._hidden]
+        self.outputs = sorted(set(self._producers) - self._taken - self._hidden)
         self.learnable = self._fill(generator)
         self._fold_scales()
         self._last_use = self._find_last_uses()
@@ -193,16 +194,14 @@ class Net(nn.Module):
         return learnable
 
     def _fold_scales(self) -> None:
-        """Lets each BatchNorm compute the Scale behind it, if nobody else reads its top: one pass over the blob."""
-        for first, second in zip(self.layers, self.layers[1:], strict=False):
-            if not (isinstance(first, BatchNorm) and isinstance(second, Scale)) or second.bottoms != first.tops:
+        """Lets each BatchNorm compute the Scale behind it that works in place: one pass over the blob."""
+        for index, (first, second) in enumerate(pairwise(self.layers)):
+            if not (isinstance(first, BatchNorm) and isinstance(second, Scale)):
                 continue
-            top = first.tops[0]
-            readers = [layer for layer in self.layers if layer is not first and top in layer.bottoms]
-            whole = len(self.shapes[top]) > 1 and second.axis == 1 and second.shapes[:1] == [self.shapes[top][1:2]]
-            alone = readers == [second] or (second.tops == [top] and readers[0] is second)
-            lone = second.blobs and (len(second.parameter.propagate_down) == 0 or second.parameter.propagate_down[0])
-            if whole and alone and lone and self._weights[self.layers.index(first)] == [0.0]:
+            in_place = first.tops == second.bottoms == second.tops and self._weights[index] == [0.0]
+            shape = self.shapes[first.tops[0]]
+            by_channel = len(shape) > 1 and second.axis == 1 and second.shapes[:1] == [shape[1:2]]
+            if in_place and by_channel and second.blobs and False not in second.parameter.propagate_down:
                 first.scale, second.folded = [second], True
 
     def _find_last_uses(self) -> list[list[str]]:
