@@ -31,12 +31,12 @@ class Step:
 
 
 class CaffeOptimizer(torch.optim.Optimizer):
-    """The base of the solvers. `params` is what `torch.optim.Optimizer` takes; a group may have `lr_mult` and
-    `decay_mult`.
+    """The base of the solvers.
 
-    `lr` is the rate before `lr_mult`: set it in each group before a step. `iteration` counts steps. After a step
-    `grad` holds what was subtracted from the parameter, as a diff of Caffe does. `on_clip(norm, limit)` is called if
-    gradients are clipped. Raises ValueError for a regularisation other than L1 and L2.
+    `params` is what `torch.optim.Optimizer` takes; a group may have `lr_mult` and `decay_mult`. `lr` is the rate
+    before `lr_mult`: set it in each group before a step. `iteration` counts steps. After a step `grad` holds what was
+    subtracted from the parameter, as a diff of Caffe does. `on_clip(norm, limit)` is called if gradients are clipped.
+    Raises ValueError for a regularisation other than L1 and L2.
     """
 
     names: ClassVar[tuple[str, ...]] = ("history",)  # of a parameter's state, in the order of a solverstate
@@ -56,9 +56,7 @@ class CaffeOptimizer(torch.optim.Optimizer):
 
     @torch.no_grad()
     def step(self, closure: Callable[[], float] | None = None) -> float | None:  # type: ignore[override]
-        """Update every parameter that has a gradient; `closure`, if given, computes the gradients and returns the
-        loss.
-        """
+        """Update every parameter that has a gradient. `closure`, if given, computes gradients and returns the loss."""
         loss = None
         if closure is not None:
             with torch.enable_grad():
@@ -142,9 +140,7 @@ class RMSProp(CaffeOptimizer):
 
 
 class AdaDelta(CaffeOptimizer):
-    """Steps in proportion to the root of the mean of squared steps (Zeiler, 2012); momentum is the decay of both
-    means.
-    """
+    """Steps in proportion to the root mean square of the last steps (Zeiler, 2012); momentum is both means' decay."""
 
     names = ("history", "steps")
 
@@ -158,7 +154,7 @@ class AdaDelta(CaffeOptimizer):
 
 
 class Adam(CaffeOptimizer):
-    """Kingma and Ba (2015), in the form before section 2.1's last line: delta is added to the uncorrected root."""
+    """Kingma and Ba (2015), in the form at the end of section 2: delta is added to the root before its correction."""
 
     names = ("history", "squares")
 

@@ -55,18 +55,26 @@ class LMDB(Records):
 
     def read(self, number: int) -> tuple[NDArray[Any], ...]:
         """Image and label. Raises FileError for what is no image."""
-        if self._place < 0 or number < self._place:
-            self._cursor.first()
-            self._place = 0
-        while self._place < number:
-            self._cursor.next()
-            self._place += 1
+        self._move_to(number)
         try:
             datum = self._datum.FromString(bytes(self._cursor.value()))
             return self._image(datum), np.array(datum.label, np.float32)
         except (ValueError, DecodeError) as error:
             key = bytes(self._cursor.key())
             raise FileError(f"{self.path}: record {number} (key {key!r}) is no image: {error}") from None
+
+    def _move_to(self, number: int) -> None:
+        import lmdb
+
+        try:
+            if self._place < 0 or number < self._place:
+                self._cursor.first()
+                self._place = 0
+            while self._place < number:
+                self._cursor.next()
+                self._place += 1
+        except lmdb.Error as error:
+            raise FileError(f"{self.path} is damaged near record {self._place} ({error}): copy it again") from None
 
     def _image(self, datum: Any) -> Image:
         if datum.encoded:
