@@ -64,6 +64,15 @@ def test_eltwise(one, numbers, fields, function):
     np.testing.assert_allclose(y, function(*bottoms), **close)
 
 
+def test_of_equal_numbers_the_second_bottom_of_a_maximum_has_the_gradient(build):
+    text = 'layer { name: "i" type: "Input" top: "a" top: "b" top: "c" input_param { shape { dim: 3 } } }'
+    text += 'layer { name: "m" type: "Eltwise" bottom: "a" bottom: "b" bottom: "c" top: "m" '
+    text += "eltwise_param { operation: MAX } }"
+    a, b, c = (torch.tensor(v, dtype=torch.float64, requires_grad=True) for v in ([1, 2, 0], [1, 0, 3], [1, 2, 3]))
+    build(text)(a=a, b=b, c=c)["m"].sum().backward()
+    assert [x.grad.tolist() for x in (a, b, c)] == [[0, 1, 0], [1, 0, 1], [0, 0, 0]]
+
+
 def test_eltwise_of_other_shapes_names_the_layers_that_made_them(one, numbers):
     with pytest.raises(NetError, match="'b0' 2x3 of layer 'ib0', 'b1' 2x4 of layer 'ib1'"):
         one("Eltwise", "", numbers(2, 3), numbers(2, 4))

@@ -6,14 +6,13 @@ compared with NumPy.
 
 # ruff: noqa: E501 - a layer stands in a line
 
+import cv2
 import numpy as np
 import pytest
 import torch
 
 from bascule_caffe import Net, NetParameter
 from bascule_caffe.messages import parse_string
-
-cv2 = pytest.importorskip("cv2")
 
 CONV = 'layer {{ name: "{0}" type: "Convolution" bottom: "{1}" top: "{0}" convolution_param {{ {2} weight_filler {{ type: "msra" }} bias_filler {{ type: "uniform" }} }} }}'
 POOL = 'layer {{ name: "{0}" type: "Pooling" bottom: "{1}" top: "{0}" pooling_param {{ {2} }} }}'

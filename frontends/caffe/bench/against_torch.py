@@ -94,7 +94,8 @@ class Bottleneck(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         """The block's output."""
-        return functional.relu(self.short(x) + self.branch(x), inplace=True)
+        total: Tensor = self.short(x) + self.branch(x)
+        return functional.relu(total, inplace=True)
 
 
 def resnet50(items: int) -> tuple[Net, nn.Module]:
@@ -143,7 +144,8 @@ def alike(net: Net, plain: nn.Module, items: int) -> tuple[Step, Step]:
         net.zero_grad(set_to_none=True)
         net(data=data, label=labels.float())
         net.loss.backward()
-        return net.loss.detach()
+        loss: Tensor = net.loss.detach()
+        return loss
 
     def step_theirs() -> Tensor:
         plain.zero_grad(set_to_none=True)

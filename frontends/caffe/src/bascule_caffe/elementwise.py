@@ -45,8 +45,8 @@ class Dropout(Layer):
     def setup(self, shapes: list[Shape]) -> None:
         self.ratio = float(self.parameter.dropout_param.dropout_ratio)
         self.scale_train = bool(self.parameter.dropout_param.scale_train)
-        if not 0 < self.ratio < 1:
-            raise NetError(f"dropout_ratio is {self.ratio}, and must be between 0 and 1")
+        if not 0 <= self.ratio < 1:
+            raise NetError(f"dropout_ratio is {self.ratio}, and must be at least 0 and below 1")
 
     def forward(self, bottom: Tensor) -> Tensor:
         if self.training:
@@ -78,13 +78,13 @@ class Eltwise(Layer):
                 c * bottom if c != 1 else bottom for c, bottom in zip(self.coefficients, bottoms, strict=True)
             )
         top = bottoms[0]
-        for bottom in bottoms[1:]:
+        for index, bottom in enumerate(bottoms[1:]):
             if operation == self.options.SUM:
                 top = top + bottom
             elif operation == self.options.PROD:
                 top = top * bottom
-            else:
-                top = torch.where(bottom > top, bottom, top)  # of equal ones the first has the gradient
+            else:  # of equal ones the second bottom has the gradient, and no later one, as in Caffe on a CPU
+                top = torch.where(bottom > top if index else bottom >= top, bottom, top)
         return top
 
 
@@ -117,7 +117,7 @@ def _clip(x: Tensor, clip: Message) -> Tensor:
 
 
 _elementwise("AbsVal", "", lambda x, _: x.abs())
-_elementwise("BNLL", "", lambda x, _: x.clamp(min=0) + torch.log1p(torch.exp(-x.abs())))
+_elementwise("BNLL", "", lambda x, _: functional.softplus(x, threshold=50))
 _elementwise("Clip", "clip_param", _clip)
 _elementwise("ELU", "elu_param", lambda x, elu: functional.elu(x, elu.alpha))
 _elementwise("Exp", "exp_param", _exp)

@@ -143,7 +143,7 @@ class HingeLoss(Loss):
     def forward(self, scores: Tensor, labels: Tensor) -> Tensor:
         scores, hinge = scores.flatten(1), self.parameter.hinge_loss_param
         signs = torch.ones_like(scores).scatter(1, labels.long().view(-1, 1), -1.0)
-        margins = (1 + signs * scores).clamp(min=0)
+        margins = functional.relu(1 + signs * scores)
         return (margins.square() if hinge.norm == hinge.L2 else margins).sum() / scores.shape[0]
 
 

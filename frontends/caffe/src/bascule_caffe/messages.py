@@ -185,8 +185,8 @@ def _marked(text: str, source: str, blocks: list[_Block]) -> str:
     foreign: tuple[str, int, int] | None = None  # a field that is not Caffe's: its name, where its value begins, depth
     previous = value_of = ""
     for token, start, line in _tokens(text):
-        if foreign and len(stack) == foreign[2] and token not in (":", "{", "<", "[") and foreign[1] <= start:
-            # A scalar: this token is the value, unless the colon has not come yet.
+        if foreign and len(stack) == foreign[2] and token not in (":", "{", "<", "["):
+            # A scalar: this token is the value.
             out.append(_foreign(foreign[0], text[foreign[1] : start + len(token)]))
             copied, foreign, previous = start + len(token), None, ""
             continue
@@ -239,8 +239,8 @@ def _foreign(name: str, text: str) -> str:
 
 def _explained(error: text_format.ParseError, source: str, blocks: list[_Block]) -> str:
     """What is wrong in a text, with the file, the line, the layer and what is allowed."""
-    line = error.GetLine()
-    layer = next((f"layer '{b.name}' ({b.type}): " for b in blocks if line and b.first <= line <= b.last), "")
+    line = error.GetLine() or 1
+    layer = next((f"layer '{b.name}' ({b.type}): " for b in blocks if b.first <= line <= b.last), "")
     said = re.sub(r"^\d+:\d+ : ", "", str(error))
     if unknown := re.search(r'"caffe\.(\w+)" has no field named "(\w+)"', said):
         allowed = sorted(field.name for field in _CLASSES[unknown[1]].DESCRIPTOR.fields)
