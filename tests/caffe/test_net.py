@@ -288,3 +288,18 @@ def test_a_test_net_uses_the_blobs_of_its_training_net(build):
     assert (test(x=torch.ones(2, 3).double())["n"] == 0).all()
     with pytest.raises(NetError, match="layer 'a' has other blobs"):
         test.share(build(text.replace("num_output: 3", "num_output: 4")))
+
+
+@pytest.mark.parametrize("between", ["", 'layer { name: "q" type: "Sigmoid" bottom: "a" top: "q" }'])
+def test_a_relu_in_place_has_the_gradients_of_one_that_is_not(build, between):
+    text = INPUT + IP % ("a", "x", "a", "") + between + 'layer { name: "r" type: "ReLU" bottom: "a" top: "%s" }'
+    gradients = []
+    for top in ("a", "r"):
+        net = build(text % top)
+        outputs = net(x=torch.tensor([[1.0, -2.0, 3.0], [-1.0, 0.5, 2.0]]).double())
+        sum(
+            (index + 1) * outputs[name].square().sum() for index, name in enumerate([top, "q"][: 1 + bool(between)])
+        ).backward()
+        gradients.append([entry.parameter.grad for entry in net.learnable])
+    for in_place, apart in zip(*gradients, strict=True):
+        assert torch.equal(in_place, apart)

@@ -18,9 +18,13 @@ from bascule_caffe.layer import TYPES, Layer, Shape, dims, layer
 class ReLU(Layer):
     """max(x, 0), or x times negative_slope below 0."""
 
+    overwrites = False  # its bottom, which the net allows if nobody else needs that
+
     def forward(self, bottom: Tensor) -> Tensor:
         slope = self.parameter.relu_param.negative_slope
-        return functional.leaky_relu(bottom, slope) if slope else functional.relu(bottom)
+        if slope:
+            return functional.leaky_relu(bottom, slope, self.overwrites)
+        return functional.relu(bottom, self.overwrites)
 
 
 @layer("PReLU")

@@ -15,6 +15,7 @@ from google.protobuf.message import Message
 from torch import Tensor, nn
 
 from bascule_caffe import elementwise, losses, normalization, shaping, spatial  # noqa: F401 - they register their layers
+from bascule_caffe.elementwise import Eltwise, ReLU
 from bascule_caffe.errors import NetError
 from bascule_caffe.fillers import fill
 from bascule_caffe.layer import Layer, Shape, UserLayer, build, dims
@@ -28,6 +29,8 @@ from bascule_caffe.messages import (
     read_binary,
 )
 from bascule_caffe.normalization import BatchNorm, Scale
+from bascule_caffe.shaping import InnerProduct
+from bascule_caffe.spatial import Convolution
 from bascule_caffe.upgrade import upgraded
 
 
@@ -108,6 +111,7 @@ class Net(nn.Module):
         self.outputs = sorted(set(self._producers) - self._taken - self._hidden)
         self.learnable = self._fill(generator)
         self._fold_scales()
+        self._overwrite()
         self._last_use = self._find_last_uses()
 
     def _add(self, parameter: Message, inputs: Mapping[str, Sequence[int]], data: object) -> None:
@@ -203,6 +207,18 @@ class Net(nn.Module):
             by_channel = len(shape) > 1 and second.axis == 1 and second.shapes[:1] == [shape[1:2]]
             if in_place and by_channel and second.blobs and False not in second.parameter.propagate_down:
                 first.scale, second.folded = [second], True
+
+    def _overwrite(self) -> None:
+        """Lets each ReLU that works in place overwrite what the layer before it made and does not need itself."""
+        before: Layer | None = None
+        for layer, weights in zip(self.layers, self._weights, strict=True):
+            if isinstance(layer, ReLU) and before is not None and layer.tops == layer.bottoms == before.tops:
+                # A negative slope would lose the sign.
+                layer.overwrites = not layer.parameter.relu_param.negative_slope
+            folded = isinstance(layer, Scale) and layer.folded
+            makes = folded or isinstance(layer, Convolution | BatchNorm | InnerProduct)
+            makes = makes or (isinstance(layer, Eltwise) and layer.options.operation == layer.options.SUM)
+            before = layer if makes and len(layer.tops) == 1 and weights == [0.0] else None
 
     def _find_last_uses(self) -> list[list[str]]:
         """For each layer, the blobs that nobody needs after it."""

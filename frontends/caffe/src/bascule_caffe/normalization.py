@@ -38,7 +38,7 @@ class BatchNorm(Layer):
             factor = torch.where(total == 0, 0.0, 1 / total)
             mean, variance = total_mean * factor, total_variance * factor
             top = functional.batch_norm(values, mean, variance, weight, bias, False, 0.0, self.eps)
-            return top.view_as(bottom)
+            return top if bottom.dim() > 1 else top.view_as(bottom)
         mean, variance = torch.zeros_like(total_mean), torch.zeros_like(total_variance)
         if values.numel() > values.shape[1]:
             top = functional.batch_norm(values, mean, variance, weight, bias, True, 1.0, self.eps)
@@ -49,7 +49,7 @@ class BatchNorm(Layer):
             total_mean.mul_(self.fraction).add_(mean)
             total_variance.mul_(self.fraction).add_(variance)
             total.mul_(self.fraction).add_(1)
-        return top.view_as(bottom)
+        return top if bottom.dim() > 1 else top.view_as(bottom)
 
 
 @layer("Scale")
