@@ -67,7 +67,7 @@ def test_shared_blobs_are_one_and_are_learnt_with_the_multipliers_that_one_of_th
     net(x=torch.ones(2, 3).double())["b"].sum().backward()
     w, _ = (one.parameter.detach() for one in net.learnable)
     torch.testing.assert_close(net.learnable[1].parameter.grad, 2 * (1 + w.sum(0)))
-    with pytest.raises(NetError, match=r"blob 0 shares 'w' with a\[0\], and its lr_mult is 2 where that has 3"):
+    with pytest.raises(NetError, match=r"blob 0 shares 'w' with a\[0\]: its lr_mult is 2, that one's is 3"):
         build(INPUT + IP % ("a", "x", "a", share % "lr_mult: 3") + IP % ("b", "a", "b", share % "lr_mult: 2"))
 
 
@@ -80,7 +80,7 @@ def test_a_blob_is_shared_in_another_shape_only_if_that_is_permitted(build):
     x = torch.ones(2, 3).double()
     wanted = x @ net.learnable[0].parameter.view(3, 3).T + net.learnable[1].parameter
     torch.testing.assert_close(net(x=x)["a"], wanted)
-    with pytest.raises(NetError, match="and is 3x3 where that is 9"):
+    with pytest.raises(NetError, match="its shape is 3x3, that one's is 9"):
         build(INPUT + parameter + IP % ("a", "x", "a", 'param { name: "w" }'))
 
 

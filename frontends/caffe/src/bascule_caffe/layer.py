@@ -159,7 +159,7 @@ class Layer(nn.Module):
         self.shapes.append(tuple(shape))
 
     def blob(self, index: int) -> Tensor:
-        """A blob in this layer's own shape, also where it is shared with a layer whose blob has another one."""
+        """A blob in this layer's own shape, even if the layer that it is shared with has it in another one."""
         blob: Tensor = self.blobs[index]
         return blob if blob.shape == self.shapes[index] else blob.view(self.shapes[index])
 

@@ -357,14 +357,14 @@ def _share(
         raise NetError(f"{place}{whose}, and a module of a user's cannot share")
     fits = blob.numel() == torch.Size(shape).numel() if spec.share_mode == spec.PERMISSIVE else blob.shape == shape
     if not fits:
-        raise NetError(f"{place}{whose}, and is {dims(shape)} where that is {dims(blob.shape)}")
+        raise NetError(f"{place}{whose}: its shape is {dims(shape)}, that one's is {dims(blob.shape)}")
     mults = {"lr_mult": one.lr_mult, "decay_mult": one.decay_mult}
     known = first.parameter.param[at]
     for field in mults:
         if spec.HasField(field):
             if known.HasField(field) and getattr(known, field) != getattr(spec, field):
                 mine, its = getattr(spec, field), getattr(known, field)
-                raise NetError(f"{place}{whose}, and its {field} is {mine:g} where that has {its:g}")
+                raise NetError(f"{place}{whose}: its {field} is {mine:g}, that one's is {its:g}")
             setattr(known, field, getattr(spec, field))
             mults[field] = getattr(spec, field)
     blob.requires_grad_(mults["lr_mult"] != 0)
