@@ -31,6 +31,7 @@ RENAMED = {
     "matplotlib": "matplotlib-base",
     "ml-dtypes": "ml_dtypes",
     "opt-einsum": "opt_einsum",
+    "prometheus-client": "prometheus_client",
     "torch": "pytorch",
     "typing-extensions": "typing_extensions",
 }

@@ -222,6 +222,26 @@ DDL_API ddl_result ddl_comm_set_timeout(ddl_comm comm, double seconds);
  * freed. */
 DDL_API ddl_result ddl_comm_free(ddl_comm comm);
 
+/* ---- Figures ---------------------------------------------------------------------------------------------------- */
+
+/* What this rank's collectives have come to since ddl_init, ddl_resize or ddl_shrink. Only calls that succeeded count.
+ * Allreduces, reduce-scatters and allgathers of 64 KiB or more among all ranks are timed; a look at a clock would cost
+ * smaller ones too much. */
+typedef struct ddl_stats {
+    uint64_t calls;       /* all collectives, on all communicators */
+    uint64_t bytes;       /* in their buffers: in the larger one, if input and output differ */
+    uint64_t timed;       /* calls that were timed */
+    double seconds;       /* during which a timed call was in flight */
+    double least_seconds; /* no algorithm could have run the timed calls in less time, on the links that ddl_init
+                           * measured; 0 if it measured none (one host, or a mode other than p) */
+} ddl_stats;
+DDL_API ddl_result ddl_get_stats(ddl_stats* stats);
+
+/* For each rank of DDL_WORLD below `capacity`, stores how many seconds this rank's timed calls have waited for that
+ * rank's first message, and in *late at how many calls that was more than half of the call's time. Only messages that
+ * need nothing from other ranks count, so the wait is that rank's doing alone. Either pointer may be NULL. */
+DDL_API ddl_result ddl_get_waits(double* seconds, uint64_t* late, int capacity);
+
 /* ---- Buffers in a GPU's memory ----------------------------------------------------------------------------------- */
 /* Buffers may be in host memory or in GPU memory. A process uses one GPU, the same in all calls, and the input and the
  * output of a call are in the same memory. Managed memory counts as host memory that the GPU may still be writing. The

@@ -20,7 +20,7 @@ def test_the_tutorial_does_what_it_says(tmp_path: Path) -> None:
     for name in (".venv", "examples"):
         (tmp_path / name).symlink_to(ROOT / name)
     commands = re.findall(r"^\$ (.*)$", PAGE, re.MULTILINE)
-    program = next(text for text in re.findall(r"```python\n(.*?)```", PAGE, re.DOTALL) if "import Net" in text)
+    program = next(text for text in re.findall(r"```python\n(.*?)```", PAGE, re.DOTALL) if "import Net," in text)
     line = "set -eo pipefail\n" + "\n".join(commands) + f"\n{sys.executable} - <<'EOF'\n{program}EOF\n"
     one_thread = os.environ | {"OMP_NUM_THREADS": "1"}  # nets this small wait for one another's threads
     done = subprocess.run(

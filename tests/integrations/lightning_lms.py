@@ -46,7 +46,7 @@ def train(*callbacks: LMSCallback, fails: bool = False) -> tuple[lightning.Train
 
 
 _, expected = train()
-callback = LMSCallback(budget=0, min_size=0, swap="activations,optimizer")
+callback = LMSCallback(budget=0, min_size=0, swap="activations,optimizer,parameters,gradients")
 trainer, found = train(callback)
 assert all(torch.equal(one, other) for one, other in zip(found, expected, strict=True))
 assert trainer.callback_metrics["lms_moved_gb"] > 0

@@ -25,7 +25,7 @@ class Tokens(Dataset):
 
 def train(folder: str, callbacks: list[LMSCallback], *, resume: bool = False) -> tuple[Trainer, list[torch.Tensor]]:
     torch.manual_seed(0)
-    model = GPT2LMHeadModel(GPT2Config(n_layer=2, n_embd=64, n_head=2, vocab_size=500, n_positions=32))
+    model = GPT2LMHeadModel(GPT2Config(n_layer=3, n_embd=128, n_head=2, vocab_size=500, n_positions=32))
     arguments = TrainingArguments(
         folder, per_device_train_batch_size=4, gradient_accumulation_steps=2, max_steps=4, eval_strategy="steps",
         eval_steps=2, save_steps=2, logging_steps=1, max_grad_norm=0.5, learning_rate=1e-3, use_cpu=True, seed=1,
@@ -43,7 +43,7 @@ def losses(trainer: Trainer) -> list[float]:
 with tempfile.TemporaryDirectory() as folder:
     plain, expected = train(f"{folder}/plain", [])
     for resume in (False, True):
-        callback = LMSCallback(budget=0, min_size=0, swap="activations,optimizer")
+        callback = LMSCallback(budget=0, min_size=0, swap="activations,optimizer,parameters,gradients")
         trainer, found = train(f"{folder}/lms", [callback], resume=resume)
         assert losses(trainer) == losses(plain)
         assert all(torch.equal(one, other) for one, other in zip(found, expected, strict=True))

@@ -50,6 +50,12 @@ def traces() -> ModuleType:
 
 
 @pytest.fixture(scope="session")
+def event_files() -> ModuleType:
+    """A reader of TensorBoard's event files."""
+    return loaded("event_files.py")
+
+
+@pytest.fixture(scope="session")
 def paper() -> ModuleType:
     """Streams of paper, and the CUDA engine on them."""
     return loaded("torch/paper_streams.py")

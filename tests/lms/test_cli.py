@@ -146,7 +146,7 @@ def test_an_interrupt_ends_with_the_shells_status_and_no_traceback(
         (["--limit=-1GB", "script.py"], "more than zero"),
         (["--limit", "1GB", "--frac", "0.5", "script.py"], "give at most one of --limit, --frac, --budget"),
         (["--frac", "1.5", "script.py"], "--frac='1.5': expected a share above 0 and at most 1"),
-        (["--swap", "gradients", "script.py"], "'gradients' is not built yet"),
+        (["--swap", "weights", "script.py"], "'weights' is unknown; expected any of activations, optimizer"),
         (["--spill-dir", "/nowhere", "script.py"], "--spill-dir='/nowhere': it does not exist"),
         (["--trace", ".", "script.py"], "--trace='.': a folder"),
         (["--trace", "script.py/x", "script.py"], "cannot be written to"),

@@ -175,6 +175,15 @@ def test_a_page_on_a_measured_pass_says_measured() -> None:
     assert "swapped_out" in page.text
 
 
+def test_a_page_has_the_advice_that_the_figures_support() -> None:
+    trace = chain()
+    plan = make_plan(trace, LINK, limit=700 * MB)
+    stats = Stats(steps=50, passes=50, limit=700 * MB, elapsed=100.0, stall_in=30.0)
+    page = Page(render(trace, link=LINK, plan=plan, stats=asdict(stats)))
+    assert "30% of the time (30 s of 1 min 40 s)" in page.text
+    assert "Advice" not in Page(render(trace, link=LINK, plan=plan, stats=asdict(replace(stats, stall_in=0.0)))).text
+
+
 def test_a_page_needs_nothing_but_itself_and_closes_what_it_opens() -> None:
     page = Page(render(chain(), link=LINK, plan=make_plan(chain(), LINK, budget=0)))
     assert page.loads == []

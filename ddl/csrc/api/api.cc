@@ -286,6 +286,27 @@ ddl_result ddl_epoch(uint64_t* epoch) {
     });
 }
 
+ddl_result ddl_get_stats(ddl_stats* stats) {
+    return ddl::guarded([&]() -> Status {
+        ddl::need(stats, "stats");
+        const ddl::SessionPtr its = ddl::session();
+        const ddl::Tally tally = its->engine().tally();
+        *stats = {tally.calls(), tally.bytes(), tally.timed(), tally.seconds(),
+                  tally.allreduces() * its->least_seconds_per_byte()};
+        return {};
+    });
+}
+
+ddl_result ddl_get_waits(double* seconds, uint64_t* late, int capacity) {
+    return ddl::guarded([&]() -> Status {
+        const ddl::Tally tally = ddl::session()->engine().tally();
+        const size_t count = std::min(static_cast<size_t>(std::max(capacity, 0)), tally.waited().size());
+        if (seconds) std::copy_n(tally.waited().begin(), count, seconds);
+        if (late) std::copy_n(tally.late().begin(), count, late);
+        return {};
+    });
+}
+
 ddl_result ddl_finalize() {
     return ddl::guarded([]() -> Status {
         ddl::end_session();

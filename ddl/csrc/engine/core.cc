@@ -25,7 +25,8 @@ Core::Core(std::unique_ptr<Transport> its_transport, EngineOptions its_options)
       names(names_of(transport->size(), options.hosts)),
       out_of_memory(std::make_shared<const Status>(
           Status{DDL_ERROR_MEMORY, own_name() + ": out of memory for the library's own buffers"})),
-      mailbox(*transport, pool, options.settle_seconds) {}
+      mailbox(*transport, pool, options.settle_seconds),
+      tally(transport->size()) {}
 
 void Core::tell(const std::vector<int>& members, const NoticeContent& notice) const noexcept {
     try {
@@ -44,6 +45,7 @@ void Core::break_comm(Communicator& comm, Cause cause, bool tell_others) noexcep
     if (comm.broken) return;
     comm.broken = std::move(cause);
     comm.broken_at = seconds_now();
+    tally.give_up(comm.broken_at);
     try {
         if (tell_others) tell(comm.group.members, comm.abort());
     } catch (const std::bad_alloc&) {

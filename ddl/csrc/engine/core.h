@@ -14,6 +14,7 @@
 #include "base/patience.h"
 #include "engine/mailbox.h"
 #include "engine/table.h"
+#include "engine/tally.h"
 
 namespace ddl {
 
@@ -81,6 +82,7 @@ class Core {
     ScratchPool pool;
     Mailbox mailbox;
     Table table;
+    Tally tally;
     std::vector<std::string> warnings;  // said when the lock is released
 
   private:

@@ -127,6 +127,11 @@ Status Engine::state(CommId id) const {
     return comm->broken ? *comm->broken : Status{};
 }
 
+Tally Engine::tally() const {
+    const std::lock_guard lock(core_.progress);
+    return core_.tally;
+}
+
 std::string Engine::in_flight() const {
     const std::lock_guard lock(core_.progress);
     return diagnosis_.in_flight() + messages_.in_flight();

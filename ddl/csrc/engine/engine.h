@@ -81,6 +81,9 @@ class Engine {
     int rank(CommId comm) const;
     int size(CommId comm) const;
 
+    // What the collectives have come to so far.
+    Tally tally() const;
+
     // A line for each request in flight: what it is, for how long, whom it waits for. Not for signal handlers.
     std::string in_flight() const;
 

@@ -250,6 +250,33 @@ void Loop::begin(Communicator& comm, Active& active) {
         std::move(schedule), input, active.call.output, active.header, comm.group, comm.rank,
         first_tag(comm.key.id, active.header.sequence), core_.options.window, *core_.transport, core_.pool,
         Means{comm.groups, active.call.device, active.call.after});
+    const double allreduces = timed_bytes(comm, active.call);
+    if (allreduces > 0) core_.tally.begin(active.operation->timing(), seconds_now(), allreduces);
+}
+
+// Bytes of the allreduce that a timed call is worth; 0: it is not timed. Only calls among all ranks have one measure.
+double Loop::timed_bytes(const Communicator& comm, const Call& call) const {
+    const bool halves = call.task.collective == Collective::reduce_scatter ||  // each is half an allreduce
+                        call.task.collective == Collective::allgather;
+    if (!halves && call.task.collective != Collective::allreduce) return 0;
+    if (comm.size() == 1 || comm.size() != core_.transport->size() || call.purpose != Purpose::user) return 0;
+    const uint64_t bytes = bytes_of(comm, call);
+    if (bytes < kTimedBytes) return 0;
+    return static_cast<double>(bytes) / (halves ? 2 : 1);
+}
+
+uint64_t Loop::bytes_of(const Communicator& comm, const Call& call) const {
+    const Extent extent = extent_of(call.task, comm.size());
+    return std::max(extent.input, extent.output);
+}
+
+// Counts a call that has finished.
+void Loop::count(const Communicator& comm, Active& active) {
+    if (active.call.purpose != Purpose::user) return;
+    const Timing& timing = active.operation->timing();
+    const int from = timing.heard_from;
+    core_.tally.finish(bytes_of(comm, active.call), timing, timing.began != 0 ? seconds_now() : 0,
+                       from < 0 ? from : comm.group.members[static_cast<size_t>(from)]);
 }
 
 bool Loop::poll(Communicator& comm) noexcept {
@@ -275,6 +302,7 @@ bool Loop::poll(Communicator& comm) noexcept {
             const Status& failed = active->operation->status();
             if (!failed.ok()) failure = core_.cause(failed.code, failed.message);
             if (active->operation->finished()) {
+                count(comm, *active);
                 active->operation.reset();
                 core_.finish(active->request, nullptr);
                 moved = true;

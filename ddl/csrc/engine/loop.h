@@ -58,6 +58,9 @@ class Loop {
     void accept(const CommPtr& comm, std::list<Active>& taken) noexcept;
     void begin(Communicator& comm, Active& active);
     void retire(Communicator& comm) noexcept;
+    double timed_bytes(const Communicator& comm, const Call& call) const;
+    uint64_t bytes_of(const Communicator& comm, const Call& call) const;
+    void count(const Communicator& comm, Active& active);
 
     Core& core_;
     Messages& messages_;

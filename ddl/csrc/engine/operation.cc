@@ -5,6 +5,7 @@
 #include <set>
 #include <utility>
 
+#include "base/backoff.h"
 #include "base/float_environment.h"
 
 namespace ddl {
@@ -53,6 +54,7 @@ bool Operation::poll(int room) {
     if (is_held_back()) {
         if (!means_.after->passed()) return false;
         means_.after.reset();
+        if (timing_.began != 0) timing_.began = seconds_now();  // until now it waited for its own GPU
     }
     bool moved = start_chunks(std::min(static_cast<size_t>(std::max(room, 1)), window_));
     for (Run& run : runs_) {
@@ -250,6 +252,10 @@ bool Operation::take_header(Run& run, Flight& flight, size_t received) {
                                                           names[static_cast<size_t>(step.peer)], theirs));
     }
     agreed_[static_cast<size_t>(step.peer)] = true;
+    if (timing_.began != 0 && run.round == schedule_->chunks[0].begin) {  // what it sends later depends on other ranks
+        timing_.heard = seconds_now();
+        timing_.heard_from = step.peer;
+    }
     const bool inlined = step.bytes <= kInlineBytes;
     const size_t expected = sizeof packed + (inlined ? step.bytes : 0);
     if (received != expected) {

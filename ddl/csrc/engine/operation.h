@@ -10,6 +10,7 @@
 #include "device/device.h"
 #include "device/group.h"
 #include "engine/header.h"
+#include "engine/tally.h"
 #include "schedule/schedule.h"
 #include "transport/transport.h"
 
@@ -55,6 +56,8 @@ class Operation {
         return next_chunk_ == schedule_->chunks.size() && runs_.empty() && status_.ok() && !is_held_back();
     }
     const Status& status() const { return status_; }
+    // Its times, which it notes if they have a begin.
+    Timing& timing() { return timing_; }
     // Takes back what is in flight, as far as it can be; the last call but those below. Doing it twice does nothing.
     void cancel() noexcept;
     // Looks after what could not be taken back.
@@ -127,6 +130,7 @@ class Operation {
     size_t next_group_ = 0;
     bool rolled_ = false;  // the roll is complete: every rank has called the same
     bool cancelled_ = false;
+    Timing timing_;
     Status status_;
 };
 

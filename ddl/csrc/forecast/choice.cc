@@ -127,6 +127,12 @@ Plan choose(const Options& options, const Placement& placement, const Links& lin
     return laid_over(std::move(plan), placement, links);
 }
 
+double least_seconds_per_byte(const Placement& placement, const Links& links) {
+    if (!is_even_over_hosts(placement)) return 0;
+    // Cuts grow with the buffer, so any size will do.
+    return allreduce_bounds(network_of(links, placement.local_size(0)), kChoiceBytes).cut / kChoiceBytes;
+}
+
 Plan laid_over(Plan plan, const Placement& placement, const Links& links) {
     if (plan.small_bytes == 0 && is_even_over_hosts(placement)) {
         const Network network = network_of(links, placement.local_size(0));

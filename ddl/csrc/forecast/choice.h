@@ -24,6 +24,10 @@ bool needs_links(const Options& options, const Placement& placement);
 constexpr uint64_t kChoiceBytes = 64 << 20;
 Plan choose(const Options& options, const Placement& placement, const Links& links);
 
+// The least seconds that any algorithm takes for each byte of an allreduce on the measured links, by their cuts; 0 if
+// hosts have different numbers of ranks.
+double least_seconds_per_byte(const Placement& placement, const Links& links);
+
 // Puts ranks at the positions of `plan`, in the order of racks, hosts and numbers. If the plan has no small_bytes and
 // hosts are even, sets it from the measured links. `reason` begins with what was measured.
 Plan laid_over(Plan plan, const Placement& placement, const Links& links);

@@ -236,6 +236,11 @@ void Session::go_within_host(std::unique_ptr<Transport>& transport, const Bootst
     if (memory.memory) transport = std::make_unique<SharedTransport>(std::move(transport), std::move(memory));
 }
 
+double Session::least_seconds_per_byte() const {
+    if (!origin_ || !origin_->basis.links || origin_->epoch != members_.epoch) return 0;
+    return ddl::least_seconds_per_byte(placement_, *origin_->basis.links);
+}
+
 void Session::locate(Call& call, CudaStream stream) {
     const bool is_empty = call.task.count == 0 || call.task.collective == Collective::barrier;
     const bool reads = call.task.collective != Collective::broadcast;

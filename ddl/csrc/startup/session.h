@@ -39,6 +39,8 @@ class Session {
     int local_rank() const { return placement_.local_rank(members_.rank); }
     int local_size() const { return placement_.local_size(members_.rank); }
     int num_hosts() const { return placement_.num_hosts; }
+    // The least seconds that an allreduce takes for each byte on the measured links; 0 if none were, for this epoch.
+    double least_seconds_per_byte() const;
 
     // The engine's number of a communicator. Throws Error(DDL_ERROR_STATE) if it is not this session's.
     CommId id_of(ddl_comm handle) const;

@@ -13,8 +13,11 @@ if TYPE_CHECKING:
     from ddl.collectives import *  # noqa: F403
     from ddl.communicator import *  # noqa: F403
     from ddl.errors import *  # noqa: F403
+    from ddl.figures import Stats as Stats
+    from ddl.figures import stats as stats
     from ddl.job import *  # noqa: F403
     from ddl.request import *  # noqa: F403
+    from ddl.watching import watch as watch
 
 __version__ = "0.1.0"
 
@@ -29,6 +32,8 @@ _NAMES = {
     "job": "Epoch epoch finalize init is_initialized join local_rank local_size num_hosts rank resize shrink size "
     "waiting",
     "request": "Request",
+    "figures": "Stats stats",
+    "watching": "watch",
 }
 _HOMES = {name: f"ddl.{module}" for module, names in _NAMES.items() for name in names.split()}
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import atexit
 import os
+import sys
 from ctypes import byref, c_int, c_uint64
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
@@ -92,6 +93,10 @@ def _begin() -> None:
         # Before other packages' exit handlers: mpi4py's ends MPI.
         atexit.register(finalize)
         _registered = True
+    if any(name in os.environ for name in ("DDL_TENSORBOARD", "DDL_METRICS_PORT")):
+        from ddl import watching  # which needs more than most jobs have
+
+        watching.from_environment(os.environ)
 
 
 def finalize() -> None:
@@ -99,6 +104,8 @@ def finalize() -> None:
 
     It is called at exit. MPI lives on, so that `init` may be called again. Without an `init` it does nothing.
     """
+    if (watching := sys.modules.get("ddl.watching")) is not None:
+        watching.end()
     library.call("ddl_finalize")
     request.sweep()
 

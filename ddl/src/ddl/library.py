@@ -32,6 +32,8 @@ _FUNCTIONS = {
     "ddl_resize": [POINTER(c_int), c_int, POINTER(c_int), POINTER(c_int)],
     "ddl_shrink": [POINTER(c_int), c_int, POINTER(c_int)],
     "ddl_waiting": [POINTER(c_int)],
+    "ddl_get_stats": [c_void_p],  # a ddl_stats
+    "ddl_get_waits": [POINTER(c_double), POINTER(c_uint64), c_int],
     "ddl_epoch": [POINTER(c_uint64)],
     "ddl_rank": [c_void_p, POINTER(c_int)],
     "ddl_size": [c_void_p, POINTER(c_int)],

@@ -60,6 +60,9 @@ something includes this first.
 {{- end -}}
 {{- end -}}
 {{- end -}}
+{{- if and .Values.metrics.serviceMonitor (not .Values.metrics.port) -}}
+{{- fail "metrics.serviceMonitor is true and metrics.port is 0: there is nothing to scrape; give metrics.port, such as 9117" -}}
+{{- end -}}
 {{- if .Values.ddl.enabled -}}
 {{- include "bascule.checkDdl" . -}}
 {{- end -}}
@@ -72,6 +75,10 @@ something includes this first.
 - OMPI_MCA_orte_keep_fqdn_hostnames
 - PRTE_MCA_prte_do_not_resolve
 - OMPI_MCA_orte_do_not_resolve
+{{- if .Values.metrics.port }}
+- LMS_METRICS_PORT
+- LMS_METRICS_ADDRESS
+{{- end }}
 {{- end -}}
 
 {{- define "bascule.checkDdl" -}}
@@ -95,6 +102,12 @@ something includes this first.
 {{- end -}}
 {{- if and (eq .Values.mode "plain") (not .Values.ddl.sshKeySecret) -}}
 {{- fail "ddl.enabled is true, mode is plain and ddl.sshKeySecret is empty: the hosts need a key to log in to each other. Make one: ssh-keygen -t ed25519 -N '' -f key; kubectl create secret generic NAME --type kubernetes.io/ssh-auth --from-file ssh-privatekey=key; rm key key.pub; then --set ddl.sshKeySecret=NAME" -}}
+{{- end -}}
+{{- if and .Values.metrics.port .Values.ddl.hostNetwork -}}
+{{- fail (printf "metrics.port is %d and ddl.hostNetwork is true: the figures would be open on every address of the nodes; choose one of the two" (int .Values.metrics.port)) -}}
+{{- end -}}
+{{- if and .Values.metrics.port (eq (int .Values.metrics.port) (int .Values.ddl.sshPort)) -}}
+{{- fail (printf "metrics.port and ddl.sshPort are both %d: choose another port for one of them" (int .Values.ddl.sshPort)) -}}
 {{- end -}}
 {{- if and (eq .Values.mode "mpijob") .Values.ddl.sshKeySecret -}}
 {{- fail (printf "ddl.sshKeySecret is %q and mode is mpijob: the MPI Operator makes the job's keys itself and would not use it; leave it empty" .Values.ddl.sshKeySecret) -}}

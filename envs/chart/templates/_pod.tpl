@@ -76,7 +76,9 @@ containers:
     workingDir: {{ ternary $values.data.mountPath "/home/bascule" (ne $claim "") }}
     {{- $resources := include "bascule.resources" . }}
     {{- $gpus := contains "nvidia.com/" $resources }}{{/* a part of one, too: nvidia.com/mig-1g.10gb */}}
-    {{- if or $logsIn $values.env (not $gpus) }}
+    {{- $serves := and $values.metrics.port (has .component (list "trainer" "worker")) }}
+    {{- $alone := and $serves (eq .component "trainer") }}
+    {{- if or $logsIn $values.env $alone (not $gpus) }}
     env:
       {{- if not $gpus }}
       # Images of CUDA ask for all GPUs, and where NVIDIA's runtime is the node's default they would get them uncounted.
@@ -101,14 +103,30 @@ containers:
         value: "true"
       {{- end }}
       {{- end }}
+      {{- if $alone }}{{/* ranks of DDL get theirs from ddlrun */}}
+      - name: LMS_METRICS_PORT
+        value: {{ $values.metrics.port | quote }}
+      - name: LMS_METRICS_ADDRESS
+        valueFrom:
+          fieldRef:
+            fieldPath: status.podIP
+      {{- end }}
       {{- with $values.env }}
       {{- toYaml . | nindent 6 }}
       {{- end }}
     {{- end }}
-    {{- if $worker }}
+    {{- if or $worker $serves }}
     ports:
+      {{- if $worker }}
       - name: ssh
         containerPort: {{ $values.ddl.sshPort }}
+      {{- end }}
+      {{- if $serves }}
+      - name: metrics
+        containerPort: {{ $values.metrics.port }}
+      {{- end }}
+    {{- end }}
+    {{- if $worker }}
     readinessProbe:
       # It is written before sshd starts, with whose end the container's comes. sshd takes a connection without a login,
       # such as a probe's by TCP, for an error and writes it into the log.
@@ -257,5 +275,9 @@ DDL ddlrun passes on by itself, DDL_OPTIONS with what its own options add, which
 {{- $exports = concat $exports (list "-x" .name) -}}
 {{- end -}}
 {{- end -}}
-{{- toYaml (concat (list "ddlrun") $exports .Values.ddl.options (list "--") .Values.command) -}}
+{{- $metrics := list -}}
+{{- with .Values.metrics.port -}}{{/* of a pod with a network of its own, all addresses are the pod's */}}
+{{- $metrics = list "--metrics-port" (toString .) "--metrics-address" "0.0.0.0" -}}
+{{- end -}}
+{{- toYaml (concat (list "ddlrun") $exports $metrics .Values.ddl.options (list "--") .Values.command) -}}
 {{- end -}}

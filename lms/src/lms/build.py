@@ -52,7 +52,12 @@ class Library:
 
 T = TypeVar("T")
 
-POOL = Library("page_pool", "page pool", ("page_pool.h", "page_pool.cc", "torch_allocator.cc"), ("c10",))
+POOL = Library(
+    "page_pool",
+    "page pool",
+    ("page_pool.h", "page_pool.cc", "pager.h", "pager.cc", "torch_allocator.cc"),
+    ("c10",),
+)
 HOOKS = Library(
     "native_hooks",
     "saved-tensor hooks",

@@ -207,6 +207,8 @@ def _run(args: argparse.Namespace) -> int:
     trace, report = _output("--trace", args.trace), _output("--report", args.report)
     if report is not None:
         _check_installed("--report", "matplotlib", "jinja2", extra="report")
+    if options.metrics_port is not None:
+        _check_installed("--metrics-port", "prometheus_client", extra="metrics")
     return _launcher(target).run(target, options, trace=trace, report=report)
 
 

@@ -12,6 +12,7 @@ import tempfile
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import Field, dataclass, field, fields
 from functools import partial
+from ipaddress import ip_address
 from pathlib import Path
 from typing import Any, TypedDict
 
@@ -22,7 +23,6 @@ DEFAULT_FRAC = 0.9
 _DEFAULT_WHY = f"frac {DEFAULT_FRAC}, the default"
 BOUNDS = ("limit", "frac", "budget")  # at most one is given
 KINDS = ("activations", "optimizer", "gradients", "parameters")
-BUILT = ("activations", "optimizer")  # with PyTorch
 
 Reader = Callable[[object, str], object]  # (value as given, the name it was given under) -> value
 
@@ -50,8 +50,6 @@ def _kinds(value: object, name: str) -> tuple[str, ...]:
     for kind in kinds:
         if kind not in KINDS:
             raise UsageError(f"{name}={value!r}: {kind!r} is unknown; expected any of {', '.join(KINDS)}")
-        if kind not in BUILT:
-            raise NotBuiltError(f"{name}={value!r}: {kind!r} is not built yet; this version has {', '.join(BUILT)}")
     if not kinds:
         raise UsageError(f"{name}={value!r}: nothing to swap; expected any of {', '.join(KINDS)}")
     return kinds
@@ -64,15 +62,19 @@ def _folder(value: object, name: str) -> Path:
     if not os.path.isdir(folder):  # False also for a name that is too long
         found = "it is not a folder" if os.path.exists(folder) else "it does not exist"
         raise UsageError(f"{name}={str(folder)!r}: {found}; expected a folder that can be written to")
+    _try_folder(folder, f"{name}={str(folder)!r}", "it")
+    return folder
+
+
+def _try_folder(folder: Path, given: str, which: str) -> None:
     try:
         # Permission bits are not the whole truth (root, read-only mounts, kernel file systems), so try.
         with tempfile.TemporaryFile(dir=folder):
             pass
     except OSError as error:
         raise UsageError(
-            f"{name}={str(folder)!r}: no file can be made in it ({error.strerror}); expected one that can be written to"
+            f"{given}: no file can be made in {which} ({error.strerror}); expected one that can be written to"
         ) from None
-    return folder
 
 
 def _count(value: object, name: str) -> int:
@@ -83,6 +85,37 @@ def _count(value: object, name: str) -> int:
     if count < 0:
         raise UsageError(f"{name}={value!r}: expected a whole number, zero or more")
     return count
+
+
+def _port(value: object, name: str) -> int:
+    try:
+        port = int(value) if isinstance(value, (int, str)) and not isinstance(value, bool) else 0
+    except ValueError:
+        port = 0
+    if not 1 <= port <= 65535:
+        raise UsageError(f"{name}={value!r}: expected the number of a TCP port, 1 to 65535, such as 9117")
+    return port
+
+
+def _address(value: object, name: str) -> str:
+    try:
+        return str(ip_address(value if isinstance(value, str) else ""))
+    except ValueError:
+        raise UsageError(
+            f"{name}={value!r}: expected an IP address of this host, such as 127.0.0.1; 0.0.0.0 or :: is all of them"
+        ) from None
+
+
+def _new_folder(value: object, name: str) -> Path:
+    if not isinstance(value, (str, os.PathLike)) or not os.fspath(value):
+        raise UsageError(f"{name}={value!r}: expected the path of a folder, which is made if it is missing")
+    folder = Path(os.fspath(value))
+    # os.path.exists is False also for a name that is too long, which the writer then warns of.
+    there = next(one for one in (folder, *Path(os.path.abspath(folder)).parents) if os.path.exists(one))
+    if not os.path.isdir(there):
+        raise UsageError(f"{name}={str(folder)!r}: {str(there)!r} is not a folder; expected one that can be written to")
+    _try_folder(there, f"{name}={str(folder)!r}", repr(str(there)))
+    return folder
 
 
 _SWITCH = {"1": True, "true": True, "yes": True, "on": True, "0": False, "false": False, "no": False, "off": False}
@@ -113,6 +146,9 @@ class Given(TypedDict, total=False):
     prefetch: int | None
     write_ahead: int | None
     verify: bool | None
+    tensorboard: str | os.PathLike[str] | None
+    metrics_port: int | str | None
+    metrics_address: str | None
 
 
 @dataclass(frozen=True)
@@ -138,10 +174,10 @@ class Options:
     )
     min_size: int = _option(64_000, _size_or_zero, "SIZE", "tensors smaller than this stay (default 64KB)")
     swap: tuple[str, ...] = _option(
-        BUILT[:1],
+        KINDS[:1],
         _kinds,
         "KINDS",
-        f"what may move, separated by commas: {' and '.join(BUILT)} (default {BUILT[0]})",
+        f"what may move, separated by commas: {', '.join(KINDS)} (default {KINDS[0]})",
     )
     spill_dir: Path | None = _option(  # noqa: RUF009  # it is a field
         None,
@@ -165,6 +201,21 @@ class Options:
     verify: bool = _option(
         False, _switch, "", "keep a checksum of everything that is swapped and compare it on the way back"
     )
+    tensorboard: Path | None = _option(  # noqa: RUF009  # it is a field
+        None,
+        _new_folder,
+        "DIR",
+        "write the figures to this folder once a second, for TensorBoard; each of several ranks has its own in it",
+    )
+    metrics_port: int | None = _option(
+        None,
+        _port,
+        "N",
+        "serve the figures on this port, for Prometheus: one port a host, for all of its ranks",
+    )
+    metrics_address: str = _option(
+        "127.0.0.1", _address, "IP", "open that port at this address of the host (default 127.0.0.1, which is itself)"
+    )
     why: str = field(default="", compare=False)  # for people: the source of limit, frac or budget
 
     @classmethod
@@ -174,8 +225,8 @@ class Options:
         `prefix` is how the caller's user spells an option: "" for keywords, "--" or "--lms-" for flags; errors name
         the option that way, or by its variable. `environ` is os.environ when None.
 
-        Raises UsageError for a wrong value or for two of limit, frac and budget; NotBuiltError (a NotImplementedError
-        too) for a kind of `swap` that is known but not built; TypeError for a keyword that is no option.
+        Raises UsageError for a wrong value or for two of limit, frac and budget; TypeError for a keyword that is no
+        option.
         """
         table = {option.name: option for option in arguments()}
         if unknown := [name for name in given if name not in table]:

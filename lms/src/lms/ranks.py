@@ -10,12 +10,27 @@ from pathlib import Path
 
 _RANK = ("RANK", "OMPI_COMM_WORLD_RANK", "PMI_RANK")
 _SIZE = ("WORLD_SIZE", "OMPI_COMM_WORLD_SIZE", "PMI_SIZE")
+_LOCAL_RANK = ("LOCAL_RANK", "OMPI_COMM_WORLD_LOCAL_RANK", "MPI_LOCALRANKID")
 _LOCAL_SIZE = ("LOCAL_WORLD_SIZE", "OMPI_COMM_WORLD_LOCAL_SIZE", "MPI_LOCALNRANKS")
 
 
 def rank_of(environ: Mapping[str, str]) -> int | None:
     """This process's rank if it is one of several; None if it is alone."""
     return _number(_RANK, environ, 0) if _number(_SIZE, environ, 1) > 1 else None
+
+
+def local_rank_of(environ: Mapping[str, str]) -> int:
+    """This process's number among the ranks of its host; 0 if nothing says it."""
+    return _number(_LOCAL_RANK, environ, 0)
+
+
+def job_of(environ: Mapping[str, str]) -> str | None:
+    """A name that the ranks of a job share and no other job on their hosts has; None if this process is alone."""
+    if rank_of(environ) is None:
+        return None
+    if environ.get("MASTER_PORT"):
+        return f"{environ.get('MASTER_ADDR', '')}:{environ['MASTER_PORT']}"
+    return next((environ[name] for name in ("PMIX_NAMESPACE", "PMI_JOBID") if environ.get(name)), "ranks")
 
 
 def sharing(environ: Mapping[str, str]) -> int:

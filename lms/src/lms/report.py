@@ -7,6 +7,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from typing import TYPE_CHECKING
 
+from lms.advice import advice
 from lms.core.plan import Plan, floor, plain_peak, table
 from lms.core.timeline import Span, Timeline
 from lms.core.trace import Trace
@@ -16,7 +17,7 @@ from lms.link import Link
 from lms.link.table import columns
 from lms.link.watch import Watched
 from lms.picture import Picture, draw, managed_curve, plain_curve
-from lms.stats import format_seconds
+from lms.stats import Stats, format_seconds
 from lms.units import format_size
 
 if TYPE_CHECKING:
@@ -177,6 +178,7 @@ def render(
         modules=_modules(trace, plan),
         gone=plan.moved() if plan else (),
         stats=stats,
+        advice=advice(Stats(**stats)) if stats else (),  # type: ignore[arg-type]  # the keys of the dict are the fields
         machine={"device": trace.device, **dict(trace.machine)},
     )
 

@@ -57,8 +57,9 @@ class Stats:
     replans: int = 0
     predicted_peak: int | None = None
     predicted_step_time: float | None = None
-    step_time: float | None = None  # seconds from step to step, median
+    step_time: float | None = None  # seconds from step to step, median of the last 1000
     step_busy: float | None = None  # seconds of that in which the device computed, median
+    elapsed: float = 0.0  # seconds from the end of the first step to that of the last
     hook_time: float = 0.0  # seconds spent in LMS's own code, waiting left out
     last_out: int = 0
     last_in: int = 0
@@ -84,7 +85,7 @@ class Stats:
             parts.append("nothing had to be swapped")
         if self.state:
             parts.append(
-                f"{format_size(self.state_held)} of {format_size(self.state)} of optimizer state stay, "
+                f"{format_size(self.state_held)} of {format_size(self.state)} of state stay, "
                 f"{format_size(self.state_out)} went out, {format_size(self.state_in)} came back, "
                 f"waited {format_seconds(self.state_stall)} for it"
             )

@@ -111,3 +111,10 @@ TEST("a thousand hosts are decided on in seconds") {
     CHECK_EQ(plan.dimensions[0], 4);
     CHECK_CONTAINS(plan.reason, "32 racks: links 200 Mbit/s, uplinks 100 Mbit/s; ");
 }
+
+TEST("the least time of an allreduce is that of the slowest cut through the measured links") {
+    // 4 hosts behind links of kLink: each byte crosses 2 x 3/4 times.
+    const double seconds = least_seconds_per_byte(dealt(4, 2), links({{0, 1, 2, 3}}, {}));
+    CHECK(seconds > 1.5 / kLink * 0.999 && seconds < 1.5 / kLink * 1.001);
+    CHECK(least_seconds_per_byte(place({"a", "a", "b"}), links({{0, 1}}, {})) == 0);  // not even
+}

@@ -108,7 +108,11 @@ def validate(rendered: dict[str, Object]) -> None:
     import kubernetes_validate
 
     schema = json.loads((Path(__file__).parent / "mpijob.schema.json").read_text())
+    monitor = json.loads((Path(__file__).parent / "servicemonitor.schema.json").read_text())
     for one in json.loads(json.dumps(rendered).replace("RUN", "01234567")).values():
+        if one["kind"] == "ServiceMonitor":
+            jsonschema.validate(one, monitor)
+            continue
         if one["kind"] != "MPIJob":
             for version in KUBERNETES:
                 kubernetes_validate.validate(one, version, strict=True)

@@ -6,7 +6,7 @@ import shlex
 from charts import CHART, ROOT, Helm, Object, validate, without_run
 
 MANUAL = (ROOT / "docs/kubernetes.md").read_text()
-GROUPS = ("image", "ddl", "data")  # whose members the manual describes one by one
+GROUPS = ("image", "ddl", "metrics", "data")  # whose members the manual describes one by one
 COMMANDS = [
     shlex.split(command, comments=True)
     for block in re.findall(r"(?:^    .*\n)+", MANUAL, re.MULTILINE)

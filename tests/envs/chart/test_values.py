@@ -37,6 +37,9 @@ MALFORMED = {
     "memory in words": ({"resources": {"limits": {"memory": "16 GB"}}}, "memory"),
     "a label that is a number": ({"podLabels": {"team": 1}}, "podLabels"),
     "a queue that is a number": ({"jobLabels": {"kueue.x-k8s.io/queue-name": 1}}, "jobLabels"),
+    "a port for metrics that needs privileges": ({"metrics": {"port": 80}}, "port"),
+    "a port for metrics that cannot be": ({"metrics": {"port": 65536}}, "port"),
+    "a scrape now and then": ({"metrics": {"interval": "often"}}, "interval"),
     "half a retry": ({"retries": 0.5}, "retries"),
     "no time at all": ({"deadlineSeconds": 0}, "deadlineSeconds"),
     "a time in words": ({"ttlSecondsAfterFinished": "1h"}, "ttlSecondsAfterFinished"),
@@ -89,6 +92,22 @@ CONTRADICTING: dict[str, tuple[Object, tuple[str, ...]]] = {
     "a path of the chart's own": (
         merged(ONE_POD, {"volumeMounts": [{"name": "models", "mountPath": "/tmp/"}]}),
         ("volumeMounts names /tmp/", "choose another path"),
+    ),
+    "nothing to scrape": (
+        merged(ONE_POD, {"metrics": {"serviceMonitor": True}}),
+        ("metrics.serviceMonitor is true and metrics.port is 0", "give metrics.port"),
+    ),
+    "metrics on the nodes' network": (
+        merged(PLAIN, {"ddl": {"hostNetwork": True}, "metrics": {"port": 9117}}),
+        ("metrics.port is 9117 and ddl.hostNetwork is true", "choose one"),
+    ),
+    "one port for two": (
+        merged(PLAIN, {"metrics": {"port": 2222}}),
+        ("metrics.port and ddl.sshPort are both 2222",),
+    ),
+    "a variable of the metrics": (
+        merged(ONE_POD, {"metrics": {"port": 9117}, "env": [{"name": "LMS_METRICS_PORT", "value": "1"}]}),
+        ("LMS_METRICS_PORT",),
     ),
     "a GPU among the limits": (
         merged(ONE_POD, {"resources": {"limits": {"nvidia.com/gpu": 1}}}),

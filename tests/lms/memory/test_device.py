@@ -158,7 +158,7 @@ class FakePool:
         self.used_peak, self.most = self.used, self.used + self.idle
 
     def usage(self) -> PoolUsage:
-        return PoolUsage(self.used, self.used_peak, self.idle, self.most, 0, 0, 0)
+        return PoolUsage(self.used, self.used_peak, self.idle, self.most, 0, 0, 0, 0)
 
 
 def with_pool(pool: FakePool, resident: list[int], limit: int | None) -> CpuDevice:

@@ -138,3 +138,12 @@ def same_as_plain() -> Callable[..., list[Outcome]]:
         return outcomes
 
     return compare
+
+
+@pytest.fixture
+def one_thread() -> Generator[None]:
+    """PyTorch computes on one thread: on a busy machine several wait for one another."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(before)

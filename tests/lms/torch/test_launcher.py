@@ -11,6 +11,9 @@ import cap
 import pytest
 
 import lms
+from lms.options import Options
+from lms.target import Target
+from lms.torch import launcher
 from lms.torch.launcher import OVER_LIMIT, missing_environment
 from lms.trace import Trace
 
@@ -299,20 +302,28 @@ for step in range(4):
 """
 
 
-@pytest.mark.parametrize("kinds", ["optimizer", "activations,optimizer"])
-def test_the_limit_holds_with_optimizer_state_that_does_not_fit(kinds: str, tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("kinds", "state", "less"),
+    [
+        ("optimizer", 157, 60),
+        ("activations,optimizer", 157, 60),
+        ("activations,parameters,gradients", 157, 70),
+        ("activations,optimizer,parameters,gradients", 315, 120),
+    ],
+)
+def test_the_limit_holds_with_state_that_does_not_fit(kinds: str, state: int, less: int, tmp_path: Path) -> None:
     (script := tmp_path / "state.py").write_text(STATE)
     roomy = python("-m", "lms", "run", "--swap", kinds, script)
     assert roomy.returncode == 0, said(roomy)
-    found = re.search(r"peak ([\d.]+) MB .*157 MB of 157 MB of optimizer state stay, 0 B went out", said(roomy)[-1])
+    found = re.search(rf"peak ([\d.]+) MB .*{state} MB of {state} MB of state stay, 0 B went out", said(roomy)[-1])
     assert found is not None, said(roomy)
-    limit = int(float(found[1]) * 1e6) - 60_000_000
+    limit = int(float(found[1]) * 1e6) - less * 1_000_000
     done = python("-m", "lms", "run", "--swap", kinds, "--limit", str(limit), script)
     assert done.returncode == 0, said(done)
-    peak = re.search(r"peak ([\d.]+) MB .* of 157 MB of optimizer state stay, (\d+) MB went out", said(done)[-1])
+    peak = re.search(rf"peak ([\d.]+) MB .* of {state} MB of state stay, (\d+) MB went out", said(done)[-1])
     assert peak is not None, said(done)
     assert float(peak[1]) * 1e6 <= 1.005 * limit
-    assert int(peak[2]) > 200
+    assert int(peak[2]) > less
     assert done.stdout == roomy.stdout
 
 
@@ -507,3 +518,18 @@ def test_too_few_open_files_are_one_line_of_lms(train: Path, files: int) -> None
     (line,) = [line for line in said(done) if line.startswith("error: ")]
     assert "Too many open files" in line
     assert "raise the limit of open files (ulimit -n)" in line
+
+
+@pytest.mark.usefixtures("one_thread")
+def test_a_runs_last_lines_have_the_advice(
+    train: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr("lms.advice.LEAST_SECONDS", 0.0)
+    monkeypatch.setattr("lms.advice.STALLED", 0.0)  # however quick the disk is
+    monkeypatch.setattr(sys, "argv", [])
+    monkeypatch.setattr(sys, "path", ["", *sys.path])
+    for name in [name for name in os.environ if name.startswith("LMS_")]:
+        monkeypatch.delenv(name)
+    launcher.run(Target(str(train), ("20",)), Options.parse(budget="2MB"))
+    _, _, last = capfd.readouterr().err.partition("20 steps")
+    assert re.search(r"\nlms: advice: \d+% of the time .* raise --budget, now 2 MB,", last)

@@ -158,6 +158,7 @@ def _variables(
         )
         if inherited:
             reasons.append(("DDL_OPTIONS", f"{made['DDL_OPTIONS']} (with those of the environment: {inherited})"))
+    made |= environment.figures(options)
     given = {one.name for one in options.exports}
     each = environment.threads(counts, cores)
     if each is not None and "OMP_NUM_THREADS" not in found.environ and "OMP_NUM_THREADS" not in given:

@@ -13,7 +13,7 @@ from collections.abc import Mapping, Sequence
 from ddl.launch import guard, leftovers
 from ddl.launch.dimensions import Dimensions
 from ddl.launch.mpi import HYDRA, Mpi
-from ddl.launch.options import Export, Mode, check_ddl_words
+from ddl.launch.options import Export, Mode, Options, check_ddl_words
 from ddl.launch.reports import ASKED, BEGAN, VARIABLE
 
 VISIBLE = "CUDA_VISIBLE_DEVICES"
@@ -135,6 +135,17 @@ def ddl_options(
 
 def _names(words: Sequence[str]) -> set[str]:
     return {word.lstrip("-") for word in words if word.startswith("-")}
+
+
+def figures(options: Options) -> dict[str, str]:
+    """The variables by which each rank's figures are sampled: DDL's, and those of a session of LMS in the same rank."""
+    asked = {
+        "TENSORBOARD": options.tensorboard,
+        "METRICS_PORT": options.metrics_port,
+        "METRICS_ADDRESS": options.metrics_address,
+    }
+    given = {name: str(value) for name, value in asked.items() if value is not None}
+    return {f"{part}_{name}": value for part in ("DDL", "LMS") for name, value in given.items()}
 
 
 def threads(counts: Mapping[str, int], cores: Mapping[str, int]) -> int | None:

@@ -12,6 +12,7 @@ import shlex
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
+from ipaddress import ip_address
 from pathlib import Path
 
 import ddl
@@ -87,6 +88,13 @@ def _path(text: str) -> Path:
     return Path(_text(text))
 
 
+def _address(text: str) -> str:
+    try:
+        return str(ip_address(text))
+    except ValueError:
+        raise ValueError(f"{quoted(text)}: expected an IP address, such as 127.0.0.1 or 0.0.0.0") from None
+
+
 def _words(text: str) -> list[str]:
     try:
         return shlex.split(text)
@@ -140,6 +148,9 @@ class Options:
     dry_run: bool = False
     rank_prefix: bool = False
     log_dir: Path | None = None
+    tensorboard: Path | None = None
+    metrics_port: int | None = None
+    metrics_address: str | None = None
     command: str = "run"  # run, or one of COMMANDS
     program: tuple[str, ...] = ()
 
@@ -197,6 +208,13 @@ def add_options(parser: Parser) -> None:
     add("--dry-run", action="store_true", help="print what would be run, and run nothing")
     add("--rank-prefix", action="store_true", help="the rank before each line of output")
     add("--log-dir", type=read(_path), metavar="DIR", help="keep the run's folder in DIR (default: see the manual)")
+
+    add = group("figures of each rank, once a second")
+    add("--tensorboard", type=read(_path), metavar="DIR", help="event files for TensorBoard, a folder in DIR each rank")
+    add("--metrics-port", type=read(partial(whole, most=65535)), metavar="N",
+        help="for Prometheus: a port on each host, which its ranks share")
+    add("--metrics-address", type=read(_address), metavar="IP",
+        help="open it at this address of each host (default 127.0.0.1; 0.0.0.0: at all)")
     # fmt: on
 
 

@@ -94,6 +94,7 @@ class CpuDevice(Device):
         self._pool: PagePool | None = None  # once it is in use
         self._limit: int | None = None
         self._outside = 0  # most resident bytes that were not the pool's
+        self.reserved = 0  # bytes for what is paged: they count as in use, in the place of those that are
 
     def capacity(self) -> int:
         """The lesser of what the machine has and what the control group allows, or this process's part of it."""
@@ -101,7 +102,10 @@ class CpuDevice(Device):
 
     def current(self) -> int:
         """Resident bytes in use, exact to some pages a core."""
-        return self._resident.current() - (self._pool.usage().idle if self._pool is not None else 0)
+        if self._pool is None:
+            return self._resident.current()
+        usage = self._pool.usage()
+        return self._resident.current() - usage.idle - usage.paged + self.reserved
 
     def peak(self) -> Peak:
         """Most resident bytes since `reset_peak`, or of the process's life if the kernel refuses a reset."""
@@ -113,7 +117,7 @@ class CpuDevice(Device):
         if outside > self._outside:
             self._outside = outside
             self._bound()
-        return Peak(resident, outside + usage.used_peak)
+        return Peak(resident, outside + usage.used_peak + self.reserved)
 
     def _bound(self) -> None:
         if self._pool is not None and self._limit is not None:

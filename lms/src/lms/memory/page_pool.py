@@ -23,13 +23,14 @@ class PoolUsage(NamedTuple):
     fresh: int
     returned: int
     stitched: int
+    paged: int
 
 
 class PagePool:
     """PyTorch's CPU allocator, once `install` was called. There is one a process."""
 
     def __init__(self, library: ctypes.CDLL) -> None:
-        self._library = library
+        self.library = library
         library.lms_pool_keep.argtypes = (ctypes.c_size_t,)
         library.lms_pool_usage.argtypes = (ctypes.POINTER(ctypes.c_uint64),)
         self._figures = (ctypes.c_uint64 * len(PoolUsage._fields))()
@@ -37,25 +38,25 @@ class PagePool:
     @property
     def installed(self) -> bool:
         """Whether new tensors come from the pool. A forked child's do not, until it calls `install` itself."""
-        return bool(self._library.lms_pool_active())
+        return bool(self.library.lms_pool_active())
 
     def install(self) -> bool:
         """Let new tensors come from the pool; False if another allocator will not give way."""
-        return bool(self._library.lms_pool_install() == 0)
+        return bool(self.library.lms_pool_install() == 0)
 
     def retire(self) -> None:
         """Let new tensors come from PyTorch's own allocator again, and return what is idle. Tensors live on."""
-        self._library.lms_pool_retire()
+        self.library.lms_pool_retire()
 
     def keep(self, nbytes: int) -> None:
         """Keep idle pages only while used and idle ones together are at most `nbytes`; return the rest."""
-        self._library.lms_pool_keep(min(max(nbytes, 0), _UNBOUNDED))
+        self.library.lms_pool_keep(min(max(nbytes, 0), _UNBOUNDED))
 
     def reset_peak(self) -> None:
         """Let `used_peak` and `peak` begin anew."""
-        self._library.lms_pool_reset_peak()
+        self.library.lms_pool_reset_peak()
 
     def usage(self) -> PoolUsage:
         """Where the pool's pages are."""
-        self._library.lms_pool_usage(self._figures)
+        self.library.lms_pool_usage(self._figures)
         return PoolUsage(*self._figures)

@@ -20,6 +20,7 @@ from lms.core.link import Link
 from lms.errors import LMSError, SpillError, afresh
 from lms.memory.file import FileSlab, Place
 from lms.memory.meter import Meter, measured_link
+from lms.memory.slab import round_up
 from lms.memory.slots import Ledger, Slot
 
 
@@ -289,6 +290,12 @@ class FileEngine:
 
         lane.submit(copy, work, partial(self._slots.leave, slot))
         return copy
+
+    def reserve(self, nbytes: int) -> Place:
+        """Room in the file for whole pages that other code copies, for good."""
+        self._check()
+        with self._slots.lock:
+            return self.file.allocate(round_up(nbytes), 0)
 
     def discard(self, slot: Slot) -> None:
         """Give the slot's room back, once its copies have ended. Never blocks. Idempotent."""

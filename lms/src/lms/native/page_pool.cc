@@ -34,8 +34,7 @@ void* PagePool::allocate(std::size_t nbytes) {
     const Address block = take(nbytes);
     if (block == nullptr) return nullptr;
     usage_.used += nbytes;
-    usage_.used_peak = std::max(usage_.used_peak, usage_.used);
-    usage_.peak = std::max(usage_.peak, usage_.used + usage_.idle);
+    note_peak();
     return block;
 }
 
@@ -43,10 +42,31 @@ bool PagePool::free(void* block) {
     const std::lock_guard<std::mutex> guard(mutex_);
     const auto found = blocks_.find(static_cast<Address>(block));
     if (found == blocks_.end() || found->second.idle) return false;
+    if (found->second.lent) {  // the pager has counted its pages
+        give_up(found);
+        return true;
+    }
     usage_.used -= found->second.nbytes;
     add_idle(found);
     trim(keep_);
     return true;
+}
+
+std::size_t PagePool::lend(void* block) {
+    const std::lock_guard<std::mutex> guard(mutex_);
+    const auto found = blocks_.find(static_cast<Address>(block));
+    if (found == blocks_.end() || found->second.idle || found->second.lent) return 0;
+    found->second.lent = true;
+    usage_.used -= found->second.nbytes;
+    usage_.paged += found->second.nbytes;
+    return found->second.nbytes;
+}
+
+void PagePool::paged(std::ptrdiff_t more) {
+    const std::lock_guard<std::mutex> guard(mutex_);
+    usage_.paged += static_cast<std::size_t>(more);
+    note_peak();
+    trim(keep_);
 }
 
 void PagePool::keep(std::size_t nbytes) {
@@ -58,7 +78,7 @@ void PagePool::keep(std::size_t nbytes) {
 void PagePool::reset_peak() {
     const std::lock_guard<std::mutex> guard(mutex_);
     usage_.used_peak = usage_.used;
-    usage_.peak = usage_.used + usage_.idle;
+    usage_.peak = all();
 }
 
 PoolUsage PagePool::usage() const {
@@ -189,18 +209,28 @@ PagePool::Blocks::iterator PagePool::split(Blocks::iterator block, std::size_t n
 // Return idle pages until all are at most `most`, those of the smallest blocks first: large ones are the easiest to
 // reuse.
 void PagePool::trim(std::size_t most) {
-    while (usage_.idle > 0 && usage_.used + usage_.idle > most) {
-        const std::size_t excess = (usage_.used + usage_.idle - most + page_ - 1) / page_ * page_;
+    while (usage_.idle > 0 && all() > most) {
+        const std::size_t excess = (all() - most + page_ - 1) / page_ * page_;
         const auto block = blocks_.find(idle_.begin()->second);
         remove_idle(block);
         if (block->second.nbytes > excess) add_idle(split(block, excess));
-        const Address end = block->first + block->second.nbytes;
-        give_back(block->first, block->second.nbytes);
-        usage_.returned += block->second.nbytes;
-        seams_.erase(seams_.lower_bound(block->first), seams_.lower_bound(end));
-        seams_.insert(end);
-        blocks_.erase(block);
+        give_up(block);
     }
+}
+
+// Return a block's pages and addresses to the system.
+void PagePool::give_up(Blocks::iterator block) {
+    const Address end = block->first + block->second.nbytes;
+    give_back(block->first, block->second.nbytes);
+    usage_.returned += block->second.nbytes;
+    seams_.erase(seams_.lower_bound(block->first), seams_.lower_bound(end));
+    seams_.insert(end);
+    blocks_.erase(block);
+}
+
+void PagePool::note_peak() {
+    usage_.used_peak = std::max(usage_.used_peak, usage_.used);
+    usage_.peak = std::max(usage_.peak, all());
 }
 
 }  // namespace lms

@@ -22,13 +22,14 @@ namespace lms {
 
 // Everything in bytes, except the count at the end.
 struct PoolUsage {
-    std::size_t used = 0;        // in blocks that were handed out
+    std::size_t used = 0;        // in blocks that were handed out, less those that were lent
     std::size_t used_peak = 0;   // the most of `used` since `reset_peak`
     std::size_t idle = 0;        // freed and kept
-    std::size_t peak = 0;        // the most of `used` and `idle` together since `reset_peak`
+    std::size_t peak = 0;        // the most of `used`, `idle` and `paged` together since `reset_peak`
     std::uint64_t fresh = 0;     // taken from the system, over the pool's life
     std::uint64_t returned = 0;  // given back to the system
     std::uint64_t stitched = 0;  // blocks for which pages of others were moved
+    std::size_t paged = 0;       // of lent blocks, in memory
 };
 
 // Blocks of whole pages, page-aligned. Safe to use from several threads.
@@ -45,8 +46,14 @@ class PagePool {
     // Take a block back, to hand its pages out again. False, and nothing done, for memory that is not the pool's.
     bool free(void* block);
 
-    // Keep idle pages only while idle and used pages together are at most `nbytes`; return what is more, now and from
-    // now on.
+    // Lend a block in use to a pager, which takes its pages away and brings them back until the block is freed. The
+    // bytes of the block, zero for memory that is not the pool's.
+    std::size_t lend(void* block);
+
+    // So many more bytes of lent blocks are in memory, or fewer.
+    void paged(std::ptrdiff_t more);
+
+    // Keep idle pages only while all pages together are at most `nbytes`; return what is more, now and from now on.
     void keep(std::size_t nbytes);
 
     // Let both peaks begin anew.
@@ -64,6 +71,7 @@ class PagePool {
     struct Block {
         std::size_t nbytes;
         bool idle;
+        bool lent = false;
     };
     using Blocks = std::map<Address, Block>;
 
@@ -75,6 +83,9 @@ class PagePool {
     void remove_idle(Blocks::iterator block);
     Blocks::iterator split(Blocks::iterator block, std::size_t nbytes);
     void trim(std::size_t most);
+    std::size_t all() const { return usage_.used + usage_.idle + usage_.paged; }
+    void note_peak();
+    void give_up(Blocks::iterator block);
 
     mutable std::mutex mutex_;
     Blocks blocks_;                                   // all, by address; they do not overlap

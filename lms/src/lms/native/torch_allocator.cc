@@ -1,4 +1,4 @@
-// PyTorch's CPU allocator over a PagePool, and the C functions by which Python reaches it.
+// PyTorch's CPU allocator over a PagePool, and the C functions by which Python reaches it and its Pager.
 //
 // Blocks of kLeast bytes and more come from the pool: tensors, and the scratch memory that operations ask for. Smaller
 // ones come from PyTorch's own allocator. Once installed it stays: memory that it handed out needs it to be freed.
@@ -14,6 +14,7 @@
 #include <limits>
 
 #include "page_pool.h"
+#include "pager.h"
 
 namespace {
 
@@ -27,12 +28,20 @@ lms::PagePool& pool() {
     return *pool;
 }
 
+lms::Pager& pager() {
+    static auto* const pager = new lms::Pager(pool());
+    return *pager;
+}
+
 std::atomic<bool> active{false};
+std::atomic<bool> paging{false};  // a block was tracked once
 
 void release(void* block) {
     // The pool's blocks begin on a page, nearly all others do not and need no look into it.
     if (block == nullptr) return;
-    if ((reinterpret_cast<std::uintptr_t>(block) & kPageMask) == 0 && pool().free(block)) {
+    const bool on_page = (reinterpret_cast<std::uintptr_t>(block) & kPageMask) == 0;
+    if (on_page && paging) pager().forget(static_cast<char*>(block));
+    if (on_page && pool().free(block)) {
         c10::profiledCPUMemoryReporter().Delete(block);
         return;
     }
@@ -71,11 +80,20 @@ int lms_pool_install() {
     static auto* const allocator = [] {
         // The idle pages are the parent's. A child that kept them would keep what was in them, each page a second time
         // as soon as the parent has written to it.
-        pthread_atfork([] { pool().lock(); }, [] { pool().unlock(); },
-                       [] {
-                           pool().unlock();
-                           lms_pool_retire();
-                       });
+        pthread_atfork(
+            [] {
+                pager().before_fork();
+                pool().lock();
+            },
+            [] {
+                pool().unlock();
+                pager().after_fork();
+            },
+            [] {
+                pool().unlock();
+                pager().in_child();
+                lms_pool_retire();
+            });
         return new PoolAllocator;
     }();
     c10::SetCPUAllocator(allocator, kPriority);
@@ -97,10 +115,32 @@ void lms_pool_keep(std::size_t nbytes) { pool().keep(nbytes); }
 void lms_pool_reset_peak() { pool().reset_peak(); }
 
 // Figures in the order of PoolUsage.
-void lms_pool_usage(std::uint64_t figures[7]) {
+void lms_pool_usage(std::uint64_t figures[8]) {
     const lms::PoolUsage usage = pool().usage();
-    const std::uint64_t all[] = {usage.used,  usage.used_peak, usage.idle,    usage.peak,
-                                 usage.fresh, usage.returned,  usage.stitched};
+    const std::uint64_t all[] = {usage.used,  usage.used_peak, usage.idle,     usage.peak,
+                                 usage.fresh, usage.returned,  usage.stitched, usage.paged};
+    std::copy(std::begin(all), std::end(all), figures);
+}
+
+// The pager: see pager.h.
+void lms_pager_start() { pager().start(); }
+void lms_pager_stop() { pager().stop(); }
+std::uint32_t lms_pager_number(std::uint32_t count) { return pager().number(count); }
+int lms_pager_track(std::uint32_t first, void* address, int file, std::uint64_t offset, int transient) {
+    paging = true;
+    return pager().track(first, static_cast<char*>(address), file, offset, transient != 0) ? 1 : 0;
+}
+void lms_pager_keep(std::size_t nbytes) { pager().keep(nbytes); }
+void lms_pager_expect(const std::uint32_t* pieces, const std::uint32_t* positions, std::size_t count) {
+    pager().expect(pieces, positions, count);
+}
+void lms_pager_reach(std::uint32_t position) { pager().reach(position); }
+
+// Figures in the order of PagerUsage.
+void lms_pager_usage(std::uint64_t figures[7]) {
+    const lms::PagerUsage usage = pager().usage();
+    const std::uint64_t all[] = {usage.tracked, usage.resident, usage.out,   usage.back,
+                                 usage.faults,  usage.waited,   usage.failed};
     std::copy(std::begin(all), std::end(all), figures);
 }
 

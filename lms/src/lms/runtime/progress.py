@@ -13,6 +13,7 @@ from lms.memory.device import Device, Mark
 FIRST_STEPS = 2  # steps after which what a training needs is taken to be known
 FIRST_PASSES = 3  # the same in passes with a backward, while no optimizer has stepped
 KEPT = 9  # cycles that are remembered
+KEPT_TIMES = 1000  # steps whose times are
 
 
 @dataclass
@@ -46,7 +47,8 @@ class Progress:
         self.passes = 0  # complete ones
         self.trained = 0  # those in which a backward ran
         self.steps = 0
-        self.step_times: list[float] = []  # seconds from step to step, with all that LMS added
+        self.step_times: deque[float] = deque(maxlen=KEPT_TIMES)  # seconds from step to step, with all that LMS added
+        self.elapsed = 0.0  # seconds from the end of the first step to that of the last
         self._stepped: float | None = None
         self._last: _Step | None = None
         self._cycles: deque[tuple[_Step, _Step]] = deque(maxlen=KEPT)
@@ -78,6 +80,7 @@ class Progress:
         now = time.perf_counter()
         if self._stepped is not None:
             self.step_times.append(now - self._stepped)
+            self.elapsed += now - self._stepped
         self._stepped = now
         before = self._last
         self._last = _Step(self.device.mark(), self.device.computed(), own, recorded) if clocked else None
@@ -86,9 +89,10 @@ class Progress:
 
     def cycle(self) -> Cycle | None:
         """The median of the last cycles; None before the second step. May wait for the device to reach the last."""
-        if not self._cycles:
+        known = list(self._cycles)  # another thread may ask while a step is noted
+        if not known:
             return None
-        cycles = [self._measured(before, after) for before, after in self._cycles]
+        cycles = [self._measured(before, after) for before, after in known]
         return Cycle(
             statistics.median(cycle.seconds for cycle in cycles),
             statistics.median(cycle.busy for cycle in cycles),

@@ -41,6 +41,9 @@ def run(target: Target, options: Options, *, trace: Path | None = None, report: 
     Returns the exit status. Raises LMSError, KeyboardInterrupt and SystemExit as the target does.
     """
     fits = _Fits(options)
+    for option, value in (("--tensorboard", options.tensorboard), ("--metrics-port", options.metrics_port)):
+        if value is not None:
+            warn(f"{option}={value}: without effect, because sessions of TensorFlow are not watched")
     status, returned = 1, False
     try:
         with fits:

@@ -7,14 +7,14 @@ from collections.abc import Mapping
 
 from lms.runtime.planner import PassPlanner
 from lms.stats import Stats
-from lms.torch.optimizer_state import StatePager
+from lms.torch.state import Figures
 from lms.torch.swapper import SavedTensorSwapper
 
 
 def figures(
     planner: PassPlanner,
     swapper: SavedTensorSwapper,
-    pager: StatePager,
+    state: Figures,
     usage: Mapping[str, int],
     stalled: tuple[float, float],
 ) -> Stats:
@@ -36,16 +36,17 @@ def figures(
         swapped_in=counters.back,
         stall_out=stalled[0],
         stall_in=stalled[1],
-        state=pager.figures.nbytes,
-        state_held=pager.figures.held,
-        state_out=pager.tier.out,
-        state_in=pager.tier.back,
-        state_stall=pager.tier.waited,
+        state=state.nbytes,
+        state_held=state.held,
+        state_out=state.out,
+        state_in=state.back,
+        state_stall=state.waited,
         host_peak=usage.get("host_peak", 0),
         file_peak=usage.get("file_peak", 0),
         misses=swapper.stepper.misses,
         replans=planner.replans,
         step_time=statistics.median(progress.step_times) if progress.step_times else None,
+        elapsed=progress.elapsed,
         step_busy=cycle.busy if cycle is not None else None,
         hook_time=counters.hook,
         **{f"kept_{reason}": nbytes for reason, nbytes in swapper.movable.stayed.items()},

@@ -10,6 +10,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from lms.advice import advice
 from lms.console import say, warn
 from lms.core.link import Link
 from lms.errors import LMSError
@@ -245,7 +246,10 @@ def _finish(
     watched = watch.stop() if isinstance(watch, Watch) else watch
     counters = session.stats()
     if step is not None or counters["state"]:
-        say(Stats(**counters).line(session.peak_where))  # type: ignore[arg-type]  # the keys of the dict are the fields
+        stats = Stats(**counters)  # type: ignore[arg-type]  # the keys of the dict are the fields
+        say(stats.line(session.peak_where))
+        for one in advice(stats):
+            say(f"advice: {one.text}")
     elif returned:  # else it had no time to
         swapped = counters["swapped_out"]
         warn(f"{'there is no plan' if swapped else 'LMS had no effect'}: {_why_no_step(session)}")

@@ -200,10 +200,20 @@ class StatePager:
 
     Storages below `min_size` bytes stay, and so does what other code refers to, because that code could not be told
     that the tensor is away. If there is more room than before, by no more than `slack` bytes, as much leaves as before.
+    `before_part` is told of the parameters that are about to step.
     """
 
-    def __init__(self, tier: Tier, device: torch.device, *, min_size: int, slack: int) -> None:
+    def __init__(
+        self,
+        tier: Tier,
+        device: torch.device,
+        *,
+        min_size: int,
+        slack: int,
+        before_part: Callable[[Iterable[Parameter]], None] | None = None,
+    ) -> None:
         self.tier = tier
+        self._before_part = before_part
         self._device = device
         self._min_size = max(min_size, 1)
         self._slack = slack
@@ -287,6 +297,8 @@ class StatePager:
                     f"{error}; the optimizer has stepped {index} of the {len(parts)} parts of its parameters: go on "
                     "from a checkpoint, and do not repeat the step"
                 ) from error
+            if self._before_part is not None:
+                self._before_part(_parameters(part))
             step(_part_of(optimizer, part))
             departures, held = self._trim(state, _parameters(part), allowed, held)
             leaving.append(departures)

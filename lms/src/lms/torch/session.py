@@ -12,34 +12,38 @@ from typing import Unpack
 import torch
 from torch.optim.optimizer import Optimizer
 
+from lms.advice import advice, as_figure
 from lms.core.budget import Budget, Client
 from lms.core.link import Link
 from lms.core.plan import Plan
 from lms.core.timeline import Timeline
 from lms.errors import LMSError, UsageError
+from lms.metrics import Outputs, Watch, watch
+from lms.metrics.families import Figure
 from lms.options import Given, Options
 from lms.ranks import sharing
 from lms.runtime import planner
 from lms.runtime.planner import PassPlanner
 from lms.runtime.progress import Progress
-from lms.runtime.state_room import StateRoom
-from lms.torch import dtensor, hooks, movable, mover, optimizer_state, records, storages, swapper
+from lms.stats import Stats
+from lms.torch import dtensor, hooks, movable, mover, optimizer_state, paging, records, state, storages, swapper
 from lms.torch.arguments import listed, training_device
 from lms.torch.backend import device_for, make_engine
 from lms.torch.figures import figures
 from lms.torch.hooks import SavedTensorHooks
 from lms.torch.interrupts import Shield
 from lms.torch.modules import ModuleNames
-from lms.torch.optimizer_state import CHUNK, Arguments, Keywords, StatePager, StepArguments, Tier
+from lms.torch.optimizer_state import Arguments, Keywords, StepArguments
 from lms.torch.optimizers import Optimizers
 from lms.torch.records import View
+from lms.torch.state import State
 from lms.torch.swapper import SavedTensorSwapper
 from lms.trace import Trace
 from lms.units import format_size
 from lms.warn import warn_script
 
 # Code that Ctrl-C must not leave half done, beside opening and closing a session.
-_UNINTERRUPTED = (dtensor, hooks, movable, mover, optimizer_state, planner, records, storages, swapper)
+_UNINTERRUPTED = (dtensor, hooks, movable, mover, optimizer_state, paging, planner, records, state, storages, swapper)
 
 _open: Session | None = None  # hooks are one per thread and the device is one per process, so sessions do not nest
 _claiming = threading.Lock()  # held to look at `_open` and take its place
@@ -57,13 +61,17 @@ class Session:
         frac: the same as a share of the device's capacity, in (0, 1]; 0.9 when none of limit, frac and budget is given.
         budget: most bytes of saved tensors that may stay on the device, whatever else it holds; 0 is allowed.
         min_size: storages smaller than this stay.
-        swap: what may move: "activations", "optimizer" or both. An optimizer's state is away between its steps, if
-            the limit asks for it, and comes back part by part; under a budget all of it leaves.
+        swap: what may move: any of "activations", "optimizer", "parameters" and "gradients". An optimizer's state is
+            away between its steps, if the limit asks for it, and comes back part by part. Parameters and gradients
+            (on a CPU) are away between their uses. Under a budget all that can leaves.
         spill_dir: folder of the file tier; on a CPU the first usual folder on a disk by default.
         host_limit: most pinned host memory on CUDA; past it the file tier, or an error.
         prefetch: accesses that a copy back may start ahead of its use; the plan's choice by default.
         write_ahead: copies out that may be in flight; the plan's choice by default.
         verify: compare a checksum of everything that is swapped when it comes back.
+        tensorboard: folder that TensorBoard's event files are written to, once a second, from a thread of its own.
+        metrics_port: TCP port that Prometheus finds the same figures on; the ranks of a host share it.
+        metrics_address: IP address that the port is opened at, 127.0.0.1 by default.
         device: the device of the training; by default that of the model's parameters.
         on_plan: called with each new plan before it is first followed.
 
@@ -86,6 +94,9 @@ class Session:
         self._on_plan = on_plan
         self._is_open = False
         self._opened = False
+        self._outputs = Outputs(self.options.tensorboard, self.options.metrics_port, self.options.metrics_address)
+        self._outputs.check()
+        self._watch: Watch | None = None
 
     # Life
 
@@ -104,6 +115,8 @@ class Session:
             self._claim()
             self._acquire()
             self._is_open = True
+            if self._outputs:
+                self._watch = watch("lms", self._sampled, self._outputs)
         except BaseException:
             if _open is self:
                 _open = None
@@ -166,10 +179,16 @@ class Session:
         self._hooks = SavedTensorHooks(self._swapper.native, self._pack, self._unpack)
         if self._records:
             self._hooks.set()
-        self._room = StateRoom(self._planner, state, part=CHUNK, passes=self._records)
-        tier = Tier(self.engine, self._swapper.lock)
-        self._pager = StatePager(tier, self.torch_device, min_size=options.min_size, slack=(self.limit or 0) // 32)
-        self._optimizers.listen(self._after_step, self._before_step if "optimizer" in options.swap else None)
+        self._state = State(
+            options,
+            self._planner,
+            self.engine,
+            state,
+            lock=self._swapper.lock,
+            models=self._models,
+            never=self._swapper.movable.never,
+        )
+        self._optimizers.listen(self._after_step, self._before_step if self._state.moves else None)
 
     def close(self) -> None:
         """Switch LMS off. Tensors that are still saved stay usable; their memory goes back with the last of them.
@@ -189,8 +208,10 @@ class Session:
         self._optimizers.leave()
         self._planner.peaks.after_the_last_pass()
         try:
-            self._swapper.stop(partial(self._pager.tier.close, self.engine.close))
+            self._swapper.stop(partial(self._state.close, self.engine.close))
         finally:
+            if self._watch is not None:
+                self._watch.close()
             self.device.release()
             self._shield.take_down()
 
@@ -227,7 +248,15 @@ class Session:
         self._learn()
         if self._is_open:
             self._planner.peaks.after_the_last_pass()
-        return asdict(figures(self._planner, self._swapper, self._pager, self.engine.usage(), self._stalled()))
+        return asdict(self._figures())
+
+    def _figures(self) -> Stats:
+        return figures(self._planner, self._swapper, self._state.figures(), self.engine.usage(), self._stalled())
+
+    def _sampled(self) -> dict[str, Figure]:
+        """The figures and the advice, for the sampler's thread: it may not plan, so the last pass may be missing."""
+        found = self._figures()
+        return {**asdict(found), "advice": as_figure(advice(found))}
 
     def _stalled(self) -> tuple[float, float]:
         """Seconds that the computation has waited for copies out, and for copies back."""
@@ -298,9 +327,8 @@ class Session:
     def _pack(self, tensor: torch.Tensor) -> object:
         if self._pauses:
             return View(tensor)
-        if self._pager.tier.strays and self._swapper.between_passes:
-            self._pager.tidy()
-            self._room.note(*self._pager.figures)
+        if self._state.strays and self._swapper.between_passes:
+            self._state.tidy()
         packed = self._swapper.pack(tensor)
         if self._planner.news:
             self._tell()
@@ -363,14 +391,13 @@ class Session:
         if self._pauses:
             return None
         self._swapper.learn()
-        return self._pager.before_step(optimizer, args, kwargs, room=self._room.now())
+        return self._state.before_step(optimizer, args, kwargs)
 
     def _after_step(self, optimizer: Optimizer) -> None:
         if self._pauses or _open is not self:
             return
-        if "optimizer" in self.options.swap:
-            self._pager.after_step(optimizer)
-            self._room.after_step(*self._pager.figures)
+        if self._state.moves:
+            self._state.after_step(optimizer)
         self._swapper.step(id(optimizer))
         self._swapper.judge()  # while the script still has what it had during the backward
         if not self._optimizers.counts(optimizer):

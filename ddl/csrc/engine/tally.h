@@ -1,0 +1,67 @@
+// What a rank's collectives have come to: how many, how long, which ranks it waited for. The progress lock guards it.
+#pragma once
+
+#include <algorithm>
+#include <cstdint>
+#include <vector>
+
+namespace ddl {
+
+// Collectives of fewer bytes are counted and not timed: they cannot afford looks at a clock.
+constexpr uint64_t kTimedBytes = 64 << 10;
+
+// The times of one call, in seconds of the engine's clock.
+struct Timing {
+    double began = 0;       // 0: not timed
+    double heard = 0;       // when the last of the first messages came that need no rank but their sender; 0: none yet
+    int heard_from = -1;    // its sender, by its rank in the communicator
+    double allreduces = 0;  // bytes of an allreduce that takes as long at least
+};
+
+class Tally {
+  public:
+    explicit Tally(int ranks) : waited_(static_cast<size_t>(ranks)), late_(static_cast<size_t>(ranks)) {}
+
+    void begin(Timing& timing, double now, double allreduces) {
+        timing.began = now;
+        timing.allreduces = allreduces;
+        if (in_flight_++ == 0) since_ = now;
+    }
+    // A call of `bytes` is finished. `now`: if it was timed. `heard_from`: by its rank in the world.
+    void finish(uint64_t bytes, const Timing& timing, double now, int heard_from) {
+        ++calls_;
+        bytes_ += bytes;
+        if (timing.began == 0) return;
+        ++timed_;
+        allreduces_ += timing.allreduces;
+        if (in_flight_ > 0 && --in_flight_ == 0) seconds_ += now - since_;
+        if (heard_from < 0) return;
+        const double wait = std::max(0.0, timing.heard - timing.began);
+        waited_[static_cast<size_t>(heard_from)] += wait;
+        if (wait > (now - timing.began) / 2) ++late_[static_cast<size_t>(heard_from)];
+    }
+    // A communicator broke: calls in flight will not finish.
+    void give_up(double now) {
+        if (in_flight_ > 0) seconds_ += now - since_;
+        in_flight_ = 0;
+    }
+
+    uint64_t calls() const { return calls_; }
+    uint64_t bytes() const { return bytes_; }
+    uint64_t timed() const { return timed_; }
+    double seconds() const { return seconds_; }        // in which a timed call was in flight
+    double allreduces() const { return allreduces_; }  // bytes of allreduces that would take as long at least
+    // By rank of the world: how long timed calls waited for its first message, and at how many that was more than half
+    // of the call.
+    const std::vector<double>& waited() const { return waited_; }
+    const std::vector<uint64_t>& late() const { return late_; }
+
+  private:
+    uint64_t calls_ = 0, bytes_ = 0, timed_ = 0;
+    double seconds_ = 0, since_ = 0, allreduces_ = 0;
+    int in_flight_ = 0;
+    std::vector<double> waited_;
+    std::vector<uint64_t> late_;
+};
+
+}  // namespace ddl

@@ -1,0 +1,96 @@
+"""Pages blocks of the page pool out to a file and back at the same addresses: `lms/native/pager.h` in C++."""
+
+from __future__ import annotations
+
+import ctypes
+import os
+from collections.abc import Iterable, Sequence
+from typing import NamedTuple
+
+from lms.errors import SpillError
+from lms.memory.transfer import FileEngine
+from lms.units import format_size
+
+PIECE = 8 << 20  # bytes that move at once (kPiece in pager.h)
+
+
+class PagerUsage(NamedTuple):
+    """A pager in figures: bytes, counts, and nanoseconds."""
+
+    tracked: int
+    resident: int
+    out: int
+    back: int
+    faults: int
+    waited: int
+    failed: int
+
+
+class Block(NamedTuple):
+    """Pieces, and their place in a file, for one block after another: a parameter, or the gradients of its steps."""
+
+    nbytes: int
+    pieces: range
+    file: int  # its descriptor
+    offset: int
+    transient: bool
+
+
+class Pager:
+    """Lets the pages of tensors leave, which come back when they are touched. There is one at a time in a process."""
+
+    def __init__(self, library: ctypes.CDLL, engine: FileEngine) -> None:
+        self._library = library
+        self._engine = engine
+        library.lms_pager_number.restype = ctypes.c_uint32
+        library.lms_pager_track.argtypes = (
+            ctypes.c_uint32, ctypes.c_void_p, ctypes.c_int, ctypes.c_uint64, ctypes.c_int,
+        )  # fmt: skip
+        library.lms_pager_keep.argtypes = (ctypes.c_size_t,)
+        library.lms_pager_expect.argtypes = (ctypes.c_void_p, ctypes.c_void_p, ctypes.c_size_t)
+        self._figures = (ctypes.c_uint64 * len(PagerUsage._fields))()
+        # What is away when the session ends comes back from this file, which the engine's does not outlive.
+        self._file = os.dup(engine.file.fileno())
+        library.lms_pager_start()
+
+    def block(self, nbytes: int, *, transient: bool = False) -> Block:
+        """Room for a block of `nbytes`. If `transient`, its contents are freed soon after their last use of a step."""
+        place = self._engine.reserve(nbytes)
+        count = -(-place.span // PIECE)
+        first = self._library.lms_pager_number(count)
+        return Block(nbytes, range(first, first + count), self._file, place.offset, transient)
+
+    def track(self, block: Block, address: int) -> bool:
+        """Let the pages of the tensor at `address` leave. False if it is not a block of the page pool of its own."""
+        _, pieces, file, offset, transient = block
+        return bool(self._library.lms_pager_track(pieces.start, address, file, offset, int(transient)))
+
+    def keep(self, nbytes: int) -> None:
+        """Keep at most so many bytes of all blocks in memory."""
+        self._library.lms_pager_keep(max(nbytes, 0))
+
+    def expect(self, course: Sequence[Iterable[Block]]) -> None:
+        """Foresee that a step uses these blocks, in this order."""
+        uses = [(piece, at) for at, blocks in enumerate(course) for block in blocks for piece in block.pieces]
+        pieces = (ctypes.c_uint32 * len(uses))(*(piece for piece, _ in uses))
+        positions = (ctypes.c_uint32 * len(uses))(*(at for _, at in uses))
+        self._library.lms_pager_expect(pieces, positions, len(uses))
+
+    def reach(self, position: int) -> None:
+        """The step is at this position of the course."""
+        self._library.lms_pager_reach(position)
+
+    def usage(self) -> PagerUsage:
+        """Figures of this process's life. Raises SpillError if a write failed since the last call."""
+        self._library.lms_pager_usage(self._figures)
+        usage = PagerUsage(*self._figures)
+        if usage.failed:
+            raise SpillError(
+                f"spill_dir={str(self._engine.file.directory)!r}: writing failed: {os.strerror(usage.failed)}; "
+                f"{format_size(usage.resident)} of state stay in memory. Free some room there, or give another folder"
+            )
+        return usage
+
+    def stop(self) -> None:
+        """Nothing leaves any more. What is away comes back when it is touched."""
+        self._library.lms_pager_stop()

@@ -1,0 +1,371 @@
+#include "pager.h"
+
+#include <signal.h>
+#include <sys/mman.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <cerrno>
+#include <chrono>
+#include <cstdio>
+#include <cstdlib>
+#include <cstring>
+#include <limits>
+
+namespace lms {
+namespace {
+
+constexpr std::uint32_t kNever = std::numeric_limits<std::uint32_t>::max();
+constexpr std::size_t kAhead = 4;  // pieces that may be on their way back: enough to keep a disk busy
+
+// Both move all bytes or return an errno.
+int write_all(int file, const char* from, std::size_t nbytes, std::uint64_t offset) {
+    while (nbytes > 0) {
+        const ssize_t done = pwrite(file, from, nbytes, static_cast<off_t>(offset));
+        if (done < 0 && errno == EINTR) continue;
+        if (done <= 0) return done < 0 ? errno : EIO;
+        from += done, offset += static_cast<std::uint64_t>(done), nbytes -= static_cast<std::size_t>(done);
+    }
+    return 0;
+}
+
+int read_all(int file, char* to, std::size_t nbytes, std::uint64_t offset) {
+    while (nbytes > 0) {
+        const ssize_t done = pread(file, to, nbytes, static_cast<off_t>(offset));
+        if (done < 0 && errno == EINTR) continue;
+        if (done <= 0) return done < 0 ? errno : EIO;
+        to += done, offset += static_cast<std::uint64_t>(done), nbytes -= static_cast<std::size_t>(done);
+    }
+    return 0;
+}
+
+[[noreturn]] void die(const char* what, std::size_t nbytes, int error) {
+    std::fprintf(stderr, "lms: error: %s: %zu bytes that were swapped out: %s\n", what, nbytes, std::strerror(error));
+    std::abort();
+}
+
+Pager* the_pager = nullptr;
+struct sigaction former;
+
+void on_fault(int signal, siginfo_t* info, void* context) {
+    const int error = errno;
+    if (the_pager->fault(static_cast<char*>(info->si_addr))) {
+        errno = error;
+        return;
+    }
+    if ((former.sa_flags & SA_SIGINFO) != 0) {
+        former.sa_sigaction(signal, info, context);
+    } else if (former.sa_handler != SIG_DFL && former.sa_handler != SIG_IGN) {
+        former.sa_handler(signal);
+    } else {
+        sigaction(SIGSEGV, &former, nullptr);  // the access that faulted is tried again, and ends the process
+    }
+}
+
+// The handler that was installed last is called first: take the place again if another took it.
+void take_faults(Pager* pager) {
+    the_pager = pager;
+    struct sigaction ours{};
+    ours.sa_sigaction = on_fault;
+    ours.sa_flags = SA_SIGINFO | SA_ONSTACK;
+    sigemptyset(&ours.sa_mask);
+    struct sigaction found{};
+    sigaction(SIGSEGV, nullptr, &found);
+    if ((found.sa_flags & SA_SIGINFO) != 0 && found.sa_sigaction == on_fault) return;
+    former = found;
+    sigaction(SIGSEGV, &ours, nullptr);
+}
+
+}  // namespace
+
+Pager::Pager(PagePool& pool) : pool_(pool), recent_(std::max(8U, 2 * std::thread::hardware_concurrency())) {}
+
+void Pager::start() {
+    const Lock lock(mutex_);
+    take_faults(this);
+    if (running_) return;
+    running_ = true;
+    threads_.emplace_back([this] { read_ahead(); });
+    threads_.emplace_back([this] { write_behind(); });
+}
+
+void Pager::stop() {
+    {
+        const Lock lock(mutex_);
+        running_ = false;
+        keep_ = ~std::size_t{0};
+        changed_.notify_all();
+    }
+    for (std::thread& thread : threads_) thread.join();
+    threads_.clear();
+}
+
+std::uint32_t Pager::number(std::uint32_t count) {
+    const Lock lock(mutex_);
+    pieces_.resize(pieces_.size() + count);
+    return static_cast<std::uint32_t>(pieces_.size()) - count;
+}
+
+bool Pager::track(std::uint32_t first, char* address, int file, std::uint64_t offset, bool transient) {
+    const Lock lock(mutex_);
+    if (pieces_[first].state != State::kEmpty) return pieces_[first].address == address;
+    const std::size_t nbytes = pool_.lend(address);
+    if (nbytes == 0) return false;
+    const std::size_t count = (nbytes + kPiece - 1) / kPiece;
+    for (std::size_t index = 0; index < count; ++index) {
+        Piece& piece = pieces_[first + index];
+        const std::size_t start = index * kPiece;
+        piece.address = address + start;
+        piece.nbytes = std::min(kPiece, nbytes - start);
+        piece.offset = offset + start;
+        piece.file = file;
+        piece.state = State::kDirty;
+        piece.begins = index == 0;
+        piece.transient = transient;
+        piece.touched = ++clock_;
+        addresses_.emplace(piece.address, static_cast<std::uint32_t>(first + index));
+    }
+    usage_.tracked += nbytes;
+    usage_.resident += nbytes;
+    changed_.notify_all();
+    return true;
+}
+
+bool Pager::forget(char* address) {
+    Lock lock(mutex_);
+    auto found = addresses_.find(address);
+    if (found == addresses_.end() || !pieces_[found->second].begins) return false;
+    char* end = address;
+    while (found != addresses_.end() && found->first == end) {
+        Piece& piece = pieces_[found->second];
+        if (piece.begins != (end == address)) break;  // the next block
+        changed_.wait(lock, [&piece] { return !piece.busy; });
+        end += piece.nbytes;
+        usage_.tracked -= piece.nbytes;
+        if (piece.state != State::kAway && piece.state != State::kLost) {
+            usage_.resident -= piece.nbytes;
+            pool_.paged(-static_cast<std::ptrdiff_t>(piece.nbytes));
+        }
+        piece.state = State::kEmpty;
+        found = addresses_.erase(found);
+    }
+    changed_.notify_all();
+    return true;
+}
+
+void Pager::keep(std::size_t nbytes) {
+    const Lock lock(mutex_);
+    keep_ = nbytes;
+    changed_.notify_all();
+}
+
+void Pager::expect(const std::uint32_t* pieces, const std::uint32_t* positions, std::size_t count) {
+    const Lock lock(mutex_);
+    for (Piece& piece : pieces_) piece.positions.clear();
+    length_ = 0;
+    for (std::size_t index = 0; index < count; ++index) {
+        pieces_[pieces[index]].positions.push_back(positions[index]);
+        length_ = positions[index] + 1;
+    }
+    position_ = 0;
+    changed_.notify_all();
+}
+
+void Pager::reach(std::uint32_t position) {
+    const Lock lock(mutex_);
+    if (running_ && position == 0) take_faults(this);
+    position_ = position;
+    changed_.notify_all();
+}
+
+PagerUsage Pager::usage() {
+    const Lock lock(mutex_);
+    const PagerUsage now = usage_;
+    usage_.failed = 0;
+    return now;
+}
+
+bool Pager::fault(char* address) {
+    Lock lock(mutex_);
+    auto found = addresses_.upper_bound(address);
+    if (found == addresses_.begin()) return false;
+    Piece& piece = pieces_[(--found)->second];
+    if (address >= piece.address + piece.nbytes) return false;
+    if (piece.state == State::kClean || piece.state == State::kLeaving) {
+        // It can be read, so this is a write. A copy under way is of no use any more.
+        if (mprotect(piece.address, piece.nbytes, PROT_READ | PROT_WRITE) != 0) die("mprotect", piece.nbytes, errno);
+        piece.state = State::kDirty;
+        return true;
+    }
+    if (piece.state == State::kDirty) return true;  // another thread was faster
+    if (piece.state == State::kLost) {
+        std::fprintf(stderr,
+                     "lms: error: a forked process uses memory that its parent has swapped out: use it in "
+                     "the process that trains, or start the other one without fork\n");
+        return false;
+    }
+    const auto began = std::chrono::steady_clock::now();
+    ++usage_.faults;
+    if (piece.state == State::kAway) {
+        while (usage_.resident + piece.nbytes > keep_) {
+            Piece* const victim = next_out(0, false);
+            if (victim == nullptr || !evict(lock, *victim)) break;
+            if (piece.state != State::kAway) break;  // it came meanwhile
+        }
+    }
+    if (piece.state == State::kAway) bring(lock, piece);
+    changed_.wait(lock, [&piece] { return piece.state != State::kComing; });
+    usage_.waited += static_cast<std::uint64_t>(
+        std::chrono::duration_cast<std::chrono::nanoseconds>(std::chrono::steady_clock::now() - began).count());
+    return true;
+}
+
+void Pager::in_child() {
+    running_ = false;
+    // The threads stayed in the parent, and so did what is away: the parent goes on writing to the file.
+    static_cast<void>(new std::vector<std::thread>(std::move(threads_)));
+    threads_.clear();
+    for (Piece& piece : pieces_) {
+        piece.busy = false;
+        if (piece.state == State::kComing || piece.state == State::kAway) piece.state = State::kLost;
+    }
+    mutex_.unlock();
+}
+
+// Read the pages elsewhere and move them into place, so that no thread sees them before they are whole.
+void Pager::bring(Lock& lock, Piece& piece) {
+    piece.state = State::kComing;
+    piece.busy = true;
+    usage_.resident += piece.nbytes;
+    pool_.paged(static_cast<std::ptrdiff_t>(piece.nbytes));
+    lock.unlock();
+    const std::size_t nbytes = piece.nbytes;
+    void* const stage = mmap(nullptr, nbytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+    if (stage == MAP_FAILED) die("no memory", nbytes, errno);
+    if (const int error = read_all(piece.file, static_cast<char*>(stage), nbytes, piece.offset)) {
+        die("reading the spill file failed", nbytes, error);
+    }
+    if (mprotect(stage, nbytes, PROT_READ) != 0) die("mprotect", nbytes, errno);
+    if (mremap(stage, nbytes, nbytes, MREMAP_MAYMOVE | MREMAP_FIXED, piece.address) == MAP_FAILED) {
+        die("mremap", nbytes, errno);
+    }
+    lock.lock();
+    piece.state = State::kClean;
+    piece.busy = false;
+    piece.touched = ++clock_;
+    usage_.back += nbytes;
+    changed_.notify_all();
+}
+
+// Write a piece's pages, unless the file has them, and give them back. False if the disk takes no more.
+bool Pager::evict(Lock& lock, Piece& piece) {
+    if (piece.state == State::kDirty) {
+        if (mprotect(piece.address, piece.nbytes, PROT_READ) != 0) return false;  // too many mappings
+        piece.state = State::kLeaving;
+        piece.busy = true;
+        lock.unlock();
+        const int error = write_all(piece.file, piece.address, piece.nbytes, piece.offset);
+        lock.lock();
+        piece.busy = false;
+        changed_.notify_all();
+        if (piece.state != State::kLeaving) return true;  // it was written to meanwhile, and stays
+        if (error != 0) {
+            usage_.failed = static_cast<std::uint64_t>(error);
+            if (mprotect(piece.address, piece.nbytes, PROT_READ | PROT_WRITE) == 0) piece.state = State::kDirty;
+            return false;
+        }
+        usage_.out += piece.nbytes;
+    }
+    // A fresh mapping over it gives the pages back and takes the access at once.
+    if (mmap(piece.address, piece.nbytes, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_FIXED, -1, 0) == MAP_FAILED) {
+        piece.state = State::kClean;
+        return false;
+    }
+    piece.state = State::kAway;
+    usage_.resident -= piece.nbytes;
+    pool_.paged(-static_cast<std::ptrdiff_t>(piece.nbytes));
+    changed_.notify_all();
+    return true;
+}
+
+// Positions from here to the next use. What is transient has none behind its last one.
+std::uint32_t Pager::distance(const Piece& piece) const {
+    const auto& uses = piece.positions;
+    if (uses.empty()) return kNever;
+    const auto next = std::lower_bound(uses.begin(), uses.end(), position_);
+    if (next != uses.end()) return *next - position_;
+    return piece.transient ? kNever : uses.front() + length_ - position_;
+}
+
+// The piece that is away and used first, if few are on their way back.
+Pager::Piece* Pager::next_back(std::uint32_t* at) {
+    if (length_ == 0) return nullptr;
+    Piece* best = nullptr;
+    std::uint32_t nearest = kNever;
+    for (Piece& piece : pieces_) {
+        if (piece.state != State::kAway) continue;
+        const std::uint32_t distance = this->distance(piece);
+        if (distance < nearest) nearest = distance, best = &piece;
+    }
+    *at = nearest;
+    if (best == nullptr) return nullptr;
+    // Read ahead no further than a disk needs: what waits here unused has made others leave for it.
+    std::size_t waiting = 0;
+    for (const Piece& piece : pieces_) {
+        if (piece.state == State::kEmpty || piece.state == State::kAway || piece.state == State::kLost) continue;
+        const std::uint32_t distance = this->distance(piece);
+        if (distance > 0 && distance < nearest) waiting += piece.nbytes;
+    }
+    return waiting <= std::max(kAhead * kPiece, keep_ / 4) ? best : nullptr;
+}
+
+// The piece in memory that is used last, if that is later than `than` positions from here. To read ahead is no reason to
+// write what will be freed soon.
+Pager::Piece* Pager::next_out(std::uint32_t than, bool reads_ahead) {
+    Piece* best = nullptr;
+    std::uint32_t farthest = 0;
+    for (Piece& piece : pieces_) {
+        if ((piece.state != State::kDirty && piece.state != State::kClean) || piece.busy) continue;
+        if (piece.touched + recent_ > clock_) continue;
+        const std::uint32_t distance = this->distance(piece);
+        if (distance <= than || (reads_ahead && piece.transient && distance == kNever)) continue;
+        if (best == nullptr || distance > farthest || (distance == farthest && piece.touched < best->touched)) {
+            farthest = distance, best = &piece;
+        }
+    }
+    return best;
+}
+
+void Pager::read_ahead() {
+    Lock lock(mutex_);
+    while (running_) {
+        std::uint32_t at = 0;
+        Piece* const piece = next_back(&at);
+        if (piece != nullptr && usage_.resident + piece->nbytes <= keep_) {
+            bring(lock, *piece);
+            continue;
+        }
+        const std::size_t wanted = piece != nullptr && next_out(at, true) != nullptr ? 2 * kPiece : 0;
+        if (wanted != coming_) {
+            coming_ = wanted;
+            changed_.notify_all();
+        }
+        changed_.wait(lock);
+    }
+}
+
+void Pager::write_behind() {
+    Lock lock(mutex_);
+    while (running_) {
+        Piece* victim = nullptr;
+        if (usage_.resident > keep_) {
+            victim = next_out(0, false);
+        } else if (usage_.resident + coming_ > keep_) {
+            std::uint32_t at = 0;
+            if (next_back(&at) != nullptr) victim = next_out(at, true);
+        }
+        if (victim == nullptr || !evict(lock, *victim)) changed_.wait(lock);
+    }
+}
+
+}  // namespace lms

@@ -1,0 +1,150 @@
+"""The state of a training that a session may move: optimizers' state, parameters and gradients."""
+
+from __future__ import annotations
+
+import os
+import sys
+import threading
+from collections.abc import Callable, Iterable
+from typing import NamedTuple
+
+import torch
+from torch.optim.optimizer import Optimizer
+
+from lms.core.budget import Client
+from lms.errors import UsageError
+from lms.memory.device import CpuDevice
+from lms.memory.pager import PIECE, Pager
+from lms.options import NotBuiltError, Options
+from lms.runtime.paged_room import PagedRoom
+from lms.runtime.planner import PassPlanner
+from lms.runtime.state_room import StateRoom
+from lms.torch.cpu import page_pool
+from lms.torch.cpu.engine import CpuEngine
+from lms.torch.engine import Engine
+from lms.torch.optimizer_state import CHUNK, Arguments, Keywords, StatePager, StepArguments, Tier
+from lms.torch.paging import Paging
+
+_LEAST = PIECE * max(8, 2 * (os.cpu_count() or 1))  # what threads may use at once (recent_ in pager.cc)
+
+
+class Figures(NamedTuple):
+    """Bytes of state that may move and that are on the device; bytes moved, and seconds waited, so far."""
+
+    nbytes: int
+    held: int
+    out: int
+    back: int
+    waited: float
+
+
+class State:
+    """Moves the kinds of state that `options.swap` names."""
+
+    def __init__(
+        self,
+        options: Options,
+        planner: PassPlanner,
+        engine: Engine,
+        client: Client,
+        *,
+        lock: threading.Lock,
+        models: Iterable[torch.nn.Module],
+        never: Callable[[torch.Tensor], None],
+    ) -> None:
+        kinds = set(options.swap)
+        self.moves = kinds != {"activations"}
+        self._optimizers = "optimizer" in kinds
+        self._room = StateRoom(planner, client, part=CHUNK, passes="activations" in kinds)
+        self._paging: Paging | None = None
+        if kinds & {"parameters", "gradients"}:
+            self._page(options, planner, engine, models, never)
+        self.pager = StatePager(
+            Tier(engine, lock),
+            engine.device,
+            min_size=options.min_size,
+            slack=(planner.limit or 0) // 32,
+            before_part=self._before_part if self._paging is not None else None,
+        )
+
+    def _page(
+        self,
+        options: Options,
+        planner: PassPlanner,
+        engine: Engine,
+        models: Iterable[torch.nn.Module],
+        never: Callable[[torch.Tensor], None],
+    ) -> None:
+        if not isinstance(engine, CpuEngine) or not isinstance(planner.device, CpuDevice):
+            raise NotBuiltError(
+                f"swap={','.join(options.swap)!r}: parameters and gradients leave a CPU only so far; on a GPU swap "
+                "'activations,optimizer'"
+            )
+        pool = page_pool.find()
+        if pool is None or not pool.installed:
+            raise UsageError(
+                f"swap={','.join(options.swap)!r}: parameters and gradients need the page pool; compile it with "
+                "`python -m lms.build torch`"
+            )
+        pager = Pager(pool.library, engine)
+        self._paged = PagedRoom(planner, planner.device, least=0 if planner.limit is None else _LEAST)
+        pager.keep(self._paged.now)
+        self._paging = Paging(
+            pager,
+            never,
+            parameters="parameters" in options.swap,
+            gradients="gradients" in options.swap,
+            min_size=options.min_size,
+        )
+        self._paging.open(models)
+
+    def _before_part(self, parameters: Iterable[torch.Tensor]) -> None:
+        assert self._paging is not None
+        self._paging.before_part(parameters, self._paged.in_step(2 * CHUNK))
+
+    def before_step(self, optimizer: Optimizer, args: Arguments, kwargs: Keywords) -> StepArguments | None:
+        """As the pager's. All passes are known."""
+        return self.pager.before_step(
+            optimizer, args, kwargs, room=self._room.now() if self._optimizers else sys.maxsize
+        )
+
+    def after_step(self, optimizer: Optimizer) -> None:
+        """An optimizer has stepped. Raises SpillError if the tier took no more; nothing is lost then."""
+        if self._paging is not None:
+            self._paged.after_step(self._paging.nbytes)
+            self._paging.after_step(self._paged.now)
+        self.pager.after_step(optimizer)
+        if self._optimizers:
+            self._room.after_step(*self.pager.figures)
+
+    @property
+    def strays(self) -> bool:
+        """Whether something has brought an optimizer's state back since its last step."""
+        return self.pager.tier.strays
+
+    def tidy(self) -> None:
+        """Between two passes: let that leave again."""
+        self.pager.tidy()
+        self._room.note(*self.pager.figures)
+
+    def figures(self) -> Figures:
+        """The state in figures."""
+        (nbytes, held), tier = self.pager.figures if self._optimizers else (0, 0), self.pager.tier
+        total = Figures(nbytes, held, tier.out, tier.back, tier.waited)
+        if self._paging is None:
+            return total
+        paged = self._paging.usage()
+        return Figures(
+            total.nbytes + paged.tracked,
+            total.held + paged.resident,
+            total.out + paged.out,
+            total.back + paged.back,
+            total.waited + paged.waited * 1e-9,
+        )
+
+    def close(self, then: Callable[[], None]) -> None:
+        """Nothing leaves any more. `then` is called as soon as no optimizer's state is away."""
+        if self._paging is not None:
+            self._paging.close()
+            self._paged.close()
+        self.pager.tier.close(then)

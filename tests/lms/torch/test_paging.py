@@ -1,0 +1,382 @@
+"""Parameters and gradients that are away between their uses: plain's bits, at addresses that stay."""
+
+from __future__ import annotations
+
+import copy
+import io
+import random
+import resource
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterable, Iterator
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.nn import functional
+from torch.optim import Optimizer
+from torch.utils.checkpoint import checkpoint
+
+from lms.errors import SpillError
+from lms.torch.cpu import page_pool
+from lms.torch.session import Session
+
+pytestmark = pytest.mark.skipif(page_pool.find() is None, reason="no page pool: python -m lms.build torch")
+
+ALL = "activations,optimizer,parameters,gradients"
+WIDTH = 160  # a weight of 102 KB, above what the pool takes
+OPTIMIZERS: dict[str, Callable[[Iterable[Tensor]], Optimizer]] = {
+    "sgd": lambda p: torch.optim.SGD(p, 0.01, momentum=0.9),
+    "adam-loop": lambda p: torch.optim.Adam(p, 1e-2, foreach=False),
+    "adamw": lambda p: torch.optim.AdamW(p, 1e-2),
+    "adamw-fused": lambda p: torch.optim.AdamW(p, 1e-2, fused=True),
+    "adafactor": lambda p: torch.optim.Adafactor(p, 1e-2),
+    "lbfgs": lambda p: torch.optim.LBFGS(p, max_iter=3, history_size=4),
+}
+
+
+class Net(nn.Module):
+    """More weights than the pager keeps at least; the first and the last are one."""
+
+    def __init__(self, layers: int = 14) -> None:
+        super().__init__()
+        self.layers = nn.ModuleList(nn.Linear(WIDTH, WIDTH) for _ in range(layers))
+        self.layers[-1].weight = self.layers[0].weight
+
+    def forward(self, x: Tensor) -> Tensor:
+        for layer in self.layers:
+            x = torch.tanh(layer(x))
+        return x
+
+
+class Adapted(nn.Module):
+    """A frozen layer with a low-rank adapter beside it."""
+
+    def __init__(self, layer: nn.Linear) -> None:
+        super().__init__()
+        self.layer = layer.requires_grad_(False)
+        self.down = nn.Parameter(torch.randn(4, WIDTH) / WIDTH)
+        self.up = nn.Parameter(torch.zeros(WIDTH, 4))
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.layer(x) + functional.linear(functional.linear(x, self.down), self.up)
+
+
+def clipped(model: nn.Module, _optimizer: Optimizer, _step: int) -> object:
+    return nn.utils.clip_grad_norm_(model.parameters(), 0.1)
+
+
+def saved(model: nn.Module, optimizer: Optimizer, _step: int) -> object:
+    buffer = io.BytesIO()
+    torch.save({"model": model.state_dict(), "optimizer": optimizer.state_dict()}, buffer)
+    twin = copy.deepcopy(model)
+    model.load_state_dict(twin.state_dict())
+    buffer.seek(0)
+    read = torch.load(buffer)["model"]
+    return [*read.values(), *twin.parameters()]
+
+
+def rounded(model: nn.Module, _optimizer: Optimizer, step: int) -> object:
+    if step == 3:
+        model.to(torch.bfloat16).to(torch.float32)  # other memory for each parameter
+    return None
+
+
+Between = Callable[[nn.Module, Optimizer, int], object]
+
+
+def train(
+    make: Callable[[Iterable[Tensor]], Optimizer] = OPTIMIZERS["adamw"],
+    *,
+    steps: int = 6,
+    accumulated: int = 1,
+    to_none: bool = True,
+    wrap: Callable[[nn.Module], nn.Module] = lambda model: model,
+    forward: Callable[[nn.Module, Tensor], Tensor] = lambda model, x: model(x),
+    between: Between | None = None,
+    **options: Any,
+) -> tuple[list[Any], Session | None]:
+    """Losses, what `between` returned between backward and step, and parameters; under a session with `options`."""
+    torch.manual_seed(3)
+    model = wrap(Net())
+    optimizer = make([one for one in model.parameters() if one.requires_grad])
+    session = Session(model, optimizer, **({"budget": 0} | options)) if options else None
+    found: list[Any] = []
+
+    def loss_of(index: int) -> Tensor:
+        optimizer.zero_grad(set_to_none=to_none)
+        for part in range(accumulated):
+            x = torch.randn(8, WIDTH, generator=torch.Generator().manual_seed(2 * index + part))
+            loss: Tensor = forward(model, x).square().mean()
+            loss.backward()
+        return loss
+
+    with session or torch.enable_grad():
+        for index in range(steps):
+            if isinstance(optimizer, torch.optim.LBFGS):
+                found.append(optimizer.step(lambda index=index: loss_of(index)))
+                continue
+            found.append(loss_of(index))
+            if between is not None:
+                found.append(between(model, optimizer, index))
+            optimizer.step()
+    return [found, [one.detach().clone() for one in model.parameters()]], session
+
+
+def flat(value: Any) -> Iterator[Tensor]:
+    for one in value if isinstance(value, (list, tuple)) else [value]:
+        if isinstance(one, (list, tuple)):
+            yield from flat(one)
+        elif one is not None:
+            yield torch.as_tensor(one).detach()
+
+
+def same(one: Any, other: Any) -> bool:
+    mine, theirs = list(flat(one)), list(flat(other))
+    return len(mine) == len(theirs) and all(map(torch.equal, mine, theirs))
+
+
+def check(swap: str, **given: Any) -> dict[str, Any]:
+    """Train with and without, compare, and return the session's figures."""
+    plain, _ = train(**given)
+    ours, session = train(**given, swap=swap)
+    assert session is not None
+    assert same(plain, ours)
+    figures = session.stats()
+    assert figures["state_in"]
+    return figures
+
+
+@pytest.mark.parametrize("swap", ["parameters", "parameters,gradients", ALL])
+@pytest.mark.parametrize("name", OPTIMIZERS)
+def test_each_optimizer_trains_with_plains_bits(name: str, swap: str) -> None:
+    check(swap, make=OPTIMIZERS[name])
+
+
+@pytest.mark.parametrize(
+    "given",
+    [
+        {"between": clipped},
+        {"accumulated": 2},
+        {"to_none": False},
+        {"between": saved},
+        {"between": rounded},
+        {"forward": lambda model, x: checkpoint(model, x, use_reentrant=False)},
+    ],
+    ids=["clipped", "accumulated", "zeroed", "saved", "cast", "checkpointed"],
+)
+def test_what_scripts_do_keeps_plains_bits(given: dict[str, Any]) -> None:
+    check(ALL, **given)
+
+
+def test_gradients_alone_leave() -> None:
+    plain, _ = train(between=clipped)
+    ours, session = train(between=clipped, swap="gradients")
+    assert session is not None
+    assert same(plain, ours)
+    assert session.stats()["state_out"]
+
+
+def test_an_average_of_the_parameters_follows_them() -> None:
+    def averaged() -> Between:
+        shadow: list[Tensor] = []
+
+        def update(model: nn.Module, _optimizer: Optimizer, _step: int) -> object:
+            with torch.no_grad():
+                for index, one in enumerate(model.parameters()):
+                    if len(shadow) <= index:
+                        shadow.append(one.detach().clone())
+                    shadow[index].lerp_(one, 0.1)
+            return [one.clone() for one in shadow]
+
+        return update
+
+    plain, _ = train(between=averaged())
+    ours, _ = train(between=averaged(), swap=ALL)
+    assert same(plain, ours)
+
+
+def test_a_frozen_base_is_written_once_and_then_dropped() -> None:
+    def adapted(model: nn.Module) -> nn.Module:
+        for parameter in model.parameters():
+            parameter.requires_grad_(False)
+        layers = model.layers
+        for index, layer in enumerate(layers):
+            layers[index] = Adapted(layer)
+        return model
+
+    figures = check("parameters", wrap=adapted, steps=8)
+    assert figures["state_out"] <= figures["state"]
+    assert figures["state_in"] > 2 * figures["state"]
+
+
+def test_addresses_stay() -> None:
+    torch.manual_seed(0)
+    model = Net()
+    optimizer = torch.optim.SGD(model.parameters(), 0.1)
+    with Session(model, optimizer, budget=0, swap="parameters") as session:
+        view = model.layers[3].weight.detach()[1:3, ::2]
+        array, address = model.layers[4].weight.detach().numpy(), model.layers[4].weight.data_ptr()
+        for _ in range(4):
+            optimizer.zero_grad()
+            model(torch.ones(2, WIDTH)).sum().backward()
+            optimizer.step()
+        assert session.stats()["state_in"]
+        assert torch.equal(view, model.layers[3].weight[1:3, ::2])
+        assert model.layers[4].weight.data_ptr() == address
+        assert np.array_equal(array, model.layers[4].weight.detach().numpy())
+
+
+def test_memory_that_others_refer_to_stays() -> None:
+    model = Net()
+    array = model.layers[5].weight.detach().numpy()
+    before = array.copy()
+    with Session(model, budget=0, swap="parameters"):
+        model(torch.ones(2, WIDTH))
+        with torch.no_grad():
+            model.layers[5].weight.zero_()
+        assert not array.any()
+        assert before.any()
+
+
+def test_a_second_session_goes_on_and_after_it_all_is_there() -> None:
+    def twice(sessions: bool) -> list[Tensor]:
+        torch.manual_seed(1)
+        model = Net()
+        optimizer = torch.optim.AdamW(model.parameters(), 1e-2)
+        for _ in range(2):
+            with Session(model, optimizer, budget=0, swap=ALL) if sessions else torch.enable_grad():
+                for _ in range(3):
+                    optimizer.zero_grad()
+                    model(torch.ones(2, WIDTH)).square().sum().backward()
+                    optimizer.step()
+        optimizer.zero_grad()
+        model(torch.ones(2, WIDTH)).square().sum().backward()
+        optimizer.step()
+        return [*model.parameters()]
+
+    assert same(twice(True), twice(False))
+
+
+FORK = """
+import os, sys, signal, torch, lms
+from torch import nn
+model = nn.Sequential(*[nn.Linear(200, 200) for _ in range(20)])
+optimizer = torch.optim.SGD(model.parameters(), 0.1)
+session = lms.enable(model, optimizer, budget=0, swap="parameters")
+for _ in range(3):
+    model(torch.ones(2, 200)).sum().backward()
+    optimizer.step()
+pid = os.fork()
+if pid == 0:
+    for one in model.parameters():
+        one.sum()
+    os._exit(0)
+_, status = os.waitpid(pid, 0)
+print(os.WIFSIGNALED(status) and os.WTERMSIG(status) == signal.SIGSEGV)
+print(all(one.isfinite().all() for one in model.parameters()))
+"""
+
+
+def test_a_forked_process_that_uses_what_is_away_ends_with_a_reason() -> None:
+    run = subprocess.run([sys.executable, "-c", FORK], capture_output=True, text=True, timeout=120)
+    assert run.stdout.split() == ["True", "True"], run.stderr
+    assert "a forked process uses memory that its parent has swapped out" in run.stderr
+
+
+def test_a_real_segmentation_fault_ends_the_process() -> None:
+    program = FORK.replace("pid = os.fork()", "import ctypes; ctypes.string_at(16)")
+    run = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=120)
+    assert run.returncode == -11, run.stderr
+
+
+def test_a_full_disk_is_an_error_behind_the_step_and_loses_nothing() -> None:
+    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
+    plain, _ = train(OPTIMIZERS["sgd"], steps=3)
+    torch.manual_seed(3)
+    model = Net()
+    optimizer = OPTIMIZERS["sgd"](model.parameters())
+
+    def step(index: int) -> None:
+        optimizer.zero_grad()
+        x = torch.randn(8, WIDTH, generator=torch.Generator().manual_seed(2 * index))
+        model(x).square().mean().backward()
+        optimizer.step()
+
+    with Session(model, optimizer, budget=0, swap="parameters"):
+        step(0)
+        resource.setrlimit(resource.RLIMIT_FSIZE, (8 << 10, hard))
+        try:
+            with pytest.raises(SpillError, match="writing failed: File too large"):
+                step(1)
+        finally:
+            resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
+        step(2)
+    assert same(plain[1], list(model.parameters()))
+
+
+def test_a_model_is_built_under_the_limit() -> None:
+    with torch.device("meta"):
+        model = Net(40)
+    model.to_empty(device="cpu")
+    with Session(model, budget=0, swap="parameters") as session:
+        for index, layer in enumerate(model.layers):
+            nn.init.constant_(layer.weight, index)
+        deadline = time.monotonic() + 60  # what has to leave is written beside the computation
+        while (figures := session.stats())["state_held"] > figures["state"] // 2:  # type: ignore[operator]
+            assert time.monotonic() < deadline
+            time.sleep(0.01)
+        for index, layer in enumerate(model.layers[1:-1], 1):
+            assert torch.equal(layer.weight, torch.full((WIDTH, WIDTH), float(index)))
+
+
+def test_threads_read_and_write_what_comes_and_goes() -> None:
+    pool = page_pool.find()
+    assert pool is not None
+    with Session(budget=0, swap="parameters") as session:
+        paging = session._state._paging
+        assert paging is not None
+        draw = random.Random(1)
+        ours = [torch.randn(draw.choice([20_000, 100_000, 3_000_000])) for _ in range(30)]
+        theirs = [one.numpy().copy() for one in ours]
+        blocks = [paging.pager.block(one.nbytes) for one in ours]
+        for one, block in zip(ours, blocks, strict=True):
+            assert paging.pager.track(block, one.data_ptr())
+        paging.pager.expect([[block] for block in blocks])
+        paging.pager.keep(40 << 20)
+        over = threading.Event()
+
+        def read() -> None:
+            while not over.is_set():
+                for one in ours:
+                    one.sum()
+
+        reader = threading.Thread(target=read)
+        reader.start()
+        try:
+            for turn in range(300):
+                at = turn % 30 if draw.random() < 0.7 else draw.randrange(30)
+                paging.pager.reach(turn % 30)
+                if draw.random() < 0.5:
+                    ours[at].add_(1)
+                    theirs[at] += 1
+                else:
+                    assert np.array_equal(ours[at].numpy(), theirs[at])
+        finally:
+            over.set()
+            reader.join()
+        usage = paging.pager.usage()
+        assert usage.out
+        assert usage.back
+        assert usage.resident < usage.tracked
+        assert all(np.array_equal(one.numpy(), other) for one, other in zip(ours, theirs, strict=True))
+
+
+def test_without_the_page_pool_it_is_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(page_pool, "find", lambda: None)
+    with pytest.raises(Exception, match=r"lms\.build torch"), Session(budget=0, swap="parameters"):
+        pass
