@@ -4,7 +4,7 @@ import sys
 from pathlib import Path
 
 ROOT = Path(__file__).parents[1]
-sys.path[:0] = [str(ROOT / part / "src") for part in ("lms", "ddl", "frontends/glm")]
+sys.path[:0] = [str(ROOT / part / "src") for part in ("lms", "ddl", "frontends/glm", "frontends/caffe")]
 
 project = html_title = "Bascule"
 html_theme = "furo"

@@ -106,7 +106,8 @@ def test_no_folder_of_tests_is_a_package_that_would_shadow_another() -> None:
 
 def dependencies() -> list[str]:
     projects = [
-        tomllib.loads((ROOT / name / "pyproject.toml").read_text())["project"] for name in ("lms", "frontends/glm")
+        tomllib.loads((ROOT / name / "pyproject.toml").read_text())["project"]
+        for name in ("lms", "frontends/glm", "frontends/caffe")
     ]
     lines = [line for one in projects for extra in one["optional-dependencies"].values() for line in extra]
     lines += [line for one in projects for line in one["dependencies"]]

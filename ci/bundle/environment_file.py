@@ -35,7 +35,11 @@ class Environment:
     def frameworks(self) -> list[str]:
         """Those of the stand-in's that it needs, by what it names."""
         names = {spec.split()[0] for spec in self.specs}
-        return [one for one in stand_in.FRAMEWORKS if names & {"bascule", one, f"bascule-{one}"}]
+        return [
+            one
+            for one in stand_in.FRAMEWORKS
+            if names & {"bascule", one} or any(name.endswith(f"-{one}") for name in names)
+        ]
 
 
 def read(path: Path) -> Environment:

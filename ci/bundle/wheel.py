@@ -27,6 +27,7 @@ RENAMED = {
     "flatbuffers": "python-flatbuffers",
     "importlib-resources": "importlib_resources",
     "libclang": "python-clang",
+    "lmdb": "python-lmdb",
     "matplotlib": "matplotlib-base",
     "ml-dtypes": "ml_dtypes",
     "opt-einsum": "opt_einsum",

@@ -18,6 +18,7 @@ READ = (  # what `ci/setup` reads, beside sources that are compiled
     "recipes/bascule-tools/pyproject.toml",
     "lms/pyproject.toml",
     "frontends/glm/pyproject.toml",
+    "frontends/caffe/pyproject.toml",
     BUILD,
     "ddl/pyproject.toml",
     "ddl/CMakeLists.txt",
@@ -80,8 +81,8 @@ def test_the_first_installs_pinned_versions_and_the_second_does_nothing(machine:
     assert len(installs) == 3
     assert all("--constraint ci/constraints.txt" in line for line in installs)
     assert (
-        "--editable lms[torch,report,metrics,tune] --editable frontends/glm[arrow] --editable recipes/bascule-tools"
-        in installs[1]
+        "--editable lms[torch,report,metrics,tune] --editable frontends/glm[arrow] "
+        "--editable frontends/caffe[convert,data] --editable recipes/bascule-tools" in installs[1]
     )
     assert "--editable ddl" in installs[2]
     # What they are built with is there before, at its pin: a build of its own would take any version.

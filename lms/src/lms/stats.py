@@ -46,11 +46,11 @@ class Stats:
     swapped_in: int = 0
     stall_out: float = 0.0  # computation waited for copies out
     stall_in: float = 0.0  # computation waited for copies back
-    state: int = 0  # bytes of optimizers' state that may move
-    state_held: int = 0  # of these on the device after the last step
+    state: int = 0  # bytes of optimizers' state, parameters and gradients that may move
+    state_held: int = 0  # of these on the device
     state_out: int = 0
     state_in: int = 0
-    state_stall: float = 0.0  # optimizers waited for their state's copies
+    state_stall: float = 0.0  # the training waited for these copies
     host_peak: int = 0
     file_peak: int = 0
     misses: int = 0  # copies back that no plan had foreseen

@@ -19,7 +19,7 @@ WITH_CHANNEL = pytest.mark.timeout(600)  # it may make the small channel
 def test_an_error_is_one_line_with_what_to_do(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     for name, words in (
         ("pytorch", "run `make channel` first"),
-        ("pytroch", "there are all, base, linear_models, pytorch, snapml, tensorflow, tune"),
+        ("pytroch", "there are all, base, caffe, linear_models, pytorch, snapml, tensorflow, tune"),
     ):
         assert main(["--out", str(tmp_path), "env", name]) == 1
         said = capsys.readouterr().err.splitlines()

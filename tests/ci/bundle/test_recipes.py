@@ -26,6 +26,7 @@ def test_each_package_has_the_name_that_users_know(packages: list[recipes.Packag
         "linux-64/libddl-0.1.0-hHASH_0.conda",
         "linux-64/libddl-mpi-0.1.0-mpi_mpich_hHASH_0.conda",
         "linux-64/libddl-mpi-0.1.0-mpi_openmpi_hHASH_100.conda",
+        "noarch/bascule-caffe-0.1.0-pyhHASH_0.conda",
         "noarch/bascule-ddl-0.1.0-pyhHASH_0.conda",
         "noarch/bascule-glm-0.1.0-pyhHASH_0.conda",
         "noarch/bascule-lms-0.1.0-pyhHASH_0.conda",

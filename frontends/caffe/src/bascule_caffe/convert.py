@@ -1,0 +1,170 @@
+"""Caffe's models in other forms, and back: `caffe convert`."""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+
+import torch
+from torch import Tensor, nn
+
+from bascule_caffe.errors import FileError
+from bascule_caffe.messages import NetParameter, parse_text, write_binary
+from bascule_caffe.net import Net
+from bascule_caffe.snapshot import load_model
+
+_MODULE = '''"""{name}, as `caffe convert` wrote it from {source}."""
+
+from pathlib import Path
+
+from bascule_caffe import Net, NetParameter
+from bascule_caffe.convert import load_safetensors
+from bascule_caffe.messages import parse_string
+
+PROTOTXT = """\\
+{text}"""
+
+
+def build(weights: str | Path = Path(__file__).with_name("{weights}")) -> Net:
+    """The net with its weights: call it with its inputs by name, and it returns its outputs by name."""
+    net = Net(parse_string(PROTOTXT, NetParameter, "{source}"), "{phase}", {level}, {stages})
+    load_safetensors(net, weights)
+    return net
+'''
+
+
+def convert(
+    net_path: str | Path,
+    model_path: str | Path,
+    output_path: str | Path,
+    phase: str = "TEST",
+    level: int = 0,
+    stages: Sequence[str] = (),
+    inputs: Mapping[str, Sequence[int]] | None = None,
+) -> list[str]:
+    """Converts a net and its model to what the output's suffix names; lines that say what was written.
+
+    Args:
+        net_path: the .prototxt.
+        model_path: the .caffemodel or .caffemodel.h5, or a .safetensors that `caffe convert` wrote.
+        output_path: .safetensors, beside which a Python module is written that builds the net; .pt2, a program of
+            torch.export, for batches of any size if the net allows it; or .caffemodel.
+        phase: as Net.
+        level: as Net.
+        stages: as Net.
+        inputs: as Net.
+
+    Raises:
+        ValueError: the suffix is another one.
+        NetError, FileError: the net, the model or the output cannot be read or written.
+    """
+    output = Path(output_path)
+    if output.suffix not in (".safetensors", ".pt2", ".caffemodel"):
+        raise ValueError(f"the output is '{output}'; its suffix must be .safetensors, .pt2 or .caffemodel")
+    net = Net(parse_text(net_path, NetParameter), phase, level, stages, inputs=inputs)
+    safe = Path(model_path).suffix == ".safetensors"
+    taken = load_safetensors(net, model_path) if safe else load_model(str(model_path), net)
+    lines = [f"{model_path}: {len(taken)} layers read"]
+    left = [layer.name for layer in net.layers if layer.blobs and layer.name not in taken]
+    if left:
+        lines.append(f"not in the model, and as their fillers made them: {', '.join(left)}")
+    if output.suffix == ".caffemodel":
+        write_binary(output, net.to_parameter())
+    elif output.suffix == ".pt2":
+        program = _exported(net)
+        _aside(output, lambda path: torch.export.save(program, path))
+    else:
+        save_safetensors(net, output)
+        module = output.with_name(re.sub(r"\W", "_", output.stem) + ".py")
+        text = Path(net_path).read_text(encoding="utf-8").replace("\\", "\\\\").replace('"""', '\\"\\"\\"')
+        code = _MODULE.format(
+            name=net.name or output.stem,
+            source=Path(net_path).name,
+            text=text,
+            weights=output.name,
+            phase=phase,
+            level=level,
+            stages=tuple(stages),
+        )
+        _aside(module, lambda path: path.write_text(code, encoding="utf-8"))
+        lines.append(f"{module} written: its build() makes the net")
+    return [*lines, f"{output} written"]
+
+
+def save_safetensors(net: Net, path: str | Path) -> None:
+    """Writes a net's blobs, each as its layer's name and its index: "conv1.0" are weights, "conv1.1" are biases.
+
+    Raises:
+        FileError: the file cannot be written, or safetensors is not installed.
+    """
+    save_file = _safetensors("save_file")
+    blobs = {
+        f"{layer.name}.{index}": layer.blob(index).detach().cpu().clone(memory_format=torch.contiguous_format)
+        for layer in net.layers
+        for index in range(len(layer.blobs))
+    }
+    _aside(Path(path), lambda aside: save_file(blobs, aside))
+
+
+def load_safetensors(net: Net, path: str | Path) -> list[str]:
+    """Copies blobs that `save_safetensors` wrote into a net's layers; the names of these layers.
+
+    Raises:
+        FileError: the file cannot be read, or is damaged.
+        NetError: as Net.load_caffemodel.
+    """
+    load_file = _safetensors("load_file")
+    try:
+        tensors: dict[str, Tensor] = load_file(path)
+    except Exception as error:  # safetensors has an exception class of its own, and raises OSError, too
+        raise FileError(f"{path}: cannot be read as safetensors: {error}") from error
+    names = [(key.rpartition("."), key) for key in tensors]
+    wrong = [key for (_, dot, index), key in names if not dot or not index.isdigit()]
+    if wrong:
+        raise FileError(f"{path}: has '{wrong[0]}', which is no blob that `caffe convert` writes, such as 'conv1.0'")
+    blobs: dict[str, dict[int, Tensor]] = {}
+    for (layer, _, index), key in names:
+        blobs.setdefault(layer, {})[int(index)] = tensors[key]
+    return net.load_blobs({name: [parts[i].numpy() for i in sorted(parts)] for name, parts in blobs.items()}, str(path))
+
+
+def _safetensors(name: str) -> Callable[..., dict[str, Tensor]]:
+    try:
+        import safetensors.torch
+    except ImportError as error:
+        raise FileError("safetensors is not installed: pip install 'bascule-caffe[convert]'") from error
+    function: Callable[..., dict[str, Tensor]] = getattr(safetensors.torch, name)
+    return function
+
+
+def _aside(path: Path, write: Callable[[Path], object]) -> None:
+    """Lets a file be written aside and renames it: nobody sees half of it."""
+    aside = path.with_name(f".{os.getpid()}.{path.name}")
+    try:
+        write(aside)
+        aside.replace(path)
+    except Exception as error:  # each writer has classes of its own
+        raise FileError(f"{path}: cannot be written: {error}") from error
+    finally:
+        aside.unlink(missing_ok=True)
+
+
+class _Positional(nn.Module):
+    """A net that takes its inputs in their order, and returns its outputs in theirs."""
+
+    def __init__(self, net: Net, names: list[str]) -> None:
+        super().__init__()
+        self.net, self.names = net, names
+
+    def forward(self, *blobs: Tensor) -> dict[str, Tensor]:
+        return self.net.compute(dict(zip(self.names, blobs, strict=True)))[0]
+
+
+def _exported(net: Net) -> torch.export.ExportedProgram:
+    names = [top for layer in net.layers if layer.kind == "Input" for top in layer.tops]
+    # A batch of 1 would be taken as fixed.
+    blobs = tuple(torch.rand(max(2, net.shapes[name][0]), *net.shapes[name][1:]) for name in names)
+    sizes = tuple({0: torch.export.Dim.AUTO} for _ in names)
+    return torch.export.export(_Positional(net, names), blobs, dynamic_shapes=(sizes,))

@@ -1,0 +1,180 @@
+"""Snapshots: a model (.caffemodel, .caffemodel.h5) and the state of its solver (.solverstate, .solverstate.h5).
+
+Files are written aside and renamed, so that the last good snapshot stays if a write fails.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from bascule_caffe.errors import CaffeError, FileError
+from bascule_caffe.messages import SolverState, array_blob, blob_array, clear_private, read_binary, write_binary
+from bascule_caffe.net import Net
+from bascule_caffe.optimizers import CaffeOptimizer
+
+
+@dataclass(frozen=True)
+class Progress:
+    """How far a solver is: its iteration, how often the rate has fallen, and the model that was written with it."""
+
+    iteration: int
+    current_step: int
+    model: str = ""
+
+
+def save_model(path: str, net: Net, diff: bool = False) -> None:
+    """Write the net's blobs, with their diffs if `diff`, as HDF5 if the name ends with .h5. Raises FileError."""
+    if path.endswith(".h5"):
+        with _writing(path) as file:
+            for group, values in (("data", False), ("diff", True)):
+                for layer in net.layers if diff or not values else ():
+                    made = file.require_group(f"{group}/{layer.name}")
+                    for number, blob in enumerate(layer.blobs):
+                        made[str(number)] = _diff(blob) if values else _array(blob)
+        return
+    parameter = net.to_parameter()
+    if diff:
+        layers = {layer.name: layer for layer in net.layers}
+        for written in parameter.layer:
+            for blob, tensor in zip(written.blobs, layers[written.name].blobs, strict=True):
+                blob.diff.extend(array_blob(_diff(tensor)).data)
+    clear_private(parameter)
+    write_binary(path, parameter)
+
+
+def load_model(path: str, net: Net) -> list[str]:
+    """Take the blobs of layers with the same names, and return these. Raises FileError, and NetError for another
+    net's.
+    """
+    if not path.endswith(".h5"):
+        return net.load_caffemodel(path)
+    with _reading(path) as file:
+        blobs = {
+            name: [np.asarray(group[str(number)]) for number in range(len(group))]
+            for name, group in _layers(file["data"])
+            if len(group)
+        }
+    return net.load_blobs(blobs, path)
+
+
+def save_state(path: str, optimizer: CaffeOptimizer, progress: Progress) -> None:
+    """Write what the solver needs to go on, as HDF5 if the name ends with .h5. Raises FileError."""
+    histories = [_array(history) for history in optimizer.histories()]
+    if path.endswith(".h5"):
+        with _writing(path) as file:
+            file["iter"] = np.array([progress.iteration], np.int32)
+            file["current_step"] = np.array([progress.current_step], np.int32)
+            file["learned_net"] = np.bytes_(progress.model)
+            for number, history in enumerate(histories):
+                file[f"history/{number}"] = history
+        return
+    state = SolverState(iter=progress.iteration, current_step=progress.current_step, learned_net=progress.model)
+    state.history.extend(array_blob(history) for history in histories)
+    write_binary(path, state)
+
+
+def load_state(path: str, optimizer: CaffeOptimizer) -> Progress:
+    """Set the optimizer's histories and iteration. Raises FileError if they are of another solver or net."""
+    histories: Iterable[NDArray[Any]]
+    if path.endswith(".h5"):
+        with _reading(path) as file:
+            group = file["history"]
+            histories = [np.asarray(group[str(number)]) for number in range(len(group))]
+            model = np.asarray(file["learned_net"]).item().decode() if "learned_net" in file else ""
+            progress = Progress(int(file["iter"][0]), int(file["current_step"][0]), model)
+    else:
+        state: Any = read_binary(path, SolverState)
+        if not state.HasField("iter"):
+            raise FileError(f"{path}: is no solver state: it has no iteration")
+        histories = [blob_array(blob, path) for blob in state.history]
+        progress = Progress(state.iter, state.current_step, state.learned_net)
+    _set_histories(path, optimizer, list(histories))
+    optimizer.iteration = progress.iteration
+    return progress
+
+
+def _set_histories(path: str, optimizer: CaffeOptimizer, found: list[NDArray[Any]]) -> None:
+    wanted = optimizer.histories()
+    shapes = [_short(tuple(history.shape)) for history in wanted]
+    if [_short(array.shape) for array in found] != shapes:
+        differs = next((i for i, (a, s) in enumerate(zip(found, shapes, strict=False)) if _short(a.shape) != s), None)
+        place = "" if differs is None else f"; number {differs} is {found[differs].shape}, not {shapes[differs]}"
+        raise FileError(
+            f"{path}: is the state of another net or solver: it has {len(found)} histories, and "
+            f"{type(optimizer).__name__} has {len(wanted)} for this net{place}. Give one that this solver wrote"
+        )
+    with torch.no_grad():
+        for history, array in zip(wanted, found, strict=True):
+            history.copy_(torch.from_numpy(array.reshape(history.shape).copy()))
+
+
+def _short(shape: tuple[int, ...]) -> tuple[int, ...]:
+    """Old files have four dimensions: the first ones are 1 for what has fewer."""
+    while len(shape) > 1 and shape[0] == 1:
+        shape = shape[1:]
+    return shape
+
+
+def _layers(group: Any, name: str = "") -> Iterator[tuple[str, Any]]:
+    """Layers in a group by name. A slash in a layer's name makes groups within groups."""
+    import h5py
+
+    if name and all(isinstance(member, h5py.Dataset) for member in group.values()):
+        yield name, group
+        return
+    for key, member in group.items():
+        if isinstance(member, h5py.Group):
+            yield from _layers(member, f"{name}/{key}" if name else key)
+
+
+def _array(tensor: torch.Tensor) -> NDArray[Any]:
+    array: NDArray[Any] = tensor.detach().cpu().numpy()
+    return array
+
+
+def _diff(tensor: torch.Tensor) -> NDArray[Any]:
+    return _array(torch.zeros_like(tensor) if tensor.grad is None else tensor.grad)
+
+
+@contextmanager
+def _writing(path: str) -> Iterator[Any]:
+    h5py = _h5py(path)
+    aside = Path(f"{path}.{os.getpid()}.part")
+    try:
+        with h5py.File(aside, "w") as file:
+            yield file
+        with aside.open("rb") as written:
+            os.fsync(written.fileno())
+        aside.replace(path)
+    except OSError as error:
+        aside.unlink(missing_ok=True)
+        raise FileError(f"{path}: cannot be written: {error}") from error
+
+
+@contextmanager
+def _reading(path: str) -> Iterator[Any]:
+    h5py = _h5py(path)
+    try:
+        with h5py.File(path, "r") as file:
+            yield file
+    except FileError:
+        raise
+    except (OSError, KeyError) as error:
+        raise FileError(f"{path}: cannot be read, is cut, or is another kind of file ({error})") from error
+
+
+def _h5py(path: str) -> Any:
+    try:
+        import h5py
+    except ModuleNotFoundError:
+        raise CaffeError(f"{path}: HDF5 needs the package h5py: pip install 'bascule-caffe[data]'") from None
+    return h5py

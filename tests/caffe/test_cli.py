@@ -1,0 +1,158 @@
+"""The command line: Caffe's manners, what it writes, and how errors are told."""
+
+from __future__ import annotations
+
+import os
+import re
+from pathlib import Path
+
+import pytest
+import torch
+
+from bascule_caffe.cli import main
+from bascule_caffe.messages import Model, blob_array, read_binary
+
+NET = """
+name: "net"
+layer { name: "data" type: "DummyData" top: "data" top: "label" dummy_data_param {
+  shape { dim: 4 dim: 1 dim: 6 dim: 6 } shape { dim: 4 } data_filler { type: "gaussian" } data_filler { value: 1 } } }
+layer { name: "ip" type: "InnerProduct" bottom: "data" top: "ip" inner_product_param { num_output: 3
+  weight_filler { type: "xavier" } } }
+layer { name: "score" type: "InnerProduct" bottom: "ip" top: "score" include { stage: "deep" } inner_product_param {
+  num_output: 3 weight_filler { type: "xavier" } } }
+layer { name: "loss" type: "SoftmaxWithLoss" bottom: "ip" bottom: "label" top: "loss" }
+layer { name: "accuracy" type: "Accuracy" bottom: "ip" bottom: "label" top: "accuracy" include { phase: TEST } }
+"""
+SOLVER = 'net: "net.prototxt" base_lr: 0.1 lr_policy: "fixed" max_iter: 3 display: 1 random_seed: 0 solver_mode: CPU\n'
+
+
+@pytest.fixture(autouse=True)
+def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.chdir(tmp_path)
+    for name in ("WORLD_SIZE", "OMPI_COMM_WORLD_RANK", "PMI_RANK", "PMIX_RANK"):
+        monkeypatch.delenv(name, raising=False)
+    Path("net.prototxt").write_text(NET)
+    Path("solver.prototxt").write_text(SOLVER)
+    return tmp_path
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        "-solver solver.prototxt",
+        "-solver=solver.prototxt",
+        "--solver solver.prototxt",
+        "--solver=solver.prototxt -sigint_effect snapshot -sighup_effect=none",
+        "-bvlc -solver solver.prototxt -threshold 3 -engine CAFFE -lms 0 -lms_frac 0",
+    ],
+)
+def test_flags_are_written_as_caffe_took_them(words: str, folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["train", *words.split()]) == 0
+    said = capsys.readouterr().err
+    assert re.search(r"^I\d{4} \S+ +\d+ solver.cpp:218\] Iteration 2 \(", said, re.MULTILINE)
+    assert (folder / "solver_iter_3.solverstate").exists()
+    for flag in ("bvlc", "threshold", "engine"):
+        assert (f"-{flag} has no effect here" in said) == (flag in words)
+
+
+def test_a_training_goes_on_from_its_snapshot_and_from_weights(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["train", "-solver", "solver.prototxt"]) == 0
+    Path("solver.prototxt").write_text(SOLVER.replace("max_iter: 3", "max_iter: 4"))
+    assert main(["train", "-solver", "solver.prototxt", "-snapshot", "solver_iter_3.solverstate"]) == 0
+    said = capsys.readouterr().err.partition("Resuming from solver_iter_3.solverstate")[2]
+    assert re.findall(r"Iteration (\d+) \(", said) == ["3"]
+    assert (
+        main(["train", "-solver", "solver.prototxt", "-weights", "solver_iter_3.caffemodel,solver_iter_4.caffemodel"])
+        == 0
+    )
+    assert capsys.readouterr().err.count("Finetuning from solver_iter_") == 2
+
+
+def test_a_model_is_scored_as_its_blobs_say(capsys: pytest.CaptureFixture[str]) -> None:
+    main(["train", "-solver", "solver.prototxt"])
+    capsys.readouterr()
+    assert main(["test", "-model", "net.prototxt", "-weights", "solver_iter_3.caffemodel", "-iterations", "40"]) == 0
+    said = capsys.readouterr().err
+    assert "Running for 40 iterations." in said
+    batches = [float(value) for value in re.findall(r"Batch \d+, loss = (\S+)", said)]
+    assert len(batches) == 40
+    means = re.findall(r"\] loss = (\S+) \(\* 1 = (\S+) loss\)", said)
+    assert float(means[0][0]) == pytest.approx(sum(batches) / 40, rel=1e-4)
+    assert re.search(r"\] accuracy = [\d.]+$", said, re.MULTILINE)
+    # What a softmax of the trained blobs gives on normal numbers, label 1.
+    model = read_binary("solver_iter_3.caffemodel", Model)
+    weight, bias = (
+        torch.tensor(blob_array(blob)) for layer in model.layer if layer.name == "ip" for blob in layer.blobs
+    )
+    scores = torch.randn(100_000, 36, generator=torch.Generator().manual_seed(0)) @ weight.T + bias
+    expected = torch.nn.functional.cross_entropy(scores, torch.ones(len(scores), dtype=torch.long))
+    assert sum(batches) / 40 == pytest.approx(float(expected), rel=0.2)
+
+
+def test_stages_choose_layers() -> None:
+    Path("solver.prototxt").write_text(SOLVER.replace("max_iter: 3", "max_iter: 1"))
+    for stage, names in (("", {"ip"}), ("deep", {"ip", "score"})):
+        assert main(["train", "-solver", "solver.prototxt", "-stage", stage]) == 0
+        assert {layer.name for layer in read_binary("solver_iter_1.caffemodel", Model).layer if layer.blobs} == names
+
+
+def test_help_shows_how_to_begin(capsys: pytest.CaptureFixture[str]) -> None:
+    for words, said in ((["-help"], "caffe train -solver s.prototxt"), (["train", "-help"], "-sigint_effect")):
+        with pytest.raises(SystemExit) as end:
+            main(words)
+        assert end.value.code == 0
+        assert said in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (
+            "train -solver solver.prototxt -ddl -mode",
+            "-ddl needs a launcher, and none started this process. .* ddlrun -np 2 caffe train",
+        ),
+        ("train -solver nowhere.prototxt", "nowhere.prototxt: cannot be read"),
+        ("train -solver solver.prototxt -snapshot nowhere.solverstate", "nowhere.solverstate: cannot be read"),
+        ("train -solver solver.prototxt -snapshot a -weights b", "-snapshot and -weights are both given"),
+        ("train -solver solver.prototxt -lms_frac 0.5", "-lms_frac needs -lms"),
+        ("train -solver solver.prototxt -lms 1 -lms_frac 2", "-lms_frac is 2: give a share of the memory"),
+        ("train -solver solver.prototxt -gpu 99", "there is no GPU 99"),
+        ("train -solver solver.prototxt -gpu x", "-gpu x: give the number of a GPU, several"),
+        ("test -model net.prototxt -weights solver.prototxt", "solver.prototxt: "),
+    ],
+)
+def test_an_error_is_one_line_with_what_to_do(words: str, said: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(words.split()) == 1
+    last = capsys.readouterr().err.splitlines()[-1]
+    assert re.match(rf"E\d{{4}} .*\] .*{said}", last), last
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        ("train -solver solver.prototxt -batch 3", "-batch=3"),
+        ("time -model net.prototxt -iterations 0", "0 is no number above 0"),
+        ("train -solver solver.prototxt -sigint_effect die", "invalid choice: 'die'"),
+    ],
+)
+def test_a_flag_that_is_not_caffes_is_refused(words: str, said: str, capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as end:
+        main(words.split())
+    assert end.value.code == 2
+    assert said in capsys.readouterr().err
+
+
+def test_several_gpus_are_one_process_each_under_ddlrun(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
+    lines: list[list[str]] = []
+
+    def execute(program: str, line: list[str]) -> None:
+        lines.append(line)
+        raise SystemExit(0)
+
+    monkeypatch.setattr(os, "execv", execute)
+    with pytest.raises(SystemExit):
+        main(["train", "-solver", "solver.prototxt", "-gpu", "all", "-lms", "100"])
+    assert Path(lines[0][0]).name == "ddlrun"
+    assert lines[0][1:3] == ["-np", "2"]
+    assert lines[0][4:] == ["-m", "bascule_caffe", "train", "-solver", "solver.prototxt", "-gpu", "all", "-lms", "100"]

@@ -1,0 +1,142 @@
+"""Models and solver states on the disk, and what happens to damaged ones."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import h5py
+import numpy as np
+import pytest
+import torch
+
+from bascule_caffe.errors import FileError, NetError
+from bascule_caffe.messages import (
+    Model,
+    NetParameter,
+    SolverState,
+    array_blob,
+    blob_array,
+    parse_string,
+    read_binary,
+    write_binary,
+)
+from bascule_caffe.net import Net
+from bascule_caffe.optimizers import SOLVERS, CaffeOptimizer
+from bascule_caffe.snapshot import Progress, load_model, load_state, save_model, save_state
+
+NET = """
+layer { name: "data" type: "Input" top: "data" input_param { shape { dim: 2 dim: 6 } } }
+layer { name: "a/ip" type: "InnerProduct" bottom: "data" top: "a" inner_product_param { num_output: %d
+  weight_filler { type: "gaussian" } } }
+layer { name: "b" type: "InnerProduct" bottom: "a" top: "b" inner_product_param { num_output: 2
+  weight_filler { type: "gaussian" } } }
+"""
+
+
+def net_of(width: int = 4) -> Net:
+    return Net(parse_string(NET % width, NetParameter, "net.prototxt"), "TRAIN")
+
+
+def optimizer_of(net: Net, kind: str = "Adam") -> CaffeOptimizer:
+    """After a step, so that no history is zero."""
+    optimizer = SOLVERS[kind]([entry.parameter for entry in net.learnable], lr=0.1, momentum=0.9)
+    net(data=torch.ones(2, 6))["b"].sum().backward()
+    optimizer.step()
+    return optimizer
+
+
+@pytest.mark.parametrize("ending", ["", ".h5"])
+def test_a_model_and_a_state_come_back(tmp_path: Path, ending: str) -> None:
+    net, other = net_of(), net_of()
+    optimizer = optimizer_of(net)
+    model, state = (str(tmp_path / f"x.{what}{ending}") for what in ("caffemodel", "solverstate"))
+    save_model(model, net)
+    save_state(state, optimizer, Progress(7, 2, model))
+    assert load_model(model, other) == ["a/ip", "b"]
+    for one, two in zip(net.learnable, other.learnable, strict=True):
+        assert one.parameter.equal(two.parameter)
+    again = SOLVERS["Adam"]([entry.parameter for entry in other.learnable])
+    assert load_state(state, again) == Progress(7, 2, model)
+    assert again.iteration == 7
+    for one, two in zip(optimizer.histories(), again.histories(), strict=True):
+        assert one.any()
+        assert one.equal(two)
+    assert sorted(path.name for path in tmp_path.iterdir()) == sorted([Path(model).name, Path(state).name])
+
+
+def test_diffs_are_written_if_they_are_asked_for(tmp_path: Path) -> None:
+    net = net_of()
+    optimizer_of(net)
+    changes = [entry.parameter.grad for entry in net.learnable]
+    save_model(str(tmp_path / "x.caffemodel"), net, diff=True)
+    save_model(str(tmp_path / "x.h5"), net, diff=True)
+    model: Any = read_binary(tmp_path / "x.caffemodel", Model)
+    written = [blob_array(blob, diff=True) for layer in model.layer for blob in layer.blobs]
+    with h5py.File(tmp_path / "x.h5") as file:
+        written += [file[f"diff/{layer}/{number}"][:] for layer in ("a/ip", "b") for number in range(2)]
+    assert len(written) == 8
+    for found, change in zip(written, [*changes, *changes], strict=True):
+        assert change is not None
+        np.testing.assert_array_equal(found, change.numpy())
+
+
+def test_histories_of_old_files_have_four_dimensions(tmp_path: Path) -> None:
+    net = net_of()
+    optimizer = optimizer_of(net, "SGD")
+    state: Any = SolverState(iter=3)
+    for history in optimizer.histories():
+        shape = (1,) * (4 - history.ndim) + tuple(history.shape)
+        state.history.append(array_blob(history.numpy().reshape(shape) + 1))
+    write_binary(tmp_path / "x.solverstate", state)
+    before = [history.clone() for history in optimizer.histories()]
+    load_state(str(tmp_path / "x.solverstate"), optimizer)
+    for history, old in zip(optimizer.histories(), before, strict=True):
+        assert history.equal(old + 1)
+
+
+@pytest.mark.parametrize("ending", ["", ".h5"])
+@pytest.mark.parametrize("what", ["caffemodel", "solverstate"])
+def test_a_truncated_file_is_told_and_changes_nothing(tmp_path: Path, what: str, ending: str) -> None:
+    net = net_of()
+    optimizer = optimizer_of(net)
+    path = tmp_path / f"x.{what}{ending}"
+    save_model(str(path), net) if what == "caffemodel" else save_state(str(path), optimizer, Progress(1, 0))
+    path.write_bytes(path.read_bytes()[: path.stat().st_size // 2])
+    before = [tensor.clone() for tensor in (*net.state_dict().values(), *optimizer.histories())]
+    with pytest.raises(FileError, match=f"x.{what}"):
+        load_model(str(path), net) if what == "caffemodel" else load_state(str(path), optimizer)
+    after = [*net.state_dict().values(), *optimizer.histories()]
+    assert all(one.equal(two) for one, two in zip(before, after, strict=True))
+
+
+@pytest.mark.parametrize("ending", ["", ".h5"])
+def test_another_nets_files_are_refused(tmp_path: Path, ending: str) -> None:
+    small, large = net_of(4), net_of(5)
+    model, state = (str(tmp_path / f"x.{what}{ending}") for what in ("caffemodel", "solverstate"))
+    save_model(model, small)
+    save_state(state, optimizer_of(small), Progress(1, 0))
+    with pytest.raises((NetError, FileError), match="a/ip"):
+        load_model(model, large)
+    with pytest.raises(FileError, match=r"another net or solver: .* number 0 is \(4, 6\), not \(5, 6\)"):
+        load_state(state, optimizer_of(large))
+    with pytest.raises(FileError, match="it has 8 histories, and SGD has 4 for this net"):
+        load_state(state, optimizer_of(small, "SGD"))
+
+
+def test_a_snapshot_that_cannot_be_written_leaves_the_last_one(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    net = net_of()
+    for ending in ("", ".h5"):
+        path = tmp_path / f"x.caffemodel{ending}"
+        save_model(str(path), net)
+        good = path.read_bytes()
+
+        def full(descriptor: int) -> None:
+            raise OSError(28, "No space left on device")
+
+        with monkeypatch.context() as patched:
+            patched.setattr("os.fsync", full)
+            with pytest.raises(FileError, match=r"cannot be written: .*No space left"):
+                save_model(str(path), net_of())
+        assert path.read_bytes() == good
+    assert len(list(tmp_path.iterdir())) == 2
