@@ -166,8 +166,8 @@ class Paging:
         if block is None or block.nbytes != nbytes:
             block = _places[parameter] = self.pager.block(nbytes)
         tracked = self.pager.track(block, storage.data_ptr())
-        # What was made before the page pool took over moves into it, unless others refer to the memory: a tensor, another
-        # process, or NumPy, which makes the storage one of a fixed size.
+        # What was made before the page pool took over moves into it, unless others refer to the memory: a tensor,
+        # another process, or NumPy, which fixes the storage's size.
         alone = use_count(storage._cdata) <= 2 and storage.resizable() and not storage.is_shared()
         if not tracked and alone:
             twin = pages(nbytes)
