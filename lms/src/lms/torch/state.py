@@ -152,8 +152,8 @@ class State:
             return total
         paged = self._paging.usage()
         return Figures(
-            total.nbytes + paged.tracked,
-            total.held + paged.resident,
+            total.nbytes + self._paging.nbytes,
+            total.held + min(paged.resident, self._paging.nbytes),  # less what other sessions' models hold
             total.out + paged.out,
             total.back + paged.back,
             total.waited + paged.waited * 1e-9,
