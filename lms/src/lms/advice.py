@@ -41,8 +41,8 @@ def advice(stats: Stats) -> list[Advice]:
 
 
 def as_figure(pieces: Sequence[Advice]) -> dict[tuple[str, ...], float]:
-    """The advice as the figure of a metric with the labels rule and option."""
-    return {(one.rule, one.option): one.figure for one in pieces}
+    """The advice as the figure of a metric with the labels rule and option: of each pair the most pressing."""
+    return {(one.rule, one.option): one.figure for one in reversed(pieces)}
 
 
 def _stalls(stats: Stats) -> Advice | None:

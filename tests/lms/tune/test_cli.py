@@ -53,7 +53,7 @@ def test_wrong_usage_is_refused_in_one_line(argv: list[str], words: str, capsys:
         ([], "--frac 0.45", "--frac 0.9"),
         (["--memory", "8GB"], "--limit 4000000000", "--limit 8000000000"),
         (["--memory", "8GB", "--ranks", "2"], "--limit 2000000000", "--limit 4000000000"),
-        (["--limit", "1GB"], "--limit 1000000000", "--limit 2000000000"),
+        (["--limit", "1GB"], "--limit 1000000000", "--frac 0.9"),
         (["--frac", "0.3"], "--frac 0.3", "--frac 0.6"),
         (["--budget", "1GB"], "--budget 1000000000", "--budget 1000000000"),
     ],

@@ -31,7 +31,7 @@ def test_samplers_and_pruners_are_found_by_name_with_their_arguments() -> None:
 @pytest.mark.parametrize(
     ("text", "words"),
     [
-        ("best", "unknown; Optuna has bruteforce, cmaes"),
+        ("best", "unknown; Optuna has cmaes"),
         ("grid", "unknown"),
         ("random:speed=1", "speed"),
         ("random:seed=", "invalid syntax"),

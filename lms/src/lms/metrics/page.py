@@ -27,6 +27,7 @@ if TYPE_CHECKING:
     from prometheus_client.metrics_core import Metric
 
 STALE = 30.0  # seconds without a sample after which a rank that lives is off the page: its figures are no news
+_SILENT = 10  # seconds after which a connection that asks nothing is closed
 _MOST = 1 << 17  # bytes of a sample
 
 
@@ -129,7 +130,7 @@ class _Server:
     def __init__(self, door: socket.socket, port: int, address: str) -> None:
         from prometheus_client import CollectorRegistry, start_http_server
 
-        self._door, self._at = door, (address, port)
+        self._door = door
         self._door.setblocking(False)
         self._lock = threading.Lock()
         self._own = _Rank(None)
@@ -142,6 +143,7 @@ class _Server:
             if error.errno != errno.EADDRINUSE:
                 raise
             raise PageTakenError(errno.EADDRINUSE, f"port {port} at {address} is taken by another program") from None
+        self._http.RequestHandlerClass.timeout = _SILENT  # type: ignore[attr-defined]  # a silent connection costs the training a descriptor
 
     def put(self, sample: Sample, labels: tuple[str, ...]) -> None:
         """This rank's own sample; takes in the others', so that no queue fills up if nobody asks for the page."""
@@ -152,11 +154,7 @@ class _Server:
     def close(self) -> None:
         """Close the port and the socket."""
         self._door.close()
-        ending = threading.Thread(target=self._http.shutdown)
-        ending.start()
-        with suppress(OSError):  # a visitor wakes the server, which looks for its end only every half second
-            socket.create_connection(self._at, timeout=1).close()
-        ending.join()
+        self._http.shutdown()  # it looks for its end every half second
         self._http.server_close()
         self._thread.join()
         with self._lock:

@@ -104,8 +104,11 @@ class _Sampler:
         """Sample this one too."""
         self._sources[name] = source
         if not self._thread.ident:
-            self._thread.start()
             atexit.register(self._end)
+            try:
+                self._thread.start()
+            except RuntimeError as error:  # too many threads
+                self._warn("thread", f"{error}: no figures are written until the end; the training goes on")
 
     def remove(self, name: str) -> bool:
         """Sample a last time, then no longer this one; True if it was the last one and the sampler has ended."""
@@ -127,7 +130,7 @@ class _Sampler:
     def _sample(self) -> None:
         with self._sampling:
             sample: Sample = {}
-            steps = 0
+            steps: int | None = None  # no source counts them
             for name, source in list(self._sources.items()):
                 try:
                     figures = source()
@@ -135,28 +138,29 @@ class _Sampler:
                 except Exception as error:  # the source is the training's own, which goes on
                     self._warn(name, f"the figures of {name} could not be read: {error!r}")
                 else:
-                    steps = max(steps, _whole(figures.get("steps")))
+                    if "steps" in figures:
+                        steps = max(steps or 0, _whole(figures["steps"]))
             if sample:
                 self._write(sample, steps)
 
-    def _write(self, sample: Sample, steps: int) -> None:
+    def _write(self, sample: Sample, steps: int | None) -> None:
         self._samples += 1
         if self._folder is not None:
             try:
                 if self._events is None:
                     self._events = EventFile(self._folder)
-                self._events.write(steps or self._samples, time.time(), _scalars(sample))
-            except OSError as error:
-                self._warn("events", f"--tensorboard={str(self._folder)!r}: {error.strerror}; the training goes on")
+                self._events.write(self._samples if steps is None else steps, time.time(), _scalars(sample))
+            except Exception as error:
+                self._warn("events", f"--tensorboard={str(self._folder)!r}: {_words(error)}; the training goes on")
         if self._page is not None:
             try:
                 self._page.publish(sample)
-            except OSError as error:
+            except Exception as error:
                 page, self._page = self._page, None
                 page.close()
                 if self._speaks:
                     where = f"--metrics-port={page.port} at {page.address}"
-                    self._warn("page", f"{where}: {error.strerror}; no metrics there, the training goes on")
+                    self._warn("page", f"{where}: {_words(error)}; no metrics there, the training goes on")
 
     def _end(self) -> None:
         atexit.unregister(self._end)
@@ -184,6 +188,10 @@ class _Sampler:
         if what not in self._warned:
             self._warned.add(what)
             print(f"bascule: warning: {text}", file=sys.stderr)
+
+
+def _words(error: Exception) -> str:
+    return error.strerror or str(error) if isinstance(error, OSError) else repr(error)
 
 
 def _whole(figure: Figure) -> int:

@@ -202,7 +202,7 @@ def _bounds(args: argparse.Namespace, options: Options) -> tuple[list[str], list
     if options.budget is not None:
         return ["--budget", str(options.budget)], ["--budget", str(options.budget)]
     if options.limit is not None:
-        return ["--limit", str(options.limit)], ["--limit", str(options.limit * args.at_once)]
+        return ["--limit", str(options.limit)], ["--frac", str(DEFAULT_FRAC)]
     frac = options.frac or DEFAULT_FRAC
     if options.bounded:
         return ["--frac", str(frac)], ["--frac", str(min(1.0, frac * args.at_once))]

@@ -31,6 +31,7 @@ OUTCOME = "lms:outcome"  # the user attribute that says why a trial has no value
 
 _SEARCH = "lms:search"
 _DEATHS = "lms:deaths"  # the system attribute that says how often a trial's process has died before
+_AGAIN = "lms:again"  # the system attribute that says which trial this one does again
 _OPEN_TRIES = 5  # workers that make the tables at once get in each other's way
 _PAUSE = 1.0  # seconds between tries
 _NEWS = 60.0  # seconds between two words about a database that is away
@@ -47,12 +48,13 @@ def counts(trial: FrozenTrial) -> bool:
 def check_url(url: str) -> None:
     """Refuse what is no database, or none that every worker sees. Raises UsageError."""
     wanted = "expected a database, such as sqlite:///search.db or postgresql://user@host/base"
-    if "journal" in url.lower() or url.startswith("redis"):
+    scheme, colon, _ = url.partition("://")
+    if "journal" in scheme.lower() or scheme.startswith("redis"):
         raise UsageError(
-            f"--storage={url!r}: Optuna's journal has no heartbeats, so a trial whose worker was killed would stay "
-            f"RUNNING in it for ever; {wanted}"
+            f"--storage={_shown(url)!r}: Optuna's journal has no heartbeats, so a trial whose worker was killed would "
+            f"stay RUNNING in it for ever; {wanted}"
         )
-    if "://" not in url:
+    if not colon:
         raise UsageError(f"--storage={url!r}: no URL; {wanted}")
     if url in ("sqlite://", "sqlite:///") or ":memory:" in url:
         raise UsageError(f"--storage={url!r}: it would end with this process; {wanted}")
@@ -63,7 +65,7 @@ def chosen(module: ModuleType, noun: str, text: str) -> Any:
 
     Raises UsageError that lists the names.
     """
-    unusable = ("base", "grid", "partialfixed", "patient")  # they take objects
+    unusable = ("base", "bruteforce", "grid", "partialfixed", "patient")  # they take objects, or end the study
     known = {one.removesuffix(noun).lower(): one for one in module.__all__ if one.endswith(noun)}
     known = {short: one for short, one in known.items() if not short.startswith(unusable)}
     name, _, rest = text.partition(":")
@@ -221,9 +223,15 @@ class Study:
             state=TrialState.WAITING,
             params=frozen.params,
             distributions=frozen.distributions,
-            system_attrs={_DEATHS: self.deaths(frozen) + died},
+            system_attrs={_DEATHS: self.deaths(frozen) + died, _AGAIN: frozen.number},
         )
-        self.patiently(self._study.add_trial, retry)
+
+        def add() -> None:
+            # Another worker may have taken it for dead, or the answer to our first try was lost.
+            if all(one.system_attrs.get(_AGAIN) != frozen.number for one in self._study.get_trials(deepcopy=False)):
+                self._study.add_trial(retry)
+
+        self.patiently(add)
 
     def recover(self) -> None:
         """Let the trials of dead workers be done again. The caller has just given its own a heartbeat.
@@ -289,7 +297,7 @@ def _shown(url: str) -> str:
     try:
         return sqlalchemy.engine.make_url(url).render_as_string()  # without its password
     except sqlalchemy.exc.ArgumentError:
-        return url
+        return url.partition("://")[0] + "://..."
 
 
 def _reason(error: BaseException) -> str:
