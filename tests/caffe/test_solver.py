@@ -17,7 +17,7 @@ import torch
 
 from bascule_caffe.errors import FileError, NetError
 from bascule_caffe.memory import Memory
-from bascule_caffe.messages import SolverParameter, parse_text
+from bascule_caffe.messages import Model, SolverParameter, parse_text, read_binary, write_binary
 from bascule_caffe.signals import Signals
 from bascule_caffe.solver import Solver
 
@@ -334,3 +334,27 @@ def test_a_loss_that_no_blob_changes_is_trained_on_without_an_error(folder: Path
     solver.close()
     after = [entry.parameter for entry in solver.net.learnable if entry.layer == "conv1"]
     assert all(torch.equal(one, other) for one, other in zip(before, after, strict=True))
+
+
+def test_a_model_that_lacks_a_layer_is_not_resumed_from(make: Make) -> None:
+    whole = make()
+    whole.solve()
+    model: Any = read_binary("x_iter_4.caffemodel", Model)
+    del model.layer[[layer.name for layer in model.layer].index("conv2")]
+    write_binary("x_iter_4.caffemodel", model)
+    resumed = make()
+    with pytest.raises(FileError, match=r"x_iter_4.caffemodel: has no blobs of 'conv2'"):
+        resumed.restore("x_iter_4.solverstate")
+    for solver in (whole, resumed):
+        solver.close()
+
+
+def test_a_blob_without_a_gradient_decays(folder: Path, make: Make) -> None:
+    score = 'name: "score" type: "InnerProduct"'
+    (folder / "net.prototxt").write_text(NET.replace(score, f"{score} propagate_down: false"))
+    solver = make()
+    blob = next(entry.parameter for entry in solver.net.learnable if entry.layer == "conv2")
+    before = blob.detach().clone()
+    solver.step(1)
+    solver.close()
+    torch.testing.assert_close(blob.detach(), before * (1 - 0.05 * 0.001))

@@ -93,7 +93,11 @@ class Solver:
         if progress.model:
             beside = Path(path).parent / Path(progress.model).name  # of a folder that was moved
             model = progress.model if os.path.exists(progress.model) or not beside.exists() else str(beside)
-            load_model(model, self.net)
+            taken = load_model(model, self.net)
+            loaded = {id(blob) for layer in self.net.layers if layer.name in taken for blob in layer.blobs}
+            layers = (layer for layer in self.net.layers if any(id(blob) not in loaded for blob in layer.blobs))
+            if missing := ", ".join(f"'{layer.name}'" for layer in layers):
+                raise FileError(f"{model}: has no blobs of {missing}: it is the model of another net; see {path}")
         self.schedule.current_step = progress.current_step
         self.iteration = progress.iteration
         self.job.broadcast([*self.net.state_dict().values(), *self.optimizer.histories()])
@@ -205,12 +209,14 @@ class Solver:
             self.log.info("sgd_solver.cpp:105", f"Iteration {self.iteration}, lr = {rate:g}")
         for group in self.optimizer.param_groups:
             group["lr"] = rate
-        if self.job.size > 1:
-            trained = [entry.parameter for entry in self.net.learnable if entry.parameter.requires_grad]
-            for parameter in trained:
-                if parameter.grad is None:  # on this rank; the others may have one
+        gradients = []
+        for entry in self.net.learnable:
+            parameter = entry.parameter
+            if parameter.requires_grad:
+                if parameter.grad is None:  # 0, as in Caffe: decay and momentum act, and other ranks may have one
                     parameter.grad = torch.zeros_like(parameter)
-            self.job.average([parameter.grad for parameter in trained if parameter.grad is not None])
+                gradients.append(parameter.grad)
+        self.job.average(gradients)
         self.optimizer.step()
 
     def _asked(self) -> Action:
