@@ -277,6 +277,34 @@ def test_a_users_module_is_a_layer(tmp_path):
         del USERS["Zoom"], USERS["tools.ZoomLayer"]
 
 
+def test_a_users_module_has_its_statistics_as_blobs_and_is_tested_in_test_mode(tmp_path):
+    register_layer("Norm", lambda parameter, shapes: nn.BatchNorm1d(shapes[0][1]))
+    try:
+        text = INPUT + 'layer { name: "n" type: "Norm" bottom: "x" top: "n" param { lr_mult: 5 } }'
+        train, test, other = (Net(parse_string(text, NetParameter), phase) for phase in ("TRAIN", "TEST", "TEST"))
+        test.share(train)
+        train(x=torch.tensor([[1.0, 2, 3], [3.0, 2, 1]]))
+        mean = train.layers[1].module.running_mean
+        assert mean.tolist() == pytest.approx([0.2, 0.2, 0.2])
+        x = torch.randn(2, 3)
+        wanted = test(x=x)["n"]
+        assert mean.tolist() == pytest.approx([0.2, 0.2, 0.2])  # as before
+        train(x=x)
+        assert mean.tolist() != pytest.approx([0.2, 0.2, 0.2])
+        assert [(one.lr_mult, one.parameter.requires_grad) for one in train.learnable] == [
+            (5, True),
+            (1, True),
+            (0, False),
+            (0, False),
+        ]
+        write_binary(tmp_path / "x.caffemodel", train.to_parameter())
+        other.load_caffemodel(tmp_path / "x.caffemodel")
+        assert torch.equal(other(x=x)["n"], test(x=x)["n"])
+        assert not torch.equal(other(x=x)["n"], wanted)
+    finally:
+        del USERS["Norm"]
+
+
 def test_a_test_net_uses_the_blobs_of_its_training_net(build):
     text = INPUT + IP % ("a", "x", "a", "") + 'layer { name: "n" type: "BatchNorm" bottom: "a" top: "n" }'
     text += 'layer { name: "s" type: "Scale" bottom: "n" top: "n" }'

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import re
 import signal
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from datetime import datetime
 from pathlib import Path
 from typing import Any
@@ -16,6 +16,7 @@ import pytest
 import torch
 
 from bascule_caffe.errors import FileError, NetError
+from bascule_caffe.job import Job
 from bascule_caffe.memory import Memory
 from bascule_caffe.messages import Model, SolverParameter, parse_text, read_binary, write_binary
 from bascule_caffe.signals import Signals
@@ -358,3 +359,27 @@ def test_a_blob_without_a_gradient_decays(folder: Path, make: Make) -> None:
     solver.step(1)
     solver.close()
     torch.testing.assert_close(blob.detach(), before * (1 - 0.05 * 0.001))
+
+
+def test_ranks_test_with_the_statistics_of_the_first(make: Make) -> None:
+    sent: list[torch.Tensor] = []
+
+    class Recorded(Job):
+        def broadcast(self, tensors: Iterable[torch.Tensor]) -> None:
+            sent.extend(tensors)
+
+    solver = make("test_iter: 1 test_interval: 8", job=Recorded())
+    sent.clear()
+    solver.test_all()
+    solver.close()
+    statistics = next(layer.blobs for layer in solver.net.layers if layer.name == "bn")
+    assert [id(tensor) for tensor in sent] == [id(blob) for blob in statistics]
+
+
+def test_a_test_of_no_batches_has_no_scores(make: Make, capsys: pytest.CaptureFixture[str]) -> None:
+    solver = make("test_iter: 0 test_interval: 8")
+    assert solver.test_all()
+    solver.close()
+    said = capsys.readouterr().err
+    assert "Testing net (#0)" in said
+    assert "Test net output" not in said

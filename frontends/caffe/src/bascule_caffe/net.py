@@ -179,7 +179,8 @@ class Net(nn.Module):
                     learnable[at] = _share(layer, index, spec, owners[spec.name], learnable[at], place)
                     continue
                 mults = (spec.lr_mult, spec.decay_mult) if spec is not None else (1.0, 1.0)
-                if isinstance(layer, BatchNorm):
+                statistic = isinstance(layer, UserLayer) and index >= len(layer.blobs) - len(layer.statistics)
+                if isinstance(layer, BatchNorm) or statistic:
                     mults = (0.0, 0.0)
                 if not isinstance(layer, UserLayer):
                     try:

@@ -153,6 +153,8 @@ class Solver:
 
     def test_all(self) -> bool:
         """Run every test net, and log the means of its outputs. Returns False if a signal asked to stop meanwhile."""
+        # Each rank has statistics of its own batches; Caffe tests with those of its first GPU.
+        self.job.broadcast([entry.parameter for entry in self.net.learnable if entry.lr_mult == 0])
         return all(self._test(number, net) for number, net in enumerate(self.test_nets))
 
     def snapshot(self) -> None:
@@ -256,6 +258,8 @@ class Solver:
             loss = loss + net.loss.cpu()
             for name, output in outputs.items():
                 sums[name] = sums[name] + output if name in sums else output.clone()
+        if not batches:  # test_iter is 0: Caffe prints no scores then
+            return True
         means = {name: total / batches for name, total in sums.items()}
         loss /= batches
         self.job.average([loss, *means.values()])
