@@ -146,6 +146,12 @@ def test_bad_calls_of_a_net_are_errors(build):
         Net(NetParameter(), "train")
 
 
+def test_a_forward_over_bottoms_that_do_not_fit_is_an_error_with_file_line_and_layer():
+    net = Net(parse_string(INPUT + IP % ("a", "x", "a", ""), NetParameter, "f"))
+    with pytest.raises(NetError, match=r"f:2: layer 'a' \(InnerProduct\): .* \(over x 2x4\)"):
+        net(x=torch.ones(2, 4))
+
+
 def test_a_model_is_read_and_written_by_the_names_of_layers(build, tmp_path):
     text = INPUT + IP % ("a", "x", "a", "") + IP % ("b", "a", "b", "")
     net = build(text)

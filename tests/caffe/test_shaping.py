@@ -186,5 +186,5 @@ def test_a_batch_of_another_size_is_sliced_at_the_same_points(one, points, size,
     _, net = one("Slice", f"slice_param {{ axis: 0 {points} }}", np.zeros((4, 2)), tops=2)
     tops = net({"b0": torch.zeros(size, 2).double()})
     assert [len(tops[name]) for name in ("t0", "t1")] == sizes
-    with pytest.raises(NetError, match="axis 0 of its bottom has 1, which"):
+    with pytest.raises(NetError, match=r"net.prototxt:2: layer 'one' \(Slice\): axis 0 of its bottom has 1, which"):
         net({"b0": torch.zeros(1, 2).double()})

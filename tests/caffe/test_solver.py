@@ -20,6 +20,7 @@ from bascule_caffe.job import Job
 from bascule_caffe.memory import Memory
 from bascule_caffe.messages import Model, SolverParameter, parse_text, read_binary, write_binary
 from bascule_caffe.signals import Signals
+from bascule_caffe.snapshot import save_model
 from bascule_caffe.solver import Solver
 
 ROWS = 40
@@ -383,3 +384,30 @@ def test_a_test_of_no_batches_has_no_scores(make: Make, capsys: pytest.CaptureFi
     said = capsys.readouterr().err
     assert "Testing net (#0)" in said
     assert "Test net output" not in said
+
+
+def test_weights_are_taken_by_the_layers_of_test_nets_too(folder: Path, make: Make) -> None:
+    (folder / "net.prototxt").write_text(
+        NET + 'layer { name: "probe" type: "InnerProduct" bottom: "score" top: "probe" include { phase: TEST }'
+        ' inner_product_param { num_output: 2 weight_filler { type: "xavier" } } }'
+    )
+    solver = make("test_iter: 1 test_interval: 8")
+    probe = next(layer for layer in solver.test_nets[0].layers if layer.name == "probe")
+    save_model("x.caffemodel", solver.test_nets[0])
+    before = probe.blobs[0].detach().clone()
+    probe.blobs[0].data.zero_()
+    solver.load_weights("x.caffemodel")
+    assert torch.equal(probe.blobs[0], before)
+    save_model("x.caffemodel", solver.net)
+    solver.load_weights("x.caffemodel")
+    assert torch.equal(probe.blobs[0], before)
+    solver.close()
+
+
+def test_a_snapshot_prefix_that_is_a_folder_gets_the_solvers_name(folder: Path, make: Make) -> None:
+    (folder / "models").mkdir()
+    for prefix in ("models", "models/"):
+        solver = make(f"snapshot_prefix: '{prefix}'", without="snapshot_prefix")
+        solver.snapshot()
+        solver.close()
+        assert {path.stem for path in (folder / "models").iterdir()} == {"solver_iter_0"}

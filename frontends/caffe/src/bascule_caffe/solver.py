@@ -6,7 +6,7 @@ import os
 import re
 import time
 from collections import deque
-from contextlib import nullcontext
+from contextlib import nullcontext, suppress
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +15,7 @@ from google.protobuf.message import Message
 from torch import Tensor
 
 from bascule_caffe.data import Feed
-from bascule_caffe.errors import FileError, NetError
+from bascule_caffe.errors import FileError, NetError, NoLayerError
 from bascule_caffe.job import Job
 from bascule_caffe.loader import Share
 from bascule_caffe.log import Log
@@ -78,12 +78,14 @@ class Solver:
 
     def load_weights(self, paths: str) -> None:
         """Take the blobs of the layers that models have, too; `paths` are separated by commas."""
-        for path in paths.split(","):
-            self.log.info("caffe.cpp:155", f"Finetuning from {path.strip()}")
-            taken = load_model(path.strip(), self.net)
-            if not taken:
-                names = ", ".join(layer.name for layer in self.net.layers if layer.blobs)
-                self.log.warn("net.cpp:744", f"{path}: no layer has the name of one of this net ({names})")
+        trained = {layer.name for layer in self.net.layers}
+        own = [net for net in self.test_nets if any(layer.blobs and layer.name not in trained for layer in net.layers)]
+        for path in map(str.strip, paths.split(",")):
+            self.log.info("caffe.cpp:155", f"Finetuning from {path}")
+            load_model(path, self.net)
+            for net in own:  # the other test nets share every blob
+                with suppress(NoLayerError):
+                    load_model(path, net)
         self.job.broadcast(self.net.state_dict().values())
 
     def restore(self, path: str) -> None:
@@ -285,6 +287,8 @@ class Solver:
     def _snapshot_prefix(self) -> str:
         """How the names of snapshots begin. Raises FileError now, and not when the training has ended."""
         prefix = str(self.parameter.snapshot_prefix or os.path.splitext(self.path)[0])
+        if self.parameter.snapshot_prefix and os.path.isdir(prefix):
+            prefix = os.path.join(prefix, Path(self.path).stem)
         folder = os.path.dirname(prefix) or "."
         written = self.job.rank == 0 and (self.parameter.snapshot or self.parameter.snapshot_after_train)
         if written and not os.access(folder, os.W_OK):
