@@ -11,6 +11,7 @@ import torch
 
 from bascule_caffe.cli import main
 from bascule_caffe.messages import Model, blob_array, read_binary
+from bascule_caffe.shaping import InnerProduct
 
 NET = """
 name: "net"
@@ -102,6 +103,22 @@ def test_help_shows_how_to_begin(capsys: pytest.CaptureFixture[str]) -> None:
             main(words)
         assert end.value.code == 0
         assert said in capsys.readouterr().out
+
+
+def test_too_little_memory_is_one_line_that_names_lms(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    forward = InnerProduct.forward
+
+    def full(layer: InnerProduct, bottom: torch.Tensor) -> torch.Tensor:
+        if bottom.is_meta:  # while the net is built
+            return forward(layer, bottom)
+        raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 GiB")
+
+    monkeypatch.setattr(InnerProduct, "forward", full)
+    assert main(["time", "-model", "net.prototxt"]) == 1
+    last = capsys.readouterr().err.splitlines()[-1]
+    assert re.match(r"E\d{4} .*\] CUDA out of memory. .*; in layer 'ip' .*: train with -lms 1000", last), last
 
 
 @pytest.mark.parametrize(

@@ -50,6 +50,18 @@ def test_to_safetensors_with_a_module_that_builds_the_net_and_back(files):
     assert (folder / "again.caffemodel").read_bytes() == (folder / "net.caffemodel").read_bytes()
 
 
+def test_a_module_that_convert_did_not_write_is_not_overwritten(files):
+    folder, _ = files
+    arguments = (folder / "net.prototxt", folder / "net.caffemodel", folder / "my-net.safetensors")
+    (folder / "my_net.py").write_text("print()\n")
+    with pytest.raises(FileError, match=r"my_net.py: `caffe convert` did not write this file"):
+        convert(*arguments)
+    assert (folder / "my_net.py").read_text() == "print()\n"
+    assert not (folder / "my-net.safetensors").exists()
+    (folder / "my_net.py").unlink()
+    assert convert(*arguments) == convert(*arguments)
+
+
 @pytest.mark.slow  # torch.export takes seconds
 def test_to_a_program_of_torch_export_for_batches_of_any_size(files):
     folder, net = files

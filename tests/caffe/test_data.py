@@ -14,7 +14,7 @@ import pytest
 from numpy.typing import NDArray
 
 from bascule_caffe.data import Feed
-from bascule_caffe.errors import FileError
+from bascule_caffe.errors import FileError, NetError
 from bascule_caffe.loader import Batches, Share
 from bascule_caffe.messages import Datum, NetParameter, TransformationParameter, array_blob, parse_string, write_binary
 from bascule_caffe.net import Net
@@ -179,6 +179,14 @@ def test_memory_data_reads_the_arrays_that_it_was_given() -> None:
     assert [net()["y"].tolist() for _ in range(3)] == [[0, 1], [2, 3], [0, 1]]
     with pytest.raises(ValueError, match=r"give data \(n, 1, 1, 1\) and labels \(n,\), n a multiple of 2"):
         source.reset(np.zeros((3, 1, 1, 1)), np.zeros(3))
+
+
+def test_a_transformation_of_layers_that_have_none_is_told(capsys: pytest.CaptureFixture[str]) -> None:
+    layer = 'name: "d" type: "%s" top: "x" top: "y" transform_param { scale: 2 } %s'
+    with pytest.raises(NetError, match=r"net.prototxt:1: layer 'd' \(HDF5Data\): .*does not transform data"):
+        net_of(layer % ("HDF5Data", 'hdf5_data_param { source: "x" batch_size: 1 }'))
+    net_of(layer % ("MemoryData", "memory_data_param { batch_size: 2 channels: 1 height: 1 width: 1 }"))
+    assert "layer 'd' (MemoryData): transform_param has no effect" in capsys.readouterr().err
 
 
 def test_a_truncated_lmdb_is_told(tmp_path: Path) -> None:

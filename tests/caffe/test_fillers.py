@@ -60,7 +60,7 @@ def test_a_unit_ball_is_positive_and_each_row_sums_to_1():
 
 
 @pytest.mark.parametrize(
-    ("size", "line"), [(4, [0.25, 0.75, 0.75, 0.25]), (3, [0.25, 0.75, 0.75]), (5, [1 / 3, 2 / 3, 1, 2 / 3, 1 / 3])]
+    ("size", "line"), [(4, [0.25, 0.75, 0.75, 0.25]), (3, [0.5, 1, 0.5]), (5, [1 / 3, 2 / 3, 1, 2 / 3, 1 / 3])]
 )
 def test_bilinear(size, line):
     np.testing.assert_allclose(

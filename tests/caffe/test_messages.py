@@ -108,6 +108,13 @@ def test_a_blob_has_the_bytes_of_a_packed_field(tmp_path):
     assert blob_array(read_binary(tmp_path / "b", BlobProto)).tolist() == [[[[1.5], [-2]]]]
 
 
+def test_a_scalar_of_caffes_has_no_shape():
+    blob = array_blob(np.array(2.5, np.float32))
+    blob.ClearField("shape")
+    array = blob_array(blob)
+    assert (array.shape, array.item()) == ((), 2.5)
+
+
 @pytest.mark.parametrize("damage", [lambda data: data[:-3], lambda data: b"", lambda data: b"\xff" * 9])
 def test_a_damaged_file_is_an_error(tmp_path: Path, damage):
     path = tmp_path / "x.solverstate"

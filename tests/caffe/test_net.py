@@ -146,6 +146,12 @@ def test_bad_calls_of_a_net_are_errors(build):
         Net(NetParameter(), "train")
 
 
+def test_a_forward_over_bottoms_that_do_not_fit_is_an_error_with_file_line_and_layer():
+    net = Net(parse_string(INPUT + IP % ("a", "x", "a", ""), NetParameter, "f"))
+    with pytest.raises(NetError, match=r"f:2: layer 'a' \(InnerProduct\): .* \(over x 2x4\)"):
+        net(x=torch.ones(2, 4))
+
+
 def test_a_model_is_read_and_written_by_the_names_of_layers(build, tmp_path):
     text = INPUT + IP % ("a", "x", "a", "") + IP % ("b", "a", "b", "")
     net = build(text)
@@ -275,6 +281,34 @@ def test_a_users_module_is_a_layer(tmp_path):
         assert next(iter(net.parameters())) is net.learnable[0].parameter
     finally:
         del USERS["Zoom"], USERS["tools.ZoomLayer"]
+
+
+def test_a_users_module_has_its_statistics_as_blobs_and_is_tested_in_test_mode(tmp_path):
+    register_layer("Norm", lambda parameter, shapes: nn.BatchNorm1d(shapes[0][1]))
+    try:
+        text = INPUT + 'layer { name: "n" type: "Norm" bottom: "x" top: "n" param { lr_mult: 5 } }'
+        train, test, other = (Net(parse_string(text, NetParameter), phase) for phase in ("TRAIN", "TEST", "TEST"))
+        test.share(train)
+        train(x=torch.tensor([[1.0, 2, 3], [3.0, 2, 1]]))
+        mean = train.layers[1].module.running_mean
+        assert mean.tolist() == pytest.approx([0.2, 0.2, 0.2])
+        x = torch.randn(2, 3)
+        wanted = test(x=x)["n"]
+        assert mean.tolist() == pytest.approx([0.2, 0.2, 0.2])  # as before
+        train(x=x)
+        assert mean.tolist() != pytest.approx([0.2, 0.2, 0.2])
+        assert [(one.lr_mult, one.parameter.requires_grad) for one in train.learnable] == [
+            (5, True),
+            (1, True),
+            (0, False),
+            (0, False),
+        ]
+        write_binary(tmp_path / "x.caffemodel", train.to_parameter())
+        other.load_caffemodel(tmp_path / "x.caffemodel")
+        assert torch.equal(other(x=x)["n"], test(x=x)["n"])
+        assert not torch.equal(other(x=x)["n"], wanted)
+    finally:
+        del USERS["Norm"]
 
 
 def test_a_test_net_uses_the_blobs_of_its_training_net(build):

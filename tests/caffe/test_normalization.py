@@ -28,6 +28,18 @@ def test_batch_norm_in_training_uses_the_batch_and_adds_to_the_statistics(one, n
     assert [(entry.lr_mult, entry.decay_mult) for entry in net.learnable] == [(0, 0)] * 3
 
 
+def test_batch_norm_over_one_number_a_channel_has_no_gradient(build, numbers):
+    net = build(
+        'layer { name: "i" type: "Input" top: "x" input_param { shape { dim: 1 dim: 3 } } }'
+        'layer { name: "n" type: "BatchNorm" bottom: "x" top: "n" }'
+        'layer { name: "s" type: "Eltwise" bottom: "x" bottom: "n" top: "s" }',
+        "TRAIN",
+    )
+    x = torch.tensor(numbers(1, 3), requires_grad=True)
+    net(x=x)["s"].sum().backward()
+    assert x.grad.tolist() == [[1, 1, 1]]
+
+
 @pytest.mark.parametrize(("phase", "fields"), [("TEST", ""), ("TRAIN", "batch_norm_param { use_global_stats: true }")])
 def test_batch_norm_divides_its_statistics_by_their_weight(one, numbers, phase, fields):
     x = numbers(2, 3, 4, 4)

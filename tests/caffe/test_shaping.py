@@ -150,11 +150,19 @@ def test_dummy_data_and_parameters(build):
             "no filler 'he'; allowed",
         ),
         ("Tile", "", "tiles is 0"),
+        ("DummyData", "dummy_data_param { shape { dim: 1 } num: 1 }", "it has shape, and num"),
+        (
+            "DummyData",
+            "dummy_data_param { num: 1 num: 2 channels: 1 height: 1 width: 1 }",
+            "it has 2 of num, and takes 1 or 1",
+        ),
+        ("DummyData", "dummy_data_param { num: 1 }", "it has 0 of channels"),
     ],
 )
 def test_fields_that_cannot_be(one, kind, fields, said):
+    bottoms = [] if kind == "DummyData" else [np.zeros((2, 6))]
     with pytest.raises(NetError, match=rf"net.prototxt:2: layer 'one' \({kind}\): .*{said}"):
-        one(kind, fields, np.zeros((2, 6)))
+        one(kind, fields, *bottoms)
 
 
 def test_a_batch_of_another_size_than_the_net_was_built_for(build):
@@ -163,3 +171,20 @@ def test_a_batch_of_another_size_than_the_net_was_built_for(build):
         'layer { name: "r" type: "Reshape" bottom: "x" top: "y" reshape_param { shape { dim: 0 dim: -1 } } }'
     )
     assert net(x=torch.zeros(5, 3, 4, 4).double())["y"].shape == (5, 48)
+
+
+def test_old_fields_of_dummy_data_are_repeated(build):
+    net = build(
+        'layer { name: "d" type: "DummyData" top: "a" top: "b" dummy_data_param { '
+        "num: 2 channels: 3 channels: 4 height: 5 width: 1 } }"
+    )
+    assert (net.shapes["a"], net.shapes["b"]) == ((2, 3, 5, 1), (2, 4, 5, 1))
+
+
+@pytest.mark.parametrize(("points", "size", "sizes"), [("slice_point: 1", 7, [1, 6]), ("", 6, [3, 3])])
+def test_a_batch_of_another_size_is_sliced_at_the_same_points(one, points, size, sizes):
+    _, net = one("Slice", f"slice_param {{ axis: 0 {points} }}", np.zeros((4, 2)), tops=2)
+    tops = net({"b0": torch.zeros(size, 2).double()})
+    assert [len(tops[name]) for name in ("t0", "t1")] == sizes
+    with pytest.raises(NetError, match=r"net.prototxt:2: layer 'one' \(Slice\): axis 0 of its bottom has 1, which"):
+        net({"b0": torch.zeros(1, 2).double()})

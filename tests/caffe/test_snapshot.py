@@ -140,3 +140,12 @@ def test_a_snapshot_that_cannot_be_written_leaves_the_last_one(tmp_path: Path, m
                 save_model(str(path), net_of())
         assert path.read_bytes() == good
     assert len(list(tmp_path.iterdir())) == 2
+
+
+def test_an_hdf5_model_has_layers_whose_names_begin_with_anothers(tmp_path: Path) -> None:
+    text = (NET % 4).replace('"a/ip"', '"conv1"').replace('name: "b"', 'name: "conv1/bn"')
+    net, other = (Net(parse_string(text, NetParameter), "TRAIN") for _ in range(2))
+    save_model(str(tmp_path / "x.h5"), net)
+    assert load_model(str(tmp_path / "x.h5"), other) == ["conv1", "conv1/bn"]
+    for one, two in zip(net.learnable, other.learnable, strict=True):
+        assert one.parameter.equal(two.parameter)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import re
 import signal
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from datetime import datetime
 from pathlib import Path
 from typing import Any
@@ -16,9 +16,11 @@ import pytest
 import torch
 
 from bascule_caffe.errors import FileError, NetError
+from bascule_caffe.job import Job
 from bascule_caffe.memory import Memory
-from bascule_caffe.messages import SolverParameter, parse_text
+from bascule_caffe.messages import Model, SolverParameter, parse_text, read_binary, write_binary
 from bascule_caffe.signals import Signals
+from bascule_caffe.snapshot import save_model
 from bascule_caffe.solver import Solver
 
 ROWS = 40
@@ -334,3 +336,78 @@ def test_a_loss_that_no_blob_changes_is_trained_on_without_an_error(folder: Path
     solver.close()
     after = [entry.parameter for entry in solver.net.learnable if entry.layer == "conv1"]
     assert all(torch.equal(one, other) for one, other in zip(before, after, strict=True))
+
+
+def test_a_model_that_lacks_a_layer_is_not_resumed_from(make: Make) -> None:
+    whole = make()
+    whole.solve()
+    model: Any = read_binary("x_iter_4.caffemodel", Model)
+    del model.layer[[layer.name for layer in model.layer].index("conv2")]
+    write_binary("x_iter_4.caffemodel", model)
+    resumed = make()
+    with pytest.raises(FileError, match=r"x_iter_4.caffemodel: has no blobs of 'conv2'"):
+        resumed.restore("x_iter_4.solverstate")
+    for solver in (whole, resumed):
+        solver.close()
+
+
+def test_a_blob_without_a_gradient_decays(folder: Path, make: Make) -> None:
+    score = 'name: "score" type: "InnerProduct"'
+    (folder / "net.prototxt").write_text(NET.replace(score, f"{score} propagate_down: false"))
+    solver = make()
+    blob = next(entry.parameter for entry in solver.net.learnable if entry.layer == "conv2")
+    before = blob.detach().clone()
+    solver.step(1)
+    solver.close()
+    torch.testing.assert_close(blob.detach(), before * (1 - 0.05 * 0.001), rtol=1e-6, atol=0)
+
+
+def test_ranks_test_with_the_statistics_of_the_first(make: Make) -> None:
+    sent: list[torch.Tensor] = []
+
+    class Recorded(Job):
+        def broadcast(self, tensors: Iterable[torch.Tensor]) -> None:
+            sent.extend(tensors)
+
+    solver = make("test_iter: 1 test_interval: 8", job=Recorded())
+    sent.clear()
+    solver.test_all()
+    solver.close()
+    statistics = next(layer.blobs for layer in solver.net.layers if layer.name == "bn")
+    assert [id(tensor) for tensor in sent] == [id(blob) for blob in statistics]
+
+
+def test_a_test_of_no_batches_has_no_scores(make: Make, capsys: pytest.CaptureFixture[str]) -> None:
+    solver = make("test_iter: 0 test_interval: 8")
+    assert solver.test_all()
+    solver.close()
+    said = capsys.readouterr().err
+    assert "Testing net (#0)" in said
+    assert "Test net output" not in said
+
+
+def test_weights_are_taken_by_the_layers_of_test_nets_too(folder: Path, make: Make) -> None:
+    (folder / "net.prototxt").write_text(
+        NET + 'layer { name: "probe" type: "InnerProduct" bottom: "score" top: "probe" include { phase: TEST }'
+        ' inner_product_param { num_output: 2 weight_filler { type: "xavier" } } }'
+    )
+    solver = make("test_iter: 1 test_interval: 8")
+    probe = next(layer for layer in solver.test_nets[0].layers if layer.name == "probe")
+    save_model("x.caffemodel", solver.test_nets[0])
+    before = probe.blobs[0].detach().clone()
+    probe.blobs[0].data.zero_()
+    solver.load_weights("x.caffemodel")
+    assert torch.equal(probe.blobs[0], before)
+    save_model("x.caffemodel", solver.net)
+    solver.load_weights("x.caffemodel")
+    assert torch.equal(probe.blobs[0], before)
+    solver.close()
+
+
+def test_a_snapshot_prefix_that_is_a_folder_gets_the_solvers_name(folder: Path, make: Make) -> None:
+    (folder / "models").mkdir()
+    for prefix in ("models", "models/"):
+        solver = make(f"snapshot_prefix: '{prefix}'", without="snapshot_prefix")
+        solver.snapshot()
+        solver.close()
+        assert {path.stem for path in (folder / "models").iterdir()} == {"solver_iter_0"}

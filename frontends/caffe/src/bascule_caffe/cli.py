@@ -51,6 +51,11 @@ def main(arguments: Sequence[str] | None = None) -> int:
     log = Log()
     try:
         return int(parsed.run(parsed, words))
+    except torch.OutOfMemoryError as error:
+        said = [*str(error).splitlines()[:1], *getattr(error, "__notes__", ())]
+        way = "train with -lms 1000, which swaps saved tensors of at least 1,000 KB, or take a smaller batch"
+        log.error("syncedmem.cpp:71", f"{'; '.join(said)}: {way}")
+        return 1
     except Exception as error:
         # DDL may not be installed, so its errors are known by their module.
         if not isinstance(error, (CaffeError, LMSError)) and not type(error).__module__.startswith("ddl."):

@@ -33,6 +33,7 @@ def build(weights: str | Path = Path(__file__).with_name("{weights}")) -> Net:
     load_safetensors(net, weights)
     return net
 '''
+_MARK = b"as `caffe convert` wrote it from"  # in the first line of a module
 
 
 def convert(
@@ -66,6 +67,11 @@ def convert(
     net = Net(parse_text(net_path, NetParameter), phase, level, stages, inputs=inputs)
     safe = Path(model_path).suffix == ".safetensors"
     taken = load_safetensors(net, model_path) if safe else load_model(str(model_path), net)
+    module = output.with_name(re.sub(r"\W", "_", output.stem) + ".py")
+    if output.suffix == ".safetensors" and module.exists() and _MARK not in module.read_bytes()[:4096]:
+        raise FileError(
+            f"{module}: `caffe convert` did not write this file, so it does not overwrite it: give -o another name"
+        )
     lines = [f"{model_path}: {len(taken)} layers read"]
     left = [layer.name for layer in net.layers if layer.blobs and layer.name not in taken]
     if left:
@@ -77,7 +83,6 @@ def convert(
         _aside(output, lambda path: torch.export.save(program, path))
     else:
         save_safetensors(net, output)
-        module = output.with_name(re.sub(r"\W", "_", output.stem) + ".py")
         text = Path(net_path).read_text(encoding="utf-8").replace("\\", "\\\\").replace('"""', '\\"\\"\\"')
         code = _MODULE.format(
             name=net.name or output.stem,

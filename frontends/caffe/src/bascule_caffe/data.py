@@ -16,6 +16,7 @@ from torch import Tensor
 from bascule_caffe import layer as layers
 from bascule_caffe.errors import CaffeError, FileError, NetError
 from bascule_caffe.loader import Batches, Loader, Share
+from bascule_caffe.log import Log
 from bascule_caffe.messages import BlobProto, Datum, blob_array, read_binary
 from bascule_caffe.records import LMDB, HDF5Files, ImageFiles, Records
 from bascule_caffe.transform import Image, Transform
@@ -115,12 +116,14 @@ def _from_records(
         try:
             if batch < 1:
                 raise ValueError(f"{field_name} needs a batch_size above 0")
+            if open_records is _hdf5_data and layer.HasField("transform_param"):
+                raise ValueError("transform_param: HDF5Data does not transform data: remove it, or use Data")
             records, options = open_records(layer)
             ahead = options.pop("ahead", 4)
             if options.get("skip"):
                 options["skip"] = int(np.random.default_rng(feed.share.seed).integers(options["skip"]))
             transform = None
-            if open_records is not _hdf5_data:  # which has none in Caffe either
+            if open_records is not _hdf5_data:
                 transform = Transform(layer.transform_param, phase == "TRAIN", _mean(layer.transform_param))
             batches = Batches(records, batch, feed.share, layer.name, transform, **options)
         except FileError as error:
@@ -139,6 +142,11 @@ def _from_records(
 def _memory_data(layer: Any, phase: str, data: object) -> Source:
     param = layer.memory_data_param
     source = MemorySource((param.batch_size, param.channels, param.height, param.width))
+    if layer.HasField("transform_param"):
+        rank = data.share.rank if isinstance(data, Feed) else 0
+        where = f"{layer.location}: layer '{layer.name}' (MemoryData)".lstrip(": ")
+        if rank == 0:
+            Log().warn("memory_data_layer.cpp:97", f"{where}: transform_param has no effect on the arrays of reset()")
     if isinstance(data, Feed):
         data.sources.append(source)
     return source

@@ -11,5 +11,9 @@ class NetError(CaffeError, ValueError):
     """A net, a solver or a field of theirs that cannot be used; the message begins with the file and the line."""
 
 
+class NoLayerError(NetError):
+    """A model that has no layer of a net."""
+
+
 class FileError(CaffeError, OSError):
     """A file that is missing, damaged, cut or of another kind."""

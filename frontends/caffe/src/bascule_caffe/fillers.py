@@ -64,7 +64,7 @@ def _bilinear(_: Message, blob: Tensor, __: torch.Generator | None) -> Tensor:
     if blob.dim() != 4 or blob.shape[2] != blob.shape[3]:
         raise NetError(f"the filler 'bilinear' is for blobs of 4 axes and square kernels, not for {tuple(blob.shape)}")
     factor = math.ceil(blob.shape[3] / 2)
-    centre = (2 * factor - 1 - factor % 2) / (2 * factor)
+    centre = (blob.shape[3] - 1) / (2 * factor)
     line = 1 - (torch.arange(blob.shape[3], dtype=torch.float64) / factor - centre).abs()
     return blob.copy_(line[:, None] * line)
 

@@ -64,7 +64,8 @@ def register_layer(kind: str, builder: Builder) -> None:
         kind: the layer's type; for `type: "Python"`, the `layer` of its python_param, or its `module.layer`.
         builder: called with the LayerParameter and the bottoms' shapes, such as an nn.Module's class that takes both.
             The module takes the bottoms and returns a tensor a top. Its parameters become the layer's blobs, in their
-            order. `messages.foreign(parameter, "interp_param")` has a field that Caffe itself does not know, as text.
+            order; its persistent floating-point buffers follow, and are not learnt. The module must change these in
+            place. `messages.foreign(parameter, "interp_param")` has a field that Caffe itself does not know, as text.
 
     A module that gives data has no bottoms, and its tops' shapes as `top_shapes`.
 
@@ -187,7 +188,11 @@ class DataLayer(Layer):
 
 
 class UserLayer(Layer):
-    """A module of a user's as a layer."""
+    """A module of a user's as a layer.
+
+    Its blobs are its parameters and, after them, its statistics: the persistent floating-point buffers, such as
+    BatchNorm2d's. These become parameters that are not learnt, so that snapshots hold them.
+    """
 
     bottoms_allowed = (0, None)
     tops_allowed = (0, None)
@@ -195,7 +200,9 @@ class UserLayer(Layer):
     def __init__(self, parameter: Message, shapes: list[Shape], phase: str, module: nn.Module) -> None:
         super().__init__(parameter, shapes, phase)
         self.module = module.train(self.training)
-        self.blobs = nn.ParameterList(module.parameters())
+        learnt = list(module.parameters())
+        self.statistics = _buffers_as_parameters(module)
+        self.blobs = nn.ParameterList([*learnt, *self.statistics])
         self.shapes = [tuple(blob.shape) for blob in self.blobs]
 
     def infer(self, shapes: list[Shape]) -> list[Shape]:
@@ -208,8 +215,21 @@ class UserLayer(Layer):
         return [tuple(top.shape) for top in ([tops] if isinstance(tops, Tensor) else tops)]
 
     def forward(self, *bottoms: Tensor) -> Tensor | list[Tensor]:
+        if self.module.training != self.training:  # a training net and its test nets share the module
+            self.module.train(self.training)
         tops: Tensor | list[Tensor] = self.module(*bottoms)
         return tops
+
+
+def _buffers_as_parameters(module: nn.Module) -> list[nn.Parameter]:
+    """Turns the module's persistent floating-point buffers into parameters without a gradient."""
+    made: dict[int, nn.Parameter] = {}  # by the buffer: modules can share one
+    for part in module.modules():
+        for name, buffer in list(part.named_buffers(recurse=False)):
+            if buffer.is_floating_point() and name not in part._non_persistent_buffers_set:
+                delattr(part, name)
+                part.register_parameter(name, made.setdefault(id(buffer), nn.Parameter(buffer, requires_grad=False)))
+    return list(made.values())
 
 
 def axis_of(axis: int, shape: Sequence[int], field: str = "axis") -> int:

@@ -137,10 +137,10 @@ def write_binary(path: str | Path, message: Message) -> None:
 
 
 def blob_shape(blob: Message) -> tuple[int, ...]:
-    """A blob's shape. Old files have four numbers in place of a shape."""
-    if blob.HasField("shape"):
-        return tuple(blob.shape.dim)
-    return (blob.num, blob.channels, blob.height, blob.width)
+    """A blob's shape. Old files have four numbers in place of a shape; Caffe writes neither for a scalar."""
+    if any(blob.HasField(name) for name in ("num", "channels", "height", "width")):
+        return (blob.num, blob.channels, blob.height, blob.width)
+    return tuple(blob.shape.dim)
 
 
 def blob_array(blob: Message, source: str = "the blob", diff: bool = False) -> npt.NDArray[np.floating]:

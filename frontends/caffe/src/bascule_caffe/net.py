@@ -16,7 +16,7 @@ from torch import Tensor, nn
 
 from bascule_caffe import elementwise, losses, normalization, shaping, spatial  # noqa: F401 - they register their layers
 from bascule_caffe.elementwise import Eltwise, ReLU
-from bascule_caffe.errors import NetError
+from bascule_caffe.errors import NetError, NoLayerError
 from bascule_caffe.fillers import fill
 from bascule_caffe.layer import Layer, Shape, UserLayer, build, dims
 from bascule_caffe.messages import (
@@ -179,7 +179,8 @@ class Net(nn.Module):
                     learnable[at] = _share(layer, index, spec, owners[spec.name], learnable[at], place)
                     continue
                 mults = (spec.lr_mult, spec.decay_mult) if spec is not None else (1.0, 1.0)
-                if isinstance(layer, BatchNorm):
+                statistic = isinstance(layer, UserLayer) and index >= len(layer.blobs) - len(layer.statistics)
+                if isinstance(layer, BatchNorm) or statistic:
                     mults = (0.0, 0.0)
                 if not isinstance(layer, UserLayer):
                     try:
@@ -242,7 +243,8 @@ class Net(nn.Module):
             named: as blobs.
 
         Raises:
-            NetError: an input is missing, a blob to keep is none, or a layer's bottoms do not fit.
+            NetError: an input is missing, a blob to keep is none, or a layer fails: its bottoms do not fit, or a label
+                is out of range.
         """
         outputs, self.loss = self.compute({**(blobs or {}), **named}, keep)
         return outputs
@@ -267,6 +269,10 @@ class Net(nn.Module):
                 tops = layer(*bottoms)
             except Exception as error:
                 given = ", ".join(f"{name} {dims(b.shape)}" for name, b in zip(layer.bottoms, bottoms, strict=True))
+                if type(error) in (NetError, RuntimeError, IndexError):  # and no subclass, such as OutOfMemoryError
+                    place = f"{layer.parameter.location or self.name}: layer '{layer.name}' ({layer.kind})"
+                    said = (str(error).splitlines() or [type(error).__name__])[0]
+                    raise NetError(f"{place}: {said} (over {given or 'no bottoms'})") from error
                 error.add_note(f"in layer '{layer.name}' ({layer.kind}) over {given or 'no bottoms'}")
                 raise
             if not layer.bottoms:  # data come as they are
@@ -338,7 +344,7 @@ class Net(nn.Module):
                 copies.append((layer.blobs[index], array))
             taken.append(layer.name)
         if not taken:
-            raise NetError(f"{source}: has no layer of net '{self.name}': it has {_some(blobs)}")
+            raise NoLayerError(f"{source}: has no layer of net '{self.name}': it has {_some(blobs)}")
         with torch.no_grad():
             for blob, array in copies:
                 blob.copy_(torch.tensor(array).view(blob.shape))

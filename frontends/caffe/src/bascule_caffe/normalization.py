@@ -42,9 +42,9 @@ class BatchNorm(Layer):
         mean, variance = torch.zeros_like(total_mean), torch.zeros_like(total_variance)
         if values.numel() > values.shape[1]:
             top = functional.batch_norm(values, mean, variance, weight, bias, True, 1.0, self.eps)
-        else:  # one number a channel, which PyTorch refuses
+        else:  # one number a channel, which PyTorch refuses: it is its own mean, so its gradient is 0
             mean = values.detach().flatten()
-            top = functional.batch_norm(values, mean, variance, weight, bias, False, 0.0, self.eps)
+            top = functional.batch_norm(values.detach(), mean, variance, weight, bias, False, 0.0, self.eps)
         with torch.no_grad():
             total_mean.mul_(self.fraction).add_(mean)
             total_variance.mul_(self.fraction).add_(variance)

@@ -38,8 +38,15 @@ class DummyData(Layer):
     def setup(self, shapes: list[Shape]) -> None:
         dummy, count = self.parameter.dummy_data_param, len(self.tops)
         given: list[Shape] = [tuple(shape.dim) for shape in dummy.shape]
-        if not given:
-            given = list(zip(dummy.num, dummy.channels, dummy.height, dummy.width, strict=False))
+        old = {name: list(getattr(dummy, name)) for name in ("num", "channels", "height", "width")}
+        if any(old.values()):
+            if given:
+                raise NetError("it has shape, and num, channels, height or width: give one form")
+            for name, sizes in old.items():
+                if len(sizes) not in (1, count):
+                    raise NetError(f"it has {len(sizes)} of {name}, and takes 1 or {count}, one a top")
+                old[name] = sizes if len(sizes) == count else sizes * count
+            given = list(zip(*old.values(), strict=True))
         made = list(dummy.data_filler) or [FillerParameter()]
         if len(given) not in (1, count) or len(made) not in (1, count):
             raise NetError(f"it has {len(given)} shapes and {len(made)} of data_filler, and takes 1 or {count} of each")
@@ -124,10 +131,12 @@ class Slice(Layer):
             raise NetError("it has axis and slice_dim: give one of them")
         self.axis = axis_of(cut.slice_dim if cut.HasField("slice_dim") else cut.axis, shapes[0])
         size, count, points = shapes[0][self.axis], len(self.tops), list(cut.slice_point)
-        if not points:
+        self.equal = not points
+        if self.equal:
             if size % count:
                 raise NetError(f"axis {self.axis} of its bottom has {size}, which {count} tops do not divide")
             points = [size // count * part for part in range(1, count)]
+        self.points = points
         self.parts = [b - a for a, b in pairwise([0, *points, size])]
         if len(points) != count - 1 or min(self.parts) < 1:
             raise NetError(f"slice_point is {points}: {count} tops of an axis of {size} take {count - 1} rising points")
@@ -136,8 +145,13 @@ class Slice(Layer):
         return [(*shapes[0][: self.axis], part, *shapes[0][self.axis + 1 :]) for part in self.parts]
 
     def forward(self, bottom: Tensor) -> list[Tensor]:
-        # A batch of another size than the net was built for is cut in the same proportion.
-        parts = self.parts if bottom.shape[self.axis] == sum(self.parts) else bottom.shape[self.axis] // len(self.parts)
+        parts, size = self.parts, bottom.shape[self.axis]
+        if size != sum(parts):  # a batch of another size than the net was built for
+            count = len(parts)
+            parts = [size // count] * count if self.equal else [*parts[:-1], size - sum(parts[:-1])]
+            if sum(parts) != size or min(parts) < 1:
+                how = f"{count} tops do not divide" if self.equal else f"its slice points {self.points} do not cut"
+                raise NetError(f"axis {self.axis} of its bottom has {size}, which {how}")
         return list(bottom.split(parts, self.axis))
 
 

@@ -58,11 +58,7 @@ def load_model(path: str, net: Net) -> list[str]:
     if not path.endswith(".h5"):
         return net.load_caffemodel(path)
     with _reading(path) as file:
-        blobs = {
-            name: [np.asarray(group[str(number)]) for number in range(len(group))]
-            for name, group in _layers(file["data"])
-            if len(group)
-        }
+        blobs = dict(_layers(file["data"]))
     return net.load_blobs(blobs, path)
 
 
@@ -124,13 +120,16 @@ def _short(shape: tuple[int, ...]) -> tuple[int, ...]:
     return shape
 
 
-def _layers(group: Any, name: str = "") -> Iterator[tuple[str, Any]]:
-    """Layers in a group by name. A slash in a layer's name makes groups within groups."""
+def _layers(group: Any, name: str = "") -> Iterator[tuple[str, list[NDArray[Any]]]]:
+    """The names and blobs of the layers in a group.
+
+    A slash in a name makes groups within groups: conv1 holds its own blobs and the group of conv1/bn.
+    """
     import h5py
 
-    if name and all(isinstance(member, h5py.Dataset) for member in group.values()):
-        yield name, group
-        return
+    count = sum(isinstance(member, h5py.Dataset) for member in group.values())
+    if count:
+        yield name, [np.asarray(group[str(number)]) for number in range(count)]
     for key, member in group.items():
         if isinstance(member, h5py.Group):
             yield from _layers(member, f"{name}/{key}" if name else key)

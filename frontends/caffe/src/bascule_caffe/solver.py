@@ -6,7 +6,7 @@ import os
 import re
 import time
 from collections import deque
-from contextlib import nullcontext
+from contextlib import nullcontext, suppress
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +15,7 @@ from google.protobuf.message import Message
 from torch import Tensor
 
 from bascule_caffe.data import Feed
-from bascule_caffe.errors import FileError, NetError
+from bascule_caffe.errors import FileError, NetError, NoLayerError
 from bascule_caffe.job import Job
 from bascule_caffe.loader import Share
 from bascule_caffe.log import Log
@@ -78,12 +78,14 @@ class Solver:
 
     def load_weights(self, paths: str) -> None:
         """Take the blobs of the layers that models have, too; `paths` are separated by commas."""
-        for path in paths.split(","):
-            self.log.info("caffe.cpp:155", f"Finetuning from {path.strip()}")
-            taken = load_model(path.strip(), self.net)
-            if not taken:
-                names = ", ".join(layer.name for layer in self.net.layers if layer.blobs)
-                self.log.warn("net.cpp:744", f"{path}: no layer has the name of one of this net ({names})")
+        trained = {layer.name for layer in self.net.layers}
+        own = [net for net in self.test_nets if any(layer.blobs and layer.name not in trained for layer in net.layers)]
+        for path in map(str.strip, paths.split(",")):
+            self.log.info("caffe.cpp:155", f"Finetuning from {path}")
+            load_model(path, self.net)
+            for net in own:  # the other test nets share every blob
+                with suppress(NoLayerError):
+                    load_model(path, net)
         self.job.broadcast(self.net.state_dict().values())
 
     def restore(self, path: str) -> None:
@@ -93,7 +95,11 @@ class Solver:
         if progress.model:
             beside = Path(path).parent / Path(progress.model).name  # of a folder that was moved
             model = progress.model if os.path.exists(progress.model) or not beside.exists() else str(beside)
-            load_model(model, self.net)
+            taken = load_model(model, self.net)
+            loaded = {id(blob) for layer in self.net.layers if layer.name in taken for blob in layer.blobs}
+            layers = (layer for layer in self.net.layers if any(id(blob) not in loaded for blob in layer.blobs))
+            if missing := ", ".join(f"'{layer.name}'" for layer in layers):
+                raise FileError(f"{model}: has no blobs of {missing}: it is the model of another net; see {path}")
         self.schedule.current_step = progress.current_step
         self.iteration = progress.iteration
         self.job.broadcast([*self.net.state_dict().values(), *self.optimizer.histories()])
@@ -149,6 +155,8 @@ class Solver:
 
     def test_all(self) -> bool:
         """Run every test net, and log the means of its outputs. Returns False if a signal asked to stop meanwhile."""
+        # Each rank has statistics of its own batches; Caffe tests with those of its first GPU.
+        self.job.broadcast([entry.parameter for entry in self.net.learnable if entry.lr_mult == 0])
         return all(self._test(number, net) for number, net in enumerate(self.test_nets))
 
     def snapshot(self) -> None:
@@ -205,12 +213,14 @@ class Solver:
             self.log.info("sgd_solver.cpp:105", f"Iteration {self.iteration}, lr = {rate:g}")
         for group in self.optimizer.param_groups:
             group["lr"] = rate
-        if self.job.size > 1:
-            trained = [entry.parameter for entry in self.net.learnable if entry.parameter.requires_grad]
-            for parameter in trained:
-                if parameter.grad is None:  # on this rank; the others may have one
+        gradients = []
+        for entry in self.net.learnable:
+            parameter = entry.parameter
+            if parameter.requires_grad:
+                if parameter.grad is None:  # 0, as in Caffe: decay and momentum act, and other ranks may have one
                     parameter.grad = torch.zeros_like(parameter)
-            self.job.average([parameter.grad for parameter in trained if parameter.grad is not None])
+                gradients.append(parameter.grad)
+        self.job.average(gradients)
         self.optimizer.step()
 
     def _asked(self) -> Action:
@@ -250,6 +260,8 @@ class Solver:
             loss = loss + net.loss.cpu()
             for name, output in outputs.items():
                 sums[name] = sums[name] + output if name in sums else output.clone()
+        if not batches:  # test_iter is 0: Caffe prints no scores then
+            return True
         means = {name: total / batches for name, total in sums.items()}
         loss /= batches
         self.job.average([loss, *means.values()])
@@ -275,6 +287,8 @@ class Solver:
     def _snapshot_prefix(self) -> str:
         """How the names of snapshots begin. Raises FileError now, and not when the training has ended."""
         prefix = str(self.parameter.snapshot_prefix or os.path.splitext(self.path)[0])
+        if self.parameter.snapshot_prefix and os.path.isdir(prefix):
+            prefix = os.path.join(prefix, Path(self.path).stem)
         folder = os.path.dirname(prefix) or "."
         written = self.job.rank == 0 and (self.parameter.snapshot or self.parameter.snapshot_after_train)
         if written and not os.access(folder, os.W_OK):
