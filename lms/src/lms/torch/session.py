@@ -18,6 +18,7 @@ from lms.core.link import Link
 from lms.core.plan import Plan
 from lms.core.timeline import Timeline
 from lms.errors import LMSError, UsageError
+from lms.memory import resident
 from lms.metrics import Outputs, Watch, watch
 from lms.metrics.families import Figure
 from lms.options import Given, Options
@@ -42,8 +43,21 @@ from lms.trace import Trace
 from lms.units import format_size
 from lms.warn import warn_script
 
-# Code that Ctrl-C must not leave half done, beside opening and closing a session.
-_UNINTERRUPTED = (dtensor, hooks, movable, mover, optimizer_state, paging, planner, records, state, storages, swapper)
+# Code that Ctrl-C must not leave half done, or that destructors run, which swallow it.
+_UNINTERRUPTED = (
+    dtensor,
+    hooks,
+    movable,
+    mover,
+    optimizer_state,
+    paging,
+    planner,
+    records,
+    resident,
+    state,
+    storages,
+    swapper,
+)
 
 _open: Session | None = None  # hooks are one per thread and the device is one per process, so sessions do not nest
 _claiming = threading.Lock()  # held to look at `_open` and take its place
