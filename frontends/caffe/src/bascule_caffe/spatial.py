@@ -187,7 +187,7 @@ class Pooling(Layer):
 
 @layer("LRN")
 class LRN(Layer):
-    """Local response normalisation, over channels or within a channel, where Caffe takes no notice of k."""
+    """Local response normalisation, over channels or within a channel. Within a channel Caffe ignores k."""
 
     def setup(self, shapes: list[Shape]) -> None:
         self.options = self.parameter.lrn_param

@@ -130,7 +130,7 @@ class State:
             self._paging.after_step(self._paged.now)
 
     def pause(self, paused: bool) -> None:
-        """Whether uses of parameters and gradients concern nobody."""
+        """Ignore what uses parameters and gradients while `paused`."""
         if self._paging is not None:
             self._paging.paused = paused
 

@@ -38,7 +38,7 @@ _NEWS = 60.0  # seconds between two words about a database that is away
 
 
 def counts(trial: FrozenTrial) -> bool:
-    """Whether a trial is one of those that were asked for: it has a result, or will have one, or never can have one.
+    """Whether a trial is one of those that were asked for: it is finished, or running, or infeasible.
 
     A trial that died does not count, because another does it again.
     """
@@ -155,7 +155,7 @@ class Study:
 
     @property
     def direction(self) -> StudyDirection:
-        """Whether the metric shall be small or large."""
+        """Whether the metric is minimized or maximized."""
         return self.patiently(lambda: self._study.direction)
 
     def trials(self) -> list[FrozenTrial]:
