@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import copy
+import gc
 import io
 import random
 import resource
@@ -38,6 +39,12 @@ OPTIMIZERS: dict[str, Callable[[Iterable[Tensor]], Optimizer]] = {
     "adafactor": lambda p: torch.optim.Adafactor(p, 1e-2),
     "lbfgs": lambda p: torch.optim.LBFGS(p, max_iter=3, history_size=4),
 }
+
+
+@pytest.fixture(autouse=True)
+def _alone() -> None:
+    """The pager is one for the process: models of earlier tests, if they still lived, would be in its figures."""
+    gc.collect()
 
 
 class Net(nn.Module):

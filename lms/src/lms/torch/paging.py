@@ -89,7 +89,7 @@ class Paging:
         return sum(block.nbytes for block in (*self._adopted.values(), *of_gradients) if block is not None)
 
     def usage(self) -> PagerUsage:
-        """Figures of this session. Raises SpillError if a write failed since the last call."""
+        """Figures since this session began, of all sessions. Raises SpillError if a write failed meanwhile."""
         now, before = self.pager.usage(), self._before
         return now._replace(out=now.out - before.out, back=now.back - before.back, waited=now.waited - before.waited)
 
