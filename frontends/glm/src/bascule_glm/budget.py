@@ -14,6 +14,7 @@ from lms.ranks import sharing
 from lms.units import format_size, parse_size
 
 _SHARE = 0.5  # of what the machine has available, for all ranks on it, if no limit is given
+_SPARE = 0.05  # of the limit's bytes: for what BLAS and threads take as they are first used
 _COPIES = 3  # of data in memory: itself, scikit-learn's own copy, and its products with weights
 
 
@@ -34,14 +35,13 @@ class Budget:
         fixed = max(READ_AHEAD, 3 * rows.largest_block) + 3 * rows.largest_block  # read ahead; float64, and its scores
         fixed += outputs * columns * 8 * (40 + (3 * columns if cholesky else 0))  # L-BFGS's pairs; matrices and factors
         of_a_row = rows.nbytes / rows.n_rows
-        left = self.work - fixed
-        # Drawn rows stand twice in memory while they are joined, and have their derivatives beside them.
-        nbytes = int(left / (2 + 40 * outputs / of_a_row))
+        left = (1 - _SPARE) * self.work - fixed
+        nbytes = int(left / (1 + (8 + 40 * outputs) / of_a_row))  # each row has a weight and its derivatives
         if nbytes < rows.largest_block:
             raise DataError(
                 f"limit={self.limit}: {format_size(max(self.work, 0))} are left in this process; the fit "
-                f"needs {format_size(fixed)} and a block of {format_size(rows.largest_block)} twice: "
-                f"raise the limit by {format_size(2.2 * rows.largest_block - left)} or more"
+                f"needs {format_size(fixed)} and a block of {format_size(rows.largest_block)}: "
+                f"raise the limit by {format_size(1.2 * rows.largest_block - left)} or more"
             )
         return nbytes
 

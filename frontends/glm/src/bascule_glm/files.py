@@ -11,7 +11,7 @@ import copy
 import json
 import os
 import threading
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from queue import Queue
@@ -22,7 +22,7 @@ import scipy.sparse
 from numpy.typing import NDArray
 
 from bascule_glm.errors import DataError, FileError
-from bascule_glm.rows import Block, MemoryRows, join
+from bascule_glm.rows import Block, MemoryRows
 from lms.memory.file import page_memory
 
 PAGE = 4096
@@ -121,13 +121,40 @@ class FileRows:
         order = generator.permutation(len(self._index))
         fit = np.cumsum(np.array(self._sizes)[order]) <= nbytes
         chosen = np.sort(order[: max(1, int(fit.sum()))])
-        found = join([_kept(block) for block in self._read(chosen.tolist())])
+        found = self._gather(chosen.tolist())
         found.weights *= self.n_rows / found.n_rows
         return found
 
     def load(self) -> MemoryRows:
         """All rows, in memory."""
-        return join([_kept(block) for block in self])
+        return self._gather(range(len(self._index)))
+
+    def _gather(self, numbers: Sequence[int]) -> MemoryRows:
+        """Copies of these blocks, as rows in memory. No row is there twice meanwhile."""
+        n_rows, entries = (int(one) for one in self._index[list(numbers), 1:].sum(axis=0))
+        labels, weights = np.empty(n_rows), np.empty(n_rows)
+        x: Any
+        if self.sparse:
+            # SciPy's routines for rows take starts of the columns' type.
+            starts = np.zeros(n_rows + 1, dtype=np.int32 if entries < 1 << 31 else np.int64)
+            data, columns = np.empty(entries, dtype=self.dtype), np.empty(entries, dtype=starts.dtype)
+        else:
+            x = np.empty((n_rows, self.n_features), dtype=self.dtype)
+        row = entry = 0
+        for block in self._read(numbers):
+            rows = slice(row, row + len(block.labels))
+            labels[rows], weights[rows] = block.labels, block.weights
+            if self.sparse:
+                part = slice(entry, entry + block.x.nnz)
+                data[part], columns[part] = block.x.data, block.x.indices
+                starts[row + 1 : rows.stop + 1] = entry + block.x.indptr[1:].astype(starts.dtype)
+                entry = part.stop
+            else:
+                x[rows] = block.x
+            row = rows.stop
+        if self.sparse:
+            x = scipy.sparse.csr_matrix((data, columns, starts), shape=(n_rows, self.n_features), copy=False)
+        return MemoryRows(x, labels, weights)
 
     def labels(self) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
         """Labels and weights of all rows, (n,) each."""
@@ -250,11 +277,6 @@ class FileRows:
         if self._weights is not None:
             weights = weights * self._weights[self._starts[number] : self._starts[number + 1]]
         return Block(x, labels, weights)
-
-
-def _kept(block: Block) -> Block:
-    """A copy, which stays when the next block is read."""
-    return Block(block.x.copy(), block.labels.copy(), block.weights.copy())
 
 
 def _open_direct(path: Path) -> tuple[int, bool]:

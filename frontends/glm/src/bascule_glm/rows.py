@@ -66,13 +66,3 @@ def nbytes_of(x: Matrix) -> int:
     if scipy.sparse.issparse(x):
         return int(x.data.nbytes + x.indices.nbytes + x.indptr.nbytes)
     return int(x.nbytes)
-
-
-def join(blocks: list[Block]) -> MemoryRows:
-    """Copies of blocks, as rows in memory."""
-    stack = scipy.sparse.vstack if scipy.sparse.issparse(blocks[0].x) else np.concatenate
-    x: Matrix = stack([block.x for block in blocks])
-    if scipy.sparse.issparse(x):
-        x = x.tocsr()
-    labels, weights = ([getattr(block, name) for block in blocks] for name in ("labels", "weights"))
-    return MemoryRows(x, np.concatenate(labels), np.concatenate(weights))
