@@ -1,8 +1,8 @@
 """Logistic regression to 1e-4 of the optimum, in memory and larger than memory: python frontends/glm/bench --help.
 
-*Out of core*: a file of three times the limit, in a control group with that limit (needs root; else the limit
-is the fit's own). *Distance*: the objective less the best one known, by the best one. Runs of all contestants
-alternate; figures are medians, with the least and the most.
+*Out of core*: a file of three times the limit, in a control group with that limit (needs root; else the limit is the
+fit's own). *Distance*: the objective less the best one known, by the best one. Runs of all contestants alternate;
+figures are medians, with the least and the most. Other libraries run if they are installed (rivals.py).
 """
 
 from __future__ import annotations
@@ -21,6 +21,7 @@ from typing import Any
 
 from cap import Cap, method
 from datasets import SETS, larger_than_memory
+from rivals import RIVALS
 
 from bascule_glm import LogisticRegression
 from lms.memory.machine import machine
@@ -62,7 +63,12 @@ def out_of_core(folder: Path, n: int, runs: int) -> list[Found]:
         found.append(
             {"name": "the same, in memory", **run("passes in memory", rows.path, limit // 4, capped=False, seed=seed)}
         )
-        found.append({"name": "scikit-learn, in memory", **run("scikit-learn", rows.path, 1 << 40, capped=False)})
+        if seed == 0:
+            found.append({"name": "scikit-learn, in memory", **run("scikit-learn", rows.path, 1 << 40, capped=False)})
+        for name in RIVALS:
+            theirs = run(name, rows.path, limit, capped="memory" not in name)
+            if "missing" not in theirs:
+                found.append({"name": name, **theirs})
         seconds = ours["seconds"]
         found.append(
             {
@@ -103,10 +109,11 @@ def table(found: list[Found]) -> str:
     for name in dict.fromkeys(one["name"] for one in found):
         of_it = [one for one in found if one["name"] == name]
         seconds, distances = ([one[key] for one in of_it] for key in ("seconds", "distance"))
+        passes = f"{statistics.median(one['passes'] for one in of_it):g}" if "passes" in of_it[0] else ""
         peaks = [one["peak"] for one in of_it if one.get("peak")]
         lines.append(
             f"| {name} | {statistics.median(seconds):.2f} ({min(seconds):.2f} to {max(seconds):.2f}) "
-            f"| {statistics.median(distances):.1e} | {statistics.median(one['passes'] for one in of_it):g} "
+            f"| {statistics.median(distances):.1e} | {passes} "
             f"| {f'{max(peaks) / 1e6:.0f} MB' if peaks else ''} |"
         )
     return "\n".join(lines)

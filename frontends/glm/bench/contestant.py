@@ -8,6 +8,8 @@ import time
 from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
+from rivals import RIVALS
 from sklearn.linear_model import SGDClassifier
 
 from bascule_glm import FileRows, LogisticRegression
@@ -64,8 +66,21 @@ def partial_fit(rows: FileRows, seconds: float, seed: int) -> dict[str, Any]:
             passes_done += 1
     seconds = time.monotonic() - start
     parameters = np.concatenate([model.coef_, model.intercept_[:, None]], axis=1).astype(np.float64)
-    found = evaluate(problem_of(LogisticRegression(), rows), rows, parameters)
-    return {"seconds": seconds, "objective": found.value, "passes": passes_done}
+    return {"seconds": seconds, "objective": objective(rows, parameters), "passes": passes_done}
+
+
+def rival(rows: FileRows, name: str) -> dict[str, Any]:
+    """Another library's solver, if it is installed."""
+    try:
+        seconds, parameters = RIVALS[name](rows)
+    except ImportError as error:
+        return {"missing": str(error)}
+    return {"seconds": seconds, "objective": objective(rows, parameters)}
+
+
+def objective(rows: FileRows, parameters: NDArray[np.float64]) -> float:
+    """What ours minimises, at these parameters (1, columns + 1)."""
+    return evaluate(problem_of(LogisticRegression(), rows), rows, parameters).value
 
 
 def ranks(rows: FileRows, limit: int, seed: int) -> dict[str, Any]:
@@ -98,7 +113,7 @@ def main(name: str, file: str, limit: str, seconds: str, seed: str) -> None:
         "partial_fit": lambda: partial_fit(rows, float(seconds), int(seed)),
         "ranks": lambda: ranks(rows, int(limit), int(seed)),
     }
-    if found := calls[name]():
+    if found := calls[name]() if name in calls else rival(rows, name):
         print("found", json.dumps(found), flush=True)
 
 
