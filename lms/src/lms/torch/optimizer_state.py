@@ -200,7 +200,7 @@ class StatePager:
 
     Storages below `min_size` bytes stay, and so does what other code refers to, because that code could not be told
     that the tensor is away. If there is more room than before, by no more than `slack` bytes, as much leaves as before.
-    `before_part` is told of the parameters that are about to step.
+    `before_part` is told of the parameters that are about to step, and `after_part` of those that have, with the state.
     """
 
     def __init__(
@@ -210,10 +210,12 @@ class StatePager:
         *,
         min_size: int,
         slack: int,
-        before_part: Callable[[Iterable[Parameter]], None] | None = None,
+        before_part: Callable[[Iterable[Parameter]], None],
+        after_part: Callable[[Iterable[tuple[Parameter, dict[str, Any]]]], None],
     ) -> None:
         self.tier = tier
         self._before_part = before_part
+        self._after_part = after_part
         self._device = device
         self._min_size = max(min_size, 1)
         self._slack = slack
@@ -270,6 +272,8 @@ class StatePager:
     def _leave(self, optimizer: Optimizer) -> None:
         state = optimizer.state
         if isinstance(state, OptimizerState):  # else it was loaded since the step began
+            if type(optimizer) not in _BY_PARAMETER:
+                self._after_part((parameter, state.entry(parameter)) for parameter in state)
             nbytes = sum(self._nbytes(state.entry(parameter)) for parameter in state)
             departures, held = self._trim(state, state, self._allowed(optimizer), 0)
             self._known[optimizer] = Figures(nbytes, held)
@@ -297,9 +301,9 @@ class StatePager:
                     f"{error}; the optimizer has stepped {index} of the {len(parts)} parts of its parameters: go on "
                     "from a checkpoint, and do not repeat the step"
                 ) from error
-            if self._before_part is not None:
-                self._before_part(_parameters(part))
+            self._before_part(_parameters(part))
             step(_part_of(optimizer, part))
+            self._after_part((parameter, state.entry(parameter)) for parameter in _parameters(part))
             departures, held = self._trim(state, _parameters(part), allowed, held)
             leaving.append(departures)
         for copies in leaving:
@@ -407,6 +411,12 @@ def start_back(entry: dict[str, Any]) -> None:
     for container, key in _places(entry):
         if isinstance(away := container[key], Away):
             away.start()
+
+
+def tensors(entry: Any) -> Iterator[torch.Tensor]:
+    """The tensors of a parameter's state that are on the device."""
+    found = (container[key] for container, key in _places(entry))
+    return (one for one in found if isinstance(one, torch.Tensor))
 
 
 def _places(entry: Any) -> Iterator[tuple[Any, Any]]:

@@ -1,16 +1,19 @@
-"""Parameters and gradients below the device, at addresses that stay: they come back as they are used.
+"""Parameters, gradients and optimizer state below the device, at addresses that stay: they come back as they are used.
 
 A CPU's only. The pager in C++ brings back whatever is touched. This file tells it, from what the last step did, what
 will be used next: a module's parameters before its forward, a parameter and its gradient as autograd has made the
-gradient, and both as an optimizer steps over them.
+gradient, and both with their state as an optimizer steps over them.
 """
 
 from __future__ import annotations
 
 import os
+import weakref
 from bisect import bisect_left
 from collections import defaultdict
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
+from itertools import chain
+from typing import Any
 
 import torch
 from torch.nn.modules.module import register_module_forward_pre_hook
@@ -21,11 +24,14 @@ from lms.memory.page_pool import LEAST
 from lms.memory.pager import Block, Pager, PagerUsage
 from lms.torch.cpu.page_pool import pages
 from lms.torch.movable import movable
+from lms.torch.optimizer_state import tensors
 from lms.torch.records import flat_bytes, use_count
 
 # What a session has let leave stays with the pager: later sessions go on with its place in the file.
 _places: WeakIdKeyDictionary = WeakIdKeyDictionary()  # parameters: their blocks
 _places_of_gradients: WeakIdKeyDictionary = WeakIdKeyDictionary()  # parameters: the blocks of their gradients
+_places_of_state: WeakIdKeyDictionary = WeakIdKeyDictionary()  # an optimizer's tensors: their blocks
+_left: defaultdict[int, list[Block]] = defaultdict(list)  # by size: blocks of an optimizer's tensors that are freed
 _CPU = torch.device("cpu")
 _MOST_USES = 1_000_000  # in a step; one that never ends is not remembered
 
@@ -33,25 +39,26 @@ Use = tuple[Block, ...]  # what one operation uses
 
 
 class Paging:
-    """Lets parameters and gradients of at least `min_size` bytes leave, of all modules that are called."""
+    """Lets `kinds` of at least `min_size` bytes leave: "parameters", "gradients" of all modules, "optimizer" state."""
 
     def __init__(
         self,
         pager: Pager,
         never: Callable[[torch.Tensor], None],
         *,
-        parameters: bool,
-        gradients: bool,
+        kinds: Iterable[str],
         min_size: int,
     ) -> None:
         self.pager = pager
         self._never = never  # marks a parameter as not to be moved as a saved tensor
-        self._parameters = parameters
-        self._gradients = gradients
+        self._parameters, self._gradients, self._state = (
+            kind in kinds for kind in ("parameters", "gradients", "optimizer")
+        )
         self._min_size = max(min_size, LEAST)
         self.paused = False
         self._adopted = WeakIdKeyDictionary()  # parameters: their blocks, or None for one that stays
         self._watched = WeakIdKeyDictionary()  # parameters whose gradients are
+        self._states = WeakIdKeyDictionary()  # parameters: the blocks of their optimizer's state
         self._hooks: list[RemovableHandle] = []
         self._course: list[Use] = []  # of the last step
         self._uses: dict[Use, list[int]] = {}  # their positions in it
@@ -61,6 +68,8 @@ class Paging:
 
     def open(self, models: Iterable[torch.nn.Module]) -> None:
         """Begin, with the parameters of `models`. Others follow as their modules are called."""
+        if not (self._parameters or self._gradients):
+            return
         self._hooks.append(register_module_forward_pre_hook(torch.compiler.disable(self._before_forward)))
         for model in models:
             for parameter in model.parameters():
@@ -80,13 +89,21 @@ class Paging:
         """An optimizer is about to step over these, with `room` bytes for all that may leave."""
         self.pager.keep(room)
         for parameter in parameters:
-            self._use(parameter)
+            self._use(self._adopted.get(parameter), self._gradient(parameter), *self._states.get(parameter, ()))
+
+    def after_part(self, entries: Iterable[tuple[torch.Tensor, Mapping[str, Any]]]) -> None:
+        """An optimizer has stepped over these parameters, and this is their state."""
+        if self._state:
+            for parameter, entry in entries:
+                blocks = (self._track_state(tensor) for tensor in tensors(entry) if self._may_leave(tensor))
+                self._states[parameter] = tuple(block for block in blocks if block is not None)
 
     @property
     def nbytes(self) -> int:
         """All bytes that may leave, of gradients that were freed too."""
-        of_gradients = (_places_of_gradients.get(parameter) for parameter in self._watched)
-        return sum(block.nbytes for block in (*self._adopted.values(), *of_gradients) if block is not None)
+        of_gradients = (self._gradient(parameter) for parameter in self._watched)
+        blocks = (*self._adopted.values(), *of_gradients, *chain.from_iterable(self._states.values()))
+        return sum(block.nbytes for block in blocks if block is not None)
 
     def usage(self) -> PagerUsage:
         """Figures since this session began, of all sessions. Raises SpillError if a write failed meanwhile."""
@@ -118,7 +135,7 @@ class Paging:
         for parameter in module._parameters.values():
             if parameter is not None:
                 self._adopt(parameter)
-                self._use(parameter, gradient=False)
+                self._use(self._adopted.get(parameter))
 
     def _after_accumulation(self, parameter: torch.Tensor) -> None:
         gradient = parameter.grad
@@ -130,11 +147,14 @@ class Paging:
             if block is None or block.nbytes != nbytes:
                 block = _places_of_gradients[parameter] = self.pager.block(nbytes, transient=True)
             self.pager.track(block, gradient.untyped_storage().data_ptr())
-        self._use(parameter)
+        self._use(self._adopted.get(parameter), self._gradient(parameter))
 
-    def _use(self, parameter: torch.Tensor, *, gradient: bool = True) -> None:
-        of_gradient = _places_of_gradients.get(parameter) if gradient and self._gradients else None
-        used = tuple(block for block in (self._adopted.get(parameter), of_gradient) if block is not None)
+    def _gradient(self, parameter: torch.Tensor) -> Block | None:
+        found: Block | None = _places_of_gradients.get(parameter) if self._gradients else None
+        return found
+
+    def _use(self, *blocks: Block | None) -> None:
+        used = tuple(block for block in blocks if block is not None)
         if not used:
             return
         if len(self._taken) < _MOST_USES:
@@ -177,6 +197,15 @@ class Paging:
             tracked = self.pager.track(block, storage.data_ptr())
         self._adopted[parameter] = block if tracked else None
 
+    def _track_state(self, tensor: torch.Tensor) -> Block | None:
+        block: Block | None = _places_of_state.get(tensor)
+        if block is None:
+            nbytes = _nbytes(tensor)
+            block = _left[nbytes].pop() if _left[nbytes] else self.pager.block(nbytes)
+            _places_of_state[tensor] = block
+            weakref.finalize(tensor, _left[nbytes].append, block).atexit = False
+        return block if self.pager.track(block, tensor.untyped_storage().data_ptr()) else None
+
     def _may_leave(self, tensor: torch.Tensor) -> bool:
         return movable(tensor, _CPU) and _nbytes(tensor) >= self._min_size
 
@@ -188,6 +217,8 @@ def _nbytes(tensor: torch.Tensor) -> int:
 def _forget_places() -> None:
     _places.clear()
     _places_of_gradients.clear()
+    _places_of_state.clear()
+    _left.clear()
 
 
 os.register_at_fork(after_in_child=_forget_places)  # the parent goes on writing to them

@@ -6,13 +6,13 @@ import os
 import sys
 import threading
 from collections.abc import Callable, Iterable
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from torch.optim.optimizer import Optimizer
 
 from lms.core.budget import Client
-from lms.errors import UsageError
+from lms.errors import LMSError, UsageError
 from lms.memory.device import CpuDevice
 from lms.memory.pager import PIECE, Pager
 from lms.options import NotBuiltError, Options
@@ -54,17 +54,21 @@ class State:
     ) -> None:
         kinds = set(options.swap)
         self.moves = kinds != {"activations"}
-        self._optimizers = "optimizer" in kinds
         self._room = StateRoom(planner, client, part=CHUNK, passes="activations" in kinds)
         self._paging: Paging | None = None
-        if kinds & {"parameters", "gradients"}:
-            self._page(options, planner, engine, models, never)
+        obstacle = _obstacle(options, planner, engine)
+        if obstacle is not None and kinds & {"parameters", "gradients"}:
+            raise obstacle
+        if self.moves and obstacle is None:
+            self._paging = self._page(options, planner, engine, models, never)
+        self._optimizers = "optimizer" in kinds and self._paging is None  # which the StatePager moves then
         self.pager = StatePager(
             Tier(engine, lock),
             engine.device,
             min_size=options.min_size,
             slack=(planner.limit or 0) // 32,
-            before_part=self._before_part if self._paging is not None else None,
+            before_part=self._before_part,
+            after_part=self._after_part,
         )
 
     def _page(
@@ -74,42 +78,31 @@ class State:
         engine: Engine,
         models: Iterable[torch.nn.Module],
         never: Callable[[torch.Tensor], None],
-    ) -> None:
-        if not isinstance(engine, CpuEngine) or not isinstance(planner.device, CpuDevice):
-            raise NotBuiltError(
-                f"swap={','.join(options.swap)!r}: parameters and gradients leave a CPU only so far; on a GPU swap "
-                "'activations,optimizer'"
-            )
-        if options.verify:
-            raise UsageError(
-                f"verify=True, swap={','.join(options.swap)!r}: no checksum is kept of parameters and gradients; "
-                "leave one of the two out"
-            )
+    ) -> Paging:
         pool = page_pool.find()
-        if pool is None or not pool.installed:
-            raise UsageError(
-                f"swap={','.join(options.swap)!r}: parameters and gradients need the page pool; compile it with "
-                "`python -m lms.build torch`"
-            )
+        assert pool is not None
+        assert isinstance(engine, CpuEngine)
+        assert isinstance(planner.device, CpuDevice)
         pager = Pager(pool.library, engine)
         self._paged = PagedRoom(planner, planner.device, least=0 if planner.limit is None else _LEAST)
         pager.keep(self._paged.now)
-        self._paging = Paging(
-            pager,
-            never,
-            parameters="parameters" in options.swap,
-            gradients="gradients" in options.swap,
-            min_size=options.min_size,
-        )
+        paging = Paging(pager, never, kinds=options.swap, min_size=options.min_size)
         try:
-            self._paging.open(models)
+            paging.open(models)
+            self._paged.begin(paging.nbytes)
         except BaseException:
-            self.close()
+            paging.close()
+            self._paged.close()
             raise
+        return paging
 
     def _before_part(self, parameters: Iterable[torch.Tensor]) -> None:
-        assert self._paging is not None
-        self._paging.before_part(parameters, self._paged.in_step(2 * CHUNK))
+        if self._paging is not None:
+            self._paging.before_part(parameters, self._paged.in_step(2 * CHUNK))
+
+    def _after_part(self, entries: Iterable[tuple[torch.Tensor, dict[str, Any]]]) -> None:
+        if self._paging is not None:
+            self._paging.after_part(entries)
 
     def before_step(self, optimizer: Optimizer, args: Arguments, kwargs: Keywords) -> StepArguments | None:
         """As the pager's. All passes are known."""
@@ -169,3 +162,22 @@ class State:
         """In a forked child: learn of nothing more."""
         if self._paging is not None:
             self._paging.leave()
+
+
+def _obstacle(options: Options, planner: PassPlanner, engine: Engine) -> LMSError | None:
+    """Why nothing can be paged at addresses that stay; None if it can."""
+    swap = ",".join(options.swap)
+    if not isinstance(engine, CpuEngine) or not isinstance(planner.device, CpuDevice):
+        return NotBuiltError(
+            f"swap={swap!r}: parameters and gradients leave a CPU only so far; on a GPU swap 'activations,optimizer'"
+        )
+    if options.verify:
+        return UsageError(
+            f"verify=True, swap={swap!r}: no checksum is kept of parameters and gradients; leave one of the two out"
+        )
+    pool = page_pool.find()
+    if pool is None or not pool.installed:
+        return UsageError(
+            f"swap={swap!r}: parameters and gradients need the page pool; compile it with `python -m lms.build torch`"
+        )
+    return None
