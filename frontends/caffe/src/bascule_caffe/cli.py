@@ -289,6 +289,8 @@ def _gpus(text: str | None) -> list[int]:
         asked = [int(word) for word in text.split(",")]
     except ValueError:
         raise CaffeError(f"-gpu {text}: give the number of a GPU, several (0,1) or all") from None
+    if len(set(asked)) < len(asked):
+        raise CaffeError(f"-gpu {text} names a GPU twice: one process a GPU is trained on: name each once")
     missing = [str(gpu) for gpu in asked if gpu not in range(there)]
     if missing:
         has = f"there are {there}, from 0" if there else "PyTorch finds no GPU; leave -gpu out to run on the CPU"
@@ -297,17 +299,31 @@ def _gpus(text: str | None) -> list[int]:
 
 
 def _device(gpus: Sequence[int], job: Job, log: Log, *, wanted: bool, default: int = 0) -> torch.device:
-    """The device of this rank: its own of the GPUs of -gpu, of all GPUs if it has several ranks, or the CPU."""
+    """The device of this rank: its own of the GPUs of -gpu, or of all GPUs of its host; or the CPU.
+
+    One process without -gpu takes `default`. Raises CaffeError on every rank if one has no GPU of its own.
+    """
     if not wanted:
         return torch.device("cpu")
     there = torch.cuda.device_count()
     if not there:
         log.warn("caffe.cpp:227", "PyTorch finds no GPU: using the CPU (solver_mode: CPU says so without this line)")
         return torch.device("cpu")
-    if len(gpus) > 1 or job.size == 1:
-        number = gpus[job.local_rank % len(gpus)] if gpus else default
-    else:
-        number = job.local_rank % there
+    own = list(gpus) or (list(range(there)) if job.size > 1 else [default])
+    lacks = job.local_rank >= len(own)
+    if job.most(int(lacks)):
+        found, way = (
+            ("-gpu names", "let -gpu name more, or leave it out") if gpus else ("the host has", "start fewer ranks")
+        )
+        raise CaffeError(
+            f"each rank needs a GPU of its own: this is rank {job.local_rank} of its host, from 0, and {found} "
+            f"{len(own)}: {way}"
+            if lacks
+            else "another rank has no GPU of its own; its line says more"
+        )
+    number = own[job.local_rank]
+    if number >= there:
+        raise CaffeError(f"device_id is {number}: there are {there} GPUs, from 0: give another, or -gpu")
     log.info("caffe.cpp:218", f"Using GPU {number}")
     torch.cuda.set_device(number)
     return torch.device("cuda", number)
