@@ -4,11 +4,15 @@ from __future__ import annotations
 
 import os
 import re
+import signal
+from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
 import torch
+from google.protobuf.message import Message
 
+from bascule_caffe import register_layer
 from bascule_caffe.cli import _device, main
 from bascule_caffe.errors import CaffeError
 from bascule_caffe.job import Job
@@ -70,6 +74,43 @@ def test_a_training_goes_on_from_its_snapshot_and_from_weights(capsys: pytest.Ca
         == 0
     )
     assert capsys.readouterr().err.count("Finetuning from solver_iter_") == 2
+
+
+class Interrupted(torch.nn.Module):
+    """Sends this process a SIGINT and a SIGHUP in its second forward."""
+
+    def __init__(self, parameter: Message, shapes: Sequence[tuple[int, ...]]) -> None:
+        super().__init__()
+        self.forwards = 0
+
+    def forward(self, bottom: torch.Tensor) -> torch.Tensor:
+        self.forwards += 1
+        if self.forwards == 2:
+            signal.raise_signal(signal.SIGINT)
+            signal.raise_signal(signal.SIGHUP)
+        return bottom * 1
+
+
+@pytest.mark.parametrize(
+    ("flags", "snapshots"),
+    [
+        ("", {2}),  # the larger of stop and snapshot
+        ("-sigint_effect snapshot -sighup_effect none", {2, 3}),
+        ("-sigint_effect none -sighup_effect stop", {2}),
+        ("-sigint_effect none -sighup_effect=none", {3}),
+    ],
+)
+def test_signals_have_the_effect_that_the_flags_say(
+    flags: str, snapshots: set[int], folder: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    register_layer("Interrupted", Interrupted)
+    layer = (
+        'layer { name: "s" type: "Interrupted" bottom: "ip" top: "s" } layer { name: "n" type: "Silence" bottom: "s" }'
+    )
+    Path("net.prototxt").write_text(NET + layer)
+    assert main(["train", "-solver", "solver.prototxt", *flags.split()]) == 0
+    assert {int(path.stem.rpartition("_")[2]) for path in folder.glob("*.solverstate")} == snapshots
+    assert ("Optimization stopped early." in capsys.readouterr().err) == (3 not in snapshots)
 
 
 def test_a_model_is_scored_as_its_blobs_say(capsys: pytest.CaptureFixture[str]) -> None:
