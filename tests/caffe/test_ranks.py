@@ -29,22 +29,30 @@ test_iter: %d test_interval: 20 snapshot_after_train: false weight_decay: 0.001
 """
 PROGRAM = """
 import hashlib
+import signal
 import sys
 
 import numpy as np
 
 from bascule_caffe import Solver, SolverParameter, parse_text
 from bascule_caffe.job import join
+from bascule_caffe.signals import Signals
 
 job = join()
 
 solver = Solver(parse_text("ranks.prototxt", SolverParameter), "ranks.prototxt", job=job)
 solver.solve()
-solver.close()
-weights = [entry.parameter.detach().numpy() for entry in solver.net.learnable]
+weights = [entry.parameter.detach().numpy().copy() for entry in solver.net.learnable]
 print("bits", job.rank, job.size, hashlib.sha256(b"".join(w.tobytes() for w in weights)).hexdigest(), flush=True)
 if job.rank == 0:
     np.savez("ranks.npz", *weights)
+
+solver.parameter.max_iter, solver.parameter.test_interval = 24, 0
+with Signals() as signals:
+    if job.rank == 1:
+        signal.raise_signal(signal.SIGHUP)
+    solver.solve(signals)
+solver.close()
 job.leave()
 """
 
@@ -76,6 +84,8 @@ def test_ranks_train_as_one_does(
     alone = [entry.parameter.detach().numpy() for entry in solver.net.learnable]
     together = list(np.load("ranks.npz").values())
     assert said[0][2] == hashlib.sha256(b"".join(weight.tobytes() for weight in together)).hexdigest()
+    # A signal that one rank gets has its effect on all: rank 0 wrote a snapshot after the next iteration.
+    assert {path.name for path in tmp_path.glob("*.solverstate")} == {"ranks_iter_21.solverstate"}
     for one, two in zip(alone, together, strict=True):
         assert np.abs(one - two).max() <= 1e-5 * np.abs(one).max()
     tested = [float(text.split("loss = ")[1].split()[0]) for text in _tests(done.stderr)]
