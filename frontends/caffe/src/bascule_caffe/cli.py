@@ -197,12 +197,8 @@ def _train(flags: argparse.Namespace, words: Sequence[str]) -> int:
 
 
 def _test(flags: argparse.Namespace, words: Sequence[str]) -> int:
-    log, job = Log(), Job()
-    _notices(flags, log)
-    device = _device(_gpus(flags.gpu), job, log, wanted=flags.gpu is not None)
-    net = Net(parse_text(flags.model, NetParameter), "TEST", flags.level, _stages(flags), data=Feed()).to(device)
-    for path in flags.weights.split(","):
-        load_model(path.strip(), net)
+    log = Log()
+    net = _net(flags, "TEST", log)
     log.info("caffe.cpp:281", f"Running for {flags.iterations} iterations.")
     sums: dict[int, float] = {}
     names: list[str] = []
@@ -227,11 +223,7 @@ def _time(flags: argparse.Namespace, words: Sequence[str]) -> int:
     from bascule_caffe.timing import time_net
 
     log = Log()
-    _notices(flags, log)
-    device = _device(_gpus(flags.gpu), Job(), log, wanted=flags.gpu is not None)
-    net = Net(parse_text(flags.model, NetParameter), flags.phase, flags.level, _stages(flags), data=Feed()).to(device)
-    for path in flags.weights.split(",") if flags.weights else ():
-        load_model(path.strip(), net)
+    net = _net(flags, flags.phase, log)
     time_net(net, flags.iterations, lambda text: log.info("caffe.cpp:404", text))
     net.close()
     return 0
@@ -257,6 +249,16 @@ def _convert(flags: argparse.Namespace, words: Sequence[str]) -> int:
     for line in lines:
         log.info("convert", line)
     return 0
+
+
+def _net(flags: argparse.Namespace, phase: str, log: Log) -> Net:
+    """The net of `test` and `time`, with its weights, on its device."""
+    _notices(flags, log)
+    device = _device(_gpus(flags.gpu), Job(), log, wanted=flags.gpu is not None)
+    net = Net(parse_text(flags.model, NetParameter), phase, flags.level, _stages(flags), data=Feed()).to(device)
+    for path in flags.weights.split(",") if flags.weights else ():
+        load_model(path.strip(), net)
+    return net
 
 
 def _count(text: str) -> int:

@@ -27,7 +27,6 @@ from lms.files import write_aside
 _CLASSES = schema.build()
 
 BlobProto = _CLASSES["BlobProto"]
-BlobProtoVector = _CLASSES["BlobProtoVector"]
 BlobShape = _CLASSES["BlobShape"]
 Datum = _CLASSES["Datum"]
 FillerParameter = _CLASSES["FillerParameter"]
@@ -35,7 +34,6 @@ LayerParameter = _CLASSES["LayerParameter"]
 Model = _CLASSES["Model"]
 NetParameter = _CLASSES["NetParameter"]
 NetState = _CLASSES["NetState"]
-ParamSpec = _CLASSES["ParamSpec"]
 SolverParameter = _CLASSES["SolverParameter"]
 SolverState = _CLASSES["SolverState"]
 TransformationParameter = _CLASSES["TransformationParameter"]

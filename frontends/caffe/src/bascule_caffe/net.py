@@ -42,14 +42,12 @@ class Learnable:
         parameter: the blob.
         lr_mult: what the learning rate is multiplied by; 0 for statistics.
         decay_mult: what the weight decay is multiplied by.
-        layer: the name of the first layer that has it.
-        owner: where it is: the layer's name and the blob's index, such as "conv1[0]".
+        owner: where it is: the name of the first layer that has it and the blob's index, such as "conv1[0]".
     """
 
     parameter: nn.Parameter
     lr_mult: float
     decay_mult: float
-    layer: str
     owner: str
 
 
@@ -195,7 +193,7 @@ class Net(nn.Module):
                 if spec is not None and spec.name:
                     owners[spec.name] = (layer, index, len(learnable))
                 blob = layer.blobs[index]
-                learnable.append(Learnable(blob, mults[0], mults[1], layer.name, f"{layer.name}[{index}]"))
+                learnable.append(Learnable(blob, mults[0], mults[1], f"{layer.name}[{index}]"))
         return learnable
 
     def _fold_scales(self) -> None:
@@ -402,7 +400,7 @@ def _share(
             mults[field] = getattr(spec, field)
     blob.requires_grad_(mults["lr_mult"] != 0)
     layer.blobs[index] = blob
-    return Learnable(blob, mults["lr_mult"], mults["decay_mult"], one.layer, one.owner)
+    return Learnable(blob, mults["lr_mult"], mults["decay_mult"], one.owner)
 
 
 def _included(layer: Message, phase: str, level: int, stages: set[str]) -> bool:
