@@ -308,11 +308,8 @@ def _device(gpus: Sequence[int], job: Job, log: Log, *, wanted: bool, default: i
     if not wanted:
         return torch.device("cpu")
     there = torch.cuda.device_count()
-    if not there:
-        log.warn("caffe.cpp:227", "PyTorch finds no GPU: using the CPU (solver_mode: CPU says so without this line)")
-        return torch.device("cpu")
     own = list(gpus) or (list(range(there)) if job.size > 1 else [default])
-    lacks = job.local_rank >= len(own)
+    lacks = there > 0 and job.local_rank >= len(own)
     if job.most(int(lacks)):
         found, way = (
             ("-gpu names", "let -gpu name more, or leave it out") if gpus else ("the host has", "start fewer ranks")
@@ -323,6 +320,9 @@ def _device(gpus: Sequence[int], job: Job, log: Log, *, wanted: bool, default: i
             if lacks
             else "another rank has no GPU of its own; its line says more"
         )
+    if not there:
+        log.warn("caffe.cpp:227", "PyTorch finds no GPU: using the CPU (solver_mode: CPU says so without this line)")
+        return torch.device("cpu")
     number = own[job.local_rank]
     if number >= there:
         raise CaffeError(f"device_id is {number}: there are {there} GPUs, from 0: give another, or -gpu")
