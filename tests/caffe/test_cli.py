@@ -4,12 +4,19 @@ from __future__ import annotations
 
 import os
 import re
+import signal
+from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
 import torch
+from google.protobuf.message import Message
 
-from bascule_caffe.cli import main
+from bascule_caffe import register_layer
+from bascule_caffe.cli import _device, main
+from bascule_caffe.errors import CaffeError
+from bascule_caffe.job import Job
+from bascule_caffe.log import Log
 from bascule_caffe.messages import Model, blob_array, read_binary
 from bascule_caffe.shaping import InnerProduct
 
@@ -67,6 +74,43 @@ def test_a_training_goes_on_from_its_snapshot_and_from_weights(capsys: pytest.Ca
         == 0
     )
     assert capsys.readouterr().err.count("Finetuning from solver_iter_") == 2
+
+
+class Interrupted(torch.nn.Module):
+    """Sends this process a SIGINT and a SIGHUP in its second forward."""
+
+    def __init__(self, parameter: Message, shapes: Sequence[tuple[int, ...]]) -> None:
+        super().__init__()
+        self.forwards = 0
+
+    def forward(self, bottom: torch.Tensor) -> torch.Tensor:
+        self.forwards += 1
+        if self.forwards == 2:
+            signal.raise_signal(signal.SIGINT)
+            signal.raise_signal(signal.SIGHUP)
+        return bottom * 1
+
+
+@pytest.mark.parametrize(
+    ("flags", "snapshots"),
+    [
+        ("", {2}),  # the larger of stop and snapshot
+        ("-sigint_effect snapshot -sighup_effect none", {2, 3}),
+        ("-sigint_effect none -sighup_effect stop", {2}),
+        ("-sigint_effect none -sighup_effect=none", {3}),
+    ],
+)
+def test_signals_have_the_effect_that_the_flags_say(
+    flags: str, snapshots: set[int], folder: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    register_layer("Interrupted", Interrupted)
+    layer = (
+        'layer { name: "s" type: "Interrupted" bottom: "ip" top: "s" } layer { name: "n" type: "Silence" bottom: "s" }'
+    )
+    Path("net.prototxt").write_text(NET + layer)
+    assert main(["train", "-solver", "solver.prototxt", *flags.split()]) == 0
+    assert {int(path.stem.rpartition("_")[2]) for path in folder.glob("*.solverstate")} == snapshots
+    assert ("Optimization stopped early." in capsys.readouterr().err) == (3 not in snapshots)
 
 
 def test_a_model_is_scored_as_its_blobs_say(capsys: pytest.CaptureFixture[str]) -> None:
@@ -135,6 +179,7 @@ def test_too_little_memory_is_one_line_that_names_lms(
         ("train -solver solver.prototxt -lms 1 -lms_frac 2", "-lms_frac is 2: give a share of the memory"),
         ("train -solver solver.prototxt -gpu 99", "there is no GPU 99"),
         ("train -solver solver.prototxt -gpu x", "-gpu x: give the number of a GPU, several"),
+        ("train -solver solver.prototxt -gpu 0,0", "-gpu 0,0 names a GPU twice"),
         ("test -model net.prototxt -weights solver.prototxt", "solver.prototxt: "),
     ],
 )
@@ -173,3 +218,39 @@ def test_several_gpus_are_one_process_each_under_ddlrun(monkeypatch: pytest.Monk
     assert Path(lines[0][0]).name == "ddlrun"
     assert lines[0][1:3] == ["-np", "2"]
     assert lines[0][4:] == ["-m", "bascule_caffe", "train", "-solver", "solver.prototxt", "-gpu", "all", "-lms", "100"]
+
+
+@pytest.mark.parametrize(
+    ("gpus", "local_ranks", "taken"),
+    [
+        ((), (0, 1), [0, 1]),
+        ((2, 1), (0, 1), [2, 1]),
+        ((1,), (0,), [1]),
+        ((), (0, 1, 2, 3), "rank 3 of its host, from 0, and the host has 3"),
+        ((1,), (0, 1), "rank 1 of its host, from 0, and -gpu names 1"),
+    ],
+)
+def test_each_rank_of_a_host_has_a_gpu_of_its_own_or_all_end(
+    gpus: tuple[int, ...], local_ranks: tuple[int, ...], taken: list[int] | str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    class Ranks(Job):
+        def most(self, number: int) -> int:  # what one rank lacks, every rank knows
+            return int(isinstance(taken, str))
+
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 3)
+    monkeypatch.setattr(torch.cuda, "set_device", lambda number: None)
+    found: list[int] = []
+    for local in local_ranks:
+        job = Ranks(local, 2 * len(local_ranks), local)
+        try:
+            found.append(_device(gpus, job, Log(1), wanted=True).index)
+        except CaffeError as error:
+            last = str(error)
+    assert found == (taken if isinstance(taken, list) else [])
+    assert isinstance(taken, list) or taken in last
+
+
+def test_a_device_id_that_is_not_there_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
+    with pytest.raises(CaffeError, match="device_id is 5: there are 2 GPUs, from 0"):
+        _device((), Job(), Log(), wanted=True, default=5)

@@ -72,6 +72,21 @@ def test_to_a_program_of_torch_export_for_batches_of_any_size(files):
         torch.testing.assert_close(program(x)["prob"], net(data=x)["prob"])
 
 
+@pytest.mark.slow  # torch.export takes seconds
+def test_a_layer_that_torch_export_cannot_follow_is_named(build, tmp_path):
+    text = """layer { name: "data" type: "Input" top: "data" top: "regions"
+      input_param { shape { dim: 1 dim: 3 dim: 8 dim: 8 } shape { dim: 2 dim: 5 } } }
+    layer { name: "c" type: "Convolution" bottom: "data" top: "c" convolution_param { num_output: 2 kernel_size: 3 } }
+    layer { name: "roi" type: "ROIPooling" bottom: "c" bottom: "regions" top: "roi"
+      roi_pooling_param { pooled_h: 2 pooled_w: 2 } }"""
+    (tmp_path / "net.prototxt").write_text(text)
+    write_binary(tmp_path / "net.caffemodel", build(text).float().to_parameter())
+    said = r"net.prototxt: torch.export cannot follow .* layer 'roi' \(ROIPooling\) .*\. Convert it to .safetensors"
+    with pytest.raises(NetError, match=said):
+        convert(tmp_path / "net.prototxt", tmp_path / "net.caffemodel", tmp_path / "net.pt2")
+    assert not (tmp_path / "net.pt2").exists()
+
+
 def test_conversions_that_cannot_be_leave_nothing(files, build):
     folder, net = files
     before = sorted(folder.iterdir())
@@ -85,7 +100,7 @@ def test_conversions_that_cannot_be_leave_nothing(files, build):
         convert(folder / "net.prototxt", folder / "net.caffemodel", folder / "out.safetensors")
     (folder / "net.prototxt").write_text(TEXT)
     with pytest.raises(FileError, match=r"out.safetensors: cannot be written"):
-        convert(folder / "net.prototxt", folder / "net.caffemodel", folder / "nowhere" / "out.safetensors")
+        convert(folder / "net.prototxt", folder / "net.caffemodel", folder / "net.prototxt" / "out.safetensors")
     assert sorted(folder.iterdir()) == sorted([*before, folder / "cut.safetensors"])
     from safetensors.torch import save_file
 

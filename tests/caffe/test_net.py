@@ -60,9 +60,9 @@ def test_shared_blobs_are_one_and_are_learnt_with_the_multipliers_that_one_of_th
     share = 'param { name: "w" %s } param { name: "b" }'
     net = build(INPUT + IP % ("a", "x", "a", share % "") + IP % ("b", "a", "b", share % "lr_mult: 2 decay_mult: 0"))
     assert net.layers[1].blobs[0] is net.layers[2].blobs[0]
-    assert [(one.lr_mult, one.decay_mult, one.layer, one.owner) for one in net.learnable] == [
-        (2, 0, "a", "a[0]"),
-        (1, 1, "a", "a[1]"),
+    assert [(one.lr_mult, one.decay_mult, one.owner) for one in net.learnable] == [
+        (2, 0, "a[0]"),
+        (1, 1, "a[1]"),
     ]
     net(x=torch.ones(2, 3).double())["b"].sum().backward()
     w, _ = (one.parameter.detach() for one in net.learnable)

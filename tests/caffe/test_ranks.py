@@ -1,4 +1,4 @@
-"""Two ranks under ddlrun."""
+"""Several ranks under ddlrun."""
 
 from __future__ import annotations
 
@@ -24,34 +24,43 @@ layer { name: "score" type: "InnerProduct" bottom: "conv" top: "score"
 layer { name: "loss" type: "SoftmaxWithLoss" bottom: "score" bottom: "label" top: "loss" }
 """
 SOLVER = """
-net: "net%d.prototxt" base_lr: 0.05 lr_policy: "fixed" momentum: 0.9 max_iter: 20 random_seed: %d
-test_iter: 4 test_interval: 20 snapshot_prefix: "%s" snapshot_after_train: false weight_decay: 0.001
+net: "net%d.prototxt" base_lr: 0.05 lr_policy: "fixed" momentum: 0.9 max_iter: 20 random_seed: 1
+test_iter: %d test_interval: 20 snapshot_after_train: false weight_decay: 0.001
 """
 PROGRAM = """
 import hashlib
+import signal
 import sys
 
 import numpy as np
 
 from bascule_caffe import Solver, SolverParameter, parse_text
 from bascule_caffe.job import join
+from bascule_caffe.signals import Signals
 
 job = join()
 
-solver = Solver(parse_text("two.prototxt", SolverParameter), "two.prototxt", job=job)
+solver = Solver(parse_text("ranks.prototxt", SolverParameter), "ranks.prototxt", job=job)
 solver.solve()
-solver.close()
-weights = [entry.parameter.detach().numpy() for entry in solver.net.learnable]
+weights = [entry.parameter.detach().numpy().copy() for entry in solver.net.learnable]
 print("bits", job.rank, job.size, hashlib.sha256(b"".join(w.tobytes() for w in weights)).hexdigest(), flush=True)
 if job.rank == 0:
-    np.savez("two.npz", *weights)
+    np.savez("ranks.npz", *weights)
+
+solver.parameter.max_iter, solver.parameter.test_interval = 24, 0
+with Signals() as signals:
+    if job.rank == 1:
+        signal.raise_signal(signal.SIGHUP)
+    solver.solve(signals)
+solver.close()
 job.leave()
 """
 
 
 @pytest.mark.timeout(300)
-def test_two_ranks_train_as_one_does(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+@pytest.mark.parametrize("ranks", [2, pytest.param(4, marks=pytest.mark.slow)])
+def test_ranks_train_as_one_does(
+    ranks: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.chdir(tmp_path)
     generator = np.random.default_rng(0)
@@ -59,26 +68,26 @@ def test_two_ranks_train_as_one_does(
         file["data"] = generator.normal(size=(50, 3, 8, 8)).astype(np.float32)
         file["label"] = generator.integers(0, 4, 50)
     Path("list.txt").write_text("data.h5\n")
-    for batch in (8, 16):
-        Path(f"net{batch}.prototxt").write_text(NET % batch)
-    Path("one.prototxt").write_text((SOLVER % (16, 1, "one")).replace("test_iter: 4", "test_iter: 2"))
-    Path("two.prototxt").write_text(SOLVER % (8, 1, "two"))
+    for name, size in (("one", 1), ("ranks", ranks)):  # the same records an iteration, and the same in a test
+        Path(f"net{size}.prototxt").write_text(NET % (16 // size))
+        Path(f"{name}.prototxt").write_text(SOLVER % (size, 2 * size))
     done = subprocess.run(
-        [str(DDLRUN), "-np", "2", sys.executable, "-c", PROGRAM], capture_output=True, text=True, timeout=280
+        [str(DDLRUN), "-np", str(ranks), sys.executable, "-c", PROGRAM], capture_output=True, text=True, timeout=280
     )
     assert done.returncode == 0, done.stdout + done.stderr
     said = sorted(line.split("bits ")[1].split() for line in done.stdout.splitlines() if "bits " in line)
-    assert [line[:2] for line in said] == [["0", "2"], ["1", "2"]]
-    assert said[0][2] == said[1][2]
+    assert [line[:2] for line in said] == [[str(rank), str(ranks)] for rank in range(ranks)]
+    assert len({line[2] for line in said}) == 1
     solver = Solver(parse_text("one.prototxt", SolverParameter), "one.prototxt")
     solver.solve()
     solver.close()
     alone = [entry.parameter.detach().numpy() for entry in solver.net.learnable]
-    together = list(np.load("two.npz").values())
+    together = list(np.load("ranks.npz").values())
     assert said[0][2] == hashlib.sha256(b"".join(weight.tobytes() for weight in together)).hexdigest()
+    # A signal that one rank gets has its effect on all: rank 0 wrote a snapshot after the next iteration.
+    assert {path.name for path in tmp_path.glob("*.solverstate")} == {"ranks_iter_21.solverstate"}
     for one, two in zip(alone, together, strict=True):
         assert np.abs(one - two).max() <= 1e-5 * np.abs(one).max()
-    # The test covers the same records: 4 batches of 8 on two ranks, 2 of 16 on one.
     tested = [float(text.split("loss = ")[1].split()[0]) for text in _tests(done.stderr)]
     assert tested == pytest.approx(
         [float(text.split("loss = ")[1].split()[0]) for text in _tests(capsys.readouterr().err)]

@@ -149,3 +149,35 @@ def test_an_hdf5_model_has_layers_whose_names_begin_with_anothers(tmp_path: Path
     assert load_model(str(tmp_path / "x.h5"), other) == ["conv1", "conv1/bn"]
     for one, two in zip(net.learnable, other.learnable, strict=True):
         assert one.parameter.equal(two.parameter)
+
+
+def test_an_hdf5_model_has_a_shared_blob_in_its_first_layer_only_as_caffe_writes_it(tmp_path: Path) -> None:
+    """The weights are shared, as 4x6 and as 6x4, and the biases are not."""
+    text = (NET % 4).replace('top: "a"', 'top: "a" param { name: "w" }').replace("num_output: 2", "num_output: 6")
+    text = text.replace('top: "b"', 'top: "b" param { name: "w" share_mode: PERMISSIVE }')
+    net, other = (Net(parse_string(text, NetParameter), "TRAIN") for _ in range(2))
+    for entry in net.learnable:
+        torch.nn.init.normal_(entry.parameter)
+    path = str(tmp_path / "x.h5")
+    optimizer_of(net)
+    save_model(path, net, diff=True)
+    with h5py.File(path) as file:
+        assert {name: list(file[f"data/{name}"]) for name in ("a/ip", "b")} == {"a/ip": ["0", "1"], "b": ["1"]}
+        assert file["diff/b/0"].shape == (6, 4)  # Caffe writes diffs of shared blobs, too
+    assert load_model(path, other) == ["a/ip", "b"]
+    for one, two in zip(net.learnable, other.learnable, strict=True):
+        assert one.parameter.equal(two.parameter)
+    apart = Net(parse_string((NET % 4).replace("num_output: 2", "num_output: 6"), NetParameter), "TRAIN")
+    with pytest.raises(NetError, match="layer 'b' has 1 blobs, and 2 in net"):
+        load_model(path, apart)
+
+
+def test_what_hdf5_cannot_hold_leaves_the_last_model(tmp_path: Path) -> None:
+    path = tmp_path / "x.h5"
+    save_model(str(path), net_of())
+    good = path.read_bytes()
+    text = (NET % 4).replace('name: "b"', 'name: "a/ip"')
+    with pytest.raises(FileError, match=r"x.h5: cannot be written as HDF5"):
+        save_model(str(path), Net(parse_string(text, NetParameter), "TRAIN"))
+    assert path.read_bytes() == good
+    assert list(tmp_path.iterdir()) == [path]

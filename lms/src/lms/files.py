@@ -15,6 +15,7 @@ from lms.ranks import own_file, rank_of
 def write_aside(path: Path, content: bytes) -> None:
     """Put `content` at `path`: written beside it, then renamed, so that no reader ever sees a part.
 
+    It is on the disk before it is renamed, so that the old file or the new one is there after a power failure.
     A link stays a link, and its target is written. A device or a FIFO is written in place; a
     FIFO waits for its reader. Raises OSError as the file system does; nothing is left behind then.
     """
@@ -35,6 +36,8 @@ def write_aside(path: Path, content: bytes) -> None:
     try:
         with os.fdopen(descriptor, "wb") as file:
             file.write(content)
+            file.flush()
+            os.fsync(file.fileno())
         os.chmod(aside, 0o644)
         os.replace(aside, path)
     except BaseException:

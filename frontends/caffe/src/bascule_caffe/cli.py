@@ -197,12 +197,8 @@ def _train(flags: argparse.Namespace, words: Sequence[str]) -> int:
 
 
 def _test(flags: argparse.Namespace, words: Sequence[str]) -> int:
-    log, job = Log(), Job()
-    _notices(flags, log)
-    device = _device(_gpus(flags.gpu), job, log, wanted=flags.gpu is not None)
-    net = Net(parse_text(flags.model, NetParameter), "TEST", flags.level, _stages(flags), data=Feed()).to(device)
-    for path in flags.weights.split(","):
-        load_model(path.strip(), net)
+    log = Log()
+    net = _net(flags, "TEST", log)
     log.info("caffe.cpp:281", f"Running for {flags.iterations} iterations.")
     sums: dict[int, float] = {}
     names: list[str] = []
@@ -227,11 +223,7 @@ def _time(flags: argparse.Namespace, words: Sequence[str]) -> int:
     from bascule_caffe.timing import time_net
 
     log = Log()
-    _notices(flags, log)
-    device = _device(_gpus(flags.gpu), Job(), log, wanted=flags.gpu is not None)
-    net = Net(parse_text(flags.model, NetParameter), flags.phase, flags.level, _stages(flags), data=Feed()).to(device)
-    for path in flags.weights.split(",") if flags.weights else ():
-        load_model(path.strip(), net)
+    net = _net(flags, flags.phase, log)
     time_net(net, flags.iterations, lambda text: log.info("caffe.cpp:404", text))
     net.close()
     return 0
@@ -257,6 +249,16 @@ def _convert(flags: argparse.Namespace, words: Sequence[str]) -> int:
     for line in lines:
         log.info("convert", line)
     return 0
+
+
+def _net(flags: argparse.Namespace, phase: str, log: Log) -> Net:
+    """The net of `test` and `time`, with its weights, on its device."""
+    _notices(flags, log)
+    device = _device(_gpus(flags.gpu), Job(), log, wanted=flags.gpu is not None)
+    net = Net(parse_text(flags.model, NetParameter), phase, flags.level, _stages(flags), data=Feed()).to(device)
+    for path in flags.weights.split(",") if flags.weights else ():
+        load_model(path.strip(), net)
+    return net
 
 
 def _count(text: str) -> int:
@@ -289,6 +291,8 @@ def _gpus(text: str | None) -> list[int]:
         asked = [int(word) for word in text.split(",")]
     except ValueError:
         raise CaffeError(f"-gpu {text}: give the number of a GPU, several (0,1) or all") from None
+    if len(set(asked)) < len(asked):
+        raise CaffeError(f"-gpu {text} names a GPU twice: one process a GPU is trained on: name each once")
     missing = [str(gpu) for gpu in asked if gpu not in range(there)]
     if missing:
         has = f"there are {there}, from 0" if there else "PyTorch finds no GPU; leave -gpu out to run on the CPU"
@@ -297,17 +301,31 @@ def _gpus(text: str | None) -> list[int]:
 
 
 def _device(gpus: Sequence[int], job: Job, log: Log, *, wanted: bool, default: int = 0) -> torch.device:
-    """The device of this rank: its own of the GPUs of -gpu, of all GPUs if it has several ranks, or the CPU."""
+    """The device of this rank: its own of the GPUs of -gpu, or of all GPUs of its host; or the CPU.
+
+    One process without -gpu takes `default`. Raises CaffeError on every rank if one has no GPU of its own.
+    """
     if not wanted:
         return torch.device("cpu")
     there = torch.cuda.device_count()
+    own = list(gpus) or (list(range(there)) if job.size > 1 else [default])
+    lacks = there > 0 and job.local_rank >= len(own)
+    if job.most(int(lacks)):
+        found, way = (
+            ("-gpu names", "let -gpu name more, or leave it out") if gpus else ("the host has", "start fewer ranks")
+        )
+        raise CaffeError(
+            f"each rank needs a GPU of its own: this is rank {job.local_rank} of its host, from 0, and {found} "
+            f"{len(own)}: {way}"
+            if lacks
+            else "another rank has no GPU of its own; its line says more"
+        )
     if not there:
         log.warn("caffe.cpp:227", "PyTorch finds no GPU: using the CPU (solver_mode: CPU says so without this line)")
         return torch.device("cpu")
-    if len(gpus) > 1 or job.size == 1:
-        number = gpus[job.local_rank % len(gpus)] if gpus else default
-    else:
-        number = job.local_rank % there
+    number = own[job.local_rank]
+    if number >= there:
+        raise CaffeError(f"device_id is {number}: there are {there} GPUs, from 0: give another, or -gpu")
     log.info("caffe.cpp:218", f"Using GPU {number}")
     torch.cuda.set_device(number)
     return torch.device("cuda", number)

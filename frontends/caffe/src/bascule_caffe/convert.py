@@ -2,16 +2,17 @@
 
 from __future__ import annotations
 
-import os
+import io
 import re
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-from bascule_caffe.errors import FileError
-from bascule_caffe.messages import NetParameter, parse_text, write_binary
+from bascule_caffe.errors import FileError, NetError
+from bascule_caffe.messages import NetParameter, parse_text, write_binary, write_file
 from bascule_caffe.net import Net
 from bascule_caffe.snapshot import load_model
 
@@ -79,8 +80,9 @@ def convert(
     if output.suffix == ".caffemodel":
         write_binary(output, net.to_parameter())
     elif output.suffix == ".pt2":
-        program = _exported(net)
-        _aside(output, lambda path: torch.export.save(program, path))
+        content = io.BytesIO()
+        torch.export.save(_exported(net, net_path), content)
+        write_file(output, content.getvalue())
     else:
         save_safetensors(net, output)
         text = Path(net_path).read_text(encoding="utf-8").replace("\\", "\\\\").replace('"""', '\\"\\"\\"')
@@ -93,7 +95,7 @@ def convert(
             level=level,
             stages=tuple(stages),
         )
-        _aside(module, lambda path: path.write_text(code, encoding="utf-8"))
+        write_file(module, code.encode())
         lines.append(f"{module} written: its build() makes the net")
     return [*lines, f"{output} written"]
 
@@ -104,13 +106,13 @@ def save_safetensors(net: Net, path: str | Path) -> None:
     Raises:
         FileError: the file cannot be written, or safetensors is not installed.
     """
-    save_file = _safetensors("save_file")
+    save = _safetensors("save")
     blobs = {
         f"{layer.name}.{index}": layer.blob(index).detach().cpu().clone(memory_format=torch.contiguous_format)
         for layer in net.layers
         for index in range(len(layer.blobs))
     }
-    _aside(Path(path), lambda aside: save_file(blobs, aside))
+    write_file(path, save(blobs))
 
 
 def load_safetensors(net: Net, path: str | Path) -> list[str]:
@@ -135,25 +137,13 @@ def load_safetensors(net: Net, path: str | Path) -> list[str]:
     return net.load_blobs({name: [parts[i].numpy() for i in sorted(parts)] for name, parts in blobs.items()}, str(path))
 
 
-def _safetensors(name: str) -> Callable[..., dict[str, Tensor]]:
+def _safetensors(name: str) -> Callable[..., Any]:
     try:
         import safetensors.torch
     except ImportError as error:
         raise FileError("safetensors is not installed: pip install 'bascule-caffe[convert]'") from error
-    function: Callable[..., dict[str, Tensor]] = getattr(safetensors.torch, name)
+    function: Callable[..., Any] = getattr(safetensors.torch, name)
     return function
-
-
-def _aside(path: Path, write: Callable[[Path], object]) -> None:
-    """Lets a file be written aside and renames it: nobody sees half of it."""
-    aside = path.with_name(f".{os.getpid()}.{path.name}")
-    try:
-        write(aside)
-        aside.replace(path)
-    except Exception as error:  # each writer has classes of its own
-        raise FileError(f"{path}: cannot be written: {error}") from error
-    finally:
-        aside.unlink(missing_ok=True)
 
 
 class _Positional(nn.Module):
@@ -167,9 +157,16 @@ class _Positional(nn.Module):
         return self.net.compute(dict(zip(self.names, blobs, strict=True)))[0]
 
 
-def _exported(net: Net) -> torch.export.ExportedProgram:
+def _exported(net: Net, source: str | Path) -> torch.export.ExportedProgram:
     names = [top for layer in net.layers if layer.kind == "Input" for top in layer.tops]
     # A batch of 1 would be taken as fixed.
     blobs = tuple(torch.rand(max(2, net.shapes[name][0]), *net.shapes[name][1:]) for name in names)
     sizes = tuple({0: torch.export.Dim.AUTO} for _ in names)
-    return torch.export.export(_Positional(net, names), blobs, dynamic_shapes=(sizes,))
+    try:
+        return torch.export.export(_Positional(net, names), blobs, dynamic_shapes=(sizes,))
+    except Exception as error:  # torch.export has many classes; a layer in which it fails is in a note, or said
+        said = "; ".join([next(iter(str(error).splitlines()), type(error).__name__), *getattr(error, "__notes__", ())])
+        raise NetError(
+            f"{source}: torch.export cannot follow the net for a .pt2: {said}. "
+            "Convert it to .safetensors: the Python module beside it runs every net"
+        ) from error

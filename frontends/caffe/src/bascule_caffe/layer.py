@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Callable, Sequence
-from typing import Any, Protocol, cast
+from typing import Any, Protocol, TypeVar, cast
 
 import torch
 from google.protobuf.message import Message
@@ -18,6 +18,7 @@ from bascule_caffe.errors import NetError
 from bascule_caffe.messages import FillerParameter
 
 Shape = tuple[int, ...]
+T = TypeVar("T")
 
 
 class Source(Protocol):
@@ -237,6 +238,13 @@ def axis_of(axis: int, shape: Sequence[int], field: str = "axis") -> int:
     if not -len(shape) <= axis < len(shape):
         raise NetError(f"{field} is {axis}, and its bottom {dims(shape)} has {len(shape)} axes")
     return axis % len(shape)
+
+
+def each(values: Sequence[T], count: int, field: str) -> list[T]:
+    """A field's values, one for each of `count`; a single one is for all. Raises NetError for another number."""
+    if len(values) not in (1, count):
+        raise NetError(f"it has {len(values)} of {field}, and takes 1 or {count}")
+    return list(values) if len(values) == count else list(values) * count
 
 
 def dims(shape: Sequence[int]) -> str:

@@ -32,6 +32,11 @@ class Loss(Layer):
     bottoms_allowed = (2, 2)
     is_loss = True
 
+    def setup(self, shapes: list[Shape]) -> None:
+        """One label for each item of the first bottom."""
+        if math.prod(shapes[1]) != shapes[0][0]:
+            raise NetError(f"its first bottom {dims(shapes[0])} takes {shapes[0][0]} labels, not {dims(shapes[1])}")
+
 
 def _divisor(normalization: int, loss: Message, items: int, whole: int, valid: Tensor | None) -> Tensor | float:
     """What a loss is divided by, at least 1: all numbers, those that are not ignored, the items, or 1."""
@@ -44,6 +49,10 @@ def _normalization(loss: Message, default: int) -> int:
     if not loss.HasField("normalization") and loss.HasField("normalize"):
         return int(loss.VALID if loss.normalize else loss.BATCH_SIZE)
     return int(loss.normalization) if loss.HasField("normalization") else default
+
+
+def _ignored(fields: Message) -> int | None:
+    return int(fields.ignore_label) if fields.HasField("ignore_label") else None
 
 
 def _picked(scores: Tensor, labels: Tensor, axis: int, ignored: int | None) -> tuple[Tensor, Tensor | None]:
@@ -70,8 +79,7 @@ class SoftmaxWithLoss(Loss):
         self.axis = axis_of(self.parameter.softmax_param.axis, shapes[0])
         _check_labels(shapes, self.axis)
         loss = self.parameter.loss_param
-        self.ignored = int(loss.ignore_label) if loss.HasField("ignore_label") else None
-        self.normalization = _normalization(loss, loss.VALID)
+        self.ignored, self.normalization = _ignored(loss), _normalization(loss, loss.VALID)
 
     def forward(self, scores: Tensor, labels: Tensor) -> list[Tensor]:
         logs = functional.log_softmax(scores, self.axis)
@@ -87,10 +95,6 @@ class SoftmaxWithLoss(Loss):
 class MultinomialLogisticLoss(Loss):
     """The mean of -log of each label's probability. Bottoms: probabilities, labels."""
 
-    def setup(self, shapes: list[Shape]) -> None:
-        if math.prod(shapes[1]) != shapes[0][0]:
-            raise NetError(f"probabilities {dims(shapes[0])} take {shapes[0][0]} labels, not {dims(shapes[1])}")
-
     def forward(self, probabilities: Tensor, labels: Tensor) -> Tensor:
         picked, _ = _picked(probabilities.flatten(1), labels, 1, None)
         return -picked.clamp(min=1e-20).log().sum() / probabilities.shape[0]
@@ -103,8 +107,7 @@ class SigmoidCrossEntropyLoss(Loss):
     def setup(self, shapes: list[Shape]) -> None:
         _check_counts(shapes)
         loss = self.parameter.loss_param
-        self.ignored = int(loss.ignore_label) if loss.HasField("ignore_label") else None
-        self.normalization = _normalization(loss, loss.BATCH_SIZE)
+        self.ignored, self.normalization = _ignored(loss), _normalization(loss, loss.BATCH_SIZE)
 
     def forward(self, scores: Tensor, targets: Tensor) -> Tensor:
         targets = targets.view_as(scores)
@@ -135,10 +138,6 @@ class EuclideanLoss(Loss):
 @layer("HingeLoss")
 class HingeLoss(Loss):
     """The hinge loss of one against all others, or its square. Bottoms: scores, labels."""
-
-    def setup(self, shapes: list[Shape]) -> None:
-        if math.prod(shapes[1]) != shapes[0][0]:
-            raise NetError(f"scores {dims(shapes[0])} take {shapes[0][0]} labels, not {dims(shapes[1])}")
 
     def forward(self, scores: Tensor, labels: Tensor) -> Tensor:
         scores, hinge = scores.flatten(1), self.parameter.hinge_loss_param
@@ -207,7 +206,7 @@ class Accuracy(Layer):
         accuracy = self.parameter.accuracy_param
         self.axis = axis_of(accuracy.axis, shapes[0])
         _check_labels(shapes, self.axis)
-        self.ignored = int(accuracy.ignore_label) if accuracy.HasField("ignore_label") else None
+        self.ignored = _ignored(accuracy)
         if not 1 <= accuracy.top_k <= shapes[0][self.axis]:
             raise NetError(f"top_k is {accuracy.top_k}, and must be from 1 to {shapes[0][self.axis]}")
 

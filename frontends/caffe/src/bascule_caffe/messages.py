@@ -10,7 +10,6 @@ not have stay in `foreign` as text: other branches of Caffe have hundreds, and o
 from __future__ import annotations
 
 import difflib
-import os
 import re
 from collections.abc import Iterator
 from pathlib import Path
@@ -23,11 +22,11 @@ from google.protobuf.message import Message
 
 from bascule_caffe import schema
 from bascule_caffe.errors import FileError, NetError
+from lms.files import write_aside
 
 _CLASSES = schema.build()
 
 BlobProto = _CLASSES["BlobProto"]
-BlobProtoVector = _CLASSES["BlobProtoVector"]
 BlobShape = _CLASSES["BlobShape"]
 Datum = _CLASSES["Datum"]
 FillerParameter = _CLASSES["FillerParameter"]
@@ -35,7 +34,6 @@ LayerParameter = _CLASSES["LayerParameter"]
 Model = _CLASSES["Model"]
 NetParameter = _CLASSES["NetParameter"]
 NetState = _CLASSES["NetState"]
-ParamSpec = _CLASSES["ParamSpec"]
 SolverParameter = _CLASSES["SolverParameter"]
 SolverState = _CLASSES["SolverState"]
 TransformationParameter = _CLASSES["TransformationParameter"]
@@ -123,16 +121,19 @@ def read_binary(path: str | Path, kind: type[Message]) -> Message:
 
 
 def write_binary(path: str | Path, message: Message) -> None:
-    """Writes a message to a binary file. The file is written aside and renamed: nobody sees half of it."""
-    aside = Path(f"{path}.{os.getpid()}.part")
+    """Writes a message to a binary file, as `write_file`."""
+    write_file(path, message.SerializeToString(deterministic=True))
+
+
+def write_file(path: str | Path, content: bytes) -> None:
+    """Writes a file aside and renames it: nobody sees half of it, and what was there stays if the write fails.
+
+    Raises:
+        FileError: the file cannot be written.
+    """
     try:
-        with aside.open("wb") as file:
-            file.write(message.SerializeToString(deterministic=True))
-            file.flush()
-            os.fsync(file.fileno())
-        aside.replace(path)
+        write_aside(Path(path), content)
     except OSError as error:
-        aside.unlink(missing_ok=True)
         raise FileError(f"{path}: cannot be written: {error}") from error
 
 

@@ -42,14 +42,12 @@ class Learnable:
         parameter: the blob.
         lr_mult: what the learning rate is multiplied by; 0 for statistics.
         decay_mult: what the weight decay is multiplied by.
-        layer: the name of the first layer that has it.
-        owner: where it is: the layer's name and the blob's index, such as "conv1[0]".
+        owner: where it is: the name of the first layer that has it and the blob's index, such as "conv1[0]".
     """
 
     parameter: nn.Parameter
     lr_mult: float
     decay_mult: float
-    layer: str
     owner: str
 
 
@@ -195,7 +193,7 @@ class Net(nn.Module):
                 if spec is not None and spec.name:
                     owners[spec.name] = (layer, index, len(learnable))
                 blob = layer.blobs[index]
-                learnable.append(Learnable(blob, mults[0], mults[1], layer.name, f"{layer.name}[{index}]"))
+                learnable.append(Learnable(blob, mults[0], mults[1], f"{layer.name}[{index}]"))
         return learnable
 
     def _fold_scales(self) -> None:
@@ -324,29 +322,40 @@ class Net(nn.Module):
             blobs.setdefault(layer.name, [blob_array(blob, where) for blob in layer.blobs])
         return self.load_blobs(blobs, str(path))
 
-    def load_blobs(self, blobs: Mapping[str, Sequence[npt.NDArray[np.floating]]], source: str) -> list[str]:
-        """Copies arrays into the blobs of layers, as `load_caffemodel`; `source` is what errors call them."""
-        copies: list[tuple[Tensor, npt.NDArray[np.floating]]] = []
-        taken = []
+    def load_blobs(self, blobs: Mapping[str, Sequence[npt.NDArray[np.floating] | None]], source: str) -> list[str]:
+        """Copies arrays into the blobs of layers, as `load_caffemodel`; `source` is what errors call them.
+
+        None stands for a blob that is shared, and which another layer in `blobs` has. The names that are returned
+        include layers all of whose blobs others have.
+        """
+        copies: dict[nn.Parameter, npt.NDArray[np.floating]] = {}
         for layer in self.layers:
-            if layer.name not in blobs or not (layer.blobs or blobs[layer.name]):
-                continue
-            arrays, where = blobs[layer.name], f"{source}: layer '{layer.name}'"
-            if len(arrays) != len(layer.blobs):
+            arrays, where = blobs.get(layer.name, ()), f"{source}: layer '{layer.name}'"
+            if len(arrays) > len(layer.blobs):
                 raise NetError(f"{where} has {len(arrays)} blobs, and {len(layer.blobs)} in net '{self.name}'")
-            for index, (array, shape) in enumerate(zip(arrays, layer.shapes, strict=True)):
+            for index, (array, shape) in enumerate(zip(arrays, layer.shapes, strict=False)):
+                if array is None:
+                    continue
                 # Old files have 1 in place of axes that there are none of.
                 if array.shape not in (shape, (1,) * (4 - len(shape)) + shape):
                     raise NetError(
                         f"{where}: blob {index} is {dims(array.shape)}, and {dims(shape)} in net '{self.name}': take "
                         "the net that the file was made with, or give the layer another name"
                     )
-                copies.append((layer.blobs[index], array))
-            taken.append(layer.name)
+                copies[layer.blobs[index]] = array
+        taken = []
+        for layer in self.layers:
+            found = [blob in copies for blob in layer.blobs]
+            if found and all(found):
+                taken.append(layer.name)
+            elif layer.name in blobs and found:
+                raise NetError(
+                    f"{source}: layer '{layer.name}' has {sum(found)} blobs, and {len(found)} in net '{self.name}'"
+                )
         if not taken:
             raise NoLayerError(f"{source}: has no layer of net '{self.name}': it has {_some(blobs)}")
         with torch.no_grad():
-            for blob, array in copies:
+            for blob, array in copies.items():
                 blob.copy_(torch.tensor(array).view(blob.shape))
         return taken
 
@@ -391,7 +400,7 @@ def _share(
             mults[field] = getattr(spec, field)
     blob.requires_grad_(mults["lr_mult"] != 0)
     layer.blobs[index] = blob
-    return Learnable(blob, mults["lr_mult"], mults["decay_mult"], one.layer, one.owner)
+    return Learnable(blob, mults["lr_mult"], mults["decay_mult"], one.owner)
 
 
 def _included(layer: Message, phase: str, level: int, stages: set[str]) -> bool:

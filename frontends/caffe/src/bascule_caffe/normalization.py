@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 
 import torch
+from google.protobuf.message import Message
 from torch import Tensor
 from torch.nn import functional
 
@@ -52,18 +53,40 @@ class BatchNorm(Layer):
         return top if bottom.dim() > 1 else top.view_as(bottom)
 
 
-@layer("Scale")
-class Scale(Layer):
-    """Multiplies by a blob along some axes, its own or its second bottom, and adds a bias."""
+class Along(Layer):
+    """What does something with a blob along some axes: its own blob, or its second bottom."""
 
     bottoms_allowed = (1, 2)
+
+    def covered(self, fields: Message, shapes: list[Shape]) -> Shape:
+        """The blob's shape: num_axes from `axis` on (all for -1), or the second bottom's."""
+        self.axis = axis_of(fields.axis, shapes[0]) if shapes[0] else 0
+        rest, count = shapes[0][self.axis :], fields.num_axes
+        if len(shapes) == 2:
+            shape = shapes[1]
+            if rest[: len(shape)] != shape:
+                raise NetError(f"its second bottom {dims(shape)} must be its first's shape from axis {self.axis} on")
+        elif not -1 <= count <= len(rest):
+            raise NetError(f"axis {self.axis} and num_axes {count} go beyond its bottom {dims(shapes[0])}")
+        else:
+            shape = rest if count == -1 else rest[:count]
+        self.tail = len(rest) - len(shape)  # axes after those that it has
+        return shape
+
+    def spread(self, blob: Tensor) -> Tensor:
+        """The blob with an axis of 1 for each that it does not have."""
+        return blob.reshape(*blob.shape, *[1] * self.tail)
+
+
+@layer("Scale")
+class Scale(Along):
+    """Multiplies by a blob along some axes, its own or its second bottom, and adds a bias."""
+
     folded = False  # into the BatchNorm before it
 
     def setup(self, shapes: list[Shape]) -> None:
         scale = self.parameter.scale_param
-        self.axis = axis_of(scale.axis, shapes[0]) if shapes[0] else 0
-        shape = _covered(shapes, self.axis, scale.num_axes)
-        self.tail = len(shapes[0]) - self.axis - len(shape)  # axes after those that it has
+        shape = self.covered(scale, shapes)
         if len(shapes) == 1:
             self.add_blob(shape, scale.filler if scale.HasField("filler") else None, value=1)
         if scale.bias_term:
@@ -72,42 +95,22 @@ class Scale(Layer):
     def forward(self, bottom: Tensor, factor: Tensor | None = None) -> Tensor:
         if self.folded:
             return bottom
-        factor = self.blob(0) if factor is None else factor
-        top = bottom * factor.reshape(*factor.shape, *[1] * self.tail)
-        if self.parameter.scale_param.bias_term:
-            bias = self.blob(-1)
-            top = top + bias.reshape(*bias.shape, *[1] * self.tail)
-        return top
+        top = bottom * self.spread(self.blob(0) if factor is None else factor)
+        return top + self.spread(self.blob(-1)) if self.parameter.scale_param.bias_term else top
 
 
 @layer("Bias")
-class Bias(Layer):
+class Bias(Along):
     """Adds a blob along some axes, its own or its second bottom."""
-
-    bottoms_allowed = (1, 2)
 
     def setup(self, shapes: list[Shape]) -> None:
         bias = self.parameter.bias_param
-        self.axis = axis_of(bias.axis, shapes[0]) if shapes[0] else 0
-        shape = _covered(shapes, self.axis, bias.num_axes)
-        self.tail = len(shapes[0]) - self.axis - len(shape)
+        shape = self.covered(bias, shapes)
         if len(shapes) == 1:
             self.add_blob(shape, bias.filler)
 
     def forward(self, bottom: Tensor, bias: Tensor | None = None) -> Tensor:
-        bias = self.blob(0) if bias is None else bias
-        return bottom + bias.reshape(*bias.shape, *[1] * self.tail)
-
-
-def _covered(shapes: list[Shape], axis: int, num_axes: int) -> Shape:
-    """The shape along `axis` and on: of num_axes (all for -1), or of the second bottom."""
-    if len(shapes) == 2:
-        if shapes[0][axis : axis + len(shapes[1])] != shapes[1]:
-            raise NetError(f"its second bottom {dims(shapes[1])} must be its first's shape from axis {axis} on")
-        return shapes[1]
-    if num_axes < -1 or axis + num_axes > len(shapes[0]):
-        raise NetError(f"axis {axis} and num_axes {num_axes} go beyond its bottom {dims(shapes[0])}")
-    return shapes[0][axis:] if num_axes == -1 else shapes[0][axis : axis + num_axes]
+        return bottom + self.spread(self.blob(0) if bias is None else bias)
 
 
 @layer("MVN")

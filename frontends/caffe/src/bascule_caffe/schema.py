@@ -71,7 +71,6 @@ TABLE = {
     "BlobShape": "dim 1 int64**",
     "BlobProto": "num 1 int32 = 0; channels 2 int32 = 0; height 3 int32 = 0; width 4 int32 = 0; data 5 bytes*; "
     "diff 6 bytes*; shape 7 BlobShape; double_data 8 bytes*; double_diff 9 bytes*",
-    "BlobProtoVector": "blobs 1 BlobProto*",
     "Datum": "channels 1 int32; height 2 int32; width 3 int32; data 4 bytes; label 5 int32; float_data 6 float*; "
     "encoded 7 bool = false",
     "FillerParameter": "type 1 string = constant; value 2 float = 0; min 3 float = 0; max 4 float = 1; "

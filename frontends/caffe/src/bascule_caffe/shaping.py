@@ -6,11 +6,12 @@ import math
 from itertools import pairwise
 
 import torch
+from google.protobuf.message import Message
 from torch import Tensor
 
 from bascule_caffe import fillers
 from bascule_caffe.errors import NetError
-from bascule_caffe.layer import Layer, Shape, axis_of, dims, layer
+from bascule_caffe.layer import Layer, Shape, axis_of, dims, each, layer
 from bascule_caffe.messages import FillerParameter
 
 
@@ -22,10 +23,7 @@ class Input(Layer):
     tops_allowed = (1, None)
 
     def infer(self, shapes: list[Shape]) -> list[Shape]:
-        given = [tuple(shape.dim) for shape in self.parameter.input_param.shape]
-        if len(given) not in (1, len(self.tops)):
-            raise NetError(f"it has {len(given)} of shape, and takes 1 or {len(self.tops)}, one a top")
-        return given if len(given) == len(self.tops) else given * len(self.tops)
+        return each([tuple(shape.dim) for shape in self.parameter.input_param.shape], len(self.tops), "shape")
 
 
 @layer("DummyData")
@@ -42,16 +40,9 @@ class DummyData(Layer):
         if any(old.values()):
             if given:
                 raise NetError("it has shape, and num, channels, height or width: give one form")
-            for name, sizes in old.items():
-                if len(sizes) not in (1, count):
-                    raise NetError(f"it has {len(sizes)} of {name}, and takes 1 or {count}, one a top")
-                old[name] = sizes if len(sizes) == count else sizes * count
-            given = list(zip(*old.values(), strict=True))
-        made = list(dummy.data_filler) or [FillerParameter()]
-        if len(given) not in (1, count) or len(made) not in (1, count):
-            raise NetError(f"it has {len(given)} shapes and {len(made)} of data_filler, and takes 1 or {count} of each")
-        self.given = given if len(given) == count else given * count
-        self.made = made if len(made) == count else made * count
+            given = list(zip(*(each(sizes, count, name) for name, sizes in old.items()), strict=True))
+        self.given = each(given, count, "shape")
+        self.made = each(list(dummy.data_filler) or [FillerParameter()], count, "data_filler")
         for index, (filler, shape) in enumerate(zip(self.made, self.given, strict=True)):
             constant = filler.type == "constant"
             self.register_buffer(f"top{index}", fillers.fill(filler, shape) if constant else None, persistent=False)
@@ -99,6 +90,13 @@ class Split(Layer):
         return [bottom] * len(self.tops)
 
 
+def _named_axis(fields: Message, old: str, shape: Shape) -> int:
+    """The axis in a layer's fields; `old` is what it was called before. Raises NetError if both names are there."""
+    if fields.HasField("axis") and fields.HasField(old):
+        raise NetError(f"it has axis and {old}: give one of them")
+    return axis_of(getattr(fields, old if fields.HasField(old) else "axis"), shape)
+
+
 @layer("Concat")
 class Concat(Layer):
     """Its bottoms behind one another along an axis."""
@@ -106,11 +104,7 @@ class Concat(Layer):
     bottoms_allowed = (1, None)
 
     def setup(self, shapes: list[Shape]) -> None:
-        concat = self.parameter.concat_param
-        if concat.HasField("axis") and concat.HasField("concat_dim"):
-            raise NetError("it has axis and concat_dim: give one of them")
-        axis = concat.concat_dim if concat.HasField("concat_dim") else concat.axis
-        self.axis = axis_of(axis, shapes[0])
+        self.axis = _named_axis(self.parameter.concat_param, "concat_dim", shapes[0])
         rest = [(*shape[: self.axis], *shape[self.axis + 1 :]) for shape in shapes]
         if any(len(shape) != len(shapes[0]) for shape in shapes) or any(one != rest[0] for one in rest):
             raise NetError(f"its bottoms must agree but for axis {self.axis}")
@@ -127,9 +121,7 @@ class Slice(Layer):
 
     def setup(self, shapes: list[Shape]) -> None:
         cut = self.parameter.slice_param
-        if cut.HasField("axis") and cut.HasField("slice_dim"):
-            raise NetError("it has axis and slice_dim: give one of them")
-        self.axis = axis_of(cut.slice_dim if cut.HasField("slice_dim") else cut.axis, shapes[0])
+        self.axis = _named_axis(cut, "slice_dim", shapes[0])
         size, count, points = shapes[0][self.axis], len(self.tops), list(cut.slice_point)
         self.equal = not points
         if self.equal:
@@ -203,11 +195,9 @@ class Crop(Layer):
 
     def setup(self, shapes: list[Shape]) -> None:
         self.axis = axis_of(self.parameter.crop_param.axis, shapes[0])
-        count = len(shapes[0]) - self.axis
-        offsets = list(self.parameter.crop_param.offset) or [0]
-        if len(offsets) not in (1, count) or len(shapes[0]) != len(shapes[1]):
-            raise NetError(f"it has {len(offsets)} of offset, and takes 1 or {count}; its bottoms have as many axes")
-        self.offsets = offsets if len(offsets) == count else offsets * count
+        if len(shapes[0]) != len(shapes[1]):
+            raise NetError("its bottoms must have as many axes")
+        self.offsets = each(list(self.parameter.crop_param.offset) or [0], len(shapes[0]) - self.axis, "offset")
         for axis, offset in enumerate(self.offsets, self.axis):
             if shapes[1][axis] + offset > shapes[0][axis]:
                 raise NetError(

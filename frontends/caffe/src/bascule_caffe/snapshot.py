@@ -5,11 +5,10 @@ Files are written aside and renamed, so that the last good snapshot stays if a w
 
 from __future__ import annotations
 
-import os
+import io
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -17,7 +16,15 @@ import torch
 from numpy.typing import NDArray
 
 from bascule_caffe.errors import CaffeError, FileError
-from bascule_caffe.messages import SolverState, array_blob, blob_array, clear_private, read_binary, write_binary
+from bascule_caffe.messages import (
+    SolverState,
+    array_blob,
+    blob_array,
+    clear_private,
+    read_binary,
+    write_binary,
+    write_file,
+)
 from bascule_caffe.net import Net
 from bascule_caffe.optimizers import CaffeOptimizer
 
@@ -35,11 +42,15 @@ def save_model(path: str, net: Net, diff: bool = False) -> None:
     """Write the net's blobs, with their diffs if `diff`, as HDF5 if the name ends with .h5. Raises FileError."""
     if path.endswith(".h5"):
         with _writing(path) as file:
-            for group, values in (("data", False), ("diff", True)):
-                for layer in net.layers if diff or not values else ():
-                    made = file.require_group(f"{group}/{layer.name}")
-                    for number, blob in enumerate(layer.blobs):
-                        made[str(number)] = _diff(blob) if values else _array(blob)
+            seen: set[int] = set()
+            for layer in net.layers:
+                data = file.require_group(f"data/{layer.name}")
+                for number, blob in enumerate(layer.blobs):
+                    if id(blob) not in seen:  # a shared blob is in its first layer only, as in Caffe's files
+                        seen.add(id(blob))
+                        data[str(number)] = _array(blob)
+                    if diff:
+                        file[f"diff/{layer.name}/{number}"] = _diff(blob).reshape(layer.shapes[number])
         return
     parameter = net.to_parameter()
     if diff:
@@ -120,16 +131,16 @@ def _short(shape: tuple[int, ...]) -> tuple[int, ...]:
     return shape
 
 
-def _layers(group: Any, name: str = "") -> Iterator[tuple[str, list[NDArray[Any]]]]:
-    """The names and blobs of the layers in a group.
+def _layers(group: Any, name: str = "") -> Iterator[tuple[str, list[NDArray[Any] | None]]]:
+    """The names and blobs of the layers in a group; None for a blob that another layer has, because it is shared.
 
     A slash in a name makes groups within groups: conv1 holds its own blobs and the group of conv1/bn.
     """
     import h5py
 
-    count = sum(isinstance(member, h5py.Dataset) for member in group.values())
-    if count:
-        yield name, [np.asarray(group[str(number)]) for number in range(count)]
+    arrays = {int(key): np.asarray(member) for key, member in group.items() if isinstance(member, h5py.Dataset)}
+    if arrays:
+        yield name, [arrays.get(number) for number in range(max(arrays) + 1)]
     for key, member in group.items():
         if isinstance(member, h5py.Group):
             yield from _layers(member, f"{name}/{key}" if name else key)
@@ -146,17 +157,13 @@ def _diff(tensor: torch.Tensor) -> NDArray[Any]:
 
 @contextmanager
 def _writing(path: str) -> Iterator[Any]:
-    h5py = _h5py(path)
-    aside = Path(f"{path}.{os.getpid()}.part")
+    content = io.BytesIO()
     try:
-        with h5py.File(aside, "w") as file:
+        with _h5py(path).File(content, "w") as file:
             yield file
-        with aside.open("rb") as written:
-            os.fsync(written.fileno())
-        aside.replace(path)
-    except OSError as error:
-        aside.unlink(missing_ok=True)
-        raise FileError(f"{path}: cannot be written: {error}") from error
+    except (OSError, TypeError, ValueError, RuntimeError) as error:  # such as two layers of one name
+        raise FileError(f"{path}: cannot be written as HDF5: {error}") from error
+    write_file(path, content.getvalue())
 
 
 @contextmanager
@@ -167,7 +174,7 @@ def _reading(path: str) -> Iterator[Any]:
             yield file
     except FileError:
         raise
-    except (OSError, KeyError) as error:
+    except (OSError, KeyError, ValueError, RuntimeError) as error:
         raise FileError(f"{path}: cannot be read, is cut, or is another kind of file ({error})") from error
 
 

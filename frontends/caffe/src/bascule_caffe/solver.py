@@ -96,9 +96,8 @@ class Solver:
             beside = Path(path).parent / Path(progress.model).name  # of a folder that was moved
             model = progress.model if os.path.exists(progress.model) or not beside.exists() else str(beside)
             taken = load_model(model, self.net)
-            loaded = {id(blob) for layer in self.net.layers if layer.name in taken for blob in layer.blobs}
-            layers = (layer for layer in self.net.layers if any(id(blob) not in loaded for blob in layer.blobs))
-            if missing := ", ".join(f"'{layer.name}'" for layer in layers):
+            layers = (layer.name for layer in self.net.layers if layer.blobs and layer.name not in taken)
+            if missing := ", ".join(f"'{name}'" for name in layers):
                 raise FileError(f"{model}: has no blobs of {missing}: it is the model of another net; see {path}")
         self.schedule.current_step = progress.current_step
         self.iteration = progress.iteration

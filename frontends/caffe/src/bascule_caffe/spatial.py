@@ -12,7 +12,7 @@ from torch import Tensor
 from torch.nn import functional
 
 from bascule_caffe.errors import NetError
-from bascule_caffe.layer import Layer, Shape, axis_of, dims, layer
+from bascule_caffe.layer import Layer, Shape, axis_of, dims, each, layer
 
 
 def _sizes(parameter: Message, name: str, count: int, default: int | None) -> list[int]:
@@ -28,9 +28,7 @@ def _sizes(parameter: Message, name: str, count: int, default: int | None) -> li
         given = [getattr(parameter, high), getattr(parameter, wide)]
     elif not given and default is not None:
         given = [default]
-    if len(given) not in (1, count):
-        raise NetError(f"it has {len(given)} of {name}, and takes 1 or {count}, one a spatial axis")
-    sizes = [int(size) for size in (given if len(given) == count else given * count)]
+    sizes = [int(size) for size in each(given, count, name)]
     if min(sizes) < 1 and short != "pad":
         raise NetError(f"{name} is {min(sizes)}, and must be at least 1")
     return sizes
