@@ -304,6 +304,29 @@ def test_an_option_without_effect_is_a_warning(trace: str, tmp_path: Path, capsy
     assert not (tmp_path / "x.json").exists()
 
 
+def test_simulate_writes_the_predicted_pass_for_perfetto(
+    trace: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path = tmp_path / "new" / "pass.json"
+    assert "limit 700 MB" in told(capsys, "simulate", trace, "--limit", "700MB", "--perfetto", str(path))
+    document = json.loads(path.read_text())
+    assert document["otherData"]["lms"] == "forecast"
+    assert {event["tid"] for event in document["traceEvents"] if event["ph"] == "X"} >= {1, 2, 3}
+    assert "expected --limit, --frac or --budget" in refused(capsys, "simulate", trace, "--perfetto", str(path))
+    assert "--perfetto='.': a folder" in refused(capsys, "simulate", trace, "--budget", "0", "--perfetto", ".")
+
+
+def test_a_run_of_tensorflow_cannot_be_drawn_copy_by_copy(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(cli, "find_spec", lambda name: name)
+    script = tmp_path / "fit.py"
+    script.write_text("import keras")
+    assert "`lms simulate TRACE --limit SIZE --perfetto FILE`" in refused(
+        capsys, "run", "--perfetto", str(tmp_path / "x.json"), str(script)
+    )
+
+
 @pytest.mark.parametrize("command", ["simulate", "report"])
 def test_a_limit_below_the_floor_is_refused_with_the_floor_and_its_module(
     command: str, trace: str, capsys: pytest.CaptureFixture[str]

@@ -124,6 +124,7 @@ def _add_run(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> N
         "  lms run --limit 12GB train.py big.toml\n"
         "  lms run --frac 0.8 --spill-dir /scratch -m mypackage.train big.toml\n"
         "  lms run --budget 0 --trace step.json --report step.html train.py\n"
+        "  lms run --limit 12GB --perfetto pass.json train.py      opens in ui.perfetto.dev\n"
         "\n"
         "exit status: the script's own; 1 after its exception, 2 wrong usage, 3 the limit is below the floor,\n"
         "4 the disk or host memory refused bytes, 5 bytes came back short or, with --verify, changed, 6 the script\n"
@@ -133,6 +134,9 @@ def _add_run(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> N
     add_flags(parser)
     parser.add_argument("--trace", metavar="FILE", type=Path, help="write the recorded step, for simulate and report")
     parser.add_argument("--report", metavar="FILE.html", type=Path, help="write a page with the picture of one step")
+    parser.add_argument(
+        "--perfetto", metavar="FILE.json", type=Path, help="write the last pass as it ran, for ui.perfetto.dev"
+    )
     parser.set_defaults(action=_run)
 
 
@@ -167,12 +171,16 @@ def _add_simulate(commands: argparse._SubParsersAction[argparse.ArgumentParser])
         "examples:\n"
         "  lms simulate step.json\n"
         "  lms simulate step.json --limit 8GB --records\n"
-        "  lms simulate step.json --budget 0 --link nvlink-c2c\n",
+        "  lms simulate step.json --budget 0 --link nvlink-c2c\n"
+        "  lms simulate step.json --limit 8GB --perfetto pass.json      opens in ui.perfetto.dev\n",
     )
     parser.add_argument("trace", metavar="TRACE", type=Path, help="what `lms run --trace` wrote")
     _add_bounds(parser)
     parser.add_argument("--records", action="store_true", help="list every record with its decision and the reason")
     parser.add_argument("--json", metavar="FILE", type=Path, help="write the table of limits as JSON (bytes, seconds)")
+    parser.add_argument(
+        "--perfetto", metavar="FILE.json", type=Path, help="write the predicted pass, for ui.perfetto.dev"
+    )
     parser.set_defaults(action=_simulate)
 
 
@@ -208,11 +216,18 @@ _NO_LINK = "--link: not given, and {} holds no measured link; name one, such as 
 def _run(args: argparse.Namespace) -> int:
     options, target = _prepared(args)
     trace, report = _output("--trace", args.trace), _output("--report", args.report)
+    perfetto = _output("--perfetto", args.perfetto)
+    if perfetto is not None and framework_of(target) == "tensorflow":
+        raise UsageError(
+            f"--perfetto={str(args.perfetto)!r}: copies in a TensorFlow graph are not timed; write the step with "
+            "--trace, and the forecast of it with `lms simulate TRACE --limit SIZE --perfetto FILE`"
+        )
     if report is not None:
         _check_installed("--report", "matplotlib", "jinja2", extra="report")
     if options.metrics_port is not None:
         _check_installed("--metrics-port", "prometheus_client", extra="metrics")
-    return _launcher(target).run(target, options, trace=trace, report=report)
+    files = {"trace": trace, "report": report, "perfetto": perfetto}
+    return _launcher(target).run(target, options, **{name: path for name, path in files.items() if path is not None})
 
 
 def _plan(args: argparse.Namespace) -> int:
@@ -233,7 +248,13 @@ def _simulate(args: argparse.Namespace) -> int:
     link = _link(args, trace)
     if link is None:
         raise UsageError(_NO_LINK.format(args.trace))
+    check_output("--perfetto", args.perfetto)
     if not options.bounded:
+        if args.perfetto is not None:
+            raise UsageError(
+                f"--perfetto={str(args.perfetto)!r}: without a plan there is nothing to draw; "
+                "expected --limit, --frac or --budget"
+            )
         _answer(trace, link, args.json)
         return 0
     if args.json is not None:
@@ -242,6 +263,12 @@ def _simulate(args: argparse.Namespace) -> int:
     print(_priced(trace, plan, link))
     if args.records:
         print(_records(trace, plan))
+    if args.perfetto is not None:
+        from lms.core.timeline import Timeline
+        from lms.perfetto import to_json
+
+        forecast = Timeline(plan.forecast.spans, plan.forecast.held)
+        write_output("--perfetto", args.perfetto, to_json(trace, forecast, plan, measured=False).encode())
     return 0
 
 
@@ -302,8 +329,16 @@ def _prepared(args: argparse.Namespace) -> tuple[Options, Target]:
 class Launcher(Protocol):
     """A framework's way to run a script with large model support."""
 
-    def run(self, target: Target, options: Options, *, trace: Path | None = None, report: Path | None = None) -> int:
-        """Run it; the exit status."""
+    def run(
+        self,
+        target: Target,
+        options: Options,
+        *,
+        trace: Path | None = None,
+        report: Path | None = None,
+        perfetto: Path | None = None,  # PyTorch's alone
+    ) -> int:
+        """Run it and write the files that are asked for; the exit status."""
 
     def record(self, target: Target, options: Options) -> tuple[int, Trace | None, Link | None]:
         """Run it until a step was recorded; the exit status so far, the step, the link."""

@@ -25,6 +25,7 @@ from lms.units import format_size
 
 if TYPE_CHECKING:
     from lms.core.plan import Plan
+    from lms.core.timeline import Timeline
     from lms.torch.session import Session
 
 OVER_LIMIT = 6  # exit status of a script that succeeded while memory went over the limit
@@ -47,11 +48,19 @@ def missing_environment(environ: Mapping[str, str]) -> dict[str, str]:
     return {} if newer in environ or ours.keys() <= environ.keys() else ours
 
 
-def run(target: Target, options: Options, *, trace: Path | None = None, report: Path | None = None) -> int:
-    """Run the target with LMS switched on; write the recorded step to `trace` and a page about it to `report`.
+def run(
+    target: Target,
+    options: Options,
+    *,
+    trace: Path | None = None,
+    report: Path | None = None,
+    perfetto: Path | None = None,
+) -> int:
+    """Run the target with LMS switched on.
 
-    Both are written when the target fails, too, if a pass was recorded. Returns the exit status: 0, or 1 after an
-    exception, which is shown as python shows it. Raises LMSError, KeyboardInterrupt and SystemExit as the target does.
+    Write the recorded step to `trace`, a page about it to `report`, and the last pass as it ran to `perfetto`: when the
+    target fails, too, if a pass was recorded. Returns the exit status: 0, or 1 after an exception, which is shown as
+    python shows it. Raises LMSError, KeyboardInterrupt and SystemExit as the target does.
     """
     session = _start(options)
     watch = watch_link(session) if report is not None else None
@@ -64,7 +73,7 @@ def run(target: Target, options: Options, *, trace: Path | None = None, report: 
             raise
         status, returned = 0, True  # the usual `sys.exit(main())`
     finally:
-        problems = _finish(session, target, trace, report, watch, returned=returned)
+        problems = _finish(session, target, trace, report, perfetto, watch, returned=returned)
     if problems:
         status = status or 1
     return status or (OVER_LIMIT if session.over_limit else 0)
@@ -221,6 +230,7 @@ def _finish(
     target: Target,
     trace: Path | None,
     report: Path | None,
+    perfetto: Path | None,
     watch: Watch | str | None,
     *,
     returned: bool,
@@ -230,9 +240,9 @@ def _finish(
     Never raises, so that an exception of the script's stays what it was.
     """
     problems = False
-    step = timeline = link = None
+    step = timeline = timed = link = None
     try:
-        step, timeline = session.trace, session.timeline
+        step, timeline, timed = session.trace, session.timeline, session.timed
         if step is not None and (trace is not None or report is not None):
             step, link = _described(session, target, step)
     except LMSError as error:
@@ -254,7 +264,7 @@ def _finish(
         swapped = counters["swapped_out"]
         warn(f"{'there is no plan' if swapped else 'LMS had no effect'}: {_why_no_step(session)}")
     if step is None:
-        for option, path in (("--trace", trace), ("--report", report)):
+        for option, path in (("--trace", trace), ("--report", report), ("--perfetto", perfetto)):
             if path is not None:
                 warn(f"{option}={str(path)!r}: nothing written, because no step was recorded")
         return problems
@@ -277,7 +287,15 @@ def _finish(
             )
 
         problems |= not _write("--report", report, page)
+    if perfetto is not None and timed is not None:
+        problems |= not _write("--perfetto", perfetto, lambda: _events(target, *timed))
     return problems
+
+
+def _events(target: Target, trace: Trace, ran: Timeline, plan: Plan | None) -> str:
+    from lms.perfetto import to_json
+
+    return to_json(replace(trace, machine={"script": target.title, **trace.machine}), ran, plan, measured=True)
 
 
 def _write(option: str, path: Path, content: Callable[[], str]) -> bool:
