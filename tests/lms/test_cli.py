@@ -78,7 +78,7 @@ def test_python_m_lms_says_its_version_without_any_framework(tmp_path: Path) -> 
     assert re.fullmatch(r"lms \d\S*\n", done.stdout)
 
 
-@pytest.mark.parametrize("command", ["run", "plan", "simulate", "report"])
+@pytest.mark.parametrize("command", ["run", "plan", "simulate", "report", "sweep"])
 def test_every_command_has_help_with_examples_of_itself(command: str, capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit) as done:
         cli.main([command, "--help"])
@@ -90,7 +90,7 @@ def test_every_command_has_help_with_examples_of_itself(command: str, capsys: py
 
 def test_every_example_of_the_help_is_a_command_line_that_is_understood(capsys: pytest.CaptureFixture[str]) -> None:
     examples = []
-    for command in ([], ["run"], ["plan"], ["simulate"], ["report"]):
+    for command in ([], ["run"], ["plan"], ["simulate"], ["report"], ["sweep"]):
         with pytest.raises(SystemExit):
             cli.main([*command, "--help"])
         examples += re.findall(r"^  lms (\S.*?)(?:   .*)?$", capsys.readouterr().out, re.MULTILINE)
@@ -220,7 +220,7 @@ def test_a_package_that_is_missing_is_named_with_the_way_to_get_it(
     ],
 )
 def test_what_stands_behind_the_script_is_the_scripts(own: list[str], target: list[str]) -> None:
-    for command in ("run", "plan"):
+    for command in ("run", "plan", "sweep"):
         assert cli._split([command, *own, *target]) == ([command, *own], target)
 
 

@@ -23,6 +23,7 @@ from lms.link import KNOWN, Link, parse_link
 from lms.link import cli as link_cli
 from lms.options import BOUNDS, Options, add_flags, arguments, from_flags, spelled
 from lms.stats import format_seconds
+from lms.sweep import cli as sweep_cli
 from lms.target import Target, framework_of
 from lms.trace import Trace
 from lms.tune import cli as tune_cli
@@ -75,6 +76,7 @@ def _parser() -> argparse.ArgumentParser:
     _add_simulate(commands)
     _add_report(commands)
     link_cli.add(commands)
+    sweep_cli.add(commands).set_defaults(action=_sweep)
     tune_cli.add(commands).set_defaults(action=_tune)
     return parser
 
@@ -87,6 +89,7 @@ examples:
   lms simulate step.json --limit 8GB       the same step under another limit, without running it
   lms simulate step.json --link pcie4x16   ... or on another machine's link
   lms report step.json -o step.html        a page with the picture of that step
+  lms sweep train.py one_epoch.toml        memory against time: plain, and under several limits
   lms link measure                         what do this machine's links carry?
   lms tune --param lr=loguniform:1e-5:1e-1 --metric val_loss train.py    which learning rate is best?
 """
@@ -97,7 +100,7 @@ def _split(argv: list[str]) -> tuple[list[str], list[str]]:
 
     argparse cannot be asked to stop there: it looks for its options behind every `--`.
     """
-    if argv[:1] not in (["run"], ["plan"], ["tune"]):
+    if argv[:1] not in (["run"], ["plan"], ["sweep"], ["tune"]):
         return argv, []
     at = 1
     while at < len(argv) and argv[at].startswith("-") and not argv[at].startswith("-m"):
@@ -137,6 +140,7 @@ def _add_run(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> N
     parser.add_argument(
         "--perfetto", metavar="FILE.json", type=Path, help="write the last pass as it ran, for ui.perfetto.dev"
     )
+    parser.add_argument("--stats", metavar="FILE.json", type=Path, help="write the session's figures (bytes, seconds)")
     parser.set_defaults(action=_run)
 
 
@@ -216,17 +220,20 @@ _NO_LINK = "--link: not given, and {} holds no measured link; name one, such as 
 def _run(args: argparse.Namespace) -> int:
     options, target = _prepared(args)
     trace, report = _output("--trace", args.trace), _output("--report", args.report)
-    perfetto = _output("--perfetto", args.perfetto)
-    if perfetto is not None and framework_of(target) == "tensorflow":
-        raise UsageError(
-            f"--perfetto={str(args.perfetto)!r}: copies in a TensorFlow graph are not timed; write the step with "
-            "--trace, and the forecast of it with `lms simulate TRACE --limit SIZE --perfetto FILE`"
-        )
+    perfetto, stats = _output("--perfetto", args.perfetto), _output("--stats", args.stats)
+    if framework_of(target) == "tensorflow":
+        if perfetto is not None:
+            raise UsageError(
+                f"--perfetto={str(args.perfetto)!r}: copies in a TensorFlow graph are not timed; write the step with "
+                "--trace, and the forecast of it with `lms simulate TRACE --limit SIZE --perfetto FILE`"
+            )
+        if stats is not None:
+            raise UsageError(f"--stats={str(args.stats)!r}: a session of TensorFlow has none; its last line sums it up")
     if report is not None:
         _check_installed("--report", "matplotlib", "jinja2", extra="report")
     if options.metrics_port is not None:
         _check_installed("--metrics-port", "prometheus_client", extra="metrics")
-    files = {"trace": trace, "report": report, "perfetto": perfetto}
+    files = {"trace": trace, "report": report, "perfetto": perfetto, "stats": stats}
     return _launcher(target).run(target, options, **{name: path for name, path in files.items() if path is not None})
 
 
@@ -300,9 +307,33 @@ def _tune(args: argparse.Namespace) -> int:
     return tune_cli.run(args, options, target)
 
 
+def _sweep(args: argparse.Namespace) -> int:
+    _check_installed("lms sweep", "matplotlib", "jinja2", extra="report")
+    _, target = _prepared(args)
+    beside = []
+    for text in args.beside:
+        try:
+            words = shlex.split(text)
+        except ValueError as error:
+            raise UsageError(
+                f"--beside={text!r}: {error}; expected a script and its arguments, as a shell has them"
+            ) from None
+        beside.append(_target(words, "sweep --beside"))
+    return sweep_cli.run(args, target, beside)
+
+
 def _prepared(args: argparse.Namespace) -> tuple[Options, Target]:
-    """Everything about `lms run`, `lms plan` and `lms tune` that can be refused before a framework is loaded."""
-    name, *rest = args.target or [""]
+    """Everything about a command that runs a script that can be refused before a framework is loaded."""
+    target = _target(args.target, args.action.__name__[1:])
+    options = from_flags(args)
+    framework = framework_of(target)
+    _check_installed("lms run", framework, extra=framework)
+    return options, target
+
+
+def _target(words: Sequence[str], command: str) -> Target:
+    """The script, or -m and a module, with its arguments. Raises UsageError if it is not there."""
+    name, *rest = words or [""]
     is_module = name.startswith("-m")
     if is_module:
         name, *rest = [name[2:], *rest] if name != "-m" else rest or [""]
@@ -313,17 +344,13 @@ def _prepared(args: argparse.Namespace) -> tuple[Options, Target]:
     else:
         path = Path(name)
         if _PYTHON.fullmatch(path.name) and not _is_script(path):
-            raise UsageError(_without_python(name, rest, args.action.__name__[1:]))
+            raise UsageError(_without_python(name, rest, command))
         wrong = "no such file" if not os.path.exists(path) else ""  # False also for a name that is too long
         if os.path.isdir(path) and not (path / "__main__.py").is_file():
             wrong = "a folder without __main__.py"
         if wrong:
             raise UsageError(f"SCRIPT={name!r}: {wrong}; expected the path of a Python script, or -m MODULE")
-    target = Target(name, tuple(rest), is_module=is_module)
-    options = from_flags(args)
-    framework = framework_of(target)
-    _check_installed("lms run", framework, extra=framework)
-    return options, target
+    return Target(name, tuple(rest), is_module=is_module)
 
 
 class Launcher(Protocol):
@@ -336,7 +363,8 @@ class Launcher(Protocol):
         *,
         trace: Path | None = None,
         report: Path | None = None,
-        perfetto: Path | None = None,  # PyTorch's alone
+        perfetto: Path | None = None,  # PyTorch's alone, as is `stats`
+        stats: Path | None = None,
     ) -> int:
         """Run it and write the files that are asked for; the exit status."""
 
