@@ -21,7 +21,7 @@ from lms.errors import LMSError, UsageError, remedy
 from lms.files import check_output, write_output
 from lms.link import KNOWN, Link, parse_link
 from lms.link import cli as link_cli
-from lms.options import BOUNDS, Options, add_flags, arguments, from_flags, spelled
+from lms.options import BOUNDS, Options, add_flags, arguments, from_flags, given_words, spelled
 from lms.stats import format_seconds
 from lms.sweep import cli as sweep_cli
 from lms.target import Target, framework_of
@@ -152,14 +152,23 @@ def _add_plan(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> 
         "Run SCRIPT until its optimizer has stepped twice, stop it, and answer: the floor that no limit can go below\n"
         "and the module it belongs to, the peak with nothing swapped, how long a step takes and how much of it the\n"
         "device computes, and a table of limits with the peak, the bytes moved and the step time that each would\n"
-        "have. Options are those of `lms run`: give a limit if the script does not fit.",
+        "have. Options are those of `lms run`: give a limit if the script does not fit.\n"
+        "With --largest: the largest value of one of the script's own options that the limit holds. Steps with a few\n"
+        "smaller values are recorded, the floor of others is forecast, and the script is run to its end to prove it.",
         "examples:\n"
         "  lms plan train.py big.toml\n"
         "  lms plan --limit 12GB train.py big.toml\n"
-        "  lms plan --json limits.json train.py\n",
+        "  lms plan --json limits.json train.py\n"
+        "  lms plan --limit 12GB --largest batch-size=1..512 train.py few_steps.toml\n",
         usage=_USAGE.format("plan"),
     )
     add_flags(parser)
+    parser.add_argument(
+        "--largest",
+        metavar="NAME=LOW..HIGH",
+        help="find the largest whole number that the limit holds: it is given to the script as --NAME=VALUE, or where "
+        "an argument has {NAME}",
+    )
     parser.add_argument("--json", metavar="FILE", type=Path, help="write the same as JSON (bytes, seconds)")
     parser.add_argument("--trace", metavar="FILE", type=Path, help="write the recorded step, for simulate and report")
     parser.set_defaults(action=_plan)
@@ -240,6 +249,8 @@ def _run(args: argparse.Namespace) -> int:
 def _plan(args: argparse.Namespace) -> int:
     options, target = _prepared(args)
     step, table = _output("--trace", args.trace), _output("--json", args.json)
+    if args.largest is not None:
+        return _largest(args, options, target)
     status, trace, link = _launcher(target).record(target, options)
     if trace is None or link is None:
         return status
@@ -247,6 +258,21 @@ def _plan(args: argparse.Namespace) -> int:
         write_output("--trace", step, trace.to_json().encode())
     _answer(trace, link, table)
     return 0
+
+
+def _largest(args: argparse.Namespace, options: Options, target: Target) -> int:
+    from lms.sweep import largest
+
+    if framework_of(target) == "tensorflow":
+        raise UsageError(
+            f"--largest={args.largest!r}: {target.name} trains with TensorFlow; expected a script of PyTorch's"
+        )
+    if options.budget is not None:
+        raise UsageError(f"--largest={args.largest!r}: a budget does not bound the device; give --limit or --frac")
+    for option in ("trace", "json"):
+        if getattr(args, option) is not None:
+            warn(f"--{option}: without effect together with --largest")
+    return largest.run(args.largest, options, given_words(args), target)
 
 
 def _simulate(args: argparse.Namespace) -> int:
