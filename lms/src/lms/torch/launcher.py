@@ -294,7 +294,8 @@ def _finish(
     problems = False
     step = timeline = timed = link = None
     try:
-        step, timeline, timed = session.trace, session.timeline, session.timed
+        step, timeline = session.trace, session.timeline
+        timed = session.timed if files.perfetto is not None else None
         if step is not None and (files.trace is not None or files.report is not None):
             step, link = _described(session, target, step)
     except LMSError as error:
@@ -341,7 +342,7 @@ def _finish(
             )
 
         problems |= not _write("--report", files.report, page)
-    if files.perfetto is not None and timed is not None:
+    if timed is not None and files.perfetto is not None:
         problems |= not _write("--perfetto", files.perfetto, lambda: _events(target, *timed))
     return problems
 
