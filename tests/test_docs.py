@@ -9,7 +9,7 @@ import pytest
 
 ROOT = Path(__file__).parents[1]
 HIDDEN = {".git", ".venv", "out", ".pytest_cache", ".mypy_cache", ".ruff_cache", ".hypothesis"}
-COMMANDS = ("run", "plan", "simulate", "report", "tune")
+COMMANDS = ("run", "plan", "simulate", "report", "sweep", "tune")
 
 LINK = re.compile(r"!?\[[^\]]*\]\(([^)\s]+)(?: \"[^\"]*\")?\)")
 FENCE = re.compile(r"^(```+|~~~+).*?^\1[^\n]*$", re.MULTILINE | re.DOTALL)

@@ -78,7 +78,7 @@ def test_python_m_lms_says_its_version_without_any_framework(tmp_path: Path) -> 
     assert re.fullmatch(r"lms \d\S*\n", done.stdout)
 
 
-@pytest.mark.parametrize("command", ["run", "plan", "simulate", "report"])
+@pytest.mark.parametrize("command", ["run", "plan", "simulate", "report", "sweep"])
 def test_every_command_has_help_with_examples_of_itself(command: str, capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit) as done:
         cli.main([command, "--help"])
@@ -90,7 +90,7 @@ def test_every_command_has_help_with_examples_of_itself(command: str, capsys: py
 
 def test_every_example_of_the_help_is_a_command_line_that_is_understood(capsys: pytest.CaptureFixture[str]) -> None:
     examples = []
-    for command in ([], ["run"], ["plan"], ["simulate"], ["report"]):
+    for command in ([], ["run"], ["plan"], ["simulate"], ["report"], ["sweep"]):
         with pytest.raises(SystemExit):
             cli.main([*command, "--help"])
         examples += re.findall(r"^  lms (\S.*?)(?:   .*)?$", capsys.readouterr().out, re.MULTILINE)
@@ -220,7 +220,7 @@ def test_a_package_that_is_missing_is_named_with_the_way_to_get_it(
     ],
 )
 def test_what_stands_behind_the_script_is_the_scripts(own: list[str], target: list[str]) -> None:
-    for command in ("run", "plan"):
+    for command in ("run", "plan", "sweep"):
         assert cli._split([command, *own, *target]) == ([command, *own], target)
 
 
@@ -302,6 +302,29 @@ def test_an_option_without_effect_is_a_warning(trace: str, tmp_path: Path, capsy
     assert cli.main(["simulate", trace, "--budget", "0", "--json", str(tmp_path / "x.json")]) == 0
     assert "lms: warning: --json: without effect" in capsys.readouterr().err
     assert not (tmp_path / "x.json").exists()
+
+
+def test_simulate_writes_the_predicted_pass_for_perfetto(
+    trace: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path = tmp_path / "new" / "pass.json"
+    assert "limit 700 MB" in told(capsys, "simulate", trace, "--limit", "700MB", "--perfetto", str(path))
+    document = json.loads(path.read_text())
+    assert document["otherData"]["lms"] == "forecast"
+    assert {event["tid"] for event in document["traceEvents"] if event["ph"] == "X"} >= {1, 2, 3}
+    assert "expected --limit, --frac or --budget" in refused(capsys, "simulate", trace, "--perfetto", str(path))
+    assert "--perfetto='.': a folder" in refused(capsys, "simulate", trace, "--budget", "0", "--perfetto", ".")
+
+
+def test_a_run_of_tensorflow_cannot_be_drawn_copy_by_copy(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(cli, "find_spec", lambda name: name)
+    script = tmp_path / "fit.py"
+    script.write_text("import keras")
+    assert "`lms simulate TRACE --limit SIZE --perfetto FILE`" in refused(
+        capsys, "run", "--perfetto", str(tmp_path / "x.json"), str(script)
+    )
 
 
 @pytest.mark.parametrize("command", ["simulate", "report"])

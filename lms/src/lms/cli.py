@@ -21,8 +21,9 @@ from lms.errors import LMSError, UsageError, remedy
 from lms.files import check_output, write_output
 from lms.link import KNOWN, Link, parse_link
 from lms.link import cli as link_cli
-from lms.options import BOUNDS, Options, add_flags, arguments, from_flags, spelled
+from lms.options import BOUNDS, Options, add_flags, arguments, from_flags, given_words, spelled
 from lms.stats import format_seconds
+from lms.sweep import cli as sweep_cli
 from lms.target import Target, framework_of
 from lms.trace import Trace
 from lms.tune import cli as tune_cli
@@ -75,6 +76,7 @@ def _parser() -> argparse.ArgumentParser:
     _add_simulate(commands)
     _add_report(commands)
     link_cli.add(commands)
+    sweep_cli.add(commands).set_defaults(action=_sweep)
     tune_cli.add(commands).set_defaults(action=_tune)
     return parser
 
@@ -87,6 +89,7 @@ examples:
   lms simulate step.json --limit 8GB       the same step under another limit, without running it
   lms simulate step.json --link pcie4x16   ... or on another machine's link
   lms report step.json -o step.html        a page with the picture of that step
+  lms sweep train.py one_epoch.toml        memory against time: plain, and under several limits
   lms link measure                         what do this machine's links carry?
   lms tune --param lr=loguniform:1e-5:1e-1 --metric val_loss train.py    which learning rate is best?
 """
@@ -97,7 +100,7 @@ def _split(argv: list[str]) -> tuple[list[str], list[str]]:
 
     argparse cannot be asked to stop there: it looks for its options behind every `--`.
     """
-    if argv[:1] not in (["run"], ["plan"], ["tune"]):
+    if argv[:1] not in (["run"], ["plan"], ["sweep"], ["tune"]):
         return argv, []
     at = 1
     while at < len(argv) and argv[at].startswith("-") and not argv[at].startswith("-m"):
@@ -124,6 +127,7 @@ def _add_run(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> N
         "  lms run --limit 12GB train.py big.toml\n"
         "  lms run --frac 0.8 --spill-dir /scratch -m mypackage.train big.toml\n"
         "  lms run --budget 0 --trace step.json --report step.html train.py\n"
+        "  lms run --limit 12GB --perfetto pass.json train.py      opens in ui.perfetto.dev\n"
         "\n"
         "exit status: the script's own; 1 after its exception, 2 wrong usage, 3 the limit is below the floor,\n"
         "4 the disk or host memory refused bytes, 5 bytes came back short or, with --verify, changed, 6 the script\n"
@@ -133,6 +137,10 @@ def _add_run(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> N
     add_flags(parser)
     parser.add_argument("--trace", metavar="FILE", type=Path, help="write the recorded step, for simulate and report")
     parser.add_argument("--report", metavar="FILE.html", type=Path, help="write a page with the picture of one step")
+    parser.add_argument(
+        "--perfetto", metavar="FILE.json", type=Path, help="write the last pass as it ran, for ui.perfetto.dev"
+    )
+    parser.add_argument("--stats", metavar="FILE.json", type=Path, help="write the session's figures (bytes, seconds)")
     parser.set_defaults(action=_run)
 
 
@@ -144,14 +152,23 @@ def _add_plan(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> 
         "Run SCRIPT until its optimizer has stepped twice, stop it, and answer: the floor that no limit can go below\n"
         "and the module it belongs to, the peak with nothing swapped, how long a step takes and how much of it the\n"
         "device computes, and a table of limits with the peak, the bytes moved and the step time that each would\n"
-        "have. Options are those of `lms run`: give a limit if the script does not fit.",
+        "have. Options are those of `lms run`: give a limit if the script does not fit.\n"
+        "With --largest: the largest value of one of the script's own options that the limit holds. Steps with a few\n"
+        "smaller values are recorded, the floor of others is forecast, and the script is run to its end to prove it.",
         "examples:\n"
         "  lms plan train.py big.toml\n"
         "  lms plan --limit 12GB train.py big.toml\n"
-        "  lms plan --json limits.json train.py\n",
+        "  lms plan --json limits.json train.py\n"
+        "  lms plan --limit 12GB --largest batch-size=1..512 train.py few_steps.toml\n",
         usage=_USAGE.format("plan"),
     )
     add_flags(parser)
+    parser.add_argument(
+        "--largest",
+        metavar="NAME=LOW..HIGH",
+        help="find the largest whole number that the limit holds: it is given to the script as --NAME=VALUE, or where "
+        "an argument has {NAME}",
+    )
     parser.add_argument("--json", metavar="FILE", type=Path, help="write the same as JSON (bytes, seconds)")
     parser.add_argument("--trace", metavar="FILE", type=Path, help="write the recorded step, for simulate and report")
     parser.set_defaults(action=_plan)
@@ -167,12 +184,16 @@ def _add_simulate(commands: argparse._SubParsersAction[argparse.ArgumentParser])
         "examples:\n"
         "  lms simulate step.json\n"
         "  lms simulate step.json --limit 8GB --records\n"
-        "  lms simulate step.json --budget 0 --link nvlink-c2c\n",
+        "  lms simulate step.json --budget 0 --link nvlink-c2c\n"
+        "  lms simulate step.json --limit 8GB --perfetto pass.json      opens in ui.perfetto.dev\n",
     )
     parser.add_argument("trace", metavar="TRACE", type=Path, help="what `lms run --trace` wrote")
     _add_bounds(parser)
     parser.add_argument("--records", action="store_true", help="list every record with its decision and the reason")
     parser.add_argument("--json", metavar="FILE", type=Path, help="write the table of limits as JSON (bytes, seconds)")
+    parser.add_argument(
+        "--perfetto", metavar="FILE.json", type=Path, help="write the predicted pass, for ui.perfetto.dev"
+    )
     parser.set_defaults(action=_simulate)
 
 
@@ -208,16 +229,28 @@ _NO_LINK = "--link: not given, and {} holds no measured link; name one, such as 
 def _run(args: argparse.Namespace) -> int:
     options, target = _prepared(args)
     trace, report = _output("--trace", args.trace), _output("--report", args.report)
+    perfetto, stats = _output("--perfetto", args.perfetto), _output("--stats", args.stats)
+    if framework_of(target) == "tensorflow":
+        if perfetto is not None:
+            raise UsageError(
+                f"--perfetto={str(args.perfetto)!r}: copies in a TensorFlow graph are not timed; write the step with "
+                "--trace, and the forecast of it with `lms simulate TRACE --limit SIZE --perfetto FILE`"
+            )
+        if stats is not None:
+            raise UsageError(f"--stats={str(args.stats)!r}: a session of TensorFlow has none; its last line sums it up")
     if report is not None:
         _check_installed("--report", "matplotlib", "jinja2", extra="report")
     if options.metrics_port is not None:
         _check_installed("--metrics-port", "prometheus_client", extra="metrics")
-    return _launcher(target).run(target, options, trace=trace, report=report)
+    files = {"trace": trace, "report": report, "perfetto": perfetto, "stats": stats}
+    return _launcher(target).run(target, options, **{name: path for name, path in files.items() if path is not None})
 
 
 def _plan(args: argparse.Namespace) -> int:
     options, target = _prepared(args)
     step, table = _output("--trace", args.trace), _output("--json", args.json)
+    if args.largest is not None:
+        return _largest(args, options, target)
     status, trace, link = _launcher(target).record(target, options)
     if trace is None or link is None:
         return status
@@ -227,13 +260,34 @@ def _plan(args: argparse.Namespace) -> int:
     return 0
 
 
+def _largest(args: argparse.Namespace, options: Options, target: Target) -> int:
+    from lms.sweep import largest
+
+    if framework_of(target) == "tensorflow":
+        raise UsageError(
+            f"--largest={args.largest!r}: {target.name} trains with TensorFlow; expected a script of PyTorch's"
+        )
+    if options.budget is not None:
+        raise UsageError(f"--largest={args.largest!r}: a budget does not bound the device; give --limit or --frac")
+    for option in ("trace", "json"):
+        if getattr(args, option) is not None:
+            warn(f"--{option}: without effect together with --largest")
+    return largest.run(args.largest, options, given_words(args), target)
+
+
 def _simulate(args: argparse.Namespace) -> int:
     options = from_flags(args)
     trace = Trace.load(args.trace)
     link = _link(args, trace)
     if link is None:
         raise UsageError(_NO_LINK.format(args.trace))
+    check_output("--perfetto", args.perfetto)
     if not options.bounded:
+        if args.perfetto is not None:
+            raise UsageError(
+                f"--perfetto={str(args.perfetto)!r}: without a plan there is nothing to draw; "
+                "expected --limit, --frac or --budget"
+            )
         _answer(trace, link, args.json)
         return 0
     if args.json is not None:
@@ -242,6 +296,12 @@ def _simulate(args: argparse.Namespace) -> int:
     print(_priced(trace, plan, link))
     if args.records:
         print(_records(trace, plan))
+    if args.perfetto is not None:
+        from lms.core.timeline import Timeline
+        from lms.perfetto import to_json
+
+        forecast = Timeline(plan.forecast.spans, plan.forecast.held)
+        write_output("--perfetto", args.perfetto, to_json(trace, forecast, plan, measured=False).encode())
     return 0
 
 
@@ -273,9 +333,33 @@ def _tune(args: argparse.Namespace) -> int:
     return tune_cli.run(args, options, target)
 
 
+def _sweep(args: argparse.Namespace) -> int:
+    _check_installed("lms sweep", "matplotlib", "jinja2", extra="report")
+    _, target = _prepared(args)
+    beside = []
+    for text in args.beside:
+        try:
+            words = shlex.split(text)
+        except ValueError as error:
+            raise UsageError(
+                f"--beside={text!r}: {error}; expected a script and its arguments, as a shell has them"
+            ) from None
+        beside.append(_target(words, "sweep --beside"))
+    return sweep_cli.run(args, target, beside)
+
+
 def _prepared(args: argparse.Namespace) -> tuple[Options, Target]:
-    """Everything about `lms run`, `lms plan` and `lms tune` that can be refused before a framework is loaded."""
-    name, *rest = args.target or [""]
+    """Everything about a command that runs a script that can be refused before a framework is loaded."""
+    target = _target(args.target, args.action.__name__[1:])
+    options = from_flags(args)
+    framework = framework_of(target)
+    _check_installed("lms run", framework, extra=framework)
+    return options, target
+
+
+def _target(words: Sequence[str], command: str) -> Target:
+    """The script, or -m and a module, with its arguments. Raises UsageError if it is not there."""
+    name, *rest = words or [""]
     is_module = name.startswith("-m")
     if is_module:
         name, *rest = [name[2:], *rest] if name != "-m" else rest or [""]
@@ -286,24 +370,29 @@ def _prepared(args: argparse.Namespace) -> tuple[Options, Target]:
     else:
         path = Path(name)
         if _PYTHON.fullmatch(path.name) and not _is_script(path):
-            raise UsageError(_without_python(name, rest, args.action.__name__[1:]))
+            raise UsageError(_without_python(name, rest, command))
         wrong = "no such file" if not os.path.exists(path) else ""  # False also for a name that is too long
         if os.path.isdir(path) and not (path / "__main__.py").is_file():
             wrong = "a folder without __main__.py"
         if wrong:
             raise UsageError(f"SCRIPT={name!r}: {wrong}; expected the path of a Python script, or -m MODULE")
-    target = Target(name, tuple(rest), is_module=is_module)
-    options = from_flags(args)
-    framework = framework_of(target)
-    _check_installed("lms run", framework, extra=framework)
-    return options, target
+    return Target(name, tuple(rest), is_module=is_module)
 
 
 class Launcher(Protocol):
     """A framework's way to run a script with large model support."""
 
-    def run(self, target: Target, options: Options, *, trace: Path | None = None, report: Path | None = None) -> int:
-        """Run it; the exit status."""
+    def run(
+        self,
+        target: Target,
+        options: Options,
+        *,
+        trace: Path | None = None,
+        report: Path | None = None,
+        perfetto: Path | None = None,  # PyTorch's alone, as is `stats`
+        stats: Path | None = None,
+    ) -> int:
+        """Run it and write the files that are asked for; the exit status."""
 
     def record(self, target: Target, options: Options) -> tuple[int, Trace | None, Link | None]:
         """Run it until a step was recorded; the exit status so far, the step, the link."""

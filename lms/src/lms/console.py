@@ -18,3 +18,9 @@ def say(text: str) -> None:
 def warn(text: str) -> None:
     """Print a warning as one line from lms: something that was asked for has no effect."""
     say(f"warning: {text}")
+
+
+def show_progress(text: str) -> None:
+    """Write on the terminal's last line how far something is; "" clears it. Nothing if stderr is no terminal."""
+    if sys.stderr is not None and sys.stderr.isatty():
+        print(f"\r{text}\x1b[K", end="", file=sys.stderr, flush=True)

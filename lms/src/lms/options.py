@@ -305,3 +305,13 @@ def given_flags(args: argparse.Namespace, prefix: str) -> dict[str, object]:
     dest = f"{dest}_" if dest else ""
     values = {option.name: getattr(args, dest + option.name, None) for option in arguments()}
     return {name: value for name, value in values.items() if value is not None}
+
+
+def given_words(args: argparse.Namespace, but: Sequence[str] = ()) -> list[str]:
+    """The options that were given on the command line, as its words; without those in `but`."""
+    return [
+        word
+        for name, value in given_flags(args, "--").items()
+        if name not in but
+        for word in ([spelled(name, "--")] if value is True else [spelled(name, "--"), str(value)])
+    ]

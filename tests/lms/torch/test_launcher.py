@@ -99,19 +99,33 @@ def test_what_the_user_set_in_the_environment_stays() -> None:
 
 def test_a_script_prints_what_it_prints_without_lms_and_stderr_says_what_was_done(train: Path, tmp_path: Path) -> None:
     plain = python(train, "3")
-    trace, report = tmp_path / "out" / "step.json", tmp_path / "out" / "step.html"
-    done = python("-m", "lms", "run", "--budget", "4MB", "--trace", trace, "--report", report, train, "3")
+    trace, report, ran = tmp_path / "out" / "step.json", tmp_path / "out" / "step.html", tmp_path / "out" / "ran.json"
+    stats = tmp_path / "out" / "stats.json"
+    files = ("--trace", trace, "--report", report, "--perfetto", ran, "--stats", stats)
+    done = python("-m", "lms", "run", "--budget", "4MB", *files, train, "3")
     assert (done.returncode, done.stdout) == (0, plain.stdout)
     first, plan, summary, *written = said(done)
     assert re.fullmatch(r"swapping activations from cpu to file.*4 MB.*\(budget given\)", first)
     assert re.match(r"plan: .*[1-9]\S* MB go out and \S+ MB come back", plan)
     assert re.match(r"3 steps, 3 passes, .* swapped \d+\S* MB out", summary)
-    assert written == [f"wrote {trace}", f"wrote {report}"]
+    assert written == [f"wrote {path}" for path in (stats, trace, report, ran)]
+    figures = json.loads(stats.read_text())
+    assert (figures["steps"], figures["budget"]) == (3, 4_000_000)
     assert Trace.load(trace).saved >= 15 * 1024 * 1024
     assert Trace.load(trace).link
     assert "LMS, measured" in report.read_text()
     assert "<h1>train.py</h1>" in report.read_text()
     assert Trace.load(trace).machine["script"] == "train.py"
+    drawn = json.loads(ran.read_text())
+    assert drawn["otherData"]["lms"] == "measured"
+    slices = [event for event in drawn["traceEvents"] if event["ph"] == "X"]
+    assert {event["tid"] for event in slices} == {1, 2, 3, 4}, "the pass, copies out, copies back, waiting"
+    assert {"pass", "forward", "backward", "0", "0.1"} <= {event["name"] for event in slices}
+    assert all(event["ts"] >= 0 and event["dur"] >= 0 for event in slices)
+    copies = [event for event in slices if event["tid"] in (2, 3)]
+    assert all(event["args"]["bytes"] == 1 << 20 and event["args"]["reason"] for event in copies)
+    counters = {event["name"] for event in drawn["traceEvents"] if event["ph"] == "C"}
+    assert counters == {"held", "allowed by the plan", "memory of the process"}
 
 
 LOOK = """

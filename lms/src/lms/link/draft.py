@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import sys
 import time
 from collections.abc import Callable
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field, replace
 
+from lms.console import show_progress
 from lms.errors import LMSError
 from lms.link.profile import Absence, MeasuredLink
 from lms.link.series import Direction, Series
@@ -66,7 +66,7 @@ def run(
         try:
             for task in draft.tasks:
                 title = f"{link.name}, {task.direction}"
-                _show(f"{begun / whole:4.0%}  {title}")
+                show_progress(f"{begun / whole:4.0%}  {title}")
                 left = max(deadline - clock(), _LATE * available)
                 seconds = left * task.weight / (whole - begun)
                 begun += task.weight
@@ -78,17 +78,11 @@ def run(
                         absent.append(Absence(title, why))
                     failed.add(why)
         finally:
-            _show("")
+            show_progress("")
             draft.close()
         if link.series:
             links.append(link)
     return links
-
-
-def _show(text: str) -> None:
-    """Write on the terminal's last line how far the measurement is, and what is measured now; "" clears it."""
-    if sys.stderr is not None and sys.stderr.isatty():
-        print(f"\r{text}\x1b[K", end="", file=sys.stderr, flush=True)
 
 
 def _with(link: MeasuredLink, task: Task, seconds: float, clock: Callable[[], float]) -> MeasuredLink:

@@ -13,6 +13,7 @@ from lms.core.guide import Guide, Key, prefixes
 from lms.core.link import Link
 from lms.core.plan import Plan, floor, make_plan, plain_peak
 from lms.core.simulate import simulate
+from lms.core.timeline import Timeline
 from lms.core.trace import Trace
 from lms.errors import LimitError
 from lms.memory.device import Device
@@ -148,6 +149,15 @@ class PassPlanner:
     def plan(self) -> Plan | None:
         """The current plan."""
         return self.current.plan if self.current is not None else None
+
+    @property
+    def timed(self) -> tuple[Trace, Timeline, Plan | None] | None:
+        """The last pass that was timed, how it ran, and the plan that it followed."""
+        last = self.last_timed
+        if last is None:
+            return None
+        trace = last.guide.trace if last.guide is not None else self._trace(last.recorder)
+        return trace, last.recorder.timeline(), last.plan
 
     def note(self, finished: Finished) -> None:
         """Learn from a complete pass."""

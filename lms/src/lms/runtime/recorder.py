@@ -8,6 +8,7 @@ from itertools import accumulate
 from typing import Literal
 
 from lms.core.guide import Guide
+from lms.core.plan import Plan
 from lms.core.timeline import Span, Timeline
 from lms.core.trace import Access, AccessKind, Tensor, Trace
 from lms.memory.device import Device, Mark, Peak
@@ -236,3 +237,4 @@ class Finished:
     counters: Counters
     held_peak: int
     seconds: float
+    plan: Plan | None = None  # the one that it followed from its begin to its end

@@ -3,12 +3,17 @@
 from __future__ import annotations
 
 import gc
+import json
 import os
 import shlex
+import statistics
+import time
+from collections import deque
 from collections.abc import Callable, Mapping
 from dataclasses import replace
+from itertools import pairwise
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 from lms.advice import advice
 from lms.console import say, warn
@@ -24,7 +29,10 @@ from lms.trace import Trace
 from lms.units import format_size
 
 if TYPE_CHECKING:
+    from torch.optim.optimizer import Optimizer
+
     from lms.core.plan import Plan
+    from lms.core.timeline import Timeline
     from lms.torch.session import Session
 
 OVER_LIMIT = 6  # exit status of a script that succeeded while memory went over the limit
@@ -47,11 +55,21 @@ def missing_environment(environ: Mapping[str, str]) -> dict[str, str]:
     return {} if newer in environ or ours.keys() <= environ.keys() else ours
 
 
-def run(target: Target, options: Options, *, trace: Path | None = None, report: Path | None = None) -> int:
-    """Run the target with LMS switched on; write the recorded step to `trace` and a page about it to `report`.
+def run(
+    target: Target,
+    options: Options,
+    *,
+    trace: Path | None = None,
+    report: Path | None = None,
+    perfetto: Path | None = None,
+    stats: Path | None = None,
+) -> int:
+    """Run the target with LMS switched on.
 
-    Both are written when the target fails, too, if a pass was recorded. Returns the exit status: 0, or 1 after an
-    exception, which is shown as python shows it. Raises LMSError, KeyboardInterrupt and SystemExit as the target does.
+    Write the recorded step to `trace`, a page about it to `report`, and the last pass as it ran to `perfetto`, if a
+    pass was recorded; the session's figures to `stats`. They are written when the target fails, too. Returns the exit
+    status: 0, or 1 after an exception, which is shown as python shows it. Raises LMSError, KeyboardInterrupt and
+    SystemExit as the target does.
     """
     session = _start(options)
     watch = watch_link(session) if report is not None else None
@@ -64,10 +82,46 @@ def run(target: Target, options: Options, *, trace: Path | None = None, report: 
             raise
         status, returned = 0, True  # the usual `sys.exit(main())`
     finally:
-        problems = _finish(session, target, trace, report, watch, returned=returned)
+        problems = _finish(session, target, _Files(trace, report, perfetto, stats), watch, returned=returned)
     if problems:
         status = status or 1
     return status or (OVER_LIMIT if session.over_limit else 0)
+
+
+def plain(target: Target, stats: Path) -> int:
+    """Run the target without LMS, and write `steps`, `peak` and `step_time` to `stats`, as `Session.stats()` has them.
+
+    The peak is that of the whole process. Returns the exit status, and raises, as `run` does.
+    """
+    from lms.memory.resident import ResidentSet
+    from lms.runtime.progress import KEPT_TIMES
+    from lms.torch.optimizers import Optimizers
+
+    optimizers = Optimizers(())
+    ends: deque[float] = deque(maxlen=KEPT_TIMES + 1)
+    steps = 0
+
+    def after_step(optimizer: Optimizer) -> None:
+        nonlocal steps
+        if optimizers.counts(optimizer):
+            steps += 1
+            ends.append(time.perf_counter())
+
+    optimizers.listen(after_step)
+    try:
+        return execute(target)
+    except SystemExit as end:
+        if end.code not in (None, 0):
+            raise
+        return 0
+    finally:
+        import torch
+
+        optimizers.leave()
+        peak = torch.cuda.max_memory_allocated() if torch.cuda.is_initialized() else ResidentSet().peak()
+        times = [after - before for before, after in pairwise(ends)]
+        found = {"steps": steps, "peak": peak, "step_time": statistics.median(times) if times else None}
+        write_output("--stats", stats, json.dumps(found, indent=2).encode() + b"\n")
 
 
 def record(target: Target, options: Options) -> tuple[int, Trace | None, Link | None]:
@@ -216,11 +270,19 @@ def watch_link(session: Session) -> Watch | str:
     return Watch(counters)
 
 
+class _Files(NamedTuple):
+    """What a run is asked to write."""
+
+    trace: Path | None
+    report: Path | None
+    perfetto: Path | None
+    stats: Path | None
+
+
 def _finish(
     session: Session,
     target: Target,
-    trace: Path | None,
-    report: Path | None,
+    files: _Files,
     watch: Watch | str | None,
     *,
     returned: bool,
@@ -230,10 +292,11 @@ def _finish(
     Never raises, so that an exception of the script's stays what it was.
     """
     problems = False
-    step = timeline = link = None
+    step = timeline = timed = link = None
     try:
         step, timeline = session.trace, session.timeline
-        if step is not None and (trace is not None or report is not None):
+        timed = session.timed if files.perfetto is not None else None
+        if step is not None and (files.trace is not None or files.report is not None):
             step, link = _described(session, target, step)
     except LMSError as error:
         warn(f"no link was measured: {error}")
@@ -246,21 +309,23 @@ def _finish(
     watched = watch.stop() if isinstance(watch, Watch) else watch
     counters = session.stats()
     if step is not None or counters["state"]:
-        stats = Stats(**counters)  # type: ignore[arg-type]  # the keys of the dict are the fields
-        say(stats.line(session.peak_where))
-        for one in advice(stats):
+        figures = Stats(**counters)  # type: ignore[arg-type]  # the keys of the dict are the fields
+        say(figures.line(session.peak_where))
+        for one in advice(figures):
             say(f"advice: {one.text}")
     elif returned:  # else it had no time to
         swapped = counters["swapped_out"]
         warn(f"{'there is no plan' if swapped else 'LMS had no effect'}: {_why_no_step(session)}")
+    if files.stats is not None:
+        problems |= not _write("--stats", files.stats, lambda: json.dumps(counters, indent=2) + "\n")
     if step is None:
-        for option, path in (("--trace", trace), ("--report", report)):
+        for name, path in files._replace(stats=None)._asdict().items():
             if path is not None:
-                warn(f"{option}={str(path)!r}: nothing written, because no step was recorded")
+                warn(f"--{name}={str(path)!r}: nothing written, because no step was recorded")
         return problems
-    if trace is not None:
-        problems |= not _write("--trace", trace, step.to_json)
-    if report is not None:
+    if files.trace is not None:
+        problems |= not _write("--trace", files.trace, step.to_json)
+    if files.report is not None:
 
         def page() -> str:
             from lms.report import render
@@ -276,8 +341,16 @@ def _finish(
                 title=target.title,
             )
 
-        problems |= not _write("--report", report, page)
+        problems |= not _write("--report", files.report, page)
+    if timed is not None and files.perfetto is not None:
+        problems |= not _write("--perfetto", files.perfetto, lambda: _events(target, *timed))
     return problems
+
+
+def _events(target: Target, trace: Trace, ran: Timeline, plan: Plan | None) -> str:
+    from lms.perfetto import to_json
+
+    return to_json(replace(trace, machine={"script": target.title, **trace.machine}), ran, plan, measured=True)
 
 
 def _write(option: str, path: Path, content: Callable[[], str]) -> bool:

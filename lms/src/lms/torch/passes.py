@@ -145,6 +145,7 @@ class Pass:
             self._mover.counters.since(self._before),
             self.stepper.held_peak,
             time.perf_counter() - self._started,
+            guide.plan if guide is not None and whole else None,
         )
         self.stepper.begin(None)
         return finished

@@ -305,6 +305,16 @@ class Session:
         return last.recorder.timeline() if last is not None else None
 
     @property
+    def timed(self) -> tuple[Trace, Timeline, Plan | None] | None:
+        """The last complete pass that was timed: what it did, how it ran, and the plan that it followed, if it had one.
+
+        None before there is one.
+        """
+        self._learn()
+        found = self._planner.timed
+        return (Trace.of(found[0]), *found[1:]) if found is not None else None
+
+    @property
     def progress(self) -> Progress:
         """How far the training is."""
         self._learn()

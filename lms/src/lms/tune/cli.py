@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 from lms.console import say
 from lms.errors import UsageError
 from lms.link.cli import command
-from lms.options import BOUNDS, DEFAULT_FRAC, Options, add_flags, given_flags, spelled
+from lms.options import BOUNDS, DEFAULT_FRAC, Options, add_flags, given_words, spelled
 from lms.target import Target
 from lms.tune import metric
 from lms.tune.parameters import FORMS, command_line, parse_all
@@ -93,12 +93,7 @@ def run(args: argparse.Namespace, options: Options, target: Target) -> int:
     if objective:
         _check_objective(args, target)
     bounds = _bounds(args, options)
-    passed = [
-        word
-        for name, value in given_flags(args, "--").items()
-        if name not in (*BOUNDS, "tensorboard")
-        for word in ([spelled(name, "--")] if value is True else [spelled(name, "--"), str(value)])
-    ]
+    passed = given_words(args, but=(*BOUNDS, "tensorboard"))
     name = args.study or Path(target.title).stem
     url = args.storage or os.environ.get(STORAGE) or f"sqlite:///{name}.db"
     logs = args.logs or Path(f"{name}.logs")

@@ -17,6 +17,7 @@ _STEPS = [
 ]
 _END = re.compile(rb"[\r\n]")  # a progress bar returns the carriage
 OBJECTIVE = re.compile(r"^lms tune: value (\S+)$")  # what the process of an objective prints
+NOTHING = re.compile(r"(?!)")  # for a log that is not searched
 _MOST = 1 << 20  # bytes of a line without an end that are kept
 
 
@@ -65,7 +66,7 @@ def reading(line: str, pattern: Pattern, before: int) -> Reading | None:
 class Log:
     """A file that a process writes: its new values of the metric, and its last lines."""
 
-    def __init__(self, path: Path, pattern: Pattern) -> None:
+    def __init__(self, path: Path, pattern: Pattern = NOTHING) -> None:
         self.path, self._pattern = path, pattern
         self._at, self._part = 0, b""
         self.last: Reading | None = None
