@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import os
 import time
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -64,7 +65,7 @@ def dask_ml(rows: FileRows) -> Fitted:
     chunks = -(-rows.nbytes // (32 << 20))
     parts = [rows.share(number, chunks) for number in range(chunks)]
 
-    def columns(pick: str) -> dask.array.Array:
+    def columns(pick: str) -> Any:
         found = []
         for part in parts:
             shape = (part.n_rows, rows.n_features) if pick == "x" else (part.n_rows,)
@@ -79,7 +80,7 @@ def dask_ml(rows: FileRows) -> Fitted:
     return time.monotonic() - start, _joined(model.coef_, model.intercept_)
 
 
-def _joined(coefficients: object, intercept: object) -> NDArray[np.float64]:
+def _joined(coefficients: Any, intercept: Any) -> NDArray[np.float64]:
     return np.append(np.ravel(coefficients), np.ravel(intercept)[0]).astype(np.float64)[None]
 
 
