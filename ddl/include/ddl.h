@@ -231,7 +231,8 @@ typedef struct ddl_stats {
     uint64_t calls;       /* all collectives, on all communicators */
     uint64_t bytes;       /* in their buffers: in the larger one, if input and output differ */
     uint64_t timed;       /* calls that were timed */
-    double seconds;       /* during which a timed call was in flight */
+    double seconds;       /* during which timed calls were in flight, one or several, from when their buffers were
+                           * ready: work that a GPU had to do first does not count */
     double least_seconds; /* no algorithm could have run the timed calls in less time, on the links that ddl_init
                            * measured; 0 if it measured none (one host, or a mode other than p) */
 } ddl_stats;

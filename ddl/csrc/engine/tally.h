@@ -22,6 +22,7 @@ class Tally {
   public:
     explicit Tally(int ranks) : waited_(static_cast<size_t>(ranks)), late_(static_cast<size_t>(ranks)) {}
 
+    // A call begins: its buffers are ready, as far as they were to wait for this rank's GPU.
     void begin(Timing& timing, double now, double allreduces) {
         timing.began = now;
         timing.allreduces = allreduces;
@@ -34,7 +35,12 @@ class Tally {
         if (timing.began == 0) return;
         ++timed_;
         allreduces_ += timing.allreduces;
-        if (in_flight_ > 0 && --in_flight_ == 0) seconds_ += now - since_;
+        if (in_flight_ > 0) {
+            // Not only when none is left: overlapping calls may never leave a gap, and this one counts from now on.
+            seconds_ += now - since_;
+            since_ = now;
+            --in_flight_;
+        }
         if (heard_from < 0) return;
         const double wait = std::max(0.0, timing.heard - timing.began);
         waited_[static_cast<size_t>(heard_from)] += wait;
@@ -49,7 +55,7 @@ class Tally {
     uint64_t calls() const { return calls_; }
     uint64_t bytes() const { return bytes_; }
     uint64_t timed() const { return timed_; }
-    double seconds() const { return seconds_; }        // in which a timed call was in flight
+    double seconds() const { return seconds_; }        // in which one timed call or several were in flight
     double allreduces() const { return allreduces_; }  // bytes of allreduces that would take as long at least
     // By rank of the world: how long timed calls waited for its first message, and at how many that was more than half
     // of the call.
