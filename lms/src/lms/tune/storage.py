@@ -62,7 +62,7 @@ class Storage(RDBStorage):
         began = time.monotonic()
         with suppress(StorageInternalError):
             found = super()._get_stale_trial_ids(study_id)
-            if time.monotonic() - began < (self.heartbeat_interval or 0):
+            if time.monotonic() - began < (self.grace_period or 0) / 2:
                 return found
         return []
 
@@ -75,16 +75,17 @@ def _patiently(method: Callable[..., Any]) -> Callable[..., Any]:
             try:
                 result = method(self, *args, **keywords)
             except StorageInternalError as error:  # Optuna makes one of every error of the database
-                if not self.patient or not _passes(error.__cause__):
+                cause = error.__cause__ or error
+                if not self.patient or not _passes(cause):
                     raise LMSError(
-                        f"--storage={shown(self.url)!r}: {_reason(error.__cause__)}. The search cannot go on; when the "
+                        f"--storage={shown(self.url)!r}: {_reason(cause)}. The search cannot go on; when the "
                         "database is right, start the same command again: it goes on where it ended"
                     ) from None
                 now = time.monotonic()
                 began = began or now
                 if not said or now - said > _NEWS:
                     said = now
-                    say(f"the database does not answer ({_reason(error.__cause__)}); waiting for it")
+                    say(f"the database does not answer ({_reason(cause)}); waiting for it")
                 time.sleep(_PAUSE)
             else:
                 if began:
@@ -126,7 +127,7 @@ def opened(
         except (sqlalchemy.exc.ArgumentError, sqlalchemy.exc.NoSuchModuleError) as error:
             raise UsageError(f"--storage={shown(url)!r}: {_reason(error)}") from None
         except (StorageInternalError, sqlalchemy.exc.DBAPIError) as error:
-            cause = error.__cause__ if isinstance(error, StorageInternalError) else error
+            cause = error.__cause__ or error if isinstance(error, StorageInternalError) else error
             if done >= tries or _is_final(cause):
                 raise LMSError(f"--storage={shown(url)!r}: it cannot be opened: {_reason(cause)}") from None
             time.sleep(_PAUSE)
@@ -154,14 +155,14 @@ def _begin_immediate(connection: Any) -> None:
     connection.exec_driver_sql("BEGIN IMMEDIATE")
 
 
-def _passes(error: BaseException | None) -> bool:
+def _passes(error: BaseException) -> bool:
     """Whether the database may be able to do later what it could not do now."""
     return isinstance(error, OperationalError | InterfaceError) and not _is_final(error)
 
 
-def _is_final(error: BaseException | None) -> bool:
+def _is_final(error: BaseException) -> bool:
     return _FINAL.search(str(getattr(error, "orig", error))) is not None
 
 
-def _reason(error: BaseException | None) -> str:
+def _reason(error: BaseException) -> str:
     return str(error).strip().splitlines()[0]
