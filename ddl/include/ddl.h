@@ -240,7 +240,8 @@ DDL_API ddl_result ddl_get_stats(ddl_stats* stats);
 
 /* For each rank of DDL_WORLD below `capacity`, stores how many seconds this rank's timed calls have waited for that
  * rank's first message, and in *late at how many calls that was more than half of the call's time. Only messages that
- * need nothing from other ranks count, so the wait is that rank's doing alone. Either pointer may be NULL. */
+ * need nothing from other ranks count, so the wait is that rank's doing alone. Calls that overlap wait together. Either
+ * pointer may be NULL. */
 DDL_API ddl_result ddl_get_waits(double* seconds, uint64_t* late, int capacity);
 
 /* ---- Buffers in a GPU's memory ----------------------------------------------------------------------------------- */

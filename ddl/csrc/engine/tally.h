@@ -20,7 +20,8 @@ struct Timing {
 
 class Tally {
   public:
-    explicit Tally(int ranks) : waited_(static_cast<size_t>(ranks)), late_(static_cast<size_t>(ranks)) {}
+    explicit Tally(int ranks)
+        : waited_(static_cast<size_t>(ranks)), until_(static_cast<size_t>(ranks)), late_(static_cast<size_t>(ranks)) {}
 
     // A call begins: its buffers are ready, as far as they were to wait for this rank's GPU.
     void begin(Timing& timing, double now, double allreduces) {
@@ -42,9 +43,11 @@ class Tally {
             --in_flight_;
         }
         if (heard_from < 0) return;
-        const double wait = std::max(0.0, timing.heard - timing.began);
-        waited_[static_cast<size_t>(heard_from)] += wait;
-        if (wait > (now - timing.began) / 2) ++late_[static_cast<size_t>(heard_from)];
+        const auto peer = static_cast<size_t>(heard_from);
+        // Calls that overlap wait together.
+        waited_[peer] += std::max(0.0, timing.heard - std::max(timing.began, until_[peer]));
+        until_[peer] = std::max(until_[peer], timing.heard);
+        if (timing.heard - timing.began > (now - timing.began) / 2) ++late_[peer];
     }
     // A communicator broke: calls in flight will not finish.
     void give_up(double now) {
@@ -66,7 +69,7 @@ class Tally {
     uint64_t calls_ = 0, bytes_ = 0, timed_ = 0;
     double seconds_ = 0, since_ = 0, allreduces_ = 0;
     int in_flight_ = 0;
-    std::vector<double> waited_;
+    std::vector<double> waited_, until_;  // until_: when the last wait for the rank ended
     std::vector<uint64_t> late_;
 };
 

@@ -36,6 +36,19 @@ TEST("a wait of over half of a call makes its rank late") {
     CHECK(tally.late() == (std::vector<uint64_t>{0, 0, 1}));
 }
 
+TEST("calls that overlap wait for a rank together") {
+    Tally tally(2);
+    Timing first, second;
+    tally.begin(first, 10, 1);
+    tally.begin(second, 12, 1);
+    first.heard = 15;
+    second.heard = 16;
+    tally.finish(1, first, 17, 1);
+    tally.finish(1, second, 18, 1);
+    CHECK(tally.waited() == (std::vector<double>{0, 6}));
+    CHECK(tally.late() == (std::vector<uint64_t>{0, 2}));
+}
+
 TEST("after an error the calls that will not finish are in flight no more") {
     Tally tally(2);
     Timing lost, later;
