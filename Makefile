@@ -59,7 +59,7 @@ test-tensorflow: setup ## the tests with TensorFlow and Keras, in an environment
 	@ci/setup_tensorflow
 	TF_CPP_MIN_LOG_LEVEL=2 out/tensorflow$(TENSORFLOW:%=-%)/bin/python -m pytest tests/lms/tensorflow tests/ddl/tensorflow $(ARGS)
 
-test-integrations: setup ## Accelerate, Lightning and Ray Train over DDL, in an environment of their own (out/integrations)
+test-integrations: setup ## Accelerate, Lightning, Ray, Dask and MLflow with LMS and DDL, in an environment of their own (out/integrations)
 	ci/integrations
 
 lint: setup ## ruff, a strict type checker and clang-format over the sources

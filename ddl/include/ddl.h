@@ -231,7 +231,8 @@ typedef struct ddl_stats {
     uint64_t calls;       /* all collectives, on all communicators */
     uint64_t bytes;       /* in their buffers: in the larger one, if input and output differ */
     uint64_t timed;       /* calls that were timed */
-    double seconds;       /* during which a timed call was in flight */
+    double seconds;       /* during which timed calls were in flight, one or several, from when their buffers were
+                           * ready: work that a GPU had to do first does not count */
     double least_seconds; /* no algorithm could have run the timed calls in less time, on the links that ddl_init
                            * measured; 0 if it measured none (one host, or a mode other than p) */
 } ddl_stats;
@@ -239,7 +240,8 @@ DDL_API ddl_result ddl_get_stats(ddl_stats* stats);
 
 /* For each rank of DDL_WORLD below `capacity`, stores how many seconds this rank's timed calls have waited for that
  * rank's first message, and in *late at how many calls that was more than half of the call's time. Only messages that
- * need nothing from other ranks count, so the wait is that rank's doing alone. Either pointer may be NULL. */
+ * need nothing from other ranks count, so the wait is that rank's doing alone. Calls that overlap wait together. Either
+ * pointer may be NULL. */
 DDL_API ddl_result ddl_get_waits(double* seconds, uint64_t* late, int capacity);
 
 /* ---- Buffers in a GPU's memory ----------------------------------------------------------------------------------- */

@@ -155,12 +155,18 @@ def test_a_rank_may_die_while_others_join(jobs: list[Job], victim: int, late: fl
     assert ends(output) == [*map(str, left), "100", "101"], output
 
 
-def test_a_rank_joins_after_one_has_died(jobs: list[Job]) -> None:
+def test_a_rank_joins_after_one_has_died_and_each_is_watched_under_its_number(
+    jobs: list[Job], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("DDL_TENSORBOARD", str(tmp_path))
     jobs.append(Job(3, "until", "1,2,100", "5:0"))
     jobs[0].await_text(r"1: epoch 1 with \[1, 2\]")
     jobs[0].start("join", "100")
     output = jobs[0].end()
     assert ends(output) == ["1", "2", "100"], output
+    its = [tmp_path.glob(f"rank*/*.{one.pid}.bascule") for one in jobs[0].processes[1:]]
+    folders = [sorted(one.parent.name for one in found) for found in its]
+    assert folders == [["rank0", "rank1"], ["rank1", "rank2"], ["rank2"]]
 
 
 def test_strangers_at_the_door_change_nothing(jobs: list[Job]) -> None:

@@ -250,6 +250,11 @@ void Loop::begin(Communicator& comm, Active& active) {
         std::move(schedule), input, active.call.output, active.header, comm.group, comm.rank,
         first_tag(comm.key.id, active.header.sequence), core_.options.window, *core_.transport, core_.pool,
         Means{comm.groups, active.call.device, active.call.after});
+    if (!active.operation->is_held_back()) clock(comm, active);
+}
+
+// Begins to time a call, if it is one that is timed.
+void Loop::clock(const Communicator& comm, Active& active) {
     const double allreduces = timed_bytes(comm, active.call);
     if (allreduces > 0) core_.tally.begin(active.operation->timing(), seconds_now(), allreduces);
 }
@@ -295,9 +300,11 @@ bool Loop::poll(Communicator& comm) noexcept {
                 begin(comm, *active);
                 moved = true;
             }
+            const bool held_back = active->operation->is_held_back();
             if (active->operation->poll(room)) {
                 moved = active->has_moved = true;
             }
+            if (held_back && !active->operation->is_held_back()) clock(comm, *active);  // the GPU's queue is no call
             room -= active->operation->chunks_in_flight();
             const Status& failed = active->operation->status();
             if (!failed.ok()) failure = core_.cause(failed.code, failed.message);

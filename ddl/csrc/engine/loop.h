@@ -60,6 +60,7 @@ class Loop {
     void retire(Communicator& comm) noexcept;
     double timed_bytes(const Communicator& comm, const Call& call) const;
     uint64_t bytes_of(const Communicator& comm, const Call& call) const;
+    void clock(const Communicator& comm, Active& active);
     void count(const Communicator& comm, Active& active);
 
     Core& core_;

@@ -54,7 +54,6 @@ bool Operation::poll(int room) {
     if (is_held_back()) {
         if (!means_.after->passed()) return false;
         means_.after.reset();
-        if (timing_.began != 0) timing_.began = seconds_now();  // until now it waited for its own GPU
     }
     bool moved = start_chunks(std::min(static_cast<size_t>(std::max(room, 1)), window_));
     for (Run& run : runs_) {

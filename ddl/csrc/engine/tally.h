@@ -20,8 +20,10 @@ struct Timing {
 
 class Tally {
   public:
-    explicit Tally(int ranks) : waited_(static_cast<size_t>(ranks)), late_(static_cast<size_t>(ranks)) {}
+    explicit Tally(int ranks)
+        : waited_(static_cast<size_t>(ranks)), until_(static_cast<size_t>(ranks)), late_(static_cast<size_t>(ranks)) {}
 
+    // A call begins: its buffers are ready, as far as they were to wait for this rank's GPU.
     void begin(Timing& timing, double now, double allreduces) {
         timing.began = now;
         timing.allreduces = allreduces;
@@ -34,11 +36,18 @@ class Tally {
         if (timing.began == 0) return;
         ++timed_;
         allreduces_ += timing.allreduces;
-        if (in_flight_ > 0 && --in_flight_ == 0) seconds_ += now - since_;
+        if (in_flight_ > 0) {
+            // Not only when none is left: overlapping calls may never leave a gap, and this one counts from now on.
+            seconds_ += now - since_;
+            since_ = now;
+            --in_flight_;
+        }
         if (heard_from < 0) return;
-        const double wait = std::max(0.0, timing.heard - timing.began);
-        waited_[static_cast<size_t>(heard_from)] += wait;
-        if (wait > (now - timing.began) / 2) ++late_[static_cast<size_t>(heard_from)];
+        const auto peer = static_cast<size_t>(heard_from);
+        // Calls that overlap wait together.
+        waited_[peer] += std::max(0.0, timing.heard - std::max(timing.began, until_[peer]));
+        until_[peer] = std::max(until_[peer], timing.heard);
+        if (timing.heard - timing.began > (now - timing.began) / 2) ++late_[peer];
     }
     // A communicator broke: calls in flight will not finish.
     void give_up(double now) {
@@ -49,7 +58,7 @@ class Tally {
     uint64_t calls() const { return calls_; }
     uint64_t bytes() const { return bytes_; }
     uint64_t timed() const { return timed_; }
-    double seconds() const { return seconds_; }        // in which a timed call was in flight
+    double seconds() const { return seconds_; }        // in which one timed call or several were in flight
     double allreduces() const { return allreduces_; }  // bytes of allreduces that would take as long at least
     // By rank of the world: how long timed calls waited for its first message, and at how many that was more than half
     // of the call.
@@ -60,7 +69,7 @@ class Tally {
     uint64_t calls_ = 0, bytes_ = 0, timed_ = 0;
     double seconds_ = 0, since_ = 0, allreduces_ = 0;
     int in_flight_ = 0;
-    std::vector<double> waited_;
+    std::vector<double> waited_, until_;  // until_: when the last wait for the rank ended
     std::vector<uint64_t> late_;
 };
 

@@ -20,7 +20,7 @@ class Stats:
     calls: int  #: of all collectives, on all communicators
     bytes: int  #: of their buffers: of the larger one, if input and output differ
     timed: int  #: calls that were timed
-    seconds: float  #: in which a timed call was in flight
+    seconds: float  #: in which timed calls were in flight, one or several; a GPU's work before a call does not count
     least_seconds: float | None  #: that the measured links need for the timed calls; None: `init` measured none
     waited: Mapping[int, float]  #: for each rank that was waited for: how long, for its first message of timed calls
     late: Mapping[int, int]  #: for each rank that was late: at how many timed calls the wait was over half of the call

@@ -153,6 +153,8 @@ def _next_epoch(function: str) -> Epoch:
     _places = (*(place for number, place in enumerate(_places) if number not in gone), *new)
     _next_place = new.stop
     request.sweep()
+    if (watching := sys.modules.get("ddl.watching")) is not None:
+        watching.renew()
     return Epoch(epoch(), rank(), size(), gone, joined.value)
 
 

@@ -13,7 +13,7 @@ from ddl.errors import ArgumentError, DDLError, UnsupportedError
 from ddl.figures import stats
 
 if TYPE_CHECKING:
-    from lms.metrics import Watch
+    from lms.metrics import Outputs, Watch
     from lms.metrics.families import Figure
 
 # ddlrun's options --tensorboard, --metrics-port and --metrics-address.
@@ -24,6 +24,7 @@ VARIABLES = {
 }
 
 _watch: Watch | None = None
+_outputs: Outputs | None = None
 _began = 0.0
 
 
@@ -57,6 +58,12 @@ def from_environment(environ: Mapping[str, str]) -> None:
             print(f"ddl: warning: no figures are sampled: {error}", file=sys.stderr)
 
 
+def renew() -> None:
+    """After `resize` or `shrink`: this rank's number may be another, and its figures have begun anew."""
+    if _watch is not None:
+        _sample(job.rank())
+
+
 def end() -> None:
     """Sample a last time and print the advice that the figures support. Does nothing if nobody watches."""
     global _watch
@@ -73,11 +80,10 @@ def end() -> None:
 
 
 def _start(given: Mapping[str, Any]) -> None:
-    global _watch, _began
+    global _outputs
     try:
         from lms.errors import UsageError
         from lms.metrics import Outputs
-        from lms.metrics import watch as sample
         from lms.options import Options
     except ImportError as error:
         raise UnsupportedError(
@@ -96,8 +102,17 @@ def _start(given: Mapping[str, Any]) -> None:
     except UsageError as error:
         raise UnsupportedError(f"ddl.watch: {error}") from None
     end()
+    _outputs = outputs
+    _sample(rank if job.size() > 1 else None)
+
+
+def _sample(rank: int | None) -> None:
+    global _watch, _began
+    from lms.metrics import watch as sample
+
+    assert _outputs is not None
     _began = time.monotonic()
-    _watch = sample("ddl", _figures, outputs, rank if job.size() > 1 else None)
+    _watch = sample("ddl", _figures, _outputs, rank)
 
 
 def _figures() -> Mapping[str, Figure]:

@@ -26,10 +26,10 @@ def local_rank_of(environ: Mapping[str, str]) -> int:
 
 def job_of(environ: Mapping[str, str]) -> str | None:
     """A name that the ranks of a job share and no other job on their hosts has; None if this process is alone."""
+    if environ.get("MASTER_PORT"):  # a process that joins later has no rank yet
+        return f"{environ.get('MASTER_ADDR', '')}:{environ['MASTER_PORT']}"
     if rank_of(environ) is None:
         return None
-    if environ.get("MASTER_PORT"):
-        return f"{environ.get('MASTER_ADDR', '')}:{environ['MASTER_PORT']}"
     return next((environ[name] for name in ("PMIX_NAMESPACE", "PMI_JOBID") if environ.get(name)), "ranks")
 
 

@@ -15,7 +15,7 @@ TEST("calls that overlap count their time once") {
     tally.begin(first, 10, 1000);
     tally.begin(second, 11, 500);
     tally.finish(1000, first, 13, -1);
-    CHECK(tally.seconds() == 0);  // the second is still in flight
+    CHECK(tally.seconds() == 3);  // the second is still in flight, and the first one's time counts with the first
     tally.finish(500, second, 14, -1);
     CHECK(tally.seconds() == 4);
     CHECK(tally.calls() == 2 && tally.timed() == 2 && tally.bytes() == 1500 && tally.allreduces() == 1500);
@@ -34,6 +34,19 @@ TEST("a wait of over half of a call makes its rank late") {
     tally.finish(1, call, 40, 2);
     CHECK(tally.waited() == (std::vector<double>{0, 0, 10}));
     CHECK(tally.late() == (std::vector<uint64_t>{0, 0, 1}));
+}
+
+TEST("calls that overlap wait for a rank together") {
+    Tally tally(2);
+    Timing first, second;
+    tally.begin(first, 10, 1);
+    tally.begin(second, 12, 1);
+    first.heard = 15;
+    second.heard = 16;
+    tally.finish(1, first, 17, 1);
+    tally.finish(1, second, 18, 1);
+    CHECK(tally.waited() == (std::vector<double>{0, 6}));
+    CHECK(tally.late() == (std::vector<uint64_t>{0, 2}));
 }
 
 TEST("after an error the calls that will not finish are in flight no more") {

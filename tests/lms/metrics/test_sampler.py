@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import re
 import socket
 import subprocess
 import sys
 import time
+import urllib.request
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from types import ModuleType
@@ -39,6 +41,27 @@ class Source:
     def __call__(self) -> Mapping[str, Figure]:
         self.looks += 1
         return {"steps": self.looks, "peak": 100, "floor": None, "advice": {("stalls", "limit"): 0.25}}
+
+
+def test_a_process_that_becomes_another_rank_goes_on_under_its_new_number(
+    tmp_path: Path, event_files: ModuleType
+) -> None:
+    source = Source()
+    with socket.socket() as one:
+        one.bind(("127.0.0.1", 0))
+        port = int(one.getsockname()[1])
+    outputs = Outputs(tmp_path, port)
+    watch("ddl", source, outputs, rank=2)
+    wait_for(lambda: source.looks > 1)
+    watched = watch("ddl", source, outputs, rank=1)
+    looks = source.looks
+    wait_for(lambda: source.looks > looks + 2)
+    page = urllib.request.urlopen(f"http://127.0.0.1:{port}", timeout=30).read().decode()
+    watched.close()
+    assert set(re.findall(r'rank="(\d)"', page)) == {"1"}
+    assert sorted(one.name for one in tmp_path.iterdir()) == ["rank1", "rank2"]
+    (path,) = (tmp_path / "rank1").iterdir()
+    assert event_files.read(path)[-1].step == source.looks
 
 
 def test_samples_go_to_the_folder_and_the_last_one_is_taken_at_the_end(tmp_path: Path, event_files: ModuleType) -> None:

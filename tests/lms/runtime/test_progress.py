@@ -8,7 +8,7 @@ from itertools import pairwise
 import pytest
 
 from lms.core.trace import Access, Tensor, Trace
-from lms.runtime.progress import FIRST_PASSES, FIRST_STEPS, KEPT, Progress
+from lms.runtime.progress import FIRST_PASSES, FIRST_STEPS, KEPT, Cycle, Progress
 
 PASS = Trace((Tensor(100, freed=2),), (Access("write", 0, 1.0), Access("read", 0, 1.0)))
 
@@ -19,6 +19,7 @@ class Clock:
     def __init__(self, *, own: bool = False) -> None:
         self.now = self.work = 0.0
         self.own = own
+        self.done = float("inf")  # what it has come to
 
     def compute(self, seconds: float) -> None:
         self.now += seconds
@@ -29,6 +30,9 @@ class Clock:
 
     def mark(self) -> object:
         return self.now
+
+    def reached(self, mark: float) -> bool:
+        return mark <= self.done
 
     def elapsed(self, marks: Sequence[object]) -> list[float]:
         return [after - before for before, after in pairwise(marks)]  # type: ignore[operator]
@@ -77,6 +81,19 @@ def test_a_device_that_runs_on_its_own_was_idle_from_a_step_to_the_first_pass_af
     cycle = progress.cycle()
     assert cycle is not None
     assert (cycle.seconds, cycle.busy) == (9.5, 4.5)
+
+
+def test_who_does_not_wait_sees_the_cycles_that_the_device_has_come_to_the_end_of() -> None:
+    clock = Clock(own=True)
+    progress = Progress(clock)  # type: ignore[arg-type]
+    clock.done = 0.0
+    for _ in range(2):
+        train(progress, clock, wait=5.0)
+    assert progress.cycle(wait=False) is None
+    clock.done = clock.now
+    train(progress, clock, wait=1.0)
+    assert (progress.cycle(wait=False), len(progress.cycles)) == (Cycle(7.5, 2.5, 100), 1)
+    assert progress.cycle() == Cycle(5.5, 2.5, 100)
 
 
 def test_a_pass_that_outlasts_the_step_leaves_no_idle_time_to_see() -> None:

@@ -1,8 +1,14 @@
+import sqlite3
+from pathlib import Path
+
 import optuna
 import pytest
+from optuna.trial import TrialState
+from sqlalchemy.exc import OperationalError
 
 from lms.errors import LMSError, UsageError
-from lms.tune.study import check_url, chosen
+from lms.tune.storage import _passes, check_url
+from lms.tune.study import Study, chosen
 
 
 @pytest.mark.parametrize(
@@ -46,11 +52,80 @@ def test_a_sampler_that_cannot_be_made_is_refused(text: str, words: str) -> None
 def test_a_database_that_cannot_be_opened_is_an_error_without_its_password(
     monkeypatch: pytest.MonkeyPatch, tmp_path: object
 ) -> None:
-    from lms.tune import study
+    from lms.tune import storage, study
 
-    monkeypatch.setattr(study, "_PAUSE", 0)
+    monkeypatch.setattr(storage, "_PAUSE", 0)
     with pytest.raises(LMSError, match="cannot be opened") as refused:
         study.Study(f"sqlite:///{tmp_path}/no/folder/a.db", "a", 30, sampler="tpe", pruner="nop")
     assert "unable to open database file" in str(refused.value)
     with pytest.raises(UsageError, match=r"'nosuch://me:\*\*\*@host/base'"):
         study.Study("nosuch://me:secret@host/base", "a", 30, sampler="tpe", pruner="nop")
+
+
+@pytest.fixture
+def shared(tmp_path: Path) -> Study:
+    """A study in a database of its own."""
+    found = Study(f"sqlite:///{tmp_path}/search.db", "search", 30, sampler="random", pruner="nop")
+    found.create("minimize", {})
+    return found
+
+
+X = {"x": optuna.distributions.FloatDistribution(0, 1)}
+
+
+def test_a_trial_that_dies_with_its_worker_each_time_has_failed(shared: Study) -> None:
+    for _ in range(4):
+        trial = shared.ask(1, X)
+        assert trial is not None
+        shared.tell(trial, TrialState.FAIL)
+        shared.again(trial, "nothing was heard of its worker")
+    assert shared.ask(1, X) is None
+    last = shared.trials()[-1]
+    assert (last.params, last.state) == (shared.trials()[0].params, TrialState.FAIL)
+    assert last.user_attrs["lms:outcome"] == "failed: nothing was heard of its worker, 4 times"
+
+
+def test_two_that_find_a_trial_dead_have_it_done_again_once(shared: Study) -> None:
+    trial = shared.ask(2, X)
+    assert trial is not None
+    shared.tell(trial, TrialState.FAIL)
+    shared.again(trial)
+    shared.again(trial)
+    assert shared.ask(2, X) is not None
+    assert shared.ask(2, X) is None
+    assert [one.state.name for one in shared.trials()] == ["FAIL", "RUNNING", "FAIL"]
+
+
+def test_who_comes_after_an_outage_does_not_take_old_heartbeats_for_death(shared: Study, tmp_path: Path) -> None:
+    assert shared.ask(1, X) is not None
+    with sqlite3.connect(tmp_path / "search.db") as database:
+        database.execute("UPDATE trial_heartbeats SET heartbeat = '2026-01-01 00:00:00'")
+    late = Study(shared.url, "search", 30, sampler="random", pruner="nop")
+    late.create("minimize", {})
+    late.recover()
+    late.recover()
+    assert [one.state for one in shared.trials()] == [TrialState.RUNNING]
+
+
+def test_what_waiting_does_not_help_against_is_an_error_at_once(shared: Study, tmp_path: Path) -> None:
+    with sqlite3.connect(tmp_path / "search.db") as database:
+        database.execute("ALTER TABLE trials RENAME TO migrated")
+    with pytest.raises(LMSError, match=r"search\.db': .*no such table: trials.*The search cannot go on"):
+        shared.ask(1, X)
+
+
+@pytest.mark.parametrize(
+    ("words", "passes"),
+    [
+        ('connection failed: FATAL:  password authentication failed for user "me"', False),
+        ('connection failed: FATAL:  database "base" does not exist', False),
+        ("(1045, \"Access denied for user 'me'@'host'\")", False),
+        ("attempt to write a readonly database", False),
+        ("connection failed: could not connect to server: Connection refused", True),
+        ("connection failed: FATAL:  the database system is starting up", True),
+        ("connection failed: FATAL:  sorry, too many clients already", True),
+        ("database is locked", True),
+    ],
+)
+def test_which_errors_pass(words: str, passes: bool) -> None:
+    assert _passes(OperationalError("SELECT 1", None, Exception(words))) is passes

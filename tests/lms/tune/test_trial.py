@@ -23,7 +23,6 @@ VALUE = Reading(1, 0.5)
         (3, None, End.BELOW_FLOOR, "floor"),
         (-9, VALUE, End.DIED, "SIGKILL"),
         (137, VALUE, End.DIED, "SIGKILL"),
-        (75, VALUE, End.DIED, "database"),
     ],
 )
 def test_what_the_end_of_a_process_means(status: int, last: Reading | None, end: End, words: str) -> None:

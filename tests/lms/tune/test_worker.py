@@ -92,7 +92,7 @@ DIES = (
 
 def test_a_trial_that_dies_each_time_has_failed(tmp_path: Path) -> None:
     assert "failed: ended by SIGKILL, 4 times" in searched(tmp_path, DIES, trials=2)
-    assert states(tmp_path) == ["COMPLETE", *["FAIL"] * 4]
+    assert states(tmp_path) == ["COMPLETE", *["FAIL"] * 5]
 
 
 BELOW = """
@@ -125,6 +125,16 @@ def test_a_first_trial_that_fails_ends_the_search_and_does_not_count(tmp_path: P
     assert "the metric is not in its log" in done.stderr
     searched(tmp_path, RIGHT)
     assert states(tmp_path) == ["FAIL", "COMPLETE"]
+
+
+def test_a_host_on_which_every_trial_fails_leaves_the_study_to_others(tmp_path: Path) -> None:
+    searched(tmp_path, RIGHT)
+    words = worker(tmp_path, "raise ImportError('no such package here')", trials=20)
+    done = subprocess.run(words, cwd=tmp_path, stderr=subprocess.PIPE, text=True, timeout=100)
+    assert done.returncode == 1
+    assert "no such package here" in done.stderr
+    assert "trials failed 5 times on this host" in done.stderr
+    assert states(tmp_path) == ["COMPLETE", *["FAIL"] * 5]
 
 
 PRUNED = "import sys, time; print('step 7: loss=3', flush=True); time.sleep(600)"

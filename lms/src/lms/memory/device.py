@@ -53,6 +53,10 @@ class Device(Protocol):
     def mark(self) -> Mark:
         """Now, a point in the computation's time. Never blocks."""
 
+    def reached(self, mark: Mark) -> bool:
+        """Whether the computation has come to `mark`. Never blocks."""
+        return True
+
     def elapsed(self, marks: Sequence[Mark]) -> list[float]:
         """Seconds between neighbouring marks, one less than there are marks. May block until the last is reached."""
 

@@ -48,8 +48,9 @@ class Outputs:
 def watch(name: str, source: Source, outputs: Outputs, rank: int | None = None) -> Watch:
     """Sample `source`, whose families begin with `name`, once a second until the watch is closed.
 
-    All sources of a process with the same outputs have one thread and one port. `rank` is this process's if the
-    launcher's variables do not tell it. What fails later is a warning: the training goes on.
+    All sources of a process with the same outputs have one thread and one port. `rank` is this process's, if it is not
+    what the launcher's variables tell; a later call may give another. What fails later is a warning: the training goes
+    on.
 
     Raises UsageError as `Outputs.check`.
     """
@@ -58,6 +59,8 @@ def watch(name: str, source: Source, outputs: Outputs, rank: int | None = None) 
         sampler = _samplers.get(outputs)
         if sampler is None:
             sampler = _samplers[outputs] = _Sampler(outputs, rank)
+        elif rank is not None:
+            sampler.place(rank)
         return Watch(sampler, name, source)
 
 
@@ -81,24 +84,42 @@ class _Sampler:
 
     def __init__(self, outputs: Outputs, rank: int | None) -> None:
         self.outputs = outputs
-        found = rank_of(os.environ)
-        rank = found if found is not None else rank
-        self._labels = (str(rank or 0), socket.gethostname())
+        self._rank = rank if rank is not None else rank_of(os.environ)
         self._speaks = not local_rank_of(os.environ)  # one rank of a host says what is the same for all of them
         self._sources: dict[str, Source] = {}
         self._sampling = threading.Lock()
         self._warned: set[str] = set()
         self._events: EventFile | None = None
-        self._folder = outputs.tensorboard
-        if self._folder is not None and rank is not None:
-            self._folder /= f"rank{rank}"
+        self._folder: Path | None = None
         self._page: Page | None = None
-        if outputs.port is not None:
-            job = job_of(os.environ) or (None if rank is None else "ranks")
-            self._page = Page(outputs.port, outputs.address, self._labels, job)
+        self._open()
         self._samples = 0
         self._stop = threading.Event()
         self._thread = threading.Thread(target=self._run, name="bascule-metrics", daemon=True)
+
+    def place(self, rank: int) -> None:
+        """Go on as this rank, which the process may have become."""
+        with self._sampling:
+            if rank != self._rank:
+                self._rank = rank
+                self._close()
+                self._open()
+
+    def _open(self) -> None:
+        self._folder = self.outputs.tensorboard
+        if self._folder is not None and self._rank is not None:
+            self._folder /= f"rank{self._rank}"
+        if self.outputs.port is not None:
+            job = job_of(os.environ) or (None if self._rank is None else "ranks")
+            labels = (str(self._rank or 0), socket.gethostname())
+            self._page = Page(self.outputs.port, self.outputs.address, labels, job)
+
+    def _close(self) -> None:
+        if self._events is not None:
+            self._events.close()
+        if self._page is not None:
+            self._page.close()
+        self._events = self._page = self._folder = None
 
     def add(self, name: str, source: Source) -> None:
         """Sample this one too."""
@@ -170,13 +191,7 @@ class _Sampler:
         if self._sources:  # the process ends, and nobody has closed them
             self._sample()
             self._sources.clear()
-        if self._events is not None:
-            self._events.close()
-            self._events = None
-        if self._page is not None:
-            self._page.close()
-            self._page = None
-        self._folder = None
+        self._close()
 
     def abandon(self) -> None:
         """In a forked child: leave the parent's file and page alone, whoever closes a watch here."""

@@ -39,7 +39,8 @@ class Cycle:
 class Progress:
     """Counts passes and optimizer steps, and clocks the cycle from each step to the next.
 
-    A clock is read once a step and once a pass, never for a saved tensor.
+    A clock is read once a step and once a pass, never for a saved tensor. `cycles` may be read on any thread: whoever
+    reads them asks the device nothing.
     """
 
     def __init__(self, device: Device) -> None:
@@ -51,7 +52,8 @@ class Progress:
         self.elapsed = 0.0  # seconds from the end of the first step to that of the last
         self._stepped: float | None = None
         self._last: _Step | None = None
-        self._cycles: deque[tuple[_Step, _Step]] = deque(maxlen=KEPT)
+        self._unmeasured: deque[tuple[_Step, _Step]] = deque(maxlen=KEPT)
+        self.cycles: deque[Cycle] = deque(maxlen=KEPT)  # those that the device was known to have come to the end of
 
     @property
     def early(self) -> bool:
@@ -85,14 +87,18 @@ class Progress:
         before = self._last
         self._last = _Step(self.device.mark(), self.device.computed(), own, recorded) if clocked else None
         if before is not None and self._last is not None:
-            self._cycles.append((before, self._last))
+            self._unmeasured.append((before, self._last))
+        while clocked and self._unmeasured and self.device.reached(self._unmeasured[0][1].at):
+            self.cycles.append(self._measured(*self._unmeasured.popleft()))
 
-    def cycle(self) -> Cycle | None:
-        """The median of the last cycles; None before the second step. May wait for the device to reach the last."""
-        known = list(self._cycles)  # another thread may ask while a step is noted
-        if not known:
+    def cycle(self, *, wait: bool = True) -> Cycle | None:
+        """The median of the last cycles; None before the second step. `wait`: for the device to reach the last."""
+        cycles = list(self.cycles)  # another thread may ask while a step is noted
+        if wait:
+            cycles += [self._measured(before, after) for before, after in list(self._unmeasured)]
+        if not cycles:
             return None
-        cycles = [self._measured(before, after) for before, after in known]
+        cycles = cycles[-KEPT:]
         return Cycle(
             statistics.median(cycle.seconds for cycle in cycles),
             statistics.median(cycle.busy for cycle in cycles),
@@ -111,9 +117,9 @@ class Progress:
             busy = seconds
         return Cycle(seconds, min(max(0.0, busy), seconds), after.recorded - before.recorded)
 
-    def cycled(self, trace: Trace) -> Trace:
+    def cycled(self, trace: Trace, *, wait: bool = True) -> Trace:
         """The trace of a pass with the cycle that the pass is part of, as far as it is known."""
-        cycle = self.cycle()
+        cycle = self.cycle(wait=wait)
         if cycle is None or not trace.saved:
             return trace
         return replace(trace, cycle=cycle.seconds, busy=cycle.busy, passes=cycle.recorded / trace.saved)

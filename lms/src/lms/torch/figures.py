@@ -17,11 +17,16 @@ def figures(
     state: Figures,
     usage: Mapping[str, int],
     stalled: tuple[float, float],
+    *,
+    wait: bool,
 ) -> Stats:
-    """The figures so far. `usage` is the engine's; `stalled` are the seconds waited for copies out, and back."""
+    """The figures so far. `usage` is the engine's; `stalled` are the seconds waited for copies out, and back.
+
+    `wait`: for the device to reach the end of the last step; else nothing is asked of the device.
+    """
     plan, trace, last = planner.plan, planner.trace, planner.last
     progress, counters = planner.progress, swapper.counters
-    cycle = progress.cycle()
+    cycle = progress.cycle(wait=wait)
     stats = Stats(
         steps=progress.steps,
         passes=progress.passes,
@@ -54,7 +59,7 @@ def figures(
     if plan is not None and trace is not None:
         stats.budget, stats.floor = plan.budget, plan.floor or None
         stats.predicted_peak = plan.forecast.resident_peak or None
-        stats.predicted_step_time = progress.cycled(trace).step_seconds(plan.forecast.seconds)
+        stats.predicted_step_time = progress.cycled(trace, wait=wait).step_seconds(plan.forecast.seconds)
     if last is not None:
         stats.last_out, stats.last_in = last.counters.out, last.counters.back
         stats.last_stall_out, stats.last_stall_in = last.counters.stall_out, last.counters.stall_in

@@ -189,6 +189,7 @@ class Session:
                 self._swapper.movable.never(tensor)
         self.device.reset_peak()
         self._warned = False
+        self._last_stalled = (0.0, 0.0)
         self._pauses = 0  # that are open, one inside another
         self._state = State(
             options,
@@ -265,21 +266,27 @@ class Session:
             self._planner.peaks.after_the_last_pass()
         return asdict(self._figures())
 
-    def _figures(self) -> Stats:
-        return figures(self._planner, self._swapper, self._state.figures(), self.engine.usage(), self._stalled())
+    def _figures(self, *, wait: bool = True) -> Stats:
+        stalled = self._stalled() if wait else self._last_stalled
+        return figures(self._planner, self._swapper, self._state.figures(), self.engine.usage(), stalled, wait=wait)
 
     def _sampled(self) -> dict[str, Figure]:
-        """The figures and the advice, for the sampler's thread: it may not plan, so the last pass may be missing."""
-        found = self._figures()
+        """The figures and the advice, for the sampler's thread: it may not plan, so the last pass may be missing.
+
+        That thread asks a GPU nothing: any question would spoil the capture of a CUDA graph on another thread. It gets
+        what the training's own thread found out at its last step.
+        """
+        own = self.torch_device.type == "cpu" or threading.get_ident() == self._thread
+        found = self._figures(wait=own)
         return {**asdict(found), "advice": as_figure(advice(found))}
 
     def _stalled(self) -> tuple[float, float]:
         """Seconds that the computation has waited for copies out, and for copies back."""
         # On a GPU a stream waits and no thread does, so the engine's events say how long.
-        if self.torch_device.type == "cuda":
-            return self.engine.stalled()
         counters = self._swapper.counters
-        return counters.stall_out, counters.stall_in
+        on_gpu = self.torch_device.type == "cuda"
+        self._last_stalled = self.engine.stalled() if on_gpu else (counters.stall_out, counters.stall_in)
+        return self._last_stalled
 
     @property
     def trace(self) -> Trace | None:

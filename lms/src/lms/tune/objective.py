@@ -3,17 +3,15 @@
 from __future__ import annotations
 
 import json
+import math
 import os
 import sys
 from importlib.util import module_from_spec, spec_from_file_location
 from pathlib import Path
-from typing import NoReturn
 
 import optuna
 
-from lms.errors import LMSError
-from lms.tune.study import AWAY, Study
-from lms.tune.trial import DATABASE_AWAY
+from lms.tune.study import Study
 
 VARIABLE = "LMS_TUNE_TRIAL"  # the environment variable that says which trial: a password in the URL is not for `ps`
 PRUNED = "lms tune: pruned"
@@ -35,23 +33,14 @@ def main() -> None:
     module = module_from_spec(spec)
     sys.modules[path.stem] = module
     spec.loader.exec_module(module)
-    try:
-        trial = Study(url, name, heartbeat, sampler=sampler, pruner=pruner).load(trial_id)
-    except (*AWAY, LMSError) as error:
-        _database_away(error)
+    # However long the database is away, the worker waits for it too.
+    trial = Study(url, name, heartbeat, sampler=sampler, pruner=pruner, tries=math.inf).load(trial_id)
     try:
         value = float(module.objective(trial))
     except optuna.TrialPruned:
         print(f"\n{PRUNED}")
-    except AWAY as error:
-        _database_away(error)
     else:
         print(f"\nlms tune: value {value!r}")
-
-
-def _database_away(error: Exception) -> NoReturn:
-    print(f"the database does not answer: {error}", file=sys.stderr)
-    sys.exit(DATABASE_AWAY)
 
 
 if __name__ == "__main__":

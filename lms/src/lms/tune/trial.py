@@ -16,7 +16,6 @@ from pathlib import Path
 from lms.tune.metric import Log, Reading
 
 BELOW_FLOOR, OVER_LIMIT = 3, 6  # exit statuses of `lms run`
-DATABASE_AWAY = 75  # of an objective's process; the number is EX_TEMPFAIL's
 _STOP_SECONDS = 10.0  # for a process to end after SIGTERM, before SIGKILL
 _PR_SET_PDEATHSIG = 1
 _libc = ctypes.CDLL(None)
@@ -40,8 +39,6 @@ def meaning(status: int, last: Reading | None, *, pruned: bool = False) -> tuple
         number = -status if status < 0 else status - 128
         known = number in [one.value for one in signal.Signals]
         return End.DIED, f"ended by {signal.Signals(number).name if known else f'signal {number}'}"
-    if status == DATABASE_AWAY:
-        return End.DIED, "the database did not answer it"
     if status not in (0, OVER_LIMIT):
         return End.FAILED, f"exit status {status}"
     if pruned:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 import select
 import signal
+import socket
 import sys
 import time
 from collections.abc import Callable, Sequence
@@ -20,11 +21,11 @@ from lms.stats import format_seconds
 from lms.tune import table
 from lms.tune.metric import Log
 from lms.tune.parameters import Parameter
-from lms.tune.study import AWAY, OUTCOME, Study, counts
+from lms.tune.study import OUTCOME, Study, counts
 from lms.tune.trial import End, Process, meaning
 from lms.units import plural
 
-MOST_DEATHS = 3  # of one trial's process; then it has failed
+MOST_FAILURES = 5  # before any trial has printed the metric on this host; then the host is at fault
 MOST_BELOW = 3  # trials below the floor before any has a value; then the search ends
 _PAUSE = 0.5  # seconds between looks at the logs
 _MOST_REPORTS = 50  # of one look: a script that prints its metric all the time must not keep the database busy
@@ -66,6 +67,8 @@ class Worker:
         self._below: list[Trial] = []  # those that wait to be tried alone
         self._beaten = float("-inf")
         self._waiting = False
+        self._failures = 0
+        self._able = False  # whether a trial has printed the metric on this host
 
     def run(self) -> None:
         """Work until the search is done. If it ends before, for whatever reason, its trials can be done again.
@@ -129,10 +132,11 @@ class Worker:
         status = one.process.ended()
         log = one.process.log
         readings = log.read(ended=status is not None)
+        self._able |= bool(readings)
         if self._search.pruned is None:
             for reading in readings[-_MOST_REPORTS:]:
                 self._study.report(one.trial, reading.value, reading.step)
-            if status is None and readings and self._study.should_prune(one.trial):
+            if status is None and readings and one.trial.should_prune():
                 one.process.stop()
                 self._running.remove(one)
                 self._told(one, self._study.tell(one.trial, TrialState.PRUNED), f"pruned at step {readings[-1].step}")
@@ -152,9 +156,12 @@ class Worker:
         elif end is End.BELOW_FLOOR:
             self._below_floor(one, why)
         elif end is End.DIED:
-            self._died(one, why)
+            if self._study.tell(one.trial, TrialState.FAIL):
+                self._study.again(one.trial, why)
+            self._judge_host(one, why)
         else:
             self._failed(one, why)
+            self._judge_host(one, why)
 
     def _below_floor(self, one: Running, why: str) -> None:
         if not one.alone:
@@ -171,16 +178,6 @@ class Worker:
                 f"{_last(one)}. Give more --memory or --limit, or a --param with smaller values"
             )
 
-    def _died(self, one: Running, why: str) -> None:
-        before = self._study.deaths(one.trial)
-        if before >= MOST_DEATHS:
-            outcome = f"failed: {why}, {before + 1} times"
-            self._told(one, self._study.tell(one.trial, TrialState.FAIL, outcome=outcome), outcome)
-            return
-        if self._study.tell(one.trial, TrialState.FAIL):
-            self._study.again(one.trial, died=True)
-        say(f"trial {one.trial.number}: {why}; it will be done again")
-
     def _failed(self, one: Running, why: str) -> None:
         # A script that printed the metric can be searched; these parameters are bad. The loss is NaN, memory is short.
         if one.process.log.last is not None or _proven(self._study.trials()):
@@ -194,6 +191,19 @@ class Worker:
             f"Above are the last lines of its log, {one.process.log.path}. Expected a script that takes the parameters "
             f"({options or 'those that the objective asks for'}), prints the metric ({self._search.metric}) and ends "
             "with exit status 0"
+        )
+
+    def _judge_host(self, one: Running, why: str) -> None:
+        """Raise LMSError if trials fail here and none has come to the metric: a broken host could use up the study."""
+        self._failures += 1
+        if self._able or self._failures < MOST_FAILURES:
+            return
+        print(one.process.log.tail(), file=sys.stderr)
+        raise LMSError(
+            f"trials failed {self._failures} times on this host, {socket.gethostname()} (the last time: {why}), and "
+            "none has printed the metric here, so this worker ends. Above are the last lines of "
+            f"{one.process.log.path}. Look at what the script needs of its host: packages, data, memory, a GPU. "
+            "Workers on other hosts go on"
         )
 
     def _told(self, one: Running, told: bool, result: str) -> None:
@@ -211,12 +221,12 @@ class Worker:
         """End what runs; let others do it again."""
         for one in self._running:
             one.process.stop()
-        self._study.patient = False
-        with suppress(*AWAY):  # then they are taken for dead
+        self._study.storage.patient = False
+        with suppress(LMSError):  # then they are taken for dead
             for trial in [*(one.trial for one in self._running), *self._below]:
                 if self._study.tell(trial, TrialState.FAIL):
-                    self._study.again(trial, died=False)
-        self._study.patient = True
+                    self._study.again(trial)
+        self._study.storage.patient = True
         self._running, self._below = [], []
 
 

@@ -41,6 +41,10 @@ class CudaDevice(Device):
         event.record(torch.cuda.current_stream(self._device))
         return event
 
+    def reached(self, mark: Mark) -> bool:
+        """Whether the event was reached."""
+        return bool(cast("torch.cuda.Event", mark).query())
+
     def elapsed(self, marks: Sequence[Mark]) -> list[float]:
         """Seconds between neighbouring marks; blocks until all are reached."""
         events = cast("Sequence[torch.cuda.Event]", marks)
