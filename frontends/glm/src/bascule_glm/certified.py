@@ -194,7 +194,8 @@ class Certified:
             return
         problem = self._problem(self._labels(*counted, joined), "", joined)
         with joined.agree():
-            nbytes = allowed.sample(rows, problem, self._in_passes(problem, rows.n_features)[0])
+            # All ranks' samples together are one.
+            nbytes = allowed.sample(rows, problem, self._in_passes(problem, rows.n_features)[0]) // joined.size
             generator = np.random.default_rng(check_random_state(this.random_state).randint(1 << 31))
             sample = rows.sample(nbytes, generator)
         history.say(f"sample: {sample.n_rows} of {rows.n_rows} rows, {format_size(sample.nbytes)}, drawn at random")
@@ -214,9 +215,9 @@ class Certified:
         if getattr(this, "warm_start", False) and hasattr(this, "coef_"):
             start = _parameters(this, problem)
         elif sample is not rows:
-            start, _ = minimise(
-                problem, sample, start, sample, 50, History(max(this.tol, _SAMPLE_GAP), False), cholesky
-            )
+            for some in (sample.every(10), sample):  # the fewer rows come near the optimum of the more
+                enough = History(max(this.tol, _SAMPLE_GAP), False)
+                start, _ = minimise(problem, some, start, some, 50, enough, cholesky)
         most = 100 if this.max_iter is None else this.max_iter
         found, steps = minimise(problem, rows, start, sample, most, history, cholesky)
         self._keep(found, problem, steps, rows.n_features)

@@ -15,6 +15,7 @@ from dataclasses import dataclass
 
 import numpy as np
 import scipy.linalg
+from threadpoolctl import ThreadpoolController
 
 from bascule_glm.losses import Floats, Softmax
 from bascule_glm.objective import Curvature, Evaluation, Problem, evaluate
@@ -85,9 +86,12 @@ def minimise(
 
     Raises DDL's errors.
     """
+    threads = ThreadpoolController()
 
     def look(parameters: Floats) -> Evaluation:
-        return evaluate(problem, rows, parameters)
+        # A block is too small to be shared among threads, and another thread may be reading the next one.
+        with threads.limit(limits=1, user_api="blas"):
+            return evaluate(problem, rows, parameters)
 
     point, step, nbytes = start, 0, 0 if isinstance(rows, MemoryRows) else rows.nbytes
     here = look(point)
