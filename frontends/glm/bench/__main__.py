@@ -74,7 +74,11 @@ def out_of_core(folder: Path, n: int, runs: int) -> list[Found]:
             of_ranks = run("ranks", rows.path, limit, capped=False, seed=seed, ranks=ranks)
             found.append({"name": f"{ranks} rank(s) of one thread, out of core", **of_ranks})
     for name in ("scikit-learn", *RIVALS):  # far slower, so once
-        theirs = run(name, rows.path, limit, capped=name in ("Vowpal Wabbit", "dask-ml"))
+        try:
+            theirs = run(name, rows.path, limit, capped=name in ("Vowpal Wabbit", "dask-ml"))
+        except RuntimeError as error:  # killed at the limit
+            print(error, flush=True)
+            continue
         if "missing" not in theirs:
             found.append({"name": name, **theirs})
     return [one | {"distance": one["objective"] / best - 1, "limit": limit, "size": rows.nbytes} for one in found]
