@@ -98,7 +98,7 @@ class CpuDevice(Device):
         self._pool: PagePool | None = None  # once it is in use
         self._limit: int | None = None
         self._outside = 0  # most resident bytes that were not the pool's
-        self.reserved = 0  # bytes for what is paged: they count as in use, in the place of those that are
+        self.reserved: int | None = None  # bytes for what is paged: if given, they count in the place of those that are
 
     def capacity(self) -> int:
         """The lesser of what the machine has and what the control group allows, or this process's part of it."""
@@ -109,7 +109,8 @@ class CpuDevice(Device):
         if self._pool is None:
             return self._resident.current()
         usage = self._pool.usage()
-        return self._resident.current() - usage.idle - usage.paged + self.reserved
+        paged = usage.paged if self.reserved is None else self.reserved
+        return self._resident.current() - usage.idle - usage.paged + paged
 
     def peak(self) -> Peak:
         """Most resident bytes since `reset_peak`, or of the process's life if the kernel refuses a reset."""
@@ -121,7 +122,8 @@ class CpuDevice(Device):
         if outside > self._outside:
             self._outside = outside
             self._bound()
-        return Peak(resident, outside + usage.used_peak + self.reserved)
+        paged = usage.paged if self.reserved is None else self.reserved
+        return Peak(resident, outside + usage.used_peak + paged)
 
     def _bound(self) -> None:
         if self._pool is not None and self._limit is not None:

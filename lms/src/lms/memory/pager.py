@@ -27,7 +27,7 @@ class PagerUsage(NamedTuple):
 
 
 class Block(NamedTuple):
-    """Pieces, and their place in a file, for one block after another: a parameter, or the gradients of its steps."""
+    """Pieces, and their place in a file, for one tensor after another, such as the gradients of a parameter."""
 
     nbytes: int
     pieces: range

@@ -123,6 +123,9 @@ bool Pager::track(std::uint32_t first, char* address, int file, std::uint64_t of
                   bool transient) {
     Lock lock(mutex_);
     if (pieces_[first].state != State::kEmpty) return pieces_[first].address == address;
+    for (std::size_t index = 0; index * kPiece < room; ++index) {
+        if (pieces_[first + index].state != State::kEmpty) return false;  // the last tensor's, which is being freed
+    }
     const std::size_t nbytes = pool_.lend(address, room);
     if (nbytes == 0) return false;
     const std::size_t count = (nbytes + kPiece - 1) / kPiece;
@@ -146,10 +149,10 @@ bool Pager::track(std::uint32_t first, char* address, int file, std::uint64_t of
     return true;
 }
 
-bool Pager::forget(char* address) {
+void Pager::forget(char* address) {
     Lock lock(mutex_);
     auto found = addresses_.find(address);
-    if (found == addresses_.end() || !pieces_[found->second].begins) return false;
+    if (found == addresses_.end() || !pieces_[found->second].begins) return;
     char* end = address;
     while (found != addresses_.end() && found->first == end) {
         Piece& piece = pieces_[found->second];
@@ -165,7 +168,6 @@ bool Pager::forget(char* address) {
         found = addresses_.erase(found);
     }
     changed_.notify_all();
-    return true;
 }
 
 void Pager::keep(std::size_t nbytes) {

@@ -53,8 +53,8 @@ class Pager {
     // lives on elsewhere.
     bool track(std::uint32_t first, char* address, int file, std::uint64_t offset, std::size_t room, bool transient);
 
-    // The block is freed. Returns whether it was tracked; then it has no pages of use to anyone.
-    bool forget(char* address);
+    // The block is freed: its pages are of use to no one.
+    void forget(char* address);
 
     // Keep at most `nbytes` of what is tracked in memory.
     void keep(std::size_t nbytes);

@@ -24,13 +24,13 @@ class StateRoom:
         """Bytes of state that may stay, asked before a step. Under a budget without a limit all of it leaves."""
         planner, state = self._planner, self._state
         budget, saved, device = planner.budget, planner.client, planner.device
-        if budget.limit is None or (self._has_passes and not planner.progress.passes):
+        if budget.limit is None or (self.has_passes and not planner.progress.passes):
             return 0
         limit = budget.planned(0)
         # A step has scratch memory for one part, and moves one part out and one back beside the one that steps.
         free = limit - (device.current() - state.held) - min(self._part, state.wanted or self._part)
         in_step = free if free >= state.wanted > 0 else free - 3 * self._part
-        if self._has_passes:
+        if self.has_passes:
             in_pass = limit - budget.outside - planner.above - saved.wanted
         else:
             self._beside = max(self._beside, device.peak().in_use - state.held)
@@ -40,7 +40,7 @@ class StateRoom:
     def after_step(self, nbytes: int, held: int) -> None:
         """An optimizer has stepped: `held` of the `nbytes` of state that may move are on the device now."""
         self.note(nbytes, held)
-        if not self._has_passes:
+        if not self.has_passes:
             self._planner.peaks.after_a_step()
 
     def note(self, nbytes: int, held: int) -> None:
@@ -48,7 +48,7 @@ class StateRoom:
         self._state.wanted, self._state.held = nbytes, held
 
     @property
-    def _has_passes(self) -> bool:
+    def has_passes(self) -> bool:
         """Whether passes are recorded; after a step without one nothing was saved that may move."""
         progress = self._planner.progress
         return self._passes and (progress.passes > 0 or progress.steps == 0)

@@ -155,9 +155,9 @@ def run(text: str, options: Options, words: Sequence[str], target: Target) -> in
             print(_line(name, at(value, search.needs[0], search.needs[-1]), "forecast"), flush=True)
             row = search.prove(value)
             measured = "" if row.peak is None else f"peak {format_size(row.peak)} of {limit}, "
-            if row.peak is not None and not row.over:
-                took = "" if row.step is None else f", {format_seconds(row.step)} each"
-                print(f"{row.name}: proven by a run: {measured}{plural(row.steps, 'step')}{took}")
+            if row.peak is not None and row.step is not None and not row.over:
+                took = f"{plural(row.steps, 'step')}, {format_seconds(row.step)} each"
+                print(f"{row.name}: proven by a run: {measured}{took}")
                 print(shlex.join(["lms", "run", *words, *search.command(value)]))
                 return 0
             print(f"{row.name}: failed: {measured}{row.note}", flush=True)

@@ -342,7 +342,9 @@ def _finish(
             )
 
         problems |= not _write("--report", files.report, page)
-    if timed is not None and files.perfetto is not None:
+    if timed is None and files.perfetto is not None:
+        warn(f"--perfetto={str(files.perfetto)!r}: nothing written, because no pass was timed")
+    elif timed is not None and files.perfetto is not None:
         problems |= not _write("--perfetto", files.perfetto, lambda: _events(target, *timed))
     return problems
 

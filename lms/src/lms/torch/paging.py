@@ -26,6 +26,7 @@ from lms.torch.cpu.page_pool import pages
 from lms.torch.movable import movable
 from lms.torch.optimizer_state import tensors
 from lms.torch.records import flat_bytes, use_count
+from lms.torch.saving import let_save_wait
 
 # What a session has let leave stays with the pager: later sessions go on with its place in the file.
 _places: WeakIdKeyDictionary = WeakIdKeyDictionary()  # parameters: their blocks
@@ -65,15 +66,18 @@ class Paging:
         self._taken: list[Use] = []  # of this one
         self._at = 0  # the position in the course behind the last use
         self._before = pager.usage()
+        self.nbytes = 0  # all that may leave, with freed gradients and state that is not used again
+        _left.clear()  # they have their places in files of former sessions
 
     def open(self, models: Iterable[torch.nn.Module]) -> None:
         """Begin, with the parameters of `models`. Others follow as their modules are called."""
-        if not (self._parameters or self._gradients):
-            return
-        self._hooks.append(register_module_forward_pre_hook(torch.compiler.disable(self._before_forward)))
-        for model in models:
-            for parameter in model.parameters():
-                self._adopt(parameter)
+        let_save_wait()
+        if self._parameters or self._gradients:
+            self._hooks.append(register_module_forward_pre_hook(torch.compiler.disable(self._before_forward)))
+            for model in models:
+                for parameter in model.parameters():
+                    self._adopt(parameter)
+        self._count()
 
     def leave(self) -> None:
         """Learn of no more uses."""
@@ -91,19 +95,22 @@ class Paging:
         for parameter in parameters:
             self._use(self._adopted.get(parameter), self._gradient(parameter), *self._states.get(parameter, ()))
 
-    def after_part(self, entries: Iterable[tuple[torch.Tensor, Mapping[str, Any]]]) -> None:
-        """An optimizer has stepped over these parameters, and this is their state."""
+    def after_part(self, entries: Iterable[tuple[Any, Mapping[str, Any]]]) -> None:
+        """An optimizer has stepped over these parameters, and this is their state.
+
+        Others than PyTorch's keep what they like under keys that are no parameters; that stays.
+        """
         if self._state:
             for parameter, entry in entries:
+                if not isinstance(parameter, torch.Tensor):
+                    continue
                 blocks = (self._track_state(tensor) for tensor in tensors(entry) if self._may_leave(tensor))
                 self._states[parameter] = tuple(block for block in blocks if block is not None)
 
-    @property
-    def nbytes(self) -> int:
-        """All bytes that may leave, of gradients that were freed too."""
+    def _count(self) -> None:
         of_gradients = (self._gradient(parameter) for parameter in self._watched)
         blocks = (*self._adopted.values(), *of_gradients, *chain.from_iterable(self._states.values()))
-        return sum(block.nbytes for block in blocks if block is not None)
+        self.nbytes = sum(block.nbytes for block in blocks if block is not None)
 
     def usage(self) -> PagerUsage:
         """Figures since this session began, of all sessions. Raises SpillError if a write failed meanwhile."""
@@ -118,6 +125,7 @@ class Paging:
         self.pager.keep(room)
         for parameter in list(self._adopted):  # those whose storage was replaced
             self._track(parameter)
+        self._count()
         if self._taken != self._course:
             self._course, self._uses = self._taken, defaultdict(list)
             for at, used in enumerate(self._course):
@@ -181,30 +189,35 @@ class Paging:
         if not self._parameters or not self._may_leave(parameter):
             return
         self._never(parameter)
-        nbytes, storage = _nbytes(parameter), parameter.untyped_storage()
-        block: Block | None = _places.get(parameter)
+        self._adopted[parameter] = self._settle(_places, parameter)
+
+    def _track_state(self, tensor: torch.Tensor) -> Block | None:
+        if tensor in _places_of_state:
+            return self._settle(_places_of_state, tensor)
+        spare = _left[_nbytes(tensor)]
+        if spare:
+            _places_of_state[tensor] = spare.pop()
+        block = self._settle(_places_of_state, tensor)
+        weakref.finalize(tensor, spare.append, _places_of_state[tensor]).atexit = False
+        return block
+
+    def _settle(self, places: WeakIdKeyDictionary, tensor: torch.Tensor) -> Block | None:
+        """Let the tensor's pages leave, to its block in `places`; None if they stay."""
+        nbytes, storage = _nbytes(tensor), tensor.untyped_storage()
+        block: Block | None = places.get(tensor)
         if block is None or block.nbytes != nbytes:
-            block = _places[parameter] = self.pager.block(nbytes)
+            block = places[tensor] = self.pager.block(nbytes)
         tracked = self.pager.track(block, storage.data_ptr())
         # What was made before the page pool took over moves into it, unless others refer to the memory: a tensor,
         # another process, or NumPy, which fixes the storage's size.
         alone = use_count(storage._cdata) <= 2 and storage.resizable() and not storage.is_shared()
         if not tracked and alone:
             twin = pages(nbytes)
-            twin.copy_(flat_bytes(parameter))
+            twin.copy_(flat_bytes(tensor))
             storage._swap_data_ptr_(twin.untyped_storage())  # type: ignore[attr-defined]
-            block = _places[parameter] = self.pager.block(nbytes)  # the old one's memory may live on elsewhere
+            block = places[tensor] = self.pager.block(nbytes)  # the old one's memory may live on elsewhere
             tracked = self.pager.track(block, storage.data_ptr())
-        self._adopted[parameter] = block if tracked else None
-
-    def _track_state(self, tensor: torch.Tensor) -> Block | None:
-        block: Block | None = _places_of_state.get(tensor)
-        if block is None:
-            nbytes = _nbytes(tensor)
-            block = _left[nbytes].pop() if _left[nbytes] else self.pager.block(nbytes)
-            _places_of_state[tensor] = block
-            weakref.finalize(tensor, _left[nbytes].append, block).atexit = False
-        return block if self.pager.track(block, tensor.untyped_storage().data_ptr()) else None
+        return block if tracked else None
 
     def _may_leave(self, tensor: torch.Tensor) -> bool:
         return movable(tensor, _CPU) and _nbytes(tensor) >= self._min_size

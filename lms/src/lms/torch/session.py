@@ -75,9 +75,9 @@ class Session:
         frac: the same as a share of the device's capacity, in (0, 1]; 0.9 when none of limit, frac and budget is given.
         budget: most bytes of saved tensors that may stay on the device, whatever else it holds; 0 is allowed.
         min_size: storages smaller than this stay.
-        swap: what may move: any of "activations", "optimizer", "parameters" and "gradients". An optimizer's state is
-            away between its steps, if the limit asks for it, and comes back part by part. Parameters and gradients
-            (on a CPU) are away between their uses. Under a budget all that can leaves.
+        swap: what may move: any of "activations", "optimizer", "parameters" and "gradients". They
+            are away between their uses, as far as the limit asks for it; parameters and gradients on a CPU only.
+            Under a budget all that can leaves.
         spill_dir: folder of the file tier; on a CPU the first usual folder on a disk by default.
         host_limit: most pinned host memory on CUDA; past it the file tier, or an error.
         prefetch: accesses that a copy back may start ahead of its use; the plan's choice by default.

@@ -55,6 +55,7 @@ class State:
         kinds = set(options.swap)
         self.moves = kinds != {"activations"}
         self._room = StateRoom(planner, client, part=CHUNK, passes="activations" in kinds)
+        self._peaks = planner.peaks
         self._paging: Paging | None = None
         obstacle = _obstacle(options, planner, engine)
         if obstacle is not None and kinds & {"parameters", "gradients"}:
@@ -89,7 +90,7 @@ class State:
         paging = Paging(pager, never, kinds=options.swap, min_size=options.min_size)
         try:
             paging.open(models)
-            self._paged.begin(paging.nbytes)
+            self._paged.begin(max(paging.nbytes, pager.usage().tracked))  # a former session's may be resident
         except BaseException:
             paging.close()
             self._paged.close()
@@ -121,6 +122,8 @@ class State:
         if self._paging is not None and counts:
             self._paged.after_step(self._paging.nbytes)
             self._paging.after_step(self._paged.now)
+            if not self._room.has_passes:
+                self._peaks.after_a_step()
 
     def pause(self, paused: bool) -> None:
         """Ignore what uses parameters and gradients while `paused`."""
@@ -153,7 +156,7 @@ class State:
         )
 
     def close(self) -> None:
-        """No parameter or gradient leaves any more."""
+        """Nothing that is paged leaves any more."""
         if self._paging is not None:
             self._paging.close()
             self._paged.close()
