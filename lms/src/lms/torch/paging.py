@@ -60,6 +60,7 @@ class Paging:
         self._adopted = WeakIdKeyDictionary()  # parameters: their blocks, or None for one that stays
         self._watched = WeakIdKeyDictionary()  # parameters whose gradients are
         self._states = WeakIdKeyDictionary()  # parameters: the blocks of their optimizer's state
+        self._called: weakref.WeakSet[torch.nn.Module] = weakref.WeakSet()
         self._hooks: list[RemovableHandle] = []
         self._course: list[Use] = []  # of the last step
         self._uses: dict[Use, list[int]] = {}  # their positions in it
@@ -140,6 +141,10 @@ class Paging:
     def _before_forward(self, module: torch.nn.Module, _args: object) -> None:
         if self.paused:
             return
+        if module not in self._called:  # a whole model, before its first pass, which is measured
+            self._called.add(module)
+            for parameter in module.parameters():
+                self._adopt(parameter)
         for parameter in module._parameters.values():
             if parameter is not None:
                 self._adopt(parameter)
