@@ -250,6 +250,18 @@ def test_each_rank_of_a_host_has_a_gpu_of_its_own_or_all_end(
     assert isinstance(taken, list) or taken in last
 
 
+def test_a_rank_that_sees_one_gpu_only_takes_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As under `srun --gpus-per-task=1`, where this is rank 1 of its host."""
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 1)
+    monkeypatch.setattr(torch.cuda, "set_device", lambda number: None)
+    monkeypatch.setattr(Job, "most", lambda self, number: number)
+    monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
+    with pytest.raises(CaffeError, match="each rank needs a GPU of its own"):
+        _device((), Job(1, 2, 1), Log(1), wanted=True)
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "3")
+    assert _device((), Job(1, 2, 1), Log(1), wanted=True).index == 0
+
+
 def test_a_device_id_that_is_not_there_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
     with pytest.raises(CaffeError, match="device_id is 5: there are 2 GPUs, from 0"):

@@ -2,6 +2,7 @@
 
 import importlib.util
 import re
+import resource
 
 import pytest
 import torch
@@ -41,6 +42,7 @@ def test_to_safetensors_with_a_module_that_builds_the_net_and_back(files):
         "my_net.py written: its build() makes the net",
         "my-net.safetensors written",
     ]
+    assert (folder / "my-net.safetensors").stat().st_mode == (folder / "net.prototxt").stat().st_mode
     spec = importlib.util.spec_from_file_location("my_net", folder / "my_net.py")
     module = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(module)
@@ -107,6 +109,23 @@ def test_conversions_that_cannot_be_leave_nothing(files, build):
     save_file({"weight": torch.ones(2)}, folder / "other.safetensors")
     with pytest.raises(FileError, match=r"has 'weight', which is no blob that `caffe convert` writes"):
         load_safetensors(net, folder / "other.safetensors")
+
+
+@pytest.mark.parametrize("ending", ["safetensors", "pt2"])
+def test_a_disk_that_is_full_halfway_leaves_the_last_file(files, ending):
+    folder, _ = files
+    path = folder / f"out.{ending}"
+    path.write_bytes(b"old")
+    listed = sorted(folder.iterdir())
+    before = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (1000, before[1]))
+    try:
+        with pytest.raises(FileError, match=rf"out.{ending}: cannot be written: .*File too large"):
+            convert(folder / "net.prototxt", folder / "net.caffemodel", path)
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, before)
+    assert path.read_bytes() == b"old"
+    assert sorted(folder.iterdir()) == listed
 
 
 def test_time_writes_caffes_lines(build):

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import resource
+import tracemalloc
 from pathlib import Path
 from typing import Any
 
@@ -140,6 +142,33 @@ def test_a_snapshot_that_cannot_be_written_leaves_the_last_one(tmp_path: Path, m
                 save_model(str(path), net_of())
         assert path.read_bytes() == good
     assert len(list(tmp_path.iterdir())) == 2
+
+
+def test_a_disk_that_is_full_halfway_leaves_the_last_model(tmp_path: Path) -> None:
+    """HDF5 would crash the process."""
+    wide, path = net_of(20_000), tmp_path / "x.h5"
+    save_model(str(path), net_of())
+    good = path.read_bytes()
+    before = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (100_000, before[1]))
+    try:
+        with pytest.raises(FileError, match=r"x.h5: cannot be written: .*File too large"):
+            save_model(str(path), wide)
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, before)
+    assert path.read_bytes() == good
+    assert list(tmp_path.iterdir()) == [path]
+
+
+def test_an_hdf5_model_is_not_built_in_memory(tmp_path: Path) -> None:
+    net, path = net_of(100_000), tmp_path / "x.h5"
+    tracemalloc.start()
+    try:
+        save_model(str(path), net)
+        peak = tracemalloc.get_traced_memory()[1]
+    finally:
+        tracemalloc.stop()
+    assert peak < path.stat().st_size / 2
 
 
 def test_an_hdf5_model_has_layers_whose_names_begin_with_anothers(tmp_path: Path) -> None:

@@ -2,6 +2,7 @@
 
 import json
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -19,6 +20,7 @@ from sklearn.exceptions import ConvergenceWarning
 
 import bascule_glm.budget
 import bascule_glm.certified
+import bascule_glm.files
 import bascule_glm.sources
 from bascule_glm import (
     DataError,
@@ -33,6 +35,7 @@ from bascule_glm import (
 )
 from bascule_glm.budget import Budget
 from lms.memory.resident import ResidentSet
+from lms.units import parse_size
 
 N, D = 6000, 40
 
@@ -204,6 +207,37 @@ def test_a_limit_below_one_block_says_how_much_is_missing(parquet: Path, tmp_pat
     with pytest.raises(ValueError, match="limit='much'"):
         LogisticRegression(limit="much").fit(rows)
     assert ResidentSet().current() > 1 << 20
+
+
+@pytest.mark.usefixtures("_small_blocks")
+def test_a_limit_that_is_raised_as_the_error_says_is_enough(
+    parquet: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    rows = convert(parquet, tmp_path / "a.rows", label="y")
+    monkeypatch.setattr(bascule_glm.certified, "budget", lambda limit: Budget(str(limit), limit))
+    with pytest.raises(DataError, match="raise the limit by") as refused:
+        Ridge(limit=50_000).fit(rows)
+    found = re.search(r"raise the limit by (.*) or more", str(refused.value))
+    assert found is not None
+    more = parse_size(found[1], "more")
+    model = Ridge(limit=50_000 + more).fit(rows)
+    assert "do not fit" in model.solver_.reason
+    with pytest.raises(DataError, match="raise the limit by"):  # it asks for little more than is needed
+        Ridge(limit=50_000 + int(more / 1.03)).fit(rows)
+
+
+@pytest.mark.usefixtures("_small_blocks")
+def test_a_sparse_sample_keeps_columns_of_four_bytes(
+    arrays: tuple[Any, Any, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    dump_svmlight_file(arrays[0][:2000], arrays[1][:2000], str(tmp_path / "a.svm"), zero_based=False)
+    rows = convert(tmp_path / "a.svm")
+    assert rows.nbytes_loaded == rows.nbytes
+    monkeypatch.setattr(bascule_glm.files, "_WIDE", 40_000)
+    drawn = rows.sample(rows.nbytes, np.random.default_rng(0))
+    assert drawn.x.indices.dtype == np.int32
+    assert 20_000 < drawn.x.nnz < 40_000
+    assert rows.nbytes_loaded == rows.nbytes + 4 * 2000 * D
 
 
 @pytest.mark.usefixtures("_small_blocks")

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from lms.errors import LMSError, UsageError
-from lms.files import check_output, write_aside, write_output
+from lms.files import aside, check_output, write_aside, write_output
 
 
 @pytest.fixture
@@ -56,10 +56,29 @@ def test_a_write_that_fails_leaves_the_target_and_no_part(tmp_path: Path) -> Non
     assert list(tmp_path.iterdir()) == [target]
 
 
-def test_a_written_file_can_be_read_by_others_as_ordinary_files_can(tmp_path: Path) -> None:
-    path = tmp_path / "trace.json"
-    write_aside(path, b"content")
-    assert path.stat().st_mode & 0o777 == 0o644
+@pytest.mark.parametrize("umask", [0o022, 0o077])
+def test_a_new_file_has_the_mode_of_the_umask_and_an_old_one_keeps_its_own(tmp_path: Path, umask: int) -> None:
+    new, old, plain = (tmp_path / name for name in ("new", "old", "plain"))
+    old.touch()
+    old.chmod(0o640)
+    before = os.umask(umask)
+    try:
+        plain.touch()
+        write_aside(new, b"content")
+        write_aside(old, b"content")
+    finally:
+        os.umask(before)
+    assert new.stat().st_mode == plain.stat().st_mode
+    assert old.stat().st_mode & 0o777 == 0o640
+
+
+def test_a_body_that_fails_leaves_the_old_file_and_no_part(tmp_path: Path) -> None:
+    path = tmp_path / "model"
+    path.write_bytes(b"old")
+    with pytest.raises(NotADirectoryError), aside(path) as part:
+        (part / "within").touch()
+    assert path.read_bytes() == b"old"
+    assert list(tmp_path.iterdir()) == [path]
 
 
 # What is no regular file, and links

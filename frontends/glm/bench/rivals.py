@@ -65,18 +65,18 @@ def dask_ml(rows: FileRows) -> Fitted:
     chunks = -(-rows.nbytes // (32 << 20))
     parts = [rows.share(number, chunks) for number in range(chunks)]
 
-    def columns(pick: str) -> Any:
-        found = []
-        for part in parts:
-            shape = (part.n_rows, rows.n_features) if pick == "x" else (part.n_rows,)
-            kind = rows.dtype if pick == "x" else np.dtype(np.float64)
-            read = dask.delayed(lambda part=part: getattr(part.load(), pick))()
-            found.append(dask.array.from_delayed(read, shape=shape, dtype=kind))
-        return dask.array.concatenate(found)
+    def features(part: FileRows) -> Any:
+        read = dask.delayed(lambda: part.load().x)()
+        return dask.array.from_delayed(read, shape=(part.n_rows, part.n_features), dtype=part.dtype)
 
+    def labels(part: FileRows) -> Any:
+        read = dask.delayed(lambda: part.labels()[0])()
+        return dask.array.from_delayed(read, shape=(part.n_rows,), dtype=np.dtype(np.float64))
+
+    x, y = (dask.array.concatenate([one(part) for part in parts]) for one in (features, labels))
     start = time.monotonic()
     with dask.config.set(scheduler="threads", num_workers=os.cpu_count()):
-        model = LogisticRegression(solver="newton", C=1.0, tol=1e-4).fit(columns("x"), columns("labels"))
+        model = LogisticRegression(solver="newton", C=1.0, tol=1e-4).fit(x, y)
     return time.monotonic() - start, _joined(model.coef_, model.intercept_)
 
 

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import os
+import secrets
 import stat
 import sys
-import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 from lms.errors import LMSError, UsageError
@@ -13,11 +15,9 @@ from lms.ranks import own_file, rank_of
 
 
 def write_aside(path: Path, content: bytes) -> None:
-    """Put `content` at `path`: written beside it, then renamed, so that no reader ever sees a part.
+    """Put `content` at `path`, as `aside` does. The file that stdout or stderr goes to is written through these.
 
-    It is on the disk before it is renamed, so that the old file or the new one is there after a power failure.
-    A link stays a link, and its target is written. A device or a FIFO is written in place; a
-    FIFO waits for its reader. Raises OSError as the file system does; nothing is left behind then.
+    Raises OSError as the file system does; nothing is left behind then.
     """
     status = _status(path)
     if status is not None and (stream := _stream(status)) is not None:
@@ -26,22 +26,36 @@ def write_aside(path: Path, content: bytes) -> None:
                 output.flush()
         _write_all(stream, content)
         return
+    with aside(path) as part:
+        part.write_bytes(content)
+
+
+@contextmanager
+def aside(path: Path) -> Iterator[Path]:
+    """Yield the path of an empty file beside `path`, and rename it to `path` after the body. No reader sees a part.
+
+    It is on the disk before it is renamed, so that the old file or the new one is there after a power failure. It has
+    the mode of the old file; if there is none, the umask's. A link stays a link, and its target is written. A device
+    or a FIFO is yielded itself, and a FIFO waits for its reader. If the body or the file system raises, the old file
+    stays and nothing is left behind.
+    """
+    status = _status(path)
     if _is_special(status):
-        with open(path, "wb", buffering=0) as file:
-            _write_all(file.fileno(), content)
+        yield path
         return
     path = Path(os.path.realpath(path))
     path.parent.mkdir(parents=True, exist_ok=True)
-    descriptor, aside = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name[:50]}.")
+    part = path.parent / f".{path.name[:50]}.{secrets.token_hex(8)}"
+    with part.open("xb") as file:
+        mode = stat.S_IMODE((status or os.fstat(file.fileno())).st_mode)
     try:
-        with os.fdopen(descriptor, "wb") as file:
-            file.write(content)
-            file.flush()
+        yield part
+        with part.open("rb") as file:  # the body may have put another file there
             os.fsync(file.fileno())
-        os.chmod(aside, 0o644)
-        os.replace(aside, path)
+        part.chmod(mode)
+        part.replace(path)
     except BaseException:
-        os.unlink(aside)
+        part.unlink(missing_ok=True)
         raise
 
 

@@ -301,7 +301,7 @@ def _gpus(text: str | None) -> list[int]:
 
 
 def _device(gpus: Sequence[int], job: Job, log: Log, *, wanted: bool, default: int = 0) -> torch.device:
-    """The device of this rank: its own of the GPUs of -gpu, or of all GPUs of its host; or the CPU.
+    """The device of this rank: its own of the GPUs of -gpu, or of all GPUs that it sees; or the CPU.
 
     One process without -gpu takes `default`. Raises CaffeError on every rank if one has no GPU of its own.
     """
@@ -309,7 +309,10 @@ def _device(gpus: Sequence[int], job: Job, log: Log, *, wanted: bool, default: i
         return torch.device("cpu")
     there = torch.cuda.device_count()
     own = list(gpus) or (list(range(there)) if job.size > 1 else [default])
-    lacks = there > 0 and job.local_rank >= len(own)
+    # A launcher such as srun --gpus-per-task=1 shows each rank its own GPU only, which is number 0 in all of them.
+    shown = job.size > 1 and not gpus and there == 1 and "CUDA_VISIBLE_DEVICES" in os.environ
+    index = 0 if shown else job.local_rank
+    lacks = there > 0 and index >= len(own)
     if job.most(int(lacks)):
         found, way = (
             ("-gpu names", "let -gpu name more, or leave it out") if gpus else ("the host has", "start fewer ranks")
@@ -323,7 +326,7 @@ def _device(gpus: Sequence[int], job: Job, log: Log, *, wanted: bool, default: i
     if not there:
         log.warn("caffe.cpp:227", "PyTorch finds no GPU: using the CPU (solver_mode: CPU says so without this line)")
         return torch.device("cpu")
-    number = own[job.local_rank]
+    number = own[index]
     if number >= there:
         raise CaffeError(f"device_id is {number}: there are {there} GPUs, from 0: give another, or -gpu")
     log.info("caffe.cpp:218", f"Using GPU {number}")

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import io
 import re
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
@@ -12,7 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from bascule_caffe.errors import FileError, NetError
-from bascule_caffe.messages import NetParameter, parse_text, write_binary, write_file
+from bascule_caffe.messages import LateFile, NetParameter, parse_text, write_binary, write_file, writing
 from bascule_caffe.net import Net
 from bascule_caffe.snapshot import load_model
 
@@ -80,9 +79,9 @@ def convert(
     if output.suffix == ".caffemodel":
         write_binary(output, net.to_parameter())
     elif output.suffix == ".pt2":
-        content = io.BytesIO()
-        torch.export.save(_exported(net, net_path), content)
-        write_file(output, content.getvalue())
+        program = _exported(net, net_path)
+        with writing(output) as part, LateFile(part, "wb") as content:
+            torch.export.save(program, content)
     else:
         save_safetensors(net, output)
         text = Path(net_path).read_text(encoding="utf-8").replace("\\", "\\\\").replace('"""', '\\"\\"\\"')
@@ -106,13 +105,17 @@ def save_safetensors(net: Net, path: str | Path) -> None:
     Raises:
         FileError: the file cannot be written, or safetensors is not installed.
     """
-    save = _safetensors("save")
+    save_file = _safetensors("save_file")
     blobs = {
         f"{layer.name}.{index}": layer.blob(index).detach().cpu().clone(memory_format=torch.contiguous_format)
         for layer in net.layers
         for index in range(len(layer.blobs))
     }
-    write_file(path, save(blobs))
+    with writing(path) as part:
+        try:
+            save_file(blobs, part)
+        except Exception as error:  # as in load_safetensors
+            raise FileError(f"{path}: cannot be written: {error}") from error
 
 
 def load_safetensors(net: Net, path: str | Path) -> list[str]:

@@ -10,9 +10,12 @@ not have stay in `foreign` as text: other branches of Caffe have hundreds, and o
 from __future__ import annotations
 
 import difflib
+import io
 import re
 from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -22,7 +25,7 @@ from google.protobuf.message import Message
 
 from bascule_caffe import schema
 from bascule_caffe.errors import FileError, NetError
-from lms.files import write_aside
+from lms.files import aside
 
 _CLASSES = schema.build()
 
@@ -126,15 +129,56 @@ def write_binary(path: str | Path, message: Message) -> None:
 
 
 def write_file(path: str | Path, content: bytes) -> None:
-    """Writes a file aside and renames it: nobody sees half of it, and what was there stays if the write fails.
+    """Writes a file, as `writing`."""
+    with writing(path) as part:
+        part.write_bytes(content)
+
+
+@contextmanager
+def writing(path: str | Path) -> Iterator[Path]:
+    """Yields a path to write to, and renames it at the end: nobody sees half a file, and a failure leaves the old one.
 
     Raises:
         FileError: the file cannot be written.
     """
     try:
-        write_aside(Path(path), content)
+        with aside(Path(path)) as part:
+            yield part
     except OSError as error:
+        if isinstance(error, FileError):
+            raise
         raise FileError(f"{path}: cannot be written: {error}") from error
+
+
+class LateFile(io.FileIO):
+    """A file for HDF5 and PyTorch, which crash the process if a write fails. Closing it raises the first OSError."""
+
+    _failed: OSError | None = None
+
+    def write(self, data: Any) -> int:
+        """Writes all of it, if it can."""
+        left = memoryview(data).cast("B")
+        nbytes = len(left)
+        try:
+            while left:
+                left = left[super().write(left) or 0 :]
+        except OSError as error:
+            self._failed = self._failed or error
+        return nbytes
+
+    def truncate(self, size: int | None = None) -> int:
+        """Cuts or lengthens the file to `size` bytes, if it can."""
+        size = self.tell() if size is None else size
+        try:
+            super().truncate(size)
+        except OSError as error:
+            self._failed = self._failed or error
+        return size
+
+    def __exit__(self, *raised: object) -> None:
+        self.close()
+        if self._failed is not None:
+            raise self._failed
 
 
 def blob_shape(blob: Message) -> tuple[int, ...]:

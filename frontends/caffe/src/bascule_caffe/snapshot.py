@@ -5,7 +5,6 @@ Files are written aside and renamed, so that the last good snapshot stays if a w
 
 from __future__ import annotations
 
-import io
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -17,13 +16,14 @@ from numpy.typing import NDArray
 
 from bascule_caffe.errors import CaffeError, FileError
 from bascule_caffe.messages import (
+    LateFile,
     SolverState,
     array_blob,
     blob_array,
     clear_private,
     read_binary,
     write_binary,
-    write_file,
+    writing,
 )
 from bascule_caffe.net import Net
 from bascule_caffe.optimizers import CaffeOptimizer
@@ -157,13 +157,13 @@ def _diff(tensor: torch.Tensor) -> NDArray[Any]:
 
 @contextmanager
 def _writing(path: str) -> Iterator[Any]:
-    content = io.BytesIO()
-    try:
-        with _h5py(path).File(content, "w") as file:
-            yield file
-    except (OSError, TypeError, ValueError, RuntimeError) as error:  # such as two layers of one name
-        raise FileError(f"{path}: cannot be written as HDF5: {error}") from error
-    write_file(path, content.getvalue())
+    h5py = _h5py(path)
+    with writing(path) as part, LateFile(part, "w+b") as content:
+        try:
+            with h5py.File(content, "w") as file:
+                yield file
+        except (OSError, TypeError, ValueError, RuntimeError) as error:  # such as two layers of one name
+            raise FileError(f"{path}: cannot be written as HDF5: {error}") from error
 
 
 @contextmanager

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import os
 from dataclasses import dataclass
 
@@ -14,8 +15,9 @@ from lms.ranks import sharing
 from lms.units import format_size, parse_size
 
 _SHARE = 0.5  # of what the machine has available, for all ranks on it, if no limit is given
-_SPARE = 0.05  # of the limit's bytes: for what BLAS and threads take as they are first used
+_SPARE = 0.05  # of what the limit leaves beside what the process holds: for what BLAS and threads take at first use
 _COPIES = 3  # of data in memory: itself, scikit-learn's own copy, and its products with weights
+_TENTH = 1.1  # a sparse sample and its tenth, on which the fit begins: a copy, while a dense one is a view
 
 
 @dataclass(frozen=True)
@@ -27,7 +29,7 @@ class Budget:
 
     def holds(self, rows: FileRows) -> bool:
         """Whether scikit-learn can fit these rows in memory."""
-        return rows.nbytes * _COPIES <= self.work
+        return rows.nbytes_loaded * _COPIES <= self.work
 
     def sample(self, rows: FileRows, problem: Problem, cholesky: bool) -> int:
         """Bytes of rows to draw. Raises DataError if not even one block fits."""
@@ -35,15 +37,17 @@ class Budget:
         fixed = max(READ_AHEAD, 3 * rows.largest_block) + 3 * rows.largest_block  # read ahead; float64, and its scores
         fixed += outputs * columns * 8 * (40 + (3 * columns if cholesky else 0))  # L-BFGS's pairs; matrices and factors
         of_a_row = rows.nbytes / rows.n_rows
-        left = (1 - _SPARE) * self.work - fixed
-        nbytes = int(left / (1 + (8 + 40 * outputs) / of_a_row))  # each row has a weight and its derivatives
-        if nbytes < rows.largest_block:
+        # Each row has a weight and its derivatives.
+        of_a_byte = (_TENTH if rows.sparse else 1) + (8 + 40 * outputs) / of_a_row
+        least = math.ceil((rows.largest_block * of_a_byte + fixed) / (1 - _SPARE))
+        if self.work < least:
+            more = 1.01 * (least - self.work)  # `format_size` rounds to three digits
             raise DataError(
                 f"limit={self.limit}: {format_size(max(self.work, 0))} are left in this process; the fit "
-                f"needs {format_size(fixed)} and a block of {format_size(rows.largest_block)}: "
-                f"raise the limit by {format_size(1.2 * rows.largest_block - left)} or more"
+                f"needs {format_size(least)}, with one block of {format_size(rows.largest_block)}: "
+                f"raise the limit by {format_size(more)} or more"
             )
-        return nbytes
+        return int(((1 - _SPARE) * self.work - fixed) / of_a_byte)
 
 
 def budget(limit: int | str | None) -> Budget:

@@ -30,6 +30,7 @@ MAGIC = b"BASCULE ROWS 1\n"
 _GROUP = 8 << 20  # bytes of one read: consecutive blocks
 _BUFFERS = 3  # one is computed on, two are read ahead
 READ_AHEAD = _GROUP * _BUFFERS
+_WIDE = 1 << 31  # entries of a CSR matrix in memory from which its columns are int64
 
 
 @dataclass(frozen=True)
@@ -117,9 +118,14 @@ class FileRows:
         return self._read(range(len(self._index)))
 
     def sample(self, nbytes: int, generator: np.random.Generator) -> MemoryRows:
-        """Whole blocks, drawn without replacement: a sorted file's too come from everywhere."""
+        """Whole blocks, drawn without replacement: a sorted file's too come from everywhere.
+
+        Sparse ones stop before columns would be int64, and take more than `nbytes`.
+        """
         order = generator.permutation(len(self._index))
         fit = np.cumsum(np.array(self._sizes)[order]) <= nbytes
+        if self.sparse:
+            fit &= np.cumsum(self._index[order, 2]) < _WIDE
         chosen = np.sort(order[: max(1, int(fit.sum()))])
         found = self._gather(chosen.tolist())
         found.weights *= self.n_rows / found.n_rows
@@ -129,6 +135,12 @@ class FileRows:
         """All rows, in memory."""
         return self._gather(range(len(self._index)))
 
+    @property
+    def nbytes_loaded(self) -> int:
+        """Bytes that `load` takes: int64 columns need 4 bytes more than the file's."""
+        entries = int(self._index[:, 2].sum())
+        return self.nbytes + (4 * entries if self.sparse and entries >= _WIDE else 0)
+
     def _gather(self, numbers: Sequence[int]) -> MemoryRows:
         """Copies of these blocks, as rows in memory. No row is there twice meanwhile."""
         n_rows, entries = (int(one) for one in self._index[list(numbers), 1:].sum(axis=0))
@@ -136,7 +148,7 @@ class FileRows:
         x: Any
         if self.sparse:
             # SciPy's routines for rows take starts of the columns' type.
-            starts = np.zeros(n_rows + 1, dtype=np.int32 if entries < 1 << 31 else np.int64)
+            starts = np.zeros(n_rows + 1, dtype=np.int32 if entries < _WIDE else np.int64)
             data, columns = np.empty(entries, dtype=self.dtype), np.empty(entries, dtype=starts.dtype)
         else:
             x = np.empty((n_rows, self.n_features), dtype=self.dtype)
