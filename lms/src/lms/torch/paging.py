@@ -143,8 +143,8 @@ class Paging:
             return
         if module not in self._called:  # a whole model, before its first pass, which is measured
             self._called.add(module)
-            for parameter in module.parameters():
-                self._adopt(parameter)
+            for one in module.parameters():
+                self._adopt(one)
         for parameter in module._parameters.values():
             if parameter is not None:
                 self._adopt(parameter)
