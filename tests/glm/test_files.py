@@ -128,7 +128,7 @@ def test_a_sorted_file_is_fitted_as_the_arrays_are(
     assert model.objective_ == pytest.approx(inside.objective_, rel=2e-8)
     np.testing.assert_allclose(model.coef_, inside.coef_, atol=1e-3)
     assert len(model.history_) < 25
-    assert {one.nbytes for one in model.history_} == {rows.nbytes}
+    assert {one.nbytes for one in model.history_} == {0}  # all blocks stay in memory
     # Prediction from the file, too.
     np.testing.assert_allclose(model.predict(rows), model.predict(x))
     assert model.score(rows) == pytest.approx(model.score(x, y, weights))
@@ -227,6 +227,20 @@ def test_a_limit_that_is_raised_as_the_error_says_is_enough(
 
 
 @pytest.mark.usefixtures("_small_blocks")
+@pytest.mark.parametrize("share", [0, 0.3, 1])
+def test_a_pass_has_each_row_once_whatever_is_held_in_memory(parquet: Path, tmp_path: Path, share: float) -> None:
+    rows = convert(parquet, tmp_path / "a.rows", label="y")
+    holding = rows.hold(int(share * rows.nbytes), np.random.default_rng(0))
+    assert holding.held is not None
+    assert holding.nbytes < rows.nbytes
+
+    def content(passed: Any) -> list[bytes]:
+        return sorted(row.tobytes() for block in passed for row in np.column_stack([block.x, block.labels]))
+
+    assert content(holding) == content(rows) == content(rows.load())
+
+
+@pytest.mark.usefixtures("_small_blocks")
 def test_a_sparse_sample_keeps_columns_of_four_bytes(
     arrays: tuple[Any, Any, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -234,7 +248,8 @@ def test_a_sparse_sample_keeps_columns_of_four_bytes(
     rows = convert(tmp_path / "a.svm")
     assert rows.nbytes_loaded == rows.nbytes
     monkeypatch.setattr(bascule_glm.files, "_WIDE", 40_000)
-    drawn = rows.sample(rows.nbytes, np.random.default_rng(0))
+    drawn = rows.hold(rows.nbytes, np.random.default_rng(0)).held
+    assert drawn is not None
     assert drawn.x.indices.dtype == np.int32
     assert 20_000 < drawn.x.nnz < 40_000
     assert rows.nbytes_loaded == rows.nbytes + 4 * 2000 * D

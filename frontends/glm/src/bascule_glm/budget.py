@@ -17,7 +17,6 @@ from lms.units import format_size, parse_size
 _SHARE = 0.5  # of what the machine has available, for all ranks on it, if no limit is given
 _SPARE = 0.05  # of what the limit leaves beside what the process holds: for what BLAS and threads take at first use
 _COPIES = 3  # of data in memory: itself, scikit-learn's own copy, and its products with weights
-_TENTH = 1.1  # a sparse sample and its tenth, on which the fit begins: a copy, while a dense one is a view
 
 
 @dataclass(frozen=True)
@@ -31,14 +30,16 @@ class Budget:
         """Whether scikit-learn can fit these rows in memory."""
         return rows.nbytes_loaded * _COPIES <= self.work
 
-    def sample(self, rows: FileRows, problem: Problem, cholesky: bool) -> int:
-        """Bytes of rows to draw. Raises DataError if not even one block fits."""
+    def held(self, rows: FileRows, problem: Problem, cholesky: bool) -> int:
+        """Bytes of rows that may stay in memory. Raises DataError if not even one block fits."""
         outputs, columns = problem.loss.outputs, problem.columns(rows.n_features)
         fixed = max(READ_AHEAD, 3 * rows.largest_block) + 3 * rows.largest_block  # read ahead; float64, and its scores
         fixed += outputs * columns * 8 * (40 + (3 * columns if cholesky else 0))  # L-BFGS's pairs; matrices and factors
         of_a_row = rows.nbytes / rows.n_rows
-        # Each row has a weight and its derivatives.
-        of_a_byte = (_TENTH if rows.sparse else 1) + (8 + 40 * outputs) / of_a_row
+        # Of sparse rows the sample and its tenth are copies. Each row has two weights and its derivatives.
+        size = problem.ranks.size
+        copied = ((size > 1) + 0.1) / size if rows.sparse else 0
+        of_a_byte = 1 + copied + (16 + 40 * outputs) / of_a_row
         least = math.ceil((rows.largest_block * of_a_byte + fixed) / (1 - _SPARE))
         if self.work < least:
             more = 1.01 * (least - self.work)  # `format_size` rounds to three digits

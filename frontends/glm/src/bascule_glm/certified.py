@@ -194,10 +194,11 @@ class Certified:
             return
         problem = self._problem(self._labels(*counted, joined), "", joined)
         with joined.agree():
-            # All ranks' samples together are one.
-            nbytes = allowed.sample(rows, problem, self._in_passes(problem, rows.n_features)[0]) // joined.size
+            nbytes = allowed.held(rows, problem, self._in_passes(problem, rows.n_features)[0])
             generator = np.random.default_rng(check_random_state(this.random_state).randint(1 << 31))
-            sample = rows.sample(nbytes, generator)
+            rows = rows.hold(nbytes, generator)
+        assert rows.held is not None
+        sample = rows.held.every(joined.size).standing_for(rows.n_rows)  # all ranks' samples together are one
         history.say(f"sample: {sample.n_rows} of {rows.n_rows} rows, {format_size(sample.nbytes)}, drawn at random")
         why = f"{size} do not fit into limit={allowed.limit}; " if joined.size == 1 else ""
         self._fit_passes(rows, problem, history, sample, why)
@@ -215,7 +216,10 @@ class Certified:
         if getattr(this, "warm_start", False) and hasattr(this, "coef_"):
             start = _parameters(this, problem)
         elif sample is not rows:
-            for some in (sample.every(10), sample):  # the fewer rows come near the optimum of the more
+            for some in (
+                sample.every(10).standing_for(sample.n_rows),
+                sample,
+            ):  # the fewer rows come near the optimum of the more
                 enough = History(max(this.tol, _SAMPLE_GAP), False)
                 start, _ = minimise(problem, some, start, some, 50, enough, cholesky)
         most = 100 if this.max_iter is None else this.max_iter

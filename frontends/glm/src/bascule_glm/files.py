@@ -22,7 +22,7 @@ import scipy.sparse
 from numpy.typing import NDArray
 
 from bascule_glm.errors import DataError, FileError
-from bascule_glm.rows import Block, MemoryRows
+from bascule_glm.rows import Block, MemoryRows, nbytes_of
 from lms.memory.file import page_memory
 
 PAGE = 4096
@@ -58,7 +58,8 @@ class Layout:
 class FileRows:
     """The rows of a finished file, block by block. Raises FileError if it is none, or cut.
 
-    `n_rows`, `n_features`, `dtype`, `sparse`, `nbytes` of one pass, `names` of the columns if the source had any.
+    `n_rows`, `n_features`, `dtype`, `sparse`, `nbytes` that a pass reads, `names` of the columns if the source had any,
+    and `held`, the rows that are in memory.
     `bytes_read` counts what all passes have read.
     """
 
@@ -69,6 +70,8 @@ class FileRows:
         self.n_features: int = self.about["n_features"]
         self.names: list[str] | None = self.about["names"]
         self._weights: NDArray[np.float64] | None = None  # the caller's, one for each row
+        self.held: MemoryRows | None = None
+        self._unheld: list[int] = []  # if any are held: the numbers of the other blocks
         self._take(np.array(self.about["blocks"], dtype=np.int64).reshape(-1, 3))
 
     def _take(self, index: NDArray[np.int64]) -> None:
@@ -115,21 +118,37 @@ class FileRows:
         return other
 
     def __iter__(self) -> Iterator[Block]:
-        return self._read(range(len(self._index)))
+        if self.held is None:
+            yield from self._read(range(len(self._index)))
+            return
+        # Between one another: the reader goes on while blocks in memory are computed on.
+        held = iter(self.held)
+        parts = self.held.nbytes / max(self.nbytes, 1)  # of a held byte for each that is read
+        due = 0.0
+        for block in self._read(self._unheld):
+            yield block
+            due += parts * nbytes_of(block.x)
+            while due > 0 and (one := next(held, None)) is not None:
+                yield one
+                due -= nbytes_of(one.x)
+        yield from held
 
-    def sample(self, nbytes: int, generator: np.random.Generator) -> MemoryRows:
-        """Whole blocks, drawn without replacement: a sorted file's too come from everywhere.
+    def hold(self, nbytes: int, generator: np.random.Generator) -> FileRows:
+        """The same rows, with whole blocks of up to `nbytes` in memory: passes do not read these again.
 
-        Sparse ones stop before columns would be int64, and take more than `nbytes`.
+        They are drawn without replacement, so those of a sorted file come from everywhere. Sparse ones stop before
+        columns would be int64, and take more than `nbytes`.
         """
         order = generator.permutation(len(self._index))
         fit = np.cumsum(np.array(self._sizes)[order]) <= nbytes
         if self.sparse:
             fit &= np.cumsum(self._index[order, 2]) < _WIDE
-        chosen = np.sort(order[: max(1, int(fit.sum()))])
-        found = self._gather(chosen.tolist())
-        found.weights *= self.n_rows / found.n_rows
-        return found
+        drawn = max(1, int(fit.sum()))
+        other = copy.copy(self)
+        other.held = self._gather(np.sort(order[:drawn]).tolist())
+        other._unheld = np.sort(order[drawn:]).tolist()
+        other.nbytes = sum(self._sizes[number] for number in other._unheld)
+        return other
 
     def load(self) -> MemoryRows:
         """All rows, in memory."""

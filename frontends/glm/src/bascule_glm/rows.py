@@ -33,9 +33,6 @@ class Rows(Protocol):
     def __iter__(self) -> Iterator[Block]:
         """All rows, in blocks. A block is valid until the next is asked for."""
 
-    def sample(self, nbytes: int, generator: np.random.Generator) -> MemoryRows:
-        """At most `nbytes` of rows, drawn at random, with weights that stand for all; all of them if they fit."""
-
 
 class MemoryRows:
     """Arrays in memory as blocks."""
@@ -61,8 +58,12 @@ class MemoryRows:
         return MemoryRows(self.x[rows], self.labels[rows], self.weights[rows] * (self.n_rows / count))
 
     def every(self, step: int) -> MemoryRows:
-        """One row of `step`, with weights that stand for all."""
-        return MemoryRows(self.x[::step], self.labels[::step], self.weights[::step] * step)
+        """One row of `step`."""
+        return MemoryRows(self.x[::step], self.labels[::step], self.weights[::step]) if step > 1 else self
+
+    def standing_for(self, n_rows: int) -> MemoryRows:
+        """The same rows, with weights that stand for `n_rows`."""
+        return MemoryRows(self.x, self.labels, self.weights * (n_rows / self.n_rows))
 
 
 def nbytes_of(x: Matrix) -> int:

@@ -22,6 +22,7 @@ from bascule_glm.objective import Curvature, Evaluation, Problem, evaluate
 from bascule_glm.rows import MemoryRows, Rows
 
 CHOLESKY_COLUMNS = 2000  # up to here factoring a matrix of columns x columns is cheap beside a pass
+_MANY_COLUMNS = 500  # from here on the second derivative of a block is enough work for several threads
 _PAIRS = 10  # of steps and changes of the gradient that L-BFGS remembers
 _HALVINGS = 20
 
@@ -86,11 +87,12 @@ def minimise(
 
     Raises DDL's errors.
     """
-    threads = ThreadpoolController()
+    controller = ThreadpoolController()
+    # Most blocks are too small to be shared among threads, and another thread may be reading the next one.
+    threads = None if cholesky and start.shape[1] > _MANY_COLUMNS else 1
 
     def look(parameters: Floats) -> Evaluation:
-        # A block is too small to be shared among threads, and another thread may be reading the next one.
-        with threads.limit(limits=1, user_api="blas"):
+        with controller.limit(limits=1, user_api="blas"):
             return evaluate(problem, rows, parameters)
 
     point, step, nbytes = start, 0, 0 if isinstance(rows, MemoryRows) else rows.nbytes
@@ -102,8 +104,9 @@ def minimise(
         if sample is rows:
             pairs.clear()  # Newton's own direction needs no correction
         exact = min(0.01, max(history.relative, 0.0) ** 0.5) if sample is rows else 0.01
-        newton = _newton(problem, sample, point, cholesky, exact)
-        direction = -_two_loops(here.gradient, pairs, newton)
+        with controller.limit(limits=threads, user_api="blas"):
+            newton = _newton(problem, sample, point, cholesky, exact)
+            direction = -_two_loops(here.gradient, pairs, newton)
         slope = float(np.vdot(direction, here.gradient))
         if not slope < 0:
             pairs.clear()
