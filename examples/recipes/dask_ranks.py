@@ -38,24 +38,26 @@ class Store:
 def train(job: str, rank: int, size: int) -> str:
     """One rank: its share of the digits, and gradients averaged over all ranks. A task of Dask."""
     ddl.init(store=Store(job), rank=rank, size=size)
-    digits = load_digits()
-    images, labels = torch.tensor(digits.data / 16, dtype=torch.float32), torch.tensor(digits.target)
-    images, labels = images[rank::size], labels[rank::size]
-    torch.manual_seed(0)
-    model = torch.nn.Sequential(torch.nn.Linear(64, 256), torch.nn.ReLU(), torch.nn.Linear(256, 10))
-    optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
-    with lms.LMS(model, optimizer, limit="2GB") as session:
-        for _ in range(20):
-            loss = cross_entropy(model(images), labels)
-            optimizer.zero_grad()
-            loss.backward()
-            for parameter in model.parameters():
-                assert parameter.grad is not None
-                ddl.allreduce(parameter.grad, op="average")  # in place
-            optimizer.step()
-        peak = session.stats()["peak"]
-    norm = sum(float(parameter.detach().square().sum()) for parameter in model.parameters())
-    ddl.finalize()
+    try:
+        digits = load_digits()
+        images, labels = torch.tensor(digits.data / 16, dtype=torch.float32), torch.tensor(digits.target)
+        images, labels = images[rank::size], labels[rank::size]
+        torch.manual_seed(0)
+        model = torch.nn.Sequential(torch.nn.Linear(64, 256), torch.nn.ReLU(), torch.nn.Linear(256, 10))
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
+        with lms.LMS(model, optimizer, limit="2GB") as session:
+            for _ in range(20):
+                loss = cross_entropy(model(images), labels)
+                optimizer.zero_grad()
+                loss.backward()
+                for parameter in model.parameters():
+                    assert parameter.grad is not None
+                    ddl.allreduce(parameter.grad, op="average")  # in place
+                optimizer.step()
+            peak = session.stats()["peak"]
+        norm = sum(float(parameter.detach().square().sum()) for parameter in model.parameters())
+    finally:  # the worker lives on, and may be a rank of the next job
+        ddl.finalize()
     return f"rank {rank} of {size}: loss {loss.item():.4f}, parameters {norm:.6f}, peak {peak:,} bytes"
 
 

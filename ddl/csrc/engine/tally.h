@@ -21,7 +21,10 @@ struct Timing {
 class Tally {
   public:
     explicit Tally(int ranks)
-        : waited_(static_cast<size_t>(ranks)), until_(static_cast<size_t>(ranks)), late_(static_cast<size_t>(ranks)) {}
+        : waited_(static_cast<size_t>(ranks)),
+          from_(static_cast<size_t>(ranks)),
+          until_(static_cast<size_t>(ranks)),
+          late_(static_cast<size_t>(ranks)) {}
 
     // A call begins: its buffers are ready, as far as they were to wait for this rank's GPU.
     void begin(Timing& timing, double now, double allreduces) {
@@ -44,9 +47,16 @@ class Tally {
         }
         if (heard_from < 0) return;
         const auto peer = static_cast<size_t>(heard_from);
-        // Calls that overlap wait together.
-        waited_[peer] += std::max(0.0, timing.heard - std::max(timing.began, until_[peer]));
-        until_[peer] = std::max(until_[peer], timing.heard);
+        // Calls that overlap wait together, whichever finishes first.
+        double &from = from_[peer], &until = until_[peer];
+        waited_[peer] += std::max(0.0, timing.heard - std::max(timing.began, until));
+        if (timing.began > until) {
+            from = timing.began;
+        } else if (timing.began < from) {
+            waited_[peer] += std::max(0.0, std::min(timing.heard, from) - timing.began);
+            from = timing.began;
+        }
+        until = std::max(until, timing.heard);
         if (timing.heard - timing.began > (now - timing.began) / 2) ++late_[peer];
     }
     // A communicator broke: calls in flight will not finish.
@@ -69,7 +79,7 @@ class Tally {
     uint64_t calls_ = 0, bytes_ = 0, timed_ = 0;
     double seconds_ = 0, since_ = 0, allreduces_ = 0;
     int in_flight_ = 0;
-    std::vector<double> waited_, until_;  // until_: when the last wait for the rank ended
+    std::vector<double> waited_, from_, until_;  // from_ and until_: the last wait for the rank
     std::vector<uint64_t> late_;
 };
 

@@ -48,6 +48,7 @@ def aside(path: Path) -> Iterator[Path]:
     part = path.parent / f".{path.name[:50]}.{secrets.token_hex(8)}"
     with part.open("xb") as file:
         mode = stat.S_IMODE((status or os.fstat(file.fileno())).st_mode)
+        os.fchmod(file.fileno(), mode | stat.S_IRUSR | stat.S_IWUSR)  # private ones while they are written, too
     try:
         yield part
         with part.open("rb") as file:  # the body may have put another file there

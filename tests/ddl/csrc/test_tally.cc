@@ -49,6 +49,17 @@ TEST("calls that overlap wait for a rank together") {
     CHECK(tally.late() == (std::vector<uint64_t>{0, 2}));
 }
 
+TEST("calls that overlap wait for a rank together, if the later one finishes first, too") {
+    Tally tally(2);
+    Timing large, small;
+    tally.begin(large, 10, 1);
+    tally.begin(small, 12, 1);
+    large.heard = small.heard = 15;
+    tally.finish(1, small, 16, 1);
+    tally.finish(1, large, 20, 1);
+    CHECK(tally.waited() == (std::vector<double>{0, 5}));
+}
+
 TEST("after an error the calls that will not finish are in flight no more") {
     Tally tally(2);
     Timing lost, later;

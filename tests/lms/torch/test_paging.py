@@ -254,6 +254,13 @@ def test_an_optimizers_state_from_before_the_session_leaves_too() -> None:
     assert figures["state_in"]
 
 
+def test_a_model_that_was_not_given_is_known_after_its_first_forward() -> None:
+    model = Net()
+    with Session(budget=0, swap="parameters") as session:
+        model(torch.ones(2, WIDTH))
+        assert session.stats()["state"] == 13 * WIDTH * WIDTH * 4
+
+
 def test_an_optimizer_of_another_keeps_what_it_likes_in_its_state() -> None:
     class Counting(torch.optim.SGD):
         def step(self, closure: Any = None) -> Any:

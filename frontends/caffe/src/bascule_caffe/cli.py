@@ -310,7 +310,8 @@ def _device(gpus: Sequence[int], job: Job, log: Log, *, wanted: bool, default: i
     there = torch.cuda.device_count()
     own = list(gpus) or (list(range(there)) if job.size > 1 else [default])
     # A launcher such as srun --gpus-per-task=1 shows each rank its own GPU only, which is number 0 in all of them.
-    shown = job.size > 1 and not gpus and there == 1 and "CUDA_VISIBLE_DEVICES" in os.environ
+    by_slurm = os.environ.get("SLURM_LOCALID") == str(job.local_rank)  # and not ddlrun inside one task of Slurm's
+    shown = job.size > 1 and not gpus and there == 1 and by_slurm
     index = 0 if shown else job.local_rank
     lacks = there > 0 and index >= len(own)
     if job.most(int(lacks)):

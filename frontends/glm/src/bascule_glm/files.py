@@ -137,7 +137,7 @@ class FileRows:
         """The same rows, with whole blocks of up to `nbytes` in memory: passes do not read these again.
 
         They are drawn without replacement, so those of a sorted file come from everywhere. Sparse ones stop before
-        columns would be int64, and take more than `nbytes`.
+        columns need int64, which would take more than `nbytes`.
         """
         order = generator.permutation(len(self._index))
         fit = np.cumsum(np.array(self._sizes)[order]) <= nbytes

@@ -49,7 +49,7 @@ class Pager:
         )  # fmt: skip
         library.lms_pager_keep.argtypes = (ctypes.c_size_t,)
         library.lms_pager_expect.argtypes = (ctypes.c_void_p, ctypes.c_void_p, ctypes.c_size_t)
-        self._figures = (ctypes.c_uint64 * len(PagerUsage._fields))()
+        library.lms_pager_usage.argtypes = (ctypes.c_void_p, ctypes.c_int)
         # What is away when the session ends comes back from this file, so it stays open as long as the process lives.
         self._file = os.dup(engine.file.fileno())
         self._used = False
@@ -84,15 +84,21 @@ class Pager:
         self._library.lms_pager_reach(position)
 
     def usage(self) -> PagerUsage:
-        """Figures of this process's life. Raises SpillError if a write failed since the last call."""
-        self._library.lms_pager_usage(self._figures)
-        usage = PagerUsage(*self._figures)
+        """Figures of this process's life, for any thread."""
+        figures = (ctypes.c_uint64 * len(PagerUsage._fields))()
+        self._library.lms_pager_usage(figures, 0)
+        return PagerUsage(*figures)
+
+    def check(self) -> None:
+        """Raises SpillError if a write failed since the last call."""
+        figures = (ctypes.c_uint64 * len(PagerUsage._fields))()
+        self._library.lms_pager_usage(figures, 1)
+        usage = PagerUsage(*figures)
         if usage.failed:
             raise SpillError(
                 f"spill_dir={str(self._engine.file.directory)!r}: writing failed: {os.strerror(usage.failed)}; "
                 f"{format_size(usage.resident)} of state stay in memory. Free some room there, or give another folder"
             )
-        return usage
 
     def stop(self) -> None:
         """Nothing leaves any more. What is away comes back when it is touched."""

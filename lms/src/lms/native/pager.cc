@@ -195,10 +195,10 @@ void Pager::reach(std::uint32_t position) {
     changed_.notify_all();
 }
 
-PagerUsage Pager::usage() {
+PagerUsage Pager::usage(bool anew) {
     const Lock lock(mutex_);
     const PagerUsage now = usage_;
-    usage_.failed = 0;
+    if (anew) usage_.failed = 0;
     return now;
 }
 

@@ -65,7 +65,8 @@ class Pager {
     // The step is at this position of that order.
     void reach(std::uint32_t position);
 
-    PagerUsage usage();
+    // With `anew` a failed write is told once.
+    PagerUsage usage(bool anew);
 
     // A thread faulted at this address, to write or perhaps to write: true if it may try again, false if the address is
     // nothing of ours.

@@ -137,9 +137,9 @@ void lms_pager_expect(const std::uint32_t* pieces, const std::uint32_t* position
 }
 void lms_pager_reach(std::uint32_t position) { pager().reach(position); }
 
-// Figures in the order of PagerUsage.
-void lms_pager_usage(std::uint64_t figures[6]) {
-    const lms::PagerUsage usage = pager().usage();
+// Figures in the order of PagerUsage. With `anew` a failed write is told once.
+void lms_pager_usage(std::uint64_t figures[6], int anew) {
+    const lms::PagerUsage usage = pager().usage(anew != 0);
     const std::uint64_t all[] = {usage.tracked, usage.resident, usage.out, usage.back, usage.waited, usage.failed};
     std::copy(std::begin(all), std::end(all), figures);
 }

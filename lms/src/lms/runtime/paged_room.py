@@ -40,13 +40,13 @@ class PagedRoom:
         planner, device = self._planner, self._device
         if planner.limit is None:
             return
-        last = planner.last
+        last, in_pass = planner.last, 0
         if last is not None and last.recorder.measure and last.recorder is not self._seen:
-            self._seen = last.recorder
+            self._seen, in_pass = last.recorder, last.recorder.peak  # the planner answers for that
             unheld = max(0, planner.client.wanted - last.held_peak)
             self._in_pass = last.recorder.in_use_peak - self._reserved + unheld
         peak = device.peak()
-        self._margin += planner.budget.over(peak.held)
+        self._margin += min(planner.budget.over(peak.held), peak.held - in_pass)
         between = peak.in_use - self._reserved + self._margin
         room = max(self._least, planner.budget.planned(0) - max(self._in_pass, between))
         if room < self.now or room > self.now + planner.limit * _STEADY:

@@ -68,7 +68,7 @@ class Paging:
         self._at = 0  # the position in the course behind the last use
         self._before = pager.usage()
         self.nbytes = 0  # all that may leave, with freed gradients and state that is not used again
-        _left.clear()  # they have their places in files of former sessions
+        _left.clear()  # the blocks left lie in files of former sessions
 
     def open(self, models: Iterable[torch.nn.Module]) -> None:
         """Begin, with the parameters of `models`. Others follow as their modules are called."""
@@ -78,7 +78,7 @@ class Paging:
             for model in models:
                 for parameter in model.parameters():
                     self._adopt(parameter)
-        self._count()
+        self.count()
 
     def leave(self) -> None:
         """Learn of no more uses."""
@@ -108,13 +108,14 @@ class Paging:
                 blocks = (self._track_state(tensor) for tensor in tensors(entry) if self._may_leave(tensor))
                 self._states[parameter] = tuple(block for block in blocks if block is not None)
 
-    def _count(self) -> None:
+    def count(self) -> None:
+        """Set `nbytes` anew."""
         of_gradients = (self._gradient(parameter) for parameter in self._watched)
         blocks = (*self._adopted.values(), *of_gradients, *chain.from_iterable(self._states.values()))
         self.nbytes = sum(block.nbytes for block in blocks if block is not None)
 
     def usage(self) -> PagerUsage:
-        """Figures since this session began, of all sessions. Raises SpillError if a write failed meanwhile."""
+        """Figures since this session began, of all sessions."""
         now, before = self.pager.usage(), self._before
         return now._replace(out=now.out - before.out, back=now.back - before.back, waited=now.waited - before.waited)
 
@@ -126,7 +127,6 @@ class Paging:
         self.pager.keep(room)
         for parameter in list(self._adopted):  # those whose storage was replaced
             self._track(parameter)
-        self._count()
         if self._taken != self._course:
             self._course, self._uses = self._taken, defaultdict(list)
             for at, used in enumerate(self._course):
@@ -134,7 +134,7 @@ class Paging:
             self.pager.expect(self._course)
         self._taken, self._at = [], 0
         self.pager.reach(0)
-        self.usage()
+        self.pager.check()
 
     # Uses
 
@@ -145,6 +145,7 @@ class Paging:
             self._called.add(module)
             for one in module.parameters():
                 self._adopt(one)
+            self.count()
         for parameter in module._parameters.values():
             if parameter is not None:
                 self._adopt(parameter)

@@ -10,6 +10,7 @@ from typing import Any, BinaryIO
 import torch
 
 _AT_ONCE = 1 << 20  # bytes
+_ours: Any = None
 
 
 class _Copies:
@@ -27,9 +28,10 @@ class _Copies:
 
 
 def let_save_wait() -> None:
-    """Have `torch.save` hand copies to the system from now on: tensors may be away after a session, too."""
+    """Have `torch.save` write copies from now on: tensors may be away after a session, too."""
+    global _ours
     plain: Any = torch.save
-    if hasattr(plain, "__wrapped__"):
+    if plain is _ours:
         return
 
     @functools.wraps(plain)
@@ -42,4 +44,4 @@ def let_save_wait() -> None:
         else:
             plain(obj, f, *args, **kwargs)
 
-    torch.save = save
+    _ours = torch.save = torch.serialization.save = save

@@ -120,6 +120,7 @@ class State:
         if self._optimizers:
             self._room.after_step(*self.pager.figures)
         if self._paging is not None and counts:
+            self._paging.count()
             self._paged.after_step(self._paging.nbytes)
             self._paging.after_step(self._paged.now)
             if not self._room.has_passes:

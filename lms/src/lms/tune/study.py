@@ -162,6 +162,8 @@ class Study:
 
         A trial that failed counts only with an `outcome`.
         """
+        if self.storage.get_trial(trial._trial_id).state.is_finished():
+            return False
         with suppress(UpdateFinishedTrialError):  # taken for dead, or told: the answer to our first try was lost
             if outcome:
                 trial.set_user_attr(OUTCOME, outcome)

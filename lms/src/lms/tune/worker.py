@@ -183,7 +183,9 @@ class Worker:
         if one.process.log.last is not None or _proven(self._study.trials()):
             self._told(one, self._study.tell(one.trial, TrialState.FAIL, outcome=f"failed: {why}"), why)
             return
-        self._study.tell(one.trial, TrialState.FAIL)  # it does not count: the script or our options must change first
+        if not self._study.tell(one.trial, TrialState.FAIL):  # one that does not count: script or options must change
+            self._told(one, False, why)
+            return
         print(one.process.log.tail(), file=sys.stderr)
         options = ", ".join(parameter.name for parameter in self._search.parameters)
         raise LMSError(
@@ -203,7 +205,7 @@ class Worker:
             f"trials failed {self._failures} times on this host, {socket.gethostname()} (the last time: {why}), and "
             "none has printed the metric here, so this worker ends. Above are the last lines of "
             f"{one.process.log.path}. Look at what the script needs of its host: packages, data, memory, a GPU. "
-            "Workers on other hosts go on"
+            "Workers on other hosts, if there are any, go on. Then start this one again"
         )
 
     def _told(self, one: Running, told: bool, result: str) -> None:
