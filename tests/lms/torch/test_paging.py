@@ -8,6 +8,7 @@ import gc
 import io
 import random
 import resource
+import signal
 import subprocess
 import sys
 import threading
@@ -259,6 +260,18 @@ def test_a_model_that_was_not_given_is_known_after_its_first_forward() -> None:
     with Session(budget=0, swap="parameters") as session:
         model(torch.ones(2, WIDTH))
         assert session.stats()["state"] == 13 * WIDTH * WIDTH * 4
+
+
+def test_what_is_away_comes_back_although_a_script_sets_the_signals_handler_back() -> None:
+    former = signal.getsignal(signal.SIGSEGV)
+    model = Net()
+    optimizer = torch.optim.SGD(model.parameters(), 0.1)
+    with Session(model, optimizer, budget=0, swap="parameters"):
+        for _ in range(2):
+            model(torch.ones(2, WIDTH)).sum().backward()
+            optimizer.step()
+    signal.signal(signal.SIGSEGV, signal.SIG_DFL if former is None else former)
+    assert all(one.isfinite().all() for one in model.parameters())
 
 
 def test_an_optimizer_of_another_keeps_what_it_likes_in_its_state() -> None:

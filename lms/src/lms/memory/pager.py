@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import ctypes
+import functools
 import mmap
 import os
+import signal
 from collections.abc import Iterable, Sequence
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from lms.errors import SpillError
 from lms.memory.transfer import FileEngine
@@ -54,6 +56,7 @@ class Pager:
         self._file = os.dup(engine.file.fileno())
         self._used = False
         library.lms_pager_start()
+        _stay_first(library)
 
     def block(self, nbytes: int, *, transient: bool = False) -> Block:
         """Room for a block of `nbytes`. If `transient`, its contents are freed soon after their last use of a step."""
@@ -105,3 +108,23 @@ class Pager:
         self._library.lms_pager_stop()
         if not self._used:
             os.close(self._file)
+
+
+def _stay_first(library: ctypes.CDLL) -> None:
+    """Have handlers of SIGSEGV that `signal.signal` sets stand behind the pager's.
+
+    Lightning sets all signals back to what they were as its trainer ends. What is away is used after that, too.
+    """
+    plain = signal.signal
+    if getattr(plain, "behind_pager", False):
+        return
+
+    @functools.wraps(plain)
+    def behind(signalnum: Any, handler: Any) -> Any:
+        former = plain(signalnum, handler)
+        if signalnum == signal.SIGSEGV:
+            library.lms_pager_take_faults()
+        return former
+
+    behind.behind_pager = True  # type: ignore[attr-defined]
+    signal.signal = behind

@@ -75,7 +75,7 @@ void on_fault(int signal, siginfo_t* info, void* context) {
 }
 
 // The handler that was installed last is called first: take the place again if another took it.
-void take_faults(Pager* pager) {
+void install(Pager* pager) {
     the_pager = pager;
     struct sigaction ours{};
     ours.sa_sigaction = on_fault;
@@ -94,7 +94,7 @@ Pager::Pager(PagePool& pool) : pool_(pool), recent_(std::max(8U, 2 * std::thread
 
 void Pager::start() {
     const Lock lock(mutex_);
-    take_faults(this);
+    install(this);
     usage_.failed = 0;
     if (running_) return;
     running_ = true;
@@ -170,6 +170,11 @@ void Pager::forget(char* address) {
     changed_.notify_all();
 }
 
+void Pager::take_faults() {
+    const Lock lock(mutex_);
+    install(this);
+}
+
 void Pager::keep(std::size_t nbytes) {
     const Lock lock(mutex_);
     keep_ = nbytes;
@@ -190,7 +195,7 @@ void Pager::expect(const std::uint32_t* pieces, const std::uint32_t* positions, 
 
 void Pager::reach(std::uint32_t position) {
     const Lock lock(mutex_);
-    if (running_) take_faults(this);
+    if (running_) install(this);
     position_ = position;
     changed_.notify_all();
 }

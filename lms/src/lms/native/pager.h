@@ -56,6 +56,9 @@ class Pager {
     // The block is freed: its pages are of use to no one.
     void forget(char* address);
 
+    // Another handler of SIGSEGV was installed: ours goes before it again.
+    void take_faults();
+
     // Keep at most `nbytes` of what is tracked in memory.
     void keep(std::size_t nbytes);
 

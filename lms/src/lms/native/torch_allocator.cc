@@ -137,6 +137,8 @@ void lms_pager_expect(const std::uint32_t* pieces, const std::uint32_t* position
 }
 void lms_pager_reach(std::uint32_t position) { pager().reach(position); }
 
+void lms_pager_take_faults() { pager().take_faults(); }
+
 // Figures in the order of PagerUsage. With `anew` a failed write is told once.
 void lms_pager_usage(std::uint64_t figures[6], int anew) {
     const lms::PagerUsage usage = pager().usage(anew != 0);
