@@ -5,10 +5,12 @@ from __future__ import annotations
 import fcntl
 import importlib.util
 import os
+import resource
 import signal
+import sys
 from collections import defaultdict
-from collections.abc import Generator, Mapping
-from contextlib import ExitStack, contextmanager
+from collections.abc import Callable, Generator, Mapping
+from contextlib import AbstractContextManager, ExitStack, contextmanager
 from pathlib import Path
 
 import pytest
@@ -38,6 +40,24 @@ def _signals_of_a_login() -> None:
     ):
         if signal.getsignal(number) == signal.SIG_IGN:
             signal.signal(number, handler)
+
+
+@contextmanager
+def _files_of_at_most(nbytes: int) -> Generator[None, None, None]:
+    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
+    cached, sys.dont_write_bytecode = sys.dont_write_bytecode, True  # Python would leave cut .pyc files behind
+    resource.setrlimit(resource.RLIMIT_FSIZE, (nbytes, hard))
+    try:
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
+        sys.dont_write_bytecode = cached
+
+
+@pytest.fixture
+def files_of_at_most() -> Callable[[int], AbstractContextManager[None]]:
+    """What a full disk is, without root: within `files_of_at_most(N)` writes past N bytes of any file are refused."""
+    return _files_of_at_most
 
 
 @pytest.fixture(scope="session")

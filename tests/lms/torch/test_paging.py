@@ -7,7 +7,6 @@ import copy
 import gc
 import io
 import random
-import resource
 import signal
 import subprocess
 import sys
@@ -396,8 +395,7 @@ def test_a_real_segmentation_fault_ends_the_process() -> None:
     assert run.returncode == -11, run.stderr
 
 
-def test_a_full_disk_is_an_error_behind_the_step_and_loses_nothing() -> None:
-    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
+def test_a_full_disk_is_an_error_behind_the_step_and_loses_nothing(files_of_at_most: Any) -> None:
     plain, _ = train(OPTIMIZERS["sgd"], steps=3)
     torch.manual_seed(3)
     model = Net()
@@ -411,12 +409,8 @@ def test_a_full_disk_is_an_error_behind_the_step_and_loses_nothing() -> None:
 
     with Session(model, optimizer, budget=0, swap="parameters"):
         step(0)
-        resource.setrlimit(resource.RLIMIT_FSIZE, (8 << 10, hard))
-        try:
-            with pytest.raises(SpillError, match="writing failed: File too large"):
-                step(1)
-        finally:
-            resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
+        with files_of_at_most(8 << 10), pytest.raises(SpillError, match="writing failed: File too large"):
+            step(1)
         with contextlib.suppress(SpillError):  # of a copy that failed after the other error
             step(2)
     assert same(plain[1], list(model.parameters()))

@@ -437,18 +437,9 @@ def test_nothing_moves_when_everything_fits() -> None:
 # A tier that fails
 
 
-@contextmanager
-def files_of_at_most(nbytes: int) -> Generator[None, None, None]:
-    """What a full disk is, without root: writes past `nbytes` of any file are refused."""
-    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
-    resource.setrlimit(resource.RLIMIT_FSIZE, (nbytes, hard))
-    try:
-        yield
-    finally:
-        resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
-
-
-def test_a_full_disk_in_the_middle_of_a_step_is_that_steps_error(lms: Make, live: Live) -> None:
+def test_a_full_disk_in_the_middle_of_a_step_is_that_steps_error(
+    lms: Make, live: Live, files_of_at_most: Callable[[int], contextlib.AbstractContextManager[None]]
+) -> None:
     net = model()
     theirs = gradients(net)
     with lms() as session:
