@@ -26,7 +26,7 @@ class Tally {
           until_(static_cast<size_t>(ranks)),
           late_(static_cast<size_t>(ranks)) {}
 
-    // A call begins: its buffers are ready, as far as they were to wait for this rank's GPU.
+    // A call begins. If its buffers had to wait for this rank's GPU, they are ready now.
     void begin(Timing& timing, double now, double allreduces) {
         timing.began = now;
         timing.allreduces = allreduces;

@@ -59,7 +59,7 @@ def from_environment(environ: Mapping[str, str]) -> None:
 
 
 def renew() -> None:
-    """After `resize` or `shrink`: this rank's number may be another, and its figures have begun anew."""
+    """After `resize` or `shrink`: this rank may have another number, and its figures begin anew."""
     if _watch is not None:
         _sample(job.rank())
 

@@ -166,8 +166,8 @@ def _add_plan(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> 
     parser.add_argument(
         "--largest",
         metavar="NAME=LOW..HIGH",
-        help="find the largest whole number that the limit holds: it is given to the script as --NAME=VALUE, or where "
-        "an argument has {NAME}",
+        help="find the largest whole number that the limit holds: it is given to the script as --NAME=VALUE, or in the "
+        "place of {NAME} in an argument",
     )
     parser.add_argument("--json", metavar="FILE", type=Path, help="write the same as JSON (bytes, seconds)")
     parser.add_argument("--trace", metavar="FILE", type=Path, help="write the recorded step, for simulate and report")

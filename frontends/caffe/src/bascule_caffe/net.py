@@ -42,7 +42,7 @@ class Learnable:
         parameter: the blob.
         lr_mult: what the learning rate is multiplied by; 0 for statistics.
         decay_mult: what the weight decay is multiplied by.
-        owner: where it is: the name of the first layer that has it and the blob's index, such as "conv1[0]".
+        owner: the first layer that has it, and the index of the blob there, such as "conv1[0]".
     """
 
     parameter: nn.Parameter

@@ -15,7 +15,7 @@ from lms.ranks import sharing
 from lms.units import format_size, parse_size
 
 _SHARE = 0.5  # of what the machine has available, for all ranks on it, if no limit is given
-_SPARE = 0.05  # of what the limit leaves beside what the process holds: for what BLAS and threads take at first use
+_SPARE = 0.05  # of `work`: BLAS and threads take memory when they are first used
 _COPIES = 3  # of data in memory: itself, scikit-learn's own copy, and its products with weights
 
 

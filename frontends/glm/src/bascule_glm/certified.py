@@ -216,10 +216,8 @@ class Certified:
         if getattr(this, "warm_start", False) and hasattr(this, "coef_"):
             start = _parameters(this, problem)
         elif sample is not rows:
-            for some in (
-                sample.every(10).standing_for(sample.n_rows),
-                sample,
-            ):  # the fewer rows come near the optimum of the more
+            tenth = sample.every(10).standing_for(sample.n_rows)  # comes near the optimum of the sample
+            for some in (tenth, sample):
                 enough = History(max(this.tol, _SAMPLE_GAP), False)
                 start, _ = minimise(problem, some, start, some, 50, enough, cholesky)
         most = 100 if this.max_iter is None else this.max_iter

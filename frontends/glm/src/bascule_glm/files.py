@@ -121,13 +121,13 @@ class FileRows:
         if self.held is None:
             yield from self._read(range(len(self._index)))
             return
-        # Between one another: the reader goes on while blocks in memory are computed on.
+        # Blocks of both kinds alternate, so that the reader goes on while those in memory are computed on.
         held = iter(self.held)
-        parts = self.held.nbytes / max(self.nbytes, 1)  # of a held byte for each that is read
+        ratio = self.held.nbytes / max(self.nbytes, 1)
         due = 0.0
         for block in self._read(self._unheld):
             yield block
-            due += parts * nbytes_of(block.x)
+            due += ratio * nbytes_of(block.x)
             while due > 0 and (one := next(held, None)) is not None:
                 yield one
                 due -= nbytes_of(one.x)

@@ -88,20 +88,21 @@ class Pager:
 
     def usage(self) -> PagerUsage:
         """Figures of this process's life, for any thread."""
-        figures = (ctypes.c_uint64 * len(PagerUsage._fields))()
-        self._library.lms_pager_usage(figures, 0)
-        return PagerUsage(*figures)
+        return self._usage(anew=False)
 
     def check(self) -> None:
         """Raises SpillError if a write failed since the last call."""
-        figures = (ctypes.c_uint64 * len(PagerUsage._fields))()
-        self._library.lms_pager_usage(figures, 1)
-        usage = PagerUsage(*figures)
+        usage = self._usage(anew=True)
         if usage.failed:
             raise SpillError(
                 f"spill_dir={str(self._engine.file.directory)!r}: writing failed: {os.strerror(usage.failed)}; "
                 f"{format_size(usage.resident)} of state stay in memory. Free some room there, or give another folder"
             )
+
+    def _usage(self, *, anew: bool) -> PagerUsage:
+        figures = (ctypes.c_uint64 * len(PagerUsage._fields))()  # of this call: threads may ask at once
+        self._library.lms_pager_usage(figures, int(anew))
+        return PagerUsage(*figures)
 
     def stop(self) -> None:
         """Nothing leaves any more. What is away comes back when it is touched."""
