@@ -61,7 +61,7 @@ def out_of_core(folder: Path, n: int, runs: int) -> list[Found]:
         ours = run("passes", rows.path, limit, capped=True, seed=seed)
         found.append({"name": "passes, out of core", **ours})
         found.append(
-            {"name": "the same, in memory", **run("passes in memory", rows.path, limit // 4, capped=False, seed=seed)}
+            {"name": "the same, in memory", **run("passes in memory", rows.path, limit, capped=False, seed=seed)}
         )
         seconds = ours["seconds"]
         found.append(

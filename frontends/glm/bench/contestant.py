@@ -13,6 +13,7 @@ from rivals import RIVALS
 from sklearn.linear_model import SGDClassifier
 
 from bascule_glm import FileRows, LogisticRegression
+from bascule_glm.certified import _sample
 from bascule_glm.objective import Problem, evaluate
 from bascule_glm.ranks import ALONE
 from bascule_glm.solver import History
@@ -33,14 +34,14 @@ def passes(rows: FileRows, limit: int, seed: int, tol: float = TOL) -> dict[str,
     return _line(model, time.monotonic() - start)
 
 
-def passes_in_memory(rows: FileRows, limit: int, seed: int) -> dict[str, Any]:
+def passes_in_memory(rows: FileRows, seed: int) -> dict[str, Any]:
     """The same solver, with as large a sample, over arrays in memory."""
     loaded = rows.load()
     model = LogisticRegression(tol=TOL, random_state=seed)
     start = time.monotonic()
     history = History(TOL, False)
-    sample = loaded.sample(limit, np.random.default_rng(seed))
-    model._fit_passes(loaded, problem_of(model, loaded), history, sample)
+    problem = problem_of(model, loaded)
+    model._fit_passes(loaded, problem, history, _sample(loaded, problem).standing_for(loaded.n_rows))
     model._conclude(history)
     return _line(model, time.monotonic() - start)
 
@@ -108,7 +109,7 @@ def main(name: str, file: str, limit: str, seconds: str, seed: str) -> None:
     calls = {
         "passes": lambda: passes(rows, int(limit), int(seed)),
         "optimum": lambda: passes(rows, int(limit), int(seed), 1e-9),
-        "passes in memory": lambda: passes_in_memory(rows, int(limit), int(seed)),
+        "passes in memory": lambda: passes_in_memory(rows, int(seed)),
         "scikit-learn": lambda: scikit_learn(rows),
         "partial_fit": lambda: partial_fit(rows, float(seconds), int(seed)),
         "ranks": lambda: ranks(rows, int(limit), int(seed)),

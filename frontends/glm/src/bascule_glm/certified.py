@@ -25,6 +25,7 @@ from bascule_glm.sources import is_converted, open_rows
 from lms.units import format_size
 
 _SPREAD = 1e4  # of the columns' largest entries: beyond, the penalty means another thing for each column
+_ROWS_OF_A_COLUMN = 1000  # in a sample: with more of them Newton's steps cost more than the passes that they save
 _SAMPLE_GAP = 1e-4  # of the objective: the optimum of a sample is no nearer to that of all rows
 
 
@@ -198,7 +199,7 @@ class Certified:
             generator = np.random.default_rng(check_random_state(this.random_state).randint(1 << 31))
             rows = rows.hold(nbytes, generator)
         assert rows.held is not None
-        sample = rows.held.every(joined.size).standing_for(rows.n_rows)  # all ranks' samples together are one
+        sample = _sample(rows.held, problem).standing_for(rows.n_rows)
         history.say(f"sample: {sample.n_rows} of {rows.n_rows} rows, {format_size(sample.nbytes)}, drawn at random")
         why = f"{size} do not fit into limit={allowed.limit}; " if joined.size == 1 else ""
         self._fit_passes(rows, problem, history, sample, why)
@@ -270,6 +271,12 @@ class Certified:
             )
         found = np.concatenate([np.asarray(block.x @ np.atleast_2d(this.coef_).T + this.intercept_) for block in rows])
         return found[:, 0] if found.shape[1] == 1 else found
+
+
+def _sample(held: MemoryRows, problem: Problem) -> MemoryRows:
+    """Those of the rows that Newton's steps see: one sample, of which each rank has its share."""
+    enough = _ROWS_OF_A_COLUMN * problem.columns(held.n_features)
+    return held.every(problem.ranks.size * max(1, held.n_rows // enough))
 
 
 def _parameters(fitted: Any, problem: Problem) -> Floats:

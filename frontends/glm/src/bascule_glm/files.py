@@ -27,7 +27,8 @@ from lms.memory.file import page_memory
 
 PAGE = 4096
 MAGIC = b"BASCULE ROWS 1\n"
-_GROUP = 8 << 20  # bytes of one read: consecutive blocks
+_GROUP = 4 << 20  # bytes of one read: consecutive blocks
+_DRAWS = 256  # a sample comes from as many places at least, if blocks are small enough
 _BUFFERS = 3  # one is computed on, two are read ahead
 READ_AHEAD = _GROUP * _BUFFERS
 _WIDE = 1 << 31  # entries of a CSR matrix in memory from which its columns are int64
@@ -136,10 +137,12 @@ class FileRows:
     def hold(self, nbytes: int, generator: np.random.Generator) -> FileRows:
         """The same rows, with whole blocks of up to `nbytes` in memory: passes do not read these again.
 
-        They are drawn without replacement, so those of a sorted file come from everywhere. Sparse ones stop before
-        columns need int64, which would take more than `nbytes`.
+        They are drawn without replacement, so those of a sorted file come from everywhere: one read's blocks together,
+        because reads of what lies between single blocks would be short and slow. Sparse ones stop before columns need
+        int64, which would take more than `nbytes`.
         """
-        order = generator.permutation(len(self._index))
+        groups = self._groups(range(len(self._index)), min(_GROUP, self.nbytes // _DRAWS))
+        order = np.concatenate([groups[number] for number in generator.permutation(len(groups))])
         fit = np.cumsum(np.array(self._sizes)[order]) <= nbytes
         if self.sparse:
             fit &= np.cumsum(self._index[order, 2]) < _WIDE
@@ -229,7 +232,7 @@ class FileRows:
 
     def _read(self, numbers: Iterable[int]) -> Iterator[Block]:
         """These blocks, while a thread reads the next ones. The next block may overwrite the last one's memory."""
-        groups = self._groups(numbers)
+        groups = self._groups(numbers, _GROUP)
         if not groups:
             return
         free: Queue[Any] = Queue()
@@ -255,12 +258,12 @@ class FileRows:
             free.put(None)
             reader.join()
 
-    def _groups(self, numbers: Iterable[int]) -> list[list[int]]:
-        """Blocks that one read takes: neighbours, up to its size."""
+    def _groups(self, numbers: Iterable[int], most: int) -> list[list[int]]:
+        """Neighbours together, of up to `most` bytes."""
         groups: list[list[int]] = []
         nbytes = 0
         for number in numbers:
-            if groups and groups[-1][-1] == number - 1 and nbytes + self._sizes[number] <= _GROUP:
+            if groups and groups[-1][-1] == number - 1 and nbytes + self._sizes[number] <= most:
                 groups[-1].append(number)
                 nbytes += self._sizes[number]
             else:

@@ -49,14 +49,6 @@ class MemoryRows:
             part = slice(start, start + step)
             yield Block(self.x[part], self.labels[part], self.weights[part])
 
-    def sample(self, nbytes: int, generator: np.random.Generator) -> MemoryRows:
-        """Rows drawn without replacement, or these themselves if they fit."""
-        if self.nbytes <= nbytes:
-            return self
-        count = max(1, int(self.n_rows * nbytes / self.nbytes))
-        rows = np.sort(generator.choice(self.n_rows, count, replace=False))
-        return MemoryRows(self.x[rows], self.labels[rows], self.weights[rows] * (self.n_rows / count))
-
     def every(self, step: int) -> MemoryRows:
         """One row of `step`."""
         return MemoryRows(self.x[::step], self.labels[::step], self.weights[::step]) if step > 1 else self
