@@ -135,6 +135,19 @@ def test_a_sorted_file_is_fitted_as_the_arrays_are(
 
 
 @pytest.mark.usefixtures("_small_blocks")
+@pytest.mark.parametrize("blocks", [1, 3])
+@pytest.mark.parametrize("kind", [LogisticRegression, LinearSVC])
+def test_a_sample_that_lacks_a_class_of_a_sorted_file_does_no_harm(
+    kind: Any, blocks: int, parquet: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    rows = convert(parquet, tmp_path / "a.rows", label="y")
+    monkeypatch.setattr(Budget, "held", lambda *_: blocks * rows.largest_block)
+    for seed in range(3):
+        model = kind(tol=1e-6, random_state=seed, limit="1GB").fit(rows)
+        assert model.gap_ <= 1e-6 * model.objective_
+
+
+@pytest.mark.usefixtures("_small_blocks")
 def test_a_sparse_file_with_many_columns_is_fitted_as_the_arrays_are(tmp_path: Path) -> None:
     generator = np.random.default_rng(3)
     x = sparse.random(4000, 3000, density=0.01, random_state=3, format="csr")

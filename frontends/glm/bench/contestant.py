@@ -40,8 +40,10 @@ def passes_in_memory(rows: FileRows, seed: int) -> dict[str, Any]:
     model = LogisticRegression(tol=TOL, random_state=seed)
     start = time.monotonic()
     history = History(TOL, False)
-    problem = problem_of(model, loaded)
-    model._fit_passes(loaded, problem, history, _sample(loaded, problem).standing_for(loaded.n_rows))
+    labels = model._labels(loaded.labels, loaded.weights, ALONE)
+    problem = model._problem(labels, "", ALONE)
+    sample, _ = _sample(loaded, loaded.n_rows, labels, problem)
+    model._fit_passes(loaded, problem, history, sample, from_sample=True)
     model._conclude(history)
     return _line(model, time.monotonic() - start)
 

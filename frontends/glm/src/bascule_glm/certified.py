@@ -193,20 +193,29 @@ class Certified:
             why = f"{size} fit into limit={allowed.limit}"
             self._fit_memory(loaded, loaded.weights, history, why)
             return
-        problem = self._problem(self._labels(*counted, joined), "", joined)
+        labels = self._labels(*counted, joined)
+        problem = self._problem(labels, "", joined)
         with joined.agree():
             nbytes = allowed.held(rows, problem, self._in_passes(problem, rows.n_features)[0])
             generator = np.random.default_rng(check_random_state(this.random_state).randint(1 << 31))
             rows = rows.hold(nbytes, generator)
         assert rows.held is not None
-        sample = _sample(rows.held, problem).standing_for(rows.n_rows)
+        sample, complete = _sample(rows.held, rows.n_rows, labels, problem)
         history.say(f"sample: {sample.n_rows} of {rows.n_rows} rows, {format_size(sample.nbytes)}, drawn at random")
         why = f"{size} do not fit into limit={allowed.limit}; " if joined.size == 1 else ""
-        self._fit_passes(rows, problem, history, sample, why)
+        self._fit_passes(rows, problem, history, sample, why, from_sample=complete)
 
     def _fit_passes(
-        self, rows: FileRows | MemoryRows, problem: Problem, history: History, sample: MemoryRows, why: str = ""
+        self,
+        rows: FileRows | MemoryRows,
+        problem: Problem,
+        history: History,
+        sample: MemoryRows,
+        why: str = "",
+        *,
+        from_sample: bool = False,
     ) -> None:
+        """Passes over the rows; with `from_sample` from the optimum of the sample."""
         this: Any = self
         cholesky, reason = self._in_passes(problem, rows.n_features)
         if problem.ranks.size > 1:
@@ -216,7 +225,7 @@ class Certified:
         start = np.zeros((problem.loss.outputs, problem.columns(rows.n_features)))
         if getattr(this, "warm_start", False) and hasattr(this, "coef_"):
             start = _parameters(this, problem)
-        elif sample is not rows:
+        elif from_sample:
             tenth = sample.every(10).standing_for(sample.n_rows)  # comes near the optimum of the sample
             for some in (tenth, sample):
                 enough = History(max(this.tol, _SAMPLE_GAP), False)
@@ -273,10 +282,22 @@ class Certified:
         return found[:, 0] if found.shape[1] == 1 else found
 
 
-def _sample(held: MemoryRows, problem: Problem) -> MemoryRows:
-    """Those of the rows that Newton's steps see: one sample, of which each rank has its share."""
+def _sample(held: MemoryRows, n_rows: int, labels: Labels, problem: Problem) -> tuple[MemoryRows, bool]:
+    """What Newton's steps see: rows of `held` that stand for this rank's `n_rows`, and whether each class has some.
+
+    Each rank has its share of one sample. Each class has the weight that it has in the whole file, which blocks of a
+    sorted file would not give it. If one has no row, the sample has no optimum: the intercept grows without bound.
+    """
     enough = _ROWS_OF_A_COLUMN * problem.columns(held.n_features)
-    return held.every(problem.ranks.size * max(1, held.n_rows // enough))
+    sample = held.every(problem.ranks.size * max(1, held.n_rows // enough)).standing_for(n_rows)
+    if not len(labels.classes):  # numbers
+        return sample, True
+    codes = np.searchsorted(labels.classes, sample.labels)
+    found = problem.ranks.add(np.bincount(codes, sample.weights, len(labels.classes)))
+    if (labels.counts[found == 0] > 0).any():
+        return sample, False
+    share = np.divide(labels.counts, found, out=np.zeros_like(found), where=found > 0)
+    return MemoryRows(sample.x, sample.labels, sample.weights * share[codes]), True
 
 
 def _parameters(fitted: Any, problem: Problem) -> Floats:

@@ -30,7 +30,7 @@ import scipy.sparse
 
 from bascule_glm.losses import Floats, Loss, Softmax, Squared, Terms
 from bascule_glm.ranks import ALONE, Ranks
-from bascule_glm.rows import Matrix, Rows
+from bascule_glm.rows import Matrix, MemoryRows, Rows
 
 Intercept = Literal["none", "free", "penalised"]
 _EPSILON = float(np.finfo(np.float64).eps)
@@ -178,15 +178,27 @@ def _squared_norms(x: Matrix) -> Floats:
 
 
 class Curvature:
-    """The second derivative of the objective at one point, of rows in memory on each rank."""
+    """The second derivative of the objective at one point, of rows in memory on each rank.
 
-    def __init__(self, problem: Problem, rows: Any, parameters: Floats) -> None:
+    With `sampled` the rows stand for more. In directions in which D columns of n rows do not happen to lie, their
+    matrix is too small, so a multiple of the identity is added: its mean eigenvalue times D / n, which shrinks the
+    estimate as Ledoit and Wolf (2004) do.
+    """
+
+    def __init__(self, problem: Problem, rows: MemoryRows, parameters: Floats, sampled: bool) -> None:
         self._problem, self._rows = problem, rows
         self._terms: list[Terms] = []
         for block in rows:
             scores = problem.scores(block.x, parameters.astype(block.x.dtype)).astype(np.float64)
             self._terms.append(problem.loss.terms(scores, block.labels, block.weights))
         self._ridge = problem.ridge(rows.n_features)
+        if sampled:
+            traces = [
+                terms.curvature.T @ (_squared_norms(block.x) + problem.scale**2 * (problem.intercept != "none"))
+                for block, terms in zip(rows, self._terms, strict=True)
+            ]
+            *trace, n_rows = problem.ranks.add(np.append(np.sum(traces, axis=0), rows.n_rows))
+            self._ridge += np.divide(trace, n_rows)[:, None]
 
     def __matmul__(self, vector: Floats) -> Floats:
         """Times a (K, D)."""

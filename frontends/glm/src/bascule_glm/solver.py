@@ -105,7 +105,7 @@ def minimise(
             pairs.clear()  # Newton's own direction needs no correction
         exact = min(0.01, max(history.relative, 0.0) ** 0.5) if sample is rows else 0.01
         with controller.limit(limits=threads, user_api="blas"):
-            newton = _newton(problem, sample, point, cholesky, exact)
+            newton = _newton(problem, sample, point, cholesky, exact, sampled=sample is not rows)
             direction = -_two_loops(here.gradient, pairs, newton)
         slope = float(np.vdot(direction, here.gradient))
         if not slope < 0:
@@ -145,10 +145,10 @@ def uses_cholesky(problem: Problem, n_features: int) -> tuple[bool, str]:
 
 
 def _newton(
-    problem: Problem, sample: MemoryRows, point: Floats, cholesky: bool, exact: float
+    problem: Problem, sample: MemoryRows, point: Floats, cholesky: bool, exact: float, *, sampled: bool
 ) -> Callable[[Floats], Floats]:
     """The inverse of the sample's second derivative, times a gradient."""
-    curvature = Curvature(problem, sample, point)
+    curvature = Curvature(problem, sample, point, sampled)
     if not cholesky:
         return lambda gradient: _conjugate_gradients(curvature, gradient, exact)
     factors = [_factor(matrix) for matrix in curvature.matrices()]
