@@ -12,8 +12,8 @@ import pytest
 import torch
 from google.protobuf.message import Message
 
-from bascule_caffe import register_layer
-from bascule_caffe.cli import _device, main
+from bascule_caffe import devices, register_layer
+from bascule_caffe.cli import main
 from bascule_caffe.errors import CaffeError
 from bascule_caffe.job import Job
 from bascule_caffe.log import Log
@@ -243,7 +243,7 @@ def test_each_rank_of_a_host_has_a_gpu_of_its_own_or_all_end(
     for local in local_ranks:
         job = Ranks(local, 2 * len(local_ranks), local)
         try:
-            found.append(_device(gpus, job, Log(1), wanted=True).index)
+            found.append(devices.own(gpus, job, Log(1), wanted=True).index)
         except CaffeError as error:
             last = str(error)
     assert found == (taken if isinstance(taken, list) else [])
@@ -257,12 +257,12 @@ def test_a_rank_that_sees_one_gpu_only_takes_it(monkeypatch: pytest.MonkeyPatch)
     monkeypatch.setattr(Job, "most", lambda self, number: number)
     monkeypatch.setenv("SLURM_LOCALID", "0")  # ddlrun inside a task
     with pytest.raises(CaffeError, match="each rank needs a GPU of its own"):
-        _device((), Job(1, 2, 1), Log(1), wanted=True)
+        devices.own((), Job(1, 2, 1), Log(1), wanted=True)
     monkeypatch.setenv("SLURM_LOCALID", "1")
-    assert _device((), Job(1, 2, 1), Log(1), wanted=True).index == 0
+    assert devices.own((), Job(1, 2, 1), Log(1), wanted=True).index == 0
 
 
 def test_a_device_id_that_is_not_there_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
     with pytest.raises(CaffeError, match="device_id is 5: there are 2 GPUs, from 0"):
-        _device((), Job(), Log(), wanted=True, default=5)
+        devices.own((), Job(), Log(), wanted=True, default=5)

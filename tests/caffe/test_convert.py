@@ -6,9 +6,8 @@ import re
 import pytest
 import torch
 
-from bascule_caffe import FileError, NetError
+from bascule_caffe import CaffeError, FileError, NetError, devices
 from bascule_caffe.convert import convert, load_safetensors
-from bascule_caffe.devices import describe_devices
 from bascule_caffe.messages import write_binary
 from bascule_caffe.timing import time_net
 
@@ -147,6 +146,6 @@ def test_time_writes_caffes_lines(build):
 
 def test_devices_are_described_or_said_to_be_missing(monkeypatch):
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 0)
-    assert describe_devices() == ["No GPU: PyTorch finds none, and nets run on the CPU."]
-    with pytest.raises(ValueError, match="there is no GPU 3: PyTorch finds 0"):
-        describe_devices([3])
+    assert devices.described([]) == ["No GPU: PyTorch finds none, and nets run on the CPU."]
+    with pytest.raises(CaffeError, match="there is no GPU 3: PyTorch finds no GPU"):
+        devices.named("3")

@@ -13,9 +13,8 @@ import PIL.Image
 import pytest
 from numpy.typing import NDArray
 
-from bascule_caffe.data import Feed
+from bascule_caffe.data import Batches, Feed, Share
 from bascule_caffe.errors import FileError, NetError
-from bascule_caffe.loader import Batches, Share
 from bascule_caffe.messages import Datum, NetParameter, TransformationParameter, array_blob, parse_string, write_binary
 from bascule_caffe.net import Net
 from bascule_caffe.records import LMDB, HDF5Files, ImageFiles
@@ -62,7 +61,7 @@ def test_ranks_read_every_record_once(tmp_path: Path) -> None:
 
 def test_a_batch_depends_on_its_number_alone(tmp_path: Path) -> None:
     path = write_lmdb(tmp_path / "lmdb")
-    records = LMDB(str(path), Datum)
+    records = LMDB(str(path))
     transform = Transform(TransformationParameter(crop_size=3, mirror=True), training=True)
     batches = Batches(records, 4, Share(seed=5), "data", transform, shuffle=True)
     first = [batches.make(number) for number in range(6)]
@@ -106,7 +105,7 @@ def test_mean_values_are_one_for_each_channel_or_one_for_all() -> None:
         result = Transform(TransformationParameter(mean_value=values), True).apply(IMAGES[0], np.random.default_rng)
         np.testing.assert_array_equal(result, IMAGES[0] - np.array(values, np.float32).reshape(-1, 1, 1))
     with pytest.raises(ValueError, match="2 values of mean_value for 3 channels"):
-        Transform(TransformationParameter(mean_value=[1, 2]), True).shape((3, 6, 5))
+        Transform(TransformationParameter(mean_value=[1, 2]), True).apply(IMAGES[0], np.random.default_rng)
 
 
 def test_a_mean_file_is_subtracted(tmp_path: Path) -> None:

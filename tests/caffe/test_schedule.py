@@ -39,6 +39,14 @@ def test_multistep_advances_once_a_call_and_goes_on_where_a_solverstate_was() ->
     assert resumed.rate(3) == pytest.approx(0.01)
 
 
+def test_a_rate_that_is_no_number_is_an_error() -> None:
+    for fields, last in (({"policy": "exp", "gamma": 1e38}, 1), ({"policy": "inv", "gamma": -1.0, "power": 0.5}, 0)):
+        schedule = Schedule(base_lr=1.0, **fields)
+        assert schedule.rate(last) > 0
+        with pytest.raises(ValueError, match=f"the learning rate of iteration {last + 1} is no number"):
+            schedule.rate(last + 1)
+
+
 @pytest.mark.parametrize(
     ("fields", "words"),
     [

@@ -301,6 +301,7 @@ def test_signals_ask_for_a_snapshot_and_for_the_end(
     [
         ("lr_policy: 'cosine'", "lr_policy", r"solver.prototxt:13: lr_policy is 'cosine': fixed, step,"),
         ("type: 'LARS'", "", r"solver.prototxt:14: type is 'LARS': SGD, Nesterov, AdaGrad,"),
+        ("iter_size: 0", "", r"solver.prototxt:14: iter_size is 0, and must be at least 1"),
         ("regularization_type: 'L3'", "", r"solver.prototxt:14: regularization_type is 'L3'"),
         ("type: 'RMSProp'", "", r"solver.prototxt:8: RMSProp has no momentum"),
         ("test_iter: 2", "", "test_iter: a test net needs a test_interval|needs a test_interval above 0"),

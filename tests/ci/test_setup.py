@@ -82,7 +82,7 @@ def test_the_first_installs_pinned_versions_and_the_second_does_nothing(machine:
     assert all("--constraint ci/constraints.txt" in line for line in installs)
     assert (
         "--editable lms[torch,report,metrics,tune] --editable frontends/glm[arrow] "
-        "--editable frontends/caffe[convert,data] --editable recipes/bascule-tools" in installs[1]
+        "--editable frontends/caffe --editable recipes/bascule-tools" in installs[1]
     )
     assert "--editable ddl" in installs[2]
     # What they are built with is there before, at its pin: a build of its own would take any version.

@@ -52,6 +52,23 @@ def test_a_signal_goes_on_to_the_command_once(number: signal.Signals) -> None:
         assert program.communicate(timeout=60)[0].split() == ["1", str(128 + number), "True"]
 
 
+@pytest.mark.parametrize(("number", "instead"), [(signal.SIGINT, "USR1"), (signal.SIGHUP, "USR2")])
+def test_a_program_that_takes_signals_is_not_ended_for_them(number: signal.Signals, instead: str) -> None:
+    script = f"trap 'exit 7' {instead}; echo W-2 >&2; echo ready >&2; while :; do sleep 0.02; done"
+    code = f"""
+        from ddl.launch.reports import Reports
+        os.dup2(1, 2)
+        ended = process.run(['/bin/sh', '-c', {script!r}], os.environ, Reports('T-1', 'W-2'))
+        print(ended.status, ended.asked)
+    """
+    with supervised(code) as program:
+        assert program.stdout is not None
+        assert program.stdout.readline() == "ready\n"
+        program.send_signal(number)
+        said, ended = program.communicate(timeout=60)[0].splitlines()
+        assert (said[:34], ended) == ("ddlrun: the program gets this sign", "7 False")
+
+
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT, signal.SIGHUP])
 def test_a_second_signal_that_comes_late_changes_nothing(number: signal.Signals) -> None:
     script = f"trap 'exit 0' {number.name[3:]}; echo ready; while :; do sleep 0.02; done"

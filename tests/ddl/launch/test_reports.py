@@ -32,6 +32,15 @@ def test_reports_are_taken_out_and_the_rest_passes_unchanged() -> None:
     assert (reports.began, reports.ended) == ({0}, {0: 0})
 
 
+def test_a_program_says_that_it_takes_signals() -> None:
+    stream = b"T-1 0 began\nW-1\nW-2\nloss\n"
+    for cut in range(len(stream)):
+        reports = Reports("T-1", "W-2")
+        text = passed(reports, stream[:cut], stream[cut:])
+        assert (text, reports.takes_signals, reports.began) == (b"W-1\nloss\n", True, {0})
+    assert not Reports("T-1").takes_signals
+
+
 @given(st.data())
 def test_it_does_not_matter_where_the_stream_is_cut(data: st.DataObject) -> None:
     others = st.sampled_from([b"x", b"T", b"T-1", b"T-1 ", b"\n", b"T-1 7 x\n", b"[0] "])

@@ -17,6 +17,8 @@ from pathlib import Path
 from types import FrameType
 from typing import IO, TYPE_CHECKING
 
+from ddl.launch.reports import INSTEAD
+
 if TYPE_CHECKING:
     from ddl.launch.reports import Reports
     from ddl.launch.watch import Watch
@@ -66,9 +68,10 @@ def run(
 ) -> Ended:
     """Run a command with our own input and output, and wait for its end, or end it if `watch` says so.
 
-    We pass on each signal once. The command is not in the terminal's group, so Ctrl-C reaches it only through us (Open
-    MPI takes a second one as an order to abandon its ranks); therefore it does not read a terminal either. Its stderr
-    passes through us and through the filter `errors`, because its exit status alone cannot be trusted.
+    We pass on each signal once; SIGINT and SIGHUP as others if the program takes signals (`reports`). The command is
+    not in the terminal's group, so Ctrl-C reaches it only through us (Open MPI takes a second one as an order to
+    abandon its ranks); therefore it does not read a terminal either. Its stderr passes through us and through the
+    filter `errors`, because its exit status alone cannot be trusted.
     """
     asked: list[int] = []
     stdin = subprocess.DEVNULL if sys.stdin is None or sys.stdin.isatty() else None
@@ -85,6 +88,10 @@ def run(
         )
 
         def forward(number: int, _: FrameType | None) -> None:
+            if errors and errors.takes_signals and number in INSTEAD:
+                _write(b"ddlrun: the program gets this signal; Ctrl-\\ (SIGQUIT) ends it at once\n")
+                process.send_signal(INSTEAD[signal.Signals(number)])
+                return
             if number in ENDING and not asked:
                 signal.alarm(GRACE_SECONDS)
             if number in ENDING:

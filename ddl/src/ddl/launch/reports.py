@@ -4,11 +4,15 @@ Open MPI 5.0.11 returns 0, and says nothing, when a host dies. So a job has succ
 the line of `sh` before each program (`environment.wrapper`) writes a line to stderr when the program begins and when it
 has ended. Every MPI carries stderr back, through any firewall. ddlrun takes these lines out of it. They carry a token
 that is new for each attempt and that no program sees.
+
+A program can write a line, too: that it takes signals (`take_signals`).
 """
 
 from __future__ import annotations
 
+import os
 import re
+import signal
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
@@ -17,8 +21,11 @@ from ddl.launch.rankfile import Place
 # Open MPI hands variables that begin with OMPI_ to every rank unasked, and hydra all of them. So the token is not on
 # the command line that ddlrun prints, and a copied command reports nothing.
 VARIABLE = "OMPI_DDLRUN_TOKEN"
+WISH = "OMPI_DDLRUN_SIGNALS"  # the line that a program writes to get signals; it stays in the program's environment
 BEGAN = "began"
 ASKED = "asked"  # follows the exit status if MPI asked the rank to end
+# What a program that takes signals gets instead: MPI passes these on, and ends the job for those.
+INSTEAD = {signal.SIGINT: signal.SIGUSR1, signal.SIGHUP: signal.SIGUSR2}
 
 # As MPI writes a rank before a line: "[0]<stderr>: " (Open MPI 5), "[1,0]<stderr>:" (4), "[0] " (hydra); or its start.
 _TAG = re.compile(rb"\[[\w.@,-]{0,60}(?:\](?:<[a-z]{0,6}>?)?:? ?)?\Z")
@@ -52,14 +59,16 @@ class Reports:
     4096 bytes and may put other ranks' pieces between them, but one such cut cannot hit both copies.
     """
 
-    def __init__(self, token: str, *, tagged: bool = False) -> None:
+    def __init__(self, token: str, wish: str = "", *, tagged: bool = False) -> None:
+        self.takes_signals = False  # whether the program said so: by a line that is `wish`
         self.began: set[int] = set()
         self.ended: dict[int, int] = {}  # exit status of each rank, in the order of their ends
         self.asked: set[int] = set()  # ranks that MPI had asked to end
         self.waiting: set[int] = set()  # ranks that said they wait in ddl_init for others
-        self._token = token.encode()
+        self._token, self._wish = token.encode(), wish.encode()
         self._report = re.compile(
-            re.escape(self._token) + rb" (\d{1,9}) (%b|\d{1,3})( %b)?\n" % (BEGAN.encode(), ASKED.encode())
+            rb"(?:%b (\d{1,9}) (%b|\d{1,3})( %b)?|%b)\n"
+            % (re.escape(self._token), BEGAN.encode(), ASKED.encode(), re.escape(self._wish) or rb"(?!)")
         )
         self._tagged = tagged
         self._held = b""
@@ -78,7 +87,10 @@ class Reports:
         for found in self._report.finditer(data):
             out += data[at : found.start()]
             at = found.end()
-            self._note(int(found[1]), found[2].decode(), bool(found[3]))
+            if found[1]:
+                self._note(int(found[1]), found[2].decode(), bool(found[3]))
+            else:
+                self.takes_signals = True
             self._take_tag(out)
             if self._tagged and self._is_inside_line(out):
                 out += b"\n"  # MPI ended the line with the report's end, and that is gone
@@ -111,8 +123,8 @@ class Reports:
             after = data[at + len(self._token) :]
             if b"\n" not in after and len(after) < _LONGEST:
                 return len(data) - at
-        most = min(len(self._token) - 1, len(data))
-        return next((size for size in range(most, 0, -1) if data.endswith(self._token[:size])), 0)
+        starts = {sign[:size] for sign in (self._token, self._wish) for size in range(1, len(sign) + 1)}
+        return max((len(start) for start in starts if data.endswith(start)), default=0)
 
     def _take_tag(self, out: bytearray) -> bytes:
         """Cut a tag, or the start of one, from the end of `out`; returns it."""
@@ -125,6 +137,16 @@ class Reports:
 
     def _is_inside_line(self, out: bytearray) -> bool:
         return not out.endswith(b"\n") if out else not self._at_line_start
+
+
+def take_signals() -> None:
+    """For a program: say that it has handlers for SIGUSR1 and SIGUSR2. Rank 0 calls it when every rank has them.
+
+    From then on, SIGINT (Ctrl-C) and SIGHUP to ddlrun do not end the job: ddlrun sends the ranks SIGUSR1 and SIGUSR2.
+    SIGQUIT and SIGTERM still end it. Does nothing if ddlrun did not start this process.
+    """
+    if wish := os.environ.get(WISH):
+        os.write(2, f"{wish}\n".encode() * 2)
 
 
 def diverted(arguments: Sequence[str]) -> str:

@@ -7,10 +7,9 @@ net.load_caffemodel("net.caffemodel")
 scores = net(data=images)["prob"]
 """
 
-from bascule_caffe.data import Feed
+from bascule_caffe.data import Feed, Share
 from bascule_caffe.errors import CaffeError, FileError, NetError
 from bascule_caffe.layer import register_layer
-from bascule_caffe.loader import Share
 from bascule_caffe.messages import NetParameter, SolverParameter, foreign, parse_text
 from bascule_caffe.net import Learnable, Net
 from bascule_caffe.solver import Solver

@@ -6,19 +6,22 @@ import argparse
 import os
 import sys
 from collections.abc import Sequence
+from contextlib import ExitStack
 from pathlib import Path
+from statistics import fmean
+from typing import Any
 
 import torch
 
 import bascule_caffe
+from bascule_caffe import devices
 from bascule_caffe.data import Feed
 from bascule_caffe.errors import CaffeError
 from bascule_caffe.job import Job, join, launched
-from bascule_caffe.log import Log
+from bascule_caffe.log import Log, described, numbers_of
 from bascule_caffe.memory import Memory
 from bascule_caffe.messages import NetParameter, SolverParameter, parse_text
 from bascule_caffe.net import Net
-from bascule_caffe.outputs import described, numbers_of
 from bascule_caffe.signals import EFFECTS, Signals
 from bascule_caffe.snapshot import load_model
 from bascule_caffe.solver import Solver
@@ -41,7 +44,7 @@ caffe convert: write a model in another format (.safetensors, .pt2, .caffemodel)
 """
 
 _NO_EFFECT = ("-bvlc", "-threshold", "-engine")  # of Caffe-IBM and Intel's Caffe
-_SWITCHES = ("-bvlc", "-help", "-h")  # flags without a value
+_SWITCHES = ("-bvlc", "-help", "-h", "-version")  # flags without a value
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -81,118 +84,35 @@ def _normal(words: Sequence[str]) -> list[str]:
     return normal
 
 
-def _parser() -> argparse.ArgumentParser:
-    raw = argparse.RawDescriptionHelpFormatter
-    parser = argparse.ArgumentParser(
-        "caffe", usage="caffe COMMAND FLAGS", description=_HELP, formatter_class=raw, add_help=False
-    )
-    parser.add_argument("-help", "-h", action="help", help=argparse.SUPPRESS)
-    parser.add_argument("-version", action="version", version=f"bascule-caffe {bascule_caffe.__version__}")
-    commands = parser.add_subparsers(dest="command", required=True, metavar="", help=argparse.SUPPRESS)
-
-    def command(name: str, run: object, text: str) -> argparse.ArgumentParser:
-        made = commands.add_parser(name, description=text, add_help=False, allow_abbrev=False, formatter_class=raw)
-        made.set_defaults(run=run)
-        made.add_argument("-help", "-h", action="help", help="show this")
-        return made
-
-    train = command("train", _train, "Train a net as a solver says, or go on from a snapshot.")
-    train.add_argument("-solver", required=True, metavar="FILE", help="the solver (.prototxt)")
-    train.add_argument("-snapshot", metavar="FILE", help="go on from this .solverstate or .solverstate.h5")
-    train.add_argument(
-        "-weights", metavar="FILES", help="begin with these models (.caffemodel, .h5), separated by commas"
-    )
-    train.add_argument(
-        "-lms", type=int, metavar="KB", help="swap saved tensors of at least so many KB: see docs/caffe.md"
-    )
-    train.add_argument(
-        "-lms_frac", type=float, metavar="F", help="with -lms: swap if more than this share of the memory is needed (0)"
-    )
-    train.add_argument(
-        "-ddl",
-        metavar="OPTIONS",
-        help='options of DDL, such as "-mode b:4x8x2"; several ranks need ddlrun, not this flag',
-    )
-    for flag, effect in (("-sigint_effect", "stop"), ("-sighup_effect", "snapshot")):
-        train.add_argument(
-            flag,
-            choices=sorted(EFFECTS),
-            default=effect,
-            help=f"what the signal does: snapshot, stop or none ({effect})",
-        )
-    test = command("test", _test, "Score a model on the data of a net's TEST phase.")
-    timing = command("time", _time, "Time each layer of a net, forward and backward.")
-    for some, required in ((test, True), (timing, False)):
-        some.add_argument("-model", required=True, metavar="FILE", help="the net (.prototxt)")
-        some.add_argument("-weights", required=required, metavar="FILES", help="its model (.caffemodel, .h5)")
-        some.add_argument("-iterations", type=_count, default=50, metavar="N", help="how many batches (50)")
-    query = command("device_query", _device_query, "Show the GPUs.")
-    for some in (train, test, timing, query):
-        some.add_argument(
-            "-gpu", metavar="IDS", help="a GPU, several (0,1) or all; train takes several, one process each"
-        )
-    change = command("convert", _convert, "Write a model in another format. The ending of -o says which.")
-    change.add_argument("model", metavar="net.prototxt")
-    change.add_argument("weights", metavar="net.caffemodel")
-    change.add_argument(
-        "-o", "-output", dest="output", required=True, metavar="FILE", help=".safetensors, .pt2 or .caffemodel"
-    )
-    for some in (train, test, timing, change):
-        some.add_argument("-level", type=int, default=0, metavar="N", help="the level of the net's state (0)")
-        some.add_argument("-stage", default="", metavar="NAMES", help="stages of the net's state, separated by commas")
-    for some, phase in ((timing, "TRAIN"), (change, "TEST")):
-        some.add_argument("-phase", choices=("TRAIN", "TEST"), default=phase, help=f"the phase of the net ({phase})")
-    for some in (train, test, timing):
-        some.add_argument("-bvlc", action="store_true", help="accepted, without effect")
-        for flag in ("-threshold", "-engine"):
-            some.add_argument(flag, metavar="X", help="accepted, without effect")
-    return parser
-
-
 def _train(flags: argparse.Namespace, words: Sequence[str]) -> int:
     parameter = parse_text(flags.solver, SolverParameter)
     if flags.snapshot and flags.weights:
         raise CaffeError("-snapshot and -weights are both given: go on from a snapshot, or begin with weights")
     if flags.lms is None and flags.lms_frac is not None:
         raise CaffeError("-lms_frac needs -lms: give -lms KB, too (such as -lms 1000)")
-    gpus = _gpus(flags.gpu)
+    gpus = devices.named(flags.gpu)
     if len(gpus) > 1 and not launched():
         return _one_process_a_gpu(gpus, words)
     job = join(flags.ddl)
     log = Log(job.rank)
     _notices(flags, log)
-    try:
-        device = _device(
-            gpus,
-            job,
-            log,
-            wanted=flags.gpu is not None or parameter.solver_mode == parameter.GPU,
-            default=parameter.device_id,
-        )
+    with ExitStack() as at_end:
+        at_end.callback(job.leave)
+        wanted = flags.gpu is not None or parameter.solver_mode == parameter.GPU
+        device = devices.own(gpus, job, log, wanted=wanted, default=parameter.device_id)
         memory = Memory(flags.lms, flags.lms_frac) if flags.lms is not None and flags.lms >= 0 else None
-        solver = Solver(
-            parameter,
-            flags.solver,
-            job=job,
-            device=device,
-            log=log,
-            memory=memory,
-            level=flags.level,
-            stages=_stages(flags),
-        )
-        try:
-            if flags.snapshot:
-                solver.restore(flags.snapshot)
-            elif flags.weights or parameter.weights:
-                solver.load_weights(flags.weights or ",".join(parameter.weights))
-            log.info("caffe.cpp:251", "Starting Optimization")
-            with Signals(flags.sigint_effect, flags.sighup_effect) as signals:
-                solver.solve(signals)
-            log.info("caffe.cpp:254", "Optimization Done.")
-        finally:
-            solver.close()
-    finally:
-        job.leave()
+        state = {"level": flags.level, "stages": _stages(flags)}
+        solver = Solver(parameter, flags.solver, job=job, device=device, log=log, memory=memory, **state)
+        at_end.callback(solver.close)
+        if flags.snapshot:
+            solver.restore(flags.snapshot)
+        elif flags.weights or parameter.weights:
+            solver.load_weights(flags.weights or ",".join(parameter.weights))
+        log.info("caffe.cpp:251", "Starting Optimization")
+        with Signals(flags.sigint_effect, flags.sighup_effect) as signals:
+            job.take_signals()
+            solver.solve(signals)
+        log.info("caffe.cpp:254", "Optimization Done.")
     return 0
 
 
@@ -200,22 +120,20 @@ def _test(flags: argparse.Namespace, words: Sequence[str]) -> int:
     log = Log()
     net = _net(flags, "TEST", log)
     log.info("caffe.cpp:281", f"Running for {flags.iterations} iterations.")
-    sums: dict[int, float] = {}
-    names: list[str] = []
-    loss = 0.0
+    losses: list[float] = []
+    batches: list[list[tuple[str, float]]] = []
     for batch in range(flags.iterations):
         with torch.no_grad():
             outputs = net()
-        loss += float(net.loss)
-        found = list(numbers_of(net, outputs))
-        names = [name for name, _ in found]
-        for number, (name, value) in enumerate(found):
-            sums[number] = sums.get(number, 0) + value
+        losses.append(float(net.loss))
+        batches.append(list(numbers_of(net, outputs)))
+        for name, value in batches[-1]:
             log.info("caffe.cpp:304", f"Batch {batch}, {name} = {value:g}")
     net.close()
-    log.info("caffe.cpp:309", f"Loss: {loss / flags.iterations:g}")
-    for number, name in enumerate(names):
-        log.info("caffe.cpp:321", described(net, name, sums[number] / flags.iterations))
+    log.info("caffe.cpp:309", f"Loss: {fmean(losses):g}")
+    for numbers in zip(*batches, strict=True):
+        mean = fmean(value for _, value in numbers)
+        log.info("caffe.cpp:321", described(net, numbers[0][0], mean))
     return 0
 
 
@@ -230,31 +148,24 @@ def _time(flags: argparse.Namespace, words: Sequence[str]) -> int:
 
 
 def _device_query(flags: argparse.Namespace, words: Sequence[str]) -> int:
-    from bascule_caffe.devices import describe_devices
-
-    log = Log()
-    for line in describe_devices(_gpus(flags.gpu) if flags.gpu else None):
-        log.info("common.cpp:176", line)
+    there = list(range(torch.cuda.device_count()))
+    for line in devices.described(devices.named(flags.gpu) if flags.gpu else there):
+        Log().info("common.cpp:176", line)
     return 0
 
 
 def _convert(flags: argparse.Namespace, words: Sequence[str]) -> int:
     from bascule_caffe.convert import convert
 
-    log = Log()
-    try:
-        lines = convert(flags.model, flags.weights, flags.output, flags.phase, flags.level, _stages(flags))
-    except ValueError as error:  # another ending
-        raise CaffeError(str(error)) from error
-    for line in lines:
-        log.info("convert", line)
+    for line in convert(flags.model, flags.weights, flags.output, flags.phase, flags.level, _stages(flags)):
+        Log().info("convert", line)
     return 0
 
 
 def _net(flags: argparse.Namespace, phase: str, log: Log) -> Net:
     """The net of `test` and `time`, with its weights, on its device."""
     _notices(flags, log)
-    device = _device(_gpus(flags.gpu), Job(), log, wanted=flags.gpu is not None)
+    device = devices.own(devices.named(flags.gpu), Job(), log, wanted=flags.gpu is not None)
     net = Net(parse_text(flags.model, NetParameter), phase, flags.level, _stages(flags), data=Feed()).to(device)
     for path in flags.weights.split(",") if flags.weights else ():
         load_model(path.strip(), net)
@@ -278,74 +189,68 @@ def _notices(flags: argparse.Namespace, log: Log) -> None:
             log.warn("caffe.cpp:190", f"{flag} has no effect here")
 
 
-def _gpus(text: str | None) -> list[int]:
-    """The GPUs that -gpu names. Raises CaffeError if one is not there."""
-    if text is None:
-        return []
-    there = torch.cuda.device_count()
-    if text == "all":
-        if not there:
-            raise CaffeError("-gpu all: PyTorch finds no GPU; leave -gpu out to run on the CPU")
-        return list(range(there))
-    try:
-        asked = [int(word) for word in text.split(",")]
-    except ValueError:
-        raise CaffeError(f"-gpu {text}: give the number of a GPU, several (0,1) or all") from None
-    if len(set(asked)) < len(asked):
-        raise CaffeError(f"-gpu {text} names a GPU twice: one process a GPU is trained on: name each once")
-    missing = [str(gpu) for gpu in asked if gpu not in range(there)]
-    if missing:
-        has = f"there are {there}, from 0" if there else "PyTorch finds no GPU; leave -gpu out to run on the CPU"
-        raise CaffeError(f"-gpu {text}: there is no GPU {', '.join(missing)}: {has}")
-    return asked
-
-
-def _device(gpus: Sequence[int], job: Job, log: Log, *, wanted: bool, default: int = 0) -> torch.device:
-    """The device of this rank: its own of the GPUs of -gpu, or of all GPUs that it sees; or the CPU.
-
-    One process without -gpu takes `default`. Raises CaffeError on every rank if one has no GPU of its own.
-    """
-    if not wanted:
-        return torch.device("cpu")
-    there = torch.cuda.device_count()
-    own = list(gpus) or (list(range(there)) if job.size > 1 else [default])
-    # A launcher such as srun --gpus-per-task=1 shows each rank its own GPU only, which is number 0 in all of them.
-    by_slurm = os.environ.get("SLURM_LOCALID") == str(job.local_rank)  # and not ddlrun inside one task of Slurm's
-    shown = job.size > 1 and not gpus and there == 1 and by_slurm
-    index = 0 if shown else job.local_rank
-    lacks = there > 0 and index >= len(own)
-    if job.most(int(lacks)):
-        found, way = (
-            ("-gpu names", "let -gpu name more, or leave it out") if gpus else ("the host has", "start fewer ranks")
-        )
-        raise CaffeError(
-            f"each rank needs a GPU of its own: this is rank {job.local_rank} of its host, from 0, and {found} "
-            f"{len(own)}: {way}"
-            if lacks
-            else "another rank has no GPU of its own; its line says more"
-        )
-    if not there:
-        log.warn("caffe.cpp:227", "PyTorch finds no GPU: using the CPU (solver_mode: CPU says so without this line)")
-        return torch.device("cpu")
-    number = own[index]
-    if number >= there:
-        raise CaffeError(f"device_id is {number}: there are {there} GPUs, from 0: give another, or -gpu")
-    log.info("caffe.cpp:218", f"Using GPU {number}")
-    torch.cuda.set_device(number)
-    return torch.device("cuda", number)
-
-
 def _one_process_a_gpu(gpus: Sequence[int], words: Sequence[str]) -> int:
     """Replace this process by ddlrun, which starts this command once for each GPU."""
     ddlrun = Path(sys.executable).with_name("ddlrun")
     if not ddlrun.exists():
-        raise CaffeError(
-            f"several GPUs need ddlrun of the package bascule-ddl, which is not beside {sys.executable}: install it"
-        )
+        where = f"which is not beside {sys.executable}: install it"
+        raise CaffeError(f"several GPUs need ddlrun of the package bascule-ddl, {where}")
     line = [str(ddlrun), "-np", str(len(gpus)), sys.executable, "-m", "bascule_caffe", *words]
     Log().info("caffe.cpp:218", f"Using GPUs {', '.join(map(str, gpus))}: {' '.join(line)}")
     os.execv(line[0], line)
 
 
-if __name__ == "__main__":
-    sys.exit(main())
+_FILE, _FILES, _IDS = {"metavar": "FILE"}, {"metavar": "FILES"}, {"metavar": "IDS"}
+_PHASES, _EFFECTS = ("TRAIN", "TEST"), tuple(sorted(EFFECTS))
+_COMMANDS = {
+    "train": (_train, "Train a net as a solver says, or go on from a snapshot."),
+    "test": (_test, "Score a model on the data of a net's TEST phase."),
+    "time": (_time, "Time each layer of a net, forward and backward."),
+    "device_query": (_device_query, "Show the GPUs."),
+    "convert": (_convert, "Write a model in another format. The ending of -o says which."),
+}
+# Commands, flag, help, and what argparse should know.
+_FLAGS: tuple[tuple[str, str, str, dict[str, Any]], ...] = (
+    ("train", "-solver", "the solver (.prototxt)", {"required": True, **_FILE}),
+    ("train", "-snapshot", "go on from this .solverstate or .solverstate.h5", _FILE),
+    ("test time", "-model", "the net (.prototxt)", {"required": True, **_FILE}),
+    ("train", "-weights", "begin with these models (.caffemodel, .h5), separated by commas", _FILES),
+    ("test", "-weights", "its model (.caffemodel, .h5)", {"required": True, **_FILES}),
+    ("time", "-weights", "its model (.caffemodel, .h5)", _FILES),
+    ("test time", "-iterations", "how many batches (50)", {"type": _count, "default": 50, "metavar": "N"}),
+    ("train test time device_query", "-gpu", "a GPU; several (0,1) or all if you train: one process each", _IDS),
+    ("train", "-lms", "swap saved tensors of at least so many KB: see docs/caffe.md", {"type": int, "metavar": "KB"}),
+    ("train", "-lms_frac", "with -lms: the share of the memory that may be used (0)", {"type": float, "metavar": "F"}),
+    ("train", "-ddl", 'options of DDL, such as "-mode b:4x8x2"; several ranks need ddlrun', {"metavar": "OPTIONS"}),
+    ("train", "-sigint_effect", "what Ctrl-C does (stop)", {"choices": _EFFECTS, "default": "stop"}),
+    ("train", "-sighup_effect", "what SIGHUP does (snapshot)", {"choices": _EFFECTS, "default": "snapshot"}),
+    ("convert", "model", "the net", {"metavar": "net.prototxt"}),
+    ("convert", "weights", "its model", {"metavar": "net.caffemodel"}),
+    ("convert", "-o -output", ".safetensors, .pt2 or .caffemodel", {"dest": "output", "required": True, **_FILE}),
+    ("train test time convert", "-level", "the level of the net's state (0)", {"type": int, "default": 0}),
+    ("train test time convert", "-stage", "stages of the net's state, separated by commas", {"default": ""}),
+    ("time", "-phase", "the phase of the net (TRAIN)", {"choices": _PHASES, "default": "TRAIN"}),
+    ("convert", "-phase", "the phase of the net (TEST)", {"choices": _PHASES, "default": "TEST"}),
+    ("train test time", "-bvlc", "accepted, without effect", {"action": "store_true"}),
+    ("train test time", "-threshold", "accepted, without effect", {"metavar": "X"}),
+    ("train test time", "-engine", "accepted, without effect", {"metavar": "X"}),
+)
+
+
+def _parser() -> argparse.ArgumentParser:
+    raw = argparse.RawDescriptionHelpFormatter
+    parser = argparse.ArgumentParser(
+        "caffe", usage="caffe COMMAND FLAGS", description=_HELP, formatter_class=raw, add_help=False
+    )
+    parser.add_argument("-help", "-h", action="help", help=argparse.SUPPRESS)
+    parser.add_argument("-version", action="version", version=f"bascule-caffe {bascule_caffe.__version__}")
+    commands = parser.add_subparsers(dest="command", required=True, metavar="COMMAND", help=argparse.SUPPRESS)
+    for name, (run, text) in _COMMANDS.items():
+        made: dict[str, Any] = {"add_help": False, "allow_abbrev": False, "formatter_class": raw}
+        command = commands.add_parser(name, prog=f"caffe {name}", description=text, **made)
+        command.set_defaults(run=run)
+        command.add_argument("-help", "-h", action="help", help="show this")
+        for users, flag, help_text, options in _FLAGS:
+            if name in users.split():
+                command.add_argument(*flag.split(), help=help_text, **options)
+    return parser

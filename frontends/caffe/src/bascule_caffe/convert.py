@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any
 
 import torch
+from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 
 from bascule_caffe.errors import FileError, NetError
@@ -58,12 +58,12 @@ def convert(
         inputs: as Net.
 
     Raises:
-        ValueError: the suffix is another one.
+        NetError: the suffix is another one.
         NetError, FileError: the net, the model or the output cannot be read or written.
     """
     output = Path(output_path)
     if output.suffix not in (".safetensors", ".pt2", ".caffemodel"):
-        raise ValueError(f"the output is '{output}'; its suffix must be .safetensors, .pt2 or .caffemodel")
+        raise NetError(f"the output is '{output}'; its suffix must be .safetensors, .pt2 or .caffemodel")
     net = Net(parse_text(net_path, NetParameter), phase, level, stages, inputs=inputs)
     safe = Path(model_path).suffix == ".safetensors"
     taken = load_safetensors(net, model_path) if safe else load_model(str(model_path), net)
@@ -103,14 +103,16 @@ def save_safetensors(net: Net, path: str | Path) -> None:
     """Writes a net's blobs, each as its layer's name and its index: "conv1.0" are weights, "conv1.1" are biases.
 
     Raises:
-        FileError: the file cannot be written, or safetensors is not installed.
+        FileError: the file cannot be written.
     """
-    save_file = _safetensors("save_file")
-    blobs = {
-        f"{layer.name}.{index}": layer.blob(index).detach().cpu().clone(memory_format=torch.contiguous_format)
-        for layer in net.layers
-        for index in range(len(layer.blobs))
-    }
+    blobs: dict[str, Tensor] = {}
+    seen: set[int] = set()
+    for layer in net.layers:
+        for index in range(len(layer.blobs)):
+            blob = layer.blob(index).detach().cpu().contiguous()
+            memory = blob.untyped_storage().data_ptr()
+            blobs[f"{layer.name}.{index}"] = blob.clone() if memory in seen else blob  # two names cannot have the same
+            seen.add(memory)
     with writing(path) as part:
         try:
             save_file(blobs, part)
@@ -125,28 +127,17 @@ def load_safetensors(net: Net, path: str | Path) -> list[str]:
         FileError: the file cannot be read, or is damaged.
         NetError: as Net.load_caffemodel.
     """
-    load_file = _safetensors("load_file")
     try:
         tensors: dict[str, Tensor] = load_file(path)
     except Exception as error:  # safetensors has an exception class of its own, and raises OSError, too
         raise FileError(f"{path}: cannot be read as safetensors: {error}") from error
-    names = [(key.rpartition("."), key) for key in tensors]
-    wrong = [key for (_, dot, index), key in names if not dot or not index.isdigit()]
-    if wrong:
-        raise FileError(f"{path}: has '{wrong[0]}', which is no blob that `caffe convert` writes, such as 'conv1.0'")
     blobs: dict[str, dict[int, Tensor]] = {}
-    for (layer, _, index), key in names:
-        blobs.setdefault(layer, {})[int(index)] = tensors[key]
+    for key, tensor in tensors.items():
+        layer, dot, index = key.rpartition(".")
+        if not dot or not index.isdecimal():
+            raise FileError(f"{path}: has '{key}', which is no blob that `caffe convert` writes, such as 'conv1.0'")
+        blobs.setdefault(layer, {})[int(index)] = tensor
     return net.load_blobs({name: [parts[i].numpy() for i in sorted(parts)] for name, parts in blobs.items()}, str(path))
-
-
-def _safetensors(name: str) -> Callable[..., Any]:
-    try:
-        import safetensors.torch
-    except ImportError as error:
-        raise FileError("safetensors is not installed: pip install 'bascule-caffe[convert]'") from error
-    function: Callable[..., Any] = getattr(safetensors.torch, name)
-    return function
 
 
 class _Positional(nn.Module):

@@ -10,8 +10,7 @@ from google.protobuf.message import Message
 from torch import Tensor
 from torch.nn import functional
 
-from bascule_caffe.errors import NetError
-from bascule_caffe.layer import TYPES, Layer, Shape, dims, layer
+from bascule_caffe.layer import TYPES, Layer, Shape, dims, layer, require
 
 
 @layer("ReLU")
@@ -33,8 +32,7 @@ class PReLU(Layer):
 
     def setup(self, shapes: list[Shape]) -> None:
         parameter = self.parameter.prelu_param
-        if len(shapes[0]) < 2:
-            raise NetError(f"its bottom {dims(shapes[0])} must have at least 2 axes")
+        require(len(shapes[0]) > 1, f"its bottom {dims(shapes[0])} must have at least 2 axes")
         filler = parameter.filler if parameter.HasField("filler") else None
         self.add_blob([] if parameter.channel_shared else [shapes[0][1]], filler, value=0.25)
 
@@ -49,14 +47,11 @@ class Dropout(Layer):
     def setup(self, shapes: list[Shape]) -> None:
         self.ratio = float(self.parameter.dropout_param.dropout_ratio)
         self.scale_train = bool(self.parameter.dropout_param.scale_train)
-        if not 0 <= self.ratio < 1:
-            raise NetError(f"dropout_ratio is {self.ratio}, and must be at least 0 and below 1")
+        require(0 <= self.ratio < 1, f"dropout_ratio is {self.ratio}, and must be at least 0 and below 1")
 
     def forward(self, bottom: Tensor) -> Tensor:
-        if self.training:
-            top = functional.dropout(bottom, self.ratio)
-            return top if self.scale_train else top * (1 - self.ratio)
-        return bottom if self.scale_train else bottom * (1 - self.ratio)
+        top = functional.dropout(bottom, self.ratio, self.training)
+        return top if self.scale_train else top * (1 - self.ratio)
 
 
 @layer("Eltwise")
@@ -68,19 +63,15 @@ class Eltwise(Layer):
     def setup(self, shapes: list[Shape]) -> None:
         self.options = self.parameter.eltwise_param
         self.coefficients = list(self.options.coeff)
-        if any(shape != shapes[0] for shape in shapes):
-            raise NetError("its bottoms must have one shape")
-        if self.coefficients and (len(self.coefficients) != len(shapes) or self.options.operation != self.options.SUM):
-            raise NetError(
-                f"it has {len(self.coefficients)} of coeff: operation SUM takes one a bottom, the others none"
-            )
+        require(len(set(shapes)) == 1, "its bottoms must have one shape")
+        count = len(self.coefficients)
+        fits = count in (0, len(shapes) if self.options.operation == self.options.SUM else 0)
+        require(fits, f"it has {count} of coeff: operation SUM takes one a bottom, the others none")
 
     def forward(self, *bottoms: Tensor) -> Tensor:
         operation = self.options.operation
-        if self.coefficients:
-            bottoms = tuple(
-                c * bottom if c != 1 else bottom for c, bottom in zip(self.coefficients, bottoms, strict=True)
-            )
+        factors = self.coefficients or [1.0] * len(bottoms)
+        bottoms = tuple(b if factor == 1 else factor * b for factor, b in zip(factors, bottoms, strict=True))
         top = bottoms[0]
         for index, bottom in enumerate(bottoms[1:]):
             if operation == self.options.SUM:
@@ -116,13 +107,9 @@ def _power(x: Tensor, power: Message) -> Tensor:
     return inner if power.power == 1 else inner**power.power
 
 
-def _clip(x: Tensor, clip: Message) -> Tensor:
-    return x.clamp(clip.min, clip.max)
-
-
 _elementwise("AbsVal", "", lambda x, _: x.abs())
 _elementwise("BNLL", "", lambda x, _: functional.softplus(x, threshold=50))
-_elementwise("Clip", "clip_param", _clip)
+_elementwise("Clip", "clip_param", lambda x, clip: x.clamp(clip.min, clip.max))
 _elementwise("ELU", "elu_param", lambda x, elu: functional.elu(x, elu.alpha))
 _elementwise("Exp", "exp_param", _exp)
 _elementwise("Log", "log_param", _log)

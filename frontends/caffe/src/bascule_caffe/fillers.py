@@ -11,24 +11,22 @@ from torch import Tensor
 
 from bascule_caffe.errors import NetError
 
+Filler = Callable[[Message, Tensor, torch.Generator | None], Tensor]
+
 
 def fill(filler: Message, shape: Sequence[int], generator: torch.Generator | None = None) -> Tensor:
     """A new tensor of float32 on the CPU, filled as a FillerParameter says.
 
     Raises:
-        NetError: the filler's type is unknown, or the shape is none that it fills.
+        NetError: the filler's type is unknown, the shape is none that it fills, or there is no memory for it.
     """
     if filler.type not in FILLERS:
         raise NetError(f"there is no filler '{filler.type}'; allowed are {', '.join(sorted(FILLERS))}")
-    return FILLERS[filler.type](filler, torch.empty(tuple(shape)), generator)
-
-
-def _constant(filler: Message, blob: Tensor, _: torch.Generator | None) -> Tensor:
-    return blob.fill_(filler.value)
-
-
-def _uniform(filler: Message, blob: Tensor, generator: torch.Generator | None) -> Tensor:
-    return blob.uniform_(filler.min, filler.max, generator=generator)
+    try:
+        blob = torch.empty(tuple(shape))
+    except RuntimeError as error:
+        raise NetError(f"a blob of {'x'.join(map(str, shape))} numbers cannot be made: {error}") from None
+    return FILLERS[filler.type](filler, blob, generator)
 
 
 def _gaussian(filler: Message, blob: Tensor, generator: torch.Generator | None) -> Tensor:
@@ -44,20 +42,18 @@ def _positive_unitball(_: Message, blob: Tensor, generator: torch.Generator | No
     return blob
 
 
-def _fan(filler: Message, blob: Tensor) -> float:
+def _bound(filler: Message, blob: Tensor, gain: float) -> float:
+    """The root of gain / fan."""
     count = blob.numel()
     fan_in = count / blob.shape[0]
     fan_out = count / blob.shape[1] if blob.dim() > 1 else count
-    return {filler.FAN_IN: fan_in, filler.FAN_OUT: fan_out}.get(filler.variance_norm, (fan_in + fan_out) / 2)
+    fans = {filler.FAN_IN: fan_in, filler.FAN_OUT: fan_out, filler.AVERAGE: (fan_in + fan_out) / 2}
+    return math.sqrt(gain / fans[filler.variance_norm])
 
 
 def _xavier(filler: Message, blob: Tensor, generator: torch.Generator | None) -> Tensor:
-    bound = math.sqrt(3 / _fan(filler, blob))
+    bound = _bound(filler, blob, 3)
     return blob.uniform_(-bound, bound, generator=generator)
-
-
-def _msra(filler: Message, blob: Tensor, generator: torch.Generator | None) -> Tensor:
-    return blob.normal_(0, math.sqrt(2 / _fan(filler, blob)), generator=generator)
 
 
 def _bilinear(_: Message, blob: Tensor, __: torch.Generator | None) -> Tensor:
@@ -69,12 +65,12 @@ def _bilinear(_: Message, blob: Tensor, __: torch.Generator | None) -> Tensor:
     return blob.copy_(line[:, None] * line)
 
 
-FILLERS: dict[str, Callable[[Message, Tensor, torch.Generator | None], Tensor]] = {
+FILLERS: dict[str, Filler] = {
     "bilinear": _bilinear,
-    "constant": _constant,
+    "constant": lambda filler, blob, _: blob.fill_(filler.value),
     "gaussian": _gaussian,
-    "msra": _msra,
+    "msra": lambda filler, blob, generator: blob.normal_(0, _bound(filler, blob, 2), generator=generator),
     "positive_unitball": _positive_unitball,
-    "uniform": _uniform,
+    "uniform": lambda filler, blob, generator: blob.uniform_(filler.min, filler.max, generator=generator),
     "xavier": _xavier,
 }

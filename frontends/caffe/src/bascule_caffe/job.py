@@ -39,6 +39,15 @@ class Job:
         torch.distributed.all_reduce(tensor, torch.distributed.ReduceOp.MAX)
         return int(tensor)
 
+    def take_signals(self) -> None:
+        """Let ddlrun pass Ctrl-C on instead of ending the ranks; each of them has its handlers (`signals`)."""
+        if self.size > 1:
+            from ddl.launch.reports import take_signals
+
+            self.most(0)  # waits for all
+            if self.rank == 0:
+                take_signals()
+
     def leave(self) -> None:
         """Leave the job, if there is one."""
         if torch.distributed.is_initialized():

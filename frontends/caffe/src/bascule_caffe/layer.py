@@ -15,6 +15,7 @@ from google.protobuf.message import Message
 from torch import Tensor, nn
 
 from bascule_caffe.errors import NetError
+from bascule_caffe.fillers import fill
 from bascule_caffe.messages import FillerParameter
 
 Shape = tuple[int, ...]
@@ -37,9 +38,9 @@ DATA: dict[str, Factory] = {}
 USERS: dict[str, Builder] = {}
 
 LEFT_OUT = {
-    "SSD": ("AnnotatedData", "DetectionEvaluate", "DetectionOutput", "MultiBoxLoss", "PriorBox"),
-    "R-FCN": ("BoxAnnotatorOHEM", "PSROIPooling"),
-    "data of windows": ("WindowData",),
+    **dict.fromkeys(("AnnotatedData", "DetectionEvaluate", "DetectionOutput", "MultiBoxLoss", "PriorBox"), "SSD"),
+    **dict.fromkeys(("BoxAnnotatorOHEM", "PSROIPooling"), "R-FCN"),
+    "WindowData": "data of windows",
 }
 
 
@@ -87,28 +88,20 @@ def build(parameter: Message, shapes: list[Shape], phase: str, data: object) -> 
     kind = parameter.type
     cls: type[Layer] | None = TYPES.get(kind)
     if kind in DATA or cls is not None:
-        if parameter.foreign:
-            unknown = ", ".join(f"'{field.name}'" for field in parameter.foreign)
-            raise NetError(f"a layer of Caffe's own has no field {unknown}: remove it, or register a type of your own")
+        unknown = ", ".join(f"'{field.name}'" for field in parameter.foreign)
+        wrong = f"a layer of Caffe's own has no field {unknown}: remove it, or register a type of your own"
+        require(not unknown, wrong)
         if cls is None:
             return DataLayer(parameter, DATA[kind](parameter, phase, data))
         return cls(parameter, shapes, phase)
-    names = [kind]
-    if kind == "Python":
-        python = parameter.python_param
-        names = [f"{python.module}.{python.layer}", python.layer]
+    python = parameter.python_param
+    names = [f"{python.module}.{python.layer}", python.layer] if kind == "Python" else [kind]
     for name in names:
         if name in USERS:
             return UserLayer(parameter, shapes, phase, USERS[name](parameter, shapes))
-    for what, kinds in LEFT_OUT.items():
-        if kind in kinds:
-            raise NetError(
-                f"{what} is left out: register a module of yours, bascule_caffe.register_layer('{kind}', ...)"
-            )
-    raise NetError(
-        f"its type is unknown: register a module of yours, bascule_caffe.register_layer('{names[-1]}', ...), "
-        f"or use one of {', '.join(sorted({*TYPES, *DATA, *USERS}))}"
-    )
+    way = f"register a module of yours, bascule_caffe.register_layer('{names[-1]}', ...)"
+    require(kind not in LEFT_OUT, f"{LEFT_OUT.get(kind)} is left out: {way}")
+    raise NetError(f"its type is unknown: {way}, or use one of {', '.join(sorted({*TYPES, *DATA, *USERS}))}")
 
 
 class Layer(nn.Module):
@@ -140,9 +133,9 @@ class Layer(nn.Module):
         ends = [("bottom", self.bottoms, self.bottoms_allowed), ("top", self.tops, self.tops_allowed)]
         for what, names, (least, most) in ends:
             least = 0 if what == "top" and self.is_loss else least
-            if len(names) < least or (most is not None and len(names) > most):
-                wanted = f"{least}" if least == most else f"at least {least}" if most is None else f"{least} to {most}"
-                raise NetError(f"it has {len(names)} {what}s, and takes {wanted}")
+            wanted = f"{least}" if least == most else f"at least {least}" if most is None else f"{least} to {most}"
+            allowed = least <= len(names) and (most is None or len(names) <= most)
+            require(allowed, f"it has {len(names)} {what}s, and takes {wanted}")
         self.setup(shapes)
 
     def setup(self, shapes: list[Shape]) -> None:
@@ -156,9 +149,28 @@ class Layer(nn.Module):
 
     def add_blob(self, shape: Sequence[int], filler: Message | None = None, **default: object) -> None:
         """Adds a blob of a shape. It begins as the filler says or, if that is None, as a FillerParameter(**default)."""
+        require(0 not in shape, f"its blob {len(self.blobs)} would be {dims(shape)}, without a number")
         self.blobs.append(nn.Parameter(torch.empty(tuple(shape), device="meta")))
         self.fillers.append(filler if filler is not None else FillerParameter(**default))
         self.shapes.append(tuple(shape))
+
+    def add_weight_and_bias(self, shape: Sequence[int], fields: Message) -> None:
+        """Adds a blob for the weights and, if bias_term says so, one for the biases."""
+        self.add_blob(shape, fields.weight_filler)
+        if fields.bias_term:
+            self.add_blob([fields.num_output], fields.bias_filler)
+
+    def weight_and_bias(self) -> tuple[Tensor, Tensor | None]:
+        """The first blob, and the second one if there is one."""
+        return self.blob(0), self.blob(1) if len(self.blobs) > 1 else None
+
+    def fill(self, index: int, generator: torch.Generator | None) -> None:
+        """Makes a blob as its filler says."""
+        self.blobs[index] = nn.Parameter(fill(self.fillers[index], self.shapes[index], generator))
+
+    def learns(self, index: int) -> bool:
+        """Whether a blob is learnt: statistics are not."""
+        return True
 
     def blob(self, index: int) -> Tensor:
         """A blob in this layer's own shape, even if the layer that it is shared with has it in another one."""
@@ -182,10 +194,10 @@ class DataLayer(Layer):
         self.source = source
 
     def infer(self, shapes: list[Shape]) -> list[Shape]:
-        return [tuple(shape) for shape in self.source.shapes]
+        return [tuple(shape) for shape in self.source.shapes][: len(self.tops)]
 
     def forward(self) -> list[Tensor]:
-        return list(next(self.source))
+        return list(next(self.source))[: len(self.tops)]  # labels may be left out
 
 
 class UserLayer(Layer):
@@ -202,9 +214,15 @@ class UserLayer(Layer):
         super().__init__(parameter, shapes, phase)
         self.module = module.train(self.training)
         learnt = list(module.parameters())
-        self.statistics = _buffers_as_parameters(module)
-        self.blobs = nn.ParameterList([*learnt, *self.statistics])
+        self.learnt = len(learnt)
+        self.blobs = nn.ParameterList([*learnt, *_buffers_as_parameters(module)])
         self.shapes = [tuple(blob.shape) for blob in self.blobs]
+
+    def fill(self, index: int, generator: torch.Generator | None) -> None:
+        """The module has filled it."""
+
+    def learns(self, index: int) -> bool:
+        return index < self.learnt
 
     def infer(self, shapes: list[Shape]) -> list[Shape]:
         if hasattr(self.module, "top_shapes"):
@@ -233,17 +251,26 @@ def _buffers_as_parameters(module: nn.Module) -> list[nn.Parameter]:
     return list(made.values())
 
 
+def place_of(parameter: Message) -> str:
+    """A layer's file and line, its name and its type, for an error."""
+    return f"{parameter.location}: layer '{parameter.name}' ({parameter.type})".removeprefix(": ")
+
+
+def require(condition: object, message: str) -> None:
+    """Raises NetError with the message, unless the condition holds. The net puts the layer's place before it."""
+    if not condition:
+        raise NetError(message)
+
+
 def axis_of(axis: int, shape: Sequence[int], field: str = "axis") -> int:
     """An axis from 0 of one that may be counted from the end. Raises NetError if the shape has no such axis."""
-    if not -len(shape) <= axis < len(shape):
-        raise NetError(f"{field} is {axis}, and its bottom {dims(shape)} has {len(shape)} axes")
+    require(-len(shape) <= axis < len(shape), f"{field} is {axis}, and its bottom {dims(shape)} has {len(shape)} axes")
     return axis % len(shape)
 
 
 def each(values: Sequence[T], count: int, field: str) -> list[T]:
     """A field's values, one for each of `count`; a single one is for all. Raises NetError for another number."""
-    if len(values) not in (1, count):
-        raise NetError(f"it has {len(values)} of {field}, and takes 1 or {count}")
+    require(len(values) in (1, count), f"it has {len(values)} of {field}, and takes 1 or {count}")
     return list(values) if len(values) == count else list(values) * count
 
 

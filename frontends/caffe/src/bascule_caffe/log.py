@@ -6,9 +6,15 @@ place in Caffe's sources, text.
 
 from __future__ import annotations
 
+import errno
 import os
 import sys
+from collections.abc import Iterator, Mapping
 from datetime import datetime
+
+from torch import Tensor
+
+from bascule_caffe.net import Net
 
 
 class Log:
@@ -33,5 +39,23 @@ class Log:
     def _write(self, level: str, place: str, text: str) -> None:
         when = datetime.now().astimezone()
         prefix = f"{level}{when:%m%d %H:%M:%S.%f} {os.getpid():5d} {place}] "
-        sys.stderr.write("".join(f"{prefix}{line}\n" for line in text.split("\n")))
-        sys.stderr.flush()
+        try:
+            sys.stderr.write("".join(f"{prefix}{line}\n" for line in text.split("\n")))
+            sys.stderr.flush()
+        except OSError as error:
+            if error.errno != errno.EIO:  # the terminal was closed: SIGHUP says what happens then
+                raise
+
+
+def numbers_of(net: Net, outputs: Mapping[str, Tensor]) -> Iterator[tuple[str, float]]:
+    """Each number of each output, in the net's order, with the output's name."""
+    for name in net.outputs:
+        for value in outputs[name].flatten().tolist():
+            yield name, value
+
+
+def described(net: Net, name: str, value: float) -> str:
+    """A number of an output, with its part of the loss."""
+    weight = net.loss_weights.get(name, 0)
+    loss = f" (* {weight:g} = {weight * value:g} loss)" if weight else ""
+    return f"{name} = {value:g}{loss}"

@@ -9,8 +9,7 @@ from google.protobuf.message import Message
 from torch import Tensor
 from torch.nn import functional
 
-from bascule_caffe.errors import NetError
-from bascule_caffe.layer import Layer, Shape, axis_of, dims, layer
+from bascule_caffe.layer import Layer, Shape, axis_of, dims, layer, require
 
 _LEAST = math.log(torch.finfo(torch.float32).tiny)  # no probability counts as less than FLT_MIN
 
@@ -34,39 +33,32 @@ class Loss(Layer):
 
     def setup(self, shapes: list[Shape]) -> None:
         """One label for each item of the first bottom."""
-        if math.prod(shapes[1]) != shapes[0][0]:
-            raise NetError(f"its first bottom {dims(shapes[0])} takes {shapes[0][0]} labels, not {dims(shapes[1])}")
+        wanted = f"its first bottom {dims(shapes[0])} takes {shapes[0][0]} labels"
+        require(math.prod(shapes[1]) == shapes[0][0], f"{wanted}, not {dims(shapes[1])}")
 
 
-def _divisor(normalization: int, loss: Message, items: int, whole: int, valid: Tensor | None) -> Tensor | float:
+def _divisor(loss: Message, default: int, items: int, valid: Tensor) -> Tensor | int:
     """What a loss is divided by, at least 1: all numbers, those that are not ignored, the items, or 1."""
-    if normalization == loss.VALID and valid is not None:
+    kind = default
+    if loss.HasField("normalization"):
+        kind = loss.normalization
+    elif loss.HasField("normalize"):
+        kind = loss.VALID if loss.normalize else loss.BATCH_SIZE
+    if kind == loss.VALID:
         return valid.sum().clamp(min=1)
-    return max(1, {loss.FULL: whole, loss.VALID: whole, loss.BATCH_SIZE: items}.get(normalization, 1))
+    return max(1, {loss.FULL: valid.numel(), loss.BATCH_SIZE: items}.get(kind, 1))
 
 
-def _normalization(loss: Message, default: int) -> int:
-    if not loss.HasField("normalization") and loss.HasField("normalize"):
-        return int(loss.VALID if loss.normalize else loss.BATCH_SIZE)
-    return int(loss.normalization) if loss.HasField("normalization") else default
-
-
-def _ignored(fields: Message) -> int | None:
-    return int(fields.ignore_label) if fields.HasField("ignore_label") else None
-
-
-def _picked(scores: Tensor, labels: Tensor, axis: int, ignored: int | None) -> tuple[Tensor, Tensor | None]:
-    """The score of each item's label (0 if it is ignored), and which items are not ignored (None: all)."""
-    index = labels.long().reshape(*scores.shape[:axis], *scores.shape[axis + 1 :]).unsqueeze(axis)
-    valid = None if ignored is None else index != ignored
-    picked = scores.gather(axis, index if valid is None else index.where(valid, 0))
-    return (picked, None) if valid is None else (picked.where(valid, 0), valid)
+def _valid(labels: Tensor, fields: Message) -> Tensor:
+    """Which labels are not to be ignored."""
+    ignores = fields.HasField("ignore_label")
+    return labels != fields.ignore_label if ignores else torch.ones_like(labels, dtype=torch.bool)
 
 
 def _check_labels(shapes: list[Shape], axis: int) -> None:
     wanted = (*shapes[0][:axis], *shapes[0][axis + 1 :])
-    if math.prod(wanted) != math.prod(shapes[1]):
-        raise NetError(f"scores {dims(shapes[0])} over axis {axis} take labels {dims(wanted)}, not {dims(shapes[1])}")
+    labels = f"scores {dims(shapes[0])} over axis {axis} take labels {dims(wanted)}"
+    require(math.prod(wanted) == math.prod(shapes[1]), f"{labels}, not {dims(shapes[1])}")
 
 
 @layer("SoftmaxWithLoss")
@@ -78,16 +70,16 @@ class SoftmaxWithLoss(Loss):
     def setup(self, shapes: list[Shape]) -> None:
         self.axis = axis_of(self.parameter.softmax_param.axis, shapes[0])
         _check_labels(shapes, self.axis)
-        loss = self.parameter.loss_param
-        self.ignored, self.normalization = _ignored(loss), _normalization(loss, loss.VALID)
 
     def forward(self, scores: Tensor, labels: Tensor) -> list[Tensor]:
-        logs = functional.log_softmax(scores, self.axis)
-        picked, valid = _picked(logs, labels, self.axis, self.ignored)
+        fields, axis = self.parameter.loss_param, self.axis
+        logs = functional.log_softmax(scores, axis)
+        index = labels.long().reshape(*scores.shape[:axis], *scores.shape[axis + 1 :]).unsqueeze(axis)
+        valid = _valid(index, fields)
+        picked = logs.gather(axis, index.where(valid, 0)).where(valid, 0)
         # Caffe stops the value at FLT_MIN, but not the gradient.
         picked = picked + (picked.detach().clamp(min=_LEAST) - picked.detach())
-        items = math.prod(scores.shape[: self.axis])
-        loss = -picked.sum() / _divisor(self.normalization, self.parameter.loss_param, items, picked.numel(), valid)
+        loss = -picked.sum() / _divisor(fields, fields.VALID, math.prod(scores.shape[:axis]), valid)
         return [loss, logs.exp()][: max(1, len(self.tops))]
 
 
@@ -96,7 +88,7 @@ class MultinomialLogisticLoss(Loss):
     """The mean of -log of each label's probability. Bottoms: probabilities, labels."""
 
     def forward(self, probabilities: Tensor, labels: Tensor) -> Tensor:
-        picked, _ = _picked(probabilities.flatten(1), labels, 1, None)
+        picked = probabilities.flatten(1).gather(1, labels.long().view(-1, 1))
         return -picked.clamp(min=1e-20).log().sum() / probabilities.shape[0]
 
 
@@ -106,22 +98,18 @@ class SigmoidCrossEntropyLoss(Loss):
 
     def setup(self, shapes: list[Shape]) -> None:
         _check_counts(shapes)
-        loss = self.parameter.loss_param
-        self.ignored, self.normalization = _ignored(loss), _normalization(loss, loss.BATCH_SIZE)
 
     def forward(self, scores: Tensor, targets: Tensor) -> Tensor:
         targets = targets.view_as(scores)
         terms = functional.binary_cross_entropy_with_logits(scores, targets, reduction="none")
-        # Caffe compares a target's integer part.
-        valid = None if self.ignored is None else targets.trunc() != self.ignored
-        terms = terms if valid is None else terms.where(valid, 0)
-        loss, items = self.parameter.loss_param, scores.shape[0]
-        return terms.sum() / _divisor(self.normalization, loss, items, terms.numel(), valid)
+        fields = self.parameter.loss_param
+        valid = _valid(targets.trunc(), fields)  # Caffe compares a target's integer part
+        return terms.where(valid, 0).sum() / _divisor(fields, fields.BATCH_SIZE, scores.shape[0], valid)
 
 
 def _check_counts(shapes: list[Shape]) -> None:
-    if math.prod(shapes[0]) != math.prod(shapes[1]):
-        raise NetError(f"its bottoms {dims(shapes[0])} and {dims(shapes[1])} must have as many numbers")
+    alike = math.prod(shapes[0]) == math.prod(shapes[1])
+    require(alike, f"its bottoms {dims(shapes[0])} and {dims(shapes[1])} must have as many numbers")
 
 
 @layer("EuclideanLoss")
@@ -132,7 +120,7 @@ class EuclideanLoss(Loss):
         _check_counts(shapes)
 
     def forward(self, a: Tensor, b: Tensor) -> Tensor:
-        return (a - b.view_as(a)).square().sum() / (2 * a.shape[0])
+        return functional.mse_loss(a, b.view_as(a), reduction="sum") / (2 * a.shape[0])
 
 
 @layer("HingeLoss")
@@ -153,8 +141,8 @@ class ContrastiveLoss(Loss):
     bottoms_allowed = (3, 3)
 
     def setup(self, shapes: list[Shape]) -> None:
-        if shapes[0] != shapes[1] or math.prod(shapes[2]) != shapes[0][0]:
-            raise NetError("it takes two bottoms of one shape, and a number for each of their items")
+        fits = shapes[0] == shapes[1] and math.prod(shapes[2]) == shapes[0][0]
+        require(fits, "it takes two bottoms of one shape, and a number for each of their items")
 
     def forward(self, a: Tensor, b: Tensor, alike: Tensor) -> Tensor:
         contrastive = self.parameter.contrastive_loss_param
@@ -180,19 +168,14 @@ class SmoothL1Loss(Loss):
     bottoms_allowed = (2, 4)
 
     def setup(self, shapes: list[Shape]) -> None:
-        if any(shape != shapes[0] for shape in shapes):
-            raise NetError("its bottoms must have one shape")
+        require(len(set(shapes)) == 1, "its bottoms must have one shape")
 
     def forward(self, prediction: Tensor, target: Tensor, *weights: Tensor) -> Tensor:
-        square = self.parameter.smooth_l1_loss_param.sigma**2
-        difference = prediction - target
-        if weights:
-            difference = difference * weights[0]
-        size = difference.abs()
-        terms = torch.where(size < 1 / square, 0.5 * square * difference.square(), size - 0.5 / square)
-        if len(weights) > 1:
-            terms = terms * weights[1]
-        return terms.sum() / prediction.shape[0]
+        beta = self.parameter.smooth_l1_loss_param.sigma**-2
+        inside, outside, *_ = [*weights, 1.0, 1.0]
+        difference = (prediction - target) * inside
+        terms = functional.smooth_l1_loss(difference, torch.zeros_like(difference), reduction="none", beta=beta)
+        return (terms * outside).sum() / prediction.shape[0]
 
 
 @layer("Accuracy")
@@ -206,16 +189,15 @@ class Accuracy(Layer):
         accuracy = self.parameter.accuracy_param
         self.axis = axis_of(accuracy.axis, shapes[0])
         _check_labels(shapes, self.axis)
-        self.ignored = _ignored(accuracy)
-        if not 1 <= accuracy.top_k <= shapes[0][self.axis]:
-            raise NetError(f"top_k is {accuracy.top_k}, and must be from 1 to {shapes[0][self.axis]}")
+        top_k, most = accuracy.top_k, shapes[0][self.axis]
+        require(1 <= top_k <= most, f"top_k is {top_k}, and must be from 1 to {most}")
 
     def forward(self, scores: Tensor, labels: Tensor) -> list[Tensor]:
         with torch.no_grad():
             scores = scores.movedim(self.axis, -1).flatten(0, -2)
             classes = scores.shape[1]
             index = labels.long().reshape(-1)
-            valid = torch.ones_like(index, dtype=torch.bool) if self.ignored is None else index != self.ignored
+            valid = _valid(index, self.parameter.accuracy_param)
             index = index.where(valid, 0)
             # As many scores as this or more, itself included, decide: ties count against the label.
             rank = (scores >= scores.gather(1, index[:, None])).sum(1)

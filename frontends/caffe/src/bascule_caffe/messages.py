@@ -37,6 +37,7 @@ LayerParameter = _CLASSES["LayerParameter"]
 Model = _CLASSES["Model"]
 NetParameter = _CLASSES["NetParameter"]
 NetState = _CLASSES["NetState"]
+ParamSpec = _CLASSES["ParamSpec"]
 SolverParameter = _CLASSES["SolverParameter"]
 SolverState = _CLASSES["SolverState"]
 TransformationParameter = _CLASSES["TransformationParameter"]
@@ -286,7 +287,7 @@ def _explained(error: text_format.ParseError, source: str, blocks: list[_Block])
     """What is wrong in a text, with the file, the line, the layer and what is allowed."""
     line = error.GetLine() or 1
     layer = next((f"layer '{b.name}' ({b.type}): " for b in blocks if b.first <= line <= b.last), "")
-    said = re.sub(r"^\d+:\d+ : ", "", str(error))
+    said = re.sub(r"^\d+:\d+ : ('.*': )?", "", str(error))  # less the line's text, which has our marks
     if unknown := re.search(r'"caffe\.(\w+)" has no field named "(\w+)"', said):
         allowed = sorted(field.name for field in _CLASSES[unknown[1]].DESCRIPTOR.fields)
         close = difflib.get_close_matches(unknown[2], allowed, 1)

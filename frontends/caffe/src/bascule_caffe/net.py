@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from itertools import pairwise
 from pathlib import Path
@@ -17,12 +18,12 @@ from torch import Tensor, nn
 from bascule_caffe import elementwise, losses, normalization, shaping, spatial  # noqa: F401 - they register their layers
 from bascule_caffe.elementwise import Eltwise, ReLU
 from bascule_caffe.errors import NetError, NoLayerError
-from bascule_caffe.fillers import fill
-from bascule_caffe.layer import Layer, Shape, UserLayer, build, dims
+from bascule_caffe.layer import Layer, Shape, UserLayer, build, dims, place_of, require
 from bascule_caffe.messages import (
     LayerParameter,
     Model,
     NetParameter,
+    ParamSpec,
     array_blob,
     blob_array,
     clear_private,
@@ -104,8 +105,10 @@ class Net(nn.Module):
         net = upgraded(parameter)
         state = (phase, level or net.state.level, {*net.state.stage, *stages})
         for layer_parameter in net.layer:
-            if _included(layer_parameter, *state):
-                self._add(layer_parameter, inputs or {}, data)
+            layer_parameter.location = layer_parameter.location or self.name
+            with _placed(layer_parameter):
+                if _included(layer_parameter, *state):
+                    self._add(layer_parameter, inputs or {}, data)
         self.outputs = sorted(set(self._producers) - self._taken - self._hidden)
         self.learnable = self._fill(generator)
         self._fold_scales()
@@ -114,14 +117,13 @@ class Net(nn.Module):
 
     def _add(self, parameter: Message, inputs: Mapping[str, Sequence[int]], data: object) -> None:
         phase = ("TRAIN", "TEST")[parameter.phase] if parameter.HasField("phase") else self.phase
-        place = f"{parameter.location or self.name}: layer '{parameter.name}' ({parameter.type}): "
         if inputs and not parameter.bottom and parameter.top and all(top in inputs for top in parameter.top):
             parameter = LayerParameter(name=parameter.name, type="Input", top=parameter.top)
             for top in parameter.top:
                 parameter.input_param.shape.add(dim=inputs[top])
         for bottom in parameter.bottom:
-            if bottom not in self.shapes:
-                raise NetError(f"{place}no layer before it makes its bottom '{bottom}'; there are {_some(self.shapes)}")
+            there = bottom in self.shapes
+            require(there, f"no layer before it makes its bottom '{bottom}'; there are {_some(self.shapes)}")
         shapes = [self.shapes[bottom] for bottom in parameter.bottom]
         try:
             layer = build(parameter, shapes, phase, data)
@@ -132,35 +134,29 @@ class Net(nn.Module):
         except (NetError, RuntimeError, IndexError) as error:
             made = [f"'{b}' {dims(self.shapes[b])} of layer '{self._producers[b]}'" for b in parameter.bottom]
             over = f" Its bottoms: {', '.join(made)}." if made else ""
-            raise NetError(f"{place}{str(error).rstrip('.')}.{over}") from error
-        if len(tops) != len(layer.tops):
-            raise NetError(
-                f"{place}it makes {len(tops)} tops, and {len(layer.tops)} are named: {', '.join(layer.tops)}"
-            )
+            raise NetError(f"{str(error).rstrip('.')}.{over}") from error
+        names = ", ".join(layer.tops)
+        require(len(tops) == len(layer.tops), f"it makes {len(tops)} tops, and {len(layer.tops)} are named: {names}")
         for index, (top, shape) in enumerate(zip(layer.tops, tops, strict=True)):
-            in_place = index < len(layer.bottoms) and layer.bottoms[index] == top
-            if top in self._producers and not in_place:
-                raise NetError(f"{place}its top '{top}' is one of layer '{self._producers[top]}' already: name it anew")
-            self._producers[top] = layer.name
-            self.shapes[top] = shape
+            new = top not in self._producers or layer.bottoms[index : index + 1] == [top]  # or it works in place
+            require(new, f"its top '{top}' is one of layer '{self._producers.get(top)}' already: name it anew")
+            self._producers[top], self.shapes[top] = layer.name, shape
         self._taken.update(bottom for bottom in layer.bottoms if bottom not in layer.tops)
         self._taken.difference_update(layer.tops)
-        self._weights.append(self._weights_of(layer, place))
-        if len(parameter.param) > len(layer.blobs):
-            raise NetError(f"{place}it has {len(parameter.param)} of param, and {len(layer.blobs)} blobs")
-        if len(parameter.propagate_down) not in (0, len(layer.bottoms)):
-            raise NetError(f"{place}it has {len(parameter.propagate_down)} of propagate_down: give one a bottom")
+        self._weights.append(self._weights_of(layer))
+        params, downs = len(parameter.param), len(parameter.propagate_down)
+        require(params <= len(layer.blobs), f"it has {params} of param, and {len(layer.blobs)} blobs")
+        require(downs in (0, len(layer.bottoms)), f"it has {downs} of propagate_down: give one a bottom")
         self.layers.append(layer)
         key = layer.name.replace(".", "_") or layer.kind
         while key in self.by_name or hasattr(self.by_name, key):
             key += "_"
         self.by_name[key] = layer
 
-    def _weights_of(self, layer: Layer, place: str) -> list[float]:
-        given = list(layer.parameter.loss_weight)
-        if given and len(given) != len(layer.tops):
-            raise NetError(f"{place}it has {len(given)} of loss_weight, and {len(layer.tops)} tops: give one a top")
-        weights = given or [1.0 if layer.is_loss and index == 0 else 0.0 for index in range(len(layer.tops))]
+    def _weights_of(self, layer: Layer) -> list[float]:
+        given, count = list(layer.parameter.loss_weight), len(layer.tops)
+        require(len(given) in (0, count), f"it has {len(given)} of loss_weight, and {count} tops: give one a top")
+        weights = given or [1.0 if layer.is_loss and index == 0 else 0.0 for index in range(count)]
         self.loss_weights.update((top, weight) for top, weight in zip(layer.tops, weights, strict=True) if weight)
         return weights
 
@@ -169,31 +165,22 @@ class Net(nn.Module):
         learnable: list[Learnable] = []
         owners: dict[str, tuple[Layer, int, int]] = {}  # by the blob's name: layer, index, place in the list
         for layer in self.layers:
-            place = f"{layer.parameter.location or self.name}: layer '{layer.name}' ({layer.kind}): "
             for index in range(len(layer.blobs)):
-                spec = layer.parameter.param[index] if index < len(layer.parameter.param) else None
-                if spec is not None and spec.name in owners and spec.name:
-                    at = owners[spec.name][2]
-                    learnable[at] = _share(layer, index, spec, owners[spec.name], learnable[at], place)
-                    continue
-                mults = (spec.lr_mult, spec.decay_mult) if spec is not None else (1.0, 1.0)
-                statistic = isinstance(layer, UserLayer) and index >= len(layer.blobs) - len(layer.statistics)
-                if isinstance(layer, BatchNorm) or statistic:
-                    mults = (0.0, 0.0)
-                if not isinstance(layer, UserLayer):
-                    try:
-                        blob = fill(layer.fillers[index], layer.shapes[index], generator)
-                    except NetError as error:
-                        raise NetError(f"{place}{error}") from error
-                    layer.blobs[index] = nn.Parameter(blob, requires_grad=mults[0] != 0)
-                elif spec is not None and spec.name:
-                    raise NetError(f"{place}a module of a user's cannot share its blob '{spec.name}'")
-                else:
-                    layer.blobs[index].requires_grad_(mults[0] != 0)
-                if spec is not None and spec.name:
+                given = layer.parameter.param
+                spec = given[index] if index < len(given) else ParamSpec()
+                with _placed(layer.parameter):
+                    own = not (spec.name and isinstance(layer, UserLayer))
+                    require(own, f"a module of a user's cannot share its blob '{spec.name}'")
+                    if spec.name in owners:
+                        first, at, entry = owners[spec.name]
+                        learnable[entry] = _share(layer, index, spec, first, at, learnable[entry])
+                        continue
+                    layer.fill(index, generator)
+                if spec.name:
                     owners[spec.name] = (layer, index, len(learnable))
-                blob = layer.blobs[index]
-                learnable.append(Learnable(blob, mults[0], mults[1], f"{layer.name}[{index}]"))
+                lr_mult, decay_mult = (spec.lr_mult, spec.decay_mult) if layer.learns(index) else (0.0, 0.0)
+                blob = layer.blobs[index].requires_grad_(lr_mult != 0)
+                learnable.append(Learnable(blob, lr_mult, decay_mult, f"{layer.name}[{index}]"))
         return learnable
 
     def _fold_scales(self) -> None:
@@ -221,14 +208,9 @@ class Net(nn.Module):
 
     def _find_last_uses(self) -> list[list[str]]:
         """For each layer, the blobs that nobody needs after it."""
-        last: dict[str, int] = {}
-        for index, layer in enumerate(self.layers):
-            last.update(dict.fromkeys([*layer.bottoms, *layer.tops], index))
-        uses: list[list[str]] = [[] for _ in self.layers]
-        for blob, index in last.items():
-            if blob not in self.outputs:
-                uses[index].append(blob)
-        return uses
+        last = {blob: index for index, layer in enumerate(self.layers) for blob in (*layer.bottoms, *layer.tops)}
+        dead = sorted((index, blob) for blob, index in last.items() if blob not in self.outputs)
+        return [[blob for at, blob in dead if at == index] for index in range(len(self.layers))]
 
     def forward(
         self, blobs: Mapping[str, Tensor] | None = None, /, *, keep: Collection[str] = (), **named: Tensor
@@ -268,9 +250,8 @@ class Net(nn.Module):
             except Exception as error:
                 given = ", ".join(f"{name} {dims(b.shape)}" for name, b in zip(layer.bottoms, bottoms, strict=True))
                 if type(error) in (NetError, RuntimeError, IndexError):  # and no subclass, such as OutOfMemoryError
-                    place = f"{layer.parameter.location or self.name}: layer '{layer.name}' ({layer.kind})"
                     said = (str(error).splitlines() or [type(error).__name__])[0]
-                    raise NetError(f"{place}: {said} (over {given or 'no bottoms'})") from error
+                    raise NetError(f"{place_of(layer.parameter)}: {said} (over {given or 'no bottoms'})") from error
                 error.add_note(f"in layer '{layer.name}' ({layer.kind}) over {given or 'no bottoms'}")
                 raise
             if not layer.bottoms:  # data come as they are
@@ -296,8 +277,8 @@ class Net(nn.Module):
             if layer.name not in theirs or not layer.blobs:
                 continue
             blobs = theirs[layer.name].blobs
-            if [b.shape for b in blobs] != [b.shape for b in layer.blobs]:
-                raise NetError(f"layer '{layer.name}' has other blobs in net '{self.name}' than in '{other.name}'")
+            alike = [b.shape for b in blobs] == [b.shape for b in layer.blobs]
+            require(alike, f"layer '{layer.name}' has other blobs in net '{self.name}' than in '{other.name}'")
             if isinstance(layer, UserLayer):
                 layer.module = cast(UserLayer, theirs[layer.name]).module
             layer.blobs = blobs
@@ -313,11 +294,10 @@ class Net(nn.Module):
             NetError: no layer of the net is in the file, or a layer has other blobs there. Nothing is copied then.
         """
         model = read_binary(path, Model)
-        layers = [*model.layer, *model.layers]
-        if any(layer.HasField("layer") for layer in model.layers):
-            raise NetError(f"{path}: V0, the form of 2013, is left out: see Caffe's upgrade_net_proto_binary")
+        old = any(layer.HasField("layer") for layer in model.layers)
+        require(not old, f"{path}: V0, the form of 2013, is left out: see Caffe's upgrade_net_proto_binary")
         blobs: dict[str, list[npt.NDArray[np.floating]]] = {}
-        for layer in layers:
+        for layer in (*model.layer, *model.layers):
             where = f"{path}: layer '{layer.name}'"
             blobs.setdefault(layer.name, [blob_array(blob, where) for blob in layer.blobs])
         return self.load_blobs(blobs, str(path))
@@ -329,29 +309,26 @@ class Net(nn.Module):
         include layers all of whose blobs others have.
         """
         copies: dict[nn.Parameter, npt.NDArray[np.floating]] = {}
+        own = f"in net '{self.name}'"
         for layer in self.layers:
             arrays, where = blobs.get(layer.name, ()), f"{source}: layer '{layer.name}'"
-            if len(arrays) > len(layer.blobs):
-                raise NetError(f"{where} has {len(arrays)} blobs, and {len(layer.blobs)} in net '{self.name}'")
+            fewer = len(arrays) <= len(layer.blobs)
+            require(fewer, f"{where} has {len(arrays)} blobs, and {len(layer.blobs)} {own}")
             for index, (array, shape) in enumerate(zip(arrays, layer.shapes, strict=False)):
-                if array is None:
-                    continue
-                # Old files have 1 in place of axes that there are none of.
-                if array.shape not in (shape, (1,) * (4 - len(shape)) + shape):
-                    raise NetError(
-                        f"{where}: blob {index} is {dims(array.shape)}, and {dims(shape)} in net '{self.name}': take "
-                        "the net that the file was made with, or give the layer another name"
-                    )
-                copies[layer.blobs[index]] = array
+                if array is not None:
+                    # Old files have 1 in place of axes that there are none of.
+                    fits = array.shape in (shape, (1,) * (4 - len(shape)) + shape)
+                    way = "take the net that the file was made with, or give the layer another name"
+                    require(fits, f"{where}: blob {index} is {dims(array.shape)}, and {dims(shape)} {own}: {way}")
+                    copies[layer.blobs[index]] = array
         taken = []
         for layer in self.layers:
             found = [blob in copies for blob in layer.blobs]
             if found and all(found):
                 taken.append(layer.name)
-            elif layer.name in blobs and found:
-                raise NetError(
-                    f"{source}: layer '{layer.name}' has {sum(found)} blobs, and {len(found)} in net '{self.name}'"
-                )
+            elif found:
+                lacks = layer.name not in blobs
+                require(lacks, f"{source}: layer '{layer.name}' has {sum(found)} blobs, and {len(found)} {own}")
         if not taken:
             raise NoLayerError(f"{source}: has no layer of net '{self.name}': it has {_some(blobs)}")
         with torch.no_grad():
@@ -377,30 +354,32 @@ class Net(nn.Module):
                 source.close()
 
 
-def _share(
-    layer: Layer, index: int, spec: Message, owner: tuple[Layer, int, int], one: Learnable, place: str
-) -> Learnable:
-    """Gives a layer another's blob; its learnable entry, with multipliers that either layer names."""
-    first, at, _ = owner
+@contextmanager
+def _placed(parameter: Message) -> Iterator[None]:
+    """Puts a layer's place before the NetErrors inside."""
+    try:
+        yield
+    except NetError as error:
+        raise NetError(f"{place_of(parameter)}: {error}") from error
+
+
+def _share(layer: Layer, index: int, spec: Message, first: Layer, at: int, entry: Learnable) -> Learnable:
+    """Gives a layer the blob of another, number `at` there; its entry, with multipliers that either layer names."""
     blob, shape = first.blobs[at], layer.shapes[index]
-    whose = f"blob {index} shares '{spec.name}' with {one.owner}"
-    if isinstance(layer, UserLayer):
-        raise NetError(f"{place}{whose}, and a module of a user's cannot share")
+    whose = f"blob {index} shares '{spec.name}' with {entry.owner}"
     fits = blob.numel() == torch.Size(shape).numel() if spec.share_mode == spec.PERMISSIVE else blob.shape == shape
-    if not fits:
-        raise NetError(f"{place}{whose}: its shape is {dims(shape)}, that one's is {dims(blob.shape)}")
-    mults = {"lr_mult": one.lr_mult, "decay_mult": one.decay_mult}
+    require(fits, f"{whose}: its shape is {dims(shape)}, that one's is {dims(blob.shape)}")
+    mults = {"lr_mult": entry.lr_mult, "decay_mult": entry.decay_mult}
     known = first.parameter.param[at]
     for field in mults:
         if spec.HasField(field):
-            if known.HasField(field) and getattr(known, field) != getattr(spec, field):
-                mine, its = getattr(spec, field), getattr(known, field)
-                raise NetError(f"{place}{whose}: its {field} is {mine:g}, that one's is {its:g}")
-            setattr(known, field, getattr(spec, field))
-            mults[field] = getattr(spec, field)
-    blob.requires_grad_(mults["lr_mult"] != 0)
-    layer.blobs[index] = blob
-    return Learnable(blob, mults["lr_mult"], mults["decay_mult"], one.owner)
+            mine, its = getattr(spec, field), getattr(known, field)
+            agrees = mine == its or not known.HasField(field)
+            require(agrees, f"{whose}: its {field} is {mine:g}, that one's is {its:g}")
+            setattr(known, field, mine)
+            mults[field] = mine
+    layer.blobs[index] = blob.requires_grad_(mults["lr_mult"] != 0)
+    return Learnable(blob, mults["lr_mult"], mults["decay_mult"], entry.owner)
 
 
 def _included(layer: Message, phase: str, level: int, stages: set[str]) -> bool:
@@ -415,8 +394,7 @@ def _included(layer: Message, phase: str, level: int, stages: set[str]) -> bool:
             and stages.isdisjoint(rule.not_stage)
         )
 
-    if layer.include and layer.exclude:
-        raise NetError(f"{layer.location}: layer '{layer.name}' ({layer.type}): it has include and exclude: keep one")
+    require(not (layer.include and layer.exclude), "it has include and exclude: keep one")
     if layer.include:
         return any(map(met, layer.include))
     return not any(map(met, layer.exclude))

@@ -9,8 +9,7 @@ from google.protobuf.message import Message
 from torch import Tensor
 from torch.nn import functional
 
-from bascule_caffe.errors import NetError
-from bascule_caffe.layer import Layer, Shape, axis_of, dims, layer
+from bascule_caffe.layer import Layer, Shape, axis_of, dims, layer, require
 
 
 @layer("BatchNorm")
@@ -30,26 +29,26 @@ class BatchNorm(Layer):
             self.add_blob(shape)
         self.scale: list[Scale] = []  # a list: the layer is the net's, and must not be a module of this one, too
 
+    def learns(self, index: int) -> bool:
+        return False
+
     def forward(self, bottom: Tensor) -> Tensor:
-        weight = self.scale[0].blob(0) if self.scale else None
-        bias = self.scale[0].blob(1) if self.scale and len(self.scale[0].blobs) > 1 else None
+        weight, bias = self.scale[0].weight_and_bias() if self.scale else (None, None)
         total_mean, total_variance, total = (blob.detach() for blob in self.blobs)
         values = bottom if bottom.dim() > 1 else bottom[:, None]
-        if self.use_global:
-            factor = torch.where(total == 0, 0.0, 1 / total)
-            mean, variance = total_mean * factor, total_variance * factor
-            top = functional.batch_norm(values, mean, variance, weight, bias, False, 0.0, self.eps)
-            return top if bottom.dim() > 1 else top.view_as(bottom)
-        mean, variance = torch.zeros_like(total_mean), torch.zeros_like(total_variance)
-        if values.numel() > values.shape[1]:
-            top = functional.batch_norm(values, mean, variance, weight, bias, True, 1.0, self.eps)
-        else:  # one number a channel, which PyTorch refuses: it is its own mean, so its gradient is 0
-            mean = values.detach().flatten()
-            top = functional.batch_norm(values.detach(), mean, variance, weight, bias, False, 0.0, self.eps)
-        with torch.no_grad():
-            total_mean.mul_(self.fraction).add_(mean)
-            total_variance.mul_(self.fraction).add_(variance)
-            total.mul_(self.fraction).add_(1)
+        by_batch = not self.use_global
+        # The batch's own, which batch_norm writes here, or those of all batches.
+        factor = total.new_zeros(1) if by_batch else torch.where(total == 0, 0.0, 1 / total)
+        mean, variance = total_mean * factor, total_variance * factor
+        if by_batch and values.numel() <= values.shape[1]:
+            # One number a channel, which PyTorch refuses: it is its own mean, so its gradient is 0.
+            values, mean, by_batch = values.detach(), values.detach().flatten(), False
+        top = functional.batch_norm(values, mean, variance, weight, bias, by_batch, 1.0, self.eps)
+        if not self.use_global:
+            with torch.no_grad():
+                total_mean.mul_(self.fraction).add_(mean)
+                total_variance.mul_(self.fraction).add_(variance)
+                total.mul_(self.fraction).add_(1)
         return top if bottom.dim() > 1 else top.view_as(bottom)
 
 
@@ -64,11 +63,11 @@ class Along(Layer):
         rest, count = shapes[0][self.axis :], fields.num_axes
         if len(shapes) == 2:
             shape = shapes[1]
-            if rest[: len(shape)] != shape:
-                raise NetError(f"its second bottom {dims(shape)} must be its first's shape from axis {self.axis} on")
-        elif not -1 <= count <= len(rest):
-            raise NetError(f"axis {self.axis} and num_axes {count} go beyond its bottom {dims(shapes[0])}")
+            fits = rest[: len(shape)] == shape
+            require(fits, f"its second bottom {dims(shape)} must be its first's shape from axis {self.axis} on")
         else:
+            beyond = f"axis {self.axis} and num_axes {count} go beyond its bottom {dims(shapes[0])}"
+            require(-1 <= count <= len(rest), beyond)
             shape = rest if count == -1 else rest[:count]
         self.tail = len(rest) - len(shape)  # axes after those that it has
         return shape
@@ -118,8 +117,7 @@ class MVN(Layer):
     """Subtracts the mean of each channel, or of each item, and divides by the standard deviation + eps."""
 
     def setup(self, shapes: list[Shape]) -> None:
-        if len(shapes[0]) < 2:
-            raise NetError(f"its bottom {dims(shapes[0])} must have at least 2 axes")
+        require(len(shapes[0]) > 1, f"its bottom {dims(shapes[0])} must have at least 2 axes")
 
     def forward(self, bottom: Tensor) -> Tensor:
         mvn = self.parameter.mvn_param

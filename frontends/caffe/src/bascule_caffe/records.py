@@ -9,11 +9,14 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+import h5py
+import lmdb
 import numpy as np
 from google.protobuf.message import DecodeError
 from numpy.typing import NDArray
 
 from bascule_caffe.errors import FileError
+from bascule_caffe.messages import Datum
 from bascule_caffe.transform import Image, decode, resize
 
 
@@ -37,8 +40,8 @@ class Records(ABC):
 class LMDB(Records):
     """An LMDB of Datums: an image (C, H, W) and a label. Raises FileError if it cannot be opened or is truncated."""
 
-    def __init__(self, path: str, datum: Any, color: bool | None = None) -> None:
-        self.path, self._datum, self._color = path, datum, color
+    def __init__(self, path: str, color: bool | None = None) -> None:
+        self.path, self._color = path, color
         file = Path(path, "data.mdb") if os.path.isdir(path) else Path(path)
         if not file.is_file():
             found = "no such folder" if not os.path.exists(path) else "the folder has no data.mdb"
@@ -57,15 +60,13 @@ class LMDB(Records):
         """Image and label. Raises FileError for what is no image."""
         self._move_to(number)
         try:
-            datum = self._datum.FromString(bytes(self._cursor.value()))
+            datum: Any = Datum.FromString(bytes(self._cursor.value()))
             return self._image(datum), np.array(datum.label, np.float32)
         except (ValueError, DecodeError) as error:
             key = bytes(self._cursor.key())
             raise FileError(f"{self.path}: record {number} (key {key!r}) is no image: {error}") from None
 
     def _move_to(self, number: int) -> None:
-        import lmdb
-
         try:
             if self._place < 0 or number < self._place:
                 self._cursor.first()
@@ -81,17 +82,16 @@ class LMDB(Records):
             return decode(datum.data, self._color)
         shape = (datum.channels, datum.height, datum.width)
         pixels = np.frombuffer(datum.data, np.uint8) if datum.data else np.array(datum.float_data, np.float32)
+        if not pixels.size:
+            raise ValueError("it has no pixels")
         return pixels.reshape(shape)
 
 
 @functools.cache
 def _environment(path: str, inode: int, nbytes: int) -> Any:
     """An LMDB may be open once in a process, so layers share it. `inode` and `nbytes` tell a new file apart."""
-    import lmdb
-
     try:
-        folder = os.path.isdir(path)
-        environment = lmdb.open(path, subdir=folder, readonly=True, lock=False, readahead=False)
+        environment = lmdb.open(path, subdir=os.path.isdir(path), readonly=True, lock=False, readahead=False)
         needed = (environment.info()["last_pgno"] + 1) * environment.stat()["psize"]
     except lmdb.Error as error:
         raise FileError(f"{path} is no LMDB, or a damaged one ({error}): write it again") from None
@@ -157,8 +157,6 @@ class HDF5Files(Records):
         return np.concatenate([starts[f] + generator.permutation(self._ends[f] - starts[f]) for f in files])
 
     def _load(self, file: str) -> list[Any]:
-        import h5py
-
         try:
             opened = h5py.File(file)
         except OSError as error:

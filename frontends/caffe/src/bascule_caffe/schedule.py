@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from dataclasses import dataclass
-
-POLICIES = ("fixed", "step", "exp", "inv", "multistep", "poly", "sigmoid")
 
 
 @dataclass
@@ -33,21 +32,35 @@ class Schedule:
                 raise ValueError(f'lr_policy "{policy}" needs a {field} above 0')
 
     def rate(self, iteration: int) -> float:
-        """The rate of this iteration. `multistep` advances by one step a call at most, as Caffe's does."""
+        """The rate of this iteration. `multistep` advances by one step a call at most, as Caffe's does.
+
+        Raises ValueError if the rate is no number of float32.
+        """
+        try:
+            rate = self._rate(iteration)
+        except (ArithmeticError, ValueError):
+            rate = math.nan
+        if not abs(rate) < 3.4e38:
+            raise ValueError(f"the learning rate of iteration {iteration} is no number: {rate:g}")
+        return rate
+
+    def _rate(self, iteration: int) -> float:
         if self.policy == "step":
             self.current_step = iteration // self.stepsize
         elif self.policy == "multistep":
             left = self.stepvalue[self.current_step :]
             self.current_step += bool(left and iteration >= left[0])
-        if self.policy in ("step", "multistep"):
-            return self.base_lr * self.gamma**self.current_step
-        if self.policy == "exp":
-            return self.base_lr * self.gamma**iteration
-        if self.policy == "inv":
-            return self.base_lr * math.pow(1 + self.gamma * iteration, -self.power)
-        if self.policy == "poly":
-            return self.base_lr * math.pow(1 - iteration / self.max_iter, self.power)
-        if self.policy == "sigmoid":
-            exponent = -self.gamma * (iteration - self.stepsize)
-            return self.base_lr / (1 + math.exp(min(exponent, 700.0)))  # beyond, exp has no float
-        return self.base_lr
+        return self.base_lr * _FACTORS[self.policy](self, iteration)
+
+
+_FACTORS: dict[str, Callable[[Schedule, int], float]] = {
+    "fixed": lambda policy, _: 1.0,
+    "step": lambda policy, _: policy.gamma**policy.current_step,
+    "exp": lambda policy, iteration: policy.gamma**iteration,
+    "inv": lambda policy, iteration: math.pow(1 + policy.gamma * iteration, -policy.power),
+    "multistep": lambda policy, _: policy.gamma**policy.current_step,
+    "poly": lambda policy, iteration: math.pow(1 - iteration / policy.max_iter, policy.power),
+    # Beyond 700, exp has no float.
+    "sigmoid": lambda policy, i: 1 / (1 + math.exp(min(-policy.gamma * (i - policy.stepsize), 700.0))),
+}
+POLICIES = tuple(_FACTORS)

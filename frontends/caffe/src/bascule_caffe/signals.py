@@ -1,4 +1,7 @@
-"""Signals that ask a training to stop or to write a snapshot: -sigint_effect and -sighup_effect."""
+"""Signals that ask a training to stop or to write a snapshot: -sigint_effect and -sighup_effect.
+
+SIGUSR1 counts as SIGINT and SIGUSR2 as SIGHUP: mpirun passes these two on to its ranks, and ends them for the others.
+"""
 
 from __future__ import annotations
 
@@ -22,7 +25,9 @@ class Signals:
     """While it is entered, signals are kept until `take` is called, as Caffe did between two iterations."""
 
     def __init__(self, sigint: str = "stop", sighup: str = "snapshot") -> None:
-        self._effects = {signal.SIGINT: EFFECTS[sigint], signal.SIGHUP: EFFECTS[sighup]}
+        interrupt, hangup = EFFECTS[sigint], EFFECTS[sighup]
+        self._effects = {signal.SIGINT: interrupt, signal.SIGUSR1: interrupt}
+        self._effects |= {signal.SIGHUP: hangup, signal.SIGUSR2: hangup}
         self._asked = Action.NONE
         self._before: dict[signal.Signals, object] = {}
 

@@ -10,17 +10,17 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
+import h5py
 import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from bascule_caffe.errors import CaffeError, FileError
+from bascule_caffe.errors import FileError
 from bascule_caffe.messages import (
     LateFile,
     SolverState,
     array_blob,
     blob_array,
-    clear_private,
     read_binary,
     write_binary,
     writing,
@@ -54,11 +54,9 @@ def save_model(path: str, net: Net, diff: bool = False) -> None:
         return
     parameter = net.to_parameter()
     if diff:
-        layers = {layer.name: layer for layer in net.layers}
-        for written in parameter.layer:
-            for blob, tensor in zip(written.blobs, layers[written.name].blobs, strict=True):
+        for written, layer in zip(parameter.layer, net.layers, strict=True):
+            for blob, tensor in zip(written.blobs, layer.blobs, strict=True):
                 blob.diff.extend(array_blob(_diff(tensor)).data)
-    clear_private(parameter)
     write_binary(path, parameter)
 
 
@@ -111,13 +109,15 @@ def load_state(path: str, optimizer: CaffeOptimizer) -> Progress:
 
 def _set_histories(path: str, optimizer: CaffeOptimizer, found: list[NDArray[Any]]) -> None:
     wanted = optimizer.histories()
-    shapes = [_short(tuple(history.shape)) for history in wanted]
-    if [_short(array.shape) for array in found] != shapes:
-        differs = next((i for i, (a, s) in enumerate(zip(found, shapes, strict=False)) if _short(a.shape) != s), None)
-        place = "" if differs is None else f"; number {differs} is {found[differs].shape}, not {shapes[differs]}"
+    shapes = [
+        (_short(array.shape), _short(tuple(history.shape))) for array, history in zip(found, wanted, strict=False)
+    ]
+    differs = next((i for i, (one, other) in enumerate(shapes) if one != other), None)
+    if len(found) != len(wanted) or differs is not None:
+        counts = f"it has {len(found)} histories, and {type(optimizer).__name__} has {len(wanted)} for this net"
+        place = "" if differs is None else f"; number {differs} is {shapes[differs][0]}, not {shapes[differs][1]}"
         raise FileError(
-            f"{path}: is the state of another net or solver: it has {len(found)} histories, and "
-            f"{type(optimizer).__name__} has {len(wanted)} for this net{place}. Give one that this solver wrote"
+            f"{path}: is the state of another net or solver: {counts}{place}. Give one that this solver wrote"
         )
     with torch.no_grad():
         for history, array in zip(wanted, found, strict=True):
@@ -136,8 +136,6 @@ def _layers(group: Any, name: str = "") -> Iterator[tuple[str, list[NDArray[Any]
 
     A slash in a name makes groups within groups: conv1 holds its own blobs and the group of conv1/bn.
     """
-    import h5py
-
     arrays = {int(key): np.asarray(member) for key, member in group.items() if isinstance(member, h5py.Dataset)}
     if arrays:
         yield name, [arrays.get(number) for number in range(max(arrays) + 1)]
@@ -157,7 +155,6 @@ def _diff(tensor: torch.Tensor) -> NDArray[Any]:
 
 @contextmanager
 def _writing(path: str) -> Iterator[Any]:
-    h5py = _h5py(path)
     with writing(path) as part, LateFile(part, "w+b") as content:
         try:
             with h5py.File(content, "w") as file:
@@ -168,19 +165,8 @@ def _writing(path: str) -> Iterator[Any]:
 
 @contextmanager
 def _reading(path: str) -> Iterator[Any]:
-    h5py = _h5py(path)
     try:
         with h5py.File(path, "r") as file:
             yield file
-    except FileError:
-        raise
     except (OSError, KeyError, ValueError, RuntimeError) as error:
         raise FileError(f"{path}: cannot be read, is cut, or is another kind of file ({error})") from error
-
-
-def _h5py(path: str) -> Any:
-    try:
-        import h5py
-    except ModuleNotFoundError:
-        raise CaffeError(f"{path}: HDF5 needs the package h5py: pip install 'bascule-caffe[data]'") from None
-    return h5py

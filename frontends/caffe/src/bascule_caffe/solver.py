@@ -7,6 +7,7 @@ import re
 import time
 from collections import deque
 from contextlib import nullcontext, suppress
+from dataclasses import fields
 from pathlib import Path
 from typing import Any
 
@@ -14,16 +15,15 @@ import torch
 from google.protobuf.message import Message
 from torch import Tensor
 
-from bascule_caffe.data import Feed
+from bascule_caffe.data import Feed, Share
 from bascule_caffe.errors import FileError, NetError, NoLayerError
 from bascule_caffe.job import Job
-from bascule_caffe.loader import Share
-from bascule_caffe.log import Log
+from bascule_caffe.layer import require
+from bascule_caffe.log import Log, described, numbers_of
 from bascule_caffe.memory import Memory
 from bascule_caffe.messages import NetParameter, NetState, format_text, parse_text
 from bascule_caffe.net import Net
-from bascule_caffe.optimizers import SOLVERS, CaffeOptimizer
-from bascule_caffe.outputs import described, numbers_of
+from bascule_caffe.optimizers import SOLVERS, CaffeOptimizer, Step
 from bascule_caffe.schedule import Schedule
 from bascule_caffe.signals import Action, Signals
 from bascule_caffe.snapshot import Progress, load_model, load_state, save_model, save_state
@@ -59,7 +59,12 @@ class Solver:
         self._device = torch.device(device)
         self._level, self._stages = level, stages
         self.log.info("solver.cpp:45", f"Initializing solver from parameters: \n{format_text(parameter).rstrip()}")
-        self._notices()
+        for field in ("debug_info", "layer_wise_reduce"):
+            if self.parameter.HasField(field):
+                self.log.warn("solver.cpp:45", f"{field} has no effect here")
+        for field, least in (("iter_size", 1), ("max_iter", 0), ("display", 0), ("snapshot", 0)):
+            value = getattr(self.parameter, field)
+            require(value >= least, f"{self._at(field)}: {field} is {value}, and must be at least {least}")
         self._prefix = self._snapshot_prefix()
         self.seed = self._agreed_seed()
         torch.manual_seed(self.seed)
@@ -120,10 +125,10 @@ class Solver:
             self.log.info("solver.cpp:295", "Optimization stopped early.")
             return
         if self._is_due(self.parameter.display):
+            self._seed_for(0)
             with torch.no_grad():
-                self._seed_for(0)
                 self.net()
-            self._losses.append(self.net.loss.detach())
+            self._losses.append(self.net.loss)
             self.log.info("solver.cpp:327", f"Iteration {self.iteration}, loss = {self.loss:g}")
         if self._is_due(self.parameter.test_interval):
             self.test_all()
@@ -207,19 +212,19 @@ class Solver:
         return outputs
 
     def _update(self, display: bool) -> None:
-        rate = self.schedule.rate(self.iteration)
+        try:
+            rate = self.schedule.rate(self.iteration)
+        except ValueError as error:
+            raise NetError(f"{self._at('lr_policy')}: {error}") from None
         if display:
             self.log.info("sgd_solver.cpp:105", f"Iteration {self.iteration}, lr = {rate:g}")
         for group in self.optimizer.param_groups:
             group["lr"] = rate
-        gradients = []
-        for entry in self.net.learnable:
-            parameter = entry.parameter
-            if parameter.requires_grad:
-                if parameter.grad is None:  # 0, as in Caffe: decay and momentum act, and other ranks may have one
-                    parameter.grad = torch.zeros_like(parameter)
-                gradients.append(parameter.grad)
-        self.job.average(gradients)
+        learnt = [entry.parameter for entry in self.net.learnable if entry.parameter.requires_grad]
+        for parameter in learnt:
+            if parameter.grad is None:  # 0, as in Caffe: decay and momentum act, and other ranks may have one
+                parameter.grad = torch.zeros_like(parameter)
+        self.job.average(parameter.grad for parameter in learnt if parameter.grad is not None)
         self.optimizer.step()
 
     def _asked(self) -> Action:
@@ -275,14 +280,6 @@ class Solver:
 
     # Making it
 
-    def _notices(self) -> None:
-        for field, words in (
-            ("debug_info", "prints nothing here"),
-            ("layer_wise_reduce", "has no effect here: gradients are averaged after the backward pass"),
-        ):
-            if self.parameter.HasField(field):
-                self.log.warn("solver.cpp:45", f"{field} {words}")
-
     def _snapshot_prefix(self) -> str:
         """How the names of snapshots begin. Raises FileError now, and not when the training has ended."""
         prefix = str(self.parameter.snapshot_prefix or os.path.splitext(self.path)[0])
@@ -295,39 +292,34 @@ class Solver:
         return prefix
 
     def _agreed_seed(self) -> int:
-        seed = torch.tensor(self.parameter.random_seed)
-        if self.parameter.random_seed < 0:
-            seed = torch.tensor(int.from_bytes(os.urandom(4)))
+        given = self.parameter.random_seed
+        seed = torch.tensor(given if given >= 0 else int.from_bytes(os.urandom(4)))
         self.job.broadcast([seed])
         return int(seed)
 
     def _train_net(self) -> tuple[Message, str, str]:
         """The parameter, phase and name of the training net."""
         param = self.parameter
-        given = [name for name in ("train_net", "train_net_param", "net", "net_param") if param.HasField(name)]
-        if len(given) != 1:
-            found = ", ".join(given) or "none"
-            raise NetError(
-                f"{self.path}: one of train_net, train_net_param, net and net_param says the net; found: {found}"
-            )
+        names = ("train_net", "train_net_param", "net", "net_param")
+        given = [name for name in names if param.HasField(name)]
+        found = ", ".join(given) or "none"
+        wanted = f"{', '.join(names[:-1])} and {names[-1]}"
+        require(len(given) == 1, f"{self.path}: one of {wanted} says the net; found: {found}")
         return self._parsed(given[0]), "TRAIN", given[0]
 
     def _make_test_nets(self) -> list[Net]:
         param = self.parameter
-        generic = next((name for name in ("net", "net_param") if param.HasField(name)), None)
-        sources: list[Message] = list(param.test_net_param)
-        sources += [self._file(path) for path in param.test_net]
-        count = len(param.test_iter)
-        if generic is not None and count > len(sources):
-            sources += [self._parsed(generic)] * (count - len(sources))
-        if len(sources) != count:
-            raise NetError(
-                f"{self._at('test_iter')}: {count} of test_iter for {len(sources)} test nets: give one for each"
-            )
-        if count and param.test_interval < 1:
-            raise NetError(f"{self._at('test_iter')}: a test net needs a test_interval above 0")
-        if len(param.test_state) not in (0, count):
-            raise NetError(f"{self._at('test_state')}: {len(param.test_state)} of test_state for {count} test nets")
+        sources: list[Message] = [*param.test_net_param, *map(self._file, param.test_net)]
+        count, states = len(param.test_iter), len(param.test_state)
+        for name in ("net", "net_param"):
+            if param.HasField(name) and count > len(sources):
+                sources += [self._parsed(name)] * (count - len(sources))
+        each = f"{self._at('test_iter')}: {count} of test_iter for {len(sources)} test nets: give one for each"
+        require(len(sources) == count, each)
+        require(min(param.test_iter, default=0) >= 0, f"{self._at('test_iter')}: test_iter is below 0")
+        interval = not count or param.test_interval > 0
+        require(interval, f"{self._at('test_iter')}: a test net needs a test_interval above 0")
+        require(states in (0, count), f"{self._at('test_state')}: {states} of test_state for {count} test nets")
         nets = []
         for number, source in enumerate(sources):
             # Ranks share the batches of a test if they can do so evenly; else each runs all.
@@ -365,22 +357,18 @@ class Solver:
         kind, field = param.type, "type"
         if param.HasField("solver_type"):
             kind, field = _OLD_TYPES[param.solver_type], "solver_type"
-        if kind not in SOLVERS:
-            raise NetError(f"{self._at(field)}: type is {kind!r}: {', '.join(SOLVERS)} are allowed")
-        if param.momentum and kind in ("AdaGrad", "RMSProp"):  # as in Caffe
-            raise NetError(f"{self._at('momentum')}: {kind} has no momentum: leave it out")
+        require(kind in SOLVERS, f"{self._at(field)}: type is {kind!r}: {', '.join(SOLVERS)} are allowed")
+        moves = not param.momentum or kind not in ("AdaGrad", "RMSProp")  # as in Caffe
+        require(moves, f"{self._at('momentum')}: {kind} has no momentum: leave it out")
+        below = kind != "Adam" or max(param.momentum, param.momentum2) < 1
+        require(below, f"{self._at('momentum')}: Adam needs a momentum and a momentum2 below 1")
         groups = [
             {"params": [entry.parameter], "lr_mult": entry.lr_mult, "decay_mult": entry.decay_mult}
             for entry in self.net.learnable
         ]
-        names = ("momentum", "momentum2", "delta", "rms_decay", "weight_decay", "clip_gradients", "iter_size")
+        options = {field.name: getattr(param, field.name) for field in fields(Step)}
         try:
-            optimizer = SOLVERS[kind](
-                groups,
-                param.base_lr,
-                regularization_type=param.regularization_type,
-                **{name: getattr(param, name) for name in names},
-            )
+            optimizer = SOLVERS[kind](groups, param.base_lr, **options)
         except ValueError as error:
             raise NetError(f"{self._at('regularization_type')}: {error}") from None
         optimizer.on_clip = self._say_clipped
@@ -393,8 +381,9 @@ class Solver:
     def _schedule(self) -> Schedule:
         param = self.parameter
         names = ("base_lr", "gamma", "power", "stepsize", "max_iter")
+        options = {name: getattr(param, name) for name in names}
         try:
-            return Schedule(param.lr_policy, stepvalue=tuple(param.stepvalue), **{n: getattr(param, n) for n in names})
+            return Schedule(param.lr_policy, stepvalue=tuple(param.stepvalue), **options)
         except ValueError as error:
             raise NetError(f"{self._at('lr_policy')}: {error}") from None
 

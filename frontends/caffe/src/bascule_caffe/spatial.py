@@ -11,8 +11,7 @@ from google.protobuf.message import Message
 from torch import Tensor
 from torch.nn import functional
 
-from bascule_caffe.errors import NetError
-from bascule_caffe.layer import Layer, Shape, axis_of, dims, each, layer
+from bascule_caffe.layer import Layer, Shape, axis_of, dims, each, layer, require
 
 
 def _sizes(parameter: Message, name: str, count: int, default: int | None) -> list[int]:
@@ -21,17 +20,20 @@ def _sizes(parameter: Message, name: str, count: int, default: int | None) -> li
     high, wide = f"{short}_h", f"{short}_w"
     given = list(getattr(parameter, name))
     if name != "dilation" and (parameter.HasField(high) or parameter.HasField(wide)):
-        if given:
-            raise NetError(f"it has {name} and {high} or {wide}: give one of them")
-        if count != 2:
-            raise NetError(f"{high} and {wide} are for 2 spatial axes, and its bottom has {count}: use {name}")
+        require(not given, f"it has {name} and {high} or {wide}: give one of them")
+        require(count == 2, f"{high} and {wide} are for 2 spatial axes, and its bottom has {count}: use {name}")
         given = [getattr(parameter, high), getattr(parameter, wide)]
     elif not given and default is not None:
         given = [default]
-    sizes = [int(size) for size in each(given, count, name)]
-    if min(sizes) < 1 and short != "pad":
-        raise NetError(f"{name} is {min(sizes)}, and must be at least 1")
+    sizes = each(given, count, name)
+    require(short == "pad" or min(sizes) > 0, f"{name} is {min(sizes)}, and must be at least 1")
     return sizes
+
+
+def _function(name: str, axes: int) -> Callable[..., Any]:
+    """PyTorch's function for so many spatial axes: `conv2d` of "conv"."""
+    function: Callable[..., Any] = getattr(functional, f"{name}{axes}d")
+    return function
 
 
 @layer("Convolution")
@@ -39,21 +41,18 @@ class Convolution(Layer):
     """A convolution over the axes after `axis`, of one to three axes; each bottom has its top."""
 
     bottoms_allowed = tops_allowed = (1, None)
-    functions: tuple[Callable[..., Tensor], ...] = (functional.conv1d, functional.conv2d, functional.conv3d)
+    function_name = "conv"
 
     def setup(self, shapes: list[Shape]) -> None:
         parameter = self.parameter.convolution_param
-        if len(self.bottoms) != len(self.tops):
-            raise NetError(f"it has {len(self.bottoms)} bottoms and {len(self.tops)} tops: each bottom has one top")
-        if any(shape != shapes[0] for shape in shapes):
-            raise NetError("its bottoms have different shapes")
+        ends = f"{len(self.bottoms)} bottoms and {len(self.tops)} tops"
+        require(len(self.bottoms) == len(self.tops), f"it has {ends}: each bottom has one top")
+        require(len(set(shapes)) == 1, "its bottoms have different shapes")
         self.axis = axis_of(parameter.axis, shapes[0])
         count = len(shapes[0]) - self.axis - 1
-        if not 1 <= count <= 3:
-            raise NetError(
-                f"its bottom {dims(shapes[0])} has {count} axes after axis {self.axis}, and must have 1 to 3"
-            )
-        self.function = self.functions[count - 1]
+        axes = f"its bottom {dims(shapes[0])} has {count} axes after axis {self.axis}"
+        require(1 <= count <= 3, f"{axes}, and must have 1 to 3")
+        self.function = _function(self.function_name, count)
         kernel = _sizes(parameter, "kernel_size", count, None)
         self.options = {
             "stride": _sizes(parameter, "stride", count, 1),
@@ -62,36 +61,30 @@ class Convolution(Layer):
             "groups": int(parameter.group),
         }
         channels, outputs, groups = shapes[0][self.axis], int(parameter.num_output), int(parameter.group)
-        if outputs < 1 or groups < 1 or channels % groups or outputs % groups:
-            raise NetError(
-                f"num_output is {outputs}, group is {groups}, and its bottom has {channels} channels: "
-                "num_output and channels must be multiples of group"
-            )
-        self.add_blob([*self.outer_inner(channels, outputs, groups), *kernel], parameter.weight_filler)
-        if parameter.bias_term:
-            self.add_blob([outputs], parameter.bias_filler)
+        found = f"num_output is {outputs}, group is {groups}, and its bottom has {channels} channels"
+        multiples = outputs > 0 and groups > 0 and channels % groups == outputs % groups == 0
+        require(multiples, f"{found}: num_output and channels must be multiples of group")
+        self.add_weight_and_bias([*self.outer_inner(channels, outputs, groups), *kernel], parameter)
 
     def outer_inner(self, channels: int, outputs: int, groups: int) -> list[int]:
         """The first two axes of the weights."""
         return [outputs, channels // groups]
 
     def forward(self, *bottoms: Tensor) -> list[Tensor]:
-        weight, bias = self.blob(0), self.blob(1) if len(self.blobs) > 1 else None
+        weight, bias = self.weight_and_bias()
         if self.axis == 1:
             return [self.function(bottom, weight, bias, **self.options) for bottom in bottoms]
-        tops = []
-        for bottom in bottoms:  # axes before the channels' are all items of the batch
-            outer = bottom.shape[: self.axis]
-            top = self.function(bottom.reshape(-1, *bottom.shape[self.axis :]), weight, bias, **self.options)
-            tops.append(top.reshape(*outer, *top.shape[1:]))
-        return tops
+        outer = bottoms[0].shape[: self.axis]  # axes before the channels' are all items of the batch
+        batches = [bottom.reshape(-1, *bottom.shape[self.axis :]) for bottom in bottoms]
+        tops = [self.function(batch, weight, bias, **self.options) for batch in batches]
+        return [top.reshape(*outer, *top.shape[1:]) for top in tops]
 
 
 @layer("Deconvolution")
 class Deconvolution(Convolution):
     """A convolution's gradient as a layer: it enlarges by its stride."""
 
-    functions = (functional.conv_transpose1d, functional.conv_transpose2d, functional.conv_transpose3d)
+    function_name = "conv_transpose"
 
     def outer_inner(self, channels: int, outputs: int, groups: int) -> list[int]:
         return [channels, outputs // groups]
@@ -110,28 +103,24 @@ class Pooling(Layer):
 
     def setup(self, shapes: list[Shape]) -> None:
         parameter = self.parameter.pooling_param
-        if parameter.pool == parameter.STOCHASTIC:
-            raise NetError("pool: STOCHASTIC is left out; MAX and AVE can be")
+        require(parameter.pool != parameter.STOCHASTIC, "pool: STOCHASTIC is left out; MAX and AVE can be")
         self.maximum = parameter.pool == parameter.MAX
-        if len(self.tops) == 2 and not self.maximum:
-            raise NetError("the second top is the mask of pool: MAX, and its pool is AVE")
-        shape = shapes[0]
-        self.spatial = count = len(shape) - 2
-        if not 1 <= count <= 3:
-            raise NetError(f"its bottom {dims(shape)} must have 1 to 3 spatial axes after two others")
-        self.everywhere = bool(parameter.global_pooling)
+        require(self.maximum or len(self.tops) == 1, "the second top is the mask of pool: MAX, and its pool is AVE")
+        shape, count = shapes[0], len(shapes[0]) - 2
+        require(1 <= count <= 3, f"its bottom {dims(shape)} must have 1 to 3 spatial axes after two others")
+        self.function = _function("max_pool" if self.maximum else "avg_pool", count)
+        self.everywhere, self.ceil = bool(parameter.global_pooling), parameter.round_mode == parameter.CEIL
         self.pad, self.stride = _sizes(parameter, "pad", count, 0), _sizes(parameter, "stride", count, 1)
         if self.everywhere:
-            if parameter.kernel_size or parameter.HasField("kernel_h") or parameter.HasField("kernel_w"):
-                raise NetError("it has global_pooling, whose kernel is the whole bottom, and a kernel_size: remove one")
-            if any(self.pad) or any(stride != 1 for stride in self.stride):
-                raise NetError("it has global_pooling, which takes no pad and no stride but 1")
-            self.kernel = list(shape[2:])
-        else:
-            self.kernel = _sizes(parameter, "kernel_size", count, None)
-        self.ceil = parameter.round_mode == parameter.CEIL
-        if any(pad >= kernel for pad, kernel in zip(self.pad, self.kernel, strict=True)):
-            raise NetError(f"pad is {self.pad}, and must be less than the kernel {self.kernel}")
+            kernel = parameter.kernel_size or parameter.HasField("kernel_h") or parameter.HasField("kernel_w")
+            require(
+                not kernel, "it has global_pooling, whose kernel is the whole bottom, and a kernel_size: remove one"
+            )
+            plain = not any(self.pad) and max(self.stride) == 1
+            require(plain, "it has global_pooling, which takes no pad and no stride but 1")
+        self.kernel = list(shape[2:]) if self.everywhere else _sizes(parameter, "kernel_size", count, None)
+        inside = all(pad < kernel for pad, kernel in zip(self.pad, self.kernel, strict=True))
+        require(inside, f"pad is {self.pad}, and must be less than the kernel {self.kernel}")
         self.sizes(shape[2:])
 
     def sizes(self, spatial: tuple[int, ...]) -> list[int]:
@@ -142,45 +131,25 @@ class Pooling(Layer):
             out = (math.ceil(steps) if self.ceil else math.floor(steps)) + 1
             if any(self.pad) and (out - 1) * stride >= size + pad:
                 out -= 1
-            if out < 1 or (out - 1) * stride >= size + pad:
-                raise NetError(
-                    f"a window of kernel {kernel}, stride {stride} and pad {pad} is empty on an axis of {size}: "
-                    "take a smaller kernel or stride"
-                )
+            window = f"a window of kernel {kernel}, stride {stride} and pad {pad} is empty on an axis of {size}"
+            require(out > 0 and (out - 1) * stride < size + pad, f"{window}: take a smaller kernel or stride")
             sizes.append(out)
         return sizes
 
     def forward(self, bottom: Tensor) -> list[Tensor]:
         kernel = list(bottom.shape[2:]) if self.everywhere else self.kernel
-        options: dict[str, Any] = {"kernel_size": kernel, "stride": self.stride, "padding": self.pad}
-        options["ceil_mode"] = self.ceil
-        if any(2 * pad > size for pad, size in zip(self.pad, kernel, strict=True)):
-            return [self._padded(bottom)]
-        if self.maximum:
-            function = (functional.max_pool1d, functional.max_pool2d, functional.max_pool3d)[self.spatial - 1]
-            if len(self.tops) == 1:
-                return [function(bottom, **options)]
-            top, mask = function(bottom, return_indices=True, **options)
+        options: dict[str, Any] = {"kernel_size": kernel, "stride": self.stride, "ceil_mode": self.ceil}
+        if len(self.tops) == 2:
+            top, mask = self.function(bottom, padding=self.pad, return_indices=True, **options)
             return [top, mask.to(bottom.dtype)]
-        average = (functional.avg_pool1d, functional.avg_pool2d, functional.avg_pool3d)[self.spatial - 1]
-        return [average(bottom, count_include_pad=True, **options)]
-
-    def _padded(self, bottom: Tensor) -> Tensor:
-        """Pooling with more padding than PyTorch takes: the padding is made first."""
-        sizes = self.sizes(tuple(bottom.shape[2:]))
-        margins: list[int] = []
-        divisor = bottom.new_ones(())
-        for size, out, kernel, stride, pad in zip(
-            bottom.shape[2:], sizes, self.kernel, self.stride, self.pad, strict=True
-        ):
-            margins = [pad, max(0, (out - 1) * stride + kernel - size - pad), *margins]
-            starts = torch.arange(out, device=bottom.device) * stride - pad
-            divisor = divisor[..., None] * ((starts + kernel).clamp(max=size + pad) - starts)
-        whole = functional.pad(bottom, margins, value=-math.inf if self.maximum else 0.0)
-        for axis in range(self.spatial):
-            windows = whole.unfold(2 + axis, self.kernel[axis], self.stride[axis]).narrow(2 + axis, 0, sizes[axis])
-            whole = windows.amax(-1) if self.maximum else windows.sum(-1)
-        return whole if self.maximum else whole / divisor
+        if all(2 * pad <= size for pad, size in zip(self.pad, kernel, strict=True)):
+            return [self.function(bottom, padding=self.pad, **options)]
+        # More padding than PyTorch takes is made first; windows that begin in the padding's end are cut off.
+        margins = [margin for pad in reversed(self.pad) for margin in (pad, pad)]
+        top = self.function(functional.pad(bottom, margins, value=-math.inf if self.maximum else 0.0), **options)
+        for axis, size in enumerate(self.sizes(tuple(bottom.shape[2:])), 2):
+            top = top.narrow(axis, 0, size)
+        return [top]
 
 
 @layer("LRN")
@@ -189,10 +158,8 @@ class LRN(Layer):
 
     def setup(self, shapes: list[Shape]) -> None:
         self.options = self.parameter.lrn_param
-        if self.options.local_size % 2 == 0:
-            raise NetError(f"local_size is {self.options.local_size}, and must be odd")
-        if len(shapes[0]) != 4:
-            raise NetError(f"its bottom {dims(shapes[0])} must have 4 axes")
+        require(self.options.local_size % 2, f"local_size is {self.options.local_size}, and must be odd")
+        require(len(shapes[0]) == 4, f"its bottom {dims(shapes[0])} must have 4 axes")
 
     def forward(self, bottom: Tensor) -> Tensor:
         lrn, size = self.options, int(self.options.local_size)
@@ -215,10 +182,10 @@ class ROIPooling(Layer):
     def setup(self, shapes: list[Shape]) -> None:
         roi = self.parameter.roi_pooling_param
         self.rows, self.columns, self.scale = int(roi.pooled_h), int(roi.pooled_w), float(roi.spatial_scale)
-        if min(self.rows, self.columns) < 1:
-            raise NetError(f"pooled_h is {self.rows}, pooled_w is {self.columns}, and both must be at least 1")
-        if len(shapes[0]) != 4 or math.prod(shapes[1][1:]) != 5:
-            raise NetError("it takes features of 4 axes, and regions of 5 numbers each")
+        pooled = f"pooled_h is {self.rows}, pooled_w is {self.columns}"
+        require(self.rows > 0 and self.columns > 0, f"{pooled}, and both must be at least 1")
+        fits = len(shapes[0]) == 4 and math.prod(shapes[1][1:]) == 5
+        require(fits, "it takes features of 4 axes, and regions of 5 numbers each")
 
     def infer(self, shapes: list[Shape]) -> list[Shape]:
         return [(shapes[1][0], shapes[0][1], self.rows, self.columns)]

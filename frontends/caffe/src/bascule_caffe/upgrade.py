@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from itertools import zip_longest
+
 from google.protobuf.message import Message
 
 from bascule_caffe.errors import NetError
@@ -10,7 +12,6 @@ from bascule_caffe.schema import V1_TYPES
 
 _OWN = ("layer", "type", "param", "blob_share_mode", "blobs_lr", "weight_decay")  # fields that V1 has in another form
 _V1_NAMES = list(V1_TYPES)
-_TRANSFORM = ("scale", "mean_file", "crop_size", "mirror")
 
 
 def upgraded(net: Message) -> Message:
@@ -21,14 +22,12 @@ def upgraded(net: Message) -> Message:
     """
     new = NetParameter()
     new.CopyFrom(net)
-    if net.layers:
-        if net.layer:
-            raise NetError(
-                f"{net.layers[0].location}: the net has both `layers` (of 2013) and `layer` (since 2014): keep one form"
-            )
-        new.ClearField("layers")
-        for old in net.layers:
-            _upgrade_layer(old, new.layer.add())
+    if net.layers and net.layer:
+        both = "the net has both `layers` (of 2013) and `layer` (since 2014): keep one form"
+        raise NetError(f"{net.layers[0].location}: {both}")
+    new.ClearField("layers")
+    for old in net.layers:
+        _upgrade_layer(old, new.layer.add())
     for layer in new.layer:
         _upgrade_transformation(layer)
         if layer.pooling_param.HasField("ceil_mode"):
@@ -47,48 +46,34 @@ def _upgrade_layer(old: Message, new: Message) -> None:
     for field, value in old.ListFields():
         if field.name in _OWN:
             continue
-        if field.is_repeated:
+        if field.is_repeated or field.message_type:
             getattr(new, field.name).MergeFrom(value)
-        elif field.message_type:
-            getattr(new, field.name).CopyFrom(value)
         else:
             setattr(new, field.name, value)
     new.type = V1_TYPES[_V1_NAMES[old.type]]
-    counts = max(map(len, (old.param, old.blob_share_mode, old.blobs_lr, old.weight_decay)))
-    for index in range(counts):
-        spec = new.param.add()
-        for field, values in (
-            ("name", old.param),
-            ("share_mode", old.blob_share_mode),
-            ("lr_mult", old.blobs_lr),
-            ("decay_mult", old.weight_decay),
-        ):
-            if index < len(values):
-                setattr(spec, field, values[index])
+    specs = zip_longest(old.param, old.blob_share_mode, old.blobs_lr, old.weight_decay)
+    for name, share_mode, lr_mult, decay_mult in specs:  # None where a list is shorter: the field stays unset
+        new.param.add(name=name, share_mode=share_mode, lr_mult=lr_mult, decay_mult=decay_mult)
 
 
 def _upgrade_transformation(layer: Message) -> None:
     """Moves the transformation of a data layer's own fields to transform_param."""
-    for name, kind in (("data_param", "Data"), ("image_data_param", "ImageData"), ("window_data_param", "WindowData")):
-        own = getattr(layer, name)
-        if layer.type != kind or not layer.HasField(name):
-            continue
-        for field in _TRANSFORM:
-            if own.HasField(field):
+    for kind, own in (("Data", layer.data_param), ("ImageData", layer.image_data_param)):
+        for field in ("scale", "mean_file", "crop_size", "mirror"):
+            if layer.type == kind and own.HasField(field):
                 setattr(layer.transform_param, field, getattr(own, field))
                 own.ClearField(field)
 
 
 def _upgrade_input(net: Message, new: Message) -> None:
     """Makes the net's inputs a layer at its beginning."""
-    shapes = list(net.input_shape)
+    shapes, dims, count = list(net.input_shape), list(net.input_dim), len(net.input)
     if not shapes:
-        dims = list(net.input_dim)
         shapes = [BlobShape(dim=dims[start : start + 4]) for start in range(0, len(dims), 4)]
-        if len(dims) != 4 * len(net.input):
-            raise NetError(f"the net has {len(net.input)} of input, and {len(dims)} of input_dim: each input takes 4")
-    if len(shapes) != len(net.input):
-        raise NetError(f"the net has {len(net.input)} of input, and {len(shapes)} of input_shape: give one an input")
+        if len(dims) != 4 * count:
+            raise NetError(f"the net has {count} of input, and {len(dims)} of input_dim: each input takes 4")
+    if len(shapes) != count:
+        raise NetError(f"the net has {count} of input, and {len(shapes)} of input_shape: give one an input")
     layer = LayerParameter(name="input", type="Input", top=net.input)
     layer.input_param.shape.extend(shapes)
     layers = [layer, *new.layer]
