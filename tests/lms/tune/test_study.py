@@ -1,4 +1,5 @@
 import sqlite3
+import sys
 from pathlib import Path
 
 import optuna
@@ -8,7 +9,7 @@ from sqlalchemy.exc import OperationalError
 
 from lms.errors import LMSError, UsageError
 from lms.tune.storage import _passes, check_url
-from lms.tune.study import Study, chosen
+from lms.tune.study import Study, chosen, counted
 
 
 @pytest.mark.parametrize(
@@ -58,6 +59,9 @@ def test_a_database_that_cannot_be_opened_is_an_error_without_its_password(
     with pytest.raises(LMSError, match="cannot be opened") as refused:
         study.Study(f"sqlite:///{tmp_path}/no/folder/a.db", "a", 30, sampler="tpe", pruner="nop")
     assert "unable to open database file" in str(refused.value)
+    monkeypatch.setitem(sys.modules, "psycopg", None)
+    with pytest.raises(UsageError, match=r"driver cannot be loaded \(.*psycopg.*pip install 'psycopg\[binary\]'"):
+        study.Study("postgresql+psycopg://me@host/base", "a", 30, sampler="tpe", pruner="nop")
     with pytest.raises(UsageError, match=r"'nosuch://me:\*\*\*@host/base'"):
         study.Study("nosuch://me:secret@host/base", "a", 30, sampler="tpe", pruner="nop")
 
@@ -79,6 +83,8 @@ def test_a_trial_that_dies_with_its_worker_each_time_has_failed(shared: Study) -
         assert trial is not None
         shared.tell(trial, TrialState.FAIL)
         shared.again(trial, "nothing was heard of its worker")
+    shared.again(trial, "nothing was heard of its worker")  # as if the database's answer had been lost
+    assert len(counted(shared.trials())) == 1
     assert shared.ask(1, X) is None
     last = shared.trials()[-1]
     assert (last.params, last.state) == (shared.trials()[0].params, TrialState.FAIL)
