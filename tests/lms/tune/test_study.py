@@ -5,7 +5,7 @@ from pathlib import Path
 import optuna
 import pytest
 from optuna.trial import TrialState
-from sqlalchemy.exc import OperationalError
+from sqlalchemy.exc import OperationalError, PendingRollbackError
 
 from lms.errors import LMSError, UsageError
 from lms.tune.storage import _passes, check_url
@@ -135,3 +135,7 @@ def test_what_waiting_does_not_help_against_is_an_error_at_once(shared: Study, t
 )
 def test_which_errors_pass(words: str, passes: bool) -> None:
     assert _passes(OperationalError("SELECT 1", None, Exception(words))) is passes
+
+
+def test_a_connection_that_is_lost_in_a_query_that_optuna_asks_again_passes() -> None:
+    assert _passes(PendingRollbackError("Can't reconnect until invalid transaction is rolled back."))
