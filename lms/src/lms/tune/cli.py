@@ -111,7 +111,6 @@ def run(args: argparse.Namespace, options: Options, target: Target) -> int:
         "arguments": list(target.args),
     }
     study.create(args.direction, searched)
-    logs.mkdir(parents=True, exist_ok=True)
 
     def words(values: dict[str, object]) -> list[str]:
         return [*(["-m"] if target.is_module else []), target.name, *command_line(target.args, values)]

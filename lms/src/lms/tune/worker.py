@@ -75,6 +75,7 @@ class Worker:
 
         Raises LMSError if the first trials show that none will have a value.
         """
+        self._search.logs.mkdir(parents=True, exist_ok=True)
         before = signal.signal(signal.SIGTERM, _terminated)
         try:
             while not self._finished():
