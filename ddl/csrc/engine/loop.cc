@@ -300,11 +300,10 @@ bool Loop::poll(Communicator& comm) noexcept {
                 begin(comm, *active);
                 moved = true;
             }
-            const bool held_back = active->operation->is_held_back();
+            if (active->operation->release()) clock(comm, *active);  // the GPU's queue is no call
             if (active->operation->poll(room)) {
                 moved = active->has_moved = true;
             }
-            if (held_back && !active->operation->is_held_back()) clock(comm, *active);  // the GPU's queue is no call
             room -= active->operation->chunks_in_flight();
             const Status& failed = active->operation->status();
             if (!failed.ok()) failure = core_.cause(failed.code, failed.message);

@@ -49,12 +49,14 @@ bool Operation::fail(Code code, std::string message) {
     return true;
 }
 
+bool Operation::release() {
+    if (!is_held_back() || !means_.after->passed()) return false;
+    means_.after.reset();
+    return true;
+}
+
 bool Operation::poll(int room) {
-    if (!status_.ok()) return false;
-    if (is_held_back()) {
-        if (!means_.after->passed()) return false;
-        means_.after.reset();
-    }
+    if (!status_.ok() || is_held_back()) return false;
     bool moved = start_chunks(std::min(static_cast<size_t>(std::max(room, 1)), window_));
     for (Run& run : runs_) {
         moved |= advance(run);

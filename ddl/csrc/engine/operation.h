@@ -47,8 +47,10 @@ class Operation {
     Operation& operator=(const Operation&) = delete;
     ~Operation() { cancel(); }
 
-    // Does what can be done without waiting. True if a message completed or a chunk went on. No chunk is
-    // begun while `room` or more are in flight, unless none is.
+    // True once: if it was held back and the device has done its part now.
+    bool release();
+    // Does what can be done without waiting; nothing while it is held back. True if a message completed or a chunk went
+    // on. No chunk is begun while `room` or more are in flight, unless none is.
     bool poll(int room = kChunkSlots);
     // Chunks that are.
     int chunks_in_flight() const { return static_cast<int>(runs_.size()); }

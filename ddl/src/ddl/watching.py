@@ -6,6 +6,7 @@ import os
 import sys
 import time
 from collections.abc import Mapping
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from ddl import job
@@ -112,16 +113,18 @@ def _sample(rank: int | None) -> None:
 
     assert _outputs is not None
     _began = time.monotonic()
-    _watch = sample("ddl", _figures, _outputs, rank)
+    _watch = sample("ddl", partial(_figures, job.epoch()), _outputs, rank)
 
 
-def _figures() -> Mapping[str, Figure]:
-    """For the sampler's thread. Nothing if an epoch is just ending."""
+def _figures(epoch: int) -> Mapping[str, Figure]:
+    """For the sampler's thread. Nothing if `epoch` has ended: this rank may have another number now."""
     from ddl.advice import advice
     from lms.advice import as_figure
 
     try:
         found, ranks = stats(), job.size()
+        if job.epoch() != epoch:
+            return {}
     except DDLError:
         return {}
     return {

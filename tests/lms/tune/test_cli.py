@@ -21,7 +21,7 @@ def _folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.delenv(name, raising=False)
     Path("train.py").write_text("import torch\n")
     Path("objective.py").write_text(
-        "import torch\ndef objective(trial):\n    return trial.suggest_float('x', 1, 2) ** 2\n"
+        "import os, torch\nos.chdir('/')\ndef objective(trial):\n    return trial.suggest_float('x', 1, 2) ** 2\n"
     )
 
 
@@ -32,6 +32,7 @@ def _folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         (["--metric", "loss", "train.py"], "nothing to search"),
         ([*PARAM, "train.py"], "expected one of them"),
         ([*PARAM, "--metric", "a", "--metric-regex", "(.)", "train.py"], "expected one of them"),
+        ([*PARAM, "--metric", "", "train.py"], "expected one of them"),
         ([*PARAM, "--metric", "a", "--memory", "1GB", "--limit", "1GB", "train.py"], "--memory and --limit"),
         (["objective.py", "--epochs"], "takes no arguments"),
         (["--ranks", "2", "objective.py"], "is one process"),

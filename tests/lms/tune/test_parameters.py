@@ -32,6 +32,7 @@ def test_each_kind_is_the_distribution_of_optuna_that_it_names() -> None:
         ("lr=uniform:1", "two numbers"),
         ("lr=uniform:1:1", "ends above 1"),
         ("lr=uniform:0:nan", "finite"),
+        ("lr=uniform:-1e308:1e308", "finite"),
         ("lr=loguniform:0:1", "begins above 0"),
         ("width=int:1:2.5", "two whole numbers"),
         ("opt=choice:sgd,sgd", "differ"),

@@ -1,14 +1,15 @@
 import sqlite3
+import sys
 from pathlib import Path
 
 import optuna
 import pytest
 from optuna.trial import TrialState
-from sqlalchemy.exc import OperationalError
+from sqlalchemy.exc import OperationalError, PendingRollbackError
 
 from lms.errors import LMSError, UsageError
 from lms.tune.storage import _passes, check_url
-from lms.tune.study import Study, chosen
+from lms.tune.study import Study, chosen, counted
 
 
 @pytest.mark.parametrize(
@@ -58,6 +59,9 @@ def test_a_database_that_cannot_be_opened_is_an_error_without_its_password(
     with pytest.raises(LMSError, match="cannot be opened") as refused:
         study.Study(f"sqlite:///{tmp_path}/no/folder/a.db", "a", 30, sampler="tpe", pruner="nop")
     assert "unable to open database file" in str(refused.value)
+    monkeypatch.setitem(sys.modules, "psycopg", None)
+    with pytest.raises(UsageError, match=r"driver cannot be loaded \(.*psycopg.*pip install 'psycopg\[binary\]'"):
+        study.Study("postgresql+psycopg://me@host/base", "a", 30, sampler="tpe", pruner="nop")
     with pytest.raises(UsageError, match=r"'nosuch://me:\*\*\*@host/base'"):
         study.Study("nosuch://me:secret@host/base", "a", 30, sampler="tpe", pruner="nop")
 
@@ -79,6 +83,8 @@ def test_a_trial_that_dies_with_its_worker_each_time_has_failed(shared: Study) -
         assert trial is not None
         shared.tell(trial, TrialState.FAIL)
         shared.again(trial, "nothing was heard of its worker")
+    shared.again(trial, "nothing was heard of its worker")  # as if the database's answer had been lost
+    assert len(counted(shared.trials())) == 1
     assert shared.ask(1, X) is None
     last = shared.trials()[-1]
     assert (last.params, last.state) == (shared.trials()[0].params, TrialState.FAIL)
@@ -129,3 +135,7 @@ def test_what_waiting_does_not_help_against_is_an_error_at_once(shared: Study, t
 )
 def test_which_errors_pass(words: str, passes: bool) -> None:
     assert _passes(OperationalError("SELECT 1", None, Exception(words))) is passes
+
+
+def test_a_connection_that_is_lost_in_a_query_that_optuna_asks_again_passes() -> None:
+    assert _passes(PendingRollbackError("Can't reconnect until invalid transaction is rolled back."))

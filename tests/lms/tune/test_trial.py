@@ -32,7 +32,7 @@ def test_what_the_end_of_a_process_means(status: int, last: Reading | None, end:
 
 
 def process(tmp_path: Path, source: str) -> Process:
-    return Process([sys.executable, "-c", source], Log(tmp_path / "logs/log", named("a")), {"WORD": "7"}, gently=False)
+    return Process([sys.executable, "-c", source], Log(tmp_path / "log", named("a")), {"WORD": "7"}, gently=False)
 
 
 def test_a_process_writes_to_its_log_and_is_waited_for(tmp_path: Path) -> None:

@@ -159,9 +159,9 @@ def _metric(args: argparse.Namespace) -> tuple[metric.Pattern, str]:
     """What finds the metric in a log, and what people call it."""
     if not args.param:
         return metric.OBJECTIVE, "value"
-    if (args.metric is None) == (args.metric_regex is None):
+    if bool(args.metric) == bool(args.metric_regex):
         raise UsageError("--metric, --metric-regex: expected one of them, to say what the script prints to be compared")
-    if args.metric is not None:
+    if args.metric:
         return metric.named(args.metric), args.metric
     return metric.expression(args.metric_regex), args.metric_regex
 

@@ -48,7 +48,7 @@ class Parameter:
         except ValueError:
             noun = "whole numbers" if number is int else "numbers"
             raise _refused(text, f"expected {kind}:LOW:HIGH, two {noun}") from None
-        if not float("-inf") < low < high < float("inf"):  # NaN fails this too
+        if not 0 < high - low < float("inf"):  # NaN fails this too
             raise _refused(text, f"expected a finite range that ends above {low}")
         if kind.startswith("log") and low <= 0:
             raise _refused(text, "a logarithmic range begins above 0")

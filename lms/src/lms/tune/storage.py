@@ -17,7 +17,7 @@ import sqlalchemy
 from optuna.exceptions import ExperimentalWarning, StorageInternalError
 from optuna.storages import RDBStorage
 from optuna.trial import FrozenTrial
-from sqlalchemy.exc import InterfaceError, OperationalError
+from sqlalchemy.exc import DBAPIError, InterfaceError, OperationalError, PendingRollbackError
 
 from lms.console import say
 from lms.errors import LMSError, UsageError
@@ -30,23 +30,25 @@ _FINAL = re.compile(
     r"no such (?:table|column)|does not exist|doesn't exist|unknown database|readonly|read-only",
     re.IGNORECASE,
 )
+_WANTED = "expected a database, such as sqlite:///search.db or postgresql+psycopg://user@host/base"
 _PAUSE = 1.0  # seconds between tries
 _NEWS = 60.0  # seconds between two words about a database that is away
+_NO_FILE = "unable to open database file"  # final if it is the first that SQLite says
+_CROWD = 5  # tries to open it of which nothing is said: workers that make the tables at once get in each other's way
 
 
 def check_url(url: str) -> None:
     """Refuse what is no database, or none that every worker sees. Raises UsageError."""
-    wanted = "expected a database, such as sqlite:///search.db or postgresql://user@host/base"
     scheme, colon, _ = url.partition("://")
     if "journal" in scheme.lower() or scheme.startswith("redis"):
         raise UsageError(
             f"--storage={shown(url)!r}: Optuna's journal has no heartbeats, so a trial whose worker was killed would "
-            f"stay RUNNING in it for ever; {wanted}"
+            f"stay RUNNING in it for ever; {_WANTED}"
         )
     if not colon:
-        raise UsageError(f"--storage={url!r}: no URL; {wanted}")
+        raise UsageError(f"--storage={url!r}: no URL; {_WANTED}")
     if url in ("sqlite://", "sqlite:///") or ":memory:" in url:
-        raise UsageError(f"--storage={url!r}: it would end with this process; {wanted}")
+        raise UsageError(f"--storage={url!r}: it would end with this process; {_WANTED}")
 
 
 class Storage(RDBStorage):
@@ -123,13 +125,19 @@ def opened(
                 )
             break
         except ImportError as error:
-            raise UsageError(f"--storage={shown(url)!r}: {error} Install the driver, such as psycopg") from None
+            driver = _reason(error.__cause__ or error)
+            raise UsageError(
+                f"--storage={shown(url)!r}: the database's driver cannot be loaded ({driver}); install it, or for "
+                "PostgreSQL `pip install 'psycopg[binary]'` and give a URL that begins with postgresql+psycopg://"
+            ) from None
         except (sqlalchemy.exc.ArgumentError, sqlalchemy.exc.NoSuchModuleError) as error:
-            raise UsageError(f"--storage={shown(url)!r}: {_reason(error)}") from None
-        except (StorageInternalError, sqlalchemy.exc.DBAPIError) as error:
+            raise UsageError(f"--storage={shown(url)!r}: {_reason(error)}; {_WANTED}") from None
+        except (StorageInternalError, DBAPIError) as error:
             cause = error.__cause__ or error if isinstance(error, StorageInternalError) else error
-            if done >= tries or _is_final(cause):
+            if done >= tries or _is_final(cause) or _NO_FILE in str(cause):
                 raise LMSError(f"--storage={shown(url)!r}: it cannot be opened: {_reason(cause)}") from None
+            if done == _CROWD:
+                say(f"the database does not answer ({_reason(cause)}); waiting for it")
             time.sleep(_PAUSE)
     if sqlite:
         # Python's driver begins a transaction at its first write. Two workers would both read that a trial is free.
@@ -157,7 +165,10 @@ def _begin_immediate(connection: Any) -> None:
 
 def _passes(error: BaseException) -> bool:
     """Whether the database may be able to do later what it could not do now."""
-    return isinstance(error, OperationalError | InterfaceError) and not _is_final(error)
+    lost = isinstance(error, DBAPIError) and error.connection_invalidated
+    # PendingRollbackError: Optuna takes a lost connection for a query that is too long, and asks again over it.
+    passing = isinstance(error, OperationalError | InterfaceError | PendingRollbackError)
+    return (lost or passing) and not _is_final(error)
 
 
 def _is_final(error: BaseException) -> bool:

@@ -6,7 +6,7 @@ import ast
 import json
 import time
 import warnings
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
 from types import ModuleType
 from typing import Any, Literal
@@ -28,15 +28,23 @@ OUTCOME = "lms:outcome"  # the user attribute that says why a trial has no value
 _SEARCH = "lms:search"
 _DEATHS = "lms:deaths"  # the system attribute that says how often a trial or its worker has died before
 _AGAIN = "lms:again"  # the system attribute that says which trial this one does again
-_OPEN_TRIES = 5  # workers that make the tables at once get in each other's way
+_OPEN_TRIES = 60  # a second apart: the database may be away, or its address wrong
 
 
-def counts(trial: FrozenTrial) -> bool:
-    """Whether a trial is one of those that were asked for: it is finished, or running, or infeasible.
+def counted(trials: Sequence[FrozenTrial]) -> list[FrozenTrial]:
+    """Those of a study's trials, given in order, that were asked for: they wait, run, or have ended with a result.
 
-    A trial that died does not count, because another does it again.
+    A trial that died does not count, because another does it again. Of several that do the same one again only the
+    first counts: two workers may both have found it dead, or a database's answer was lost and the question came again.
     """
-    return trial.state != TrialState.FAIL or OUTCOME in trial.user_attrs
+    found, again = [], set()
+    for one in trials:
+        of = one.system_attrs.get(_AGAIN)
+        died = one.state == TrialState.FAIL and OUTCOME not in one.user_attrs
+        if not died and (of is None or of not in again):
+            found.append(one)
+        again.add(of)
+    return found
 
 
 def chosen(module: ModuleType, noun: str, text: str) -> Any:
@@ -129,7 +137,7 @@ class Study:
         """A trial to do, of those that wait or a new one; None if `wanted` trials have a result or are being done."""
         trials = self.trials()
         waiting = any(one.state == TrialState.WAITING for one in trials)
-        if not waiting and sum(map(counts, trials)) >= wanted:
+        if not waiting and len(counted(trials)) >= wanted:
             return None
         with warnings.catch_warnings():
             warnings.filterwarnings("ignore", "Heartbeat of storage")  # the worker sends them
@@ -138,11 +146,9 @@ class Study:
             except ImportError as error:  # cmaes and others, which Optuna imports when it needs them
                 raise UsageError(f"--sampler: {error}") from None
         self.beat([trial])
-        # Another worker may have asked for the last one in the same moment, or both found that one died. The later
-        # number gives way.
-        *before, ours = self.trials()[: trial.number + 1]
-        retried = [one.system_attrs[_AGAIN] for one in before if _AGAIN in one.system_attrs]
-        if sum(map(counts, before)) >= wanted or ours.system_attrs.get(_AGAIN) in retried:
+        # Another worker may have asked for the last one in the same moment. The later number gives way.
+        found = counted(self.trials()[: trial.number + 1])
+        if len(found) > wanted or trial.number not in [one.number for one in found]:
             self.tell(trial, TrialState.FAIL)
             return None
         return trial

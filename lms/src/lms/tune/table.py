@@ -8,7 +8,7 @@ from optuna.study import StudyDirection
 from optuna.trial import FrozenTrial, TrialState
 
 from lms.stats import format_seconds
-from lms.tune.study import OUTCOME, counts
+from lms.tune.study import OUTCOME, counted
 from lms.units import plural
 
 MOST_ROWS = 20
@@ -22,7 +22,7 @@ def best_first(trials: Sequence[FrozenTrial], direction: StudyDirection) -> list
         complete = trial.state == TrialState.COMPLETE and trial.value is not None
         return not complete, sign * (trial.value or 0.0) if complete else 0.0, trial.number
 
-    return sorted((one for one in trials if one.state.is_finished() and counts(one)), key=order)
+    return sorted((one for one in counted(trials) if one.state.is_finished()), key=order)
 
 
 def best(trials: Sequence[FrozenTrial], direction: StudyDirection) -> FrozenTrial | None:

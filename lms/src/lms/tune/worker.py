@@ -21,7 +21,7 @@ from lms.stats import format_seconds
 from lms.tune import table
 from lms.tune.metric import Log
 from lms.tune.parameters import Parameter
-from lms.tune.study import OUTCOME, Study, counts
+from lms.tune.study import OUTCOME, Study, counted
 from lms.tune.trial import End, Process, meaning
 from lms.units import plural
 
@@ -75,6 +75,7 @@ class Worker:
 
         Raises LMSError if the first trials show that none will have a value.
         """
+        self._search.logs.mkdir(parents=True, exist_ok=True)
         before = signal.signal(signal.SIGTERM, _terminated)
         try:
             while not self._finished():
@@ -233,7 +234,7 @@ class Worker:
 
 
 def _results(trials: Sequence[FrozenTrial]) -> int:
-    return sum(one.state.is_finished() and counts(one) for one in trials)
+    return sum(one.state.is_finished() for one in counted(trials))
 
 
 def _proven(trials: Sequence[FrozenTrial]) -> bool:
