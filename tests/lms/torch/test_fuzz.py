@@ -30,6 +30,7 @@ from lms.trace import Trace
 
 GRAPHS = int(os.environ.get("LMS_FUZZ_GRAPHS", "500"))
 BATCH = 50  # graphs a test
+FAST = 150  # graphs that `make test` has
 SIDE = 6  # tensors are SIDE x SIDE at first
 
 Outcome = list[object]  # what a pass computed: bits of tensors, and names of errors
@@ -315,7 +316,10 @@ def check(seed: int, bits: Callable[[Tensor], object]) -> None:
     assert peak <= bound, f"{told}: {peak} held, more than {bound}; the largest record has {largest}"
 
 
-@pytest.mark.parametrize("first", range(0, GRAPHS, BATCH))
+@pytest.mark.parametrize(
+    "first",
+    [pytest.param(first, marks=[] if first < FAST else pytest.mark.slow) for first in range(0, GRAPHS, BATCH)],
+)
 def test_random_graphs_compute_and_fail_as_they_do_without_lms(first: int, bits: Callable[[Tensor], object]) -> None:
     chosen = os.environ.get("LMS_FUZZ_SEED")
     seeds = [int(chosen)] if chosen else range(first, min(first + BATCH, GRAPHS))

@@ -320,8 +320,8 @@ for step in range(4):
     ("kinds", "state", "less"),
     [
         ("optimizer", 157, 60),
-        ("activations,optimizer", 157, 60),
-        ("activations,parameters,gradients", 157, 70),
+        pytest.param("activations,optimizer", 157, 60, marks=pytest.mark.slow),
+        pytest.param("activations,parameters,gradients", 157, 70, marks=pytest.mark.slow),
         ("activations,optimizer,parameters,gradients", 315, 120),
     ],
 )

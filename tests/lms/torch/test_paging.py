@@ -170,7 +170,7 @@ def check(swap: str, **given: Any) -> dict[str, Any]:
 @pytest.mark.parametrize(
     ("name", "swap"),
     [
-        (name, swap)
+        pytest.param(name, swap, marks=[] if swap == ALL else pytest.mark.slow)
         for name in OPTIMIZERS
         for swap in ("parameters", "optimizer", "parameters,gradients", ALL)
         if (name, swap) != ("adafactor", "optimizer")  # a row and a column of each weight are too small to leave
