@@ -142,9 +142,8 @@ def test_a_sample_that_lacks_a_class_of_a_sorted_file_does_no_harm(
 ) -> None:
     rows = convert(parquet, tmp_path / "a.rows", label="y")
     monkeypatch.setattr(Budget, "held", lambda *_: blocks * rows.largest_block)
-    for seed in range(3):
-        model = kind(tol=1e-6, random_state=seed, limit="1GB").fit(rows)
-        assert model.gap_ <= 1e-6 * model.objective_
+    model = kind(tol=1e-6, random_state=0, limit="1GB").fit(rows)
+    assert model.gap_ <= 1e-6 * model.objective_
 
 
 @pytest.mark.usefixtures("_small_blocks")

@@ -300,7 +300,7 @@ bool Loop::poll(Communicator& comm) noexcept {
                 begin(comm, *active);
                 moved = true;
             }
-            if (active->operation->release()) clock(comm, *active);  // the GPU's queue is no call
+            if (active->operation->begin_after_device()) clock(comm, *active);  // the GPU's queue is no call
             if (active->operation->poll(room)) {
                 moved = active->has_moved = true;
             }

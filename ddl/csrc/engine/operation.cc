@@ -49,7 +49,7 @@ bool Operation::fail(Code code, std::string message) {
     return true;
 }
 
-bool Operation::release() {
+bool Operation::begin_after_device() {
     if (!is_held_back() || !means_.after->passed()) return false;
     means_.after.reset();
     return true;

@@ -47,12 +47,12 @@ class Operation {
     Operation& operator=(const Operation&) = delete;
     ~Operation() { cancel(); }
 
-    // True once: if it was held back and the device has done its part now.
-    bool release();
+    // Begins an operation that was held back, if the device has done its part. True if it began.
+    bool begin_after_device();
     // Does what can be done without waiting; nothing while it is held back. True if a message completed or a chunk went
     // on. No chunk is begun while `room` or more are in flight, unless none is.
     bool poll(int room = kChunkSlots);
-    // Chunks that are.
+    // Chunks that are in flight.
     int chunks_in_flight() const { return static_cast<int>(runs_.size()); }
     bool finished() const {
         return next_chunk_ == schedule_->chunks.size() && runs_.empty() && status_.ok() && !is_held_back();

@@ -33,12 +33,19 @@ def test_reports_are_taken_out_and_the_rest_passes_unchanged() -> None:
 
 
 def test_a_program_says_that_it_takes_signals() -> None:
-    stream = b"T-1 0 began\nW-1\nW-2\nloss\n"
+    stream = b"T-1 0 began\nW-1 takes signals\nW-2 takes signals\nloss\n"
     for cut in range(len(stream)):
         reports = Reports("T-1", "W-2")
         text = passed(reports, stream[:cut], stream[cut:])
-        assert (text, reports.takes_signals, reports.began) == (b"W-1\nloss\n", True, {0})
+        assert (text, reports.takes_signals, reports.began) == (b"W-1 takes signals\nloss\n", True, {0})
     assert not Reports("T-1").takes_signals
+
+
+def test_an_environment_in_the_log_does_not_say_that_the_program_takes_signals() -> None:
+    reports = Reports("T-1", "W-2")
+    stream = b"OMPI_DDLRUN_SIGNALS=W-2\nPATH=/bin\n"
+    assert passed(reports, stream) == stream
+    assert not reports.takes_signals
 
 
 @given(st.data())

@@ -37,9 +37,9 @@ _libc = ctypes.CDLL(None)
 
 @dataclass(frozen=True)
 class Ended:
-    """How a command ended: its exit status, or 128 + N after signal N to it or to us; `asked` if the signal was to us.
+    """How a command ended: its exit status, or 128 + N after signal N to it or to us.
 
-    `errors` is the end of its stderr, at most TAIL_BYTES. `given_up` is why we ended it unasked; None if it ended by
+    `asked` says that we got a signal to end it. `errors` is the end of its stderr, at most TAIL_BYTES. `given_up` is why we ended it unasked; None if it ended by
     itself.
     """
 
@@ -68,12 +68,14 @@ def run(
 ) -> Ended:
     """Run a command with our own input and output, and wait for its end, or end it if `watch` says so.
 
-    We pass on each signal once; SIGINT and SIGHUP as others if the program takes signals (`reports`). The command is
-    not in the terminal's group, so Ctrl-C reaches it only through us (Open MPI takes a second one as an order to
-    abandon its ranks); therefore it does not read a terminal either. Its stderr passes through us and through the
-    filter `errors`, because its exit status alone cannot be trusted.
+    We pass on each signal once. If the program takes signals (`reports`), it gets SIGUSR1 and SIGUSR2 in place of
+    SIGINT and SIGHUP, each as often as they come. The command is not in the terminal's group, so Ctrl-C reaches it only
+    through us (Open MPI takes a second one as an order to abandon its ranks); therefore it does not read a terminal
+    either. Its stderr passes through us and through the filter `errors`, because its exit status alone cannot be
+    trusted.
     """
     asked: list[int] = []
+    interrupted = False  # a program that takes signals was asked to stop
     stdin = subprocess.DEVNULL if sys.stdin is None or sys.stdin.isatty() else None
     # Blocked until the handlers know the process to pass signals on to.
     before = signal.pthread_sigmask(signal.SIG_BLOCK, FORWARDED)
@@ -88,9 +90,11 @@ def run(
         )
 
         def forward(number: int, _: FrameType | None) -> None:
+            nonlocal interrupted
             if errors and errors.takes_signals and number in INSTEAD:
                 _write(b"ddlrun: the program gets this signal; Ctrl-\\ (SIGQUIT) ends it at once\n")
                 process.send_signal(INSTEAD[signal.Signals(number)])
+                interrupted = interrupted or number == signal.SIGINT
                 return
             if number in ENDING and not asked:
                 signal.alarm(GRACE_SECONDS)
@@ -121,7 +125,7 @@ def run(
             signal.signal(number, signal.SIG_IGN if asked and number in ENDING else handler)
     if asked:
         return Ended(128 + asked[0], True, tail)
-    return Ended(128 - status if status < 0 else status, False, tail, given_up)
+    return Ended(128 - status if status < 0 else status, interrupted, tail, given_up)
 
 
 def _pass_on(

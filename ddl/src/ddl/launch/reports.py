@@ -5,7 +5,7 @@ the line of `sh` before each program (`environment.wrapper`) writes a line to st
 has ended. Every MPI carries stderr back, through any firewall. ddlrun takes these lines out of it. They carry a token
 that is new for each attempt and that no program sees.
 
-A program can write a line, too: that it takes signals (`take_signals`).
+A program can write a line, too: that it takes signals (`take_signals`). Its token is another one, which programs see.
 """
 
 from __future__ import annotations
@@ -21,10 +21,11 @@ from ddl.launch.rankfile import Place
 # Open MPI hands variables that begin with OMPI_ to every rank unasked, and hydra all of them. So the token is not on
 # the command line that ddlrun prints, and a copied command reports nothing.
 VARIABLE = "OMPI_DDLRUN_TOKEN"
-WISH = "OMPI_DDLRUN_SIGNALS"  # the line that a program writes to get signals; it stays in the program's environment
+SIGNALS_VARIABLE = "OMPI_DDLRUN_SIGNALS"  # the token of `take_signals`; it stays in the program's environment
+TAKES_SIGNALS = "takes signals"
 BEGAN = "began"
 ASKED = "asked"  # follows the exit status if MPI asked the rank to end
-# What a program that takes signals gets instead: MPI passes these on, and ends the job for those.
+# What a program that takes signals gets instead. MPI forwards these two; for SIGINT and SIGHUP it ends the job.
 INSTEAD = {signal.SIGINT: signal.SIGUSR1, signal.SIGHUP: signal.SIGUSR2}
 
 # As MPI writes a rank before a line: "[0]<stderr>: " (Open MPI 5), "[1,0]<stderr>:" (4), "[0] " (hydra); or its start.
@@ -59,16 +60,17 @@ class Reports:
     4096 bytes and may put other ranks' pieces between them, but one such cut cannot hit both copies.
     """
 
-    def __init__(self, token: str, wish: str = "", *, tagged: bool = False) -> None:
-        self.takes_signals = False  # whether the program said so: by a line that is `wish`
+    def __init__(self, token: str, signals_token: str = "", *, tagged: bool = False) -> None:
+        self.takes_signals = False  # whether the program said so, with `signals_token`
         self.began: set[int] = set()
         self.ended: dict[int, int] = {}  # exit status of each rank, in the order of their ends
         self.asked: set[int] = set()  # ranks that MPI had asked to end
         self.waiting: set[int] = set()  # ranks that said they wait in ddl_init for others
-        self._token, self._wish = token.encode(), wish.encode()
+        self._token = token.encode()
+        self._takes = f"{signals_token} {TAKES_SIGNALS}".encode() if signals_token else b""
         self._report = re.compile(
             rb"(?:%b (\d{1,9}) (%b|\d{1,3})( %b)?|%b)\n"
-            % (re.escape(self._token), BEGAN.encode(), ASKED.encode(), re.escape(self._wish) or rb"(?!)")
+            % (re.escape(self._token), BEGAN.encode(), ASKED.encode(), re.escape(self._takes) or rb"(?!)")
         )
         self._tagged = tagged
         self._held = b""
@@ -123,7 +125,7 @@ class Reports:
             after = data[at + len(self._token) :]
             if b"\n" not in after and len(after) < _LONGEST:
                 return len(data) - at
-        starts = {sign[:size] for sign in (self._token, self._wish) for size in range(1, len(sign) + 1)}
+        starts = {sign[:size] for sign in (self._token, self._takes) for size in range(1, len(sign) + 1)}
         return max((len(start) for start in starts if data.endswith(start)), default=0)
 
     def _take_tag(self, out: bytearray) -> bytes:
@@ -145,8 +147,8 @@ def take_signals() -> None:
     From then on, SIGINT (Ctrl-C) and SIGHUP to ddlrun do not end the job: ddlrun sends the ranks SIGUSR1 and SIGUSR2.
     SIGQUIT and SIGTERM still end it. Does nothing if ddlrun did not start this process.
     """
-    if wish := os.environ.get(WISH):
-        os.write(2, f"{wish}\n".encode() * 2)
+    if token := os.environ.get(SIGNALS_VARIABLE):
+        os.write(2, f"{token} {TAKES_SIGNALS}\n".encode() * 2)
 
 
 def diverted(arguments: Sequence[str]) -> str:

@@ -119,7 +119,7 @@ def _attempt(asked: Options, job: Job, folder: Path) -> tuple[Ended, float]:
 
 def _run(asked: Options, job: Job, launch: Launch, environ: Mapping[str, str]) -> Ended:
     variables = {**environ, **launch.environment}
-    for name in (reports.VARIABLE, reports.WISH, *guard.VARIABLES):  # of a job that this one is part of
+    for name in (reports.VARIABLE, reports.SIGNALS_VARIABLE, *guard.VARIABLES):  # of a job that this one is part of
         variables.pop(name, None)
     heard = None
     if word := reports.diverted(asked.mpiargs):
@@ -127,8 +127,8 @@ def _run(asked: Options, job: Job, launch: Launch, environ: Mapping[str, str]) -
             say(f"exit status: mpirun's own, because the ranks cannot report theirs past its option {word}")
     else:
         variables[reports.VARIABLE] = token = f"ddlrun-{secrets.token_hex(8)}"
-        variables[reports.WISH] = wish = f"ddlrun-{secrets.token_hex(8)}"
-        heard = Reports(token, wish, tagged=asked.rank_prefix or bool(asked.mpiargs))
+        variables[reports.SIGNALS_VARIABLE] = signals_token = f"ddlrun-{secrets.token_hex(8)}"
+        heard = Reports(token, signals_token, tagged=asked.rank_prefix or bool(asked.mpiargs))
     hosts = tuple(job.counts)
     addresses = reach.own_addresses(hosts, job.network.networks)
     guards = Watch(job.places, addresses, heard, say, asked.start_timeout, next(filter(reach.is_here, hosts), ""))

@@ -5,10 +5,10 @@ from __future__ import annotations
 import argparse
 import os
 import sys
+from collections import defaultdict
 from collections.abc import Sequence
 from contextlib import ExitStack
 from pathlib import Path
-from statistics import fmean
 from typing import Any
 
 import torch
@@ -120,20 +120,21 @@ def _test(flags: argparse.Namespace, words: Sequence[str]) -> int:
     log = Log()
     net = _net(flags, "TEST", log)
     log.info("caffe.cpp:281", f"Running for {flags.iterations} iterations.")
-    losses: list[float] = []
-    batches: list[list[tuple[str, float]]] = []
+    loss, names = 0.0, list[str]()
+    sums: dict[int, float] = defaultdict(float)  # of each number of the outputs
     for batch in range(flags.iterations):
         with torch.no_grad():
             outputs = net()
-        losses.append(float(net.loss))
-        batches.append(list(numbers_of(net, outputs)))
-        for name, value in batches[-1]:
+        loss += float(net.loss)
+        names.clear()
+        for number, (name, value) in enumerate(numbers_of(net, outputs)):
+            names.append(name)
+            sums[number] += value
             log.info("caffe.cpp:304", f"Batch {batch}, {name} = {value:g}")
     net.close()
-    log.info("caffe.cpp:309", f"Loss: {fmean(losses):g}")
-    for numbers in zip(*batches, strict=True):
-        mean = fmean(value for _, value in numbers)
-        log.info("caffe.cpp:321", described(net, numbers[0][0], mean))
+    log.info("caffe.cpp:309", f"Loss: {loss / flags.iterations:g}")
+    for number, name in enumerate(names):
+        log.info("caffe.cpp:321", described(net, name, sums[number] / flags.iterations))
     return 0
 
 
@@ -220,7 +221,12 @@ _FLAGS: tuple[tuple[str, str, str, dict[str, Any]], ...] = (
     ("test time", "-iterations", "how many batches (50)", {"type": _count, "default": 50, "metavar": "N"}),
     ("train test time device_query", "-gpu", "a GPU; several (0,1) or all if you train: one process each", _IDS),
     ("train", "-lms", "swap saved tensors of at least so many KB: see docs/caffe.md", {"type": int, "metavar": "KB"}),
-    ("train", "-lms_frac", "with -lms: the share of the memory that may be used (0)", {"type": float, "metavar": "F"}),
+    (
+        "train",
+        "-lms_frac",
+        "with -lms: how much of the GPU's memory may be used, 0 to 1; 0 swaps all",
+        {"type": float, "metavar": "F"},
+    ),
     ("train", "-ddl", 'options of DDL, such as "-mode b:4x8x2"; several ranks need ddlrun', {"metavar": "OPTIONS"}),
     ("train", "-sigint_effect", "what Ctrl-C does (stop)", {"choices": _EFFECTS, "default": "stop"}),
     ("train", "-sighup_effect", "what SIGHUP does (snapshot)", {"choices": _EFFECTS, "default": "snapshot"}),

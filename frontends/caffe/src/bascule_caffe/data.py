@@ -223,6 +223,6 @@ def _mean(param: Any) -> Image | None:
     return mean
 
 
-for kind in _RECORDS:
-    layers.register_data(kind, _from_records)
+for _kind in _RECORDS:
+    layers.register_data(_kind, _from_records)
 layers.register_data("MemoryData", _memory_data)

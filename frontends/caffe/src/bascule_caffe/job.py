@@ -41,7 +41,7 @@ class Job:
 
     def take_signals(self) -> None:
         """Let ddlrun pass Ctrl-C on instead of ending the ranks; each of them has its handlers (`signals`)."""
-        if self.size > 1:
+        if torch.distributed.is_initialized():
             from ddl.launch.reports import take_signals
 
             self.most(0)  # waits for all

@@ -312,11 +312,11 @@ class Net(nn.Module):
         own = f"in net '{self.name}'"
         for layer in self.layers:
             arrays, where = blobs.get(layer.name, ()), f"{source}: layer '{layer.name}'"
-            fewer = len(arrays) <= len(layer.blobs)
-            require(fewer, f"{where} has {len(arrays)} blobs, and {len(layer.blobs)} {own}")
+            complete = len(arrays) <= len(layer.blobs)
+            require(complete, f"{where} has {len(arrays)} blobs, and {len(layer.blobs)} {own}")
             for index, (array, shape) in enumerate(zip(arrays, layer.shapes, strict=False)):
                 if array is not None:
-                    # Old files have 1 in place of axes that there are none of.
+                    # Old files pad shapes to four axes with leading 1s.
                     fits = array.shape in (shape, (1,) * (4 - len(shape)) + shape)
                     way = "take the net that the file was made with, or give the layer another name"
                     require(fits, f"{where}: blob {index} is {dims(array.shape)}, and {dims(shape)} {own}: {way}")
@@ -326,9 +326,8 @@ class Net(nn.Module):
             found = [blob in copies for blob in layer.blobs]
             if found and all(found):
                 taken.append(layer.name)
-            elif found:
-                lacks = layer.name not in blobs
-                require(lacks, f"{source}: layer '{layer.name}' has {sum(found)} blobs, and {len(found)} {own}")
+            elif layer.name in blobs:
+                require(not found, f"{source}: layer '{layer.name}' has {sum(found)} blobs, and {len(found)} {own}")
         if not taken:
             raise NoLayerError(f"{source}: has no layer of net '{self.name}': it has {_some(blobs)}")
         with torch.no_grad():

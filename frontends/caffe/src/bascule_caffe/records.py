@@ -174,8 +174,8 @@ class HDF5Files(Records):
 def _lines_of(path: str) -> list[str]:
     try:
         lines = [line.strip() for line in Path(path).read_text().splitlines() if line.strip()]
-    except OSError as error:
-        raise FileError(f"source {path} cannot be read: {error.strerror}") from None
+    except (OSError, UnicodeDecodeError) as error:
+        raise FileError(f"source {path} cannot be read as text: {error}") from None
     if not lines:
         raise FileError(f"source {path} is empty")
     return lines

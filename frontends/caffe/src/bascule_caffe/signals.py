@@ -37,7 +37,9 @@ class Signals:
 
     def __exit__(self, *_: object) -> None:
         for number, handler in self._before.items():
-            signal.signal(number, handler)  # type: ignore[arg-type]
+            # Another one, sent while rank 0 writes the last snapshot, must not end the other ranks.
+            late = number in (signal.SIGUSR1, signal.SIGUSR2) and handler == signal.SIG_DFL
+            signal.signal(number, signal.SIG_IGN if late else handler)  # type: ignore[arg-type]
 
     def take(self) -> Action:
         """What was asked since the last call."""

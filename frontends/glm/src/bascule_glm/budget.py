@@ -36,9 +36,10 @@ class Budget:
         fixed = max(READ_AHEAD, 3 * rows.largest_block) + 3 * rows.largest_block  # read ahead; float64, and its scores
         fixed += outputs * columns * 8 * (40 + (3 * columns if cholesky else 0))  # L-BFGS's pairs; matrices and factors
         of_a_row = rows.nbytes / rows.n_rows
-        # Of sparse rows the sample and its tenth are copies. Each row has two weights and its derivatives.
+        # Of sparse rows a sample (half of them or fewer) and a tenth of it are copies. Each row has two weights and its
+        # derivatives.
         size = problem.ranks.size
-        copied = ((size > 1) + 0.1) / size if rows.sparse else 0
+        copied = 1.1 / max(size, 2) if rows.sparse else 0
         of_a_byte = 1 + copied + (16 + 40 * outputs) / of_a_row
         least = math.ceil((rows.largest_block * of_a_byte + fixed) / (1 - _SPARE))
         if self.work < least:

@@ -25,7 +25,7 @@ from bascule_glm.sources import is_converted, open_rows
 from lms.units import format_size
 
 _SPREAD = 1e4  # of the columns' largest entries: beyond, the penalty means another thing for each column
-_ROWS_OF_A_COLUMN = 1000  # in a sample: with more of them Newton's steps cost more than the passes that they save
+_ROWS_OF_A_COLUMN = 1000  # at least, and less than twice as many, if memory has them: more rows save no pass
 _SAMPLE_GAP = 1e-4  # of the objective: the optimum of a sample is no nearer to that of all rows
 
 

@@ -28,7 +28,7 @@ from lms.memory.file import page_memory
 PAGE = 4096
 MAGIC = b"BASCULE ROWS 1\n"
 _GROUP = 4 << 20  # bytes of one read: consecutive blocks
-_DRAWS = 256  # a sample comes from as many places at least, if blocks are small enough
+_DRAWS = 256  # a sample is drawn from at least this many places, if there are as many blocks
 _BUFFERS = 3  # one is computed on, two are read ahead
 READ_AHEAD = _GROUP * _BUFFERS
 _WIDE = 1 << 31  # entries of a CSR matrix in memory from which its columns are int64
@@ -137,9 +137,9 @@ class FileRows:
     def hold(self, nbytes: int, generator: np.random.Generator) -> FileRows:
         """The same rows, with whole blocks of up to `nbytes` in memory: passes do not read these again.
 
-        They are drawn without replacement, so those of a sorted file come from everywhere: one read's blocks together,
-        because reads of what lies between single blocks would be short and slow. Sparse ones stop before columns need
-        int64, which would take more than `nbytes`.
+        They are drawn without replacement, so those of a sorted file come from everywhere. Blocks of one read are drawn
+        together: single ones would split the rest into short, slow reads. Sparse ones stop before columns need int64,
+        which would take more than `nbytes`.
         """
         groups = self._groups(range(len(self._index)), min(_GROUP, self.nbytes // _DRAWS))
         order = np.concatenate([groups[number] for number in generator.permutation(len(groups))])

@@ -23,7 +23,7 @@ logistic loss if |s| <= 1. Else D(0) = 0 still holds, and the bound is P itself.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Literal
 
 import numpy as np
 import scipy.sparse
@@ -180,9 +180,8 @@ def _squared_norms(x: Matrix) -> Floats:
 class Curvature:
     """The second derivative of the objective at one point, of rows in memory on each rank.
 
-    With `sampled` the rows stand for more. In directions in which D columns of n rows do not happen to lie, their
-    matrix is too small, so a multiple of the identity is added: its mean eigenvalue times D / n, which shrinks the
-    estimate as Ledoit and Wolf (2004) do.
+    With `sampled` the n rows stand for more, and trace / n is added to the diagonal: it damps directions that few of
+    them cover (compare Ledoit and Wolf, 2004). For the softmax the trace is an upper bound.
     """
 
     def __init__(self, problem: Problem, rows: MemoryRows, parameters: Floats, sampled: bool) -> None:

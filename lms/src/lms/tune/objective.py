@@ -32,7 +32,7 @@ def main() -> None:
     assert spec.loader is not None
     # However long the database is away, the worker waits for it too. First, because the file may go to another folder,
     # and the URL may be relative.
-    trial = Study(url, name, heartbeat, sampler=sampler, pruner=pruner, tries=math.inf).load(trial_id)
+    trial = Study(url, name, heartbeat, sampler=sampler, pruner=pruner, patience=math.inf).load(trial_id)
     module = module_from_spec(spec)
     sys.modules[path.stem] = module
     spec.loader.exec_module(module)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import re
 import time
 import warnings
@@ -33,8 +34,8 @@ _FINAL = re.compile(
 _WANTED = "expected a database, such as sqlite:///search.db or postgresql+psycopg://user@host/base"
 _PAUSE = 1.0  # seconds between tries
 _NEWS = 60.0  # seconds between two words about a database that is away
-_NO_FILE = "unable to open database file"  # final if it is the first that SQLite says
-_CROWD = 5  # tries to open it of which nothing is said: workers that make the tables at once get in each other's way
+_NO_FILE = "unable to open database file"  # if SQLite says so at once, the folder is not there
+_SILENT = 5.0  # seconds before a word about a database that does not open: workers that create the tables collide
 
 
 def check_url(url: str) -> None:
@@ -103,15 +104,16 @@ for _name, _method in vars(RDBStorage).items():
 
 
 def opened(
-    url: str, heartbeat: int, grace: int, lost: Callable[[optuna.Study, FrozenTrial], None], *, tries: float
+    url: str, heartbeat: int, grace: int, lost: Callable[[optuna.Study, FrozenTrial], None], *, patience: float
 ) -> Storage:
-    """The database at `url`, with its tables; `tries` times, as it may be away. The rest is RDBStorage's.
+    """The database at `url`, with its tables. It may be away: we wait for `patience` seconds. The rest is RDBStorage's.
 
     Raises UsageError, LMSError.
     """
     check_url(url)
     sqlite = url.startswith("sqlite")
     settings: dict[str, Any] = {"connect_args": {"timeout": 5}} if sqlite else {"pool_pre_ping": True}
+    begin, said = time.monotonic(), False
     for done in count(1):
         try:
             with warnings.catch_warnings():
@@ -134,9 +136,12 @@ def opened(
             raise UsageError(f"--storage={shown(url)!r}: {_reason(error)}; {_WANTED}") from None
         except (StorageInternalError, DBAPIError) as error:
             cause = error.__cause__ or error if isinstance(error, StorageInternalError) else error
-            if done >= tries or _is_final(cause) or _NO_FILE in str(cause):
+            waited = time.monotonic() - begin
+            missing = _NO_FILE in str(cause) and done == 1 and patience < math.inf
+            if waited >= patience or _is_final(cause) or missing:
                 raise LMSError(f"--storage={shown(url)!r}: it cannot be opened: {_reason(cause)}") from None
-            if done == _CROWD:
+            if waited >= _SILENT and not said:
+                said = True
                 say(f"the database does not answer ({_reason(cause)}); waiting for it")
             time.sleep(_PAUSE)
     if sqlite:

@@ -27,24 +27,22 @@ OUTCOME = "lms:outcome"  # the user attribute that says why a trial has no value
 
 _SEARCH = "lms:search"
 _DEATHS = "lms:deaths"  # the system attribute that says how often a trial or its worker has died before
-_AGAIN = "lms:again"  # the system attribute that says which trial this one does again
-_OPEN_TRIES = 60  # a second apart: the database may be away, or its address wrong
+_AGAIN = "lms:again"  # the system attribute that says which trial, the first that died, this one does again
+_PATIENCE = 60.0  # seconds: the database may be away, or its address wrong
 
 
 def counted(trials: Sequence[FrozenTrial]) -> list[FrozenTrial]:
     """Those of a study's trials, given in order, that were asked for: they wait, run, or have ended with a result.
 
-    A trial that died does not count, because another does it again. Of several that do the same one again only the
-    first counts: two workers may both have found it dead, or a database's answer was lost and the question came again.
+    A trial that died does not count, because another does it again. Of several that do the same one again only one
+    counts: two workers may both have found it dead, or a database's answer was lost and the question came again.
     """
-    found, again = [], set()
+    found: dict[int, FrozenTrial] = {}  # by the first that died, or by itself
     for one in trials:
-        of = one.system_attrs.get(_AGAIN)
         died = one.state == TrialState.FAIL and OUTCOME not in one.user_attrs
-        if not died and (of is None or of not in again):
-            found.append(one)
-        again.add(of)
-    return found
+        if not died:
+            found.setdefault(one.system_attrs.get(_AGAIN, one.number), one)
+    return list(found.values())
 
 
 def chosen(module: ModuleType, noun: str, text: str) -> Any:
@@ -81,17 +79,17 @@ class Study:
     """
 
     def __init__(
-        self, url: str, name: str, heartbeat: int, *, sampler: str, pruner: str, tries: float = _OPEN_TRIES
+        self, url: str, name: str, heartbeat: int, *, sampler: str, pruner: str, patience: float = _PATIENCE
     ) -> None:
         """`heartbeat` is in seconds; a trial without one for four times as long is taken for dead.
 
-        The database is tried `tries` times, once a second. Raises UsageError, LMSError.
+        A database that is away is waited for, `patience` seconds. Raises UsageError, LMSError.
         """
         optuna.logging.set_verbosity(optuna.logging.ERROR)
         self.url, self.name = url, name
         self.grace = 4 * heartbeat
         self._samplers = chosen(optuna.samplers, "Sampler", sampler), chosen(optuna.pruners, "Pruner", pruner)
-        self.storage = opened(url, heartbeat, self.grace, self._lost, tries=tries)
+        self.storage = opened(url, heartbeat, self.grace, self._lost, patience=patience)
         self.shown = shown(url)
         self._seen: set[int] = set()  # the trials that were given a heartbeat, by their ids
         self._looked = float("-inf")  # when we last looked for trials of dead workers
@@ -194,7 +192,7 @@ class Study:
                 params=frozen.params,
                 distributions=frozen.distributions,
                 user_attrs={OUTCOME: outcome} if outcome else {},
-                system_attrs={_DEATHS: deaths, _AGAIN: frozen.number},
+                system_attrs={_DEATHS: deaths, _AGAIN: frozen.system_attrs.get(_AGAIN, frozen.number)},
             )
         )
 
