@@ -39,8 +39,8 @@ _libc = ctypes.CDLL(None)
 class Ended:
     """How a command ended: its exit status, or 128 + N after signal N to it or to us.
 
-    `asked` says that we got a signal to end it. `errors` is the end of its stderr, at most TAIL_BYTES. `given_up` is why we ended it unasked; None if it ended by
-    itself.
+    `asked` says that we got a signal to end it. `errors` is the end of its stderr, at most TAIL_BYTES. `given_up` is
+    why we ended it unasked; None if it ended by itself.
     """
 
     status: int
