@@ -154,6 +154,14 @@ def listed(a: Tensor, b: Tensor) -> Tensor:
     return some[0] * some[1]
 
 
+def rewritten(program: Program, a: Tensor, b: Tensor) -> Tensor:
+    """Changes in place what a graph saved that is kept, and never used: only what is saved of it afterwards counts."""
+    x = a * 1
+    program.aside += [torch.sin(x), torch.tanh(b) * b]
+    x.mul_(0.5)
+    return torch.sin(x)
+
+
 def written(a: Tensor, b: Tensor) -> Tensor:
     """Writes into a tensor that is given."""
     with torch.no_grad():
@@ -195,6 +203,7 @@ OUT_OF_PLACE: list[Op] = [
     lambda p, a, b: large(a, b),
     lambda p, a, b: listed(a, b),
     lambda p, a, b: written(a, b),
+    rewritten,
     lambda p, a, b: hooked(torch.sin(a), lambda grad: grad * 0.5 + b.detach()),
     lambda p, a, b: torch.linalg.solve(torch.eye(SIDE) * 3 + torch.tanh(a), b),
     lambda p, a, b: a.clone(),
@@ -240,7 +249,7 @@ IN_PLACE: list[Op] = [
 ]
 STEPS = {  # what a step may be, and how often it is
     "compute": 48, "view": 14, "in place": 10, "drop": 8, "no grad": 3, "collect": 2, "differentiate": 4,
-    "differentiate twice": 4, "fail": 4, "look": 1, "old graph": 2,
+    "differentiate twice": 4, "fail": 4, "look": 1, "old graph": 2, "aside": 3,
 }  # fmt: skip
 
 
@@ -280,6 +289,7 @@ class Program:
         rng = random.Random(self.seed + 1)
         torch.default_generator.manual_seed(self.seed)  # without asking all other devices
         self.results: Outcome = []
+        self.aside: list[Tensor] = []  # results of this pass that no backward goes through
         for leaf in self.leaves:
             leaf.grad = None
         pool = [leaf * 1.25 for leaf in self.leaves] + [self.batch, self.leaves[0]]
@@ -342,6 +352,8 @@ class Program:
             self._differentiate_twice(a)
         elif kind == "fail":
             pool.append(self._fail(rng, square(a), square(b)))
+        elif kind == "aside":
+            self.aside.append(rng.choice(self.operations)(self, square(a), square(b)))
         elif kind == "look":
             self._look(a)
         elif self.open:
