@@ -35,8 +35,9 @@ def run(function: Callable[..., Any], sample: Any, bits: Callable[[Tensor], obje
     found: Result = []
     torch.manual_seed(SEED)
     try:
-        # Copies: LMS leaves leaves alone. Nothing else refers to them once the function has returned.
-        first, args, kwargs = tree_map(lambda one: one.clone() if is_differentiable(one) else one, given)
+        # Copies: LMS leaves leaves alone, and some functions write to what they are given. Nothing else refers to the
+        # copies once the function has returned.
+        first, args, kwargs = tree_map(lambda one: one.clone() if isinstance(one, Tensor) else one, given)
         result = function(first, *args, **kwargs)
         del first, args, kwargs
         made = [one for one in tree_flatten(result)[0] if isinstance(one, Tensor)]
@@ -82,6 +83,15 @@ def functions_of(op: Any) -> Iterator[Callable[..., Any]]:
         yield op.inplace_variant
 
 
+def is_unsteady(function: Callable[..., Any], sample: Any, bits: Callable[[Tensor], object], *, twice: bool) -> bool:
+    """Whether plain runs differ, as some of LAPACK's do if their memory lies elsewhere."""
+    elsewhere, seen = [], set()
+    for number in range(200):
+        seen.add(str(run(function, sample, bits, twice=twice)))
+        elsewhere.append(torch.empty(7 * number % 97 + 1))
+    return len(seen) > 1
+
+
 class Tally:
     """What was compared, and the names of what was left out, by reason."""
 
@@ -102,27 +112,30 @@ def compare(op: Any, dtype: torch.dtype, bits: Callable[[Tensor], object], tally
         tally.left_out["no backward for this type"].append(name)
         return
     twice = op.supports_gradgrad and dtype is not torch.float32
-    cases, differs = [], 0
+    cases, unsteady = [], set()
     for sample in samples_of(op, dtype):
         for function in functions_of(op):
-            plain = run(function, sample, bits, twice=twice)
-            if plain == run(function, sample, bits, twice=twice):
-                cases.append((function, sample, plain))
-            else:
-                differs += 1
+            cases.append((function, sample, run(function, sample, bits, twice=twice)))
+            if run(function, sample, bits, twice=twice) != cases[-1][2]:
+                unsteady.add(len(cases) - 1)
     with Session(budget=0, min_size=0) as session:
         for number, (function, sample, plain) in enumerate(cases):
+            if number in unsteady:
+                continue
             for by in ("the rule", "the plan"):
                 told = f"LMS_OP={name}: {dtype}, case {number}, {function}, by {by}"
-                assert run(function, sample, bits, twice=twice) == plain, told
+                if run(function, sample, bits, twice=twice) != plain:
+                    with session.pause():
+                        assert is_unsteady(function, sample, bits, twice=twice), told
+                    unsteady.add(number)
             if session._swapper.live:
                 gc.collect()
             assert session._swapper.live == 0, f"{told}: records outlived their graph"
         moved = session.stats()["swapped_out"]
-    if differs:
-        tally.left_out["two plain runs differ"].append(f"{name} ({differs} samples)")
+    if unsteady:
+        tally.left_out["plain runs differ"].append(f"{name} ({len(unsteady)} of {len(cases)} cases)")
     tally.operators += bool(cases)
-    tally.samples += len(cases)
+    tally.samples += len(cases) - len(unsteady)
     tally.moved += moved  # type: ignore[assignment, operator]
     if cases and not moved:
         tally.left_out["nothing that may move is saved"].append(name)
