@@ -1,8 +1,8 @@
 """Random short trainings: a seed decides model, optimizer, and what the script does between its steps.
 
-As a program: `random_trainings.py FIRST COUNT [NATIVE]` trains with COUNT seeds from FIRST on, each plain and with state
-that is paged. If they differ, it names the seed and ends with 1. NATIVE is a folder of C++ sources that LMS uses instead
-of its own.
+As a program: `random_trainings.py FIRST COUNT [NATIVE]` trains with COUNT seeds from FIRST on, each plain and with
+state that is paged. If they differ, it names the seed and ends with 1. NATIVE is a folder of C++ sources that LMS uses
+instead of its own.
 """
 
 from __future__ import annotations
@@ -85,9 +85,12 @@ class Net(nn.Module):
         for layer in self.layers[1:]:
             layer.requires_grad_(rng.random() < 0.85)
         self.norm = nn.LayerNorm(WIDTH)
+        self.table = nn.Embedding(14_000, WIDTH) if rng.random() < 0.2 else None  # more than the pager moves at once
         self.recomputed = rng.choice((0, 0, 3))
 
     def forward(self, x: Tensor) -> Tensor:
+        if self.table is not None:
+            x = x + self.table(torch.arange(0, 14_000, 14_000 // len(x))[: len(x)])
         for index, layer in enumerate(self.layers):
             if self.recomputed and index % self.recomputed == 1:
                 x = checkpoint(lambda x, layer=layer: torch.tanh(layer(x)), x, use_reentrant=False)
