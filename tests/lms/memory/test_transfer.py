@@ -558,3 +558,19 @@ def test_a_lane_ends_after_what_was_queued() -> None:
     lane.stop()
     lane.join()
     assert done == list(range(5))
+
+
+def test_a_lane_goes_on_if_the_work_behind_a_copy_fails() -> None:
+    lane = Lane("test")
+    copies = [ThreadCopy(1, lane.meter), ThreadCopy(1, lane.meter)]
+
+    def fail() -> None:
+        raise KeyError("of the ledger")
+
+    lane.submit(copies[0], lambda _: None, fail)
+    lane.submit(copies[1], lambda _: None, lambda: None)
+    with pytest.raises(SpillError, match="of the ledger"):
+        copies[0].wait()
+    copies[1].wait()
+    lane.stop()
+    lane.join()

@@ -138,3 +138,19 @@ def test_a_compiled_function_that_has_a_transform_is_right(lms: Make) -> None:
     with lms():
         ours = compiled(x)
     assert torch.equal(ours, grad(loss)(x) * 2)
+
+
+@pytest.mark.parametrize("inplace", [False, True])
+def test_a_tensor_that_an_operation_writes_to_after_saving_it_has_its_new_bytes(inplace: bool) -> None:
+    def gradient() -> torch.Tensor:
+        torch.manual_seed(0)
+        weight = torch.randn(50, 50, requires_grad=True)
+        torch.cos(torch.nn.functional.rrelu(torch.sin(weight) * 1, training=True, inplace=inplace)).sum().backward()
+        assert weight.grad is not None
+        return weight.grad
+
+    function, plain = torch.rrelu, gradient()
+    with Session(budget=0, min_size=0):
+        assert all(torch.equal(gradient(), plain) for _ in range(3))
+        assert grad(lambda x: torch.nn.functional.rrelu(x).sum())(torch.ones(3)).tolist() == [1, 1, 1]
+    assert torch.rrelu is function

@@ -1,6 +1,6 @@
 """The hooks in C++ and the hooks in Python: the same bits, the same errors and the same figures.
 
-`test_fuzz.py` compares them on random graphs.
+`campaign/test_graphs.py` compares them on random graphs.
 """
 
 from __future__ import annotations

@@ -12,6 +12,7 @@ import subprocess
 import sys
 import threading
 import time
+import warnings
 from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from typing import Any
@@ -203,6 +204,25 @@ def test_gradients_alone_leave() -> None:
     assert session is not None
     assert same(plain, ours)
     assert session.stats()["state_out"]
+
+
+def test_gradients_that_are_saved_for_gradients_of_theirs_leave_twice(one_thread: None) -> None:
+    def of_norms(**options: Any) -> list[Tensor]:
+        torch.manual_seed(3)
+        model, found = Net(), []
+        with Session(model, budget=0, **options) if options else torch.enable_grad():
+            for _ in range(2):
+                model(torch.ones(2, WIDTH)).square().mean().backward(create_graph=True)
+                gradients = [one.grad for one in model.parameters()]
+                penalty = torch.stack([one.square().sum() * one.abs().sum() for one in gradients]).sum()
+                model.zero_grad()
+                penalty.backward()
+                found += [penalty.detach(), *(one.grad.clone() for one in model.parameters() if one.grad is not None)]
+        return found
+
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", message="Using backward.. with create_graph=True")
+        assert same(of_norms(swap="activations,gradients"), of_norms())
 
 
 def test_an_average_of_the_parameters_follows_them() -> None:

@@ -151,7 +151,12 @@ class FileSlab:
             try:
                 written = os.pwritev(self.fileno(), left, offset)
             except OSError as error:
-                raise self._refused(place, error.errno) from None
+                if error.errno != errno.EFAULT:
+                    raise self._refused(place, error.errno) from None
+                # Pages that a pager has taken away (a gradient of which a gradient is asked) come back for a copy in
+                # memory, and not for a system call.
+                left = [_copied(part) for part in left]
+                continue
             if not written:
                 raise self._refused(place, errno.EIO)
             offset += written
@@ -254,6 +259,12 @@ def _pages(address: int, nbytes: int) -> list[memoryview]:
             part = page
         pages.append(part)
     return pages
+
+
+def _copied(pages: memoryview) -> memoryview:
+    copy = memoryview(page_memory(len(pages)))
+    copy[:] = pages
+    return copy
 
 
 def _after(parts: list[memoryview], done: int) -> list[memoryview]:

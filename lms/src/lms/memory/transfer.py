@@ -172,14 +172,16 @@ def _carry_out(queue: Queue) -> None:
         (work, after), copy.job = copy.job, None
         failed: LMSError | None = None
         try:
-            work(copy)
+            try:
+                work(copy)
+            finally:
+                del work  # it may hold what the copy keeps
+                after()
         except LMSError as error:
             failed = error
-        except BaseException as error:
+        except BaseException as error:  # this thread must go on, or others would wait forever
             failed = SpillError(f"a copy of {copy.nbytes} bytes failed: {error!r}; please report it")
             failed.__cause__ = error
-        del work  # it may hold what the copy keeps
-        after()
         copy.finish(failed)
         del copy, after, failed
 

@@ -2,13 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import functools
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from typing import Any
 
 import torch
 from torch.autograd import graph
 
 from lms.torch.native_hooks import NativeHooks, Pack, Unpack
+from lms.torch.records import View
+
+# Their kernel writes to a tensor after autograd has saved it, and the tensor's version stays. A copy that has begun by
+# then has other bytes.
+_WRITE_TO_WHAT_IS_SAVED = ("rrelu", "rrelu_")
 
 
 class SavedTensorHooks:
@@ -41,18 +48,22 @@ class SavedTensorHooks:
                 yield
 
         graph.disable_saved_tensors_hooks = disable_saved_tensors_hooks
+        self._plain = {name: getattr(torch, name) for name in _WRITE_TO_WHAT_IS_SAVED}
+        for name, function in self._plain.items():
+            setattr(torch, name, self._staying(function))
 
     def remove(self) -> None:
         """Take the hooks off."""
         graph.disable_saved_tensors_hooks = self._disable
+        for name, function in self._plain.items():
+            setattr(torch, name, function)
         self._set = False
         if not self._aside:
             self._hooks.__exit__()
 
     @contextmanager
     def _put_aside(self) -> Iterator[None]:
-        innermost = torch._C._autograd._top_saved_tensors_default_hooks(True)  # no public name tells
-        if innermost is None or innermost[0] is not self._pack:
+        if not self._are_innermost():
             yield
             return
         self._hooks.__exit__()
@@ -63,3 +74,24 @@ class SavedTensorHooks:
             self._aside = False
             if self._set:
                 self._hooks.__enter__()
+
+    def _are_innermost(self) -> bool:
+        innermost = torch._C._autograd._top_saved_tensors_default_hooks(True)  # no public name tells
+        return innermost is not None and innermost[0] is self._pack
+
+    def _staying(self, function: Callable[..., torch.Tensor]) -> Callable[..., torch.Tensor]:
+        """The function, with all that it saves left where it is."""
+
+        @functools.wraps(function)
+        def staying(*args: Any, **kwargs: Any) -> torch.Tensor:
+            if not self._are_innermost():
+                return function(*args, **kwargs)
+            with graph.saved_tensors_hooks(View, _checked):
+                return function(*args, **kwargs)
+
+        return staying
+
+
+def _checked(view: View) -> torch.Tensor:
+    view.check()
+    return view.alias

@@ -1,0 +1,116 @@
+"""Random trainings with slow copies, whose state, parameters and gradients are away between uses: plain's bits.
+
+One alone, paged: `python tests/lms/torch/campaign/random_trainings.py SEED 1`, with lms/src on PYTHONPATH.
+"""
+
+from __future__ import annotations
+
+import gc
+import shutil
+import subprocess
+import sys
+import warnings
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from lms import build
+from lms.errors import UsageError
+from lms.torch import state
+from lms.torch.cpu import page_pool
+from random_trainings import compare
+from slow_disk import slow_disk
+
+PROGRAM = Path(__file__).with_name("random_trainings.py")
+TRAININGS = 120
+needs_pool = pytest.mark.skipif(page_pool.find() is None, reason="no page pool: python -m lms.build torch")
+
+Edit = tuple[str, str]  # a text that the pager's source has once, and another for it
+SLOW: list[Edit] = [
+    (f"int {name}_all(int file, {kind} {word}, std::size_t nbytes, std::uint64_t offset) {{\n",
+     f"int {name}_all(int file, {kind} {word}, std::size_t nbytes, std::uint64_t offset) {{\n"
+     "    std::this_thread::sleep_for(std::chrono::microseconds(std::rand() % 4 == 0 ? std::rand() % 3000 : 0));\n")
+    for name, kind, word in (("write", "const char*", "from"), ("read", "char*", "to"))
+]  # fmt: skip
+BUGS: dict[str, Edit] = {
+    "missing wait: half of the pages come back before they were read": (
+        "read_all(piece.file, static_cast<char*>(stage), nbytes, piece.offset)",
+        "read_all(piece.file, static_cast<char*>(stage), nbytes / 2, piece.offset)",
+    ),
+    "early release: pages that were written to during their copy out are dropped": (
+        "        if (piece.state != State::kLeaving) return true;  // it was written to meanwhile, and stays\n",
+        "",
+    ),
+    "wrong offset: all pieces of a block have one place": (
+        "        piece.offset = offset + start;\n",
+        "        piece.offset = offset;\n",
+    ),
+    "stale version: a write during the copy out is not noticed": (
+        "        if (mprotect(piece.address, piece.nbytes, PROT_READ) != 0) return false;  // too many mappings\n",
+        "",
+    ),
+    "a page dropped dirty: a write to what came back is not noticed": (
+        "        piece.state = State::kDirty;\n        return true;\n",
+        "        if (piece.state != State::kClean) piece.state = State::kDirty;\n        return true;\n",
+    ),
+}
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(900)
+def test_trainings_whose_state_moves_as_on_a_gpu(monkeypatch: pytest.MonkeyPatch, one_thread: None) -> None:
+    monkeypatch.setattr(state, "_obstacle", lambda *_: UsageError("as on a GPU"))
+    gc.collect()
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        for seed in range(1000, 1000 + TRAININGS):
+            with monkeypatch.context() as patch:
+                patch.setattr("lms.torch.optimizer_state.CHUNK", (1000, 300_000, 32 << 20)[seed % 3])
+                with slow_disk(seed):
+                    wrong = compare(seed, ("activations", "optimizer"))
+            assert not wrong, wrong
+
+
+@pytest.fixture(scope="module")
+def pagers(tmp_path_factory: pytest.TempPathFactory) -> Callable[[list[Edit]], Path]:
+    """Compiles the pager with edits; returns the folder of its sources."""
+
+    def compiled(edits: list[Edit]) -> Path:
+        folder = tmp_path_factory.mktemp("pager") / "native"
+        shutil.copytree(build.NATIVE, folder, ignore=shutil.ignore_patterns("page_pool-*", ".build-*"))
+        source = folder / "pager.cc"
+        text = "#include <cstdlib>\n" + source.read_text()
+        for old, new in edits:
+            assert text.count(old) == 1, f"the pager has changed; edit this anew: {old}"
+            text = text.replace(old, new)
+        source.write_text(text)
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(build, "NATIVE", folder)
+            build.build(build.POOL)
+        return folder
+
+    return compiled
+
+
+def trained(folder: Path, first: int, count: int) -> subprocess.CompletedProcess[str]:
+    command = [sys.executable, str(PROGRAM), str(first), str(count), str(folder)]
+    return subprocess.run(command, capture_output=True, text=True, timeout=850, check=False)
+
+
+@needs_pool
+@pytest.mark.slow
+@pytest.mark.timeout(900)
+def test_trainings_whose_state_is_paged(pagers: Callable[[list[Edit]], Path]) -> None:
+    run = trained(pagers(SLOW), 2000, TRAININGS)
+    assert run.stdout == f"{TRAININGS} trainings are identical\n", run.stdout + run.stderr
+
+
+@needs_pool
+@pytest.mark.slow
+@pytest.mark.timeout(900)
+@pytest.mark.parametrize("bug", BUGS)
+def test_a_bug_of_the_pager_is_found(bug: str, pagers: Callable[[list[Edit]], Path]) -> None:
+    run = trained(pagers([*SLOW, BUGS[bug]]), 3000, TRAININGS)
+    print(f"\n{bug}: {run.returncode}: {(run.stdout + run.stderr)[-200:]}")
+    assert run.returncode, f"{TRAININGS} trainings did not show it"
