@@ -23,6 +23,7 @@ from lms.memory.slab import ALIGNMENT, Slab, round_up
 from lms.units import format_size
 
 _HUGE = 2 << 20  # bytes of a huge page on x86-64 and arm64 with 4 KiB pages
+_PIECE = 4 << 20  # bytes that are copied before they are written
 _UNBOUNDED = 1 << 62  # the file system says when a file is full, the slab never does
 _FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 
@@ -153,9 +154,9 @@ class FileSlab:
             except OSError as error:
                 if error.errno != errno.EFAULT:
                     raise self._refused(place, error.errno) from None
-                # Pages that a pager has taken away (a gradient of which a gradient is asked) come back for a copy in
-                # memory, and not for a system call.
-                left = [_copied(part) for part in left]
+                # A pager has taken pages away (of a gradient of which a gradient is asked). A memory access brings them
+                # back; a system call fails.
+                left = [_copied(left[0][:_PIECE]), left[0][_PIECE:], *left[1:]]
                 continue
             if not written:
                 raise self._refused(place, errno.EIO)

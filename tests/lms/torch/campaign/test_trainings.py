@@ -113,4 +113,4 @@ def test_trainings_whose_state_is_paged(pagers: Callable[[list[Edit]], Path]) ->
 def test_a_bug_of_the_pager_is_found(bug: str, pagers: Callable[[list[Edit]], Path]) -> None:
     run = trained(pagers([*SLOW, BUGS[bug]]), 3000, TRAININGS)
     print(f"\n{bug}: {run.returncode}: {(run.stdout + run.stderr)[-200:]}")
-    assert run.returncode, f"{TRAININGS} trainings did not show it"
+    assert "seed" in run.stdout or run.returncode < 0, f"{TRAININGS} trainings did not show it: {run.stderr}"
