@@ -224,7 +224,7 @@ class Solver:
         for parameter in learnt:
             if parameter.grad is None:  # 0, as in Caffe: decay and momentum act, and other ranks may have one
                 parameter.grad = torch.zeros_like(parameter)
-        self.job.average([parameter.grad for parameter in learnt])
+        self.job.average(parameter.grad for parameter in learnt if parameter.grad is not None)
         self.optimizer.step()
 
     def _asked(self) -> Action:
