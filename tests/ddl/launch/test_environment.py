@@ -107,11 +107,15 @@ def test_signals_to_the_process_group_reach_the_program_and_its_answer_is_report
         env=environment, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, process_group=0,
     ) as process:  # fmt: skip
         assert process.stdout is not None
-        assert process.stdout.readline() == "ready\n"
-        os.killpg(process.pid, signal.SIGUSR1)
-        assert process.stdout.readline() == "asked\n"
-        os.killpg(process.pid, signal.SIGTERM)
-        output, errors = process.communicate(timeout=30)
+        try:
+            assert process.stdout.readline() == "ready\n"
+            os.killpg(process.pid, signal.SIGUSR1)
+            assert process.stdout.readline() == "asked\n"
+            os.killpg(process.pid, signal.SIGTERM)
+            output, errors = process.communicate(timeout=30)
+        finally:
+            if process.poll() is None:  # it missed a signal
+                os.killpg(process.pid, signal.SIGKILL)
     assert (process.returncode, output, errors.count("T 0 5 asked\n")) == (5, "got\n", 2)
 
 

@@ -109,7 +109,7 @@ def _train(flags: argparse.Namespace, words: Sequence[str]) -> int:
         elif flags.weights or parameter.weights:
             solver.load_weights(flags.weights or ",".join(parameter.weights))
         log.info("caffe.cpp:251", "Starting Optimization")
-        with Signals(flags.sigint_effect, flags.sighup_effect) as signals:
+        with Signals(flags.sigint_effect, flags.sighup_effect, launched=launched()) as signals:
             job.take_signals()
             solver.solve(signals)
         log.info("caffe.cpp:254", "Optimization Done.")

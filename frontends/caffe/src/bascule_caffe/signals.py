@@ -22,9 +22,14 @@ EFFECTS = {action.name.lower(): action for action in Action}
 
 
 class Signals:
-    """While it is entered, signals are kept until `take` is called, as Caffe did between two iterations."""
+    """While it is entered, signals are kept until `take` is called, as Caffe did between two iterations.
 
-    def __init__(self, sigint: str = "stop", sighup: str = "snapshot") -> None:
+    `launched`: SIGUSR1 and SIGUSR2 are ignored from then on. Another one, which a launcher sends while rank 0 writes the
+    last snapshot, must not end the other ranks.
+    """
+
+    def __init__(self, sigint: str = "stop", sighup: str = "snapshot", *, launched: bool = False) -> None:
+        self._launched = launched
         interrupt, hangup = EFFECTS[sigint], EFFECTS[sighup]
         self._effects = {signal.SIGINT: interrupt, signal.SIGUSR1: interrupt}
         self._effects |= {signal.SIGHUP: hangup, signal.SIGUSR2: hangup}
@@ -37,8 +42,7 @@ class Signals:
 
     def __exit__(self, *_: object) -> None:
         for number, handler in self._before.items():
-            # Another one, sent while rank 0 writes the last snapshot, must not end the other ranks.
-            late = number in (signal.SIGUSR1, signal.SIGUSR2) and handler == signal.SIG_DFL
+            late = self._launched and number in (signal.SIGUSR1, signal.SIGUSR2)
             signal.signal(number, signal.SIG_IGN if late else handler)  # type: ignore[arg-type]
 
     def take(self) -> Action:
