@@ -24,8 +24,8 @@ EFFECTS = {action.name.lower(): action for action in Action}
 class Signals:
     """While it is entered, signals are kept until `take` is called, as Caffe did between two iterations.
 
-    `launched`: SIGUSR1 and SIGUSR2 are ignored from then on. Another one, which a launcher sends while rank 0 writes the
-    last snapshot, must not end the other ranks.
+    `launched`: SIGUSR1 and SIGUSR2 are ignored from then on. Another one, which a launcher sends while rank 0 writes
+    the last snapshot, must not end the other ranks.
     """
 
     def __init__(self, sigint: str = "stop", sighup: str = "snapshot", *, launched: bool = False) -> None:
