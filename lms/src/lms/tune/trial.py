@@ -56,6 +56,7 @@ class Process:
     def __init__(self, command: Sequence[str], log: Log, environ: Mapping[str, str], *, gently: bool) -> None:
         """Start it; both its outputs go to the log's file. `gently`: it gets SIGTERM when we die, to end its ranks."""
         self.log = log
+        log.path.parent.mkdir(parents=True, exist_ok=True)
         ours, word = os.getpid(), signal.SIGTERM if gently else signal.SIGKILL
 
         def follow_us() -> None:
