@@ -86,7 +86,7 @@ class FakeEngine:
     def capturing(self) -> bool:
         return False
 
-    def calibrate(self, nbytes: int) -> Link:
+    def calibrate(self, nbytes: int, piece: int = 0) -> Link:
         return self.link()
 
     def close(self) -> None:

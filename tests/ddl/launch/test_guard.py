@@ -110,7 +110,8 @@ def test_the_end_of_mpi_s_daemon_ends_the_job_s_processes_too(mark: str, reachab
 @pytest.mark.parametrize("in_order", [True, False])
 def test_mpirun_ends_by_itself_where_its_daemon_has_ended_in_order(mark: str, in_order: bool) -> None:
     # As hydra's: it goes on after its daemon, for other hosts' ranks, and would die of being asked to end meanwhile.
-    mpirun = sleeper(mark, "trap 'exit 7' TERM; sleep 300 & echo $!; wait $!; sleep 2.5; exit 0")
+    on = 2.5 if in_order else 300
+    mpirun = sleeper(mark, f"trap 'kill $!; exit 7' TERM; sleep 300 & echo $!; wait $!; sleep {on} & wait $!; exit 0")
     rank = subprocess.Popen(["sleep", "300"])
     deadline = time.monotonic() + 10
     while not (children := Path(f"/proc/{mpirun.pid}/task/{mpirun.pid}/children").read_text().split()):

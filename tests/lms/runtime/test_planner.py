@@ -206,6 +206,15 @@ def test_a_link_that_nothing_has_crossed_yet_is_calibrated(make: Planner, tier: 
     assert asked == [planner_module.CALIBRATION]
 
 
+def test_a_calibration_stays_within_the_limit(make: Planner, tier: object) -> None:
+    link, asked = tier.link(), []
+    tier.link = lambda: None
+    tier.calibrate = lambda nbytes, piece: asked.append(piece) or link
+    run(make(limit=100_000_000), [50_000_000] * 4, other=60_000_000)
+    assert len(asked) == 1
+    assert 1 << 20 <= asked[0] <= 20_000_000
+
+
 def test_a_limit_below_the_floor_is_refused_once_and_names_the_module(make: Planner) -> None:
     planner = make(limit=500)
     run(planner, [50] * 4, other=700)

@@ -28,6 +28,7 @@ TIMED_EVERY = 16  # one pass in 16 is timed, so that reports stay current
 MOST_GUIDES = 64  # plans kept; the one that was used longest ago goes
 MOST_VARIANTS = 3  # plans kept for one sequence of accesses, for different amounts of memory outside it
 REFINED_AFTER = (1, 3)  # passes that followed a plan, after which it is made again from better measurements
+_LEAST_PIECE = 1 << 20  # bytes of one copy, if the limit leaves no room for more
 CALIBRATION = 256 * 10**6  # bytes written and read when a link must be known before anything was moved
 _BAND = 8  # reserves of the budget by which the memory outside may shrink before a plan with moves is made again
 _ROOMY = 0.75  # of the limit: while all passes stay under it, new shapes are not measured
@@ -39,8 +40,8 @@ class Tier(Protocol):
     def link(self) -> Link | None:
         """Bandwidth and latency of the copies so far; None before any."""
 
-    def calibrate(self, nbytes: int) -> Link:
-        """Copy `nbytes` out and back, and measure."""
+    def calibrate(self, nbytes: int, piece: int = ...) -> Link:
+        """Copy `nbytes` out and back, `piece` bytes at a time, and measure. The device holds twice that meanwhile."""
 
 
 class PassPlanner:
@@ -187,7 +188,11 @@ class PassPlanner:
 
     def link(self) -> Link:
         """The link to the tier below, measured on past copies, or by copying something now."""
-        return self.tier.link() or self.tier.calibrate(CALIBRATION)
+        known = self.tier.link()
+        if known is not None or self.limit is None:
+            return known or self.tier.calibrate(CALIBRATION)
+        free = self.budget.planned(0) - self.device.current()
+        return self.tier.calibrate(CALIBRATION, max(free // 2, _LEAST_PIECE))
 
     # Plans
 

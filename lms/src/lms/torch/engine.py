@@ -12,7 +12,7 @@ from lms.memory.slots import Slot
 from lms.memory.transfer import Copy
 from lms.torch.cuda.streams import Stream
 
-_PIECE = 32 << 20  # bytes of one calibration copy
+_PIECE = 32 << 20  # bytes of one calibration copy, at most
 
 
 class Engine(Protocol):
@@ -58,14 +58,14 @@ class Engine(Protocol):
         """Whether what this thread computes is captured in a CUDA graph, and not run."""
         return False
 
-    def calibrate(self, nbytes: int) -> Link:
-        """Copy `nbytes` out and back, one piece at a time, and measure.
+    def calibrate(self, nbytes: int, piece: int = _PIECE) -> Link:
+        """Copy `nbytes` out and back, `piece` bytes at a time, and measure. The device holds twice that meanwhile.
 
         The bytes are noise, since a disk may spare itself zeros; from the system, since the framework's generators are
         the user's.
         """
         nbytes = max(nbytes, 1)
-        piece = min(nbytes, _PIECE)
+        piece = min(nbytes, piece, _PIECE)
         grain = torch.frombuffer(bytearray(os.urandom(min(piece, 1 << 20))), dtype=torch.uint8)
         source = grain.repeat(-(-piece // len(grain)))[:piece].to(self.device)
         slots = []
