@@ -19,14 +19,19 @@ Fitted = tuple[float, NDArray[np.float64]]
 
 
 def snapml(rows: FileRows) -> Fitted:
-    """Snap ML holds the rows in memory, and penalises the intercept."""
+    """Snap ML holds the rows in memory."""
+    loaded = rows.load()
+    return snapml_arrays(loaded.x, loaded.labels)
+
+
+def snapml_arrays(x: Any, labels: NDArray[Any]) -> Fitted:
+    """Snap ML on arrays. It penalises the intercept."""
     from snapml import LogisticRegression
 
-    loaded = rows.load()
     start = time.monotonic()
     model = LogisticRegression(
         regularizer=1.0, fit_intercept=True, tol=1e-5, max_iter=1000, n_jobs=os.cpu_count() or 1, normalize=False
-    ).fit(loaded.x, loaded.labels)
+    ).fit(x, labels)
     return time.monotonic() - start, _joined(model.coef_, model.intercept_)
 
 

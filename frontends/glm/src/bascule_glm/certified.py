@@ -115,8 +115,8 @@ class Certified:
     def _problem(self, labels: Labels, solver: str, joined: Ranks) -> Problem:
         raise NotImplementedError
 
-    def _in_memory(self, columns: int, outputs: int, n_rows: int) -> Solver:
-        """Which of scikit-learn's solvers takes rows in memory."""
+    def _in_memory(self, problem: Problem, rows: MemoryRows) -> Solver | None:
+        """Which of scikit-learn's solvers takes rows in memory. None: our own Newton's method."""
         raise NotImplementedError
 
     def _in_passes(self, problem: Problem, n_features: int) -> tuple[bool, str]:
@@ -137,13 +137,19 @@ class Certified:
     def _fit_memory(self, rows: MemoryRows, sample_weight: Any, history: History, why: str) -> None:
         """Let scikit-learn fit; go on from there if its result is too far from the optimum."""
         this: Any = self
+        labels = self._labels(rows.labels, rows.weights, ALONE)
+        problem = self._problem(labels, "", ALONE)
+        found = self._in_memory(problem, rows)
+        if found is None:
+            sample, complete = _sample(rows, rows.n_rows, labels, problem)
+            if sample.n_rows == rows.n_rows:
+                sample, complete = rows, False
+            self._fit_passes(rows, problem, history, sample, f"{why}; ", from_sample=complete)
+            return
         inner = self._engine(
             **{name: getattr(this, name) for name in self._engine().get_params() if hasattr(this, name)}
         )
         inner.set_params(**({"verbose": 0} if "verbose" in inner.get_params() else {}))
-        labels = self._labels(rows.labels, rows.weights, ALONE)
-        outputs = self._problem(labels, "", ALONE).loss.outputs
-        found = self._in_memory(rows.n_features + this.fit_intercept, outputs, rows.n_rows)
         self.solver_ = Solver(found.name, f"{why}; {found.reason}")
         if "solver" in inner.get_params():
             inner.solver = found.name
@@ -158,6 +164,7 @@ class Certified:
         inner.tol = min(inner.tol, (this.tol / size) ** 0.5)
         with warnings.catch_warnings():
             warnings.simplefilter("ignore", ConvergenceWarning)  # the gap says it better
+            warnings.filterwarnings("ignore", module=r"sklearn\.utils\.optimize|scipy\.optimize")  # line searches
             inner.fit(rows.x, rows.labels, sample_weight=None if sample_weight is None else rows.weights)
         start = _parameters(inner, problem)
         history.add(evaluate(problem, rows, start), 0)
@@ -165,7 +172,7 @@ class Certified:
             if hasattr(inner, name):
                 setattr(self, name, getattr(inner, name))
         if this.n_iter_ is None:
-            this.n_iter_ = np.ones(outputs, dtype=np.int32)  # a direct solver's one step
+            this.n_iter_ = np.ones(problem.loss.outputs, dtype=np.int32)  # a direct solver's one step
         left = 100 if this.max_iter is None else this.max_iter - int(np.max(this.n_iter_))
         if not history.done and left > 0 and problem.penalty.all():
             history.say("scikit-learn stopped too far from the optimum: Newton's method goes on")
@@ -220,8 +227,11 @@ class Certified:
         cholesky, reason = self._in_passes(problem, rows.n_features)
         if problem.ranks.size > 1:
             why += f"{problem.ranks.size} ranks; "
-        self.solver_ = Solver("newton-cholesky" if cholesky else "lbfgs", why + reason)
-        history.say(f"solver: L-BFGS over passes, Newton on the sample ({self.solver_.reason})")
+        name, how = "lbfgs", "L-BFGS over passes, Newton on the sample"
+        if sample is rows:
+            name, how = "newton-cg", "Newton's method"
+        self.solver_ = Solver("newton-cholesky" if cholesky else name, why + reason)
+        history.say(f"solver: {how} ({self.solver_.reason})")
         start = np.zeros((problem.loss.outputs, problem.columns(rows.n_features)))
         if getattr(this, "warm_start", False) and hasattr(this, "coef_"):
             start = _parameters(this, problem)

@@ -1,7 +1,7 @@
 """scikit-learn's linear models with a certificate, for arrays and for files larger than memory.
 
-An array goes to scikit-learn's own solver; a file of row blocks goes there too if it fits into the limit. Else, and if
-the rows are spread over ranks, `bascule_glm.solver` fits it in passes.
+Rows in memory go to scikit-learn's solver, or to Newton's method of `bascule_glm.solver` if that is faster; a file that
+fits into the limit is read and goes there too. Larger files, and rows that are spread over ranks, are fitted in passes.
 """
 
 from __future__ import annotations
@@ -22,8 +22,8 @@ from bascule_glm.errors import DataError
 from bascule_glm.losses import Floats, Logistic, Loss, Softmax, Squared, SquaredHinge
 from bascule_glm.objective import Intercept, Problem
 from bascule_glm.ranks import Ranks
-
-_NEWTON_PARAMETERS = 1000  # up to here scikit-learn's newton-cholesky is its fastest
+from bascule_glm.rows import MemoryRows
+from bascule_glm.solver import uses_cholesky
 
 
 class _Classifier(Certified):
@@ -124,13 +124,12 @@ class LogisticRegression(_Classifier, sklearn.linear_model.LogisticRegression): 
         scale = self.intercept_scaling if intercept == "penalised" else 1.0
         return Problem(loss, np.full(loss.outputs, 0.0 if free else 1.0), intercept, scale, joined)
 
-    def _in_memory(self, columns: int, outputs: int, n_rows: int) -> Solver:
+    def _in_memory(self, problem: Problem, rows: MemoryRows) -> Solver | None:
         if self.solver != "auto":
             return Solver(self.solver, "it was asked for")
-        parameters = columns * outputs
-        if parameters <= _NEWTON_PARAMETERS and parameters < n_rows:
-            return Solver("newton-cholesky", f"{parameters} parameters, at most {_NEWTON_PARAMETERS}, and more rows")
-        return Solver("lbfgs", f"{parameters} parameters: factoring their matrix would take longer")
+        if problem.loss.outputs == 1 and problem.penalty.all():
+            return None
+        return Solver("newton-cg", "several classes" if problem.penalty.all() else "there is no penalty")
 
     def _in_passes(self, problem: Problem, n_features: int) -> tuple[bool, str]:
         if self.solver == "auto":
@@ -200,7 +199,9 @@ class LinearSVC(_Classifier, sklearn.svm.LinearSVC):  # type: ignore[misc]
         intercept: Intercept = "penalised" if self.fit_intercept else "none"
         return Problem(loss, np.ones(loss.outputs), intercept, self.intercept_scaling, joined)
 
-    def _in_memory(self, columns: int, outputs: int, n_rows: int) -> Solver:
+    def _in_memory(self, problem: Problem, rows: MemoryRows) -> Solver | None:
+        if self.dual == "auto" and uses_cholesky(problem, rows.n_features)[0]:
+            return None
         return Solver("liblinear", "scikit-learn has no other for the squared hinge")
 
     def _keep(self, parameters: Floats, problem: Problem, steps: int, n_features: int) -> None:
@@ -242,7 +243,7 @@ class Ridge(Certified, sklearn.linear_model.Ridge):  # type: ignore[misc]
         penalty = 2 * np.broadcast_to(np.asarray(self.alpha, dtype=np.float64), (labels.targets,))
         return Problem(Squared(labels.targets), penalty, "free" if self.fit_intercept else "none", 1.0, joined)
 
-    def _in_memory(self, columns: int, outputs: int, n_rows: int) -> Solver:
+    def _in_memory(self, problem: Problem, rows: MemoryRows) -> Solver:
         return Solver(self.solver, "scikit-learn's own choice" if self.solver == "auto" else "it was asked for")
 
     def _keep(self, parameters: Floats, problem: Problem, steps: int, n_features: int) -> None:

@@ -191,13 +191,23 @@ class Curvature:
             scores = problem.scores(block.x, parameters.astype(block.x.dtype)).astype(np.float64)
             self._terms.append(problem.loss.terms(scores, block.labels, block.weights))
         self._ridge = problem.ridge(rows.n_features)
+        found = problem.ranks.add(np.append(self._own_diagonal(), rows.n_rows))
+        own = found[:-1].reshape(self._ridge.shape)
         if sampled:
-            traces = [
-                terms.curvature.T @ (_squared_norms(block.x) + problem.scale**2 * (problem.intercept != "none"))
-                for block, terms in zip(rows, self._terms, strict=True)
-            ]
-            *trace, n_rows = problem.ranks.add(np.append(np.sum(traces, axis=0), rows.n_rows))
-            self._ridge += np.divide(trace, n_rows)[:, None]
+            self._ridge += own.sum(axis=1, keepdims=True) / found[-1]
+        diagonal = own + self._ridge
+        self.diagonal = np.where(diagonal > 0, diagonal, 1.0)  # (K, D); 0 for an empty column without a penalty
+
+    def _own_diagonal(self) -> Floats:
+        """Of the rows on this rank, without the penalty."""
+        diagonal = np.zeros_like(self._ridge)
+        d = self._rows.n_features
+        for block, terms in zip(self._rows, self._terms, strict=True):
+            bend = terms.curvature if terms.probabilities is None else terms.curvature * (1 - terms.probabilities)
+            squares = block.x.multiply(block.x) if scipy.sparse.issparse(block.x) else block.x * block.x
+            diagonal[:, :d] += np.asarray(squares.T @ bend.astype(block.x.dtype)).T
+            diagonal[:, d:] += self._problem.scale**2 * bend.sum(axis=0)[:, None]
+        return diagonal
 
     def __matmul__(self, vector: Floats) -> Floats:
         """Times a (K, D)."""

@@ -169,9 +169,10 @@ def _factor(matrix: Floats) -> tuple[Floats, bool]:
 
 
 def _conjugate_gradients(curvature: Curvature, gradient: Floats, exact: float) -> Floats:
-    """The solution, until what is left is `exact` times the gradient."""
+    """The solution, until what is left is `exact` times the gradient, both scaled by the diagonal (Jacobi)."""
     solution, left = np.zeros_like(gradient), gradient.copy()
-    direction, square = left.copy(), float(np.vdot(left, left))
+    direction = left / curvature.diagonal
+    square = float(np.vdot(left, direction))
     enough = exact**2 * square
     for _ in range(100):
         if square <= enough:
@@ -183,8 +184,9 @@ def _conjugate_gradients(curvature: Curvature, gradient: Floats, exact: float) -
         length = square / bend
         solution += length * direction
         left -= length * product
-        square, before = float(np.vdot(left, left)), square
-        direction = left + square / before * direction
+        scaled = left / curvature.diagonal
+        square, before = float(np.vdot(left, scaled)), square
+        direction = scaled + square / before * direction
     return solution if solution.any() else gradient
 
 
