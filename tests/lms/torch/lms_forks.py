@@ -10,8 +10,9 @@ import os
 import sys
 
 import torch
+import torch._dynamo
 
-import lms.torch.session  # noqa: F401  # and with it what else a run imports
+import lms.torch.session  # noqa: F401  # these two are what a run imports
 from lms.cli import main
 
 torch.set_num_threads(1)  # OpenMP does not survive a fork
