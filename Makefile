@@ -18,6 +18,9 @@ PREFIX =
 TENSORFLOW =
 BIN := .venv/bin
 PYTEST := $(BIN)/python -m pytest
+# What builds C++ under the sanitizers, conda packages and container images: minutes each, and a target of their own.
+BUILDS = tests/ddl/test_native.py tests/ci/bundle tests/envs/images
+WITHOUT_BUILDS = $(BUILDS:%=--ignore=%)
 # 77: there are none for this machine, and the tests that need them are skipped.
 CHART_TOOLS = "$(PYTHON)" ci/chart_tools || [ $$? = 77 ]
 IN_CI = PYTHONPATH=ci:recipes/bascule-tools/src out/bundle-env/bin/python -m
@@ -31,7 +34,7 @@ export PYTHON
 unexport PYTHONDONTWRITEBYTECODE
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo demo-tensorflow test test-all test-tensorflow test-integrations lint format versions docs bench bench-lms bench-bookkeeping bench-tune bench-links bench-ddl bench-training setup-bundle bench-bundle channel env mirror image images context chart horovod-suite gpu-check clean
+.PHONY: help setup demo demo-tensorflow test test-builds test-root test-all test-tensorflow test-integrations lint format versions docs bench bench-lms bench-bookkeeping bench-tune bench-links bench-ddl bench-training setup-bundle bench-bundle channel env mirror image images context chart horovod-suite gpu-check clean
 
 help: ## list what make can do here
 	@sed -n 's/^\([a-z-]*\):[^#]*## \(.*\)/make \1\t\2/p' Makefile | expand -t 20
@@ -46,9 +49,16 @@ demo-tensorflow: ## the same in Keras: a 3D U-Net plain and with LMS, the table 
 	@ci/setup_tensorflow
 	out/tensorflow$(TENSORFLOW:%=-%)/bin/python examples/brain_mri/demo_keras.py
 
-test: setup ## the tests, less the slow ones, three at a time (ARGS="-k NAME" goes to pytest)
+test: setup ## the tests, less those of the next three, three at a time (ARGS="-k NAME" goes to pytest)
 	@$(CHART_TOOLS) || [ -z "$$CI" ] # without a network their tests are skipped, which CI does not take
-	$(PYTEST) -m "not slow" -n 3 $(ARGS)
+	$(PYTEST) -m "not slow and not root" -n 3 $(WITHOUT_BUILDS) $(ARGS)
+
+test-builds: setup ## the C++ tests under the sanitizers, and the tests of conda packages and images, which are built (needs root)
+	@$(CHART_TOOLS) || [ -z "$$CI" ]
+	$(PYTEST) -m "not slow" -n 2 $(BUILDS) $(ARGS)
+
+test-root: setup ## the tests that need root, most of them on a virtual cluster of this machine
+	$(PYTEST) -m "root and not slow" -n 2 $(WITHOUT_BUILDS) $(ARGS)
 
 test-all: setup ## every test, and both commands on a fresh Debian (needs root; installs mmdebstrap where it is missing)
 	ci/install_tools

@@ -36,18 +36,26 @@ def test_every_target_is_phony() -> None:
 
 
 def test_every_script_that_make_and_ci_call_exists_and_may_be_run() -> None:
-    called = set(re.findall(r"\bci/\w+\b", (ROOT / "Makefile").read_text())) | {".ci/run"}
+    called = set(re.findall(r"(?<![\w/])ci/\w+", (ROOT / "Makefile").read_text())) | {".ci/run"}
     assert len(called) > 3
     for name in called:
         assert shutil.which(ROOT / name), f"{name} is missing or not executable"
 
 
-def test_test_leaves_out_what_is_slow_and_test_all_does_not() -> None:
-    assert '-m "not slow"' in make("--dry-run", "test")
+def test_test_leaves_out_what_is_slow_or_needs_root_and_test_all_does_not() -> None:
+    assert '-m "not slow and not root"' in make("--dry-run", "test")
+    assert '-m "root and not slow"' in make("--dry-run", "test-root")
     assert "not slow" not in make("--dry-run", "test-all")
 
 
-@pytest.mark.parametrize("target", ["test", "test-all"])
+def test_what_test_leaves_to_test_builds_is_there_and_run_by_it() -> None:
+    left = set(re.findall(r"--ignore=(\S+)", make("--dry-run", "test")))
+    assert left
+    assert all((ROOT / path).exists() for path in left)
+    assert left <= set(make("--dry-run", "test-builds").split())
+
+
+@pytest.mark.parametrize("target", ["test", "test-builds", "test-all"])
 def test_the_tests_have_the_charts_tools_by_the_python_that_was_asked_for(target: str) -> None:
     assert '"python3.13" ci/chart_tools' in make("--dry-run", target, PYTHON="python3.13")
 
@@ -62,7 +70,7 @@ def test_what_is_imported_is_compiled_once_whatever_the_environment_says() -> No
 def test_ci_runs_all_tests_but_the_slow_ones_and_ends_with_most_of_them() -> None:
     run = (ROOT / ".ci/run").read_text()
     called = re.findall(r"^make (\S+)", run, re.MULTILINE)
-    assert {"lint", "docs", "test-tensorflow", "test-integrations"} <= set(called)
+    assert {"lint", "docs", "test-builds", "test-root", "test-tensorflow", "test-integrations"} <= set(called)
     assert run.strip().splitlines()[-1].startswith("make test ")
 
 

@@ -23,7 +23,7 @@ LINK, UPLINK = "200mbit", "100mbit"
 LATENCY_SECONDS = 1e-4
 TOLERANCE = 0.10
 
-pytestmark = [pytest.mark.alone, pytest.mark.usefixtures("needs_testbed")]
+pytestmark = [pytest.mark.root, pytest.mark.alone, pytest.mark.usefixtures("needs_testbed")]
 
 
 @dataclass(frozen=True)

@@ -13,13 +13,18 @@ EXAMPLE = Path(__file__).parents[2] / "examples/numpy_average/survivors.py"
 Run = Callable[..., subprocess.CompletedProcess[str]]
 
 
+def slow(*values: tuple[object, ...]) -> list[object]:
+    return [pytest.param(*value, marks=pytest.mark.slow) for value in values]
+
+
 def ends(output: str) -> list[str]:
     """What the ranks that came to the end say."""
     return sorted(re.findall(r"\d+: right to the end, with .*", output))
 
 
-@pytest.mark.parametrize("victim", [0, 1, 3])
-@pytest.mark.parametrize("shared_memory", ["1", "0"])
+@pytest.mark.parametrize(
+    ("shared_memory", "victim"), [("1", 0), ("1", 1), ("1", 3), ("0", 0), *slow(("0", 1), ("0", 3))]
+)
 def test_whoever_dies_the_others_go_on_with_right_sums(tcp_ranks: Run, victim: int, shared_memory: str) -> None:
     options = f"-shared_memory {shared_memory}"
     done = tcp_ranks(4, "shrink.py", f"7:{victim}", timeout=60, DDL_OPTIONS=options)
@@ -40,9 +45,9 @@ def test_the_last_rank_goes_on_alone_though_all_others_died_at_once(
     assert "rank 0 goes on alone" in done.stdout, done.stdout
 
 
-@pytest.mark.parametrize("delays", [(0, 0), (0.001, 0.002), (0.005, 0.01), (0.02, 0.03)])
-def test_ranks_may_die_while_the_others_shrink(tcp_ranks: Run, delays: tuple[float, float]) -> None:
-    done = tcp_ranks(6, "shrink.py", "4:2", f"{delays[0]}+0", f"{delays[1]}+3", timeout=60)
+@pytest.mark.parametrize(("first", "second"), [(0, 0), (0.005, 0.01), *slow((0.001, 0.002), (0.02, 0.03))])
+def test_ranks_may_die_while_the_others_shrink(tcp_ranks: Run, first: float, second: float) -> None:
+    done = tcp_ranks(6, "shrink.py", "4:2", f"{first}+0", f"{second}+3", timeout=60)
     assert ends(done.stdout) == [f"{rank}: right to the end, with [1, 4, 5]" for rank in (1, 4, 5)], done.stdout
 
 

@@ -15,7 +15,7 @@ from testbed import AGENT, Decoy, Testbed, cluster, running
 ROOT = Path(__file__).parents[3]
 Run = Callable[..., subprocess.CompletedProcess[str]]
 
-pytestmark = pytest.mark.usefixtures("needs_testbed")
+pytestmark = [pytest.mark.root, pytest.mark.usefixtures("needs_testbed")]
 
 
 @pytest.fixture(scope="module")

@@ -3,6 +3,7 @@
 import gc
 import sys
 import time
+import weakref
 from collections.abc import Callable
 from ctypes import byref, c_int, c_void_p
 
@@ -44,14 +45,21 @@ def requests() -> None:
         assert request.wait() is arrays[i]
         assert request.test()
         assert (request.wait() == i * ddl.size()).all()
+    dropped = []
     for _ in range(5):
-        ddl.allreduce_async(np.ones(300_000, np.float32))
+        array = np.ones(300_000, np.float32)
+        dropped.append(weakref.ref(array))
+        ddl.allreduce_async(array)
+        del array
         gc.collect()
     done = ddl.barrier_async()
     while not done.test():
         pass
     gathered = ddl.allgather_async(np.array(ddl.rank())).wait()
     assert gathered.tolist() == list(range(ddl.size()))
+    # They end, and their buffers go. A rank that left before would end them on the others with an error.
+    while ddl.allreduce_async(np.array([sum(one() is not None for one in dropped)])).wait() > 0:
+        pass
 
 
 def communicators() -> None:

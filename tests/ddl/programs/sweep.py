@@ -74,8 +74,9 @@ def sweep(sizes: tuple[int, ...], types: tuple[object, ...], carried: Carried) -
                 same(result, expected(inputs, op), f"allreduce {dtype} {op} {count}")
                 digest.update(result.tobytes())
             case += 1
-            what = f"{dtype} {count}"
-            rows = [values(r, (size, count), dtype, case) for r in range(size)]
+            part = -(-count // size)
+            what = f"{dtype} {part}"
+            rows = [values(r, (size, part), dtype, case) for r in range(size)]
             op = OPS[case % len(OPS)]
             mine = put(rows[rank])
             reduced = expected([r[rank] for r in rows], op)

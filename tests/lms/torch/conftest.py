@@ -36,13 +36,13 @@ def _clean(monkeypatch: pytest.MonkeyPatch) -> Generator[None, None, None]:
     disable()
 
 
-@pytest.fixture(scope="session", autouse=True)
-def _quick_collections() -> Generator[None, None, None]:
+@pytest.fixture(scope="module", autouse=True)
+def _quick_collections() -> None:
     """What was imported so far is no garbage: full collections must not look at it each time."""
+    import torch._dynamo  # noqa: F401  # large, and an optimizer imports it with its first step
+
     gc.collect()
     gc.freeze()
-    yield
-    gc.unfreeze()
 
 
 def live(session: Session) -> int:

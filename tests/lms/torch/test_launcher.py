@@ -5,6 +5,7 @@ import os
 import re
 import subprocess
 import sys
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import cap
@@ -67,6 +68,34 @@ def python(*argv: str | Path, cwd: Path | None = None, **extra: str) -> subproce
         [sys.executable, *map(str, argv)],
         capture_output=True, text=True, check=False, env=environment(**extra), cwd=cwd,
     )  # fmt: skip
+
+
+Lms = Callable[..., subprocess.CompletedProcess[str]]
+
+
+@pytest.fixture(scope="module")
+def run_lms(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Lms]:
+    """`run_lms("run", "train.py")`: what `python -m lms run train.py` does, in a fork of a process that has PyTorch."""
+    folder = tmp_path_factory.mktemp("said")
+    files = {name: folder / name for name in ("stdout", "stderr")}
+    with subprocess.Popen(
+        [sys.executable, str(Path(__file__).with_name("lms_forks.py"))],
+        stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, env=environment(),
+    ) as server:  # fmt: skip
+        assert server.stdin is not None
+        assert server.stdout is not None
+
+        def run(*argv: str | Path, cwd: Path | None = None, **extra: str) -> subprocess.CompletedProcess[str]:
+            for file in files.values():
+                file.write_text("")
+            request = {"argv": [*map(str, argv)], "cwd": str(cwd or Path.cwd()), "environment": environment(**extra)}
+            server.stdin.write(json.dumps(request | {name: str(file) for name, file in files.items()}) + "\n")
+            server.stdin.flush()
+            status = int(server.stdout.readline())
+            return subprocess.CompletedProcess(argv, status, **{name: file.read_text() for name, file in files.items()})
+
+        yield run
+        server.stdin.close()
 
 
 def said(done: subprocess.CompletedProcess[str]) -> list[str]:
@@ -190,18 +219,20 @@ def test_options_of_python_and_arguments_of_the_script_are_its_own(places: Path)
 
 
 @pytest.mark.parametrize("own", [{}, {"PYTORCH_CUDA_ALLOC_CONF": "roundup_power2_divisions:4"}])
-def test_a_script_finds_the_environment_that_is_best_and_the_users(own: dict[str, str], tmp_path: Path) -> None:
+def test_a_script_finds_the_environment_that_is_best_and_the_users(
+    run_lms: Lms, own: dict[str, str], tmp_path: Path
+) -> None:
     script = tmp_path / "show.py"
     script.write_text("import os; print(sorted(os.environ.items()))")
-    done = python("-m", "lms", "run", script, **own)
+    done = run_lms("run", script, **own)
     shown = dict(eval(done.stdout))
     assert shown.items() >= {**ENVIRONMENT, **own}.items()
     assert not [name for name in shown if "LMS" in name]
 
 
 @pytest.mark.parametrize(("end", "status"), [("sys.exit(7)", 7), ("raise KeyboardInterrupt", 130)])
-def test_a_scripts_own_exit_passes(end: str, status: int, train: Path) -> None:
-    done = python("-m", "lms", "run", train, "1", end)
+def test_a_scripts_own_exit_passes(run_lms: Lms, end: str, status: int, train: Path) -> None:
+    done = run_lms("run", train, "1", end)
     assert done.returncode == status
     assert said(done)[-1].startswith("1 step, 1 pass, ")
 
@@ -215,45 +246,45 @@ def test_a_program_ends_as_under_python(end: str, tmp_path: Path) -> None:
 
 
 def test_a_scripts_exception_is_shown_as_python_shows_it_and_what_was_recorded_is_written(
-    train: Path, tmp_path: Path
+    run_lms: Lms, train: Path, tmp_path: Path
 ) -> None:
     end = "def fail(): raise RuntimeError('mine')\nfail()"
     trace = tmp_path / "step.json"
     plain = python(train, "1", end)
-    done = python("-m", "lms", "run", "--trace", trace, train, "1", end)
+    done = run_lms("run", "--trace", trace, train, "1", end)
     assert done.returncode == plain.returncode == 1
     own = [line for line in done.stderr.splitlines() if not line.startswith("lms: ")]
     assert own == plain.stderr.splitlines()
     assert Trace.load(trace).records
 
 
-def test_a_module_that_is_not_there_is_a_usage_error() -> None:
-    done = python("-m", "lms", "run", "-m", "no.such.module")
+def test_a_module_that_is_not_there_is_a_usage_error(run_lms: Lms) -> None:
+    done = run_lms("run", "-m", "no.such.module")
     assert done.returncode == 2
     assert said(done)[-1].startswith("error: -m no.such.module: no module of that name")
 
 
-def test_a_script_that_never_trains_is_told_that_lms_had_no_effect(tmp_path: Path) -> None:
+def test_a_script_that_never_trains_is_told_that_lms_had_no_effect(run_lms: Lms, tmp_path: Path) -> None:
     script = tmp_path / "hello.py"
     script.write_text("print('hello')")
     trace = tmp_path / "step.json"
-    done = python("-m", "lms", "run", "--trace", trace, script)
+    done = run_lms("run", "--trace", trace, script)
     assert (done.returncode, done.stdout) == (0, "hello\n")
     assert any(line.startswith("warning: LMS had no effect") for line in said(done))
     assert any(line.startswith(f"warning: --trace={str(trace)!r}: nothing written") for line in said(done))
     assert not trace.exists()
 
 
-def test_an_error_of_lms_inside_a_script_is_one_line_and_its_exit_status(tmp_path: Path) -> None:
+def test_an_error_of_lms_inside_a_script_is_one_line_and_its_exit_status(run_lms: Lms, tmp_path: Path) -> None:
     script = tmp_path / "nested.py"
     script.write_text("import lms\nwith lms.LMS(budget=0): pass\n")
-    done = python("-m", "lms", "run", script)
+    done = run_lms("run", script)
     assert done.returncode == 2
     assert re.match(r"error: .*do not nest", said(done)[-1])
 
 
-def test_a_limit_below_the_floor_ends_the_script_before_its_second_step(train: Path) -> None:
-    done = python("-m", "lms", "run", "--limit", "50MB", train, "5")
+def test_a_limit_below_the_floor_ends_the_script_before_its_second_step(run_lms: Lms, train: Path) -> None:
+    done = run_lms("run", "--limit", "50MB", train, "5")
     assert done.returncode == 3
     assert re.match(r"error: limit 50 MB is below the floor of \d+ MB", said(done)[-1])
     assert len(said(done)) == 2
@@ -282,13 +313,15 @@ for step in range(5):
     ("parts", "gradients"),
     [(1, "none"), pytest.param(1, "zero", marks=pytest.mark.slow), pytest.param(3, "none", marks=pytest.mark.slow)],
 )
-def test_the_limit_holds_once_the_optimizers_state_exists(parts: int, gradients: str, tmp_path: Path) -> None:
+def test_the_limit_holds_once_the_optimizers_state_exists(
+    run_lms: Lms, parts: int, gradients: str, tmp_path: Path
+) -> None:
     script, limits = tmp_path / "adam.py", tmp_path / "limits.json"
     script.write_text(ADAM)
-    assert python("-m", "lms", "plan", "--json", limits, script, "1", "zero").returncode == 0
+    assert run_lms("plan", "--json", limits, script, "1", "zero").returncode == 0
     needed = json.loads(limits.read_text())
     limit = (needed["floor"] + needed["plain_peak"]) // 2
-    done = python("-m", "lms", "run", "--limit", str(limit), script, str(parts), gradients)
+    done = run_lms("run", "--limit", str(limit), script, str(parts), gradients)
     assert done.returncode == 0, said(done)
     line = said(done)[-1]
     peak = re.search(r"peak ([\d.]+) MB \((.*?)\) of", line)
@@ -296,7 +329,7 @@ def test_the_limit_holds_once_the_optimizers_state_exists(parts: int, gradients:
     assert float(peak.group(1)) * 1e6 <= 1.005 * limit, line
     assert re.search(r"swapped [\d.]+ [MG]B out", line), line
     # Below the floor that the state makes, the plain limit of the first pass is no excuse.
-    done = python("-m", "lms", "run", "--limit", str(needed["floor"] - 15_000_000), script, str(parts), gradients)
+    done = run_lms("run", "--limit", str(needed["floor"] - 15_000_000), script, str(parts), gradients)
     assert done.returncode == 3, said(done)
     assert "Raise the limit to" in said(done)[-1]
 
@@ -325,14 +358,16 @@ for step in range(4):
         ("activations,optimizer,parameters,gradients", 315, 120),
     ],
 )
-def test_the_limit_holds_with_state_that_does_not_fit(kinds: str, state: int, less: int, tmp_path: Path) -> None:
+def test_the_limit_holds_with_state_that_does_not_fit(
+    run_lms: Lms, kinds: str, state: int, less: int, tmp_path: Path
+) -> None:
     (script := tmp_path / "state.py").write_text(STATE)
-    roomy = python("-m", "lms", "run", "--swap", kinds, script)
+    roomy = run_lms("run", "--swap", kinds, script)
     assert roomy.returncode == 0, said(roomy)
     found = re.search(rf"peak ([\d.]+) MB .*{state} MB of {state} MB of state stay, 0 B went out", said(roomy)[-1])
     assert found is not None, said(roomy)
     limit = int(float(found[1]) * 1e6) - less * 1_000_000
-    done = python("-m", "lms", "run", "--swap", kinds, "--limit", str(limit), script)
+    done = run_lms("run", "--swap", kinds, "--limit", str(limit), script)
     assert done.returncode == 0, said(done)
     peak = re.search(rf"peak ([\d.]+) MB .* of {state} MB of state stay, [\d.]+ [MG]B went out", said(done)[-1])
     assert peak is not None, said(done)
@@ -355,10 +390,10 @@ for step in range(12):
 
 
 @pytest.mark.parametrize("end", ["", "raise SystemExit(0)"])
-def test_memory_that_grows_late_is_a_warning_and_a_status_of_its_own(end: str, tmp_path: Path) -> None:
+def test_memory_that_grows_late_is_a_warning_and_a_status_of_its_own(run_lms: Lms, end: str, tmp_path: Path) -> None:
     script = tmp_path / "growing.py"
     script.write_text(GROWING + end)
-    done = python("-m", "lms", "run", "--limit", "600MB", script)
+    done = run_lms("run", "--limit", "600MB", script)
     assert done.returncode == OVER_LIMIT
     line = done.stderr.splitlines()[-1]
     assert "12 steps" in line
@@ -366,7 +401,7 @@ def test_memory_that_grows_late_is_a_warning_and_a_status_of_its_own(end: str, t
     assert "more than the limit of 600 MB" in done.stderr
 
 
-def test_a_graph_that_stays_open_does_not_make_the_last_line_wrong(tmp_path: Path) -> None:
+def test_a_graph_that_stays_open_does_not_make_the_last_line_wrong(run_lms: Lms, tmp_path: Path) -> None:
     script = tmp_path / "open.py"
     script.write_text(
         "import torch\n"
@@ -374,14 +409,14 @@ def test_a_graph_that_stays_open_does_not_make_the_last_line_wrong(tmp_path: Pat
         "loss = model(torch.randn(1024, 256)).square().mean()\n"
         "torch.autograd.grad(loss, list(model.parameters()), retain_graph=True)\n"
     )
-    done = python("-m", "lms", "run", "--budget", "0", script)
+    done = run_lms("run", "--budget", "0", script)
     assert done.returncode == 0
     assert re.search(r"warning: there is no plan: [\d.]+ MB were saved .* a graph is kept open", said(done)[-1])
 
 
-def test_plan_stops_the_script_after_two_steps_and_answers(train: Path, tmp_path: Path) -> None:
+def test_plan_stops_the_script_after_two_steps_and_answers(run_lms: Lms, train: Path, tmp_path: Path) -> None:
     document, trace = tmp_path / "limits.json", tmp_path / "step.json"
-    done = python("-m", "lms", "plan", "--json", document, "--trace", trace, train, "1000000")
+    done = run_lms("plan", "--json", document, "--trace", trace, train, "1000000")
     assert done.returncode == 0, done.stderr
     own = [line for line in done.stdout.splitlines() if re.match(r"\d+ -?0x|the script", line)]
     assert 2 <= len(own) <= 4
@@ -393,7 +428,7 @@ def test_plan_stops_the_script_after_two_steps_and_answers(train: Path, tmp_path
     assert rows[-1]["moved"] > 0
     assert rows[-1]["peak"] < rows[0]["peak"]
     assert Trace.load(trace).link
-    simulated = python("-m", "lms", "simulate", trace)
+    simulated = run_lms("simulate", trace)
     assert simulated.stdout in done.stdout
 
 
@@ -421,10 +456,10 @@ for step in range(1000000):
 
 
 @pytest.mark.parametrize("passes", [1, 3])
-def test_plan_tells_the_step_with_its_waiting_and_its_passes(passes: int, tmp_path: Path) -> None:
+def test_plan_tells_the_step_with_its_waiting_and_its_passes(run_lms: Lms, passes: int, tmp_path: Path) -> None:
     script, document, file = tmp_path / "loop.py", tmp_path / "limits.json", tmp_path / "step.json"
     script.write_text(LOOP)
-    done = python("-m", "lms", "plan", "--json", document, "--trace", file, script, str(passes), "0.3")
+    done = run_lms("plan", "--json", document, "--trace", file, script, str(passes), "0.3")
     assert done.returncode == 0, done.stderr
     assert done.stdout.splitlines().count("step") == 1, "it is stopped at its second step"
     trace, limits = Trace.load(file), json.loads(document.read_text())
@@ -439,28 +474,28 @@ def test_plan_tells_the_step_with_its_waiting_and_its_passes(passes: int, tmp_pa
     )
 
 
-def test_plan_of_a_script_without_an_optimizer_speaks_of_passes(tmp_path: Path) -> None:
+def test_plan_of_a_script_without_an_optimizer_speaks_of_passes(run_lms: Lms, tmp_path: Path) -> None:
     script, document = tmp_path / "loop.py", tmp_path / "limits.json"
     script.write_text(LOOP)
-    done = python("-m", "lms", "plan", "--json", document, script, "1", "0", "no optimizer")
+    done = run_lms("plan", "--json", document, script, "1", "0", "no optimizer")
     assert done.returncode == 0, done.stderr
     assert done.stdout.splitlines().count("step") == 2
     assert json.loads(document.read_text())["cycle"] is None
     assert re.search(r"^pass .* the step around it was not measured$", done.stdout, re.MULTILINE)
 
 
-def test_plan_says_so_when_the_script_ends_before_one_pass(tmp_path: Path) -> None:
+def test_plan_says_so_when_the_script_ends_before_one_pass(run_lms: Lms, tmp_path: Path) -> None:
     script = tmp_path / "hello.py"
     script.write_text("print('hello')")
-    done = python("-m", "lms", "plan", script)
+    done = run_lms("plan", script)
     assert done.returncode == 1
     assert "ended too early: nothing of min-size" in said(done)[-1]
 
 
-def test_plan_passes_on_the_failure_of_a_script(tmp_path: Path) -> None:
+def test_plan_passes_on_the_failure_of_a_script(run_lms: Lms, tmp_path: Path) -> None:
     script = tmp_path / "fail.py"
     script.write_text("raise RuntimeError('mine')")
-    done = python("-m", "lms", "plan", script)
+    done = run_lms("plan", script)
     assert done.returncode == 1
     assert done.stderr.rstrip().endswith("RuntimeError: mine")
     assert "may stay" not in done.stdout
@@ -486,10 +521,10 @@ print("steps", step + 1)
 """
 
 
-def test_a_compiled_module_is_recorded_whole(tmp_path: Path) -> None:
+def test_a_compiled_module_is_recorded_whole(run_lms: Lms, tmp_path: Path) -> None:
     script, trace = tmp_path / "train.py", tmp_path / "step.json"
     script.write_text(COMPILED)
-    done = python("-m", "lms", "plan", "--trace", trace, script)
+    done = run_lms("plan", "--trace", trace, script)
     assert done.returncode == 0, done.stderr
     assert "steps" not in done.stdout, "it was ended after the passes to be watched"
     assert Trace.load(trace).saved == 5 * 512 * 64 * 4, "the input, and what each block returns"
@@ -505,18 +540,18 @@ w = torch.ones((), requires_grad=True)
 """
 
 
-def test_what_could_not_be_swapped_is_told_with_its_reason(tmp_path: Path) -> None:
+def test_what_could_not_be_swapped_is_told_with_its_reason(run_lms: Lms, tmp_path: Path) -> None:
     script = tmp_path / "train.py"
     script.write_text(SUBCLASS)
-    done = python("-m", "lms", "run", "--budget", "0", script)
+    done = run_lms("run", "--budget", "0", script)
     assert done.returncode == 0, done.stderr
     assert "1.05 MB of tensors that are more than plain bytes" in said(done)[-1]
 
 
-def test_modules_are_named_as_parts_of_the_model(tmp_path: Path) -> None:
+def test_modules_are_named_as_parts_of_the_model(run_lms: Lms, tmp_path: Path) -> None:
     script, trace = tmp_path / "train.py", tmp_path / "step.json"
     script.write_text(COMPILED.replace("net.compile", "0 and net.compile").replace("torch.tanh(block(x))", "block(x)"))
-    done = python("-m", "lms", "run", "--budget", "0", "--trace", trace, script)
+    done = run_lms("run", "--budget", "0", "--trace", trace, script)
     assert done.returncode == 0, done.stderr
     assert {f"blocks.{n}" for n in range(4)} <= {record.module for record in Trace.load(trace).records}
 

@@ -320,10 +320,12 @@ def test_idle_pages_are_returned_when_the_limit_needs_them() -> None:
         del tensor
         outside = ctypes.create_string_buffer(40 * MB)
         ctypes.memset(outside, 1, 40 * MB)
-        device.peak()  # sees that 40 MB more are somebody else's, so 24 may be kept
+        device.peak()  # sees that 40 MB more are somebody else's, so 24 may be kept, less a share of the limit
         device.reset_peak()
         assert device.peak().held <= limit + 2 * MB
-        assert page_pool.find().usage().idle >= 16 * MB  # type: ignore[union-attr]
+        idle = page_pool.find().usage().idle  # type: ignore[union-attr]
+        room = limit - limit // 128 - device.current()  # other tests may have left the process large
+        assert room - 4 * MB <= idle < 40 * MB
         del outside
     finally:
         device.release()
