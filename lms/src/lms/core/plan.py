@@ -19,7 +19,7 @@ import numpy as np
 from lms.core.gaps import Gap, find_gaps, held_at, held_before, lingering, parts_of
 from lms.core.link import Link
 from lms.core.profile import Bytes, Excess, lowest
-from lms.core.schedule import Move, Schedule, Swap
+from lms.core.schedule import Schedule, Swap
 from lms.core.simulate import Forecast, simulate
 from lms.core.trace import Trace
 from lms.errors import LimitError, UsageError
@@ -248,7 +248,7 @@ def _needless(trace: Trace, chosen: Sequence[Gap], target: Bytes, cap: Bytes) ->
     return needless
 
 
-def _moves(trace: Trace, chosen: Sequence[Gap], cap: Bytes, prefetch: int | None) -> tuple[Move, ...]:
+def _moves(trace: Trace, chosen: Sequence[Gap], cap: Bytes, prefetch: int | None) -> tuple[Swap, ...]:
     """Moves for the chosen gaps, in the same order. A tensor not written since it was last away needs no copy out."""
     reloads = _reloads(trace, chosen, cap, prefetch)
     end = len(trace.accesses)
