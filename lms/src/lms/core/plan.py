@@ -27,6 +27,15 @@ from lms.units import format_size
 
 
 @dataclass(frozen=True)
+class Choice:
+    """The modules that are recomputed, each with its reason, and the reason for the whole choice."""
+
+    why: str
+    modules: Mapping[str, str] = field(default_factory=dict)
+    recomputed: int = 0  # most bytes at once that running them again makes
+
+
+@dataclass(frozen=True)
 class Plan(Schedule):
     """A schedule with its price and its reasons."""
 
@@ -38,6 +47,7 @@ class Plan(Schedule):
     forecast: Forecast = field(default_factory=lambda: Forecast(0, 0, 0, 0, 0, 0, 0, 0, 0, 0))
     reasons: Mapping[int, str] = field(default_factory=dict)  # for each tensor: why it stays or goes
     ranking: str = ""  # the ranking that the simulator found best
+    choice: Choice | None = None  # of modules that are recomputed, if one was made
 
     def moved(self) -> frozenset[int]:
         """Indices of the tensors that leave memory at least once."""
