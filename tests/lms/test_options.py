@@ -158,7 +158,7 @@ def test_an_error_names_the_option_as_it_was_given(attempt: Callable[[], Options
 
 
 def test_recomputation_without_swapping_what_is_saved_is_refused_by_both_names() -> None:
-    with pytest.raises(UsageError, match="^recompute: has no effect with swap='optimizer'"):
+    with pytest.raises(UsageError, match=r"^recompute: has no effect with swap='optimizer'"):
         parse(recompute=True, swap="optimizer")
 
 

@@ -252,8 +252,8 @@ class Options:
         values = {name: table[name].metadata["read"](value, name_given) for name, (name_given, value) in found.items()}
         if values.get("recompute") and "activations" not in values.get("swap", KINDS[:1]):
             raise UsageError(
-                f"{found['recompute'][0]}: has no effect with {found['swap'][0]}={found['swap'][1]!r}: it chooses between "
-                "swapping what is saved and recomputing it; add 'activations' to that, or leave it out"
+                f"{found['recompute'][0]}: has no effect with {found['swap'][0]}={found['swap'][1]!r}: it chooses "
+                "between swapping what is saved and recomputing it; add 'activations' to that, or leave it out"
             )
         if bounds:
             name_given = found[bounds[0]][0]
