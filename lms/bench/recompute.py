@@ -14,6 +14,7 @@ import sys
 import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
+from typing import Any, cast
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "src"))
 
@@ -73,6 +74,7 @@ def resnet() -> Job:
     return Job(model, lambda: functional.cross_entropy(model(images), labels), (Block,))
 
 
+Found = dict[str, Any]  # what a cell prints
 MODELS: dict[str, Callable[[], Job]] = {"gpt": gpt, "resnet": resnet}
 
 
@@ -95,9 +97,9 @@ def cell(model: str, kind: str, budget: int, folder: str) -> None:
         loss = job.loss()
         loss.backward()
         optimizer.step()
-        losses.append(loss.item().hex())
+        losses.append(float(loss.item()).hex())
         times.append(time.perf_counter() - began)
-    found = {"seconds": statistics.median(times[-LAST:]), "peak": resident.peak(), "losses": losses}
+    found: Found = {"seconds": statistics.median(times[-LAST:]), "peak": resident.peak(), "losses": losses}
     if session is not None:
         stats, plan = session.stats(), session.plan
         found |= {"saved": stats["saved"], "held": stats["held_peak"], "out": plan.forecast.out if plan else 0}
@@ -121,13 +123,13 @@ def main(arguments: Sequence[str] | None = None) -> int:
         return 0
     if (refused := throttle.refused()) is not None:
         parser.error(refused)
-    rows: dict[tuple[str, float], list[dict]] = {}
+    rows: dict[tuple[str, float], list[Found]] = {}
     with throttle.disk(1 << 30) as (folder, number), throttle.throttled(number, given.rate) as prefix:
 
-        def run(kind: str, budget: int) -> dict:
+        def run(kind: str, budget: int) -> Found:
             command = [sys.executable, __file__, given.model, "--cell", kind, str(budget), str(folder)]
             done = subprocess.run([*prefix, *command], check=True, stdout=subprocess.PIPE, text=True)
-            return json.loads(done.stdout.splitlines()[-1])
+            return cast("Found", json.loads(done.stdout.splitlines()[-1]))
 
         saved = run("all kept", 1 << 60)["saved"]
         lms = [(kind, share) for share in SHARES for kind in ("swap", "three-way")]

@@ -58,15 +58,17 @@ def train(model: nn.Module, loss: Loss, steps: int = STEPS, session: Session | N
 def recomputed(bits: Bits) -> Callable[..., tuple[set[str], Session]]:
     """Train plain and with recomputation, compare all of each step, and return what was recomputed."""
 
-    def compare(build: Callable[[], nn.Module], loss: Loss, **options: Any) -> tuple[set[str], Session]:
+    def compare(
+        build: Callable[[], nn.Module], loss: Loss, steps: int = STEPS, **options: Any
+    ) -> tuple[set[str], Session]:
         torch.manual_seed(7)
-        plain = [[bits(tensor) for tensor in step] for step in train(build(), loss)]
+        plain = [[bits(tensor) for tensor in step] for step in train(build(), loss, steps)]
         torch.manual_seed(7)
         model = build()
         names = list(model.state_dict())
         session = Session(model, recompute=True, **({"min_size": 0, "budget": 24_000} | options))
         chosen: set[str] = set()
-        for index, step in enumerate(train(model, loss, session=session)):
+        for index, step in enumerate(train(model, loss, steps, session)):
             assert [bits(tensor) for tensor in step] == plain[index], f"step {index} differs"
             assert list(model.state_dict()) == names
             if session._planner.choice is not None:
@@ -132,7 +134,7 @@ def test_a_module_that_writes_to_its_buffers_is_not_recomputed(
     def loss(model: nn.Module) -> Tensor:
         return functional.cross_entropy(model(torch.randn(4, 3, 12, 12)), torch.randint(5, (4,)))
 
-    chosen, _ = recomputed(models.resnet, loss)
+    chosen, _ = recomputed(models.resnet, loss, 6)
     norms = {
         name
         for name, module in models.resnet().named_modules()
@@ -182,7 +184,7 @@ class Part(nn.Module):
         if kind == "hook":
             self.one.register_forward_hook(lambda *_: self.seen.append(1))
 
-    def forward(self, x: Tensor) -> Any:
+    def forward(self, x: Tensor, given: list[int]) -> Any:
         if self.kind == "input":
             x.mul_(2)
         elif self.kind == "later":
@@ -198,6 +200,8 @@ class Part(nn.Module):
             self.calls += 1
         elif self.kind == "list":
             self.seen.append(1)
+        elif self.kind == "argument":
+            given.append(1)
         elif self.kind == "random" and random.random() < 0.5:
             wide = wide * 2
         elif self.kind == "generator":
@@ -225,8 +229,8 @@ class Around(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         h = self.before(x).cos()
         if self.kind == "under":
-            return checkpoint(self.part, h, use_reentrant=False)
-        result = self.part(h)
+            return checkpoint(self.part, h, [1], use_reentrant=False)
+        result = self.part(h, [1])
         if self.kind == "later":
             with torch.no_grad():
                 h.mul_(2)  # nobody has saved it
@@ -235,7 +239,7 @@ class Around(nn.Module):
 
 NOTICED = (
     "buffer", "replaced", "tensor", "attribute", "list", "random", "generator", "input", "checkpoint", "func", "object",
-    "hook", "under", "later",
+    "hook", "under", "later", "argument",
 )  # fmt: skip
 
 
@@ -250,7 +254,7 @@ def test_what_would_be_noticed_is_not_repeated(kind: str, recomputed: Callable[.
         return Around(kind)
 
     try:
-        chosen, _ = recomputed(build, batch(32, 16), budget=6000)
+        chosen, _ = recomputed(build, batch(32, 16), 6, budget=6000)
     finally:
         random.setstate(state)
     assert ("part" in chosen) == (kind == "nothing")
@@ -288,7 +292,7 @@ def test_copies_of_a_model_have_their_own_forward(bits: Bits) -> None:
 def test_an_exception_in_a_forward_leaves_nothing_behind(bits: Bits) -> None:
     model, session, _ = recomputing(bits, Part())
     with pytest.raises(RuntimeError, match="shapes cannot be multiplied"):
-        model.part(torch.randn(32, 15))
+        model.part(torch.randn(32, 15), [])
     batch(32, 16)(model).backward()
     session.close()
     assert not standing_in(model)
@@ -309,8 +313,8 @@ def test_what_changes_between_forward_and_backward_is_an_error(change: str, bits
 
 def test_a_forward_that_is_not_the_same_twice_is_an_error_and_never_a_wrong_gradient(bits: Bits) -> None:
     class Hidden(Part):
-        def forward(self, x: Tensor) -> Any:
-            return super().forward(x) * torch.rand(16, generator=GENERATOR)
+        def forward(self, x: Tensor, given: list[int]) -> Any:
+            return super().forward(x, given) * torch.rand(16, generator=GENERATOR)
 
     model, _, _ = recomputing(bits, Hidden())
     with pytest.raises(LMSError, match="its forward gave another result the second time; train with recompute=False"):
@@ -377,11 +381,11 @@ def test_batches_of_changing_shapes_are_trained_to_the_last_bit(
 def test_compiled_modules_are_left_alone(recomputed: Callable[..., Any]) -> None:
     def build() -> nn.Module:
         torch._dynamo.reset()
-        parts = [Part() for _ in range(3)]
+        parts = [nn.Sequential(nn.Linear(16, 64), nn.Sigmoid(), nn.Linear(64, 16)) for _ in range(3)]
         parts[0].compile(backend="eager")
         return nn.Sequential(parts[0], torch.compile(parts[1], backend="eager"), parts[2])
 
-    assert recomputed(build, batch(32, 16))[0] == {"2"}
+    assert recomputed(build, batch(32, 16), 6)[0] == {"2"}
 
 
 def test_the_planner_takes_the_choice_back_if_it_needs_too_much(bits: Bits, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -391,4 +395,28 @@ def test_the_planner_takes_the_choice_back_if_it_needs_too_much(bits: Bits, monk
     assert not standing_in(model)
     choice = session._planner.choice
     assert choice is not None
-    assert choice.why.startswith("none: the modules that were recomputed needed more memory")
+    assert choice.why.startswith("none: the modules that were recomputed need more memory")
+
+
+def test_state_may_be_away_meanwhile(recomputed: Callable[..., Any]) -> None:
+    """Parameters come back before the forward that runs again, and count as unchanged."""
+
+    def build() -> nn.Module:
+        return nn.Sequential(*(nn.Sequential(nn.Linear(128, 128), nn.Sigmoid(), nn.Linear(128, 128)) for _ in range(2)))
+
+    chosen, session = recomputed(
+        build, batch(32, 128), 6, budget=20_000, swap="activations,optimizer,parameters,gradients"
+    )
+    assert chosen
+    assert session.stats()["state_in"]
+
+
+def test_under_ddp_gradients_are_reduced_once(recomputed: Callable[..., Any]) -> None:
+    torch.distributed.init_process_group("gloo", store=torch.distributed.HashStore(), rank=0, world_size=1)
+    try:
+        chosen, _ = recomputed(
+            lambda: nn.parallel.DistributedDataParallel(Around("nothing")), batch(32, 16), budget=6000
+        )
+    finally:
+        torch.distributed.destroy_process_group()
+    assert chosen == {"module.part"}

@@ -197,18 +197,23 @@ class PassPlanner:
 
         That pass has another sequence of accesses, so it is recorded and planned for as any new one.
         """
-        current = self.current
-        assert current is not None
-        trace = current.trace
+        assert self.current is not None
+        trace = self.current.trace
         limit = self.budget.planned(floor(trace)[0]) if self.limit is not None else None
-        self.choice = choose(trace, self.link(), candidates, limit=limit, budget=self.client.most)
-        self.above += self.choice.recomputed  # while no plan is known, the rule leaves room for it
+        choice = choose(trace, self.link(), candidates, limit=limit, budget=self.client.most)
+        self.above += choice.recomputed  # while no plan is known, the rule leaves room for it
         self._measure_next = True
-        told = replace(current.plan, choice=self.choice)
-        if not self.choice.modules:
-            current.plan = told
-        self.news.append(told)
-        return self.choice
+        self.tell_choice(choice)
+        return choice
+
+    def tell_choice(self, choice: Choice) -> None:
+        """From now on this choice holds; the plan at hand tells of it."""
+        self.choice = choice
+        if self.current is not None:
+            told = replace(self.current.plan, choice=choice)
+            if not choice.modules:  # else the next plan will be the first that is made for it
+                self.current.plan = told
+            self.news.append(told)
 
     def link(self) -> Link:
         """The link to the tier below, measured on past copies, or by copying something now."""
@@ -386,5 +391,5 @@ class PassPlanner:
         """Whether recomputed modules may need the memory that is missing: then nothing is recomputed any more."""
         blamed = self.choice is not None and bool(self.choice.modules)
         if blamed:
-            self.choice = Choice("none: the modules that were recomputed needed more memory than the limit leaves")
+            self.tell_choice(Choice("none: the modules that were recomputed need more memory than the limit leaves"))
         return blamed

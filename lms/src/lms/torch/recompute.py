@@ -21,6 +21,7 @@ from torch.nn import Module
 from torch.utils._pytree import TreeSpec, tree_flatten, tree_leaves, tree_unflatten
 from torch.utils.checkpoint import checkpoint, set_checkpoint_early_stop
 
+from lms.core.plan import Choice
 from lms.core.recompute import Call, Candidate
 from lms.errors import LMSError
 from lms.memory.device import Mark
@@ -64,7 +65,7 @@ class Recomputation:
             if (candidates := self._watch.candidates(self._names.known)) is not None:
                 self._choose(candidates)
             elif self._steps == _PATIENCE:
-                self._wanted = False
+                planner.tell_choice(Choice(f"none: in {_PATIENCE} steps no pass was like the one that the plan is for"))
                 self.close()
         elif planner.plan is not None and planner.plan.moves:
             self._watch = Watch(self._swapper, self._hooks)
@@ -201,17 +202,15 @@ class Watch:
         mark = self._swapper.planner.device.mark()
         span = _Span(mark, recorder.position if recorder is not None else 0, tuple(self._open))
         leaves = tree_leaves((args, kwargs))
-        fit = _are_plain(leaves)
-        before = _Surroundings(module, leaves, self._hooks.unusual) if fit else None
+        before = _Surroundings(module, (args, kwargs), self._hooks.unusual) if _are_plain(leaves) else None
         self._open.append(module)
+        fit = False
         try:
             result = forward.plain(*args, **kwargs)
-        except BaseException:
-            fit = False
-            raise
+            fit = before == _Surroundings(module, (args, kwargs), self._hooks.unusual)
         finally:
             self._open.pop()
-            if not fit or before is None or before != _Surroundings(module, leaves, self._hooks.unusual):
+            if not fit:
                 self._unfit.add(module)
         if not _are_plain(tree_leaves(result)):
             self._unfit.add(module)
@@ -256,12 +255,9 @@ class Watch:
                 if one.first < one.last
             ]
             within = {numbers[outer] for one in spans for outer in one.within if outer in numbers}
-            # Modules of different models may have the same name.
-            name = (
-                names[module]
-                if names[module] not in {one.name for one in found.values()}
-                else f"{names[module]} {number}"
-            )
+            name = names[module]
+            if name in {one.name for one in found.values()}:
+                name = f"{name} ({number})"  # modules of different models
             found[module] = Candidate(name, tuple(calls), frozenset(within))
         return found
 
@@ -281,9 +277,10 @@ def _seconds(span: _Span, recorder: Recorder) -> float:
 
 
 class _Surroundings:
-    """All that a forward may read and should not change: tensors, attributes of its modules, random numbers' state."""
+    """What a forward may use and should not change: tensors, attributes of its modules, random numbers' state."""
 
-    def __init__(self, module: Module, leaves: Iterable[object], unusual: int) -> None:
+    def __init__(self, module: Module, arguments: object, unusual: int) -> None:
+        leaves, spec = tree_flatten(arguments)
         values = [value for part in module.modules() for value in vars(part).values()]
         # References, so that no other object gets the same id.
         self._objects = [*leaves, *module.parameters(), *module.buffers(), *values]
@@ -292,6 +289,7 @@ class _Surroundings:
             [one._version for one in self._objects if isinstance(one, torch.Tensor) and not one.is_inference()],
             [len(one) for one in values if isinstance(one, (list, dict, set))],
             pickle.dumps((random.getstate(), np.random.get_state())),
+            spec,
             unusual,
         )
 
