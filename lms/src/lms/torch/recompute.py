@@ -32,6 +32,7 @@ from lms.torch.movable import movable
 from lms.torch.records import View
 from lms.torch.swapper import SavedTensorSwapper, graph_task
 
+_PIECE = 1 << 20  # bytes that are summed at once
 _PATIENCE = 16  # steps with a watched pass, none of them as planned, after which nothing is chosen
 
 
@@ -352,6 +353,7 @@ def _state(module: Module) -> object:
 
 
 def _sums(result: object) -> list[torch.Tensor]:
-    """For each tensor the sum of its bytes."""
+    """For each tensor the sums of its bytes, piece by piece: a sum makes each byte a number of eight."""
     tensors = [leaf.detach() for leaf in tree_leaves(result) if isinstance(leaf, torch.Tensor)]
-    return [one.contiguous().reshape(-1).view(torch.uint8).sum() for one in tensors]
+    flat = [one.contiguous().reshape(-1).view(torch.uint8) for one in tensors]
+    return [torch.stack([piece.sum() for piece in one.split(_PIECE)]) for one in flat]
