@@ -5,7 +5,8 @@ from __future__ import annotations
 import copy
 import io
 import random
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import replace
 from types import ModuleType
 from typing import Any
 
@@ -16,20 +17,28 @@ from torch.nn import functional
 from torch.utils.checkpoint import checkpoint
 
 from lms.core.link import Link
+from lms.core.recompute import Candidate, choose, recompute
 from lms.errors import LMSError
 from lms.runtime.planner import PassPlanner
 from lms.torch.recompute import Forward
 from lms.torch.session import Session
+from lms.trace import Trace
 
-Bits = Callable[[Tensor], object]
 Loss = Callable[[nn.Module], Tensor]
 STEPS = 20
+pytestmark = pytest.mark.usefixtures("one_thread")
 
 
 @pytest.fixture(autouse=True)
 def _slow_link(monkeypatch: pytest.MonkeyPatch) -> None:
     """Copies are foreseen to take so long that the planner recomputes whatever it can."""
     monkeypatch.setattr(PassPlanner, "link", lambda _: Link("slow", 1e3, 1e3))
+
+
+def bits(tensor: Tensor) -> tuple[object, ...]:
+    """What makes two tensors identical."""
+    tensor = tensor.detach().contiguous()
+    return tensor.dtype, tensor.shape, tensor.reshape(-1).view(torch.uint8).numpy().tobytes()
 
 
 def standing_in(model: nn.Module) -> set[str]:
@@ -55,7 +64,7 @@ def train(model: nn.Module, loss: Loss, steps: int = STEPS, session: Session | N
 
 
 @pytest.fixture
-def recomputed(bits: Bits) -> Callable[..., tuple[set[str], Session]]:
+def recomputed() -> Callable[..., tuple[set[str], Session]]:
     """Train plain and with recomputation, compare all of each step, and return what was recomputed."""
 
     def compare(
@@ -162,7 +171,7 @@ def test_under_autocast_it_runs_again_under_autocast(models: ModuleType, recompu
         with torch.autocast("cpu", torch.bfloat16):
             return model.loss(torch.randint(32, (2, 17)))
 
-    assert recomputed(models.GPT, loss)[0]
+    assert recomputed(models.GPT, loss, 8)[0]
 
 
 # What would notice
@@ -260,7 +269,7 @@ def test_what_would_be_noticed_is_not_repeated(kind: str, recomputed: Callable[.
     assert ("part" in chosen) == (kind == "nothing")
 
 
-def recomputing(bits: Bits, part: Part, **options: Any) -> tuple[Around, Session, torch.optim.Optimizer]:
+def recomputing(part: Part, **options: Any) -> tuple[Around, Session, torch.optim.Optimizer]:
     """A model whose part is recomputed from now on, and its open session."""
     model = Around("nothing")
     model.part = part
@@ -274,8 +283,8 @@ def recomputing(bits: Bits, part: Part, **options: Any) -> tuple[Around, Session
     return model, session, optimizer
 
 
-def test_copies_of_a_model_have_their_own_forward(bits: Bits) -> None:
-    model, session, _ = recomputing(bits, Part())
+def test_copies_of_a_model_have_their_own_forward() -> None:
+    model, session, _ = recomputing(Part())
     file = io.BytesIO()
     torch.save(model, file)
     file.seek(0)
@@ -289,8 +298,8 @@ def test_copies_of_a_model_have_their_own_forward(bits: Bits) -> None:
     session.close()
 
 
-def test_an_exception_in_a_forward_leaves_nothing_behind(bits: Bits) -> None:
-    model, session, _ = recomputing(bits, Part())
+def test_an_exception_in_a_forward_leaves_nothing_behind() -> None:
+    model, session, _ = recomputing(Part())
     with pytest.raises(RuntimeError, match="shapes cannot be multiplied"):
         model.part(torch.randn(32, 15), [])
     batch(32, 16)(model).backward()
@@ -299,8 +308,8 @@ def test_an_exception_in_a_forward_leaves_nothing_behind(bits: Bits) -> None:
 
 
 @pytest.mark.parametrize("change", ["parameters", "mode"])
-def test_what_changes_between_forward_and_backward_is_an_error(change: str, bits: Bits) -> None:
-    model, _, _ = recomputing(bits, Part())
+def test_what_changes_between_forward_and_backward_is_an_error(change: str) -> None:
+    model, _, _ = recomputing(Part())
     loss = batch(32, 16)(model)
     if change == "mode":
         model.eval()
@@ -311,18 +320,18 @@ def test_what_changes_between_forward_and_backward_is_an_error(change: str, bits
         loss.backward()
 
 
-def test_a_forward_that_is_not_the_same_twice_is_an_error_and_never_a_wrong_gradient(bits: Bits) -> None:
+def test_a_forward_that_is_not_the_same_twice_is_an_error_and_never_a_wrong_gradient() -> None:
     class Hidden(Part):
         def forward(self, x: Tensor, given: list[int]) -> Any:
             return super().forward(x, given) * torch.rand(16, generator=GENERATOR)
 
-    model, _, _ = recomputing(bits, Hidden())
+    model, _, _ = recomputing(Hidden())
     with pytest.raises(LMSError, match="its forward gave another result the second time; train with recompute=False"):
         batch(32, 16)(model).backward()
 
 
-def test_a_graph_that_is_used_twice_has_the_same_gradients_twice(bits: Bits) -> None:
-    model, session, _ = recomputing(bits, Part())
+def test_a_graph_that_is_used_twice_has_the_same_gradients_twice() -> None:
+    model, session, _ = recomputing(Part())
     x = torch.randn(32, 16, requires_grad=True)
     loss = model(x).square().mean()
     (once,) = torch.autograd.grad(loss, x, create_graph=True)
@@ -336,9 +345,9 @@ def test_a_graph_that_is_used_twice_has_the_same_gradients_twice(bits: Bits) -> 
 
 
 def test_without_a_backward_in_a_pause_or_in_another_mode_a_forward_runs_once_and_plainly(
-    bits: Bits, monkeypatch: pytest.MonkeyPatch
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    model, session, _ = recomputing(bits, Part())
+    model, session, _ = recomputing(Part())
     monkeypatch.setattr("lms.torch.recompute.checkpoint", lambda *_, **__: pytest.fail("it would be recomputed"))
     x = torch.randn(32, 16)
     with torch.no_grad():
@@ -375,7 +384,7 @@ def test_batches_of_changing_shapes_are_trained_to_the_last_bit(
     def loss(model: nn.Module) -> Tensor:
         return model.loss(torch.randint(32, (int(torch.randint(1, 4, ())), 17)))
 
-    assert recomputed(models.GPT, loss)[0]
+    assert recomputed(models.GPT, loss, 8)[0]
 
 
 def test_compiled_modules_are_left_alone(recomputed: Callable[..., Any]) -> None:
@@ -388,8 +397,8 @@ def test_compiled_modules_are_left_alone(recomputed: Callable[..., Any]) -> None
     assert recomputed(build, batch(32, 16), 6)[0] == {"2"}
 
 
-def test_the_planner_takes_the_choice_back_if_it_needs_too_much(bits: Bits, monkeypatch: pytest.MonkeyPatch) -> None:
-    model, session, optimizer = recomputing(bits, Part())
+def test_the_planner_takes_the_choice_back_if_it_needs_too_much() -> None:
+    model, session, optimizer = recomputing(Part())
     assert session._planner._blamed()
     optimizer.step()
     assert not standing_in(model)
@@ -420,3 +429,34 @@ def test_under_ddp_gradients_are_reduced_once(recomputed: Callable[..., Any]) ->
     finally:
         torch.distributed.destroy_process_group()
     assert chosen == {"module.part"}
+
+
+def test_the_step_that_a_choice_foresees_is_the_one_that_comes(
+    models: ModuleType, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    foreseen: list[Trace] = []
+
+    def remember(trace: Trace, link: Link, candidates: Sequence[Candidate], **bounds: Any) -> object:
+        choice = choose(trace, link, candidates, **bounds)
+        calls = [call for one in candidates if one.name in choice.modules for call in one.calls]
+        foreseen.extend([trace, recompute(trace, calls)])
+        return choice
+
+    def words(trace: Trace) -> list[tuple[str, int]]:
+        return [(access.kind, trace.tensors[access.tensor].nbytes) for access in trace.accesses]
+
+    monkeypatch.setattr("lms.runtime.planner.choose", remember)
+    torch.manual_seed(7)
+    model = models.GPT()
+    session = Session(model, recompute=True, min_size=0, budget=24_000)
+    for _ in train(model, lambda model: model.loss(torch.randint(32, (2, 17))), 5, session):
+        step = session.trace
+    before, expected = foreseen
+    assert step is not None
+    assert words(step) != words(before)
+    # What runs again is no record: it was made after the first read.
+    first = next(at for at, access in enumerate(expected.accesses) if access.kind == "read")
+    own = [index for index, touches in enumerate(expected.touches) if touches[0] < first]
+    there = [access for access in expected.accesses if access.tensor in own]
+    backward = [access for access in there[first:] if access.kind == "read"]
+    assert words(step) == words(replace(expected, accesses=(*there[:first], *backward)))
