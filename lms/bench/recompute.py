@@ -52,9 +52,9 @@ class Block(nn.Module):
 
 
 def gpt() -> Job:
-    """6 layers of 256 on a sequence of 2,048."""
-    model = GPT(vocabulary=1024, length=2048, width=256, heads=4, depth=6)
-    tokens = torch.randint(1024, (1, 2049))
+    """6 layers of 256 on a sequence of 1,024."""
+    model = GPT(vocabulary=1024, length=1024, width=256, heads=4, depth=6)
+    tokens = torch.randint(1024, (1, 1025))
 
     def loss() -> Tensor:
         return functional.cross_entropy(model(tokens[:, :-1]).flatten(0, 1), tokens[:, 1:].flatten())
@@ -63,14 +63,14 @@ def gpt() -> Job:
 
 
 def resnet() -> Job:
-    """Two stages of 4 residual blocks on images of 128 x 128."""
+    """Two stages of 4 residual blocks on 3 images of 128 x 128."""
     stages = (nn.Sequential(*(Block(width) for _ in range(4))) for width in (32, 64))
     first, second = stages
     model = nn.Sequential(
         nn.Conv2d(3, 32, 3, padding=1), first, nn.Conv2d(32, 64, 2, 2), second, nn.AdaptiveAvgPool2d(1), nn.Flatten(),
         nn.Linear(64, 10),
     )  # fmt: skip
-    images, labels = torch.randn(8, 3, 128, 128), torch.randint(10, (8,))
+    images, labels = torch.randn(3, 3, 128, 128), torch.randint(10, (3,))
     return Job(model, lambda: functional.cross_entropy(model(images), labels), (Block,))
 
 
