@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import inspect
 import io
 import random
 from collections.abc import Callable, Iterable, Sequence
@@ -296,6 +297,11 @@ def test_copies_of_a_model_have_their_own_forward() -> None:
             other.part.two.weight.zero_()
         assert bits(other(x)) != expected, "its own parameters are used"
     session.close()
+
+
+def test_code_that_looks_at_a_forward_sees_the_modules_own() -> None:
+    model, _, _ = recomputing(Part())
+    assert inspect.signature(model.part.forward) == inspect.signature(Part("nothing").forward)
 
 
 def test_an_exception_in_a_forward_leaves_nothing_behind() -> None:

@@ -12,6 +12,7 @@ from collections import defaultdict
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass, field
+from functools import update_wrapper
 from types import MethodType
 from typing import Any
 
@@ -111,6 +112,7 @@ class Forward:
         self.proven = False  # it gave the same bytes again
         self._run = run
         self._acts = acts
+        update_wrapper(self, self.plain)  # trainers look at signatures
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         """The module's result."""
