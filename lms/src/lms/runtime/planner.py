@@ -316,7 +316,7 @@ class PassPlanner:
 
     def _give_up(self, recorder: Recorder, over: int) -> None:
         """The pass went over the limit by `over` bytes although everything that can leave had left."""
-        if self._blamed():
+        if over > self.budget.reserve and self._blamed():
             return
         if self.progress.early and over > self.budget.reserve:
             self._refused = LimitError(
