@@ -26,6 +26,7 @@ GIVEN: dict[str, tuple[str, object]] = {
     "host_limit": ("64GB", 64_000_000_000),
     "prefetch": ("3", 3),
     "write_ahead": ("0", 0),
+    "recompute": ("1", True),
     "verify": ("1", True),
     "tensorboard": ("runs/a", Path("runs/a")),
     "metrics_port": ("9117", 9117),
@@ -154,6 +155,11 @@ def test_a_wrong_value_is_refused_with_its_name_and_what_is_allowed(given: dict[
 def test_an_error_names_the_option_as_it_was_given(attempt: Callable[[], Options], spelling: str) -> None:
     with pytest.raises(UsageError, match=f"^{spelling}: "):
         attempt()
+
+
+def test_recomputation_without_swapping_what_is_saved_is_refused_by_both_names() -> None:
+    with pytest.raises(UsageError, match=r"^recompute: has no effect with swap='optimizer'"):
+        parse(recompute=True, swap="optimizer")
 
 
 @pytest.mark.parametrize("pair", [("limit", "frac"), ("limit", "budget"), ("frac", "budget")])

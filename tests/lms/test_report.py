@@ -7,7 +7,7 @@ from html.parser import HTMLParser
 
 import pytest
 
-from lms.core.plan import make_plan
+from lms.core.plan import Choice, make_plan
 from lms.core.timeline import Timeline
 from lms.core.trace import Access, Tensor
 from lms.link import Link
@@ -159,6 +159,15 @@ def test_a_page_with_a_plan_gives_each_record_its_decision_and_reason() -> None:
     assert plan.moved()
     for index in range(len(trace.tensors)):
         assert plan.reasons[index] in page.text
+
+
+def test_a_page_names_the_modules_that_are_recomputed_and_why() -> None:
+    trace = chain()
+    choice = Choice("1 module: less time", {"net.<3>": "copies take longer"})
+    text = Page(render(trace, link=LINK, plan=replace(make_plan(trace, LINK, budget=0), choice=choice))).text
+    assert "1 module: less time" in text
+    assert "net.<3>" in text
+    assert "copies take longer" in text
 
 
 def test_a_page_on_a_measured_pass_says_measured() -> None:

@@ -10,7 +10,7 @@ from dataclasses import dataclass, field, replace
 
 from hypothesis import strategies as st
 
-from lms.core.schedule import Move, Swap
+from lms.core.schedule import Swap
 from lms.core.trace import Access, AccessKind, Kind, Tensor
 from lms.link import Link
 from lms.trace import Trace
@@ -196,7 +196,7 @@ def is_live(trace: Trace, index: int, at: int) -> bool:
     return trace.touches[index][0] <= at < freed
 
 
-def required(trace: Trace, moves: Sequence[Move]) -> list[int]:
+def required(trace: Trace, moves: Sequence[Swap]) -> list[int]:
     """Bytes of the tensors that must be present at each access: all live ones but those that a move has away.
 
     Counted tensor by tensor and access by access, with nothing of the planner's or the simulator's in it.
@@ -229,7 +229,7 @@ def resting(trace: Trace) -> int:
     return max(totals)
 
 
-def moves_of(trace: Trace, away: Sequence[int], cap: Sequence[int]) -> tuple[Move, ...]:
+def moves_of(trace: Trace, away: Sequence[int], cap: Sequence[int]) -> tuple[Swap, ...]:
     """Moves of a stack pass that has the tensors `away` out: written at once, back as early as the caps allow."""
     held = [
         sum(

@@ -145,6 +145,7 @@ class Given(TypedDict, total=False):
     host_limit: int | str | None
     prefetch: int | None
     write_ahead: int | None
+    recompute: bool | None
     verify: bool | None
     tensorboard: str | os.PathLike[str] | None
     metrics_port: int | str | None
@@ -198,6 +199,12 @@ class Options:
     write_ahead: int | None = _option(
         None, _count, "N", "let at most N copies out be in flight (0: wait for each); default: the plan's choice"
     )
+    recompute: bool = _option(
+        False,
+        _switch,
+        "",
+        "also choose modules whose forward runs again in the backward, in the place of swapping what they save",
+    )
     verify: bool = _option(
         False, _switch, "", "keep a checksum of everything that is swapped and compare it on the way back"
     )
@@ -243,6 +250,11 @@ class Options:
             names = " and ".join(f"{found[name][0]}={found[name][1]!r}" for name in bounds)
             raise UsageError(f"{names}: give at most one of {', '.join(spelled(name, prefix) for name in BOUNDS)}")
         values = {name: table[name].metadata["read"](value, name_given) for name, (name_given, value) in found.items()}
+        if values.get("recompute") and "activations" not in values.get("swap", KINDS[:1]):
+            raise UsageError(
+                f"{found['recompute'][0]}: has no effect with {found['swap'][0]}={found['swap'][1]!r}: it chooses "
+                "between swapping what is saved and recomputing it; add 'activations' to that, or leave it out"
+            )
         if bounds:
             name_given = found[bounds[0]][0]
             why = f"from {name_given}" if name_given == variable(bounds[0]) else f"{bounds[0]} given"

@@ -1,6 +1,6 @@
 """A schedule laid out by access."""
 
-from lms.core.schedule import Course, Recompute, Return, Schedule, Swap
+from lms.core.schedule import Course, Return, Schedule, Swap
 
 TEN = (0,) * 10
 
@@ -39,11 +39,3 @@ def test_a_move_that_goes_on_in_the_next_step_comes_back_in_the_one_after_it_lef
     assert course.begins_away == {0, 2}, "tensor 1 has started back by then"
     assert course.returns == [Return(0, 1, 1), Return(2, 3, 0), Return(9, 11, 1)]
     assert course.on_demand == {(2, 0)}
-
-
-def test_what_is_computed_again_is_on_demand_and_names_what_that_reads() -> None:
-    again = Recompute(3, after=1, before=8, seconds=0.5, needs=(1, 2))
-    course = Course(Schedule((again,), TEN))
-    assert course.on_demand == {(3, 8)}
-    assert course.recomputed == {(3, 8): again}
-    assert course.returns == []

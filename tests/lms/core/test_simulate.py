@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from lms.core.plan import make_plan
-from lms.core.schedule import Recompute, Schedule, Swap
+from lms.core.schedule import Schedule, Swap
 from lms.core.simulate import Forecast, simulate
 from lms.core.timeline import Lane
 from lms.link import Link
@@ -207,26 +207,6 @@ def test_a_tensor_that_is_written_again_comes_back_for_it_and_its_old_bytes_are_
     assert forecast.held == (
         (0.0, 0), (4.0, 2), (8.0, 0), (8.0, 1), (12.0, 3), (18.0, 1), (22.0, 0), (22.0, 2),
     )  # fmt: skip
-
-
-# Computed again
-
-
-def test_computing_a_tensor_again_takes_its_time_and_no_copy(traces: ModuleType) -> None:
-    trace = stack(traces, [3, 5, 2])
-    forecast = simulate(trace, Schedule((Recompute(1, after=1, before=4, seconds=0.5),), (ROOMY,) * 6), ONE)
-    assert (forecast.seconds, forecast.stall_in, forecast.misses) == (6.5, 0.0, 0)
-    assert (forecast.out, forecast.back) == (0, 0)
-    assert forecast.held == ((0.0, 0), (1.0, 3), (2.0, 8), (3.0, 3), (3.0, 5), (5.0, 3), (5.5, 8), (6.5, 3))
-    assert (5.0, 5.5) in [(span.start, span.end) for span in forecast.spans if span.lane == "compute"]
-
-
-def test_what_computing_again_reads_is_there_first(traces: ModuleType) -> None:
-    trace = stack(traces, [2, 5, 1])
-    moves = (Swap(0, 0, 4, 4, True), Recompute(1, after=1, before=4, seconds=0.5, needs=(0,)))
-    forecast = simulate(trace, Schedule(moves, (ROOMY,) * 6), ONE)
-    assert spans(forecast, "back") == [(5.0, 7.0, 0)]
-    assert (forecast.seconds, forecast.stall_in, forecast.misses) == (6.0 + 2.0 + 0.5, 2.0, 0)
 
 
 # Against an independent count

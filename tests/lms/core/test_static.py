@@ -2,15 +2,13 @@
 
 from types import ModuleType
 
-import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from lms.core.plan import make_plan
-from lms.core.schedule import Recompute, Schedule, Swap
+from lms.core.schedule import Schedule, Swap
 from lms.core.static import CopyBack, CopyOut, StaticSchedule, make_static
 from lms.core.trace import Access, Tensor, Trace
-from lms.errors import UsageError
 
 SECONDS = st.sampled_from([0.0, 0.5, 1.0, 3.0, 10.0, 100.0])
 
@@ -140,9 +138,3 @@ def test_state_that_lives_on_is_read_from_where_the_step_before_left_it() -> Non
     static = make_static(trace, Schedule((Swap(0, 3, 6, 5, True),), (4, 12, 8, 8)))
     assert static.backs == (CopyBack(0, out=None, trigger=1, behind=(), before=2),)
     assert static.outs == (CopyOut(0, after=3, gate=None),)
-
-
-def test_what_is_computed_again_is_refused(traces: ModuleType) -> None:
-    trace = traces.chain([4, 4], [1.0] * 2)
-    with pytest.raises(UsageError, match="can only swap"):
-        make_static(trace, Schedule((Recompute(0, 0, 3, 1.0),), (100,) * 4))

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from lms.core.items import Item, State
-from lms.core.schedule import Course, Move, Recompute, Schedule, Swap
+from lms.core.schedule import Course, Schedule, Swap
 from lms.core.stepper import AHEAD, Stepper
 from lms.errors import SpillError, afresh
 
@@ -35,7 +35,7 @@ class FakeMover:
     """Moves nothing. Fails, refuses or dawdles if it is told to."""
 
     def __init__(self) -> None:
-        self.asked: list[str] = []  # in order: "out 3", "back 3", "again 3" (computed), "wait out 3", "wait back 3"
+        self.asked: list[str] = []  # in order: "out 3", "back 3", "wait out 3", "wait back 3"
         self.stored: set[Item] = set()  # those that have room in the tier below
         self.forgotten: list[int] = []
         self.slow = False  # copies are over when they are waited for
@@ -50,9 +50,7 @@ class FakeMover:
         return self._copy(f"out {item.index}")
 
     def reload(self, item: Item) -> FakeCopy | None:
-        if item not in self.stored:
-            self.asked.append(f"again {item.index}")
-            return None
+        assert item in self.stored, "it was nowhere else"
         return self._copy(f"back {item.index}")
 
     def _copy(self, name: str) -> FakeCopy:
@@ -135,7 +133,7 @@ class Run:
 
 def course(
     accesses: int,
-    *moves: Move,
+    *moves: Swap,
     cap: dict[int, int] | int = ROOM,
     most_held: int | None = None,
     write_ahead: int | None = None,
@@ -642,21 +640,3 @@ def test_a_write_waits_for_the_copy_out_that_is_in_flight_and_throws_it_away(fai
     run.mover.slow, run.mover.failing = True, failing
     assert run.go("w0 w0") == ["L", "H"]
     assert (run.mover.asked, run.mover.stored, run.stepper.items[0].clean) == (["out 0", "wait out 0"], set(), False)
-
-
-# Computed again
-
-
-def test_what_is_computed_again_is_dropped_without_a_copy_and_what_it_reads_is_brought_first() -> None:
-    run = Run(course(6, swap(0, 0, 4), Recompute(1, after=1, before=4, seconds=1.0, needs=(0,)), out(1, 5)))
-    assert run.go("w0 w1 w2 r2 r1 r0") == ["A", "AH", "AAH", "AAH", "HHH", "HAH"]
-    assert run.mover.asked == ["out 0", "back 0", "wait back 0", "again 1", "out 1"], "it was nowhere else"
-    assert (run.stepper.misses, run.stepper.held_peak) == (0, 3 * N)
-
-
-def test_what_must_stay_or_was_freed_is_not_dropped_to_be_computed_again() -> None:
-    again = [Recompute(index, after=index, before=4, seconds=1.0) for index in (0, 1)]
-    run = Run(course(4, *again))
-    run.mover.firm = {0}
-    assert run.go("w0 w1 f1 w2")[-1] == "HDH"
-    assert run.stepper.held == 2 * N

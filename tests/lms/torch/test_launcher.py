@@ -12,6 +12,7 @@ import cap
 import pytest
 
 import lms
+from lms.core.link import Link
 from lms.options import Options
 from lms.target import Target
 from lms.torch import launcher
@@ -581,3 +582,31 @@ def test_a_runs_last_lines_have_the_advice(
     launcher.run(Target(str(train), ("20",)), Options.parse(budget="2MB"))
     _, _, last = capfd.readouterr().err.partition("20 steps")
     assert re.search(r"\nlms: advice: \d+% of the time .* raise --budget, now 2 MB,", last)
+
+
+def test_plan_and_run_say_which_modules_are_recomputed_and_why(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    block = "nn.Sequential(nn.Linear(64, 256), nn.Sigmoid(), nn.Linear(256, 64))"
+    script = tmp_path / "train.py"
+    script.write_text(
+        "import torch; from torch import nn\n"
+        f"model = nn.Sequential(*({block} for _ in range(6)))\n"
+        "optimizer = torch.optim.SGD(model.parameters(), 0.1)\n"
+        "for _ in range(6):\n"
+        "    model(torch.randn(512, 64)).square().mean().backward(); optimizer.step(); optimizer.zero_grad()\n"
+    )
+    monkeypatch.setattr("lms.runtime.planner.PassPlanner.link", lambda _: Link("slow", 1e3, 1e3))
+    monkeypatch.setattr(sys, "argv", [])
+    monkeypatch.setattr(sys, "path", ["", *sys.path])
+    for name in [name for name in os.environ if name.startswith("LMS_")]:
+        monkeypatch.delenv(name)
+    options = Options.parse(budget="1MB", recompute=True)
+    _, step, _ = launcher.record(Target(str(script), ()), options)
+    planned = capfd.readouterr().err
+    assert re.search(r"\nlms: recomputed: \d modules: a pass computes for .* with these recomputed\n", planned)
+    assert re.search(r"\nlms: recomputed: \d: running it again takes .*; copies of the 524 KB that it saves, ", planned)
+    assert step is not None
+    assert step.saved < 6 * 512 * (64 + 256) * 4, "it is a step in which they are"
+    launcher.run(Target(str(script), ()), options)
+    assert "lms: recomputed: " in capfd.readouterr().err

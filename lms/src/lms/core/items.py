@@ -69,7 +69,7 @@ class Mover(Protocol[M]):
         """Start the copy out. None: it must stay."""
 
     def reload(self, item: M) -> Copy | None:
-        """Start the copy back, or compute the bytes again. None: they are there at once."""
+        """Start the copy back. None: they are there at once."""
 
     def wait(self, item: M, lane: Literal["out", "back"]) -> None:
         """Have the computation wait for the item's departure ("out") or arrival ("back"). Raises the copy's error."""

@@ -19,11 +19,20 @@ import numpy as np
 from lms.core.gaps import Gap, find_gaps, held_at, held_before, lingering, parts_of
 from lms.core.link import Link
 from lms.core.profile import Bytes, Excess, lowest
-from lms.core.schedule import Move, Schedule, Swap
+from lms.core.schedule import Schedule, Swap
 from lms.core.simulate import Forecast, simulate
 from lms.core.trace import Trace
 from lms.errors import LimitError, UsageError
 from lms.units import format_size
+
+
+@dataclass(frozen=True)
+class Choice:
+    """The modules that are recomputed, each with its reason, and the reason for the whole choice."""
+
+    why: str
+    modules: Mapping[str, str] = field(default_factory=dict)
+    recomputed: int = 0  # most bytes at once that running them again makes
 
 
 @dataclass(frozen=True)
@@ -38,6 +47,7 @@ class Plan(Schedule):
     forecast: Forecast = field(default_factory=lambda: Forecast(0, 0, 0, 0, 0, 0, 0, 0, 0, 0))
     reasons: Mapping[int, str] = field(default_factory=dict)  # for each tensor: why it stays or goes
     ranking: str = ""  # the ranking that the simulator found best
+    choice: Choice | None = None  # of modules that are recomputed, if one was made
 
     def moved(self) -> frozenset[int]:
         """Indices of the tensors that leave memory at least once."""
@@ -248,7 +258,7 @@ def _needless(trace: Trace, chosen: Sequence[Gap], target: Bytes, cap: Bytes) ->
     return needless
 
 
-def _moves(trace: Trace, chosen: Sequence[Gap], cap: Bytes, prefetch: int | None) -> tuple[Move, ...]:
+def _moves(trace: Trace, chosen: Sequence[Gap], cap: Bytes, prefetch: int | None) -> tuple[Swap, ...]:
     """Moves for the chosen gaps, in the same order. A tensor not written since it was last away needs no copy out."""
     reloads = _reloads(trace, chosen, cap, prefetch)
     end = len(trace.accesses)

@@ -25,24 +25,10 @@ class Swap:
 
 
 @dataclass(frozen=True)
-class Recompute:
-    """One tensor dropped for one of the gaps between its accesses, and computed again."""
-
-    tensor: int
-    after: int  # the access after which its memory is dropped
-    before: int  # the access that it is computed for
-    seconds: float  # what computing it costs
-    needs: tuple[int, ...] = ()  # tensors that this reads: they must be on the device
-
-
-Move = Swap | Recompute
-
-
-@dataclass(frozen=True)
 class Schedule:
     """Moves in the order in which they start, the cap at each access, and how many copies out may be in flight."""
 
-    moves: tuple[Move, ...]
+    moves: tuple[Swap, ...]
     cap: tuple[int, ...]
     write_ahead: int | None = None  # None: as many as fit under the cap
 
@@ -63,25 +49,21 @@ class Course:
         self.cap = schedule.cap
         self.write_ahead = schedule.write_ahead
         self.most_held = most_held
-        self.starts: dict[int, list[Move]] = defaultdict(list)  # by the access with which they start
-        self.recomputed: dict[tuple[int, int], Recompute] = {}  # by tensor and the access that it is computed for
+        self.starts: dict[int, list[Swap]] = defaultdict(list)  # by the access with which they start
         self.on_demand: set[tuple[int, int]] = set()  # (tensor, access): it comes back only when it is read
         self.returns: list[Return] = []  # in the order in which they may start
         self.begins_away: set[int] = set()  # tensors that are away when a step begins, since the one before
         for move in schedule.moves:
             self.starts[move.after].append(move)
-            if isinstance(move, Recompute):
-                self.recomputed[move.tensor, move.before % end] = move
-            elif move.reload is None:
+            if move.reload is None:
                 continue
-            else:
-                laps = move.reload // end * end
-                if laps:
-                    self.begins_away.add(move.tensor)
-                if move.reload < move.before:
-                    self.returns.append(Return(move.reload - laps, move.before - laps, move.tensor))
-                    if not laps and move.before > end:  # if there was no room for it before the step's end
-                        self.returns.append(Return(0, move.before - end, move.tensor))
-                    continue
-            self.on_demand.add((move.tensor, move.before % end))
+            laps = move.reload // end * end
+            if laps:
+                self.begins_away.add(move.tensor)
+            if move.reload >= move.before:
+                self.on_demand.add((move.tensor, move.before % end))
+                continue
+            self.returns.append(Return(move.reload - laps, move.before - laps, move.tensor))
+            if not laps and move.before > end:  # if there was no room for it before the step's end
+                self.returns.append(Return(0, move.before - end, move.tensor))
         self.returns.sort()

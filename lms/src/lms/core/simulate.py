@@ -170,13 +170,10 @@ class _Simulation(Mover[Item]):
         return self._queue("out", item, self.link.seconds_out(item.nbytes))
 
     def reload(self, item: Item) -> _Copy | None:
-        """The copy back joins its queue, unless the framework has kept the tensor, or it is computed."""
+        """The copy back joins its queue, unless the framework has kept the tensor."""
         if item.index in self.lingering:
             del self.lingering[item.index]
             self.lingering_bytes -= item.nbytes
-            return None
-        if not item.stored:
-            self._compute(self.course.recomputed[item.index, self.position].seconds, 0)
             return None
         return self._queue("back", item, self.link.seconds_back(item.nbytes))
 

@@ -13,10 +13,9 @@ from typing import Literal
 
 from lms.core.items import Copy, Item, Mover
 from lms.core.replay import replay
-from lms.core.schedule import Course, Schedule, Swap
+from lms.core.schedule import Course, Schedule
 from lms.core.stepper import Stepper
 from lms.core.trace import Trace
-from lms.errors import UsageError
 
 
 @dataclass(frozen=True)
@@ -49,12 +48,7 @@ class StaticSchedule:
 
 
 def make_static(trace: Trace, schedule: Schedule) -> StaticSchedule:
-    """The control edges with which `schedule` holds its memory for any delay of its copies.
-
-    Raises UsageError for a schedule that computes tensors again: that is the graph's own business.
-    """
-    if not all(isinstance(move, Swap) for move in schedule.moves):
-        raise UsageError("a static schedule can only swap: plan without recomputation")
+    """The control edges with which `schedule` holds its memory for any delay of its copies."""
     return _Worst(trace, schedule).run()
 
 

@@ -28,7 +28,7 @@ from contextlib import suppress
 from typing import Generic, Literal, TypeVar
 
 from lms.core.items import Item, Mover, State
-from lms.core.schedule import Course, Move, Recompute
+from lms.core.schedule import Course, Swap
 from lms.errors import SpillError, afresh
 
 AHEAD = 4  # tensors that the rule brings back ahead of their reads
@@ -60,7 +60,7 @@ class Stepper(Generic[I]):
         self._room = room
         self._write_ahead = write_ahead
         self._changed = changed
-        self._drops: list[Move] = []  # to be dropped at the next access
+        self._drops: list[Swap] = []  # to be dropped at the next access
         self.begin(None)
         self._behind = 0  # the least index so far
         self._leaving: deque[I] = deque()  # oldest first
@@ -119,10 +119,6 @@ class Stepper(Generic[I]):
             course = self._course
             foreseen = course is not None and (item.index, self.position) in course.on_demand
             self.misses += not foreseen
-            if not item.stored and course is not None:
-                again = course.recomputed.get((item.index, self.position))
-                for need in again.needs if again is not None else ():
-                    self.require(self.items[need])
             self._make_room(self._cap() - item.nbytes, item)
             self._come(item)
         if item.arrival is not None:
@@ -172,11 +168,7 @@ class Stepper(Generic[I]):
         """Rule 1, for what the access before asked for."""
         due, self._drops = self._drops, []
         for move in due:
-            item = self.items[move.tensor]
-            if not isinstance(move, Recompute):
-                self._send(item)
-            elif item.state is State.HERE:
-                self._drop(item)
+            self._send(self.items[move.tensor])
 
     def access(self, item: I, *, read: bool) -> None:
         """Rules 3 to 5, with `item` in hand."""
@@ -199,10 +191,10 @@ class Stepper(Generic[I]):
 
     def _by_schedule(self, course: Course, position: int, item: I) -> None:
         for move in course.starts.get(position, ()):
-            if isinstance(move, Recompute) or not move.write:
-                self._drops.append(move)
-            else:
+            if move.write:
                 self._send(self.items[move.tensor])
+            else:
+                self._drops.append(move)
         cap = course.cap[position]
         if course.most_held is not None and self.held - self.left > max(cap, course.most_held):
             self._off_schedule = True  # tensors live longer than they did (retain_graph): make room by the rule

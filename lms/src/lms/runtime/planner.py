@@ -11,7 +11,8 @@ from typing import Protocol
 from lms.core.budget import Budget, Client
 from lms.core.guide import Guide, Key, prefixes
 from lms.core.link import Link
-from lms.core.plan import Plan, floor, make_plan, plain_peak
+from lms.core.plan import Choice, Plan, floor, make_plan, plain_peak
+from lms.core.recompute import Candidate, choose
 from lms.core.simulate import simulate
 from lms.core.timeline import Timeline
 from lms.core.trace import Trace
@@ -90,6 +91,7 @@ class PassPlanner:
         self._recorder: Recorder | None = None
         self._beside = 0  # bytes beside the saved tensors when the pass under way began
         self.above = 0  # what came on top of that, at most, in the last pass that was measured
+        self.choice: Choice | None = None  # of modules that are recomputed, once it is made
 
     # For the swapper
 
@@ -186,6 +188,33 @@ class PassPlanner:
         elif not self._cut_short(recorder):
             self._learn(finished)
 
+    def measure_next(self) -> None:
+        """Have the next pass measured, however well it is known."""
+        self._measure_next = True
+
+    def choose_modules(self, candidates: Sequence[Candidate]) -> Choice:
+        """Choose among the `candidates`, measured in the last pass, those that are recomputed from the next pass on.
+
+        That pass has another sequence of accesses, so it is recorded and planned for as any new one.
+        """
+        assert self.current is not None
+        trace = self.current.trace
+        limit = self.budget.planned(floor(trace)[0]) if self.limit is not None else None
+        choice = choose(trace, self.link(), candidates, limit=limit, budget=self.client.most)
+        self.above += choice.recomputed  # while no plan is known, the rule leaves room for it
+        self._measure_next = True
+        self.tell_choice(choice)
+        return choice
+
+    def tell_choice(self, choice: Choice) -> None:
+        """From now on this choice holds; the plan at hand tells of it."""
+        self.choice = choice
+        if self.current is not None:
+            told = replace(self.current.plan, choice=choice)
+            if not choice.modules:  # else the next plan will be the first that is made for it
+                self.current.plan = told
+            self.news.append(told)
+
     def link(self) -> Link:
         """The link to the tier below, measured on past copies, or by copying something now."""
         known = self.tier.link()
@@ -203,7 +232,9 @@ class PassPlanner:
 
     def _learn(self, finished: Finished) -> None:
         recorder = finished.recorder
-        shown = self.current is not None and (not recorder.measure or recorder.movable <= self.current.trace.saved)
+        current = self.current
+        shown = current is not None and (not recorder.measure or recorder.movable <= current.trace.saved)
+        shown &= current is not None and current.plan.choice is self.choice
         if shown and not finished.counters.out and self.budget.fits(recorder.peak):
             return  # it needs no plan, and the one that is shown is of a larger pass
         # Without knowing what the rest of the device needs, no plan can keep a limit: measure the next one.
@@ -285,6 +316,8 @@ class PassPlanner:
 
     def _give_up(self, recorder: Recorder, over: int) -> None:
         """The pass went over the limit by `over` bytes although everything that can leave had left."""
+        if over > self.budget.reserve and self._blamed():
+            return
         if self.progress.early and over > self.budget.reserve:
             self._refused = LimitError(
                 f"limit {format_size(self.limit or 0)} cannot be kept: with every saved tensor swapped that can be, "
@@ -324,6 +357,8 @@ class PassPlanner:
         limit, lowest = None, 0
         if self.limit is not None:
             lowest = floor(trace)[0]
+            if lowest > self.limit and self._blamed():
+                return None
             if lowest > self.limit and self.progress.early:
                 lowest = self.limit
             elif lowest > self.limit and not self._warned:
@@ -350,4 +385,11 @@ class PassPlanner:
         except LimitError as refused:
             self._refused = refused
             return None
-        return replace(plan, limit=self.limit)
+        return replace(plan, limit=self.limit, choice=self.choice)
+
+    def _blamed(self) -> bool:
+        """Whether recomputed modules may need the memory that is missing: then nothing is recomputed any more."""
+        blamed = self.choice is not None and bool(self.choice.modules)
+        if blamed:
+            self.tell_choice(Choice("none: the modules that were recomputed need more memory than the limit leaves"))
+        return blamed

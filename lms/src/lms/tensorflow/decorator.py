@@ -80,6 +80,8 @@ class Offload:
         if self.knobs["sync_mode"] > 3:
             raise UsageError(f"sync_mode={knobs['sync_mode']!r}: expected 0, 1 (out), 2 (in), 3 (both), or -1")
         _check_version(tf.__version__)
+        if self.options.recompute:
+            raise UsageError("recompute=True: with TensorFlow LMS recomputes nothing; leave it out")
         self.tier = _tier(self.options, host)
         self.traces: list[Traced] = []
         self.first_batch: Sequence[Any] | None = None  # shapes of the inputs, if tracing does not know them

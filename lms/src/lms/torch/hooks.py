@@ -35,6 +35,7 @@ class SavedTensorHooks:
         self._disable = graph.disable_saved_tensors_hooks
         self._set = False
         self._aside = False
+        self.unusual = 0  # calls for which no other hooks can stand in
 
     def set(self) -> None:
         """Set the hooks on this thread."""
@@ -63,9 +64,10 @@ class SavedTensorHooks:
 
     @contextmanager
     def _put_aside(self) -> Iterator[None]:
-        if not self._are_innermost():
+        if not self.are_innermost():
             yield
             return
+        self.unusual += 1
         self._hooks.__exit__()
         self._aside = True
         try:
@@ -75,7 +77,8 @@ class SavedTensorHooks:
             if self._set:
                 self._hooks.__enter__()
 
-    def _are_innermost(self) -> bool:
+    def are_innermost(self) -> bool:
+        """Whether what is saved now, on this thread, comes to these hooks."""
         innermost = torch._C._autograd._top_saved_tensors_default_hooks(True)  # no public name tells
         return innermost is not None and innermost[0] is self._pack
 
@@ -84,8 +87,9 @@ class SavedTensorHooks:
 
         @functools.wraps(function)
         def staying(*args: Any, **kwargs: Any) -> torch.Tensor:
-            if not self._are_innermost():
+            if not self.are_innermost():
                 return function(*args, **kwargs)
+            self.unusual += 1
             with graph.saved_tensors_hooks(View, _checked):
                 return function(*args, **kwargs)
 

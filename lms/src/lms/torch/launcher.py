@@ -31,17 +31,19 @@ from lms.units import format_size
 if TYPE_CHECKING:
     from torch.optim.optimizer import Optimizer
 
-    from lms.core.plan import Plan
+    from lms.core.plan import Choice, Plan
     from lms.core.timeline import Timeline
     from lms.torch.session import Session
 
 OVER_LIMIT = 6  # exit status of a script that succeeded while memory went over the limit
 
+_MOST_NAMES = 4  # recomputed modules that are told
 _NEWS = 1.1  # a plan is announced if it moves at least this many times the bytes of the last one announced
 
 # How much `lms plan` watches. The first pass warms caches and allocators up, and a cycle lies between two steps.
 STEPS = 2
 PASSES = 2  # complete ones with a backward, whether a step comes or not
+CHOOSING = 2  # steps more, to choose modules that are recomputed and to see a pass in which they are
 MOST_PASSES = 64  # while an optimizer is there and does not step
 
 
@@ -185,6 +187,7 @@ class _Stop:
         from torch.optim.optimizer import register_optimizer_step_post_hook
 
         self._session = session
+        self._more = CHOOSING if session.options.recompute else 0
         self._awaits_step: bool | None = None  # whether there is an optimizer that may step; None: not looked yet
         self._hooks = [register_module_forward_pre_hook(self._check), register_optimizer_step_post_hook(self._check)]
 
@@ -202,9 +205,9 @@ class _Stop:
 
     def _seen_enough(self) -> bool:
         progress = self._session.progress
-        if progress.trained < PASSES:
+        if progress.trained < PASSES + self._more:
             return False
-        if progress.steps >= STEPS or progress.trained >= MOST_PASSES:
+        if progress.steps >= STEPS + self._more or progress.trained >= MOST_PASSES:
             return True
         if self._awaits_step is None:
             self._awaits_step = _has_optimizer()
@@ -230,9 +233,17 @@ def _start(options: Options) -> Session:
 def _announcer() -> Callable[[Plan], None]:
     """A function that prints a line about a plan: the first one, and each that moves notably more than those before."""
     most = -1  # bytes out of a plan that was announced
+    choice: Choice | None = None  # of the last plan
 
     def announce(plan: Plan) -> None:
-        nonlocal most
+        nonlocal most, choice
+        if plan.choice is not None and plan.choice is not choice:
+            choice, names = plan.choice, list(plan.choice.modules)
+            say(f"recomputed: {choice.why}")
+            for name in names[:_MOST_NAMES]:
+                say(f"recomputed: {name}: {choice.modules[name]}")
+            if len(names) > _MOST_NAMES:
+                say(f"recomputed: and {len(names) - _MOST_NAMES} modules more; a report lists them all")
         forecast = plan.forecast
         if forecast.out <= most * _NEWS:
             return

@@ -23,7 +23,7 @@ class ModuleNames:
     """
 
     def __init__(self, models: Iterable[Module] = ()) -> None:
-        self._names: weakref.WeakKeyDictionary[Module, str] = weakref.WeakKeyDictionary()
+        self.known: weakref.WeakKeyDictionary[Module, str] = weakref.WeakKeyDictionary()  # those met so far
         for model in models:
             self._learn(model)
 
@@ -36,18 +36,18 @@ class ModuleNames:
         if frame is None:
             return ""
         module = root = _module(frame)
-        name = self._names.get(module)
+        name = self.known.get(module)
         if name is None:
             while (frame := _next_call(frame.f_back)) is not None:
                 root = _module(frame)
             self._learn(root)
             # A module that is no registered part of its root, such as one in a plain list, has its class.
-            name = self._names.setdefault(module, type(module).__name__)
+            name = self.known.setdefault(module, type(module).__name__)
         return name
 
     def _learn(self, root: Module) -> None:
         for name, module in root.named_modules():
-            self._names[module] = name or type(module).__name__
+            self.known[module] = name or type(module).__name__
 
 
 def _next_call(frame: FrameType | None) -> FrameType | None:

@@ -36,6 +36,7 @@ from lms.torch.interrupts import Shield
 from lms.torch.modules import ModuleNames
 from lms.torch.optimizer_state import Arguments, Keywords, StepArguments
 from lms.torch.optimizers import Optimizers
+from lms.torch.recompute import Recomputation
 from lms.torch.records import View
 from lms.torch.state import State
 from lms.torch.swapper import SavedTensorSwapper
@@ -80,6 +81,7 @@ class Session:
             Under a budget all that can leaves.
         spill_dir: folder of the file tier; on a CPU the first usual folder on a disk by default.
         host_limit: most pinned host memory on CUDA; past it the file tier, or an error.
+        recompute: also choose modules whose forward runs again in the backward, so that less is saved and swapped.
         prefetch: accesses that a copy back may start ahead of its use; the plan's choice by default.
         write_ahead: copies out that may be in flight; the plan's choice by default.
         verify: compare a checksum of everything that is swapped when it comes back.
@@ -177,32 +179,25 @@ class Session:
             write_ahead=options.write_ahead,
             facts={"torch": torch.__version__, "threads": str(torch.get_num_threads())},
         )
+        names = ModuleNames(self._models)
         self._swapper = SavedTensorSwapper(
-            self.torch_device,
-            self.engine,
-            self._planner,
-            min_size=options.min_size,
-            module=ModuleNames(self._models).running,
+            self.torch_device, self.engine, self._planner, min_size=options.min_size, module=names.running
         )
+        never = self._swapper.movable.never
         for model in self._models:
             for tensor in (*model.parameters(), *model.buffers()):
-                self._swapper.movable.never(tensor)
+                never(tensor)
         self.device.reset_peak()
         self._warned = False
         self._last_stalled = (0.0, 0.0)
         self._pauses = 0  # that are open, one inside another
         self._state = State(
-            options,
-            self._planner,
-            self.engine,
-            state,
-            lock=self._swapper.lock,
-            models=self._models,
-            never=self._swapper.movable.never,
+            options, self._planner, self.engine, state, lock=self._swapper.lock, models=self._models, never=never
         )
         self._hooks = SavedTensorHooks(self._swapper.native, self._pack, self._unpack)
         if self._records:
             self._hooks.set()
+        self._recomputation = Recomputation(names, self._swapper, self._hooks, wanted=options.recompute)
         self._optimizers.listen(self._after_step, self._before_step if self._state.moves else None)
 
     def close(self) -> None:
@@ -218,6 +213,7 @@ class Session:
         self._is_open = False
         if _open is self:
             _open = None
+        self._recomputation.close()
         if self._records:
             self._hooks.remove()
         self._optimizers.leave()
@@ -444,6 +440,8 @@ class Session:
             self._warn_of_thread("an optimizer steps again, and nothing was saved for a backward on this thread")
         clocked = own_thread and not self.engine.capturing()
         progress.step(self._own_seconds() if clocked else 0.0, self._swapper.recorded, clocked=clocked)
+        if clocked:
+            self._recomputation.after_step()
 
     def _own_seconds(self) -> float:
         """Seconds that LMS has added to the training so far."""

@@ -31,7 +31,7 @@ from lms.torch.records import Handle, LiveRecord, View
 
 LANES = "lms-"  # how the names of the copying threads begin
 # The backward that runs on this thread, -1 if none does. PyTorch has no public name for this.
-_graph_task: Callable[[], int] = torch._C._current_graph_task_id
+graph_task: Callable[[], int] = torch._C._current_graph_task_id
 
 
 class SavedTensorSwapper:
@@ -85,6 +85,17 @@ class SavedTensorSwapper:
     def saw_nothing(self) -> bool:
         """Whether nothing was saved so far."""
         return not self.recorded and not any(self.movable.stayed.values())
+
+    @property
+    def recorder(self) -> Recorder | None:
+        """The recorder of the pass under way; None between two passes, and while C++ leads."""
+        return self._pass.recorder if self._pass is not None and not self.native.leading else None
+
+    def recorded_as(self, tensor: torch.Tensor) -> int | None:
+        """The number of the record that has this tensor's bytes in the pass under way, if there is one."""
+        storage = tensor.untyped_storage()
+        record = self._storages.by_key.get((storage._cdata, tensor._version))
+        return record.index if record is not None and record.holds(storage, None) and record.index >= 0 else None
 
     @property
     def live(self) -> int:
@@ -215,7 +226,7 @@ class SavedTensorSwapper:
             # Copies are ordered behind the pass's stream. No copy waits for what another stream does with the memory.
             return "stream"
         run = self._pass
-        if run is not None and run.take_turn(in_backward=_graph_task() != -1):
+        if run is not None and run.take_turn(in_backward=graph_task() != -1):
             self._leave_behind(run)
         run = self._pass
         if run is None:
@@ -268,7 +279,7 @@ class SavedTensorSwapper:
         tensor = view.alias.detach()
         record.handed = weakref.ref(tensor)
         if run is not None:
-            run.use(record, _graph_task())
+            run.use(record, graph_task())
             run.recorder.leave(self.stepper.held, self._storages.present)
         return view.wrap(tensor)
 

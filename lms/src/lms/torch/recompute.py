@@ -1,0 +1,361 @@
+"""Recomputation: modules whose forward runs again in the backward, under torch.utils.checkpoint, and saves less.
+
+In one pass all modules are watched at their boundaries. Those are candidates whose forward could run twice without
+anyone noticing; what is needed to know that is looked at, not the class of the module. The planner chooses among them.
+"""
+
+from __future__ import annotations
+
+import pickle
+import random
+from collections import defaultdict
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import nullcontext
+from dataclasses import dataclass, field
+from functools import update_wrapper
+from types import MethodType
+from typing import Any
+
+import numpy as np
+import torch
+from torch.nn import Module
+from torch.utils._pytree import TreeSpec, tree_flatten, tree_leaves, tree_unflatten
+from torch.utils.checkpoint import checkpoint, set_checkpoint_early_stop
+
+from lms.core.plan import Choice
+from lms.core.recompute import Call, Candidate
+from lms.errors import LMSError
+from lms.memory.device import Mark
+from lms.runtime.recorder import Recorder
+from lms.torch.hooks import SavedTensorHooks
+from lms.torch.modules import ModuleNames
+from lms.torch.movable import movable
+from lms.torch.records import View
+from lms.torch.swapper import SavedTensorSwapper, graph_task
+
+_PIECE = 1 << 20  # bytes that are summed at once
+_PATIENCE = 16  # steps with a watched pass, none of them as planned, after which nothing is chosen
+
+
+class Recomputation:
+    """If `wanted`: chooses once, as soon as a plan moves something, and has those modules recomputed from then on."""
+
+    def __init__(
+        self, names: ModuleNames, swapper: SavedTensorSwapper, hooks: SavedTensorHooks, *, wanted: bool
+    ) -> None:
+        self._wanted = wanted
+        self._names = names
+        self._swapper = swapper
+        self._planner = swapper.planner
+        self._hooks = hooks
+        self._forwards: dict[Module, Forward] = {}  # the stand-ins
+        self._watch: Watch | None = None  # while a pass is watched
+        self._steps = 0  # in which one was
+
+    def after_step(self) -> None:
+        """An optimizer has stepped: choose, or get ready for that."""
+        planner = self._planner
+        if not self._wanted:
+            return
+        self._swapper.learn()
+        if planner.choice is not None:
+            self._wanted = bool(planner.choice.modules)  # the planner may have had to give them up
+            if not self._wanted:
+                self.close()
+        elif self._watch is not None:
+            self._steps += 1
+            if (candidates := self._watch.candidates(self._names.known)) is not None:
+                self._choose(candidates)
+            elif self._steps == _PATIENCE:
+                planner.tell_choice(Choice(f"none: in {_PATIENCE} steps no pass was like the one that the plan is for"))
+                self.close()
+        elif planner.plan is not None and planner.plan.moves:
+            self._watch = Watch(self._swapper, self._hooks)
+            self._stand_in(dict.fromkeys(_watchable(self._names.known), ""), self._watch)
+            planner.measure_next()
+
+    def _choose(self, candidates: Mapping[Module, Candidate]) -> None:
+        chosen = self._planner.choose_modules(list(candidates.values())).modules
+        self.close()
+        self._stand_in({module: one.name for module, one in candidates.items() if one.name in chosen}, _repeat)
+
+    def _stand_in(self, modules: Mapping[Module, str], run: Run) -> None:
+        for module, name in modules.items():
+            self._forwards[module] = module.forward = Forward(module, name, run, self._acts)
+
+    def _acts(self) -> bool:
+        """Whether this is a forward whose saved tensors are the session's. Under a checkpoint they are not."""
+        if not torch.is_grad_enabled() or not self._swapper.native.open or graph_task() != -1:
+            return False
+        if not self._hooks.are_innermost():
+            if self._watch is not None:
+                self._watch.lose_sight()
+            return False
+        return not self._swapper.mover.engine.capturing()
+
+    def close(self) -> None:
+        """Give all modules their own forward again."""
+        self._watch = None
+        for module, forward in self._forwards.items():
+            if vars(module).get("forward") is forward:
+                del module.forward
+        self._forwards.clear()
+
+
+class Forward:
+    """Stands in for a module's forward. `run` is called with it and the arguments while the session `acts`."""
+
+    def __init__(self, module: Module, name: str, run: Run, acts: Callable[[], bool]) -> None:
+        self.module, self.name = module, name
+        self.plain = MethodType(type(module).forward, module)
+        self.traits = _traits(module)
+        self.proven = False  # it gave the same bytes again
+        self._run = run
+        self._acts = acts
+        update_wrapper(self, self.plain)  # trainers look at signatures
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        """The module's result."""
+        if torch.compiler.is_compiling() or not self._acts():
+            return self.plain(*args, **kwargs)
+        return self._run(self, args, kwargs)
+
+    def __reduce__(self) -> tuple[object, ...]:
+        """A copy of the module, or what is read from a file, has its own forward."""
+        return getattr, (self.module, "forward")
+
+
+Run = Callable[[Forward, tuple[Any, ...], dict[str, Any]], Any]
+
+
+def _watchable(known: Iterable[Module]) -> list[Module]:
+    """Those modules in which nothing runs but the forwards of the parts' own classes."""
+    closed = {part for module in known if _is_transformed(module) for part in module.modules()}
+    return [module for module in known if not any(part in closed or _is_special(part) for part in module.modules())]
+
+
+def _is_transformed(module: Module) -> bool:
+    """Whether it is compiled, or a copy of it runs."""
+    kinds = (torch._dynamo.OptimizedModule, torch.nn.DataParallel)
+    return isinstance(module, kinds) or module._compiled_call_impl is not None
+
+
+def _is_special(module: Module) -> bool:
+    own = vars(module).get("forward")
+    return (
+        isinstance(module, torch.jit.ScriptModule)
+        or (own is not None and getattr(own, "__func__", None) is not type(module).forward)
+        or _has_hooks(module)
+        or any(isinstance(value, torch.Generator) for value in vars(module).values())
+    )
+
+
+def _has_hooks(module: Module) -> bool:
+    return any((module._forward_hooks, module._forward_pre_hooks, module._backward_hooks, module._backward_pre_hooks))
+
+
+def _traits(module: Module) -> list[tuple[bool, bool]]:
+    """What decides how the module's parts run, and may change at any time."""
+    return [(part.training, _has_hooks(part)) for part in module.modules()]
+
+
+def _are_plain(leaves: Iterable[object]) -> bool:
+    """Whether these arguments or results are values, or tensors with memory of their own."""
+    return all(
+        movable(leaf, leaf.device) and not leaf.is_inference()
+        if isinstance(leaf, torch.Tensor)
+        else isinstance(leaf, (bool, int, float, str, torch.dtype, torch.device, type(None)))
+        for leaf in leaves
+    )
+
+
+# Watching
+
+
+@dataclass(eq=False)
+class _Span:
+    """One call of a module in the pass that is watched."""
+
+    mark: Mark
+    first: int  # the number of the next access when it began
+    within: tuple[Module, ...]  # the calls that it lies in
+    last: int = 0
+    inputs: list[int] = field(default_factory=list)  # as in Call
+    others: list[int] = field(default_factory=list)
+    views: list[View] = field(default_factory=list)  # of all inputs, to see whether they change
+
+
+class Watch:
+    """Watches module calls: what each saves, how long it takes, and whether it could run again unnoticed."""
+
+    def __init__(self, swapper: SavedTensorSwapper, hooks: SavedTensorHooks) -> None:
+        self._swapper = swapper
+        self._hooks = hooks
+        self._recorder: Recorder | None = None  # of the pass that the spans lie in, once it has begun
+        self._spans: defaultdict[Module, list[_Span]] = defaultdict(list)
+        self._open: list[Module] = []
+        self._unfit: set[Module] = set()
+
+    def __call__(self, forward: Forward, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """Run the module's forward, and note what it does."""
+        module, recorder = forward.module, self._swapper.recorder
+        if recorder is not self._recorder and self._recorder is not None:
+            self._spans.clear()  # another pass
+        self._recorder = recorder
+        mark = self._swapper.planner.device.mark()
+        span = _Span(mark, recorder.position if recorder is not None else 0, tuple(self._open))
+        leaves = tree_leaves((args, kwargs))
+        before = _Surroundings(module, (args, kwargs), self._hooks.unusual) if _are_plain(leaves) else None
+        self._open.append(module)
+        fit = False
+        try:
+            result = forward.plain(*args, **kwargs)
+            fit = before == _Surroundings(module, (args, kwargs), self._hooks.unusual)
+        finally:
+            self._open.pop()
+            if not fit:
+                self._unfit.add(module)
+        if not _are_plain(tree_leaves(result)):
+            self._unfit.add(module)
+        recorder = self._swapper.recorder
+        self._recorder = self._recorder or recorder
+        if module not in self._unfit and recorder is not None and recorder is self._recorder:
+            span.last = recorder.position
+            for leaf in {id(leaf): leaf for leaf in leaves if isinstance(leaf, torch.Tensor)}.values():
+                self._note_input(span, leaf)
+            self._spans[module].append(span)
+        return result
+
+    def _note_input(self, span: _Span, tensor: torch.Tensor) -> None:
+        view = View(tensor)
+        view.vacate()
+        span.views.append(view)
+        index = self._swapper.recorded_as(tensor)
+        if index is not None:
+            span.inputs.append(index)
+        elif not isinstance(self._swapper.movable.storage(tensor), str):
+            span.others.append(tensor.untyped_storage().nbytes())
+
+    def lose_sight(self) -> None:
+        """Something is saved that LMS does not see: under a checkpoint, for example."""
+        self._unfit.update(self._open)
+
+    def candidates(self, names: Mapping[Module, str]) -> dict[Module, Candidate] | None:
+        """The modules that can be recomputed, after a pass that the current plan is for; None if it was another."""
+        recorder, planner = self._recorder, self._swapper.planner
+        if recorder is None or not recorder.measure or planner.last is None or planner.last.recorder is not recorder:
+            return None
+        if planner.current is None or planner.current.keys != recorder.keys():
+            return None
+        fit = [module for module, spans in self._spans.items() if module not in self._unfit and self._repeatable(spans)]
+        numbers = {module: number for number, module in enumerate(fit)}
+        found: dict[Module, Candidate] = {}
+        for module, number in numbers.items():
+            spans = self._spans[module]
+            calls = [
+                Call(one.first, one.last, _seconds(one, recorder), tuple(one.inputs), tuple(one.others))
+                for one in spans
+                if one.first < one.last
+            ]
+            within = {numbers[outer] for one in spans for outer in one.within if outer in numbers}
+            name = names[module]
+            if name in {one.name for one in found.values()}:
+                name = f"{name} ({number})"  # modules of different models
+            found[module] = Candidate(name, tuple(calls), frozenset(within))
+        return found
+
+    def _repeatable(self, spans: Sequence[_Span]) -> bool:
+        """Whether the inputs are as they were, and no backward ran inside."""
+        assert self._recorder is not None
+        return not any(
+            any(view.changed for view in one.views) or "read" in self._recorder.kinds[one.first : one.last]
+            for one in spans
+        )
+
+
+def _seconds(span: _Span, recorder: Recorder) -> float:
+    """Computation from the call's begin to the last tensor that it saves."""
+    marks = [span.mark, *recorder.marks[2 * span.first + 1 : 2 * span.last]]
+    return sum(recorder.device.elapsed(marks)[::2])
+
+
+class _Surroundings:
+    """What a forward may use and should not change: tensors, attributes of its modules, random numbers' state."""
+
+    def __init__(self, module: Module, arguments: object, unusual: int) -> None:
+        leaves, spec = tree_flatten(arguments)
+        values = [value for part in module.modules() for value in vars(part).values()]
+        # References, so that no other object gets the same id.
+        self._objects = [*leaves, *module.parameters(), *module.buffers(), *values]
+        self._state = (
+            [id(one) for one in self._objects],
+            [one._version for one in self._objects if isinstance(one, torch.Tensor) and not one.is_inference()],
+            [len(one) for one in values if isinstance(one, (list, dict, set))],
+            pickle.dumps((random.getstate(), np.random.get_state())),
+            spec,
+            unusual,
+        )
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, _Surroundings) and self._state == other._state
+
+    __hash__ = None  # type: ignore[assignment]
+
+
+# Recomputing
+
+
+def _repeat(forward: Forward, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    """Run the module's forward, and have it run again in the backward."""
+    leaves, spec = tree_flatten((args, kwargs))
+    if _traits(forward.module) != forward.traits or not _are_plain(leaves):
+        return forward.plain(*args, **kwargs)  # it is not as it was when it was watched
+    # The first time it runs again to its end, so that the results can be compared.
+    with nullcontext() if forward.proven else set_checkpoint_early_stop(False):
+        return checkpoint(_Run(forward, spec), *leaves, use_reentrant=False, preserve_rng_state=True)
+
+
+class _Run:
+    """One call of a module: it runs now, and again whenever a backward first needs what it would have saved."""
+
+    def __init__(self, forward: Forward, spec: TreeSpec) -> None:
+        self._forward = forward
+        self._spec = spec
+        self._state: object = None
+        self._sums: list[torch.Tensor] | None = None  # of the result's bytes, while the module is not proven
+
+    def __call__(self, *leaves: object) -> Any:
+        """The result. Raises LMSError if the module has changed meanwhile, or gives something else now."""
+        forward = self._forward
+        args, kwargs = tree_unflatten(list(leaves), self._spec)
+        again, before = self._state is not None, _state(forward.module)
+        if again and before != self._state:
+            raise self._error(
+                "its parameters, buffers or mode have changed since its forward, and plain training would "
+                "have used what was saved before"
+            )
+        result = forward.plain(*args, **kwargs)
+        if not again:
+            self._state = before
+            if _state(forward.module) != before:
+                raise self._error("its forward has written to its parameters or buffers, which it did not before")
+            self._sums = None if forward.proven else _sums(result)
+        elif self._sums is not None:
+            if not all(map(torch.equal, self._sums, _sums(result))):
+                raise self._error("its forward gave another result the second time")
+            forward.proven = True
+        return result
+
+    def _error(self, why: str) -> LMSError:
+        return LMSError(f"module {self._forward.name!r} cannot be recomputed: {why}; train with recompute=False")
+
+
+def _state(module: Module) -> object:
+    return _traits(module), [(id(one), one._version) for one in (*module.parameters(), *module.buffers())]
+
+
+def _sums(result: object) -> list[torch.Tensor]:
+    """For each tensor the sums of its bytes, piece by piece: a sum makes each byte a number of eight."""
+    tensors = [leaf.detach() for leaf in tree_leaves(result) if isinstance(leaf, torch.Tensor)]
+    flat = [one.contiguous().reshape(-1).view(torch.uint8) for one in tensors]
+    return [torch.stack([piece.sum() for piece in one.split(_PIECE)]) for one in flat]
