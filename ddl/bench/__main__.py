@@ -8,6 +8,7 @@ import shutil
 import subprocess
 import sys
 from collections.abc import Sequence
+from dataclasses import replace
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -26,8 +27,17 @@ from testbed import Testbed
 
 
 def adapted(scenario: Allreduce, asked: argparse.Namespace) -> Allreduce:
-    """The scenario, in small with --quick."""
-    return quick(scenario) if asked.quick else scenario
+    """The scenario as asked: in small, of other sizes, beside some of the peers."""
+    chosen = {name: value for name in ("sizes", "rounds", "only") if (value := getattr(asked, name)) is not None}
+    return replace(quick(scenario) if asked.quick else scenario, **chosen)
+
+
+def add_options(parser: argparse.ArgumentParser) -> None:
+    """Options for a part of each scenario."""
+    add = parser.add_argument
+    add("--sizes", metavar="A..B|A,B,...", help="in place of a scenario's, as `ddlrun bench` reads them")
+    add("--rounds", type=int, metavar="N", help="in place of a scenario's")
+    add("--only", metavar="REGEX", help="of the peers, those whose name matches")
 
 
 def work(scenario: Allreduce, tell: Tell, bed: Testbed | None) -> list[dict[str, Any]]:
@@ -36,6 +46,7 @@ def work(scenario: Allreduce, tell: Tell, bed: Testbed | None) -> list[dict[str,
     words += ["--rounds", "1" if scenario.orders else str(scenario.rounds)]
     if scenario.compare:
         words += ["--compare", *(["--peer-mpi", str(mpich)] if (mpich := _mpich()) else [])]
+        words += ["--only", scenario.only] if scenario.only else []
     records = []
     for order in scenario.orders * scenario.rounds or (tuple(range(sum(scenario.racks))),):
         tell(f"hosts {' '.join(map(str, order)) or 'this one'}")
@@ -98,7 +109,7 @@ def _mpich() -> Path | None:
 def main(argv: Sequence[str] | None = None) -> int:
     """The command line; 1 if a scenario could not be run."""
     bench = Benchmark(
-        "ddl/bench", "Time DDL beside its peers", "ddl", ALL, adapted, work, report, judge, keep, versions=versions
+        "ddl/bench", "Time DDL beside its peers", "ddl", ALL, adapted, work, report, judge, keep, add_options, versions
     )
     _, whole = bench.main(argv)
     return 0 if whole else 1

@@ -10,7 +10,7 @@ from runs import Run, Verdict, at_least, at_most
 from scenarios import LARGE, Allreduce, Target
 
 from ddl.bench.contest import LeftOut, Turns
-from ddl.bench.contestants import DDL, FLAT
+from ddl.bench.contestants import DDL, FLAT, OVER_TCP
 from ddl.bench.figures import ratios, spread
 from ddl.planning.units import format_size
 
@@ -40,20 +40,26 @@ def by_order(run: Run[Allreduce]) -> dict[tuple[int, ...], list[Turns]]:
 
 
 def judge(run: Run[Allreduce]) -> list[Verdict]:
-    """The verdict on each of a scenario's targets."""
-    return [_judge(run, by_order(run), target) for target in run.scenario.targets]
+    """The verdict on each of a scenario's targets whose size was measured."""
+    orders = by_order(run)
+    sizes = {one.size for turns in orders.values() for one in turns}
+    return [_judge(run, orders, target) for target in run.scenario.targets if _size(target) in sizes]
+
+
+def _size(target: Target) -> int:
+    return int(target.value) if target.figure == "small" else LARGE
 
 
 def _judge(run: Run[Allreduce], by_order: Mapping[tuple[int, ...], list[Turns]], target: Target) -> Verdict:
     turns = next(iter(by_order.values()))
     if target.figure == "order":
         return _order(by_order, target)
-    size = int(target.value) if target.figure == "small" else LARGE
+    size = _size(target)
     here = [one for one in turns if one.size == size]
     ours = next(one for one in here if one.name == DDL)
     if target.figure == "bound":
         return at_most(f"{format_size(size)}: time over the bound", ours.median / run.bound(size), target.value)
-    peers = [one for one in here if one.name.startswith(target.about) and one.name not in (DDL, FLAT)]
+    peers = [one for one in here if one.name.startswith(target.about) and one.name not in (DDL, FLAT, OVER_TCP)]
     best = min(peers, key=lambda one: one.median, default=None)
     if best is None:
         what = f"{format_size(size)}: {target.about or 'the best peer'}"

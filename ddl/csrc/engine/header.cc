@@ -72,6 +72,7 @@ uint64_t layout_of(const Plan& plan, const Tuning& tuning) {
     for (const int rank : plan.ranks) hash.add(static_cast<uint64_t>(rank));
     hash.add(static_cast<uint64_t>(plan.chunks));
     hash.add(plan.small_bytes);
+    for (const uint64_t bytes : plan.halved_above) hash.add(bytes);
     hash.add(static_cast<uint64_t>(tuning.algorithm));
     hash.add(tuning.small_bytes);
     hash.add(tuning.chunk_bytes);

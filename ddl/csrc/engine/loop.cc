@@ -141,7 +141,7 @@ bool Loop::run_alone(CommId id, const Call& call, const RequestPtr& request) {
 }
 
 void Loop::serve() {
-    // Others' queries wait this long for an answer, and 32 times as long if receives are posted (transport_mpi.cc,
+    // Others' queries wait this long for an answer, and 128 times as long if receives are posted (transport_mpi.cc,
     // transport_shared.cc).
     constexpr auto kIdle = std::chrono::milliseconds(5);
     Backoff backoff(core_.options.spin_polls, core_.options.nap_seconds);

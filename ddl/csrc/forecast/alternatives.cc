@@ -93,14 +93,14 @@ Plan fastest(const Network& network, const std::vector<Alternative>& found) {
 
 Plan choose_plan(const Network& network, const Task& task, const Tuning& tuning) {
     Plan plan = fastest(network, hierarchies(network, task, tuning));
-    plan.small_bytes = crossover(network, plan, tuning);
+    set_crossover(plan, network, tuning);
     return plan;
 }
 
 std::vector<Alternative> alternatives(const Network& network, const Task& task, const Tuning& tuning) {
     std::vector<Alternative> others = hierarchies(network, task, tuning);
     Plan plan = fastest(network, others);
-    plan.small_bytes = crossover(network, plan, tuning);
+    set_crossover(plan, network, tuning);
     const bool doubles = make_schedule(plan, 0, task, tuning).algorithm.rfind("recursive", 0) == 0;
     const bool replaced = others.empty() && !doubles;
     std::vector<Alternative> found{

@@ -4,6 +4,7 @@
 #include <cmath>
 #include <cstdio>
 #include <numeric>
+#include <utility>
 
 #include "base/status.h"
 #include "forecast/alternatives.h"
@@ -85,9 +86,12 @@ Network network_of(const Links& links, int local_size) {
     return network;
 }
 
-std::string doubled(uint64_t small_bytes) {
-    if (small_bytes == 0) return "";
-    return "; up to " + std::to_string(small_bytes) + " bytes by recursive doubling";
+std::string doubled(const Plan& plan) {
+    if (plan.small_bytes == 0) return "";
+    std::string text = "; up to " + std::to_string(plan.small_bytes) + " bytes by recursive doubling";
+    const char* before = ", with a halving more above ";
+    for (const uint64_t bytes : plan.halved_above) text += std::exchange(before, ", ") + std::to_string(bytes);
+    return text;
 }
 
 // The predicted gain of the dimensions of `plan`.
@@ -136,9 +140,12 @@ double least_seconds_per_byte(const Placement& placement, const Links& links) {
 Plan laid_over(Plan plan, const Placement& placement, const Links& links) {
     if (plan.small_bytes == 0 && is_even_over_hosts(placement)) {
         const Network network = network_of(links, placement.local_size(0));
-        plan.small_bytes = crossover(network, make_plan(plan.size(), plan.dimensions, "r"));
+        Plan in_order = make_plan(plan.size(), plan.dimensions, "r");
+        set_crossover(in_order, network);
+        plan.small_bytes = in_order.small_bytes;
+        plan.halved_above = std::move(in_order.halved_above);
     }
-    plan.reason = measured(links.tiers) + "; " + plan.reason + doubled(plan.small_bytes);
+    plan.reason = measured(links.tiers) + "; " + plan.reason + doubled(plan);
     return reordered(std::move(plan), grouped(placement, links.tiers.racks).ranks);
 }
 

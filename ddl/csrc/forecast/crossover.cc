@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <map>
+#include <numeric>
 #include <vector>
 
 #include "forecast/simulate.h"
@@ -12,27 +13,74 @@ namespace {
 // Bytes of a message beside its payload: the headers of Ethernet, IP, TCP, MPI and ours. The simulation and the bounds
 // leave them out, but here they decide: more rounds pay them more often.
 constexpr uint64_t kFraming = 125;
-constexpr double kMargin = 1.1;  // each additional round may have to wait for a late rank
+constexpr double kMargin = 1.1;  // additional rounds may have to wait for late ranks
 
-// Seconds of a round in which each of `positions` sends `bytes` to the position whose index differs in `bit`.
-double round_seconds(const Network& network, const Layout& layout, const std::vector<int>& positions, size_t bit,
-                     uint64_t bytes) {
-    const auto size = static_cast<double>(bytes);
+// A round in which each rank sends the same number of bytes to one other.
+struct Round {
+    double latency = 0, per_byte = 0;  // seconds
+    double seconds(double bytes) const { return latency + per_byte * bytes; }
+};
+
+// Each of `positions` sends to the one whose index differs in `bit`: all ranks below a link send through it at once.
+Round round_of(const Network& network, const Layout& layout, const std::vector<int>& positions, size_t bit) {
     std::vector<std::map<int, int>> senders(network.tiers.size());  // by tier and child
-    double latency = 0, travel = 0;
+    Round round;
     for (size_t i = 0; i < positions.size(); ++i) {
         const size_t meet = layout.meet(positions[i], positions[i ^ bit]);
-        latency = std::max(latency, network.tiers[meet].latency);
-        travel = std::max(travel, size / layout.bandwidth(0, positions[i]));
+        round.latency = std::max(round.latency, network.tiers[meet].latency);
+        round.per_byte = std::max(round.per_byte, 1 / layout.bandwidth(0, positions[i]));
         for (size_t tier = 1; tier <= meet; ++tier) ++senders[tier][layout.child(tier, positions[i])];
     }
     for (size_t tier = 1; tier < senders.size(); ++tier) {
         for (const auto& [child, count] : senders[tier]) {
-            travel = std::max(travel, size * count / layout.bandwidth(tier, child));
+            round.per_byte = std::max(round.per_byte, count / layout.bandwidth(tier, child));
         }
     }
-    return latency + travel;
+    return round;
 }
+
+// The rounds of build_doubling(), with ranks in the network's order.
+class Doubling {
+  public:
+    Doubling(const Network& network, const Layout& layout) {
+        const int size = network.size();
+        int power = 1;
+        while (power * 2 <= size) power *= 2;
+        const int folded = size - power;
+        std::vector<int> positions(2 * static_cast<size_t>(folded));
+        std::iota(positions.begin(), positions.end(), 0);
+        if (folded > 0) folds_.assign(2, round_of(network, layout, positions, 1));
+        positions.clear();
+        for (int i = 0; i < power; ++i) positions.push_back(i < folded ? 2 * i + 1 : i + folded);
+        for (int bit = 1; bit < power; bit *= 2) {
+            rounds_.push_back(round_of(network, layout, positions, static_cast<size_t>(bit)));
+        }
+    }
+
+    // `framing`: bytes of a message beside its payload.
+    double seconds(uint64_t bytes, size_t halvings, uint64_t framing) const {
+        double seconds = 0, left = static_cast<double>(bytes);
+        const auto frame = static_cast<double>(framing);
+        for (const Round& fold : folds_) seconds += fold.seconds(left + frame);
+        for (size_t i = 0; i < rounds_.size(); ++i) {
+            if (i < halvings) left /= 2;
+            seconds += (i < halvings ? 2 : 1) * rounds_[i].seconds(left + frame);
+        }
+        return seconds;
+    }
+
+    // The fewest halvings that are not much slower than another number of them.
+    size_t halvings(uint64_t bytes) const {
+        std::vector<double> each;
+        for (size_t k = 0; k <= rounds_.size(); ++k) each.push_back(seconds(bytes, k, kFraming));
+        const double most = kMargin * *std::min_element(each.begin(), each.end());
+        const auto found = std::find_if(each.begin(), each.end(), [&](double seconds) { return seconds <= most; });
+        return static_cast<size_t>(found - each.begin());
+    }
+
+  private:
+    std::vector<Round> folds_, rounds_;
+};
 
 // The seconds that framing adds to the plan's dimensions: in a round all ranks below a link send a message through it.
 double framing_seconds(const Network& network, const Layout& layout, const Plan& plan) {
@@ -55,28 +103,18 @@ double framing_seconds(const Network& network, const Layout& layout, const Plan&
 
 }  // namespace
 
-double doubling_seconds(const Network& network, uint64_t bytes) {
-    const Layout layout(network);
-    const int size = network.size();
-    int power = 1;
-    while (power * 2 <= size) power *= 2;
-    // As in build_doubling(): the first even positions are folded into their neighbours, and get the result from them.
-    const int folded = size - power;
-    double seconds = 0;
-    if (folded > 0) seconds += 2 * round_seconds(network, layout, {0, 1}, 1, bytes);
-    std::vector<int> positions;
-    for (int i = 0; i < power; ++i) positions.push_back(i < folded ? 2 * i + 1 : i + folded);
-    for (int bit = 1; bit < power; bit *= 2) {
-        seconds += round_seconds(network, layout, positions, static_cast<size_t>(bit), bytes);
-    }
-    return seconds;
+double doubling_seconds(const Network& network, uint64_t bytes, int halvings) {
+    return Doubling(network, Layout(network)).seconds(bytes, static_cast<size_t>(halvings), 0);
 }
 
-uint64_t crossover(const Network& network, const Plan& plan, const Tuning& tuning) {
+void set_crossover(Plan& plan, const Network& network, const Tuning& tuning) {
     check(network);
+    plan.small_bytes = 0;
+    plan.halved_above.clear();
     const auto unknown = [](const Tier& tier) { return tier.size > 1 && tier.latency <= 0; };
-    if (network.size() < 2 || std::any_of(network.tiers.begin(), network.tiers.end(), unknown)) return 0;
+    if (network.size() < 2 || std::any_of(network.tiers.begin(), network.tiers.end(), unknown)) return;
     const Layout layout(network);
+    const Doubling doubling(network, layout);
     Tuning by_dimensions = tuning;
     by_dimensions.algorithm = Algorithm::bandwidth;
     const auto allreduce = [](uint64_t bytes) {
@@ -85,12 +123,12 @@ uint64_t crossover(const Network& network, const Plan& plan, const Tuning& tunin
     const auto is_faster = [&](uint64_t bytes) {
         const double others =
             simulate(network, plan, allreduce(bytes), by_dimensions).seconds + framing_seconds(network, layout, plan);
-        return doubling_seconds(network, bytes + kFraming) <= kMargin * others;
+        return doubling.seconds(bytes, doubling.halvings(bytes), kFraming) <= kMargin * others;
     };
     // With less than an element a rank, there is nothing to divide among the dimensions.
     uint64_t small = 128;
     while (2 * small < static_cast<uint64_t>(network.size()) * size_of(DDL_FLOAT32)) small *= 2;
-    if (!is_quick(network, plan, allreduce(2 * small), by_dimensions)) return 0;
+    if (!is_quick(network, plan, allreduce(2 * small), by_dimensions)) return;
     // The more bytes, the better are the dimensions. So search by halves, as simulating thousands of ranks takes a
     // while.
     int below = 0, beyond = 1;  // powers: doubling is faster at `small` times 2 to `below`, but not to `beyond`
@@ -99,7 +137,12 @@ uint64_t crossover(const Network& network, const Plan& plan, const Tuning& tunin
         const int middle = (below + beyond) / 2;
         (is_faster(small << middle) ? below : beyond) = middle;
     }
-    return std::clamp(small << below, kLeastDoubled, kMostDoubled);
+    plan.small_bytes = std::clamp(small << below, kLeastDoubled, kMostDoubled);
+    // The more bytes, the more halvings.
+    for (uint64_t bytes = small; bytes <= plan.small_bytes; bytes *= 2) {
+        const size_t halvings = doubling.halvings(bytes);
+        while (plan.halved_above.size() < halvings) plan.halved_above.push_back(bytes / 2);
+    }
 }
 
 }  // namespace ddl

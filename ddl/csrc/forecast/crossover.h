@@ -1,4 +1,4 @@
-// The crossover: the size from which recursive doubling is not the faster allreduce any more. Pure.
+// The crossover: the size up to which recursive doubling, after some halvings, is the faster allreduce. Pure.
 #pragma once
 
 #include <cstdint>
@@ -9,16 +9,17 @@
 
 namespace ddl {
 
-// Seconds of an allreduce of `bytes` by recursive doubling, if ranks stand in the network's order: in each round all
-// ranks below a link send all bytes through it at once.
-double doubling_seconds(const Network& network, uint64_t bytes);
+// Seconds of an allreduce of `bytes` by recursive doubling after `halvings`, if ranks stand in the network's order: in
+// each round all ranks below a link send through it at once.
+double doubling_seconds(const Network& network, uint64_t bytes, int halvings = 0);
 
-// The most bytes, a power of two, for which recursive doubling is not slower than `plan`'s dimensions. At least
+// Sets the plan's small_bytes, the most bytes (a power of two) for which recursive doubling is not slower than its
+// dimensions, and how often these are halved first: the fewest halvings within a tenth of the fastest. At least
 // kLeastDoubled, because below that the processors' cost of a round decides, and it was not measured. At most
 // kMostDoubled, because longer messages in one piece each way take up to 1.7 times as long as simulated. 0 if it cannot
 // be computed: latencies are not known, there is only one rank, or the simulation would take minutes.
 constexpr uint64_t kLeastDoubled = 2 << 10;
 constexpr uint64_t kMostDoubled = 16 << 10;
-uint64_t crossover(const Network& network, const Plan& plan, const Tuning& tuning = {});
+void set_crossover(Plan& plan, const Network& network, const Tuning& tuning = {});
 
 }  // namespace ddl

@@ -68,7 +68,7 @@ class Builder {
 
 // The algorithms; see make_schedule().
 void build_hierarchy(Builder& builder);
-void build_doubling(Builder& builder);
+void build_doubling(Builder& builder, int halvings);
 void build_ring_reduce_scatter(Builder& builder);
 void build_ring_allgather(Builder& builder);
 void build_direct_allgather(Builder& builder);

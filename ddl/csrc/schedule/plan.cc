@@ -203,7 +203,10 @@ Plan plan_of_part(const Plan& world, const std::vector<int>& members) {
     std::vector<int> ranks;
     for (const int rank : plan.ranks) ranks.push_back(order[static_cast<size_t>(rank)]);
     plan = reordered(std::move(plan), std::move(ranks));
-    if (plan.size() == world.size()) plan.small_bytes = world.small_bytes;  // it was not measured for fewer ranks
+    if (plan.size() == world.size()) {  // it was not measured for fewer ranks
+        plan.small_bytes = world.small_bytes;
+        plan.halved_above = world.halved_above;
+    }
     return plan;
 }
 

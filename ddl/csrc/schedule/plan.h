@@ -15,13 +15,14 @@ namespace ddl {
 constexpr char kModes[] = "bnrm";
 
 struct Plan {
-    std::vector<int> dimensions;  // sizes, innermost first; at least one, each at least 1
-    std::string modes;            // a letter of kModes for each dimension
-    int chunks = 0;               // pieces that a large buffer is cut into; 0: by size
-    uint64_t small_bytes = 0;     // allreduces up to this size use recursive doubling; 0: as Tuning says
-    std::vector<int> ranks;       // rank at each position
-    std::vector<int> positions;   // position of each rank: the inverse
-    std::string reason;           // why this plan: one sentence
+    std::vector<int> dimensions;         // sizes, innermost first; at least one, each at least 1
+    std::string modes;                   // a letter of kModes for each dimension
+    int chunks = 0;                      // pieces that a large buffer is cut into; 0: by size
+    uint64_t small_bytes = 0;            // allreduces up to this size use recursive doubling; 0: as Tuning says
+    std::vector<uint64_t> halved_above;  // their bytes are first halved once for each of these that they exceed
+    std::vector<int> ranks;              // rank at each position
+    std::vector<int> positions;          // position of each rank: the inverse
+    std::string reason;                  // why this plan: one sentence
 
     int size() const { return static_cast<int>(ranks.size()); }
 

@@ -38,9 +38,22 @@ bool is_small(const Task& task, const Plan& plan, const Tuning& tuning) {
     return std::max(extent.input, extent.output) <= (is_measured ? plan.small_bytes : tuning.small_bytes);
 }
 
+// The halvings that the plan has before the doublings of a small allreduce.
+int halvings_of(const Plan& plan, const Task& task, const Tuning& tuning) {
+    if (tuning.algorithm != Algorithm::automatic || plan.small_bytes == 0) return 0;
+    const uint64_t bytes = task.count * size_of(task.type);
+    const auto is_halved = [&](uint64_t limit) { return bytes > limit; };
+    return static_cast<int>(std::count_if(plan.halved_above.begin(), plan.halved_above.end(), is_halved));
+}
+
+void build_allreduce(Builder& builder, bool small) {
+    if (!small) return build_hierarchy(builder);
+    build_doubling(builder, halvings_of(builder.plan(), builder.task(), builder.tuning()));
+}
+
 void build(Builder& builder, bool small) {
     switch (builder.task().collective) {
-        case Collective::allreduce: small ? build_doubling(builder) : build_hierarchy(builder); break;
+        case Collective::allreduce: build_allreduce(builder, small); break;
         case Collective::reduce_scatter: build_ring_reduce_scatter(builder); break;
         case Collective::allgather:
             if (small && builder.size() <= kMostDirect) {

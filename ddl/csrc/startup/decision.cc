@@ -111,6 +111,7 @@ std::vector<std::byte> pack(const Decision& decision) {
     for (const auto& rack : links.tiers.racks) sizes.push_back(static_cast<int>(rack.size()));
     Writer writer;
     writer.put(Integers{plan.chunks, static_cast<int>(plan.small_bytes)});
+    writer.put(plan.halved_above);
     writer.put(plan.dimensions);
     writer.put(plan.ranks);
     writer.put(plan.modes);
@@ -126,6 +127,7 @@ std::vector<std::byte> pack(const Decision& decision) {
 Decision unpack(const std::vector<std::byte>& data) {
     Reader reader(data);
     const auto head = reader.take<Integers>(2);
+    auto halved_above = reader.take<std::vector<uint64_t>>();
     const auto dimensions = reader.take<Integers>();
     auto ranks = reader.take<Integers>();
     const auto modes = reader.take<std::string>();
@@ -134,6 +136,7 @@ Decision unpack(const std::vector<std::byte>& data) {
     Decision decision{make_plan(size, dimensions, modes, std::move(ranks), std::move(reason)), {}};
     decision.plan.chunks = head[0];
     decision.plan.small_bytes = static_cast<uint64_t>(head[1]);
+    decision.plan.halved_above = std::move(halved_above);
     Links& links = decision.links;
     const auto measured = reader.take<Doubles>(5);
     links.tiers.link = measured[0];

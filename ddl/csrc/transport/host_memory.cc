@@ -14,11 +14,7 @@
 namespace ddl {
 namespace {
 
-#ifndef DDL_MOST_PIPE
-#define DDL_MOST_PIPE (128 << 10)
-#endif
-constexpr size_t kMostPipe = DDL_MOST_PIPE;
-static_assert(kMostPipe > 0 && (kMostPipe & (kMostPipe - 1)) == 0, "a pipe is a power of two");
+constexpr size_t kMostPipe = 512 << 10;
 constexpr size_t kLeastUsefulPipe = 1 << 10;
 constexpr size_t kPage = 4 << 10;  // before the pipes; holds the token
 

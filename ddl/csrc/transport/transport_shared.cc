@@ -14,7 +14,7 @@ constexpr Ticket kSent = kOwn;  // of a send that is over: there is nothing to r
 
 // Polls, with messages of this host alone in flight, for each of the wrapped transport, which then has only notices to
 // find: asking MPI takes longer than a message through a pipe.
-constexpr unsigned kOtherPolls = 32;
+constexpr unsigned kOtherPolls = 128;
 
 }  // namespace
 

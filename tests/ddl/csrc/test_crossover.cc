@@ -1,3 +1,4 @@
+#include <algorithm>
 #include <cmath>
 
 #include "check.h"
@@ -22,46 +23,89 @@ double simulated(const Network& network, const Plan& plan, uint64_t bytes, Algor
     return simulate(network, plan, allreduce(bytes), tuning).seconds;
 }
 
+Plan crossed(const Network& network, Plan plan) {
+    set_crossover(plan, network);
+    return plan;
+}
+
+// One ring, whose allreduces of up to a MiB are doubled after so many halvings.
+Plan halved(int size, int halvings) {
+    Plan plan = flat_plan(size);
+    plan.small_bytes = 1 << 20;
+    plan.halved_above.assign(static_cast<size_t>(halvings), 0);
+    return plan;
+}
+
 }  // namespace
 
-TEST("recursive doubling takes what the simulation says") {
+TEST("recursive doubling after any halvings takes what the simulation says") {
     for (const Network& network : {switched(), racked(), odd()}) {
         for (const uint64_t bytes : {1 << 10, 64 << 10}) {
-            const double expected = simulated(network, flat_plan(network.size()), bytes, Algorithm::latency);
-            // Ranks that are not folded begin earlier than the formula has it.
-            const double tolerance = network.size() == 8 ? 0.02 : 0.5;
-            CHECK(std::fabs(doubling_seconds(network, bytes) / expected - 1) < tolerance);
+            for (int halvings = 0; halvings <= (network.size() == 8 ? 3 : 2); ++halvings) {
+                const double expected =
+                    simulated(network, halved(network.size(), halvings), bytes, Algorithm::automatic);
+                // Ranks that are not folded begin earlier than the formula has it.
+                const double tolerance = network.size() == 8 ? 0.02 : 0.5;
+                CHECK(std::fabs(doubling_seconds(network, bytes, halvings) / expected - 1) < tolerance);
+            }
         }
     }
 }
 
 TEST("the crossover is where the dimensions become faster") {
-    const Plan plan = make_plan(8, {2, 4}, "r");
-    const uint64_t small = crossover(switched(), plan);
-    CHECK(small >= 512 && small <= 4096);
-    CHECK(doubling_seconds(switched(), small / 2) <=
-          1.3 * simulated(switched(), plan, small / 2, Algorithm::bandwidth));
-    CHECK(doubling_seconds(switched(), 4 * small) > simulated(switched(), plan, 4 * small, Algorithm::bandwidth));
-    CHECK(crossover(switched(300e-6), plan) > small);  // rounds cost more
-    CHECK(crossover(racked(), make_plan(8, {2, 2, 2}, "r")) <= small);
+    const Plan plan = flat_plan(6);  // four ranks, and two that are folded into others with all their bytes
+    const auto six = [](double latency) { return Network{{{1, 1e-6, 5e9}, {6, latency, kFast}}}; };
+    const Network network = six(100e-6);
+    const uint64_t small = crossed(network, plan).small_bytes;
+    CHECK(small > kLeastDoubled && small < kMostDoubled);
+    CHECK(doubling_seconds(network, small / 2) < simulated(network, plan, small / 2, Algorithm::bandwidth));
+    for (int halvings = 0; halvings <= 2; ++halvings) {
+        CHECK(doubling_seconds(network, 2 * small, halvings) >
+              simulated(network, plan, 2 * small, Algorithm::bandwidth));
+    }
+    CHECK(crossed(six(300e-6), plan).small_bytes > small);  // rounds cost more
+    CHECK(crossed(six(30e-6), plan).small_bytes < small);
+}
+
+TEST("the more bytes, the more halvings, and each is the best number of them within a tenth") {
+    for (const Network& network : {switched(), racked(), odd()}) {
+        const Plan plan = crossed(network, flat_plan(network.size()));
+        CHECK(network.size() != 8 || !plan.halved_above.empty());
+        CHECK(std::is_sorted(plan.halved_above.begin(), plan.halved_above.end()));
+        constexpr uint64_t kFramed = 125;
+        for (uint64_t bytes = 512; bytes <= plan.small_bytes; bytes *= 2) {
+            const auto above = [&](uint64_t limit) { return bytes > limit; };
+            const auto chosen = std::count_if(plan.halved_above.begin(), plan.halved_above.end(), above);
+            const double took = doubling_seconds(network, bytes, static_cast<int>(chosen));
+            for (int other = 0; other <= 3; ++other) {
+                CHECK(took <= 1.1 * doubling_seconds(network, bytes + 8 * kFramed, other));
+            }
+        }
+    }
 }
 
 TEST("long messages never go by recursive doubling, however long a round takes") {
-    const Plan plan = make_plan(8, {2, 4}, "r");
-    CHECK_EQ(crossover(switched(1), plan), kMostDoubled);
-    CHECK_EQ(crossover({{{2, 30e-6, kFast}}}, flat_plan(2)), kMostDoubled);
+    CHECK_EQ(crossed(switched(1), make_plan(8, {2, 4}, "r")).small_bytes, kMostDoubled);
+    const Plan pair = crossed({{{2, 30e-6, kFast}}}, flat_plan(2));
+    CHECK_EQ(pair.small_bytes, kMostDoubled);
 }
 
 TEST("without latencies or other ranks there is no crossover") {
-    CHECK_EQ(crossover(switched(0), make_plan(8, {2, 4}, "r")), 0u);
-    CHECK_EQ(crossover({{{1, 1e-6, 1e9}}}, flat_plan(1)), 0u);
+    CHECK_EQ(crossed(switched(0), make_plan(8, {2, 4}, "r")).small_bytes, 0u);
+    CHECK_EQ(crossed({{{1, 1e-6, 1e9}}}, flat_plan(1)).small_bytes, 0u);
 }
 
-TEST("a plan's own limit decides which allreduces go by recursive doubling, and those alone") {
+TEST("a plan's own limits decide which allreduces go by recursive doubling, and which are halved before") {
     Plan plan = make_plan(8, {2, 4}, "r");
     plan.small_bytes = 1024;
-    CHECK_EQ(make_schedule(plan, 0, allreduce(1024)).algorithm, "recursive doubling");
+    plan.halved_above = {256, 512};
+    const auto rounds = [&](uint64_t bytes) { return make_schedule(plan, 0, allreduce(bytes)).rounds.size(); };
+    CHECK_EQ(make_schedule(plan, 0, allreduce(256)).algorithm, "recursive doubling");
+    CHECK_EQ(make_schedule(plan, 0, allreduce(1024)).algorithm, "recursive halving and doubling");
     CHECK_EQ(make_schedule(plan, 0, allreduce(1028)).algorithm, "hierarchy 2x4");
+    CHECK_EQ(rounds(256), size_t{3});
+    CHECK_EQ(rounds(260), size_t{4});
+    CHECK_EQ(rounds(516), size_t{5});
     const Task broadcast{Collective::broadcast, DDL_FLOAT32, DDL_SUM, 1024, 0};
     CHECK_EQ(make_schedule(plan, 0, broadcast).algorithm,
              make_schedule(make_plan(8, {2, 4}, "r"), 0, broadcast).algorithm);

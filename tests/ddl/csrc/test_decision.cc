@@ -57,6 +57,7 @@ TEST("a decision survives the wire, and a part of one is refused") {
                       {{{{0, 2}, {1}}, 25e6, {12e6, 25e6}, 1e-4, 2e-4, ""}, 2e9, 5e-6}};
     decision.plan.chunks = 9;
     decision.plan.small_bytes = 4096;
+    decision.plan.halved_above = {256, 1024};
     const auto data = pack(decision);
     const Decision read = unpack(data);
     CHECK(read.plan.dimensions == decision.plan.dimensions);
@@ -66,6 +67,7 @@ TEST("a decision survives the wire, and a part of one is refused") {
     CHECK_EQ(read.plan.reason, decision.plan.reason);
     CHECK_EQ(read.plan.chunks, 9);
     CHECK_EQ(read.plan.small_bytes, uint64_t{4096});
+    CHECK(read.plan.halved_above == decision.plan.halved_above);
     CHECK(read.links.tiers.racks == decision.links.tiers.racks);
     CHECK(read.links.tiers.uplinks == decision.links.tiers.uplinks);
     CHECK_EQ(read.links.tiers.link, 25e6);

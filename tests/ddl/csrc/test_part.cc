@@ -53,6 +53,7 @@ TEST("a communicator of all ranks has the dimensions, the order and the crossove
             const Plan plan = plan_of_part(basis, world, members);
             CHECK_EQ(format_mode(plan), format_mode(world));
             CHECK_EQ(plan.small_bytes, world.small_bytes);
+            CHECK(plan.halved_above == world.halved_above);
             CHECK(in_order(plan, members) == world.ranks);
             CHECK_EQ(plan.reason, "all ranks: " + world.reason);
         }

@@ -266,6 +266,25 @@ TEST("each collective is right for 1 to 9 ranks, every root, both algorithms, an
     }
 }
 
+TEST("recursive doubling is right after any number of halvings, for 1 to 17 ranks in any order and either memory") {
+    std::mt19937_64 random(check::seed());
+    for (int size = 1; size <= 17; ++size) {
+        std::vector<int> order(static_cast<size_t>(size));
+        std::iota(order.begin(), order.end(), 0);
+        std::shuffle(order.begin(), order.end(), random);
+        Plan plan = make_plan(size, {size}, "r", order);
+        plan.small_bytes = 1 << 20;
+        for (; plan.halved_above.size() <= 5; plan.halved_above.push_back(0)) {
+            for (const uint64_t count : {0, 1, 2, 7, 101}) {
+                Task task = task_of(Collective::allreduce, count);
+                check_plan(plan, task, Algorithm::automatic);
+                task.memory = Memory::device;
+                check_plan(plan, task, Algorithm::automatic);
+            }
+        }
+    }
+}
+
 TEST("each collective is right in several dimensions with ranks in any order") {
     std::mt19937_64 random(check::seed());
     const std::vector<std::vector<int>> shapes = {{2, 4}, {4, 2}, {2, 2, 2}, {3, 5}, {1, 6}, {2, 1, 3}, {2, 3, 2, 2}};

@@ -14,7 +14,7 @@ using namespace ddl;
 namespace {
 
 constexpr size_t kSmallPipe = 1024;  // 14 lines; what is longer than 256 bytes goes through the wrapped transport
-constexpr size_t kShort = 100, kLong = 100'000;
+constexpr size_t kShort = 100, kLong = 200'000;
 
 std::vector<std::byte> content(size_t number, size_t bytes) {
     std::vector<std::byte> data(bytes);

@@ -1,7 +1,7 @@
 """The contestants: the program of each, and the MPI that starts it.
 
-- DDL as the options say, and DDL as one ring over all ranks in host order (the best that a ring can do without knowing
-  the network);
+- DDL as the options say, the same over TCP in place of MPI, and DDL as one ring over all ranks in host order (the best
+  that a ring can do without knowing the network);
 - the MPI that starts the job: its default, and the settings of Open MPI's collectives that its users tune; - another
   MPI (MPICH beside Open MPI), with a worker that its own compiler wrapper compiles;
 - gloo, through torch, if torch is installed.
@@ -27,7 +27,7 @@ from ddl.launch.mpi import HYDRA, OPENMPI, Mpi
 from ddl.launch.options import Export, Mode, Options
 
 HERE = Path(__file__).parent
-DDL, FLAT = "DDL", "DDL, one flat ring"
+DDL, FLAT, OVER_TCP = "DDL", "DDL, one flat ring", "DDL over TCP"
 _NAMES = {HYDRA: "MPICH", OPENMPI: "Open MPI"}
 
 # On several hosts the component han has precedence over tuned, whose settings then have no effect: han is disabled.
@@ -88,7 +88,12 @@ def peers(
 
     `others` are MPIs beside the one that starts the job. Raises CheckError if a worker cannot be made.
     """
-    found = [Contestant(FLAT, (str(_worker("bench_ddl")),), mpi, mode=Mode("r", (ranks,)))]
+    program = (str(_worker("bench_ddl")),)
+    over_tcp = (Export("DDL_TRANSPORT", "tcp"),)
+    found = [
+        Contestant(FLAT, program, mpi, mode=Mode("r", (ranks,))),
+        Contestant(OVER_TCP, program, mpi, exports=over_tcp),
+    ]
     found += _of_mpi(mpi, lambda: _worker("bench_mpi"), _NAMES[mpi.family], wanted)
     names = {_NAMES[mpi.family]}
     for other in others:
