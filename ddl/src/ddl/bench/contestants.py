@@ -106,8 +106,8 @@ def peers(
         found += _of_mpi(other, partial(compiled, other), name, wanted)
     if find_spec("torch") is not None:
         exports = [Export("GLOO_SOCKET_IFNAME", interfaces[0])] if len(interfaces) == 1 else []
-        program = (sys.executable, str(HERE / "gloo_worker.py"))
-        found.append(Contestant("gloo", program, mpi, exports=tuple(exports)))
+        worker = (sys.executable, str(HERE / "gloo_worker.py"))
+        found.append(Contestant("gloo", worker, mpi, exports=tuple(exports)))
     return [one for one in found if wanted(one.name)]
 
 
