@@ -87,6 +87,46 @@ def test_a_warm_start_begins_at_the_last_solution() -> None:
     assert warm.gap_ <= 1e-6 * warm.objective_
 
 
+def test_a_warm_start_with_other_classes_is_refused() -> None:
+    model = LogisticRegression(warm_start=True, fit_intercept=False).fit(*data(3, np.random.default_rng(3)))
+    with pytest.raises(DataError, match=r"warm_start: .*shape \(3, \d+\), and these rows need \(1, \d+\)"):
+        model.fit(*data(2, np.random.default_rng(3)))
+
+
+# Beyond 2,000 rows a column Newton's method sees every second row, or fewer.
+@pytest.mark.parametrize("period", [2, 3, 10, 30])
+@pytest.mark.parametrize("kind", [LogisticRegression, LinearSVC])
+def test_rows_in_a_regular_order_are_fitted_like_shuffled_ones(kind: Any, period: int) -> None:
+    generator = np.random.default_rng(0)
+    y = (np.arange(6000) % period == 0).astype(int)
+    x = (y + generator.normal(size=6000))[:, None]
+    order = generator.permutation(6000)
+    regular, shuffled = kind().fit(x, y), kind().fit(x[order], y[order])
+    assert regular.objective_ == pytest.approx(shuffled.objective_, rel=1e-4)
+    assert regular.gap_ <= 1e-4 * regular.objective_
+    assert len(regular.history_) < 15
+
+
+def test_regular_weights_of_zero_slow_nothing_down() -> None:
+    generator = np.random.default_rng(0)
+    x, y = generator.normal(size=(6000, 1)), generator.integers(0, 2, 6000)
+    weights = (np.arange(6000) % 3 != 0).astype(float)
+    model = LogisticRegression().fit(x, y, weights)
+    assert len(model.history_) < 10
+    assert model.gap_ <= 1e-4 * model.objective_
+
+
+def test_many_columns_are_fitted_by_conjugate_gradients() -> None:
+    generator = np.random.default_rng(0)
+    frequency = 1 / np.arange(1, 3001)
+    x = sparse.csr_matrix(generator.random((2000, 3000)) < frequency, dtype=np.float32)
+    y = (x @ generator.normal(size=3000) > 0).astype(int)
+    model = LogisticRegression(C=10).fit(x, y)
+    assert model.solver_.name == "newton-cg"
+    assert len(model.history_) < 12
+    assert model.gap_ <= 1e-4 * model.objective_
+
+
 def test_columns_of_very_different_scale_are_warned_of() -> None:
     x, y = data(2, np.random.default_rng(4))
     x[:, 3] *= 1e6

@@ -43,8 +43,7 @@ def passes_in_memory(rows: FileRows) -> dict[str, Any]:
     history = History(TOL, False)
     labels = model._labels(loaded.labels, loaded.weights, ALONE)
     problem = model._problem(labels, "", ALONE)
-    sample, _ = _sample(loaded, loaded.n_rows, labels, problem)
-    model._fit_passes(loaded, problem, history, sample, from_sample=True)
+    model._fit_passes(loaded, problem, history, _sample(loaded, problem), labels)
     model._conclude(history)
     return _line(model, time.monotonic() - start)
 

@@ -88,8 +88,9 @@ class Certified:
             self._warn_of_scale([[k, v] for k, v in enumerate(_largest(rows))])
             if joined.size > 1:
                 joined.agree_on_features(rows.n_features, getattr(this, "feature_names_in_", None))
-                problem = self._problem(self._labels(rows.labels, rows.weights, joined), "", joined)
-                self._fit_passes(rows, problem, history, rows)
+                labels_of_all = self._labels(rows.labels, rows.weights, joined)
+                problem = self._problem(labels_of_all, "", joined)
+                self._fit_passes(rows, problem, history, rows, labels_of_all)
             else:
                 self._fit_memory(rows, sample_weight, history, "the rows are in memory")
         self._conclude(history)
@@ -135,16 +136,13 @@ class Certified:
         return x, np.asarray(labels)
 
     def _fit_memory(self, rows: MemoryRows, sample_weight: Any, history: History, why: str) -> None:
-        """Let scikit-learn fit; go on from there if its result is too far from the optimum."""
+        """Let our own method fit, or scikit-learn's; go on from there if that ends too far from the optimum."""
         this: Any = self
         labels = self._labels(rows.labels, rows.weights, ALONE)
         problem = self._problem(labels, "", ALONE)
         found = self._in_memory(problem, rows)
         if found is None:
-            sample, complete = _sample(rows, rows.n_rows, labels, problem)
-            if sample.n_rows == rows.n_rows:
-                sample, complete = rows, False
-            self._fit_passes(rows, problem, history, sample, f"{why}; ", from_sample=complete)
+            self._fit_passes(rows, problem, history, _sample(rows, problem), labels, f"{why}; ")
             return
         inner = self._engine(
             **{name: getattr(this, name) for name in self._engine().get_params() if hasattr(this, name)}
@@ -207,10 +205,10 @@ class Certified:
             generator = np.random.default_rng(check_random_state(this.random_state).randint(1 << 31))
             rows = rows.hold(nbytes, generator)
         assert rows.held is not None
-        sample, complete = _sample(rows.held, rows.n_rows, labels, problem)
+        sample = _sample(rows.held, problem)
         history.say(f"sample: {sample.n_rows} of {rows.n_rows} rows, {format_size(sample.nbytes)}, drawn at random")
         why = f"{size} do not fit into limit={allowed.limit}; " if joined.size == 1 else ""
-        self._fit_passes(rows, problem, history, sample, why, from_sample=complete)
+        self._fit_passes(rows, problem, history, sample, labels, why)
 
     def _fit_passes(
         self,
@@ -218,28 +216,34 @@ class Certified:
         problem: Problem,
         history: History,
         sample: MemoryRows,
+        labels: Labels,
         why: str = "",
-        *,
-        from_sample: bool = False,
     ) -> None:
-        """Passes over the rows; with `from_sample` from the optimum of the sample."""
+        """Passes over the rows, from the optimum of the sample; all rows may be the sample."""
         this: Any = self
         cholesky, reason = self._in_passes(problem, rows.n_features)
         if problem.ranks.size > 1:
             why += f"{problem.ranks.size} ranks; "
-        name, how = "lbfgs", "L-BFGS over passes, Newton on the sample"
-        if sample is rows:
-            name, how = "newton-cg", "Newton's method"
+        starts = list[MemoryRows]()  # rows whose optimum is near that of all rows, the fewest first
+        if sample is not rows:
+            for some in (sample.every(10), sample):
+                standing, complete = _standing_for(some, rows.n_rows, labels, problem)
+                starts += [standing] * complete
+            sample = standing if complete or isinstance(rows, FileRows) else rows
+        name, how = ("newton-cg", "Newton's method") if sample is rows else ("lbfgs", "L-BFGS, Newton on a sample")
         self.solver_ = Solver("newton-cholesky" if cholesky else name, why + reason)
         history.say(f"solver: {how} ({self.solver_.reason})")
         start = np.zeros((problem.loss.outputs, problem.columns(rows.n_features)))
         if getattr(this, "warm_start", False) and hasattr(this, "coef_"):
-            start = _parameters(this, problem)
-        elif from_sample:
-            tenth = sample.every(10).standing_for(sample.n_rows)  # comes near the optimum of the sample
-            for some in (tenth, sample):
-                enough = History(max(this.tol, _SAMPLE_GAP), False)
-                start, _ = minimise(problem, some, start, some, 50, enough, cholesky)
+            if np.atleast_2d(this.coef_).shape != (problem.loss.outputs, rows.n_features):
+                raise DataError(
+                    f"warm_start: the last fit's coef_ has the shape {np.shape(this.coef_)}, and these rows need "
+                    f"({problem.loss.outputs}, {rows.n_features}): give the same features and classes, or begin anew"
+                )
+            start, starts = _parameters(this, problem), []
+        for some in starts:
+            enough = History(max(this.tol, _SAMPLE_GAP), False)
+            start, _ = minimise(problem, some, start, some, 50, enough, cholesky)
         most = 100 if this.max_iter is None else this.max_iter
         found, steps = minimise(problem, rows, start, sample, most, history, cholesky)
         self._keep(found, problem, steps, rows.n_features)
@@ -292,22 +296,27 @@ class Certified:
         return found[:, 0] if found.shape[1] == 1 else found
 
 
-def _sample(held: MemoryRows, n_rows: int, labels: Labels, problem: Problem) -> tuple[MemoryRows, bool]:
-    """What Newton's steps see: rows of `held` that stand for this rank's `n_rows`, and whether each class has some.
+def _sample(rows: MemoryRows, problem: Problem) -> MemoryRows:
+    """What Newton's steps see: enough of the rows, or all of them. Each rank has its share of one sample."""
+    enough = _ROWS_OF_A_COLUMN * problem.columns(rows.n_features)
+    return rows.every(problem.ranks.size * max(1, rows.n_rows // enough))
 
-    Each rank has its share of one sample. Each class has the weight that it has in the whole file, which blocks of a
-    sorted file would not give it. If one has no row, the sample has no optimum: the intercept grows without bound.
+
+def _standing_for(sample: MemoryRows, n_rows: int, labels: Labels, problem: Problem) -> tuple[MemoryRows, bool]:
+    """Rows with weights that stand for this rank's `n_rows`, and whether there are some of each class.
+
+    Each class has the weight that it has among all rows, which blocks of a sorted file would not give it. If one has no
+    row, these have no optimum: the intercept grows without bound.
     """
-    enough = _ROWS_OF_A_COLUMN * problem.columns(held.n_features)
-    sample = held.every(problem.ranks.size * max(1, held.n_rows // enough)).standing_for(n_rows)
+    standing = sample.standing_for(n_rows)
     if not len(labels.classes):  # numbers
-        return sample, True
-    codes = np.searchsorted(labels.classes, sample.labels)
-    found = problem.ranks.add(np.bincount(codes, sample.weights, len(labels.classes)))
+        return standing, True
+    codes = np.searchsorted(labels.classes, standing.labels)
+    found = problem.ranks.add(np.bincount(codes, standing.weights, len(labels.classes)))
     if (labels.counts[found == 0] > 0).any():
-        return sample, False
+        return standing, False
     share = np.divide(labels.counts, found, out=np.zeros_like(found), where=found > 0)
-    return MemoryRows(sample.x, sample.labels, sample.weights * share[codes]), True
+    return MemoryRows(standing.x, standing.labels, standing.weights * share[codes]), True
 
 
 def _parameters(fitted: Any, problem: Problem) -> Floats:

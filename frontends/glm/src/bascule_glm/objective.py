@@ -23,6 +23,7 @@ logistic loss if |s| <= 1. Else D(0) = 0 still holds, and the bound is P itself.
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Literal
 
 import numpy as np
@@ -191,15 +192,18 @@ class Curvature:
             scores = problem.scores(block.x, parameters.astype(block.x.dtype)).astype(np.float64)
             self._terms.append(problem.loss.terms(scores, block.labels, block.weights))
         self._ridge = problem.ridge(rows.n_features)
-        found = problem.ranks.add(np.append(self._own_diagonal(), rows.n_rows))
-        own = found[:-1].reshape(self._ridge.shape)
         if sampled:
-            self._ridge += own.sum(axis=1, keepdims=True) / found[-1]
-        diagonal = own + self._ridge
-        self.diagonal = np.where(diagonal > 0, diagonal, 1.0)  # (K, D); 0 for an empty column without a penalty
+            n_rows = problem.ranks.add(np.array([rows.n_rows]))
+            self._ridge += self._without_ridge.sum(axis=1, keepdims=True) / n_rows
 
-    def _own_diagonal(self) -> Floats:
-        """Of the rows on this rank, without the penalty."""
+    @cached_property
+    def diagonal(self) -> Floats:
+        """(K, D); 1 instead of 0, for an empty column without a penalty."""
+        found: Floats = self._without_ridge + self._ridge
+        return np.where(found > 0, found, 1.0)
+
+    @cached_property
+    def _without_ridge(self) -> Floats:
         diagonal = np.zeros_like(self._ridge)
         d = self._rows.n_features
         for block, terms in zip(self._rows, self._terms, strict=True):
@@ -207,7 +211,7 @@ class Curvature:
             squares = block.x.multiply(block.x) if scipy.sparse.issparse(block.x) else block.x * block.x
             diagonal[:, :d] += np.asarray(squares.T @ bend.astype(block.x.dtype)).T
             diagonal[:, d:] += self._problem.scale**2 * bend.sum(axis=0)[:, None]
-        return diagonal
+        return self._problem.ranks.add(diagonal)
 
     def __matmul__(self, vector: Floats) -> Floats:
         """Times a (K, D)."""

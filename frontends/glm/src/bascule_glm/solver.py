@@ -1,4 +1,4 @@
-"""The solver for rows that are read in passes: L-BFGS whose first matrix is Newton's, of a random sample in memory.
+"""The solver in passes over rows: L-BFGS whose first matrix is Newton's, of a sample, or of all rows in memory.
 
 A pass over a file costs far more than work on rows in memory. So each step asks the sample, at the current point, for
 Newton's direction (by Cholesky, or by conjugate gradients if there are many columns: Byrd et al., 2011, "On the use of
@@ -121,8 +121,9 @@ def minimise(
             # The lowest point of the parabola through both values and the slope.
             rise = there.value - here.value - length * slope
             length *= float(np.clip(-length * slope / (2 * rise) if rise > 0 else 0.5, 0.1, 0.5))
-        else:
-            return point, step  # no step lowers the objective: its rounding is reached
+        else:  # no step lowers the objective: its rounding is reached, or the model of it is far off
+            history.add(here, 0)
+            return point, step
         moved, changed = length * direction, there.gradient - here.gradient
         if length < 1:
             pairs.clear()  # they describe another place
