@@ -11,6 +11,7 @@ from dataclasses import replace
 from types import ModuleType
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from torch import Tensor, nn
@@ -178,6 +179,11 @@ def test_under_autocast_it_runs_again_under_autocast(models: ModuleType, recompu
 # What would notice
 
 GENERATOR = torch.Generator()
+GENERATORS: dict[str, Callable[[], object]] = {
+    "generator": lambda: GENERATOR,
+    "numpy": lambda: np.random.default_rng(1),
+    "python": lambda: random.Random(1),
+}
 
 
 class Part(nn.Module):
@@ -190,7 +196,8 @@ class Part(nn.Module):
         self.one, self.two = nn.Linear(16, 64), nn.Linear(64, 16)
         self.register_buffer("total", torch.zeros(()))
         self.plain = torch.zeros(())
-        self.generator = GENERATOR if kind == "generator" else None
+        self.kept = [torch.zeros(())]
+        self.generator: object = GENERATORS[kind]() if kind in GENERATORS else None
         if kind == "hook":
             self.one.register_forward_hook(lambda *_: self.seen.append(1))
 
@@ -199,6 +206,8 @@ class Part(nn.Module):
             x.mul_(2)
         elif self.kind == "later":
             x = x + 1
+        elif self.kind == "backward":
+            self.two(torch.ones(4, 64)).square().sum().backward()
         wide = torch.sigmoid(self.one(x))
         if self.kind == "buffer":
             self.total += 1
@@ -210,12 +219,16 @@ class Part(nn.Module):
             self.calls += 1
         elif self.kind == "list":
             self.seen.append(1)
+        elif self.kind == "item":
+            self.kept[0] += 1
         elif self.kind == "argument":
             given.append(1)
         elif self.kind == "random" and random.random() < 0.5:
             wide = wide * 2
         elif self.kind == "generator":
-            wide = wide * torch.rand(64, generator=self.generator)
+            wide = wide * torch.rand(64, generator=GENERATOR)
+        elif isinstance(self.generator, (np.random.Generator, random.Random)):
+            wide = wide * self.generator.random()
         elif self.kind == "checkpoint":
             return checkpoint(nn.Sequential(self.two, nn.Tanh()), wide, use_reentrant=False)
         elif self.kind == "func":
@@ -230,14 +243,27 @@ class Result:
         self.tensor = tensor
 
 
+class Static(nn.Module):
+    @staticmethod
+    def forward(x: Tensor, given: list[int]) -> Tensor:
+        return x.sigmoid().exp().sin().cos().tanh()
+
+
 class Around(nn.Module):
     def __init__(self, kind: str) -> None:
         super().__init__()
         self.kind = kind
         self.before, self.part = nn.Linear(16, 16), Part(kind)
+        if kind == "another's":
+            self.part.forward = Part().forward
+        elif kind == "static":
+            self.part = Static()
 
     def forward(self, x: Tensor) -> Tensor:
-        h = self.before(x).cos()
+        h = x if self.kind == "backward" else self.before(x).cos()
+        if self.kind == "substituted":
+            state = {name: one * 2 for name, one in self.part.named_parameters()}
+            return torch.func.functional_call(self.part, state, (h, [1]))
         if self.kind == "under":
             return checkpoint(self.part, h, [1], use_reentrant=False)
         result = self.part(h, [1])
@@ -249,7 +275,7 @@ class Around(nn.Module):
 
 NOTICED = (
     "buffer", "replaced", "tensor", "attribute", "list", "random", "generator", "input", "checkpoint", "func", "object",
-    "hook", "under", "later", "argument",
+    "hook", "under", "later", "argument", "item", "numpy", "python", "backward", "another's", "static", "substituted",
 )  # fmt: skip
 
 
@@ -313,6 +339,15 @@ def test_an_exception_in_a_forward_leaves_nothing_behind() -> None:
     assert not standing_in(model)
 
 
+@pytest.mark.parametrize("kind", ["attribute", "list", "item", "argument", "random"])
+def test_a_forward_that_changes_things_only_later_is_an_error(kind: str) -> None:
+    model, _, _ = recomputing(Part())
+    batch(32, 16)(model).backward()
+    model.part.kind = kind
+    with pytest.raises(LMSError, match="module 'part' cannot be recomputed: its forward has changed"):
+        batch(32, 16)(model)
+
+
 @pytest.mark.parametrize("change", ["parameters", "mode"])
 def test_what_changes_between_forward_and_backward_is_an_error(change: str) -> None:
     model, _, _ = recomputing(Part())
@@ -326,10 +361,20 @@ def test_what_changes_between_forward_and_backward_is_an_error(change: str) -> N
         loss.backward()
 
 
-def test_a_forward_that_is_not_the_same_twice_is_an_error_and_never_a_wrong_gradient() -> None:
+@pytest.mark.parametrize(
+    "change",
+    [
+        lambda result: result * torch.rand(16, generator=GENERATOR),
+        lambda result: result[torch.randperm(32, generator=GENERATOR)],
+    ],
+    ids=["factor", "order"],
+)
+def test_a_forward_that_is_not_the_same_twice_is_an_error_and_never_a_wrong_gradient(
+    change: Callable[[Tensor], Tensor],
+) -> None:
     class Hidden(Part):
         def forward(self, x: Tensor, given: list[int]) -> Any:
-            return super().forward(x, given) * torch.rand(16, generator=GENERATOR)
+            return change(super().forward(x, given))
 
     model, _, _ = recomputing(Hidden())
     with pytest.raises(LMSError, match="its forward gave another result the second time; train with recompute=False"):
