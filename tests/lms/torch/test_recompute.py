@@ -139,19 +139,13 @@ def test_a_unet_whose_stages_work_in_place_is(models: ModuleType, recomputed: Ca
     assert not any(name.endswith(".2") for name in chosen), "nn.ReLU(inplace=True) writes to its input"
 
 
-def test_a_module_that_writes_to_its_buffers_is_not_recomputed(
-    models: ModuleType, recomputed: Callable[..., Any]
-) -> None:
-    def loss(model: nn.Module) -> Tensor:
-        return functional.cross_entropy(model(torch.randn(4, 3, 12, 12)), torch.randint(5, (4,)))
+def test_a_module_that_writes_to_its_buffers_is_not_recomputed(recomputed: Callable[..., Any]) -> None:
+    def build() -> nn.Module:
+        norms = (nn.BatchNorm1d(64), nn.LayerNorm(64))
+        blocks = (nn.Sequential(nn.Linear(16, 64), norm, nn.Sigmoid(), nn.Linear(64, 16)) for norm in norms)
+        return nn.Sequential(nn.Linear(16, 16), *blocks, nn.Tanh())
 
-    chosen, _ = recomputed(models.resnet, loss, 6)
-    norms = {
-        name
-        for name, module in models.resnet().named_modules()
-        if isinstance(module, (nn.BatchNorm2d, models.Residual))
-    }
-    assert not chosen & norms
+    assert recomputed(build, batch(32, 16), 6)[0] == {"2"}
 
 
 def test_one_module_for_two_calls_with_keywords_and_several_results_is(recomputed: Callable[..., Any]) -> None:
@@ -465,7 +459,7 @@ def test_compiled_modules_are_left_alone(recomputed: Callable[..., Any]) -> None
 
 def test_the_planner_takes_the_choice_back_if_it_needs_too_much() -> None:
     model, session, optimizer = recomputing(Part())
-    assert session._planner._blamed()
+    assert session._planner._take_choice_back()
     optimizer.step()
     assert not standing_in(model)
     choice = session._planner.choice
@@ -486,7 +480,7 @@ def test_state_may_be_away_meanwhile(recomputed: Callable[..., Any]) -> None:
     assert session.stats()["state_in"]
 
 
-def test_under_ddp_gradients_are_reduced_once(recomputed: Callable[..., Any]) -> None:
+def test_modules_inside_ddp_are_recomputed(recomputed: Callable[..., Any]) -> None:
     torch.distributed.init_process_group("gloo", store=torch.distributed.HashStore(), rank=0, world_size=1)
     try:
         chosen, _ = recomputed(

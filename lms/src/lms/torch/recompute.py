@@ -7,7 +7,6 @@ anyone noticing; what is needed to know that is looked at, not the class of the 
 from __future__ import annotations
 
 import inspect
-import pickle
 import random
 from collections import defaultdict, deque
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -196,7 +195,7 @@ class _Span:
     within: tuple[Module, ...]  # the calls that it lies in
     last: int = 0
     inputs: list[int] = field(default_factory=list)  # as in Call
-    others: list[int] = field(default_factory=list)
+    extra_inputs: list[int] = field(default_factory=list)
     views: list[View] = field(default_factory=list)  # of all inputs, to see whether they change
     state: list[torch.Tensor] = field(default_factory=list)  # parameters and buffers, to see whether they are the same
 
@@ -255,7 +254,7 @@ class Watch:
         if index is not None:
             span.inputs.append(index)
         elif not isinstance(self._swapper.movable.storage(tensor), str):
-            span.others.append(tensor.untyped_storage().nbytes())
+            span.extra_inputs.append(tensor.untyped_storage().nbytes())
 
     def lose_sight(self) -> None:
         """Something is saved that LMS does not see: under a checkpoint, for example."""
@@ -278,7 +277,7 @@ class Watch:
         for module, number in numbers.items():
             spans = self._spans[module]
             calls = [
-                Call(one.first, one.last, _seconds(one, recorder), tuple(one.inputs), tuple(one.others))
+                Call(one.first, one.last, _seconds(one, recorder), tuple(one.inputs), tuple(one.extra_inputs))
                 for one in spans
                 if one.first < one.last
             ]
@@ -324,7 +323,7 @@ class _Surroundings:
         self._state = (
             [id(one) for one in self._objects],
             [one._version for one in self._objects if isinstance(one, torch.Tensor) and not one.is_inference()],
-            pickle.dumps((random.getstate(), np.random.get_state())),
+            _random_state(),
             spec,
             unusual,
         )
@@ -333,6 +332,12 @@ class _Surroundings:
         return isinstance(other, _Surroundings) and self._state == other._state
 
     __hash__ = None  # type: ignore[assignment]
+
+
+def _random_state() -> object:
+    state: Any = np.random.get_state(legacy=False)
+    numbers = state["state"]
+    return random.getstate(), numbers["key"].tobytes(), numbers["pos"], state["has_gauss"], state["gauss"]
 
 
 # Recomputing
