@@ -7,6 +7,7 @@ anyone noticing; what is needed to know that is looked at, not the class of the 
 from __future__ import annotations
 
 import inspect
+import pickle
 import random
 from collections import defaultdict, deque
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -157,11 +158,11 @@ def _is_special(module: Module) -> bool:
 
 
 def _attributes(module: Module) -> list[object]:
-    """The values of the module's attributes, and the items of those that are containers."""
+    """The values of the module's attributes, and the items of those that are containers, keys included."""
     values = list(vars(module).values())
     containers = [one for one in values if isinstance(one, _CONTAINERS)]
-    keys_or_items = [item for one in containers for item in one]
-    return [*values, *keys_or_items, *(item for one in containers if isinstance(one, dict) for item in one.values())]
+    items = [item for one in containers for item in one]
+    return [*values, *items, *(item for one in containers if isinstance(one, dict) for item in one.values())]
 
 
 def _has_hooks(module: Module) -> bool:
@@ -323,7 +324,8 @@ class _Surroundings:
         self._state = (
             [id(one) for one in self._objects],
             [one._version for one in self._objects if isinstance(one, torch.Tensor) and not one.is_inference()],
-            _random_state(),
+            random.getstate(),
+            pickle.dumps(np.random.get_state(legacy=False)),
             spec,
             unusual,
         )
@@ -332,12 +334,6 @@ class _Surroundings:
         return isinstance(other, _Surroundings) and self._state == other._state
 
     __hash__ = None  # type: ignore[assignment]
-
-
-def _random_state() -> object:
-    state: Any = np.random.get_state(legacy=False)
-    numbers = state["state"]
-    return random.getstate(), numbers["key"].tobytes(), numbers["pos"], state["has_gauss"], state["gauss"]
 
 
 # Recomputing
@@ -378,8 +374,8 @@ class _Run:
             self._state = before
             if _Surroundings(forward.module, (args, kwargs), 0) != around:
                 raise self._error(
-                    "its forward has changed an argument, a parameter, a buffer, an attribute or the state of random "
-                    "numbers, which it did not when it was watched"
+                    "its forward has changed an argument, a parameter, a gradient, a buffer, an attribute or the state "
+                    "of random numbers, which it did not when it was watched"
                 )
             self._sums = None if forward.proven else _sums(result)
         elif self._sums is not None:
