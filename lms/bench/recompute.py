@@ -64,8 +64,7 @@ def gpt() -> Job:
 
 def resnet() -> Job:
     """Two stages of 4 residual blocks on 3 images of 128 x 128."""
-    stages = (nn.Sequential(*(Block(width) for _ in range(4))) for width in (32, 64))
-    first, second = stages
+    first, second = (nn.Sequential(*(Block(width) for _ in range(4))) for width in (32, 64))
     model = nn.Sequential(
         nn.Conv2d(3, 32, 3, padding=1), first, nn.Conv2d(32, 64, 2, 2), second, nn.AdaptiveAvgPool2d(1), nn.Flatten(),
         nn.Linear(64, 10),

@@ -44,7 +44,7 @@ def test_a_recomputed_call_saves_its_inputs_and_runs_again_before_its_first_read
 
 
 def test_an_input_that_nothing_else_saves_is_saved_then(traces: ModuleType) -> None:
-    step = recompute(traces.chain([3, 5], [1.0, 2.0]), [Call(1, 2, 2.0, others=(7,))])
+    step = recompute(traces.chain([3, 5], [1.0, 2.0]), [Call(1, 2, 2.0, extra_inputs=(7,))])
     assert steps(step) == ["w0:1", "w1:2", "r1:0", "w2:2", "h2:0", "r0:4"]
     assert [tensor.nbytes for tensor in step.tensors] == [3, 7, 5]
 
@@ -60,7 +60,7 @@ def test_what_a_later_operation_saves_too_is_saved_from_then_on(traces: ModuleTy
 
 def test_the_forward_still_needs_memory_for_what_it_does_not_save(traces: ModuleType) -> None:
     chain = traces.chain([3, 5, 2], [1.0] * 3, base=100, scratch=[0, 7])
-    step = recompute(chain, [Call(0, 2, 2.0, others=(1,))])
+    step = recompute(chain, [Call(0, 2, 2.0, extra_inputs=(1,))])
     # As tensor 1 is made: its own 5 bytes and 7 of scratch, as before, and the 3 of tensor 0, which nobody saves now.
     assert step.accesses[1].other == chain.accesses[1].other + 3 == 115
     again = steps(step).index("w2:2")
@@ -86,8 +86,8 @@ def test_behind_a_slow_link_what_is_cheap_is_recomputed_and_each_module_has_its_
 
 def test_what_a_module_makes_again_must_fit(traces: ModuleType) -> None:
     trace = traces.chain([4, 10, 10, 10, 4], [1.0] * 5)
-    pair = Candidate("pair", (Call(1, 3, 0.1, others=(1,)),))
-    part = Candidate("part", (Call(1, 2, 0.1, others=(1,)),), frozenset({0}))
+    pair = Candidate("pair", (Call(1, 3, 0.1, extra_inputs=(1,)),))
+    part = Candidate("part", (Call(1, 2, 0.1, extra_inputs=(1,)),), frozenset({0}))
     slow = Link("slow", 0.01, 0.01)
     assert list(choose(trace, slow, [pair, part], budget=0).modules) == ["part"]
     assert list(choose(trace, slow, [pair, part], budget=10).modules) == ["pair"]

@@ -33,7 +33,7 @@ class Call:
     last: int
     seconds: float  # what running it again costs: its computation up to the last tensor that it saves
     inputs: tuple[int, ...] = ()  # tensors of the trace that it needs to run again
-    others: tuple[int, ...] = ()  # bytes of each further input, which the step does not save so far
+    extra_inputs: tuple[int, ...] = ()  # bytes of each further input, which the step does not save so far
 
 
 @dataclass(frozen=True)
@@ -114,7 +114,9 @@ def _path(trace: Trace, candidates: Sequence[Candidate], fits: Callable[[int], b
     It takes the place of those within it.
     """
     gains = [sum(trace.tensors[index].nbytes for index in _unsaved(trace, one)) for one in candidates]
-    gains = [gain - sum(sum(call.others) for call in one.calls) for gain, one in zip(gains, candidates, strict=True)]
+    gains = [
+        gain - sum(sum(call.extra_inputs) for call in one.calls) for gain, one in zip(gains, candidates, strict=True)
+    ]
     costs = [sum(call.seconds for call in one.calls) for one in candidates]
     left = {index for index, gain in enumerate(gains) if gain > _LEAST_GAIN * trace.saved}
     chosen: set[int] = set()
@@ -172,14 +174,14 @@ def recompute(trace: Trace, calls: Sequence[Call]) -> Trace:
     others: dict[int, list[int]] = {}
     for at, (access, owner) in enumerate(zip(trace.accesses, owners, strict=True)):
         tape.positions.append(len(tape.accesses))
-        tape.compute(access.seconds, access.other and access.other + lingering[at])
+        tape.compute(access.seconds, access.other and access.other + lingering[at])  # 0: not measured
         if owner is None:
             tape.touch(access.kind, access.tensor)
             continue
         call = calls[owner]
         if access.kind != "read":
             if at == call.first:
-                others[owner] = [tape.new(Tensor(nbytes, None)) for nbytes in call.others]
+                others[owner] = [tape.new(Tensor(nbytes, None)) for nbytes in call.extra_inputs]
                 for index in (*call.inputs, *others[owner]):
                     tape.touch("hold", index)
             continue

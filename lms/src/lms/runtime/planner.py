@@ -233,8 +233,11 @@ class PassPlanner:
     def _learn(self, finished: Finished) -> None:
         recorder = finished.recorder
         current = self.current
-        shown = current is not None and (not recorder.measure or recorder.movable <= current.trace.saved)
-        shown &= current is not None and current.plan.choice is self.choice
+        shown = (
+            current is not None
+            and (not recorder.measure or recorder.movable <= current.trace.saved)
+            and current.plan.choice is self.choice
+        )
         if shown and not finished.counters.out and self.budget.fits(recorder.peak):
             return  # it needs no plan, and the one that is shown is of a larger pass
         # Without knowing what the rest of the device needs, no plan can keep a limit: measure the next one.
@@ -316,7 +319,7 @@ class PassPlanner:
 
     def _give_up(self, recorder: Recorder, over: int) -> None:
         """The pass went over the limit by `over` bytes although everything that can leave had left."""
-        if over > self.budget.reserve and self._blamed():
+        if over > self.budget.reserve and self._take_choice_back():
             return
         if self.progress.early and over > self.budget.reserve:
             self._refused = LimitError(
@@ -357,7 +360,7 @@ class PassPlanner:
         limit, lowest = None, 0
         if self.limit is not None:
             lowest = floor(trace)[0]
-            if lowest > self.limit and self._blamed():
+            if lowest > self.limit and self._take_choice_back():
                 return None
             if lowest > self.limit and self.progress.early:
                 lowest = self.limit
@@ -387,9 +390,9 @@ class PassPlanner:
             return None
         return replace(plan, limit=self.limit, choice=self.choice)
 
-    def _blamed(self) -> bool:
-        """Whether recomputed modules may need the memory that is missing: then nothing is recomputed any more."""
-        blamed = self.choice is not None and bool(self.choice.modules)
-        if blamed:
-            self.tell_choice(Choice("none: the modules that were recomputed need more memory than the limit leaves"))
-        return blamed
+    def _take_choice_back(self) -> bool:
+        """Recompute nothing any more, if something was: it may need the memory that is missing. Whether it was."""
+        if self.choice is None or not self.choice.modules:
+            return False
+        self.tell_choice(Choice("none: the modules that were recomputed need more memory than the limit leaves"))
+        return True

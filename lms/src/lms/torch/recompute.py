@@ -6,14 +6,15 @@ anyone noticing; what is needed to know that is looked at, not the class of the 
 
 from __future__ import annotations
 
+import inspect
 import pickle
 import random
-from collections import defaultdict
+from collections import defaultdict, deque
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass, field
 from functools import update_wrapper
-from types import MethodType
+from types import FunctionType, MethodType
 from typing import Any
 
 import numpy as np
@@ -71,17 +72,20 @@ class Recomputation:
                 self.close()
         elif planner.plan is not None and planner.plan.moves:
             self._watch = Watch(self._swapper, self._hooks)
-            self._stand_in(dict.fromkeys(_watchable(self._names.known), ""), self._watch)
+            for module in _watchable(self._names.known):
+                self._stand_in(module, "", self._watch, _traits(module))
             planner.measure_next()
 
     def _choose(self, candidates: Mapping[Module, Candidate]) -> None:
         chosen = self._planner.choose_modules(list(candidates.values())).modules
+        traits = {module: forward.traits for module, forward in self._forwards.items()}
         self.close()
-        self._stand_in({module: one.name for module, one in candidates.items() if one.name in chosen}, _repeat)
+        for module, one in candidates.items():
+            if one.name in chosen:
+                self._stand_in(module, one.name, _repeat, traits[module])
 
-    def _stand_in(self, modules: Mapping[Module, str], run: Run) -> None:
-        for module, name in modules.items():
-            self._forwards[module] = module.forward = Forward(module, name, run, self._acts)
+    def _stand_in(self, module: Module, name: str, run: Run, traits: Traits) -> None:
+        self._forwards[module] = module.forward = Forward(module, name, run, self._acts, traits)
 
     def _acts(self) -> bool:
         """Whether this is a forward whose saved tensors are the session's. Under a checkpoint they are not."""
@@ -105,10 +109,10 @@ class Recomputation:
 class Forward:
     """Stands in for a module's forward. `run` is called with it and the arguments while the session `acts`."""
 
-    def __init__(self, module: Module, name: str, run: Run, acts: Callable[[], bool]) -> None:
+    def __init__(self, module: Module, name: str, run: Run, acts: Callable[[], bool], traits: Traits) -> None:
         self.module, self.name = module, name
         self.plain = MethodType(type(module).forward, module)
-        self.traits = _traits(module)
+        self.traits = traits  # the module's when it was watched
         self.proven = False  # it gave the same bytes again
         self._run = run
         self._acts = acts
@@ -126,6 +130,9 @@ class Forward:
 
 
 Run = Callable[[Forward, tuple[Any, ...], dict[str, Any]], Any]
+Traits = list[tuple[bool, bool]]
+_GENERATORS = (torch.Generator, np.random.Generator, np.random.RandomState, random.Random)
+_CONTAINERS = (list, tuple, dict, set, frozenset, deque)
 
 
 def _watchable(known: Iterable[Module]) -> list[Module]:
@@ -141,20 +148,28 @@ def _is_transformed(module: Module) -> bool:
 
 
 def _is_special(module: Module) -> bool:
-    own = vars(module).get("forward")
     return (
         isinstance(module, torch.jit.ScriptModule)
-        or (own is not None and getattr(own, "__func__", None) is not type(module).forward)
+        or not isinstance(inspect.getattr_static(type(module), "forward"), FunctionType)
+        or ("forward" in vars(module) and module.forward != MethodType(type(module).forward, module))
         or _has_hooks(module)
-        or any(isinstance(value, torch.Generator) for value in vars(module).values())
+        or any(isinstance(value, _GENERATORS) for value in _attributes(module))
     )
+
+
+def _attributes(module: Module) -> list[object]:
+    """The values of the module's attributes, and the items of those that are containers, keys included."""
+    values = list(vars(module).values())
+    containers = [one for one in values if isinstance(one, _CONTAINERS)]
+    items = [item for one in containers for item in one]
+    return [*values, *items, *(item for one in containers if isinstance(one, dict) for item in one.values())]
 
 
 def _has_hooks(module: Module) -> bool:
     return any((module._forward_hooks, module._forward_pre_hooks, module._backward_hooks, module._backward_pre_hooks))
 
 
-def _traits(module: Module) -> list[tuple[bool, bool]]:
+def _traits(module: Module) -> Traits:
     """What decides how the module's parts run, and may change at any time."""
     return [(part.training, _has_hooks(part)) for part in module.modules()]
 
@@ -181,8 +196,9 @@ class _Span:
     within: tuple[Module, ...]  # the calls that it lies in
     last: int = 0
     inputs: list[int] = field(default_factory=list)  # as in Call
-    others: list[int] = field(default_factory=list)
+    extra_inputs: list[int] = field(default_factory=list)
     views: list[View] = field(default_factory=list)  # of all inputs, to see whether they change
+    state: list[torch.Tensor] = field(default_factory=list)  # parameters and buffers, to see whether they are the same
 
 
 class Watch:
@@ -204,6 +220,10 @@ class Watch:
         self._recorder = recorder
         mark = self._swapper.planner.device.mark()
         span = _Span(mark, recorder.position if recorder is not None else 0, tuple(self._open))
+        traits = _traits(module)
+        if module in self._spans and traits != forward.traits:
+            self._unfit.add(module)
+        forward.traits = traits
         leaves = tree_leaves((args, kwargs))
         before = _Surroundings(module, (args, kwargs), self._hooks.unusual) if _are_plain(leaves) else None
         self._open.append(module)
@@ -221,6 +241,7 @@ class Watch:
         self._recorder = self._recorder or recorder
         if module not in self._unfit and recorder is not None and recorder is self._recorder:
             span.last = recorder.position
+            span.state = _parameters_and_buffers(module)
             for leaf in {id(leaf): leaf for leaf in leaves if isinstance(leaf, torch.Tensor)}.values():
                 self._note_input(span, leaf)
             self._spans[module].append(span)
@@ -234,7 +255,7 @@ class Watch:
         if index is not None:
             span.inputs.append(index)
         elif not isinstance(self._swapper.movable.storage(tensor), str):
-            span.others.append(tensor.untyped_storage().nbytes())
+            span.extra_inputs.append(tensor.untyped_storage().nbytes())
 
     def lose_sight(self) -> None:
         """Something is saved that LMS does not see: under a checkpoint, for example."""
@@ -247,13 +268,17 @@ class Watch:
             return None
         if planner.current is None or planner.current.keys != recorder.keys():
             return None
-        fit = [module for module, spans in self._spans.items() if module not in self._unfit and self._repeatable(spans)]
+        fit = [
+            module
+            for module, spans in self._spans.items()
+            if module not in self._unfit and self._repeatable(module, spans)
+        ]
         numbers = {module: number for number, module in enumerate(fit)}
         found: dict[Module, Candidate] = {}
         for module, number in numbers.items():
             spans = self._spans[module]
             calls = [
-                Call(one.first, one.last, _seconds(one, recorder), tuple(one.inputs), tuple(one.others))
+                Call(one.first, one.last, _seconds(one, recorder), tuple(one.inputs), tuple(one.extra_inputs))
                 for one in spans
                 if one.first < one.last
             ]
@@ -264,11 +289,14 @@ class Watch:
             found[module] = Candidate(name, tuple(calls), frozenset(within))
         return found
 
-    def _repeatable(self, spans: Sequence[_Span]) -> bool:
-        """Whether the inputs are as they were, and no backward ran inside."""
+    def _repeatable(self, module: Module, spans: Sequence[_Span]) -> bool:
+        """Whether inputs, parameters and buffers are as they were, and no backward ran inside."""
         assert self._recorder is not None
+        state = [id(one) for one in _parameters_and_buffers(module)]
         return not any(
-            any(view.changed for view in one.views) or "read" in self._recorder.kinds[one.first : one.last]
+            any(view.changed for view in one.views)
+            or "read" in self._recorder.kinds[one.first : one.last]
+            or [id(tensor) for tensor in one.state] != state  # torch.func.functional_call
             for one in spans
         )
 
@@ -279,19 +307,25 @@ def _seconds(span: _Span, recorder: Recorder) -> float:
     return sum(recorder.device.elapsed(marks)[::2])
 
 
+def _parameters_and_buffers(module: Module) -> list[torch.Tensor]:
+    return [*module.parameters(), *module.buffers()]
+
+
 class _Surroundings:
     """What a forward may use and should not change: tensors, attributes of its modules, random numbers' state."""
 
     def __init__(self, module: Module, arguments: object, unusual: int) -> None:
         leaves, spec = tree_flatten(arguments)
-        values = [value for part in module.modules() for value in vars(part).values()]
+        attributes = [value for part in module.modules() for value in _attributes(part)]
+        tensors = _parameters_and_buffers(module)
+        gradients = [one.grad for one in tensors if one.is_leaf]
         # References, so that no other object gets the same id.
-        self._objects = [*leaves, *module.parameters(), *module.buffers(), *values]
+        self._objects = [*leaves, *tensors, *gradients, *attributes]
         self._state = (
             [id(one) for one in self._objects],
             [one._version for one in self._objects if isinstance(one, torch.Tensor) and not one.is_inference()],
-            [len(one) for one in values if isinstance(one, (list, dict, set))],
-            pickle.dumps((random.getstate(), np.random.get_state())),
+            random.getstate(),
+            pickle.dumps(np.random.get_state(legacy=False)),
             spec,
             unusual,
         )
@@ -334,14 +368,19 @@ class _Run:
                 "its parameters, buffers or mode have changed since its forward, and plain training would "
                 "have used what was saved before"
             )
+        around = None if again else _Surroundings(forward.module, (args, kwargs), 0)
         result = forward.plain(*args, **kwargs)
         if not again:
             self._state = before
-            if _state(forward.module) != before:
-                raise self._error("its forward has written to its parameters or buffers, which it did not before")
+            if _Surroundings(forward.module, (args, kwargs), 0) != around:
+                raise self._error(
+                    "its forward has changed an argument, a parameter, a gradient, a buffer, an attribute or the state "
+                    "of random numbers, which it did not when it was watched"
+                )
             self._sums = None if forward.proven else _sums(result)
         elif self._sums is not None:
-            if not all(map(torch.equal, self._sums, _sums(result))):
+            sums = _sums(result)
+            if len(sums) != len(self._sums) or not all(map(torch.equal, self._sums, sums)):
                 raise self._error("its forward gave another result the second time")
             forward.proven = True
         return result
@@ -351,11 +390,18 @@ class _Run:
 
 
 def _state(module: Module) -> object:
-    return _traits(module), [(id(one), one._version) for one in (*module.parameters(), *module.buffers())]
+    return _traits(module), [(id(one), one._version) for one in _parameters_and_buffers(module)]
 
 
 def _sums(result: object) -> list[torch.Tensor]:
-    """For each tensor the sums of its bytes, piece by piece: a sum makes each byte a number of eight."""
+    """For each tensor the sums of its bytes, piece by piece, each weighted by its place: their order counts."""
     tensors = [leaf.detach() for leaf in tree_leaves(result) if isinstance(leaf, torch.Tensor)]
-    flat = [one.contiguous().reshape(-1).view(torch.uint8) for one in tensors]
-    return [torch.stack([piece.sum() for piece in one.split(_PIECE)]) for one in flat]
+    return [torch.stack([_sum(piece) for piece in _bytes(one).split(_PIECE)]) for one in tensors]
+
+
+def _bytes(tensor: torch.Tensor) -> torch.Tensor:
+    return tensor.contiguous().reshape(-1).view(torch.uint8)
+
+
+def _sum(piece: torch.Tensor) -> torch.Tensor:
+    return (piece * torch.arange(1, len(piece) + 1, device=piece.device)).sum()  # in int64, exact
