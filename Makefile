@@ -49,7 +49,7 @@ demo-tensorflow: ## the same in Keras: a 3D U-Net plain and with LMS, the table 
 	@ci/setup_tensorflow
 	out/tensorflow$(TENSORFLOW:%=-%)/bin/python examples/brain_mri/demo_keras.py
 
-test: setup ## the tests, less those of the next three, three at a time (ARGS="-k NAME" goes to pytest)
+test: setup ## the tests that are neither slow nor in test-builds or test-root, three at a time (ARGS="-k NAME" goes to pytest)
 	@$(CHART_TOOLS) || [ -z "$$CI" ] # without a network their tests are skipped, which CI does not take
 	$(PYTEST) -m "not slow and not root" -n 3 $(WITHOUT_BUILDS) $(ARGS)
 
@@ -60,7 +60,7 @@ test-builds: setup ## the C++ tests under the sanitizers, and the tests of conda
 test-root: setup ## the tests that need root, most of them on a virtual cluster of this machine
 	$(PYTEST) -m "root and not slow" -n 2 $(WITHOUT_BUILDS) $(ARGS)
 
-test-all: setup ## every test, and both commands on a fresh Debian (needs root; installs mmdebstrap where it is missing)
+test-all: setup ## every test, and make demo, test and test-builds on a fresh Debian (needs root; installs mmdebstrap where it is missing)
 	ci/install_tools
 	@$(CHART_TOOLS)
 	$(PYTEST) $(ARGS)

@@ -16,7 +16,7 @@ from pathlib import Path
 import pytest
 
 # Threads of OpenMP sleep until there is work for them, in this process and in its children. By default they keep the
-# cores busy while they wait, and the tests beside need those. libgomp reads this when torch is imported.
+# cores busy while they wait, and other tests need the cores. libgomp reads this when torch is imported.
 os.environ.setdefault("OMP_WAIT_POLICY", "passive")
 
 # The only reasons to skip that CI accepts, by the words that they begin with. Elsewhere any skip is one line of the

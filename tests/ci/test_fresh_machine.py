@@ -30,7 +30,7 @@ def test_wrong_arguments_are_a_usage_error_that_names_them(arguments: list[str])
 @pytest.mark.slow
 @pytest.mark.root
 @pytest.mark.timeout(5400)
-@pytest.mark.parametrize("command", ["make demo", "make test"])
+@pytest.mark.parametrize("command", ["make demo", "make test", "make test-builds"])
 def test_the_command_works_on_a_fresh_machine(command: str) -> None:
     # The stand-in for conda-forge cannot be made of Debian's own Python, which is said before anything is fetched.
     refused = "! make channel BASE=stand-in 2>said.txt && tail -n2 said.txt && [[ ! -e out/stand-in ]]"

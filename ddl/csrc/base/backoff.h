@@ -37,17 +37,17 @@ class Backoff {
     }
     void nap() {
         // By default the kernel wakes a thread up to 50 us late, to wake several at once.
-        const int slack = prctl(PR_GET_TIMERSLACK, 0, 0, 0, 0);
-        prctl(PR_SET_TIMERSLACK, 1, 0, 0, 0);
+        const int slack = prctl(PR_GET_TIMERSLACK, 0UL, 0UL, 0UL, 0UL);
+        prctl(PR_SET_TIMERSLACK, 1UL, 0UL, 0UL, 0UL);
         std::this_thread::sleep_for(std::chrono::duration<double>(nap_));
-        prctl(PR_SET_TIMERSLACK, slack, 0, 0, 0);
+        if (slack >= 0) prctl(PR_SET_TIMERSLACK, static_cast<unsigned long>(slack), 0UL, 0UL, 0UL);
         nap_ = std::min(nap_ * kGrowth, longest_);
     }
 
   private:
     static constexpr int kYields = 20;
     static constexpr double kFirstNap = 10e-6;
-    static constexpr double kGrowth = 1.25;  // so that a nap is a fifth of the time that was waited: no more is lost
+    static constexpr double kGrowth = 1.25;  // a nap is at most a quarter of those before it together, and kFirstNap
 
     const int spins_;
     const double longest_;

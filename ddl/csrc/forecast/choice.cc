@@ -89,7 +89,8 @@ Network network_of(const Links& links, int local_size) {
 std::string doubled(const Plan& plan) {
     if (plan.small_bytes == 0) return "";
     std::string text = "; up to " + std::to_string(plan.small_bytes) + " bytes by recursive doubling";
-    const char* before = ", with a halving more above ";
+    const char* before =
+        plan.halved_above.size() == 1 ? ", with a halving above " : ", with one more halving above each of ";
     for (const uint64_t bytes : plan.halved_above) text += std::exchange(before, ", ") + std::to_string(bytes);
     return text;
 }

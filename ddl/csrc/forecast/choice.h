@@ -29,7 +29,7 @@ Plan choose(const Options& options, const Placement& placement, const Links& lin
 double least_seconds_per_byte(const Placement& placement, const Links& links);
 
 // Puts ranks at the positions of `plan`, in the order of racks, hosts and numbers. If the plan has no small_bytes and
-// hosts are even, sets it from the measured links. `reason` begins with what was measured.
+// hosts are even, sets it and halved_above from the measured links. `reason` begins with what was measured.
 Plan laid_over(Plan plan, const Placement& placement, const Links& links);
 
 }  // namespace ddl

@@ -154,8 +154,9 @@ struct Tuning {
 //
 //   allreduce       hierarchy: per chunk a reduce-scatter by ring in each dimension, inner first, then the allgathers
 //                   back: BlueConnect (Cho et al., MLSys 2019; arXiv:1708.02188). One dimension makes it the flat ring.
-//                   latency: recursive doubling with a fold if the size is no power of two (Thakur, Rabenseifner,
-//                   Gropp, IJHPCA 2005). Dimensions of other modes than r are group steps, at any size
+//                   few bytes: recursive doubling, under `automatic` after the plan's halvings, with a fold if the
+//                   size is no power of two (Thakur, Rabenseifner, Gropp, IJHPCA 2005). Dimensions of other modes
+//                   than r are group steps, at any size
 //   reduce_scatter  ring over the plan's order
 //   allgather       ring over the plan's order; latency: everyone to everyone
 //   broadcast       scatter by a binomial tree, then allgather by ring (van de Geijn); latency: binomial tree

@@ -233,6 +233,7 @@ def test_what_was_measured_is_printed_and_kept_when_a_job_breaks_down(
 
 
 @pytest.mark.slow
+@pytest.mark.root
 @pytest.mark.usefixtures("needs_testbed")
 @pytest.mark.timeout(900)
 def test_the_bench_on_the_virtual_cluster_runs_in_small(tmp_path: Path) -> None:

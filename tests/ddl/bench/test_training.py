@@ -88,6 +88,7 @@ def test_each_contestant_follows_each_other_equally_often() -> None:
 
 
 @pytest.mark.slow
+@pytest.mark.root
 @pytest.mark.usefixtures("needs_testbed")
 @pytest.mark.timeout(600)
 def test_the_whole_runs_in_small(tmp_path: Path) -> None:

@@ -98,6 +98,13 @@ std::vector<Plan> plans_of(int size) {
     return plans;
 }
 
+// Allreduces of up to a MiB are doubled, after two halvings if there are enough ranks.
+Plan halved(Plan plan) {
+    plan.small_bytes = 1 << 20;
+    plan.halved_above = {0, 0};
+    return plan;
+}
+
 Call allreduce(const void* in, void* out, size_t count, DataType type = DDL_FLOAT32, ReduceOp op = DDL_SUM) {
     return {{Collective::allreduce, type, op, count, 0}, in, out};
 }
@@ -149,6 +156,7 @@ TEST("allreduce: 1 to 8 ranks, all types and operations, all plans, against a pl
         for (const Plan& plan : plans_of(size)) {
             sweep(size, plan, Algorithm::bandwidth, counts);
             sweep(size, plan, Algorithm::latency, {0, 1, 37, 9001});
+            sweep(size, halved(plan), Algorithm::automatic, {0, 1, 37, 9001});
         }
     }
 }
@@ -191,7 +199,7 @@ TEST("the other collectives: 1 to 8 ranks, small and large, against a plain loop
 
 TEST("an allreduce gives the same bits on every rank and from run to run, NaNs and zeros included") {
     for (const int size : {2, 3, 5, 8}) {
-        for (const Algorithm algorithm : {Algorithm::latency, Algorithm::bandwidth}) {
+        for (const Algorithm algorithm : {Algorithm::latency, Algorithm::bandwidth, Algorithm::automatic}) {
             for (const DataType type : {DDL_FLOAT16, DDL_BFLOAT16, DDL_FLOAT32, DDL_FLOAT64}) {
                 for (const ReduceOp op : {DDL_SUM, DDL_AVERAGE, DDL_MIN, DDL_MAX, DDL_PRODUCT}) {
                     const size_t count = 1003, width = size_of(type);
@@ -202,7 +210,7 @@ TEST("an allreduce gives the same bits on every rank and from run to run, NaNs a
                         options.tuning.algorithm = algorithm;
                         options.tuning.chunk_bytes = 1024;
                         options.tuning.message_bytes = 0;
-                        World world(size, plans_of(size).back(), options);
+                        World world(size, halved(plans_of(size).back()), options);
                         world.run([&](int rank, Engine& engine) {
                             std::mt19937_64 random(check::seed() + static_cast<uint64_t>(rank));
                             Bytes& mine = out[static_cast<size_t>(rank)];

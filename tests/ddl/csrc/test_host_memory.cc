@@ -76,7 +76,9 @@ TEST("pipes do not overlap, and lie within the memory") {
 TEST("many ranks get smaller pipes, of a bounded size together, and too many none") {
     CHECK_EQ(pipe_bytes_for(1), size_t{0});
     size_t before = pipe_bytes_for(2);
-    CHECK(longest_riding(before) >= (16 << 10) + 64);
+    CHECK_EQ(longest_riding(before), kMostRiding);
+    CHECK_EQ(pipe_bytes_for(11), before);
+    CHECK(pipe_bytes_for(12) < before);
     for (size_t ranks = 3; ranks < 1000; ++ranks) {
         const size_t bytes = pipe_bytes_for(ranks);
         CHECK(bytes <= before);

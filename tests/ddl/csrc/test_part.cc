@@ -179,6 +179,7 @@ TEST("any part on several hosts has the plan of a job of its ranks") {
         CHECK_EQ(format_mode(plan), format_mode(expected));
         CHECK(plan.ranks == expected.ranks);
         CHECK_EQ(plan.small_bytes, expected.small_bytes);
+        CHECK(plan.halved_above == expected.halved_above);
         CHECK_EQ(plan.reason, expected.reason);
         // Ranks of a rack stand together, and in a rack ranks of a host.
         std::vector<std::pair<size_t, int>> blocks;

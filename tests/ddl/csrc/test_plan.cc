@@ -113,12 +113,14 @@ TEST("the plan that options ask for has no dimension of size 1") {
 TEST("another order of the ranks leaves the rest of a plan as it was") {
     Plan plan = make_plan(4, {2, 2}, "mr", {}, "because");
     plan.small_bytes = 512;
+    plan.halved_above = {64};
     plan.chunks = 3;
     const Plan other = reordered(plan, {2, 3, 1, 0});
     CHECK(other.ranks == std::vector<int>({2, 3, 1, 0}));
     CHECK(other.positions == std::vector<int>({3, 2, 0, 1}));
     CHECK_EQ(format_mode(other), std::string("mr:2x2"));
     CHECK_EQ(other.small_bytes, uint64_t{512});
+    CHECK(other.halved_above == plan.halved_above);
     CHECK_EQ(other.chunks, 3);
     CHECK_EQ(other.reason, std::string("because"));
     CHECK_CONTAINS(refusal([&] { reordered(plan, {0, 1, 2}); }), "has 3 entries, but there are 4 ranks");

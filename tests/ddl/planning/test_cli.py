@@ -188,7 +188,7 @@ def test_a_picture_of_time_against_size(capsys: pytest.CaptureFixture[str], tmp_
     assert content.startswith(b"\x89PNG" if suffix == ".png" else b"<?xml")
     if suffix == ".svg":
         assert b"SIMULATION" in content
-        assert b"recursive doubling" in content
+        assert b"recursive halving, doubling" in content
     assert list(tmp_path.iterdir()) == [path]
 
 

@@ -57,7 +57,8 @@ def requests() -> None:
         pass
     gathered = ddl.allgather_async(np.array(ddl.rank())).wait()
     assert gathered.tolist() == list(range(ddl.size()))
-    # They end, and their buffers go. A rank that left before would end them on the others with an error.
+    # Wait until the dropped requests have ended on every rank and freed their buffers: if a rank left earlier, they
+    # would fail on the others.
     while ddl.allreduce_async(np.array([sum(one() is not None for one in dropped)])).wait() > 0:
         pass
 

@@ -40,7 +40,7 @@ _EAGER = ("--mca", "btl_sm_eager_limit", "20480", "--mca", "btl_vader_eager_limi
 OPENMPI_SETTINGS = {
     "tuned without han": _WITHOUT_HAN,
     "recursive doubling": (*_ALGORITHM, "3"),
-    # The sizes that DDL sends at once inside a host. By default Open MPI asks the receiver first, from 4 KiB on.
+    # By default Open MPI asks the receiver first, from 4 KiB on.
     "recursive doubling, eager to 20 KiB": (*_ALGORITHM, "3", *_EAGER),
     "ring": (*_ALGORITHM, "4"),
     "segmented ring": (*_ALGORITHM, "5", "--mca", "coll_tuned_allreduce_algorithm_segmentsize", "262144"),

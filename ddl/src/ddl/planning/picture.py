@@ -48,7 +48,7 @@ def draw_times(network: Network, dtype: str, plan: Plan | None) -> Figure:
         mine = interface.forecast(tree, count, dtype, plan) if plan else found[0]
         ours.append(mine.seconds)
         for one in found:
-            label = "recursive doubling" if one.algorithm.startswith("recursive") else one.plan
+            label = "recursive halving, doubling" if one.algorithm.startswith("recursive") else one.plan
             curve = curves.setdefault(label, {})
             curve[size] = min(one.seconds, curve.get(size, one.seconds))  # one plan is also listed without chunks
     figure = figure_class()(figsize=(9, 5.5), layout="constrained")
