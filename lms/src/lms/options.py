@@ -203,7 +203,7 @@ class Options:
         False,
         _switch,
         "",
-        "also choose modules whose forward runs again in the backward, in the place of swapping what they save",
+        "also choose modules whose forward runs again in the backward, instead of swapping what they save",
     )
     verify: bool = _option(
         False, _switch, "", "keep a checksum of everything that is swapped and compare it on the way back"
