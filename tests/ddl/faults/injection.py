@@ -20,7 +20,7 @@ import sys
 import tempfile
 import threading
 import time
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack, suppress
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
@@ -226,26 +226,34 @@ def inflict(fault: Fault, bed: Testbed) -> str | None:
     elif fault.what == "interrupt ddlrun twice":
         _signal(bed, "h0", ("-m ddl.ddlrun -H ",), signal.SIGINT)
         time.sleep(0.3)
-        _signal(bed, "h0", ("-m ddl.ddlrun -H ",), signal.SIGINT)
+        _kill(_pids(bed, "h0", ("-m ddl.ddlrun -H ",)), signal.SIGINT)  # the first may have ended it
     return None
 
 
-def _signal(bed: Testbed, host: str, names: Iterable[str], number: int) -> None:
-    """Signal such processes of a host, as soon as there are any: a daemon of Open MPI 5 has a parent of its name."""
+def _signal(bed: Testbed, host: str, names: Sequence[str], number: int) -> None:
+    """Signal such processes of a host, as soon as there are any."""
     deadline = time.monotonic() + PATIENT_SECONDS
-    while time.monotonic() < deadline:
-        found = []
-        for one in bed.processes(host):
-            program, _, rest = one.command.partition(" ")
-            if program.rpartition("/")[2] in names or rest.startswith(tuple(names)):
-                found.append(one.pid)
-        for pid in reversed(found):  # the youngest first
-            with suppress(ProcessLookupError):
-                os.kill(pid, number)
-        if found:
-            return
+    while not (found := _pids(bed, host, names)):
+        if time.monotonic() > deadline:
+            raise RuntimeError(f"there is no {names} on {host}")
         time.sleep(0.01)
-    raise RuntimeError(f"there is no {names} on {host}")
+    _kill(found, number)
+
+
+def _pids(bed: Testbed, host: str, names: Sequence[str]) -> list[int]:
+    """Processes of a host by their program's name, or by the start of its arguments."""
+    found = []
+    for one in bed.processes(host):
+        program, _, rest = one.command.partition(" ")
+        if program.rpartition("/")[2] in names or rest.startswith(tuple(names)):
+            found.append(one.pid)
+    return found
+
+
+def _kill(pids: Sequence[int], number: int) -> None:
+    for pid in reversed(pids):  # the youngest first: a daemon of Open MPI 5 has a parent of its name
+        with suppress(ProcessLookupError):
+            os.kill(pid, number)
 
 
 def problems(outcome: Outcome) -> list[str]:
