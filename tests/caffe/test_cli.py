@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import re
 import signal
+import sys
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -134,15 +135,18 @@ def test_a_model_is_scored_as_its_blobs_say(capsys: pytest.CaptureFixture[str]) 
     assert sum(batches) / 40 == pytest.approx(float(expected), rel=0.2)
 
 
-def test_stages_choose_layers() -> None:
-    Path("solver.prototxt").write_text(SOLVER.replace("max_iter: 3", "max_iter: 1"))
+def test_stages_choose_layers_of_the_training_net_alone_as_in_caffe(capsys: pytest.CaptureFixture[str]) -> None:
+    Path("net.prototxt").write_text(NET.replace("include { phase: TEST }", 'include { phase: TEST not_stage: "deep" }'))
+    Path("solver.prototxt").write_text(SOLVER.replace("max_iter: 3", "max_iter: 1 test_iter: 1 test_interval: 1"))
     for stage, names in (("", {"ip"}), ("deep", {"ip", "score"})):
         assert main(["train", "-solver", "solver.prototxt", "-stage", stage]) == 0
         assert {layer.name for layer in read_binary("solver_iter_1.caffemodel", Model).layer if layer.blobs} == names
+        assert "Test net output #0: accuracy" in capsys.readouterr().err
 
 
 def test_help_shows_how_to_begin(capsys: pytest.CaptureFixture[str]) -> None:
-    for words, said in ((["-help"], "caffe train -solver s.prototxt"), (["train", "-help"], "-sigint_effect")):
+    begin = "caffe train -solver s.prototxt"
+    for words, said in (([], begin), (["help"], begin), (["-help"], begin), (["train", "-help"], "-sigint_effect")):
         with pytest.raises(SystemExit) as end:
             main(words)
         assert end.value.code == 0
@@ -213,11 +217,12 @@ def test_several_gpus_are_one_process_each_under_ddlrun(monkeypatch: pytest.Monk
         raise SystemExit(0)
 
     monkeypatch.setattr(os, "execv", execute)
+    words = ["train", "-solver", "solver.prototxt", "-gpu", "all", "-lms", "100"]
+    monkeypatch.setattr(sys, "orig_argv", ["python", "my_caffe.py", *words])
     with pytest.raises(SystemExit):
-        main(["train", "-solver", "solver.prototxt", "-gpu", "all", "-lms", "100"])
+        main(words)
     assert Path(lines[0][0]).name == "ddlrun"
-    assert lines[0][1:3] == ["-np", "2"]
-    assert lines[0][4:] == ["-m", "bascule_caffe", "train", "-solver", "solver.prototxt", "-gpu", "all", "-lms", "100"]
+    assert lines[0][1:] == ["-np", "2", sys.executable, "my_caffe.py", *words]
 
 
 @pytest.mark.parametrize(

@@ -65,6 +65,15 @@ def test_text_that_is_no_net_is_an_error_with_file_line_layer_and_what_is_allowe
         parse_text(path, NetParameter)
 
 
+def test_a_text_may_begin_with_a_mark_and_must_be_utf_8(tmp_path):
+    path = tmp_path / "a.prototxt"
+    path.write_text(NET, encoding="utf-8-sig")
+    assert parse_text(path, NetParameter).name == "small"
+    path.write_text("# façade\n" + NET, encoding="latin-1")
+    with pytest.raises(FileError, match=r"a.prototxt: is not text in UTF-8, so save it as that: .* 0xe7"):
+        parse_text(path, NetParameter)
+
+
 def test_fields_of_other_branches_are_kept_as_text():
     text = """layer { name: "i" type: "Interp" interp_param {
       height: 3 # {
@@ -84,6 +93,7 @@ def test_fields_of_other_branches_are_kept_as_text():
 def test_a_solver_with_a_net_in_it():
     solver = parse_string("base_lr: 0.1\nnet_param {\n layer { name: 'a' type: 'ReLU' } }", SolverParameter, "s")
     assert solver.net_param.layer[0].location == "s:3"
+    assert "location" not in format_text(solver)
     assert solver.delta == np.float32(1e-8)
     assert solver.type == "SGD"
 

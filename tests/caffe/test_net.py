@@ -8,7 +8,7 @@ import torch
 from torch import nn
 
 from bascule_caffe import FileError, Net, NetError, NetParameter, foreign, register_layer
-from bascule_caffe.layer import DATA, USERS, register_data
+from bascule_caffe.layer import DATA, USERS
 from bascule_caffe.messages import Model, parse_string, read_binary, write_binary
 
 INPUT = 'layer { name: "i" type: "Input" top: "x" input_param { shape { dim: 2 dim: 3 } } }\n'
@@ -117,7 +117,11 @@ def test_every_weighted_top_counts_into_the_loss(build):
         (IP % ("a", "x", "a", "param { } param { } param { }"), "it has 3 of param, and 2 blobs"),
         (IP % ("a", "x", "a", "loss_weight: 1 loss_weight: 1"), "it has 2 of loss_weight, and 1 tops"),
         (IP % ("a", "x", "a", "bottom: 'x'"), r"it has 2 bottoms, and takes 1"),
-        (IP % ("a", "x", "a", "freeze: true"), "a layer of Caffe's own has no field 'freeze'"),
+        (
+            IP % ("a", "x", "a", "inner_produkt_param { num_output: 2 }"),
+            r"f:2: layer 'a' \(InnerProduct\): LayerParameter has no field 'inner_produkt_param' \(did you mean "
+            r"'inner_product_param'\?\); it has accuracy_param, ",
+        ),
         (
             'layer { name: "p" type: "PriorBox" prior_box_param { min_size: 3 } }',
             r"f:2: layer 'p' \(PriorBox\): SSD is left out",
@@ -218,7 +222,7 @@ def test_a_v1_net_and_its_inputs_are_upgraded(build):
         build('input: "a" input: "b" input_dim: 1 input_dim: 1 input_dim: 1 input_dim: 1')
 
 
-def test_the_transformation_of_old_data_layers_is_found_by_their_factory():
+def test_the_transformation_of_old_data_layers_is_found_by_their_factory(monkeypatch):
     seen = []
 
     class Source:
@@ -231,14 +235,9 @@ def test_the_transformation_of_old_data_layers_is_found_by_their_factory():
         seen.append((parameter.transform_param.crop_size, parameter.transform_param.mirror, phase, data))
         return Source()
 
-    kept = dict(DATA)
-    register_data("Data", factory)
-    try:
-        text = 'layers { name: "d" type: DATA top: "x" top: "l" data_param { crop_size: 5 mirror: true } }'
-        net = Net(parse_string(text, NetParameter), "TRAIN", data=7).double()
-    finally:
-        DATA.clear()
-        DATA.update(kept)
+    monkeypatch.setitem(DATA, "Data", factory)
+    text = 'layers { name: "d" type: DATA top: "x" top: "l" data_param { crop_size: 5 mirror: true } }'
+    net = Net(parse_string(text, NetParameter), "TRAIN", data=7).double()
     assert seen == [(5, True, "TRAIN", 7)]
     outputs = net()
     assert outputs["x"].dtype == torch.float64

@@ -7,19 +7,15 @@ from pathlib import Path
 from typing import Any
 
 import h5py
-import numpy as np
 import pytest
 import torch
 
 from bascule_caffe.errors import FileError, NetError
 from bascule_caffe.messages import (
-    Model,
     NetParameter,
     SolverState,
     array_blob,
-    blob_array,
     parse_string,
-    read_binary,
     write_binary,
 )
 from bascule_caffe.net import Net
@@ -64,22 +60,6 @@ def test_a_model_and_a_state_come_back(tmp_path: Path, ending: str) -> None:
         assert one.any()
         assert one.equal(two)
     assert sorted(path.name for path in tmp_path.iterdir()) == sorted([Path(model).name, Path(state).name])
-
-
-def test_diffs_are_written_if_they_are_asked_for(tmp_path: Path) -> None:
-    net = net_of()
-    optimizer_of(net)
-    changes = [entry.parameter.grad for entry in net.learnable]
-    save_model(str(tmp_path / "x.caffemodel"), net, diff=True)
-    save_model(str(tmp_path / "x.h5"), net, diff=True)
-    model: Any = read_binary(tmp_path / "x.caffemodel", Model)
-    written = [blob_array(blob, diff=True) for layer in model.layer for blob in layer.blobs]
-    with h5py.File(tmp_path / "x.h5") as file:
-        written += [file[f"diff/{layer}/{number}"][:] for layer in ("a/ip", "b") for number in range(2)]
-    assert len(written) == 8
-    for found, change in zip(written, [*changes, *changes], strict=True):
-        assert change is not None
-        np.testing.assert_array_equal(found, change.numpy())
 
 
 def test_histories_of_old_files_have_four_dimensions(tmp_path: Path) -> None:
@@ -183,11 +163,9 @@ def test_an_hdf5_model_has_a_shared_blob_in_its_first_layer_only_as_caffe_writes
     for entry in net.learnable:
         torch.nn.init.normal_(entry.parameter)
     path = str(tmp_path / "x.h5")
-    optimizer_of(net)
-    save_model(path, net, diff=True)
+    save_model(path, net)
     with h5py.File(path) as file:
         assert {name: list(file[f"data/{name}"]) for name in ("a/ip", "b")} == {"a/ip": ["0", "1"], "b": ["1"]}
-        assert file["diff/b/0"].shape == (6, 4)  # Caffe writes diffs of shared blobs, too
     assert load_model(path, other) == ["a/ip", "b"]
     for one, two in zip(net.learnable, other.learnable, strict=True):
         assert one.parameter.equal(two.parameter)

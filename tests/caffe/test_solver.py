@@ -19,6 +19,7 @@ from bascule_caffe.errors import FileError, NetError
 from bascule_caffe.job import Job
 from bascule_caffe.memory import Memory
 from bascule_caffe.messages import Model, SolverParameter, parse_text, read_binary, write_binary
+from bascule_caffe.optimizers import SOLVERS
 from bascule_caffe.signals import Signals
 from bascule_caffe.snapshot import save_model
 from bascule_caffe.solver import Solver
@@ -313,6 +314,18 @@ def test_signals_ask_for_a_snapshot_and_for_the_end(
 def test_a_solver_that_cannot_be_is_told_with_its_line(make: Make, more: str, without: str, words: str) -> None:
     with pytest.raises(NetError, match=words):
         make(more, without=without)
+
+
+def test_a_net_without_blobs_is_told(folder: Path, make: Make) -> None:
+    (folder / "net.prototxt").write_text(DATA % ("TRAIN", "true"))
+    with pytest.raises(NetError, match=r"solver.prototxt: no layer of the training net has blobs"):
+        make()
+
+
+def test_an_old_solver_type_is_taken(make: Make) -> None:
+    solver = make("solver_type: ADAM")
+    solver.close()
+    assert type(solver.optimizer) is SOLVERS["Adam"]
 
 
 def test_a_folder_that_cannot_hold_snapshots_is_told_before_the_training(make: Make) -> None:

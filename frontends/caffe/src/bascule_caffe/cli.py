@@ -48,17 +48,19 @@ _SWITCHES = ("-bvlc", "-help", "-h", "-version")  # flags without a value
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Run the command. Returns the exit status: 0, or 1 after an error that is told in a line."""
+    """Run the command. Returns the exit status: 0, 1 after an error that is told in a line, or 130 after Ctrl-C."""
     words = sys.argv[1:] if arguments is None else list(arguments)
-    parsed = _parser().parse_args(_normal(words))
+    parsed = _parser().parse_args(["-help"] if words in ([], ["help"]) else _normal(words))
     log = Log()
     try:
-        return int(parsed.run(parsed, words))
+        return int(parsed.run(parsed))
     except torch.OutOfMemoryError as error:
         said = [*str(error).splitlines()[:1], *getattr(error, "__notes__", ())]
         way = "train with -lms 1000, which swaps saved tensors of at least 1,000 KB, or take a smaller batch"
         log.error("syncedmem.cpp:71", f"{'; '.join(said)}: {way}")
         return 1
+    except KeyboardInterrupt:
+        return 130
     except Exception as error:
         # DDL may not be installed, so its errors are known by their module.
         if not isinstance(error, (CaffeError, LMSError)) and not type(error).__module__.startswith("ddl."):
@@ -84,7 +86,7 @@ def _normal(words: Sequence[str]) -> list[str]:
     return normal
 
 
-def _train(flags: argparse.Namespace, words: Sequence[str]) -> int:
+def _train(flags: argparse.Namespace) -> int:
     parameter = parse_text(flags.solver, SolverParameter)
     if flags.snapshot and flags.weights:
         raise CaffeError("-snapshot and -weights are both given: go on from a snapshot, or begin with weights")
@@ -92,7 +94,7 @@ def _train(flags: argparse.Namespace, words: Sequence[str]) -> int:
         raise CaffeError("-lms_frac needs -lms: give -lms KB, too (such as -lms 1000)")
     gpus = devices.named(flags.gpu)
     if len(gpus) > 1 and not launched():
-        return _one_process_a_gpu(gpus, words)
+        return _one_process_a_gpu(gpus)
     job = join(flags.ddl)
     log = Log(job.rank)
     _notices(flags, log)
@@ -116,7 +118,7 @@ def _train(flags: argparse.Namespace, words: Sequence[str]) -> int:
     return 0
 
 
-def _test(flags: argparse.Namespace, words: Sequence[str]) -> int:
+def _test(flags: argparse.Namespace) -> int:
     log = Log()
     net = _net(flags, "TEST", log)
     log.info("caffe.cpp:281", f"Running for {flags.iterations} iterations.")
@@ -138,7 +140,7 @@ def _test(flags: argparse.Namespace, words: Sequence[str]) -> int:
     return 0
 
 
-def _time(flags: argparse.Namespace, words: Sequence[str]) -> int:
+def _time(flags: argparse.Namespace) -> int:
     from bascule_caffe.timing import time_net
 
     log = Log()
@@ -148,14 +150,14 @@ def _time(flags: argparse.Namespace, words: Sequence[str]) -> int:
     return 0
 
 
-def _device_query(flags: argparse.Namespace, words: Sequence[str]) -> int:
+def _device_query(flags: argparse.Namespace) -> int:
     there = list(range(torch.cuda.device_count()))
     for line in devices.described(devices.named(flags.gpu) if flags.gpu else there):
         Log().info("common.cpp:176", line)
     return 0
 
 
-def _convert(flags: argparse.Namespace, words: Sequence[str]) -> int:
+def _convert(flags: argparse.Namespace) -> int:
     from bascule_caffe.convert import convert
 
     for line in convert(flags.model, flags.weights, flags.output, flags.phase, flags.level, _stages(flags)):
@@ -190,13 +192,13 @@ def _notices(flags: argparse.Namespace, log: Log) -> None:
             log.warn("caffe.cpp:190", f"{flag} has no effect here")
 
 
-def _one_process_a_gpu(gpus: Sequence[int], words: Sequence[str]) -> int:
+def _one_process_a_gpu(gpus: Sequence[int]) -> int:
     """Replace this process by ddlrun, which starts this command once for each GPU."""
     ddlrun = Path(sys.executable).with_name("ddlrun")
     if not ddlrun.exists():
         where = f"which is not beside {sys.executable}: install it"
         raise CaffeError(f"several GPUs need ddlrun of the package bascule-ddl, {where}")
-    line = [str(ddlrun), "-np", str(len(gpus)), sys.executable, "-m", "bascule_caffe", *words]
+    line = [str(ddlrun), "-np", str(len(gpus)), sys.executable, *sys.orig_argv[1:]]
     Log().info("caffe.cpp:218", f"Using GPUs {', '.join(map(str, gpus))}: {' '.join(line)}")
     os.execv(line[0], line)
 

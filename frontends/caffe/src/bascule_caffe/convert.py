@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 
 import torch
@@ -43,7 +43,6 @@ def convert(
     phase: str = "TEST",
     level: int = 0,
     stages: Sequence[str] = (),
-    inputs: Mapping[str, Sequence[int]] | None = None,
 ) -> list[str]:
     """Converts a net and its model to what the output's suffix names; lines that say what was written.
 
@@ -55,7 +54,6 @@ def convert(
         phase: as Net.
         level: as Net.
         stages: as Net.
-        inputs: as Net.
 
     Raises:
         NetError: the suffix is another one.
@@ -64,7 +62,7 @@ def convert(
     output = Path(output_path)
     if output.suffix not in (".safetensors", ".pt2", ".caffemodel"):
         raise NetError(f"the output is '{output}'; its suffix must be .safetensors, .pt2 or .caffemodel")
-    net = Net(parse_text(net_path, NetParameter), phase, level, stages, inputs=inputs)
+    net = Net(parse_text(net_path, NetParameter), phase, level, stages)
     safe = Path(model_path).suffix == ".safetensors"
     taken = load_safetensors(net, model_path) if safe else load_model(str(model_path), net)
     module = output.with_name(re.sub(r"\W", "_", output.stem) + ".py")

@@ -15,9 +15,8 @@ import torch
 from numpy.typing import ArrayLike
 from torch import Tensor
 
-from bascule_caffe import layer as layers
 from bascule_caffe.errors import CaffeError, FileError
-from bascule_caffe.layer import place_of, require
+from bascule_caffe.layer import DATA, place_of, require
 from bascule_caffe.log import Log
 from bascule_caffe.messages import BlobProto, blob_array, read_binary
 from bascule_caffe.records import LMDB, HDF5Files, ImageFiles, Records
@@ -223,6 +222,4 @@ def _mean(param: Any) -> Image | None:
     return mean
 
 
-for _kind in _RECORDS:
-    layers.register_data(_kind, _from_records)
-layers.register_data("MemoryData", _memory_data)
+DATA.update(dict.fromkeys(_RECORDS, _from_records), MemoryData=_memory_data)

@@ -16,7 +16,7 @@ from torch import Tensor, nn
 
 from bascule_caffe.errors import NetError
 from bascule_caffe.fillers import fill
-from bascule_caffe.messages import FillerParameter
+from bascule_caffe.messages import FillerParameter, no_field
 
 Shape = tuple[int, ...]
 T = TypeVar("T")
@@ -34,7 +34,7 @@ Factory = Callable[[Message, str, object], Source]
 Builder = Callable[[Message, list[Shape]], nn.Module]
 
 TYPES: dict[str, type[Layer]] = {}  # Caffe's own, filled by the modules of layers
-DATA: dict[str, Factory] = {}
+DATA: dict[str, Factory] = {}  # of the data layers, filled by data.py: a factory takes what the Net was given as `data`
 USERS: dict[str, Builder] = {}
 
 LEFT_OUT = {
@@ -52,11 +52,6 @@ def layer(kind: str) -> Callable[[type[Layer]], type[Layer]]:
         return cls
 
     return register
-
-
-def register_data(kind: str, factory: Factory) -> None:
-    """Registers a data layer: `factory(parameter, phase, data)` gives its source; `data` is what the Net was given."""
-    DATA[kind] = factory
 
 
 def register_layer(kind: str, builder: Builder) -> None:
@@ -88,9 +83,8 @@ def build(parameter: Message, shapes: list[Shape], phase: str, data: object) -> 
     kind = parameter.type
     cls: type[Layer] | None = TYPES.get(kind)
     if kind in DATA or cls is not None:
-        unknown = ", ".join(f"'{field.name}'" for field in parameter.foreign)
-        wrong = f"a layer of Caffe's own has no field {unknown}: remove it, or register a type of your own"
-        require(not unknown, wrong)
+        if parameter.foreign:
+            raise NetError(no_field(type(parameter), parameter.foreign[0].name))
         if cls is None:
             return DataLayer(parameter, DATA[kind](parameter, phase, data))
         return cls(parameter, shapes, phase)
@@ -149,7 +143,7 @@ class Layer(nn.Module):
 
     def add_blob(self, shape: Sequence[int], filler: Message | None = None, **default: object) -> None:
         """Adds a blob of a shape. It begins as the filler says or, if that is None, as a FillerParameter(**default)."""
-        require(0 not in shape, f"its blob {len(self.blobs)} would be {dims(shape)}, without a number")
+        require(0 not in shape, f"its blob {len(self.blobs)} would be {dims(shape)}, which is empty")
         self.blobs.append(nn.Parameter(torch.empty(tuple(shape), device="meta")))
         self.fillers.append(filler if filler is not None else FillerParameter(**default))
         self.shapes.append(tuple(shape))

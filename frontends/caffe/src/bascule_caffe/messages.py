@@ -65,9 +65,11 @@ def parse_text(path: str | Path, kind: type[Message]) -> Message:
         NetError: the text is no such message; says the file, the line, the layer and the fields that are allowed.
     """
     try:
-        text = Path(path).read_text(encoding="utf-8")
-    except (OSError, UnicodeDecodeError) as error:
-        raise FileError(f"{path}: cannot be read as text: {error}") from error
+        text = Path(path).read_text(encoding="utf-8-sig")  # Windows' editors begin a file with a mark
+    except OSError as error:
+        raise FileError(f"{path}: cannot be read: {error}") from error
+    except UnicodeDecodeError as error:
+        raise FileError(f"{path}: is not text in UTF-8, so save it as that: {error}") from error
     return parse_string(text, kind, str(path))
 
 
@@ -83,13 +85,10 @@ def parse_string(text: str, kind: type[Message], source: str = "<text>") -> Mess
 
 
 def format_text(message: Message) -> str:
-    """A message as text. Raises NetError if a layer has fields that only a user's module knows."""
+    """A message as text, with Caffe's own fields."""
     copy = type(message)()
     copy.CopyFrom(message)
-    for layer in getattr(copy, "layer", []):
-        if layer.foreign:
-            raise NetError(f"{layer.location}: layer '{layer.name}' has an unknown field '{layer.foreign[0].name}'")
-        layer.ClearField("location")
+    clear_private(copy)
     return str(text_format.MessageToString(copy))
 
 
@@ -189,15 +188,14 @@ def blob_shape(blob: Message) -> tuple[int, ...]:
     return tuple(blob.shape.dim)
 
 
-def blob_array(blob: Message, source: str = "the blob", diff: bool = False) -> npt.NDArray[np.floating]:
-    """A blob's numbers (or its gradients, if `diff`) as an array of its shape, which must not be written to.
+def blob_array(blob: Message, source: str = "the blob") -> npt.NDArray[np.floating]:
+    """A blob's numbers as an array of its shape, which must not be written to.
 
     Raises:
         FileError: there are more or fewer numbers than the shape says.
     """
-    doubles, floats = (blob.double_diff, blob.diff) if diff else (blob.double_data, blob.data)
-    data = doubles or floats
-    shape, dtype = blob_shape(blob), np.dtype("<f8" if doubles else "<f4")
+    data = blob.double_data or blob.data
+    shape, dtype = blob_shape(blob), np.dtype("<f8" if blob.double_data else "<f4")
     nbytes = sum(map(len, data))
     if nbytes != int(np.prod(shape, dtype=np.int64)) * dtype.itemsize:
         raise FileError(
@@ -283,16 +281,21 @@ def _foreign(name: str, text: str) -> str:
     return f'foreign {{ name: "{name}" text: "{_escaped(value)}" }}' + "\n" * text.count("\n")
 
 
+def no_field(kind: type[Message], name: str) -> str:
+    """Says that a message has no such field, and which it has."""
+    allowed = sorted(set(kind.DESCRIPTOR.fields_by_name) - {"location", "foreign"})
+    close = difflib.get_close_matches(name, allowed, 1)
+    meant = f" (did you mean '{close[0]}'?)" if close else ""
+    return f"{kind.DESCRIPTOR.name} has no field '{name}'{meant}; it has {', '.join(allowed)}"
+
+
 def _explained(error: text_format.ParseError, source: str, blocks: list[_Block]) -> str:
     """What is wrong in a text, with the file, the line, the layer and what is allowed."""
     line = error.GetLine() or 1
     layer = next((f"layer '{b.name}' ({b.type}): " for b in blocks if b.first <= line <= b.last), "")
     said = re.sub(r"^\d+:\d+ : ('.*': )?", "", str(error))  # less the line's text, which has our marks
     if unknown := re.search(r'"caffe\.(\w+)" has no field named "(\w+)"', said):
-        allowed = sorted(field.name for field in _CLASSES[unknown[1]].DESCRIPTOR.fields)
-        close = difflib.get_close_matches(unknown[2], allowed, 1)
-        meant = f" (did you mean '{close[0]}'?)" if close else ""
-        said = f"{unknown[1]} has no field '{unknown[2]}'{meant}; it has {', '.join(allowed)}"
+        said = no_field(_CLASSES[unknown[1]], unknown[2])
     elif unknown := re.search(r'Enum type "caffe\.(\w+)\.(\w+)" has no value (?:named )?"?(\w+)"?', said):
         values = _CLASSES[unknown[1]].DESCRIPTOR.enum_types_by_name[unknown[2]].values
         said = f"'{unknown[3]}' is no {unknown[2].lower()}; allowed are {', '.join(value.name for value in values)}"

@@ -168,6 +168,6 @@ class Adam(CaffeOptimizer):
         torch.div(means, squares.sqrt().add_(self.fields.delta), out=change).mul_(rate * correction)
 
 
-SOLVERS: dict[str, type[CaffeOptimizer]] = {
+SOLVERS: dict[str, type[CaffeOptimizer]] = {  # in the order of solver_type
     kind.__name__: kind for kind in (SGD, Nesterov, AdaGrad, RMSProp, AdaDelta, Adam)
 }

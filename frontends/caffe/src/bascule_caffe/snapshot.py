@@ -38,8 +38,8 @@ class Progress:
     model: str = ""
 
 
-def save_model(path: str, net: Net, diff: bool = False) -> None:
-    """Write the net's blobs, with their diffs if `diff`, as HDF5 if the name ends with .h5. Raises FileError."""
+def save_model(path: str, net: Net) -> None:
+    """Write the net's blobs, as HDF5 if the name ends with .h5. Raises FileError."""
     if path.endswith(".h5"):
         with _writing(path) as file:
             seen: set[int] = set()
@@ -49,15 +49,8 @@ def save_model(path: str, net: Net, diff: bool = False) -> None:
                     if id(blob) not in seen:  # a shared blob is in its first layer only, as in Caffe's files
                         seen.add(id(blob))
                         data[str(number)] = _array(blob)
-                    if diff:
-                        file[f"diff/{layer.name}/{number}"] = _diff(blob).reshape(layer.shapes[number])
-        return
-    parameter = net.to_parameter()
-    if diff:
-        for written, layer in zip(parameter.layer, net.layers, strict=True):
-            for blob, tensor in zip(written.blobs, layer.blobs, strict=True):
-                blob.diff.extend(array_blob(_diff(tensor)).data)
-    write_binary(path, parameter)
+    else:
+        write_binary(path, net.to_parameter())
 
 
 def load_model(path: str, net: Net) -> list[str]:
@@ -147,10 +140,6 @@ def _layers(group: Any, name: str = "") -> Iterator[tuple[str, list[NDArray[Any]
 def _array(tensor: torch.Tensor) -> NDArray[Any]:
     array: NDArray[Any] = tensor.detach().cpu().numpy()
     return array
-
-
-def _diff(tensor: torch.Tensor) -> NDArray[Any]:
-    return _array(torch.zeros_like(tensor) if tensor.grad is None else tensor.grad)
 
 
 @contextmanager

@@ -28,8 +28,6 @@ from bascule_caffe.schedule import Schedule
 from bascule_caffe.signals import Action, Signals
 from bascule_caffe.snapshot import Progress, load_model, load_state, save_model, save_state
 
-_OLD_TYPES = ("SGD", "Nesterov", "AdaGrad", "RMSProp", "AdaDelta", "Adam")  # solver_type, by its number
-
 
 class Solver:
     """A training that a solver.prototxt describes.
@@ -59,7 +57,7 @@ class Solver:
         self._device = torch.device(device)
         self._level, self._stages = level, stages
         self.log.info("solver.cpp:45", f"Initializing solver from parameters: \n{format_text(parameter).rstrip()}")
-        for field in ("debug_info", "layer_wise_reduce"):
+        for field in ("debug_info", "layer_wise_reduce", "snapshot_diff"):
             if self.parameter.HasField(field):
                 self.log.warn("solver.cpp:45", f"{field} has no effect here")
         for field, least in (("iter_size", 1), ("max_iter", 0), ("display", 0), ("snapshot", 0)):
@@ -172,7 +170,7 @@ class Solver:
         begin = f"{self._prefix}_iter_{self.iteration}"
         model, state = f"{begin}.caffemodel{ending}", f"{begin}.solverstate{ending}"
         self.log.info("solver.cpp:447", f"Snapshotting to {kind} file {model}")
-        save_model(model, self.net, self.parameter.snapshot_diff)
+        save_model(model, self.net)
         self.log.info("sgd_solver.cpp:273", f"Snapshotting solver state to {kind} file {state}")
         save_state(state, self.optimizer, Progress(self.iteration, self.schedule.current_step, model))
 
@@ -331,15 +329,16 @@ class Solver:
         return nets
 
     def _net(self, source: Any, phase: str, name: str, feed: Feed, number: int = 0) -> Net:
-        """The state of a net is its own, the solver's and the command line's together."""
+        """The state of a net is its own and the solver's. -level and -stage are the training net's, as in Caffe."""
         state = NetState()
         if phase == "TRAIN":
-            state.MergeFrom(self.parameter.train_state)
+            state.CopyFrom(self.parameter.train_state)
+            state.level = self._level or state.level
+            state.stage.extend(self._stages)
         elif self.parameter.test_state:
-            state.MergeFrom(self.parameter.test_state[number])
-        stages = (*state.stage, *self._stages)
+            state.CopyFrom(self.parameter.test_state[number])
         self.log.info("solver.cpp:102", f"Creating {phase.lower()} net from {name}")
-        return Net(source, phase, self._level or state.level, stages, data=feed).to(self._device)
+        return Net(source, phase, state.level, tuple(state.stage), data=feed).to(self._device)
 
     def _parsed(self, name: str) -> Message:
         value = getattr(self.parameter, name)
@@ -356,7 +355,7 @@ class Solver:
         param = self.parameter
         kind, field = param.type, "type"
         if param.HasField("solver_type"):
-            kind, field = _OLD_TYPES[param.solver_type], "solver_type"
+            kind, field = list(SOLVERS)[param.solver_type], "solver_type"
         require(kind in SOLVERS, f"{self._at(field)}: type is {kind!r}: {', '.join(SOLVERS)} are allowed")
         moves = not param.momentum or kind not in ("AdaGrad", "RMSProp")  # as in Caffe
         require(moves, f"{self._at('momentum')}: {kind} has no momentum: leave it out")
@@ -366,6 +365,7 @@ class Solver:
             {"params": [entry.parameter], "lr_mult": entry.lr_mult, "decay_mult": entry.decay_mult}
             for entry in self.net.learnable
         ]
+        require(groups, f"{self.path}: no layer of the training net has blobs, so there is nothing to train")
         options = {field.name: getattr(param, field.name) for field in fields(Step)}
         try:
             optimizer = SOLVERS[kind](groups, param.base_lr, **options)

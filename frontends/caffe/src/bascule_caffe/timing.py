@@ -44,12 +44,7 @@ def time_net(net: Net, iterations: int = 50, write: Callable[[str], object] = pr
 
     The first run, which allocates, is not counted. A layer's backward lasts from its tops' gradients to the next
     layer's. The averages of the passes are of runs of their own, in which no layer is timed.
-
-    Raises:
-        ValueError: `iterations` is less than 1.
     """
-    if iterations < 1:
-        raise ValueError(f"iterations is {iterations}, and must be at least 1")
     blobs = random_inputs(net)
     clock = _Clock(net.anchor.device)
     write("Performing Forward")
