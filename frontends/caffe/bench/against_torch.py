@@ -4,7 +4,8 @@
 
 Both nets have the same weights, and their losses are compared first. Each round runs one forward and backward of each,
 in turns. The figure is the median of the rounds' ratios, ours over PyTorch's: of wall time, and of processor time,
-which other programs on the machine disturb less.
+which other programs on the machine disturb less. Then `caffe time` runs as often, and its "Average Forward-Backward" is
+divided by the median of PyTorch's steps.
 """
 
 from __future__ import annotations
@@ -20,6 +21,7 @@ from torch.nn import functional
 
 from bascule_caffe import Net, NetParameter
 from bascule_caffe.messages import parse_string
+from bascule_caffe.timing import time_net
 
 Step = Callable[[], Tensor]
 
@@ -192,11 +194,14 @@ def main() -> None:
             rounds.append((first, second) if index % 2 else (second, first))
         walls = [one[0] / other[0] for one, other in rounds]
         processors = [one[1] / other[1] for one, other in rounds]
+        lines: list[str] = []
+        time_net(net, options.rounds, lines.append)
+        (timed,) = [float(line.split()[2]) / 1e3 for line in lines if line.startswith("Average Forward-Backward")]
         steps = [statistics.median(pair[place][0] for pair in rounds) for place in (0, 1)]
         print(
             f"{name}: losses {losses[0]:.6f} and {losses[1]:.6f}; {steps[0]:.2f} s and {steps[1]:.2f} s a step; "
             f"ratio of wall time {statistics.median(walls):.3f}, of processor time {statistics.median(processors):.3f} "
-            f"({min(processors):.3f} to {max(processors):.3f})",
+            f"({min(processors):.3f} to {max(processors):.3f}); caffe time {timed:.2f} s, ratio {timed / steps[1]:.3f}",
             flush=True,
         )
 

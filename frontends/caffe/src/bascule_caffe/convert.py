@@ -11,6 +11,7 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 
 from bascule_caffe.errors import FileError, NetError
+from bascule_caffe.layer import DataLayer, place_of
 from bascule_caffe.messages import LateFile, NetParameter, parse_text, write_binary, write_file, writing
 from bascule_caffe.net import Net
 from bascule_caffe.snapshot import load_model
@@ -151,6 +152,9 @@ class _Positional(nn.Module):
 
 def _exported(net: Net, source: str | Path) -> torch.export.ExportedProgram:
     names = [top for layer in net.layers if layer.kind == "Input" for top in layer.tops]
+    if data := [layer for layer in net.layers if isinstance(layer, DataLayer)]:
+        way = "a .pt2 takes its data from its caller: put an Input layer in its place"
+        raise NetError(f"{place_of(data[0].parameter)}: it reads data, and {way}")
     # A batch of 1 would be taken as fixed.
     blobs = tuple(torch.rand(max(2, net.shapes[name][0]), *net.shapes[name][1:]) for name in names)
     sizes = tuple({0: torch.export.Dim.AUTO} for _ in names)
