@@ -169,6 +169,11 @@ def test_too_little_memory_is_one_line_that_names_lms(
     assert re.match(r"E\d{4} .*\] CUDA out of memory. .*; in layer 'ip' .*: train with -lms 1000", last), last
 
 
+def test_ctrl_c_ends_a_command_without_a_traceback(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(InnerProduct, "forward", lambda *_: signal.raise_signal(signal.SIGINT))
+    assert main(["time", "-model", "net.prototxt"]) == 130
+
+
 @pytest.mark.parametrize(
     ("words", "said"),
     [

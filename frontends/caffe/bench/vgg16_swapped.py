@@ -23,7 +23,7 @@ def train(steps: int, budget: int | None) -> tuple[list[float], str, dict[str, A
     """The losses, a digest of the blobs, and LMS's figures; without LMS if the budget is None."""
     torch.manual_seed(0)
     net, _ = vgg16(1)
-    optimizer = SGD([entry.parameter for entry in net.learnable], lr=0.01, momentum=0.9)
+    optimizer = SGD([entry.parameter for entry in net.learnable], lr=1e-4, momentum=0.9)
     image, label = torch.rand(1, 3, 224, 224), torch.zeros(1)
     losses: list[float] = []
 

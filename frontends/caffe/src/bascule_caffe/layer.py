@@ -34,7 +34,7 @@ Factory = Callable[[Message, str, object], Source]
 Builder = Callable[[Message, list[Shape]], nn.Module]
 
 TYPES: dict[str, type[Layer]] = {}  # Caffe's own, filled by the modules of layers
-DATA: dict[str, Factory] = {}  # of the data layers, filled by data.py: a factory takes what the Net was given as `data`
+DATA: dict[str, Factory] = {}  # filled by data.py; a factory takes the parameter, the phase and the Net's `data`
 USERS: dict[str, Builder] = {}
 
 LEFT_OUT = {
