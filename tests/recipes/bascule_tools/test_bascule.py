@@ -131,12 +131,17 @@ def test_info_shows_the_pins_of_the_bundle_beside_what_is_there(
 
 
 def test_a_bundle_that_another_needs_is_part_of_the_set(prefix: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    for name, depends in (("ddl", []), ("bascule-pytorch", ["bascule-base 0.1.0 h2_0", "__linux"])):
+    for name, depends in (
+        ("ddl", []),
+        ("bascule-pytorch", ["bascule-base 0.1.0 h2_0", "__linux"]),
+        ("bascule-caffe-pytorch", ["bascule-pytorch 0.1.0 h1_0", "bascule-caffe ==0.1.0"]),
+    ):
         record = {"name": name, "version": "0.1.0", "build": "h1_0", "license": "Apache-2.0", "depends": depends}
         (prefix / f"conda-meta/{name}.json").write_text(json.dumps(record))
     assert main(["info", "--prefix", str(prefix)]) == 1
     said = capsys.readouterr()
     assert "bascule-pytorch is not as it was tested: bascule-base is missing or does not fit" in said.err
+    assert "bascule-caffe-pytorch is not as it was tested: bascule-caffe is missing or does not fit" in said.err
     assert "__linux" not in said.out
 
 

@@ -89,12 +89,13 @@ def _info(args: argparse.Namespace, packages: Sequence[inventory.Package]) -> in
     installed = {package.name: package for package in packages if package.manager == "conda"}
     print(f"environment   {args.prefix}")
     print(f"machine       {platform.machine()}, {platform.system()} {platform.release()}, {_gpu()}")
-    # The metapackages, of which bascule-base is the one that all others need.
-    bundles = [
-        package
-        for name, package in sorted(installed.items(), key=lambda item: (item[0] == "bascule-base", item[0]))
-        if name in ("bascule", "bascule-base") or any(line.startswith("bascule-base ") for line in package.depends)
-    ]
+    # The metapackages: bascule-base, what needs it, and what needs one of these.
+    needs = {name: {line.split()[0] for line in package.depends} for name, package in installed.items()}
+    names = {"bascule", "bascule-base"}
+    while above := {name for name, others in needs.items() if others & names} - names:
+        names |= above
+    in_order = sorted(names & set(installed), key=lambda name: (name == "bascule-base", name))
+    bundles = [installed[name] for name in in_order]
     if not bundles:
         print("bundle        neither bascule-base nor what stands on it is installed here")
     seen: set[str] = set()
