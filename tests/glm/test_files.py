@@ -3,6 +3,7 @@
 import json
 import os
 import re
+import resource
 import signal
 import subprocess
 import sys
@@ -175,8 +176,9 @@ def test_weights_given_as_an_array_are_those_of_the_rows(
 ) -> None:
     rows = convert(parquet, tmp_path / "a.rows", label="y")
     np.testing.assert_array_equal(rows_of(rows.weighted(arrays[2]))[2], arrays[2])
-    with pytest.raises(DataError, match=f"expected {N} finite numbers"):
-        rows.weighted(arrays[2][1:])
+    for bad in (arrays[2][1:], -arrays[2], 0 * arrays[2], np.nan * arrays[2]):
+        with pytest.raises(DataError, match=f"expected {N} finite numbers"):
+            rows.weighted(bad)
 
 
 @pytest.mark.usefixtures("_small_blocks")
@@ -258,13 +260,15 @@ def test_a_sparse_sample_keeps_columns_of_four_bytes(
 ) -> None:
     dump_svmlight_file(arrays[0][:2000], arrays[1][:2000], str(tmp_path / "a.svm"), zero_based=False)
     rows = convert(tmp_path / "a.svm")
-    assert rows.nbytes_loaded == rows.nbytes
-    monkeypatch.setattr(bascule_glm.files, "_WIDE", 40_000)
+    monkeypatch.setattr(bascule_glm.files, "WIDE", 40_000)
+    monkeypatch.setattr(bascule_glm.budget, "WIDE", 40_000)
     drawn = rows.hold(rows.nbytes, np.random.default_rng(0)).held
     assert drawn is not None
     assert drawn.x.indices.dtype == np.int32
     assert 20_000 < drawn.x.nnz < 40_000
-    assert rows.nbytes_loaded == rows.nbytes + 4 * 2000 * D
+    assert not Budget("a test's", 1 << 40).holds(rows)
+    with pytest.raises(DataError, match=rf"has {2000 * D} entries, and memory takes fewer than 40000"):
+        rows.load()
 
 
 @pytest.mark.usefixtures("_small_blocks")
@@ -344,10 +348,10 @@ def test_a_cut_file_is_told_from_a_whole_one(parquet: Path, tmp_path: Path) -> N
     with pytest.raises(FileError, match=rf"has {len(whole) - 5000} bytes and should have {len(whole)}"):
         open_rows(path)
     path.write_bytes(whole[:100])
-    with pytest.raises(FileError, match=r"damaged|should have"):
+    with pytest.raises(FileError, match="no whole file of row blocks"):
         open_rows(path)
     path.write_bytes(b"something else")
-    with pytest.raises(FileError, match="no finished file of row blocks"):
+    with pytest.raises(FileError, match="no whole file of row blocks"):
         open_rows(path)
     with pytest.raises(FileError, match="cannot be read"):
         open_rows(tmp_path / "none.rows")
@@ -356,10 +360,60 @@ def test_a_cut_file_is_told_from_a_whole_one(parquet: Path, tmp_path: Path) -> N
 def test_a_file_that_is_cut_while_it_is_read_is_an_error(parquet: Path, tmp_path: Path) -> None:
     rows = convert(parquet, tmp_path / "a.rows", label="y")
     os.truncate(rows.path, 8192)
-    with pytest.raises(FileError, match="was cut while it was read"):
+    with pytest.raises(FileError, match="was cut or replaced after it was opened"):
         list(rows)
-    with pytest.raises(FileError, match="was cut while it was read"):
+    with pytest.raises(FileError, match="was cut or replaced after it was opened"):
         rows.labels()
+
+
+def test_rows_whose_file_was_converted_anew_are_an_error(small: Path) -> None:
+    rows = convert(small, label="even")
+    convert(small, label="odd")  # as many bytes
+    for look in (list, FileRows.labels):
+        with pytest.raises(FileError, match="was cut or replaced after it was opened"):
+            look(rows)
+
+
+def test_a_full_disk_is_named_and_the_conversion_goes_on_when_there_is_room(
+    parquet: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(bascule_glm.sources, "_ROWS", 1 << 18)
+    whole = convert(parquet, tmp_path / "whole.rows", label="y").path.read_bytes()
+    limits = resource.getrlimit(resource.RLIMIT_FSIZE)  # a file that may not grow, like a disk that has no room
+    resource.setrlimit(resource.RLIMIT_FSIZE, (len(whole) // 2, limits[1]))
+    try:
+        with pytest.raises(FileError, match=r"could not be converted to .*a\.rows: File too large. Put that right"):
+            convert(parquet, tmp_path / "a.rows", label="y")
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, limits)
+    assert not (tmp_path / "a.rows").exists()
+    assert convert(parquet, tmp_path / "a.rows", label="y").path.read_bytes() == whole
+
+
+def test_a_source_that_changes_while_it_is_converted_is_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    source = tmp_path / "a.svm"
+    source.write_text("1 1:2\n0 1:1\n")
+    add = bascule_glm.sources._Writer.add
+
+    def appended(writer: Any, chunk: Any) -> None:
+        add(writer, chunk)
+        source.write_text("1 1:3\n0 1:1\n1 1:2\n")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(bascule_glm.sources._Writer, "add", appended)
+        with pytest.raises(FileError, match="changed while it was converted"):
+            convert(source)
+    np.testing.assert_array_equal(rows_of(convert(source))[0].ravel(), [3, 1, 2])
+
+
+def test_a_target_that_is_no_rows_file_is_refused_and_the_source_stays(tmp_path: Path) -> None:
+    source = tmp_path / "a.svm"
+    source.write_text("1 1:2\n")
+    with pytest.raises(DataError, match=r"target=.*ends in \.rows"):
+        convert(source, source)
+    assert source.read_text() == "1 1:2\n"
 
 
 @pytest.mark.parametrize(
@@ -372,6 +426,9 @@ def test_a_file_that_is_cut_while_it_is_read_is_an_error(parquet: Path, tmp_path
         ("1 1:2\n0 1:2 0:1\n", "line 2: .*zero_based=True"),
         ("1 1:2\n0 1:1e60\n", "beyond float32: give dtype='float64'"),
         ("", "the source is empty"),
+        ("# a comment\n\n", "the source is empty"),
+        ("1 2:1 1:1\n", "line 1: .*sorted and unique"),
+        ("1 1:1 1:1\n", "line 1: .*sorted and unique"),
         ("1 1:2\n1 2:1\n", "there is one class"),
     ],
 )
@@ -387,7 +444,10 @@ def test_a_bad_svmlight_file_is_refused_with_the_place(text: str, words: str, tm
         ({"a": [1.0, None], "y": [0, 1]}, "y", "row 2, column 'a': a feature is nan"),
         ({"a": [1.0, 2.0], "y": ["cat", "dog"]}, "y", "column 'y' holds string"),
         ({"a": [1.0, 2.0], "y": [0, 1]}, "z", "has no column 'z'"),
-        ({"a": [1.0, 2.0], "y": [0, 1]}, None, "which column holds the labels"),
+        ({"a": [1.0, 2.0], "y": [0, 1]}, None, "holds the labels"),
+        ({"a": [True, None], "y": [0, 1]}, "y", "row 2, column 'a': a feature is nan"),
+        ({"y": [0, 1]}, "y", "no column of features"),
+        ({"a": [1.0, 2.0], "y": [2**53, 2**53 + 1]}, "y", "labels beyond 2..53"),
     ],
 )
 def test_a_bad_parquet_file_is_refused_with_the_place(
@@ -447,7 +507,7 @@ def test_prediction_refuses_columns_in_another_order(small: Path, tmp_path: Path
     table = pq.read_table(small)
     pq.write_table(table.select(["b", "a", "even"]), tmp_path / "turned.parquet")
     model = Ridge().fit(convert(small, tmp_path / "a.rows", label="even", weight="odd"))
-    with pytest.raises(DataError, match=r"has the columns .'b', 'a'., and the fit had .'a', 'b'."):
+    with pytest.raises(DataError, match=r"has the features .'b', 'a'., and the fit had .'a', 'b'."):
         model.predict(convert(tmp_path / "turned.parquet", label="even"))
 
 
@@ -455,7 +515,7 @@ def test_prediction_says_what_to_do_about_another_number_of_features(tmp_path: P
     (tmp_path / "a.svm").write_text("0 1:1\n1 3:1\n")
     (tmp_path / "b.svm").write_text("0 1:1\n1 2:1\n")
     model = Ridge().fit(tmp_path / "a.svm")
-    with pytest.raises(DataError, match=r"has 2 features, and the fit had 3: .*n_features=3"):
+    with pytest.raises(DataError, match=r"has the features 2, and the fit had 3: .*n_features=3"):
         model.predict(tmp_path / "b.svm")
     assert len(model.predict(convert(tmp_path / "b.svm", n_features=3))) == 2
 
@@ -469,7 +529,7 @@ def test_prediction_from_a_source_of_columns_asks_for_converted_rows(small: Path
 
 
 def test_a_source_that_is_refused_leaves_nothing_behind(small: Path) -> None:
-    with pytest.raises(DataError, match="which column holds the labels"):
+    with pytest.raises(DataError, match="holds the labels"):
         convert(small)
     assert list(small.parent.iterdir()) == [small]
 

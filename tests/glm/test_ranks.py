@@ -66,7 +66,9 @@ def test_shares_with_different_numbers_of_features_are_refused_by_every_rank() -
         "try: bascule_glm.Ridge(distributed=True).fit(np.eye(4, 3 + ddl.rank()), np.arange(4))\n"
         "except bascule_glm.DataError as error: print('refused:', error)"
     )
-    assert done.stdout.count("refused: rank 0 has 3 features and rank 1 has 4") == 2, done.stdout + done.stderr
+    assert done.stdout.count("refused: rank 0 has n_features=3 and rank 1 has n_features=4") == 2, (
+        done.stdout + done.stderr
+    )
 
 
 REFUSED = """
@@ -87,6 +89,20 @@ for given, limit in (
         bascule_glm.LogisticRegression(distributed=True, limit=limit).fit(*given)
     except ValueError as error:
         print("refused:", error, flush=True)
+warm = bascule_glm.LogisticRegression(distributed=True, warm_start=True).fit(x, y)
+warm.coef_ = warm.coef_ + mine
+plain = bascule_glm.LogisticRegression(distributed=True)
+for model, *given in (
+    (bascule_glm.LogisticRegression(C=1.0 + mine, distributed=True), x, y),
+    (bascule_glm.Ridge(distributed=True), x, x[:, :2] if mine else y),
+    (warm, x, y),
+    (plain, x, y, 1 - y),
+    (plain, x, y + 2**53 * mine),
+):
+    try:
+        model.fit(*given)
+    except ValueError as error:
+        print("refused:", error, flush=True)
 """
 
 
@@ -101,10 +117,14 @@ def test_what_one_rank_refuses_every_rank_refuses(tmp_path: Path) -> None:
     for words, ranks in (
         ("Input X contains NaN", 2),
         ("rank 1 cannot fit its rows: Input X contains NaN", 1),
-        ("between ranks they must be numbers", 2),
         ("raise the limit by", 2),
         ("rank 1 has no rows of ", 2),
-        ("ranks 0 and 1 differ in the columns", 2),
+        ("rank 0 has columns=['a', 'b'] and rank 1 has columns=['b', 'a']", 2),
+        ("rank 0 has C=1.0 and rank 1 has C=2.0", 2),
+        ("rank 0 has y.shape[1:]=() and rank 1 has y.shape[1:]=(2,)", 2),
+        ("rank 0 has a start with checksum=", 2),
+        ("all rows of class 1.0 have weight 0", 2),
+        ("numbers below 2**53", 4),
     ):
         assert done.stdout.count(words) == ranks, (words, done.stdout)
 

@@ -7,7 +7,7 @@ import os
 from dataclasses import dataclass
 
 from bascule_glm.errors import DataError
-from bascule_glm.files import READ_AHEAD, FileRows
+from bascule_glm.files import READ_AHEAD, WIDE, FileRows
 from bascule_glm.objective import Problem
 from lms.memory.machine import memory_room
 from lms.memory.resident import ResidentSet
@@ -28,7 +28,7 @@ class Budget:
 
     def holds(self, rows: FileRows) -> bool:
         """Whether scikit-learn can fit these rows in memory."""
-        return rows.nbytes_loaded * _COPIES <= self.work
+        return rows.nbytes * _COPIES <= self.work and rows.entries < WIDE
 
     def held(self, rows: FileRows, problem: Problem, cholesky: bool) -> int:
         """Bytes of rows that may stay in memory. Raises DataError if not even one block fits."""
@@ -38,8 +38,7 @@ class Budget:
         of_a_row = rows.nbytes / rows.n_rows
         # Of sparse rows a sample (half of them or fewer) and a tenth of it are copies. Each row has two weights and its
         # derivatives.
-        size = problem.ranks.size
-        copied = 1.1 / max(size, 2) if rows.sparse else 0
+        copied = 1.1 / max(problem.ranks.size, 2) if rows.sparse else 0
         of_a_byte = 1 + copied + (16 + 40 * outputs) / of_a_row
         least = math.ceil((rows.largest_block * of_a_byte + fixed) / (1 - _SPARE))
         if self.work < least:

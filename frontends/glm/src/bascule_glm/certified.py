@@ -3,29 +3,32 @@
 from __future__ import annotations
 
 import warnings
+import zlib
 from dataclasses import dataclass
 from os import PathLike
 from typing import Any, ClassVar
 
 import numpy as np
 from numpy.typing import NDArray
+from sklearn.base import BaseEstimator
 from sklearn.exceptions import ConvergenceWarning
 from sklearn.utils import check_random_state
 from sklearn.utils.validation import _check_sample_weight, check_is_fitted, validate_data
 
 from bascule_glm.budget import budget
 from bascule_glm.errors import DataError, ScaleWarning
-from bascule_glm.files import FileRows
+from bascule_glm.files import FileRows, Rows
 from bascule_glm.losses import Floats
 from bascule_glm.objective import Problem, evaluate
 from bascule_glm.ranks import ALONE, Ranks, ranks
-from bascule_glm.rows import MemoryRows
+from bascule_glm.rows import MemoryRows, extremes
 from bascule_glm.solver import History, Pass, minimise, uses_cholesky
 from bascule_glm.sources import is_converted, open_rows
 from lms.units import format_size
 
 _SPREAD = 1e4  # of the columns' largest entries: beyond, the penalty means another thing for each column
 _ROWS_OF_A_COLUMN = 1000  # at least, and less than twice as many, if memory has them: more rows save no pass
+_OWN = ("limit", "n_jobs", "random_state", "verbose")  # parameters that ranks may have of their own
 _SAMPLE_GAP = 1e-4  # of the objective: the optimum of a sample is no nearer to that of all rows
 
 
@@ -46,7 +49,7 @@ class Labels:
     targets: int = 1
 
 
-class Certified:
+class Certified(BaseEstimator):  # type: ignore[misc]  # scikit-learn has no types
     """What the three estimators share. Fitted, they have scikit-learn's attributes, and:
 
     - `objective_`, and `gap_`: the objective is at most this far above its optimum;
@@ -54,6 +57,9 @@ class Certified:
     - `solver_`: the solver that was taken, and why.
     """
 
+    # Each has `_check()`, which refuses parameters that have no certificate; `_labels(labels, weights, ranks)`; and
+    # `_problem(labels, solver, ranks)`, which is minimised. `_in_memory(problem, n_features)` says which of
+    # scikit-learn's solvers takes rows in memory, or None for our own method.
     _engine: ClassVar[Any]  # scikit-learn's estimator of the same name
     _types: ClassVar[dict[str, Any]]  # how scikit-learn checks the rows
 
@@ -73,26 +79,22 @@ class Certified:
         Raises DataError (a ValueError) for data that cannot be fitted, FileError for a damaged file, and DDL's errors
         if a rank is missing. Warns with ConvergenceWarning if the gap is larger when `max_iter` is reached.
         """
-        this: Any = self
-        this._validate_params()  # scikit-learn's solvers do this, and passes would not
-        self._check()
-        joined = ranks(this.distributed)
-        history = History(this.tol, bool(this.verbose) and joined.rank == 0)
-        if is_file(X):
-            self._fit_file(X, y, sample_weight, joined, history)
+        joined = ranks(self.distributed)
+        with joined.agree():
+            self._validate_params()  # scikit-learn's solvers do this, and passes would not
+            self._check()
+            history = History(self.tol, bool(self.verbose) and joined.rank == 0)
+            prepare: Any = self._file_rows if is_file(X) else self._memory_rows
+            rows: Rows = prepare(X, y, sample_weight, joined)
+        joined.agree_on(self._facts(rows))
+        self._warn_of_scale(rows.about["scale"] if isinstance(rows, FileRows) else extremes(rows.largest()))
+        if isinstance(rows, FileRows):
+            self._fit_file(rows, joined, history)
+        elif joined.size > 1:
+            labels = self._labels(rows.labels, rows.weights, joined)
+            self._fit_passes(rows, self._problem(labels, "", joined), history, rows, labels)
         else:
-            with joined.agree():
-                x, labels = self._validated(X, y, joined)
-                weights = None if sample_weight is None else _check_sample_weight(sample_weight, x, dtype=np.float64)
-                rows = MemoryRows(x, labels, weights)
-            self._warn_of_scale([[k, v] for k, v in enumerate(_largest(rows))])
-            if joined.size > 1:
-                joined.agree_on_features(rows.n_features, getattr(this, "feature_names_in_", None))
-                labels_of_all = self._labels(rows.labels, rows.weights, joined)
-                problem = self._problem(labels_of_all, "", joined)
-                self._fit_passes(rows, problem, history, rows, labels_of_all)
-            else:
-                self._fit_memory(rows, sample_weight, history, "the rows are in memory")
+            self._fit_memory(rows, history, "the rows are in memory")
         self._conclude(history)
         return self
 
@@ -102,107 +104,122 @@ class Certified:
         `y` may name the column of a Parquet or Arrow file's labels. Raises DataError for y or sample_weight beside
         rows that are converted already.
         """
-        parent: Any = super()
         if is_file(X):
             if is_converted(X) and not (y is None and sample_weight is None):
                 raise DataError("X is converted, with labels and weights in it: give y=None, sample_weight=None")
             X = _rows_of(X, y, sample_weight)
             y, sample_weight = X.labels()
-        return parent.score(X, y, sample_weight)
+        return super().score(X, y, sample_weight)
 
-    def _check(self) -> None:
-        """Raise DataError for parameters of scikit-learn's that have no certificate here."""
-
-    def _problem(self, labels: Labels, solver: str, joined: Ranks) -> Problem:
-        raise NotImplementedError
-
-    def _in_memory(self, problem: Problem, rows: MemoryRows) -> Solver | None:
-        """Which of scikit-learn's solvers takes rows in memory. None: our own Newton's method."""
-        raise NotImplementedError
+    def __sklearn_tags__(self) -> Any:
+        tags = super().__sklearn_tags__()
+        tags.array_api_support = False  # the certificate is NumPy's
+        return tags
 
     def _in_passes(self, problem: Problem, n_features: int) -> tuple[bool, str]:
         """Whether Newton's direction comes from a Cholesky factor, and why."""
         return uses_cholesky(problem, n_features)
 
-    def _keep(self, parameters: Floats, problem: Problem, steps: int, n_features: int) -> None:
+    def _keep(self, parameters: Floats, problem: Problem, steps: int) -> None:
         """Set scikit-learn's attributes from parameters (K, D)."""
-        raise NotImplementedError
+        free = problem.intercept != "none"
+        self.coef_: Any = parameters[:, :-1] if free else parameters
+        self.intercept_: Any = problem.scale * parameters[:, -1] if free else np.zeros(len(parameters))
+        self.n_iter_: Any = np.array([steps], dtype=np.int32)
 
-    def _labels(self, labels: NDArray[Any], weights: Floats, joined: Ranks) -> Labels:
-        raise NotImplementedError
-
-    def _validated(self, X: Any, y: Any, joined: Ranks) -> tuple[Any, NDArray[Any]]:
+    def _memory_rows(self, X: Any, y: Any, sample_weight: Any, joined: Ranks) -> MemoryRows:
         x, labels = validate_data(self, X, y, **self._types)
-        return x, np.asarray(labels)
+        if sample_weight is not None:  # with a negative one the objective has no bound
+            sample_weight = _check_sample_weight(sample_weight, x, dtype=np.float64, ensure_non_negative=True)
+        return MemoryRows(x, np.asarray(labels), sample_weight)
 
-    def _fit_memory(self, rows: MemoryRows, sample_weight: Any, history: History, why: str) -> None:
+    def _file_rows(self, X: Any, y: Any, sample_weight: Any, joined: Ranks) -> FileRows:
+        rows = _rows_of(X, y, sample_weight)
+        if not rows.n_rows:
+            raise DataError(f"rank {joined.rank} has no rows of {rows.path}: start fewer ranks, or give it some")
+        self.n_features_in_ = rows.n_features
+        self.__dict__.pop("feature_names_in_", None)  # a former fit's
+        if rows.names is not None:
+            self.feature_names_in_ = np.array(rows.names, dtype=object)
+        return rows
+
+    def _facts(self, rows: Rows) -> dict[str, Any]:
+        """What all ranks must have alike, else their sums were of different problems."""
+        start = np.append(np.ravel(self.coef_), self.intercept_) if self._is_warm() else np.empty(0)
+        shared = {name: value for name, value in self.get_params().items() if name not in _OWN}
+        return {
+            "n_features": rows.n_features, "columns": [*map(str, getattr(self, "feature_names_in_", ()))],
+            "y.shape[1:]": "a file's" if isinstance(rows, FileRows) else rows.labels.shape[1:],
+            "a start with checksum": zlib.crc32(start.tobytes()), **shared,
+        }  # fmt: skip
+
+    def _is_warm(self) -> bool:
+        return bool(getattr(self, "warm_start", False)) and hasattr(self, "coef_")
+
+    def _start(self, problem: Problem, n_features: int) -> Floats:
+        """The last fit's parameters (K, D) for a warm start, else zeros."""
+        if not self._is_warm():
+            return np.zeros((problem.loss.outputs, problem.columns(n_features)))
+        had, needed = np.atleast_2d(self.coef_).shape, (problem.loss.outputs, n_features)
+        if had != needed:
+            raise DataError(f"warm_start: coef_ has the shape {had}, these rows need {needed}: give a new estimator")
+        return _parameters(self, problem)
+
+    def _fit_memory(self, rows: MemoryRows, history: History, why: str) -> None:
         """Let our own method fit, or scikit-learn's; go on from there if that ends too far from the optimum."""
-        this: Any = self
         labels = self._labels(rows.labels, rows.weights, ALONE)
         problem = self._problem(labels, "", ALONE)
-        found = self._in_memory(problem, rows)
+        found = self._in_memory(problem, rows.n_features)
         if found is None:
             self._fit_passes(rows, problem, history, _sample(rows, problem), labels, f"{why}; ")
             return
-        inner = self._engine(
-            **{name: getattr(this, name) for name in self._engine().get_params() if hasattr(this, name)}
-        )
-        inner.set_params(**({"verbose": 0} if "verbose" in inner.get_params() else {}))
         self.solver_ = Solver(found.name, f"{why}; {found.reason}")
-        if "solver" in inner.get_params():
-            inner.solver = found.name
         history.say(f"solver: {found.name} of scikit-learn ({self.solver_.reason})")
-        if getattr(this, "warm_start", False) and hasattr(this, "coef_"):
-            inner.coef_, inner.intercept_ = this.coef_, this.intercept_
-
         problem = self._problem(labels, found.name, ALONE)
+        given = {name: getattr(self, name) for name in self._engine().get_params()}
         # scikit-learn's tolerances are on the mean gradient, and half the square of its sum is the gap.
-        cost = getattr(this, "C", 1.0)
-        size = rows.n_rows * rows.n_features * (cost if np.isfinite(cost) else 1.0)
-        inner.tol = min(inner.tol, (this.tol / size) ** 0.5)
+        cost = self.C if np.isfinite(given.get("C", np.inf)) else 1.0
+        given["tol"] = min(self.tol, (self.tol / (rows.n_rows * rows.n_features * cost)) ** 0.5)
+        given |= {name: value for name, value in (("verbose", 0), ("solver", found.name)) if name in given}
+        inner = self._engine(**given)
+        self._start(problem, rows.n_features)  # refuses one of another shape
+        if self._is_warm():
+            inner.coef_, inner.intercept_ = self.coef_, self.intercept_
         with warnings.catch_warnings():
             warnings.simplefilter("ignore", ConvergenceWarning)  # the gap says it better
             warnings.filterwarnings("ignore", module=r"sklearn\.utils\.optimize|scipy\.optimize")  # line searches
-            inner.fit(rows.x, rows.labels, sample_weight=None if sample_weight is None else rows.weights)
+            inner.fit(rows.x, rows.labels, None if (rows.weights == 1).all() else rows.weights)
         start = _parameters(inner, problem)
         history.add(evaluate(problem, rows, start), 0)
         for name in ("classes_", "coef_", "intercept_", "n_iter_", "solver_name_"):
             if hasattr(inner, name):
                 setattr(self, name, getattr(inner, name))
-        if this.n_iter_ is None:
-            this.n_iter_ = np.ones(problem.loss.outputs, dtype=np.int32)  # a direct solver's one step
-        left = 100 if this.max_iter is None else this.max_iter - int(np.max(this.n_iter_))
+        if self.n_iter_ is None:
+            self.n_iter_ = np.ones(problem.loss.outputs, dtype=np.int32)  # a direct solver's one step
+        done = int(np.max(self.n_iter_))
+        left = self._most_steps() - done
         if not history.done and left > 0 and problem.penalty.all():
             history.say("scikit-learn stopped too far from the optimum: Newton's method goes on")
             cholesky = uses_cholesky(problem, rows.n_features)[0]
             parameters, steps = minimise(problem, rows, start, rows, left, history, cholesky)
-            self._keep(parameters, problem, steps + int(np.max(this.n_iter_)), rows.n_features)
+            self._keep(parameters, problem, steps + done)
 
-    def _fit_file(self, X: Any, y: Any, sample_weight: Any, joined: Ranks, history: History) -> None:
-        this: Any = self
-        with joined.agree():
-            rows = _rows_of(X, y, sample_weight)
-            if not rows.n_rows:
-                raise DataError(f"rank {joined.rank} has no rows of {rows.path}: start fewer ranks, or give it some")
-            allowed = budget(this.limit)
-            counted = None if joined.size == 1 and allowed.holds(rows) else rows.label_counts()
-        joined.agree_on_features(rows.n_features, rows.names)
-        this.n_features_in_ = rows.n_features
-        vars(this).pop("feature_names_in_", None)  # a former fit's
-        if rows.names is not None:
-            this.feature_names_in_ = np.array(rows.names, dtype=object)
-        self._warn_of_scale(rows.about["scale"])
+    def _most_steps(self) -> int:
+        return 100 if self.max_iter is None else int(self.max_iter)
+
+    def _fit_file(self, rows: FileRows, joined: Ranks, history: History) -> None:
         size = f"the file's {format_size(rows.nbytes)}"
+        with joined.agree():
+            allowed = budget(self.limit)
+            counted = None if joined.size == 1 and allowed.holds(rows) else rows.label_counts()
         if counted is None:
-            loaded = rows.load()
-            why = f"{size} fit into limit={allowed.limit}"
-            self._fit_memory(loaded, loaded.weights, history, why)
+            self._fit_memory(rows.load(), history, f"{size} fit into limit={allowed.limit}")
             return
         labels = self._labels(*counted, joined)
         problem = self._problem(labels, "", joined)
         with joined.agree():
             nbytes = allowed.held(rows, problem, self._in_passes(problem, rows.n_features)[0])
-            generator = np.random.default_rng(check_random_state(this.random_state).randint(1 << 31))
+            generator = np.random.default_rng(check_random_state(self.random_state).randint(1 << 31))
             rows = rows.hold(nbytes, generator)
         assert rows.held is not None
         sample = _sample(rows.held, problem)
@@ -211,16 +228,9 @@ class Certified:
         self._fit_passes(rows, problem, history, sample, labels, why)
 
     def _fit_passes(
-        self,
-        rows: FileRows | MemoryRows,
-        problem: Problem,
-        history: History,
-        sample: MemoryRows,
-        labels: Labels,
-        why: str = "",
+        self, rows: Rows, problem: Problem, history: History, sample: MemoryRows, labels: Labels, why: str = ""
     ) -> None:
         """Passes over the rows, from the optimum of the sample; all rows may be the sample."""
-        this: Any = self
         cholesky, reason = self._in_passes(problem, rows.n_features)
         if problem.ranks.size > 1:
             why += f"{problem.ranks.size} ranks; "
@@ -229,71 +239,51 @@ class Certified:
             for some in (sample.every(10), sample):
                 standing, complete = _standing_for(some, rows.n_rows, labels, problem)
                 starts += [standing] * complete
-            sample = standing if complete or isinstance(rows, FileRows) else rows
+            sample = rows if isinstance(rows, MemoryRows) and not complete else standing
         name, how = ("newton-cg", "Newton's method") if sample is rows else ("lbfgs", "L-BFGS, Newton on a sample")
         self.solver_ = Solver("newton-cholesky" if cholesky else name, why + reason)
         history.say(f"solver: {how} ({self.solver_.reason})")
-        start = np.zeros((problem.loss.outputs, problem.columns(rows.n_features)))
-        if getattr(this, "warm_start", False) and hasattr(this, "coef_"):
-            if np.atleast_2d(this.coef_).shape != (problem.loss.outputs, rows.n_features):
-                raise DataError(
-                    f"warm_start: the last fit's coef_ has the shape {np.shape(this.coef_)}, and these rows need "
-                    f"({problem.loss.outputs}, {rows.n_features}): give the same features and classes, or begin anew"
-                )
-            start, starts = _parameters(this, problem), []
-        for some in starts:
-            enough = History(max(this.tol, _SAMPLE_GAP), False)
+        start = self._start(problem, rows.n_features)
+        for some in () if self._is_warm() else starts:
+            enough = History(max(self.tol, _SAMPLE_GAP), False)
             start, _ = minimise(problem, some, start, some, 50, enough, cholesky)
-        most = 100 if this.max_iter is None else this.max_iter
-        found, steps = minimise(problem, rows, start, sample, most, history, cholesky)
-        self._keep(found, problem, steps, rows.n_features)
+        found, steps = minimise(problem, rows, start, sample, self._most_steps(), history, cholesky)
+        self._keep(found, problem, steps)
 
     def _conclude(self, history: History) -> None:
-        this: Any = self
         last = history.passes[-1]
         self.history_, self.gap_, self.objective_ = history.passes, last.gap, last.objective
         if history.done:
-            history.say(f"stopped: the gap is at most tol = {this.tol:g} times the objective")
+            history.say(f"stopped: the gap is at most tol = {self.tol:g} times the objective")
             return
         message = (
-            f"the gap is {last.gap:.2g}, which is {history.relative:.1g} of the objective; tol asks for {this.tol:g}: "
+            f"the gap is {last.gap:.2g}, which is {history.relative:.1g} of the objective; tol asks for {self.tol:g}: "
             "raise max_iter or tol, or scale the columns. Without a penalty there is no gap but the objective"
         )
         history.say(f"stopped: {message}")
         warnings.warn(message, ConvergenceWarning, stacklevel=3)
 
-    def _warn_of_scale(self, largest: list[list[float]]) -> None:
-        """Warn if columns (number, largest absolute value) are of very different scale."""
-        this: Any = self
-        used = [(value, int(column)) for column, value in largest if value > 0]
-        if this.fit_intercept and used and max(used)[0] > _SPREAD * min(used)[0]:
-            (least, narrow), (most, broad) = min(used), max(used)
-            warnings.warn(
-                f"column {broad} reaches {most:.3g}, column {narrow} only {least:.3g}: the penalty weighs on "
-                "them very differently, and solvers are slow; scale the columns first "
-                "(sklearn.preprocessing.StandardScaler, or MaxAbsScaler for sparse data)",
-                ScaleWarning,
-                stacklevel=4,
-            )
+    def _warn_of_scale(self, scale: list[list[float]]) -> None:
+        """Warn if the least and the largest of the columns' largest values are far apart."""
+        (narrow, least), (broad, most) = scale
+        if self.fit_intercept and most > _SPREAD * least:
+            found = f"column {broad} reaches {most:.3g}, column {narrow} only {least:.3g}"
+            advice = "scale the columns first (sklearn.preprocessing.StandardScaler, or MaxAbsScaler for sparse data)"
+            warnings.warn(f"{found}: the penalty weighs on them very differently; {advice}", ScaleWarning, stacklevel=3)
 
     def _scores(self, X: Any) -> Floats:
         """Scores of a file's rows, (n,) or (n, K)."""
-        this: Any = self
-        check_is_fitted(this)
-        rows = open_rows(X)
-        if rows.n_features != this.n_features_in_:
+        check_is_fitted(self)
+        rows, d = open_rows(X), self.n_features_in_
+        names = rows.names and [*getattr(self, "feature_names_in_", rows.names)]
+        if rows.n_features != d or rows.names != names:
+            found, fitted = (rows.n_features, d) if rows.n_features != d else (rows.names, names)
             raise DataError(
-                f"{rows.path} has {rows.n_features} features, and the fit had {this.n_features_in_}: convert a file "
-                f"with the same columns (for svmlight: convert(..., n_features={this.n_features_in_}))"
+                f"{rows.path} has the features {found}, and the fit had {fitted}: give it the same, in the same order "
+                f"(svmlight: convert(..., n_features={d}))"
             )
-        fitted = getattr(this, "feature_names_in_", None)
-        if rows.names is not None and fitted is not None and rows.names != list(fitted):
-            raise DataError(
-                f"{rows.path} has the columns {rows.names}, and the fit had {list(fitted)}: convert a file with the "
-                "same columns in the same order"
-            )
-        found = np.concatenate([np.asarray(block.x @ np.atleast_2d(this.coef_).T + this.intercept_) for block in rows])
-        return found[:, 0] if found.shape[1] == 1 else found
+        scores = np.concatenate([np.asarray(block.x @ np.atleast_2d(self.coef_).T + self.intercept_) for block in rows])
+        return scores[:, 0] if scores.shape[1] == 1 else scores
 
 
 def _sample(rows: MemoryRows, problem: Problem) -> MemoryRows:
@@ -308,15 +298,14 @@ def _standing_for(sample: MemoryRows, n_rows: int, labels: Labels, problem: Prob
     Each class has the weight that it has among all rows, which blocks of a sorted file would not give it. If one has no
     row, these have no optimum: the intercept grows without bound.
     """
-    standing = sample.standing_for(n_rows)
-    if not len(labels.classes):  # numbers
-        return standing, True
-    codes = np.searchsorted(labels.classes, standing.labels)
-    found = problem.ranks.add(np.bincount(codes, standing.weights, len(labels.classes)))
-    if (labels.counts[found == 0] > 0).any():
-        return standing, False
-    share = np.divide(labels.counts, found, out=np.zeros_like(found), where=found > 0)
-    return MemoryRows(standing.x, standing.labels, standing.weights * share[codes]), True
+    weights, complete = sample.weights * (n_rows / sample.n_rows), True
+    if len(labels.classes):  # else labels are numbers
+        codes = np.searchsorted(labels.classes, sample.labels)
+        found = problem.ranks.add(np.bincount(codes, weights, len(labels.classes)))
+        complete = bool(found.all())
+        if complete:
+            weights *= (labels.counts / found)[codes]
+    return MemoryRows(sample.x, sample.labels, weights), complete
 
 
 def _parameters(fitted: Any, problem: Problem) -> Floats:
@@ -340,12 +329,3 @@ def _rows_of(x: Any, label: Any, weight: Any) -> FileRows:
     named = isinstance(weight, str)
     rows = open_rows(x, label=label, weight=weight if named else None)
     return rows if weight is None or named else rows.weighted(weight)
-
-
-def _largest(rows: MemoryRows) -> Floats:
-    """The largest absolute value of each column, (d,)."""
-    largest = np.zeros(rows.n_features)
-    for block in rows:
-        found = abs(block.x).max(axis=0)
-        largest = np.maximum(largest, found.toarray().ravel() if hasattr(found, "toarray") else found)
-    return largest

@@ -9,7 +9,6 @@ from __future__ import annotations
 from typing import Any, ClassVar
 
 import numpy as np
-import scipy.special
 import sklearn.linear_model
 import sklearn.svm
 from numpy.typing import NDArray
@@ -22,7 +21,7 @@ from bascule_glm.errors import DataError
 from bascule_glm.losses import Floats, Logistic, Loss, Softmax, Squared, SquaredHinge
 from bascule_glm.objective import Intercept, Problem
 from bascule_glm.ranks import Ranks
-from bascule_glm.rows import MemoryRows
+from bascule_glm.rows import EXACT, MemoryRows
 from bascule_glm.solver import uses_cholesky
 
 
@@ -32,48 +31,39 @@ class _Classifier(Certified):
     def _labels(self, labels: NDArray[Any], weights: Floats, joined: Ranks) -> Labels:
         classes = joined.union(labels) if joined.size > 1 else np.unique(labels)
         if len(classes) < 2:
-            raise DataError(f"there is one class, {classes[0]!r}: a classifier needs rows of two classes or more")
+            raise DataError(f"there is one class, {classes[0]}: a classifier needs rows of two classes or more")
         if labels.dtype.kind == "f" and len(classes) > 1000:
             raise DataError(f"there are {len(classes)} different labels: for numbers that are no classes take Ridge")
-        counts = np.bincount(np.searchsorted(classes, labels), weights, len(classes))
-        return Labels(classes, joined.add(counts))
+        counts = joined.add(np.bincount(np.searchsorted(classes, labels), weights, len(classes)))
+        if not counts.all():
+            raise DataError(f"all rows of class {classes[counts == 0][0]} have weight 0: drop them")
+        return Labels(classes, counts)
 
     def _class_weights(self, labels: Labels) -> Floats:
-        this: Any = self
         # Each class once, with the weight of all its rows: for "balanced" the same as all rows.
         weights: Floats = compute_class_weight(
-            this.class_weight, classes=labels.classes, y=labels.classes, sample_weight=labels.counts
+            self.class_weight, classes=labels.classes, y=labels.classes, sample_weight=labels.counts
         )
+        if not ((weights >= 0) & np.isfinite(weights)).all():
+            raise DataError(f"class_weight={self.class_weight!r}: expected finite numbers of zero or more")
         return weights
 
-    def _validated(self, X: Any, y: Any, joined: Ranks) -> tuple[Any, NDArray[Any]]:
-        x, labels = super()._validated(X, y, joined)
-        check_classification_targets(labels)
-        if joined.size > 1 and labels.dtype.kind not in "biuf":
-            raise DataError(f"labels are {labels.dtype}: between ranks they must be numbers, so encode them alike")
-        return x, labels
+    def _memory_rows(self, X: Any, y: Any, sample_weight: Any, joined: Ranks) -> MemoryRows:
+        rows = super()._memory_rows(X, y, sample_weight, joined)
+        check_classification_targets(rows.labels)
+        numbers = rows.labels.dtype.kind in "biuf"
+        if joined.size > 1 and not (numbers and (np.abs(rows.labels.astype(np.float64)) < EXACT).all()):
+            kind = rows.labels.dtype
+            raise DataError(f"labels are {kind}: between ranks they must be numbers below 2**53, so encode them alike")
+        return rows
 
     def decision_function(self, X: Any) -> Any:
-        """Scores (n,) or (n, K) of rows, or of a file's rows."""
-        parent: Any = super()
-        return self._scores(X) if is_file(X) else parent.decision_function(X)
+        """Scores (n,) or (n, K) of rows, or of a file's rows. `predict` takes both, too."""
+        return self._scores(X) if is_file(X) else super().decision_function(X)
 
-    def predict(self, X: Any) -> Any:
-        """Classes (n,) of rows, or of a file's rows."""
-        parent: Any = super()
-        if not is_file(X):
-            return parent.predict(X)
-        this: Any = self
-        scores = self._scores(X)
-        return this.classes_[(scores > 0).astype(int) if scores.ndim == 1 else scores.argmax(axis=1)]
-
-    def _keep(self, parameters: Floats, problem: Problem, steps: int, n_features: int) -> None:
-        this: Any = self
-        loss: Any = problem.loss
-        this.classes_, this.coef_ = loss.classes, parameters[:, :n_features]
-        this.intercept_ = np.zeros(len(parameters))
-        if problem.intercept != "none":
-            this.intercept_ = problem.scale * parameters[:, -1]
+    def _keep(self, parameters: Floats, problem: Problem, steps: int) -> None:
+        super()._keep(parameters, problem, steps)
+        self.classes_ = problem.loss.classes  # type: ignore[union-attr]  # Squared has none
 
 
 class LogisticRegression(_Classifier, sklearn.linear_model.LogisticRegression):  # type: ignore[misc]
@@ -109,10 +99,8 @@ class LogisticRegression(_Classifier, sklearn.linear_model.LogisticRegression): 
 
     def _check(self) -> None:
         if self.l1_ratio or self.penalty in ("l1", "elasticnet"):
-            raise DataError(
-                f"penalty={self.penalty!r}, l1_ratio={self.l1_ratio}: only the L2 penalty has a certificate; take "
-                "scikit-learn's LogisticRegression for others"
-            )
+            asked = f"penalty={self.penalty!r}, l1_ratio={self.l1_ratio}"
+            raise DataError(f"{asked}: only the L2 penalty has a certificate; take scikit-learn's LogisticRegression")
 
     def _problem(self, labels: Labels, solver: str, joined: Ranks) -> Problem:
         free = self.penalty is None or np.isinf(self.C)
@@ -124,7 +112,7 @@ class LogisticRegression(_Classifier, sklearn.linear_model.LogisticRegression): 
         scale = self.intercept_scaling if intercept == "penalised" else 1.0
         return Problem(loss, np.full(loss.outputs, 0.0 if free else 1.0), intercept, scale, joined)
 
-    def _in_memory(self, problem: Problem, rows: MemoryRows) -> Solver | None:
+    def _in_memory(self, problem: Problem, n_features: int) -> Solver | None:
         if self.solver != "auto":
             return Solver(self.solver, "it was asked for")
         if problem.loss.outputs == 1 and problem.penalty.all():
@@ -139,28 +127,6 @@ class LogisticRegression(_Classifier, sklearn.linear_model.LogisticRegression): 
         if self.solver == "newton-cholesky" and isinstance(problem.loss, Softmax):
             raise DataError("solver='newton-cholesky' in passes is for two classes: take auto or lbfgs")
         return self.solver == "newton-cholesky", "it was asked for"
-
-    def _keep(self, parameters: Floats, problem: Problem, steps: int, n_features: int) -> None:
-        super()._keep(parameters, problem, steps, n_features)
-        self.n_iter_ = np.array([steps], dtype=np.int32)
-
-    def predict_proba(self, X: Any) -> Any:
-        """The probability of each class (n, K), for rows or a file's rows."""
-        if not is_file(X):
-            return super().predict_proba(X)
-        scores = self._scores(X)
-        if scores.ndim == 1:
-            scores = np.stack([np.zeros_like(scores), scores], axis=1)
-        return scipy.special.softmax(scores, axis=1)
-
-    def predict_log_proba(self, X: Any) -> Any:
-        """The logarithm of `predict_proba`."""
-        return np.log(self.predict_proba(X)) if is_file(X) else super().predict_log_proba(X)
-
-    def __sklearn_tags__(self) -> Any:
-        tags = super().__sklearn_tags__()
-        tags.array_api_support = False  # the certificate is NumPy's
-        return tags
 
 
 class LinearSVC(_Classifier, sklearn.svm.LinearSVC):  # type: ignore[misc]
@@ -186,27 +152,23 @@ class LinearSVC(_Classifier, sklearn.svm.LinearSVC):  # type: ignore[misc]
         self.limit, self.distributed = limit, distributed
 
     def _check(self) -> None:
-        asked = {"penalty": self.penalty, "loss": self.loss, "multi_class": self.multi_class}
-        known = {"penalty": "l2", "loss": "squared_hinge", "multi_class": "ovr"}
-        for name in known:
-            if asked[name] != known[name]:
-                raise DataError(
-                    f"{name}={asked[name]!r} has no certificate as {known[name]!r} has: take scikit-learn's LinearSVC"
-                )
+        for name, known in (("penalty", "l2"), ("loss", "squared_hinge"), ("multi_class", "ovr")):
+            if (asked := getattr(self, name)) != known:
+                raise DataError(f"{name}={asked!r} has no certificate, {known!r} has: take scikit-learn's LinearSVC")
 
     def _problem(self, labels: Labels, solver: str, joined: Ranks) -> Problem:
         loss = SquaredHinge(self.C, labels.classes, self._class_weights(labels))
         intercept: Intercept = "penalised" if self.fit_intercept else "none"
         return Problem(loss, np.ones(loss.outputs), intercept, self.intercept_scaling, joined)
 
-    def _in_memory(self, problem: Problem, rows: MemoryRows) -> Solver | None:
-        if self.dual == "auto" and uses_cholesky(problem, rows.n_features)[0]:
+    def _in_memory(self, problem: Problem, n_features: int) -> Solver | None:
+        if self.dual == "auto" and uses_cholesky(problem, n_features)[0]:
             return None
         return Solver("liblinear", "scikit-learn has no other for the squared hinge")
 
-    def _keep(self, parameters: Floats, problem: Problem, steps: int, n_features: int) -> None:
-        super()._keep(parameters, problem, steps, n_features)
-        self.n_iter_ = steps
+    def _keep(self, parameters: Floats, problem: Problem, steps: int) -> None:
+        super()._keep(parameters, problem, steps)
+        self.n_iter_ = steps  # scikit-learn's is no array here
 
 
 class Ridge(Certified, sklearn.linear_model.Ridge):  # type: ignore[misc]
@@ -243,16 +205,14 @@ class Ridge(Certified, sklearn.linear_model.Ridge):  # type: ignore[misc]
         penalty = 2 * np.broadcast_to(np.asarray(self.alpha, dtype=np.float64), (labels.targets,))
         return Problem(Squared(labels.targets), penalty, "free" if self.fit_intercept else "none", 1.0, joined)
 
-    def _in_memory(self, problem: Problem, rows: MemoryRows) -> Solver:
+    def _in_memory(self, problem: Problem, n_features: int) -> Solver:
         return Solver(self.solver, "scikit-learn's own choice" if self.solver == "auto" else "it was asked for")
 
-    def _keep(self, parameters: Floats, problem: Problem, steps: int, n_features: int) -> None:
-        this: Any = self
-        one = len(parameters) == 1
-        coefficients = parameters[:, :n_features]
-        intercept = parameters[:, -1] if problem.intercept == "free" else np.zeros(len(parameters))
-        this.coef_, this.intercept_ = (coefficients[0], float(intercept[0])) if one else (coefficients, intercept)
-        this.n_iter_, this.solver_name_ = np.array([steps], dtype=np.int32), self.solver_.name
+    def _keep(self, parameters: Floats, problem: Problem, steps: int) -> None:
+        super()._keep(parameters, problem, steps)
+        if len(parameters) == 1:
+            self.coef_, self.intercept_ = self.coef_[0], float(self.intercept_[0])
+        self.solver_name_ = self.solver_.name
 
     def predict(self, X: Any) -> Any:
         """Predictions (n,) or (n, K) for rows, or for a file's rows."""

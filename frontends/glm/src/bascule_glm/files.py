@@ -8,6 +8,7 @@ header is written last, so a file that was cut, or never finished, is told from 
 from __future__ import annotations
 
 import copy
+import fcntl
 import json
 import os
 import threading
@@ -31,7 +32,7 @@ _GROUP = 4 << 20  # bytes of one read: consecutive blocks
 _DRAWS = 256  # a sample is drawn from at least this many places, if there are as many blocks
 _BUFFERS = 3  # one is computed on, two are read ahead
 READ_AHEAD = _GROUP * _BUFFERS
-_WIDE = 1 << 31  # entries of a CSR matrix in memory from which its columns are int64
+WIDE = 1 << 31  # entries of a CSR matrix from which its columns would be int64: fewer are held in memory
 
 
 @dataclass(frozen=True)
@@ -59,15 +60,15 @@ class Layout:
 class FileRows:
     """The rows of a finished file, block by block. Raises FileError if it is none, or cut.
 
-    `n_rows`, `n_features`, `dtype`, `sparse`, `nbytes` that a pass reads, `names` of the columns if the source had any,
-    and `held`, the rows that are in memory.
-    `bytes_read` counts what all passes have read.
+    `n_rows`, `n_features`, `dtype`, `sparse`, `entries` of CSR, `nbytes` that a pass reads, `names` of the columns if
+    the source had any, and `held`, the rows that are in memory.
     """
 
     def __init__(self, path: str | os.PathLike[str]) -> None:
         self.path = Path(path)
-        self.about = _read_index(self.path)
-        self.layout = Layout(np.dtype(self.about["dtype"]), self.about["sparse"], self.about["weighted"])
+        self.about, self._identity = _read_index(self.path)
+        self.dtype, self.sparse = np.dtype(self.about["dtype"]), bool(self.about["sparse"])
+        self.layout = Layout(self.dtype, self.sparse, self.about["weighted"])
         self.n_features: int = self.about["n_features"]
         self.names: list[str] | None = self.about["names"]
         self._weights: NDArray[np.float64] | None = None  # the caller's, one for each row
@@ -78,21 +79,11 @@ class FileRows:
     def _take(self, index: NDArray[np.int64]) -> None:
         """Hold these blocks alone: (offset, rows, entries) each."""
         self._index = index
-        self.n_rows = int(index[:, 1].sum())
+        self.n_rows, self.entries = (int(one) for one in index[:, 1:].sum(axis=0))
         self._starts = np.concatenate([[0], np.cumsum(index[:, 1])])
         self._sizes = [self._parts(number)[-1][0] for number in range(len(index))]
         self.nbytes = sum(self._sizes)
         self.largest_block = max(self._sizes, default=0)
-
-    @property
-    def dtype(self) -> np.dtype[Any]:
-        """float32 or float64."""
-        return self.layout.dtype
-
-    @property
-    def sparse(self) -> bool:
-        """Whether blocks are CSR."""
-        return self.layout.sparse
 
     def share(self, rank: int, size: int) -> FileRows:
         """The blocks of one of `size` ranks, about equal in bytes. Each block is one rank's."""
@@ -109,11 +100,9 @@ class FileRows:
     def weighted(self, weights: Any) -> FileRows:
         """The same rows with these weights (n_rows,), times the file's own."""
         given = np.asarray(weights, dtype=np.float64)
-        if given.shape != (self.n_rows,) or not np.isfinite(given).all() or (given < 0).any():
-            raise DataError(
-                f"sample_weight has shape {given.shape}: expected {self.n_rows} finite numbers of zero or more, one "
-                f"for each row of {self.path.name}"
-            )
+        if given.shape != (self.n_rows,) or not np.isfinite(given).all() or (given < 0).any() or not given.any():
+            wanted = f"{self.n_rows} finite numbers of zero or more, not all zero"
+            raise DataError(f"sample_weight: expected {wanted}, found {given} of shape {given.shape}")
         other = copy.copy(self)
         other._weights = given
         return other
@@ -138,14 +127,13 @@ class FileRows:
         """The same rows, with whole blocks of up to `nbytes` in memory: passes do not read these again.
 
         They are drawn without replacement, so those of a sorted file come from everywhere. Blocks of one read are drawn
-        together: single ones would split the rest into short, slow reads. Sparse ones stop before columns need int64,
-        which would take more than `nbytes`.
+        together: single ones would split the rest into short, slow reads.
         """
         groups = self._groups(range(len(self._index)), min(_GROUP, self.nbytes // _DRAWS))
         order = np.concatenate([groups[number] for number in generator.permutation(len(groups))])
         fit = np.cumsum(np.array(self._sizes)[order]) <= nbytes
         if self.sparse:
-            fit &= np.cumsum(self._index[order, 2]) < _WIDE
+            fit &= np.cumsum(self._index[order, 2]) < WIDE
         drawn = max(1, int(fit.sum()))
         other = copy.copy(self)
         other.held = self._gather(np.sort(order[:drawn]).tolist())
@@ -154,14 +142,10 @@ class FileRows:
         return other
 
     def load(self) -> MemoryRows:
-        """All rows, in memory."""
+        """All rows, in memory. Raises DataError if sparse ones have `WIDE` entries or more."""
+        if self.sparse and self.entries >= WIDE:
+            raise DataError(f"{self.path} has {self.entries} entries, and memory takes fewer than {WIDE}: pass over it")
         return self._gather(range(len(self._index)))
-
-    @property
-    def nbytes_loaded(self) -> int:
-        """Bytes that `load` takes: int64 columns need 4 bytes more than the file's."""
-        entries = int(self._index[:, 2].sum())
-        return self.nbytes + (4 * entries if self.sparse and entries >= _WIDE else 0)
 
     def _gather(self, numbers: Sequence[int]) -> MemoryRows:
         """Copies of these blocks, as rows in memory. No row is there twice meanwhile."""
@@ -169,9 +153,8 @@ class FileRows:
         labels, weights = np.empty(n_rows), np.empty(n_rows)
         x: Any
         if self.sparse:
-            # SciPy's routines for rows take starts of the columns' type.
-            starts = np.zeros(n_rows + 1, dtype=np.int32 if entries < _WIDE else np.int64)
-            data, columns = np.empty(entries, dtype=self.dtype), np.empty(entries, dtype=starts.dtype)
+            data, columns = np.empty(entries, dtype=self.dtype), np.empty(entries, dtype=np.int32)
+            starts = np.zeros(n_rows + 1, dtype=np.int32)  # SciPy's routines take the columns' type
         else:
             x = np.empty((n_rows, self.n_features), dtype=self.dtype)
         row = entry = 0
@@ -181,7 +164,7 @@ class FileRows:
             if self.sparse:
                 part = slice(entry, entry + block.x.nnz)
                 data[part], columns[part] = block.x.data, block.x.indices
-                starts[row + 1 : rows.stop + 1] = entry + block.x.indptr[1:].astype(starts.dtype)
+                starts[row + 1 : rows.stop + 1] = entry + block.x.indptr[1:]
                 entry = part.stop
             else:
                 x[rows] = block.x
@@ -192,43 +175,48 @@ class FileRows:
 
     def labels(self) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
         """Labels and weights of all rows, (n,) each."""
-        both = list(self._label_blocks())
-        return np.concatenate([labels for labels, _ in both]), np.concatenate([weights for _, weights in both])
+        labels, weights = (np.concatenate(parts) for parts in zip(*self._label_blocks(), strict=True))
+        return labels, weights
 
     def label_counts(self, most: int = 1001) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
         """The distinct labels, and the weight of all rows of each. Stops when there are `most` labels or more."""
-        counts: dict[float, float] = {}
+        names = counts = np.empty(0)
         for labels, weights in self._label_blocks():
-            found, codes = np.unique(labels, return_inverse=True)
-            for label, weight in zip(found.tolist(), np.bincount(codes, weights).tolist(), strict=True):
-                counts[label] = counts.get(label, 0.0) + weight
-            if len(counts) >= most:
+            names, codes = np.unique(np.concatenate([names, labels]), return_inverse=True)
+            counts = np.bincount(codes, np.concatenate([counts, weights])).astype(np.float64)
+            if len(names) >= most:
                 break
-        names = sorted(counts)
-        return np.array(names), np.array([counts[name] for name in names])
+        return names, counts
 
     def _label_blocks(self) -> Iterator[tuple[NDArray[np.float64], NDArray[np.float64]]]:
         """Labels and weights of each block, read without its features."""
+        columns = 2 if self.layout.weighted else 1  # one after the other, at the block's end
         with self.path.open("rb") as file:
+            self._check(file.fileno())
             for number, (begin, rows, _) in enumerate(self._index.tolist()):
-                parts = self._parts(number)[:-1]
-                found = []
-                for offset, count, dtype in parts[-2:] if self.layout.weighted else parts[-1:]:
-                    got = os.pread(file.fileno(), count * dtype.itemsize, begin + offset)
-                    if len(got) < count * dtype.itemsize:
-                        raise self._cut()
-                    found.append(np.frombuffer(got))
-                weights = found[1] if self.layout.weighted else np.ones(rows)
-                if self._weights is not None:
-                    weights = weights * self._weights[self._starts[number] : self._starts[number + 1]]
-                yield found[0], weights
+                file.seek(begin + self._parts(number)[-1 - columns][0])
+                found = np.fromfile(file, count=columns * rows)
+                if len(found) < columns * rows:
+                    raise self._changed()
+                yield found[:rows], self._weights_of(number, found[rows:])
+
+    def _weights_of(self, number: int, own: NDArray[np.float64]) -> NDArray[np.float64]:
+        """A block's weights: the file's own if it has any, times the caller's."""
+        weights = own if self.layout.weighted else np.ones(self._index[number, 1])
+        given = self._weights
+        return weights if given is None else weights * given[self._starts[number] : self._starts[number + 1]]
 
     def _parts(self, number: int) -> list[tuple[int, int, np.dtype[Any]]]:
         _, rows, entries = (int(one) for one in self._index[number])
         return self.layout.parts(rows, self.n_features, entries)
 
-    def _cut(self) -> FileError:
-        return FileError(f"{self.path} was cut while it was read: convert its source again")
+    def _check(self, fd: int) -> None:
+        """Raise FileError if another file has taken the place of the one that was opened."""
+        if _identity(fd) != self._identity:
+            raise self._changed()
+
+    def _changed(self) -> FileError:
+        return FileError(f"{self.path} was cut or replaced after it was opened: open it again, or convert its source")
 
     def _read(self, numbers: Iterable[int]) -> Iterator[Block]:
         """These blocks, while a thread reads the next ones. The next block may overwrite the last one's memory."""
@@ -273,8 +261,9 @@ class FileRows:
 
     def _read_ahead(self, groups: list[list[int]], free: Queue[Any], ready: Queue[Any], stop: threading.Event) -> None:
         try:
-            fd, direct = _open_direct(self.path)
+            fd = _open_direct(self.path)
             try:
+                self._check(fd)
                 for group in groups:
                     buffer = free.get()
                     if stop.is_set():
@@ -283,11 +272,10 @@ class FileRows:
                     view, done = memoryview(buffer)[:nbytes], 0
                     while done < nbytes:
                         got = os.preadv(fd, [view[done:]], offset + done)
-                        if got <= 0 or (direct and got % PAGE):
-                            raise self._cut()
+                        if got <= 0 or got % PAGE:  # blocks are whole pages
+                            raise self._changed()
                         done += got
-                    if not direct:
-                        os.posix_fadvise(fd, offset, nbytes, os.POSIX_FADV_DONTNEED)
+                    os.posix_fadvise(fd, offset, nbytes, os.POSIX_FADV_DONTNEED)  # if the page cache was not avoided
                     ready.put(buffer)
             finally:
                 os.close(fd)
@@ -306,49 +294,43 @@ class FileRows:
             x.data, x.indices, x.indptr = arrays[0], arrays[1], arrays[2].astype(np.int32)
         else:
             x = arrays[0].reshape(rows, self.n_features)
-        labels = arrays[3 if self.sparse else 1]
-        weights = arrays[-1] if self.layout.weighted else np.ones(rows)
-        if self._weights is not None:
-            weights = weights * self._weights[self._starts[number] : self._starts[number + 1]]
-        return Block(x, labels, weights)
+        return Block(x, arrays[3 if self.sparse else 1], self._weights_of(number, arrays[-1]))
 
 
-def _open_direct(path: Path) -> tuple[int, bool]:
-    """A descriptor past the page cache, and whether the file system allowed it."""
+def _open_direct(path: Path) -> int:
+    """A descriptor that reads past the page cache, if the file system allows it."""
+    fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
     try:
-        fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_DIRECT)
-    except (OSError, AttributeError):
-        return os.open(path, os.O_RDONLY | os.O_CLOEXEC), False
-    try:
+        fcntl.fcntl(fd, fcntl.F_SETFL, os.O_DIRECT)
         with page_memory(PAGE) as page:
             os.preadv(fd, [page], 0)
     except OSError:
-        os.close(fd)
-        return os.open(path, os.O_RDONLY | os.O_CLOEXEC), False
-    return fd, True
+        fcntl.fcntl(fd, fcntl.F_SETFL, 0)
+    return fd
 
 
-def _read_index(path: Path) -> dict[str, Any]:
-    """The index of a finished file. Raises FileError."""
+def _identity(fd: int) -> tuple[int, ...]:
+    """What tells a file from another one of the same name."""
+    status = os.fstat(fd)
+    return status.st_dev, status.st_ino, status.st_size, status.st_mtime_ns
+
+
+def _read_index(path: Path) -> tuple[dict[str, Any], tuple[int, ...]]:
+    """The index of a finished file, and which file it is. Raises FileError."""
     try:
         with path.open("rb") as file:
-            head, size = file.read(PAGE), os.fstat(file.fileno()).st_size
+            head, identity = file.read(PAGE), _identity(file.fileno())
             if not head.startswith(MAGIC):
-                raise FileError(
-                    f"{path} is no finished file of row blocks: convert its source with bascule_glm.convert"
-                )
+                raise ValueError("it begins otherwise")
             place = json.loads(head[len(MAGIC) :].rstrip(b"\0"))
-            if size != place["nbytes"]:
-                raise FileError(
-                    f"{path} has {size} bytes and should have {place['nbytes']}: it was cut or written to; "
-                    "convert its source again"
-                )
+            if identity[2] != place["nbytes"]:
+                raise ValueError(f"it has {identity[2]} bytes and should have {place['nbytes']}")
             file.seek(place["index"])
-            found: dict[str, Any] = json.loads(file.read(place["nbytes"] - place["index"]))
-            return found
+            return json.loads(file.read(place["nbytes"] - place["index"])), identity
     except OSError as error:
-        if isinstance(error, FileError):
-            raise
         raise FileError(f"{path} cannot be read: {error.strerror}; give a file of row blocks, or a source") from error
     except (ValueError, KeyError) as error:
-        raise FileError(f"{path} is damaged ({error}): convert its source again") from error
+        raise FileError(f"{path} is no whole file of row blocks ({error}): convert its source again") from error
+
+
+Rows = FileRows | MemoryRows  # a data set that can be passed over any number of times, in blocks

@@ -7,7 +7,6 @@ derivative and its curvature by the score. K is 1 for two classes and for regres
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Protocol
 
 import numpy as np
 from numpy.typing import NDArray
@@ -31,12 +30,9 @@ class Terms:
 
     def multiply(self, scores: Floats) -> Floats:
         """The second derivative times `scores` (r, K), row by row."""
-        if self.probabilities is None:
-            scaled: Floats = self.curvature * scores
-        else:
-            mean = np.einsum("ik,ik->i", self.probabilities, scores)
-            scaled = self.curvature * (scores - mean[:, None])
-        return scaled
+        if self.probabilities is not None:
+            scores = scores - np.einsum("ik,ik->i", self.probabilities, scores)[:, None]
+        return self.curvature * scores
 
     def total(self) -> Floats:
         """The second derivative, added over the rows: (K, K)."""
@@ -44,24 +40,11 @@ class Terms:
         return found if self.probabilities is None else found - self.curvature.T @ self.probabilities
 
     def largest(self) -> Floats:
-        """For each row a bound of the second derivative's largest eigenvalue: (r,)."""
-        if self.probabilities is None:
-            found: Floats = self.curvature.max(axis=1, initial=0)
-            return found
+        """For each row of the softmax a bound of the second derivative's largest eigenvalue: (r,)."""
+        assert self.probabilities is not None
         trace = 1 - np.einsum("ik,ik->i", self.probabilities, self.probabilities)
-        found = self.curvature.sum(axis=1) * np.minimum(trace, 0.5)  # 1/2: Boehning (1992), section 2
+        found: Floats = self.curvature.sum(axis=1) * np.minimum(trace, 0.5)  # 1/2: Boehning (1992), section 2
         return found
-
-
-class Loss(Protocol):
-    """A loss with its labels' meaning and their weights. `outputs` is K."""
-
-    @property
-    def outputs(self) -> int:
-        """The number of scores of a row."""
-
-    def terms(self, scores: Floats, labels: Floats, weights: Floats) -> Terms:
-        """Value and derivatives of a block."""
 
 
 @dataclass(frozen=True)
@@ -149,3 +132,6 @@ class Squared:
         cost = np.repeat(weights[:, None], self.outputs, axis=1)
         error = scores - labels.reshape(scores.shape)
         return Terms(float(np.sum(cost * error**2)), 2 * cost * error, 2 * cost)
+
+
+Loss = Logistic | Softmax | SquaredHinge | Squared

@@ -29,9 +29,10 @@ from typing import Literal
 import numpy as np
 import scipy.sparse
 
+from bascule_glm.files import Rows
 from bascule_glm.losses import Floats, Loss, Softmax, Squared, Terms
 from bascule_glm.ranks import ALONE, Ranks
-from bascule_glm.rows import Matrix, MemoryRows, Rows
+from bascule_glm.rows import Matrix, MemoryRows
 
 Intercept = Literal["none", "free", "penalised"]
 _EPSILON = float(np.finfo(np.float64).eps)
@@ -85,27 +86,6 @@ class Evaluation:
     gap: float
 
 
-class _Wide:
-    """Blocks in float64: sums in float32 would be wrong by more than a small gap. Dense ones share their memory.
-
-    With new memory for each block the first pass took half as long again, because the allocator gave it back each time.
-    """
-
-    def __init__(self) -> None:
-        self._memory = np.empty(0)
-
-    def __call__(self, x: Matrix) -> Matrix:
-        if x.dtype == np.float64:
-            return x
-        if scipy.sparse.issparse(x):
-            return x.astype(np.float64)
-        if self._memory.size < x.size:
-            self._memory = np.empty(x.size)
-        found = self._memory[: x.size].reshape(x.shape)
-        found[...] = x
-        return found
-
-
 def evaluate(problem: Problem, rows: Rows, parameters: Floats) -> Evaluation:
     """One pass over the rows of all ranks. Raises DDL's errors."""
     outputs, d, free = problem.loss.outputs, rows.n_features, problem.intercept == "free"
@@ -113,9 +93,17 @@ def evaluate(problem: Problem, rows: Rows, parameters: Floats) -> Evaluation:
     offset = problem.scale * np.abs(parameters[:, d]) if problem.intercept != "none" else 0.0
     total, mixed = np.zeros((outputs, outputs)), np.zeros((outputs, d))
     value = spread = moved = 0.0
-    blocks, wide = 0, _Wide()
+    blocks, memory = 0, np.empty(0)
     for block in rows:
-        x = wide(block.x)
+        # In float64: sums in float32 would be wrong by more than a small gap. Dense blocks share memory: with new
+        # memory for each the first pass took half as long again, because the allocator gave it back each time.
+        x = block.x
+        if scipy.sparse.issparse(x):
+            x = x.astype(np.float64, copy=False)
+        elif x.dtype != np.float64:
+            memory = memory if memory.size >= x.size else np.empty(x.size)
+            x = memory[: x.size].reshape(x.shape)
+            x[...] = block.x
         scores = problem.scores(x, parameters)
         terms = problem.loss.terms(scores, block.labels, block.weights)
         value += terms.value
@@ -127,10 +115,9 @@ def evaluate(problem: Problem, rows: Rows, parameters: Floats) -> Evaluation:
             if terms.probabilities is None:
                 mixed += np.asarray(x.T @ terms.curvature).T
             else:
-                spread += float(terms.largest() @ _squared_norms(x))
-    packed = problem.ranks.add(
-        np.concatenate([[value, spread, blocks, moved], gradient.ravel(), total.ravel(), mixed.ravel()])
-    )
+                spread += float(terms.largest() @ np.ravel(_squares(x).sum(axis=1)))
+    parts = [np.array([value, spread, blocks, moved]), gradient.ravel(), total.ravel(), mixed.ravel()]
+    packed = problem.ranks.add(np.concatenate(parts))
     (value, spread, count, moved), packed = packed[:4], packed[4:]
     gradient, packed = packed[: gradient.size].reshape(gradient.shape), packed[gradient.size :]
     total, mixed = packed[: total.size].reshape(total.shape), packed[total.size :].reshape(mixed.shape)
@@ -171,11 +158,8 @@ def _gap(problem: Problem, gradient: Floats, total: Floats, mixed: Floats, sprea
     return float(norm**2 / (2 * penalty.min()) + added)
 
 
-def _squared_norms(x: Matrix) -> Floats:
-    if scipy.sparse.issparse(x):
-        return np.asarray(x.multiply(x).sum(axis=1)).ravel()
-    norms: Floats = np.einsum("ij,ij->i", x, x)
-    return norms
+def _squares(x: Matrix) -> Matrix:
+    return x.multiply(x) if scipy.sparse.issparse(x) else x * x
 
 
 class Curvature:
@@ -208,8 +192,7 @@ class Curvature:
         d = self._rows.n_features
         for block, terms in zip(self._rows, self._terms, strict=True):
             bend = terms.curvature if terms.probabilities is None else terms.curvature * (1 - terms.probabilities)
-            squares = block.x.multiply(block.x) if scipy.sparse.issparse(block.x) else block.x * block.x
-            diagonal[:, :d] += np.asarray(squares.T @ bend.astype(block.x.dtype)).T
+            diagonal[:, :d] += np.asarray(_squares(block.x).T @ bend.astype(block.x.dtype)).T
             diagonal[:, d:] += self._problem.scale**2 * bend.sum(axis=0)[:, None]
         return self._problem.ranks.add(diagonal)
 
@@ -230,12 +213,10 @@ class Curvature:
         for block, terms in zip(self._rows, self._terms, strict=True):
             for k in range(outputs):
                 root = np.sqrt(terms.curvature[:, k]).astype(block.x.dtype)[:, None]
-                if scipy.sparse.issparse(block.x):
-                    scaled = block.x.multiply(root).tocsr()
-                    found[k, :d, :d] += (scaled.T @ scaled).toarray()
-                else:
-                    scaled = block.x * root
-                    found[k, :d, :d] += scaled.T @ scaled
+                sparse = scipy.sparse.issparse(block.x)
+                scaled = block.x.multiply(root).tocsr() if sparse else block.x * root
+                product = scaled.T @ scaled
+                found[k, :d, :d] += product.toarray() if sparse else product
                 if columns > d:
                     found[k, d, :d] += self._problem.scale * np.asarray(scaled.T @ root).ravel()
                     found[k, d, d] += self._problem.scale**2 * float(terms.curvature[:, k].sum())

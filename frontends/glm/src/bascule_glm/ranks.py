@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-import hashlib
-from collections.abc import Iterable, Iterator
+import zlib
+from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 
 from bascule_glm.errors import DataError, GLMError
 
-_WORDS = 1000  # bytes of an error that the other ranks repeat
+_WORDS = 1000  # bytes of a text that the other ranks repeat
 
 
 @dataclass(frozen=True)
@@ -29,8 +29,7 @@ class Ranks:
             return array
         import ddl
 
-        total: NDArray[Any] = ddl.allreduce(np.ascontiguousarray(array))
-        return total
+        return np.asarray(ddl.allreduce(np.ascontiguousarray(array)))
 
     def gather(self, array: NDArray[Any]) -> NDArray[Any]:
         """Everyone's `array` of one shape, stacked: (size, ...)."""
@@ -38,17 +37,13 @@ class Ranks:
             return np.expand_dims(array, 0)
         import ddl
 
-        everyone: NDArray[Any] = ddl.allgather(np.ascontiguousarray(array))
-        return everyone
+        return np.asarray(ddl.allgather(np.ascontiguousarray(array)))
 
     def union(self, values: NDArray[Any]) -> NDArray[Any]:
-        """The sorted distinct numbers that any rank has."""
+        """The sorted distinct numbers that any rank has. Each has some."""
         found = np.unique(np.asarray(values, dtype=np.float64))
         longest = int(self.gather(np.array([len(found)])).max())
-        padded = np.resize(found, longest) if len(found) else np.full(longest, np.nan)
-        together: NDArray[Any] = np.unique(self.gather(padded))
-        distinct: NDArray[Any] = together[~np.isnan(together)]
-        return distinct
+        return np.unique(self.gather(np.resize(found, longest)))
 
     @contextmanager
     def agree(self) -> Iterator[None]:
@@ -56,34 +51,31 @@ class Ranks:
 
         Without this the others would wait for it in their next sum.
         """
-        failed, said = None, b""
+        failed = None
         try:
             yield
         except Exception as error:
-            failed, said = error, (str(error) or repr(error)).encode()[:_WORDS]
-        everyone = self.gather(np.frombuffer(said.ljust(_WORDS, b"\0"), dtype=np.uint8))
+            failed = error
+        said = self._texts("" if failed is None else str(failed) or repr(failed))
         if failed is not None:
             raise failed
-        for rank in np.flatnonzero(everyone.any(axis=1)).tolist():
-            words = bytes(everyone[rank]).rstrip(b"\0").decode(errors="ignore")
-            raise DataError(f"rank {rank} cannot fit its rows: {words}")
+        for rank, words in enumerate(said):
+            if words:
+                raise DataError(f"rank {rank} cannot fit its rows: {words}")
 
-    def agree_on_features(self, n_features: int, names: Iterable[str] | None) -> None:
-        """Raises DataError on every rank if the shares have different features; it names two ranks.
+    def agree_on(self, facts: dict[str, Any]) -> None:
+        """Raises DataError on every rank if a fact is not the same on all; it names two ranks and what they have."""
+        texts = [f"{name}={value!r}" for name, value in facts.items()]
+        keys = self.gather(np.array([zlib.crc32(text.encode()) for text in texts]))
+        if (keys != keys[0]).any():
+            other, fact = np.argwhere(keys != keys[0])[0].tolist()
+            said = self._texts(texts[fact])
+            raise DataError(f"rank 0 has {said[0]} and rank {other} has {said[other]}: give every rank the same")
 
-        Names are compared between the ranks that have any.
-        """
-        key = 0 if names is None else int.from_bytes(hashlib.sha256(repr([*map(str, names)]).encode()).digest()[:7])
-        found, keys = self.gather(np.array([n_features, key])).T
-        if (found != found[0]).any():
-            other = int(np.flatnonzero(found != found[0])[0])
-            raise DataError(
-                f"rank 0 has {found[0]} features and rank {other} has {found[other]}: give every rank the same columns "
-                "(for svmlight files: convert(..., n_features=...))"
-            )
-        named = np.flatnonzero(keys)
-        if len(other := named[keys[named] != keys[named[:1]]]):
-            raise DataError(f"ranks {named[0]} and {other[0]} differ in the columns or their order: give all the same")
+    def _texts(self, words: str) -> list[str]:
+        """Everyone's words, up to a length."""
+        everyone = self.gather(np.frombuffer(words.encode()[:_WORDS].ljust(_WORDS, b"\0"), dtype=np.uint8))
+        return [bytes(one).rstrip(b"\0").decode(errors="ignore") for one in everyone]
 
 
 ALONE = Ranks()

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any
 
 import numpy as np
 import scipy.sparse
 from numpy.typing import NDArray
 
 Matrix = Any  # an array of shape (rows, features), or a CSR matrix of scipy, which has no types
+EXACT = 1 << 53  # below it float64 holds every integer
 _BLOCK = 1 << 20  # bytes of a block in memory: it and its float64 copy stay in the processor's cache
 
 
@@ -23,19 +24,8 @@ class Block:
     weights: NDArray[np.float64]
 
 
-class Rows(Protocol):
-    """A data set that can be passed over any number of times."""
-
-    n_rows: int
-    n_features: int
-    nbytes: int  # of one pass
-
-    def __iter__(self) -> Iterator[Block]:
-        """All rows, in blocks. A block is valid until the next is asked for."""
-
-
 class MemoryRows:
-    """Arrays in memory as blocks."""
+    """Arrays in memory as blocks. `nbytes` of one pass."""
 
     def __init__(self, x: Matrix, labels: NDArray[Any], weights: NDArray[Any] | None = None) -> None:
         self.x, self.labels = x, labels
@@ -53,9 +43,12 @@ class MemoryRows:
         """One row of `step`."""
         return MemoryRows(self.x[::step], self.labels[::step], self.weights[::step]) if step > 1 else self
 
-    def standing_for(self, n_rows: int) -> MemoryRows:
-        """The same rows, with weights that stand for `n_rows`."""
-        return MemoryRows(self.x, self.labels, self.weights * (n_rows / self.n_rows))
+    def largest(self) -> NDArray[np.float64]:
+        """The largest absolute value of each column, (d,)."""
+        largest = np.zeros(self.n_features)
+        for block in self:
+            largest = np.maximum(largest, largest_of(block.x))
+        return largest
 
 
 def nbytes_of(x: Matrix) -> int:
@@ -63,3 +56,15 @@ def nbytes_of(x: Matrix) -> int:
     if scipy.sparse.issparse(x):
         return int(x.data.nbytes + x.indices.nbytes + x.indptr.nbytes)
     return int(x.nbytes)
+
+
+def largest_of(x: Matrix) -> NDArray[Any]:
+    """The largest absolute value of each column, (d,)."""
+    found = abs(x).max(axis=0)
+    return np.ravel(found.toarray() if scipy.sparse.issparse(found) else found)
+
+
+def extremes(largest: NDArray[np.float64]) -> list[list[float]]:
+    """[column, value] of the least and of the largest value that is not zero."""
+    used = np.flatnonzero(largest) if largest.any() else [0]
+    return [[int(used[one]), float(largest[used[one]])] for one in (np.argmin(largest[used]), np.argmax(largest[used]))]

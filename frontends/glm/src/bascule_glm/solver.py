@@ -17,9 +17,10 @@ import numpy as np
 import scipy.linalg
 from threadpoolctl import ThreadpoolController
 
+from bascule_glm.files import Rows
 from bascule_glm.losses import Floats, Softmax
 from bascule_glm.objective import Curvature, Evaluation, Problem, evaluate
-from bascule_glm.rows import MemoryRows, Rows
+from bascule_glm.rows import MemoryRows
 
 CHOLESKY_COLUMNS = 2000  # up to here factoring a matrix of columns x columns is cheap beside a pass
 _MANY_COLUMNS = 500  # from here on the second derivative of a block is enough work for several threads

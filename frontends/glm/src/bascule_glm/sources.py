@@ -11,7 +11,7 @@ import io
 import json
 import os
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any, BinaryIO, NamedTuple
 
@@ -21,7 +21,7 @@ from sklearn.datasets import load_svmlight_file
 
 from bascule_glm.errors import DataError, FileError, GLMError
 from bascule_glm.files import MAGIC, PAGE, FileRows, Layout
-from bascule_glm.rows import Matrix, nbytes_of
+from bascule_glm.rows import EXACT, Matrix, extremes, largest_of, nbytes_of
 
 _TEXT = 8 << 20  # bytes of text that are parsed at once
 _ROWS = 8 << 20  # bytes of columns that are decoded at once
@@ -90,6 +90,8 @@ def convert(
         raise DataError(f"dtype={dtype!r}: expected float32 or float64")
     if path.suffix not in TEXT + COLUMNS:
         raise DataError(f"{path}: expected a name that ends in .rows, {', '.join(TEXT + COLUMNS)}")
+    if made.suffix != ".rows":
+        raise DataError(f"target={made}: expected a name that ends in .rows")
     try:
         status = path.stat()
         origin = {"size": status.st_size, "changed": status.st_mtime_ns, **options}
@@ -103,14 +105,14 @@ def convert(
             writer = _Writer(file, made, origin, reader)
             for chunk in reader.chunks(writer.position):
                 writer.add(chunk)
+            if path.stat().st_mtime_ns != status.st_mtime_ns:
+                raise FileError(f"{path} changed while it was converted: convert it again when it is complete")
             writer.finish()
     except GLMError:
         raise
     except OSError as error:
-        raise FileError(
-            f"{path} could not be converted to {made}: {error.strerror or error}; when that is put right, the same "
-            "call goes on from where it was"
-        ) from error
+        why = error.strerror or error
+        raise FileError(f"{path} could not be converted to {made}: {why}. Put that right, and call again") from error
     return FileRows(made)
 
 
@@ -121,12 +123,14 @@ def _part(target: Path) -> Path:
 @contextmanager
 def _locked(path: Path) -> Iterator[BinaryIO]:
     """The file, open and locked. Who held the lock may have renamed it meanwhile: then it is another one."""
-    while True:
+    held = False
+    while not held:
         with os.fdopen(os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o666), "r+b") as file:
             fcntl.flock(file, fcntl.LOCK_EX)
-            if path.exists() and os.path.samestat(os.fstat(file.fileno()), path.stat()):
+            with suppress(FileNotFoundError):
+                held = os.path.samestat(os.fstat(file.fileno()), path.stat())
+            if held:
                 yield file
-                return
 
 
 def _is_made(target: Path, origin: dict[str, Any]) -> bool:
@@ -145,9 +149,7 @@ class _Svmlight:
         self._path, self._options = path, options
         self.dtype = np.dtype(options["dtype"] or "float32")
         if options["label"] or options["weight"]:
-            raise DataError(
-                f"{path}: an svmlight file has its labels in it and no weights; give label=None, weight=None"
-            )
+            raise DataError(f"{path}: svmlight has its labels in it and no weights: give label=None, weight=None")
 
     def chunks(self, position: int) -> Iterator[_Chunk]:
         """The rows from a byte on."""
@@ -157,7 +159,8 @@ class _Svmlight:
                 text += file.readline()
                 x, labels = self._parse(text, position)
                 position += len(text)
-                yield _Chunk(x, labels, None, position)
+                if len(labels):  # not blank lines and comments alone
+                    yield _Chunk(x, labels, None, position)
 
     def _parse(self, text: bytes, position: int) -> tuple[Matrix, NDArray[np.float64]]:
         try:
@@ -180,12 +183,8 @@ class _Svmlight:
             try:
                 load_svmlight_file(io.BytesIO(line), zero_based=self._options["zero_based"])
             except (ValueError, OverflowError) as error:
-                why, words = str(error), line.split()
-                if words and b":" in words[0]:
-                    why = "it has no label"
-                return f"{self._path}, line {number}: {why}; labels and values must be numbers" + (
-                    ", and columns count from 1 (else: zero_based=True)" if "index" in why.lower() else ""
-                )
+                hint = ", and columns count from 1 (else: zero_based=True)" if "index" in str(error).lower() else ""
+                return f"{self._path}, line {number}: {error}; labels and values must be numbers{hint}"
         return f"{self._path}: {why}"
 
 
@@ -202,47 +201,41 @@ class _Columns:
             raise GLMError(f"{path}: reading it needs pyarrow ({error}): pip install 'bascule-glm[arrow]'") from error
         self._pa, self._path = pa, path
         try:
-            self._file: Any
-            if path.suffix in (".parquet", ".pq"):
-                self._file = pq.ParquetFile(path)
-                schema = self._file.schema_arrow
-            else:
-                self._file = pa.ipc.open_file(pa.memory_map(str(path)))
-                schema = self._file.schema
+            parquet = path.suffix in (".parquet", ".pq")
+            self._file: Any = pq.ParquetFile(path) if parquet else pa.ipc.open_file(pa.memory_map(str(path)))
+            schema = self._file.schema_arrow if parquet else self._file.schema
         except (pa.ArrowInvalid, OSError) as error:
             raise FileError(f"{path} cannot be read ({error}): write it again") from None
         self._label, self._weight = options["label"], options["weight"]
         if self._label is None:
             raise DataError(
-                f"{path}: which column holds the labels? Give its name as y or label (to predict, give the rows that "
-                f"convert(..., label=...) returned): {schema.names}"
+                f"{path}: which of {schema.names} holds the labels? Give its name as y or label (to predict, give the "
+                "rows that convert(..., label=...) returned)"
             )
         for name in filter(None, (self._label, self._weight)):
             if name not in schema.names:
                 raise DataError(f"{path} has no column {name!r}; it has {schema.names}")
         if len(set(schema.names)) < len(schema.names):
             raise DataError(f"{path}: several columns have the same name: rename or drop all but one: {schema.names}")
-        kinds = {field.name: field.type for field in schema}
-        for name, kind in kinds.items():
+        for name, kind in zip(schema.names, schema.types, strict=True):
             if not (pa.types.is_integer(kind) or pa.types.is_floating(kind) or pa.types.is_boolean(kind)):
                 raise DataError(f"{path}: column {name!r} holds {kind}, and numbers are needed: encode or drop it")
-        self.names: list[str] | None = [name for name in schema.names if name not in (self._label, self._weight)]
+        self.names: list[str] = [name for name in schema.names if name not in (self._label, self._weight)]
+        if not self.names:
+            raise DataError(f"{path} has no column of features beside {schema.names}: add one")
         self.weighted = self._weight is not None
-        narrow = all(np.can_cast(kinds[name].to_pandas_dtype(), np.float32) for name in self.names)
+        narrow = all(np.can_cast(schema.field(name).type.to_pandas_dtype(), np.float32) for name in self.names)
         self.dtype = np.dtype(options["dtype"] or ("float32" if narrow else "float64"))
 
     def chunks(self, position: int) -> Iterator[_Chunk]:
         """The rows from a row on."""
-        step = max(1, _ROWS // (8 * (len(self.names or ()) + 2)))
+        step = max(1, _ROWS // (8 * (len(self.names) + 2)))
         done = 0
         try:
             for batch in self._batches(step):
-                skip = min(max(position - done, 0), batch.num_rows)
+                for start in range(max(position - done, 0), batch.num_rows, step):
+                    yield self._chunk(batch.slice(start, step), done + start)
                 done += batch.num_rows
-                for start in range(skip, batch.num_rows, step):
-                    part = batch.slice(start, step)
-                    before = done - batch.num_rows + start
-                    yield self._chunk(part, before)
         except self._pa.ArrowInvalid as error:
             raise FileError(f"{self._path} is damaged ({error}): write it again") from None
         finally:
@@ -250,20 +243,21 @@ class _Columns:
 
     def _batches(self, step: int) -> Iterator[Any]:
         if hasattr(self._file, "iter_batches"):
-            yield from self._file.iter_batches(batch_size=step)
-        else:
-            yield from (self._file.get_batch(number) for number in range(self._file.num_record_batches))
+            return iter(self._file.iter_batches(batch_size=step))
+        return (self._file.get_batch(number) for number in range(self._file.num_record_batches))
 
     def _chunk(self, batch: Any, before: int) -> _Chunk:
-        columns = {
-            name: np.asarray(column.to_numpy(zero_copy_only=False), dtype=np.float64)
-            for name, column in zip(batch.schema.names, batch.columns, strict=True)
-        }
-        x = np.empty((batch.num_rows, len(self.names or ())), dtype=np.float64)
-        for number, name in enumerate(self.names or ()):
-            x[:, number] = columns[name]
-        weights = columns[self._weight] if self._weight is not None else None
-        return _Chunk(x, columns[self._label], weights, before + batch.num_rows)
+        def column(name: str) -> NDArray[Any]:
+            return np.asarray(batch.column(name).to_numpy(zero_copy_only=False))
+
+        label = column(self._label)
+        if label.dtype.kind in "iu" and (np.abs(label.astype(np.float64)) >= EXACT).any():
+            raise DataError(f"{self._path}: column {self._label!r} has labels beyond 2**53, of which float64 makes one")
+        x = np.empty((batch.num_rows, len(self.names)), dtype=np.float64)
+        for number, name in enumerate(self.names):
+            x[:, number] = column(name)
+        weights = None if self._weight is None else column(self._weight).astype(np.float64)
+        return _Chunk(x, label.astype(np.float64), weights, before + batch.num_rows)
 
 
 class _Writer:
@@ -273,7 +267,7 @@ class _Writer:
         self._file, self._target, self._origin, self._reader = file, target, origin, reader
         self._note = target.with_name(target.name + ".part.json")
         self._layout = Layout(reader.dtype, reader.sparse, reader.weighted)
-        self.position, self._end, self._blocks, self._rows = 0, PAGE, list[list[int]](), 0
+        self.position, self._end, self._blocks = 0, PAGE, list[list[int]]()  # a block: offset, rows, entries
         self._largest = np.zeros(origin["n_features"] or 0)  # absolute value of each column
         try:
             noted = json.loads(self._note.read_text())
@@ -281,39 +275,37 @@ class _Writer:
             noted = {}
         if noted.get("origin") == origin and os.fstat(file.fileno()).st_size >= noted["end"]:
             self.position, self._end, self._blocks = noted["position"], noted["end"], noted["blocks"]
-            self._rows, self._largest = sum(rows for _, rows, _ in self._blocks), np.array(noted["largest"])
+            self._largest = np.array(noted["largest"])
         os.ftruncate(file.fileno(), self._end)
         self._saved = self._end
 
     def add(self, chunk: _Chunk) -> None:
         """Append rows. Raises DataError for what is no finite number, with its place."""
         self._check(chunk)
-        with np.errstate(over="ignore"):  # it is refused below
-            x = chunk.x.astype(self._layout.dtype)
-        self._check_range(x)
-        largest = np.asarray(abs(chunk.x).max(axis=0).todense() if self._layout.sparse else np.abs(chunk.x).max(axis=0))
-        grown = np.zeros(max(len(self._largest), x.shape[1]))
-        grown[: len(self._largest)] = self._largest
-        grown[: x.shape[1]] = np.maximum(grown[: x.shape[1]], largest.ravel())
-        self._largest = grown
+        largest = largest_of(chunk.x)
+        if largest.max() > np.finfo(self._layout.dtype).max:
+            raise DataError(
+                f"{self._target.name}: a value is beyond float32: give dtype='float64', or scale the columns"
+            )
+        x = chunk.x.astype(self._layout.dtype)
+        width = max(len(self._largest), len(largest))
+        self._largest = np.maximum(*(np.pad(one, (0, width - len(one))) for one in (self._largest, largest)))
         step = max(1, int(_BLOCK * x.shape[0] // max(nbytes_of(x), 1)))
         for start in range(0, x.shape[0], step):
             part = slice(start, start + step)
             self._write(x[part], chunk.labels[part], None if chunk.weights is None else chunk.weights[part])
-        self.position, self._rows = chunk.position, self._rows + x.shape[0]
+        self.position = chunk.position
         if self._end - self._saved > _SAVE:
             self._save()
 
     def finish(self) -> None:
         """Write the index and the header, and give the file its name."""
-        if not self._rows:
+        if not self._blocks:
             raise DataError(f"{self._target} would have no rows: the source is empty")
-        used = np.flatnonzero(self._largest)
-        least, most = (int(used[pick(self._largest[used])]) if len(used) else 0 for pick in (np.argmin, np.argmax))
         about = {
             "origin": self._origin, "dtype": self._layout.dtype.name, "sparse": self._layout.sparse,
             "weighted": self._layout.weighted, "n_features": len(self._largest), "names": self._reader.names,
-            "blocks": self._blocks, "scale": [[one, float(self._largest[one])] for one in (least, most)],
+            "blocks": self._blocks, "scale": extremes(self._largest),
         }  # fmt: skip
         index = json.dumps(about).encode()
         self._put(index, self._end)
@@ -325,30 +317,25 @@ class _Writer:
         self._note.unlink(missing_ok=True)
 
     def _check(self, chunk: _Chunk) -> None:
-        data = chunk.x.data if self._layout.sparse else chunk.x
-        for what, values in (("a feature", data), ("the label", chunk.labels), ("the weight", chunk.weights)):
-            if values is None or np.isfinite(values).all():
+        parts: dict[str, Any] = {"a feature": chunk.x, "the label": chunk.labels, "the weight": chunk.weights}
+        for what, values in parts.items():
+            if values is None:
                 continue
-            where = np.argwhere(~np.isfinite(values))[0]
-            row = int(where[0])
-            if values is data and self._layout.sparse:
-                row = int(np.searchsorted(chunk.x.indptr, row, side="right")) - 1
-            column = ""
-            if values is data and not self._layout.sparse:
-                column = f", column {(self._reader.names or [])[int(where[1])]!r}"
-            raise DataError(
-                f"{self._target.name}: row {self._rows + row + 1}{column}: {what} is {values[tuple(where)]}: drop the "
-                "row or fill in a number"
-            )
-        if chunk.weights is not None and (chunk.weights < 0).any():
-            row = self._rows + int(np.argmax(chunk.weights < 0)) + 1
-            raise DataError(f"{self._target.name}: row {row}: the weight is negative: drop the row or fill in a number")
-
-    def _check_range(self, x: Matrix) -> None:
-        if not np.isfinite(x.data if self._layout.sparse else x).all():
-            raise DataError(
-                f"{self._target.name}: a value is beyond float32: give dtype='float64', or scale the columns"
-            )
+            sparse = self._layout.sparse and values is chunk.x
+            numbers = values.data if sparse else values
+            bad = ~np.isfinite(numbers)
+            if values is chunk.weights:
+                bad |= numbers < 0
+            if bad.any():
+                row, *column = np.argwhere(bad)[0].tolist()
+                if sparse:
+                    row = int(np.searchsorted(chunk.x.indptr, row, side="right")) - 1
+                row += 1 + sum(rows for _, rows, _ in self._blocks)
+                place = f", column {self._reader.names[column[0]]!r}" if column and self._reader.names else ""
+                raise DataError(
+                    f"{self._target.name}: row {row}{place}: {what} is {numbers[bad][0]}: drop the "
+                    "row or fill in a finite number (a weight: of zero or more)"
+                )
 
     def _write(self, x: Matrix, labels: NDArray[np.float64], weights: NDArray[np.float64] | None) -> None:
         entries = x.nnz if self._layout.sparse else 0
