@@ -137,6 +137,13 @@ def test_a_host_on_which_every_trial_fails_leaves_the_study_to_others(tmp_path: 
     assert states(tmp_path) == ["COMPLETE", *["FAIL"] * 5]
 
 
+def test_a_trial_whose_log_cannot_be_written_is_left_to_others(tmp_path: Path) -> None:
+    (tmp_path / "logs").touch()
+    done = subprocess.run(worker(tmp_path, RIGHT), cwd=tmp_path, stderr=subprocess.PIPE, text=True, timeout=100)
+    assert "NotADirectoryError" in done.stderr or "FileExistsError" in done.stderr
+    assert states(tmp_path) == ["FAIL", "WAITING"]
+
+
 PRUNED = "import sys, time; print('step 7: loss=3', flush=True); time.sleep(600)"
 
 
