@@ -17,7 +17,7 @@ from lms.tune.study import Study, chosen, counted
 @pytest.mark.parametrize(
     ("url", "words"),
     [
-        ("journal.log", "no heartbeats"),
+        ("journal.log", "^--storage='journal.log': .* no heartbeats"),
         ("journal+file:///a", "no heartbeats"),
         ("redis://host", "no heartbeats"),
         ("search.db", "no URL"),

@@ -101,7 +101,8 @@ from pathlib import Path
 Path(sys.argv[1]).touch()
 while len([name for name in os.listdir() if name.startswith("0.")]) < 2:
     time.sleep(0.01)
-print("the floor is 5 GB")
+print("loss=1")
+print("lms: error: the floor is 5 GB")
 sys.exit(3)
 """
 
@@ -111,7 +112,8 @@ def test_what_is_below_the_floor_is_tried_alone_and_then_infeasible(tmp_path: Pa
     done = subprocess.run(words, cwd=tmp_path, stderr=subprocess.PIPE, text=True, timeout=100)
     assert "it will be tried alone, with all the memory" in done.stderr
     assert "3 trials are below LMS's floor, alone too" in done.stderr
-    assert "the floor is 5 GB" in done.stderr
+    assert "so the search ends: the floor is 5 GB. Give more" in done.stderr
+    assert "Warning" not in done.stderr  # of steps that a trial says again
     trials = study(tmp_path).trials
     assert [one.state.name for one in trials[:2]] == ["PRUNED", "PRUNED"]
     assert trials[0].user_attrs["lms:outcome"] == "infeasible: below the floor"

@@ -157,7 +157,8 @@ def shown(url: str) -> str:
     try:
         return sqlalchemy.engine.make_url(url).render_as_string()
     except sqlalchemy.exc.ArgumentError:
-        return url.partition("://")[0] + "://..."
+        scheme, colon, _ = url.partition("://")
+        return f"{scheme}://..." if colon else url
 
 
 def _no_implicit_begin(connection: Any, _: object) -> None:

@@ -249,7 +249,7 @@ def _proven(trials: Sequence[FrozenTrial]) -> bool:
 
 
 def _last(one: Running) -> str:
-    return one.process.log.tail(1).strip()
+    return one.process.log.tail(1).strip().removeprefix("lms: error: ")
 
 
 def _terminated(*_: object) -> None:
