@@ -10,6 +10,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Iterator
+from contextlib import suppress
 from pathlib import Path
 
 import pytest
@@ -62,7 +63,8 @@ def disturbed(bed: Testbed, folder: Path, backend: str) -> tuple[float, float]:
     next(step for step, _, size in said if size == 2 and step % 5 == 2)
     began = time.monotonic()
     for process in bed.processes("h1"):  # the agent and its rank
-        os.kill(process.pid, signal.SIGKILL)
+        with suppress(ProcessLookupError):  # it has ended with the other one
+            os.kill(process.pid, signal.SIGKILL)
     step = next(step for step, _, size in said if size == 1)
     took = time.monotonic() - began
     other.wait()
