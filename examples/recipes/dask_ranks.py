@@ -1,6 +1,6 @@
 """Make the workers of a Dask cluster ranks of DDL: they train one model under LMS, and Dask is their rendezvous.
 
-pip install 'bascule-lms[torch]' bascule-ddl distributed scikit-learn
+pip install './lms[torch]' ./ddl distributed scikit-learn
 python examples/recipes/dask_ranks.py                        two workers on this host
 python examples/recipes/dask_ranks.py tcp://scheduler:8786   those of a cluster: dask worker --nworkers 1 --nthreads 1
 """

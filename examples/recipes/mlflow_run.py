@@ -1,6 +1,6 @@
 """Log a training under LMS to MLflow: LMS's figures as metrics, its advice as tags, a page about a step as an artifact.
 
-pip install 'bascule-lms[torch,report]' mlflow scikit-learn
+pip install './lms[torch,report]' mlflow scikit-learn
 python examples/recipes/mlflow_run.py --budget 1MB
 mlflow ui --backend-store-uri sqlite:///mlflow.db
 """

@@ -1,6 +1,6 @@
 """Search with Ray Tune: each trial trains under a limit of LMS, and reports LMS's figures beside its loss.
 
-pip install 'bascule-lms[torch]' 'ray[tune]' scikit-learn
+pip install './lms[torch]' 'ray[tune]' scikit-learn
 python examples/recipes/ray_tune.py --trials 8 --at-once 2 --limit 2GB
 """
 

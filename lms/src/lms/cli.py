@@ -111,9 +111,6 @@ def _split(argv: list[str]) -> tuple[list[str], list[str]]:
 _SWITCHES = ("-h", "--help", *(spelled(option.name, "--") for option in arguments() if option.type == "bool"))
 
 
-_USAGE = "lms {0} [OPTIONS] SCRIPT [ARGS...]\n       lms {0} [OPTIONS] -m MODULE [ARGS...]"
-
-
 def _add_run(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
     parser = link_cli.command(
         commands,
@@ -132,7 +129,7 @@ def _add_run(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> N
         "exit status: the script's own; 1 after its exception, 2 wrong usage, 3 the limit is below the floor,\n"
         "4 the disk or host memory refused bytes, 5 bytes came back short or, with --verify, changed, 6 the script\n"
         "succeeded but memory went over the limit after the first step, 130 after Ctrl-C",
-        usage=_USAGE.format("run"),
+        takes_script=True,
     )
     add_flags(parser)
     parser.add_argument("--trace", metavar="FILE", type=Path, help="write the recorded step, for simulate and report")
@@ -160,7 +157,7 @@ def _add_plan(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> 
         "  lms plan --limit 12GB train.py big.toml\n"
         "  lms plan --json limits.json train.py\n"
         "  lms plan --limit 12GB --largest batch-size=1..512 train.py few_steps.toml\n",
-        usage=_USAGE.format("plan"),
+        takes_script=True,
     )
     add_flags(parser)
     parser.add_argument(

@@ -30,6 +30,11 @@ class Target:
         """The script's name without its folder, or the module's."""
         return self.name if self.is_module else Path(os.path.abspath(self.name)).name
 
+    @property
+    def words(self) -> list[str]:
+        """The program and its arguments, as on the command line of `lms run`."""
+        return [*(["-m"] if self.is_module else []), self.name, *self.args]
+
 
 def framework_of(target: Target) -> str:
     """The framework that the target trains with: "tensorflow" if it imports Keras or TensorFlow and no PyTorch.

@@ -6,7 +6,6 @@ import importlib.util
 import os
 import re
 import signal
-import socket
 import subprocess
 import sys
 import time
@@ -16,33 +15,23 @@ from pathlib import Path
 
 import pytest
 
+from testbed import Testbed, cluster, running
+
 ROOT = Path(__file__).parents[3]
 STEP = re.compile(r"step (\d+): loss=(\S+), (\d) ranks")
 STEPS = 100
 
 
-def agent(endpoint: str, nodes: str, checkpoint: Path, backend: str, *more: str) -> subprocess.Popen[str]:
-    """A node: an agent of torchrun with one rank, in a process group of its own."""
+def agent(bed: Testbed, host: str, nodes: str, checkpoint: Path, backend: str, *more: str) -> subprocess.Popen[str]:
+    """A node: an agent of torchrun with one rank, on a host of the virtual cluster."""
     torchrun = [sys.executable, "-m", "torch.distributed.run", "--nnodes", nodes, "--nproc-per-node", "1"]
-    torchrun += ["--max-restarts", "3", "--rdzv-backend", "c10d", "--rdzv-endpoint", endpoint, "--rdzv-id", "job"]
+    torchrun += ["--max-restarts", "3", "--rdzv-backend", "c10d", "--rdzv-endpoint", "h0:29777", "--rdzv-id", "job"]
     torchrun += ["--rdzv-conf", "last_call_timeout=1", "--no-python"]
     script = [str(ROOT / "examples/elastic/train.py"), "--checkpoint", str(checkpoint), "--backend", backend]
     run = [str(Path(sys.executable).with_name("lms")), "run", "--budget", "2MB", *script, "--steps", str(STEPS), *more]
-    variables = {**os.environ, "OMP_NUM_THREADS": "1", "TORCH_DISABLE_SHARE_RDZV_TCP_STORE": "1"}
-    variables["PYTHONUNBUFFERED"] = "1"
-    return subprocess.Popen(
-        [*torchrun, *run],
-        env=variables,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.DEVNULL,
-        text=True,
-        start_new_session=True,
-    )
-
-
-def free_endpoint() -> str:
-    with socket.create_server(("127.0.0.1", 0)) as server:
-        return f"127.0.0.1:{server.getsockname()[1]}"
+    variables = {"OMP_NUM_THREADS": "1", "TORCH_DISABLE_SHARE_RDZV_TCP_STORE": "1", "PYTHONUNBUFFERED": "1"}
+    command = bed.command(host, [*torchrun, *run], env=variables)
+    return subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True)
 
 
 def steps(one: subprocess.Popen[str]) -> Iterator[tuple[int, float, int]]:
@@ -53,47 +42,38 @@ def steps(one: subprocess.Popen[str]) -> Iterator[tuple[int, float, int]]:
             yield int(found[1]), float(found[2]), int(found[3])
 
 
-def undisturbed(folder: Path, seed: int) -> float:
+def undisturbed(bed: Testbed, folder: Path, seed: int) -> float:
     """The final loss of one node."""
-    with agent(free_endpoint(), "1", folder / f"{seed}.pt", "ddl", "--seed", str(seed)) as one:
-        *_, (last, loss, _) = steps(one)
-    assert (one.returncode, last) == (0, STEPS)
+    one = agent(bed, "h0", "1", folder / f"{seed}.pt", "ddl", "--seed", str(seed))
+    *_, (last, loss, _) = steps(one)
+    assert (one.wait(), last) == (0, STEPS)
     return loss
 
 
-def disturbed(folder: Path, backend: str) -> tuple[float, float]:
+def disturbed(bed: Testbed, folder: Path, backend: str) -> tuple[float, float]:
     """Two nodes, one of which is killed and comes back; seconds from the kill to the next step, and the final loss."""
-    endpoint, checkpoint = free_endpoint(), folder / f"{backend}.pt"
-    more = ("--pause", "0.3")
-    first = agent(endpoint, "1:2", checkpoint, backend, *more)
-    nodes = [first]
-    try:
-        said = steps(first)
-        assert next(said)[2] == 1
-        nodes.append(agent(endpoint, "1:2", checkpoint, backend, *more))
-        next(step for step, _, size in said if size == 2 and step % 5 == 2)
-        began = time.monotonic()
-        _kill(nodes[1])
-        step = next(step for step, _, size in said if size == 1)
-        took = time.monotonic() - began
-        assert step % 5 == 1  # it goes on from the checkpoint
-        nodes.append(agent(endpoint, "1:2", checkpoint, backend, *more))
-        *_, (last, loss, size) = said
-        assert first.wait() == nodes[2].wait() == 0
-        assert (last, size) == (STEPS, 2)
-        return took, loss
-    finally:
-        for one in nodes:
-            _kill(one)
 
+    def node(host: str) -> subprocess.Popen[str]:
+        return agent(bed, host, "1:2", folder / f"{backend}.pt", backend, "--pause", "0.3")
 
-def _kill(one: subprocess.Popen[str]) -> None:
-    """End a node as a power cut does: its agent and the agent's rank, which has a group of its own."""
-    children = Path(f"/proc/{one.pid}/task/{one.pid}/children")
-    for pid in [one.pid, *map(int, children.read_text().split())] if one.poll() is None else []:
-        with suppress(ProcessLookupError):
-            os.kill(pid, signal.SIGKILL)
-    one.wait()
+    first = node("h0")
+    said = steps(first)
+    assert next(said)[2] == 1
+    other = node("h1")
+    next(step for step, _, size in said if size == 2 and step % 5 == 2)
+    began = time.monotonic()
+    for process in bed.processes("h1"):  # the agent and its rank
+        with suppress(ProcessLookupError):  # it has ended with the other one
+            os.kill(process.pid, signal.SIGKILL)
+    step = next(step for step, _, size in said if size == 1)
+    took = time.monotonic() - began
+    other.wait()
+    assert step % 5 == 1  # it goes on from the checkpoint
+    other = node("h1")
+    *_, (last, loss, size) = said
+    assert first.wait() == other.wait() == 0
+    assert (last, size) == (STEPS, 2)
+    return took, loss
 
 
 def test_the_ranks_of_every_size_share_the_same_samples() -> None:
@@ -113,12 +93,15 @@ def test_the_ranks_of_every_size_share_the_same_samples() -> None:
 
 
 @pytest.mark.slow
+@pytest.mark.root
 @pytest.mark.timeout(1800)
+@pytest.mark.usefixtures("needs_testbed")
 def test_a_node_that_is_killed_and_comes_back_changes_no_loss(tmp_path: Path) -> None:
-    losses = [undisturbed(tmp_path, seed) for seed in range(3)]
-    took = {}
-    for backend in ("gloo", "ddl"):
-        took[backend], loss = disturbed(tmp_path, backend)
-        print(f"{backend}: {took[backend]:.1f} s from the kill to the next step; loss {loss}; undisturbed {losses}")
-        assert abs(loss - losses[0]) <= max(losses) - min(losses)
+    with running(cluster([1, 1], link="1gbit")) as bed:
+        losses = [undisturbed(bed, tmp_path, seed) for seed in range(3)]
+        took = {}
+        for backend in ("gloo", "ddl"):
+            took[backend], loss = disturbed(bed, tmp_path, backend)
+            print(f"{backend}: {took[backend]:.1f} s from the kill to the next step; loss {loss}; undisturbed {losses}")
+            assert abs(loss - losses[0]) <= max(losses) - min(losses)
     assert took["ddl"] <= took["gloo"] + 30

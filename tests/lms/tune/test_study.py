@@ -4,10 +4,12 @@ from pathlib import Path
 
 import optuna
 import pytest
+import sqlalchemy
 from optuna.trial import TrialState
-from sqlalchemy.exc import OperationalError, PendingRollbackError
+from sqlalchemy.exc import InternalError, OperationalError
 
 from lms.errors import LMSError, UsageError
+from lms.tune import storage, study
 from lms.tune.storage import _passes, check_url
 from lms.tune.study import Study, chosen, counted
 
@@ -15,7 +17,7 @@ from lms.tune.study import Study, chosen, counted
 @pytest.mark.parametrize(
     ("url", "words"),
     [
-        ("journal.log", "no heartbeats"),
+        ("journal.log", "^--storage='journal.log': .* no heartbeats"),
         ("journal+file:///a", "no heartbeats"),
         ("redis://host", "no heartbeats"),
         ("search.db", "no URL"),
@@ -53,8 +55,6 @@ def test_a_sampler_that_cannot_be_made_is_refused(text: str, words: str) -> None
 def test_a_database_that_cannot_be_opened_is_an_error_without_its_password(
     monkeypatch: pytest.MonkeyPatch, tmp_path: object
 ) -> None:
-    from lms.tune import storage, study
-
     monkeypatch.setattr(storage, "_PAUSE", 0)
     with pytest.raises(LMSError, match="cannot be opened") as refused:
         study.Study(f"sqlite:///{tmp_path}/no/folder/a.db", "a", 30, sampler="tpe", pruner="nop")
@@ -137,5 +137,22 @@ def test_which_errors_pass(words: str, passes: bool) -> None:
     assert _passes(OperationalError("SELECT 1", None, Exception(words))) is passes
 
 
-def test_a_connection_that_is_lost_in_a_query_that_optuna_asks_again_passes() -> None:
-    assert _passes(PendingRollbackError("Can't reconnect until invalid transaction is rolled back."))
+def test_an_error_after_which_optuna_asks_again_in_the_same_transaction_is_waited_out(
+    shared: Study, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(storage, "_PAUSE", 0)
+    left = [InternalError, OperationalError]
+
+    @sqlalchemy.event.listens_for(shared.storage.engine, "before_cursor_execute")
+    def fail(_connection: object, _cursor: object, statement: str, *_: object) -> None:
+        if "FROM trials" in statement and left:
+            kind = left.pop()
+            try:
+                raise sqlite3.Error("lock timeout" if left else "current transaction is aborted")
+            except sqlite3.Error as error:  # the second one while the first one is handled, as drivers do
+                raise kind(statement, None, error) from error
+
+    assert shared.trials() == []
+    assert not left
+    said = capsys.readouterr().err
+    assert "the database does not answer ((sqlite3.Error) lock timeout); waiting for it" in said

@@ -101,7 +101,8 @@ from pathlib import Path
 Path(sys.argv[1]).touch()
 while len([name for name in os.listdir() if name.startswith("0.")]) < 2:
     time.sleep(0.01)
-print("the floor is 5 GB")
+print("loss=1")
+print("lms: error: the floor is 5 GB")
 sys.exit(3)
 """
 
@@ -111,7 +112,8 @@ def test_what_is_below_the_floor_is_tried_alone_and_then_infeasible(tmp_path: Pa
     done = subprocess.run(words, cwd=tmp_path, stderr=subprocess.PIPE, text=True, timeout=100)
     assert "it will be tried alone, with all the memory" in done.stderr
     assert "3 trials are below LMS's floor, alone too" in done.stderr
-    assert "the floor is 5 GB" in done.stderr
+    assert "so the search ends: the floor is 5 GB. Give more" in done.stderr
+    assert "Warning" not in done.stderr  # of steps that a trial says again
     trials = study(tmp_path).trials
     assert [one.state.name for one in trials[:2]] == ["PRUNED", "PRUNED"]
     assert trials[0].user_attrs["lms:outcome"] == "infeasible: below the floor"
@@ -135,6 +137,13 @@ def test_a_host_on_which_every_trial_fails_leaves_the_study_to_others(tmp_path: 
     assert "no such package here" in done.stderr
     assert "trials failed 5 times on this host" in done.stderr
     assert states(tmp_path) == ["COMPLETE", *["FAIL"] * 5]
+
+
+def test_a_trial_whose_log_cannot_be_written_is_left_to_others(tmp_path: Path) -> None:
+    (tmp_path / "logs").touch()
+    done = subprocess.run(worker(tmp_path, RIGHT), cwd=tmp_path, stderr=subprocess.PIPE, text=True, timeout=100)
+    assert "NotADirectoryError" in done.stderr or "FileExistsError" in done.stderr
+    assert states(tmp_path) == ["FAIL", "WAITING"]
 
 
 PRUNED = "import sys, time; print('step 7: loss=3', flush=True); time.sleep(600)"

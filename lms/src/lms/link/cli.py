@@ -113,12 +113,13 @@ def _factor(text: str) -> float:
 
 
 def command(
-    commands: Commands, name: str, text: str, description: str, epilog: str = "", usage: str | None = None
+    commands: Commands, name: str, text: str, description: str, epilog: str = "", *, takes_script: bool = False
 ) -> argparse.ArgumentParser:
     """Add a command whose description and examples stand as they are written."""
+    usage = f"lms {name} [OPTIONS] SCRIPT [ARGS...]\n       lms {name} [OPTIONS] -m MODULE [ARGS...]"
     return commands.add_parser(
         name,
-        usage=usage,
+        usage=usage if takes_script else None,
         help=text,
         description=description,
         epilog=epilog,

@@ -48,7 +48,7 @@ def add(commands: Commands) -> argparse.ArgumentParser:
         "  lms sweep --limits 50%,25%,2GB --beside 'train.py big.toml --checkpoint' train.py big.toml\n"
         "\n"
         "exit status: 0 some run under a limit has figures, 1 none has, 2 wrong usage, 130 after Ctrl-C",
-        usage="lms sweep [OPTIONS] SCRIPT [ARGS...]\n       lms sweep [OPTIONS] -m MODULE [ARGS...]",
+        takes_script=True,
     )
     shown = LIMITS.replace("%", "%%")  # argparse formats help
     parser.add_argument("--limits", metavar="LIST", default=LIMITS, help=f"shares or sizes, with commas ({shown})")
@@ -125,14 +125,14 @@ class _Sweep:
                 self.rows.append(Row(name, "lms", note=f"the saved bytes are not known: {unknown}"))
                 continue
             stats = self._stats(bound.text)
-            words = [*_LMS, "run", *bound.words(saved or 0), *self.passed, "--stats", str(stats), *_words(self.target)]
+            words = [*_LMS, "run", *bound.words(saved or 0), *self.passed, "--stats", str(stats), *self.target.words]
             self._add(Row(name, "lms", bound.shown(saved or 0)), words, stats)
         for number, other in enumerate(self.beside, 1):
             self._plain(shlex.join([other.title, *other.args]), "beside", other, f"beside{number}")
 
     def _plain(self, name: str, kind: Kind, target: Target, file: str) -> None:
         stats = self._stats(file)
-        self._add(Row(name, kind), [*_PLAIN, str(stats), *_words(target)], stats)
+        self._add(Row(name, kind), [*_PLAIN, str(stats), *target.words], stats)
 
     def _add(self, row: Row, words: Sequence[str], stats: Path) -> None:
         status, log = self._execute(row.name, words, stats.with_suffix(".log"))
@@ -156,7 +156,7 @@ class _Sweep:
     def _saved(self) -> tuple[int | None, str]:
         """The bytes that a pass saves, by `lms plan`; or why they are not known."""
         file = self._stats("plan")
-        words = [*_LMS, "plan", *self.passed, "--json", str(file), *_words(self.target)]
+        words = [*_LMS, "plan", *self.passed, "--json", str(file), *self.target.words]
         status, log = self._execute("lms plan", words, file.with_suffix(".log"))
         if status != 0 or not file.exists():
             return None, why(status, log)
@@ -165,7 +165,3 @@ class _Sweep:
 
 _LMS = (sys.executable, "-m", "lms")
 _PLAIN = (sys.executable, "-m", "lms.sweep.plain")
-
-
-def _words(target: Target) -> list[str]:
-    return [*(["-m"] if target.is_module else []), target.name, *target.args]

@@ -82,8 +82,7 @@ class Search:
 
     def command(self, value: int) -> list[str]:
         """The script with this value."""
-        words = command_line(self.target.args, {self.range.name: value})
-        return [*(["-m"] if self.target.is_module else []), self.target.name, *words]
+        return command_line(self.target.words, {self.range.name: value})
 
     def record(self, value: int) -> None:
         """Record two steps with this value. Raises LMSError if they cannot be had."""

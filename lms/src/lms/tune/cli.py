@@ -45,7 +45,7 @@ def add(commands: Commands) -> argparse.ArgumentParser:
         "\n"
         "exit status: 0 some trial has a value, 1 none has or the first one failed, 2 wrong usage, 3 the trials are\n"
         "below LMS's floor, 130 after Ctrl-C",
-        usage="lms tune [OPTIONS] SCRIPT [ARGS...]\n       lms tune [OPTIONS] -m MODULE [ARGS...]",
+        takes_script=True,
     )
     parser.add_argument("--trials", metavar="N", default=20, type=_count, help="results that the study shall have (20)")
     parser.add_argument("--at-once", metavar="N", default=1, type=_count, help="trials that run beside one another (1)")
@@ -112,9 +112,6 @@ def run(args: argparse.Namespace, options: Options, target: Target) -> int:
     }
     study.create(args.direction, searched)
 
-    def words(values: dict[str, object]) -> list[str]:
-        return [*(["-m"] if target.is_module else []), target.name, *command_line(target.args, values)]
-
     def trial_command(trial: Trial, alone: bool) -> tuple[list[str], dict[str, str]]:
         bound = [*(bounds[1] if alone else bounds[0]), *passed]
         if options.tensorboard is not None:  # each trial is a run of its own there
@@ -122,7 +119,7 @@ def run(args: argparse.Namespace, options: Options, target: Target) -> int:
         if objective:
             variables = child.environment(study, trial._trial_id, args.heartbeat, args.sampler, args.pruner)
             return [sys.executable, "-m", "lms.tune", *bound, target.name], variables
-        return run_command(bound, words(trial.params), args.ranks), {}
+        return run_command(bound, command_line(target.words, trial.params), args.ranks), {}
 
     each = f"{args.at_once} at once, each with {shlex.join(bounds[0])}"
     say(f"study {name}, {each}; logs in {logs}; page: optuna-dashboard {study.shown}")
@@ -151,7 +148,8 @@ def run(args: argparse.Namespace, options: Options, target: Target) -> int:
         print(f"\nbest: {table.settings(best.params)}")
     else:
         ranks = ["ddlrun", "-np", str(args.ranks)] if args.ranks > 1 else []
-        print(f"\nbest: {shlex.join([*ranks, 'lms', 'run', *bounds[0], *passed, *words(best.params)])}")
+        words = command_line(target.words, best.params)
+        print(f"\nbest: {shlex.join([*ranks, 'lms', 'run', *bounds[0], *passed, *words])}")
     return 0
 
 

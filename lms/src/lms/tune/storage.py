@@ -18,7 +18,7 @@ import sqlalchemy
 from optuna.exceptions import ExperimentalWarning, StorageInternalError
 from optuna.storages import RDBStorage
 from optuna.trial import FrozenTrial
-from sqlalchemy.exc import DBAPIError, InterfaceError, OperationalError, PendingRollbackError
+from sqlalchemy.exc import DBAPIError, InterfaceError, OperationalError
 
 from lms.console import say
 from lms.errors import LMSError, UsageError
@@ -77,8 +77,8 @@ def _patiently(method: Callable[..., Any]) -> Callable[..., Any]:
         while True:
             try:
                 result = method(self, *args, **keywords)
-            except StorageInternalError as error:  # Optuna makes one of every error of the database
-                cause = error.__cause__ or error
+            except StorageInternalError as error:
+                cause = _cause(error)
                 if not self.patient or not _passes(cause):
                     raise LMSError(
                         f"--storage={shown(self.url)!r}: {_reason(cause)}. The search cannot go on; when the "
@@ -135,7 +135,7 @@ def opened(
         except (sqlalchemy.exc.ArgumentError, sqlalchemy.exc.NoSuchModuleError) as error:
             raise UsageError(f"--storage={shown(url)!r}: {_reason(error)}; {_WANTED}") from None
         except (StorageInternalError, DBAPIError) as error:
-            cause = error.__cause__ or error if isinstance(error, StorageInternalError) else error
+            cause = _cause(error)
             waited = time.monotonic() - begin
             missing = _NO_FILE in str(cause) and done == 1 and patience < math.inf
             if waited >= patience or _is_final(cause) or missing:
@@ -157,7 +157,8 @@ def shown(url: str) -> str:
     try:
         return sqlalchemy.engine.make_url(url).render_as_string()
     except sqlalchemy.exc.ArgumentError:
-        return url.partition("://")[0] + "://..."
+        scheme, colon, _ = url.partition("://")
+        return f"{scheme}://..." if colon else url
 
 
 def _no_implicit_begin(connection: Any, _: object) -> None:
@@ -168,12 +169,19 @@ def _begin_immediate(connection: Any) -> None:
     connection.exec_driver_sql("BEGIN IMMEDIATE")
 
 
+def _cause(error: Exception) -> BaseException:
+    """The error of the database that Optuna has made `error` of."""
+    cause = error.__cause__ or error if isinstance(error, StorageInternalError) else error
+    # Optuna takes an error of the query for all trials for too many variables, and asks again in the same transaction.
+    # That one has failed already, so its error says nothing.
+    first = getattr(cause, "orig", cause).__context__
+    return first if isinstance(first, DBAPIError) else cause
+
+
 def _passes(error: BaseException) -> bool:
     """Whether the database may be able to do later what it could not do now."""
     lost = isinstance(error, DBAPIError) and error.connection_invalidated
-    # PendingRollbackError: Optuna takes a lost connection for a query that is too long, and asks again over it.
-    passing = isinstance(error, OperationalError | InterfaceError | PendingRollbackError)
-    return (lost or passing) and not _is_final(error)
+    return (lost or isinstance(error, OperationalError | InterfaceError)) and not _is_final(error)
 
 
 def _is_final(error: BaseException) -> bool:

@@ -158,7 +158,8 @@ class Study:
 
     def report(self, trial: Trial, value: float, step: int) -> None:
         """Record the metric's value at a step, for the pruner."""
-        with suppress(UpdateFinishedTrialError):  # it was taken for dead, as `tell` will find
+        with suppress(UpdateFinishedTrialError), warnings.catch_warnings():  # dead to others, as `tell` will find
+            warnings.filterwarnings("ignore", "The reported value is ignored")  # said again by a trial tried alone
             trial.report(value, step)
 
     def tell(self, trial: Trial, state: TrialState, value: float | None = None, outcome: str = "") -> bool:

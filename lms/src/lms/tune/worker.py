@@ -75,7 +75,6 @@ class Worker:
 
         Raises LMSError if the first trials show that none will have a value.
         """
-        self._search.logs.mkdir(parents=True, exist_ok=True)
         before = signal.signal(signal.SIGTERM, _terminated)
         try:
             while not self._finished():
@@ -120,7 +119,11 @@ class Worker:
     def _launch(self, trial: Trial, *, alone: bool) -> None:
         command, environ = self._search.command(trial, alone)
         log = Log(self._search.logs / f"trial-{trial.number:04}.log", self._search.pattern)
-        process = Process(command, log, environ, gently=self._search.gently)
+        try:
+            process = Process(command, log, environ, gently=self._search.gently)
+        except OSError:  # the log cannot be written, or there are too many processes
+            self._let_others_do(trial)
+            raise
         self._running.append(Running(trial, process, alone, time.monotonic()))
 
     def _wait(self) -> None:
@@ -227,10 +230,13 @@ class Worker:
         self._study.storage.patient = False
         with suppress(LMSError):  # then they are taken for dead
             for trial in [*(one.trial for one in self._running), *self._below]:
-                if self._study.tell(trial, TrialState.FAIL):
-                    self._study.again(trial)
+                self._let_others_do(trial)
         self._study.storage.patient = True
         self._running, self._below = [], []
+
+    def _let_others_do(self, trial: Trial) -> None:
+        if self._study.tell(trial, TrialState.FAIL):
+            self._study.again(trial)
 
 
 def _results(trials: Sequence[FrozenTrial]) -> int:
@@ -243,7 +249,7 @@ def _proven(trials: Sequence[FrozenTrial]) -> bool:
 
 
 def _last(one: Running) -> str:
-    return one.process.log.tail(1).strip()
+    return one.process.log.tail(1).strip().removeprefix("lms: error: ")
 
 
 def _terminated(*_: object) -> None:
