@@ -81,7 +81,7 @@ def test_the_first_installs_pinned_versions_and_the_second_does_nothing(machine:
     assert len(installs) == 3
     assert all("--constraint ci/constraints.txt" in line for line in installs)
     assert (
-        "--editable lms[torch,report,metrics,tune] --editable frontends/glm[arrow] "
+        "--editable lms[torch,report,bound,metrics,tune] --editable frontends/glm[arrow] "
         "--editable frontends/caffe --editable recipes/bascule-tools" in installs[1]
     )
     assert "--editable ddl" in installs[2]

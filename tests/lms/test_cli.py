@@ -269,6 +269,25 @@ def test_simulate_lists_every_record_with_its_reason_when_asked(trace: str, caps
     assert len(listed) == 8
 
 
+def test_simulate_says_how_far_the_plan_is_from_the_best_when_asked(
+    trace: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    out = told(capsys, "simulate", trace, "--limit", "500MB", "--link", "0.05", "--bound")
+    taken, least = (re.search(rf"^{name} +([\d.]+) s", out, re.MULTILINE) for name in ("pass", "bound"))
+    assert taken is not None
+    assert least is not None
+    assert float(least[1]) <= float(taken[1])
+    assert re.search(r"^bound .*: no plan takes less; this one ", out, re.MULTILINE)
+    assert "--limit" in refused(capsys, "simulate", trace, "--bound")
+
+
+def test_a_bound_without_scipy_says_how_to_get_it(
+    trace: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(cli, "find_spec", lambda name: None)
+    assert "bascule-lms[bound]" in refused(capsys, "simulate", trace, "--budget", "0", "--bound")
+
+
 def test_simulate_takes_a_share_of_the_recorded_device(trace: str, capsys: pytest.CaptureFixture[str]) -> None:
     assert "limit 700 MB" in told(capsys, "simulate", trace, "--frac", "0.7")
 

@@ -34,6 +34,7 @@ if TYPE_CHECKING:
 
 PLANNED = (*BOUNDS, "prefetch", "write_ahead")  # the options that concern the plan alone
 INTERRUPTED = 130  # what shells return for a command that Ctrl-C ended
+_EFFORT = 60.0  # seconds for the solver of --bound
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -181,12 +182,19 @@ def _add_simulate(commands: argparse._SubParsersAction[argparse.ArgumentParser])
         "examples:\n"
         "  lms simulate step.json\n"
         "  lms simulate step.json --limit 8GB --records\n"
+        "  lms simulate step.json --limit 8GB --bound\n"
         "  lms simulate step.json --budget 0 --link nvlink-c2c\n"
         "  lms simulate step.json --limit 8GB --perfetto pass.json      opens in ui.perfetto.dev\n",
     )
     parser.add_argument("trace", metavar="TRACE", type=Path, help="what `lms run --trace` wrote")
     _add_bounds(parser)
     parser.add_argument("--records", action="store_true", help="list every record with its decision and the reason")
+    parser.add_argument(
+        "--bound",
+        action="store_true",
+        help="how far the plan is from the best one at most: a lower bound on the time of every plan, which a solver "
+        f"looks for during {_EFFORT:.0f} seconds at most",
+    )
     parser.add_argument("--json", metavar="FILE", type=Path, help="write the table of limits as JSON (bytes, seconds)")
     parser.add_argument(
         "--perfetto", metavar="FILE.json", type=Path, help="write the predicted pass, for ui.perfetto.dev"
@@ -279,7 +287,11 @@ def _simulate(args: argparse.Namespace) -> int:
     if link is None:
         raise UsageError(_NO_LINK.format(args.trace))
     check_output("--perfetto", args.perfetto)
+    if args.bound:
+        _check_installed("--bound", "scipy", extra="bound")
     if not options.bounded:
+        if args.bound:
+            raise UsageError("--bound: a bound is that of one limit; expected --limit, --frac or --budget")
         if args.perfetto is not None:
             raise UsageError(
                 f"--perfetto={str(args.perfetto)!r}: without a plan there is nothing to draw; "
@@ -291,6 +303,8 @@ def _simulate(args: argparse.Namespace) -> int:
         warn("--json: without effect together with a limit, frac or budget")
     plan = _planned(trace, link, options)
     print(_priced(trace, plan, link))
+    if args.bound:
+        print(_bound(trace, plan, link))
     if args.records:
         print(_records(trace, plan))
     if args.perfetto is not None:
@@ -487,6 +501,17 @@ def _priced(trace: Trace, plan: Plan, link: Link) -> str:
         ),
     ]
     return "\n".join(f"{name:<12}  {text}" for name, text in lines)
+
+
+def _bound(trace: Trace, plan: Plan, link: Link) -> str:
+    from lms.core.bound import least_seconds
+
+    budget = plan.budget if plan.limit is None else None
+    bound = least_seconds(trace, link, limit=plan.limit, budget=budget, effort=_EFFORT)
+    gap = bound.gap(plan.forecast.seconds)
+    how = f"takes at most {gap:.1%} more than the best" if gap >= 0.0005 else "is as fast, to 0.1%"
+    stopped = "" if bound.solved else f"; the solver was stopped after {_EFFORT:.0f} s, so the true gap may be smaller"
+    return f"{'bound':<12}  {format_seconds(bound.seconds)}: no plan takes less; this one {how}{stopped}"
 
 
 def _records(trace: Trace, plan: Plan) -> str:

@@ -247,6 +247,21 @@ def test_a_second_backward_drops_what_the_first_one_wrote(traces: ModuleType, da
     assert plan.forecast.back > plan.forecast.out
 
 
+def test_what_leaves_late_is_written_while_the_link_has_nothing_else_to_do(traces: ModuleType) -> None:
+    # Record 0 stays from its write to its read. Then it must make room for record 2 within 4 s, and its copy takes 8.
+    tape = traces.Tape([4, 1, 4], freed={0: 6}, pinned={1})
+    for kind, record in (("write", 0), ("write", 1), ("read", 0), ("read", 1), ("write", 2), ("read", 2)):
+        tape.access(kind, record, 4.0)
+    trace = tape.trace(base=100)
+    link = Link("half a byte a second", 0.5, 0.5, 0.0)
+    plan = make_plan(trace, link, limit=106)
+    assert (plan.forecast.out, plan.forecast.back) == (4, 0)
+    assert plan.forecast.seconds == trace.seconds
+    assert plan.forecast.resident_peak <= 106
+    late = make_plan(trace, link, limit=106, write_ahead=4)  # who says how many are in flight says when they start
+    assert late.forecast.seconds == trace.seconds + 4
+
+
 # Overrides
 
 

@@ -12,7 +12,7 @@ from lms.core.guide import Guide
 from lms.core.trace import AccessKind
 from lms.errors import LimitError
 from lms.runtime import planner as planner_module
-from lms.runtime.planner import MOST_GUIDES, PassPlanner
+from lms.runtime.planner import MOST_GUIDES, TIMED_EVERY, PassPlanner
 from lms.runtime.recorder import Counters, Finished
 
 LABEL = ("block.1", "float32", (1,))
@@ -168,7 +168,7 @@ def test_a_plan_is_made_anew_from_the_median_of_what_it_took(make: Planner, monk
         "make_plan",
         lambda trace, *a, make=planner_module.make_plan, **k: made.append(trace) or make(trace, *a, **k),
     )
-    for gap in (9.0, 1.0, 5.0, 2.0, 7.0, 7.0, 7.0):
+    for gap in (9.0, 1.0, 5.0, 2.0, 7.0, 7.0):
         run(planner, [100] * 6, gap=gap)
     assert [trace.accesses[3].seconds for trace in made] == [9.0, 1.0, 2.0]
     assert planner.trace is made[-1]
@@ -368,3 +368,59 @@ def test_shapes_for_which_there_is_plenty_of_room_cost_no_plan(make: Planner, mo
     assert planner.replans == made
     assert not planner.begin(("write", 0, 70), 0)[1].measure
     assert planner.client.wanted == 149 * 6
+
+
+def drifts(planner: PassPlanner) -> list[str]:
+    """What new plans since the last call were made for."""
+    found = [plan.drift for plan in planner.news if plan.drift]
+    planner.news.clear()
+    return found
+
+
+def test_a_plan_is_made_anew_when_the_link_has_become_slower(make: Planner, tier: object) -> None:
+    planner = make(budget=200)
+    for _ in range(10):
+        run(planner, [100] * 6)
+    assert not drifts(planner)
+    link = tier.link()
+    slower = link.scaled(0.5)
+    tier.link = lambda: slower
+    for _ in range(3 * TIMED_EVERY):
+        run(planner, [100] * 6)
+    (drift,) = drifts(planner)
+    assert drift.startswith("copies back take 2.00 x as long")
+    assert planner.trace is not None
+    assert planner.trace.link == slower.to_dict()
+
+
+def test_a_plan_is_made_anew_from_passes_that_compute_twice_as_long(make: Planner) -> None:
+    planner = make(budget=200)
+    for gap in [1.0] * 10 + [2.0] * 3 * TIMED_EVERY:
+        run(planner, [100] * 6, gap=gap)
+    (drift,) = drifts(planner)
+    assert drift.startswith("computation takes 2.00 x as long")
+    assert planner.trace is not None
+    assert planner.trace.accesses[3].seconds == 2.0
+    assert planner.plan is not None
+    assert planner.plan.forecast.seconds == pytest.approx(2.0 * 13)
+
+
+def test_a_computer_that_is_now_fast_now_slow_has_few_new_plans(make: Planner) -> None:
+    planner = make(budget=200)
+    for number in range(1000):
+        run(planner, [100] * 6, gap=1.0 + number // 40 % 2)
+    assert 1 <= len(drifts(planner)) <= 6
+
+
+def test_the_times_of_a_device_that_is_behind_are_read_later(make: Planner, machine: object) -> None:
+    planner = make(budget=200)
+    for _ in range(10):
+        run(planner, [100] * 6)
+    machine.reached = lambda mark: False
+    for _ in range(3 * TIMED_EVERY):
+        run(planner, [100] * 6, gap=2.0)
+    assert not drifts(planner)
+    machine.reached = lambda mark: mark < machine.now
+    for _ in range(3 * TIMED_EVERY):
+        run(planner, [100] * 6, gap=2.0)
+    assert len(drifts(planner)) == 1

@@ -6,6 +6,7 @@ import re
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from pathlib import Path
 
 import cap
@@ -13,6 +14,9 @@ import pytest
 
 import lms
 from lms.core.link import Link
+from lms.core.plan import Plan
+from lms.core.schedule import Swap
+from lms.core.simulate import Forecast
 from lms.options import Options
 from lms.target import Target
 from lms.torch import launcher
@@ -125,6 +129,15 @@ def test_what_the_user_set_in_the_environment_stays() -> None:
     assert missing_environment({}) == ENVIRONMENT
     assert missing_environment(ENVIRONMENT) == {}
     assert missing_environment({"PYTORCH_ALLOC_CONF": "backend:cudaMallocAsync"}) == {}
+
+
+def test_a_plan_that_was_made_anew_says_what_had_drifted_in_one_line(capsys: pytest.CaptureFixture[str]) -> None:
+    announce = launcher._announcer()
+    plan = Plan(moves=(Swap(0, 0, 3, 2, True),), cap=(0,) * 4, forecast=Forecast(2, 0, 0, 1, 1, 9, 9, 9, 9, 0))
+    announce(plan)
+    assert capsys.readouterr().err.startswith("lms: plan: ")
+    announce(replace(plan, drift="computation takes 2.00 x as long"))
+    assert capsys.readouterr().err == "lms: planned anew: computation takes 2.00 x as long\n"
 
 
 def test_a_script_prints_what_it_prints_without_lms_and_stderr_says_what_was_done(train: Path, tmp_path: Path) -> None:

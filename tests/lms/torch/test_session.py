@@ -20,6 +20,7 @@ import torch
 from torch import Tensor, nn
 
 import lms as package
+from lms.core import drift
 from lms.errors import CorruptionError, LimitError, LMSError, SpillError, UsageError
 from lms.memory.device import CpuDevice, Device, Peak
 from lms.torch import session as session_module
@@ -625,6 +626,29 @@ def test_an_evaluation_between_steps_leaves_plans_and_figures_alone(how: object,
     assert stats["replans"] == 0
     assert stats["saved"] == trace.saved == (3 * 64 * 32 + 64 * 8) * 4
     assert stats["last_out"] == stats["last_in"] == session.plan.forecast.out > 0
+
+
+def test_a_link_that_becomes_slower_leads_to_a_new_plan_and_the_same_bits(
+    lms: Make, tier: object, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(drift, "LASTS", 0.0)  # the passes are short, and the link's speed is the test's
+    net = model()
+    plain = gradients(net)
+    told: list[str] = []
+    with lms(on_plan=lambda plan: told.append(plan.drift)) as session:
+        for _ in range(10):
+            assert identical(gradients(net), plain)
+        slower = tier.link().scaled(0.5)
+        tier.link = lambda: slower
+        for _ in range(500):
+            assert identical(gradients(net), plain)
+            if any("copies out take 2.00 x as long" in text for text in told):
+                break
+        else:
+            pytest.fail(f"no new plan in 500 passes, or for another reason: {told}")
+        assert identical(gradients(net), plain)
+        assert session.trace is not None
+        assert session.trace.link == slower.to_dict()
 
 
 def test_in_a_pause_nothing_is_recorded_and_nothing_moves(lms: Make) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from lms.core.drift import Drift
 from lms.core.plan import Plan
 from lms.core.schedule import Course
 from lms.core.trace import AccessKind, Trace
@@ -23,6 +24,7 @@ class Guide:
         self.margin = 0  # bytes that the plan was asked to leave free, because real peaks were above foreseen ones
         self.passes = 0  # complete passes that followed it
         self.samples: list[list[float]] = []  # gaps of the passes that were timed
+        self.drift = Drift()
         self._prefix = prefixes(self.keys)
 
     @property

@@ -48,6 +48,7 @@ class Plan(Schedule):
     reasons: Mapping[int, str] = field(default_factory=dict)  # for each tensor: why it stays or goes
     ranking: str = ""  # the ranking that the simulator found best
     choice: Choice | None = None  # of modules that are recomputed, if one was made
+    drift: str = ""  # what takes another time than the plan before assumed, if it was made anew for that
 
     def moved(self) -> frozenset[int]:
         """Indices of the tensors that leave memory at least once."""
@@ -93,17 +94,19 @@ def make_plan(
             f"{where} still needs that much. Raise the limit to {format_size(least * 1.02)} or more, "
             "or make that module's working set smaller (batch, resolution, width)"
         )
-    cap = _caps(trace, gaps, limit=limit, budget=budget)
+    cap = caps(trace, gaps, limit=limit, budget=budget)
     target = _target(trace, gaps, cap, bounded=limit is not None)
     rankings: dict[tuple[Gap, ...], str] = {}  # what they choose, and the first that chose it
     for name, rank in _RANKINGS.items():
         rankings.setdefault(_choose(trace, gaps, target, cap, rank), name)
-    schedules = []
+    schedules: list[tuple[Schedule, tuple[Gap, ...]]] = []
     for chosen in rankings:
-        caps = cap if limit is None else cap - lingering(trace, chosen)
-        schedules.append(Schedule(_moves(trace, chosen, cap, prefetch), tuple(caps.tolist()), write_ahead))
-    best = _best(trace, schedules, link)
-    schedule, (chosen, ranking) = schedules[best], list(rankings.items())[best]
+        lowered = cap if limit is None else cap - lingering(trace, chosen)
+        moves = _moves(trace, chosen, cap, prefetch)
+        schedules.append((Schedule(moves, tuple(lowered.tolist()), write_ahead), chosen))
+        if prefetch is None and write_ahead is None and (earlier := _written_early(gaps, chosen, moves)) != moves:
+            schedules.append((Schedule(earlier, tuple(lowered.tolist()), write_ahead), chosen))
+    schedule, chosen = schedules[_best(trace, [schedule for schedule, _ in schedules], link)]
     return Plan(
         moves=schedule.moves,
         cap=schedule.cap,
@@ -115,7 +118,7 @@ def make_plan(
         plain_peak=plain_peak(trace),
         forecast=simulate(trace, schedule, link),
         reasons=_reasons(trace, link, chosen, gaps),
-        ranking=ranking,
+        ranking=rankings[chosen],
     )
 
 
@@ -152,7 +155,7 @@ def _others(trace: Trace) -> Bytes:
     return np.array(trace.others, np.int64)
 
 
-def _caps(trace: Trace, gaps: Sequence[Gap], *, limit: int | None, budget: int | None) -> Bytes:
+def caps(trace: Trace, gaps: Sequence[Gap], *, limit: int | None, budget: int | None) -> Bytes:
     """Most held bytes once each access is done with.
 
     An operation allocates its result before it saves it, so room for a tensor is made one access ahead. Under a
@@ -207,6 +210,7 @@ _RANKINGS: Mapping[str, Rank] = {
     "bytes x slack": lambda gap: gap.nbytes * gap.seconds,
     "slack": lambda gap: gap.seconds,
     "small first": lambda gap: -gap.nbytes,
+    "large first": lambda gap: gap.nbytes,  # each copy has its latency, and small tensors free little for it
 }
 
 
@@ -270,6 +274,22 @@ def _moves(trace: Trace, chosen: Sequence[Gap], cap: Bytes, prefetch: int | None
         away[gap.tensor] = gap.start
         moves.append(Swap(gap.tensor, gap.after, gap.before, reloads.get(gap), dirty))
     return tuple(moves)
+
+
+def _written_early(gaps: Sequence[Gap], chosen: Sequence[Gap], moves: tuple[Swap, ...]) -> tuple[Swap, ...]:
+    """The same moves, but what leaves late is written when it could have left first. Then it leaves without a copy."""
+    first: dict[tuple[int, int], Gap] = {}  # for the bytes of each write
+    for gap in gaps:
+        first.setdefault((gap.tensor, gap.written), gap)
+    earlier: list[Swap] = []
+    for gap, move in zip(chosen, moves, strict=True):
+        begin = first[gap.tensor, gap.written]
+        if move.write and begin.after < gap.after:
+            # It stays, because it is called back with the access with which its copy out starts.
+            earlier.append(Swap(gap.tensor, begin.after, begin.before, begin.after, True))
+            move = replace(move, write=False)
+        earlier.append(move)
+    return tuple(sorted(earlier, key=lambda move: move.after))
 
 
 def _reloads(trace: Trace, chosen: Sequence[Gap], cap: Bytes, prefetch: int | None) -> dict[Gap, int]:

@@ -14,7 +14,8 @@ from typing import NamedTuple
 class Swap:
     """One tensor out of memory for one of the gaps between its accesses.
 
-    A gap may go on in the next step: then `before` and `reload` count on past the last access.
+    A gap may go on in the next step: then `before` and `reload` count on past the last access. If the way back may
+    start with the access that the way out starts with, the tensor stays, and only its bytes are written.
     """
 
     tensor: int

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import platform
 import statistics
+from collections import deque
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Protocol
@@ -31,6 +32,7 @@ MOST_VARIANTS = 3  # plans kept for one sequence of accesses, for different amou
 REFINED_AFTER = (1, 3)  # passes that followed a plan, after which it is made again from better measurements
 _LEAST_PIECE = 1 << 20  # bytes of one copy, if the limit leaves no room for more
 CALIBRATION = 256 * 10**6  # bytes written and read when a link must be known before anything was moved
+_MOST_UNREAD = 8  # of all shapes together
 _BAND = 8  # reserves of the budget by which the memory outside may shrink before a plan with moves is made again
 _ROOMY = 0.75  # of the limit: while all passes stay under it, new shapes are not measured
 
@@ -86,6 +88,8 @@ class PassPlanner:
         self._warned = False
         self._far_below_limit = False  # the last pass moved nothing and stayed far below the limit
         self._measure_next = False  # the next passes must be measured
+        self._time_next = False  # the next pass must be timed: the last one took another time than its plan assumed
+        self._unread: deque[Finished] = deque(maxlen=_MOST_UNREAD)  # timed passes whose times were not read yet
         self._refused: LimitError | None = None
         self._unsuited: tuple[Guide, int] | None = None  # the guide needs a variant for so many bytes outside
         self._recorder: Recorder | None = None
@@ -115,7 +119,10 @@ class PassPlanner:
         known = guide.passes > max(REFINED_AFTER) if guide is not None else self._far_below_limit
         measure = self.progress.early or self._measure_next or self.peaks.exceeded_lately or not known
         self._recorder = Recorder(
-            self.device, measure=measure, timed=measure or self.progress.passes % TIMED_EVERY == 0, present=present
+            self.device,
+            measure=measure,
+            timed=measure or self._time_next or self.progress.passes % TIMED_EVERY == 0,
+            present=present,
         )
         return guide, self._recorder
 
@@ -302,7 +309,8 @@ class PassPlanner:
         if over > 0 and (self.limit or 0) - guide.margin - self.budget.reserve <= guide.plan.floor:
             self._give_up(recorder, over)
             over = 0
-        if over <= 0 and guide.passes not in REFINED_AFTER:
+        drift = self._drifted(guide, finished)
+        if over <= 0 and guide.passes not in REFINED_AFTER and not drift:
             return
         trace = self._measured_again(guide, recorder)
         if over > 0:
@@ -315,7 +323,26 @@ class PassPlanner:
             return
         self.replans += plan.moves != guide.plan.moves
         guide.margin = self.budget.margin
+        if drift:
+            plan = replace(plan, drift=drift)
+            self.news.append(plan)
         guide.follow(trace, plan)
+
+    def _drifted(self, guide: Guide, finished: Finished) -> str:
+        """What takes another time by now than the guide's plan assumed; "" if nothing does, or that is not sure yet."""
+        if finished.recorder.timed and guide.passes > max(REFINED_AFTER):
+            self._unread.append(finished)
+        for timed in [one for one in self._unread if one.guide is guide]:
+            if not self.device.reached(timed.recorder.marks[-1]):
+                break  # a GPU is behind: its times are read after a later pass, so that nothing waits for it
+            self._unread.remove(timed)
+            drift = guide.drift.note(guide.passes, guide.trace, guide.plan, self.tier.link(), timed.recorder.gaps())
+            self._time_next = not drift and guide.drift.suspected
+            if drift:
+                guide.samples = list(guide.drift.samples)
+                guide.drift.settle(guide.passes)
+                return drift
+        return ""
 
     def _give_up(self, recorder: Recorder, over: int) -> None:
         """The pass went over the limit by `over` bytes although everything that can leave had left."""

@@ -245,6 +245,8 @@ def _announcer() -> Callable[[Plan], None]:
             if len(names) > _MOST_NAMES:
                 say(f"recomputed: and {len(names) - _MOST_NAMES} modules more; a report lists them all")
         forecast = plan.forecast
+        if plan.drift:
+            say(f"planned anew: {plan.drift}")
         if forecast.out <= most * _NEWS:
             return
         most = forecast.out
